@@ -47,6 +47,8 @@ struct cudaMemPoolProps {
 cudaError_t cudaSetDevice(int device);
 cudaError_t cudaDeviceSynchronize(void);
 cudaError_t cudaDeviceReset(void);
+cudaError_t cudaDeviceGetAttribute(int *value, int attribute, int device);
+cudaError_t cudaGetDeviceProperties(void *properties, int device);
 cudaError_t cudaGetLastError(void);
 const char *cudaGetErrorName(cudaError_t error);
 
@@ -70,6 +72,8 @@ cudaError_t cudaMemPoolDestroy(cudaMemPool_t pool);
 cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, int kind);
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, int kind,
                             cudaStream_t stream);
+cudaError_t cudaMemcpy2D(void *to, size_t to_pitch, const void *from, size_t from_pitch,
+                         size_t width, size_t height, int kind);
 cudaError_t cudaMemset(void *pointer, int value, size_t bytes);
 cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, const void *pointer);
 
@@ -100,6 +104,8 @@ cudaError_t cudaIpcOpenMemHandle(void **pointer, cudaIpcMemHandle_t handle, unsi
 cudaError_t cudaIpcCloseMemHandle(void *pointer);
 
 int cuCtxRecordEvent(void *context, cudaEvent_t event);
+int cuDeviceGetAttribute(int *value, int attribute, int device);
+int cuDeviceGetName(char *name, int length, int device);
 int cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t flags,
                         int *status);
 int cuMemAddressReserve(CUdeviceptr *address, size_t bytes, size_t align, CUdeviceptr hint,

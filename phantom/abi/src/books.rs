@@ -20,6 +20,13 @@ struct DeviceReport {
     handles: u64,
 }
 
+/// What the host read of device memory.
+#[derive(Serialize)]
+struct HostReads {
+    count: u64,
+    bytes: u64,
+}
+
 #[derive(Serialize)]
 struct Report {
     pid: u32,
@@ -32,6 +39,8 @@ struct Report {
     vmm_reservations: usize,
     /// Page-locked host memory, bytes.
     host_bytes: usize,
+    /// Copies from the devices to the host.
+    host_reads: HostReads,
     /// Exported functions and how often each was called.
     calls: BTreeMap<&'static str, u64>,
     /// Simulated calls that came in through libcuda (the allocator's) and through libcudart
@@ -66,6 +75,7 @@ fn report() -> Option<Report> {
     });
     let space = sim.address_books();
     let (vmm_handles, vmm_reservations) = sim.vmm_counts();
+    let (count, bytes) = phantom.host_reads();
     Some(Report {
         pid: std::process::id(),
         devices: devices.collect(),
@@ -74,6 +84,7 @@ fn report() -> Option<Report> {
         vmm_handles,
         vmm_reservations,
         host_bytes: phantom.host.bytes(),
+        host_reads: HostReads { count, bytes },
         calls: call_counts().into_iter().collect(),
         allocator: counts(&sim.counts(Caller::Allocator)),
         program: counts(&sim.counts(Caller::Program)),

@@ -73,7 +73,7 @@ driver! {
 
     fn cuDeviceGetName(text: Out<u8>, length: i32, device: i32) {
         gpu().device(device)?;
-        put_text(text, length, properties::NAME)
+        put_text(text, length, &gpu().looks.name)
     }
 
     fn cuDeviceGetUuid(out: Out<[u8; 16]>, device: i32) {

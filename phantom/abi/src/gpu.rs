@@ -4,15 +4,17 @@ use crate::abi::{Answer, code};
 use crate::contents::Contents;
 use crate::context;
 use crate::host::HostMemory;
+use crate::looks::Looks;
 use crate::numbers::*;
 use crate::sharing::{HandleTypes, Rdma};
+use crate::values::Values;
 use gruyere_phantom::{
     AddressProvider, CaptureStatus, CapturingIds, Config, Costs, CountingAddresses, DeviceConfig,
     GRANULARITY, Gpu, PoolAttribute, Prices, SimError, Source,
 };
 use std::collections::HashSet;
-use std::sync::atomic::{AtomicUsize, Ordering::*};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// The simulator and what the C interface needs besides.
 pub struct Phantom {
@@ -30,6 +32,12 @@ pub struct Phantom {
     pub contents: Option<Contents>,
     /// Copies and fills above this many bytes are skipped.
     copy_limit: usize,
+    /// What the host sees of what kernels would have written, where that is chosen.
+    values: Option<Arc<Values>>,
+    /// Copies from devices to the host, and their bytes. Only ever grow.
+    host_reads: (AtomicU64, AtomicU64),
+    /// What the devices say they are.
+    pub looks: Looks,
     /// How long a kernel runs, virtual nanoseconds.
     kernel: u64,
     /// The kinds of shareable handle.
@@ -105,6 +113,8 @@ struct HostAddresses {
     /// What to add to a number to get an address.
     offset: u64,
     end: u64,
+    /// Who knows what was copied into them.
+    values: Option<Arc<Values>>,
 }
 
 /// Address space behind all device memory and all reservations: 16 TiB, of which only touched pages
@@ -115,7 +125,7 @@ const WINDOW: u64 = 16 << 40;
 const WINDOW_ALIGN: u64 = 4 << 30;
 
 impl HostAddresses {
-    fn new(window: u64) -> Result<(Self, (u64, u64)), String> {
+    fn new(window: u64, values: Option<Arc<Values>>) -> Result<(Self, (u64, u64)), String> {
         let align = WINDOW_ALIGN.min(window.next_power_of_two());
         // SAFETY: a fresh anonymous mapping wherever the kernel likes.
         let start = unsafe {
@@ -145,7 +155,7 @@ impl HostAddresses {
         // The granule just taken stays taken: a pointer just below or at the window's start is
         // nobody's.
         Ok((
-            Self { numbers, offset: base.wrapping_sub(first), end: base + window },
+            Self { numbers, offset: base.wrapping_sub(first), end: base + window, values },
             (base, base + window),
         ))
     }
@@ -166,6 +176,9 @@ impl AddressProvider for HostAddresses {
         // SAFETY: the range lies in our window and its owner has given it up; its touched pages go
         // back to the host.
         unsafe { libc::madvise(address as *mut libc::c_void, bytes as usize, libc::MADV_DONTNEED) };
+        if let Some(values) = &self.values {
+            values.lost(address, bytes);
+        }
         self.numbers.release(address.wrapping_sub(self.offset), bytes);
     }
 }
@@ -192,6 +205,15 @@ impl Phantom {
             "addresses" => Some(None),
             _ => None,
         })?;
+        let values = setting("PHANTOM_VALUES", None, |text| {
+            Values::parse(text, copy_limit as usize).map(|values| Some(Arc::new(values)))
+        })?;
+        if values.is_some() && contents.is_some() {
+            return Err("PHANTOM_VALUES makes values up for addresses: it does not go with \
+                        PHANTOM_CONTENTS=handles"
+                .to_owned());
+        }
+        let looks = Looks::from_environment()?;
         let kernel = setting("PHANTOM_KERNEL_NS", 0, |text| text.parse().ok())?;
         let prices = std::env::var("PHANTOM_PRICES").ok().filter(|name| !name.is_empty());
         let prices = prices.map(|name| Prices::open(&name)).transpose();
@@ -253,7 +275,7 @@ impl Phantom {
             ..Config::new(memory)
         };
         let window = setting("PHANTOM_WINDOW", WINDOW, parse_bytes)?;
-        let (addresses, window) = HostAddresses::new(window)?;
+        let (addresses, window) = HostAddresses::new(window, values.clone())?;
         let sim = Gpu::with_addresses(config, Box::new(addresses));
         sim.print_faults();
         Ok(Self {
@@ -266,6 +288,9 @@ impl Phantom {
             window,
             copy_limit: if contents.is_some() { usize::MAX } else { copy_limit as usize },
             contents,
+            values,
+            host_reads: Default::default(),
+            looks,
             kernel,
             handle_types,
             rdma,
@@ -474,21 +499,85 @@ impl Phantom {
     /// Copies between any two memories, in the order of `stream`, where it is small enough to be
     /// worth it.
     pub fn copy(&self, to: u64, from: u64, bytes: usize, stream: usize) -> Answer {
+        self.copy_rows((to, bytes), (from, bytes), bytes, 1, stream)
+    }
+
+    /// Copies `rows` rows of `bytes` each; the places have an address and a pitch.
+    pub fn copy_rows(
+        &self,
+        (to, to_pitch): (u64, usize),
+        (from, from_pitch): (u64, usize),
+        bytes: usize,
+        rows: usize,
+        stream: usize,
+    ) -> Answer {
         let device = context::stream_device(stream).unwrap_or_else(|_| context::runtime_device());
+        let mut read = 0;
+        for row in 0..rows {
+            let (to, from) = (to + (row * to_pitch) as u64, from + (row * from_pitch) as u64);
+            self.copy_row(device, to, from, bytes, stream)?;
+            read += if self.is_read(to, from) { bytes } else { 0 };
+        }
+        if read > 0 && !self.captures(device, stream)? {
+            self.host_reads.0.fetch_add(1, Relaxed);
+            self.host_reads.1.fetch_add(read as u64, Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Copies from devices to the host so far, and their bytes.
+    pub fn host_reads(&self) -> (u64, u64) {
+        (self.host_reads.0.load(Relaxed), self.host_reads.1.load(Relaxed))
+    }
+
+    fn is_device(&self, address: u64) -> bool {
+        (self.window.0..self.window.1).contains(&address)
+    }
+
+    /// A copy from device memory to the host's.
+    fn is_read(&self, to: u64, from: u64) -> bool {
+        self.is_device(from) && !self.is_device(to)
+    }
+
+    fn captures(&self, device: u32, stream: usize) -> Result<bool, u32> {
+        Ok(self.sim.capture_status(device, stream).map_err(failed)? != CaptureStatus::None)
+    }
+
+    fn copy_row(&self, device: u32, to: u64, from: u64, bytes: usize, stream: usize) -> Answer {
         if bytes == 0 {
             return Ok(());
         }
         if !self.accessible(device, to, bytes) || !self.accessible(device, from, bytes) {
             return Err(code::INVALID_VALUE);
         }
-        let on_device =
-            |&(address, _): &(u64, u64)| (self.window.0..self.window.1).contains(&address);
+        let on_device = |&(address, _): &(u64, u64)| self.is_device(address);
         let ranges: Vec<_> =
             [(to, bytes as u64), (from, bytes as u64)].into_iter().filter(on_device).collect();
         self.sim.launch_copy(device, stream, &ranges).map_err(failed)?;
-        if bytes <= self.copy_limit
-            && self.sim.capture_status(device, stream).map_err(failed)? == CaptureStatus::None
-        {
+        if self.captures(device, stream)? {
+            return Ok(());
+        }
+        let done = bytes <= self.copy_limit;
+        if let Some(values) = &self.values {
+            if self.is_read(to, from) {
+                // SAFETY: as below, and the ranges are apart: one is the host's, one ours.
+                let (into, device) = unsafe {
+                    (
+                        std::slice::from_raw_parts_mut(to as *mut u8, bytes),
+                        std::slice::from_raw_parts(from as *const u8, bytes),
+                    )
+                };
+                values.read(into, device, from, self.window.0);
+                return Ok(());
+            }
+            match (self.is_device(to), self.is_device(from)) {
+                (true, true) if done => values.moved(to, from, bytes as u64),
+                (true, false) if done => values.written(to, bytes as u64),
+                (true, _) => values.lost(to, bytes as u64),
+                _ => {}
+            }
+        }
+        if done {
             // SAFETY: device memory was checked to be backed, and its addresses are writable host
             // addresses; host memory is the caller's, valid by the C contract of the copy.
             unsafe { std::ptr::copy(from as *const u8, to as *mut u8, bytes) };
@@ -507,9 +596,16 @@ impl Phantom {
             return Err(code::INVALID_VALUE);
         }
         self.sim.memset(device, address, bytes as u64, stream).map_err(failed)?;
-        if bytes <= self.copy_limit
-            && self.sim.capture_status(device, stream).map_err(failed)? == CaptureStatus::None
-        {
+        if self.captures(device, stream)? {
+            return Ok(());
+        }
+        let done = bytes <= self.copy_limit;
+        match &self.values {
+            Some(values) if done => values.written(address, bytes as u64),
+            Some(values) => values.lost(address, bytes as u64),
+            None => {}
+        }
+        if done {
             // SAFETY: the simulator has checked that the range is backed, so it lies in our window,
             // which is writable.
             let memory = unsafe { std::slice::from_raw_parts_mut(address as *mut u8, bytes) };
@@ -567,7 +663,7 @@ mod tests {
 
     #[test]
     fn device_memory_lies_in_the_window_and_may_be_written() {
-        let (mut addresses, window) = HostAddresses::new(WINDOW).expect("address space");
+        let (mut addresses, window) = HostAddresses::new(WINDOW, None).expect("address space");
         let first = addresses.reserve(4 << 20, 2 << 20).expect("room");
         assert!(window.0 < first && first + (4 << 20) <= window.1 && first.is_multiple_of(2 << 20));
         // SAFETY: the provider has just given these bytes to nobody else.
@@ -581,7 +677,7 @@ mod tests {
 
     #[test]
     fn address_space_ends_with_the_window() {
-        let (mut addresses, window) = HostAddresses::new(WINDOW).expect("address space");
+        let (mut addresses, window) = HostAddresses::new(WINDOW, None).expect("address space");
         assert_eq!(addresses.reserve(window.1 - window.0, 2 << 20), None);
         assert!(addresses.reserve(1 << 30, 2 << 20).is_some(), "a refusal takes nothing");
     }

@@ -275,7 +275,9 @@ driver! {
         out.put(match attribute {
             CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK => 1024,
             CU_FUNC_ATTRIBUTE_NUM_REGS => 32,
-            CU_FUNC_ATTRIBUTE_PTX_VERSION | CU_FUNC_ATTRIBUTE_BINARY_VERSION => 90,
+            CU_FUNC_ATTRIBUTE_PTX_VERSION | CU_FUNC_ATTRIBUTE_BINARY_VERSION => {
+                gpu().looks.generation.number()
+            }
             _ => 0,
         })
     }

@@ -11,9 +11,13 @@
 //! |---|---|---|
 //! | `PHANTOM_DEVICES` | number of devices | 1 |
 //! | `PHANTOM_MEMORY` | memory of each (`80GiB`) | 80GiB |
+//! | `PHANTOM_NAME` | their name, at most 255 bytes | Phantom H100 |
+//! | `PHANTOM_CAPABILITY` | their compute capability, and with it shared memory, threads, blocks and the L2 cache; clocks and bus stay an H100's | 9.0 |
+//! | `PHANTOM_MULTIPROCESSORS` | multiprocessors of each | 132 |
 //! | `PHANTOM_WINDOW` | address space for device memory; valgrind needs it small | 16TiB |
 //! | `PHANTOM_COPY_LIMIT` | copies and fills above this size are skipped | 64KiB |
 //! | `PHANTOM_CONTENTS` | `handles`: what is in mapped memory belongs to its physical handle, at any size, is poison when new, and faults where nothing is mapped or access was not set (takes the host's memory for all that is created); `addresses`: it stays at its address | addresses |
+//! | `PHANTOM_VALUES` | what the host reads where a kernel would have written: `zeros`, or `random:SEED`, small values that are valid in every type (`values.rs`); every copy to the host is then done in full, at any size | what lies there |
 //! | `PHANTOM_KERNEL_NS` | how long a kernel runs on the virtual clock, ns | 0 |
 //! | `PHANTOM_COSTS` | what costs the host time on it: `none`, `launches`, or `calls` (every driver call) | none; `calls` with `PHANTOM_PRICES` |
 //! | `PHANTOM_PRICES` | what calls cost: `by-call`, `by-mapping`, `by-mapping-and-page`, or a JSON file (`phantom/src/prices.rs`) | by-call |
@@ -59,6 +63,7 @@ mod graph;
 mod host;
 mod ipc;
 mod launch;
+mod looks;
 mod lookup;
 mod numbers;
 mod process;
@@ -67,4 +72,5 @@ mod runtime_memory;
 mod runtime_order;
 mod sharing;
 mod unsupported;
+mod values;
 mod witness;

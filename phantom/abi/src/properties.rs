@@ -1,21 +1,14 @@
-//! What the stand-in device says it is: a Hopper GPU, since torch's kernels are compiled for it.
+//! What the stand-in device says it is.
 
 use crate::abi::{Answer, In, Out, code, runtime};
 use crate::gpu::gpu;
 use crate::numbers::*;
 use crate::sharing::Rdma;
 
-/// The device's name, as both the driver and the runtime tell it.
-pub const NAME: &str = "Phantom H100";
-const MULTIPROCESSORS: i32 = 132;
-const CAPABILITY: (i32, i32) = (9, 0);
 const WARP: i32 = 32;
 const SHARED_PER_BLOCK: i32 = 48 << 10;
-const SHARED_PER_BLOCK_OPTIN: i32 = 227 << 10;
-const SHARED_PER_MULTIPROCESSOR: i32 = 228 << 10;
 const SHARED_RESERVED: i32 = 1 << 10;
 const REGISTERS: i32 = 1 << 16;
-const L2_BYTES: i32 = 50 << 20;
 const CLOCK_KHZ: i32 = 1_980_000;
 const MEMORY_CLOCK_KHZ: i32 = 2_619_000;
 
@@ -34,6 +27,7 @@ pub fn pci_bus(device: u32) -> i32 {
 /// `CUdevice_attribute` and `cudaDeviceAttr` (numbered alike). What a GPU of this kind does not
 /// have is 0.
 pub fn attribute(device: u32, attribute: i32) -> i32 {
+    let looks = &gpu().looks;
     match attribute {
         CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK
         | CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X
@@ -49,23 +43,23 @@ pub fn attribute(device: u32, attribute: i32) -> i32 {
         CU_DEVICE_ATTRIBUTE_CLOCK_RATE => CLOCK_KHZ,
         CU_DEVICE_ATTRIBUTE_TEXTURE_ALIGNMENT => 512,
         CU_DEVICE_ATTRIBUTE_GPU_OVERLAP | CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY => 1,
-        CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT => MULTIPROCESSORS,
+        CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT => looks.multiprocessors,
         CU_DEVICE_ATTRIBUTE_SURFACE_ALIGNMENT => 512,
         CU_DEVICE_ATTRIBUTE_CONCURRENT_KERNELS | CU_DEVICE_ATTRIBUTE_ECC_ENABLED => 1,
         CU_DEVICE_ATTRIBUTE_PCI_BUS_ID => pci_bus(device),
         CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE => MEMORY_CLOCK_KHZ,
         CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH => 5120, // bits
-        CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE => L2_BYTES,
-        CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR => 2048,
+        CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE => looks.generation.l2_bytes(),
+        CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR => looks.generation.threads,
         CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT => 3,
         CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING => 1,
         CU_DEVICE_ATTRIBUTE_TEXTURE_PITCH_ALIGNMENT => 32,
-        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR => CAPABILITY.0,
-        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR => CAPABILITY.1,
+        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR => looks.generation.capability.0,
+        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR => looks.generation.capability.1,
         CU_DEVICE_ATTRIBUTE_STREAM_PRIORITIES_SUPPORTED
         | CU_DEVICE_ATTRIBUTE_GLOBAL_L1_CACHE_SUPPORTED
         | CU_DEVICE_ATTRIBUTE_LOCAL_L1_CACHE_SUPPORTED => 1,
-        CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR => SHARED_PER_MULTIPROCESSOR,
+        CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR => looks.generation.shared_bytes(),
         CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR => REGISTERS,
         CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY
         | CU_DEVICE_ATTRIBUTE_COMPUTE_PREEMPTION_SUPPORTED
@@ -75,7 +69,9 @@ pub fn attribute(device: u32, attribute: i32) -> i32 {
         | CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_WAIT_VALUE_NOR_V1
         | CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH
         | CU_DEVICE_ATTRIBUTE_COOPERATIVE_MULTI_DEVICE_LAUNCH => 1,
-        CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN => SHARED_PER_BLOCK_OPTIN,
+        CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN => {
+            looks.generation.shared_bytes_of_block()
+        }
         CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES
         | CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED => 1,
         CU_DEVICE_ATTRIBUTE_VIRTUAL_ADDRESS_MANAGEMENT_SUPPORTED => {
@@ -86,9 +82,12 @@ pub fn attribute(device: u32, attribute: i32) -> i32 {
         }
         CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED => offered(CU_MEM_HANDLE_TYPE_FABRIC),
         CU_DEVICE_ATTRIBUTE_INTEGRATED => i32::from(gpu().integrated),
-        CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR => 32,
+        CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR => looks.generation.blocks,
         CU_DEVICE_ATTRIBUTE_MAX_PERSISTING_L2_CACHE_SIZE
-        | CU_DEVICE_ATTRIBUTE_MAX_ACCESS_POLICY_WINDOW_SIZE => L2_BYTES / 2,
+        | CU_DEVICE_ATTRIBUTE_MAX_ACCESS_POLICY_WINDOW_SIZE => {
+            // From Ampere on part of the cache may be set aside.
+            if looks.generation.capability.0 >= 8 { looks.generation.l2_bytes() / 2 } else { 0 }
+        }
         CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED
         | CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED => i32::from(gpu().rdma != Rdma::Missing),
         CU_DEVICE_ATTRIBUTE_RESERVED_SHARED_MEMORY_PER_BLOCK => SHARED_RESERVED,
@@ -97,7 +96,7 @@ pub fn attribute(device: u32, attribute: i32) -> i32 {
         CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES => {
             CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
         }
-        CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH => 1,
+        CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH => i32::from(looks.generation.capability.0 >= 9),
         CU_DEVICE_ATTRIBUTE_DEFERRED_MAPPING_CUDA_ARRAY_SUPPORTED
         | CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS
         | CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_WAIT_VALUE_NOR => 1,
@@ -196,7 +195,8 @@ const _: () = assert!(size_of::<DeviceProp>() == 1008);
 
 fn properties(device: u32) -> Result<DeviceProp, u32> {
     let mut name = [0; 256];
-    name[..NAME.len()].copy_from_slice(NAME.as_bytes());
+    let said = gpu().looks.name.as_bytes();
+    name[..said.len()].copy_from_slice(said);
     let total_global_mem = gpu().total_memory(device)? as usize;
     let int = |number| attribute(device, number);
     let bytes = |number| attribute(device, number) as usize;
@@ -337,9 +337,9 @@ runtime! {
         out.put(FuncAttributes {
             max_threads_per_block: 1024,
             registers: 32,
-            ptx_version: 90,
-            binary_version: 90,
-            max_dynamic_shared_bytes: SHARED_PER_BLOCK_OPTIN,
+            ptx_version: gpu().looks.generation.number(),
+            binary_version: gpu().looks.generation.number(),
+            max_dynamic_shared_bytes: gpu().looks.generation.shared_bytes_of_block(),
             ..FuncAttributes::default()
         })
     }

@@ -176,15 +176,7 @@ fn copy_rows(
     height: usize,
     stream: usize,
 ) -> Answer {
-    for row in 0..height {
-        gpu().copy(
-            to + (row * to_pitch) as u64,
-            from + (row * from_pitch) as u64,
-            width,
-            stream,
-        )?;
-    }
-    Ok(())
+    gpu().copy_rows((to, to_pitch), (from, from_pitch), width, height, stream)
 }
 
 fn fill_rows(

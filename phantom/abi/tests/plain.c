@@ -276,6 +276,112 @@ static void managed(void) {
     CHECK(cuMemAllocManaged(&address, MIB, 1) != cudaSuccess);
 }
 
+/* The devices look as the environment says (an RTX 4090 here). */
+static void looks(void) {
+    enum { COUNT = 16, L2 = 38, THREADS = 39, MAJOR = 75, MINOR = 76, SHARED = 81, BLOCK = 97,
+           BLOCKS = 106, CLUSTERS = 120 };
+    char name[256];
+    int value;
+    OK(cudaFree(NULL));
+    OK(cuDeviceGetName(name, sizeof name, 0));
+    CHECK(strcmp(name, "NVIDIA GeForce RTX 4090") == 0);
+    const int wanted[][2] = {{COUNT, 128}, {L2, 72 << 20}, {THREADS, 1536}, {MAJOR, 8}, {MINOR, 9},
+                             {SHARED, 100 << 10}, {BLOCK, 99 << 10}, {BLOCKS, 24}, {CLUSTERS, 0}};
+    for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++) {
+        OK(cuDeviceGetAttribute(&value, wanted[i][0], 0));
+        CHECK(value == wanted[i][1]);
+        OK(cudaDeviceGetAttribute(&value, wanted[i][0], 0));
+        CHECK(value == wanted[i][1]);
+    }
+    char properties[1008]; /* cudaDeviceProp of CUDA 13: the name is its first member */
+    OK(cudaGetDeviceProperties(properties, 0));
+    CHECK(strcmp(properties, name) == 0);
+}
+
+/* Nothing but the parts of host memory that the program wrote itself is in `resident` bytes. */
+static size_t resident(void) {
+    size_t pages = 0;
+    FILE *file = fopen("/proc/self/statm", "r");
+    CHECK(file != NULL && fscanf(file, "%*s %zu", &pages) == 1);
+    fclose(file);
+    return pages * 4096;
+}
+
+/* What the host reads of memory that a kernel would have written. */
+static void values(int random) {
+    const size_t limit = 64 << 10, big = 256 * MIB;
+    unsigned char *memory, *seen = malloc(big), *again = malloc(limit);
+    int64_t *words = (int64_t *)seen;
+    OK(cudaMalloc((void **)&memory, big));
+    memset(seen, 0xee, limit);
+    OK(cudaMemcpy(seen, memory, limit, cudaMemcpyDeviceToHost));
+    for (size_t i = 0; i < limit / 8; i++) {
+        CHECK(random ? words[i] >= 1 && words[i] <= 7 : words[i] == 0);
+    }
+    OK(cudaMemcpyAsync(again, memory, limit, cudaMemcpyDeviceToHost, 0));
+    CHECK(memcmp(seen, again, limit) == 0);
+    /* One byte may be a bool. */
+    int ones = 0;
+    for (int i = 0; i < 64; i++) {
+        OK(cudaMemcpy(seen, memory + i, 1, cudaMemcpyDeviceToHost));
+        CHECK(seen[0] <= 1);
+        ones += seen[0];
+    }
+    CHECK(random ? ones > 0 && ones < 64 : ones == 0);
+    /* What was copied in, within the device, and filled reads back. */
+    memset(again, 0x5a, 100);
+    OK(cudaMemcpy(memory + 100, again, 100, cudaMemcpyHostToDevice));
+    OK(cudaMemcpy(memory + 300, memory + 100, 100, cudaMemcpyDeviceToDevice));
+    OK(cudaMemset(memory + 400, 0x33, 100));
+    OK(cudaMemcpy(seen, memory, 600, cudaMemcpyDeviceToHost));
+    for (int i = 100; i < 500; i++) {
+        int made = i >= 200 && i < 300;
+        CHECK(made ? seen[i] <= 7 : seen[i] == (i < 400 ? 0x5a : 0x33));
+    }
+    /* A copy that was skipped tells nobody anything. */
+    OK(cudaMemcpy(memory, again, limit, cudaMemcpyHostToDevice));
+    OK(cudaMemcpy(seen, memory, 600, cudaMemcpyDeviceToHost));
+    CHECK(seen[50] == 0x5a);
+    OK(cudaMemcpy(memory, seen, 2 * limit, cudaMemcpyHostToDevice));
+    OK(cudaMemcpy(seen, memory, 600, cudaMemcpyDeviceToHost));
+    CHECK(seen[50] <= 7 && seen[450] <= 7);
+    /* However large, all of it is written, and untouched memory of the host's stays untouched. */
+    memset(seen, 0xee, MIB);
+    size_t before = resident();
+    OK(cudaMemcpy(seen, memory, big, cudaMemcpyDeviceToHost));
+    CHECK(resident() - before < 16 * MIB);
+    for (size_t i = 0; i < big / 8; i++) {
+        CHECK(random && i < limit / 8 ? words[i] >= 1 && words[i] <= 7 : words[i] == 0);
+    }
+    /* Nor is it known any more once the driver had it back. */
+    OK(cudaMemcpy(memory, again, 100, cudaMemcpyHostToDevice));
+    OK(cudaFree(memory));
+    OK(cudaMalloc((void **)&memory, big));
+    OK(cudaMemcpy(seen, memory, 100, cudaMemcpyDeviceToHost));
+    CHECK(seen[50] <= 7);
+    OK(cudaFree(memory));
+}
+
+static void zeros(void) { values(0); }
+static void small_numbers(void) { values(1); }
+
+/* Two copies to the host, one of them of rows; those in other directions, and those that a graph
+ * remembers, are none. */
+static void host_reads(void) {
+    char *memory, here[1000];
+    cudaStream_t stream;
+    cudaGraph_t graph;
+    OK(cudaMalloc((void **)&memory, MIB));
+    OK(cudaMemcpy(memory, here, 1000, cudaMemcpyHostToDevice));
+    OK(cudaMemcpy(memory + 4096, memory, 1000, cudaMemcpyDeviceToDevice));
+    OK(cudaMemcpy(here, memory, 1000, cudaMemcpyDeviceToHost));
+    OK(cudaMemcpy2D(here, 100, memory, 512, 100, 7, cudaMemcpyDeviceToHost));
+    OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    OK(cudaStreamBeginCapture(stream, 0));
+    OK(cudaMemcpyAsync(here, memory, 1000, cudaMemcpyDeviceToHost, stream));
+    OK(cudaStreamEndCapture(stream, &graph));
+}
+
 /* What the oracle sees of a program; its last line is the number of hazards. */
 static void oracle(void) {
     char *block;
@@ -305,7 +411,8 @@ int main(int count, char **arguments) {
         {"pitch", pitch},     {"twins", twins},           {"pools", pools},
         {"ipc", ipc},         {"reset", reset},           {"graphs", graphs},
         {"context", context}, {"old_driver", old_driver}, {"managed", managed},
-        {"oracle", oracle},   {"contents", contents},
+        {"oracle", oracle},   {"contents", contents},     {"looks", looks},
+        {"zeros", zeros},     {"small_numbers", small_numbers}, {"host_reads", host_reads},
     };
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
         if (count == 2 && strcmp(arguments[1], parts[i].name) == 0) {

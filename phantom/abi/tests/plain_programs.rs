@@ -100,6 +100,34 @@ fn managed_memory_is_refused() {
 }
 
 #[test]
+fn the_devices_look_as_they_are_told_to() {
+    run(
+        "looks",
+        &[
+            ("PHANTOM_NAME", "NVIDIA GeForce RTX 4090"),
+            ("PHANTOM_CAPABILITY", "8.9"),
+            ("PHANTOM_MULTIPROCESSORS", "128"),
+        ],
+    );
+}
+
+#[test]
+fn what_no_kernel_wrote_reads_as_zeros_or_as_small_numbers() {
+    run("zeros", &[("PHANTOM_VALUES", "zeros")]);
+    run("small_numbers", &[("PHANTOM_VALUES", "random:5")]);
+}
+
+/// A copy of rows is one copy.
+#[test]
+fn copies_to_the_host_are_in_the_books() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("books");
+    run("host_reads", &[("PHANTOM_BOOKS", file.to_str().unwrap())]);
+    let books: serde_json::Value = serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
+    assert_eq!(books["host_reads"], serde_json::json!({"count": 2, "bytes": 1700}));
+}
+
+#[test]
 fn the_oracle_names_hazards_of_programs() {
     let output = run("oracle", &[("PHANTOM_ORACLE", "on")]);
     let text = String::from_utf8(output.stderr).unwrap();

@@ -1,0 +1,129 @@
+//! Which GPU the devices say they are: `PHANTOM_NAME`, `PHANTOM_CAPABILITY`,
+//! `PHANTOM_MULTIPROCESSORS`.
+
+/// What hangs on the compute capability.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Generation {
+    pub capability: (i32, i32),
+    /// Shared memory of a multiprocessor, KiB.
+    shared: i32,
+    /// Threads and blocks that may be on a multiprocessor at once.
+    pub threads: i32,
+    pub blocks: i32,
+    /// L2 cache, MiB.
+    l2: i32,
+}
+
+const fn generation(
+    capability: (i32, i32),
+    shared: i32,
+    threads: i32,
+    blocks: i32,
+    l2: i32,
+) -> Generation {
+    Generation { capability, shared, threads, blocks, l2 }
+}
+
+/// Shared memory, threads and blocks are those of the CUDA C++ programming guide (section "Compute
+/// Capabilities", table "Technical Specifications per Compute Capability"). The cache is that of
+/// one GPU of the generation, by NVIDIA's data sheets: V100, T4, A100, A10, Orin, RTX 4090, H100,
+/// B200, B300, RTX 5090, GB10.
+const GENERATIONS: [Generation; 11] = [
+    generation((7, 0), 96, 2048, 32, 6),
+    generation((7, 5), 64, 1024, 16, 4),
+    generation((8, 0), 164, 2048, 32, 40),
+    generation((8, 6), 100, 1536, 16, 6),
+    generation((8, 7), 164, 1536, 16, 4),
+    generation((8, 9), 100, 1536, 24, 72),
+    generation((9, 0), 228, 2048, 32, 50),
+    generation((10, 0), 228, 2048, 32, 126),
+    generation((10, 3), 228, 2048, 32, 126),
+    generation((12, 0), 100, 1536, 24, 96),
+    generation((12, 1), 100, 1536, 24, 24),
+];
+
+impl Generation {
+    fn find(text: &str) -> Option<&'static Self> {
+        let (major, minor) = text.split_once('.')?;
+        let capability = (major.parse().ok()?, minor.parse().ok()?);
+        GENERATIONS.iter().find(|generation| generation.capability == capability)
+    }
+
+    /// As `sm_` has it: 90 for 9.0.
+    pub fn number(&self) -> i32 {
+        self.capability.0 * 10 + self.capability.1
+    }
+
+    /// Shared memory of a multiprocessor.
+    pub fn shared_bytes(&self) -> i32 {
+        self.shared << 10
+    }
+
+    /// What one block may have of it: from Ampere on 1 KiB a block is the system's.
+    pub fn shared_bytes_of_block(&self) -> i32 {
+        (self.shared - i32::from(self.capability.0 >= 8)) << 10
+    }
+
+    pub fn l2_bytes(&self) -> i32 {
+        self.l2 << 20
+    }
+}
+
+/// What all devices say of themselves.
+#[derive(Debug)]
+pub struct Looks {
+    pub name: String,
+    pub generation: &'static Generation,
+    pub multiprocessors: i32,
+}
+
+impl Looks {
+    pub fn from_environment() -> Result<Self, String> {
+        let said = |name, usual: &str| std::env::var(name).unwrap_or_else(|_| usual.to_owned());
+        Self::parse(
+            said("PHANTOM_NAME", "Phantom H100"),
+            &said("PHANTOM_CAPABILITY", "9.0"),
+            &said("PHANTOM_MULTIPROCESSORS", "132"),
+        )
+    }
+
+    fn parse(name: String, capability: &str, multiprocessors: &str) -> Result<Self, String> {
+        // The driver's callers bring 256 bytes, and a NUL ends it.
+        if name.is_empty() || name.len() > 255 {
+            return Err(format!("PHANTOM_NAME={name}: 1 to 255 bytes are wanted"));
+        }
+        let generation = Generation::find(capability).ok_or_else(|| {
+            let known: Vec<_> = GENERATIONS
+                .iter()
+                .map(|generation| {
+                    format!("{}.{}", generation.capability.0, generation.capability.1)
+                })
+                .collect();
+            format!("PHANTOM_CAPABILITY={capability}: known are {}", known.join(", "))
+        })?;
+        let count = multiprocessors.parse().ok().filter(|count| (1..=1024).contains(count));
+        let multiprocessors = count
+            .ok_or_else(|| format!("PHANTOM_MULTIPROCESSORS={multiprocessors}: not 1 to 1024"))?;
+        Ok(Self { name, generation, multiprocessors })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_capability_that_is_not_known_is_refused_with_those_that_are() {
+        let wrong = |name: &str, capability, count| {
+            Looks::parse(name.to_owned(), capability, count).unwrap_err()
+        };
+        assert!(wrong("x", "9.5", "1").ends_with(
+            "known are 7.0, 7.5, 8.0, 8.6, 8.7, 8.9, 9.0, \
+                                                  10.0, 10.3, 12.0, 12.1"
+        ));
+        assert!(wrong("x", "9", "1").contains("PHANTOM_CAPABILITY=9:"));
+        assert!(wrong("", "9.0", "1").contains("PHANTOM_NAME"));
+        assert!(wrong(&"x".repeat(256), "9.0", "1").contains("PHANTOM_NAME"));
+        assert!(wrong("x", "9.0", "0").contains("PHANTOM_MULTIPROCESSORS=0"));
+    }
+}

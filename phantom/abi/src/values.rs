@@ -1,0 +1,227 @@
+//! What the host sees that reads device memory (`PHANTOM_VALUES`).
+//!
+//! No kernel runs here, so what one would have written has to be made up. Without the setting it is
+//! whatever lies at the address, and copies above the limit leave the host's memory as it was. With
+//! it every copy to the host writes all of its destination: what an earlier copy or fill put there
+//! (at most `PHANTOM_COPY_LIMIT` bytes each) is read back, and all else is made up.
+//!
+//! - `zeros`: zeros.
+//! - `random:SEED`: in the first `PHANTOM_COPY_LIMIT` bytes of a copy, every eighth byte of device
+//!   memory is 1 to 7 and the others are 0: small integers of 8, 16, 32 and 64 bits, and finite,
+//!   tiny floats of every width. A copy of one byte is 0 or 1, which a bool may be. Behind them
+//!   zeros. A value depends on the seed and on where it lies, so it is the same however often it is
+//!   read, and whichever kernel would have changed it.
+//!
+//! What a kernel writes over is not known here: where memory is used again, a read may find what
+//! was copied in before, until the memory goes back to the driver.
+//!
+//! Zeros are written only where something else is, so memory that nobody touched stays untouched.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// What is made up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Made {
+    Zeros,
+    Random(u64),
+}
+
+/// What the host sees.
+#[derive(Debug)]
+pub struct Values {
+    made: Made,
+    /// Bytes of a copy that are made up with more than zeros.
+    limit: usize,
+    /// Ranges of device memory that a copy or fill has written: start to end, apart from each
+    /// other.
+    known: Mutex<BTreeMap<u64, u64>>,
+}
+
+impl Values {
+    /// `zeros` or `random:SEED`.
+    pub fn parse(text: &str, limit: usize) -> Option<Self> {
+        let made = match text.split_once(':') {
+            None if text == "zeros" => Made::Zeros,
+            Some(("random", seed)) => Made::Random(seed.parse().ok()?),
+            _ => return None,
+        };
+        Some(Self { made, limit, known: Mutex::default() })
+    }
+
+    fn known(&self) -> MutexGuard<'_, BTreeMap<u64, u64>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A copy or fill has written the range.
+    pub fn written(&self, address: u64, bytes: u64) {
+        let mut known = self.known();
+        forget(&mut known, address, address + bytes);
+        known.insert(address, address + bytes);
+    }
+
+    /// Nobody knows what is in the range any more: a copy into it was skipped, or it went back to
+    /// the driver.
+    pub fn lost(&self, address: u64, bytes: u64) {
+        forget(&mut self.known(), address, address + bytes);
+    }
+
+    /// A copy within device memory: what was known of one range is known of the other.
+    pub fn moved(&self, to: u64, from: u64, bytes: u64) {
+        let mut known = self.known();
+        let carried: Vec<_> = within(&known, from, from + bytes).collect();
+        forget(&mut known, to, to + bytes);
+        for (start, end) in carried {
+            known.insert(start - from + to, end - from + to);
+        }
+    }
+
+    /// Writes `into` as a copy from device memory at `address`, an `offset` from `base`; `device`
+    /// is what lies there.
+    pub fn read(&self, into: &mut [u8], device: &[u8], address: u64, base: u64) {
+        let end = address + into.len() as u64;
+        let known: Vec<_> = within(&self.known(), address, end).collect();
+        let mut at = address;
+        for (start, stop) in known.into_iter().chain([(end, end)]) {
+            self.make_up(into, (at, start), address, base);
+            let part = (start - address) as usize..(stop - address) as usize;
+            into[part.clone()].copy_from_slice(&device[part]);
+            at = stop;
+        }
+    }
+
+    /// The part of `into`, whose first byte is that at `address`, that nobody knows.
+    fn make_up(&self, into: &mut [u8], part: (u64, u64), address: u64, base: u64) {
+        let (from, to) = ((part.0 - address) as usize, (part.1 - address) as usize);
+        let single = into.len() == 1;
+        let random = match self.made {
+            Made::Zeros => from,
+            Made::Random(seed) => {
+                let end = to.min(self.limit).max(from);
+                for (index, byte) in into.iter_mut().enumerate().take(end).skip(from) {
+                    *byte = value(seed, address + index as u64 - base, single);
+                }
+                end
+            }
+        };
+        clear(&mut into[random..to]);
+    }
+}
+
+/// The byte at `offset` of device memory.
+fn value(seed: u64, offset: u64, single: bool) -> u8 {
+    // SplitMix64 (Steele, Lea and Flood 2014): every bit hangs on every bit of its input.
+    let mut word = (seed ^ (offset / 8)).wrapping_add(0x9e37_79b9_7f4a_7c15);
+    word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    word ^= word >> 31;
+    match (single, offset.is_multiple_of(8)) {
+        (true, _) => (word & 1) as u8,
+        (false, true) => (word % 7) as u8 + 1,
+        (false, false) => 0,
+    }
+}
+
+/// Zeros, written where something else is.
+fn clear(bytes: &mut [u8]) {
+    for part in bytes.chunks_mut(4096) {
+        if part.iter().any(|&byte| byte != 0) {
+            part.fill(0);
+        }
+    }
+}
+
+/// The parts of known ranges in `start..end`, in order.
+fn within(
+    known: &BTreeMap<u64, u64>,
+    start: u64,
+    end: u64,
+) -> impl Iterator<Item = (u64, u64)> + '_ {
+    let first = known.range(..start).next_back().filter(|&(_, &stop)| stop > start);
+    first
+        .into_iter()
+        .chain(known.range(start..end))
+        .map(move |(&from, &to)| (from.max(start), to.min(end)))
+}
+
+/// Takes `start..end` out of the known ranges.
+fn forget(known: &mut BTreeMap<u64, u64>, start: u64, end: u64) {
+    let first = known.range(..start).next_back().filter(|&(_, &stop)| stop > start);
+    let hit: Vec<_> =
+        first.into_iter().chain(known.range(start..end)).map(|(&from, &to)| (from, to)).collect();
+    for (from, to) in hit {
+        known.remove(&from);
+        if from < start {
+            known.insert(from, start);
+        }
+        if to > end {
+            known.insert(end, to);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(values: &Values, device: &[u8], address: u64) -> Vec<u8> {
+        let mut into = vec![0xee; device.len()];
+        values.read(&mut into, device, address, 0);
+        into
+    }
+
+    #[test]
+    fn known_ranges_are_cut_joined_and_carried() {
+        let values = Values::parse("zeros", 64).unwrap();
+        values.written(10, 10);
+        values.written(15, 10);
+        values.lost(17, 2);
+        let ranges = |start, end| within(&values.known(), start, end).collect::<Vec<_>>();
+        assert_eq!(ranges(0, 100), [(10, 15), (15, 17), (19, 25)]);
+        assert_eq!(ranges(12, 20), [(12, 15), (15, 17), (19, 20)]);
+        values.moved(100, 12, 10);
+        assert_eq!(ranges(50, 200), [(100, 103), (103, 105), (107, 110)]);
+        values.moved(10, 60, 15);
+        assert_eq!(ranges(0, 50), []);
+    }
+
+    #[test]
+    fn what_was_copied_in_is_read_back_between_what_is_made_up() {
+        let device = [9; 24];
+        let values = Values::parse("zeros", 64).unwrap();
+        values.written(8, 4);
+        let seen = read(&values, &device, 0);
+        assert_eq!(seen, [&[0; 8][..], &[9; 4], &[0; 12]].concat());
+        let values = Values::parse("random:1", 64).unwrap();
+        values.written(8, 4);
+        let seen = read(&values, &device, 0);
+        assert_eq!(seen[8..12], [9; 4]);
+        assert!(seen[0] > 0 && seen[16] > 0 && seen[1..8] == [0; 7] && seen[12..16] == [0; 4]);
+        assert_eq!(seen, read(&values, &device, 0), "the same however often it is read");
+    }
+
+    #[test]
+    fn random_values_are_small_in_every_type_and_end_at_the_limit() {
+        let values = Values::parse("random:7", 1 << 10).unwrap();
+        let seen = read(&values, &[0; 4096], 1 << 20);
+        let words = |n: usize| seen[n..].chunks_exact(8).map(|word| word.try_into().unwrap());
+        let integers: Vec<_> = words(0).map(u64::from_le_bytes).collect();
+        assert!(integers[..128].iter().all(|n| (1..=7).contains(n)), "{integers:?}");
+        assert!(integers[128..].iter().all(|&n| n == 0));
+        assert!(words(0).map(f64::from_le_bytes).all(|x| x.is_finite() && x >= 0.0));
+        let distinct: std::collections::BTreeSet<_> = integers[..128].iter().collect();
+        assert_eq!(distinct.len(), 7);
+        let other = Values::parse("random:8", 1 << 10).unwrap();
+        assert_ne!(seen, read(&other, &[0; 4096], 1 << 20));
+        for address in 0..64 {
+            assert!(read(&values, &[0], address)[0] <= 1, "a bool is 0 or 1");
+        }
+    }
+
+    #[test]
+    fn only_what_is_offered_is_understood() {
+        for wrong in ["", "ones", "zeros:1", "random", "random:", "random:x"] {
+            assert!(Values::parse(wrong, 0).is_none(), "{wrong}");
+        }
+    }
+}
