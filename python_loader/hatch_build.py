@@ -1,5 +1,5 @@
-"""Builds what is not Python: the library (package data) and the `gruyere` command (a script of the
-wheel), both with cargo.
+"""Builds what is not Python: the libraries (package data) and the `gruyere` command (a script of
+the wheel), with cargo.
 
 Environment:
 
@@ -71,17 +71,20 @@ class Rust(BuildHookInterface[Any]):
         release = Path(workspace()["target_directory"])
         command = [cargo(), "zigbuild" if target else "build", "--release", "--locked"]
         command += ["-p", "gruyere", "-p", "gruyere-preload", "-p", "gruyere-cli"]
+        command += ["-p", "gruyere-phantom-abi"]
         if target:
             command += ["--target", target]
             # A target may end in the glibc that is wanted; cargo's folder has the name without it.
             release /= target.split(".")[0]
         subprocess.run(command, cwd=WORKSPACE, check=True)
         release /= "release"
-        names = ("libgruyere.so", "libgruyere_driver.so", "gruyere")
-        library, driver, executable = stripped([release / name for name in names])
+        names = ("libgruyere.so", "libgruyere_driver.so", "libphantom_cuda.so", "gruyere")
+        library, driver, stand_in, executable = stripped([release / name for name in names])
         build_data["force_include"][str(library)] = "gruyere/libgruyere.so"
         # Beside it, for `gruyere run` with preload:driver.
         build_data["force_include"][str(driver)] = "gruyere/libgruyere_driver.so"
+        # The stand-in GPU, for programs on machines without one (`_stand_in.py`).
+        build_data["force_include"][str(stand_in)] = "gruyere/libphantom_cuda.so"
         # Beside the source that is compiled against it on the user's machine.
         build_data["force_include"][str(WORKSPACE / "include" / "gruyere.h")] = (
             "gruyere/native/gruyere.h"
@@ -92,7 +95,7 @@ class Rust(BuildHookInterface[Any]):
             "gruyere_startup.pth"
         )
         build_data["pure_python"] = False
-        build_data["tag"] = f"py3-none-{platform(library, driver, executable)}"
+        build_data["tag"] = f"py3-none-{platform(library, driver, stand_in, executable)}"
 
 
 def objcopy() -> Optional[tuple[Path, dict[str, str]]]:

@@ -4,7 +4,8 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::parts::{output, succeed, text};
+use crate::parts::{command, output, succeed, text};
+use crate::runner::{self, Counts, Outcome};
 
 /// Machines that wheels are for, and the oldest glibc: that of torch's own wheels.
 const TARGETS: [&str; 2] = ["x86_64-unknown-linux-gnu.2.28", "aarch64-unknown-linux-gnu.2.28"];
@@ -51,8 +52,21 @@ pub fn make(root: &Path, out: &Path, here: bool) -> Result<(), String> {
     Ok(())
 }
 
-/// The part of the test run: this machine's wheel, installed where there is no Rust.
-pub fn check(root: &Path) -> Result<(), String> {
+/// The part of the test run.
+pub fn part(root: &Path) -> Outcome {
+    // Torch, for the last of the checks: where it cannot be had, the part says so.
+    let script = root.join("tests/pytorch/run");
+    match runner::command(&mut command(root, script, &["--environment"])) {
+        Outcome::Passed(_) => match check(root) {
+            Ok(()) => Outcome::Passed(Counts::default()),
+            Err(reason) => Outcome::Failed(Counts::default(), reason),
+        },
+        other => other,
+    }
+}
+
+/// This machine's wheel, installed where there is no Rust, and on the stand-in GPU.
+fn check(root: &Path) -> Result<(), String> {
     make(root, Path::new(OUT), true)?;
     let name = files(&root.join(OUT))?.into_iter().find(|name| name.ends_with(".whl"));
     let wheel = root.join(OUT).join(name.ok_or("pip made no wheel")?);
@@ -74,8 +88,31 @@ pub fn check(root: &Path) -> Result<(), String> {
     }
     let asked = "from gruyere import _library; _library.library(); print('loaded')";
     let said = output(user(&python).args(["-c", asked]))?;
-    if said.trim() == "loaded" { Ok(()) } else { Err(format!("python said {said:?}")) }
+    if said.trim() != "loaded" {
+        return Err(format!("python said {said:?}"));
+    }
+    // The stand-in GPU, from the wheel alone, where there is a torch.
+    let asked = "import sysconfig; print(sysconfig.get_path('purelib'))";
+    let packages = |python: &Path| output(Command::new(python).args(["-c", asked]));
+    let seen = PathBuf::from(packages(&python)?.trim()).join("torch-is-there.pth");
+    std::fs::write(&seen, packages(&root.join(".venv-torch/bin/python"))?)
+        .map_err(|error| format!("{}: {error}", seen.display()))?;
+    let said = output(user(&python).args(["-c", ON_THE_STAND_IN]))?;
+    if said.trim() == "Phantom H100 512" { Ok(()) } else { Err(format!("torch said {said:?}")) }
 }
+
+/// What a user of the installed package does to run torch on the stand-in.
+const ON_THE_STAND_IN: &str = "
+import os, subprocess, sys
+from gruyere import _stand_in
+program = '''
+import torch
+block = torch.zeros(4, device=\"cuda\")
+print(torch.cuda.get_device_name(), torch.cuda.memory_allocated())
+'''
+environment = {**os.environ, **_stand_in.environment()}
+subprocess.run([sys.executable, '-c', program], env=environment, check=True)
+";
 
 /// The Python of a virtual environment, made if need be.
 fn environment(root: &Path, folder: &str) -> Result<PathBuf, String> {

@@ -1,52 +1,25 @@
 //! cuBLAS and cuBLASLt: handles are real, products are launches of nothing.
 
-use crate::abi::{Counter, Face, In, Out, entry, succeeds};
-use crate::gpu::gpu;
-use std::sync::atomic::{AtomicUsize, Ordering::*};
+use crate::abi::{Counter, In, Out, succeeds};
+use crate::handle::{HandlePtr, kernels, launched};
 
 /// `cublasStatus_t` of a product whose launch failed.
 const EXECUTION_FAILED: u32 = 13;
 
-/// A cuBLAS handle: the stream that `cublasSetStream` gave it, written by the handle's user, who
-/// may not share it between threads without a lock of his own.
-pub struct Handle {
-    stream: AtomicUsize,
-}
-
-/// A handle as the C caller holds it.
-#[repr(transparent)]
-#[derive(Clone, Copy)]
-pub struct HandlePtr(*const Handle);
-
-impl HandlePtr {
-    fn stream(&self) -> Option<&AtomicUsize> {
-        // SAFETY: by cuBLAS's contract a non-null handle came from cublasCreate_v2 and was not
-        // destroyed.
-        unsafe { self.0.as_ref() }.map(|handle| &handle.stream)
-    }
-}
-
 #[unsafe(no_mangle)]
 pub extern "C" fn cublasCreate_v2(out: Out<HandlePtr>) -> u32 {
-    out.put(HandlePtr(Box::into_raw(Box::new(Handle { stream: AtomicUsize::new(0) }))))
-        .err()
-        .unwrap_or(0)
+    HandlePtr::create(out)
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cublasDestroy_v2(handle: HandlePtr) -> u32 {
-    if !handle.0.is_null() {
-        // SAFETY: by cuBLAS's contract the handle came from cublasCreate_v2 and is destroyed once.
-        drop(unsafe { Box::from_raw(handle.0.cast_mut()) });
-    }
+    handle.destroy();
     0
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cublasSetStream_v2(handle: HandlePtr, stream: usize) -> u32 {
-    if let Some(slot) = handle.stream() {
-        slot.store(stream, Relaxed);
-    }
+    handle.set_stream(stream);
     0
 }
 
@@ -118,14 +91,6 @@ pub extern "C" fn cublasLtMatmulAlgoGetHeuristic(
     found.put(1).err().unwrap_or(0)
 }
 
-/// One matrix product on `stream`.
-fn product(calls: &'static Counter, stream: usize) -> u32 {
-    match entry(calls, Face::Runtime, || gpu().launch(stream)) {
-        0 => 0,
-        _ => EXECUTION_FAILED,
-    }
-}
-
 #[unsafe(no_mangle)]
 pub extern "C" fn cublasLtMatmul(
     _handle: HandlePtr,
@@ -146,7 +111,7 @@ pub extern "C" fn cublasLtMatmul(
     stream: usize,
 ) -> u32 {
     static CALLS: Counter = Counter::new("cublasLtMatmul");
-    product(&CALLS, stream)
+    launched(&CALLS, stream, EXECUTION_FAILED)
 }
 
 succeeds! {
@@ -157,18 +122,7 @@ succeeds! {
     cublasSetVectorAsync cublasSetWorkspace_v2
 }
 
-/// Exports functions that launch one kernel on the stream of the handle, their first argument.
-macro_rules! products {
-    ($($name:ident)*) => {$(
-        #[unsafe(no_mangle)]
-        pub extern "C" fn $name(handle: HandlePtr) -> u32 {
-            static CALLS: Counter = Counter::new(stringify!($name));
-            product(&CALLS, handle.stream().map_or(0, |stream| stream.load(Relaxed)))
-        }
-    )*};
-}
-
-products! {
+kernels! { EXECUTION_FAILED =>
     cublasCaxpy_v2 cublasCcopy_v2 cublasCdotc_v2 cublasCdotu_v2 cublasCgelsBatched
     cublasCgemmBatched
     cublasCgemmStridedBatched cublasCgemm_v2 cublasCgemv_v2 cublasCgeqrfBatched cublasCgerc_v2

@@ -3,6 +3,7 @@
 use crate::abi::call_counts;
 use crate::gpu::try_gpu;
 use crate::process;
+use crate::workspaces;
 use gruyere_phantom::{CallCounts, Caller};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -41,6 +42,8 @@ struct Report {
     host_bytes: usize,
     /// Copies from the devices to the host.
     host_reads: HostReads,
+    /// Calls that would have taken memory nobody knows the size of, and how often each was made.
+    unknown_workspaces: BTreeMap<&'static str, u64>,
     /// Exported functions and how often each was called.
     calls: BTreeMap<&'static str, u64>,
     /// Simulated calls that came in through libcuda (the allocator's) and through libcudart
@@ -85,6 +88,7 @@ fn report() -> Option<Report> {
         vmm_reservations,
         host_bytes: phantom.host.bytes(),
         host_reads: HostReads { count, bytes },
+        unknown_workspaces: workspaces::all(),
         calls: call_counts().into_iter().collect(),
         allocator: counts(&sim.counts(Caller::Allocator)),
         program: counts(&sim.counts(Caller::Program)),

@@ -4,8 +4,9 @@
 //!
 //! # Use
 //! Preload it into Python, with a folder on `LD_LIBRARY_PATH` in which `libcuda.so.1` and the names
-//! of the CUDA libraries that torch is linked with are links to it. `tests/pytorch/run` makes that
-//! folder; it is the only place that does.
+//! of the CUDA libraries that torch is linked with are links to it:
+//! `python_loader/gruyere/_stand_in.py` has the names and makes the folder, and finds the library in
+//! the wheel.
 //!
 //! | variable | what | default |
 //! |---|---|---|
@@ -54,17 +55,20 @@ mod call_log;
 mod contents;
 mod context;
 mod control;
+mod cudnn;
 mod driver_device;
 mod driver_memory;
 mod driver_order;
 mod driver_vmm;
 mod gpu;
 mod graph;
+mod handle;
 mod host;
 mod ipc;
 mod launch;
 mod looks;
 mod lookup;
+mod nccl;
 mod numbers;
 mod process;
 mod properties;
@@ -74,3 +78,4 @@ mod sharing;
 mod unsupported;
 mod values;
 mod witness;
+mod workspaces;

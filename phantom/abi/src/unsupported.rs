@@ -97,40 +97,16 @@ pub extern "C" fn nvshmemid_init_status() -> u32 {
 }
 
 unsupported! { 3000 =>
-    cudnnBackendCreateDescriptor cudnnBackendDestroyDescriptor cudnnBackendExecute
-    cudnnBackendFinalize
-    cudnnBackendGetAttribute cudnnBackendSetAttribute cudnnBatchNormalizationBackwardEx
-    cudnnBatchNormalizationForwardInference cudnnBatchNormalizationForwardTrainingEx cudnnCTCLoss
-    cudnnCTCLoss_v8 cudnnConvolutionBackwardData cudnnConvolutionBackwardFilter
-    cudnnConvolutionBiasActivationForward cudnnConvolutionForward cudnnCreate
-    cudnnCreateActivationDescriptor cudnnCreateCTCLossDescriptor cudnnCreateConvolutionDescriptor
-    cudnnCreateDropoutDescriptor cudnnCreateFilterDescriptor cudnnCreatePoolingDescriptor
-    cudnnCreateRNNDataDescriptor cudnnCreateRNNDescriptor cudnnCreateSpatialTransformerDescriptor
-    cudnnCreateTensorDescriptor cudnnDestroyActivationDescriptor cudnnDestroyCTCLossDescriptor
-    cudnnDestroyConvolutionDescriptor cudnnDestroyDropoutDescriptor cudnnDestroyFilterDescriptor
-    cudnnDestroyRNNDataDescriptor cudnnDestroyRNNDescriptor cudnnDestroySpatialTransformerDescriptor
-    cudnnDestroyTensorDescriptor cudnnDropoutGetStatesSize
-    cudnnFindConvolutionBackwardDataAlgorithmEx
-    cudnnFindConvolutionBackwardFilterAlgorithmEx cudnnFindConvolutionForwardAlgorithmEx
-    cudnnGetBatchNormalizationBackwardExWorkspaceSize
-    cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize
-    cudnnGetBatchNormalizationTrainingExReserveSpaceSize cudnnGetCTCLossWorkspaceSize
-    cudnnGetCTCLossWorkspaceSize_v8 cudnnGetConvolutionBackwardDataAlgorithm_v7
-    cudnnGetConvolutionBackwardDataWorkspaceSize cudnnGetConvolutionBackwardFilterAlgorithm_v7
-    cudnnGetConvolutionBackwardFilterWorkspaceSize cudnnGetConvolutionForwardAlgorithm_v7
-    cudnnGetConvolutionForwardWorkspaceSize cudnnGetFilterNdDescriptor cudnnGetProperty
-    cudnnGetRNNTempSpaceSizes cudnnGetRNNWeightParams cudnnGetRNNWeightSpaceSize cudnnGetStream
+    cudnnCTCLoss cudnnCTCLoss_v8 cudnnCreateCTCLossDescriptor cudnnCreateDropoutDescriptor
+    cudnnCreatePoolingDescriptor cudnnCreateRNNDataDescriptor cudnnCreateRNNDescriptor
+    cudnnDestroyCTCLossDescriptor cudnnDestroyDropoutDescriptor cudnnDestroyRNNDataDescriptor
+    cudnnDestroyRNNDescriptor cudnnDropoutGetStatesSize cudnnGetCTCLossWorkspaceSize
+    cudnnGetCTCLossWorkspaceSize_v8 cudnnGetFilterNdDescriptor cudnnGetProperty
+    cudnnGetRNNTempSpaceSizes cudnnGetRNNWeightParams cudnnGetRNNWeightSpaceSize
     cudnnGetTensorNdDescriptor cudnnPoolingForward cudnnRNNBackwardData_v8
-    cudnnRNNBackwardWeights_v8
-    cudnnRNNForward cudnnRestoreDropoutDescriptor cudnnSetActivationDescriptor
-    cudnnSetCTCLossDescriptorEx
-    cudnnSetCTCLossDescriptor_v9 cudnnSetConvolutionGroupCount cudnnSetConvolutionMathType
-    cudnnSetConvolutionNdDescriptor cudnnSetDropoutDescriptor cudnnSetFilterNdDescriptor
+    cudnnRNNBackwardWeights_v8 cudnnRNNForward cudnnRestoreDropoutDescriptor
+    cudnnSetCTCLossDescriptorEx cudnnSetCTCLossDescriptor_v9 cudnnSetDropoutDescriptor
     cudnnSetPooling2dDescriptor cudnnSetRNNDataDescriptor cudnnSetRNNDescriptor_v8
-    cudnnSetSpatialTransformerNdDescriptor cudnnSetStream cudnnSetTensorNdDescriptor
-    cudnnSpatialTfGridGeneratorBackward cudnnSpatialTfGridGeneratorForward
-    cudnnSpatialTfSamplerBackward
-    cudnnSpatialTfSamplerForward
 }
 
 unsupported! { 10 =>
@@ -242,12 +218,8 @@ unsupported! { 27 =>
 }
 
 unsupported! { 5 =>
-    ncclAllGather ncclAllReduce ncclAlltoAll ncclBcast ncclBroadcast ncclCommAbort ncclCommCount
-    ncclCommDeregister ncclCommDestroy ncclCommFinalize ncclCommGetAsyncError ncclCommInitAll
-    ncclCommInitRank ncclCommInitRankConfig ncclCommInitRankScalable ncclCommRegister ncclCommShrink
-    ncclCommSplit ncclCommUserRank ncclCommWindowDeregister ncclCommWindowRegister ncclDevCommCreate
-    ncclDevCommDestroy ncclGetUniqueId ncclGroupEnd ncclGroupSimulateEnd ncclGroupStart ncclMemAlloc
-    ncclMemFree ncclRecv ncclRedOpCreatePreMulSum ncclRedOpDestroy ncclReduce ncclReduceScatter
+    ncclCommDeregister ncclCommRegister ncclCommShrink ncclCommWindowDeregister
+    ncclCommWindowRegister ncclDevCommCreate ncclDevCommDestroy ncclGroupSimulateEnd ncclRecv
     ncclSend
 }
 

@@ -7,14 +7,8 @@ import os
 from pathlib import Path
 from typing import Optional
 
+from .. import _stand_in
 from .._errors import GruyereError
-
-VARIABLE = "GRUYERE_PHANTOM"
-
-# Every library of NVIDIA's that a torch of CUDA 13 links or opens, and libcuda.
-_NAMES = """libcuda.so.1 libcudart.so.13 libcublas.so.13 libcublasLt.so.13 libcudnn.so.9
-    libcufft.so.12 libcufile.so.0 libcupti.so.13 libcurand.so.10 libcusolver.so.12 libcusparse.so.12
-    libcusparseLt.so.0 libnccl.so.2 libnvrtc.so.13 libnvshmem_host.so.3""".split()
 
 # What takes time on the stand-in's clock, where the user has said nothing: kernels of 20 us, 8 us
 # of host a launch. So a device lags behind its host, and memory that another stream has used is not
@@ -63,7 +57,7 @@ def choose(phantom: bool, beside: Optional[str], folder: Path) -> Machine:
         name = gpu()
         if name is not None:
             return Machine(name, {})
-    library = _stand_in(beside)
+    library = _stand_in.library(beside)
     if library is None:
         problem = (
             "the stand-in GPU was not found"
@@ -73,35 +67,12 @@ def choose(phantom: bool, beside: Optional[str], folder: Path) -> Machine:
                 "stand-in for one"
             )
         )
-        raise GruyereError(
-            f"{problem}. To run without a GPU, build the stand-in in Gruyère's source tree "
-            "(cargo build --release -p gruyere-phantom-abi) and"
-            f" name it: {VARIABLE}=target/release/libphantom_cuda.so"
-        )
-    for name in _NAMES:
-        (folder / name).symlink_to(library)
-    found = os.environ.get("LD_LIBRARY_PATH")
-    preloaded = os.environ.get("LD_PRELOAD")
+        raise GruyereError(f"{problem}. {_stand_in.MISSING}")
+    _stand_in.link(library, folder)
     return Machine(
         f"stand-in GPU, {os.environ.get('PHANTOM_MEMORY', '80GiB')}",
         {
             **{key: os.environ.get(key, value) for key, value in _CLOCK.items()},
-            "LD_PRELOAD": f"{library}:{preloaded}"
-            if preloaded and str(library) not in preloaded
-            else str(library),
-            "LD_LIBRARY_PATH": f"{folder}:{found}" if found else str(folder),
+            **_stand_in.environment(library, folder),
         },
     )
-
-
-def _stand_in(beside: Optional[str]) -> Optional[Path]:
-    chosen = os.environ.get(VARIABLE)
-    if chosen:
-        if not Path(chosen).is_file():
-            raise GruyereError(
-                f"{VARIABLE}={chosen}: no such file; name libphantom_cuda.so there, or unset "
-                f"{VARIABLE}"
-            )
-        return Path(chosen).absolute()
-    file = Path(beside, "libphantom_cuda.so") if beside else None
-    return file.absolute() if file and file.is_file() else None

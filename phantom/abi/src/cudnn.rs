@@ -1,0 +1,363 @@
+//! cuDNN: convolutions, batch normalisation, grid samplers and whatever its graph interface is
+//! asked for are launches of nothing. Recurrent networks and CTC are not simulated.
+//!
+//! How much memory cuDNN would want beside its operands is its heuristics' secret, and depends on
+//! its version: it wants none here, and each call that might have is counted
+//! (`unknown_workspaces` in the books).
+
+use crate::abi::{Counter, In, Out, succeeds};
+use crate::handle::{HandlePtr, kernels, launched};
+use crate::workspaces;
+use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
+
+/// `CUDNN_STATUS_BAD_PARAM_NULL_POINTER` and `CUDNN_STATUS_EXECUTION_FAILED`.
+const NULL_POINTER: u32 = 2002;
+const EXECUTION_FAILED: u32 = 5000;
+
+fn done(answer: Result<(), u32>) -> u32 {
+    answer.map_or(NULL_POINTER, |()| 0)
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cudnnCreate(out: Out<HandlePtr>) -> u32 {
+    static CALLS: Counter = Counter::new("cudnnCreate");
+    CALLS.hit();
+    if HandlePtr::create(out) == 0 { 0 } else { NULL_POINTER }
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cudnnDestroy(handle: HandlePtr) -> u32 {
+    handle.destroy();
+    0
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cudnnSetStream(handle: HandlePtr, stream: usize) -> u32 {
+    handle.set_stream(stream);
+    0
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cudnnGetStream(handle: HandlePtr, out: Out<usize>) -> u32 {
+    done(out.put(handle.stream()))
+}
+
+// The graph interface (cudnnBackend...): operations become a graph, a heuristic offers
+// configurations of engines for it, and a plan made of one is executed.
+
+/// `cudnnBackendDescriptorType_t`, as far as it is looked at.
+mod kind {
+    pub const OPERATION_CONVOLUTION_FORWARD: u32 = 10;
+    pub const OPERATION_CONVOLUTION_BACKWARD_FILTER: u32 = 11;
+    pub const OPERATION_CONVOLUTION_BACKWARD_DATA: u32 = 12;
+    pub const OPERATION_MATMUL: u32 = 19;
+    pub const OPERATION_SDPA_FORWARD: u32 = 41;
+    pub const OPERATION_SDPA_BACKWARD: u32 = 42;
+}
+
+/// `CUDNN_TYPE_BACKEND_DESCRIPTOR` and `CUDNN_TYPE_INT32`.
+const DESCRIPTOR: u32 = 15;
+const INT32: u32 = 23;
+
+/// `cudnnBackendAttributeName_t`, as far as it is looked at.
+mod attribute {
+    pub const HEURISTIC_RESULTS: u32 = 202;
+    pub const CONFIGURATION_ENGINE: u32 = 300;
+    pub const CONFIGURATION_WORKSPACE_SIZE: u32 = 303;
+    pub const CONFIGURATION_SHARED_MEMORY_USED: u32 = 304;
+    pub const PLAN_WORKSPACE_SIZE: u32 = 402;
+    pub const GRAPH_ENGINE_COUNT: u32 = 802;
+    pub const ENGINE_INDEX: u32 = 1301;
+}
+
+/// What a graph does, by the name under which its unknown workspace is counted. Whatever is made of
+/// a descriptor does what it does.
+const PURPOSES: [&str; 5] = [
+    "cudnnBackendExecute",
+    "cudnnConvolutionForward",
+    "cudnnConvolutionBackwardFilter",
+    "cudnnConvolutionBackwardData",
+    "cudnn attention",
+];
+
+/// A descriptor of the graph interface: an index into [`PURPOSES`], written by whoever makes it,
+/// before it is shared.
+pub struct Descriptor {
+    purpose: AtomicU8,
+}
+
+/// A descriptor as the C caller holds it.
+#[repr(transparent)]
+#[derive(Clone, Copy)]
+pub struct DescriptorPtr(*const Descriptor);
+
+impl DescriptorPtr {
+    fn get(&self) -> Option<&Descriptor> {
+        // SAFETY: by cuDNN's contract a non-null descriptor came from cudnnBackendCreateDescriptor
+        // and was not destroyed.
+        unsafe { self.0.as_ref() }
+    }
+
+    /// Does what `other` does, unless it is known already what this does.
+    fn does(self, other: Self) {
+        if let (Some(this), Some(other)) = (self.get(), other.get())
+            && this.purpose.load(Relaxed) == 0
+        {
+            this.purpose.store(other.purpose.load(Relaxed), Relaxed);
+        }
+    }
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cudnnBackendCreateDescriptor(kind: u32, out: Out<DescriptorPtr>) -> u32 {
+    let purpose = match kind {
+        kind::OPERATION_CONVOLUTION_FORWARD => 1,
+        kind::OPERATION_CONVOLUTION_BACKWARD_FILTER => 2,
+        kind::OPERATION_CONVOLUTION_BACKWARD_DATA => 3,
+        // torch multiplies matrices by cuDNN in attention only.
+        kind::OPERATION_MATMUL | kind::OPERATION_SDPA_FORWARD | kind::OPERATION_SDPA_BACKWARD => 4,
+        _ => 0,
+    };
+    let descriptor = Box::new(Descriptor { purpose: AtomicU8::new(purpose) });
+    done(out.put(DescriptorPtr(Box::into_raw(descriptor))))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cudnnBackendDestroyDescriptor(descriptor: DescriptorPtr) -> u32 {
+    if !descriptor.0.is_null() {
+        // SAFETY: by cuDNN's contract it came from cudnnBackendCreateDescriptor and is destroyed
+        // once.
+        drop(unsafe { Box::from_raw(descriptor.0.cast_mut()) });
+    }
+    0
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cudnnBackendSetAttribute(
+    descriptor: DescriptorPtr,
+    _attribute: u32,
+    element_type: u32,
+    count: i64,
+    elements: In<DescriptorPtr>,
+) -> u32 {
+    if element_type == DESCRIPTOR {
+        for index in 0..count.max(0) as usize {
+            let Ok(part) = elements.nth(index) else { return NULL_POINTER };
+            descriptor.does(part);
+        }
+    }
+    0
+}
+
+/// One configuration is offered for every graph, whose engine is number 0 and needs no workspace.
+/// Of notes, knobs and all else there is nothing.
+#[unsafe(no_mangle)]
+pub extern "C" fn cudnnBackendGetAttribute(
+    descriptor: DescriptorPtr,
+    attribute: u32,
+    element_type: u32,
+    wanted: i64,
+    count: Out<i64>,
+    elements: Out<i64>,
+) -> u32 {
+    let there = match attribute {
+        attribute::HEURISTIC_RESULTS | attribute::CONFIGURATION_ENGINE => {
+            let mut part = DescriptorPtr(std::ptr::null());
+            if wanted > 0 {
+                // SAFETY: for these attributes the caller brings an array of as many descriptors.
+                part = unsafe { *elements.cast::<DescriptorPtr>().raw() };
+            }
+            part.does(descriptor);
+            1
+        }
+        attribute::CONFIGURATION_WORKSPACE_SIZE
+        | attribute::CONFIGURATION_SHARED_MEMORY_USED
+        | attribute::PLAN_WORKSPACE_SIZE
+        | attribute::ENGINE_INDEX => {
+            put_number(elements, element_type, 0);
+            1
+        }
+        attribute::GRAPH_ENGINE_COUNT => {
+            put_number(elements, element_type, 1);
+            1
+        }
+        _ => 0,
+    };
+    count.put_if_wanted(there);
+    0
+}
+
+/// Writes a number of 32 bits where the caller asks for one of those, else of 64.
+fn put_number(elements: Out<i64>, element_type: u32, number: i32) {
+    match element_type {
+        INT32 => elements.cast::<i32>().put_if_wanted(number),
+        _ => elements.put_if_wanted(i64::from(number)),
+    }
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cudnnBackendExecute(
+    handle: HandlePtr,
+    plan: DescriptorPtr,
+    _operands: DescriptorPtr,
+) -> u32 {
+    static CALLS: Counter = Counter::new("cudnnBackendExecute");
+    let purpose = plan.get().map_or(0, |plan| plan.purpose.load(Relaxed));
+    workspaces::unknown(PURPOSES[usize::from(purpose)]);
+    launched(&CALLS, handle.stream(), EXECUTION_FAILED)
+}
+
+// The older interface. Its descriptors say nothing to a library that computes nothing: one object
+// serves for all.
+
+macro_rules! descriptors {
+    ($($name:ident)*) => {$(
+        #[unsafe(no_mangle)]
+        pub extern "C" fn $name(out: Out<usize>) -> u32 {
+            static OPAQUE: [u64; 64] = [0; 64];
+            done(out.put(OPAQUE.as_ptr() as usize))
+        }
+    )*};
+}
+
+descriptors! {
+    cudnnCreateActivationDescriptor cudnnCreateConvolutionDescriptor cudnnCreateFilterDescriptor
+    cudnnCreateSpatialTransformerDescriptor cudnnCreateTensorDescriptor
+}
+
+succeeds! {
+    cudnnBackendFinalize cudnnDestroyActivationDescriptor cudnnDestroyConvolutionDescriptor
+    cudnnDestroyFilterDescriptor cudnnDestroySpatialTransformerDescriptor
+    cudnnDestroyTensorDescriptor cudnnSetActivationDescriptor cudnnSetConvolutionGroupCount
+    cudnnSetConvolutionMathType cudnnSetConvolutionNdDescriptor cudnnSetFilterNdDescriptor
+    cudnnSetSpatialTransformerNdDescriptor cudnnSetTensorNdDescriptor
+}
+
+/// `cudnnConvolutionFwdAlgoPerf_t` and its like for the gradients.
+#[repr(C)]
+#[derive(Default)]
+pub struct Algorithm {
+    number: i32,
+    status: u32,
+    milliseconds: f32,
+    workspace: usize,
+    determinism: u32,
+    math: u32,
+    reserved: [i32; 3],
+}
+
+/// One algorithm, number 1, which needs no workspace and is deterministic.
+fn one_algorithm(wanted: i32, found: Out<i32>, results: Out<Algorithm>) -> u32 {
+    if wanted > 0 {
+        let one = Algorithm { number: 1, determinism: 1, ..Algorithm::default() };
+        if results.put(one).is_err() {
+            return NULL_POINTER;
+        }
+    }
+    done(found.put(wanted.clamp(0, 1)))
+}
+
+macro_rules! algorithms {
+    ($($get:ident $find:ident $size:ident)*) => {$(
+        #[unsafe(no_mangle)]
+        pub extern "C" fn $get(
+            _handle: HandlePtr, _a: usize, _b: usize, _convolution: usize, _c: usize, wanted: i32,
+            found: Out<i32>, results: Out<Algorithm>,
+        ) -> u32 {
+            one_algorithm(wanted, found, results)
+        }
+
+        #[unsafe(no_mangle)]
+        pub extern "C" fn $find(
+            _handle: HandlePtr, _a: usize, _a_data: usize, _b: usize, _b_data: usize,
+            _convolution: usize, _c: usize, _c_data: usize, wanted: i32, found: Out<i32>,
+            results: Out<Algorithm>, _workspace: usize, _bytes: usize,
+        ) -> u32 {
+            one_algorithm(wanted, found, results)
+        }
+
+        #[unsafe(no_mangle)]
+        pub extern "C" fn $size(
+            _handle: HandlePtr, _a: usize, _b: usize, _convolution: usize, _c: usize,
+            _algorithm: i32, bytes: Out<usize>,
+        ) -> u32 {
+            done(bytes.put(0))
+        }
+    )*};
+}
+
+algorithms! {
+    cudnnGetConvolutionForwardAlgorithm_v7 cudnnFindConvolutionForwardAlgorithmEx
+    cudnnGetConvolutionForwardWorkspaceSize
+    cudnnGetConvolutionBackwardDataAlgorithm_v7 cudnnFindConvolutionBackwardDataAlgorithmEx
+    cudnnGetConvolutionBackwardDataWorkspaceSize
+    cudnnGetConvolutionBackwardFilterAlgorithm_v7 cudnnFindConvolutionBackwardFilterAlgorithmEx
+    cudnnGetConvolutionBackwardFilterWorkspaceSize
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize(
+    _handle: HandlePtr,
+    _mode: u32,
+    _operations: u32,
+    _x: usize,
+    _z: usize,
+    _y: usize,
+    _scale: usize,
+    _activation: usize,
+    bytes: Out<usize>,
+) -> u32 {
+    done(bytes.put(0))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cudnnGetBatchNormalizationBackwardExWorkspaceSize(
+    _handle: HandlePtr,
+    _mode: u32,
+    _operations: u32,
+    _x: usize,
+    _y: usize,
+    _dy: usize,
+    _dz: usize,
+    _dx: usize,
+    _scale: usize,
+    _activation: usize,
+    bytes: Out<usize>,
+) -> u32 {
+    done(bytes.put(0))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cudnnGetBatchNormalizationTrainingExReserveSpaceSize(
+    _handle: HandlePtr,
+    _mode: u32,
+    _operations: u32,
+    _activation: usize,
+    _x: usize,
+    bytes: Out<usize>,
+) -> u32 {
+    done(bytes.put(0))
+}
+
+/// Exports functions that launch one kernel, beside which they might want a workspace.
+macro_rules! kernels_with_workspace {
+    ($($name:ident)*) => {$(
+        #[unsafe(no_mangle)]
+        pub extern "C" fn $name(handle: HandlePtr) -> u32 {
+            static CALLS: Counter = Counter::new(stringify!($name));
+            workspaces::unknown(stringify!($name));
+            launched(&CALLS, handle.stream(), EXECUTION_FAILED)
+        }
+    )*};
+}
+
+kernels_with_workspace! {
+    cudnnBatchNormalizationBackwardEx cudnnBatchNormalizationForwardTrainingEx
+    cudnnConvolutionBackwardData cudnnConvolutionBackwardFilter
+    cudnnConvolutionBiasActivationForward cudnnConvolutionForward
+}
+
+kernels! { EXECUTION_FAILED =>
+    cudnnBatchNormalizationForwardInference cudnnSpatialTfGridGeneratorBackward
+    cudnnSpatialTfGridGeneratorForward cudnnSpatialTfSamplerBackward cudnnSpatialTfSamplerForward
+}

@@ -1,0 +1,203 @@
+//! NCCL on one rank: what a collective leaves in the receiver is what the sender had. A communicator
+//! of several ranks is refused. What NCCL holds for its channels is not known (`workspaces.rs`).
+
+use crate::abi::{Answer, Counter, Face, In, Out, entry};
+use crate::gpu::{failed, gpu};
+use crate::{context, workspaces};
+
+/// `ncclUnhandledCudaError`, `ncclInvalidArgument`, `ncclInvalidUsage`.
+const CUDA_ERROR: u32 = 1;
+const INVALID_ARGUMENT: u32 = 4;
+const INVALID_USAGE: u32 = 5;
+
+/// `ncclUniqueId`, passed by value.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct UniqueId([u8; 128]);
+
+/// A communicator has no state: any address serves.
+fn communicator(out: Out<usize>, name: &'static str, ranks: i32) -> u32 {
+    static COMMUNICATOR: u64 = 0;
+    if ranks != 1 {
+        eprintln!("phantom: {name}: {ranks} ranks are not simulated, only one is");
+        return INVALID_USAGE;
+    }
+    workspaces::unknown(name);
+    match out.put(&raw const COMMUNICATOR as usize) {
+        Ok(()) => 0,
+        Err(_) => INVALID_ARGUMENT,
+    }
+}
+
+/// Runs `body` as a call of the program's.
+fn called(calls: &'static Counter, body: impl FnOnce() -> Answer) -> u32 {
+    if entry(calls, Face::Runtime, body) == 0 { 0 } else { CUDA_ERROR }
+}
+
+macro_rules! nccl {
+    ($($(#[$doc:meta])* fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $body:block)*) => {$(
+        $(#[$doc])*
+        #[unsafe(no_mangle)]
+        pub extern "C" fn $name($($arg: $ty),*) -> u32 {
+            static CALLS: Counter = Counter::new(stringify!($name));
+            called(&CALLS, move || $body)
+        }
+    )*};
+}
+
+/// Exports functions that do nothing on one rank.
+macro_rules! nothing {
+    ($($name:ident)*) => { $crate::abi::succeeds! { $($name)* } };
+}
+
+nothing! {
+    ncclCommAbort ncclCommDestroy ncclCommFinalize ncclGroupEnd ncclGroupStart ncclRedOpDestroy
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclGetUniqueId(out: Out<UniqueId>) -> u32 {
+    // Nobody else reads it.
+    out.put(UniqueId([0x6e; 128])).map_or(INVALID_ARGUMENT, |()| 0)
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclCommInitRank(out: Out<usize>, ranks: i32, _id: UniqueId, _rank: i32) -> u32 {
+    communicator(out, "ncclCommInitRank", ranks)
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclCommInitRankConfig(
+    out: Out<usize>,
+    ranks: i32,
+    _id: UniqueId,
+    _rank: i32,
+    _config: usize,
+) -> u32 {
+    communicator(out, "ncclCommInitRankConfig", ranks)
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclCommInitRankScalable(
+    out: Out<usize>,
+    ranks: i32,
+    _rank: i32,
+    _ids: i32,
+    _id: usize,
+    _config: usize,
+) -> u32 {
+    communicator(out, "ncclCommInitRankScalable", ranks)
+}
+
+/// One of `count` devices is one rank.
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclCommInitAll(out: Out<usize>, count: i32, _devices: usize) -> u32 {
+    communicator(out, "ncclCommInitAll", count)
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclCommSplit(
+    _communicator: usize,
+    color: i32,
+    _key: i32,
+    out: Out<usize>,
+    _config: usize,
+) -> u32 {
+    if color < 0 {
+        // NCCL_SPLIT_NOCOLOR: in no group.
+        return out.put(0).map_or(INVALID_ARGUMENT, |()| 0);
+    }
+    communicator(out, "ncclCommSplit", 1)
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclCommCount(_communicator: usize, out: Out<i32>) -> u32 {
+    out.put(1).map_or(INVALID_ARGUMENT, |()| 0)
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclCommUserRank(_communicator: usize, out: Out<i32>) -> u32 {
+    out.put(0).map_or(INVALID_ARGUMENT, |()| 0)
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclCommGetAsyncError(_communicator: usize, out: Out<u32>) -> u32 {
+    out.put(0).map_or(INVALID_ARGUMENT, |()| 0)
+}
+
+/// Any number that is not a usual operation's.
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclRedOpCreatePreMulSum(
+    out: Out<u32>,
+    _scalar: In<u8>,
+    _kind: u32,
+    _where: u32,
+    _communicator: usize,
+) -> u32 {
+    out.put(5).map_or(INVALID_ARGUMENT, |()| 0)
+}
+
+/// Bytes of a `ncclDataType_t`.
+fn size(kind: u32) -> Result<usize, u32> {
+    match kind {
+        0 | 1 | 10 | 11 => Ok(1), // integers of 8 bits, floats of 8 bits
+        6 | 9 => Ok(2),           // half, bfloat16
+        2 | 3 | 7 => Ok(4),
+        4 | 5 | 8 => Ok(8),
+        _ => Err(crate::abi::code::INVALID_VALUE),
+    }
+}
+
+/// From the sender's memory to the receiver's, in the order of `stream`.
+fn passed(from: u64, to: u64, count: usize, kind: u32, stream: usize) -> Answer {
+    if from == to || count == 0 {
+        return gpu().launch(stream);
+    }
+    gpu().copy(to, from, count * size(kind)?, stream)
+}
+
+nccl! {
+    fn ncclAllReduce(
+        from: u64, to: u64, count: usize, kind: u32, _op: u32, _comm: usize, stream: usize
+    ) {
+        passed(from, to, count, kind, stream)
+    }
+
+    fn ncclReduce(
+        from: u64, to: u64, count: usize, kind: u32, _op: u32, _root: i32, _comm: usize,
+        stream: usize,
+    ) {
+        passed(from, to, count, kind, stream)
+    }
+
+    fn ncclReduceScatter(
+        from: u64, to: u64, count: usize, kind: u32, _op: u32, _comm: usize, stream: usize
+    ) {
+        passed(from, to, count, kind, stream)
+    }
+
+    fn ncclBroadcast(
+        from: u64, to: u64, count: usize, kind: u32, _root: i32, _comm: usize, stream: usize
+    ) {
+        passed(from, to, count, kind, stream)
+    }
+
+    fn ncclBcast(place: u64, count: usize, kind: u32, _root: i32, _comm: usize, stream: usize) {
+        passed(place, place, count, kind, stream)
+    }
+
+    fn ncclAllGather(from: u64, to: u64, count: usize, kind: u32, _comm: usize, stream: usize) {
+        passed(from, to, count, kind, stream)
+    }
+
+    fn ncclAlltoAll(from: u64, to: u64, count: usize, kind: u32, _comm: usize, stream: usize) {
+        passed(from, to, count, kind, stream)
+    }
+
+    fn ncclMemAlloc(out: Out<u64>, bytes: usize) {
+        out.put(gpu().sim.alloc(context::runtime_device(), bytes as u64).map_err(failed)?)
+    }
+
+    fn ncclMemFree(address: u64) {
+        gpu().free(address)
+    }
+}

@@ -1,0 +1,264 @@
+"""The stand-in GPU as programs that train see it: which GPU it looks like, what its libraries
+answer, what the host reads, and how little of the host's memory it takes."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from conftest import PHANTOM, ROOT
+
+sys.path.insert(0, str(ROOT / "python_loader"))
+from gruyere import GruyereError, _stand_in  # noqa: E402
+
+CONVOLUTIONS = """
+import sys, torch
+from torch import nn
+torch.backends.cudnn.benchmark = sys.argv[1] == "benchmark"
+model = nn.Sequential(
+    nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(),
+    nn.Conv2d(16, 16, 3, stride=2, groups=4), nn.ConvTranspose2d(16, 8, 2, 2),
+    nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10),
+).cuda()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for layout in (torch.contiguous_format, torch.channels_last):
+    model = model.to(memory_format=layout)
+    x = torch.randn(4, 3, 32, 32, device="cuda").to(memory_format=layout)
+    with torch.autocast("cuda", torch.bfloat16, enabled=layout is torch.channels_last):
+        loss = model(x).sum()
+    loss.backward()
+    optimizer.step()
+print("{}")
+"""
+# Two convolutions and a transposed one, whose passes are those of the other direction.
+CONVOLUTION_CALLS = {
+    "cudnnConvolutionForward": 6,
+    "cudnnConvolutionBackwardData": 6,
+    "cudnnConvolutionBackwardFilter": 6,
+}
+
+
+def test_convolutions_train_and_their_workspaces_are_counted_as_unknown(phantom):
+    books = phantom.run(None, "as it is", code=CONVOLUTIONS).check().books
+    found = books["unknown_workspaces"]
+    assert found.keys() >= CONVOLUTION_CALLS.keys() | {"cudnnBatchNormalizationForwardTrainingEx"}
+    # The first convolution's input needs no gradient, which is one call less in either layout.
+    assert found["cudnnConvolutionForward"] == 2 * 3
+    assert found["cudnnConvolutionBackwardFilter"] == 2 * 3
+    assert found["cudnnConvolutionBackwardData"] == 2 * 2
+    # Every algorithm is tried, some more than once.
+    tried = phantom.run(None, "benchmark", code=CONVOLUTIONS).check().books["unknown_workspaces"]
+    assert tried["cudnnConvolutionForward"] > found["cudnnConvolutionForward"]
+
+
+ATTENTION = """
+import json, torch
+from torch.nn.functional import scaled_dot_product_attention
+q, k, v = (
+    torch.randn(2, 4, 64, 64, device="cuda", dtype=torch.half, requires_grad=True) for _ in range(3)
+)
+out = scaled_dot_product_attention(q, k, v, is_causal=True)
+out.sum().backward()
+properties = torch.cuda.get_device_properties(0)
+print(json.dumps({
+    "kernel": out.grad_fn.name(),
+    "name": properties.name,
+    "capability": torch.cuda.get_device_capability(),
+    "multiprocessors": properties.multi_processor_count,
+    "memory": properties.total_memory,
+    "shared": properties.shared_memory_per_block_optin,
+}))
+"""
+
+
+@pytest.mark.parametrize(
+    "capability, shared, kernel",
+    [
+        ("9.0", 227, "ScaledDotProductCudnnAttentionBackward0"),
+        ("8.9", 99, "ScaledDotProductFlashAttentionBackward0"),
+        ("7.5", 64, "ScaledDotProductEfficientAttentionBackward0"),
+    ],
+)
+def test_torch_sees_the_gpu_that_was_asked_for_and_chooses_its_attention(
+    phantom, capability, shared, kernel
+):
+    looks = {
+        "PHANTOM_NAME": "Some GPU",
+        "PHANTOM_CAPABILITY": capability,
+        "PHANTOM_MULTIPROCESSORS": 42,
+        "PHANTOM_MEMORY": "24GiB",
+    }
+    ran = phantom.run(None, code=ATTENTION, **looks).check()
+    assert ran.report == {
+        "kernel": kernel,
+        "name": "Some GPU",
+        "capability": [int(part) for part in capability.split(".")],
+        "multiprocessors": 42,
+        "memory": 24 << 30,
+        "shared": shared << 10,
+    }
+
+
+RANKS = """
+import json, sys, torch
+import torch.distributed as dist
+ranks = int(sys.argv[1])
+store = dist.HashStore()
+dist.init_process_group("nccl", store=store, rank=0, world_size=ranks)
+if ranks > 1:
+    store.set("0", b"")
+here = torch.arange(4).cuda()
+dist.all_reduce(here)
+gathered, scattered = [torch.empty_like(here)], torch.empty_like(here)
+dist.all_gather(gathered, here)
+dist.reduce_scatter_tensor(scattered, here)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64).cuda())
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(3):
+    model(torch.randn(8, 64, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+objects = [None]
+dist.all_gather_object(objects, {"rank": 0})
+dist.barrier()
+dist.destroy_process_group()
+print(json.dumps([gathered[0].tolist(), scattered.tolist(), objects]).join(('{"all":', "}")))
+"""
+
+
+def test_nccl_on_one_rank_hands_on_what_was_sent(phantom):
+    ran = phantom.run(None, 1, code=RANKS).check()
+    assert ran.report["all"] == [[0, 1, 2, 3], [0, 1, 2, 3], [{"rank": 0}]]
+    assert ran.books["unknown_workspaces"]["ncclCommInitRankConfig"] == 1
+
+
+def test_nccl_on_more_ranks_is_refused_by_name(phantom):
+    ran = phantom.run(None, 2, code=RANKS, TORCH_NCCL_ASYNC_ERROR_HANDLING=0)
+    assert ran.code != 0
+    assert "2 ranks are not simulated, only one is" in ran.err
+
+
+# What is written by kernels, fills, copies and optimizers, 62 GiB at the peak; and what of it is
+# the host's.
+CHEAP = """
+import json, torch
+from torch import nn
+def resident():
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) << 10
+torch.ones(8, 8, device="cuda") @ torch.ones(8, 8, device="cuda")
+optimizer = torch.optim.AdamW([nn.Parameter(torch.zeros(1, device="cuda"))])
+optimizer.param_groups[0]["params"][0].grad = torch.zeros(1, device="cuda")
+optimizer.step()
+before = resident()
+GIB = 1 << 30
+def memory(gib):
+    return torch.empty(gib * GIB // 4, device="cuda")
+tensors = [memory(4) for _ in range(3)]
+for tensor in tensors:
+    tensor.fill_(1).normal_().zero_().uniform_().add_(1)
+torch._foreach_add_(tensors, [torch.zeros_like(tensor) for tensor in tensors])
+parameters = [nn.Parameter(tensor) for tensor in tensors]
+for parameter in parameters:
+    parameter.grad = torch.zeros_like(parameter)
+torch.optim.AdamW(parameters, foreach=True).step()
+optimizer = torch.optim.AdamW(parameters, fused=True)
+optimizer.step()
+# A checkpoint that is loaded, and one that is taken: fresh memory of the host's, which nobody has
+# touched.
+with torch.device("meta"):
+    model = nn.Linear(1 << 15, 1 << 15)
+model.to_empty(device="cuda")
+model.load_state_dict({name: torch.empty(part.shape) for name, part in model.state_dict().items()})
+taken = {name: part.cpu() for name, part in model.state_dict().items()}
+pinned = torch.empty(4 * GIB, dtype=torch.uint8, pin_memory=True)
+pinned.copy_(tensors[0].view(torch.uint8), non_blocking=True)
+tensors[1].view(torch.uint8).copy_(pinned, non_blocking=True)
+print(json.dumps({
+    "device": torch.cuda.max_memory_allocated(), "host": resident() - before
+}))
+"""
+
+
+@pytest.mark.parametrize("values", [None, "zeros", "random:1"])
+def test_memory_that_nobody_touches_takes_none_of_the_hosts(phantom, values):
+    settings = {"PHANTOM_VALUES": values} if values else {}
+    ran = phantom.run(None, code=CHEAP, **settings).check()
+    assert ran.report["device"] > 60 << 30
+    assert ran.report["host"] < 300 << 20
+
+
+READS = """
+import json, torch
+loss = torch.randn(5, device="cuda").sum()
+ids = torch.tensor([5, 7, 9]).cuda()
+print(json.dumps({
+    "loss": loss.item(), "again": loss.item(), "ids": ids.tolist(),
+    "most": (ids + 1).tolist(), "found": bool((ids > 6).any()),
+}))
+"""
+
+
+def test_what_a_kernel_would_have_written_reads_as_asked_and_what_was_copied_in_as_it_was(phantom):
+    zeros = phantom.run(None, code=READS, PHANTOM_VALUES="zeros").check()
+    assert zeros.report == {
+        "loss": 0.0, "again": 0.0, "ids": [5, 7, 9], "most": [0, 0, 0], "found": False
+    }  # fmt: skip
+    # Two of the loss, one of each of the others.
+    assert zeros.books["host_reads"] == {"count": 5, "bytes": 4 + 4 + 24 + 24 + 1}
+    seeds = [phantom.run(None, code=READS, PHANTOM_VALUES=f"random:{n}").check() for n in range(4)]
+    for ran in seeds:
+        assert 0 < ran.report["loss"] < 1e-40 and ran.report["loss"] == ran.report["again"]
+        assert ran.report["ids"] == [5, 7, 9]
+        assert all(1 <= number <= 7 for number in ran.report["most"])
+    assert len({tuple(ran.report["most"]) for ran in seeds}) > 1
+    again = phantom.run(None, code=READS, PHANTOM_VALUES="random:0").check()
+    assert again.report == seeds[0].report
+
+
+def test_a_torch_that_cannot_use_it_is_named_with_what_is_needed(tmp_path, monkeypatch):
+    (tmp_path / "torch" / "lib").mkdir(parents=True)
+    (tmp_path / "torch" / "__init__.py").touch()
+    (tmp_path / "torch" / "version.py").write_text("__version__ = '2.11.0+cpu'\ncuda = None\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    with pytest.raises(GruyereError, match=r"torch 2\.11\.0\+cpu in .* is not built for CUDA"):
+        _stand_in.check_torch()
+    with pytest.raises(GruyereError, match="needs Linux, and this is darwin"):
+        _stand_in.check_torch("darwin")
+    (tmp_path / "torch" / "lib" / "libtorch_cuda.so").touch()
+    _stand_in.check_torch()
+
+
+def test_the_folder_of_links_is_the_users_and_made_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = _stand_in.links(PHANTOM)
+    assert folder.parent == tmp_path / "cache" / "gruyere"
+    assert sorted(os.listdir(folder)) == sorted(_stand_in.NAMES)
+    assert all((folder / name).resolve() == PHANTOM.resolve() for name in _stand_in.NAMES)
+    made = folder.stat().st_mtime_ns
+    assert _stand_in.links(PHANTOM) == folder and folder.stat().st_mtime_ns == made
+    assert list(folder.parent.iterdir()) == [folder], "no half is left"
+    # Another library has another folder, and a home that cannot be written to is no reason to fail.
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setenv("HOME", str(tmp_path / "file"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert _stand_in.links(Path("/elsewhere.so")).parent == tmp_path
+
+
+def test_a_program_runs_with_what_the_package_says(tmp_path, monkeypatch):
+    monkeypatch.setenv("GRUYERE_PHANTOM", str(PHANTOM))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for name in ("LD_PRELOAD", "LD_LIBRARY_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    said = subprocess.run(
+        [sys.executable, "-c", "import torch; print(torch.zeros(4, device='cuda').device)"],
+        env={**os.environ, **_stand_in.environment()},
+        stdout=subprocess.PIPE,
+        check=True,
+        text=True,
+    )
+    assert said.stdout == "cuda:0\n"
