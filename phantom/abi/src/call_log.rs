@@ -158,6 +158,6 @@ by_value! { crate::launch::Dim3 crate::ipc::MemHandle crate::runtime_memory::Ext
 large! {
     crate::abi::SomeResult crate::launch::Dim3 crate::ipc::MemHandle
     crate::runtime_memory::PitchedPtr
-    crate::host::PointerAttributes crate::properties::DeviceProp crate::properties::FuncAttributes
+    crate::cuda12::Properties crate::host::PointerAttributes crate::properties::DeviceProp crate::properties::FuncAttributes
     f32 [u8; 16] *const std::ffi::c_char
 }

@@ -78,14 +78,14 @@ impl HostMemory {
     }
 }
 
-/// `cudaPointerAttributes` as CUDA 13 lays it out.
+/// `cudaPointerAttributes`. CUDA 13 has reserved words behind these, which nobody reads; CUDA 12 has
+/// not.
 #[repr(C)]
 pub struct PointerAttributes {
     kind: u32,
     device: i32,
     device_pointer: usize,
     host_pointer: usize,
-    reserved: [i64; 8],
 }
 
 /// `CU_MEMORYTYPE_HOST` and `cudaMemoryTypeHost`. What CUDA does not know is 0.
@@ -100,7 +100,7 @@ fn attributes(address: usize) -> PointerAttributes {
         None if gpu().host.contains(address) => (HOST, 0, address, address),
         None => (0, -2, 0, address),
     };
-    PointerAttributes { kind, device, device_pointer, host_pointer, reserved: [0; 8] }
+    PointerAttributes { kind, device, device_pointer, host_pointer }
 }
 
 runtime! {

@@ -55,6 +55,7 @@ mod call_log;
 mod contents;
 mod context;
 mod control;
+mod cuda12;
 mod cudnn;
 mod driver_device;
 mod driver_memory;

@@ -1,9 +1,8 @@
-"""The phantom machine's own settings, for programs that know nothing of the phantom: Python runs
-this file at start because the tests put its folder on PYTHONPATH. Children inherit it.
+"""What programs that know nothing of the tests report: Python runs this file at start because the
+tests put its folder on PYTHONPATH. Children inherit it.
 
-Once torch has been imported: cuDNN is off (the phantom has none), and the program's last state of
-memory is written to $GRUYERE_TEST_REPORTS/PID.json at exit. Nothing here puts Gruyère in: that is
-the launch line's doing.
+The program's last state of memory is written to $GRUYERE_TEST_REPORTS/PID.json at exit, where it
+has imported torch. Nothing here puts Gruyère in: that is the launch line's doing.
 """
 
 import atexit
@@ -37,8 +36,6 @@ class AfterTorch(importlib.abc.MetaPathFinder):
 
 
 def prepare(torch):
-    torch.backends.cudnn.enabled = False
-    torch.backends.cuda.enable_cudnn_sdp(False)
     # A child that multiprocessing forked is no program of its own, and ends without exit handlers.
     atexit.register(report, torch, os.getpid())
 
