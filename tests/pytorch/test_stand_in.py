@@ -11,7 +11,7 @@ import pytest
 from conftest import PHANTOM, ROOT
 
 sys.path.insert(0, str(ROOT / "python_loader"))
-from gruyere import GruyereError, _stand_in  # noqa: E402
+from gruyere import GruyereError, _stand_in
 
 CONVOLUTIONS = """
 import sys, torch
@@ -114,6 +114,14 @@ dist.all_reduce(here)
 gathered, scattered = [torch.empty_like(here)], torch.empty_like(here)
 dist.all_gather(gathered, here)
 dist.reduce_scatter_tensor(scattered, here)
+# In a group: a message to oneself, of which the second half is told of first.
+twice = [torch.empty_like(here) for _ in range(2)]
+for message in (
+    [dist.P2POp(dist.isend, here, 0), dist.P2POp(dist.irecv, twice[0], 0)],
+    [dist.P2POp(dist.irecv, twice[1], 0), dist.P2POp(dist.isend, here + 0, 0)],
+):
+    for work in dist.batch_isend_irecv(message):
+        work.wait()
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64).cuda())
 optimizer = torch.optim.AdamW(model.parameters())
 for _ in range(3):
@@ -124,13 +132,13 @@ objects = [None]
 dist.all_gather_object(objects, {"rank": 0})
 dist.barrier()
 dist.destroy_process_group()
-print(json.dumps([gathered[0].tolist(), scattered.tolist(), objects]).join(('{"all":', "}")))
+print(json.dumps({"all": [gathered[0].tolist(), scattered.tolist(), objects, twice[0].tolist()]}))
 """
 
 
 def test_nccl_on_one_rank_hands_on_what_was_sent(phantom):
     ran = phantom.run(None, 1, code=RANKS).check()
-    assert ran.report["all"] == [[0, 1, 2, 3], [0, 1, 2, 3], [{"rank": 0}]]
+    assert ran.report["all"] == [[0, 1, 2, 3], [0, 1, 2, 3], [{"rank": 0}], [0, 1, 2, 3]]
     assert ran.books["unknown_workspaces"]["ncclCommInitRankConfig"] == 1
 
 

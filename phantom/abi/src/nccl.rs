@@ -4,6 +4,8 @@
 use crate::abi::{Answer, Counter, Face, In, Out, entry};
 use crate::gpu::{failed, gpu};
 use crate::{context, workspaces};
+use std::collections::VecDeque;
+use std::sync::{Mutex, PoisonError};
 
 /// `ncclUnhandledCudaError`, `ncclInvalidArgument`, `ncclInvalidUsage`.
 const CUDA_ERROR: u32 = 1;
@@ -155,6 +157,32 @@ fn passed(from: u64, to: u64, count: usize, kind: u32, stream: usize) -> Answer 
     gpu().copy(to, from, count * size(kind)?, stream)
 }
 
+/// One half of a message to oneself.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Half {
+    Sent,
+    Received,
+}
+
+/// The halves that wait for their others, all of one kind, and where each lies. A rank that sends to
+/// itself receives in the order in which it sends, in one group.
+static WAITING: Mutex<VecDeque<(Half, u64)>> = Mutex::new(VecDeque::new());
+
+/// The other half's place; none where it is yet to come.
+fn meet(half: Half, place: u64) -> Option<u64> {
+    let mut waiting = WAITING.lock().unwrap_or_else(PoisonError::into_inner);
+    match waiting.front() {
+        Some(&(other, there)) if other != half => {
+            waiting.pop_front();
+            Some(there)
+        }
+        _ => {
+            waiting.push_back((half, place));
+            None
+        }
+    }
+}
+
 nccl! {
     fn ncclAllReduce(
         from: u64, to: u64, count: usize, kind: u32, _op: u32, _comm: usize, stream: usize
@@ -191,6 +219,20 @@ nccl! {
 
     fn ncclAlltoAll(from: u64, to: u64, count: usize, kind: u32, _comm: usize, stream: usize) {
         passed(from, to, count, kind, stream)
+    }
+
+    fn ncclSend(from: u64, count: usize, kind: u32, _to: i32, _comm: usize, stream: usize) {
+        match meet(Half::Sent, from) {
+            Some(to) => passed(from, to, count, kind, stream),
+            None => Ok(()),
+        }
+    }
+
+    fn ncclRecv(to: u64, count: usize, kind: u32, _from: i32, _comm: usize, stream: usize) {
+        match meet(Half::Received, to) {
+            Some(from) => passed(from, to, count, kind, stream),
+            None => Ok(()),
+        }
     }
 
     fn ncclMemAlloc(out: Out<u64>, bytes: usize) {

@@ -219,8 +219,7 @@ unsupported! { 27 =>
 
 unsupported! { 5 =>
     ncclCommDeregister ncclCommRegister ncclCommShrink ncclCommWindowDeregister
-    ncclCommWindowRegister ncclDevCommCreate ncclDevCommDestroy ncclGroupSimulateEnd ncclRecv
-    ncclSend
+    ncclCommWindowRegister ncclDevCommCreate ncclDevCommDestroy ncclGroupSimulateEnd
 }
 
 unsupported! { 7 =>
@@ -366,5 +365,5 @@ unsupported! { 801 =>
 // The runtime calls that torch 2.11 or a plain program needs to be there and that are not
 // simulated. Managed memory is refused on purpose.
 unsupported! { 801 =>
-    cudaIpcGetEventHandle cudaIpcOpenEventHandle cudaMallocManaged
+    cudaIpcGetEventHandle cudaIpcOpenEventHandle cudaMallocManaged cudaMemPrefetchAsync
 }
