@@ -50,7 +50,7 @@ pub struct Arguments {
 
 /// Runs it. Returns only where nothing could be started.
 pub fn main(arguments: &Arguments) -> ExitCode {
-    match read(&arguments.command) {
+    match read(&arguments.command, "compare") {
         Ok((python, script, rest)) => torch::compare(torch::OneScript {
             python,
             script,
@@ -67,11 +67,15 @@ pub fn main(arguments: &Arguments) -> ExitCode {
     }
 }
 
-type Read = (Option<PathBuf>, String, Vec<String>);
+/// What [`read`] finds.
+pub type Read = (Option<PathBuf>, String, Vec<String>);
 
-/// The interpreter, the script and its arguments. The interpreter may be left out, and `-m gruyere`
-/// is passed over.
-fn read(command: &[OsString]) -> Result<Read, String> {
+/// The interpreter, the script and its arguments, of what is given to `gruyere NAME`. The first may
+/// be left out, and `-m gruyere` is passed over.
+///
+/// # Errors
+/// It is none: the text says why.
+pub fn read(command: &[OsString], name: &str) -> Result<Read, String> {
     let mut words: Vec<String> = Vec::new();
     for word in command {
         let text = word.to_str().ok_or_else(|| {
@@ -92,14 +96,14 @@ fn read(command: &[OsString]) -> Result<Read, String> {
     }
     match words.first() {
         Some(script) if script.starts_with('-') => Err(format!(
-            "{script}: a script is compared, not a module or a line of code, and options of python \
-             itself are not passed on; write: gruyere compare -- python train.py"
+            "{script}: what runs is a script, not a module or a line of code, and options of \
+             python itself are not passed on; write: gruyere {name} -- python train.py"
         )),
         Some(_) => {
             let script = words.remove(0);
             Ok((python, script, words))
         }
-        None => Err("name a script: gruyere compare -- python train.py".to_owned()),
+        None => Err(format!("name a script: gruyere {name} -- python train.py")),
     }
 }
 
@@ -109,7 +113,10 @@ mod tests {
 
     #[test]
     fn a_command_is_an_interpreter_a_script_and_its_arguments() {
-        let of = |line: &str| read(&line.split(' ').map(OsString::from).collect::<Vec<_>>());
+        let of = |line: &str| {
+            let words: Vec<_> = line.split(' ').map(OsString::from).collect();
+            read(&words, "compare")
+        };
         let words = |list: &[&str]| list.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
         assert_eq!(
             of("/opt/bin/python3.12 train.py --lr 3"),

@@ -8,9 +8,11 @@ mod device_uuid;
 mod diff;
 mod doctor;
 mod driver_calls;
+mod dryrun;
 mod export;
 mod failure;
 mod follow;
+mod house;
 mod map;
 mod output;
 mod post;
@@ -38,6 +40,7 @@ const HELP: &str = "\
 Try it:
   python -m gruyere train.py   (not this command: the Python package) a script, served by Gruyère
   compare      Run a script under torch's allocators and Gruyère, and print the table
+  dryrun       Tell whether a training script will fit, and where it goes, without a GPU
   doctor       Look for what stands in the way: driver, devices, memory, configuration, torch
   run          Run a program that is not PyTorch with the library in it: managed, or only watched
   bench        Replay real PyTorch traffic through Gruyère and through torch's own allocators
@@ -89,6 +92,7 @@ enum Command {
     Diff(diff::Arguments),
     /// Look for what stands in the way: driver, devices, memory, configuration, torch.
     Doctor(doctor::Arguments),
+    Dryrun(dryrun::Arguments),
     /// Serve Prometheus metrics of all processes.
     Export(export::Arguments),
     /// Draw the layout of a device's memory: blocks, free runs, partly used pages.
@@ -133,6 +137,7 @@ fn main() -> ExitCode {
         ),
         Command::Diff(args) => failure::end("diff", diff::run(&args)),
         Command::Doctor(args) => failure::end("doctor", doctor::run(&args)),
+        Command::Dryrun(args) => dryrun::main(&args),
         Command::Export(args) => failure::end("export", export::run(&args)),
         Command::Map(args) => failure::end("map", map::run(&args)),
         Command::Post(args) => failure::end("post", post::run(&args)),

@@ -70,13 +70,13 @@ class Meter:
         if memory is not None and self.phantom is not None:
             os.environ["PHANTOM_MEMORY"] = str(memory)
 
-    def prepare(self, torch: Any) -> None:
-        """Once torch is imported. Uses no CUDA."""
-        if self.phantom is not None:
-            # It has no cuDNN.
+    def prepare(self, torch: Any, cudnn: bool = False) -> None:
+        """Once torch is imported. Uses no CUDA. `cudnn`: leave it on, on the stand-in too."""
+        if self.phantom is not None and not cudnn:
+            # What cuDNN takes of memory is not known there.
             torch.backends.cudnn.enabled = False
             torch.backends.cuda.enable_cudnn_sdp(False)
-        else:
+        elif self.phantom is None:
             torch.cuda._lazy_call(lambda: self._begin_on_gpu(torch))
 
     def _begin_on_gpu(self, torch: Any) -> None:

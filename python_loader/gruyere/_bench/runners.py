@@ -188,14 +188,15 @@ def run_script(
             FAILED, f"took more than {seconds:.0f} s; --timeout allows more, --steps ends it sooner"
         )
     finally:
-        _end_session(process)
+        end_session(process)
     result = Result(**json.loads(answer.read_text())) if answer.is_file() else None
     if result is None or (code < 0 and result.outcome != FAILED):
         return Result(FAILED, log.blame(ended(code)))
     return result
 
 
-def _end_session(process: subprocess.Popen[bytes]) -> None:
+def end_session(process: subprocess.Popen[bytes]) -> None:
+    """Ends what a process has left behind."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
@@ -216,13 +217,12 @@ class Log:
         """What comes from here on belongs to the next run."""
         self.from_byte = self.path.stat().st_size
 
+    def said(self) -> list[str]:
+        """The lines that came since."""
+        text = self.path.read_bytes()[self.from_byte :].decode(errors="replace")
+        return text.splitlines()
+
     def blame(self, how: str) -> str:
         """`how` it ended, with the last line that it said."""
-        lines = [
-            line.strip()
-            for line in self.path.read_bytes()[self.from_byte :]
-            .decode(errors="replace")
-            .splitlines()
-        ]
-        said = [line for line in lines if line]
+        said = [line.strip() for line in self.said() if line.strip()]
         return f"{how}: {said[-1]}" if said else f"{how}, without a word"

@@ -10,7 +10,7 @@ import os
 import sys
 import time
 from types import ModuleType
-from typing import Any, NoReturn, Optional
+from typing import Any, Optional
 
 from .. import _launch, _startup
 from .._imports import when_imported
@@ -22,6 +22,11 @@ from .measure import COMPLETED, FAILED, OUT_OF_MEMORY, Meter, Result
 def main(text: str) -> None:
     request = json.loads(text)
     watch = Watch(request["allocator"], request["memory"], request["steps"])
+    run(watch, request)
+
+
+def run(watch: Watch, request: dict[str, Any]) -> None:
+    """The script of the request, watched; what was found goes into the file `answer`."""
     when_imported("torch", watch.imported)
     if request["allocator"] == "gruyere":
         _startup.required = True
@@ -44,6 +49,9 @@ class Enough(SystemExit):
 
 
 class Watch:
+    # Whether cuDNN stays on where it can't be measured.
+    cudnn = False
+
     def __init__(self, allocator: str, memory: Optional[int], steps: Optional[int]) -> None:
         self.meter = Meter(allocator, memory)
         self.steps = steps
@@ -54,7 +62,7 @@ class Watch:
 
     def imported(self, torch: ModuleType) -> None:
         self.torch = torch
-        self.meter.prepare(torch)
+        self.meter.prepare(torch, self.cudnn)
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
         register_optimizer_step_post_hook(self.stepped)
@@ -79,7 +87,7 @@ class Watch:
             processor - self.last[1] if self.meter.phantom is not None else wall - self.last[0]
         )
 
-    def _enough(self) -> NoReturn:
+    def _enough(self) -> None:
         raise Enough(0)
 
     def stopped_by(self, error: BaseException) -> None:

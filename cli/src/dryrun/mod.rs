@@ -1,0 +1,218 @@
+//! `gruyere dryrun`: will a training program fit, and where does the memory go, without a GPU.
+//!
+//! The Python package does it (`python_loader/gruyere/_dryrun`): this reads the arguments, knows
+//! the GPUs, finds an interpreter that has the package, and becomes it.
+
+mod gpus;
+mod sweep;
+
+use std::ffi::OsString;
+use std::num::NonZeroU32;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use gruyere::config::Size;
+use serde::Serialize;
+
+use crate::compare;
+use crate::failure::say;
+use crate::house::House;
+use crate::output;
+use gpus::Gpu;
+use sweep::Sweep;
+
+/// The arguments are wrong, or what they name cannot be had.
+const WRONG: u8 = 2;
+
+/// Will it fit? Runs a training program for a few steps on a stand-in GPU, without a real one,
+/// and tells what it takes.
+///
+/// The program runs as it is, with the real torch and the real allocators; the stand-in keeps exact
+/// books of memory and computes nothing.
+#[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  gruyere dryrun train.py --batch-size 8            on an H100, and what the others would say
+  gruyere dryrun --gpu a100-40,rtx4090 train.py     on these, each really run at its size
+  gruyere dryrun --gpu list                         what there is
+  gruyere dryrun --gb 24 --alloc torch train.py     on any GPU of 24 GiB, torch's allocator only
+  gruyere dryrun --gpu a100-80 --sweep batch=--batch-size:1..64 train.py
+                                                    the largest batch that fits
+  gruyere dryrun --sweep batch=1,2,4,8 train.py --batch-size {batch}
+  gruyere dryrun --max-gb 79 --json=dry.json train.py
+                                                    for continuous integration
+
+Options stand before the program; all that follows it is its own. One process and one device.
+
+Exit status: 0 it fits; 1 the program failed; 2 wrong arguments, or no torch or no stand-in; \
+3 it does not fit; 4 it fits or not,
+but the answer is not to be trusted: the program asks for other memory with other values on the \
+device.")]
+pub struct Arguments {
+    /// The GPUs, separated by commas; `list` prints what there is. Default: h100-80, with what the
+    /// books say of all others.
+    #[arg(long, value_delimiter = ',', value_name = "NAMES")]
+    gpu: Vec<String>,
+    /// A GPU of so many GiB, like an H100 in all else; may be repeated.
+    #[arg(long, value_name = "GIB", value_parser = gibibytes)]
+    gb: Vec<f64>,
+    /// The program ends after so many steps of its optimiser.
+    #[arg(long, value_name = "COUNT", default_value_t = NonZeroU32::new(3).unwrap())]
+    steps: NonZeroU32,
+    /// Which allocators, separated by commas. It fits where it does with one of them.
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "NAMES",
+          default_values_t = [Allocator::Gruyere, Allocator::Torch, Allocator::Expandable])]
+    alloc: Vec<Allocator>,
+    /// An argument of the program's to try: `batch=--batch-size:1..64` finds the largest that fits,
+    /// `batch=1,2,4` runs each ({batch} stands for it in the program's arguments).
+    #[arg(long, value_name = "NAME=VALUES")]
+    sweep: Option<Sweep>,
+    /// Find the smallest device too, by bisection.
+    #[arg(long)]
+    smallest: bool,
+    /// What a CUDA context takes of the GPU, where you know it (512MiB).
+    #[arg(long, value_name = "SIZE", value_parser = bytes)]
+    context: Option<u64>,
+    /// Exit 3 where what is held at the peak, with the context, is more GiB than this with every
+    /// allocator.
+    #[arg(long, value_name = "GIB", value_parser = gibibytes)]
+    max_gb: Option<f64>,
+    /// Print JSON in place of the page, or write it to FILE beside it.
+    #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true,
+          default_missing_value = "-")]
+    json: Option<String>,
+    /// Write one HTML page with the timeline.
+    #[arg(long, value_name = "FILE")]
+    html: Option<String>,
+    /// The interpreter that has torch; default: that of the active virtual environment, the one
+    /// beside this command, or python3.
+    #[arg(long, value_name = "PYTHON")]
+    python: Option<PathBuf>,
+    /// Seconds after which a run is taken for hung.
+    #[arg(long, value_name = "SECONDS", default_value_t = NonZeroU32::new(3600).unwrap())]
+    timeout: NonZeroU32,
+    /// Runs at once (default: a core each, as far as the host's memory lasts).
+    #[arg(long, value_name = "COUNT")]
+    jobs: Option<NonZeroU32>,
+    /// The program and its arguments, as you would run it.
+    #[arg(value_name = "PROGRAM", trailing_var_arg = true, allow_hyphen_values = true)]
+    program: Vec<OsString>,
+}
+
+/// Whose allocator. Named for the Python side as `bench --torch` names them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+enum Allocator {
+    /// Gruyère.
+    Gruyere,
+    /// torch's caching allocator as it comes.
+    #[serde(rename = "default")]
+    Torch,
+    /// The same with expandable_segments:True.
+    Expandable,
+    /// torch's backend cudaMallocAsync.
+    Async,
+}
+
+/// What the Python side is asked.
+#[derive(Serialize)]
+struct Request<'a> {
+    script: &'a str,
+    arguments: &'a [String],
+    steps: NonZeroU32,
+    allocators: &'a [Allocator],
+    gpus: Vec<Gpu>,
+    /// GPUs that nobody asked for: the books say what can be said of them.
+    others: Vec<Gpu>,
+    assumed_context: u64,
+    sweep: Option<&'a Sweep>,
+    smallest: bool,
+    max_bytes: Option<u64>,
+    json: Option<&'a str>,
+    html: Option<&'a str>,
+    timeout: NonZeroU32,
+    jobs: Option<NonZeroU32>,
+    /// A folder in which the stand-in may be.
+    beside: Option<&'a Path>,
+}
+
+fn gibibytes(text: &str) -> Result<f64, String> {
+    let number = text.parse::<f64>().ok().filter(|number| (0.001..1e6).contains(number));
+    number.ok_or_else(|| "expected GiB, as in 24 or 23.6".to_owned())
+}
+
+fn bytes(text: &str) -> Result<u64, String> {
+    match text.parse()? {
+        Size::Bytes(bytes) => Ok(bytes),
+        Size::Percent(_) => Err("expected a size, as in 512MiB".to_owned()),
+    }
+}
+
+/// Runs it. Returns only where nothing could be started.
+pub fn main(arguments: &Arguments) -> ExitCode {
+    if arguments.gpu.iter().any(|word| word == "list") {
+        return match output::print(gpus::table()) {
+            Ok(_) => ExitCode::SUCCESS,
+            Err(failure) => refuse(failure),
+        };
+    }
+    let (python, script, rest) = match compare::read(&arguments.program, "dryrun") {
+        Ok(read) => read,
+        Err(reason) => return refuse(reason),
+    };
+    let gpus = match arguments.gpus() {
+        Ok(gpus) => gpus,
+        Err(reason) => return refuse(format_args!("--gpu {reason}")),
+    };
+    if let Some(reason) = arguments.sweep.as_ref().and_then(|sweep| sweep.misses(&rest)) {
+        return refuse(reason);
+    }
+    let asked = !(arguments.gpu.is_empty() && arguments.gb.is_empty());
+    let house = House::find();
+    let request = Request {
+        script: &script,
+        arguments: &rest,
+        steps: arguments.steps,
+        allocators: &arguments.alloc,
+        others: if asked { Vec::new() } else { gpus::all() },
+        gpus,
+        assumed_context: arguments.context.unwrap_or(gpus::ASSUMED_CONTEXT),
+        sweep: arguments.sweep.as_ref(),
+        smallest: arguments.smallest,
+        max_bytes: arguments.max_gb.map(|gib| (gib * f64::from(1 << 30)) as u64),
+        json: arguments.json.as_deref(),
+        html: arguments.html.as_deref(),
+        timeout: arguments.timeout,
+        jobs: arguments.jobs,
+        beside: house.beside(),
+    };
+    let request = serde_json::to_string(&request).expect("plain data");
+    let python = arguments.python.clone().or(python);
+    refuse(house.turn_into(python.as_deref(), &["-m", "gruyere._dryrun", "main", &request]))
+}
+
+fn refuse(reason: impl std::fmt::Display) -> ExitCode {
+    say("dryrun", reason);
+    ExitCode::from(WRONG)
+}
+
+impl Arguments {
+    /// The GPUs on which it is to run.
+    fn gpus(&self) -> Result<Vec<Gpu>, String> {
+        let mut found = Vec::new();
+        for word in &self.gpu {
+            found.push(gpus::find(word)?);
+        }
+        found.extend(self.gb.iter().map(|&gib| gpus::of_size(gib)));
+        if found.is_empty() {
+            found.push(gpus::find(gpus::USUAL)?);
+        }
+        if let Some(context) = self.context {
+            for gpu in &mut found {
+                gpu.context = Some(context);
+                gpu.context_source = "--context";
+            }
+        }
+        Ok(found)
+    }
+}

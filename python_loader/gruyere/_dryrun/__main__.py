@@ -1,0 +1,12 @@
+"""python -m gruyere._dryrun: see the package. Functions called from here live elsewhere: the
+program takes this module's place."""
+
+import sys
+
+if __name__ == "__main__":
+    what, request = sys.argv[1:3]
+    if what == "main":
+        from gruyere._dryrun.main import main
+    else:
+        from gruyere._dryrun.worker import main
+    main(request)

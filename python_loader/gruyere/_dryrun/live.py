@@ -1,0 +1,246 @@
+"""What torch's history of allocations and what was seen beside it say: what was live at the peak,
+by kind, module and line; how it went; which requests came, in order. Pure logic."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from typing import Any, Optional
+
+from .lines import NOWHERE, Lines
+from .looks import BACKWARD, GRADIENTS, OPTIMIZER, STATES, WEIGHTS, Seen
+
+ACTIVATIONS, TEMPORARIES, WORKSPACES, OTHER = "activations", "temporaries", "workspaces", "other"
+KINDS = (WEIGHTS, GRADIENTS, STATES, ACTIVATIONS, TEMPORARIES, WORKSPACES, OTHER)
+_PRECEDENCE = {WEIGHTS: 0, STATES: 1, GRADIENTS: 2}
+_PHASES = ("the program", "backward", "the optimiser's step")
+# Moments that the timeline tells.
+_MOMENTS = 600
+NEVER = 1 << 62
+
+
+@dataclass
+class Block:
+    """A block, from its allocation to its free."""
+
+    bytes: int
+    requested: int
+    begin: int
+    """Its place among all events."""
+    mark: int
+    phase: int
+    module: str
+    line: str
+    group: int
+    end: int = NEVER
+    end_mark: int = NEVER
+    kind: str = ""
+    name: str = ""
+    """Of the parameter that it belongs to."""
+
+
+def whole(size: int) -> int:
+    """A request as allocators count it."""
+    return max(512, -(-size // 512) * 512)
+
+
+class History:
+    """The blocks of one device's trace, each with its kind."""
+
+    def __init__(self, trace: list[dict[str, Any]], seen: Seen, lines: Lines) -> None:
+        self.seen = seen
+        self.lines = lines
+        self.blocks: list[Block] = []
+        self.groups: list[str] = []
+        self.events = 0
+        self._read(trace)
+        for block in self.blocks:
+            block.kind = block.kind or self._kind(block)
+
+    def _read(self, trace: list[dict[str, Any]]) -> None:
+        live: dict[int, Block] = {}
+        groups: dict[str, int] = {}
+        sightings, at = self.seen.sightings, 0
+        for entry in trace:
+            action = entry["action"]
+            if action not in ("alloc", "free_requested"):
+                continue
+            mark, phase, module, place = _metadata(entry)
+            # What was sighted before this event was of the blocks that are live here.
+            while at < len(sightings) and sightings[at][0] <= mark:
+                _sighted(live, *sightings[at][1:])
+                at += 1
+            address = entry["addr"]
+            if action == "free_requested":
+                block = live.pop(address, None)
+                if block is not None:
+                    block.end, block.end_mark = self.events, mark
+            else:
+                frames = entry["frames"]
+                line = self.lines.of_frames(frames)
+                if line == NOWHERE and place:
+                    # A thread of autograd's: the line that called backward waits for it.
+                    line = self.seen.places[place]
+                root = f"{frames[-1]['filename']}:{frames[-1]['name']}" if frames else "autograd"
+                group = groups.setdefault(root, len(groups))
+                block = Block(
+                    whole(entry["size"]), entry["size"], self.events, mark, phase,
+                    self.seen.names[module], line, group,
+                )  # fmt: skip
+                live[address] = block
+                self.blocks.append(block)
+            self.events += 1
+        for sighting in sightings[at:]:
+            _sighted(live, *sighting[1:])
+        self.groups = list(groups)
+
+    def _kind(self, block: Block) -> str:
+        """Of a block that nobody has seen whose it is."""
+        seen = self.seen
+        if seen.closed and block.end_mark != NEVER and block.end_mark >= seen.closed:
+            return WORKSPACES
+        if block.phase == OPTIMIZER:
+            return TEMPORARIES
+        if block.phase == BACKWARD:
+            # With a module at work it is what checkpointing computes again.
+            return TEMPORARIES
+        # What a forward leaves for the next backward.
+        following = bisect_right(seen.backwards, block.mark)
+        steps = bisect_right(seen.steps, block.end_mark) - bisect_right(seen.steps, block.mark)
+        if following < len(seen.backwards) and block.end_mark >= seen.backwards[following]:
+            # One that stays over several steps is the program's own.
+            return ACTIVATIONS if steps <= 1 else OTHER
+        return TEMPORARIES if block.end_mark != NEVER and steps == 0 else OTHER
+
+    def changes(self) -> list[tuple[int, int, Block]]:
+        """Every event as (its place, the bytes that it adds or takes, its block)."""
+        found = [(block.begin, block.bytes, block) for block in self.blocks]
+        found += [(block.end, -block.bytes, block) for block in self.blocks if block.end != NEVER]
+        found.sort(key=lambda change: change[0])
+        return found
+
+
+def _metadata(entry: dict[str, Any]) -> tuple[int, int, int, int]:
+    words = entry.get("user_metadata", "").split()
+    if len(words) != 4:
+        return 0, 0, 0, 0
+    mark, phase, module, place = map(int, words)
+    return mark, phase, module, place
+
+
+def _sighted(live: dict[int, Block], address: int, kind: str, name: str) -> None:
+    block = live.get(address)
+    if block is not None and _PRECEDENCE[kind] < _PRECEDENCE.get(block.kind, 9):
+        block.kind, block.name = kind, name
+
+
+def analyse(trace: list[dict[str, Any]], seen: Seen, lines: Lines) -> dict[str, Any]:
+    """All of it, as plain data."""
+    history = History(trace, seen, lines)
+    changes = history.changes()
+    total, most, at = 0, 0, -1
+    requested, requested_most = 0, 0
+    for index, change, block in changes:
+        total += change
+        requested += block.requested if change > 0 else -block.requested
+        requested_most = max(requested_most, requested)
+        if total > most:
+            most, at = total, index
+    live = [block for block in history.blocks if block.begin <= at < block.end]
+    return {
+        "peak": _peak(live, most, at, seen),
+        "requested_peak": requested_most,
+        "timeline": _timeline(changes, history.events, seen),
+        "sequence": _sequence(history),
+        "workspaces": sum(block.bytes for block in live if block.kind == WORKSPACES),
+        "reads": [
+            {"line": line, "what": what, "count": count}
+            for (line, what), count in Counter(read[1:] for read in seen.reads).most_common()
+        ],
+    }
+
+
+def _peak(live: list[Block], most: int, at: int, seen: Seen) -> dict[str, Any]:
+    kinds: Counter[str] = Counter()
+    modules: dict[str, Counter[str]] = defaultdict(Counter)
+    repeats: dict[str, set[str]] = defaultdict(set)
+    places: dict[str, Counter[str]] = defaultdict(Counter)
+    last: Optional[Block] = None
+    for block in live:
+        kinds[block.kind] += block.bytes
+        module = block.name.rpartition(".")[0] if block.name else block.module
+        path = collapsed(module)
+        modules[path][block.kind] += block.bytes
+        repeats[path].add(module)
+        places[block.line][block.kind] += block.bytes
+        if block.begin == at:
+            last = block
+    return {
+        "bytes": most,
+        "step": bisect_right(seen.steps, last.mark) + 1 if last else 0,
+        "phase": _PHASES[last.phase] if last else "",
+        "line": last.line if last else "",
+        "kinds": {kind: kinds[kind] for kind in KINDS},
+        "modules": [
+            {"module": path, "count": len(repeats[path]), "bytes": sum(of.values()), "kinds": of}
+            for path, of in _largest(modules)
+        ],
+        "lines": [
+            {"line": line, "bytes": sum(of.values()), "kinds": of} for line, of in _largest(places)
+        ],
+    }
+
+
+def _largest(of: dict[str, Counter[str]]) -> list[tuple[str, Counter[str]]]:
+    return sorted(of.items(), key=lambda item: (-sum(item[1].values()), item[0]))
+
+
+def collapsed(path: str) -> str:
+    """The path with numbers left out: `model.layers.*.mlp` for each of its layers."""
+    return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", path)
+
+
+def _timeline(changes: list[tuple[int, int, Block]], events: int, seen: Seen) -> dict[str, Any]:
+    """The highest moment of each part of the run, by kind."""
+    now = dict.fromkeys(KINDS, 0)
+    width = max(1, -(-events // _MOMENTS))
+    parts: list[dict[str, int]] = []
+    highest, total, part = -1, 0, 0
+    steps: list[int] = []
+    kept = dict(now)
+    for index, change, block in changes:
+        if index // width != part:
+            parts.append(kept)
+            # Parts in which nothing changed cannot be: each event is a change.
+            part, highest = index // width, -1
+        now[block.kind] += change
+        total += change
+        if change > 0 and len(steps) < bisect_right(seen.steps, block.mark):
+            steps.append(len(parts))
+        if total > highest:
+            highest, kept = total, dict(now)
+    parts.append(kept)
+    return {"kinds": {kind: [of[kind] for of in parts] for kind in KINDS}, "steps": steps}
+
+
+def _sequence(history: History) -> dict[str, Any]:
+    """The requests in order: sizes, and which thread asked at which line, and the line that read a
+    value from the device last before it, by number (-1: none did)."""
+    numbers: dict[str, int] = {}
+    lines = [numbers.setdefault(block.line, len(numbers)) for block in history.blocks]
+    marks = [mark for mark, _, _ in history.seen.reads]
+    reads = []
+    for block in history.blocks:
+        before = bisect_right(marks, block.mark)
+        line = history.seen.reads[before - 1][1] if before else None
+        reads.append(-1 if line is None else numbers.setdefault(line, len(numbers)))
+    return {
+        "sizes": [block.bytes for block in history.blocks],
+        "groups": [block.group for block in history.blocks],
+        "at": lines,
+        "read": reads,
+        "lines": list(numbers),
+        "threads": history.groups,
+    }

@@ -1,0 +1,315 @@
+"""What is seen of the program in an analysed run: which module is at work, when backward begins,
+when an optimiser steps, which memory is whose, which values are read from the device.
+
+Nothing here holds a tensor, runs an operator or changes what one does. What is seen is written
+beside each allocation as torch's user metadata (of the thread that allocates), four numbers: the
+mark, the phase, the module, the place. The mark grows with each sighting, so that a sighting ("this
+address is a gradient") can be put between the allocations before it and those after it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any, Callable
+
+from .lines import Lines
+
+# The phases.
+PROGRAM, BACKWARD, OPTIMIZER = range(3)
+# The kinds of memory that are told by whose it is. Of two the first one counts.
+WEIGHTS, STATES, GRADIENTS = "weights", "optimizer states", "gradients"
+
+# What wrappers call the module inside of them.
+_WRAPPERS = frozenset(("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"))
+# Reads of a value or of a whole tensor from the device. What indexing with a mask reads is not
+# among them: `Tensor.__getitem__` is called too often to be watched.
+_READS = (
+    "item", "tolist", "numpy", "cpu", "nonzero",
+    "__bool__", "__int__", "__float__", "__index__", "__complex__",
+)  # fmt: skip
+
+
+@dataclass
+class Seen:
+    """What was seen, as numbers and names."""
+
+    names: list[str] = field(default_factory=lambda: [""])
+    """Modules by number; 0 is none."""
+    places: list[str] = field(default_factory=lambda: [""])
+    """Lines of the program by number; 0 is none."""
+    sightings: list[tuple[int, int, str, str]] = field(default_factory=list)
+    """Mark, address, kind, and the parameter or buffer by name; by mark."""
+    backwards: list[int] = field(default_factory=list)
+    """Marks at which a backward pass began."""
+    steps: list[int] = field(default_factory=list)
+    """Marks at which a step was over."""
+    closed: int = 0
+    """The mark behind which torch gave up its workspaces."""
+    reads: list[tuple[int, str, str]] = field(default_factory=list)
+    """Reads from the device: mark, line and function; by mark."""
+
+
+class Looks:
+    def __init__(self, torch: Any, lines: Lines) -> None:
+        self.torch = torch
+        self.lines = lines
+        self.seen = Seen()
+        self.mark = 0
+        self.phase = PROGRAM
+        self.place = 0
+        # Modules whose forward runs, outermost first, and the one whose backward does.
+        self.running: list[int] = []
+        self.backward_of = 0
+        self.numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self.by_place: dict[str, int] = {"": 0}
+        self.by_name: dict[str, int] = {"": 0}
+        # By the id of a parameter or buffer.
+        self.parameters: dict[int, tuple[weakref.ref[Any], str]] = {}
+        # Outermost modules that were looked through since the last step.
+        self.fresh: set[int] = set()
+        self.tell_torch: Callable[[str], None] = lambda _: None
+
+    def install(self) -> None:
+        """Once torch is imported, before it uses CUDA."""
+        torch = self.torch
+        tell = getattr(torch._C, "_cuda_setMemoryMetadata", None)
+        if tell is not None:
+            self.tell_torch = tell
+        torch.cuda._lazy_call(self._begin_history)
+        modules = torch.nn.modules.module
+        modules.register_module_forward_pre_hook(self._enter)
+        modules.register_module_forward_hook(self._leave, always_call=True)
+        # torch.optim hides its submodules.
+        optimizers = importlib.import_module("torch.optim.optimizer")
+        optimizers.register_optimizer_step_pre_hook(self._before_step)
+        optimizers.register_optimizer_step_post_hook(self._after_step)
+        torch.autograd._engine_run_backward = self._backward(torch.autograd._engine_run_backward)
+        for name in _READS:
+            original = getattr(torch.Tensor, name, None)
+            if original is not None:
+                setattr(torch.Tensor, name, self._reading(name, original))
+        torch.Tensor.to = self._moving(torch.Tensor.to)
+
+    def _begin_history(self) -> None:
+        self.torch.cuda.memory._record_memory_history(
+            enabled="all", context="alloc", stacks="python", max_entries=1 << 24
+        )
+        self.tell()
+
+    def tell(self) -> None:
+        """Writes what is so now beside all that comes."""
+        at = self.running[-1] if self.running else self.backward_of
+        self.tell_torch(f"{self.mark} {self.phase} {at} {self.place}")
+
+    def next_mark(self) -> int:
+        self.mark += 1
+        self.tell()
+        return self.mark
+
+    def close(self) -> None:
+        """The program has ended: torch gives up its workspaces, which shows which they are."""
+        self.running.clear()
+        self.phase, self.backward_of, self.place = PROGRAM, 0, 0
+        self.seen.closed = self.next_mark()
+        clear = getattr(self.torch._C, "_cuda_clearCublasWorkspaces", None)
+        if clear is not None:
+            clear()
+
+    def step_is_over(self) -> None:
+        self.seen.steps.append(self.next_mark())
+        self.fresh.clear()
+
+    # Modules.
+
+    def _enter(self, module: Any, _arguments: Any) -> None:
+        if self.torch.compiler.is_compiling():
+            return
+        if not self.running and id(module) not in self.fresh:
+            self.fresh.add(id(module))
+            self._look_through(module)
+        number = self.numbers.get(module)
+        if number is None:
+            number = self.numbers[module] = self._number(type(module).__name__)
+        self.running.append(number)
+        self.tell()
+
+    def _leave(self, module: Any, _arguments: Any, output: Any) -> None:
+        if self.torch.compiler.is_compiling():
+            return
+        if self.running:
+            number = self.running.pop()
+            if self.phase == PROGRAM and self.torch.is_grad_enabled():
+                self._mark_backward(output, number)
+        self.tell()
+
+    def _mark_backward(self, output: Any, number: int) -> None:
+        """When backward comes to what this module gave, it is in this module."""
+
+        def entered(_gradients: Any) -> None:
+            self.backward_of = number
+            self.tell()
+
+        for tensor in _tensors(self.torch, output, 2):
+            node = tensor.grad_fn
+            if node is not None:
+                node.register_prehook(entered)
+
+    def _look_through(self, root: Any) -> None:
+        """Names what is in `root`, an outermost module that runs, and says what is its own."""
+        named = vars(sys.modules["__main__"])
+        if root not in self.numbers:
+            # A module of a variable's knows better than one of its own parts that runs alone.
+            for name, value in list(named.items()):
+                if isinstance(value, self.torch.nn.Module) and not name.startswith("_"):
+                    self._name(value, name)
+        if root not in self.numbers:
+            self._name(root, type(root).__name__)
+        mark = self.next_mark()
+        own = {id(value) for value in (*root.parameters(), *root.buffers())}
+        for key, (ref, name) in list(self.parameters.items()):
+            value = ref()
+            if value is None:
+                del self.parameters[key]
+            elif key in own:
+                self._sight(mark, value, WEIGHTS, name)
+
+    def _name(self, root: Any, name: str) -> None:
+        for path, module in root.named_modules():
+            self.numbers[module] = self._number(_joined(name, path))
+        for path, value in (*root.named_parameters(), *root.named_buffers()):
+            self.parameters[id(value)] = (weakref.ref(value), _joined(name, path))
+
+    def _number(self, name: str) -> int:
+        if name not in self.by_name:
+            self.by_name[name] = len(self.seen.names)
+            self.seen.names.append(name)
+        return self.by_name[name]
+
+    # Backward and optimisers.
+
+    def _backward(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        def told(_gradients: Any) -> None:
+            self.tell()
+
+        def run_backward(outputs: Any, *arguments: Any, **options: Any) -> Any:
+            before = self.phase, self.backward_of, self.place
+            self.phase = BACKWARD
+            line = self.lines.of_stack(sys._getframe(1))
+            if line not in self.by_place:
+                self.by_place[line] = len(self.seen.places)
+                self.seen.places.append(line)
+            self.place = self.by_place[line]
+            self.seen.backwards.append(self.next_mark())
+            # torch keeps what it was told by thread, and backward has threads of its own.
+            nodes = [tensor.grad_fn for tensor in _tensors(self.torch, outputs, 1)]
+            handles = [node.register_prehook(told) for node in nodes if node is not None]
+            try:
+                return run(outputs, *arguments, **options)
+            finally:
+                for handle in handles:
+                    handle.remove()
+                self.phase, self.backward_of, self.place = before
+                self._sight_gradients()
+
+        return run_backward
+
+    def _sight_gradients(self) -> None:
+        mark = self.next_mark()
+        for ref, name in list(self.parameters.values()):
+            value = ref()
+            if value is not None and value.grad is not None:
+                self._sight(mark, value.grad, GRADIENTS, name)
+
+    def _before_step(self, optimizer: Any, _arguments: Any, _options: Any) -> None:
+        self._sight_optimizer(optimizer)
+        self.phase = OPTIMIZER
+        self.tell()
+
+    def _after_step(self, optimizer: Any, _arguments: Any, _options: Any) -> None:
+        self.phase = PROGRAM
+        self._sight_optimizer(optimizer)
+
+    def _sight_optimizer(self, optimizer: Any) -> None:
+        mark = self.next_mark()
+        for group in optimizer.param_groups:
+            for value in group["params"]:
+                _, name = self.parameters.get(id(value), (None, ""))
+                self._sight(mark, value, WEIGHTS, name)
+                if value.grad is not None:
+                    self._sight(mark, value.grad, GRADIENTS, name)
+                # A defaultdict, in which asking makes entries.
+                state = optimizer.state.get(value) if value in optimizer.state else None
+                for tensor in _tensors(self.torch, state, 3):
+                    self._sight(mark, tensor, STATES, name)
+
+    def _sight(self, mark: int, tensor: Any, kind: str, name: str) -> None:
+        for part in _parts(self.torch, tensor):
+            try:
+                if part.is_cuda:
+                    address = part.untyped_storage().data_ptr()
+                    self.seen.sightings.append((mark, address, kind, name))
+            except (RuntimeError, NotImplementedError):
+                # It has no memory of its own (a fake one, a wrapper that tells nothing).
+                continue
+
+    # Reads.
+
+    def _reading(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        shown = name.strip("_")
+
+        def read(tensor: Any, *arguments: Any, **options: Any) -> Any:
+            if tensor.is_cuda and not self.torch.compiler.is_compiling():
+                self._note_read(sys._getframe(1), shown)
+            return original(tensor, *arguments, **options)
+
+        read.__name__ = name
+        return read
+
+    def _note_read(self, frame: FrameType, what: str) -> None:
+        self.seen.reads.append((self.next_mark(), self.lines.of_stack(frame), what))
+
+    def _moving(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def to(tensor: Any, *arguments: Any, **options: Any) -> Any:
+            moved = original(tensor, *arguments, **options)
+            if tensor.is_cuda and not moved.is_cuda and not self.torch.compiler.is_compiling():
+                self._note_read(sys._getframe(1), "to")
+            return moved
+
+        return to
+
+
+def _joined(name: str, path: str) -> str:
+    parts = [part for part in path.split(".") if part and part not in _WRAPPERS]
+    return ".".join([name, *parts])
+
+
+def _tensors(torch: Any, value: Any, depth: int) -> Iterator[Any]:
+    """The tensors in what a module gives or an optimiser keeps."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif depth and isinstance(value, dict):
+        for part in value.values():
+            yield from _tensors(torch, part, depth - 1)
+    elif depth and isinstance(value, (list, tuple)):
+        for part in value:
+            yield from _tensors(torch, part, depth - 1)
+    elif depth and hasattr(value, "__dict__") and not isinstance(value, torch.nn.Module):
+        yield from _tensors(torch, vars(value), depth - 1)
+
+
+def _parts(torch: Any, tensor: Any) -> Iterator[Any]:
+    """The tensor, or those inside of one that wraps others (a sharded or a quantized one), and what
+    hangs on it (the scales of a quantized one)."""
+    if hasattr(tensor, "__tensor_flatten__"):
+        for name in tensor.__tensor_flatten__()[0]:
+            yield from _parts(torch, getattr(tensor, name))
+        return
+    yield tensor
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        for value in vars(tensor).values():
+            yield from _tensors(torch, value, 2)

@@ -1,0 +1,268 @@
+"""Which run comes when; what they come to."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any, Optional
+
+from .._bench.compare import Row, fit
+from .._bench.machine import choose
+from .._bench.measure import FAILED, FAULTS, OUT_OF_MEMORY
+from .._errors import GruyereError
+from . import page, report, text
+from .runs import RANDOM, ROOM, ZEROS, Plan, Ran, Runner, at_once
+from .sweep import Sweep
+from .worker import UNUSABLE
+
+WRONG_ARGUMENTS = 2
+Gpu = dict[str, Any]
+
+
+def main(request: str) -> None:
+    asked = json.loads(request)
+    began = time.monotonic()
+    try:
+        _check(asked)
+        with tempfile.TemporaryDirectory(prefix="gruyere-dryrun-") as name:
+            folder = Path(name)
+            links = folder / "libraries"
+            links.mkdir()
+            machine = choose(True, asked["beside"], links)
+            found = DryRun(asked, Runner(asked, machine, folder)).all()
+    except (GruyereError, Unusable) as error:
+        print(f"gruyere dryrun: {error}", file=sys.stderr)
+        sys.exit(WRONG_ARGUMENTS)
+    except Broken as error:
+        _show(error.ran)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    found["seconds"] = round(time.monotonic() - began, 1)
+    _write(asked, found)
+    sys.exit(found["verdict"]["exit"])
+
+
+class Unusable(Exception):
+    """torch cannot do it; the text says what can."""
+
+
+class Broken(Exception):
+    """The program failed."""
+
+    def __init__(self, ran: Ran) -> None:
+        super().__init__(ran.found.reason)
+        self.ran = ran
+
+
+def _check(asked: dict[str, Any]) -> None:
+    """What is wrong with the request, before anything runs. Raises GruyereError."""
+    if not Path(asked["script"]).exists():
+        raise GruyereError(f"{asked['script']}: no such file; name the script as python would run")
+    for option in ("json", "html"):
+        name = asked[option]
+        if name not in (None, "-"):
+            try:
+                with open(name, "a"):
+                    pass
+            except OSError as error:
+                raise GruyereError(f"--{option} {name}: {error.strerror}") from error
+
+
+def _write(asked: dict[str, Any], found: dict[str, Any]) -> None:
+    whole = json.dumps(found, indent=1) + "\n"
+    if asked["json"] not in (None, "-"):
+        Path(asked["json"]).write_text(whole)
+    if asked["html"] is not None:
+        Path(asked["html"]).write_text(page.draw(found))
+    try:
+        print(whole if asked["json"] == "-" else text.draw(found), end="", flush=True)
+    except BrokenPipeError:
+        # The reader has seen enough.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+def _show(ran: Ran) -> None:
+    """What the program said before it failed: its own traceback, where it has one."""
+    said = ran.said
+    starts = [number for number, line in enumerate(said) if line.startswith("Traceback (most")]
+    for line in said[starts[0] :] if starts else said[-20:]:
+        print(line, file=sys.stderr)
+    print(
+        f"gruyere dryrun: the program failed under {text.allocator(ran.plan.allocator)} on "
+        f"{ran.plan.gpu['id']}: {ran.found.reason}",
+        file=sys.stderr,
+    )
+
+
+class Progress:
+    """One line on a terminal, one a run elsewhere."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.on_terminal = sys.stderr.isatty()
+        self.going: dict[int, str] = {}
+        self.begun = 0
+
+    def begin(self, what: str) -> int:
+        with self.lock:
+            self.begun += 1
+            self.going[self.begun] = what
+            if self.on_terminal:
+                self._draw()
+            else:
+                print(f"gruyere dryrun: {what}", file=sys.stderr, flush=True)
+            return self.begun
+
+    def heard(self, number: int, what: str) -> None:
+        with self.lock:
+            self.going[number] = f"{self.going[number].partition(': ')[0]}: {what}"
+            if self.on_terminal:
+                self._draw()
+
+    def end(self, number: int) -> None:
+        with self.lock:
+            del self.going[number]
+            if self.on_terminal:
+                self._draw()
+
+    def _draw(self) -> None:
+        line = "; ".join(self.going.values())
+        width = max(20, os.get_terminal_size(sys.stderr.fileno()).columns - 1)
+        print(f"\r\033[K{line[:width]}", end="", file=sys.stderr, flush=True)
+
+
+class DryRun:
+    def __init__(self, asked: dict[str, Any], runner: Runner) -> None:
+        self.asked = asked
+        self.runner = runner
+        self.progress = Progress()
+        self.gpus: list[Gpu] = asked["gpus"]
+        self.allocators: list[str] = list(dict.fromkeys(asked["allocators"]))
+        self.known: dict[tuple[Any, ...], Ran] = {}
+        self.jobs = 1
+
+    def all(self) -> dict[str, Any]:
+        """Every run, and the report. Raises Broken where the program fails."""
+        arguments = tuple(self.asked["arguments"])
+        sweep = None
+        if self.asked["sweep"] is not None:
+            sweep = Sweep(self.asked["sweep"], arguments)
+            arguments = self.sweep(sweep)
+        first, second = self.analysed(arguments)
+        pairs = [(gpu, allocator) for gpu in self.gpus for allocator in self.allocators]
+        plain = self.together(self.plain(*pair, arguments) for pair in pairs)
+        # What it would have taken, where it did not get it.
+        short = [ran for ran in plain if ran.found.outcome == OUT_OF_MEMORY]
+        room = self.together(
+            self.plain(ran.plan.gpu, ran.plan.allocator, arguments, ROOM) for ran in short
+        )
+        with_room = {(ran.plan.gpu["id"], ran.plan.allocator): ran for ran in room}
+        smallest = (
+            self.smallest([ran for ran in (*plain, *room) if ran.completed])
+            if self.asked["smallest"]
+            else {}
+        )
+        return report.made(
+            self.asked, arguments, first, second, plain, with_room, smallest,
+            sweep.table() if sweep else None,
+        )  # fmt: skip
+
+    def usable(self, gpu: Gpu) -> int:
+        """What the GPU has for allocators."""
+        return report.usable(gpu, self.asked)
+
+    def plain(
+        self, gpu: Gpu, allocator: str, arguments: tuple[str, ...], memory: Optional[int] = None
+    ) -> Plan:
+        return Plan(allocator, gpu, memory or self.usable(gpu), arguments)
+
+    def analysed(self, arguments: tuple[str, ...]) -> tuple[Ran, Ran]:
+        """The two runs that are looked at: on the first GPU, or with room to spare where it is too
+        small."""
+        gpu = self.gpus[0]
+
+        def plan(memory: int, values: str) -> Plan:
+            return Plan("default", gpu, memory, arguments, values, analysed=True)
+
+        memory = self.usable(gpu)
+        first = self.run(plan(memory, ZEROS))
+        if first.found.outcome == OUT_OF_MEMORY:
+            memory = ROOM
+            first = self.run(plan(memory, ZEROS))
+        if first.found.outcome == OUT_OF_MEMORY:
+            raise Broken(first)
+        self.jobs = at_once(self.asked["jobs"])
+        # Other values may well make it fail; that is for the report to say.
+        second = self.run(plan(memory, RANDOM), may_fail=True)
+        return first, second
+
+    def sweep(self, sweep: Sweep) -> tuple[str, ...]:
+        """Runs every value; the arguments of the one that the rest is told of."""
+        pairs = [(gpu, allocator) for gpu in self.gpus for allocator in self.allocators]
+
+        def ran(gpu: Gpu, allocator: str, value: str) -> Ran:
+            return self.run(self.plain(gpu, allocator, sweep.arguments(value)))
+
+        def search(pair: tuple[Gpu, str]) -> None:
+            sweep.search(*pair, partial(ran, *pair))
+
+        # How much host memory a run takes is known after one.
+        ran(*pairs[0], sweep.first())
+        self.jobs = at_once(self.asked["jobs"])
+        with ThreadPoolExecutor(self.jobs) as threads:
+            list(threads.map(search, pairs))
+        return sweep.arguments(sweep.chosen(self.gpus[0]["id"]))
+
+    def smallest(self, done: list[Ran]) -> dict[tuple[str, str], int]:
+        """The smallest device for each, by bisection, each try really run."""
+
+        def search(ran: Ran) -> Row:
+            row = Row(ran.plan.allocator, "", physical_peak=ran.found.physical_peak)
+
+            def attempt(memory: int) -> Any:
+                plan = self.plain(ran.plan.gpu, ran.plan.allocator, ran.plan.arguments, memory)
+                return self.run(plan).found
+
+            fit(row, ran.found.allocated_peak, attempt)
+            return row
+
+        with ThreadPoolExecutor(self.jobs) as threads:
+            rows = list(threads.map(search, done))
+        return {
+            (ran.plan.gpu["id"], ran.plan.allocator): row.fit_bytes
+            for ran, row in zip(done, rows)
+            if row.fit_bytes is not None
+        }
+
+    def together(self, plans: Iterable[Plan]) -> list[Ran]:
+        with ThreadPoolExecutor(self.jobs) as threads:
+            return list(threads.map(self.run, plans))
+
+    def run(self, plan: Plan, may_fail: bool = False) -> Ran:
+        """Runs it, once. Raises Unusable and Broken."""
+        key = (
+            plan.allocator, plan.gpu["id"], plan.memory, plan.arguments, plan.values, plan.analysed
+        )  # fmt: skip
+        if key not in self.known:
+            number = self.progress.begin(text.of_plan(plan, self.usable(plan.gpu)))
+            try:
+                self.known[key] = self.runner.run(
+                    plan, lambda what: self.progress.heard(number, what)
+                )
+            finally:
+                self.progress.end(number)
+        ran = self.known[key]
+        if ran.found.outcome == UNUSABLE:
+            raise Unusable(ran.found.reason)
+        if ran.found.outcome in (FAILED, FAULTS) and not may_fail:
+            raise Broken(ran)
+        return ran

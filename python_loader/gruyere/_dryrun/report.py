@@ -1,0 +1,223 @@
+"""What the runs come to: the verdict and the figures, as plain data. Its keys are the JSON's."""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+from .._bench.measure import COMPLETED
+from .runs import ROOM, Ran
+from .trust import difference
+
+SCHEMA, VERSION = "gruyere.dryrun", 1
+FITS, TOO_LARGE, UNTRUSTED = 0, 3, 4
+_WORDS = {FITS: "fits", TOO_LARGE: "does not fit", UNTRUSTED: "not trustworthy"}
+
+
+def context(gpu: dict[str, Any], asked: dict[str, Any]) -> int:
+    """What a CUDA context takes of the GPU: as known, or as assumed."""
+    known: Optional[int] = gpu["context"]
+    assumed: int = asked["assumed_context"]
+    return assumed if known is None else known
+
+
+def usable(gpu: dict[str, Any], asked: dict[str, Any]) -> int:
+    """What the GPU has for allocators."""
+    memory: int = gpu["memory"]
+    return max(0, memory - context(gpu, asked))
+
+
+def made(
+    asked: dict[str, Any],
+    arguments: tuple[str, ...],
+    first: Ran,
+    second: Ran,
+    plain: list[Ran],
+    with_room: dict[tuple[str, str], Ran],
+    smallest: dict[tuple[str, str], int],
+    sweep: Optional[dict[str, Any]],
+) -> dict[str, Any]:
+    """The report. `first`, `second`: the two analysed runs."""
+    gpus = []
+    for gpu in asked["gpus"]:
+        rows = []
+        for ran in plain:
+            if ran.plan.gpu is gpu:
+                key = (gpu["id"], ran.plan.allocator)
+                rows.append(_row(ran, with_room.get(key), smallest.get(key), gpu, asked))
+        gpus.append({
+            **_gpu(gpu, asked), "runs": rows, "fits": any(row["fits"] for row in rows),
+            "kernels": _kernels(gpu, first),
+        })  # fmt: skip
+    analysis = first.found.analysis or {}
+    trust = _trust(first, second, plain)
+    bound = asked["max_bytes"]
+    needs = min(
+        (row["peak_held"] + gpus[0]["context"]["bytes"] for row in gpus[0]["runs"]), default=0
+    )
+    code = FITS
+    if not all(gpu["fits"] for gpu in gpus) or (bound is not None and needs > bound):
+        code = TOO_LARGE
+    if trust["reasons"]:
+        code = UNTRUSTED
+    return {
+        "schema": SCHEMA,
+        "version": VERSION,
+        "program": {
+            "script": asked["script"], "arguments": list(arguments),
+            "steps_asked": asked["steps"], "steps": first.found.steps,
+        },
+        "machine": {**first.found.facts, "stand_in": True},
+        "checked_against_silicon": False,
+        "verdict": {
+            "exit": code, "word": _WORDS[code], "fits": all(gpu["fits"] for gpu in gpus),
+            "max_bytes": bound, "needs": needs,
+        },
+        "gpus": gpus,
+        "others": [_other(gpu, asked, gpus[0]) for gpu in asked["others"]],
+        "analysed": {"gpu": first.plan.gpu["id"], "with_room": first.plan.memory == ROOM},
+        "fixed_costs": _fixed(gpus[0], analysis),
+        "peak": analysis.get("peak"),
+        "timeline": analysis.get("timeline"),
+        "trust": trust,
+        "sweep": sweep,
+    }  # fmt: skip
+
+
+def _gpu(gpu: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
+    known = gpu["context"] is not None
+    source = gpu["context_source"]
+    return {
+        **{key: gpu[key] for key in ("id", "name", "capability", "multiprocessors", "memory")},
+        "memory_source": gpu["memory_source"],
+        "context": {
+            "bytes": context(gpu, asked), "known": known,
+            "source": source if known else f"{source}: assumed (--context)",
+        },
+        "usable": usable(gpu, asked),
+    }  # fmt: skip
+
+
+def _row(
+    ran: Ran, room: Optional[Ran], smallest: Optional[int], gpu: dict[str, Any],
+    asked: dict[str, Any],
+) -> dict[str, Any]:  # fmt: skip
+    """A GPU under one allocator. Peaks of a run that ended early are of one that had room."""
+    fits = ran.completed
+    told = ran.found if fits or room is None else room.found
+    has = usable(gpu, asked)
+    margin: Optional[int] = has - told.physical_peak
+    if not fits:
+        # What is held can be given back, what is live cannot.
+        margin = has - told.allocated_peak
+    return {
+        "allocator": "torch" if ran.plan.allocator == "default" else ran.plan.allocator,
+        "outcome": ran.found.outcome,
+        "fits": fits,
+        "reason": ran.found.reason,
+        "steps": ran.found.steps,
+        "peak_live": told.allocated_peak,
+        "peak_requested": told.requested_peak,
+        "peak_held": told.physical_peak,
+        "at_size": fits,
+        "retries": ran.found.retries,
+        "margin": margin if fits or (margin or 0) < 0 else None,
+        "smallest_device": smallest,
+        "smallest_gpu": None if smallest is None else smallest + context(gpu, asked),
+    }
+
+
+def _kernels(gpu: dict[str, Any], ran: Ran) -> Optional[bool]:
+    """Whether this build of torch has kernels for the GPU; None where it does not say."""
+    built = ran.found.facts.get("architectures")
+    if not built:
+        return None
+    major, minor = map(int, gpu["capability"].split("."))
+    for name in built:
+        kind, _, number = name.partition("_")
+        digits = number.rstrip("af")
+        if not digits.isdigit():
+            continue
+        has = int(digits[:-1]), int(digits[-1])
+        # Code runs on later chips of its generation, PTX on all later ones.
+        same = has[0] == major and has[1] <= minor and number == digits
+        exact = has == (major, minor)
+        if exact or (kind == "sm" and same) or (kind == "compute" and has <= (major, minor)):
+            return True
+    return False
+
+
+def _other(gpu: dict[str, Any], asked: dict[str, Any], measured: dict[str, Any]) -> dict[str, Any]:
+    """What the books of one GPU say of another, on which nothing was run."""
+    has = usable(gpu, asked)
+    rows = []
+    for row in measured["runs"]:
+        word = "fits" if row["peak_held"] <= has else "close"
+        word = "too small" if row["peak_live"] > has else word
+        rows.append({"allocator": row["allocator"], "by_the_books": word})
+    return {**_gpu(gpu, asked), "runs": rows}
+
+
+def _fixed(gpu: dict[str, Any], analysis: dict[str, Any]) -> list[dict[str, Any]]:
+    """What it takes whatever the model, each with its source."""
+    return [
+        {
+            "name": "CUDA context", "bytes": gpu["context"]["bytes"],
+            "known": gpu["context"]["known"], "held": False, "source": gpu["context"]["source"],
+        },
+        {
+            "name": "cuBLAS workspaces", "bytes": analysis.get("workspaces"), "known": True,
+            "held": True,
+            "source": "torch's own code allocates them, one a thread and stream; at the peak",
+        },
+        {
+            "name": "kernels loaded late, cuBLAS's and cuDNN's own, NCCL", "bytes": None,
+            "known": False, "held": False,
+            "source": "unknown: allocated inside of NVIDIA's libraries, which are not here",
+        },
+    ]  # fmt: skip
+
+
+def _trust(first: Ran, second: Ran, plain: list[Ran]) -> dict[str, Any]:
+    reasons: list[str] = []
+    analysis = first.found.analysis or {}
+    parted = None
+    if second.found.outcome != COMPLETED:
+        reasons.append(
+            "with random values on the device the program did not get through its steps: "
+            f"{second.found.reason or second.found.outcome}"
+        )
+    elif second.found.analysis is not None:
+        parted = difference(analysis["sequence"], second.found.analysis["sequence"])
+    if parted is not None:
+        read = f", after a value was read at {parted['read']}" if parted["read"] else ""
+        reasons.append(
+            f"the program asks for other memory with other values on the device, first at "
+            f"{parted['line']}{read}"
+        )
+    if analysis and analysis["requested_peak"] != first.found.requested_peak:
+        reasons.append(
+            f"torch's history is not whole: by it {analysis['requested_peak']} B were asked for at "
+            f"the peak, by torch's statistics {first.found.requested_peak} B"
+        )
+    for ran in plain:
+        same = ran.plan.allocator == "default" and ran.plan.memory == first.plan.memory
+        if same and ran.plan.gpu is first.plan.gpu and ran.completed:
+            if ran.found.requested_peak != first.found.requested_peak:
+                reasons.append(
+                    "the peak moves from run to run: "
+                    f"{ran.found.requested_peak} B and {first.found.requested_peak} B were asked "
+                    "for at it in two runs with the same values"
+                )
+    return {
+        "reasons": reasons,
+        "difference": parted,
+        "requests": len(analysis["sequence"]["sizes"]) if analysis else 0,
+        "reads": analysis.get("reads", []),
+        "host_reads": first.host_reads,
+    }
+
+
+def live(report: dict[str, Any]) -> int:
+    """The program's peak of live bytes: the least that an allocator counts."""
+    peaks = [row["peak_live"] for row in report["gpus"][0]["runs"] if row["peak_live"]]
+    return min(peaks, default=0)

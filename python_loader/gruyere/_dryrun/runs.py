@@ -1,0 +1,161 @@
+"""A run: the program in a process of its own, under one allocator, on a stand-in of one size."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import select
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Callable, Optional
+
+from .._bench.machine import Machine
+from .._bench.measure import COMPLETED, FAILED
+from .._bench.runners import Contender, Log, end_session
+from .._bench.server import ended
+from .worker import Found
+
+# A device on which nothing is short, to tell what a program would take.
+ROOM = 1 << 40
+ZEROS, RANDOM = "zeros", "random:1"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to run."""
+
+    allocator: str
+    gpu: dict[str, Any]
+    memory: int
+    """Bytes that the stand-in has."""
+    arguments: tuple[str, ...]
+    values: str = ZEROS
+    """What reads of the device see that nobody has written to."""
+    analysed: bool = False
+
+
+@dataclass
+class Ran:
+    """What came of it."""
+
+    plan: Plan
+    found: Found
+    said: list[str] = field(default_factory=list)
+    """What the program printed."""
+    host_reads: Optional[dict[str, int]] = None
+    """Copies from the device to the host, by the stand-in's books, where it counts them."""
+
+    @property
+    def completed(self) -> bool:
+        return self.found.outcome == COMPLETED
+
+
+class Runner:
+    def __init__(self, request: dict[str, Any], machine: Machine, folder: Path) -> None:
+        self.request = request
+        self.machine = machine
+        self.folder = folder
+        self.count = 0
+        self.lock = threading.Lock()
+
+    def run(self, plan: Plan, progress: Callable[[str], None]) -> Ran:
+        """Runs it to its end; `progress` hears how far it is."""
+        with self.lock:
+            self.count += 1
+            number = self.count
+        log = Log(self.folder)
+        answer, books = (self.folder / f"{what}-{number}.json" for what in ("answer", "books"))
+        readable, writable = os.pipe()
+        request = {
+            "allocator": plan.allocator, "steps": self.request["steps"],
+            "script": self.request["script"], "arguments": plan.arguments,
+            "answer": str(answer), "progress": writable, "analysed": plan.analysed,
+        }  # fmt: skip
+        environment = Contender(plan.allocator).environment(self.machine, of_script=True)
+        environment.update(device(plan), PHANTOM_BOOKS=str(books))
+        process = subprocess.Popen(
+            [sys.executable, "-m", "gruyere._dryrun", "worker", json.dumps(request)],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log.file,
+            stderr=log.file,
+            pass_fds=[writable],
+            # Its children are to end with it.
+            start_new_session=True,
+        )
+        os.close(writable)
+        try:
+            code = self._await(process, readable, progress)
+        finally:
+            os.close(readable)
+            end_session(process)
+        if code is None:
+            seconds = self.request["timeout"]
+            found = Found(FAILED, f"took more than {seconds} s; --timeout allows more")
+            return Ran(plan, found, log.said())
+        # Empty, where the reading of the numbers failed: the log says why.
+        told = answer.read_text() if answer.is_file() else ""
+        found = Found(**json.loads(told)) if told else Found(FAILED)
+        if not told or (code < 0 and found.outcome != FAILED):
+            found.outcome, found.reason = FAILED, log.blame(ended(code))
+        return Ran(plan, found, log.said(), _host_reads(books))
+
+    def _await(
+        self, process: subprocess.Popen[bytes], readable: int, progress: Callable[[str], None]
+    ) -> Optional[int]:
+        """Its exit code; None where it took too long."""
+        deadline = time.monotonic() + self.request["timeout"]
+        while time.monotonic() < deadline:
+            ready, _, _ = select.select([readable], [], [], 0.1)
+            text = os.read(readable, 4096) if ready else b""
+            if text:
+                progress(text.decode().splitlines()[-1])
+            elif ready:
+                # The program has ended, but for what runs at its exit.
+                try:
+                    return process.wait(max(0.0, deadline - time.monotonic()))
+                except subprocess.TimeoutExpired:
+                    return None
+            elif process.poll() is not None:
+                return process.returncode
+        return None
+
+
+def device(plan: Plan) -> dict[str, str]:
+    """The stand-in's variables for a plan."""
+    return {
+        "PHANTOM_DEVICES": "1",
+        "PHANTOM_NAME": plan.gpu["name"],
+        "PHANTOM_CAPABILITY": plan.gpu["capability"],
+        "PHANTOM_MULTIPROCESSORS": str(plan.gpu["multiprocessors"]),
+        "PHANTOM_MEMORY": str(plan.memory),
+        "PHANTOM_VALUES": plan.values,
+    }
+
+
+def _host_reads(books: Path) -> Optional[dict[str, int]]:
+    try:
+        told = json.loads(books.read_text()).get("host_reads")
+    except (OSError, ValueError):
+        return None
+    return told if isinstance(told, dict) else None
+
+
+def at_once(asked: Optional[int]) -> int:
+    """How many runs the host bears beside each other, once one has ended."""
+    if asked:
+        return asked
+    cores = len(os.sched_getaffinity(0))
+    used = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss << 10
+    try:
+        with open("/proc/meminfo") as file:
+            facts = dict(line.split(":", 1) for line in file)
+        available = int(facts["MemAvailable"].split()[0]) << 10
+    except (OSError, KeyError, ValueError):
+        return 1
+    return max(1, min(cores, int(available / max(1.25 * used, 1))))

@@ -1,0 +1,98 @@
+"""An argument of the program's own, tried with several values."""
+
+from __future__ import annotations
+
+from typing import Any, Callable
+
+from .._bench.measure import COMPLETED
+from .runs import Ran
+
+
+class Sweep:
+    def __init__(self, asked: dict[str, Any], arguments: tuple[str, ...]) -> None:
+        self.name: str = asked["name"]
+        self.flag = asked["flag"]
+        self.range = asked["range"]
+        self.values: list[str] = asked["values"]
+        self.program = arguments
+        self.rows: list[dict[str, Any]] = []
+
+    def first(self) -> str:
+        """A value that is tried in any case."""
+        return str(self.range[0]) if self.range else self.values[0]
+
+    def arguments(self, value: str) -> tuple[str, ...]:
+        """The program's arguments with this value: in place of `{name}`, behind the flag where it
+        is there already, else at the end."""
+        words = [word.replace(f"{{{self.name}}}", value) for word in self.program]
+        if self.flag is None:
+            return tuple(words)
+        for index, word in enumerate(words):
+            if word == self.flag and index + 1 < len(words):
+                return (*words[: index + 1], value, *words[index + 2 :])
+            if word.startswith(f"{self.flag}="):
+                return (*words[:index], f"{self.flag}={value}", *words[index + 1 :])
+        return (*words, self.flag, value)
+
+    def search(self, gpu: dict[str, Any], allocator: str, run: Callable[[str], Ran]) -> None:
+        """Every listed value, or a bisection for the largest of the range that fits. It takes for
+        granted that what fits still does with a smaller value."""
+
+        def fits(value: str) -> bool:
+            found = run(value).found
+            self.rows.append({
+                "value": value, "gpu": gpu["id"], "allocator": allocator,
+                "fits": found.outcome == COMPLETED, "peak_live": found.allocated_peak,
+                "peak_held": found.physical_peak,
+            })  # fmt: skip
+            return found.outcome == COMPLETED
+
+        if not self.range:
+            for value in self.values:
+                fits(value)
+            return
+        low, high = self.range
+        if not fits(str(low)) or low == high or fits(str(high)):
+            return
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if fits(str(middle)) else (low, middle)
+
+    def largest(self, gpu: str, allocator: str) -> Any:
+        """The largest (of a list: the last) value that fits; None where none does."""
+        fit = {
+            row["value"]
+            for row in self.rows
+            if row["fits"] and (row["gpu"], row["allocator"]) == (gpu, allocator)
+        }
+        if not self.range:
+            return next((value for value in reversed(self.values) if value in fit), None)
+        return str(max(map(int, fit))) if fit else None
+
+    def chosen(self, gpu: str) -> str:
+        """The value that all else is told of: the largest that fits on `gpu` with any allocator."""
+        of = {row["allocator"] for row in self.rows}
+        best = [value for name in of if (value := self.largest(gpu, name)) is not None]
+        if not best:
+            return self.first()
+        if self.range:
+            return str(max(map(int, best)))
+        return next(value for value in reversed(self.values) if value in best)
+
+    def table(self) -> dict[str, Any]:
+        """What was found, as plain data."""
+        pairs = list(dict.fromkeys((row["gpu"], row["allocator"]) for row in self.rows))
+        key = int if self.range else self.values.index
+        return {
+            "name": self.name,
+            "flag": self.flag,
+            "range": self.range,
+            "rows": sorted(
+                self.rows,
+                key=lambda row: (pairs.index((row["gpu"], row["allocator"])), key(row["value"])),
+            ),  # fmt: skip
+            "largest": [
+                {"gpu": gpu, "allocator": allocator, "value": self.largest(gpu, allocator)}
+                for gpu, allocator in pairs
+            ],
+        }

@@ -1,0 +1,323 @@
+"""The answer in a terminal."""
+
+from __future__ import annotations
+
+import linecache
+import shutil
+import sys
+import textwrap
+from typing import Any, Optional
+
+from .._bench import table
+from .runs import RANDOM, ROOM, Plan
+
+SILICON = "Against silicon this has not been checked: no GPU has run it."
+# Rows of each list.
+_ROWS = 10
+
+
+def size(number: int) -> str:
+    """Bytes for people, small ones too."""
+    if number >= 1 << 20:
+        return table.size(number)
+    return f"{number >> 10} KiB" if number >= 1 << 10 else f"{number} B"
+
+
+def allocator(name: str) -> str:
+    """As the command calls it."""
+    return "torch" if name == "default" else name
+
+
+def of_plan(plan: Plan, usable: int) -> str:
+    """A run, for whoever waits."""
+    if plan.analysed:
+        values = "other values" if plan.values == RANDOM else "every allocation"
+        return f"{plan.gpu['id']} looking at {values}"
+    what = f"{plan.gpu['id']} under {allocator(plan.allocator)}"
+    if plan.memory == ROOM:
+        return f"{what}, with room to spare"
+    return what if plan.memory == usable else f"{what}, with {size(plan.memory)}"
+
+
+def draw(report: dict[str, Any], width: Optional[int] = None) -> str:
+    if width is None:
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 100
+    width = max(60, min(width, 120))
+    parts = [
+        _head(report, width),
+        _devices(report),
+        _others(report, width),
+        _sweep(report),
+        _kinds(report, width),
+        _modules(report, width),
+        _lines(report, width),
+        _fixed(report, width),
+        _trust(report, width),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _wrapped(text: str, width: int, indent: str = "") -> str:
+    return textwrap.fill(
+        text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+
+
+def command(report: dict[str, Any]) -> str:
+    """The program as it was run."""
+    return " ".join([report["program"]["script"], *report["program"]["arguments"]])
+
+
+def verdict(report: dict[str, Any]) -> str:
+    """The answer in one or two sentences."""
+    said = []
+    if report["trust"]["reasons"]:
+        said.append("Not trustworthy: " + "; ".join(report["trust"]["reasons"]) + ".")
+    for gpu in report["gpus"]:
+        fitting = [row for row in gpu["runs"] if row["fits"]]
+        if fitting:
+            best = max(fitting, key=lambda row: row["margin"])
+            others = [row["allocator"] for row in gpu["runs"] if not row["fits"]]
+            beside = f", not with {' or '.join(others)}" if others else ""
+            spare = f"{size(best['margin'])} to spare with {best['allocator']}"
+            said.append(f"It fits on {gpu['id']}: {spare}{beside}.")
+        else:
+            margins = [row["margin"] for row in gpu["runs"] if row["margin"] is not None]
+            by = f": {size(-max(margins))} too small at least" if margins else ""
+            said.append(f"It does not fit on {gpu['id']}{by}.")
+        if gpu["kernels"] is False:
+            said.append(
+                f"(This build of torch has no kernels for {gpu['name']}, capability "
+                f"{gpu['capability']}: it would not run there.)"
+            )
+    bound = report["verdict"]["max_bytes"]
+    if bound is not None:
+        needs = report["verdict"]["needs"]
+        word = "within" if needs <= bound else "more than"
+        said.append(f"It needs {size(needs)}, {word} the {size(bound)} of --max-gb.")
+    return " ".join(said)
+
+
+def _head(report: dict[str, Any], width: int) -> str:
+    steps = report["program"]["steps"]
+    asked = report["program"]["steps_asked"]
+    ended = "" if steps >= asked else f" of {asked} asked, then it ended by itself"
+    lines = [
+        _wrapped(verdict(report), width),
+        "",
+        _wrapped(
+            f"{command(report)}: {steps} step{'s' * (steps != 1)}{ended}, torch "
+            f"{report['machine'].get('torch', '?')} on a simulated "
+            f"{' / '.join(gpu['name'] for gpu in report['gpus'])}. {SILICON}",
+            width,
+        ),
+    ]
+    return "\n".join(lines)
+
+
+def _table(rows: list[list[str]], left: int = 1) -> list[str]:
+    """Columns; the first `left` to the left."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return [
+        "  ".join(
+            cell.ljust(widths[column]) if column < left else cell.rjust(widths[column])
+            for column, cell in enumerate(row)
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def _devices(report: dict[str, Any]) -> str:
+    rows = [["GPU", "memory", "allocator", "fits", "peak live", "peak held", "+ context", "left"]]
+    if any(row["smallest_device"] for gpu in report["gpus"] for row in gpu["runs"]):
+        rows[0].append("smallest GPU")
+    for gpu in report["gpus"]:
+        for row in gpu["runs"]:
+            first = row is gpu["runs"][0]
+            mark = "" if gpu["context"]["known"] else "?"
+            held = size(row["peak_held"]) + ("" if row["at_size"] else "*")
+            needs = size(row["peak_held"] + gpu["context"]["bytes"]) + mark
+            left = "-" if row["margin"] is None else signed(row["margin"])
+            fits = ("tight" if row["retries"] else "yes") if row["fits"] else "NO"
+            cells = [
+                gpu["id"] if first else "", size(gpu["memory"]) if first else "",
+                row["allocator"], fits, size(row["peak_live"]), held, needs, left,
+            ]  # fmt: skip
+            if len(rows[0]) > len(cells):
+                cells.append(size(row["smallest_gpu"]) + mark if row["smallest_gpu"] else "-")
+            rows.append(cells)
+    notes = ["Each was really run at its size, less the context; left is what the books leave."]
+    runs = [row for gpu in report["gpus"] for row in gpu["runs"]]
+    if any(not gpu["context"]["known"] for gpu in report["gpus"]):
+        notes.append("? The context of this GPU is not known: an assumption (fixed costs).")
+    if any(not row["at_size"] for row in runs):
+        notes.append("* On a device with room: at its size the program ran out of memory.")
+    if any(row["fits"] and row["retries"] for row in runs):
+        notes.append("Tight: the allocator had to give cached memory back to get through.")
+    return "\n".join([*_table(rows, 3), *notes])
+
+
+def signed(margin: int) -> str:
+    """What is left, or lacks."""
+    return size(margin) if margin >= 0 else f"-{size(-margin)}"
+
+
+def _others(report: dict[str, Any], width: int) -> str:
+    if not report["others"]:
+        return ""
+    said: dict[str, list[str]] = {"fits": [], "close": [], "too small": []}
+    for gpu in report["others"]:
+        words = {row["by_the_books"] for row in gpu["runs"]}
+        best = next(word for word in said if word in words)
+        said[best].append(gpu["id"])
+    shown = {"fits": "it fits on", "close": "it may fit on", "too small": "too small"}
+    lines = ["Other GPUs, by these figures (not run there; --gpu NAME does):"]
+    for word, names in said.items():
+        if names:
+            lines.append(_wrapped(f"  {shown[word]:<13} {', '.join(names)}", width, " " * 16))
+    return "\n".join(lines)
+
+
+def _sweep(report: dict[str, Any]) -> str:
+    sweep = report["sweep"]
+    if not sweep:
+        return ""
+    rows = [["GPU", "allocator", sweep["name"], "fits", "peak live", "peak held"]]
+    for row in sweep["rows"]:
+        done = row["fits"]
+        rows.append([
+            row["gpu"], allocator(row["allocator"]), row["value"], "yes" if done else "NO",
+            size(row["peak_live"]) if done else "-", size(row["peak_held"]) if done else "-",
+        ])  # fmt: skip
+    lines = [f"{sweep['name']} tried; all else here is of {command(report)}", *_table(rows, 2)]
+    for row in sweep["largest"]:
+        value = row["value"] or "none"
+        lines.append(
+            f"The largest that fits on {row['gpu']} with {allocator(row['allocator'])}: {value}"
+        )
+    return "\n".join(lines)
+
+
+def _bar(share: float, room: int) -> str:
+    return "█" * max(1, round(share * room)) if share > 0 else ""
+
+
+def _kinds(report: dict[str, Any], width: int) -> str:
+    peak = report["peak"]
+    if not peak:
+        return ""
+    where = f"in step {peak['step']}, {peak['phase']}, at {peak['line']}"
+    lines = [_wrapped(f"Live at the peak: {size(peak['bytes'])}, {where}", width)]
+    for kind, number in peak["kinds"].items():
+        if number:
+            share = number / peak["bytes"]
+            bar = _bar(share, min(40, width - 40))
+            lines.append(f"  {kind:<16} {size(number):>10} {share:>5.0%}  {bar}".rstrip())
+    return "\n".join(lines)
+
+
+def _of_kinds(kinds: dict[str, int]) -> str:
+    ordered = sorted(kinds.items(), key=lambda item: -item[1])
+    return ", ".join(f"{kind} {size(number)}" for kind, number in ordered if number)
+
+
+def _listed(title: str, rows: list[tuple[str, int, str]], width: int) -> str:
+    """A list of (what, bytes, more): the more as far as it goes."""
+    shown = rows[:_ROWS]
+    room = min(max(len(what) for what, _, _ in shown), width // 2)
+    lines = [title]
+    for what, number, more in shown:
+        if len(what) > room:
+            what = "…" + what[len(what) - room + 1 :]
+        line = f"  {what:<{room}} {size(number):>10}  {more}"
+        lines.append(line if len(line) <= width else line[: width - 1] + "…")
+    rest = rows[_ROWS:]
+    if rest:
+        total = sum(number for _, number, _ in rest)
+        lines.append(f"  {f'{len(rest)} more':<{room}} {size(total):>10}")
+    return "\n".join(lines)
+
+
+def named(row: dict[str, Any]) -> str:
+    """A module of the report's, with how often it repeats."""
+    name = row["module"] or "(outside of any module)"
+    return f"{name} x{row['count']}" if row["count"] > 1 else name
+
+
+def _modules(report: dict[str, Any], width: int) -> str:
+    peak = report["peak"]
+    if not peak:
+        return ""
+    rows = [(named(row), row["bytes"], _of_kinds(row["kinds"])) for row in peak["modules"]]
+    return _listed("By module", rows, width)
+
+
+def source(line: str) -> str:
+    """The text of a line of the program."""
+    file, _, number = line.rpartition(":")
+    return linecache.getline(file, int(number)).strip() if file else ""
+
+
+def _lines(report: dict[str, Any], width: int) -> str:
+    peak = report["peak"]
+    if not peak:
+        return ""
+    rows = [(row["line"], row["bytes"], source(row["line"])) for row in peak["lines"]]
+    return _listed("By line of the program", rows, width)
+
+
+def _fixed(report: dict[str, Any], width: int) -> str:
+    lines = ["Fixed costs"]
+    for cost in report["fixed_costs"]:
+        number = "unknown" if cost["bytes"] is None else size(cost["bytes"])
+        number += "" if cost["known"] or cost["bytes"] is None else "?"
+        where = "held" if cost["held"] else "beside"
+        lines.append(
+            _wrapped(
+                f"  {number:>9}  {cost['name']} ({where} what allocators hold): {cost['source']}"
+                if not cost["held"]
+                else f"  {number:>9}  {cost['name']} (in what is held): {cost['source']}",
+                width,
+                " " * 13,
+            )
+        )
+    return "\n".join(lines)
+
+
+def _trust(report: dict[str, Any], width: int) -> str:
+    trust = report["trust"]
+    lines = ["Can it be trusted?"]
+    if trust["reasons"]:
+        for reason in trust["reasons"]:
+            lines.append(_wrapped(f"  NO: {reason}", width, "      "))
+        parted = trust["difference"]
+        if parted is not None:
+            for values, key in (("zeros", "zeros"), ("random values", "random")):
+                request = parted[key]
+                told = "nothing more was asked for"
+                if request is not None:
+                    line = request["line"]
+                    told = f"{size(request['bytes'])} at {line}  {source(line)}"
+                lines.append(f"  with {values + ':':<14} {told}".rstrip())
+    else:
+        lines.append(
+            f"  Two runs, with zeros and with random values on the device, made the same "
+            f"{trust['requests']:,} requests."
+        )
+    if trust["reads"]:
+        counted = sum(read["count"] for read in trust["reads"])
+        lines.append(f"  Values read from the device, {counted} times (the stand-in invents them):")
+        rows = trust["reads"][:5]
+        for read in rows:
+            lines.append(f"    {read['line']}  {read['what']} x{read['count']}")
+        if len(trust["reads"]) > len(rows):
+            lines.append(f"    and {len(trust['reads']) - len(rows)} lines more (--json)")
+    else:
+        lines.append("  No line of it was seen to read values from the device.")
+    if trust["host_reads"]:
+        told = trust["host_reads"]
+        lines.append(
+            f"  By the stand-in's books: {told['count']} copies to the host, {told['bytes']} B."
+        )
+    lines.append(f"  {SILICON}")
+    return "\n".join(lines)

@@ -1,0 +1,57 @@
+"""Whether two runs of a program, with different values on the device, asked for the same memory."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any, Optional
+
+
+def difference(first: dict[str, Any], second: dict[str, Any]) -> Optional[dict[str, Any]]:
+    """Where two sequences of requests (`live.analyse`) part first; None where they do not.
+
+    Requests are compared in the order of each thread that asks: those of two threads that ask at
+    the same time may come in any order.
+    """
+    ours, theirs = _by_thread(first), _by_thread(second)
+    parted: list[tuple[int, Optional[int], Optional[int]]] = []
+    for thread in {*ours, *theirs}:
+        mine, other = ours.get(thread, []), theirs.get(thread, [])
+        for left, right in zip(mine, other):
+            if first["sizes"][left] != second["sizes"][right]:
+                parted.append((left, left, right))
+                break
+        else:
+            if len(mine) > len(other):
+                parted.append((mine[len(other)], mine[len(other)], None))
+            elif len(other) > len(mine):
+                parted.append((other[len(mine)], None, other[len(mine)]))
+    if not parted:
+        return None
+    number, zeros, random = min(parted, key=_place)
+    asked = {
+        "zeros": None if zeros is None else _request(first, zeros),
+        "random": None if random is None else _request(second, random),
+    }
+    # The run that went on has the line.
+    at: dict[str, Any] = asked["random"] or asked["zeros"] or {}
+    return {"request": number + 1, "line": at["line"], "read": at["read"], **asked}
+
+
+def _place(parted: tuple[int, Optional[int], Optional[int]]) -> int:
+    return parted[0]
+
+
+def _request(sequence: dict[str, Any], index: int) -> dict[str, Any]:
+    lines, read = sequence["lines"], sequence["read"][index]
+    return {
+        "bytes": sequence["sizes"][index],
+        "line": lines[sequence["at"][index]],
+        "read": lines[read] if read >= 0 else None,
+    }
+
+
+def _by_thread(sequence: dict[str, Any]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = defaultdict(list)
+    for index, group in enumerate(sequence["groups"]):
+        found[sequence["threads"][group]].append(index)
+    return found

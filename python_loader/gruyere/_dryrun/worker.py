@@ -1,0 +1,114 @@
+"""In the process of a run: the program, watched as `_bench.script` does it; looked at, where the
+run is to be analysed."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any, Optional
+
+from .._bench.measure import COMPLETED, FAILED, Result
+from .._bench.script import Watch, run
+from .lines import Lines
+from .live import analyse
+from .looks import Looks
+from .stops import Stops
+
+# torch cannot do it: the user has another one to install.
+UNUSABLE = "unusable"
+
+
+@dataclass
+class Found(Result):
+    """What a run found."""
+
+    facts: dict[str, Any] = field(default_factory=dict)
+    """What torch it is."""
+    analysis: Optional[dict[str, Any]] = None
+
+    def to_json(self) -> str:
+        return json.dumps(vars(self))
+
+
+def main(request: str) -> None:
+    asked = json.loads(request)
+    run(Worker(asked), asked)
+
+
+class Worker(Watch):
+    found: Found
+    # The program as it is.
+    cudnn = True
+
+    def __init__(self, request: dict[str, Any]) -> None:
+        super().__init__(request["allocator"], None, request["steps"])
+        self.found = Found(COMPLETED)
+        self.progress: int = request["progress"]
+        # What the program starts is not to hold it open.
+        os.set_inheritable(self.progress, False)
+        self.pid = os.getpid()
+        self.analysed: bool = request["analysed"]
+        self.looks: Optional[Looks] = None
+        self.stops = Stops()
+        self.stops.watch()
+
+    def imported(self, torch: ModuleType) -> None:
+        self.found.facts = {"torch": str(torch.__version__), "cuda": torch.version.cuda}
+        if torch.version.cuda is None:
+            return
+        if self.analysed:
+            self.looks = Looks(torch, Lines(os.getcwd()))
+            self.looks.install()
+        super().imported(torch)
+        self._tell("torch is there")
+
+    def stepped(self, optimizer: Any, *more: Any) -> None:
+        if os.getpid() == self.pid:
+            super().stepped(optimizer, *more)
+
+    def _note_host_time(self) -> None:
+        super()._note_host_time()
+        if self.looks is not None:
+            self.looks.step_is_over()
+        self._tell(f"step {self.found.steps + 1}")
+
+    def _enough(self) -> None:
+        assert self.steps is not None
+        self.stops.reached(self.found.steps, self.steps)
+
+    def _tell(self, what: str) -> None:
+        try:
+            os.write(self.progress, f"{what}\n".encode())
+        except OSError:
+            # Nobody reads it any more.
+            pass
+
+    def result(self) -> Result:
+        found = self.found
+        if found.facts and found.facts["cuda"] is None:
+            found.outcome = UNUSABLE
+            found.reason = (
+                f"torch {found.facts['torch']} is built without CUDA; install one that is built "
+                "with it (https://pytorch.org/get-started), which needs no GPU to be installed"
+            )
+            return found
+        result = super().result()
+        if self.torch is not None:
+            # The kernels that this build of torch has.
+            found.facts["architectures"] = self.torch.cuda.get_arch_list()
+        if self.looks is not None and found.outcome == COMPLETED:
+            self._tell("reading the history")
+            try:
+                found.analysis = self._analysis(self.looks)
+            except Exception as error:
+                found.outcome = FAILED
+                found.reason = f"the run cannot be analysed: {type(error).__name__}: {error}"
+        return result
+
+    def _analysis(self, looks: Looks) -> dict[str, Any]:
+        assert self.torch is not None
+        looks.close()
+        traces = self.torch.cuda.memory._snapshot()["device_traces"]
+        return analyse(traces[0] if traces else [], looks.seen, looks.lines)
