@@ -20,7 +20,7 @@
 //! held while the caller is answered.
 //!
 //! What it needs of others it is given: the [`driver`] as a trait, the [`settings`] as plain data,
-//! a [`profiler`] if there is one. It writes the record.
+//! a [`profiler`] and who knows the [`sites`] of requests if there is one. It writes the record.
 #![forbid(unsafe_code)]
 
 mod api;
@@ -39,6 +39,7 @@ mod request;
 pub mod runs;
 pub mod settings;
 mod shared;
+pub mod sites;
 pub mod small;
 pub mod supply;
 mod sync;

@@ -20,9 +20,17 @@ pub struct Request {
     pub lifetime: Lifetime,
     /// When the call came in, for the record.
     pub start: u64,
+    /// Where it comes from, for the slab that may be made for it.
+    pub site: SiteId,
 }
 
 impl Request {
+    /// A request of `size` bytes, of which nobody has asked where it comes from.
+    #[inline(always)]
+    pub(crate) fn new(size: u64, stream: u32, lifetime: Lifetime, start: u64) -> Self {
+        Self { size, stream, lifetime, start, site: SiteId::NONE }
+    }
+
     pub(crate) fn entry(&self, device: DeviceId, step: u32, capture: u8) -> BlockEntry {
         BlockEntry {
             address: 0,

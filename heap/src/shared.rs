@@ -3,7 +3,9 @@
 use crate::driver::Driver;
 use crate::runs::page_table::PageTable;
 use crate::settings::Settings;
+use crate::sites::Sites;
 use gruyere_record::Record;
+use gruyere_record::sites::SiteId;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -30,6 +32,8 @@ pub struct Shared {
     pub record: &'static Record,
     /// Whether blocks from 1 MiB on get dedicated allocations.
     pub(super) dedicated: bool,
+    /// Who knows where requests come from.
+    pub(super) sites: Option<Box<dyn Sites>>,
     pub(super) step: AtomicU32,
     /// What the loader has announced. States: bits are only ever set; but ORDERED_CALLERS goes once
     /// and for all when torch's hooks are met that nobody announced.
@@ -37,6 +41,11 @@ pub struct Shared {
 }
 
 impl Shared {
+    /// Where the calling thread's request comes from. To be asked with no lock of the heap held.
+    pub(super) fn site(&self) -> SiteId {
+        self.sites.as_ref().map_or(SiteId::NONE, |sites| sites.current(self.record))
+    }
+
     /// The training step.
     #[inline]
     pub fn step(&self) -> u32 {

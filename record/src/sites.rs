@@ -299,8 +299,12 @@ impl Known {
         if is_full && !self.text.contains_key(site.module) {
             return None;
         }
-        let module = self.text(room, site.module)?;
         let frames = &site.frames[..site.frames.len().min(DEPTH)];
+        // A stack with a hole would name a line that made nothing.
+        if frames.contains(&FrameId::default()) {
+            return None;
+        }
+        let module = self.text(room, site.module)?;
         let key = (frames.to_vec(), [module, site.forward.0, site.phase as u32]);
         if let Some(&number) = self.sites.get(&key) {
             return Some(SiteId(number));

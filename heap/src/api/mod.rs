@@ -20,6 +20,7 @@ use crate::report::history::History;
 use crate::runs::page_table::PageTable;
 use crate::settings::Settings;
 use crate::shared::{MAX_DEVICES, Shared};
+use crate::sites::Sites;
 use crate::supply::{self, Way};
 use crate::sync::{Mutex, lock};
 use crate::timed::{OnRecord, Timed};
@@ -48,6 +49,8 @@ pub(super) const UNANNOUNCED: u32 = 32;
 const DEDICATED: u32 = 64;
 /// Somebody outside is told of each malloc and free.
 pub(super) const TOLD: u32 = 128;
+/// Small blocks get a site too.
+pub(super) const ALL_SITES: u32 = 256;
 
 /// The byte that `debug:poison` fills fresh blocks with.
 pub const POISON_FRESH: u8 = 0xCD;
@@ -124,6 +127,7 @@ impl Heap {
                 table: PageTable::default(),
                 record,
                 dedicated: false,
+                sites: None,
                 step: AtomicU32::new(0),
                 hooks: AtomicU32::new(0),
             },
@@ -148,6 +152,16 @@ impl Heap {
         if supply::configured_way(self.shared.settings.backing, true) == Some(Way::Dedicated) {
             self.shared.dedicated = true;
             self.special.fetch_or(DEDICATED, Ordering::AcqRel);
+        }
+    }
+
+    /// From now on `sites` is asked where requests above 1 MiB come from, and those that make
+    /// slabs; with `all`, every request, which takes them off the hot path. To be called before the
+    /// first block is handed out.
+    pub fn ask_sites(&mut self, sites: Box<dyn Sites>, all: bool) {
+        self.shared.sites = Some(sites);
+        if all {
+            self.special.fetch_or(ALL_SITES, Ordering::AcqRel);
         }
     }
 

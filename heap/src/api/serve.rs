@@ -1,7 +1,7 @@
 //! Mallocs.
 
-use super::{HISTORY, Heap, POISON_FRESH, UNANNOUNCED, WATCH_CAPTURES};
-use crate::device::Device;
+use super::{ALL_SITES, HISTORY, Heap, POISON_FRESH, UNANNOUNCED, WATCH_CAPTURES};
+use crate::device::{Device, is_large};
 use crate::driver::StreamHandle;
 use crate::error::Error;
 use crate::order::streams;
@@ -12,6 +12,7 @@ use crate::request::Request;
 use crate::shared::{HOOK_CAPTURES, HOOK_RECORD_STREAM, ORDERED_CALLERS};
 use crate::small::size_class::round;
 use crate::supply::Way;
+use gruyere_record::sites::SiteId;
 use gruyere_record::{Record, clock};
 use once_cell::race::OnceBox;
 use std::sync::atomic::Ordering;
@@ -38,7 +39,7 @@ impl Heap {
         if tags.is_routed() {
             return 0;
         }
-        let request = Request { size, stream: number, lifetime: tags.lifetime(), start };
+        let request = Request::new(size, number, tags.lifetime(), start);
         let address = if LARGE {
             device.serve_large(&self.shared, request)
         } else {
@@ -46,6 +47,9 @@ impl Heap {
         };
         if address != 0 {
             sample_latency(self.shared.record, true, start);
+            if LARGE && self.shared.sites.is_some() {
+                self.note_site(device, address);
+            }
         }
         address
     }
@@ -64,7 +68,7 @@ impl Heap {
         let shared = &self.shared;
         let found = device.named(shared, stream)?;
         let tags = lifetime::tags();
-        let request = Request { size, stream: found.number, lifetime: tags.lifetime(), start };
+        let request = Request::new(size, found.number, tags.lifetime(), start);
         let plain = self.special.load(Ordering::Acquire) & !UNANNOUNCED == 0;
         let address = if plain && !found.captures() && !tags.is_routed() {
             device.malloc(shared, request)?
@@ -72,6 +76,7 @@ impl Heap {
             self.malloc_special(device, request, stream, &found, None)?
         };
         sample_latency(shared.record, true, start);
+        self.served(device, size, address);
         Ok(address)
     }
 
@@ -95,10 +100,30 @@ impl Heap {
         let device = self.device(device)?;
         let found = device.named(&self.shared, stream)?;
         let lifetime = lifetime::tags().lifetime();
-        let request = Request { size, stream: found.number, lifetime, start };
+        let request = Request::new(size, found.number, lifetime, start);
         let address = self.malloc_special(device, request, stream, &found, Some(id))?;
         sample_latency(self.shared.record, true, start);
+        self.served(device, size, address);
         Ok(address)
+    }
+
+    /// A block of `size` bytes begins at `address`.
+    fn served(&self, device: &Device, size: u64, address: u64) {
+        let is_wanted = || is_large(size) || self.special.load(Ordering::Relaxed) & ALL_SITES != 0;
+        if self.shared.sites.is_some() && is_wanted() {
+            self.note_site(device, address);
+        }
+    }
+
+    /// Notes where the calling thread's request comes from, which the block at `address` has
+    /// answered: nobody else knows of that block yet.
+    #[cold]
+    #[inline(never)]
+    fn note_site(&self, device: &Device, address: u64) {
+        let site = self.shared.site();
+        if site != SiteId::NONE {
+            device.set_site(address, self.shared.table.get(address), site);
+        }
     }
 
     #[cold]

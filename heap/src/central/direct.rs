@@ -3,6 +3,7 @@
 use super::{Central, Direct};
 use crate::driver::{ErrorKind, Result};
 use crate::report::entry::Action;
+use gruyere_record::sites::SiteId;
 use gruyere_record::{BlockEntry, BlockSlot};
 
 impl Central {
@@ -25,6 +26,13 @@ impl Central {
     /// Whether `address` is a block of `backing:passthrough`.
     pub fn is_direct(&self, address: u64) -> bool {
         self.direct.contains_key(&address)
+    }
+
+    /// Tells the record where the block of `backing:passthrough` at `address` comes from.
+    pub(crate) fn set_direct_site(&mut self, address: u64, site: SiteId) -> Option<()> {
+        let slot = self.direct.get(&address)?.slot;
+        self.writer.set_site(slot, site);
+        Some(())
     }
 
     /// Takes a block of `backing:passthrough` off the books, for the driver to free; its live

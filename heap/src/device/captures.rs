@@ -86,6 +86,7 @@ impl Device {
         if central::is_absurd(request.size) {
             return Err(self.out_of_memory(shared, request.size, request.stream));
         }
+        let request = self.located(shared, request);
         for attempt in 0..2 + u32::from(waits) {
             match attempt {
                 0 => {}

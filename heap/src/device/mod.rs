@@ -13,6 +13,7 @@ mod reclaim;
 mod recycle;
 mod reserve;
 mod restore;
+mod sites;
 mod slabs;
 mod snapshot;
 mod stats;
@@ -288,7 +289,7 @@ impl Device {
     /// [`Device::serve_small`].
     #[inline(always)]
     pub(crate) fn serve_large(&self, shared: &Shared, request: Request) -> u64 {
-        let Request { size: requested, stream, lifetime, start } = request;
+        let Request { size: requested, stream, lifetime, start, .. } = request;
         if central::is_absurd(requested) {
             return 0;
         }
@@ -313,6 +314,7 @@ impl Device {
         if let Some(address) = self.malloc_small_run(shared, request)? {
             return Ok(address);
         }
+        let request = self.located(shared, request);
         loop {
             let address = self.serve_small(shared, request);
             if address != 0 {

@@ -73,6 +73,7 @@ impl Device {
             self.streams.poll_some(&*shared.driver);
         }
         self.return_pool_slabs(shared, &mut lock(&self.central), number);
+        let request = self.located(shared, request);
         let (bytes, align) = run_for(&request);
         let allocated = self.allocate_run_in(shared, request, Some(space), bytes, align);
         let served = allocated.map(|(mut central, run)| {

@@ -105,7 +105,7 @@ impl Device {
     ) -> Option<()> {
         let &StateBlock { address, bytes, requested: size, stream, lifetime, slab } = block;
         let lifetime = Lifetime::from_u8(lifetime).unwrap_or_default();
-        let request = Request { size, stream, lifetime, start };
+        let request = Request::new(size, stream, lifetime, start);
         let space = central.pools.get(number)?.space();
         let Some(SlabPlace { base, class }) = slab else {
             let run = central.arenas.allocate_at(space, address, bytes, stream)?;

@@ -11,7 +11,7 @@ use crate::shared::Shared;
 use crate::small::shard::{SHARDS, Shard};
 use crate::small::slab::Slab;
 use crate::sync::{MutexGuard, lock};
-use gruyere_record::{BlockTag, ShardWriter};
+use gruyere_record::{BlockTag, SegmentEntry, ShardWriter};
 
 impl Device {
     /// What `look` makes of shard `number` under its lock: some streams', or a pool's own, of which
@@ -50,7 +50,8 @@ impl Device {
         // there before is not done then.
         slab.epoch = epoch;
         central.usage.slab_taken(slab.size_class().slab_bytes());
-        slab.segment = shared.record.segment_insert(&slab.segment_entry());
+        let entry = SegmentEntry { site: request.site, ..slab.segment_entry() };
+        slab.segment = shared.record.segment_insert(&entry);
         Some(slab)
     }
 

@@ -127,7 +127,7 @@ impl Shard {
         request: Request,
         step: impl FnOnce() -> u32,
     ) -> u64 {
-        let Request { size: requested, stream, lifetime, start } = request;
+        let Request { size: requested, stream, lifetime, start, .. } = request;
         let Some(Small { size, class: own, bucket }) = small(requested) else { return 0 };
         let lifetime = lifetime as u8;
         let bins =
