@@ -843,6 +843,30 @@ int gruyere_pool_blocks(uint64_t pool,
 // 0; -1: there is no torch in this process, or the library cannot work here.
 int gruyere_tell_profiler(int wanted);
 
+// The Python package is there, and Gruyère is about to be torch's allocator: with `blame:auto`,
+// large blocks say where in the program they come from. `call` is the code object of
+// `torch.nn.Module.__call__`, which is kept for as long as the process lives, or NULL. To be
+// called by a thread that holds the interpreter's lock, from Python.
+//
+// 0; -1: there is no interpreter here whose frames can be read, and the log says why.
+int gruyere_blame_begin(const void *call);
+
+// The interpreter is about to end: no frame is read from now on, nor when this returns.
+void gruyere_blame_end(void);
+
+// The module object at `module` is in the one at `outer`, which calls it `name` (NULL: it is in
+// none, and has the name of its class), until `gruyere_blame_forget`, which is to be called before
+// that object's memory can be another's.
+//
+// 0; -2: the name is NULL or no UTF-8.
+//
+// # Safety
+// `name` is NULL, or a NUL-terminated string.
+int gruyere_blame_module(const void *module, const void *outer, const char *name);
+
+// The module object at `module` is no more.
+void gruyere_blame_forget(const void *module);
+
 // Allocates `size` bytes on `device`, for use in the order of `stream`. Size 0 answers NULL.
 //
 // Out of memory: throws `torch.OutOfMemoryError` (any other trouble: `RuntimeError`); in a process

@@ -11,7 +11,7 @@ import threading
 from dataclasses import dataclass
 from typing import Any, Optional
 
-from . import _library, _limits, _modes, _nccl, _settings, _shim, _torch_conf
+from . import _blame, _library, _limits, _modes, _nccl, _settings, _shim, _torch_conf
 from ._errors import GruyereError, warn_once
 
 # How a process tells its children to do as it does; what `GRUYERE_ENABLE=1 python train.py` sets.
@@ -212,6 +212,7 @@ def _swap(torch: Any, settings: dict[str, object], automatic: bool) -> Enabled:
     # The library reads them at the first request, and children when they are started.
     os.environ[_settings.VARIABLE] = whole
     _nccl.install(torch, whole)
+    _blame.install(whole)
     said = _torch_conf.line(limit is not None)
     if said:
         _say(said)

@@ -4,7 +4,7 @@
 use std::fmt::Write as _;
 
 use super::size::{FORMS, Size};
-use super::{Backing, Config, Door, PoolReuse, Preload, PreloadMode, Summary, Waits};
+use super::{Backing, Blame, Config, Door, PoolReuse, Preload, PreloadMode, Summary, Waits};
 use crate::driver::cuda::HandleType;
 use crate::record::run::{MAX_NAME, is_name};
 use crate::watch::{Rule, parse_rules};
@@ -34,6 +34,7 @@ enum Kind {
     HandleType(&'static [(&'static str, HandleType)], fn(&mut Config) -> &mut HandleType),
     Door(&'static [(&'static str, Door)], fn(&mut Config) -> &mut Door),
     Summary(&'static [(&'static str, Summary)], fn(&mut Config) -> &mut Summary),
+    Blame(&'static [(&'static str, Blame)], fn(&mut Config) -> &mut Blame),
     Switch(SwitchField),
     /// Any of the names, joined by `+`, or `off`.
     Flags(&'static [(&'static str, SwitchField)]),
@@ -263,6 +264,23 @@ pub static KEYS: &[Key] = &[
         ),
     },
     Key {
+        name: "blame",
+        default: "auto",
+        meaning: "Which blocks say where in a Python program they come from (file, function, line, \
+                  the module and the phase that runs): none (`off`), those above 1 MiB and the \
+                  slabs of smaller ones (`large`), or all (`all`; each malloc takes some hundred \
+                  nanoseconds more). `auto`: `large` under the Python package, else `off`.",
+        kind: Kind::Blame(
+            &[
+                ("auto", Blame::Auto),
+                ("off", Blame::Off),
+                ("large", Blame::Large),
+                ("all", Blame::All),
+            ],
+            |config| &mut config.blame,
+        ),
+    },
+    Key {
         name: "release_threshold",
         default: "all",
         meaning: "Free memory that each driver pool may keep when the device synchronises, in \
@@ -359,6 +377,7 @@ impl Key {
             Kind::HandleType(choices, _) => names(choices),
             Kind::Door(choices, _) => names(choices),
             Kind::Summary(choices, _) => names(choices),
+            Kind::Blame(choices, _) => names(choices),
             Kind::Switch(_) => "on|off".into(),
             Kind::Flags(flags) => format!("off|{}", names(flags)),
             Kind::Size { .. } => "SIZE".into(),
@@ -381,6 +400,7 @@ impl Key {
             | Kind::HandleType(..)
             | Kind::Door(..)
             | Kind::Summary(..)
+            | Kind::Blame(..)
             | Kind::Switch(_) => {
                 format!("expected {}", self.values())
             }
@@ -439,6 +459,9 @@ impl Key {
                 *field(config) = pick(choices, value).ok_or_else(refuse)?;
             }
             Kind::Summary(choices, field) => {
+                *field(config) = pick(choices, value).ok_or_else(refuse)?;
+            }
+            Kind::Blame(choices, field) => {
                 *field(config) = pick(choices, value).ok_or_else(refuse)?;
             }
             Kind::Switch(field) => {

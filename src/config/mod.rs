@@ -71,6 +71,20 @@ pub enum Summary {
     Off,
 }
 
+/// Which blocks say where in the program they come from (`blame:`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Blame {
+    /// [`Blame::Large`] under the Python package, else [`Blame::Off`].
+    #[default]
+    Auto,
+    /// None.
+    Off,
+    /// Those above 1 MiB, and slabs.
+    Large,
+    /// All.
+    All,
+}
+
 /// Everything `GRUYERE_CONF` can say. The default is what an empty variable means.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
@@ -88,6 +102,8 @@ pub struct Config {
     pub door: Door,
     /// Whether one line tells at the end what the program did.
     pub summary: Summary,
+    /// Which blocks say where they come from.
+    pub blame: Blame,
     /// What the interposed CUDA calls do.
     pub preload: Preload,
     /// Whether a profiler is told what the heap does.
@@ -106,6 +122,7 @@ impl Default for Config {
             name: None,
             door: Door::default(),
             summary: Summary::default(),
+            blame: Blame::default(),
             preload: Preload::default(),
             nvtx: false,
             dropped: Vec::new(),
@@ -215,7 +232,7 @@ mod tests {
                     step=2GiB,record:off,record_blocks:4096,records_kept:3,ring_events:2048,\
                     dump_dir:/tmp/a:b,release_threshold:2MiB,pool_reuse:exact , \
                     history:/var/runs,name:llama-7b,nvtx:on,preload:observe+driver,door:native,\
-                    summary:on,trace:/tmp/%p.zst,alert:live>90%=trim+oom-in<1h";
+                    summary:on,blame:all,trace:/tmp/%p.zst,alert:live>90%=trim+oom-in<1h";
         let expected = Config {
             heap: Settings {
                 backing: Backing::Fixed,
@@ -247,6 +264,7 @@ mod tests {
             name: Some("llama-7b".into()),
             door: Door::Native,
             summary: Summary::On,
+            blame: Blame::All,
             preload: Preload { mode: PreloadMode::Observe, driver: true },
             nvtx: true,
             dropped: Vec::new(),

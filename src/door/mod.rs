@@ -13,13 +13,14 @@ pub mod pool;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 pub mod preload;
 pub mod profiler;
+pub mod python;
 pub mod raise;
 pub mod run_file;
 mod summary;
 pub mod torch;
 pub mod torch_stats;
 
-use crate::config::{Config, logging};
+use crate::config::{Blame, Config, logging};
 use crate::driver::Driver;
 use crate::driver::cuda::CudaDriver;
 use crate::heap::Heap;
@@ -137,6 +138,7 @@ fn make() -> Result<&'static Heap, String> {
             // Before anybody can use it: nothing has been handed out yet.
             heap.announce_hooks(beginning.announced);
             heap.tell_of_blocks(beginning.tells_of_blocks);
+            ask_sites(&mut heap, &config);
             if is_program_served() {
                 heap.dedicate_allocations();
                 heap.announce_ordered_callers();
@@ -162,6 +164,18 @@ fn make() -> Result<&'static Heap, String> {
 fn attach_profiler(config: &Config) {
     if config.nvtx {
         nvtx::attach();
+    }
+}
+
+/// Lets the heap ask where requests come from, where `config` asks for it.
+fn ask_sites(heap: &mut Heap, config: &Config) {
+    let blame = match config.blame {
+        Blame::Auto if python::is_begun() => Blame::Large,
+        Blame::Auto => Blame::Off,
+        other => other,
+    };
+    if blame != Blame::Off && config.heap.record {
+        heap.ask_sites(Box::new(python::Program::new()), blame == Blame::All);
     }
 }
 
@@ -243,7 +257,8 @@ pub fn install(driver: Arc<dyn Driver>, conf: &str) -> Result<&'static Heap, Str
     logging::init();
     let config = Config::parse(conf).map_err(|error| error.to_string())?;
     attach_profiler(&config);
-    let heap = Heap::new(driver, config.heap.clone()).map_err(|error| error.to_string())?;
+    let mut heap = Heap::new(driver, config.heap.clone()).map_err(|error| error.to_string())?;
+    ask_sites(&mut heap, &config);
     if let Some(old) = current() {
         old.shut_down();
     }

@@ -1,0 +1,130 @@
+//! Where CPython keeps a thread's frames: offsets in bytes, by version.
+//!
+//! They are fixed for a minor version, from its first release on. What is here was read from the
+//! headers of 3.9.18, 3.10.13, 3.11.7, 3.12.1 and 3.13.0, and is held against the interpreter's own
+//! functions before it is used (`super::interpreter`).
+
+/// Where things are in a version of CPython.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Layout {
+    /// From a thread's state to its innermost frame: each is added, then followed.
+    pub innermost: &'static [usize],
+    /// Of a frame: the one that called it.
+    pub back: usize,
+    /// Of a frame: its code object.
+    pub code: usize,
+    /// Of a frame: how far it is.
+    pub place: Place,
+    /// How frames that are no function's, or have not begun yet, are told from others.
+    pub entry: Option<Entry>,
+    /// Of a frame: its local variables, the arguments first.
+    pub locals: usize,
+    /// Of a code object: its file, its name (qualified from 3.11 on) and its first line.
+    pub file: usize,
+    pub name: usize,
+    pub first_line: usize,
+}
+
+/// What Python's own functions go by (`_PyFrame_IsIncomplete`).
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Entry {
+    /// Of a frame: who owns it.
+    pub owner: usize,
+    /// The owner of frames by which C enters Python; no owner, where there are none.
+    pub of_c: u8,
+    /// Of a code object: the first instruction that a tracer would see. Before it, only the frame
+    /// of a generator counts.
+    pub first: usize,
+}
+
+/// The owner of a generator's frame.
+pub(super) const GENERATOR: u8 = 1;
+
+/// How a frame says how far it is.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Place {
+    /// A number in the frame at this offset, in units of so many bytes of bytecode.
+    Number(usize, i32),
+    /// A pointer in the frame at the first offset, into the bytecode, which begins at the second of
+    /// the code object.
+    Pointer(usize, usize),
+}
+
+const V9: Layout = Layout {
+    innermost: &[24],
+    back: 24,
+    code: 32,
+    place: Place::Number(104, 1),
+    entry: None,
+    locals: 360,
+    file: 104,
+    name: 112,
+    first_line: 40,
+};
+
+const V10: Layout = Layout { place: Place::Number(96, 2), locals: 352, ..V9 };
+
+const V11: Layout = Layout {
+    innermost: &[56, 8],
+    back: 48,
+    code: 32,
+    place: Place::Pointer(56, 184),
+    entry: Some(Entry { owner: 69, of_c: u8::MAX, first: 168 }),
+    locals: 72,
+    file: 112,
+    name: 128,
+    first_line: 72,
+};
+
+const V12: Layout = Layout {
+    innermost: &[56, 0],
+    back: 8,
+    code: 0,
+    place: Place::Pointer(56, 192),
+    entry: Some(Entry { owner: 70, of_c: 3, first: 176 }),
+    first_line: 68,
+    ..V11
+};
+
+const V13: Layout = Layout {
+    innermost: &[72],
+    place: Place::Pointer(56, 200),
+    entry: Some(Entry { owner: 70, of_c: 3, first: 184 }),
+    ..V12
+};
+
+/// The layout of the interpreter whose `Py_GetVersion` says `version`; `None`: it is not known, or
+/// the build is one whose threads share no lock.
+pub(super) fn of(version: &str) -> Option<&'static Layout> {
+    if version.contains("free-threading") {
+        return None;
+    }
+    let mut numbers = version.split('.');
+    match (numbers.next(), numbers.next()) {
+        (Some("3"), Some("9")) => Some(&V9),
+        (Some("3"), Some("10")) => Some(&V10),
+        (Some("3"), Some("11")) => Some(&V11),
+        (Some("3"), Some("12")) => Some(&V12),
+        (Some("3"), Some("13")) => Some(&V13),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_version_that_was_not_looked_at_has_no_layout() {
+        assert!(of("3.9.18 (main, Nov 20 2026, 10:00:00) \n[GCC 12.2.0]").is_some());
+        assert!(of("3.13.0 (main) [Clang 18]").is_some());
+        for version in ["3.8.18 (main)", "3.14.0 (main)", "3.1.4", "2.7.18", "4.9.0", "", "3"] {
+            assert!(of(version).is_none(), "{version}");
+        }
+    }
+
+    #[test]
+    fn a_build_without_the_lock_has_no_layout() {
+        assert!(of("3.13.0 experimental free-threading build (main) [GCC 12.2.0]").is_none());
+    }
+}

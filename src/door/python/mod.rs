@@ -1,0 +1,256 @@
+//! Where in a Python program a request comes from (`blame:`): the frames of the calling thread, the
+//! module of torch's that is running, and the phase, as a site of the record.
+//!
+//! [`interpreter`] reads the frames, with or without the interpreter's lock; [`known`] has the
+//! stacks that were seen before, so that a repeated one costs the walk alone; [`modules`] the paths
+//! of modules, which the package tells. A thread that runs no Python has no site.
+
+mod interpreter;
+mod known;
+mod layout;
+mod modules;
+mod places;
+
+use super::control::{GRUYERE_INVALID, GRUYERE_OK, GRUYERE_UNAVAILABLE};
+use super::{fork, guarded};
+use crate::heap::sites::Sites;
+use crate::record::Record;
+use crate::record::sites::{FrameId, NewSite, SiteId};
+use interpreter::Interpreter;
+use known::Known;
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+/// Frames that a site has at most.
+const SITE_FRAMES: usize = 24;
+/// How often the interpreter's frames are compared with what it says itself before they are given
+/// up.
+const TRIES: u32 = 4;
+/// How long the end of the interpreter waits for those who read its frames.
+const PATIENCE: Duration = Duration::from_millis(200);
+
+/// The interpreter; looked for once. `None`: there is none that could be asked.
+static INTERPRETER: OnceLock<Option<Interpreter>> = OnceLock::new();
+
+/// Whether the interpreter's frames are what we think.
+///
+/// ```text
+/// state      meaning                        changed by
+/// UNTRIED    nobody has compared them       -> TRYING: the first who holds the lock
+/// TRYING     somebody does                  -> TRUSTED, REFUSED, or UNTRIED again: that one
+/// TRUSTED    they are                       -> ENDED: who says that the interpreter ends
+/// REFUSED    they are not                   never
+/// ENDED      the interpreter ends           never
+/// ```
+static TRUST: AtomicU8 = AtomicU8::new(UNTRIED);
+const UNTRIED: u8 = 0;
+const TRYING: u8 = 1;
+const TRUSTED: u8 = 2;
+const REFUSED: u8 = 3;
+const ENDED: u8 = 4;
+
+/// Who reads frames at this moment: raised before TRUST is looked at, so that whoever ends the
+/// interpreter sees them, or they see that it ends. SeqCst, both.
+static READING: AtomicU32 = AtomicU32::new(0);
+
+/// The code object of `torch.nn.Module.__call__`, as the package tells: 0, then that for good.
+static CALL: AtomicUsize = AtomicUsize::new(0);
+
+/// The package has said that it is there: false, then true for good.
+static BEGUN: AtomicBool = AtomicBool::new(false);
+
+/// Whether the Python package serves this process.
+pub(super) fn is_begun() -> bool {
+    BEGUN.load(Ordering::Relaxed)
+}
+
+fn interpreter() -> Option<&'static Interpreter> {
+    let find = || match Interpreter::find() {
+        Ok(found) => Some(found),
+        Err(reason) => {
+            if let Some(reason) = reason {
+                log::warn!("blame: blocks will have no place in the program: {reason}");
+            }
+            None
+        }
+    };
+    INTERPRETER.get_or_init(find).as_ref()
+}
+
+/// Whether frames may be read; where that is not known yet, and the calling thread holds the lock,
+/// it is found out.
+#[cold]
+fn is_trusted_now(python: &Interpreter) -> bool {
+    static TRIED: AtomicU32 = AtomicU32::new(0);
+    if !python.holds_lock()
+        || TRUST.compare_exchange(UNTRIED, TRYING, Ordering::SeqCst, Ordering::SeqCst).is_err()
+    {
+        return false;
+    }
+    let next = match python.check() {
+        true => TRUSTED,
+        false if TRIED.fetch_add(1, Ordering::Relaxed) + 1 < TRIES => UNTRIED,
+        false => {
+            log::warn!(
+                "blame: blocks will have no place in the program: the frames of this build of \
+                 Python are not where they are in others of its version"
+            );
+            REFUSED
+        }
+    };
+    let _ = TRUST.compare_exchange(TRYING, next, Ordering::SeqCst, Ordering::SeqCst);
+    next == TRUSTED
+}
+
+/// Somebody reads frames; until it is dropped, the interpreter does not end.
+struct Reading;
+
+impl Reading {
+    #[inline]
+    fn begin(python: &Interpreter) -> Option<Self> {
+        if TRUST.load(Ordering::Relaxed) == UNTRIED {
+            is_trusted_now(python);
+        }
+        READING.fetch_add(1, Ordering::SeqCst);
+        let reading = Self;
+        (TRUST.load(Ordering::SeqCst) == TRUSTED).then_some(reading)
+    }
+}
+
+impl Drop for Reading {
+    fn drop(&mut self) {
+        READING.fetch_sub(1, Ordering::Release);
+    }
+}
+
+/// What tells a heap where its requests come from.
+pub(super) struct Program {
+    python: Option<&'static Interpreter>,
+    known: Known,
+}
+
+impl Program {
+    /// Of the interpreter that the process has by now.
+    pub(super) fn new() -> Self {
+        Self { python: interpreter(), known: Known::default() }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn learn(&self, python: &Interpreter, record: &Record, key: u64, module: usize) -> SiteId {
+        let stack: Vec<_> = python.stack().into_iter().map(|at| python.frame(at)).collect();
+        let frames: Vec<FrameId> = stack
+            .iter()
+            .filter(|frame| !places::is_plumbing(frame))
+            .take(SITE_FRAMES)
+            .map(|frame| record.frame(&frame.file, &frame.function, frame.line))
+            .collect();
+        let site = record.site(&NewSite {
+            frames: &frames,
+            module: &modules::path(module),
+            phase: places::phase(&stack),
+            forward: SiteId::NONE,
+        });
+        self.known.set(key, site);
+        site
+    }
+}
+
+impl Sites for Program {
+    fn current(&self, record: &Record) -> SiteId {
+        guarded(SiteId::NONE, || self.site(record))
+    }
+}
+
+impl Program {
+    fn site(&self, record: &Record) -> SiteId {
+        let Some(python) = self.python else { return SiteId::NONE };
+        let Some(_reading) = Reading::begin(python) else { return SiteId::NONE };
+        let walk = python.walk(CALL.load(Ordering::Relaxed));
+        if walk.frames == 0 {
+            return SiteId::NONE;
+        }
+        let number = modules::number(walk.argument);
+        let key = (walk.hash ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        match self.known.get(key) {
+            Some(site) => site,
+            None => self.learn(python, record, key, walk.argument),
+        }
+    }
+}
+
+/// The Python package is there, and Gruyère is about to be torch's allocator: with `blame:auto`,
+/// large blocks say where in the program they come from. `call` is the code object of
+/// `torch.nn.Module.__call__`, which is kept for as long as the process lives, or NULL. To be
+/// called by a thread that holds the interpreter's lock, from Python.
+///
+/// 0; -1: there is no interpreter here whose frames can be read, and the log says why.
+#[unsafe(no_mangle)]
+pub extern "C" fn gruyere_blame_begin(call: *const c_void) -> c_int {
+    if fork::is_forked_child() {
+        return GRUYERE_UNAVAILABLE;
+    }
+    guarded(GRUYERE_UNAVAILABLE, || {
+        BEGUN.store(true, Ordering::Relaxed);
+        CALL.store(call as usize, Ordering::Relaxed);
+        match interpreter().and_then(Reading::begin) {
+            Some(_) => GRUYERE_OK,
+            None => GRUYERE_UNAVAILABLE,
+        }
+    })
+}
+
+/// The interpreter is about to end: no frame is read from now on, nor when this returns.
+#[unsafe(no_mangle)]
+pub extern "C" fn gruyere_blame_end() {
+    if fork::is_forked_child() {
+        return;
+    }
+    TRUST.store(ENDED, Ordering::SeqCst);
+    let start = Instant::now();
+    while READING.load(Ordering::SeqCst) != 0 && start.elapsed() < PATIENCE {
+        std::thread::yield_now();
+    }
+}
+
+/// The module object at `module` is in the one at `outer`, which calls it `name` (NULL: it is in
+/// none, and has the name of its class), until `gruyere_blame_forget`, which is to be called before
+/// that object's memory can be another's.
+///
+/// 0; -2: the name is NULL or no UTF-8.
+///
+/// # Safety
+/// `name` is NULL, or a NUL-terminated string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gruyere_blame_module(
+    module: *const c_void,
+    outer: *const c_void,
+    name: *const c_char,
+) -> c_int {
+    if fork::is_forked_child() {
+        return GRUYERE_UNAVAILABLE;
+    }
+    if name.is_null() {
+        return GRUYERE_INVALID;
+    }
+    guarded(GRUYERE_UNAVAILABLE, || {
+        // SAFETY: the caller's promise.
+        match unsafe { CStr::from_ptr(name) }.to_str() {
+            Ok(name) => {
+                modules::name(module as usize, outer as usize, name);
+                GRUYERE_OK
+            }
+            Err(_) => GRUYERE_INVALID,
+        }
+    })
+}
+
+/// The module object at `module` is no more.
+#[unsafe(no_mangle)]
+pub extern "C" fn gruyere_blame_forget(module: *const c_void) {
+    if !fork::is_forked_child() {
+        guarded((), || modules::forget(module as usize));
+    }
+}

@@ -1,0 +1,127 @@
+//! torch's modules by the addresses of their objects, as the package tells them: what each is
+//! called by the module that it is in.
+//!
+//! The package tells of a module while it lives, and takes the word back before its address can be
+//! another's (a weak reference's callback), so no module has a name that was another's.
+
+use std::collections::HashMap;
+use std::sync::{PoisonError, RwLock};
+
+/// A module.
+struct Module {
+    /// A number that no other has had.
+    number: u64,
+    /// Its name in the module that it is in; of one that is in none, that of its class.
+    name: Box<str>,
+    /// The address and the number of the module that it is in.
+    outer: Option<(usize, u64)>,
+}
+
+struct Table {
+    by_address: Option<HashMap<usize, Module>>,
+    /// The latest number.
+    latest: u64,
+}
+
+/// Modules that are known at a time; of more, the later ones have no name.
+const MOST_MODULES: usize = 1 << 17;
+/// Modules that are in each other; more is a circle.
+const MOST_DEPTH: usize = 64;
+
+static MODULES: RwLock<Table> = RwLock::new(Table { by_address: None, latest: 0 });
+
+/// The module at `address` is called `name` by the one at `outer`; by its class, if that is 0.
+pub(super) fn name(address: usize, outer: usize, name: &str) {
+    let table = &mut *MODULES.write().unwrap_or_else(PoisonError::into_inner);
+    let modules = table.by_address.get_or_insert_default();
+    if modules.len() >= MOST_MODULES && !modules.contains_key(&address) {
+        return;
+    }
+    let outer = modules.get(&outer).map(|module| (outer, module.number));
+    table.latest += 1;
+    // What is in it stays in it.
+    let number = modules.get(&address).map_or(table.latest, |module| module.number);
+    modules.insert(address, Module { number, name: name.into(), outer });
+}
+
+/// The module at `address` is no more.
+pub(super) fn forget(address: usize) {
+    let table = &mut *MODULES.write().unwrap_or_else(PoisonError::into_inner);
+    if let Some(modules) = table.by_address.as_mut() {
+        modules.remove(&address);
+    }
+}
+
+/// The number of the module at `address`; 0: it has no name.
+#[inline]
+pub(super) fn number(address: usize) -> u64 {
+    if address == 0 {
+        return 0;
+    }
+    let table = MODULES.read().unwrap_or_else(PoisonError::into_inner);
+    let module = table.by_address.as_ref().and_then(|modules| modules.get(&address));
+    module.map_or(0, |module| module.number)
+}
+
+/// The path of the module at `address`, from the outermost one that it is in: `layers.3.mlp`; of
+/// that one itself, its class. Empty: it has no name.
+pub(super) fn path(address: usize) -> String {
+    let table = MODULES.read().unwrap_or_else(PoisonError::into_inner);
+    let Some(modules) = table.by_address.as_ref() else { return String::new() };
+    let Some(mut module) = modules.get(&address) else { return String::new() };
+    let mut names = Vec::new();
+    for _ in 0..MOST_DEPTH {
+        names.push(&*module.name);
+        let outer = module
+            .outer
+            .and_then(|(at, number)| modules.get(&at).filter(|outer| outer.number == number));
+        match outer {
+            Some(outer) => module = outer,
+            None => break,
+        }
+    }
+    if names.len() > 1 {
+        names.pop();
+    }
+    names.reverse();
+    names.join(".")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_is_the_names_from_the_outermost_module_which_has_that_of_its_class() {
+        name(0x100, 0, "Model");
+        name(0x110, 0, "ModuleList");
+        name(0x120, 0x110, "3");
+        name(0x110, 0x100, "layers");
+        assert_eq!(path(0x120), "layers.3");
+        assert_eq!((path(0x110), path(0x100)), ("layers".into(), "Model".into()));
+        assert_eq!((path(0x130), number(0x130), path(0)), (String::new(), 0, String::new()));
+    }
+
+    #[test]
+    fn a_name_goes_with_its_module_and_the_next_at_its_address_is_another() {
+        name(0x200, 0, "First");
+        name(0x210, 0x200, "inner");
+        let first = number(0x200);
+        forget(0x200);
+        assert_eq!((number(0x200), path(0x200)), (0, String::new()));
+        name(0x200, 0, "Second");
+        name(0x220, 0x200, "other");
+        assert_ne!(number(0x200), first);
+        // It was in the first, and is in none now.
+        name(0x230, 0x210, "leaf");
+        assert_eq!((path(0x230).as_str(), path(0x220).as_str()), ("leaf", "other"));
+    }
+
+    #[test]
+    fn a_circle_of_modules_has_an_end() {
+        name(0x300, 0, "A");
+        name(0x310, 0x300, "b");
+        name(0x300, 0x310, "a");
+        assert!(path(0x310).len() <= 2 * MOST_DEPTH);
+    }
+}

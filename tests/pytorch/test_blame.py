@@ -1,0 +1,418 @@
+"""Where in the program memory comes from: frames, module and phase of each large block and each
+slab, on the real torch, by both doors."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from conftest import (
+    GRUYERE,
+    HERE,
+    LIBRARIES,
+    LIBRARIES_PRELOADED,
+    RELEASE,
+    ROOT,
+    SHIM,
+    clean_environment,
+)
+
+PRELUDE = """
+import atexit, ctypes, gc, json, os, sys, threading, time
+import torch
+import gruyere, sites
+torch.backends.cudnn.enabled = False
+gruyere.enable(door=os.environ["DOOR"])
+MIB = 1 << 20
+def tensor(bytes):
+    return torch.empty(bytes, dtype=torch.uint8, device="cuda")
+"""
+
+
+@pytest.fixture(params=["native", "pluggable"])
+def door(request):
+    return request.param
+
+
+def run(phantom, door, code, check=True, conf=None, **settings):
+    settings |= {
+        "PYTHONPATH": f"{HERE / 'programs'}:{ROOT / 'python_loader'}",
+        "GRUYERE_LIBRARY": GRUYERE,
+        "GRUYERE_TEST_SITES": RELEASE / "examples" / "sites",
+        "DOOR": door,
+        **SHIM,
+    }
+    if conf:
+        settings["GRUYERE_CONF"] = conf
+    script = phantom.folder / "train.py"
+    script.write_text(PRELUDE + code)
+    launch = f"import runpy; runpy.run_path({str(script)!r}, run_name='__main__')"
+    ran = phantom.run(None, code=launch, allocator="door", **settings)
+    return ran.check() if check else ran
+
+
+def test_a_large_block_has_the_line_that_made_it_and_those_that_called_it(phantom, door):
+    run(phantom, door, code="""
+def make():
+    return tensor(4 * MIB), sites.here()
+def call():
+    made = make(); return *made, sites.here()
+block, inner, outer = call()
+site = sites.of(block)
+frames = site["frames"]
+# `tensor` is the innermost, then those that called it.
+assert frames[0][1] == "tensor" and frames[0][0].endswith("train.py"), frames
+assert frames[1:3] == [inner, outer], (frames, inner, outer)
+assert frames[3][1] == "<module>", frames
+assert site["module"] == "" and site["phase"] == "unknown", site
+""")
+
+
+def test_a_slab_has_the_line_that_made_it(phantom, door):
+    run(phantom, door, code="""
+def small():
+    return tensor(1000)
+block = small()
+assert [frame[1] for frame in sites.of(block)["frames"][:2]] == ["tensor", "small"]
+lines = [line for line in sites.read() if line["kind"] == "block"]
+assert [line["site"] for line in lines] == ["none"], lines
+""")
+
+
+def test_with_all_a_small_block_has_its_own_line(phantom, door):
+    run(phantom, door, conf="blame:all", code="""
+def first():
+    return tensor(1000)
+def second():
+    return tensor(1000)
+blocks = [first(), second()]
+assert [sites.of(block)["frames"][1][1] for block in blocks] == ["first", "second"]
+""")
+
+
+@pytest.mark.parametrize("conf", ["blame:off", "record:off"])
+def test_switched_off_nobody_asks(phantom, door, conf):
+    run(phantom, door, conf=conf, code="""
+blocks = [tensor(4 * MIB), tensor(1000)]
+if "record:off" not in os.environ["GRUYERE_CONF"]:
+    assert all(line["site"] == "none" for line in sites.read() if line["kind"] != "table")
+""")
+
+
+def test_a_module_has_its_path_and_the_phase_is_forward(phantom, door):
+    run(phantom, door, code="""
+class Mlp(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = torch.nn.Linear(1024, 1024)
+    def forward(self, x):
+        made.append(tensor(4 * MIB))
+        return self.up(x)
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(Mlp() for _ in range(3))
+    def forward(self, x):
+        made.append(tensor(4 * MIB))
+        for layer in self.layers:
+            x = layer(x)
+        return x
+made = []
+model = Model().cuda()
+out = model(torch.empty(2048, 1024, device="cuda"))
+assert [sites.of(block)["module"] for block in made] == [
+    "Model", "layers.0", "layers.1", "layers.2"]
+site = sites.of(out)
+assert site["module"] == "layers.2.up" and site["phase"] == "forward", site
+# torch's own frames between a module's call and its forward say nothing that the path does not.
+names = [frame[1].split(".")[-1] for frame in site["frames"]]
+assert names[:3] == ["forward", "forward", "forward"] and names[3] == "<module>", site
+""")
+
+
+def test_a_module_at_the_address_of_one_that_is_gone_is_not_misnamed(phantom, door):
+    run(phantom, door, code="""
+class Leaf(torch.nn.Module):
+    def forward(self):
+        return tensor(4 * MIB)
+class Whole(torch.nn.Module):
+    def __init__(self, name):
+        super().__init__()
+        setattr(self, name, Leaf())
+    def forward(self):
+        return next(self.children())()
+seen = {}
+reused = 0
+for number in range(200):
+    whole = Whole(f"leaf{number}")
+    leaf = next(whole.children())
+    reused += id(leaf) in seen
+    seen[id(leaf)] = number
+    # Compiled anew, so that it is not the hash of the stack that tells them apart.
+    block = whole()
+    if number % 20 == 19:
+        assert sites.of(block)["module"] == f"leaf{number}"
+    del whole, leaf, block
+assert reused > 0
+copy = __import__("copy").deepcopy(torch.nn.Sequential(Leaf(), torch.nn.Sequential(Leaf()))).cuda()
+assert sites.of(copy[1][0]())["module"] == "1.0"
+""")
+
+
+def test_the_optimisers_state_is_the_optimisers(phantom, door):
+    run(phantom, door, code="""
+weight = torch.nn.Parameter(torch.empty(1024, 1024, device="cuda"))
+optimizer = torch.optim.AdamW([weight])
+weight.grad = torch.empty_like(weight)
+def train():
+    optimizer.step()
+train()
+site = sites.of(optimizer.state[weight]["exp_avg"])
+assert site["phase"] == "optimizer", site
+assert "train" in [frame[1] for frame in site["frames"]], site
+""")
+
+
+def test_a_thread_that_runs_no_python_has_no_site_and_waits_for_nobody(phantom, door):
+    # Two threads that torch made ask for memory while this one keeps the interpreter's lock.
+    run(phantom, door, code="""
+tensor(4 * MIB)
+weight = torch.empty(1024, 1024, device="cuda", requires_grad=True)
+loss = (weight * 2).sum()
+loss.backward()
+site = sites.of(weight.grad)
+assert site is None or site["phase"] == "backward", site
+""")
+
+
+def test_a_thread_gets_its_own_frames(phantom, door):
+    run(phantom, door, code="""
+def work(number):
+    def inner():
+        return tensor(4 * MIB)
+    barrier.wait()
+    for _ in range(50):
+        block = inner()
+    made[number] = block
+barrier = threading.Barrier(4)
+made = {}
+threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+for block in made.values():
+    names = [frame[1].split(".")[-1] for frame in sites.of(block)["frames"]]
+    assert names[:3] == ["tensor", "inner", "work"] and "<module>" not in names, names
+""")
+
+
+def test_many_stacks_keep_the_table_bounded_and_the_program_going(phantom, door):
+    run(phantom, door, code="""
+blocks = []
+for number in range(20_000):
+    scope = {"tensor": tensor}
+    exec(compile(f"def f{number}(): return tensor({2 * MIB})", f"<made {number}>", "exec"), scope)
+    block = scope[f"f{number}"]()
+    if number in (0, 5_000):
+        blocks.append(block)
+assert [sites.of(block)["frames"][1][:2] for block in blocks] == [
+    [f"<made {number}>", f"f{number}"] for number in (0, 5_000)]
+assert sites.of(block) == "other", sites.of(block)
+(table,) = [line for line in sites.read() if line["kind"] == "table"]
+assert 15_000 < table["sites"] < 16_384, table
+# What is known stays known.
+lines = {line["address"]: line["site"] for line in sites.read() if line["kind"] == "block"}
+assert {lines[block.data_ptr()]["frames"][1][1] for block in blocks} == {"f0", "f5000"}
+""")
+
+
+def test_a_code_object_at_the_address_of_one_that_is_gone_is_not_mistaken_for_it(phantom, door):
+    run(phantom, door, code="""
+seen = set()
+reused = 0
+for number in range(300):
+    scope = {"tensor": tensor}
+    exec(compile(f"def f{number}(): return tensor({2 * MIB})", "<made>", "exec"), scope)
+    code = id(scope[f"f{number}"].__code__)
+    reused += code in seen
+    seen.add(code)
+    block = scope[f"f{number}"]()
+    if number % 30 == 29:
+        assert sites.of(block)["frames"][1][1] == f"f{number}"
+    del scope
+assert reused > 0
+""")
+
+
+def test_names_that_are_not_ascii_and_very_deep_stacks_are_told(phantom, door):
+    run(phantom, door, code="""
+def größe():
+    return tensor(4 * MIB)
+assert sites.of(größe())["frames"][1][1] == "größe"
+def 深(depth):
+    return 深(depth - 1) if depth else tensor(4 * MIB)
+frames = sites.of(深(900))["frames"]
+assert len(frames) == 24 and frames[1][1] == frames[23][1] == "深", frames
+""")
+
+
+def test_forked_children_and_the_end_of_the_interpreter_are_quiet(phantom, door):
+    ran = run(phantom, door, code="""
+block = tensor(4 * MIB)
+child = os.fork()
+if child == 0:
+    # A child may make modules: their names are told to nobody.
+    torch.nn.Sequential(torch.nn.Linear(2, 2))
+    os._exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+# Not through torch, whose own calls abort on a thread that the interpreter ends.
+library = ctypes.CDLL(os.environ["GRUYERE_LIBRARY"])
+library.gruyere_malloc.restype = ctypes.c_void_p
+def forever():
+    while True:
+        block = library.gruyere_malloc(ctypes.c_ssize_t(4 * MIB), 0, None)
+        library.gruyere_free(ctypes.c_void_p(block), ctypes.c_ssize_t(0), 0, None)
+for _ in range(3):
+    threading.Thread(target=forever, daemon=True).start()
+class Late:
+    def __del__(self):
+        late = tensor(4 * MIB)
+keep = Late()
+circle = [Late()]
+circle.append(circle)
+atexit.register(lambda: tensor(8 * MIB))
+time.sleep(0.2)
+""")
+    assert "Traceback" not in ran.err, ran.err
+
+
+def test_finalizers_that_free_and_allocate_meet_no_lock(phantom, door):
+    run(phantom, door, code="""
+class Freer:
+    def __init__(self):
+        self.block = tensor(4 * MIB)
+        self.circle = self
+    def __del__(self):
+        self.block = None
+        tensor(4 * MIB)
+gc.set_threshold(1)
+for number in range(300):
+    Freer()
+    tensor(4 * MIB + 512 * number)
+""")
+
+
+def interpreters():
+    """Other Pythons of this machine whose frames are known, the newest of each version."""
+    found = {}
+    for place in sorted(Path.home().glob(".pyenv/versions/3.*/bin/python")):
+        found[place.parent.parent.name.rsplit(".", 1)[0]] = str(place)
+    for minor in range(9, 14):
+        path = shutil.which(f"python3.{minor}")
+        if path and f"3.{minor}" not in found:
+            found[f"3.{minor}"] = path
+    known = [f"3.{minor}" for minor in range(9, 14)]
+    return [pytest.param(found[name], id=name) for name in known if name in found]
+
+
+# Without torch: calls that keep the interpreter's lock, and calls that let go of it.
+WITHOUT_TORCH = """
+import ctypes, os, sys, threading
+import sites
+
+MIB = 1 << 20
+path = os.environ["GRUYERE_LIBRARY"]
+keeps, lets_go = ctypes.PyDLL(path), ctypes.CDLL(path)
+for library in (keeps, lets_go):
+    library.gruyere_malloc.restype = ctypes.c_void_p
+    library.gruyere_malloc.argtypes = [ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
+keeps.gruyere_announce_hooks(3)
+
+class Block:
+    def __init__(self, library):
+        self.address = library.gruyere_malloc(4 * MIB, 0, None)
+    def untyped_storage(self):
+        return self
+    def data_ptr(self):
+        return self.address
+
+def check(block, *expected):
+    frames = sites.of(block)["frames"]
+    names = [(frame[1].split(".")[-1], frame[2]) for frame in frames]
+    assert names[: len(expected)] == list(expected), (names, expected)
+
+def plain(library):
+    return Block(
+        library
+    )
+line = plain.__code__.co_firstlineno
+assert sites.of(Block(lets_go)) is None, "nobody has compared the frames yet"
+assert lets_go.gruyere_blame_begin(None) == -1, "without the lock nothing is compared"
+assert keeps.gruyere_blame_begin(None) == 0
+
+for library in (keeps, lets_go):
+    init = Block.__init__.__code__.co_firstlineno + 1
+    call = line + 1
+    now = sys._getframe().f_lineno + 1
+    check(plain(library), ("__init__", init), ("plain", call), ("<module>", now))
+    # Generators, comprehensions, closures, keyword arguments, exec, a finalizer, a callback of C.
+    def generator():
+        held = yield
+        yield Block(library)
+    running = generator()
+    next(running)
+    check(running.send(1), ("__init__", init), ("generator", sys._getframe().f_lineno - 3))
+    def with_cells(*, wanted):
+        inner = lambda: (Block(library), wanted)
+        return inner()
+    block, _ = with_cells(wanted=1)
+    check(block, ("__init__", init), ("<lambda>", sys._getframe().f_lineno - 3),
+          ("with_cells", sys._getframe().f_lineno - 3))
+    made = []
+    class Late:
+        def __del__(self):
+            made.append(Block(library))
+    late = Late()
+    del late
+    check(made[0], ("__init__", init), ("__del__", sys._getframe().f_lineno - 3))
+    by_key = sorted([1], key=lambda _: made.append(Block(library)))
+    check(made[1], ("__init__", init), ("<lambda>", sys._getframe().f_lineno - 1))
+    scope = {"Block": Block, "library": library}
+    exec(compile("\\n\\nblock = Block(library)", "<text>", "exec"), scope)
+    check(scope["block"], ("__init__", init), ("<module>", 3))
+    # While the profiler and the tracer of the program are on, lines are those that run.
+    sys.settrace(lambda *arguments: None)
+    traced = plain(library)
+    sys.settrace(None)
+    check(traced, ("__init__", init), ("plain", call))
+    threads = []
+    def on_a_thread():
+        threads.append(Block(library))
+    thread = threading.Thread(target=on_a_thread)
+    thread.start()
+    thread.join()
+    check(threads[0], ("__init__", init), ("on_a_thread", sys._getframe().f_lineno - 4))
+lets_go.gruyere_blame_end()
+assert sites.of(Block(keeps)) is None, "after the end nothing is read"
+"""
+
+
+@pytest.mark.parametrize("python", interpreters())
+def test_frames_of_each_version_of_python_are_those_that_it_says_itself(phantom, python):
+    script = phantom.folder / "without_torch.py"
+    script.write_text(WITHOUT_TORCH)
+    environment = clean_environment() | {
+        "LD_LIBRARY_PATH": str(LIBRARIES),
+        "LD_PRELOAD": LIBRARIES_PRELOADED,
+        "PYTHONPATH": str(HERE / "programs"),
+        "GRUYERE_LIBRARY": str(GRUYERE),
+        "GRUYERE_CONF": "blame:large",
+        "GRUYERE_TEST_SITES": str(RELEASE / "examples" / "sites"),
+    }
+    ran = subprocess.run([python, script], env=environment, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stderr == "", ran.stderr
+
+
+def test_there_are_interpreters_to_be_tried():
+    assert interpreters(), "no Python of 3.9 to 3.13 was found beside this one"
