@@ -53,6 +53,26 @@ class Lines:
                 return f"{name}:{frame['line']}"
         return NOWHERE
 
+    def inside(self, frames: list[dict[str, Any]]) -> str:
+        """The innermost frame of a library other than torch, as `transformers/trainer.py:1900`; ""
+        where the program itself calls torch."""
+        for frame in frames:
+            file = frame["filename"]
+            if self.name(file) is not None:
+                return ""
+            short = _of_package(file)
+            if short and not short.startswith("torch/"):
+                return f"{short}:{frame['line']}"
+        return ""
+
+    def inside_stack(self, frame: Optional[FrameType]) -> str:
+        """The same of a running stack."""
+        frames = []
+        while frame is not None:
+            frames.append({"filename": frame.f_code.co_filename, "line": frame.f_lineno})
+            frame = frame.f_back
+        return self.inside(frames)
+
     def of_stack(self, frame: Optional[FrameType]) -> str:
         """Of a running stack."""
         while frame is not None:
@@ -61,3 +81,12 @@ class Lines:
                 return f"{name}:{frame.f_lineno}"
             frame = frame.f_back
         return NOWHERE
+
+
+def _of_package(file: str) -> str:
+    """A file's name below the folder in which packages are installed; "" where it is in none."""
+    for folder in ("site-packages", "dist-packages"):
+        _, found, short = file.rpartition(f"{os.sep}{folder}{os.sep}")
+        if found:
+            return short
+    return ""

@@ -33,6 +33,8 @@ class Block:
     phase: int
     module: str
     line: str
+    inside: str
+    """The line of a library other than torch; "" where there is none."""
     group: int
     end: int = NEVER
     end_mark: int = NEVER
@@ -87,7 +89,8 @@ class History:
                 group = groups.setdefault(root, len(groups))
                 block = Block(
                     whole(entry["size"]), entry["size"], self.events, mark, phase,
-                    self.seen.names[module], line, group,
+                    self.seen.names[module], line,
+                    self.lines.inside(frames), group,
                 )  # fmt: skip
                 live[address] = block
                 self.blocks.append(block)
@@ -99,7 +102,7 @@ class History:
     def _kind(self, block: Block) -> str:
         """Of a block that nobody has seen whose it is."""
         seen = self.seen
-        if seen.closed and block.end_mark != NEVER and block.end_mark >= seen.closed:
+        if block.end_mark in seen.cleared:
             return WORKSPACES
         if block.phase == OPTIMIZER:
             return TEMPORARIES
@@ -132,7 +135,11 @@ def _metadata(entry: dict[str, Any]) -> tuple[int, int, int, int]:
 
 def _sighted(live: dict[int, Block], address: int, kind: str, name: str) -> None:
     block = live.get(address)
-    if block is not None and _PRECEDENCE[kind] < _PRECEDENCE.get(block.kind, 9):
+    if block is None:
+        return
+    if _PRECEDENCE[kind] < _PRECEDENCE.get(block.kind, 9) or (
+        kind == block.kind and not block.name
+    ):
         block.kind, block.name = kind, name
 
 
@@ -156,8 +163,10 @@ def analyse(trace: list[dict[str, Any]], seen: Seen, lines: Lines) -> dict[str, 
         "sequence": _sequence(history),
         "workspaces": sum(block.bytes for block in live if block.kind == WORKSPACES),
         "reads": [
-            {"line": line, "what": what, "count": count}
-            for (line, what), count in Counter(read[1:] for read in seen.reads).most_common()
+            {"line": line, "what": what, "inside": inside, "count": count}
+            for (line, what, inside), count in Counter(
+                read[1:] for read in seen.reads
+            ).most_common()
         ],
     }
 
@@ -230,16 +239,21 @@ def _sequence(history: History) -> dict[str, Any]:
     value from the device last before it, by number (-1: none did)."""
     numbers: dict[str, int] = {}
     lines = [numbers.setdefault(block.line, len(numbers)) for block in history.blocks]
-    marks = [mark for mark, _, _ in history.seen.reads]
+    insides = [numbers.setdefault(block.inside, len(numbers)) for block in history.blocks]
+    marks = [read[0] for read in history.seen.reads]
     reads = []
     for block in history.blocks:
         before = bisect_right(marks, block.mark)
-        line = history.seen.reads[before - 1][1] if before else None
-        reads.append(-1 if line is None else numbers.setdefault(line, len(numbers)))
+        if before:
+            _, line, _, inside = history.seen.reads[before - 1]
+            reads.append(numbers.setdefault(inside or line, len(numbers)))
+        else:
+            reads.append(-1)
     return {
         "sizes": [block.bytes for block in history.blocks],
         "groups": [block.group for block in history.blocks],
         "at": lines,
+        "inside": insides,
         "read": reads,
         "lines": list(numbers),
         "threads": history.groups,

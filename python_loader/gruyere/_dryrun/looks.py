@@ -48,10 +48,11 @@ class Seen:
     """Marks at which a backward pass began."""
     steps: list[int] = field(default_factory=list)
     """Marks at which a step was over."""
-    closed: int = 0
-    """The mark behind which torch gave up its workspaces."""
-    reads: list[tuple[int, str, str]] = field(default_factory=list)
-    """Reads from the device: mark, line and function; by mark."""
+    cleared: set[int] = field(default_factory=set)
+    """Marks at which torch gave up its workspaces, and nothing else was freed."""
+    reads: list[tuple[int, str, str, str]] = field(default_factory=list)
+    """Reads from the device: mark, line, function, and the line of the library that reads; by
+    mark."""
 
 
 class Looks:
@@ -66,6 +67,8 @@ class Looks:
         self.running: list[int] = []
         self.backward_of = 0
         self.numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        # The module that each was put into last.
+        self.owners: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDictionary()
         self.by_place: dict[str, int] = {"": 0}
         self.by_name: dict[str, int] = {"": 0}
         # By the id of a parameter or buffer.
@@ -82,6 +85,7 @@ class Looks:
             self.tell_torch = tell
         torch.cuda._lazy_call(self._begin_history)
         modules = torch.nn.modules.module
+        modules.register_module_module_registration_hook(self._owned)
         modules.register_module_forward_pre_hook(self._enter)
         modules.register_module_forward_hook(self._leave, always_call=True)
         # torch.optim hides its submodules.
@@ -94,6 +98,9 @@ class Looks:
             if original is not None:
                 setattr(torch.Tensor, name, self._reading(name, original))
         torch.Tensor.to = self._moving(torch.Tensor.to)
+        clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
+        if clear is not None:
+            torch._C._cuda_clearCublasWorkspaces = self._clearing(clear)
 
     def _begin_history(self) -> None:
         self.torch.cuda.memory._record_memory_history(
@@ -115,10 +122,19 @@ class Looks:
         """The program has ended: torch gives up its workspaces, which shows which they are."""
         self.running.clear()
         self.phase, self.backward_of, self.place = PROGRAM, 0, 0
-        self.seen.closed = self.next_mark()
         clear = getattr(self.torch._C, "_cuda_clearCublasWorkspaces", None)
         if clear is not None:
             clear()
+
+    def _clearing(self, clear: Callable[[], None]) -> Callable[[], None]:
+        """Some trainers do it too when they are done."""
+
+        def clearing() -> None:
+            self.seen.cleared.add(self.next_mark())
+            clear()
+            self.next_mark()
+
+        return clearing
 
     def step_is_over(self) -> None:
         self.seen.steps.append(self.next_mark())
@@ -168,7 +184,11 @@ class Looks:
                 if isinstance(value, self.torch.nn.Module) and not name.startswith("_"):
                     self._name(value, name)
         if root not in self.numbers:
-            self._name(root, type(root).__name__)
+            whole, seen = root, {id(root)}
+            while (owner := self._owner(whole)) is not None and id(owner) not in seen:
+                seen.add(id(owner))
+                whole = owner
+            self._name(whole, type(whole).__name__)
         mark = self.next_mark()
         own = {id(value) for value in (*root.parameters(), *root.buffers())}
         for key, (ref, name) in list(self.parameters.items()):
@@ -177,6 +197,14 @@ class Looks:
                 del self.parameters[key]
             elif key in own:
                 self._sight(mark, value, WEIGHTS, name)
+
+    def _owned(self, owner: Any, _name: str, module: Any) -> None:
+        if module is not None:
+            self.owners[module] = weakref.ref(owner)
+
+    def _owner(self, module: Any) -> Any:
+        owner = self.owners.get(module)
+        return owner() if owner is not None else None
 
     def _name(self, root: Any, name: str) -> None:
         for path, module in root.named_modules():
@@ -225,10 +253,28 @@ class Looks:
             if value is not None and value.grad is not None:
                 self._sight(mark, value.grad, GRADIENTS, name)
 
-    def _before_step(self, optimizer: Any, _arguments: Any, _options: Any) -> None:
+    def _before_step(self, optimizer: Any, arguments: Any, options: Any) -> Any:
         self._sight_optimizer(optimizer)
         self.phase = OPTIMIZER
         self.tell()
+        # What the closure does is the program's: forward and backward.
+        if options.get("closure") is not None:
+            return arguments, {**options, "closure": self._closure(options["closure"])}
+        if len(arguments) > 1 and callable(arguments[1]):
+            return (arguments[0], self._closure(arguments[1]), *arguments[2:]), options
+        return None
+
+    def _closure(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        def of_the_program() -> Any:
+            self.phase = PROGRAM
+            self.tell()
+            try:
+                return closure()
+            finally:
+                self.phase = OPTIMIZER
+                self.tell()
+
+        return of_the_program
 
     def _after_step(self, optimizer: Any, _arguments: Any, _options: Any) -> None:
         self.phase = PROGRAM
@@ -271,7 +317,8 @@ class Looks:
         return read
 
     def _note_read(self, frame: FrameType, what: str) -> None:
-        self.seen.reads.append((self.next_mark(), self.lines.of_stack(frame), what))
+        line, inside = self.lines.of_stack(frame), self.lines.inside_stack(frame)
+        self.seen.reads.append((self.next_mark(), line, what, inside))
 
     def _moving(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def to(tensor: Any, *arguments: Any, **options: Any) -> Any:

@@ -19,7 +19,7 @@ from .._bench.machine import choose
 from .._bench.measure import FAILED, FAULTS, OUT_OF_MEMORY
 from .._errors import GruyereError
 from . import page, report, text
-from .runs import RANDOM, ROOM, ZEROS, Plan, Ran, Runner, at_once
+from .runs import RANDOM, ROOM, ZEROS, Plan, Ran, Runner, at_once, called
 from .sweep import Sweep
 from .worker import UNUSABLE
 
@@ -97,7 +97,7 @@ def _show(ran: Ran) -> None:
     for line in said[starts[0] :] if starts else said[-20:]:
         print(line, file=sys.stderr)
     print(
-        f"gruyere dryrun: the program failed under {text.allocator(ran.plan.allocator)} on "
+        f"gruyere dryrun: the program failed under {called(ran.plan.allocator)} on "
         f"{ran.plan.gpu['id']}: {ran.found.reason}",
         file=sys.stderr,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Optional
 
 from .._bench.measure import COMPLETED
-from .runs import ROOM, Ran
+from .runs import ROOM, Ran, called
 from .trust import difference
 
 SCHEMA, VERSION = "gruyere.dryrun", 1
@@ -110,7 +110,7 @@ def _row(
         # What is held can be given back, what is live cannot.
         margin = has - told.allocated_peak
     return {
-        "allocator": "torch" if ran.plan.allocator == "default" else ran.plan.allocator,
+        "allocator": called(ran.plan.allocator),
         "outcome": ran.found.outcome,
         "fits": fits,
         "reason": ran.found.reason,
@@ -211,6 +211,7 @@ def _trust(first: Ran, second: Ran, plain: list[Ran]) -> dict[str, Any]:
     return {
         "reasons": reasons,
         "difference": parted,
+        "peaks": {"zeros": first.found.allocated_peak, "random": second.found.allocated_peak},
         "requests": len(analysis["sequence"]["sizes"]) if analysis else 0,
         "reads": analysis.get("reads", []),
         "host_reads": first.host_reads,

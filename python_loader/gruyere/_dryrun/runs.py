@@ -25,6 +25,11 @@ ROOM = 1 << 40
 ZEROS, RANDOM = "zeros", "random:1"
 
 
+def called(allocator: str) -> str:
+    """An allocator as the command calls it."""
+    return "torch" if allocator == "default" else allocator
+
+
 @dataclass(frozen=True)
 class Plan:
     """What is to run."""

@@ -34,27 +34,35 @@ class Stops:
         trainer: Any = module.Trainer
         trainer.train = self._training(trainer.train)
         handler: Any = module.CallbackHandler
-        ask = handler.on_step_end
+        for name in ("on_step_end", "on_epoch_end"):
+            setattr(handler, name, self._asking(getattr(handler, name)))
 
-        @functools.wraps(ask)
-        def on_step_end(*arguments: Any, **options: Any) -> Any:
-            control = ask(*arguments, **options)
+    def _asking(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """A callback of transformers', which tells the trainer to stop, and to leave nothing on the
+        disk that is not what was trained."""
+
+        @functools.wraps(call)
+        def calling(*arguments: Any, **options: Any) -> Any:
+            control = call(*arguments, **options)
             if self.enough:
                 control.should_training_stop = True
                 control.should_evaluate = control.should_save = False
             return control
 
-        handler.on_step_end = on_step_end
+        return calling
 
     def _lightning(self, module: ModuleType) -> None:
         trainer: Any = module.Trainer
         trainer.fit = self._training(trainer.fit)
-        asked = trainer.should_stop
 
-        def should_stop(self_: Any) -> bool:
-            return self.enough or asked.fget(self_)
+        # An attribute of each trainer's, which its loops ask.
+        def get(of: Any) -> bool:
+            return self.enough or bool(vars(of).get("_gruyere_should_stop", False))
 
-        trainer.should_stop = property(should_stop, asked.fset)
+        def put(of: Any, value: bool) -> None:
+            vars(of)["_gruyere_should_stop"] = value
+
+        trainer.should_stop = property(get, put)
 
     def _training(self, train: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(train)

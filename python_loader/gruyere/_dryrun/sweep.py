@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Callable
 
 from .._bench.measure import COMPLETED
-from .runs import Ran
+from .runs import Ran, called
 
 
 class Sweep:
@@ -41,7 +41,7 @@ class Sweep:
         def fits(value: str) -> bool:
             found = run(value).found
             self.rows.append({
-                "value": value, "gpu": gpu["id"], "allocator": allocator,
+                "value": value, "gpu": gpu["id"], "allocator": called(allocator),
                 "fits": found.outcome == COMPLETED, "peak_live": found.allocated_peak,
                 "peak_held": found.physical_peak,
             })  # fmt: skip

@@ -9,7 +9,7 @@ import textwrap
 from typing import Any, Optional
 
 from .._bench import table
-from .runs import RANDOM, ROOM, Plan
+from .runs import RANDOM, ROOM, Plan, called
 
 SILICON = "Against silicon this has not been checked: no GPU has run it."
 # Rows of each list.
@@ -23,17 +23,12 @@ def size(number: int) -> str:
     return f"{number >> 10} KiB" if number >= 1 << 10 else f"{number} B"
 
 
-def allocator(name: str) -> str:
-    """As the command calls it."""
-    return "torch" if name == "default" else name
-
-
 def of_plan(plan: Plan, usable: int) -> str:
     """A run, for whoever waits."""
     if plan.analysed:
         values = "other values" if plan.values == RANDOM else "every allocation"
         return f"{plan.gpu['id']} looking at {values}"
-    what = f"{plan.gpu['id']} under {allocator(plan.allocator)}"
+    what = f"{plan.gpu['id']} under {called(plan.allocator)}"
     if plan.memory == ROOM:
         return f"{what}, with room to spare"
     return what if plan.memory == usable else f"{what}, with {size(plan.memory)}"
@@ -186,15 +181,13 @@ def _sweep(report: dict[str, Any]) -> str:
     for row in sweep["rows"]:
         done = row["fits"]
         rows.append([
-            row["gpu"], allocator(row["allocator"]), row["value"], "yes" if done else "NO",
+            row["gpu"], row["allocator"], row["value"], "yes" if done else "NO",
             size(row["peak_live"]) if done else "-", size(row["peak_held"]) if done else "-",
         ])  # fmt: skip
     lines = [f"{sweep['name']} tried; all else here is of {command(report)}", *_table(rows, 2)]
     for row in sweep["largest"]:
         value = row["value"] or "none"
-        lines.append(
-            f"The largest that fits on {row['gpu']} with {allocator(row['allocator'])}: {value}"
-        )
+        lines.append(f"The largest that fits on {row['gpu']} with {row['allocator']}: {value}")
     return "\n".join(lines)
 
 
@@ -292,12 +285,19 @@ def _trust(report: dict[str, Any], width: int) -> str:
             lines.append(_wrapped(f"  NO: {reason}", width, "      "))
         parted = trust["difference"]
         if parted is not None:
+            peaks = trust["peaks"]
+            lines.append(
+                f"  peak live: {size(peaks['zeros'])} with zeros, {size(peaks['random'])} with "
+                "random values"
+            )
             for values, key in (("zeros", "zeros"), ("random values", "random")):
                 request = parted[key]
                 told = "nothing more was asked for"
                 if request is not None:
                     line = request["line"]
-                    told = f"{size(request['bytes'])} at {line}  {source(line)}"
+                    inside = request["inside"]
+                    within = f"in {inside}" if inside else source(line)
+                    told = f"{size(request['bytes'])} at {line}  {within}"
                 lines.append(f"  with {values + ':':<14} {told}".rstrip())
     else:
         lines.append(
@@ -309,7 +309,8 @@ def _trust(report: dict[str, Any], width: int) -> str:
         lines.append(f"  Values read from the device, {counted} times (the stand-in invents them):")
         rows = trust["reads"][:5]
         for read in rows:
-            lines.append(f"    {read['line']}  {read['what']} x{read['count']}")
+            within = f"  in {read['inside']}" if read["inside"] else ""
+            lines.append(f"    {read['line']}  {read['what']} x{read['count']}{within}")
         if len(trust["reads"]) > len(rows):
             lines.append(f"    and {len(trust['reads']) - len(rows)} lines more (--json)")
     else:

@@ -46,6 +46,7 @@ def _request(sequence: dict[str, Any], index: int) -> dict[str, Any]:
     return {
         "bytes": sequence["sizes"][index],
         "line": lines[sequence["at"][index]],
+        "inside": lines[sequence["inside"][index]],
         "read": lines[read] if read >= 0 else None,
     }
 

@@ -1,0 +1,396 @@
+"""`gruyere dryrun` as a user runs it; its numbers against those of the same program on the stand-in
+without it."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from conftest import COMMAND, GRUYERE, PHANTOM, ROOT, clean_environment
+
+sys.path.insert(0, str(ROOT / "python_loader"))
+
+from gruyere._dryrun import live, trust  # noqa: E402
+from gruyere._dryrun.looks import Seen  # noqa: E402
+from gruyere._dryrun.sweep import Sweep  # noqa: E402
+
+GIB, MIB = 1 << 30, 1 << 20
+# What takes time on the stand-in's clock, as the dry run has it.
+CLOCK = {"PHANTOM_KERNEL_NS": "20000", "PHANTOM_COSTS": "launches"}
+
+# Two layers that repeat, with a head; Adam; the numbers that torch has at the end on stdout.
+TRAIN = """
+import sys
+import torch
+from torch import nn
+
+width, steps = int(sys.argv[1]), int(sys.argv[2])
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(2))
+        self.head = nn.Linear(width, 8)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x).relu()
+        return self.head(x)
+
+
+def report():
+    if torch.cuda.is_initialized():
+        statistics = torch.cuda.memory_stats()
+        print(statistics["allocated_bytes.all.peak"], statistics["requested_bytes.all.peak"])
+
+
+model = Model().cuda()
+optimizer = torch.optim.Adam(model.parameters())
+try:
+    for step in range(steps):
+        batch = torch.empty(256 + 64 * step, width, device="cuda")
+        loss = model(batch).sum()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+finally:
+    report()
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    made = tmp_path_factory.mktemp("dryrun")
+    (made / "train.py").write_text(TRAIN)
+    return made
+
+
+def dryrun(folder, *arguments, python=sys.executable, **settings):
+    environment = clean_environment() | {
+        "GRUYERE_LIBRARY": str(GRUYERE), "GRUYERE_PHANTOM": str(PHANTOM), "OMP_NUM_THREADS": "1",
+    }  # fmt: skip
+    line = [COMMAND, "dryrun", "--python", python, *arguments]
+    return subprocess.run(
+        [str(word) for word in line],
+        env=environment | settings,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+
+
+def told(ran, code=0):
+    """The JSON of a run with `--json`."""
+    assert ran.returncode == code, ran.stdout + ran.stderr
+    document = json.loads(ran.stdout)
+    assert (document["schema"], document["version"]) == ("gruyere.dryrun", 1)
+    assert document["verdict"]["exit"] == code
+    return document
+
+
+@pytest.fixture(scope="module")
+def found(folder):
+    """The program under every allocator, on a GPU of 2 GiB."""
+    ran = dryrun(folder, "--gb", 2, "--json", "--html", "page.html", "train.py", 2048, 50)
+    return told(ran)
+
+
+def row(document, allocator):
+    return next(row for row in document["gpus"][0]["runs"] if row["allocator"] == allocator)
+
+
+def test_peaks_under_torch_are_those_of_the_same_program_without_dryrun(found, folder, phantom):
+    usable = found["gpus"][0]["usable"]
+    ran = phantom.run(
+        None, "2048", "3", code=TRAIN, allocator="native", PHANTOM_MEMORY=usable, **CLOCK
+    ).check()
+    allocated, requested = map(int, ran.out.split())
+    theirs = row(found, "torch")
+    assert theirs["steps"] == 3
+    assert (theirs["peak_live"], theirs["peak_requested"]) == (allocated, requested)
+    assert theirs["peak_held"] == ran.books["devices"][0]["physical_peak"]
+    assert theirs["margin"] == usable - theirs["peak_held"]
+
+
+def test_two_runs_agree_to_the_byte(found, folder):
+    again = told(dryrun(folder, "--gb", 2, "--json", "train.py", 2048, 50))
+    for document in (found, again):
+        document.pop("seconds", None)
+    assert again == found
+
+
+def test_what_is_live_at_the_peak_adds_up_and_is_whose_it_is(found):
+    peak = found["peak"]
+    for name in ("modules", "lines"):
+        assert sum(part["bytes"] for part in peak[name]) == peak["bytes"], name
+    assert sum(peak["kinds"].values()) == peak["bytes"]
+    # Gruyère and expandable segments count just what the program has.
+    assert peak["bytes"] == row(found, "gruyere")["peak_live"]
+    assert peak["bytes"] == row(found, "expandable")["peak_live"]
+
+    width = 2048
+    sizes = [4 * width * width, 4 * width] * 2 + [4 * 8 * width, 4 * 8]
+    weights = sum(live.whole(size) for size in sizes)
+    assert peak["kinds"]["weights"] == peak["kinds"]["gradients"] == weights
+    # Adam's states, and its count of steps, which lies on the host.
+    assert peak["kinds"]["optimizer states"] == 2 * weights
+    assert peak["kinds"]["other"] == 0
+    layers = next(part for part in peak["modules"] if part["module"] == "model.layers.*")
+    assert layers["count"] == 2
+    assert layers["kinds"]["weights"] == 2 * (live.whole(4 * width * width) + 4 * width)
+    # Adam makes what it needs for its step on the line that calls it.
+    text = TRAIN.splitlines()
+    line = next(part for part in peak["lines"] if part["kinds"].get("optimizer states"))
+    assert text[int(line["line"].split(":")[1]) - 1].strip() == "optimizer.step()"
+    assert peak["step"] == 3 or peak["step"] == 1
+
+
+def test_the_timeline_passes_through_the_peak(found):
+    kinds = found["timeline"]["kinds"]
+    sums = [sum(moment) for moment in zip(*kinds.values())]
+    assert max(sums) == found["peak"]["bytes"]
+    assert len(found["timeline"]["steps"]) == 2
+
+
+def test_the_page_is_whole_and_takes_nothing_from_outside(found, folder):
+    page = (folder / "page.html").read_text()
+    facts = page.split('<script type="application/json" id="facts">')[1].split("</script>")[0]
+    assert json.loads(facts)["report"]["peak"] == found["peak"]
+    assert page.count("<script") == 2
+    for word in ("https://", "src=", "@import", "url(", "fetch(", "innerHTML"):
+        assert word not in page.replace(facts, ""), word
+    assert "Against silicon this has not been checked" in page
+
+
+def test_the_smallest_device_is_really_run(folder, phantom):
+    ran = dryrun(
+        folder, "--gb", 0.25, "--alloc", "torch", "--context", "64MiB", "--smallest", "--json",
+        "train.py", 2048, 50,
+    )  # fmt: skip
+    document = told(ran, 3)
+    torch = row(document, "torch")
+    assert not torch["fits"] and torch["margin"] < 0
+    smallest = torch["smallest_device"]
+    assert torch["smallest_gpu"] == smallest + 64 * MIB
+
+    def at(memory):
+        return phantom.run(
+            None, "2048", "3", code=TRAIN, allocator="native", PHANTOM_MEMORY=memory, **CLOCK
+        )
+
+    at(smallest).check()
+    below = smallest - max(4 * MIB, document["peak"]["bytes"] // 200)
+    failed = at(below)
+    assert failed.code == 1 and "OutOfMemoryError" in failed.err
+
+
+def test_a_gpu_that_is_too_small_is_told_with_what_lacks(folder):
+    ran = dryrun(folder, "--gpu", "t4,h100", "--context", "14.45GiB", "--alloc", "torch",
+                 "train.py", 4096, 50)  # fmt: skip
+    assert ran.returncode == 3, ran.stdout + ran.stderr
+    assert "It does not fit on t4-16:" in ran.stdout and "It fits on h100-80:" in ran.stdout
+    assert "Against silicon this has not been checked" in ran.stdout
+
+
+def test_a_bound_is_an_exit_code(folder):
+    ran = dryrun(folder, "--alloc", "torch", "--max-gb", 0.5, "train.py", 256, 50)
+    assert ran.returncode == 3, ran.stdout + ran.stderr
+    assert "more than the 512 MiB of --max-gb" in " ".join(ran.stdout.split())
+
+
+# What the stand-in invents is in the environment too, where every stand-in has it.
+BRANCHES = """
+import os
+import torch
+
+model = torch.nn.Linear(64, 64).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(5):
+    out = model(torch.empty(8, 64, device="cuda")).sum()
+    if {condition}:
+        more = torch.empty(1 << 20, device="cuda")
+    out.backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    "condition", ['os.environ["PHANTOM_VALUES"] != "zeros"', "out.item() != 0"]
+)
+def test_a_program_that_asks_by_values_of_the_device_is_not_trusted(tmp_path, condition):
+    if "item" in condition and b"PHANTOM_VALUES" not in PHANTOM.read_bytes():
+        pytest.skip("this stand-in has no values of its own")
+    (tmp_path / "train.py").write_text(BRANCHES.format(condition=condition))
+    ran = dryrun(tmp_path, "--alloc", "torch", "--json=all.json", "train.py")
+    assert ran.returncode == 4, ran.stdout + ran.stderr
+    assert ran.stdout.startswith("Not trustworthy: ")
+    assert "train.py:10" in ran.stdout.splitlines()[0] + ran.stdout.splitlines()[1]
+    document = json.loads((tmp_path / "all.json").read_text())
+    assert document["trust"]["difference"]["line"] == "train.py:10"
+    if "item" in condition:
+        assert document["trust"]["difference"]["read"] == "train.py:9"
+        read = {"line": "train.py:9", "what": "item", "inside": "", "count": 3}
+        assert document["trust"]["reads"] == [read]
+        assert document["trust"]["host_reads"]["count"] == 3
+
+
+SWALLOWS = """
+import atexit
+import torch
+
+model = torch.nn.Linear(64, 64).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+atexit.register(lambda: open("atexit", "a").write("ran "))
+step = 0
+while True:
+    try:
+        model(torch.empty(8, 64, device="cuda")).sum().backward()
+        optimizer.step()
+    except Exception:
+        print("goes on")
+    finally:
+        step += 1
+    assert step < 10
+"""
+
+
+def test_a_program_that_swallows_exceptions_ends_after_its_steps(tmp_path):
+    (tmp_path / "train.py").write_text(SWALLOWS)
+    document = told(dryrun(tmp_path, "--alloc", "torch", "--steps", 2, "--json", "train.py"))
+    assert document["program"]["steps"] == 2
+    assert (tmp_path / "atexit").read_text() == "ran " * 3
+
+
+def test_a_program_that_fails_shows_its_own_traceback(tmp_path):
+    (tmp_path / "train.py").write_text("import torch\ntorch.cuda.init()\nraise KeyError('mine')\n")
+    ran = dryrun(tmp_path, "train.py")
+    assert ran.returncode == 1 and ran.stdout == ""
+    assert "Traceback (most recent call last)" in ran.stderr
+    assert "KeyError: 'mine'" in ran.stderr and "the program failed under torch" in ran.stderr
+
+
+@pytest.mark.parametrize(
+    "torch, code, reason",
+    [
+        (None, 1, "No module named 'torch'"),
+        ("__version__ = '2.11.0'\nclass version:\n    cuda = None", 2, "is built without CUDA"),
+    ],
+)
+def test_a_torch_that_cannot_serve_is_said(tmp_path, torch, code, reason):
+    (tmp_path / "train.py").write_text("import torch\n")
+    if torch:
+        (tmp_path / "torch.py").write_text(torch)
+    ran = dryrun(tmp_path, "train.py", python=sys._base_executable, PYTHONPATH=str(tmp_path))
+    assert ran.returncode == code, ran.stdout + ran.stderr
+    assert reason in ran.stderr
+
+
+def test_wrong_arguments_are_refused_before_anything_runs(tmp_path):
+    ran = dryrun(tmp_path, "gone.py")
+    assert ran.returncode == 2 and "gone.py: no such file" in ran.stderr
+    (tmp_path / "train.py").write_text("")
+    ran = dryrun(tmp_path, "--html", "no/such/page.html", "train.py")
+    assert ran.returncode == 2 and "no/such/page.html" in ran.stderr
+
+
+def test_a_sweep_finds_the_largest_that_fits(tmp_path):
+    (tmp_path / "train.py").write_text(
+        "import sys, torch\n"
+        "kept = [torch.empty(20 << 20, dtype=torch.uint8, device='cuda')\n"
+        "        for _ in range(int(sys.argv[2]))]\n"
+    )
+    ran = dryrun(
+        tmp_path, "--gb", 0.25, "--context", "64MiB", "--alloc", "torch", "--sweep",
+        "count=--count:1..12", "--json", "train.py",
+    )  # fmt: skip
+    document = told(ran)
+    # 192 MiB are left.
+    wanted = {"gpu": "0.25gb", "allocator": "torch", "value": "9"}
+    assert document["sweep"]["largest"] == [wanted]
+    fits = {row["value"]: row["fits"] for row in document["sweep"]["rows"]}
+    assert fits == {"1": True, "12": False, "6": True, "9": True, "10": False}
+    assert document["program"]["arguments"] == ["--count", "9"]
+    assert document["peak"]["kinds"]["other"] == document["peak"]["bytes"] == 180 * MIB
+
+
+def test_the_values_of_a_list_are_all_run(folder):
+    ran = dryrun(folder, "--alloc", "torch", "--steps", 1, "--sweep", "width=64,128", "--json",
+                 "train.py", "{width}", 1)  # fmt: skip
+    document = told(ran)
+    assert [row["value"] for row in document["sweep"]["rows"]] == ["64", "128"]
+    assert document["program"]["arguments"] == ["128", "1"]
+
+
+# Pure logic.
+
+
+@pytest.mark.parametrize(
+    "program, wanted",
+    [
+        (["--batch", "2", "--lr", "1"], ["--batch", "8", "--lr", "1"]),
+        (["--batch=2"], ["--batch=8"]),
+        (["--lr", "1"], ["--lr", "1", "--batch", "8"]),
+    ],
+)
+def test_a_value_goes_behind_its_flag(program, wanted):
+    asked = {"name": "batch", "flag": "--batch", "range": [1, 64], "values": []}
+    assert Sweep(asked, tuple(program)).arguments("8") == tuple(wanted)
+
+
+def sequence(*requests):
+    """Requests as (bytes, thread)."""
+    threads = sorted({thread for _, thread in requests})
+    return {
+        "sizes": [size for size, _ in requests],
+        "groups": [threads.index(thread) for _, thread in requests],
+        "at": list(range(len(requests))),
+        "inside": list(range(len(requests))),
+        "read": [-1] * len(requests),
+        "lines": [f"train.py:{number}" for number in range(len(requests))],
+        "threads": threads,
+    }
+
+
+def test_requests_are_compared_in_the_order_of_each_thread():
+    first = sequence((1, "a"), (2, "b"), (3, "a"))
+    assert trust.difference(first, sequence((2, "b"), (1, "a"), (3, "a"))) is None
+    parted = trust.difference(first, sequence((1, "a"), (2, "b"), (4, "a")))
+    assert (parted["request"], parted["zeros"]["bytes"], parted["random"]["bytes"]) == (3, 3, 4)
+    assert trust.difference(first, sequence((1, "a"), (2, "b")))["random"] is None
+    more = trust.difference(first, sequence((1, "a"), (2, "b"), (3, "a"), (9, "c")))
+    assert more["zeros"] is None and more["random"]["bytes"] == 9
+
+
+def test_layers_that_repeat_are_one_row():
+    assert live.collapsed("model.layers.31.mlp") == "model.layers.*.mlp"
+    assert live.collapsed("m.0.1") == "m.*.*"
+    assert live.collapsed("conv1.2d") == "conv1.2d"
+
+
+def entry(action, address, size, mark, phase=0):
+    return {"action": action, "addr": address, "size": size, "frames": [],
+            "user_metadata": f"{mark} {phase} 0 0"}  # fmt: skip
+
+
+class Nowhere:
+    def of_frames(self, frames):
+        return "(libraries)"
+
+    def inside(self, frames):
+        return ""
+
+
+def test_a_sighting_is_of_the_block_that_was_there_then():
+    seen = Seen(sightings=[(2, 64, "gradients", "w")], backwards=[1], steps=[5])
+    trace = [
+        entry("alloc", 64, 100, 0), entry("free_requested", 64, 100, 1),
+        entry("alloc", 64, 100, 1, 1), entry("free_requested", 64, 100, 2),
+        # The same address once more, after the sighting.
+        entry("alloc", 64, 100, 2),
+    ]  # fmt: skip
+    blocks = live.History(trace, seen, Nowhere()).blocks
+    assert [block.kind for block in blocks] == ["activations", "gradients", "other"]
+    assert {block.bytes for block in blocks} == {512}
