@@ -180,6 +180,9 @@ def _peak(live: list[Block], most: int, at: int, seen: Seen) -> dict[str, Any]:
     for block in live:
         kinds[block.kind] += block.bytes
         module = block.name.rpartition(".")[0] if block.name else block.module
+        if block.kind == WORKSPACES:
+            # Whoever needed cuBLAS first.
+            module = "(cuBLAS)"
         path = collapsed(module)
         modules[path][block.kind] += block.bytes
         repeats[path].add(module)

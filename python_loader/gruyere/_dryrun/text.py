@@ -149,6 +149,9 @@ def _devices(report: dict[str, Any]) -> str:
         notes.append("* On a device with room: at its size the program ran out of memory.")
     if any(row["fits"] and row["retries"] for row in runs):
         notes.append("Tight: the allocator had to give cached memory back to get through.")
+    least = report["peak"]["bytes"] if report["peak"] else None
+    if any(row["allocator"] == "torch" and row["peak_live"] != least for row in runs):
+        notes.append("torch's default counts remainders as live that it does not split off.")
     return "\n".join([*_table(rows, 3), *notes])
 
 
@@ -214,6 +217,10 @@ def _of_kinds(kinds: dict[str, int]) -> str:
     return ", ".join(f"{kind} {size(number)}" for kind, number in ordered if number)
 
 
+def _cut(line: str, width: int) -> str:
+    return line if len(line) <= width else line[: width - 1] + "…"
+
+
 def _listed(title: str, rows: list[tuple[str, int, str]], width: int) -> str:
     """A list of (what, bytes, more): the more as far as it goes."""
     shown = rows[:_ROWS]
@@ -222,8 +229,7 @@ def _listed(title: str, rows: list[tuple[str, int, str]], width: int) -> str:
     for what, number, more in shown:
         if len(what) > room:
             what = "…" + what[len(what) - room + 1 :]
-        line = f"  {what:<{room}} {size(number):>10}  {more}"
-        lines.append(line if len(line) <= width else line[: width - 1] + "…")
+        lines.append(_cut(f"  {what:<{room}} {size(number):>10}  {more}".rstrip(), width))
     rest = rows[_ROWS:]
     if rest:
         total = sum(number for _, number, _ in rest)
@@ -298,7 +304,7 @@ def _trust(report: dict[str, Any], width: int) -> str:
                     inside = request["inside"]
                     within = f"in {inside}" if inside else source(line)
                     told = f"{size(request['bytes'])} at {line}  {within}"
-                lines.append(f"  with {values + ':':<14} {told}".rstrip())
+                lines.append(_cut(f"  with {values + ':':<14} {told}".rstrip(), width))
     else:
         lines.append(
             f"  Two runs, with zeros and with random values on the device, made the same "
@@ -310,7 +316,9 @@ def _trust(report: dict[str, Any], width: int) -> str:
         rows = trust["reads"][:5]
         for read in rows:
             within = f"  in {read['inside']}" if read["inside"] else ""
-            lines.append(f"    {read['line']}  {read['what']} x{read['count']}{within}")
+            lines.append(
+                _cut(f"    {read['line']}  {read['what']} x{read['count']}{within}", width)
+            )
         if len(trust["reads"]) > len(rows):
             lines.append(f"    and {len(trust['reads']) - len(rows)} lines more (--json)")
     else:
