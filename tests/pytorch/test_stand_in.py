@@ -53,6 +53,33 @@ def test_convolutions_train_and_their_workspaces_are_counted_as_unknown(phantom)
     assert tried["cudnnConvolutionForward"] > found["cudnnConvolutionForward"]
 
 
+RECURRENT = """
+import torch
+from torch import nn
+for network in (
+    nn.LSTM(64, 128, 2, bidirectional=True, dropout=0.1),
+    nn.LSTM(64, 128, proj_size=32),
+    nn.GRU(64, 128, 3, bias=False, batch_first=True),
+    nn.RNN(64, 128),
+):
+    network.cuda().flatten_parameters()
+    optimizer = torch.optim.SGD(network.parameters(), 0.1)
+    lengths = torch.tensor([9, 7, 5])
+    x = torch.randn(3, 9, 64, device="cuda", requires_grad=True)
+    packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True)
+    packed = packed if network.batch_first is False else x
+    out, _ = network(packed)
+    (out if torch.is_tensor(out) else out.data).sum().backward()
+    optimizer.step()
+print("{}")
+"""
+
+
+def test_recurrent_networks_train(phantom):
+    found = phantom.run(None, code=RECURRENT).check().books["unknown_workspaces"]
+    assert (found["cudnnRNNForward"], found["cudnnRNNBackwardData_v8"]) == (4, 4)
+
+
 ATTENTION = """
 import json, torch
 from torch.nn.functional import scaled_dot_product_attention

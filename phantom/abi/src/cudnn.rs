@@ -1,5 +1,5 @@
 //! cuDNN: convolutions, batch normalisation, grid samplers and whatever its graph interface is
-//! asked for are launches of nothing. Recurrent networks and CTC are not simulated.
+//! asked for are launches of nothing. Recurrent networks are in `cudnn_rnn.rs`; CTC is not simulated.
 //!
 //! How much memory cuDNN would want beside its operands is its heuristics' secret, and depends on
 //! its version: it wants none here, and each call that might have is counted
@@ -10,12 +10,37 @@ use crate::handle::{HandlePtr, kernels, launched};
 use crate::workspaces;
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
-/// `CUDNN_STATUS_BAD_PARAM_NULL_POINTER` and `CUDNN_STATUS_EXECUTION_FAILED`.
-const NULL_POINTER: u32 = 2002;
-const EXECUTION_FAILED: u32 = 5000;
+/// `CUDNN_STATUS_BAD_PARAM`, `CUDNN_STATUS_BAD_PARAM_NULL_POINTER`, `CUDNN_STATUS_EXECUTION_FAILED`.
+pub const BAD_PARAM: u32 = 2000;
+pub const NULL_POINTER: u32 = 2002;
+pub const EXECUTION_FAILED: u32 = 5000;
 
-fn done(answer: Result<(), u32>) -> u32 {
+/// The code of a result that was written, or of a NULL place.
+pub fn done(answer: Result<(), u32>) -> u32 {
     answer.map_or(NULL_POINTER, |()| 0)
+}
+
+/// The cuDNN that torch 2.11.0 was built for: 9.19.0.
+const VERSION: [i32; 3] = [9, 19, 0];
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cudnnGetVersion() -> usize {
+    let [major, minor, patch] = VERSION;
+    (major * 10_000 + minor * 100 + patch) as usize
+}
+
+/// `libraryPropertyType`: the version's parts.
+#[unsafe(no_mangle)]
+pub extern "C" fn cudnnGetProperty(part: u32, out: Out<i32>) -> u32 {
+    match VERSION.get(part as usize) {
+        Some(&number) => done(out.put(number)),
+        None => BAD_PARAM,
+    }
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cudnnGetCudartVersion() -> usize {
+    13_000
 }
 
 #[unsafe(no_mangle)]
@@ -221,16 +246,18 @@ macro_rules! descriptors {
 }
 
 descriptors! {
-    cudnnCreateActivationDescriptor cudnnCreateConvolutionDescriptor cudnnCreateFilterDescriptor
-    cudnnCreateSpatialTransformerDescriptor cudnnCreateTensorDescriptor
+    cudnnCreateActivationDescriptor cudnnCreateConvolutionDescriptor cudnnCreateDropoutDescriptor
+    cudnnCreateFilterDescriptor cudnnCreateRNNDataDescriptor
+    cudnnCreateSpatialTransformerDescriptor
 }
 
 succeeds! {
     cudnnBackendFinalize cudnnDestroyActivationDescriptor cudnnDestroyConvolutionDescriptor
-    cudnnDestroyFilterDescriptor cudnnDestroySpatialTransformerDescriptor
-    cudnnDestroyTensorDescriptor cudnnSetActivationDescriptor cudnnSetConvolutionGroupCount
-    cudnnSetConvolutionMathType cudnnSetConvolutionNdDescriptor cudnnSetFilterNdDescriptor
-    cudnnSetSpatialTransformerNdDescriptor cudnnSetTensorNdDescriptor
+    cudnnDestroyDropoutDescriptor cudnnDestroyFilterDescriptor cudnnDestroyRNNDataDescriptor
+    cudnnDestroySpatialTransformerDescriptor cudnnRestoreDropoutDescriptor
+    cudnnSetActivationDescriptor cudnnSetConvolutionGroupCount cudnnSetConvolutionMathType
+    cudnnSetConvolutionNdDescriptor cudnnSetDropoutDescriptor cudnnSetFilterNdDescriptor
+    cudnnSetRNNDataDescriptor cudnnSetSpatialTransformerNdDescriptor cudnnSetTensorNdDescriptor
 }
 
 /// `cudnnConvolutionFwdAlgoPerf_t` and its like for the gradients.

@@ -57,6 +57,7 @@ mod context;
 mod control;
 mod cuda12;
 mod cudnn;
+mod cudnn_rnn;
 mod driver_device;
 mod driver_memory;
 mod driver_order;

@@ -1,6 +1,6 @@
-//! What torch's libraries need to be there when they are loaded, and nothing here simulates: cuDNN,
-//! cuSPARSE, cuSOLVER, NCCL and the like, and the driver calls that have no part in memory or
-//! order.
+//! What torch's libraries need to be there when they are loaded, and nothing here simulates:
+//! cuSPARSE, cuSOLVER, parts of cuDNN and NCCL and the like, and the driver calls that have no part
+//! in memory or order.
 //!
 //! Each answers its library's "not supported", is counted in the books, and names itself on stderr
 //! the first time.
@@ -56,17 +56,6 @@ versions! {
     cuptiGetVersion = 130000
 }
 
-/// The version of the cuDNN that torch 2.11.0 asks for; every use of it is refused.
-#[unsafe(no_mangle)]
-pub extern "C" fn cudnnGetVersion() -> usize {
-    91_900
-}
-
-#[unsafe(no_mangle)]
-pub extern "C" fn cudnnGetCudartVersion() -> usize {
-    13_000
-}
-
 #[unsafe(no_mangle)]
 pub extern "C" fn cudnnGetLastErrorString(text: Out<u8>, length: usize) {
     // A buffer of no length gets nothing.
@@ -97,16 +86,10 @@ pub extern "C" fn nvshmemid_init_status() -> u32 {
 }
 
 unsupported! { 3000 =>
-    cudnnCTCLoss cudnnCTCLoss_v8 cudnnCreateCTCLossDescriptor cudnnCreateDropoutDescriptor
-    cudnnCreatePoolingDescriptor cudnnCreateRNNDataDescriptor cudnnCreateRNNDescriptor
-    cudnnDestroyCTCLossDescriptor cudnnDestroyDropoutDescriptor cudnnDestroyRNNDataDescriptor
-    cudnnDestroyRNNDescriptor cudnnDropoutGetStatesSize cudnnGetCTCLossWorkspaceSize
-    cudnnGetCTCLossWorkspaceSize_v8 cudnnGetFilterNdDescriptor cudnnGetProperty
-    cudnnGetRNNTempSpaceSizes cudnnGetRNNWeightParams cudnnGetRNNWeightSpaceSize
-    cudnnGetTensorNdDescriptor cudnnPoolingForward cudnnRNNBackwardData_v8
-    cudnnRNNBackwardWeights_v8 cudnnRNNForward cudnnRestoreDropoutDescriptor
-    cudnnSetCTCLossDescriptorEx cudnnSetCTCLossDescriptor_v9 cudnnSetDropoutDescriptor
-    cudnnSetPooling2dDescriptor cudnnSetRNNDataDescriptor cudnnSetRNNDescriptor_v8
+    cudnnCTCLoss cudnnCTCLoss_v8 cudnnCreateCTCLossDescriptor cudnnCreatePoolingDescriptor
+    cudnnDestroyCTCLossDescriptor cudnnGetCTCLossWorkspaceSize cudnnGetCTCLossWorkspaceSize_v8
+    cudnnGetFilterNdDescriptor cudnnPoolingForward cudnnSetCTCLossDescriptorEx
+    cudnnSetCTCLossDescriptor_v9 cudnnSetPooling2dDescriptor
 }
 
 unsupported! { 10 =>
