@@ -23,6 +23,7 @@ mod ranges;
 use std::ops;
 
 use super::held::Held;
+use super::sites::SiteId;
 use super::{BlockEntry, BlockState, DeviceGauge, LIFETIMES, Reader, SegmentEntry};
 
 /// A page (bytes): the unit in which physical memory is mapped and moved.
@@ -108,6 +109,8 @@ pub struct Piece {
     pub lifetime: u8,
     /// 0, or 1 + the index of the capture pool.
     pub capture: u8,
+    /// Of a block: where in the program it came from, or its slab did.
+    pub site: SiteId,
 }
 
 impl Piece {

@@ -10,6 +10,7 @@
 //! nothing: the word says of which life of the slot it speaks, and what is said of an earlier one
 //! counts for nothing.
 
+mod show;
 mod usage;
 
 use std::collections::HashMap;
@@ -18,6 +19,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use super::layout::{Section, Shared};
 use super::plain;
 use super::sync::{AtomicU32, AtomicU64, Ordering};
+pub use show::{BEYOND, NOT_KNOWN, Place};
 pub use usage::{By, Growth, Usage, fill_from_slabs, usage};
 
 /// Sites that a record holds at most; 112 bytes each, allocated as they come.

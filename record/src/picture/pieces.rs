@@ -1,6 +1,7 @@
 //! Pieces: the blocks of each range, and what lies between them.
 
 use super::{NO_STREAM, PAGE, Page, Picture, Piece, PieceKind, Range};
+use crate::sites::SiteId;
 use crate::{BlockEntry, BlockState, SegmentEntry};
 
 /// The device's blocks as pieces, by address.
@@ -26,6 +27,7 @@ pub fn blocks_of(picture: &mut Picture, blocks: &[(BlockEntry, BlockState)]) -> 
             kind: PieceKind::from(*state),
             lifetime: block.lifetime,
             capture: block.capture,
+            site: block.site,
         });
     }
     // Of two at one address, the longer first: it is the one that stays.
@@ -75,6 +77,7 @@ impl Tiler<'_> {
             kind: PieceKind::FreeRun,
             lifetime: range.lifetime,
             capture: range.capture,
+            site: SiteId::NONE,
         };
         loop {
             let slab = self.next_slab(end);
@@ -151,6 +154,7 @@ impl Tiler<'_> {
             kind: PieceKind::IdleSlab,
             lifetime: slab.lifetime,
             capture: slab.capture,
+            site: SiteId::NONE,
         };
         let mut idle = true;
         while let Some(block) = self.next_block(end) {
@@ -159,7 +163,9 @@ impl Tiler<'_> {
             let offset = (block.address - slab.address) % slab.slot;
             self.picture.misfits.blocks_off_slot +=
                 u64::from(offset != 0 || block.bytes > slab.slot);
-            self.place(Piece { slot: slab.slot, ..block }, end);
+            // The request that the slab was made for stands for all that share it.
+            let site = if block.site == SiteId::NONE { slab.site } else { block.site };
+            self.place(Piece { slot: slab.slot, site, ..block }, end);
         }
         if idle {
             self.fill(end, like);

@@ -1,0 +1,180 @@
+//! Sites in words, the same in every view: `train.py:42 in step`, `model.layers.3.mlp`,
+//! `backward of train.py:42 in step`.
+
+use std::fmt;
+
+use super::{Frame, Phase, Site, SiteId, Sites};
+use crate::{LIFETIME_NAMES, LIFETIMES};
+
+/// What stands for a site that is not known, in every view.
+pub const NOT_KNOWN: &str = "not known";
+/// What stands for the sites that the table had no room for.
+pub const BEYOND: &str = "sites beyond the table";
+
+impl fmt::Display for Frame {
+    /// `train.py:42 in step`: the file without its folders, the function without those around it.
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let file = self.file.rsplit('/').next().unwrap_or_default();
+        let function = self.function.rsplit("<locals>.").next().unwrap_or_default();
+        write!(out, "{file}")?;
+        if self.line > 0 {
+            write!(out, ":{}", self.line)?;
+        }
+        if !function.is_empty() && function != "<module>" {
+            write!(out, " in {function}")?;
+        }
+        Ok(())
+    }
+}
+
+/// What a view names in place of a site. Sites of one place are shown as one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Place<'a> {
+    /// A line of the program, which ran.
+    Line(&'a str, u32, &'a str),
+    /// The backward of a line of the program.
+    BackwardOf(&'a str, u32, &'a str),
+    /// A module's path.
+    Module(&'a str),
+    /// No line and no module, but what the program was doing.
+    Phase(Phase),
+    /// See [`BEYOND`].
+    Beyond,
+    /// See [`NOT_KNOWN`].
+    NotKnown,
+}
+
+impl fmt::Display for Place<'_> {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let frame = |file: &str, line, function: &str| Frame {
+            file: file.to_owned(),
+            function: function.to_owned(),
+            line,
+        };
+        match *self {
+            Self::Line(file, line, function) => frame(file, line, function).fmt(out),
+            Self::BackwardOf(file, line, function) => {
+                write!(out, "backward of {}", frame(file, line, function))
+            }
+            Self::Module(path) => out.write_str(path),
+            Self::Phase(phase) => write!(out, "{}, no Python", phase.name()),
+            Self::Beyond => out.write_str(BEYOND),
+            Self::NotKnown => out.write_str(NOT_KNOWN),
+        }
+    }
+}
+
+impl Sites {
+    /// The line that a site is shown as.
+    pub fn place(&self, id: SiteId) -> Place<'_> {
+        let Some(site) = self.get(id) else {
+            return if id == SiteId::OTHER { Place::Beyond } else { Place::NotKnown };
+        };
+        if let Some(line) = self.get(site.forward).and_then(Site::line) {
+            return Place::BackwardOf(&line.file, line.line, &line.function);
+        }
+        match site.line() {
+            Some(line) => Place::Line(&line.file, line.line, &line.function),
+            None if !site.module.is_empty() => Place::Module(&site.module),
+            None if site.phase != Phase::Unknown => Place::Phase(site.phase),
+            None => Place::NotKnown,
+        }
+    }
+
+    /// The module that a site is shown as; where none is known, its line.
+    pub fn module(&self, id: SiteId) -> Place<'_> {
+        let of = |id| self.get(id).map(|site| site.module.as_str()).filter(|path| !path.is_empty());
+        let forward = self.get(id).map_or(SiteId::NONE, |site| site.forward);
+        of(id).or_else(|| of(forward)).map_or_else(|| self.place(id), Place::Module)
+    }
+
+    /// What the program was doing at a site.
+    pub fn phase(&self, id: SiteId) -> Phase {
+        self.get(id).map_or(Phase::Unknown, |site| site.phase)
+    }
+
+    /// How long a block will live, by its tag; of one without a tag (`auto`, as nearly all are)
+    /// what the program was doing, where that is known.
+    pub fn lifetime_or_phase(&self, lifetime: u8, id: SiteId) -> &'static str {
+        match (usize::from(lifetime) % LIFETIMES, self.phase(id)) {
+            (0, phase) if phase != Phase::Unknown => phase.name(),
+            (lifetime, _) => LIFETIME_NAMES[lifetime],
+        }
+    }
+
+    /// All that is known of a site, a line each: the stack from the innermost frame on with whole
+    /// paths, and of a backward the stack of its forward.
+    pub fn stack(&self, id: SiteId) -> Vec<String> {
+        let frames = |id| {
+            let frames = self.get(id).map_or(&[][..], |site| &site.frames);
+            frames.iter().map(|frame| {
+                let folder = &frame.file[..frame.file.rfind('/').map_or(0, |at| at + 1)];
+                format!("{folder}{frame}")
+            })
+        };
+        let forward = self.get(id).map_or(SiteId::NONE, |site| site.forward);
+        let mut lines: Vec<String> = frames(id).collect();
+        if self.get(forward).is_some() {
+            lines.push("of the forward:".to_owned());
+            lines.extend(frames(forward));
+        }
+        lines
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn frame(file: &str, function: &str, line: u32) -> Frame {
+        Frame { file: file.into(), function: function.into(), line }
+    }
+
+    fn sites() -> Sites {
+        let torch = frame("/venv/lib/python3.12/site-packages/torch/nn/linear.py", "forward", 9);
+        let own = frame("/home/me/train.py", "main.<locals>.step", 42);
+        let forward = Site {
+            frames: vec![torch, own, frame("/home/me/train.py", "<module>", 80)],
+            module: "model.mlp".into(),
+            phase: Phase::Forward,
+            forward: SiteId::NONE,
+        };
+        let backward = Site { phase: Phase::Backward, forward: SiteId(1), ..Site::default() };
+        let collective = Site { phase: Phase::Collective, ..Site::default() };
+        Sites::new([forward, backward, collective, Site::default()])
+    }
+
+    #[test]
+    fn a_site_is_told_by_the_programs_own_line_and_a_backward_by_that_of_its_forward() {
+        let sites = sites();
+        let told = [0, 1, 2, 3, 4, 99, u32::MAX].map(|id| sites.place(SiteId(id)).to_string());
+        let expected = [
+            "not known",
+            "train.py:42 in step",
+            "backward of train.py:42 in step",
+            "collective, no Python",
+            "not known",
+            "not known",
+            "sites beyond the table",
+        ];
+        assert_eq!(told, expected);
+        let modules = [1, 2, 3].map(|id| sites.module(SiteId(id)).to_string());
+        assert_eq!(modules, ["model.mlp", "model.mlp", "collective, no Python"]);
+        assert_eq!(frame("/a/train.py", "<module>", 80).to_string(), "train.py:80");
+    }
+
+    #[test]
+    fn the_stack_has_whole_paths_and_that_of_the_forward_behind_it() {
+        let stack = sites().stack(SiteId(2));
+        assert_eq!(stack[0], "of the forward:");
+        assert_eq!(stack[2], "/home/me/train.py:42 in step");
+        assert_eq!(stack.len(), 4);
+    }
+
+    #[test]
+    fn what_was_being_done_stands_in_place_of_auto_and_of_nothing_else() {
+        let sites = sites();
+        let told = |lifetime, id| sites.lifetime_or_phase(lifetime, SiteId(id));
+        assert_eq!([told(0, 2), told(0, 0), told(3, 2)], ["backward", "auto", "persistent"]);
+    }
+}
