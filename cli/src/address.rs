@@ -1,20 +1,22 @@
 //! `gruyere address`: what lies at an address of the device, and what lay there before.
 
 use std::fmt::Write as _;
+use std::slice;
 
 use gruyere::heap::report::oom::Bytes;
 use gruyere_record::dump::state::lifetime_name;
 use gruyere_record::picture::PAGE;
 use gruyere_record::reader::Cursor;
 use gruyere_record::ring::Event;
+use gruyere_record::sites::{Place, SiteId, Sites, fill_from_slabs};
 use gruyere_record::stream::StreamNumber;
 use gruyere_record::{BlockEntry, BlockState, EventKind, Reader, SegmentEntry, SegmentKind};
 use serde_json::{Value, json};
 
 use crate::driver_calls::span;
 use crate::failure::{Ended, Exit};
-use crate::output;
 use crate::target::Target;
+use crate::{output, sites};
 
 /// Tells what lies at a device's address, and which blocks lay there before.
 #[derive(clap::Args)]
@@ -185,14 +187,19 @@ pub fn run(arguments: &Arguments) -> Ended {
     let events = reader.events(&mut Cursor::default());
     reader.expect_sound()?;
     let address = arguments.address;
+    let mut block = blocks
+        .entries
+        .iter()
+        .copied()
+        .find(|(block, _)| covers(block.address, block.size, address));
+    if let Some((block, _)) = &mut block {
+        fill_from_slabs(slice::from_mut(block), &segments.entries);
+    }
     let found = Found {
         address,
         backed: backed(&segments.entries, address),
-        block: blocks
-            .entries
-            .iter()
-            .copied()
-            .find(|(block, _)| covers(block.address, block.size, address)),
+        block,
+        sites: reader.sites(),
         tenants: tenants(&events.entries, address),
         events: events.entries.len(),
         latest: events.entries.iter().map(|event| event.time).max(),
@@ -208,6 +215,7 @@ struct Found {
     address: u64,
     backed: Backed,
     block: Option<(BlockEntry, BlockState)>,
+    sites: Sites,
     tenants: Vec<Tenant>,
     /// Events that were read, and the time of the latest (ticks).
     events: usize,
@@ -236,6 +244,7 @@ impl Found {
                 "stream": block.stream, "lifetime": lifetime_name(block.lifetime),
                 "step": block.step,
                 "waits_for_streams": state == BlockState::Pending,
+                "site": sites::value(&self.sites, block.site),
             })
         });
         let before: Vec<Value> = self
@@ -254,6 +263,23 @@ impl Found {
             "address": self.address, "backed": self.backed.name(), "block": block, "before": before,
             "events": self.events, "latest_event_nanoseconds": time(self.latest),
         })
+    }
+
+    /// Where in the program the block came from, with the whole stack.
+    fn tell_site(&self, text: &mut String, id: SiteId) {
+        if self.sites.get(id).is_none() {
+            return;
+        }
+        let (line, module) = (self.sites.place(id), self.sites.module(id));
+        let module = match module {
+            Place::Module(path) if module != line => format!(", module {path}"),
+            _ => String::new(),
+        };
+        // Writing to a String cannot fail.
+        let _ = writeln!(text, "from    {line}{module}");
+        for frame in self.sites.stack(id) {
+            let _ = writeln!(text, "          {frame}");
+        }
     }
 
     fn text(&self, reader: &Reader<'_>) -> String {
@@ -282,11 +308,14 @@ impl Found {
                 self.address - block.address,
                 Bytes(block.requested),
                 StreamNumber(block.stream),
-                lifetime_name(block.lifetime),
+                self.sites.lifetime_or_phase(block.lifetime, block.site),
                 if block.step > 0 { format!(", of step {}", block.step) } else { String::new() }
             ),
             None => writeln!(text, "now     no block"),
         };
+        if let Some((block, _)) = self.block {
+            self.tell_site(&mut text, block.site);
+        }
         let before: Vec<&Tenant> = self.before().collect();
         for tenant in before.iter().take(SHOWN) {
             let handed_out =

@@ -22,6 +22,7 @@ mod report;
 mod run;
 mod shares;
 mod signals;
+mod sites;
 mod snapshot;
 mod stat;
 mod target;

@@ -10,6 +10,10 @@ use gruyere_record::{
 };
 use serde_json::Value;
 
+#[path = "common/sites.rs"]
+mod sites;
+use sites::record_with_sites;
+
 const PAGE: u64 = 2 << 20;
 const BASE: u64 = 0x7f00_0000_0000;
 
@@ -152,6 +156,86 @@ fn cells_show_blocks_whole_pages_and_what_is_lost_in_partly_used_ones() {
         let page = drawn(&[&pid, "--by", by], known.folder.path());
         assert!(page.contains(part), "{page}");
     }
+}
+
+#[test]
+fn the_ten_lines_that_hold_most_have_a_colour_each_with_bytes_and_share() {
+    let folder = tempfile::tempdir().unwrap();
+    let record = record_with_sites(folder.path());
+    let path = record.path().unwrap().to_str().unwrap();
+    let page = drawn(&[path, "--by", "site", "--width", "80"], folder.path());
+    let legend = |page: &str| -> Vec<String> {
+        let mut lines: Vec<&str> = page.split("\n\n").nth(2).unwrap().lines().collect();
+        lines.truncate(12);
+        lines.iter().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect()
+    };
+    let found = legend(&page);
+    assert_eq!(found[0], "A 28.00 MiB 12.9% backward of train.py:10 in step", "{page}");
+    assert_eq!(found[1], "B 26.00 MiB 12.0% train.py:130 in step", "{page}");
+    // The slab's block is with its slab's line: half a MiB more.
+    assert_eq!(found[9], "J 10.50 MiB 4.8% train.py:50 in step", "{page}");
+    assert_eq!(found[10], "O 25.00 MiB 11.5% 5 others", "{page}");
+    assert_eq!(found[11], "X 2.00 MiB 0.9% not known", "{page}");
+    let page = drawn(&[path, "--by", "module", "--width", "80"], folder.path());
+    let found = legend(&page);
+    // Its backward's memory is the module's too.
+    assert_eq!(found[0], "A 30.00 MiB 13.8% model.layers.1", "{page}");
+    assert_eq!(found[1], "B 26.00 MiB 12.0% model.layers.13", "{page}");
+    for (by, width) in [("site", "40"), ("module", "44"), ("phase", "40")] {
+        let page = drawn(&[path, "--by", by, "--width", width], folder.path());
+        let most = width.parse::<usize>().unwrap();
+        let is_long = |line: &&str| line.chars().count() > most;
+        assert_eq!(page.lines().find(is_long), None, "{page}");
+    }
+    record.close();
+}
+
+#[test]
+fn blocks_without_a_lifetime_are_told_by_what_the_program_was_doing() {
+    let folder = tempfile::tempdir().unwrap();
+    let record = record_with_sites(folder.path());
+    let path = record.path().unwrap().to_str().unwrap();
+    let page = drawn(&[path, "--width", "200"], folder.path());
+    for part in ["persistent 2.00 MiB", "forward 96.50 MiB", "backward 28.00 MiB"] {
+        assert!(page.contains(part), "no {part:?} in\n{page}");
+    }
+    let page = drawn(&[path, "--width", "200", "--by", "phase"], folder.path());
+    assert!(page.contains("forward 98.50 MiB") && page.contains("not known 91.00 MiB"), "{page}");
+    record.close();
+}
+
+#[test]
+fn the_sites_as_json_and_on_the_page_with_their_whole_stacks() {
+    let folder = tempfile::tempdir().unwrap();
+    let record = record_with_sites(folder.path());
+    let path = record.path().unwrap().to_str().unwrap();
+    let all: Value = serde_json::from_str(&drawn(&[path, "--json"], folder.path())).unwrap();
+    let (sites, largest) = (&all["sites"], &all["largest_live_blocks"][0]);
+    assert_eq!(sites.as_array().unwrap().len(), 16, "{sites:#}");
+    let (first, second) = (&sites[0], &sites[1]);
+    assert_eq!((&first["id"], &first["live_bytes"]), (&largest["site"], &largest["bytes"]));
+    assert_eq!(
+        (&first["name"], &first["phase"]),
+        (&"backward of train.py:10 in step".into(), &"backward".into())
+    );
+    let line = serde_json::json!({
+        "file": "/home/me/train.py", "line": 130, "function": "Model.<locals>.step"
+    });
+    assert_eq!((&second["line"], &second["module"]), (&line, &"model.layers.13".into()));
+    assert_eq!((&second["frames"][1], second["frames"].as_array().unwrap().len()), (&line, 2));
+    let forward = sites.as_array().unwrap().iter().find(|site| site["id"] == first["forward"]);
+    assert_eq!(forward.unwrap()["name"], "train.py:10 in step");
+    let unknown = sites.as_array().unwrap().iter().find(|site| site["id"].is_null()).unwrap();
+    assert_eq!((&unknown["name"], &unknown["live_bytes"]), (&"not known".into(), &PAGE.into()));
+    let file = folder.path().join("page.html");
+    drawn(&[path, "--html", file.to_str().unwrap()], folder.path());
+    let html = std::fs::read_to_string(&file).unwrap();
+    for part in
+        ["/home/me/train.py:130 in Model.\\u003clocals>.step", "model.layers.13", "of the forward:"]
+    {
+        assert!(html.contains(part), "{part}");
+    }
+    record.close();
 }
 
 #[test]

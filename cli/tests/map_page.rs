@@ -11,6 +11,10 @@ use gruyere_phantom::{Config as GpuConfig, Gpu};
 use gruyere_phantom_driver::PhantomDriver;
 use serde_json::Value;
 
+#[path = "common/sites.rs"]
+mod sites;
+use sites::record_with_sites;
+
 const BLOCKS: usize = 1_000_000;
 /// What "interactive" may take, from the start of the navigation.
 const MOST_MILLISECONDS: u64 = 3000;
@@ -137,4 +141,34 @@ fn the_page_of_a_million_blocks_is_interactive_within_3_seconds() {
         "{found:#}"
     );
     assert!(std::fs::metadata(picture).unwrap().len() > 10_000);
+}
+
+#[test]
+fn the_page_is_coloured_by_line_and_says_where_a_block_came_from() {
+    let folder = tempfile::tempdir().unwrap();
+    let record = record_with_sites(folder.path());
+    let page = folder.path().join("sites.html");
+    let output = Command::new(env!("CARGO_BIN_EXE_gruyere"))
+        .args(["map", record.path().unwrap().to_str().unwrap(), "--html"])
+        .arg(&page)
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{output:?}");
+    record.close();
+    let Some(found) = measure(&page, &["--hash", "by=site"]) else { return };
+    let tip = found["tip"].as_str().unwrap();
+    let stack = "/torch/nn/linear.py:9 in forward\n/home/me/train.py:40 in Model.<locals>.step";
+    assert!(tip.contains("line: train.py:40 in step\n") && tip.ends_with(stack), "{found:#}");
+    let zoomed = found["selected"].as_str().unwrap();
+    let said = ["phaseforward", "linetrain.py:50 in step", "modulemodel.layers.5"];
+    assert!(said.iter().all(|part| zoomed.contains(part)), "{found:#}");
+    let legend = found["legend"].as_str().unwrap();
+    let colours = ["backward of train.py:10 in step", "train.py:50 in step", "5 others"];
+    assert!(colours.iter().all(|part| legend.contains(part)), "{found:#}");
+    assert_eq!(
+        (&found["by"], found["exceptions"].as_array().unwrap().len()),
+        (&"module".into(), 0)
+    );
+    // Each colour that nobody highlights fades.
+    assert!(found["highlighted"].as_bool().unwrap(), "{found:#}");
 }

@@ -9,6 +9,10 @@ use gruyere_record::{
 };
 use serde_json::Value;
 
+#[path = "common/sites.rs"]
+mod sites;
+use sites::{BASE, PAGE, record_with_sites};
+
 /// A record of this process with a known state: 3 blocks live, one pending.
 fn record(directory: &Path) -> &'static Record {
     let options = RecordOptions {
@@ -270,5 +274,35 @@ fn an_address_is_told_what_lies_there_and_what_lay_there_before() {
     let wrong = gruyere(&["address", &pid, "7f00"], folder.path());
     assert_eq!(wrong.status.code(), Some(2));
     assert!(text(&wrong.stderr).contains("write it as 0x"), "{wrong:?}");
+    record.close();
+}
+
+#[test]
+fn the_block_at_an_address_is_told_with_its_whole_stack() {
+    let folder = tempfile::tempdir().unwrap();
+    let record = record_with_sites(folder.path());
+    let pid = std::process::id().to_string();
+    let told = |address: u64, more: &[&str]| {
+        let address = format!("{address:#x}");
+        gruyere(&[&["address", &pid, &address], more].concat(), folder.path())
+    };
+    let first = BASE + PAGE;
+    let page = text(&told(first + PAGE, &[]).stdout);
+    let lines: Vec<&str> = page.lines().map(str::trim).collect();
+    let from = lines.iter().position(|line| line.starts_with("from")).unwrap();
+    assert_eq!(lines[from], "from    train.py:20 in step", "{page}");
+    assert_eq!(lines[from + 2], "/home/me/train.py:20 in Model.<locals>.step", "{page}");
+    // In the place of `auto`: what the program was doing.
+    let page = text(&told(first + 3 * PAGE, &[]).stdout);
+    assert!(page.contains("stream 0, forward"), "{page}");
+    assert!(page.contains("train.py:30 in step, module model.layers.3\n"), "{page}");
+    let of_the_slab = json(&told(BASE, &["--json"]));
+    assert_eq!(of_the_slab["block"]["site"]["line"]["line"], 50);
+    assert_eq!(of_the_slab["block"]["lifetime"], "auto", "programs read what the record says");
+    let backward = text(&told(first + 91 * PAGE, &[]).stdout);
+    assert!(backward.contains("from    backward of train.py:10 in step"), "{backward}");
+    assert!(backward.contains("of the forward:"), "{backward}");
+    let unknown = text(&told(first + 105 * PAGE, &[]).stdout);
+    assert!(unknown.contains("live block") && !unknown.contains("from  "), "{unknown}");
     record.close();
 }

@@ -156,6 +156,14 @@ def use(browser: Browser) -> dict[str, Any]:
     found["tip"] = browser.value(
         "document.getElementById('tip').hidden ? '' : document.getElementById('tip').textContent"
     )
+    found["legend"] = browser.value("document.getElementById('legend').textContent")
+    # A part of the legend, chosen, changes the picture; chosen again, it is as it was.
+    choose = "document.querySelector('#legend button').click()"
+    picture = "document.getElementById('map').toDataURL()"
+    browser.shown()
+    pictures = [browser.value(what) for what in (picture, f"{choose}, {picture}")]
+    pictures.append(browser.value(f"{choose}, {picture}"))
+    found["highlighted"] = pictures[0] != pictures[1] and pictures[0] == pictures[2]
     found["zoom_ms"] = max(
         browser.timed(mouse("mouseWheel", x, y, deltaX=0, deltaY=-120)) for _ in range(6)
     )

@@ -1,7 +1,7 @@
 //! Cells: all memory of a device, in the order of addresses or of physical pages, cut into equal
 //! parts, and what each part holds.
 
-use super::strokes::{By, CLASSES, INKS, Ink, Stroke, of_range};
+use super::strokes::{CLASSES, Classes, INKS, Ink, Stroke, of_range};
 use gruyere_record::picture::{Page, Picture};
 
 /// A part of the memory.
@@ -62,14 +62,19 @@ pub type Stretch = Vec<Cell>;
 
 /// Cuts memory into cells of `cell` bytes. A cell does not reach over the end of a range, unless
 /// they are `joined`.
-pub fn by_address(picture: &Picture, by: By, cell: u64, joined: bool) -> Vec<Stretch> {
+pub fn by_address(
+    picture: &Picture,
+    classes: &Classes<'_>,
+    cell: u64,
+    joined: bool,
+) -> Vec<Stretch> {
     let mut cutter = Cutter::new(cell);
     for range in &picture.ranges {
         if !joined {
             cutter.end_stretch();
         }
         for stroke in of_range(picture, range) {
-            cutter.add(Place::Address(stroke.address), stroke, by, picture.step);
+            cutter.add(Place::Address(stroke.address), stroke, classes);
         }
     }
     cutter.finish()
@@ -77,7 +82,7 @@ pub fn by_address(picture: &Picture, by: By, cell: u64, joined: bool) -> Vec<Str
 
 /// As [`by_address`], in the order of chunks and their pages; what is no chunk's comes behind them,
 /// by address.
-pub fn by_page(picture: &Picture, by: By, cell: u64) -> Vec<Stretch> {
+pub fn by_page(picture: &Picture, classes: &Classes<'_>, cell: u64) -> Vec<Stretch> {
     let strokes: Vec<Stroke<'_>> =
         picture.ranges.iter().flat_map(|range| of_range(picture, range)).collect();
     let mut cutter = Cutter::new(cell);
@@ -93,7 +98,7 @@ pub fn by_page(picture: &Picture, by: By, cell: u64) -> Vec<Stretch> {
             let from = stroke.address.max(address);
             let to = (stroke.address + stroke.bytes).min(end);
             let part = Stroke { address: from, bytes: to - from, ..*stroke };
-            cutter.add(place.unwrap_or(Place::Address(from)), part, by, picture.step);
+            cutter.add(place.unwrap_or(Place::Address(from)), part, classes);
         }
     }
     cutter.finish()
@@ -130,8 +135,8 @@ impl Cutter {
         }
     }
 
-    fn add(&mut self, place: Place, stroke: Stroke<'_>, by: By, step: u32) {
-        let class = (stroke.ink == Ink::Live).then(|| by.class(stroke.piece, step));
+    fn add(&mut self, place: Place, stroke: Stroke<'_>, classes: &Classes<'_>) {
+        let class = (stroke.ink == Ink::Live).then(|| classes.of(stroke.piece));
         self.ink(place, stroke.bytes, stroke.ink, class);
     }
 

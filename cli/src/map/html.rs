@@ -5,16 +5,18 @@
 //! blocks are a few MiB, and no parser of JSON meets them. All text from the record is JSON's, with
 //! `<` escaped, and the page sets it as text only.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
+use std::hash::Hash;
 use std::io::{self, Write as _};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use flate2::Compression;
 use flate2::write::DeflateEncoder;
-use gruyere_record::picture::Picture;
+use gruyere_record::picture::{Picture, Piece};
+use gruyere_record::sites::{Place, SiteId, Sites};
 use gruyere_record::timeline::TimelineEntry;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::strokes::{Ink, Stroke, of_range};
 
@@ -65,8 +67,8 @@ impl Columns {
     }
 }
 
-/// What strokes have in common, said once: (ink, lifetime, capture, stream, slot).
-type Kind = (u8, u8, u8, u32, u64);
+/// What strokes have in common, said once: (ink, lifetime, capture, stream, slot, site).
+type Kind = (u8, u8, u8, u32, u64, u32);
 
 /// The strokes, one behind the other; ranges and pages say where they lie.
 struct Strokes {
@@ -84,7 +86,8 @@ struct Strokes {
 impl Strokes {
     fn push(&mut self, stroke: &Stroke<'_>) {
         let piece = stroke.piece;
-        let kind = (stroke.ink as u8, piece.lifetime, piece.capture, piece.stream, piece.slot);
+        let Piece { lifetime, capture, stream: owner, slot, site, .. } = *piece;
+        let kind = (stroke.ink as u8, lifetime, capture, owner, slot, site.0);
         let number = *self.numbers.entry(kind).or_insert_with(|| {
             self.table.push(kind);
             self.table.len() as u32 - 1
@@ -109,7 +112,12 @@ impl Strokes {
 ///
 /// # Errors
 /// As [`Columns::encoded`].
-pub fn page(picture: &Picture, timeline: &[TimelineEntry], mut facts: Value) -> io::Result<String> {
+pub fn page(
+    picture: &Picture,
+    sites: &Sites,
+    timeline: &[TimelineEntry],
+    mut facts: Value,
+) -> io::Result<String> {
     let whole =
         picture.pieces.iter().all(|piece| piece.address % 512 == 0 && piece.bytes % 512 == 0);
     let mut strokes = Strokes {
@@ -151,6 +159,7 @@ pub fn page(picture: &Picture, timeline: &[TimelineEntry], mut facts: Value) -> 
     let text = columns.encoded()?;
     facts["unit"] = json!(strokes.unit);
     facts["columns"] = columns.facts();
+    facts["sites"] = site_table(&strokes.table.iter().map(|kind| SiteId(kind.5)).collect(), sites);
     facts["kinds"] = json!(strokes.table);
     facts["mapped_pages"] = json!(pages.iter().filter(|page| !page.is_spare()).count());
     facts["timeline"] = timeline_columns(timeline);
@@ -162,6 +171,41 @@ pub fn page(picture: &Picture, timeline: &[TimelineEntry], mut facts: Value) -> 
         ("/*COLUMNS*/", &text),
         ("/*SCRIPT*/", SCRIPT),
     ]))
+}
+
+/// Texts, each kept once.
+struct Texts<T> {
+    numbers: HashMap<T, usize>,
+    texts: Vec<String>,
+}
+
+impl<T: Clone + Eq + Hash + ToString> Texts<T> {
+    fn new() -> Self {
+        Self { numbers: HashMap::new(), texts: Vec::new() }
+    }
+
+    /// The number of one.
+    fn number(&mut self, of: T) -> usize {
+        *self.numbers.entry(of).or_insert_with_key(|of| {
+            self.texts.push(of.to_string());
+            self.texts.len() - 1
+        })
+    }
+}
+
+/// What is known of these sites, by number: its line and its module (numbers of `places`), the
+/// phase, and the stack (numbers of `frames`).
+fn site_table(of: &BTreeSet<SiteId>, sites: &Sites) -> Value {
+    let (mut places, mut frames) = (Texts::<Place<'_>>::new(), Texts::<String>::new());
+    let told = |id: SiteId| {
+        let (line, module) = (places.number(sites.place(id)), places.number(sites.module(id)));
+        let stack = sites.stack(id).into_iter().map(|line| frames.number(line));
+        let entry = json!([line, module, sites.phase(id) as u8, stack.collect::<Vec<_>>()]);
+        (id.0.to_string(), entry)
+    };
+    let by_number: Map<String, Value> =
+        of.iter().filter(|&&id| id != SiteId::NONE).copied().map(told).collect();
+    json!({ "places": places.texts, "frames": frames.texts, "by_number": by_number })
 }
 
 /// Each field as a list, times in milliseconds since 1970.
@@ -214,7 +258,7 @@ mod tests {
     #[test]
     fn what_the_record_says_cannot_end_the_element_that_it_is_in() {
         let facts = json!({ "command": "</script><script>alert(1)</script><!--" });
-        let page = page(&Picture::default(), &[], facts).unwrap();
+        let page = page(&Picture::default(), &Sites::default(), &[], facts).unwrap();
         assert_eq!(page.matches("</script>").count(), PAGE.matches("</script>").count());
         assert!(!page.contains("<script>alert"));
     }

@@ -1,14 +1,18 @@
 //! The sums and ranges as JSON (docs/map.md). Addresses are text, in hexadecimal: they may be
 //! beyond what JSON's readers keep exact.
 
-use gruyere_record::picture::{Picture, Piece, Range};
+use std::cmp::Reverse;
+use std::collections::HashMap;
+
+use gruyere_record::picture::{Picture, Piece, PieceKind, Range};
 use gruyere_record::reader::DeviceSnapshot;
+use gruyere_record::sites::{SiteId, Sites};
 use gruyere_record::{DeviceGauge, LIFETIME_NAMES, LIFETIMES, Reader};
 use serde_json::{Map, Value, json};
 
 use super::gaps::Missing;
 use super::strokes::{Ink, of_range};
-use crate::shares;
+use crate::{shares, sites};
 
 /// Largest blocks and free runs that are listed.
 const LISTED: usize = 20;
@@ -87,8 +91,14 @@ fn misfits(picture: &Picture) -> Value {
         .into()
 }
 
+/// A site's number, and `null` where it is not known.
+fn site(id: SiteId) -> Option<u32> {
+    (id != SiteId::NONE).then_some(id.0)
+}
+
 fn block(piece: &Piece) -> Value {
     json!({
+        "site": site(piece.site),
         "address": address(piece.address),
         "bytes": piece.bytes,
         "requested_bytes": piece.requested,
@@ -124,10 +134,32 @@ fn range(picture: &Picture, range: &Range) -> Value {
     })
 }
 
+/// The sites of live blocks, with what they hold, the largest first.
+fn sites_in_use(picture: &Picture, sites: &Sites) -> Vec<Value> {
+    let mut of_site: HashMap<SiteId, (u64, u64)> = HashMap::new();
+    for piece in picture.pieces.iter().filter(|piece| piece.kind == PieceKind::Live) {
+        let (bytes, blocks) = of_site.entry(piece.site).or_default();
+        (*bytes, *blocks) = (*bytes + piece.bytes, *blocks + 1);
+    }
+    let mut order: Vec<(SiteId, (u64, u64))> = of_site.into_iter().collect();
+    order.sort_by_key(|&(id, (bytes, _))| (Reverse(bytes), id));
+    let told = |(id, (bytes, blocks))| {
+        let mut value = sites::value(sites, id);
+        if value.is_null() {
+            value = json!({ "id": site(id), "name": sites.place(id).to_string() });
+        }
+        value["live_bytes"] = json!(bytes);
+        value["live_blocks"] = json!(blocks);
+        value
+    };
+    order.into_iter().map(told).collect()
+}
+
 /// The whole picture as JSON.
 pub fn value(reader: &Reader<'_>, picture: &Picture) -> Value {
     let device = reader.device(picture.device);
     let missing = Missing::of(reader, picture);
+    let sites = reader.sites();
     let gauge = |gauge| device.as_ref().map(|device| device.gauge(gauge));
     let value = json!({
         "process": process(reader),
@@ -148,6 +180,8 @@ pub fn value(reader: &Reader<'_>, picture: &Picture) -> Value {
             .map(|run| json!({ "address": address(run.address), "bytes": run.bytes }))
             .collect::<Vec<_>>(),
         "largest_live_blocks": picture.largest_live(LISTED).iter().map(block).collect::<Vec<_>>(),
+        // None where nobody asked for them: every block's would be unknown.
+        "sites": if sites.is_empty() { Vec::new() } else { sites_in_use(picture, &sites) },
     });
     let ratio = device.as_ref().and_then(DeviceSnapshot::peak_ratio);
     shares::with(value, &picture.held().shares(ratio))

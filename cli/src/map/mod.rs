@@ -32,6 +32,7 @@ use terminal::Style;
 Examples:
   gruyere map 4242                      the address space, coloured by lifetime
   gruyere map 4242 --by age --watch     by age, drawn again every second
+  gruyere map 4242 --by site            by the line of the program; --by module, --by phase
   gruyere map 4242 --physical           in the order of physical pages
   gruyere map 4242 --html heap.html     a page to zoom in; it opens offline
   gruyere map /dev/shm/gruyere-4026531836-4242-99-0.record --json | jq .sums
@@ -170,7 +171,8 @@ fn drawn(picture: &Picture, reader: &Reader<'_>, arguments: &Arguments) -> Strin
     let title = title(reader, picture.device);
     let notes = gaps::notes(picture, Missing::of(reader, picture));
     let (mut style, lines) = style(arguments);
-    let mut text = terminal::draw(picture, &title, &notes, style);
+    let sites = reader.sites();
+    let mut text = terminal::draw(picture, &sites, &title, &notes, style);
     // How many lines the legend takes is known once it is written. One is the prompt's.
     for _ in 0..3 {
         let excess = lines.map_or(0, |lines| (text.lines().count() + 1).saturating_sub(lines));
@@ -178,7 +180,7 @@ fn drawn(picture: &Picture, reader: &Reader<'_>, arguments: &Arguments) -> Strin
             break;
         }
         style.rows = style.rows.saturating_sub(excess).max(LEAST_ROWS);
-        text = terminal::draw(picture, &title, &notes, style);
+        text = terminal::draw(picture, &sites, &title, &notes, style);
     }
     text
 }
@@ -251,7 +253,7 @@ fn write_page(reader: &Reader<'_>, picture: &Picture, path: &Path) -> Result<(),
             path.display()
         ))
     };
-    let page = html::page(picture, &timeline.entries, facts).map_err(failed)?;
+    let page = html::page(picture, &reader.sites(), &timeline.entries, facts).map_err(failed)?;
     // A command line may hold what others shall not read: for its owner only, as records are.
     file::replace(path, u64::MAX, file::PRIVATE, |out| out.write_all(page.as_bytes()))
         .map_err(failed)

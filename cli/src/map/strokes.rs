@@ -2,8 +2,12 @@
 //! where whole pages begin and end, since what lies in partly used pages is lost and what lies in
 //! whole ones is not.
 
+use std::cmp::Reverse;
+use std::collections::HashMap;
+
 use clap::ValueEnum;
 use gruyere_record::picture::{PAGE, Picture, Piece, PieceKind, Range, RangeKind};
+use gruyere_record::sites::{NOT_KNOWN, Phase, Place, SiteId, Sites};
 use gruyere_record::{LIFETIME_NAMES, LIFETIMES};
 
 /// What a stroke shows.
@@ -108,7 +112,7 @@ pub fn of_range<'a>(picture: &'a Picture, range: &'a Range) -> impl Iterator<Ite
 /// What live blocks are coloured by.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum By {
-    /// The lifetime class.
+    /// The lifetime class; of a block without one (`auto`), the phase where that is known.
     #[default]
     Lifetime,
     /// Training steps since the block came.
@@ -118,10 +122,22 @@ pub enum By {
     /// The stream it was allocated on; of more than eight, those whose numbers are a multiple of
     /// eight apart look alike.
     Stream,
+    /// The line of the program that it came from (`blame:`): the ten that hold most, and the others.
+    Site,
+    /// The module that ran, as `named_modules` calls it (`blame:`), or the line where none did.
+    Module,
+    /// What the program was doing (`blame:`): forward, backward, an optimizer, a collective.
+    Phase,
 }
 
 /// Classes at the most.
-pub const CLASSES: usize = 8;
+pub const CLASSES: usize = NAMED + 2;
+/// Lines or modules that have a class of their own; behind them the others, and what is not known.
+const NAMED: usize = 10;
+const OTHERS: usize = NAMED;
+const UNKNOWN: usize = NAMED + 1;
+/// Streams that look unlike.
+pub const STREAMS: usize = 8;
 const AGES: [(u32, &str); 6] = [
     (0, "this step"),
     (1, "1 step"),
@@ -139,24 +155,86 @@ const SIZES: [(u64, &str); 6] = [
     (u64::MAX, "larger"),
 ];
 
-impl By {
+/// Of which class each block is.
+pub struct Classes<'a> {
+    by: By,
+    step: u32,
+    sites: &'a Sites,
+    /// By line or module: those that have a class of their own.
+    of_site: HashMap<SiteId, usize>,
+    names: Vec<String>,
+}
+
+impl<'a> Classes<'a> {
+    /// Those of a picture whose blocks came from `sites`.
+    pub fn new(picture: &Picture, sites: &'a Sites, by: By) -> Self {
+        let named = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
+        let phases = || Phase::ALL.iter().skip(1).map(|phase| phase.name());
+        let mut of_site = HashMap::new();
+        let names = match by {
+            By::Lifetime => LIFETIME_NAMES.into_iter().chain(phases()).map(str::to_owned).collect(),
+            By::Age => named(&AGES.map(|age| age.1)),
+            By::Size => named(&SIZES.map(|size| size.1)),
+            By::Stream => (0..STREAMS).map(|class| format!("stream {class}")).collect(),
+            By::Phase => [NOT_KNOWN].into_iter().chain(phases()).map(str::to_owned).collect(),
+            By::Site | By::Module => {
+                let (names, classes) = largest_places(picture, sites, by);
+                of_site = classes;
+                names
+            }
+        };
+        Self { by, step: picture.step, sites, of_site, names }
+    }
+
     /// The class of a block; below [`CLASSES`].
-    pub fn class(self, piece: &Piece, step: u32) -> usize {
-        match self {
-            By::Lifetime => usize::from(piece.lifetime) % LIFETIMES,
-            By::Age => AGES.partition_point(|age| age.0 < step.saturating_sub(piece.step)),
+    pub fn of(&self, piece: &Piece) -> usize {
+        let phase = || self.sites.phase(piece.site) as usize;
+        match self.by {
+            By::Lifetime => match (usize::from(piece.lifetime) % LIFETIMES, phase()) {
+                (0, phase @ 1..) => LIFETIMES - 1 + phase,
+                (lifetime, _) => lifetime,
+            },
+            By::Age => AGES.partition_point(|age| age.0 < self.step.saturating_sub(piece.step)),
             By::Size => SIZES.partition_point(|size| size.0 < piece.bytes),
-            By::Stream => piece.stream as usize % CLASSES,
+            By::Stream => piece.stream as usize % STREAMS,
+            By::Site | By::Module => self.of_site.get(&piece.site).copied().unwrap_or(OTHERS),
+            By::Phase => phase(),
         }
     }
 
     /// What the classes are called.
-    pub fn names(self) -> Vec<String> {
-        match self {
-            By::Lifetime => LIFETIME_NAMES.iter().map(|name| (*name).to_owned()).collect(),
-            By::Age => AGES.iter().map(|age| age.1.to_owned()).collect(),
-            By::Size => SIZES.iter().map(|size| size.1.to_owned()).collect(),
-            By::Stream => (0..CLASSES).map(|class| format!("stream {class}")).collect(),
-        }
+    pub fn names(&self) -> &[String] {
+        &self.names
     }
+}
+
+/// The lines or modules that hold most, as names of classes, and the class of each site.
+fn largest_places(
+    picture: &Picture,
+    sites: &Sites,
+    by: By,
+) -> (Vec<String>, HashMap<SiteId, usize>) {
+    let place = |id| if by == By::Module { sites.module(id) } else { sites.place(id) };
+    let mut of_site: HashMap<SiteId, u64> = HashMap::new();
+    for piece in picture.pieces.iter().filter(|piece| piece.kind == PieceKind::Live) {
+        *of_site.entry(piece.site).or_default() += piece.bytes;
+    }
+    let mut of_place: HashMap<Place<'_>, u64> = HashMap::new();
+    for (&id, &bytes) in &of_site {
+        *of_place.entry(place(id)).or_default() += bytes;
+    }
+    of_place.remove(&Place::NotKnown);
+    let mut order: Vec<(Place<'_>, u64)> = of_place.into_iter().collect();
+    order.sort_by_key(|&(place, bytes)| (Reverse(bytes), place));
+    let others = format!("{} others", order.len().saturating_sub(NAMED));
+    order.truncate(NAMED);
+    let class = |id| match place(id) {
+        Place::NotKnown => UNKNOWN,
+        place => order.iter().position(|named| named.0 == place).unwrap_or(OTHERS),
+    };
+    let classes = of_site.keys().map(|&id| (id, class(id))).collect();
+    let mut names: Vec<String> = order.iter().map(|(place, _)| place.to_string()).collect();
+    names.resize(NAMED, String::new());
+    names.extend([others, NOT_KNOWN.to_owned()]);
+    (names, classes)
 }

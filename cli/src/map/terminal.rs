@@ -4,8 +4,9 @@
 use std::fmt::Write as _;
 
 use super::cells::{self, Cell, Place, Stretch};
-use super::strokes::{By, CLASSES, Ink};
+use super::strokes::{By, CLASSES, Classes, Ink, STREAMS};
 use gruyere_record::picture::{Picture, Piece, Sums};
+use gruyere_record::sites::Sites;
 use indicatif::BinaryBytes;
 
 /// How to draw.
@@ -26,10 +27,15 @@ pub struct Style {
 }
 
 /// Foreground of live classes (xterm's 256 colours): cool ones, since the warm ones are the holes'.
-const LIFETIMES: [u8; CLASSES] = [110, 150, 43, 32, 0, 0, 0, 0];
+/// Lifetimes, then phases.
+const LIFETIMES: [u8; 8] = [110, 150, 43, 32, 195, 24, 228, 122];
 /// From new to old, and from small to large.
-const RAMP: [u8; CLASSES] = [157, 79, 37, 32, 26, 61, 0, 0];
-const STREAMS: [u8; CLASSES] = [32, 43, 150, 110, 68, 37, 72, 104];
+const RAMP: [u8; 6] = [157, 79, 37, 32, 26, 61];
+const OF_STREAMS: [u8; STREAMS] = [32, 43, 150, 110, 68, 37, 72, 104];
+/// Lines and modules; then the others, and what is not known.
+const SITES: [u8; CLASSES] = [69, 136, 158, 227, 107, 123, 149, 73, 58, 25, 255, 243];
+/// Not known, then by [`gruyere_record::sites::Phase`].
+const PHASES: [u8; 5] = [110, 195, 24, 228, 122];
 const PENDING: u8 = 176;
 /// Background where free memory can move, where it stays, and where it is lost.
 const WHOLE: u8 = 236;
@@ -39,8 +45,9 @@ const FAINT: u8 = 244;
 
 /// By eighths of a cell that blocks have.
 const FILL: [char; 9] = [' ', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
-const LETTERS: [char; CLASSES] = ['a', 'b', 'c', 'd', 'e', 'f', 'g', 'h'];
-const LIFETIME_LETTERS: [char; CLASSES] = ['a', 't', 's', 'p', 'e', 'f', 'g', 'h'];
+const LETTERS: [char; CLASSES] = ['a', 'b', 'c', 'd', 'e', 'f', 'g', 'h', 'i', 'j', 'o', 'x'];
+const LIFETIME_LETTERS: [char; 8] = ['a', 't', 's', 'p', 'f', 'b', 'o', 'c'];
+const PHASE_LETTERS: [char; 5] = ['x', 'f', 'b', 'o', 'c'];
 
 /// A row's label and the space behind it.
 const LABEL: usize = 16;
@@ -50,13 +57,16 @@ impl Style {
         match self.by {
             By::Lifetime => LIFETIMES[class],
             By::Age | By::Size => RAMP[class],
-            By::Stream => STREAMS[class],
+            By::Stream => OF_STREAMS[class],
+            By::Site | By::Module => SITES[class],
+            By::Phase => PHASES[class],
         }
     }
 
     fn class_letter(&self, class: usize) -> char {
         match self.by {
             By::Lifetime => LIFETIME_LETTERS[class],
+            By::Phase => PHASE_LETTERS[class],
             _ => LETTERS[class],
         }
     }
@@ -118,7 +128,13 @@ impl Style {
 }
 
 /// The whole picture, as text; `notes` come last.
-pub fn draw(picture: &Picture, title: &str, notes: &[String], style: Style) -> String {
+pub fn draw(
+    picture: &Picture,
+    sites: &Sites,
+    title: &str,
+    notes: &[String],
+    style: Style,
+) -> String {
     let mut out = String::new();
     wrapped(&mut out, title, style.columns);
     let sums = picture.sums;
@@ -150,15 +166,16 @@ pub fn draw(picture: &Picture, title: &str, notes: &[String], style: Style) -> S
     };
     wrapped(&mut out, &format!("{view}; a cell is {}", bytes(cell)), style.columns);
     out.push('\n');
+    let classes = Classes::new(picture, sites, style.by);
     let stretches = if style.physical {
-        cells::by_page(picture, style.by, cell)
+        cells::by_page(picture, &classes, cell)
     } else {
         // Many small ranges would each take a row's part of their own.
         let joined = picture.ranges.len() * 24 > width * style.rows;
-        cells::by_address(picture, style.by, cell, joined)
+        cells::by_address(picture, &classes, cell, joined)
     };
     rows(&mut out, &stretches, width, style);
-    legend(&mut out, picture, &stretches, style);
+    legend(&mut out, picture, &classes, &stretches, style);
     let longest = format!(
         "largest free run {}; whole pages that can move, and spare ones: {} ({} of what is free)",
         bytes(sums.largest_run),
@@ -224,21 +241,35 @@ fn label(place: Place) -> String {
 }
 
 /// What each colour and letter means, with the bytes.
-fn legend(out: &mut String, picture: &Picture, stretches: &[Stretch], style: Style) {
+fn legend(
+    out: &mut String,
+    picture: &Picture,
+    classes: &Classes<'_>,
+    stretches: &[Stretch],
+    style: Style,
+) {
     let sums: Sums = picture.sums;
     let mut entries: Vec<(String, String)> = Vec::new();
-    let mut classes = [0u64; CLASSES];
+    let mut of_class = [0u64; CLASSES];
     for cell in stretches.iter().flatten() {
-        classes.iter_mut().zip(cell.classes).for_each(|(sum, more)| *sum += more);
+        of_class.iter_mut().zip(cell.classes).for_each(|(sum, more)| *sum += more);
     }
-    for (class, name) in style.by.names().into_iter().enumerate() {
-        if classes[class] > 0 {
-            let letter = style.class_letter(class).to_ascii_uppercase();
-            let mark = if style.letters() { letter } else { '█' };
-            entries.push((
-                style.paint(&mark.to_string(), Some(style.class_colour(class)), None),
-                format!("{name} {}", bytes(classes[class])),
-            ));
+    for (class, name) in classes.names().iter().enumerate() {
+        let amount = of_class[class];
+        if amount == 0 {
+            continue;
+        }
+        let letter = style.class_letter(class).to_ascii_uppercase();
+        let mark = if style.letters() { letter } else { '█' };
+        let mark = style.paint(&mark.to_string(), Some(style.class_colour(class)), None);
+        // Lines and modules have long names: one below the other, the amounts in columns.
+        if matches!(style.by, By::Site | By::Module) {
+            let amounts = format!("{:>11} {:>6}", bytes(amount), share(amount, sums.live));
+            let amounts = amounts.replace('\u{a0}', " ");
+            let name = within(name, style.columns.saturating_sub(22));
+            let _ = writeln!(out, "{mark} {amounts}  {name}");
+        } else {
+            entries.push((mark, format!("{name} {}", bytes(amount))));
         }
     }
     let mut add = |ascii: char,
@@ -287,7 +318,7 @@ fn legend(out: &mut String, picture: &Picture, stretches: &[Stretch], style: Sty
     if style.letters() {
         wrapped(out, "capital: 15 of 16 parts of the cell are taken; small: less", style.columns);
     }
-    let beyond = |piece: &Piece| piece.kind.is_block() && piece.stream as usize >= CLASSES;
+    let beyond = |piece: &Piece| piece.kind.is_block() && piece.stream as usize >= STREAMS;
     if style.by == By::Stream && picture.pieces.iter().any(beyond) {
         wrapped(
             out,
@@ -304,6 +335,15 @@ fn legend(out: &mut String, picture: &Picture, stretches: &[Stretch], style: Sty
         bytes(sums.slab_tails)
     );
     wrapped(out, &parts, style.columns);
+}
+
+/// A name in so many columns: of a longer one the beginning goes, since its end says most.
+fn within(name: &str, columns: usize) -> String {
+    let excess = name.chars().count().saturating_sub(columns.max(1));
+    match excess {
+        0 => name.to_owned(),
+        _ => format!("…{}", name.chars().skip(excess + 1).collect::<String>()),
+    }
 }
 
 /// A line, broken between words; a number and its unit are one word.

@@ -12,11 +12,15 @@ pub const NOT_KNOWN: &str = "not known";
 pub const BEYOND: &str = "sites beyond the table";
 
 impl fmt::Display for Frame {
-    /// `train.py:42 in step`: the file without its folders, the function without those around it.
+    /// `train.py:42 in step`: the file without its folders, the function without those around it;
+    /// `{:#}`: both in full.
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let file = self.file.rsplit('/').next().unwrap_or_default();
-        let function = self.function.rsplit("<locals>.").next().unwrap_or_default();
-        write!(out, "{file}")?;
+        let last = |text: &str, mark: &str| text.rfind(mark).map_or(0, |at| at + mark.len());
+        let (mut file, mut function) = (&*self.file, &*self.function);
+        if !out.alternate() {
+            (file, function) = (&file[last(file, "/")..], &function[last(function, "<locals>.")..]);
+        }
+        out.write_str(file)?;
         if self.line > 0 {
             write!(out, ":{}", self.line)?;
         }
@@ -102,15 +106,12 @@ impl Sites {
         }
     }
 
-    /// All that is known of a site, a line each: the stack from the innermost frame on with whole
-    /// paths, and of a backward the stack of its forward.
+    /// All that is known of a site, a line each: the stack from the innermost frame on in
+    /// full, and of a backward the stack of its forward.
     pub fn stack(&self, id: SiteId) -> Vec<String> {
         let frames = |id| {
             let frames = self.get(id).map_or(&[][..], |site| &site.frames);
-            frames.iter().map(|frame| {
-                let folder = &frame.file[..frame.file.rfind('/').map_or(0, |at| at + 1)];
-                format!("{folder}{frame}")
-            })
+            frames.iter().map(|frame| format!("{frame:#}"))
         };
         let forward = self.get(id).map_or(SiteId::NONE, |site| site.forward);
         let mut lines: Vec<String> = frames(id).collect();
@@ -164,10 +165,10 @@ mod tests {
     }
 
     #[test]
-    fn the_stack_has_whole_paths_and_that_of_the_forward_behind_it() {
+    fn the_stack_is_told_in_full_and_that_of_the_forward_behind_it() {
         let stack = sites().stack(SiteId(2));
         assert_eq!(stack[0], "of the forward:");
-        assert_eq!(stack[2], "/home/me/train.py:42 in step");
+        assert_eq!(stack[2], "/home/me/train.py:42 in main.<locals>.step");
         assert_eq!(stack.len(), 4);
     }
 

@@ -11,6 +11,10 @@ const LIVE = 0, PENDING = 1, WHOLE = 2, BOUND = 3, GAP = 4, SLOTS = 5, REST = 6,
 const INK_NAMES = ["live block", "pending block (waits for streams)", "free, whole pages", "free, whole pages that stay",
   "free, in a partly used page", "free slots of a slab", "rest of a slot", "tail of a slab", "spare pages, mapped nowhere"];
 const LIFETIMES = ["auto", "transient", "step", "persistent"];
+// By number, as record/src/sites.rs.
+const PHASES = ["not known", "forward", "backward", "optimizer", "collective"];
+// Lines and modules that have a colour; behind them the others, and what is not known.
+const NAMED = 10, STREAMS = 8;
 const NOBODY = 0xffffffff;
 // As record/src/stream.rs.
 const ALL_STREAMS = 4094;
@@ -18,7 +22,7 @@ const streamText = (stream) => stream === NOBODY ? "none" : stream === ALL_STREA
 const PAGE = 2 * 1024 * 1024;
 
 // Bins: what a column of a row adds up. First the classes of live blocks, then the rest, in the order they are stacked from below.
-const CLASSES = 8, B_PENDING = 8, B_REST = 9, B_SLOTS = 10, B_GAP = 11, B_BOUND = 12, B_WHOLE = 13, B_SPARE = 14, BINS = 15;
+const CLASSES = 12, B_PENDING = 12, B_REST = 13, B_SLOTS = 14, B_GAP = 15, B_BOUND = 16, B_WHOLE = 17, B_SPARE = 18, BINS = 19;
 const BIN_OF_INK = [0, B_PENDING, B_WHOLE, B_BOUND, B_GAP, B_SLOTS, B_REST, B_REST, B_SPARE];
 const AGES = [[0, "this step"], [1, "1 step"], [3, "2-3 steps"], [15, "4-15 steps"], [255, "16-255 steps"], [Infinity, "older"]];
 const SIZES = [[4096, "to 4 KiB"], [65536, "to 64 KiB"], [1 << 20, "to 1 MiB"], [16 << 20, "to 16 MiB"], [256 << 20, "to 256 MiB"], [Infinity, "larger"]];
@@ -132,18 +136,29 @@ function viewOf(parts) {
 
 /** What is known of a stroke. */
 function strokeFacts(i) {
-  const [ink, lifetime, capture, stream, slot] = facts.kinds[columns.kinds[i]];
+  const [ink, lifetime, capture, stream, slot, site] = facts.kinds[columns.kinds[i]];
   const range = ranges[indexAt(rangeStarts, starts[i])];
   const bytes = starts[i + 1] - starts[i];
   const block = ink === LIVE || ink === PENDING;
   return {
-    i, ink, lifetime, capture, stream, slot, range, bytes, block,
+    i, ink, lifetime, capture, stream, slot, range, bytes, block, site: siteOf(site),
     address: range.address + BigInt(starts[i] - range.start),
     requested: block ? Math.max(0, bytes - columns.slack[i]) : 0,
     step: columns.steps[i],
     age: Math.max(0, facts.step - columns.steps[i]),
   };
 }
+
+/** What is known of a site: its line, its module (or line), the phase, the stack, innermost first. */
+function siteOf(number) {
+  const entry = facts.sites.by_number[number];
+  if (!entry) return null;
+  const [line, module, phase, stack] = entry;
+  return { line: facts.sites.places[line], module: facts.sites.places[module], phase, stack: stack.map((frame) => facts.sites.frames[frame]) };
+}
+
+/** A lifetime, or what was being done where it is not told. */
+const lifetimeText = (lifetime, site) => lifetime % 4 === 0 && site && site.phase > 0 ? PHASES[site.phase] : LIFETIMES[lifetime % 4];
 
 /** Which chunk and page is behind a place on the line, as text. */
 function pageText(line) {
@@ -168,25 +183,62 @@ let packedPalette;         // by bin: as the canvas stores it
 let separator;
 
 const classNames = () => ({
-  lifetime: LIFETIMES,
-  age: AGES.map((age) => age[1]),
-  size: SIZES.map((size) => size[1]),
-  stream: streamNames(),
-})[by];
+  lifetime: () => [...LIFETIMES, ...PHASES.slice(1)],
+  age: () => AGES.map((age) => age[1]),
+  size: () => SIZES.map((size) => size[1]),
+  stream: () => names,
+  site: () => names,
+  module: () => names,
+  phase: () => PHASES,
+})[by]();
 
-/** The streams there are, the most common seven by their numbers, and the others. */
-let streamClass = new Map();
-function streamNames() {
-  const sums = new Map();
+/** Live bytes by what `keyOf` says of a kind, the most first. */
+function largestKeys(keyOf) {
+  const sums = new Map(), ofKind = facts.kinds.map((kind) => kind[0] === LIVE ? keyOf(kind) : undefined);
   const { lengths, kinds } = columns;
   for (let i = 0; i < lengths.length; i++) {
-    const kind = facts.kinds[kinds[i]];
-    if (kind[0] === LIVE) sums.set(kind[3], (sums.get(kind[3]) || 0) + lengths[i]);
+    const key = ofKind[kinds[i]];
+    if (key !== undefined) sums.set(key, (sums.get(key) || 0) + lengths[i]);
   }
-  const order = [...sums].sort((a, b) => b[1] - a[1]).map((entry) => entry[0]);
-  streamClass = new Map(order.slice(0, order.length > CLASSES ? CLASSES - 1 : CLASSES).map((stream, n) => [stream, n]));
-  const names = [...streamClass.keys()].map((stream) => "stream " + streamText(stream));
-  return order.length > CLASSES ? [...names, "other streams"] : names;
+  return [...sums].sort((a, b) => b[1] - a[1]).map((entry) => entry[0]);
+}
+
+// Classes that are made of what there is: of each stream, or number of a place, and their names.
+let classOfKey = new Map(), names = [];
+
+/** The most common streams by their numbers, and the others. */
+function classifyStreams() {
+  const order = largestKeys((kind) => kind[3]);
+  const named = order.slice(0, order.length > STREAMS ? STREAMS - 1 : STREAMS);
+  classOfKey = new Map(named.map((stream, n) => [stream, n]));
+  names = named.map((stream) => "stream " + streamText(stream));
+  if (order.length > STREAMS) names.push("other streams");
+}
+
+/** The place that a kind is shown as: its line, or its module; -1: not known. */
+const placeOf = (kind) => facts.sites.by_number[kind[5]]?.[by === "site" ? 0 : 1] ?? -1;
+
+/** The ten lines or modules that hold most, the others, and what is not known. */
+function classifyPlaces() {
+  const order = largestKeys(placeOf).filter((place) => place >= 0);
+  const named = order.slice(0, NAMED);
+  classOfKey = new Map(named.map((place, n) => [place, n]));
+  classOfKey.set(-1, NAMED + 1);
+  names = named.map((place) => facts.sites.places[place]);
+  names[NAMED] = order.length - named.length + " others";
+  names[NAMED + 1] = PHASES[0];
+}
+
+/** The class of a kind's blocks, where it follows from the kind alone; else 255. */
+function classOfOne(kind) {
+  const phase = facts.sites.by_number[kind[5]]?.[2] ?? 0, lifetime = kind[1] % LIFETIMES.length;
+  switch (by) {
+    case "lifetime": return lifetime === 0 && phase > 0 ? LIFETIMES.length - 1 + phase : lifetime;
+    case "phase": return phase;
+    case "stream": return classOfKey.get(kind[3]) ?? STREAMS - 1;
+    case "site": case "module": return classOfKey.get(placeOf(kind)) ?? NAMED;
+    default: return 255;
+  }
 }
 
 function classOf(i) {
@@ -206,9 +258,9 @@ const binOf = (i) => {
 let bins;                  // by stroke, for the colours chosen now
 
 function classify() {
-  if (by === "stream") streamNames();
-  classOfKind = Uint8Array.from(facts.kinds, (kind) =>
-    by === "lifetime" ? kind[1] % LIFETIMES.length : by === "stream" ? streamClass.get(kind[3]) ?? CLASSES - 1 : 255);
+  if (by === "stream") classifyStreams();
+  if (by === "site" || by === "module") classifyPlaces();
+  classOfKind = Uint8Array.from(facts.kinds, classOfOne);
   bins ??= new Uint8Array(columns.lengths.length);
   for (let i = 0; i < bins.length; i++) bins[i] = binOf(i);
 }
@@ -219,7 +271,10 @@ function readColours() {
     const text = style.getPropertyValue(name).trim();
     return [1, 3, 5].map((at) => parseInt(text.slice(at, at + 2), 16));
   };
-  const [kind, count] = { lifetime: ["--lifetime-", 4], age: ["--ramp-", 6], size: ["--ramp-", 6], stream: ["--stream-", 8] }[by];
+  const [kind, count] = {
+    lifetime: ["--lifetime-", 8], age: ["--ramp-", 6], size: ["--ramp-", 6], stream: ["--stream-", STREAMS], site: ["--site-", CLASSES],
+    module: ["--site-", CLASSES], phase: ["--phase-", 5],
+  }[by];
   palette = [];
   for (let n = 0; n < CLASSES; n++) palette.push(read(kind + n % count));
   for (const name of ["--pending", "--rest", "--slots", "--gap", "--bound", "--whole", "--spare"]) palette.push(read(name));

@@ -145,7 +145,7 @@ function listen() {
 function fromLink() {
   const wish = new URLSearchParams(location.hash.slice(1));
   if (["dark", "light"].includes(wish.get("theme"))) document.documentElement.dataset.theme = wish.get("theme");
-  if (["lifetime", "age", "size", "stream"].includes(wish.get("by"))) $("by").value = by = wish.get("by");
+  if ([...$("by").options].some((option) => option.value === wish.get("by"))) $("by").value = by = wish.get("by");
   return () => {
     if (wish.get("view") === "physical") setView("physical");
     if (wish.get("at")) findAddress(wish.get("at"));
@@ -154,6 +154,9 @@ function fromLink() {
 
 async function start() {
   document.documentElement.dataset.theme = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
+  // Colours of what nobody asked the program for would all be one.
+  if (Object.keys(facts.sites.by_number).length === 0)
+    for (const name of ["site", "module", "phase"]) $("by").querySelector("[value=" + name + "]").remove();
   const follow = fromLink();
   columns = await readColumns();
   arrange();

@@ -9,13 +9,18 @@ function describe(i, at) {
   const lines = [["", INK_NAMES[f.ink]], ["address", hex(f.address)], ["bytes", exact(f.bytes)]];
   if (f.block) {
     lines.push(["requested", exact(f.requested)]);
-    lines.push(["lifetime", LIFETIMES[f.lifetime % 4]], ["stream", streamText(f.stream)], ["step", f.step], ["age", f.age + (f.age === 1 ? " step" : " steps")]);
+    lines.push([f.lifetime % 4 === 0 && f.site?.phase ? "phase" : "lifetime", lifetimeText(f.lifetime, f.site)]);
+    lines.push(["stream", streamText(f.stream)], ["step", f.step], ["age", f.age + (f.age === 1 ? " step" : " steps")]);
+    if (f.site) lines.push(["line", f.site.line]);
+    if (f.site && f.site.module !== f.site.line) lines.push(["module", f.site.module]);
+    if (f.site?.phase && f.lifetime % 4 !== 0) lines.push(["phase", PHASES[f.site.phase]]);
   } else if (f.stream !== NOBODY) lines.push(["lifetime", LIFETIMES[f.lifetime % 4]], ["stream", streamText(f.stream)]);
   if (f.slot) lines.push(["size class", bytesText(f.slot)]);
   if (f.capture) lines.push(["capture", f.capture]);
   lines.push(["page", pageText(at === undefined ? starts[i] : lineAt(at))]);
   const kinds = ["span", "stitched pages", "alone"];
   lines.push(["range", kinds[f.range.kind] + " at " + hex(f.range.address) + ", " + bytesText(f.range.end - f.range.start)]);
+  if (f.block && f.site?.stack.length) lines.push(["stack", f.site.stack.join("\n")]);
   return lines;
 }
 
@@ -30,6 +35,7 @@ function fillTerms(list, lines) {
     const term = document.createElement("dt"), text = document.createElement("dd");
     term.textContent = name || "what";
     text.textContent = value;
+    if (name === "stack") term.className = text.className = "stack";
     return [term, text];
   }));
 }
@@ -46,7 +52,7 @@ function showTip(x, y) {
   const perColumn = rowBytes / columnsWide();
   const i = strokeAt(at), j = i < 0 ? i : strokeAt(Math.min(at + perColumn, total() - 1));
   if (view === "address" && j - i > 1) lines.push(["here", (j - i + 1) + " pieces in one column; zoom in"]);
-  tip.textContent = lines.map(([name, value]) => name ? name + ": " + value : value).join("\n");
+  tip.textContent = lines.map(([name, value]) => name === "stack" ? "stack:\n" + value : name ? name + ": " + value : value).join("\n");
   tip.hidden = false;
   tip.style.left = Math.max(4, Math.min(x + 14, width - tip.offsetWidth - 6)) + "px";
   tip.style.top = (y + 18 + tip.offsetHeight > height ? Math.max(2, y - tip.offsetHeight - 10) : y + 18) + "px";
@@ -95,8 +101,11 @@ function fillLists() {
   };
   $("runs").replaceChildren(...largest(count, 100, runLength).map(([i, length]) => entry(i, length, "")));
   const live = largest(count, 100, (i) => inks[columns.kinds[i]] === LIVE ? starts[i + 1] - starts[i] : 0);
-  $("blocks").replaceChildren(...live.map(([i, length]) => entry(i, length, LIFETIMES[strokeFacts(i).lifetime % 4] + " " + columns.steps[i])));
+  $("blocks").replaceChildren(...live.map(([i, length]) => entry(i, length, blockNote(strokeFacts(i)))));
 }
+
+/** A block in a word or two: its line, or its lifetime and step. */
+const blockNote = (f) => f.site ? f.site.line.split(" in ")[0] : LIFETIMES[f.lifetime % 4] + " " + f.step;
 
 function fillSummary() {
   const { process, sums } = facts;
@@ -130,10 +139,10 @@ function fillSummary() {
 }
 
 function fillLegend() {
-  const names = classNames(), sums = new Float64Array(BINS);
+  const classes = classNames(), sums = new Float64Array(BINS);
   for (let i = 0; i < bins.length; i++) sums[bins[i]] += columns.lengths[i] * facts.unit;
   sums[B_SPARE] = facts.sums.spare_bytes;
-  const entries = names.map((name, bin) => [name, bin]).concat([["pending", B_PENDING], ["rests of slots, tails", B_REST], ["free slots", B_SLOTS],
+  const entries = classes.map((name, bin) => [name, bin]).concat([["pending", B_PENDING], ["rests of slots, tails", B_REST], ["free slots", B_SLOTS],
     ["gaps in partly used pages", B_GAP], ["whole pages that stay", B_BOUND], ["free whole pages", B_WHOLE], ["spare pages", B_SPARE]]);
   const there = entries.filter(([, bin]) => sums[bin] > 0);
   const colour = (bin) => "rgb(" + palette[bin].join(" ") + ")";
