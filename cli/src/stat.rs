@@ -1,5 +1,6 @@
 //! `gruyere stat`: all that the gauges of one process say.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use gruyere::heap::policy::ladder::RUNG_NAMES;
@@ -8,6 +9,7 @@ use gruyere_record::gauges::BlockCounts;
 use gruyere_record::histogram::Counts;
 use gruyere_record::layout::Degraded;
 use gruyere_record::reader::{Cursor, DeviceSnapshot};
+use gruyere_record::sites::Phase;
 use gruyere_record::{BlockState, DeviceGauge, LIFETIME_NAMES, Reader, SegmentKind};
 use indicatif::BinaryBytes;
 use serde_json::{Map, Value, json};
@@ -17,6 +19,7 @@ use crate::export::RUNGS;
 use crate::failure::{Ended, Exit};
 use crate::output;
 use crate::shares;
+use crate::sites::{auto_by_phase, live_blocks, shares_of_phases};
 use crate::target::Target;
 
 /// Prints all gauges of one process, living or killed.
@@ -134,6 +137,18 @@ fn value(reader: &Reader, devices: &[DeviceSnapshot]) -> Value {
     let retired = || segments.entries.iter().filter(|segment| segment.is_retired());
     let events = reader.events(&mut Cursor::default());
     let facts = reader.event_facts();
+    let sites = reader.sites();
+    let with_phases = |snapshot: &DeviceSnapshot| {
+        let mut value = device(snapshot);
+        if !sites.is_empty() {
+            let live = live_blocks(&blocks.entries, &segments.entries, snapshot.device);
+            let bytes = auto_by_phase(&live, &sites);
+            let names = Phase::ALL.map(Phase::name);
+            value["auto_live_bytes_by_phase"] =
+                json!(names.into_iter().zip(bytes).collect::<BTreeMap<_, _>>());
+        }
+        value
+    };
     // Without a scale, latencies stay in ticks under another name.
     let scale = reader.scale().map(|scale| scale.nanoseconds_per_tick);
     let unit = if scale.is_some() { "nanoseconds" } else { "ticks" };
@@ -159,7 +174,7 @@ fn value(reader: &Reader, devices: &[DeviceSnapshot]) -> Value {
             "no_room": health.no_room,
             "degraded": degraded(health.degraded),
         },
-        "devices": devices.iter().map(device).collect::<Vec<_>>(),
+        "devices": devices.iter().map(with_phases).collect::<Vec<_>>(),
         "blocks": {
             "live": blocks.entries.len() - pending, "pending": pending, "torn": blocks.torn
         },
@@ -278,7 +293,7 @@ fn text(reader: &Reader, devices: &[DeviceSnapshot], value: &Value) -> String {
     line(format_args!("  rank           {rank} (local {local}, of {world})"));
     line(format_args!("  configuration  {}", configuration(&process)));
     line(format_args!("  record         {}", reader.path().display()));
-    for snapshot in devices {
+    for (at, snapshot) in devices.iter().enumerate() {
         let torn = if snapshot.torn_gauges || snapshot.torn_shards > 0 {
             "  (torn: not of one moment)"
         } else {
@@ -334,8 +349,8 @@ fn text(reader: &Reader, devices: &[DeviceSnapshot], value: &Value) -> String {
              {frees:>12}",
             ""
         ));
-        let mut row = |name: &str, counts: BlockCounts| {
-            line(format_args!(
+        let row = |name: &str, counts: BlockCounts| {
+            format!(
                 "  {name:<11} {:>9} {:>11} {:>11} {:>11} {:>12} {:>12}",
                 counts.live_blocks(),
                 bytes(counts.live_bytes()),
@@ -343,14 +358,20 @@ fn text(reader: &Reader, devices: &[DeviceSnapshot], value: &Value) -> String {
                 bytes(counts.pending_bytes()),
                 counts.mallocs,
                 counts.frees
-            ));
+            )
         };
+        let phases = &value["devices"][at]["auto_live_bytes_by_phase"];
+        let of_auto =
+            shares_of_phases(Phase::ALL.map(|phase| phases[phase.name()].as_u64().unwrap_or(0)));
         for (number, name) in LIFETIME_NAMES.iter().enumerate() {
-            row(name, snapshot.sum(|_, lifetime| lifetime == number));
+            line(format_args!("{}", row(name, snapshot.sum(|_, lifetime| lifetime == number))));
+            if let (0, Some(of_auto)) = (number, &of_auto) {
+                line(format_args!("    {of_auto}"));
+            }
         }
-        row("small", snapshot.sum(|pool, _| pool == 0));
-        row("large", snapshot.sum(|pool, _| pool == 1));
-        row("total", snapshot.total());
+        line(format_args!("{}", row("small", snapshot.sum(|pool, _| pool == 0))));
+        line(format_args!("{}", row("large", snapshot.sum(|pool, _| pool == 1))));
+        line(format_args!("{}", row("total", snapshot.total())));
     }
     line(format_args!("\nhistograms"));
     for (name, histogram) in value["histograms"].as_object().into_iter().flatten() {

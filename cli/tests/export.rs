@@ -2,6 +2,8 @@
 
 #[path = "common/live_record.rs"]
 mod live_record;
+#[path = "common/sites.rs"]
+mod sites;
 
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
@@ -11,7 +13,10 @@ use std::path::Path;
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
+use gruyere_record::BlockEntry;
+use gruyere_record::sites::NewSite;
 use live_record::{Exporter, ask, forged, record, word};
+use sites::{BASE, PAGE, record_with_sites};
 
 fn export(arguments: &[&str], directory: &Path) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_gruyere"));
@@ -110,6 +115,35 @@ fn no_sample_is_there_twice_and_every_family_is_described() {
         assert!(metrics.contains(&format!("# HELP {} ", family.unwrap_or(name))), "{name}");
     }
     record.close();
+}
+
+#[test]
+fn the_ten_lines_that_hold_most_are_told_and_no_more_where_sites_are_kept() {
+    let folder = tempfile::tempdir().unwrap();
+    let record = record_with_sites(folder.path());
+    // Alike but for their folders: one series. And a name that needs its escapes.
+    let mut shard = record.shard(0, 0);
+    for (n, file) in (600..).zip(["/a/x.py", "/b/x.py", "/odd\\\"file\".py"]) {
+        let frames = [record.frame(file, "f", 1)];
+        let site = record.site(&NewSite { frames: &frames, ..NewSite::default() });
+        let (address, size) = (BASE + n * PAGE, 60 << 20);
+        let requested = size;
+        shard.block_insert(&BlockEntry { address, size, requested, site, ..Default::default() });
+    }
+    let metrics = printed(&[], folder.path());
+    let series: Vec<&str> =
+        metrics.lines().filter(|line| line.starts_with("gruyere_site_live_bytes{")).collect();
+    assert_eq!(series.len(), 9, "ten lines, of which two are written alike: {series:#?}");
+    let of = |labels: &[&str]| value(&metrics, "gruyere_site_live_bytes", labels);
+    assert_eq!(of(&["line=\"x.py:1 in f\""]), f64::from(120 << 20));
+    assert_eq!(of(&[r#"line="odd\\\"file\".py:1 in f""#]), f64::from(60 << 20));
+    assert_eq!(of(&["module=\"model.layers.13\"", "gpu=\"0\"", "pid="]), f64::from(26 << 20));
+    assert!(!metrics.contains("train.py:50"), "the eleventh");
+    record.close();
+    let folder = tempfile::tempdir().unwrap();
+    let without = live_record::record(folder.path());
+    assert!(!printed(&[], folder.path()).contains("gruyere_site_live_bytes"));
+    without.close();
 }
 
 #[test]

@@ -3,6 +3,8 @@
 
 #[path = "common/live_record.rs"]
 mod live_record;
+#[path = "common/sites.rs"]
+mod sites;
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -14,6 +16,7 @@ use gruyere_record::calls::DriverCall;
 use gruyere_record::{BlockEntry, DeviceGauge, Record};
 use live_record::{Exporter, ask, record};
 use serde_json::Value;
+use sites::record_with_sites;
 
 fn program(name: &str) -> PathBuf {
     let folder = std::env::var_os("GRUYERE_PROMETHEUS");
@@ -47,19 +50,21 @@ fn promtool(arguments: &[&str], input: Stdio) -> String {
 
 #[test]
 fn promtool_has_nothing_to_say_about_the_metrics() {
-    let folder = tempfile::tempdir().unwrap();
-    let record = record(folder.path());
-    std::thread::sleep(Duration::from_millis(100));
-    let mut printed = Command::new(env!("CARGO_BIN_EXE_gruyere"))
-        .args(["export", "--print", "--directory"])
-        .arg(folder.path())
-        .stdout(Stdio::piped())
-        .spawn()
-        .expect("the command runs");
-    let said = promtool(&["check", "metrics"], printed.stdout.take().expect("piped").into());
-    assert!(printed.wait().expect("it ends").success());
-    assert_eq!(said.trim(), "");
-    record.close();
+    for make in [record, record_with_sites] {
+        let folder = tempfile::tempdir().unwrap();
+        let record = make(folder.path());
+        std::thread::sleep(Duration::from_millis(100));
+        let mut printed = Command::new(env!("CARGO_BIN_EXE_gruyere"))
+            .args(["export", "--print", "--directory"])
+            .arg(folder.path())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("the command runs");
+        let said = promtool(&["check", "metrics"], printed.stdout.take().expect("piped").into());
+        assert!(printed.wait().expect("it ends").success());
+        assert_eq!(said.trim(), "");
+        record.close();
+    }
 }
 
 #[test]

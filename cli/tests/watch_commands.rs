@@ -10,6 +10,10 @@ use gruyere_record::{
 };
 use serde_json::Value;
 
+#[path = "common/sites.rs"]
+mod sites;
+use sites::record_with_sites;
+
 /// A record of this process: a device of 80 GiB, of which 60 are held and 1 is live.
 fn record(directory: &Path) -> &'static Record {
     let options = RecordOptions {
@@ -368,6 +372,44 @@ fn top_prints_samples_as_json() {
     assert_eq!(one["processes"][0]["state"], "live");
     let three = gruyere(&["top", "--json", "--count", "3", "--interval", "100ms"], folder.path());
     assert_eq!(lines(&three.stdout).len(), 3);
+    record.close();
+}
+
+#[test]
+fn top_and_stat_tell_what_the_lines_of_the_program_hold_and_what_grows() {
+    let folder = tempfile::tempdir().unwrap();
+    let without = record(folder.path());
+    let sample = |folder: &Path| -> Value {
+        serde_json::from_slice(&gruyere(&["top", "--json"], folder).stdout).expect("JSON")
+    };
+    assert!(sample(folder.path())["processes"][0]["devices"][0]["lines"].is_null());
+    without.close();
+    let folder = tempfile::tempdir().unwrap();
+    let record = record_with_sites(folder.path());
+    let lines = &sample(folder.path())["processes"][0]["devices"][0]["lines"];
+    let first = &lines[0];
+    assert_eq!(
+        (&first["name"], &first["live_bytes"], &first["live_blocks"]),
+        (&"backward of train.py:10 in step".into(), &(28u64 << 20).into(), &1.into())
+    );
+    assert_eq!(lines[1]["module"], "model.layers.13");
+    // It holds little, and is told since it grows.
+    let leak = lines.as_array().unwrap().iter().find(|line| line["name"] == "losses.py:7 in keep");
+    let growth = serde_json::json!({ "bytes_a_step": 1 << 20, "since_step": 1, "bytes": 3 << 20 });
+    assert_eq!(leak.unwrap()["growth"], growth, "{lines:#}");
+    assert_eq!(lines.as_array().unwrap().len(), 11);
+    for (width, name) in [("80", "train.py:130 in step"), ("160", "train.py:130 in step")] {
+        let screen = command(&["top", "--once"], folder.path())
+            .env("COLUMNS", width)
+            .env("LINES", "50")
+            .output()
+            .unwrap();
+        let screen = text(&screen.stdout);
+        assert!(screen.contains(name) && screen.contains("26.00 MiB   12%"), "{screen}");
+        assert!(screen.contains("forward"), "in the place of auto: {screen}");
+    }
+    let page = text(&gruyere(&["stat", &pid()], folder.path()).stdout);
+    assert!(page.contains("\n    forward 45%, backward 13%, not known 42%\n"), "{page}");
     record.close();
 }
 

@@ -595,6 +595,11 @@ impl<'a> Reader<'a> {
         Sites::read(sites, frames, text)
     }
 
+    /// Whether the process has told of any site.
+    pub fn keeps_sites(&self) -> bool {
+        self.reached::<SiteCell>(Section::Sites, |reach| &reach.sites).len() > 1
+    }
+
     /// The entries of a table that may be touched, as its word of [`SiteReach`] says.
     fn reached<T: Shared>(
         &self,

@@ -18,6 +18,7 @@ use gruyere_record::{ReadError, Reader, facts};
 use super::exposition::{Family, Kind, Labels, Value};
 use super::families::{Families, Identity, Of, of_record};
 use crate::failure::{Failure, say};
+use crate::sites::SeldomRead;
 use crate::target::Folder;
 
 /// Looks at records, and remembers what may not fall.
@@ -32,6 +33,7 @@ pub struct Collector {
     told: HashSet<PathBuf>,
     read_errors: u64,
     looks: u64,
+    lines: SeldomRead,
 }
 
 /// How many records of each state there were.
@@ -63,6 +65,7 @@ impl Collector {
             told: HashSet::new(),
             read_errors: 0,
             looks: 0,
+            lines: SeldomRead::default(),
         }
     }
 
@@ -126,7 +129,7 @@ impl Collector {
     /// What one record says, if it can be believed; `None`: another has said that it is the very
     /// same.
     fn export(
-        &self,
+        &mut self,
         reader: &Reader<'_>,
         seen: &mut HashSet<String>,
     ) -> Result<Option<Families>, ReadError> {
@@ -137,7 +140,7 @@ impl Collector {
             identity.of_user(owner);
         }
         let mut families = Families::default();
-        of_record(&mut families, reader, &process, &identity);
+        of_record(&mut families, reader, &process, &identity, &mut self.lines);
         reader.expect_sound()?;
         Ok(seen.insert(identity.unique()).then_some(families))
     }

@@ -1,8 +1,8 @@
 //! What a record says, as families of metrics: names, units, types, labels. Pure.
 #![deny(unsafe_code, clippy::unwrap_used)]
 
-use std::collections::HashMap;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::collections::{BTreeMap, HashMap};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use gruyere::heap::policy::ladder::RUNG_NAMES;
 use gruyere_record::calls::{Calls, SIZE_CLASSES};
@@ -15,6 +15,7 @@ use gruyere_record::{DeviceGauge, LIFETIME_NAMES, Reader};
 
 use super::exposition::{Family, Kind, Labels, Sample, Value};
 use crate::device_uuid::uuid_text;
+use crate::sites::{LISTED, Line, SeldomRead};
 
 /// Devices of one process that are exported; a damaged record may speak of more.
 const MOST_DEVICES: usize = 64;
@@ -268,7 +269,13 @@ impl Identity {
 }
 
 /// Everything that one record says.
-pub fn of_record(families: &mut Families, reader: &Reader, process: &Process, identity: &Identity) {
+pub fn of_record(
+    families: &mut Families,
+    reader: &Reader,
+    process: &Process,
+    identity: &Identity,
+    lines: &mut SeldomRead,
+) {
     let script = name_of(&process.command);
     let configured = gruyere::config::Config::parse(&process.configuration);
     let run = configured.ok().and_then(|config| config.name).unwrap_or_else(|| script.clone());
@@ -332,6 +339,36 @@ pub fn of_record(families: &mut Families, reader: &Reader, process: &Process, id
     {
         let recent = recent_peak(&reader.timeline(device.device).entries, device);
         of_device(families, device, recent, identity);
+        let found = lines.lines(reader, device.device, Instant::now()).unwrap_or_default();
+        of_lines(families, device, found, identity);
+    }
+}
+
+/// Characters of a line's or a module's name at most, as a label.
+const LONGEST_NAME: usize = 120;
+
+/// The lines that hold most. Labels must not be there twice: lines that are written alike are one.
+fn of_lines(families: &mut Families, device: &DeviceSnapshot, found: &[Line], identity: &Identity) {
+    // A path's end says most of it.
+    let label = |name: &str| {
+        let excess = name.chars().count().saturating_sub(LONGEST_NAME);
+        name.chars().skip(excess).collect::<String>()
+    };
+    let mut sums: BTreeMap<(String, String), u64> = BTreeMap::new();
+    for line in found.iter().take(LISTED) {
+        let named = (label(&line.name), label(line.module.as_deref().unwrap_or_default()));
+        let sum = sums.entry(named).or_default();
+        *sum = sum.saturating_add(line.bytes);
+    }
+    let (gpu, uuid) = (device.device.to_string(), uuid_text(&device.facts.uuid));
+    for ((line, module), bytes) in sums {
+        let said = (
+            "gruyere_site_live_bytes",
+            "bytes",
+            "Live memory of the ten lines of the program that hold most.",
+        );
+        let place = [("gpu", gpu.as_str()), ("uuid", &uuid), ("line", &line), ("module", &module)];
+        families.gauge(said, &identity.of(&place), bytes);
     }
 }
 

@@ -122,7 +122,7 @@ pub enum By {
     /// The stream it was allocated on; of more than eight, those whose numbers are a multiple of
     /// eight apart look alike.
     Stream,
-    /// The line of the program that it came from (`blame:`): the ten that hold most, and the others.
+    /// The line of the program that it came from (`blame:`): the ten that hold most, and others.
     Site,
     /// The module that ran, as `named_modules` calls it (`blame:`), or the line where none did.
     Module,

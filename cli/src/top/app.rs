@@ -16,6 +16,7 @@ use super::columns::Sort;
 use super::details::Details;
 use super::theme::Theme;
 use crate::follow::{Follower, Life};
+use crate::sites::Order;
 
 /// A device of a process: its record, and its number there.
 pub type Key = (PathBuf, u32);
@@ -156,6 +157,8 @@ pub struct App {
     pub sort: Sort,
     /// The other way round.
     pub is_reversed: bool,
+    /// What lines of the program are sorted by.
+    pub lines_by: Order,
     /// Nothing is read while it is.
     pub is_paused: bool,
     /// What fills the screen.
@@ -191,6 +194,7 @@ impl App {
             rows: Vec::new(),
             sort,
             is_reversed: false,
+            lines_by: Order::default(),
             is_paused: false,
             view: View::Main,
             scroll: 0,
@@ -349,6 +353,12 @@ impl App {
             (KeyCode::Char(' ' | 'p'), _) => {
                 self.is_paused = !self.is_paused;
                 return Flow::Look;
+            }
+            (KeyCode::Char('g'), _) => {
+                self.lines_by = match self.lines_by {
+                    Order::Bytes => Order::Growth,
+                    Order::Growth => Order::Bytes,
+                }
             }
             (KeyCode::Char('t'), _) => self.span = self.span.next(),
             (KeyCode::Char('x'), _) => return Flow::ForgetKilled,

@@ -1,5 +1,5 @@
 //! What is read of the chosen process only: its slabs by size class, who holds blocks on which
-//! stream, and its latest events.
+//! stream and from which line of the program, and its latest events.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -8,18 +8,17 @@ use gruyere_record::calls::CallTime;
 use gruyere_record::clock::Scale;
 use gruyere_record::reader::Cursor;
 use gruyere_record::ring::Event;
-use gruyere_record::{BlockState, Reader, SegmentKind};
+use gruyere_record::{DeviceGauge, Reader, SegmentKind};
 
 use super::app::Key;
+use crate::sites::{Line, auto_by_phase, is_due, lines, live_blocks, shares_of_phases};
 
 /// Events that are shown at most.
 const EVENTS: usize = 200;
+/// Lines of the program that are kept, of those that hold most and of those that grow most.
+const LINES: usize = 20;
 /// Between two looks at the segments.
 const SEGMENTS_EVERY: Duration = Duration::from_secs(2);
-/// Between two looks at the blocks, at least; and so many times as long as the last look took:
-/// never more than 2% of the time.
-const BLOCKS_EVERY: Duration = Duration::from_secs(5);
-const REST: u32 = 50;
 
 /// Blocks or slabs of one kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -45,6 +44,10 @@ pub struct Details {
     pub segments: BTreeMap<u8, Sum>,
     /// Live blocks by stream, those with the most bytes first.
     pub streams: Vec<(u32, Sum)>,
+    /// What the lines of the program hold; `None`: the record keeps no sites.
+    pub lines: Option<Vec<Line>>,
+    /// Of the blocks without a lifetime, what the program was doing; `None`: not known.
+    pub auto: Option<String>,
     /// When the blocks were looked at.
     pub streams_at: Option<Instant>,
     /// The latest events that are no mallocs and no frees, the oldest first.
@@ -96,14 +99,20 @@ impl Details {
                 }
             }
         }
-        let rest = BLOCKS_EVERY.max(self.took * REST);
-        if self.streams_at.is_none_or(|at| now.duration_since(at) >= rest) {
+        if self.streams_at.is_none_or(|at| is_due(at, self.took, now)) {
             let begin = Instant::now();
             let mut streams: BTreeMap<u32, Sum> = BTreeMap::new();
-            for (block, state) in reader.blocks().entries {
-                if u32::from(block.device) == device && state == BlockState::Live {
-                    streams.entry(block.stream).or_default().add(block.size);
-                }
+            let live = live_blocks(&reader.blocks().entries, &reader.segments().entries, device);
+            for block in &live {
+                streams.entry(block.stream).or_default().add(block.size);
+            }
+            (self.lines, self.auto) = (None, None);
+            if reader.keeps_sites() {
+                let sites = reader.sites();
+                let step =
+                    reader.device(device).map_or(0, |device| device.gauge(DeviceGauge::Step));
+                self.lines = Some(lines(&live, &sites, step, LINES));
+                self.auto = shares_of_phases(auto_by_phase(&live, &sites));
             }
             self.streams = streams.into_iter().collect();
             self.streams.sort_by_key(|(stream, sum)| (std::cmp::Reverse(sum.bytes), *stream));

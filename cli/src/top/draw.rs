@@ -104,6 +104,7 @@ fn footer(frame: &mut Frame, area: Rect, app: &App) {
             ("s", "sort"),
             ("␣", "pause"),
             ("t", "time"),
+            ("g", "growth"),
             ("?", "help"),
             ("r", "reverse"),
             ("x", "drop killed"),
@@ -168,8 +169,14 @@ fn main(frame: &mut Frame, area: Rect, app: &App) {
 }
 
 /// Lines of the panels, headings included.
-const LIFETIMES: u16 = 8;
 const SIZES: u16 = 10;
+fn lifetimes_height(app: &App) -> u16 {
+    8 + u16::from(app.details.auto.is_some())
+}
+/// Of the lines of the program, a few; where none are known, the one that says so.
+fn lines_height(app: &App) -> u16 {
+    app.details.lines.as_ref().map_or(1, |lines| lines.len().clamp(1, 8) as u16 + 1)
+}
 
 fn wide(frame: &mut Frame, area: Rect, app: &App) {
     if area.height < 5 {
@@ -191,8 +198,8 @@ fn wide(frame: &mut Frame, area: Rect, app: &App) {
         panels::sparklines(frame, spark, app);
     }
     let [lifetimes, sizes, streams] = Layout::vertical([
-        Constraint::Length(LIFETIMES),
-        Constraint::Length(SIZES.min(sums.height.saturating_sub(LIFETIMES))),
+        Constraint::Length(lifetimes_height(app)),
+        Constraint::Length(SIZES.min(sums.height.saturating_sub(lifetimes_height(app)))),
         Constraint::Min(0),
     ])
     .areas(sums);
@@ -207,7 +214,23 @@ fn wide(frame: &mut Frame, area: Rect, app: &App) {
     if tail == 0 {
         return;
     }
-    if has_streams {
+    let lower = match app.details.lines {
+        Some(_) => {
+            let [lines, lower] =
+                Layout::horizontal([Constraint::Percentage(60), Constraint::Min(30)])
+                    .spacing(1)
+                    .areas(lower);
+            panels::lines(frame, lines, app);
+            lower
+        }
+        None => {
+            let [line, lower] =
+                Layout::vertical([Constraint::Length(1), Constraint::Min(1)]).areas(lower);
+            panels::lines(frame, line, app);
+            lower
+        }
+    };
+    if has_streams || app.details.lines.is_some() {
         panels::events(frame, lower, app);
     } else {
         let [events, streams] =
@@ -222,9 +245,10 @@ fn wide(frame: &mut Frame, area: Rect, app: &App) {
 /// One below the other, the most wanted first, as many as fit.
 fn narrow(frame: &mut Frame, area: Rect, app: &App) {
     type Draw = fn(&mut Frame, Rect, &App);
-    let panels: [(u16, Draw); 5] = [
+    let panels: [(u16, Draw); 6] = [
         (8, panels::memory),
-        (LIFETIMES, panels::lifetimes),
+        (lines_height(app), panels::lines),
+        (lifetimes_height(app), panels::lifetimes),
         (5, panels::events),
         (SIZES, panels::sizes),
         (4, panels::streams),
@@ -294,7 +318,7 @@ fn table(frame: &mut Frame, area: Rect, app: &App) {
 }
 
 /// `text` in exactly `width` cells (of what is no number, the end goes first).
-fn fit(text: &str, width: usize, to_the_right: bool) -> String {
+pub fn fit(text: &str, width: usize, to_the_right: bool) -> String {
     let cells = |text: &str| Span::raw(text).width();
     let mut text = text.to_owned();
     if cells(&text) > width {
@@ -392,6 +416,12 @@ fn detail_lines(app: &App, row: &Row, width: usize) -> Vec<Line<'static>> {
         ]));
     }
     lines.push(Line::raw(""));
+    lines.push(head("by line of the program".to_owned()));
+    match app.details.lines.clone() {
+        Some(found) => lines.extend(panels::lines_of(app, found, width)),
+        None => lines.push(Line::styled(format!("  {}", panels::NO_LINES), theme.dim())),
+    }
+    lines.push(Line::raw(""));
     let age = app.details.streams_at.map_or_else(String::new, |at| {
         format!(", of {} ago", Duration(at.elapsed().as_secs_f64()))
     });
@@ -461,6 +491,7 @@ fn help(frame: &mut Frame, area: Rect, app: &App) {
         ("s", "sort by the next column"),
         ("r", "the other way round"),
         ("Space p", "pause: nothing is read, what is there can be looked at"),
+        ("g", "lines of the program by what they hold, or by growth"),
         ("t", "what the graph shows: run, minute, 10 minutes, hour"),
         ("+ -", "look twice, or half as often"),
         ("x", "drop the killed processes from the table"),

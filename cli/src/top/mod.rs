@@ -27,6 +27,7 @@ use crate::failure::{Ended, Exit, Failure};
 use crate::follow::{Follower, Which};
 use crate::output::{self, Audience};
 use crate::signals;
+use crate::sites::SeldomRead;
 use crate::target::{Folder, Target};
 use crate::terminal::{self, Screen};
 use app::{App, Flow};
@@ -162,12 +163,13 @@ fn unicode_width(symbol: &str) -> usize {
 
 fn print_samples(follower: &mut Follower, count: Option<u64>, interval: Duration) -> Ended {
     follower.look(Instant::now());
+    let mut lines = SeldomRead::default();
     for n in 0..count.unwrap_or(1) {
         if output::pause(if n == 0 { interval.max(RATE) } else { interval }) == Audience::Gone {
             break;
         }
         follower.look(Instant::now());
-        let sample = sample::sample(follower);
+        let sample = sample::sample(follower, &mut lines, Instant::now());
         let line = if count.is_none() { format!("{sample:#}") } else { sample.to_string() };
         if follower.is_over() && follower.followed().is_empty() {
             let trouble: Vec<&str> = follower.trouble().collect();

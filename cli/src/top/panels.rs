@@ -17,6 +17,8 @@ use ratatui::widgets::{
 
 use super::app::{App, Row};
 use super::columns::oom_in;
+use super::draw::fit;
+use crate::sites::{self, Order};
 
 /// Bytes for people.
 pub fn bytes(value: u64) -> String {
@@ -312,6 +314,10 @@ pub fn lifetimes(frame: &mut Frame, area: Rect, app: &App) {
     let held = row.snapshot.held();
     add("idle", held.idle(), None, app.theme.dim());
     add("lost", held.lost(), None, app.theme.warn());
+    if let Some(auto) = &app.details.auto {
+        // In the place of what `auto` does not say.
+        lines.insert(1, Line::styled(format!("   {auto}"), app.theme.dim()));
+    }
     let title = heading(app, "by lifetime", "of what is held; blocks".to_owned());
     frame.render_widget(Paragraph::new(lines).block(panel(app, title)), area);
 }
@@ -395,6 +401,58 @@ pub fn streams(frame: &mut Frame, area: Rect, app: &App) {
     }
     frame.render_widget(Paragraph::new(lines).block(panel(app, title)), area);
 }
+
+/// Why no line of the program is told.
+pub const NO_LINES: &str = " by line: not kept; blame:large in GRUYERE_CONF keeps it";
+
+/// Live memory by line of the program: what each holds, and what of it grows.
+pub fn lines(frame: &mut Frame, area: Rect, app: &App) {
+    let Some(found) = app.details.lines.clone() else {
+        frame.render_widget(Paragraph::new(Line::styled(NO_LINES, app.theme.dim())), area);
+        return;
+    };
+    let by = match app.lines_by {
+        Order::Bytes => "live; g: by growth",
+        Order::Growth => "growth; g: by bytes",
+    };
+    let lines = lines_of(app, found, usize::from(area.width));
+    let title = heading(app, "by line", by.to_owned());
+    frame.render_widget(Paragraph::new(lines).block(panel(app, title)), area);
+}
+
+/// The same as lines of text in so many columns; the chosen order's first.
+pub fn lines_of(app: &App, mut found: Vec<sites::Line>, columns: usize) -> Vec<Line<'static>> {
+    app.lines_by.sort(&mut found);
+    let theme = app.theme;
+    let all = app.chosen().map_or(0, |row| row.snapshot.live).max(1) as f64;
+    // Bytes, share and growth are needed; modules and blocks come where there is room.
+    let module = if columns >= 100 { columns / 4 } else { 0 };
+    let blocks = if columns >= 66 { 8 } else { 0 };
+    let name = columns.saturating_sub(1 + 11 + 6 + GROWTH + module + blocks).max(8);
+    let row = |line: sites::Line| {
+        let growth = line.growth.map_or_else(String::new, |growth| {
+            format!(" +{}/step since {}", bytes(growth.bytes_a_step), growth.since)
+        });
+        let share = format!("{:.0}%", 100.0 * line.bytes as f64 / all);
+        let mut spans = vec![
+            Span::raw(format!(" {}", fit(&line.name, name - 1, false))),
+            Span::styled(format!("{:>11}", bytes(line.bytes)), theme.live()),
+            Span::raw(format!("{share:>6}")),
+        ];
+        if blocks > 0 {
+            spans.push(Span::styled(format!("{:>blocks$}", count(line.blocks)), theme.dim()));
+        }
+        spans.push(Span::styled(format!("{growth:<GROWTH$}"), theme.warn()));
+        if module > 0 {
+            spans.push(Span::styled(line.module.unwrap_or_default(), theme.dim()));
+        }
+        Line::from(spans)
+    };
+    found.into_iter().map(row).collect()
+}
+
+/// Cells of ` +64.00 MiB/step since 12345`.
+const GROWTH: usize = 28;
 
 /// The latest events.
 pub fn events(frame: &mut Frame, area: Rect, app: &App) {

@@ -1,5 +1,7 @@
 //! The same as the screen, for programs.
 
+use std::time::Instant;
+
 use gruyere_record::watch::{Forecast, Metric};
 use gruyere_record::{DeviceGauge, LIFETIME_NAMES};
 use jiff::Timestamp;
@@ -7,22 +9,32 @@ use serde_json::{Map, Value, json};
 
 use crate::follow::{Device, Followed, Follower};
 use crate::shares;
+use crate::sites::{Line, SeldomRead};
 
 /// One sample: `time`, `processes`, `stale`, `of_other_users`. Bytes are bytes, times seconds,
 /// shares 0 to 1; null is what is not known.
-pub fn sample(follower: &Follower) -> Value {
+pub fn sample(follower: &Follower, lines: &mut SeldomRead, now: Instant) -> Value {
     let trouble: Vec<&str> = follower.trouble().collect();
+    let processes: Vec<Value> =
+        follower.followed().values().map(|followed| process(followed, lines, now)).collect();
     json!({
         "time": Timestamp::now().to_string(),
-        "processes": follower.followed().values().map(process).collect::<Vec<_>>(),
+        "processes": processes,
         "stale": follower.old(),
         "of_other_users": follower.foreign(),
         "unreadable": trouble,
     })
 }
 
-fn process(followed: &Followed) -> Value {
+fn process(followed: &Followed, lines: &mut SeldomRead, now: Instant) -> Value {
     let process = &followed.process;
+    let device = |of: &Device| {
+        let mut value = device(of);
+        let found = lines.lines(&followed.reader, of.snapshot.device, now);
+        value["lines"] =
+            json!(found.map(|found| found.iter().map(Line::value).collect::<Vec<_>>()));
+        value
+    };
     json!({
         "pid": process.pid,
         "rank": process.rank,

@@ -9,6 +9,7 @@ use gruyere_record::clock::{Moment, Scale};
 use gruyere_record::facts::Process;
 use gruyere_record::reader::DeviceSnapshot;
 use gruyere_record::ring::Event;
+use gruyere_record::sites;
 use gruyere_record::timeline::{Sample, TimelineEntry};
 use gruyere_record::watch::{Forecast, Growth};
 use gruyere_record::{
@@ -27,6 +28,7 @@ use super::sample::sample;
 use super::theme::Theme;
 use super::{draw, text};
 use crate::follow::{Follower, Life, Which};
+use crate::sites::{Line, Order, SeldomRead};
 use crate::target::{Folder, Target};
 
 const GIB: u64 = 1 << 30;
@@ -120,6 +122,24 @@ fn app(theme: Theme) -> App {
     details.slabs.insert(20 << 10, Sum { count: 30, bytes: 60 << 20 });
     details.streams =
         vec![(0, Sum { count: 4000, bytes: 29 * GIB }), (7, Sum { count: 312, bytes: GIB })];
+    let line = |name: &str, module: Option<&str>, bytes, blocks, growth| Line {
+        name: name.to_owned(),
+        module: module.map(str::to_owned),
+        bytes,
+        blocks,
+        growth,
+    };
+    let growth = |bytes_a_step, since| {
+        Some(sites::Growth { bytes_a_step, since, bytes: bytes_a_step * (1198 - u64::from(since)) })
+    };
+    details.lines = Some(vec![
+        line("train.py:31 in build", Some("model"), 13 * GIB, 290, None),
+        line("mlp.py:57 in forward", Some("model.layers.3.mlp"), 6 * GIB, 96, None),
+        line("train.py:88 in step", None, 4 * GIB, 1190, growth(64 << 20, 3)),
+        line("not known", None, 2 * GIB, 2400, None),
+        line("metrics.py:12 in Meter.keep", None, GIB, 600, growth(96 << 20, 1010)),
+    ]);
+    details.auto = Some("forward 61%, backward 22%, not known 17%".to_owned());
     let call = |call: &str, up_to_bytes: Option<u64>, count: u64, each: u64| CallTime {
         call: call.to_owned(),
         up_to_bytes,
@@ -172,6 +192,40 @@ fn press(app: &mut App, code: KeyCode) -> Flow {
 #[test]
 fn a_wide_screen_shows_all_panels() {
     assert_snapshot!(shown(&mut app(Theme::new(false)), 160, 46));
+}
+
+#[test]
+fn eighty_columns_show_the_lines_of_the_program() {
+    assert_snapshot!(shown(&mut app(Theme::new(false)), 80, 40));
+}
+
+#[test]
+fn lines_are_sorted_by_what_they_hold_or_by_their_growth_by_a_key() {
+    let mut app = app(Theme::new(false));
+    let order = |screen: &str| -> Vec<usize> {
+        ["train.py:31", "train.py:88", "metrics.py:12"]
+            .map(|name| screen.lines().position(|line| line.contains(name)).unwrap_or(0))
+            .into()
+    };
+    for width in [80, 160] {
+        app.lines_by = Order::Bytes;
+        let places = order(&shown(&mut app, width, 46));
+        assert!(places[0] > 0 && places.is_sorted(), "{places:?}");
+        press(&mut app, KeyCode::Char('g'));
+        let places = order(&shown(&mut app, width, 46));
+        assert!(places[2] < places[1] && places[1] < places[0], "{places:?}");
+    }
+}
+
+#[test]
+fn where_no_lines_are_kept_one_line_says_how() {
+    let mut app = app(Theme::new(false));
+    (app.details.lines, app.details.auto) = (None, None);
+    for (width, height) in [(80, 40), (160, 46)] {
+        let screen = shown(&mut app, width, height);
+        let told: Vec<&str> = screen.lines().filter(|line| line.contains("by line")).collect();
+        assert!(told.len() == 1 && told[0].contains("blame:large"), "{screen}");
+    }
 }
 
 #[test]
@@ -346,7 +400,7 @@ fn a_damaged_record_is_drawn_or_refused_but_never_a_panic() {
             app.view = view;
             assert!(!shown(&mut app, 160, 50).is_empty());
         }
-        sample(&follower);
+        sample(&follower, &mut SeldomRead::default(), std::time::Instant::now());
         std::fs::remove_file(&path).expect("removed");
         drawn += 1;
     }
