@@ -1,5 +1,6 @@
 //! `gruyere report`: a run, and how it compares with an earlier one of the same name.
 
+use std::collections::HashSet;
 use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,6 +8,7 @@ use std::str::FromStr;
 
 use gruyere_record::plain;
 use gruyere_record::run::{self, Run, RunDevice, Steps};
+use gruyere_record::sites::Line;
 use indicatif::BinaryBytes;
 use serde_json::{Value, json};
 
@@ -264,7 +266,7 @@ fn load(name: &str, folder: &Folder) -> Result<Run, Failure> {
     }
     let target = Target { target: Some(name.to_owned()), folder: folder.clone() };
     let reader = target.open()?;
-    let run = Run::of(&reader, None);
+    let run = Run::of(&reader, None).with_lines(&reader);
     reader.expect_sound()?;
     Ok(run)
 }
@@ -394,6 +396,7 @@ fn device_value(run: &RunDevice) -> Value {
         "retries": run.retries,
         "out_of_memories": run.out_of_memories,
         "steps": run.steps,
+        "lines": run.lines,
     })
 }
 
@@ -431,6 +434,40 @@ fn value(now: &Run, before: Option<&Run>, comparisons: &[Comparison], worse: &[S
         "devices": comparisons.iter().map(device).collect::<Vec<_>>(),
         "worse": worse,
     })
+}
+
+/// What the lines of the program held at the end of both runs, by what they hold now; lines are the
+/// same where they are written alike.
+fn lines_table(comparison: &Comparison) -> Vec<String> {
+    let before = comparison.before.map_or(&[][..], |before| &before.lines);
+    let now = &comparison.now.lines;
+    if before.is_empty() && now.is_empty() {
+        return Vec::new();
+    }
+    let held = |lines: &[Line], name: &str| {
+        let of_it = lines.iter().filter(|line| line.name == name);
+        of_it.map(|line| line.live_bytes).reduce(u64::saturating_add)
+    };
+    let gone = before.iter().filter(|line| held(now, &line.name).is_none());
+    let mut names: Vec<&str> = now.iter().chain(gone).map(|line| line.name.as_str()).collect();
+    let mut seen = HashSet::new();
+    names.retain(|name| seen.insert(*name));
+    let row = |name: &str| {
+        let (before, after) = (held(before, name), held(now, name));
+        // Of a line that is not among the ten, nothing is known.
+        let amount = |bytes: Option<u64>| bytes.map_or_else(|| "-".to_owned(), self::bytes);
+        let change = match (before, after) {
+            (Some(before @ 1..), Some(after)) => {
+                format!("{:+.2}%", (after as f64 / before as f64 - 1.0) * 100.0)
+            }
+            _ => String::new(),
+        };
+        let name = plain(name);
+        format!("  {name:<26} {:>12} {:>12} {change:>9}", amount(before), amount(after))
+    };
+    let mut table = vec![String::new(), "  live at the end, by line".to_owned()];
+    table.extend(names.into_iter().map(row));
+    table
 }
 
 fn text(now: &Run, before: Option<&Run>, comparisons: &[Comparison], worse: &[String]) -> String {
@@ -488,6 +525,9 @@ fn text(now: &Run, before: Option<&Run>, comparisons: &[Comparison], worse: &[St
         for (name, of) in counts {
             let pair = comparison.pair(of);
             row(name, pair.before.map(|count| count.to_string()), pair.now.to_string(), None);
+        }
+        for row in lines_table(comparison) {
+            line(format_args!("{row}"));
         }
         if comparison.steps.is_empty() {
             line(format_args!("  no step was marked, so nothing is told by step"));

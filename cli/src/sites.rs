@@ -1,14 +1,12 @@
-//! Where in the program memory came from, the same in every command: sites as JSON, and what each
-//! line holds.
+//! Where in the program memory came from, the same in every command: sites as JSON, the order of
+//! lines, and how often they are read.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use gruyere_record::sites::{
-    By, Frame, Growth, NOT_KNOWN, Phase, Place, SiteId, Sites, Usage, fill_from_slabs, usage,
-};
-use gruyere_record::{BlockEntry, BlockState, DeviceGauge, Reader, SegmentEntry};
+use gruyere_record::sites::{Frame, LISTED, Line, NOT_KNOWN, Phase, SiteId, Sites, read_lines};
+use gruyere_record::{BlockEntry, Reader};
 use serde_json::{Value, json};
 
 fn frame(frame: &Frame) -> Value {
@@ -30,50 +28,6 @@ pub fn value(sites: &Sites, id: SiteId) -> Value {
     })
 }
 
-/// Lines that are told at most, in JSON and in metrics.
-pub const LISTED: usize = 10;
-
-/// What a line of the program holds on a device.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Line {
-    /// As every view writes it.
-    pub name: String,
-    /// The module that most of it is of.
-    pub module: Option<String>,
-    /// Live bytes.
-    pub bytes: u64,
-    /// Live blocks.
-    pub blocks: u64,
-    /// What of it grows.
-    pub growth: Option<Growth>,
-}
-
-impl Line {
-    fn new(usage: &Usage, sites: &Sites) -> Self {
-        let module = match sites.module(usage.site) {
-            Place::Module(path) => Some(path.to_owned()),
-            _ => None,
-        };
-        let name = sites.place(usage.site).to_string();
-        Self { name, module, bytes: usage.bytes, blocks: usage.blocks, growth: usage.growth }
-    }
-
-    /// As JSON; bytes are bytes.
-    pub fn value(&self) -> Value {
-        let growth = self.growth.map(|growth| {
-            json!({
-                "bytes_a_step": growth.bytes_a_step,
-                "since_step": growth.since,
-                "bytes": growth.bytes,
-            })
-        });
-        json!({
-            "name": self.name, "module": self.module, "live_bytes": self.bytes,
-            "live_blocks": self.blocks, "growth": growth,
-        })
-    }
-}
-
 /// By what lines are sorted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Order {
@@ -91,47 +45,8 @@ impl Order {
             Self::Bytes => 0,
             Self::Growth => line.growth.map_or(0, |growth| growth.bytes_a_step.max(1)),
         };
-        lines.sort_by_key(|line| std::cmp::Reverse((grows(line), line.bytes)));
+        lines.sort_by_key(|line| std::cmp::Reverse((grows(line), line.live_bytes)));
     }
-}
-
-/// The live blocks of a device, those in slabs with the sites of their slabs.
-pub fn live_blocks(
-    blocks: &[(BlockEntry, BlockState)],
-    segments: &[SegmentEntry],
-    device: u32,
-) -> Vec<BlockEntry> {
-    let is_live = |(block, state): &(BlockEntry, BlockState)| {
-        (u32::from(block.device) == device && *state == BlockState::Live).then_some(*block)
-    };
-    let mut live: Vec<BlockEntry> = blocks.iter().filter_map(is_live).collect();
-    fill_from_slabs(&mut live, segments);
-    live
-}
-
-/// What each line holds of `blocks`, all live ones of a device whose step is `now`: the `most`
-/// that hold most, and the `most` that grow most, the largest first.
-pub fn lines(blocks: &[BlockEntry], sites: &Sites, now: u64, most: usize) -> Vec<Line> {
-    let all = usage(blocks, sites, By::Line, u32::try_from(now).unwrap_or(u32::MAX));
-    let mut growing: Vec<u64> =
-        all.iter().filter_map(|usage| Some(usage.growth?.bytes_a_step)).collect();
-    growing.sort_unstable_by_key(|&bytes| std::cmp::Reverse(bytes));
-    let least = growing.get(most).copied().unwrap_or(0);
-    let is_wanted = |(place, usage): &(usize, &Usage)| {
-        *place < most || usage.growth.is_some_and(|growth| growth.bytes_a_step > least)
-    };
-    all.iter().enumerate().filter(is_wanted).map(|(_, usage)| Line::new(usage, sites)).collect()
-}
-
-/// The same, read: `None` where the record keeps no sites. It reads the whole block map.
-pub fn read_lines(reader: &Reader<'_>, device: u32, most: usize) -> Option<Vec<Line>> {
-    if !reader.keeps_sites() {
-        return None;
-    }
-    let live = live_blocks(&reader.blocks().entries, &reader.segments().entries, device);
-    let step = reader.device(device).map_or(0, |device| device.gauge(DeviceGauge::Step));
-    // What a block says is known by now: the tables of sites only grow.
-    Some(lines(&live, &reader.sites(), step, most))
 }
 
 /// Between two looks at all blocks, at least; and so many times as long as the last look took:

@@ -9,7 +9,7 @@ use gruyere_record::gauges::BlockCounts;
 use gruyere_record::histogram::Counts;
 use gruyere_record::layout::Degraded;
 use gruyere_record::reader::{Cursor, DeviceSnapshot};
-use gruyere_record::sites::Phase;
+use gruyere_record::sites::{Phase, live_blocks};
 use gruyere_record::{BlockState, DeviceGauge, LIFETIME_NAMES, Reader, SegmentKind};
 use indicatif::BinaryBytes;
 use serde_json::{Map, Value, json};
@@ -19,7 +19,7 @@ use crate::export::RUNGS;
 use crate::failure::{Ended, Exit};
 use crate::output;
 use crate::shares;
-use crate::sites::{auto_by_phase, live_blocks, shares_of_phases};
+use crate::sites::{auto_by_phase, shares_of_phases};
 use crate::target::Target;
 
 /// Prints all gauges of one process, living or killed.

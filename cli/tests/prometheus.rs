@@ -3,8 +3,6 @@
 
 #[path = "common/live_record.rs"]
 mod live_record;
-#[path = "common/sites.rs"]
-mod sites;
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -13,10 +11,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use gruyere_record::calls::DriverCall;
+use gruyere_record::sites::NewSite;
 use gruyere_record::{BlockEntry, DeviceGauge, Record};
-use live_record::{Exporter, ask, record};
+use live_record::{Exporter, ask};
 use serde_json::Value;
-use sites::record_with_sites;
 
 fn program(name: &str) -> PathBuf {
     let folder = std::env::var_os("GRUYERE_PROMETHEUS");
@@ -25,6 +23,18 @@ fn program(name: &str) -> PathBuf {
          --only prometheus`",
     );
     Path::new(&folder).join(name)
+}
+
+/// A record of which all is told, also where in the program memory came from.
+fn record(directory: &Path) -> &'static Record {
+    let record = live_record::record(directory);
+    let frames = [record.frame("train.py", "step", 42)];
+    let site = record.site(&NewSite { frames: &frames, module: "mlp", ..NewSite::default() });
+    let (address, size) = (1 << 50, 1 << 20);
+    let block =
+        BlockEntry { address, size, requested: size, device: 1, site, ..Default::default() };
+    record.shard(1, 0).block_insert(&block);
+    record
 }
 
 fn dashboards() -> PathBuf {
@@ -50,21 +60,19 @@ fn promtool(arguments: &[&str], input: Stdio) -> String {
 
 #[test]
 fn promtool_has_nothing_to_say_about_the_metrics() {
-    for make in [record, record_with_sites] {
-        let folder = tempfile::tempdir().unwrap();
-        let record = make(folder.path());
-        std::thread::sleep(Duration::from_millis(100));
-        let mut printed = Command::new(env!("CARGO_BIN_EXE_gruyere"))
-            .args(["export", "--print", "--directory"])
-            .arg(folder.path())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("the command runs");
-        let said = promtool(&["check", "metrics"], printed.stdout.take().expect("piped").into());
-        assert!(printed.wait().expect("it ends").success());
-        assert_eq!(said.trim(), "");
-        record.close();
-    }
+    let folder = tempfile::tempdir().unwrap();
+    let record = record(folder.path());
+    std::thread::sleep(Duration::from_millis(100));
+    let mut printed = Command::new(env!("CARGO_BIN_EXE_gruyere"))
+        .args(["export", "--print", "--directory"])
+        .arg(folder.path())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("the command runs");
+    let said = promtool(&["check", "metrics"], printed.stdout.take().expect("piped").into());
+    assert!(printed.wait().expect("it ends").success());
+    assert_eq!(said.trim(), "");
+    record.close();
 }
 
 #[test]

@@ -4,9 +4,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use gruyere_record::run::{Cell, Run, RunDevice, SCHEMA, VERSION};
+use gruyere_record::sites::Line;
 use gruyere_record::timeline::Sample;
 use gruyere_record::{DeviceFacts, DeviceGauge, Record, RecordOptions};
 use serde_json::Value;
+
+#[path = "common/sites.rs"]
+mod sites;
+use sites::record_with_sites;
 
 const MIB: u64 = 1 << 20;
 
@@ -113,6 +118,32 @@ fn a_run_that_got_worse_than_a_bound_ends_with_4_and_names_where() {
     let shown = text(&output.stdout);
     assert_eq!(output.status.code(), Some(4), "{shown}");
     assert!(shown.contains("the peak ratio rose from 1.0625 to 1.1125"), "{shown}");
+}
+
+#[test]
+fn what_lines_held_at_the_end_is_compared_and_lines_that_are_only_in_one_are_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let kept = keep(folder.path(), 100, |_| 100, 0);
+    let line = |name: &str, live_bytes| Line { name: name.into(), live_bytes, ..Line::default() };
+    let mut run: Run = serde_json::from_str(&std::fs::read_to_string(&kept).unwrap()).unwrap();
+    run.devices[0].lines =
+        vec![line("train.py:130 in step", 13 * MIB), line("gone.py:1 in f", MIB)];
+    std::fs::write(&kept, serde_json::to_string(&run).unwrap()).unwrap();
+    let record = record_with_sites(folder.path());
+    let path = record.path().unwrap().to_str().unwrap();
+    let page = text(&report(folder.path(), &[path, "--against", kept.to_str().unwrap()]).stdout);
+    let rows: Vec<String> = page
+        .lines()
+        .skip_while(|line| !line.contains("live at the end, by line"))
+        .map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "))
+        .collect();
+    assert!(rows[1].starts_with("backward of train.py:10 in step - 28.00 MiB"), "{page}");
+    assert_eq!(rows[2], "train.py:130 in step 13.00 MiB 26.00 MiB +100.00%", "{page}");
+    assert!(rows.contains(&"gone.py:1 in f 1.00 MiB -".to_owned()), "{page}");
+    let value = report(folder.path(), &[path, "--json"]);
+    let value: Value = serde_json::from_slice(&value.stdout).unwrap();
+    assert_eq!(value["devices"][0]["now"]["lines"][1]["module"], "model.layers.13");
+    record.close();
 }
 
 #[test]

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::calls::CallTime;
 use super::held::peak_ratio;
 use super::histogram::bucket_floor;
+use super::sites::{LISTED, Line, read_lines};
 use super::timeline::Sample;
 use super::{DeviceGauge, Reader};
 
@@ -94,6 +95,10 @@ pub struct RunDevice {
     pub steps: u64,
     /// How it went.
     pub timeline: Vec<Cell>,
+    /// What lines of the program held at the end; empty where no sites were kept, or it did not
+    /// end.
+    #[serde(default)]
+    pub lines: Vec<Line>,
 }
 
 /// A piece of a run's timeline, as an array of eight numbers: nanoseconds since the run began, then
@@ -163,6 +168,14 @@ impl Run {
         }
     }
 
+    /// With what lines of the program hold now: to be said at the end, since it reads all blocks.
+    pub fn with_lines(mut self, reader: &Reader<'_>) -> Run {
+        for device in &mut self.devices {
+            device.lines = read_lines(reader, device.device, LISTED).unwrap_or_default();
+        }
+        self
+    }
+
     /// The name of its file: that of the run, the rank, when it began (in seconds since 1970), and
     /// the process.
     pub fn file_name(&self) -> String {
@@ -203,6 +216,7 @@ fn run_device(reader: &Reader<'_>, device: u32) -> Option<RunDevice> {
         steps: gauge(DeviceGauge::Step),
         name: snapshot.facts.name,
         timeline,
+        lines: Vec::new(),
     };
     (run.mallocs > 0 || run.reserved_peak_bytes > 0).then_some(run)
 }

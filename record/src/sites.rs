@@ -10,6 +10,7 @@
 //! nothing: the word says of which life of the slot it speaks, and what is said of an earlier one
 //! counts for nothing.
 
+mod lines;
 mod show;
 mod usage;
 
@@ -19,6 +20,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use super::layout::{Section, Shared};
 use super::plain;
 use super::sync::{AtomicU32, AtomicU64, Ordering};
+pub use lines::{LISTED, Line, LineGrowth, lines, live_blocks, read_lines};
 pub use show::{BEYOND, NOT_KNOWN, Place};
 pub use usage::{By, Growth, Usage, fill_from_slabs, usage};
 

@@ -43,7 +43,8 @@ fn write_if_due(heap: &Heap, interval: Duration) {
     if written.is_none_or(|at| at.elapsed() >= interval) {
         *written = Some(Instant::now());
         // Whatever happens here, the program gets its out-of-memory.
-        guarded((), || write(heap, folder, name));
+        let ends = interval < STEPS;
+        guarded((), || write(heap, folder, name, ends));
     }
 }
 
@@ -52,7 +53,7 @@ pub(super) fn at_exit(heap: &Heap) {
     if let Some((folder, name)) = wanted()
         && let Some(_written) = WRITTEN.try_lock_for(AT_EXIT)
     {
-        write(heap, folder, name);
+        write(heap, folder, name, true);
     }
 }
 
@@ -62,13 +63,17 @@ fn wanted() -> Option<(&'static Path, Option<&'static str>)> {
     Some((config.history.as_deref()?, config.name.as_deref()))
 }
 
-fn write(heap: &Heap, folder: &Path, name: Option<&str>) {
+/// Writes it; where the run may be over, with what lines of the program hold: that takes longer.
+fn write(heap: &Heap, folder: &Path, name: Option<&str>, ends: bool) {
     let Some(reader) = Reader::own(heap.record()) else {
         log::warn!("history: nothing is kept while the record is off; take record:off away");
         return;
     };
     heap.sample();
-    let run = Run::of(&reader, name);
+    let mut run = Run::of(&reader, name);
+    if ends {
+        run = run.with_lines(&reader);
+    }
     // A process that only looked at the device is no run.
     if run.devices.is_empty() {
         return;

@@ -10,12 +10,13 @@ use gruyere_record::facts::Process;
 use gruyere_record::histogram::{Counts, bucket_ceiling, bucket_floor};
 use gruyere_record::reader::DeviceSnapshot;
 use gruyere_record::run::name_of;
+use gruyere_record::sites::{LISTED, Line};
 use gruyere_record::timeline::TimelineEntry;
 use gruyere_record::{DeviceGauge, LIFETIME_NAMES, Reader};
 
 use super::exposition::{Family, Kind, Labels, Sample, Value};
 use crate::device_uuid::uuid_text;
-use crate::sites::{LISTED, Line, SeldomRead};
+use crate::sites::SeldomRead;
 
 /// Devices of one process that are exported; a damaged record may speak of more.
 const MOST_DEVICES: usize = 64;
@@ -358,7 +359,7 @@ fn of_lines(families: &mut Families, device: &DeviceSnapshot, found: &[Line], id
     for line in found.iter().take(LISTED) {
         let named = (label(&line.name), label(line.module.as_deref().unwrap_or_default()));
         let sum = sums.entry(named).or_default();
-        *sum = sum.saturating_add(line.bytes);
+        *sum = sum.saturating_add(line.live_bytes);
     }
     let (gpu, uuid) = (device.device.to_string(), uuid_text(&device.facts.uuid));
     for ((line, module), bytes) in sums {

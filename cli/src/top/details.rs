@@ -8,10 +8,11 @@ use gruyere_record::calls::CallTime;
 use gruyere_record::clock::Scale;
 use gruyere_record::reader::Cursor;
 use gruyere_record::ring::Event;
+use gruyere_record::sites::{Line, lines, live_blocks};
 use gruyere_record::{DeviceGauge, Reader, SegmentKind};
 
 use super::app::Key;
-use crate::sites::{Line, auto_by_phase, is_due, lines, live_blocks, shares_of_phases};
+use crate::sites::{auto_by_phase, is_due, shares_of_phases};
 
 /// Events that are shown at most.
 const EVENTS: usize = 200;

@@ -3,6 +3,7 @@
 use gruyere_record::histogram::bucket_floor;
 use gruyere_record::plain;
 use gruyere_record::ring::Event;
+use gruyere_record::sites;
 use gruyere_record::stream::StreamNumber;
 use gruyere_record::watch::{Duration, Forecast, Metric, Unit};
 use gruyere_record::{DeviceGauge, EventKind, LIFETIME_NAMES};
@@ -18,7 +19,7 @@ use ratatui::widgets::{
 use super::app::{App, Row};
 use super::columns::oom_in;
 use super::draw::fit;
-use crate::sites::{self, Order};
+use crate::sites::Order;
 
 /// Bytes for people.
 pub fn bytes(value: u64) -> String {
@@ -431,16 +432,16 @@ pub fn lines_of(app: &App, mut found: Vec<sites::Line>, columns: usize) -> Vec<L
     let name = columns.saturating_sub(1 + 11 + 6 + GROWTH + module + blocks).max(8);
     let row = |line: sites::Line| {
         let growth = line.growth.map_or_else(String::new, |growth| {
-            format!(" +{}/step since {}", bytes(growth.bytes_a_step), growth.since)
+            format!(" +{}/step since {}", bytes(growth.bytes_a_step), growth.since_step)
         });
-        let share = format!("{:.0}%", 100.0 * line.bytes as f64 / all);
+        let share = format!("{:.0}%", 100.0 * line.live_bytes as f64 / all);
         let mut spans = vec![
             Span::raw(format!(" {}", fit(&line.name, name - 1, false))),
-            Span::styled(format!("{:>11}", bytes(line.bytes)), theme.live()),
+            Span::styled(format!("{:>11}", bytes(line.live_bytes)), theme.live()),
             Span::raw(format!("{share:>6}")),
         ];
         if blocks > 0 {
-            spans.push(Span::styled(format!("{:>blocks$}", count(line.blocks)), theme.dim()));
+            spans.push(Span::styled(format!("{:>blocks$}", count(line.live_blocks)), theme.dim()));
         }
         spans.push(Span::styled(format!("{growth:<GROWTH$}"), theme.warn()));
         if module > 0 {

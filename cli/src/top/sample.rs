@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use crate::follow::{Device, Followed, Follower};
 use crate::shares;
-use crate::sites::{Line, SeldomRead};
+use crate::sites::SeldomRead;
 
 /// One sample: `time`, `processes`, `stale`, `of_other_users`. Bytes are bytes, times seconds,
 /// shares 0 to 1; null is what is not known.
@@ -31,8 +31,7 @@ fn process(followed: &Followed, lines: &mut SeldomRead, now: Instant) -> Value {
     let device = |of: &Device| {
         let mut value = device(of);
         let found = lines.lines(&followed.reader, of.snapshot.device, now);
-        value["lines"] =
-            json!(found.map(|found| found.iter().map(Line::value).collect::<Vec<_>>()));
+        value["lines"] = json!(found);
         value
     };
     json!({

@@ -9,7 +9,7 @@ use gruyere_record::clock::{Moment, Scale};
 use gruyere_record::facts::Process;
 use gruyere_record::reader::DeviceSnapshot;
 use gruyere_record::ring::Event;
-use gruyere_record::sites;
+use gruyere_record::sites::{Line, LineGrowth};
 use gruyere_record::timeline::{Sample, TimelineEntry};
 use gruyere_record::watch::{Forecast, Growth};
 use gruyere_record::{
@@ -28,7 +28,7 @@ use super::sample::sample;
 use super::theme::Theme;
 use super::{draw, text};
 use crate::follow::{Follower, Life, Which};
-use crate::sites::{Line, Order, SeldomRead};
+use crate::sites::{Order, SeldomRead};
 use crate::target::{Folder, Target};
 
 const GIB: u64 = 1 << 30;
@@ -125,12 +125,13 @@ fn app(theme: Theme) -> App {
     let line = |name: &str, module: Option<&str>, bytes, blocks, growth| Line {
         name: name.to_owned(),
         module: module.map(str::to_owned),
-        bytes,
-        blocks,
+        live_bytes: bytes,
+        live_blocks: blocks,
         growth,
     };
-    let growth = |bytes_a_step, since| {
-        Some(sites::Growth { bytes_a_step, since, bytes: bytes_a_step * (1198 - u64::from(since)) })
+    let growth = |bytes_a_step, since_step| {
+        let bytes = bytes_a_step * (1198 - u64::from(since_step));
+        Some(LineGrowth { bytes_a_step, since_step, bytes })
     };
     details.lines = Some(vec![
         line("train.py:31 in build", Some("model"), 13 * GIB, 290, None),

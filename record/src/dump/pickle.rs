@@ -4,7 +4,7 @@
 //! PyTorch's viewers of memory snapshots read pickles. The kept crate for pickles (serde-pickle)
 //! writes protocols 2 and 3 only. The opcodes are those of Python's `pickletools`; framing is
 //! optional, and left out. Texts that come again are memoised, as Python does it: the keys of a
-//! million blocks are written once.
+//! million blocks are written once. So is what is [`Again`].
 #![deny(unsafe_code)]
 
 use serde::{Serialize, ser};
@@ -14,7 +14,7 @@ use std::io::{self, Write};
 
 /// The longest text that is memoised, and how many are: their numbers have one byte.
 const MEMO_BYTES: usize = 40;
-const MEMO_TEXTS: usize = 256;
+const MEMO_TEXTS: u32 = 256;
 /// Items that the reader holds on its stack before they go into their list or dictionary; as many
 /// as Python writes.
 const BATCH: usize = 1000;
@@ -65,16 +65,33 @@ impl ser::Error for Error {
 /// # Errors
 /// `out`'s, and what `value` says of itself.
 pub fn write(out: impl Write, value: &(impl Serialize + ?Sized)) -> Result<(), Error> {
-    let mut pickler = Pickler { out, memo: HashMap::new() };
+    let mut pickler = Pickler { out, memo: HashMap::new(), again: HashMap::new(), memoised: 0 };
     pickler.out.write_all(b"\x80\x04")?;
     value.serialize(&mut pickler)?;
     pickler.out.write_all(b".")?;
     Ok(pickler.out.flush()?)
 }
 
+/// A value that comes again and again: the one of this number is written once, and whoever reads it
+/// has the same object each time.
+#[derive(Debug)]
+pub struct Again<'a, T>(pub u32, pub &'a T);
+
+/// How [`Again`] is told from what is serialised like it.
+const AGAIN: &str = "gruyere-again";
+
+impl<T: Serialize> Serialize for Again<'_, T> {
+    fn serialize<S: ser::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_newtype_variant(AGAIN, self.0, "", self.1)
+    }
+}
+
 struct Pickler<W> {
     out: W,
+    /// Places in the reader's memo, of texts and of what is [`Again`]; and how many are taken.
     memo: HashMap<Box<str>, u8>,
+    again: HashMap<u32, u32>,
+    memoised: u32,
 }
 
 impl<W: Write> Pickler<W> {
@@ -100,12 +117,33 @@ impl<W: Write> Pickler<W> {
             return Ok(self.out.write_all(&[b'h', number])?);
         }
         self.sized(0x8c, b'X', text.as_bytes())?;
-        if text.len() <= MEMO_BYTES && self.memo.len() < MEMO_TEXTS {
-            let number = self.memo.len() as u8;
+        if text.len() <= MEMO_BYTES && self.memoised < MEMO_TEXTS {
+            let number = self.memoise()? as u8;
             self.memo.insert(text.into(), number);
-            self.code(0x94)?;
         }
         Ok(())
+    }
+
+    /// What was written last gets the next place in the reader's memo.
+    fn memoise(&mut self) -> Result<u32, Error> {
+        self.code(0x94)?;
+        self.memoised += 1;
+        Ok(self.memoised - 1)
+    }
+
+    fn again<T: Serialize + ?Sized>(&mut self, of: u32, value: &T) -> Result<(), Error> {
+        match self.again.get(&of) {
+            Some(&number) => {
+                self.code(b'j')?;
+                Ok(self.out.write_all(&number.to_le_bytes())?)
+            }
+            None => {
+                value.serialize(&mut *self)?;
+                let number = self.memoise()?;
+                self.again.insert(of, number);
+                Ok(())
+            }
+        }
     }
 
     fn integer(&mut self, value: i128) -> Result<(), Error> {
@@ -273,11 +311,14 @@ impl<'a, W: Write> ser::Serializer for &'a mut Pickler<W> {
 
     fn serialize_newtype_variant<T: Serialize + ?Sized>(
         self,
-        _name: &'static str,
-        _index: u32,
+        name: &'static str,
+        index: u32,
         variant: &'static str,
         value: &T,
     ) -> Result<(), Error> {
+        if name == AGAIN {
+            return self.again(index, value);
+        }
         self.variant(variant, value)
     }
 
@@ -417,6 +458,30 @@ mod tests {
         assert_eq!(pickled(&vec!["ab", "ab", "ab"]), b"\x80\x04](\x8c\x02ab\x94h\0h\0e.");
     }
 
+    /// Also behind more texts than have a place, and as the same object to Python.
+    #[test]
+    fn what_comes_again_is_written_once() {
+        let long: Vec<u32> = (0..1000).collect();
+        let texts: Vec<String> = (0..300).map(|n| n.to_string()).collect();
+        let (a, b) = (Again(7, &long), Again(9, &texts));
+        let bytes = pickled(&(&texts, [&a, &a], [&b, &b], &a));
+        let once = pickled(&(&texts, &long, &texts)).len();
+        assert!(bytes.len() < once + 60, "{} of {once}", bytes.len());
+        let script = "import pickle, sys\n\
+                      texts, [a, b], [c, d], e = pickle.load(sys.stdin.buffer)\n\
+                      assert a == list(range(1000)) and c == texts == [str(n) for n in range(300)]\n\
+                      assert a is b is e and c is d and c is not texts\n";
+        read_by_python(script, &bytes);
+    }
+
+    fn read_by_python(script: &str, bytes: &[u8]) {
+        use std::process::{Command, Stdio};
+        let python = Command::new("python3").args(["-c", script]).stdin(Stdio::piped()).spawn();
+        let mut python = python.expect("python3, which the tests need");
+        io::Write::write_all(python.stdin.as_mut().unwrap(), bytes).unwrap();
+        assert!(python.wait().unwrap().success());
+    }
+
     #[test]
     fn what_has_no_form_is_an_error() {
         #[derive(Serialize)]
@@ -429,7 +494,6 @@ mod tests {
     /// What Python's own reader makes of it.
     #[test]
     fn python_reads_what_was_meant() {
-        use std::process::{Command, Stdio};
         #[derive(Serialize)]
         struct Inner {
             long: String,
@@ -451,12 +515,8 @@ mod tests {
                       assert inner == [{'long': 'é' * 200, 'pair': (n << 40, -n), 'none': None, \
                       'five': (1, 2, 3, 4, 5)} for n in range(2500)]\n\
                       assert map == {str(n): n / 4 for n in range(2500)} and flag is True\n";
-        let python = Command::new("python3").args(["-c", script]).stdin(Stdio::piped()).spawn();
-        let mut python = python.expect("python3, which the tests need");
         #[derive(Serialize)]
         struct Nothing();
-        let bytes = pickled(&(value, map, Nothing(), true));
-        io::Write::write_all(python.stdin.as_mut().unwrap(), &bytes).unwrap();
-        assert!(python.wait().unwrap().success());
+        read_by_python(script, &pickled(&(value, map, Nothing(), true)));
     }
 }
