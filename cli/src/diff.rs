@@ -28,7 +28,7 @@ dump (dump_dir:).
 
 Examples:
   gruyere snapshot 4242 --json -o before.json; sleep 60; gruyere diff before.json 4242
-  gruyere diff before.json 4242 --json | jq '.devices[0].lifetimes'
+  gruyere diff before.json 4242 --json | jq '.devices[0].lines'
   gruyere diff monday.json tuesday.json --fail-if 'live>+1GiB' --fail-if 'reserved>+5%'
 
 A block is the same in both where its address, size and step of allocation are.
@@ -147,6 +147,21 @@ fn json(before: &State, after: &State, changes: &[DeviceChange], passed: &[Strin
     })
 }
 
+/// Lines of the program that are told in the text: those that changed most.
+const MOST_LINES: usize = 8;
+/// Columns of a row's name.
+const NAME: usize = 40;
+
+/// A line of the program in a row: of its path, the end says most.
+fn end_of(line: &str) -> String {
+    let line = line.replace(" in <module>", "");
+    let excess = line.chars().count().saturating_sub(NAME);
+    match excess {
+        0 => line,
+        excess => ['…'].into_iter().chain(line.chars().skip(excess + 1)).collect(),
+    }
+}
+
 /// A change of bytes, with its sign.
 fn signed(change: Change) -> String {
     match change.after.cmp(&change.before) {
@@ -169,22 +184,30 @@ fn text(before: &State, after: &State, changes: &[DeviceChange]) -> String {
     line(format_args!("B is {seconds:.1} s after A"));
     for change in changes {
         line(format_args!(
-            "\ndevice {:<24} {:>12} {:>12} {:>13}",
+            "\ndevice {:<35} {:>12} {:>12} {:>13}",
             change.device, "A", "B", "change"
         ));
         let mut row = |name: &str, change: Change| {
             let [a, b] = [change.before, change.after].map(|bytes| BinaryBytes(bytes).to_string());
-            line(format_args!("  {name:<29} {a:>12} {b:>12} {:>13}", signed(change)));
+            line(format_args!("  {name:<NAME$} {a:>12} {b:>12} {:>13}", signed(change)));
         };
         row("reserved", change.reserved);
         row("live", change.live);
         row("pending", change.pending);
         row("free, on partly used pages", change.partly_used);
+        let grown = change.lines.iter().filter(|(_, change)| change.before != change.after);
+        for (line, change) in grown.take(MOST_LINES) {
+            row(&end_of(&plain(line)), *change);
+        }
         for (title, classes) in change.tables() {
             for (name, change) in classes.iter().filter(|(_, change)| change.before != change.after)
             {
                 row(&format!("{title} {}", plain(name)), *change);
             }
+        }
+        for (run, sum) in change.step_runs() {
+            let alike = if run.rows > 1 && run.is_level() { ", alike" } else { "" };
+            row(&format!("{}{alike}", run.steps()), sum);
         }
         for (title, blocks) in [("new", &change.new), ("gone", &change.gone)] {
             let bytes = BinaryBytes(blocks.bytes);

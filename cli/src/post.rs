@@ -1,10 +1,12 @@
 //! `gruyere post`: the last state of a process that is gone.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use gruyere::dump::{outside, text};
+use gruyere::dump::{brief, outside, text};
 use gruyere::heap::policy::ladder::RUNG_NAMES;
 use gruyere::heap::report::oom::Bytes;
+use gruyere_record::conclusion::{Conclusion, Rank};
 use gruyere_record::dump::state::{Event, State};
 use gruyere_record::plain;
 use gruyere_record::reader::DeviceSnapshot;
@@ -16,13 +18,15 @@ use crate::failure::{Ended, Exit};
 use crate::output;
 use crate::target::Target;
 
-/// Shows the last state of a process that was killed: how it ended, what was live, the last events.
+/// Shows the last state of a process that was killed: what it comes to, how it ended, what was
+/// live, the last events.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
   gruyere post 4242                     a process that was killed, by its pid
   gruyere post /dev/shm/gruyere-4026531836-4242-99-0.record
-  gruyere post 4242 --json | jq '.ended'
+  gruyere post 4242 --full              every table, the map, the last events
+  gruyere post 4242 --json | jq -r '.conclusion.lines[]'
 
 The record of a process that was killed stays in /dev/shm until `gruyere ps --sweep` or a restart \
 of the machine.
@@ -33,7 +37,11 @@ one moment (marked torn: the process was killed while it wrote).")]
 pub struct Arguments {
     #[command(flatten)]
     target: Target,
-    /// The last events to show.
+    /// Show all of it: live blocks by lifetime, size, age and stream, the map, each step, the last
+    /// events.
+    #[arg(long)]
+    full: bool,
+    /// The last events to read.
     #[arg(long, value_name = "COUNT", default_value_t = 64)]
     events: usize,
     /// Print JSON: `state` is as in docs/schema/oom-dump.json.
@@ -76,8 +84,9 @@ struct Ending {
 pub fn run(arguments: &Arguments) -> Ended {
     let reader = arguments.target.open()?;
     let devices = reader.device_snapshots();
-    let state = outside::state(&reader, arguments.events);
+    let mut state = outside::state(&reader, arguments.events);
     reader.expect_sound()?;
+    let conclusion = Conclusion::of(&state, &ranks(&reader, &arguments.target));
     let ended = ended(&reader, &devices, &state);
     let next = next(&ended, &state, &reader);
     let text = match arguments.json {
@@ -88,12 +97,15 @@ pub fn run(arguments: &Arguments) -> Ended {
             format!(
                 "{:#}\n",
                 json!({
-                    "ended": ended, "ladder": ladder, "timelines": timelines, "next": next,
+                    "conclusion": conclusion, "ended": ended, "ladder": ladder, "timelines": timelines, "next": next,
                     "state": state
                 })
             )
         }
-        false => page(&ended, &reader, &devices, &state, &next),
+        false => {
+            state.conclusion = Some(conclusion);
+            page(&ended, &reader, &devices, &state, &next, arguments.full)
+        }
     };
     output::print(text)?;
     let torn = ended.torn_lanes + ended.torn_gauges > 0 || ended.torn_entries > 0;
@@ -147,6 +159,32 @@ fn ladder(device: &DeviceSnapshot) -> Vec<Rung> {
     RUNG_NAMES.iter().enumerate().map(rung).collect()
 }
 
+/// Ranks of one job begin within so many nanoseconds of each other.
+const TOGETHER: u64 = 600_000_000_000;
+
+/// The ranks of the process's job, as far as their records are there.
+fn ranks(reader: &Reader<'_>, target: &Target) -> Vec<Rank> {
+    let ours = reader.process();
+    if ours.world_size.is_none_or(|size| size < 2) {
+        return Vec::new();
+    }
+    let Ok(listing) = target.folder.list() else { return Vec::new() };
+    let mut found: BTreeMap<u64, Rank> = BTreeMap::new();
+    let readers = listing.found.iter().filter_map(|found| found.reader.as_ref().ok());
+    for reader in readers.chain([reader]) {
+        let process = reader.process();
+        let is_ours = (process.world_size, &process.job, process.run, &process.boot)
+            == (ours.world_size, &ours.job, ours.run, &ours.boot)
+            && process.created.abs_diff(ours.created) < TOGETHER;
+        if let Some(rank) = process.rank.filter(|_| is_ours) {
+            let devices = reader.device_snapshots();
+            let peaks = devices.iter().map(|device| device.live_peak);
+            found.insert(rank, Rank { rank, live_peak_bytes: peaks.max().unwrap_or(0) });
+        }
+    }
+    found.into_values().collect()
+}
+
 /// What to look at next; only what applies.
 fn next(ended: &Ending, state: &State, reader: &Reader<'_>) -> Vec<String> {
     let mut next = Vec::new();
@@ -183,36 +221,6 @@ fn next(ended: &Ending, state: &State, reader: &Reader<'_>) -> Vec<String> {
                  leaves the causes in a file."
                     .to_owned(),
             ),
-        }
-    }
-    for device in &state.devices {
-        let held = &device.held;
-        if held.pending_bytes > held.reserved_bytes / 4 {
-            next.push(format!(
-                "Device {}: a quarter of what is held is freed and waits for streams \
-                 (record_stream).",
-                device.device
-            ));
-        }
-        if held.between_bytes + held.slab_free_bytes > held.reserved_bytes / 4 {
-            next.push(format!(
-                "Device {}: a quarter of what is held lies unused beside blocks; tagging what \
-                 lives long (gruyere.lifetime(\"persistent\")) keeps it apart.",
-                device.device
-            ));
-        }
-        if let Some(oldest) = device.live.ages.last()
-            && oldest.class >= 3
-            && device.step > oldest.class / 2
-            && oldest.sum.bytes > device.live.all.bytes / 2
-            && !device.live.lifetimes.contains_key("persistent")
-        {
-            next.push(format!(
-                "Device {}: most of what is live is from more than {} steps before the end: \
-                 weights and optimiser state, or what nobody lets go of.",
-                device.device,
-                oldest.class / 2
-            ));
         }
     }
     if ended.how != End::Runs {
@@ -328,10 +336,22 @@ fn page(
     devices: &[DeviceSnapshot],
     state: &State,
     next: &[String],
+    full: bool,
 ) -> String {
-    let mut out = format!("{}\n\n{}", end_in_words(ended), text::text(state));
-    for device in devices {
+    let mut out = String::new();
+    for line in state.conclusion.iter().flat_map(|conclusion| &conclusion.lines) {
+        let _ = writeln!(out, "{}", plain(line));
+    }
+    let _ = writeln!(out, "\n{}\n", end_in_words(ended));
+    match full {
+        // The conclusion has been told.
+        true => out.push_str(&text::text(&State { conclusion: None, ..state.clone() })),
+        false => out.push_str(&brief::brief(state)),
+    }
+    for device in devices.iter().filter(|_| full) {
         timeline_in_words(&mut out, &timeline(reader, device.device), device.device);
+    }
+    for device in devices {
         let tried: Vec<Rung> = ladder(device).into_iter().filter(|rung| rung.calls > 0).collect();
         if !tried.is_empty() {
             let _ = writeln!(out, "\nThe reclaim ladder of device {}", device.device);
@@ -350,5 +370,8 @@ fn page(
     next.iter().for_each(|line| {
         let _ = writeln!(out, "- {}", plain(line));
     });
+    if !full {
+        let _ = writeln!(out, "- All of it: `gruyere post {} --full`.", reader.path().display());
+    }
     out
 }

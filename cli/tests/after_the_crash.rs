@@ -373,17 +373,22 @@ fn killed() {
         let device = &post["state"]["devices"][0];
         read += u32::from(device["live"]["all"]["blocks"].as_u64().unwrap() > 0);
         if round == 0 {
-            let page = text(&gruyere(&["post", &path]).stdout);
-            for part in [
+            let brief = [
                 "without a clean exit",
                 "The last event is of",
-                "lifetime ",
                 "The last events",
                 "What to look at next",
                 "--sweep",
-            ] {
-                assert!(page.contains(part), "no {part:?} in\n{page}");
+            ];
+            let page = text(&gruyere(&["post", &path]).stdout);
+            let full = text(&gruyere(&["post", &path, "--full"]).stdout);
+            for part in brief {
+                assert!(page.contains(part) && full.contains(part), "no {part:?} in\n{page}");
             }
+            for part in ["  lifetime ", "The map", "The end of the timeline"] {
+                assert!(full.contains(part) && !page.contains(part), "{part}: {page}");
+            }
+            assert!(page.lines().count() <= 60, "{page}");
             let snapshot = gruyere(&["snapshot", &path, "--json", "-o", "-"]);
             assert!(snapshot.status.code().is_some_and(|code| matches!(code, 0 | 3)));
         }

@@ -14,6 +14,7 @@ pub mod block_map;
 pub mod calls;
 pub mod claim;
 pub mod clock;
+pub mod conclusion;
 pub mod dump;
 pub mod facts;
 pub mod file;

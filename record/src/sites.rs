@@ -17,6 +17,8 @@ mod usage;
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use serde::{Deserialize, Serialize};
+
 use super::layout::{Section, Shared};
 use super::plain;
 use super::sync::{AtomicU32, AtomicU64, Ordering};
@@ -38,7 +40,9 @@ const LONGEST_TEXT: usize = 1 << 10;
 const STEP: u64 = 512;
 
 /// A site's number on its record.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
+)]
 pub struct SiteId(pub u32);
 impl SiteId {
     /// Not known: nobody asked, or no Python ran.
@@ -52,7 +56,10 @@ impl SiteId {
 pub struct FrameId(pub u32);
 
 /// What the program was doing.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
+)]
+#[serde(rename_all = "lowercase")]
 #[repr(u8)]
 pub enum Phase {
     /// Not known.
@@ -105,7 +112,7 @@ pub struct NewSite<'a> {
 }
 
 /// A frame, as a reader has it.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Frame {
     /// The source file, as the interpreter names it.
     pub file: String,
@@ -125,7 +132,7 @@ impl Frame {
 }
 
 /// A site, as a reader has it.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Site {
     /// The stack, the innermost frame first.
     pub frames: Vec<Frame>,
@@ -376,7 +383,7 @@ impl Known {
 }
 
 /// All sites of a record, as a reader has them.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sites(Vec<Site>);
 
 impl Sites {

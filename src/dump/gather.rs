@@ -10,9 +10,11 @@ use crate::heap::policy::ladder::{self, Ladder, RUNG_NAMES};
 use crate::heap::report::oom::Report;
 use crate::heap::report::segment_stats::{self, Place, SegmentStats};
 use crate::heap::report::snapshot::{self, BlockState, Holder, Snapshot};
+use crate::record::conclusion::Conclusion;
+use crate::record::dump::origins::Origins;
 use crate::record::facts::Process;
 use crate::record::held::peak_ratio;
-use crate::record::{LIFETIMES, Reader};
+use crate::record::{LIFETIMES, Reader, SiteId};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Small blocks that are told one by one; beyond them, those of a slab are told as one. A dump of
@@ -34,24 +36,32 @@ pub fn state(heap: &Heap, report: Option<&Report>) -> State {
     let process = reader.as_ref().map_or_else(Process::current, Reader::process);
     let devices = heap.devices_in_use();
     let share = MOST_BLOCKS / devices.len().max(1);
-    State {
+    let mut origins = reader.as_ref().map(Origins::read).unwrap_or_default();
+    let devices = devices
+        .into_iter()
+        .filter_map(|id| device(heap, reader.as_ref(), &mut origins, id, share))
+        .collect();
+    let mut state = State {
         format: state::FORMAT.to_owned(),
         version: state::VERSION,
         gruyere: env!("CARGO_PKG_VERSION").to_owned(),
         time_nanoseconds: SystemTime::now()
             .duration_since(UNIX_EPOCH)
             .map_or(0, |time| time.as_nanos() as u64),
+        conclusion: None,
         process: process.into(),
         out_of_memory: report.map(out_of_memory),
-        devices: devices
-            .into_iter()
-            .filter_map(|id| device(heap, reader.as_ref(), id, share))
-            .collect(),
+        sites: origins.into_sites(),
+        devices,
         events: reader
             .as_ref()
             .map(|reader| state::events(reader, MOST_EVENTS))
             .unwrap_or_default(),
+    };
+    if report.is_some() {
+        state.conclusion = Some(Conclusion::of(&state, &[]));
     }
+    state
 }
 
 fn out_of_memory(report: &Report) -> OutOfMemory {
@@ -74,6 +84,7 @@ fn out_of_memory(report: &Report) -> OutOfMemory {
         stream: report.stream.0,
         stream_handle: report.stream.1,
         step: report.step,
+        site: SiteId::NONE,
         context: report.context,
         thread: thread_name(),
         pool: report.pool.as_ref().map(|pool| pool.name.clone()),
@@ -102,7 +113,13 @@ fn thread_name() -> String {
     name.trim_end().to_owned()
 }
 
-fn device(heap: &Heap, reader: Option<&Reader<'_>>, id: u32, share: usize) -> Option<DeviceState> {
+fn device(
+    heap: &Heap,
+    reader: Option<&Reader<'_>>,
+    origins: &mut Origins,
+    id: u32,
+    share: usize,
+) -> Option<DeviceState> {
     let (snapshot, segment_stats) = heap.segment_stats(id.into(), share).ok()??;
     let stats = heap.stats(id.into()).unwrap_or_default();
     let recorded = reader.and_then(|reader| reader.device(id));
@@ -125,7 +142,10 @@ fn device(heap: &Heap, reader: Option<&Reader<'_>>, id: u32, share: usize) -> Op
         live: live(&segment_stats, step),
         gauges: gauges.collect(),
         merged_blocks: snapshot.merged,
-        segments: segments(snapshot),
+        timeline: reader
+            .map(|reader| state::timeline(&reader.timeline(id).entries))
+            .unwrap_or_default(),
+        segments: segments(snapshot, id, origins),
         torn: 0,
     })
 }
@@ -195,14 +215,19 @@ pub(super) fn live(segment_stats: &SegmentStats, step: u32) -> Live {
     }
 }
 
-fn segments(snapshot: Snapshot) -> Vec<Segment> {
-    let block = |block: &snapshot::Block| {
+fn segments(snapshot: Snapshot, device: u32, origins: &mut Origins) -> Vec<Segment> {
+    let mut block = |block: &snapshot::Block| {
         let kind = match block.state {
             BlockState::Inactive => BlockKind::Free,
             BlockState::Allocated => BlockKind::Live,
             BlockState::PendingFree => BlockKind::Pending,
         };
-        Block(block.bytes, kind, block.requested, block.lifetime, block.stream, block.step)
+        let site = match kind {
+            BlockKind::Free => SiteId::NONE,
+            _ => origins.of(device, block.address),
+        };
+        let &snapshot::Block { bytes, requested, lifetime, stream, step, .. } = block;
+        Block(bytes, kind, requested, lifetime, stream, step, site)
     };
     let holder = |holder: &Holder| match holder {
         Holder::Ordinary(number) => lifetime_name(*number),
@@ -211,14 +236,14 @@ fn segments(snapshot: Snapshot) -> Vec<Segment> {
         Holder::Orphan => "orphaned".to_owned(),
         Holder::Direct => "direct".to_owned(),
     };
-    let segment = |segment: snapshot::Segment| Segment {
+    let mut segment = |segment: snapshot::Segment| Segment {
         address: segment.address,
         bytes: segment.bytes,
         holder: holder(&segment.holder),
         pool_id: segment.pool,
         stitched: segment.stitched,
         small: segment.is_small(),
-        blocks: segment.blocks.iter().map(block).collect(),
+        blocks: segment.blocks.iter().map(&mut block).collect(),
     };
-    snapshot.segments.into_iter().map(segment).collect()
+    snapshot.segments.into_iter().map(&mut segment).collect()
 }

@@ -6,6 +6,7 @@
 //! are copied, one after the other, and none while files are written. No dump fails the program:
 //! what goes wrong is logged.
 
+pub mod brief;
 pub mod gather;
 pub mod outside;
 pub mod text;

@@ -4,17 +4,21 @@
 use super::state::{self, Block, BlockKind, DeviceState, Held, Segment, State, Sum, lifetime_name};
 use crate::heap::report::segment_stats::SegmentStats;
 use crate::heap::report::snapshot;
+use crate::record::dump::origins::Origins;
 use crate::record::picture::{Picture, Piece, PieceKind, RangeKind};
 use crate::record::reader::DeviceSnapshot;
-use crate::record::{DeviceGauge, Reader};
+use crate::record::{DeviceGauge, Reader, SiteId};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// What the record says now; at most `most_events` of the last events.
 pub fn state(reader: &Reader<'_>, most_events: usize) -> State {
+    let mut origins = Origins::read(reader);
     let devices = (0..reader.devices()).filter_map(|number| {
-        let recorded = reader.device(number)?;
-        Some(device(&recorded, &Picture::read(reader, number)?))
+        let (recorded, picture) = (reader.device(number)?, Picture::read(reader, number)?);
+        let timeline = state::timeline(&reader.timeline(number).entries);
+        Some(DeviceState { timeline, ..device(&recorded, &picture, &mut origins) })
     });
+    let devices = devices.collect();
     let process = reader.process();
     State {
         format: state::FORMAT.to_owned(),
@@ -23,16 +27,18 @@ pub fn state(reader: &Reader<'_>, most_events: usize) -> State {
         time_nanoseconds: SystemTime::now()
             .duration_since(UNIX_EPOCH)
             .map_or(0, |time| time.as_nanos() as u64),
+        conclusion: None,
         process: process.into(),
         out_of_memory: None,
-        devices: devices.collect(),
+        sites: origins.into_sites(),
+        devices,
         events: state::events(reader, most_events),
     }
 }
 
 /// A device, by its gauges and its picture. Sums are the picture's: the gauges are of another
 /// moment.
-pub fn device(recorded: &DeviceSnapshot, picture: &Picture) -> DeviceState {
+pub fn device(recorded: &DeviceSnapshot, picture: &Picture, origins: &mut Origins) -> DeviceState {
     let gauges =
         DeviceGauge::ALL.iter().map(|&gauge| (gauge.name().to_owned(), recorded.gauge(gauge)));
     let mut segment_stats = SegmentStats::default();
@@ -82,7 +88,12 @@ pub fn device(recorded: &DeviceSnapshot, picture: &Picture) -> DeviceState {
         },
         live,
         gauges: gauges.collect(),
-        segments: picture.ranges.iter().map(|range| segment(picture, range)).collect(),
+        timeline: Vec::new(),
+        segments: picture
+            .ranges
+            .iter()
+            .map(|range| segment(picture, range, recorded.device, origins))
+            .collect(),
         merged_blocks: 0,
         torn: picture.misfits.total(),
     }
@@ -102,7 +113,12 @@ fn free_in(picture: &Picture, chosen: impl Fn(&crate::record::picture::Range) ->
     })
 }
 
-fn segment(picture: &Picture, range: &crate::record::picture::Range) -> Segment {
+fn segment(
+    picture: &Picture,
+    range: &crate::record::picture::Range,
+    device: u32,
+    origins: &mut Origins,
+) -> Segment {
     let pieces = picture.pieces_of(range);
     let mut blocks: Vec<Block> = Vec::with_capacity(pieces.len());
     for piece in pieces {
@@ -114,11 +130,12 @@ fn segment(picture: &Picture, range: &crate::record::picture::Range) -> Segment 
         };
         match (kind, blocks.last_mut()) {
             (BlockKind::Live | BlockKind::Pending, _) => {
-                let Piece { bytes, requested, lifetime, step, .. } = *piece;
-                blocks.push(Block(bytes, kind, requested, lifetime, stream, Some(step)));
+                let Piece { address, bytes, requested, lifetime, step, .. } = *piece;
+                let site = origins.of(device, address);
+                blocks.push(Block(bytes, kind, requested, lifetime, stream, Some(step), site));
             }
             (_, Some(Block(bytes, BlockKind::Free, ..))) => *bytes += piece.bytes,
-            _ => blocks.push(Block(piece.bytes, BlockKind::Free, 0, 0, 0, None)),
+            _ => blocks.push(Block(piece.bytes, BlockKind::Free, 0, 0, 0, None, SiteId::NONE)),
         }
     }
     let holder = match (range.capture, range.kind) {

@@ -1,7 +1,7 @@
 //! A state for people.
 #![deny(unsafe_code)]
 
-use super::state::{Class, DeviceState, Segment, State, Sum};
+use super::state::{Class, DeviceState, ProcessState, Segment, State, Sum};
 use crate::heap::report::oom::Bytes;
 use crate::record::plain;
 use crate::record::stream::{NO_STREAM, StreamNumber};
@@ -21,15 +21,15 @@ pub fn text(state: &State) -> String {
 }
 
 fn write(out: &mut String, state: &State) -> fmt::Result {
+    if let Some(conclusion) = &state.conclusion {
+        conclusion.lines.iter().try_for_each(|line| writeln!(out, "{}", plain(line)))?;
+        writeln!(out)?;
+    }
     if let Some(oom) = &state.out_of_memory {
         writeln!(out, "{}\n", oom.message)?;
     }
     let process = &state.process;
-    write!(out, "gruyere {}, pid {}", plain(&state.gruyere), process.pid)?;
-    if let Some(rank) = process.rank {
-        write!(out, ", rank {rank}")?;
-    }
-    writeln!(out, ", {}: {}", plain(&process.host), plain(&process.command))?;
+    about(out, process, &state.gruyere)?;
     if !process.configuration.is_empty() {
         writeln!(out, "GRUYERE_CONF={}", plain(&process.configuration))?;
     }
@@ -74,10 +74,19 @@ fn write(out: &mut String, state: &State) -> fmt::Result {
     for device in &state.devices {
         of_device(out, device)?;
     }
-    events(out, state)
+    events(out, state, MOST_EVENTS)
 }
 
-fn share(part: u64, whole: u64) -> f64 {
+/// Whose state it is.
+pub(super) fn about(out: &mut String, process: &ProcessState, version: &str) -> fmt::Result {
+    write!(out, "gruyere {}, pid {}", plain(version), process.pid)?;
+    if let Some(rank) = process.rank {
+        write!(out, ", rank {rank}")?;
+    }
+    writeln!(out, ", {}: {}", plain(&process.host), plain(&process.command))
+}
+
+pub(super) fn share(part: u64, whole: u64) -> f64 {
     if whole == 0 { 0.0 } else { 100.0 * part as f64 / whole as f64 }
 }
 
@@ -227,14 +236,15 @@ fn strip(segment: &Segment) -> String {
     filled.into_iter().map(letter).collect()
 }
 
-fn events(out: &mut String, state: &State) -> fmt::Result {
+/// The latest `most` events.
+pub(super) fn events(out: &mut String, state: &State, most: usize) -> fmt::Result {
     let entries = &state.events.entries;
     // A call that waited for its lock is among the later ones, though it began before.
     let Some(last) = entries.iter().map(|event| event.time_nanoseconds).max() else {
         return Ok(());
     };
     writeln!(out, "\nThe last events, in ms before the last")?;
-    for event in &entries[entries.len().saturating_sub(MOST_EVENTS)..] {
+    for event in &entries[entries.len().saturating_sub(most)..] {
         let before = last.saturating_sub(event.time_nanoseconds) as f64 / 1e6;
         let size = match event.kind.as_str() {
             "step" => event.size.to_string(),
@@ -258,10 +268,11 @@ fn events(out: &mut String, state: &State) -> fmt::Result {
 mod tests {
     use super::*;
     use crate::dump::state::{Block, BlockKind};
+    use crate::record::SiteId;
 
     #[test]
     fn a_strip_shows_what_lies_where() {
-        let block = |bytes, kind| Block(bytes, kind, 0, 0, 0, None);
+        let block = |bytes, kind| Block(bytes, kind, 0, 0, 0, None, SiteId::NONE);
         let mut segment = Segment { bytes: 64 << 20, ..Segment::default() };
         segment.blocks = vec![
             block(16 << 20, BlockKind::Live),

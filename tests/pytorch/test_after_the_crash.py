@@ -150,7 +150,10 @@ gpu.report(said=said, name=name)
     stem = (tmp_path / "dumps" / report["name"]).with_suffix("")
     state = json.loads(stem.with_suffix(".json").read_text())
     assert state["out_of_memory"]["message"] == report["said"]
-    assert stem.with_suffix(".txt").read_text().startswith(report["said"])
+    conclusion = "".join(line + "\n" for line in state["conclusion"]["lines"])
+    text = stem.with_suffix(".txt").read_text()
+    assert text.startswith(conclusion + "\n" + report["said"])
+    assert state["conclusion"]["cause"] == "large_request"
     held = state["devices"][0]["held"]
     assert held["reserved_bytes"] == sum(
         value for key, value in held.items() if key != "reserved_bytes"

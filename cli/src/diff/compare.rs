@@ -3,7 +3,10 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
+use gruyere_record::conclusion;
+use gruyere_record::dump::alike::{self, Run};
 use gruyere_record::dump::state::{BlockKind, Class, DeviceState, State, Sum, lifetime_name};
+use gruyere_record::sites::By;
 use gruyere_record::stream::{NO_STREAM, StreamNumber};
 use indicatif::BinaryBytes;
 use serde::Serialize;
@@ -45,6 +48,10 @@ pub struct DeviceChange {
     /// Free, or over, beside blocks on their pages.
     pub partly_used: Change,
     pub blocks: Change,
+    /// By line of the program (with the whole path), what changed most first.
+    pub lines: Table,
+    /// By module; by line where none is known.
+    pub modules: Table,
     pub lifetimes: Table,
     pub sizes: Table,
     pub steps: Table,
@@ -54,14 +61,40 @@ pub struct DeviceChange {
 }
 
 impl DeviceChange {
-    /// The tables, with what their classes are.
-    pub fn tables(&self) -> [(&'static str, &Table); 4] {
-        [
-            ("lifetime", &self.lifetimes),
-            ("size", &self.sizes),
-            ("step", &self.steps),
-            ("stream", &self.streams),
-        ]
+    /// The tables of a few rows, with what their classes are.
+    pub fn tables(&self) -> [(&'static str, &Table); 3] {
+        [("lifetime", &self.lifetimes), ("size", &self.sizes), ("stream", &self.streams)]
+    }
+
+    /// What changed by the step of allocation: steps of which the same came or went as one, with
+    /// the rows that they are of.
+    pub fn step_runs(&self) -> Vec<(Run, Change)> {
+        let rows =
+            self.steps.iter().filter_map(|(step, change)| Some((step.parse().ok()?, *change)));
+        let rows: Vec<(u64, Change)> = rows.collect();
+        let mut found: Vec<(Run, Change)> = Vec::new();
+        for came in [false, true] {
+            let chosen = rows.iter().filter(|(_, change)| match came {
+                true => change.after > change.before,
+                false => change.after < change.before,
+            });
+            let chosen: Vec<(u64, u64)> = chosen
+                .map(|&(step, change)| (step, change.after.abs_diff(change.before)))
+                .collect();
+            for run in alike::runs(&chosen) {
+                let is_of = |step: &u64| chosen.iter().any(|row| row.0 == *step);
+                let of_run = rows
+                    .iter()
+                    .filter(|(step, _)| (run.first..=run.last).contains(step) && is_of(step));
+                let sum = of_run.fold(Change::default(), |sum, (_, change)| Change {
+                    before: sum.before.saturating_add(change.before),
+                    after: sum.after.saturating_add(change.after),
+                });
+                found.push((run, sum));
+            }
+        }
+        found.sort_by_key(|(run, _)| run.first);
+        found
     }
 }
 
@@ -78,7 +111,10 @@ pub fn devices(before: &State, after: &State, largest: usize) -> Vec<DeviceChang
     let pair = |number: u32| {
         let one = of(before, number).map_or(&nothing, |at| &before.devices[at]);
         let other = of(after, number).map_or(&nothing, |at| &after.devices[at]);
-        device(number, one, other, largest)
+        let mut change = device(number, one, other, largest);
+        change.lines = sites((before, one), (after, other), By::Line);
+        change.modules = sites((before, one), (after, other), By::Module);
+        change
     };
     numbers.into_iter().map(pair).collect()
 }
@@ -101,6 +137,8 @@ fn device(number: u32, before: &DeviceState, after: &DeviceState, largest: usize
             device.held.slab_free_bytes.saturating_add(device.held.between_bytes)
         }),
         blocks: change(|device| device.live.all.blocks),
+        lines: Table::new(),
+        modules: Table::new(),
         lifetimes: table(lifetimes(before), lifetimes(after)),
         sizes: classes(&before.live.sizes, &after.live.sizes, size),
         steps: classes(&before.live.steps, &after.live.steps, number_of),
@@ -108,6 +146,23 @@ fn device(number: u32, before: &DeviceState, after: &DeviceState, largest: usize
         new: beyond(&other, &one, largest),
         gone: beyond(&one, &other, largest),
     }
+}
+
+/// Live bytes by line or by module, what changed most first; nothing where no line is known.
+fn sites(before: (&State, &DeviceState), after: (&State, &DeviceState), by: By) -> Table {
+    if before.0.sites.is_empty() && after.0.sites.is_empty() {
+        return Table::new();
+    }
+    let mut changes: BTreeMap<String, Change> = BTreeMap::new();
+    for holder in conclusion::holders(before.0, before.1, by) {
+        changes.entry(holder.key).or_default().before += holder.usage.bytes;
+    }
+    for holder in conclusion::holders(after.0, after.1, by) {
+        changes.entry(holder.key).or_default().after += holder.usage.bytes;
+    }
+    let mut changes: Table = changes.into_iter().collect();
+    changes.sort_by_key(|(_, change)| std::cmp::Reverse(change.after.abs_diff(change.before)));
+    changes
 }
 
 fn table(before: Vec<(String, Sum)>, after: Vec<(String, Sum)>) -> Table {

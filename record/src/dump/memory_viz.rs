@@ -101,7 +101,7 @@ fn frames(lifetime: &str, step: Option<u32>) -> Vec<Frame> {
 }
 
 fn block(address: u64, block: &Block) -> VizBlock {
-    let &Block(size, kind, requested_size, lifetime, _, step) = block;
+    let &Block(size, kind, requested_size, lifetime, _, step, _) = block;
     let (state, frames) = match kind {
         BlockKind::Free => ("inactive", Vec::new()),
         BlockKind::Live => {

@@ -3,7 +3,9 @@
 //! [`state`] is the model. The library fills it from the heap's books, the `gruyere` command from
 //! the record of another process.
 
+pub mod alike;
 pub mod memory_viz;
+pub mod origins;
 pub mod pickle;
 pub mod state;
 

@@ -6,7 +6,10 @@
 #![deny(unsafe_code)]
 
 use super::super::held::Shares;
+use crate::conclusion::Conclusion;
 use crate::facts::Process;
+use crate::sites::{SiteId, Sites};
+use crate::timeline::TimelineEntry;
 use crate::{LIFETIME_NAMES, reader};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -14,7 +17,7 @@ use std::collections::BTreeMap;
 /// [`State::format`].
 pub const FORMAT: &str = "gruyere-state";
 /// [`State::version`].
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// A process's memory at a moment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -27,10 +30,14 @@ pub struct State {
     pub gruyere: String,
     /// The time of the dump.
     pub time_nanoseconds: u64,
+    /// What it comes to, where that was asked for.
+    pub conclusion: Option<Conclusion>,
     /// The process that it is of.
     pub process: ProcessState,
     /// The request that could not be met, in the dump of an out-of-memory.
     pub out_of_memory: Option<OutOfMemory>,
+    /// Where in the program the blocks came from: what their sites' numbers stand for, from 1 on.
+    pub sites: Sites,
     /// The devices that the process uses.
     pub devices: Vec<DeviceState>,
     /// The last events.
@@ -85,6 +92,8 @@ pub struct OutOfMemory {
     pub stream_handle: u64,
     /// The training step.
     pub step: u32,
+    /// Where in the program it came from.
+    pub site: SiteId,
     /// The requesting thread's context, a number of its loader's; 0: none.
     pub context: u64,
     /// The requesting thread, as the system names it.
@@ -176,6 +185,8 @@ pub struct DeviceState {
     pub live: Live,
     /// The gauges of the record, where it is on.
     pub gauges: BTreeMap<String, u64>,
+    /// How the run went.
+    pub timeline: Vec<Stretch>,
     /// What lies where.
     pub segments: Vec<Segment>,
     /// Small blocks that are told as one with others, because there were too many.
@@ -297,6 +308,51 @@ pub struct Largest {
     pub step: Option<u32>,
 }
 
+/// What a device held between two moments.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stretch {
+    /// When it ended.
+    pub time_nanoseconds: u64,
+    /// The training step then.
+    pub step: u64,
+    /// The least that was live whenever it was looked at.
+    pub live_low_bytes: u64,
+    /// The most that was live whenever it was looked at.
+    pub live_high_bytes: u64,
+    /// The most that blocks above 1 MiB and slabs took.
+    pub in_use_high_bytes: u64,
+    /// The most that was held.
+    pub reserved_high_bytes: u64,
+    /// The lowest largest satisfiable request.
+    pub largest_low_bytes: u64,
+    /// The most that waited for streams.
+    pub pending_high_bytes: u64,
+}
+
+/// The most stretches that files have of a device.
+pub const MOST_STRETCHES: usize = 512;
+
+/// A timeline in at most [`MOST_STRETCHES`], the oldest first.
+pub fn timeline(entries: &[TimelineEntry]) -> Vec<Stretch> {
+    let together = entries.len().div_ceil(MOST_STRETCHES).max(1);
+    let stretch = |entries: &[TimelineEntry]| {
+        let last = entries.last()?;
+        let samples = entries.iter().map(|entry| entry.sample);
+        let sample = samples.reduce(|earlier, later| earlier.and(later))?;
+        Some(Stretch {
+            time_nanoseconds: last.realtime_nanoseconds,
+            step: sample.step,
+            live_low_bytes: sample.live_low,
+            live_high_bytes: sample.live_high,
+            in_use_high_bytes: sample.in_use_high,
+            reserved_high_bytes: sample.reserved_high,
+            largest_low_bytes: sample.largest_low,
+            pending_high_bytes: sample.pending_high,
+        })
+    };
+    entries.chunks(together).filter_map(stretch).collect()
+}
+
 /// A contiguous range of memory held.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Segment {
@@ -332,7 +388,7 @@ pub enum BlockKind {
 }
 
 /// A piece of a segment: bytes, what it is, bytes asked for, the lifetime's number, the stream, the
-/// step.
+/// step, the site.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Block(
     /// Length.
@@ -347,6 +403,8 @@ pub struct Block(
     pub u64,
     /// The step of its allocation.
     pub Option<u32>,
+    /// Where in the program it came from.
+    pub SiteId,
 );
 
 /// The last events.

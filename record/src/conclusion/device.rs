@@ -1,0 +1,292 @@
+//! Causes that are told by where the bytes are, without looking for growth.
+
+use std::collections::{BTreeMap, HashSet};
+
+use super::evidence::{Evidence, Refused};
+use super::words::{bytes, of, percent};
+use super::{Cause, Finding};
+use crate::EventKind;
+use crate::sites::{By, Phase, usage};
+use crate::stream::StreamNumber;
+
+/// A share of what is held (or of the device) from which on something is a cause: one in so many.
+const CAUSE: u64 = 4;
+/// Capture pools from which on they are many.
+const MANY_POOLS: usize = 8;
+
+/// All that is found.
+pub fn find(evidence: &Evidence<'_>) -> Vec<Finding> {
+    let of_request = evidence.refused.iter().flat_map(|refused| {
+        [large_request(evidence, refused), others(evidence, refused), ceiling(evidence, refused)]
+    });
+    let of_state = [
+        cuda_graphs(evidence),
+        streams(evidence),
+        pieces(evidence),
+        large_block(evidence),
+        large_once(evidence),
+    ];
+    of_request.chain(of_state).flatten().collect()
+}
+
+fn large_request(evidence: &Evidence<'_>, refused: &Refused) -> Option<Finding> {
+    let (asked, room) = (refused.asked, evidence.room());
+    if asked < room / CAUSE {
+        return None;
+    }
+    let place = evidence.names.place(evidence.sites, refused.site);
+    let who = place.map_or("One request asks".to_owned(), |place| format!("{place} asks"));
+    let live = bytes(evidence.live_bytes());
+    let says = match asked > room {
+        true => {
+            format!(
+                "{who} for {} at once: more than the {} that it may have",
+                bytes(asked),
+                bytes(room)
+            )
+        }
+        false => format!(
+            "{who} for {} at once, {}% of the {} that there are, with {live} live",
+            bytes(asked),
+            percent(asked, room),
+            bytes(room)
+        ),
+    };
+    Some(Finding { cause: Cause::LargeRequest, bytes: asked, says, advice: LARGE })
+}
+
+const LARGE: &[&str] = &[
+    "To do: look at the shape of that one tensor; work on it in pieces (chunks of the batch or of \
+     the sequence, attention that keeps no matrix of scores, logits of the last position only).",
+];
+
+/// One block of the running step that is large beside all else.
+fn large_block(evidence: &Evidence<'_>) -> Option<Finding> {
+    let largest = evidence.live.iter().max_by_key(|block| block.size)?;
+    evidence.refused.as_ref()?;
+    if largest.step != evidence.now || largest.size < evidence.room() / CAUSE {
+        return None;
+    }
+    let place = evidence.names.place(evidence.sites, largest.site);
+    let who = place.map_or("One block".to_owned(), |place| format!("{place}: one block"));
+    Some(Finding {
+        cause: Cause::LargeRequest,
+        bytes: largest.size,
+        says: format!(
+            "{who} of step {} is large, {}",
+            evidence.now,
+            of(largest.size, evidence.live_bytes())
+        ),
+        advice: LARGE,
+    })
+}
+
+/// One step's peak was far above that of all others, and is past.
+fn large_once(evidence: &Evidence<'_>) -> Option<Finding> {
+    if evidence.refused.is_some() {
+        return None;
+    }
+    let mut highs: BTreeMap<u64, u64> = BTreeMap::new();
+    for stretch in &evidence.device.timeline {
+        let high = highs.entry(stretch.step).or_default();
+        *high = (*high).max(stretch.live_high_bytes);
+    }
+    let (&step, &peak) = highs.iter().max_by_key(|&(_, high)| high)?;
+    let mut others: Vec<u64> = highs.values().copied().collect();
+    others.sort_unstable();
+    let median = others[others.len() / 2];
+    if others.len() < 4 || median == 0 || peak < 2 * median || step >= u64::from(evidence.now) {
+        return None;
+    }
+    let is_malloc = |kind: &str| kind == EventKind::Malloc.name();
+    let events = evidence.state.events.entries.iter();
+    let sizes = events
+        .filter(|event| is_malloc(&event.kind) && u32::from(event.device) == evidence.device.device)
+        .map(|event| event.size);
+    let block = match sizes.max().filter(|&size| size >= (peak - median) / 2) {
+        Some(size) => format!("; one block of {} came and went", bytes(size)),
+        None => String::new(),
+    };
+    Some(Finding {
+        cause: Cause::LargeRequest,
+        bytes: peak - median,
+        says: format!(
+            "Step {step} alone had {} live at its peak, other steps {}{block}",
+            bytes(peak),
+            bytes(median)
+        ),
+        advice: LARGE,
+    })
+}
+
+fn others(evidence: &Evidence<'_>, refused: &Refused) -> Option<Finding> {
+    let total = evidence.device.total_bytes;
+    if refused.others < (total / CAUSE).max(1) {
+        return None;
+    }
+    let about = if refused.free.is_none() { "at least " } else { "" };
+    Some(Finding {
+        cause: Cause::Others,
+        bytes: refused.others,
+        says: format!(
+            "Others hold {about}{} of the {} of device {} ({}%); this process holds {}",
+            bytes(refused.others),
+            bytes(total),
+            evidence.device.device,
+            percent(refused.others, total),
+            bytes(evidence.device.held.reserved_bytes)
+        ),
+        advice: &[
+            "To do: `nvidia-smi` names the processes, `gruyere ps` those that use Gruyère; another \
+             run that was not ended, a notebook, or libraries of this process that allocate for themselves.",
+        ],
+    })
+}
+
+fn ceiling(evidence: &Evidence<'_>, refused: &Refused) -> Option<Finding> {
+    let (limit, total) = (evidence.room(), evidence.device.total_bytes);
+    let has_room = refused.free.is_some_and(|free| free >= refused.asked);
+    (limit < total && has_room).then(|| Finding {
+        cause: Cause::Ceiling,
+        // It is what refused, but not what took the memory.
+        bytes: 0,
+        says: format!(
+            "The ceiling of {} is reached, while the device of {} has room",
+            bytes(limit),
+            bytes(total)
+        ),
+        advice: &[
+            "To do: raise `limit` in GRUYERE_CONF, or torch.cuda.set_per_process_memory_fraction.",
+        ],
+    })
+}
+
+fn cuda_graphs(evidence: &Evidence<'_>) -> Option<Finding> {
+    let captured = evidence.device.segments.iter().filter(|segment| segment.holder == "captured");
+    let (mut pools, mut held) = (HashSet::new(), 0u64);
+    for segment in captured {
+        pools.insert(segment.pool_id);
+        held = held.saturating_add(segment.bytes);
+    }
+    if pools.len() < 2 || held < evidence.device.held.reserved_bytes / CAUSE {
+        return None;
+    }
+    let free = evidence.device.held.captured_free_bytes;
+    let many = if pools.len() < MANY_POOLS { "" } else { "many " };
+    Some(Finding {
+        cause: Cause::CudaGraphs,
+        bytes: held,
+        says: format!(
+            "{many}CUDA graphs hold {} in {} pools of their own ({}% of what is held), {} of it \
+             free",
+            bytes(held),
+            pools.len(),
+            percent(held, evidence.device.held.reserved_bytes),
+            bytes(free)
+        )
+        .replacen("many", "Many", 1),
+        advice: &["To do: let graphs that are not replayed at once share a pool \
+             (torch.cuda.graph(g, pool=...)), pad shapes to a few sizes, drop graphs that are replayed no more."],
+    })
+}
+
+fn streams(evidence: &Evidence<'_>) -> Option<Finding> {
+    let (waits, held) = (evidence.device.held.pending_bytes, evidence.device.held.reserved_bytes);
+    if waits == 0 || waits < held / CAUSE {
+        return None;
+    }
+    let found = usage(&evidence.pending, evidence.sites, By::Line, evidence.now);
+    let place = found.first().and_then(|most| evidence.names.place(evidence.sites, most.site));
+    let made = place.map_or(String::new(), |place| format!(", most from {place}"));
+    let mut by_stream: BTreeMap<u32, u64> = BTreeMap::new();
+    let events = evidence.state.events.entries.iter();
+    for event in events.filter(|event| event.kind == EventKind::RecordStream.name()) {
+        *by_stream.entry(event.stream).or_default() += 1;
+    }
+    let stream = by_stream.iter().max_by_key(|&(_, count)| count);
+    let stream = stream
+        .map_or("streams".to_owned(), |(&stream, _)| format!("stream {}", StreamNumber(stream)));
+    Some(Finding {
+        cause: Cause::Streams,
+        bytes: waits,
+        says: format!(
+            "{} is freed and waits for {stream} ({}% of what is held){made}",
+            bytes(waits),
+            percent(waits, held)
+        ),
+        advice: &[
+            "To do: the host runs ahead of a stream that record_stream named: let it wait for that \
+             stream now and then (stream.synchronize() every few steps), or keep fewer batches under way.",
+        ],
+    })
+}
+
+fn pieces(evidence: &Evidence<'_>) -> Option<Finding> {
+    let held = &evidence.device.held;
+    let free = held.between_bytes.saturating_add(held.slab_free_bytes);
+    // Of a small program, a few pages are a large share.
+    if free < (held.reserved_bytes / CAUSE).max(64 << 20) {
+        return None;
+    }
+    Some(Finding {
+        cause: Cause::Pieces,
+        bytes: free,
+        says: format!(
+            "{} is free in pieces between blocks that live on ({}% of what is held)",
+            bytes(free),
+            percent(free, held.reserved_bytes)
+        ),
+        advice: &[
+            "To do: tag what lives long (gruyere.lifetime(\"persistent\")), which keeps it apart; \
+             `gruyere map`.",
+        ],
+    })
+}
+
+/// Nothing of all that was found.
+pub fn nothing(evidence: &Evidence<'_>) -> Finding {
+    let live = evidence.live_bytes();
+    let peak = bytes(evidence.device.live_peak_bytes.max(live));
+    let steps = match evidence.now {
+        0 => "no step was marked".to_owned(),
+        1 => "1 step".to_owned(),
+        now => format!("{now} steps"),
+    };
+    if let Some(refused) = &evidence.refused {
+        let full = Finding {
+            cause: Cause::Full,
+            bytes: live,
+            says: format!(
+                "The device is full of live blocks, and nothing grows: {} live of {}, {} asked for",
+                bytes(live),
+                bytes(evidence.room()),
+                bytes(refused.asked)
+            ),
+            advice: full_advice(evidence),
+        };
+        return full;
+    }
+    Finding {
+        cause: Cause::Nothing,
+        bytes: 0,
+        says: format!("Nothing grows ({steps}): {} live, {peak} at the peak", bytes(live)),
+        advice: &[],
+    }
+}
+
+/// What helps depends on what it is that fills the device.
+fn full_advice(evidence: &Evidence<'_>) -> &'static [&'static str] {
+    let of_phase = |wanted: Phase| {
+        let blocks = evidence.live.iter();
+        let is_wanted = |site| evidence.sites.get(site).is_some_and(|site| site.phase == wanted);
+        blocks.filter(|block| is_wanted(block.site)).map(|block| block.size).sum::<u64>()
+    };
+    let (forward, optimizer) = (of_phase(Phase::Forward), of_phase(Phase::Optimizer));
+    if optimizer > forward && optimizer > evidence.live_bytes() / CAUSE {
+        return &[
+            "To do: the states of the optimiser are the most: one with fewer or smaller states \
+             (8 bits), or shard or offload them (FSDP, ZeRO).",
+        ];
+    }
+    &["To do: a smaller batch, activation checkpointing or offloading."]
+}

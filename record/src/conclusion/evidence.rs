@@ -1,0 +1,158 @@
+//! What is known of a device at the end, as the causes ask for it.
+
+use crate::dump::state::{BlockKind, DeviceState, State, Stretch};
+use crate::sites::{SiteId, Sites};
+use crate::{BlockEntry, EventKind};
+
+use super::words::Names;
+
+/// A request that could not be met.
+pub struct Refused {
+    /// What was asked for.
+    pub asked: u64,
+    /// Where in the program.
+    pub site: SiteId,
+    /// What others hold of the device. From outside of the process it is only known that it was at
+    /// least so much.
+    pub others: u64,
+    /// What of the device is free, where the driver said so.
+    pub free: Option<u64>,
+}
+
+/// What is known.
+pub struct Evidence<'a> {
+    pub state: &'a State,
+    /// The device that it is about: that of the refused request, else the one with most held.
+    pub device: &'a DeviceState,
+    pub sites: &'a Sites,
+    pub names: Names,
+    /// The step that runs.
+    pub now: u32,
+    /// The live blocks of which the step is known.
+    pub live: Vec<BlockEntry>,
+    /// Those that wait for streams.
+    pub pending: Vec<BlockEntry>,
+    /// The request that could not be met, if that is how it ended.
+    pub refused: Option<Refused>,
+}
+
+impl<'a> Evidence<'a> {
+    /// What `state` has; `None`: no device.
+    pub fn of(state: &'a State) -> Option<Self> {
+        let of_refused = state.out_of_memory.as_ref().map(|refused| refused.device);
+        let last = last_refused(state);
+        let chosen = of_refused.or(last.map(|(device, _)| device));
+        let device = state
+            .devices
+            .iter()
+            .find(|device| Some(device.device) == chosen)
+            .or_else(|| state.devices.iter().max_by_key(|device| device.held.reserved_bytes))?;
+        let refused = match &state.out_of_memory {
+            Some(refused) => Some(Refused {
+                asked: refused.asked_bytes,
+                site: refused.site,
+                others: refused.cause.others_bytes.unwrap_or(0),
+                free: refused.cause.free_bytes,
+            }),
+            None => last.map(|(_, asked)| Refused {
+                asked,
+                site: SiteId::NONE,
+                others: others_at_least(device, asked),
+                free: None,
+            }),
+        };
+        let (live, pending) = blocks(device);
+        Some(Self {
+            state,
+            device,
+            sites: &state.sites,
+            names: Names::of(&state.sites),
+            now: u32::try_from(device.step).unwrap_or(u32::MAX),
+            live,
+            pending,
+            refused,
+        })
+    }
+
+    /// All that is live.
+    pub fn live_bytes(&self) -> u64 {
+        self.device.live.all.bytes
+    }
+
+    /// What the program may have of the device.
+    pub fn room(&self) -> u64 {
+        match self.device.limit_bytes {
+            0 => self.device.total_bytes,
+            limit => limit.min(self.device.total_bytes),
+        }
+    }
+
+    /// The stretches of the timeline in which these steps ran.
+    pub fn stretches(&self, first: u32, last: u32) -> impl Iterator<Item = &'a Stretch> {
+        let steps = u64::from(first)..=u64::from(last);
+        self.device.timeline.iter().filter(move |stretch| steps.contains(&stretch.step))
+    }
+
+    /// How far the lows of live memory have risen from step `since` to the end. `None`: the
+    /// timeline is too coarse to tell.
+    pub fn rise(&self, since: u32) -> Option<u64> {
+        // Lows within a step are not compared with those between two.
+        let few = (self.now.saturating_sub(since) / 8).max(1);
+        let low = |first, last| self.stretches(first, last).map(|one| one.live_low_bytes).min();
+        let before = low(since, since.saturating_add(few))?;
+        let after = low(self.now.saturating_sub(few), u32::MAX)?;
+        Some(after.saturating_sub(before))
+    }
+
+    /// What to say where lines are missing: nobody asked for them.
+    pub fn untold(&self) -> Option<String> {
+        self.sites.is_empty().then(|| {
+            "No lines of the program are known: `blame:large` in GRUYERE_CONF, with python -m \
+             gruyere."
+                .to_owned()
+        })
+    }
+}
+
+/// The live blocks of a device, and those that wait for streams.
+pub fn blocks(device: &DeviceState) -> (Vec<BlockEntry>, Vec<BlockEntry>) {
+    let (mut live, mut pending) = (Vec::new(), Vec::new());
+    for segment in &device.segments {
+        let mut at = segment.address;
+        for block in &segment.blocks {
+            let entry = BlockEntry {
+                address: at,
+                size: block.0,
+                requested: block.2,
+                step: block.5.unwrap_or(0),
+                lifetime: block.3,
+                site: block.6,
+                ..BlockEntry::default()
+            };
+            match block.1 {
+                BlockKind::Live => live.push(entry),
+                BlockKind::Pending => pending.push(entry),
+                BlockKind::Free => {}
+            }
+            at = at.saturating_add(block.0);
+        }
+    }
+    (live, pending)
+}
+
+/// The device and the bytes of the last request that was refused, if nothing was allocated after
+/// it: what a program that died of it leaves.
+fn last_refused(state: &State) -> Option<(u32, u64)> {
+    let kinds = [EventKind::OutOfMemory, EventKind::Malloc].map(EventKind::name);
+    let last = state.events.entries.iter().rev().find(|event| kinds.contains(&&*event.kind))?;
+    (last.kind == kinds[0]).then_some((last.device.into(), last.size))
+}
+
+/// What others held when so much was refused, at least: the device had less than that free.
+fn others_at_least(device: &DeviceState, asked: u64) -> u64 {
+    if device.limit_bytes > 0 && device.limit_bytes < device.total_bytes {
+        return 0;
+    }
+    let held = device.held.reserved_bytes.max(device.reserved_peak_bytes);
+    device.total_bytes.saturating_sub(held).saturating_sub(asked)
+}

@@ -1,0 +1,364 @@
+//! What grows: blocks that step after step leaves behind, and those that pile up within one.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use super::evidence::Evidence;
+use super::words::{bytes, of};
+use super::{Cause, Finding};
+use crate::BlockEntry;
+use crate::sites::{By, Frame, Growth, Phase, Site, SiteId, Usage, usage};
+
+/// What grew.
+#[derive(Default)]
+pub struct Grown {
+    /// What is to be said of it, by cause.
+    pub findings: Vec<Finding>,
+    /// What looks alike and is level.
+    pub level: Vec<String>,
+}
+
+/// Growth of less than this share of what is live (one in so many) is no cause.
+const LEAST_SHARE: u64 = 50;
+/// The same of what piles up within a step: a step may well hold much of its own.
+const LEAST_PILE: u64 = 4;
+/// Blocks of one site and one step from which on a module has run again and again.
+const AGAIN: usize = 3;
+/// Those from which on one line has collected them.
+const COLLECTED: usize = 8;
+/// Steps by which lines that grow together may differ in their first.
+const TOGETHER: u32 = 2;
+
+/// Lines that grow, of about the same first step.
+struct Group {
+    lines: Vec<(Usage, Growth)>,
+}
+
+impl Group {
+    fn since(&self) -> u32 {
+        self.lines.iter().map(|(_, growth)| growth.since).min().unwrap_or(0)
+    }
+    fn bytes(&self) -> u64 {
+        self.lines.iter().map(|(_, growth)| growth.bytes).sum()
+    }
+    fn bytes_a_step(&self) -> u64 {
+        self.lines.iter().map(|(_, growth)| growth.bytes_a_step).sum()
+    }
+}
+
+/// All that grows.
+pub fn find(evidence: &Evidence<'_>) -> Grown {
+    let mut grown = Grown::default();
+    let mut explained: Vec<Group> = Vec::new();
+    for group in groups(evidence) {
+        // What has grown for longer is the surer, and is not counted for the others again.
+        let steps = u64::from(evidence.now.saturating_sub(group.since()));
+        let known: u64 = explained.iter().map(|group| group.bytes_a_step() * steps).sum();
+        let rise = evidence.rise(group.since());
+        if rise.is_none_or(|rise| rise.saturating_sub(known) >= group.bytes() / 2) {
+            explained.push(group);
+        } else if is_much(evidence, group.bytes()) {
+            grown.level.push(level(evidence, &group));
+        }
+    }
+    grown.level.truncate(1);
+    let much = explained.iter().filter(|group| is_much(evidence, group.bytes()));
+    grown.findings = much.map(|group| grows(evidence, group)).collect();
+    grown.findings.extend(pile(evidence));
+    grown
+}
+
+fn is_much(evidence: &Evidence<'_>, bytes: u64) -> bool {
+    bytes >= (evidence.live_bytes() / LEAST_SHARE).max(1)
+}
+
+/// The lines that have survivors from many steps, the oldest first.
+fn groups(evidence: &Evidence<'_>) -> Vec<Group> {
+    let found = usage(&evidence.live, evidence.sites, By::Line, evidence.now);
+    let mut lines: Vec<(Usage, Growth)> =
+        found.into_iter().filter_map(|usage| usage.growth.map(|growth| (usage, growth))).collect();
+    lines.sort_by_key(|(_, growth)| growth.since);
+    let mut groups: Vec<Group> = Vec::new();
+    for (usage, growth) in lines {
+        match groups.last_mut() {
+            Some(group) if growth.since - group.since() <= TOGETHER => {
+                group.lines.push((usage, growth));
+            }
+            _ => groups.push(Group { lines: vec![(usage, growth)] }),
+        }
+    }
+    for group in &mut groups {
+        group.lines.sort_by_key(|(_, growth)| std::cmp::Reverse(growth.bytes));
+    }
+    groups
+}
+
+/// Survivors of many steps, while live memory has not risen.
+fn level(evidence: &Evidence<'_>, group: &Group) -> String {
+    let place = place(evidence, group.lines[0].0.site);
+    let steps = evidence.now.saturating_sub(group.since());
+    format!(
+        "{place} holds {} of the last {steps} steps, and is level: a queue that is full",
+        bytes(group.bytes())
+    )
+}
+
+/// A stack that grows, and its blocks.
+struct Stack<'a> {
+    site: &'a Site,
+    blocks: Vec<&'a BlockEntry>,
+}
+
+impl Stack<'_> {
+    fn steps(&self) -> BTreeSet<u32> {
+        self.blocks.iter().map(|block| block.step).collect()
+    }
+    fn bytes(&self) -> u64 {
+        self.blocks.iter().map(|block| block.size).sum()
+    }
+    /// How many blocks a step has of it.
+    fn again(&self) -> usize {
+        self.blocks.len() / self.steps().len().max(1)
+    }
+}
+
+/// What a group is, by which modules left it.
+fn grows(evidence: &Evidence<'_>, group: &Group) -> Finding {
+    let (since, rate) = (group.since(), bytes(group.bytes_a_step()));
+    let whole = of(group.bytes(), evidence.live_bytes());
+    let tail = format!("{rate} a step since step {since}: {whole}");
+    let finding = |cause, says, advice| Finding { cause, bytes: group.bytes(), says, advice };
+    let stacks = stacks(evidence, group);
+    if let Some(called) = of_modules(evidence, &stacks) {
+        let Called { place, modules, again, is_graph } = called;
+        return match (again >= AGAIN, is_graph) {
+            (true, _) => finding(
+                Cause::NoGrad,
+                format!("{place} keeps graphs (no torch.no_grad()?), {tail}"),
+                NO_GRAD,
+            ),
+            (false, true) => finding(
+                Cause::AutogradGraphs,
+                format!("{place} keeps graphs of past steps, {tail}"),
+                GRAPHS,
+            ),
+            (false, false) => finding(
+                Cause::Hooks,
+                format!("{place} keeps outputs of {modules} modules (hooks?), {tail}"),
+                HOOKS,
+            ),
+        };
+    }
+    let (first, growth) = &group.lines[0];
+    let mut place = place(evidence, first.site);
+    // What grows beside it by as much has a part in it.
+    let more = group.lines[1..].iter().filter(|(_, other)| other.bytes >= growth.bytes / 4).count();
+    match more {
+        0 => {}
+        1 => place.push_str(" and 1 line more"),
+        more => place.push_str(&format!(" and {more} lines more")),
+    }
+    match is_like_a_cache(&stacks, growth) {
+        true => {
+            finding(Cause::Cache, format!("{place} fills a cache without bound, {tail}"), CACHE)
+        }
+        false => finding(Cause::Leak, format!("{place} keeps {tail}"), LEAK),
+    }
+}
+
+const LEAK: &[&str] = &[
+    "To do: find what keeps that line's result (a list, an attribute, a closure) and bound it; of \
+     a loss or a metric keep .item() or .detach().cpu().",
+];
+const CACHE: &[&str] = &[
+    "To do: give it a bound (functools.lru_cache(maxsize=...)), or keys that recur (lengths padded \
+     to a few).",
+    "Less likely: a list of results of many sizes; of those keep .item() or .cpu().",
+];
+const GRAPHS: &[&str] = &[
+    "To do: a loss or an output is kept with its graph: add up loss.item(), keep .detach(), no \
+     retain_graph.",
+    "Less likely: hooks that keep what modules return (handle.remove(), .detach().cpu()).",
+];
+const HOOKS: &[&str] = &[
+    "To do: remove hooks when they are done (handle.remove()), empty what they fill, or keep \
+     copies on the host (.cpu()).",
+    "Less likely: outputs that are kept with their graphs (keep .detach() or .item()).",
+];
+const NO_GRAD: &[&str] = &[
+    "To do: run it in torch.no_grad() or torch.inference_mode(), and of its results keep .item() \
+     or .detach().cpu().",
+    "Less likely: losses of many forwards wait for one backward (call backward for each).",
+];
+const COLLECT: &[&str] = &[
+    "To do: move what is collected to the host as it comes (.cpu()), or keep its sum in place of \
+     each.",
+];
+
+/// The stacks of a group's lines, with the blocks that grow.
+fn stacks<'a>(evidence: &'a Evidence<'_>, group: &Group) -> Vec<Stack<'a>> {
+    let lines: Vec<Option<&Frame>> = group
+        .lines
+        .iter()
+        .map(|(usage, _)| evidence.sites.get(usage.site).and_then(Site::line))
+        .collect();
+    let since = group.since();
+    let mut stacks: HashMap<SiteId, Stack<'a>> = HashMap::new();
+    for block in evidence.live.iter().filter(|block| block.step >= since) {
+        if let Some(site) = evidence.sites.get(block.site)
+            && lines.contains(&site.line())
+        {
+            let stack =
+                stacks.entry(block.site).or_insert_with(|| Stack { site, blocks: Vec::new() });
+            stack.blocks.push(block);
+        }
+    }
+    // What only the last steps have is in the ordinary course.
+    let mut stacks: Vec<Stack<'a>> =
+        stacks.into_values().filter(|stack| stack.steps().len() > 2).collect();
+    stacks.sort_by_key(|stack| std::cmp::Reverse(stack.bytes()));
+    stacks
+}
+
+/// Modules that left blocks, as often as they ran.
+struct Called {
+    /// The line from which all of them were called.
+    place: String,
+    modules: usize,
+    /// How often each ran within a step.
+    again: usize,
+    /// Whether more is kept than what each module returned.
+    is_graph: bool,
+}
+
+/// What is known of the modules, where most of what grows is theirs. Autograd keeps what its
+/// backward needs: several blocks of a module, and inputs from outside of all modules. A hook keeps
+/// what its module returned, and nothing else.
+fn of_modules(evidence: &Evidence<'_>, stacks: &[Stack<'_>]) -> Option<Called> {
+    let is_inside = |stack: &&Stack<'_>| !stack.site.module.is_empty();
+    let inside: Vec<&Stack<'_>> = stacks.iter().filter(is_inside).collect();
+    let sum = |stacks: &[&Stack<'_>]| stacks.iter().map(|stack| stack.bytes()).sum::<u64>();
+    let mut by_module: BTreeMap<&str, usize> = BTreeMap::new();
+    for stack in &inside {
+        *by_module.entry(&stack.site.module).or_default() += stack.again();
+    }
+    if by_module.len() < 2 || 2 * sum(&inside) < stacks.iter().map(Stack::bytes).sum() {
+        return None;
+    }
+    let mut again: Vec<usize> = inside.iter().map(|stack| stack.again()).collect();
+    again.sort_unstable();
+    let again = again[again.len() / 2];
+    let is_outside = |stack: &&Stack<'_>| {
+        stack.site.module.is_empty() && matches!(stack.site.phase, Phase::Unknown | Phase::Forward)
+    };
+    let has_outside = stacks.iter().any(|stack| is_outside(&stack));
+    let is_graph = has_outside || by_module.values().any(|&blocks| blocks > again);
+    let sites: Vec<&Site> = inside.iter().map(|stack| stack.site).collect();
+    let place = common(&sites).or(sites.first().and_then(|site| site.line()));
+    let place = place.map_or("The program".to_owned(), |frame| evidence.names.frame(frame));
+    Some(Called { place, modules: by_module.len(), again, is_graph })
+}
+
+/// The innermost of the program's own frames that all of these have called through.
+fn common<'a>(sites: &[&'a Site]) -> Option<&'a Frame> {
+    let own = |site: &&'a Site| -> Vec<&'a Frame> {
+        site.frames.iter().rev().filter(|frame| frame.is_own()).collect()
+    };
+    let (first, others) = sites.split_first()?;
+    let mut shared = own(first);
+    for site in others {
+        let alike = shared.iter().zip(own(site)).take_while(|(one, other)| **one == *other);
+        let alike = alike.count();
+        shared.truncate(alike);
+    }
+    shared.last().copied()
+}
+
+/// Blocks of ever new sizes, or left by few of the steps: what finds some keys again.
+fn is_like_a_cache(stacks: &[Stack<'_>], growth: &Growth) -> bool {
+    let Some(first) = stacks.first() else { return false };
+    let sizes: BTreeSet<u64> = first.blocks.iter().map(|block| block.size).collect();
+    let steps = first.steps();
+    let all = steps.last().map_or(0, |last| last.saturating_sub(growth.since) + 1);
+    2 * sizes.len() >= first.blocks.len().max(6) || 3 * steps.len() < 2 * all as usize
+}
+
+/// What piled up in the step that runs: modules that ran again and again and whose graphs are all
+/// there, or one line that collects.
+fn pile(evidence: &Evidence<'_>) -> Option<Finding> {
+    let young = evidence.now.saturating_sub(1);
+    let mut stacks: HashMap<(SiteId, u32), Vec<&BlockEntry>> = HashMap::new();
+    for block in evidence.live.iter().filter(|block| block.step >= young) {
+        if evidence.sites.get(block.site).is_some_and(|site| site.phase != Phase::Optimizer) {
+            stacks.entry((block.site, block.step)).or_default().push(block);
+        }
+    }
+    stacks.retain(|_, blocks| blocks.len() >= AGAIN);
+    let size = |blocks: &[&BlockEntry]| blocks.iter().map(|block| block.size).sum::<u64>();
+    let whole: u64 = stacks.values().map(|blocks| size(blocks)).sum();
+    if whole == 0 || whole < evidence.live_bytes() / LEAST_PILE || is_usual(evidence, whole) {
+        return None;
+    }
+    let (&(site, step), largest) =
+        stacks.iter().max_by_key(|(key, blocks)| (size(blocks), *key))?;
+    let site_of = |id: SiteId| evidence.sites.get(id);
+    let inside: Vec<&Site> = stacks
+        .keys()
+        .filter_map(|&(id, _)| site_of(id))
+        .filter(|site| !site.module.is_empty())
+        .collect();
+    let modules: BTreeSet<&str> = inside.iter().map(|site| &*site.module).collect();
+    let told = of(whole, evidence.live_bytes());
+    if modules.len() >= 2 {
+        let frame = common(&inside).or(inside[0].line())?;
+        let (place, count) = (evidence.names.frame(frame), largest.len());
+        return Some(Finding {
+            cause: Cause::NoGrad,
+            bytes: whole,
+            says: format!(
+                "{place} keeps the graphs of {count} forwards (no torch.no_grad()?): {told}"
+            ),
+            advice: NO_GRAD,
+        });
+    }
+    let is_made_before = site_of(site).is_some_and(|site| site.module.is_empty()) && step == 0;
+    if largest.len() < COLLECTED || is_made_before {
+        return None;
+    }
+    let (place, count) = (place(evidence, site), largest.len());
+    Some(Finding {
+        cause: Cause::Collected,
+        bytes: whole,
+        says: format!("{place} collects {count} blocks within step {step}: {told}"),
+        advice: COLLECT,
+    })
+}
+
+/// Whether earlier steps had as much, or it has all been there for long.
+fn is_usual(evidence: &Evidence<'_>, pile: u64) -> bool {
+    let live = evidence.live_bytes();
+    let timeline = &evidence.device.timeline;
+    match evidence.now.checked_sub(2) {
+        // A step that is over had as much.
+        Some(last) => {
+            evidence.stretches(1, last).any(|stretch| stretch.live_high_bytes >= live - live / 5)
+        }
+        None => timeline
+            .get(timeline.len() / 2)
+            .is_some_and(|half| half.live_low_bytes.saturating_add(pile / 4) > live),
+    }
+}
+
+/// A site's line, or, where none is known, what its blocks are like.
+fn place(evidence: &Evidence<'_>, site: SiteId) -> String {
+    if let Some(place) = evidence.names.place(evidence.sites, site) {
+        return place;
+    }
+    let mut sizes: BTreeMap<u64, u64> = BTreeMap::new();
+    for block in evidence.live.iter().filter(|block| block.site == site && block.step > 0) {
+        *sizes.entry(block.requested).or_default() += block.size;
+    }
+    match sizes.iter().max_by_key(|&(_, sum)| sum) {
+        Some((&size, _)) => format!("What makes blocks of {}", bytes(size)),
+        None => "Code that is not known".to_owned(),
+    }
+}

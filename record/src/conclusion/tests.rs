@@ -1,0 +1,449 @@
+//! Conclusions on made states: each cause, and programs to which nothing is wrong.
+
+use super::*;
+use crate::dump::state::{
+    Block, BlockKind, DeviceState, Event, OutOfMemory, Segment, Stretch, Sum,
+};
+use crate::sites::{Frame, Phase, Site, SiteId, Sites};
+
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+
+/// A state that is put together.
+struct Made {
+    state: State,
+    sites: Vec<Site>,
+    device: DeviceState,
+    blocks: Vec<Block>,
+}
+
+fn frame(file: &str, line: u32, function: &str) -> Frame {
+    Frame { file: file.into(), line, function: function.into() }
+}
+
+impl Made {
+    /// A device of 16 GiB at the beginning of step `now`.
+    fn at(now: u64) -> Self {
+        let device = DeviceState { step: now, total_bytes: 16 * GIB, ..DeviceState::default() };
+        Self { state: State::default(), sites: Vec::new(), device, blocks: Vec::new() }
+    }
+
+    fn site(&mut self, frames: &[Frame], module: &str, phase: Phase) -> SiteId {
+        let frames = frames.to_vec();
+        let site = Site { frames, module: module.into(), phase, forward: SiteId::NONE };
+        self.sites.push(site);
+        SiteId(self.sites.len() as u32)
+    }
+
+    /// A site of one line of the program's own.
+    fn line(&mut self, line: u32, function: &str) -> SiteId {
+        self.site(&[frame("/home/me/train.py", line, function)], "", Phase::Unknown)
+    }
+
+    /// One inside of a module, called from line 20 of `function`.
+    fn module(&mut self, module: &str, torchs: u32, function: &str) -> SiteId {
+        let torch = "/venv/lib/python3.12/site-packages/torch/nn/functional.py";
+        let frames = [frame(torch, torchs, "op"), frame("/home/me/train.py", 20, function)];
+        self.site(&frames, module, Phase::Forward)
+    }
+
+    fn block(&mut self, site: SiteId, step: u32, bytes: u64) {
+        self.blocks.push(Block(bytes, BlockKind::Live, bytes, 0, 0, Some(step), site));
+        let all = &mut self.device.live.all;
+        all.add(Sum { blocks: 1, bytes, requested_bytes: bytes });
+        self.device.held.live_bytes = all.bytes;
+        self.device.held.reserved_bytes += bytes;
+    }
+
+    /// Lows of live memory by step, each with a peak above it.
+    fn lows(&mut self, low: impl Fn(u64) -> u64) {
+        let stretch = |step| Stretch {
+            step,
+            live_low_bytes: low(step),
+            live_high_bytes: low(step) + 100 * MIB,
+            ..Stretch::default()
+        };
+        self.device.timeline = (0..=self.device.step).map(stretch).collect();
+    }
+
+    /// A request that was refused, with so much of the device in others' hands.
+    fn refused(&mut self, asked_bytes: u64, others: u64, site: SiteId) {
+        let mut refused = OutOfMemory { asked_bytes, site, ..OutOfMemory::default() };
+        refused.cause.others_bytes = Some(others);
+        refused.cause.free_bytes = Some(0);
+        self.state.out_of_memory = Some(refused);
+    }
+
+    fn state(self) -> State {
+        let Made { mut state, sites, mut device, blocks } = self;
+        let bytes = blocks.iter().map(|block| block.0).sum();
+        device.segments.push(Segment { bytes, blocks, ..Segment::default() });
+        state.devices = vec![device];
+        state.sites = Sites::new(sites);
+        state
+    }
+
+    fn concludes(self) -> Conclusion {
+        let conclusion = Conclusion::of(&self.state(), &[]);
+        assert!(conclusion.lines.len() <= MOST_LINES, "{conclusion:#?}");
+        for line in &conclusion.lines {
+            assert!(line.chars().count() <= MOST_COLUMNS && !line.ends_with('…'), "{line}");
+        }
+        conclusion
+    }
+
+    /// The cause and the first sentence.
+    fn first(self) -> (Cause, String) {
+        let conclusion = self.concludes();
+        let (first, rest) = conclusion.lines.split_first().expect("a first line");
+        let more = rest.iter().take_while(|line| line.starts_with("  "));
+        (conclusion.cause, more.fold(first.clone(), |said, line| format!("{said}{}", &line[1..])))
+    }
+}
+
+/// Weights of 1 GiB, which were made before the first step.
+fn with_weights(now: u64) -> Made {
+    let mut made = Made::at(now);
+    let weights = made.line(5, "<module>");
+    (0..16).for_each(|_| made.block(weights, 0, 64 * MIB));
+    made
+}
+
+/// The same, and line 42 leaves 64 MiB a step since step 3.
+fn leaking() -> Made {
+    let mut made = with_weights(40);
+    let leak = made.line(42, "main.<locals>.step");
+    (3..=40).for_each(|step| made.block(leak, step, 64 * MIB));
+    made.lows(|step| GIB + 64 * MIB * step.saturating_sub(2));
+    made
+}
+
+#[test]
+fn a_leak_is_named_with_its_line_its_rate_and_its_beginning() {
+    let conclusion = leaking().concludes();
+    assert_eq!(conclusion.cause, Cause::Leak);
+    assert_eq!(
+        conclusion.lines[0],
+        "train.py:42 in step keeps 64 MiB a step since step 3: 2.2 GiB of the 3.4 GiB live (67%)"
+    );
+    assert_eq!(
+        conclusion.lines[1],
+        "Most is held by train.py:42 in step: 2.4 GiB of the 3.4 GiB live (70%), 38 blocks"
+    );
+    assert_eq!(
+        conclusion.lines[2],
+        "then by train.py:5: 1 GiB of the 3.4 GiB live (30%), 16 blocks"
+    );
+    assert!(conclusion.lines[3].starts_with("To do: "), "{conclusion:?}");
+}
+
+#[test]
+fn a_queue_that_is_full_is_no_leak_while_live_memory_is_level() {
+    let queue = |low: fn(u64) -> u64| {
+        let mut made = with_weights(100);
+        let put = made.line(12, "put");
+        (69..=100).for_each(|step| made.block(put, step, 64 * MIB));
+        made.lows(low);
+        made.concludes()
+    };
+    let level = queue(|step| GIB + 64 * MIB * step.min(32));
+    assert_eq!(level.cause, Cause::Nothing, "{level:?}");
+    assert_eq!(level.lines[0], "Nothing grows (100 steps): 3 GiB live, 3 GiB at the peak");
+    assert!(level.lines[1].starts_with("train.py:12 in put holds 1.9 GiB of the last 31 steps"));
+    // The same survivors while the lows rise.
+    assert_eq!(queue(|step| GIB + 64 * MIB * step.saturating_sub(68)).cause, Cause::Leak);
+}
+
+#[test]
+fn a_leak_beside_a_full_queue_is_named_alone() {
+    let mut made = with_weights(100);
+    let (leak, put) = (made.line(42, "step"), made.line(12, "put"));
+    (1..=100).for_each(|step| made.block(leak, step, 10 * MIB));
+    (69..=100).for_each(|step| made.block(put, step, 64 * MIB));
+    made.lows(|step| GIB + 64 * MIB * step.min(32) + 10 * MIB * step);
+    let conclusion = made.concludes();
+    assert_eq!(conclusion.cause, Cause::Leak);
+    assert!(
+        conclusion.lines[0].starts_with("train.py:42 in step keeps 10 MiB a step since step 1")
+    );
+    assert!(conclusion.lines[1].contains("put holds"), "{conclusion:?}");
+}
+
+#[test]
+fn a_healthy_program_is_accused_of_nothing() {
+    let mut made = with_weights(40);
+    let activations = made.module("layers.0", 1, "step");
+    (0..4).for_each(|_| made.block(activations, 40, 100 * MIB));
+    made.block(activations, 39, 100 * MIB);
+    made.lows(|_| GIB);
+    let conclusion = made.concludes();
+    assert_eq!(conclusion.cause, Cause::Nothing);
+    assert!(conclusion.lines[0].starts_with("Nothing grows (40 steps)"), "{conclusion:?}");
+    assert!(conclusion.lines[1].starts_with("Most is held by train.py:5: 1 GiB of the 1.5 GiB"));
+    assert!(!conclusion.lines.iter().any(|line| line.contains("To do")), "{conclusion:?}");
+}
+
+#[test]
+fn what_no_line_is_known_of_is_told_by_its_size_and_the_remedy_is_said() {
+    let mut made = Made::at(40);
+    (0..16).for_each(|_| made.block(SiteId::NONE, 0, 64 * MIB));
+    (3..=40).for_each(|step| made.block(SiteId::NONE, step, 16 * MIB));
+    made.lows(|step| GIB + 16 * MIB * step.saturating_sub(2));
+    let conclusion = made.concludes();
+    assert!(
+        conclusion.lines[0].starts_with("What makes blocks of 16 MiB keeps 16 MiB a step"),
+        "{conclusion:?}"
+    );
+    assert!(conclusion.lines.iter().any(|line| line.contains("blame:large")), "{conclusion:?}");
+}
+
+/// Two layers whose forward leaves blocks in every step, as autograd keeps them or as hooks do.
+fn forwards(outside: bool, a_step: usize) -> Made {
+    let mut made = with_weights(20);
+    let input = made.line(19, "train");
+    let layers = [made.module("model.0", 1, "train"), made.module("model.1", 2, "train")];
+    for step in 2..=20 {
+        for _ in 0..a_step {
+            layers.iter().for_each(|&layer| made.block(layer, step, 32 * MIB));
+            if outside {
+                made.block(input, step, 16 * MIB);
+            }
+        }
+    }
+    let rate = a_step as u64 * (64 + if outside { 16 } else { 0 }) * MIB;
+    made.lows(|step| GIB + rate * step.saturating_sub(1));
+    made
+}
+
+#[test]
+fn graphs_of_past_steps_are_told_from_outputs_that_hooks_keep_and_both_are_named() {
+    let (cause, first) = forwards(true, 1).first();
+    assert_eq!(cause, Cause::AutogradGraphs);
+    assert_eq!(
+        first,
+        "train.py:20 in train keeps graphs of past steps, 80 MiB a step since step 2: 1.3 GiB of \
+         the 2.5 GiB live (53%)"
+    );
+    let conclusion = forwards(false, 1).concludes();
+    assert_eq!(conclusion.cause, Cause::Hooks);
+    assert!(
+        conclusion.lines[0].starts_with("train.py:20 in train keeps outputs of 2 modules (hooks?)"),
+        "{conclusion:?}"
+    );
+    assert!(conclusion.lines.iter().any(|line| line.starts_with("Less likely: outputs")));
+}
+
+#[test]
+fn graphs_that_pile_up_within_one_step_are_a_forgotten_no_grad() {
+    let mut made = with_weights(10);
+    let layers = [made.module("model.0", 1, "evaluate"), made.module("model.1", 2, "evaluate")];
+    for _ in 0..20 {
+        layers.iter().for_each(|&layer| made.block(layer, 10, 32 * MIB));
+    }
+    made.lows(|_| GIB);
+    let unusual = made.device.timeline.clone();
+    let (cause, first) = made.first();
+    assert_eq!(cause, Cause::NoGrad);
+    assert!(
+        first.starts_with(
+            "train.py:20 in evaluate keeps the graphs of 20 forwards (no torch.no_grad()?): 1.2 GiB"
+        ),
+        "{first}"
+    );
+    // A model that runs one layer twenty times in each step has as much at each step's peak.
+    let mut usual = with_weights(10);
+    let layers = [usual.module("model.0", 1, "train"), usual.module("model.1", 2, "train")];
+    for _ in 0..20 {
+        layers.iter().for_each(|&layer| usual.block(layer, 10, 32 * MIB));
+    }
+    usual.device.timeline = unusual;
+    usual.device.timeline.iter_mut().for_each(|stretch| stretch.live_high_bytes = 2400 * MIB);
+    assert_eq!(usual.concludes().cause, Cause::Nothing);
+    // And where every epoch's evaluation leaves its own.
+    assert_eq!(forwards(true, 4).concludes().cause, Cause::NoGrad);
+}
+
+#[test]
+fn blocks_of_ever_new_sizes_are_a_cache_without_bound() {
+    let mut made = with_weights(40);
+    let lookup = made.line(30, "lookup");
+    (1..=40).for_each(|step| made.block(lookup, step, (20 + u64::from(step)) * MIB));
+    made.lows(|step| GIB + 40 * MIB * step);
+    let (cause, first) = made.first();
+    assert_eq!(cause, Cause::Cache);
+    assert!(
+        first.starts_with("train.py:30 in lookup fills a cache without bound, 39.0 MiB a step")
+            || first.starts_with("train.py:30 in lookup fills a cache without bound, 39"),
+        "{first}"
+    );
+}
+
+#[test]
+fn states_of_an_optimiser_that_were_made_twice_are_found() {
+    let adam = "/venv/lib/python3.12/site-packages/torch/optim/adam.py";
+    let states = |steps: &[u32]| {
+        let mut made = with_weights(20);
+        for (line, &step) in steps.iter().enumerate() {
+            for moment in [1, 2] {
+                let frames =
+                    [frame(adam, moment, "_init_group"), frame("t.py", 50 + line as u32, "train")];
+                let site = made.site(&frames, "", Phase::Optimizer);
+                (0..16).for_each(|_| made.block(site, step, 64 * MIB));
+            }
+        }
+        made.lows(|_| GIB);
+        made.first()
+    };
+    assert_eq!(states(&[1]).0, Cause::Nothing);
+    let (cause, first) = states(&[1, 9]);
+    assert_eq!(cause, Cause::OptimizerTwice);
+    assert!(
+        first.starts_with("The states of an optimiser are there twice, made in steps 1 and 9"),
+        "{first}"
+    );
+}
+
+#[test]
+fn the_refused_request_is_the_cause_where_it_is_large_and_others_where_they_hold_more() {
+    let mut made = with_weights(5);
+    let scores = made.line(77, "attention");
+    made.refused(12 * GIB, GIB, scores);
+    let (cause, first) = made.first();
+    assert_eq!(cause, Cause::LargeRequest);
+    assert_eq!(
+        first,
+        "train.py:77 in attention asks for 12 GiB at once, 75% of the 16 GiB that there are, with \
+         1 GiB live"
+    );
+    let mut made = with_weights(5);
+    made.refused(20 * MIB, 15 * GIB, SiteId::NONE);
+    let (cause, first) = made.first();
+    assert_eq!(cause, Cause::Others);
+    assert_eq!(
+        first,
+        "Others hold 15 GiB of the 16 GiB of device 0 (94%); this process holds 1 GiB"
+    );
+    let mut made = with_weights(5);
+    made.refused(20 * MIB, 0, SiteId::NONE);
+    assert_eq!(made.first().0, Cause::Full);
+    let mut leaks = leaking();
+    leaks.refused(64 * MIB, GIB, SiteId::NONE);
+    assert_eq!(leaks.first().0, Cause::Leak);
+}
+
+#[test]
+fn a_request_that_was_the_last_before_the_death_is_known_from_outside_too() {
+    let event = |kind: &str, size| Event { kind: kind.into(), size, ..Event::default() };
+    let first = |events: Vec<Event>| {
+        let mut made = with_weights(5);
+        made.state.events.entries = events;
+        made.first().0
+    };
+    let died = vec![event("malloc", 1), event("out_of_memory", 12 * GIB), event("free", 1)];
+    assert_eq!(first(died.clone()), Cause::LargeRequest);
+    assert_eq!(first([died, vec![event("malloc", 1)]].concat()), Cause::Nothing);
+}
+
+#[test]
+fn a_step_that_alone_was_large_is_told_when_it_is_past() {
+    let mut made = with_weights(40);
+    made.lows(|_| GIB);
+    made.device.timeline[7].live_high_bytes = 9 * GIB;
+    let (cause, first) = made.first();
+    assert_eq!(cause, Cause::LargeRequest);
+    assert_eq!(first, "Step 7 alone had 9 GiB live at its peak, other steps 1.1 GiB");
+}
+
+#[test]
+fn what_waits_for_a_stream_is_told_with_the_stream_and_who_made_it() {
+    let mut made = with_weights(20);
+    let batch = made.line(33, "prefetch");
+    for _ in 0..40 {
+        made.blocks.push(Block(64 * MIB, BlockKind::Pending, 64 * MIB, 0, 0, Some(19), batch));
+    }
+    made.device.held.pending_bytes = 40 * 64 * MIB;
+    made.device.held.reserved_bytes += 40 * 64 * MIB;
+    let event = Event { kind: "record_stream".into(), stream: 7, ..Event::default() };
+    made.state.events.entries = vec![event];
+    made.lows(|_| GIB);
+    let (cause, first) = made.first();
+    assert_eq!(cause, Cause::Streams);
+    assert_eq!(
+        first,
+        "2.5 GiB is freed and waits for stream 7 (71% of what is held), most from \
+         train.py:33 in prefetch"
+    );
+}
+
+#[test]
+fn many_cuda_graphs_are_told_with_their_pools() {
+    let mut made = with_weights(20);
+    for pool in 1..=24 {
+        made.device.segments.push(Segment {
+            address: pool << 40,
+            bytes: 64 * MIB,
+            holder: "captured".into(),
+            pool_id: (0, pool),
+            ..Segment::default()
+        });
+    }
+    made.device.held.reserved_bytes += 24 * 64 * MIB;
+    made.device.held.captured_free_bytes = 24 * 64 * MIB;
+    let (cause, first) = made.first();
+    assert_eq!(cause, Cause::CudaGraphs);
+    assert_eq!(
+        first,
+        "Many CUDA graphs hold 1.5 GiB in 24 pools of their own (60% of what is held), 1.5 GiB of \
+         it free"
+    );
+}
+
+#[test]
+fn a_rank_that_holds_more_than_the_others_is_named() {
+    let rank = |rank, live_peak_bytes| Rank { rank, live_peak_bytes };
+    let first = |ranks: &[Rank]| {
+        let mut made = with_weights(20);
+        made.lows(|_| GIB);
+        made.state.process.rank = Some(3);
+        Conclusion::of(&made.state(), ranks)
+    };
+    let even = [rank(0, GIB), rank(1, GIB), rank(2, GIB), rank(3, GIB + 100 * MIB)];
+    assert_eq!(first(&even).cause, Cause::Nothing);
+    let uneven = [rank(0, GIB), rank(1, GIB), rank(2, GIB), rank(3, 2 * GIB)];
+    let conclusion = first(&uneven);
+    assert_eq!(conclusion.cause, Cause::UnevenRanks);
+    assert_eq!(
+        conclusion.lines[0],
+        "Rank 3 (this one) had 2 GiB live at its peak, the other 3 ranks 1 GiB: work is spread \
+         unevenly"
+    );
+}
+
+#[test]
+fn lines_have_room_on_a_screen_whatever_names_a_program_has() {
+    let mut made = with_weights(40);
+    let long = "a_function_whose_name_says_everything_that_it_does_and_a_little_more".repeat(4);
+    let file = format!("/{}/train.py", "folder".repeat(40));
+    let site = made.site(&[frame(&file, 123_456, &long)], &"module.".repeat(50), Phase::Forward);
+    (3..=40).for_each(|step| made.block(site, step, 64 * MIB));
+    let state = made.state();
+    for line in Conclusion::of(&state, &[]).lines {
+        assert!(line.chars().count() <= MOST_COLUMNS, "{line}");
+    }
+}
+
+#[test]
+fn files_of_one_name_are_told_apart() {
+    let mut made = with_weights(40);
+    for file in ["/src/a/model.py", "/src/b/model.py"] {
+        let site = made.site(&[frame(file, 1, "forward")], "", Phase::Unknown);
+        (3..=40).for_each(|step| made.block(site, step, 64 * MIB));
+    }
+    let (_, first) = made.first();
+    assert!(first.contains("a/model.py:1") || first.contains("b/model.py:1"), "{first}");
+}
+
+#[test]
+fn nothing_is_said_of_a_process_without_devices() {
+    assert_eq!(Conclusion::of(&State::default(), &[]).lines.len(), 1);
+}

@@ -1,0 +1,72 @@
+//! Where the blocks of a record came from, as files number it: only sites that a block has.
+#![deny(unsafe_code)]
+
+use std::collections::HashMap;
+
+use crate::sites::{Site, SiteId, Sites, fill_from_slabs};
+use crate::{BlockEntry, Reader};
+
+/// The sites of a record's blocks.
+#[derive(Clone, Debug, Default)]
+pub struct Origins {
+    known: Sites,
+    /// By device and address.
+    blocks: HashMap<(u8, u64), SiteId>,
+    /// The numbers given so far.
+    numbers: HashMap<SiteId, SiteId>,
+    told: Vec<Site>,
+}
+
+impl Origins {
+    /// Those of a record now.
+    pub fn read(reader: &Reader<'_>) -> Self {
+        let known = reader.sites();
+        if known.is_empty() {
+            return Self::default();
+        }
+        let mut blocks: Vec<BlockEntry> =
+            reader.blocks().entries.into_iter().map(|(block, _)| block).collect();
+        fill_from_slabs(&mut blocks, &reader.segments().entries);
+        let is_told = |block: &&BlockEntry| block.site != SiteId::NONE;
+        let place = |block: &BlockEntry| ((block.device, block.address), block.site);
+        let blocks = blocks.iter().filter(is_told).map(place).collect();
+        Self { known, blocks, ..Self::default() }
+    }
+
+    /// Where the block at `address` came from, by its number in the file.
+    pub fn of(&mut self, device: u32, address: u64) -> SiteId {
+        let place = u8::try_from(device).ok().map(|device| (device, address));
+        let site = place.and_then(|place| self.blocks.get(&place)).copied();
+        self.number(site.unwrap_or_default())
+    }
+
+    /// The number that a site of the record has in the file.
+    pub fn number(&mut self, id: SiteId) -> SiteId {
+        if let Some(&number) = self.numbers.get(&id) {
+            return number;
+        }
+        let Some(site) = self.known.get(id).cloned() else {
+            return if id == SiteId::NONE { id } else { SiteId::OTHER };
+        };
+        // One link is enough: a forward has none.
+        let forward = match self.numbers.get(&site.forward) {
+            Some(&number) => number,
+            None => self.known.get(site.forward).cloned().map_or(SiteId::NONE, |forward| {
+                self.add(site.forward, Site { forward: SiteId::NONE, ..forward })
+            }),
+        };
+        self.add(id, Site { forward, ..site })
+    }
+
+    fn add(&mut self, id: SiteId, site: Site) -> SiteId {
+        self.told.push(site);
+        let number = SiteId(self.told.len() as u32);
+        self.numbers.insert(id, number);
+        number
+    }
+
+    /// The sites that were given a number.
+    pub fn into_sites(self) -> Sites {
+        Sites::new(self.told)
+    }
+}

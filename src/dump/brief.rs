@@ -1,0 +1,183 @@
+//! A state for people who have a minute: where the bytes are, which lines hold them, steps that
+//! were alike as one row. [`super::text`] has all of it.
+#![deny(unsafe_code)]
+
+use super::state::{BlockKind, DeviceState, State, Stretch};
+use super::text::{about, events};
+use crate::heap::report::oom::Bytes;
+use crate::record::dump::alike::{self, Run};
+use crate::record::sites::{By, Usage};
+use crate::record::{conclusion, plain};
+use std::collections::BTreeMap;
+use std::fmt::{self, Write};
+
+/// Rows of each table.
+const MOST_LINES: usize = 6;
+const MOST_RUNS: usize = 6;
+const MOST_EVENTS: usize = 4;
+
+/// The state in brief.
+pub fn brief(state: &State) -> String {
+    let mut out = String::new();
+    // Writing to a String cannot fail.
+    let _ = write(&mut out, state);
+    out
+}
+
+fn write(out: &mut String, state: &State) -> fmt::Result {
+    about(out, &state.process, &state.gruyere)?;
+    for device in &state.devices {
+        of_device(out, state, device)?;
+    }
+    events(out, state, MOST_EVENTS)
+}
+
+fn of_device(out: &mut String, state: &State, device: &DeviceState) -> fmt::Result {
+    let held = &device.held;
+    writeln!(
+        out,
+        "\ndevice {} ({}, {}), step {}: {} held ({} at the peak)",
+        device.device,
+        plain(&device.name),
+        Bytes(device.total_bytes),
+        device.step,
+        Bytes(held.reserved_bytes),
+        Bytes(device.reserved_peak_bytes)
+    )?;
+    for (name, bytes) in held.parts().into_iter().filter(|part| part.1 > 0) {
+        let percent = super::text::share(bytes, held.reserved_bytes);
+        writeln!(out, "  {name:<29} {:>12} {percent:>5.1}%", Bytes(bytes).to_string())?;
+    }
+    lines(out, state, device)?;
+    steps(out, device)?;
+    peaks(out, &device.timeline)
+}
+
+/// The lines that hold most of what is live.
+fn lines(out: &mut String, state: &State, device: &DeviceState) -> fmt::Result {
+    let found = conclusion::holders(state, device, By::Line);
+    if state.sites.is_empty() || found.is_empty() {
+        return Ok(());
+    }
+    writeln!(out, "\n  Live blocks by line{:>38} {:>12}", "blocks", "bytes")?;
+    let row = |out: &mut String, name: &str, blocks: u64, bytes: u64| {
+        writeln!(
+            out,
+            "  {name:<48} {blocks:>8} {:>12} {:>5.1}%",
+            Bytes(bytes).to_string(),
+            super::text::share(bytes, device.live.all.bytes)
+        )
+    };
+    for holder in found.iter().take(MOST_LINES) {
+        row(out, &holder.name, holder.usage.blocks, holder.usage.bytes)?;
+    }
+    let others = found.get(MOST_LINES..).unwrap_or_default();
+    if !others.is_empty() {
+        let sum = |of: fn(&Usage) -> u64| others.iter().map(|other| of(&other.usage)).sum();
+        let name = format!("{} other lines", others.len());
+        row(out, &name, sum(|usage| usage.blocks), sum(|usage| usage.bytes))?;
+    }
+    Ok(())
+}
+
+/// The live blocks by the steps of their allocation.
+fn steps(out: &mut String, device: &DeviceState) -> fmt::Result {
+    let mut by_step: BTreeMap<u64, u64> = BTreeMap::new();
+    for block in device.segments.iter().flat_map(|segment| &segment.blocks) {
+        if let (BlockKind::Live, Some(step)) = (block.1, block.5) {
+            *by_step.entry(step.into()).or_default() += block.0;
+        }
+    }
+    let rows: Vec<(u64, u64)> = by_step.into_iter().collect();
+    let runs = alike::runs(&rows);
+    if !runs.is_empty() {
+        writeln!(out, "\n  Live blocks by the step that made them")?;
+    }
+    let told = |run: &Run| {
+        let of_run = rows.iter().filter(|row| (run.first..=run.last).contains(&row.0));
+        let sum: u64 = of_run.map(|row| row.1).sum();
+        match (run.rows, run.is_level()) {
+            (1, _) => Bytes(sum).to_string(),
+            (rows, true) => format!("alike, {} each, {} in all", Bytes(sum / rows), Bytes(sum)),
+            _ => format!("from {} to {}, {} in all", Bytes(run.from), Bytes(run.to), Bytes(sum)),
+        }
+    };
+    table(out, &runs, told)
+}
+
+/// How the run went.
+fn peaks(out: &mut String, timeline: &[Stretch]) -> fmt::Result {
+    let mut by_step: BTreeMap<u64, u64> = BTreeMap::new();
+    for stretch in timeline {
+        let high = by_step.entry(stretch.step).or_default();
+        *high = (*high).max(stretch.live_high_bytes);
+    }
+    let rows: Vec<(u64, u64)> = by_step.into_iter().collect();
+    let runs = alike::runs(&rows);
+    if !runs.is_empty() {
+        writeln!(out, "\n  Live bytes at the peak of each step")?;
+    }
+    let told = |run: &Run| match (run.rows, run.is_level()) {
+        (1, _) => Bytes(run.from).to_string(),
+        (_, true) => format!("alike, {} at the peak of each", Bytes(run.from.max(run.to))),
+        _ => format!("from {} to {}", Bytes(run.from), Bytes(run.to)),
+    };
+    table(out, &runs, told)
+}
+
+/// The first run and the last ones: between them a program is seldom of interest.
+fn table(out: &mut String, runs: &[Run], told: impl Fn(&Run) -> String) -> fmt::Result {
+    let left_out = runs.len().saturating_sub(MOST_RUNS);
+    for (number, run) in runs.iter().enumerate() {
+        if left_out > 0 && number == 1 {
+            let steps = (runs[1].first, runs[left_out].last);
+            writeln!(
+                out,
+                "  {:<29} {left_out} rows: --full",
+                format!("{} to {}", steps.0, steps.1)
+            )?;
+        }
+        if number == 0 || number > left_out {
+            writeln!(out, "  {:<29} {}", run.steps(), told(run))?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dump::state::{Block, Segment};
+    use crate::record::SiteId;
+
+    #[test]
+    fn eight_hundred_steps_are_a_few_rows() {
+        let mib = 1 << 20;
+        let block = |step| Block(mib, BlockKind::Live, mib, 0, 0, Some(step), SiteId::NONE);
+        let blocks: Vec<Block> = (4..=846).map(block).collect();
+        let stretch = |step| Stretch { step, live_high_bytes: 1200 * mib, ..Stretch::default() };
+        let device = DeviceState {
+            step: 846,
+            segments: vec![Segment { blocks, ..Segment::default() }],
+            timeline: (4..=846).map(stretch).collect(),
+            ..DeviceState::default()
+        };
+        let page = brief(&State { devices: vec![device], ..State::default() });
+        assert!(
+            page.contains("steps 4 to 846                alike, 1.00 MiB each, 843.00 MiB in all")
+        );
+        assert!(page.contains("steps 4 to 846                alike, 1.17 GiB at the peak of each"));
+        assert!(page.lines().count() < 12, "{page}");
+    }
+
+    #[test]
+    fn a_run_that_goes_up_and_down_is_cut_and_says_where_all_of_it_is() {
+        let high = |step: u64| if step.is_multiple_of(2) { 1 << 30 } else { 1 << 20 };
+        let stretch = |step| Stretch { step, live_high_bytes: high(step), ..Stretch::default() };
+        let timeline = (0..100).map(stretch).collect();
+        let device = DeviceState { timeline, ..DeviceState::default() };
+        let page = brief(&State { devices: vec![device], ..State::default() });
+        assert!(page.contains("94 rows: --full") && page.contains("step 99 "), "{page}");
+        assert!(page.lines().count() < 14, "{page}");
+    }
+}
