@@ -237,6 +237,29 @@ def test_a_program_that_asks_by_values_of_the_device_is_not_trusted(tmp_path, co
         assert document["trust"]["host_reads"]["count"] == 3
 
 
+SCALED = """
+import torch
+
+model = torch.nn.Linear(64, 64).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+scaler = torch.amp.GradScaler("cuda")
+for _ in range(5):
+    with torch.autocast("cuda", torch.float16):
+        loss = model(torch.ones(8, 64, device="cuda")).sum()
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+"""
+
+
+def test_what_a_scaler_asks_is_answered_for_it_and_told(tmp_path):
+    (tmp_path / "train.py").write_text(SCALED)
+    document = told(dryrun(tmp_path, "--alloc", "torch", "--json", "train.py"))
+    assert document["program"]["steps"] == 3
+    assert document["trust"]["answered"] == {"GradScaler: no gradient is infinite or NaN": 3}
+
+
 SWALLOWS = """
 import atexit
 import torch

@@ -98,8 +98,6 @@ class Looks:
             if original is not None:
                 setattr(torch.Tensor, name, self._reading(name, original))
         torch.Tensor.to = self._moving(torch.Tensor.to)
-        scaler = importlib.import_module("torch.amp.grad_scaler").GradScaler
-        scaler._maybe_opt_step = _stepping
         clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
         if clear is not None:
             torch._C._cuda_clearCublasWorkspaces = self._clearing(clear)
@@ -330,15 +328,6 @@ class Looks:
             return moved
 
         return to
-
-
-def _stepping(_scaler: Any, optimizer: Any, state: Any, *arguments: Any, **options: Any) -> Any:
-    """`GradScaler._maybe_opt_step` where no gradient is infinite. Whether one is, the device says,
-    and so the stand-in invents it: a step that is left out takes less memory than one that is
-    done."""
-    for found in state["found_inf_per_device"].values():
-        found.item()
-    return optimizer.step(*arguments, **options)
 
 
 def _joined(name: str, path: str) -> str:

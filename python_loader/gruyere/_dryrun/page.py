@@ -21,7 +21,7 @@ def draw(report: dict[str, Any]) -> str:
         "verdict": text.verdict(report),
         "said": (
             f"{steps} step{'s' * (steps != 1)} with torch {report['machine'].get('torch', '?')} on "
-            f"a stand-in GPU, {report.get('seconds', 0):.0f} s."
+            f"a stand-in GPU, {report.get('seconds', 0):.0f} s. {text.SILICON}"
         ),
         "notes": (
             "Each was really run at its size, less the context; left is what the books leave, "

@@ -213,6 +213,7 @@ def _trust(first: Ran, second: Ran, plain: list[Ran]) -> dict[str, Any]:
         "difference": parted,
         "peaks": {"zeros": first.found.allocated_peak, "random": second.found.allocated_peak},
         "requests": len(analysis["sequence"]["sizes"]) if analysis else 0,
+        "answered": first.found.facts.pop("answered", {}),
         "reads": analysis.get("reads", []),
         "host_reads": first.host_reads,
     }

@@ -310,6 +310,10 @@ def _trust(report: dict[str, Any], width: int) -> str:
             f"  Two runs, with zeros and with random values on the device, made the same "
             f"{trust['requests']:,} requests."
         )
+    for answer, count in trust["answered"].items():
+        lines.append(
+            _wrapped(f"  Answered for the program, {count} times: {answer}.", width, "    ")
+        )
     if trust["reads"]:
         counted = sum(read["count"] for read in trust["reads"])
         lines.append(f"  Values read from the device, {counted} times (the stand-in invents them):")

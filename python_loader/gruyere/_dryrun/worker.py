@@ -11,6 +11,7 @@ from typing import Any, Optional
 
 from .._bench.measure import COMPLETED, FAILED, Result
 from .._bench.script import Watch, run
+from .known import Known
 from .lines import Lines
 from .live import analyse
 from .looks import Looks
@@ -53,6 +54,8 @@ class Worker(Watch):
         self.looks: Optional[Looks] = None
         self.stops = Stops()
         self.stops.watch()
+        self.known = Known()
+        self.known.watch()
 
     def imported(self, torch: ModuleType) -> None:
         self.found.facts = {"torch": str(torch.__version__), "cuda": torch.version.cuda}
@@ -98,6 +101,7 @@ class Worker(Watch):
         if self.torch is not None:
             # The kernels that this build of torch has.
             found.facts["architectures"] = self.torch.cuda.get_arch_list()
+            found.facts["answered"] = dict(self.known.answered)
         if self.looks is not None and found.outcome == COMPLETED:
             self._tell("reading the history")
             try:

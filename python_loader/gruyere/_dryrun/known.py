@@ -1,0 +1,71 @@
+"""Questions to the device that are answered for the program: their answer is known in any training
+that goes as it should, and an invented one would send the program another way.
+
+Each that was asked is told with the answer, so that who trains otherwise sees it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from types import ModuleType
+from typing import Any
+
+from .._imports import when_imported
+
+INFINITE = "GradScaler: no gradient is infinite or NaN"
+LOSS = "transformers: no loss is infinite or NaN (logging_nan_inf_filter is off)"
+PACKED = "transformers: no row has several sequences packed into it"
+
+
+class Known:
+    def __init__(self) -> None:
+        self.answered: Counter[str] = Counter()
+
+    def watch(self) -> None:
+        """Before anything of them is imported."""
+        when_imported("torch.amp.grad_scaler", self._scaler)
+        when_imported("transformers.masking_utils", self._masks)
+        when_imported("transformers.trainer", self._losses)
+
+    def _scaler(self, module: ModuleType) -> None:
+        """A step that is left out takes less memory than one that is done."""
+
+        def step(_scaler: Any, optimizer: Any, state: Any, *more: Any, **options: Any) -> Any:
+            for found in state["found_inf_per_device"].values():
+                found.item()
+            self.answered[INFINITE] += 1
+            return optimizer.step(*more, **options)
+
+        scaler: Any = module.GradScaler
+        scaler._maybe_opt_step = step
+
+    def _losses(self, module: ModuleType) -> None:
+        """One that is, is left out of the sum that is logged."""
+        trainer: Any = module.Trainer
+        original = trainer.train
+
+        @functools.wraps(original)
+        def train(this: Any, *arguments: Any, **options: Any) -> Any:
+            if getattr(this.args, "logging_nan_inf_filter", False):
+                this.args.logging_nan_inf_filter = False
+                self.answered[LOSS] += 1
+            return original(this, *arguments, **options)
+
+        trainer.train = train
+
+    def _masks(self, module: ModuleType) -> None:
+        """It reads positions that a kernel has counted."""
+        name = "find_packed_sequence_indices"
+        find = getattr(module, name, None)
+        if find is None:
+            return
+
+        @functools.wraps(find)
+        def found(position_ids: Any) -> Any:
+            # It is asked all the same: what it takes meanwhile is part of the program.
+            find(position_ids)
+            self.answered[PACKED] += 1
+            return None
+
+        setattr(module, name, found)
