@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from conftest import COMMAND, GRUYERE, PHANTOM, ROOT, clean_environment
+from framework_runs import PYTHON as FRAMEWORKS
 
 sys.path.insert(0, str(ROOT / "python_loader"))
 
@@ -258,6 +259,73 @@ def test_what_a_scaler_asks_is_answered_for_it_and_told(tmp_path):
     document = told(dryrun(tmp_path, "--alloc", "torch", "--json", "train.py"))
     assert document["program"]["steps"] == 3
     assert document["trust"]["answered"] == {"GradScaler: no gradient is infinite or NaN": 3}
+
+
+# Training as frameworks drive it, which would go on long after three steps.
+TRAINER = """
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+
+
+class Rows(torch.utils.data.Dataset):
+    def __len__(self):
+        return 400
+
+    def __getitem__(self, index):
+        row = torch.zeros(32, dtype=torch.long)
+        return {"input_ids": row, "labels": row, "attention_mask": torch.ones_like(row)}
+
+
+shape = LlamaConfig(hidden_size=64, intermediate_size=128, num_hidden_layers=2,
+                    num_attention_heads=2, vocab_size=100)
+arguments = TrainingArguments("out", report_to=[], save_strategy="epoch", logging_steps=1)
+trainer = Trainer(model=LlamaForCausalLM(shape), args=arguments, train_dataset=Rows())
+try:
+    trainer.train()
+finally:
+    open("ended", "w").close()
+open("went on", "w").close()
+"""
+LIGHTNING = """
+import pytorch_lightning as pl
+import torch
+
+
+class Model(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.Linear(64, 64)
+
+    def training_step(self, batch, _):
+        return self.net(batch[0]).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters())
+
+    def on_fit_end(self):
+        open("ended", "w").close()
+
+
+data = torch.utils.data.TensorDataset(torch.zeros(4096, 64))
+trainer = pl.Trainer(max_epochs=2, accelerator="gpu", devices=1, logger=False,
+                     enable_checkpointing=False, enable_progress_bar=False)
+trainer.fit(Model(), torch.utils.data.DataLoader(data, batch_size=8))
+open("went on", "w").close()
+"""
+
+
+@pytest.mark.parametrize(
+    "program, module", [(TRAINER, "LlamaForCausalLM.model"), (LIGHTNING, "Model.net")]
+)
+def test_a_trainer_is_asked_to_stop_and_can_be_trusted(tmp_path, program, module):
+    (tmp_path / "train.py").write_text(program)
+    document = told(dryrun(tmp_path, "--alloc", "torch", "--json", "train.py", python=FRAMEWORKS))
+    # Lightning stops at the end of an epoch at the earliest, if nobody makes it.
+    assert 3 <= document["program"]["steps"] <= 5
+    assert document["trust"]["reasons"] == []
+    assert (tmp_path / "ended").exists() and not (tmp_path / "went on").exists()
+    assert not list(tmp_path.glob("out/checkpoint*")), "nothing is saved that was not trained"
+    assert any(row["module"].startswith(module) for row in document["peak"]["modules"])
 
 
 SWALLOWS = """

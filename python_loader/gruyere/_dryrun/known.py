@@ -9,13 +9,15 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from types import ModuleType
-from typing import Any
+from typing import Any, Callable
 
 from .._imports import when_imported
 
 INFINITE = "GradScaler: no gradient is infinite or NaN"
 LOSS = "transformers: no loss is infinite or NaN (logging_nan_inf_filter is off)"
 PACKED = "transformers: no row has several sequences packed into it"
+
+PADDED = "transformers: some row is padded, so that a mask is made (the larger of the two)"
 
 
 class Known:
@@ -55,7 +57,11 @@ class Known:
         trainer.train = train
 
     def _masks(self, module: ModuleType) -> None:
-        """It reads positions that a kernel has counted."""
+        """Both read what a kernel has made: counted positions, and whether a mask is all true."""
+        for name in ("_ignore_causal_mask_sdpa", "_ignore_bidirectional_mask_sdpa"):
+            ignore = getattr(module, name, None)
+            if ignore is not None:
+                setattr(module, name, self._ignoring(ignore))
         name = "find_packed_sequence_indices"
         find = getattr(module, name, None)
         if find is None:
@@ -69,3 +75,14 @@ class Known:
             return None
 
         setattr(module, name, found)
+
+    def _ignoring(self, ignore: Callable[..., bool]) -> Callable[..., bool]:
+        @functools.wraps(ignore)
+        def ignoring(padding_mask: Any = None, *arguments: Any, **options: Any) -> bool:
+            if padding_mask is None:
+                return ignore(padding_mask, *arguments, **options)
+            # Not asked at all: what it asks next depends on the first answer. It is of some bytes.
+            self.answered[PADDED] += 1
+            return False
+
+        return ignoring
