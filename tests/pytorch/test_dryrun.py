@@ -485,3 +485,21 @@ def test_a_sighting_is_of_the_block_that_was_there_then():
     blocks = live.History(trace, seen, Nowhere()).blocks
     assert [block.kind for block in blocks] == ["activations", "gradients", "other"]
     assert {block.bytes for block in blocks} == {512}
+
+
+def test_a_moment_between_two_of_the_timeline_is_not_lost():
+    trace = []
+    for number in range(2000):
+        trace += [
+            entry("alloc", 512 * number, 512, 0),
+            entry("free_requested", 512 * number, 512, 0),
+        ]
+    # Two of 1 MiB at once, for one event.
+    trace[1001:1001] = [
+        entry("alloc", 1 << 30, MIB, 0), entry("alloc", 1 << 31, MIB, 0),
+        entry("free_requested", 1 << 31, MIB, 0), entry("free_requested", 1 << 30, MIB, 0),
+    ]  # fmt: skip
+    found = live.analyse(trace, Seen(), Nowhere())
+    sums = [sum(moment) for moment in zip(*found["timeline"]["kinds"].values())]
+    assert len(sums) <= 600
+    assert max(sums) == found["peak"]["bytes"] == 2 * MIB + 512

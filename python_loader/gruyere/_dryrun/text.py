@@ -209,6 +209,14 @@ def _kinds(report: dict[str, Any], width: int) -> str:
             share = number / peak["bytes"]
             bar = _bar(share, min(40, width - 40))
             lines.append(f"  {kind:<16} {size(number):>10} {share:>5.0%}  {bar}".rstrip())
+    if not report["machine"].get("metadata", True):
+        lines.append(
+            _wrapped(
+                "This torch does not say at which module and in which phase memory was asked for "
+                "(2.11 does): most of what is no weight is told as other, and of no module.",
+                width,
+            )
+        )
     return "\n".join(lines)
 
 

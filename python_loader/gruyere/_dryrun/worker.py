@@ -101,6 +101,7 @@ class Worker(Watch):
         if self.torch is not None:
             # The kernels that this build of torch has.
             found.facts["architectures"] = self.torch.cuda.get_arch_list()
+            found.facts["metadata"] = hasattr(self.torch._C, "_cuda_setMemoryMetadata")
             found.facts["answered"] = dict(self.known.answered)
         if self.looks is not None and found.outcome == COMPLETED:
             self._tell("reading the history")
