@@ -118,8 +118,8 @@ def links(stand_in: Path) -> Path:
             if _ours(folder):
                 return folder
     raise GruyereError(
-        "there is no folder to keep the stand-in GPU's links in: name one that can be written to in "
-        "XDG_CACHE_HOME"
+        "there is no folder to keep the stand-in GPU's links in: name one that can be written to "
+        "in XDG_CACHE_HOME"
     )
 
 
@@ -137,17 +137,21 @@ def _caches() -> list[Path]:
     return [*(folder / "gruyere" for folder in found), Path(tempfile.gettempdir())]
 
 
-def environment(stand_in: Optional[Path] = None, folder: Optional[Path] = None) -> dict[str, str]:
+def environment() -> dict[str, str]:
     """What a process needs in its environment to run on the stand-in, beside what is in ours.
-    `folder`: one that `link` has filled, where it need not be the cache's.
 
     Raises GruyereError where there is no stand-in, or torch cannot use it.
     """
-    stand_in = stand_in or library()
+    stand_in = library()
     if stand_in is None:
         raise GruyereError(f"the stand-in GPU was not found. {MISSING}")
     check_torch()
-    where, found = str(folder or links(stand_in)), os.environ.get("LD_LIBRARY_PATH")
+    return loaded_from(stand_in, links(stand_in))
+
+
+def loaded_from(stand_in: Path, folder: Path) -> dict[str, str]:
+    """The same for a stand-in under its names in `folder`, whatever torch there is."""
+    where, found = str(folder), os.environ.get("LD_LIBRARY_PATH")
     preloaded = os.environ.get("LD_PRELOAD", "")
     return {
         "LD_PRELOAD": preloaded

@@ -1,5 +1,5 @@
-"""Three of the programs of others' making (dryrun_programs/) that need no package of their own, each
-under torch's own allocator and through Gruyère's door. The others are run by hand
+"""Three of the programs of others' making (dryrun_programs/) that need no package of their own,
+each under torch's own allocator and through Gruyère's door. The others are run by hand
 (dryrun_programs/run)."""
 
 import pytest

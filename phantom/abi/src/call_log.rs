@@ -157,7 +157,7 @@ macro_rules! large {
 by_value! { crate::launch::Dim3 crate::ipc::MemHandle crate::runtime_memory::Extent f32 f64 }
 large! {
     crate::abi::SomeResult crate::launch::Dim3 crate::ipc::MemHandle
-    crate::runtime_memory::PitchedPtr
-    crate::cuda12::Properties crate::host::PointerAttributes crate::properties::DeviceProp crate::properties::FuncAttributes
+    crate::runtime_memory::PitchedPtr crate::cuda12::Properties crate::host::PointerAttributes
+    crate::properties::DeviceProp crate::properties::FuncAttributes
     f32 [u8; 16] *const std::ffi::c_char
 }

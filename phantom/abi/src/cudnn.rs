@@ -1,5 +1,6 @@
 //! cuDNN: convolutions, batch normalisation, grid samplers and whatever its graph interface is
-//! asked for are launches of nothing. Recurrent networks are in `cudnn_rnn.rs`; CTC is not simulated.
+//! asked for are launches of nothing. Recurrent networks are in `cudnn_rnn.rs`; CTC is not
+//! simulated.
 //!
 //! How much memory cuDNN would want beside its operands is its heuristics' secret, and depends on
 //! its version: it wants none here, and each call that might have is counted
@@ -10,7 +11,7 @@ use crate::handle::{HandlePtr, kernels, launched};
 use crate::workspaces;
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
-/// `CUDNN_STATUS_BAD_PARAM`, `CUDNN_STATUS_BAD_PARAM_NULL_POINTER`, `CUDNN_STATUS_EXECUTION_FAILED`.
+// `cudnnStatus_t`.
 pub const BAD_PARAM: u32 = 2000;
 pub const NULL_POINTER: u32 = 2002;
 pub const EXECUTION_FAILED: u32 = 5000;

@@ -53,7 +53,7 @@ impl Shape {
         self.carried != self.hidden
     }
 
-    /// Rows and columns of matrix `number` of a layer in one direction; nothing where there is none.
+    /// Rows and columns of matrix `number` of a layer in one direction; (0, 0): there is none.
     fn matrix(&self, pseudo_layer: usize, number: usize) -> (usize, usize) {
         let first = pseudo_layer < self.directions;
         match number {

@@ -78,8 +78,7 @@ impl HostMemory {
     }
 }
 
-/// `cudaPointerAttributes`. CUDA 13 has reserved words behind these, which nobody reads; CUDA 12 has
-/// not.
+/// `cudaPointerAttributes`. In CUDA 13 reserved words follow, which nobody reads; CUDA 12 has none.
 #[repr(C)]
 pub struct PointerAttributes {
     kind: u32,

@@ -5,7 +5,7 @@
 //! # Use
 //! Preload it into Python, with a folder on `LD_LIBRARY_PATH` in which `libcuda.so.1` and the names
 //! of the CUDA libraries that torch is linked with are links to it:
-//! `python_loader/gruyere/_stand_in.py` has the names and makes the folder, and finds the library in
+//! `python_loader/gruyere/_stand_in.py` has the names, makes the folder, and finds the library in
 //! the wheel.
 //!
 //! | variable | what | default |

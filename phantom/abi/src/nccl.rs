@@ -1,5 +1,6 @@
-//! NCCL on one rank: what a collective leaves in the receiver is what the sender had. A communicator
-//! of several ranks is refused. What NCCL holds for its channels is not known (`workspaces.rs`).
+//! NCCL on one rank: what a collective leaves in the receiver is what the sender had. A
+//! communicator of several ranks is refused. What NCCL holds for its channels is not known
+//! (`workspaces.rs`).
 
 use crate::abi::{Answer, Counter, Face, In, Out, entry};
 use crate::gpu::{failed, gpu};
@@ -164,8 +165,8 @@ enum Half {
     Received,
 }
 
-/// The halves that wait for their others, all of one kind, and where each lies. A rank that sends to
-/// itself receives in the order in which it sends, in one group.
+/// The halves that wait for their others, all of one kind, and where each lies. A rank that sends
+/// to itself receives in the order in which it sends, in one group.
 static WAITING: Mutex<VecDeque<(Half, u64)>> = Mutex::new(VecDeque::new());
 
 /// The other half's place; none where it is yet to come.

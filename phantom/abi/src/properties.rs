@@ -83,10 +83,12 @@ pub fn attribute(device: u32, attribute: i32) -> i32 {
         CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED => offered(CU_MEM_HANDLE_TYPE_FABRIC),
         CU_DEVICE_ATTRIBUTE_INTEGRATED => i32::from(gpu().integrated),
         CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR => looks.generation.blocks,
+        // From Ampere on part of the cache may be set aside.
         CU_DEVICE_ATTRIBUTE_MAX_PERSISTING_L2_CACHE_SIZE
-        | CU_DEVICE_ATTRIBUTE_MAX_ACCESS_POLICY_WINDOW_SIZE => {
-            // From Ampere on part of the cache may be set aside.
-            if looks.generation.capability.0 >= 8 { looks.generation.l2_bytes() / 2 } else { 0 }
+        | CU_DEVICE_ATTRIBUTE_MAX_ACCESS_POLICY_WINDOW_SIZE
+            if looks.generation.capability.0 >= 8 =>
+        {
+            looks.generation.l2_bytes() / 2
         }
         CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED
         | CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED => i32::from(gpu().rdma != Rdma::Missing),

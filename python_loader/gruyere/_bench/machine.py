@@ -73,6 +73,6 @@ def choose(phantom: bool, beside: Optional[str], folder: Path) -> Machine:
         f"stand-in GPU, {os.environ.get('PHANTOM_MEMORY', '80GiB')}",
         {
             **{key: os.environ.get(key, value) for key, value in _CLOCK.items()},
-            **_stand_in.environment(library, folder),
+            **_stand_in.loaded_from(library, folder),
         },
     )
