@@ -459,6 +459,26 @@ typedef struct GruyereRestored {
   size_t after_count;
 } GruyereRestored;
 
+// Where in autograd a thread is.
+typedef struct GruyereAutograd {
+  // Torch's number of the thread.
+  uint64_t thread;
+  // The number that the next node of the thread gets; 0: the thread makes none.
+  uint64_t next;
+  // The kind of the node that runs on the thread, the same for all of a kind; 0: none runs.
+  uint64_t kind;
+  // Of that node: the thread that made it.
+  uint64_t node_thread;
+  // Of that node: its number there.
+  uint64_t node;
+  // Of that node, where it was asked for: its name, with a NUL at its end.
+  char name[128];
+} GruyereAutograd;
+
+// Fills `origin` for the calling thread, the name only if that `is_wanted`. It never unwinds, and
+// waits for nobody.
+typedef void (*GruyereAskAutograd)(struct GruyereAutograd *origin, int is_name_wanted);
+
 // What the native door calls. Codes are 0, or one of the negative ones above; where one of those
 // is returned by a function about pools, `failure` tells why.
 typedef struct GruyereNativeTable {
@@ -557,6 +577,9 @@ typedef struct GruyereNativeTable {
   struct GruyereRestored *(*pool_restore)(const struct GruyerePoolState *state);
   // Frees what `pool_restore` gave.
   void (*restored_free)(struct GruyereRestored *restored);
+  // Lets the library ask `ask`, on the thread of a request, where in autograd that comes from.
+  // Once.
+  void (*origins)(GruyereAskAutograd ask);
 } GruyereNativeTable;
 
 // Numbers of one pool, in bytes where not said otherwise. Later versions add fields at the end

@@ -202,7 +202,7 @@ def _headers(torch: Any) -> str:
 def sources() -> list[Path]:
     """What is compiled, and before it what it includes."""
     folder = _HERE / "native"
-    headers = ("calls.h", "checkpoint.h", "context.h", "foreign.h", "told.h", "tracked.h")
+    headers = "calls.h checkpoint.h context.h foreign.h origin.h told.h tracked.h".split()
     return [*(folder / name for name in headers), folder / "shim.cpp"]
 
 

@@ -174,8 +174,12 @@ fn ask_sites(heap: &mut Heap, config: &Config) {
         Blame::Auto => Blame::Off,
         other => other,
     };
-    if blame != Blame::Off && config.heap.record {
-        heap.ask_sites(Box::new(python::Program::new()), blame == Blame::All);
+    // Where no Python runs, nobody is asked.
+    if blame != Blame::Off
+        && config.heap.record
+        && let Some(program) = python::Program::find()
+    {
+        heap.ask_sites(Box::new(program), blame == Blame::All);
     }
 }
 

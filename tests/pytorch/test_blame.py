@@ -24,6 +24,7 @@ import torch
 import gruyere, sites
 torch.backends.cudnn.enabled = False
 gruyere.enable(door=os.environ["DOOR"])
+assert gruyere._enable.door()[0] == os.environ["DOOR"], gruyere._enable.door()
 MIB = 1 << 20
 def tensor(bytes):
     return torch.empty(bytes, dtype=torch.uint8, device="cuda")
@@ -174,15 +175,87 @@ assert "train" in [frame[1] for frame in site["frames"]], site
 """)
 
 
-def test_a_thread_that_runs_no_python_has_no_site_and_waits_for_nobody(phantom, door):
-    # Two threads that torch made ask for memory while this one keeps the interpreter's lock.
-    run(phantom, door, code="""
+def test_a_backward_has_its_node_and_the_line_of_its_forward(phantom):
+    run(phantom, "native", code="""
+first = torch.empty(1024, 2048, device="cuda", requires_grad=True)
+second = torch.empty(2048, 4096, device="cuda", requires_grad=True)
+class Double(torch.nn.Module):
+    def forward(self, x):
+        return x.mm(second)
+model = torch.nn.Sequential(Double()).cuda()
+def loss_of():
+    out = model(first)
+    return out.exp().sum()
+loss = loss_of()
+grads = torch.autograd.grad(loss, [first, second])
+for grad in grads:
+    site = sites.of(grad)
+    assert site["frames"] == [["autograd", "MmBackward0", 0]], site
+    assert site["phase"] == "backward", site
+    forward = site["forward"]
+    assert [frame[1] for frame in forward["frames"][:2]] == ["Double.forward", "Sequential.forward"]
+    assert forward["frames"][0][2] == Double.forward.__code__.co_firstlineno + 1, forward
+    assert (forward["phase"], forward["module"]) == ("forward", "0"), forward
+# What is computed again in the backward is the backward's, and has its own lines.
+from torch.utils.checkpoint import checkpoint
+kept = []
+def again(x):
+    kept.append(tensor(4 * MIB))
+    return x.mm(second)
+checkpoint(again, first, use_reentrant=False).sum().backward()
+one, two = [sites.of(block) for block in kept]
+assert [one["phase"], two["phase"]] == ["unknown", "backward"], (one, two)
+assert [site["frames"][1][1] for site in (one, two)] == ["again", "again"]
+# On the thread that calls it too.
+with torch.autograd.set_multithreading_enabled(False):
+    (grad,) = torch.autograd.grad(loss_of(), [first])
+site = sites.of(grad)
+names = [frame[1] for frame in site["frames"]]
+assert names[0] == "MmBackward0" and "_engine_run_backward" in names, names
+assert site["forward"]["frames"][0][1] == "Double.forward", site
+""")
+
+
+def test_by_the_pluggable_door_a_thread_that_runs_no_python_has_no_site(phantom):
+    run(phantom, "pluggable", code="""
+weight = torch.empty(1024, 2048, device="cuda", requires_grad=True)
+other = torch.empty(2048, 4096, device="cuda", requires_grad=True)
+grad, _ = torch.autograd.grad(weight.mm(other).sum(), [weight, other])
+assert sites.of(grad) is None, sites.of(grad)
+""")
+
+
+BESIDE = r"""
+#include <pthread.h>
+typedef void *(*Malloc)(long, int, void *);
+static void *made;
+static void *run(void *allocate) {
+    made = ((Malloc)allocate)(4 << 20, 0, 0);
+    return 0;
+}
+void *allocate_beside(void *allocate) {
+    pthread_t thread;
+    pthread_create(&thread, 0, run, allocate);
+    pthread_join(thread, 0);
+    return made;
+}
+"""
+
+
+def test_a_thread_without_python_waits_for_nobody_and_has_no_site(phantom, door):
+    source, library = phantom.folder / "beside.c", phantom.folder / "beside.so"
+    source.write_text(BESIDE)
+    subprocess.run(["cc", "-shared", "-fPIC", "-pthread", source, "-o", library], check=True)
+    # PyDLL: this thread keeps the interpreter's lock while it waits for the other.
+    run(phantom, door, BESIDE=library, code="""
 tensor(4 * MIB)
-weight = torch.empty(1024, 1024, device="cuda", requires_grad=True)
-loss = (weight * 2).sum()
-loss.backward()
-site = sites.of(weight.grad)
-assert site is None or site["phase"] == "backward", site
+beside = ctypes.PyDLL(os.environ["BESIDE"])
+beside.allocate_beside.restype = ctypes.c_void_p
+beside.allocate_beside.argtypes = [ctypes.c_void_p]
+allocate = ctypes.cast(ctypes.CDLL(os.environ["GRUYERE_LIBRARY"]).gruyere_malloc, ctypes.c_void_p)
+address = beside.allocate_beside(allocate)
+(line,) = [line for line in sites.read() if line.get("address") == address]
+assert line["site"] == "none", line
 """)
 
 

@@ -19,6 +19,7 @@
 
 #include "checkpoint.h"
 #include "foreign.h"
+#include "origin.h"
 #include "told.h"
 #include "tracked.h"
 
@@ -586,6 +587,9 @@ int gruyere_shim_install(const GruyereNativeTable *(*find)(uint32_t), char *mess
         auto *chosen = new gruyere::Gruyere;
         gruyere::store(chosen);
         gruyere::installed = chosen;
+        if (gruyere::autograd().is_whole()) {
+            gruyere::table->origins(gruyere::ask_origin);
+        }
         return 0;
     } catch (const c10::Error &error) {
         std::snprintf(message, room, "%s", error.what_without_backtrace());

@@ -17,6 +17,7 @@ mod trackers;
 
 use super::control::{GRUYERE_INVALID, GRUYERE_OK, GRUYERE_UNAVAILABLE, GruyereStats};
 use super::pool::GRUYERE_MEMORY;
+use super::python::autograd::{self, GruyereAskAutograd};
 use super::torch::{CudaStream, MempoolId, gruyere_free, gruyere_record_stream, handle};
 use super::torch_stats::{GruyereSnapshot, GruyereTorchStats};
 use super::{ONLY_WATCHED, current, fork, guarded, heap, oom};
@@ -159,6 +160,9 @@ pub struct GruyereNativeTable {
     pub pool_restore: unsafe extern "C" fn(state: *const GruyerePoolState) -> *mut GruyereRestored,
     /// Frees what `pool_restore` gave.
     pub restored_free: unsafe extern "C" fn(restored: *mut GruyereRestored),
+    /// Lets the library ask `ask`, on the thread of a request, where in autograd that comes from.
+    /// Once.
+    pub origins: extern "C" fn(ask: GruyereAskAutograd),
 }
 
 static TABLE: GruyereNativeTable = GruyereNativeTable {
@@ -200,6 +204,7 @@ static TABLE: GruyereNativeTable = GruyereNativeTable {
     pool_state_free: states::pool_state_free,
     pool_restore: states::pool_restore,
     restored_free: states::restored_free,
+    origins: autograd::origins,
 };
 
 /// What the native door calls, for a shim that was built for `version`. NULL: the library has no

@@ -109,8 +109,9 @@ unsafe fn number(base: usize, at: usize) -> i32 {
     unsafe { ((base + at) as *const i32).read() }
 }
 
+/// Adds a word to a hash.
 #[inline(always)]
-fn mix(hash: u64, word: u64) -> u64 {
+pub(super) fn mix(hash: u64, word: u64) -> u64 {
     // The multiplier of FxHash, and a rotation, so that the order counts.
     (hash.rotate_left(5) ^ word).wrapping_mul(0x517c_c1b7_2722_0a95)
 }

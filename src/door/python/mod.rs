@@ -3,8 +3,10 @@
 //!
 //! [`interpreter`] reads the frames, with or without the interpreter's lock; [`known`] has the
 //! stacks that were seen before, so that a repeated one costs the walk alone; [`modules`] the paths
-//! of modules, which the package tells. A thread that runs no Python has no site.
+//! of modules, which the package tells; [`autograd`] the forward that a backward belongs to, which
+//! the native door's shim tells. A thread that runs neither Python nor a backward has no site.
 
+pub mod autograd;
 mod interpreter;
 mod known;
 mod layout;
@@ -15,8 +17,9 @@ use super::control::{GRUYERE_INVALID, GRUYERE_OK, GRUYERE_UNAVAILABLE};
 use super::{fork, guarded};
 use crate::heap::sites::Sites;
 use crate::record::Record;
-use crate::record::sites::{FrameId, NewSite, SiteId};
-use interpreter::Interpreter;
+use crate::record::sites::{FrameId, NewSite, Phase, SiteId};
+use autograd::{Forwards, GruyereAutograd};
+use interpreter::{Frame, Interpreter, Walk, mix};
 use known::Known;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::OnceLock;
@@ -127,31 +130,49 @@ impl Drop for Reading {
 
 /// What tells a heap where its requests come from.
 pub(super) struct Program {
-    python: Option<&'static Interpreter>,
+    python: &'static Interpreter,
     known: Known,
+    forwards: Forwards,
+}
+
+/// A request, as far as it is told from others before a name is read.
+struct Asked {
+    /// The calling thread's stack, where there is one.
+    stack: Option<Walk>,
+    /// The site of the forward whose backward runs; `None`: none runs.
+    backward: Option<SiteId>,
 }
 
 impl Program {
-    /// Of the interpreter that the process has by now.
-    pub(super) fn new() -> Self {
-        Self { python: interpreter(), known: Known::default() }
+    /// Of the interpreter that the process has by now. `None`: there is none that can be asked.
+    pub(super) fn find() -> Option<Self> {
+        let python = interpreter()?;
+        Some(Self { python, known: Known::default(), forwards: Forwards::default() })
     }
 
     #[cold]
     #[inline(never)]
-    fn learn(&self, python: &Interpreter, record: &Record, key: u64, module: usize) -> SiteId {
-        let stack: Vec<_> = python.stack().into_iter().map(|at| python.frame(at)).collect();
-        let frames: Vec<FrameId> = stack
-            .iter()
-            .filter(|frame| !places::is_plumbing(frame))
-            .take(SITE_FRAMES)
-            .map(|frame| record.frame(&frame.file, &frame.function, frame.line))
-            .collect();
+    fn learn(&self, record: &Record, asked: &Asked, key: u64) -> SiteId {
+        let stack: Vec<Frame> = match asked.stack {
+            Some(_) => self.python.stack().into_iter().map(|at| self.python.frame(at)).collect(),
+            None => Vec::new(),
+        };
+        let told = |frame: &Frame| record.frame(&frame.file, &frame.function, frame.line);
+        let frames = stack.iter().filter(|frame| !places::is_plumbing(frame)).take(SITE_FRAMES);
+        let mut frames: Vec<FrameId> = frames.map(told).collect();
+        if asked.backward.is_some() && stack.first().is_none_or(places::is_engine) {
+            frames.insert(0, record.frame("autograd", &autograd::name(), 0));
+            frames.truncate(SITE_FRAMES);
+        }
+        let phase = match asked.backward {
+            Some(_) => Phase::Backward,
+            None => places::phase(&stack),
+        };
         let site = record.site(&NewSite {
             frames: &frames,
-            module: &modules::path(module),
-            phase: places::phase(&stack),
-            forward: SiteId::NONE,
+            module: &modules::path(asked.stack.map_or(0, |walk| walk.argument)),
+            phase,
+            forward: asked.backward.unwrap_or(SiteId::NONE),
         });
         self.known.set(key, site);
         site
@@ -166,18 +187,32 @@ impl Sites for Program {
 
 impl Program {
     fn site(&self, record: &Record) -> SiteId {
-        let Some(python) = self.python else { return SiteId::NONE };
-        let Some(_reading) = Reading::begin(python) else { return SiteId::NONE };
-        let walk = python.walk(CALL.load(Ordering::Relaxed));
-        if walk.frames == 0 {
+        let origin = autograd::origin();
+        let reading = Reading::begin(self.python);
+        let walk = reading.as_ref().map(|_| self.python.walk(CALL.load(Ordering::Relaxed)));
+        let stack = walk.filter(|walk| walk.frames > 0);
+        let backward = origin.as_ref().and_then(GruyereAutograd::backward_key);
+        let asked = Asked { stack, backward: backward.map(|key| self.forwards.get(key)) };
+        if asked.stack.is_none() && asked.backward.is_none() {
             return SiteId::NONE;
         }
-        let number = modules::number(walk.argument);
-        let key = (walk.hash ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        match self.known.get(key) {
-            Some(site) => site,
-            None => self.learn(python, record, key, walk.argument),
+        let key = asked.key(origin.map_or(0, |origin| origin.kind));
+        let site = self.known.get(key).unwrap_or_else(|| self.learn(record, &asked, key));
+        if let Some(key) = origin.as_ref().and_then(GruyereAutograd::forward_key) {
+            self.forwards.set(key, site);
         }
+        site
+    }
+}
+
+impl Asked {
+    /// What tells its site from others; `node`: the kind of the node that runs.
+    fn key(&self, node: u64) -> u64 {
+        let (hash, module) =
+            self.stack.map_or((0, 0), |walk| (walk.hash, modules::number(walk.argument)));
+        let forward = self.backward.map_or(0, |forward| u64::from(forward.0) + 1);
+        let words = [module, node, forward];
+        words.into_iter().fold(hash, mix).wrapping_mul(0x9e37_79b9_7f4a_7c15)
     }
 }
 

@@ -10,6 +10,12 @@ pub(super) fn is_plumbing(frame: &Frame) -> bool {
     frame.file.ends_with("torch/nn/modules/module.py") && frame.function.contains("_call_impl")
 }
 
+/// Whether a frame is torch's way into its engine: a node that runs on the same thread is called
+/// from here.
+pub(super) fn is_engine(frame: &Frame) -> bool {
+    frame.file.ends_with("torch/autograd/graph.py") && frame.function == "_engine_run_backward"
+}
+
 /// Whose frame it is.
 fn of(frame: &Frame) -> Phase {
     if is_plumbing(frame) {

@@ -1,0 +1,78 @@
+// Where in autograd a request comes from.
+
+#pragma once
+
+#include <dlfcn.h>
+
+#include <cstdio>
+#include <string>
+#include <type_traits>
+#include <typeinfo>
+
+#include <ATen/SequenceNumber.h>
+#include <ATen/record_function.h>
+#include <c10/core/GradMode.h>
+#include <c10/util/Type.h>
+#include <torch/csrc/autograd/function.h>
+
+#include "calls.h"
+
+namespace gruyere {
+namespace {
+
+// torch's functions, looked up where it is loaded: the shim links to its allocator alone.
+struct Autograd {
+    decltype(&torch::autograd::get_current_node) node = nullptr;
+    decltype(&at::sequence_number::peek) next = nullptr;
+    decltype(&at::RecordFunction::currentThreadId) thread = nullptr;
+
+    Autograd() {
+        void *library = dlopen("libtorch_cpu.so", RTLD_NOLOAD | RTLD_LAZY);
+        const auto find = [library](auto &function, const char *name) {
+            function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(
+                library ? dlsym(library, name) : nullptr);
+        };
+        find(node, "_ZN5torch8autograd16get_current_nodeEv");
+        find(next, "_ZN2at15sequence_number4peekEv");
+        find(thread, "_ZN2at14RecordFunction15currentThreadIdEv");
+    }
+
+    bool is_whole() const {
+        return node && next && thread;
+    }
+};
+
+const Autograd &autograd() {
+    static const Autograd found;
+    return found;
+}
+
+// Called by the library in the middle of a request. It waits for nobody: a node's own name() would
+// take the interpreter's lock where the node is Python's.
+void ask_origin(GruyereAutograd *origin, int32_t is_name_wanted) {
+    try {
+        origin->thread = autograd().thread();
+        origin->next = c10::GradMode::is_enabled() ? autograd().next() : 0;
+        const auto node = autograd().node();
+        if (!node) {
+            return;
+        }
+        const torch::autograd::Node &running = *node;
+        const char *kind = typeid(running).name();
+        origin->kind = reinterpret_cast<uintptr_t>(kind);
+        origin->node_thread = running.thread_id();
+        origin->node = running.sequence_nr();
+        if (is_name_wanted) {
+            const std::string name = c10::demangle(kind);
+            const size_t last = name.rfind(':');
+            const size_t from = last == std::string::npos ? 0 : last + 1;
+            std::snprintf(origin->name, sizeof(origin->name), "%s", name.c_str() + from);
+        }
+    } catch (...) {
+        // The request goes on, and its block has no site.
+        origin->kind = origin->next = 0;
+    }
+}
+
+} // namespace
+} // namespace gruyere

@@ -1,0 +1,132 @@
+//! Where in autograd the calling thread is, as the native door's shim tells.
+//!
+//! torch runs a backward on threads of its own that run no Python. But each operator of a forward
+//! takes a number, counted by thread, for the node that stands for it in the backward, before it
+//! allocates its output; and the node that runs has that number. So the site of a forward's request
+//! is kept under its thread and number, and a request of the node's finds it.
+
+use super::known::Known;
+use crate::record::sites::SiteId;
+use std::ffi::{CStr, c_char, c_int};
+use std::sync::OnceLock;
+
+/// Where in autograd a thread is.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct GruyereAutograd {
+    /// Torch's number of the thread.
+    pub thread: u64,
+    /// The number that the next node of the thread gets; 0: the thread makes none.
+    pub next: u64,
+    /// The kind of the node that runs on the thread, the same for all of a kind; 0: none runs.
+    pub kind: u64,
+    /// Of that node: the thread that made it.
+    pub node_thread: u64,
+    /// Of that node: its number there.
+    pub node: u64,
+    /// Of that node, where it was asked for: its name, with a NUL at its end.
+    pub name: [c_char; 128],
+}
+
+/// Fills `origin` for the calling thread, the name only if that `is_wanted`. It never unwinds, and
+/// waits for nobody.
+pub type GruyereAskAutograd = extern "C" fn(origin: *mut GruyereAutograd, is_name_wanted: c_int);
+
+/// Unset: nobody can tell. Then the first who can.
+static ASK: OnceLock<GruyereAskAutograd> = OnceLock::new();
+
+/// `ask` can tell from now on; the first one stays.
+pub(in crate::door) extern "C" fn origins(ask: GruyereAskAutograd) {
+    let _ = ASK.set(ask);
+}
+
+/// Where the calling thread is. `None`: nobody can tell.
+#[inline]
+pub(super) fn origin() -> Option<GruyereAutograd> {
+    ASK.get().map(|ask| asked(*ask, false))
+}
+
+fn asked(ask: GruyereAskAutograd, is_name_wanted: bool) -> GruyereAutograd {
+    let mut origin =
+        GruyereAutograd { thread: 0, next: 0, kind: 0, node_thread: 0, node: 0, name: [0; 128] };
+    ask(&raw mut origin, c_int::from(is_name_wanted));
+    origin
+}
+
+impl GruyereAutograd {
+    /// Under which the site of a request is kept until its backward; `None`: it has none.
+    pub(super) fn forward_key(&self) -> Option<u64> {
+        (self.kind == 0 && self.next > 0).then(|| key(self.thread, self.next - 1))
+    }
+
+    /// Under which the site of the forward is found whose node runs; `None`: none runs.
+    pub(super) fn backward_key(&self) -> Option<u64> {
+        (self.kind != 0).then(|| key(self.node_thread, self.node))
+    }
+}
+
+fn key(thread: u64, number: u64) -> u64 {
+    (thread.rotate_left(48) ^ number).wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}
+
+/// The name of the node that runs on the calling thread.
+pub(super) fn name() -> String {
+    let Some(ask) = ASK.get() else { return String::new() };
+    let origin = asked(*ask, true);
+    let bytes = origin.name.map(|byte| byte as u8);
+    CStr::from_bytes_until_nul(&bytes)
+        .map_or_else(|_| String::new(), |name| name.to_string_lossy().into_owned())
+}
+
+/// The sites of forwards, by their keys: of the latest, as many as there is room for.
+#[derive(Default)]
+pub(super) struct Forwards(Known);
+
+impl Forwards {
+    /// A request of the operator with this key came from `site`. The first one counts: what comes
+    /// later under the same number is of an operator that has none.
+    pub(super) fn set(&self, key: u64, site: SiteId) {
+        if self.0.get(key).is_none() {
+            self.0.set(key, site);
+        }
+    }
+
+    /// Where the forward of that key was. NONE: not known.
+    pub(super) fn get(&self, key: u64) -> SiteId {
+        self.0.get(key).unwrap_or(SiteId::NONE)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn origin(thread: u64, next: u64, node: Option<(u64, u64)>) -> GruyereAutograd {
+        let (node_thread, number) = node.unwrap_or_default();
+        let kind = u64::from(node.is_some());
+        GruyereAutograd { thread, next, kind, node_thread, node: number, name: [0; 128] }
+    }
+
+    #[test]
+    fn a_node_finds_the_forward_of_its_thread_and_number_and_no_other() {
+        let forwards = Forwards::default();
+        for (thread, number, site) in [(1, 7, 10), (2, 7, 20), (1, 8, 30)] {
+            let at = origin(thread, number + 1, None).forward_key().unwrap();
+            forwards.set(at, SiteId(site));
+            forwards.set(at, SiteId(99));
+        }
+        let found = |thread, number| {
+            let at = origin(9, 3, Some((thread, number))).backward_key().unwrap();
+            forwards.get(at)
+        };
+        assert_eq!([found(1, 7), found(2, 7), found(1, 8)], [10, 20, 30].map(SiteId));
+        assert_eq!([found(2, 8), found(3, 7)], [SiteId::NONE; 2]);
+    }
+
+    #[test]
+    fn a_thread_that_makes_no_nodes_or_runs_one_is_in_no_forward() {
+        assert_eq!(origin(1, 0, None).forward_key(), None);
+        assert_eq!(origin(1, 5, Some((1, 3))).forward_key(), None);
+        assert_eq!(origin(1, 5, None).backward_key(), None);
+    }
+}
