@@ -16,6 +16,9 @@ use super::layout::{self, Entry, GENERATOR, Layout, Place};
 use std::ffi::{CStr, c_char, c_int, c_void};
 
 type Object = *mut c_void;
+type Ask<T> = unsafe extern "C" fn() -> T;
+type Of<T> = unsafe extern "C" fn(Object) -> T;
+type OfAt<A, T> = unsafe extern "C" fn(Object, A) -> T;
 
 /// Frames that are looked at: the innermost.
 const MOST_FRAMES: usize = 256;
@@ -32,19 +35,19 @@ const USUAL_SIZE: usize = 16;
 
 /// Functions of Python's, those that are called without the lock first.
 struct Functions {
-    this_thread: unsafe extern "C" fn() -> Object,
-    is_finalizing: unsafe extern "C" fn() -> c_int,
-    line: unsafe extern "C" fn(Object, c_int) -> c_int,
-    length: unsafe extern "C" fn(Object) -> isize,
-    character: unsafe extern "C" fn(Object, isize) -> u32,
-    holds_lock: unsafe extern "C" fn() -> c_int,
-    frame: unsafe extern "C" fn(Object) -> Object,
-    back: unsafe extern "C" fn(Object) -> Object,
-    code: unsafe extern "C" fn(Object) -> Object,
-    line_of_frame: unsafe extern "C" fn(Object) -> c_int,
-    drop: unsafe extern "C" fn(Object),
-    occurred: unsafe extern "C" fn() -> Object,
-    clear: unsafe extern "C" fn(),
+    this_thread: Ask<Object>,
+    is_finalizing: Ask<c_int>,
+    line: OfAt<c_int, c_int>,
+    length: Of<isize>,
+    character: OfAt<isize, u32>,
+    holds_lock: Ask<c_int>,
+    frame: Of<Object>,
+    back: Of<Object>,
+    code: Of<Object>,
+    line_of_frame: Of<c_int>,
+    drop: Of<()>,
+    occurred: Ask<Object>,
+    clear: Ask<()>,
 }
 
 /// The interpreter.
@@ -126,7 +129,7 @@ impl Interpreter {
         // SAFETY: the symbol is CPython's function of that name, in this version as in all of them:
         // it answers a static text, initialised or not.
         let version = unsafe {
-            let version: unsafe extern "C" fn() -> *const c_char = std::mem::transmute(version);
+            let version = std::mem::transmute::<*mut c_void, Ask<*const c_char>>(version);
             CStr::from_ptr(version()).to_string_lossy().into_owned()
         };
         let short = version.split(" (").next().unwrap_or_default().to_owned();
@@ -135,11 +138,11 @@ impl Interpreter {
         let missing =
             |name: &CStr| Some(format!("Python {short} has no {}", name.to_string_lossy()));
         macro_rules! function {
-            ($name:literal $(, $other:literal)?) => {
+            ($type:ty, $name:literal $(, $other:literal)?) => {
                 // SAFETY: the symbol is CPython's function of that name, whose arguments are those
                 // of the field that it goes to in all versions that have a layout.
                 unsafe {
-                    std::mem::transmute(
+                    std::mem::transmute::<*mut c_void, $type>(
                         symbol($name)$(.or_else(|| symbol($other)))?
                             .ok_or_else(|| missing($name))?,
                     )
@@ -147,19 +150,19 @@ impl Interpreter {
             };
         }
         let functions = Functions {
-            this_thread: function!(c"PyGILState_GetThisThreadState"),
-            is_finalizing: function!(c"Py_IsFinalizing", c"_Py_IsFinalizing"),
-            line: function!(c"PyCode_Addr2Line"),
-            length: function!(c"PyUnicode_GetLength"),
-            character: function!(c"PyUnicode_ReadChar"),
-            holds_lock: function!(c"PyGILState_Check"),
-            frame: function!(c"PyThreadState_GetFrame"),
-            back: function!(c"PyFrame_GetBack"),
-            code: function!(c"PyFrame_GetCode"),
-            line_of_frame: function!(c"PyFrame_GetLineNumber"),
-            drop: function!(c"Py_DecRef"),
-            occurred: function!(c"PyErr_Occurred"),
-            clear: function!(c"PyErr_Clear"),
+            this_thread: function!(Ask<Object>, c"PyGILState_GetThisThreadState"),
+            is_finalizing: function!(Ask<c_int>, c"Py_IsFinalizing", c"_Py_IsFinalizing"),
+            line: function!(OfAt<c_int, c_int>, c"PyCode_Addr2Line"),
+            length: function!(Of<isize>, c"PyUnicode_GetLength"),
+            character: function!(OfAt<isize, u32>, c"PyUnicode_ReadChar"),
+            holds_lock: function!(Ask<c_int>, c"PyGILState_Check"),
+            frame: function!(Of<Object>, c"PyThreadState_GetFrame"),
+            back: function!(Of<Object>, c"PyFrame_GetBack"),
+            code: function!(Of<Object>, c"PyFrame_GetCode"),
+            line_of_frame: function!(Of<c_int>, c"PyFrame_GetLineNumber"),
+            drop: function!(Of<()>, c"Py_DecRef"),
+            occurred: function!(Ask<Object>, c"PyErr_Occurred"),
+            clear: function!(Ask<()>, c"PyErr_Clear"),
         };
         let type_of =
             |name| symbol(name).map(|address| address as usize).ok_or_else(|| missing(name));

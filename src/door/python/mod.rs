@@ -74,7 +74,10 @@ fn interpreter() -> Option<&'static Interpreter> {
         Ok(found) => Some(found),
         Err(reason) => {
             if let Some(reason) = reason {
-                log::warn!("blame: blocks will have no place in the program: {reason}");
+                log::warn!(
+                    "blame: blocks will not say where in the program they come from: {reason} \
+                     (blame:off says nothing)"
+                );
             }
             None
         }
@@ -97,8 +100,9 @@ fn is_trusted_now(python: &Interpreter) -> bool {
         false if TRIED.fetch_add(1, Ordering::Relaxed) + 1 < TRIES => UNTRIED,
         false => {
             log::warn!(
-                "blame: blocks will have no place in the program: the frames of this build of \
-                 Python are not where they are in others of its version"
+                "blame: blocks will not say where in the program they come from: the frames of \
+                 this build of Python are not where they are in others of its version (blame:off \
+                 says nothing)"
             );
             REFUSED
         }
