@@ -24,9 +24,10 @@ Examples:
   gruyere snapshot 4242 --json -o before.json        for `gruyere diff`
   gruyere snapshot 4242 --json -o - | jq '.devices[0].held'
 
-A block's one stack frame is what Gruyère knows of it: its lifetime, and the step of its \
-allocation. Streams are numbers of the
-record, not handles. The trace is what is left of the latest events (`ring_events:`).
+A block's first stack frame is what Gruyère knows of it: its lifetime or what the program was \
+doing, the module, and the
+step of its allocation; behind it is where it came from, where `blame:` keeps that. Streams are \
+numbers of the record, not handles. The trace is what is left of the latest events (`ring_events:`).
 
 Exit codes: 0 all well; 1 no such process or record, or it can't be read, or the file can't be \
 written; 2 wrong usage;

@@ -2,37 +2,114 @@
 //! what memory_viz and `torch.cuda._memory_viz` open.
 #![deny(unsafe_code)]
 
+use super::pickle::Again;
 use super::state::{Block, BlockKind, Event, Segment, State};
 use crate::EventKind;
+use crate::sites::{self, Phase, Place, SiteId, Sites};
+use serde::ser::SerializeSeq;
 use serde::{Serialize, Serializer};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
+use std::rc::Rc;
 
-/// A stack frame; there are none, but for notes.
+/// A stack frame, or a note in the place of one.
 #[derive(Clone, Debug, Serialize)]
 struct Frame {
     name: String,
-    filename: &'static str,
+    filename: String,
     line: u32,
 }
 
+/// The stacks of all sites: frames, each kept once, and by site the numbers of its own.
+#[derive(Debug, Default)]
+struct Stacks {
+    frames: Vec<Frame>,
+    of_site: Vec<Vec<u32>>,
+    sites: Sites,
+}
+
+impl Stacks {
+    fn of(sites: &Sites) -> Self {
+        let mut stacks = Self { sites: sites.clone(), ..Self::default() };
+        let mut known: HashMap<&sites::Frame, u32> = HashMap::new();
+        for (_, site) in sites.iter() {
+            // A backward's stack says nothing without that of its forward.
+            let forward = sites.get(site.forward).into_iter().flat_map(|site| &site.frames);
+            let number = |frame| {
+                *known.entry(frame).or_insert_with(|| {
+                    let sites::Frame { file, function, line } = frame.clone();
+                    stacks.frames.push(Frame { name: function, filename: file, line });
+                    stacks.frames.len() as u32 - 1
+                })
+            };
+            let numbers = site.frames.iter().chain(forward).map(number).collect();
+            stacks.of_site.push(numbers);
+        }
+        stacks
+    }
+
+    fn of_block(&self, lifetime: u8, step: Option<u32>, id: SiteId) -> Stack<'_> {
+        let place = id.0.checked_sub(1).map(|place| place as usize);
+        let numbers =
+            place.and_then(|place| self.of_site.get(place)).map_or(&[][..], Vec::as_slice);
+        let module = match self.sites.module(id) {
+            Place::Module(path) => format!(", module {path}"),
+            _ => String::new(),
+        };
+        let said = match (lifetime, self.sites.phase(id)) {
+            (0, phase) if phase != Phase::Unknown => phase.name().to_owned(),
+            _ => format!("lifetime {}", super::state::lifetime_name(lifetime)),
+        };
+        Stack { note: note(format!("{said}{module}"), step), numbers, frames: &self.frames }
+    }
+}
+
+/// What a block says where it came from: nothing, of a free one.
 #[derive(Debug, Serialize)]
-struct VizBlock {
+#[serde(untagged)]
+enum Frames<'a> {
+    None([Frame; 0]),
+    Of(Stack<'a>),
+}
+
+/// The stack of a block, the innermost frame first: what is known of the block, then where it came
+/// from.
+#[derive(Debug)]
+struct Stack<'a> {
+    note: Frame,
+    numbers: &'a [u32],
+    frames: &'a [Frame],
+}
+
+impl Serialize for Stack<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut list = serializer.serialize_seq(Some(self.numbers.len() + 1))?;
+        list.serialize_element(&self.note)?;
+        for &number in self.numbers {
+            // A million blocks share a few hundred frames.
+            list.serialize_element(&Again(number, &self.frames[number as usize]))?;
+        }
+        list.end()
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct VizBlock<'a> {
     address: u64,
     size: u64,
     requested_size: u64,
     state: &'static str,
-    frames: Vec<Frame>,
+    frames: Frames<'a>,
 }
 
 /// The blocks of a segment, made one at a time while they are written: there may be millions.
 #[derive(Debug)]
-struct Blocks<'a>(&'a Segment);
+struct Blocks<'a>(&'a Segment, Rc<Stacks>);
 
 impl Serialize for Blocks<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut at = self.0.address;
         serializer.collect_seq(self.0.blocks.iter().map(|entry| {
-            let told = block(at, entry);
+            let told = block(at, entry, &self.1);
             at = at.saturating_add(entry.0);
             told
         }))
@@ -93,28 +170,27 @@ pub struct Snapshot<'a> {
     external_annotations: Vec<()>,
 }
 
-/// What is known of a block, as the one frame of its stack: viewers show it where they would show
-/// where it came from.
-fn frames(lifetime: &str, step: Option<u32>) -> Vec<Frame> {
+/// What is known of a block, as a frame: viewers show it where they show where it came from.
+fn note(said: String, step: Option<u32>) -> Frame {
     let step = step.map_or(String::new(), |step| format!(", step {step}"));
-    vec![Frame { name: format!("lifetime {lifetime}{step}"), filename: "gruyere", line: 0 }]
+    Frame { name: format!("{said}{step}"), filename: "gruyere".to_owned(), line: 0 }
 }
 
-fn block(address: u64, block: &Block) -> VizBlock {
-    let &Block(size, kind, requested_size, lifetime, _, step, _) = block;
-    let (state, frames) = match kind {
-        BlockKind::Free => ("inactive", Vec::new()),
-        BlockKind::Live => {
-            ("active_allocated", frames(&super::state::lifetime_name(lifetime), step))
-        }
-        BlockKind::Pending => {
-            ("active_pending_free", frames(&super::state::lifetime_name(lifetime), step))
-        }
+fn block<'a>(address: u64, block: &Block, stacks: &'a Stacks) -> VizBlock<'a> {
+    let &Block(size, kind, requested_size, lifetime, _, step, site) = block;
+    let state = match kind {
+        BlockKind::Free => "inactive",
+        BlockKind::Live => "active_allocated",
+        BlockKind::Pending => "active_pending_free",
+    };
+    let frames = match kind {
+        BlockKind::Free => Frames::None([]),
+        _ => Frames::Of(stacks.of_block(lifetime, step, site)),
     };
     VizBlock { address, size, requested_size, state, frames }
 }
 
-fn segment(device: u32, segment: &Segment) -> VizSegment<'_> {
+fn segment<'a>(device: u32, segment: &'a Segment, stacks: &Rc<Stacks>) -> VizSegment<'a> {
     let sum = |kinds: &[BlockKind], bytes: fn(&Block) -> u64| {
         // Saturating, here and below: the numbers may be a record's.
         let chosen = segment.blocks.iter().filter(|block| kinds.contains(&block.1));
@@ -141,7 +217,7 @@ fn segment(device: u32, segment: &Segment) -> VizSegment<'_> {
         segment_pool_id: segment.pool_id,
         is_expandable: segment.stitched,
         frames: Vec::new(),
-        blocks: Blocks(segment),
+        blocks: Blocks(segment, Rc::clone(stacks)),
     }
 }
 
@@ -156,7 +232,7 @@ fn traces(event: &Event, state: &State, out: &mut Vec<Trace>) {
         time_us: event.time_nanoseconds / 1000,
         compile_context: "N/A",
         user_metadata: user_metadata.to_owned(),
-        frames: frames(&event.lifetime, None),
+        frames: vec![note(format!("lifetime {}", event.lifetime), None)],
     };
     let is = |kind: EventKind| event.kind == kind.name();
     if is(EventKind::Malloc) {
@@ -182,6 +258,7 @@ impl<'a> Snapshot<'a> {
                 traces(event, state, trace);
             }
         }
+        let stacks = Rc::new(Stacks::of(&state.sites));
         let mut notes = BTreeMap::new();
         let merged: u64 = state.devices.iter().map(|device| device.merged_blocks).sum();
         if merged > 0 {
@@ -198,7 +275,7 @@ impl<'a> Snapshot<'a> {
                 .devices
                 .iter()
                 .flat_map(|device| {
-                    device.segments.iter().map(|entry| segment(device.device, entry))
+                    device.segments.iter().map(|entry| segment(device.device, entry, &stacks))
                 })
                 .collect(),
             device_traces,
@@ -213,5 +290,44 @@ impl<'a> Snapshot<'a> {
             },
             external_annotations: Vec::new(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_block_has_the_frames_of_its_site_and_a_backward_those_of_its_forward_too() {
+        let frame = |function: &str, line| sites::Frame {
+            file: "/home/me/train.py".into(),
+            function: function.into(),
+            line,
+        };
+        let forward = sites::Site {
+            frames: vec![frame("forward", 9), frame("step", 42)],
+            module: "mlp".into(),
+            phase: Phase::Forward,
+            forward: SiteId::NONE,
+        };
+        let backward = sites::Site {
+            frames: vec![frame("step", 42)],
+            phase: Phase::Backward,
+            forward: SiteId(1),
+            ..sites::Site::default()
+        };
+        let stacks = Stacks::of(&Sites::new([forward, backward]));
+        let told = |lifetime, site| {
+            let Stack { note, numbers, frames } = stacks.of_block(lifetime, Some(7), SiteId(site));
+            let lines: Vec<u32> = numbers.iter().map(|&n| frames[n as usize].line).collect();
+            (note.name, lines)
+        };
+        assert_eq!(told(0, 1), ("forward, module mlp, step 7".into(), vec![9, 42]));
+        assert_eq!(told(0, 2), ("backward, module mlp, step 7".into(), vec![42, 9, 42]));
+        assert_eq!(told(3, 1), ("lifetime persistent, module mlp, step 7".into(), vec![9, 42]));
+        for unknown in [0, 3, u32::MAX] {
+            assert_eq!(told(0, unknown), ("lifetime auto, step 7".into(), vec![]));
+        }
+        assert_eq!(stacks.frames.len(), 2, "each frame once");
     }
 }
