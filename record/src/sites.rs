@@ -126,7 +126,9 @@ impl Frame {
     /// Whether the frame is of the program, and not of an installed package or of Python's own
     /// library.
     pub fn is_own(&self) -> bool {
-        let installed = ["/site-packages/", "/dist-packages/", "/lib/python3"];
+        // The package's own may be run from its source.
+        let installed =
+            ["/site-packages/", "/dist-packages/", "/lib/python3", "python_loader/gruyere/"];
         !self.file.starts_with('<') && !installed.iter().any(|part| self.file.contains(part))
     }
 }

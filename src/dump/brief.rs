@@ -129,7 +129,7 @@ fn peaks(out: &mut String, timeline: &[Stretch]) -> fmt::Result {
 fn table(out: &mut String, runs: &[Run], told: impl Fn(&Run) -> String) -> fmt::Result {
     let left_out = runs.len().saturating_sub(MOST_RUNS);
     for (number, run) in runs.iter().enumerate() {
-        if left_out > 0 && number == 1 {
+        if left_out > 1 && number == 1 {
             let steps = (runs[1].first, runs[left_out].last);
             writeln!(
                 out,
@@ -137,7 +137,7 @@ fn table(out: &mut String, runs: &[Run], told: impl Fn(&Run) -> String) -> fmt::
                 format!("{} to {}", steps.0, steps.1)
             )?;
         }
-        if number == 0 || number > left_out {
+        if number == 0 || number > left_out || left_out == 1 {
             writeln!(out, "  {:<29} {}", run.steps(), told(run))?;
         }
     }

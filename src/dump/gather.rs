@@ -32,6 +32,8 @@ fn told(sum: segment_stats::Sum) -> Sum {
 
 /// The heap's state now.
 pub fn state(heap: &Heap, report: Option<&Report>) -> State {
+    // Before the sites are read, which it may be added to.
+    let here = report.map_or(SiteId::NONE, |_| heap.site_here());
     let reader = Reader::own(heap.record());
     let process = reader.as_ref().map_or_else(Process::current, Reader::process);
     let devices = heap.devices_in_use();
@@ -41,6 +43,7 @@ pub fn state(heap: &Heap, report: Option<&Report>) -> State {
         .into_iter()
         .filter_map(|id| device(heap, reader.as_ref(), &mut origins, id, share))
         .collect();
+    let here = origins.number(here);
     let mut state = State {
         format: state::FORMAT.to_owned(),
         version: state::VERSION,
@@ -50,7 +53,7 @@ pub fn state(heap: &Heap, report: Option<&Report>) -> State {
             .map_or(0, |time| time.as_nanos() as u64),
         conclusion: None,
         process: process.into(),
-        out_of_memory: report.map(out_of_memory),
+        out_of_memory: report.map(|report| out_of_memory(report, here)),
         sites: origins.into_sites(),
         devices,
         events: reader
@@ -64,7 +67,7 @@ pub fn state(heap: &Heap, report: Option<&Report>) -> State {
     state
 }
 
-fn out_of_memory(report: &Report) -> OutOfMemory {
+fn out_of_memory(report: &Report, site: SiteId) -> OutOfMemory {
     let rung_use = |ladder: &Ladder, number: usize| {
         let ladder::Rung { calls, bytes, nanoseconds } = ladder.rungs[number];
         RungUse { calls, bytes, nanoseconds }
@@ -84,7 +87,7 @@ fn out_of_memory(report: &Report) -> OutOfMemory {
         stream: report.stream.0,
         stream_handle: report.stream.1,
         step: report.step,
-        site: SiteId::NONE,
+        site,
         context: report.context,
         thread: thread_name(),
         pool: report.pool.as_ref().map(|pool| pool.name.clone()),

@@ -222,3 +222,66 @@ fn beyond(these: &HashMap<Key, u8>, those: &HashMap<Key, u8>, largest: usize) ->
         largest: new.iter().take(largest).map(block).collect(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gruyere_record::SiteId;
+    use gruyere_record::dump::state::{Block as Piece, Segment};
+    use gruyere_record::sites::{Frame, Phase, Site, Sites};
+
+    const MIB: u64 = 1 << 20;
+
+    /// Live blocks as (line, step, bytes), in a program of these lines.
+    fn state(lines: &[u32], blocks: &[(u32, u32, u64)]) -> State {
+        let site = |&line: &u32| Site {
+            frames: vec![Frame { file: "/me/train.py".into(), function: "step".into(), line }],
+            module: if line > 20 { format!("layers.{line}") } else { String::new() },
+            phase: Phase::Forward,
+            forward: SiteId::NONE,
+        };
+        let site_of = |line| SiteId(1 + lines.iter().position(|at| *at == line).unwrap() as u32);
+        let block = |&(line, step, bytes): &(u32, u32, u64)| {
+            Piece(bytes, BlockKind::Live, bytes, 0, 0, Some(step), site_of(line))
+        };
+        let mut device = DeviceState::default();
+        let blocks = blocks.iter().map(block).collect();
+        device.segments = vec![Segment { blocks, ..Segment::default() }];
+        let sites = Sites::new(lines.iter().map(site));
+        State { sites, devices: vec![device], ..State::default() }
+    }
+
+    #[test]
+    fn what_grew_is_told_by_line_and_by_module_whatever_their_numbers_are() {
+        let before = state(&[10, 30], &[(10, 0, MIB), (30, 1, 5 * MIB)]);
+        let after =
+            state(&[30, 12, 10], &[(10, 0, MIB), (30, 1, 2 * MIB), (12, 2, 9 * MIB), (12, 3, MIB)]);
+        let [change] = &devices(&before, &after, 0)[..] else { panic!("one device") };
+        let told = |table: &Table| -> Vec<(String, u64, u64)> {
+            table.iter().map(|(name, to)| (name.clone(), to.before / MIB, to.after / MIB)).collect()
+        };
+        let line = |line: u32| format!("/me/train.py:{line} in step");
+        assert_eq!(told(&change.lines), [(line(12), 0, 10), (line(30), 5, 2), (line(10), 1, 1)]);
+        assert_eq!(
+            told(&change.modules),
+            [(line(12), 0, 10), ("layers.30".into(), 5, 2), (line(10), 1, 1)]
+        );
+    }
+
+    #[test]
+    fn steps_of_which_the_same_came_are_one_row() {
+        let row = |step: u64, before, after| (step.to_string(), Change { before, after });
+        let mut steps = vec![row(3, 40 * MIB, 0)];
+        steps.extend((4..=33).map(|step| row(step, 0, 16 * MIB)));
+        let change = DeviceChange { steps, ..DeviceChange::default() };
+        let told: Vec<(String, Change)> =
+            change.step_runs().into_iter().map(|(run, sum)| (run.steps(), sum)).collect();
+        assert_eq!(
+            told,
+            [
+                ("step 3".into(), Change { before: 40 * MIB, after: 0 }),
+                ("steps 4 to 33".into(), Change { before: 0, after: 480 * MIB })
+            ]
+        );
+    }
+}

@@ -24,6 +24,7 @@ use crate::sites::Sites;
 use crate::supply::{self, Way};
 use crate::sync::{Mutex, lock};
 use crate::timed::{OnRecord, Timed};
+use gruyere_record::SiteId;
 use gruyere_record::facts::Process;
 use gruyere_record::record_dir::record_dir;
 use gruyere_record::trace::Tracer;
@@ -153,6 +154,11 @@ impl Heap {
             self.shared.dedicated = true;
             self.special.fetch_or(DEDICATED, Ordering::AcqRel);
         }
+    }
+
+    /// Where in the program the calling thread is, if somebody knows. With no lock of the heap held.
+    pub fn site_here(&self) -> SiteId {
+        self.shared.site()
     }
 
     /// From now on `sites` is asked where requests above 1 MiB come from, and those that make

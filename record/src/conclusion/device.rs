@@ -14,8 +14,8 @@ const CAUSE: u64 = 4;
 /// Capture pools from which on they are many.
 const MANY_POOLS: usize = 8;
 
-/// All that is found.
-pub fn find(evidence: &Evidence<'_>) -> Vec<Finding> {
+/// All that is found. `is_steady`: nothing grows.
+pub fn find(evidence: &Evidence<'_>, is_steady: bool) -> Vec<Finding> {
     let of_request = evidence.refused.iter().flat_map(|refused| {
         [large_request(evidence, refused), others(evidence, refused), ceiling(evidence, refused)]
     });
@@ -24,7 +24,7 @@ pub fn find(evidence: &Evidence<'_>) -> Vec<Finding> {
         streams(evidence),
         pieces(evidence),
         large_block(evidence),
-        large_once(evidence),
+        large_once(evidence).filter(|_| is_steady),
     ];
     of_request.chain(of_state).flatten().collect()
 }
@@ -95,7 +95,9 @@ fn large_once(evidence: &Evidence<'_>) -> Option<Finding> {
     let mut others: Vec<u64> = highs.values().copied().collect();
     others.sort_unstable();
     let median = others[others.len() / 2];
-    if others.len() < 4 || median == 0 || peak < 2 * median || step >= u64::from(evidence.now) {
+    let second = others.len().checked_sub(2).map_or(0, |at| others[at]);
+    let is_alone = others.len() >= 4 && peak / 2 >= median && second < peak - peak / 5;
+    if median == 0 || !is_alone || step >= u64::from(evidence.now) {
         return None;
     }
     let is_malloc = |kind: &str| kind == EventKind::Malloc.name();

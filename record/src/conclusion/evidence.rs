@@ -99,8 +99,10 @@ impl<'a> Evidence<'a> {
         // Lows within a step are not compared with those between two.
         let few = (self.now.saturating_sub(since) / 8).max(1);
         let low = |first, last| self.stretches(first, last).map(|one| one.live_low_bytes).min();
-        let before = low(since, since.saturating_add(few))?;
-        let after = low(self.now.saturating_sub(few), u32::MAX)?;
+        // Steps that were shorter than a stretch are in that of a later step.
+        let nearest = |step| self.stretches(0, step).last().map(|one| one.live_low_bytes);
+        let before = low(since, since.saturating_add(few)).or_else(|| nearest(since))?;
+        let after = low(self.now.saturating_sub(few), u32::MAX).or_else(|| nearest(self.now))?;
         Some(after.saturating_sub(before))
     }
 
@@ -126,6 +128,7 @@ pub fn blocks(device: &DeviceState) -> (Vec<BlockEntry>, Vec<BlockEntry>) {
                 requested: block.2,
                 step: block.5.unwrap_or(0),
                 lifetime: block.3,
+                capture: u8::from(segment.holder == "captured"),
                 site: block.6,
                 ..BlockEntry::default()
             };

@@ -287,7 +287,8 @@ fn is_like_a_cache(stacks: &[Stack<'_>], growth: &Growth) -> bool {
 fn pile(evidence: &Evidence<'_>) -> Option<Finding> {
     let young = evidence.now.saturating_sub(1);
     let mut stacks: HashMap<(SiteId, u32), Vec<&BlockEntry>> = HashMap::new();
-    for block in evidence.live.iter().filter(|block| block.step >= young) {
+    // What graphs keep is theirs, and told of them.
+    for block in evidence.live.iter().filter(|block| block.step >= young && block.capture == 0) {
         if evidence.sites.get(block.site).is_some_and(|site| site.phase != Phase::Optimizer) {
             stacks.entry((block.site, block.step)).or_default().push(block);
         }

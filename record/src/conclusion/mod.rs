@@ -23,7 +23,7 @@ use crate::sites::{By, Site, Usage, usage};
 use evidence::Evidence;
 pub use ranks::Rank;
 pub use words::MOST_COLUMNS;
-use words::{Names, of};
+use words::{Names, bytes, percent};
 
 /// Lines of a conclusion at most.
 pub const MOST_LINES: usize = 10;
@@ -103,7 +103,9 @@ impl Conclusion {
         };
         let grown = growth::find(&evidence);
         let mut findings = grown.findings;
-        findings.extend(device::find(&evidence));
+        // Where something grows, the last step is the highest of itself.
+        let is_steady = findings.is_empty();
+        findings.extend(device::find(&evidence, is_steady));
         findings.extend(optimizer::twice(&evidence));
         findings.extend(ranks::uneven(&evidence, ranks));
         // Stable: of equals, the one that was looked for first.
@@ -169,7 +171,8 @@ fn most(evidence: &Evidence<'_>) -> Vec<String> {
             count => format!("{count} blocks"),
         };
         let place = names.holder(sites, usage.site);
-        format!("{what} {place}: {}, {blocks}", of(usage.bytes, evidence.live_bytes()))
+        let share = percent(usage.bytes, evidence.live_bytes());
+        format!("{what} {place}: {} ({share}%), {blocks}", bytes(usage.bytes))
     };
     // A remnant says nothing.
     let is_told = |usage: &&crate::sites::Usage| usage.bytes >= evidence.live_bytes() / 50;

@@ -52,10 +52,11 @@ fn cut(text: &str, most: usize) -> String {
 pub struct Names(HashMap<String, String>);
 
 impl Names {
-    /// Those of all frames of these sites.
+    /// Those of all of the program's own frames of these sites.
     pub fn of(sites: &Sites) -> Self {
         let frames = sites.iter().flat_map(|(_, site)| &site.frames);
-        let files: HashSet<&str> = frames.map(|frame| &*frame.file).collect();
+        let files: HashSet<&str> =
+            frames.filter(|frame| frame.is_own()).map(|frame| &*frame.file).collect();
         let mut by_name: HashMap<&str, Vec<&str>> = HashMap::new();
         for file in files {
             by_name.entry(tail(file, 1)).or_default().push(file);
@@ -121,7 +122,8 @@ fn about(site: &Site) -> String {
     match (site.phase, &*site.module) {
         (Phase::Unknown, "") => String::new(),
         (phase, "") => format!(" ({})", phase.name()),
-        (_, module) if has_line => format!(" ({})", cut(module, 28)),
+        // Of a model that has layers and no name, a path is a number.
+        (_, module) if has_line => format!(" (module {})", cut(module, 24)),
         (phase, _) => format!(" ({})", phase.name()),
     }
 }

@@ -1,0 +1,19 @@
+"""64 MiB a step are kept in a list, from the fourth step on."""
+
+import torch
+
+from common import MIB, Training, is_killed
+
+training = Training()
+seen = []
+
+
+def remember():
+    seen.append(torch.empty(64 * MIB, dtype=torch.uint8, device="cuda"))  # the suspect
+
+
+for step in range(24):
+    if step >= 3:
+        remember()
+    training.step()
+is_killed()
