@@ -8,7 +8,7 @@ use crate::numbers::*;
 use crate::properties::{attribute, uuid};
 use std::ffi::c_char;
 
-/// `cudaDeviceProp` of CUDA 12. CUDA 13 took clock rates and modes out of it.
+/// What a device's properties have in CUDA 12. CUDA 13 took clock rates and modes out of them.
 const PROPERTIES_BYTES: usize = 1032;
 
 #[repr(C, align(8))]

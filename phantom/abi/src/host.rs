@@ -78,13 +78,14 @@ impl HostMemory {
     }
 }
 
-/// `cudaPointerAttributes`. In CUDA 13 reserved words follow, which nobody reads; CUDA 12 has none.
+/// `cudaPointerAttributes` as CUDA 13 lays it out.
 #[repr(C)]
 pub struct PointerAttributes {
     kind: u32,
     device: i32,
     device_pointer: usize,
     host_pointer: usize,
+    reserved: [i64; 8],
 }
 
 /// `CU_MEMORYTYPE_HOST` and `cudaMemoryTypeHost`. What CUDA does not know is 0.
@@ -99,7 +100,7 @@ fn attributes(address: usize) -> PointerAttributes {
         None if gpu().host.contains(address) => (HOST, 0, address, address),
         None => (0, -2, 0, address),
     };
-    PointerAttributes { kind, device, device_pointer, host_pointer }
+    PointerAttributes { kind, device, device_pointer, host_pointer, reserved: [0; 8] }
 }
 
 runtime! {
@@ -128,7 +129,17 @@ runtime! {
     }
 
     fn cudaPointerGetAttributes(out: Out<PointerAttributes>, address: usize) {
-        out.put(attributes(address))
+        let found = attributes(address);
+        if out.raw().is_null() {
+            return Err(code::INVALID_VALUE);
+        }
+        // The caller's struct ends before the reserved words where it was built for CUDA 12.
+        let bytes = std::mem::offset_of!(PointerAttributes, reserved);
+        // SAFETY: not null, and by the C contract the caller's struct, which has at least these.
+        unsafe {
+            ptr::copy_nonoverlapping((&raw const found).cast::<u8>(), out.raw().cast(), bytes);
+        }
+        Ok(())
     }
 }
 

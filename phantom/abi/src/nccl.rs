@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
 
 /// `ncclUnhandledCudaError`, `ncclInvalidArgument`, `ncclInvalidUsage`.
-const CUDA_ERROR: u32 = 1;
+const UNHANDLED: u32 = 1;
 const INVALID_ARGUMENT: u32 = 4;
 const INVALID_USAGE: u32 = 5;
 
@@ -34,7 +34,7 @@ fn communicator(out: Out<usize>, name: &'static str, ranks: i32) -> u32 {
 
 /// Runs `body` as a call of the program's.
 fn called(calls: &'static Counter, body: impl FnOnce() -> Answer) -> u32 {
-    if entry(calls, Face::Runtime, body) == 0 { 0 } else { CUDA_ERROR }
+    if entry(calls, Face::Runtime, body) == 0 { 0 } else { UNHANDLED }
 }
 
 macro_rules! nccl {
