@@ -28,7 +28,7 @@ pub struct Line {
 /// [`Growth`], as files have it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LineGrowth {
-    /// See [`Growth::bytes_a_step`].
+    /// What a step leaves, on average over the steps since, bytes.
     pub bytes_a_step: u64,
     /// The first step that left something.
     pub since_step: u32,

@@ -4,11 +4,10 @@
 use super::interpreter::Frame;
 use crate::record::sites::Phase;
 
-/// Whether a frame says nothing of the program: torch's way from a module's call to its `forward`
-/// (two or three a module, of which the module's path tells), and what our package puts around
-/// torch's functions.
+/// Whether a frame is torch's way from a module's call to its `forward`: two or three a module,
+/// which say nothing that the module's path does not.
 pub(super) fn is_plumbing(frame: &Frame) -> bool {
-    is_call_of_module(frame) || frame.file.contains("/gruyere/_")
+    frame.file.ends_with("torch/nn/modules/module.py") && frame.function.contains("_call_impl")
 }
 
 /// Whether a frame is torch's way into its engine: a node that runs on the same thread is called
@@ -17,14 +16,9 @@ pub(super) fn is_engine(frame: &Frame) -> bool {
     frame.file.ends_with("torch/autograd/graph.py") && frame.function == "_engine_run_backward"
 }
 
-/// Whether a frame is torch's way from a module's call to its `forward`.
-fn is_call_of_module(frame: &Frame) -> bool {
-    frame.file.ends_with("torch/nn/modules/module.py") && frame.function.contains("_call_impl")
-}
-
 /// Whose frame it is.
 fn of(frame: &Frame) -> Phase {
-    if is_call_of_module(frame) {
+    if is_plumbing(frame) {
         return Phase::Forward;
     }
     let Some((_, file)) = frame.file.rsplit_once("/torch/") else { return Phase::Unknown };
