@@ -141,11 +141,23 @@ fn device(number: u32, before: &DeviceState, after: &DeviceState, largest: usize
         modules: Table::new(),
         lifetimes: table(lifetimes(before), lifetimes(after)),
         sizes: classes(&before.live.sizes, &after.live.sizes, size),
-        steps: classes(&before.live.steps, &after.live.steps, number_of),
+        steps: classes(&by_step(before), &by_step(after), number_of),
         streams: classes(&before.live.streams, &after.live.streams, stream),
         new: beyond(&other, &one, largest),
         gone: beyond(&one, &other, largest),
     }
+}
+
+/// The live blocks by step: of all steps, where the state itself has those with the most bytes.
+fn by_step(device: &DeviceState) -> Vec<Class> {
+    let mut steps: BTreeMap<u64, Sum> = BTreeMap::new();
+    for block in device.segments.iter().flat_map(|segment| &segment.blocks) {
+        if let (BlockKind::Live, Some(step)) = (block.1, block.5) {
+            let sum = Sum { blocks: 1, bytes: block.0, requested_bytes: block.2 };
+            steps.entry(step.into()).or_default().add(sum);
+        }
+    }
+    steps.into_iter().map(|(class, sum)| Class { class, sum }).collect()
 }
 
 /// Live bytes by line or by module, what changed most first; nothing where no line is known.

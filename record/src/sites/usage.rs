@@ -138,7 +138,12 @@ fn growth(by_step: &BTreeMap<u32, u64>, now: u32) -> Option<Growth> {
         return None;
     }
     let bytes: u64 = left.iter().map(|&(_, bytes)| bytes).sum();
-    Some(Growth { bytes_a_step: bytes / u64::from(old - since + 1), since, bytes })
+    let steps = u64::from(old - since + 1);
+    // Where most steps have left the same, that is what a step leaves, and the first has left more.
+    let alike = left.iter().filter(|&&(_, bytes)| bytes == median).count();
+    let is_steady = left.len() as u64 == steps && 2 * alike > left.len();
+    let bytes_a_step = if is_steady { median } else { bytes / steps };
+    Some(Growth { bytes_a_step, since, bytes })
 }
 
 #[cfg(test)]
@@ -192,6 +197,15 @@ mod tests {
         blocks.push(block(1, 0, 1000 * MIB));
         let growth = usage(&blocks, &sites, By::Line, 9)[0].growth.unwrap();
         assert_eq!((growth.bytes_a_step, growth.since), (MIB, 1));
+    }
+
+    #[test]
+    fn what_the_first_step_leaves_beside_does_not_make_the_others_more() {
+        let sites = Sites::new([site("train.py", 10, "")]);
+        let mut blocks: Vec<BlockEntry> = (0..=9).map(|step| block(1, step, 16 * MIB)).collect();
+        blocks.push(block(1, 0, 16 * MIB));
+        let growth = usage(&blocks, &sites, By::Line, 9)[0].growth.unwrap();
+        assert_eq!((growth.bytes_a_step, growth.since, growth.bytes), (16 * MIB, 0, 144 * MIB));
     }
 
     #[test]

@@ -11,11 +11,13 @@ side = torch.cuda.Stream()
 def prefetch():
     batch = torch.empty(64 * MIB, dtype=torch.uint8, device="cuda")  # the suspect
     with torch.cuda.stream(side):
+        torch.cuda._sleep(1 << 40)
         batch.add_(1)
     batch.record_stream(side)
 
 
-for step in range(20):
-    prefetch()
+for step in range(5):
     training.step()
+for _ in range(20):
+    prefetch()
 is_killed()
