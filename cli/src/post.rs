@@ -97,7 +97,8 @@ pub fn run(arguments: &Arguments) -> Ended {
             format!(
                 "{:#}\n",
                 json!({
-                    "conclusion": conclusion, "ended": ended, "ladder": ladder, "timelines": timelines, "next": next,
+                    "conclusion": conclusion, "ended": ended, "ladder": ladder,
+                    "timelines": timelines, "next": next,
                     "state": state
                 })
             )

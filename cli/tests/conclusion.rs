@@ -123,7 +123,8 @@ fn a_leak_is_the_first_line_and_a_thousand_steps_are_a_page() {
     let page = post(&path, &[]);
     assert!(
         page.starts_with(
-            "train.py:42 in step keeps 64 MiB a step since step 3: 2.2 GiB of the 3.3 GiB live (68%)\n"
+            "train.py:42 in step keeps 64 MiB a step since step 3: 2.2 GiB of the 3.3 GiB live \
+             (68%)\n"
         ),
         "{page}"
     );
@@ -177,7 +178,8 @@ fn a_request_that_was_too_large_and_the_death_after_it() {
     let page = post(&program.is_killed(folder.path()), &[]);
     assert!(
         page.starts_with(
-            "One request asks for 12 GiB at once, 75% of the 16 GiB that there are, with 1 GiB live\n"
+            "One request asks for 12 GiB at once, 75% of the 16 GiB that there are, with 1 GiB \
+             live\n"
         ),
         "{page}"
     );

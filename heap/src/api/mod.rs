@@ -156,7 +156,8 @@ impl Heap {
         }
     }
 
-    /// Where in the program the calling thread is, if somebody knows. With no lock of the heap held.
+    /// Where in the program the calling thread is, if somebody knows. No lock of the heap may be
+    /// held.
     pub fn site_here(&self) -> SiteId {
         self.shared.site()
     }

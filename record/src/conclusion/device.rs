@@ -140,7 +140,8 @@ fn others(evidence: &Evidence<'_>, refused: &Refused) -> Option<Finding> {
         ),
         advice: &[
             "To do: `nvidia-smi` names the processes, `gruyere ps` those that use Gruyère; another \
-             run that was not ended, a notebook, or libraries of this process that allocate for themselves.",
+             run that was not ended, a notebook, or libraries of this process that allocate for \
+             themselves.",
         ],
     })
 }
@@ -188,7 +189,8 @@ fn cuda_graphs(evidence: &Evidence<'_>) -> Option<Finding> {
         )
         .replacen("many", "Many", 1),
         advice: &["To do: let graphs that are not replayed at once share a pool \
-             (torch.cuda.graph(g, pool=...)), pad shapes to a few sizes, drop graphs that are replayed no more."],
+             (torch.cuda.graph(g, pool=...)), pad shapes to a few sizes, drop graphs that are \
+             replayed no more."],
     })
 }
 
@@ -218,7 +220,8 @@ fn streams(evidence: &Evidence<'_>) -> Option<Finding> {
         ),
         advice: &[
             "To do: the host runs ahead of a stream that record_stream named: let it wait for that \
-             stream now and then (stream.synchronize() every few steps), or keep fewer batches under way.",
+             stream now and then (stream.synchronize() every few steps), or keep fewer batches \
+             under way.",
         ],
     })
 }

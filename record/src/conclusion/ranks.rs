@@ -46,7 +46,8 @@ pub fn uneven(evidence: &Evidence<'_>, ranks: &[Rank]) -> Option<Finding> {
         ),
         advice: &[
             "To do: compare what the ranks are given (longest batch, last batch, layers a stage, \
-             experts), and what rank 0 alone does: logging, checkpoints, evaluation, gathered results.",
+             experts), and what rank 0 alone does: logging, checkpoints, evaluation, gathered \
+             results.",
         ],
     })
 }
