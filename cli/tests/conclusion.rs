@@ -87,7 +87,7 @@ impl Program {
     }
 
     /// What it leaves when it is killed.
-    fn is_killed(self, folder: &Path) -> PathBuf {
+    fn killed(self, folder: &Path) -> PathBuf {
         let copy = folder.join("killed.record");
         std::fs::copy(self.record.path().expect("a file"), &copy).expect("room");
         self.record.close();
@@ -119,7 +119,7 @@ fn a_leak_is_the_first_line_and_a_thousand_steps_are_a_page() {
         }
         program.step();
     }
-    let path = program.is_killed(folder.path());
+    let path = program.killed(folder.path());
     let page = post(&path, &[]);
     assert!(
         page.starts_with(
@@ -159,7 +159,7 @@ fn a_program_that_goes_on_as_it_began_is_accused_of_nothing() {
         }
         program.step();
     }
-    let page = post(&program.is_killed(folder.path()), &[]);
+    let page = post(&program.killed(folder.path()), &[]);
     assert!(page.starts_with("Nothing grows (40 steps): 1.5 GiB live"), "{page}");
     let (conclusion, _) = page.split_once("\n\n").expect("more");
     assert!(conclusion.contains("train.py:12 in put holds"), "{page}");
@@ -175,7 +175,7 @@ fn a_request_that_was_too_large_and_the_death_after_it() {
     (0..5).for_each(|_| program.step());
     let asked = 12 * GIB;
     program.record.event(EventKind::OutOfMemory, 0, 0, 0, 0, asked, clock::now());
-    let page = post(&program.is_killed(folder.path()), &[]);
+    let page = post(&program.killed(folder.path()), &[]);
     assert!(
         page.starts_with(
             "One request asks for 12 GiB at once, 75% of the 16 GiB that there are, with 1 GiB \
@@ -191,6 +191,6 @@ fn what_others_took_of_the_device_is_the_first_line_where_it_is_the_most() {
     let mut program = Program::new(folder.path());
     (0..5).for_each(|_| program.step());
     program.record.event(EventKind::OutOfMemory, 0, 0, 0, 0, 20 * MIB, clock::now());
-    let page = post(&program.is_killed(folder.path()), &[]);
+    let page = post(&program.killed(folder.path()), &[]);
     assert!(page.starts_with("Others hold at least 15 GiB of the 16 GiB of device 0"), "{page}");
 }
