@@ -129,7 +129,10 @@ impl Frame {
         // The package's own may be run from its source.
         let installed =
             ["/site-packages/", "/dist-packages/", "/lib/python3", "python_loader/gruyere/"];
-        !self.file.starts_with('<') && !installed.iter().any(|part| self.file.contains(part))
+        // A node of autograd's has a name and no line.
+        self.line > 0
+            && !self.file.starts_with('<')
+            && !installed.iter().any(|part| self.file.contains(part))
     }
 }
 
@@ -397,6 +400,12 @@ impl Sites {
     /// The site of a number. `None`: not known, or one for which there was no room.
     pub fn get(&self, id: SiteId) -> Option<&Site> {
         self.0.get(id.0.checked_sub(1)? as usize)
+    }
+
+    /// The line to look at: of a backward, that of its forward, where it is known.
+    pub fn line(&self, id: SiteId) -> Option<&Frame> {
+        let site = self.get(id)?;
+        self.get(site.forward).unwrap_or(site).line()
     }
 
     /// All of them, with their numbers.

@@ -196,16 +196,13 @@ const COLLECT: &[&str] = &[
 
 /// The stacks of a group's lines, with the blocks that grow.
 fn stacks<'a>(evidence: &'a Evidence<'_>, group: &Group) -> Vec<Stack<'a>> {
-    let lines: Vec<Option<&Frame>> = group
-        .lines
-        .iter()
-        .map(|(usage, _)| evidence.sites.get(usage.site).and_then(Site::line))
-        .collect();
+    let lines: Vec<Option<&Frame>> =
+        group.lines.iter().map(|(usage, _)| evidence.sites.line(usage.site)).collect();
     let since = group.since();
     let mut stacks: HashMap<SiteId, Stack<'a>> = HashMap::new();
     for block in evidence.live.iter().filter(|block| block.step >= since) {
         if let Some(site) = evidence.sites.get(block.site)
-            && lines.contains(&site.line())
+            && lines.contains(&evidence.sites.line(block.site))
         {
             let stack =
                 stacks.entry(block.site).or_insert_with(|| Stack { site, blocks: Vec::new() });

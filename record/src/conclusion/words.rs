@@ -99,7 +99,7 @@ impl Names {
     /// Where a site is: its line, else its module.
     pub fn place(&self, sites: &Sites, id: SiteId) -> Option<String> {
         let site = sites.get(id)?;
-        match site.line() {
+        match sites.line(id) {
             Some(line) => Some(self.frame(line)),
             None if !site.module.is_empty() => Some(cut(&site.module, MOST_PLACE)),
             None => None,

@@ -8,7 +8,7 @@ use crate::{BlockEntry, SegmentEntry, SegmentKind};
 /// By what blocks are put together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum By {
-    /// [`Site::line`].
+    /// [`Sites::line`].
     Line,
     /// The module's path; where none is known, the line.
     Module,
@@ -108,7 +108,7 @@ enum Key<'a> {
 fn key(sites: &Sites, id: SiteId, by: By) -> Key<'_> {
     match (sites.get(id), by) {
         (Some(site), By::Module) if !site.module.is_empty() => Key::Module(&site.module),
-        (Some(site), By::Line | By::Module) => match site.line() {
+        (Some(_), By::Line | By::Module) => match sites.line(id) {
             Some(line) => Key::Line(&line.file, line.line),
             None => Key::Site(id),
         },
@@ -206,6 +206,16 @@ mod tests {
         blocks.push(block(1, 0, 16 * MIB));
         let growth = usage(&blocks, &sites, By::Line, 9)[0].growth.unwrap();
         assert_eq!((growth.bytes_a_step, growth.since, growth.bytes), (16 * MIB, 0, 144 * MIB));
+    }
+
+    #[test]
+    fn a_backward_is_of_the_line_of_its_forward() {
+        let node = Frame { file: "autograd".into(), function: "MmBackward0".into(), line: 0 };
+        let backward = Site { frames: vec![node], forward: SiteId(1), ..Site::default() };
+        let sites = Sites::new([site("train.py", 10, ""), backward]);
+        let found = usage(&[block(1, 0, 1), block(2, 0, 2)], &sites, By::Line, 0);
+        assert_eq!((found.len(), found[0].bytes), (1, 3));
+        assert_eq!(sites.line(SiteId(2)).map(|line| line.line), Some(10));
     }
 
     #[test]
