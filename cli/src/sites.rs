@@ -103,7 +103,7 @@ pub fn shares_of_phases(bytes: [u64; Phase::ALL.len()]) -> Option<String> {
     known.sort_by_key(|&(bytes, _)| std::cmp::Reverse(bytes));
     let parts = known.into_iter().chain([(bytes[0], NOT_KNOWN)]);
     let told: Vec<String> = parts
-        .filter(|&(bytes, _)| bytes > 0)
+        .filter(|&(bytes, _)| bytes as f64 >= all / 200.0)
         .map(|(bytes, name)| format!("{name} {:.0}%", 100.0 * bytes as f64 / all))
         .collect();
     bytes[1..].iter().any(|&bytes| bytes > 0).then(|| told.join(", "))

@@ -157,7 +157,7 @@ fn the_page_is_coloured_by_line_and_says_where_a_block_came_from() {
     record.close();
     let Some(found) = measure(&page, &["--hash", "by=site"]) else { return };
     let tip = found["tip"].as_str().unwrap();
-    let stack = "/torch/nn/linear.py:9 in forward\n/home/me/train.py:40 in Model.<locals>.step";
+    let stack = "stack:\nlinear.py:9 in forward\ntrain.py:40 in Model.<locals>.step";
     assert!(tip.contains("line: train.py:40 in step\n") && tip.ends_with(stack), "{found:#}");
     let zoomed = found["selected"].as_str().unwrap();
     let said = ["phaseforward", "linetrain.py:50 in step", "modulemodel.layers.5"];

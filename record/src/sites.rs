@@ -126,9 +126,8 @@ impl Frame {
     /// Whether the frame is of the program, and not of an installed package or of Python's own
     /// library.
     pub fn is_own(&self) -> bool {
-        // The package's own may be run from its source.
-        let installed =
-            ["/site-packages/", "/dist-packages/", "/lib/python3", "python_loader/gruyere/"];
+        // The last: the package's own, where it is run from its source.
+        let installed = ["/site-packages/", "/dist-packages/", "/lib/python3", "/gruyere/_"];
         // A node of autograd's has a name and no line.
         self.line > 0
             && !self.file.starts_with('<')

@@ -14,11 +14,11 @@ use base64::engine::general_purpose::STANDARD;
 use flate2::Compression;
 use flate2::write::DeflateEncoder;
 use gruyere_record::picture::{Picture, Piece};
-use gruyere_record::sites::{Place, SiteId, Sites};
+use gruyere_record::sites::{SiteId, Sites};
 use gruyere_record::timeline::TimelineEntry;
 use serde_json::{Map, Value, json};
 
-use super::strokes::{Ink, Stroke, of_range};
+use super::strokes::{Class, Ink, Stroke, of_range};
 
 const PAGE: &str = include_str!("page/page.html");
 const STYLE: &str = include_str!("page/page.css");
@@ -194,13 +194,16 @@ impl<T: Clone + Eq + Hash + ToString> Texts<T> {
 }
 
 /// What is known of these sites, by number: its line and its module (numbers of `places`), the
-/// phase, and the stack (numbers of `frames`).
+/// phase, the stack (numbers of `frames`), and the modules that share its module's colour.
 fn site_table(of: &BTreeSet<SiteId>, sites: &Sites) -> Value {
-    let (mut places, mut frames) = (Texts::<Place<'_>>::new(), Texts::<String>::new());
+    let (mut places, mut frames) = (Texts::<Class>::new(), Texts::<String>::new());
     let told = |id: SiteId| {
-        let (line, module) = (places.number(sites.place(id)), places.number(sites.module(id)));
+        let line = places.number(Class::of(sites.place(id)));
+        let module = places.number(Class::of(sites.module(id)));
+        let modules = places.number(Class::of_module(sites.module(id)));
         let stack = sites.stack(id).into_iter().map(|line| frames.number(line));
-        let entry = json!([line, module, sites.phase(id) as u8, stack.collect::<Vec<_>>()]);
+        let entry =
+            json!([line, module, sites.phase(id) as u8, stack.collect::<Vec<_>>(), modules]);
         (id.0.to_string(), entry)
     };
     let by_number: Map<String, Value> =

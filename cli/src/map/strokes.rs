@@ -2,8 +2,8 @@
 //! where whole pages begin and end, since what lies in partly used pages is lost and what lies in
 //! whole ones is not.
 
-use std::cmp::Reverse;
 use std::collections::HashMap;
+use std::fmt;
 
 use clap::ValueEnum;
 use gruyere_record::picture::{PAGE, Picture, Piece, PieceKind, Range, RangeKind};
@@ -124,7 +124,8 @@ pub enum By {
     Stream,
     /// The line of the program that it came from (`blame:`): the ten that hold most, and others.
     Site,
-    /// The module that ran, as `named_modules` calls it (`blame:`), or the line where none did.
+    /// The module that ran, as `named_modules` calls it (`blame:`), or the line where none did;
+    /// modules that differ in numbers only are one.
     Module,
     /// What the program was doing (`blame:`): forward, backward, an optimizer, a collective.
     Phase,
@@ -208,32 +209,67 @@ impl<'a> Classes<'a> {
     }
 }
 
+/// What has a colour: a line, or modules that differ in numbers only.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Class {
+    /// What is shown.
+    pub name: String,
+    /// What tells it from others that are shown alike: lines of files of one name.
+    whole: String,
+}
+
+impl Class {
+    /// Of a line.
+    pub fn of(place: Place<'_>) -> Self {
+        Self { name: place.to_string(), whole: format!("{place:?}") }
+    }
+
+    /// Of a module: `layers.*.mlp` for those of all layers, which would have a colour each.
+    pub fn of_module(place: Place<'_>) -> Self {
+        let Place::Module(path) = place else { return Self::of(place) };
+        let is_number = |part: &str| !part.is_empty() && part.bytes().all(|c| c.is_ascii_digit());
+        let parts: Vec<&str> =
+            path.split('.').map(|part| if is_number(part) { "*" } else { part }).collect();
+        Self { name: parts.join("."), whole: String::new() }
+    }
+}
+
+impl fmt::Display for Class {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(&self.name)
+    }
+}
+
 /// The lines or modules that hold most, as names of classes, and the class of each site.
 fn largest_places(
     picture: &Picture,
     sites: &Sites,
     by: By,
 ) -> (Vec<String>, HashMap<SiteId, usize>) {
-    let place = |id| if by == By::Module { sites.module(id) } else { sites.place(id) };
+    let place = |id| match by {
+        By::Module => Class::of_module(sites.module(id)),
+        _ => Class::of(sites.place(id)),
+    };
     let mut of_site: HashMap<SiteId, u64> = HashMap::new();
     for piece in picture.pieces.iter().filter(|piece| piece.kind == PieceKind::Live) {
         *of_site.entry(piece.site).or_default() += piece.bytes;
     }
-    let mut of_place: HashMap<Place<'_>, u64> = HashMap::new();
+    let mut of_place: HashMap<Class, u64> = HashMap::new();
     for (&id, &bytes) in &of_site {
         *of_place.entry(place(id)).or_default() += bytes;
     }
-    of_place.remove(&Place::NotKnown);
-    let mut order: Vec<(Place<'_>, u64)> = of_place.into_iter().collect();
-    order.sort_by_key(|&(place, bytes)| (Reverse(bytes), place));
+    let unknown = Class::of(Place::NotKnown);
+    of_place.remove(&unknown);
+    let mut order: Vec<(Class, u64)> = of_place.into_iter().collect();
+    order.sort_by(|(a, more), (b, less)| less.cmp(more).then_with(|| a.cmp(b)));
     let others = format!("{} others", order.len().saturating_sub(NAMED));
     order.truncate(NAMED);
     let class = |id| match place(id) {
-        Place::NotKnown => UNKNOWN,
+        place if place == unknown => UNKNOWN,
         place => order.iter().position(|named| named.0 == place).unwrap_or(OTHERS),
     };
     let classes = of_site.keys().map(|&id| (id, class(id))).collect();
-    let mut names: Vec<String> = order.iter().map(|(place, _)| place.to_string()).collect();
+    let mut names: Vec<String> = order.iter().map(|(place, _)| place.name.clone()).collect();
     names.resize(NAMED, String::new());
     names.extend([others, NOT_KNOWN.to_owned()]);
     (names, classes)

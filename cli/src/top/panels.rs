@@ -426,14 +426,18 @@ pub fn lines_of(app: &App, mut found: Vec<sites::Line>, columns: usize) -> Vec<L
     app.lines_by.sort(&mut found);
     let theme = app.theme;
     let all = app.chosen().map_or(0, |row| row.snapshot.live).max(1) as f64;
+    let growth_of = |line: &sites::Line| {
+        line.growth.map_or_else(String::new, |growth| {
+            format!(" +{}/step since {}", bytes(growth.bytes_a_step), growth.since_step)
+        })
+    };
     // Bytes, share and growth are needed; modules and blocks come where there is room.
+    let grown = found.iter().map(|line| growth_of(line).len()).max().unwrap_or(0);
     let module = if columns >= 100 { columns / 4 } else { 0 };
     let blocks = if columns >= 66 { 8 } else { 0 };
-    let name = columns.saturating_sub(1 + 11 + 6 + GROWTH + module + blocks).max(8);
+    let name = columns.saturating_sub(1 + 11 + 6 + grown + module + blocks).max(8);
     let row = |line: sites::Line| {
-        let growth = line.growth.map_or_else(String::new, |growth| {
-            format!(" +{}/step since {}", bytes(growth.bytes_a_step), growth.since_step)
-        });
+        let growth = growth_of(&line);
         let share = format!("{:.0}%", 100.0 * line.live_bytes as f64 / all);
         let mut spans = vec![
             Span::raw(format!(" {}", fit(&line.name, name - 1, false))),
@@ -443,17 +447,14 @@ pub fn lines_of(app: &App, mut found: Vec<sites::Line>, columns: usize) -> Vec<L
         if blocks > 0 {
             spans.push(Span::styled(format!("{:>blocks$}", count(line.live_blocks)), theme.dim()));
         }
-        spans.push(Span::styled(format!("{growth:<GROWTH$}"), theme.warn()));
+        spans.push(Span::styled(format!("{growth:<grown$}"), theme.warn()));
         if module > 0 {
-            spans.push(Span::styled(line.module.unwrap_or_default(), theme.dim()));
+            spans.push(Span::styled(format!(" {}", line.module.unwrap_or_default()), theme.dim()));
         }
         Line::from(spans)
     };
     found.into_iter().map(row).collect()
 }
-
-/// Cells of ` +64.00 MiB/step since 12345`.
-const GROWTH: usize = 28;
 
 /// The latest events.
 pub fn events(frame: &mut Frame, area: Rect, app: &App) {

@@ -1,10 +1,11 @@
 //! What the lines of the program hold, for views and files.
 
 use std::cmp::Reverse;
+use std::collections::HashMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{By, Growth, Place, Sites, Usage, fill_from_slabs, usage};
+use super::{By, Growth, Place, SiteId, Sites, Usage, fill_from_slabs, usage};
 use crate::{BlockEntry, BlockState, DeviceGauge, Reader, SegmentEntry};
 
 /// Lines that files and metrics tell of at most.
@@ -73,10 +74,27 @@ pub fn live_blocks(
     live
 }
 
+/// The same blocks, of which those that are shown as one place have one site: that of most bytes.
+fn by_place(blocks: &[BlockEntry], sites: &Sites) -> Vec<BlockEntry> {
+    let mut bytes: HashMap<SiteId, u64> = HashMap::new();
+    for block in blocks {
+        let sum = bytes.entry(block.site).or_default();
+        *sum = sum.saturating_add(block.size);
+    }
+    let mut order: Vec<(SiteId, u64)> = bytes.into_iter().collect();
+    order.sort_unstable_by_key(|&(id, bytes)| (Reverse(bytes), id));
+    let mut of_place: HashMap<Place<'_>, SiteId> = HashMap::new();
+    let told: HashMap<SiteId, SiteId> = order
+        .into_iter()
+        .map(|(id, _)| (id, *of_place.entry(sites.place(id)).or_insert(id)))
+        .collect();
+    blocks.iter().map(|&block| BlockEntry { site: told[&block.site], ..block }).collect()
+}
+
 /// What each line holds of `blocks`, all live ones of a device whose step is `now`: the `most`
 /// that hold most, and the `most` that grow most, the largest first.
 pub fn lines(blocks: &[BlockEntry], sites: &Sites, now: u64, most: usize) -> Vec<Line> {
-    let all = usage(blocks, sites, By::Line, u32::try_from(now).unwrap_or(u32::MAX));
+    let all = usage(&by_place(blocks, sites), sites, By::Site, now.try_into().unwrap_or(u32::MAX));
     let mut growing: Vec<u64> =
         all.iter().filter_map(|usage| Some(usage.growth?.bytes_a_step)).collect();
     growing.sort_unstable_by_key(|&bytes| Reverse(bytes));
@@ -96,4 +114,53 @@ pub fn read_lines(reader: &Reader<'_>, device: u32, most: usize) -> Option<Vec<L
     let step = reader.device(device).map_or(0, |device| device.gauge(DeviceGauge::Step));
     // What a block says is known by now: the tables of sites only grow.
     Some(lines(&live, &reader.sites(), step, most))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Frame, Phase, Site};
+    use super::*;
+
+    /// As the native door tells backwards: the node that runs is their only frame.
+    #[test]
+    fn backwards_of_one_line_are_one_and_of_two_lines_are_two() {
+        let frame = |file: &str, function: &str, line| Frame {
+            file: file.into(),
+            function: function.into(),
+            line,
+        };
+        let forward = |line| Site {
+            frames: vec![frame("train.py", "step", line)],
+            phase: Phase::Forward,
+            ..Site::default()
+        };
+        let backward = |node: &str, forward, module: &str| Site {
+            frames: vec![frame("autograd", node, 0)],
+            phase: Phase::Backward,
+            forward: SiteId(forward),
+            module: module.into(),
+        };
+        let sites = Sites::new([
+            forward(10),
+            forward(20),
+            backward("MmBackward0", 1, "a"),
+            backward("AddBackward0", 1, "b"),
+            backward("MmBackward0", 2, "c"),
+        ]);
+        let block = |site, size| BlockEntry { site: SiteId(site), size, ..BlockEntry::default() };
+        let blocks = [block(3, 1), block(4, 4), block(5, 3), block(1, 16)];
+        let told: Vec<(String, u64, Option<String>)> = lines(&blocks, &sites, 0, 10)
+            .into_iter()
+            .map(|line| (line.name, line.live_bytes, line.module))
+            .collect();
+        let line = |name: &str, bytes, module: Option<&str>| {
+            (name.to_owned(), bytes, module.map(str::to_owned))
+        };
+        let expected = [
+            line("train.py:10 in step", 16, None),
+            line("backward of train.py:10 in step", 5, Some("b")),
+            line("backward of train.py:20 in step", 3, Some("c")),
+        ];
+        assert_eq!(told, expected);
+    }
 }

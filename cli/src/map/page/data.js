@@ -215,8 +215,8 @@ function classifyStreams() {
   if (order.length > STREAMS) names.push("other streams");
 }
 
-/** The place that a kind is shown as: its line, or its module; -1: not known. */
-const placeOf = (kind) => facts.sites.by_number[kind[5]]?.[by === "site" ? 0 : 1] ?? -1;
+/** What a kind is shown as: its line, or all modules that differ from its own in numbers only; -1: not known. */
+const placeOf = (kind) => facts.sites.by_number[kind[5]]?.[by === "site" ? 0 : 4] ?? -1;
 
 /** The ten lines or modules that hold most, the others, and what is not known. */
 function classifyPlaces() {

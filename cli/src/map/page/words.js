@@ -52,7 +52,7 @@ function showTip(x, y) {
   const perColumn = rowBytes / columnsWide();
   const i = strokeAt(at), j = i < 0 ? i : strokeAt(Math.min(at + perColumn, total() - 1));
   if (view === "address" && j - i > 1) lines.push(["here", (j - i + 1) + " pieces in one column; zoom in"]);
-  tip.textContent = lines.map(([name, value]) => name === "stack" ? "stack:\n" + value : name ? name + ": " + value : value).join("\n");
+  tip.textContent = lines.map(([name, value]) => name === "stack" ? "stack:\n" + value.replaceAll(/^.*\//gm, "") : name ? name + ": " + value : value).join("\n");
   tip.hidden = false;
   tip.style.left = Math.max(4, Math.min(x + 14, width - tip.offsetWidth - 6)) + "px";
   tip.style.top = (y + 18 + tip.offsetHeight > height ? Math.max(2, y - tip.offsetHeight - 10) : y + 18) + "px";
