@@ -1,8 +1,8 @@
 //! The figures of `gruyere bench --torch --phantom`: real programs of torch under its allocators
 //! and ours.
 //!
-//! It runs for ten minutes and more, so no part of the test run does it again: what is kept is what was
-//! measured last, and the pages say that.
+//! It runs for ten minutes and more, so no part of the test run does it again: what is kept is what
+//! was measured last, and the pages say that.
 
 use super::tables::gib;
 use super::{count, number, read, short, word};
