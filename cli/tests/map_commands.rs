@@ -227,6 +227,8 @@ fn the_sites_as_json_and_on_the_page_with_their_whole_stacks() {
     assert_eq!(forward.unwrap()["name"], "train.py:10 in step");
     let unknown = sites.as_array().unwrap().iter().find(|site| site["id"].is_null()).unwrap();
     assert_eq!((&unknown["name"], &unknown["live_bytes"]), (&"not known".into(), &PAGE.into()));
+    let fields = |site: &Value| site.as_object().unwrap().len();
+    assert_eq!(fields(unknown), fields(first), "a site has the same fields where it is not known");
     let file = folder.path().join("page.html");
     drawn(&[path, "--html", file.to_str().unwrap()], folder.path());
     let html = std::fs::read_to_string(&file).unwrap();

@@ -32,7 +32,6 @@ def step():
     outputs.sum().backward()
     optimizer.step()
     leak()
-    gruyere.step()
     return outputs
 for _ in range(8):
     outputs = step()
@@ -104,9 +103,9 @@ with open("now.pickle", "rb") as file:
 blocks = [block for segment in snapshot["segments"] for block in segment["blocks"]]
 frames = {block["address"]: block["frames"] for block in blocks}
 stack = frames[kept[3].data_ptr()]
-assert stack[0]["filename"] == "gruyere" and stack[0]["name"] == "lifetime auto, step 3", stack
+assert stack[0]["filename"] == "gruyere" and stack[0]["name"] == "lifetime auto, step 4", stack
 told = [(os.path.basename(frame["filename"]), frame["name"]) for frame in stack[1:]]
-assert told == [("train.py", "leak"), ("train.py", "step"), ("train.py", "<module>")], told
+assert told[:3] == [("train.py", "leak"), ("train.py", "step"), ("train.py", "<module>")], told
 assert stack[1]["line"] == leaks
 assert frames[kept[4].data_ptr()][1] is stack[1], "a frame is in the file once"
 noted = frames[outputs.data_ptr()][0]["name"]

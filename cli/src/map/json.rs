@@ -146,7 +146,10 @@ fn sites_in_use(picture: &Picture, sites: &Sites) -> Vec<Value> {
     let told = |(id, (bytes, blocks))| {
         let mut value = sites::value(sites, id);
         if value.is_null() {
-            value = json!({ "id": site(id), "name": sites.place(id).to_string() });
+            value = json!({
+                "id": site(id), "name": sites.place(id).to_string(), "module": null,
+                "phase": "unknown", "line": null, "frames": [], "forward": null,
+            });
         }
         value["live_bytes"] = json!(bytes);
         value["live_blocks"] = json!(blocks);
