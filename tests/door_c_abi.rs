@@ -233,8 +233,10 @@ fn an_out_of_memory_leaves_a_dump_in_the_folder_that_was_asked_for() {
     let extensions: Vec<_> = dumps.iter().filter_map(|path| path.extension()).collect();
     assert_eq!(extensions, ["json", "pickle", "txt"]);
     let text = std::fs::read_to_string(&dumps[2]).unwrap();
+    let (conclusion, rest) = text.split_once("\n\n").unwrap();
+    assert!(conclusion.starts_with("One request asks for 3 GiB at once"), "{text}");
     assert!(
-        text.starts_with("CUDA out of memory. Tried to allocate 3.00 GiB. GPU 0 has"),
+        rest.starts_with("CUDA out of memory. Tried to allocate 3.00 GiB. GPU 0 has"),
         "{text}"
     );
 }

@@ -443,7 +443,8 @@ fn a_killed_process_is_summed_up_from_its_record() {
     let said = text(&output.stderr);
     assert_eq!(output.status.signal(), Some(libc::SIGKILL), "{said}");
     let rows = rows(&said);
-    assert_eq!((rows.len(), &rows[0][8..10]), (1, &["2".to_owned(), "0".to_owned()][..]), "{said}");
+    assert_eq!(rows.len(), 1, "{said}");
+    assert_eq!(rows[0][8..10], ["2".to_owned(), "0".to_owned()], "{said}");
     assert!(said.contains("gruyere post"), "{said}");
     // Only what this test left.
     let pid = said.split("gruyere post ").nth(1).unwrap().split('`').next().unwrap();
