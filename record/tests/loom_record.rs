@@ -36,6 +36,7 @@ fn block(seed: u64) -> BlockEntry {
         device: seed as u8,
         lifetime: seed as u8 % 4,
         capture: seed as u8 + 3,
+        ..BlockEntry::default()
     }
 }
 
