@@ -2,6 +2,7 @@
 without it."""
 
 import json
+import socket
 import subprocess
 import sys
 
@@ -353,6 +354,23 @@ def test_a_program_that_swallows_exceptions_ends_after_its_steps(tmp_path):
     document = told(dryrun(tmp_path, "--alloc", "torch", "--steps", 2, "--json", "train.py"))
     assert document["program"]["steps"] == 2
     assert (tmp_path / "atexit").read_text() == "ran " * 3
+
+
+def test_a_program_with_a_port_of_its_own_finds_it_free_in_every_run(tmp_path):
+    with socket.socket() as any_port:
+        any_port.bind(("127.0.0.1", 0))
+        port = any_port.getsockname()[1]
+    server = f"""
+import socket
+server = socket.socket()
+server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+server.bind(("127.0.0.1", {port}))
+server.listen()
+"""
+    (tmp_path / "train.py").write_text(server + TRAIN)
+    arguments = ["--gb", 2, "--alloc", "gruyere,torch,expandable", "--jobs", 2, "--json"]
+    document = told(dryrun(tmp_path, *arguments, "train.py", 512, 3))
+    assert [run["fits"] for run in document["gpus"][0]["runs"]] == [True] * 3
 
 
 def test_a_program_that_fails_shows_its_own_traceback(tmp_path):

@@ -80,6 +80,10 @@ calls = {
     "gruyere_pool_blocks": lambda f: f(
         key, None, ctypes.c_uint32(0), ctypes.byref(ctypes.c_uint32(0))
     ),
+    "gruyere_blame_begin": lambda f: f(None),
+    "gruyere_blame_module": lambda f: f(pointer, None, b"layer"),
+    "gruyere_blame_forget": lambda f: f(pointer),
+    "gruyere_blame_end": lambda f: f(),
     "gruyere_native_table": by_table,
     "gruyere_version": lambda f: f(),
     "gruyere_driver_door": lambda f: f(ctypes.c_uint32(1)),

@@ -66,13 +66,39 @@ class Runner:
         self.machine = machine
         self.folder = folder
         self.count = 0
-        self.lock = threading.Lock()
+        self.running = 0
+        # Said once the program has been seen to want something that one process can have.
+        self.one_at_a_time = False
+        self.turns = threading.Condition()
 
     def run(self, plan: Plan, progress: Callable[[str], None]) -> Ran:
-        """Runs it to its end; `progress` hears how far it is."""
-        with self.lock:
+        """Runs it to its end; `progress` hears how far it is. A program that opens a port of its
+        own finds it taken by the run beside it: it is run again, and from then on one at a time."""
+        ran, had_company = self._in_turn(plan, progress)
+        text = "\n".join([ran.found.reason, *ran.said]).lower()
+        if had_company and ran.found.outcome == FAILED and "address already in use" in text:
+            with self.turns:
+                self.one_at_a_time = True
+            ran, _ = self._in_turn(plan, progress)
+        return ran
+
+    def _in_turn(self, plan: Plan, progress: Callable[[str], None]) -> tuple[Ran, bool]:
+        """Runs it, and whether others ran meanwhile."""
+        with self.turns:
+            self.turns.wait_for(lambda: self.running == 0 or not self.one_at_a_time)
+            self.running += 1
             self.count += 1
-            number = self.count
+            number, beside = self.count, self.running > 1
+        try:
+            ran = self._run(plan, progress, number)
+        finally:
+            with self.turns:
+                self.running -= 1
+                beside |= self.count > number
+                self.turns.notify_all()
+        return ran, beside
+
+    def _run(self, plan: Plan, progress: Callable[[str], None], number: int) -> Ran:
         log = Log(self.folder)
         answer, books = (self.folder / f"{what}-{number}.json" for what in ("answer", "books"))
         readable, writable = os.pipe()
