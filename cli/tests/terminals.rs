@@ -348,8 +348,8 @@ fn every_command_is_tried() {
         .map(|case| case.command)
         .chain(print.iter().map(|(words, _)| words[0].as_str()));
     let tried: BTreeSet<&str> = tried.collect();
-    // `report` has its own test (tests/report.rs), with runs to compare; `compare` and `dryrun` become
-    // Python programs (tests/pytorch/test_newcomer.py, test_dryrun.py).
+    // `report` has its own test (tests/report.rs), with runs to compare; `compare` and `dryrun`
+    // become Python programs (tests/pytorch/test_newcomer.py, test_dryrun.py).
     let elsewhere = ["report", "compare", "dryrun"];
     let missing: Vec<&&str> =
         listed.difference(&tried).filter(|name| !elsewhere.contains(name)).collect();
