@@ -12,6 +12,7 @@ use gruyere::record::peaks::{ALL, LARGE, SMALL, Stat};
 use gruyere_phantom::Config as GpuConfig;
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 const BACKINGS: [&str; 4] =
@@ -291,12 +292,16 @@ fn threads_lose_no_update_and_counts_only_grow() {
     let rig = Rig::new("");
     let streams: Vec<StreamHandle> = (0..THREADS).map(|_| rig.stream()).collect();
     let done = AtomicBool::new(false);
+    // On a busy machine the workers would be through before the watcher looks at all.
+    let looked = Barrier::new(THREADS as usize + 1);
     let size = |i: u64| if i.is_multiple_of(17) { 2 * MIB } else { 512 * (1 + i % 9) };
     std::thread::scope(|scope| {
         let watcher = scope.spawn(|| {
             let mut before = [Stat::default(); 3];
             let mut looks = 0;
-            while !done.load(Ordering::Relaxed) {
+            loop {
+                // Known before the look, so that the last one is of all that was done.
+                let is_last = done.load(Ordering::Acquire);
                 let stats = rig.heap.torch_stats(0).unwrap().blocks.allocation;
                 for (now, before) in stats.iter().zip(before) {
                     assert!(now.allocated >= before.allocated && now.freed >= before.freed);
@@ -304,14 +309,20 @@ fn threads_lose_no_update_and_counts_only_grow() {
                 }
                 before = stats;
                 looks += 1;
+                if looks == 1 {
+                    looked.wait();
+                }
+                if is_last {
+                    return looks;
+                }
             }
-            looks
         });
         let workers: Vec<_> = streams
             .iter()
             .map(|&stream| {
-                let rig = &rig;
+                let (rig, looked) = (&rig, &looked);
                 scope.spawn(move || {
+                    looked.wait();
                     let mut kept = Vec::new();
                     for i in 0..ROUNDS {
                         kept.push(rig.malloc(size(i), stream));
@@ -324,8 +335,8 @@ fn threads_lose_no_update_and_counts_only_grow() {
             })
             .collect();
         workers.into_iter().for_each(|worker| worker.join().unwrap());
-        done.store(true, Ordering::Relaxed);
-        assert!(watcher.join().unwrap() > 0);
+        done.store(true, Ordering::Release);
+        assert!(watcher.join().unwrap() > 1);
     });
     let stats = rig.heap.torch_stats(0).unwrap().blocks;
     let bytes: u64 = (0..ROUNDS).map(size).sum::<u64>() * THREADS;
