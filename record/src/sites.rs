@@ -22,8 +22,8 @@ use serde::{Deserialize, Serialize};
 use super::layout::{Section, Shared};
 use super::plain;
 use super::sync::{AtomicU32, AtomicU64, Ordering};
-pub use lines::{LISTED, Line, LineGrowth, lines, live_blocks, read_lines};
-pub use show::{BEYOND, NOT_KNOWN, Place};
+pub use lines::{LISTED, Line, lines, live_blocks, read_lines};
+pub use show::{At, BEYOND, NOT_KNOWN, Place};
 pub use usage::{By, Growth, Usage, fill_from_slabs, usage};
 
 /// Sites that a record holds at most; 112 bytes each, allocated as they come.

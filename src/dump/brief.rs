@@ -2,13 +2,12 @@
 //! were alike as one row. [`super::text`] has all of it.
 #![deny(unsafe_code)]
 
-use super::state::{BlockKind, DeviceState, State, Stretch};
+use super::state::{DeviceState, State};
 use super::text::{about, events};
 use crate::heap::report::oom::Bytes;
 use crate::record::dump::alike::{self, Run};
 use crate::record::sites::{By, Usage};
 use crate::record::{conclusion, plain};
-use std::collections::BTreeMap;
 use std::fmt::{self, Write};
 
 /// Rows of each table.
@@ -50,7 +49,7 @@ fn of_device(out: &mut String, state: &State, device: &DeviceState) -> fmt::Resu
     }
     lines(out, state, device)?;
     steps(out, device)?;
-    peaks(out, &device.timeline)
+    peaks(out, device)
 }
 
 /// The lines that hold most of what is live.
@@ -82,13 +81,8 @@ fn lines(out: &mut String, state: &State, device: &DeviceState) -> fmt::Result {
 
 /// The live blocks by the steps of their allocation.
 fn steps(out: &mut String, device: &DeviceState) -> fmt::Result {
-    let mut by_step: BTreeMap<u64, u64> = BTreeMap::new();
-    for block in device.segments.iter().flat_map(|segment| &segment.blocks) {
-        if let (BlockKind::Live, Some(step)) = (block.1, block.5) {
-            *by_step.entry(step.into()).or_default() += block.0;
-        }
-    }
-    let rows: Vec<(u64, u64)> = by_step.into_iter().collect();
+    let rows: Vec<(u64, u64)> =
+        device.live_by_step().into_iter().map(|(step, sum)| (step, sum.bytes)).collect();
     let runs = alike::runs(&rows);
     if !runs.is_empty() {
         writeln!(out, "\n  Live blocks by the step that made them")?;
@@ -106,13 +100,8 @@ fn steps(out: &mut String, device: &DeviceState) -> fmt::Result {
 }
 
 /// How the run went.
-fn peaks(out: &mut String, timeline: &[Stretch]) -> fmt::Result {
-    let mut by_step: BTreeMap<u64, u64> = BTreeMap::new();
-    for stretch in timeline {
-        let high = by_step.entry(stretch.step).or_default();
-        *high = (*high).max(stretch.live_high_bytes);
-    }
-    let rows: Vec<(u64, u64)> = by_step.into_iter().collect();
+fn peaks(out: &mut String, device: &DeviceState) -> fmt::Result {
+    let rows: Vec<(u64, u64)> = device.peaks_by_step().into_iter().collect();
     let runs = alike::runs(&rows);
     if !runs.is_empty() {
         writeln!(out, "\n  Live bytes at the peak of each step")?;
@@ -147,7 +136,7 @@ fn table(out: &mut String, runs: &[Run], told: impl Fn(&Run) -> String) -> fmt::
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dump::state::{Block, Segment};
+    use crate::dump::state::{Block, BlockKind, Segment, Stretch};
     use crate::record::SiteId;
 
     #[test]

@@ -74,18 +74,18 @@ impl DeviceChange {
         let rows: Vec<(u64, Change)> = rows.collect();
         let mut found: Vec<(Run, Change)> = Vec::new();
         for came in [false, true] {
-            let chosen = rows.iter().filter(|(_, change)| match came {
+            let is_chosen = |(_, change): &&(u64, Change)| match came {
                 true => change.after > change.before,
                 false => change.after < change.before,
-            });
-            let chosen: Vec<(u64, u64)> = chosen
-                .map(|&(step, change)| (step, change.after.abs_diff(change.before)))
+            };
+            let chosen: Vec<&(u64, Change)> = rows.iter().filter(is_chosen).collect();
+            let amounts: Vec<(u64, u64)> = chosen
+                .iter()
+                .map(|(step, change)| (*step, change.after.abs_diff(change.before)))
                 .collect();
-            for run in alike::runs(&chosen) {
-                let is_of = |step: &u64| chosen.iter().any(|row| row.0 == *step);
-                let of_run = rows
-                    .iter()
-                    .filter(|(step, _)| (run.first..=run.last).contains(step) && is_of(step));
+            for run in alike::runs(&amounts) {
+                let of_run =
+                    chosen.iter().filter(|(step, _)| (run.first..=run.last).contains(step));
                 let sum = of_run.fold(Change::default(), |sum, (_, change)| Change {
                     before: sum.before.saturating_add(change.before),
                     after: sum.after.saturating_add(change.after),
@@ -150,14 +150,7 @@ fn device(number: u32, before: &DeviceState, after: &DeviceState, largest: usize
 
 /// The live blocks by step: of all steps, where the state itself has those with the most bytes.
 fn by_step(device: &DeviceState) -> Vec<Class> {
-    let mut steps: BTreeMap<u64, Sum> = BTreeMap::new();
-    for block in device.segments.iter().flat_map(|segment| &segment.blocks) {
-        if let (BlockKind::Live, Some(step)) = (block.1, block.5) {
-            let sum = Sum { blocks: 1, bytes: block.0, requested_bytes: block.2 };
-            steps.entry(step.into()).or_default().add(sum);
-        }
-    }
-    steps.into_iter().map(|(class, sum)| Class { class, sum }).collect()
+    device.live_by_step().into_iter().map(|(class, sum)| Class { class, sum }).collect()
 }
 
 /// Live bytes by line or by module, what changed most first; nothing where no line is known.

@@ -428,7 +428,7 @@ pub fn lines_of(app: &App, mut found: Vec<sites::Line>, columns: usize) -> Vec<L
     let all = app.chosen().map_or(0, |row| row.snapshot.live).max(1) as f64;
     let growth_of = |line: &sites::Line| {
         line.growth.map_or_else(String::new, |growth| {
-            format!(" +{}/step since {}", bytes(growth.bytes_a_step), growth.since_step)
+            format!(" +{}/step since {}", bytes(growth.bytes_a_step), growth.since)
         })
     };
     // Bytes, share and growth are needed; modules and blocks come where there is room.

@@ -9,7 +9,7 @@ use gruyere_record::clock::{Moment, Scale};
 use gruyere_record::facts::Process;
 use gruyere_record::reader::DeviceSnapshot;
 use gruyere_record::ring::Event;
-use gruyere_record::sites::{Line, LineGrowth};
+use gruyere_record::sites::{self, Line};
 use gruyere_record::timeline::{Sample, TimelineEntry};
 use gruyere_record::watch::{Forecast, Growth};
 use gruyere_record::{
@@ -129,9 +129,9 @@ fn app(theme: Theme) -> App {
         live_blocks: blocks,
         growth,
     };
-    let growth = |bytes_a_step, since_step| {
-        let bytes = bytes_a_step * (1198 - u64::from(since_step));
-        Some(LineGrowth { bytes_a_step, since_step, bytes })
+    let growth = |bytes_a_step, since| {
+        let bytes = bytes_a_step * (1198 - u64::from(since));
+        Some(sites::Growth { bytes_a_step, since, bytes })
     };
     details.lines = Some(vec![
         line("train.py:31 in build", Some("model"), 13 * GIB, 290, None),

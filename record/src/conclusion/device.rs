@@ -86,11 +86,7 @@ fn large_once(evidence: &Evidence<'_>) -> Option<Finding> {
     if evidence.refused.is_some() {
         return None;
     }
-    let mut highs: BTreeMap<u64, u64> = BTreeMap::new();
-    for stretch in &evidence.device.timeline {
-        let high = highs.entry(stretch.step).or_default();
-        *high = (*high).max(stretch.live_high_bytes);
-    }
+    let highs = evidence.device.peaks_by_step();
     let (&step, &peak) = highs.iter().max_by_key(|&(_, high)| high)?;
     let mut others: Vec<u64> = highs.values().copied().collect();
     others.sort_unstable();
@@ -175,19 +171,18 @@ fn cuda_graphs(evidence: &Evidence<'_>) -> Option<Finding> {
         return None;
     }
     let free = evidence.device.held.captured_free_bytes;
-    let many = if pools.len() < MANY_POOLS { "" } else { "many " };
+    let graphs = if pools.len() < MANY_POOLS { "CUDA graphs" } else { "Many CUDA graphs" };
     Some(Finding {
         cause: Cause::CudaGraphs,
         bytes: held,
         says: format!(
-            "{many}CUDA graphs hold {} in {} pools of their own ({}% of what is held), {} of it \
+            "{graphs} hold {} in {} pools of their own ({}% of what is held), {} of it \
              free",
             bytes(held),
             pools.len(),
             percent(held, evidence.device.held.reserved_bytes),
             bytes(free)
-        )
-        .replacen("many", "Many", 1),
+        ),
         advice: &["To do: let graphs that are not replayed at once share a pool \
              (torch.cuda.graph(g, pool=...)), pad shapes to a few sizes, drop graphs that are \
              replayed no more."],
@@ -258,7 +253,7 @@ pub fn nothing(evidence: &Evidence<'_>) -> Finding {
         now => format!("{now} steps"),
     };
     if let Some(refused) = &evidence.refused {
-        let full = Finding {
+        return Finding {
             cause: Cause::Full,
             bytes: live,
             says: format!(
@@ -269,7 +264,6 @@ pub fn nothing(evidence: &Evidence<'_>) -> Finding {
             ),
             advice: full_advice(evidence),
         };
-        return full;
     }
     Finding {
         cause: Cause::Nothing,

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 
 use crate::plain;
-use crate::sites::{Frame, Phase, Site, SiteId, Sites};
+use crate::sites::{At, Frame, Phase, Site, SiteId, Sites};
 
 /// Columns of a line at most.
 pub const MOST_COLUMNS: usize = 100;
@@ -87,13 +87,8 @@ impl Names {
                 .find_map(|part| frame.file.split_once(part))
                 .map_or(&*frame.file, |(_, inside)| inside),
         };
-        let function = frame.function.rsplit("<locals>.").next().unwrap_or_default();
-        let line = if frame.line == 0 { String::new() } else { format!(":{}", frame.line) };
-        let function = match function {
-            "" | "<module>" => String::new(),
-            function => format!(" in {function}"),
-        };
-        cut(&format!("{file}{line}{function}"), MOST_PLACE)
+        let at = At { file, line: frame.line, function: &frame.function };
+        cut(&at.to_string(), MOST_PLACE)
     }
 
     /// Where a site is: its line, else its module.

@@ -195,6 +195,30 @@ pub struct DeviceState {
     pub torn: u64,
 }
 
+impl DeviceState {
+    /// The live blocks by the step of their allocation, of those of which it is known.
+    pub fn live_by_step(&self) -> BTreeMap<u64, Sum> {
+        let mut steps: BTreeMap<u64, Sum> = BTreeMap::new();
+        for block in self.segments.iter().flat_map(|segment| &segment.blocks) {
+            if let (BlockKind::Live, Some(step)) = (block.1, block.5) {
+                let sum = Sum { blocks: 1, bytes: block.0, requested_bytes: block.2 };
+                steps.entry(step.into()).or_default().add(sum);
+            }
+        }
+        steps
+    }
+
+    /// Live bytes at the peak of each step of the timeline.
+    pub fn peaks_by_step(&self) -> BTreeMap<u64, u64> {
+        let mut peaks: BTreeMap<u64, u64> = BTreeMap::new();
+        for stretch in &self.timeline {
+            let peak = peaks.entry(stretch.step).or_default();
+            *peak = (*peak).max(stretch.live_high_bytes);
+        }
+        peaks
+    }
+}
+
 /// Where the bytes held are: `reserved_bytes` is the sum of the others, while nobody else allocates
 /// meanwhile.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -1,11 +1,10 @@
 //! What the lines of the program hold, for views and files.
 
 use std::cmp::Reverse;
-use std::collections::HashMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{By, Growth, Place, SiteId, Sites, Usage, fill_from_slabs, usage};
+use super::{By, Growth, Place, Sites, Usage, fill_from_slabs, usage};
 use crate::{BlockEntry, BlockState, DeviceGauge, Reader, SegmentEntry};
 
 /// Lines that files and metrics tell of at most.
@@ -23,25 +22,7 @@ pub struct Line {
     /// Live blocks.
     pub live_blocks: u64,
     /// What of it grows.
-    pub growth: Option<LineGrowth>,
-}
-
-/// [`Growth`], as files have it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LineGrowth {
-    /// What a step leaves, on average over the steps since, bytes.
-    pub bytes_a_step: u64,
-    /// The first step that left something.
-    pub since_step: u32,
-    /// What all of them have left, bytes.
-    pub bytes: u64,
-}
-
-impl From<Growth> for LineGrowth {
-    fn from(growth: Growth) -> Self {
-        let Growth { bytes_a_step, since, bytes } = growth;
-        Self { bytes_a_step, since_step: since, bytes }
-    }
+    pub growth: Option<Growth>,
 }
 
 impl Line {
@@ -55,7 +36,7 @@ impl Line {
             module,
             live_bytes: usage.bytes,
             live_blocks: usage.blocks,
-            growth: usage.growth.map(LineGrowth::from),
+            growth: usage.growth,
         }
     }
 }
@@ -74,27 +55,10 @@ pub fn live_blocks(
     live
 }
 
-/// The same blocks, of which those that are shown as one place have one site: that of most bytes.
-fn by_place(blocks: &[BlockEntry], sites: &Sites) -> Vec<BlockEntry> {
-    let mut bytes: HashMap<SiteId, u64> = HashMap::new();
-    for block in blocks {
-        let sum = bytes.entry(block.site).or_default();
-        *sum = sum.saturating_add(block.size);
-    }
-    let mut order: Vec<(SiteId, u64)> = bytes.into_iter().collect();
-    order.sort_unstable_by_key(|&(id, bytes)| (Reverse(bytes), id));
-    let mut of_place: HashMap<Place<'_>, SiteId> = HashMap::new();
-    let told: HashMap<SiteId, SiteId> = order
-        .into_iter()
-        .map(|(id, _)| (id, *of_place.entry(sites.place(id)).or_insert(id)))
-        .collect();
-    blocks.iter().map(|&block| BlockEntry { site: told[&block.site], ..block }).collect()
-}
-
 /// What each line holds of `blocks`, all live ones of a device whose step is `now`: the `most`
 /// that hold most, and the `most` that grow most, the largest first.
 pub fn lines(blocks: &[BlockEntry], sites: &Sites, now: u64, most: usize) -> Vec<Line> {
-    let all = usage(&by_place(blocks, sites), sites, By::Site, now.try_into().unwrap_or(u32::MAX));
+    let all = usage(blocks, sites, By::Place, now.try_into().unwrap_or(u32::MAX));
     let mut growing: Vec<u64> =
         all.iter().filter_map(|usage| Some(usage.growth?.bytes_a_step)).collect();
     growing.sort_unstable_by_key(|&bytes| Reverse(bytes));
@@ -118,7 +82,7 @@ pub fn read_lines(reader: &Reader<'_>, device: u32, most: usize) -> Option<Vec<L
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Frame, Phase, Site};
+    use super::super::{Frame, Phase, Site, SiteId};
     use super::*;
 
     /// As the native door tells backwards: the node that runs is their only frame.

@@ -11,16 +11,34 @@ pub const NOT_KNOWN: &str = "not known";
 /// What stands for the sites that the table had no room for.
 pub const BEYOND: &str = "sites beyond the table";
 
-impl fmt::Display for Frame {
-    /// `train.py:42 in step`: the file without its folders, the function without those around it;
-    /// `{:#}`: both in full.
+/// A line of a file: `train.py:42 in step`.
+pub struct At<'a> {
+    /// The file, as it is to be written.
+    pub file: &'a str,
+    /// 0: none, as of a node of autograd's.
+    pub line: u32,
+    /// The function, as the interpreter names it; written without those around it, `{:#}`: in
+    /// full.
+    pub function: &'a str,
+}
+
+impl<'a> At<'a> {
+    /// The file without its folders.
+    fn short(file: &'a str, line: u32, function: &'a str) -> Self {
+        At { file: after(file, "/"), line, function }
+    }
+}
+
+/// What is behind the last `mark`, or all of it.
+fn after<'a>(text: &'a str, mark: &str) -> &'a str {
+    text.rsplit_once(mark).map_or(text, |(_, behind)| behind)
+}
+
+impl fmt::Display for At<'_> {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let last = |text: &str, mark: &str| text.rfind(mark).map_or(0, |at| at + mark.len());
-        let (mut file, mut function) = (&*self.file, &*self.function);
-        if !out.alternate() {
-            (file, function) = (&file[last(file, "/")..], &function[last(function, "<locals>.")..]);
-        }
-        out.write_str(file)?;
+        let whole = self.function;
+        let function = if out.alternate() { whole } else { after(whole, "<locals>.") };
+        out.write_str(self.file)?;
         if self.line > 0 {
             write!(out, ":{}", self.line)?;
         }
@@ -28,6 +46,18 @@ impl fmt::Display for Frame {
             write!(out, " in {function}")?;
         }
         Ok(())
+    }
+}
+
+impl fmt::Display for Frame {
+    /// `train.py:42 in step`: the file without its folders, the function without those around it;
+    /// `{:#}`: both in full.
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Frame { file, line, function } = self;
+        match out.alternate() {
+            true => At { file, line: *line, function }.fmt(out),
+            false => At::short(file, *line, function).fmt(out),
+        }
     }
 }
 
@@ -50,15 +80,10 @@ pub enum Place<'a> {
 
 impl fmt::Display for Place<'_> {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let frame = |file: &str, line, function: &str| Frame {
-            file: file.to_owned(),
-            function: function.to_owned(),
-            line,
-        };
         match *self {
-            Self::Line(file, line, function) => frame(file, line, function).fmt(out),
+            Self::Line(file, line, function) => At::short(file, line, function).fmt(out),
             Self::BackwardOf(file, line, function) => {
-                write!(out, "backward of {}", frame(file, line, function))
+                write!(out, "backward of {}", At::short(file, line, function))
             }
             Self::Module(path) => out.write_str(path),
             Self::Phase(phase) => write!(out, "{}, no Python", phase.name()),

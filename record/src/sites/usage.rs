@@ -2,7 +2,9 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::{SiteId, Sites};
+use serde::{Deserialize, Serialize};
+
+use super::{Place, SiteId, Sites};
 use crate::{BlockEntry, SegmentEntry, SegmentKind};
 
 /// By what blocks are put together.
@@ -10,6 +12,8 @@ use crate::{BlockEntry, SegmentEntry, SegmentKind};
 pub enum By {
     /// [`Sites::line`].
     Line,
+    /// What views show it as ([`Sites::place`]): a line, or the backward of one.
+    Place,
     /// The module's path; where none is known, the line.
     Module,
     /// The site: whole stack, module and phase.
@@ -26,11 +30,12 @@ const LEAST_STEPS: usize = 3;
 const MADE_ONCE: u64 = 4;
 
 /// Blocks that every so often a step leaves behind.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Growth {
-    /// What a step leaves, on average over the steps since, bytes.
+    /// What a step leaves, bytes: as most steps since have left, or on average over them.
     pub bytes_a_step: u64,
     /// The first step that left something.
+    #[serde(rename = "since_step")]
     pub since: u32,
     /// What all of them have left, bytes.
     pub bytes: u64,
@@ -101,12 +106,14 @@ pub fn usage(blocks: &[BlockEntry], sites: &Sites, by: By, now: u32) -> Vec<Usag
 #[derive(PartialEq, Eq, Hash)]
 enum Key<'a> {
     Line(&'a str, u32),
+    Place(Place<'a>),
     Module(&'a str),
     Site(SiteId),
 }
 
 fn key(sites: &Sites, id: SiteId, by: By) -> Key<'_> {
     match (sites.get(id), by) {
+        (_, By::Place) => Key::Place(sites.place(id)),
         (Some(site), By::Module) if !site.module.is_empty() => Key::Module(&site.module),
         (Some(_), By::Line | By::Module) => match sites.line(id) {
             Some(line) => Key::Line(&line.file, line.line),
