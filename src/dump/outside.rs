@@ -12,7 +12,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 /// What the record says now; at most `most_events` of the last events.
 pub fn state(reader: &Reader<'_>, most_events: usize) -> State {
-    let mut origins = Origins::read(reader);
+    let mut origins = Origins::of_sites(reader.sites());
     let devices = (0..reader.devices()).filter_map(|number| {
         let (recorded, picture) = (reader.device(number)?, Picture::read(reader, number)?);
         let timeline = state::timeline(&reader.timeline(number).entries);
@@ -89,11 +89,7 @@ pub fn device(recorded: &DeviceSnapshot, picture: &Picture, origins: &mut Origin
         live,
         gauges: gauges.collect(),
         timeline: Vec::new(),
-        segments: picture
-            .ranges
-            .iter()
-            .map(|range| segment(picture, range, recorded.device, origins))
-            .collect(),
+        segments: picture.ranges.iter().map(|range| segment(picture, range, origins)).collect(),
         merged_blocks: 0,
         torn: picture.misfits.total(),
     }
@@ -116,7 +112,6 @@ fn free_in(picture: &Picture, chosen: impl Fn(&crate::record::picture::Range) ->
 fn segment(
     picture: &Picture,
     range: &crate::record::picture::Range,
-    device: u32,
     origins: &mut Origins,
 ) -> Segment {
     let pieces = picture.pieces_of(range);
@@ -130,8 +125,8 @@ fn segment(
         };
         match (kind, blocks.last_mut()) {
             (BlockKind::Live | BlockKind::Pending, _) => {
-                let Piece { address, bytes, requested, lifetime, step, .. } = *piece;
-                let site = origins.of(device, address);
+                let Piece { bytes, requested, lifetime, step, site, .. } = *piece;
+                let site = origins.number(site);
                 blocks.push(Block(bytes, kind, requested, lifetime, stream, Some(step), site));
             }
             (_, Some(Block(bytes, BlockKind::Free, ..))) => *bytes += piece.bytes,

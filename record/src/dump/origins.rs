@@ -20,9 +20,9 @@ pub struct Origins {
 impl Origins {
     /// Those of a record now.
     pub fn read(reader: &Reader<'_>) -> Self {
-        let known = reader.sites();
-        if known.is_empty() {
-            return Self::default();
+        let origins = Self::of_sites(reader.sites());
+        if origins.known.is_empty() {
+            return origins;
         }
         let mut blocks: Vec<BlockEntry> =
             reader.blocks().entries.into_iter().map(|(block, _)| block).collect();
@@ -30,7 +30,12 @@ impl Origins {
         let is_told = |block: &&BlockEntry| block.site != SiteId::NONE;
         let place = |block: &BlockEntry| ((block.device, block.address), block.site);
         let blocks = blocks.iter().filter(is_told).map(place).collect();
-        Self { known, blocks, ..Self::default() }
+        Self { blocks, ..origins }
+    }
+
+    /// Those of whoever knows the sites of blocks himself.
+    pub fn of_sites(known: Sites) -> Self {
+        Self { known, ..Self::default() }
     }
 
     /// Where the block at `address` came from, by its number in the file.

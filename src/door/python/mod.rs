@@ -17,7 +17,7 @@ use super::control::{GRUYERE_INVALID, GRUYERE_OK, GRUYERE_UNAVAILABLE};
 use super::{fork, guarded};
 use crate::heap::sites::Sites;
 use crate::record::Record;
-use crate::record::sites::{FrameId, NewSite, Phase, SiteId};
+use crate::record::sites::{DEPTH, FrameId, NewSite, Phase, SiteId};
 use autograd::{Forwards, GruyereAutograd};
 use interpreter::{Frame, Interpreter, Walk, mix};
 use known::Known;
@@ -26,8 +26,6 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// Frames that a site has at most.
-const SITE_FRAMES: usize = 24;
 /// How often the interpreter's frames are compared with what it says itself before they are given
 /// up.
 const TRIES: u32 = 4;
@@ -162,11 +160,11 @@ impl Program {
             None => Vec::new(),
         };
         let told = |frame: &Frame| record.frame(&frame.file, &frame.function, frame.line);
-        let frames = stack.iter().filter(|frame| !places::is_plumbing(frame)).take(SITE_FRAMES);
+        let frames = stack.iter().filter(|frame| !places::is_plumbing(frame)).take(DEPTH);
         let mut frames: Vec<FrameId> = frames.map(told).collect();
         if asked.backward.is_some() && stack.first().is_none_or(places::is_engine) {
             frames.insert(0, record.frame("autograd", &autograd::name(), 0));
-            frames.truncate(SITE_FRAMES);
+            frames.truncate(DEPTH);
         }
         let phase = match asked.backward {
             Some(_) => Phase::Backward,
