@@ -74,10 +74,14 @@ def _name(inner: torch.nn.Module, outer: torch.nn.Module, name: str) -> None:
     if id(inner) not in _known:
         _add(inner)
     _tell(id(inner), id(outer), name.encode(errors="replace"))
-    # A copy has modules that nobody registered.
-    for name, child in inner._modules.items():
+    _name_inside(inner)
+
+
+def _name_inside(module: torch.nn.Module) -> None:
+    """The modules in `module` that are not known: a copy has some that nobody registered."""
+    for name, child in module._modules.items():
         if child is not None and id(child) not in _known:
-            _name(child, inner, name)
+            _name(child, module, name)
 
 
 def _add(module: torch.nn.Module) -> None:
@@ -106,9 +110,7 @@ def _moving(apply: Callable[..., Any]) -> Callable[..., Any]:
         if not torch.compiler.is_compiling():
             if id(module) not in _known:
                 _add(module)
-            for name, child in module._modules.items():
-                if child is not None and id(child) not in _known:
-                    _name(child, module, name)
+            _name_inside(module)
         return apply(module, *args, **kwargs)
 
     return wrapper

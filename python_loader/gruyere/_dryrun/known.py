@@ -16,7 +16,6 @@ from .._imports import when_imported
 INFINITE = "GradScaler: no gradient is infinite or NaN"
 LOSS = "transformers: no loss is infinite or NaN (logging_nan_inf_filter is off)"
 PACKED = "transformers: no row has several sequences packed into it"
-
 PADDED = "transformers: some row is padded, so that a mask is made (the larger of the two)"
 
 

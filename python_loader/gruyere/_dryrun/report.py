@@ -217,9 +217,3 @@ def _trust(first: Ran, second: Ran, plain: list[Ran]) -> dict[str, Any]:
         "reads": analysis.get("reads", []),
         "host_reads": first.host_reads,
     }
-
-
-def live(report: dict[str, Any]) -> int:
-    """The program's peak of live bytes: the least that an allocator counts."""
-    peaks = [row["peak_live"] for row in report["gpus"][0]["runs"] if row["peak_live"]]
-    return min(peaks, default=0)

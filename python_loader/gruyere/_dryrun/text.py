@@ -278,16 +278,9 @@ def _fixed(report: dict[str, Any], width: int) -> str:
     for cost in report["fixed_costs"]:
         number = "unknown" if cost["bytes"] is None else size(cost["bytes"])
         number += "" if cost["known"] or cost["bytes"] is None else "?"
-        where = "held" if cost["held"] else "beside"
-        lines.append(
-            _wrapped(
-                f"  {number:>9}  {cost['name']} ({where} what allocators hold): {cost['source']}"
-                if not cost["held"]
-                else f"  {number:>9}  {cost['name']} (in what is held): {cost['source']}",
-                width,
-                " " * 13,
-            )
-        )
+        where = "in what is held" if cost["held"] else "beside what allocators hold"
+        said = f"  {number:>9}  {cost['name']} ({where}): {cost['source']}"
+        lines.append(_wrapped(said, width, " " * 13))
     return "\n".join(lines)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from operator import itemgetter
 from typing import Any, Optional
 
 
@@ -27,7 +28,7 @@ def difference(first: dict[str, Any], second: dict[str, Any]) -> Optional[dict[s
                 parted.append((other[len(mine)], None, other[len(mine)]))
     if not parted:
         return None
-    number, zeros, random = min(parted, key=_place)
+    number, zeros, random = min(parted, key=itemgetter(0))
     asked = {
         "zeros": None if zeros is None else _request(first, zeros),
         "random": None if random is None else _request(second, random),
@@ -35,10 +36,6 @@ def difference(first: dict[str, Any], second: dict[str, Any]) -> Optional[dict[s
     # The run that went on has the line.
     at: dict[str, Any] = asked["random"] or asked["zeros"] or {}
     return {"request": number + 1, "line": at["line"], "read": at["read"], **asked}
-
-
-def _place(parted: tuple[int, Optional[int], Optional[int]]) -> int:
-    return parted[0]
 
 
 def _request(sequence: dict[str, Any], index: int) -> dict[str, Any]:
