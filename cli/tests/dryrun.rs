@@ -55,7 +55,8 @@ fn without_options_it_asks_for_one_gpu_and_what_the_books_say_of_all() {
         "script": "train.py", "arguments": ["--batch-size", "8", "--json"], "steps": 3,
         "allocators": ["gruyere", "default", "expandable"], "gpus": null, "others": null,
         "assumed_context": 512 * MIB, "sweep": null, "smallest": false, "max_bytes": null,
-        "json": null, "html": null, "timeout": 3600, "jobs": null, "beside": null,
+        "json": null, "html": null, "history": null, "name": "train",
+        "gruyere": env!("CARGO_PKG_VERSION"), "timeout": 3600, "jobs": null, "beside": null,
     });
     assert_eq!(request, wanted);
     assert_eq!(gpus.as_array().unwrap().len(), 1);

@@ -96,7 +96,10 @@ def told(ran, code=0):
 @pytest.fixture(scope="module")
 def found(folder):
     """The program under every allocator, on a GPU of 2 GiB."""
-    ran = dryrun(folder, "--gb", 2, "--json", "--html", "page.html", "train.py", 2048, 50)
+    ran = dryrun(
+        folder, "--gb", 2, "--json", "--html", "page.html", "--history", "runs/dry",
+        "train.py", 2048, 50,
+    )  # fmt: skip
     return told(ran)
 
 
@@ -217,6 +220,28 @@ for _ in range(5):
     out.backward()
     optimizer.step()
 """
+
+
+def test_a_dry_run_is_compared_with_the_last_one_of_its_name(found, folder):
+    arguments = "--gb", 2, "--alloc", "torch", "--history", "runs/dry", "train.py", 2304, 50
+    ran = dryrun(folder, *arguments)
+    assert ran.returncode == 0, ran.stderr
+    report = [COMMAND, "report", "--history", "runs/dry", "--name", "train"]
+    shown = subprocess.run(
+        [*report, "--max-growth", "2%"], cwd=folder, capture_output=True, text=True
+    )
+    assert shown.returncode == 4, shown.stdout + shown.stderr
+    assert "2gb under torch: live at the peak grew by" in shown.stdout
+    assert "against  dry run train" in shown.stdout and "train.py 2048 50, 3 steps" in shown.stdout
+    told = json.loads(subprocess.run([*report, "--json"], cwd=folder, capture_output=True).stdout)
+    (gpu,) = told["gpus"]
+    assert gpu["before"]["peak_live"] == row(found, "torch")["peak_live"]
+    kinds = {kind["name"]: kind for kind in told["kinds"]}
+    # Two square layers and a head of eight rows, and their biases.
+    weights = [4 * (2 * width * width + 8 * width + 2 * width + 8) for width in (2048, 2304)]
+    for key, expected in zip(("before", "now"), weights):
+        assert kinds["weights"][key] == pytest.approx(expected, rel=0.01)
+    assert told["run"]["command"] == "train.py 2304 50" and not told["worse"]
 
 
 @pytest.mark.parametrize(

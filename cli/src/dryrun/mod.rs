@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use gruyere::config::Size;
+use gruyere_record::run;
 use serde::Serialize;
 
 use crate::compare;
@@ -41,6 +42,8 @@ Examples:
   gruyere dryrun --sweep batch=1,2,4,8 train.py --batch-size {batch}
   gruyere dryrun --max-gb 79 --json=dry.json train.py
                                                     for continuous integration
+  gruyere dryrun --history runs train.py            keeps the answer: gruyere report --history runs
+                                                    compares it with the last one
 
 Options stand before the program; all that follows it is its own. One process and one device.
 
@@ -81,6 +84,14 @@ pub struct Arguments {
     #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true,
           default_missing_value = "-")]
     json: Option<String>,
+    /// Keep the answer in FOLDER, for `gruyere report --history FOLDER`: as a file of its own, which
+    /// nothing deletes.
+    #[arg(long, value_name = "FOLDER")]
+    history: Option<String>,
+    /// The name of the answer in it (default: that of the program); answers of one name are
+    /// compared.
+    #[arg(long, value_name = "NAME", requires = "history", value_parser = name)]
+    name: Option<String>,
     /// Write one HTML page with the timeline.
     #[arg(long, value_name = "FILE")]
     html: Option<String>,
@@ -130,6 +141,9 @@ struct Request<'a> {
     max_bytes: Option<u64>,
     json: Option<&'a str>,
     html: Option<&'a str>,
+    history: Option<&'a str>,
+    name: String,
+    gruyere: &'a str,
     timeout: NonZeroU32,
     jobs: Option<NonZeroU32>,
     /// A folder in which the stand-in may be.
@@ -146,6 +160,16 @@ fn bytes(text: &str) -> Result<u64, String> {
         Size::Bytes(bytes) => Ok(bytes),
         Size::Percent(_) => Err("expected a size, as in 512MiB".to_owned()),
     }
+}
+
+fn name(text: &str) -> Result<String, String> {
+    if run::is_name(text) {
+        return Ok(text.to_owned());
+    }
+    Err(format!(
+        "expected at most {} letters, digits and ._- that do not begin with a dot",
+        run::MAX_NAME
+    ))
 }
 
 /// Runs it. Returns only where nothing could be started.
@@ -182,6 +206,9 @@ pub fn main(arguments: &Arguments) -> ExitCode {
         max_bytes: arguments.max_gb.map(|gib| (gib * f64::from(1 << 30)) as u64),
         json: arguments.json.as_deref(),
         html: arguments.html.as_deref(),
+        history: arguments.history.as_deref(),
+        name: arguments.name.clone().unwrap_or_else(|| run::name_of(&format!("python {script}"))),
+        gruyere: env!("CARGO_PKG_VERSION"),
         timeout: arguments.timeout,
         jobs: arguments.jobs,
         beside: house.beside(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
 import tempfile
 import threading
@@ -12,13 +13,13 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 from .._bench.compare import Row, fit
 from .._bench.machine import choose
 from .._bench.measure import FAILED, FAULTS, OUT_OF_MEMORY
 from .._errors import GruyereError
-from . import page, report, text
+from . import history, page, report, text
 from .runs import RANDOM, ROOM, ZEROS, Plan, Ran, Runner, at_once, called
 from .sweep import Sweep
 from .worker import UNUSABLE
@@ -29,7 +30,7 @@ Gpu = dict[str, Any]
 
 def main(request: str) -> None:
     asked = json.loads(request)
-    began = time.monotonic()
+    began, began_nanoseconds = time.monotonic(), time.time_ns()
     try:
         _check(asked)
         with tempfile.TemporaryDirectory(prefix="gruyere-dryrun-") as name:
@@ -47,8 +48,12 @@ def main(request: str) -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     found["seconds"] = round(time.monotonic() - began, 1)
-    _write(asked, found)
-    sys.exit(found["verdict"]["exit"])
+    found["run"] = {
+        "name": asked["name"], "pid": os.getpid(), "host": socket.gethostname(),
+        "started_nanoseconds": began_nanoseconds, "gruyere": asked["gruyere"],
+    }  # fmt: skip
+    all_written = _write(asked, found)
+    sys.exit(found["verdict"]["exit"] if all_written else WRONG_ARGUMENTS)
 
 
 class Unusable(Exception):
@@ -75,19 +80,37 @@ def _check(asked: dict[str, Any]) -> None:
                     pass
             except OSError as error:
                 raise GruyereError(f"--{option} {name}: {error.strerror}") from error
+    if asked["history"] is not None:
+        try:
+            history.prepare(asked["history"])
+        except OSError as error:
+            raise GruyereError(f"--history {asked['history']}: {error.strerror}") from error
 
 
-def _write(asked: dict[str, Any], found: dict[str, Any]) -> None:
+def _write(asked: dict[str, Any], found: dict[str, Any]) -> bool:
+    """Prints the answer, and writes it where that was asked for; whether all of it was written."""
     whole = json.dumps(found, indent=1) + "\n"
-    if asked["json"] not in (None, "-"):
-        Path(asked["json"]).write_text(whole)
-    if asked["html"] is not None:
-        Path(asked["html"]).write_text(page.draw(found))
     try:
         print(whole if asked["json"] == "-" else text.draw(found), end="", flush=True)
     except BrokenPipeError:
         # The reader has seen enough.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    writings: dict[str, Callable[[str], object]] = {
+        "json": lambda name: Path(name).write_text(whole),
+        "html": lambda name: Path(name).write_text(page.draw(found)),
+        "history": lambda name: history.keep(name, found["run"], whole),
+    }
+    all_written = True
+    for option, write in writings.items():
+        name = asked[option]
+        if name is None or (option, name) == ("json", "-"):
+            continue
+        try:
+            write(name)
+        except OSError as error:
+            print(f"gruyere dryrun: --{option} {name}: {error.strerror}", file=sys.stderr)
+            all_written = False
+    return all_written
 
 
 def _show(ran: Ran) -> None:

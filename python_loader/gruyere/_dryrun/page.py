@@ -17,7 +17,7 @@ def draw(report: dict[str, Any]) -> str:
     steps = report["program"]["steps"]
     facts = {
         "report": report,
-        "command": text.command(report),
+        "command": report["program"]["command"],
         "verdict": text.verdict(report),
         "said": (
             f"{steps} step{'s' * (steps != 1)} with torch {report['machine'].get('torch', '?')} on "

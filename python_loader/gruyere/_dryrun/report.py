@@ -64,6 +64,7 @@ def made(
         "version": VERSION,
         "program": {
             "script": asked["script"], "arguments": list(arguments),
+            "command": " ".join([asked["script"], *arguments]),
             "steps_asked": asked["steps"], "steps": first.found.steps,
         },
         "machine": {**first.found.facts, "stand_in": True},

@@ -58,11 +58,6 @@ def _wrapped(text: str, width: int, indent: str = "") -> str:
     )
 
 
-def command(report: dict[str, Any]) -> str:
-    """The program as it was run."""
-    return " ".join([report["program"]["script"], *report["program"]["arguments"]])
-
-
 def verdict(report: dict[str, Any]) -> str:
     """The answer in one or two sentences."""
     said = []
@@ -101,7 +96,7 @@ def _head(report: dict[str, Any], width: int) -> str:
         _wrapped(verdict(report), width),
         "",
         _wrapped(
-            f"{command(report)}: {steps} step{'s' * (steps != 1)}{ended}, torch "
+            f"{report['program']['command']}: {steps} step{'s' * (steps != 1)}{ended}, torch "
             f"{report['machine'].get('torch', '?')} on a simulated "
             f"{' / '.join(gpu['name'] for gpu in report['gpus'])}. {SILICON}",
             width,
@@ -187,7 +182,8 @@ def _sweep(report: dict[str, Any]) -> str:
             row["gpu"], row["allocator"], row["value"], "yes" if done else "NO",
             size(row["peak_live"]) if done else "-", size(row["peak_held"]) if done else "-",
         ])  # fmt: skip
-    lines = [f"{sweep['name']} tried; all else here is of {command(report)}", *_table(rows, 2)]
+    command = report["program"]["command"]
+    lines = [f"{sweep['name']} tried; all else here is of {command}", *_table(rows, 2)]
     for row in sweep["largest"]:
         value = row["value"] or "none"
         lines.append(f"The largest that fits on {row['gpu']} with {row['allocator']}: {value}")

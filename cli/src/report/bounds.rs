@@ -1,0 +1,87 @@
+//! What was and what is, and what `gruyere report` takes for worse.
+
+use std::str::FromStr;
+
+use indicatif::BinaryBytes;
+
+/// A share of 1, written as percent.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Share(f64);
+
+impl FromStr for Share {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Share, String> {
+        let number = text.strip_suffix('%').unwrap_or(text).trim().parse::<f64>().ok();
+        let number = number.filter(|number| number.is_finite() && *number >= 0.0);
+        number
+            .map(|number| Share(number / 100.0))
+            .ok_or_else(|| "expected a percentage, as in 2%".to_owned())
+    }
+}
+
+/// What was and what is.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Pair<T> {
+    pub before: Option<T>,
+    pub now: T,
+}
+
+impl Pair<u64> {
+    /// By how much of what it was it grew; `None` where there is nothing to compare with.
+    pub fn growth(self) -> Option<f64> {
+        let before = self.before.filter(|&before| before > 0)?;
+        Some(self.now as f64 / before as f64 - 1.0)
+    }
+}
+
+impl Pair<f64> {
+    /// By how much it rose.
+    pub fn rise(self) -> Option<f64> {
+        Some(self.now - self.before?)
+    }
+}
+
+/// What is worse: more by more than a share of what it was, or a ratio that rose by more than this.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Bounds {
+    pub growth: Option<Share>,
+    pub ratio: Option<Share>,
+}
+
+impl Bounds {
+    pub fn is_any(&self) -> bool {
+        self.growth.is_some() || self.ratio.is_some()
+    }
+
+    /// In words, where `what` of `whose` grew past the bound.
+    pub fn growth_of(&self, whose: &str, what: &str, pair: Pair<u64>) -> Option<String> {
+        let (Share(bound), grew) = (self.growth?, pair.growth()?);
+        let (before, now) = (bytes(pair.before.unwrap_or(0)), bytes(pair.now));
+        (grew > bound).then(|| {
+            format!(
+                "{whose}: {what} grew by {:.2}% ({before} to {now}; bound {:.2}%)",
+                grew * 100.0,
+                bound * 100.0
+            )
+        })
+    }
+
+    /// In words, where the ratio `what` of `whose` rose past the bound.
+    pub fn rise_of(&self, whose: &str, what: &str, pair: Pair<f64>) -> Option<String> {
+        let (Share(bound), rise) = (self.ratio?, pair.rise()?);
+        let (before, now) = (pair.before.unwrap_or(0.0), pair.now);
+        (rise > bound).then(|| {
+            format!("{whose}: {what} rose from {before:.4} to {now:.4} (bound +{bound:.4})")
+        })
+    }
+}
+
+/// Bytes for people.
+pub fn bytes(value: u64) -> String {
+    BinaryBytes(value).to_string()
+}
+
+/// A change of a share, as in `+2.50%`.
+pub fn percent(share: f64) -> String {
+    format!("{:+.2}%", share * 100.0)
+}

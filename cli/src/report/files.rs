@@ -1,0 +1,204 @@
+//! What `gruyere report` reads: the files that `history:` and `gruyere dryrun` made, and records.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use gruyere_record::run::{self, Run};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+
+use super::dry::{self, DryRun};
+use crate::failure::{Failure, say};
+use crate::target::{Folder, Target};
+
+/// No file of ours is near it.
+const MOST_BYTES: u64 = 64 << 20;
+const REMEDY: &str =
+    "name a file that `history:` made, or `gruyere dryrun` with --history or --json";
+
+/// What is kept of a run.
+pub enum Kept {
+    /// Of one on a GPU.
+    Run(Run),
+    /// Of `gruyere dryrun`.
+    Dry(DryRun),
+}
+
+/// Which runs are meant.
+#[derive(Clone, Copy)]
+pub struct Wanted<'a> {
+    /// Any, where there is none.
+    pub name: Option<&'a str>,
+    pub rank: u64,
+}
+
+impl Kept {
+    /// What `name` names: a file of JSON, a process, or the file of its record.
+    ///
+    /// # Errors
+    /// There is no such thing, or it can't be read.
+    pub fn load(name: &str, folder: &Folder) -> Result<Kept, Failure> {
+        if name.ends_with(".json") {
+            return Kept::read(Path::new(name));
+        }
+        let target = Target { target: Some(name.to_owned()), folder: folder.clone() };
+        let reader = target.open()?;
+        let run = Run::of(&reader, None).with_lines(&reader);
+        reader.expect_sound()?;
+        Ok(Kept::Run(run))
+    }
+
+    fn read(path: &Path) -> Result<Kept, Failure> {
+        #[derive(Deserialize)]
+        struct Head {
+            schema: String,
+            version: u32,
+        }
+        let text = text(path)?;
+        let head: Head = parsed(path, &text)?;
+        let expect = |version| {
+            if head.version == version {
+                return Ok(());
+            }
+            Err(Failure::new(format_args!(
+                "{}: {} of version {}, this command reads version {version}; use the command of \
+                 the version that wrote it",
+                path.display(),
+                head.schema,
+                head.version
+            )))
+        };
+        match head.schema.as_str() {
+            run::SCHEMA => expect(run::VERSION).and_then(|()| parsed(path, &text).map(Kept::Run)),
+            dry::SCHEMA => expect(dry::VERSION).and_then(|()| parsed(path, &text).map(Kept::Dry)),
+            other => Err(Failure::new(format_args!(
+                "{}: {other:?} is no history of a run; {REMEDY}",
+                path.display()
+            ))),
+        }
+    }
+
+    /// What it is, for people.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Kept::Run(_) => "run",
+            Kept::Dry(_) => "dry run",
+        }
+    }
+
+    /// What it is compared under.
+    pub fn name(&self) -> &str {
+        match self {
+            Kept::Run(run) => &run.name,
+            Kept::Dry(dry) => &dry.run.name,
+        }
+    }
+
+    /// The rank; a dry run is of one process.
+    fn rank(&self) -> u64 {
+        match self {
+            Kept::Run(run) => run.rank.unwrap_or(0),
+            Kept::Dry(_) => 0,
+        }
+    }
+
+    /// Runs in the order of time.
+    fn moment(&self) -> (u64, u64) {
+        match self {
+            Kept::Run(run) => (run.started_nanoseconds, run.pid),
+            Kept::Dry(dry) => (dry.run.started_nanoseconds, dry.run.pid),
+        }
+    }
+}
+
+fn text(path: &Path) -> Result<String, Failure> {
+    let name = path.display();
+    let fail =
+        |reason: &dyn std::fmt::Display| Failure::new(format_args!("{name}: {reason}; {REMEDY}"));
+    let file = fs::metadata(path).map_err(|error| fail(&error))?;
+    if !file.is_file() || file.len() > MOST_BYTES {
+        return Err(fail(&"not the history of a run"));
+    }
+    fs::read_to_string(path).map_err(|error| fail(&error))
+}
+
+fn parsed<T: DeserializeOwned>(path: &Path, text: &str) -> Result<T, Failure> {
+    serde_json::from_str(text).map_err(|error| {
+        Failure::new(format_args!(
+            "{}: not the history of a run ({error}); delete it, or name another",
+            path.display()
+        ))
+    })
+}
+
+/// The latest that is wanted of the folder.
+///
+/// # Errors
+/// The folder can't be read.
+pub fn latest(history: &Path, wanted: Wanted) -> Result<Option<Kept>, Failure> {
+    newest(history, wanted, |_| true)
+}
+
+/// The latest of its kind, name and rank before `now`.
+///
+/// # Errors
+/// The folder can't be read.
+pub fn before(history: &Path, now: &Kept) -> Result<Option<Kept>, Failure> {
+    let wanted = Wanted { name: Some(now.name()), rank: now.rank() };
+    newest(history, wanted, |kept| kept.kind() == now.kind() && kept.moment() < now.moment())
+}
+
+fn newest(
+    history: &Path,
+    wanted: Wanted,
+    is_meant: impl Fn(&Kept) -> bool,
+) -> Result<Option<Kept>, Failure> {
+    let folder = history.display();
+    let entries = fs::read_dir(history).map_err(|error| {
+        Failure::new(format_args!(
+            "{folder}: {error}; name the folder that `history:` names with --history"
+        ))
+    })?;
+    let files = entries.flatten().map(|entry| entry.path()).filter(|file| {
+        let file = file.file_name().unwrap_or_default().to_string_lossy();
+        wanted.name.is_none_or(|name| file.starts_with(&format!("{name}.")))
+    });
+    let suffixes = [run::FILE_SUFFIX, dry::FILE_SUFFIX];
+    let found = readable(files, &suffixes, "report").filter(|kept| {
+        let is_named = wanted.name.is_none_or(|name| kept.name() == name);
+        is_named && kept.rank() == wanted.rank && is_meant(kept)
+    });
+    Ok(found.max_by_key(Kept::moment))
+}
+
+/// The runs on GPUs of a folder, in no order, for the command `command`; none where there is no
+/// such folder.
+pub fn runs(history: &Path, command: &'static str) -> Vec<Run> {
+    let entries = fs::read_dir(history).into_iter().flatten().flatten();
+    let found = readable(entries.map(|entry| entry.path()), &[run::FILE_SUFFIX], command);
+    let runs = found.filter_map(|kept| match kept {
+        Kept::Run(run) => Some(run),
+        Kept::Dry(_) => None,
+    });
+    runs.collect()
+}
+
+/// Those of `files` that end with one of `suffixes`. One that is damaged does not stand in the way
+/// of the others.
+fn readable(
+    files: impl Iterator<Item = PathBuf>,
+    suffixes: &[&str],
+    command: &'static str,
+) -> impl Iterator<Item = Kept> {
+    let is_kept = |file: &PathBuf| {
+        let name = file.file_name().unwrap_or_default().to_string_lossy();
+        !name.starts_with('.') && suffixes.iter().any(|suffix| name.ends_with(suffix))
+    };
+    files.filter(is_kept).filter_map(move |file| match Kept::read(&file) {
+        Ok(kept) => Some(kept),
+        Err(failure) => {
+            say(command, format_args!("passed over: {failure}"));
+            None
+        }
+    })
+}
