@@ -1,5 +1,11 @@
 //! The reader's side: opens a record, checks every offset and length, and never blocks a writer.
 
+mod events;
+mod snapshot;
+
+pub use events::{Cursor, EventFacts, Events};
+pub use snapshot::DeviceSnapshot;
+
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
@@ -11,13 +17,12 @@ use super::block_map::{BlockCell, SlotRead};
 use super::calls::{CallTime, CallTimes, Calls, DriverCall, RECORDED_CALLS};
 use super::clock::{COUNTER, Scale};
 use super::facts::{Process, ProcessFacts, boot_id};
-use super::gauges::{BlockCounts, DeviceArea, DeviceFactsRead, Shard, ShardSizes};
-use super::held::{Held, peak_ratio};
+use super::gauges::{DeviceArea, Shard, ShardSizes};
 use super::histogram::{Buckets, Counts};
 use super::layout::{Header, MAGIC, PAGE, SECTIONS, Section, Shared, VERSION};
 use super::mapping::{Mapping, is_locked};
 use super::open::{Opened, Owners, ReadError};
-use super::ring::{Event, Place, Ring, RingCell, RingHead};
+use super::ring::{RingCell, RingHead};
 use super::segments::SegmentCell;
 use super::shard_ring::ShardRingCell;
 use super::sites::{FrameCell, MAX_FRAMES, MAX_SITES, MAX_TEXT, SiteCell, SiteReach, Sites};
@@ -25,10 +30,7 @@ use super::source::Source;
 use super::sync::{AtomicU64, Ordering};
 use super::timeline::{Sample, Timeline, TimelineEntry};
 use super::totals;
-use super::{
-    BlockEntry, BlockState, DEVICE_GAUGES, DeviceGauge, EventKind, LIFETIMES, Record, SHARDS,
-    SegmentEntry, missing_share,
-};
+use super::{BlockEntry, BlockState, DEVICE_GAUGES, Record, SHARDS, SegmentEntry};
 
 /// Looks at a seqlock before it is called torn: about 30 ms, most of them asleep.
 const ATTEMPTS: u32 = 450;
@@ -57,111 +59,6 @@ pub struct HealthRead {
     pub sites_untold: u64,
 }
 
-/// A device at a moment.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct DeviceSnapshot {
-    /// Its number in the process.
-    pub device: u32,
-    /// Name, uuid, memory.
-    pub facts: DeviceFactsRead,
-    /// Live bytes.
-    pub live: u64,
-    /// Their peak.
-    pub live_peak: u64,
-    /// By pool (small, large), then lifetime; sums over shards.
-    pub blocks: [[BlockCounts; LIFETIMES]; 2],
-    /// Shards whose counters are not of one moment: their writer was killed half-way, or never
-    /// paused.
-    pub torn_shards: u32,
-    /// Sizes of all requests so far, rounded as the blocks were.
-    pub malloc_sizes: Counts,
-    /// The device's gauges, by [`DeviceGauge`].
-    pub gauges: Vec<u64>,
-    /// The gauges are not of one moment: their writer was killed half-way, or never stopped
-    /// writing.
-    pub torn_gauges: bool,
-}
-
-impl DeviceSnapshot {
-    /// One gauge.
-    pub fn gauge(&self, gauge: DeviceGauge) -> u64 {
-        self.gauges.get(gauge as usize).copied().unwrap_or(0)
-    }
-
-    /// Sums over pools and lifetimes.
-    pub fn total(&self) -> BlockCounts {
-        self.sum(|_, _| true)
-    }
-
-    /// Sums over those pools and lifetimes that `chosen` says.
-    pub fn sum(&self, chosen: impl Fn(usize, usize) -> bool) -> BlockCounts {
-        let mut sum = BlockCounts::default();
-        for (pool, lifetimes) in self.blocks.iter().enumerate() {
-            for (lifetime, counts) in lifetimes.iter().enumerate() {
-                if chosen(pool, lifetime) {
-                    sum.add(*counts);
-                }
-            }
-        }
-        sum
-    }
-
-    /// What is held, and what of it serves nobody. What is lost was true when the gauges were
-    /// written last.
-    pub fn held(&self) -> Held {
-        Held {
-            held: self.gauge(DeviceGauge::Reserved),
-            live: self.live,
-            waiting: self.total().pending_bytes(),
-            found_lost: self.gauge(DeviceGauge::Lost),
-            typical_request: self.gauge(DeviceGauge::TypicalRequest),
-        }
-    }
-
-    /// Peak held / peak live; `None` where nothing was live.
-    pub fn peak_ratio(&self) -> Option<f64> {
-        peak_ratio(self.gauge(DeviceGauge::ReservedPeak), self.live_peak)
-    }
-
-    /// 1 - largest satisfiable request / free bytes held, both of when the gauges were written
-    /// last: what is free now may be a step's memory more.
-    pub fn external_fragmentation(&self) -> f64 {
-        let free = match self.gauge(DeviceGauge::FreeHeld) {
-            0 => self.held().free(),
-            then => then,
-        };
-        missing_share(self.gauge(DeviceGauge::LargestRequest), free)
-    }
-
-    /// 1 - requested / live.
-    pub fn internal_fragmentation(&self) -> f64 {
-        let total = self.total();
-        missing_share(total.live_requested(), total.live_bytes())
-    }
-
-    /// The size that 99 of 100 requests so far do not exceed, within 7%. 0 before the first.
-    pub fn request_p99(&self) -> u64 {
-        if self.malloc_sizes.total() == 0 {
-            return 0;
-        }
-        self.malloc_sizes.to_hdr(1.0).value_at_quantile(0.99)
-    }
-
-    /// The size that half of all bytes are asked for in requests of at most; within an eighth, 0
-    /// before the first.
-    pub fn typical_request(&self) -> u64 {
-        self.malloc_sizes.middle_of_bytes()
-    }
-
-    /// How many times the 99th-percentile request the largest satisfiable one is, the ceiling
-    /// reached for it; `None` before the first.
-    pub fn p99_fits(&self) -> Option<f64> {
-        let request = self.request_p99();
-        let largest = self.gauge(DeviceGauge::LargestGrowing);
-        (request > 0).then(|| largest as f64 / request as f64)
-    }
-}
-
 /// Things read from a table, and how many could not be read whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Table<T> {
@@ -182,49 +79,6 @@ pub struct Histograms {
     pub malloc_latency: Counts,
     /// Latency of frees, in ticks.
     pub free_latency: Counts,
-}
-
-/// Where a follower of the events has come to; the default is the beginning.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Cursor {
-    ring: Place,
-    /// Of each shard's event ring, the next position, and the latest time of an event before it.
-    shard_rings: Vec<(u64, u64)>,
-}
-
-impl Cursor {
-    /// Events of the shared ring that were begun and not written yet at the last look: neither read
-    /// nor lost, the next look tells. Of a process that does not run any more there are none.
-    pub fn late(&self) -> u64 {
-        self.ring.late()
-    }
-
-    /// Does not wait for them any more; how many they are.
-    pub fn give_up(&mut self) -> u64 {
-        self.ring.give_up()
-    }
-}
-
-/// Events, and how many of the same time are lost.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Events {
-    /// In the order of [`Event::turn`]: what happened to a block is in the order in which it
-    /// happened.
-    pub entries: Vec<Event>,
-    /// Overwritten before they were read, dropped, or left half-written by a process that does not
-    /// run any more.
-    pub lost: u64,
-}
-
-/// Counts of a process's events.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct EventFacts {
-    /// Ever written.
-    pub written: u64,
-    /// Dropped, because two writers met on a slot of the shared ring a lap apart.
-    pub dropped: u64,
-    /// The latest that the rings can hold.
-    pub capacity: u64,
 }
 
 /// An open record.
@@ -649,91 +503,6 @@ impl<'a> Reader<'a> {
         table
     }
 
-    /// Cells of the ring that may be touched.
-    fn ring_reach(&self) -> u64 {
-        self.header().map_or(0, |header| header.health.ring_reach.load(Ordering::Acquire))
-    }
-
-    fn ring(&self) -> Option<Ring> {
-        let head = self.many::<RingHead>(Section::RingHead).first()?;
-        let cells = self.many::<RingCell>(Section::Ring);
-        // SAFETY: a power of two of cells, at least two, checked when it was opened; they live as
-        // long as `self`, and so do the callers' uses of the ring.
-        Some(unsafe { Ring::new(cells.as_ptr(), cells.len() as u64, head) })
-    }
-
-    /// The events after those that `cursor` has seen, in the order of [`Event::turn`], and moves
-    /// the cursor behind them. What was overwritten or dropped meanwhile is counted in
-    /// [`Events::lost`]; what is being written comes with a later look ([`Cursor::late`]).
-    pub fn events(&self, cursor: &mut Cursor) -> Events {
-        let mut events = self.ring_events(&mut cursor.ring);
-        let shards = self.many::<Shard>(Section::Shards);
-        cursor.shard_rings.resize(shards.len(), (0, 0));
-        let cells = self.many::<ShardRingCell>(Section::ShardRings);
-        let each = cells.len().checked_div(shards.len()).unwrap_or(0);
-        for (number, (shard, (since, turn))) in
-            shards.iter().zip(&mut cursor.shard_rings).enumerate()
-        {
-            if shard.ring.cells() > 0 {
-                let cells = cells.get(number * each..(number + 1) * each).unwrap_or(&[]);
-                let (mut read, lost, end) = shard.ring.read_since(cells, *since);
-                for event in &mut read {
-                    *turn = event.time.max(*turn);
-                    event.turn = *turn;
-                }
-                events.entries.extend(read);
-                events.lost = events.lost.saturating_add(lost);
-                *since = end;
-            }
-        }
-        // Stable: those of one ring stay as they are.
-        events.entries.sort_by_key(|event| event.turn);
-        events
-    }
-
-    /// The shared ring's part of [`Reader::events`].
-    fn ring_events(&self, place: &mut Place) -> Events {
-        let Some(ring) = self.ring() else { return Events::default() };
-        let (mut entries, mut lost) = ring.follow(place, || self.ring_reach());
-        let is_over = || matches!(self.source, Source::Copy(_)) || self.is_live() == Some(false);
-        if place.late() > 0 && is_over() {
-            // Once more: what was written before the end is there now, and nothing else comes.
-            let (rest, more) = ring.follow(place, || self.ring_reach());
-            entries.extend(rest);
-            lost = lost.saturating_add(more).saturating_add(place.give_up());
-        }
-        Events { entries, lost }
-    }
-
-    /// The events of the shared ring after those that `cursor` has seen that are neither mallocs
-    /// nor frees nor uses of a block by a stream, and moves the cursor behind them: what a reader
-    /// can follow at any pace, since the events of blocks are not even read. Without an event ring
-    /// of its own, a shard writes into the same ring; [`Events::lost`] counts those too.
-    pub fn rare_events(&self, cursor: &mut Cursor) -> Events {
-        let mut events = self.ring_events(&mut cursor.ring);
-        events.entries.retain(|event| event.kind as u8 > EventKind::RecordStream as u8);
-        events
-    }
-
-    /// Events ever written, those dropped by writers that met on a slot, and those that the rings
-    /// can hold.
-    pub fn event_facts(&self) -> EventFacts {
-        let (position, capacity, dropped) = self
-            .ring()
-            .map_or((0, 0, 0), |ring| (ring.position(), ring.capacity(), ring.conflicts()));
-        let mut facts = EventFacts { written: position, dropped, capacity };
-        let shards = self.many::<Shard>(Section::Shards);
-        let each = self.sections[Section::ShardRings as usize]
-            .1
-            .checked_div(shards.len() as u64)
-            .unwrap_or(0);
-        for shard in shards.iter().filter(|shard| shard.ring.cells() > 0) {
-            facts.written = facts.written.wrapping_add(shard.ring.position());
-            facts.capacity += each.saturating_sub(1);
-        }
-        facts
-    }
-
     /// The histograms, summed over shards and devices.
     pub fn histograms(&self) -> Histograms {
         let mut histograms = Histograms::default();
@@ -801,161 +570,5 @@ impl<'a> Reader<'a> {
             let here = counter == COUNTER && self.process().boot == boot_id();
             here.then(|| Scale::until_now(first)).flatten()
         })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::super::{DeviceFacts, RecordOptions};
-    use super::*;
-
-    fn record(folder: &Path) -> &'static Record {
-        let facts =
-            DeviceFacts { name: "Phantom".to_owned(), uuid: [1; 16], total_memory: 80 << 30 };
-        let options = RecordOptions {
-            directory: folder.to_owned(),
-            ring_events: 512,
-            max_blocks: 1 << 10,
-            ..RecordOptions::default()
-        };
-        Box::leak(Box::new(Record::create(&options, &[facts])))
-    }
-
-    /// An event of the shared ring, in the way of [`Record::event`]; `meanwhile` comes between the
-    /// taking of its position and the writing, and tells whether it may be written.
-    fn push(reader: &Reader<'_>, time: u64, meanwhile: impl FnOnce() -> bool) {
-        reader.ring().unwrap().push(EventKind::Grow, 0, 0, 0, time, 512, time, |_| meanwhile());
-    }
-
-    /// The addresses, the losses, and how many are late.
-    fn look(reader: &Reader<'_>, cursor: &mut Cursor) -> (Vec<u64>, u64, u64) {
-        let events = reader.events(cursor);
-        (events.entries.iter().map(|event| event.address).collect(), events.lost, cursor.late())
-    }
-
-    #[test]
-    fn an_event_whose_position_is_taken_and_not_written_is_late_and_not_lost() {
-        let folder = tempfile::tempdir().unwrap();
-        let record = record(folder.path());
-        let reader = Reader::own(record).unwrap();
-        let (mut cursor, mut rare) = (Cursor::default(), Cursor::default());
-        record.event(EventKind::Grow, 0, 0, 0, 10, 512, 10);
-        push(&reader, 5, || {
-            assert_eq!(look(&reader, &mut cursor), (vec![10], 0, 1));
-            record.event(EventKind::Grow, 0, 0, 0, 20, 512, 20);
-            for _ in 0..100 {
-                look(&reader, &mut rare);
-            }
-            assert_eq!(
-                look(&reader, &mut cursor),
-                (vec![20], 0, 1),
-                "what comes after it need not wait for it"
-            );
-            true
-        });
-        let late = reader.events(&mut cursor);
-        assert_eq!((late.entries.len(), late.lost, cursor.late()), (1, 0, 0));
-        assert_eq!(
-            (late.entries[0].time, late.entries[0].turn),
-            (5, 10),
-            "in its turn: after what was before it"
-        );
-        assert_eq!(look(&reader, &mut cursor), (vec![], 0, 0));
-        let late = reader.rare_events(&mut rare);
-        assert_eq!(
-            (late.entries.len(), late.lost, rare.late()),
-            (1, 0, 0),
-            "however many looks it took"
-        );
-        record.close();
-    }
-
-    #[test]
-    fn an_event_that_was_dropped_or_overtaken_is_lost_and_not_late() {
-        let folder = tempfile::tempdir().unwrap();
-        let record = record(folder.path());
-        let reader = Reader::own(record).unwrap();
-        let mut cursor = Cursor::default();
-        push(&reader, 1, || {
-            assert_eq!(look(&reader, &mut cursor), (vec![], 0, 1));
-            false
-        });
-        assert_eq!(look(&reader, &mut cursor), (vec![], 1, 0), "dropped");
-        push(&reader, 2, || false);
-        assert_eq!(look(&reader, &mut cursor), (vec![], 1, 0), "dropped before the look");
-        push(&reader, 3, || {
-            // One of them is dropped, and comes never: which, is known when the other is there.
-            push(&reader, 4, || false);
-            assert_eq!(look(&reader, &mut cursor), (vec![], 0, 2));
-            true
-        });
-        assert_eq!(look(&reader, &mut cursor), (vec![3], 1, 0));
-        push(&reader, 5, || {
-            assert_eq!(look(&reader, &mut cursor), (vec![], 0, 1));
-            (0..512).for_each(|n| record.event(EventKind::Grow, 0, 0, 0, n, 512, n));
-            assert_eq!(look(&reader, &mut cursor), ((0..512).collect(), 1, 0), "overtaken");
-            true
-        });
-        assert_eq!(look(&reader, &mut cursor), (vec![], 0, 0));
-        record.close();
-    }
-
-    #[test]
-    fn a_cell_for_which_there_is_no_memory_yet_is_not_touched_and_its_event_is_late() {
-        let folder = tempfile::tempdir().unwrap();
-        let record = record(folder.path());
-        let reader = Reader::own(record).unwrap();
-        (0..4).for_each(|n| record.event(EventKind::Grow, 0, 0, 0, n, 512, n));
-        let (ring, mut place) = (reader.ring().unwrap(), Place::default());
-        let mut look = |reach| {
-            let (events, lost) = ring.follow(&mut place, || reach);
-            (events.iter().map(|event| event.position).collect::<Vec<_>>(), lost, place.late())
-        };
-        // As if the reach were behind the events: a cell beyond it is not read, new or late.
-        assert_eq!(look(1), (vec![0], 0, 3));
-        assert_eq!(look(1), (vec![], 0, 3));
-        assert_eq!(look(3), (vec![1, 2], 0, 1));
-        assert_eq!(look(512), (vec![3], 0, 0));
-        record.close();
-    }
-
-    #[test]
-    fn what_a_process_left_half_written_is_lost_once_it_has_ended() {
-        let folder = tempfile::tempdir().unwrap();
-        let record = record(folder.path());
-        let reader = Reader::own(record).unwrap();
-        record.event(EventKind::Grow, 0, 0, 0, 1, 512, 1);
-        push(&reader, 2, || {
-            let copy = Reader::from_bytes(&std::fs::read(record.path().unwrap()).unwrap()).unwrap();
-            assert_eq!(
-                look(&copy, &mut Cursor::default()),
-                (vec![1], 1, 0),
-                "a copy does not change"
-            );
-            let mut cursor = Cursor::default();
-            look(&reader, &mut cursor);
-            assert_eq!((cursor.give_up(), cursor.late()), (1, 0));
-            true
-        });
-        record.close();
-    }
-
-    #[test]
-    fn a_cursor_remembers_no_more_late_events_than_there_are_threads() {
-        fn take(reader: &Reader<'_>, cursor: &mut Cursor, count: u64) -> bool {
-            match count {
-                0 => assert_eq!(look(reader, cursor), (vec![], 300 - 256, 256)),
-                _ => push(reader, count, || take(reader, cursor, count - 1)),
-            }
-            true
-        }
-        let folder = tempfile::tempdir().unwrap();
-        let record = record(folder.path());
-        let reader = Reader::own(record).unwrap();
-        let mut cursor = Cursor::default();
-        take(&reader, &mut cursor, 300);
-        let events = reader.events(&mut cursor);
-        assert_eq!((events.entries.len(), events.lost, cursor.late()), (256, 0, 0));
-        record.close();
     }
 }

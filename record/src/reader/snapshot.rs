@@ -1,0 +1,111 @@
+//! A device as the record tells it at a moment.
+
+use crate::gauges::{BlockCounts, DeviceFactsRead};
+use crate::held::{Held, peak_ratio};
+use crate::histogram::Counts;
+use crate::{DeviceGauge, LIFETIMES, missing_share};
+
+/// A device at a moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DeviceSnapshot {
+    /// Its number in the process.
+    pub device: u32,
+    /// Name, uuid, memory.
+    pub facts: DeviceFactsRead,
+    /// Live bytes.
+    pub live: u64,
+    /// Their peak.
+    pub live_peak: u64,
+    /// By pool (small, large), then lifetime; sums over shards.
+    pub blocks: [[BlockCounts; LIFETIMES]; 2],
+    /// Shards whose counters are not of one moment: their writer was killed half-way, or never
+    /// paused.
+    pub torn_shards: u32,
+    /// Sizes of all requests so far, rounded as the blocks were.
+    pub malloc_sizes: Counts,
+    /// The device's gauges, by [`DeviceGauge`].
+    pub gauges: Vec<u64>,
+    /// The gauges are not of one moment: their writer was killed half-way, or never stopped
+    /// writing.
+    pub torn_gauges: bool,
+}
+
+impl DeviceSnapshot {
+    /// One gauge.
+    pub fn gauge(&self, gauge: DeviceGauge) -> u64 {
+        self.gauges.get(gauge as usize).copied().unwrap_or(0)
+    }
+
+    /// Sums over pools and lifetimes.
+    pub fn total(&self) -> BlockCounts {
+        self.sum(|_, _| true)
+    }
+
+    /// Sums over those pools and lifetimes that `chosen` says.
+    pub fn sum(&self, chosen: impl Fn(usize, usize) -> bool) -> BlockCounts {
+        let mut sum = BlockCounts::default();
+        for (pool, lifetimes) in self.blocks.iter().enumerate() {
+            for (lifetime, counts) in lifetimes.iter().enumerate() {
+                if chosen(pool, lifetime) {
+                    sum.add(*counts);
+                }
+            }
+        }
+        sum
+    }
+
+    /// What is held, and what of it serves nobody. What is lost was true when the gauges were
+    /// written last.
+    pub fn held(&self) -> Held {
+        Held {
+            held: self.gauge(DeviceGauge::Reserved),
+            live: self.live,
+            waiting: self.total().pending_bytes(),
+            found_lost: self.gauge(DeviceGauge::Lost),
+            typical_request: self.gauge(DeviceGauge::TypicalRequest),
+        }
+    }
+
+    /// Peak held / peak live; `None` where nothing was live.
+    pub fn peak_ratio(&self) -> Option<f64> {
+        peak_ratio(self.gauge(DeviceGauge::ReservedPeak), self.live_peak)
+    }
+
+    /// 1 - largest satisfiable request / free bytes held, both of when the gauges were written
+    /// last: what is free now may be a step's memory more.
+    pub fn external_fragmentation(&self) -> f64 {
+        let free = match self.gauge(DeviceGauge::FreeHeld) {
+            0 => self.held().free(),
+            then => then,
+        };
+        missing_share(self.gauge(DeviceGauge::LargestRequest), free)
+    }
+
+    /// 1 - requested / live.
+    pub fn internal_fragmentation(&self) -> f64 {
+        let total = self.total();
+        missing_share(total.live_requested(), total.live_bytes())
+    }
+
+    /// The size that 99 of 100 requests so far do not exceed, within 7%. 0 before the first.
+    pub fn request_p99(&self) -> u64 {
+        if self.malloc_sizes.total() == 0 {
+            return 0;
+        }
+        self.malloc_sizes.to_hdr(1.0).value_at_quantile(0.99)
+    }
+
+    /// The size that half of all bytes are asked for in requests of at most; within an eighth, 0
+    /// before the first.
+    pub fn typical_request(&self) -> u64 {
+        self.malloc_sizes.middle_of_bytes()
+    }
+
+    /// How many times the 99th-percentile request the largest satisfiable one is, the ceiling
+    /// reached for it; `None` before the first.
+    pub fn p99_fits(&self) -> Option<f64> {
+        let request = self.request_p99();
+        let largest = self.gauge(DeviceGauge::LargestGrowing);
+        (request > 0).then(|| largest as f64 / request as f64)
+    }
+}
