@@ -162,7 +162,7 @@ fn what_pools_and_captures_hold_is_counted_once_too() {
 }
 
 fn dump(rig: &Rig, folder: &Path, report: &Report) -> Vec<String> {
-    dump::out_of_memory(&rig.heap, report, folder);
+    dump::out_of_memory(&rig.heap, report, Some(folder));
     let mut names: Vec<String> = std::fs::read_dir(folder)
         .map(|entries| {
             entries.flatten().map(|entry| entry.file_name().into_string().unwrap()).collect()
@@ -259,7 +259,7 @@ fn a_folder_that_can_not_be_written_to_fails_nobody() {
     for path in [&*file, Path::new("/proc/no/such/folder"), Path::new("/dev/full/x")] {
         let rig = Rig::bare(GIB, "");
         let report = refused(&rig, 2 * GIB);
-        dump::out_of_memory(&rig.heap, &report, path);
+        dump::out_of_memory(&rig.heap, &report, Some(path));
         assert!(rig.heap.malloc(5 * MIB, 0, DEFAULT).is_ok());
     }
     let locked = folder.path().join("locked");

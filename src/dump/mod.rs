@@ -16,26 +16,42 @@ pub use gruyere_record::dump::{memory_viz, pickle, state, write_json, write_snap
 use crate::file;
 use crate::heap::Heap;
 use crate::heap::report::oom::Report;
+use crate::record::{Reader, plain};
+use state::State;
 use std::io::{self, Write};
 use std::path::Path;
 
-/// Dumps written before it is enough, on each device: programs that halve their batch until it fits
-/// run out of memory on purpose.
+/// Out-of-memories that are looked into, on each device: programs that halve their batch until it
+/// fits run out of memory on purpose.
 pub const MOST_DUMPS: u64 = 32;
 
 /// The longest file that a dump has.
 const MOST_BYTES: u64 = 256 << 20;
 
-/// Writes the dumps of an out-of-memory to `folder` (`dump_dir:`).
-pub fn out_of_memory(heap: &Heap, report: &Report, folder: &Path) {
-    if report.count > MOST_DUMPS {
-        return;
+/// What an out-of-memory comes to, by the lines of the program; nothing where they are not known.
+/// Writes its dumps to `folder` (`dump_dir:`), where there is one.
+pub fn out_of_memory(heap: &Heap, report: &Report, folder: Option<&Path>) -> Vec<String> {
+    let knows_lines = Reader::own(heap.record()).is_some_and(|reader| reader.keeps_sites());
+    if report.count > MOST_DUMPS || (folder.is_none() && !knows_lines) {
+        return Vec::new();
     }
+    let state = gather::state(heap, Some(report));
+    if let Some(folder) = folder {
+        write(&state, report, folder);
+    }
+    match state.conclusion {
+        Some(conclusion) if !state.sites.is_empty() => {
+            conclusion.lines.iter().map(|line| plain(line)).collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
+fn write(state: &State, report: &Report, folder: &Path) {
     if let Err(error) = std::fs::create_dir_all(folder) {
         log::error!("out of memory: no dump is written: {}: {error}", folder.display());
         return;
     }
-    let state = gather::state(heap, Some(report));
     let name = format!("gruyere-oom-{}-gpu{}-{}", std::process::id(), report.device, report.count);
     let write = |extension: &str, write: &dyn Fn(&mut dyn Write) -> io::Result<()>| {
         let path = folder.join(format!("{name}.{extension}"));
@@ -50,9 +66,9 @@ pub fn out_of_memory(heap: &Heap, report: &Report, folder: &Path) {
     };
     // The shortest first: where the disk is full, there is room for that.
     let written = [
-        ("txt", write("txt", &|out| out.write_all(text::text(&state).as_bytes()))),
-        ("json", write("json", &|out| write_json(out, &state))),
-        ("pickle", write("pickle", &|out| write_snapshot(out, &state))),
+        ("txt", write("txt", &|out| out.write_all(text::text(state).as_bytes()))),
+        ("json", write("json", &|out| write_json(out, state))),
+        ("pickle", write("pickle", &|out| write_snapshot(out, state))),
     ];
     let names: Vec<&str> = written.into_iter().filter(|file| file.1).map(|file| file.0).collect();
     if !names.is_empty() {

@@ -156,6 +156,18 @@ def test_one_large_request_in_the_dump_and_in_post(planted):
     assert json.loads(data.read_text())["conclusion"]["lines"][0] == said.splitlines()[0]
 
 
+@pytest.mark.parametrize("door", ["native", "pluggable"])
+def test_the_exception_names_the_line_that_keeps_memory(planted, door):
+    process = planted.start("leak", conf=f"door:{door}", PHANTOM_MEMORY="1GiB")
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 1
+    _, _, message = err.partition("OutOfMemoryError: CUDA out of memory. Tried to allocate ")
+    lines = message.splitlines()
+    assert lines[1].startswith(f"{suspect('leak')} in remember keeps 64 MiB a step since step 3: ")
+    # What helps where nothing grows would not here.
+    assert "a smaller batch" not in message and "To do: find what keeps" in message, message
+
+
 def test_memory_that_another_has_taken(planted):
     cause, (first, *_) = planted.conclusion("others", PHANTOM_MEMORY="16GiB")
     assert cause == "others"

@@ -68,6 +68,9 @@ pub struct Report {
     /// Whether free pages could not move to where they were needed, though the device can map
     /// pages: another backing was chosen.
     pub immovable: bool,
+    /// Which lines of the program hold the memory, or make it grow, and what to do, as lines for
+    /// people; filled in by who knows the program, empty where nobody does.
+    pub conclusion: Vec<String>,
 }
 
 /// What an out-of-memory says of the named pool that the request was for.
@@ -198,7 +201,8 @@ impl Report {
             };
             advice.push(why.to_owned());
         }
-        if advice.is_empty() {
+        // Of the program's own lines, who is known says more.
+        if advice.is_empty() && self.conclusion.is_empty() {
             advice.push(
                 "The device is full of live blocks: a smaller batch, activation checkpointing or \
                  offloading would help."
@@ -267,7 +271,8 @@ impl fmt::Display for Report {
                 Bytes(reserved)
             )?;
         }
-        self.advice().iter().try_for_each(|sentence| write!(f, " {sentence}"))
+        self.advice().iter().try_for_each(|sentence| write!(f, " {sentence}"))?;
+        self.conclusion.iter().try_for_each(|line| write!(f, "\n{line}"))
     }
 }
 
