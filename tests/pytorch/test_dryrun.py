@@ -264,6 +264,67 @@ def test_a_program_that_asks_by_values_of_the_device_is_not_trusted(tmp_path, co
         assert document["trust"]["host_reads"]["count"] == 3
 
 
+# Each line that reads from the device ends with the name under which that is told, and how often.
+READS = """
+import torch
+
+model = torch.nn.Linear(64, 64).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+x = torch.empty(64, device="cuda")
+mask = torch.empty(64, device="cuda") > 0
+torch.nonzero(x)  # operator 1
+torch.where(mask)  # operator 1
+x.masked_select(mask)  # operator 1
+x.unique()  # operator 1
+mask.long().bincount()  # operator 2
+torch.equal(x, x + 1)  # operator 1
+x.cpu().numpy()  # cpu 1
+torch.empty(64).copy_(x)  # operator 1
+x.to("cpu", torch.double)  # to 1
+x[mask] = 1
+x.masked_fill_(mask, 2)
+x.nonzero_static(size=8)
+if x.any():  # bool 1
+    pass
+
+
+class Masked(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * gradient[gradient > 0].numel()  # operator 1
+
+
+def kept(x):
+    return x[torch.empty(8, device="cuda") > 0]  # operator 1
+
+
+out = kept(Masked.apply(model(torch.ones(8, 64, device="cuda"))))
+out.sum().backward()  # operator 1
+optimizer.step()
+"""
+
+
+def test_every_read_of_the_device_has_its_line_also_where_the_runs_part(tmp_path):
+    (tmp_path / "train.py").write_text(READS)
+    document = told(dryrun(tmp_path, "--alloc", "torch", "--json", "train.py"), 4)
+    wanted = {
+        (f"train.py:{number}", *line.rpartition("  # ")[2].split())
+        for number, line in enumerate(READS.splitlines(), 1)
+        if "  # " in line
+    }
+    trust = document["trust"]
+    found = {(read["line"], read["what"], str(read["count"])) for read in trust["reads"]}
+    assert found == wanted
+    assert trust["host_reads"]["count"] == sum(read["count"] for read in trust["reads"])
+    line = READS[: READS.index("torch.nonzero")].count("\n") + 1
+    parted = trust["difference"]
+    assert parted["line"] == parted["read"] == f"train.py:{line}"
+
+
 SCALED = """
 import torch
 

@@ -3,6 +3,7 @@
 use crate::abi::call_counts;
 use crate::gpu::try_gpu;
 use crate::process;
+use crate::reads;
 use crate::workspaces;
 use gruyere_phantom::{CallCounts, Caller};
 use serde::Serialize;
@@ -78,7 +79,7 @@ fn report() -> Option<Report> {
     });
     let space = sim.address_books();
     let (vmm_handles, vmm_reservations) = sim.vmm_counts();
-    let (count, bytes) = phantom.host_reads();
+    let (count, bytes) = reads::all();
     Some(Report {
         pid: std::process::id(),
         devices: devices.collect(),

@@ -6,6 +6,7 @@ use crate::context;
 use crate::host::HostMemory;
 use crate::looks::Looks;
 use crate::numbers::*;
+use crate::reads;
 use crate::sharing::{HandleTypes, Rdma};
 use crate::values::Values;
 use gruyere_phantom::{
@@ -13,7 +14,7 @@ use gruyere_phantom::{
     GRANULARITY, Gpu, PoolAttribute, Prices, SimError, Source,
 };
 use std::collections::HashSet;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*};
+use std::sync::atomic::{AtomicUsize, Ordering::*};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// The simulator and what the C interface needs besides.
@@ -34,8 +35,6 @@ pub struct Phantom {
     copy_limit: usize,
     /// What the host sees of what kernels would have written, where that is chosen.
     values: Option<Arc<Values>>,
-    /// Copies from devices to the host, and their bytes. Only ever grow.
-    host_reads: (AtomicU64, AtomicU64),
     /// What the devices say they are.
     pub looks: Looks,
     /// How long a kernel runs, virtual nanoseconds.
@@ -289,7 +288,6 @@ impl Phantom {
             copy_limit: if contents.is_some() { usize::MAX } else { copy_limit as usize },
             contents,
             values,
-            host_reads: Default::default(),
             looks,
             kernel,
             handle_types,
@@ -519,15 +517,9 @@ impl Phantom {
             read += if self.is_read(to, from) { bytes } else { 0 };
         }
         if read > 0 && !self.captures(device, stream)? {
-            self.host_reads.0.fetch_add(1, Relaxed);
-            self.host_reads.1.fetch_add(read as u64, Relaxed);
+            reads::note(read as u64);
         }
         Ok(())
-    }
-
-    /// Copies from devices to the host so far, and their bytes.
-    pub fn host_reads(&self) -> (u64, u64) {
-        (self.host_reads.0.load(Relaxed), self.host_reads.1.load(Relaxed))
     }
 
     fn is_device(&self, address: u64) -> bool {

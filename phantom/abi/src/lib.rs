@@ -74,6 +74,7 @@ mod nccl;
 mod numbers;
 mod process;
 mod properties;
+mod reads;
 mod runtime_memory;
 mod runtime_order;
 mod sharing;

@@ -54,14 +54,14 @@ class Lines:
         return NOWHERE
 
     def inside(self, frames: list[dict[str, Any]]) -> str:
-        """The innermost frame of a library other than torch, as `transformers/trainer.py:1900`; ""
-        where the program itself calls torch."""
+        """The innermost frame of a library other than torch and this, as
+        `transformers/trainer.py:1900`; "" where the program itself calls torch."""
         for frame in frames:
             file = frame["filename"]
             if self.name(file) is not None:
                 return ""
             short = _of_package(file)
-            if short and not short.startswith("torch/"):
+            if short and not short.startswith(("torch/", "gruyere/")):
                 return f"{short}:{frame['line']}"
         return ""
 

@@ -243,12 +243,13 @@ def _sequence(history: History) -> dict[str, Any]:
     numbers: dict[str, int] = {}
     lines = [numbers.setdefault(block.line, len(numbers)) for block in history.blocks]
     insides = [numbers.setdefault(block.inside, len(numbers)) for block in history.blocks]
-    marks = [read[0] for read in history.seen.reads]
+    seen = sorted(history.seen.reads)
+    marks = [read[0] for read in seen]
     reads = []
     for block in history.blocks:
         before = bisect_right(marks, block.mark)
         if before:
-            _, line, _, inside = history.seen.reads[before - 1]
+            _, line, _, inside = seen[before - 1]
             reads.append(numbers.setdefault(inside or line, len(numbers)))
         else:
             reads.append(-1)

@@ -9,15 +9,17 @@ address is a gradient") can be put between the allocations before it and those a
 
 from __future__ import annotations
 
+import atexit
+import ctypes
 import importlib
 import sys
+import threading
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from types import FrameType
 from typing import Any, Callable
 
-from .lines import Lines
+from .lines import NOWHERE, Lines
 
 # The phases.
 PROGRAM, BACKWARD, OPTIMIZER = range(3)
@@ -26,12 +28,15 @@ WEIGHTS, STATES, GRADIENTS = "weights", "optimizer states", "gradients"
 
 # What wrappers call the module inside of them.
 _WRAPPERS = frozenset(("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"))
-# Reads of a value or of a whole tensor from the device. What indexing with a mask reads is not
-# among them: `Tensor.__getitem__` is called too often to be watched.
+# What a read of the device is called that one of these makes; any other is an operator's.
 _READS = (
-    "item", "tolist", "numpy", "cpu", "nonzero",
+    "item", "tolist", "cpu", "to", "nonzero",
     "__bool__", "__int__", "__float__", "__index__", "__complex__",
 )  # fmt: skip
+
+
+class _Reader(threading.local):
+    name = "operator"
 
 
 @dataclass
@@ -52,7 +57,7 @@ class Seen:
     """Marks at which torch gave up its workspaces, and nothing else was freed."""
     reads: list[tuple[int, str, str, str]] = field(default_factory=list)
     """Reads from the device: mark, line, function, and the line of the library that reads; by
-    mark."""
+    mark, but for those of threads at the same time."""
 
 
 class Looks:
@@ -76,6 +81,9 @@ class Looks:
         # Outermost modules that were looked through since the last step.
         self.fresh: set[int] = set()
         self.tell_torch: Callable[[str], None] = lambda _: None
+        self.reader = _Reader()
+        # C calls it: it has to stay.
+        self.listener = ctypes.CFUNCTYPE(None)(self._read)
 
     def install(self) -> None:
         """Once torch is imported, before it uses CUDA."""
@@ -97,7 +105,11 @@ class Looks:
             original = getattr(torch.Tensor, name, None)
             if original is not None:
                 setattr(torch.Tensor, name, self._reading(name, original))
-        torch.Tensor.to = self._moving(torch.Tensor.to)
+        # Operators read too, by themselves: a mask as an index has to be counted. The stand-in
+        # tells of each copy to the host, on the thread that makes it.
+        self._listen(self.listener)
+        # Python's end is before that of torch's threads.
+        atexit.register(self._listen, None)
         clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
         if clear is not None:
             torch._C._cuda_clearCublasWorkspaces = self._clearing(clear)
@@ -305,29 +317,34 @@ class Looks:
 
     # Reads.
 
+    def _listen(self, listener: Any) -> None:
+        tell = getattr(ctypes.CDLL(None), "phantom_on_host_read", None)
+        if tell is not None:
+            tell(listener)
+
     def _reading(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         shown = name.strip("_")
 
         def read(tensor: Any, *arguments: Any, **options: Any) -> Any:
-            if tensor.is_cuda and not self.torch.compiler.is_compiling():
-                self._note_read(sys._getframe(1), shown)
-            return original(tensor, *arguments, **options)
+            if not tensor.is_cuda or self.torch.compiler.is_compiling():
+                return original(tensor, *arguments, **options)
+            before, self.reader.name = self.reader.name, shown
+            try:
+                return original(tensor, *arguments, **options)
+            finally:
+                self.reader.name = before
 
         read.__name__ = name
         return read
 
-    def _note_read(self, frame: FrameType, what: str) -> None:
+    def _read(self) -> None:
+        """The host has read from the device, on this thread."""
+        frame = sys._getframe().f_back
         line, inside = self.lines.of_stack(frame), self.lines.inside_stack(frame)
-        self.seen.reads.append((self.next_mark(), line, what, inside))
-
-    def _moving(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def to(tensor: Any, *arguments: Any, **options: Any) -> Any:
-            moved = original(tensor, *arguments, **options)
-            if tensor.is_cuda and not moved.is_cuda and not self.torch.compiler.is_compiling():
-                self._note_read(sys._getframe(1), "to")
-            return moved
-
-        return to
+        if line == NOWHERE and self.place:
+            # A thread of autograd's: the line that called backward waits for it.
+            line = self.seen.places[self.place]
+        self.seen.reads.append((self.next_mark(), line, self.reader.name, inside))
 
 
 def _joined(name: str, path: str) -> str:
