@@ -325,6 +325,82 @@ def test_every_read_of_the_device_has_its_line_also_where_the_runs_part(tmp_path
     assert parted["line"] == parted["read"] == f"train.py:{line}"
 
 
+# A block that is checkpointed: torch's two ways with a plain function, and the way of others, who
+# run modules in a backward of their own.
+RECOMPUTES = """
+import json, os, sys
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from gruyere._dryrun.lines import Lines
+from gruyere._dryrun.live import analyse
+from gruyere._dryrun.looks import Looks
+
+way, rows, width, wide = sys.argv[1], *map(int, sys.argv[2:])
+looks = Looks(torch, Lines(os.getcwd()))
+looks.install()
+block = nn.Sequential(nn.Linear(width, wide), nn.GELU(), nn.Linear(wide, width)).cuda()
+first, _, second = block
+
+
+def function(x):
+    x = nn.functional.gelu(x @ first.weight.t() + first.bias)
+    return x @ second.weight.t() + second.bias
+
+
+class Own(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        with torch.no_grad():
+            return block(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x = ctx.saved_tensors[0].detach().requires_grad_()
+        with torch.enable_grad():
+            torch.autograd.backward(block(x), gradient)
+        return x.grad
+
+
+for _ in range(2):
+    x = torch.ones(rows, width, device="cuda", requires_grad=True)
+    if way == "own":
+        out = Own.apply(x)
+    else:
+        out = checkpoint(function, x, use_reentrant=way == "reentrant")
+    loss = out.sum()
+    loss.backward()
+    block.zero_grad()
+    del x, out, loss
+    looks.step_is_over()
+looks.close()
+trace = torch.cuda.memory._snapshot()["device_traces"][0]
+print(json.dumps(analyse(trace, looks.seen, looks.lines)))
+"""
+
+
+@pytest.mark.parametrize("way", ["reentrant", "not", "own"])
+def test_what_checkpointing_computes_again_is_told_as_that(phantom, way):
+    rows, width, wide = 256, 512, 2048
+    ran = phantom.run(
+        None, way, rows, width, wide, code=RECOMPUTES, PYTHONPATH=ROOT / "python_loader"
+    ).check()
+    inner, outer = 4 * rows * wide, 4 * rows * width
+    wanted = {
+        # The sum with the first bias, whose product has gone; what GELU makes of it; the second
+        # product, and its sum.
+        "reentrant": 2 * inner + 2 * outer,
+        # It ends when all that is to be kept is there: before the second product.
+        "not": 2 * inner,
+        # A layer is one operator here.
+        "own": 2 * inner + outer,
+    }[way]
+    kinds = ran.report["timeline"]["kinds"]
+    assert max(kinds["recomputed"]) == wanted
+    assert kinds["recomputed"][-1] == 0
+
+
 SCALED = """
 import torch
 

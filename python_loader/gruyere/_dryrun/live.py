@@ -10,12 +10,15 @@ from dataclasses import dataclass
 from typing import Any, Optional
 
 from .lines import NOWHERE, Lines
-from .looks import BACKWARD, GRADIENTS, OPTIMIZER, STATES, WEIGHTS, Seen
+from .looks import BACKWARD, GRADIENTS, OPTIMIZER, RECOMPUTING, STATES, WEIGHTS, Seen
 
-ACTIVATIONS, TEMPORARIES, WORKSPACES, OTHER = "activations", "temporaries", "workspaces", "other"
-KINDS = (WEIGHTS, GRADIENTS, STATES, ACTIVATIONS, TEMPORARIES, WORKSPACES, OTHER)
+ACTIVATIONS, RECOMPUTED, TEMPORARIES = "activations", "recomputed", "temporaries"
+WORKSPACES, OTHER = "workspaces", "other"
+KINDS = (WEIGHTS, GRADIENTS, STATES, ACTIVATIONS, RECOMPUTED, TEMPORARIES, WORKSPACES, OTHER)
 _PRECEDENCE = {WEIGHTS: 0, STATES: 1, GRADIENTS: 2}
-_PHASES = ("the program", "backward", "the optimiser's step")
+_PHASES = ("the program", "backward", "the optimiser's step", "backward, computing again")
+# Where torch.utils.checkpoint computes again, by whether it is reentrant.
+_AGAIN = ("backward", "unpack_hook")
 # Moments that the timeline tells.
 _MOMENTS = 600
 NEVER = 1 << 62
@@ -85,6 +88,8 @@ class History:
                 if line == NOWHERE and place:
                     # A thread of autograd's: the line that called backward waits for it.
                     line = self.seen.places[place]
+                if phase == BACKWARD and _computes_again(frames):
+                    phase = RECOMPUTING
                 root = f"{frames[-1]['filename']}:{frames[-1]['name']}" if frames else "autograd"
                 group = groups.setdefault(root, len(groups))
                 block = Block(
@@ -106,8 +111,9 @@ class History:
             return WORKSPACES
         if block.phase == OPTIMIZER:
             return TEMPORARIES
+        if block.phase == RECOMPUTING:
+            return RECOMPUTED
         if block.phase == BACKWARD:
-            # With a module at work it is what checkpointing computes again.
             return TEMPORARIES
         # What a forward leaves for the next backward.
         following = bisect_right(seen.backwards, block.mark)
@@ -131,6 +137,16 @@ def _metadata(entry: dict[str, Any]) -> tuple[int, int, int, int]:
         return 0, 0, 0, 0
     mark, phase, module, place = map(int, words)
     return mark, phase, module, place
+
+
+def _computes_again(frames: list[dict[str, Any]]) -> bool:
+    """Whether what runs on this stack, innermost first, is a function that is checkpointed."""
+    for frame in frames:
+        if frame["name"] == "_engine_run_backward":
+            return False
+        if frame["name"] in _AGAIN and frame["filename"].endswith("torch/utils/checkpoint.py"):
+            return True
+    return False
 
 
 def _sighted(live: dict[int, Block], address: int, kind: str, name: str) -> None:

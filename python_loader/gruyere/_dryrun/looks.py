@@ -21,8 +21,8 @@ from typing import Any, Callable
 
 from .lines import NOWHERE, Lines
 
-# The phases.
-PROGRAM, BACKWARD, OPTIMIZER = range(3)
+# The phases. The last is a forward within a backward: what was not kept is computed again.
+PROGRAM, BACKWARD, OPTIMIZER, RECOMPUTING = range(4)
 # The kinds of memory that are told by whose it is. Of two the first one counts.
 WEIGHTS, STATES, GRADIENTS = "weights", "optimizer states", "gradients"
 
@@ -71,6 +71,8 @@ class Looks:
         # Modules whose forward runs, outermost first, and the one whose backward does.
         self.running: list[int] = []
         self.backward_of = 0
+        # How many of those that run had begun before the backward pass did.
+        self.outer = 0
         self.numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         # The module that each was put into last.
         self.owners: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDictionary()
@@ -123,7 +125,9 @@ class Looks:
     def tell(self) -> None:
         """Writes what is so now beside all that comes."""
         at = self.running[-1] if self.running else self.backward_of
-        self.tell_torch(f"{self.mark} {self.phase} {at} {self.place}")
+        again = self.phase == BACKWARD and len(self.running) > self.outer
+        phase = RECOMPUTING if again else self.phase
+        self.tell_torch(f"{self.mark} {phase} {at} {self.place}")
 
     def next_mark(self) -> int:
         self.mark += 1
@@ -237,9 +241,12 @@ class Looks:
             self.tell()
 
         def run_backward(outputs: Any, *arguments: Any, **options: Any) -> Any:
-            before = self.phase, self.backward_of, self.place
-            self.phase = BACKWARD
+            before = self.phase, self.backward_of, self.place, self.outer
+            self.phase, self.outer = BACKWARD, len(self.running)
             line = self.lines.of_stack(sys._getframe(1))
+            if line == NOWHERE and self.place:
+                # Within another, on a thread of autograd's: the line that called that one.
+                line = self.seen.places[self.place]
             if line not in self.by_place:
                 self.by_place[line] = len(self.seen.places)
                 self.seen.places.append(line)
@@ -253,7 +260,7 @@ class Looks:
             finally:
                 for handle in handles:
                     handle.remove()
-                self.phase, self.backward_of, self.place = before
+                self.phase, self.backward_of, self.place, self.outer = before
                 self._sight_gradients()
 
         return run_backward
