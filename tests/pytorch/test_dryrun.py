@@ -424,6 +424,48 @@ def test_what_a_scaler_asks_is_answered_for_it_and_told(tmp_path):
     assert document["trust"]["answered"] == {"GradScaler: no gradient is infinite or NaN": 3}
 
 
+# A layer that convolves by Fourier transforms, and an optimiser that takes roots of matrices.
+FACTORS = """
+import torch
+
+weight = torch.nn.Parameter(torch.nn.init.orthogonal_(torch.empty(64, 64, device="cuda")))
+
+
+class Whitened(torch.optim.Optimizer):
+    @torch.no_grad()
+    def step(self):
+        gradient = weight.grad
+        values, vectors = torch.linalg.eigh(gradient @ gradient.t())
+        root = vectors @ torch.diag(values.clamp_min(1e-6) ** -0.5) @ vectors.t()
+        weight.sub_(torch.linalg.solve(root, gradient) + torch.linalg.inv(root))
+
+
+optimizer = Whitened([weight], {})
+for _ in range(5):
+    x = torch.ones(16, 64, device="cuda")
+    product = torch.fft.rfft(x, n=128) @ torch.fft.rfft(weight, n=128).t()
+    torch.fft.irfft(product).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_a_program_that_factors_matrices_is_trusted_and_what_that_takes_is_told(tmp_path):
+    (tmp_path / "train.py").write_text(FACTORS)
+    document = told(dryrun(tmp_path, "--alloc", "torch", "--json", "train.py"))
+    assert document["program"]["steps"] == 3
+    # Of eigh, solve and inv.
+    assert document["trust"]["answered"] == {"torch.linalg: every matrix could be factored": 3 * 3}
+    unknown = {
+        cost["name"]: cost["source"] for cost in document["fixed_costs"] if cost["bytes"] is None
+    }
+    # orthogonal_, once.
+    assert "cusolverDnSorgqr x1" in unknown["workspaces of cuSOLVER"]
+    # Two lengths there, one back, and the gradients of two.
+    assert unknown["workspaces of cuFFT"].endswith("cufftXtMakePlanMany x5")
+    assert "workspaces of cuDNN" not in unknown
+
+
 # Training as frameworks drive it, which would go on long after three steps.
 TRAINER = """
 import torch

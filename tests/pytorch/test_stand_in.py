@@ -80,6 +80,80 @@ def test_recurrent_networks_train(phantom):
     assert (found["cudnnRNNForward"], found["cudnnRNNBackwardData_v8"]) == (4, 4)
 
 
+LINEAR_ALGEBRA = """
+import torch
+from torch import linalg
+for shape in ((48, 48), (6, 48, 48), (600, 600)):
+    a = torch.randn(shape, device="cuda", requires_grad=True)
+    b, tall = torch.randn(*shape[:-1], 8, device="cuda"), a[..., :8]
+    found = [
+        linalg.cholesky(a), *linalg.eigh(a), *linalg.svd(a), *linalg.qr(tall), linalg.inv(a),
+        linalg.solve(a, b), *linalg.slogdet(a), *linalg.lu_factor(a)[:1], linalg.pinv(tall),
+        linalg.solve_triangular(a, b, upper=True), torch.cholesky_solve(b, a),
+        linalg.lstsq(tall, b).solution, *torch.svd_lowrank(a, 6),
+    ]
+    found += [linalg.svdvals(a, driver=driver) for driver in ("gesvd", "gesvdj", "gesvda")]
+    sum(part.sum() for part in found).backward()
+    assert a.grad.shape == a.shape
+    linalg.eigvals(a.detach().to(torch.complex64)), linalg.ldl_factor(a.detach())
+layer = torch.nn.utils.parametrizations.orthogonal(torch.nn.Linear(64, 32).cuda())
+torch.nn.init.orthogonal_(torch.empty(64, 32, device="cuda"))
+layer(torch.randn(4, 64, device="cuda")).sum().backward()
+print("{}")
+"""
+
+
+def test_matrices_are_factored_and_their_workspaces_are_counted_as_unknown(phantom):
+    books = phantom.run(
+        None, code=LINEAR_ALGEBRA, PHANTOM_VALUES="zeros", USE_PYTORCH_KERNEL_CACHE=0
+    ).check().books
+    calls = {"cusolverDnXpotrf", "cusolverDnSgetrf", "cusolverDnSormqr", "cusolverDnSgesvd"}
+    assert books["unknown_workspaces"].keys() >= calls
+
+
+FOURIER = """
+import torch
+x = torch.randn(4, 64, device="cuda", requires_grad=True)
+for _ in range(3):
+    # Two lengths there, and one back.
+    short, long = torch.fft.rfft(x), torch.fft.rfft(x, n=128)
+    torch.fft.irfft(long * long.conj(), n=128).sum().backward()
+torch.fft.ifft2(torch.fft.fft2(x.to(torch.complex64))).real.sum().backward()
+torch.stft(x.detach(), 16, window=torch.ones(16, device="cuda"), return_complex=True)
+print("{}")
+"""
+
+
+def test_transforms_run_and_each_plan_is_counted_as_unknown(phantom):
+    books = phantom.run(None, code=FOURIER).check().books
+    # In the loop three, and back through two of them; an inverse of two dimensions with its
+    # gradient; windows.
+    assert books["calls"]["cufftXtExec"] == 3 * (3 + 2) + 4 + 1
+    # A plan is made once for each shape, kind and length.
+    assert books["unknown_workspaces"]["cufftXtMakePlanMany"] == 3 + 2 + 1 + 1
+
+
+SPARSE = """
+import torch
+weights = torch.randn(64, 8, device="cuda", requires_grad=True)
+csr = torch.eye(64).to_sparse_csr().cuda()
+coo = torch.eye(64).to_sparse().coalesce().cuda()
+for matrix in (csr, coo):
+    torch.sparse.mm(matrix, weights).sum().backward()
+csr @ weights[:, 0]
+torch.eye(64).to_sparse_bsr((16, 16)).cuda() @ weights.detach()
+torch.sparse.sampled_addmm(csr, weights @ weights.t(), torch.eye(64, device="cuda"))
+torch.triangular_solve(weights, csr)
+print("{}")
+"""
+
+
+def test_a_sparse_matrix_multiplies_a_dense_one(phantom):
+    books = phantom.run(None, code=SPARSE, PHANTOM_VALUES="zeros").check().books
+    calls = {"cusparseSpMM", "cusparseSpMV", "cusparseSDDMM", "cusparseSpSM"}
+    assert books["unknown_workspaces"].keys() >= calls
+
+
 ATTENTION = """
 import json, torch
 from torch.nn.functional import scaled_dot_product_attention

@@ -7,7 +7,7 @@
 //! (`unknown_workspaces` in the books).
 
 use crate::abi::{Counter, In, Out, succeeds};
-use crate::handle::{HandlePtr, kernels, launched};
+use crate::handle::{HandlePtr, kernels, launched, objects};
 use crate::workspaces;
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
@@ -233,20 +233,9 @@ pub extern "C" fn cudnnBackendExecute(
     launched(&CALLS, handle.stream(), EXECUTION_FAILED)
 }
 
-// The older interface. Its descriptors say nothing to a library that computes nothing: one object
-// serves for all.
+// The older interface.
 
-macro_rules! descriptors {
-    ($($name:ident)*) => {$(
-        #[unsafe(no_mangle)]
-        pub extern "C" fn $name(out: Out<usize>) -> u32 {
-            static OPAQUE: [u64; 64] = [0; 64];
-            done(out.put(OPAQUE.as_ptr() as usize))
-        }
-    )*};
-}
-
-descriptors! {
+objects! { NULL_POINTER =>
     cudnnCreateActivationDescriptor cudnnCreateConvolutionDescriptor cudnnCreateDropoutDescriptor
     cudnnCreateFilterDescriptor cudnnCreateRNNDataDescriptor
     cudnnCreateSpatialTransformerDescriptor

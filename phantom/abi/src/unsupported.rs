@@ -1,6 +1,6 @@
-//! What torch's libraries need to be there when they are loaded, and nothing here simulates:
-//! cuSPARSE, cuSOLVER, parts of cuDNN and NCCL and the like, and the driver calls that have no part
-//! in memory or order.
+//! What torch's libraries need to be there when they are loaded, and nothing here simulates: parts
+//! of cuSPARSE, cuDNN and NCCL and the like, and the driver calls that have no part in memory or
+//! order.
 //!
 //! Each answers its library's "not supported", is counted in the books, and names itself on stderr
 //! the first time.
@@ -66,13 +66,6 @@ pub extern "C" fn cudnnGetLastErrorString(text: Out<u8>, length: usize) {
     );
 }
 
-#[unsafe(no_mangle)]
-pub extern "C" fn nvrtcVersion(major: Out<i32>, minor: Out<i32>) -> u32 {
-    major.put_if_wanted(13);
-    minor.put_if_wanted(0);
-    0
-}
-
 /// Writes a string through its second argument.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuptiGetResultString(_result: u32, out: Out<*const c_char>) -> u32 {
@@ -93,95 +86,25 @@ unsupported! { 3000 =>
 }
 
 unsupported! { 10 =>
-    cusparseCbsrmm cusparseCbsrmv cusparseCbsrsm2_analysis cusparseCbsrsm2_bufferSize
-    cusparseCbsrsm2_solve cusparseCbsrsv2_analysis cusparseCbsrsv2_bufferSize cusparseCbsrsv2_solve
-    cusparseCcsrgeam2 cusparseCcsrgeam2_bufferSizeExt cusparseCreate cusparseCreateBsrsm2Info
-    cusparseCreateBsrsv2Info cusparseCreateCoo cusparseCreateCsr cusparseCreateDnMat
-    cusparseCreateDnVec
-    cusparseCreateIdentityPermutation cusparseCreateMatDescr cusparseCsrSetPointers
-    cusparseCsrSetStridedBatch cusparseDbsrmm cusparseDbsrmv cusparseDbsrsm2_analysis
-    cusparseDbsrsm2_bufferSize cusparseDbsrsm2_solve cusparseDbsrsv2_analysis
-    cusparseDbsrsv2_bufferSize
-    cusparseDbsrsv2_solve cusparseDcsrgeam2 cusparseDcsrgeam2_bufferSizeExt cusparseDestroy
-    cusparseDestroyBsrsm2Info cusparseDestroyBsrsv2Info cusparseDestroyDnMat cusparseDestroyDnVec
-    cusparseDestroyMatDescr cusparseDestroySpMat cusparseDnMatSetStridedBatch
+    cusparseCbsrsm2_analysis cusparseCbsrsm2_bufferSize cusparseCbsrsm2_solve
+    cusparseCbsrsv2_analysis cusparseCbsrsv2_bufferSize cusparseCbsrsv2_solve cusparseCcsrgeam2
+    cusparseCcsrgeam2_bufferSizeExt cusparseCreateBsrsm2Info cusparseCreateBsrsv2Info
+    cusparseDbsrsm2_analysis cusparseDbsrsm2_bufferSize cusparseDbsrsm2_solve
+    cusparseDbsrsv2_analysis cusparseDbsrsv2_bufferSize cusparseDbsrsv2_solve cusparseDcsrgeam2
+    cusparseDcsrgeam2_bufferSizeExt cusparseDestroyBsrsm2Info cusparseDestroyBsrsv2Info
     cusparseLtDenseDescriptorInit cusparseLtInit cusparseLtMatDescriptorDestroy cusparseLtMatmul
-    cusparseLtMatmulAlgGetAttribute cusparseLtMatmulAlgSelectionInit cusparseLtMatmulAlgSetAttribute
-    cusparseLtMatmulDescSetAttribute cusparseLtMatmulDescriptorInit cusparseLtMatmulGetWorkspace
-    cusparseLtMatmulPlanDestroy cusparseLtMatmulPlanInit cusparseLtMatmulSearch
-    cusparseLtSpMMACompress2
-    cusparseLtSpMMACompressedSize2 cusparseLtStructuredDescriptorInit cusparseSDDMM
-    cusparseSDDMM_bufferSize cusparseSDDMM_preprocess cusparseSbsrmm cusparseSbsrmv
-    cusparseSbsrsm2_analysis cusparseSbsrsm2_bufferSize cusparseSbsrsm2_solve
-    cusparseSbsrsv2_analysis
-    cusparseSbsrsv2_bufferSize cusparseSbsrsv2_solve cusparseScsrgeam2
-    cusparseScsrgeam2_bufferSizeExt
-    cusparseSetMatDiagType cusparseSetMatFillMode cusparseSetMatIndexBase cusparseSetMatType
-    cusparseSetPointerMode cusparseSetStream cusparseSpGEMM_compute cusparseSpGEMM_copy
+    cusparseLtMatmulAlgGetAttribute cusparseLtMatmulAlgSelectionInit
+    cusparseLtMatmulAlgSetAttribute cusparseLtMatmulDescSetAttribute cusparseLtMatmulDescriptorInit
+    cusparseLtMatmulGetWorkspace cusparseLtMatmulPlanDestroy cusparseLtMatmulPlanInit
+    cusparseLtMatmulSearch cusparseLtSpMMACompress2 cusparseLtSpMMACompressedSize2
+    cusparseLtStructuredDescriptorInit cusparseSbsrsm2_analysis cusparseSbsrsm2_bufferSize
+    cusparseSbsrsm2_solve cusparseSbsrsv2_analysis cusparseSbsrsv2_bufferSize cusparseSbsrsv2_solve
+    cusparseScsrgeam2 cusparseScsrgeam2_bufferSizeExt cusparseSpGEMM_compute cusparseSpGEMM_copy
     cusparseSpGEMM_createDescr cusparseSpGEMM_destroyDescr cusparseSpGEMM_workEstimation
-    cusparseSpMM
-    cusparseSpMM_bufferSize cusparseSpMV cusparseSpMV_bufferSize cusparseSpMatGetSize
-    cusparseSpMatSetAttribute cusparseSpSM_analysis cusparseSpSM_bufferSize cusparseSpSM_createDescr
-    cusparseSpSM_destroyDescr cusparseSpSM_solve cusparseSpSV_analysis cusparseSpSV_bufferSize
-    cusparseSpSV_createDescr cusparseSpSV_destroyDescr cusparseSpSV_solve cusparseXbsrsm2_zeroPivot
-    cusparseXbsrsv2_zeroPivot cusparseXcoo2csr cusparseXcoosortByRow cusparseXcoosort_bufferSizeExt
-    cusparseXcsrgeam2Nnz cusparseXcsrsort cusparseXcsrsort_bufferSizeExt cusparseZbsrmm
-    cusparseZbsrmv
+    cusparseSpMatGetSize cusparseXbsrsm2_zeroPivot cusparseXbsrsv2_zeroPivot cusparseXcsrgeam2Nnz
     cusparseZbsrsm2_analysis cusparseZbsrsm2_bufferSize cusparseZbsrsm2_solve
-    cusparseZbsrsv2_analysis
-    cusparseZbsrsv2_bufferSize cusparseZbsrsv2_solve cusparseZcsrgeam2
+    cusparseZbsrsv2_analysis cusparseZbsrsv2_bufferSize cusparseZbsrsv2_solve cusparseZcsrgeam2
     cusparseZcsrgeam2_bufferSizeExt
-}
-
-unsupported! { 9 =>
-    cusolverDnCgeqrf cusolverDnCgeqrf_bufferSize cusolverDnCgesvd cusolverDnCgesvd_bufferSize
-    cusolverDnCgesvdaStridedBatched cusolverDnCgesvdaStridedBatched_bufferSize cusolverDnCgesvdj
-    cusolverDnCgesvdjBatched cusolverDnCgesvdjBatched_bufferSize cusolverDnCgesvdj_bufferSize
-    cusolverDnCgetrf cusolverDnCgetrf_bufferSize cusolverDnCgetrs cusolverDnCheevd
-    cusolverDnCheevd_bufferSize cusolverDnCheevj cusolverDnCheevjBatched
-    cusolverDnCheevjBatched_bufferSize cusolverDnCheevj_bufferSize cusolverDnCpotrf
-    cusolverDnCpotrfBatched cusolverDnCpotrf_bufferSize cusolverDnCpotrs cusolverDnCpotrsBatched
-    cusolverDnCreate cusolverDnCreateGesvdjInfo cusolverDnCreateParams cusolverDnCreateSyevjInfo
-    cusolverDnCsytrf cusolverDnCsytrf_bufferSize cusolverDnCungqr cusolverDnCungqr_bufferSize
-    cusolverDnCunmqr cusolverDnCunmqr_bufferSize cusolverDnDestroy cusolverDnDestroyGesvdjInfo
-    cusolverDnDestroyParams cusolverDnDestroySyevjInfo cusolverDnDgeqrf cusolverDnDgeqrf_bufferSize
-    cusolverDnDgesvd cusolverDnDgesvd_bufferSize cusolverDnDgesvdaStridedBatched
-    cusolverDnDgesvdaStridedBatched_bufferSize cusolverDnDgesvdj cusolverDnDgesvdjBatched
-    cusolverDnDgesvdjBatched_bufferSize cusolverDnDgesvdj_bufferSize cusolverDnDgetrf
-    cusolverDnDgetrf_bufferSize cusolverDnDgetrs cusolverDnDorgqr cusolverDnDorgqr_bufferSize
-    cusolverDnDormqr cusolverDnDormqr_bufferSize cusolverDnDpotrf cusolverDnDpotrfBatched
-    cusolverDnDpotrf_bufferSize cusolverDnDpotrs cusolverDnDpotrsBatched cusolverDnDsyevd
-    cusolverDnDsyevd_bufferSize cusolverDnDsyevj cusolverDnDsyevjBatched
-    cusolverDnDsyevjBatched_bufferSize cusolverDnDsyevj_bufferSize cusolverDnDsytrf
-    cusolverDnDsytrf_bufferSize cusolverDnSetStream cusolverDnSgeqrf cusolverDnSgeqrf_bufferSize
-    cusolverDnSgesvd cusolverDnSgesvd_bufferSize cusolverDnSgesvdaStridedBatched
-    cusolverDnSgesvdaStridedBatched_bufferSize cusolverDnSgesvdj cusolverDnSgesvdjBatched
-    cusolverDnSgesvdjBatched_bufferSize cusolverDnSgesvdj_bufferSize cusolverDnSgetrf
-    cusolverDnSgetrf_bufferSize cusolverDnSgetrs cusolverDnSorgqr cusolverDnSorgqr_bufferSize
-    cusolverDnSormqr cusolverDnSormqr_bufferSize cusolverDnSpotrf cusolverDnSpotrfBatched
-    cusolverDnSpotrf_bufferSize cusolverDnSpotrs cusolverDnSpotrsBatched cusolverDnSsyevd
-    cusolverDnSsyevd_bufferSize cusolverDnSsyevj cusolverDnSsyevjBatched
-    cusolverDnSsyevjBatched_bufferSize cusolverDnSsyevj_bufferSize cusolverDnSsytrf
-    cusolverDnSsytrf_bufferSize cusolverDnXgeev cusolverDnXgeev_bufferSize cusolverDnXgeqrf
-    cusolverDnXgeqrf_bufferSize cusolverDnXgesvdjSetMaxSweeps cusolverDnXgesvdjSetSortEig
-    cusolverDnXgesvdjSetTolerance cusolverDnXpotrf cusolverDnXpotrf_bufferSize cusolverDnXpotrs
-    cusolverDnXsyevBatched cusolverDnXsyevBatched_bufferSize cusolverDnXsyevd
-    cusolverDnXsyevd_bufferSize
-    cusolverDnXsytrs cusolverDnXsytrs_bufferSize cusolverDnZgeqrf cusolverDnZgeqrf_bufferSize
-    cusolverDnZgesvd cusolverDnZgesvd_bufferSize cusolverDnZgesvdaStridedBatched
-    cusolverDnZgesvdaStridedBatched_bufferSize cusolverDnZgesvdj cusolverDnZgesvdjBatched
-    cusolverDnZgesvdjBatched_bufferSize cusolverDnZgesvdj_bufferSize cusolverDnZgetrf
-    cusolverDnZgetrf_bufferSize cusolverDnZgetrs cusolverDnZheevd cusolverDnZheevd_bufferSize
-    cusolverDnZheevj cusolverDnZheevjBatched cusolverDnZheevjBatched_bufferSize
-    cusolverDnZheevj_bufferSize cusolverDnZpotrf cusolverDnZpotrfBatched cusolverDnZpotrf_bufferSize
-    cusolverDnZpotrs cusolverDnZpotrsBatched cusolverDnZsytrf cusolverDnZsytrf_bufferSize
-    cusolverDnZungqr
-    cusolverDnZungqr_bufferSize cusolverDnZunmqr cusolverDnZunmqr_bufferSize
-}
-
-unsupported! { 16 =>
-    cufftCreate cufftDestroy cufftSetAutoAllocation cufftSetStream cufftSetWorkArea cufftXtExec
-    cufftXtMakePlanMany
 }
 
 unsupported! { 5030 =>
@@ -203,12 +126,6 @@ unsupported! { 27 =>
 unsupported! { 5 =>
     ncclCommDeregister ncclCommRegister ncclCommShrink ncclCommWindowDeregister
     ncclCommWindowRegister ncclDevCommCreate ncclDevCommDestroy ncclGroupSimulateEnd
-}
-
-unsupported! { 7 =>
-    nvrtcAddNameExpression nvrtcCompileProgram nvrtcCreateProgram nvrtcDestroyProgram nvrtcGetCUBIN
-    nvrtcGetCUBINSize nvrtcGetLoweredName nvrtcGetPTX nvrtcGetPTXSize nvrtcGetProgramLog
-    nvrtcGetProgramLogSize
 }
 
 unsupported! { 7 =>

@@ -15,3 +15,26 @@ pub fn unknown(call: &'static str) {
 pub fn all() -> BTreeMap<&'static str, u64> {
     UNKNOWN.lock().unwrap_or_else(PoisonError::into_inner).clone()
 }
+
+/// Exports functions that are asked how much memory a call wants, which answer none, and count it
+/// as unknown under the call's name. The size goes through the argument behind those named, which
+/// are integers or pointers; callers may pass more behind it. `null` is the answer to a NULL place.
+macro_rules! sizes {
+    ($null:ident $size:ty: $before:tt => $($name:ident)*) => {
+        $(sizes! { @one $null $size, $name $before })*
+    };
+    (@one $null:ident $size:ty, $name:ident ($($before:ident)*)) => {
+        #[unsafe(no_mangle)]
+        pub extern "C" fn $name($($before: usize,)* bytes: $crate::abi::Out<$size>) -> u32 {
+            $crate::workspaces::unknown($crate::workspaces::asked_for(stringify!($name)));
+            bytes.put(0).map_or($null, |()| 0)
+        }
+    };
+}
+
+pub(crate) use sizes;
+
+/// The call that a question is about.
+pub fn asked_for(question: &'static str) -> &'static str {
+    question.split("_bufferSize").next().unwrap_or(question)
+}

@@ -16,6 +16,7 @@ from .._imports import when_imported
 INFINITE = "GradScaler: no gradient is infinite or NaN"
 LOSS = "transformers: no loss is infinite or NaN (logging_nan_inf_filter is off)"
 PACKED = "transformers: no row has several sequences packed into it"
+FACTORED = "torch.linalg: every matrix could be factored"
 PADDED = "transformers: some row is padded, so that a mask is made (the larger of the two)"
 
 
@@ -25,9 +26,26 @@ class Known:
 
     def watch(self) -> None:
         """Before anything of them is imported."""
+        when_imported("torch", self._linalg)
         when_imported("torch.amp.grad_scaler", self._scaler)
         when_imported("transformers.masking_utils", self._masks)
         when_imported("transformers.trainer", self._losses)
+
+    def _linalg(self, torch: ModuleType) -> None:
+        """Every function of torch.linalg whose kernels may fail asks whether they have."""
+        # None where torch is not built for CUDA, and in a test's own.
+        if getattr(getattr(torch, "version", None), "cuda", None) is None:
+            return
+        from torch.library import Library
+
+        def check(info: Any, _name: str, *, is_matrix: bool) -> None:
+            # What asking takes.
+            info.any()
+            self.answered[FACTORED] += 1
+
+        # It stays for as long as this does.
+        self.library = Library("aten", "IMPL")
+        self.library.impl("_linalg_check_errors", check, "CUDA")
 
     def _scaler(self, module: ModuleType) -> None:
         """A step that is left out takes less memory than one that is done."""

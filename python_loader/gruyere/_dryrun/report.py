@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any, Optional
 
 from .._bench.measure import COMPLETED
@@ -10,6 +11,11 @@ from .trust import difference
 
 SCHEMA, VERSION = "gruyere.dryrun", 1
 FITS, TOO_LARGE, UNTRUSTED = 0, 3, 4
+# What the names of libraries' calls begin with.
+_LIBRARIES = {
+    "cudnn": "cuDNN", "cusolver": "cuSOLVER", "cusparse": "cuSPARSE", "cufft": "cuFFT",
+    "nccl": "NCCL",
+}  # fmt: skip
 _WORDS = {FITS: "fits", TOO_LARGE: "does not fit", UNTRUSTED: "not trustworthy"}
 
 
@@ -76,7 +82,7 @@ def made(
         "gpus": gpus,
         "others": [_other(gpu, asked, gpus[0]) for gpu in asked["others"]],
         "analysed": {"gpu": first.plan.gpu["id"], "with_room": first.plan.memory == ROOM},
-        "fixed_costs": _fixed(gpus[0], analysis),
+        "fixed_costs": _fixed(gpus[0], analysis, first.unknown),
         "peak": analysis.get("peak"),
         "timeline": analysis.get("timeline"),
         "trust": trust,
@@ -158,7 +164,9 @@ def _other(gpu: dict[str, Any], asked: dict[str, Any], measured: dict[str, Any])
     return {**_gpu(gpu, asked), "runs": rows}
 
 
-def _fixed(gpu: dict[str, Any], analysis: dict[str, Any]) -> list[dict[str, Any]]:
+def _fixed(
+    gpu: dict[str, Any], analysis: dict[str, Any], unknown: dict[str, int]
+) -> list[dict[str, Any]]:
     """What it takes whatever the model, each with its source."""
     return [
         {
@@ -170,12 +178,28 @@ def _fixed(gpu: dict[str, Any], analysis: dict[str, Any]) -> list[dict[str, Any]
             "held": True,
             "source": "torch's own code allocates them, one a thread and stream; at the peak",
         },
+        *_unknown(unknown),
         {
             "name": "kernels loaded late, cuBLAS's and cuDNN's own, NCCL", "bytes": None,
             "known": False, "held": False,
             "source": "unknown: allocated inside of NVIDIA's libraries, which are not here",
         },
     ]  # fmt: skip
+
+
+def _unknown(calls: dict[str, int]) -> list[dict[str, Any]]:
+    """What libraries want beside their operands: a row a library that was called."""
+    rows = []
+    for prefix, library in _LIBRARIES.items():
+        of = Counter({call: count for call, count in calls.items() if call.startswith(prefix)})
+        if of:
+            said = [f"{call} x{count}" for call, count in of.most_common(3)]
+            more = [f"{len(of) - 3} calls more"] if len(of) > 3 else []
+            rows.append({
+                "name": f"workspaces of {library}", "bytes": None, "known": False, "held": False,
+                "source": "unknown, and none here: " + ", ".join(said + more),
+            })  # fmt: skip
+    return rows
 
 
 def _trust(first: Ran, second: Ran, plain: list[Ran]) -> dict[str, Any]:

@@ -54,6 +54,9 @@ class Ran:
     """What the program printed."""
     host_reads: Optional[dict[str, int]] = None
     """Copies from the device to the host, by the stand-in's books, where it counts them."""
+    unknown: dict[str, int] = field(default_factory=dict)
+    """Calls of NVIDIA's libraries that want memory nobody knows the size of, and how often each was
+    made."""
 
     @property
     def completed(self) -> bool:
@@ -134,7 +137,11 @@ class Runner:
         found = Found(**json.loads(told)) if told else Found(FAILED)
         if not told or (code < 0 and found.outcome != FAILED):
             found.outcome, found.reason = FAILED, log.blame(ended(code))
-        return Ran(plan, found, log.said(), _host_reads(books))
+        by_books = _read(books)
+        return Ran(
+            plan, found, log.said(), by_books.get("host_reads"),
+            by_books.get("unknown_workspaces", {}),
+        )  # fmt: skip
 
     def _await(
         self, process: subprocess.Popen[bytes], readable: int, progress: Callable[[str], None]
@@ -166,15 +173,18 @@ def device(plan: Plan) -> dict[str, str]:
         "PHANTOM_MULTIPROCESSORS": str(plan.gpu["multiprocessors"]),
         "PHANTOM_MEMORY": str(plan.memory),
         "PHANTOM_VALUES": plan.values,
+        # torch would keep kernels that were compiled to nothing.
+        "USE_PYTORCH_KERNEL_CACHE": "0",
     }
 
 
-def _host_reads(books: Path) -> Optional[dict[str, int]]:
+def _read(books: Path) -> dict[str, Any]:
+    """The stand-in's books; empty where it has written none."""
     try:
-        told = json.loads(books.read_text()).get("host_reads")
+        told = json.loads(books.read_text())
     except (OSError, ValueError):
-        return None
-    return told if isinstance(told, dict) else None
+        return {}
+    return told if isinstance(told, dict) else {}
 
 
 def at_once(asked: Optional[int]) -> int:
