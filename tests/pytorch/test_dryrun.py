@@ -709,6 +709,14 @@ def test_a_sighting_is_of_the_block_that_was_there_then():
     assert {block.bytes for block in blocks} == {512}
 
 
+def test_what_an_older_torch_does_not_tell_is_not_made_up():
+    trace = [{**entry("alloc", 64, 100, 0), "user_metadata": ""}]
+    found = live.analyse(trace, Seen(), Nowhere())
+    peak = found["peak"]
+    assert (found["workspaces"], peak["phase"], peak["step"]) == (None, "", 0)
+    assert peak["kinds"]["other"] == peak["bytes"] == 512
+
+
 def test_a_moment_between_two_of_the_timeline_is_not_lost():
     trace = []
     for number in range(2000):

@@ -60,6 +60,8 @@ class History:
         self.blocks: list[Block] = []
         self.groups: list[str] = []
         self.events = 0
+        # Whether torch wrote beside its history what it was told.
+        self.told = any(entry.get("user_metadata") for entry in trace)
         self._read(trace)
         for block in self.blocks:
             block.kind = block.kind or self._kind(block)
@@ -172,12 +174,13 @@ def analyse(trace: list[dict[str, Any]], seen: Seen, lines: Lines) -> dict[str, 
         if total > most:
             most, at = total, index
     live = [block for block in history.blocks if block.begin <= at < block.end]
+    workspaces = sum(block.bytes for block in live if block.kind == WORKSPACES)
     return {
-        "peak": _peak(live, most, at, seen),
+        "peak": _peak(live, most, at, history),
         "requested_peak": requested_most,
         "timeline": _timeline(changes, history.events, seen),
         "sequence": _sequence(history),
-        "workspaces": sum(block.bytes for block in live if block.kind == WORKSPACES),
+        "workspaces": workspaces if history.told else None,
         "reads": [
             {"line": line, "what": what, "inside": inside, "count": count}
             for (line, what, inside), count in Counter(
@@ -187,7 +190,7 @@ def analyse(trace: list[dict[str, Any]], seen: Seen, lines: Lines) -> dict[str, 
     }
 
 
-def _peak(live: list[Block], most: int, at: int, seen: Seen) -> dict[str, Any]:
+def _peak(live: list[Block], most: int, at: int, history: History) -> dict[str, Any]:
     kinds: Counter[str] = Counter()
     modules: dict[str, Counter[str]] = defaultdict(Counter)
     repeats: dict[str, set[str]] = defaultdict(set)
@@ -207,8 +210,8 @@ def _peak(live: list[Block], most: int, at: int, seen: Seen) -> dict[str, Any]:
             last = block
     return {
         "bytes": most,
-        "step": bisect_right(seen.steps, last.mark) + 1 if last else 0,
-        "phase": _PHASES[last.phase] if last else "",
+        "step": bisect_right(history.seen.steps, last.mark) + 1 if last and history.told else 0,
+        "phase": _PHASES[last.phase] if last and history.told else "",
         "line": last.line if last else "",
         "kinds": {kind: kinds[kind] for kind in KINDS},
         "modules": [

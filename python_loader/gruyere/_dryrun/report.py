@@ -174,8 +174,8 @@ def _fixed(
             "known": gpu["context"]["known"], "held": False, "source": gpu["context"]["source"],
         },
         {
-            "name": "cuBLAS workspaces", "bytes": analysis.get("workspaces"), "known": True,
-            "held": True,
+            "name": "cuBLAS workspaces", "bytes": analysis.get("workspaces"),
+            "known": analysis.get("workspaces") is not None, "held": True,
             "source": "torch's own code allocates them, one a thread and stream; at the peak",
         },
         *_unknown(unknown),

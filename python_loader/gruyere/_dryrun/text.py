@@ -198,7 +198,8 @@ def _kinds(report: dict[str, Any], width: int) -> str:
     peak = report["peak"]
     if not peak:
         return ""
-    where = f"in step {peak['step']}, {peak['phase']}, at {peak['line']}"
+    when = f"in step {peak['step']}, {peak['phase']}, " if peak["phase"] else ""
+    where = f"{when}at {peak['line']}"
     lines = [_wrapped(f"Live at the peak: {size(peak['bytes'])}, {where}", width)]
     for kind, number in peak["kinds"].items():
         if number:
@@ -209,7 +210,8 @@ def _kinds(report: dict[str, Any], width: int) -> str:
         lines.append(
             _wrapped(
                 "This torch does not say at which module and in which phase memory was asked for "
-                "(2.11 does): most of what is no weight is told as other, and of no module.",
+                "(2.11 does): most of what is no weight is told as temporaries or other, and of no "
+                "module.",
                 width,
             )
         )
