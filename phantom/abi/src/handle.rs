@@ -1,4 +1,5 @@
-//! The handle of a library: cuBLAS's and cuDNN's alike remember the stream that they are to use.
+//! What programs hold of a library: handles, which remember the stream that they are to use, and
+//! objects that say nothing here.
 
 use crate::abi::{Counter, Face, Out, entry};
 use crate::gpu::gpu;
@@ -67,8 +68,8 @@ macro_rules! kernels {
     )*};
 }
 
-/// Exports functions that make an object that says nothing to a library that computes nothing, where
-/// their first argument says: one object serves for all. `null` is the answer to a NULL place.
+/// Exports functions that make an object, through their first argument. It says nothing to a
+/// library that computes nothing: one serves for all. `null` is the answer to a NULL place.
 macro_rules! objects {
     ($null:ident => $($name:ident)*) => {$(
         #[unsafe(no_mangle)]
