@@ -54,7 +54,7 @@ fn without_options_it_asks_for_one_gpu_and_what_the_books_say_of_all() {
     let wanted = json!({
         "script": "train.py", "arguments": ["--batch-size", "8", "--json"], "steps": 3,
         "allocators": ["gruyere", "default", "expandable"], "gpus": null, "others": null,
-        "assumed_context": 512 * MIB, "sweep": null, "smallest": false, "max_bytes": null,
+        "sweep": null, "smallest": false, "max_bytes": null,
         "json": null, "html": null, "history": null, "name": "train",
         "gruyere": env!("CARGO_PKG_VERSION"), "timeout": 3600, "jobs": null, "beside": null,
     });
@@ -101,6 +101,7 @@ fn options_reach_the_python_side() {
     assert_eq!(request["gpus"][2]["memory"], 24064 * MIB);
     for gpu in request["gpus"].as_array().unwrap() {
         assert_eq!(gpu["context"], 300 * MIB);
+        assert_eq!(gpu["context_known"], true);
         assert_eq!(gpu["context_source"], "--context");
     }
     assert_eq!(request["others"], json!([]));
@@ -131,7 +132,8 @@ fn the_list_of_gpus_needs_no_interpreter() {
     for id in ["t4-16", "v100-32", "h200-141", "b200-180", "rtx5090-32", "l40s-48"] {
         assert!(text.contains(id), "{id}: {text}");
     }
-    assert!(text.contains("unknown") && text.contains("512 MiB are assumed"), "{text}");
+    assert!(text.contains("MiB?") && text.contains("?: by those on like\nGPUs"), "{text}");
+    assert!(!text.contains("https://") && text.lines().all(|line| line.len() <= 105), "{text}");
 }
 
 #[test]

@@ -135,7 +135,6 @@ struct Request<'a> {
     gpus: Vec<Gpu>,
     /// GPUs that nobody asked for: the books say what can be said of them.
     others: Vec<Gpu>,
-    assumed_context: u64,
     sweep: Option<&'a Sweep>,
     smallest: bool,
     max_bytes: Option<u64>,
@@ -200,7 +199,6 @@ pub fn main(arguments: &Arguments) -> ExitCode {
         allocators: &arguments.alloc,
         others: if asked { Vec::new() } else { gpus::all() },
         gpus,
-        assumed_context: arguments.context.unwrap_or(gpus::ASSUMED_CONTEXT),
         sweep: arguments.sweep.as_ref(),
         smallest: arguments.smallest,
         max_bytes: arguments.max_gb.map(|gib| (gib * f64::from(1 << 30)) as u64),
@@ -236,7 +234,8 @@ impl Arguments {
         }
         if let Some(context) = self.context {
             for gpu in &mut found {
-                gpu.context = Some(context);
+                gpu.context = context;
+                gpu.context_known = true;
                 gpu.context_source = "--context";
             }
         }

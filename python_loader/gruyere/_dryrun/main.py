@@ -201,7 +201,7 @@ class DryRun:
 
     def usable(self, gpu: Gpu) -> int:
         """What the GPU has for allocators."""
-        return report.usable(gpu, self.asked)
+        return report.usable(gpu)
 
     def plain(
         self, gpu: Gpu, allocator: str, arguments: tuple[str, ...], memory: Optional[int] = None

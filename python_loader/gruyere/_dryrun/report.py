@@ -19,17 +19,11 @@ _LIBRARIES = {
 _WORDS = {FITS: "fits", TOO_LARGE: "does not fit", UNTRUSTED: "not trustworthy"}
 
 
-def context(gpu: dict[str, Any], asked: dict[str, Any]) -> int:
-    """What a CUDA context takes of the GPU: as known, or as assumed."""
-    known: Optional[int] = gpu["context"]
-    assumed: int = asked["assumed_context"]
-    return assumed if known is None else known
-
-
-def usable(gpu: dict[str, Any], asked: dict[str, Any]) -> int:
+def usable(gpu: dict[str, Any]) -> int:
     """What the GPU has for allocators."""
     memory: int = gpu["memory"]
-    return max(0, memory - context(gpu, asked))
+    context: int = gpu["context"]
+    return max(0, memory - context)
 
 
 def made(
@@ -49,9 +43,9 @@ def made(
         for ran in plain:
             if ran.plan.gpu is gpu:
                 key = (gpu["id"], ran.plan.allocator)
-                rows.append(_row(ran, with_room.get(key), smallest.get(key), gpu, asked))
+                rows.append(_row(ran, with_room.get(key), smallest.get(key), gpu))
         gpus.append({
-            **_gpu(gpu, asked), "runs": rows, "fits": any(row["fits"] for row in rows),
+            **_gpu(gpu), "runs": rows, "fits": any(row["fits"] for row in rows),
             "kernels": _kernels(gpu, first),
         })  # fmt: skip
     analysis = first.found.analysis or {}
@@ -80,7 +74,7 @@ def made(
             "max_bytes": bound, "needs": needs,
         },
         "gpus": gpus,
-        "others": [_other(gpu, asked, gpus[0]) for gpu in asked["others"]],
+        "others": [_other(gpu, gpus[0]) for gpu in asked["others"]],
         "analysed": {"gpu": first.plan.gpu["id"], "with_room": first.plan.memory == ROOM},
         "fixed_costs": _fixed(gpus[0], analysis, first.unknown),
         "peak": analysis.get("peak"),
@@ -90,28 +84,25 @@ def made(
     }  # fmt: skip
 
 
-def _gpu(gpu: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
-    known = gpu["context"] is not None
-    source = gpu["context_source"]
+def _gpu(gpu: dict[str, Any]) -> dict[str, Any]:
     return {
         **{key: gpu[key] for key in ("id", "name", "capability", "multiprocessors", "memory")},
         "memory_source": gpu["memory_source"],
         "context": {
-            "bytes": context(gpu, asked), "known": known,
-            "source": source if known else f"{source}: assumed (--context)",
+            "bytes": gpu["context"], "known": gpu["context_known"],
+            "source": gpu["context_source"],
         },
-        "usable": usable(gpu, asked),
+        "usable": usable(gpu),
     }  # fmt: skip
 
 
 def _row(
-    ran: Ran, room: Optional[Ran], smallest: Optional[int], gpu: dict[str, Any],
-    asked: dict[str, Any],
+    ran: Ran, room: Optional[Ran], smallest: Optional[int], gpu: dict[str, Any]
 ) -> dict[str, Any]:  # fmt: skip
     """A GPU under one allocator. Peaks of a run that ended early are of one that had room."""
     fits = ran.completed
     told = ran.found if fits or room is None else room.found
-    has = usable(gpu, asked)
+    has = usable(gpu)
     margin: Optional[int] = has - told.physical_peak
     if not fits:
         # What is held can be given back, what is live cannot.
@@ -129,7 +120,7 @@ def _row(
         "retries": ran.found.retries,
         "margin": margin if fits or (margin or 0) < 0 else None,
         "smallest_device": smallest,
-        "smallest_gpu": None if smallest is None else smallest + context(gpu, asked),
+        "smallest_gpu": None if smallest is None else smallest + gpu["context"],
     }
 
 
@@ -153,15 +144,15 @@ def _kernels(gpu: dict[str, Any], ran: Ran) -> Optional[bool]:
     return False
 
 
-def _other(gpu: dict[str, Any], asked: dict[str, Any], measured: dict[str, Any]) -> dict[str, Any]:
+def _other(gpu: dict[str, Any], measured: dict[str, Any]) -> dict[str, Any]:
     """What the books of one GPU say of another, on which nothing was run."""
-    has = usable(gpu, asked)
+    has = usable(gpu)
     rows = []
     for row in measured["runs"]:
         word = "fits" if row["peak_held"] <= has else "close"
         word = "too small" if row["peak_live"] > has else word
         rows.append({"allocator": row["allocator"], "by_the_books": word})
-    return {**_gpu(gpu, asked), "runs": rows}
+    return {**_gpu(gpu), "runs": rows}
 
 
 def _fixed(
