@@ -120,6 +120,29 @@ def test_peaks_under_torch_are_those_of_the_same_program_without_dryrun(found, f
     assert theirs["margin"] == usable - theirs["peak_held"]
 
 
+def test_what_nvidias_libraries_take_is_named_one_by_one(found, tmp_path):
+    def costs(document):
+        return {cost["name"]: cost for cost in document["fixed_costs"]}
+
+    context = found["gpus"][0]["context"]
+    assert context["bytes"] == costs(found)["CUDA context"]["bytes"] > 0
+    assert not context["known"] and "--context" in context["source"]
+    assert costs(found)["kernels and handles"]["bytes"] is None
+    # The program calls cuBLAS only.
+    assert set(costs(found)) == {"CUDA context", "cuBLAS workspaces", "kernels and handles"}
+
+    (tmp_path / "train.py").write_text(
+        "import torch\n"
+        "image = torch.empty(2, 3, 64, 64, device='cuda', requires_grad=True)\n"
+        "torch.nn.Conv2d(3, 8, 3).cuda()(image).sum().backward()\n"
+    )
+    ran = dryrun(tmp_path, "--alloc", "torch", "--json", "train.py")
+    workspaces = costs(told(ran))["workspaces of cuDNN"]
+    assert workspaces["bytes"] is None and not workspaces["known"]
+    assert workspaces["source"].startswith("unknown, decided by the library"), workspaces
+    assert " x" in workspaces["source"]
+
+
 def test_two_runs_agree_to_the_byte(found, folder):
     again = told(dryrun(folder, "--gb", 2, "--alloc", "torch", "--json", "train.py", 2048, 50))
     assert row(again, "torch") == row(found, "torch")

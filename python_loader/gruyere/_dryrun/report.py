@@ -11,11 +11,20 @@ from .trust import difference
 
 SCHEMA, VERSION = "gruyere.dryrun", 1
 FITS, TOO_LARGE, UNTRUSTED = 0, 3, 4
-# What the names of libraries' calls begin with.
+# NVIDIA's libraries that want memory beside their operands: what names of their calls begin with,
+# how the row is called, and what is known of the size.
+_ASKED = "decided by the library, which is not here, and allocated by torch"
 _LIBRARIES = {
-    "cudnn": "cuDNN", "cusolver": "cuSOLVER", "cusparse": "cuSPARSE", "cufft": "cuFFT",
-    "nccl": "NCCL",
-}  # fmt: skip
+    "cudnn": ("workspaces of cuDNN", _ASKED),
+    "cusolver": ("workspaces of cuSOLVER", _ASKED),
+    "cusparse": ("workspaces of cuSPARSE", _ASKED),
+    "cufft": ("workspaces of cuFFT", _ASKED),
+    "nccl": (
+        "buffers of NCCL",
+        "544 to 688 MB a group were seen on A100s (NVIDIA/nccl#964), 1.6 GB (NVIDIA/nccl#864), 3.3 "
+        "GB for an all-to-all between eight H100s (NVIDIA/nccl#1685)",
+    ),
+}
 _WORDS = {FITS: "fits", TOO_LARGE: "does not fit", UNTRUSTED: "not trustworthy"}
 
 
@@ -76,7 +85,7 @@ def made(
         "gpus": gpus,
         "others": [_other(gpu, gpus[0]) for gpu in asked["others"]],
         "analysed": {"gpu": first.plan.gpu["id"], "with_room": first.plan.memory == ROOM},
-        "fixed_costs": _fixed(gpus[0], analysis, first.unknown),
+        "fixed_costs": _fixed(gpus[0], first),
         "peak": analysis.get("peak"),
         "timeline": analysis.get("timeline"),
         "trust": trust,
@@ -155,10 +164,9 @@ def _other(gpu: dict[str, Any], measured: dict[str, Any]) -> dict[str, Any]:
     return {**_gpu(gpu), "runs": rows}
 
 
-def _fixed(
-    gpu: dict[str, Any], analysis: dict[str, Any], unknown: dict[str, int]
-) -> list[dict[str, Any]]:
+def _fixed(gpu: dict[str, Any], first: Ran) -> list[dict[str, Any]]:
     """What it takes whatever the model, each with its source."""
+    analysis = first.found.analysis or {}
     return [
         {
             "name": "CUDA context", "bytes": gpu["context"]["bytes"],
@@ -169,27 +177,32 @@ def _fixed(
             "known": analysis.get("workspaces") is not None, "held": True,
             "source": "torch's own code allocates them, one a thread and stream; at the peak",
         },
-        *_unknown(unknown),
         {
-            "name": "kernels loaded late, cuBLAS's and cuDNN's own, NCCL", "bytes": None,
-            "known": False, "held": False,
-            "source": "unknown: allocated inside of NVIDIA's libraries, which are not here",
+            "name": "kernels and handles", "bytes": None, "known": False, "held": False,
+            "source": "those of the programs behind it are in the context's figure; all of torch's "
+            "kernels loaded at once, not when first used, took 362 MiB more "
+            "(pytorch/pytorch#86509); what cublasCreate takes is published nowhere "
+            "(pytorch/pytorch#128601)",
         },
+        *_unknown(first.unknown),
     ]  # fmt: skip
 
 
-def _unknown(calls: dict[str, int]) -> list[dict[str, Any]]:
+def _unknown(calls: Optional[dict[str, int]]) -> list[dict[str, Any]]:
     """What libraries want beside their operands: a row a library that was called."""
+
+    def row(name: str, source: str) -> dict[str, Any]:
+        return {"name": name, "bytes": None, "known": False, "held": False, "source": source}
+
+    if calls is None:
+        return [row("workspaces of libraries", "unknown: the stand-in's books are not there")]
     rows = []
-    for prefix, library in _LIBRARIES.items():
+    for prefix, (name, why) in _LIBRARIES.items():
         of = Counter({call: count for call, count in calls.items() if call.startswith(prefix)})
         if of:
             said = [f"{call} x{count}" for call, count in of.most_common(3)]
             more = [f"{len(of) - 3} calls more"] if len(of) > 3 else []
-            rows.append({
-                "name": f"workspaces of {library}", "bytes": None, "known": False, "held": False,
-                "source": "unknown, and none here: " + ", ".join(said + more),
-            })  # fmt: skip
+            rows.append(row(name, f"unknown, {why}: " + ", ".join(said + more)))
     return rows
 
 

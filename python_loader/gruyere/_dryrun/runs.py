@@ -54,9 +54,9 @@ class Ran:
     """What the program printed."""
     host_reads: Optional[dict[str, int]] = None
     """Copies from the device to the host, by the stand-in's books, where it counts them."""
-    unknown: dict[str, int] = field(default_factory=dict)
+    unknown: Optional[dict[str, int]] = None
     """Calls of NVIDIA's libraries that want memory nobody knows the size of, and how often each was
-    made."""
+    made, by the stand-in's books."""
 
     @property
     def completed(self) -> bool:
@@ -139,9 +139,8 @@ class Runner:
             found.outcome, found.reason = FAILED, log.blame(ended(code))
         by_books = _read(books)
         return Ran(
-            plan, found, log.said(), by_books.get("host_reads"),
-            by_books.get("unknown_workspaces", {}),
-        )  # fmt: skip
+            plan, found, log.said(), by_books.get("host_reads"), by_books.get("unknown_workspaces")
+        )
 
     def _await(
         self, process: subprocess.Popen[bytes], readable: int, progress: Callable[[str], None]
