@@ -13,6 +13,7 @@ mod export;
 mod failure;
 mod follow;
 mod house;
+mod launch_line;
 mod map;
 mod output;
 mod post;
@@ -40,7 +41,7 @@ const HELP: &str = "\
 
 Try it:
   python -m gruyere train.py   (not this command: the Python package) a script, served by Gruyère
-  compare      Run a script under torch's allocators and Gruyère, and print the table
+  compare      Run a program under torch's allocators and Gruyère, and print the table
   dryrun       Tell whether a training script will fit, and where it goes, without a GPU
   doctor       Look for what stands in the way: driver, devices, memory, configuration, torch
   run          Run a program that is not PyTorch with the library in it: managed, or only watched

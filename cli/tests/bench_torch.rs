@@ -46,7 +46,7 @@ fn refused(python: &Path, args: &[&str]) -> String {
 #[test]
 fn without_options_it_asks_for_everything() {
     let wanted = json!({
-        "programs": [], "arguments": [], "steps": null,
+        "programs": [], "modules": [], "python_options": [], "arguments": [], "steps": null,
         "allocators": ["default", "expandable", "async", "gruyere"], "conf": [],
         "phantom": false, "beside": null, "fit": true, "runs": 3, "timeout": 600, "json": null,
         "list": false, "markdown": false,
@@ -61,6 +61,7 @@ fn options_reach_the_python_side() {
     let python = interpreter(folder.path(), ABLE);
     let mut command = Command::new(env!("CARGO_BIN_EXE_gruyere"));
     command.args(["bench", "--torch", "--program", "moe", "--program", "train.py", "--steps", "5"]);
+    command.args(["--module", "package.train"]);
     command.args([
         "--allocators",
         "gruyere,default",
@@ -75,13 +76,62 @@ fn options_reach_the_python_side() {
     let mut request: Value = serde_json::from_str(text.lines().nth(3).unwrap()).unwrap();
     request["beside"].take();
     let wanted = json!({
-        "programs": ["moe", "train.py"], "arguments": ["--epochs", "3"], "steps": 5,
+        "programs": ["moe", "train.py"], "modules": ["package.train"], "python_options": [],
+        "arguments": ["--epochs", "3"], "steps": 5,
         "allocators": ["gruyere", "default"],
         "conf": ["slack:0.5%,waits:budget"], "phantom": true, "beside": null, "fit": false,
         "runs": 9, "timeout": 60, "json": "-",
         "list": false, "markdown": false,
     });
     assert_eq!(request, wanted);
+}
+
+#[test]
+fn compare_and_dryrun_hand_on_a_module_and_options_of_python() {
+    let folder = tempfile::tempdir().unwrap();
+    let python = interpreter(folder.path(), ABLE);
+    for (command, package) in [("compare", "gruyere._bench"), ("dryrun", "gruyere._dryrun")] {
+        let mut line = Command::new(env!("CARGO_BIN_EXE_gruyere"));
+        line.args([command, "--"]).arg(&python).args([
+            "-uX",
+            "utf8",
+            "-m",
+            "package.train",
+            "--x",
+            "1",
+        ]);
+        let output = line.output().unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        let words: Vec<_> = text.lines().collect();
+        assert_eq!(words[..2], ["-m", package], "{text}");
+        let request: Value = serde_json::from_str(words[3]).unwrap();
+        assert_eq!(request["arguments"], json!(["--x", "1"]));
+        assert_eq!(request["python_options"], json!(["-u", "-X", "utf8"]));
+        if package == "gruyere._dryrun" {
+            assert_eq!(
+                (&request["module"], &request["script"]),
+                (&json!("package.train"), &json!(null))
+            );
+        } else {
+            assert_eq!(
+                (&request["modules"], &request["programs"]),
+                (&json!(["package.train"]), &json!([]))
+            );
+        }
+    }
+}
+
+#[test]
+fn a_launcher_is_refused_with_the_line_to_write() {
+    for command in ["compare", "dryrun"] {
+        let mut line = Command::new(env!("CARGO_BIN_EXE_gruyere"));
+        line.args([command, "--", "torchrun", "--nproc-per-node", "1", "train.py", "--x", "1"]);
+        let output = line.output().unwrap();
+        assert_eq!(output.status.code(), Some(2));
+        let text = String::from_utf8(output.stderr).unwrap();
+        let remedy = format!(" MASTER_PORT=0 gruyere {command} -- train.py --x 1\n");
+        assert!(text.contains("torchrun: a launcher;") && text.contains(&remedy), "{text}");
+    }
 }
 
 #[test]

@@ -3,6 +3,7 @@ torch's allocator."""
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import os
 import pkgutil
@@ -160,6 +161,36 @@ def _prepare(options: Options) -> None:
     if options.action == "run":
         _startup.required = True
         _startup.watch()
+
+
+def _run(script: Optional[str], module: Optional[str], arguments: list[str]) -> None:
+    """A script or a module, for those who start a program by another way than this command: they
+    were started with -m too."""
+    if module is not None:
+        _run_module([module, *arguments])
+    else:
+        assert script is not None
+        _run_script([script, *arguments])
+
+
+def _check_module(name: str) -> None:
+    """Whether there may be such a module, as far as can be told without importing any. Raises
+    GruyereError."""
+    if os.path.isfile(name):
+        raise GruyereError(
+            f"-m {name}: a file; a module is named as in -m package.train, a script without -m"
+        )
+    top = name.partition(".")[0]
+    try:
+        there = bool(top) and importlib.util.find_spec(top) is not None
+    except (ImportError, ValueError):
+        # It is there, but tells nothing of itself.
+        there = True
+    if not there:
+        raise GruyereError(
+            f"-m {name}: no module {top!r} in {os.getcwd()} nor in this Python; name it as "
+            "`python -m` would take it, in the folder where that works"
+        )
 
 
 def _run_module(program: list[str]) -> None:

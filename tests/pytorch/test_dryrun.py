@@ -8,7 +8,15 @@ import sys
 
 import pytest
 
-from conftest import COMMAND, GRUYERE, PHANTOM, ROOT, clean_environment
+from conftest import (
+    COMMAND,
+    GRUYERE,
+    LIBRARIES,
+    LIBRARIES_PRELOADED,
+    PHANTOM,
+    ROOT,
+    clean_environment,
+)
 from framework_runs import PYTHON as FRAMEWORKS
 
 sys.path.insert(0, str(ROOT / "python_loader"))
@@ -622,6 +630,117 @@ def test_a_torch_that_cannot_serve_is_said(tmp_path, torch, code, reason):
     ran = dryrun(tmp_path, "train.py", python=sys._base_executable, PYTHONPATH=str(tmp_path))
     assert ran.returncode == code, ran.stdout + ran.stderr
     assert reason in ran.stderr
+
+
+# What a module finds when it starts, as a file; then a step. `package.model` is a relative import.
+MODULE = """
+import json
+import os
+import sys
+
+import torch
+
+from .model import Model
+
+json.dump(
+    [
+        sys.argv, sys.path[0], sys.flags.optimize, sys.stdout.write_through, sys.warnoptions,
+        __name__, __package__, __file__, __spec__.name, type(__loader__).__name__,
+        sys.modules["__main__"].__dict__ is globals(), sorted(globals()),
+    ],
+    open(os.environ["FOUND"], "w"),
+)
+if "ONLY_FIND" in os.environ:
+    sys.exit()
+model = Model(64, 64).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model(torch.ones(8, 64, device="cuda")).sum().backward()
+optimizer.step()
+"""
+
+
+def package(folder):
+    inside = folder / "package"
+    inside.mkdir(parents=True)
+    (inside / "__init__.py").write_text("")
+    (inside / "model.py").write_text("from torch.nn import Linear as Model\n")
+    (inside / "train.py").write_text(MODULE)
+    (inside / "__main__.py").write_text(MODULE)
+
+
+@pytest.mark.parametrize("name", ["package.train", "package"])
+def test_a_module_runs_as_python_runs_it(tmp_path, name):
+    package(tmp_path)
+    options = ["-uO", "-W", "ignore", "-m", name]
+    line = [sys.executable, *options, "--x", "1"]
+    ran = dryrun(tmp_path, "--alloc", "gruyere", "--json", "--", *line, FOUND="ours")
+    document = told(ran)
+    assert document["program"] == {
+        "script": None, "module": name, "arguments": ["--x", "1"], "steps": 1, "steps_asked": 3,
+        "python_options": ["-u", "-O", "-W", "ignore"],
+    }  # fmt: skip
+    file = "package/train.py" if name == "package.train" else "package/__main__.py"
+    assert {row["line"].split(":")[0] for row in document["peak"]["lines"]} == {file}
+    environment = clean_environment() | {
+        "LD_PRELOAD": LIBRARIES_PRELOADED, "LD_LIBRARY_PATH": str(LIBRARIES), "FOUND": "theirs",
+        "ONLY_FIND": "1",
+    }  # fmt: skip
+    subprocess.run(line, env=environment, cwd=tmp_path, check=True)
+    ours, theirs = (json.loads((tmp_path / file).read_text()) for file in ("ours", "theirs"))
+    assert ours == theirs
+
+
+def test_an_installed_package_that_is_run_is_the_program(tmp_path):
+    package(tmp_path / "site-packages")
+    (tmp_path / "here").mkdir()
+    ran = dryrun(
+        tmp_path / "here", "--alloc", "torch", "--json", "-m", "package.train",
+        PYTHONPATH=str(tmp_path / "site-packages"), FOUND="found",
+    )  # fmt: skip
+    lines = told(ran)["peak"]["lines"]
+    assert {row["line"].split(":")[0] for row in lines} == {"package/train.py"}
+
+
+def test_a_module_that_is_not_there_is_refused_before_anything_runs(tmp_path):
+    package(tmp_path)
+    ran = dryrun(tmp_path, "-m", "packages.train")
+    assert ran.returncode == 2, ran.stderr
+    assert f"-m packages.train: no module 'packages' in {tmp_path}" in ran.stderr
+    ran = dryrun(tmp_path, "-m", "package/train.py")
+    assert ran.returncode == 2 and "-m package/train.py: a file; a module is named" in ran.stderr
+
+
+def test_a_module_of_a_package_that_lacks_it_fails_in_pythons_words(tmp_path):
+    package(tmp_path)
+    ran = dryrun(tmp_path, "-m", "package.trains")
+    assert ran.returncode == 1 and "No module named package.trains" in ran.stderr
+
+
+RANK = """
+import os
+
+import torch
+import torch.distributed
+
+torch.distributed.init_process_group("nccl")
+model = torch.nn.Linear(64, 64).cuda(int(os.environ["LOCAL_RANK"]))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model(torch.ones(8, 64, device="cuda")).sum().backward()
+torch.distributed.all_reduce(model.weight.grad)
+optimizer.step()
+torch.distributed.destroy_process_group()
+"""
+
+
+def test_what_is_proposed_in_place_of_a_launcher_runs(tmp_path):
+    (tmp_path / "train.py").write_text(RANK)
+    refused = dryrun(tmp_path, "--", "torchrun", "--nproc-per-node", 1, "train.py", "--x", 1)
+    assert refused.returncode == 2 and "torchrun: a launcher" in refused.stderr
+    settings, found, line = refused.stderr.splitlines()[1].strip().partition("gruyere dryrun ")
+    assert (found, line) == ("gruyere dryrun ", "-- train.py --x 1")
+    settings = dict(word.split("=") for word in settings.split())
+    ran = dryrun(tmp_path, "--alloc", "torch,gruyere", "--json", *line.split(), **settings)
+    assert told(ran)["program"]["arguments"] == ["--x", "1"]
 
 
 def test_wrong_arguments_are_refused_before_anything_runs(tmp_path):

@@ -168,6 +168,25 @@ def test_compare_prints_the_table_that_people_post(newcomer):
     assert "train.py, gruyere" in done.stderr, "progress, also where it is redirected"
 
 
+def test_compare_runs_a_module_with_options_of_python(newcomer):
+    package = newcomer.folder / "package"
+    package.mkdir()
+    (package / "shape.py").write_text("import sys\nassert sys.flags.optimize == 1\nWIDTH = 64\n")
+    code = "from .shape import WIDTH\n" + TRAIN.replace("1024", "WIDTH")
+    (package / "train.py").write_text(code)
+    line = [sys.executable, "-uO", "-m", "package.train", "--x"]
+    done = newcomer.command("compare", "--phantom", "--json", "all.json", "--", *line)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("`-m package.train --x` on ")
+    document = json.loads((newcomer.folder / "all.json").read_text())
+    (program,) = document["programs"]
+    named = {key: program[key] for key in ("program", "module", "arguments")}
+    assert named == {"program": "package.train", "module": True, "arguments": ["--x"]}
+    assert [row["outcome"] for row in program["rows"]] == ["completed"] * 3
+    done = newcomer.command("compare", "--phantom", "--", "-m", "packages.train")
+    assert done.returncode == 2 and "-m packages.train: no module" in done.stderr
+
+
 def test_run_points_a_python_program_to_the_package(newcomer):
     done = newcomer.command("run", "--library", GRUYERE, "--", sys.executable, "-c", "pass")
     assert done.returncode == 0, done.stderr

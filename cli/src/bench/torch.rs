@@ -5,6 +5,7 @@
 
 use crate::failure::say;
 use crate::house::House;
+use crate::launch_line::Program;
 use serde::Serialize;
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
@@ -51,8 +52,11 @@ pub struct Args {
     /// A built-in program by name, or a script; may be repeated. Default: all that are built in.
     #[arg(long, value_name = "NAME|FILE.py")]
     program: Vec<String>,
-    /// Steps of each program (12); a script ends after so many steps of its optimiser (default:
-    /// when it ends).
+    /// A module, run as `python -m` runs it; may be repeated.
+    #[arg(long, value_name = "NAME")]
+    module: Vec<String>,
+    /// Steps of each program (12); one of your own ends after so many steps of its optimiser
+    /// (default: when it ends).
     #[arg(long, value_name = "COUNT")]
     steps: Option<NonZeroU32>,
     /// Which allocators, separated by commas.
@@ -81,7 +85,7 @@ pub struct Args {
     /// List the built-in programs and stop.
     #[arg(long)]
     list: bool,
-    /// Arguments of the scripts.
+    /// Arguments of the scripts and modules.
     #[arg(last = true, value_name = "ARGUMENTS")]
     arguments: Vec<String>,
 }
@@ -103,8 +107,9 @@ enum Allocator {
 /// What the Python side is asked.
 #[derive(Serialize)]
 struct Request<'a> {
-    /// Empty: all that are built in.
+    /// Built-in ones and scripts. With no module either: all that are built in.
     programs: &'a [String],
+    modules: &'a [String],
     arguments: &'a [String],
     steps: Option<NonZeroU32>,
     allocators: &'a [Allocator],
@@ -117,18 +122,16 @@ struct Request<'a> {
     timeout: NonZeroU32,
     json: Option<&'a str>,
     list: bool,
+    /// Of the interpreter that runs a script or a module.
+    python_options: &'a [String],
     /// The table is Markdown.
     markdown: bool,
 }
 
-/// A script for [`compare`].
-pub struct OneScript {
-    /// The interpreter; `None`: the one that a user would expect.
-    pub python: Option<PathBuf>,
-    /// The script.
-    pub script: String,
-    /// Its arguments.
-    pub arguments: Vec<String>,
+/// A program for [`compare`].
+pub struct One {
+    /// What it is, and of which interpreter.
+    pub program: Program,
     /// It ends after so many steps.
     pub steps: Option<NonZeroU32>,
     /// On the stand-in, also where there is a GPU.
@@ -139,34 +142,35 @@ pub struct OneScript {
     pub json: Option<String>,
 }
 
-/// Runs a script once under torch's default, expandable segments and Gruyère, for `gruyere
+/// Runs a program once under torch's default, expandable segments and Gruyère, for `gruyere
 /// compare`. Returns only where the Python side could not be started.
-pub fn compare(script: OneScript) -> ExitCode {
+pub fn compare(one: One) -> ExitCode {
     let args = Args {
-        python: script.python,
-        program: vec![script.script],
-        steps: script.steps,
+        python: one.program.python,
+        program: one.program.main.script().map(str::to_owned).into_iter().collect(),
+        module: one.program.main.module().map(str::to_owned).into_iter().collect(),
+        steps: one.steps,
         allocators: vec![Allocator::Default, Allocator::Expandable, Allocator::Gruyere],
         conf: Vec::new(),
-        phantom: script.phantom,
+        phantom: one.phantom,
         no_fit: true,
         runs: NonZeroU32::MIN,
-        timeout: script.timeout,
-        json: script.json,
+        timeout: one.timeout,
+        json: one.json,
         list: false,
-        arguments: script.arguments,
+        arguments: one.program.arguments,
     };
-    start(&args, true)
+    start(&args, &one.program.python_options, true)
 }
 
 /// Runs the subcommand. Returns only where the Python side could not be started.
 pub fn main(args: &Args) -> ExitCode {
-    start(args, false)
+    start(args, &[], false)
 }
 
-fn start(args: &Args, markdown: bool) -> ExitCode {
+fn start(args: &Args, python_options: &[String], markdown: bool) -> ExitCode {
     let house = House::find();
-    let request = Request { markdown, ..args.request(house.beside()) };
+    let request = Request { markdown, python_options, ..args.request(house.beside()) };
     let request = serde_json::to_string(&request).expect("plain data");
     let error =
         house.turn_into(args.python.as_deref(), &["-m", "gruyere._bench", "compare", &request]);
@@ -178,6 +182,7 @@ impl Args {
     fn request<'a>(&'a self, beside: Option<&'a Path>) -> Request<'a> {
         Request {
             programs: &self.program,
+            modules: &self.module,
             arguments: &self.arguments,
             steps: self.steps,
             allocators: &self.allocators,
@@ -189,6 +194,7 @@ impl Args {
             timeout: self.timeout,
             json: self.json.as_deref(),
             list: self.list,
+            python_options: &[],
             markdown: false,
         }
     }

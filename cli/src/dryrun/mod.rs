@@ -15,9 +15,9 @@ use gruyere::config::Size;
 use gruyere_record::run;
 use serde::Serialize;
 
-use crate::compare;
 use crate::failure::say;
 use crate::house::House;
+use crate::launch_line;
 use crate::output;
 use gpus::Gpu;
 use sweep::Sweep;
@@ -35,6 +35,7 @@ const WRONG: u8 = 2;
 Examples:
   gruyere dryrun train.py --batch-size 8            on an H100, and what the others would say
   gruyere dryrun --gpu a100-40,rtx4090 train.py     on these, each really run at its size
+  gruyere dryrun -m package.train --batch-size 8    a module, as python -m runs it
   gruyere dryrun --gpu list                         what there is
   gruyere dryrun --gb 24 --alloc torch train.py     on any GPU of 24 GiB, torch's allocator only
   gruyere dryrun --gpu a100-80 --sweep batch=--batch-size:1..64 train.py
@@ -105,7 +106,8 @@ pub struct Arguments {
     /// Runs at once (default: a core each, as far as the host's memory lasts).
     #[arg(long, value_name = "COUNT")]
     jobs: Option<NonZeroU32>,
-    /// The program and its arguments, as you would run it.
+    /// The script, or -m and the module, and its arguments, as you would run it (with python before
+    /// it or not), without a launcher.
     #[arg(value_name = "PROGRAM", trailing_var_arg = true, allow_hyphen_values = true)]
     program: Vec<OsString>,
 }
@@ -128,8 +130,12 @@ enum Allocator {
 /// What the Python side is asked.
 #[derive(Serialize)]
 struct Request<'a> {
-    script: &'a str,
+    /// One of the two.
+    script: Option<&'a str>,
+    module: Option<&'a str>,
     arguments: &'a [String],
+    /// Of the interpreter, in each run.
+    python_options: &'a [String],
     steps: NonZeroU32,
     allocators: &'a [Allocator],
     gpus: Vec<Gpu>,
@@ -179,22 +185,26 @@ pub fn main(arguments: &Arguments) -> ExitCode {
             Err(failure) => refuse(failure),
         };
     }
-    let (python, script, rest) = match compare::read(&arguments.program, "dryrun") {
-        Ok(read) => read,
+    let program = match launch_line::read(&arguments.program, "dryrun") {
+        Ok(program) => program,
         Err(reason) => return refuse(reason),
     };
     let gpus = match arguments.gpus() {
         Ok(gpus) => gpus,
         Err(reason) => return refuse(format_args!("--gpu {reason}")),
     };
-    if let Some(reason) = arguments.sweep.as_ref().and_then(|sweep| sweep.misses(&rest)) {
+    if let Some(reason) =
+        arguments.sweep.as_ref().and_then(|sweep| sweep.misses(&program.arguments))
+    {
         return refuse(reason);
     }
     let asked = !(arguments.gpu.is_empty() && arguments.gb.is_empty());
     let house = House::find();
     let request = Request {
-        script: &script,
-        arguments: &rest,
+        script: program.main.script(),
+        module: program.main.module(),
+        arguments: &program.arguments,
+        python_options: &program.python_options,
         steps: arguments.steps,
         allocators: &arguments.alloc,
         others: if asked { Vec::new() } else { gpus::all() },
@@ -205,14 +215,14 @@ pub fn main(arguments: &Arguments) -> ExitCode {
         json: arguments.json.as_deref(),
         html: arguments.html.as_deref(),
         history: arguments.history.as_deref(),
-        name: arguments.name.clone().unwrap_or_else(|| run::name_of(&format!("python {script}"))),
+        name: arguments.name.clone().unwrap_or_else(|| program.main.name_of_run()),
         gruyere: env!("CARGO_PKG_VERSION"),
         timeout: arguments.timeout,
         jobs: arguments.jobs,
         beside: house.beside(),
     };
     let request = serde_json::to_string(&request).expect("plain data");
-    let python = arguments.python.clone().or(python);
+    let python = arguments.python.clone().or(program.python);
     refuse(house.turn_into(python.as_deref(), &["-m", "gruyere._dryrun", "main", &request]))
 }
 

@@ -8,7 +8,7 @@ The command `gruyere` reads the arguments, finds the interpreter, and runs
   smallest device, the report.
 - `server` (a process an allocator): imports torch once, and forks for every run of a built-in
   program, so each begins with no CUDA.
-- `script` (a process a run): a script of the user's, as python itself would run it.
+- `script` (a process a run): a script or module of the user's, as python itself would run it.
 - `measure` (in the process of the run): puts the allocator in place, caps the device, reads the
   numbers.
 """

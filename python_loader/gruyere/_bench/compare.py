@@ -14,12 +14,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Callable, Optional
 
+from .. import _launch
 from .._errors import GruyereError
 from . import table
 from .catalog import PROGRAMS
 from .machine import Machine, choose
 from .measure import COMPLETED, FAILED, FAULTS, OUT_OF_MEMORY, Result
-from .runners import TORCH_CONF, Contender, Server, run_script
+from .runners import TORCH_CONF, Contender, Launch, Server, run_launch
 
 # Exit codes, those of `gruyere bench`.
 _CODES = {COMPLETED: 0, FAILED: 1, FAULTS: 3, OUT_OF_MEMORY: 4}
@@ -69,6 +70,17 @@ class Program:
     arguments: list[str]
     peak_live: int = 0
     rows: list[Row] = field(default_factory=list)
+    module: bool = False
+    """Whether `program` is a module's name, not a built-in program's or a script's."""
+
+    @property
+    def name(self) -> str:
+        """As python is told of it."""
+        return f"-m {self.program}" if self.module else self.program
+
+    @property
+    def built_in(self) -> bool:
+        return not self.module and self.program in PROGRAMS
 
 
 @dataclass
@@ -97,7 +109,8 @@ def main(text: str) -> None:
     if request["list"]:
         print("".join(f"{name:<12} {what}\n" for name, what in PROGRAMS.items()), end="")
         return
-    request["programs"] = request["programs"] or list(PROGRAMS)
+    if not request["modules"]:
+        request["programs"] = request["programs"] or list(PROGRAMS)
     try:
         sys.exit(Comparison(request).run())
     except GruyereError as error:
@@ -116,12 +129,15 @@ def checked(request: dict[str, Any]) -> list[Contender]:
                 f"--program {program}: neither a built-in program ({', '.join(PROGRAMS)}) nor "
                 "a file"
             )
+    for module in request["modules"]:
+        _launch._check_module(module)
     unknown = [name for name in request["allocators"] if name not in TORCH_CONF]
     if unknown:
         raise GruyereError(f"--allocators {','.join(unknown)}: there are {', '.join(TORCH_CONF)}")
-    if request["arguments"] and all(program in PROGRAMS for program in request["programs"]):
+    own = request["modules"] or set(request["programs"]) - set(PROGRAMS)
+    if request["arguments"] and not own:
         raise GruyereError(
-            "arguments after -- are for scripts, and every program is built in: "
+            "arguments after -- are for scripts and modules, and every program is built in: "
             f"{' '.join(request['arguments'])}"
         )
     if request["conf"] and "gruyere" not in request["allocators"]:
@@ -157,7 +173,7 @@ class Comparison:
             links = folder / "libraries"
             links.mkdir()
             machine = choose(self.request["phantom"], self.request["beside"], links)
-            # Scripts are no server's; one says what torch there is.
+            # The user's own programs are no server's; one says what torch there is.
             served = (
                 self.contenders
                 if set(self.request["programs"]) & set(PROGRAMS)
@@ -180,7 +196,7 @@ class Comparison:
             for row in program.rows:
                 if row.outcome != COMPLETED:
                     print(
-                        f"gruyere bench --torch: {program.program}, {row.name}: {row.outcome}: "
+                        f"gruyere bench --torch: {program.name}, {row.name}: {row.outcome}: "
                         f"{row.reason}",
                         file=sys.stderr,
                     )
@@ -191,8 +207,11 @@ class Comparison:
             {"device": machine.name, "stand_in": machine.is_stand_in, **servers[0].facts},
             {key: self.request[key] for key in ("steps", "runs", "fit", "allocators", "conf")},
         )
-        for name in self.request["programs"]:
-            program = Program(name, self.request["arguments"] if name not in PROGRAMS else [])
+        programs = [Program(name, []) for name in self.request["programs"]]
+        programs += [Program(name, [], module=True) for name in self.request["modules"]]
+        for program in programs:
+            if not program.built_in:
+                program.arguments = self.request["arguments"]
             report.programs.append(program)
             for _ in self._measure(program, machine, servers, folder):
                 # After each part, so that a crash later loses nothing.
@@ -208,7 +227,7 @@ class Comparison:
 
         def run(index: int, memory: Optional[int] = None) -> Result:
             what = "" if memory is None else f", on {table.size(memory)}"
-            _progress(f"{program.program}, {self.contenders[index].name}{what}")
+            _progress(f"{program.name}, {self.contenders[index].name}{what}")
             return self._run(program, machine, servers, index, folder, memory)
 
         # Runs of each in turn, so that what else the machine does meanwhile meets all alike.
@@ -219,8 +238,8 @@ class Comparison:
                 for index, results in enumerate(found)
                 if not results or results[-1].outcome == COMPLETED
             ]
-            if machine.is_stand_in and program.program in PROGRAMS:
-                _progress(f"{program.program}, step by step in turn")
+            if machine.is_stand_in and program.built_in:
+                _progress(f"{program.name}, step by step in turn")
                 results = self._in_turn(
                     program, [servers[index] for index in going], 1 + number % 255
                 )
@@ -287,19 +306,18 @@ class Comparison:
     ) -> Result:
         seconds = self.request["timeout"]
         steps = self.request["steps"]
-        if program.program in PROGRAMS:
+        if program.built_in:
             return servers[index].run(program.program, steps or STEPS, memory, seconds)
         if "failed" in servers[0].facts:
             return Result(FAILED, servers[0].facts["failed"])
-        return run_script(
-            self.contenders[index],
-            machine,
-            folder,
-            program.program,
+        launch = Launch(
+            None if program.module else program.program,
+            program.program if program.module else None,
             program.arguments,
-            steps,
-            memory,
-            seconds,
+            self.request["python_options"],
+        )
+        return run_launch(
+            self.contenders[index], machine, folder, launch, steps, memory, seconds
         )
 
 

@@ -1,5 +1,5 @@
 """Runs of a program under one allocator: by a server for built-in programs, in a process each for
-scripts."""
+the user's own."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional
 
@@ -39,14 +40,14 @@ class Contender:
         self.conf = conf
         self.name = f"{allocator} {conf}".strip()
 
-    def environment(self, machine: Machine, of_script: bool) -> dict[str, str]:
+    def environment(self, machine: Machine, of_users: bool) -> dict[str, str]:
         kept = {key: value for key, value in os.environ.items() if key not in _FOREIGN}
         kept.update(machine.environment)
         if TORCH_CONF[self.allocator]:
             kept.update(dict.fromkeys(_VARIABLES, TORCH_CONF[self.allocator]))
         if self.allocator == "gruyere":
             kept["GRUYERE_CONF"] = self.conf
-            if of_script:
+            if of_users:
                 kept["GRUYERE_ENABLE"] = "1"
         return kept
 
@@ -66,7 +67,7 @@ class Server:
                     "server",
                     json.dumps({"allocator": contender.allocator, "turns": theirs.fileno()}),
                 ],
-                env=contender.environment(machine, of_script=False),
+                env=contender.environment(machine, of_users=False),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self.log.file,
@@ -154,27 +155,44 @@ class Server:
             self.process.wait()
 
 
-def run_script(
+@dataclass(frozen=True)
+class Launch:
+    """A program of the user's, as python is told of it."""
+
+    script: Optional[str]
+    module: Optional[str]
+    arguments: list[str]
+    python_options: list[str]
+
+
+def run_launch(
     contender: Contender,
     machine: Machine,
     folder: Path,
-    script: str,
-    arguments: list[str],
+    launch: Launch,
     steps: Optional[int],
     memory: Optional[int],
     seconds: float,
 ) -> Result:
-    """A script in a process of its own, in the current folder."""
+    """A program of the user's in a process of its own, in the current folder."""
     log = Log(folder)
     # The log's name is this run's own.
     answer = log.path.with_suffix(".json")
     request = {
-        "allocator": contender.allocator, "memory": memory, "steps": steps, "script": script,
-        "arguments": arguments, "answer": str(answer),
+        "allocator": contender.allocator, "memory": memory, "steps": steps,
+        "script": launch.script, "module": launch.module, "arguments": launch.arguments,
+        "answer": str(answer),
     }  # fmt: skip
     process = subprocess.Popen(
-        [sys.executable, "-m", "gruyere._bench", "script", json.dumps(request)],
-        env=contender.environment(machine, of_script=True),
+        [
+            sys.executable,
+            *launch.python_options,
+            "-m",
+            "gruyere._bench",
+            "script",
+            json.dumps(request),
+        ],
+        env=contender.environment(machine, of_users=True),
         stdin=subprocess.DEVNULL,
         stdout=log.file,
         stderr=log.file,

@@ -1,4 +1,4 @@
-"""A script of the user's: run as python itself would run it, measured from its import of torch to
+"""A program of the user's: run as python itself would run it, measured from its import of torch to
 its end.
 
 Steps are told by the optimisers of torch: the first one's, where several take turns."""
@@ -26,19 +26,19 @@ def main(text: str) -> None:
 
 
 def run(watch: Watch, request: dict[str, Any]) -> None:
-    """The script of the request, watched; what was found goes into the file `answer`."""
+    """The program of the request, watched; what was found goes into the file `answer`."""
     when_imported("torch", watch.imported)
     if request["allocator"] == "gruyere":
         _startup.required = True
         _startup.watch()
     pid = os.getpid()
     try:
-        _launch._run_script([request["script"], *request["arguments"]])
+        _launch._run(request["script"], request["module"], request["arguments"])
     except BaseException as error:
         watch.stopped_by(error)
         raise
     finally:
-        # What the script forks may come by here too.
+        # What the program forks may come by here too.
         if os.getpid() == pid:
             with open(request["answer"], "w") as file:
                 file.write(watch.result().to_json())

@@ -48,7 +48,7 @@ def markdown(report: Report) -> str:
     heads += ["a step"] if on_gpu else ["host a step"]
     text = []
     for program in report.programs:
-        words = " ".join([program.program, *program.arguments])
+        words = " ".join([program.name, *program.arguments])
         text += [f"`{words}` on {_head(report)}", ""]
         text += ["| " + " | ".join(heads) + " |", "|---|" + "---:|" * (len(heads) - 1)]
         default = next((row for row in program.rows if row.allocator == "default"), None)
@@ -101,7 +101,7 @@ def _conclusion(program: Program) -> str:
 
 def _cells(program: Program, row: Row, fit: bool, on_gpu: bool) -> list[str]:
     first = row is program.rows[0]
-    named = [program.program if first else "", row.name]
+    named = [program.name if first else "", row.name]
     if row.outcome != COMPLETED:
         return [
             *named,
@@ -177,7 +177,7 @@ def _notes(report: Report, on_gpu: bool) -> list[str]:
         f"host a step      {host}. Median of steps, then of {runs} runs; of default: / that of "
         "the same step, median"
     )
-    builtin = [program.program for program in report.programs if program.program in PROGRAMS]
+    builtin = [program.program for program in report.programs if program.built_in]
     notes += [f"{name:<15}  {PROGRAMS[name]}" for name in builtin]
     return notes
 

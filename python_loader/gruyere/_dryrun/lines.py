@@ -1,8 +1,9 @@
 """Which line of the program something happened at: the innermost frame that is neither a library's
-nor Python's own."""
+nor Python's own. The package of a module that is run is the program, installed or not."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sysconfig
 from pathlib import Path
@@ -13,8 +14,8 @@ NOWHERE = "(libraries)"
 
 
 class Lines:
-    def __init__(self, folder: str) -> None:
-        """Files below `folder` are named from there."""
+    def __init__(self, folder: str, module: Optional[str] = None) -> None:
+        """Files below `folder` are named from there. `module`: what runs, where it is one."""
         paths = sysconfig.get_paths()
         self.foreign = tuple(
             os.path.join(os.path.realpath(path), "")
@@ -26,6 +27,7 @@ class Lines:
                 str(Path(__file__).resolve().parent.parent),
             }
         )
+        self.own = () if module is None else _places(module)
         self.folder = os.path.join(os.path.realpath(folder), "")
         # By file as frames name it: how it is called here, or None for a library's.
         self.known: dict[str, Optional[str]] = {}
@@ -40,10 +42,17 @@ class Lines:
         if not file or file.startswith("<"):
             return None
         path = os.path.realpath(file)
+        if self.own and path.startswith(self.own):
+            return self._below(path)
         parts = path.split(os.sep)
         if path.startswith(self.foreign) or "site-packages" in parts or "dist-packages" in parts:
             return None
-        return path[len(self.folder) :] if path.startswith(self.folder) else path
+        return self._below(path)
+
+    def _below(self, path: str) -> str:
+        if path.startswith(self.folder):
+            return path[len(self.folder) :]
+        return _of_package(path) or path
 
     def of_frames(self, frames: list[dict[str, Any]]) -> str:
         """Of a stack as torch's history tells it, innermost first."""
@@ -81,6 +90,19 @@ class Lines:
                 return f"{name}:{frame.f_lineno}"
             frame = frame.f_back
         return NOWHERE
+
+
+def _places(module: str) -> tuple[str, ...]:
+    """The folders of the package that a module is of, or its file where it is of none."""
+    try:
+        spec = importlib.util.find_spec(module.partition(".")[0])
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None:
+        return ()
+    if spec.submodule_search_locations is None:
+        return (os.path.realpath(spec.origin),) if spec.origin else ()
+    return tuple(os.path.join(os.path.realpath(i), "") for i in spec.submodule_search_locations)
 
 
 def _of_package(file: str) -> str:

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Optional
 
+from .. import _launch
 from .._bench.compare import Row, fit
 from .._bench.machine import choose
 from .._bench.measure import FAILED, FAULTS, OUT_OF_MEMORY
@@ -70,7 +71,9 @@ class Broken(Exception):
 
 def _check(asked: dict[str, Any]) -> None:
     """What is wrong with the request, before anything runs. Raises GruyereError."""
-    if not Path(asked["script"]).exists():
+    if asked["module"] is not None:
+        _launch._check_module(asked["module"])
+    elif not Path(asked["script"]).exists():
         raise GruyereError(f"{asked['script']}: no such file; name the script as python would run")
     for option in ("json", "html"):
         name = asked[option]

@@ -63,6 +63,7 @@ def made(
     needs = min(
         (row["peak_held"] + gpus[0]["context"]["bytes"] for row in gpus[0]["runs"]), default=0
     )
+    program = [asked["script"]] if asked["module"] is None else ["-m", asked["module"]]
     code = FITS
     if not all(gpu["fits"] for gpu in gpus) or (bound is not None and needs > bound):
         code = TOO_LARGE
@@ -72,8 +73,8 @@ def made(
         "schema": SCHEMA,
         "version": VERSION,
         "program": {
-            "script": asked["script"], "arguments": list(arguments),
-            "command": " ".join([asked["script"], *arguments]),
+            "script": asked["script"], "module": asked["module"], "arguments": list(arguments),
+            "command": " ".join([*program, *arguments]), "python_options": asked["python_options"],
             "steps_asked": asked["steps"], "steps": first.found.steps,
         },
         "machine": {**first.found.facts, "stand_in": True},

@@ -107,13 +107,21 @@ class Runner:
         readable, writable = os.pipe()
         request = {
             "allocator": plan.allocator, "steps": self.request["steps"],
-            "script": self.request["script"], "arguments": plan.arguments,
-            "answer": str(answer), "progress": writable, "analysed": plan.analysed,
+            "script": self.request["script"], "module": self.request["module"],
+            "arguments": plan.arguments, "answer": str(answer), "progress": writable,
+            "analysed": plan.analysed,
         }  # fmt: skip
-        environment = Contender(plan.allocator).environment(self.machine, of_script=True)
+        environment = Contender(plan.allocator).environment(self.machine, of_users=True)
         environment.update(device(plan), PHANTOM_BOOKS=str(books))
         process = subprocess.Popen(
-            [sys.executable, "-m", "gruyere._dryrun", "worker", json.dumps(request)],
+            [
+                sys.executable,
+                *self.request["python_options"],
+                "-m",
+                "gruyere._dryrun",
+                "worker",
+                json.dumps(request),
+            ],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=log.file,

@@ -51,6 +51,7 @@ class Worker(Watch):
         os.set_inheritable(self.progress, False)
         self.pid = os.getpid()
         self.analysed: bool = request["analysed"]
+        self.module: Optional[str] = request["module"]
         self.looks: Optional[Looks] = None
         self.stops = Stops()
         self.stops.watch()
@@ -62,7 +63,7 @@ class Worker(Watch):
         if torch.version.cuda is None:
             return
         if self.analysed:
-            self.looks = Looks(torch, Lines(os.getcwd()))
+            self.looks = Looks(torch, Lines(os.getcwd(), self.module))
             self.looks.install()
         super().imported(torch)
         self._tell("torch is there")

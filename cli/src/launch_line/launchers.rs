@@ -1,0 +1,193 @@
+//! Launchers, which start the processes of a training. Those cannot be watched from the launcher's,
+//! and a run is of one process and one device: the program itself is to be named.
+//!
+//! A launcher is not unwrapped: which of its words are values of its options only its own parser
+//! knows, and a configuration file may say more. What is proposed in its place is a proposal.
+
+use super::{Main, Program};
+
+/// What launchers of torch's kind tell the only process of a job. Port 0: each run has a free one.
+const ONE_RANK: &str = "RANK=0 LOCAL_RANK=0 WORLD_SIZE=1 MASTER_ADDR=127.0.0.1 MASTER_PORT=0 ";
+
+/// How a launcher starts a program as its only process.
+struct Launcher {
+    /// Set in its environment.
+    environment: &'static str,
+    /// Its first argument.
+    argument: Option<&'static str>,
+    /// With one of these words the launcher leaves that out.
+    without: &'static [&'static str],
+    /// What else is to be known.
+    note: &'static str,
+}
+
+const TORCHRUN: Launcher =
+    Launcher { environment: ONE_RANK, argument: None, without: &[], note: "" };
+
+const TORCH_LAUNCH: Launcher = Launcher {
+    argument: Some("--local-rank=0"),
+    without: &["--use-env", "--use_env", "--use-env=True", "--use_env=True"],
+    ..TORCHRUN
+};
+
+const DEEPSPEED: Launcher =
+    Launcher { argument: Some("--local_rank=0"), without: &["--no_local_rank"], ..TORCHRUN };
+
+/// It tells a single process of no ranks.
+const ACCELERATE: Launcher = Launcher {
+    environment: "",
+    note: "\nWhat accelerate's options and configuration say (`accelerate env`) goes before it, as \
+           in ACCELERATE_MIXED_PRECISION=bf16",
+    ..TORCHRUN
+};
+
+/// The launcher that a program is.
+fn known(program: &Program) -> Option<Launcher> {
+    let launches = program.arguments.first().is_some_and(|word| word == "launch");
+    Some(match &program.main {
+        Main::Script(file) => match file.rsplit('/').next()? {
+            "torchrun" => TORCHRUN,
+            "accelerate-launch" => ACCELERATE,
+            "accelerate" if launches => ACCELERATE,
+            "deepspeed" | "ds" => DEEPSPEED,
+            _ => return None,
+        },
+        Main::Module(name) => match name.as_str() {
+            "torch.distributed.run" => TORCHRUN,
+            "torch.distributed.launch" => TORCH_LAUNCH,
+            "accelerate.commands.launch" => ACCELERATE,
+            "accelerate.commands.accelerate_cli" if launches => ACCELERATE,
+            "deepspeed.launcher.runner" | "deepspeed.launcher.launch" => DEEPSPEED,
+            _ => return None,
+        },
+    })
+}
+
+/// Why a program cannot be run by `gruyere NAME`, where it is a launcher; with what to write.
+pub fn reason(program: &Program, name: &str) -> Option<String> {
+    let launcher = known(program)?;
+    let said = match &program.main {
+        Main::Script(file) => file.clone(),
+        Main::Module(module) => format!("-m {module}"),
+    };
+    let (launched, arguments) = launched(&program.arguments);
+    let leaves_out = |word: &String| launcher.without.contains(&word.as_str());
+    let argument = launcher.argument.filter(|_| !program.arguments.iter().any(leaves_out));
+    let mut line: Vec<String> =
+        program.python.iter().map(|file| file.display().to_string()).collect();
+    line.extend_from_slice(&program.python_options);
+    line.extend(launched);
+    line.extend(argument.map(str::to_owned));
+    line.extend_from_slice(arguments);
+    Some(format!(
+        "{said}: a launcher; the processes that it starts cannot be watched. Name the program \
+         itself, which then runs as one process on one device:\n    {}gruyere {name} -- {}{}",
+        launcher.environment,
+        line.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" "),
+        launcher.note,
+    ))
+}
+
+/// What these words of a launcher's seem to start, as python is told it, and its arguments: the
+/// first module that is named, or the first file of Python's.
+fn launched(words: &[String]) -> (Vec<String>, &[String]) {
+    let mut at = 0;
+    while at < words.len() {
+        let next = words.get(at + 1).filter(|word| !word.starts_with('-'));
+        match (words[at].as_str(), next) {
+            ("-m" | "--module", Some(module)) if module == "gruyere" => at += 2,
+            ("-m" | "--module", Some(module)) => {
+                return (vec!["-m".to_owned(), module.clone()], &words[at + 2..]);
+            }
+            (word, _) if word.ends_with(".py") && !word.starts_with('-') => {
+                return (vec![word.to_owned()], &words[at + 1..]);
+            }
+            _ => at += 1,
+        }
+    }
+    (vec!["train.py".to_owned()], &[])
+}
+
+/// A word as a shell reads it.
+fn quoted(word: &str) -> String {
+    let plain = |letter: char| letter.is_alphanumeric() || "-_./=:,+@%".contains(letter);
+    if !word.is_empty() && word.chars().all(plain) {
+        return word.to_owned();
+    }
+    format!("'{}'", word.replace('\'', "'\\''"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::read;
+    use std::ffi::OsString;
+
+    /// What is proposed in place of a launch line.
+    fn proposed(line: &[&str]) -> String {
+        let words: Vec<_> = line.iter().map(OsString::from).collect();
+        let reason = read(&words, "dryrun").unwrap_err();
+        assert!(reason.contains(": a launcher; "), "{reason}");
+        reason.lines().nth(1).unwrap().trim().to_owned()
+    }
+
+    fn of(line: &str) -> String {
+        proposed(&line.split_whitespace().collect::<Vec<_>>())
+    }
+
+    const RANK: &str =
+        "RANK=0 LOCAL_RANK=0 WORLD_SIZE=1 MASTER_ADDR=127.0.0.1 MASTER_PORT=0 gruyere dryrun --";
+
+    #[test]
+    fn a_launcher_is_told_with_the_line_of_its_one_process() {
+        assert_eq!(
+            of("torchrun --nproc_per_node=1 train.py --x 1"),
+            format!("{RANK} train.py --x 1")
+        );
+        let line = "python3 -u -m torch.distributed.run --nproc-per-node 1 train.py --x 1";
+        assert_eq!(of(line), format!("{RANK} python3 -u train.py --x 1"));
+        assert_eq!(
+            of("/venv/bin/torchrun -m pkg.train --x 1"),
+            format!("{RANK} -m pkg.train --x 1")
+        );
+        // The launch line of this project's own.
+        let line = "torchrun --nproc-per-node 1 -m gruyere train.py";
+        assert_eq!(of(line), format!("{RANK} train.py"));
+        assert_eq!(of("torchrun -m --nproc-per-node 1 pkg.train"), format!("{RANK} train.py"));
+    }
+
+    #[test]
+    fn what_a_launcher_adds_to_the_arguments_is_told() {
+        let line = "python -m torch.distributed.launch --nproc_per_node=1 train.py --x 1";
+        assert_eq!(of(line), format!("{RANK} python train.py --local-rank=0 --x 1"));
+        let line = "python -m torch.distributed.launch --use_env train.py --x 1";
+        assert_eq!(of(line), format!("{RANK} python train.py --x 1"));
+        let line = "deepspeed --num_gpus 1 train.py --deepspeed ds.json";
+        assert_eq!(of(line), format!("{RANK} train.py --local_rank=0 --deepspeed ds.json"));
+    }
+
+    #[test]
+    fn accelerate_sets_no_rank_for_one_process() {
+        let plain = "gruyere dryrun -- train.py --x 1";
+        assert_eq!(of("accelerate launch --num_processes 1 train.py --x 1"), plain);
+        assert_eq!(of("accelerate-launch train.py --x 1"), plain);
+        let line = "python -m accelerate.commands.launch -m pkg.train --x 1";
+        assert_eq!(of(line), "gruyere dryrun -- python -m pkg.train --x 1");
+    }
+
+    #[test]
+    fn words_are_proposed_as_a_shell_reads_them() {
+        let line = ["torchrun", "train.py", "--name", "it's a run", "--pattern=*.txt"];
+        let wanted = format!(r"{RANK} train.py --name 'it'\''s a run' '--pattern=*.txt'");
+        assert_eq!(proposed(&line), wanted);
+    }
+
+    #[test]
+    fn what_only_looks_like_a_launcher_runs() {
+        for line in
+            ["accelerate estimate-memory", "torchrun.py", "-m torchrun", "python deepspeed.py"]
+        {
+            let words: Vec<_> = line.split(' ').map(OsString::from).collect();
+            assert!(read(&words, "dryrun").is_ok(), "{line}");
+        }
+    }
+}

@@ -1,0 +1,275 @@
+//! A Python program as a user starts it: `python -u train.py --lr 3`, `-m package.train`. For
+//! commands that run it themselves, each time in a process of its own (`compare`, `dryrun`).
+
+mod launchers;
+
+use std::collections::VecDeque;
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use gruyere_record::run;
+
+/// What [`read`] finds.
+#[derive(Debug, Default, PartialEq)]
+pub struct Program {
+    /// The interpreter, where one is named.
+    pub python: Option<PathBuf>,
+    /// Options of the interpreter's, for each run.
+    pub python_options: Vec<String>,
+    /// What runs.
+    pub main: Main,
+    /// Its arguments.
+    pub arguments: Vec<String>,
+}
+
+/// What an interpreter runs.
+#[derive(Debug, PartialEq)]
+pub enum Main {
+    /// A file, a folder or an archive.
+    Script(String),
+    /// A module by its name, as `python -m` takes it.
+    Module(String),
+}
+
+impl Default for Main {
+    fn default() -> Self {
+        Main::Script(String::new())
+    }
+}
+
+impl Main {
+    /// The script, where it is one.
+    pub fn script(&self) -> Option<&str> {
+        match self {
+            Main::Script(file) => Some(file),
+            Main::Module(_) => None,
+        }
+    }
+
+    /// The module, where it is one.
+    pub fn module(&self) -> Option<&str> {
+        match self {
+            Main::Script(_) => None,
+            Main::Module(name) => Some(name),
+        }
+    }
+
+    /// What its run is called where nobody gave it a name.
+    pub fn name_of_run(&self) -> String {
+        match self {
+            Main::Script(file) => run::name_of(&format!("python {file}")),
+            Main::Module(name) => run::name_of(&format!("python -m {name}")),
+        }
+    }
+}
+
+/// Options of python that a run gets: those that change how a program runs, and neither what runs
+/// nor whether the interpreter finds the package (as -E, -I and -S do).
+const FLAGS: &str = "bBdOPqRsuv";
+const WITH_VALUE: &str = "WX";
+
+/// What is given to `gruyere NAME`. The interpreter may be left out, and `-m gruyere` is passed
+/// over.
+///
+/// # Errors
+/// It is no Python program, or one that starts others: the text says why, and what to write.
+pub fn read(command: &[OsString], name: &str) -> Result<Program, String> {
+    let mut words = VecDeque::new();
+    for word in command {
+        let text = word.to_str().ok_or_else(|| {
+            format!("{}: no UTF-8; name the program another way", word.to_string_lossy())
+        })?;
+        words.push_back(text.to_owned());
+    }
+    if let Some(setting) = words.front().filter(|word| is_setting(word)) {
+        return Err(format!(
+            "{setting}: a setting of the environment stands before the command: {setting} gruyere \
+             {name} -- ..."
+        ));
+    }
+    let mut program = Program::default();
+    if words.front().is_some_and(|word| is_python(word)) {
+        program.python = words.pop_front().map(PathBuf::from);
+    }
+    let mut module = program.options(&mut words, name)?;
+    if module.as_deref() == Some("gruyere") {
+        module = Program::default().options(&mut words, name)?;
+    }
+    program.main = match module {
+        Some(module) => Main::Module(module),
+        None => Main::Script(words.pop_front().ok_or_else(|| {
+            format!(
+                "name a program: gruyere {name} -- python train.py, or gruyere {name} -- python \
+                 -m package.train"
+            )
+        })?),
+    };
+    program.arguments = words.into();
+    match launchers::reason(&program, name) {
+        Some(reason) => Err(reason),
+        None => Ok(program),
+    }
+}
+
+/// Whether a word is an interpreter's name.
+fn is_python(word: &str) -> bool {
+    let name = word.rsplit('/').next().unwrap_or(word);
+    name.starts_with("python") && !name.ends_with(".py")
+}
+
+/// Whether a word is an assignment of the shell's, as in `RANK=0 python train.py`.
+fn is_setting(word: &str) -> bool {
+    word.split_once('=').is_some_and(|(name, _)| {
+        !name.is_empty()
+            && name.bytes().all(|byte| matches!(byte, b'A'..=b'Z' | b'0'..=b'9' | b'_'))
+    })
+}
+
+impl Program {
+    /// Takes options off `words` as python reads them: letters may share a dash, and a value may
+    /// be joined on. The module, where they end with -m.
+    fn options(
+        &mut self,
+        words: &mut VecDeque<String>,
+        name: &str,
+    ) -> Result<Option<String>, String> {
+        while words.front().is_some_and(|word| word.starts_with('-')) {
+            let word = words.pop_front().expect("there is one");
+            if word == "-" {
+                return Err(format!(
+                    "-: each run reads the program anew, which standard input cannot give; name a \
+                     file: gruyere {name} -- python train.py"
+                ));
+            }
+            for (at, letter) in word.char_indices().skip(1) {
+                if FLAGS.contains(letter) {
+                    self.python_options.push(format!("-{letter}"));
+                    continue;
+                }
+                let joined = &word[at + letter.len_utf8()..];
+                let mut value = || match joined {
+                    "" => words.pop_front().ok_or(format!("{word}: a value is missing")),
+                    joined => Ok(joined.to_owned()),
+                };
+                match letter {
+                    'm' => return value().map(Some),
+                    'c' => {
+                        return Err(format!(
+                            "-c: what runs is a script or a module, not a line of code; write it \
+                             to a file: gruyere {name} -- python train.py"
+                        ));
+                    }
+                    _ if WITH_VALUE.contains(letter) => {
+                        let value = value()?;
+                        self.python_options.extend([format!("-{letter}"), value]);
+                    }
+                    _ => {
+                        return Err(format!(
+                            "{word}: neither an option of gruyere {name} (--help lists them) nor \
+                             one of python that its runs get ({}); leave it out",
+                            passed_on()
+                        ));
+                    }
+                }
+                break;
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// The options of python that a run gets, for people.
+fn passed_on() -> String {
+    let letters = FLAGS.chars().chain(WITH_VALUE.chars());
+    letters.map(|letter| format!("-{letter}")).collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(line: &str) -> Result<Program, String> {
+        let words: Vec<_> = line.split_whitespace().map(OsString::from).collect();
+        read(&words, "compare")
+    }
+
+    fn words(line: &str) -> Vec<String> {
+        line.split_whitespace().map(str::to_owned).collect()
+    }
+
+    fn program(
+        python: &str,
+        options: &str,
+        main: Main,
+        arguments: &str,
+    ) -> Result<Program, String> {
+        Ok(Program {
+            python: Some(python).filter(|name| !name.is_empty()).map(PathBuf::from),
+            python_options: words(options),
+            main,
+            arguments: words(arguments),
+        })
+    }
+
+    fn script(file: &str) -> Main {
+        Main::Script(file.to_owned())
+    }
+
+    fn module(name: &str) -> Main {
+        Main::Module(name.to_owned())
+    }
+
+    #[test]
+    fn a_program_is_an_interpreter_a_script_and_its_arguments() {
+        let read = of("/opt/bin/python3.12 train.py --lr 3 -m x");
+        let wanted = program("/opt/bin/python3.12", "", script("train.py"), "--lr 3 -m x");
+        assert_eq!(read, wanted);
+        assert_eq!(of("train.py"), program("", "", script("train.py"), ""));
+        assert_eq!(of("python_train.py"), program("", "", script("python_train.py"), ""));
+        assert!(of("python").unwrap_err().contains("name a program"));
+        assert!(of("python -u").unwrap_err().contains("name a program"));
+    }
+
+    #[test]
+    fn a_module_is_named_as_python_takes_it() {
+        let wanted = program("python", "", module("my.package.train"), "--x 1 -u");
+        assert_eq!(of("python -m my.package.train --x 1 -u"), wanted);
+        assert_eq!(of("python -mmy.package.train --x 1 -u"), wanted);
+        assert_eq!(of("-m train"), program("", "", module("train"), ""));
+        assert!(of("python -m").unwrap_err().contains("-m: a value is missing"));
+    }
+
+    #[test]
+    fn gruyeres_own_launcher_is_passed_over() {
+        let wanted = program("python", "-u", script("train.py"), "");
+        assert_eq!(of("python -u -m gruyere train.py"), wanted);
+        let wanted = program("python", "", module("package"), "--limit 3");
+        assert_eq!(of("python -m gruyere -m package --limit 3"), wanted);
+        assert!(of("python -m gruyere --limit 3 train.py").unwrap_err().starts_with("--limit: "));
+    }
+
+    #[test]
+    fn options_of_python_go_to_the_runs() {
+        assert_eq!(of("python -u train.py"), program("python", "-u", script("train.py"), ""));
+        let wanted = program("python", "-B -O -X utf8 -W ignore", module("package"), "-u");
+        assert_eq!(of("python -BO -X utf8 -Wignore -m package -u"), wanted);
+        let wanted = program("", "-u -B", module("package"), "");
+        assert_eq!(of("-uBm package"), wanted);
+        assert_eq!(of("-u train.py"), program("", "-u", script("train.py"), ""));
+        assert!(of("python -X").unwrap_err().contains("-X: a value is missing"));
+    }
+
+    #[test]
+    fn what_no_run_can_be_given_is_refused_by_name() {
+        for line in ["python -I train.py", "python -E train.py", "--gpus 3 train.py"] {
+            let reason = of(line).unwrap_err();
+            let word = line.split(' ').find(|word| word.starts_with('-')).unwrap();
+            assert!(reason.starts_with(&format!("{word}: neither")), "{reason}");
+            assert!(reason.contains("-u -v -W -X") && reason.contains("leave it out"), "{reason}");
+        }
+        assert!(of("python -c pass").unwrap_err().contains("write it to a file"));
+        assert!(of("python -").unwrap_err().contains("name a file"));
+        let reason = of("RANK=0 python train.py").unwrap_err();
+        assert!(reason.contains("RANK=0 gruyere compare -- "), "{reason}");
+    }
+}
