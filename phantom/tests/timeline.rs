@@ -44,6 +44,27 @@ fn an_event_completes_when_its_stream_gets_there() {
 }
 
 #[test]
+fn a_program_that_only_asks_waits() {
+    let gpu = gpu(1_000_000);
+    let a = stream(&gpu);
+    let event = gpu.event_create(0).unwrap();
+    gpu.launch(0, a, 1, 100).unwrap();
+    gpu.event_record(0, event, a).unwrap();
+    gpu.launch(0, a, 1, 100).unwrap();
+    // Who does anything else meanwhile only looks.
+    for _ in 0..50_000 {
+        assert_eq!(gpu.event_query(0, event), Ok(false));
+        gpu.event_record(0, gpu.event_create(0).unwrap(), a).unwrap();
+    }
+    let spin = |done: &dyn Fn() -> bool| (0..50_000).any(|_| done());
+    assert!(spin(&|| gpu.event_query(0, event).unwrap()));
+    // The kernels run 8..108 and 108..208.
+    assert_eq!(gpu.host_time().now, 108);
+    assert!(spin(&|| gpu.stream_query(0, a).unwrap()));
+    assert_eq!(gpu.host_time().now, 208);
+}
+
+#[test]
 fn host_waits_stand_still_and_are_counted_for_who_asked() {
     let gpu = gpu(1_000_000);
     let (a, b) = (stream(&gpu), stream(&gpu));

@@ -34,6 +34,10 @@ use crate::vmm::{Refused, Vmm};
 pub use pools::PoolBooks;
 pub use queries::{Held, HostTime};
 
+/// Questions in a row after which a program is taken to wait: more than an allocator asks about its
+/// blocks, soon over for a thread that does nothing else.
+const PATIENCE: u32 = 10_000;
+
 /// A call whose caller broke the driver's rules; the simulator refused it, unless the rule is about
 /// whose stream it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -99,6 +103,8 @@ pub(crate) struct State {
     pub(crate) next_capture: u64,
     pub(crate) next_group: u64,
     pub(crate) counts: [CallCounts; 2],
+    /// Questions in a row, with no other call between, to which the answer was "not yet".
+    pub(crate) asked_in_vain: u32,
     injections: Injections,
     pub(crate) misuses: Vec<Misuse>,
     pub(crate) oracle: Option<Oracle>,
@@ -160,6 +166,7 @@ impl Gpu {
             next_capture: 0,
             next_group: 0,
             counts: Default::default(),
+            asked_in_vain: 0,
             injections: Injections::default(),
             misuses: Vec::new(),
             oracle: config.oracle.then(Oracle::default),
@@ -190,6 +197,9 @@ impl State {
     /// The beginning of every call: counts it, and fails it where the device is lost, does not
     /// exist, or a fault is armed.
     pub(crate) fn enter(&mut self, kind: CallKind, device: u32) -> SimResult<()> {
+        if !matches!(kind, CallKind::EventQuery | CallKind::StreamQuery) {
+            self.asked_in_vain = 0;
+        }
         self.counts[current_caller() as usize].add(kind, 1);
         if let Some(code) = self.lost {
             return Err(SimError { call: kind.name(), code });
@@ -204,6 +214,22 @@ impl State {
             return Err(SimError { call: kind.name(), code });
         }
         Ok(())
+    }
+
+    /// Whether what will be done at `time` is done. Nobody's clock runs while a program asks that
+    /// over and over and does nothing else (torch's watchdog of NCCL, as a process group ends): it
+    /// waits, and after so many questions in a row the clock goes where its wait ends.
+    pub(crate) fn is_done(&mut self, time: u64) -> bool {
+        if time <= self.time.now() {
+            return true;
+        }
+        self.asked_in_vain += 1;
+        if self.asked_in_vain < PATIENCE {
+            return false;
+        }
+        self.asked_in_vain = 0;
+        self.time.wait_until(time, current_caller());
+        true
     }
 
     /// [`State::enter`] for a call of a fixed price.

@@ -185,9 +185,10 @@ impl Gpu {
         let state = &mut *guard;
         state.enter_for(KIND, device, state.config.costs.event)?;
         state.forbidden_by_capture(KIND)?;
-        match state.event(KIND, event)?.recorded {
+        let recorded = state.event(KIND, event)?.recorded;
+        match recorded {
             Recorded::Not => Ok(true),
-            Recorded::At(time) if time <= state.time.now() => {
+            Recorded::At(time) if state.is_done(time) => {
                 state.host_saw_event(event);
                 Ok(true)
             }
@@ -314,7 +315,8 @@ impl Gpu {
         state.forbidden_by_capture(KIND)?;
         state.follow_default_stream(key);
         let stream = state.streams.get(key);
-        let done = stream.open.is_none() && stream.tail <= state.time.now();
+        let (open, tail) = (stream.open.is_some(), stream.tail);
+        let done = !open && state.is_done(tail);
         if done && let Some(oracle) = &mut state.oracle {
             oracle.host_saw_stream(key);
         }
