@@ -316,9 +316,7 @@ class Comparison:
             program.arguments,
             self.request["python_options"],
         )
-        return run_launch(
-            self.contenders[index], machine, folder, launch, steps, memory, seconds
-        )
+        return run_launch(self.contenders[index], machine, folder, launch, steps, memory, seconds)
 
 
 def _row(contender: Contender, results: list[Result]) -> Row:
