@@ -52,7 +52,8 @@ fn without_options_it_asks_for_one_gpu_and_what_the_books_say_of_all() {
     let gpus = request["gpus"].take();
     let others = request["others"].take();
     let wanted = json!({
-        "script": "train.py", "arguments": ["--batch-size", "8", "--json"], "steps": 3,
+        "script": "train.py", "module": null, "arguments": ["--batch-size", "8", "--json"],
+        "python_options": [], "steps": 3,
         "allocators": ["gruyere", "default", "expandable"], "gpus": null, "others": null,
         "sweep": null, "smallest": false, "max_bytes": null,
         "json": null, "html": null, "history": null, "name": "train",
@@ -137,6 +138,14 @@ fn the_list_of_gpus_needs_no_interpreter() {
 }
 
 #[test]
+fn a_module_and_options_of_python_reach_the_python_side() {
+    let request = asked(&["--history", "kept", "--", "python", "-u", "-m", "package.train", "--x"]);
+    assert_eq!(request["module"], "package.train");
+    assert_eq!(request["python_options"], json!(["-u"]));
+    assert_eq!((&request["history"], &request["name"]), (&json!("kept"), &json!("package.train")));
+}
+
+#[test]
 fn wrong_arguments_are_refused() {
     assert!(refused(&["--gpu", "h99", "train.py"]).contains("h99: no such GPU"));
     assert!(refused(&["--gpu", "a100", "train.py"]).contains("a100-40, a100-80"));
@@ -145,8 +154,8 @@ fn wrong_arguments_are_refused() {
     assert!(refused(&["--alloc", "jemalloc", "train.py"]).contains("jemalloc"));
     assert!(refused(&["--sweep", "batch=8..1", "train.py"]).contains("1..64"));
     assert!(refused(&["--sweep", "batch=1,2", "train.py"]).contains("{batch}"));
-    assert!(refused(&[]).contains("name a script: gruyere dryrun"));
-    assert!(refused(&["python", "-m", "train"]).contains("gruyere dryrun -- python train.py"));
+    assert!(refused(&[]).contains("name a program: gruyere dryrun -- python train.py"));
+    assert!(refused(&["torchrun", "train.py"]).contains("RANK=0"));
 }
 
 #[test]
