@@ -10,6 +10,7 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Once;
 
 /// What a device holds, bytes.
 #[derive(Serialize)]
@@ -108,10 +109,28 @@ pub fn write_to(path: &Path) -> io::Result<()> {
     std::fs::rename(part, path)
 }
 
-/// The file that `PHANTOM_BOOKS` names, where it does; `%p` in it becomes the process id.
+/// The file that `PHANTOM_BOOKS` names, where it does.
 pub fn file() -> Option<PathBuf> {
-    let name = std::env::var("PHANTOM_BOOKS").ok().filter(|name| !name.is_empty())?;
+    named_by("PHANTOM_BOOKS")
+}
+
+/// The file that a variable names, where it does; `%p` in it becomes the process id.
+fn named_by(variable: &str) -> Option<PathBuf> {
+    let name = std::env::var(variable).ok().filter(|name| !name.is_empty())?;
     Some(PathBuf::from(name.replace("%p", &std::process::id().to_string())))
+}
+
+/// Makes the file that `PHANTOM_CONTEXTS` names: this process has a context. The books come at the
+/// exit, which a process that is killed does not have.
+pub fn note_context() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        if let Some(path) = named_by("PHANTOM_CONTEXTS")
+            && let Err(error) = std::fs::write(&path, "")
+        {
+            eprintln!("phantom: {}: {error}", path.display());
+        }
+    });
 }
 
 /// Writes the books where `PHANTOM_BOOKS` says.

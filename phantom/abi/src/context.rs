@@ -1,6 +1,7 @@
 //! Contexts: one primary context a device, and a stack of current ones a thread.
 
 use crate::abi::{Out, code, driver, runtime};
+use crate::books;
 use crate::gpu::{failed, gpu};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::*};
@@ -91,6 +92,7 @@ pub fn runtime_device() -> u32 {
 /// The runtime makes a primary context current, and so active.
 fn use_primary(device: u32) {
     set(primary(device));
+    books::note_context();
     IN_RUNTIME[device as usize].store(true, Relaxed);
 }
 
@@ -108,6 +110,7 @@ driver! {
     fn cuDevicePrimaryCtxRetain(out: Out<Context>, device: i32) {
         let device = gpu().device(device)?;
         out.put(primary(device))?;
+        books::note_context();
         RETAINED[device as usize].fetch_add(1, Relaxed);
         Ok(())
     }
@@ -262,6 +265,7 @@ fn create(out: Out<Context>, device: i32) -> Result<(), u32> {
     let device = gpu().device(device)?;
     let context = primary(device) + ROUND * (1 + CREATED.fetch_add(1, Relaxed));
     out.put(context)?;
+    books::note_context();
     push(context)
 }
 

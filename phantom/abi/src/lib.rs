@@ -32,6 +32,7 @@
 //! | `PHANTOM_ORACLE` | `on`: judge the order of all work and name what is wrong on stderr (`phantom_owns`, `phantom_touch`, `phantom_hazards`) | off |
 //! | `PHANTOM_CALL_LOG` | file for a line a call (`%p`: the process id) | |
 //! | `PHANTOM_BOOKS` | file for the books as JSON, written at exit (`%p`: the process id) | |
+//! | `PHANTOM_CONTEXTS` | file that is made with the process's first context (`%p`: the process id) | |
 //! | `PHANTOM_EXIT` | `deinitialize`: after the exit handlers every call answers DEINITIALIZED, as a real driver's | |
 //! | `PHANTOM_QUIET` | do not name functions that are not simulated on stderr | |
 //!

@@ -367,6 +367,16 @@ static void small_numbers(void) { values(1); }
 
 /* Two copies to the host, one of them of rows; those in other directions, and those that a graph
  * remembers, are none. */
+/* To ask for devices makes no context; their use does. */
+static void contexts(void) {
+    const char *file = getenv("PHANTOM_CONTEXTS");
+    int devices;
+    OK(cudaGetDeviceCount(&devices));
+    CHECK(access(file, F_OK) != 0);
+    OK(cudaSetDevice(0));
+    CHECK(access(file, F_OK) == 0);
+}
+
 static void host_reads(void) {
     char *memory, here[1000];
     cudaStream_t stream;
@@ -413,6 +423,7 @@ int main(int count, char **arguments) {
         {"context", context}, {"old_driver", old_driver}, {"managed", managed},
         {"oracle", oracle},   {"contents", contents},     {"looks", looks},
         {"zeros", zeros},     {"small_numbers", small_numbers}, {"host_reads", host_reads},
+        {"contexts", contexts},
     };
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
         if (count == 2 && strcmp(arguments[1], parts[i].name) == 0) {

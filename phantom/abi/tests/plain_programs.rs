@@ -127,6 +127,13 @@ fn copies_to_the_host_are_in_the_books() {
     assert_eq!(books["host_reads"], serde_json::json!({"count": 2, "bytes": 1700}));
 }
 
+/// Also of a process that has no exit handlers.
+#[test]
+fn a_process_with_a_context_says_so_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    run("contexts", &[("PHANTOM_CONTEXTS", folder.path().join("context").to_str().unwrap())]);
+}
+
 #[test]
 fn the_oracle_names_hazards_of_programs() {
     let output = run("oracle", &[("PHANTOM_ORACLE", "on")]);
