@@ -6,6 +6,7 @@
 mod gpus;
 mod sweep;
 
+use std::collections::HashSet;
 use std::ffi::OsString;
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
@@ -198,7 +199,6 @@ pub fn main(arguments: &Arguments) -> ExitCode {
     {
         return refuse(reason);
     }
-    let asked = !(arguments.gpu.is_empty() && arguments.gb.is_empty());
     let house = House::find();
     let request = Request {
         script: program.main.script(),
@@ -207,7 +207,7 @@ pub fn main(arguments: &Arguments) -> ExitCode {
         python_options: &program.python_options,
         steps: arguments.steps,
         allocators: &arguments.alloc,
-        others: if asked { Vec::new() } else { gpus::all() },
+        others: arguments.others(),
         gpus,
         sweep: arguments.sweep.as_ref(),
         smallest: arguments.smallest,
@@ -239,6 +239,9 @@ impl Arguments {
             found.push(gpus::find(word)?);
         }
         found.extend(self.gb.iter().map(|&gib| gpus::of_size(gib)));
+        // `h100,h100-80` is one.
+        let mut ids = HashSet::new();
+        found.retain(|gpu: &Gpu| ids.insert(gpu.id.clone()));
         if found.is_empty() {
             found.push(gpus::find(gpus::USUAL)?);
         }
@@ -250,5 +253,48 @@ impl Arguments {
             }
         }
         Ok(found)
+    }
+
+    /// Those of which only the books tell: none where the user has named some.
+    fn others(&self) -> Vec<Gpu> {
+        if !self.gpu.is_empty() || !self.gb.is_empty() {
+            return Vec::new();
+        }
+        gpus::all().into_iter().filter(|gpu| gpu.id != gpus::USUAL).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser as _;
+
+    #[derive(clap::Parser)]
+    struct Command {
+        #[command(flatten)]
+        arguments: Arguments,
+    }
+
+    fn of(line: &str) -> Arguments {
+        Command::parse_from(format!("dryrun {line} train.py").split_whitespace()).arguments
+    }
+
+    fn ids(gpus: Vec<Gpu>) -> Vec<String> {
+        gpus.into_iter().map(|gpu| gpu.id).collect()
+    }
+
+    #[test]
+    fn a_gpu_that_is_named_twice_is_run_once() {
+        let twice = of("--gpu h100,a100-40,h100-80 --gb 24 --gb 24.0");
+        assert_eq!(ids(twice.gpus().unwrap()), ["h100-80", "a100-40", "24gb"]);
+        assert_eq!(ids(twice.others()), [""; 0]);
+    }
+
+    #[test]
+    fn the_gpu_that_is_run_is_none_of_the_others() {
+        let usual = of("");
+        assert_eq!(ids(usual.gpus().unwrap()), [gpus::USUAL]);
+        assert_eq!(usual.others().len(), gpus::all().len() - 1);
+        assert!(!ids(usual.others()).contains(&gpus::USUAL.to_owned()));
     }
 }
