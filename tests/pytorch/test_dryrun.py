@@ -2,9 +2,13 @@
 without it."""
 
 import json
+import signal
 import socket
 import subprocess
 import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -21,9 +25,15 @@ from framework_runs import PYTHON as FRAMEWORKS
 
 sys.path.insert(0, str(ROOT / "python_loader"))
 
-from gruyere._dryrun import live, trust  # noqa: E402
+from gruyere._bench.measure import COMPLETED, FAILED, OUT_OF_MEMORY  # noqa: E402
+from gruyere._bench.script import Enough  # noqa: E402
+from gruyere._dryrun import live, text, trust  # noqa: E402
 from gruyere._dryrun.looks import Seen  # noqa: E402
+from gruyere._dryrun.main import DryRun  # noqa: E402
+from gruyere._dryrun.runs import Plan, Ran  # noqa: E402
+from gruyere._dryrun.settings import Settings  # noqa: E402
 from gruyere._dryrun.sweep import Sweep  # noqa: E402
+from gruyere._dryrun.worker import Found, Worker  # noqa: E402
 
 GIB, MIB = 1 << 30, 1 << 20
 # What takes time on the stand-in's clock, as the dry run has it.
@@ -77,13 +87,19 @@ def folder(tmp_path_factory):
     return made
 
 
-def dryrun(folder, *arguments, python=sys.executable, **settings):
+def dry(*arguments, python=sys.executable):
+    """The command line, and the environment for it."""
     environment = clean_environment() | {
         "GRUYERE_LIBRARY": str(GRUYERE), "GRUYERE_PHANTOM": str(PHANTOM), "OMP_NUM_THREADS": "1",
     }  # fmt: skip
     line = [COMMAND, "dryrun", "--python", python, *arguments]
+    return [str(word) for word in line], environment
+
+
+def dryrun(folder, *arguments, python=sys.executable, **settings):
+    line, environment = dry(*arguments, python=python)
     return subprocess.run(
-        [str(word) for word in line],
+        line,
         env=environment | settings,
         cwd=folder,
         capture_output=True,
@@ -232,7 +248,9 @@ def test_a_gpu_that_is_too_small_is_told_with_what_lacks(folder):
 
 
 def test_a_bound_is_an_exit_code(folder):
-    ran = dryrun(folder, "--alloc", "torch", "--max-gb", 0.5, "train.py", 256, 50)
+    # Also on a terminal that has no bars.
+    ran = dryrun(folder, "--alloc", "torch", "--max-gb", 0.5, "train.py", 256, 50,
+                 PYTHONIOENCODING="ascii")  # fmt: skip
     assert ran.returncode == 3, ran.stdout + ran.stderr
     assert "more than the 512 MiB of --max-gb" in " ".join(ran.stdout.split())
 
@@ -564,6 +582,194 @@ def test_a_trainer_is_asked_to_stop_and_can_be_trusted(tmp_path, program, module
     assert any(row["module"].startswith(module) for row in document["peak"]["modules"])
 
 
+# What programs do that measure and tune themselves: the figures are of the whole run all the same,
+# and each row has its own allocator. An average of the weights has no forward; a nested backward
+# and a step inside of one; a gradient that is sparse; an end that fails because it came early.
+OF_ITS_OWN = """
+import os
+
+os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True,max_split_size_mb:64"
+import copy
+import gruyere
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+gruyere.enable(limit="90%")
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(16, 1024, sparse=True)
+        self.first = nn.Linear(1024, 1024)
+        self.second = nn.Linear(1024, 1024)
+
+    def forward(self, rows):
+        return self.second(checkpoint(self.first, self.table(rows), use_reentrant=True))
+
+
+def step_in_backward(model):
+    for layer in (model.first, model.second):
+        for parameter in layer.parameters():
+            optimizer = torch.optim.SGD([parameter], lr=0.1)
+
+            def step(value, optimizer=optimizer):
+                optimizer.step()
+                optimizer.zero_grad()
+
+            parameter.register_post_accumulate_grad_hook(step)
+
+
+def main():
+    model = Model().cuda()
+    average = copy.deepcopy(model)
+    step_in_backward(model)
+    for _ in range(9):
+        torch.cuda.memory._record_memory_history()
+        rows = torch.zeros(4096, dtype=torch.long, device="cuda")
+        loss = model(rows).sum()
+        torch.cuda.memory._record_memory_history(enabled=None)
+        loss.backward()
+        torch.cuda.reset_peak_memory_stats()
+    return average
+
+
+try:
+    main()
+finally:
+    print(summary)
+"""
+
+
+def test_what_a_program_measures_and_sets_by_itself_changes_no_answer(tmp_path):
+    (tmp_path / "train.py").write_text(OF_ITS_OWN)
+    document = told(dryrun(tmp_path, "--alloc", "gruyere,expandable", "--json", "train.py"))
+    assert document["trust"]["reasons"] == []
+    assert document["program"]["left_out"] == [
+        "expandable_segments:True,max_split_size_mb:64", "gruyere.enable(limit='90%')",
+    ]  # fmt: skip
+    peak = document["peak"]
+    for run in document["gpus"][0]["runs"]:
+        assert (run["fits"], run["steps"], run["peak_live"]) == (True, 3, peak["bytes"])
+    layer, rows = 4 * 1024 * 1024 + 4 * 1024, 4096
+    weights = 4 * 16 * 1024 + 2 * layer
+    assert peak["kinds"] == {
+        "weights": 2 * weights,
+        # The first layer's, and the table's of the step before: values and indices.
+        "gradients": layer + rows * (4 * 1024 + 8),
+        "optimizer states": 0,
+        # The checkpoint's input, the rows, the loss and its gradient.
+        "activations": rows * (4 * 1024 + 8) + 2 * 512,
+        "temporaries": peak["kinds"]["temporaries"],
+        "workspaces": peak["kinds"]["workspaces"],
+        "other": 0,
+    }
+    text = OF_ITS_OWN.splitlines()
+    lines = {text[int(part["line"].split(":")[1]) - 1].strip() for part in peak["lines"]}
+    assert "loss.backward()" in lines
+
+
+CAUGHT = """
+import torch
+
+model = torch.nn.Linear(1024, 1024).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+rows = 1 << 19
+for _ in range(9):
+    try:
+        model(torch.empty(rows, 1024, device="cuda")).sum().backward()
+        optimizer.step()
+    except torch.cuda.OutOfMemoryError:
+        rows //= 8
+"""
+
+
+def test_memory_that_ran_out_and_was_caught_is_told(tmp_path):
+    (tmp_path / "train.py").write_text(CAUGHT)
+    ran = dryrun(tmp_path, "--gb", 2, "--alloc", "torch", "--json=all.json", "train.py")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "(It ran out of memory 1 time there, caught that, and went on.)" in " ".join(
+        ran.stdout.split()
+    )
+    row = json.loads((tmp_path / "all.json").read_text())["gpus"][0]["runs"][0]
+    assert (row["fits"], row["steps"], row["caught"]) == (True, 3, 1)
+
+
+# It is killed before it can tell anything, and it is not the program's own process.
+OTHERS = """
+import subprocess
+import sys
+import torch
+
+kept = torch.zeros(1000, device="cuda")
+another = "import os, torch; kept = torch.zeros(1000, device='cuda'); os.kill(os.getpid(), 9)"
+subprocess.run([sys.executable, "-c", another])
+"""
+
+
+def test_processes_that_use_the_device_beside_the_programs_own_are_told(tmp_path):
+    (tmp_path / "train.py").write_text(OTHERS)
+    ran = dryrun(tmp_path, "--alloc", "torch", "train.py")
+    assert ran.returncode == 4, ran.stdout + ran.stderr
+    assert "1 other process of the program's used the device" in " ".join(ran.stdout.split())
+
+
+@pytest.mark.parametrize(
+    "program, reason",
+    [
+        ("import torch\ntorch.zeros(1)\n", "there is nothing to measure: the program used no"),
+        ("import os\nos._exit(0)\n", "exit code 0 before it could be measured"),
+    ],
+)
+def test_a_run_without_figures_says_why_and_leaves_no_file(tmp_path, program, reason):
+    (tmp_path / "train.py").write_text(program)
+    ran = dryrun(tmp_path, "--json=all.json", "--html", "page.html", "train.py")
+    assert ran.returncode == 1 and ran.stdout == "", ran.stdout + ran.stderr
+    assert reason in ran.stderr
+    assert [file.name for file in tmp_path.iterdir()] == ["train.py"]
+
+
+# The first two runs are looked at, one after the other; the next ones are beside each other.
+WAITS = """
+import os
+import pathlib
+import time
+import torch
+
+kept = torch.zeros(1000, device="cuda")
+pathlib.Path(f"began-{os.getpid()}").touch()
+if len(list(pathlib.Path().glob("began-*"))) > RUNS:
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("number, runs", [(signal.SIGINT, 2), (signal.SIGTERM, 0)])
+def test_who_ends_it_ends_the_programs_and_leaves_nothing(tmp_path, number, runs):
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "train.py").write_text(WAITS.replace("RUNS", str(runs)))
+    line, environment = dry("--alloc", "gruyere,torch", "--jobs", 2, "train.py")
+    process = subprocess.Popen(
+        line, env=environment | {"TMPDIR": str(tmp_path / "tmp")}, cwd=tmp_path,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        # A shell that starts it behind itself has it pass over the first.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
+    try:
+        deadline = time.monotonic() + 300
+        while len(list(tmp_path.glob("began-*"))) <= runs:
+            assert time.monotonic() < deadline and process.poll() is None
+            time.sleep(0.1)
+        process.send_signal(number)
+        assert process.wait(30) == 128 + number
+    finally:
+        process.kill()
+    # torch keeps a folder of its own there.
+    assert not list((tmp_path / "tmp").glob("gruyere-*"))
+    pids = [file.name.split("-")[1] for file in tmp_path.glob("began-*")]
+    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+
+
 SWALLOWS = """
 import atexit
 import torch
@@ -823,6 +1029,81 @@ def test_layers_that_repeat_are_one_row():
     assert live.collapsed("model.layers.31.mlp") == "model.layers.*.mlp"
     assert live.collapsed("m.0.1") == "m.*.*"
     assert live.collapsed("conv1.2d") == "conv1.2d"
+
+
+@pytest.mark.parametrize(
+    "allocator, said, wanted, left_out",
+    [
+        ("default", "expandable_segments:True", "", True),
+        ("default", "max_split_size_mb:64, backend:cudaMallocAsync", "max_split_size_mb:64", True),
+        ("default", "roundup_power2_divisions:[256:1,>:2]", "roundup_power2_divisions:[256:1,>:2]",
+         False),
+        ("expandable", "expandable_segments:True", "expandable_segments:True", False),
+        ("expandable", "max_split_size_mb:64", "expandable_segments:True,max_split_size_mb:64",
+         False),
+    ],
+)  # fmt: skip
+def test_a_row_keeps_its_allocator_and_the_rest_of_the_programs_settings(
+    allocator, said, wanted, left_out
+):
+    settings = Settings(allocator)
+    assert settings.kept(said) == wanted
+    assert bool(settings.left_out) == left_out
+
+
+class Torch:
+    cuda = SimpleNamespace(OutOfMemoryError=type("OutOfMemoryError", (RuntimeError,), {}))
+
+
+@pytest.mark.parametrize(
+    "first, then, outcome",
+    [
+        (Torch.cuda.OutOfMemoryError("CUDA out of memory."), SystemExit(1), OUT_OF_MEMORY),
+        (ValueError("of its own"), SystemExit(1), FAILED),
+        # What fails because the run was stopped after its steps is no failure of the program's.
+        (Enough(0), NameError("summary"), COMPLETED),
+        (Enough(0), Torch.cuda.OutOfMemoryError("CUDA out of memory."), OUT_OF_MEMORY),
+    ],
+)
+def test_how_a_program_ended_is_told_by_what_ended_it(first, then, outcome):
+    then.__context__ = first
+    worker = object.__new__(Worker)
+    worker.torch, worker.found = Torch, Found(COMPLETED)
+    worker.stopped_by(then)
+    assert worker.found.outcome == outcome
+
+
+def test_a_try_that_fails_where_memory_is_short_is_one_that_does_not_complete():
+    class Runner:
+        def run(self, plan, progress):
+            enough = plan.memory >= 300 * MIB
+            return Ran(plan, Found(COMPLETED if enough else FAILED, "short, in its own words"))
+
+    gpu = {"id": "any", "memory": 1 * GIB, "context": 0}
+    asked = {"gpus": [gpu], "allocators": ["default"], "assumed_context": 0}
+    done = Ran(Plan("default", gpu, 1 * GIB, ()), Found(COMPLETED, allocated_peak=200 * MIB))
+    done.found.physical_peak = 400 * MIB
+    found = DryRun(asked, Runner()).smallest([done])
+    assert found == {("any", "default"): 300 * MIB}
+
+
+def test_a_program_that_asked_for_no_memory_has_an_answer():
+    report = {"peak": {"bytes": 0, "kinds": {}, "modules": [], "lines": []}}
+    assert "no memory" in text._kinds(report, 80)
+    assert text._modules(report, 80) == text._lines(report, 80) == ""
+
+
+@pytest.mark.parametrize(
+    "values, largest", [(["8", "16", "2"], "8"), (["small", "large", "huge"], "large")]
+)
+def test_the_largest_of_a_list_is_by_number_or_by_place(values, largest):
+    sweep = Sweep({"name": "n", "flag": None, "range": None, "values": values}, ())
+    sweep.rows = [
+        {"value": value, "gpu": "g", "allocator": "torch", "fits": value not in ("16", "huge")}
+        for value in values
+    ]
+    assert sweep.largest("g", "torch") == largest
+    assert sweep.chosen("g") == largest
 
 
 def entry(action, address, size, mark, phase=0):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import json
 import os
 import tempfile
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 COMPLETED, OUT_OF_MEMORY, FAILED, FAULTS = "completed", "out of memory", "failed", "faults"
 
@@ -32,6 +34,8 @@ class Result:
     """Peak of physical memory: by the stand-in's books, or as `on_gpu` tells."""
     retries: int = 0
     """Times that the allocator had to give memory back before a request could be served."""
+    caught: int = 0
+    """Times that a request could not be served; of a program that completed: and it went on."""
     host_ns: list[int] = field(default_factory=list)
     """Host time of each step."""
     step_ns: list[int] = field(default_factory=list)
@@ -67,6 +71,8 @@ class Meter:
         # What others hold on a real device, and the most that was held with them.
         self.others: Optional[int] = None
         self.used_most = 0
+        # torch's peaks, as far as the program has reset them.
+        self.peaks: dict[str, int] = {}
         if memory is not None and self.phantom is not None:
             os.environ["PHANTOM_MEMORY"] = str(memory)
 
@@ -78,6 +84,26 @@ class Meter:
             torch.backends.cuda.enable_cudnn_sdp(False)
         elif self.phantom is None:
             torch.cuda._lazy_call(lambda: self._begin_on_gpu(torch))
+        # Peaks are of the whole run, also where the program wants its own of each step.
+        for module in (torch.cuda, torch.cuda.memory, getattr(torch, "accelerator", None)):
+            reset = getattr(module, "reset_peak_memory_stats", None)
+            if reset is not None:
+                module.reset_peak_memory_stats = self._noting_peaks(torch, reset)
+
+    def _noting_peaks(self, torch: Any, reset: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(reset)
+        def noting(*arguments: Any, **options: Any) -> Any:
+            if torch.cuda.is_initialized():
+                self._note_peaks(torch)
+            return reset(*arguments, **options)
+
+        return noting
+
+    def _note_peaks(self, torch: Any) -> None:
+        statistics = torch.cuda.memory_stats(0)
+        for name in ("allocated_bytes", "reserved_bytes", "requested_bytes"):
+            peak = statistics.get(f"{name}.all.peak", 0)
+            self.peaks[name] = max(peak, self.peaks.get(name, 0))
 
     def _begin_on_gpu(self, torch: Any) -> None:
         free, total = torch.cuda.mem_get_info(0)
@@ -99,11 +125,13 @@ class Meter:
                 "not measured"
             )
         self._check_allocator(torch)
+        self._note_peaks(torch)
+        result.allocated_peak = self.peaks["allocated_bytes"]
+        result.reserved_peak = self.peaks["reserved_bytes"]
+        result.requested_peak = self.peaks["requested_bytes"]
         statistics = torch.cuda.memory_stats(0)
-        result.allocated_peak = torch.cuda.max_memory_allocated(0)
-        result.reserved_peak = torch.cuda.max_memory_reserved(0)
-        result.requested_peak = statistics.get("requested_bytes.all.peak", 0)
         result.retries = statistics.get("num_alloc_retries", 0)
+        result.caught = statistics.get("num_ooms", 0)
         if self.phantom is not None:
             result.physical_peak = self.phantom.phantom_physical_peak(0)
         else:
@@ -161,16 +189,21 @@ class Meter:
 
 def is_out_of_memory(torch: Any, error: BaseException) -> bool:
     """Whether `error`, or what it was raised from, is torch's out-of-memory."""
+    return any(
+        isinstance(cause, torch.cuda.OutOfMemoryError)
+        or (isinstance(cause, RuntimeError) and "CUDA out of memory." in str(cause))
+        for cause in causes(error)
+    )
+
+
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """The error, what it was raised from, and so on."""
     seen = set()
     cause: Optional[BaseException] = error
     while cause is not None and id(cause) not in seen:
-        if isinstance(cause, torch.cuda.OutOfMemoryError) or (
-            isinstance(cause, RuntimeError) and "CUDA out of memory." in str(cause)
-        ):
-            return True
+        yield cause
         seen.add(id(cause))
         cause = cause.__cause__ or cause.__context__
-    return False
 
 
 def first_line(error: BaseException) -> str:

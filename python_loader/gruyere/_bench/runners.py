@@ -27,9 +27,13 @@ TORCH_CONF = {
     "gruyere": "",
 }
 # Newer versions of torch read the first of these, older ones know the second only.
-_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 # Settings of the caller's that would make rows other than what they are called.
-_FOREIGN = (*_VARIABLES, "PYTORCH_NO_CUDA_MEMORY_CACHING", "GRUYERE_ENABLE", "GRUYERE_CONF")
+_FOREIGN = (*VARIABLES, "PYTORCH_NO_CUDA_MEMORY_CACHING", "GRUYERE_ENABLE", "GRUYERE_CONF")
+
+
+# Bytes of what a program has said that are looked at.
+_SAID = 1 << 20
 
 
 class Contender:
@@ -44,7 +48,7 @@ class Contender:
         kept = {key: value for key, value in os.environ.items() if key not in _FOREIGN}
         kept.update(machine.environment)
         if TORCH_CONF[self.allocator]:
-            kept.update(dict.fromkeys(_VARIABLES, TORCH_CONF[self.allocator]))
+            kept.update(dict.fromkeys(VARIABLES, TORCH_CONF[self.allocator]))
         if self.allocator == "gruyere":
             kept["GRUYERE_CONF"] = self.conf
             if of_users:
@@ -236,11 +240,25 @@ class Log:
         self.from_byte = self.path.stat().st_size
 
     def said(self) -> list[str]:
-        """The lines that came since."""
-        text = self.path.read_bytes()[self.from_byte :].decode(errors="replace")
-        return text.splitlines()
+        """The lines that came since, the last ones where they are many."""
+        with self.path.open("rb") as file:
+            end = file.seek(0, os.SEEK_END)
+            file.seek(max(self.from_byte, end - _SAID))
+            return file.read().decode(errors="replace").splitlines()
+
+    def close(self) -> list[str]:
+        """The same; the file is gone then."""
+        said = self.said()
+        self.file.close()
+        self.path.unlink()
+        return said
 
     def blame(self, how: str) -> str:
         """`how` it ended, with the last line that it said."""
-        said = [line.strip() for line in self.said() if line.strip()]
-        return f"{how}: {said[-1]}" if said else f"{how}, without a word"
+        return blame(how, self.said())
+
+
+def blame(how: str, said: list[str]) -> str:
+    """`how` something ended, with the last of the lines that it said."""
+    lines = [line.strip() for line in said if line.strip()]
+    return f"{how}: {lines[-1]}" if lines else f"{how}, without a word"

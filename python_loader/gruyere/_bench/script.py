@@ -91,11 +91,13 @@ class Watch:
         raise Enough(0)
 
     def stopped_by(self, error: BaseException) -> None:
-        if isinstance(error, SystemExit):
-            if error.code not in (None, 0):
-                self.found.outcome, self.found.reason = FAILED, f"it exited with {error.code!r}"
-        elif self.torch is not None and measure.is_out_of_memory(self.torch, error):
+        if isinstance(error, SystemExit) and error.code in (None, 0):
+            return
+        if self.torch is not None and measure.is_out_of_memory(self.torch, error):
+            # Also one that was caught, and then the program gave up: sys.exit(1).
             self.found.outcome, self.found.reason = OUT_OF_MEMORY, measure.first_line(error)
+        elif isinstance(error, SystemExit):
+            self.found.outcome, self.found.reason = FAILED, f"it exited with {error.code!r}"
         else:
             self.found.outcome, self.found.reason = FAILED, measure.first_line(error)
 

@@ -24,7 +24,7 @@ def keep(folder: str, run: dict[str, Any], text: str) -> Path:
     file = Path(folder, f"{run['name']}.{seconds}-{run['pid']}{_SUFFIX}")
     descriptor, name = tempfile.mkstemp(prefix=".keeping-", dir=folder)
     try:
-        with os.fdopen(descriptor, "w") as unfinished:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as unfinished:
             unfinished.write(text)
         # Others who may read the folder may read what is in it, as with what else a program writes.
         mask = os.umask(0)

@@ -135,7 +135,8 @@ class History:
 
 def _metadata(entry: dict[str, Any]) -> tuple[int, int, int, int]:
     words = entry.get("user_metadata", "").split()
-    if len(words) != 4:
+    # The program may write there too.
+    if len(words) != 4 or not all(map(str.isdigit, words)):
         return 0, 0, 0, 0
     mark, phase, module, place = map(int, words)
     return mark, phase, module, place

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import gc
 import importlib
 import sys
 import threading
@@ -68,6 +69,8 @@ class Looks:
         self.mark = 0
         self.phase = PROGRAM
         self.place = 0
+        # The phases in which the optimisers that are at work began to step.
+        self.interrupted: list[int] = []
         # Modules whose forward runs, outermost first, and the one whose backward does.
         self.running: list[int] = []
         self.backward_of = 0
@@ -93,7 +96,10 @@ class Looks:
         tell = getattr(torch._C, "_cuda_setMemoryMetadata", None)
         if tell is not None:
             self.tell_torch = tell
-        torch.cuda._lazy_call(self._begin_history)
+        record = torch.cuda.memory._record_memory_history
+        torch.cuda._lazy_call(lambda: self._begin_history(record))
+        # One that the program begins or ends would take the place of ours.
+        torch.cuda.memory._record_memory_history = lambda *_, **__: None
         modules = torch.nn.modules.module
         modules.register_module_module_registration_hook(self._owned)
         modules.register_module_forward_pre_hook(self._enter)
@@ -116,10 +122,8 @@ class Looks:
         if clear is not None:
             torch._C._cuda_clearCublasWorkspaces = self._clearing(clear)
 
-    def _begin_history(self) -> None:
-        self.torch.cuda.memory._record_memory_history(
-            enabled="all", context="alloc", stacks="python", max_entries=1 << 24
-        )
+    def _begin_history(self, record: Callable[..., None]) -> None:
+        record(enabled="all", context="alloc", stacks="python", max_entries=1 << 24)
         self.tell()
 
     def tell(self) -> None:
@@ -136,6 +140,7 @@ class Looks:
 
     def close(self) -> None:
         """The program has ended: torch gives up its workspaces, which shows which they are."""
+        self._sight_modules()
         self.running.clear()
         self.phase, self.backward_of, self.place = PROGRAM, 0, 0
         clear = getattr(self.torch._C, "_cuda_clearCublasWorkspaces", None)
@@ -153,6 +158,7 @@ class Looks:
         return clearing
 
     def step_is_over(self) -> None:
+        self._sight_modules()
         self.seen.steps.append(self.next_mark())
         self.fresh.clear()
 
@@ -161,6 +167,10 @@ class Looks:
     def _enter(self, module: Any, _arguments: Any) -> None:
         if self.torch.compiler.is_compiling():
             return
+        if self.phase == OPTIMIZER:
+            # No forward is in a step, but for the closure's: the last step did not come to its end.
+            self.phase = PROGRAM
+            self.interrupted.clear()
         if not self.running and id(module) not in self.fresh:
             self.fresh.add(id(module))
             self._look_through(module)
@@ -193,12 +203,8 @@ class Looks:
 
     def _look_through(self, root: Any) -> None:
         """Names what is in `root`, an outermost module that runs, and says what is its own."""
-        named = vars(sys.modules["__main__"])
         if root not in self.numbers:
-            # A module of a variable's knows better than one of its own parts that runs alone.
-            for name, value in list(named.items()):
-                if isinstance(value, self.torch.nn.Module) and not name.startswith("_"):
-                    self._name(value, name)
+            self._name_variables()
         if root not in self.numbers:
             whole, seen = root, {id(root)}
             while (owner := self._owner(whole)) is not None and id(owner) not in seen:
@@ -212,6 +218,47 @@ class Looks:
             if value is None:
                 del self.parameters[key]
             elif key in own:
+                self._sight(mark, value, WEIGHTS, name)
+
+    def _name_variables(self) -> None:
+        """A module of a variable's knows better than one of its own parts that runs alone, and a
+        whole better than a part of it that has a variable too."""
+        variables = {
+            name: value
+            for name, value in list(vars(sys.modules["__main__"]).items())
+            if issubclass(type(value), self.torch.nn.Module) and not name.startswith("_")
+        }
+        parts = {
+            id(part)
+            for value in variables.values()
+            for part in value.modules()
+            if part is not value
+        }
+        for name, value in variables.items():
+            if id(value) not in parts:
+                self._name(value, name)
+
+    def _sight_modules(self) -> None:
+        """What is a module's without a forward of it: an average of the weights, say."""
+        # Whether it is one is asked of its type: objects may answer anything.
+        kind = self.torch.nn.Module
+        modules = [
+            value
+            for value in gc.get_objects()
+            # Others are not made to their end.
+            if issubclass(type(value), kind) and {"_modules", "_parameters"} <= vars(value).keys()
+        ]
+        parts = {id(part) for module in modules for part in module._modules.values()}
+        fresh = [value for value in modules if value not in self.numbers and id(value) not in parts]
+        if fresh:
+            self._name_variables()
+        for module in fresh:
+            if module not in self.numbers:
+                self._name(module, type(module).__name__)
+        mark = self.next_mark()
+        for ref, name in list(self.parameters.values()):
+            value = ref()
+            if value is not None:
                 self._sight(mark, value, WEIGHTS, name)
 
     def _owned(self, owner: Any, _name: str, module: Any) -> None:
@@ -244,13 +291,12 @@ class Looks:
             before = self.phase, self.backward_of, self.place, self.outer
             self.phase, self.outer = BACKWARD, len(self.running)
             line = self.lines.of_stack(sys._getframe(1))
-            if line == NOWHERE and self.place:
-                # Within another, on a thread of autograd's: the line that called that one.
-                line = self.seen.places[self.place]
-            if line not in self.by_place:
-                self.by_place[line] = len(self.seen.places)
-                self.seen.places.append(line)
-            self.place = self.by_place[line]
+            if line != NOWHERE or before[0] != BACKWARD:
+                # One inside of another (checkpointing's) is of the line that called the outer.
+                if line not in self.by_place:
+                    self.by_place[line] = len(self.seen.places)
+                    self.seen.places.append(line)
+                self.place = self.by_place[line]
             self.seen.backwards.append(self.next_mark())
             # torch keeps what it was told by thread, and backward has threads of its own.
             nodes = [tensor.grad_fn for tensor in _tensors(self.torch, outputs, 1)]
@@ -274,6 +320,7 @@ class Looks:
 
     def _before_step(self, optimizer: Any, arguments: Any, options: Any) -> Any:
         self._sight_optimizer(optimizer)
+        self.interrupted.append(self.phase)
         self.phase = OPTIMIZER
         self.tell()
         # What the closure does is the program's: forward and backward.
@@ -296,7 +343,8 @@ class Looks:
         return of_the_program
 
     def _after_step(self, optimizer: Any, _arguments: Any, _options: Any) -> None:
-        self.phase = PROGRAM
+        # Backward, where a hook of a gradient's steps.
+        self.phase = self.interrupted.pop() if self.interrupted else PROGRAM
         self._sight_optimizer(optimizer)
 
     def _sight_optimizer(self, optimizer: Any) -> None:
@@ -313,13 +361,18 @@ class Looks:
                     self._sight(mark, tensor, STATES, name)
 
     def _sight(self, mark: int, tensor: Any, kind: str, name: str) -> None:
-        for part in _parts(self.torch, tensor):
+        parts = _parts(self.torch, tensor)
+        while True:
             try:
+                part = next(parts, None)
+                if part is None:
+                    return
                 if part.is_cuda:
                     address = part.untyped_storage().data_ptr()
                     self.seen.sightings.append((mark, address, kind, name))
-            except (RuntimeError, NotImplementedError):
-                # It has no memory of its own (a fake one, a wrapper that tells nothing).
+            except Exception:
+                # It has no memory of its own (a fake one, a lazy one, a wrapper that tells
+                # nothing), and says so in any way. The program must not fail of being looked at.
                 continue
 
     # Reads.
@@ -379,6 +432,10 @@ def _parts(torch: Any, tensor: Any) -> Iterator[Any]:
     if hasattr(tensor, "__tensor_flatten__"):
         for name in tensor.__tensor_flatten__()[0]:
             yield from _parts(torch, getattr(tensor, name))
+        return
+    if tensor.layout == torch.sparse_coo:
+        yield tensor._indices()
+        yield tensor._values()
         return
     yield tensor
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter):

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import signal
 import socket
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Optional
+from typing import Any, Callable, NoReturn, Optional
 
 from .. import _launch
 from .._bench.compare import Row, fit
@@ -23,7 +26,7 @@ from .._errors import GruyereError
 from . import history, page, report, text
 from .runs import RANDOM, ROOM, ZEROS, Plan, Ran, Runner, at_once, called
 from .sweep import Sweep
-from .worker import UNUSABLE
+from .worker import NOTHING, UNUSABLE
 
 WRONG_ARGUMENTS = 2
 Gpu = dict[str, Any]
@@ -32,6 +35,14 @@ Gpu = dict[str, Any]
 def main(request: str) -> None:
     asked = json.loads(request)
     began, began_nanoseconds = time.monotonic(), time.time_ns()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        # What nohup has the process pass over stays passed over.
+        if signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, _end)
+    # The bars of the answer are worth no more than the answer.
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     try:
         _check(asked)
         with tempfile.TemporaryDirectory(prefix="gruyere-dryrun-") as name:
@@ -57,6 +68,11 @@ def main(request: str) -> None:
     sys.exit(found["verdict"]["exit"] if all_written else WRONG_ARGUMENTS)
 
 
+def _end(number: int, _frame: Any) -> NoReturn:
+    """A signal asks for the end: programs that run end too, and our files go."""
+    sys.exit(128 + number)
+
+
 class Unusable(Exception):
     """torch cannot do it; the text says what can."""
 
@@ -78,11 +94,15 @@ def _check(asked: dict[str, Any]) -> None:
     for option in ("json", "html"):
         name = asked[option]
         if name not in (None, "-"):
+            is_new = not Path(name).exists()
             try:
                 with open(name, "a"):
                     pass
             except OSError as error:
                 raise GruyereError(f"--{option} {name}: {error.strerror}") from error
+            if is_new:
+                # Where the program fails there is no answer, and no file.
+                os.unlink(name)
     if asked["history"] is not None:
         try:
             history.prepare(asked["history"])
@@ -99,8 +119,8 @@ def _write(asked: dict[str, Any], found: dict[str, Any]) -> bool:
         # The reader has seen enough.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     writings: dict[str, Callable[[str], object]] = {
-        "json": lambda name: Path(name).write_text(whole),
-        "html": lambda name: Path(name).write_text(page.draw(found)),
+        "json": lambda name: Path(name).write_text(whole, "utf-8"),
+        "html": lambda name: Path(name).write_text(page.draw(found), "utf-8"),
         "history": lambda name: history.keep(name, found["run"], whole),
     }
     all_written = True
@@ -118,6 +138,9 @@ def _write(asked: dict[str, Any], found: dict[str, Any]) -> bool:
 
 def _show(ran: Ran) -> None:
     """What the program said before it failed: its own traceback, where it has one."""
+    if ran.found.outcome == NOTHING:
+        print(f"gruyere dryrun: {ran.found.reason}", file=sys.stderr)
+        return
     said = ran.said
     starts = [number for number, line in enumerate(said) if line.startswith("Traceback (most")]
     for line in said[starts[0] :] if starts else said[-20:]:
@@ -244,7 +267,7 @@ class DryRun:
         # How much host memory a run takes is known after one.
         ran(*pairs[0], sweep.first())
         self.jobs = at_once(self.asked["jobs"])
-        with ThreadPoolExecutor(self.jobs) as threads:
+        with self.threads() as threads:
             list(threads.map(search, pairs))
         return sweep.arguments(sweep.chosen(self.gpus[0]["id"]))
 
@@ -256,12 +279,16 @@ class DryRun:
 
             def attempt(memory: int) -> Any:
                 plan = self.plain(ran.plan.gpu, ran.plan.allocator, ran.plan.arguments, memory)
-                return self.run(plan).found
+                found = self.run(plan, may_fail=True).found
+                if found.outcome == FAILED:
+                    # Short of memory, a program may end with an error of its own.
+                    found.outcome = OUT_OF_MEMORY
+                return found
 
             fit(row, ran.found.allocated_peak, attempt)
             return row
 
-        with ThreadPoolExecutor(self.jobs) as threads:
+        with self.threads() as threads:
             rows = list(threads.map(search, done))
         return {
             (ran.plan.gpu["id"], ran.plan.allocator): row.fit_bytes
@@ -270,8 +297,18 @@ class DryRun:
         }
 
     def together(self, plans: Iterable[Plan]) -> list[Ran]:
-        with ThreadPoolExecutor(self.jobs) as threads:
+        with self.threads() as threads:
             return list(threads.map(self.run, plans))
+
+    @contextmanager
+    def threads(self) -> Iterator[ThreadPoolExecutor]:
+        """Runs beside each other. An error, or the user, ends them all."""
+        with ThreadPoolExecutor(self.jobs) as threads:
+            try:
+                yield threads
+            except BaseException:
+                self.runner.stop()
+                raise
 
     def run(self, plan: Plan, may_fail: bool = False) -> Ran:
         """Runs it, once. Raises Unusable and Broken."""
@@ -289,6 +326,6 @@ class DryRun:
         ran = self.known[key]
         if ran.found.outcome == UNUSABLE:
             raise Unusable(ran.found.reason)
-        if ran.found.outcome in (FAILED, FAULTS) and not may_fail:
+        if ran.found.outcome in (FAILED, FAULTS, NOTHING) and not may_fail:
             raise Broken(ran)
         return ran

@@ -15,13 +15,15 @@ _MARK = "/*FACTS*/"
 def draw(report: dict[str, Any]) -> str:
     peak = report["peak"] or {"modules": [], "lines": []}
     steps = report["program"]["steps"]
+    words = "; ".join(report["program"]["left_out"])
+    left_out = f" Left out of it: {words}. {text.LEFT_OUT}" if words else ""
     facts = {
         "report": report,
         "command": report["program"]["command"],
         "verdict": text.verdict(report),
         "said": (
             f"{steps} step{'s' * (steps != 1)} with torch {report['machine'].get('torch', '?')} on "
-            f"a stand-in GPU, {report.get('seconds', 0):.0f} s. {text.SILICON}"
+            f"a stand-in GPU, {report.get('seconds', 0):.0f} s. {text.SILICON}{left_out}"
         ),
         "notes": (
             "Each was really run at its size, less the context; left is what the books leave, "

@@ -25,6 +25,8 @@ _LIBRARIES = {
         "GB for an all-to-all between eight H100s (NVIDIA/nccl#1685)",
     ),
 }
+# Facts of a run that are no machine's.
+_TOLD = ("answered", "left_out")
 _WORDS = {FITS: "fits", TOO_LARGE: "does not fit", UNTRUSTED: "not trustworthy"}
 
 
@@ -76,8 +78,12 @@ def made(
             "script": asked["script"], "module": asked["module"], "arguments": list(arguments),
             "command": " ".join([*program, *arguments]), "python_options": asked["python_options"],
             "steps_asked": asked["steps"], "steps": first.found.steps,
+            "left_out": first.found.facts.get("left_out", []),
         },
-        "machine": {**first.found.facts, "stand_in": True},
+        "machine": {
+            **{key: value for key, value in first.found.facts.items() if key not in _TOLD},
+            "stand_in": True,
+        },
         "checked_against_silicon": False,
         "verdict": {
             "exit": code, "word": _WORDS[code], "fits": all(gpu["fits"] for gpu in gpus),
@@ -128,6 +134,7 @@ def _row(
         "peak_held": told.physical_peak,
         "at_size": fits,
         "retries": ran.found.retries,
+        "caught": ran.found.caught if fits else 0,
         "margin": margin if fits or (margin or 0) < 0 else None,
         "smallest_device": smallest,
         "smallest_gpu": None if smallest is None else smallest + gpu["context"],
@@ -221,13 +228,19 @@ def _trust(first: Ran, second: Ran, plain: list[Ran]) -> dict[str, Any]:
     if parted is not None:
         read = f", after a value was read at {parted['read']}" if parted["read"] else ""
         reasons.append(
-            f"the program asks for other memory with other values on the device, first at "
-            f"{parted['line']}{read}"
+            "two runs, with zeros and with random values on the device, asked for other memory, "
+            f"first at {parted['line']}{read}"
         )
     if analysis and analysis["requested_peak"] != first.found.requested_peak:
         reasons.append(
             f"torch's history is not whole: by it {analysis['requested_peak']} B were asked for at "
             f"the peak, by torch's statistics {first.found.requested_peak} B"
+        )
+    others = max(ran.others for ran in (first, second, *plain))
+    if others:
+        reasons.append(
+            f"{others} other process{'es' * (others != 1)} of the program's used the device, and "
+            "what they take is in no figure here"
         )
     for ran in plain:
         same = ran.plan.allocator == "default" and ran.plan.memory == first.plan.memory
@@ -243,7 +256,7 @@ def _trust(first: Ran, second: Ran, plain: list[Ran]) -> dict[str, Any]:
         "difference": parted,
         "peaks": {"zeros": first.found.allocated_peak, "random": second.found.allocated_peak},
         "requests": len(analysis["sequence"]["sizes"]) if analysis else 0,
-        "answered": first.found.facts.pop("answered", {}),
+        "answered": first.found.facts.get("answered", {}),
         "reads": analysis.get("reads", []),
         "host_reads": first.host_reads,
     }

@@ -16,7 +16,7 @@ from typing import Any, Callable, Optional
 
 from .._bench.machine import Machine
 from .._bench.measure import COMPLETED, FAILED
-from .._bench.runners import Contender, Log, end_session
+from .._bench.runners import Contender, Log, blame, end_session
 from .._bench.server import ended
 from .worker import Found
 
@@ -57,10 +57,16 @@ class Ran:
     unknown: Optional[dict[str, int]] = None
     """Calls of NVIDIA's libraries that want memory nobody knows the size of, and how often each was
     made, by the stand-in's books."""
+    others: int = 0
+    """Processes beside the program's own that used the device."""
 
     @property
     def completed(self) -> bool:
         return self.found.outcome == COMPLETED
+
+
+class Stopped(Exception):
+    """No run is wanted any more."""
 
 
 class Runner:
@@ -73,6 +79,15 @@ class Runner:
         # Said once the program has been seen to want something that one process can have.
         self.one_at_a_time = False
         self.turns = threading.Condition()
+        self.going: set[subprocess.Popen[bytes]] = set()
+        self.stopped = False
+
+    def stop(self) -> None:
+        """Ends all runs that are under way, in whichever thread, and lets none begin."""
+        with self.turns:
+            self.stopped = True
+            for process in self.going:
+                end_session(process)
 
     def run(self, plan: Plan, progress: Callable[[str], None]) -> Ran:
         """Runs it to its end; `progress` hears how far it is. A program that opens a port of its
@@ -104,6 +119,8 @@ class Runner:
     def _run(self, plan: Plan, progress: Callable[[str], None], number: int) -> Ran:
         log = Log(self.folder)
         answer, books = (self.folder / f"{what}-{number}.json" for what in ("answer", "books"))
+        contexts = self.folder / f"contexts-{number}"
+        contexts.mkdir()
         readable, writable = os.pipe()
         request = {
             "allocator": plan.allocator, "steps": self.request["steps"],
@@ -112,43 +129,63 @@ class Runner:
             "analysed": plan.analysed,
         }  # fmt: skip
         environment = Contender(plan.allocator).environment(self.machine, of_users=True)
-        environment.update(device(plan), PHANTOM_BOOKS=str(books))
-        process = subprocess.Popen(
-            [
-                sys.executable,
-                *self.request["python_options"],
-                "-m",
-                "gruyere._dryrun",
-                "worker",
-                json.dumps(request),
-            ],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=log.file,
-            stderr=log.file,
-            pass_fds=[writable],
-            # Its children are to end with it.
-            start_new_session=True,
+        environment.update(
+            device(plan), PHANTOM_BOOKS=f"{books}.%p", PHANTOM_CONTEXTS=f"{contexts}/%p"
         )
+        # The stand-in has one device, and no other has a say.
+        environment.pop("CUDA_VISIBLE_DEVICES", None)
+        with self.turns:
+            if self.stopped:
+                raise Stopped
+            process = subprocess.Popen(
+                [
+                    sys.executable,
+                    *self.request["python_options"],
+                    "-m",
+                    "gruyere._dryrun",
+                    "worker",
+                    json.dumps(request),
+                ],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log.file,
+                stderr=log.file,
+                pass_fds=[writable],
+                # Its children are to end with it.
+                start_new_session=True,
+            )
+            self.going.add(process)
         os.close(writable)
         try:
             code = self._await(process, readable, progress)
         finally:
             os.close(readable)
             end_session(process)
+            with self.turns:
+                self.going.discard(process)
+            said = log.close()
+        if self.stopped:
+            raise Stopped
         if code is None:
             seconds = self.request["timeout"]
             found = Found(FAILED, f"took more than {seconds} s; --timeout allows more")
-            return Ran(plan, found, log.said())
+            return Ran(plan, found, said)
         # Empty, where the reading of the numbers failed: the log says why.
         told = answer.read_text() if answer.is_file() else ""
         found = Found(**json.loads(told)) if told else Found(FAILED)
-        if not told or (code < 0 and found.outcome != FAILED):
-            found.outcome, found.reason = FAILED, log.blame(ended(code))
-        by_books = _read(books)
+        if not answer.is_file() and code >= 0:
+            found.reason = (
+                f"its process ended with {ended(code)} before it could be measured, as by "
+                "os._exit() or os.execv()"
+            )
+        elif not told or (code < 0 and found.outcome != FAILED):
+            found.outcome, found.reason = FAILED, blame(ended(code), said)
+        others = sum(name != str(process.pid) for name in os.listdir(contexts))
+        by_books = _read(Path(f"{books}.{process.pid}"))
         return Ran(
-            plan, found, log.said(), by_books.get("host_reads"), by_books.get("unknown_workspaces")
-        )
+            plan, found, said, by_books.get("host_reads"), by_books.get("unknown_workspaces"),
+            others,
+        )  # fmt: skip
 
     def _await(
         self, process: subprocess.Popen[bytes], readable: int, progress: Callable[[str], None]

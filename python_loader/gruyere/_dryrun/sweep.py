@@ -59,25 +59,27 @@ class Sweep:
             low, high = (middle, high) if fits(str(middle)) else (low, middle)
 
     def largest(self, gpu: str, allocator: str) -> Any:
-        """The largest (of a list: the last) value that fits; None where none does."""
-        fit = {
+        """The largest value that fits; None where none does."""
+        fit = [
             row["value"]
             for row in self.rows
             if row["fits"] and (row["gpu"], row["allocator"]) == (gpu, allocator)
-        }
-        if not self.range:
-            return next((value for value in reversed(self.values) if value in fit), None)
-        return str(max(map(int, fit))) if fit else None
+        ]
+        return max(fit, key=self._order, default=None)
+
+    def _order(self, value: str) -> float:
+        """Of numbers their size, of other words their place in the list."""
+        try:
+            numbers = {word: float(word) for word in (*self.values, value)}
+        except ValueError:
+            return self.values.index(value)
+        return numbers[value]
 
     def chosen(self, gpu: str) -> str:
         """The value that all else is told of: the largest that fits on `gpu` with any allocator."""
         of = {row["allocator"] for row in self.rows}
         best = [value for name in of if (value := self.largest(gpu, name)) is not None]
-        if not best:
-            return self.first()
-        if self.range:
-            return str(max(map(int, best)))
-        return next(value for value in reversed(self.values) if value in best)
+        return max(best, key=self._order) if best else self.first()
 
     def table(self) -> dict[str, Any]:
         """What was found, as plain data."""

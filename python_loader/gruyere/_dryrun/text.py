@@ -12,6 +12,7 @@ from .._bench import table
 from .runs import RANDOM, ROOM, Plan, called
 
 SILICON = "Against silicon this has not been checked: no GPU has run it."
+LEFT_OUT = "Each row has the allocator that it names."
 # Rows of each list.
 _ROWS = 10
 
@@ -71,6 +72,9 @@ def verdict(report: dict[str, Any]) -> str:
             beside = f", not with {' or '.join(others)}" if others else ""
             spare = f"{size(best['margin'])} to spare with {best['allocator']}"
             said.append(f"It fits on {gpu['id']}: {spare}{beside}.")
+            if best["caught"]:
+                times = f"{best['caught']} time{'s' * (best['caught'] != 1)}"
+                said.append(f"(It ran out of memory {times} there, caught that, and went on.)")
         else:
             margins = [row["margin"] for row in gpu["runs"] if row["margin"] is not None]
             by = f": {size(-max(margins))} too small at least" if margins else ""
@@ -92,6 +96,7 @@ def _head(report: dict[str, Any], width: int) -> str:
     steps = report["program"]["steps"]
     asked = report["program"]["steps_asked"]
     ended = "" if steps >= asked else f" of {asked} asked, then it ended by itself"
+    left_out = "; ".join(report["program"]["left_out"])
     lines = [
         _wrapped(verdict(report), width),
         "",
@@ -102,6 +107,8 @@ def _head(report: dict[str, Any], width: int) -> str:
             width,
         ),
     ]
+    if left_out:
+        lines.append(_wrapped(f"Left out of it: {left_out}. {LEFT_OUT}", width))
     return "\n".join(lines)
 
 
@@ -198,6 +205,8 @@ def _kinds(report: dict[str, Any], width: int) -> str:
     peak = report["peak"]
     if not peak:
         return ""
+    if not peak["bytes"]:
+        return "Nothing was ever live: the program asked for no memory."
     when = f"in step {peak['step']}, {peak['phase']}, " if peak["phase"] else ""
     where = f"{when}at {peak['line']}"
     lines = [_wrapped(f"Live at the peak: {size(peak['bytes'])}, {where}", width)]
@@ -251,7 +260,7 @@ def named(row: dict[str, Any]) -> str:
 
 def _modules(report: dict[str, Any], width: int) -> str:
     peak = report["peak"]
-    if not peak:
+    if not peak or not peak["bytes"]:
         return ""
     rows = [(named(row), row["bytes"], _of_kinds(row["kinds"])) for row in peak["modules"]]
     return _listed("By module", rows, width)
@@ -265,7 +274,7 @@ def source(line: str) -> str:
 
 def _lines(report: dict[str, Any], width: int) -> str:
     peak = report["peak"]
-    if not peak:
+    if not peak or not peak["bytes"]:
         return ""
     rows = [(row["line"], row["bytes"], source(row["line"])) for row in peak["lines"]]
     return _listed("By line of the program", rows, width)

@@ -9,16 +9,19 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, Optional
 
-from .._bench.measure import COMPLETED, FAILED, Result
-from .._bench.script import Watch, run
+from .._bench.measure import COMPLETED, FAILED, Result, causes, is_out_of_memory
+from .._bench.script import Enough, Watch, run
 from .known import Known
 from .lines import Lines
 from .live import analyse
 from .looks import Looks
+from .settings import Settings
 from .stops import Stops
 
 # torch cannot do it: the user has another one to install.
 UNUSABLE = "unusable"
+# The program did what it does, and there is nothing to measure.
+NOTHING = "nothing"
 
 
 @dataclass
@@ -57,6 +60,8 @@ class Worker(Watch):
         self.stops.watch()
         self.known = Known()
         self.known.watch()
+        self.settings = Settings(request["allocator"])
+        self.settings.watch()
 
     def imported(self, torch: ModuleType) -> None:
         self.found.facts = {"torch": str(torch.__version__), "cuda": torch.version.cuda}
@@ -65,6 +70,7 @@ class Worker(Watch):
         if self.analysed:
             self.looks = Looks(torch, Lines(os.getcwd(), self.module))
             self.looks.install()
+        self.settings.imported(torch)
         super().imported(torch)
         self._tell("torch is there")
 
@@ -82,6 +88,13 @@ class Worker(Watch):
         assert self.steps is not None
         self.stops.reached(self.found.steps, self.steps)
 
+    def stopped_by(self, error: BaseException) -> None:
+        ended = any(isinstance(cause, Enough) for cause in causes(error))
+        if ended and not (self.torch is not None and is_out_of_memory(self.torch, error)):
+            # What a program does when it is stopped after its steps may fail: they were done.
+            return
+        super().stopped_by(error)
+
     def _tell(self, what: str) -> None:
         try:
             os.write(self.progress, f"{what}\n".encode())
@@ -98,12 +111,20 @@ class Worker(Watch):
                 "with it (https://pytorch.org/get-started), which needs no GPU to be installed"
             )
             return found
+        if found.outcome == COMPLETED and not self._used_cuda():
+            found.outcome = NOTHING
+            found.reason = (
+                "there is nothing to measure: the program used no CUDA memory in its own process. "
+                "If processes that it starts do, name the script that one of them runs"
+            )
+            return found
         result = super().result()
         if self.torch is not None:
             # The kernels that this build of torch has.
             found.facts["architectures"] = self.torch.cuda.get_arch_list()
             found.facts["metadata"] = hasattr(self.torch._C, "_cuda_setMemoryMetadata")
             found.facts["answered"] = dict(self.known.answered)
+            found.facts["left_out"] = sorted(self.settings.left_out)
         if self.looks is not None and found.outcome == COMPLETED:
             self._tell("reading the history")
             try:
@@ -112,6 +133,9 @@ class Worker(Watch):
                 found.outcome = FAILED
                 found.reason = f"the run cannot be analysed: {type(error).__name__}: {error}"
         return result
+
+    def _used_cuda(self) -> bool:
+        return self.torch is not None and self.torch.cuda.is_initialized()
 
     def _analysis(self, looks: Looks) -> dict[str, Any]:
         assert self.torch is not None
