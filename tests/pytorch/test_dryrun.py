@@ -27,7 +27,7 @@ sys.path.insert(0, str(ROOT / "python_loader"))
 
 from gruyere._bench.measure import COMPLETED, FAILED, OUT_OF_MEMORY  # noqa: E402
 from gruyere._bench.script import Enough  # noqa: E402
-from gruyere._dryrun import live, text, trust  # noqa: E402
+from gruyere._dryrun import known, live, text, trust  # noqa: E402
 from gruyere._dryrun.looks import Seen  # noqa: E402
 from gruyere._dryrun.main import DryRun  # noqa: E402
 from gruyere._dryrun.runs import Plan, Ran  # noqa: E402
@@ -460,17 +460,19 @@ for _ in range(5):
     with torch.autocast("cuda", torch.float16):
         loss = model(torch.ones(8, 64, device="cuda")).sum()
     scaler.scale(loss).backward()
+    print(loss)
     scaler.step(optimizer)
     scaler.update()
     optimizer.zero_grad()
 """
 
 
-def test_what_a_scaler_asks_is_answered_for_it_and_told(tmp_path):
+def test_what_a_scaler_and_a_print_ask_is_answered_and_told(tmp_path):
     (tmp_path / "train.py").write_text(SCALED)
     document = told(dryrun(tmp_path, "--alloc", "torch", "--json", "train.py"))
     assert document["program"]["steps"] == 3
-    assert document["trust"]["answered"] == {"GradScaler: no gradient is infinite or NaN": 3}
+    assert document["trust"]["reasons"] == []
+    assert document["trust"]["answered"] == {known.INFINITE: 3, known.PRINTED: 3}
 
 
 # A layer that convolves by Fourier transforms, and an optimiser that takes roots of matrices.

@@ -18,6 +18,7 @@ LOSS = "transformers: no loss is infinite or NaN (logging_nan_inf_filter is off)
 PACKED = "transformers: no row has several sequences packed into it"
 FACTORED = "torch.linalg: every matrix could be factored"
 PADDED = "transformers: some row is padded, so that a mask is made (the larger of the two)"
+PRINTED = "print: the digits of a tensor are found on the host, not on the device (some bytes)"
 
 
 class Known:
@@ -28,6 +29,7 @@ class Known:
         """Before anything of them is imported."""
         when_imported("torch", self._linalg)
         when_imported("torch.amp.grad_scaler", self._scaler)
+        when_imported("torch._tensor_str", self._words)
         when_imported("transformers.masking_utils", self._masks)
         when_imported("transformers.trainer", self._losses)
 
@@ -58,6 +60,21 @@ class Known:
 
         scaler: Any = module.GradScaler
         scaler._maybe_opt_step = step
+
+    def _words(self, module: ModuleType) -> None:
+        """How many digits it takes is found with kernels, on what is no zero."""
+        original: Any = vars(module)["_str"]
+
+        @functools.wraps(original)
+        def words(tensor: Any, **options: Any) -> str:
+            # Those that others made of tensors have words of their own.
+            if tensor.is_cuda and type(tensor).__name__ in ("Tensor", "Parameter"):
+                self.answered[PRINTED] += 1
+                tensor = tensor.detach().to("cpu")
+            said: str = original(tensor, **options)
+            return said
+
+        vars(module)["_str"] = words
 
     def _losses(self, module: ModuleType) -> None:
         """One that is, is left out of the sum that is logged."""
