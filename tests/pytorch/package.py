@@ -3,6 +3,7 @@ torch, and programs that run there."""
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -139,7 +140,11 @@ class Installed:
             text=True,
             timeout=timeout,
         )
-        return Ended(done.returncode, done.stdout, done.stderr)
+        said = done.stderr
+        if "GRUYERE_TEST_WITHOUT_SHIM" in os.environ:
+            # With its line of the program, as Python's warnings have it.
+            said = re.sub(r"^.*there is no native door here: .*\n(  .*\n)?", "", said, flags=re.M)
+        return Ended(done.returncode, done.stdout, said)
 
     def code(self, code, *arguments, **settings):
         """Runs `code` as a script file."""

@@ -108,6 +108,7 @@ objects! { INVALID_VALUE =>
 succeeds! {
     cusolverDnDestroyGesvdjInfo cusolverDnDestroyParams cusolverDnDestroySyevjInfo
     cusolverDnXgesvdjSetMaxSweeps cusolverDnXgesvdjSetSortEig cusolverDnXgesvdjSetTolerance
+    cusolverDnXsyevjSetSortEig
 }
 
 kernels! { EXECUTION_FAILED =>

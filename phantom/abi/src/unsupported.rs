@@ -116,11 +116,14 @@ unsupported! { 27 =>
     cuptiActivityDisable cuptiActivityEnable cuptiActivityEnableCudaEventDeviceTimestamps
     cuptiActivityEnableDriverApi cuptiActivityEnableRuntimeApi cuptiActivityFlushAll
     cuptiActivityGetNextRecord cuptiActivityGetNumDroppedRecords
-    cuptiActivityPopExternalCorrelationId
-    cuptiActivityPushExternalCorrelationId cuptiActivityRegisterCallbacks
-    cuptiActivityRegisterTimestampCallback cuptiActivitySetAttribute cuptiEnableCallback
-    cuptiEnableDomain
-    cuptiFinalize cuptiSubscribe cuptiUnsubscribe
+    cuptiActivityPopExternalCorrelationId cuptiActivityPushExternalCorrelationId
+    cuptiActivityRegisterCallbacks cuptiActivityRegisterTimestampCallback cuptiActivitySetAttribute
+    cuptiEnableCallback cuptiEnableDomain cuptiEventGetAttribute cuptiEventGetIdFromName
+    cuptiEventGroupGetAttribute cuptiEventGroupReadEvent cuptiEventGroupSetAttribute
+    cuptiEventGroupSetDisable cuptiEventGroupSetEnable cuptiEventGroupSetsCreate
+    cuptiEventGroupSetsDestroy cuptiFinalize cuptiGetDeviceId cuptiMetricEnumEvents
+    cuptiMetricGetAttribute cuptiMetricGetIdFromName cuptiMetricGetNumEvents cuptiMetricGetValue
+    cuptiSetEventCollectionMode cuptiSubscribe cuptiUnsubscribe
 }
 
 unsupported! { 5 =>
