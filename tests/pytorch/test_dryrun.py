@@ -663,6 +663,8 @@ def test_what_a_program_measures_and_sets_by_itself_changes_no_answer(tmp_path):
         "optimizer states": 0,
         # The checkpoint's input, the rows, the loss and its gradient.
         "activations": rows * (4 * 1024 + 8) + 2 * 512,
+        # The rows behind the checkpointed layer.
+        "recomputed": rows * 4 * 1024,
         "temporaries": peak["kinds"]["temporaries"],
         "workspaces": peak["kinds"]["workspaces"],
         "other": 0,
@@ -885,7 +887,8 @@ def test_a_module_runs_as_python_runs_it(tmp_path, name):
     document = told(ran)
     assert document["program"] == {
         "script": None, "module": name, "arguments": ["--x", "1"], "steps": 1, "steps_asked": 3,
-        "python_options": ["-u", "-O", "-W", "ignore"],
+        "python_options": ["-u", "-O", "-W", "ignore"], "command": f"-m {name} --x 1",
+        "left_out": [],
     }  # fmt: skip
     file = "package/train.py" if name == "package.train" else "package/__main__.py"
     assert {row["line"].split(":")[0] for row in document["peak"]["lines"]} == {file}

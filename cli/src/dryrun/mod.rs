@@ -86,8 +86,7 @@ pub struct Arguments {
     #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true,
           default_missing_value = "-")]
     json: Option<String>,
-    /// Keep the answer in FOLDER, for `gruyere report --history FOLDER`: as a file of its own, which
-    /// nothing deletes.
+    /// Keep the answer in FOLDER, in a file of its own, for `gruyere report --history FOLDER`.
     #[arg(long, value_name = "FOLDER")]
     history: Option<String>,
     /// The name of the answer in it (default: that of the program); answers of one name are

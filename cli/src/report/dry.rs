@@ -174,7 +174,10 @@ pub fn compare(now: &Kept, before: Option<&Kept>, bounds: Bounds) -> Compared {
             "before": before.map(Peaks::value),
         })
     };
-    let named = |(name, pair): &(&str, Pair<u64>)| json!({ "name": name, "now": pair.now, "before": pair.before });
+    let named = |(name, pair): &(&str, Pair<u64>)| {
+        let Pair { before, now } = pair;
+        json!({ "name": name, "now": now, "before": before })
+    };
     let value = json!({
         "run": about(now),
         "against": before.map(about),
