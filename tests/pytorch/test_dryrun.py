@@ -271,6 +271,53 @@ for _ in range(5):
 """
 
 
+# Steps that leave something behind, and what they keep for two of them only.
+LEAVES = """
+import torch
+from collections import deque
+
+model = torch.nn.Linear(512, 512).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+table = torch.empty(3, 1 << 20, device="cuda")
+kept, recent = [], deque(maxlen=2)
+
+
+def main():
+    for _ in range(9):
+        batch = torch.empty(2048, 512, device="cuda")
+        recent.append(torch.empty(1 << 20, device="cuda"))
+        out = model(batch)
+        if KEEPS:
+            kept.append(out)
+        out.sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+main()
+"""
+
+
+def test_a_leak_that_fits_three_steps_is_told_and_a_queue_is_not(tmp_path):
+    for keeps in (True, False):
+        (tmp_path / "train.py").write_text(LEAVES.replace("KEEPS", str(keeps)))
+        arguments = ["--alloc", "torch", "--gb", 2, "--steps", 4]
+        document = told(dryrun(tmp_path, *arguments, "--json", "train.py"))
+        if not keeps:
+            assert document["growth"] is None
+            continue
+        # The layer's output; its input is let go with the graph.
+        (line,) = [n for n, text in enumerate(LEAVES.splitlines(), 1) if "out = model" in text]
+        grown = {"bytes_a_step": 2048 * 512 * 4, "line": f"train.py:{line}"}
+        assert document["growth"] == grown
+        left = row(document, "torch")["margin"] // grown["bytes_a_step"]
+        said = (
+            f"But each step leaves 4 MiB behind, most at train.py:{line}: if that goes on, 2gb is "
+            f"full after {left} more."
+        )
+        assert said in text.verdict(document)
+
+
 def test_a_dry_run_is_compared_with_the_last_one_of_its_name(found, folder):
     arguments = "--gb", 2, "--alloc", "torch", "--history", "runs/dry", "train.py", 2304, 50
     ran = dryrun(folder, *arguments)

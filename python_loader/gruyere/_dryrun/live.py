@@ -19,6 +19,8 @@ _PRECEDENCE = {WEIGHTS: 0, STATES: 1, GRADIENTS: 2}
 _PHASES = ("the program", "backward", "the optimiser's step", "backward, computing again")
 # Where torch.utils.checkpoint computes again, by whether it is reentrant.
 _AGAIN = ("backward", "unpack_hook")
+# What a step leaves behind that is worth no word.
+_LITTLE = 1 << 20
 # Moments that the timeline tells.
 _MOMENTS = 600
 NEVER = 1 << 62
@@ -179,6 +181,7 @@ def analyse(trace: list[dict[str, Any]], seen: Seen, lines: Lines) -> dict[str, 
     return {
         "peak": _peak(live, most, at, history),
         "requested_peak": requested_most,
+        "growth": _growth(history),
         "timeline": _timeline(changes, history.events, seen),
         "sequence": _sequence(history),
         "workspaces": workspaces if history.told else None,
@@ -232,6 +235,30 @@ def _largest(of: dict[str, Counter[str]]) -> list[tuple[str, Counter[str]]]:
 def collapsed(path: str) -> str:
     """The path with numbers left out: `model.layers.*.mlp` for each of its layers."""
     return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", path)
+
+
+def _growth(history: History) -> Optional[dict[str, Any]]:
+    """What each step leaves behind when the last one is over, where every step but the last left
+    some at the same line: the last one's may still go, and what only the first left is there once.
+    None where there is less than three steps, or little of it."""
+    steps = history.seen.steps
+    if len(steps) < 3 or not history.told:
+        return None
+    end = steps[-1]
+    left: dict[str, Counter[int]] = defaultdict(Counter)
+    for block in history.blocks:
+        if block.kind in (ACTIVATIONS, OTHER) and block.mark < end <= block.end_mark:
+            left[block.line][bisect_right(steps, block.mark)] += block.bytes
+    earlier = range(len(steps) - 1)
+    grown = {
+        line: sum(of[step] for step in earlier) // len(earlier)
+        for line, of in left.items()
+        if all(of[step] for step in earlier)
+    }
+    total = sum(grown.values())
+    if total < _LITTLE:
+        return None
+    return {"bytes_a_step": total, "line": max(grown, key=lambda line: grown[line])}
 
 
 def _timeline(changes: list[tuple[int, int, Block]], events: int, seen: Seen) -> dict[str, Any]:

@@ -94,6 +94,7 @@ def made(
         "analysed": {"gpu": first.plan.gpu["id"], "with_room": first.plan.memory == ROOM},
         "fixed_costs": _fixed(gpus[0], first),
         "peak": analysis.get("peak"),
+        "growth": analysis.get("growth"),
         "timeline": analysis.get("timeline"),
         "trust": trust,
         "sweep": sweep,

@@ -84,12 +84,25 @@ def verdict(report: dict[str, Any]) -> str:
                 f"(This build of torch has no kernels for {gpu['name']}, capability "
                 f"{gpu['capability']}: it would not run there.)"
             )
+    if report["growth"]:
+        said.append(_growth(report))
     bound = report["verdict"]["max_bytes"]
     if bound is not None:
         needs = report["verdict"]["needs"]
         word = "within" if needs <= bound else "more than"
         said.append(f"It needs {size(needs)}, {word} the {size(bound)} of --max-gb.")
     return " ".join(said)
+
+
+def _growth(report: dict[str, Any]) -> str:
+    """What steps leave behind, and how long that can go on."""
+    grown = report["growth"]["bytes_a_step"]
+    said = f"But each step leaves {size(grown)} behind, most at {report['growth']['line']}"
+    runs = report["gpus"][0]["runs"]
+    left = max((row["margin"] for row in runs if row["fits"]), default=0)
+    if not left:
+        return f"{said}."
+    return f"{said}: if that goes on, {report['gpus'][0]['id']} is full after {left // grown} more."
 
 
 def _head(report: dict[str, Any], width: int) -> str:
