@@ -14,6 +14,7 @@ from typing import Any, Callable
 from .._imports import when_imported
 
 INFINITE = "GradScaler: no gradient is infinite or NaN"
+OVERFLOW = "DeepSpeed: no gradient and no norm of them is infinite or NaN"
 LOSS = "transformers: no loss is infinite or NaN (logging_nan_inf_filter is off)"
 PACKED = "transformers: no row has several sequences packed into it"
 FACTORED = "torch.linalg: every matrix could be factored"
@@ -30,6 +31,9 @@ class Known:
         when_imported("torch", self._linalg)
         when_imported("torch.amp.grad_scaler", self._scaler)
         when_imported("torch._tensor_str", self._words)
+        when_imported("deepspeed.runtime.utils", self._overflows)
+        for stage in ("stage_1_and_2", "stage3"):
+            when_imported(f"deepspeed.runtime.zero.{stage}", self._overflows)
         when_imported("transformers.masking_utils", self._masks)
         when_imported("transformers.trainer", self._losses)
 
@@ -75,6 +79,29 @@ class Known:
             return said
 
         vars(module)["_str"] = words
+
+    def _overflows(self, module: ModuleType) -> None:
+        """As a scaler, DeepSpeed's optimisers ask whether a gradient is infinite. Who imports a
+        function by name does so after this."""
+        for name in ("has_inf_or_nan", "is_invalid_grad_norm"):
+            function = getattr(module, name, None)
+            if function is not None and function.__module__ == module.__name__:
+                vars(module)[name] = self._finite(function)
+        for name in ("CheckOverflow", "DeepSpeedZeroOptimizer", "DeepSpeedZeroOptimizer_Stage3"):
+            owner = getattr(module, name, None)
+            for method in ("has_overflow", "check_using_norm"):
+                if method in vars(owner or object):
+                    setattr(owner, method, self._finite(getattr(owner, method)))
+
+    def _finite(self, ask: Callable[..., Any]) -> Callable[..., bool]:
+        @functools.wraps(ask)
+        def asking(*arguments: Any, **options: Any) -> bool:
+            # What asking takes.
+            ask(*arguments, **options)
+            self.answered[OVERFLOW] += 1
+            return False
+
+        return asking
 
     def _losses(self, module: ModuleType) -> None:
         """One that is, is left out of the sum that is logged."""

@@ -126,7 +126,7 @@ class Runner:
             "allocator": plan.allocator, "steps": self.request["steps"],
             "script": self.request["script"], "module": self.request["module"],
             "arguments": plan.arguments, "answer": str(answer), "progress": writable,
-            "analysed": plan.analysed,
+            "analysed": plan.analysed, "parent": os.getpid(),
         }  # fmt: skip
         environment = Contender(plan.allocator).environment(self.machine, of_users=True)
         environment.update(

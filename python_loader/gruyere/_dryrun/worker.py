@@ -3,8 +3,10 @@ run is to be analysed."""
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import signal
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, Optional
@@ -36,8 +38,16 @@ class Found(Result):
         return json.dumps(vars(self))
 
 
+# <sys/prctl.h>
+_PR_SET_PDEATHSIG = 1
+
+
 def main(request: str) -> None:
     asked = json.loads(request)
+    # Nobody awaits a run whose dry run was killed.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != asked["parent"]:
+        return
     run(Worker(asked), asked)
 
 
