@@ -202,6 +202,19 @@ def test_torch_sees_the_gpu_that_was_asked_for_and_chooses_its_attention(
     }
 
 
+SCANS = """
+import torch
+x = torch.arange(512, device="cuda")
+x.cumsum(0), x.sort(), x.unique(), (x != 1).nonzero()
+"""
+
+
+# An RTX 4090 runs what was compiled for 8.6; for a V100 this torch has nothing.
+@pytest.mark.parametrize("capability", ["8.9", "7.0"])
+def test_kernels_that_choose_by_generation_run_where_torch_has_none_of_it(phantom, capability):
+    phantom.run(None, code=SCANS, PHANTOM_CAPABILITY=capability).check()
+
+
 RANKS = """
 import json, sys, torch
 import torch.distributed as dist

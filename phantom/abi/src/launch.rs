@@ -2,10 +2,10 @@
 
 use crate::abi::{Answer, In, Out, Text, driver, runtime};
 use crate::context::runtime_device;
+use crate::fatbin;
 use crate::gpu::{gpu, own};
 use crate::numbers::*;
 use std::cell::Cell;
-use std::ffi::c_void;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 /// `dim3`.
@@ -59,23 +59,26 @@ pub struct DriverLaunchConfig {
 static SPIN: AtomicUsize = AtomicUsize::new(0);
 
 // Registration runs thousands of times in static constructors, before anything else: no counters
-// here, no state but the above.
+// here, no state but the above and where kernels come from.
 
-/// Any handle will do.
+/// The handle is the address of what is registered.
 #[unsafe(no_mangle)]
-pub extern "C" fn __cudaRegisterFatBinary(_binary: In<u8>) -> *mut c_void {
-    static HANDLE: [usize; 2] = [0; 2];
-    HANDLE.as_ptr().cast_mut().cast()
+pub extern "C" fn __cudaRegisterFatBinary(wrapper: usize) -> usize {
+    fatbin::register(wrapper);
+    wrapper
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn __cudaRegisterFatBinaryEnd() {}
 
 #[unsafe(no_mangle)]
-pub extern "C" fn __cudaUnregisterFatBinary() {}
+pub extern "C" fn __cudaUnregisterFatBinary(wrapper: usize) {
+    fatbin::unregister(wrapper);
+}
 
 #[unsafe(no_mangle)]
-pub extern "C" fn __cudaRegisterFunction(_binary: usize, stub: usize, _device: usize, name: Text) {
+pub extern "C" fn __cudaRegisterFunction(wrapper: usize, stub: usize, _device: usize, name: Text) {
+    fatbin::register_function(wrapper, stub);
     if name.get().is_ok_and(|name| name.to_bytes().ends_with(b"11spin_kernelEl")) {
         SPIN.store(stub, Relaxed);
     }

@@ -66,6 +66,7 @@ mod driver_device;
 mod driver_memory;
 mod driver_order;
 mod driver_vmm;
+mod fatbin;
 mod gpu;
 mod graph;
 mod handle;

@@ -1,6 +1,7 @@
 //! What the stand-in device says it is.
 
 use crate::abi::{Answer, In, Out, code, runtime};
+use crate::fatbin;
 use crate::gpu::gpu;
 use crate::numbers::*;
 use crate::sharing::Rdma;
@@ -335,12 +336,13 @@ runtime! {
         out.put(attribute(device, number))
     }
 
-    fn cudaFuncGetAttributes(out: Out<FuncAttributes>, _function: In<u8>) {
+    fn cudaFuncGetAttributes(out: Out<FuncAttributes>, function: usize) {
+        let version = fatbin::serving(function, gpu().looks.generation.number());
         out.put(FuncAttributes {
             max_threads_per_block: 1024,
             registers: 32,
-            ptx_version: gpu().looks.generation.number(),
-            binary_version: gpu().looks.generation.number(),
+            ptx_version: version,
+            binary_version: version,
             max_dynamic_shared_bytes: gpu().looks.generation.shared_bytes_of_block(),
             ..FuncAttributes::default()
         })
