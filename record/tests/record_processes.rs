@@ -382,6 +382,11 @@ fn killed_writers() {
     for round in 0..20 {
         let mut writer = Role::start("write", folder.path());
         let path = PathBuf::from(writer.line());
+        // On a busy machine it may take a while to begin.
+        let living = Reader::open(&path).unwrap();
+        while living.device(0).unwrap().total().mallocs == 0 {
+            std::thread::yield_now();
+        }
         std::thread::sleep(Duration::from_millis(5 + round * 3));
         writer.kill();
         let reader = Reader::open(&path).unwrap();

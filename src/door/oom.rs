@@ -19,6 +19,8 @@ pub(super) fn note(heap: &Heap, report: &mut Report, stream: StreamHandle) {
 fn explain(heap: &Heap, report: &Report) -> Vec<String> {
     guarded(Vec::new(), || {
         heap.flush_trace();
+        // How the run went, up to now.
+        heap.sample();
         let folder = config().and_then(|config| config.dump_dir.as_deref());
         crate::dump::out_of_memory(heap, report, folder)
     })

@@ -102,7 +102,13 @@ impl<'a> Evidence<'a> {
         // Steps that were shorter than a stretch are in that of a later step.
         let nearest = |step| self.stretches(0, step).last().map(|one| one.live_low_bytes);
         let before = low(since, since.saturating_add(few)).or_else(|| nearest(since))?;
-        let after = low(self.now.saturating_sub(few), u32::MAX).or_else(|| nearest(self.now))?;
+        // A stretch is of the steps from that of the one before it on: one that began much earlier
+        // has the low of then.
+        let late = u64::from(self.now.saturating_sub(2 * few));
+        let starts = std::iter::once(0).chain(self.device.timeline.iter().map(|one| one.step));
+        let of_the_end =
+            self.device.timeline.iter().zip(starts).filter(|(_, start)| *start >= late);
+        let after = of_the_end.map(|(one, _)| one.live_low_bytes).min()?;
         Some(after.saturating_sub(before))
     }
 
