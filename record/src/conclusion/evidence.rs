@@ -93,23 +93,26 @@ impl<'a> Evidence<'a> {
         self.device.timeline.iter().filter(move |stretch| steps.contains(&stretch.step))
     }
 
-    /// How far the lows of live memory have risen from step `since` to the end. `None`: the
-    /// timeline is too coarse to tell.
-    pub fn rise(&self, since: u32) -> Option<u64> {
+    /// How far the lows of live memory have risen from step `since` on, and until which step that
+    /// is told. `None`: the timeline is too coarse to tell.
+    pub fn rise(&self, since: u32) -> Option<(u64, u32)> {
         // Lows within a step are not compared with those between two.
         let few = (self.now.saturating_sub(since) / 8).max(1);
         let low = |first, last| self.stretches(first, last).map(|one| one.live_low_bytes).min();
         // Steps that were shorter than a stretch are in that of a later step.
         let nearest = |step| self.stretches(0, step).last().map(|one| one.live_low_bytes);
         let before = low(since, since.saturating_add(few)).or_else(|| nearest(since))?;
-        // A stretch is of the steps from that of the one before it on: one that began much earlier
-        // has the low of then.
-        let late = u64::from(self.now.saturating_sub(2 * few));
-        let starts = std::iter::once(0).chain(self.device.timeline.iter().map(|one| one.step));
-        let of_the_end =
-            self.device.timeline.iter().zip(starts).filter(|(_, start)| *start >= late);
-        let after = of_the_end.map(|(one, _)| one.live_low_bytes).min()?;
-        Some(after.saturating_sub(before))
+        let late = self.now.saturating_sub(few);
+        let after = low(late, u32::MAX).or_else(|| nearest(self.now))?;
+        // A stretch that holds several steps has the low of the first of them.
+        let ends = self.device.timeline.iter().map(|one| one.step);
+        let until = ends.filter(|&step| step < u64::from(late)).last().unwrap_or(0);
+        if let Some(until) = u32::try_from(until).ok().filter(|&until| until > since) {
+            return Some((after.saturating_sub(before), until.min(self.now)));
+        }
+        // All of it is in one: its high against that of the one before.
+        let high = |step| self.stretches(0, step).last().map(|one| one.live_high_bytes);
+        Some((high(u32::MAX)?.saturating_sub(high(since)?), self.now))
     }
 
     /// What to say where lines are missing: nobody asked for them.
