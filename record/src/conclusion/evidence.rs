@@ -93,26 +93,24 @@ impl<'a> Evidence<'a> {
         self.device.timeline.iter().filter(move |stretch| steps.contains(&stretch.step))
     }
 
-    /// How far the lows of live memory have risen from step `since` on, and until which step that
-    /// is told. `None`: the timeline is too coarse to tell.
-    pub fn rise(&self, since: u32) -> Option<(u64, u32)> {
+    /// How far live memory has risen from step `since` to the end, by its lows, or where the
+    /// timeline is too coarse for those by its highs. `None`: it does not tell.
+    pub fn rise(&self, since: u32) -> Option<u64> {
         // Lows within a step are not compared with those between two.
         let few = (self.now.saturating_sub(since) / 8).max(1);
         let low = |first, last| self.stretches(first, last).map(|one| one.live_low_bytes).min();
         // Steps that were shorter than a stretch are in that of a later step.
-        let nearest = |step| self.stretches(0, step).last().map(|one| one.live_low_bytes);
-        let before = low(since, since.saturating_add(few)).or_else(|| nearest(since))?;
+        let nearest = |step| self.stretches(0, step).last();
         let late = self.now.saturating_sub(few);
-        let after = low(late, u32::MAX).or_else(|| nearest(self.now))?;
         // A stretch that holds several steps has the low of the first of them.
-        let ends = self.device.timeline.iter().map(|one| one.step);
-        let until = ends.filter(|&step| step < u64::from(late)).last().unwrap_or(0);
-        if let Some(until) = u32::try_from(until).ok().filter(|&until| until > since) {
-            return Some((after.saturating_sub(before), until.min(self.now)));
+        let start = nearest(late.saturating_sub(1)).map_or(0, |one| one.step);
+        if start < u64::from(self.now.saturating_sub(2 * few)) {
+            let high = |step| nearest(step).map(|one| one.live_high_bytes);
+            return Some(high(u32::MAX)?.saturating_sub(high(since)?));
         }
-        // All of it is in one: its high against that of the one before.
-        let high = |step| self.stretches(0, step).last().map(|one| one.live_high_bytes);
-        Some((high(u32::MAX)?.saturating_sub(high(since)?), self.now))
+        let before = low(since, since.saturating_add(few));
+        let before = before.or_else(|| nearest(since).map(|one| one.live_low_bytes))?;
+        Some(low(late, u32::MAX)?.saturating_sub(before))
     }
 
     /// What to say where lines are missing: nobody asked for them.

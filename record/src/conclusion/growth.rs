@@ -51,14 +51,10 @@ pub fn find(evidence: &Evidence<'_>) -> Grown {
     let mut explained: Vec<Group> = Vec::new();
     for group in groups(evidence) {
         // What has grown for longer is the surer, and is not counted for the others again.
-        let known: u64 = explained.iter().map(Group::bytes_a_step).sum();
-        let has_risen = evidence.rise(group.since()).is_none_or(|(rise, until)| {
-            let steps = u64::from(until - group.since());
-            let all = u64::from(evidence.now.saturating_sub(group.since())).max(1);
-            let of_it = group.bytes() / all * steps;
-            rise.saturating_sub(known * steps) >= of_it / 2
-        });
-        if has_risen {
+        let steps = u64::from(evidence.now.saturating_sub(group.since()));
+        let known: u64 = explained.iter().map(|group| group.bytes_a_step() * steps).sum();
+        let rise = evidence.rise(group.since());
+        if rise.is_none_or(|rise| rise.saturating_sub(known) >= group.bytes() / 2) {
             explained.push(group);
         } else if is_much(evidence, group.bytes()) {
             grown.level.push(level(evidence, &group));
