@@ -13,8 +13,11 @@ use crate::parts::{cargo, output};
 const PROGRAM: &str = "gruyere-instructions";
 /// The trace that the bar is set on.
 const TRACE: &str = "traces/moe.trace.zst";
-/// The trace that is replayed while others read: it takes longest.
+/// The trace that is replayed while others read, the longest; and at most how many of its
+/// operations a second: so that it takes three seconds at least, of which `gruyere top` needs one
+/// to find it.
 const READ_TRACE: &str = "traces/llama7b_full.trace.zst";
+const READ_PACE: u32 = 75_000;
 /// The bar: instructions of a malloc or a free, on average over both.
 const BAR: u64 = 345;
 /// Streams of a random program, and how many times the instructions at the few an operation may
@@ -50,11 +53,12 @@ pub fn check(root: &Path) -> Result<(), String> {
     output(cargo(root, &["build", "--release", "--quiet"]).args(packages))?;
     let target = std::env::var_os("CARGO_TARGET_DIR")
         .map_or_else(|| root.join("target"), |folder| root.join(folder));
-    let moe = count(root, &target, TRACE)?;
+    let moe = count(root, &target, &[TRACE])?;
     report(&calls(&moe), in_files(&moe, &RECORD))?;
     streams(root, &target)?;
-    let alone = count(root, &target, READ_TRACE)?;
-    let (read, samples) = while_read(&target, || count(root, &target, READ_TRACE))?;
+    let paced = || count(root, &target, &[READ_TRACE, "record:on", &READ_PACE.to_string()]);
+    let alone = paced()?;
+    let (read, samples) = while_read(&target, paced)?;
     let [alone, read] = [&alone, &read].map(|profile| average(&calls(profile)));
     println!(
         "{READ_TRACE}: an operation while `gruyere top` reads, {samples} times: {read:.2} \
@@ -72,7 +76,7 @@ pub fn check(root: &Path) -> Result<(), String> {
 /// What the number of streams costs: one random program at few streams and at many.
 fn streams(root: &Path, target: &Path) -> Result<(), String> {
     let [few, many] = [FEW_STREAMS, MANY_STREAMS].map(|streams| {
-        Ok::<_, String>(average(&calls(&count(root, target, &format!("streams:{streams}"))?)))
+        Ok::<_, String>(average(&calls(&count(root, target, &[&format!("streams:{streams}")])?)))
     });
     let (few, many) = (few?, many?);
     println!(
@@ -90,8 +94,8 @@ fn streams(root: &Path, target: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// Runs a trace (a file of the tree, or `streams:N`) under callgrind; the profile.
-fn count(root: &Path, target: &Path, trace: &str) -> Result<String, String> {
+/// Runs the program with `arguments` under callgrind; the profile.
+fn count(root: &Path, target: &Path, arguments: &[&str]) -> Result<String, String> {
     let profile = target.join("callgrind.out");
     let mut valgrind = Command::new("valgrind");
     valgrind.args(["--tool=callgrind", "--quiet", "--collect-atstart=no"]);
@@ -101,7 +105,7 @@ fn count(root: &Path, target: &Path, trace: &str) -> Result<String, String> {
         "--compress-strings=no",
     ]);
     valgrind.arg(format!("--callgrind-out-file={}", profile.display()));
-    valgrind.arg(target.join("release").join(PROGRAM)).arg(trace).current_dir(root);
+    valgrind.arg(target.join("release").join(PROGRAM)).args(arguments).current_dir(root);
     output(&mut valgrind)?;
     std::fs::read_to_string(&profile).map_err(|error| format!("{}: {error}", profile.display()))
 }
