@@ -105,8 +105,9 @@ impl<'a> Evidence<'a> {
         // A stretch that holds several steps has the low of the first of them.
         let start = nearest(late.saturating_sub(1)).map_or(0, |one| one.step);
         if start < u64::from(self.now.saturating_sub(2 * few)) {
-            let high = |step| nearest(step).map(|one| one.live_high_bytes);
-            return Some(high(u32::MAX)?.saturating_sub(high(since)?));
+            // The last one may have begun a moment ago.
+            let end = self.stretches(late, u32::MAX).map(|one| one.live_high_bytes).max()?;
+            return Some(end.saturating_sub(nearest(since)?.live_high_bytes));
         }
         let before = low(since, since.saturating_add(few));
         let before = before.or_else(|| nearest(since).map(|one| one.live_low_bytes))?;

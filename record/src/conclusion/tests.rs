@@ -151,6 +151,86 @@ fn a_queue_that_is_full_is_no_leak_while_live_memory_is_level() {
     assert_eq!(queue(|step| GIB + 64 * MIB * step.saturating_sub(68)).cause, Cause::Leak);
 }
 
+/// What a program of steps alike had live: `kept` at the end of a step, and within it up to
+/// `activations` more; `looks` a step. Cells of so many looks, the first of `first`. It ended so
+/// many looks before the end of the last step.
+fn seen_in_cells(
+    steps: u64,
+    kept: impl Fn(u64) -> u64,
+    activations: u64,
+    [looks, wide, first, missing]: [u64; 4],
+) -> Vec<Stretch> {
+    let mut cells: Vec<Stretch> = Vec::new();
+    let mut left = first;
+    for look in 0..steps * looks - missing {
+        let (step, within) = (look / looks, look % looks);
+        // Up through the forward, down through the backward; what is kept comes last.
+        let live = kept(step) + activations * within.min(looks - 1 - within) * 2 / looks;
+        match cells.last_mut() {
+            Some(cell) if left > 0 => {
+                cell.step = step;
+                cell.live_low_bytes = cell.live_low_bytes.min(live);
+                cell.live_high_bytes = cell.live_high_bytes.max(live);
+            }
+            _ => {
+                left = if cells.is_empty() { first } else { wide };
+                cells.push(Stretch {
+                    step,
+                    live_low_bytes: live,
+                    live_high_bytes: live,
+                    ..Stretch::default()
+                });
+            }
+        }
+        left -= 1;
+    }
+    cells
+}
+
+/// Programs of so many steps, each looked at so often, in cells of so many looks: many steps in a
+/// cell, or many cells in a step. Three cells at least: the rest may be of what came before.
+fn widths() -> impl Iterator<Item = (u64, u64, u64)> {
+    let programs = [20, 40, 100, 1000]
+        .into_iter()
+        .flat_map(|steps| [1, 3, 10, 30].map(move |looks| (steps, looks)));
+    programs.flat_map(|(steps, looks)| {
+        let widths = [1, 2, 5, 7, 10, 23, 50, 100, 300, 1000].into_iter();
+        let fits = move |wide: &u64| wide * 3 <= steps * looks;
+        widths.filter(fits).map(move |wide| (steps, looks, wide))
+    })
+}
+
+#[test]
+fn leaks_and_full_queues_are_told_apart_on_timelines_of_any_width() {
+    for (steps, looks, wide) in widths() {
+        let mut made = Vec::new();
+        for first in [1, wide.div_ceil(3), wide.div_ceil(2), wide] {
+            for activations in [0, 300 * MIB, 4 * GIB] {
+                made.extend([0, looks / 2, looks - 1].map(|missing| (first, activations, missing)));
+            }
+        }
+        for (first, activations, missing) in made {
+            let case = format!(
+                "{steps} steps of {looks} looks, cells of {wide} looks, the first of {first}, \
+                 {activations} B of activations, {missing} looks missing"
+            );
+            let concluded = |since: u64, kept: &dyn Fn(u64) -> u64| {
+                let mut made = with_weights(steps - 1);
+                let line = made.line(42, "step");
+                (since..steps - 1).for_each(|step| made.block(line, step as u32, 10 * MIB));
+                let cells = [looks, wide, first, missing];
+                made.device.timeline = seen_in_cells(steps, kept, activations, cells);
+                made.concludes().cause
+            };
+            let leak = concluded(1, &|step| GIB + 10 * MIB * step);
+            assert_eq!(leak, Cause::Leak, "a leak: {case}");
+            let most = steps / 3;
+            let queue = concluded(steps - 1 - most, &|step| GIB + 10 * MIB * step.min(most));
+            assert_eq!(queue, Cause::Nothing, "a queue: {case}");
+        }
+    }
+}
+
 #[test]
 fn a_leak_beside_a_full_queue_is_named_alone() {
     let mut made = with_weights(100);
