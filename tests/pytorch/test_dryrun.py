@@ -765,6 +765,36 @@ def test_memory_that_ran_out_and_was_caught_is_told(tmp_path):
     assert (row["fits"], row["steps"], row["caught"]) == (True, 3, 1)
 
 
+# A program that takes as much as it may.
+ASKS = """
+import sys
+import torch
+
+wanted, context = map(int, sys.argv[1:])
+free, total = torch.cuda.mem_get_info()
+assert total == torch.cuda.get_device_properties(0).total_memory == wanted, (total, wanted)
+assert context <= total - free <= context + (64 << 20), (free, total)
+torch.cuda.set_per_process_memory_fraction(0.5)
+blocks = []
+try:
+    while True:
+        blocks.append(torch.empty(64 << 20, dtype=torch.uint8, device="cuda"))
+except torch.cuda.OutOfMemoryError:
+    pass
+# Half of what the context leaves would be 5 blocks less; torch holds segments of 20 MiB.
+assert 0 <= total // 2 // (64 << 20) - len(blocks) <= 1, len(blocks)
+"""
+
+
+def test_a_program_that_asks_is_told_the_gpus_total_and_the_contexts_part_as_taken(tmp_path):
+    (tmp_path / "train.py").write_text(ASKS)
+    ran = dryrun(tmp_path, "--gb", 8, "--context", "640MiB", "--json", "train.py",
+                 8 << 30, 640 << 20)  # fmt: skip
+    document = told(ran)
+    assert [row["outcome"] for row in document["gpus"][0]["runs"]] == ["completed"] * 3
+    assert document["gpus"][0]["usable"] == (8 << 30) - (640 << 20)
+
+
 # It is killed before it can tell anything, and it is not the program's own process.
 OTHERS = """
 import subprocess

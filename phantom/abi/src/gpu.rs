@@ -198,6 +198,12 @@ impl Phantom {
             text.parse().ok().filter(|n| (0..=64).contains(n))
         })?;
         let memory = setting("PHANTOM_MEMORY", 80 << 30, parse_bytes)?;
+        let taken = setting("PHANTOM_TAKEN", 0, parse_bytes)?;
+        if taken > memory {
+            return Err(format!(
+                "PHANTOM_TAKEN={taken}: more than the devices have (PHANTOM_MEMORY={memory})"
+            ));
+        }
         let copy_limit = setting("PHANTOM_COPY_LIMIT", 64 << 10, parse_bytes)?;
         let contents = setting("PHANTOM_CONTENTS", None, |text| match text {
             "handles" => Some(Some(Contents::default())),
@@ -277,6 +283,7 @@ impl Phantom {
         let (addresses, window) = HostAddresses::new(window, values.clone())?;
         let sim = Gpu::with_addresses(config, Box::new(addresses));
         sim.print_faults();
+        (0..devices).for_each(|device| sim.set_taken(device, taken));
         Ok(Self {
             sim,
             host: HostMemory::default(),

@@ -12,6 +12,7 @@
 //! |---|---|---|
 //! | `PHANTOM_DEVICES` | number of devices | 1 |
 //! | `PHANTOM_MEMORY` | memory of each (`80GiB`) | 80GiB |
+//! | `PHANTOM_TAKEN` | what others and the process's own context hold of each (`500MiB`) | 0 |
 //! | `PHANTOM_NAME` | their name, at most 255 bytes | Phantom H100 |
 //! | `PHANTOM_CAPABILITY` | their compute capability, and with it shared memory, threads, blocks and the L2 cache; clocks and bus stay an H100's | 9.0 |
 //! | `PHANTOM_MULTIPROCESSORS` | multiprocessors of each | 132 |

@@ -37,7 +37,7 @@ class Plan:
     allocator: str
     gpu: dict[str, Any]
     memory: int
-    """Bytes that the stand-in has."""
+    """Bytes that the stand-in has beside the context."""
     arguments: tuple[str, ...]
     values: str = ZEROS
     """What reads of the device see that nobody has written to."""
@@ -215,7 +215,9 @@ def device(plan: Plan) -> dict[str, str]:
         "PHANTOM_NAME": plan.gpu["name"],
         "PHANTOM_CAPABILITY": plan.gpu["capability"],
         "PHANTOM_MULTIPROCESSORS": str(plan.gpu["multiprocessors"]),
-        "PHANTOM_MEMORY": str(plan.memory),
+        # A program that asks is told the GPU's total, and of it the context's part as not free.
+        "PHANTOM_MEMORY": str(plan.memory + plan.gpu["context"]),
+        "PHANTOM_TAKEN": str(plan.gpu["context"]),
         "PHANTOM_VALUES": plan.values,
         # torch would keep kernels that were compiled to nothing.
         "USE_PYTORCH_KERNEL_CACHE": "0",
