@@ -2,9 +2,10 @@
 
 use super::*;
 use crate::dump::state::{
-    Block, BlockKind, DeviceState, Event, OutOfMemory, Segment, Stretch, Sum,
+    Block, BlockKind, DeviceState, Event, OutOfMemory, Segment, Stretch, Sum, timeline,
 };
 use crate::sites::{Frame, Phase, Site, SiteId, Sites};
+use crate::timeline::{Sample, TimelineEntry};
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
@@ -160,31 +161,19 @@ fn seen_in_cells(
     activations: u64,
     [looks, wide, first, missing]: [u64; 4],
 ) -> Vec<Stretch> {
-    let mut cells: Vec<Stretch> = Vec::new();
-    let mut left = first;
-    for look in 0..steps * looks - missing {
+    let look = |look: u64| {
         let (step, within) = (look / looks, look % looks);
         // Up through the forward, down through the backward; what is kept comes last.
         let live = kept(step) + activations * within.min(looks - 1 - within) * 2 / looks;
-        match cells.last_mut() {
-            Some(cell) if left > 0 => {
-                cell.step = step;
-                cell.live_low_bytes = cell.live_low_bytes.min(live);
-                cell.live_high_bytes = cell.live_high_bytes.max(live);
-            }
-            _ => {
-                left = if cells.is_empty() { first } else { wide };
-                cells.push(Stretch {
-                    step,
-                    live_low_bytes: live,
-                    live_high_bytes: live,
-                    ..Stretch::default()
-                });
-            }
-        }
-        left -= 1;
-    }
-    cells
+        Sample { step, live_low: live, live_high: live, ..Sample::default() }
+    };
+    let samples: Vec<Sample> = (0..steps * looks - missing).map(look).collect();
+    let (head, rest) = samples.split_at(first as usize);
+    let cells = std::iter::once(head).chain(rest.chunks(wide as usize)).filter_map(|cell| {
+        let sample = cell.iter().copied().reduce(Sample::and)?;
+        Some(TimelineEntry { sample, ..TimelineEntry::default() })
+    });
+    timeline(&cells.collect::<Vec<_>>())
 }
 
 /// Programs of so many steps, each looked at so often, in cells of so many looks: many steps in a
