@@ -31,6 +31,10 @@ const WRONG: u8 = 2;
 ///
 /// The program runs as it is, with the real torch and the real allocators; the stand-in keeps exact
 /// books of memory and computes nothing.
+///
+/// It runs several times: twice to be looked at, and once for each GPU and allocator. That can't
+/// harm: it sees its files as they are and may write, what it writes is thrown away, and it reaches
+/// no network.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -52,7 +56,8 @@ Options stand before the program; all that follows it is its own. One process an
 Exit status: 0 it fits; 1 the program failed; 2 wrong arguments, or no torch or no stand-in; \
 3 it does not fit; 4 it fits or not,
 but the answer is not to be trusted: the program asks for other memory with other values on the \
-device.")]
+device; or the program
+could not go on without what the sandbox refuses it.")]
 pub struct Arguments {
     /// The GPUs, separated by commas; `list` prints what there is. Default: h100-80, with what the
     /// books say of all others.
@@ -103,6 +108,17 @@ pub struct Arguments {
     /// Seconds after which a run is taken for hung.
     #[arg(long, value_name = "SECONDS", default_value_t = NonZeroU32::new(3600).unwrap())]
     timeout: NonZeroU32,
+    /// What the program writes to FILE or FOLDER stays; may be repeated. With no path: all that it
+    /// writes, and there is no sandbox.
+    #[arg(long, value_name = "PATH", num_args = 0..=1, require_equals = true,
+          default_missing_value = "")]
+    allow_writes: Vec<String>,
+    /// The program reaches the network, which is closed to it otherwise.
+    #[arg(long)]
+    allow_network: bool,
+    /// What a run may write to the disk, all of which is thrown away at its end.
+    #[arg(long, value_name = "SIZE", value_parser = bytes, default_value = "10GiB")]
+    scratch: u64,
     /// Runs at once (default: a core each, as far as the host's memory lasts).
     #[arg(long, value_name = "COUNT")]
     jobs: Option<NonZeroU32>,
@@ -150,6 +166,9 @@ struct Request<'a> {
     name: String,
     gruyere: &'a str,
     timeout: NonZeroU32,
+    allow_writes: &'a [String],
+    allow_network: bool,
+    scratch: u64,
     jobs: Option<NonZeroU32>,
     /// A folder in which the stand-in may be.
     beside: Option<&'a Path>,
@@ -217,6 +236,9 @@ pub fn main(arguments: &Arguments) -> ExitCode {
         name: arguments.name.clone().unwrap_or_else(|| program.main.name_of_run()),
         gruyere: env!("CARGO_PKG_VERSION"),
         timeout: arguments.timeout,
+        allow_writes: &arguments.allow_writes,
+        allow_network: arguments.allow_network,
+        scratch: arguments.scratch,
         jobs: arguments.jobs,
         beside: house.beside(),
     };

@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -23,10 +22,12 @@ from .._bench.compare import Row, fit
 from .._bench.machine import choose
 from .._bench.measure import FAILED, FAULTS, OUT_OF_MEMORY
 from .._errors import GruyereError
+from .._sandbox import Allowed, Box, Folder
+from .._sandbox import choose as sandbox
 from . import history, page, report, text
 from .runs import RANDOM, ROOM, ZEROS, Plan, Ran, Runner, at_once, called
 from .sweep import Sweep
-from .worker import NOTHING, UNUSABLE
+from .worker import NOTHING, REFUSED, UNUSABLE
 
 WRONG_ARGUMENTS = 2
 Gpu = dict[str, Any]
@@ -45,18 +46,21 @@ def main(request: str) -> None:
             stream.reconfigure(errors="replace")
     try:
         _check(asked)
-        with tempfile.TemporaryDirectory(prefix="gruyere-dryrun-") as name:
-            folder = Path(name)
+        with Folder("dryrun") as folder:
             links = folder / "libraries"
             links.mkdir()
             machine = choose(True, asked["beside"], links)
-            found = DryRun(asked, Runner(asked, machine, folder)).all()
+            box = sandboxed(folder, asked)
+            print(f"gruyere dryrun: {box.said()}", file=sys.stderr, flush=True)
+            runner = Runner(asked, machine, folder, box)
+            found = DryRun(asked, runner).all()
+            found["sandbox"] = {"way": box.way, "said": box.said(), "runs": runner.count}
     except (GruyereError, Unusable) as error:
         print(f"gruyere dryrun: {error}", file=sys.stderr)
         sys.exit(WRONG_ARGUMENTS)
     except Broken as error:
         _show(error.ran)
-        sys.exit(1)
+        sys.exit(report.UNTRUSTED if error.ran.found.outcome == REFUSED else 1)
     except KeyboardInterrupt:
         sys.exit(130)
     found["seconds"] = round(time.monotonic() - began, 1)
@@ -66,6 +70,14 @@ def main(request: str) -> None:
     }  # fmt: skip
     all_written = _write(asked, found)
     sys.exit(found["verdict"]["exit"] if all_written else WRONG_ARGUMENTS)
+
+
+def sandboxed(folder: Path, asked: dict[str, Any]) -> Box:
+    """How runs are kept from harm, as the command asks for it. Raises GruyereError."""
+    paths = tuple(os.path.abspath(path) for path in asked["allow_writes"] if path)
+    everything = "" in asked["allow_writes"]
+    allowed = Allowed(everything, paths, network=asked["allow_network"])
+    return sandbox(folder, allowed, asked["scratch"])
 
 
 def _end(number: int, _frame: Any) -> NoReturn:
@@ -244,6 +256,10 @@ class DryRun:
 
         memory = self.usable(gpu)
         first = self.run(plan(memory, ZEROS))
+        if self.runner.box.has_compiled():
+            # What is compiled is kept for all runs. This one found none of it, and all others do.
+            self.known.clear()
+            first = self.run(plan(memory, ZEROS))
         if first.found.outcome == OUT_OF_MEMORY:
             memory = ROOM
             first = self.run(plan(memory, ZEROS))
@@ -326,6 +342,8 @@ class DryRun:
         ran = self.known[key]
         if ran.found.outcome == UNUSABLE:
             raise Unusable(ran.found.reason)
-        if ran.found.outcome in (FAILED, FAULTS, NOTHING) and not may_fail:
+        if ran.found.outcome == REFUSED or (
+            ran.found.outcome in (FAILED, FAULTS, NOTHING) and not may_fail
+        ):
             raise Broken(ran)
         return ran

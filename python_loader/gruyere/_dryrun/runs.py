@@ -12,17 +12,20 @@ import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Optional, Union
 
 from .._bench.machine import Machine
 from .._bench.measure import COMPLETED, FAILED
-from .._bench.runners import Contender, Log, blame, end_session
+from .._bench.runners import Contender, Log, blame
 from .._bench.server import ended
-from .worker import Found
+from .._sandbox import Box, Run, behind, remedy
+from .worker import REFUSED, Found
 
 # A device on which nothing is short, to tell what a program would take.
 ROOM = 1 << 40
 ZEROS, RANDOM = "zeros", "random:1"
+# Seconds between two looks at what a run has written.
+_LOOKS = 1.0
 
 
 def called(allocator: str) -> str:
@@ -70,24 +73,25 @@ class Stopped(Exception):
 
 
 class Runner:
-    def __init__(self, request: dict[str, Any], machine: Machine, folder: Path) -> None:
+    def __init__(self, request: dict[str, Any], machine: Machine, folder: Path, box: Box) -> None:
         self.request = request
         self.machine = machine
         self.folder = folder
+        self.box = box
         self.count = 0
         self.running = 0
         # Said once the program has been seen to want something that one process can have.
         self.one_at_a_time = False
         self.turns = threading.Condition()
-        self.going: set[subprocess.Popen[bytes]] = set()
+        self.going: set[Run] = set()
         self.stopped = False
 
     def stop(self) -> None:
         """Ends all runs that are under way, in whichever thread, and lets none begin."""
         with self.turns:
             self.stopped = True
-            for process in self.going:
-                end_session(process)
+            for run in self.going:
+                run.end()
 
     def run(self, plan: Plan, progress: Callable[[str], None]) -> Ran:
         """Runs it to its end; `progress` hears how far it is. A program that opens a port of its
@@ -118,15 +122,18 @@ class Runner:
 
     def _run(self, plan: Plan, progress: Callable[[str], None], number: int) -> Ran:
         log = Log(self.folder)
-        answer, books = (self.folder / f"{what}-{number}.json" for what in ("answer", "books"))
-        contexts = self.folder / f"contexts-{number}"
-        contexts.mkdir()
+        folder = self.box.new_folder()
+        # Where the program may write, and we read.
+        own = folder / "own"
+        contexts = own / "contexts"
+        contexts.mkdir(parents=True)
+        answer, books = own / "answer.json", own / "books"
         readable, writable = os.pipe()
         request = {
             "allocator": plan.allocator, "steps": self.request["steps"],
             "script": self.request["script"], "module": self.request["module"],
             "arguments": plan.arguments, "answer": str(answer), "progress": writable,
-            "analysed": plan.analysed, "parent": os.getpid(),
+            "analysed": plan.analysed,
         }  # fmt: skip
         environment = Contender(plan.allocator).environment(self.machine, of_users=True)
         environment.update(
@@ -134,42 +141,37 @@ class Runner:
         )
         # The stand-in has one device, and no other has a say.
         environment.pop("CUDA_VISIBLE_DEVICES", None)
+        command = [
+            sys.executable, *self.request["python_options"], "-m", "gruyere._dryrun", "worker",
+            json.dumps(request),
+        ]  # fmt: skip
         with self.turns:
             if self.stopped:
                 raise Stopped
-            process = subprocess.Popen(
-                [
-                    sys.executable,
-                    *self.request["python_options"],
-                    "-m",
-                    "gruyere._dryrun",
-                    "worker",
-                    json.dumps(request),
-                ],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log.file,
-                stderr=log.file,
-                pass_fds=[writable],
-                # Its children are to end with it.
-                start_new_session=True,
-            )
-            self.going.add(process)
+            run = self.box.start(command, environment, log.file, (writable,), folder)
+            self.going.add(run)
         os.close(writable)
         try:
-            code = self._await(process, readable, progress)
+            ended_as = self._await(run, readable, progress)
         finally:
             os.close(readable)
-            end_session(process)
+            run.end()
             with self.turns:
-                self.going.discard(process)
+                self.going.discard(run)
             said = log.close()
-        if self.stopped:
-            raise Stopped
-        if code is None:
-            seconds = self.request["timeout"]
-            found = Found(FAILED, f"took more than {seconds} s; --timeout allows more")
-            return Ran(plan, found, said)
+        try:
+            if self.stopped:
+                raise Stopped
+            if isinstance(ended_as, Found):
+                return Ran(plan, ended_as, said)
+            return self._ran(plan, run, ended_as, answer, contexts, said)
+        finally:
+            run.close()
+
+    def _ran(
+        self, plan: Plan, run: Run, code: int, answer: Path, contexts: Path, said: list[str]
+    ) -> Ran:
+        """What a run that has ended with `code` comes to."""
         # Empty, where the reading of the numbers failed: the log says why.
         told = answer.read_text() if answer.is_file() else ""
         found = Found(**json.loads(told)) if told else Found(FAILED)
@@ -180,18 +182,26 @@ class Runner:
             )
         elif not told or (code < 0 and found.outcome != FAILED):
             found.outcome, found.reason = FAILED, blame(ended(code), said)
-        others = sum(name != str(process.pid) for name in os.listdir(contexts))
-        by_books = _read(Path(f"{books}.{process.pid}"))
+        by_sandbox = run.refusals()
+        if found.outcome == FAILED:
+            why = [*found.refused, *behind("\n".join([found.reason, *said[-50:]]), by_sandbox)]
+            if why:
+                found.outcome, found.reason = REFUSED, f"{found.reason}. {remedy(why[-1])}"
+        found.refused = [*found.refused, *by_sandbox]
+        others = sum(name != str(found.pid) for name in os.listdir(contexts))
+        by_books = _read(run.own / f"books.{found.pid}")
         return Ran(
             plan, found, said, by_books.get("host_reads"), by_books.get("unknown_workspaces"),
             others,
         )  # fmt: skip
 
     def _await(
-        self, process: subprocess.Popen[bytes], readable: int, progress: Callable[[str], None]
-    ) -> Optional[int]:
-        """Its exit code; None where it took too long."""
-        deadline = time.monotonic() + self.request["timeout"]
+        self, run: Run, readable: int, progress: Callable[[str], None]
+    ) -> Union[int, Found]:
+        """Its exit code; what was found where it was ended."""
+        seconds = self.request["timeout"]
+        deadline = time.monotonic() + seconds
+        looked = time.monotonic()
         while time.monotonic() < deadline:
             ready, _, _ = select.select([readable], [], [], 0.1)
             text = os.read(readable, 4096) if ready else b""
@@ -200,12 +210,17 @@ class Runner:
             elif ready:
                 # The program has ended, but for what runs at its exit.
                 try:
-                    return process.wait(max(0.0, deadline - time.monotonic()))
+                    return run.process.wait(max(0.0, deadline - time.monotonic()))
                 except subprocess.TimeoutExpired:
-                    return None
-            elif process.poll() is not None:
-                return process.returncode
-        return None
+                    break
+            elif run.process.poll() is not None:
+                return run.process.returncode
+            if time.monotonic() - looked > _LOOKS:
+                reason = self.box.too_much(run)
+                if reason:
+                    return Found(REFUSED, reason)
+                looked = time.monotonic()
+        return Found(FAILED, f"took more than {seconds} s; --timeout allows more")
 
 
 def device(plan: Plan) -> dict[str, str]:

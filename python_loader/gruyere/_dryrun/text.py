@@ -94,6 +94,16 @@ def verdict(report: dict[str, Any]) -> str:
     return " ".join(said)
 
 
+def _ran(report: dict[str, Any]) -> str:
+    """How often the program ran, and that it can't have harmed."""
+    program = report["program"]
+    name = program["script"] or f"-m {program['module']}"
+    runs = report["sandbox"]["runs"]
+    is_kept = report["sandbox"]["way"] == "none"
+    harm = "what they wrote stays" if is_kept else "your files are as before"
+    return f"{name}: {runs} runs of {program['steps']} steps; {harm}."
+
+
 def _growth(report: dict[str, Any]) -> str:
     """What steps leave behind, and how long that can go on."""
     grown = report["growth"]["bytes_a_step"]
@@ -111,6 +121,7 @@ def _head(report: dict[str, Any], width: int) -> str:
     ended = "" if steps >= asked else f" of {asked} asked, then it ended by itself"
     left_out = "; ".join(report["program"]["left_out"])
     lines = [
+        _cut(_ran(report), width),
         _wrapped(verdict(report), width),
         "",
         _wrapped(

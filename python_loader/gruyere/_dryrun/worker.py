@@ -3,10 +3,8 @@ run is to be analysed."""
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
-import signal
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, Optional
@@ -17,6 +15,7 @@ from .known import Known
 from .lines import Lines
 from .live import analyse
 from .looks import Looks
+from .reach import Reach
 from .settings import Settings
 from .stops import Stops
 
@@ -24,6 +23,8 @@ from .stops import Stops
 UNUSABLE = "unusable"
 # The program did what it does, and there is nothing to measure.
 NOTHING = "nothing"
+# The sandbox kept the program from something, and it could not go on without.
+REFUSED = "refused"
 
 
 @dataclass
@@ -33,21 +34,17 @@ class Found(Result):
     facts: dict[str, Any] = field(default_factory=dict)
     """What torch it is."""
     analysis: Optional[dict[str, Any]] = None
+    pid: int = 0
+    """The program's."""
+    refused: list[dict[str, str]] = field(default_factory=list)
+    """What the sandbox kept it from, the last last (`Run.refusals`)."""
 
     def to_json(self) -> str:
         return json.dumps(vars(self))
 
 
-# <sys/prctl.h>
-_PR_SET_PDEATHSIG = 1
-
-
 def main(request: str) -> None:
     asked = json.loads(request)
-    # Nobody awaits a run whose dry run was killed.
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != asked["parent"]:
-        return
     run(Worker(asked), asked)
 
 
@@ -58,7 +55,9 @@ class Worker(Watch):
 
     def __init__(self, request: dict[str, Any]) -> None:
         super().__init__(request["allocator"], None, request["steps"])
-        self.found = Found(COMPLETED)
+        self.found = Found(COMPLETED, pid=os.getpid())
+        self.reach = Reach()
+        self.reach.watch()
         self.progress: int = request["progress"]
         # What the program starts is not to hold it open.
         os.set_inheritable(self.progress, False)
@@ -104,6 +103,8 @@ class Worker(Watch):
             # What a program does when it is stopped after its steps may fail: they were done.
             return
         super().stopped_by(error)
+        if self.found.outcome == FAILED:
+            self.found.refused = self.reach.behind(error)
 
     def _tell(self, what: str) -> None:
         try:

@@ -1,0 +1,194 @@
+"""The process between us and the program: `main(request)` starts the program in its sandbox and
+ends as it ended.
+
+It is the program's parent, so that nothing that the program starts outlives the run: it adopts what
+the program leaves behind and ends it; and when we are killed, the kernel ends both.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+import traceback
+from typing import Any, NoReturn, Optional
+
+from . import filter, kernel, landlock, overlay
+from .guard import Guard, Refusals
+from .links import Mirror
+
+# As Box knows them.
+OVERLAY, LANDLOCK, NONE = "overlay", "landlock", "none"
+# The sandbox could not be made; the reason is on stderr.
+NO_SANDBOX = 125
+
+
+def main(file: str) -> NoReturn:
+    """`file`: what is asked, as JSON; it is removed."""
+    with open(file) as opened:
+        request = json.load(opened)
+    os.unlink(file)
+    if os.getppid() != request["parent"]:
+        sys.exit(NO_SANDBOX)
+    kernel.die_with_parent(signal.SIGKILL)
+    kernel.adopt_orphans()
+    ours, theirs = socket.socketpair()
+    mirror: Optional[Mirror] = None
+    if request["way"] == LANDLOCK:
+        mirror = Mirror(
+            request["mirror"], request["hidden"], request["writable"], request["room"]
+        )
+        mirror.make(request["cwd"], request["homes"])
+    identities = overlay.identities() if request["way"] == OVERLAY else None
+    child = os.fork()
+    if child == 0:
+        ours.close()
+        _become(request, theirs, identities is not None)
+    theirs.close()
+    listener = _help(request, ours, child, identities)
+    guard = None
+    if listener is not None:
+        assert mirror is not None
+        writable = [*request["writable"], request["mirror"]]
+        guard = Guard(mirror, writable, Refusals(request["refusals"]))
+    status = _watch(child, listener, guard)
+    _end_the_rest()
+    _end_as(status)
+
+
+# In the program's process, until it is the program.
+
+
+def _become(request: dict[str, Any], helper: socket.socket, privileged: bool) -> NoReturn:
+    code = NO_SANDBOX
+    try:
+        kernel.die_with_parent(signal.SIGKILL)
+        limit = resource.getrlimit(resource.RLIMIT_CORE)[1]
+        # A core would be written by the kernel, where the machine has them.
+        resource.setrlimit(resource.RLIMIT_CORE, (0, limit))
+        cwd = request["cwd"]
+        if request["way"] == OVERLAY:
+            _overlaid(request, helper, privileged)
+        elif request["way"] == LANDLOCK:
+            cwd = request["mirror"] + cwd
+            _restricted(request, helper)
+        os.chdir(cwd)
+        helper.close()
+        # A change of who we are may have taken it away.
+        kernel.die_with_parent(signal.SIGKILL)
+        environment = request["environment"]
+        os.execvpe(request["command"][0], request["command"], environment)
+    except FileNotFoundError as error:
+        code = 127
+        print(f"{error.filename}: {error.strerror}", file=sys.stderr)
+    except OSError as error:
+        print(f"the sandbox could not be made: {error}", file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _overlaid(request: dict[str, Any], helper: socket.socket, privileged: bool) -> None:
+    uid, gid = os.geteuid(), os.getegid()
+    overlay.leave(request["network"])
+    if privileged:
+        helper.send(b"m")
+        if helper.recv(1) != b"m":
+            raise OSError("users can't be mapped into it")
+    else:
+        overlay.map_self(uid, gid)
+    os.chdir(request["layers"])
+    overlay.Overlay(request["layers"], request["hidden"]).cover(
+        request["writable"], request["network"]
+    )
+    kernel.forbid_new_privileges()
+    # Root would keep the power to take the overlays away.
+    kernel.drop_from_bounding_set(kernel.CAP_SYS_ADMIN)
+
+
+def _restricted(request: dict[str, Any], helper: socket.socket) -> None:
+    kernel.forbid_new_privileges()
+    landlock.restrict([*request["writable"], request["mirror"]])
+    listener = kernel.install_filter(filter.program(network=not request["network"]))
+    socket.send_fds(helper, [b"l"], [listener])
+    os.close(listener)
+
+
+# In ours.
+
+
+def _help(
+    request: dict[str, Any], channel: socket.socket, child: int,
+    identities: Optional[tuple[str, str]],
+) -> Optional[int]:  # fmt: skip
+    """Does what the child can't do for itself; the descriptor of its calls, where it has one."""
+    try:
+        if request["way"] == LANDLOCK:
+            told, handles, _, _ = socket.recv_fds(channel, 1, 1)
+            return handles[0] if told else None
+        if identities is not None and channel.recv(1):
+            for kind, text in zip(("uid_map", "gid_map"), identities):
+                overlay.write_map(child, kind, text)
+            channel.send(b"m")
+    except OSError as error:
+        # The child is told by the end of the channel, and says so.
+        print(f"the sandbox could not be made: {error}", file=sys.stderr)
+    finally:
+        channel.close()
+    return None
+
+
+def _watch(child: int, listener: Optional[int], guard: Optional[Guard]) -> int:
+    """Until the program has ended: its status."""
+    if listener is None or guard is None:
+        return os.waitpid(child, 0)[1]
+    ended = os.pidfd_open(child)
+    waiting = select.poll()
+    waiting.register(ended, select.POLLIN)
+    waiting.register(listener, select.POLLIN)
+    while True:
+        ready = dict(waiting.poll())
+        if ready.get(listener, 0) & select.POLLIN:
+            try:
+                call = kernel.Call(listener)
+            except OSError:
+                continue
+            guard.answer(call)
+        elif ended in ready:
+            return os.waitpid(child, 0)[1]
+
+
+def _end_the_rest() -> None:
+    """What the program has left behind is ours now."""
+    me = os.getpid()
+    # Each round ends a generation, whose children then are ours.
+    for _ in range(1000):
+        try:
+            with open(f"/proc/{me}/task/{me}/children") as file:
+                left = [int(pid) for pid in file.read().split()]
+        except OSError:
+            return
+        if not left:
+            return
+        for pid in left:
+            try:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+            except OSError:
+                continue
+
+
+def _end_as(status: int) -> NoReturn:
+    code = os.waitstatus_to_exitcode(status)
+    if code < 0:
+        if -code != signal.SIGKILL:
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+        code = 128 - code
+    sys.exit(code)

@@ -1,0 +1,182 @@
+"""Answers the system calls that a program under Landlock may not make by itself: makes a copy of
+what it is about to write to, and refuses, with the name, what would reach out of its folder.
+
+The guard is no wall against a program that means harm (what it reads of the program's memory may
+change before the kernel reads it): Landlock is. It is what makes the wall livable, and what names
+the stones.
+"""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import json
+import os
+import socket
+import struct
+from typing import Optional
+
+from . import filter, kernel
+from .filter import Kind, Named
+from .links import Full, Mirror
+
+_AT_FDCWD = -100
+_EMPTY_PATH = b""
+
+
+class Refusals:
+    """What was refused, a line of JSON each, in a file that callers read (`box`)."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.known: set[tuple[str, str]] = set()
+
+    def add(self, kind: str, name: str) -> None:
+        if (kind, name) in self.known or len(self.known) >= 1000:
+            return
+        self.known.add((kind, name))
+        with open(self.path, "a") as file:
+            print(json.dumps({"kind": kind, "name": name}), file=file)
+
+
+class Guard:
+    def __init__(self, mirror: Mirror, writable: list[str], refusals: Refusals) -> None:
+        self.mirror = mirror
+        self.writable = [os.path.realpath(path) for path in writable]
+        self.refusals = refusals
+        self.kinds = filter.kinds()
+        self.network = (filter.number(filter.CONNECT), filter.number(filter.SEND))
+
+    def answer(self, call: kernel.Call) -> None:
+        try:
+            error = self._of_address(call) if call.number in self.network else self._of_file(call)
+        except OSError:
+            # Its memory can't be read, or it is gone: Landlock decides.
+            error = 0
+        if error:
+            call.refuse(error)
+        else:
+            call.go_on()
+
+    # Files.
+
+    def _of_file(self, call: kernel.Call) -> int:
+        """The error that it gets; 0: it goes on."""
+        kind = self.kinds[call.number]
+        paths = [self._path(call, named) for named in kind.names]
+        truncates = kind.what in ("create", "truncate")
+        if kind.flags is not None:
+            truncates = bool(call.arguments[kind.flags] & filter.TRUNCATES)
+        try:
+            for path in paths:
+                if path is not None:
+                    self._prepare(kind, path, truncates)
+        except Full as full:
+            self.refusals.add("space", str(full))
+            return errno.ENOSPC
+        # Of two, the first is moved away, or stays.
+        error = 0
+        for path in paths:
+            if path is not None:
+                error = error or self._outside(kind, path)
+        return error
+
+    def _prepare(self, kind: Kind, path: str, truncates: bool) -> None:
+        if not self.mirror.has(path):
+            return
+        if kind.what in ("open", "create", "change"):
+            self.mirror.ready_to_write(path, truncates)
+        elif kind.what == "truncate":
+            # To a length that may keep some of it.
+            self.mirror.ready_to_write(path)
+        else:
+            self.mirror.ready_entry(path)
+
+    def _outside(self, kind: Kind, path: str) -> int:
+        """Notes what Landlock is going to refuse; refuses what it knows nothing of."""
+        of_entry = kind.what in ("entry", "move", "change link")
+        real = (
+            os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
+            if of_entry
+            else os.path.realpath(path)
+        )
+        if self._is_writable(real):
+            return 0
+        is_change = kind.what in ("change", "change link")
+        exists = os.path.lexists(real)
+        if exists and not is_change and not of_entry:
+            could = os.access(real, os.W_OK) and not os.path.isdir(real)
+        elif exists and is_change:
+            could = os.geteuid() in (0, os.lstat(real).st_uid)
+        else:
+            could = os.access(os.path.dirname(real), os.W_OK)
+        if could:
+            # Where it could not anyway, it is not we who refuse.
+            self.refusals.add("write", real)
+        return errno.EACCES if is_change else 0
+
+    def _is_writable(self, real: str) -> bool:
+        if any(real == path or real.startswith(path + "/") for path in self.writable):
+            return True
+        return real.startswith(("/dev/", "/proc/")) or not real.startswith("/")
+
+    def _path(self, call: kernel.Call, named: Named) -> Optional[str]:
+        """The file that the call means, from the root; None: none that has a name."""
+        task = f"/proc/{call.thread}"
+        text = b""
+        if named.path is not None:
+            address = call.arguments[named.path]
+            text = call.text(address) if address else _EMPTY_PATH
+            if not address and named.folder is None:
+                return None
+        if text.startswith(b"/"):
+            return self._through_proc(call, os.fsdecode(text))
+        folder = -1 if named.folder is None else _signed(call.arguments[named.folder])
+        at = f"{task}/cwd" if folder in (-1, _AT_FDCWD) else f"{task}/fd/{folder}"
+        base = os.readlink(at)
+        if not base.startswith("/"):
+            # A pipe, a socket, memory: it has no name.
+            return None
+        return os.path.join(base, os.fsdecode(text)) if text else base
+
+    def _through_proc(self, call: kernel.Call, path: str) -> str:
+        """/proc/self is the program's there, and ours here."""
+        for own in ("/proc/self/", "/proc/thread-self/"):
+            if path.startswith(own):
+                return f"/proc/{call.thread}/{path[len(own) :]}"
+        return path
+
+    # Addresses.
+
+    def _of_address(self, call: kernel.Call) -> int:
+        place = 1 if call.number == self.network[0] else 4
+        length = min(call.arguments[place + 1] & 0xFFFFFFFF, 128)
+        where = outside(call.read(call.arguments[place], length))
+        if where is None:
+            return 0
+        self.refusals.add("network", where)
+        return errno.ENETUNREACH
+
+
+def outside(address: bytes) -> Optional[str]:
+    """Where an address (sockaddr) leads, if out of this machine."""
+    if len(address) < 8:
+        return None
+    (family,) = struct.unpack_from("=H", address)
+    (port,) = struct.unpack_from("!H", address, 2)
+    ip: "ipaddress.IPv4Address | ipaddress.IPv6Address"
+    if family == socket.AF_INET:
+        ip = ipaddress.IPv4Address(address[4:8])
+        shown = f"{ip}:{port}"
+    elif family == socket.AF_INET6 and len(address) >= 24:
+        six = ipaddress.IPv6Address(address[8:24])
+        ip = six.ipv4_mapped or six
+        shown = f"[{ip}]:{port}"
+    else:
+        return None
+    return None if ip.is_loopback or ip.is_unspecified else shown
+
+
+def _signed(argument: int) -> int:
+    low = argument & 0xFFFFFFFF
+    return low - (1 << 32) if low >= 1 << 31 else low

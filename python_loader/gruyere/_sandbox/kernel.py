@@ -1,0 +1,222 @@
+"""System calls that Python has no function for. Each raises OSError."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import platform
+import socket
+import struct
+from typing import Optional
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+# Numbers that are the same on every architecture that has them (include/uapi/asm-generic/unistd.h).
+_MOUNT_SETATTR = 442
+_LANDLOCK_CREATE_RULESET, _LANDLOCK_ADD_RULE, _LANDLOCK_RESTRICT_SELF = 444, 445, 446
+_SECCOMP = {"x86_64": 317, "aarch64": 277}
+
+CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWNET = 0x00020000, 0x10000000, 0x40000000
+MS_BIND, MS_REC, MS_PRIVATE = 0x1000, 0x4000, 0x40000
+CAP_SYS_ADMIN = 21
+
+_PR_SET_PDEATHSIG, _PR_CAPBSET_DROP = 1, 24
+_PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 36, 38
+
+
+def machine() -> str:
+    return platform.machine()
+
+
+def _checked(result: int, path: Optional[str] = None) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), path)
+    return result
+
+
+def _syscall(number: int, *arguments: object) -> int:
+    return _checked(_LIBC.syscall(ctypes.c_long(number), *arguments))
+
+
+# Processes.
+
+
+def _prctl(option: int, value: int) -> None:
+    nothing = ctypes.c_ulong(0)
+    _checked(_LIBC.prctl(option, ctypes.c_ulong(value), nothing, nothing, nothing))
+
+
+def die_with_parent(signal: int) -> None:
+    """The kernel sends us `signal` when our parent ends."""
+    _prctl(_PR_SET_PDEATHSIG, signal)
+
+
+def adopt_orphans() -> None:
+    """Descendants whose parent ends become our children."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def forbid_new_privileges() -> None:
+    _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+
+
+def drop_from_bounding_set(capability: int) -> None:
+    _prctl(_PR_CAPBSET_DROP, capability)
+
+
+# Namespaces.
+
+
+def unshare(flags: int) -> None:
+    _checked(_LIBC.unshare(flags))
+
+
+def mount(source: str, target: str, kind: str = "", flags: int = 0, options: str = "") -> None:
+    _checked(
+        _LIBC.mount(
+            os.fsencode(source), os.fsencode(target), kind.encode() or None,
+            ctypes.c_ulong(flags), os.fsencode(options) or None,
+        ),
+        target,
+    )  # fmt: skip
+
+
+def make_read_only(mounted: int) -> None:
+    """The mount that the descriptor is of, and none below it."""
+    read_only, empty_path = 1, 0x1000
+    attributes = struct.pack("=QQQQ", read_only, 0, 0, 0)
+    _syscall(
+        _MOUNT_SETATTR, mounted, b"", ctypes.c_uint(empty_path), attributes,
+        ctypes.c_size_t(len(attributes)),
+    )  # fmt: skip
+
+
+def raise_loopback() -> None:
+    """Brings up the loopback device of a network namespace of our own."""
+    get_flags, set_flags, up = 0x8913, 0x8914, 1
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+        request = struct.pack("16sH14x", b"lo", 0)
+        flags = struct.unpack_from("16sH", fcntl.ioctl(control, get_flags, request))[1]
+        fcntl.ioctl(control, set_flags, struct.pack("16sH14x", b"lo", flags | up))
+
+
+# Landlock (include/uapi/linux/landlock.h).
+
+EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
+# What changes a folder: remove, make (of each kind), and from version 2 on move between folders,
+# from 3 on truncate.
+_CHANGES = sum(1 << bit for bit in range(4, 13))
+_REFER, _TRUNCATE = 1 << 13, 1 << 14
+
+
+def landlock_version() -> int:
+    """0 where the kernel has it not, or a container forbids it."""
+    try:
+        return _syscall(_LANDLOCK_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint(1))
+    except OSError:
+        return 0
+
+
+def landlock_rights(version: int) -> int:
+    """Every right to change files that this version knows."""
+    newer = (_REFER if version >= 2 else 0) | (_TRUNCATE if version >= 3 else 0)
+    return WRITE_FILE | _CHANGES | newer
+
+
+class Ruleset:
+    """Changes of files that are allowed; all others of `rights` are refused."""
+
+    def __init__(self, rights: int) -> None:
+        self.rights = rights
+        attributes = struct.pack("=Q", rights)
+        self.handle = _syscall(
+            _LANDLOCK_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), ctypes.c_uint(0)
+        )
+
+    def allow(self, path: str) -> None:
+        """Everything at and below it."""
+        handle = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        try:
+            # A file has no entries to make or to remove.
+            of_files = WRITE_FILE | _TRUNCATE
+            rights = self.rights if os.path.isdir(path) else self.rights & of_files
+            beneath = 1
+            rule = struct.pack("=Qi", rights, handle)
+            _syscall(_LANDLOCK_ADD_RULE, self.handle, beneath, rule, ctypes.c_uint(0))
+        finally:
+            os.close(handle)
+
+    def restrict_self(self) -> None:
+        """This process and its children from now on. After `forbid_new_privileges`."""
+        _syscall(_LANDLOCK_RESTRICT_SELF, self.handle, ctypes.c_uint(0))
+
+
+# seccomp (include/uapi/linux/seccomp.h).
+
+
+class _Program(ctypes.Structure):
+    _fields_ = [("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p)]
+
+
+def install_filter(instructions: bytes) -> int:
+    """A filter on our system calls and our children's; the descriptor on which those arrive that it
+    hands over. After `forbid_new_privileges`."""
+    set_mode_filter, new_listener = 1, 8
+    program = _Program(len(instructions) // 8, instructions)
+    return _syscall(
+        _SECCOMP[machine()], ctypes.c_uint(set_mode_filter), ctypes.c_uint(new_listener),
+        ctypes.byref(program),
+    )  # fmt: skip
+
+
+class Call:
+    """A system call that waits for our answer."""
+
+    _WHOLE = struct.Struct("=QIIiIQ6Q")
+    _RECEIVE, _SEND = 0xC0502100, 0xC0182101
+    # The kernel goes on with the call as it stands.
+    _CONTINUE = 1
+
+    def __init__(self, listener: int) -> None:
+        """The next one. Raises OSError (ENOENT) where its process has ended meanwhile."""
+        taken = bytearray(self._WHOLE.size)
+        fcntl.ioctl(listener, self._RECEIVE, taken)
+        self.listener = listener
+        self.id, self.thread, _, self.number, _, _, *self.arguments = self._WHOLE.unpack(taken)
+
+    def _answer(self, error: int, flags: int) -> None:
+        answer = struct.pack("=QqiI", self.id, 0, -error, flags)
+        try:
+            fcntl.ioctl(self.listener, self._SEND, answer)
+        except OSError as gone:
+            if gone.errno != errno.ENOENT:
+                raise
+
+    def go_on(self) -> None:
+        self._answer(0, self._CONTINUE)
+
+    def refuse(self, error: int) -> None:
+        self._answer(error, 0)
+
+    def read(self, address: int, length: int) -> bytes:
+        """Memory of its process; less where less can be read."""
+        with open(f"/proc/{self.thread}/mem", "rb", buffering=0) as memory:
+            memory.seek(address)
+            return memory.read(length)
+
+    def text(self, address: int) -> bytes:
+        """A string of its process, as it stands in its memory."""
+        page, longest = 4096, 4096
+        found = b""
+        while len(found) < longest:
+            part = self.read(address + len(found), page - (address + len(found)) % page)
+            end = part.find(b"\0")
+            if end >= 0:
+                return found + part[:end]
+            if not part:
+                break
+            found += part
+        raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))

@@ -1,0 +1,156 @@
+"""Namespaces: an overlay over each tree that could be written to, all else read-only, and a network
+that has loopback alone. Needs Linux 5.12 and unprivileged user namespaces."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Optional
+
+from . import kernel
+
+# Made anew for the program: what it shares through memory is its own.
+_SHARED_MEMORY = "/dev/shm"
+# The kernel's own, which a program needs to write to (its terminal, its devices, /proc/self).
+_LEFT = ("/proc", "/dev")
+# More would say that something is wrong with how mounts are told.
+_MOST = 4000
+
+
+@dataclass(frozen=True)
+class _Mount:
+    path: str
+    handle: int
+
+
+def identities() -> Optional[tuple[str, str]]:
+    """The maps of users and groups that a child of ours is to have: all that we have, where we may
+    give them; None: its own alone."""
+    if os.geteuid() != 0:
+        return None
+
+    def same(kind: str) -> str:
+        with open(f"/proc/self/{kind}") as file:
+            lines = [line.split() for line in file]
+        return "".join(f"{inside} {inside} {count}\n" for inside, _, count in lines)
+
+    return same("uid_map"), same("gid_map")
+
+
+def write_map(pid: int, kind: str, text: str) -> None:
+    # In one piece: the kernel takes a map once.
+    handle = os.open(f"/proc/{pid}/{kind}", os.O_WRONLY)
+    try:
+        os.write(handle, text.encode())
+    finally:
+        os.close(handle)
+
+
+def leave(network: bool) -> None:
+    """Into namespaces of our own. The maps are not written yet."""
+    flags = kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS
+    kernel.unshare(flags if network else flags | kernel.CLONE_NEWNET)
+
+
+def map_self(uid: int, gid: int) -> None:
+    """What a process may say of itself."""
+    write_map(os.getpid(), "setgroups", "deny")
+    write_map(os.getpid(), "uid_map", f"{uid} {uid} 1\n")
+    write_map(os.getpid(), "gid_map", f"{gid} {gid} 1\n")
+
+
+class Overlay:
+    """The files of this process, once it has a namespace of its own for them."""
+
+    def __init__(self, layers: str, hidden: str) -> None:
+        """`layers`: an empty folder of the run's for what is written. `hidden`: the folder that it
+        is in, which no overlay may be of."""
+        self.layers = layers
+        self.hidden = hidden
+        self.count = self.tried = 0
+        self.mounts = _mounts()
+        self.points = {mount.path for mount in self.mounts}
+
+    def cover(self, writable: list[str], network: bool) -> None:
+        """`writable`: paths that stay as they are. Raises OSError where the kernel won't."""
+        kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
+        if not network:
+            kernel.raise_loopback()
+        kept = [_Mount(path, os.open(path, os.O_PATH)) for path in writable]
+        with os.scandir("/") as entries:
+            for entry in sorted(entries, key=lambda entry: entry.name):
+                if entry.is_dir(follow_symlinks=False) and entry.path not in _LEFT:
+                    self._cover(entry.path)
+        if not self.count:
+            raise OSError("no folder can have an overlay here")
+        if os.path.isdir(_SHARED_MEMORY):
+            kernel.mount("tmpfs", _SHARED_MEMORY, "tmpfs", options="mode=1777")
+        for mount in kept:
+            kernel.mount(f"/proc/self/fd/{mount.handle}", mount.path, flags=kernel.MS_BIND)
+        for mount in self.mounts:
+            if not any(mount.path == left or mount.path.startswith(left + "/") for left in _LEFT):
+                kernel.make_read_only(mount.handle)
+        for mount in (*self.mounts, *kept):
+            os.close(mount.handle)
+
+    def _cover(self, path: str) -> None:
+        """An overlay over a folder; over those in it where it has mounts below, or our own."""
+        is_of_ours = path == self.hidden or self.hidden.startswith(path + "/")
+        if not is_of_ours and self._mount(path):
+            return
+        below = path + "/"
+        if is_of_ours or any(point.startswith(below) for point in self.points):
+            try:
+                entries = sorted(os.scandir(path), key=lambda entry: entry.name)
+            except OSError:
+                return
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False) and entry.path != self.layers:
+                    self._cover(entry.path)
+
+    def _mount(self, path: str) -> bool:
+        if self.count >= _MOST:
+            raise OSError(f"more than {_MOST} overlays would be needed")
+        layer = f"{self.layers}/{self.tried}"
+        self.tried += 1
+        upper, work = f"{layer}/files", f"{layer}/work"
+        os.makedirs(upper)
+        os.mkdir(work)
+        # The mount's root has the upper folder's owner and mode.
+        told = os.stat(path)
+        try:
+            os.chown(upper, told.st_uid, told.st_gid)
+        except OSError:
+            # Another user's: its entries are what matters.
+            pass
+        os.chmod(upper, told.st_mode & 0o7777)
+        lower = os.open(path, os.O_PATH)
+        options = f"userxattr,lowerdir=/proc/self/fd/{lower},upperdir={upper},workdir={work}"
+        try:
+            kernel.mount("overlay", path, "overlay", options=options)
+        except OSError:
+            return False
+        finally:
+            os.close(lower)
+        self.count += 1
+        return True
+
+
+def _mounts() -> list[_Mount]:
+    """What is mounted, as it is now: what is mounted over it later is another mount."""
+    found = []
+    with open("/proc/self/mountinfo") as file:
+        # proc_pid_mountinfo(5): the fifth field, with blanks and the like in octal.
+        paths = [line.split()[4].encode().decode("unicode_escape") for line in file]
+    for path in paths:
+        try:
+            found.append(_Mount(path, os.open(path, os.O_PATH)))
+        except OSError:
+            # Not to be reached, so not to be written to.
+            continue
+    return found
+
+
+def settle(path: str) -> None:
+    """Back into the working folder, which is another one now."""
+    os.chdir(path)
