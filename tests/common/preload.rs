@@ -1,6 +1,9 @@
 //! Programs in C that run under LD_PRELOAD on the stand-in.
 #![allow(dead_code)]
 
+#[path = "phantom_owner.rs"]
+pub mod phantom_owner;
+
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -143,7 +146,7 @@ impl Workshop {
             .env_remove("GRUYERE_LOG")
             .env_remove("LD_PRELOAD");
         command.env("LD_LIBRARY_PATH", &self.folder).env("PHANTOM_QUIET", "1");
-        command.envs(settings.iter().copied());
+        command.envs([phantom_owner::variable().unwrap()]).envs(settings.iter().copied());
         if preload {
             command.env("LD_PRELOAD", self.folder.join("libgruyere.so"));
         }
