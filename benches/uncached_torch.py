@@ -24,9 +24,14 @@ import re
 import statistics
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "python_loader"))
+
+from gruyere import _stand_in  # noqa: E402
+
 TRACES = "generate,gpt2xl_accum,llama7b_full,llama7b_lora"
 PASSES = 3
 
@@ -104,7 +109,7 @@ def measure(build, trace_file):
     }))  # fmt: skip
 
 
-def run(row, arguments, trace_file):
+def run(row, arguments, trace_file, owner):
     """One child."""
     _, preloaded, settings = row
     libraries = ["libgruyere.so"] * preloaded + ["libphantom_cuda.so"]
@@ -114,6 +119,7 @@ def run(row, arguments, trace_file):
         "LD_LIBRARY_PATH": str(arguments.libraries),
         "PHANTOM_MEMORY": "200GiB",
         "PHANTOM_COSTS": "none",
+        **owner.environment(),
     }
     command = [arguments.python, __file__, "--build", arguments.build, "--measure", trace_file]
     ran = subprocess.run(
@@ -122,7 +128,7 @@ def run(row, arguments, trace_file):
     return json.loads(ran.stdout.splitlines()[-1])
 
 
-def table(arguments):
+def table(arguments, owner):
     """All traces, and lines of Markdown."""
     lines = [
         "| trace | allocator | peak live GiB | peak held GiB | hold | ns a call | ns a call, "
@@ -134,7 +140,7 @@ def table(arguments):
         results = [[] for _ in ROWS]
         for _ in range(arguments.rounds):
             for found, row in zip(results, ROWS):
-                found.append(run(row, arguments, trace_file))
+                found.append(run(row, arguments, trace_file, owner))
         managed = results[-1]
         assert all(one["broken"] == 0 for one in managed), managed
         live = managed[0]["live_peak"]
@@ -180,7 +186,8 @@ def main():
             f"{arguments.build}: no {', '.join(missing)}; run tests/pytorch/run once, or name "
             "the folder with --build"
         )
-    print("\n".join(table(arguments)))
+    with tempfile.TemporaryDirectory() as folder, _stand_in.Owner(Path(folder)) as owner:
+        print("\n".join(table(arguments, owner)))
     print(
         f"\n{datetime.date.today()}, {platform.machine()}, {os.cpu_count()} processors, "
         f"{arguments.rounds} rounds of {PASSES} passes, medians."

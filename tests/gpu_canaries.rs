@@ -78,6 +78,7 @@ fn run(arguments: &[&str], settings: &[(&str, &str)]) -> (Output, Value) {
         .args(arguments)
         .env("LD_LIBRARY_PATH", folder())
         .env("PHANTOM_QUIET", "1")
+        .envs([phantom_library::phantom_owner::variable().unwrap()])
         .env_remove("GRUYERE_CONF")
         .env_remove("LD_PRELOAD")
         .envs(settings.iter().copied())

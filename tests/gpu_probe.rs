@@ -46,6 +46,7 @@ fn run(arguments: &[&str], settings: &[(&str, &str)]) -> Output {
         .args(arguments)
         .env("LD_LIBRARY_PATH", folder.path())
         .env("PHANTOM_QUIET", "1")
+        .envs([phantom_library::phantom_owner::variable().unwrap()])
         .env_remove("LD_PRELOAD");
     command.envs(settings.iter().copied()).output().unwrap()
 }
@@ -79,7 +80,7 @@ fn the_rules_of_the_stand_in_are_told() {
     assert!(output.status.success(), "{text}");
     let document = document(&output);
     assert_eq!(document["broken_cases"], serde_json::json!([]), "{text}");
-    assert_eq!(document["facts"]["device"], "Phantom H100");
+    assert_eq!(document["facts"]["device"], "Phantom H100 (stand-in)");
     assert_eq!(document["facts"]["kernels_run"], 0);
     let rules = rules(&document);
     assert_rules(

@@ -52,6 +52,7 @@ fn prices_that_make_no_sense_end_the_process_with_a_reason() {
     let output = child
         .env("LD_LIBRARY_PATH", folder.path())
         .env("PHANTOM_PRICES", "by-cal")
+        .envs([phantom_library::phantom_owner::variable().unwrap()])
         .output()
         .unwrap();
     let said = String::from_utf8_lossy(&output.stderr);

@@ -219,6 +219,7 @@ fn start(number: usize) -> Option<String> {
         .env("LD_PRELOAD", workshop().path("libgruyere.so"))
         .env("GRUYERE_CONF", conf)
         .env_remove("GRUYERE_LOG")
+        .envs([preload::phantom_owner::variable().unwrap()])
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())

@@ -17,22 +17,22 @@ Examples:
   gruyere compare -- python train.py --batch-size 8
   gruyere compare -- python -m package.train        a module
   gruyere compare --steps 20 -- python train.py     20 steps of it under each
-  gruyere compare --phantom -- python train.py      without a GPU, on the stand-in
+  gruyere compare --stand-in -- python train.py     without a GPU, on the stand-in
 
-Each run is a process of its own, with the real code of its allocator, on this machine's GPU, or \
-on the stand-in where there is
-none. `gruyere bench --torch` has more: built-in programs, the smallest device, rows for \
+Each run is a process of its own, with the real code of its allocator, on this machine's GPU, or, \
+with --stand-in, on a stand-in
+that keeps books of memory and computes nothing. `gruyere bench --torch` has more: built-in programs, the smallest device, rows for \
 settings.
 
-Exit codes: 0 all well; 1 a run failed; 2 wrong usage, or no GPU and no stand-in; 3 the driver's \
+Exit codes: 0 all well; 1 a run failed; 2 wrong usage, or no GPU; 3 the driver's \
 books found a fault; 4 out of memory.")]
 pub struct Arguments {
     /// The program ends after so many steps of its optimiser (default: when it ends).
     #[arg(long, value_name = "COUNT")]
     steps: Option<NonZeroU32>,
-    /// Run on the stand-in GPU, also where there is a real one.
+    /// Run on the stand-in GPU, which keeps books of memory and computes nothing.
     #[arg(long)]
-    phantom: bool,
+    stand_in: bool,
     /// Seconds after which a run is taken for hung.
     #[arg(long, value_name = "SECONDS", default_value_t = NonZeroU32::new(86_400).unwrap())]
     timeout: NonZeroU32,
@@ -56,7 +56,7 @@ pub fn main(arguments: &Arguments) -> ExitCode {
         Ok(program) => torch::compare(torch::One {
             program,
             steps: arguments.steps,
-            phantom: arguments.phantom,
+            stand_in: arguments.stand_in,
             timeout: arguments.timeout,
             json: arguments.json.clone(),
         }),

@@ -220,6 +220,7 @@ fn on_a_device_each_kind_of_driver_call_is_timed_and_so_is_the_whole() {
         let output = command
             .env("LD_LIBRARY_PATH", folder.path())
             .env("PHANTOM_QUIET", "1")
+            .envs([phantom_library::phantom_owner::variable().unwrap()])
             .output()
             .unwrap();
         assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));

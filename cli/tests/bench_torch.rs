@@ -48,7 +48,7 @@ fn without_options_it_asks_for_everything() {
     let wanted = json!({
         "programs": [], "modules": [], "python_options": [], "arguments": [], "steps": null,
         "allocators": ["default", "expandable", "async", "gruyere"], "conf": [],
-        "phantom": false, "beside": null, "fit": true, "runs": 3, "timeout": 600, "json": null,
+        "stand_in": false, "beside": null, "fit": true, "runs": 3, "timeout": 600, "json": null,
         "list": false, "markdown": false,
     });
     assert_eq!(asked(&["--torch"]), wanted);
@@ -67,7 +67,7 @@ fn options_reach_the_python_side() {
         "gruyere,default",
         "--conf",
         "slack:0.5%,waits:budget",
-        "--phantom",
+        "--stand-in",
         "--no-fit",
     ]);
     command.args(["--runs", "9", "--timeout", "60", "--json", "-", "--python"]).arg(&python);
@@ -79,7 +79,7 @@ fn options_reach_the_python_side() {
         "programs": ["moe", "train.py"], "modules": ["package.train"], "python_options": [],
         "arguments": ["--epochs", "3"], "steps": 5,
         "allocators": ["gruyere", "default"],
-        "conf": ["slack:0.5%,waits:budget"], "phantom": true, "beside": null, "fit": false,
+        "conf": ["slack:0.5%,waits:budget"], "stand_in": true, "beside": null, "fit": false,
         "runs": 9, "timeout": 60, "json": "-",
         "list": false, "markdown": false,
     });

@@ -61,6 +61,7 @@ impl Built {
             command.env_remove(ours);
         }
         command.env("LD_LIBRARY_PATH", self.folder.path()).env("GRUYERE_LOG", "off");
+        command.envs([phantom_library::phantom_owner::variable().unwrap()]);
         let output = command.output().unwrap();
         assert!(output.status.success(), "{name}: {output:?}");
         output

@@ -404,6 +404,7 @@ impl OnPhantom {
         let mut command = gruyere(options);
         command.arg("--").arg(program("device_memory")).args(words);
         command.env("LD_LIBRARY_PATH", self.at("libraries")).env("TMPDIR", self.at("temporary"));
+        command.envs([phantom_library::phantom_owner::variable().unwrap()]);
         // A folder of its own: whoever else uses the machine sweeps records of the dead from the
         // usual one.
         command.env("GRUYERE_RECORD_DIR", self.at("records"));

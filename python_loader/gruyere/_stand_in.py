@@ -2,7 +2,10 @@
 that torch is linked with, so that a program written for a GPU runs where there is none.
 
     from gruyere import _stand_in
-    subprocess.run(["python", "train.py"], env={**os.environ, **_stand_in.environment()})
+    with _stand_in.Owner(folder) as owner:
+        subprocess.run(["python", "train.py"], env={**os.environ, **_stand_in.environment(owner)})
+
+or by hand: python -m gruyere._stand_in python train.py
 
 It is in the wheel. What is needed besides is torch built for CUDA, on Linux; no driver, and none of
 the nvidia-* packages.
@@ -11,10 +14,13 @@ the nvidia-* packages.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import importlib.util
 import os
 import re
+import signal
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -24,6 +30,14 @@ from ._errors import GruyereError
 
 VARIABLE = "GRUYERE_PHANTOM"
 LIBRARY = "libphantom_cuda.so"
+# The stand-in reads these (phantom/abi/src/owner.rs).
+OWNER = "PHANTOM_OWNER"
+DRYRUN = "PHANTOM_DRYRUN"
+DEV_FOLDER = "PHANTOM_DEV_FOLDER"
+# A function that no other library has.
+SYMBOL = "phantom_physical"
+# What a real driver makes in /dev.
+DEVICE_FILES = ("nvidiactl", "nvidia0", "nvidia-uvm", "nvidia-caps", "nvhost-gpu")
 
 # Every library of NVIDIA's that a torch of CUDA 13 or CUDA 12 links or opens, and libcuda. Torch's
 # own tests link the same names.
@@ -40,6 +54,77 @@ _REMEDY = (
     "install one that is, for Linux on x86-64 or aarch64: pip install torch --index-url "
     "https://download.pytorch.org/whl/cu130 (no GPU and no driver is needed)"
 )
+
+
+class Owner:
+    """Holds the lock without which nobody runs on the stand-in, for as long as this process may
+    have processes there. Whatever outlives it is ended when it first uses CUDA.
+
+    The file is in `folder`, which is to be one of ours alone, that the processes see as we do: a
+    lock on another layer of an overlay is not the same. The kernel frees the lock when this process
+    ends, however it ends; a child that was forked does not hold it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        # Windows has no such locks, and no stand-in; the package is imported there all the same.
+        import fcntl
+
+        with open("/proc/self/stat") as stat:
+            # The 22nd field; the second one, a name in parentheses, may hold anything.
+            start = stat.read().rpartition(")")[2].split()[22 - 3]
+        self.file = Path(folder).absolute() / "owner"
+        # Nothing else in this process may open the file: to close it there gives up the lock.
+        self._descriptor: Optional[int] = os.open(
+            self.file, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644
+        )
+        try:
+            fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.write(self._descriptor, f"{os.getpid()} {start}\n".encode())
+        except OSError:
+            self.close()
+            raise
+
+    def environment(self) -> dict[str, str]:
+        """What tells the stand-in of the lock."""
+        return {OWNER: str(self.file)}
+
+    def close(self) -> None:
+        """Gives the lock up: who uses CUDA for the first time after that is ended."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
+            with contextlib.suppress(OSError):
+                self.file.unlink()
+
+    def __enter__(self) -> Owner:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def real_driver() -> Optional[Path]:
+    """A device file of a real driver's, beside which the stand-in serves dry runs alone; None where
+    there is none."""
+    for folder in ("/dev", os.environ.get(DEV_FOLDER)):
+        for name in DEVICE_FILES if folder else ():
+            file = Path(folder or "", name)
+            if os.path.lexists(file):
+                return file
+    return None
+
+
+def is_device() -> bool:
+    """Whether the CUDA of this process is the stand-in. Asks the library, since names can be
+    anything; loads none."""
+    process = ctypes.CDLL(None)
+    if hasattr(process, SYMBOL):
+        return True
+    try:
+        driver = ctypes.CDLL("libcuda.so.1", os.RTLD_NOLOAD | os.RTLD_NOW)
+    except OSError:
+        return False
+    return hasattr(driver, SYMBOL)
 
 
 def library(beside: Optional[str] = None) -> Optional[Path]:
@@ -137,8 +222,9 @@ def _caches() -> list[Path]:
     return [*(folder / "gruyere" for folder in found), Path(tempfile.gettempdir())]
 
 
-def environment() -> dict[str, str]:
-    """What a process needs in its environment to run on the stand-in, beside what is in ours.
+def environment(owner: Owner) -> dict[str, str]:
+    """What a process needs in its environment to run on the stand-in, beside what is in ours, for
+    as long as `owner` lives.
 
     Raises GruyereError where there is no stand-in, or torch cannot use it.
     """
@@ -146,14 +232,15 @@ def environment() -> dict[str, str]:
     if stand_in is None:
         raise GruyereError(f"the stand-in GPU was not found. {MISSING}")
     check_torch()
-    return loaded_from(stand_in, links(stand_in))
+    return loaded_from(stand_in, links(stand_in), owner)
 
 
-def loaded_from(stand_in: Path, folder: Path) -> dict[str, str]:
+def loaded_from(stand_in: Path, folder: Path, owner: Owner) -> dict[str, str]:
     """The same for a stand-in under its names in `folder`, whatever torch there is."""
     where, found = str(folder), os.environ.get("LD_LIBRARY_PATH")
     preloaded = os.environ.get("LD_PRELOAD", "")
     return {
+        **owner.environment(),
         "LD_PRELOAD": preloaded
         if str(stand_in) in preloaded
         else ":".join(filter(None, [str(stand_in), preloaded])),
@@ -166,3 +253,43 @@ MISSING = (
     "It comes with Gruyère's wheel; in the source tree build it (cargo build --release -p "
     f"gruyere-phantom-abi) and name it: {VARIABLE}=target/release/{LIBRARY}"
 )
+
+
+_USAGE = """usage: python -m gruyere._stand_in COMMAND [ARGUMENT ...]
+
+Runs a command on the stand-in GPU, which keeps books of memory and computes nothing, for people who
+work on Gruyère. What the command leaves running is ended when it first uses CUDA after that."""
+
+
+def main(words: list[str]) -> int:
+    """Runs a command on the stand-in, holding the lock; its exit code."""
+    if not words or words[0].startswith("-"):
+        print(_USAGE, file=sys.stderr)
+        return 0 if words[:1] in (["-h"], ["--help"]) else 2
+    try:
+        with tempfile.TemporaryDirectory(prefix="gruyere-stand-in.") as folder:
+            with Owner(Path(folder)) as owner:
+                return _run(words, {**os.environ, **environment(owner)})
+    except GruyereError as error:
+        print(f"gruyere: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"gruyere: {words[0]}: {error.strerror}", file=sys.stderr)
+        return 127
+
+
+def _run(words: list[str], environment: dict[str, str]) -> int:
+    """Runs a command and waits for its end: its exit code as a shell tells it. Signals to end are
+    the command's: a terminal sends its own to both."""
+    for number in (signal.SIGINT, signal.SIGQUIT):
+        # What is ignored here the command ignores too, as under `nohup`.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
+    process = subprocess.Popen(words, env=environment)
+    signal.signal(signal.SIGTERM, lambda number, _: process.send_signal(number))
+    code = process.wait()
+    return 128 - code if code < 0 else code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

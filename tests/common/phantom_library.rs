@@ -4,6 +4,9 @@
 //! variables, so a test that wants one runs itself again: [`on_phantom`] starts this executable
 //! once more for the one test, and there runs the body.
 
+#[path = "phantom_owner.rs"]
+pub mod phantom_owner;
+
 use std::ffi::{CStr, c_void};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -47,7 +50,7 @@ pub fn on_phantom(name: &str, entry: Entry, settings: &[(&str, &str)], body: imp
     let folder = tempfile::tempdir().unwrap();
     let mut child = Command::new(std::env::current_exe().unwrap());
     child.args(["--exact", name, "--nocapture", "--test-threads=1"]).env(ROLE, name);
-    child.envs(settings.iter().copied());
+    child.envs([phantom_owner::variable().unwrap()]).envs(settings.iter().copied());
     match entry {
         Entry::LibraryPath => {
             std::os::unix::fs::symlink(library(), folder.path().join("libcuda.so.1")).unwrap();

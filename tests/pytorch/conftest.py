@@ -22,6 +22,10 @@ GRUYERE = RELEASE / "libgruyere.so"
 PHANTOM = RELEASE / "libphantom_cuda.so"
 COMMAND = RELEASE / "gruyere"
 
+sys.path.insert(0, str(ROOT / "python_loader"))
+
+from gruyere import _stand_in  # noqa: E402
+
 # Other stand-ins than the phantom under its usual names: `matrix` has torch versions that ask for
 # other libraries.
 LIBRARIES = Path(os.environ.get("GRUYERE_TEST_LIBRARIES", TARGET / "phantom-libs"))
@@ -38,11 +42,15 @@ LIBRARIES_PRELOADED = os.environ.get("GRUYERE_TEST_PRELOAD", str(PHANTOM))
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 RECORDS = tempfile.mkdtemp(prefix="gruyere-test-records.", dir=MEMORY)
 os.environ["GRUYERE_RECORD_DIR"] = RECORDS
+# The lock without which nobody runs on the phantom: this process's, for what it starts.
+OWNERS = tempfile.mkdtemp(prefix="gruyere-test-owner.")
+OWNER = _stand_in.Owner(Path(OWNERS))
 
 
 # Not atexit: a worker of pytest-xdist's ends without.
 def pytest_unconfigure():
-    shutil.rmtree(RECORDS, ignore_errors=True)
+    for folder in (RECORDS, OWNERS):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 # What the phantom's process needs, and what none of its children may inherit by accident.
@@ -50,10 +58,15 @@ PRELOAD = ("LD_PRELOAD", "LD_LIBRARY_PATH")
 
 
 def clean_environment():
-    """The environment without any setting of ours."""
+    """The environment without any setting of ours, but for what says that we own the phantom."""
     drop = re.compile(r"^(PHANTOM_|GRUYERE_|PYTORCH_|LD_PRELOAD$|LD_LIBRARY_PATH$)")
     kept = {key: value for key, value in os.environ.items() if not drop.match(key)}
-    return kept | {"GRUYERE_RECORD_DIR": RECORDS}
+    return kept | {"GRUYERE_RECORD_DIR": RECORDS} | OWNER.environment()
+
+
+def without_the_phantoms_line(said):
+    """What a process said, without the line that it is no GPU (test_stand_in_owner.py)."""
+    return re.sub(r"^gruyere: stand-in GPU \(PID \d+\): .*\n", "", said, flags=re.MULTILINE)
 
 
 @dataclass
@@ -119,7 +132,7 @@ class Phantom:
             process.kill()
             out, err = process.communicate()
             pytest.fail(f"{program} took more than {timeout} s\n{out}\n{err}")
-        ran = Ran(process.returncode, out, err, process.pid)
+        ran = Ran(process.returncode, out, without_the_phantoms_line(err), process.pid)
         if books.exists():
             ran.books = json.loads(books.read_text())
         last = out.strip().splitlines()[-1:] or [""]

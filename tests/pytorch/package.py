@@ -19,6 +19,7 @@ from conftest import (
     SHIM,
     TARGET,
     clean_environment,
+    without_the_phantoms_line,
 )
 
 PACKAGE = ROOT / "python_loader"
@@ -140,7 +141,7 @@ class Installed:
             text=True,
             timeout=timeout,
         )
-        said = done.stderr
+        said = without_the_phantoms_line(done.stderr)
         if "GRUYERE_TEST_WITHOUT_SHIM" in os.environ:
             # With its line of the program, as Python's warnings have it.
             said = re.sub(r"^.*there is no native door here: .*\n(  .*\n)?", "", said, flags=re.M)

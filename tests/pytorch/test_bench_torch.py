@@ -53,7 +53,7 @@ def compared(tmp_path_factory):
     folder = tmp_path_factory.mktemp("bench")
     ran = bench(
         folder,
-        "--phantom",
+        "--stand-in",
         "--program",
         "small",
         "--steps",
@@ -159,7 +159,7 @@ for step in range(100):
 def test_a_script_is_run_as_it_is_and_ends_after_its_steps(tmp_path):
     (tmp_path / "train.py").write_text(SCRIPT)
     options = [
-        "--phantom",
+        "--stand-in",
         "--program",
         "train.py",
         "--steps",
@@ -211,7 +211,7 @@ def test_a_script_that_fails_is_a_row_with_the_reason(tmp_path, name):
     (tmp_path / "train.py").write_text(code)
     ran = bench(
         tmp_path,
-        "--phantom",
+        "--stand-in",
         "--program",
         "train.py",
         "--runs",
@@ -232,7 +232,7 @@ def test_a_script_that_hangs_is_ended(tmp_path):
     (tmp_path / "train.py").write_text("import time\ntime.sleep(600)")
     ran = bench(
         tmp_path,
-        "--phantom",
+        "--stand-in",
         "--program",
         "train.py",
         "--runs",
@@ -249,7 +249,7 @@ def test_a_script_that_hangs_is_ended(tmp_path):
 def test_a_device_that_is_too_small_is_out_of_memory_for_every_allocator(tmp_path):
     ran = bench(
         tmp_path,
-        "--phantom",
+        "--stand-in",
         "--program",
         "small",
         "--steps",
@@ -277,7 +277,7 @@ def test_a_torch_that_cannot_serve_is_said_in_each_row(tmp_path, torch, reason):
     if torch:
         (tmp_path / "torch.py").write_text(torch)
     ran = bench(
-        tmp_path, "--phantom", "--program", "small", "--json", "-", python=BARE, PYTHONPATH=tmp_path
+        tmp_path, "--stand-in", "--program", "small", "--json", "-", python=BARE, PYTHONPATH=tmp_path
     )
     assert ran.returncode == 1, ran.stdout + ran.stderr
     found = rows(ran)
@@ -296,7 +296,7 @@ def test_a_torch_that_cannot_serve_is_said_in_each_row(tmp_path, torch, reason):
     ],
 )
 def test_wrong_arguments_are_refused_before_anything_runs(tmp_path, options, reason):
-    ran = bench(tmp_path, "--phantom", *options)
+    ran = bench(tmp_path, "--stand-in", *options)
     assert ran.returncode == 2, ran.stdout + ran.stderr
     assert reason in ran.stderr
     assert ran.stdout == ""
@@ -314,14 +314,14 @@ def test_without_gpu_and_without_stand_in_it_says_what_to_do(tmp_path):
     }
     for option, problem in [
         ([], "there is no GPU here"),
-        (["--phantom"], "the stand-in GPU was not found"),
+        (["--stand-in"], "the stand-in GPU was not found"),
     ]:
         ran = bench(tmp_path, *option, "--program", "small", **settings)
         assert ran.returncode == 2, ran.stdout + ran.stderr
         assert (
             problem in ran.stderr and "cargo build --release -p gruyere-phantom-abi" in ran.stderr
         )
-    ran = bench(tmp_path, "--phantom", **(settings | {"GRUYERE_PHANTOM": tmp_path / "gone.so"}))
+    ran = bench(tmp_path, "--stand-in", **(settings | {"GRUYERE_PHANTOM": tmp_path / "gone.so"}))
     assert ran.returncode == 2 and "gone.so: no such file" in ran.stderr
 
 

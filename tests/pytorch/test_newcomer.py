@@ -157,7 +157,7 @@ def test_a_notebooks_cell_may_run_again(newcomer):
 
 
 def test_compare_prints_the_table_that_people_post(newcomer):
-    done = newcomer.command("compare", "--phantom", "--", sys.executable, "train.py")
+    done = newcomer.command("compare", "--stand-in", "--", sys.executable, "train.py")
     assert done.returncode == 0, done.stderr
     rows = [line for line in done.stdout.splitlines() if line.startswith("|")]
     assert [row.count("|") for row in rows] == [7] * 5, done.stdout
@@ -175,7 +175,7 @@ def test_compare_runs_a_module_with_options_of_python(newcomer):
     code = "from .shape import WIDTH\n" + TRAIN.replace("1024", "WIDTH")
     (package / "train.py").write_text(code)
     line = [sys.executable, "-uO", "-m", "package.train", "--x"]
-    done = newcomer.command("compare", "--phantom", "--json", "all.json", "--", *line)
+    done = newcomer.command("compare", "--stand-in", "--json", "all.json", "--", *line)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("`-m package.train --x` on ")
     document = json.loads((newcomer.folder / "all.json").read_text())
@@ -183,7 +183,7 @@ def test_compare_runs_a_module_with_options_of_python(newcomer):
     named = {key: program[key] for key in ("program", "module", "arguments")}
     assert named == {"program": "package.train", "module": True, "arguments": ["--x"]}
     assert [row["outcome"] for row in program["rows"]] == ["completed"] * 3
-    done = newcomer.command("compare", "--phantom", "--", "-m", "packages.train")
+    done = newcomer.command("compare", "--stand-in", "--", "-m", "packages.train")
     assert done.returncode == 2 and "-m packages.train: no module" in done.stderr
 
 

@@ -512,7 +512,7 @@ def test_the_doctor_tries_and_tells(installed):
         "libgruyere.so",
         "is heard",
         "max_split_size_mb:64",
-        "Phantom H100",
+        "Phantom H100 (stand-in)",
         "works here",
     ):
         assert word in ran.out

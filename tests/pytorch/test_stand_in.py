@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import PHANTOM, ROOT
-
-sys.path.insert(0, str(ROOT / "python_loader"))
+from conftest import OWNER, PHANTOM
 from gruyere import GruyereError, _stand_in
 
 CONVOLUTIONS = """
@@ -194,7 +192,7 @@ def test_torch_sees_the_gpu_that_was_asked_for_and_chooses_its_attention(
     ran = phantom.run(None, code=ATTENTION, **looks).check()
     assert ran.report == {
         "kernel": kernel,
-        "name": "Some GPU",
+        "name": "Some GPU (stand-in)",
         "capability": [int(part) for part in capability.split(".")],
         "multiprocessors": 42,
         "memory": 24 << 30,
@@ -378,7 +376,7 @@ def test_a_program_runs_with_what_the_package_says(tmp_path, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     said = subprocess.run(
         [sys.executable, "-c", "import torch; print(torch.zeros(4, device='cuda').device)"],
-        env={**os.environ, **_stand_in.environment()},
+        env={**os.environ, **_stand_in.environment(OWNER)},
         stdout=subprocess.PIPE,
         check=True,
         text=True,

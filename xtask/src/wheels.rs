@@ -98,20 +98,22 @@ fn check(root: &Path) -> Result<(), String> {
     std::fs::write(&seen, packages(&root.join(".venv-torch/bin/python"))?)
         .map_err(|error| format!("{}: {error}", seen.display()))?;
     let said = output(user(&python).args(["-c", ON_THE_STAND_IN]))?;
-    if said.trim() == "Phantom H100 512" { Ok(()) } else { Err(format!("torch said {said:?}")) }
+    if said.trim() == "Phantom H100 (stand-in) 512" { Ok(()) } else { Err(format!("torch said {said:?}")) }
 }
 
 /// What a user of the installed package does to run torch on the stand-in.
 const ON_THE_STAND_IN: &str = "
-import os, subprocess, sys
+import os, subprocess, sys, tempfile
+from pathlib import Path
 from gruyere import _stand_in
 program = '''
 import torch
 block = torch.zeros(4, device=\"cuda\")
 print(torch.cuda.get_device_name(), torch.cuda.memory_allocated())
 '''
-environment = {**os.environ, **_stand_in.environment()}
-subprocess.run([sys.executable, '-c', program], env=environment, check=True)
+with tempfile.TemporaryDirectory() as folder, _stand_in.Owner(Path(folder)) as owner:
+    environment = {**os.environ, **_stand_in.environment(owner)}
+    subprocess.run([sys.executable, '-c', program], env=environment, check=True)
 ";
 
 /// The Python of a virtual environment, made if need be.

@@ -23,8 +23,9 @@ Examples:
                                                     20 steps of it
   gruyere bench --torch --program moe --conf slack:0.5%,waits:budget
                                                     one more row, for Gruyère so configured
-  gruyere bench --torch --phantom --json torch.json without a GPU: on the stand-in, whose books \
-  are exact
+  gruyere bench --torch --stand-in --json torch.json
+                                                    without a GPU: on the stand-in, whose books \
+                                                    are exact
   gruyere bench --torch --no-fit --runs 9 --allocators default,gruyere
                                                     host time only, as sharp as it gets
 
@@ -33,7 +34,7 @@ PHANTOM_COSTS), and the device has 80 GiB
 (PHANTOM_MEMORY=24GiB). It needs libphantom_cuda.so, beside this command or named by \
 GRUYERE_PHANTOM.
 
-Exit status: 0 all is well; 1 a run failed; 2 wrong arguments, or no GPU and no stand-in; 3 the \
+Exit status: 0 all is well; 1 a run failed; 2 wrong arguments, or no GPU; 3 the \
 driver's books or an invariant found a
 fault; 4 a program ran out of memory with all of the device to itself.";
 
@@ -67,9 +68,9 @@ pub struct Args {
     /// One more row for Gruyère configured by STRING, as GRUYERE_CONF would be; may be repeated.
     #[arg(long, value_name = "STRING")]
     conf: Vec<String>,
-    /// Run on the stand-in GPU, also where there is a real one.
+    /// Run on the stand-in GPU, which keeps books of memory and computes nothing.
     #[arg(long)]
-    phantom: bool,
+    stand_in: bool,
     /// Leave out the search for the smallest device.
     #[arg(long)]
     no_fit: bool,
@@ -114,7 +115,7 @@ struct Request<'a> {
     steps: Option<NonZeroU32>,
     allocators: &'a [Allocator],
     conf: &'a [String],
-    phantom: bool,
+    stand_in: bool,
     /// A folder in which the stand-in may be.
     beside: Option<&'a Path>,
     fit: bool,
@@ -134,8 +135,8 @@ pub struct One {
     pub program: Program,
     /// It ends after so many steps.
     pub steps: Option<NonZeroU32>,
-    /// On the stand-in, also where there is a GPU.
-    pub phantom: bool,
+    /// On the stand-in GPU.
+    pub stand_in: bool,
     /// Seconds after which a run is taken for hung.
     pub timeout: NonZeroU32,
     /// Where every number goes too.
@@ -152,7 +153,7 @@ pub fn compare(one: One) -> ExitCode {
         steps: one.steps,
         allocators: vec![Allocator::Default, Allocator::Expandable, Allocator::Gruyere],
         conf: Vec::new(),
-        phantom: one.phantom,
+        stand_in: one.stand_in,
         no_fit: true,
         runs: NonZeroU32::MIN,
         timeout: one.timeout,
@@ -187,7 +188,7 @@ impl Args {
             steps: self.steps,
             allocators: &self.allocators,
             conf: &self.conf,
-            phantom: self.phantom,
+            stand_in: self.stand_in,
             beside,
             fit: !self.no_fit,
             runs: self.runs,

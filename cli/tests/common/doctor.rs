@@ -5,6 +5,8 @@ use std::process::{Command, Output};
 
 use serde_json::Value;
 
+use crate::phantom_library::phantom_owner;
+
 /// The command, with `libcuda` (if any) as the system's libcuda, and records of its own.
 pub fn command(folder: &Path, arguments: &[&str], settings: &[(&str, &str)]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_gruyere"));
@@ -16,7 +18,8 @@ pub fn command(folder: &Path, arguments: &[&str], settings: &[(&str, &str)]) -> 
     let records = folder.join("records");
     std::fs::create_dir_all(&records).unwrap();
     command.arg("doctor").args(arguments).arg("--directory").arg(records);
-    command.env("LD_LIBRARY_PATH", folder).envs(settings.iter().copied());
+    command.env("LD_LIBRARY_PATH", folder);
+    command.envs([phantom_owner::variable().unwrap()]).envs(settings.iter().copied());
     command
 }
 

@@ -3,6 +3,7 @@
 use crate::abi::{Out, code, driver, runtime};
 use crate::books;
 use crate::gpu::{failed, gpu};
+use crate::owner;
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::*};
 
@@ -89,11 +90,19 @@ pub fn runtime_device() -> u32 {
     })
 }
 
+/// A context is made: whether the process may still run here is looked at again, since what was
+/// forked or has waited may have outlived who started it.
+fn made() {
+    owner::check();
+    books::note_context();
+}
+
 /// The runtime makes a primary context current, and so active.
 fn use_primary(device: u32) {
     set(primary(device));
-    books::note_context();
-    IN_RUNTIME[device as usize].store(true, Relaxed);
+    if !IN_RUNTIME[device as usize].swap(true, Relaxed) {
+        made();
+    }
 }
 
 /// The device for a call on a stream: the current one, or any where none is current and the
@@ -110,7 +119,7 @@ driver! {
     fn cuDevicePrimaryCtxRetain(out: Out<Context>, device: i32) {
         let device = gpu().device(device)?;
         out.put(primary(device))?;
-        books::note_context();
+        made();
         RETAINED[device as usize].fetch_add(1, Relaxed);
         Ok(())
     }
@@ -265,7 +274,7 @@ fn create(out: Out<Context>, device: i32) -> Result<(), u32> {
     let device = gpu().device(device)?;
     let context = primary(device) + ROUND * (1 + CREATED.fetch_add(1, Relaxed));
     out.put(context)?;
-    books::note_context();
+    made();
     push(context)
 }
 

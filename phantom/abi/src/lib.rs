@@ -6,14 +6,19 @@
 //! Preload it into Python, with a folder on `LD_LIBRARY_PATH` in which `libcuda.so.1` and the names
 //! of the CUDA libraries that torch is linked with are links to it:
 //! `python_loader/gruyere/_stand_in.py` has the names, makes the folder, and finds the library in
-//! the wheel.
+//! the wheel. `PHANTOM_OWNER` must name a file that the starter holds a lock on (`owner.rs`; class
+//! `Owner` there makes one): without, the process ends at its first use of CUDA, with one line.
+//! Loaded alone, the library says and does nothing.
 //!
 //! | variable | what | default |
 //! |---|---|---|
 //! | `PHANTOM_DEVICES` | number of devices | 1 |
 //! | `PHANTOM_MEMORY` | memory of each (`80GiB`) | 80GiB |
 //! | `PHANTOM_TAKEN` | what others and the process's own context hold of each (`500MiB`) | 0 |
-//! | `PHANTOM_NAME` | their name, at most 255 bytes | Phantom H100 |
+//! | `PHANTOM_OWNER` | file that who started this holds a lock on, with a line "PID STARTTIME" of it | |
+//! | `PHANTOM_DRYRUN` | `1`: a dry run reads what the program does. No line on stderr says that this is no GPU, names do not end in " (stand-in)", and a real driver's device files are no obstacle | |
+//! | `PHANTOM_DEV_FOLDER` | folder in which a real driver's device files are looked for beside /dev | |
+//! | `PHANTOM_NAME` | their name, at most 244 bytes (255 with `PHANTOM_DRYRUN`), to which " (stand-in)" is added | Phantom H100 |
 //! | `PHANTOM_CAPABILITY` | their compute capability, and with it shared memory, threads, blocks and the L2 cache; clocks and bus stay an H100's | 9.0 |
 //! | `PHANTOM_MULTIPROCESSORS` | multiprocessors of each | 132 |
 //! | `PHANTOM_WINDOW` | address space for device memory; valgrind needs it small | 16TiB |
@@ -79,6 +84,7 @@ mod lookup;
 mod nccl;
 mod numbers;
 mod nvrtc;
+mod owner;
 mod process;
 mod properties;
 mod reads;

@@ -1,6 +1,12 @@
 //! Which GPU the devices say they are: `PHANTOM_NAME`, `PHANTOM_CAPABILITY`,
 //! `PHANTOM_MULTIPROCESSORS`.
 
+use crate::owner;
+
+/// What every name ends in, so that nobody takes the device for a GPU: but where a dry run shows
+/// the program the GPU that it asks about.
+const MARK: &str = " (stand-in)";
+
 /// What hangs on the compute capability.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Generation {
@@ -82,16 +88,24 @@ impl Looks {
         let said = |name, usual: &str| std::env::var(name).unwrap_or_else(|_| usual.to_owned());
         Self::parse(
             said("PHANTOM_NAME", "Phantom H100"),
+            if owner::is_dry_run() { "" } else { MARK },
             &said("PHANTOM_CAPABILITY", "9.0"),
             &said("PHANTOM_MULTIPROCESSORS", "132"),
         )
     }
 
-    fn parse(name: String, capability: &str, multiprocessors: &str) -> Result<Self, String> {
+    fn parse(
+        name: String,
+        mark: &str,
+        capability: &str,
+        multiprocessors: &str,
+    ) -> Result<Self, String> {
         // The driver's callers bring 256 bytes, and a NUL ends it.
-        if name.is_empty() || name.len() > 255 {
-            return Err(format!("PHANTOM_NAME={name}: 1 to 255 bytes are wanted"));
+        let most = 255 - mark.len();
+        if name.is_empty() || name.len() > most {
+            return Err(format!("PHANTOM_NAME={name}: 1 to {most} bytes are wanted"));
         }
+        let name = name + mark;
         let generation = Generation::find(capability).ok_or_else(|| {
             let known: Vec<_> = GENERATIONS
                 .iter()
@@ -115,7 +129,7 @@ mod tests {
     #[test]
     fn a_capability_that_is_not_known_is_refused_with_those_that_are() {
         let wrong = |name: &str, capability, count| {
-            Looks::parse(name.to_owned(), capability, count).unwrap_err()
+            Looks::parse(name.to_owned(), MARK, capability, count).unwrap_err()
         };
         assert!(wrong("x", "9.5", "1").ends_with(
             "known are 7.0, 7.5, 8.0, 8.6, 8.7, 8.9, 9.0, \
@@ -125,5 +139,14 @@ mod tests {
         assert!(wrong("", "9.0", "1").contains("PHANTOM_NAME"));
         assert!(wrong(&"x".repeat(256), "9.0", "1").contains("PHANTOM_NAME"));
         assert!(wrong("x", "9.0", "0").contains("PHANTOM_MULTIPROCESSORS=0"));
+    }
+
+    #[test]
+    fn a_name_says_that_it_is_a_stand_ins_and_fits_with_that() {
+        let name = |length, mark| Looks::parse("x".repeat(length), mark, "9.0", "1");
+        assert_eq!(name(1, MARK).unwrap().name, "x (stand-in)");
+        assert_eq!(name(244, MARK).unwrap().name.len(), 255);
+        assert!(name(245, MARK).unwrap_err().ends_with("1 to 244 bytes are wanted"));
+        assert_eq!(name(255, "").unwrap().name.len(), 255);
     }
 }

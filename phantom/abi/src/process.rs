@@ -3,6 +3,7 @@
 
 use crate::books;
 use crate::gpu;
+use crate::owner;
 use std::ptr::{self, NonNull};
 use std::sync::Once;
 use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU64, Ordering::*};
@@ -46,6 +47,7 @@ pub fn phase() -> Phase {
 pub fn initialize() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
+        owner::admit();
         // SAFETY: plain libc calls with valid arguments; the handlers are functions of this
         // library, which is never unloaded.
         unsafe {

@@ -1,6 +1,9 @@
 //! Plain programs on the stand-in's runtime: C, built here, linked with the library as with
 //! libcudart.
 
+#[path = "../../../tests/common/phantom_owner.rs"]
+mod phantom_owner;
+
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
@@ -42,6 +45,7 @@ fn run(part: &str, settings: &[(&str, &str)]) -> Output {
         .arg(part)
         .env("LD_LIBRARY_PATH", folder)
         .env("PHANTOM_KERNEL_NS", "1000000")
+        .envs([phantom_owner::variable().unwrap()])
         .envs(settings.iter().copied())
         .output()
         .unwrap();

@@ -18,7 +18,7 @@ from .. import _launch
 from .._errors import GruyereError
 from . import table
 from .catalog import PROGRAMS
-from .machine import Machine, choose
+from .machine import Machine, check_alone, choose
 from .measure import COMPLETED, FAILED, FAULTS, OUT_OF_MEMORY, Result
 from .runners import TORCH_CONF, Contender, Launch, Server, run_launch
 
@@ -114,7 +114,8 @@ def main(text: str) -> None:
     try:
         sys.exit(Comparison(request).run())
     except GruyereError as error:
-        print(f"gruyere bench --torch: {error}", file=sys.stderr)
+        command = "compare" if request["markdown"] else "bench --torch"
+        print(f"gruyere {command}: {error}", file=sys.stderr)
         sys.exit(WRONG_ARGUMENTS)
     except KeyboardInterrupt:
         sys.exit(130)
@@ -172,7 +173,9 @@ class Comparison:
             folder = Path(name)
             links = folder / "libraries"
             links.mkdir()
-            machine = choose(self.request["phantom"], self.request["beside"], links)
+            if self.request["stand_in"]:
+                check_alone()
+            machine = choose(self.request["stand_in"], self.request["beside"], links)
             # The user's own programs are no server's; one says what torch there is.
             served = (
                 self.contenders

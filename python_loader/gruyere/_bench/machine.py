@@ -16,22 +16,59 @@ from .._errors import GruyereError
 _CLOCK = {"PHANTOM_KERNEL_NS": "20000", "PHANTOM_COSTS": "launches"}
 
 
-def gpu() -> Optional[str]:
-    """The name of the first GPU; None where there is none. Loads the driver into this process, and
-    makes no context."""
+def gpu() -> str:
+    """The name of the first GPU. Loads the driver into this process, and makes no context.
+
+    Raises GruyereError with the cause where there is none that can be used.
+    """
     try:
         driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return None
+    except OSError as error:
+        raise _no_gpu(f"there is no NVIDIA driver ({error})") from error
+    if hasattr(driver, _stand_in.SYMBOL):
+        raise _no_gpu("libcuda.so.1 is the stand-in for one")
     count, name = ctypes.c_int(), ctypes.create_string_buffer(256)
-    if (
-        driver.cuInit(0) != 0
-        or driver.cuDeviceGetCount(ctypes.byref(count)) != 0
-        or count.value == 0
+    for call, arguments in (
+        ("cuInit", (0,)),
+        ("cuDeviceGetCount", (ctypes.byref(count),)),
+        ("cuDeviceGetName", (name, len(name), 0)),
     ):
-        return None
-    driver.cuDeviceGetName(name, len(name), 0)
+        code = getattr(driver, call)(*arguments)
+        if code != 0:
+            raise _no_gpu(f"{call} of the driver answered {_error(driver, code)}")
+        if call == "cuDeviceGetCount" and count.value == 0:
+            raise _no_gpu("the driver shows no device to this process")
     return name.value.decode(errors="replace")
+
+
+def _error(driver: ctypes.CDLL, code: int) -> str:
+    """A code of the driver's, with its name where it has one."""
+    name = ctypes.c_char_p()
+    if hasattr(driver, "cuGetErrorName"):
+        driver.cuGetErrorName(code, ctypes.byref(name))
+    return f"{code} ({name.value.decode(errors='replace')})" if name.value else str(code)
+
+
+def _no_gpu(cause: str) -> GruyereError:
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    hidden = "" if visible is None else f"; CUDA_VISIBLE_DEVICES is {visible!r}"
+    return GruyereError(
+        f"no GPU can be used here: {cause}{hidden}\n"
+        "--stand-in runs this on the stand-in GPU, which keeps books of memory and computes "
+        "nothing.\n"
+        "`gruyere dryrun train.py` tells which GPU a program would fit on."
+    )
+
+
+def check_alone() -> None:
+    """Raises GruyereError where a real driver is here, beside which the stand-in serves dry runs
+    alone."""
+    file = _stand_in.real_driver()
+    if file is not None:
+        raise GruyereError(
+            f"--stand-in: this machine has a real GPU's driver ({file}), beside which only "
+            "`gruyere dryrun` uses the stand-in: leave --stand-in out"
+        )
 
 
 class Machine:
@@ -47,32 +84,22 @@ class Machine:
         return bool(self.environment)
 
 
-def choose(phantom: bool, beside: Optional[str], folder: Path) -> Machine:
-    """A real GPU where there is one and `phantom` does not forbid it, else the stand-in. `beside`:
-    a folder in which it may be. `folder`: of ours, for links.
+def choose(stand_in: bool, beside: Optional[str], folder: Path) -> Machine:
+    """The stand-in where it is asked for, else a real GPU. `beside`: a folder in which the stand-in
+    may be. `folder`: of ours, for links and the lock, which this process holds until it ends.
 
-    Raises GruyereError where there is neither.
+    Raises GruyereError where there is not what is asked for.
     """
-    if not phantom:
-        name = gpu()
-        if name is not None:
-            return Machine(name, {})
+    if not stand_in:
+        return Machine(gpu(), {})
     library = _stand_in.library(beside)
     if library is None:
-        problem = (
-            "the stand-in GPU was not found"
-            if phantom
-            else (
-                "there is no GPU here (no NVIDIA driver, or it shows no device), and no "
-                "stand-in for one"
-            )
-        )
-        raise GruyereError(f"{problem}. {_stand_in.MISSING}")
+        raise GruyereError(f"the stand-in GPU was not found. {_stand_in.MISSING}")
     _stand_in.link(library, folder)
     return Machine(
         f"stand-in GPU, {os.environ.get('PHANTOM_MEMORY', '80GiB')}",
         {
             **{key: os.environ.get(key, value) for key, value in _CLOCK.items()},
-            **_stand_in.loaded_from(library, folder),
+            **_stand_in.loaded_from(library, folder, _stand_in.Owner(folder)),
         },
     )

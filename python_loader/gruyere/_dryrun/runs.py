@@ -226,6 +226,8 @@ class Runner:
 def device(plan: Plan) -> dict[str, str]:
     """The stand-in's variables for a plan."""
     return {
+        # Its answers say that there is no GPU; the program sees the one that was asked for.
+        "PHANTOM_DRYRUN": "1",
         "PHANTOM_DEVICES": "1",
         "PHANTOM_NAME": plan.gpu["name"],
         "PHANTOM_CAPABILITY": plan.gpu["capability"],

@@ -1,4 +1,4 @@
-//! The figures of `gruyere bench --torch --phantom`: real programs of torch under its allocators
+//! The figures of `gruyere bench --torch --stand-in`: real programs of torch under its allocators
 //! and ours.
 //!
 //! It runs for ten minutes and more, so no part of the test run does it again: what is kept is what
@@ -44,7 +44,7 @@ struct Run {
 /// Measures, and keeps it.
 pub fn measure(root: &Path) -> Result<(), String> {
     let bench = ["run", "--release", "--quiet", "--locked", "--package", "gruyere-cli", "--"];
-    let options = ["bench", "--torch", "--phantom", "--runs", "2", "--json", FRESH];
+    let options = ["bench", "--torch", "--stand-in", "--runs", "2", "--json", FRESH];
     let folder = root.join(super::FRESH);
     std::fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
     // Made by tests/pytorch/run, as the libraries are.
@@ -53,7 +53,7 @@ pub fn measure(root: &Path) -> Result<(), String> {
     let report = read(&root.join(FRESH))?;
     let programs = programs(&report)?;
     let head = serde_json::json!({
-        "command": "gruyere bench --torch --phantom --runs 2", "machine": report["machine"],
+        "command": "gruyere bench --torch --stand-in --runs 2", "machine": report["machine"],
     });
     let lines: Vec<String> = programs.iter().map(|program| kept(program).to_string()).collect();
     let text =

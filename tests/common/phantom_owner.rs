@@ -1,0 +1,45 @@
+//! The lock without which nobody runs on the stand-in GPU (`phantom/abi/src/owner.rs`): held by
+//! this process until it ends, for what it starts.
+
+use std::fs::File;
+use std::io::{Error, Result, Write};
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::sync::Mutex;
+
+/// The variable that names the file, and its name: a file in memory, so that nothing is left behind
+/// however this process ends. What is started finds it among this process's descriptors.
+pub fn variable() -> Result<(&'static str, String)> {
+    static HELD: Mutex<Option<File>> = Mutex::new(None);
+    let mut held = HELD.lock().map_err(|_| Error::other("a thread failed while it made the lock"))?;
+    let file = match held.take() {
+        Some(file) => file,
+        None => locked()?,
+    };
+    let name = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd());
+    *held = Some(file);
+    Ok(("PHANTOM_OWNER", name))
+}
+
+/// A new file with this process's line, and a lock on it.
+fn locked() -> Result<File> {
+    // SAFETY: a name that ends in NUL, and a flag of the call's.
+    let number = unsafe { libc::memfd_create(c"stand-in owner".as_ptr(), libc::MFD_CLOEXEC) };
+    if number < 0 {
+        return Err(Error::last_os_error());
+    }
+    // SAFETY: the descriptor is new, and nobody else's.
+    let mut file = unsafe { File::from_raw_fd(number) };
+    // SAFETY: all-zero is a valid flock; it means the whole file.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = libc::F_WRLCK as libc::c_short;
+    // SAFETY: the descriptor is open, and F_SETLK reads one flock.
+    if unsafe { libc::fcntl(number, libc::F_SETLK, &lock) } != 0 {
+        return Err(Error::last_os_error());
+    }
+    let stat = std::fs::read_to_string("/proc/self/stat")?;
+    // The start is the 22nd field; the second one, a name in parentheses, may hold anything.
+    let fields = stat.rsplit_once(')').map_or("", |(_, after)| after);
+    let start = fields.split_whitespace().nth(22 - 3).unwrap_or_default();
+    writeln!(file, "{} {start}", std::process::id())?;
+    Ok(file)
+}
