@@ -8,9 +8,13 @@ use std::process::ExitCode;
 use crate::bench::torch;
 use crate::failure::say;
 use crate::launch_line;
+use crate::sandbox::{self, Steps};
 
 /// Runs a program under torch's default allocator, under expandable segments and under Gruyère, one
 /// after the other, and prints a table in Markdown.
+///
+/// That can't harm: each run sees the program's files as they are and may write, what it writes is
+/// thrown away, and it reaches no network.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -27,15 +31,17 @@ settings.
 Exit codes: 0 all well; 1 a run failed; 2 wrong usage, or no GPU; 3 the driver's \
 books found a fault; 4 out of memory.")]
 pub struct Arguments {
-    /// The program ends after so many steps of its optimiser (default: when it ends).
+    /// The program ends after so many steps of its optimiser (default: 12); `all`: by itself.
     #[arg(long, value_name = "COUNT")]
-    steps: Option<NonZeroU32>,
+    steps: Option<Steps>,
     /// Run on the stand-in GPU, which keeps books of memory and computes nothing.
     #[arg(long)]
     stand_in: bool,
     /// Seconds after which a run is taken for hung.
     #[arg(long, value_name = "SECONDS", default_value_t = NonZeroU32::new(86_400).unwrap())]
     timeout: NonZeroU32,
+    #[command(flatten)]
+    sandbox: sandbox::Options,
     /// Write every number to FILE too.
     #[arg(long, value_name = "FILE")]
     json: Option<String>,
@@ -57,6 +63,7 @@ pub fn main(arguments: &Arguments) -> ExitCode {
             program,
             steps: arguments.steps,
             stand_in: arguments.stand_in,
+            sandbox: arguments.sandbox.clone(),
             timeout: arguments.timeout,
             json: arguments.json.clone(),
         }),

@@ -21,6 +21,7 @@ mod ps;
 mod record;
 mod report;
 mod run;
+mod sandbox;
 mod shares;
 mod signals;
 mod sites;

@@ -69,7 +69,8 @@ fn on_the_stand_in_nothing_is_wrong_and_all_of_it_can_be_kept() {
     assert_eq!((output.status.code(), &value["problems"]), (Some(0), &Value::from(0)), "{value:#}");
     let rules = of(&value, "rules");
     assert!(
-        rules[0].starts_with("ok: Phantom H100 (stand-in): ") && rules[0].contains("relies on hold"),
+        rules[0].starts_with("ok: Phantom H100 (stand-in): ")
+            && rules[0].contains("relies on hold"),
         "{rules:?}"
     );
     assert!(rules.iter().any(|line| line.starts_with("note: no kernel runs here")), "{rules:?}");

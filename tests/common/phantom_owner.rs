@@ -10,7 +10,8 @@ use std::sync::Mutex;
 /// however this process ends. What is started finds it among this process's descriptors.
 pub fn variable() -> Result<(&'static str, String)> {
     static HELD: Mutex<Option<File>> = Mutex::new(None);
-    let mut held = HELD.lock().map_err(|_| Error::other("a thread failed while it made the lock"))?;
+    let mut held =
+        HELD.lock().map_err(|_| Error::other("a thread failed while it made the lock"))?;
     let file = match held.take() {
         Some(file) => file,
         None => locked()?,

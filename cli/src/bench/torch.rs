@@ -6,6 +6,7 @@
 use crate::failure::say;
 use crate::house::House;
 use crate::launch_line::Program;
+use crate::sandbox::{self, Steps};
 use serde::Serialize;
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
@@ -56,10 +57,10 @@ pub struct Args {
     /// A module, run as `python -m` runs it; may be repeated.
     #[arg(long, value_name = "NAME")]
     module: Vec<String>,
-    /// Steps of each program (12); one of your own ends after so many steps of its optimiser
-    /// (default: when it ends).
+    /// Steps of each program (default: 12); one of your own ends after so many steps of its
+    /// optimiser, or by itself with `all`.
     #[arg(long, value_name = "COUNT")]
-    steps: Option<NonZeroU32>,
+    steps: Option<Steps>,
     /// Which allocators, separated by commas.
     #[arg(long, value_enum, value_delimiter = ',', value_name = "NAMES",
           default_values_t =
@@ -71,6 +72,8 @@ pub struct Args {
     /// Run on the stand-in GPU, which keeps books of memory and computes nothing.
     #[arg(long)]
     stand_in: bool,
+    #[command(flatten)]
+    sandbox: sandbox::Options,
     /// Leave out the search for the smallest device.
     #[arg(long)]
     no_fit: bool,
@@ -112,10 +115,11 @@ struct Request<'a> {
     programs: &'a [String],
     modules: &'a [String],
     arguments: &'a [String],
-    steps: Option<NonZeroU32>,
+    steps: Option<Steps>,
     allocators: &'a [Allocator],
     conf: &'a [String],
     stand_in: bool,
+    sandbox: &'a sandbox::Options,
     /// A folder in which the stand-in may be.
     beside: Option<&'a Path>,
     fit: bool,
@@ -134,9 +138,11 @@ pub struct One {
     /// What it is, and of which interpreter.
     pub program: Program,
     /// It ends after so many steps.
-    pub steps: Option<NonZeroU32>,
+    pub steps: Option<Steps>,
     /// On the stand-in GPU.
     pub stand_in: bool,
+    /// What it may change.
+    pub sandbox: sandbox::Options,
     /// Seconds after which a run is taken for hung.
     pub timeout: NonZeroU32,
     /// Where every number goes too.
@@ -154,6 +160,7 @@ pub fn compare(one: One) -> ExitCode {
         allocators: vec![Allocator::Default, Allocator::Expandable, Allocator::Gruyere],
         conf: Vec::new(),
         stand_in: one.stand_in,
+        sandbox: one.sandbox,
         no_fit: true,
         runs: NonZeroU32::MIN,
         timeout: one.timeout,
@@ -189,6 +196,7 @@ impl Args {
             allocators: &self.allocators,
             conf: &self.conf,
             stand_in: self.stand_in,
+            sandbox: &self.sandbox,
             beside,
             fit: !self.no_fit,
             runs: self.runs,

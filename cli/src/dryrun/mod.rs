@@ -12,7 +12,6 @@ use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use gruyere::config::Size;
 use gruyere_record::run;
 use serde::Serialize;
 
@@ -20,6 +19,7 @@ use crate::failure::say;
 use crate::house::House;
 use crate::launch_line;
 use crate::output;
+use crate::sandbox;
 use gpus::Gpu;
 use sweep::Sweep;
 
@@ -81,7 +81,7 @@ pub struct Arguments {
     #[arg(long)]
     smallest: bool,
     /// What a CUDA context takes of the GPU, where you know it (512MiB).
-    #[arg(long, value_name = "SIZE", value_parser = bytes)]
+    #[arg(long, value_name = "SIZE", value_parser = sandbox::bytes)]
     context: Option<u64>,
     /// Exit 3 where what is held at the peak, with the context, is more GiB than this with every
     /// allocator.
@@ -108,17 +108,8 @@ pub struct Arguments {
     /// Seconds after which a run is taken for hung.
     #[arg(long, value_name = "SECONDS", default_value_t = NonZeroU32::new(3600).unwrap())]
     timeout: NonZeroU32,
-    /// What the program writes to FILE or FOLDER stays; may be repeated. With no path: all that it
-    /// writes, and there is no sandbox.
-    #[arg(long, value_name = "PATH", num_args = 0..=1, require_equals = true,
-          default_missing_value = "")]
-    allow_writes: Vec<String>,
-    /// The program reaches the network, which is closed to it otherwise.
-    #[arg(long)]
-    allow_network: bool,
-    /// What a run may write to the disk, all of which is thrown away at its end.
-    #[arg(long, value_name = "SIZE", value_parser = bytes, default_value = "10GiB")]
-    scratch: u64,
+    #[command(flatten)]
+    sandbox: sandbox::Options,
     /// Runs at once (default: a core each, as far as the host's memory lasts).
     #[arg(long, value_name = "COUNT")]
     jobs: Option<NonZeroU32>,
@@ -166,9 +157,7 @@ struct Request<'a> {
     name: String,
     gruyere: &'a str,
     timeout: NonZeroU32,
-    allow_writes: &'a [String],
-    allow_network: bool,
-    scratch: u64,
+    sandbox: &'a sandbox::Options,
     jobs: Option<NonZeroU32>,
     /// A folder in which the stand-in may be.
     beside: Option<&'a Path>,
@@ -177,13 +166,6 @@ struct Request<'a> {
 fn gibibytes(text: &str) -> Result<f64, String> {
     let number = text.parse::<f64>().ok().filter(|number| (0.001..1e6).contains(number));
     number.ok_or_else(|| "expected GiB, as in 24 or 23.6".to_owned())
-}
-
-fn bytes(text: &str) -> Result<u64, String> {
-    match text.parse()? {
-        Size::Bytes(bytes) => Ok(bytes),
-        Size::Percent(_) => Err("expected a size, as in 512MiB".to_owned()),
-    }
 }
 
 fn name(text: &str) -> Result<String, String> {
@@ -236,9 +218,7 @@ pub fn main(arguments: &Arguments) -> ExitCode {
         name: arguments.name.clone().unwrap_or_else(|| program.main.name_of_run()),
         gruyere: env!("CARGO_PKG_VERSION"),
         timeout: arguments.timeout,
-        allow_writes: &arguments.allow_writes,
-        allow_network: arguments.allow_network,
-        scratch: arguments.scratch,
+        sandbox: &arguments.sandbox,
         jobs: arguments.jobs,
         beside: house.beside(),
     };

@@ -6,7 +6,6 @@ import json
 import os
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +15,8 @@ from typing import Any, Callable, Optional
 
 from .. import _launch
 from .._errors import GruyereError
+from .._sandbox import Box, Folder
+from .._sandbox import choose as sandbox
 from . import table
 from .catalog import PROGRAMS
 from .machine import Machine, check_alone, choose
@@ -25,9 +26,10 @@ from .runners import TORCH_CONF, Contender, Launch, Server, run_launch
 # Exit codes, those of `gruyere bench`.
 _CODES = {COMPLETED: 0, FAILED: 1, FAULTS: 3, OUT_OF_MEMORY: 4}
 WRONG_ARGUMENTS = 2
-# Steps of a built-in program where the user has named no number, and of any the first that are not
-# timed: they load kernels and take memory.
+# Steps of a program where the user has named no number, and of any the first that are not timed:
+# they load kernels and take memory.
 STEPS = 12
+ALL = "all"
 FIRST_STEPS = 2
 # The search for the smallest device ends within this share of the program's peak of live bytes.
 FIT = 0.005
@@ -167,15 +169,17 @@ class Comparison:
         if self.json not in (None, "-"):
             _check_writable(Path(self.json))
         self.began = time.monotonic()
+        # For the user's own programs.
+        self.box: Optional[Box] = None
 
     def run(self) -> int:
-        with tempfile.TemporaryDirectory(prefix="gruyere-bench-") as name:
-            folder = Path(name)
-            links = folder / "libraries"
-            links.mkdir()
+        with Folder("bench") as folder:
             if self.request["stand_in"]:
                 check_alone()
-            machine = choose(self.request["stand_in"], self.request["beside"], links)
+            machine = choose(self.request["stand_in"], self.request["beside"], folder)
+            if self.request["modules"] or set(self.request["programs"]) - set(PROGRAMS):
+                self.box = sandbox(folder, self.request["sandbox"])
+                print(f"gruyere bench: {self.box.said()}", file=sys.stderr, flush=True)
             # The user's own programs are no server's; one says what torch there is.
             served = (
                 self.contenders
@@ -291,12 +295,17 @@ class Comparison:
         measured within milliseconds. For the stand-in only, of which each process has its own."""
         for server in servers:
             server.begin(
-                program.program, self.request["steps"] or STEPS, None, self.request["timeout"], turn
+                program.program, self._steps() or STEPS, None, self.request["timeout"], turn
             )
         going = list(servers)
         while going:
             going = [server for server in going if server.step()]
         return [server.end() for server in servers]
+
+    def _steps(self) -> Optional[int]:
+        """After how many steps a program ends; None: a script goes on to its end."""
+        steps: Any = self.request["steps"] or STEPS
+        return None if steps == ALL else int(steps)
 
     def _run(
         self,
@@ -308,9 +317,10 @@ class Comparison:
         memory: Optional[int],
     ) -> Result:
         seconds = self.request["timeout"]
-        steps = self.request["steps"]
+        steps = self._steps()
         if program.built_in:
             return servers[index].run(program.program, steps or STEPS, memory, seconds)
+        assert self.box is not None
         if "failed" in servers[0].facts:
             return Result(FAILED, servers[0].facts["failed"])
         launch = Launch(
@@ -319,7 +329,7 @@ class Comparison:
             program.arguments,
             self.request["python_options"],
         )
-        return run_launch(self.contenders[index], machine, folder, launch, steps, memory, seconds)
+        return run_launch(self.contenders[index], machine, self.box, launch, steps, memory, seconds)
 
 
 def _row(contender: Contender, results: list[Result]) -> Row:

@@ -86,7 +86,8 @@ class Machine:
 
 def choose(stand_in: bool, beside: Optional[str], folder: Path) -> Machine:
     """The stand-in where it is asked for, else a real GPU. `beside`: a folder in which the stand-in
-    may be. `folder`: of ours, for links and the lock, which this process holds until it ends.
+    may be. `folder`: of ours, for links and the lock, which this process holds until it ends; no
+    overlay may be over it (`_stand_in.Owner`).
 
     Raises GruyereError where there is not what is asked for.
     """
@@ -95,11 +96,13 @@ def choose(stand_in: bool, beside: Optional[str], folder: Path) -> Machine:
     library = _stand_in.library(beside)
     if library is None:
         raise GruyereError(f"the stand-in GPU was not found. {_stand_in.MISSING}")
-    _stand_in.link(library, folder)
+    links = folder / "libraries"
+    links.mkdir()
+    _stand_in.link(library, links)
     return Machine(
         f"stand-in GPU, {os.environ.get('PHANTOM_MEMORY', '80GiB')}",
         {
             **{key: os.environ.get(key, value) for key, value in _CLOCK.items()},
-            **_stand_in.loaded_from(library, folder, _stand_in.Owner(folder)),
+            **_stand_in.loaded_from(library, links, _stand_in.Owner(folder)),
         },
     )

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 import select
-import signal
 import socket
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional
 
+from .._sandbox import Box, behind, remedy
 from .machine import Machine
 from .measure import FAILED, Result
 from .server import ended
@@ -172,58 +172,50 @@ class Launch:
 def run_launch(
     contender: Contender,
     machine: Machine,
-    folder: Path,
+    box: Box,
     launch: Launch,
     steps: Optional[int],
     memory: Optional[int],
     seconds: float,
 ) -> Result:
-    """A program of the user's in a process of its own, in the current folder."""
+    """A program of the user's in a process of its own, in the current folder as it is now: what the
+    program writes is thrown away, so that each run sees what the first one saw."""
+    folder = box.new_folder()
+    own = folder / "own"
+    own.mkdir()
     log = Log(folder)
-    # The log's name is this run's own.
-    answer = log.path.with_suffix(".json")
+    answer = own / "answer.json"
     request = {
         "allocator": contender.allocator, "memory": memory, "steps": steps,
         "script": launch.script, "module": launch.module, "arguments": launch.arguments,
-        "answer": str(answer),
+        "answer": str(answer), "closed": box.closed,
     }  # fmt: skip
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            *launch.python_options,
-            "-m",
-            "gruyere._bench",
-            "script",
-            json.dumps(request),
-        ],
-        env=contender.environment(machine, of_users=True),
-        stdin=subprocess.DEVNULL,
-        stdout=log.file,
-        stderr=log.file,
-        # Its children are to end with it.
-        start_new_session=True,
-    )
+    command = [
+        sys.executable, *launch.python_options, "-m", "gruyere._bench", "script",
+        json.dumps(request),
+    ]  # fmt: skip
+    environment = contender.environment(machine, of_users=True)
+    run = box.start(command, environment, log.file, folder=folder)
     try:
-        code = process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        return Result(
-            FAILED, f"took more than {seconds:.0f} s; --timeout allows more, --steps ends it sooner"
-        )
+        code, reason = box.wait(run, seconds)
+        run.end()
+        result = Result(**json.loads(answer.read_text())) if answer.is_file() else None
+        if code is None:
+            return Result(
+                FAILED,
+                reason
+                or f"took more than {seconds:.0f} s; --timeout allows more, --steps ends it sooner",
+            )
+        if result is None or (code < 0 and result.outcome != FAILED):
+            result = Result(FAILED, log.blame(ended(code)))
+        why = behind("\n".join([result.reason, *log.said()[-50:]]), run.refusals())
+        if result.outcome == FAILED and why:
+            result.reason = f"{result.reason}. {remedy(why[-1])}"
+        return result
     finally:
-        end_session(process)
-    result = Result(**json.loads(answer.read_text())) if answer.is_file() else None
-    if result is None or (code < 0 and result.outcome != FAILED):
-        return Result(FAILED, log.blame(ended(code)))
-    return result
-
-
-def end_session(process: subprocess.Popen[bytes]) -> None:
-    """Ends what a process has left behind."""
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        pass
-    process.wait()
+        run.end()
+        log.file.close()
+        run.close()
 
 
 class Log:

@@ -14,6 +14,8 @@ from typing import Any, Optional
 
 from .. import _launch, _startup
 from .._imports import when_imported
+from .._sandbox import remedy
+from .._sandbox.reach import Reach
 from .._steps import _Leader
 from . import measure
 from .measure import COMPLETED, FAILED, OUT_OF_MEMORY, Meter, Result
@@ -21,7 +23,9 @@ from .measure import COMPLETED, FAILED, OUT_OF_MEMORY, Meter, Result
 
 def main(text: str) -> None:
     request = json.loads(text)
-    watch = Watch(request["allocator"], request["memory"], request["steps"])
+    watch = Watch(
+        request["allocator"], request["memory"], request["steps"], Reach(request["closed"])
+    )
     run(watch, request)
 
 
@@ -52,7 +56,13 @@ class Watch:
     # Whether cuDNN stays on where it can't be measured.
     cudnn = False
 
-    def __init__(self, allocator: str, memory: Optional[int], steps: Optional[int]) -> None:
+    def __init__(
+        self, allocator: str, memory: Optional[int], steps: Optional[int], reach: Reach
+    ) -> None:
+        self.reach = reach
+        reach.watch()
+        # What of its sandbox the program has failed of.
+        self.refused: list[dict[str, str]] = []
         self.meter = Meter(allocator, memory)
         self.steps = steps
         self.torch: Optional[ModuleType] = None
@@ -100,6 +110,9 @@ class Watch:
             self.found.outcome, self.found.reason = FAILED, f"it exited with {error.code!r}"
         else:
             self.found.outcome, self.found.reason = FAILED, measure.first_line(error)
+            self.refused = self.reach.behind(error)
+            if self.refused:
+                self.found.reason += f". {remedy(self.refused[-1])}"
 
     def result(self) -> Result:
         """After the script has ended, however it did."""

@@ -22,7 +22,7 @@ from .._bench.compare import Row, fit
 from .._bench.machine import choose
 from .._bench.measure import FAILED, FAULTS, OUT_OF_MEMORY
 from .._errors import GruyereError
-from .._sandbox import Allowed, Box, Folder
+from .._sandbox import Folder
 from .._sandbox import choose as sandbox
 from . import history, page, report, text
 from .runs import RANDOM, ROOM, ZEROS, Plan, Ran, Runner, at_once, called
@@ -47,10 +47,8 @@ def main(request: str) -> None:
     try:
         _check(asked)
         with Folder("dryrun") as folder:
-            links = folder / "libraries"
-            links.mkdir()
-            machine = choose(True, asked["beside"], links)
-            box = sandboxed(folder, asked)
+            machine = choose(True, asked["beside"], folder)
+            box = sandbox(folder, asked["sandbox"])
             print(f"gruyere dryrun: {box.said()}", file=sys.stderr, flush=True)
             runner = Runner(asked, machine, folder, box)
             found = DryRun(asked, runner).all()
@@ -70,14 +68,6 @@ def main(request: str) -> None:
     }  # fmt: skip
     all_written = _write(asked, found)
     sys.exit(found["verdict"]["exit"] if all_written else WRONG_ARGUMENTS)
-
-
-def sandboxed(folder: Path, asked: dict[str, Any]) -> Box:
-    """How runs are kept from harm, as the command asks for it. Raises GruyereError."""
-    paths = tuple(os.path.abspath(path) for path in asked["allow_writes"] if path)
-    everything = "" in asked["allow_writes"]
-    allowed = Allowed(everything, paths, network=asked["allow_network"])
-    return sandbox(folder, allowed, asked["scratch"])
 
 
 def _end(number: int, _frame: Any) -> NoReturn:

@@ -18,14 +18,12 @@ from .._bench.machine import Machine
 from .._bench.measure import COMPLETED, FAILED
 from .._bench.runners import Contender, Log, blame
 from .._bench.server import ended
-from .._sandbox import Box, Run, behind, remedy
+from .._sandbox import LOOKS, Box, Run, behind, remedy
 from .worker import REFUSED, Found
 
 # A device on which nothing is short, to tell what a program would take.
 ROOM = 1 << 40
 ZEROS, RANDOM = "zeros", "random:1"
-# Seconds between two looks at what a run has written.
-_LOOKS = 1.0
 
 
 def called(allocator: str) -> str:
@@ -133,7 +131,7 @@ class Runner:
             "allocator": plan.allocator, "steps": self.request["steps"],
             "script": self.request["script"], "module": self.request["module"],
             "arguments": plan.arguments, "answer": str(answer), "progress": writable,
-            "analysed": plan.analysed,
+            "analysed": plan.analysed, "closed": self.box.closed,
         }  # fmt: skip
         environment = Contender(plan.allocator).environment(self.machine, of_users=True)
         environment.update(
@@ -184,7 +182,7 @@ class Runner:
             found.outcome, found.reason = FAILED, blame(ended(code), said)
         by_sandbox = run.refusals()
         if found.outcome == FAILED:
-            why = [*found.refused, *behind("\n".join([found.reason, *said[-50:]]), by_sandbox)]
+            why = behind("\n".join([found.reason, *said[-50:]]), by_sandbox)
             if why:
                 found.outcome, found.reason = REFUSED, f"{found.reason}. {remedy(why[-1])}"
         found.refused = [*found.refused, *by_sandbox]
@@ -215,7 +213,7 @@ class Runner:
                     break
             elif run.process.poll() is not None:
                 return run.process.returncode
-            if time.monotonic() - looked > _LOOKS:
+            if time.monotonic() - looked > LOOKS:
                 reason = self.box.too_much(run)
                 if reason:
                     return Found(REFUSED, reason)

@@ -11,11 +11,11 @@ from typing import Any, Optional
 
 from .._bench.measure import COMPLETED, FAILED, Result, causes, is_out_of_memory
 from .._bench.script import Enough, Watch, run
+from .._sandbox.reach import Reach
 from .known import Known
 from .lines import Lines
 from .live import analyse
 from .looks import Looks
-from .reach import Reach
 from .settings import Settings
 from .stops import Stops
 
@@ -54,10 +54,10 @@ class Worker(Watch):
     cudnn = True
 
     def __init__(self, request: dict[str, Any]) -> None:
-        super().__init__(request["allocator"], None, request["steps"])
+        super().__init__(
+            request["allocator"], None, request["steps"], Reach(request["closed"])
+        )
         self.found = Found(COMPLETED, pid=os.getpid())
-        self.reach = Reach()
-        self.reach.watch()
         self.progress: int = request["progress"]
         # What the program starts is not to hold it open.
         os.set_inheritable(self.progress, False)
@@ -103,8 +103,8 @@ class Worker(Watch):
             # What a program does when it is stopped after its steps may fail: they were done.
             return
         super().stopped_by(error)
-        if self.found.outcome == FAILED:
-            self.found.refused = self.reach.behind(error)
+        if self.refused:
+            self.found.outcome, self.found.refused = REFUSED, self.refused
 
     def _tell(self, what: str) -> None:
         try:
@@ -121,6 +121,8 @@ class Worker(Watch):
                 f"torch {found.facts['torch']} is built without CUDA; install one that is built "
                 "with it (https://pytorch.org/get-started), which needs no GPU to be installed"
             )
+            return found
+        if found.outcome == REFUSED:
             return found
         if found.outcome == COMPLETED and not self._used_cuda():
             found.outcome = NOTHING

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -21,6 +22,8 @@ from .enter import LANDLOCK, NO_SANDBOX, NONE, OVERLAY
 # Bytes that a run may write, where nobody has said so, and what is left free on the disk.
 ROOM = 10 << 30
 _LEFT_FREE = 1 << 30
+# Seconds between two looks at what a run has written.
+LOOKS = 1.0
 # <linux/magic.h>: file systems that lie in memory.
 _IN_MEMORY = {"tmpfs", "ramfs"}
 # Caches of what is compiled. Empty at first and shared by all runs, so that none depends on what
@@ -184,6 +187,13 @@ class Box:
         self.caches = self.folder / "caches"
         self.caches.mkdir(exist_ok=True)
 
+    @property
+    def closed(self) -> list[str]:
+        """What programs can't change or reach."""
+        if self.way == NONE:
+            return []
+        return ["files"] if self.allowed.network else ["files", "network"]
+
     def said(self) -> str:
         """What holds here, in a sentence."""
         if self.way == NONE:
@@ -214,6 +224,19 @@ class Box:
                 "write where all of it is thrown away: --scratch SIZE allows more"
             )
         return ""
+
+    def wait(self, run: Run, seconds: float) -> tuple[Optional[int], str]:
+        """Its exit code; None where it takes too long, or where it may not go on, for the reason
+        given."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            try:
+                return run.process.wait(min(LOOKS, max(0.0, deadline - time.monotonic()))), ""
+            except subprocess.TimeoutExpired:
+                reason = self.too_much(run)
+                if reason:
+                    return None, reason
+        return None, ""
 
     def start(
         self,
@@ -334,9 +357,15 @@ def remedy(refused: dict[str, str]) -> str:
     )
 
 
-def choose(folder: Path, allowed: Allowed, room: int = ROOM) -> Box:
-    """The first way that holds here. Raises GruyereError where none does."""
-    for path in allowed.paths:
+def choose(folder: Path, asked: dict[str, Any]) -> Box:
+    """The first way that holds here. `asked`: what the command was asked (cli/src/sandbox.rs).
+
+    Raises GruyereError where none does.
+    """
+    paths = tuple(os.path.abspath(path) for path in asked["allow_writes"] if path)
+    allowed = Allowed("" in asked["allow_writes"], paths, asked["allow_network"])
+    room = asked["scratch"]
+    for path in paths:
         if not os.path.exists(path):
             raise GruyereError(f"--allow-writes={path}: no such file or folder; make it first")
     if allowed.everything:

@@ -24,8 +24,9 @@ _OF_NETWORK = {
 
 
 class Reach:
-    def __init__(self) -> None:
-        self.pid = os.getpid()
+    def __init__(self, closed: list[str]) -> None:
+        """`closed`: what the sandbox closes, of "files" and "network" (`Box.closed`)."""
+        self.closed = closed
         self.hosts: list[str] = []
 
     def watch(self) -> None:
@@ -50,10 +51,13 @@ class Reach:
         for cause in causes(error):
             names = {kind.__name__ for kind in type(cause).__mro__}
             number = getattr(cause, "errno", None)
-            if isinstance(cause, OSError) and number == errno.EROFS and cause.filename:
+            is_os = isinstance(cause, OSError)
+            if "files" in self.closed and is_os and number == errno.EROFS and cause.filename:
                 name = os.path.abspath(os.fsdecode(cause.filename))
                 found.append({"kind": "write", "name": name})
-            elif names & _OF_NETWORK or (isinstance(cause, OSError) and number in _UNREACHED):
+            elif "network" in self.closed and (
+                names & _OF_NETWORK or (is_os and number in _UNREACHED)
+            ):
                 found.append({"kind": "network", "name": self._host(cause)})
         return found
 

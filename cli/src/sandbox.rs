@@ -1,0 +1,78 @@
+//! What a program that `dryrun`, `compare` and `bench --torch` run may change, and how far they run
+//! it: options that they share. The Python package keeps the promise (`gruyere/_sandbox`).
+
+use std::num::NonZeroU32;
+use std::str::FromStr;
+
+use gruyere::config::Size;
+use serde::{Serialize, Serializer};
+
+/// What the program may change.
+#[derive(Clone, Debug, Serialize, clap::Args)]
+pub struct Options {
+    /// What the program writes to FILE or FOLDER stays; may be repeated. With no path: all that it
+    /// writes, and there is no sandbox.
+    #[arg(long, value_name = "PATH", num_args = 0..=1, require_equals = true,
+          default_missing_value = "")]
+    allow_writes: Vec<String>,
+    /// Let the program reach the network, which is closed to it otherwise.
+    #[arg(long)]
+    allow_network: bool,
+    /// What a run may write to the disk, all of which is thrown away at its end.
+    #[arg(long, value_name = "SIZE", value_parser = bytes, default_value = "10GiB")]
+    scratch: u64,
+}
+
+/// A size in bytes.
+///
+/// # Errors
+/// It is none.
+pub fn bytes(text: &str) -> Result<u64, String> {
+    match text.parse()? {
+        Size::Bytes(bytes) => Ok(bytes),
+        Size::Percent(_) => Err("expected a size, as in 512MiB".to_owned()),
+    }
+}
+
+/// How far a program is run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Steps {
+    /// It ends after so many steps of its optimiser.
+    Count(NonZeroU32),
+    /// It ends by itself.
+    All,
+}
+
+impl FromStr for Steps {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "all" {
+            return Ok(Self::All);
+        }
+        text.parse().map(Self::Count).map_err(|_| "expected a number of steps, or all".to_owned())
+    }
+}
+
+impl Serialize for Steps {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Count(count) => count.serialize(serializer),
+            Self::All => serializer.serialize_str("all"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps_are_a_number_or_all() {
+        assert_eq!("all".parse(), Ok(Steps::All));
+        assert_eq!("3".parse(), Ok(Steps::Count(NonZeroU32::new(3).unwrap())));
+        for wrong in ["0", "-1", "", "ALL", "3.5"] {
+            assert!(wrong.parse::<Steps>().is_err(), "{wrong}");
+        }
+    }
+}
