@@ -104,7 +104,8 @@ def _overlaid(request: dict[str, Any], helper: socket.socket, privileged: bool) 
     else:
         overlay.map_self(uid, gid)
     os.chdir(request["layers"])
-    overlay.Overlay(request["layers"], request["hidden"]).cover(
+    homes = [] if privileged else [request["cwd"], *request["homes"]]
+    overlay.Overlay(request["layers"], request["hidden"], homes).cover(
         request["writable"], request["network"]
     )
     kernel.forbid_new_privileges()

@@ -17,7 +17,7 @@ from typing import Optional
 
 # Entries of the working folder that are mirrored one by one; folders beyond are links (a data set
 # of a million files costs nothing).
-_ENTRIES = 5_000
+_ENTRIES = 2_000
 # A file up to this size is copied, and all of them up to that.
 _SMALL, _COPIES = 256 << 10, 64 << 20
 # Links to links, as the kernel counts them.
@@ -67,14 +67,14 @@ class Mirror:
             for entry in found:
                 if not entry.is_symlink() or not self._is_ours(entry.path):
                     continue
-                if entry.is_dir():
+                if os.path.isdir(entry.path):
                     # An environment, a history: nobody writes there, and they are large.
                     original = os.readlink(entry.path)
                     is_kept = entry.name == ".git" or os.path.exists(f"{original}/pyvenv.cfg")
                     if not is_kept and self._expand(entry.path):
                         waiting.append(entry.path)
-                elif entry.is_file():
-                    size = entry.stat().st_size
+                elif os.path.isfile(entry.path):
+                    size = os.stat(entry.path).st_size
                     if size <= _SMALL and copied + size <= _COPIES and self._copy(entry.path):
                         copied += size
 

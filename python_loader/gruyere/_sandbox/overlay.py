@@ -3,6 +3,7 @@ that has loopback alone. Needs Linux 5.12 and unprivileged user namespaces."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass
 from typing import Optional
@@ -62,11 +63,13 @@ def map_self(uid: int, gid: int) -> None:
 class Overlay:
     """The files of this process, once it has a namespace of its own for them."""
 
-    def __init__(self, layers: str, hidden: str) -> None:
+    def __init__(self, layers: str, hidden: str, homes: list[str]) -> None:
         """`layers`: an empty folder of the run's for what is written. `hidden`: the folder that it
-        is in, which no overlay may be of."""
+        is in, which no overlay may be of. `homes`: folders in which the program writes first of
+        all."""
         self.layers = layers
         self.hidden = hidden
+        self.homes = homes
         self.count = self.tried = 0
         self.mounts = _mounts()
         self.points = {mount.path for mount in self.mounts}
@@ -124,6 +127,7 @@ class Overlay:
             # Another user's: its entries are what matters.
             pass
         os.chmod(upper, told.st_mode & 0o7777)
+        self._lead(path, upper)
         lower = os.open(path, os.O_PATH)
         options = f"userxattr,lowerdir=/proc/self/fd/{lower},upperdir={upper},workdir={work}"
         try:
@@ -134,6 +138,22 @@ class Overlay:
             os.close(lower)
         self.count += 1
         return True
+
+
+    def _lead(self, path: str, upper: str) -> None:
+        """Makes the way to the homes. The overlay would copy it from below when something is first
+        written there, and can't where a folder on it is of a user who is not mapped."""
+        for home in self.homes:
+            real = os.path.realpath(home)
+            here, there = path, upper
+            inside = os.path.relpath(real, path)
+            if inside == "." or inside.startswith(".."):
+                continue
+            for part in inside.split("/"):
+                here, there = f"{here}/{part}", f"{there}/{part}"
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(there)
+                    os.chmod(there, os.stat(here).st_mode & 0o7777)
 
 
 def _mounts() -> list[_Mount]:
@@ -150,7 +170,3 @@ def _mounts() -> list[_Mount]:
             continue
     return found
 
-
-def settle(path: str) -> None:
-    """Back into the working folder, which is another one now."""
-    os.chdir(path)

@@ -13,6 +13,8 @@ from typing import Any
 
 from .._bench.measure import causes
 
+# An overlay can't copy another user's file, which a group may write to.
+_DENIED = (errno.EPERM, errno.EACCES, errno.EOVERFLOW)
 _UNREACHED = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN)
 # Errors of clients of HTTP and of hubs, by the names of their classes: none is imported for it.
 _OF_NETWORK = {
@@ -52,8 +54,8 @@ class Reach:
             names = {kind.__name__ for kind in type(cause).__mro__}
             number = getattr(cause, "errno", None)
             is_os = isinstance(cause, OSError)
-            if "files" in self.closed and is_os and number == errno.EROFS and cause.filename:
-                name = os.path.abspath(os.fsdecode(cause.filename))
+            name = _file_of(cause) if "files" in self.closed else ""
+            if name and (number == errno.EROFS or (number in _DENIED and _is_own(name))):
                 found.append({"kind": "write", "name": name})
             elif "network" in self.closed and (
                 names & _OF_NETWORK or (is_os and number in _UNREACHED)
@@ -63,6 +65,17 @@ class Reach:
 
     def _host(self, cause: BaseException) -> str:
         return self.hosts[-1] if self.hosts else f"another machine ({type(cause).__name__})"
+
+
+def _file_of(error: BaseException) -> str:
+    """The file that an error is about; empty where none is named."""
+    name = error.filename if isinstance(error, OSError) else None
+    return os.path.abspath(os.fsdecode(name)) if isinstance(name, (str, bytes)) else ""
+
+
+def _is_own(name: str) -> bool:
+    """Whether the user might write to it, so that it must be the sandbox that does not let them."""
+    return os.access(name if os.path.lexists(name) else os.path.dirname(name), os.W_OK)
 
 
 def _is_here(name: str) -> bool:
