@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import COMMAND
+from conftest import COMMAND, Phantom
 from test_dryrun import dry, told
 from test_sandbox import HERE, WAYS
 
@@ -47,10 +47,11 @@ torch.save({"model": model.state_dict(), "step": 123468}, sys.argv[1])
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory, phantom):
+def made(tmp_path_factory):
+    phantom = Phantom(tmp_path_factory.mktemp("phantom"))
     folder = tmp_path_factory.mktemp("harmless")
     (folder / "train.py").write_text(TRAIN)
-    phantom.run(None, folder / "model.pt", code=CHECKPOINT)
+    assert phantom.run(None, folder / "model.pt", code=CHECKPOINT).code == 0
     (folder / "log.txt").write_text("step 123468\n")
     (folder / "runs").mkdir()
     (folder / "runs" / "123468.pt").write_bytes(b"old")
