@@ -27,6 +27,7 @@ from framework_runs import PYTHON as FRAMEWORKS
 sys.path.insert(0, str(ROOT / "python_loader"))
 
 from gruyere._bench.measure import COMPLETED, FAILED, OUT_OF_MEMORY  # noqa: E402
+from gruyere._bench.runners import blame  # noqa: E402
 from gruyere._bench.script import Enough  # noqa: E402
 from gruyere._dryrun import known, live, text, trust  # noqa: E402
 from gruyere._dryrun.looks import Seen  # noqa: E402
@@ -927,6 +928,84 @@ server.listen()
     arguments = ["--gb", 2, "--alloc", "gruyere,torch,expandable", "--jobs", 2, "--json"]
     document = told(dryrun(tmp_path, *arguments, "train.py", 512, 3))
     assert [run["fits"] for run in document["gpus"][0]["runs"]] == [True] * 3
+
+
+# Under one allocator it dies, as a library does that calls what is not there; it warned before.
+DIES = """
+import ctypes
+import os
+import warnings
+
+if "expandable" in os.environ.get("PYTORCH_ALLOC_CONF", ""):
+    warnings.warn("of something else", UserWarning)
+    ctypes.string_at(0)
+"""
+
+
+def test_a_row_that_fails_leaves_the_others_standing(tmp_path):
+    (tmp_path / "train.py").write_text(DIES + TRAIN)
+    arguments = ["--gb", 2, "--alloc", "torch,expandable", "--jobs", 2, "--json=all.json"]
+    ran = dryrun(tmp_path, *arguments, "--html", "page.html", "train.py", 64, 3)
+    assert ran.returncode == 1, ran.stdout + ran.stderr
+    document = json.loads((tmp_path / "all.json").read_text())
+    assert (document["verdict"]["exit"], document["verdict"]["word"]) == (1, "failed")
+    fine, failed = row(document, "torch"), row(document, "expandable")
+    assert fine["fits"] and not fine["failed"] and document["gpus"][0]["fits"]
+    assert (failed["outcome"], failed["fits"], failed["failed"]) == ("failed", False, True)
+    assert failed["peak_held"] is failed["margin"] is None
+    reason = "killed by SIGSEGV: Fatal Python error: Segmentation fault, File "
+    assert failed["reason"].startswith(reason) and "string_at" in failed["reason"]
+    assert document["verdict"]["needs"] == fine["peak_held"] + document["fixed_costs"][0]["bytes"]
+    said = " ".join(ran.stdout.split())
+    assert "It fits on 2gb: " in said and " to spare with torch. On 2gb it failed with " in said
+    assert "not with" not in said and " expandable failed - - - - " in said
+    assert "the program failed under expandable on 2gb: killed by SIGSEGV" in ran.stderr
+    assert '"failed": true' in (tmp_path / "page.html").read_text()
+
+
+WARNED = [
+    "/x/torch/functional.py:307: UserWarning: Failed to initialize NumPy: No module named 'numpy'",
+    "  cpu = _conversion_method_template(device=torch.device('cpu'))",
+]
+TRACED = [
+    "Traceback (most recent call last):",
+    '  File "train.py", line 3, in <module>',
+    "    raise KeyError('mine')",
+    "KeyError: 'mine'",
+]
+FAULT = [
+    "Fatal Python error: Aborted", "", "Thread 0x01 (most recent call first):",
+    '  File "other.py", line 1 in wait', "", "Current thread 0x02 (most recent call first):",
+    '  File "train.py", line 7 in step', '  File "train.py", line 9 in <module>',
+    "Extension modules: numpy (total: 1)",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "how, said, reason",
+    [
+        ("killed by SIGSEGV", WARNED, "killed by SIGSEGV, without a word"),
+        ("killed by SIGSEGV", ["begins", "", *WARNED], "killed by SIGSEGV: begins"),
+        ("exit code 1", [*TRACED, "cleaning up", *WARNED], "exit code 1: KeyError: 'mine'"),
+        # One that was caught, long before.
+        ("killed by SIGKILL", [*TRACED, "goes on"], "killed by SIGKILL: goes on"),
+        (
+            "killed by SIGABRT",
+            ["terminate called after throwing an instance of 'E'", "  what():  why", *FAULT],
+            "killed by SIGABRT: terminate called after throwing an instance of 'E', what():  why, "
+            'Fatal Python error: Aborted, File "train.py", line 7 in step',
+        ),
+        (
+            "exit code 127",
+            ["python: symbol lookup error: a.so: undefined symbol: b", *WARNED],
+            "exit code 127: python: symbol lookup error: a.so: undefined symbol: b",
+        ),
+    ],
+)
+def test_the_reason_of_a_failure_is_no_warning_and_no_line_that_happens_to_be_last(
+    how, said, reason
+):
+    assert blame(how, said) == reason
 
 
 def test_a_program_that_fails_shows_its_own_traceback(tmp_path):
