@@ -25,15 +25,15 @@ from ._errors import GruyereError
 VARIABLE = "GRUYERE_PHANTOM"
 LIBRARY = "libphantom_cuda.so"
 
-# Every library of NVIDIA's that a torch of CUDA 13 or CUDA 12 links or opens, and libcuda. Torch's
-# own tests link the same names.
+# Every library of NVIDIA's that a torch of CUDA 13 or CUDA 12 links or opens, libcuda and NVML too.
+# Torch's own tests link the same names.
 NAMES = """libcuda.so.1
     libcudart.so.13 libcublas.so.13 libcublasLt.so.13 libcufft.so.12 libcupti.so.13
     libcusolver.so.12 libnvrtc.so.13 libnvJitLink.so.13
     libcudart.so.12 libcublas.so.12 libcublasLt.so.12 libcufft.so.11 libcupti.so.12
     libcusolver.so.11 libnvrtc.so.12 libnvJitLink.so.12 libnvToolsExt.so.1
     libcudnn.so.9 libcufile.so.0 libcurand.so.10 libcusparse.so.12 libcusparseLt.so.0 libnccl.so.2
-    libnvshmem_host.so.3""".split()
+    libnvshmem_host.so.3 libnvidia-ml.so.1""".split()
 
 # How torch comes to be built for CUDA.
 _REMEDY = (
