@@ -30,6 +30,7 @@ from gruyere._bench.measure import COMPLETED, FAILED, OUT_OF_MEMORY  # noqa: E40
 from gruyere._bench.runners import blame  # noqa: E402
 from gruyere._bench.script import Enough  # noqa: E402
 from gruyere._dryrun import known, live, text, trust  # noqa: E402
+from gruyere._dryrun.identity import ByIdentity, named_modules, named_tensors  # noqa: E402
 from gruyere._dryrun.looks import Seen  # noqa: E402
 from gruyere._dryrun.main import DryRun  # noqa: E402
 from gruyere._dryrun.runs import Plan, Ran  # noqa: E402
@@ -911,6 +912,100 @@ def test_a_program_that_swallows_exceptions_ends_after_its_steps(tmp_path):
     document = told(dryrun(tmp_path, "--alloc", "torch", "--steps", 2, "--json", "train.py"))
     assert document["program"]["steps"] == 2
     assert (tmp_path / "atexit").read_text() == "ran " * 3
+
+
+# What most programs do: a transform that is a module (torchvision's are) runs in the loader's
+# workers, one of which trains it too; a metric's `==` makes another metric (torchmetrics').
+WORKERS = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+
+class Metric(nn.Module):
+    def __init__(self, *parts):
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+
+    def __eq__(self, other):
+        return Metric(self, other)
+
+    def __hash__(self):
+        return 1
+
+    def forward(self, x):
+        return x.detach().mean()
+
+
+class Data(Dataset):
+    transform = nn.Sequential(nn.Linear(64, 64))
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        out = self.transform(torch.ones(64))
+        out.sum().backward()
+        torch.optim.SGD(self.transform.parameters(), lr=0.1).step()
+        assert out.sum().item() != 7
+        return out.detach()
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(64, 64)
+        self.metrics = nn.ModuleDict({"mean": Metric(), "loss": Metric()})
+
+    def forward(self, x):
+        out = self.layer(x)
+        for metric in self.metrics.values():
+            metric(out)
+        return out
+
+
+model = Model().cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for batch in DataLoader(Data(), 16, num_workers=2):
+    model(batch.cuda()).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_loader_workers_are_left_alone_and_modules_are_told_apart_whatever_they_equal(tmp_path):
+    (tmp_path / "train.py").write_text(WORKERS)
+    document = told(dryrun(tmp_path, "--alloc", "torch", "--json", "train.py"))
+    assert document["program"]["steps"] == 3 and document["verdict"]["fits"]
+    weights = {row["module"]: row["kinds"] for row in document["peak"]["modules"]}
+    assert weights["model.layer"]["weights"] == 64 * 64 * 4 + 512
+
+
+def test_what_is_known_of_an_object_is_its_own_and_goes_with_it():
+    class Same:
+        __hash__ = None
+
+        def __eq__(self, other):
+            raise AssertionError("nobody may ask")
+
+    one, other = Same(), Same()
+    known = ByIdentity()
+    known[one] = 1
+    assert one in known and other not in known
+    assert (known.get(one), known.get(other)) == (1, None)
+    known[one] = 2
+    assert known.get(one) == 2
+    del one
+    assert known.known == {}
+
+
+def test_a_module_in_two_places_is_named_by_the_first_as_torch_does():
+    def module(**parts):
+        return SimpleNamespace(_modules=parts, _parameters={"w": object(), "none": None})
+
+    shared = module()
+    root = module(a=module(x=shared, none=None), b=shared, c=module())
+    assert [path for path, _ in named_modules(root)] == ["", "a", "a.x", "c"]
+    assert [path for path, _ in named_tensors(root)] == ["w", "a.w", "a.x.w", "c.w"]
 
 
 def test_a_program_with_a_port_of_its_own_finds_it_free_in_every_run(tmp_path):
