@@ -1127,6 +1127,46 @@ def test_a_torch_that_cannot_serve_is_said(tmp_path, torch, code, reason):
     assert reason in ran.stderr
 
 
+ONE = "import torch\ntorch.zeros(1000, device='cuda')\n"
+
+
+def test_paths_with_blanks_and_colons_reach_the_loader_of_libraries(tmp_path):
+    odd = tmp_path / "a folder: of $ORIGIN; mine"
+    (odd / "tmp").mkdir(parents=True)
+    library = odd / PHANTOM.name
+    library.symlink_to(PHANTOM)
+    (odd / "train.py").write_text(ONE)
+    settings = {"GRUYERE_PHANTOM": str(library), "TMPDIR": str(odd / "tmp")}
+    document = told(dryrun(odd, "--alloc", "torch", "--json", "train.py", **settings))
+    assert document["gpus"][0]["runs"][0]["peak_live"] == 4096
+
+
+@pytest.mark.parametrize(
+    "change, reason",
+    [
+        ("unset LD_PRELOAD", "LD_PRELOAD, which brings it, was taken out of the environment"),
+        # A machine without a driver has none, another has the driver's.
+        ("unset LD_LIBRARY_PATH", "libcuda.so.1 "),
+        ("export LD_LIBRARY_PATH=FOLDER", "libcuda.so.1 is another library than the stand-in"),
+    ],
+)
+def test_a_run_that_is_not_on_the_stand_in_ends_with_the_reason(tmp_path, change, reason):
+    """Whatever takes the environment away, here a script in the place of python."""
+    (tmp_path / "bin").mkdir()
+    python = tmp_path / "bin" / "python"
+    change = change.replace("FOLDER", str(tmp_path))
+    # Any other library under that name.
+    (tmp_path / "libcuda.so.1").symlink_to(GRUYERE)
+    python.write_text(f'#!/bin/bash\n{change}\nexec -a "$0" {sys._base_executable} "$@"\n')
+    python.chmod(0o755)
+    (tmp_path / "train.py").write_text(ONE)
+    ran = dryrun(tmp_path, "train.py", python=python)
+    assert (ran.returncode, ran.stdout) == (2, ""), ran.stdout + ran.stderr
+    assert f"the program's process is not on the stand-in GPU: {reason}" in ran.stderr
+    assert f"{python} seems to be a script" in ran.stderr
+    assert "name python itself with --python" in ran.stderr
+
+
 # What a module finds when it starts, as a file; then a step. `package.model` is a relative import.
 MODULE = """
 import json

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Callable, Optional
 
-from .. import _launch
+from .. import _launch, _stand_in
 from .._errors import GruyereError
 from . import table
 from .catalog import PROGRAMS
@@ -168,7 +168,8 @@ class Comparison:
         self.began = time.monotonic()
 
     def run(self) -> int:
-        with tempfile.TemporaryDirectory(prefix="gruyere-bench-") as name:
+        place = _stand_in.temporary()
+        with tempfile.TemporaryDirectory(prefix="gruyere-bench-", dir=place) as name:
             folder = Path(name)
             links = folder / "libraries"
             links.mkdir()

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Callable, NoReturn, Optional
 
-from .. import _launch
+from .. import _launch, _stand_in
 from .._bench.compare import Row, fit
 from .._bench.machine import choose
 from .._bench.measure import FAILED, OUT_OF_MEMORY
@@ -45,7 +45,8 @@ def main(request: str) -> None:
             stream.reconfigure(errors="replace")
     try:
         _check(asked)
-        with tempfile.TemporaryDirectory(prefix="gruyere-dryrun-") as name:
+        place = _stand_in.temporary()
+        with tempfile.TemporaryDirectory(prefix="gruyere-dryrun-", dir=place) as name:
             folder = Path(name)
             links = folder / "libraries"
             links.mkdir()

@@ -14,6 +14,7 @@ from typing import Any, Optional
 from .._bench.measure import COMPLETED, FAILED, Result, causes, is_out_of_memory
 from .._bench.script import Enough, Watch, run
 from .known import Known
+from . import standing
 from .lines import Lines
 from .live import analyse
 from .looks import Looks
@@ -48,6 +49,11 @@ def main(request: str) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != asked["parent"]:
         return
+    away = standing.away()
+    if away is not None:
+        with open(asked["answer"], "w") as file:
+            file.write(Found(UNUSABLE, away).to_json())
+        return
     run(Worker(asked), asked)
 
 
@@ -77,6 +83,9 @@ class Worker(Watch):
         self.found.facts = {"torch": str(torch.__version__), "cuda": torch.version.cuda}
         if torch.version.cuda is None:
             return
+        if standing.away() is not None:
+            # The answer has the reason.
+            raise Enough(0)
         if self.analysed:
             self.looks = Looks(torch, Lines(os.getcwd(), self.module))
             self.looks.install()
@@ -114,6 +123,10 @@ class Worker(Watch):
 
     def result(self) -> Result:
         found = self.found
+        away = standing.away()
+        if away is not None:
+            found.outcome, found.reason = UNUSABLE, away
+            return found
         if found.facts and found.facts["cuda"] is None:
             found.outcome = UNUSABLE
             found.reason = (
