@@ -117,6 +117,29 @@ fn a_dry_run_that_grew_past_a_bound_ends_with_4() {
 }
 
 #[test]
+fn a_row_under_which_the_program_fails_is_worse_and_has_no_peaks() {
+    let folder = tempfile::tempdir().unwrap();
+    let rows = [("gruyere", true, 100, 110), ("expandable", true, 100, 110)];
+    let mut document = answer(1, &rows, json!({}), json!([]));
+    keep(folder.path(), "old.json", &document);
+    document["gpus"][0]["runs"][1] = json!({
+        "allocator": "expandable", "outcome": "failed", "reason": "killed by SIGSEGV",
+        "fits": false, "failed": true, "peak_live": null, "peak_held": null,
+    });
+    keep(folder.path(), "new.json", &document);
+    let output = report(folder.path(), &["new.json", "--against", "old.json"]);
+    assert_eq!(output.status.code(), Some(4), "{}", text(&output.stderr));
+    let said = text(&output.stdout);
+    assert!(said.contains("h100-80 under expandable: the program fails there now"), "{said}");
+    assert!(said.contains("h100-80 under gruyere\n"), "{said}");
+    let compared = json_of(folder.path(), &["new.json", "--against", "old.json", "--json"]);
+    assert_eq!(compared["gpus"].as_array().map(Vec::len), Some(1), "{compared}");
+    // That it failed before too is nothing new.
+    let again = report(folder.path(), &["new.json", "--against", "new.json"]);
+    assert_eq!(again.status.code(), Some(0), "{}", text(&again.stdout));
+}
+
+#[test]
 fn a_dry_run_that_fits_no_more_is_worse_without_any_bound() {
     let folder = tempfile::tempdir().unwrap();
     keep(folder.path(), "old.json", &plain(1, true, 1000, 1100));

@@ -39,16 +39,19 @@ SYMBOL = "phantom_physical"
 # What a real driver makes in /dev.
 DEVICE_FILES = ("nvidiactl", "nvidia0", "nvidia-uvm", "nvidia-caps", "nvhost-gpu")
 
-# Every library of NVIDIA's that a torch of CUDA 13 or CUDA 12 links or opens, and libcuda. Torch's
-# own tests link the same names.
+# Every library of NVIDIA's that a torch of CUDA 13 or CUDA 12 links or opens, libcuda and NVML too.
+# Torch's own tests link the same names.
 NAMES = """libcuda.so.1
     libcudart.so.13 libcublas.so.13 libcublasLt.so.13 libcufft.so.12 libcupti.so.13
     libcusolver.so.12 libnvrtc.so.13 libnvJitLink.so.13
     libcudart.so.12 libcublas.so.12 libcublasLt.so.12 libcufft.so.11 libcupti.so.12
     libcusolver.so.11 libnvrtc.so.12 libnvJitLink.so.12 libnvToolsExt.so.1
     libcudnn.so.9 libcufile.so.0 libcurand.so.10 libcusparse.so.12 libcusparseLt.so.0 libnccl.so.2
-    libnvshmem_host.so.3""".split()
+    libnvshmem_host.so.3 libnvidia-ml.so.1""".split()
 
+# What no path may have that the loader of libraries is told: LD_PRELOAD ends at it, or
+# LD_LIBRARY_PATH does, or it begins a name that the loader replaces.
+_ENDS = re.compile(r"[\s:;$]")
 # How torch comes to be built for CUDA.
 _REMEDY = (
     "install one that is, for Linux on x86-64 or aarch64: pip install torch --index-url "
@@ -186,6 +189,8 @@ def links(stand_in: Path) -> Path:
     parts = "\n".join([str(stand_in), *NAMES]).encode()
     name = f"stand-in-{hashlib.sha256(parts).hexdigest()[:16]}"
     for cache in _caches():
+        if _ENDS.search(str(cache)):
+            continue
         folder = cache / name
         if _ours(folder):
             return folder
@@ -219,7 +224,21 @@ def _caches() -> list[Path]:
     found = [Path(chosen)] if Path(chosen).is_absolute() else []
     with contextlib.suppress(RuntimeError):
         found.append(Path.home() / ".cache")
-    return [*(folder / "gruyere" for folder in found), Path(tempfile.gettempdir())]
+    return [*(folder / "gruyere" for folder in found), Path(temporary())]
+
+
+def temporary() -> str:
+    """Where folders for temporary files may be that have the stand-in's names: the usual one,
+    unless the loader of libraries can't be told of its path."""
+    usual = tempfile.gettempdir()
+    for folder in (usual, "/tmp", "/var/tmp", "/dev/shm"):
+        if not _ENDS.search(folder) and os.access(folder, os.W_OK | os.X_OK):
+            return folder
+    raise GruyereError(
+        f"TMPDIR={usual}: the loader of libraries can't be told of a path with a blank, a colon, a "
+        "semicolon or a dollar sign, and neither /tmp nor /var/tmp can be written to; name another "
+        "folder in TMPDIR"
+    )
 
 
 def environment(owner: Owner) -> dict[str, str]:
@@ -239,6 +258,9 @@ def loaded_from(stand_in: Path, folder: Path, owner: Owner) -> dict[str, str]:
     """The same for a stand-in under its names in `folder`, whatever torch there is."""
     where, found = str(folder), os.environ.get("LD_LIBRARY_PATH")
     preloaded = os.environ.get("LD_PRELOAD", "")
+    if _ENDS.search(str(stand_in)):
+        # The loader knows the file itself, by whichever link it comes.
+        stand_in = folder / NAMES[0]
     return {
         **owner.environment(),
         "LD_PRELOAD": preloaded

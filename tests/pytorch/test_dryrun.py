@@ -27,8 +27,10 @@ from framework_runs import PYTHON as FRAMEWORKS
 sys.path.insert(0, str(ROOT / "python_loader"))
 
 from gruyere._bench.measure import COMPLETED, FAILED, OUT_OF_MEMORY  # noqa: E402
+from gruyere._bench.runners import blame  # noqa: E402
 from gruyere._bench.script import Enough  # noqa: E402
 from gruyere._dryrun import known, live, text, trust  # noqa: E402
+from gruyere._dryrun.identity import ByIdentity, named_modules, named_tensors  # noqa: E402
 from gruyere._dryrun.looks import Seen  # noqa: E402
 from gruyere._dryrun.main import DryRun  # noqa: E402
 from gruyere._dryrun.runs import Plan, Ran  # noqa: E402
@@ -912,6 +914,100 @@ def test_a_program_that_swallows_exceptions_ends_after_its_steps(tmp_path):
     assert (tmp_path / "atexit").read_text() == "ran " * 3
 
 
+# What most programs do: a transform that is a module (torchvision's are) runs in the loader's
+# workers, one of which trains it too; a metric's `==` makes another metric (torchmetrics').
+WORKERS = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+
+class Metric(nn.Module):
+    def __init__(self, *parts):
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+
+    def __eq__(self, other):
+        return Metric(self, other)
+
+    def __hash__(self):
+        return 1
+
+    def forward(self, x):
+        return x.detach().mean()
+
+
+class Data(Dataset):
+    transform = nn.Sequential(nn.Linear(64, 64))
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        out = self.transform(torch.ones(64))
+        out.sum().backward()
+        torch.optim.SGD(self.transform.parameters(), lr=0.1).step()
+        assert out.sum().item() != 7
+        return out.detach()
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(64, 64)
+        self.metrics = nn.ModuleDict({"mean": Metric(), "loss": Metric()})
+
+    def forward(self, x):
+        out = self.layer(x)
+        for metric in self.metrics.values():
+            metric(out)
+        return out
+
+
+model = Model().cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for batch in DataLoader(Data(), 16, num_workers=2):
+    model(batch.cuda()).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_loader_workers_are_left_alone_and_modules_are_told_apart_whatever_they_equal(tmp_path):
+    (tmp_path / "train.py").write_text(WORKERS)
+    document = told(dryrun(tmp_path, "--alloc", "torch", "--json", "train.py"))
+    assert document["program"]["steps"] == 3 and document["verdict"]["fits"]
+    weights = {row["module"]: row["kinds"] for row in document["peak"]["modules"]}
+    assert weights["model.layer"]["weights"] == 64 * 64 * 4 + 512
+
+
+def test_what_is_known_of_an_object_is_its_own_and_goes_with_it():
+    class Same:
+        __hash__ = None
+
+        def __eq__(self, other):
+            raise AssertionError("nobody may ask")
+
+    one, other = Same(), Same()
+    known = ByIdentity()
+    known[one] = 1
+    assert one in known and other not in known
+    assert (known.get(one), known.get(other)) == (1, None)
+    known[one] = 2
+    assert known.get(one) == 2
+    del one
+    assert known.known == {}
+
+
+def test_a_module_in_two_places_is_named_by_the_first_as_torch_does():
+    def module(**parts):
+        return SimpleNamespace(_modules=parts, _parameters={"w": object(), "none": None})
+
+    shared = module()
+    root = module(a=module(x=shared, none=None), b=shared, c=module())
+    assert [path for path, _ in named_modules(root)] == ["", "a", "a.x", "c"]
+    assert [path for path, _ in named_tensors(root)] == ["w", "a.w", "a.x.w", "c.w"]
+
+
 def test_a_program_with_a_port_of_its_own_finds_it_free_in_every_run(tmp_path):
     with socket.socket() as any_port:
         any_port.bind(("127.0.0.1", 0))
@@ -927,6 +1023,84 @@ server.listen()
     arguments = ["--gb", 2, "--alloc", "gruyere,torch,expandable", "--jobs", 2, "--json"]
     document = told(dryrun(tmp_path, *arguments, "train.py", 512, 3))
     assert [run["fits"] for run in document["gpus"][0]["runs"]] == [True] * 3
+
+
+# Under one allocator it dies, as a library does that calls what is not there; it warned before.
+DIES = """
+import ctypes
+import os
+import warnings
+
+if "expandable" in os.environ.get("PYTORCH_ALLOC_CONF", ""):
+    warnings.warn("of something else", UserWarning)
+    ctypes.string_at(0)
+"""
+
+
+def test_a_row_that_fails_leaves_the_others_standing(tmp_path):
+    (tmp_path / "train.py").write_text(DIES + TRAIN)
+    arguments = ["--gb", 2, "--alloc", "torch,expandable", "--jobs", 2, "--json=all.json"]
+    ran = dryrun(tmp_path, *arguments, "--html", "page.html", "train.py", 64, 3)
+    assert ran.returncode == 1, ran.stdout + ran.stderr
+    document = json.loads((tmp_path / "all.json").read_text())
+    assert (document["verdict"]["exit"], document["verdict"]["word"]) == (1, "failed")
+    fine, failed = row(document, "torch"), row(document, "expandable")
+    assert fine["fits"] and not fine["failed"] and document["gpus"][0]["fits"]
+    assert (failed["outcome"], failed["fits"], failed["failed"]) == ("failed", False, True)
+    assert failed["peak_held"] is failed["margin"] is None
+    reason = "killed by SIGSEGV: Fatal Python error: Segmentation fault, File "
+    assert failed["reason"].startswith(reason) and "string_at" in failed["reason"]
+    assert document["verdict"]["needs"] == fine["peak_held"] + document["fixed_costs"][0]["bytes"]
+    said = " ".join(ran.stdout.split())
+    assert "It fits on 2gb: " in said and " to spare with torch. On 2gb it failed with " in said
+    assert "not with" not in said and " expandable failed - - - - " in said
+    assert "the program failed under expandable on 2gb: killed by SIGSEGV" in ran.stderr
+    assert '"failed": true' in (tmp_path / "page.html").read_text()
+
+
+WARNED = [
+    "/x/torch/functional.py:307: UserWarning: Failed to initialize NumPy: No module named 'numpy'",
+    "  cpu = _conversion_method_template(device=torch.device('cpu'))",
+]
+TRACED = [
+    "Traceback (most recent call last):",
+    '  File "train.py", line 3, in <module>',
+    "    raise KeyError('mine')",
+    "KeyError: 'mine'",
+]
+FAULT = [
+    "Fatal Python error: Aborted", "", "Thread 0x01 (most recent call first):",
+    '  File "other.py", line 1 in wait', "", "Current thread 0x02 (most recent call first):",
+    '  File "train.py", line 7 in step', '  File "train.py", line 9 in <module>',
+    "Extension modules: numpy (total: 1)",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "how, said, reason",
+    [
+        ("killed by SIGSEGV", WARNED, "killed by SIGSEGV, without a word"),
+        ("killed by SIGSEGV", ["begins", "", *WARNED], "killed by SIGSEGV: begins"),
+        ("exit code 1", [*TRACED, "cleaning up", *WARNED], "exit code 1: KeyError: 'mine'"),
+        # One that was caught, long before.
+        ("killed by SIGKILL", [*TRACED, "goes on"], "killed by SIGKILL: goes on"),
+        (
+            "killed by SIGABRT",
+            ["terminate called after throwing an instance of 'E'", "  what():  why", *FAULT],
+            "killed by SIGABRT: terminate called after throwing an instance of 'E', what():  why, "
+            'Fatal Python error: Aborted, File "train.py", line 7 in step',
+        ),
+        (
+            "exit code 127",
+            ["python: symbol lookup error: a.so: undefined symbol: b", *WARNED],
+            "exit code 127: python: symbol lookup error: a.so: undefined symbol: b",
+        ),
+    ],
+)
+def test_the_reason_of_a_failure_is_no_warning_and_no_line_that_happens_to_be_last(
+    how, said, reason
+):
+    assert blame(how, said) == reason
 
 
 def test_a_program_that_fails_shows_its_own_traceback(tmp_path):
@@ -951,6 +1125,46 @@ def test_a_torch_that_cannot_serve_is_said(tmp_path, torch, code, reason):
     ran = dryrun(tmp_path, "train.py", python=sys._base_executable, PYTHONPATH=str(tmp_path))
     assert ran.returncode == code, ran.stdout + ran.stderr
     assert reason in ran.stderr
+
+
+ONE = "import torch\ntorch.zeros(1000, device='cuda')\n"
+
+
+def test_paths_with_blanks_and_colons_reach_the_loader_of_libraries(tmp_path):
+    odd = tmp_path / "a folder: of $ORIGIN; mine"
+    (odd / "tmp").mkdir(parents=True)
+    library = odd / PHANTOM.name
+    library.symlink_to(PHANTOM)
+    (odd / "train.py").write_text(ONE)
+    settings = {"GRUYERE_PHANTOM": str(library), "TMPDIR": str(odd / "tmp")}
+    document = told(dryrun(odd, "--alloc", "torch", "--json", "train.py", **settings))
+    assert document["gpus"][0]["runs"][0]["peak_live"] == 4096
+
+
+@pytest.mark.parametrize(
+    "change, reason",
+    [
+        ("unset LD_PRELOAD", "LD_PRELOAD, which brings it, was taken out of the environment"),
+        # A machine without a driver has none, another has the driver's.
+        ("unset LD_LIBRARY_PATH", "libcuda.so.1 "),
+        ("export LD_LIBRARY_PATH=FOLDER", "libcuda.so.1 is another library than the stand-in"),
+    ],
+)
+def test_a_run_that_is_not_on_the_stand_in_ends_with_the_reason(tmp_path, change, reason):
+    """Whatever takes the environment away, here a script in the place of python."""
+    (tmp_path / "bin").mkdir()
+    python = tmp_path / "bin" / "python"
+    change = change.replace("FOLDER", str(tmp_path))
+    # Any other library under that name.
+    (tmp_path / "libcuda.so.1").symlink_to(GRUYERE)
+    python.write_text(f'#!/bin/bash\n{change}\nexec -a "$0" {sys._base_executable} "$@"\n')
+    python.chmod(0o755)
+    (tmp_path / "train.py").write_text(ONE)
+    ran = dryrun(tmp_path, "train.py", python=python)
+    assert (ran.returncode, ran.stdout) == (2, ""), ran.stdout + ran.stderr
+    assert f"the program's process is not on the stand-in GPU: {reason}" in ran.stderr
+    assert f"{python} seems to be a script" in ran.stderr
+    assert "name python itself with --python" in ran.stderr
 
 
 # What a module finds when it starts, as a file; then a step. `package.model` is a relative import.

@@ -338,6 +338,29 @@ def test_what_a_kernel_would_have_written_reads_as_asked_and_what_was_copied_in_
     assert again.report == seeds[0].report
 
 
+# What torch asks NVML: for its error, and where segments expand (newer than 2.11) for the fabric.
+ASKS_NVML = """
+import os
+import torch
+before = torch.cuda.device_count(), torch.cuda._raw_device_uuid_nvml()
+if not os.fork():
+    assert torch.zeros(1, device="cuda").is_cuda
+    os._exit(0)
+assert os.wait()[1] == 0
+block = torch.zeros(3 << 20, dtype=torch.uint8, device="cuda")
+assert before == (1, [f"GPU-{torch.cuda.get_device_properties(0).uuid}"])
+try:
+    torch.empty(1 << 40, device="cuda")
+except torch.cuda.OutOfMemoryError as error:
+    assert "non-PyTorch memory, this process has 20.00 MiB memory in use" in str(error), error
+print("{}")
+"""
+
+
+def test_torch_is_told_by_nvml_what_the_driver_and_the_books_say(phantom):
+    phantom.run(None, code=ASKS_NVML, allocator="expandable").check()
+
+
 def test_a_torch_that_cannot_use_it_is_named_with_what_is_needed(tmp_path, monkeypatch):
     (tmp_path / "torch" / "lib").mkdir(parents=True)
     (tmp_path / "torch" / "__init__.py").touch()

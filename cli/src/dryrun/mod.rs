@@ -53,7 +53,8 @@ Examples:
 
 Options stand before the program; all that follows it is its own. One process and one device.
 
-Exit status: 0 it fits; 1 the program failed; 2 wrong arguments, or no torch or no stand-in; \
+Exit status: 0 it fits; 1 the program failed, in some rows or in all; 2 wrong arguments, or no \
+torch or no stand-in; \
 3 it does not fit; 4 it fits or not,
 but the answer is not to be trusted: the program asks for other memory with other values on the \
 device; or the program

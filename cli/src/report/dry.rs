@@ -70,8 +70,11 @@ struct Gpu {
 struct Row {
     allocator: String,
     fits: bool,
-    peak_live: u64,
-    peak_held: u64,
+    /// The program failed under it, by its own words. There are no peaks then.
+    #[serde(default)]
+    failed: bool,
+    peak_live: Option<u64>,
+    peak_held: Option<u64>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -124,13 +127,15 @@ impl Peaks<'_> {
 }
 
 fn of_gpu(gpu: &Gpu) -> impl Iterator<Item = Peaks<'_>> {
-    gpu.runs.iter().map(|row| Peaks {
-        gpu: &gpu.id,
-        name: &gpu.name,
-        allocator: &row.allocator,
-        fits: Some(row.fits),
-        live: row.peak_live,
-        held: row.peak_held,
+    gpu.runs.iter().filter_map(|row| {
+        Some(Peaks {
+            gpu: &gpu.id,
+            name: &gpu.name,
+            allocator: &row.allocator,
+            fits: Some(row.fits),
+            live: row.peak_live?,
+            held: row.peak_held?,
+        })
     })
 }
 
@@ -161,7 +166,8 @@ pub fn compare(now: &Kept, before: Option<&Kept>, bounds: Bounds) -> Compared {
     let earlier = before.map_or_else(Vec::new, Peaks::all);
     let pairs: Vec<(&Peaks, Option<&Peaks>)> =
         rows.iter().map(|row| (row, counterpart(row, &earlier))).collect();
-    let worse: Vec<String> = pairs.iter().flat_map(|pair| worse(pair, bounds)).collect();
+    let mut worse: Vec<String> = pairs.iter().flat_map(|pair| worse(pair, bounds)).collect();
+    worse.extend(failures(now, &earlier));
     let kinds = amounts(now, before, |peak| {
         peak.kinds.iter().map(|(kind, &bytes)| (kind.as_str(), bytes)).collect()
     });
@@ -209,6 +215,20 @@ fn worse((now, before): &(&Peaks, Option<&Peaks>), bounds: Bounds) -> Vec<String
         ratio.and_then(|ratio| bounds.rise_of(&whose, "the peak ratio", ratio)),
     ];
     found.into_iter().flatten().collect()
+}
+
+/// Rows under which the program fails, and has not before.
+fn failures(now: &Kept, earlier: &[Peaks]) -> Vec<String> {
+    let Kept::Dry(dry) = now else { return Vec::new() };
+    let rows = dry.gpus.iter().flat_map(|gpu| gpu.runs.iter().map(move |row| (gpu, row)));
+    let failed = rows.filter(|(gpu, row)| {
+        let same = |other: &Peaks| other.gpu == gpu.id && other.allocator == row.allocator;
+        row.failed && earlier.iter().any(same)
+    });
+    let said = |(gpu, row): (&Gpu, &Row)| {
+        format!("{} under {}: the program fails there now", plain(&gpu.id), plain(&row.allocator))
+    };
+    failed.map(said).collect()
 }
 
 /// Bytes by name of both, the largest first. Only dry runs tell what was live at the peak; a run

@@ -105,6 +105,11 @@ fn use_primary(device: u32) {
     }
 }
 
+/// Whether the device's primary context is in use.
+pub fn is_active(device: u32) -> bool {
+    RETAINED[device as usize].load(Relaxed) > 0 || IN_RUNTIME[device as usize].load(Relaxed)
+}
+
 /// The device for a call on a stream: the current one, or any where none is current and the
 /// stream's handle says it all.
 pub fn stream_device(stream: usize) -> Result<u32, u32> {
@@ -143,9 +148,7 @@ driver! {
     fn cuDevicePrimaryCtxGetState(device: i32, flags: Out<u32>, active: Out<i32>) {
         let device = gpu().device(device)?;
         flags.put_if_wanted(0);
-        let is_active = RETAINED[device as usize].load(Relaxed) > 0
-            || IN_RUNTIME[device as usize].load(Relaxed);
-        active.put(i32::from(is_active))
+        active.put(i32::from(is_active(device)))
     }
 
     fn cuCtxCreate_v2(out: Out<Context>, _flags: u32, device: i32) {

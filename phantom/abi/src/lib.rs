@@ -1,5 +1,5 @@
-//! The ABI face of the stand-in GPU: a library that stands in for libcuda, the CUDA runtime, cuBLAS
-//! and whatever else the real PyTorch wheel links, keeps exact books of device memory (through
+//! The ABI face of the stand-in GPU: a library that stands in for libcuda, the CUDA runtime, cuBLAS,
+//! NVML and whatever else the real PyTorch wheel links, keeps exact books of device memory (through
 //! `gruyere-phantom`), and launches nothing.
 //!
 //! # Use
@@ -83,6 +83,7 @@ mod looks;
 mod lookup;
 mod nccl;
 mod numbers;
+mod nvml;
 mod nvrtc;
 mod owner;
 mod process;

@@ -415,6 +415,123 @@ static void oracle(void) {
     OK(cudaFreeAsync(block, a));
 }
 
+/* NVML, as its header has it. */
+typedef void *nvmlDevice_t;
+struct nvmlMemory { unsigned long long total, free, used; };
+struct nvmlProcess { unsigned pid; unsigned long long used; };
+struct nvmlFabric {
+    unsigned version;
+    unsigned char cluster[16];
+    unsigned status, clique;
+    unsigned char state;
+    unsigned health_mask;
+};
+extern int nvmlInit_v2(void), nvmlShutdown(void), nvmlDeviceGetCount_v2(unsigned *),
+    nvmlDeviceGetHandleByIndex_v2(unsigned, nvmlDevice_t *),
+    nvmlDeviceGetHandleByPciBusId_v2(const char *, nvmlDevice_t *),
+    nvmlDeviceGetHandleByUUID(const char *, nvmlDevice_t *),
+    nvmlDeviceGetName(nvmlDevice_t, char *, unsigned),
+    nvmlDeviceGetUUID(nvmlDevice_t, char *, unsigned),
+    nvmlDeviceGetMemoryInfo(nvmlDevice_t, struct nvmlMemory *),
+    nvmlDeviceGetComputeRunningProcesses(nvmlDevice_t, unsigned *, struct nvmlProcess *),
+    nvmlDeviceGetNvLinkRemoteDeviceType(nvmlDevice_t, unsigned, unsigned *),
+    nvmlDeviceGetNvLinkRemotePciInfo_v2(nvmlDevice_t, unsigned, void *),
+    nvmlDeviceGetGpuFabricInfoV(nvmlDevice_t, struct nvmlFabric *),
+    nvmlSystemGetCudaDriverVersion_v2(int *);
+extern int cuDeviceGetUuid(unsigned char *, int), cuDeviceGetPCIBusId(char *, int, int),
+    cuDriverGetVersion(int *);
+enum { UNINITIALIZED = 1, INVALID = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, TOO_SMALL = 7,
+       VERSION_MISMATCH = 25, UNKNOWN = 999 };
+
+/* It agrees with the driver and the books, and makes no context. */
+static void nvml(void) {
+    nvmlDevice_t device, other;
+    unsigned count, room = 4, type;
+    int version, driver;
+    CHECK(nvmlDeviceGetCount_v2(&count) == UNINITIALIZED);
+    OK(nvmlInit_v2());
+    OK(nvmlDeviceGetCount_v2(&count));
+    CHECK(count == 2);
+    CHECK(nvmlDeviceGetHandleByIndex_v2(2, &device) == INVALID);
+    OK(nvmlDeviceGetHandleByIndex_v2(1, &device));
+    struct nvmlProcess all[4];
+    OK(nvmlDeviceGetComputeRunningProcesses(device, &room, all));
+    CHECK(room == 0);
+    pid_t child = fork(); /* so CUDA still works in one that is forked now */
+    if (child == 0) {
+        OK(cudaFree(NULL));
+        _exit(0);
+    }
+    int status;
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+
+    OK(cudaSetDevice(1));
+    void *block;
+    OK(cudaMalloc(&block, 6 * MIB));
+    char name[256], said[256], place[32];
+    OK(nvmlDeviceGetName(device, said, sizeof said));
+    OK(cuDeviceGetName(name, sizeof name, 1));
+    CHECK(strcmp(name, said) == 0);
+    CHECK(nvmlDeviceGetName(device, said, 4) == TOO_SMALL);
+    unsigned char uuid[16];
+    OK(cuDeviceGetUuid(uuid, 1));
+    int at = sprintf(name, "GPU-");
+    for (int i = 0; i < 16; i++) {
+        at += sprintf(name + at, i == 4 || i == 6 || i == 8 || i == 10 ? "-%02x" : "%02x", uuid[i]);
+    }
+    OK(nvmlDeviceGetUUID(device, said, sizeof said));
+    CHECK(strcmp(name, said) == 0);
+    OK(nvmlDeviceGetHandleByUUID(said, &other));
+    CHECK(other == device);
+    CHECK(nvmlDeviceGetHandleByUUID("GPU-0", &other) == NOT_FOUND);
+    OK(cuDeviceGetPCIBusId(place, sizeof place, 1));
+    OK(nvmlDeviceGetHandleByPciBusId_v2(place, &other));
+    CHECK(other == device);
+    sprintf(said, "0000%s", place); /* as torch writes it */
+    OK(nvmlDeviceGetHandleByPciBusId_v2(said, &other));
+    CHECK(other == device);
+    CHECK(nvmlDeviceGetHandleByPciBusId_v2("0000:99:00.0", &other) == NOT_FOUND);
+    OK(nvmlSystemGetCudaDriverVersion_v2(&version));
+    OK(cuDriverGetVersion(&driver));
+    CHECK(version == driver);
+
+    struct nvmlMemory memory;
+    size_t available, total;
+    OK(nvmlDeviceGetMemoryInfo(device, &memory));
+    OK(cudaMemGetInfo(&available, &total));
+    CHECK(memory.free == available && memory.total == total &&
+          memory.used == 6 * MIB + 500 * MIB);
+    room = 0;
+    CHECK(nvmlDeviceGetComputeRunningProcesses(device, &room, NULL) == TOO_SMALL && room == 1);
+    room = 4;
+    OK(nvmlDeviceGetComputeRunningProcesses(device, &room, all));
+    CHECK(room == 1 && all[0].pid == (unsigned)getpid() && all[0].used == 6 * MIB);
+    OK(nvmlDeviceGetHandleByIndex_v2(0, &other));
+    room = 4;
+    OK(nvmlDeviceGetComputeRunningProcesses(other, &room, all));
+    CHECK(room == 0);
+
+    char pci[68];
+    CHECK(nvmlDeviceGetNvLinkRemoteDeviceType(device, 0, &type) == NOT_SUPPORTED);
+    CHECK(nvmlDeviceGetNvLinkRemotePciInfo_v2(device, 0, pci) == NOT_SUPPORTED);
+    struct nvmlFabric fabric = {.version = 1};
+    CHECK(nvmlDeviceGetGpuFabricInfoV(device, &fabric) == VERSION_MISMATCH);
+    fabric.version = sizeof fabric | 2 << 24;
+    OK(nvmlDeviceGetGpuFabricInfoV(device, &fabric));
+    CHECK(fabric.state == 3 && fabric.status == 0); /* complete, since fabric handles are offered */
+
+    child = fork();
+    if (child == 0) {
+        OK(nvmlDeviceGetCount_v2(&count));
+        OK(nvmlDeviceGetUUID(device, said, sizeof said));
+        CHECK(nvmlDeviceGetMemoryInfo(device, &memory) == UNKNOWN);
+        _exit(0);
+    }
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+    OK(nvmlShutdown());
+    CHECK(nvmlShutdown() == UNINITIALIZED);
+}
+
 int main(int count, char **arguments) {
     const struct { const char *name; void (*run)(void);
     } parts[] = {
@@ -423,7 +540,7 @@ int main(int count, char **arguments) {
         {"context", context}, {"old_driver", old_driver}, {"managed", managed},
         {"oracle", oracle},   {"contents", contents},     {"looks", looks},
         {"zeros", zeros},     {"small_numbers", small_numbers}, {"host_reads", host_reads},
-        {"contexts", contexts},
+        {"contexts", contexts}, {"nvml", nvml},
     };
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
         if (count == 2 && strcmp(arguments[1], parts[i].name) == 0) {

@@ -116,6 +116,18 @@ fn the_devices_look_as_they_are_told_to() {
 }
 
 #[test]
+fn nvml_agrees_with_the_driver_and_the_books() {
+    run(
+        "nvml",
+        &[
+            ("PHANTOM_DEVICES", "2"),
+            ("PHANTOM_TAKEN", "500MiB"),
+            ("PHANTOM_HANDLE_TYPES", "posix,fabric"),
+        ],
+    );
+}
+
+#[test]
 fn what_no_kernel_wrote_reads_as_zeros_or_as_small_numbers() {
     run("zeros", &[("PHANTOM_VALUES", "zeros")]);
     run("small_numbers", &[("PHANTOM_VALUES", "random:5")]);

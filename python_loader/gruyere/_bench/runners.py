@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
 import socket
 import subprocess
@@ -246,11 +247,61 @@ class Log:
         return said
 
     def blame(self, how: str) -> str:
-        """`how` it ended, with the last line that it said."""
+        """`how` it ended, with the words of its own that say why."""
         return blame(how, self.said())
 
 
+# How a warning begins: Python's, with the line that gave it below it, and torch's own.
+_WARNING = re.compile(r"\S.*:\d+: \w*Warning: |(\[rank\d+\]:)?\[W\d{4} |\w*Warning: ")
+# What a process says that dies by itself: faulthandler, C++, and the loader of libraries.
+_DYING = re.compile(
+    r"Fatal Python error: |terminate called |  what\(\): |.*: symbol lookup error: |"
+    r".*: error while loading shared libraries: |thread '.*' panicked at "
+)
+_TRACEBACK = "Traceback (most recent call last):"
+
+
 def blame(how: str, said: list[str]) -> str:
-    """`how` something ended, with the last of the lines that it said."""
-    lines = [line.strip() for line in said if line.strip()]
-    return f"{how}: {lines[-1]}" if lines else f"{how}, without a word"
+    """`how` something ended, with those of the lines that it said which say why: what a process
+    that dies says of that, else the end of its last traceback, else its last line. A warning is no
+    reason."""
+    lines = _without_warnings(said)
+    why = _dying(lines)
+    if why is None and not how.startswith("killed"):
+        why = _raised(lines)
+    if why is None and lines:
+        why = lines[-1].strip()
+    return f"{how}: {why}" if why else f"{how}, without a word"
+
+
+def _without_warnings(said: list[str]) -> list[str]:
+    lines: list[str] = []
+    is_of_warning = False
+    for line in said:
+        is_of_warning = bool(_WARNING.match(line)) or (is_of_warning and line.startswith(" "))
+        if line.strip() and not is_of_warning:
+            lines.append(line)
+    return lines
+
+
+def _dying(lines: list[str]) -> Optional[str]:
+    """The last of them that a process says which dies, with where in the program it was."""
+    said = [index for index, line in enumerate(lines) if _DYING.match(line)]
+    if not said:
+        return None
+    first = last = said[-1]
+    while first - 1 in said:
+        first -= 1
+    words = lines[first : last + 1]
+    rest = iter(lines[last + 1 :])
+    if any(line.startswith("Current thread ") for line in rest):
+        words += [line for line in rest if line.startswith("  File ")][:1]
+    return ", ".join(word.strip() for word in words)
+
+
+def _raised(lines: list[str]) -> Optional[str]:
+    """The error at the end of the last traceback."""
+    starts = [index for index, line in enumerate(lines) if line.startswith(_TRACEBACK)]
+    if not starts:
+        return None
+    return next((line for line in lines[starts[-1] + 1 :] if not line.startswith(" ")), None)

@@ -5,6 +5,7 @@ Steps are told by the optimisers of torch: the first one's, where several take t
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import sys
@@ -31,6 +32,8 @@ def main(text: str) -> None:
 
 def run(watch: Watch, request: dict[str, Any]) -> None:
     """The program of the request, watched; what was found goes into the file `answer`."""
+    # Who dies of a signal says at which line.
+    faulthandler.enable()
     when_imported("torch", watch.imported)
     if request["allocator"] == "gruyere":
         _startup.required = True

@@ -5,6 +5,8 @@ Nothing here holds a tensor, runs an operator or changes what one does. What is 
 beside each allocation as torch's user metadata (of the thread that allocates), four numbers: the
 mark, the phase, the module, the place. The mark grows with each sighting, so that a sighting ("this
 address is a gradient") can be put between the allocations before it and those after it.
+
+A child that the program forks (a DataLoader's worker) is left alone: it has no CUDA to ask.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import atexit
 import ctypes
 import gc
 import importlib
+import os
 import sys
 import threading
 import weakref
@@ -20,6 +23,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Callable
 
+from .identity import ByIdentity, named_modules, named_tensors
 from .lines import NOWHERE, Lines
 
 # The phases. The last is a forward within a backward: what was not kept is computed again.
@@ -76,15 +80,17 @@ class Looks:
         self.backward_of = 0
         # How many of those that run had begun before the backward pass did.
         self.outer = 0
-        self.numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self.numbers: ByIdentity[int] = ByIdentity()
         # The module that each was put into last.
-        self.owners: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDictionary()
+        self.owners: ByIdentity[weakref.ref[Any]] = ByIdentity()
         self.by_place: dict[str, int] = {"": 0}
         self.by_name: dict[str, int] = {"": 0}
         # By the id of a parameter or buffer.
         self.parameters: dict[int, tuple[weakref.ref[Any], str]] = {}
         # Outermost modules that were looked through since the last step.
         self.fresh: set[int] = set()
+        # In a child that was forked.
+        self.is_child = False
         self.tell_torch: Callable[[str], None] = lambda _: None
         self.reader = _Reader()
         # C calls it: it has to stay.
@@ -93,6 +99,7 @@ class Looks:
     def install(self) -> None:
         """Once torch is imported, before it uses CUDA."""
         torch = self.torch
+        os.register_at_fork(after_in_child=self._forked)
         tell = getattr(torch._C, "_cuda_setMemoryMetadata", None)
         if tell is not None:
             self.tell_torch = tell
@@ -122,7 +129,12 @@ class Looks:
         if clear is not None:
             torch._C._cuda_clearCublasWorkspaces = self._clearing(clear)
 
+    def _forked(self) -> None:
+        self.is_child = True
+
     def _begin_history(self, record: Callable[..., None]) -> None:
+        if self.is_child:
+            return
         record(enabled="all", context="alloc", stacks="python", max_entries=1 << 24)
         self.tell()
 
@@ -151,6 +163,9 @@ class Looks:
         """Some trainers do it too when they are done."""
 
         def clearing() -> None:
+            if self.is_child:
+                clear()
+                return
             self.seen.cleared.add(self.next_mark())
             clear()
             self.next_mark()
@@ -165,7 +180,7 @@ class Looks:
     # Modules.
 
     def _enter(self, module: Any, _arguments: Any) -> None:
-        if self.torch.compiler.is_compiling():
+        if self.is_child or self.torch.compiler.is_compiling():
             return
         if self.phase == OPTIMIZER:
             # No forward is in a step, but for the closure's: the last step did not come to its end.
@@ -181,7 +196,7 @@ class Looks:
         self.tell()
 
     def _leave(self, module: Any, _arguments: Any, output: Any) -> None:
-        if self.torch.compiler.is_compiling():
+        if self.is_child or self.torch.compiler.is_compiling():
             return
         if self.running:
             number = self.running.pop()
@@ -193,6 +208,8 @@ class Looks:
         """When backward comes to what this module gave, it is in this module."""
 
         def entered(_gradients: Any) -> None:
+            if self.is_child:
+                return
             self.backward_of = number
             self.tell()
 
@@ -212,7 +229,7 @@ class Looks:
                 whole = owner
             self._name(whole, type(whole).__name__)
         mark = self.next_mark()
-        own = {id(value) for value in (*root.parameters(), *root.buffers())}
+        own = {id(value) for _, value in named_tensors(root)}
         for key, (ref, name) in list(self.parameters.items()):
             value = ref()
             if value is None:
@@ -231,7 +248,7 @@ class Looks:
         parts = {
             id(part)
             for value in variables.values()
-            for part in value.modules()
+            for _, part in named_modules(value)
             if part is not value
         }
         for name, value in variables.items():
@@ -262,7 +279,7 @@ class Looks:
                 self._sight(mark, value, WEIGHTS, name)
 
     def _owned(self, owner: Any, _name: str, module: Any) -> None:
-        if module is not None:
+        if module is not None and not self.is_child:
             self.owners[module] = weakref.ref(owner)
 
     def _owner(self, module: Any) -> Any:
@@ -270,9 +287,9 @@ class Looks:
         return owner() if owner is not None else None
 
     def _name(self, root: Any, name: str) -> None:
-        for path, module in root.named_modules():
+        for path, module in named_modules(root):
             self.numbers[module] = self._number(_joined(name, path))
-        for path, value in (*root.named_parameters(), *root.named_buffers()):
+        for path, value in named_tensors(root):
             self.parameters[id(value)] = (weakref.ref(value), _joined(name, path))
 
     def _number(self, name: str) -> int:
@@ -285,9 +302,12 @@ class Looks:
 
     def _backward(self, run: Callable[..., Any]) -> Callable[..., Any]:
         def told(_gradients: Any) -> None:
-            self.tell()
+            if not self.is_child:
+                self.tell()
 
         def run_backward(outputs: Any, *arguments: Any, **options: Any) -> Any:
+            if self.is_child:
+                return run(outputs, *arguments, **options)
             before = self.phase, self.backward_of, self.place, self.outer
             self.phase, self.outer = BACKWARD, len(self.running)
             line = self.lines.of_stack(sys._getframe(1))
@@ -319,6 +339,8 @@ class Looks:
                 self._sight(mark, value.grad, GRADIENTS, name)
 
     def _before_step(self, optimizer: Any, arguments: Any, options: Any) -> Any:
+        if self.is_child:
+            return None
         self._sight_optimizer(optimizer)
         self.interrupted.append(self.phase)
         self.phase = OPTIMIZER
@@ -343,6 +365,8 @@ class Looks:
         return of_the_program
 
     def _after_step(self, optimizer: Any, _arguments: Any, _options: Any) -> None:
+        if self.is_child:
+            return
         # Backward, where a hook of a gradient's steps.
         self.phase = self.interrupted.pop() if self.interrupted else PROGRAM
         self._sight_optimizer(optimizer)
@@ -386,7 +410,7 @@ class Looks:
         shown = name.strip("_")
 
         def read(tensor: Any, *arguments: Any, **options: Any) -> Any:
-            if not tensor.is_cuda or self.torch.compiler.is_compiling():
+            if self.is_child or not tensor.is_cuda or self.torch.compiler.is_compiling():
                 return original(tensor, *arguments, **options)
             before, self.reader.name = self.reader.name, shown
             try:
@@ -399,6 +423,8 @@ class Looks:
 
     def _read(self) -> None:
         """The host has read from the device, on this thread."""
+        if self.is_child:
+            return
         frame = sys._getframe().f_back
         line, inside = self.lines.of_stack(frame), self.lines.inside_stack(frame)
         if line == NOWHERE and self.place:

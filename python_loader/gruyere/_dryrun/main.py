@@ -20,7 +20,7 @@ from typing import Any, Callable, NoReturn, Optional
 from .. import _launch
 from .._bench.compare import Row, fit
 from .._bench.machine import choose
-from .._bench.measure import FAILED, FAULTS, OUT_OF_MEMORY
+from .._bench.measure import FAILED, OUT_OF_MEMORY
 from .._errors import GruyereError
 from .._sandbox import Folder
 from .._sandbox import choose as sandbox
@@ -210,12 +210,16 @@ class DryRun:
             arguments = self.sweep(sweep)
         first, second = self.analysed(arguments)
         pairs = [(gpu, allocator) for gpu in self.gpus for allocator in self.allocators]
-        plain = self.together(self.plain(*pair, arguments) for pair in pairs)
+        plain = self.together((self.plain(*pair, arguments) for pair in pairs), may_fail=True)
         # What it would have taken, where it did not get it.
         short = [ran for ran in plain if ran.found.outcome == OUT_OF_MEMORY]
         room = self.together(
-            self.plain(ran.plan.gpu, ran.plan.allocator, arguments, ROOM) for ran in short
+            (self.plain(ran.plan.gpu, ran.plan.allocator, arguments, ROOM) for ran in short),
+            may_fail=True,
         )
+        # Where it fails with room too, more memory is not what the row lacks.
+        lame = {id(ran): with_room for ran, with_room in zip(short, room) if with_room.failed}
+        plain = self.standing([lame.get(id(ran), ran) for ran in plain])
         with_room = {(ran.plan.gpu["id"], ran.plan.allocator): ran for ran in room}
         smallest = (
             self.smallest([ran for ran in (*plain, *room) if ran.completed])
@@ -226,6 +230,16 @@ class DryRun:
             self.asked, arguments, first, second, plain, with_room, smallest,
             sweep.table() if sweep else None,
         )  # fmt: skip
+
+    def standing(self, rows: list[Ran]) -> list[Ran]:
+        """The rows. One that failed leaves the others standing, and its program's words are shown.
+        Raises Broken where all failed."""
+        if all(ran.failed for ran in rows):
+            raise Broken(rows[0])
+        for ran in rows:
+            if ran.failed:
+                _show(ran)
+        return rows
 
     def usable(self, gpu: Gpu) -> int:
         """What the GPU has for allocators."""
@@ -302,9 +316,9 @@ class DryRun:
             if row.fit_bytes is not None
         }
 
-    def together(self, plans: Iterable[Plan]) -> list[Ran]:
+    def together(self, plans: Iterable[Plan], may_fail: bool = False) -> list[Ran]:
         with self.threads() as threads:
-            return list(threads.map(self.run, plans))
+            return list(threads.map(partial(self.run, may_fail=may_fail), plans))
 
     @contextmanager
     def threads(self) -> Iterator[ThreadPoolExecutor]:
@@ -332,8 +346,6 @@ class DryRun:
         ran = self.known[key]
         if ran.found.outcome == UNUSABLE:
             raise Unusable(ran.found.reason)
-        if ran.found.outcome == REFUSED or (
-            ran.found.outcome in (FAILED, FAULTS, NOTHING) and not may_fail
-        ):
+        if ran.found.outcome == REFUSED or (ran.failed and not may_fail):
             raise Broken(ran)
         return ran

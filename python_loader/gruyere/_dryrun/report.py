@@ -10,7 +10,7 @@ from .runs import ROOM, Ran, called
 from .trust import difference
 
 SCHEMA, VERSION = "gruyere.dryrun", 1
-FITS, TOO_LARGE, UNTRUSTED = 0, 3, 4
+FITS, BROKEN, TOO_LARGE, UNTRUSTED = 0, 1, 3, 4
 # NVIDIA's libraries that want memory beside their operands: what names of their calls begin with,
 # how the row is called, and what is known of the size.
 _ASKED = "decided by the library, which is not here, and allocated by torch"
@@ -27,7 +27,9 @@ _LIBRARIES = {
 }
 # Facts of a run that are no machine's.
 _TOLD = ("answered", "left_out")
-_WORDS = {FITS: "fits", TOO_LARGE: "does not fit", UNTRUSTED: "not trustworthy"}
+_WORDS = {
+    FITS: "fits", BROKEN: "failed", TOO_LARGE: "does not fit", UNTRUSTED: "not trustworthy",
+}  # fmt: skip
 
 
 def usable(gpu: dict[str, Any]) -> int:
@@ -62,13 +64,16 @@ def made(
     analysis = first.found.analysis or {}
     trust = _trust(first, second, plain)
     bound = asked["max_bytes"]
-    needs = min(
-        (row["peak_held"] + gpus[0]["context"]["bytes"] for row in gpus[0]["runs"]), default=0
-    )
+    held = [row["peak_held"] for row in gpus[0]["runs"] if not row["failed"]]
+    needs = min(held) + gpus[0]["context"]["bytes"] if held else None
     program = [asked["script"]] if asked["module"] is None else ["-m", asked["module"]]
     code = FITS
-    if not all(gpu["fits"] for gpu in gpus) or (bound is not None and needs > bound):
+    is_more = bound is not None and needs is not None and needs > bound
+    if not all(gpu["fits"] for gpu in gpus) or is_more:
         code = TOO_LARGE
+    if any(ran.failed for ran in plain):
+        # Of the rows that failed nothing is known, and what failed may be the program's.
+        code = BROKEN
     if trust["reasons"]:
         code = UNTRUSTED
     return {
@@ -116,8 +121,19 @@ def _gpu(gpu: dict[str, Any]) -> dict[str, Any]:
 def _row(
     ran: Ran, room: Optional[Ran], smallest: Optional[int], gpu: dict[str, Any]
 ) -> dict[str, Any]:  # fmt: skip
-    """A GPU under one allocator. Peaks of a run that ended early are of one that had room."""
+    """A GPU under one allocator. Peaks of a run that ended early are of one that had room; of one
+    that failed there are none."""
     fits = ran.completed
+    if ran.failed:
+        return {
+            "allocator": called(ran.plan.allocator), "outcome": ran.found.outcome, "fits": False,
+            "failed": True, "reason": ran.found.reason, "steps": ran.found.steps,
+            **dict.fromkeys(
+                ("peak_live", "peak_requested", "peak_held", "margin", "smallest_device",
+                 "smallest_gpu")
+            ),
+            "at_size": ran.plan.memory != ROOM, "retries": 0, "caught": 0,
+        }  # fmt: skip
     told = ran.found if fits or room is None else room.found
     has = usable(gpu)
     margin: Optional[int] = has - told.physical_peak
@@ -128,6 +144,7 @@ def _row(
         "allocator": called(ran.plan.allocator),
         "outcome": ran.found.outcome,
         "fits": fits,
+        "failed": False,
         "reason": ran.found.reason,
         "steps": ran.found.steps,
         "peak_live": told.allocated_peak,
@@ -167,6 +184,9 @@ def _other(gpu: dict[str, Any], measured: dict[str, Any]) -> dict[str, Any]:
     has = usable(gpu)
     rows = []
     for row in measured["runs"]:
+        if row["failed"]:
+            rows.append({"allocator": row["allocator"], "by_the_books": "unknown"})
+            continue
         word = "fits" if row["peak_held"] <= has else "close"
         word = "too small" if row["peak_live"] > has else word
         rows.append({"allocator": row["allocator"], "by_the_books": word})

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any, Callable, Optional, Union
 
 from .._bench.machine import Machine
-from .._bench.measure import COMPLETED, FAILED
+from .._bench.measure import COMPLETED, FAILED, FAULTS
 from .._bench.runners import Contender, Log, blame
 from .._bench.server import ended
 from .._sandbox import LOOKS, Box, Run, behind, remedy
-from .worker import REFUSED, Found
+from .worker import NOTHING, REFUSED, Found
 
 # A device on which nothing is short, to tell what a program would take.
 ROOM = 1 << 40
@@ -64,6 +64,11 @@ class Ran:
     @property
     def completed(self) -> bool:
         return self.found.outcome == COMPLETED
+
+    @property
+    def failed(self) -> bool:
+        """It has no figures: neither did it come through, nor was memory short."""
+        return self.found.outcome in (FAILED, FAULTS, NOTHING)
 
 
 class Stopped(Exception):

@@ -68,17 +68,23 @@ def verdict(report: dict[str, Any]) -> str:
         fitting = [row for row in gpu["runs"] if row["fits"]]
         if fitting:
             best = max(fitting, key=lambda row: row["margin"])
-            others = [row["allocator"] for row in gpu["runs"] if not row["fits"]]
+            others = [
+                row["allocator"] for row in gpu["runs"] if not row["fits"] and not row["failed"]
+            ]
             beside = f", not with {' or '.join(others)}" if others else ""
             spare = f"{size(best['margin'])} to spare with {best['allocator']}"
             said.append(f"It fits on {gpu['id']}: {spare}{beside}.")
             if best["caught"]:
                 times = f"{best['caught']} time{'s' * (best['caught'] != 1)}"
                 said.append(f"(It ran out of memory {times} there, caught that, and went on.)")
-        else:
+        elif not all(row["failed"] for row in gpu["runs"]):
             margins = [row["margin"] for row in gpu["runs"] if row["margin"] is not None]
             by = f": {size(-max(margins))} too small at least" if margins else ""
             said.append(f"It does not fit on {gpu['id']}{by}.")
+        for row in gpu["runs"]:
+            if row["failed"]:
+                why = row["reason"] or row["outcome"]
+                said.append(f"On {gpu['id']} it failed with {row['allocator']}: {why}.")
         if gpu["kernels"] is False:
             said.append(
                 f"(This build of torch has no kernels for {gpu['name']}, capability "
@@ -87,8 +93,8 @@ def verdict(report: dict[str, Any]) -> str:
     if report["growth"]:
         said.append(_growth(report))
     bound = report["verdict"]["max_bytes"]
-    if bound is not None:
-        needs = report["verdict"]["needs"]
+    needs = report["verdict"]["needs"]
+    if bound is not None and needs is not None:
         word = "within" if needs <= bound else "more than"
         said.append(f"It needs {size(needs)}, {word} the {size(bound)} of --max-gb.")
     return " ".join(said)
@@ -156,6 +162,12 @@ def _devices(report: dict[str, Any]) -> str:
         for row in gpu["runs"]:
             first = row is gpu["runs"][0]
             mark = "" if gpu["context"]["known"] else "?"
+            if row["failed"]:
+                cells = ["", "", row["allocator"], "failed", *"-" * (len(rows[0]) - 4)]
+                if first:
+                    cells[:2] = gpu["id"], size(gpu["memory"])
+                rows.append(cells)
+                continue
             held = size(row["peak_held"]) + ("" if row["at_size"] else "*")
             needs = size(row["peak_held"] + gpu["context"]["bytes"]) + mark
             left = "-" if row["margin"] is None else signed(row["margin"])
@@ -168,7 +180,7 @@ def _devices(report: dict[str, Any]) -> str:
                 cells.append(size(row["smallest_gpu"]) + mark if row["smallest_gpu"] else "-")
             rows.append(cells)
     notes = ["Each was really run at its size, less the context; left is what the books leave."]
-    runs = [row for gpu in report["gpus"] for row in gpu["runs"]]
+    runs = [row for gpu in report["gpus"] for row in gpu["runs"] if not row["failed"]]
     if any(not gpu["context"]["known"] for gpu in report["gpus"]):
         notes.append("? The context of this GPU is not known: an assumption (fixed costs).")
     if any(not row["at_size"] for row in runs):
@@ -192,8 +204,9 @@ def _others(report: dict[str, Any], width: int) -> str:
     said: dict[str, list[str]] = {"fits": [], "close": [], "too small": []}
     for gpu in report["others"]:
         words = {row["by_the_books"] for row in gpu["runs"]}
-        best = next(word for word in said if word in words)
-        said[best].append(gpu["id"])
+        best = next((word for word in said if word in words), None)
+        if best is not None:
+            said[best].append(gpu["id"])
     shown = {"fits": "it fits on", "close": "it may fit on", "too small": "too small"}
     lines = ["Other GPUs, by these figures (not run there; --gpu NAME does):"]
     for word, names in said.items():

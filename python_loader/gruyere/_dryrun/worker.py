@@ -13,6 +13,7 @@ from .._bench.measure import COMPLETED, FAILED, Result, causes, is_out_of_memory
 from .._bench.script import Enough, Watch, run
 from .._sandbox.reach import Reach
 from .known import Known
+from . import standing
 from .lines import Lines
 from .live import analyse
 from .looks import Looks
@@ -45,6 +46,11 @@ class Found(Result):
 
 def main(request: str) -> None:
     asked = json.loads(request)
+    away = standing.away()
+    if away is not None:
+        with open(asked["answer"], "w") as file:
+            file.write(Found(UNUSABLE, away).to_json())
+        return
     run(Worker(asked), asked)
 
 
@@ -76,6 +82,9 @@ class Worker(Watch):
         self.found.facts = {"torch": str(torch.__version__), "cuda": torch.version.cuda}
         if torch.version.cuda is None:
             return
+        if standing.away() is not None:
+            # The answer has the reason.
+            raise Enough(0)
         if self.analysed:
             self.looks = Looks(torch, Lines(os.getcwd(), self.module))
             self.looks.install()
@@ -115,6 +124,10 @@ class Worker(Watch):
 
     def result(self) -> Result:
         found = self.found
+        away = standing.away()
+        if away is not None:
+            found.outcome, found.reason = UNUSABLE, away
+            return found
         if found.facts and found.facts["cuda"] is None:
             found.outcome = UNUSABLE
             found.reason = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -26,6 +27,8 @@ _LEFT_FREE = 1 << 30
 LOOKS = 1.0
 # <linux/magic.h>: file systems that lie in memory.
 _IN_MEMORY = {"tmpfs", "ramfs"}
+# What ends a path for the loader of libraries, and for the options of a mount.
+_SEPARATES = re.compile(r"[\s:;,$\\]")
 # Caches of what is compiled. Empty at first and shared by all runs, so that none depends on what
 # the user has compiled before.
 _CACHES = {
@@ -93,7 +96,11 @@ def _bases() -> list[str]:
     chosen = os.environ.get("TMPDIR", "")
     home = os.path.expanduser("~/.cache")
     found = [chosen, "/var/tmp", home, "/tmp"]
-    return [base for base in dict.fromkeys(found) if base and os.path.isdir(base)]
+    return [
+        base
+        for base in dict.fromkeys(found)
+        if base and os.path.isdir(base) and not _SEPARATES.search(base)
+    ]
 
 
 def _in_memory(path: str) -> bool:

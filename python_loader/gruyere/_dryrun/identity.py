@@ -1,0 +1,60 @@
+"""Objects as what they are, whatever they say of themselves: a module's own `==` and hash may be
+anything (torchmetrics' `==` makes another module of the two), and are not asked."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from typing import Any, Generic, Optional, TypeVar
+
+Value = TypeVar("Value")
+
+
+class ByIdentity(Generic[Value]):
+    """What is known of objects, for as long as each lives."""
+
+    def __init__(self) -> None:
+        self.known: dict[int, tuple[weakref.ref[Any], Value]] = {}
+
+    def get(self, key: Any) -> Optional[Value]:
+        entry = self.known.get(id(key))
+        return entry[1] if entry is not None and entry[0]() is key else None
+
+    def __contains__(self, key: Any) -> bool:
+        entry = self.known.get(id(key))
+        return entry is not None and entry[0]() is key
+
+    def __setitem__(self, key: Any, value: Value) -> None:
+        known, number = self.known, id(key)
+
+        def gone(ref: weakref.ref[Any]) -> None:
+            # Another may have its number by now.
+            if number in known and known[number][0] is ref:
+                del known[number]
+
+        known[number] = weakref.ref(key, gone), value
+
+
+def named_modules(root: Any) -> Iterator[tuple[str, Any]]:
+    """The module and all inside of it, each once, with its path, in torch's order."""
+    seen: set[int] = set()
+    waiting = [("", root)]
+    while waiting:
+        path, module = waiting.pop()
+        if module is None or id(module) in seen:
+            continue
+        seen.add(id(module))
+        yield path, module
+        parts = list(getattr(module, "_modules", {}).items())
+        waiting += [(f"{path}.{name}" if path else name, part) for name, part in reversed(parts)]
+
+
+def named_tensors(root: Any) -> Iterator[tuple[str, Any]]:
+    """The parameters and buffers of the module and of all inside of it, each once, by path."""
+    seen: set[int] = set()
+    for path, module in named_modules(root):
+        for kind in ("_parameters", "_buffers"):
+            for name, value in list(getattr(module, kind, {}).items()):
+                if value is not None and id(value) not in seen:
+                    seen.add(id(value))
+                    yield (f"{path}.{name}" if path else name), value
