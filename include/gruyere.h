@@ -471,6 +471,9 @@ typedef struct GruyereAutograd {
   uint64_t node_thread;
   // Of that node: its number there.
   uint64_t node;
+  // Of that node: the bytes of what its operator gave in the forward, the first if it gave
+  // several; 0: not known.
+  uint64_t node_bytes;
   // Of that node, where it was asked for: its name, with a NUL at its end.
   char name[128];
 } GruyereAutograd;

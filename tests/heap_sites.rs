@@ -35,7 +35,7 @@ impl Asked {
 struct Provider(Arc<Asked>);
 
 impl Sites for Provider {
-    fn current(&self, record: &Record) -> SiteId {
+    fn current(&self, record: &Record, _: u64) -> SiteId {
         let number = self.0.times.fetch_add(1, Ordering::Relaxed) + 1;
         // What it asks for itself asks it again.
         if let Some(rig) = self.0.rig.get().and_then(Weak::upgrade)

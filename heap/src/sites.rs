@@ -10,6 +10,6 @@ use gruyere_record::sites::SiteId;
 
 /// Who knows where the calling thread is in its program.
 pub trait Sites: Send + Sync {
-    /// Where that is, as `record` calls it.
-    fn current(&self, record: &Record) -> SiteId;
+    /// Where that is, as `record` calls it, with a request of `bytes`; 0: with none.
+    fn current(&self, record: &Record, bytes: u64) -> SiteId;
 }

@@ -20,6 +20,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Optional, Union
@@ -28,6 +29,10 @@ from . import _library
 
 # What a compiler may take; it needs some seconds.
 _PATIENCE_SECONDS = 300
+# How long another process may build before this one goes on without. A build takes 12 s of a core,
+# and on a node whose ranks all start at once some times that; a process that was stopped (by a
+# debugger, by ^Z) never ends it, and nobody waits longer than this for an import.
+_TURN_SECONDS = 60
 # What a compiler says, whatever its exit code, where the machine was at fault: a full disk, or no
 # memory, for which parts of it are killed.
 _PASSING = (
@@ -127,6 +132,9 @@ def _build(torch: Any, wanted: str, anew: bool = False) -> Path:
                 )
             return found[-1]
         file = folder / f"{name}-{_digest(*compiler)}.so"
+        # It takes its name when it is whole: nobody has to be waited for.
+        if file.exists() and not anew:
+            return file
         # What a compiler refused without CUDA's headers it may take with them.
         failed = folder / f"{file.stem}-{_digest(*map(str, cuda_folders()))}.failed"
         with _alone(folder):
@@ -271,7 +279,8 @@ def _check_owner(file: Path) -> None:
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
     """One process at a time. Where the file system knows no locks (some NFS), several may build at
-    once: each renames its own into place."""
+    once: each renames its own into place. Raises Unavailable where another process does not come
+    to an end."""
     import fcntl
 
     try:
@@ -281,11 +290,39 @@ def _alone(folder: Path) -> Iterator[None]:
         yield
         return
     try:
-        with contextlib.suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        until = time.monotonic() + _TURN_SECONDS
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() >= until:
+                    raise _held(folder, descriptor) from None
+                time.sleep(0.05)
+                continue
+            except OSError:
+                # No locks here.
+                pass
+            break
         yield
     finally:
         os.close(descriptor)
+
+
+def _held(folder: Path, descriptor: int) -> Unavailable:
+    """Another process keeps the lock of the folder."""
+    holder = "another process"
+    with contextlib.suppress(OSError, IndexError):
+        about = os.fstat(descriptor)
+        file = f"{os.major(about.st_dev):02x}:{os.minor(about.st_dev):02x}:{about.st_ino}"
+        for line in Path("/proc/locks").read_text().splitlines():
+            # 1: FLOCK ADVISORY WRITE PID DEVICE:FILE 0 EOF. The pid is 0 in another's namespace.
+            words = line.split()
+            if words[1] == "FLOCK" and words[5:6] == [file] and words[4].isdigit():
+                holder = f"process {words[4]}" if words[4] != "0" else holder
+    return Unavailable(
+        f"{holder} has been building the shim in {folder} for {_TURN_SECONDS} s and more: if it is "
+        "stopped, let it go on or end it, and start again"
+    )
 
 
 def _compiler() -> Optional[tuple[str, str]]:

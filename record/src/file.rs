@@ -3,21 +3,26 @@
 //! A folder such as /tmp is everybody's: a name that can be guessed may be there already, as a link
 //! to a file that is dear to somebody. So what is written whole is written beside its name, under a
 //! random one that was not there (`O_EXCL`), and takes its name's place when it is complete; it
-//! replaces a regular file of this user only. And nothing is written beyond the process's limit on
-//! files (`ulimit -f`): that would be a signal, which ends a training, not an error.
+//! replaces a regular file of this user only. Links are followed only where this user or root made
+//! them ([`place`]), and what is not replaced is a pipe, a terminal or /dev/null, never a disk. And
+//! nothing is written beyond the process's limit on files (`ulimit -f`): that would be a signal,
+//! which ends a training, not an error.
 #![deny(unsafe_code)]
 
-use std::fs::{File, Metadata, OpenOptions, Permissions};
-use std::io::{self, BufWriter, Write};
-use std::os::unix::fs::{
-    FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _,
-};
+use std::fs::{File, Metadata, Permissions};
+use std::io::{self, BufWriter, IsTerminal as _, Write};
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
+
+use rustix::fs::OFlags;
 
 use crate::open::effective_user;
 
+mod place;
 mod system;
 
+pub use place::random_name;
+use place::{Place, Target};
 use system::block;
 pub use system::limit;
 
@@ -30,7 +35,8 @@ pub const PUBLIC: u32 = 0o644;
 /// `mode` whatever the umask.
 ///
 /// # Errors
-/// The system's; what is there is another user's, or a folder. `path` is as it was then.
+/// The system's; what is there is another user's, a folder, or a device that is none to write to; a
+/// link on the way is another user's. `path` is as it was then.
 pub fn replace(
     path: &Path,
     most: u64,
@@ -39,63 +45,94 @@ pub fn replace(
 ) -> io::Result<()> {
     let bounded =
         |file| BufWriter::with_capacity(1 << 16, Bounded { file, left: most.min(limit()) });
+    let place = Place::of(path)?;
     // What a link leads to decides whether it is written to; what is replaced is the link.
-    if let Ok(there) = std::fs::metadata(path)
-        && !there.is_file()
+    if let Some(target) = place.target()?
+        && !target.about.is_file()
     {
-        let mut out = bounded(open_special(path, there.is_dir())?);
+        let mut out = bounded(open_special(&target)?);
         write(&mut out)?;
         return out.flush();
     }
-    if let Ok(there) = std::fs::symlink_metadata(path) {
+    if let Some(there) = place.look()? {
         expect_ours(&there)?;
     }
-    if path.file_name().is_none() {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "no name of a file"));
-    }
-    let folder =
-        path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let beside = tempfile::Builder::new()
-        .prefix(".gruyere-")
-        .suffix(".tmp")
-        .rand_bytes(12)
-        .tempfile_in(folder)?;
+    let beside = place.beside()?;
     if mode != PRIVATE {
         // Whatever the umask; private it is from the start.
-        beside.as_file().set_permissions(Permissions::from_mode(mode))?;
+        beside.file().set_permissions(Permissions::from_mode(mode))?;
     }
-    let mut out = bounded(beside.as_file().try_clone()?);
+    let mut out = bounded(beside.file().try_clone()?);
     write(&mut out)?;
     out.flush()?;
     drop(out);
-    beside.persist(path)?;
-    Ok(())
+    beside.take_name()
 }
 
-/// Opens `path`, which is a pipe or a device, to be written to: it is never replaced.
-fn open_special(path: &Path, is_folder: bool) -> io::Result<File> {
-    if is_folder {
-        return Err(io::ErrorKind::IsADirectory.into());
-    }
-    // A pipe that nobody reads is an error, not a wait for ever.
-    let file = OpenOptions::new()
-        .write(true)
-        .custom_flags(libc::O_CLOEXEC | libc::O_NONBLOCK)
-        .open(path)?;
-    // What was opened, not what was there a moment ago: a link may lead elsewhere by now.
+/// Makes the folder `path`, and those that it is in, where they are not there.
+///
+/// # Errors
+/// The system's; a link on the way is another user's.
+pub fn make_folders(path: &Path) -> io::Result<()> {
+    place::make_folders(path)
+}
+
+/// Opens a pipe or a device to be written to: it is never replaced.
+fn open_special(target: &Target) -> io::Result<File> {
+    expect_writable(&target.about)?;
+    // A pipe that nobody reads is an error, not a wait for ever; and a terminal does not become
+    // this process's own.
+    let file = target.open(OFlags::WRONLY | OFlags::NONBLOCK | OFlags::NOCTTY)?;
+    // What was opened, not what was there a moment ago.
     let opened = file.metadata()?;
     if opened.is_file() {
         return Err(io::Error::other(
             "it was a pipe or a device a moment ago, and is a file now; try again",
         ));
     }
+    expect_writable(&opened)?;
+    let is_device = opened.file_type().is_char_device();
+    if is_device && !is_sink(&opened) && !file.is_terminal() {
+        return Err(unfit(NEITHER));
+    }
     // A device may be the system's (/dev/null). A pipe or a terminal of another user would hand
     // over what we write, or hold us up by not reading.
-    if !(opened.file_type().is_char_device() && opened.uid() == 0) {
+    if !(is_device && opened.uid() == 0) {
         expect_ours(&opened)?;
     }
     block(&file)?;
     Ok(file)
+}
+
+/// That something which is no regular file may be opened at all: to open some devices does harm
+/// already.
+fn expect_writable(there: &Metadata) -> io::Result<()> {
+    let kind = there.file_type();
+    if kind.is_dir() {
+        return Err(io::ErrorKind::IsADirectory.into());
+    }
+    if kind.is_block_device() {
+        return Err(unfit("a disk or another block device"));
+    }
+    if kind.is_char_device() && libc::major(there.rdev()) == MEMORY && !is_sink(there) {
+        return Err(unfit(NEITHER));
+    }
+    Ok(())
+}
+
+const NEITHER: &str = "a device that is neither a terminal nor /dev/null";
+/// Linux's number of the devices that are parts of memory: /dev/mem, and /dev/null too.
+const MEMORY: u32 = 1;
+
+/// Whether a device takes whatever is written, and keeps nothing: /dev/null, /dev/zero, /dev/full.
+fn is_sink(there: &Metadata) -> bool {
+    let number = there.rdev();
+    libc::major(number) == MEMORY && [3, 5, 7].contains(&libc::minor(number))
+}
+
+fn unfit(what: &str) -> io::Error {
+    let reason = format!("it is {what}, which is not written to; name a file");
+    io::Error::new(io::ErrorKind::InvalidInput, reason)
 }
 
 /// Opens `path` to be written over the time of a run, under its own name, so that it can be read
@@ -103,16 +140,19 @@ fn open_special(path: &Path, is_folder: bool) -> io::Result<File> {
 /// emptied: the caller may want its lock first.
 ///
 /// # Errors
-/// The system's; what is there is something else.
+/// The system's; what is there is something else; a link on the way is another user's.
 pub fn open_lasting(path: &Path) -> io::Result<File> {
-    let flags = libc::O_NOFOLLOW | libc::O_CLOEXEC | libc::O_NONBLOCK;
-    let mut options = OpenOptions::new();
-    options.write(true).create(true).truncate(false).mode(PRIVATE).custom_flags(flags);
-    let file = options.open(path)?;
-    let there = file.metadata()?;
-    if !there.is_file() {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+    let expect_regular = |there: &Metadata| match there.is_file() {
+        true => Ok(()),
+        false => Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file")),
+    };
+    let place = Place::of(path)?;
+    if let Some(there) = place.look()? {
+        expect_regular(&there)?;
     }
+    let file = place.open(OFlags::WRONLY | OFlags::CREATE | OFlags::NONBLOCK | OFlags::NOCTTY)?;
+    let there = file.metadata()?;
+    expect_regular(&there)?;
     expect_ours(&there)?;
     Ok(file)
 }
@@ -152,7 +192,8 @@ impl Write for Bounded {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::{chown, symlink};
+    use std::fs::OpenOptions;
+    use std::os::unix::fs::{OpenOptionsExt as _, chown, symlink};
 
     fn put(path: &Path, text: &[u8]) -> io::Result<()> {
         replace(path, 1 << 30, PRIVATE, |out| out.write_all(text))
@@ -235,5 +276,140 @@ mod tests {
             drop(reader);
         }
         assert!(put(folder.path(), b"").is_err());
+    }
+
+    const OTHER: u32 = 65534;
+
+    /// Gives a link away; `false`, and says so, where only root may.
+    fn give(link: &Path) -> bool {
+        let given = std::os::unix::fs::lchown(link, Some(OTHER), None).is_ok();
+        if !given {
+            println!("skipped: only root can give a link away");
+        }
+        given
+    }
+
+    fn expect_refused(path: &Path) {
+        for result in [put(path, b"ours"), open_lasting(path).map(drop)] {
+            let error = result.unwrap_err().to_string();
+            assert!(error.contains("belongs to user 65534"), "{}: {error}", path.display());
+        }
+    }
+
+    #[test]
+    fn another_users_link_is_not_followed_whatever_it_leads_to() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        let (inside, pipe) = (at("inside"), at("pipe"));
+        std::fs::create_dir(&inside).unwrap();
+        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        let reader =
+            OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(&pipe).unwrap();
+        for (name, to) in [("null", Path::new("/dev/null")), ("fifo", &pipe), ("dir", &inside)] {
+            symlink(to, at(name)).unwrap();
+            symlink(name, at(&format!("{name}-by-ours"))).unwrap();
+            if name != "dir" {
+                // Those of one's own are followed.
+                put(&at(&format!("{name}-by-ours")), b"x").unwrap();
+            }
+            if !give(&at(name)) {
+                return;
+            }
+        }
+        for name in ["null", "fifo"] {
+            let error = put(&at(name), b"ours").unwrap_err().to_string();
+            assert!(error.contains("is a link that belongs to user 65534"), "{error}");
+            let error = put(&at(&format!("{name}-by-ours")), b"ours").unwrap_err().to_string();
+            assert!(error.contains("is a link that belongs to user 65534"), "{error}");
+        }
+        // Nor on the way.
+        expect_refused(&at("dir/dump.txt"));
+        expect_refused(&at("dir-by-ours/dump.txt"));
+        assert!(make_folders(&at("dir/new")).is_err());
+        assert_eq!(std::fs::read_dir(&inside).unwrap().count(), 0, "nothing came through");
+        drop(reader);
+    }
+
+    #[test]
+    fn a_block_device_is_never_opened_nor_written_to() {
+        let folder = tempfile::tempdir().unwrap();
+        let (node, link) = (folder.path().join("disk"), folder.path().join("link"));
+        // A number that no driver has: were it opened, that would be another error.
+        let made = std::process::Command::new("mknod").arg(&node).args(["b", "240", "77"]).output();
+        if !made.is_ok_and(|made| made.status.success()) {
+            return println!("skipped: no device may be made here (mknod: not root, or refused)");
+        }
+        symlink(&node, &link).unwrap();
+        for path in [&node, &link] {
+            let error = put(path, b"dump").unwrap_err().to_string();
+            assert!(error.contains("block device") && error.contains("name a file"), "{error}");
+            assert!(open_lasting(path).is_err());
+        }
+        assert!(std::fs::symlink_metadata(&node).unwrap().file_type().is_block_device());
+    }
+
+    #[test]
+    fn of_other_devices_only_terminals_and_those_that_keep_nothing_are_written_to() {
+        put(Path::new("/dev/zero"), b"dump").unwrap();
+        assert_eq!(
+            put(Path::new("/dev/full"), b"dump").unwrap_err().kind(),
+            io::ErrorKind::StorageFull
+        );
+        let error = put(Path::new("/dev/random"), b"dump").unwrap_err().to_string();
+        assert!(error.contains("neither a terminal") && error.contains("name a file"), "{error}");
+        let error = put(Path::new("/dev/ptmx"), b"dump").map_err(|error| error.to_string());
+        // The end of a terminal that a terminal's program has: a terminal too.
+        assert_eq!(error, Ok(()));
+    }
+
+    #[test]
+    fn a_descriptor_of_ones_own_is_written_to_by_its_name() {
+        use std::io::Read as _;
+        use std::os::fd::AsRawFd as _;
+        let (mut reader, writer) = io::pipe().unwrap();
+        let number = writer.as_raw_fd();
+        for path in [format!("/dev/fd/{number}"), format!("/proc/self/fd/{number}")] {
+            put(Path::new(&path), b"dump").unwrap();
+            let mut got = [0; 4];
+            reader.read_exact(&mut got).unwrap();
+            assert_eq!(&got, b"dump");
+        }
+    }
+
+    #[test]
+    fn folders_are_made_through_links_of_ones_own_and_links_in_circles_are_an_error() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        std::fs::create_dir(at("real")).unwrap();
+        symlink("./real/../real", at("link")).unwrap();
+        make_folders(&at("link/a/b")).unwrap();
+        make_folders(&at("link/a/b")).unwrap();
+        put(&at("link/a/b/dump"), b"dump").unwrap();
+        assert_eq!(std::fs::read(at("real/a/b/dump")).unwrap(), b"dump");
+        symlink("circle", at("circle")).unwrap();
+        let error = put(&at("circle/dump"), b"").unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::ELOOP));
+        assert!(put(&at("circle"), b"").is_err());
+        // A link to nowhere is replaced, as one to a file is.
+        symlink("nowhere/at/all", at("broken")).unwrap();
+        put(&at("broken"), b"dump").unwrap();
+        assert!(std::fs::symlink_metadata(at("broken")).unwrap().is_file());
+    }
+
+    #[test]
+    fn what_is_swapped_for_a_link_on_the_way_changes_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let (inside, moved) = (folder.path().join("inside"), folder.path().join("moved"));
+        let dear = folder.path().join("dear");
+        std::fs::create_dir(&inside).unwrap();
+        std::fs::create_dir(&dear).unwrap();
+        replace(&inside.join("dump"), 1 << 20, PRIVATE, |out| {
+            std::fs::rename(&inside, &moved)?;
+            symlink(&dear, &inside)?;
+            out.write_all(b"dump")
+        })
+        .unwrap();
+        assert_eq!(std::fs::read(moved.join("dump")).unwrap(), b"dump");
+        assert_eq!(std::fs::read_dir(&dear).unwrap().count(), 0);
     }
 }

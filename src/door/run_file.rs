@@ -100,7 +100,7 @@ fn keep(folder: &Path, run: &Run) -> io::Result<()> {
         // The `gruyere run` that wanted it has gone, and nobody will read it.
         return Ok(());
     }
-    std::fs::create_dir_all(folder)?;
+    file::make_folders(folder)?;
     let text = serde_json::to_string(run).map_err(io::Error::other)?;
     file::replace(&folder.join(run.file_name()), u64::MAX, file::PRIVATE, |out| {
         out.write_all(text.as_bytes())

@@ -48,11 +48,18 @@ pub fn out_of_memory(heap: &Heap, report: &Report, folder: Option<&Path>) -> Vec
 }
 
 fn write(state: &State, report: &Report, folder: &Path) {
-    if let Err(error) = std::fs::create_dir_all(folder) {
+    if let Err(error) = file::make_folders(folder) {
         log::error!("out of memory: no dump is written: {}: {error}", folder.display());
         return;
     }
-    let name = format!("gruyere-oom-{}-gpu{}-{}", std::process::id(), report.device, report.count);
+    // Nobody can have taken the name before us: the folder may be everybody's.
+    let name = format!(
+        "gruyere-oom-{}-gpu{}-{}-{}",
+        std::process::id(),
+        report.device,
+        report.count,
+        file::random_name()
+    );
     let write = |extension: &str, write: &dyn Fn(&mut dyn Write) -> io::Result<()>| {
         let path = folder.join(format!("{name}.{extension}"));
         let written = file::replace(&path, MOST_BYTES, file::PRIVATE, |out| write(out));

@@ -1,22 +1,11 @@
 """Where in the program memory comes from: frames, module and phase of each large block and each
 slab, on the real torch, by both doors."""
 
-import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 
-from conftest import (
-    GRUYERE,
-    HERE,
-    LIBRARIES,
-    LIBRARIES_PRELOADED,
-    RELEASE,
-    ROOT,
-    SHIM,
-    clean_environment,
-)
+from conftest import GRUYERE, HERE, RELEASE, ROOT, SHIM
 
 PRELUDE = """
 import atexit, ctypes, gc, json, os, sys, threading, time
@@ -216,6 +205,29 @@ assert site["forward"]["frames"][0][1] == "Double.forward", site
 """)
 
 
+def test_an_operator_in_place_leaves_its_number_to_no_block_that_comes_after_it(phantom):
+    run(phantom, "native", code="""
+weight = torch.empty(1024, 2048, device="cuda", requires_grad=True)
+gradient = torch.empty_like(weight)
+kept = []
+def loss_of():
+    out = weight * 1.5
+    out.relu_()
+    unrelated = tensor(6 * MIB)
+    out.grad_fn.register_hook(lambda made, _: kept.append(made[0]))
+    return out
+out = loss_of()
+out.backward(gradient)
+site = sites.of(kept[0])
+assert site["frames"] == [["autograd", "ReluBackward0", 0]], site
+assert site["phase"] == "backward" and site.get("forward") is None, site
+(grad,) = torch.autograd.grad(loss_of().exp().sum(), [weight])
+forward = sites.of(grad)["forward"]
+start = loss_of.__code__.co_firstlineno
+assert forward["frames"][0][1:] == ["loss_of", start + 1], forward
+""")
+
+
 def test_by_the_pluggable_door_a_thread_that_runs_no_python_has_no_site(phantom):
     run(phantom, "pluggable", code="""
 weight = torch.empty(1024, 2048, device="cuda", requires_grad=True)
@@ -373,119 +385,3 @@ for number in range(300):
     Freer()
     tensor(4 * MIB + 512 * number)
 """)
-
-
-def interpreters():
-    """Other Pythons of this machine whose frames are known, the newest of each version."""
-    found = {}
-    for place in sorted(Path.home().glob(".pyenv/versions/3.*/bin/python")):
-        found[place.parent.parent.name.rsplit(".", 1)[0]] = str(place)
-    for minor in range(9, 14):
-        path = shutil.which(f"python3.{minor}")
-        if path and f"3.{minor}" not in found:
-            found[f"3.{minor}"] = path
-    known = [f"3.{minor}" for minor in range(9, 14)]
-    return [pytest.param(found[name], id=name) for name in known if name in found]
-
-
-# Without torch: calls that keep the interpreter's lock, and calls that let go of it.
-WITHOUT_TORCH = """
-import ctypes, os, sys, threading
-import sites
-
-MIB = 1 << 20
-path = os.environ["GRUYERE_LIBRARY"]
-keeps, lets_go = ctypes.PyDLL(path), ctypes.CDLL(path)
-for library in (keeps, lets_go):
-    library.gruyere_malloc.restype = ctypes.c_void_p
-    library.gruyere_malloc.argtypes = [ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
-keeps.gruyere_announce_hooks(3)
-
-class Block:
-    def __init__(self, library):
-        self.address = library.gruyere_malloc(4 * MIB, 0, None)
-    def untyped_storage(self):
-        return self
-    def data_ptr(self):
-        return self.address
-
-def check(block, *expected):
-    frames = sites.of(block)["frames"]
-    names = [(frame[1].split(".")[-1], frame[2]) for frame in frames]
-    assert names[: len(expected)] == list(expected), (names, expected)
-
-def plain(library):
-    return Block(
-        library
-    )
-line = plain.__code__.co_firstlineno
-assert sites.of(Block(lets_go)) is None, "nobody has compared the frames yet"
-assert lets_go.gruyere_blame_begin(None) == -1, "without the lock nothing is compared"
-assert keeps.gruyere_blame_begin(None) == 0
-
-for library in (keeps, lets_go):
-    init = Block.__init__.__code__.co_firstlineno + 1
-    call = line + 1
-    now = sys._getframe().f_lineno + 1
-    check(plain(library), ("__init__", init), ("plain", call), ("<module>", now))
-    # Generators, comprehensions, closures, keyword arguments, exec, a finalizer, a callback of C.
-    def generator():
-        held = yield
-        yield Block(library)
-    running = generator()
-    next(running)
-    check(running.send(1), ("__init__", init), ("generator", sys._getframe().f_lineno - 3))
-    def with_cells(*, wanted):
-        inner = lambda: (Block(library), wanted)
-        return inner()
-    block, _ = with_cells(wanted=1)
-    check(block, ("__init__", init), ("<lambda>", sys._getframe().f_lineno - 3),
-          ("with_cells", sys._getframe().f_lineno - 3))
-    made = []
-    class Late:
-        def __del__(self):
-            made.append(Block(library))
-    late = Late()
-    del late
-    check(made[0], ("__init__", init), ("__del__", sys._getframe().f_lineno - 3))
-    by_key = sorted([1], key=lambda _: made.append(Block(library)))
-    check(made[1], ("__init__", init), ("<lambda>", sys._getframe().f_lineno - 1))
-    scope = {"Block": Block, "library": library}
-    exec(compile("\\n\\nblock = Block(library)", "<text>", "exec"), scope)
-    check(scope["block"], ("__init__", init), ("<module>", 3))
-    # While the profiler and the tracer of the program are on, lines are those that run.
-    sys.settrace(lambda *arguments: None)
-    traced = plain(library)
-    sys.settrace(None)
-    check(traced, ("__init__", init), ("plain", call))
-    threads = []
-    def on_a_thread():
-        threads.append(Block(library))
-    thread = threading.Thread(target=on_a_thread)
-    thread.start()
-    thread.join()
-    check(threads[0], ("__init__", init), ("on_a_thread", sys._getframe().f_lineno - 4))
-lets_go.gruyere_blame_end()
-assert sites.of(Block(keeps)) is None, "after the end nothing is read"
-"""
-
-
-@pytest.mark.parametrize("python", interpreters())
-def test_frames_of_each_version_of_python_are_those_that_it_says_itself(phantom, python):
-    script = phantom.folder / "without_torch.py"
-    script.write_text(WITHOUT_TORCH)
-    environment = clean_environment() | {
-        "LD_LIBRARY_PATH": str(LIBRARIES),
-        "LD_PRELOAD": LIBRARIES_PRELOADED,
-        "PYTHONPATH": str(HERE / "programs"),
-        "GRUYERE_LIBRARY": str(GRUYERE),
-        "GRUYERE_CONF": "blame:large",
-        "GRUYERE_TEST_SITES": str(RELEASE / "examples" / "sites"),
-    }
-    ran = subprocess.run([python, script], env=environment, capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stderr == "", ran.stderr
-
-
-def test_there_are_interpreters_to_be_tried():
-    assert interpreters(), "no Python of 3.9 to 3.13 was found beside this one"

@@ -9,6 +9,7 @@ import importlib
 import os
 import subprocess
 import sys
+import time
 import types
 from multiprocessing import get_context
 from pathlib import Path
@@ -154,6 +155,68 @@ def test_without_locks_each_puts_a_whole_file_in_place(shim, machine):
         files = ranks.starmap(_build, [(machine.torch().__file__, at) for at in range(4)])
     assert len(set(files)) == 1 and Path(files[0]).read_text() == "built\n"
     assert {path.name for path in Path(files[0]).parent.iterdir()} == {Path(files[0]).name, "lock"}
+
+
+# Takes the lock that those who build take, says so, and stops.
+STOPS = """
+import fcntl, os, signal, sys
+lock = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT, 0o600)
+fcntl.flock(lock, fcntl.LOCK_EX)
+print("holds", flush=True)
+os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
+@pytest.fixture
+def stopped():
+    """Makes a process that is stopped while it holds the lock of a folder."""
+    holders = []
+
+    def stop(folder):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        words = [sys.executable, "-c", STOPS, folder / "lock"]
+        holders.append(subprocess.Popen(words, stdout=subprocess.PIPE, text=True))
+        assert holders[-1].stdout.readline() == "holds\n"
+        return holders[-1]
+
+    yield stop
+    for holder in holders:
+        holder.kill()
+        holder.wait()
+        holder.stdout.close()
+
+
+def test_a_stopped_process_that_builds_is_waited_for_only_so_long(shim, machine, stopped):
+    folder = shim.cache()
+    holder = stopped(folder)
+    machine.monkeypatch.setattr(shim, "_TURN_SECONDS", 0.3)
+    start = time.monotonic()
+    with pytest.raises(shim.Unavailable, match=f"process {holder.pid} has been building"):
+        shim.build(machine.torch())
+    assert 0.3 <= time.monotonic() - start < 5 and machine.calls() == []
+    holder.kill()
+    holder.wait()
+    built = shim.build(machine.torch())
+    assert built.read_text() == "built\n"
+    # What is built already nobody has to wait for.
+    stopped(folder)
+    machine.monkeypatch.setattr(shim, "_TURN_SECONDS", 60)
+    assert shim.build(machine.torch()) == built
+
+
+def test_a_stopped_process_that_builds_leaves_the_pluggable_door(phantom, tmp_path, stopped):
+    holder = stopped(tmp_path / "gruyere" / "shims")
+    code = PRELUDE.replace("gpu.install()", """
+from gruyere import _shim
+_shim._TURN_SECONDS = 0.3
+gruyere.enable()""") + """
+assert tensor(4).numel() == 4 * MIB and torch.cuda.get_allocator_backend() == "pluggable"
+"""
+    ran = phantom.run("", code=code, allocator="door", **settings(XDG_CACHE_HOME=tmp_path))
+    assert ran.code == 0, ran.err
+    (line,) = [line for line in ran.err.splitlines() if "GruyereWarning" in line]
+    assert f"process {holder.pid} has been building" in line, line
+    assert "The pluggable door serves" in line, line
 
 
 def test_without_a_compiler_what_another_node_has_built_serves(shim, machine):

@@ -159,7 +159,7 @@ impl Heap {
     /// Where in the program the calling thread is, if somebody knows. No lock of the heap may be
     /// held.
     pub fn site_here(&self) -> SiteId {
-        self.shared.site()
+        self.shared.site(0)
     }
 
     /// From now on `sites` is asked where requests above 1 MiB come from, and those that make

@@ -48,7 +48,7 @@ impl Heap {
         if address != 0 {
             sample_latency(self.shared.record, true, start);
             if LARGE && self.shared.sites.is_some() {
-                self.note_site(device, address);
+                self.note_site(device, size, address);
             }
         }
         address
@@ -111,7 +111,7 @@ impl Heap {
     fn served(&self, device: &Device, size: u64, address: u64) {
         let is_wanted = || is_large(size) || self.special.load(Ordering::Relaxed) & ALL_SITES != 0;
         if self.shared.sites.is_some() && is_wanted() {
-            self.note_site(device, address);
+            self.note_site(device, size, address);
         }
     }
 
@@ -119,8 +119,8 @@ impl Heap {
     /// answered: nobody else knows of that block yet.
     #[cold]
     #[inline(never)]
-    fn note_site(&self, device: &Device, address: u64) {
-        let site = self.shared.site();
+    fn note_site(&self, device: &Device, size: u64, address: u64) {
+        let site = self.shared.site(size);
         if site != SiteId::NONE {
             device.set_site(address, self.shared.table.get(address), site);
         }

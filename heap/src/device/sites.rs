@@ -11,7 +11,10 @@ impl Device {
     /// `request`, and where it comes from if a slab may be made for it: asked before the locks
     /// under which slabs are made.
     pub(super) fn located(&self, shared: &Shared, request: Request) -> Request {
-        if is_large(request.size) { request } else { Request { site: shared.site(), ..request } }
+        if is_large(request.size) {
+            return request;
+        }
+        Request { site: shared.site(request.size), ..request }
     }
 
     /// Tells the record where the block at `address`, in pages of `owner`, comes from. `None`: no

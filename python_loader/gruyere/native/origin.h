@@ -8,6 +8,7 @@
 #include <string>
 #include <type_traits>
 #include <typeinfo>
+#include <utility>
 
 #include <ATen/SequenceNumber.h>
 #include <ATen/record_function.h>
@@ -25,6 +26,9 @@ struct Autograd {
     decltype(&torch::autograd::get_current_node) node = nullptr;
     decltype(&at::sequence_number::peek) next = nullptr;
     decltype(&at::RecordFunction::currentThreadId) thread = nullptr;
+    // A method: called as a function of the object.
+    decltype(std::declval<const torch::autograd::InputMetadata &>().shape_as_dim_vector()) (*shape)(
+        const torch::autograd::InputMetadata *) = nullptr;
 
     Autograd() {
         void *library = dlopen("libtorch_cpu.so", RTLD_NOLOAD | RTLD_LAZY);
@@ -35,16 +39,31 @@ struct Autograd {
         find(node, "_ZN5torch8autograd16get_current_nodeEv");
         find(next, "_ZN2at15sequence_number4peekEv");
         find(thread, "_ZN2at14RecordFunction15currentThreadIdEv");
+        find(shape, "_ZNK5torch8autograd13InputMetadata19shape_as_dim_vectorEv");
     }
 
     bool is_whole() const {
-        return node && next && thread;
+        return node && next && thread && shape;
     }
 };
 
 const Autograd &autograd() {
     static const Autograd found;
     return found;
+}
+
+// How many bytes of memory the tensor has that the node's operator gave in the forward, the first
+// if it gave several; 0: that is not known.
+uint64_t given_bytes(const torch::autograd::Node &node) {
+    if (node.num_inputs() == 0 || node.input_metadata(0).is_nested_tensor()) {
+        return 0;
+    }
+    const torch::autograd::InputMetadata &given = node.input_metadata(0);
+    uint64_t bytes = given.dtype().itemsize();
+    for (const c10::SymInt &size : autograd().shape(&given)) {
+        bytes *= static_cast<uint64_t>(size.maybe_as_int().value_or(0));
+    }
+    return bytes;
 }
 
 // Called by the library in the middle of a request. It waits for nobody: a node's own name() would
@@ -62,6 +81,7 @@ void ask_origin(GruyereAutograd *origin, int32_t is_name_wanted) {
         origin->kind = reinterpret_cast<uintptr_t>(kind);
         origin->node_thread = running.thread_id();
         origin->node = running.sequence_nr();
+        origin->node_bytes = given_bytes(running);
         if (is_name_wanted) {
             const std::string name = c10::demangle(kind);
             const size_t last = name.rfind(':');

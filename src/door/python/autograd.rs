@@ -2,9 +2,12 @@
 //!
 //! torch runs a backward on threads of its own that run no Python. But each operator of a forward
 //! takes a number, counted by thread, for the node that stands for it in the backward, before it
-//! allocates its output; and the node that runs has that number. So the site of a forward's request
-//! is kept under its thread and number, and a request of the node's finds it.
+//! allocates its output; and the node that runs has that number, and knows how large that output was.
+//! So the site of a forward's request is kept under its thread, number and size, and a request of the
+//! node's finds it. The size tells an output from what was allocated next under the same number where
+//! an operator allocates nothing (in place, or a view).
 
+use super::interpreter::mix;
 use super::known::Known;
 use crate::record::sites::SiteId;
 use std::ffi::{CStr, c_char, c_int};
@@ -24,6 +27,9 @@ pub struct GruyereAutograd {
     pub node_thread: u64,
     /// Of that node: its number there.
     pub node: u64,
+    /// Of that node: the bytes of what its operator gave in the forward, the first if it gave
+    /// several; 0: not known.
+    pub node_bytes: u64,
     /// Of that node, where it was asked for: its name, with a NUL at its end.
     pub name: [c_char; 128],
 }
@@ -47,26 +53,33 @@ pub(super) fn origin() -> Option<GruyereAutograd> {
 }
 
 fn asked(ask: GruyereAskAutograd, is_name_wanted: bool) -> GruyereAutograd {
-    let mut origin =
-        GruyereAutograd { thread: 0, next: 0, kind: 0, node_thread: 0, node: 0, name: [0; 128] };
+    let mut origin = GruyereAutograd {
+        thread: 0,
+        next: 0,
+        kind: 0,
+        node_thread: 0,
+        node: 0,
+        node_bytes: 0,
+        name: [0; 128],
+    };
     ask(&raw mut origin, c_int::from(is_name_wanted));
     origin
 }
 
 impl GruyereAutograd {
-    /// Under which the site of a request is kept until its backward; `None`: it has none.
-    pub(super) fn forward_key(&self) -> Option<u64> {
-        (self.kind == 0 && self.next > 0).then(|| key(self.thread, self.next - 1))
+    /// Under which the site of a request of `bytes` is kept until its backward; `None`: it has none.
+    pub(super) fn forward_key(&self, bytes: u64) -> Option<u64> {
+        (self.kind == 0 && self.next > 0).then(|| key(self.thread, self.next - 1, bytes))
     }
 
     /// Under which the site of the forward is found whose node runs; `None`: none runs.
     pub(super) fn backward_key(&self) -> Option<u64> {
-        (self.kind != 0).then(|| key(self.node_thread, self.node))
+        (self.kind != 0).then(|| key(self.node_thread, self.node, self.node_bytes))
     }
 }
 
-fn key(thread: u64, number: u64) -> u64 {
-    (thread.rotate_left(48) ^ number).wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+fn key(thread: u64, number: u64, bytes: u64) -> u64 {
+    mix(thread.rotate_left(48) ^ number, bytes).wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
 /// The name of the node that runs on the calling thread.
@@ -101,17 +114,28 @@ impl Forwards {
 mod tests {
     use super::*;
 
+    const BYTES: u64 = 4 << 20;
+
     fn origin(thread: u64, next: u64, node: Option<(u64, u64)>) -> GruyereAutograd {
         let (node_thread, number) = node.unwrap_or_default();
         let kind = u64::from(node.is_some());
-        GruyereAutograd { thread, next, kind, node_thread, node: number, name: [0; 128] }
+        let node_bytes = if node.is_some() { BYTES } else { 0 };
+        GruyereAutograd {
+            thread,
+            next,
+            kind,
+            node_thread,
+            node: number,
+            node_bytes,
+            name: [0; 128],
+        }
     }
 
     #[test]
     fn a_node_finds_the_forward_of_its_thread_and_number_and_no_other() {
         let forwards = Forwards::default();
         for (thread, number, site) in [(1, 7, 10), (2, 7, 20), (1, 8, 30)] {
-            let at = origin(thread, number + 1, None).forward_key().unwrap();
+            let at = origin(thread, number + 1, None).forward_key(BYTES).unwrap();
             forwards.set(at, SiteId(site));
             forwards.set(at, SiteId(99));
         }
@@ -124,9 +148,20 @@ mod tests {
     }
 
     #[test]
+    fn what_is_allocated_next_in_another_size_is_not_taken_for_an_output() {
+        let forwards = Forwards::default();
+        let at = |bytes| origin(1, 8, None).forward_key(bytes).unwrap();
+        let node = origin(9, 3, Some((1, 7))).backward_key().unwrap();
+        forwards.set(at(BYTES + 1), SiteId(10));
+        assert_eq!(forwards.get(node), SiteId::NONE);
+        forwards.set(at(BYTES), SiteId(20));
+        assert_eq!(forwards.get(node), SiteId(20));
+    }
+
+    #[test]
     fn a_thread_that_makes_no_nodes_or_runs_one_is_in_no_forward() {
-        assert_eq!(origin(1, 0, None).forward_key(), None);
-        assert_eq!(origin(1, 5, Some((1, 3))).forward_key(), None);
+        assert_eq!(origin(1, 0, None).forward_key(BYTES), None);
+        assert_eq!(origin(1, 5, Some((1, 3))).forward_key(BYTES), None);
         assert_eq!(origin(1, 5, None).backward_key(), None);
     }
 }

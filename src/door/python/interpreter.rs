@@ -8,12 +8,19 @@
 //! Of Python's functions only those are called meanwhile that read what never changes: the
 //! characters of a string, the line of a place in a code object.
 //!
+//! A thread's state may run on another thread while this one is in our call: an embedder may hand
+//! it over. Frames of such a run would change under our eyes, so only those are read that began on
+//! this thread ([`Innermost`]).
+//!
 //! That the layout is right is not taken on trust: before its first use, on a thread that holds the
 //! lock, the frames are read by Python's own functions too, and must be the same
 //! ([`Interpreter::check`]).
 
-use super::layout::{self, Entry, GENERATOR, Layout, Place};
+use super::content;
+use super::layout::{self, Entry, GENERATOR, Identity, Innermost, Layout, Place};
+use super::stack;
 use std::ffi::{CStr, c_char, c_int, c_void};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 type Object = *mut c_void;
 type Ask<T> = unsafe extern "C" fn() -> T;
@@ -22,6 +29,9 @@ type OfAt<A, T> = unsafe extern "C" fn(Object, A) -> T;
 
 /// Frames that are looked at: the innermost.
 const MOST_FRAMES: usize = 256;
+/// Frames that are passed on the way to the one by which C entered Python: a run of the loop has as
+/// many as functions of Python call each other.
+const MOST_OF_A_RUN: usize = 1 << 14;
 /// Characters of a name that are read.
 const MOST_CHARACTERS: isize = 512;
 /// Bytes of an instruction.
@@ -40,7 +50,7 @@ struct Functions {
     line: OfAt<c_int, c_int>,
     length: Of<isize>,
     character: OfAt<isize, u32>,
-    holds_lock: Ask<c_int>,
+    running: Ask<Object>,
     frame: Of<Object>,
     back: Of<Object>,
     code: Of<Object>,
@@ -97,7 +107,7 @@ fn symbol(name: &CStr) -> Option<*mut c_void> {
 /// # Safety
 /// There is one, and nobody writes it meanwhile.
 #[inline(always)]
-unsafe fn word(base: usize, at: usize) -> usize {
+pub(super) unsafe fn word(base: usize, at: usize) -> usize {
     // SAFETY: the caller's promise; Python aligns its words.
     unsafe { ((base + at) as *const usize).read() }
 }
@@ -107,9 +117,29 @@ unsafe fn word(base: usize, at: usize) -> usize {
 /// # Safety
 /// As [`word`].
 #[inline(always)]
-unsafe fn number(base: usize, at: usize) -> i32 {
+pub(super) unsafe fn number(base: usize, at: usize) -> i32 {
     // SAFETY: as above.
     unsafe { ((base + at) as *const i32).read() }
+}
+
+/// As [`word`], of what others may write meanwhile.
+///
+/// # Safety
+/// There is one.
+#[inline(always)]
+unsafe fn word_now(base: usize, at: usize) -> usize {
+    // SAFETY: the caller's promise; Python aligns its words.
+    unsafe { AtomicUsize::from_ptr((base + at) as *mut usize) }.load(Ordering::Acquire)
+}
+
+/// As [`word_now`].
+///
+/// # Safety
+/// As [`word_now`].
+#[inline(always)]
+unsafe fn number_now(base: usize, at: usize) -> u32 {
+    // SAFETY: as above.
+    unsafe { AtomicU32::from_ptr((base + at) as *mut u32) }.load(Ordering::Acquire)
 }
 
 /// Adds a word to a hash.
@@ -155,7 +185,11 @@ impl Interpreter {
             line: function!(OfAt<c_int, c_int>, c"PyCode_Addr2Line"),
             length: function!(Of<isize>, c"PyUnicode_GetLength"),
             character: function!(OfAt<isize, u32>, c"PyUnicode_ReadChar"),
-            holds_lock: function!(Ask<c_int>, c"PyGILState_Check"),
+            running: function!(
+                Ask<Object>,
+                c"PyThreadState_GetUnchecked",
+                c"_PyThreadState_UncheckedGet"
+            ),
             frame: function!(Of<Object>, c"PyThreadState_GetFrame"),
             back: function!(Of<Object>, c"PyFrame_GetBack"),
             code: function!(Of<Object>, c"PyFrame_GetCode"),
@@ -175,10 +209,19 @@ impl Interpreter {
         Ok(Self { functions, code_type, layout })
     }
 
-    /// Whether the calling thread holds the interpreter's lock.
+    /// Whether the calling thread holds the interpreter's lock. Up to 3.11 Python tells only which
+    /// state runs, not where: that it is this thread's own is taken for it where its frames are.
     pub(super) fn holds_lock(&self) -> bool {
-        // SAFETY: reads the thread's own state.
-        unsafe { (self.functions.holds_lock)() == 1 }
+        let Some(state) = self.this_thread() else { return false };
+        // SAFETY: this thread's state is there.
+        self.runs(state) && unsafe { self.innermost(state) } != 0
+    }
+
+    /// Whether `state` runs: from 3.12 on, on this thread.
+    #[inline]
+    fn runs(&self, state: usize) -> bool {
+        // SAFETY: reads what may be read without the lock.
+        unsafe { (self.functions.running)() as usize == state }
     }
 
     /// The state of the calling thread; `None`: it runs no Python, or the interpreter ends.
@@ -194,21 +237,80 @@ impl Interpreter {
         }
     }
 
+    /// The innermost frame of `state` that began on the calling thread; 0: there is none, or that
+    /// is not known. What the state says may change meanwhile.
+    ///
+    /// # Safety
+    /// It is the calling thread's.
+    #[inline(always)]
+    unsafe fn innermost(&self, state: usize) -> usize {
+        // SAFETY: the caller's promise; a frame is followed only as long as it is known to be
+        // there.
+        unsafe {
+            match self.layout.innermost {
+                Innermost::Kept(frame) => {
+                    let frame = word_now(state, frame);
+                    if frame != 0 && stack::holds(frame) { frame } else { 0 }
+                }
+                Innermost::Beside { frame, run, state: is_over } => {
+                    // The loop sets the run before the frame; at the end it says that the frame's
+                    // run is over, then takes back the run, and then the frame.
+                    let found = word_now(state, frame);
+                    let is_there = found != 0
+                        && stack::has(word_now(state, run))
+                        && word_now(state, frame) == found;
+                    if is_there && ((found + is_over) as *const i8).read() == 0 { found } else { 0 }
+                }
+                Innermost::Through(run, frame) => {
+                    let run = word_now(state, run);
+                    if stack::has(run) { word(run, frame) } else { 0 }
+                }
+                Innermost::Entered { frame, status, active } => {
+                    self.entered(state, (frame, status, active))
+                }
+            }
+        }
+    }
+
+    /// As [`Self::innermost`], where the loop's own frame has to be looked for.
+    ///
+    /// # Safety
+    /// As there.
+    #[inline]
+    unsafe fn entered(&self, state: usize, (at, status, active): (usize, usize, u32)) -> usize {
+        let Some(Entry { owner, of_c, .. }) = self.layout.entry else { return 0 };
+        // SAFETY: the caller's promise. A state that is not active runs nowhere, so its frames
+        // stand still; to become active takes longer than to follow one pointer.
+        unsafe {
+            let innermost = word_now(state, at);
+            let is_active = || number_now(state, status) & active != 0;
+            if is_active() {
+                return if self.runs(state) { innermost } else { 0 };
+            }
+            let mut frame = innermost;
+            for _ in 0..MOST_OF_A_RUN {
+                if frame == 0 || is_active() || word_now(state, at) != innermost {
+                    return 0;
+                }
+                if ((frame + owner) as *const u8).read() == of_c {
+                    return if stack::has(frame) { innermost } else { 0 };
+                }
+                frame = word(frame, self.layout.back);
+            }
+        }
+        0
+    }
+
     /// Calls `each` with the frames of the calling thread, the innermost first, and where their
     /// local variables are.
     #[inline(always)]
     fn each_frame(&self, mut each: impl FnMut(At, usize)) {
-        let Some(mut frame) = self.this_thread() else { return };
-        let Layout { innermost, back, code, place, entry, locals, .. } = *self.layout;
-        // SAFETY: the thread is in our call, so its state and its frames are there and stand still;
-        // where things are in them was checked.
+        let Some(state) = self.this_thread() else { return };
+        let Layout { back, code, place, entry, locals, .. } = *self.layout;
+        // SAFETY: the thread is in our call, so its state is there, and the frames that began on it
+        // stand still; where things are in them was checked.
         unsafe {
-            for &at in innermost {
-                frame = word(frame, at);
-                if frame == 0 {
-                    return;
-                }
-            }
+            let mut frame = self.innermost(state);
             for _ in 0..MOST_FRAMES {
                 if frame == 0 {
                     return;
@@ -240,13 +342,23 @@ impl Interpreter {
     #[inline]
     pub(super) fn walk(&self, call: usize) -> Walk {
         let mut walk = Walk { hash: 0, frames: 0, argument: 0 };
-        let Layout { file, name, first_line, .. } = *self.layout;
+        let Layout { file, name, first_line, identity, .. } = *self.layout;
         self.each_frame(|At { code, offset }, locals| {
             // SAFETY: a code object that a frame names is there as long as the frame is.
             unsafe {
-                let identity = (word(code, file) as u64).rotate_left(32) ^ word(code, name) as u64;
-                let place = (number(code, first_line) as u64) << 32 | u64::from(offset as u32);
-                walk.hash = mix(mix(mix(walk.hash, code as u64), identity), place);
+                let strings = (word(code, file) as u64).rotate_left(32) ^ word(code, name) as u64;
+                let which = match identity {
+                    Identity::Number(at) => number(code, at),
+                    Identity::Content(table, characters) => {
+                        let table = content::of_bytes(word(code, table));
+                        let file = content::of_string(word(code, file), characters);
+                        let name = content::of_string(word(code, name), characters);
+                        walk.hash = mix(mix(walk.hash, table), file ^ name.rotate_left(32));
+                        number(code, first_line)
+                    }
+                };
+                let place = (which as u64) << 32 | u64::from(offset as u32);
+                walk.hash = mix(mix(mix(walk.hash, code as u64), strings), place);
                 if code == call && walk.argument == 0 {
                     walk.argument = word(locals, 0);
                 }

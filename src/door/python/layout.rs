@@ -7,8 +7,8 @@
 /// Where things are in a version of CPython.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Layout {
-    /// From a thread's state to its innermost frame: each is added, then followed.
-    pub innermost: &'static [usize],
+    /// How a thread's state leads to the innermost frame that is the thread's own.
+    pub innermost: Innermost,
     /// Of a frame: the one that called it.
     pub back: usize,
     /// Of a frame: its code object.
@@ -23,6 +23,37 @@ pub(super) struct Layout {
     pub file: usize,
     pub name: usize,
     pub first_line: usize,
+    /// Of a code object: which one it is.
+    pub identity: Identity,
+}
+
+/// How a thread's state leads to its innermost frame, and how that is known to be of a run on the
+/// calling thread. A state may run on another thread meanwhile: what it says is read once, and
+/// believed only where the calling thread's stack agrees ([`super::stack`]).
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Innermost {
+    /// 3.9: the state has the frame at this offset. Nothing says whose it is but that the loop,
+    /// which has its frame in a variable, keeps it on the stack.
+    Kept(usize),
+    /// 3.10: the state has the frame at `frame`, and at `run` what the loop has on the stack. A
+    /// frame whose run is not over has 0 at `state`.
+    Beside { frame: usize, run: usize, state: usize },
+    /// 3.11 and 3.12: the state has at the first offset what the loop has on the stack, and that
+    /// has the frame at the second.
+    Through(usize, usize),
+    /// 3.13: the state has the frame at `frame`; and at `status` the bits `active` are set while
+    /// some thread runs it. The loop has a frame of its own on the stack, below those that it runs.
+    Entered { frame: usize, status: usize, active: u32 },
+}
+
+/// How a code object is told from one that had its address before.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Identity {
+    /// It has a number that no other has had.
+    Number(usize),
+    /// It has none: by what is in its file's name, in its name and in its table of lines. The table
+    /// is at the first offset of it, and the characters of a plain string at the second.
+    Content(usize, usize),
 }
 
 /// What Python's own functions go by (`_PyFrame_IsIncomplete`).
@@ -51,7 +82,7 @@ pub(super) enum Place {
 }
 
 const V9: Layout = Layout {
-    innermost: &[24],
+    innermost: Innermost::Kept(24),
     back: 24,
     code: 32,
     place: Place::Number(104, 1),
@@ -60,12 +91,18 @@ const V9: Layout = Layout {
     file: 104,
     name: 112,
     first_line: 40,
+    identity: Identity::Content(120, 48),
 };
 
-const V10: Layout = Layout { place: Place::Number(96, 2), locals: 352, ..V9 };
+const V10: Layout = Layout {
+    innermost: Innermost::Beside { frame: 24, run: 48, state: 108 },
+    place: Place::Number(96, 2),
+    locals: 352,
+    ..V9
+};
 
 const V11: Layout = Layout {
-    innermost: &[56, 8],
+    innermost: Innermost::Through(56, 8),
     back: 48,
     code: 32,
     place: Place::Pointer(56, 184),
@@ -74,20 +111,22 @@ const V11: Layout = Layout {
     file: 112,
     name: 128,
     first_line: 72,
+    identity: Identity::Content(136, 48),
 };
 
 const V12: Layout = Layout {
-    innermost: &[56, 0],
+    innermost: Innermost::Through(56, 0),
     back: 8,
     code: 0,
     place: Place::Pointer(56, 192),
     entry: Some(Entry { owner: 70, of_c: 3, first: 176 }),
     first_line: 68,
+    identity: Identity::Number(92),
     ..V11
 };
 
 const V13: Layout = Layout {
-    innermost: &[72],
+    innermost: Innermost::Entered { frame: 72, status: 32, active: 1 << 4 },
     place: Place::Pointer(56, 200),
     entry: Some(Entry { owner: 70, of_c: 3, first: 184 }),
     ..V12

@@ -7,11 +7,13 @@
 //! the native door's shim tells. A thread that runs neither Python nor a backward has no site.
 
 pub mod autograd;
+mod content;
 mod interpreter;
 mod known;
 mod layout;
 mod modules;
 mod places;
+mod stack;
 
 use super::control::{GRUYERE_INVALID, GRUYERE_OK, GRUYERE_UNAVAILABLE};
 use super::{fork, guarded};
@@ -182,13 +184,13 @@ impl Program {
 }
 
 impl Sites for Program {
-    fn current(&self, record: &Record) -> SiteId {
-        guarded(SiteId::NONE, || self.site(record))
+    fn current(&self, record: &Record, bytes: u64) -> SiteId {
+        guarded(SiteId::NONE, || self.site(record, bytes))
     }
 }
 
 impl Program {
-    fn site(&self, record: &Record) -> SiteId {
+    fn site(&self, record: &Record, bytes: u64) -> SiteId {
         let origin = autograd::origin();
         let reading = Reading::begin(self.python);
         let walk = reading.as_ref().map(|_| self.python.walk(CALL.load(Ordering::Relaxed)));
@@ -200,7 +202,7 @@ impl Program {
         }
         let key = asked.key(origin.map_or(0, |origin| origin.kind));
         let site = self.known.get(key).unwrap_or_else(|| self.learn(record, &asked, key));
-        if let Some(key) = origin.as_ref().and_then(GruyereAutograd::forward_key) {
+        if let Some(key) = origin.as_ref().and_then(|origin| origin.forward_key(bytes)) {
             self.forwards.set(key, site);
         }
         site
