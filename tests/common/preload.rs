@@ -64,7 +64,7 @@ impl Run {
 }
 
 /// What a program said, without the line that this is no GPU.
-fn without_the_stand_ins_line(said: &str) -> String {
+pub fn without_the_stand_ins_line(said: &str) -> String {
     let lines = said.split_inclusive('\n');
     lines.filter(|line| !line.starts_with("gruyere: stand-in GPU (PID ")).collect()
 }
