@@ -10,7 +10,8 @@ use std::sync::Mutex;
 /// however this process ends. What is started finds it among this process's descriptors.
 pub fn variable() -> Result<(&'static str, String)> {
     static HELD: Mutex<Option<File>> = Mutex::new(None);
-    let mut held = HELD.lock().map_err(|_| Error::other("a thread failed while it made the lock"))?;
+    let mut held =
+        HELD.lock().map_err(|_| Error::other("a thread failed while it made the lock"))?;
     let file = match held.take() {
         Some(file) => file,
         None => locked()?,
@@ -42,4 +43,11 @@ fn locked() -> Result<File> {
     let start = fields.split_whitespace().nth(22 - 3).unwrap_or_default();
     writeln!(file, "{} {start}", std::process::id())?;
     Ok(file)
+}
+
+/// What a program said, without the line of the stand-in's that this is no GPU.
+pub fn without_its_line(said: &[u8]) -> String {
+    let said = String::from_utf8_lossy(said);
+    let lines = said.split_inclusive('\n');
+    lines.filter(|line| !line.starts_with("gruyere: stand-in GPU (PID ")).collect()
 }

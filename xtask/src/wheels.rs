@@ -98,7 +98,11 @@ fn check(root: &Path) -> Result<(), String> {
     std::fs::write(&seen, packages(&root.join(".venv-torch/bin/python"))?)
         .map_err(|error| format!("{}: {error}", seen.display()))?;
     let said = output(user(&python).args(["-c", ON_THE_STAND_IN]))?;
-    if said.trim() == "Phantom H100 (stand-in) 512" { Ok(()) } else { Err(format!("torch said {said:?}")) }
+    if said.trim() == "Phantom H100 (stand-in) 512" {
+        Ok(())
+    } else {
+        Err(format!("torch said {said:?}"))
+    }
 }
 
 /// What a user of the installed package does to run torch on the stand-in.

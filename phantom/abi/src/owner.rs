@@ -23,8 +23,7 @@ const DRYRUN: &str = "PHANTOM_DRYRUN";
 const DEV_FOLDER: &str = "PHANTOM_DEV_FOLDER";
 
 /// Files that a real driver makes in /dev; the last one is a Jetson's.
-const DEVICE_FILES: [&str; 5] =
-    ["nvidiactl", "nvidia0", "nvidia-uvm", "nvidia-caps", "nvhost-gpu"];
+const DEVICE_FILES: [&str; 5] = ["nvidiactl", "nvidia0", "nvidia-uvm", "nvidia-caps", "nvhost-gpu"];
 
 /// How a process ends that may not run on the stand-in: EX_CONFIG of `sysexits.h`.
 const EXIT: i32 = 78;

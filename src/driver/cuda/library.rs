@@ -180,8 +180,8 @@ impl Search {
     }
 }
 
-/// Whether the libcuda that this process has loaded is the stand-in GPU, which keeps books of memory
-/// and computes nothing. Asked for a function of its own: a name can be anything.
+/// Whether the libcuda that this process has loaded is the stand-in GPU, which keeps books of
+/// memory and computes nothing. Asked for a function of its own: a name can be anything.
 pub(super) fn is_stand_in() -> bool {
     let own = c"phantom_physical";
     !symbol(libc::RTLD_DEFAULT, own).is_null()
