@@ -25,8 +25,9 @@ Examples:
 
 Each run is a process of its own, with the real code of its allocator, on this machine's GPU, or, \
 with --stand-in, on a stand-in
-that keeps books of memory and computes nothing. `gruyere bench --torch` has more: built-in programs, the smallest device, rows for \
-settings.
+that keeps books of memory and computes nothing. `gruyere bench --torch` has more: built-in \
+programs, the smallest
+device, rows for settings.
 
 Exit codes: 0 all well; 1 a run failed; 2 wrong usage, or no GPU; 3 the driver's \
 books found a fault; 4 out of memory.")]

@@ -37,6 +37,8 @@ fn on_the_stand_in_nothing_is_wrong_and_every_capability_is_told() {
     let value = findings(&output);
     assert_eq!((output.status.code(), &value["problems"]), (Some(0), &Value::from(0)), "{value:#}");
     assert!(of(&value, "driver")[0].starts_with("ok: CUDA "), "{value:#}");
+    assert!(of(&value, "driver")[1].starts_with("warning: it is the stand-in GPU"), "{value:#}");
+    assert_eq!(value["driver"]["stand_in"], true);
     let devices = of(&value, "device");
     for number in ["0", "1"] {
         for part in ["16.00 GiB", "units of 2.00 MiB", "ways to share"] {
@@ -51,6 +53,20 @@ fn on_the_stand_in_nothing_is_wrong_and_every_capability_is_told() {
     let text = doctor(folder.path(), &[], &settings);
     let text = String::from_utf8(text.stdout).unwrap();
     assert!(text.contains("ok       device") && text.contains("no problems"), "{text}");
+}
+
+#[test]
+fn a_stand_in_that_was_left_in_the_environment_is_a_problem_with_what_to_unset() {
+    let folder = tempfile::tempdir().unwrap();
+    std::os::unix::fs::symlink(phantom_library::library(), folder.path().join("libcuda.so.1"))
+        .unwrap();
+    let output = doctor(folder.path(), &["--json"], &[("PHANTOM_OWNER", "")]);
+    let value = findings(&output);
+    assert_eq!(output.status.code(), Some(1));
+    let told = of(&value, "driver");
+    assert!(told[0].starts_with("problem: ") && told[0].contains("the stand-in GPU"), "{told:?}");
+    let remedy = value["findings"].as_array().unwrap().iter().find(|one| one["area"] == "driver");
+    assert!(remedy.unwrap()["remedy"].as_str().unwrap().contains("unset LD_PRELOAD"), "{value:#}");
 }
 
 #[test]

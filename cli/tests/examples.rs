@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
 
+use phantom_library::phantom_owner;
 use tempfile::TempDir;
 
 /// The examples' programs, and the libraries that they run with.
@@ -61,8 +62,9 @@ impl Built {
             command.env_remove(ours);
         }
         command.env("LD_LIBRARY_PATH", self.folder.path()).env("GRUYERE_LOG", "off");
-        command.envs([phantom_library::phantom_owner::variable().unwrap()]);
-        let output = command.output().unwrap();
+        command.envs([phantom_owner::variable().unwrap()]);
+        let mut output = command.output().unwrap();
+        output.stderr = phantom_owner::without_its_line(&output.stderr).into_bytes();
         assert!(output.status.success(), "{name}: {output:?}");
         output
     }

@@ -19,6 +19,7 @@ use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::sync::OnceLock;
 
 use gruyere_record::run::Run;
+use phantom_library::phantom_owner;
 use signals::{SOON, state, until};
 use tempfile::TempDir;
 use terminal::Terminal;
@@ -404,11 +405,12 @@ impl OnPhantom {
         let mut command = gruyere(options);
         command.arg("--").arg(program("device_memory")).args(words);
         command.env("LD_LIBRARY_PATH", self.at("libraries")).env("TMPDIR", self.at("temporary"));
-        command.envs([phantom_library::phantom_owner::variable().unwrap()]);
+        command.envs([phantom_owner::variable().unwrap()]);
         // A folder of its own: whoever else uses the machine sweeps records of the dead from the
         // usual one.
         command.env("GRUYERE_RECORD_DIR", self.at("records"));
-        let output = command.env("GRUYERE_LOG", "error").output().unwrap();
+        let mut output = command.env("GRUYERE_LOG", "error").output().unwrap();
+        output.stderr = phantom_owner::without_its_line(&output.stderr).into_bytes();
         let left: Vec<_> = std::fs::read_dir(self.at("temporary")).unwrap().collect();
         assert!(left.is_empty(), "{left:?} was left");
         output

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Optional
 
-from . import _enable, _library, _settings, _torch_conf
+from . import _enable, _library, _settings, _stand_in, _torch_conf
 from ._errors import GruyereError
 
 
@@ -101,6 +101,11 @@ def _trial() -> Optional[str]:
                 "libcuda is there, and it shows no device; see `nvidia-smi`, "
                 "CUDA_VISIBLE_DEVICES and the container's devices "
                 "(docker run --gpus all)"
+            )
+        if _stand_in.is_device():
+            print(
+                f"{'device':<22}the stand-in GPU, which keeps books of memory and computes "
+                "nothing; for a real GPU: unset LD_PRELOAD LD_LIBRARY_PATH"
             )
         for device in range(torch.cuda.device_count()):
             block = torch.empty(1 << 20, dtype=torch.uint8, device=f"cuda:{device}")

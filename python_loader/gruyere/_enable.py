@@ -11,7 +11,17 @@ import threading
 from dataclasses import dataclass
 from typing import Any, Optional
 
-from . import _blame, _library, _limits, _modes, _nccl, _settings, _shim, _torch_conf
+from . import (
+    _blame,
+    _library,
+    _limits,
+    _modes,
+    _nccl,
+    _settings,
+    _shim,
+    _stand_in,
+    _torch_conf,
+)
 from ._errors import GruyereError, warn_once
 
 # How a process tells its children to do as it does; what `GRUYERE_ENABLE=1 python train.py` sets.
@@ -216,6 +226,12 @@ def _swap(torch: Any, settings: dict[str, object], automatic: bool) -> Enabled:
     said = _torch_conf.line(limit is not None)
     if said:
         _say(said)
+    # A dry run says it itself.
+    if _stand_in.is_device() and os.environ.get(_stand_in.DRYRUN) != "1":
+        _say(
+            "the GPU of this process is the stand-in, which keeps books of memory and computes "
+            "nothing"
+        )
     return Enabled(whole, automatic, allocator, chosen, why)
 
 

@@ -22,7 +22,7 @@ pub mod torch_stats;
 
 use crate::config::{Blame, Config, logging};
 use crate::driver::Driver;
-use crate::driver::cuda::CudaDriver;
+use crate::driver::cuda::{CudaDriver, is_stand_in};
 use crate::heap::Heap;
 use crate::nvtx;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -116,6 +116,11 @@ fn make() -> Result<&'static Heap, String> {
         let driver = driver.with_handle_type(config.handle_type);
         Ok((config, Some(driver)))
     });
+    let device = if is_stand_in() {
+        ", ON THE STAND-IN GPU, which keeps books of memory and computes nothing"
+    } else {
+        ""
+    };
     let mut beginning = INIT.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(heap) = current() {
         return Ok(heap);
@@ -145,7 +150,7 @@ fn make() -> Result<&'static Heap, String> {
             }
             let conf = std::env::var("GRUYERE_CONF").unwrap_or_default();
             log::info!(
-                "gruyere {}, by {}, settings: {}",
+                "gruyere {}, by {}{device}, settings: {}",
                 env!("CARGO_PKG_VERSION"),
                 came_in(beginning.announced),
                 if conf.trim().is_empty() { "all defaults" } else { conf.trim() }

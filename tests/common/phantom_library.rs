@@ -5,6 +5,7 @@
 //! once more for the one test, and there runs the body.
 
 #[path = "phantom_owner.rs"]
+#[allow(dead_code)]
 pub mod phantom_owner;
 
 use std::ffi::{CStr, c_void};

@@ -44,3 +44,10 @@ fn locked() -> Result<File> {
     writeln!(file, "{} {start}", std::process::id())?;
     Ok(file)
 }
+
+/// What a program said, without the line of the stand-in's that this is no GPU.
+pub fn without_its_line(said: &[u8]) -> String {
+    let said = String::from_utf8_lossy(said);
+    let lines = said.split_inclusive('\n');
+    lines.filter(|line| !line.starts_with("gruyere: stand-in GPU (PID ")).collect()
+}

@@ -63,12 +63,6 @@ impl Run {
     }
 }
 
-/// What a program said, without the line that this is no GPU.
-fn without_the_stand_ins_line(said: &str) -> String {
-    let lines = said.split_inclusive('\n');
-    lines.filter(|line| !line.starts_with("gruyere: stand-in GPU (PID ")).collect()
-}
-
 impl Workshop {
     pub fn new() -> Self {
         // One for each test program, new at each run of it.
@@ -161,7 +155,7 @@ impl Workshop {
             success: output.status.success(),
             status: output.status.to_string(),
             stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
-            stderr: without_the_stand_ins_line(&String::from_utf8_lossy(&output.stderr)),
+            stderr: phantom_owner::without_its_line(&output.stderr),
         }
     }
 }

@@ -276,9 +276,8 @@ def test_a_device_that_is_too_small_is_out_of_memory_for_every_allocator(tmp_pat
 def test_a_torch_that_cannot_serve_is_said_in_each_row(tmp_path, torch, reason):
     if torch:
         (tmp_path / "torch.py").write_text(torch)
-    ran = bench(
-        tmp_path, "--stand-in", "--program", "small", "--json", "-", python=BARE, PYTHONPATH=tmp_path
-    )
+    options = ["--stand-in", "--program", "small", "--json", "-"]
+    ran = bench(tmp_path, *options, python=BARE, PYTHONPATH=tmp_path)
     assert ran.returncode == 1, ran.stdout + ran.stderr
     found = rows(ran)
     assert [row["outcome"] for row in found] == ["failed"] * len(ALLOCATORS)
@@ -302,25 +301,75 @@ def test_wrong_arguments_are_refused_before_anything_runs(tmp_path, options, rea
     assert ran.stdout == ""
 
 
-def test_without_gpu_and_without_stand_in_it_says_what_to_do(tmp_path):
+# A driver whose cuInit fails, and one that shows no device.
+DRIVER = """
+int cuInit(unsigned flags) {{ return {init}; }}
+int cuDeviceGetCount(int *count) {{ *count = 0; return 0; }}
+int cuDeviceGetName(char *name, int length, int device) {{ return 101; }}
+int cuGetErrorName(int code, const char **name) {{ *name = "CUDA_ERROR_UNKNOWN"; return 0; }}
+"""
+
+
+@pytest.mark.parametrize(
+    ("init", "cause"),
+    [
+        (None, "there is no NVIDIA driver (libcuda.so.1: "),
+        (999, "cuInit of the driver answered 999 (CUDA_ERROR_UNKNOWN)"),
+        (0, "the driver shows no device to this process"),
+        ("the stand-in", "the driver of this environment is the stand-in for one"),
+    ],
+)
+@pytest.mark.parametrize("command", ["compare", "bench --torch"])
+def test_no_program_of_the_users_runs_on_the_stand_in_unasked(tmp_path, init, cause, command):
+    """The stand-in is at hand, and three lines at most say how to ask for it."""
+    libraries = tmp_path / "libraries"
+    libraries.mkdir()
+    library = libraries / "libcuda.so.1"
+    if init == "the stand-in":
+        library.symlink_to(PHANTOM)
+    elif init is not None:
+        (tmp_path / "driver.c").write_text(DRIVER.format(init=init))
+        call = ["cc", "-shared", "-fPIC", tmp_path / "driver.c", "-o", library]
+        subprocess.run(call, check=True)
+    (tmp_path / "train.py").write_text("open('was-run', 'w')")
+    line = ["compare", "--", sys.executable, "train.py"]
+    if command != "compare":
+        line = ["bench", "--torch", "--python", sys.executable, "--program", "train.py"]
+    settings = {"GRUYERE_PHANTOM": str(PHANTOM), "LD_LIBRARY_PATH": str(libraries)}
+    ran = subprocess.run(
+        [COMMAND, *line],
+        env=clean_environment() | settings,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (ran.returncode, ran.stdout) == (2, ""), ran.stderr
+    lines = ran.stderr.splitlines()
+    assert len(lines) <= 3 and lines[0].startswith(
+        f"gruyere {command}: no GPU can be used here: {cause}"
+    ), lines
+    assert "--stand-in" in ran.stderr and "`gruyere dryrun" in ran.stderr
+    assert not (tmp_path / "was-run").exists()
+
+
+def test_beside_a_real_driver_a_comparison_does_not_run_on_the_stand_in(tmp_path):
+    (tmp_path / "nvidiactl").touch()
+    ran = bench(tmp_path, "--stand-in", "--program", "small", PHANTOM_DEV_FOLDER=tmp_path)
+    assert ran.returncode == 2, ran.stdout + ran.stderr
+    assert f"a real GPU's driver ({tmp_path}/nvidiactl)" in ran.stderr
+    assert "leave --stand-in out" in ran.stderr
+
+
+def test_without_the_library_of_the_stand_in_it_says_what_to_do(tmp_path):
     alone = tmp_path / "gruyere"
     shutil.copy(COMMAND, alone)
     alone.chmod(0o755)
-    settings = {
-        "command": alone,
-        "PYTHONPATH": ROOT / "python_loader",
-        "GRUYERE_PHANTOM": "",
-        "CUDA_VISIBLE_DEVICES": "",
-    }
-    for option, problem in [
-        ([], "there is no GPU here"),
-        (["--stand-in"], "the stand-in GPU was not found"),
-    ]:
-        ran = bench(tmp_path, *option, "--program", "small", **settings)
-        assert ran.returncode == 2, ran.stdout + ran.stderr
-        assert (
-            problem in ran.stderr and "cargo build --release -p gruyere-phantom-abi" in ran.stderr
-        )
+    settings = {"command": alone, "PYTHONPATH": ROOT / "python_loader", "GRUYERE_PHANTOM": ""}
+    ran = bench(tmp_path, "--stand-in", "--program", "small", **settings)
+    assert ran.returncode == 2, ran.stdout + ran.stderr
+    assert "the stand-in GPU was not found" in ran.stderr
+    assert "cargo build --release -p gruyere-phantom-abi" in ran.stderr
     ran = bench(tmp_path, "--stand-in", **(settings | {"GRUYERE_PHANTOM": tmp_path / "gone.so"}))
     assert ran.returncode == 2 and "gone.so: no such file" in ran.stderr
 

@@ -776,6 +776,8 @@ wanted, context = map(int, sys.argv[1:])
 free, total = torch.cuda.mem_get_info()
 assert total == torch.cuda.get_device_properties(0).total_memory == wanted, (total, wanted)
 assert context <= total - free <= context + (64 << 20), (free, total)
+# Only here is the device's name the GPU's alone.
+assert "stand-in" not in torch.cuda.get_device_name(), torch.cuda.get_device_name()
 torch.cuda.set_per_process_memory_fraction(0.5)
 blocks = []
 try:

@@ -19,6 +19,7 @@ from conftest import (
     ROOT,
     SHIM,
     clean_environment,
+    without_the_phantoms_line,
 )
 
 TRAIN = """
@@ -59,13 +60,15 @@ class Newcomer:
         )
 
     def python(self, *words, **settings):
-        return subprocess.run(
+        ran = subprocess.run(
             [sys.executable, *words],
             env=self.environment(**settings),
             cwd=self.folder,
             capture_output=True,
             text=True,
         )
+        ran.stderr = without_the_phantoms_line(ran.stderr)
+        return ran
 
     def on_a_terminal(self, *words, **settings):
         """What stderr said where it is a terminal."""
@@ -89,7 +92,7 @@ class Newcomer:
             said += part
         os.close(ours)
         assert process.wait() == 0, said
-        return said.decode().replace("\r\n", "\n")
+        return without_the_phantoms_line(said.decode().replace("\r\n", "\n"))
 
     def command(self, *words, **settings):
         kept = {key: value for key, value in self.environment(**settings).items()}

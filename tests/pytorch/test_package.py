@@ -513,6 +513,7 @@ def test_the_doctor_tries_and_tells(installed):
         "is heard",
         "max_split_size_mb:64",
         "Phantom H100 (stand-in)",
+        "the stand-in GPU",
         "works here",
     ):
         assert word in ran.out

@@ -8,7 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from conftest import OWNER, PHANTOM
+from conftest import (
+    GRUYERE,
+    LIBRARIES,
+    LIBRARIES_PRELOADED,
+    OWNER,
+    PHANTOM,
+    ROOT,
+    clean_environment,
+)
 from gruyere import GruyereError, _stand_in
 
 CONVOLUTIONS = """
@@ -405,3 +413,28 @@ def test_a_program_runs_with_what_the_package_says(tmp_path, monkeypatch):
         text=True,
     )
     assert said.stdout == "cuda:0\n"
+
+
+@pytest.mark.parametrize("is_dry_run", [False, True], ids=["by hand", "in a dry run"])
+def test_the_library_and_its_package_say_that_the_gpu_is_a_stand_in(tmp_path, is_dry_run):
+    """But for the package in a dry run, whose own answers say it."""
+    code = """
+import gruyere, torch
+gruyere.enable(door="pluggable")
+torch.zeros(4, device="cuda")
+"""
+    settings = {"PYTHONPATH": ROOT / "python_loader", "GRUYERE_LIBRARY": GRUYERE}
+    settings |= {"LD_PRELOAD": LIBRARIES_PRELOADED, "LD_LIBRARY_PATH": LIBRARIES}
+    settings |= {"GRUYERE_LOG": "info", "PHANTOM_DRYRUN": int(is_dry_run)}
+    ran = subprocess.run(
+        [sys.executable, "-c", code],
+        env=clean_environment() | {key: str(value) for key, value in settings.items()},
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stderr.count(", ON THE STAND-IN GPU, ") == 1, ran.stderr
+    warning = "GruyereWarning: the GPU of this process is the stand-in"
+    assert ran.stderr.count(warning) == 1 - is_dry_run, ran.stderr
+    assert ran.stderr.count("gruyere: stand-in GPU (PID ") == 1 - is_dry_run, ran.stderr

@@ -141,7 +141,9 @@ pub fn rehearse(root: &Path) -> Result<(), String> {
     let stand_in = told(&target, target.join("debug/libphantom_cuda.so").canonicalize())?;
     told(&library, std::os::unix::fs::symlink(stand_in, library.join("libcuda.so.1")))?;
 
-    let session = Session { folder: machine.join(NAME), library };
+    let owner = crate::phantom_owner::variable()
+        .map_err(|error| format!("the lock without which nobody runs on the stand-in: {error}"))?;
+    let session = Session { folder: machine.join(NAME), library, owner };
     let first = session.run("results", &[])?;
     first.expect(
         0,
@@ -178,6 +180,8 @@ pub fn rehearse(root: &Path) -> Result<(), String> {
 struct Session {
     folder: PathBuf,
     library: PathBuf,
+    /// What says that we hold the lock of the stand-in.
+    owner: (&'static str, String),
 }
 
 struct Ended {
@@ -194,6 +198,7 @@ impl Session {
         command
             .env("GRUYERE_SESSION_RESULTS", results)
             .env("PHANTOM_QUIET", "1")
+            .env(self.owner.0, &self.owner.1)
             .env_remove("GRUYERE_CONF");
         command
     }

@@ -9,6 +9,9 @@ mod house;
 mod instructions;
 mod observed;
 mod parts;
+#[path = "../../tests/common/phantom_owner.rs"]
+#[allow(dead_code)]
+mod phantom_owner;
 mod records;
 mod runner;
 mod rust_tests;

@@ -10,7 +10,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use gruyere::driver::Driver as _;
-use gruyere::driver::cuda::CudaDriver;
+use gruyere::driver::cuda::{CudaDriver, is_stand_in};
 use gruyere::heap::supply::pages_fit;
 use gruyere_record::sweep::{Found, State};
 use gruyere_record::{DeviceGauge, facts};
@@ -38,6 +38,8 @@ pub enum Probe {
 #[derive(Debug, Serialize, Deserialize)]
 pub struct DriverFacts {
     library: String,
+    /// It is the stand-in GPU.
+    stand_in: bool,
     /// The CUDA version, 12020 for 12.2.
     pub version: i32,
     devices: Vec<DeviceSays>,
@@ -148,6 +150,7 @@ fn driver(memory: bool) -> Result<DriverFacts, String> {
         .collect();
     Ok(DriverFacts {
         library: driver.library_path().display().to_string(),
+        stand_in: is_stand_in(),
         version: driver.version(),
         devices,
     })
@@ -256,6 +259,13 @@ pub fn examine(findings: &mut Findings, records: &[Found], limit: Duration) -> D
             let (library, count) = (&facts.library, facts.devices.len());
             findings
                 .ok("driver", format!("CUDA {major}.{minor} from {library}, {}", devices(count)));
+            if facts.stand_in {
+                findings.warning(
+                    "driver",
+                    "it is the stand-in GPU, which keeps books of memory and computes nothing",
+                    NO_STAND_IN,
+                );
+            }
             if facts.devices.is_empty() {
                 findings.problem(
                     "driver",
@@ -294,12 +304,17 @@ fn devices(count: usize) -> String {
     if count == 1 { "1 device".to_owned() } else { format!("{count} devices") }
 }
 
+/// How to come to a real GPU from the stand-in.
+const NO_STAND_IN: &str = "for a real GPU: unset LD_PRELOAD LD_LIBRARY_PATH";
+
 fn no_driver(findings: &mut Findings, silence: &Silence, module: bool) {
     let remedy = match silence {
         Silence::TooLate(_) => {
             "the driver hangs: see the kernel's log (`dmesg | grep -i nvrm`); a GPU that hangs \
              needs a reset or a reboot"
         }
+        // The stand-in has ended the process that asked.
+        Silence::Died(how) if how.contains("the stand-in GPU") => NO_STAND_IN,
         _ if module => {
             "the kernel has the driver, this system does not have its library: in a container, \
              start it with --gpus all (NVIDIA Container Toolkit); else install the driver's \

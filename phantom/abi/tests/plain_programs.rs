@@ -2,6 +2,7 @@
 //! libcudart.
 
 #[path = "../../../tests/common/phantom_owner.rs"]
+#[allow(dead_code)]
 mod phantom_owner;
 
 use std::path::{Path, PathBuf};

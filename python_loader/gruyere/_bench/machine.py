@@ -25,8 +25,9 @@ def gpu() -> str:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError as error:
         raise _no_gpu(f"there is no NVIDIA driver ({error})") from error
-    if hasattr(driver, _stand_in.SYMBOL):
-        raise _no_gpu("libcuda.so.1 is the stand-in for one")
+    # A preloaded one too: torch would take it, whatever driver there is.
+    if _stand_in.is_device():
+        raise _no_gpu("the driver of this environment is the stand-in for one")
     count, name = ctypes.c_int(), ctypes.create_string_buffer(256)
     for call, arguments in (
         ("cuInit", (0,)),

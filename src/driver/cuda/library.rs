@@ -180,6 +180,15 @@ impl Search {
     }
 }
 
+/// Whether the libcuda that this process has loaded is the stand-in GPU, which keeps books of
+/// memory and computes nothing. Asked for a function of its own: a name can be anything.
+pub(super) fn is_stand_in() -> bool {
+    let own = c"phantom_physical";
+    !symbol(libc::RTLD_DEFAULT, own).is_null()
+        || open(c"libcuda.so.1", libc::RTLD_NOLOAD)
+            .is_ok_and(|handle| !symbol(handle, own).is_null())
+}
+
 /// `dlopen`, with the linker's own words where it fails.
 fn open(name: &CStr, flags: libc::c_int) -> Result<*mut c_void, String> {
     // SAFETY: `name` is NUL-terminated. Loading runs the library's initialisers, which is what a

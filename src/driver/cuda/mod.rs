@@ -131,6 +131,12 @@ impl CudaDriver {
     }
 }
 
+/// Whether the libcuda that this process has loaded is the stand-in GPU, which keeps books of
+/// memory and computes nothing. Takes the loader's lock.
+pub fn is_stand_in() -> bool {
+    library::is_stand_in()
+}
+
 fn stream(handle: StreamHandle) -> sys::CUstream {
     handle.0 as sys::CUstream
 }
