@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -43,6 +44,43 @@ os.environ["GRUYERE_RECORD_DIR"] = RECORDS
 # Not atexit: a worker of pytest-xdist's ends without.
 def pytest_unconfigure():
     shutil.rmtree(RECORDS, ignore_errors=True)
+
+
+# What one test, its fixtures or their end may take, each; GRUYERE_TEST_PATIENCE is a factor for
+# slow machines, as in xtask/src/deadline.rs. A test that hangs fails by name, and the program that
+# it waits for is ended (subprocess.run does that where it is interrupted).
+LIMIT = 900 * float(os.environ.get("GRUYERE_TEST_PATIENCE", "1"))
+
+
+@contextmanager
+def limited(what):
+    def late(*_):
+        pytest.fail(f"{what} took longer than {LIMIT:.1f} s, its deadline, and was ended")
+
+    signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, LIMIT)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item):
+    with limited(f"what {item.name} needs"):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    with limited(item.name):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item):
+    with limited(f"the end of {item.name}"):
+        return (yield)
 
 
 # What the phantom's process needs, and what none of its children may inherit by accident.

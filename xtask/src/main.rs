@@ -1,6 +1,7 @@
 //! The project's commands: `cargo xtask test` and its helpers.
 
 mod cuda;
+mod deadline;
 mod exports;
 mod figures;
 mod gpu_bundle;
@@ -12,6 +13,7 @@ mod parts;
 mod records;
 mod runner;
 mod rust_tests;
+mod said;
 mod site;
 mod wheels;
 
@@ -84,10 +86,12 @@ fn root() -> PathBuf {
 }
 
 fn test(root: &Path, all: bool, only: Option<&str>) -> Result<(), String> {
+    deadline::patience()?;
     let records = records::Records::begin()?;
     let (name, folder) = records.variable();
     // SAFETY: there is one thread yet.
     unsafe { std::env::set_var(name, folder) };
+    deadline::hand_signals_on()?;
     let chosen = match only {
         Some(name) => Chosen::Named(name),
         None if all => Chosen::All,

@@ -5,7 +5,8 @@ use std::process::Command;
 
 use crate::runner::{self, Counts, Outcome, Part};
 use crate::{
-    cuda, exports, figures, gpu_bundle, header, house, instructions, rust_tests, site, wheels,
+    cuda, deadline, exports, figures, gpu_bundle, header, house, instructions, rust_tests, site,
+    wheels,
 };
 
 /// A command in the repository's root.
@@ -168,12 +169,15 @@ pub fn text(path: &Path) -> Result<String, String> {
 /// A command's output.
 pub fn output(command: &mut Command) -> Result<String, String> {
     let name = command.get_program().to_string_lossy().into_owned();
-    let output = command
-        .stderr(std::process::Stdio::inherit())
-        .output()
+    let mut said = Vec::new();
+    let limit = deadline::stretched(deadline::COMMAND);
+    let ended = deadline::run(command, limit, |_, bytes| said.extend_from_slice(bytes))
         .map_err(|error| format!("{name}: {error}"))?;
-    if !output.status.success() {
-        return Err(format!("{name} ended with {}", output.status));
+    if ended.overdue {
+        return Err(format!("{name} took longer than {} s and was ended", limit.as_secs()));
     }
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    if !ended.status.success() {
+        return Err(format!("{name} ended with {}", ended.status));
+    }
+    Ok(String::from_utf8_lossy(&said).into_owned())
 }

@@ -1,8 +1,11 @@
 //! Runs parts one after another, counts their tests and sums up.
 
-use std::io::{BufRead, BufReader};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
+
+use crate::deadline::{self, Ended};
+pub use crate::said::Counts;
+use crate::said::Said;
 
 /// How a part went.
 pub enum Outcome {
@@ -34,13 +37,6 @@ impl Outcome {
             }
         }
     }
-}
-
-/// Tests, as cargo's and pytest's closing lines count them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
-    passed: u32,
-    failed: u32,
 }
 
 /// A part of the test run.
@@ -114,7 +110,7 @@ fn sum_up(results: &[(&str, Outcome, Duration)], ci: bool) -> Result<(), String>
     for (name, outcome, took) in results {
         let (word, note) = match outcome {
             Outcome::Passed(counts) => {
-                total = total.plus(*counts);
+                total = total.plus(counts.clone());
                 ("ok", counts.note())
             }
             Outcome::Skipped(reason) => {
@@ -124,7 +120,7 @@ fn sum_up(results: &[(&str, Outcome, Duration)], ci: bool) -> Result<(), String>
                 ("SKIPPED", format!(": {reason}"))
             }
             Outcome::Failed(counts, reason) => {
-                total = total.plus(*counts);
+                total = total.plus(counts.clone());
                 bad.push((*name).to_owned());
                 ("FAILED", format!("{}: {reason}", counts.note()))
             }
@@ -141,74 +137,51 @@ fn sum_up(results: &[(&str, Outcome, Duration)], ci: bool) -> Result<(), String>
     if bad.is_empty() { Ok(()) } else { Err(format!("failed: {}", bad.join(", "))) }
 }
 
-impl Counts {
-    /// How many passed.
-    #[cfg(test)]
-    pub fn passed(self) -> u32 {
-        self.passed
-    }
+/// Runs a command with no input, showing its output as it comes.
+pub fn command(command: &mut Command) -> Outcome {
+    command_within(command, deadline::stretched(deadline::COMMAND))
+}
 
-    /// The sum.
-    pub fn plus(self, other: Self) -> Self {
-        Self { passed: self.passed + other.passed, failed: self.failed + other.failed }
+fn command_within(command: &mut Command, limit: Duration) -> Outcome {
+    let name = command.get_program().to_string_lossy().into_owned();
+    let mut said = Said::default();
+    let ended = deadline::run(command, limit, |_, bytes| print!("{}", said.hear(bytes)));
+    // Before the last line is taken for whole: it may name the test that runs.
+    let running = said.running();
+    let rest = said.end();
+    if !rest.is_empty() {
+        println!("{rest}");
     }
-
-    fn note(self) -> String {
-        match self {
-            Self { passed: 0, failed: 0 } => String::new(),
-            Self { passed, failed: 0 } => format!(": {passed} tests"),
-            Self { passed, failed } => format!(": {passed} passed, {failed} failed"),
-        }
-    }
-
-    /// Reads a closing line: cargo's `test result: ok. 3 passed; 0 failed; ...` or pytest's
-    /// `== 1 failed, 3 passed in 2s ==`.
-    pub fn of_line(line: &str) -> Self {
-        let mut counts = Self::default();
-        if !line.starts_with("test result:") && !line.starts_with('=') {
-            return counts;
-        }
-        let words: Vec<_> =
-            line.split([' ', ',', ';', '=']).filter(|word| !word.is_empty()).collect();
-        for pair in words.windows(2) {
-            match (pair[0].parse(), pair[1]) {
-                (Ok(number), "passed") => counts.passed = number,
-                (Ok(number), "failed" | "error" | "errors") => counts.failed += number,
-                _ => {}
-            }
-        }
-        counts
+    match ended {
+        Ok(ended) => outcome(&name, &ended, &said, &running, limit),
+        Err(error) => Outcome::Failed(said.counts(), format!("{name}: {error}")),
     }
 }
 
-/// Runs a command with no input, showing its output as it comes.
-pub fn command(command: &mut Command) -> Outcome {
-    let mut counts = Counts::default();
-    let mut last = String::new();
-    let status =
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().and_then(|mut child| {
-            if let Some(stdout) = child.stdout.take() {
-                for line in BufReader::new(stdout).split(b'\n') {
-                    let line = String::from_utf8_lossy(&line?).into_owned();
-                    println!("{line}");
-                    counts = counts.plus(Counts::of_line(&line));
-                    if !line.trim().is_empty() {
-                        last = line;
-                    }
-                }
-            }
-            child.wait()
-        });
-    match status {
-        Ok(status) if status.success() => Outcome::Passed(counts),
-        Ok(status) if status.code() == Some(SKIPPED) => Outcome::Skipped(last),
-        Ok(status) => Outcome::Failed(
+/// How a program of the tests went that has ended.
+pub fn outcome(
+    name: &str,
+    ended: &Ended,
+    said: &Said,
+    running: &[String],
+    limit: Duration,
+) -> Outcome {
+    let counts = said.counts();
+    if ended.overdue {
+        let running = match running {
+            [] => String::new(),
+            tests => format!("; this test ran: {}", tests.join(", ")),
+        };
+        let limit = limit.as_secs_f64();
+        return Outcome::Failed(
             counts,
-            format!("{} ended with {status}", command.get_program().to_string_lossy()),
-        ),
-        Err(error) => {
-            Outcome::Failed(counts, format!("{}: {error}", command.get_program().to_string_lossy()))
-        }
+            format!("{name} took longer than {limit:.0} s, its deadline, and was ended{running}"),
+        );
+    }
+    match ended.status {
+        status if status.success() => Outcome::Passed(counts),
+        status if status.code() == Some(SKIPPED) => Outcome::Skipped(said.last().to_owned()),
+        status => Outcome::Failed(counts, format!("{name} ended with {status}")),
     }
 }
 
@@ -221,35 +194,24 @@ mod tests {
     }
 
     #[test]
-    fn closing_lines_are_counted() {
-        let counts = |line| Counts::of_line(line);
-        assert_eq!(
-            counts("test result: ok. 3 passed; 0 failed; 1 ignored"),
-            Counts { passed: 3, failed: 0 }
-        );
-        assert_eq!(
-            counts("test result: FAILED. 1 passed; 2 failed;"),
-            Counts { passed: 1, failed: 2 }
-        );
-        assert_eq!(
-            counts("===== 1 failed, 12 passed, 1 error in 3.2s ====="),
-            Counts { passed: 12, failed: 2 }
-        );
-        assert_eq!(counts("99 passed; somebody prints this"), Counts::default());
-    }
-
-    #[test]
     fn a_part_passes_fails_or_says_why_it_was_skipped() {
-        assert!(matches!(
-            shell("echo 'test result: ok. 2 passed; 0 failed'"),
-            Outcome::Passed(Counts { passed: 2, failed: 0 })
-        ));
+        let passed = shell("echo 'test result: ok. 2 passed; 0 failed'");
+        assert!(matches!(passed, Outcome::Passed(Counts { passed: 2, failed: 0, .. })));
         assert!(matches!(shell("exit 3"), Outcome::Failed(..)));
         assert!(
             matches!(shell("echo no registry; exit 77"), Outcome::Skipped(reason) if reason == "no \
                 registry")
         );
         assert!(matches!(command(&mut Command::new("/nowhere/at/all")), Outcome::Failed(..)));
+    }
+
+    #[test]
+    fn a_part_that_hangs_is_ended_and_the_test_that_runs_is_named() {
+        let script = "echo 'test one ... ok'; printf 'test two ... '; sleep 300";
+        let ended = command_within(Command::new("sh").args(["-c", script]), Duration::from_secs(1));
+        let Outcome::Failed(_, reason) = ended else { panic!("it has not failed") };
+        let wanted = "sh took longer than 1 s, its deadline, and was ended; this test ran: two";
+        assert_eq!(reason, wanted);
     }
 
     #[test]
