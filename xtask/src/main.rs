@@ -15,6 +15,7 @@ mod runner;
 mod rust_tests;
 mod said;
 mod site;
+mod tools;
 mod wheels;
 
 use std::path::{Path, PathBuf};
@@ -59,6 +60,12 @@ enum Arguments {
         #[arg(long)]
         here: bool,
     },
+    /// Say which of the tools that the tests call are there.
+    Tools {
+        /// Install what is missing (Debian's packages; mdBook by cargo).
+        #[arg(long)]
+        install: bool,
+    },
     /// Count the instructions of one malloc and one free, under callgrind.
     Instructions,
 }
@@ -97,7 +104,7 @@ fn test(root: &Path, all: bool, only: Option<&str>) -> Result<(), String> {
         None if all => Chosen::All,
         None => Chosen::Quick,
     };
-    runner::run(&parts::all(root), chosen, ("records", || records.end()))
+    runner::run(root, &parts::all(root), chosen, ("records", || records.end()))
 }
 
 fn main() -> ExitCode {
@@ -110,6 +117,11 @@ fn main() -> ExitCode {
         Arguments::Write(Write::Site) => site::write(&root),
         Arguments::GpuBundle { out } => gpu_bundle::make(&root, &out).map(|_| ()),
         Arguments::Wheels { out, here } => wheels::make(&root, &out, here),
+        Arguments::Tools { install: true } => tools::install(&root),
+        Arguments::Tools { install: false } => {
+            tools::list(&root);
+            Ok(())
+        }
         Arguments::Instructions => instructions::check(&root),
     };
     match done {

@@ -1,11 +1,13 @@
 //! Runs parts one after another, counts their tests and sums up.
 
+use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use crate::deadline::{self, Ended};
 pub use crate::said::Counts;
-use crate::said::Said;
+use crate::said::{Reason, Said};
+use crate::tools;
 
 /// How a part went.
 pub enum Outcome {
@@ -45,6 +47,8 @@ pub struct Part {
     pub name: &'static str,
     /// What it does.
     pub run: Box<dyn Fn() -> Outcome>,
+    /// The tools without which it is skipped (names of [`tools::TOOLS`]).
+    pub needs: &'static [&'static str],
     /// Whether it takes too long to be waited for, so that only a run of all parts has it.
     pub only_with_all: bool,
 }
@@ -77,6 +81,7 @@ const SKIPPED: i32 = 77;
 /// Runs the chosen parts, and then `last`, whatever they are; fails at the end if one of them did.
 /// Skipping is failing where CI is set.
 pub fn run(
+    root: &Path,
     parts: &[Part],
     choice: Chosen<'_>,
     last: (&'static str, impl FnOnce() -> Outcome),
@@ -86,25 +91,39 @@ pub fn run(
         let names: Vec<_> = parts.iter().map(|part| part.name).collect();
         return Err(format!("no such part; the parts are: {}", names.join(", ")));
     }
+    let missing = tools::missing(root);
+    let needs: Vec<_> = chosen.iter().map(|part| (part.name, part.needs)).collect();
+    print!("{}", tools::notice(&missing, &needs));
     let mut results = Vec::new();
     for (number, part) in chosen.iter().enumerate() {
         println!("\n=== {}/{}: {} ===", number + 1, chosen.len(), part.name);
         let start = Instant::now();
-        let outcome = (part.run)();
+        let lacks = missing.iter().find(|tool| part.needs.contains(&tool.name));
+        let outcome = match lacks {
+            Some(tool) => Outcome::Skipped(format!("lacks {}", tool.name)),
+            None => (part.run)(),
+        };
         results.push((part.name, outcome, start.elapsed()));
     }
     let start = Instant::now();
     results.push((last.0, last.1(), start.elapsed()));
-    let done = sum_up(&results, std::env::var("CI").is_ok_and(|value| value == "true"));
-    if !left.is_empty() && matches!(choice, Chosen::Quick) {
-        let names: Vec<_> = left.iter().map(|part| part.name).collect();
-        println!("left to cargo xtask test --all: {}", names.join(", "));
-    }
+    let left: Vec<_> = match choice {
+        Chosen::Quick => left.iter().map(|part| part.name).collect(),
+        _ => Vec::new(),
+    };
+    let ci = std::env::var("CI").is_ok_and(|value| value == "true");
+    let (text, done) = sum_up(&results, &left, ci);
+    println!("\n=== summary ===\n{text}");
     done
 }
 
-fn sum_up(results: &[(&str, Outcome, Duration)], ci: bool) -> Result<(), String> {
-    println!("\n=== summary ===");
+/// The summary, whose last line is the tests' number alone: tools read that.
+fn sum_up(
+    results: &[(&str, Outcome, Duration)],
+    left: &[&str],
+    ci: bool,
+) -> (String, Result<(), String>) {
+    let mut lines = Vec::new();
     let mut total = Counts::default();
     let mut bad = Vec::new();
     for (name, outcome, took) in results {
@@ -114,6 +133,7 @@ fn sum_up(results: &[(&str, Outcome, Duration)], ci: bool) -> Result<(), String>
                 ("ok", counts.note())
             }
             Outcome::Skipped(reason) => {
+                total.skipped += 1;
                 if ci {
                     bad.push(format!("{name} (skipped, which CI does not allow)"));
                 }
@@ -125,16 +145,29 @@ fn sum_up(results: &[(&str, Outcome, Duration)], ci: bool) -> Result<(), String>
                 ("FAILED", format!("{}: {reason}", counts.note()))
             }
         };
-        println!("{word:>8}  {name} [{:.1} s]{note}", took.as_secs_f64());
+        lines.push(format!("{word:>8}  {name} [{:.1} s]{note}", took.as_secs_f64()));
+    }
+    for (reason, number) in &total.reasons {
+        let tests = if *number == 1 { "test" } else { "tests" };
+        lines.push(match reason {
+            Reason::Lacks(tool) => format!(" skipped  {number} {tests}: lacks {tool}"),
+            Reason::Other(reason) => format!(" skipped  {number} {tests}: {reason}"),
+        });
+        if let (Reason::Lacks(tool), true) = (reason, ci) {
+            bad.push(format!("{number} {tests} skipped for want of {tool}, as CI must not"));
+        }
+    }
+    if !left.is_empty() {
+        lines.push(format!("left to cargo xtask test --all: {}", left.join(", ")));
     }
     let took: Duration = results.iter().map(|(.., took)| took).sum();
-    println!(
-        "{} passed, {} failed, {:.1} minutes",
-        total.passed,
-        total.failed,
-        took.as_secs_f64() / 60.0
-    );
-    if bad.is_empty() { Ok(()) } else { Err(format!("failed: {}", bad.join(", "))) }
+    lines.push(format!("took {:.1} minutes", took.as_secs_f64() / 60.0));
+    lines.push(format!(
+        "{} passed, {} failed, {} skipped",
+        total.passed, total.failed, total.skipped
+    ));
+    let done = if bad.is_empty() { Ok(()) } else { Err(format!("failed: {}", bad.join(", "))) };
+    (lines.join("\n"), done)
 }
 
 /// Runs a command with no input, showing its output as it comes.
@@ -220,9 +253,39 @@ mod tests {
         let passed = || ("a", Outcome::Passed(Counts::default()), took);
         let skipped = || ("b", Outcome::Skipped("no registry".into()), took);
         let failed = || ("c", Outcome::Failed(Counts::default(), "why".into()), took);
-        assert_eq!(sum_up(&[passed(), skipped()], false), Ok(()));
-        assert!(sum_up(&[passed(), skipped()], true).unwrap_err().contains('b'));
-        assert!(sum_up(&[failed(), passed()], false).unwrap_err().contains('c'));
+        let done = |results: &[_], ci| sum_up(results, &[], ci).1;
+        assert_eq!(done(&[passed(), skipped()], false), Ok(()));
+        assert!(done(&[passed(), skipped()], true).unwrap_err().contains('b'));
+        assert!(done(&[failed(), passed()], false).unwrap_err().contains('c'));
+    }
+
+    #[test]
+    fn what_was_skipped_is_counted_by_its_reason_and_the_last_line_is_the_tests_number_alone() {
+        let took = Duration::from_secs(90);
+        let reasons =
+            [(Reason::Lacks("chromium".into()), 2), (Reason::Other("only root may".into()), 1)];
+        let counts = Counts { passed: 7, failed: 0, skipped: 3, reasons: reasons.into() };
+        let results = [
+            ("a", Outcome::Passed(counts), took),
+            ("b", Outcome::Skipped("lacks valgrind".into()), took),
+        ];
+        let (text, done) = sum_up(&results, &["slow"], false);
+        assert_eq!(done, Ok(()));
+        assert_eq!(
+            text.lines().collect::<Vec<_>>(),
+            [
+                "      ok  a [90.0 s]: 7 passed, 0 failed, 3 skipped",
+                " SKIPPED  b [90.0 s]: lacks valgrind",
+                " skipped  2 tests: lacks chromium",
+                " skipped  1 test: only root may",
+                "left to cargo xtask test --all: slow",
+                "took 3.0 minutes",
+                "7 passed, 0 failed, 4 skipped",
+            ]
+        );
+        // What could be installed must be there in CI; what this user may not is no fault of CI's.
+        let reason = sum_up(&results[..1], &[], true).1.unwrap_err();
+        assert!(reason.contains("chromium") && !reason.contains("root"), "{reason}");
     }
 
     #[test]
@@ -235,8 +298,10 @@ mod tests {
                 ran.set(ran.get() + 1);
                 if good { Outcome::Passed(Counts::default()) } else { failed() }
             };
-            Part { name, run: Box::new(run), only_with_all: name == "slow" }
+            Part { name, run: Box::new(run), needs: &[], only_with_all: name == "slow" }
         };
+        let root = Path::new("/nowhere");
+        let run = |parts: &[Part], choice, last: (&'static str, _)| run(root, parts, choice, last);
         let last = |good| {
             ("last", move || if good { Outcome::Passed(Counts::default()) } else { failed() })
         };
