@@ -14,6 +14,8 @@ use std::time::{Duration, Instant};
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGKILL, SIGTERM};
 
+use crate::processes::{Process, descendants};
+
 /// What one program of the Rust tests may take. On two cores the longest takes about two minutes.
 pub const PROGRAM: Duration = Duration::from_secs(10 * 60);
 /// What one command of a part may take, an installation or a build included.
@@ -184,6 +186,12 @@ impl Drop for Group {
     }
 }
 
+/// Whether a process descends from this one, or is in the group of a command that runs: its parents
+/// may have ended.
+pub fn is_of_this_run(process: &Process) -> bool {
+    groups().contains(&process.group) || process.descends_from(std::process::id())
+}
+
 /// From here on a signal that ends this process goes to the groups first. What was ignored at the
 /// start (`nohup`, a script's `&`) stays ignored.
 ///
@@ -213,52 +221,6 @@ fn is_ignored(signal: i32) -> bool {
         let mut action: libc::sigaction = std::mem::zeroed();
         libc::sigaction(signal, std::ptr::null(), &mut action) == 0
             && action.sa_sigaction == libc::SIG_IGN
-    }
-}
-
-/// A process, by its number and the time of its start.
-#[derive(Debug, PartialEq, Eq)]
-struct Process {
-    pid: libc::pid_t,
-    parent: u32,
-    start: String,
-}
-
-impl Process {
-    fn read(pid: u32) -> Option<Process> {
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        // The fields behind the command in brackets are the 3rd and on: the 4th is the parent, the
-        // 22nd the start.
-        let fields: Vec<&str> = stat.rsplit_once(") ")?.1.split(' ').collect();
-        let (parent, start) = (fields.get(1)?.parse().ok()?, (*fields.get(19)?).to_owned());
-        Some(Process { pid: pid as libc::pid_t, parent, start })
-    }
-
-    /// Kills it, if it is the same still.
-    fn kill(&self) {
-        if Process::read(self.pid as u32).is_some_and(|now| now.start == self.start) {
-            // SAFETY: no memory is involved.
-            unsafe { libc::kill(self.pid, SIGKILL) };
-        }
-    }
-}
-
-/// What `root` started that has a parent still, directly or not: in sessions of its own too.
-fn descendants(root: u32) -> Vec<Process> {
-    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-    let mut others: Vec<Process> = entries
-        .filter_map(|entry| Process::read(entry.file_name().to_str()?.parse().ok()?))
-        .collect();
-    let (mut found, mut known) = (Vec::new(), BTreeSet::from([root]));
-    loop {
-        let (new, rest): (Vec<_>, Vec<_>) =
-            others.into_iter().partition(|process| known.contains(&process.parent));
-        if new.is_empty() {
-            return found;
-        }
-        known.extend(new.iter().map(|process| process.pid as u32));
-        found.extend(new);
-        others = rest;
     }
 }
 

@@ -1,5 +1,6 @@
 //! The project's commands: `cargo xtask test` and its helpers.
 
+mod arrivals;
 mod cuda;
 mod deadline;
 mod exports;
@@ -10,6 +11,7 @@ mod house;
 mod instructions;
 mod observed;
 mod parts;
+mod processes;
 mod records;
 mod runner;
 mod rust_tests;
@@ -95,9 +97,12 @@ fn root() -> PathBuf {
 fn test(root: &Path, all: bool, only: Option<&str>) -> Result<(), String> {
     deadline::patience()?;
     let records = records::Records::begin()?;
-    let (name, folder) = records.variable();
-    // SAFETY: there is one thread yet.
-    unsafe { std::env::set_var(name, folder) };
+    let (names, folder) = records.variables();
+    for name in names {
+        // SAFETY: the only other thread waits for what comes into /dev/shm, and reads no
+        // environment.
+        unsafe { std::env::set_var(name, folder) };
+    }
     deadline::hand_signals_on()?;
     let chosen = match only {
         Some(name) => Chosen::Named(name),
