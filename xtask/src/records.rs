@@ -2,9 +2,9 @@
 //! when it ends.
 //!
 //! Test programs have folders of their own within it (.cargo/test-runner,
-//! tests/pytorch/conftest.py). What has lost the run's environment keeps its record in /dev/shm, as the programs of others do:
-//! such a record counts if the process that made it descends from this run. Of the rest the run
-//! warns alone: a program of the same user may have been killed meanwhile.
+//! tests/pytorch/conftest.py). What has lost the run's environment keeps its record in /dev/shm, as
+//! the programs of others do: such a record counts if the process that made it descends from this
+//! run. Of the rest the run warns alone: a program of the same user may have been killed meanwhile.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
