@@ -5,10 +5,13 @@
 
 #[path = "common/preload.rs"]
 mod preload;
+#[path = "common/skip.rs"]
+mod skip;
 
 use preload::{Run, Workshop, build};
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::process::Command;
 use std::sync::OnceLock;
 
 const LIBCUDA: &str = "-l:libcuda.so.1";
@@ -321,6 +324,9 @@ fn a_table_that_is_not_understood_is_left_alone() {
 
 #[test]
 fn memcheck_finds_nothing_of_ours() {
+    if Command::new("valgrind").arg("--version").output().is_err() {
+        return skip::lacks("valgrind");
+    }
     // A process has less address space under valgrind.
     let settings = [
         ("GRUYERE_CONF", "preload:driver"),

@@ -31,6 +31,7 @@ Examples:
   gruyere bench --trace run.trace.zst                 what other allocators would have made of it
   python -m gruyere --trace run-%p.trace.zst train.py without loss, from the first request on
 
+Where SIGINT was ignored at the start (a script's `&`), SIGTERM (`kill`) ends it, the trace whole.
 Blocks that are live when it begins come first in the trace. What is written is on the file system \
 within 0.2 s, in pieces that can be read
 whatever happens to the recorder. With `ring_events:` of the process the rings are longer.

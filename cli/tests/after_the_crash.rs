@@ -3,6 +3,10 @@
 //! Not libtest's harness: this program is also the one that is looked at, started again with a role
 //! as its first argument.
 
+#[path = "common/signals.rs"]
+#[allow(dead_code)]
+mod signals;
+
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
 use std::process::{Child, Command, ExitCode, Output, Stdio};
@@ -208,7 +212,8 @@ impl Drop for Running {
 
 fn command(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_gruyere"));
-    command.args(arguments).env("RUST_BACKTRACE", "0");
+    // A recorder is told to end by SIGINT, which these tests may have inherited as ignored.
+    signals::as_from_a_shell(&mut command).args(arguments).env("RUST_BACKTRACE", "0");
     command
 }
 
@@ -552,8 +557,8 @@ fn refused() {
         command(&["record", &pid, "-o", out]).stdout(Stdio::piped()).spawn().unwrap();
     until_recording(&mut recorder, Path::new(out));
     failed(&["record", &pid, "-o", out], 1, "another process");
-    // SAFETY: our own child, which has not been waited for.
-    unsafe { libc::kill(recorder.id() as i32, libc::SIGINT) };
+    signals::send(recorder.id(), libc::SIGINT);
+    signals::until("the recorder ends", || recorder.try_wait().unwrap().is_some());
     let mut said = String::new();
     recorder.stdout.take().unwrap().read_to_string(&mut said).unwrap();
     assert!(recorder.wait().unwrap().success() && said.contains("0 events lost"), "{said}");

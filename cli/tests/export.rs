@@ -4,6 +4,8 @@
 mod live_record;
 #[path = "common/sites.rs"]
 mod sites;
+#[path = "../../tests/common/skip.rs"]
+mod skip;
 
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
@@ -17,6 +19,8 @@ use gruyere_record::BlockEntry;
 use gruyere_record::sites::NewSite;
 use live_record::{Exporter, ask, forged, record, word};
 use sites::{BASE, PAGE, record_with_sites};
+
+const ONLY_ROOT: &str = "only root can give a file away";
 
 fn export(arguments: &[&str], directory: &Path) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_gruyere"));
@@ -195,7 +199,9 @@ fn a_record_that_claims_anothers_process_is_counted_and_takes_no_place() {
     let folder = tempfile::tempdir().unwrap();
     let record = record(folder.path());
     let path = folder.path().join("gruyere-4026531836-999-1-0.record");
-    let Some(_lock) = forged(record, &path, Some(65534), newer_with_other_numbers) else { return };
+    let Some(_lock) = forged(record, &path, Some(65534), newer_with_other_numbers) else {
+        return skip::refused(ONLY_ROOT);
+    };
     let pid = std::process::id().to_string();
     for (options, state, count) in [
         (&[][..], "of_other_users", 1.0),
@@ -252,7 +258,9 @@ fn a_process_of_another_container_is_exported_on_its_files_owners_word_and_that_
         let namespace = word(bytes, 64) + 16;
         bytes[namespace..namespace + 8].copy_from_slice(&1u64.to_le_bytes());
     };
-    let Some(_lock) = forged(record, &path, Some(65534), elsewhere) else { return };
+    let Some(_lock) = forged(record, &path, Some(65534), elsewhere) else {
+        return skip::refused(ONLY_ROOT);
+    };
     let metrics = printed(&["--all-users"], folder.path());
     let label = format!("pid=\"{}@1\"", std::process::id());
     assert_eq!(

@@ -192,6 +192,7 @@ impl Write for Bounded {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::skip;
     use std::fs::OpenOptions;
     use std::os::unix::fs::{OpenOptionsExt as _, chown, symlink};
 
@@ -251,7 +252,7 @@ mod tests {
         let path = folder.path().join("theirs");
         std::fs::write(&path, "theirs").unwrap();
         if chown(&path, Some(65534), None).is_err() {
-            return println!("skipped: only root can give a file away");
+            return skip::refused("only root can give a file away");
         }
         for result in [put(&path, b"ours"), open_lasting(&path).map(drop)] {
             let error = result.unwrap_err().to_string();

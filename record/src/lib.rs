@@ -38,6 +38,9 @@ mod shard;
 pub mod shard_ring;
 pub mod sites;
 pub mod size;
+#[cfg(test)]
+#[path = "../../tests/common/skip.rs"]
+mod skip;
 mod slots;
 pub mod source;
 pub mod stream;

@@ -1,5 +1,8 @@
 //! A reader survives whatever is done to a record, and says what is wrong in words that help.
 
+#[path = "../../tests/common/skip.rs"]
+mod skip;
+
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::{FileExt as _, symlink};
 use std::path::{Path, PathBuf};
@@ -333,7 +336,7 @@ fn another_users_record_is_not_opened_unless_that_is_asked_for() {
     let (_file, path) = copy_of_a_living_one(folder.path(), 2);
     let (mine, _mine) = (make(folder.path()), ());
     if std::os::unix::fs::chown(&path, Some(65534), Some(65534)).is_err() {
-        return println!("skipped: only root can give a file away");
+        return skip::refused("only root can give a file away");
     }
     let error = Reader::open(&path).map(|_| ()).unwrap_err();
     assert!(error.is_foreign());

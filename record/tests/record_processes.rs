@@ -4,6 +4,9 @@
 //! argument. What a kernel or a container does not permit (mounts, namespaces) is said to be
 //! skipped, with the reason.
 
+#[path = "../../tests/common/skip.rs"]
+mod skip;
+
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -436,7 +439,7 @@ fn two_namespaces() {
     let mut roles: Vec<Role> = (0..2).map(|_| Role::start("namespace", folder.path())).collect();
     let lines: Vec<String> = roles.iter_mut().map(Role::line).collect();
     if let Some(line) = lines.iter().find(|line| line.starts_with("skipped")) {
-        return println!("  {line} (no pid namespace can be made here)");
+        return skip::refused(&format!("no pid namespace can be made: {line}"));
     }
     let found = list(folder.path(), Owners::Mine).unwrap().found;
     assert_eq!(found.len(), 2);
@@ -459,7 +462,7 @@ fn survived(role: &str) -> Option<String> {
     let status = child.child.wait().unwrap();
     assert!(status.success(), "{role}: {status}, {line:?}");
     if line.starts_with("skipped") {
-        println!("  {line}");
+        skip::refused(&format!("{role}: {line}"));
         return None;
     }
     Some(line)

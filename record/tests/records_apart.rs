@@ -1,6 +1,10 @@
 //! Test programs keep their records in a folder of their own: `.cargo/test-runner` makes it, and
 //! takes it away.
 
+#[path = "../../cli/tests/common/signals.rs"]
+#[allow(dead_code)]
+mod signals;
+
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -17,8 +21,12 @@ fn a_test_program_s_records_are_in_a_folder_of_its_own() {
     record.close();
 }
 
+/// As from a shell: what is ignored when a shell starts, it can't trap.
 fn runner() -> Command {
-    Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("../.cargo/test-runner"))
+    let mut command =
+        Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("../.cargo/test-runner"));
+    signals::as_from_a_shell(&mut command);
+    command
 }
 
 #[test]

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -38,8 +39,9 @@ SHIM = {
 LIBRARIES_PRELOADED = os.environ.get("GRUYERE_TEST_PRELOAD", str(PHANTOM))
 
 # Where the programs' records are: they go with the session, and the user's own `gruyere ps` does
-# not show them.
-MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+# not show them. `cargo xtask test` says where, so that it sees what is left.
+MEMORY = os.environ.get("GRUYERE_TEST_MEMORY", "/dev/shm")
+MEMORY = MEMORY if os.access(MEMORY, os.W_OK) else None
 RECORDS = tempfile.mkdtemp(prefix="gruyere-test-records.", dir=MEMORY)
 os.environ["GRUYERE_RECORD_DIR"] = RECORDS
 # The lock without which nobody runs on the phantom: this process's, for what it starts.
@@ -51,6 +53,43 @@ OWNER = _stand_in.Owner(Path(OWNERS))
 def pytest_unconfigure():
     for folder in (RECORDS, OWNERS):
         shutil.rmtree(folder, ignore_errors=True)
+
+
+# What one test, its fixtures or their end may take, each; GRUYERE_TEST_PATIENCE is a factor for
+# slow machines, as in xtask/src/deadline.rs. A test that hangs fails by name, and the program that
+# it waits for is ended (subprocess.run does that where it is interrupted).
+LIMIT = 900 * float(os.environ.get("GRUYERE_TEST_PATIENCE", "1"))
+
+
+@contextmanager
+def limited(what):
+    def late(*_):
+        pytest.fail(f"{what} took longer than {LIMIT:.1f} s, its deadline, and was ended")
+
+    signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, LIMIT)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item):
+    with limited(f"what {item.name} needs"):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    with limited(item.name):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item):
+    with limited(f"the end of {item.name}"):
+        return (yield)
 
 
 # What the phantom's process needs, and what none of its children may inherit by accident.

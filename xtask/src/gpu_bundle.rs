@@ -2,11 +2,12 @@
 //! (tests/gpu/bundle/README.md), and its rehearsal on the stand-in.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
+use crate::deadline::{self, Stream};
 use crate::parts::{cargo, output, succeed};
 
 /// The most that it may have, bytes: it is copied to machines by hand.
@@ -207,15 +208,21 @@ impl Session {
     fn run(&self, results: &str, settings: &[(&str, &str)]) -> Result<Ended, String> {
         let results = self.folder.join(results);
         let mut command = self.command(&results);
-        let ended: Output = command
-            .envs(settings.iter().copied())
-            .output()
-            .map_err(|error| format!("session.sh: {error}"))?;
-        let text = format!(
-            "{}{}",
-            String::from_utf8_lossy(&ended.stderr),
-            String::from_utf8_lossy(&ended.stdout)
-        );
+        let (mut out, mut err) = (Vec::new(), Vec::new());
+        let limit = deadline::stretched(deadline::COMMAND);
+        let ended = deadline::run(
+            command.envs(settings.iter().copied()).stderr(Stdio::piped()),
+            limit,
+            |stream, bytes| match stream {
+                Stream::Out => out.extend_from_slice(bytes),
+                Stream::Err => err.extend_from_slice(bytes),
+            },
+        )
+        .map_err(|error| format!("session.sh: {error}"))?;
+        let text = format!("{}{}", String::from_utf8_lossy(&err), String::from_utf8_lossy(&out));
+        if ended.overdue {
+            return Err(format!("session.sh took longer than {} s:\n{text}", limit.as_secs()));
+        }
         let file = results.join("summary.json");
         let summary =
             std::fs::read(&file).map_err(|error| format!("{}: {error}\n{text}", file.display()))?;
@@ -248,7 +255,17 @@ impl Session {
             std::thread::sleep(Duration::from_millis(20));
         }
         output(Command::new("sh").args(["-c", &format!("kill -TERM {}", running.id())]))?;
-        let ended = running.wait().map_err(|error| format!("session.sh: {error}"))?;
+        let deadline = Instant::now() + deadline::stretched(Duration::from_secs(60));
+        let ended = loop {
+            match running.try_wait().map_err(|error| format!("session.sh: {error}"))? {
+                Some(ended) => break ended,
+                None if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(20)),
+                None => {
+                    let _ = running.kill();
+                    return Err("a session that was interrupted does not end".to_owned());
+                }
+            }
+        };
         if ended.code() != Some(130) || results.join("probe/outcome").exists() {
             return Err(format!("an interrupted session ended with {ended}, or told an outcome"));
         }

@@ -1,6 +1,8 @@
 //! The project's commands: `cargo xtask test` and its helpers.
 
+mod arrivals;
 mod cuda;
+mod deadline;
 mod exports;
 mod figures;
 mod gpu_bundle;
@@ -12,10 +14,13 @@ mod parts;
 #[path = "../../tests/common/phantom_owner.rs"]
 #[allow(dead_code)]
 mod phantom_owner;
+mod processes;
 mod records;
 mod runner;
 mod rust_tests;
+mod said;
 mod site;
+mod tools;
 mod wheels;
 
 use std::path::{Path, PathBuf};
@@ -60,6 +65,12 @@ enum Arguments {
         #[arg(long)]
         here: bool,
     },
+    /// Say which of the tools that the tests call are there.
+    Tools {
+        /// Install what is missing (Debian's packages; mdBook by cargo).
+        #[arg(long)]
+        install: bool,
+    },
     /// Count the instructions of one malloc and one free, under callgrind.
     Instructions,
 }
@@ -87,16 +98,21 @@ fn root() -> PathBuf {
 }
 
 fn test(root: &Path, all: bool, only: Option<&str>) -> Result<(), String> {
+    deadline::patience()?;
     let records = records::Records::begin()?;
-    let (name, folder) = records.variable();
-    // SAFETY: there is one thread yet.
-    unsafe { std::env::set_var(name, folder) };
+    let (names, folder) = records.variables();
+    for name in names {
+        // SAFETY: the only other thread waits for what comes into /dev/shm, and reads no
+        // environment.
+        unsafe { std::env::set_var(name, folder) };
+    }
+    deadline::hand_signals_on()?;
     let chosen = match only {
         Some(name) => Chosen::Named(name),
         None if all => Chosen::All,
         None => Chosen::Quick,
     };
-    runner::run(&parts::all(root), chosen, ("records", || records.end()))
+    runner::run(root, &parts::all(root), chosen, ("records", || records.end()))
 }
 
 fn main() -> ExitCode {
@@ -109,6 +125,11 @@ fn main() -> ExitCode {
         Arguments::Write(Write::Site) => site::write(&root),
         Arguments::GpuBundle { out } => gpu_bundle::make(&root, &out).map(|_| ()),
         Arguments::Wheels { out, here } => wheels::make(&root, &out, here),
+        Arguments::Tools { install: true } => tools::install(&root),
+        Arguments::Tools { install: false } => {
+            tools::list(&root);
+            Ok(())
+        }
         Arguments::Instructions => instructions::check(&root),
     };
     match done {

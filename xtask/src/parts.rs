@@ -5,7 +5,8 @@ use std::process::Command;
 
 use crate::runner::{self, Counts, Outcome, Part};
 use crate::{
-    cuda, exports, figures, gpu_bundle, header, house, instructions, rust_tests, site, wheels,
+    cuda, deadline, exports, figures, gpu_bundle, header, house, instructions, rust_tests, site,
+    tools, wheels,
 };
 
 /// A command in the repository's root.
@@ -26,28 +27,28 @@ pub fn all(root: &Path) -> Vec<Part> {
         let root = root.to_path_buf();
         Box::new(move || run(&root)) as Box<dyn Fn() -> Outcome>
     };
-    let part = |name, run| Part { name, run: at(run), only_with_all: false };
-    let slow = |name, run| Part { name, run: at(run), only_with_all: true };
+    let part = |name, needs, run| Part { name, run: at(run), needs, only_with_all: false };
+    let slow = |name, needs, run| Part { name, run: at(run), needs, only_with_all: true };
     vec![
-        part("house", |root| check(house::check(root))),
-        part("links", |root| check(site::check_links(root))),
-        slow("site", site::part),
-        part("header", |root| check(header::check(root))),
-        part("cuda headers", cuda::part),
-        part("rust tests", rust_tests::part),
-        part("exports", |root| check(exports::check(root))),
-        slow("figures", |root| check(figures::check(root))),
-        slow("starts", starts),
-        part("memcheck", memcheck),
-        part("loom", loom),
-        part("instructions", count_instructions),
-        slow("prometheus", prometheus),
-        slow("gpu rehearsal", |root| check(gpu_bundle::rehearse(root))),
-        slow("release", wheels::part),
-        slow("pytorch", |root| {
+        part("house", &[], |root| check(house::check(root))),
+        part("links", &[], |root| check(site::check_links(root))),
+        slow("site", &["mdbook"], |root| check(site::build(root).map(|_| ()))),
+        part("header", &[], header::part),
+        part("cuda headers", &["python3-venv"], cuda::part),
+        part("rust tests", &[], rust_tests::part),
+        part("exports", &["binutils"], |root| check(exports::check(root))),
+        slow("figures", &[], |root| check(figures::check(root))),
+        slow("starts", &[], starts),
+        part("memcheck", &["valgrind"], memcheck),
+        part("loom", &[], loom),
+        part("instructions", &["valgrind"], |root| check(instructions::check(root))),
+        slow("prometheus", &["prometheus"], prometheus),
+        slow("gpu rehearsal", &["binutils"], |root| check(gpu_bundle::rehearse(root))),
+        slow("release", &["python3-venv"], wheels::part),
+        slow("pytorch", &["python3-venv", "c++"], |root| {
             runner::command(&mut command(root, root.join("tests/pytorch/run"), &[]))
         }),
-        slow("torch suite", |root| {
+        slow("torch suite", &["python3-venv", "c++"], |root| {
             runner::command(&mut command(root, root.join("tests/pytorch/suite/run"), &[]))
         }),
     ]
@@ -57,14 +58,6 @@ fn check(result: Result<(), String>) -> Outcome {
     match result {
         Ok(()) => Outcome::Passed(Counts::default()),
         Err(reason) => Outcome::Failed(Counts::default(), reason),
-    }
-}
-
-/// The bar on instructions, where there is valgrind.
-fn count_instructions(root: &Path) -> Outcome {
-    match Command::new("valgrind").arg("--version").output() {
-        Ok(_) => check(instructions::check(root)),
-        Err(error) => Outcome::Skipped(format!("valgrind: {error} (Debian: apt install valgrind)")),
     }
 }
 
@@ -79,28 +72,16 @@ fn starts(root: &Path) -> Outcome {
     runner::command(cargo(root, &arguments).env("GRUYERE_PROOF_STARTS", starts))
 }
 
-/// Programs under preload and memcheck, where there is valgrind.
+/// Programs under preload and memcheck.
 fn memcheck(root: &Path) -> Outcome {
-    match Command::new("valgrind").arg("--version").output() {
-        Ok(_) => runner::command(&mut cargo(
-            root,
-            &["test", "--workspace", "--test", "preload_memcheck"],
-        )),
-        Err(error) => Outcome::Skipped(format!("valgrind: {error} (Debian: apt install valgrind)")),
-    }
+    runner::command(&mut cargo(root, &["test", "--workspace", "--test", "preload_memcheck"]))
 }
 
-/// The exporter under a real Prometheus: installed, or unpacked by .ci/run.
+/// The exporter under a real Prometheus: installed, or unpacked by `cargo xtask tools --install`.
 fn prometheus(root: &Path) -> Outcome {
-    let unpacked = root.join("target/prometheus/usr/bin");
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let mut folders = std::env::split_paths(&path).chain([unpacked]);
-    let Some(folder) = folders
-        .find(|folder| ["prometheus", "promtool"].iter().all(|name| folder.join(name).is_file()))
-    else {
-        return Outcome::Skipped(
-            "no prometheus and promtool (Debian: apt install prometheus)".into(),
-        );
+    let program = tools::find(root, "prometheus");
+    let Some(folder) = program.as_deref().and_then(Path::parent) else {
+        return check(Err(format!("no prometheus: {}", tools::COMMAND)));
     };
     let arguments = ["test", "--package", "gruyere-cli", "--test", "prometheus"];
     runner::command(cargo(root, &arguments).env("GRUYERE_PROMETHEUS", folder))
@@ -168,12 +149,15 @@ pub fn text(path: &Path) -> Result<String, String> {
 /// A command's output.
 pub fn output(command: &mut Command) -> Result<String, String> {
     let name = command.get_program().to_string_lossy().into_owned();
-    let output = command
-        .stderr(std::process::Stdio::inherit())
-        .output()
+    let mut said = Vec::new();
+    let limit = deadline::stretched(deadline::COMMAND);
+    let ended = deadline::run(command, limit, |_, bytes| said.extend_from_slice(bytes))
         .map_err(|error| format!("{name}: {error}"))?;
-    if !output.status.success() {
-        return Err(format!("{name} ended with {}", output.status));
+    if ended.overdue {
+        return Err(format!("{name} took longer than {} s and was ended", limit.as_secs()));
     }
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    if !ended.status.success() {
+        return Err(format!("{name} ended with {}", ended.status));
+    }
+    Ok(String::from_utf8_lossy(&said).into_owned())
 }

@@ -1,8 +1,10 @@
 //! The records of what a test run starts: in a folder of the run's own, and nothing of them is left
 //! when it ends.
 //!
-//! Test programs have folders of their own (.cargo/test-runner); this is for what the parts start
-//! beside them.
+//! Test programs have folders of their own within it (.cargo/test-runner,
+//! tests/pytorch/conftest.py). What has lost the run's environment keeps its record in /dev/shm, as
+//! the programs of others do: such a record counts if the process that made it descends from this
+//! run. Of the rest the run warns alone: a program of the same user may have been killed meanwhile.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -10,83 +12,125 @@ use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
 
+use crate::arrivals::Arrivals;
+use crate::deadline;
+use crate::processes::Process;
 use crate::runner::{Counts, Outcome};
 
 /// As in record/src/record_dir.rs.
 const VARIABLE: &str = "GRUYERE_RECORD_DIR";
 const DEFAULT: &str = "/dev/shm";
-/// As in .cargo/test-runner.
+const RECORDS: &str = "gruyere-";
+/// Where .cargo/test-runner and conftest.py make their folders.
+const MEMORY: &str = "GRUYERE_TEST_MEMORY";
+/// As they name them.
 const FOLDERS: &str = "gruyere-test-records.";
 
 /// A test run's records.
 pub struct Records {
     folder: TempDir,
-    places: [Place; 2],
+    place: Place,
 }
 
-/// Where nothing may be left.
+/// Where records of this run must not be.
 struct Place {
     folder: PathBuf,
-    prefix: &'static str,
     before: BTreeSet<OsString>,
+    /// `None`: the kernel doesn't tell what comes.
+    arrivals: Option<Arrivals>,
+}
+
+/// Records that have come and stayed.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Left {
+    /// Of processes of this run.
+    ours: Vec<PathBuf>,
+    /// Of others, as far as is known.
+    others: Vec<PathBuf>,
 }
 
 impl Records {
     /// Makes the folder, and notes what is there already. Children are to find it in the
-    /// environment: [`Records::variable`].
+    /// environment: [`Records::variables`].
     ///
     /// # Errors
     /// It can't be made.
     pub fn begin() -> Result<Records, String> {
         // In memory, as records are, where it can be.
-        let temporary = std::env::temp_dir();
-        let places =
-            [Place::new(DEFAULT.into(), "gruyere-"), Place::new(temporary.clone(), FOLDERS)];
         let folder = TempDir::with_prefix_in(FOLDERS, DEFAULT)
             .or_else(|_| TempDir::with_prefix(FOLDERS))
-            .map_err(|error| format!("{}: {error}; set TMPDIR", temporary.display()))?;
-        Ok(Records { folder, places })
+            .map_err(|error| format!("{}: {error}; set TMPDIR", std::env::temp_dir().display()))?;
+        Ok(Records { folder, place: Place::new(DEFAULT.into()) })
     }
 
-    /// The variable's name and value.
-    pub fn variable(&self) -> (&'static str, &Path) {
-        (VARIABLE, self.folder.path())
+    /// The variables' names, and the value of all.
+    pub fn variables(&self) -> ([&'static str; 2], &Path) {
+        ([VARIABLE, MEMORY], self.folder.path())
     }
 
     /// Removes the folder; fails where something of the run is left.
     pub fn end(self) -> Outcome {
         let path = self.folder.path().display().to_string();
-        let removed = self.folder.close().map_err(|error| format!("{path}: {error}"));
-        let left: Vec<PathBuf> = self.places.iter().flat_map(Place::left).collect();
-        match removed {
-            Err(reason) => Outcome::Failed(Counts::default(), reason),
-            Ok(()) if left.is_empty() => Outcome::Passed(Counts::default()),
+        // The processes' own records go with the folder; who made a folder in it takes that away.
+        let mut left = self.place.left();
+        let folders = names(self.folder.path(), FOLDERS);
+        left.ours.extend(folders.into_iter().map(|name| self.folder.path().join(name)));
+        if !left.others.is_empty() {
+            println!(
+                "records that others have left meanwhile, as far as is known (`gruyere ps --sweep` \
+                 takes away what is dead): {}",
+                listed(&left.others)
+            );
+        }
+        match self.folder.close() {
+            Err(error) => Outcome::Failed(Counts::default(), format!("{path}: {error}")),
+            Ok(()) if left.ours.is_empty() => Outcome::Passed(Counts::default()),
             Ok(()) => {
-                let names: Vec<_> = left.iter().map(|path| path.display().to_string()).collect();
-                let reason = format!(
-                    "left behind by a test (or by another program of yours that was killed \
-                     meanwhile): {}",
-                    names.join(" ")
-                );
+                let reason = format!("left behind by a test: {}", listed(&left.ours));
                 Outcome::Failed(Counts::default(), reason)
             }
         }
     }
 }
 
+fn listed(paths: &[PathBuf]) -> String {
+    paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(" ")
+}
+
 impl Place {
-    fn new(folder: PathBuf, prefix: &'static str) -> Place {
-        let before = names(&folder, prefix);
-        Place { folder, prefix, before }
+    fn new(folder: PathBuf) -> Place {
+        let namespace = pid_namespace();
+        let arrivals = Arrivals::watch(&folder, move |name| {
+            let name = name.to_string_lossy();
+            maker(&name, namespace.as_deref())
+                .is_some_and(|process| deadline::is_of_this_run(&process))
+        });
+        let arrivals = arrivals
+            .inspect_err(|error| {
+                println!(
+                    "{}: {error}: nobody will know which records there are of this test run",
+                    folder.display()
+                );
+            })
+            .ok();
+        let before = names(&folder, RECORDS);
+        Place { folder, before, arrivals }
     }
 
     /// What has come since, and is not of a process that runs.
-    fn left(&self) -> Vec<PathBuf> {
-        let now = names(&self.folder, self.prefix);
-        now.difference(&self.before)
-            .filter(|name| !is_of_a_process_that_runs(&name.to_string_lossy()))
-            .map(|name| self.folder.join(name))
-            .collect()
+    fn left(&self) -> Left {
+        let namespace = pid_namespace();
+        let mut left = Left::default();
+        for name in names(&self.folder, RECORDS).difference(&self.before) {
+            let text = name.to_string_lossy();
+            if !text.ends_with(".record") || maker(&text, namespace.as_deref()).is_some() {
+                continue;
+            }
+            let is_ours = self.arrivals.as_ref().is_some_and(|arrivals| arrivals.has(name));
+            let side = if is_ours { &mut left.ours } else { &mut left.others };
+            side.push(self.folder.join(name));
+        }
+        left
     }
 }
 
@@ -98,43 +142,126 @@ fn names(folder: &Path, prefix: &str) -> BTreeSet<OsString> {
         .collect()
 }
 
-/// Whether a record's name (`gruyere-NAMESPACE-PID-START-COUNT.record`) is that of a process here,
-/// by its number and the time of its start.
-fn is_of_a_process_that_runs(name: &str) -> bool {
-    let mut parts = name.split('-').skip(2);
-    let (Some(pid), Some(start)) = (parts.next(), parts.next()) else { return false };
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    // The fields behind the command in brackets are the 3rd and on; the 22nd is the start.
-    stat.rsplit_once(") ").and_then(|(_, rest)| rest.split(' ').nth(19)) == Some(start)
+/// The number of this process's pid namespace, as records have it in their names.
+fn pid_namespace() -> Option<String> {
+    let link = std::fs::read_link("/proc/self/ns/pid").ok()?;
+    let number = link.to_str()?.strip_prefix("pid:[")?.strip_suffix(']')?;
+    Some(number.to_owned())
+}
+
+/// The process that made a record of this name (`gruyere-NAMESPACE-PID-START-COUNT.record`), if it
+/// is there still. Numbers of another namespace mean nothing here.
+fn maker(name: &str, namespace: Option<&str>) -> Option<Process> {
+    let mut parts = name.strip_prefix(RECORDS)?.split('-');
+    let (its, pid, start) = (parts.next()?, parts.next()?, parts.next()?);
+    if namespace != Some(its) {
+        return None;
+    }
+    Process::read(pid.parse().ok()?).filter(|process| process.started_at(start))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::process::CommandExt as _;
+    use std::process::{Command, Stdio};
+    use std::time::{Duration, Instant};
 
-    #[test]
-    fn what_is_left_behind_is_found_and_what_was_there_or_runs_is_not() {
-        let folder = tempfile::tempdir().unwrap();
-        let write = |name: &str| std::fs::write(folder.path().join(name), "").unwrap();
-        write("gruyere-1-4194305-7-0.record");
-        let place = Place::new(folder.path().to_path_buf(), "gruyere-");
-        assert!(place.left().is_empty());
-        let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
-        let start = stat.rsplit_once(") ").unwrap().1.split(' ').nth(19).unwrap().to_owned();
-        write(&format!("gruyere-1-{}-{start}-0.record", std::process::id()));
-        write("others-1-4194305-7-0.record");
-        assert!(place.left().is_empty());
-        write(&format!("gruyere-1-{}-1{start}-0.record", std::process::id()));
-        write("gruyere-1-4194306-7-0.record");
-        assert_eq!(place.left().len(), 2);
+    /// Makes a record in the name of the shell that runs it.
+    const MAKES: &str = "set -- $(cat /proc/$$/stat); shift 21; \
+                         name=gruyere-$NAMESPACE-$$-$1-0.record; : > \"$name\"; ";
+
+    /// A shell, with the file `makes` in its folder: [`MAKES`], and a while to be seen.
+    fn shell(script: &str, folder: &Path) -> Command {
+        std::fs::write(folder.join("makes"), format!("{MAKES} sleep \"${{WHILE:-300}}\"")).unwrap();
+        let mut command = Command::new("sh");
+        command.args(["-c", script]).current_dir(folder).stdin(Stdio::null());
+        command.env("NAMESPACE", pid_namespace().unwrap());
+        command
+    }
+
+    #[track_caller]
+    fn until(what: &str, mut done: impl FnMut() -> bool) {
+        let end = Instant::now() + Duration::from_secs(20);
+        while !done() {
+            assert!(Instant::now() < end, "{what}: not within 20 s");
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 
     #[test]
-    fn the_run_s_folder_goes_with_it() {
-        let records = Records::begin().unwrap();
-        let folder = records.variable().1.to_path_buf();
-        std::fs::write(folder.join("gruyere-1-2-3-0.record"), "").unwrap();
-        drop(records.end());
-        assert!(!folder.exists());
+    fn a_record_of_a_process_of_this_run_counts_and_one_of_another_s_is_told_of() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |name: &str| {
+            std::fs::write(folder.path().join(name), "").unwrap();
+            folder.path().join(name)
+        };
+        let namespace = pid_namespace().unwrap();
+        write(&format!("gruyere-{namespace}-4194305-7-0.record"));
+        let place = Place::new(folder.path().to_path_buf());
+        assert_eq!(place.left(), Left::default());
+        // Of a process that runs; what is no record; the folder of another run.
+        let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
+        let start = stat.rsplit_once(") ").unwrap().1.split(' ').nth(19).unwrap().to_owned();
+        write(&format!("gruyere-{namespace}-{}-{start}-0.record", std::process::id()));
+        write("others-1-4194305-7-0.record");
+        std::fs::create_dir(folder.path().join("gruyere-test-records.abc")).unwrap();
+        assert_eq!(place.left(), Left::default());
+        // Of nobody that is known: dead before, and of another namespace.
+        let others = [
+            write(&format!("gruyere-{namespace}-4194306-7-0.record")),
+            write("gruyere-1-1-1-0.record"),
+        ];
+        // A child's child, which is killed.
+        let mut child = shell("sh makes & wait", folder.path());
+        let mut child = child.process_group(0).spawn().unwrap();
+        let arrivals = place.arrivals.as_ref().expect("inotify");
+        let mut ours = BTreeSet::new();
+        until("its record comes", || {
+            ours = names(folder.path(), RECORDS);
+            ours.retain(|name| arrivals.has(name));
+            !ours.is_empty()
+        });
+        // SAFETY: no memory is involved; the group's leader has not been waited for.
+        unsafe { libc::kill(-(child.id() as libc::pid_t), libc::SIGKILL) };
+        child.wait().unwrap();
+        until("it ends", || !place.left().ours.is_empty());
+        let left = place.left();
+        let ours: Vec<_> = ours.iter().map(|name| folder.path().join(name)).collect();
+        assert_eq!(left.ours, ours);
+        assert_eq!(left.others.iter().collect::<BTreeSet<_>>(), others.iter().collect());
+    }
+
+    #[test]
+    fn a_record_of_a_process_whose_parent_is_another_is_not_ours() {
+        let folder = tempfile::tempdir().unwrap();
+        let place = Place::new(folder.path().to_path_buf());
+        // Its parent has ended, and it is in a session of its own: as of another shell.
+        let waits = "while [ -e /proc/$OUTER ]; do sleep 0.05; done; WHILE=0.5; . ./makes";
+        std::fs::write(folder.path().join("waits"), waits).unwrap();
+        let script = "OUTER=$$ setsid sh waits > said 2>&1 &";
+        assert!(shell(script, folder.path()).status().unwrap().success());
+        until("it leaves a record", || place.left() != Left::default());
+        let left = place.left();
+        assert_eq!((left.ours, left.others.len()), (Vec::new(), 1));
+    }
+
+    #[test]
+    fn the_run_s_folder_goes_with_it_and_what_a_test_program_left_in_it_is_a_failure() {
+        for left in [false, true] {
+            let records = Records::begin().unwrap();
+            let folder = records.variables().1.to_path_buf();
+            std::fs::write(folder.join("gruyere-1-2-3-0.record"), "").unwrap();
+            if left {
+                std::fs::create_dir(folder.join("gruyere-test-records.abc")).unwrap();
+            }
+            match records.end() {
+                Outcome::Failed(_, reason) => {
+                    assert!(left && reason.contains("gruyere-test-records.abc"), "{reason}");
+                }
+                _ => assert!(!left),
+            }
+            assert!(!folder.exists());
+        }
     }
 }

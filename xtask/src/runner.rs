@@ -1,8 +1,13 @@
 //! Runs parts one after another, counts their tests and sums up.
 
-use std::io::{BufRead, BufReader};
-use std::process::{Command, Stdio};
+use std::path::Path;
+use std::process::Command;
 use std::time::{Duration, Instant};
+
+use crate::deadline::{self, Ended};
+pub use crate::said::Counts;
+use crate::said::{Reason, Said};
+use crate::tools;
 
 /// How a part went.
 pub enum Outcome {
@@ -36,19 +41,14 @@ impl Outcome {
     }
 }
 
-/// Tests, as cargo's and pytest's closing lines count them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
-    passed: u32,
-    failed: u32,
-}
-
 /// A part of the test run.
 pub struct Part {
     /// Its heading.
     pub name: &'static str,
     /// What it does.
     pub run: Box<dyn Fn() -> Outcome>,
+    /// The tools without which it is skipped (names of [`tools::TOOLS`]).
+    pub needs: &'static [&'static str],
     /// Whether it takes too long to be waited for, so that only a run of all parts has it.
     pub only_with_all: bool,
 }
@@ -81,6 +81,7 @@ const SKIPPED: i32 = 77;
 /// Runs the chosen parts, and then `last`, whatever they are; fails at the end if one of them did.
 /// Skipping is failing where CI is set.
 pub fn run(
+    root: &Path,
     parts: &[Part],
     choice: Chosen<'_>,
     last: (&'static str, impl FnOnce() -> Outcome),
@@ -90,125 +91,130 @@ pub fn run(
         let names: Vec<_> = parts.iter().map(|part| part.name).collect();
         return Err(format!("no such part; the parts are: {}", names.join(", ")));
     }
+    let missing = tools::missing(root);
+    let needs: Vec<_> = chosen.iter().map(|part| (part.name, part.needs)).collect();
+    print!("{}", tools::notice(&missing, &needs));
     let mut results = Vec::new();
     for (number, part) in chosen.iter().enumerate() {
         println!("\n=== {}/{}: {} ===", number + 1, chosen.len(), part.name);
         let start = Instant::now();
-        let outcome = (part.run)();
+        let lacks = missing.iter().find(|tool| part.needs.contains(&tool.name));
+        let outcome = match lacks {
+            Some(tool) => Outcome::Skipped(format!("lacks {}", tool.name)),
+            None => (part.run)(),
+        };
         results.push((part.name, outcome, start.elapsed()));
     }
     let start = Instant::now();
     results.push((last.0, last.1(), start.elapsed()));
-    let done = sum_up(&results, std::env::var("CI").is_ok_and(|value| value == "true"));
-    if !left.is_empty() && matches!(choice, Chosen::Quick) {
-        let names: Vec<_> = left.iter().map(|part| part.name).collect();
-        println!("left to cargo xtask test --all: {}", names.join(", "));
-    }
+    let left: Vec<_> = match choice {
+        Chosen::Quick => left.iter().map(|part| part.name).collect(),
+        _ => Vec::new(),
+    };
+    let ci = std::env::var("CI").is_ok_and(|value| value == "true");
+    let (text, done) = sum_up(&results, &left, ci);
+    println!("\n=== summary ===\n{text}");
     done
 }
 
-fn sum_up(results: &[(&str, Outcome, Duration)], ci: bool) -> Result<(), String> {
-    println!("\n=== summary ===");
+/// The summary, whose last line is the tests' number alone: tools read that.
+fn sum_up(
+    results: &[(&str, Outcome, Duration)],
+    left: &[&str],
+    ci: bool,
+) -> (String, Result<(), String>) {
+    let mut lines = Vec::new();
     let mut total = Counts::default();
     let mut bad = Vec::new();
     for (name, outcome, took) in results {
         let (word, note) = match outcome {
             Outcome::Passed(counts) => {
-                total = total.plus(*counts);
+                total = total.plus(counts.clone());
                 ("ok", counts.note())
             }
             Outcome::Skipped(reason) => {
+                total.skipped += 1;
                 if ci {
                     bad.push(format!("{name} (skipped, which CI does not allow)"));
                 }
                 ("SKIPPED", format!(": {reason}"))
             }
             Outcome::Failed(counts, reason) => {
-                total = total.plus(*counts);
+                total = total.plus(counts.clone());
                 bad.push((*name).to_owned());
                 ("FAILED", format!("{}: {reason}", counts.note()))
             }
         };
-        println!("{word:>8}  {name} [{:.1} s]{note}", took.as_secs_f64());
+        lines.push(format!("{word:>8}  {name} [{:.1} s]{note}", took.as_secs_f64()));
+    }
+    for (reason, number) in &total.reasons {
+        let tests = if *number == 1 { "test" } else { "tests" };
+        lines.push(match reason {
+            Reason::Lacks(tool) => format!(" skipped  {number} {tests}: lacks {tool}"),
+            Reason::Other(reason) => format!(" skipped  {number} {tests}: {reason}"),
+        });
+        if let (Reason::Lacks(tool), true) = (reason, ci) {
+            bad.push(format!("{number} {tests} skipped for want of {tool}, as CI must not"));
+        }
+    }
+    if !left.is_empty() {
+        lines.push(format!("left to cargo xtask test --all: {}", left.join(", ")));
     }
     let took: Duration = results.iter().map(|(.., took)| took).sum();
-    println!(
-        "{} passed, {} failed, {:.1} minutes",
-        total.passed,
-        total.failed,
-        took.as_secs_f64() / 60.0
-    );
-    if bad.is_empty() { Ok(()) } else { Err(format!("failed: {}", bad.join(", "))) }
-}
-
-impl Counts {
-    /// How many passed.
-    #[cfg(test)]
-    pub fn passed(self) -> u32 {
-        self.passed
-    }
-
-    /// The sum.
-    pub fn plus(self, other: Self) -> Self {
-        Self { passed: self.passed + other.passed, failed: self.failed + other.failed }
-    }
-
-    fn note(self) -> String {
-        match self {
-            Self { passed: 0, failed: 0 } => String::new(),
-            Self { passed, failed: 0 } => format!(": {passed} tests"),
-            Self { passed, failed } => format!(": {passed} passed, {failed} failed"),
-        }
-    }
-
-    /// Reads a closing line: cargo's `test result: ok. 3 passed; 0 failed; ...` or pytest's
-    /// `== 1 failed, 3 passed in 2s ==`.
-    pub fn of_line(line: &str) -> Self {
-        let mut counts = Self::default();
-        if !line.starts_with("test result:") && !line.starts_with('=') {
-            return counts;
-        }
-        let words: Vec<_> =
-            line.split([' ', ',', ';', '=']).filter(|word| !word.is_empty()).collect();
-        for pair in words.windows(2) {
-            match (pair[0].parse(), pair[1]) {
-                (Ok(number), "passed") => counts.passed = number,
-                (Ok(number), "failed" | "error" | "errors") => counts.failed += number,
-                _ => {}
-            }
-        }
-        counts
-    }
+    lines.push(format!("took {:.1} minutes", took.as_secs_f64() / 60.0));
+    lines.push(format!(
+        "{} passed, {} failed, {} skipped",
+        total.passed, total.failed, total.skipped
+    ));
+    let done = if bad.is_empty() { Ok(()) } else { Err(format!("failed: {}", bad.join(", "))) };
+    (lines.join("\n"), done)
 }
 
 /// Runs a command with no input, showing its output as it comes.
 pub fn command(command: &mut Command) -> Outcome {
-    let mut counts = Counts::default();
-    let mut last = String::new();
-    let status =
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().and_then(|mut child| {
-            if let Some(stdout) = child.stdout.take() {
-                for line in BufReader::new(stdout).split(b'\n') {
-                    let line = String::from_utf8_lossy(&line?).into_owned();
-                    println!("{line}");
-                    counts = counts.plus(Counts::of_line(&line));
-                    if !line.trim().is_empty() {
-                        last = line;
-                    }
-                }
-            }
-            child.wait()
-        });
-    match status {
-        Ok(status) if status.success() => Outcome::Passed(counts),
-        Ok(status) if status.code() == Some(SKIPPED) => Outcome::Skipped(last),
-        Ok(status) => Outcome::Failed(
+    command_within(command, deadline::stretched(deadline::COMMAND))
+}
+
+fn command_within(command: &mut Command, limit: Duration) -> Outcome {
+    let name = command.get_program().to_string_lossy().into_owned();
+    let mut said = Said::default();
+    let ended = deadline::run(command, limit, |_, bytes| print!("{}", said.hear(bytes)));
+    // Before the last line is taken for whole: it may name the test that runs.
+    let running = said.running();
+    let rest = said.end();
+    if !rest.is_empty() {
+        println!("{rest}");
+    }
+    match ended {
+        Ok(ended) => outcome(&name, &ended, &said, &running, limit),
+        Err(error) => Outcome::Failed(said.counts(), format!("{name}: {error}")),
+    }
+}
+
+/// How a program of the tests went that has ended.
+pub fn outcome(
+    name: &str,
+    ended: &Ended,
+    said: &Said,
+    running: &[String],
+    limit: Duration,
+) -> Outcome {
+    let counts = said.counts();
+    if ended.overdue {
+        let running = match running {
+            [] => String::new(),
+            tests => format!("; this test ran: {}", tests.join(", ")),
+        };
+        let limit = limit.as_secs_f64();
+        return Outcome::Failed(
             counts,
-            format!("{} ended with {status}", command.get_program().to_string_lossy()),
-        ),
-        Err(error) => {
-            Outcome::Failed(counts, format!("{}: {error}", command.get_program().to_string_lossy()))
-        }
+            format!("{name} took longer than {limit:.0} s, its deadline, and was ended{running}"),
+        );
+    }
+    match ended.status {
+        status if status.success() => Outcome::Passed(counts),
+        status if status.code() == Some(SKIPPED) => Outcome::Skipped(said.last().to_owned()),
+        status => Outcome::Failed(counts, format!("{name} ended with {status}")),
     }
 }
 
@@ -221,29 +227,9 @@ mod tests {
     }
 
     #[test]
-    fn closing_lines_are_counted() {
-        let counts = |line| Counts::of_line(line);
-        assert_eq!(
-            counts("test result: ok. 3 passed; 0 failed; 1 ignored"),
-            Counts { passed: 3, failed: 0 }
-        );
-        assert_eq!(
-            counts("test result: FAILED. 1 passed; 2 failed;"),
-            Counts { passed: 1, failed: 2 }
-        );
-        assert_eq!(
-            counts("===== 1 failed, 12 passed, 1 error in 3.2s ====="),
-            Counts { passed: 12, failed: 2 }
-        );
-        assert_eq!(counts("99 passed; somebody prints this"), Counts::default());
-    }
-
-    #[test]
     fn a_part_passes_fails_or_says_why_it_was_skipped() {
-        assert!(matches!(
-            shell("echo 'test result: ok. 2 passed; 0 failed'"),
-            Outcome::Passed(Counts { passed: 2, failed: 0 })
-        ));
+        let passed = shell("echo 'test result: ok. 2 passed; 0 failed'");
+        assert!(matches!(passed, Outcome::Passed(Counts { passed: 2, failed: 0, .. })));
         assert!(matches!(shell("exit 3"), Outcome::Failed(..)));
         assert!(
             matches!(shell("echo no registry; exit 77"), Outcome::Skipped(reason) if reason == "no \
@@ -253,14 +239,53 @@ mod tests {
     }
 
     #[test]
+    fn a_part_that_hangs_is_ended_and_the_test_that_runs_is_named() {
+        let script = "echo 'test one ... ok'; printf 'test two ... '; sleep 300";
+        let ended = command_within(Command::new("sh").args(["-c", script]), Duration::from_secs(1));
+        let Outcome::Failed(_, reason) = ended else { panic!("it has not failed") };
+        let wanted = "sh took longer than 1 s, its deadline, and was ended; this test ran: two";
+        assert_eq!(reason, wanted);
+    }
+
+    #[test]
     fn one_failed_part_fails_the_run_and_skipping_fails_only_in_ci() {
         let took = Duration::from_secs(1);
         let passed = || ("a", Outcome::Passed(Counts::default()), took);
         let skipped = || ("b", Outcome::Skipped("no registry".into()), took);
         let failed = || ("c", Outcome::Failed(Counts::default(), "why".into()), took);
-        assert_eq!(sum_up(&[passed(), skipped()], false), Ok(()));
-        assert!(sum_up(&[passed(), skipped()], true).unwrap_err().contains('b'));
-        assert!(sum_up(&[failed(), passed()], false).unwrap_err().contains('c'));
+        let done = |results: &[_], ci| sum_up(results, &[], ci).1;
+        assert_eq!(done(&[passed(), skipped()], false), Ok(()));
+        assert!(done(&[passed(), skipped()], true).unwrap_err().contains('b'));
+        assert!(done(&[failed(), passed()], false).unwrap_err().contains('c'));
+    }
+
+    #[test]
+    fn what_was_skipped_is_counted_by_its_reason_and_the_last_line_is_the_tests_number_alone() {
+        let took = Duration::from_secs(90);
+        let reasons =
+            [(Reason::Lacks("chromium".into()), 2), (Reason::Other("only root may".into()), 1)];
+        let counts = Counts { passed: 7, failed: 0, skipped: 3, reasons: reasons.into() };
+        let results = [
+            ("a", Outcome::Passed(counts), took),
+            ("b", Outcome::Skipped("lacks valgrind".into()), took),
+        ];
+        let (text, done) = sum_up(&results, &["slow"], false);
+        assert_eq!(done, Ok(()));
+        assert_eq!(
+            text.lines().collect::<Vec<_>>(),
+            [
+                "      ok  a [90.0 s]: 7 passed, 0 failed, 3 skipped",
+                " SKIPPED  b [90.0 s]: lacks valgrind",
+                " skipped  2 tests: lacks chromium",
+                " skipped  1 test: only root may",
+                "left to cargo xtask test --all: slow",
+                "took 3.0 minutes",
+                "7 passed, 0 failed, 4 skipped",
+            ]
+        );
+        // What could be installed must be there in CI; what this user may not is no fault of CI's.
+        let reason = sum_up(&results[..1], &[], true).1.unwrap_err();
+        assert!(reason.contains("chromium") && !reason.contains("root"), "{reason}");
     }
 
     #[test]
@@ -273,8 +298,10 @@ mod tests {
                 ran.set(ran.get() + 1);
                 if good { Outcome::Passed(Counts::default()) } else { failed() }
             };
-            Part { name, run: Box::new(run), only_with_all: name == "slow" }
+            Part { name, run: Box::new(run), needs: &[], only_with_all: name == "slow" }
         };
+        let root = Path::new("/nowhere");
+        let run = |parts: &[Part], choice, last: (&'static str, _)| run(root, parts, choice, last);
         let last = |good| {
             ("last", move || if good { Outcome::Passed(Counts::default()) } else { failed() })
         };

@@ -6,12 +6,14 @@ use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
+use crate::deadline::{self, Stream};
 use crate::parts::{cargo, output};
 use crate::runner::{self, Counts, Outcome};
+use crate::said::Said;
 
 /// Programs that wait for more than half a minute of clock; they begin first, so that nobody waits
 /// for them at the end.
@@ -33,7 +35,7 @@ pub fn part(root: &Path) -> Outcome {
         Ok(programs) => programs,
         Err(reason) => return Outcome::Failed(Counts::default(), reason),
     };
-    let done = run(root, programs);
+    let done = run(root, programs, deadline::stretched(deadline::PROGRAM));
     let documented =
         runner::command(&mut cargo(root, &["test", "--workspace", "--doc", "--no-fail-fast"]));
     done.and(documented)
@@ -64,14 +66,14 @@ fn program(line: &str) -> Option<Program> {
     })
 }
 
-fn run(root: &Path, programs: VecDeque<Program>) -> Outcome {
+fn run(root: &Path, programs: VecDeque<Program>, limit: Duration) -> Outcome {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let waiting = Mutex::new(programs);
     let next = || waiting.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
     let work = || {
         let mut done = Outcome::Passed(Counts::default());
         while let Some(program) = next() {
-            done = done.and(run_one(root, &program));
+            done = done.and(run_one(root, &program, limit));
         }
         done
     };
@@ -88,36 +90,41 @@ fn run(root: &Path, programs: VecDeque<Program>) -> Outcome {
 }
 
 /// Runs it as cargo would, and shows all that it says when it has ended.
-fn run_one(root: &Path, program: &Program) -> Outcome {
+fn run_one(root: &Path, program: &Program, limit: Duration) -> Outcome {
     let start = Instant::now();
-    let ended = Command::new(root.join(".cargo/test-runner"))
+    let mut command = Command::new(root.join(".cargo/test-runner"));
+    command
         .arg(&program.executable)
         .current_dir(&program.folder)
         .env("CARGO_MANIFEST_DIR", &program.folder)
         .env("RUST_TEST_THREADS", "1")
-        .stdin(Stdio::null())
-        .output();
-    let failed = |reason| {
-        Outcome::Failed(Counts::default(), format!("{}: {reason}", program.executable.display()))
+        .stderr(Stdio::piped());
+    let (mut said, mut text, mut errors) = (Said::default(), String::new(), Vec::new());
+    let ended = deadline::run(&mut command, limit, |stream, bytes| match stream {
+        Stream::Out => text += &said.hear(bytes),
+        Stream::Err => errors.extend_from_slice(bytes),
+    });
+    let running = said.running();
+    text += &said.end();
+    let outcome = match ended {
+        Ok(ended) => runner::outcome(&program.name, &ended, &said, &running, limit),
+        Err(error) => {
+            let reason = format!("{}: {error}", program.executable.display());
+            Outcome::Failed(said.counts(), reason)
+        }
     };
-    let output = match ended {
-        Ok(output) => output,
-        Err(error) => return failed(error.to_string()),
-    };
-    let said = String::from_utf8_lossy(&output.stdout);
-    let counts = said.lines().fold(Counts::default(), |sum, line| sum.plus(Counts::of_line(line)));
     // One call, so that what two programs say does not mix.
     print!(
-        "--- {} [{:.1} s]\n{said}{}",
+        "--- {} [{:.1} s]\n{text}{}{}",
         program.name,
         start.elapsed().as_secs_f64(),
-        String::from_utf8_lossy(&output.stderr)
+        String::from_utf8_lossy(&errors),
+        match &outcome {
+            Outcome::Failed(_, reason) => format!("--- FAILED: {reason}\n"),
+            _ => String::new(),
+        }
     );
-    if output.status.success() {
-        Outcome::Passed(counts)
-    } else {
-        Outcome::Failed(counts, format!("{} ended with {}", program.name, output.status))
-    }
+    outcome
 }
 
 #[cfg(test)]
@@ -154,12 +161,22 @@ mod tests {
         };
         let good = || program("good", "echo 'test result: ok. 2 passed; 0 failed'; touch ran");
         let bad = || program("bad", "exit 101");
+        let long = Duration::from_secs(60);
         assert!(matches!(
-            run(root, [good(), good()].into()), Outcome::Passed(counts) if counts.passed() == 4
+            run(root, [good(), good()].into(), long), Outcome::Passed(counts) if counts.passed == 4
         ));
         std::fs::remove_file(folder.path().join("ran")).unwrap();
-        let done = run(root, [bad(), good()].into());
+        let done = run(root, [bad(), good()].into(), long);
         assert!(matches!(done, Outcome::Failed(_, reason) if reason.contains("bad ended with")));
+        assert!(folder.path().join("ran").exists());
+        std::fs::remove_file(folder.path().join("ran")).unwrap();
+        // Under the runner's shell, in its group.
+        let hangs =
+            program("hangs", "echo $$; printf 'test quick ... ok\\ntest slow ... '; sleep 300");
+        let done = run(root, [hangs, good()].into(), Duration::from_secs(2));
+        let Outcome::Failed(_, reason) = done else { panic!("it has not failed") };
+        assert!(reason.contains("hangs took longer than 2 s"), "{reason}");
+        assert!(reason.ends_with("this test ran: slow"), "{reason}");
         assert!(folder.path().join("ran").exists());
     }
 }

@@ -9,7 +9,7 @@ use std::path::{Component, Path, PathBuf};
 use std::process::Command;
 
 use crate::parts::{output, succeed};
-use crate::runner::{Counts, Outcome};
+use crate::tools;
 use links::Page;
 
 /// The site's pages.
@@ -94,33 +94,17 @@ fn pages(root: &Path) -> Result<BTreeMap<PathBuf, (String, Page)>, String> {
     there.map(read).collect()
 }
 
-/// The part of the test run: the site is built, where there is mdBook.
-pub fn part(root: &Path) -> Outcome {
-    match build(root) {
-        Ok(Some(_)) => Outcome::Passed(Counts::default()),
-        Ok(None) => {
-            Outcome::Skipped("no mdbook (cargo install mdbook --root target/mdbook)".into())
-        }
-        Err(reason) => Outcome::Failed(Counts::default(), reason),
-    }
-}
-
 /// `cargo xtask site`.
 pub fn write(root: &Path) -> Result<(), String> {
     check_links(root)?;
-    let first = build(root)?
-        .ok_or("no mdbook: install it with `cargo install mdbook --root target/mdbook`")?;
-    println!("{}", first.display());
+    println!("{}", build(root)?.display());
     Ok(())
 }
 
-/// Builds the site; its first page. `None`: there is no mdBook.
-fn build(root: &Path) -> Result<Option<PathBuf>, String> {
-    let installed = root.join("target/mdbook/bin/mdbook");
-    let mdbook = if installed.exists() { installed } else { "mdbook".into() };
-    if Command::new(&mdbook).arg("--version").output().is_err() {
-        return Ok(None);
-    }
+/// Builds the site; its first page.
+pub fn build(root: &Path) -> Result<PathBuf, String> {
+    let mdbook = tools::find(root, "mdbook")
+        .ok_or_else(|| format!("no mdbook: install it with `{}`", tools::COMMAND))?;
     let source = root.join(SOURCE);
     let wrong = |error: std::io::Error| format!("{SOURCE}: {error}");
     if source.exists() {
@@ -134,7 +118,7 @@ fn build(root: &Path) -> Result<Option<PathBuf>, String> {
     }
     succeed(Command::new(&mdbook).args(["build", "--dest-dir"]).arg(root.join(BOOK)).arg(root))?;
     let first = root.join(BOOK).join("index.html");
-    if first.exists() { Ok(Some(first)) } else { Err(format!("mdBook made no {BOOK}/index.html")) }
+    if first.exists() { Ok(first) } else { Err(format!("mdBook made no {BOOK}/index.html")) }
 }
 
 /// A page with its links to files that are not of the site leading to the repository.
