@@ -1,6 +1,6 @@
-//! The ABI face of the stand-in GPU: a library that stands in for libcuda, the CUDA runtime, cuBLAS,
-//! NVML and whatever else the real PyTorch wheel links, keeps exact books of device memory (through
-//! `gruyere-phantom`), and launches nothing.
+//! The ABI face of the stand-in GPU: a library that stands in for libcuda, NVML, the CUDA runtime,
+//! cuBLAS and whatever else the real PyTorch wheel links, keeps exact books of device memory
+//! (through `gruyere-phantom`), and launches nothing.
 //!
 //! # Use
 //! Preload it into Python, with a folder on `LD_LIBRARY_PATH` in which `libcuda.so.1` and the names

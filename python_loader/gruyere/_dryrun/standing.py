@@ -29,8 +29,8 @@ def away() -> Optional[str]:
         return _other("is another library than the stand-in")
     if _address(process, _DRIVERS) != _address(driver, _DRIVERS):
         return (
-            f"{_NOT}: another library, that is loaded before it, has {_DRIVERS} too; take that out "
-            f"of LD_PRELOAD={os.environ.get('LD_PRELOAD', '')}"
+            f"{_NOT}: another library, that is loaded before it, has {_DRIVERS} too; take that "
+            f"out of LD_PRELOAD={os.environ.get('LD_PRELOAD', '')}"
         )
     return None
 
@@ -40,7 +40,7 @@ def _unloaded(process: ctypes.CDLL) -> str:
     if process.getauxval(_AT_SECURE):
         return (
             "the loader of libraries passes over LD_PRELOAD for privileged programs, and "
-            f"{sys.executable} is one (a set-user-ID bit, a set-group-ID bit or capabilities: ls -l "
+            f"{sys.executable} is one (a set-user-ID or set-group-ID bit, or capabilities: ls -l "
             "and getcap show them); name a copy of it without them with --python"
         )
     preloaded = os.environ.get("LD_PRELOAD")
