@@ -87,15 +87,15 @@ struct Cli {
 enum Command {
     /// Tell what lies, and lay, at an address of a device.
     Address(address::Arguments),
-    Bench(bench::Args),
-    Compare(compare::Arguments),
+    Bench(Box<bench::Args>),
+    Compare(Box<compare::Arguments>),
     /// Print the completions of this command for a shell.
     Completions(completions::Arguments),
     /// Compare two states of a process's memory: what is new, what is gone.
     Diff(diff::Arguments),
     /// Look for what stands in the way: driver, devices, memory, configuration, torch.
     Doctor(doctor::Arguments),
-    Dryrun(dryrun::Arguments),
+    Dryrun(Box<dryrun::Arguments>),
     /// Serve Prometheus metrics of all processes.
     Export(export::Arguments),
     /// Draw the layout of a device's memory: blocks, free runs, partly used pages.
