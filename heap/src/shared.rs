@@ -41,8 +41,8 @@ pub struct Shared {
 }
 
 impl Shared {
-    /// Where the calling thread's request of `bytes` comes from; 0: it has none. To be asked with no
-    /// lock of the heap held.
+    /// Where the calling thread's request of `bytes` comes from; 0: it has none. To be asked with
+    /// no lock of the heap held.
     pub(super) fn site(&self, bytes: u64) -> SiteId {
         self.sites.as_ref().map_or(SiteId::NONE, |sites| sites.current(self.record, bytes))
     }

@@ -112,6 +112,10 @@ OUTLIVING = {
 }
 
 
+def test_a_process_that_asks_nvml_alone_is_refused_too():
+    refused(python(f"import ctypes; ctypes.CDLL({str(PHANTOM)!r}).nvmlInit_v2()"))
+
+
 def test_a_process_that_outlives_its_owner_is_refused(tmp_path):
     """In a session of its own, its owner killed. One that has its context works on: it is not found
     out (phantom/abi/src/owner.rs)."""

@@ -12,6 +12,7 @@ use crate::context;
 use crate::driver_device::VERSION;
 use crate::gpu::{self, gpu};
 use crate::numbers::CU_MEM_HANDLE_TYPE_FABRIC;
+use crate::owner;
 use crate::process::{Phase, phase};
 use crate::properties::{pci_bus, put_text, uuid};
 use std::ffi::{CStr, c_char};
@@ -114,6 +115,8 @@ fn at_pci(text: &str) -> Option<u32> {
 }
 
 fn initialize() -> Result<(), u32> {
+    // Who asks here alone never comes to CUDA's own check.
+    owner::check();
     gpu::start();
     USERS.fetch_add(1, Relaxed);
     Ok(())

@@ -2,10 +2,10 @@
 //!
 //! torch runs a backward on threads of its own that run no Python. But each operator of a forward
 //! takes a number, counted by thread, for the node that stands for it in the backward, before it
-//! allocates its output; and the node that runs has that number, and knows how large that output was.
-//! So the site of a forward's request is kept under its thread, number and size, and a request of the
-//! node's finds it. The size tells an output from what was allocated next under the same number where
-//! an operator allocates nothing (in place, or a view).
+//! allocates its output; and the node that runs has that number, and knows how large that output
+//! was. So the site of a forward's request is kept under its thread, number and size, and a request
+//! of the node's finds it. The size tells an output from what was allocated next under the same
+//! number where an operator allocates nothing (in place, or a view).
 
 use super::interpreter::mix;
 use super::known::Known;
@@ -67,7 +67,8 @@ fn asked(ask: GruyereAskAutograd, is_name_wanted: bool) -> GruyereAutograd {
 }
 
 impl GruyereAutograd {
-    /// Under which the site of a request of `bytes` is kept until its backward; `None`: it has none.
+    /// Under which the site of a request of `bytes` is kept until its backward; `None`: it has
+    /// none.
     pub(super) fn forward_key(&self, bytes: u64) -> Option<u64> {
         (self.kind == 0 && self.next > 0).then(|| key(self.thread, self.next - 1, bytes))
     }

@@ -1,9 +1,10 @@
-//! What is in a string or in bytes of Python's, as a number: it tells a code object from another one
-//! that has got its address, and whose strings have got the addresses of the first one's.
+//! What is in a string or in bytes of Python's, as a number: it tells a code object from another
+//! one that has got its address, and whose strings have got the addresses of the first one's.
 //!
-//! Python keeps the hash of what was looked up once, which all is that `compile()` and `exec()` make
-//! (3.10 and 3.11). Else, mostly of code that was loaded from a file, which is hardly ever freed,
-//! the length, the beginning and the end are read: each stack is walked in some hundred nanoseconds.
+//! Python keeps the hash of what was looked up once, which all is that `compile()` and `exec()`
+//! make (3.10 and 3.11). Else, mostly of code that was loaded from a file, which is hardly ever
+//! freed, the length, the beginning and the end are read: each stack is walked in some hundred
+//! nanoseconds.
 
 use super::interpreter::{mix, number, word};
 
