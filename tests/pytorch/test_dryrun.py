@@ -37,6 +37,7 @@ from gruyere._dryrun.runs import Plan, Ran  # noqa: E402
 from gruyere._dryrun.settings import Settings  # noqa: E402
 from gruyere._dryrun.sweep import Sweep  # noqa: E402
 from gruyere._dryrun.worker import Found, Worker  # noqa: E402
+from gruyere._sandbox.reach import Reach  # noqa: E402
 
 GIB, MIB = 1 << 30, 1 << 20
 # What takes time on the stand-in's clock, as the dry run has it.
@@ -352,8 +353,8 @@ def test_a_program_that_asks_by_values_of_the_device_is_not_trusted(tmp_path, co
     (tmp_path / "train.py").write_text(BRANCHES.format(condition=condition))
     ran = dryrun(tmp_path, "--alloc", "torch", "--json=all.json", "train.py")
     assert ran.returncode == 4, ran.stdout + ran.stderr
-    assert ran.stdout.startswith("Not trustworthy: ")
-    assert "train.py:10" in ran.stdout.splitlines()[0] + ran.stdout.splitlines()[1]
+    _, first, second, *_ = ran.stdout.splitlines()
+    assert first.startswith("Not trustworthy: ") and "train.py:10" in first + second
     document = json.loads((tmp_path / "all.json").read_text())
     assert document["trust"]["difference"]["line"] == "train.py:10"
     if "item" in condition:
@@ -642,7 +643,10 @@ open("went on", "w").close()
 )
 def test_a_trainer_is_asked_to_stop_and_can_be_trusted(tmp_path, program, module):
     (tmp_path / "train.py").write_text(program)
-    document = told(dryrun(tmp_path, "--alloc", "torch", "--json", "train.py", python=FRAMEWORKS))
+    ran = dryrun(
+        tmp_path, "--allow-writes=.", "--alloc", "torch", "--json", "train.py", python=FRAMEWORKS
+    )
+    document = told(ran)
     # Lightning stops at the end of an epoch at the earliest, if nobody makes it.
     assert 3 <= document["program"]["steps"] <= 5
     assert document["trust"]["reasons"] == []
@@ -862,7 +866,9 @@ def runs_still(pid):
 def test_who_ends_it_ends_the_programs_and_leaves_nothing(tmp_path, number, runs):
     (tmp_path / "tmp").mkdir()
     (tmp_path / "train.py").write_text(WAITS.replace("RUNS", str(runs)))
-    line, environment = dry("--alloc", "gruyere,torch", "--jobs", 2, "train.py")
+    line, environment = dry(
+        "--allow-writes=.", "--alloc", "gruyere,torch", "--jobs", 2, "train.py"
+    )  # fmt: skip
     process = subprocess.Popen(
         line, env=environment | {"TMPDIR": str(tmp_path / "tmp")}, cwd=tmp_path,
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
@@ -911,8 +917,10 @@ while True:
 
 def test_a_program_that_swallows_exceptions_ends_after_its_steps(tmp_path):
     (tmp_path / "train.py").write_text(SWALLOWS)
-    document = told(dryrun(tmp_path, "--alloc", "torch", "--steps", 2, "--json", "train.py"))
-    assert document["program"]["steps"] == 2
+    ran = dryrun(
+        tmp_path, "--allow-writes=.", "--alloc", "torch", "--steps", 2, "--json", "train.py"
+    )
+    assert told(ran)["program"]["steps"] == 2
     assert (tmp_path / "atexit").read_text() == "ran " * 3
 
 
@@ -1210,7 +1218,9 @@ def test_a_module_runs_as_python_runs_it(tmp_path, name):
     package(tmp_path)
     options = ["-uO", "-W", "ignore", "-m", name]
     line = [sys.executable, *options, "--x", "1"]
-    ran = dryrun(tmp_path, "--alloc", "gruyere", "--json", "--", *line, FOUND="ours")
+    ran = dryrun(
+        tmp_path, "--allow-writes=.", "--alloc", "gruyere", "--json", "--", *line, FOUND="ours"
+    )
     document = told(ran)
     assert document["program"] == {
         "script": None, "module": name, "arguments": ["--x", "1"], "steps": 1, "steps_asked": 3,
@@ -1401,6 +1411,7 @@ def test_how_a_program_ended_is_told_by_what_ended_it(first, then, outcome):
     then.__context__ = first
     worker = object.__new__(Worker)
     worker.torch, worker.found = Torch, Found(COMPLETED)
+    worker.reach, worker.refused = Reach(["files", "network"]), []
     worker.stopped_by(then)
     assert worker.found.outcome == outcome
 

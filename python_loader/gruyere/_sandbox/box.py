@@ -168,6 +168,13 @@ class Run:
 
     def end(self) -> None:
         """Ends the program and all that it started, and waits for that."""
+        if self.process.poll() is None:
+            # The process between us and the program ends it, and waits for it (`enter`).
+            self.process.terminate()
+            try:
+                self.process.wait(_PATIENCE)
+            except subprocess.TimeoutExpired:
+                pass
         try:
             os.killpg(self.process.pid, signal.SIGKILL)
         except (ProcessLookupError, PermissionError):
@@ -379,10 +386,10 @@ def choose(folder: Path, asked: dict[str, Any]) -> Box:
         return Box(folder, NONE, allowed, room)
     reasons = []
     for way, why_not in ((OVERLAY, ""), (LANDLOCK, landlock.why_not())):
-        box = Box(folder, way, allowed, room)
-        why_not = why_not or _try(box)
+        # Without what the user allows: our own folder may lie in it.
+        why_not = why_not or _try(Box(folder, way, Allowed(network=allowed.network), room))
         if not why_not:
-            return box
+            return Box(folder, way, allowed, room)
         reasons.append(f"{way}: {why_not}")
     raise GruyereError(
         "the program would overwrite its files: no sandbox can be made here "

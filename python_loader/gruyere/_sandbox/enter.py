@@ -48,6 +48,8 @@ def main(file: str) -> NoReturn:
     if child == 0:
         ours.close()
         _become(request, theirs, identities is not None)
+    # Who asks us to end wants the program ended, and nothing left of it.
+    signal.signal(signal.SIGTERM, lambda *_: os.kill(child, signal.SIGKILL))
     theirs.close()
     listener = _help(request, ours, child, identities)
     guard = None
