@@ -50,6 +50,7 @@ fn without_options_it_asks_for_everything() {
         "allocators": ["default", "expandable", "async", "gruyere"], "conf": [],
         "stand_in": false, "beside": null, "fit": true, "runs": 3, "timeout": 600, "json": null,
         "list": false, "markdown": false,
+        "sandbox": {"allow_writes": [], "allow_network": false, "scratch": 10_u64 << 30},
     });
     assert_eq!(asked(&["--torch"]), wanted);
     assert_eq!(asked(&["torch"]), wanted, "as a subcommand too");
@@ -69,6 +70,10 @@ fn options_reach_the_python_side() {
         "slack:0.5%,waits:budget",
         "--stand-in",
         "--no-fit",
+        "--allow-writes=runs",
+        "--allow-network",
+        "--scratch",
+        "1GiB",
     ]);
     command.args(["--runs", "9", "--timeout", "60", "--json", "-", "--python"]).arg(&python);
     let output = command.args(["--", "--epochs", "3"]).output().unwrap();
@@ -82,6 +87,7 @@ fn options_reach_the_python_side() {
         "conf": ["slack:0.5%,waits:budget"], "stand_in": true, "beside": null, "fit": false,
         "runs": 9, "timeout": 60, "json": "-",
         "list": false, "markdown": false,
+        "sandbox": {"allow_writes": ["runs"], "allow_network": true, "scratch": 1 << 30},
     });
     assert_eq!(request, wanted);
 }
