@@ -58,6 +58,7 @@ fn without_options_it_asks_for_one_gpu_and_what_the_books_say_of_all() {
         "sweep": null, "smallest": false, "max_bytes": null,
         "json": null, "html": null, "history": null, "name": "train",
         "gruyere": env!("CARGO_PKG_VERSION"), "timeout": 3600, "jobs": null, "beside": null,
+        "sandbox": {"allow_writes": [], "allow_network": false, "scratch": 10_u64 << 30},
     });
     assert_eq!(request, wanted);
     assert_eq!(gpus.as_array().unwrap().len(), 1);

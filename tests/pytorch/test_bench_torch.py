@@ -188,10 +188,16 @@ FAILING = {
         1,
     ),
     "raise": ("import torch\nraise ValueError('seven')", "failed", "ValueError: seven", 1),
+    "killed": (
+        "import torch, os\nprint('last words', flush=True)\nos.kill(os.getpid(), 9)",
+        "failed",
+        "killed by SIGKILL: last words",
+        1,
+    ),
     "crash": (
         "import torch, os\nprint('last words', flush=True)\nos.kill(os.getpid(), 11)",
         "failed",
-        "killed by SIGSEGV: last words",
+        "killed by SIGSEGV: Fatal Python error: Segmentation fault",
         1,
     ),
     "no torch": ("print('nothing to do')", "failed", "did not import torch", 1),
