@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
 MIB = 1 << 20
 WAYS = {"overlay": "", "landlock": "unshare"}
 
@@ -36,6 +37,29 @@ def user(request):
     if request.param == "nobody" and os.geteuid() != 0:
         pytest.skip("only root can become nobody; these tests run as a user who is not root")
     return request.param
+
+
+def readable(folder):
+    """Everybody may go there."""
+    for here in (folder, *folder.parents):
+        if here != Path("/") and not here.stat().st_mode & stat.S_IXOTH:
+            here.chmod(here.stat().st_mode | stat.S_IXOTH | stat.S_IROTH)
+
+
+@pytest.fixture(scope="module")
+def kit(tmp_path_factory):
+    """What runs in these tests, where nobody may read it: this clone may lie where they may not."""
+    folder = tmp_path_factory.mktemp("kit")
+    program = Path("tests", "pytorch", "programs", "sandboxed.py")
+    (folder / program).parent.mkdir(parents=True)
+    shutil.copy(ROOT / program, folder / program)
+    package = Path("python_loader", "gruyere")
+    ignored = shutil.ignore_patterns("*.so", "__pycache__")
+    shutil.copytree(ROOT / package, folder / package, ignore=ignored)
+    for path in folder.rglob("*"):
+        path.chmod(0o755)
+    readable(folder)
+    return folder / program
 
 
 @pytest.fixture(params=WAYS)
@@ -60,8 +84,9 @@ def describe(folder):
 
 
 @pytest.fixture
-def files(tmp_path, user):
+def files(tmp_path, user, kit):
     """A folder as a user has it; their home is above it."""
+    sandboxed.program = kit
     home = tmp_path / "home"
     project = home / "project"
     (project / "runs" / "old").mkdir(parents=True)
@@ -78,9 +103,7 @@ def files(tmp_path, user):
     if user == "nobody":
         for path in (home, *home.rglob("*"), tmp_path / "beside.bin"):
             os.chown(path, 65534, 65534, follow_symlinks=False)
-        for folder in (tmp_path, *tmp_path.parents):
-            if folder != Path("/") and not folder.stat().st_mode & stat.S_IXOTH:
-                folder.chmod(folder.stat().st_mode | stat.S_IXOTH | stat.S_IROTH)
+        readable(tmp_path)
     return project
 
 
@@ -92,7 +115,7 @@ def sandboxed(way, user, files, code, forbid="", **asked):
     program.chmod(0o644)
     return subprocess.run(
         [sys.executable, HERE / "without_calls.py", words, python,
-         HERE / "programs" / "sandboxed.py", json.dumps(asked), python, program],
+         sandboxed.program, json.dumps(asked), python, program],
         cwd=files, env={**os.environ, "HOME": str(files.parent)}, capture_output=True, text=True,
         timeout=120,
     )  # fmt: skip
