@@ -18,7 +18,7 @@ from typing import IO, Any, Optional
 
 from .._errors import GruyereError
 from . import landlock
-from .enter import LANDLOCK, NO_SANDBOX, NONE, OVERLAY
+from .enter import LANDLOCK, NONE, OVERLAY
 
 # Bytes that a run may write, where nobody has said so, and what is left free on the disk.
 ROOM = 10 << 30
@@ -140,7 +140,6 @@ class Run:
 
     folder: Path
     process: subprocess.Popen[bytes]
-    caches: Path
 
     @property
     def own(self) -> Path:
@@ -194,8 +193,6 @@ class Box:
     way: str
     allowed: Allowed = field(default_factory=Allowed)
     room: int = ROOM
-    why_not_overlay: str = ""
-    count: int = 0
 
     def __post_init__(self) -> None:
         self.caches = self.folder / "caches"
@@ -292,7 +289,7 @@ class Box:
             pass_fds=pass_fds,
             start_new_session=True,
         )
-        return Run(folder, process, self.caches)
+        return Run(folder, process)
 
     def new_folder(self) -> Path:
         """A folder for a run."""

@@ -105,7 +105,7 @@ def raise_loopback() -> None:
 
 # Landlock (include/uapi/linux/landlock.h).
 
-EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
+_WRITE_FILE = 1 << 1
 # What changes a folder: remove, make (of each kind), and from version 2 on move between folders,
 # from 3 on truncate.
 _CHANGES = sum(1 << bit for bit in range(4, 13))
@@ -123,7 +123,7 @@ def landlock_version() -> int:
 def landlock_rights(version: int) -> int:
     """Every right to change files that this version knows."""
     newer = (_REFER if version >= 2 else 0) | (_TRUNCATE if version >= 3 else 0)
-    return WRITE_FILE | _CHANGES | newer
+    return _WRITE_FILE | _CHANGES | newer
 
 
 class Ruleset:
@@ -141,7 +141,7 @@ class Ruleset:
         handle = os.open(path, os.O_PATH | os.O_CLOEXEC)
         try:
             # A file has no entries to make or to remove.
-            of_files = WRITE_FILE | _TRUNCATE
+            of_files = _WRITE_FILE | _TRUNCATE
             rights = self.rights if os.path.isdir(path) else self.rights & of_files
             beneath = 1
             rule = struct.pack("=Qi", rights, handle)
