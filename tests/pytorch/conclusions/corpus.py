@@ -1,0 +1,280 @@
+"""Programs whose memory goes for a known cause, and whether the conclusion that Gruyère draws is
+right: `cargo xtask conclusions` runs all of them and writes the table (README.md),
+test_conclusions_corpus.py fifteen.
+
+Each program says in its docstring, after an empty line, what is true of it:
+
+    cause:  a word of CAUSES
+    also:   other causes that are as right
+    device: the size of the GPU
+    ends:   oom, or killed (it kills itself)
+    never:  a regular expression of advice that would do harm
+
+and marks the lines that cause it with `# the cause`. Those in `fresh/` were written by somebody
+who did not know the rules of the conclusion, before those were tuned; their score is told apart.
+
+    right    the cause is one of those given; where lines are marked, the sentence that names the
+             cause names one of them; no advice matches `never`
+    silent   no cause is named, only what is held, and there is one
+    wrong    anything else
+"""
+
+import argparse
+import collections
+import concurrent.futures
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+
+from conftest import (  # noqa: E402
+    COMMAND,
+    GRUYERE,
+    LIBRARIES,
+    LIBRARIES_PRELOADED,
+    ROOT,
+    SHIM,
+    clean_environment,
+)
+
+# What a program's author says, by what `Cause` of the record crate is called.
+CAUSES = {
+    "leak": "grows",
+    "autograd_graphs": "graph",
+    "hooks": "hooks",
+    "no_grad": "no_grad",
+    "collected": "collects",
+    "cache": "cache",
+    "full": "too_large",
+    "large_request": "one_tensor",
+    "pieces": "pieces",
+    "others": "other_process",
+    "ceiling": "ceiling",
+    "cuda_graphs": "cuda_graphs",
+    "streams": "streams",
+    "optimizer_twice": "optimizer_twice",
+    "nothing": "nothing",
+}
+# Of these nobody is accused.
+SILENT = ("too_large", "nothing")
+MARK = "# the cause"
+RIGHT, QUIET, WRONG = "right", "silent", "wrong"
+# Of programs with a cause, silent at most: one in so many.
+MOST_SILENT = 8
+# A program that takes longer hangs.
+SECONDS = 300
+
+
+@dataclass
+class Program:
+    path: Path
+    about: str
+    true: dict
+
+    @property
+    def name(self):
+        return f"{self.path.parent.name}/{self.path.stem}"
+
+    @property
+    def causes(self):
+        return [self.true["cause"], *re.findall(r"\w+", self.true.get("also", ""))]
+
+    @property
+    def marked(self):
+        lines = self.path.read_text().splitlines()
+        return [number for number, line in enumerate(lines, 1) if line.endswith(MARK)]
+
+
+def read(path):
+    """The program at `path`, with what its docstring says."""
+    about, _, header = path.read_text().split('"""')[1].partition("\n\n")
+    true = dict(re.findall(r"^(\w+):\s*(.+?)\s*$", header, re.MULTILINE))
+    program = Program(path, " ".join(about.split()), true)
+    unknown = set(true) - {"cause", "also", "device", "ends", "never"}
+    unknown |= set(program.causes) - set(CAUSES.values())
+    if unknown or true.get("ends") not in ("oom", "killed") or "device" not in true:
+        raise ValueError(f"{path}: the docstring says {true}, {unknown or 'ends, device'}?")
+    return program
+
+
+def programs():
+    return [read(path) for path in sorted(HERE.glob("*/*.py"))]
+
+
+@dataclass
+class Told:
+    """What the tool said of a program."""
+
+    cause: str
+    # What the person reads: of an exception all of it after torch's own sentence.
+    text: str
+    # The first sentence of the conclusion.
+    first: str
+
+
+def sentence(lines):
+    """The first sentence: later lines of it are indented."""
+    rest = [line for line in lines[1:] if not line.startswith("Besides: ")]
+    more = next((at for at, line in enumerate(rest) if not line.startswith("  ")), len(rest))
+    return " ".join([lines[0], *(line.strip() for line in rest[:more])])
+
+
+def run(program, folder, conf=""):
+    """Runs it on the stand-in; what its exception says, or `gruyere post` where it was killed."""
+    records, dumps = folder / "records", folder / "dumps"
+    records.mkdir()
+    size = program.true["device"].replace(" ", "")
+    environment = (
+        clean_environment()
+        | {
+            "LD_PRELOAD": LIBRARIES_PRELOADED,
+            "LD_LIBRARY_PATH": str(LIBRARIES),
+            "PYTHONPATH": str(ROOT / "python_loader"),
+            "GRUYERE_LIBRARY": str(GRUYERE),
+            "GRUYERE_RECORD_DIR": str(records),
+            "GRUYERE_CONF": f"dump_dir:{dumps}{conf}",
+            "PHANTOM_MEMORY": size,
+            "COLUMNS": "100",
+        }
+        | SHIM
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gruyere", program.path],
+        env=environment,
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        out, err = process.communicate(timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        out, err = process.communicate()
+        raise AssertionError(f"{program.name} ran for {SECONDS} s\n{out}\n{err}") from None
+    if program.true["ends"] == "killed":
+        assert process.returncode == -9, f"{program.name} ended with {process.returncode}\n{err}"
+        words = [COMMAND, "post", str(process.pid), "--directory", records, "--json"]
+        posted = subprocess.run(words, env=clean_environment(), capture_output=True, text=True)
+        assert posted.returncode in (0, 3), f"{program.name}: {posted.stderr}"
+        said = json.loads(posted.stdout)["conclusion"]
+        text = "\n".join(said["lines"])
+    else:
+        # torch 2.15 may abort at the end, after the exception was shown (docs/pytorch.md).
+        _, found, text = err.rpartition("OutOfMemoryError: CUDA out of memory.")
+        assert process.returncode != 0 and found, f"{program.name} did not run out\n{out}\n{err}"
+        _, _, text = text.partition("\n")
+        last = max(dumps.glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
+        said = json.loads(last.read_text())["conclusion"]
+    cause = CAUSES.get(said["cause"], said["cause"])
+    return Told(cause, text, sentence(said["lines"]))
+
+
+def judge(program, told):
+    """RIGHT, QUIET or WRONG, and why."""
+    advice = program.true.get("never")
+    if advice and re.search(advice, told.text, re.IGNORECASE):
+        return WRONG, "harmful advice: " + re.search(advice, told.text, re.IGNORECASE).group()
+    if told.cause not in program.causes:
+        if told.cause in SILENT:
+            return QUIET, ""
+        return WRONG, f"takes it for {told.cause}"
+    named = [int(line) for line in re.findall(rf"{program.path.name}:(\d+)", told.first)]
+    if program.marked and not set(named) & set(program.marked):
+        if named:
+            return WRONG, f"accuses line {named[0]}, not {program.marked[0]}"
+        return QUIET, "names no line"
+    return RIGHT, ""
+
+
+def score(verdicts):
+    """The counts, and whether they will do: none wrong, and silent on at most one in eight."""
+    counts = collections.Counter(verdicts)
+    will_do = counts[WRONG] == 0 and counts[QUIET] * MOST_SILENT <= sum(counts.values())
+    return counts, will_do
+
+
+def row(program, told, verdict, why):
+    said = told.first.replace("|", "\\|")
+    return (
+        f"| `{program.name}` | {program.true['cause']} | {verdict}{why and ': ' + why} | {said} |"
+    )
+
+
+def table(results):
+    """README.md: the score, then each program with what was said of it."""
+    folders = sorted({program.path.parent.name for program, *_ in results}, reverse=True)
+    lines = [
+        "# The conclusion, on programs whose cause is known",
+        "",
+        "Written by `cargo xtask conclusions`; what the words mean is in [corpus.py](corpus.py).",
+        "The programs of `fresh/` were written without knowledge of the rules, before those were",
+        "tuned.",
+        "",
+        "| | programs | right | silent | wrong |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for folder in [*folders, None]:
+        verdicts = [v for p, _, v, _ in results if folder in (None, p.path.parent.name)]
+        counts, _ = score(verdicts)
+        numbers = [len(verdicts), *(counts[word] for word in (RIGHT, QUIET, WRONG))]
+        lines.append(f"| {folder or 'all'} | {' | '.join(map(str, numbers))} |")
+    lines += ["", "| program | cause | | the first sentence |", "|---|---|---|---|"]
+    lines += [row(*result) for result in results]
+    return "\n".join(lines) + "\n"
+
+
+def of_one(program, conf):
+    begun = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            told = run(program, Path(folder), conf)
+            verdict, why = judge(program, told)
+        except AssertionError as error:
+            told = Told("", "", str(error).splitlines()[0])
+            verdict, why = WRONG, "did not run as it says"
+            print(error, file=sys.stderr)
+    seconds = time.monotonic() - begun
+    print(f"{verdict:<7}{program.name:<36}{seconds:5.1f} s  {why}", flush=True)
+    if verdict != RIGHT:
+        print("    " + (told.text.strip() or told.first).replace("\n", "\n    "), flush=True)
+    return program, told, verdict, why
+
+
+def main():
+    arguments = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
+    arguments.add_argument(
+        "names", nargs="*", help="only programs whose names contain one of these"
+    )
+    arguments.add_argument("--door", choices=["native", "pluggable"], help="torch's door (auto)")
+    arguments.add_argument(
+        "--show", action="store_true", help="show what is said of right ones too"
+    )
+    asked = arguments.parse_args()
+    chosen = [p for p in programs() if not asked.names or any(n in p.name for n in asked.names)]
+    conf = f",door:{asked.door}" if asked.door else ""
+    with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        results = list(pool.map(lambda program: of_one(program, conf), chosen))
+    if asked.show:
+        for program, told, *_ in results:
+            print(f"\n{program.name}\n{told.text.strip()}")
+    counts, will_do = score([verdict for _, _, verdict, _ in results])
+    if not asked.names:
+        (HERE / "README.md").write_text(table(results))
+    print(
+        f"{len(results)} programs: " + ", ".join(f"{counts[w]} {w}" for w in (RIGHT, QUIET, WRONG))
+    )
+    sys.exit(not will_do)
+
+
+if __name__ == "__main__":
+    main()
