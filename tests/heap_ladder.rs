@@ -52,15 +52,12 @@ fn each_rung_that_was_tried_has_its_calls_and_host_time_on_the_record() {
 }
 
 #[test]
-fn the_out_of_memory_message_and_the_dump_tell_what_was_tried() {
+fn the_dump_tells_what_was_tried_and_the_message_does_not() {
     let rig = Rig::bare(GIB, "headroom:0");
     rig.heap.announce_hooks(3);
     run_out(&rig);
     let error = rig.heap.malloc(2 * GIB, 0, DEFAULT).unwrap_err().to_string();
-    assert!(
-        error.contains("Tried for this request: ask events ") && error.contains("synchronise "),
-        "{error}"
-    );
+    assert!(!error.contains("ask events") && !error.contains("synchronise"), "{error}");
     let dump = rig.heap.dump();
     assert!(dump.contains("reclaim: synchronise"), "{dump}");
 }

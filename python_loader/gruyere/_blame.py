@@ -2,7 +2,7 @@
 
 It reads the frames of the thread that allocates. Told from here are that there is a package (which
 turns `blame:auto` on), which code calls modules, what each module is called by the one that it is
-in, and that the interpreter ends.
+in, that an optimiser was made, and that the interpreter ends.
 """
 
 from __future__ import annotations
@@ -47,6 +47,20 @@ def install(settings: str) -> None:
     module.register_module_module_registration_hook(_registered)
     for kind in (torch.nn.Module, torch.nn.RNNBase):
         kind._apply = _moving(kind._apply)
+    made = _library.library().gruyere_blame_optimizer
+    torch.optim.Optimizer.__init__ = _telling(torch.optim.Optimizer.__init__, made)
+
+
+def _telling(make: Callable[..., None], tell: Callable[[], object]) -> Callable[..., None]:
+    """`Optimizer.__init__`, which says that there is one: forwards that wait for their backward
+    are then no inference that forgot torch.no_grad()."""
+
+    @functools.wraps(make)
+    def wrapper(*args: Any, **kwargs: Any) -> None:
+        tell()
+        make(*args, **kwargs)
+
+    return wrapper
 
 
 def _holding_the_lock(name: str, *arguments: Any) -> Callable[..., int]:

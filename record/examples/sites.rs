@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use std::path::Path;
 
 fn told(sites: &Sites, id: SiteId) -> Value {
-    let Some(Site { frames, module, phase, forward }) = sites.get(id) else {
+    let Some(Site { frames, module, phase, forward, .. }) = sites.get(id) else {
         return json!(if id == SiteId::NONE { "none" } else { "other" });
     };
     let frames: Vec<Value> =

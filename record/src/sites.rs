@@ -109,6 +109,9 @@ pub struct NewSite<'a> {
     pub phase: Phase,
     /// Of a backward: the site of the forward that it belongs to.
     pub forward: SiteId,
+    /// Gradients were off (`torch.no_grad()`, `torch.inference_mode()`): no graph of autograd's
+    /// keeps its blocks.
+    pub no_grad: bool,
 }
 
 /// A frame, as a reader has it.
@@ -146,7 +149,13 @@ pub struct Site {
     pub phase: Phase,
     /// Of a backward: the site of the forward that it belongs to.
     pub forward: SiteId,
+    /// Gradients were off, as far as is known.
+    #[serde(default)]
+    pub no_grad: bool,
 }
+
+/// In the word of a site's phase: gradients were off.
+const NO_GRAD: u32 = 1 << 8;
 
 impl Site {
     /// The line to look at: the innermost frame of the program's own; where there is none, the
@@ -165,6 +174,7 @@ pub struct SiteCell {
     forward: AtomicU32,
     /// How many of `frames` count.
     depth: AtomicU32,
+    /// The low eight bits: the phase. The next: [`NO_GRAD`].
     phase: AtomicU32,
 }
 
@@ -320,7 +330,8 @@ impl Known {
             return None;
         }
         let module = self.text(room, site.module)?;
-        let key = (frames.to_vec(), [module, site.forward.0, site.phase as u32]);
+        let phase = site.phase as u32 | if site.no_grad { NO_GRAD } else { 0 };
+        let key = (frames.to_vec(), [module, site.forward.0, phase]);
         if let Some(&number) = self.sites.get(&key) {
             return Some(SiteId(number));
         }
@@ -332,7 +343,7 @@ impl Known {
         cell.depth.store(frames.len() as u32, Ordering::Relaxed);
         cell.module.store(module, Ordering::Relaxed);
         cell.forward.store(site.forward.0, Ordering::Relaxed);
-        cell.phase.store(site.phase as u32, Ordering::Relaxed);
+        cell.phase.store(phase, Ordering::Relaxed);
         room.reach().sites.store(number + 1, Ordering::Release);
         self.sites.insert(key, number as u32);
         Some(SiteId(number as u32))
@@ -430,6 +441,7 @@ impl Sites {
             .collect();
         let site = |cell: &SiteCell| {
             let depth = (cell.depth.load(Ordering::Relaxed) as usize).min(DEPTH);
+            let phase = cell.phase.load(Ordering::Relaxed);
             let numbers = cell.frames[..depth].iter().map(|word| word.load(Ordering::Relaxed));
             Site {
                 frames: numbers
@@ -437,8 +449,9 @@ impl Sites {
                     .filter_map(|number| frames.get(number as usize).cloned())
                     .collect(),
                 module: text_at(&cell.module),
-                phase: Phase::from_number(cell.phase.load(Ordering::Relaxed) as u8),
+                phase: Phase::from_number(phase as u8),
                 forward: SiteId(cell.forward.load(Ordering::Relaxed)),
+                no_grad: phase & NO_GRAD != 0,
             }
         };
         Self(sites.iter().skip(1).map(site).collect())

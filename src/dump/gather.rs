@@ -54,6 +54,7 @@ pub fn state(heap: &Heap, report: Option<&Report>) -> State {
         conclusion: None,
         process: process.into(),
         out_of_memory: report.map(|report| out_of_memory(report, here)),
+        training: origins.training(),
         sites: origins.into_sites(),
         devices,
         events: reader
@@ -61,8 +62,16 @@ pub fn state(heap: &Heap, report: Option<&Report>) -> State {
             .map(|reader| state::events(reader, MOST_EVENTS))
             .unwrap_or_default(),
     };
-    if report.is_some() {
-        state.conclusion = Some(Conclusion::of(&state, &[]));
+    if let Some(report) = report {
+        let conclusion = Conclusion::of(&state, &[]);
+        if !state.sites.is_empty()
+            && let Some(refused) = &mut state.out_of_memory
+        {
+            // As the exception will say it.
+            let conclusion = conclusion.lines.clone();
+            refused.message = Report { conclusion, ..report.clone() }.to_string();
+        }
+        state.conclusion = Some(conclusion);
     }
     state
 }

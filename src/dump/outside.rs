@@ -30,6 +30,7 @@ pub fn state(reader: &Reader<'_>, most_events: usize) -> State {
         conclusion: None,
         process: process.into(),
         out_of_memory: None,
+        training: origins.training(),
         sites: origins.into_sites(),
         devices,
         events: state::events(reader, most_events),

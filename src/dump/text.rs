@@ -21,13 +21,15 @@ pub fn text(state: &State) -> String {
 }
 
 fn write(out: &mut String, state: &State) -> fmt::Result {
-    if let Some(conclusion) = &state.conclusion {
-        conclusion.lines.iter().try_for_each(|line| writeln!(out, "{}", plain(line)))?;
-        writeln!(out)?;
+    match (&state.out_of_memory, &state.conclusion) {
+        // It has the conclusion.
+        (Some(oom), _) => oom.message.lines().try_for_each(|line| writeln!(out, "{}", plain(line)))?,
+        (None, Some(conclusion)) => {
+            conclusion.lines.iter().try_for_each(|line| writeln!(out, "{}", plain(line)))?;
+        }
+        (None, None) => {}
     }
-    if let Some(oom) = &state.out_of_memory {
-        writeln!(out, "{}\n", oom.message)?;
-    }
+    writeln!(out)?;
     let process = &state.process;
     about(out, process, &state.gruyere)?;
     if !process.configuration.is_empty() {

@@ -71,6 +71,13 @@ enum Arguments {
         #[arg(long)]
         install: bool,
     },
+    /// Run programs with known causes out of memory on the stand-in GPU, write the table of what
+    /// the conclusion says of each (tests/pytorch/conclusions/README.md), and fail where one is
+    /// wrong. Ten minutes or more.
+    Conclusions {
+        /// Only programs whose names contain one of these; no table is written.
+        names: Vec<String>,
+    },
     /// Count the instructions of one malloc and one free, under callgrind.
     Instructions,
 }
@@ -130,6 +137,7 @@ fn main() -> ExitCode {
             tools::list(&root);
             Ok(())
         }
+        Arguments::Conclusions { names } => parts::conclusions(&root, &names),
         Arguments::Instructions => instructions::check(&root),
     };
     match done {

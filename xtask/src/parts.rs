@@ -54,6 +54,16 @@ pub fn all(root: &Path) -> Vec<Part> {
     ]
 }
 
+/// The conclusion on programs with known causes.
+pub fn conclusions(root: &Path, names: &[String]) -> Result<(), String> {
+    let mut run = command(root, root.join("tests/pytorch/run"), &["--conclusions"]);
+    let status = run.args(names).status().map_err(|error| format!("tests/pytorch/run: {error}"))?;
+    match status.success() {
+        true => Ok(()),
+        false => Err("a conclusion is wrong, or too many are silent: see above".to_owned()),
+    }
+}
+
 fn check(result: Result<(), String>) -> Outcome {
     match result {
         Ok(()) => Outcome::Passed(Counts::default()),

@@ -243,7 +243,7 @@ mod tests {
             frames: vec![Frame { file: "/me/train.py".into(), function: "step".into(), line }],
             module: if line > 20 { format!("layers.{line}") } else { String::new() },
             phase: Phase::Forward,
-            forward: SiteId::NONE,
+            ..Site::default()
         };
         let site_of = |line| SiteId(1 + lines.iter().position(|at| *at == line).unwrap() as u32);
         let block = |&(line, step, bytes): &(u32, u32, u64)| {

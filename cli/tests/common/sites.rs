@@ -32,7 +32,7 @@ pub fn record_with_sites(directory: &Path) -> &'static Record {
             _ => (String::new(), Phase::Unknown),
         };
         let frames = [inner, line];
-        let site = NewSite { frames: &frames, module: &module, phase, forward: SiteId::NONE };
+        let site = NewSite { frames: &frames, module: &module, phase, ..NewSite::default() };
         sites.push(record.site(&site));
     }
     let (phase, forward) = (Phase::Backward, sites[0]);

@@ -201,8 +201,7 @@ impl Report {
             };
             advice.push(why.to_owned());
         }
-        // Of the program's own lines, who is known says more.
-        if advice.is_empty() && self.conclusion.is_empty() {
+        if advice.is_empty() {
             advice.push(
                 "The device is full of live blocks: a smaller batch, activation checkpointing or \
                  offloading would help."
@@ -213,6 +212,54 @@ impl Report {
     }
 }
 
+impl Report {
+    /// What helps whatever lines of the program hold the memory; `None`: that depends on them.
+    fn overriding(&self) -> Option<String> {
+        let is_short_of_addresses = self.addresses.is_some();
+        let is_alone = self.asked > self.total || self.asked > self.limit;
+        let is_pools = self.pool.as_ref().is_some_and(|pool| {
+            pool.limit.is_some_and(|limit| pool.live.saturating_add(self.asked) > limit)
+        });
+        let is_bound = is_short_of_addresses || is_alone || is_pools || self.capturing;
+        is_bound.then(|| self.advice().swap_remove(0))
+    }
+
+    /// Where the bytes are, in a sentence or two.
+    fn held(&self) -> String {
+        let mut said =
+            format!("Gruyère holds {}: {} live", Bytes(self.reserved), Bytes(self.live));
+        let parts = [
+            (self.pending, "freed but still used by other streams"),
+            (self.captured, "kept for CUDA graphs"),
+            (self.pooled, "held by named pools"),
+            (self.slab_free, "free between small blocks"),
+            (self.arena_free.iter().sum(), "free between large blocks"),
+            (self.orphaned, "that the driver would not take back"),
+        ];
+        for (bytes, what) in parts.into_iter().filter(|part| part.0 > 0) {
+            said.push_str(&format!(", {} {what}", Bytes(bytes)));
+        }
+        said.push('.');
+        if self.partly > 0 {
+            let partly = Bytes(self.partly);
+            said.push_str(&format!(" {partly} of it lies unused beside blocks, on their pages."));
+        }
+        if self.largest > 0 {
+            said.push_str(&format!(" The largest free piece has {}.", Bytes(self.largest)));
+        }
+        if self.live_peak > self.live {
+            said.push_str(&format!(" Live was {} at its peak.", Bytes(self.live_peak)));
+        }
+        if let Some(others) = self.others().filter(|&others| others > 0) {
+            said.push_str(&format!(" Others hold {}.", Bytes(others)));
+        }
+        said
+    }
+}
+
+/// What the program reads, from the top: torch's own sentence; what it comes to, with the line of
+/// the program; one piece of advice; then where the bytes are. What the reclaim ladder did is in
+/// the dump.
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.headline())?;
@@ -220,59 +267,25 @@ impl fmt::Display for Report {
         if self.limit < self.total {
             write!(f, " {} allowed;", Bytes(self.limit))?;
         }
-        write!(f, " Gruyère holds {}: {} live", Bytes(self.reserved), Bytes(self.live))?;
-        for (bytes, what) in [
-            (self.pending, "freed but still used by other streams"),
-            (self.captured, "kept for CUDA graphs"),
-            (self.pooled, "held by named pools"),
-            (self.slab_free, "free between small blocks"),
-            (self.arena_free.iter().sum(), "free between large blocks"),
-            (self.orphaned, "that the driver would not take back"),
-        ] {
-            if bytes > 0 {
-                write!(f, ", {} {what}", Bytes(bytes))?;
-            }
-        }
-        write!(f, ".")?;
-        if self.partly > 0 {
-            write!(
-                f,
-                " {} of what is held lies unused beside blocks, on their pages.",
-                Bytes(self.partly)
-            )?;
-        }
-        if self.largest > 0 {
-            write!(f, " The largest free piece has {}.", Bytes(self.largest))?;
-        }
-        if self.live_peak > self.live {
-            write!(f, " Live was {} at its peak.", Bytes(self.live_peak))?;
-        }
-        if let Some(others) = self.others().filter(|&others| others > 0) {
-            write!(f, " Others hold {}.", Bytes(others))?;
-        }
-        // For this request: what was reclaimed before it says nothing of it.
-        let tried: Vec<String> = self
-            .this_time
-            .iter()
-            .flat_map(Ladder::tried)
-            .map(|(name, rung)| format!("{name} {rung}"))
-            .collect();
-        if !tried.is_empty() {
-            write!(f, " Tried for this request: {}.", tried.join("; "))?;
-        }
         if let Some(pool) = &self.pool {
-            write!(f, " {pool}")?;
+            write!(f, "\n{pool}")?;
         }
         if let Some(reserved) = self.addresses {
             write!(
                 f,
-                " It is addresses that ran out, not memory: Gruyère has reserved {} of address \
+                "\nIt is addresses that ran out, not memory: Gruyère has reserved {} of address \
                  space on this device, and the driver gave no more.",
                 Bytes(reserved)
             )?;
         }
-        self.advice().iter().try_for_each(|sentence| write!(f, " {sentence}"))?;
-        self.conclusion.iter().try_for_each(|line| write!(f, "\n{line}"))
+        match (self.overriding(), self.conclusion.is_empty()) {
+            (Some(advice), _) => write!(f, "\n{advice}")?,
+            (None, true) => {
+                self.advice().iter().take(1).try_for_each(|said| write!(f, "\n{said}"))?;
+            }
+            (None, false) => self.conclusion.iter().try_for_each(|line| write!(f, "\n{line}"))?,
+        }
+        write!(f, "\n{}", self.held())
     }
 }
 
@@ -310,9 +323,10 @@ mod tests {
         assert_eq!(
             full().to_string(),
             "CUDA out of memory. Tried to allocate 1.00 GiB. GPU 0 has a total capacity of 80.00 \
-             GiB of which 0 bytes is free. Gruyère holds 79.00 GiB: 79.00 GiB live. Others hold \
-             1.00 GiB. The device is full of live blocks: a smaller batch, activation \
-             checkpointing or offloading would help."
+             GiB of which 0 bytes is free.\n\
+             The device is full of live blocks: a smaller batch, activation checkpointing \
+             or offloading would help.\n\
+             Gruyère holds 79.00 GiB: 79.00 GiB live. Others hold 1.00 GiB."
         );
     }
 

@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, HashSet};
 
 use super::evidence::{Evidence, Refused};
 use super::words::{bytes, of, percent};
-use super::{Cause, Finding};
+use super::{Cause, Finding, full};
 use crate::EventKind;
-use crate::sites::{By, Phase, usage};
+use crate::sites::{By, usage};
 use crate::stream::StreamNumber;
 
 /// A share of what is held (or of the device) from which on something is a cause: one in so many.
@@ -31,7 +31,8 @@ pub fn find(evidence: &Evidence<'_>, is_steady: bool) -> Vec<Finding> {
 
 fn large_request(evidence: &Evidence<'_>, refused: &Refused) -> Option<Finding> {
     let (asked, room) = (refused.asked, evidence.room());
-    if asked < room / CAUSE {
+    // Beside more than that, it is one of many.
+    if asked < room / CAUSE || asked / 2 < evidence.live_bytes() / 3 {
         return None;
     }
     let place = evidence.names.place(evidence.sites, refused.site);
@@ -64,7 +65,8 @@ const LARGE: &[&str] = &[
 fn large_block(evidence: &Evidence<'_>) -> Option<Finding> {
     let largest = evidence.live.iter().max_by_key(|block| block.size)?;
     evidence.refused.as_ref()?;
-    if largest.step != evidence.now || largest.size < evidence.room() / CAUSE {
+    let is_much = largest.size >= evidence.room() / CAUSE;
+    if largest.step != evidence.now || !is_much || largest.size < evidence.live_bytes() / 2 {
         return None;
     }
     let place = evidence.names.place(evidence.sites, largest.site);
@@ -253,17 +255,7 @@ pub fn nothing(evidence: &Evidence<'_>) -> Finding {
         now => format!("{now} steps"),
     };
     if let Some(refused) = &evidence.refused {
-        return Finding {
-            cause: Cause::Full,
-            bytes: live,
-            says: format!(
-                "The device is full of live blocks, and nothing grows: {} live of {}, {} asked for",
-                bytes(live),
-                bytes(evidence.room()),
-                bytes(refused.asked)
-            ),
-            advice: full_advice(evidence),
-        };
+        return full::find(evidence, refused);
     }
     Finding {
         cause: Cause::Nothing,
@@ -271,21 +263,4 @@ pub fn nothing(evidence: &Evidence<'_>) -> Finding {
         says: format!("Nothing grows ({steps}): {} live, {peak} at the peak", bytes(live)),
         advice: &[],
     }
-}
-
-/// What helps depends on what it is that fills the device.
-fn full_advice(evidence: &Evidence<'_>) -> &'static [&'static str] {
-    let of_phase = |wanted: Phase| {
-        let blocks = evidence.live.iter();
-        let is_wanted = |site| evidence.sites.get(site).is_some_and(|site| site.phase == wanted);
-        blocks.filter(|block| is_wanted(block.site)).map(|block| block.size).sum::<u64>()
-    };
-    let (forward, optimizer) = (of_phase(Phase::Forward), of_phase(Phase::Optimizer));
-    if optimizer > forward && optimizer > evidence.live_bytes() / CAUSE {
-        return &[
-            "To do: the states of the optimiser are the most: one with fewer or smaller states \
-             (8 bits), or shard or offload them (FSDP, ZeRO).",
-        ];
-    }
-    &["To do: a smaller batch, activation checkpointing or offloading."]
 }

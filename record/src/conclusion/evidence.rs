@@ -1,7 +1,7 @@
 //! What is known of a device at the end, as the causes ask for it.
 
-use crate::dump::state::{BlockKind, DeviceState, State, Stretch};
-use crate::sites::{SiteId, Sites};
+use crate::dump::state::{BlockKind, DeviceState, State, Stretch, Training};
+use crate::sites::{Frame, SiteId, Sites};
 use crate::{BlockEntry, EventKind};
 
 use super::words::Names;
@@ -84,6 +84,16 @@ impl<'a> Evidence<'a> {
         match self.device.limit_bytes {
             0 => self.device.total_bytes,
             limit => limit.min(self.device.total_bytes),
+        }
+    }
+
+    /// Whether code that was called from `frame` is no training: a backward has run through other
+    /// lines and not through this, or nothing was trained at all, nor is to be.
+    pub fn is_untrained(&self, frame: &Frame) -> bool {
+        let Training { has_optimizer, backward_lines } = &self.state.training;
+        match backward_lines.is_empty() {
+            true => !has_optimizer && self.now == 0,
+            false => !backward_lines.contains(frame),
         }
     }
 

@@ -1,8 +1,9 @@
-//! What grows: blocks that step after step leaves behind, and those that pile up within one.
+//! What grows: blocks that step after step leaves behind.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::evidence::Evidence;
+use super::pile::{self, NO_GRAD};
 use super::words::{bytes, of};
 use super::{Cause, Finding};
 use crate::BlockEntry;
@@ -19,12 +20,6 @@ pub struct Grown {
 
 /// Growth of less than this share of what is live (one in so many) is no cause.
 const LEAST_SHARE: u64 = 50;
-/// The same of what piles up within a step: a step may well hold much of its own.
-const LEAST_PILE: u64 = 4;
-/// Blocks of one site and one step from which on a module has run again and again.
-const AGAIN: usize = 3;
-/// Those from which on one line has collected them.
-const COLLECTED: usize = 8;
 /// Steps by which lines that grow together may differ in their first.
 const TOGETHER: u32 = 2;
 
@@ -63,7 +58,7 @@ pub fn find(evidence: &Evidence<'_>) -> Grown {
     grown.level.truncate(1);
     let much = explained.iter().filter(|group| is_much(evidence, group.bytes()));
     grown.findings = much.map(|group| grows(evidence, group)).collect();
-    grown.findings.extend(pile(evidence));
+    grown.findings.extend(pile::find(evidence));
     grown
 }
 
@@ -129,19 +124,19 @@ fn grows(evidence: &Evidence<'_>, group: &Group) -> Finding {
     let finding = |cause, says, advice| Finding { cause, bytes: group.bytes(), says, advice };
     let stacks = stacks(evidence, group);
     if let Some(called) = of_modules(evidence, &stacks) {
-        let Called { place, modules, again, is_graph } = called;
-        return match (again >= AGAIN, is_graph) {
-            (true, _) => finding(
+        let Called { place, modules, is_graph, is_untrained } = called;
+        return match (is_graph, is_untrained) {
+            (true, true) => finding(
                 Cause::NoGrad,
                 format!("{place} keeps graphs (no torch.no_grad()?), {tail}"),
                 NO_GRAD,
             ),
-            (false, true) => finding(
+            (true, false) => finding(
                 Cause::AutogradGraphs,
                 format!("{place} keeps graphs of past steps, {tail}"),
                 GRAPHS,
             ),
-            (false, false) => finding(
+            (false, _) => finding(
                 Cause::Hooks,
                 format!("{place} keeps outputs of {modules} modules (hooks?), {tail}"),
                 HOOKS,
@@ -171,27 +166,15 @@ const LEAK: &[&str] = &[
 ];
 const CACHE: &[&str] = &[
     "To do: give it a bound (functools.lru_cache(maxsize=...)), or keys that recur (lengths padded \
-     to a few).",
-    "Less likely: a list of results of many sizes; of those keep .item() or .cpu().",
+     to a few); if it is a list of results, keep .item() or .cpu() of each.",
 ];
 const GRAPHS: &[&str] = &[
-    "To do: a loss or an output is kept with its graph: add up loss.item(), keep .detach(), no \
-     retain_graph.",
-    "Less likely: hooks that keep what modules return (handle.remove(), .detach().cpu()).",
+    "To do: find what keeps a loss, an output or a state with its graph: add up loss.item(), keep \
+     .detach(), no retain_graph.",
 ];
 const HOOKS: &[&str] = &[
     "To do: remove hooks when they are done (handle.remove()), empty what they fill, or keep \
-     copies on the host (.cpu()).",
-    "Less likely: outputs that are kept with their graphs (keep .detach() or .item()).",
-];
-const NO_GRAD: &[&str] = &[
-    "To do: run it in torch.no_grad() or torch.inference_mode(), and of its results keep .item() \
-     or .detach().cpu().",
-    "Less likely: losses of many forwards wait for one backward (call backward for each).",
-];
-const COLLECT: &[&str] = &[
-    "To do: move what is collected to the host as it comes (.cpu()), or keep its sum in place of \
-     each.",
+     copies on the host (.detach().cpu()).",
 ];
 
 /// The stacks of a group's lines, with the blocks that grow.
@@ -221,10 +204,10 @@ struct Called {
     /// The line from which all of them were called.
     place: String,
     modules: usize,
-    /// How often each ran within a step.
-    again: usize,
     /// Whether more is kept than what each module returned.
     is_graph: bool,
+    /// Other code was trained, and no backward has run through this.
+    is_untrained: bool,
 }
 
 /// What is known of the modules, where most of what grows is theirs. Autograd keeps what its
@@ -248,15 +231,19 @@ fn of_modules(evidence: &Evidence<'_>, stacks: &[Stack<'_>]) -> Option<Called> {
         stack.site.module.is_empty() && matches!(stack.site.phase, Phase::Unknown | Phase::Forward)
     };
     let has_outside = stacks.iter().any(|stack| is_outside(&stack));
-    let is_graph = has_outside || by_module.values().any(|&blocks| blocks > again);
+    // With gradients off there is no graph.
+    let has_graph = inside.iter().any(|stack| !stack.site.no_grad);
+    let is_graph = has_graph && (has_outside || by_module.values().any(|&blocks| blocks > again));
     let sites: Vec<&Site> = inside.iter().map(|stack| stack.site).collect();
-    let place = common(&sites).or(sites.first().and_then(|site| site.line()));
+    let called = common(&sites);
+    let is_untrained = called.is_some_and(|frame| evidence.is_untrained(frame));
+    let place = called.or(sites.first().and_then(|site| site.line()));
     let place = place.map_or("The program".to_owned(), |frame| evidence.names.frame(frame));
-    Some(Called { place, modules: by_module.len(), again, is_graph })
+    Some(Called { place, modules: by_module.len(), is_graph, is_untrained })
 }
 
 /// The innermost of the program's own frames that all of these have called through.
-fn common<'a>(sites: &[&'a Site]) -> Option<&'a Frame> {
+pub(super) fn common<'a>(sites: &[&'a Site]) -> Option<&'a Frame> {
     let own = |site: &&'a Site| -> Vec<&'a Frame> {
         site.frames.iter().rev().filter(|frame| frame.is_own()).collect()
     };
@@ -279,75 +266,8 @@ fn is_like_a_cache(stacks: &[Stack<'_>], growth: &Growth) -> bool {
     2 * sizes.len() >= first.blocks.len().max(6) || 3 * steps.len() < 2 * all as usize
 }
 
-/// What piled up in the step that runs: modules that ran again and again and whose graphs are all
-/// there, or one line that collects.
-fn pile(evidence: &Evidence<'_>) -> Option<Finding> {
-    let young = evidence.now.saturating_sub(1);
-    let mut stacks: HashMap<(SiteId, u32), Vec<&BlockEntry>> = HashMap::new();
-    // What graphs keep is theirs, and told of them.
-    for block in evidence.live.iter().filter(|block| block.step >= young && block.capture == 0) {
-        if evidence.sites.get(block.site).is_some_and(|site| site.phase != Phase::Optimizer) {
-            stacks.entry((block.site, block.step)).or_default().push(block);
-        }
-    }
-    stacks.retain(|_, blocks| blocks.len() >= AGAIN);
-    let size = |blocks: &[&BlockEntry]| blocks.iter().map(|block| block.size).sum::<u64>();
-    let whole: u64 = stacks.values().map(|blocks| size(blocks)).sum();
-    if whole == 0 || whole < evidence.live_bytes() / LEAST_PILE || is_usual(evidence, whole) {
-        return None;
-    }
-    let (&(site, step), largest) =
-        stacks.iter().max_by_key(|(key, blocks)| (size(blocks), *key))?;
-    let site_of = |id: SiteId| evidence.sites.get(id);
-    let inside: Vec<&Site> = stacks
-        .keys()
-        .filter_map(|&(id, _)| site_of(id))
-        .filter(|site| !site.module.is_empty())
-        .collect();
-    let modules: BTreeSet<&str> = inside.iter().map(|site| &*site.module).collect();
-    let told = of(whole, evidence.live_bytes());
-    if modules.len() >= 2 {
-        let frame = common(&inside).or(inside[0].line())?;
-        let (place, count) = (evidence.names.frame(frame), largest.len());
-        return Some(Finding {
-            cause: Cause::NoGrad,
-            bytes: whole,
-            says: format!(
-                "{place} keeps the graphs of {count} forwards (no torch.no_grad()?): {told}"
-            ),
-            advice: NO_GRAD,
-        });
-    }
-    let is_made_before = site_of(site).is_some_and(|site| site.module.is_empty()) && step == 0;
-    if largest.len() < COLLECTED || is_made_before {
-        return None;
-    }
-    let (place, count) = (place(evidence, site), largest.len());
-    Some(Finding {
-        cause: Cause::Collected,
-        bytes: whole,
-        says: format!("{place} collects {count} blocks within step {step}: {told}"),
-        advice: COLLECT,
-    })
-}
-
-/// Whether earlier steps had as much, or it has all been there for long.
-fn is_usual(evidence: &Evidence<'_>, pile: u64) -> bool {
-    let live = evidence.live_bytes();
-    let timeline = &evidence.device.timeline;
-    match evidence.now.checked_sub(2) {
-        // A step that is over had as much.
-        Some(last) => {
-            evidence.stretches(1, last).any(|stretch| stretch.live_high_bytes >= live - live / 5)
-        }
-        None => timeline
-            .get(timeline.len() / 2)
-            .is_some_and(|half| half.live_low_bytes.saturating_add(pile / 4) > live),
-    }
-}
-
 /// A site's line, or, where none is known, what its blocks are like.
-fn place(evidence: &Evidence<'_>, site: SiteId) -> String {
+pub(super) fn place(evidence: &Evidence<'_>, site: SiteId) -> String {
     if let Some(place) = evidence.names.place(evidence.sites, site) {
         return place;
     }

@@ -11,8 +11,10 @@
 
 mod device;
 mod evidence;
+mod full;
 mod growth;
 mod optimizer;
+mod pile;
 mod ranks;
 mod words;
 
@@ -116,6 +118,9 @@ impl Conclusion {
         lines.extend(
             findings.take(MOST_BESIDES).map(|finding| format!("Besides: {}", finding.says)),
         );
+        if first.cause == Cause::Full {
+            lines.extend(full::parts(&evidence));
+        }
         lines.extend(grown.level);
         lines.extend(most(&evidence));
         lines.extend(evidence.untold());
@@ -170,9 +175,14 @@ fn most(evidence: &Evidence<'_>) -> Vec<String> {
             1 => "1 block".to_owned(),
             count => format!("{count} blocks"),
         };
-        let place = names.holder(sites, usage.site);
         let share = percent(usage.bytes, evidence.live_bytes());
-        format!("{what} {place}: {} ({share}%), {blocks}", bytes(usage.bytes))
+        let said = |place| format!("{what} {place}: {} ({share}%), {blocks}", bytes(usage.bytes));
+        let whole = said(names.holder(sites, usage.site));
+        // The line matters more than the module.
+        match names.place(sites, usage.site) {
+            Some(place) if whole.chars().count() > MOST_COLUMNS => said(place),
+            _ => whole,
+        }
     };
     // A remnant says nothing.
     let is_told = |usage: &&crate::sites::Usage| usage.bytes >= evidence.live_bytes() / 50;

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::dump::state::{
-    Block, BlockKind, DeviceState, Event, OutOfMemory, Segment, Stretch, Sum, timeline,
+    Block, BlockKind, DeviceState, Event, OutOfMemory, Segment, Stretch, Sum, Training, timeline,
 };
 use crate::sites::{Frame, Phase, Site, SiteId, Sites};
 use crate::timeline::{Sample, TimelineEntry};
@@ -31,7 +31,7 @@ impl Made {
 
     fn site(&mut self, frames: &[Frame], module: &str, phase: Phase) -> SiteId {
         let frames = frames.to_vec();
-        let site = Site { frames, module: module.into(), phase, forward: SiteId::NONE };
+        let site = Site { frames, module: module.into(), phase, ..Site::default() };
         self.sites.push(site);
         SiteId(self.sites.len() as u32)
     }
@@ -73,6 +73,13 @@ impl Made {
         refused.cause.others_bytes = Some(others);
         refused.cause.free_bytes = Some(0);
         self.state.out_of_memory = Some(refused);
+    }
+
+    /// The program has an optimiser, and backwards ran through these lines.
+    fn trains(&mut self, lines: &[(&str, u32)]) {
+        let own = |&(function, line): &(&str, u32)| frame("/home/me/train.py", line, function);
+        let backward_lines = lines.iter().map(own).collect();
+        self.state.training = Training { has_optimizer: true, backward_lines };
     }
 
     fn state(self) -> State {
@@ -296,18 +303,24 @@ fn graphs_of_past_steps_are_told_from_outputs_that_hooks_keep_and_both_are_named
         conclusion.lines[0].starts_with("train.py:20 in train keeps outputs of 2 modules (hooks?)"),
         "{conclusion:?}"
     );
-    assert!(conclusion.lines.iter().any(|line| line.starts_with("Less likely: outputs")));
+}
+
+/// Layers called from line 20 of `function`, with so many blocks of each in step 10.
+fn piled(function: &str, counts: &[u32]) -> Made {
+    let mut made = with_weights(10);
+    for (number, &count) in counts.iter().enumerate() {
+        let layer = made.module(&format!("model.{number}"), number as u32, function);
+        (0..count).for_each(|_| made.block(layer, 10, 32 * MIB));
+    }
+    made.lows(|_| GIB);
+    made
 }
 
 #[test]
-fn graphs_that_pile_up_within_one_step_are_a_forgotten_no_grad() {
-    let mut made = with_weights(10);
-    let layers = [made.module("model.0", 1, "evaluate"), made.module("model.1", 2, "evaluate")];
-    for _ in 0..20 {
-        layers.iter().for_each(|&layer| made.block(layer, 10, 32 * MIB));
-    }
-    made.lows(|_| GIB);
+fn forwards_that_pile_up_are_a_forgotten_no_grad_where_nothing_trains_on_them() {
+    let mut made = piled("evaluate", &[20, 20]);
     let unusual = made.device.timeline.clone();
+    made.trains(&[("train", 12)]);
     let (cause, first) = made.first();
     assert_eq!(cause, Cause::NoGrad);
     assert!(
@@ -316,17 +329,71 @@ fn graphs_that_pile_up_within_one_step_are_a_forgotten_no_grad() {
         ),
         "{first}"
     );
+    // A backward has run through the same line: they wait for the next one.
+    let mut trained = piled("train", &[20, 20]);
+    trained.trains(&[("train", 20)]);
+    assert_eq!(trained.concludes().cause, Cause::Nothing);
+    // There is an optimiser, and no step was made yet: three encoders of a first batch.
+    let mut first_step = piled("train", &[3, 3]);
+    first_step.trains(&[]);
+    assert_eq!(first_step.concludes().cause, Cause::Nothing);
     // A model that runs one layer twenty times in each step has as much at each step's peak.
-    let mut usual = with_weights(10);
-    let layers = [usual.module("model.0", 1, "train"), usual.module("model.1", 2, "train")];
-    for _ in 0..20 {
-        layers.iter().for_each(|&layer| usual.block(layer, 10, 32 * MIB));
-    }
+    let mut usual = piled("evaluate", &[20, 20]);
+    usual.trains(&[("train", 12)]);
     usual.device.timeline = unusual;
     usual.device.timeline.iter_mut().for_each(|stretch| stretch.live_high_bytes = 2400 * MIB);
     assert_eq!(usual.concludes().cause, Cause::Nothing);
-    // And where every epoch's evaluation leaves its own.
-    assert_eq!(forwards(true, 4).concludes().cause, Cause::NoGrad);
+    // Gradients were off: no graph keeps them.
+    let mut outputs = piled("evaluate", &[20, 20]);
+    outputs.trains(&[("train", 12)]);
+    outputs.sites.iter_mut().for_each(|site| site.no_grad = true);
+    assert_eq!(outputs.concludes().cause, Cause::Collected);
+}
+
+#[test]
+fn many_blocks_of_one_forward_are_no_pile_of_forwards() {
+    // Four operations on one line of attention, and a layer that is called twelve times, beside
+    // what runs once.
+    for counts in [[1, 4, 4, 4], [1, 12, 12, 12]] {
+        let mut made = piled("evaluate", &counts);
+        made.trains(&[("train", 12)]);
+        assert_eq!(made.concludes().cause, Cause::Nothing, "{counts:?}");
+    }
+}
+
+#[test]
+fn graphs_of_past_steps_are_of_an_evaluation_only_where_no_backward_ran_through_the_line() {
+    let mut evaluated = forwards(true, 4);
+    evaluated.trains(&[("train", 12)]);
+    assert_eq!(evaluated.concludes().cause, Cause::NoGrad);
+    // Attention leaves four blocks a step of each line.
+    let mut trained = forwards(true, 4);
+    trained.trains(&[("train", 20)]);
+    assert_eq!(trained.concludes().cause, Cause::AutogradGraphs);
+}
+
+#[test]
+fn a_step_that_needs_more_than_the_others_is_told_to_be_one() {
+    let full = |high: u64| {
+        let mut made = with_weights(9);
+        let layer = made.module("model.0", 1, "train");
+        (0..14).for_each(|_| made.block(layer, 9, GIB));
+        made.trains(&[("train", 20)]);
+        made.lows(|_| GIB);
+        made.device.timeline.iter_mut().for_each(|stretch| stretch.live_high_bytes = high);
+        made.refused(GIB, 0, layer);
+        made.concludes()
+    };
+    let longer = full(6 * GIB);
+    assert_eq!(longer.cause, Cause::Full);
+    assert!(
+        longer.lines[0].starts_with("Step 9 needs more than the device has, and more than other")
+    );
+    assert!(longer.lines.iter().any(|line| line.contains("bound the largest batch")), "{longer:?}");
+    let alike = full(15 * GIB);
+    assert!(alike.lines[0].starts_with("The device is full of live blocks, and nothing grows"));
+    assert!(alike.lines.iter().any(|line| line == "Of it: the forward 14 GiB (93%)"), "{alike:?}");
+    assert!(alike.lines.iter().any(|line| line.contains("a smaller batch")), "{alike:?}");
 }
 
 #[test]

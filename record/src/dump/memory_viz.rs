@@ -308,7 +308,7 @@ mod tests {
             frames: vec![frame("forward", 9), frame("step", 42)],
             module: "mlp".into(),
             phase: Phase::Forward,
-            forward: SiteId::NONE,
+            ..sites::Site::default()
         };
         let backward = sites::Site {
             frames: vec![frame("step", 42)],

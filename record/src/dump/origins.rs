@@ -1,9 +1,10 @@
 //! Where the blocks of a record came from, as files number it: only sites that a block has.
 #![deny(unsafe_code)]
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
-use crate::sites::{Site, SiteId, Sites, fill_from_slabs};
+use super::state::Training;
+use crate::sites::{Phase, Site, SiteId, Sites, fill_from_slabs};
 use crate::{BlockEntry, Reader};
 
 /// The sites of a record's blocks.
@@ -68,6 +69,19 @@ impl Origins {
         let number = SiteId(self.told.len() as u32);
         self.numbers.insert(id, number);
         number
+    }
+
+    /// What all the sites of the record say of the training.
+    pub fn training(&self) -> Training {
+        let mut lines = BTreeSet::new();
+        let mut has_optimizer = false;
+        for (_, site) in self.known.iter() {
+            has_optimizer |= site.phase == Phase::Optimizer;
+            if let Some(forward) = self.known.get(site.forward) {
+                lines.extend(forward.frames.iter().filter(|frame| frame.is_own()));
+            }
+        }
+        Training { has_optimizer, backward_lines: lines.into_iter().cloned().collect() }
     }
 
     /// The sites that were given a number.

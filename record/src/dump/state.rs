@@ -8,7 +8,7 @@
 use super::super::held::Shares;
 use crate::conclusion::Conclusion;
 use crate::facts::Process;
-use crate::sites::{SiteId, Sites};
+use crate::sites::{Frame, SiteId, Sites};
 use crate::timeline::TimelineEntry;
 use crate::{LIFETIME_NAMES, reader};
 use serde::{Deserialize, Serialize};
@@ -38,10 +38,22 @@ pub struct State {
     pub out_of_memory: Option<OutOfMemory>,
     /// Where in the program the blocks came from: what their sites' numbers stand for, from 1 on.
     pub sites: Sites,
+    /// What is known of its training.
+    #[serde(default)]
+    pub training: Training,
     /// The devices that the process uses.
     pub devices: Vec<DeviceState>,
     /// The last events.
     pub events: Events,
+}
+
+/// What a program has trained, as far as its sites tell.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Training {
+    /// It has made an optimiser.
+    pub has_optimizer: bool,
+    /// The program's own lines whose forwards a backward has run through, callers included.
+    pub backward_lines: Vec<Frame>,
 }
 
 /// A process.

@@ -103,6 +103,7 @@ mod tests {
             phase: Phase::Backward,
             forward: SiteId(forward),
             module: module.into(),
+            ..Site::default()
         };
         let sites = Sites::new([
             forward(10),

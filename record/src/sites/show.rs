@@ -163,7 +163,7 @@ mod tests {
             frames: vec![torch, own, frame("/home/me/train.py", "<module>", 80)],
             module: "model.mlp".into(),
             phase: Phase::Forward,
-            forward: SiteId::NONE,
+            ..Site::default()
         };
         let backward = Site { phase: Phase::Backward, forward: SiteId(1), ..Site::default() };
         let collective = Site { phase: Phase::Collective, ..Site::default() };

@@ -169,7 +169,7 @@ mod tests {
             ],
             module: module.into(),
             phase: Phase::Forward,
-            forward: SiteId::NONE,
+            ..Site::default()
         }
     }
 

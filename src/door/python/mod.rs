@@ -8,6 +8,7 @@
 
 pub mod autograd;
 mod content;
+mod grad;
 mod interpreter;
 mod known;
 mod layout;
@@ -60,6 +61,10 @@ static READING: AtomicU32 = AtomicU32::new(0);
 
 /// The code object of `torch.nn.Module.__call__`, as the package tells: 0, then that for good.
 static CALL: AtomicUsize = AtomicUsize::new(0);
+
+/// The program has made an optimiser that no record knows of yet: set by the package's call, taken
+/// back by who tells the record.
+static OPTIMIZER: AtomicBool = AtomicBool::new(false);
 
 /// The package has said that it is there: false, then true for good.
 static BEGUN: AtomicBool = AtomicBool::new(false);
@@ -145,6 +150,8 @@ struct Asked {
     stack: Option<Walk>,
     /// The site of the forward whose backward runs; `None`: none runs.
     backward: Option<SiteId>,
+    /// Gradients are off.
+    no_grad: bool,
 }
 
 impl Program {
@@ -157,6 +164,10 @@ impl Program {
     #[cold]
     #[inline(never)]
     fn learn(&self, record: &Record, asked: &Asked, key: u64) -> SiteId {
+        if OPTIMIZER.load(Ordering::Relaxed) && OPTIMIZER.swap(false, Ordering::Relaxed) {
+            // A site without blocks: that there is one is what it says.
+            record.site(&NewSite { phase: Phase::Optimizer, ..NewSite::default() });
+        }
         let stack: Vec<Frame> = match asked.stack {
             Some(_) => self.python.stack().into_iter().map(|at| self.python.frame(at)).collect(),
             None => Vec::new(),
@@ -177,6 +188,8 @@ impl Program {
             module: &modules::path(asked.stack.map_or(0, |walk| walk.argument)),
             phase,
             forward: asked.backward.unwrap_or(SiteId::NONE),
+            // A backward runs with gradients off, and says nothing by it.
+            no_grad: asked.no_grad && phase != Phase::Backward,
         });
         self.known.set(key, site);
         site
@@ -196,7 +209,8 @@ impl Program {
         let walk = reading.as_ref().map(|_| self.python.walk(CALL.load(Ordering::Relaxed)));
         let stack = walk.filter(|walk| walk.frames > 0);
         let backward = origin.as_ref().and_then(GruyereAutograd::backward_key);
-        let asked = Asked { stack, backward: backward.map(|key| self.forwards.get(key)) };
+        let backward = backward.map(|key| self.forwards.get(key));
+        let asked = Asked { stack, backward, no_grad: grad::is_off() };
         if asked.stack.is_none() && asked.backward.is_none() {
             return SiteId::NONE;
         }
@@ -215,7 +229,7 @@ impl Asked {
         let (hash, module) =
             self.stack.map_or((0, 0), |walk| (walk.hash, modules::number(walk.argument)));
         let forward = self.backward.map_or(0, |forward| u64::from(forward.0) + 1);
-        let words = [module, node, forward];
+        let words = [module, node, forward << 1 | u64::from(self.no_grad)];
         words.into_iter().fold(hash, mix).wrapping_mul(0x9e37_79b9_7f4a_7c15)
     }
 }
@@ -252,6 +266,12 @@ pub extern "C" fn gruyere_blame_end() {
     while READING.load(Ordering::SeqCst) != 0 && start.elapsed() < PATIENCE {
         std::thread::yield_now();
     }
+}
+
+/// The program makes an optimiser: it trains.
+#[unsafe(no_mangle)]
+pub extern "C" fn gruyere_blame_optimizer() {
+    OPTIMIZER.store(true, Ordering::Relaxed);
 }
 
 /// The module object at `module` is in the one at `outer`, which calls it `name` (NULL: it is in

@@ -127,7 +127,7 @@ def sentence(lines):
     return " ".join([lines[0], *(line.strip() for line in rest[:more])])
 
 
-def run(program, folder, conf=""):
+def run(program, folder, conf="", **settings):
     """Runs it on the stand-in; what its exception says, or `gruyere post` where it was killed."""
     records, dumps = folder / "records", folder / "dumps"
     records.mkdir()
@@ -142,9 +142,11 @@ def run(program, folder, conf=""):
             "GRUYERE_RECORD_DIR": str(records),
             "GRUYERE_CONF": f"dump_dir:{dumps}{conf}",
             "PHANTOM_MEMORY": size,
-            "COLUMNS": "100",
+            # Its threads spin where cores are few.
+            "OMP_NUM_THREADS": "1",
         }
         | SHIM
+        | settings
     )
     process = subprocess.Popen(
         [sys.executable, "-m", "gruyere", program.path],

@@ -1,0 +1,146 @@
+//! What piles up within a step, though no step of the past had it: forwards that keep their graphs
+//! and that no backward is to run through, and results that are collected.
+//!
+//! A step of a training may well have hundreds of blocks of one line: four operations on it, a layer
+//! that is called twelve times, a cell that runs over time. So no count of blocks is evidence, but
+//! what torch says: whether gradients were on, whether there is an optimiser, which lines a backward
+//! has run through.
+
+use std::collections::{BTreeSet, HashMap};
+
+use super::evidence::Evidence;
+use super::growth::{common, place};
+use super::words::of;
+use super::{Cause, Finding};
+use crate::BlockEntry;
+use crate::sites::{Phase, Site, SiteId};
+
+/// A pile of less than this share of what is live (one in so many) is no cause: a step may well
+/// hold much of its own.
+const LEAST_SHARE: u64 = 4;
+/// Forwards from which on they pile up.
+const AGAIN: usize = 3;
+/// Of the bytes of the forwards, the share (one in so many) that may be of other counts: what the
+/// latest one still works on.
+const UNDER_WAY: u64 = 50;
+/// Blocks of one site from which on they are collected.
+const COLLECTED: usize = 8;
+
+/// What to do where graphs are kept that nobody wants.
+pub const NO_GRAD: &[&str] = &[
+    "To do: run it in torch.no_grad() or torch.inference_mode(), and of its results keep .item() \
+     or .detach().cpu().",
+];
+const COLLECT: &[&str] = &[
+    "To do: move what is collected to the host as it comes (.cpu()), or keep its sum in place of \
+     each.",
+];
+
+/// The blocks of the step that runs, by their site.
+type Stacks<'a> = HashMap<SiteId, Vec<&'a BlockEntry>>;
+
+/// What piled up.
+pub fn find(evidence: &Evidence<'_>) -> Option<Finding> {
+    forwards(evidence).or_else(|| collected(evidence))
+}
+
+/// The blocks of the step that runs, or of the one that was over a moment ago, of sites that
+/// `are_meant`. What CUDA graphs keep is theirs, and told of them.
+fn stacks<'a>(evidence: &'a Evidence<'_>, are_meant: impl Fn(&Site) -> bool) -> Stacks<'a> {
+    let young = evidence.now.saturating_sub(1);
+    let mut stacks = Stacks::new();
+    for block in evidence.live.iter().filter(|block| block.step >= young && block.capture == 0) {
+        if evidence.sites.get(block.site).is_some_and(&are_meant) {
+            stacks.entry(block.site).or_default().push(block);
+        }
+    }
+    stacks
+}
+
+fn size(blocks: &[&BlockEntry]) -> u64 {
+    blocks.iter().map(|block| block.size).sum()
+}
+
+/// How much it is, unless that is little, or usual.
+fn much(evidence: &Evidence<'_>, stacks: &Stacks<'_>) -> Option<u64> {
+    let whole: u64 = stacks.values().map(|blocks| size(blocks)).sum();
+    let is_much = whole > 0 && whole >= evidence.live_bytes() / LEAST_SHARE;
+    (is_much && !is_usual(evidence, whole)).then_some(whole)
+}
+
+/// Forwards with gradients, of code that was never trained.
+fn forwards(evidence: &Evidence<'_>) -> Option<Finding> {
+    let is_forward =
+        |site: &Site| !site.no_grad && site.phase == Phase::Forward && !site.module.is_empty();
+    let stacks = stacks(evidence, is_forward);
+    let sites: Vec<&Site> = stacks.keys().filter_map(|&id| evidence.sites.get(id)).collect();
+    let modules: BTreeSet<&str> = sites.iter().map(|site| &*site.module).collect();
+    let whole = much(evidence, &stacks)?;
+    let count = passes(&stacks, whole);
+    let frame = common(&sites)?;
+    if modules.len() < 2 || count < AGAIN || !evidence.is_untrained(frame) {
+        return None;
+    }
+    let place = evidence.names.frame(frame);
+    let told = of(whole, evidence.live_bytes());
+    Some(Finding {
+        cause: Cause::NoGrad,
+        bytes: whole,
+        says: format!("{place} keeps the graphs of {count} forwards (no torch.no_grad()?): {told}"),
+        advice: NO_GRAD,
+    })
+}
+
+/// How often the forward ran, at most: each of its sites has left at least so many blocks.
+fn passes(stacks: &Stacks<'_>, whole: u64) -> usize {
+    let mut counts: Vec<(usize, u64)> =
+        stacks.values().map(|blocks| (blocks.len(), size(blocks))).collect();
+    counts.sort_unstable();
+    let mut left_out = 0;
+    for (count, bytes) in counts {
+        left_out += bytes;
+        if left_out > whole / UNDER_WAY {
+            return count;
+        }
+    }
+    0
+}
+
+/// One line of which many results are there, with gradients off: no graph keeps them, the program
+/// does.
+fn collected(evidence: &Evidence<'_>) -> Option<Finding> {
+    let is_result = |site: &Site| site.no_grad && site.phase != Phase::Optimizer;
+    let mut stacks = stacks(evidence, is_result);
+    stacks.retain(|_, blocks| blocks.len() >= COLLECTED);
+    let whole = much(evidence, &stacks)?;
+    let (&site, largest) = stacks.iter().max_by_key(|(id, blocks)| (size(blocks), **id))?;
+    let is_made_before = evidence.sites.get(site).is_some_and(|site| site.module.is_empty())
+        && largest.iter().all(|block| block.step == 0);
+    if is_made_before {
+        return None;
+    }
+    let (place, count) = (place(evidence, site), largest.len());
+    let step = largest.iter().map(|block| block.step).max()?;
+    let told = of(whole, evidence.live_bytes());
+    Some(Finding {
+        cause: Cause::Collected,
+        bytes: whole,
+        says: format!("{place} collects {count} blocks within step {step}: {told}"),
+        advice: COLLECT,
+    })
+}
+
+/// Whether earlier steps had as much, or it has all been there for long.
+fn is_usual(evidence: &Evidence<'_>, pile: u64) -> bool {
+    let live = evidence.live_bytes();
+    let timeline = &evidence.device.timeline;
+    match evidence.now.checked_sub(2) {
+        // A step that is over had as much.
+        Some(last) => {
+            evidence.stretches(1, last).any(|stretch| stretch.live_high_bytes >= live - live / 5)
+        }
+        None => timeline
+            .get(timeline.len() / 2)
+            .is_some_and(|half| half.live_low_bytes.saturating_add(pile / 4) > live),
+    }
+}
