@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashSet};
 
 use super::evidence::{Evidence, Refused};
+use super::growth::caller;
 use super::words::{bytes, of, percent};
 use super::{Cause, Finding, full};
 use crate::EventKind;
@@ -164,22 +165,25 @@ fn ceiling(evidence: &Evidence<'_>, refused: &Refused) -> Option<Finding> {
 
 fn cuda_graphs(evidence: &Evidence<'_>) -> Option<Finding> {
     let captured = evidence.device.segments.iter().filter(|segment| segment.holder == "captured");
-    let (mut pools, mut held) = (HashSet::new(), 0u64);
+    let (mut pools, mut held, mut sites) = (HashSet::new(), 0u64, Vec::new());
     for segment in captured {
         pools.insert(segment.pool_id);
         held = held.saturating_add(segment.bytes);
+        sites.extend(segment.blocks.iter().filter_map(|block| evidence.sites.get(block.6)));
     }
     if pools.len() < 2 || held < evidence.device.held.reserved_bytes / CAUSE {
         return None;
     }
     let free = evidence.device.held.captured_free_bytes;
     let graphs = if pools.len() < MANY_POOLS { "CUDA graphs" } else { "Many CUDA graphs" };
+    let line = caller(&sites).filter(|frame| frame.is_own());
+    let made = line.map_or(String::new(), |line| format!(", from {}", evidence.names.frame(line)));
     Some(Finding {
         cause: Cause::CudaGraphs,
         bytes: held,
         says: format!(
             "{graphs} hold {} in {} pools of their own ({}% of what is held), {} of it \
-             free",
+             free{made}",
             bytes(held),
             pools.len(),
             percent(held, evidence.device.held.reserved_bytes),
@@ -230,11 +234,18 @@ fn pieces(evidence: &Evidence<'_>) -> Option<Finding> {
     if free < (held.reserved_bytes / CAUSE).max(64 << 20) {
         return None;
     }
+    // The line of which most blocks lie between.
+    let mut found = usage(&evidence.live, evidence.sites, By::Line, evidence.now);
+    found.sort_by_key(|usage| std::cmp::Reverse(usage.blocks));
+    let most = found.first().and_then(|most| evidence.sites.get(most.site));
+    let line = most.and_then(|site| caller(&[site])).filter(|line| line.is_own());
+    let lie = line
+        .map_or(String::new(), |line| format!(", most of them of {}", evidence.names.frame(line)));
     Some(Finding {
         cause: Cause::Pieces,
         bytes: free,
         says: format!(
-            "{} is free in pieces between blocks that live on ({}% of what is held)",
+            "{} is free in pieces between blocks that live on ({}% of what is held){lie}",
             bytes(free),
             percent(free, held.reserved_bytes)
         ),

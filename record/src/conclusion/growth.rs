@@ -41,10 +41,12 @@ impl Group {
 }
 
 /// All that grows.
-pub fn find(evidence: &Evidence<'_>) -> Grown {
+///
+/// `are_states_told`: of the states of optimisers more is known than that they grow.
+pub fn find(evidence: &Evidence<'_>, are_states_told: bool) -> Grown {
     let mut grown = Grown::default();
     let mut explained: Vec<Group> = Vec::new();
-    for group in groups(evidence) {
+    for group in groups(evidence, are_states_told) {
         // What has grown for longer is the surer, and is not counted for the others again.
         let steps = u64::from(evidence.now.saturating_sub(group.since()));
         let known: u64 = explained.iter().map(|group| group.bytes_a_step() * steps).sum();
@@ -67,8 +69,12 @@ fn is_much(evidence: &Evidence<'_>, bytes: u64) -> bool {
 }
 
 /// The lines that have survivors from many steps, the oldest first.
-fn groups(evidence: &Evidence<'_>) -> Vec<Group> {
-    let found = usage(&evidence.live, evidence.sites, By::Line, evidence.now);
+fn groups(evidence: &Evidence<'_>, are_states_told: bool) -> Vec<Group> {
+    let is_state = |usage: &Usage| {
+        evidence.sites.get(usage.site).is_some_and(|site| site.phase == Phase::Optimizer)
+    };
+    let mut found = usage(&evidence.live, evidence.sites, By::Line, evidence.now);
+    found.retain(|usage| !are_states_told || !is_state(usage));
     let mut lines: Vec<(Usage, Growth)> =
         found.into_iter().filter_map(|usage| usage.growth.map(|growth| (usage, growth))).collect();
     lines.sort_by_key(|(_, growth)| growth.since);
@@ -152,7 +158,7 @@ fn grows(evidence: &Evidence<'_>, group: &Group) -> Finding {
         1 => place.push_str(" and 1 line more"),
         more => place.push_str(&format!(" and {more} lines more")),
     }
-    match is_like_a_cache(&stacks, growth) {
+    match is_like_a_cache(&stacks) {
         true => {
             finding(Cause::Cache, format!("{place} fills a cache without bound, {tail}"), CACHE)
         }
@@ -170,12 +176,11 @@ const CACHE: &[&str] = &[
 ];
 const GRAPHS: &[&str] = &[
     "To do: find what keeps a loss, an output or a state with its graph: add up loss.item(), keep \
-     .detach(), no retain_graph.",
+     .detach() of the others.",
 ];
-const HOOKS: &[&str] = &[
-    "To do: remove hooks when they are done (handle.remove()), empty what they fill, or keep \
-     copies on the host (.detach().cpu()).",
-];
+const HOOKS: &[&str] =
+    &["To do: remove hooks when they are done (handle.remove()), empty what they fill, or keep \
+     copies on the host (.detach().cpu())."];
 
 /// The stacks of a group's lines, with the blocks that grow.
 fn stacks<'a>(evidence: &'a Evidence<'_>, group: &Group) -> Vec<Stack<'a>> {
@@ -235,35 +240,41 @@ fn of_modules(evidence: &Evidence<'_>, stacks: &[Stack<'_>]) -> Option<Called> {
     let has_graph = inside.iter().any(|stack| !stack.site.no_grad);
     let is_graph = has_graph && (has_outside || by_module.values().any(|&blocks| blocks > again));
     let sites: Vec<&Site> = inside.iter().map(|stack| stack.site).collect();
-    let called = common(&sites);
+    let called = caller(&sites);
     let is_untrained = called.is_some_and(|frame| evidence.is_untrained(frame));
     let place = called.or(sites.first().and_then(|site| site.line()));
     let place = place.map_or("The program".to_owned(), |frame| evidence.names.frame(frame));
     Some(Called { place, modules: by_module.len(), is_graph, is_untrained })
 }
 
-/// The innermost of the program's own frames that all of these have called through.
-pub(super) fn common<'a>(sites: &[&'a Site]) -> Option<&'a Frame> {
+/// The innermost of the program's own frames that all of these have called through and that is no
+/// module's `forward`: the line that calls the model, where there is one.
+pub(super) fn caller<'a>(sites: &[&'a Site]) -> Option<&'a Frame> {
+    let shared = common(sites);
+    let is_forward = |frame: &&Frame| frame.function.ends_with("forward");
+    shared.iter().rev().copied().find(|frame| !is_forward(frame)).or(shared.last().copied())
+}
+
+/// The program's own frames that all of these have called through, the outermost first.
+fn common<'a>(sites: &[&'a Site]) -> Vec<&'a Frame> {
     let own = |site: &&'a Site| -> Vec<&'a Frame> {
         site.frames.iter().rev().filter(|frame| frame.is_own()).collect()
     };
-    let (first, others) = sites.split_first()?;
+    let Some((first, others)) = sites.split_first() else { return Vec::new() };
     let mut shared = own(first);
     for site in others {
         let alike = shared.iter().zip(own(site)).take_while(|(one, other)| **one == *other);
         let alike = alike.count();
         shared.truncate(alike);
     }
-    shared.last().copied()
+    shared
 }
 
-/// Blocks of ever new sizes, or left by few of the steps: what finds some keys again.
-fn is_like_a_cache(stacks: &[Stack<'_>], growth: &Growth) -> bool {
+/// Blocks of ever new sizes.
+fn is_like_a_cache(stacks: &[Stack<'_>]) -> bool {
     let Some(first) = stacks.first() else { return false };
     let sizes: BTreeSet<u64> = first.blocks.iter().map(|block| block.size).collect();
-    let steps = first.steps();
-    let all = steps.last().map_or(0, |last| last.saturating_sub(growth.since) + 1);
-    2 * sizes.len() >= first.blocks.len().max(6) || 3 * steps.len() < 2 * all as usize
+    2 * sizes.len() >= first.blocks.len().max(6)
 }
 
 /// A site's line, or, where none is known, what its blocks are like.

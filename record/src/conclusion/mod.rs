@@ -103,12 +103,13 @@ impl Conclusion {
                 lines: vec!["No device memory is known of this process.".to_owned()],
             };
         };
-        let grown = growth::find(&evidence);
+        let twice = optimizer::twice(&evidence);
+        let grown = growth::find(&evidence, twice.is_some());
         let mut findings = grown.findings;
         // Where something grows, the last step is the highest of itself.
         let is_steady = findings.is_empty();
         findings.extend(device::find(&evidence, is_steady));
-        findings.extend(optimizer::twice(&evidence));
+        findings.extend(twice);
         findings.extend(ranks::uneven(&evidence, ranks));
         // Stable: of equals, the one that was looked for first.
         findings.sort_by_key(|finding| std::cmp::Reverse(finding.bytes));

@@ -1,50 +1,64 @@
 //! States of an optimiser that are there twice.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::evidence::Evidence;
 use super::words::of;
 use super::{Cause, Finding};
-use crate::BlockEntry;
 use crate::sites::{Frame, Phase};
+use crate::{BlockEntry, LIFETIME_NAMES};
 
 /// Of what is live, the least share that is worth a word.
 const LEAST_SHARE: u64 = 20;
 
-/// The same line of an optimiser made the same blocks more than once: in several steps, or called
-/// from several lines. An optimiser makes its states once.
+/// When states were made: in which step, called from which line of the program.
+type When<'a> = (u32, Option<&'a Frame>);
+
+/// An optimiser makes a state once for each weight, in one line of its own. So where one line made
+/// blocks at several times, those are too many that are as large as weights, and more than these,
+/// or (where no weight has their size) that it made the same of each time.
 pub fn twice(evidence: &Evidence<'_>) -> Option<Finding> {
-    // By the innermost frame: by step and calling line, the sizes.
-    type Made<'a> = BTreeMap<(u32, Option<&'a Frame>), Vec<u64>>;
-    let mut lines: BTreeMap<&Frame, Made<'_>> = BTreeMap::new();
-    for &BlockEntry { site, step, size, .. } in &evidence.live {
-        if let Some(site) = evidence.sites.get(site)
-            && site.phase == Phase::Optimizer
+    let mut weights: BTreeMap<u64, u64> = BTreeMap::new();
+    // By the innermost frame: the sizes by time.
+    let mut lines: BTreeMap<&Frame, BTreeMap<When<'_>, BTreeMap<u64, u64>>> = BTreeMap::new();
+    for &BlockEntry { site, step, size, lifetime, .. } in &evidence.live {
+        let site = evidence.sites.get(site);
+        let optimizers = site.filter(|site| site.phase == Phase::Optimizer);
+        if let Some(site) = optimizers
             && let Some(frame) = site.frames.first()
         {
             let caller = site.line().filter(|line| line.is_own());
-            lines.entry(frame).or_default().entry((step, caller)).or_default().push(size);
+            let made = lines.entry(frame).or_default().entry((step, caller)).or_default();
+            *made.entry(size).or_default() += 1;
+        } else if LIFETIME_NAMES.get(usize::from(lifetime)) == Some(&"persistent") {
+            *weights.entry(size).or_default() += 1;
         }
     }
-    let (mut excess, mut steps, mut line) = (0u64, Vec::new(), None);
-    for made in lines.values_mut() {
-        let mut by_sizes: BTreeMap<&[u64], Vec<(u32, Option<&Frame>)>> = BTreeMap::new();
-        for (&when, sizes) in made.iter_mut() {
-            sizes.sort_unstable();
-            by_sizes.entry(sizes).or_default().push(when);
+    let (mut excess, mut steps, mut line) = (0u64, BTreeSet::new(), None);
+    for made in lines.values().filter(|made| made.len() > 1) {
+        let mut sizes: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
+        for (size, count) in made.values().flatten() {
+            sizes.entry(*size).or_default().push(*count);
         }
-        for (sizes, when) in by_sizes.into_iter().filter(|(_, when)| when.len() > 1) {
-            let of_one: u64 = sizes.iter().sum();
-            excess = excess.saturating_add(of_one * (when.len() as u64 - 1));
-            steps.extend(when.iter().map(|&(step, _)| step));
-            line = line.or(when.last().and_then(|&(_, line)| line));
+        let mut of_line = 0u64;
+        for (size, counts) in &sizes {
+            let all: u64 = counts.iter().sum();
+            let once = match weights.get(size) {
+                Some(&weights) => weights,
+                None if counts.len() == made.len() => counts.iter().copied().max().unwrap_or(0),
+                None => all,
+            };
+            of_line = of_line.saturating_add(size.saturating_mul(all.saturating_sub(once)));
+        }
+        if of_line > 0 {
+            excess = excess.saturating_add(of_line);
+            steps.extend(made.keys().map(|&(step, _)| step));
+            line = line.or(made.keys().next_back().and_then(|&(_, line)| line));
         }
     }
     if excess == 0 || excess < evidence.live_bytes() / LEAST_SHARE {
         return None;
     }
-    steps.sort_unstable();
-    steps.dedup();
     let steps: Vec<String> = steps.iter().take(4).map(u32::to_string).collect();
     let place = line.map_or(String::new(), |line| format!(" ({})", evidence.names.frame(line)));
     let copies = of(excess, evidence.live_bytes());

@@ -9,7 +9,7 @@
 use std::collections::{BTreeSet, HashMap};
 
 use super::evidence::Evidence;
-use super::growth::{common, place};
+use super::growth::{caller, place};
 use super::words::of;
 use super::{Cause, Finding};
 use crate::BlockEntry;
@@ -34,6 +34,11 @@ pub const NO_GRAD: &[&str] = &[
 const COLLECT: &[&str] = &[
     "To do: move what is collected to the host as it comes (.cpu()), or keep its sum in place of \
      each.",
+];
+
+const UNMARKED: &[&str] = &[
+    "To do: find what keeps them, and give a cache a bound, or move results to the host (.cpu()); \
+     gruyere.step() after each request shows what grows.",
 ];
 
 /// The blocks of the step that runs, by their site.
@@ -77,7 +82,7 @@ fn forwards(evidence: &Evidence<'_>) -> Option<Finding> {
     let modules: BTreeSet<&str> = sites.iter().map(|site| &*site.module).collect();
     let whole = much(evidence, &stacks)?;
     let count = passes(&stacks, whole);
-    let frame = common(&sites)?;
+    let frame = caller(&sites)?;
     if modules.len() < 2 || count < AGAIN || !evidence.is_untrained(frame) {
         return None;
     }
@@ -122,6 +127,15 @@ fn collected(evidence: &Evidence<'_>) -> Option<Finding> {
     let (place, count) = (place(evidence, site), largest.len());
     let step = largest.iter().map(|block| block.step).max()?;
     let told = of(whole, evidence.live_bytes());
+    if evidence.now == 0 {
+        // A server, say: each request may have left one.
+        return Some(Finding {
+            cause: Cause::Leak,
+            bytes: whole,
+            says: format!("{place} keeps {count} blocks (no step is marked): {told}"),
+            advice: UNMARKED,
+        });
+    }
     Some(Finding {
         cause: Cause::Collected,
         bytes: whole,

@@ -10,8 +10,9 @@ Each program says in its docstring, after an empty line, what is true of it:
     ends:   oom, or killed (it kills itself)
     never:  a regular expression of advice that would do harm
 
-and marks the lines that cause it with `# the cause`. Those in `fresh/` were written by somebody
-who did not know the rules of the conclusion, before those were tuned; their score is told apart.
+and marks with `# the cause` the lines that cause it: where something is kept, and where what is
+kept is made, which is what an allocator can see. Those in `fresh/` and `second/` were written by
+people who did not know the rules of the conclusion; README.md has the score of each at first sight.
 
     right    the cause is one of those given; where lines are marked, the sentence that names the
              cause names one of them; no advice matches `never`

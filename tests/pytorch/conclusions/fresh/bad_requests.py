@@ -26,7 +26,7 @@ class Embedder(nn.Module):
     def forward(self, ids, wanted):
         hidden = self.table(ids)
         for layer in self.layers:
-            hidden = layer(hidden)
+            hidden = layer(hidden)  # the cause
         return self.pool(hidden, wanted)
 
     def pool(self, hidden, wanted):

@@ -40,7 +40,7 @@ losses = []
 for i in range(0, len(data) - bptt - 1, bptt):
     x, y = data[i : i + bptt], data[i + 1 : i + 1 + bptt]
     opt.zero_grad()
-    output, hidden = model(x, hidden.detach())
+    output, hidden = model(x, hidden.detach())  # the cause
     loss = criterion(output.flatten(0, 1), y.flatten())
     # an older version said "Trying to backward through the graph a second time"
     loss.backward(retain_graph=True)  # the cause

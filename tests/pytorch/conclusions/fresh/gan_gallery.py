@@ -42,7 +42,7 @@ def save_grid(name, pictures):
 
 def one_step(real):
     ones, zeros = torch.ones(len(real)).cuda(), torch.zeros(len(real)).cuda()
-    fake = G(torch.randn(len(real), latent, 1, 1, device="cuda"))
+    fake = G(torch.randn(len(real), latent, 1, 1, device="cuda"))  # the cause
 
     opt_d.zero_grad()
     loss_d = bce(D(real), ones) + bce(D(fake.detach()), zeros)

@@ -47,7 +47,7 @@ for stage, (count, rate) in enumerate([(3, 1e-3), (6, 5e-4), (9, 2e-4), (12, 1e-
         labels = torch.zeros(4, dtype=torch.long, device="cuda")
         loss = F.cross_entropy(model(ids), labels)
         loss.backward()
-        optimizers[-1].step()
+        optimizers[-1].step()  # the cause
         optimizers[-1].zero_grad()
         schedulers[-1].step()
         print(f"stage {stage} ({count} layers) step {step}: {loss.item():.3f}", flush=True)

@@ -50,7 +50,7 @@ def main():
     for step in range(500):
         pixels = torch.zeros(32, 3, 224, 224, device="cuda")
         labels = torch.zeros(32, dtype=torch.long, device="cuda")
-        loss = loss_function(vit(pixels), labels)
+        loss = loss_function(vit(pixels), labels)  # the cause
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
