@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Optional
 
 from . import (
+    _backward_end,
     _blame,
     _library,
     _limits,
@@ -223,6 +224,7 @@ def _swap(torch: Any, settings: dict[str, object], automatic: bool) -> Enabled:
     os.environ[_settings.VARIABLE] = whole
     _nccl.install(torch, whole)
     _blame.install(whole)
+    _backward_end.install(torch)
     said = _torch_conf.line(limit is not None)
     if said:
         _say(said)
