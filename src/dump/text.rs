@@ -23,7 +23,9 @@ pub fn text(state: &State) -> String {
 fn write(out: &mut String, state: &State) -> fmt::Result {
     match (&state.out_of_memory, &state.conclusion) {
         // It has the conclusion.
-        (Some(oom), _) => oom.message.lines().try_for_each(|line| writeln!(out, "{}", plain(line)))?,
+        (Some(oom), _) => {
+            oom.message.lines().try_for_each(|line| writeln!(out, "{}", plain(line)))?;
+        }
         (None, Some(conclusion)) => {
             conclusion.lines.iter().try_for_each(|line| writeln!(out, "{}", plain(line)))?;
         }

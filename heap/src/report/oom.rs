@@ -226,8 +226,7 @@ impl Report {
 
     /// Where the bytes are, in a sentence or two.
     fn held(&self) -> String {
-        let mut said =
-            format!("Gruyère holds {}: {} live", Bytes(self.reserved), Bytes(self.live));
+        let mut said = format!("Gruyère holds {}: {} live", Bytes(self.reserved), Bytes(self.live));
         let parts = [
             (self.pending, "freed but still used by other streams"),
             (self.captured, "kept for CUDA graphs"),

@@ -68,8 +68,8 @@ pub fn find(evidence: &Evidence<'_>, refused: &Refused) -> Finding {
             bytes(live)
         ),
         (None, true) => format!(
-            "The device is full of live blocks, and nothing grows: {} live of {room}, {asked} asked \
-             for",
+            "The device is full of live blocks, and nothing grows: {} live of {room}, {asked} \
+             asked for",
             bytes(live)
         ),
         (None, false) => format!(
@@ -124,8 +124,8 @@ fn advice(evidence: &Evidence<'_>, parts: &Parts, is_more: bool) -> &'static [&'
     }
     if parts.weights > live / 2 {
         return &[
-            "To do: the weights are the most: fewer bits (bfloat16, 8 or 4 bits), or shard them over \
-             GPUs (FSDP, tensor parallelism), or offload them.",
+            "To do: the weights are the most: fewer bits (bfloat16, 8 or 4 bits), or shard them \
+             over GPUs (FSDP, tensor parallelism), or offload them.",
         ];
     }
     if evidence.sites.iter().any(|(_, site)| site.phase == Phase::Forward) && !trains {

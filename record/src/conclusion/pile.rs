@@ -1,10 +1,10 @@
 //! What piles up within a step, though no step of the past had it: forwards that keep their graphs
 //! and that no backward is to run through, and results that are collected.
 //!
-//! A step of a training may well have hundreds of blocks of one line: four operations on it, a layer
-//! that is called twelve times, a cell that runs over time. So no count of blocks is evidence, but
-//! what torch says: whether gradients were on, whether there is an optimiser, which lines a backward
-//! has run through.
+//! A step of a training may well have hundreds of blocks of one line: four operations on it, a
+//! layer that is called twelve times, a cell that runs over time. So no count of blocks is
+//! evidence, but what torch says: whether gradients were on, whether there is an optimiser, which
+//! lines a backward has run through.
 
 use std::collections::{BTreeSet, HashMap};
 
