@@ -27,7 +27,7 @@ Examples:
   gruyere watch 4242 'largest<2GiB' --exit || echo trouble
                                         ends with code 4 as soon as it is passed, with 0 when the \
                                         process ends
-  gruyere watch all 'reserved>95%' --command 'logger -t gruyere \"$GRUYERE_WATCH_MESSAGE\"'
+  gruyere watch all 'held>95%' --command 'logger -t gruyere \"$GRUYERE_WATCH_MESSAGE\"'
   gruyere watch 4242 'retries>=1' --json --for 1h
 
 Metrics: fragmentation, external, internal (per cent); largest, live, reserved, pending (a size, \
@@ -210,7 +210,7 @@ impl Event<'_> {
         let reserved = self.device.snapshot.gauge(DeviceGauge::Reserved);
         let bytes = |bytes: u64| Unit::Bytes.show(bytes as f64);
         format!(
-            "pid {}{rank} device {}: {} is passed: {} is {} (live {}, reserved {} of {})",
+            "pid {}{rank} device {}: {} is passed: {} is {} (live {}, held {} of {})",
             process.pid,
             self.device.snapshot.device,
             self.threshold,
