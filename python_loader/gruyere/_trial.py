@@ -101,8 +101,11 @@ def _end(number: int, _frame: Any) -> NoReturn:
 
 
 def _command() -> list[str]:
-    """This command once more."""
-    # As multiprocessing starts an interpreter like its own.
+    """This command once more, options of the interpreter's too."""
+    typed: Optional[list[str]] = getattr(sys, "orig_argv", None)
+    if typed is not None:
+        return [sys.executable, *typed[1:]]
+    # Python 3.9 does not keep it; as multiprocessing starts an interpreter like its own.
     flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     return [sys.executable, *flags, "-m", "gruyere", *sys.argv[1:]]
 

@@ -145,9 +145,10 @@ def scope(report: dict[str, Any]) -> list[str]:
             said.append(f"Steps differ: {_about(least)} to {_about(most)} of activations.")
         elif number > 1:
             said.append(f"Steps are alike: {_about(most)} of activations in each.")
+        than = " as the largest of these" if spread(report) else ""
         said.append(
-            f"A batch n times as large, or a step n times as long, would need {_larger(report)}; "
-            "more, where something grows with the square of the length."
+            f"A batch n times as large, or a step n times as long{than}, would need "
+            f"{_larger(report)}; more, where something grows with the square of the length."
         )
     return said
 
