@@ -89,19 +89,25 @@ fn words(line: &str) -> Option<(Vec<String>, Option<String>)> {
 /// Why a command that is shown would be refused.
 fn fault(command: &Shown) -> Option<String> {
     let (words, settings) = words(&command.line)?;
-    if let Some(text) = settings.filter(|text| !text.contains("KEY"))
+    if let Some(text) = settings.filter(|text| !text.starts_with("key:"))
         && let Err(error) = Config::parse(&text)
     {
         return Some(error.to_string());
     }
-    if words.first().is_none_or(|word| word != "gruyere") {
+    let is_placeholder = |word: &String| word.chars().all(char::is_uppercase);
+    if words.first().is_none_or(|word| word != "gruyere")
+        || words.get(1).is_some_and(is_placeholder)
+    {
         return None;
     }
     let read = |command: &[OsString], name| launch_line::read(command, name).err();
     match Cli::try_parse_from(&words) {
         Ok(cli) => match cli.command {
             Command::Compare(arguments) => read(arguments.command(), "compare"),
+            // A sentence may say no more than its name.
+            Command::Dryrun(_) if command.is_mention && words.len() == 2 => None,
             Command::Dryrun(arguments) => arguments.fault(),
+            Command::Watch(arguments) => arguments.fault(),
             _ => None,
         },
         Err(error) => match error.kind() {
@@ -109,6 +115,12 @@ fn fault(command: &Shown) -> Option<String> {
             ErrorKind::MissingRequiredArgument
             | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
                 if command.is_mention =>
+            {
+                None
+            }
+            // "as `--html` makes it"
+            ErrorKind::InvalidValue
+                if command.is_mention && error.to_string().contains("none was supplied") =>
             {
                 None
             }
@@ -175,7 +187,7 @@ fn a_command_that_is_none_is_noticed() {
     for page in [
         "```sh\ngruyere map PID --by age | head      # a word\n```",
         "```text\ngruyere nothing\n```",
-        "`gruyere compare` and `gruyere map [PID]`",
+        "`gruyere compare`, `gruyere dryrun`, `gruyere map --html` and `gruyere map [PID]`",
         "    gruyere doctor [--python .venv/bin/python] [--json]\n",
     ] {
         assert_eq!(fault(page), None, "{page}");

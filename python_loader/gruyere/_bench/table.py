@@ -61,8 +61,8 @@ def markdown(report: Report) -> str:
         rows = [_posted(program, row, default, on_gpu) for row in program.rows]
         widths = [max(map(len, column)) for column in zip(heads, *rows)]
         text.append(_barred(heads, widths))
-        text.append("|".join(["", "-" * (widths[0] + 2), *("-" * (width + 1) + ":"
-                                                           for width in widths[1:]), ""]))
+        rules = ["-" * (widths[0] + 2), *("-" * (width + 1) + ":" for width in widths[1:])]
+        text.append(f"|{'|'.join(rules)}|")
         text += [_barred(row, widths) for row in rows]
         text += ["", _wrapped(_conclusion(program))]
         text += [_wrapped(_why(row)) for row in program.rows if row.outcome != COMPLETED]
@@ -236,5 +236,3 @@ def _notes(report: Report, on_gpu: bool) -> list[str]:
     builtin = [program.program for program in report.programs if program.built_in]
     notes += [f"{name:<15}  {PROGRAMS[name]}" for name in builtin]
     return notes
-
-
