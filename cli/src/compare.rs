@@ -57,6 +57,14 @@ pub struct Arguments {
     command: Vec<OsString>,
 }
 
+#[cfg(test)]
+impl Arguments {
+    /// The command that was given.
+    pub fn command(&self) -> &[OsString] {
+        &self.command
+    }
+}
+
 /// Runs it. Returns only where nothing could be started.
 pub fn main(arguments: &Arguments) -> ExitCode {
     match launch_line::read(&arguments.command, "compare") {

@@ -29,11 +29,11 @@ dump (dump_dir:).
 Examples:
   gruyere snapshot 4242 --json -o before.json; sleep 60; gruyere diff before.json 4242
   gruyere diff before.json 4242 --json | jq '.devices[0].lines'
-  gruyere diff monday.json tuesday.json --fail-if 'live>+1GiB' --fail-if 'reserved>+5%'
+  gruyere diff monday.json tuesday.json --fail-if 'live>+1GiB' --fail-if 'held>+5%'
 
 A block is the same in both where its address, size and step of allocation are.
 
-Bounds (--fail-if, as often as you like): METRIC>BOUND with one of live, reserved, pending, \
+Bounds (--fail-if, as often as you like): METRIC>BOUND with one of live, held, pending, \
 blocks, and a size, a count (blocks),
 or a share; with a plus, of the growth from A to B; without, of B. They hold for each device by \
 itself.
@@ -191,7 +191,7 @@ fn text(before: &State, after: &State, changes: &[DeviceChange]) -> String {
             let [a, b] = [change.before, change.after].map(|bytes| BinaryBytes(bytes).to_string());
             line(format_args!("  {name:<NAME$} {a:>12} {b:>12} {:>13}", signed(change)));
         };
-        row("reserved", change.reserved);
+        row("held", change.reserved);
         row("live", change.live);
         row("pending", change.pending);
         row("free, on partly used pages", change.partly_used);

@@ -156,6 +156,8 @@ fn main() -> ExitCode {
 }
 
 #[cfg(test)]
+mod documented;
+#[cfg(test)]
 mod tests {
     use super::*;
     use clap::CommandFactory as _;

@@ -27,7 +27,7 @@ Examples:
   gruyere watch 4242 'largest<2GiB' --exit || echo trouble
                                         ends with code 4 as soon as it is passed, with 0 when the \
                                         process ends
-  gruyere watch all 'reserved>95%' --command 'logger -t gruyere \"$GRUYERE_WATCH_MESSAGE\"'
+  gruyere watch all 'held>95%' --command 'logger -t gruyere \"$GRUYERE_WATCH_MESSAGE\"'
   gruyere watch 4242 'retries>=1' --json --for 1h
 
 Metrics: fragmentation, external, internal (per cent); largest, live, reserved, pending (a size, \
@@ -88,7 +88,7 @@ fn wrong_usage(text: impl std::fmt::Display) -> ! {
 
 impl Arguments {
     /// Whom, and what for.
-    fn read(&self) -> (Which, Vec<Threshold>) {
+    fn read(&self) -> Result<(Which, Vec<Threshold>), String> {
         let is_threshold = |word: &String| word.contains(['<', '>']);
         // Where the process is left out, the first threshold came in its place; where an option
         // stands behind the process, this came in a threshold's.
@@ -98,9 +98,10 @@ impl Arguments {
             _ => ("all", words.as_slice()),
         };
         if rest.is_empty() {
-            wrong_usage("no threshold is given: add one, such as 'fragmentation>30%'");
+            return Err("no threshold is given: add one, such as 'fragmentation>30%'".to_owned());
         }
-        let read = |word: &String| word.parse().unwrap_or_else(|error| wrong_usage(error));
+        let thresholds = rest.iter().map(|word| word.parse::<Threshold>());
+        let thresholds = thresholds.collect::<Result<_, _>>().map_err(|error| error.to_string())?;
         let which = match target {
             "all" => Which::All(self.folder.clone()),
             target => {
@@ -108,13 +109,19 @@ impl Arguments {
                 Which::One(Target { target, folder: self.folder.clone() })
             }
         };
-        (which, rest.iter().map(read).collect())
+        Ok((which, thresholds))
+    }
+
+    /// Why it would watch for nothing.
+    #[cfg(test)]
+    pub fn fault(&self) -> Option<String> {
+        self.read().err()
     }
 }
 
 /// Runs it.
 pub fn run(arguments: &Arguments) -> Ended {
-    let (which, thresholds) = arguments.read();
+    let (which, thresholds) = arguments.read().unwrap_or_else(|reason| wrong_usage(reason));
     let mut follower = Follower::new(which)?;
     let begin = Instant::now();
     let end = arguments.time.map(Duration::from);
@@ -210,7 +217,7 @@ impl Event<'_> {
         let reserved = self.device.snapshot.gauge(DeviceGauge::Reserved);
         let bytes = |bytes: u64| Unit::Bytes.show(bytes as f64);
         format!(
-            "pid {}{rank} device {}: {} is passed: {} is {} (live {}, reserved {} of {})",
+            "pid {}{rank} device {}: {} is passed: {} is {} (live {}, held {} of {})",
             process.pid,
             self.device.snapshot.device,
             self.threshold,

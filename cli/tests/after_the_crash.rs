@@ -546,7 +546,7 @@ fn refused() {
     failed(&["snapshot", &pid, "-o", "/no/such/folder/x"], 1, "-o");
     failed(&["record", &pid, "-o", "/dev/full"], 1, "-o");
     failed(&["record", &pid, "-o", out, "--for", "long"], 2, "30s");
-    failed(&["diff", &pid, &pid, "--fail-if", "heat>1"], 2, "reserved");
+    failed(&["diff", &pid, &pid, "--fail-if", "heat>1"], 2, "held");
     let pickle = folder.path().join("now.pickle");
     let pickle = pickle.to_str().unwrap();
     assert!(gruyere(&["snapshot", &pid, "-o", pickle]).status.success());

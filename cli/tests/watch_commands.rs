@@ -107,7 +107,7 @@ fn a_passed_threshold_is_said_once_and_exit_ends_with_4() {
     assert!(said.contains("fragmentation>30% is passed: fragmentation is 98.3%"), "{said}");
     assert!(
         said.contains(&format!("pid {}", pid()))
-            && said.contains("reserved 60.00 GiB of 80.00 GiB"),
+            && said.contains("held 60.00 GiB of 80.00 GiB"),
         "{said}"
     );
     let one = gruyere(&["watch", &pid(), "live<2GiB", "--exit"], folder.path());
@@ -127,7 +127,7 @@ fn json_has_a_line_each_with_the_facts() {
     let line = &lines[0];
     assert_eq!(
         (&line["threshold"], &line["metric"]),
-        (&"reserved>=60GiB".into(), &"reserved".into())
+        (&"reserved>=60GiB".into(), &"held".into())
     );
     assert_eq!(
         (&line["value"], &line["bound"]),

@@ -23,7 +23,7 @@ class Stats:
     total_memory: int
     """Physical memory of the device."""
     limit: int
-    """The ceiling on what may be reserved."""
+    """The ceiling on what may be held."""
     reserved: int
     """Physical memory held."""
     reserved_peak: int
@@ -62,7 +62,7 @@ class Stats:
     low_phase_bytes: int
     """The memory that went back so."""
     fragmentation: float
-    """The share of what is held that is free and cannot serve: lost / reserved."""
+    """The share of what is held that is free and cannot serve: lost / held."""
     external_fragmentation: float
     """1 - largest request / free memory held."""
     internal_fragmentation: float

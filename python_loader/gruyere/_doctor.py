@@ -12,7 +12,15 @@ from collections.abc import Iterator
 from typing import Optional
 
 from . import _enable, _library, _settings, _stand_in, _torch_conf
-from ._errors import GruyereError
+from ._errors import GruyereError, NoGpu
+
+# What there is to do where there is no GPU.
+_WAYS = (
+    "records and traces alone can be read, and without a GPU there are:",
+    "gruyere dryrun train.py                 will it fit",
+    "gruyere compare --stand-in train.py     beside torch's, on a stand-in GPU",
+    "python -m gruyere --stand-in train.py   some steps of it there",
+)
 
 
 def examine() -> int:
@@ -20,12 +28,10 @@ def examine() -> int:
     warnings.simplefilter("ignore")
     for what, finding in _findings():
         print(f"{what:<22}{finding}")
-    reason = (
-        _trial()
-        if "torch" in sys.modules
-        else "torch cannot be imported (above): install PyTorch 2.4 or newer, built for CUDA"
-    )
+    reason, ways = _tried()
     print(f"{'gruyere':<22}{'works here' if reason is None else 'does not work here: ' + reason}")
+    for way in ways:
+        print(f"{'':<22}{way}")
     return 0 if reason is None else 1
 
 
@@ -38,7 +44,7 @@ def _findings() -> Iterator[tuple[str, str]]:
             "torch",
             f"{torch.__version__}, CUDA {torch.version.cuda}, {os.path.dirname(torch.__file__)}",
         )
-    except ImportError as error:
+    except _enable.BROKEN as error:
         yield "torch", f"cannot be imported: {error}"
     try:
         yield (
@@ -85,9 +91,23 @@ def _door(name: str, why: str) -> str:
     )
 
 
+def _tried() -> tuple[Optional[str], tuple[str, ...]]:
+    """Why Gruyère does not work here, or None, and what can be done all the same."""
+    if "torch" not in sys.modules:
+        return "torch cannot be imported (above): install PyTorch 2.4 or newer, built for CUDA", ()
+    try:
+        return _trial(), ()
+    except NoGpu as error:
+        import torch
+
+        settings = os.environ.get(_settings.VARIABLE, "")
+        print(f"{'door':<22}{_door(*_enable.open_door(torch, settings))}")
+        return str(error), _WAYS
+
+
 def _trial() -> Optional[str]:
     """Enables Gruyère, allocates on each device, and asks the library about it: why that fails, or
-    None."""
+    None. Raises NoGpu where there is none."""
     try:
         _enable.enable()
         import torch
@@ -119,6 +139,8 @@ def _trial() -> Optional[str]:
                     f"an allocation on cuda:{device} was answered with NULL; the log above says why"
                 )
         torch.cuda.empty_cache()
+    except NoGpu:
+        raise
     except (GruyereError, RuntimeError) as error:
         return str(error)
     return None

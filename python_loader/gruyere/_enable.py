@@ -23,7 +23,7 @@ from . import (
     _stand_in,
     _torch_conf,
 )
-from ._errors import GruyereError, warn_once
+from ._errors import GruyereError, NoCuda, NoGpu, warn_once
 
 # How a process tells its children to do as it does; what `GRUYERE_ENABLE=1 python train.py` sets.
 VARIABLE = "GRUYERE_ENABLE"
@@ -65,10 +65,6 @@ _reason = (
 )
 
 
-class NoCuda(GruyereError):
-    """There is no CUDA here that Gruyère could serve."""
-
-
 def enable(mode: Optional[str] = None, **settings: object) -> None:
     """Makes Gruyère the allocator of this process and of the processes that it starts. Call it
     before the program touches CUDA.
@@ -92,15 +88,13 @@ def enable(mode: Optional[str] = None, **settings: object) -> None:
 
 def enable_automatically(required: bool) -> None:
     """As the launch line says, once torch is imported. Where there is no CUDA: an error if
-    `required`, else the program goes on."""
+    `required`, which the launch line reports (`_launch.main`), else the program goes on."""
     try:
         _enable(settings_of_environment(), automatic=True)
-    except NoCuda as error:
+    except NoCuda:
         # disable_reason() tells. A launcher, a data worker or a node without a GPU has nothing to
         # allocate.
         if required:
-            # Before the traceback of the import: the reason is what one needs to read.
-            print(f"gruyere: {error}", file=sys.stderr)
             raise
 
 
@@ -204,10 +198,14 @@ def _check_again(before: Enabled, settings: dict[str, object]) -> None:
         )
 
 
+# What `import torch` raises where torch is not whole (without the nvidia packages: ValueError).
+BROKEN = (ImportError, OSError, ValueError)
+
+
 def _import_torch() -> Any:
     try:
         import torch
-    except ImportError as error:
+    except BROKEN as error:
         raise GruyereError(
             f"torch cannot be imported here ({error}): install PyTorch 2.4 or newer, built for CUDA"
         ) from error
@@ -245,22 +243,30 @@ def _say(line: str) -> None:
 
 def _take(torch: Any, settings: str) -> tuple[str, str, Any]:
     """Makes Gruyère torch's allocator: by which door, why, and what is to be kept alive for it."""
-    wanted = _settings.entries(settings).get("door", "auto")
-    why = f"door:{wanted}"
-    if wanted != "pluggable":
-        try:
-            _shim.install(torch)
-        except _shim.Unavailable as error:
-            why = f"there is no native door here: {error}"
-            _say(f"{why}. The pluggable door serves (door:pluggable says nothing)")
-        else:
-            _library.library().gruyere_announce_hooks(_ALL_HOOKS)
-            _limits.install(torch, native=True)
-            return "native", why, None
+    door, why = open_door(torch, settings)
+    if door == "native":
+        _library.library().gruyere_announce_hooks(_ALL_HOOKS)
+        _limits.install(torch, native=True)
+        return door, why, None
+    if not why.startswith("door:"):
+        _say(f"{why}. The pluggable door serves (door:pluggable says nothing)")
     allocator = _pluggable(torch)
     _library.library().gruyere_announce_hooks(_ALL_HOOKS)
     _limits.install(torch)
     return "pluggable", why, allocator
+
+
+def open_door(torch: Any, settings: str) -> tuple[str, str]:
+    """By which door torch comes in with these settings, and why. The native one is in place then,
+    which needs no GPU."""
+    wanted = _settings.entries(settings).get("door", "auto")
+    if wanted != "pluggable":
+        try:
+            _shim.install(torch)
+        except _shim.Unavailable as error:
+            return "pluggable", f"there is no native door here: {error}"
+        return "native", f"door:{wanted}"
+    return "pluggable", f"door:{wanted}"
 
 
 def _pluggable(torch: Any) -> Any:
@@ -325,7 +331,7 @@ def _check_cuda(torch: Any) -> None:
         )
     reason = _no_device(torch)
     if reason:
-        raise NoCuda(f"{reason}; Gruyère has nothing to do here")
+        raise NoGpu(reason)
 
 
 def _no_device(torch: Any) -> Optional[str]:
@@ -337,7 +343,9 @@ def _no_device(torch: Any) -> Optional[str]:
     try:
         ctypes.CDLL("libcuda.so.1")
     except OSError as error:
-        return f"there is no NVIDIA driver here ({error})"
+        # The loader's words, but for those of the usual case.
+        cause = "was not found" if "No such file" in str(error) else f"cannot be loaded: {error}"
+        return f"there is no NVIDIA driver here (libcuda.so.1 {cause})"
     # NVML counts without CUDA; below 0, and where torch has no such function, nobody knows before
     # CUDA is in use.
     count = getattr(torch.cuda, "_device_count_nvml", lambda: -1)()

@@ -10,6 +10,25 @@ class GruyereError(RuntimeError):
     """Gruyère cannot do what was asked; the text says why, and what to do."""
 
 
+class NoCuda(GruyereError):
+    """There is no CUDA here that Gruyère could serve."""
+
+    def with_ways(self, _what: str) -> str:
+        """The text, and what can be done with the program all the same."""
+        return str(self)
+
+
+class NoGpu(NoCuda):
+    """This torch is built for CUDA, and there is no GPU."""
+
+    def with_ways(self, what: str) -> str:
+        return (
+            f"{self}: no GPU\n"
+            f"Without one: gruyere dryrun {what} (does it fit?), or on a stand-in GPU:\n"
+            f"gruyere compare --stand-in {what}, python -m gruyere --stand-in {what}"
+        )
+
+
 class GruyereWarning(UserWarning):
     """Something will not do what the program may expect of it; the text says what to use
     instead."""

@@ -16,6 +16,7 @@ from ._errors import GruyereError
 
 USAGE = """\
 usage: python -m gruyere [options] script.py [arguments]
+       python -m gruyere --stand-in [options] script.py [arguments]
        python -m gruyere [options] -m module [arguments]
        python -m gruyere [options] -c code [arguments]
        python -m gruyere --doctor
@@ -30,6 +31,10 @@ options:
   -m module             runs a module, as python -m does:
                         -m torch.distributed.run --nproc-per-node 8 train.py
   -c code               runs a line of code, as python -c does
+  --stand-in            without a GPU: runs the program on the stand-in GPU, which keeps books of
+                        memory and computes nothing, for 12 steps of its optimiser; what it writes
+                        is thrown away
+  --steps COUNT         of --stand-in: so many steps; all: to the program's end
   --doctor              tries Gruyère here and tells what it finds
   --build-shim          builds what `--door native` needs (once for a torch, with the machine's
                         C++ compiler), also where it is there already
@@ -55,6 +60,9 @@ class Options:
         self.mode: Optional[str] = None
         self.settings: dict[str, object] = {}
         self.action = "run"
+        self.stand_in = False
+        # Of --stand-in.
+        self.steps: Optional[str] = None
         self.is_module = False
         self.is_code = False
         self.program: list[str] = []
@@ -69,6 +77,8 @@ class Options:
                 return
             if word in ("--doctor", "--build-shim"):
                 self.action = word[2:]
+            elif word == "--stand-in":
+                self.stand_in = True
             elif word == "-m" or (word.startswith("-m") and not word.startswith("--")):
                 self.is_module = True
                 self.program = ([word[2:]] if word != "-m" else []) + rest
@@ -85,6 +95,8 @@ class Options:
                     value = rest.pop(0)
                 if key == "mode":
                     self.mode = value
+                elif key == "steps":
+                    self.steps = value
                 else:
                     self.settings[key.replace("-", "_")] = value
             elif word.startswith("-") and word not in ("-", "--"):
@@ -94,6 +106,10 @@ class Options:
             else:
                 self.program = rest if word == "--" else [word, *rest]
                 break
+        if self.steps is not None and not self.stand_in:
+            raise UsageError(f"--steps {self.steps}: an option of --stand-in, which is not given")
+        if self.stand_in and self.action != "run":
+            raise UsageError(f"--stand-in: runs a program, and --{self.action} runs none")
         if self.action == "run" and not self.program:
             missing = "-m: no module was named" if self.is_module else "no program was named"
             raise UsageError("-c: no code was given" if self.is_code else missing)
@@ -118,10 +134,31 @@ def main() -> None:
             from ._doctor import examine
 
             sys.exit(examine())
+        if options.stand_in:
+            from . import _trial
+
+            _trial.begin(_trial.steps(options.steps or str(_trial.STEPS)), _what(options))
     except UsageError as error:
         _refuse(f"{error}\n{USAGE}")
     except GruyereError as error:
         _refuse(str(error))
+    from ._errors import NoGpu
+
+    try:
+        _go(options)
+    except NoGpu as error:
+        # The program has no part in it, so its traceback has nothing to say.
+        _refuse(error.with_ways(_what(options)))
+
+
+def _what(options: Options) -> str:
+    """What is run, as it is typed."""
+    if options.is_code:
+        return "-c CODE"
+    return f"-m {options.program[0]}" if options.is_module else options.program[0]
+
+
+def _go(options: Options) -> None:
     if options.is_module:
         _run_module(options.program)
     elif options.is_code:
@@ -131,13 +168,13 @@ def main() -> None:
 
 
 def _build_shim() -> int:
-    from . import _shim
+    from . import _enable, _shim
 
     try:
         import torch
 
         print(_shim.build(torch, anew=True))
-    except (ImportError, _shim.Unavailable) as error:
+    except (*_enable.BROKEN, _shim.Unavailable) as error:
         print(f"gruyere: no shim was built: {error}", file=sys.stderr)
         return 1
     return 0

@@ -273,7 +273,8 @@ pub fn is_name(name: &str) -> bool {
 }
 
 /// A command line as people know it: without `-m gruyere` and its options, and without the path of
-/// the interpreter. Options take a value each, as `python -m gruyere` reads them.
+/// the interpreter. Options take a value each, but for `--stand-in`, as `python -m gruyere` reads
+/// them.
 pub fn shown_command(command: &str) -> String {
     let mut words: Vec<&str> = command.split(' ').filter(|word| !word.is_empty()).collect();
     if let Some(program) = words.first_mut() {
@@ -286,7 +287,8 @@ pub fn shown_command(command: &str) -> String {
     if let Some(at) = launcher.filter(|&at| is_python && at < scripts) {
         let mut end = at + 2;
         while let Some(word) = words.get(end).filter(|word| word.starts_with("--")) {
-            end += if *word == "--" || word.contains('=') { 1 } else { 2 };
+            let has_value = !["--", "--stand-in"].contains(word) && !word.contains('=');
+            end += 1 + usize::from(has_value);
         }
         words.drain(at..end.min(words.len()));
     }
@@ -361,6 +363,8 @@ mod tests {
             ("/usr/bin/python3 -m gruyere --limit 90% train.py --lr 3", "python3 train.py --lr 3"),
             ("python -u -m gruyere --share=off -m my.train --x", "python -u -m my.train --x"),
             ("python -m gruyere -- train.py", "python train.py"),
+            ("python -m gruyere --stand-in train.py --x", "python train.py --x"),
+            ("python -m gruyere --stand-in --steps 3 train.py", "python train.py"),
             ("python train.py -m gruyere", "python train.py -m gruyere"),
             ("/opt/bin/server -m gruyere", "server -m gruyere"),
             ("python -m gruyere", "python"),

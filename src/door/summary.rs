@@ -13,13 +13,15 @@ use crate::record::run::{Run, RunDevice, shown_command};
 
 /// What the Python package sets, for this process and its children.
 const PACKAGE: &str = "GRUYERE_ENABLE";
+/// What a process on the stand-in GPU has in its environment.
+const STAND_IN: &str = "PHANTOM_OWNER";
 
 /// The process ends.
 pub(super) fn at_exit(heap: &Heap) {
     let Some(config) = config().filter(|config| is_wanted(config.summary)) else { return };
     let Some(reader) = Reader::own(heap.record()) else { return };
     let run = Run::of(&reader, config.name.as_deref());
-    if let Some(line) = line(&run, config) {
+    if let Some(line) = line(&run, config, std::env::var_os(STAND_IN).is_some()) {
         // Nobody reading is no trouble.
         let _ = writeln!(io::stderr(), "{line}");
     }
@@ -37,7 +39,7 @@ fn is_wanted(summary: Summary) -> bool {
 }
 
 /// `None`: no device was used.
-fn line(run: &Run, config: &Config) -> Option<String> {
+fn line(run: &Run, config: &Config, on_stand_in: bool) -> Option<String> {
     let mut said = String::from("gruyere:");
     let used: Vec<(&RunDevice, f64)> =
         run.devices.iter().filter_map(|device| Some((device, device.peak_ratio()?))).collect();
@@ -52,10 +54,15 @@ fn line(run: &Run, config: &Config) -> Option<String> {
         // Writing to a String cannot fail.
         let _ = write!(
             said,
-            "{place} peak {} live, {} held ({ratio:.3} times);",
+            "{place} peak live {}, held {}",
             Bytes(device.live_peak_bytes),
-            Bytes(device.reserved_peak_bytes)
+            Bytes(device.reserved_peak_bytes),
         );
+        // A program of some KiB holds a page all the same, which is thousands of per cent.
+        if *ratio < 10.0 {
+            let _ = write!(said, " ({:+.1}%)", 100.0 * (ratio - 1.0));
+        }
+        said.push(';');
         if device.out_of_memories > 0 {
             let _ = write!(said, " {} out of memory;", device.out_of_memories);
         }
@@ -66,7 +73,14 @@ fn line(run: &Run, config: &Config) -> Option<String> {
         Some(folder) => {
             write!(said, " more: gruyere report --history {} --name {}", folder.display(), run.name)
         }
-        None => write!(said, " beside torch's: gruyere compare -- {}", shown_command(&run.command)),
+        None => {
+            let option = if on_stand_in { "--stand-in " } else { "" };
+            write!(
+                said,
+                " beside torch's: gruyere compare {option}-- {}",
+                shown_command(&run.command)
+            )
+        }
     };
     Some(said)
 }
@@ -89,25 +103,36 @@ mod tests {
     }
 
     #[test]
-    fn one_line_has_the_peaks_their_ratio_and_the_command_for_more() {
+    fn one_line_has_the_peaks_how_much_more_is_held_and_the_command_for_more() {
         assert_eq!(
-            line(&run(), &Config::default()).unwrap(),
-            "gruyere: peak 100.00 MiB live, 102.00 MiB held (1.020 times); 0.00 s in driver calls; \
+            line(&run(), &Config::default(), false).unwrap(),
+            "gruyere: peak live 100.00 MiB, held 102.00 MiB (+2.0%); 0.00 s in driver calls; \
              beside torch's: gruyere compare -- python3 train.py --lr 3"
         );
+        // There, it says so.
+        let said = line(&run(), &Config::default(), true).unwrap();
+        assert!(said.ends_with("gruyere compare --stand-in -- python3 train.py --lr 3"), "{said}");
         let kept = Config::parse("history:runs").unwrap();
-        assert!(line(&run(), &kept).unwrap().contains("gruyere report --history runs"));
+        assert!(line(&run(), &kept, false).unwrap().contains("gruyere report --history runs"));
     }
 
     #[test]
     fn a_device_that_was_opened_and_not_used_keeps_nobody_from_being_told() {
         let mut two = run();
         two.devices.insert(0, RunDevice::default());
-        assert_eq!(line(&two, &Config::default()), line(&run(), &Config::default()));
+        assert_eq!(line(&two, &Config::default(), false), line(&run(), &Config::default(), false));
+    }
+
+    #[test]
+    fn a_program_of_one_small_block_is_told_no_thousands_of_per_cent() {
+        let mut small = run();
+        small.devices[0].live_peak_bytes = 512;
+        let said = line(&small, &Config::default(), false).unwrap();
+        assert!(said.starts_with("gruyere: peak live 512 bytes, held 102.00 MiB;"), "{said}");
     }
 
     #[test]
     fn a_program_that_used_no_device_says_nothing() {
-        assert_eq!(line(&Run::default(), &Config::default()), None);
+        assert_eq!(line(&Run::default(), &Config::default(), false), None);
     }
 }

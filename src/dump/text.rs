@@ -100,8 +100,8 @@ fn of_device(out: &mut String, device: &DeviceState) -> fmt::Result {
     for (name, bytes) in [
         ("total memory", device.total_bytes),
         ("limit", device.limit_bytes),
-        ("reserved", held.reserved_bytes),
-        ("reserved, peak", device.reserved_peak_bytes),
+        ("held", held.reserved_bytes),
+        ("held, peak", device.reserved_peak_bytes),
         ("live, peak", device.live_peak_bytes),
     ] {
         writeln!(out, "  {name:<29} {bytes:>16} B  {:>12}", Bytes(bytes).to_string())?;
@@ -122,7 +122,7 @@ fn of_device(out: &mut String, device: &DeviceState) -> fmt::Result {
     if let Some(ratio) = shares.peak_ratio {
         writeln!(out, "  {:<29} {ratio:>18.4}", "peak ratio (held / live)")?;
     }
-    writeln!(out, "\n  Where the reserved bytes are")?;
+    writeln!(out, "\n  Where the held bytes are")?;
     for (name, bytes) in held.parts().into_iter().filter(|part| part.1 > 0) {
         let percent = share(bytes, held.reserved_bytes);
         writeln!(

@@ -107,14 +107,15 @@ def newcomer(tmp_path):
     return Newcomer(tmp_path)
 
 
-SUMMARY = r"gruyere: peak [\d.]+ \wiB live, [\d.]+ \wiB held \(\d\.\d{3} times\); [\d.]+ s in "
+SUMMARY = r"gruyere: peak live [\d.]+ \wiB, held [\d.]+ \wiB \(\+[\d.]+%\); [\d.]+ s in "
 
 
 def test_a_script_ends_with_one_line_of_what_it_did(newcomer):
     lines = newcomer.on_a_terminal("-m", "gruyere", "train.py").splitlines()
     told = [line for line in lines if line.startswith("gruyere: peak")]
     assert len(told) == 1 and re.match(SUMMARY, told[0]), lines
-    assert told[0].endswith("train.py") and "gruyere compare -- " in told[0]
+    python = os.path.basename(sys.executable)
+    assert told[0].endswith(f"gruyere compare --stand-in -- {python} train.py"), "it is on one"
 
 
 def test_the_line_is_for_terminals_and_rank_0_unless_it_is_asked_for(newcomer):
@@ -164,11 +165,11 @@ def test_compare_prints_the_table_that_people_post(newcomer):
     assert done.returncode == 0, done.stderr
     rows = [line for line in done.stdout.splitlines() if line.startswith("|")]
     assert [row.count("|") for row in rows] == [7] * 5, done.stdout
-    for row, name in zip(rows[2:], ["torch, default", "expandable_segments", "**Gruyère**"]):
+    for row, name in zip(rows[2:], ["torch default", "torch expandable", "**Gruyère**"]):
         assert name in row and "iB" in row, done.stdout
     assert "train.py" in done.stdout.splitlines()[0]
     assert "than" in done.stdout and "stand-in" in done.stdout
-    assert "train.py, gruyere" in done.stderr, "progress, also where it is redirected"
+    assert "gruyere compare: train.py, gruyere" in done.stderr, "progress, also in a file"
 
 
 def test_compare_runs_a_module_with_options_of_python(newcomer):
@@ -186,6 +187,9 @@ def test_compare_runs_a_module_with_options_of_python(newcomer):
     named = {key: program[key] for key in ("program", "module", "arguments")}
     assert named == {"program": "package.train", "module": True, "arguments": ["--x"]}
     assert [row["outcome"] for row in program["rows"]] == ["completed"] * 3
+    done = newcomer.command("compare", "--stand-in", "--", "moe")
+    assert done.returncode == 2, "a script, and no built-in program"
+    assert done.stderr == "gruyere compare: ./moe: no such file; name it as python would run it\n"
     done = newcomer.command("compare", "--stand-in", "--", "-m", "packages.train")
     assert done.returncode == 2 and "-m packages.train: no module" in done.stderr
 

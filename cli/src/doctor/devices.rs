@@ -322,8 +322,9 @@ fn no_driver(findings: &mut Findings, silence: &Silence, module: bool) {
         }
         _ => {
             "on a machine with an NVIDIA GPU, install its driver (nvidia-smi must work); in a \
-             container, start it with --gpus all; without a GPU only records and traces can be \
-             read here"
+             container, start it with --gpus all; without a GPU records and traces alone can be \
+             read here, and a program can be tried: `gruyere dryrun train.py` (will it fit), \
+             `gruyere compare --stand-in train.py`, `python -m gruyere --stand-in train.py`"
         }
     };
     findings.problem("driver", silence.to_string(), remedy);

@@ -181,25 +181,16 @@ fn name(text: &str) -> Result<String, String> {
 
 /// Runs it. Returns only where nothing could be started.
 pub fn main(arguments: &Arguments) -> ExitCode {
-    if arguments.gpu.iter().any(|word| word == "list") {
+    if arguments.wants_list() {
         return match output::print(gpus::table()) {
             Ok(_) => ExitCode::SUCCESS,
             Err(failure) => refuse(failure),
         };
     }
-    let program = match launch_line::read(&arguments.program, "dryrun") {
-        Ok(program) => program,
+    let (program, gpus) = match arguments.checked() {
+        Ok(found) => found,
         Err(reason) => return refuse(reason),
     };
-    let gpus = match arguments.gpus() {
-        Ok(gpus) => gpus,
-        Err(reason) => return refuse(format_args!("--gpu {reason}")),
-    };
-    if let Some(reason) =
-        arguments.sweep.as_ref().and_then(|sweep| sweep.misses(&program.arguments))
-    {
-        return refuse(reason);
-    }
     let house = House::find();
     let request = Request {
         script: program.main.script(),
@@ -234,6 +225,26 @@ fn refuse(reason: impl std::fmt::Display) -> ExitCode {
 }
 
 impl Arguments {
+    fn wants_list(&self) -> bool {
+        self.gpu.iter().any(|word| word == "list")
+    }
+
+    /// What is run, and on which GPUs.
+    fn checked(&self) -> Result<(launch_line::Program, Vec<Gpu>), String> {
+        let program = launch_line::read(&self.program, "dryrun")?;
+        let gpus = self.gpus().map_err(|reason| format!("--gpu {reason}"))?;
+        match self.sweep.as_ref().and_then(|sweep| sweep.misses(&program.arguments)) {
+            Some(reason) => Err(reason),
+            None => Ok((program, gpus)),
+        }
+    }
+
+    /// Why it would not run.
+    #[cfg(test)]
+    pub fn fault(&self) -> Option<String> {
+        if self.wants_list() { None } else { self.checked().err() }
+    }
+
     /// The GPUs on which it is to run.
     fn gpus(&self) -> Result<Vec<Gpu>, String> {
         let mut found = Vec::new();

@@ -467,7 +467,7 @@ fn of_device(families: &mut Families, device: &DeviceSnapshot, recent: u64, iden
     families.gauge(said, &of, held.lost());
     let said = ("gruyere_idle_bytes", "bytes", "Held and free in whole pages.");
     families.gauge(said, &of, held.idle());
-    let said = ("gruyere_unused_ratio", "ratio", "1 - live / reserved.");
+    let said = ("gruyere_unused_ratio", "ratio", "1 - live / held.");
     families.number(said, &of, held.unused());
     if let Some(ratio) = device.peak_ratio() {
         families.number(("gruyere_peak_ratio", "ratio", "Peak held / peak live."), &of, ratio);

@@ -95,8 +95,8 @@ impl Heap {
             for (name, bytes) in [
                 ("total memory", stats.total_memory),
                 ("limit", stats.limit),
-                ("reserved", stats.reserved),
-                ("reserved, peak", stats.reserved_peak),
+                ("held", stats.reserved),
+                ("held, peak", stats.reserved_peak),
                 ("live", stats.live),
                 ("live, peak", stats.live_peak),
                 ("freed, waiting for streams", stats.pending),

@@ -111,23 +111,35 @@ def main(text: str) -> None:
     if request["list"]:
         print("".join(f"{name:<12} {what}\n" for name, what in PROGRAMS.items()), end="")
         return
-    if not request["modules"]:
+    if request["markdown"]:
+        # A file of the user's, whatever it is called.
+        request["programs"] = [
+            f"./{name}" if name in PROGRAMS else name for name in request["programs"]
+        ]
+    elif not request["modules"]:
         request["programs"] = request["programs"] or list(PROGRAMS)
     try:
         sys.exit(Comparison(request).run())
     except GruyereError as error:
-        command = "compare" if request["markdown"] else "bench --torch"
-        print(f"gruyere {command}: {error}", file=sys.stderr)
+        print(f"gruyere {command(request)}: {error}", file=sys.stderr)
         sys.exit(WRONG_ARGUMENTS)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def command(request: dict[str, Any]) -> str:
+    """What the user typed."""
+    return "compare" if request["markdown"] else "bench --torch"
 
 
 def checked(request: dict[str, Any]) -> list[Contender]:
     """The rows that are asked for. Raises GruyereError where something is asked for that there is
     not."""
     for program in request["programs"]:
-        if program not in PROGRAMS and not Path(program).is_file():
+        if request["markdown"]:
+            if not Path(program).exists():
+                raise GruyereError(f"{program}: no such file; name it as python would run it")
+        elif program not in PROGRAMS and not Path(program).is_file():
             raise GruyereError(
                 f"--program {program}: neither a built-in program ({', '.join(PROGRAMS)}) nor "
                 "a file"
@@ -164,6 +176,7 @@ def checked(request: dict[str, Any]) -> list[Contender]:
 class Comparison:
     def __init__(self, request: dict[str, Any]) -> None:
         self.request = request
+        self.command = command(request)
         self.contenders = checked(request)
         self.json: Optional[str] = request["json"]
         if self.json not in (None, "-"):
@@ -179,7 +192,7 @@ class Comparison:
             machine = choose(self.request["stand_in"], self.request["beside"], folder)
             if self.request["modules"] or set(self.request["programs"]) - set(PROGRAMS):
                 self.box = sandbox(folder, self.request["sandbox"])
-                print(f"gruyere bench: {self.box.said()}", file=sys.stderr, flush=True)
+                print(f"gruyere {self.command}: {self.box.said()}", file=sys.stderr, flush=True)
             # The user's own programs are no server's; one says what torch there is.
             served = (
                 self.contenders
@@ -192,7 +205,7 @@ class Comparison:
             finally:
                 for server in servers:
                     server.close()
-        draw = table.markdown if self.request.get("markdown") else table.draw
+        draw = table.markdown if self.request["markdown"] else table.draw
         said = report.to_json() if self.json == "-" else draw(report)
         try:
             print(said, end="", flush=True)
@@ -203,7 +216,7 @@ class Comparison:
             for row in program.rows:
                 if row.outcome != COMPLETED:
                     print(
-                        f"gruyere bench --torch: {program.name}, {row.name}: {row.outcome}: "
+                        f"gruyere {self.command}: {program.name}, {row.name}: {row.outcome}: "
                         f"{row.reason}",
                         file=sys.stderr,
                     )
@@ -234,7 +247,7 @@ class Comparison:
 
         def run(index: int, memory: Optional[int] = None) -> Result:
             what = "" if memory is None else f", on {table.size(memory)}"
-            _progress(f"{program.name}, {self.contenders[index].name}{what}")
+            self._progress(f"{program.name}, {self.contenders[index].name}{what}")
             return self._run(program, machine, servers, index, folder, memory)
 
         # Runs of each in turn, so that what else the machine does meanwhile meets all alike.
@@ -246,7 +259,7 @@ class Comparison:
                 if not results or results[-1].outcome == COMPLETED
             ]
             if machine.is_stand_in and program.built_in:
-                _progress(f"{program.name}, step by step in turn")
+                self._progress(f"{program.name}, step by step in turn")
                 results = self._in_turn(
                     program, [servers[index] for index in going], 1 + number % 255
                 )
@@ -288,7 +301,7 @@ class Comparison:
             for job in jobs:
                 job.result()
                 yield
-        _progress("")
+        self._progress("")
 
     def _in_turn(self, program: Program, servers: list[Server], turn: int) -> list[Result]:
         """A run of each, all at once and a step of each after the other: what is compared was
@@ -301,6 +314,12 @@ class Comparison:
         while going:
             going = [server for server in going if server.step()]
         return [server.end() for server in servers]
+
+    def _progress(self, what: str) -> None:
+        if sys.stderr.isatty():
+            print(f"\r\033[K{what}", end="", file=sys.stderr, flush=True)
+        elif what:
+            print(f"gruyere {self.command}: {what}", file=sys.stderr, flush=True)
 
     def _steps(self) -> Optional[int]:
         """After how many steps a program ends; None: a script goes on to its end."""
@@ -446,10 +465,3 @@ def _write(path: Path, text: str) -> None:
     whole = path.with_name(path.name + ".part")
     whole.write_text(text)
     whole.replace(path)
-
-
-def _progress(what: str) -> None:
-    if sys.stderr.isatty():
-        print(f"\r\033[K{what}", end="", file=sys.stderr, flush=True)
-    elif what:
-        print(f"gruyere bench: {what}", file=sys.stderr, flush=True)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import TYPE_CHECKING, Optional
 
 from .catalog import PROGRAMS
-from .measure import COMPLETED
+from .measure import COMPLETED, OUT_OF_MEMORY
 
 if TYPE_CHECKING:
     from .compare import Program, Report, Row
@@ -41,62 +42,117 @@ def draw(report: Report) -> str:
     return "\n".join([*text, rule, *_notes(report, on_gpu)]) + "\n"
 
 
+# Columns of a terminal, which the table that people post has too.
+_WIDTH = 80
+# Characters of a reason, below that table.
+_REASON = 200
+
+
 def markdown(report: Report) -> str:
-    """The table as people post it."""
+    """The table as people post it, whose columns stand below each other on a terminal too."""
     on_gpu = not report.machine["stand_in"]
-    heads = ["allocator", "peak live", "peak held", "held / live", "against default"]
-    heads += ["a step"] if on_gpu else ["host a step"]
+    heads = ["allocator", "peak live", "peak held", "over live", "vs. torch"]
+    heads += ["a step"] if on_gpu else ["host step"]
     text = []
     for program in report.programs:
         words = " ".join([program.name, *program.arguments])
-        text += [f"`{words}` on {_head(report)}", ""]
-        text += ["| " + " | ".join(heads) + " |", "|---|" + "---:|" * (len(heads) - 1)]
+        text += [_wrapped(f"`{words}` on {_head(report)}"), ""]
         default = next((row for row in program.rows if row.allocator == "default"), None)
-        for row in program.rows:
-            text.append("| " + " | ".join(_posted(program, row, default, on_gpu)) + " |")
-        text += ["", _conclusion(program)]
+        rows = [_posted(program, row, default, on_gpu) for row in program.rows]
+        widths = [max(map(len, column)) for column in zip(heads, *rows)]
+        text.append(_barred(heads, widths))
+        rules = ["-" * (widths[0] + 2), *("-" * (width + 1) + ":" for width in widths[1:])]
+        text.append(f"|{'|'.join(rules)}|")
+        text += [_barred(row, widths) for row in rows]
+        text += ["", _wrapped(_conclusion(program))]
+        text += [_wrapped(_why(row)) for row in program.rows if row.outcome != COMPLETED]
     if not on_gpu:
         text.append(
-            "On the stand-in GPU: what is held is exact, times are the host's and say nothing of a "
-            "device's."
+            _wrapped(
+                "On the stand-in GPU: what is held is exact, times are the host's and say nothing "
+                "of a device's."
+            )
         )
     return "\n".join(text) + "\n"
 
 
 _NAMES = {
-    "default": "torch, default",
-    "expandable": "torch, expandable_segments",
+    "default": "torch default",
+    "expandable": "torch expandable",
     "gruyere": "**Gruyère**",
 }
 
 
+def _barred(cells: list[str], widths: list[int]) -> str:
+    padded = [
+        cell.rjust(width) if column else cell.ljust(width)
+        for column, (cell, width) in enumerate(zip(cells, widths))
+    ]
+    return f"| {' | '.join(padded)} |"
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, _WIDTH, break_long_words=False, break_on_hyphens=False)
+
+
+def _called(row: Row) -> str:
+    return " ".join([_NAMES.get(row.allocator, row.allocator), row.conf]).strip()
+
+
+def _why(row: Row) -> str:
+    """Why a row has no figures, as far as two lines go."""
+    said = f"{_called(row).strip('*')}: {row.outcome}: {row.reason}"
+    return said if len(said) <= _REASON else f"{said[: _REASON - 1].rstrip()}…"
+
+
 def _posted(program: Program, row: Row, default: Optional[Row], on_gpu: bool) -> list[str]:
-    name = " ".join([_NAMES.get(row.allocator, row.allocator), row.conf]).strip()
     if row.outcome != COMPLETED:
-        return [name, f"{row.outcome}: {row.reason}".replace("|", "/"), "", "", "", ""]
+        # The words are as wide as a cell, the reason stands below the table.
+        return [_called(row), "-", _SHORT.get(row.outcome, row.outcome), "-", "-", "-"]
     against = "-"
     if default is not None and default.outcome == COMPLETED and default.physical_peak:
         against = f"{100 * (row.physical_peak / default.physical_peak - 1):+.1f}%"
+    over = "-" if row.hold_ratio is None else f"{100 * (row.hold_ratio - 1):+.1f}%"
     return [
-        name,
+        _called(row),
         size(program.peak_live),
         size(row.physical_peak),
-        _ratio(row.hold_ratio, 3),
+        over,
         against,
         _time(row.step_ns if on_gpu else row.host_ns_a_step),
     ]
 
 
+_SHORT = {OUT_OF_MEMORY: "ran out"}
+_TORCHS = ("default", "expandable")
+
+
 def _conclusion(program: Program) -> str:
-    """One sentence on what came out."""
+    """One sentence on what came out. Of what did not complete nobody knows what it would hold, so
+    it is no base for less and more."""
     held = {row.allocator: row.physical_peak for row in program.rows if row.outcome == COMPLETED}
+    missing = [
+        f"{row.allocator} {'ran out of memory' if row.outcome == OUT_OF_MEMORY else 'failed'}"
+        for row in program.rows
+        if row.outcome != COMPLETED and row.allocator in _TORCHS
+    ]
     ours = held.pop("gruyere", None)
-    if ours is None or not held:
-        return "Not every run completed: there is nothing to compare."
+    if ours is None:
+        done = f": {' and '.join(held)} of torch did" if held else ", nor did torch's allocators"
+        return f"Gruyère did not complete{done}. There is nothing to compare."
+    if not held:
+        return f"Gruyère completed, and nothing else did: torch's {' and '.join(missing)}."
     best, least = min(held.items(), key=lambda item: item[1])
+    difference = f"{size(abs(least - ours))} ({abs(ours / least - 1):.1%})" if least else ""
+    if missing:
+        word = "less" if ours <= least else "more"
+        return (
+            f"torch's {' and '.join(missing)}. Beside {best}, which completed, Gruyère holds "
+            f"{difference} {word}."
+        )
     if ours <= least:
-        return f"Gruyère holds {size(least - ours)} less than torch's best ({best})."
-    return f"torch's {best} holds {size(ours - least)} less than Gruyère here."
+        return f"Gruyère holds {difference} less than torch's best ({best})."
+    return f"torch's {best} holds {difference} less than Gruyère here."
 
 
 def _cells(program: Program, row: Row, fit: bool, on_gpu: bool) -> list[str]:
@@ -180,5 +236,3 @@ def _notes(report: Report, on_gpu: bool) -> list[str]:
     builtin = [program.program for program in report.programs if program.built_in]
     notes += [f"{name:<15}  {PROGRAMS[name]}" for name in builtin]
     return notes
-
-

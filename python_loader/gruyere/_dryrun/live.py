@@ -11,6 +11,7 @@ from typing import Any, Optional
 
 from .lines import NOWHERE, Lines
 from .looks import BACKWARD, GRADIENTS, OPTIMIZER, RECOMPUTING, STATES, WEIGHTS, Seen
+from .scope import scope
 
 ACTIVATIONS, RECOMPUTED, TEMPORARIES = "activations", "recomputed", "temporaries"
 WORKSPACES, OTHER = "workspaces", "other"
@@ -182,6 +183,7 @@ def analyse(trace: list[dict[str, Any]], seen: Seen, lines: Lines) -> dict[str, 
         "peak": _peak(live, most, at, history),
         "requested_peak": requested_most,
         "growth": _growth(history),
+        "steps": scope(history, changes),
         "timeline": _timeline(changes, history.events, seen),
         "sequence": _sequence(history),
         "workspaces": workspaces if history.told else None,

@@ -33,6 +33,7 @@ def draw(report: dict[str, Any]) -> str:
         ),
         "modules": [text.named(row) for row in peak["modules"]],
         "sources": [text.source(row["line"]) for row in peak["lines"]],
+        "scope": text.scope(report),
         "silicon": text.SILICON,
     }
     whole = (Path(__file__).parent / "page.html").read_text(encoding="utf-8")

@@ -100,6 +100,7 @@ def made(
         "fixed_costs": _fixed(gpus[0], first),
         "peak": analysis.get("peak"),
         "growth": analysis.get("growth"),
+        "steps": analysis.get("steps"),
         "timeline": analysis.get("timeline"),
         "trust": trust,
         "sweep": sweep,

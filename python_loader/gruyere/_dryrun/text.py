@@ -10,6 +10,7 @@ from typing import Any, Optional
 
 from .._bench import table
 from .runs import RANDOM, ROOM, Plan, called
+from .scope import spread
 
 SILICON = "Against silicon this has not been checked: no GPU has run it."
 LEFT_OUT = "Each row has the allocator that it names."
@@ -64,6 +65,8 @@ def verdict(report: dict[str, Any]) -> str:
     said = []
     if report["trust"]["reasons"]:
         said.append("Not trustworthy: " + "; ".join(report["trust"]["reasons"]) + ".")
+    differ = spread(report)
+    these = f" these {report['program']['steps']} steps" if differ else ""
     for gpu in report["gpus"]:
         fitting = [row for row in gpu["runs"] if row["fits"]]
         if fitting:
@@ -73,7 +76,7 @@ def verdict(report: dict[str, Any]) -> str:
             ]
             beside = f", not with {' or '.join(others)}" if others else ""
             spare = f"{size(best['margin'])} to spare with {best['allocator']}"
-            said.append(f"It fits on {gpu['id']}: {spare}{beside}.")
+            said.append(f"It fits{these} on {gpu['id']}: {spare}{beside}.")
             if best["caught"]:
                 times = f"{best['caught']} time{'s' * (best['caught'] != 1)}"
                 said.append(f"(It ran out of memory {times} there, caught that, and went on.)")
@@ -90,6 +93,8 @@ def verdict(report: dict[str, Any]) -> str:
                 f"(This build of torch has no kernels for {gpu['name']}, capability "
                 f"{gpu['capability']}: it would not run there.)"
             )
+    if differ:
+        said.append(_differing(report, *differ))
     if report["growth"]:
         said.append(_growth(report))
     bound = report["verdict"]["max_bytes"]
@@ -98,6 +103,54 @@ def verdict(report: dict[str, Any]) -> str:
         word = "within" if needs <= bound else "more than"
         said.append(f"It needs {size(needs)}, {word} the {size(bound)} of --max-gb.")
     return " ".join(said)
+
+
+def _about(number: float) -> str:
+    """Bytes to two digits, since no more is known."""
+    for unit, word in ((1 << 30, "GiB"), (1 << 20, "MiB")):
+        if number >= unit:
+            found = number / unit
+            return f"{found:.1f} {word}" if found < 9.95 else f"{float(f'{found:.2g}'):.0f} {word}"
+    return size(int(number))
+
+
+def _larger(report: dict[str, Any]) -> str:
+    """What a larger step would need."""
+    steps = report["steps"]
+    return f"about {_about(steps['fixed_bytes'])} + n x {_about(steps['growing_bytes'])} live"
+
+
+def _differing(report: dict[str, Any], least: int, most: int) -> str:
+    """That other steps may take more, how much that would be, and how to run them."""
+    return (
+        f"But steps differ: {_about(least)} to {_about(most)} of activations, and a larger one "
+        f"takes more: n times the largest, {_larger(report)}. --steps runs more of them."
+    )
+
+
+def scope(report: dict[str, Any]) -> list[str]:
+    """What the steps that were run leave open, in sentences."""
+    program, found = report["program"], report.get("steps")
+    number = program["steps"]
+    ran = f"{number} step{'s' * (number != 1)}"
+    said = []
+    if number >= program["steps_asked"]:
+        said.append(
+            f"What was run are the first {ran}. What comes later (longer input, an evaluation, a "
+            "checkpoint) is not in it: --steps COUNT runs more."
+        )
+    if found:
+        least, most = min(found["activations"]), max(found["activations"])
+        if spread(report):
+            said.append(f"Steps differ: {_about(least)} to {_about(most)} of activations.")
+        elif number > 1:
+            said.append(f"Steps are alike: {_about(most)} of activations in each.")
+        than = " as the largest of these" if spread(report) else ""
+        said.append(
+            f"A batch n times as large, or a step n times as long{than}, would need "
+            f"{_larger(report)}; more, where something grows with the square of the length."
+        )
+    return said
 
 
 def _ran(report: dict[str, Any]) -> str:
@@ -355,6 +408,7 @@ def _trust(report: dict[str, Any], width: int) -> str:
             f"  Two runs, with zeros and with random values on the device, made the same "
             f"{trust['requests']:,} requests."
         )
+    lines += [_wrapped(f"  {said}", width, "  ") for said in scope(report)]
     for answer, count in trust["answered"].items():
         lines.append(
             _wrapped(f"  Answered for the program, {count} times: {answer}.", width, "    ")

@@ -253,13 +253,13 @@ class Box:
         self,
         command: list[str],
         environment: dict[str, str],
-        output: IO[bytes],
+        output: Optional[IO[bytes]],
         pass_fds: tuple[int, ...] = (),
         folder: Optional[Path] = None,
         cwd: Optional[str] = None,
     ) -> Run:
-        """Starts it in a session of its own, with nothing to read. `folder`: an empty one for this
-        run (default: a new one)."""
+        """Starts it in a session of its own, with nothing to read. `output`: where it writes what
+        it says (None: where we do). `folder`: an empty one for this run (default: a new one)."""
         if folder is None:
             folder = self.new_folder()
         cwd = cwd or os.getcwd()

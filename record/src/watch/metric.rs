@@ -69,7 +69,7 @@ const NAMED: [(&str, Metric); 12] = [
     ("internal", Metric::Internal),
     ("largest", Metric::Largest),
     ("live", Metric::Live),
-    ("reserved", Metric::Reserved),
+    ("held", Metric::Reserved),
     ("pending", Metric::Pending),
     ("rate", Metric::Rate),
     ("oom-in", Metric::OomIn),
@@ -99,7 +99,11 @@ impl Metric {
     /// may be left out.
     pub fn named(name: &str) -> Option<Metric> {
         let plain = |text: &str| text.to_ascii_lowercase().replace('_', "-");
-        let wanted = plain(name);
+        let wanted = match plain(name).as_str() {
+            // As torch and the record's gauge call it.
+            "reserved" => "held".to_owned(),
+            other => other.to_owned(),
+        };
         let is = |metric: &Metric| {
             let name = plain(metric.name());
             name == wanted || name.strip_suffix("-bytes") == Some(&wanted)

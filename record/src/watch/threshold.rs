@@ -80,7 +80,7 @@ impl FromStr for Threshold {
 
 fn unknown(name: &str) -> String {
     let near = Metric::near(name);
-    let names = "fragmentation, lost, idle, unused, external, internal, largest, live, reserved, \
+    let names = "fragmentation, lost, idle, unused, external, internal, largest, live, held, \
                  pending, rate, oom-in";
     match near.as_slice() {
         [] => format!(
@@ -202,6 +202,8 @@ mod tests {
         for (text, metric, is_above, bound) in [
             ("fragmentation>30%", Metric::Fragmentation, true, Bound::Value(0.3)),
             (" largest < 2GiB ", Metric::Largest, false, Bound::Value(f64::from(1u32 << 31))),
+            ("held>95%", Metric::Reserved, true, Bound::OfLimit(0.95)),
+            // torch's word for it.
             ("reserved>95%", Metric::Reserved, true, Bound::OfLimit(0.95)),
             ("oom-in<10min", Metric::OomIn, false, Bound::Value(600.0)),
             ("rate>1GiB/s", Metric::Rate, true, Bound::Value(f64::from(1u32 << 30))),

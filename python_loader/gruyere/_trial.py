@@ -1,0 +1,151 @@
+"""`python -m gruyere --stand-in train.py`: the program under Gruyère, for some steps, on the
+stand-in GPU, where there is no real one.
+
+It runs in the sandbox of dry runs, so what it writes is thrown away. Within the sandbox the same
+command runs once more, with VARIABLE in its environment: the program's command line stays what the
+user typed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from types import ModuleType
+from typing import Any, NoReturn, Optional
+
+from . import _settings, _stand_in
+from ._errors import GruyereError
+from ._imports import when_imported
+from ._steps import _Leader
+
+# How many steps the process in the sandbox is to do.
+VARIABLE = "GRUYERE_STAND_IN_STEPS"
+# Where the user has named no number, as in `gruyere compare`.
+STEPS = 12
+ALL = "all"
+# Of the caller's, what would hide the stand-in from the program.
+_HIDING = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
+# What `gruyere dryrun` asks of its sandbox by default (cli/src/sandbox.rs).
+_SANDBOX: dict[str, Any] = {"allow_writes": [], "allow_network": False, "scratch": 10 << 30}
+
+
+def steps(text: str) -> Optional[int]:
+    """A number of steps; None: all. Raises GruyereError where it is neither."""
+    if text == ALL:
+        return None
+    if text.isascii() and text.isdigit() and int(text) > 0:
+        return int(text)
+    raise GruyereError(f"--steps {text}: expected a number of steps, or {ALL}")
+
+
+def begin(asked: Optional[int], what: str) -> None:
+    """In the user's process: runs the command in the sandbox and exits as it does. In the sandbox:
+    returns, and the program ends after its steps."""
+    given = os.environ.pop(VARIABLE, None)
+    if given is None:
+        _run(asked, what)
+    limit = steps(given)
+    if limit is not None:
+        _Count(limit)
+
+
+def _run(asked: Optional[int], what: str) -> NoReturn:
+    from ._bench.machine import check_alone, choose
+    from ._sandbox import Folder
+    from ._sandbox import choose as sandbox
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, _end)
+    check_alone()
+    _stand_in.check_torch()
+    try:
+        with Folder("stand-in") as folder:
+            machine = choose(True, None, folder)
+            try:
+                box = sandbox(folder, _SANDBOX)
+            except GruyereError as error:
+                raise GruyereError(
+                    f"--stand-in: {error} (an option of `gruyere compare --stand-in`)"
+                ) from error
+            far = f"{asked} steps" if asked is not None else "all steps"
+            print(
+                f"gruyere: {far} of {what} on a stand-in GPU; nothing is computed or kept",
+                file=sys.stderr,
+                flush=True,
+            )
+            run = box.start(_command(), _environment(asked, machine.environment), None)
+            try:
+                code, why = box.wait(run, float("inf"))
+            finally:
+                run.end()
+            refused = run.refusals()
+    except KeyboardInterrupt:
+        sys.exit(130)
+    if code is None:
+        raise GruyereError(f"--stand-in: {why.partition(': --scratch')[0]}")
+    if code != 0 and refused:
+        named = ", ".join(dict.fromkeys(one["name"] for one in refused[-3:]))
+        print(
+            f"gruyere: --stand-in: the sandbox refused the program {named}; `gruyere compare "
+            "--stand-in` has options that allow it",
+            file=sys.stderr,
+        )
+    sys.exit(128 - code if code < 0 else code)
+
+
+def _end(number: int, _frame: Any) -> NoReturn:
+    sys.exit(128 + number)
+
+
+def _command() -> list[str]:
+    """This command once more, options of the interpreter's too."""
+    typed: Optional[list[str]] = getattr(sys, "orig_argv", None)
+    if typed is not None:
+        return [sys.executable, *typed[1:]]
+    # Python 3.9 does not keep it; as multiprocessing starts an interpreter like its own.
+    flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    return [sys.executable, *flags, "-m", "gruyere", *sys.argv[1:]]
+
+
+def _environment(asked: Optional[int], machine: dict[str, str]) -> dict[str, str]:
+    kept = {key: value for key, value in os.environ.items() if key not in _HIDING}
+    settings = kept.get(_settings.VARIABLE, "")
+    if "summary" not in _settings.keys(settings):
+        # What it took is what one runs it for.
+        kept[_settings.VARIABLE] = ",".join(filter(None, [settings, "summary:on"]))
+    # The one line is ours.
+    kept |= {**machine, _stand_in.DRYRUN: "1", VARIABLE: ALL if asked is None else str(asked)}
+    # Kernels that the stand-in was asked to compile are no kernels.
+    kept["USE_PYTORCH_KERNEL_CACHE"] = "0"
+    return kept
+
+
+class _Count:
+    """Ends the program after so many steps of its optimiser."""
+
+    def __init__(self, limit: int) -> None:
+        # torch's trainers that can be asked to stop are; the others end as by sys.exit().
+        from ._dryrun.stops import Stops
+
+        self.limit = limit
+        self.done = 0
+        self.pid = os.getpid()
+        self.leader = _Leader()
+        self.stops = Stops()
+        self.stops.watch()
+        when_imported("torch", self._imported)
+
+    def _imported(self, torch: ModuleType) -> None:
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        register_optimizer_step_post_hook(self._stepped)
+
+    def _stepped(self, optimizer: Any, *_: Any) -> None:
+        if os.getpid() != self.pid or not self.leader.stepped(optimizer):
+            return
+        self.done += 1
+        if self.done >= self.limit:
+            self.stops.reached(self.done, self.limit)

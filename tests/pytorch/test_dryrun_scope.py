@@ -1,0 +1,145 @@
+"""What a dry run says of steps that it has not run: that they may be larger, and how much they
+would take."""
+
+import json
+
+import pytest
+
+from gruyere._dryrun import live, page, text
+from gruyere._dryrun.looks import OPTIMIZER, Seen
+from gruyere._dryrun.scope import spread
+
+MIB, GIB = 1 << 20, 1 << 30
+WEIGHTS = 100
+
+
+class Nowhere:
+    def of_frames(self, frames):
+        return "(libraries)"
+
+    def inside(self, frames):
+        return ""
+
+
+class Trace:
+    """A training of so many MiB of activations a step, as torch's history tells it."""
+
+    def __init__(self, *activations):
+        self.entries, self.mark, self.address = [], 0, 0
+        self.seen = Seen(backwards=[], steps=[])
+        weights = self.alloc(WEIGHTS)
+        self.seen.sightings.append((1, weights["addr"], "weights", "w"))
+        for number in activations:
+            self.mark += 2
+            kept = self.alloc(number)
+            self.mark += 1
+            self.seen.backwards.append(self.mark)
+            self.free(self.alloc(10))
+            self.free(kept)
+            # Torch's optimiser: temporaries of the weights' size, whatever the batch.
+            self.free(self.alloc(WEIGHTS, OPTIMIZER))
+            self.mark += 1
+            self.seen.steps.append(self.mark)
+
+    def alloc(self, mib, phase=0):
+        self.address += GIB
+        entry = {"action": "alloc", "addr": self.address, "size": mib * MIB, "frames": [],
+                 "user_metadata": f"{self.mark} {phase} 0 0"}  # fmt: skip
+        self.entries.append(entry)
+        return entry
+
+    def free(self, entry):
+        whose = f"{self.mark} 0 0 0"
+        self.entries.append({**entry, "action": "free_requested", "user_metadata": whose})
+
+    def steps(self):
+        return live.analyse(self.entries, self.seen, Nowhere())["steps"]
+
+
+def report(*activations, asked=None, growth=None, fits=True):
+    """A dry run's report, as far as the words need it."""
+    run = {"allocator": "gruyere", "fits": fits, "failed": False, "margin": GIB, "caught": 0}
+    return {
+        "trust": {"reasons": []},
+        "gpus": [{"id": "t4-16", "runs": [run], "kernels": True}],
+        "growth": growth,
+        "verdict": {"max_bytes": None, "needs": None},
+        "program": {"steps": len(activations), "steps_asked": asked or len(activations)},
+        "steps": Trace(*activations).steps(),
+    }
+
+
+def test_steps_are_told_by_their_activations_and_what_grows_apart_from_what_does_not():
+    found = Trace(300, 900, 600).steps()
+    assert found["activations"] == [number * MIB for number in (300, 900, 600)]
+    # In the backward of the largest: the weights beside its activations and a temporary.
+    assert found["fixed_bytes"] == WEIGHTS * MIB
+    assert found["growing_bytes"] == (900 + 10) * MIB
+
+
+def test_a_larger_batch_takes_what_the_line_says():
+    found = Trace(300, 300).steps()
+    for times in (2, 5):
+        grown = Trace(300 * times, 300 * times)
+        (most,) = {live.analyse(grown.entries, grown.seen, Nowhere())["peak"]["bytes"]}
+        said = found["fixed_bytes"] + times * found["growing_bytes"]
+        # The temporary of a fixed size counts as growing.
+        assert most <= said <= 1.1 * most
+
+
+@pytest.mark.parametrize(
+    ("activations", "differ"),
+    [((300, 300, 300), False), ((300, 310, 305), False), ((300, 900, 600), True)],
+)
+def test_it_fits_these_steps_where_they_differ_by_more_than_a_few_per_cent(activations, differ):
+    found = report(*activations)
+    said = text.verdict(found)
+    assert said.startswith(f"It fits{' these 3 steps' * differ} on t4-16: 1.00 GiB to spare")
+    scope = " ".join(text.scope(found))
+    assert "--steps" in scope and "n times as large" in scope
+    if differ:
+        assert "But steps differ: 300 MiB to 900 MiB of activations" in said
+        assert "n times the largest, about 100 MiB + n x 910 MiB live. --steps" in said
+        assert "300 MiB to 900 MiB" in scope
+    else:
+        assert "Steps are alike" in scope and "differ" not in said
+
+
+def test_what_ended_by_itself_has_no_other_steps():
+    found = report(300, 900, asked=3)
+    assert spread(found) is None and text.verdict(found).startswith("It fits on t4-16")
+    assert not any("What was run" in said for said in text.scope(found))
+
+
+def test_what_steps_leave_behind_is_no_difference_between_them():
+    growth = {"bytes_a_step": 50 * MIB, "line": "train.py:3"}
+    assert spread(report(300, 350, 400, growth=growth)) is None
+    assert spread(report(300, 350, 900, growth=growth)) is not None
+
+
+def test_where_torch_does_not_say_which_step_asks_nothing_is_made_up():
+    trace = Trace(300, 900)
+    entries = [{**entry, "user_metadata": ""} for entry in trace.entries]
+    assert live.analyse(entries, trace.seen, Nowhere())["steps"] is None
+    found = {**report(300, 900), "steps": None}
+    assert text.verdict(found).startswith("It fits on t4-16")
+    assert len(text.scope(found)) == 1
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [(123 * MIB, "120 MiB"), (9.96 * GIB, "10 GiB"), (2.94 * GIB, "2.9 GiB"),
+     (1023 * MIB, "1000 MiB"), (347 * GIB, "350 GiB"), (4 << 10, "4 KiB")],
+)  # fmt: skip
+def test_no_more_digits_are_told_than_are_known(number, said):
+    assert text._about(number) == said
+
+
+def test_the_page_has_the_same_words():
+    whole = {
+        **report(300, 900, 600), "peak": None, "machine": {}, "timeline": None,
+        "program": {"steps": 3, "steps_asked": 3, "command": "train.py", "left_out": []},
+    }  # fmt: skip
+    drawn = page.draw(whole)
+    for said in text.scope(whole):
+        assert json.dumps(said)[1:-1] in drawn

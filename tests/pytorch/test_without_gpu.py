@@ -1,0 +1,150 @@
+"""What Gruyère does for somebody who has no GPU: it says so in few words, names what can be done,
+and runs the program on the stand-in without harm."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from conftest import GRUYERE, LIBRARIES, LIBRARIES_PRELOADED, PHANTOM, ROOT, SHIM, clean_environment
+
+TRAIN = """
+import sys, torch
+torch.backends.cudnn.enabled = False
+with open("model.pt", "w") as file:
+    file.write("ours")
+model = torch.nn.Linear(64, 64).cuda()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for step in range(20):
+    model(torch.randn(8, 64, device="cuda")).sum().backward()
+    optimizer.step()
+    print("stepped", step + 1, *sys.argv[1:])
+print("the end")
+"""
+
+
+class User:
+    """Somebody in a folder with a program and a checkpoint."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        (folder / "train.py").write_text(TRAIN)
+        (folder / "model.pt").write_text("theirs")
+
+    def python(self, *words, flags=(), **settings):
+        environment = clean_environment() | {
+            "PYTHONPATH": str(ROOT / "python_loader"),
+            "GRUYERE_LIBRARY": str(GRUYERE),
+            "GRUYERE_PHANTOM": str(PHANTOM),
+            **SHIM,
+            **settings,
+        }
+        return subprocess.run(
+            [sys.executable, *flags, "-m", "gruyere", *words],
+            env=environment,
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+
+
+@pytest.fixture
+def user(tmp_path):
+    return User(tmp_path)
+
+
+# The torch of the tests can't be imported without the stand-in's libraries: the GPU is hidden.
+NO_GPU = {
+    "LD_PRELOAD": LIBRARIES_PRELOADED,
+    "LD_LIBRARY_PATH": str(LIBRARIES),
+    "CUDA_VISIBLE_DEVICES": "",
+}
+
+
+def test_stand_in_runs_some_steps_of_the_program_and_keeps_no_file(user):
+    before = sorted(os.listdir(user.folder))
+    ran = user.python("--stand-in", "train.py", "--lr", "3", CUDA_VISIBLE_DEVICES="")
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.splitlines()[-1] == "stepped 11 --lr 3", "the 12th step ends it"
+    said = ran.stderr.splitlines()
+    assert [line for line in said if "stand-in GPU" in line] == said[:1], ran.stderr
+    assert said[0].startswith("gruyere: 12 steps of train.py") and len(said[0]) <= 80
+    assert said[-1].startswith("gruyere: peak live "), "what it took is what one runs it for"
+    shown = f"{os.path.basename(sys.executable)} train.py --lr 3"
+    assert said[-1].endswith(f"gruyere compare --stand-in -- {shown}"), said[-1]
+    assert sorted(os.listdir(user.folder)) == before
+    assert (user.folder / "model.pt").read_text() == "theirs"
+
+
+def test_stand_in_ends_as_the_program_ends(user):
+    ran = user.python("--stand-in", "--steps", "all", "--summary", "off", "train.py")
+    assert (ran.returncode, ran.stdout.splitlines()[-1]) == (0, "the end"), ran.stderr
+    assert "peak live" not in ran.stderr
+    code = "import sys; assert sys.flags.optimize == 1; sys.exit(7)"
+    assert user.python("--stand-in", "-c", code, flags=["-O"]).returncode == 7
+    code = "import os; os.kill(os.getpid(), 11)"
+    assert user.python("--stand-in", "-c", code).returncode == 128 + 11
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["--stand-in"], "no program was named"),
+        (["--stand-in", "--steps", "0", "train.py"], "--steps 0: expected a number of steps, or"),
+        (["--steps", "3", "train.py"], "--steps 3: an option of --stand-in, which is not given"),
+        (["--stand-in", "--doctor"], "--stand-in: runs a program, and --doctor runs none"),
+    ],
+)
+def test_stand_in_refuses_what_it_cannot_do_in_the_words_of_the_command(user, words, reason):
+    ran = user.python(*words)
+    assert ran.returncode == 2 and reason in ran.stderr.splitlines()[0], ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+def test_stand_in_is_refused_beside_a_real_driver(user, tmp_path):
+    devices = tmp_path / "dev"
+    devices.mkdir()
+    (devices / "nvidia0").touch()
+    ran = user.python("--stand-in", "train.py", PHANTOM_DEV_FOLDER=str(devices))
+    assert ran.returncode == 2 and "leave --stand-in out" in ran.stderr, ran.stderr
+    assert ran.stdout == ""
+
+
+def test_without_a_gpu_three_lines_say_so_and_what_can_be_done(user):
+    ran = user.python("train.py", "--lr", "3", **NO_GPU)
+    assert (ran.returncode, ran.stdout) == (2, ""), ran.stderr
+    said = ran.stderr.splitlines()
+    assert len(said) == 3 and max(map(len, said)) <= 80, said
+    for way in ("dryrun train.py", "compare --stand-in train.py", "-m gruyere --stand-in train.py"):
+        assert way in ran.stderr, said
+
+
+def test_without_a_driver_its_file_is_named(user):
+    """As torch's import would ask, had this torch the libraries that it needs without a GPU."""
+    code = "from gruyere import _enable; print(_enable._no_device(None))"
+    asked = user.python("-c", code)
+    assert asked.stdout == "there is no NVIDIA driver here (libcuda.so.1 was not found)\n"
+
+
+def test_the_doctor_names_the_door_and_the_ways_without_a_gpu(user, tmp_path):
+    ran = user.python("--doctor", **NO_GPU)
+    assert ran.returncode == 1, ran.stdout + ran.stderr
+    found = dict(line.split(maxsplit=1) for line in ran.stdout.splitlines() if line[0] != " ")
+    assert found["door"] == "native (door:auto)"
+    assert found["gruyere"].startswith("does not work here: CUDA_VISIBLE_DEVICES='' hides every")
+    for way in ("records and traces", "dryrun", "compare --stand-in", "-m gruyere --stand-in"):
+        assert way in ran.stdout, ran.stdout
+    assert not any(word in ran.stdout.lower() for word in ("pluggable", "error")), ran.stdout
+    # The same torch, and nothing to build or to take the shim from.
+    without = {**NO_GPU, "XDG_CACHE_HOME": str(tmp_path), "CXX": "no-such-compiler"}
+    ran = user.python("--doctor", **without)
+    assert "door                  pluggable (there is no native door" in ran.stdout, ran.stdout
+
+
+def test_the_doctor_says_so_where_torch_is_not_whole(user):
+    """The torch of the tests without the libraries that it is linked with."""
+    ran = user.python("--doctor")
+    assert ran.returncode == 1 and ran.stderr == "", ran.stderr
+    assert "cannot be imported: " in ran.stdout and "does not work here: torch" in ran.stdout
