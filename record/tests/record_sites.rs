@@ -44,6 +44,7 @@ fn a_block_is_found_with_its_stack_its_module_and_its_phase_by_who_maps_the_file
         frames: &stack,
         module: "model.layers.3.mlp",
         phase: Phase::Forward,
+        no_grad: true,
         ..NewSite::default()
     };
     let forward = record.site(&forward);
