@@ -48,7 +48,7 @@ impl Row {
         Facts { device: &self.snapshot, rate: self.rate, forecast: self.forecast }
     }
 
-    /// What runs: a script without its interpreter and `-m gruyere`, a program without its path.
+    /// What runs: a script without its interpreter and `-m gruyere`, both without their paths.
     pub fn command(&self) -> String {
         let command = shown_command(&plain(&self.process.command));
         match command.split_once(' ') {
@@ -56,7 +56,10 @@ impl Row {
                 if interpreter.starts_with("python")
                     && script.split(' ').next().is_some_and(|word| word.ends_with(".py")) =>
             {
-                script.to_owned()
+                // Of its path, the end says what it is.
+                let (name, rest) = script.split_once(' ').unwrap_or((script, ""));
+                let name = name.rsplit('/').next().unwrap_or(name);
+                format!("{name} {rest}").trim_end().to_owned()
             }
             _ => command,
         }

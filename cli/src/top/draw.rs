@@ -1,4 +1,5 @@
-//! Puts the state into a frame: where the panels are on a screen of any size, the table and the help.
+//! Puts the state into a frame: where the panels are on a screen of any size, the table and the
+//! help.
 
 use gruyere_record::plain;
 use gruyere_record::watch::Duration;
@@ -254,8 +255,11 @@ fn wide(frame: &mut Frame, area: Rect, app: &App) {
     }
 }
 
-/// The least that a graph needs, its heading included.
+/// What a graph needs, and the least of it; the least of the lines of the program. Headings
+/// included.
+const GRAPH: u16 = 8;
 const LEAST_GRAPH: u16 = 5;
+const LEAST_LINES: u16 = 4;
 
 /// One below the other, the most wanted first, as many as fit. What grows comes before the graph.
 fn narrow(frame: &mut Frame, area: Rect, app: &App) {
@@ -263,9 +267,9 @@ fn narrow(frame: &mut Frame, area: Rect, app: &App) {
     let mut lines = lines_height(app);
     let grows = app.chosen().is_some_and(|row| sick::growth(row).is_some());
     if grows {
-        lines = lines.min(area.height.saturating_sub(LEAST_GRAPH).max(2));
+        lines = lines.min(area.height.saturating_sub(GRAPH).max(LEAST_LINES));
     }
-    let graph = area.height.saturating_sub(lines).clamp(LEAST_GRAPH, 8);
+    let graph = area.height.saturating_sub(lines).clamp(LEAST_GRAPH, GRAPH);
     let mut first: [(u16, Draw); 2] = [(graph, panels::memory), (lines, panels::lines)];
     if grows {
         first.reverse();

@@ -74,7 +74,7 @@ fn row(rank: u64, life: Life, forecast: Forecast) -> Row {
         local_rank: Some(rank),
         world_size: Some(4),
         host: "node-17".to_owned(),
-        command: "/usr/bin/python3 train.py --model llama-7b --batch 4".to_owned(),
+        command: "/usr/bin/python3 /work/me/train.py --model llama-7b --batch 4".to_owned(),
         version: "0.1.0".to_owned(),
         ..Process::default()
     };
