@@ -17,6 +17,7 @@ use gruyere_record::watch::{Facts, Forecast, Point, Rate, capacity, forecast};
 use gruyere_record::{DeviceGauge, ReadError, Reader};
 
 use crate::failure::Failure;
+use crate::recent;
 use crate::target::{Folder, Target, Whose};
 
 /// Between two looks for new processes, and at a device's timeline.
@@ -64,6 +65,8 @@ pub struct Device {
     pub snapshot: DeviceSnapshot,
     /// What it held over the run, as of a second ago at most.
     pub timeline: Vec<TimelineEntry>,
+    /// The highest live memory of the last step, or of the last minute where no steps are marked.
+    pub peak: u64,
     /// Bytes allocated a second.
     pub rate: Option<f64>,
     /// When its memory will have run out.
@@ -138,6 +141,7 @@ impl Followed {
                 self.devices.push(Device {
                     snapshot: DeviceSnapshot::default(),
                     timeline: Vec::new(),
+                    peak: 0,
                     rate: None,
                     forecast: Forecast::default(),
                     rates: Rate::default(),
@@ -154,6 +158,7 @@ impl Followed {
                 let points: Vec<Point> = device.timeline.iter().map(Point::from).collect();
                 device.forecast = forecast(&points, capacity(&device.snapshot));
             }
+            device.peak = recent::peak(&device.timeline, &device.snapshot, self.life == Life::Live);
         }
         Ok(())
     }

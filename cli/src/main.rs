@@ -18,6 +18,7 @@ mod map;
 mod output;
 mod post;
 mod ps;
+mod recent;
 mod record;
 mod report;
 mod run;

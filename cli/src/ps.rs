@@ -1,6 +1,6 @@
 //! `gruyere ps`: the processes that have a record.
 
-use std::io::{self, Write};
+use std::io::{self, IsTerminal as _, Write};
 use std::path::PathBuf;
 
 use gruyere_record::claim::Claim;
@@ -13,6 +13,7 @@ use indicatif::BinaryBytes;
 use serde_json::{Value, json};
 
 use crate::failure::{Ended, Exit, Failure, say};
+use crate::recent;
 use crate::shares;
 use crate::target::{Folder, Whose};
 
@@ -47,16 +48,31 @@ pub struct Arguments {
 /// A process and its devices at this moment.
 struct Row {
     process: Process,
-    devices: Vec<DeviceSnapshot>,
+    devices: Vec<Device>,
     path: PathBuf,
     state: State,
     whose: Whose,
 }
 
+/// A device's numbers, and the highest live memory of its last step or minute.
+struct Device {
+    now: DeviceSnapshot,
+    peak: u64,
+}
+
+fn device(reader: &Reader, now: DeviceSnapshot, is_live: bool) -> Device {
+    let peak = recent::peak(&reader.timeline(now.device).entries, &now, is_live);
+    Device { now, peak }
+}
+
 fn row(reader: &Reader, state: State, claim: &Claim) -> Result<Row, ReadError> {
     let row = Row {
         process: reader.process(),
-        devices: reader.device_snapshots(),
+        devices: reader
+            .device_snapshots()
+            .into_iter()
+            .map(|now| device(reader, now, state == State::Live))
+            .collect(),
         path: reader.path().to_owned(),
         state,
         whose: Whose::of(reader, claim),
@@ -113,12 +129,13 @@ pub fn run(arguments: &Arguments) -> Ended {
 }
 
 fn print_json(rows: &[Row], stale: &[PathBuf], swept: usize, foreign: usize) -> io::Result<()> {
-    let device = |device: &DeviceSnapshot| {
+    let device = |Device { now: device, peak }: &Device| {
         let value = json!({
             "device": device.device,
             "name": device.facts.name,
             "live_bytes": device.live,
             "live_peak_bytes": device.live_peak,
+            "peak_bytes": peak,
             "reserved_bytes": device.gauge(DeviceGauge::Reserved),
             "reserved_peak_bytes": device.gauge(DeviceGauge::ReservedPeak),
         });
@@ -148,45 +165,66 @@ fn print_json(rows: &[Row], stale: &[PathBuf], swept: usize, foreign: usize) -> 
     writeln!(io::stdout(), "{all:#}")
 }
 
+/// How wide the columns of numbers are: with what is left for the command, 80 columns.
+const WIDTHS: [usize; 8] = [7, 4, 3, 10, 10, 10, 10, 6];
+
+/// The columns of numbers of a row.
+fn numbers(cells: [String; WIDTHS.len()]) -> String {
+    let cell = |(cell, width): (String, usize)| format!("{cell:>width$}");
+    let cells: Vec<String> = cells.into_iter().zip(WIDTHS).map(cell).collect();
+    cells.join(" ")
+}
+
+/// Columns for the command: what the terminal leaves, or plenty where there is none.
+fn room_for_commands() -> usize {
+    // One more, for a number such as 1023.99 MiB, which moves the row.
+    let used = WIDTHS.iter().sum::<usize>() + WIDTHS.len() - 1 + 2 + 1;
+    let size = io::stdout().is_terminal().then(terminal_size::terminal_size).flatten();
+    size.map_or(80, |(width, _)| usize::from(width.0).saturating_sub(used).max(1))
+}
+
+/// `text` in at most `room` characters; what is cut ends in an ellipsis.
+fn cut(text: &str, room: usize) -> String {
+    if text.chars().count() <= room {
+        return text.to_owned();
+    }
+    text.chars().take(room.saturating_sub(1)).chain(['…']).collect()
+}
+
 fn print_table(rows: &[Row], stale: usize, swept: Option<usize>, foreign: usize) -> io::Result<()> {
     let mut out = io::stdout().lock();
+    let room = room_for_commands();
     if rows.is_empty() {
         writeln!(out, "no live process uses gruyere here")?;
     } else {
-        let head = ("PID", "RANK", "DEVICE", "LIVE", "RESERVED", "IDLE", "FRAG");
-        writeln!(
-            out,
-            "{:>8} {:>5} {:>6} {:>11} {:>11} {:>11} {:>6}  COMMAND",
-            head.0, head.1, head.2, head.3, head.4, head.5, head.6
-        )?;
+        let head = ["PID", "RANK", "GPU", "LIVE", "PEAK", "HELD", "IDLE", "FRAG"];
+        writeln!(out, "{}  COMMAND", numbers(head.map(str::to_owned)))?;
     }
     for row in rows {
         let rank = row.process.rank.map_or("-".to_owned(), |rank| rank.to_string());
         let pid = row.process.pid;
         let note = row.whose.note();
         let note = if note.is_empty() { note } else { format!("{}: ", note.trim()) };
-        let command: String =
-            note.chars().chain(shown_command(&row.process.command).chars()).take(80).collect();
-        for device in &row.devices {
-            let (live, reserved) =
-                (BinaryBytes(device.live), BinaryBytes(device.gauge(DeviceGauge::Reserved)));
+        let command = cut(&format!("{note}{}", shown_command(&row.process.command)), room);
+        for Device { now: device, peak } in &row.devices {
             let held = device.held();
-            let (number, fragmentation) = (device.device, held.fragmentation() * 100.0);
-            writeln!(
-                out,
-                "{pid:>8} {rank:>5} {number:>6} {:>11} {:>11} {:>11} {fragmentation:>5.1}%  \
-                 {command}",
-                live.to_string(),
-                reserved.to_string(),
-                BinaryBytes(held.idle()).to_string()
-            )?;
+            let bytes = |value: u64| BinaryBytes(value).to_string();
+            let cells = [
+                pid.to_string(),
+                rank.clone(),
+                device.device.to_string(),
+                bytes(device.live),
+                bytes(*peak),
+                bytes(device.gauge(DeviceGauge::Reserved)),
+                bytes(held.idle()),
+                format!("{:.1}%", held.fragmentation() * 100.0),
+            ];
+            writeln!(out, "{}  {command}", numbers(cells))?;
         }
         if row.devices.is_empty() {
-            writeln!(
-                out,
-                "{pid:>8} {rank:>5} {:>6} {:>11} {:>11} {:>11} {:>6}  {command}",
-                "-", "-", "-", "-", "-"
-            )?;
+            let mut cells = std::array::from_fn(|_| "-".to_owned());
+            (cells[0], cells[1]) = (pid.to_string(), rank);
+            writeln!(out, "{}  {command}", numbers(cells))?;
         }
     }
     match swept {
@@ -211,4 +249,21 @@ fn print_table(rows: &[Row], stale: usize, swept: Option<usize>, foreign: usize)
         writeln!(out, "{foreign} records of other users: `gruyere ps --all-users` reads them too")?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_fits_eighty_columns_and_a_cut_command_ends_in_an_ellipsis() {
+        let cells = ["4194303", "1023", "15", "1023.99 MiB", "999.99 GiB", "1.00 TiB", "0 B"];
+        let mut row = numbers(std::array::from_fn(|at| {
+            cells.get(at).copied().unwrap_or("100.0%").to_owned()
+        }));
+        row.push_str("  ");
+        row.push_str(&cut("train.py --model llama-7b", 10));
+        assert!(row.chars().count() <= 80 && row.ends_with("train.py …"), "{row}");
+        assert_eq!(cut("train.py", 8), "train.py");
+    }
 }

@@ -79,6 +79,9 @@ fn every_device_in_use_is_told_in_base_units_with_its_labels() {
     assert_eq!(value("gruyere_idle_bytes", &[]), f64::from(24 << 20));
     // 56 MiB live and 4 pending.
     assert_eq!(value("gruyere_in_use_peak_bytes", &[]), f64::from(60 << 20));
+    // Live alone; nothing grows.
+    assert_eq!(value("gruyere_live_recent_peak_bytes", &[]), f64::from(56 << 20));
+    assert!(!metrics.contains("forecast_seconds") && !metrics.contains("gruyere_growth"));
     assert_eq!(value("gruyere_allocations_total", &["pool=\"large\""]), 5.0);
     assert_eq!(value("gruyere_driver_calls_total", &[]), 17.0);
     assert_eq!(value("gruyere_host_wait_seconds_total", &[]), 1.5);
@@ -143,6 +146,12 @@ fn the_ten_lines_that_hold_most_are_told_and_no_more_where_sites_are_kept() {
     assert_eq!(of(&[r#"line="odd\\\"file\".py:1 in f""#]), f64::from(60 << 20));
     assert_eq!(of(&["module=\"model.layers.13\"", "gpu=\"0\"", "pid="]), f64::from(26 << 20));
     assert!(!metrics.contains("train.py:50"), "the eleventh");
+    // It holds least, and is the one that grows.
+    let growing: Vec<&str> =
+        metrics.lines().filter(|line| line.starts_with("gruyere_site_growth_bytes{")).collect();
+    assert_eq!(growing.len(), 1, "{growing:#?}");
+    let of_it = value(&metrics, "gruyere_site_growth_bytes", &["line=\"losses.py:7 in keep\""]);
+    assert_eq!(of_it, f64::from(1 << 20));
     record.close();
     let folder = tempfile::tempdir().unwrap();
     let without = live_record::record(folder.path());

@@ -297,6 +297,11 @@ fn no_colour_unless_asked_and_no_line_is_longer_than_the_width() {
     assert!(!plain.contains('\x1b'), "the output is no terminal: {plain}");
     let coloured = drawn(&[known.path(), "--color", "always"], known.folder.path());
     assert!(coloured.contains("\x1b[48;5;160m"), "what is lost is red: {coloured}");
+    // What else is free has the terminal's own background.
+    let grounds: Vec<&str> =
+        coloured.split("\x1b[48;5;").skip(1).filter_map(|rest| rest.split('m').next()).collect();
+    assert!(grounds.iter().all(|ground| *ground == "160"), "{grounds:?}");
+    assert!(coloured.contains("\x1b[38;5;244m·"), "free whole pages: {coloured}");
     assert!(coloured.contains('█'));
     for width in ["40", "57", "80", "200"] {
         for view in [

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use gruyere_record::calls::DriverCall;
 use gruyere_record::sites::NewSite;
+use gruyere_record::watch::{Point, forecast};
 use gruyere_record::{BlockEntry, DeviceGauge, Record};
 use live_record::{Exporter, ask};
 use serde_json::Value;
@@ -87,7 +88,7 @@ fn the_alert_rules_do_as_their_unit_tests_say() {
         .into();
     let alerts: Vec<&str> =
         rules.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).collect();
-    assert_eq!(alerts.len(), 9, "{alerts:?}");
+    assert_eq!(alerts.len(), 10, "{alerts:?}");
     for alert in alerts {
         assert!(tests.contains(&format!("alertname: {alert}\n")), "{alert} has no test");
     }
@@ -179,20 +180,27 @@ impl Drop for Prometheus {
     }
 }
 
-/// Keeps handing out blocks and taking the counters up, as a leaking program would.
+/// A leaking program: each step leaves a block of a line of its, and the counters go up.
 fn leak(record: &'static Record, stop: &AtomicBool) {
+    let frames = [record.frame("losses.py", "keep", 28)];
+    let site = record.site(&NewSite { frames: &frames, ..NewSite::default() });
+    let mut shard = record.shard(1, 0);
     let mut count = 0u64;
     while !stop.load(Ordering::Relaxed) {
         count += 1;
         let entry = BlockEntry {
-            address: count << 40,
+            address: (1 << 41) + (count << 20),
             size: 1 << 20,
             requested: 1 << 20,
             lifetime: 2,
             device: 1,
+            step: count as u32,
+            site,
             ..BlockEntry::default()
         };
-        record.shard(1, 0).block_insert(&entry);
+        shard.block_insert(&entry);
+        record.device(1).set(&[(DeviceGauge::Step, count)]);
+        record.device(1).sample((count + 56) << 20);
         record.latency(true, 3000);
         record.latency(false, 2000);
         record.call_times(DriverCall::Create).expect("room").note(2 << 20, 60_000 + 1000 * count);
@@ -240,8 +248,21 @@ fn a_real_prometheus_scrapes_the_exporter_and_every_panel_has_data() {
         let prometheus = Prometheus::start(&exporter.address);
         let up = prometheus.await_samples("up == 1");
         assert_eq!(up[0]["metric"]["job"], "gruyere", "the target's own series keep its name");
-        // Long enough for rates and slopes.
-        prometheus.await_samples("count_over_time(gruyere:in_use_peak_bytes:max5m[1m]) >= 5");
+        // Long enough for rates, the forecast, and lines, which are read every 5 seconds.
+        prometheus
+            .await_samples("count_over_time(gruyere_out_of_memory_forecast_seconds[1m]) >= 3");
+        prometheus.await_samples("gruyere_site_growth_bytes");
+        // A GiB at 50 MiB a second, and it has been growing for some seconds.
+        let soonest = prometheus.query("min(gruyere_out_of_memory_forecast_seconds)");
+        let seconds = number(&soonest[0]);
+        assert!((0.0..30.0).contains(&seconds), "{soonest:?}");
+        let growth = prometheus.query("gruyere_site_growth_bytes");
+        assert_eq!((growth.len(), number(&growth[0])), (1, f64::from(1 << 20)), "{growth:?}");
+        assert_eq!(growth[0]["metric"]["line"], "losses.py:28 in keep");
+        prometheus.await_samples("ALERTS{alertname=\"GruyereOutOfMemorySoon\"}");
+        let peak = prometheus
+            .query("gruyere_live_recent_peak_bytes / on (pid) sum by (pid) (gruyere_live_bytes)");
+        assert!((number(&peak[0]) - 1.0).abs() < 0.1, "a leak's peak is what is live: {peak:?}");
         let held = prometheus.query("gruyere_reserved_bytes");
         assert_eq!(
             (held.len(), &held[0]["value"][1]),
@@ -259,6 +280,8 @@ fn a_real_prometheus_scrapes_the_exporter_and_every_panel_has_data() {
         expressions(dashboard(), &mut found);
         assert!(found.len() > 40, "{}", found.len());
         for expression in &found {
+            // A Prometheus without our rules has no series of such a name.
+            assert!(!expression.contains("gruyere:"), "a recorded rule: {expression}");
             let mut asked = expression.replace("$__rate_interval", "10s");
             for variable in ["$job", "$rank", "$gpu"] {
                 asked = asked.replace(variable, ".*");
@@ -286,6 +309,59 @@ fn a_real_prometheus_scrapes_the_exporter_and_every_panel_has_data() {
     record.close();
 }
 
+fn number(sample: &Value) -> f64 {
+    sample["value"][1].as_str().and_then(|value| value.parse().ok()).expect("a number")
+}
+
+/// What the exporter says of a training of a step a second whose leak fills the device in ten
+/// minutes, at a look every 15 seconds: the forecast, or `_` where there is none yet.
+fn forecasts_of_a_leak_that_kills_in_ten_minutes() -> Vec<String> {
+    const MIB: u64 = 1 << 20;
+    let capacity = 16_384 * MIB;
+    let (base, swing) = (4096 * MIB, 6000 * MIB);
+    let a_step = (capacity - base - swing) / 600;
+    let mut points = Vec::new();
+    let mut looks = Vec::new();
+    for quarter in 0..4 * 600u64 {
+        let (step, part) = (quarter / 4, quarter % 4);
+        let kept = base + step * a_step;
+        // Steps differ by their data.
+        let high = kept + swing * (1 + part) / 4 - (step * 7919 % 64) * MIB;
+        points.push(Point { seconds: quarter as f64 / 4.0, step, low: kept, high, held: high });
+        if quarter % 60 == 59 {
+            let seconds = forecast(&points, capacity).seconds();
+            looks.push(seconds.map_or("_".to_owned(), |seconds| format!("{seconds:.0}")));
+        }
+    }
+    looks
+}
+
+#[test]
+fn the_alert_fires_minutes_before_a_leak_kills_that_takes_ten_minutes_in_all() {
+    let folder = tempfile::tempdir().unwrap();
+    let looks = forecasts_of_a_leak_that_kills_in_ten_minutes();
+    let alert = |name: &str, severity: &str| {
+        format!(
+            "      - expr: count(ALERTS{{alertname=\"{name}\",alertstate=\"firing\",\
+             severity=\"{severity}\"}})\n        eval_time: 3m\n        \
+             exp_samples: [{{ labels: \"{{}}\", value: 1 }}]\n"
+        )
+    };
+    let tests = format!(
+        "rule_files: [\"{}\"]\nevaluation_interval: 1m\ntests:\n  - interval: 15s\n    \
+         input_series:\n      - series: gruyere_out_of_memory_forecast_seconds{{pid=\"7\", \
+         gpu=\"0\"}}\n        values: \"{}\"\n    promql_expr_test:\n{}{}",
+        dashboards().join("alerts.yml").display(),
+        looks.join(" "),
+        alert("GruyereOutOfMemorySoon", "critical"),
+        alert("GruyereForecastOutOfMemory", "warning"),
+    );
+    let file = folder.path().join("leak_test.yml");
+    std::fs::write(&file, &tests).unwrap();
+    let said = promtool(&["test", "rules", &file.display().to_string()], Stdio::null());
+    assert!(said.contains("SUCCESS"), "{said}\n{tests}");
+}
+
 /// Ends the leak also where an assertion fails.
 struct Stop<'a>(&'a AtomicBool);
 
@@ -296,16 +372,45 @@ impl Drop for Stop<'_> {
 }
 
 #[test]
+fn the_dashboard_begins_with_who_runs_out_soonest_and_who_grows() {
+    let panels = dashboard()["panels"].as_array().expect("panels");
+    let titles: Vec<&str> = panels.iter().filter_map(|panel| panel["title"].as_str()).collect();
+    assert_eq!(titles[1..4], ["Soonest out of memory", "Who grows", "Growth"]);
+    // No two panels are at one place.
+    let mut taken = std::collections::HashSet::new();
+    for panel in panels {
+        let [x, y, w, h] =
+            ["x", "y", "w", "h"].map(|part| panel["gridPos"][part].as_u64().expect("a number"));
+        for cell in (x..x + w).flat_map(|x| (y..y + h).map(move |y| (x, y))) {
+            assert!(cell.0 < 24 && taken.insert(cell), "{}: {cell:?}", panel["title"]);
+        }
+    }
+}
+
+#[test]
 fn every_metric_of_the_dashboard_and_the_rules_is_one_that_the_exporter_has() {
     let folder = tempfile::tempdir().unwrap();
     let record = record(folder.path());
-    std::thread::sleep(Duration::from_millis(100));
-    let printed = Command::new(env!("CARGO_BIN_EXE_gruyere"))
-        .args(["export", "--print", "--directory"])
-        .arg(folder.path())
-        .output()
-        .expect("the command runs");
-    let metrics = String::from_utf8(printed.stdout).expect("text");
+    let stop = AtomicBool::new(false);
+    let metrics = std::thread::scope(|scope| {
+        let _stop = Stop(&stop);
+        scope.spawn(|| leak(record, &stop));
+        let began = Instant::now();
+        // Some steps until there is a forecast.
+        loop {
+            let printed = Command::new(env!("CARGO_BIN_EXE_gruyere"))
+                .args(["export", "--print", "--directory"])
+                .arg(folder.path())
+                .output()
+                .expect("the command runs");
+            let metrics = String::from_utf8(printed.stdout).expect("text");
+            if metrics.contains("\ngruyere_out_of_memory_forecast_seconds{") {
+                return metrics;
+            }
+            assert!(began.elapsed() < Duration::from_secs(60), "no forecast:\n{metrics}");
+            std::thread::sleep(Duration::from_millis(200));
+        }
+    });
     let rules = std::fs::read_to_string(dashboards().join("alerts.yml")).expect("the rules");
     let mut texts = vec![rules];
     expressions(dashboard(), &mut texts);

@@ -98,8 +98,12 @@ fn ps_lists_a_line_a_device_of_each_live_process() {
     let lines: Vec<&str> = table.lines().collect();
     assert_eq!(lines.len(), 3, "{table}");
     let pid = std::process::id().to_string();
+    let head: Vec<&str> = lines[0].split_whitespace().collect();
+    assert_eq!(head, ["PID", "RANK", "GPU", "LIVE", "PEAK", "HELD", "IDLE", "FRAG", "COMMAND"]);
     let words: Vec<&str> = lines[2].split_whitespace().collect();
     assert_eq!((words[0], words[2]), (pid.as_str(), "1"), "{table}");
+    // No look is on the timeline: what is live now is the peak.
+    assert_eq!((words[3], words[5]), ("28.00", "28.00"), "{table}");
     assert!(
         lines[2].contains("28.00 MiB")
             && lines[2].contains("56.00 MiB")
@@ -113,6 +117,7 @@ fn ps_lists_a_line_a_device_of_each_live_process() {
     assert_eq!(process["pid"], std::process::id());
     assert_eq!(process["devices"][1]["live_bytes"], 28 << 20);
     assert_eq!(process["devices"][1]["live_peak_bytes"], 28 << 20);
+    assert_eq!(process["devices"][1]["peak_bytes"], 28 << 20);
     let device = &process["devices"][1];
     assert_eq!((&device["fragmentation"], &device["unused"]), (&0.25.into(), &0.5.into()));
     assert_eq!(

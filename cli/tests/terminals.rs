@@ -188,7 +188,7 @@ fn a_stopped_job_leaves_the_terminal_to_the_shell_and_goes_on_in_front() {
             if case.name().starts_with("top --dir") {
                 terminal.expect(TAKEN);
                 // Drawn anew, the heading too.
-                terminal.expect("RESERVED");
+                terminal.expect("HELD");
                 until("keys are its again", || !terminal.is_cooked());
             }
         }
@@ -253,7 +253,7 @@ fn a_job_behind_others_draws_nothing_and_is_stopped_where_it_would_take_the_term
     terminal.write("fg\n");
     terminal.expect(TAKEN);
     until("it takes keys again", || !terminal.is_cooked());
-    terminal.expect("RESERVED");
+    terminal.expect("HELD");
     terminal.write("q");
     terminal.expect("prompt> ");
     assert!(terminal.is_cooked());

@@ -2,7 +2,7 @@
 #![deny(unsafe_code, clippy::unwrap_used)]
 
 use std::collections::{BTreeMap, HashMap};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use gruyere::heap::policy::ladder::RUNG_NAMES;
 use gruyere_record::calls::{Calls, SIZE_CLASSES};
@@ -15,7 +15,9 @@ use gruyere_record::timeline::TimelineEntry;
 use gruyere_record::{DeviceGauge, LIFETIME_NAMES, Reader};
 
 use super::exposition::{Family, Kind, Labels, Sample, Value};
+use super::growth;
 use crate::device_uuid::uuid_text;
+use crate::recent;
 use crate::sites::SeldomRead;
 
 /// Devices of one process that are exported; a damaged record may speak of more.
@@ -338,8 +340,9 @@ pub fn of_record(
     };
     for device in reader.device_snapshots().iter().filter(|device| used(device)).take(MOST_DEVICES)
     {
-        let recent = recent_peak(&reader.timeline(device.device).entries, device);
-        of_device(families, device, recent, identity);
+        let timeline = reader.timeline(device.device).entries;
+        of_device(families, device, recent_peak(&timeline, device), identity);
+        growth::of_device(families, device, &timeline, &of_place(device, identity));
         let found = lines.lines(reader, device.device, Instant::now()).unwrap_or_default();
         of_lines(families, device, found, identity);
     }
@@ -348,26 +351,50 @@ pub fn of_record(
 /// Characters of a line's or a module's name at most, as a label.
 const LONGEST_NAME: usize = 120;
 
-/// The lines that hold most. Labels must not be there twice: lines that are written alike are one.
+/// A device of a process.
+fn of_place(device: &DeviceSnapshot, identity: &Identity) -> Of {
+    let (gpu, uuid) = (device.device.to_string(), uuid_text(&device.facts.uuid));
+    identity.of(&[("gpu", gpu.as_str()), ("uuid", &uuid)])
+}
+
+/// The lines that hold most, and those that grow most.
 fn of_lines(families: &mut Families, device: &DeviceSnapshot, found: &[Line], identity: &Identity) {
+    let said = (
+        "gruyere_site_live_bytes",
+        "bytes",
+        "Live memory of the ten lines of the program that hold most.",
+    );
+    let held = found.iter().take(LISTED).map(|line| (line, line.live_bytes));
+    by_line(families, said, device, held, identity);
+    let said = (
+        "gruyere_site_growth_bytes",
+        "bytes",
+        "What a step leaves behind, of the five lines of the program that grow most.",
+    );
+    by_line(families, said, device, growth::most_growing(found).into_iter(), identity);
+}
+
+/// Bytes by line and module. Labels must not be there twice: lines that are written alike are one.
+fn by_line<'a>(
+    families: &mut Families,
+    said: Said,
+    device: &DeviceSnapshot,
+    lines: impl Iterator<Item = (&'a Line, u64)>,
+    identity: &Identity,
+) {
     // A path's end says most of it.
     let label = |name: &str| {
         let excess = name.chars().count().saturating_sub(LONGEST_NAME);
         name.chars().skip(excess).collect::<String>()
     };
     let mut sums: BTreeMap<(String, String), u64> = BTreeMap::new();
-    for line in found.iter().take(LISTED) {
+    for (line, bytes) in lines {
         let named = (label(&line.name), label(line.module.as_deref().unwrap_or_default()));
         let sum = sums.entry(named).or_default();
-        *sum = sum.saturating_add(line.live_bytes);
+        *sum = sum.saturating_add(bytes);
     }
     let (gpu, uuid) = (device.device.to_string(), uuid_text(&device.facts.uuid));
     for ((line, module), bytes) in sums {
-        let said = (
-            "gruyere_site_live_bytes",
-            "bytes",
-            "Live memory of the ten lines of the program that hold most.",
-        );
         let place = [("gpu", gpu.as_str()), ("uuid", &uuid), ("line", &line), ("module", &module)];
         families.gauge(said, &identity.of(&place), bytes);
     }
@@ -396,8 +423,7 @@ const RECENT: Duration = Duration::from_secs(60);
 
 /// The most that was in use of late. Where nothing has happened for longer, what is in use now is.
 fn recent_peak(timeline: &[TimelineEntry], device: &DeviceSnapshot) -> u64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let since = u64::try_from(now.saturating_sub(RECENT).as_nanos()).unwrap_or(u64::MAX);
+    let since = recent::now().saturating_sub(RECENT.as_nanos() as u64);
     let recent = timeline.iter().rev().take_while(|entry| entry.realtime_nanoseconds >= since);
     let high = recent.map(|entry| whole(entry.sample.in_use_high)).max().unwrap_or(0);
     high.max(device.live.saturating_add(whole(device.total().pending_bytes())))

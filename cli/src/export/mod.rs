@@ -3,6 +3,7 @@
 mod collect;
 mod exposition;
 mod families;
+mod growth;
 mod serve;
 mod textfile;
 

@@ -26,20 +26,19 @@ pub struct Style {
     pub by: By,
 }
 
-/// Foreground of live classes (xterm's 256 colours): cool ones, since the warm ones are the holes'.
-/// Lifetimes, then phases.
-const LIFETIMES: [u8; 8] = [110, 150, 43, 32, 195, 24, 228, 122];
+/// Foreground of live classes (xterm's 256 colours). Each can be seen on a white ground and on a
+/// black one, and none is red, which is what is lost. Lifetimes, then phases.
+const LIFETIMES: [u8; 8] = [110, 150, 43, 24, 141, 93, 214, 65];
 /// From new to old, and from small to large.
-const RAMP: [u8; 6] = [157, 79, 37, 32, 26, 61];
+const RAMP: [u8; 6] = [150, 79, 37, 32, 26, 61];
 const OF_STREAMS: [u8; STREAMS] = [32, 43, 150, 110, 68, 37, 72, 104];
 /// Lines and modules; then the others, and what is not known.
-const SITES: [u8; CLASSES] = [69, 136, 158, 227, 107, 123, 149, 73, 58, 25, 255, 243];
+const SITES: [u8; CLASSES] = [69, 136, 57, 214, 107, 43, 149, 73, 58, 25, 96, 243];
 /// Not known, then by [`gruyere_record::sites::Phase`].
-const PHASES: [u8; 5] = [110, 195, 24, 228, 122];
+const PHASES: [u8; 5] = [110, 141, 93, 214, 65];
 const PENDING: u8 = 176;
-/// Background where free memory can move, where it stays, and where it is lost.
-const WHOLE: u8 = 236;
-const BOUND: u8 = 239;
+/// Background of what is lost. What else is free has the terminal's own background: a colour would
+/// be dark on a light terminal, or light on a dark one.
 const LOST: u8 = 160;
 const FAINT: u8 = 244;
 
@@ -99,18 +98,14 @@ impl Style {
         if taken == 0 && lost == 0 {
             return match (cell.of(Ink::Spare) * 2 > bytes, cell.of(Ink::Bound) * 2 > bytes) {
                 (true, _) => (if self.letters() { '_' } else { ' ' }, None, None),
-                (_, true) => (':', Some(FAINT), Some(BOUND)),
-                _ => (if self.letters() { '.' } else { '·' }, Some(FAINT), Some(WHOLE)),
+                (_, true) => (':', Some(FAINT), None),
+                _ => (if self.letters() { '.' } else { '·' }, Some(FAINT), None),
             };
         }
         // The rest of the cell is lost where that is most of what is free in it.
         let free = bytes - taken;
-        let back = match lost * 2 > free {
-            true => LOST,
-            false if cell.of(Ink::Bound) > cell.of(Ink::Whole) => BOUND,
-            false => WHOLE,
-        };
-        let colours = |letter| (letter, Some(front), Some(back));
+        let back = (lost * 2 > free).then_some(LOST);
+        let colours = |letter| (letter, Some(front), back);
         if !self.letters() {
             // Any free eighth is shown, and so is any block.
             let eighths = (taken * 8 / bytes).clamp(u64::from(taken > 0), 8);
@@ -288,16 +283,8 @@ fn legend(
         }
     };
     add('~', '█', PENDING, None, "pending", sums.pending, false);
-    add(
-        '.',
-        '·',
-        FAINT,
-        Some(WHOLE),
-        "free whole pages",
-        sums.free_whole - sums.free_whole_bound,
-        true,
-    );
-    add(':', ':', FAINT, Some(BOUND), "free whole pages that stay", sums.free_whole_bound, false);
+    add('.', '·', FAINT, None, "free whole pages", sums.free_whole - sums.free_whole_bound, true);
+    add(':', ':', FAINT, None, "free whole pages that stay", sums.free_whole_bound, false);
     add('_', ' ', FAINT, None, "spare pages", sums.spare, false);
     add('!', ' ', LOST, Some(LOST), "free in partly used pages", sums.free_partial, true);
     let mut column = 0;
@@ -374,5 +361,37 @@ fn share(part: u64, whole: u64) -> String {
         _ if whole == 0 => "-".to_owned(),
         (1.., ..0.05) => "<0.1%".to_owned(),
         _ => format!("{percent:.1}%"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Red, green and blue of one of xterm's 256 colours, of linear light.
+    fn light(colour: u8) -> [f64; 3] {
+        let levels = [0u8, 95, 135, 175, 215, 255];
+        let parts = match colour {
+            232.. => [8 + 10 * (colour - 232); 3],
+            _ => [36, 6, 1].map(|unit| levels[usize::from((colour - 16) / unit % 6)]),
+        };
+        parts.map(|part| match f64::from(part) / 255.0 {
+            value if value <= 0.04045 => value / 12.92,
+            value => ((value + 0.055) / 1.055).powf(2.4),
+        })
+    }
+
+    fn luminance(colour: u8) -> f64 {
+        light(colour).into_iter().zip([0.2126, 0.7152, 0.0722]).map(|(a, b)| a * b).sum()
+    }
+
+    #[test]
+    fn every_block_can_be_told_from_a_light_and_from_a_dark_ground() {
+        let of_blocks = [&LIFETIMES[..], &RAMP, &OF_STREAMS, &SITES, &PHASES, &[PENDING, FAINT]];
+        for &colour in of_blocks.into_iter().flatten() {
+            let (on_white, on_black) =
+                (1.05 / (luminance(colour) + 0.05), (luminance(colour) + 0.05) / 0.05);
+            assert!(on_white >= 1.5 && on_black >= 2.0, "{colour}: {on_white} {on_black}");
+        }
     }
 }

@@ -8,15 +8,17 @@ use gruyere_record::facts::Process;
 use gruyere_record::plain;
 use gruyere_record::reader::DeviceSnapshot;
 use gruyere_record::run::shown_command;
+use gruyere_record::sites::Line;
 use gruyere_record::timeline::TimelineEntry;
 use gruyere_record::watch::{Facts, Forecast};
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
 use super::columns::Sort;
 use super::details::Details;
+use super::sick;
 use super::theme::Theme;
 use crate::follow::{Follower, Life};
-use crate::sites::Order;
+use crate::sites::{Order, SeldomRead};
 
 /// A device of a process: its record, and its number there.
 pub type Key = (PathBuf, u32);
@@ -32,6 +34,8 @@ pub struct Row {
     pub life: Life,
     /// The device's numbers.
     pub snapshot: DeviceSnapshot,
+    /// The highest live memory of the last step, or of the last minute where no steps are marked.
+    pub peak: u64,
     /// Bytes allocated a second.
     pub rate: Option<f64>,
     /// When its memory will have run out.
@@ -44,7 +48,7 @@ impl Row {
         Facts { device: &self.snapshot, rate: self.rate, forecast: self.forecast }
     }
 
-    /// What runs: a script without its interpreter and `-m gruyere`, a program without its path.
+    /// What runs: a script without its interpreter and `-m gruyere`, both without their paths.
     pub fn command(&self) -> String {
         let command = shown_command(&plain(&self.process.command));
         match command.split_once(' ') {
@@ -52,7 +56,10 @@ impl Row {
                 if interpreter.starts_with("python")
                     && script.split(' ').next().is_some_and(|word| word.ends_with(".py")) =>
             {
-                script.to_owned()
+                // Of its path, the end says what it is.
+                let (name, rest) = script.split_once(' ').unwrap_or((script, ""));
+                let name = name.rsplit('/').next().unwrap_or(name);
+                format!("{name} {rest}").trim_end().to_owned()
             }
             _ => command,
         }
@@ -157,8 +164,8 @@ pub struct App {
     pub sort: Sort,
     /// The other way round.
     pub is_reversed: bool,
-    /// What lines of the program are sorted by.
-    pub lines_by: Order,
+    /// What the user sorts lines of the program by; `None`: by growth where the device grows.
+    pub lines_by: Option<Order>,
     /// Nothing is read while it is.
     pub is_paused: bool,
     /// What fills the screen.
@@ -184,6 +191,12 @@ pub struct App {
     /// This machine.
     pub host: String,
     chosen: Option<Key>,
+    /// The device that runs out of memory soonest.
+    sick: Option<Key>,
+    /// Its lines, where another one is chosen.
+    sick_lines: SeldomRead,
+    /// What is said of it above all.
+    pub alarm: Option<String>,
     ticks: BTreeMap<Key, VecDeque<Tick>>,
 }
 
@@ -194,7 +207,7 @@ impl App {
             rows: Vec::new(),
             sort,
             is_reversed: false,
-            lines_by: Order::default(),
+            lines_by: None,
             is_paused: false,
             view: View::Main,
             scroll: 0,
@@ -208,19 +221,37 @@ impl App {
             trouble: Vec::new(),
             host: String::new(),
             chosen: None,
+            sick: None,
+            sick_lines: SeldomRead::default(),
+            alarm: None,
             ticks: BTreeMap::new(),
         }
     }
 
-    /// The chosen row; the first where none was chosen, or the chosen one is gone.
+    /// The chosen row; where none was chosen, or the chosen one is gone: the one that runs out of
+    /// memory soonest, or the first.
     pub fn chosen(&self) -> Option<&Row> {
         self.rows.get(self.chosen_at())
     }
 
     /// Its place in the table.
     pub fn chosen_at(&self) -> usize {
-        let chosen = self.chosen.as_ref();
-        self.rows.iter().position(|row| Some(&row.key) == chosen).unwrap_or(0)
+        let place = |key: &Option<Key>| {
+            let key = key.as_ref()?;
+            self.rows.iter().position(|row| row.key == *key)
+        };
+        place(&self.chosen).or_else(|| place(&self.sick)).unwrap_or(0)
+    }
+
+    /// The row that runs out of memory soonest.
+    pub fn sick(&self) -> Option<&Row> {
+        self.rows.iter().find(|row| Some(&row.key) == self.sick.as_ref())
+    }
+
+    /// What lines of the program are sorted by.
+    pub fn order_of_lines(&self) -> Order {
+        let grows = || self.chosen().is_some_and(|row| sick::growth(row).is_some());
+        self.lines_by.unwrap_or_else(|| if grows() { Order::Growth } else { Order::Bytes })
     }
 
     /// The latest looks at the chosen device, the oldest first.
@@ -255,6 +286,7 @@ impl App {
                     process: followed.process.clone(),
                     life: followed.life,
                     snapshot: device.snapshot.clone(),
+                    peak: device.peak,
                     rate: device.rate.filter(|_| followed.life == Life::Live),
                     forecast: if followed.life == Life::Live {
                         device.forecast
@@ -295,14 +327,34 @@ impl App {
             self.timeline.clear();
             self.details = Details::default();
         }
+        let key = self.sick.clone().filter(|key| chosen_key(self) != Some(key));
+        let reader = key.and_then(|key| Some((key.1, &follower.followed().get(&key.0)?.reader)));
+        let mut seldom = std::mem::take(&mut self.sick_lines);
+        let found = reader.and_then(|(device, reader)| seldom.lines(reader, device, now));
+        self.raise_alarm(found);
+        self.sick_lines = seldom;
     }
 
-    fn arrange(&mut self) {
+    /// Finds the row that runs out of memory soonest. It comes first where that is the order.
+    pub fn arrange(&mut self) {
         let (sort, is_reversed) = (self.sort, self.is_reversed);
+        self.sick = sick::soonest(&self.rows, self.sick.as_ref()).map(|row| row.key.clone());
         self.rows.sort_by(|a, b| {
             let order = sort.compare(a, b);
             if is_reversed { order.reverse() } else { order }
         });
+        let place = self.rows.iter().position(|row| Some(&row.key) == self.sick.as_ref());
+        if let (Some(place), Sort::Sick) = (place, sort) {
+            self.rows[..=place].rotate_right(1);
+        }
+    }
+
+    /// Writes the sentence above all; `lines`: those of the sick device, where another is chosen.
+    pub fn raise_alarm(&mut self, lines: Option<&[Line]>) {
+        let is_chosen = self.sick.as_ref() == chosen_key(self);
+        let lines = if is_chosen { self.details.lines.as_deref() } else { lines };
+        let lines = lines.unwrap_or_default();
+        self.alarm = self.sick().and_then(|row| sick::sentence(row, &self.rows, lines));
     }
 
     /// What a key does.
@@ -355,10 +407,10 @@ impl App {
                 return Flow::Look;
             }
             (KeyCode::Char('g'), _) => {
-                self.lines_by = match self.lines_by {
+                self.lines_by = Some(match self.order_of_lines() {
                     Order::Bytes => Order::Growth,
                     Order::Growth => Order::Bytes,
-                }
+                })
             }
             (KeyCode::Char('t'), _) => self.span = self.span.next(),
             (KeyCode::Char('x'), _) => return Flow::ForgetKilled,
@@ -374,6 +426,10 @@ impl App {
         self.chosen = self.rows.get(at).map(|row| row.key.clone());
         if self.is_paused { Flow::Stay } else { Flow::Look }
     }
+}
+
+fn chosen_key(app: &App) -> Option<&Key> {
+    app.chosen().map(|row| &row.key)
 }
 
 /// The longest time between two looks that a key makes.

@@ -12,15 +12,20 @@ use crate::follow::Life;
 /// What the table is sorted by. The highest first, but ranks, pids and times.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Sort {
-    /// Rank, then pid, then device.
+    /// The device that runs out of memory soonest, then by rank.
     #[default]
+    Sick,
+    /// Rank, then pid, then device.
     Rank,
     /// Process number.
     Pid,
     /// Live bytes.
     Live,
+    /// The highest live bytes of the last step or minute.
+    Peak,
     /// Bytes held.
-    Reserved,
+    #[value(alias = "reserved")]
+    Held,
     /// Lost / held.
     Fragmentation,
     /// Held and free in whole pages.
@@ -44,10 +49,11 @@ impl Sort {
     /// The column that it sorts by.
     pub fn column(self) -> Column {
         match self {
-            Self::Rank => Column::Rank,
+            Self::Sick | Self::Rank => Column::Rank,
             Self::Pid => Column::Pid,
             Self::Live => Column::Live,
-            Self::Reserved => Column::Reserved,
+            Self::Peak => Column::Peak,
+            Self::Held => Column::Held,
             Self::Fragmentation => Column::Fragmentation,
             Self::Idle => Column::Idle,
             Self::Largest => Column::Largest,
@@ -68,10 +74,11 @@ impl Sort {
             value(b).total_cmp(&value(a))
         };
         let by = match self {
-            Self::Rank => Ordering::Equal,
+            Self::Sick | Self::Rank => Ordering::Equal,
             Self::Pid => a.process.pid.cmp(&b.process.pid),
             Self::Live => most(Metric::Live),
-            Self::Reserved => most(Metric::Reserved),
+            Self::Peak => b.peak.cmp(&a.peak),
+            Self::Held => most(Metric::Reserved),
             Self::Fragmentation => most(Metric::Fragmentation),
             Self::Idle => most(Metric::Idle),
             Self::Largest => least(Metric::Largest),
@@ -98,9 +105,11 @@ pub enum Column {
     Step,
     /// Live bytes.
     Live,
+    /// The highest live bytes of the last step, or of the last minute.
+    Peak,
     /// Bytes held.
-    Reserved,
-    /// A bar: live and held, of the ceiling.
+    Held,
+    /// A bar: live, peak and held, of the ceiling.
     Bar,
     /// Held and free in whole pages.
     Idle,
@@ -126,7 +135,8 @@ impl Column {
             Device,
             Step,
             Live,
-            Reserved,
+            Peak,
+            Held,
             Bar,
             Idle,
             Fragmentation,
@@ -135,18 +145,17 @@ impl Column {
             OomIn,
             Command,
         ];
-        // What goes first where there is no room.
-        let mut dispensable = [Bar, Rate, Idle, Step, Largest].into_iter();
         let mut columns = wide.to_vec();
-        while columns.iter().map(|column| column.width() + 1).sum::<u16>() + COMMAND > width {
-            match dispensable.next() {
-                Some(gone) => columns.retain(|column| *column != gone),
-                // Fewer cells say nothing of a command.
-                None => {
-                    columns.retain(|column| *column != Command);
-                    break;
-                }
+        // What goes first where there is no room. The bar shows what IDLE can't: what a step needs
+        // again and again of what is idle in between.
+        for gone in [Rate, Idle, Step, Bar, Largest, Command, Peak] {
+            let used: u16 = columns.iter().map(|column| column.width() + 1).sum();
+            // Fewer cells say nothing of a command.
+            let command = if columns.contains(&Command) { COMMAND } else { 0 };
+            if used + command <= width {
+                break;
             }
+            columns.retain(|column| *column != gone);
         }
         columns
     }
@@ -158,7 +167,7 @@ impl Column {
             Self::Rank => 5,
             Self::Device => 4,
             Self::Step => 7,
-            Self::Live | Self::Reserved | Self::Idle | Self::Largest => 10,
+            Self::Live | Self::Peak | Self::Held | Self::Idle | Self::Largest => 10,
             Self::Bar => 16,
             Self::Fragmentation => 6,
             Self::Rate => 12,
@@ -175,7 +184,8 @@ impl Column {
             Self::Device => "GPU",
             Self::Step => "STEP",
             Self::Live => "LIVE",
-            Self::Reserved => "RESERVED",
+            Self::Peak => "PEAK",
+            Self::Held => "HELD",
             Self::Bar => "OF THE CEILING",
             Self::Idle => "IDLE",
             Self::Fragmentation => "FRAG",
@@ -206,7 +216,9 @@ impl Column {
                 step => step.to_string(),
             },
             Self::Live => metric(Metric::Live),
-            Self::Reserved => metric(Metric::Reserved),
+            Self::Peak if row.facts().limit() == 0 => "-".to_owned(),
+            Self::Peak => Unit::Bytes.show(row.peak as f64),
+            Self::Held => metric(Metric::Reserved),
             Self::Bar => String::new(),
             Self::Idle => metric(Metric::Idle),
             Self::Fragmentation => metric(Metric::Fragmentation),

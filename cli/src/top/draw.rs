@@ -1,29 +1,28 @@
-//! Puts the state into a frame: where the panels are on a screen of any size, the table, the detail
-//! and the help.
+//! Puts the state into a frame: where the panels are on a screen of any size, the table and the
+//! help.
 
-use gruyere::heap::policy::ladder::RUNG_NAMES;
 use gruyere_record::plain;
-use gruyere_record::stream::StreamNumber;
-use gruyere_record::watch::{Duration, Metric, Unit};
-use gruyere_record::{DeviceGauge, LIFETIME_NAMES};
+use gruyere_record::watch::Duration;
 use ratatui::Frame;
 use ratatui::layout::{Alignment, Constraint, Layout, Rect};
-use ratatui::style::Style;
+use ratatui::style::{Modifier, Style, Stylize as _};
 use ratatui::text::{Line, Span};
-use ratatui::widgets::{Clear, Paragraph};
+use ratatui::widgets::{Block, Clear, Paragraph};
 
-use super::app::{App, Row, View};
+use super::app::{App, View};
 use super::columns::Column;
-use super::panels::{self, bytes, count};
-use crate::driver_calls;
-use crate::export::RUNGS;
+use super::fit::{cut, fit, put};
+use super::panels;
+use super::process;
+use super::sick;
 use crate::follow::Life;
-use crate::stat::{configuration, words};
 
 /// From this width on, panels stand side by side.
 const WIDE: u16 = 100;
 /// And from this one on, three of them.
 const VERY_WIDE: u16 = 150;
+/// Lower ones have no room for the lines of the program below panels that stand side by side.
+const TALL: u16 = 24;
 
 /// Draws all of it.
 pub fn draw(frame: &mut Frame, app: &mut App) {
@@ -78,9 +77,9 @@ fn header(frame: &mut Frame, area: Rect, app: &App) {
     if !app.trouble.is_empty() {
         spans.push(Span::styled(format!("· {} unreadable ", app.trouble.len()), theme.warn()));
     }
-    let head = Line::from(spans);
+    let head = cut(Line::from(spans), usize::from(area.width));
     let used = head.width();
-    frame.render_widget(Paragraph::new(head), area);
+    frame.render_widget(head, area);
     let interval = app.interval.as_secs_f64();
     let every = if app.is_paused {
         Span::styled(" paused ", theme.bad())
@@ -142,6 +141,7 @@ fn main(frame: &mut Frame, area: Rect, app: &App) {
         frame.render_widget(Paragraph::new(lines), area);
         return;
     }
+    let area = alarm(frame, area, app);
     // The table takes what it needs, up to a third; all of it where there is no room for more.
     let rows = app.rows.len() as u16 + 1;
     let most =
@@ -154,18 +154,31 @@ fn main(frame: &mut Frame, area: Rect, app: &App) {
     .areas(area);
     table(frame, top, app);
     if let Some(row) = app.chosen() {
-        frame.render_widget(Paragraph::new(panels::summary(app, row, line.width < WIDE)), line);
-        if rows > top.height {
-            let place = format!(" {} of {} ", app.chosen_at() + 1, app.rows.len());
-            let place = Line::styled(place, app.theme.warn()).alignment(Alignment::Right);
-            frame.render_widget(Paragraph::new(place), line);
-        }
+        let place = match rows > top.height {
+            true => format!(" {} of {} ", app.chosen_at() + 1, app.rows.len()),
+            false => String::new(),
+        };
+        let room = usize::from(line.width).saturating_sub(place.len());
+        frame.render_widget(cut(panels::summary(app, row, line.width < WIDE), room), line);
+        let place = Line::styled(place, app.theme.warn()).alignment(Alignment::Right);
+        frame.render_widget(place, line);
     }
-    if rest.width >= WIDE {
+    if rest.width >= WIDE && rest.height >= TALL {
         wide(frame, rest, app);
     } else {
         narrow(frame, rest, app);
     }
+}
+
+/// Who runs out of memory soonest, above all else; what is left of the area.
+fn alarm(frame: &mut Frame, area: Rect, app: &App) -> Rect {
+    let (Some(text), Some(row)) = (&app.alarm, app.sick()) else { return area };
+    let [line, rest] = Layout::vertical([Constraint::Length(1), Constraint::Min(0)]).areas(area);
+    let is_soon = row.forecast.seconds().is_some_and(|seconds| seconds < panels::SOON);
+    let style = if is_soon { app.theme.bad() } else { app.theme.title() };
+    let text = Line::styled(format!(" {}", plain(text)), style);
+    frame.render_widget(cut(text, usize::from(area.width)), line);
+    rest
 }
 
 /// Lines of the panels, headings included.
@@ -242,12 +255,28 @@ fn wide(frame: &mut Frame, area: Rect, app: &App) {
     }
 }
 
-/// One below the other, the most wanted first, as many as fit.
+/// What a graph needs, and the least of it; the least of the lines of the program. Headings
+/// included.
+const GRAPH: u16 = 8;
+const LEAST_GRAPH: u16 = 5;
+const LEAST_LINES: u16 = 4;
+
+/// One below the other, the most wanted first, as many as fit. What grows comes before the graph.
 fn narrow(frame: &mut Frame, area: Rect, app: &App) {
     type Draw = fn(&mut Frame, Rect, &App);
+    let mut lines = lines_height(app);
+    let grows = app.chosen().is_some_and(|row| sick::growth(row).is_some());
+    if grows {
+        lines = lines.min(area.height.saturating_sub(GRAPH).max(LEAST_LINES));
+    }
+    let graph = area.height.saturating_sub(lines).clamp(LEAST_GRAPH, GRAPH);
+    let mut first: [(u16, Draw); 2] = [(graph, panels::memory), (lines, panels::lines)];
+    if grows {
+        first.reverse();
+    }
     let panels: [(u16, Draw); 6] = [
-        (8, panels::memory),
-        (lines_height(app), panels::lines),
+        first[0],
+        first[1],
         (lifetimes_height(app), panels::lifetimes),
         (5, panels::events),
         (SIZES, panels::sizes),
@@ -262,8 +291,9 @@ fn narrow(frame: &mut Frame, area: Rect, app: &App) {
         }
     }
     // What is left is the graph's.
-    if let Some(first) = shown.first_mut() {
-        first.0 += left;
+    let graph = if grows { 1 } else { 0 };
+    if let Some(graph) = shown.get_mut(graph) {
+        graph.0 += left;
     }
     let mut y = area.y;
     for (height, draw) in shown {
@@ -294,41 +324,31 @@ fn table(frame: &mut Frame, area: Rect, app: &App) {
         chosen.saturating_sub(room.saturating_sub(1)).min(app.rows.len().saturating_sub(room));
     // As few lines move as can while the chosen one stays on the screen.
     for (at, row) in app.rows.iter().enumerate().skip(first).take(room) {
-        let mut spans = Vec::new();
+        let is_chosen = at == chosen;
+        let mut spans: Vec<Span> = Vec::new();
         for column in &columns {
             if *column == Column::Bar {
-                spans.extend(panels::shares(app, row, width(column)));
+                let bar = panels::shares(app, row, width(column)).into_iter();
+                spans.extend(bar.map(|part| match is_chosen {
+                    true => part.remove_modifier(Modifier::REVERSED),
+                    false => part,
+                }));
             } else {
                 let style = match (row.life, column) {
                     (Life::Live, column) => panels::urgency(app, row, *column),
                     (Life::Killed, Column::OomIn) => app.theme.bad(),
                     _ => app.theme.dim(),
                 };
-                spans.push(Span::styled(
-                    fit(&column.text(row), width(column), column.is_number()),
-                    style,
-                ));
+                let text = fit(&column.text(row), width(column), column.is_number());
+                let style = if is_chosen { app.theme.of_chosen(style) } else { style };
+                spans.push(Span::styled(text, style));
             }
             spans.push(Span::raw(" "));
         }
-        let style = if at == chosen { app.theme.chosen() } else { Style::new() };
+        let style = if is_chosen { app.theme.chosen() } else { Style::new() };
         lines.push(Line::from(spans).style(style));
     }
     frame.render_widget(Paragraph::new(lines), area);
-}
-
-/// `text` in exactly `width` cells (of what is no number, the end goes first).
-pub fn fit(text: &str, width: usize, to_the_right: bool) -> String {
-    let cells = |text: &str| Span::raw(text).width();
-    let mut text = text.to_owned();
-    if cells(&text) > width {
-        while cells(&text) + 1 > width && text.pop().is_some() {}
-        if width > 0 {
-            text.push('…');
-        }
-    }
-    let room = " ".repeat(width.saturating_sub(cells(&text)));
-    if to_the_right { room + &text } else { text + &room }
 }
 
 fn detail(frame: &mut Frame, area: Rect, app: &mut App) {
@@ -336,151 +356,13 @@ fn detail(frame: &mut Frame, area: Rect, app: &mut App) {
         app.view = View::Main;
         return;
     };
-    let lines = detail_lines(app, row, usize::from(area.width));
+    let width = usize::from(area.width);
+    let lines = process::lines(app, row, width);
+    let lines: Vec<Line> = lines.into_iter().map(|line| cut(line, width)).collect();
     let most = (lines.len() as u16).saturating_sub(area.height);
     let scroll = app.scroll.min(most);
     frame.render_widget(Paragraph::new(lines).scroll((scroll, 0)), area);
     app.scroll = scroll;
-}
-
-fn detail_lines(app: &App, row: &Row, width: usize) -> Vec<Line<'static>> {
-    let theme = app.theme;
-    let mut lines: Vec<Line<'static>> = Vec::new();
-    let process = &row.process;
-    let number =
-        |value: Option<u64>| value.map_or_else(|| "-".to_owned(), |value| value.to_string());
-    let head = |text: String| Line::styled(format!(" {text}"), theme.title());
-    lines.push(head(format!(
-        "process {} ({}) on {}",
-        process.pid,
-        row.life.name(),
-        plain(&process.host)
-    )));
-    let mut fact = |name: &str, value: String| {
-        lines.push(Line::from(vec![
-            Span::styled(format!("   {name:<15} "), theme.dim()),
-            Span::raw(plain(&value)),
-        ]));
-    };
-    fact("command", process.command.clone());
-    let (rank, local, world) =
-        (number(process.rank), number(process.local_rank), number(process.world_size));
-    fact("rank", format!("{rank} (local {local}, of {world})"));
-    fact("configuration", configuration(process).to_owned());
-    fact("record", row.key.0.display().to_string());
-    fact("gruyère", process.version.clone());
-    fact("device", format!("{} {}", row.key.1, row.snapshot.facts.name));
-    for metric in [
-        Metric::Live,
-        Metric::Reserved,
-        Metric::Fragmentation,
-        Metric::Lost,
-        Metric::Idle,
-        Metric::Unused,
-        Metric::External,
-        Metric::Internal,
-        Metric::Largest,
-        Metric::Rate,
-        Metric::OomIn,
-    ] {
-        let value = metric
-            .value(&row.facts())
-            .map_or_else(|| "-".to_owned(), |value| metric.unit().show(value));
-        fact(metric.name(), value);
-    }
-    if row.snapshot.torn_gauges || row.snapshot.torn_shards > 0 {
-        fact(
-            "torn",
-            "the process was killed while it wrote: not all values are of one moment".to_owned(),
-        );
-    }
-    lines.push(Line::raw(""));
-    let columns = format!(
-        "{:>9} {:>11} {:>11} {:>11} {:>9} {:>9}",
-        "BLOCKS", "LIVE", "REQUESTED", "WAITING", "MALLOCS", "FREES"
-    );
-    lines.push(head(format!("{:<12}{columns}", "by lifetime")));
-    for (number, name) in LIFETIME_NAMES.iter().enumerate() {
-        let sum = row.snapshot.sum(|_, lifetime| lifetime == number);
-        lines.push(Line::from(vec![
-            Span::styled(format!("   {name:<11}"), theme.lifetime(number)),
-            Span::raw(format!(
-                "{:>8} {:>11} {:>11} {:>11} {:>9} {:>9}",
-                count(sum.live_blocks()),
-                bytes(sum.live_bytes()),
-                bytes(sum.live_requested()),
-                bytes(sum.pending_bytes()),
-                count(sum.mallocs),
-                count(sum.frees)
-            )),
-        ]));
-    }
-    lines.push(Line::raw(""));
-    lines.push(head("by line of the program".to_owned()));
-    match app.details.lines.clone() {
-        Some(found) => lines.extend(panels::lines_of(app, found, width)),
-        None => lines.push(Line::styled(format!("  {}", panels::NO_LINES), theme.dim())),
-    }
-    lines.push(Line::raw(""));
-    let age = app.details.streams_at.map_or_else(String::new, |at| {
-        format!(", of {} ago", Duration(at.elapsed().as_secs_f64()))
-    });
-    lines.push(head(format!("by stream{age}")));
-    for (stream, sum) in &app.details.streams {
-        lines.push(Line::raw(format!(
-            "   stream {:<8} {:>8} blocks {:>11}",
-            StreamNumber(*stream),
-            count(sum.count),
-            bytes(sum.bytes)
-        )));
-    }
-    lines.push(Line::raw(""));
-    lines.push(head("slabs by size class".to_owned()));
-    for (slot, sum) in &app.details.slabs {
-        lines.push(Line::raw(format!(
-            "   {:>11} {:>8} slabs {:>11}",
-            bytes(*slot),
-            count(sum.count),
-            bytes(sum.bytes)
-        )));
-    }
-    for (at, row) in driver_calls::table(&app.details.calls).into_iter().enumerate() {
-        if at == 0 {
-            lines.push(Line::raw(""));
-            lines.push(head("driver calls of the process, host time".to_owned()));
-        }
-        lines.push(Line::raw(format!("   {row}")));
-    }
-    lines.push(Line::raw(""));
-    lines.push(head("gauges".to_owned()));
-    let value = |gauge: DeviceGauge| {
-        let metric = Metric::Gauge(gauge);
-        let value = metric.value(&row.facts()).unwrap_or(0.0);
-        match metric.unit() {
-            Unit::Count => count(value as u64),
-            unit => unit.show(value),
-        }
-    };
-    let gauges: Vec<String> = DeviceGauge::ALL
-        .iter()
-        .filter_map(|&gauge| Some(format!("   {:<30} {:>12}", words(gauge)?, value(gauge))))
-        .collect();
-    let each = 3 + 30 + 1 + 12;
-    let across = (width / each).clamp(1, 3);
-    let down = gauges.len().div_ceil(across);
-    for at in 0..down {
-        let line: String =
-            (0..across).filter_map(|column| gauges.get(column * down + at)).cloned().collect();
-        lines.push(Line::raw(line));
-    }
-    lines.push(Line::raw(""));
-    let columns = format!("{:>9} {:>11} {:>11}", "TIMES", "GAINED", "TOOK");
-    lines.push(head(format!("{:<22}{columns}", "memory reclaimed")));
-    for (name, rung) in RUNG_NAMES.iter().zip(RUNGS) {
-        let [times, gained, took] = rung.map(value);
-        lines.push(Line::raw(format!("   {name:<19} {times:>9} {gained:>11} {took:>11}")));
-    }
-    lines
 }
 
 fn help(frame: &mut Frame, area: Rect, app: &App) {
@@ -497,7 +379,10 @@ fn help(frame: &mut Frame, area: Rect, app: &App) {
         ("x", "drop the killed processes from the table"),
         ("q", "quit"),
         ("", ""),
-        ("LIVE", "what the program has; RESERVED: what is held for it"),
+        ("LIVE", "what the program has now"),
+        ("PEAK", "its highest of the last step, or of the last minute"),
+        ("HELD", "what the process holds of the device"),
+        ("█░┃▒·", "live, peak (┃), held, of the ceiling"),
         ("IDLE", "what is held and free in whole pages"),
         ("FRAG", "the share of what is held that is free and can't serve"),
         ("LARGEST", "the largest request that could be met"),
@@ -519,8 +404,7 @@ fn help(frame: &mut Frame, area: Rect, app: &App) {
             Line::from(vec![Span::styled(format!(" {key:<9}"), theme.key()), Span::raw(*what)])
         })
         .collect();
-    let block =
-        ratatui::widgets::Block::bordered().title(" keys and columns ").border_style(theme.dim());
+    let block = Block::bordered().title(" keys and columns ").border_style(theme.dim());
     frame.render_widget(Clear, area);
-    frame.render_widget(Paragraph::new(lines).block(block), area);
+    put(frame, area, lines, block);
 }

@@ -2,14 +2,19 @@
 //!
 //! [`app`] is what the screen says and what keys do to it, without a terminal; [`draw`] puts it
 //! into a buffer; [`details`] reads of the chosen process what is too much to read of all;
-//! [`sample`] is the same for programs.
+//! [`sick`] finds who runs out of memory soonest; [`sample`] is the same for programs.
 
 mod app;
 mod columns;
 mod details;
 mod draw;
+mod fit;
 mod panels;
+#[cfg(test)]
+mod picture;
+mod process;
 mod sample;
+mod sick;
 #[cfg(test)]
 mod tests;
 mod theme;
@@ -38,9 +43,9 @@ use theme::Theme;
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
-  gruyere top                    all processes, those that come later too
+  gruyere top                    all processes; who runs out of memory soonest comes first
   gruyere top 4242               one
-  gruyere top --sort oom-in      who will be out of memory first, first
+  gruyere top --sort peak        who needs most comes first
   gruyere top --once             the screen as text, once
   gruyere top --json | jq '.processes[].devices[0].oom_in_seconds'
   gruyere top --json --count 60 --interval 1s
@@ -64,7 +69,7 @@ pub struct Arguments {
     #[arg(long, value_name = "DURATION", default_value = "500ms")]
     interval: watch::Duration,
     /// Sort by this column.
-    #[arg(long, value_enum, default_value_t = Sort::Rank)]
+    #[arg(long, value_enum, default_value_t = Sort::Sick)]
     sort: Sort,
     /// Print a sample as JSON.
     #[arg(long, conflicts_with = "once")]

@@ -8,7 +8,7 @@ use gruyere_record::stream::StreamNumber;
 use gruyere_record::watch::{Duration, Forecast, Metric, Unit};
 use gruyere_record::{DeviceGauge, EventKind, LIFETIME_NAMES};
 use ratatui::Frame;
-use ratatui::layout::{Alignment, Rect};
+use ratatui::layout::{Alignment, Constraint, Layout, Rect};
 use ratatui::style::Style;
 use ratatui::symbols::Marker;
 use ratatui::text::{Line, Span};
@@ -18,7 +18,8 @@ use ratatui::widgets::{
 
 use super::app::{App, Row};
 use super::columns::oom_in;
-use super::draw::fit;
+use super::fit::{cut, fit, put};
+use super::sick;
 use crate::sites::Order;
 
 /// Bytes for people.
@@ -81,16 +82,19 @@ pub fn summary<'a>(app: &App, row: &Row, is_short: bool) -> Line<'a> {
     let amounts = [
         Span::styled(" live ", theme.dim()),
         Span::styled(bytes(row.snapshot.live), theme.live()),
+        Span::styled(" peak ", theme.dim()),
+        Span::styled(bytes(row.peak), theme.peak()),
         Span::styled(" held ", theme.dim()),
         Span::styled(bytes(held), theme.reserved()),
         Span::styled(" of ", theme.dim()),
         Span::styled(bytes(limit), theme.limit()),
     ];
-    let is_growing = matches!(row.forecast, Forecast::Growing(_));
-    if !(is_short && is_growing) {
+    // Of the one that runs out soonest the line above all has said it.
+    let growth = sick::growth(row).filter(|_| app.sick().is_none_or(|sick| sick.key != row.key));
+    if !(is_short && growth.is_some()) {
         spans.extend(amounts);
     }
-    if let Forecast::Growing(growth) = row.forecast {
+    if let Some(growth) = growth {
         let style = if growth.seconds < SOON { theme.bad() } else { theme.warn() };
         let steps = growth.steps.map(|steps| format!(", {steps:.0} steps")).unwrap_or_default();
         let rate = Unit::BytesPerSecond.show(growth.bytes_per_second);
@@ -237,7 +241,10 @@ fn series(app: &App, columns: u16) -> Vec<Cell> {
     merged
 }
 
-/// The rate of allocation and the fragmentation, as a line each.
+/// A fragmentation that has not been above this has no graph: one line says all of it.
+const LITTLE: f64 = 0.05;
+
+/// The rate of allocation and the fragmentation over time.
 pub fn sparklines(frame: &mut Frame, area: Rect, app: &App) {
     let width = usize::from(area.width);
     let latest = |value: fn(&super::app::Tick) -> f64| -> Vec<f64> {
@@ -246,49 +253,41 @@ pub fn sparklines(frame: &mut Frame, area: Rect, app: &App) {
     // The latest first: they are drawn from the right.
     let rates = latest(|tick| tick.rate);
     let fragmentation = latest(|tick| tick.fragmentation);
-    let half = area.height / 2;
-    let draw = |frame: &mut Frame,
-                area: Rect,
-                name,
-                now: String,
-                values: &[f64],
-                most: f64,
-                style: Style| {
-        let data: Vec<u64> = values.iter().map(|value| (value / most * 1000.0) as u64).collect();
-        let block = panel(app, heading(app, name, now));
-        frame.render_widget(
-            Sparkline::default()
-                .direction(RenderDirection::RightToLeft)
-                .block(block)
-                .data(data)
-                .max(1000)
-                .style(style),
-            area,
-        );
+    let most = |values: &[f64], least: f64| values.iter().copied().fold(least, f64::max);
+    let is_little = most(&fragmentation, 0.0) < LITTLE;
+    let lower = if is_little { 1 } else { area.height - area.height / 2 };
+    let [upper, lower] =
+        Layout::vertical([Constraint::Min(0), Constraint::Length(lower)]).areas(area);
+    let show = |unit: Unit, value: Option<&f64>| value.map_or(String::new(), |of| unit.show(*of));
+    let highest = most(&rates, 1.0);
+    let now = show(Unit::BytesPerSecond, rates.first());
+    let said = format!("{now}, at most {}", Unit::BytesPerSecond.show(highest));
+    let title = heading(app, "allocated", said);
+    sparkline(frame, upper, (panel(app, title), app.theme.live()), &rates, highest);
+    let now = show(Unit::Share, fragmentation.first());
+    let said = match is_little {
+        true => format!("{now}, at most {}", Unit::Share.show(most(&fragmentation, 0.0))),
+        false => format!("{now}, of 100%"),
     };
-    let most = rates.iter().copied().fold(1.0, f64::max);
-    let now = rates.first().map(|rate| Unit::BytesPerSecond.show(*rate)).unwrap_or_default();
-    let upper = Rect { height: half, ..area };
-    draw(
-        frame,
-        upper,
-        "allocated",
-        format!("{now}, at most {}", Unit::BytesPerSecond.show(most)),
-        &rates,
-        most,
-        app.theme.live(),
-    );
-    let now = fragmentation.first().map(|share| Unit::Share.show(*share)).unwrap_or_default();
-    let lower = Rect { y: area.y + half, height: area.height - half, ..area };
-    draw(
-        frame,
-        lower,
-        "fragmentation",
-        format!("{now}, of 100%"),
-        &fragmentation,
-        1.0,
-        app.theme.reserved(),
-    );
+    let title = heading(app, "fragmentation", said);
+    sparkline(frame, lower, (panel(app, title), app.theme.reserved()), &fragmentation, 1.0);
+}
+
+fn sparkline(
+    frame: &mut Frame,
+    area: Rect,
+    (block, style): (Block<'_>, Style),
+    values: &[f64],
+    most: f64,
+) {
+    let data: Vec<u64> = values.iter().map(|value| (value / most * 1000.0) as u64).collect();
+    let line = Sparkline::default()
+        .direction(RenderDirection::RightToLeft)
+        .block(block)
+        .data(data)
+        .max(1000)
+        .style(style);
+    frame.render_widget(line, area);
 }
 
 /// Live memory by lifetime, and what is held without being live.
@@ -320,7 +319,7 @@ pub fn lifetimes(frame: &mut Frame, area: Rect, app: &App) {
         lines.insert(1, Line::styled(format!("   {auto}"), app.theme.dim()));
     }
     let title = heading(app, "by lifetime", "of what is held; blocks".to_owned());
-    frame.render_widget(Paragraph::new(lines).block(panel(app, title)), area);
+    put(frame, area, lines, panel(app, title));
 }
 
 /// The classes of the size histogram: each ends at eight times the last.
@@ -369,7 +368,7 @@ pub fn sizes(frame: &mut Frame, area: Rect, app: &App) {
         })
         .collect();
     let title = heading(app, "by size", "requests so far".to_owned());
-    frame.render_widget(Paragraph::new(lines).block(panel(app, title)), area);
+    put(frame, area, lines, panel(app, title));
 }
 
 /// Live memory by stream.
@@ -400,7 +399,7 @@ pub fn streams(frame: &mut Frame, area: Rect, app: &App) {
     if lines.is_empty() {
         lines.push(Line::styled(" no blocks on the map", app.theme.dim()));
     }
-    frame.render_widget(Paragraph::new(lines).block(panel(app, title)), area);
+    put(frame, area, lines, panel(app, title));
 }
 
 /// Why no line of the program is told.
@@ -409,21 +408,22 @@ pub const NO_LINES: &str = " by line: not kept; blame:large in GRUYERE_CONF keep
 /// Live memory by line of the program: what each holds, and what of it grows.
 pub fn lines(frame: &mut Frame, area: Rect, app: &App) {
     let Some(found) = app.details.lines.clone() else {
-        frame.render_widget(Paragraph::new(Line::styled(NO_LINES, app.theme.dim())), area);
+        let line = Line::styled(NO_LINES, app.theme.dim());
+        frame.render_widget(cut(line, usize::from(area.width)), area);
         return;
     };
-    let by = match app.lines_by {
+    let by = match app.order_of_lines() {
         Order::Bytes => "live; g: by growth",
         Order::Growth => "growth; g: by bytes",
     };
     let lines = lines_of(app, found, usize::from(area.width));
     let title = heading(app, "by line", by.to_owned());
-    frame.render_widget(Paragraph::new(lines).block(panel(app, title)), area);
+    put(frame, area, lines, panel(app, title));
 }
 
 /// The same as lines of text in so many columns; the chosen order's first.
 pub fn lines_of(app: &App, mut found: Vec<sites::Line>, columns: usize) -> Vec<Line<'static>> {
-    app.lines_by.sort(&mut found);
+    app.order_of_lines().sort(&mut found);
     let theme = app.theme;
     let all = app.chosen().map_or(0, |row| row.snapshot.live).max(1) as f64;
     let growth_of = |line: &sites::Line| {
@@ -434,7 +434,7 @@ pub fn lines_of(app: &App, mut found: Vec<sites::Line>, columns: usize) -> Vec<L
     // Bytes, share and growth are needed; modules and blocks come where there is room.
     let grown = found.iter().map(|line| growth_of(line).len()).max().unwrap_or(0);
     let module = if columns >= 100 { columns / 4 } else { 0 };
-    let blocks = if columns >= 66 { 8 } else { 0 };
+    let blocks = if columns >= 76 { 8 } else { 0 };
     let name = columns.saturating_sub(1 + 11 + 6 + grown + module + blocks).max(8);
     let row = |line: sites::Line| {
         let growth = growth_of(&line);
@@ -474,7 +474,7 @@ pub fn events(frame: &mut Frame, area: Rect, app: &App) {
     if lines.is_empty() {
         lines.push(Line::styled(" none yet", app.theme.dim()));
     }
-    frame.render_widget(Paragraph::new(lines).block(panel(app, title)), area);
+    put(frame, area, lines, panel(app, title));
 }
 
 /// The latest step, and how long steps take.
@@ -517,16 +517,23 @@ fn event_line<'a>(app: &App, event: &Event) -> Line<'a> {
     ])
 }
 
-/// The shares of a device's memory in one bar: live, held, ceiling.
+/// The shares of a device's memory in one bar: live, what is live at the peak of late, a tick for
+/// that peak, held, ceiling.
 pub fn shares<'a>(app: &App, row: &Row, width: usize) -> Vec<Span<'a>> {
     let limit = row.facts().limit().max(1) as f64;
-    let held = row.snapshot.gauge(DeviceGauge::Reserved).max(row.snapshot.live) as f64 / limit;
-    let cells = |share: f64| ((share.clamp(0.0, 1.0) * width as f64).round() as usize).min(width);
-    let live = cells(row.snapshot.live as f64 / limit);
-    let held = cells(held).max(live);
+    let cells =
+        |bytes: u64| ((bytes as f64 / limit).clamp(0.0, 1.0) * width as f64).round() as usize;
+    let live = cells(row.snapshot.live);
+    let held = cells(row.snapshot.gauge(DeviceGauge::Reserved)).max(live);
+    // Held pages that the latest peak did not need are those that only waste memory.
+    let peak = cells(row.peak).clamp(live, held);
+    let has_tick = row.peak > row.snapshot.live && peak > live;
+    let tick = usize::from(has_tick);
     vec![
         Span::styled("█".repeat(live), app.theme.live()),
-        Span::styled("▒".repeat(held - live), app.theme.reserved()),
+        Span::styled("░".repeat(peak - live - tick), app.theme.peak()),
+        Span::styled("┃".repeat(tick), app.theme.title()),
+        Span::styled("▒".repeat(held - peak), app.theme.reserved()),
         Span::styled("·".repeat(width - held), app.theme.dim()),
     ]
 }
@@ -546,7 +553,8 @@ pub fn urgency(app: &App, row: &Row, column: super::columns::Column) -> Style {
             _ => theme.dim(),
         },
         Column::Live => theme.live(),
-        Column::Reserved => theme.reserved(),
+        Column::Peak => theme.peak(),
+        Column::Held => theme.reserved(),
         _ => Style::new(),
     }
 }

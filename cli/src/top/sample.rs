@@ -74,6 +74,7 @@ fn device(device: &Device) -> Value {
         "step": snapshot.gauge(DeviceGauge::Step),
         "live_bytes": snapshot.live,
         "live_peak_bytes": snapshot.live_peak,
+        "peak_bytes": device.peak,
         "reserved_bytes": snapshot.gauge(DeviceGauge::Reserved),
         "limit_bytes": facts.limit(),
         "pending_bytes": bytes(Metric::Pending),

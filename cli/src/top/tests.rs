@@ -15,7 +15,7 @@ use gruyere_record::watch::{Forecast, Growth};
 use gruyere_record::{
     BlockEntry, DeviceFacts, DeviceGauge, EventKind, Record, RecordOptions, bucket_of, clock,
 };
-use insta::assert_snapshot;
+use insta::{assert_binary_snapshot, assert_snapshot};
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
@@ -24,9 +24,10 @@ use ratatui::style::{Color, Modifier};
 use super::app::{App, Flow, Row, Tick, View};
 use super::columns::{Column, Sort};
 use super::details::Sum;
+use super::picture::{DARK, LIGHT, contrast};
 use super::sample::sample;
 use super::theme::Theme;
-use super::{draw, text};
+use super::{draw, panels, text};
 use crate::follow::{Follower, Life, Which};
 use crate::sites::{Order, SeldomRead};
 use crate::target::{Folder, Target};
@@ -73,22 +74,23 @@ fn row(rank: u64, life: Life, forecast: Forecast) -> Row {
         local_rank: Some(rank),
         world_size: Some(4),
         host: "node-17".to_owned(),
-        command: "/usr/bin/python3 train.py --model llama-7b --batch 4".to_owned(),
+        command: "/usr/bin/python3 /work/me/train.py --model llama-7b --batch 4".to_owned(),
         version: "0.1.0".to_owned(),
         ..Process::default()
     };
     let key =
         (PathBuf::from(format!("/dev/shm/gruyere-1-{}-3-0.record", 4200 + rank)), snapshot.device);
-    Row { key, process, life, snapshot, rate: Some(3.5e10), forecast }
+    let peak = (40 + 2 * rank) * GIB;
+    Row { key, process, life, snapshot, peak, rate: Some(3.5e10), forecast }
 }
 
 fn growing(seconds: f64) -> Forecast {
-    Forecast::Growing(Growth { seconds, bytes_per_second: 2e6, steps: Some(seconds / 3.0) })
+    Forecast::Growing(Growth { seconds, bytes_per_second: 5.6e7, steps: Some(seconds / 3.0) })
 }
 
 /// Four ranks, of which one will be out of memory soon and one was killed.
 fn app(theme: Theme) -> App {
-    let mut app = App::new(Sort::Rank, Duration::from_millis(500), theme);
+    let mut app = App::new(Sort::Sick, Duration::from_millis(500), theme);
     app.host = "node-17".to_owned();
     app.rows = vec![
         row(0, Life::Live, Forecast::NoGrowth),
@@ -96,6 +98,7 @@ fn app(theme: Theme) -> App {
         row(2, Life::Live, growing(9000.0)),
         row(3, Life::Killed, Forecast::Unknown),
     ];
+    app.arrange();
     app.timeline = (0..600)
         .map(|n| TimelineEntry {
             realtime_nanoseconds: (NOW - 600 + n) * 1_000_000_000,
@@ -179,6 +182,7 @@ fn app(theme: Theme) -> App {
         event(EventKind::Step, 3, 1200),
     ]
     .into();
+    app.raise_alarm(None);
     app
 }
 
@@ -188,6 +192,155 @@ fn shown(app: &mut App, width: u16, height: u16) -> String {
 
 fn press(app: &mut App, code: KeyCode) -> Flow {
     app.key(KeyEvent::new(code, KeyModifiers::NONE))
+}
+
+/// Sizes of terminals that people have.
+const SIZES: [(u16, u16); 3] = [(80, 24), (120, 40), (200, 50)];
+
+fn buffer(app: &mut App, (width, height): (u16, u16)) -> ratatui::buffer::Buffer {
+    let mut terminal = Terminal::new(TestBackend::new(width, height)).expect("a buffer");
+    terminal.draw(|frame| draw::draw(frame, app)).expect("drawn");
+    terminal.backend().buffer().clone()
+}
+
+/// Open `snapshots/*.svg` in a browser to see them.
+#[test]
+fn pictures_of_the_usual_sizes_on_light_and_dark_terminals_are_kept() {
+    for size in SIZES {
+        for palette in [LIGHT, DARK] {
+            let picture = palette.svg(&buffer(&mut app(Theme::new(false)), size));
+            let name = format!("top-{}x{}-{}.svg", size.0, size.1, palette.name);
+            assert_binary_snapshot!(name.as_str(), picture.into_bytes());
+        }
+    }
+}
+
+#[test]
+fn every_text_can_be_read_on_light_and_dark_terminals_and_the_chosen_row_best() {
+    for size in SIZES {
+        for view in [View::Main, View::Detail, View::Help] {
+            let mut app = app(Theme::new(false));
+            app.view = view;
+            let buffer = buffer(&mut app, size);
+            for cell in buffer.content().iter().filter(|cell| cell.symbol() != " ") {
+                let is_chosen = cell.modifier.contains(Modifier::REVERSED);
+                let least = if is_chosen { 7.0 } else { 2.4 };
+                for palette in [LIGHT, DARK] {
+                    let (text, ground) = palette.colours(cell);
+                    let seen = contrast(text, ground);
+                    assert!(seen >= least, "{}: {cell:?} {seen}", palette.name);
+                }
+            }
+            let chosen = |cell: &&ratatui::buffer::Cell| cell.modifier.contains(Modifier::REVERSED);
+            let marked = buffer.content().iter().filter(chosen).count();
+            assert_eq!(marked > 0, view != View::Detail, "{size:?} {view:?}");
+        }
+    }
+}
+
+#[test]
+fn the_rank_that_runs_out_soonest_comes_first_is_chosen_and_a_line_above_all_says_it() {
+    let mut app = app(Theme::new(false));
+    assert_eq!((app.chosen().map(|row| row.process.pid), app.chosen_at()), (Some(4201), 0));
+    for (width, height) in SIZES {
+        let screen = shown(&mut app, width, height);
+        let second = screen.lines().nth(1).expect("a line");
+        assert_eq!(
+            second,
+            " rank 1 runs out in 7 min: metrics.py:12 keeps 96 MiB a step; 1 other grows too"
+        );
+        // The lines that grow, too; on a small terminal before the graph.
+        let place = |what: &str| screen.lines().position(|line| line.contains(what));
+        let (line, graph) = (place("train.py:88 in step"), place(" memory whole run"));
+        assert!(line.is_some() && (width > 80 || line < graph), "{screen}");
+    }
+    // Another row that is chosen changes neither the line nor the order.
+    press(&mut app, KeyCode::Down);
+    app.raise_alarm(None);
+    assert_eq!((app.chosen().map(|row| row.process.pid), app.chosen_at()), (Some(4200), 1));
+    let said = app.alarm.clone().expect("it still runs out");
+    assert!(said.starts_with("rank 1 runs out in 7 min: it grows by "), "{said}");
+    // A sooner one takes its place only if it is sooner by a good part.
+    for (seconds, first) in [(390.0, 4201), (200.0, 4202)] {
+        let row = app.rows.iter_mut().find(|row| row.process.pid == 4202).expect("a rank");
+        row.forecast = growing(seconds);
+        app.arrange();
+        assert_eq!(app.rows[0].process.pid, first);
+    }
+    app.rows.iter_mut().for_each(|row| row.forecast = Forecast::NoGrowth);
+    app.arrange();
+    app.raise_alarm(None);
+    let order: Vec<u64> = app.rows.iter().map(|row| row.process.pid).collect();
+    assert_eq!((order, app.alarm.is_none()), (vec![4200, 4201, 4202, 4203], true));
+}
+
+#[test]
+fn at_eighty_by_twenty_four_what_grows_comes_before_the_facts_of_the_record() {
+    let mut app = app(Theme::new(false));
+    press(&mut app, KeyCode::Enter);
+    let screen = shown(&mut app, 80, 24);
+    let place = |what: &str| screen.lines().position(|line| line.contains(what));
+    let (grows, fact) = (place("metrics.py:12 in Meter"), place("configuration"));
+    assert!(grows.is_some() && (fact.is_none() || grows < fact), "{screen}");
+    // With as many ranks as a machine has devices, too.
+    app.view = View::Main;
+    app.rows.extend((4..8).map(|rank| row(rank, Life::Live, Forecast::NoGrowth)));
+    let screen = shown(&mut app, 80, 24);
+    assert!(screen.contains("metrics.py:12 in Meter") && screen.contains("+96.00 MiB/step"));
+}
+
+#[test]
+fn a_tick_in_the_bar_tells_what_the_last_step_needed_of_what_is_held() {
+    let mut app = app(Theme::new(false));
+    let bar = |app: &App| -> String {
+        panels::shares(app, &app.rows[0], 16).iter().map(|span| span.content.as_ref()).collect()
+    };
+    let row = &mut app.rows[0];
+    (row.snapshot.live, row.peak) = (5 * GIB, 60 * GIB);
+    row.snapshot.gauges[DeviceGauge::Reserved as usize] = 70 * GIB;
+    assert_eq!(bar(&app), "█░░░░░░░░░░┃▒▒··");
+    app.rows[0].peak = 5 * GIB;
+    assert_eq!(bar(&app), "█▒▒▒▒▒▒▒▒▒▒▒▒▒··", "what is held was not needed of late");
+    app.rows[0].peak = 400 * GIB;
+    assert_eq!(bar(&app), "█░░░░░░░░░░░░┃··", "never beyond what is held");
+}
+
+#[test]
+fn fragmentation_that_says_nothing_takes_one_row() {
+    let mut app = app(Theme::new(false));
+    let rows = |app: &mut App| {
+        let screen = shown(app, 160, 46);
+        let place = |what: &str| screen.lines().position(|line| line.contains(what)).unwrap_or(0);
+        place(" by line") - place(" fragmentation ")
+    };
+    assert!(rows(&mut app) > 3);
+    let key = app.rows[0].key.clone();
+    app.remember(key, (0..9).map(|_| Tick { fragmentation: 0.001, ..Tick::default() }));
+    assert_eq!(rows(&mut app), 1);
+    assert!(shown(&mut app, 160, 46).contains("fragmentation 0.1%, at most 0.1%"));
+}
+
+#[test]
+fn what_is_cut_ends_in_an_ellipsis() {
+    let mut app = app(Theme::new(false));
+    app.rows.iter_mut().for_each(|row| row.process.command = "program ".repeat(40));
+    app.details.auto = Some("forward 61%, ".repeat(20));
+    if let Some(lines) = &mut app.details.lines {
+        lines.iter_mut().for_each(|line| line.name = "a/long/path/".repeat(30));
+    }
+    app.alarm = Some("rank 1 ".repeat(60));
+    for width in [60, 80, 120, 200] {
+        let screen = shown(&mut app, width, 50);
+        for what in ["rank 1 rank 1", "forward 61%", "a/long/path", "program program"] {
+            for line in screen.lines().filter(|line| line.contains(what)) {
+                assert!(line.contains('…'), "{width}: {line}");
+            }
+        }
+    }
+    app.view = View::Detail;
+    let screen = shown(&mut app, 80, 50);
+    let line = screen.lines().find(|line| line.contains("command ")).expect("the command");
+    assert!(line.ends_with('…'), "{line}");
 }
 
 #[test]
@@ -204,12 +357,12 @@ fn eighty_columns_show_the_lines_of_the_program() {
 fn lines_are_sorted_by_what_they_hold_or_by_their_growth_by_a_key() {
     let mut app = app(Theme::new(false));
     let order = |screen: &str| -> Vec<usize> {
-        ["train.py:31", "train.py:88", "metrics.py:12"]
+        ["train.py:31 in", "train.py:88 in", "metrics.py:12 in"]
             .map(|name| screen.lines().position(|line| line.contains(name)).unwrap_or(0))
             .into()
     };
     for width in [80, 160] {
-        app.lines_by = Order::Bytes;
+        app.lines_by = Some(Order::Bytes);
         let places = order(&shown(&mut app, width, 46));
         assert!(places[0] > 0 && places.is_sorted(), "{places:?}");
         press(&mut app, KeyCode::Char('g'));
@@ -270,13 +423,17 @@ fn sixty_columns_have_who_what_and_when() {
         Column::Pid,
         Column::Rank,
         Column::Live,
-        Column::Reserved,
+        Column::Held,
         Column::Fragmentation,
         Column::OomIn,
     ] {
         assert!(columns.contains(&needed), "{needed:?}");
     }
-    assert_eq!(Column::fitting(200).len(), 13);
+    for needed in [Column::Peak, Column::Held, Column::Command] {
+        assert!(Column::fitting(80).contains(&needed), "{needed:?}");
+    }
+    assert!(Column::fitting(120).contains(&Column::Bar));
+    assert_eq!(Column::fitting(200).len(), 14);
 }
 
 #[test]
@@ -299,16 +456,16 @@ fn without_colour_no_cell_has_one() {
 fn keys_choose_sort_pause_and_quit() {
     let mut app = app(Theme::new(true));
     let chosen = |app: &App| app.chosen().map(|row| row.process.pid);
-    assert_eq!(chosen(&app), Some(4200));
-    assert_eq!(press(&mut app, KeyCode::Down), Flow::Look);
     assert_eq!(chosen(&app), Some(4201));
+    assert_eq!(press(&mut app, KeyCode::Down), Flow::Look);
+    assert_eq!(chosen(&app), Some(4200));
     press(&mut app, KeyCode::End);
     assert_eq!(chosen(&app), Some(4203));
     press(&mut app, KeyCode::Down);
     assert_eq!(chosen(&app), Some(4203), "there is nobody further down");
     // The chosen one stays chosen, wherever it is sorted to.
     press(&mut app, KeyCode::Char('r'));
-    assert_eq!((chosen(&app), app.chosen_at()), (Some(4203), 0));
+    assert_eq!((chosen(&app), app.chosen_at()), (Some(4203), 1));
     app.sort = Sort::Rate;
     press(&mut app, KeyCode::Char('s'));
     let order: Vec<u64> = app.rows.iter().map(|row| row.process.pid).collect();

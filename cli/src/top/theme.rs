@@ -35,18 +35,25 @@ impl Theme {
         }
     }
 
-    /// The chosen row, and the bars at the edge of the screen.
+    /// The chosen row: the terminal's own colours, reversed, which can be read on a light terminal
+    /// and on a dark one.
     pub fn chosen(self) -> Style {
-        if self.plain {
-            Style::new().add_modifier(Modifier::REVERSED)
-        } else {
-            Style::new().bg(Color::Indexed(237)).add_modifier(Modifier::BOLD)
-        }
+        Style::new().add_modifier(Modifier::REVERSED | Modifier::BOLD)
+    }
+
+    /// A part of the chosen row: without its colour, which reversed would be a background.
+    pub fn of_chosen(self, style: Style) -> Style {
+        Style { fg: None, bg: None, ..style.remove_modifier(Modifier::DIM) }
     }
 
     /// Live memory.
     pub fn live(self) -> Style {
         self.coloured(Color::Cyan)
+    }
+
+    /// Memory that is not live now, and was at the peak of late.
+    pub fn peak(self) -> Style {
+        self.coloured(Color::Blue)
     }
 
     /// Memory held that is not live.

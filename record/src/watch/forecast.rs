@@ -49,8 +49,7 @@ impl From<&TimelineEntry> for Point {
             seconds: entry.realtime_nanoseconds as f64 / 1e9,
             step: entry.sample.step,
             low: entry.sample.live_low,
-            // With `backing:passthrough` there are neither runs nor slabs.
-            high: entry.sample.in_use_high.max(entry.sample.live_high),
+            high: super::recent::needed(&entry.sample),
             held: entry.sample.reserved_high,
         }
     }

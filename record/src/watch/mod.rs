@@ -10,6 +10,7 @@
 //!   back, and not too often.
 //! - [`Rule`]: a threshold with what the process does then, as `alert:` says it.
 //! - [`forecast`]: the time to out of memory.
+//! - [`recent_peak`]: what the last step needed.
 #![deny(unsafe_code, clippy::unwrap_used)]
 
 mod alarm;
@@ -17,6 +18,7 @@ mod amount;
 mod forecast;
 mod metric;
 mod rate;
+mod recent;
 mod rule;
 mod threshold;
 mod trend;
@@ -26,5 +28,6 @@ pub use amount::{Duration, Unit};
 pub use forecast::{Forecast, Growth, Point, capacity, forecast};
 pub use metric::{Facts, Metric};
 pub use rate::Rate;
+pub use recent::{minute_peak, recent_peak};
 pub use rule::{Action, Rule, parse_rules};
 pub use threshold::{Bound, ParseError, Threshold};

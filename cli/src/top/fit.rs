@@ -1,0 +1,52 @@
+//! Texts in so many cells: what is cut ends in an ellipsis.
+
+use ratatui::Frame;
+use ratatui::layout::Rect;
+use ratatui::text::{Line, Span};
+use ratatui::widgets::{Block, Paragraph};
+
+/// `text` in exactly `width` cells (of what is no number, the end goes first).
+pub fn fit(text: &str, width: usize, to_the_right: bool) -> String {
+    let cells = |text: &str| Span::raw(text).width();
+    let mut text = text.to_owned();
+    if cells(&text) > width {
+        while cells(&text) + 1 > width && text.pop().is_some() {}
+        if width > 0 {
+            text.push('…');
+        }
+    }
+    let room = " ".repeat(width.saturating_sub(cells(&text)));
+    if to_the_right { room + &text } else { text + &room }
+}
+
+/// `line` in at most `width` cells; what is cut ends in an ellipsis.
+pub fn cut(mut line: Line<'_>, width: usize) -> Line<'_> {
+    if line.width() <= width {
+        return line;
+    }
+    let mut room = width.saturating_sub(1);
+    let mut spans = Vec::new();
+    for span in std::mem::take(&mut line.spans) {
+        let style = span.style;
+        if span.width() <= room {
+            room -= span.width();
+            spans.push(span);
+            continue;
+        }
+        // Without the spaces that `fit` fills up with.
+        let kept = if width > 0 { fit(&span.content, room + 1, false) } else { String::new() };
+        let kept = kept.trim_end().to_owned();
+        let mark = if kept.ends_with('…') || width == 0 { "" } else { "…" };
+        spans.push(Span::styled(format!("{kept}{mark}"), style));
+        break;
+    }
+    line.spans = spans;
+    line
+}
+
+/// Puts lines of text below each other into a block.
+pub fn put(frame: &mut Frame, area: Rect, lines: Vec<Line<'_>>, block: Block<'_>) {
+    let width = usize::from(block.inner(area).width);
+    let lines: Vec<Line> = lines.into_iter().map(|line| cut(line, width)).collect();
+    frame.render_widget(Paragraph::new(lines).block(block), area);
+}

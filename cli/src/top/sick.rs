@@ -1,0 +1,145 @@
+//! The device that runs out of memory soonest, and the sentence above all that says so.
+
+use gruyere_record::sites::{Growth, Line};
+use gruyere_record::watch::{self, Duration, Forecast, Unit};
+
+use super::app::{Key, Row};
+use crate::follow::Life;
+
+/// Another device takes the place of the one that was soonest only if its time is shorter by this
+/// factor: forecasts of ranks that leak alike change places at every look.
+const SOONER: f64 = 0.8;
+
+/// How a row grows, where its memory will run out.
+pub fn growth(row: &Row) -> Option<watch::Growth> {
+    match row.forecast {
+        Forecast::Growing(growth) if row.life == Life::Live => Some(growth),
+        _ => None,
+    }
+}
+
+/// The row that runs out soonest; `before`: the one that did at the last look.
+pub fn soonest<'a>(rows: &'a [Row], before: Option<&Key>) -> Option<&'a Row> {
+    let seconds = |row: &Row| growth(row).map(|growth| growth.seconds);
+    let growing = || rows.iter().filter_map(|row| Some((seconds(row)?, row)));
+    let first = growing().min_by(|a, b| a.0.total_cmp(&b.0))?;
+    let kept = growing().find(|(_, row)| Some(&row.key) == before);
+    match kept {
+        Some((seconds, row)) if first.0 >= SOONER * seconds => Some(row),
+        _ => Some(first.1),
+    }
+}
+
+/// The sentence: who runs out, when, and which lines keep the memory. `lines`: what is known of
+/// the row's lines.
+pub fn sentence(row: &Row, rows: &[Row], lines: &[Line]) -> Option<String> {
+    let growth = growth(row)?;
+    let is_of_many = rows.iter().filter(|other| other.key.0 == row.key.0).count() > 1;
+    let gpu = if is_of_many { format!(" GPU {}", row.key.1) } else { String::new() };
+    let when = match growth.seconds {
+        ..1.0 => "now".to_owned(),
+        seconds => format!("in {}", Duration(seconds)),
+    };
+    let others = rows.iter().filter(|other| self::growth(other).is_some()).count() - 1;
+    let others = match others {
+        0 => String::new(),
+        1 => "; 1 other grows too".to_owned(),
+        _ => format!("; {others} others grow too"),
+    };
+    let cause = cause(&growth, lines);
+    Some(format!("{}{gpu} runs out {when}: {cause}{others}", name(row)))
+}
+
+/// The process, by its rank where it has one.
+pub fn name(row: &Row) -> String {
+    match row.process.rank {
+        Some(rank) => format!("rank {rank}"),
+        None => format!("process {}", row.process.pid),
+    }
+}
+
+/// A line is named only if it and the other lines that grow keep at least half of what the device
+/// grows by: else the growth is elsewhere, and the line only stands beside it.
+fn cause(growth: &watch::Growth, lines: &[Line]) -> String {
+    let a_step = growth
+        .steps
+        .filter(|steps| *steps > 0.0)
+        .map(|steps| growth.bytes_per_second * growth.seconds / steps);
+    let mut growing: Vec<(&Line, Growth)> =
+        lines.iter().filter_map(|line| Some((line, line.growth?))).collect();
+    growing.sort_by_key(|(_, growth)| std::cmp::Reverse(growth.bytes_a_step));
+    let kept = growing.iter().fold(0u64, |sum, (_, one)| sum.saturating_add(one.bytes_a_step));
+    let explains = |bytes: u64| a_step.is_none_or(|a_step| bytes as f64 >= a_step / 2.0);
+    match growing.first().filter(|_| kept > 0 && explains(kept)) {
+        Some((line, one)) if one.bytes_a_step >= kept / 2 => {
+            format!("{} keeps {} a step", place(&line.name), short(one.bytes_a_step as f64))
+        }
+        Some((line, _)) => {
+            let more = match growing.len() - 1 {
+                1 => "1 more line".to_owned(),
+                more => format!("{more} more lines"),
+            };
+            format!("{} and {more} keep {} a step", place(&line.name), short(kept as f64))
+        }
+        None => match a_step {
+            Some(a_step) => format!("it grows by {} a step", short(a_step)),
+            None => format!("it grows by {} a second", short(growth.bytes_per_second)),
+        },
+    }
+}
+
+/// A line without its function: what an editor needs.
+fn place(name: &str) -> &str {
+    name.split_once(" in ").map_or(name, |(place, _)| place)
+}
+
+/// Bytes without zeros that say nothing: 62.5 MiB, 64 MiB.
+fn short(bytes: f64) -> String {
+    let text = Unit::Bytes.show(bytes);
+    match text.split_once(' ') {
+        Some((number, unit)) if number.contains('.') => {
+            format!("{} {unit}", number.trim_end_matches('0').trim_end_matches('.'))
+        }
+        _ => text,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn line(name: &str, bytes_a_step: u64) -> Line {
+        let growth = Some(Growth { bytes_a_step, since: 3, bytes: 9 * bytes_a_step });
+        Line { name: name.to_owned(), growth, ..Line::default() }
+    }
+
+    /// A step a second, which leaves so many bytes.
+    fn leak(bytes: u64) -> watch::Growth {
+        watch::Growth { seconds: 60.0, bytes_per_second: bytes as f64, steps: Some(60.0) }
+    }
+
+    #[test]
+    fn the_line_that_keeps_most_is_named_with_what_a_step_leaves() {
+        let lines = [line("b.py:2 in g", MIB), line("a.py:28 in f", 62 * MIB + MIB / 2)];
+        assert_eq!(cause(&leak(64 * MIB), &lines), "a.py:28 keeps 62.5 MiB a step");
+    }
+
+    #[test]
+    fn lines_that_share_the_growth_are_told_together() {
+        let lines = [line("a.py:1 in f", MIB), line("a.py:2 in f", MIB), line("a.py:3", 2 * MIB)];
+        assert_eq!(cause(&leak(4 * MIB), &lines), "a.py:3 keeps 2 MiB a step");
+        let lines = [line("a.py:1 in f", MIB), line("a.py:2", MIB), line("a.py:3", MIB)];
+        assert_eq!(cause(&leak(3 * MIB), &lines), "a.py:1 and 2 more lines keep 3 MiB a step");
+    }
+
+    #[test]
+    fn a_line_that_keeps_a_little_is_not_blamed_for_growth_that_is_elsewhere() {
+        let lines = [line("a.py:1 in f", MIB)];
+        assert_eq!(cause(&leak(64 * MIB), &lines), "it grows by 64 MiB a step");
+        assert_eq!(cause(&leak(64 * MIB), &[]), "it grows by 64 MiB a step");
+        let unmarked = watch::Growth { steps: None, ..leak(64 * MIB) };
+        assert_eq!(cause(&unmarked, &[]), "it grows by 64 MiB a second");
+    }
+}
