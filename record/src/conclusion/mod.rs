@@ -116,9 +116,9 @@ impl Conclusion {
         let mut findings = findings.into_iter();
         let first = findings.next().unwrap_or_else(|| device::nothing(&evidence));
         let mut lines = words::wrap(&first.says);
-        lines.extend(
-            findings.take(MOST_BESIDES).map(|finding| format!("Besides: {}", finding.says)),
-        );
+        let besides = findings.take(MOST_BESIDES);
+        lines
+            .extend(besides.flat_map(|finding| words::wrap(&format!("Besides: {}", finding.says))));
         if first.cause == Cause::Full {
             lines.extend(full::parts(&evidence));
         }

@@ -49,7 +49,7 @@ optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
 
 
 def perceptual(a, b):
-    return F.mse_loss(judge(a), judge(b))
+    return F.mse_loss(judge(a), judge(b))  # the cause
 
 
 for epoch in range(4):
