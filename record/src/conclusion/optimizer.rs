@@ -74,8 +74,7 @@ pub fn twice(evidence: &Evidence<'_>) -> Option<Finding> {
         ),
         advice: &[
             "To do: let go of the first optimiser (and of its scheduler, which keeps it) before \
-             the second is made; to go on from a checkpoint, load_state_dict into the one there \
-             is.",
+             the second is made.",
         ],
     })
 }
