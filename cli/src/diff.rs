@@ -23,24 +23,23 @@ use compare::{Change, DeviceChange};
 #[derive(clap::Args)]
 #[command(after_help = "\
 Each of A and B is a process (its pid), the file of a record, or JSON: of `gruyere snapshot \
---json`, or of an out-of-memory
-dump (dump_dir:).
+--json`, or of an out-of-memory dump (dump_dir:).
 
 Examples:
-  gruyere snapshot 4242 --json -o before.json; sleep 60; gruyere diff before.json 4242
+  gruyere snapshot 4242 --json -o before.json
+  gruyere diff before.json 4242         what changed since then
   gruyere diff before.json 4242 --json | jq '.devices[0].lines'
-  gruyere diff monday.json tuesday.json --fail-if 'live>+1GiB' --fail-if 'reserved>+5%'
+  gruyere diff monday.json tuesday.json --fail-if 'live>+1GiB'
+  gruyere diff monday.json tuesday.json --fail-if 'held>+5%'
 
 A block is the same in both where its address, size and step of allocation are.
 
-Bounds (--fail-if, as often as you like): METRIC>BOUND with one of live, reserved, pending, \
-blocks, and a size, a count (blocks),
-or a share; with a plus, of the growth from A to B; without, of B. They hold for each device by \
-itself.
+Bounds (--fail-if, as often as you like): METRIC>BOUND with one of live, held, pending, blocks, \
+and a size, a count (blocks), or a share; with a plus, of the growth from A to B; without, of B. \
+They hold for each device by itself.
 
 Exit codes: 0 all well; 1 A or B is missing or can't be read; 2 wrong usage; 3 some entries of a \
-record could not be read whole;
-4 a bound is passed.")]
+record could not be read whole; 4 a bound is passed.")]
 pub struct Arguments {
     /// The earlier state.
     #[arg(value_name = "A")]

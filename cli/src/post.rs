@@ -32,8 +32,7 @@ The record of a process that was killed stays in /dev/shm until `gruyere ps --sw
 of the machine.
 
 Exit codes: 0 all well; 1 no such process or record, or it can't be read; 2 wrong usage; 3 read, \
-but some values are not of
-one moment (marked torn: the process was killed while it wrote).")]
+but some values are not of one moment (marked torn: the process was killed while it wrote).")]
 pub struct Arguments {
     #[command(flatten)]
     target: Target,

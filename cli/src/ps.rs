@@ -25,12 +25,10 @@ Examples:
   gruyere ps --sweep         also remove the records that killed processes left
 
 Processes of other users are listed with --all-users; those whose record is not in /dev/shm (it \
-was full)
-never are: `gruyere stat PID` finds them. A record is left out, and named, whose file is not of \
-the user of
-the process that it says, or which can't be read whole.
+was full) never are: `gruyere stat PID` finds them. A record is left out, and named, whose file is \
+not of the user of the process that it says, or which can't be read whole.
 
-Exit codes: 0 all well (also when there is no process); 1 a record could not be read, or the
+Exit codes: 0 all well (also when there is no process); 1 a record could not be read, or the \
 folder could not; 2 wrong usage.")]
 pub struct Arguments {
     /// Print JSON: processes, stale files, how many were swept.

@@ -29,21 +29,25 @@ const OUT_OF_MEMORY: u8 = 4;
 
 const EXAMPLES: &str = "\
 Examples:
-  gruyere bench                                    the seven bundled traces, table, bench.json and \
-                                                   bench.svg
-  gruyere bench --fit --timeline                   the smallest device that completes, and time
-  gruyere bench --trace my.trace.zst --out /tmp    a trace of your own (format: traces/FORMAT.md)
+  gruyere bench                     the seven bundled traces
+  gruyere bench --full --fit --timeline
+                                    every figure: also the smallest device that
+                                    completes, and time
+  gruyere bench --trace my.trace.zst --out /tmp
+                                    a trace of your own (traces/FORMAT.md)
   gruyere bench --conf share:off --conf backing:fixed
-                                                   a row more for each configuration
-  gruyere bench --prices by-mapping                time, where access costs by the mapping
-  gruyere bench proof                              every figure that is promised, with its bar
-  gruyere bench --torch                            real PyTorch programs, beside torch's real \
-                                                   allocators (--torch --help)
-  gruyere bench --instructions                     instructions a malloc and a free, counted by \
-                                                   callgrind
-  gruyere bench --device cuda --trace my.trace.zst the same on a real GPU
+                                    a column more for each configuration
+  gruyere bench --prices by-mapping
+                                    time, where access costs by the mapping
+  gruyere bench proof               every figure that is promised, with its bar
+  gruyere bench --torch             real PyTorch programs, beside torch's real
+                                    allocators (--torch --help)
+  gruyere bench --instructions      instructions a malloc and a free, counted
+                                    by callgrind
+  gruyere bench --device cuda --trace my.trace.zst
+                                    the same on a real GPU
 
-Exit status: 0 all is well; 1 something could not be read, written or run; 2 wrong arguments;
+Exit status: 0 all is well; 1 something could not be read, written or run; 2 wrong arguments; \
 3 the oracle, the driver's books or an invariant found a fault; 4 a trace did not complete.";
 
 /// Replay real PyTorch traffic through Gruyère and through torch's own allocators.
@@ -103,7 +107,7 @@ pub struct Args {
 #[derive(clap::Subcommand, Debug)]
 enum Command {
     Proof(Box<proof::Args>),
-    /// A subcommand that is written as an option.
+    // A subcommand that is written as an option.
     #[command(long_flag = "torch")]
     Torch(Box<torch::Args>),
 }
