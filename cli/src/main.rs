@@ -2,6 +2,7 @@
 
 mod address;
 mod bench;
+mod candidates;
 mod compare;
 mod completions;
 mod device_uuid;
@@ -72,7 +73,8 @@ Runs, kept:
 Options:
 {options}
 
-Where a command wants a process, it may be left out while there is only one.
+Where a command wants a process, it may be left out while there is only one;
+`post` takes the one that died last.
 ";
 
 /// Columns of the help at most, and where the terminal's are not known. Longer lines are wrapped to

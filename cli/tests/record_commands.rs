@@ -129,11 +129,15 @@ fn ps_sweeps_the_dead_only_when_told_and_never_the_living() {
     let dead = folder.path().join("gruyere-1-2-3-0.record");
     std::fs::copy(record.path().unwrap(), &dead).unwrap();
     let output = gruyere(&["ps"], folder.path());
-    assert!(text(&output.stdout).contains("1 records of processes that ended"), "{output:?}");
+    let table = text(&output.stdout);
+    assert!(table.contains("`gruyere ps --sweep` removes their records"), "{table}");
+    let row = table.lines().last().unwrap();
+    assert!(row.trim_start().starts_with(&std::process::id().to_string()), "{table}");
     assert!(dead.exists());
     assert_eq!(
         json(&gruyere(&["ps", "--json"], folder.path()))["stale"].as_array().map(Vec::len),
-        Some(1)
+        Some(1),
+        "a row for the dead record"
     );
     assert_eq!(json(&gruyere(&["ps", "--json", "--sweep"], folder.path()))["swept"], 1);
     assert!(!dead.exists() && record.path().unwrap().exists());
