@@ -17,6 +17,7 @@ mod house;
 mod launch_line;
 mod map;
 mod output;
+mod percent;
 mod post;
 mod ps;
 mod record;

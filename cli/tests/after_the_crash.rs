@@ -384,6 +384,15 @@ fn diffs() {
             && page.contains("s after A"),
         "{page}"
     );
+    // First what it comes to, in per cent; all of it fits 80 columns.
+    let bytes = |which: &Value| number(&which["live"]) as f64;
+    let verb = if bytes(&second) > bytes(&first) { "grew" } else { "shrank" };
+    assert!(page.starts_with(&format!("device 0: live {verb} by ")), "{page}");
+    let share = format!("{:.0}%", (bytes(&second) / bytes(&first) - 1.0).abs() * 100.0);
+    let said = page.lines().next().unwrap();
+    assert!(said.contains("% (") && said.contains(", held "), "{said}");
+    assert!(said.contains(&share) || share.len() < 3, "{share}: {said}");
+    assert!(page.lines().all(|line| line.chars().count() <= 80), "{page}");
     program.ends();
 }
 
@@ -664,7 +673,7 @@ fn refused() {
     failed(&["snapshot", &pid, "-o", "/no/such/folder/x"], 1, "-o");
     failed(&["record", &pid, "-o", "/dev/full"], 1, "-o");
     failed(&["record", &pid, "-o", out, "--for", "long"], 2, "30s");
-    failed(&["diff", &pid, &pid, "--fail-if", "heat>1"], 2, "reserved");
+    failed(&["diff", &pid, &pid, "--fail-if", "heat>1"], 2, "held");
     let pickle = folder.path().join("now.pickle");
     let pickle = pickle.to_str().unwrap();
     assert!(gruyere(&["snapshot", &pid, "-o", pickle]).status.success());

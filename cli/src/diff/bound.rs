@@ -16,8 +16,10 @@ enum Metric {
     Blocks,
 }
 
-const METRICS: [(&str, Metric); 4] = [
+const METRICS: [(&str, Metric); 5] = [
     ("live", Metric::Live),
+    ("held", Metric::Reserved),
+    // Its name before, in scripts.
     ("reserved", Metric::Reserved),
     ("pending", Metric::Pending),
     ("blocks", Metric::Blocks),
@@ -38,7 +40,7 @@ impl FromStr for Bound {
 
     fn from_str(text: &str) -> Result<Bound, String> {
         let expected =
-            "expected METRIC>BOUND, as in live>+1GiB, with live, reserved, pending or blocks";
+            "expected METRIC>BOUND, as in live>+1GiB, with live, held, pending or blocks";
         let (name, bound) = text.split_once('>').ok_or(expected)?;
         let metric = METRICS.iter().find(|(known, _)| *known == name.trim()).ok_or(expected)?.1;
         let bound = bound.trim();
@@ -92,14 +94,14 @@ mod tests {
         assert!(!passed("live>+1KiB", 9999, 0));
         assert!(passed("live > 1KiB", 2000, 1025) && !passed("live>1KiB", 2000, 10));
         assert!(passed("live>+5%", 100, 106) && !passed("live>+5%", 100, 105));
-        assert!(!passed("reserved>+0", 0, 9));
+        assert!(!passed("held>+0", 0, 9) && !passed("reserved>+0", 0, 9));
     }
 
     #[test]
     fn what_is_no_bound_says_what_would_be() {
         for (text, named) in [
             ("live", "METRIC>BOUND"),
-            ("heat>1", "reserved"),
+            ("heat>1", "held"),
             ("live>lots", "lots"),
             ("live>5%", "plus"),
         ] {
