@@ -7,6 +7,7 @@ mod instructions;
 mod proof;
 mod report;
 mod schedule;
+mod summary;
 mod table;
 pub mod torch;
 
@@ -54,7 +55,7 @@ Exit status: 0 all is well; 1 something could not be read, written or run; 2 wro
 ///
 /// Gruyère runs through its C ABI on a stand-in GPU with exact books and an oracle of stream order;
 /// torch's default allocator and its expandable segments are models, equal to the real ones to the
-/// byte. Prints a table, writes bench.json and bench.svg.
+/// byte. Prints who holds the least and a table in per cent, and writes bench.json and bench.svg.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES, args_conflicts_with_subcommands = true)]
 pub struct Args {
@@ -63,9 +64,12 @@ pub struct Args {
     /// Replay this trace, zstd-compressed or plain, in place of the bundled ones; may be repeated.
     #[arg(long, value_name = "FILE")]
     trace: Vec<PathBuf>,
-    /// One more row for Gruyère configured by STRING, as GRUYERE_CONF would be; may be repeated.
+    /// Once more Gruyère, configured by STRING, as GRUYERE_CONF would be; may be repeated.
     #[arg(long, value_name = "STRING", conflicts_with = "models_only")]
     conf: Vec<String>,
+    /// Print every figure, in wider tables: ratios, areas, driver calls, host time.
+    #[arg(long)]
+    full: bool,
     /// Also find the smallest device that completes each trace, by bisection.
     #[arg(long)]
     fit: bool,
@@ -170,13 +174,17 @@ fn bench(args: &Args) -> Result<ExitCode, Box<dyn std::error::Error>> {
     let chart = chart::draw(&report);
     write(&args.out.join("bench.json"), &report.to_json()?)?;
     write(&args.out.join("bench.svg"), &chart)?;
-    let text = if args.json { report.to_json()? } else { table::draw(&report) };
+    let text = match args.json {
+        true => report.to_json()?,
+        false => {
+            let tables = if args.full { table::draw(&report) } else { summary::draw(&report) };
+            let calls = table::driver_calls(&report);
+            let written = written(args);
+            format!("{}{tables}{calls}{written}", summary::verdict(&report))
+        }
+    };
     output::print(text)?;
-    let status = verdict(&report);
-    if !args.json {
-        output::print(conclusion(&report, &args.out))?;
-    }
-    Ok(ExitCode::from(status))
+    Ok(ExitCode::from(verdict(&report)))
 }
 
 fn instructions(args: &Args) -> Result<ExitCode, Box<dyn std::error::Error>> {
@@ -224,35 +232,11 @@ fn open_prices(name: Option<&str>) -> Result<Prices, String> {
     Ok(prices)
 }
 
-/// Where the files are, and what came out, in two lines.
-fn conclusion(report: &Report, out: &Path) -> String {
-    let faults: usize = report.runs().map(|(_, run)| run.fault_count).sum();
-    let short = report.runs().filter(|(_, run)| !run.completed).count();
-    let mut told = Vec::new();
-    let (mut least, mut compared) = (0, 0);
-    for trace in &report.traces {
-        let held = |ours: bool| {
-            let runs = trace.runs.iter().filter(|run| run.conf.is_some() == ours);
-            runs.filter(|run| run.completed).map(|run| run.peak_reserved).min()
-        };
-        if let (Some(ours), Some(torchs)) = (held(true), held(false)) {
-            compared += 1;
-            least += u32::from(ours <= torchs);
-        }
-    }
-    if compared > 0 {
-        told.push(format!("Gruyère holds the least on {least} of {compared} traces"));
-    }
-    told.push(match faults {
-        0 => "no faults".to_owned(),
-        faults => format!("{faults} faults"),
-    });
-    told.push(match short {
-        0 => "every run completed".to_owned(),
-        short => format!("{short} runs did not complete"),
-    });
-    let (json, chart) = (out.join("bench.json"), out.join("bench.svg"));
-    format!("\nwritten: {} and {}\nverdict: {}\n", json.display(), chart.display(), told.join("; "))
+/// Where the files are, and how to see more.
+fn written(args: &Args) -> String {
+    let (json, chart) = (args.out.join("bench.json"), args.out.join("bench.svg"));
+    let more = if args.full { "" } else { "; every figure: --full" };
+    format!("\nwritten: {} and {}{more}\n", json.display(), chart.display())
 }
 
 /// Says on stderr what is wrong, and answers with the exit status.
@@ -338,7 +322,7 @@ mod tests {
         args: Args,
     }
 
-    fn report(change: impl FnOnce(&mut gruyere_replay::bench::Run)) -> Report {
+    pub(super) fn report(change: impl FnOnce(&mut gruyere_replay::bench::Run)) -> Report {
         let trace = Trace::read("tiny", &b"a 1 512 0 0\nf 1\n"[..]).unwrap();
         let mut run =
             gruyere_replay::bench::run(&trace, &Contender::Torch, Wanted::default()).unwrap();

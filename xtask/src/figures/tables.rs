@@ -117,7 +117,7 @@ fn summary(traces: &[Trace]) -> String {
 /// Every figure, a row an allocator and trace.
 fn everything(traces: &[Trace]) -> String {
     let mut table =
-        "\n\n| trace | allocator | peak live | peak reserved | hold | fit | hold on time \
+        "\n\n| trace | allocator | peak live | peak held | hold | fit | hold on time \
                      | device end | driver calls |\n|---|---|---:|---:|---:|---:|---:|---:|---:|\n"
             .to_owned();
     for trace in traces {
