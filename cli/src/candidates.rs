@@ -11,6 +11,8 @@ use gruyere_record::claim::Claim;
 use gruyere_record::conclusion::{Cause, Conclusion};
 use gruyere_record::dump::state::Event;
 use gruyere_record::facts::{self, Process};
+use gruyere_record::open::effective_user;
+use gruyere_record::reader::DeviceSnapshot;
 use gruyere_record::run::shown_command;
 use gruyere_record::sweep::{self, Found, Look};
 use gruyere_record::{DeviceGauge, EventKind, Owners, Reader, plain};
@@ -64,6 +66,8 @@ pub struct Candidate {
     pub path: PathBuf,
     /// `None` where its record can't be read.
     pub process: Option<Process>,
+    /// Whose its file is, where that is another user.
+    pub user: Option<u32>,
     /// When it began, or, of a dead one, gave its last sign of life.
     pub since: SystemTime,
     /// How it ended.
@@ -78,13 +82,18 @@ impl Candidate {
     /// A process that runs.
     pub fn living(reader: &Reader<'_>) -> Candidate {
         let devices = reader.device_snapshots();
-        let held = devices.iter().map(|device| device.gauge(DeviceGauge::Reserved)).sum();
-        let live = devices.iter().map(|device| device.live).sum();
+        // A record may say anything.
+        let sum = |of: fn(&DeviceSnapshot) -> u64| {
+            devices.iter().map(of).fold(0, |sum: u64, bytes| sum.saturating_add(bytes))
+        };
+        let held = sum(|device| device.gauge(DeviceGauge::Reserved));
+        let live = sum(|device| device.live);
         let process = reader.process();
         Candidate {
             path: reader.path().to_owned(),
             since: SystemTime::UNIX_EPOCH + Duration::from_nanos(process.created),
             process: Some(process),
+            user: other_user(reader),
             exit: Exit::Runs,
             cause: None,
             says: format!("holds {}, live {}", Bytes(held), Bytes(live)),
@@ -101,6 +110,7 @@ impl Candidate {
         let unknown = |process: Option<Process>, says: String| Candidate {
             path: dead.path.clone(),
             process,
+            user: None,
             since: dead.last_sign,
             exit: Exit::Unknown,
             cause: None,
@@ -134,6 +144,7 @@ impl Candidate {
         Candidate {
             path: reader.path().to_owned(),
             process: Some(process),
+            user: other_user(reader),
             since: last_sign,
             exit,
             cause: Some(cause),
@@ -143,8 +154,14 @@ impl Candidate {
 
     fn command(&self) -> String {
         let Some(process) = &self.process else { return "-".to_owned() };
-        shown_command(&process.command)
+        let user = self.user.map(|user| format!("of user {user}: ")).unwrap_or_default();
+        user + &shown_command(&process.command)
     }
+}
+
+/// Whose file it is, where that is not this user.
+fn other_user(reader: &Reader<'_>) -> Option<u32> {
+    reader.owner().filter(|&user| user != effective_user())
 }
 
 /// Events at the end that are looked at for an out-of-memory: it is followed by the frees of what
@@ -267,6 +284,7 @@ mod tests {
         Candidate {
             path: PathBuf::from(format!("/dev/shm/gruyere-1-{pid}-3-0.record")),
             process: Some(process),
+            user: None,
             since: SystemTime::now() - Duration::from_secs(seconds),
             exit: Exit::Unclean,
             cause: None,

@@ -32,7 +32,8 @@ Examples:
   gruyere post 4242 --json | jq -r '.conclusion.lines[]'
 
 The record of a process that was killed stays in /dev/shm until `gruyere ps --sweep` or a restart \
-of the machine.
+of the machine. One that ends by itself, be it by an exception, leaves none: the text of a \
+torch.OutOfMemoryError has the conclusion, and `dump_dir:FOLDER` in GRUYERE_CONF keeps it.
 
 Exit codes: 0 all well; 1 no such process or record, or it can't be read; 2 wrong usage; 3 read, \
 but some values are not of one moment (marked torn: the process was killed while it wrote).")]
@@ -339,14 +340,11 @@ fn timeline(reader: &Reader<'_>, device: u32) -> Vec<Stretch> {
 
 fn timeline_in_words(out: &mut String, stretches: &[Stretch], device: u32) {
     let Some(last) = stretches.last() else { return };
-    let head = ["LIVE", "RESERVED", "LARGEST", "WAITING"];
-    let [live, reserved, largest, pending] = head;
+    let head = ["LIVE", "HELD", "LARGEST", "WAITING"];
+    let [live, held, largest, pending] = head;
     let _ = writeln!(out, "\nThe end of the timeline of device {device}, in s before its last\n");
-    let _ = writeln!(
-        out,
-        "{:>12} {:>8} {live:>12} {reserved:>12} {largest:>12} {pending:>12}",
-        "", "STEP"
-    );
+    let _ =
+        writeln!(out, "{:>12} {:>8} {live:>12} {held:>12} {largest:>12} {pending:>12}", "", "STEP");
     for stretch in stretches {
         let before = last.time_nanoseconds.saturating_sub(stretch.time_nanoseconds) as f64 / 1e9;
         let _ = writeln!(

@@ -176,6 +176,15 @@ fn none(folder: &Folder) -> Failure {
     ))
 }
 
+fn nobody_died(folder: &Folder) -> Failure {
+    Failure::new(format_args!(
+        "no process of yours left a record in {} and none runs: a killed one does, one that ends \
+         by an exception does not (`dump_dir:FOLDER` in GRUYERE_CONF keeps why); name the file of a \
+         record that lies elsewhere",
+        folder.directory.display()
+    ))
+}
+
 /// There is more than one that may be meant.
 fn several(what: &str, candidates: impl Iterator<Item = Candidate>, by: By) -> Failure {
     let mut candidates: Vec<Candidate> = candidates.collect();
@@ -221,7 +230,7 @@ impl Target {
         match (one_of(listing)?, trouble) {
             (Some(living), _) => Ok(named(living)),
             (None, Some(error)) => Err(error.into()),
-            (None, None) => Err(none(&self.folder)),
+            (None, None) => Err(nobody_died(&self.folder)),
         }
     }
 }
