@@ -220,7 +220,8 @@ fn print_table(
             let columns = candidates::columns(io::stdout());
             writeln!(
                 out,
-                "\nDied: `gruyere post PID` shows one, `gruyere ps --sweep` removes their records\n{}",
+                "\nDied: `gruyere post PID` shows one, `gruyere ps --sweep` removes their \
+                 records\n{}",
                 candidates::table(dead, By::Pid, columns).trim_end()
             )?;
         }
