@@ -145,6 +145,32 @@ fn ps_sweeps_the_dead_only_when_told_and_never_the_living() {
 }
 
 #[test]
+fn a_dead_record_that_can_not_be_read_has_its_row_and_post_takes_the_next() {
+    let folder = tempfile::tempdir().unwrap();
+    let record = record(folder.path());
+    let file = |number: u32| folder.path().join(format!("gruyere-1-2-3-{number}.record"));
+    std::fs::copy(record.path().unwrap(), file(0)).unwrap();
+    std::fs::copy(record.path().unwrap(), file(1)).unwrap();
+    // Of two with the same last sign of life the later name goes first: it is the damaged one.
+    let damaged = std::fs::File::options().write(true).open(file(1)).unwrap();
+    damaged.set_len(damaged.metadata().unwrap().len() / 2).unwrap();
+    record.close();
+    let output = gruyere(&["ps"], folder.path());
+    let table = text(&output.stdout);
+    assert!(output.status.success(), "what is left of the dead is no trouble: {output:?}");
+    let row = table.lines().find(|line| line.contains("can't be read")).expect("a row");
+    assert!(row.contains("  unknown  "), "{table}");
+    // This record's parts don't fit together: torn, exit code 3.
+    let told = gruyere(&["post", "--json"], folder.path());
+    let told: Value = serde_json::from_slice(&told.stdout).expect("JSON");
+    assert_eq!(told["state"]["process"]["pid"], std::process::id());
+    std::fs::remove_file(file(0)).unwrap();
+    let none = gruyere(&["post"], folder.path());
+    assert_eq!(none.status.code(), Some(1));
+    assert!(text(&none.stderr).contains("damaged"), "{none:?}");
+}
+
+#[test]
 fn stat_prints_all_gauges_by_pid_and_by_file() {
     let folder = tempfile::tempdir().unwrap();
     let record = record(folder.path());
