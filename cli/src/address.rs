@@ -24,19 +24,17 @@ use crate::{output, sites};
     allow_missing_positional = true,
     after_help = "\
 Examples:
-  gruyere address 4242 0x7f3a40200400   an address that compute-sanitizer or cuda-gdb named
+  gruyere address 4242 0x7f3a40200400
+                               an address that compute-sanitizer or cuda-gdb named
   gruyere address 4242 0x7f3a40200400 --json | jq '.before[0]'
 
 For illegal accesses: a tensor that is used after it was freed (a missing record_stream) reads \
-stale data under torch's
-allocator; here its pages may lie elsewhere by then, and the access faults. Blocks that lay there \
-are known as far as the
-record's latest events go back (`ring_events:` in GRUYERE_CONF keeps more). \
-docs/after-the-crash.md has the whole way.
+stale data under torch's allocator; here its pages may lie elsewhere by then, and the access \
+faults. Blocks that lay there are known as far as the record's latest events go back \
+(`ring_events:` in GRUYERE_CONF keeps more). docs/after-the-crash.md has the whole way.
 
 Exit codes: 0 all well; 1 no such process or record, or it can't be read; 2 wrong usage; 3 read, \
-but some values are not of
-one moment (marked torn: the process was killed while it wrote)."
+but some values are not of one moment (marked torn: the process was killed while it wrote)."
 )]
 pub struct Arguments {
     #[command(flatten)]

@@ -19,18 +19,16 @@ use crate::sandbox::{self, Steps};
 #[command(after_help = "\
 Examples:
   gruyere compare -- python train.py --batch-size 8
-  gruyere compare -- python -m package.train        a module
-  gruyere compare --steps 20 -- python train.py     20 steps of it under each
-  gruyere compare --stand-in -- python train.py     without a GPU, on the stand-in
+  gruyere compare -- python -m package.train      a module
+  gruyere compare --steps 20 -- python train.py   20 steps of it under each
+  gruyere compare --stand-in -- python train.py   without a GPU, on the stand-in
 
 Each run is a process of its own, with the real code of its allocator, on this machine's GPU, or, \
-with --stand-in, on a stand-in
-that keeps books of memory and computes nothing. `gruyere bench --torch` has more: built-in \
-programs, the smallest
-device, rows for settings.
+with --stand-in, on a stand-in that keeps books of memory and computes nothing. `gruyere bench \
+--torch` has more: built-in programs, the smallest device, rows for settings.
 
-Exit codes: 0 all well; 1 a run failed; 2 wrong usage, or no GPU; 3 the driver's \
-books found a fault; 4 out of memory.")]
+Exit codes: 0 all well; 1 a run failed; 2 wrong usage, or no GPU; 3 the driver's books found a \
+fault; 4 out of memory.")]
 pub struct Arguments {
     /// The program ends after so many steps of its optimiser (default: 12); `all`: by itself.
     #[arg(long, value_name = "COUNT")]

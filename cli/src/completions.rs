@@ -10,7 +10,7 @@ use crate::output;
 #[command(after_help = "\
 Examples:
   gruyere completions bash > ~/.local/share/bash-completion/completions/gruyere
-  gruyere completions zsh > ~/.zfunc/_gruyere         (a folder of $fpath)
+  gruyere completions zsh > ~/.zfunc/_gruyere    (a folder of $fpath)
   gruyere completions fish > ~/.config/fish/completions/gruyere.fish
 
 Exit codes: 0 printed; 2 wrong usage, or a shell that is not known.")]

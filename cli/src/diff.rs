@@ -15,32 +15,33 @@ use serde_json::{Value, json};
 
 use crate::failure::{Ended, Exit, Failure, say};
 use crate::output;
+use crate::percent;
 use crate::target::{Folder, Target};
 use bound::Bound;
 use compare::{Change, DeviceChange};
 
-/// Compares two states of a process's memory, or of two processes': what is new, what is gone.
+/// Compares two states of a process's memory, or of two processes': how much it grew, by which
+/// lines, what is new, what is gone.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Each of A and B is a process (its pid), the file of a record, or JSON: of `gruyere snapshot \
---json`, or of an out-of-memory
-dump (dump_dir:).
+--json`, or of an out-of-memory dump (dump_dir:).
 
 Examples:
-  gruyere snapshot 4242 --json -o before.json; sleep 60; gruyere diff before.json 4242
+  gruyere snapshot 4242 --json -o before.json
+  gruyere diff before.json 4242         what changed since then
   gruyere diff before.json 4242 --json | jq '.devices[0].lines'
-  gruyere diff monday.json tuesday.json --fail-if 'live>+1GiB' --fail-if 'held>+5%'
+  gruyere diff monday.json tuesday.json --fail-if 'live>+1GiB'
+  gruyere diff monday.json tuesday.json --fail-if 'held>+5%'
 
 A block is the same in both where its address, size and step of allocation are.
 
-Bounds (--fail-if, as often as you like): METRIC>BOUND with one of live, held, pending, \
-blocks, and a size, a count (blocks),
-or a share; with a plus, of the growth from A to B; without, of B. They hold for each device by \
-itself.
+Bounds (--fail-if, as often as you like): METRIC>BOUND with one of live, held, pending, blocks, \
+and a size, a count (blocks), or a share; with a plus, of the growth from A to B; without, of B. \
+They hold for each device by itself.
 
 Exit codes: 0 all well; 1 A or B is missing or can't be read; 2 wrong usage; 3 some entries of a \
-record could not be read whole;
-4 a bound is passed.")]
+record could not be read whole; 4 a bound is passed.")]
 pub struct Arguments {
     /// The earlier state.
     #[arg(value_name = "A")]
@@ -149,8 +150,8 @@ fn json(before: &State, after: &State, changes: &[DeviceChange], passed: &[Strin
 
 /// Lines of the program that are told in the text: those that changed most.
 const MOST_LINES: usize = 8;
-/// Columns of a row's name.
-const NAME: usize = 40;
+/// Columns of a row's name: what is left of 80.
+const NAME: usize = 33;
 
 /// A line of the program in a row: of its path, the end says most.
 fn end_of(line: &str) -> String {
@@ -171,33 +172,75 @@ fn signed(change: Change) -> String {
     }
 }
 
+/// How a size changed, in words: `grew by 38% (480.00 MiB)`.
+fn in_words(change: Change) -> String {
+    let bytes = BinaryBytes(change.before.abs_diff(change.after));
+    let verb = match change.after.cmp(&change.before) {
+        std::cmp::Ordering::Less => "shrank",
+        std::cmp::Ordering::Equal => return format!("is the same ({})", BinaryBytes(change.after)),
+        std::cmp::Ordering::Greater => "grew",
+    };
+    match percent::growth(change.before, change.after) {
+        Some(share) => format!("{verb} by {} ({bytes})", share.trim_start_matches(['+', '-'])),
+        None => format!("{verb} from nothing to {bytes}"),
+    }
+}
+
+/// What it comes to on a device: how much more is live and held, and by which line.
+fn verdict(change: &DeviceChange) -> String {
+    let number = change.device;
+    let (live, held) = (in_words(change.live), in_words(change.reserved));
+    let mut said = format!("device {number}: live {live}, held {held}");
+    let with = |(_, line): &&(String, Change)| match change.live.after > change.live.before {
+        true => line.after > line.before,
+        false => line.after < line.before,
+    };
+    if let Some((line, by)) = change.lines.iter().find(with) {
+        let _ = write!(said, "\n  most by {}: {}", end_of(&plain(line)), signed(*by));
+    }
+    said
+}
+
 fn text(before: &State, after: &State, changes: &[DeviceChange]) -> String {
     let mut out = String::new();
     // Writing to a String cannot fail.
     let mut line = |text: std::fmt::Arguments<'_>| {
         let _ = writeln!(out, "{text}");
     };
-    if before.process.pid != after.process.pid {
-        line(format_args!("two processes: {} and {}", before.process.pid, after.process.pid));
+    for change in changes {
+        line(format_args!("{}", verdict(change)));
     }
     let seconds = after.time_nanoseconds as f64 / 1e9 - before.time_nanoseconds as f64 / 1e9;
-    line(format_args!("B is {seconds:.1} s after A"));
+    let pids = [before.process.pid, after.process.pid];
+    match pids[0] == pids[1] {
+        true => line(format_args!("B is {seconds:.1} s after A")),
+        false => line(format_args!(
+            "B is {seconds:.1} s after A; two processes: {} and {}",
+            pids[0], pids[1]
+        )),
+    }
     for change in changes {
         line(format_args!(
-            "\ndevice {:<35} {:>12} {:>12} {:>13}",
-            change.device, "A", "B", "change"
+            "\ndevice {:<width$} {:>11} {:>11} {:>12}",
+            change.device,
+            "A",
+            "B",
+            "change",
+            width = NAME - 5
         ));
         let mut row = |name: &str, change: Change| {
             let [a, b] = [change.before, change.after].map(|bytes| BinaryBytes(bytes).to_string());
-            line(format_args!("  {name:<NAME$} {a:>12} {b:>12} {:>13}", signed(change)));
+            let share = percent::growth(change.before, change.after).unwrap_or("new".to_owned());
+            let name = end_of(name);
+            line(format_args!("  {name:<NAME$} {a:>11} {b:>11} {:>12} {share:>7}", signed(change)));
         };
-        row("held", change.reserved);
         row("live", change.live);
-        row("pending", change.pending);
+        row("held", change.reserved);
+        row("freed, waits for streams", change.pending);
         row("free, on partly used pages", change.partly_used);
         let grown = change.lines.iter().filter(|(_, change)| change.before != change.after);
         for (line, change) in grown.take(MOST_LINES) {
-            row(&end_of(&plain(line)), *change);
+            row(&plain(line), *change);
         }
         for (title, classes) in change.tables() {
             for (name, change) in classes.iter().filter(|(_, change)| change.before != change.after)

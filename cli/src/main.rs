@@ -2,6 +2,7 @@
 
 mod address;
 mod bench;
+mod candidates;
 mod compare;
 mod completions;
 mod device_uuid;
@@ -16,6 +17,7 @@ mod house;
 mod launch_line;
 mod map;
 mod output;
+mod percent;
 mod post;
 mod ps;
 mod recent;
@@ -42,24 +44,24 @@ const HELP: &str = "\
 {usage-heading} {usage}
 
 Try it:
-  python -m gruyere train.py   (not this command: the Python package) a script, served by Gruyère
-  compare      Run a program under torch's allocators and Gruyère, and print the table
-  dryrun       Tell whether a training script will fit, and where it goes, without a GPU
-  doctor       Look for what stands in the way: driver, devices, memory, configuration, torch
-  run          Run a program that is not PyTorch with the library in it: managed, or only watched
-  bench        Replay real PyTorch traffic through Gruyère and through torch's own allocators
+  python -m gruyere train.py   a script, served by Gruyère (the Python package)
+  compare      Run a program under torch's allocators and Gruyère, in a table
+  dryrun       Tell whether a script will fit, and where it goes, without a GPU
+  doctor       Look for what stands in the way: driver, memory, settings, torch
+  run          Run any CUDA program with the library in it
+  bench        Replay real PyTorch traffic through Gruyère and torch's own
 
 What runs now:
   top          Watch all processes on one screen
   ps           List the processes that use Gruyère, with what they hold
   stat         Print all gauges of one process
-  map          Draw the layout of a device's memory: blocks, free runs, partly used pages
+  map          Draw a device's memory: blocks, free runs, partly used pages
   watch        Say when a threshold is passed
   export       Serve Prometheus metrics of all processes
 
 What went wrong:
-  post         Show the last state of a process that was killed
-  diff         Compare two states of a process's memory: what is new, what is gone
+  post         Show the last state of the process that died last, and why
+  diff         Compare two states of a process: what is new, what is gone
   address      Tell what lies, and lay, at an address of a device
   snapshot     Write a snapshot of a process's memory for PyTorch's memory_viz
 
@@ -73,12 +75,18 @@ Runs, kept:
 Options:
 {options}
 
-Where a command wants a process, it may be left out while there is only one.
+Where a command wants a process, it may be left out while there is only one;
+`post` takes the one that died last.
 ";
+
+/// Columns of the help at most, and where the terminal's are not known. Longer lines are wrapped to
+/// the terminal by clap, except those of [`HELP`].
+const MOST_COLUMNS: usize = 80;
 
 /// A CUDA memory allocator for PyTorch with almost no holes.
 #[derive(Parser)]
 #[command(name = "gruyere", version, arg_required_else_help = true, help_template = HELP)]
+#[command(max_term_width = MOST_COLUMNS)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -101,7 +109,7 @@ enum Command {
     Export(export::Arguments),
     /// Draw the layout of a device's memory: blocks, free runs, partly used pages.
     Map(map::Arguments),
-    /// Show the last state of a process that was killed.
+    /// Show the last state of the process that died last, and why.
     Post(post::Arguments),
     /// List the processes that use Gruyère, with what they hold.
     Ps(ps::Arguments),

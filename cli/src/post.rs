@@ -1,4 +1,5 @@
-//! `gruyere post`: the last state of a process that is gone.
+//! `gruyere post`: the last state of a process that is gone: of the one that is named, or that died
+//! last.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -14,26 +15,28 @@ use gruyere_record::{EventKind, Reader, facts};
 use serde::Serialize;
 use serde_json::json;
 
+use crate::candidates::{self, By, Candidate};
 use crate::failure::{Ended, Exit};
 use crate::output;
-use crate::target::Target;
+use crate::target::{Folder, LastDead, Target};
 
 /// Shows the last state of a process that was killed: what it comes to, how it ended, what was
-/// live, the last events.
+/// live, the last events. Without an argument, of the process of yours that died last.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
-  gruyere post 4242                     a process that was killed, by its pid
+  gruyere post                          the process that died last
+  gruyere post 4242                     another one, by its pid
   gruyere post /dev/shm/gruyere-4026531836-4242-99-0.record
   gruyere post 4242 --full              every table, the map, the last events
   gruyere post 4242 --json | jq -r '.conclusion.lines[]'
 
 The record of a process that was killed stays in /dev/shm until `gruyere ps --sweep` or a restart \
-of the machine.
+of the machine. One that ends by itself, be it by an exception, leaves none: the text of a \
+torch.OutOfMemoryError has the conclusion, and `dump_dir:FOLDER` in GRUYERE_CONF keeps it.
 
 Exit codes: 0 all well; 1 no such process or record, or it can't be read; 2 wrong usage; 3 read, \
-but some values are not of
-one moment (marked torn: the process was killed while it wrote).")]
+but some values are not of one moment (marked torn: the process was killed while it wrote).")]
 pub struct Arguments {
     #[command(flatten)]
     target: Target,
@@ -82,22 +85,24 @@ struct Ending {
 
 /// Runs it.
 pub fn run(arguments: &Arguments) -> Ended {
-    let reader = arguments.target.open()?;
+    let last = arguments.target.open_or_last_dead()?;
+    let reader = &last.reader;
     let devices = reader.device_snapshots();
-    let mut state = outside::state(&reader, arguments.events);
+    let mut state = outside::state(reader, arguments.events);
     reader.expect_sound()?;
-    let conclusion = Conclusion::of(&state, &ranks(&reader, &arguments.target));
-    let ended = ended(&reader, &devices, &state);
-    let next = next(&ended, &state, &reader);
+    let conclusion = Conclusion::of(&state, &ranks(reader, &arguments.target));
+    let ended = ended(reader, &devices, &state);
+    let next = next(&ended, &state, reader);
     let text = match arguments.json {
         true => {
             let ladder: Vec<_> = devices.iter().map(ladder).collect();
             let timelines: Vec<_> =
-                devices.iter().map(|device| timeline(&reader, device.device)).collect();
+                devices.iter().map(|device| timeline(reader, device.device)).collect();
             format!(
                 "{:#}\n",
                 json!({
                     "conclusion": conclusion, "ended": ended, "ladder": ladder,
+                    "died_last": last.last_sign.is_some(),
                     "timelines": timelines, "next": next,
                     "state": state
                 })
@@ -105,12 +110,39 @@ pub fn run(arguments: &Arguments) -> Ended {
         }
         false => {
             state.conclusion = Some(conclusion);
-            page(&ended, &reader, &devices, &state, &next, arguments.full)
+            let page = page(&ended, reader, &devices, &state, &next, arguments.full);
+            format!("{}{page}{}", chosen(&last), others(&last, &arguments.target.folder))
         }
     };
     output::print(text)?;
     let torn = ended.torn_lanes + ended.torn_gauges > 0 || ended.torn_entries > 0;
     Ok(if torn { Exit::Torn } else { Exit::Fine })
+}
+
+/// Which process it is, where none was named.
+fn chosen(last: &LastDead) -> String {
+    let Some(time) = last.last_sign else { return String::new() };
+    let (path, process) = (last.reader.path(), last.reader.process());
+    let who = candidates::in_words(path, &process);
+    let who = format!("The process that died last, {} ago: {who}", candidates::age(time));
+    candidates::cut(&who, candidates::columns(std::io::stdout())) + "\n\n"
+}
+
+/// Processes that died before, in a list: the latest.
+const OTHERS: usize = 5;
+
+fn others(last: &LastDead, folder: &Folder) -> String {
+    let read = |dead| Candidate::dead(dead, folder.owners());
+    let found: Vec<Candidate> = last.others.iter().filter_map(read).take(OTHERS).collect();
+    if found.is_empty() {
+        return String::new();
+    }
+    let mut out = "\nDied before (`gruyere post PID`)\n".to_owned();
+    out += &candidates::table(&found, By::Pid, candidates::columns(std::io::stdout()));
+    if last.others.len() > OTHERS {
+        let _ = writeln!(out, "{} more: `gruyere ps`", last.others.len() - OTHERS);
+    }
+    out
 }
 
 fn ended(reader: &Reader<'_>, devices: &[DeviceSnapshot], state: &State) -> Ending {
@@ -308,14 +340,11 @@ fn timeline(reader: &Reader<'_>, device: u32) -> Vec<Stretch> {
 
 fn timeline_in_words(out: &mut String, stretches: &[Stretch], device: u32) {
     let Some(last) = stretches.last() else { return };
-    let head = ["LIVE", "RESERVED", "LARGEST", "WAITING"];
-    let [live, reserved, largest, pending] = head;
+    let head = ["LIVE", "HELD", "LARGEST", "WAITING"];
+    let [live, held, largest, pending] = head;
     let _ = writeln!(out, "\nThe end of the timeline of device {device}, in s before its last\n");
-    let _ = writeln!(
-        out,
-        "{:>12} {:>8} {live:>12} {reserved:>12} {largest:>12} {pending:>12}",
-        "", "STEP"
-    );
+    let _ =
+        writeln!(out, "{:>12} {:>8} {live:>12} {held:>12} {largest:>12} {pending:>12}", "", "STEP");
     for stretch in stretches {
         let before = last.time_nanoseconds.saturating_sub(stretch.time_nanoseconds) as f64 / 1e9;
         let _ = writeln!(

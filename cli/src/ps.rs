@@ -2,6 +2,7 @@
 
 use std::io::{self, IsTerminal as _, Write};
 use std::path::PathBuf;
+use std::time::SystemTime;
 
 use gruyere_record::claim::Claim;
 use gruyere_record::facts::Process;
@@ -12,29 +13,30 @@ use gruyere_record::{DeviceGauge, ReadError, Reader};
 use indicatif::BinaryBytes;
 use serde_json::{Value, json};
 
+use crate::candidates::{self, By, Candidate, cut};
 use crate::failure::{Ended, Exit, Failure, say};
 use crate::recent;
 use crate::shares;
 use crate::target::{Folder, Whose};
 
-/// Lists the live processes that use gruyere: one line for each device they use.
+/// Lists the processes that use gruyere, a line for each device they use, and those that died and
+/// left a record, a line each, the newest first.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
   gruyere ps                 who holds what on this machine
   gruyere ps --json | jq '.processes[] | select(.rank == 0)'
-  gruyere ps --sweep         also remove the records that killed processes left
+  gruyere ps --json | jq -r '.dead[0].conclusion'
+  gruyere ps --sweep         remove the records that dead processes left
 
 Processes of other users are listed with --all-users; those whose record is not in /dev/shm (it \
-was full)
-never are: `gruyere stat PID` finds them. A record is left out, and named, whose file is not of \
-the user of
-the process that it says, or which can't be read whole.
+was full) never are: `gruyere stat PID` finds them. A record is left out, and named, whose file is \
+not of the user of the process that it says, or which can't be read whole.
 
-Exit codes: 0 all well (also when there is no process); 1 a record could not be read, or the
+Exit codes: 0 all well (also when there is no process); 1 a record could not be read, or the \
 folder could not; 2 wrong usage.")]
 pub struct Arguments {
-    /// Print JSON: processes, stale files, how many were swept.
+    /// Print JSON: processes, the dead and their files, how many were swept.
     #[arg(long)]
     json: bool,
     /// Remove the records of processes that ended without a clean exit. Live ones are never
@@ -84,7 +86,8 @@ fn row(reader: &Reader, state: State, claim: &Claim) -> Result<Row, ReadError> {
 /// Runs it.
 pub fn run(arguments: &Arguments) -> Ended {
     let directory = &arguments.folder.directory;
-    let Listing { found, stale, foreign } = arguments.folder.living()?;
+    let (Listing { found, foreign, .. }, left) = arguments.folder.living_and_dead()?;
+    let owners = arguments.folder.owners();
     let (mut rows, mut trouble) = (Vec::new(), false);
     for Found { path, state, reader, claim } in found {
         let row = match claim {
@@ -102,10 +105,11 @@ pub fn run(arguments: &Arguments) -> Ended {
         }
     }
     rows.sort_by_key(|row| (row.process.rank, row.process.pid));
-    let swept = if arguments.sweep {
-        sweep::sweep(directory, arguments.folder.owners())
-    } else {
-        sweep::Swept::default()
+    let swept =
+        if arguments.sweep { sweep::sweep(directory, owners) } else { sweep::Swept::default() };
+    let dead: Vec<Candidate> = match arguments.sweep {
+        true => Vec::new(),
+        false => left.iter().filter_map(|dead| Candidate::dead(dead, owners)).collect(),
     };
     if swept.failed > 0 {
         say(
@@ -120,15 +124,14 @@ pub fn run(arguments: &Arguments) -> Ended {
     }
     // A closed pipe (`| head`) is no trouble.
     let _ = if arguments.json {
-        let stale = if arguments.sweep { Vec::new() } else { stale };
-        print_json(&rows, &stale, swept.removed, foreign)
+        print_json(&rows, &dead, swept.removed, foreign)
     } else {
-        print_table(&rows, stale.len(), arguments.sweep.then_some(swept.removed), foreign)
+        print_table(&rows, &dead, arguments.sweep.then_some(swept.removed), foreign)
     };
     Ok(if trouble { Exit::Failed } else { Exit::Fine })
 }
 
-fn print_json(rows: &[Row], stale: &[PathBuf], swept: usize, foreign: usize) -> io::Result<()> {
+fn print_json(rows: &[Row], dead: &[Candidate], swept: usize, foreign: usize) -> io::Result<()> {
     let device = |Device { now: device, peak }: &Device| {
         let value = json!({
             "device": device.device,
@@ -157,10 +160,26 @@ fn print_json(rows: &[Row], stale: &[PathBuf], swept: usize, foreign: usize) -> 
             "devices": row.devices.iter().map(device).collect::<Vec<_>>(),
         })
     };
-    let stale: Vec<String> = stale.iter().map(|path| path.display().to_string()).collect();
+    let stale: Vec<String> = dead.iter().map(|one| one.path.display().to_string()).collect();
+    let one = |one: &Candidate| {
+        let process = one.process.as_ref();
+        let since = one.since.duration_since(SystemTime::UNIX_EPOCH);
+        json!({
+            "pid": process.map(|process| process.pid),
+            "rank": process.and_then(|process| process.rank),
+            "command": process.map(|process| &process.command),
+            "record": one.path.display().to_string(),
+            "last_sign_of_life_nanoseconds": since.map_or(0, |time| time.as_nanos() as u64),
+            "exit": one.exit,
+            "cause": one.cause,
+            "conclusion": one.says,
+        })
+    };
+    let dead: Vec<Value> = dead.iter().map(one).collect();
     let processes: Vec<Value> = rows.iter().map(process).collect();
     let all = json!({
-        "processes": processes, "stale": stale, "swept": swept, "of_other_users": foreign
+        "processes": processes, "dead": dead, "stale": stale, "swept": swept,
+        "of_other_users": foreign
     });
     writeln!(io::stdout(), "{all:#}")
 }
@@ -183,15 +202,12 @@ fn room_for_commands() -> usize {
     size.map_or(80, |(width, _)| usize::from(width.0).saturating_sub(used).max(1))
 }
 
-/// `text` in at most `room` characters; what is cut ends in an ellipsis.
-fn cut(text: &str, room: usize) -> String {
-    if text.chars().count() <= room {
-        return text.to_owned();
-    }
-    text.chars().take(room.saturating_sub(1)).chain(['…']).collect()
-}
-
-fn print_table(rows: &[Row], stale: usize, swept: Option<usize>, foreign: usize) -> io::Result<()> {
+fn print_table(
+    rows: &[Row],
+    dead: &[Candidate],
+    swept: Option<usize>,
+    foreign: usize,
+) -> io::Result<()> {
     let mut out = io::stdout().lock();
     let room = room_for_commands();
     if rows.is_empty() {
@@ -229,12 +245,16 @@ fn print_table(rows: &[Row], stale: usize, swept: Option<usize>, foreign: usize)
     }
     match swept {
         Some(swept) => writeln!(out, "removed {swept} records of ended processes")?,
-        None if stale > 0 => writeln!(
-            out,
-            "{stale} records of processes that ended without a clean exit: `gruyere stat FILE` \
-             reads one, `gruyere ps --sweep` removes them"
-        )?,
-        None => {}
+        None if dead.is_empty() => {}
+        None => {
+            let columns = candidates::columns(io::stdout());
+            writeln!(
+                out,
+                "\nDied: `gruyere post PID` shows one, `gruyere ps --sweep` removes their \
+                 records\n{}",
+                candidates::table(dead, By::Pid, columns).trim_end()
+            )?;
+        }
     }
     let unseen =
         rows.iter().filter(|row| !row.whose.note().is_empty() && !row.whose.is_seen).count();

@@ -26,19 +26,19 @@ use follow::Follower;
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
-  gruyere record 4242 -o run.trace.zst                until the process ends, or Ctrl-C
+  gruyere record 4242 -o run.trace.zst  until the process ends, or Ctrl-C
   gruyere record 4242 -o run.trace.zst --for 30s
-  gruyere bench --trace run.trace.zst                 what other allocators would have made of it
-  python -m gruyere --trace run-%p.trace.zst train.py without loss, from the first request on
+  gruyere bench --trace run.trace.zst   what others would have made of it
+  python -m gruyere --trace run-%p.trace.zst train.py
+                                        without loss, from the first request on
 
-Where SIGINT was ignored at the start (a script's `&`), SIGTERM (`kill`) ends it, the trace whole.
+Where SIGINT was ignored at the start (a script's `&`), SIGTERM (`kill`) ends it, the trace whole. \
 Blocks that are live when it begins come first in the trace. What is written is on the file system \
-within 0.2 s, in pieces that can be read
-whatever happens to the recorder. With `ring_events:` of the process the rings are longer.
+within 0.2 s, in pieces that can be read whatever happens to the recorder. With `ring_events:` of \
+the process the rings are longer.
 
 Exit codes: 0 all well; 1 no such process or record, or it can't be read, or the file can't be \
-written; 2 wrong usage;
-3 written, but events were lost (the trace says where).")]
+written; 2 wrong usage; 3 written, but events were lost (the trace says where).")]
 pub struct Arguments {
     #[command(flatten)]
     target: Target,

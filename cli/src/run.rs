@@ -27,30 +27,30 @@ const NOT_FOUND: u8 = 127;
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
-  gruyere run -- ./simulation --grid 512       its cudaMalloc and cudaFree are served by Gruyère
-  gruyere run --observe -- python train.py     nothing changes; `gruyere top`, `map` and `record` \
-                                               see torch's own allocator
+  gruyere run -- ./simulation --grid 512
+                                    its cudaMalloc and cudaFree are served by
+                                    Gruyère
+  gruyere run --observe -- python train.py
+                                    nothing changes; `gruyere top`, `map` and
+                                    `record` see torch's own allocator
   gruyere run --conf limit:80%,dump_dir:dumps -- ./simulation
-                                               settings, as in GRUYERE_CONF; they are added to \
-                                               those of the environment
+                                    settings, as in GRUYERE_CONF; they are
+                                    added to those of the environment
   gruyere run --observe --conf preload:driver -- ./program
-                                               calls of the driver too: for programs that link the \
-                                               CUDA runtime statically
-                                               (nvcc's default, JAX, TensorFlow)
+                                    calls of the driver too: for programs that
+                                    link the CUDA runtime statically (nvcc's
+                                    default, JAX, TensorFlow)
 
 The program is a child in the same terminal and process group, with the standard streams of this \
-command. Signals reach it, and its end is this
-command's: the same exit code, or the same signal. This command killed with SIGKILL takes the \
-program with it. What the program starts is
-covered too.
+command. Signals reach it, and its end is this command's: the same exit code, or the same signal. \
+This command killed with SIGKILL takes the program with it. What the program starts is covered too.
 
 At the end, stderr has a line for each process and device: what was live and held at the peak, \
-calls, and what failed. Where no call was
-seen it says why that may be. With `history:FOLDER` the runs are kept there, for `gruyere report`.
+calls, and what failed. Where no call was seen it says why that may be. With `history:FOLDER` the \
+runs are kept there, for `gruyere report`.
 
 Exit codes: the program's; 125 this command could not do its part, and the program was not \
-started; 126 the program cannot be
-run; 127 it is not there; 2 wrong usage.")]
+started; 126 the program cannot be run; 127 it is not there; 2 wrong usage.")]
 pub struct Arguments {
     /// Only watch: every call goes on as it is (`preload:observe`).
     #[arg(long, conflicts_with = "manage")]

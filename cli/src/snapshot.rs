@@ -21,17 +21,17 @@ use crate::target::Target;
 Examples:
   gruyere snapshot 4242 -o now.pickle
   python -m torch.cuda._memory_viz trace_plot now.pickle -o now.html
-  gruyere snapshot 4242 --json -o before.json        for `gruyere diff`
+  gruyere snapshot 4242 --json -o before.json     for `gruyere diff`
   gruyere snapshot 4242 --json -o - | jq '.devices[0].held'
 
 A block's first stack frame is what Gruyère knows of it: its lifetime or what the program was \
-doing, the module, and the
-step of its allocation; behind it is where it came from, where `blame:` keeps that. Streams are \
-numbers of the record, not handles. The trace is what is left of the latest events (`ring_events:`).
+doing, the module, and the step of its allocation; behind it is where it came from, where `blame:` \
+keeps that. Streams are numbers of the record, not handles. The trace is what is left of the \
+latest events (`ring_events:`).
 
 Exit codes: 0 all well; 1 no such process or record, or it can't be read, or the file can't be \
-written; 2 wrong usage;
-3 written, but some entries of the record could not be read whole or do not fit together.")]
+written; 2 wrong usage; 3 written, but some entries of the record could not be read whole or do \
+not fit together.")]
 pub struct Arguments {
     #[command(flatten)]
     target: Target,

@@ -31,15 +31,13 @@ Examples:
                                         a record, for instance of a killed process
   gruyere stat 4242 --json | jq '.devices[0].lifetimes'
 
-Bytes live are rounded as they were handed out; `requested` is what the program asked for.
-Lost, which fragmentation is told from, and the largest requests are of when the gauges were \
-written last: at a step's mark, or every few
-thousand frees. `gruyere map` tells what is lost by the map of the moment.
-Latencies are of sampled calls.
+Bytes live are rounded as they were handed out; `requested` is what the program asked for. Lost, \
+which fragmentation is told from, and the largest requests are of when the gauges were written \
+last: at a step's mark, or every few thousand frees. `gruyere map` tells what is lost by the map \
+of the moment. Latencies are of sampled calls.
 
-Exit codes: 0 all well; 1 no such process or record, or it can't be read; 2 wrong usage;
-3 read, but some values are not of one moment (marked torn: the process was killed while it \
-wrote).")]
+Exit codes: 0 all well; 1 no such process or record, or it can't be read; 2 wrong usage; 3 read, \
+but some values are not of one moment (marked torn: the process was killed while it wrote).")]
 pub struct Arguments {
     #[command(flatten)]
     target: Target,

@@ -1,16 +1,18 @@
 //! Which record a command is about: a process, or a file.
 
+use std::cell::RefCell;
 use std::fmt::Write as _;
+use std::io;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use gruyere_record::claim::Claim;
 use gruyere_record::open::effective_user;
-use gruyere_record::plain;
 use gruyere_record::record_dir::record_dir;
-use gruyere_record::run::shown_command;
 use gruyere_record::sweep::{self, Found, Listing, Opened, State};
 use gruyere_record::{Owners, Reader, facts};
 
+use crate::candidates::{self, By, Candidate, Dead};
 use crate::failure::Failure;
 
 /// Where the records are.
@@ -54,6 +56,25 @@ impl Folder {
     /// The folder can't be read.
     pub fn living(&self) -> Result<Listing, Failure> {
         sweep::living(&self.directory, self.owners()).map_err(|error| self.failure(&error))
+    }
+
+    /// The records of living processes, read, and those of dead ones, unread, what died last first.
+    ///
+    /// # Errors
+    /// The folder can't be read.
+    pub fn living_and_dead(&self) -> Result<(Listing, Vec<Dead>), Failure> {
+        let dead = RefCell::new(Vec::new());
+        let listing = self.read(|opened| {
+            if opened.state() != State::Stale {
+                return true;
+            }
+            let (last_sign, path) = (opened.last_sign(), opened.path().to_owned());
+            dead.borrow_mut().push(Dead { last_sign, path });
+            false
+        })?;
+        let mut dead = dead.into_inner();
+        dead.sort_by_key(|dead| std::cmp::Reverse((dead.last_sign, dead.path.clone())));
+        Ok((listing, dead))
     }
 
     fn failure(&self, error: &std::io::Error) -> Failure {
@@ -116,39 +137,100 @@ impl Target {
     }
 }
 
-/// The record of the one process that lives; where none does, that of the one that was killed.
+/// The record of the one process that lives; where none does, that of the one that died.
 fn only(folder: &Folder) -> Result<Reader<'static>, Failure> {
-    let listed = |wanted: State| {
-        let listing = folder.list()?;
-        let readers = listing
-            .found
-            .into_iter()
-            .filter(|found| found.state == wanted && !matches!(found.claim, Claim::False(_)));
-        Ok::<Vec<_>, Failure>(readers.filter_map(|found| found.reader.ok()).collect())
-    };
-    let mut found = listed(State::Live)?;
-    if found.is_empty() {
-        found = listed(State::Stale)?;
+    let (listing, dead) = folder.living_and_dead()?;
+    if let Some(living) = one_of(listing)? {
+        return Ok(living);
     }
-    match found.len() {
-        1 => Ok(found.remove(0)),
-        0 => Err(Failure::new(format_args!(
-            "no process uses gruyere here: start one, as with `python -m gruyere train.py`, or \
-             name the file of a record (records are in {})",
-            folder.directory.display()
-        ))),
+    let owners = folder.owners();
+    match &dead[..] {
+        [] => Err(none(folder)),
+        [dead] => Ok(Reader::open_of(&dead.path, owners)?),
         _ => {
-            let name = |reader: &Reader<'_>| {
-                let process = reader.process();
-                let rank = process.rank.map(|rank| format!(", rank {rank}")).unwrap_or_default();
-                format!("{} ({}{rank})", process.pid, shown_command(&process.command))
-            };
-            let names: Vec<String> = found.iter().map(name).collect();
-            Err(Failure::new(format_args!(
-                "there are {} processes; name one: {}",
-                names.len(),
-                plain(&names.join(", "))
-            )))
+            let candidates = dead.iter().filter_map(|dead| Candidate::dead(dead, owners));
+            Err(several("no process runs, and several left a record", candidates, By::Pid))
+        }
+    }
+}
+
+/// The one process of `listing`, where there is one.
+fn one_of(listing: Listing) -> Result<Option<Reader<'static>>, Failure> {
+    let believed = listing
+        .found
+        .into_iter()
+        .filter(|found| found.state == State::Live && !matches!(found.claim, Claim::False(_)));
+    let mut found: Vec<Reader<'_>> = believed.filter_map(|found| found.reader.ok()).collect();
+    if found.len() > 1 {
+        let what = format!("there are {} processes", found.len());
+        return Err(several(&what, found.iter().map(Candidate::living), By::Pid));
+    }
+    Ok(found.pop())
+}
+
+fn none(folder: &Folder) -> Failure {
+    Failure::new(format_args!(
+        "no process uses gruyere here: start one, as with `python -m gruyere train.py`, or name \
+         the file of a record (records are in {})",
+        folder.directory.display()
+    ))
+}
+
+fn nobody_died(folder: &Folder) -> Failure {
+    Failure::new(format_args!(
+        "no process of yours left a record in {} and none runs: a killed one does, one that ends \
+         by an exception does not (`dump_dir:FOLDER` in GRUYERE_CONF keeps why); name the file of \
+         a record that lies elsewhere",
+        folder.directory.display()
+    ))
+}
+
+/// There is more than one that may be meant.
+fn several(what: &str, candidates: impl Iterator<Item = Candidate>, by: By) -> Failure {
+    let mut candidates: Vec<Candidate> = candidates.collect();
+    candidates.sort_by_key(|candidate| std::cmp::Reverse(candidate.since));
+    let name = if by == By::File { "name one of the files" } else { "name one" };
+    let table = candidates::table(&candidates, by, candidates::columns(io::stderr()));
+    Failure::new(format_args!("{what}; {name}, the newest is first:\n{}", table.trim_end()))
+}
+
+/// What `gruyere post` is about, and the others that it may have been.
+pub struct LastDead {
+    /// The process's record.
+    pub reader: Reader<'static>,
+    /// When it gave its last sign of life; `None`: it was named, or it runs.
+    pub last_sign: Option<SystemTime>,
+    /// Those that died before.
+    pub others: Vec<Dead>,
+}
+
+impl Target {
+    /// As [`Target::open`]; of no process that is named, the one that died last, and where none
+    /// did, the one that lives.
+    ///
+    /// # Errors
+    /// There is none, or it can't be read.
+    pub fn open_or_last_dead(&self) -> Result<LastDead, Failure> {
+        let named = |reader| LastDead { reader, last_sign: None, others: Vec::new() };
+        if self.target.is_some() {
+            return self.open().map(named);
+        }
+        let (listing, mut dead) = self.folder.living_and_dead()?;
+        let mut trouble = None;
+        while !dead.is_empty() {
+            let Dead { last_sign, path } = dead.remove(0);
+            match Reader::open_of(&path, self.folder.owners()) {
+                Ok(reader) if !matches!(Claim::of(&reader), Claim::False(_)) => {
+                    return Ok(LastDead { reader, last_sign: Some(last_sign), others: dead });
+                }
+                Ok(_) => {}
+                Err(error) => trouble = trouble.or(Some(error)),
+            }
+        }
+        match (one_of(listing)?, trouble) {
+            (Some(living), _) => Ok(named(living)),
+            (None, Some(error)) => Err(error.into()),
+            (None, None) => Err(nobody_died(&self.folder)),
         }
     }
 }
@@ -187,15 +269,8 @@ fn of_process(pid: u64, folder: &Folder) -> Result<Reader<'static>, Failure> {
     let best = readers.first().map(order);
     let same = readers.iter().filter(|reader| Some(order(reader)) == best).count();
     if same > 1 {
-        let paths: Vec<String> = readers
-            .iter()
-            .take(same)
-            .map(|(_, _, reader)| reader.path().display().to_string())
-            .collect();
-        let paths = paths.join(" ");
-        return Err(Failure::new(format_args!(
-            "{same} records of a process {pid}; name one of the files: {paths}"
-        )));
+        let what = format!("{same} records of a process {pid}");
+        return Err(several(&what, readers.iter().take(same).map(alike), By::File));
     }
     if let Some((_, _, reader)) = readers.into_iter().next() {
         return Ok(reader);
@@ -211,6 +286,14 @@ fn of_process(pid: u64, folder: &Folder) -> Result<Reader<'static>, Failure> {
              are{others}, and a record is readable by its owner only"
         ))
     })
+}
+
+/// One of several records of a process's number.
+fn alike((state, _, reader): &(State, Claim, Reader<'_>)) -> Candidate {
+    match state {
+        State::Stale => Candidate::of(reader, reader.last_sign()),
+        _ => Candidate::living(reader),
+    }
 }
 
 /// The record of a process that found no room in /dev/shm: a memfd among its descriptors.

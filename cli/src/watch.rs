@@ -25,27 +25,26 @@ Examples:
   gruyere watch 'fragmentation>30%' 'oom-in<10min'
                                         all processes, those that come later too
   gruyere watch 4242 'largest<2GiB' --exit || echo trouble
-                                        ends with code 4 as soon as it is passed, with 0 when the \
-                                        process ends
-  gruyere watch all 'held>95%' --command 'logger -t gruyere \"$GRUYERE_WATCH_MESSAGE\"'
+                                        ends with code 4 as soon as it is
+                                        passed, with 0 when the process ends
+  gruyere watch all 'held>95%' \\
+      --command 'logger -t gruyere \"$GRUYERE_WATCH_MESSAGE\"'
   gruyere watch 4242 'retries>=1' --json --for 1h
 
 Metrics: fragmentation, external, internal (per cent); largest, live, reserved, pending (a size, \
-or a
-share of the device's ceiling); rate (a size a second); oom-in (a duration); and every gauge that
-`gruyere stat` prints. `<`, `<=`, `>` and `>=` are known; mind the shell's quotes.
+or a share of the device's ceiling); rate (a size a second); oom-in (a duration); and every gauge \
+that `gruyere stat` prints. `<`, `<=`, `>` and `>=` are known; mind the shell's quotes.
 
-A threshold speaks once when it is passed, and again only after the value was back by a tenth of the
-bound, and not more often than --every says, for each process and device.
+A threshold speaks once when it is passed, and again only after the value was back by a tenth of \
+the bound, and not more often than --every says, for each process and device.
 
 --command runs in `sh -c`, with what happened in the environment, never in the text: \
-GRUYERE_WATCH_ and
-MESSAGE, THRESHOLD, METRIC, VALUE, VALUE_TEXT, UNIT, PID, RANK, LOCAL_RANK, HOST, COMMAND, RECORD, \
-DEVICE,
-DEVICE_NAME, LIVE_BYTES, RESERVED_BYTES, LIMIT_BYTES. It runs beside the watch.
+GRUYERE_WATCH_ and MESSAGE, THRESHOLD, METRIC, VALUE, VALUE_TEXT, UNIT, PID, RANK, LOCAL_RANK, \
+HOST, COMMAND, RECORD, DEVICE, DEVICE_NAME, LIVE_BYTES, RESERVED_BYTES, LIMIT_BYTES. It runs \
+beside the watch.
 
-Exit codes: 0 the process ended, or --for is over; 1 no such process or record, or it can't be read;
-2 wrong usage; 4 with --exit: a threshold is passed."
+Exit codes: 0 the process ended, or --for is over; 1 no such process or record, or it can't be \
+read; 2 wrong usage; 4 with --exit: a threshold is passed."
 )]
 pub struct Arguments {
     /// The process: its pid, or the file of its record; left out or `all`: all of them.

@@ -15,8 +15,8 @@ use std::time::Duration;
 
 use gruyere::config::Config;
 use gruyere::driver::StreamHandle;
-use gruyere::heap::Heap;
 use gruyere::heap::pool::lifetime::{self, Lifetime};
+use gruyere::heap::{Error, Heap};
 use gruyere_phantom::{Config as GpuConfig, Gpu, StreamKind, as_program};
 use gruyere_phantom_driver::PhantomDriver;
 use gruyere_replay::trace::{Op, Trace};
@@ -28,12 +28,15 @@ fn main() -> ExitCode {
         [role, conf] if role == "program" => return role_program(conf, 1),
         [role, conf] if role == "threads" => return role_program(conf, 4),
         [role, conf] if role == "forever" => return role_forever(conf),
+        [role, conf] if role == "refused" => return role_refused(conf),
         _ => {}
     }
     let tests: &[(&str, fn())] = &[
         ("a_snapshot_from_outside_is_read_by_python_and_tiles_what_is_held", snapshots),
         ("a_diff_tells_what_is_new_and_what_is_gone_and_fails_beyond_a_bound", diffs),
         ("post_reads_whatever_a_killed_process_leaves", killed),
+        ("post_without_an_argument_takes_the_process_that_died_last", died_last),
+        ("the_dead_are_listed_one_a_line_the_newest_first", listed),
         ("a_trace_in_the_process_has_every_call", traced),
         ("a_trace_survives_the_death_of_its_process", traced_and_killed),
         ("a_trace_from_outside_has_the_programs_peak", recorded),
@@ -158,6 +161,20 @@ fn role_forever(conf: &str) -> ExitCode {
     ExitCode::SUCCESS
 }
 
+/// Asks for more than the device has, and waits to be killed.
+fn role_refused(conf: &str) -> ExitCode {
+    let (_gpu, heap) = heap(conf);
+    let block = heap.malloc(64 << 20, 0, StreamHandle(0)).unwrap();
+    let refused = heap.malloc(1 << 40, 0, StreamHandle(0));
+    let Err(Error::OutOfMemory(mut report)) = refused else { panic!("{refused:?}") };
+    heap.note_out_of_memory(&mut report, StreamHandle(0));
+    // As an exception does that leaves frames behind.
+    assert!(heap.free(block));
+    println!("{}", heap.record().path().expect("a file").display());
+    std::thread::sleep(Duration::from_secs(60));
+    ExitCode::SUCCESS
+}
+
 // ---- helpers ------------------------------------------------------------------------------------
 
 /// A child in a role; killed when it is dropped.
@@ -168,7 +185,17 @@ struct Running {
 
 impl Running {
     fn start(role: &str, conf: &str) -> Running {
+        Running::begin(Command::new(std::env::current_exe().unwrap()), role, conf)
+    }
+
+    /// With its record in `folder`.
+    fn start_in(folder: &Path, role: &str) -> Running {
         let mut command = Command::new(std::env::current_exe().unwrap());
+        command.env("GRUYERE_RECORD_DIR", folder);
+        Running::begin(command, role, "record:on")
+    }
+
+    fn begin(mut command: Command, role: &str, conf: &str) -> Running {
         command
             .args([role, conf])
             .stdin(Stdio::piped())
@@ -357,6 +384,15 @@ fn diffs() {
             && page.contains("s after A"),
         "{page}"
     );
+    // First what it comes to, in per cent; all of it fits 80 columns.
+    let bytes = |which: &Value| number(&which["live"]) as f64;
+    let verb = if bytes(&second) > bytes(&first) { "grew" } else { "shrank" };
+    assert!(page.starts_with(&format!("device 0: live {verb} by ")), "{page}");
+    let share = format!("{:.0}%", (bytes(&second) / bytes(&first) - 1.0).abs() * 100.0);
+    let said = page.lines().next().unwrap();
+    assert!(said.contains("% (") && said.contains(", held "), "{said}");
+    assert!(said.contains(&share) || share.len() < 3, "{share}: {said}");
+    assert!(page.lines().all(|line| line.chars().count() <= 80), "{page}");
     program.ends();
 }
 
@@ -408,6 +444,100 @@ fn killed() {
     program.go_on();
     program.line();
     program.ends();
+}
+
+/// Three that died one after the other in `folder`: their pids, the first to die first.
+fn three_dead(folder: &Path) -> [String; 3] {
+    // All at once at first: none tidies up after another.
+    let mut running = ["forever", "refused", "forever"].map(|role| Running::start_in(folder, role));
+    let pids = running.each_ref().map(Running::pid);
+    for program in &mut running {
+        program.line();
+    }
+    for program in &mut running {
+        // A sign of life is at most some 50 ms old while a process works.
+        std::thread::sleep(Duration::from_millis(200));
+        program.child.kill().unwrap();
+        program.child.wait().unwrap();
+    }
+    pids
+}
+
+fn died_last() {
+    let folder = tempfile::tempdir().unwrap();
+    let directory = folder.path().to_str().unwrap();
+    let post = |more: &[&str]| gruyere(&[&["post", "--directory", directory], more].concat());
+    let nobody = post(&[]);
+    assert_eq!(nobody.status.code(), Some(1), "{nobody:?}");
+    assert!(text(&nobody.stderr).contains("dump_dir:FOLDER"), "{nobody:?}");
+    let [first, refused, last] = three_dead(folder.path());
+    // One that runs is not what is asked for.
+    let mut program = Running::start_in(folder.path(), "forever");
+    program.line();
+    let output = post(&[]);
+    let page = text(&output.stdout);
+    assert!(matches!(output.status.code(), Some(0 | 3)), "{output:?}");
+    let said = page.lines().next().unwrap();
+    assert!(said.starts_with("The process that died last, "), "{page}");
+    assert!(said.contains(&format!(" s ago: {last} (")), "{page}");
+    assert!(page.contains(&format!("pid {last},")), "{page}");
+    let others: Vec<&str> =
+        page.split("\nDied before").nth(1).expect("a list").lines().skip(2).collect();
+    assert!(others.len() == 2 && !page.contains(&format!("\n{} ", program.pid())), "{page}");
+    for pid in [&first, &refused] {
+        assert!(others.iter().any(|line| line.trim().starts_with(&**pid)), "{pid}: {others:?}");
+    }
+    let told = json(&post(&["--json"]));
+    assert_eq!(
+        (&told["died_last"], &told["state"]["process"]["pid"]),
+        (&true.into(), &last.parse::<u64>().unwrap().into())
+    );
+    // Who names one is not told which it is.
+    let named = text(&post(&[&first]).stdout);
+    assert!(named.contains(&format!("pid {first},")) && !named.contains("died last"), "{named}");
+    std::fs::read_dir(folder.path()).unwrap().flatten().for_each(|entry| {
+        if !entry.file_name().to_string_lossy().contains(&*program.pid()) {
+            std::fs::remove_file(entry.path()).unwrap();
+        }
+    });
+    let living = text(&post(&[]).stdout);
+    assert!(living.contains("It runs") && !living.contains("died last"), "{living}");
+}
+
+fn listed() {
+    let folder = tempfile::tempdir().unwrap();
+    let directory = folder.path().to_str().unwrap();
+    let [first, refused, last] = three_dead(folder.path());
+    let told = json(&gruyere(&["ps", "--json", "--directory", directory]));
+    let dead = told["dead"].as_array().unwrap();
+    let pids: Vec<String> = dead.iter().map(|one| one["pid"].to_string()).collect();
+    let signs: Vec<u64> =
+        dead.iter().map(|one| one["last_sign_of_life_nanoseconds"].as_u64().unwrap()).collect();
+    assert!(signs.is_sorted_by(|newer, older| newer >= older), "{told}");
+    assert!(pids.len() == 3 && pids[0] == last && pids.contains(&first), "{told}");
+    for (pid, one) in pids.iter().zip(dead) {
+        let exit = if *pid == refused { "out_of_memory" } else { "unclean" };
+        assert_eq!(one["exit"], exit, "{one}");
+        assert!(*pid != refused || one["cause"] == "large_request", "{one}");
+    }
+    for (arguments, stream) in [(["ps"], 1), (["map"], 2)] {
+        let mut command = command(&arguments);
+        let output = command.args(["--directory", directory]).env("COLUMNS", "80").output();
+        let output = output.unwrap();
+        let text = text(if stream == 1 { &output.stdout } else { &output.stderr });
+        let head = text.lines().position(|line| line.contains("AGE  EXIT")).expect("a list");
+        let rows: Vec<&str> = text.lines().skip(head + 1).collect();
+        assert_eq!(rows.len(), 3, "{text}");
+        assert!(rows.iter().all(|row| row.chars().count() <= 80), "{text}");
+        let begin: Vec<&str> =
+            rows.iter().filter_map(|row| row.split_whitespace().next()).collect();
+        assert_eq!(begin, pids, "{text}");
+        let row = rows[pids.iter().position(|pid| *pid == refused).unwrap()];
+        assert!(row.contains(" s  out of memory  after_the_crash"), "{text}");
+        assert!(row.contains("  One request asks for "), "{text}");
+    }
+    let swept = text(&gruyere(&["ps", "--sweep", "--directory", directory]).stdout);
+    assert!(swept.contains("removed 3 records"), "{swept}");
 }
 
 fn traced() {

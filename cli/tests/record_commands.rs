@@ -134,15 +134,45 @@ fn ps_sweeps_the_dead_only_when_told_and_never_the_living() {
     let dead = folder.path().join("gruyere-1-2-3-0.record");
     std::fs::copy(record.path().unwrap(), &dead).unwrap();
     let output = gruyere(&["ps"], folder.path());
-    assert!(text(&output.stdout).contains("1 records of processes that ended"), "{output:?}");
+    let table = text(&output.stdout);
+    assert!(table.contains("`gruyere ps --sweep` removes their records"), "{table}");
+    let row = table.lines().last().unwrap();
+    assert!(row.trim_start().starts_with(&std::process::id().to_string()), "{table}");
     assert!(dead.exists());
     assert_eq!(
         json(&gruyere(&["ps", "--json"], folder.path()))["stale"].as_array().map(Vec::len),
-        Some(1)
+        Some(1),
+        "a row for the dead record"
     );
     assert_eq!(json(&gruyere(&["ps", "--json", "--sweep"], folder.path()))["swept"], 1);
     assert!(!dead.exists() && record.path().unwrap().exists());
     record.close();
+}
+
+#[test]
+fn a_dead_record_that_can_not_be_read_has_its_row_and_post_takes_the_next() {
+    let folder = tempfile::tempdir().unwrap();
+    let record = record(folder.path());
+    let file = |number: u32| folder.path().join(format!("gruyere-1-2-3-{number}.record"));
+    std::fs::copy(record.path().unwrap(), file(0)).unwrap();
+    std::fs::copy(record.path().unwrap(), file(1)).unwrap();
+    // Of two with the same last sign of life the later name goes first: it is the damaged one.
+    let damaged = std::fs::File::options().write(true).open(file(1)).unwrap();
+    damaged.set_len(damaged.metadata().unwrap().len() / 2).unwrap();
+    record.close();
+    let output = gruyere(&["ps"], folder.path());
+    let table = text(&output.stdout);
+    assert!(output.status.success(), "what is left of the dead is no trouble: {output:?}");
+    let row = table.lines().find(|line| line.contains("can't be read")).expect("a row");
+    assert!(row.contains("  unknown  "), "{table}");
+    // This record's parts don't fit together: torn, exit code 3.
+    let told = gruyere(&["post", "--json"], folder.path());
+    let told: Value = serde_json::from_slice(&told.stdout).expect("JSON");
+    assert_eq!(told["state"]["process"]["pid"], std::process::id());
+    std::fs::remove_file(file(0)).unwrap();
+    let none = gruyere(&["post"], folder.path());
+    assert_eq!(none.status.code(), Some(1));
+    assert!(text(&none.stderr).contains("damaged"), "{none:?}");
 }
 
 #[test]

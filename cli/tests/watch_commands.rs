@@ -106,8 +106,7 @@ fn a_passed_threshold_is_said_once_and_exit_ends_with_4() {
     assert!(said.contains("capture_pinned_bytes is 2.00 GiB"), "bytes of any gauge: {said}");
     assert!(said.contains("fragmentation>30% is passed: fragmentation is 98.3%"), "{said}");
     assert!(
-        said.contains(&format!("pid {}", pid()))
-            && said.contains("held 60.00 GiB of 80.00 GiB"),
+        said.contains(&format!("pid {}", pid())) && said.contains("held 60.00 GiB of 80.00 GiB"),
         "{said}"
     );
     let one = gruyere(&["watch", &pid(), "live<2GiB", "--exit"], folder.path());
@@ -125,10 +124,7 @@ fn json_has_a_line_each_with_the_facts() {
     let lines = lines(&output.stdout);
     assert_eq!(lines.len(), 1);
     let line = &lines[0];
-    assert_eq!(
-        (&line["threshold"], &line["metric"]),
-        (&"reserved>=60GiB".into(), &"held".into())
-    );
+    assert_eq!((&line["threshold"], &line["metric"]), (&"reserved>=60GiB".into(), &"held".into()));
     assert_eq!(
         (&line["value"], &line["bound"]),
         (&((60u64 << 30) as f64).into(), &((60u64 << 30) as f64).into())

@@ -11,7 +11,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering as PrivateOrdering};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use super::block_map::{BlockCell, SlotRead};
 use super::calls::{CallTime, CallTimes, Calls, DriverCall, RECORDED_CALLS};
@@ -555,6 +555,14 @@ impl<'a> Reader<'a> {
             sample,
         };
         Table { entries: samples.into_iter().map(entry).collect(), torn: u64::from(!whole) }
+    }
+
+    /// The last sign of life by the writer's own clock, which it looks at every now and then while
+    /// it works.
+    pub fn last_sign(&self) -> SystemTime {
+        let Some(header) = self.header() else { return SystemTime::UNIX_EPOCH };
+        let (_, first, latest) = header.clock.read(1);
+        SystemTime::UNIX_EPOCH + Duration::from_nanos(latest.unwrap_or(first).realtime)
     }
 
     /// What turns ticks into time; `None` when the record holds too little to tell and this is not

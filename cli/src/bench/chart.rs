@@ -1,10 +1,11 @@
-//! The chart: reserved memory over each trace, a small picture a trace, readable on light and dark
+//! The chart: held memory over each trace, a small picture a trace, readable on light and dark
 //! pages.
 //!
 //! Written by hand as SVG: the chart is a file that a README shows, and it takes no more than
 //! paths, texts and two palettes.
 
 use super::report::{Report, TraceReport};
+use crate::percent::percent;
 use gruyere_replay::bench::Run;
 use std::fmt::Write as _;
 
@@ -12,7 +13,10 @@ const WIDTH: usize = 1200;
 const COLUMNS: usize = 4;
 const MARGIN: usize = 28;
 const GAP: usize = 26;
-const HEAD: usize = 84;
+/// Where the key begins, the height of its rows, and what separates it from the panels.
+const KEY: usize = 92;
+const KEY_ROW: usize = 24;
+const KEY_FOOT: usize = 18;
 /// Of a panel: its title lines, its plot, and what separates it from the next row.
 const TITLE: usize = 46;
 const PLOT: usize = 150;
@@ -29,7 +33,7 @@ Neue',Arial,sans-serif;font-size:14px;fill:#57606a}\
 .s{font-size:13px}\
 .n{font-variant-numeric:tabular-nums;font-weight:600}.bg{fill:#fff;stroke:#d8dee4}\
 .g{stroke:#d8dee4;fill:none}\
-.l{fill:#e3e8ee}.k{fill:none;stroke-width:1.8;stroke-linejoin:round}\
+.l{fill:#d5dce4}.k{fill:none;stroke-width:1.8;stroke-linejoin:round}\
 .p{fill:none;stroke:#57606a;stroke-width:1.4;stroke-dasharray:5 4}\
 .c0{stroke:#8a94a6}.c1{stroke:#3d7fd6}.c2{stroke:#e08a00;stroke-width:2.6}.c3{stroke:#b0408c}\
 .c4{stroke:#2f9e6e}.c5{stroke:#7a5bd0}\
@@ -38,7 +42,7 @@ Neue',Arial,sans-serif;font-size:14px;fill:#57606a}\
 .b0{fill:#8a94a6}.b1{fill:#3d7fd6}.b2{fill:#e08a00}.b3{fill:#b0408c}.b4{fill:#2f9e6e}\
 .b5{fill:#7a5bd0}\
 @media(prefers-color-scheme:dark){text{fill:#9198a1}.t,.h{fill:#f0f6fc}.bg{fill:#0d1117;\
-stroke:#30363d}.g{stroke:#30363d}.l{fill:#262c35}.p{stroke:#9198a1}\
+stroke:#30363d}.g{stroke:#30363d}.l{fill:#333b46}.p{stroke:#9198a1}\
 .c0{stroke:#7d8796}.c1{stroke:#58a0f5}.c2{stroke:#ffb52e}.c3{stroke:#e07fc1}.c4{stroke:#56d39b}\
 .c5{stroke:#a78bfa}\
 .f0{fill:#9aa4b2}.f1{fill:#79b4ff}.f2{fill:#ffc04d}.f3{fill:#e07fc1}.f4{fill:#56d39b}\
@@ -46,20 +50,26 @@ stroke:#30363d}.g{stroke:#30363d}.l{fill:#262c35}.p{stroke:#9198a1}\
 .b0{fill:#7d8796}.b1{fill:#58a0f5}.b2{fill:#ffb52e}.b3{fill:#e07fc1}.b4{fill:#56d39b}\
 .b5{fill:#a78bfa}}";
 
-/// Ratios that fit under a trace's name.
-const RATIOS: usize = 4;
-/// Height of an allocator's line in the legend.
+/// Figures that fit under a trace's name.
+const FIGURES: usize = 4;
+/// Height of an allocator's bar with its name.
 const LINE: usize = 46;
+/// Columns that a curve is drawn in, the highest of each: so wide that one peak can be seen.
+const STEPS: usize = 96;
 
 /// Classes of colour that there are.
 const COLOURS: usize = 6;
 
 /// The SVG text of `report`.
 pub fn draw(report: &Report) -> String {
-    let (_, legend_top) = place(report.traces.len());
-    let legend_height =
-        report.traces.first().map_or(0, |trace| legend_row(trace.runs.len()) + LINE / 2);
-    let height = legend_top + PANEL_HEIGHT.max(legend_height);
+    let (key, key_rows) = key(report);
+    let head = KEY + key_rows.saturating_sub(1) * KEY_ROW + KEY_FOOT;
+    let place = |index: usize| {
+        (MARGIN + index % COLUMNS * (PANEL_WIDTH + GAP), head + index / COLUMNS * PANEL_HEIGHT)
+    };
+    let (_, means_top) = place(report.traces.len());
+    let means_height = report.traces.first().map_or(0, |trace| mean_row(trace.runs.len()));
+    let height = means_top + PANEL_HEIGHT.max(means_height);
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" \
          width=\"{WIDTH}\" height=\"{height}\" role=\"img\" aria-label=\"{}\">\n\
@@ -79,21 +89,49 @@ pub fn draw(report: &Report) -> String {
     );
     let _ = writeln!(
         svg,
-        "<text x=\"{MARGIN}\" y=\"63\">Reserved over each run, against what is live; dashed: the \
-         peak of live. Under each name: peak reserved / peak live.</text>"
+        "<text x=\"{MARGIN}\" y=\"63\">Held over each run, against what is live. Under each name: \
+         what is held at the peak, beyond what is live.</text>"
     );
+    svg.push_str(&key);
     for (index, trace) in report.traces.iter().enumerate() {
         let (x, y) = place(index);
         panel(&mut svg, x, y, trace);
     }
     let (x, y) = place(report.traces.len());
-    legend(&mut svg, x, y, report);
+    means(&mut svg, x, y, report);
     svg.push_str("</svg>\n");
     svg
 }
 
-fn place(index: usize) -> (usize, usize) {
-    (MARGIN + index % COLUMNS * (PANEL_WIDTH + GAP), HEAD + index / COLUMNS * PANEL_HEIGHT)
+/// The key, in as many rows as it takes: each allocator's line, live and its peak.
+fn key(report: &Report) -> (String, usize) {
+    let mut entries: Vec<(String, String)> = Vec::new();
+    if let Some(first) = report.traces.first() {
+        for (index, run) in first.runs.iter().enumerate() {
+            let colour = colour(index, first);
+            let line = format!("<path class=\"k c{colour}\" d=\"M0 -4h22\"/>");
+            entries.push((line, label(run)));
+        }
+    }
+    let live = "<rect class=\"l\" y=\"-11\" width=\"22\" height=\"13\" rx=\"3\"/>";
+    entries.push((live.to_owned(), "live, at its highest".to_owned()));
+    entries.push(("<path class=\"p\" d=\"M0 -4h22\"/>".to_owned(), "peak of live".to_owned()));
+    let (mut svg, mut x, mut rows) = (String::new(), MARGIN, 1);
+    for (mark, words) in entries {
+        // Of a text in the widest of the fonts.
+        let width = 30 + words.chars().count() * 37 / 5 + GAP;
+        if x > MARGIN && x + width > WIDTH - MARGIN + GAP {
+            (x, rows) = (MARGIN, rows + 1);
+        }
+        let y = KEY + (rows - 1) * KEY_ROW;
+        let _ = writeln!(
+            svg,
+            "<g transform=\"translate({x} {y})\">{mark}<text x=\"30\" y=\"0\">{}</text></g>",
+            escape(&words)
+        );
+        x += width;
+    }
+    (svg, rows)
 }
 
 fn colour(run: usize, trace: &TraceReport) -> usize {
@@ -106,15 +144,14 @@ fn panel(svg: &mut String, x: usize, y: usize, trace: &TraceReport) {
     let _ = writeln!(svg, "<g transform=\"translate({x} {y})\">");
     let _ = writeln!(svg, "<text class=\"t\" x=\"0\" y=\"16\">{}</text>", escape(&trace.trace));
     let mut at = 0;
-    for (index, run) in trace.runs.iter().enumerate().take(RATIOS) {
+    for (index, run) in trace.runs.iter().enumerate().take(FIGURES) {
         let colour = colour(index, trace);
-        let ratio = if run.completed {
-            format!("{:.3}", run.hold_ratio)
-        } else {
-            "out of memory".to_owned()
+        let beyond = match run.completed {
+            true => beyond(run.hold_ratio - 1.0),
+            false => "out of memory".to_owned(),
         };
-        let _ = writeln!(svg, "<text class=\"n f{colour}\" x=\"{at}\" y=\"36\">{ratio}</text>");
-        at += 10 * ratio.len() + 8;
+        let _ = writeln!(svg, "<text class=\"n f{colour}\" x=\"{at}\" y=\"36\">{beyond}</text>");
+        at += 9 * beyond.len() + 16;
     }
     let highest = trace.runs.iter().flat_map(|run| &run.curve).chain(&trace.live_curve).max();
     let top = nice(highest.copied().unwrap_or(1).max(1));
@@ -123,9 +160,8 @@ fn panel(svg: &mut String, x: usize, y: usize, trace: &TraceReport) {
         let line = PLOT * part / 2;
         let _ = writeln!(svg, "<path class=\"g\" d=\"M0 {line}H{PANEL_WIDTH}\"/>");
     }
-    let _ = writeln!(svg, "<path class=\"l\" d=\"{}V{PLOT}H0Z\"/>", steps(&trace.live_curve, top));
-    // Most peaks of live are shorter than a point of the curve is wide: without its line, nobody
-    // could see what the ratios compare.
+    let live = highs(&trace.live_curve);
+    let _ = writeln!(svg, "<path class=\"l\" d=\"{}V{PLOT}H0Z\"/>", steps(&live, top));
     let _ = writeln!(
         svg,
         "<path class=\"p\" d=\"M0 {:.1}H{PANEL_WIDTH}\"/>",
@@ -136,7 +172,8 @@ fn panel(svg: &mut String, x: usize, y: usize, trace: &TraceReport) {
     runs.sort_by_key(|(_, run)| run.conf.as_deref() == Some(""));
     for (index, run) in runs {
         let colour = colour(index, trace);
-        let _ = writeln!(svg, "<path class=\"k c{colour}\" d=\"{}\"/>", steps(&run.curve, top));
+        let _ =
+            writeln!(svg, "<path class=\"k c{colour}\" d=\"{}\"/>", steps(&highs(&run.curve), top));
     }
     let gib = top >> 30;
     let label = if gib > 0 { format!("{gib} GiB") } else { format!("{} MiB", top >> 20) };
@@ -157,6 +194,13 @@ fn height_of(bytes: u64, top: u64) -> f64 {
     PLOT as f64 - bytes as f64 / top as f64 * PLOT as f64
 }
 
+/// `curve` in at most [`STEPS`] points, the highest of each part: a peak is as wide as a point, and
+/// no curve is above another that it was below.
+fn highs(curve: &[u64]) -> Vec<u64> {
+    let parts = curve.chunks(curve.len().div_ceil(STEPS).max(1));
+    parts.map(|part| part.iter().copied().max().unwrap_or(0)).collect()
+}
+
 /// A path of steps, a point of `curve` each, with what does not move left out.
 fn steps(curve: &[u64], top: u64) -> String {
     let mut path = String::new();
@@ -175,19 +219,18 @@ fn steps(curve: &[u64], top: u64) -> String {
     path
 }
 
-/// The names of the curves, and how much more than the peak of live each allocator reserves,
-/// averaged over the traces.
-fn legend(svg: &mut String, x: usize, y: usize, report: &Report) {
+/// How much more than the peak of live each allocator holds, averaged over the traces.
+fn means(svg: &mut String, x: usize, y: usize, report: &Report) {
     let Some(first) = report.traces.first() else { return };
     let excess: Vec<f64> = (0..first.runs.len()).map(|index| mean_excess(report, index)).collect();
     let most = excess.iter().copied().fold(0.0, f64::max).max(1e-9);
     let _ = writeln!(svg, "<g transform=\"translate({x} {y})\">");
-    let _ = writeln!(svg, "<text class=\"t\" x=\"0\" y=\"16\">Reserved beyond live</text>");
+    let _ = writeln!(svg, "<text class=\"t\" x=\"0\" y=\"16\">Held beyond live</text>");
     let _ =
         writeln!(svg, "<text class=\"s\" x=\"0\" y=\"36\">at the peak, mean of the traces</text>");
     for (index, run) in first.runs.iter().enumerate() {
         let colour = colour(index, first);
-        let row = legend_row(index);
+        let row = mean_row(index);
         let width = (excess[index].max(0.0) / most * (PANEL_WIDTH as f64 - 70.0)).max(2.0);
         let _ = writeln!(svg, "<text x=\"0\" y=\"{row}\">{}</text>", escape(&label(run)));
         let _ = writeln!(
@@ -198,24 +241,22 @@ fn legend(svg: &mut String, x: usize, y: usize, report: &Report) {
         );
         let _ = writeln!(
             svg,
-            "<text class=\"n f{colour}\" x=\"{:.1}\" y=\"{}\">{:+.1}%</text>",
+            "<text class=\"n f{colour}\" x=\"{:.1}\" y=\"{}\">{}</text>",
             width + 8.0,
             row + 18,
-            excess[index] * 100.0
+            beyond(excess[index])
         );
     }
-    let row = legend_row(first.runs.len());
-    let _ = writeln!(
-        svg,
-        "<rect class=\"l\" x=\"0\" y=\"{}\" width=\"22\" height=\"12\" rx=\"3\"/>",
-        row - 10
-    );
-    let _ = writeln!(svg, "<text x=\"30\" y=\"{row}\">live</text>");
-    let _ = writeln!(svg, "<path class=\"p\" d=\"M84 {}h22\"/>", row - 4);
-    let _ = writeln!(svg, "<text x=\"114\" y=\"{row}\">its peak</text></g>");
+    svg.push_str("</g>\n");
 }
 
-fn legend_row(index: usize) -> usize {
+/// A part of the peak of live, in per cent with its sign.
+fn beyond(part: f64) -> String {
+    let sign = if part < 0.0 { "" } else { "+" };
+    format!("{sign}{}", percent(part * 100.0))
+}
+
+fn mean_row(index: usize) -> usize {
     TITLE + 22 + index * LINE
 }
 
@@ -239,12 +280,13 @@ fn label(run: &Run) -> String {
 
 fn summary(report: &Report) -> String {
     let Some(first) = report.traces.first() else { return "No traces".to_owned() };
-    let parts =
-        first.runs.iter().enumerate().map(|(index, run)| {
-            format!("{} {:+.1}%", label(run), mean_excess(report, index) * 100.0)
-        });
+    let parts = first
+        .runs
+        .iter()
+        .enumerate()
+        .map(|(index, run)| format!("{} {}", label(run), beyond(mean_excess(report, index))));
     format!(
-        "Memory reserved beyond live at the peak, mean of the traces: {}",
+        "Memory held beyond live at the peak, mean of the traces: {}",
         parts.collect::<Vec<_>>().join(", ")
     )
 }
@@ -300,6 +342,41 @@ mod tests {
     #[test]
     fn a_flat_curve_is_one_line() {
         assert_eq!(steps(&[0; 480], 1), format!("M0 {PLOT}.0H{PANEL_WIDTH}"));
+    }
+
+    #[test]
+    fn a_peak_of_live_is_drawn_as_high_as_it_was_and_wide_enough_to_be_seen() {
+        let gib = 1u64 << 30;
+        let mut live = vec![gib; 480];
+        live[7] = 3 * gib;
+        let drawn = highs(&live);
+        assert_eq!((drawn.len(), drawn.iter().max()), (STEPS, Some(&(3 * gib))));
+        assert!(PANEL_WIDTH as f64 / drawn.len() as f64 > 2.5, "pixels");
+        let held: Vec<u64> = live.iter().map(|live| live + 1).collect();
+        assert!(highs(&held).iter().zip(&drawn).all(|(held, live)| held > live));
+        assert_eq!(highs(&[5, 6]), [5, 6]);
+        assert!(highs(&[]).is_empty());
+    }
+
+    #[test]
+    fn the_key_is_under_the_title_and_has_every_curve() {
+        let mut report = crate::bench::tests::report(|_| {});
+        let svg = draw(&report);
+        let key = svg.find("PyTorch, default</text>").unwrap();
+        assert!(svg.find("class=\"h\"").unwrap() < key, "{svg}");
+        assert!(key < svg.find(">tiny<").unwrap(), "{svg}");
+        assert!(svg.contains("peak of live</text>"), "{svg}");
+        // Many settings take more rows, and the panels begin below them.
+        let run = report.traces[0].runs[0].clone();
+        report.traces[0].runs = vec![run; 12];
+        let rows = key_rows(&report);
+        assert!(rows > 1, "{rows}");
+        let below = KEY + (rows - 1) * KEY_ROW + KEY_FOOT;
+        assert!(draw(&report).contains(&format!("<g transform=\"translate({MARGIN} {below})\">")));
+    }
+
+    fn key_rows(report: &Report) -> usize {
+        key(report).1
     }
 
     #[test]

@@ -7,6 +7,7 @@ mod instructions;
 mod proof;
 mod report;
 mod schedule;
+mod summary;
 mod table;
 pub mod torch;
 
@@ -29,28 +30,32 @@ const OUT_OF_MEMORY: u8 = 4;
 
 const EXAMPLES: &str = "\
 Examples:
-  gruyere bench                                    the seven bundled traces, table, bench.json and \
-                                                   bench.svg
-  gruyere bench --fit --timeline                   the smallest device that completes, and time
-  gruyere bench --trace my.trace.zst --out /tmp    a trace of your own (format: traces/FORMAT.md)
+  gruyere bench                     the seven bundled traces
+  gruyere bench --full --fit --timeline
+                                    every figure: also the smallest device that
+                                    completes, and time
+  gruyere bench --trace my.trace.zst --out /tmp
+                                    a trace of your own (traces/FORMAT.md)
   gruyere bench --conf share:off --conf backing:fixed
-                                                   a row more for each configuration
-  gruyere bench --prices by-mapping                time, where access costs by the mapping
-  gruyere bench proof                              every figure that is promised, with its bar
-  gruyere bench --torch                            real PyTorch programs, beside torch's real \
-                                                   allocators (--torch --help)
-  gruyere bench --instructions                     instructions a malloc and a free, counted by \
-                                                   callgrind
-  gruyere bench --device cuda --trace my.trace.zst the same on a real GPU
+                                    a column more for each configuration
+  gruyere bench --prices by-mapping
+                                    time, where access costs by the mapping
+  gruyere bench proof               every figure that is promised, with its bar
+  gruyere bench --torch             real PyTorch programs, beside torch's real
+                                    allocators (--torch --help)
+  gruyere bench --instructions      instructions a malloc and a free, counted
+                                    by callgrind
+  gruyere bench --device cuda --trace my.trace.zst
+                                    the same on a real GPU
 
-Exit status: 0 all is well; 1 something could not be read, written or run; 2 wrong arguments;
+Exit status: 0 all is well; 1 something could not be read, written or run; 2 wrong arguments; \
 3 the oracle, the driver's books or an invariant found a fault; 4 a trace did not complete.";
 
 /// Replay real PyTorch traffic through Gruyère and through torch's own allocators.
 ///
 /// Gruyère runs through its C ABI on a stand-in GPU with exact books and an oracle of stream order;
 /// torch's default allocator and its expandable segments are models, equal to the real ones to the
-/// byte. Prints a table, writes bench.json and bench.svg.
+/// byte. Prints who holds the least and a table in per cent, and writes bench.json and bench.svg.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES, args_conflicts_with_subcommands = true)]
 pub struct Args {
@@ -59,9 +64,12 @@ pub struct Args {
     /// Replay this trace, zstd-compressed or plain, in place of the bundled ones; may be repeated.
     #[arg(long, value_name = "FILE")]
     trace: Vec<PathBuf>,
-    /// One more row for Gruyère configured by STRING, as GRUYERE_CONF would be; may be repeated.
+    /// Once more Gruyère, configured by STRING, as GRUYERE_CONF would be; may be repeated.
     #[arg(long, value_name = "STRING", conflicts_with = "models_only")]
     conf: Vec<String>,
+    /// Print every figure, in wider tables: ratios, areas, driver calls, host time.
+    #[arg(long)]
+    full: bool,
     /// Also find the smallest device that completes each trace, by bisection.
     #[arg(long)]
     fit: bool,
@@ -103,7 +111,7 @@ pub struct Args {
 #[derive(clap::Subcommand, Debug)]
 enum Command {
     Proof(Box<proof::Args>),
-    /// A subcommand that is written as an option.
+    // A subcommand that is written as an option.
     #[command(long_flag = "torch")]
     Torch(Box<torch::Args>),
 }
@@ -166,13 +174,17 @@ fn bench(args: &Args) -> Result<ExitCode, Box<dyn std::error::Error>> {
     let chart = chart::draw(&report);
     write(&args.out.join("bench.json"), &report.to_json()?)?;
     write(&args.out.join("bench.svg"), &chart)?;
-    let text = if args.json { report.to_json()? } else { table::draw(&report) };
+    let text = match args.json {
+        true => report.to_json()?,
+        false => {
+            let tables = if args.full { table::draw(&report) } else { summary::draw(&report) };
+            let calls = table::driver_calls(&report);
+            let written = written(args);
+            format!("{}{tables}{calls}{written}", summary::verdict(&report))
+        }
+    };
     output::print(text)?;
-    let status = verdict(&report);
-    if !args.json {
-        output::print(conclusion(&report, &args.out))?;
-    }
-    Ok(ExitCode::from(status))
+    Ok(ExitCode::from(verdict(&report)))
 }
 
 fn instructions(args: &Args) -> Result<ExitCode, Box<dyn std::error::Error>> {
@@ -220,35 +232,11 @@ fn open_prices(name: Option<&str>) -> Result<Prices, String> {
     Ok(prices)
 }
 
-/// Where the files are, and what came out, in two lines.
-fn conclusion(report: &Report, out: &Path) -> String {
-    let faults: usize = report.runs().map(|(_, run)| run.fault_count).sum();
-    let short = report.runs().filter(|(_, run)| !run.completed).count();
-    let mut told = Vec::new();
-    let (mut least, mut compared) = (0, 0);
-    for trace in &report.traces {
-        let held = |ours: bool| {
-            let runs = trace.runs.iter().filter(|run| run.conf.is_some() == ours);
-            runs.filter(|run| run.completed).map(|run| run.peak_reserved).min()
-        };
-        if let (Some(ours), Some(torchs)) = (held(true), held(false)) {
-            compared += 1;
-            least += u32::from(ours <= torchs);
-        }
-    }
-    if compared > 0 {
-        told.push(format!("Gruyère holds the least on {least} of {compared} traces"));
-    }
-    told.push(match faults {
-        0 => "no faults".to_owned(),
-        faults => format!("{faults} faults"),
-    });
-    told.push(match short {
-        0 => "every run completed".to_owned(),
-        short => format!("{short} runs did not complete"),
-    });
-    let (json, chart) = (out.join("bench.json"), out.join("bench.svg"));
-    format!("\nwritten: {} and {}\nverdict: {}\n", json.display(), chart.display(), told.join("; "))
+/// Where the files are, and how to see more.
+fn written(args: &Args) -> String {
+    let (json, chart) = (args.out.join("bench.json"), args.out.join("bench.svg"));
+    let more = if args.full { "" } else { "; every figure: --full" };
+    format!("\nwritten: {} and {}{more}\n", json.display(), chart.display())
 }
 
 /// Says on stderr what is wrong, and answers with the exit status.
@@ -334,7 +322,7 @@ mod tests {
         args: Args,
     }
 
-    fn report(change: impl FnOnce(&mut gruyere_replay::bench::Run)) -> Report {
+    pub(super) fn report(change: impl FnOnce(&mut gruyere_replay::bench::Run)) -> Report {
         let trace = Trace::read("tiny", &b"a 1 512 0 0\nf 1\n"[..]).unwrap();
         let mut run =
             gruyere_replay::bench::run(&trace, &Contender::Torch, Wanted::default()).unwrap();

@@ -137,7 +137,7 @@ pub(super) fn at(bar: &ProgressBar, what: String) {
 pub(super) fn progress(jobs: usize) -> ProgressBar {
     let bar = ProgressBar::new(jobs as u64);
     if let Ok(style) =
-        ProgressStyle::with_template("{bar:28.yellow/dim} {pos:>3}/{len} {elapsed:>4} {msg}")
+        ProgressStyle::with_template("{bar:28.yellow/dim} {pos:>3}/{len} {elapsed:>4} {wide_msg}")
     {
         bar.set_style(style.progress_chars("━╸─"));
     }

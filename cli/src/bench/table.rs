@@ -1,4 +1,4 @@
-//! The table.
+//! The table of every figure (`--full`).
 
 use super::report::{Report, TraceReport};
 use crate::driver_calls;
@@ -27,20 +27,20 @@ const COLUMNS: &[Column] = &[
         shown: always,
     },
     Column {
-        heading: "peak reserved\nGiB",
+        heading: "peak held\nGiB",
         note: "",
         cell: |_, run| if run.completed { gib(run.peak_reserved) } else { "out of memory".into() },
         shown: always,
     },
     Column {
         heading: "hold\nratio",
-        note: "hold ratio: peak reserved / peak live; 1 is the physical limit",
+        note: "hold ratio: peak held / peak live; 1 is the physical limit",
         cell: |_, run| format!("{:.4}", run.hold_ratio),
         shown: always,
     },
     Column {
         heading: "area\nratio",
-        note: "area ratio: reserved / live, both summed over all mallocs and frees",
+        note: "area ratio: held / live, both summed over all mallocs and frees",
         cell: |_, run| format!("{:.2}", run.area_ratio),
         shown: always,
     },
@@ -124,10 +124,19 @@ pub fn draw(report: &Report) -> String {
             CellAlignment::Right
         });
     }
-    let mut text = format!("{table}\n");
+    let mut text = format!("\n{table}\n");
     for column in columns.iter().filter(|column| !column.note.is_empty()) {
         let _ = writeln!(text, "  {}", column.note);
     }
+    if report.measured.timeline {
+        let _ = writeln!(text, "  prices of driver calls: {}", report.measured.prices);
+    }
+    text
+}
+
+/// How long the driver's calls took, of the runs on a real device.
+pub fn driver_calls(report: &Report) -> String {
+    let mut text = String::new();
     for (trace, run) in report.runs().filter(|(_, run)| run.replay_ns.is_some()) {
         let (times, whole) = (&run.driver_call_times, run.replay_ns.unwrap_or(0));
         let calls = times.iter().fold(0u64, |sum, time| sum.saturating_add(time.total_nanoseconds));
@@ -140,9 +149,6 @@ pub fn draw(report: &Report) -> String {
         driver_calls::table(times).iter().for_each(|row| {
             let _ = writeln!(text, "  {row}");
         });
-    }
-    if report.measured.timeline {
-        let _ = writeln!(text, "  prices of driver calls: {}", report.measured.prices);
     }
     text
 }

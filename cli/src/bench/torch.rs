@@ -17,27 +17,25 @@ pub const WRONG: u8 = 2;
 
 const EXAMPLES: &str = "\
 Examples:
-  gruyere bench --torch                             the built-in programs on this machine's GPU
-  gruyere bench --torch --list                      what they are
+  gruyere bench --torch             the built-in programs on this machine's GPU
+  gruyere bench --torch --list      what they are
   gruyere bench --torch --program train.py --steps 20 -- --batch-size 8
-                                                    a script of your own, as python would run it, \
-                                                    20 steps of it
+                                    a script of your own, as python would run
+                                    it, 20 steps of it
   gruyere bench --torch --program moe --conf slack:0.5%,waits:budget
-                                                    one more row, for Gruyère so configured
+                                    one more row, for Gruyère so configured
   gruyere bench --torch --stand-in --json torch.json
-                                                    without a GPU: on the stand-in, whose books \
-                                                    are exact
+                                    without a GPU: on the stand-in, whose books
+                                    are exact
   gruyere bench --torch --no-fit --runs 9 --allocators default,gruyere
-                                                    host time only, as sharp as it gets
+                                    host time only, as sharp as it gets
 
 On the stand-in kernels take 20 us and a launch 8 us of its clock (PHANTOM_KERNEL_NS, \
-PHANTOM_COSTS), and the device has 80 GiB
-(PHANTOM_MEMORY=24GiB). It needs libphantom_cuda.so, beside this command or named by \
-GRUYERE_PHANTOM.
+PHANTOM_COSTS), and the device has 80 GiB (PHANTOM_MEMORY=24GiB). It needs libphantom_cuda.so, \
+beside this command or named by GRUYERE_PHANTOM.
 
-Exit status: 0 all is well; 1 a run failed; 2 wrong arguments, or no GPU; 3 the \
-driver's books or an invariant found a
-fault; 4 a program ran out of memory with all of the device to itself.";
+Exit status: 0 all is well; 1 a run failed; 2 wrong arguments, or no GPU; 3 the driver's books or \
+an invariant found a fault; 4 a program ran out of memory with all of the device to itself.";
 
 /// Run real PyTorch programs under torch's own allocators and under Gruyère, and compare.
 ///

@@ -16,10 +16,10 @@ enum Metric {
     Blocks,
 }
 
-// `reserved` is what torch calls what is held.
 const METRICS: [(&str, Metric); 5] = [
     ("live", Metric::Live),
     ("held", Metric::Reserved),
+    // Its name before, in scripts.
     ("reserved", Metric::Reserved),
     ("pending", Metric::Pending),
     ("blocks", Metric::Blocks),

@@ -124,7 +124,7 @@ pub fn records(findings: &mut Findings, found: &[Found]) {
             "records",
             format!(
                 "{stale} of processes that ended without a clean exit ({} of shared memory): \
-                 `gruyere stat FILE` reads one, `gruyere ps --sweep` removes them",
+                 `gruyere post` shows the last, `gruyere ps --sweep` removes them",
                 BinaryBytes(held)
             ),
         );

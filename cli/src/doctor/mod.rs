@@ -24,28 +24,26 @@ pub use gpu::program::run_as_asked;
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
-  gruyere doctor                              this machine, this environment, the python3 of the \
-                                              PATH
-  gruyere doctor --python .venv/bin/python    another interpreter
+  gruyere doctor                    this machine, this environment, the python3
+                                    of the PATH
+  gruyere doctor --python .venv/bin/python
+                                    another interpreter
   gruyere doctor --json | jq '.findings[] | select(.level == \"problem\")'
-  srun gruyere doctor                         on the nodes of a job, with the job's environment
-  gruyere doctor --gpu --out gpu              try the GPU too, and keep what that told, for a report
+  srun gruyere doctor               on the nodes of a job, in its environment
+  gruyere doctor --gpu --out gpu    try the GPU too, and keep what that told,
+                                    for a report
 
 Each line: ok, note, warning (something is lost, and could be had) or problem (Gruyère does not \
-work so), and below it
-what to change. Driver, NVML and Python are asked in processes of their own, so one that hangs is \
-told and waited for
-no longer than --time-limit. Where NVML is missing, a context is made on each device for a moment \
-to ask for free memory.
-`python -m gruyere --doctor` tries Gruyère with torch.
+work so), and below it what to change. Driver, NVML and Python are asked in processes of their \
+own, so one that hangs is told and waited for no longer than --time-limit. Where NVML is missing, \
+a context is made on each device for a moment to ask for free memory. `python -m gruyere \
+--doctor` tries Gruyère with torch.
 
 --gpu tries the first device of CUDA_VISIBLE_DEVICES with two programs that come with this \
-command. Nobody else should use the
-device meanwhile. A rule of the driver that Gruyère relies on and that is false is told with what \
-follows from it; data that was
-overwritten is a problem that says CORRUPTION. With --json all that was told is under `gpu`. Where \
-a finding asks for a report, the
-files are kept without --out too, and the finding says where. GRUYERE_CONF holds for the stress.
+command. Nobody else should use the device meanwhile. A rule of the driver that Gruyère relies on \
+and that is false is told with what follows from it; data that was overwritten is a problem that \
+says CORRUPTION. With --json all that was told is under `gpu`. Where a finding asks for a report, \
+the files are kept without --out too, and the finding says where. GRUYERE_CONF holds for the stress.
 
 Exit codes: 0 no problem; 1 a problem, or the findings can't be printed; 2 wrong usage.")]
 pub struct Arguments {

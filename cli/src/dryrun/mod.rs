@@ -38,27 +38,30 @@ const WRONG: u8 = 2;
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
-  gruyere dryrun train.py --batch-size 8            on an H100, and what the others would say
-  gruyere dryrun --gpu a100-40,rtx4090 train.py     on these, each really run at its size
-  gruyere dryrun -m package.train --batch-size 8    a module, as python -m runs it
-  gruyere dryrun --gpu list                         what there is
-  gruyere dryrun --gb 24 --alloc torch train.py     on any GPU of 24 GiB, torch's allocator only
+  gruyere dryrun train.py --batch-size 8
+                                    on an H100, and what the others would say
+  gruyere dryrun --gpu a100-40,rtx4090 train.py
+                                    on these, each really run at its size
+  gruyere dryrun -m package.train --batch-size 8
+                                    a module, as python -m runs it
+  gruyere dryrun --gpu list         what there is
+  gruyere dryrun --gb 24 --alloc torch train.py
+                                    on any GPU of 24 GiB, torch's allocator only
   gruyere dryrun --gpu a100-80 --sweep batch=--batch-size:1..64 train.py
-                                                    the largest batch that fits
+                                    the largest batch that fits
   gruyere dryrun --sweep batch=1,2,4,8 train.py --batch-size {batch}
   gruyere dryrun --max-gb 79 --json=dry.json train.py
-                                                    for continuous integration
-  gruyere dryrun --history runs train.py            keeps the answer: gruyere report --history runs
-                                                    compares it with the last one
+                                    for continuous integration
+  gruyere dryrun --history runs train.py
+                                    keeps the answer: `gruyere report --history
+                                    runs` compares it with the last one
 
 Options stand before the program; all that follows it is its own. One process and one device.
 
 Exit status: 0 it fits; 1 the program failed, in some rows or in all; 2 wrong arguments, or no \
-torch or no stand-in; \
-3 it does not fit; 4 it fits or not,
-but the answer is not to be trusted: the program asks for other memory with other values on the \
-device; or the program
-could not go on without what the sandbox refuses it.")]
+torch or no stand-in; 3 it does not fit; 4 it fits or not, but the answer is not to be trusted: \
+the program asks for other memory with other values on the device; or the program could not go on \
+without what the sandbox refuses it.")]
 pub struct Arguments {
     /// The GPUs, separated by commas; `list` prints what there is. Default: h100-80, with what the
     /// books say of all others.

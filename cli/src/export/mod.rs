@@ -22,26 +22,29 @@ use crate::target::Folder;
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
-  gruyere export                              serve http://127.0.0.1:9404/metrics
-  gruyere export --listen 0.0.0.0:9404        for a Prometheus on another machine; anybody there \
-                                              may read it
+  gruyere export                    serve http://127.0.0.1:9404/metrics
+  gruyere export --listen 0.0.0.0:9404
+                                    for a Prometheus on another machine;
+                                    anybody there may read it
   gruyere export --textfile /var/lib/prometheus/node-exporter/gruyere.prom
-                                              for node_exporter's textfile collector, every 15 s
-  gruyere export --textfile FILE --once       the same from cron or a Slurm epilog
+                                    for node_exporter's textfile collector,
+                                    every 15 s
+  gruyere export --textfile FILE --once
+                                    the same from cron or a Slurm epilog
   gruyere export --print | promtool check metrics
 
 Pages: /metrics (Prometheus text, or OpenMetrics where the client accepts it) and /-/healthy.
-One exporter tells of the processes of its own user; as root and with --all-users, of all users' \
-(the label `user`
-is set on those of others). A record is believed if its file is the user's whose process it says \
-it is; of a process
-in another container the owner of the file alone vouches (gruyere_exporter_unseen_processes).
-In Prometheus, set `honor_labels: true`, so that `job` is the Slurm job or torchrun run and not \
-the scrape's.
-Alert rules and a Grafana dashboard are in dashboards/ of the repository.
 
-Exit codes: 0 written or printed; 1 the folder can't be read, the address can't be had, or the file
-can't be written; 2 wrong usage. Serving ends with a signal.")]
+One exporter tells of the processes of its own user; as root and with --all-users, of all users' \
+(the label `user` is set on those of others). A record is believed if its file is the user's whose \
+process it says it is; of a process in another container the owner of the file alone vouches \
+(gruyere_exporter_unseen_processes).
+
+In Prometheus, set `honor_labels: true`, so that `job` is the Slurm job or torchrun run and not \
+the scrape's. Alert rules and a Grafana dashboard are in dashboards/ of the repository.
+
+Exit codes: 0 written or printed; 1 the folder can't be read, the address can't be had, or the \
+file can't be written; 2 wrong usage. Serving ends with a signal.")]
 pub struct Arguments {
     /// Address and port to serve at. Anything but loopback is open to whoever can reach it.
     #[arg(

@@ -30,22 +30,22 @@ use terminal::Style;
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
-  gruyere map 4242                      the address space, coloured by lifetime
-  gruyere map 4242 --by age --watch     by age, drawn again every second
-  gruyere map 4242 --by site            by the line of the program; --by module, --by phase
-  gruyere map 4242 --physical           in the order of physical pages
-  gruyere map 4242 --html heap.html     a page to zoom in; it opens offline
+  gruyere map 4242                    the address space, coloured by lifetime
+  gruyere map 4242 --by age --watch   by age, drawn again every second
+  gruyere map 4242 --by site          by the line of the program; --by module,
+                                      --by phase
+  gruyere map 4242 --physical         in the order of physical pages
+  gruyere map 4242 --html heap.html   a page to zoom in; it opens offline
   gruyere map /dev/shm/gruyere-4026531836-4242-99-0.record --json | jq .sums
-                                        the last state of a killed process
+                                      the last state of a killed process
 
 A cell is filled from below by what blocks take of it. What is left is dark where it is whole \
-pages, which can move or go back, and
-red where it lies in partly used pages, which is lost until the blocks there go. docs/map.md tells \
-more.
+pages, which can move or go back, and red where it lies in partly used pages, which is lost until \
+the blocks there go. docs/map.md tells more.
 
 Exit codes: 0 all well; 1 no such process, record or device, or it can't be read or written; 2 \
-wrong usage;
-3 drawn, but some entries could not be read whole (the process was killed while it wrote them).")]
+wrong usage; 3 drawn, but some entries could not be read whole (the process was killed while it \
+wrote them).")]
 pub struct Arguments {
     #[command(flatten)]
     target: Target,

@@ -24,25 +24,27 @@ pub use files::runs;
 #[command(after_help = "\
 Examples:
   GRUYERE_CONF=history:/var/lib/gruyere python -m gruyere train.py
-                                        keeps what the run did, under the name `train`
+                                    keeps what the run did, under the name
+                                    `train`
   gruyere report --history /var/lib/gruyere --name train
-                                        its latest run, compared with the one before
-  gruyere report 4242 --against /var/lib/gruyere/train.rank0.1763763600-31.run.json
-                                        a process that runs now, or its record, against a kept run
+                                    its latest run, compared with the one before
+  gruyere report 4242 --against runs/train.rank0.1763763600-31.run.json
+                                    a process that runs now, or its record,
+                                    against a kept run
   gruyere report dry.json --against dry-of-main.json --max-growth 2%
-                                        two dry runs (gruyere dryrun --json=dry.json, or --history)
+                                    two dry runs (`gruyere dryrun
+                                    --json=dry.json`, or --history)
   gruyere report 4242 --against dry.json
-                                        what a GPU took, beside what the dry run said
+                                    what a GPU took, beside what the dry run
+                                    said
   gruyere report --history runs --name train --max-growth 2% --max-ratio 1%
-                                        for continuous integration: exit code 4 where it got worse \
-                                        than that
+                                    for continuous integration: exit code 4
+                                    where it got worse than that
 
 A run is the file that `history:` makes, a process, or the file of its record. Steps are those \
-that the program (or an optimiser) marks;
-they are compared as far as both runs went. In use: blocks above 1 MiB, and slabs. Ratio: \
-held / in use, both at their
-highest in these steps; peak ratio: held / live, both at their highest in the run (1 is the \
-least there can be).
+that the program (or an optimiser) marks; they are compared as far as both runs went. In use: \
+blocks above 1 MiB, and slabs. Ratio: held / in use, both at their highest in these steps; peak \
+ratio: held / live, both at their highest in the run (1 is the least there can be).
 
 Exit codes: 0 all well; 1 a run is missing or can't be read; 2 wrong usage; 4 it got worse than a \
 bound.")]

@@ -52,15 +52,13 @@ Examples:
                                  a line a second for a minute
 
 Keys: arrows choose, Enter shows all of a process, s sorts by the next column, Space pauses, t \
-changes the
-time that the graph shows, ? helps, q quits. NO_COLOR is honoured.
+changes the time that the graph shows, ? helps, q quits. NO_COLOR is honoured.
 
 Reading never disturbs a process: no lock, no signal, and the tables of blocks are only read for \
-the chosen
-process, and seldom.
+the chosen process, and seldom.
 
-Exit codes: 0 fine (also when the process that was named has ended); 1 no such process or record, it
-can't be read, or there is no terminal; 2 wrong usage.")]
+Exit codes: 0 fine (also when the process that was named has ended); 1 no such process or record, \
+it can't be read, or there is no terminal; 2 wrong usage.")]
 pub struct Arguments {
     /// The process (its pid) or the file of its record; left out or `all`: all of them.
     #[arg(value_name = "PID|FILE|all", default_value = "all")]

@@ -22,8 +22,13 @@ pub struct Terminal {
 impl Terminal {
     /// Runs `command` as the leader of a session of its own, with a terminal of 100 columns and 40
     /// lines as its standard streams.
-    pub fn with(mut command: Command) -> Terminal {
-        let (master, slave) = open().unwrap();
+    pub fn with(command: Command) -> Terminal {
+        Terminal::sized(command, 100, 40)
+    }
+
+    /// The same with a terminal of this size.
+    pub fn sized(mut command: Command, columns: u16, lines: u16) -> Terminal {
+        let (master, slave) = open(columns, lines).unwrap();
         let terminal = slave.as_raw_fd();
         for stream in [Command::stdin, Command::stdout, Command::stderr] {
             stream(&mut command, Stdio::from(slave.try_clone().unwrap()));
@@ -161,12 +166,12 @@ fn last(seen: &str) -> &str {
 
 /// Both ends. No child of a test beside this one inherits them, even for a moment: it would hold
 /// the terminal open.
-fn open() -> std::io::Result<(File, File)> {
+fn open(columns: u16, lines: u16) -> std::io::Result<(File, File)> {
     let failed = |answer: libc::c_int| {
         if answer == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
     };
     let flags = libc::O_RDWR | libc::O_NOCTTY | libc::O_CLOEXEC | libc::O_NONBLOCK;
-    let size = libc::winsize { ws_row: 40, ws_col: 100, ws_xpixel: 0, ws_ypixel: 0 };
+    let size = libc::winsize { ws_row: lines, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
     let mut name = [0u8; 64];
     // SAFETY: a fresh descriptor, or none; the name is written within its room; the size is read.
     let master = unsafe {

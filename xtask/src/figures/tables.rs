@@ -116,10 +116,9 @@ fn summary(traces: &[Trace]) -> String {
 
 /// Every figure, a row an allocator and trace.
 fn everything(traces: &[Trace]) -> String {
-    let mut table =
-        "\n\n| trace | allocator | peak live | peak reserved | hold | fit | hold on time \
+    let mut table = "\n\n| trace | allocator | peak live | peak held | hold | fit | hold on time \
                      | device end | driver calls |\n|---|---|---:|---:|---:|---:|---:|---:|---:|\n"
-            .to_owned();
+        .to_owned();
     for trace in traces {
         for (index, run) in trace.runs.iter().enumerate() {
             let (name, live) = match index {

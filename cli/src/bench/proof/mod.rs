@@ -28,21 +28,23 @@ const COUNTED: &str = "moe.trace.zst";
 
 const EXAMPLES: &str = "\
 Examples:
-  gruyere bench proof                               all parts on the seven bundled traces: a \
-                                                    minute or two
-  gruyere bench proof --part hold --part timeline   some parts
-  gruyere bench proof --jitter 1 --jitter 2         traces of the same shapes with other sizes
+  gruyere bench proof               all parts on the seven bundled traces: a
+                                    minute or two
+  gruyere bench proof --part hold --part timeline
+                                    some parts
+  gruyere bench proof --jitter 1 --jitter 2
+                                    traces of the same shapes with other sizes
   gruyere bench proof --public ../shared/traces/public --part public
   gruyere bench proof --part long --trace my.trace.zst --long 20
-                                                    one trace twenty times over
-  gruyere bench proof --conf share:off              a column more
+                                    one trace twenty times over
+  gruyere bench proof --conf share:off
+                                    a column more
   gruyere bench proof --part timeline --prices by-mapping
-                                                    time, where access costs by the mapping
+                                    time, where access costs by the mapping
 
 Exit status: 0 every bar is met; 1 something could not be read, written or run; 2 wrong arguments; \
-3 the oracle, the driver's
-books or an invariant found a fault; 4 a trace did not complete with room to spare; 5 a bar is not \
-met.";
+3 the oracle, the driver's books or an invariant found a fault; 4 a trace did not complete with \
+room to spare; 5 a bar is not met.";
 
 /// Judge Gruyère by every figure that it promises, beside torch's allocators.
 ///

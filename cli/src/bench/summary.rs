@@ -1,0 +1,334 @@
+//! What the bench comes to: the verdict, and README's table. (README's is written from bench.json
+//! by `cargo xtask figures`; a test holds the two to the same cells.)
+
+use super::report::{Report, TraceReport};
+use crate::candidates::cut;
+use crate::percent::percent;
+use comfy_table::{
+    CellAlignment, ColumnConstraint, ContentArrangement, LineStyle, Table, TableStyle,
+};
+use gruyere_replay::bench::Run;
+use std::fmt::Write as _;
+
+/// Columns of the text at most.
+const COLUMNS: usize = 80;
+/// Of a setting in a heading.
+const MOST_SETTING: usize = 20;
+
+/// What is compared: the less, the better.
+struct Figure {
+    title: &'static str,
+    /// Beyond the least that there can be, in per cent; `None` where it was not measured.
+    beyond: fn(&Run) -> Option<f64>,
+    /// What a cell says without a figure.
+    without: &'static str,
+}
+
+const HELD: Figure = Figure {
+    title: "Held at the peak, beyond what is live",
+    beyond: |run| run.completed.then_some((run.hold_ratio - 1.0) * 100.0),
+    without: "out of memory",
+};
+const FIT: Figure = Figure {
+    title: "The smallest device that completes, beyond what is live",
+    beyond: |run| run.fit_ratio.map(|ratio| (ratio - 1.0) * 100.0),
+    without: "none",
+};
+const TIME: Figure = Figure {
+    title: "The device's time, beyond that with an allocator that costs nothing",
+    beyond: |run| {
+        let time = run.timeline.as_ref().filter(|time| time.perfect_end_ns > 0)?;
+        Some((time.end_ratio() - 1.0) * 100.0)
+    },
+    without: "-",
+};
+
+/// Who holds the least and who completes on the smallest device, trace by trace, and whether all
+/// went well: a few lines.
+pub fn verdict(report: &Report) -> String {
+    let mut said = ours_and_theirs(report, &HELD, "holds the least", "Less is held by");
+    if report.measured.fit {
+        let least = "completes on the smallest device";
+        said.extend(ours_and_theirs(report, &FIT, least, "A smaller one is enough for"));
+    }
+    if report.measured.timeline {
+        said.extend(ranges(report, &TIME, "The device's work ends later than it could by"));
+    }
+    let faults: usize = report.runs().map(|(_, run)| run.fault_count).sum();
+    let short = report.runs().filter(|(_, run)| !run.completed).count();
+    said.push(format!(
+        "{}; {}.",
+        match faults {
+            0 => "No faults".to_owned(),
+            1 => "1 fault".to_owned(),
+            faults => format!("{faults} faults"),
+        },
+        match short {
+            0 => "every run completed".to_owned(),
+            1 => "1 run did not complete".to_owned(),
+            short => format!("{short} runs did not complete"),
+        }
+    ));
+    said.iter().flat_map(|line| wrap(line)).fold(String::new(), |text, line| text + &line + "\n")
+}
+
+/// On how many traces ours has the least, and who has less on which; nothing where there is nobody
+/// to compare with.
+fn ours_and_theirs(report: &Report, figure: &Figure, least: &str, less: &str) -> Vec<String> {
+    // As the full table shows it, to a thousandth: what nobody can see there is no difference.
+    let shown = |run: &Run| (figure.beyond)(run).map(|beyond| (beyond * 10.0).round() as i64);
+    let (mut traces, mut won) = (0, 0);
+    let mut others: Vec<(String, Vec<String>)> = Vec::new();
+    for trace in &report.traces {
+        let Some(run) = trace.runs.iter().find(|run| run.conf.as_deref() == Some("")) else {
+            continue;
+        };
+        let models = trace.runs.iter().filter(|run| run.conf.is_none());
+        let models: Vec<(&Run, i64)> = models.filter_map(|run| Some((run, shown(run)?))).collect();
+        if models.is_empty() {
+            continue;
+        }
+        traces += 1;
+        // One that did not complete has no figure, and lost.
+        let ours = shown(run).unwrap_or(i64::MAX);
+        let better: Vec<&Run> =
+            models.iter().filter(|(_, theirs)| *theirs < ours).map(|(run, _)| *run).collect();
+        won += u32::from(better.is_empty());
+        for other in better {
+            let of = |run| (figure.beyond)(run).map_or(figure.without.to_owned(), signed);
+            let on = format!("{} ({} against {})", trace.trace, of(other), of(run));
+            let name = name(other);
+            match others.iter_mut().find(|(known, _)| *known == name) {
+                Some((_, traces)) => traces.push(on),
+                None => others.push((name, vec![on])),
+            }
+        }
+    }
+    if traces == 0 {
+        return Vec::new();
+    }
+    let mut said = vec![match (traces, won) {
+        (1, 1) => format!("Gruyère {least}."),
+        _ => format!("Gruyère {least} on {won} of {traces} traces."),
+    }];
+    said.extend(others.into_iter().map(|(name, on)| format!("{less} {name} on {}.", listed(&on))));
+    said
+}
+
+/// How far the figure is from the least that there can be over all traces: ours, then the models'.
+fn ranges(report: &Report, figure: &Figure, what: &str) -> Option<String> {
+    let is_ours = |run: &Run| run.conf.as_deref() == Some("");
+    let mut shown: Vec<&Run> = report.traces.first()?.runs.iter().collect();
+    shown.retain(|run| is_ours(run) || run.conf.is_none());
+    shown.sort_by_key(|run| !is_ours(run));
+    let range = |one: &&Run| {
+        let runs = report.runs().filter(|(_, run)| run.allocator == one.allocator);
+        let found: Vec<f64> = runs.filter_map(|(_, run)| (figure.beyond)(run)).collect();
+        let least = found.iter().copied().reduce(f64::min)?;
+        let most = found.iter().copied().reduce(f64::max)?;
+        let range = match found.len() {
+            1 => percent(most),
+            _ => format!("{} to {}", percent(least), percent(most)),
+        };
+        Some(format!("{range} with {}", name(one)))
+    };
+    let told: Vec<String> = shown.iter().filter_map(range).collect();
+    (!told.is_empty()).then(|| format!("{what} {}.", listed(&told)))
+}
+
+/// An allocator in a sentence.
+fn name(run: &Run) -> String {
+    match run.allocator.as_str() {
+        "torch" => "torch's default allocator".to_owned(),
+        "expandable" => "torch's expandable segments".to_owned(),
+        "gruyere" => "Gruyère".to_owned(),
+        name => name.to_owned(),
+    }
+}
+
+/// `a, b and c`.
+fn listed(words: &[String]) -> String {
+    match words.split_last() {
+        Some((last, [])) => last.clone(),
+        Some((last, others)) => format!("{} and {last}", others.join(", ")),
+        None => String::new(),
+    }
+}
+
+/// An allocator as README calls it, in the lines of a heading.
+fn heading(run: &Run) -> Vec<String> {
+    let words = |words: &[&str]| words.iter().map(|&word| word.to_owned()).collect();
+    match (run.allocator.as_str(), run.conf.as_deref()) {
+        ("torch", _) => words(&["torch,", "default"]),
+        ("expandable", _) => words(&["torch, expandable", "segments"]),
+        (_, Some("")) => words(&["Gruyère"]),
+        (_, Some(conf)) => {
+            let settings = conf.split_inclusive(',').map(|setting| cut(setting, MOST_SETTING));
+            words(&["Gruyère"]).into_iter().chain(settings).collect()
+        }
+        (other, None) => words(&[other]),
+    }
+}
+
+fn signed(beyond: f64) -> String {
+    let sign = if beyond < 0.0 { "" } else { "+" };
+    format!("{sign}{}", percent(beyond))
+}
+
+/// The tables of what was measured.
+pub fn draw(report: &Report) -> String {
+    let mut text = tables(report, &HELD);
+    if report.measured.fit {
+        text += &tables(report, &FIT);
+    }
+    if report.measured.timeline {
+        text += &tables(report, &TIME);
+        let _ = writeln!(text, "\nPrices of driver calls: {}", report.measured.prices);
+    }
+    text
+}
+
+/// One figure of all allocators: in one table, or, where they are too many for a line, in several.
+fn tables(report: &Report, figure: &Figure) -> String {
+    let mut text = format!("\n{}\n", figure.title);
+    let all = report.traces.first().map_or(0, |trace| trace.runs.len());
+    let mut from = 0;
+    while from < all {
+        let widths = |to| {
+            let table = table(report, figure, from, to);
+            let width = table.lines().map(|line| line.chars().count()).max().unwrap_or(0);
+            (table, width)
+        };
+        let mut to = from + 1;
+        let mut fits = widths(to).0;
+        while to < all {
+            let (wider, width) = widths(to + 1);
+            if width > COLUMNS {
+                break;
+            }
+            (fits, to) = (wider, to + 1);
+        }
+        text += &fits;
+        from = to;
+    }
+    text
+}
+
+fn table(report: &Report, figure: &Figure, from: usize, to: usize) -> String {
+    let mut table = Table::new();
+    let rule = LineStyle::none().fill('─').junction('─');
+    table.load_style(TableStyle::new().header_separator(rule));
+    table.set_content_arrangement(ContentArrangement::Disabled);
+    let runs = |trace: &TraceReport| trace.runs.get(from..to).unwrap_or_default().to_vec();
+    let headings = report.traces.first().map(runs).unwrap_or_default();
+    let headings = headings.iter().map(|run| heading(run).join("\n"));
+    let first = ["trace", "peak live"].map(str::to_owned);
+    table.set_header(first.into_iter().chain(headings));
+    for trace in &report.traces {
+        let gib = trace.peak_live as f64 / (1u64 << 30) as f64;
+        let cell = |run: &Run| (figure.beyond)(run).map_or(figure.without.to_owned(), signed);
+        let cells = runs(trace).iter().map(cell).collect::<Vec<_>>();
+        table.add_row([trace.trace.clone(), format!("{gib:.2} GiB")].into_iter().chain(cells));
+    }
+    for (index, column) in table.column_iter_mut().enumerate() {
+        column.set_constraint(ColumnConstraint::ContentWidth);
+        let right = if index == 0 { CellAlignment::Left } else { CellAlignment::Right };
+        column.set_cell_alignment(right);
+    }
+    table.lines().fold(String::new(), |text, line| text + line.trim_end() + "\n")
+}
+
+/// `line` in lines that fit, broken at spaces; all but the first are indented.
+fn wrap(line: &str) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for word in line.split(' ') {
+        match lines.last_mut() {
+            Some(last) if last.chars().count() + 1 + word.chars().count() <= COLUMNS => {
+                last.push(' ');
+                last.push_str(word);
+            }
+            Some(_) => lines.push(format!("  {word}")),
+            None => lines.push(word.to_owned()),
+        }
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::tests::report;
+
+    /// Two traces with torch, expandable segments, Gruyère and so many more of it.
+    fn two(held: [[f64; 3]; 2], confs: usize) -> Report {
+        let mut report = report(|_| {});
+        let run = report.traces[0].runs[0].clone();
+        let trace = |held: [f64; 3], name: &str| {
+            let named = [("torch", None), ("expandable", None), ("gruyere", Some(String::new()))];
+            let more = (0..confs).map(|n| {
+                let conf =
+                    format!("slack:0.{n}%,waits:budget,dump_dir:/a/very/long/path/somewhere");
+                Run {
+                    allocator: format!("gruyere {conf}"),
+                    conf: Some(conf),
+                    hold_ratio: 1.5,
+                    ..run.clone()
+                }
+            });
+            let runs = named.into_iter().zip(held).map(|((allocator, conf), hold_ratio)| Run {
+                allocator: allocator.to_owned(),
+                conf,
+                hold_ratio,
+                ..run.clone()
+            });
+            TraceReport {
+                trace: name.to_owned(),
+                operations: 2,
+                peak_live: 5 << 30,
+                live_curve: Vec::new(),
+                runs: runs.chain(more).collect(),
+            }
+        };
+        report.traces = vec![trace(held[0], "fsdp"), trace(held[1], "gpt2xl_accum")];
+        report
+    }
+
+    #[test]
+    fn the_verdict_names_the_trace_on_which_another_wins() {
+        let told = verdict(&two([[1.5, 1.2, 1.004], [1.03, 1.0058, 1.007]], 0));
+        let lines: Vec<&str> = told.lines().collect();
+        assert_eq!(lines[0], "Gruyère holds the least on 1 of 2 traces.");
+        assert_eq!(
+            lines[1..3].join("\n"),
+            "Less is held by torch's expandable segments on gpt2xl_accum (+0.6% against\n  +0.7%)."
+        );
+        assert_eq!(lines[3..], ["No faults; every run completed."]);
+        let all = verdict(&two([[1.5, 1.2, 1.004], [1.03, 1.0078, 1.0076]], 0));
+        assert!(all.starts_with("Gruyère holds the least on 2 of 2 traces.\nNo faults"), "{all}");
+    }
+
+    #[test]
+    fn a_run_that_did_not_complete_has_no_figure_and_beats_none() {
+        let mut report = two([[1.5, 1.2, 1.004], [1.03, 1.001, 1.007]], 0);
+        report.traces[1].runs[1].completed = false;
+        let told = verdict(&report);
+        assert!(told.contains("on 2 of 2 traces") && told.contains("1 run did not complete"));
+        assert!(draw(&report).contains(" out of memory "), "{}", draw(&report));
+        report.traces[0].runs[2].completed = false;
+        assert!(verdict(&report).contains("on 1 of 2 traces"), "{}", verdict(&report));
+    }
+
+    #[test]
+    fn the_table_is_in_per_cent_and_fits_80_columns_with_any_number_of_settings() {
+        let told = draw(&two([[1.5, 1.2, 1.004], [1.03, 1.0058, 1.007]], 0));
+        let row = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+        let rows: Vec<Vec<String>> = told.lines().map(row).collect();
+        assert!(rows.contains(&row("fsdp 5.00 GiB +50% +20% +0.4%")), "{told}");
+        for confs in 0..6 {
+            let told = draw(&two([[1.5, 1.2, 1.004], [1.03, 1.0058, 1.007]], confs));
+            let widest = told.lines().map(|line| line.chars().count()).max().unwrap();
+            assert!(widest <= COLUMNS, "{widest}\n{told}");
+            assert_eq!(told.matches("+50%").count(), 1 + 2 * confs, "{told}");
+        }
+    }
+}

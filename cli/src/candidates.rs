@@ -1,0 +1,338 @@
+//! Processes to choose from, one a line, the newest first: of the living what they hold, of the
+//! dead how they ended and what it comes to.
+
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use gruyere::dump::outside;
+use gruyere::heap::report::oom::Bytes;
+use gruyere_record::claim::Claim;
+use gruyere_record::conclusion::{Cause, Conclusion};
+use gruyere_record::dump::state::Event;
+use gruyere_record::facts::{self, Process};
+use gruyere_record::open::effective_user;
+use gruyere_record::reader::DeviceSnapshot;
+use gruyere_record::run::shown_command;
+use gruyere_record::sweep::{self, Found, Look};
+use gruyere_record::{DeviceGauge, EventKind, Owners, Reader, plain};
+use serde::Serialize;
+
+/// Columns where nobody knows how wide the terminal is.
+const COLUMNS: usize = 80;
+/// A part of the line that a command may take, and the least that is worth showing.
+const COMMANDS_PART: usize = 3;
+const LEAST_COMMAND: usize = 12;
+
+/// How a process ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Exit {
+    /// It has not ended.
+    Runs,
+    /// The last that it did was to run out of device memory.
+    OutOfMemory,
+    /// Without a clean exit: killed, crashed, or left by `_exit`.
+    Unclean,
+    /// There is no telling: it ran before the machine was restarted, or on another one, or its
+    /// record can't be read.
+    Unknown,
+}
+
+impl Exit {
+    fn word(self) -> &'static str {
+        match self {
+            Exit::Runs => "runs",
+            Exit::OutOfMemory => "out of memory",
+            Exit::Unclean => "unclean",
+            Exit::Unknown => "unknown",
+        }
+    }
+}
+
+/// The record that a process left, unopened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Dead {
+    /// When it gave its last sign of life.
+    pub last_sign: SystemTime,
+    /// Its file.
+    pub path: PathBuf,
+}
+
+/// A process that may be meant.
+#[derive(Clone, Debug)]
+pub struct Candidate {
+    /// The file of its record.
+    pub path: PathBuf,
+    /// `None` where its record can't be read.
+    pub process: Option<Process>,
+    /// Whose its file is, where that is another user.
+    pub user: Option<u32>,
+    /// When it began, or, of a dead one, gave its last sign of life.
+    pub since: SystemTime,
+    /// How it ended.
+    pub exit: Exit,
+    /// What its memory comes to, where that is known.
+    pub cause: Option<Cause>,
+    /// The same in a line; of the living, what it holds.
+    pub says: String,
+}
+
+impl Candidate {
+    /// A process that runs.
+    pub fn living(reader: &Reader<'_>) -> Candidate {
+        let devices = reader.device_snapshots();
+        // A record may say anything.
+        let sum = |of: fn(&DeviceSnapshot) -> u64| {
+            devices.iter().map(of).fold(0, |sum: u64, bytes| sum.saturating_add(bytes))
+        };
+        let held = sum(|device| device.gauge(DeviceGauge::Reserved));
+        let live = sum(|device| device.live);
+        let process = reader.process();
+        Candidate {
+            path: reader.path().to_owned(),
+            since: SystemTime::UNIX_EPOCH + Duration::from_nanos(process.created),
+            process: Some(process),
+            user: other_user(reader),
+            exit: Exit::Runs,
+            cause: None,
+            says: format!("holds {}, live {}", Bytes(held), Bytes(live)),
+        }
+    }
+
+    /// A process that left a record, which is read for this moment only: it is a copy in memory.
+    /// `None`: it is gone, or another user's.
+    pub fn dead(dead: &Dead, owners: Owners) -> Option<Candidate> {
+        let Look::Found(found) = sweep::look(dead.path.clone(), owners, |_| true) else {
+            return None;
+        };
+        let Found { reader, claim, .. } = *found;
+        let unknown = |process: Option<Process>, says: String| Candidate {
+            path: dead.path.clone(),
+            process,
+            user: None,
+            since: dead.last_sign,
+            exit: Exit::Unknown,
+            cause: None,
+            says,
+        };
+        let reader = match (reader, claim) {
+            (Err(error), _) => return Some(unknown(None, format!("can't be read: {error}"))),
+            (Ok(reader), Claim::False(lie)) => {
+                return Some(unknown(Some(reader.process()), lie.to_string()));
+            }
+            (Ok(reader), _) => reader,
+        };
+        let told = Candidate::of(&reader, dead.last_sign);
+        Some(match reader.expect_sound() {
+            Ok(()) => told,
+            Err(error) => unknown(told.process, format!("can't be read: {error}")),
+        })
+    }
+
+    /// A process that left this record.
+    pub fn of(reader: &Reader<'_>, last_sign: SystemTime) -> Candidate {
+        let state = outside::state(reader, LAST_EVENTS);
+        let process = reader.process();
+        // Without the other ranks of its job: `gruyere post` reads their records too.
+        let Conclusion { cause, lines } = Conclusion::of(&state, &[]);
+        let exit = match process.boot == facts::boot_id() {
+            true if ran_out(&state.events.entries) => Exit::OutOfMemory,
+            true => Exit::Unclean,
+            false => Exit::Unknown,
+        };
+        Candidate {
+            path: reader.path().to_owned(),
+            process: Some(process),
+            user: other_user(reader),
+            since: last_sign,
+            exit,
+            cause: Some(cause),
+            says: lines.into_iter().next().unwrap_or_default(),
+        }
+    }
+
+    fn command(&self) -> String {
+        let Some(process) = &self.process else { return "-".to_owned() };
+        let user = self.user.map(|user| format!("of user {user}: ")).unwrap_or_default();
+        user + &shown_command(&process.command)
+    }
+}
+
+/// Whose file it is, where that is not this user.
+fn other_user(reader: &Reader<'_>) -> Option<u32> {
+    reader.owner().filter(|&user| user != effective_user())
+}
+
+/// Events at the end that are looked at for an out-of-memory: it is followed by the frees of what
+/// the exception unwinds.
+const LAST_EVENTS: usize = 512;
+
+/// Whether the last request was refused.
+fn ran_out(events: &[Event]) -> bool {
+    let of = |kind: EventKind| move |event: &&Event| event.kind == kind.name();
+    let is_request =
+        |event: &&Event| of(EventKind::Malloc)(event) || of(EventKind::OutOfMemory)(event);
+    events.iter().rev().find(is_request).is_some_and(|event| of(EventKind::OutOfMemory)(&event))
+}
+
+/// What the one who chooses names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum By {
+    /// The process's number, which begins the line; a conclusion ends it.
+    Pid,
+    /// The file of the record, where numbers are the same. It ends the line, and is never cut.
+    File,
+}
+
+/// How wide the terminal behind `stream` is; else what `$COLUMNS` says, else 80.
+pub fn columns(stream: impl AsFd) -> usize {
+    let said = || std::env::var("COLUMNS").ok()?.parse().ok();
+    terminal_size::terminal_size_of(stream)
+        .map(|(width, _)| usize::from(width.0))
+        .or_else(said)
+        .filter(|&columns| columns > 0)
+        .unwrap_or(COLUMNS)
+}
+
+/// `candidates` in a table of at most `columns` columns, as they come, each line with its end.
+pub fn table(candidates: &[Candidate], by: By, columns: usize) -> String {
+    let has_ranks = candidates.iter().any(|one| one.process.as_ref().is_some_and(has_rank));
+    let last = if by == By::File { "FILE" } else { "CONCLUSION" };
+    let mut rows = vec![["PID", "RANK", "AGE", "EXIT", "COMMAND", last].map(str::to_owned)];
+    rows.extend(candidates.iter().map(|one| row(one, by)));
+    let most_command = (columns / COMMANDS_PART).saturating_sub(8).max(LEAST_COMMAND);
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max();
+    let [of_pid, of_rank, of_age, of_exit, of_command] =
+        [0, 1, 2, 3, 4].map(|column| width(column).unwrap_or(0));
+    let of_command = of_command.min(most_command);
+    let mut out = String::new();
+    for [pid, rank, age, exit, command, last] in &rows {
+        let rank = if has_ranks { format!("{rank:>of_rank$}  ") } else { String::new() };
+        let command = cut(command, of_command);
+        let head = format!(
+            "{pid:>of_pid$}  {rank}{age:>of_age$}  {exit:<of_exit$}  {command:<of_command$}  "
+        );
+        let line = match by {
+            By::Pid => cut(&(head + last), columns),
+            By::File => head + last,
+        };
+        out.push_str(line.trim_end());
+        out.push('\n');
+    }
+    out
+}
+
+fn has_rank(process: &Process) -> bool {
+    process.rank.is_some()
+}
+
+fn row(candidate: &Candidate, by: By) -> [String; 6] {
+    let process = candidate.process.as_ref();
+    let number = |number: Option<u64>| number.map_or("-".to_owned(), |number| number.to_string());
+    let pid = number(process.map(|process| process.pid));
+    let rank = number(process.and_then(|process| process.rank));
+    let last = match by {
+        By::Pid => candidate.says.clone(),
+        By::File => candidate.path.display().to_string(),
+    };
+    let exit = candidate.exit.word().to_owned();
+    let cells = [pid, rank, age(candidate.since), exit, candidate.command(), last];
+    cells.map(|cell| plain(&cell))
+}
+
+/// `text` in at most `columns`: what is left out is an ellipsis.
+pub fn cut(text: &str, columns: usize) -> String {
+    if text.chars().count() <= columns {
+        return text.to_owned();
+    }
+    text.chars().take(columns.saturating_sub(1)).chain(['…']).collect()
+}
+
+/// How long ago `time` was, in the largest unit that has two of it.
+pub fn age(time: SystemTime) -> String {
+    let seconds = SystemTime::now().duration_since(time).map_or(0, |age| age.as_secs());
+    match seconds {
+        0..120 => format!("{seconds} s"),
+        120..7200 => format!("{} min", seconds / 60),
+        7200..172_800 => format!("{} h", seconds / 3600),
+        _ => format!("{} days", seconds / 86_400),
+    }
+}
+
+/// What a process is called in a sentence: its number, command and rank.
+pub fn in_words(path: &Path, process: &Process) -> String {
+    let rank = process.rank.map(|rank| format!(", rank {rank}")).unwrap_or_default();
+    let command = shown_command(&process.command);
+    match command.is_empty() {
+        true => format!("{} ({}{rank})", process.pid, path.display()),
+        false => format!("{} ({}{rank})", process.pid, plain(&command)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn candidate(pid: u64, rank: Option<u64>, seconds: u64, says: &str) -> Candidate {
+        let process = Process {
+            pid,
+            rank,
+            command: "/usr/bin/python3 -m gruyere train_a_large_model.py --batch 8".to_owned(),
+            ..Process::default()
+        };
+        Candidate {
+            path: PathBuf::from(format!("/dev/shm/gruyere-1-{pid}-3-0.record")),
+            process: Some(process),
+            user: None,
+            since: SystemTime::now() - Duration::from_secs(seconds),
+            exit: Exit::Unclean,
+            cause: None,
+            says: says.to_owned(),
+        }
+    }
+
+    #[test]
+    fn a_list_has_a_line_each_that_fits_and_shows_where_it_is_cut() {
+        let says = "train.py:28 keeps 62.5 MiB a step since step 3, in blocks that nothing frees";
+        let two = [candidate(7, None, 3 * 60, says), candidate(123_456, None, 3 * 86_400, "short")];
+        for columns in [60, 80, 120, 200] {
+            let table = table(&two, By::Pid, columns);
+            let lines: Vec<&str> = table.lines().collect();
+            assert_eq!(lines.len(), 3, "{table}");
+            assert!(lines.iter().all(|line| line.chars().count() <= columns), "{table}");
+            assert_eq!(lines[1].ends_with('…'), columns <= 120, "{table}");
+            assert!(lines[1].contains("     7   3 min  unclean  python3 tr"), "{table}");
+            assert!(lines[2].starts_with("123456  3 days  "), "{table}");
+            assert!(!table.contains("RANK"), "{table}");
+        }
+        let ranks = [candidate(7, Some(3), 1, says), candidate(8, None, 1, says)];
+        assert!(table(&ranks, By::Pid, 80).contains("PID  RANK"));
+        let files = table(&two, By::File, 60);
+        assert!(files.lines().all(|line| line.ends_with("FILE") || line.ends_with("-3-0.record")));
+    }
+
+    #[test]
+    fn what_a_record_says_is_on_one_line_of_the_terminal() {
+        let table = table(&[candidate(7, None, 1, "a\nb\u{1b}[2J")], By::Pid, 120);
+        assert!(table.lines().count() == 2 && !table.contains('\u{1b}'), "{table:?}");
+    }
+
+    #[test]
+    fn a_process_ran_out_of_memory_if_nothing_was_served_after_the_refusal() {
+        let event = |kind: EventKind| Event { kind: kind.name().to_owned(), ..Event::default() };
+        let [malloc, free, refusal] =
+            [EventKind::Malloc, EventKind::Free, EventKind::OutOfMemory].map(event);
+        assert!(ran_out(&[malloc.clone(), refusal.clone(), free.clone(), free.clone()]));
+        assert!(!ran_out(&[refusal, free, malloc]) && !ran_out(&[]));
+    }
+
+    #[test]
+    fn an_age_is_told_in_the_unit_that_says_enough() {
+        let ago = |seconds| age(SystemTime::now() - Duration::from_secs(seconds));
+        assert_eq!(
+            [5, 119, 120, 7199, 7200, 172_799, 172_800].map(ago),
+            ["5 s", "119 s", "2 min", "119 min", "2 h", "47 h", "2 days"]
+        );
+    }
+}
