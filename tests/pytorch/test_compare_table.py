@@ -1,4 +1,4 @@
-"""What `gruyere compare` prints: fair where a run did not complete, and no wider than a terminal."""
+"""`gruyere compare` is fair where a run did not complete, and no wider than a terminal."""
 
 import pytest
 
