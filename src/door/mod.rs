@@ -144,6 +144,7 @@ fn make() -> Result<&'static Heap, String> {
             heap.announce_hooks(beginning.announced);
             heap.tell_of_blocks(beginning.tells_of_blocks);
             ask_sites(&mut heap, &config);
+            oom::write_pages_at_thresholds(&config);
             if is_program_served() {
                 heap.dedicate_allocations();
                 heap.announce_ordered_callers();
