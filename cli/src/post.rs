@@ -142,6 +142,14 @@ fn exit(ended: &Ending) -> Exit {
 }
 
 fn write_page(state: &State, said: &str, path: &Path) -> Result<(), Failure> {
+    // `--html 4242` means the process.
+    let name = path.to_string_lossy();
+    if name.bytes().all(|digit| digit.is_ascii_digit()) {
+        return Err(Failure::new(format_args!(
+            "--html {name} names a file, and this looks like a process: write gruyere post {name} \
+             --html, or --html ./{name}"
+        )));
+    }
     let about = page::About { said: said.to_owned(), ..page::About::default() };
     file::replace(path, page::MOST_BYTES, file::PRIVATE, |out| page::write(out, state, &about))
         .map_err(|error: io::Error| {

@@ -132,7 +132,7 @@ function layered(parent, { title, layers, edges, rest, line, marks, say }) {
       style: "stroke: var(--soft); stroke-dasharray: 3 3; vector-effect: non-scaling-stroke" });
     const note = put(chart, "span", text, "mark");
     // What would be cut stands on the other side of its mark.
-    if (place > 0.85) note.style.right = 100 * (1 - place) + "%";
+    if (place > 0.93) note.style.right = 100 * (1 - place) + "%";
     else note.style.left = 100 * place + "%";
   }
   for (const [place, top, letter] of letters) {

@@ -15,6 +15,10 @@ use super::super::state::{DeviceState, State, Stretch};
 use super::lines::{CLASSES, Lines, live};
 use crate::EventKind;
 
+/// What is no gap between two parts: so many times their length, or one part of so many of the run.
+const LONG: u64 = 3;
+const SEEN: u64 = 50;
+
 /// Live memory over time: parts of it, and in each what is live.
 #[derive(Debug, Default, PartialEq, Serialize)]
 pub struct Course {
@@ -55,22 +59,14 @@ impl Course {
             }
         }
         spread(&mut added, &by_step, timeline);
-        let layers = added.into_iter().map(|line| {
+        for line in &mut added {
             let mut sum = 0u64;
-            line.into_iter()
-                .map(|bytes| {
-                    sum = sum.saturating_add(bytes);
-                    sum
-                })
-                .collect()
-        });
-        Some(Self {
-            edges: edges(timeline),
-            steps: timeline.iter().map(|part| part.step).collect(),
-            layers: layers.collect(),
-            high: timeline.iter().map(|part| part.live_high_bytes).collect(),
-            held: timeline.iter().map(|part| part.reserved_high_bytes).collect(),
-        })
+            for bytes in line {
+                sum = sum.saturating_add(*bytes);
+                *bytes = sum;
+            }
+        }
+        Some(drawn(timeline, &added))
     }
 }
 
@@ -119,15 +115,43 @@ fn spread(added: &mut [Vec<u64>], by_step: &BTreeMap<u64, [u64; CLASSES]>, timel
     }
 }
 
-/// Where the parts of a timeline begin and end, in seconds before its end.
-fn edges(timeline: &[Stretch]) -> Vec<f64> {
-    let (Some(first), Some(last)) = (timeline.first(), timeline.last()) else {
-        return Vec::new();
+/// The course with its times. Where nothing was noted for longer than a part lasts, live memory
+/// stayed as it was: that is a part of its own, or it would look as the one after it.
+fn drawn(timeline: &[Stretch], layers: &[Vec<u64>]) -> Course {
+    let end = timeline.last().map_or(0, |last| last.time_nanoseconds);
+    let before = |time: u64| -(end.saturating_sub(time) as f64) / 1e9;
+    let lasts =
+        |pair: &[Stretch]| pair[1].time_nanoseconds.saturating_sub(pair[0].time_nanoseconds);
+    let mut lengths: Vec<u64> = timeline.windows(2).map(lasts).collect();
+    lengths.sort_unstable();
+    // When a part began is not told: parts are of one length, but for those that end early.
+    let length = lengths.get(lengths.len() / 2).copied().unwrap_or(0);
+    let began = timeline.first().map_or(0, |first| first.time_nanoseconds);
+    let gap = (LONG * length).max(end.saturating_sub(began) / SEEN);
+    let mut course = Course { layers: vec![Vec::new(); layers.len()], ..Course::default() };
+    let mut add = |until: u64, step: u64, part: usize, high: u64, held: u64| {
+        course.edges.push(before(until));
+        course.steps.push(step);
+        for (all, line) in course.layers.iter_mut().zip(layers) {
+            all.push(line[part]);
+        }
+        course.high.push(high);
+        course.held.push(held);
     };
-    let before = |time: u64| -(last.time_nanoseconds.saturating_sub(time) as f64) / 1e9;
-    let span = last.time_nanoseconds.saturating_sub(first.time_nanoseconds);
-    // When the first part began is not told: it is taken to be as long as the others are.
-    let began = before(first.time_nanoseconds) - span as f64 / 1e9 / (timeline.len() - 1) as f64;
-    let ends = timeline.iter().map(|part| before(part.time_nanoseconds));
-    std::iter::once(began).chain(ends).collect()
+    let mut earlier: Option<(usize, &Stretch)> = None;
+    for (part, stretch) in timeline.iter().enumerate() {
+        if let Some((number, last)) = earlier {
+            let next = stretch.time_nanoseconds.saturating_sub(length);
+            if next.saturating_sub(last.time_nanoseconds) > gap {
+                let stayed =
+                    stretch.live_low_bytes.max(last.live_low_bytes).min(last.live_high_bytes);
+                add(next, last.step, number, stayed, last.reserved_high_bytes);
+            }
+        }
+        let Stretch { time_nanoseconds, step, live_high_bytes, reserved_high_bytes, .. } = *stretch;
+        add(time_nanoseconds, step, part, live_high_bytes, reserved_high_bytes);
+        earlier = Some((part, stretch));
+    }
+    course.edges.insert(0, before(began.saturating_sub(length)));
+    course
 }

@@ -11,10 +11,8 @@ use crate::EventKind;
 const PARTS: usize = 400;
 /// Fewer events than this are no picture.
 const LEAST_EVENTS: usize = 8;
-/// What the sum of the events may differ from the timeline by: small blocks are rounded up, and an
-/// event is noted a moment before or after its bytes are counted.
-const TOLERANCE: f64 = 0.02;
-const LEAST_TOLERANCE: u64 = 32 << 20;
+/// Small blocks are rounded up, and events have what was asked for: so much may be over.
+const TOLERANCE: u64 = 32 << 20;
 
 /// Live memory after an event: by line what is live at the end too, and what was freed before it.
 #[derive(Clone, Copy)]
@@ -24,8 +22,9 @@ struct Moment {
     freed: u64,
 }
 
-/// The last events of a device, as far back as they are whole: a ring of events that was written
-/// over has gaps, and there their sum leaves what the timeline says. `None`: too few.
+/// The last events of a device, as far back as they are whole. A ring that was written over has
+/// gaps: a block is freed twice or allocated twice, or more would be live than ever was; there the
+/// picture begins. `None`: too few.
 pub fn course(state: &State, device: &DeviceState, lines: &Lines<'_>) -> Option<Course> {
     let names = [EventKind::Malloc, EventKind::Free].map(EventKind::name);
     let of_device = |event: &&Event| {
@@ -44,14 +43,12 @@ pub fn course(state: &State, device: &DeviceState, lines: &Lines<'_>) -> Option<
     let mut moments: Vec<Moment> = Vec::with_capacity(events.len());
     for event in events.iter().rev() {
         moments.push(Moment { time: event.time_nanoseconds, layers, freed });
-        let live: u64 = layers.iter().fold(freed, |sum, &bytes| sum.saturating_add(bytes));
-        if !agrees(device, event.time_nanoseconds, live) {
+        if sum(&layers, freed) > device.live_peak_bytes.saturating_add(TOLERANCE) {
             moments.pop();
             break;
         }
         if event.kind == names[1] {
             freed = freed.saturating_add(event.size);
-            // Of two frees without a malloc between them, one is lost: the picture ends there.
             if freed_later.insert(event.address, event.size).is_some() {
                 break;
             }
@@ -59,6 +56,8 @@ pub fn course(state: &State, device: &DeviceState, lines: &Lines<'_>) -> Option<
             freed = freed.saturating_sub(bytes);
         } else if let Some((line, bytes)) = blocks.remove(&event.address) {
             layers[line] = layers[line].saturating_sub(bytes);
+        } else {
+            break;
         }
     }
     moments.reverse();
@@ -69,24 +68,15 @@ pub fn course(state: &State, device: &DeviceState, lines: &Lines<'_>) -> Option<
     Some(drawn(&moments, device))
 }
 
-/// Whether so much live at that time is what the timeline says. Where that does not tell, yes.
-fn agrees(device: &DeviceState, time: u64, live: u64) -> bool {
-    let parts = &device.timeline;
-    let part = parts.partition_point(|part| part.time_nanoseconds < time);
-    // A part is told when it is over, an event when it begins: the neighbours count too.
-    let near = &parts[part.saturating_sub(1)..(part + 2).min(parts.len())];
-    let low = near.iter().map(|part| part.live_low_bytes).min();
-    let high = near.iter().map(|part| part.live_high_bytes).max();
-    let (Some(low), Some(high)) = (low, high) else { return true };
-    let tolerance = ((high as f64 * TOLERANCE) as u64).max(LEAST_TOLERANCE);
-    live <= high.saturating_add(tolerance) && live >= low.min(high).saturating_sub(tolerance)
+fn sum(layers: &[u64], freed: u64) -> u64 {
+    layers.iter().fold(freed, |sum, &bytes| sum.saturating_add(bytes))
 }
 
 /// The moments in at most [`PARTS`] parts of equally many events, each with its highest moment.
 fn drawn(moments: &[Moment], device: &DeviceState) -> Course {
     let end = moments.last().map_or(0, |moment| moment.time);
     let before = |time: u64| -(end.saturating_sub(time) as f64) / 1e9;
-    let sum = |moment: &Moment| moment.layers.iter().fold(moment.freed, |sum, &of| sum + of);
+    let sum = |moment: &Moment| sum(&moment.layers, moment.freed);
     let mut course = Course { layers: vec![Vec::new(); CLASSES], ..Course::default() };
     course.edges.push(before(moments.first().map_or(0, |moment| moment.time)));
     for part in moments.chunks(moments.len().div_ceil(PARTS).max(1)) {

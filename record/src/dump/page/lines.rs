@@ -24,7 +24,7 @@ const MOST_FRAMES: usize = 16;
 const MOST_CHARACTERS: usize = 300;
 
 /// What belongs together. Where no site is known, the size of blocks is all that tells them apart.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum Key<'a> {
     Line(&'a str, u32),
     Site(SiteId),
@@ -50,9 +50,6 @@ fn key_of_site(sites: &Sites, id: SiteId) -> Key<'_> {
 struct Sum {
     bytes: u64,
     blocks: u64,
-    /// The site with the largest block.
-    site: SiteId,
-    largest: u64,
 }
 
 /// The lines of a device's live blocks.
@@ -70,7 +67,6 @@ pub struct Line {
     name: String,
     bytes: u64,
     blocks: u64,
-    module: Option<String>,
     growth: Option<Growth>,
     source: Option<Excerpt>,
     stack: Vec<String>,
@@ -97,12 +93,9 @@ impl<'a> Lines<'a> {
             let sum = sums.entry(key(sites, block)).or_default();
             sum.bytes = sum.bytes.saturating_add(block.0);
             sum.blocks += 1;
-            if block.0 > sum.largest {
-                (sum.largest, sum.site) = (block.0, block.6);
-            }
         }
         let mut named: Vec<(Key<'a>, Sum)> = sums.into_iter().collect();
-        named.sort_unstable_by_key(|(_, sum)| (std::cmp::Reverse(sum.bytes), sum.site));
+        named.sort_unstable_by_key(|&(key, sum)| (std::cmp::Reverse(sum.bytes), key));
         let rest = named.split_off(NAMED.min(named.len()));
         let add = |mut all: Sum, other: &(Key<'_>, Sum)| {
             all.bytes = all.bytes.saturating_add(other.1.bytes);
@@ -152,17 +145,16 @@ impl<'a> Lines<'a> {
                 (None, Key::Size(bytes)) => format!("blocks of {bytes} B"),
                 (None, _) => "code that is not known".to_owned(),
             };
-            let line = self.sites.line(sum.site).filter(|line| line.line > 0);
-            let module = self.sites.get(sum.site).map(|site| plain(&site.module));
+            let site = holder.map_or(SiteId::NONE, |holder| holder.usage.site);
+            let line = self.sites.line(site).filter(|line| line.line > 0);
             let cut = |frame: String| plain(&frame).chars().take(MOST_CHARACTERS).collect();
             told.push(Line {
                 name,
                 bytes: sum.bytes,
                 blocks: sum.blocks,
-                module: module.filter(|module| !module.is_empty()),
                 growth: holder.and_then(|holder| holder.usage.growth),
                 source: line.and_then(|line| source::excerpt(&line.file, line.line, began)),
-                stack: self.sites.stack(sum.site).into_iter().take(MOST_FRAMES).map(cut).collect(),
+                stack: self.sites.stack(site).into_iter().take(MOST_FRAMES).map(cut).collect(),
             });
         }
         Ok(told)

@@ -10,8 +10,8 @@ function mapSection() {
   const rows = map.rows.map(text => Array.from(text.match(/.../g) || [], cell =>
     [...cell].map(digit => parseInt(digit, 36))));
   const there = new Set(rows.flat().filter(cell => cell[1]).map(cell => cell[0]));
-  key(whole, [...classes.filter(({ number }) => there.has(number)),
-    ...(there.has(PENDING) ? [{ name: "freed, waits for streams", colour: "--soft", letter: "w" }] : []),
+  // The letters are those of the lines above.
+  key(whole, [...(hasKey ? [] : classes), ...(there.has(PENDING) ? [{ name: "freed, waits for streams", colour: "--soft", letter: "w" }] : []),
     { name: "free beside blocks (lost)", colour: "--lost", letter: "!" },
     { name: "free, whole pages (idle)", colour: "--panel" }]);
   const canvas = put(whole, "canvas"), words = put(whole, "output", "\u00a0", "soft");
@@ -30,10 +30,10 @@ function mapSection() {
     context.textBaseline = "middle";
     context.textAlign = "center";
     rows.forEach((cells, row) => {
-      const x = cell => cell * wide / 128, top = row * PITCH;
+      const x = cell => Math.round(cell * wide / 128), top = row * PITCH;
       let run = 0;
       cells.forEach(([kind, taken, gone], cell) => {
-        const from = x(cell), width = x(cell + 1) - from + 0.5;
+        const from = x(cell), width = x(cell + 1) - from;
         context.fillStyle = panel;
         context.fillRect(from, top, width, HIGH);
         context.fillStyle = palette[kind];

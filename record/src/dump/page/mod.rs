@@ -30,7 +30,7 @@ pub const STYLE: &str = include_str!("../../../../python_loader/gruyere/_page/st
 pub const SHARED: &str = include_str!("../../../../python_loader/gruyere/_page/shared.js");
 const PAGE: &str = include_str!("page.html");
 const OWN_STYLE: &str = include_str!("page.css");
-const SCRIPT: &str = concat!(include_str!("page.js"), include_str!("map.js"));
+const SCRIPT: &str = concat!(include_str!("map.js"), include_str!("page.js"));
 
 /// The longest page that is written, bytes. One of the fullest state has some 400 KiB.
 pub const MOST_BYTES: u64 = 4 << 20;
@@ -73,7 +73,7 @@ pub fn write(out: &mut dyn Write, state: &State, about: &About) -> io::Result<()
     let refused = state.out_of_memory.as_ref();
     let facts = json!({
         "command": process.command,
-        "conclusion": state.conclusion.as_ref().map(|conclusion| &conclusion.lines),
+        "conclusion": state.conclusion,
         "said": about.said,
         "process": {
             "pid": process.pid, "rank": process.rank, "host": process.host,

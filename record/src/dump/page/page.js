@@ -16,7 +16,8 @@ if (rest.count) classes.push({
 
 function seconds(before) {
   const of = Math.abs(before);
-  if (of < 0.0005) return "the end";
+  if (of === 0) return "the end";
+  if (of < 0.001) return Math.ceil(of * 1e6) + " us";
   if (of < 1) return (of * 1000).toFixed(of < 0.01 ? 1 : 0) + " ms";
   if (of < 120) return of.toFixed(of < 10 ? 1 : 0) + " s";
   return of < 7200 ? Math.round(of / 60) + " min" : (of / 3600).toFixed(1) + " h";
@@ -28,8 +29,13 @@ function marksOf(course, at) {
   course.steps.forEach((step, part) => {
     if (part && step !== course.steps[part - 1]) found.push({ at: at[part], text: `step ${step}` });
   });
-  const span = -course.edges[0], times = [0.25, 0.5, 0.75].map(place =>
-    ({ at: place, text: `-${seconds(span * (1 - place))}` }));
+  const times = [0.25, 0.5, 0.75].map(place => {
+    let part = 0;
+    while (part < at.length - 2 && at[part + 1] <= place) part++;
+    const inside = (place - at[part]) / (at[part + 1] - at[part] || 1);
+    const edge = course.edges[part] + inside * (course.edges[part + 1] - course.edges[part]);
+    return { at: place, text: `-${seconds(edge)}` };
+  });
   const wanted = found.length ? found : times;
   // Text must not run into text.
   const room = Math.max(4, Math.floor(document.querySelector("main").clientWidth / 90));
@@ -42,13 +48,16 @@ function marksOf(course, at) {
   });
 }
 
-function drawCourse(title, course, said) {
+/* `even`: each part is as wide as any other. The key stands above the first that is drawn. */
+let hasKey = false;
+function drawCourse(title, course, said, even) {
   if (!course) return;
-  const whole = section(title), span = -course.edges[0];
-  const at = course.edges.map(edge => span > 0 ? 1 + edge / span : 0);
-  key(whole, [...classes.map(({ name, colour, letter, number }) =>
+  const whole = section(title), span = -course.edges[0], parts = course.high.length;
+  const at = course.edges.map((edge, part) => even ? part / parts : span > 0 ? 1 + edge / span : 0);
+  if (!hasKey) key(whole, [...classes.map(({ name, colour, letter, number }) =>
     ({ name, colour, letter, note: size(number === OTHERS ? rest.bytes : lines[number].bytes) })),
   { name: "freed before the end", colour: "--freed", kind: "hatched" }]);
+  hasKey = true;
   layered(whole, {
     title, edges: at, rest: course.high, marks: marksOf(course, at),
     line: course.held.length ? course.held : null,
@@ -59,9 +68,14 @@ function drawCourse(title, course, said) {
         .filter(entry => entry[1]).sort((one, other) => other[1] - one[1]).slice(0, 3);
       const when = seconds(course.edges[part + 1]);
       return [`${when === "the end" ? "At the end" : when + " before the end"}, step ${course.steps[part]}: `
-        + `live ${size(course.high[part])}`, ...parts.map(([name, bytes]) => `${name} ${size(bytes)}`)].join("; ");
+        + `live up to ${size(course.high[part])}`, ...parts.map(([name, bytes]) => `${name} ${size(bytes)}`)].join("; ");
     },
   });
+  const axis = document.createElement("div");
+  axis.className = "axis soft";
+  put(axis, "span", `${seconds(span)} before`);
+  put(axis, "span", "the end");
+  whole.querySelector(".chart").after(axis);
   put(whole, "p", said, "soft");
 }
 
@@ -73,9 +87,8 @@ function drawLine(parent, line, number) {
   put(head, "b", size(line.bytes));
   whole.append(stack([{ name, colour, bytes: line.bytes }], lines[0].bytes));
   const grows = line.growth ? `; grows by ${size(line.growth.bytes_a_step)} a step since step ${line.growth.since_step}` : "";
-  const module = line.module ? ` in ${line.module}` : "";
   put(whole, "div", `${share(line.bytes, device.live)} of what is live, ${line.blocks} block`
-    + `${line.blocks === 1 ? "" : "s"}${module}${grows}`, line.growth ? "" : "soft");
+    + `${line.blocks === 1 ? "" : "s"}${grows}`, line.growth ? "" : "soft");
   if (line.source) {
     const text = put(whole, "pre");
     line.source.lines.forEach((words, at) => {
@@ -95,10 +108,14 @@ function drawLine(parent, line, number) {
 const { process } = facts;
 document.getElementById("command").textContent = facts.command;
 document.title = `gruyere: ${facts.command}`;
-const verdict = document.getElementById("verdict"), words = facts.conclusion || [];
+const verdict = document.getElementById("verdict"), words = [];
+// A line that goes on where the one before it was cut begins with two blanks.
+for (const line of facts.conclusion?.lines || [])
+  if (line.startsWith("  ") && words.length) words.push(`${words.pop()} ${line.trim()}`);
+  else words.push(line);
 put(verdict, "b", words[0] || "Nothing is concluded.");
 for (const said of words.slice(1)) put(verdict, "div", said);
-verdict.classList.toggle("bad", Boolean(facts.refused) || words.length > 0);
+verdict.classList.toggle("bad", Boolean(facts.refused) || facts.conclusion?.cause !== "nothing");
 document.getElementById("said").textContent = `${facts.said} Process ${process.pid}`
   + `${process.rank == null ? "" : `, rank ${process.rank}`} on ${process.host}, device ${device.number} `
   + `${device.name}, step ${device.step}, gruyere ${process.gruyere}.`;
@@ -122,7 +139,8 @@ drawCourse(`Live over the run, ${of}`, facts.course,
   + "known, and within it they are spread as the lows of live memory leave room. Hatched: what was freed again before "
   + "the end, up to the highest live of each moment (the full line). Dashed: held.");
 drawCourse(`The last ${seconds(facts.latest ? facts.latest.edges[0] : 0)}, malloc by malloc`, facts.latest,
-  "From the ring of the last events, as far back as it is whole. Hatched: what was freed again before the end.");
+  "Every malloc and free is as wide as any other, from the ring of the last events, as far back as it is whole. Hatched: "
+  + "what was freed again before the end.", true);
 if (!facts.course && !facts.latest) put(section("Over the run"), "p",
   "No timeline is known: the record is off (`record:on`), or nothing was allocated for long enough.", "soft");
 

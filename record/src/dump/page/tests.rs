@@ -40,6 +40,7 @@ fn state() -> State {
         timeline,
         segments: vec![segment],
         total_bytes: 1 << 30,
+        live_peak_bytes: 600 * MIB,
         ..DeviceState::default()
     };
     device.held.reserved_bytes = 512 * MIB;
@@ -106,7 +107,7 @@ fn no_layer_is_higher_than_the_highest_live_and_all_end_with_what_is_live() {
 }
 
 #[test]
-fn the_last_events_are_drawn_as_far_back_as_they_agree_with_the_timeline() {
+fn the_last_events_are_drawn_as_far_back_as_they_are_whole() {
     let mut state = state();
     let base = 1 << 40;
     let event = |kind: EventKind, address: u64, mib: u64, n: u64| Event {
@@ -116,7 +117,7 @@ fn the_last_events_are_drawn_as_far_back_as_they_agree_with_the_timeline() {
         time_nanoseconds: 14 * SECOND + SECOND / 4 + n * SECOND / 100,
         ..Event::default()
     };
-    // Eight that are whole, and before them a free of 1 GiB, which the timeline does not have.
+    // Eight that are whole, and before them a free of 1 GiB, which was never live at once.
     let mut events = vec![
         event(EventKind::Malloc, 3, 10, 0),
         event(EventKind::Free, 1, 1024, 0),
