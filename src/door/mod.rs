@@ -144,7 +144,6 @@ fn make() -> Result<&'static Heap, String> {
             heap.announce_hooks(beginning.announced);
             heap.tell_of_blocks(beginning.tells_of_blocks);
             ask_sites(&mut heap, &config);
-            oom::write_pages_at_thresholds(&config);
             if is_program_served() {
                 heap.dedicate_allocations();
                 heap.announce_ordered_callers();
@@ -251,6 +250,7 @@ fn tell_of_blocks(wanted: bool) {
 fn publish(heap: Heap, config: Config) -> &'static Heap {
     fork::watch();
     close_at_exit();
+    oom::write_pages_at_thresholds(&config);
     let installed = Box::leak(Box::new(Installed { heap, config }));
     HEAP.store(installed, Ordering::Release);
     &installed.heap

@@ -144,6 +144,24 @@ mod tests {
     }
 
     #[test]
+    fn a_page_that_can_not_be_written_or_made_is_left_out_and_leaves_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let page = |state: &State, folder: &Path| {
+            write(state, None, String::new(), folder, "page").map(|path| path.ends_with(".html"))
+        };
+        let device = super::super::state::DeviceState::default();
+        let state = State { devices: vec![device], ..State::default() };
+        assert_eq!(page(&state, folder.path()), Some(true));
+        std::fs::remove_file(folder.path().join("page.html")).unwrap();
+        // No such folder, a file in its place, a state that there is no page of.
+        for folder in [&*folder.path().join("none"), Path::new("/dev/full")] {
+            assert_eq!(page(&state, folder), None);
+        }
+        assert_eq!(page(&State::default(), folder.path()), None);
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+
+    #[test]
     fn alerts_leave_room_for_the_out_of_memory_that_comes_after_them() {
         let mut written = Written::NOTHING;
         let began = Instant::now();

@@ -50,7 +50,8 @@ impl Course {
             match births.get(&address) {
                 Some(&time) => {
                     let part = timeline.partition_point(|part| part.time_nanoseconds < time);
-                    added[line][part.min(timeline.len() - 1)] += block.0;
+                    let bytes = &mut added[line][part.min(timeline.len() - 1)];
+                    *bytes = bytes.saturating_add(block.0);
                 }
                 None => {
                     let sums = by_step.entry(block.5.unwrap_or(0).into()).or_default();

@@ -99,7 +99,7 @@ impl<'a> Lines<'a> {
         let rest = named.split_off(NAMED.min(named.len()));
         let add = |mut all: Sum, other: &(Key<'_>, Sum)| {
             all.bytes = all.bytes.saturating_add(other.1.bytes);
-            all.blocks += other.1.blocks;
+            all.blocks = all.blocks.saturating_add(other.1.blocks);
             all
         };
         let others = (rest.len() as u64, rest.iter().fold(Sum::default(), add));

@@ -59,10 +59,10 @@ impl Map {
         }
         let rows = cells.chunks(COLUMNS as usize);
         let address = |row: usize| {
-            let at = row as u64 * row_bytes;
+            let at = (row as u64).saturating_mul(row_bytes);
             let known = starts.partition_point(|start| start.0 <= at).checked_sub(1);
             let (start, address) = known.and_then(|known| starts.get(known)).copied()?;
-            Some(address + (at - start))
+            Some(address.saturating_add(at - start))
         };
         Some(Self {
             row_bytes,
@@ -105,7 +105,7 @@ impl Region {
         }
         // Whole pages serve whoever comes; what is beside them shares its page with a block.
         let page = |offset: u64| address.saturating_add(offset);
-        let first = page(from).next_multiple_of(PAGE).saturating_sub(address);
+        let first = page(from).div_ceil(PAGE).saturating_mul(PAGE).saturating_sub(address);
         let last = (page(to) / PAGE * PAGE).saturating_sub(address);
         if from == 0 && to >= self.bytes {
             return;
@@ -121,9 +121,9 @@ impl Region {
         let (mut at, end) = (self.start.saturating_add(from), self.start.saturating_add(to));
         while at < end {
             let number = at / self.cell_bytes;
-            let stop = ((number + 1) * self.cell_bytes).min(end);
+            let stop = (number + 1).saturating_mul(self.cell_bytes).min(end);
             let Some(cell) = cells.get_mut(number as usize) else { return };
-            cell[class] += stop - at;
+            cell[class] = cell[class].saturating_add(stop - at);
             at = stop;
         }
     }
@@ -131,12 +131,12 @@ impl Region {
 
 /// A cell's three digits.
 fn digits(cell: &Cell, bytes: u64) -> [char; 3] {
-    let taken: u64 = cell[..LOST].iter().sum();
+    let taken = cell[..LOST].iter().fold(0u64, |sum, &bytes| sum.saturating_add(bytes));
     let most = (0..LOST).max_by_key(|&class| (cell[class], std::cmp::Reverse(class))).unwrap_or(0);
     // What is there at all is seen.
     let eighths = |part: u64| match part {
         0 => 0,
-        _ => (part * PARTS / bytes.max(1)).clamp(1, PARTS),
+        _ => (part.saturating_mul(PARTS) / bytes.max(1)).clamp(1, PARTS),
     };
     let lost = eighths(cell[LOST]).min(PARTS - eighths(taken).min(PARTS));
     [most as u64, eighths(taken), lost]
