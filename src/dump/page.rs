@@ -91,6 +91,8 @@ pub fn of_threshold(heap: &Heap, device: u32, threshold: &str, folder: &Path) {
         log::warn!("alert: no page is written: {}: {error}", folder.display());
         return;
     }
+    // How the run went, up to now.
+    heap.sample();
     let mut state = gather::state(heap, None);
     state.conclusion = Some(Conclusion::of(&state, &[]));
     let name = format!("gruyere-alert-{}-gpu{device}-{}", std::process::id(), file::random_name());

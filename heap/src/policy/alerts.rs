@@ -166,6 +166,7 @@ mod tests {
             listener: Mutex::new(None),
             waiting: Mutex::default(),
             ready: Condvar::new(),
+            at_threshold: OnceLock::new(),
         }
     }
 
