@@ -18,8 +18,8 @@ pub(super) fn note(heap: &Heap, report: &mut Report, stream: StreamHandle) {
     run_file::at_an_out_of_memory(heap);
 }
 
-/// Writes the dumps and the page ([`crate::dump`]); what the exception says of them. Whatever happens there, the program gets its
-/// out-of-memory.
+/// Writes the dumps and the page ([`crate::dump`]); what the exception says of them. Whatever
+/// happens there, the program gets its out-of-memory.
 fn explain(heap: &Heap, report: &Report) -> Explained {
     guarded(Explained::default(), || {
         heap.flush_trace();
