@@ -10,6 +10,7 @@ use gruyere::door::{current, install};
 use gruyere_phantom::{CallKind, Caller, Config as GpuConfig, Gpu, StreamKind, as_program};
 use gruyere_phantom_driver::PhantomDriver;
 use std::ffi::{CString, c_void};
+use std::os::unix::fs::PermissionsExt as _;
 use std::ptr::null_mut;
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -231,14 +232,42 @@ fn an_out_of_memory_leaves_a_dump_in_the_folder_that_was_asked_for() {
     let mut dumps: Vec<_> = dumps.collect();
     dumps.sort();
     let extensions: Vec<_> = dumps.iter().filter_map(|path| path.extension()).collect();
-    assert_eq!(extensions, ["json", "pickle", "txt"]);
-    let text = std::fs::read_to_string(&dumps[2]).unwrap();
+    assert_eq!(extensions, ["html", "json", "pickle", "txt"]);
+    let page = std::fs::read_to_string(&dumps[0]).unwrap();
+    assert!(page.contains("One request asks for 3 GiB at once"), "the banner");
+    // It has source.
+    assert_eq!(std::fs::metadata(&dumps[0]).unwrap().permissions().mode() & 0o777, 0o600);
+    let text = std::fs::read_to_string(&dumps[3]).unwrap();
     let (conclusion, rest) = text.split_once("\n\n").unwrap();
     assert!(conclusion.starts_with("One request asks for 3 GiB at once"), "{text}");
     assert!(
         rest.starts_with("CUDA out of memory. Tried to allocate 3.00 GiB. GPU 0 has"),
         "{text}"
     );
+}
+
+#[test]
+fn a_threshold_that_is_passed_leaves_a_page_and_a_second_one_within_the_minute_none() {
+    let folder = tempfile::tempdir().unwrap();
+    let conf =
+        format!("dump_dir:{},alert:live>100MiB=log+live>200MiB=trim", folder.path().display());
+    let (_turn, _gpu) = fresh(&conf);
+    let blocks = [150, 150].map(|mib| {
+        let block = malloc(mib * MIB as isize);
+        // They are looked at when a step ends.
+        gruyere_mark_step();
+        std::thread::sleep(std::time::Duration::from_millis(1100));
+        gruyere_mark_step();
+        block
+    });
+    let pages: Vec<_> = std::fs::read_dir(folder.path()).unwrap().flatten().collect();
+    let names: Vec<String> =
+        pages.iter().map(|page| page.file_name().into_string().unwrap()).collect();
+    let stem = format!("gruyere-alert-{}-gpu0-", std::process::id());
+    assert!(names.len() == 1 && names[0].starts_with(&stem), "{names:?}");
+    let page = std::fs::read_to_string(pages[0].path()).unwrap();
+    assert!(page.contains("The alert live>100MiB"), "what it is about");
+    blocks.into_iter().for_each(free);
 }
 
 #[test]

@@ -3,12 +3,17 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::io;
+use std::path::{Path, PathBuf};
 
+use gruyere::dump::gather::MOST_EVENTS;
 use gruyere::dump::{brief, outside, text};
 use gruyere::heap::policy::ladder::RUNG_NAMES;
 use gruyere::heap::report::oom::Bytes;
 use gruyere_record::conclusion::{Conclusion, Rank};
+use gruyere_record::dump::page;
 use gruyere_record::dump::state::{Event, State};
+use gruyere_record::file;
 use gruyere_record::plain;
 use gruyere_record::reader::DeviceSnapshot;
 use gruyere_record::{EventKind, Reader, facts};
@@ -16,7 +21,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use crate::candidates::{self, By, Candidate};
-use crate::failure::{Ended, Exit};
+use crate::failure::{Ended, Exit, Failure};
 use crate::output;
 use crate::target::{Folder, LastDead, Target};
 
@@ -29,6 +34,7 @@ Examples:
   gruyere post 4242                     another one, by its pid
   gruyere post /dev/shm/gruyere-4026531836-4242-99-0.record
   gruyere post 4242 --full              every table, the map, the last events
+  gruyere post 4242 --html              a page to share: over time, by line, the map
   gruyere post 4242 --json | jq -r '.conclusion.lines[]'
 
 The record of a process that was killed stays in /dev/shm until `gruyere ps --sweep` or a restart \
@@ -50,6 +56,10 @@ pub struct Arguments {
     /// Print JSON: `state` is as in docs/schema/oom-dump.json.
     #[arg(long)]
     json: bool,
+    /// Write a page to FILE (else gruyere-post-PID.html), whole in itself: what was live over time,
+    /// by line with its source, the map. Only you can read it: it has source.
+    #[arg(long, value_name = "FILE", num_args = 0..=1, conflicts_with_all = ["json", "full"])]
+    html: Option<Option<PathBuf>>,
 }
 
 /// How a process ended, as far as its record tells.
@@ -88,11 +98,25 @@ pub fn run(arguments: &Arguments) -> Ended {
     let last = arguments.target.open_or_last_dead()?;
     let reader = &last.reader;
     let devices = reader.device_snapshots();
-    let mut state = outside::state(reader, arguments.events);
+    // The page draws as many as an out-of-memory's does.
+    let events = match arguments.html {
+        Some(_) => arguments.events.max(MOST_EVENTS),
+        None => arguments.events,
+    };
+    let mut state = outside::state(reader, events);
     reader.expect_sound()?;
     let conclusion = Conclusion::of(&state, &ranks(reader, &arguments.target));
     let ended = ended(reader, &devices, &state);
     let next = next(&ended, &state, reader);
+    if let Some(file) = &arguments.html {
+        state.conclusion = Some(conclusion);
+        let path = file.clone();
+        let pid = state.process.pid;
+        let path = path.unwrap_or_else(|| PathBuf::from(format!("gruyere-post-{pid}.html")));
+        write_page(&state, &end_in_words(&ended), &path)?;
+        output::print(format!("{}\n", plain(&path.display().to_string())))?;
+        return Ok(exit(&ended));
+    }
     let text = match arguments.json {
         true => {
             let ladder: Vec<_> = devices.iter().map(ladder).collect();
@@ -115,8 +139,31 @@ pub fn run(arguments: &Arguments) -> Ended {
         }
     };
     output::print(text)?;
+    Ok(exit(&ended))
+}
+
+fn exit(ended: &Ending) -> Exit {
     let torn = ended.torn_lanes + ended.torn_gauges > 0 || ended.torn_entries > 0;
-    Ok(if torn { Exit::Torn } else { Exit::Fine })
+    if torn { Exit::Torn } else { Exit::Fine }
+}
+
+fn write_page(state: &State, said: &str, path: &Path) -> Result<(), Failure> {
+    // `--html 4242` means the process.
+    let name = path.to_string_lossy();
+    if name.bytes().all(|digit| digit.is_ascii_digit()) {
+        return Err(Failure::new(format_args!(
+            "--html {name} names a file, and this looks like a process: write gruyere post {name} \
+             --html, or --html ./{name}"
+        )));
+    }
+    let about = page::About { said: said.to_owned(), ..page::About::default() };
+    file::replace(path, page::MOST_BYTES, file::PRIVATE, |out| page::write(out, state, &about))
+        .map_err(|error: io::Error| {
+            Failure::new(format_args!(
+                "{}: {error}; name a file in a folder that can be written, with room",
+                path.display()
+            ))
+        })
 }
 
 /// Which process it is, where none was named.

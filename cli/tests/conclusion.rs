@@ -1,6 +1,7 @@
 //! What `gruyere post` begins with, on records that are made: a leak with its line, a program to
 //! which nothing is wrong, and one large request.
 
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -142,6 +143,46 @@ fn a_leak_is_the_first_line_and_a_thousand_steps_are_a_page() {
     assert!(sites.iter().any(|site| site["frames"][1]["line"] == 42), "{sites:?}");
     assert!(!json["state"]["timeline"].is_array(), "it is the device's");
     assert!(json["state"]["devices"][0]["timeline"].as_array().expect("a timeline").len() > 20);
+}
+
+#[test]
+fn the_page_has_the_conclusion_and_the_leak_over_the_run_and_is_its_owners_alone() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut program = Program::new(folder.path());
+    let leak = program.site(42, "main.<locals>.step", "", Phase::Unknown);
+    for _ in 0..20 {
+        program.activations();
+        program.block(leak, 64 * MIB);
+        program.step();
+    }
+    let path = program.killed(folder.path());
+    let file = folder.path().join("page.html");
+    let said = post(&path, &["--html", file.to_str().expect("text")]);
+    assert_eq!(said, format!("{}\n", file.display()));
+    assert_eq!(std::fs::metadata(&file).expect("a file").permissions().mode() & 0o777, 0o600);
+    let page = std::fs::read_to_string(&file).expect("text");
+    let (_, facts) = page.split_once("id=\"facts\">").expect("facts");
+    let (facts, _) = facts.split_once("</script>").expect("their end");
+    let facts: Value = serde_json::from_str(facts).expect("JSON");
+    let first = facts["conclusion"]["lines"][0].as_str().expect("a line");
+    assert!(first.starts_with("train.py:42 in step keeps 64 MiB a step"), "{first}");
+    assert_eq!(facts["lines"][0]["name"], "train.py:42 in step");
+    // No such file is here.
+    assert!(facts["lines"][0]["source"].is_null());
+    // It grows from step to step, and ends with what it holds.
+    let layer: Vec<u64> =
+        serde_json::from_value(facts["course"]["layers"][0].clone()).expect("numbers");
+    assert!(layer.is_sorted() && layer[layer.len() / 2] < layer[layer.len() - 1] * 3 / 4);
+    assert_eq!(layer.last(), Some(&(20 * 64 * MIB)));
+    // A number is a process, not a file's name.
+    let output = Command::new(env!("CARGO_BIN_EXE_gruyere"))
+        .arg("post")
+        .arg(&path)
+        .args(["--html", "4242"])
+        .output()
+        .expect("the command runs");
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(1) && error.contains("post 4242 --html"), "{error}");
 }
 
 #[test]

@@ -26,6 +26,7 @@ const COMMANDS: &[&[&str]] = &[
     &["address", "RECORD", "12345"],
     &["post", "RECORD", "--json"],
     &["post", "RECORD"],
+    &["post", "RECORD", "--html", "OUT"],
     &["ps", "--directory", "FOLDER"],
     &["ps", "--json", "--directory", "FOLDER"],
     &["record", "RECORD", "--for", "10ms", "-o", "OUT"],

@@ -2,7 +2,12 @@
 
 use std::collections::HashMap;
 
-const STYLE: &str = include_str!("../src/map/page/page.css");
+const STYLE: &str = concat!(
+    include_str!("../../python_loader/gruyere/_page/style.css"),
+    include_str!("../src/map/page/page.css")
+);
+/// The themes, in the order of `light-dark()`.
+const THEMES: [&str; 2] = ["light", "dark"];
 /// Between two lines, in CIE76: two colours of which one is a little lighter are 10 apart.
 const LEAST: f64 = 18.0;
 /// Between a line and all else, whose greys and warm colours stand elsewhere in the legend.
@@ -68,33 +73,48 @@ fn seen(text: &str, eyes: &[Vector; 3]) -> Vector {
 }
 
 /// The colours of a theme, by name.
-fn colours(theme: &str) -> HashMap<&str, &str> {
-    let start = STYLE.find(theme).expect("the theme");
-    let block = &STYLE[start..start + STYLE[start..].find('}').expect("its end")];
-    let lines = block.split(';').filter_map(|line| line.trim().split_once(": "));
-    lines.filter_map(|(name, value)| Some((name.rsplit("--").next()?, value.trim()))).collect()
+fn colours(theme: usize) -> HashMap<&'static str, &'static str> {
+    let lines = STYLE.split([';', '{']).filter_map(|line| line.trim().split_once(": light-dark("));
+    let both = lines.filter_map(|(name, values)| {
+        let values = values.strip_suffix(')')?.split_once(", ")?;
+        Some((name.rsplit("--").next()?, [values.0, values.1][theme]))
+    });
+    both.collect()
+}
+
+/// Colours that a legend has side by side, against each other and against all else in it.
+fn expect_apart(theme: usize, named: &[String], others: &[&str]) {
+    let colours = colours(theme);
+    let of = |name: &str| *colours.get(name).unwrap_or_else(|| panic!("{theme} {name}"));
+    let named: Vec<&str> = named.iter().map(|name| of(name)).collect();
+    let all: Vec<&str> = named.iter().copied().chain(others.iter().copied().map(of)).collect();
+    for (eyes, matrix) in &EYES {
+        // One in ten thousand is without blue cones.
+        let rare = if *eyes == "tritanopia" { 0.6 } else { 1.0 };
+        for (n, one) in named.iter().enumerate() {
+            for (m, other) in all.iter().enumerate().skip(n + 1) {
+                let least = rare * if m < named.len() { LEAST } else { LEAST_TO_OTHERS };
+                let (a, b) = (seen(one, matrix), seen(other, matrix));
+                let far = a.iter().zip(b).map(|(a, b)| (a - b).powi(2)).sum::<f64>().sqrt();
+                let theme = THEMES[theme];
+                assert!(far > least, "{theme} {eyes}: {one} and {other} are {far:.1} apart");
+            }
+        }
+    }
 }
 
 #[test]
 fn lines_are_told_apart_from_each_other_and_from_all_else_also_by_who_is_colour_blind() {
-    for theme in [":root {", ":root[data-theme=\"dark\"] {"] {
-        let colours = colours(theme);
-        let of = |name: &str| *colours.get(name).unwrap_or_else(|| panic!("{theme} {name}"));
-        let named: Vec<&str> = (0..10).map(|n| of(&format!("site-{n}"))).collect();
-        let others =
-            ["pending", "whole", "bound", "gap", "rest", "slots", "paper", "site-10", "site-11"];
-        let all: Vec<&str> = named.iter().copied().chain(others.map(of)).collect();
-        for (eyes, matrix) in &EYES {
-            // One in ten thousand is without blue cones.
-            let rare = if *eyes == "tritanopia" { 0.6 } else { 1.0 };
-            for (n, one) in named.iter().enumerate() {
-                for (m, other) in all.iter().enumerate().skip(n + 1) {
-                    let least = rare * if m < named.len() { LEAST } else { LEAST_TO_OTHERS };
-                    let (a, b) = (seen(one, matrix), seen(other, matrix));
-                    let far = a.iter().zip(b).map(|(a, b)| (a - b).powi(2)).sum::<f64>().sqrt();
-                    assert!(far > least, "{theme} {eyes}: {one} and {other} are {far:.1} apart");
-                }
-            }
-        }
-    }
+    let lines: Vec<String> = (0..10).map(|n| format!("site-{n}")).collect();
+    let others =
+        ["pending", "whole", "bound", "gap", "rest", "slots", "paper", "site-10", "site-11"];
+    (0..2).for_each(|theme| expect_apart(theme, &lines, &others));
+}
+
+#[test]
+fn lifetimes_and_phases_are_told_apart_too() {
+    let lifetimes = (0..4).map(|n| format!("lifetime-{n}"));
+    let named: Vec<String> = lifetimes.chain((1..5).map(|n| format!("phase-{n}"))).collect();
+    let others = ["pending", "whole", "bound", "gap", "rest", "slots", "paper"];
+    (0..2).for_each(|theme| expect_apart(theme, &named, &others));
 }

@@ -1,4 +1,5 @@
-//! `gruyere map --html` of a process with a million live blocks, in a real browser.
+//! `gruyere map --html` of a process with a million live blocks, and the page of an out-of-memory,
+//! in a real browser.
 
 use std::path::Path;
 use std::process::Command;
@@ -9,6 +10,10 @@ use gruyere::driver::StreamHandle;
 use gruyere::heap::Heap;
 use gruyere_phantom::{Config as GpuConfig, Gpu};
 use gruyere_phantom_driver::PhantomDriver;
+use gruyere_record::conclusion::Conclusion;
+use gruyere_record::dump::page;
+use gruyere_record::dump::state::{Block, BlockKind, DeviceState, Segment, State, Stretch};
+use gruyere_record::sites::{Frame, Site, SiteId, Sites};
 use serde_json::Value;
 
 #[path = "common/sites.rs"]
@@ -140,19 +145,94 @@ fn the_page_of_a_million_blocks_is_interactive_within_3_seconds() {
     assert!(std::fs::metadata(picture).unwrap().len() > 10_000);
 }
 
+/// A state whose names are as long as they may be, with a timeline.
+fn wordy() -> State {
+    let long = "a_function_with_a_name_that_nobody_can_break_".repeat(2);
+    let site = |line| Site {
+        frames: vec![Frame {
+            file: format!("/home/me/{}/train.py", "folder/".repeat(20)),
+            function: format!("{long}{line}"),
+            line,
+        }],
+        module: format!("model.{}", "blocks.0.attention.".repeat(9)),
+        ..Site::default()
+    };
+    let block = |n: u32| {
+        let bytes = u64::from(n) * (32 << 20);
+        Block(bytes, BlockKind::Live, bytes, 0, 0, Some(n), SiteId(n))
+    };
+    let blocks: Vec<Block> = (1..=12).map(block).collect();
+    let bytes = blocks.iter().map(|block| block.0).sum();
+    let stretch = |n: u64| Stretch {
+        time_nanoseconds: n * 1_000_000_000,
+        step: n / 20,
+        live_low_bytes: n * (8 << 20),
+        live_high_bytes: n * (13 << 20),
+        reserved_high_bytes: bytes,
+        ..Stretch::default()
+    };
+    let mut device = DeviceState {
+        name: "A GPU with a name of many words and 80 GB".into(),
+        step: 12,
+        total_bytes: 80 << 30,
+        live_peak_bytes: bytes,
+        timeline: (1..=240).map(stretch).collect(),
+        segments: vec![Segment { address: 1 << 40, bytes, blocks, ..Segment::default() }],
+        ..DeviceState::default()
+    };
+    device.held.reserved_bytes = bytes;
+    device.held.live_bytes = bytes;
+    device.live.all.bytes = bytes;
+    let mut state =
+        State { sites: Sites::new((1..=12).map(site)), devices: vec![device], ..State::default() };
+    state.process.command = format!("python /{long}{long}.py --{long}");
+    state.process.host = "a-node-of-a-cluster.with.a.long.name.example".into();
+    state.conclusion = Some(Conclusion::of(&state, &[]));
+    state
+}
+
 #[test]
-fn the_page_is_coloured_by_line_and_says_where_a_block_came_from() {
+fn on_a_phone_nothing_of_a_page_is_cut_or_scrolled_sideways() {
     let folder = tempfile::tempdir().unwrap();
+    let (heap, oom) = (folder.path().join("heap.html"), folder.path().join("oom.html"));
     let record = record_with_sites(folder.path());
-    let page = folder.path().join("sites.html");
     let output = Command::new(env!("CARGO_BIN_EXE_gruyere"))
         .args(["map", record.path().unwrap().to_str().unwrap(), "--html"])
-        .arg(&page)
+        .arg(&heap)
         .output()
         .unwrap();
     assert!(output.status.success(), "{output:?}");
     record.close();
-    let Some(found) = measure(&page, &["--hash", "by=site"]) else { return };
+    let mut text = Vec::new();
+    page::write(&mut text, &wordy(), &page::About::default()).unwrap();
+    std::fs::write(&oom, text).unwrap();
+    for (page, arguments) in
+        [(&oom, &["--dark"][..]), (&oom, &[]), (&heap, &[])].map(|(page, more)| {
+            (page, ["--look", "--size", "420x900"].iter().chain(more).copied().collect::<Vec<_>>())
+        })
+    {
+        let Some(found) = measure(page, &arguments) else { return };
+        assert_eq!(found["exceptions"].as_array().map(Vec::len), Some(0), "{found:#}");
+        assert_eq!(found["cut"].as_array().map(Vec::len), Some(0), "{found:#}");
+        // Eight lines and the others, over the run, and what was freed.
+        let drawn = found["drawn"].as_u64().unwrap();
+        assert!(page == &heap || drawn == 10, "{found:#}");
+    }
+}
+
+#[test]
+fn the_page_is_coloured_by_line_and_says_where_a_block_came_from() {
+    let folder = tempfile::tempdir().unwrap();
+    let record = record_with_sites(folder.path());
+    let path = record.path().unwrap().to_owned();
+    let page = folder.path().join("sites.html");
+    let output = Command::new(env!("CARGO_BIN_EXE_gruyere"))
+        .args(["map", path.to_str().unwrap(), "--html"])
+        .arg(&page)
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let Some(found) = measure(&page, &["--hash", "by=site"]) else { return record.close() };
     let tip = found["tip"].as_str().unwrap();
     let stack = "stack:\nlinear.py:9 in forward\ntrain.py:40 in Model.<locals>.step";
     assert!(tip.contains("line: train.py:40 in step\n") && tip.ends_with(stack), "{found:#}");
@@ -166,6 +246,20 @@ fn the_page_is_coloured_by_line_and_says_where_a_block_came_from() {
         (&found["by"], found["exceptions"].as_array().unwrap().len()),
         (&"module".into(), 0)
     );
+    // The page opens by line where lines are known, unless it is asked for otherwise.
+    let opened = |by: &[&str]| {
+        let output = Command::new(env!("CARGO_BIN_EXE_gruyere"))
+            .args(["map", path.to_str().unwrap(), "--html", page.to_str().unwrap()])
+            .args(by)
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{output:?}");
+        let html = std::fs::read_to_string(&page).unwrap();
+        ["site", "age"].map(|by| html.contains(&format!("\"by\":\"{by}\"")))
+    };
+    assert_eq!(opened(&[]), [true, false]);
+    assert_eq!(opened(&["--by", "age"]), [false, true]);
+    record.close();
     // Each colour that nobody highlights fades.
     assert!(found["highlighted"].as_bool().unwrap(), "{found:#}");
 }

@@ -234,8 +234,9 @@ pub static KEYS: &[Key] = &[
     Key {
         name: "dump_dir",
         default: "none",
-        meaning: "Folder to write out-of-memory dumps to; `none`: they only go to the log. The \
-                  path must have no comma.",
+        meaning: "Folder to write out-of-memory dumps to, with a page to share, which a threshold \
+                  of `alert:` leaves too; `none`: they only go to the log. The path must have no \
+                  comma.",
         kind: Kind::Folder(|config| &mut config.dump_dir),
     },
     Key {

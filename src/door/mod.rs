@@ -250,6 +250,7 @@ fn tell_of_blocks(wanted: bool) {
 fn publish(heap: Heap, config: Config) -> &'static Heap {
     fork::watch();
     close_at_exit();
+    oom::write_pages_at_thresholds(&config);
     let installed = Box::leak(Box::new(Installed { heap, config }));
     HEAP.store(installed, Ordering::Release);
     &installed.heap

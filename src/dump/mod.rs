@@ -9,6 +9,7 @@
 pub mod brief;
 pub mod gather;
 pub mod outside;
+pub mod page;
 pub mod text;
 
 pub use gruyere_record::dump::{memory_viz, pickle, state, write_json, write_snapshot};
@@ -28,29 +29,41 @@ pub const MOST_DUMPS: u64 = 32;
 /// The longest file that a dump has.
 const MOST_BYTES: u64 = 256 << 20;
 
-/// What an out-of-memory comes to, by the lines of the program; nothing where they are not known.
-/// Writes its dumps to `folder` (`dump_dir:`), where there is one.
-pub fn out_of_memory(heap: &Heap, report: &Report, folder: Option<&Path>) -> Vec<String> {
+/// What an exception says of an out-of-memory beside its causes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Explained {
+    /// What it comes to, by the lines of the program; empty where they are not known.
+    pub conclusion: Vec<String>,
+    /// Where the page is.
+    pub page: Option<String>,
+}
+
+/// Explains an out-of-memory, and writes its dumps and its page to `folder` (`dump_dir:`), where
+/// there is one.
+pub fn out_of_memory(heap: &Heap, report: &Report, folder: Option<&Path>) -> Explained {
     let knows_lines = Reader::own(heap.record()).is_some_and(|reader| reader.keeps_sites());
     if report.count > MOST_DUMPS || (folder.is_none() && !knows_lines) {
-        return Vec::new();
+        return Explained::default();
     }
     let state = gather::state(heap, Some(report));
-    if let Some(folder) = folder {
-        write(&state, report, folder);
-    }
-    match state.conclusion {
+    let page = folder.and_then(|folder| {
+        let name = write(&state, report, folder);
+        page::of_out_of_memory(&state, report, folder, &name?)
+    });
+    let conclusion = match state.conclusion {
         Some(conclusion) if !state.sites.is_empty() => {
             conclusion.lines.iter().map(|line| plain(line)).collect()
         }
         _ => Vec::new(),
-    }
+    };
+    Explained { conclusion, page }
 }
 
-fn write(state: &State, report: &Report, folder: &Path) {
+/// The name of the dump, without its extension. `None`: the folder can't be made.
+fn write(state: &State, report: &Report, folder: &Path) -> Option<String> {
     if let Err(error) = file::make_folders(folder) {
         log::error!("out of memory: no dump is written: {}: {error}", folder.display());
-        return;
+        return None;
     }
     // Nobody can have taken the name before us: the folder may be everybody's.
     let name = format!(
@@ -85,4 +98,5 @@ fn write(state: &State, report: &Report, folder: &Path) {
             names.join(",")
         );
     }
+    Some(name)
 }

@@ -3,6 +3,7 @@
 prints what came of it as JSON.
 
     tests/html/measure.py PAGE [--dark] [--size 1280x800] [--hash TEXT] [--screenshot FILE]
+    tests/html/measure.py PAGE --look           # any page of ours: is something cut?
 
 Times are real ones, in milliseconds: `ready` from the start of the navigation until the first
 picture was on the screen and input is answered (the page's own mark), the others from an input
@@ -201,6 +202,24 @@ def use(browser: Browser) -> dict[str, Any]:
     return found
 
 
+# What is wider than the window, or has text that its own box cuts; what may scroll by itself is
+# asked too.
+LOOK = """(() => {
+  const wide = document.documentElement.clientWidth, found = [];
+  const say = (what, e) => found.push(`${what}: ${e.tagName}#${e.id}.${e.className} `
+    + e.textContent.slice(0, 40));
+  if (document.documentElement.scrollWidth > wide) found.push("the page scrolls sideways");
+  for (const e of document.querySelectorAll("body *")) {
+    const box = e.getBoundingClientRect();
+    if (!box.width || !box.height || e.closest("svg")) continue;
+    if (box.right > wide + 1 || box.left < -1) say("beyond the window", e);
+    if (e.scrollWidth > e.clientWidth + 1 && e.clientWidth && e.tagName !== "SELECT")
+      say("cut or scrolled", e);
+  }
+  return found;
+})()"""
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -210,6 +229,7 @@ def main() -> int:
     parser.add_argument("--size", default="1280x800")
     parser.add_argument("--hash", default="")
     parser.add_argument("--screenshot", type=Path)
+    parser.add_argument("--look", action="store_true")
     asked = parser.parse_args()
     program = next(filter(None, map(shutil.which, NAMES)), None)
     if program is None:
@@ -245,7 +265,10 @@ def main() -> int:
                 asked.screenshot.write_bytes(
                     base64.b64decode(browser.call("Page.captureScreenshot", format="png")["data"])
                 )
-            elif "ready" in found:
+            if asked.look:
+                found["cut"] = browser.value(LOOK)
+                found["drawn"] = browser.value("document.querySelectorAll('svg polygon').length")
+            elif "ready" in found and not asked.screenshot:
                 found |= use(browser)
             found["exceptions"] = browser.exceptions
             print(json.dumps(found, indent=1))

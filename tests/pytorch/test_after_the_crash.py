@@ -3,6 +3,7 @@ and replayed."""
 
 import json
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -149,10 +150,12 @@ gpu.report(said=said, name=name)
     ).report
     stem = (tmp_path / "dumps" / report["name"]).with_suffix("")
     state = json.loads(stem.with_suffix(".json").read_text())
-    assert state["out_of_memory"]["message"] == report["said"]
+    said, page = report["said"].rsplit("\nThe page: ", 1)
+    assert Path(page).resolve() == stem.with_suffix(".html").resolve()
+    assert state["out_of_memory"]["message"] == said
     conclusion = "".join(line + "\n" for line in state["conclusion"]["lines"])
     text = stem.with_suffix(".txt").read_text()
-    assert text.startswith(conclusion + "\n" + report["said"])
+    assert text.startswith(conclusion + "\n" + said)
     assert state["conclusion"]["cause"] == "large_request"
     held = state["devices"][0]["held"]
     assert held["reserved_bytes"] == sum(

@@ -4,6 +4,7 @@ cause, and the line. And of programs to which nothing is wrong, that nothing is.
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -155,6 +156,26 @@ def test_one_large_request_in_the_dump_and_in_post(planted):
     assert head.startswith("CUDA out of memory. Tried to allocate 16.00 GiB."), head
     assert said.startswith(f"{suspect('large_request')} in scores asks for 16 GiB at once"), said
     assert json.loads(data.read_text())["conclusion"]["lines"][0] == said
+
+
+def test_the_exception_ends_with_the_path_of_its_page_which_has_the_line_and_its_source(planted):
+    dumps = planted.folder / "dumps"
+    process = planted.start("leak", conf=f"dump_dir:{dumps}", PHANTOM_MEMORY="1GiB")
+    _, err = process.communicate(timeout=120)
+    _, _, message = err.partition("OutOfMemoryError: CUDA out of memory. Tried to allocate ")
+    (page,) = dumps.glob("*.html")
+    assert message.splitlines()[-1] == f"The page: {page}"
+    assert page.stat().st_mode & 0o777 == 0o600
+    found = page.read_text().split('<script type="application/json" id="facts">')[1]
+    facts = json.loads(found.split("</script>")[0])
+    assert facts["conclusion"]["lines"][0].startswith(suspect("leak"))
+    line = next(line for line in facts["lines"] if line["name"].startswith(suspect("leak")))
+    source = line["source"]
+    meant = source["lines"][source["line"] - source["first"]]
+    assert meant and meant in Path(source["path"]).read_text()
+    # All that is live at the end is in the layers, by line, and no more than was live at all.
+    end = sum(layer[-1] for layer in facts["course"]["layers"])
+    assert 0.9 * facts["device"]["live"] <= end <= facts["device"]["live_peak"] + (1 << 20)
 
 
 @pytest.mark.parametrize("door", ["native", "pluggable"])

@@ -91,6 +91,13 @@ fn check(root: &Path) -> Result<(), String> {
     if said.trim() != "loaded" {
         return Err(format!("python said {said:?}"));
     }
+    // What every page is drawn with.
+    let asked = "from pathlib import Path; import gruyere; \
+                 print(*sorted(f.name for f in Path(gruyere.__file__).with_name('_page').iterdir()))";
+    let said = output(user(&python).args(["-c", asked]))?;
+    if said.trim() != "shared.js style.css" {
+        return Err(format!("the package's _page has {said:?}"));
+    }
     // The stand-in GPU, from the wheel alone, where there is a torch.
     let asked = "import sysconfig; print(sysconfig.get_path('purelib'))";
     let packages = |python: &Path| output(Command::new(python).args(["-c", asked]));

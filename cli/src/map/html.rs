@@ -13,6 +13,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use flate2::Compression;
 use flate2::write::DeflateEncoder;
+use gruyere_record::dump::page::{self, fill};
 use gruyere_record::picture::{Picture, Piece};
 use gruyere_record::sites::{SiteId, Sites};
 use gruyere_record::timeline::TimelineEntry;
@@ -112,7 +113,7 @@ impl Strokes {
 ///
 /// # Errors
 /// As [`Columns::encoded`].
-pub fn page(
+pub fn html(
     picture: &Picture,
     sites: &Sites,
     timeline: &[TimelineEntry],
@@ -165,12 +166,7 @@ pub fn page(
     facts["timeline"] = timeline_columns(timeline);
     // The one character that could end the script element.
     let facts = facts.to_string().replace('<', "\\u003c");
-    Ok(fill(&[
-        ("/*STYLE*/", STYLE),
-        ("/*FACTS*/", &facts),
-        ("/*COLUMNS*/", &text),
-        ("/*SCRIPT*/", SCRIPT),
-    ]))
+    Ok(filled(&facts, &text))
 }
 
 /// Texts, each kept once.
@@ -227,20 +223,19 @@ fn timeline_columns(entries: &[TimelineEntry]) -> Value {
     })
 }
 
-/// The page with its parts put in, each at its mark; what is put in is not looked through for
-/// marks.
-fn fill(parts: &[(&str, &str)]) -> String {
-    let mut out =
-        String::with_capacity(PAGE.len() + parts.iter().map(|part| part.1.len()).sum::<usize>());
-    let mut rest = PAGE;
-    for (mark, text) in parts {
-        let Some((before, after)) = rest.split_once(mark) else { continue };
-        out.push_str(before);
-        out.push_str(text);
-        rest = after;
-    }
-    out.push_str(rest);
-    out
+/// The page with its parts put in.
+fn filled(facts: &str, columns: &str) -> String {
+    fill(
+        PAGE,
+        &[
+            ("/*SHARED STYLE*/", page::STYLE),
+            ("/*STYLE*/", STYLE),
+            ("/*FACTS*/", facts),
+            ("/*COLUMNS*/", columns),
+            ("/*SHARED*/", page::SHARED),
+            ("/*SCRIPT*/", SCRIPT),
+        ],
+    )
 }
 
 #[cfg(test)]
@@ -249,19 +244,17 @@ mod tests {
 
     #[test]
     fn the_page_has_a_mark_for_each_part_in_their_order() {
-        let filled = fill(&[
-            ("/*STYLE*/", "1"),
-            ("/*FACTS*/", "2"),
-            ("/*COLUMNS*/", "3"),
-            ("/*SCRIPT*/", "4"),
-        ]);
-        assert!(!filled.contains("/*"), "{filled}");
+        let filled = filled("2", "3");
+        for mark in ["SHARED STYLE", "STYLE", "FACTS", "COLUMNS", "SHARED", "SCRIPT"] {
+            let mark = format!("/*{mark}*/");
+            assert!(PAGE.contains(&mark) && !filled.contains(&mark), "{mark}");
+        }
     }
 
     #[test]
     fn what_the_record_says_cannot_end_the_element_that_it_is_in() {
         let facts = json!({ "command": "</script><script>alert(1)</script><!--" });
-        let page = page(&Picture::default(), &Sites::default(), &[], facts).unwrap();
+        let page = html(&Picture::default(), &Sites::default(), &[], facts).unwrap();
         assert_eq!(page.matches("</script>").count(), PAGE.matches("</script>").count());
         assert!(!page.contains("<script>alert"));
     }

@@ -12,6 +12,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::ValueEnum;
+use gruyere::dump::outside;
+use gruyere_record::conclusion::Conclusion;
 use gruyere_record::file;
 use gruyere_record::picture::Picture;
 use gruyere_record::plain;
@@ -52,9 +54,10 @@ pub struct Arguments {
     /// The device, by its number in the process; else the first that holds memory.
     #[arg(long, value_name = "NUMBER")]
     device: Option<u32>,
-    /// What live blocks are coloured by.
-    #[arg(long, value_enum, default_value_t)]
-    by: By,
+    /// What live blocks are coloured by; else the lifetime, and in a page the line of the program
+    /// where lines are known.
+    #[arg(long, value_enum)]
+    by: Option<By>,
     /// In the order of physical pages, in place of addresses.
     #[arg(long)]
     physical: bool,
@@ -93,6 +96,8 @@ enum Colour {
     Never,
 }
 
+/// The last events that a conclusion looks at.
+const EVENTS: usize = 64;
 /// Lines around the rows of cells, about.
 const AROUND: usize = 12;
 /// Fewer rows of cells than this are no picture.
@@ -107,7 +112,7 @@ pub fn run(arguments: &Arguments) -> Ended {
     }
     let picture = look(&reader, device)?;
     if let Some(path) = &arguments.html {
-        write_page(&reader, &picture, path)?;
+        write_page(&reader, &picture, arguments.by, path)?;
     } else {
         let text = match arguments.json {
             true => format!("{:#}\n", json::value(&reader, &picture)),
@@ -206,7 +211,7 @@ fn style(arguments: &Arguments) -> (Style, Option<usize>) {
         ascii: arguments.ascii,
         colour,
         physical: arguments.physical,
-        by: arguments.by,
+        by: arguments.by.unwrap_or_default(),
     };
     (style, lines)
 }
@@ -233,7 +238,15 @@ fn watch(reader: &Reader<'_>, device: u32, arguments: &Arguments, pause: Duratio
     }
 }
 
-fn write_page(reader: &Reader<'_>, picture: &Picture, path: &Path) -> Result<(), Failure> {
+fn write_page(
+    reader: &Reader<'_>,
+    picture: &Picture,
+    by: Option<By>,
+    path: &Path,
+) -> Result<(), Failure> {
+    let sites = reader.sites();
+    let by = by.unwrap_or(if sites.is_empty() { By::Lifetime } else { By::Site });
+    let by = by.to_possible_value().map(|value| value.get_name().to_owned());
     let timeline = reader.timeline(picture.device);
     let snapshot = reader.device(picture.device);
     let gauge = |gauge| snapshot.as_ref().map_or(0, |snapshot| snapshot.gauge(gauge));
@@ -246,6 +259,8 @@ fn write_page(reader: &Reader<'_>, picture: &Picture, path: &Path) -> Result<(),
         "limit": gauge(DeviceGauge::Limit),
         "sums": json::sums(picture),
         "notes": gaps::notes(picture, Missing::of(reader, picture)),
+        "by": by,
+        "conclusion": Conclusion::of(&outside::state(reader, EVENTS), &[]),
     });
     let failed = |error: io::Error| {
         Failure::new(format_args!(
@@ -253,7 +268,7 @@ fn write_page(reader: &Reader<'_>, picture: &Picture, path: &Path) -> Result<(),
             path.display()
         ))
     };
-    let page = html::page(picture, &reader.sites(), &timeline.entries, facts).map_err(failed)?;
+    let page = html::html(picture, &sites, &timeline.entries, facts).map_err(failed)?;
     // A command line may hold what others shall not read: for its owner only, as records are.
     file::replace(path, u64::MAX, file::PRIVATE, |out| out.write_all(page.as_bytes()))
         .map_err(failed)

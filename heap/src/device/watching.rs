@@ -68,6 +68,8 @@ impl Device {
     }
 
     fn act(&self, shared: &Shared, number: usize, rule: &Rule, passed: Passed) {
+        // Before anything is given back.
+        ALERTS.passed(self.id, rule.threshold.text());
         let (live, live_peak) = shared.record.live(self.id);
         let reserved = lock(&self.central).backing.reserved;
         match rule.action {

@@ -9,7 +9,7 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Alerts that wait to be taken; of more, the oldest are lost and counted.
@@ -61,6 +61,10 @@ pub struct Alert {
 /// Who hears of alerts, on the thread that caused them.
 pub type Listener = Arc<dyn Fn(&Alert) + Send + Sync>;
 
+/// What is done where a threshold is passed, whatever its action: called with the device and the
+/// threshold's text, on the thread that caused it, with no lock of the allocator held.
+pub type AtThreshold = fn(device: u32, threshold: &str);
+
 /// Alerts, and who wants them.
 pub struct Alerts {
     /// false -> true: by the first listener or taker. While it is false, an alert costs one load.
@@ -69,6 +73,7 @@ pub struct Alerts {
     /// Alerts not taken, oldest first, and how many were lost.
     waiting: Mutex<(VecDeque<Alert>, u64)>,
     ready: Condvar,
+    at_threshold: OnceLock<AtThreshold>,
 }
 
 /// The alerts of the process: they may be asked for before there is a heap.
@@ -77,6 +82,7 @@ pub static ALERTS: Alerts = Alerts {
     listener: Mutex::new(None),
     waiting: Mutex::new((VecDeque::new(), 0)),
     ready: Condvar::new(),
+    at_threshold: OnceLock::new(),
 };
 
 impl Alerts {
@@ -98,6 +104,18 @@ impl Alerts {
             self.want();
         }
         *lock(&self.listener) = listener;
+    }
+
+    /// Does `what` at each threshold from now on; the first of a process stays.
+    pub fn at_threshold(&self, what: AtThreshold) {
+        let _ = self.at_threshold.set(what);
+    }
+
+    /// A threshold is passed, and its action comes next; called without any lock.
+    pub fn passed(&self, device: u32, threshold: &str) {
+        if let Some(what) = self.at_threshold.get() {
+            what(device, threshold);
+        }
     }
 
     /// Raises an alert; called without any lock.
@@ -148,6 +166,7 @@ mod tests {
             listener: Mutex::new(None),
             waiting: Mutex::default(),
             ready: Condvar::new(),
+            at_threshold: OnceLock::new(),
         }
     }
 

@@ -71,6 +71,8 @@ pub struct Report {
     /// Which lines of the program hold the memory, or make it grow, and what to do, as lines for
     /// people; filled in by who knows the program, empty where nobody does.
     pub conclusion: Vec<String>,
+    /// Where a page of it was written to; `None`: nowhere.
+    pub page: Option<String>,
 }
 
 /// What an out-of-memory says of the named pool that the request was for.
@@ -284,7 +286,8 @@ impl fmt::Display for Report {
             }
             (None, false) => self.conclusion.iter().try_for_each(|line| write!(f, "\n{line}"))?,
         }
-        write!(f, "\n{}", self.held())
+        write!(f, "\n{}", self.held())?;
+        self.page.iter().try_for_each(|path| write!(f, "\nThe page: {path}"))
     }
 }
 

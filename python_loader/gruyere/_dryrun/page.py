@@ -9,7 +9,7 @@ from typing import Any
 
 from . import text
 
-_MARK = "/*FACTS*/"
+_HERE = Path(__file__).parent
 
 
 def draw(report: dict[str, Any]) -> str:
@@ -36,7 +36,27 @@ def draw(report: dict[str, Any]) -> str:
         "scope": text.scope(report),
         "silicon": text.SILICON,
     }
-    whole = (Path(__file__).parent / "page.html").read_text(encoding="utf-8")
-    before, _, after = whole.partition(_MARK)
     # The one character that could end the element.
-    return before + json.dumps(facts).replace("<", "\\u003c") + after
+    facts_text = json.dumps(facts).replace("<", "\\u003c")
+    return _fill(
+        _read(_HERE / "page.html"),
+        {
+            "/*STYLE*/": _read(_HERE.parent / "_page" / "style.css"),
+            "/*FACTS*/": facts_text,
+            "/*SHARED*/": _read(_HERE.parent / "_page" / "shared.js"),
+        },
+    )
+
+
+def _read(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+def _fill(whole: str, parts: dict[str, str]) -> str:
+    """The page with its parts put in, each at its mark, in their order; what is put in is not
+    looked through for marks."""
+    filled = []
+    for mark, part in parts.items():
+        before, _, whole = whole.partition(mark)
+        filled += [before, part]
+    return "".join([*filled, whole])

@@ -6,6 +6,7 @@
 pub mod alike;
 pub mod memory_viz;
 pub mod origins;
+pub mod page;
 pub mod pickle;
 pub mod state;
 

@@ -40,7 +40,7 @@ function walk(from, to, paint) {
 function drawRow(from) {
   const wide = columnsWide(), high = Math.round(rowHigh() * scale);
   const sums = new Float32Array(wide * BINS);
-  const borders = [], notches = [];
+  const borders = [], notches = [], letters = [];
   const perColumn = rowBytes / wide;
   let lastPart = -1, before = -1;
   walk(from, Math.min(from + rowBytes, total()), (begin, end, bin, i, part) => {
@@ -53,6 +53,7 @@ function drawRow(from) {
       for (column++; column < last; column++) sums[column * BINS + bin] = 1;
       sums[last * BINS + bin] += b - last;
     }
+    if (bin < CLASSES && b - a > 16 * scale) letters.push([(a + b) / 2, LETTERS[bin]]);
     if (part !== lastPart) {
       if (lastPart >= 0 && view === "address") notches.push(Math.floor(a));
     } else if (i > before && bin <= B_PENDING && b - a > 4 * scale) borders.push(Math.floor(a));
@@ -100,7 +101,7 @@ function drawRow(from) {
     for (let y = under[0]; y < under[1]; y++)
       for (let x = column; x < Math.min(wide, column + Math.ceil(2 * scale)); x++) pixels[y * wide + x] = (packedPalette[bin] & 0xffffff | alpha << 24) >>> 0;
   }
-  return image;
+  return { image, letters };
 }
 
 function labelOf(from) {
@@ -122,10 +123,9 @@ function draw() {
   const canvas = $("map"), context = canvas.getContext("2d");
   context.setTransform(1, 0, 0, 1, 0, 0);
   context.clearRect(0, 0, canvas.width, canvas.height);
-  const style = getComputedStyle(document.documentElement);
+  const soft = paint("--soft");
   context.font = 11 * scale + "px ui-monospace, 'DejaVu Sans Mono', monospace";
   context.textBaseline = "middle";
-  context.fillStyle = style.getPropertyValue("--soft");
   const count = visibleRows() + 1;
   if (rows.size > 1500) rows.clear();
   for (let n = 0; n < count; n++) {
@@ -133,8 +133,18 @@ function draw() {
     if (from >= total()) break;
     const y = Math.round(n * pitch * scale) + Math.round(2 * scale);
     if (!rows.has(from)) rows.set(from, drawRow(from));
-    context.fillText(labelOf(from), 6 * scale, y + rowHigh() * scale / 2);
-    context.putImageData(rows.get(from), Math.round(GUTTER * scale), y);
+    const { image, letters } = rows.get(from), middle = y + rowHigh() * scale / 2, left = Math.round(GUTTER * scale);
+    context.fillStyle = soft;
+    context.textAlign = "left";
+    context.fillText(labelOf(from), 6 * scale, middle);
+    context.putImageData(image, left, y);
+    context.textAlign = "center";
+    for (const [at, letter] of letters) {
+      context.fillStyle = "#ffffffb3";
+      context.fillRect(left + at - 5 * scale, middle - 6 * scale, 10 * scale, 12 * scale);
+      context.fillStyle = "#000";
+      context.fillText(letter, left + at, middle);
+    }
   }
   $("scale").textContent = bytesText(rowBytes) + " a row";
   drawStrip();
@@ -170,7 +180,7 @@ function drawStrip() {
   context.putImageData(stripImage, 0, 0);
   const from = topByte / total() * canvas.height;
   const high = Math.max(4 * scale, Math.min(1, visibleRows() * rowBytes / total()) * canvas.height);
-  context.strokeStyle = getComputedStyle(document.documentElement).getPropertyValue("--mark");
+  context.strokeStyle = paint("--mark");
   context.lineWidth = 2 * scale;
   context.strokeRect(scale, Math.min(from, canvas.height - high) + scale, canvas.width - 2 * scale, high - 2 * scale);
 }
@@ -191,7 +201,7 @@ function drawOverlay() {
   const canvas = $("overlay"), context = canvas.getContext("2d");
   context.clearRect(0, 0, canvas.width, canvas.height);
   if (selected < 0) return;
-  context.strokeStyle = getComputedStyle(document.documentElement).getPropertyValue("--mark");
+  context.strokeStyle = paint("--mark");
   context.lineWidth = 2 * scale;
   const wide = columnsWide();
   for (const [begin, end] of placesOf(starts[selected], starts[selected + 1])) {

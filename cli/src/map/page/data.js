@@ -1,4 +1,3 @@
-"use strict";
 // Draws the layout of a device's memory out of the columns that `gruyere map --html` embedded (html.rs writes them).
 //
 // All that is mapped is one row of bytes, the *line*: range behind range, by address. A stroke (a block, or a piece of free memory of one kind) is an interval
@@ -15,6 +14,8 @@ const LIFETIMES = ["auto", "transient", "step", "persistent"];
 const PHASES = ["not known", "forward", "backward", "optimizer", "collective"];
 // Lines and modules that have a colour; behind them the others, and what is not known.
 const NAMED = 10, STREAMS = 8;
+// What stands on pieces of a class, and in the legend: the same without colours.
+const LETTERS = "ABCDEFGHIJKL";
 const NOBODY = 0xffffffff;
 // As record/src/stream.rs.
 const ALL_STREAMS = 4094;
@@ -175,7 +176,7 @@ function pageText(line) {
 
 // Classes and colours.
 
-let by = "lifetime";
+let by = facts.by;
 let highlighted = -1;      // the bin that the legend singles out
 let classOfKind;           // by kind: the class where it follows from the kind alone, else 255
 let palette;               // by bin: [r, g, b]
@@ -265,12 +266,11 @@ function classify() {
   for (let i = 0; i < bins.length; i++) bins[i] = binOf(i);
 }
 
+/** A colour of the style, for a canvas. */
+const paint = (name) => "rgb(" + colourOf(name).join(" ") + ")";
+
 function readColours() {
-  const style = getComputedStyle(document.documentElement);
-  const read = (name) => {
-    const text = style.getPropertyValue(name).trim();
-    return [1, 3, 5].map((at) => parseInt(text.slice(at, at + 2), 16));
-  };
+  const read = colourOf;
   const [kind, count] = {
     lifetime: ["--lifetime-", 8], age: ["--ramp-", 6], size: ["--ramp-", 6], stream: ["--stream-", STREAMS], site: ["--site-", CLASSES],
     module: ["--site-", CLASSES], phase: ["--phase-", 5],

@@ -157,6 +157,7 @@ async function start() {
   // Colours of what nobody asked the program for would all be one.
   if (Object.keys(facts.sites.by_number).length === 0)
     for (const name of ["site", "module", "phase"]) $("by").querySelector("[value=" + name + "]").remove();
+  $("by").value = by;
   const follow = fromLink();
   columns = await readColumns();
   arrange();

@@ -35,7 +35,7 @@ function fillTerms(list, lines) {
     const term = document.createElement("dt"), text = document.createElement("dd");
     term.textContent = name || "what";
     text.textContent = value;
-    if (name === "stack") term.className = text.className = "stack";
+    if (name === "stack") term.className = text.className = "frames";
     return [term, text];
   }));
 }
@@ -128,6 +128,7 @@ function fillSummary() {
     span.append(name + " ", b);
     return span;
   }));
+  fillVerdict(facts.conclusion);
   $("notes").textContent = facts.notes.join("\n");
   $("notes").hidden = facts.notes.length === 0;
   const p = sums.pages, a = sums.address_space;
@@ -136,6 +137,22 @@ function fillSummary() {
     ["gaps between blocks", bytesText(sums.gap_bytes)],
     ["ranges", ranges.length], ["reserved addresses", bytesText(a.reserved_bytes)], ["mapped twice", bytesText(a.shadow_bytes)], ["about to be unmapped", bytesText(a.retired_bytes)]];
   fillTerms($("pages"), terms);
+}
+
+/** What the process's memory comes to: its first sentence, and the others on demand. */
+function fillVerdict({ cause, lines }) {
+  const verdict = $("verdict"), said = [];
+  // A line that goes on where the one before it was cut begins with two blanks.
+  for (const line of lines)
+    if (line.startsWith("  ") && said.length) said.push(said.pop() + " " + line.trim());
+    else said.push(line);
+  verdict.hidden = said.length === 0;
+  verdict.classList.toggle("bad", cause !== "nothing");
+  put(verdict, "b", said[0]);
+  if (said.length < 2) return;
+  const more = put(verdict, "details");
+  put(more, "summary", "more");
+  for (const line of said.slice(1)) put(more, "div", line);
 }
 
 function fillLegend() {
@@ -147,12 +164,12 @@ function fillLegend() {
   const there = entries.filter(([, bin]) => sums[bin] > 0);
   const colour = (bin) => "rgb(" + palette[bin].join(" ") + ")";
   $("legend").replaceChildren(...there.map(([name, bin]) => {
-    const button = document.createElement("button"), mark = document.createElement("i"), small = document.createElement("small");
+    const button = document.createElement("button"), small = document.createElement("small");
     button.type = "button";
     button.setAttribute("aria-pressed", String(bin === highlighted));
-    mark.style.background = colour(bin);
+    swatch(button, null, LETTERS[bin]).style.backgroundColor = colour(bin);
     small.textContent = bytesText(sums[bin]) + ", " + share(sums[bin], facts.sums.held_bytes);
-    button.append(mark, name, small);
+    button.append(name, small);
     button.addEventListener("click", () => { highlighted = highlighted === bin ? -1 : bin; recolour(); });
     return button;
   }));
