@@ -880,6 +880,9 @@ int gruyere_blame_begin(const void *call);
 // The interpreter is about to end: no frame is read from now on, nor when this returns.
 void gruyere_blame_end(void);
 
+// The program makes an optimiser: it trains.
+void gruyere_blame_optimizer(void);
+
 // The module object at `module` is in the one at `outer`, which calls it `name` (NULL: it is in
 // none, and has the name of its class), until `gruyere_blame_forget`, which is to be called before
 // that object's memory can be another's.
