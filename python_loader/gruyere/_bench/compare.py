@@ -205,6 +205,8 @@ class Comparison:
             finally:
                 for server in servers:
                     server.close()
+        # The last word of progress stands where the table begins.
+        self._progress("")
         draw = table.markdown if self.request["markdown"] else table.draw
         said = report.to_json() if self.json == "-" else draw(report)
         try:
@@ -301,7 +303,6 @@ class Comparison:
             for job in jobs:
                 job.result()
                 yield
-        self._progress("")
 
     def _in_turn(self, program: Program, servers: list[Server], turn: int) -> list[Result]:
         """A run of each, all at once and a step of each after the other: what is compared was
