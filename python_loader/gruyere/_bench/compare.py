@@ -214,9 +214,11 @@ class Comparison:
         except BrokenPipeError:
             # The reader has seen enough.
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        # Below the table that people post, a terminal has them already, as far as two lines go.
+        are_shown = self.request["markdown"] and sys.stdout.isatty()
         for program in report.programs:
             for row in program.rows:
-                if row.outcome != COMPLETED:
+                if row.outcome != COMPLETED and not are_shown:
                     print(
                         f"gruyere {self.command}: {program.name}, {row.name}: {row.outcome}: "
                         f"{row.reason}",
