@@ -247,7 +247,8 @@ def test_a_gpu_that_is_too_small_is_told_with_what_lacks(folder):
     ran = dryrun(folder, "--gpu", "t4,h100", "--context", "14.45GiB", "--alloc", "torch",
                  "train.py", 4096, 50)  # fmt: skip
     assert ran.returncode == 3, ran.stdout + ran.stderr
-    assert "It does not fit on t4-16:" in ran.stdout and "It fits on h100-80:" in ran.stdout
+    said = " ".join(ran.stdout.split())
+    assert "It does not fit on t4-16:" in said and "It fits these 3 steps on h100-80:" in said
     assert "Against silicon this has not been checked" in ran.stdout
 
 
@@ -1062,7 +1063,8 @@ def test_a_row_that_fails_leaves_the_others_standing(tmp_path):
     assert failed["reason"].startswith(reason) and "string_at" in failed["reason"]
     assert document["verdict"]["needs"] == fine["peak_held"] + document["fixed_costs"][0]["bytes"]
     said = " ".join(ran.stdout.split())
-    assert "It fits on 2gb: " in said and " to spare with torch. On 2gb it failed with " in said
+    assert "It fits these 3 steps on 2gb: " in said
+    assert " to spare with torch. On 2gb it failed with " in said
     assert "not with" not in said and " expandable failed - - - - " in said
     assert "the program failed under expandable on 2gb: killed by SIGSEGV" in ran.stderr
     assert '"failed": true' in (tmp_path / "page.html").read_text()

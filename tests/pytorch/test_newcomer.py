@@ -127,6 +127,18 @@ def test_the_line_is_for_terminals_and_rank_0_unless_it_is_asked_for(newcomer):
     assert re.match(SUMMARY, asked.stderr), asked.stderr
 
 
+def test_the_line_is_of_processes_that_used_a_device_and_of_no_forked_child(newcomer):
+    launch = ("-m", "gruyere", "--summary", "on", "-c")
+    forks = (
+        "import os, sys, torch; torch.ones(1 << 20, device='cuda'); pid = os.fork()\n"
+        "if pid: os.waitpid(pid, 0)\n"
+        "else: sys.exit()"
+    )
+    ran = newcomer.python(*launch, forks)
+    assert ran.returncode == 0 and ran.stderr.count("gruyere: peak live 4.00 MiB") == 1, ran.stderr
+    assert newcomer.python(*launch, "import torch; torch.ones(1)").stderr == ""
+
+
 def test_the_log_says_at_the_start_what_runs_and_how(newcomer):
     launch = ("-m", "gruyere", "--limit", "90%")
     said = newcomer.python(*launch, "--door", "pluggable", "train.py", GRUYERE_LOG="info").stderr

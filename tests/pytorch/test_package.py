@@ -449,11 +449,19 @@ def test_without_a_driver_the_variable_lets_a_program_be_and_the_launcher_does_n
     assert not ran.report["enabled"] and "driver" in ran.report["reason"]
     assert ran.err == ""
     ran = installed.python("-m", "gruyere", "program.py", **without)
-    assert ran.code == 1 and "driver" in ran.err.splitlines()[-1]
-    first = ran.err.splitlines()[0]
-    assert first.startswith("gruyere: ") and "driver" in first, "the reason, then the traceback"
+    reason = "there is no NVIDIA driver here (libcuda.so.1 was not found)"
+    lines = ran.err.splitlines()
+    assert (ran.code, lines[0]) == (2, f"gruyere: {reason}: no GPU"), ran.err
+    assert len(lines) == 3 and "--stand-in program.py" in lines[2], "and no traceback"
     ran = installed.python("-m", "gruyere", "--doctor", **without)
-    assert ran.code == 1 and "driver" in ran.out.splitlines()[-1]
+    assert ran.code == 1 and finding(ran, "gruyere") == f"does not work here: {reason}"
+
+
+def finding(ran, what):
+    """What the doctor says of something."""
+    found = [line for line in ran.out.splitlines() if line.startswith(f"{what} ")]
+    assert len(found) == 1, ran.out
+    return found[0].split(maxsplit=1)[1]
 
 
 def test_after_the_launch_line_a_call_that_asks_for_no_more_is_fine(installed):
@@ -499,7 +507,7 @@ def test_the_doctor_does_not_say_that_it_works_where_there_is_no_device(installe
     ran = installed.python("-m", "gruyere", "--doctor", PHANTOM_DEVICES="0")
     assert ran.code == 1
     assert "works here" not in ran.out
-    assert "no device" in ran.out.splitlines()[-1]
+    assert "no device" in finding(ran, "gruyere")
 
 
 def test_the_doctor_tries_and_tells(installed):

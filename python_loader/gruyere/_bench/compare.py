@@ -205,6 +205,8 @@ class Comparison:
             finally:
                 for server in servers:
                     server.close()
+        # The last word of progress stands where the table begins.
+        self._progress("")
         draw = table.markdown if self.request["markdown"] else table.draw
         said = report.to_json() if self.json == "-" else draw(report)
         try:
@@ -212,9 +214,11 @@ class Comparison:
         except BrokenPipeError:
             # The reader has seen enough.
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        # Below the table that people post, a terminal has them already, as far as two lines go.
+        are_shown = self.request["markdown"] and sys.stdout.isatty()
         for program in report.programs:
             for row in program.rows:
-                if row.outcome != COMPLETED:
+                if row.outcome != COMPLETED and not are_shown:
                     print(
                         f"gruyere {self.command}: {program.name}, {row.name}: {row.outcome}: "
                         f"{row.reason}",
@@ -301,7 +305,6 @@ class Comparison:
             for job in jobs:
                 job.result()
                 yield
-        self._progress("")
 
     def _in_turn(self, program: Program, servers: list[Server], turn: int) -> list[Result]:
         """A run of each, all at once and a step of each after the other: what is compared was
