@@ -93,7 +93,8 @@ fn check(root: &Path) -> Result<(), String> {
     }
     // What every page is drawn with.
     let asked = "from pathlib import Path; import gruyere; \
-                 print(*sorted(f.name for f in Path(gruyere.__file__).with_name('_page').iterdir()))";
+                 page = Path(gruyere.__file__).with_name('_page'); \
+                 print(*sorted(f.name for f in page.iterdir()))";
     let said = output(user(&python).args(["-c", asked]))?;
     if said.trim() != "shared.js style.css" {
         return Err(format!("the package's _page has {said:?}"));

@@ -1,4 +1,4 @@
-"""A plain training whose batch is too large: four operations of attention on one line, lengths vary.
+"""A plain training whose batch is too large: attention on one line, lengths that vary.
 
 cause: too_large
 device: 16 GiB
