@@ -156,6 +156,9 @@ fn write_page(state: &State, said: &str, path: &Path) -> Result<(), Failure> {
              --html, or --html ./{name}"
         )));
     }
+    if state.devices.is_empty() {
+        return Err(Failure::new("its process has no device, so there is no page to draw"));
+    }
     let about = page::About { said: said.to_owned(), ..page::About::default() };
     file::replace(path, page::MOST_BYTES, file::PRIVATE, |out| page::write(out, state, &about))
         .map_err(|error: io::Error| {

@@ -2,6 +2,7 @@
 without it."""
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -219,6 +220,16 @@ def test_the_page_is_whole_and_takes_nothing_from_outside(found, folder):
     for word in ("https://", "src=", "@import", "url(", "fetch(", "innerHTML"):
         assert word not in page.replace(facts, ""), word
     assert "Against silicon this has not been checked" in page
+
+
+def test_on_a_phone_nothing_of_the_page_is_cut_or_scrolled_sideways(found, folder):
+    look = [sys.executable, ROOT / "tests" / "html" / "measure.py", folder / "page.html", "--look"]
+    ran = subprocess.run([*look, "--size", "420x900"], capture_output=True, text=True)
+    if ran.returncode == 77 and os.environ.get("CI") != "true":
+        pytest.skip("lacks chromium")
+    assert ran.returncode == 0, ran.stderr
+    told = json.loads(ran.stdout)
+    assert not told["cut"] and not told["exceptions"] and told["drawn"] > 0, told
 
 
 def test_the_smallest_device_is_really_run(folder, phantom):
@@ -1182,6 +1193,7 @@ def test_a_run_that_is_not_on_the_stand_in_ends_with_the_reason(tmp_path, change
 # What a module finds when it starts, as a file; then a step. `package.model` is a relative import.
 MODULE = """
 import json
+import os
 import os
 import sys
 

@@ -99,11 +99,13 @@ fn spread(added: &mut [Vec<u64>], by_step: &BTreeMap<u64, [u64; CLASSES]>, timel
     let mut before = 0u64;
     for (&step, sums) in by_step {
         let first = timeline.partition_point(|part| part.step < step).min(last);
-        let end = timeline.partition_point(|part| part.step <= step).saturating_sub(1).max(first);
+        // The part that ends in the next step may have begun in this one.
+        let end = timeline.partition_point(|part| part.step <= step).min(last);
         let whole = sums.iter().fold(0u64, |sum, &bytes| sum.saturating_add(bytes));
         let mut there = 0u64;
         for part in first..=end {
-            let room = least[part].saturating_sub(before.saturating_add(known[part]));
+            let most = least[part].min(timeline[part].live_high_bytes);
+            let room = most.saturating_sub(before.saturating_add(known[part]));
             let now = if part == end { whole } else { room.min(whole).max(there) };
             for (line, &bytes) in added.iter_mut().zip(sums) {
                 // As much of each line as of all of them.

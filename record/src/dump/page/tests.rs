@@ -76,6 +76,20 @@ fn what_is_live_at_the_end_is_stacked_from_the_step_of_its_allocation_on() {
 }
 
 #[test]
+fn what_a_step_made_after_the_last_part_that_ends_in_it_is_in_the_part_that_began_in_it() {
+    let mut state = state();
+    // Step 3 has one part, in which no more than 250 MiB were ever live.
+    let timeline = &mut state.devices[0].timeline;
+    timeline.remove(5);
+    timeline[4].live_high_bytes = 250 * MIB;
+    let device = &state.devices[0];
+    let lines = Lines::of(&state, device);
+    let course = Course::of(&state, device, &lines).unwrap();
+    let kept: Vec<u64> = course.layers[0].iter().map(|bytes| bytes / MIB).collect();
+    assert_eq!(kept, [100, 100, 200, 200, 250, 300, 300]);
+}
+
+#[test]
 fn a_block_whose_malloc_is_among_the_events_is_there_from_that_moment_on() {
     let mut state = state();
     let malloc = Event {
