@@ -23,6 +23,7 @@ people who did not know the rules of the conclusion; README.md has the score of 
 import argparse
 import collections
 import concurrent.futures
+import itertools
 import json
 import os
 import re
@@ -126,9 +127,8 @@ class Told:
 
 def sentence(lines):
     """The first sentence: later lines of it are indented."""
-    rest = [line for line in lines[1:] if not line.startswith("Besides: ")]
-    more = next((at for at, line in enumerate(rest) if not line.startswith("  ")), len(rest))
-    return " ".join([lines[0], *(line.strip() for line in rest[:more])])
+    more = itertools.takewhile(lambda line: line.startswith("  "), lines[1:])
+    return " ".join([lines[0], *(line.strip() for line in more)])
 
 
 def run(program, folder, conf="", **settings):
