@@ -701,6 +701,13 @@ int gruyere_lifetime_push(uint8_t lifetime);
 // Takes the calling thread's innermost tag away. 0, or -2: none is open.
 int gruyere_lifetime_pop(void);
 
+// The program ends now by an error that nobody has caught: leaves its record as it is at this
+// moment, while what was live still is, for `gruyere post`.
+//
+// 0; -1: there is no record, or none is to be left (`records_kept:0`); -3: it could not be written
+// (the log says why).
+int gruyere_keep_record(void);
+
 // A training step, or a request of a server, is over.
 void gruyere_mark_step(void);
 

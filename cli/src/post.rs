@@ -38,8 +38,8 @@ Examples:
   gruyere post 4242 --json | jq -r '.conclusion.lines[]'
 
 The record of a process that was killed stays in /dev/shm until `gruyere ps --sweep` or a restart \
-of the machine. One that ends by itself, be it by an exception, leaves none: the text of a \
-torch.OutOfMemoryError has the conclusion, and `dump_dir:FOLDER` in GRUYERE_CONF keeps it.
+of the machine; so does a copy of that of a program under the Python package which ended by a \
+torch.OutOfMemoryError that nobody caught. One that ends by itself otherwise leaves none.
 
 Exit codes: 0 all well; 1 no such process or record, or it can't be read; 2 wrong usage; 3 read, \
 but some values are not of one moment (marked torn: the process was killed while it wrote).")]

@@ -178,9 +178,9 @@ fn none(folder: &Folder) -> Failure {
 
 fn nobody_died(folder: &Folder) -> Failure {
     Failure::new(format_args!(
-        "no process of yours left a record in {} and none runs: a killed one does, one that ends \
-         by an exception does not (`dump_dir:FOLDER` in GRUYERE_CONF keeps why); name the file of \
-         a record that lies elsewhere",
+        "no process of yours left a record in {} and none runs: a killed one does, and one \
+         that ends by an out-of-memory under `python -m gruyere`; name the file of a record that \
+         lies elsewhere",
         folder.directory.display()
     ))
 }

@@ -22,6 +22,7 @@ from . import (
     _shim,
     _stand_in,
     _torch_conf,
+    _uncaught,
 )
 from ._errors import GruyereError, NoCuda, NoGpu, warn_once
 
@@ -223,6 +224,7 @@ def _swap(torch: Any, settings: dict[str, object], automatic: bool) -> Enabled:
     _nccl.install(torch, whole)
     _blame.install(whole)
     _backward_end.install(torch)
+    _uncaught.install(torch)
     said = _torch_conf.line(limit is not None)
     if said:
         _say(said)

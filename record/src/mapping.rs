@@ -6,9 +6,11 @@
 //! at once.
 
 use std::ffi::CString;
+use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::RawFd;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::sync::Once;
@@ -18,6 +20,9 @@ use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering};
 pub const FILE_PREFIX: &str = "gruyere-";
 /// What all file names of records end with.
 pub const FILE_SUFFIX: &str = ".record";
+
+/// Bytes that are copied at once.
+const COPIED: u64 = 1 << 20;
 
 /// Where the memory is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -310,6 +315,73 @@ impl Mapping {
     /// Whether this process made it (and is not a forked child of the one that did).
     pub fn is_creator(&self) -> bool {
         std::process::id() == self.creator
+    }
+
+    /// Copies what is in the file now to one beside it, which no process locks: to readers, the
+    /// record of a process that died at this moment. Where it is; `None`: there is no file, or
+    /// this is a forked child.
+    ///
+    /// # Errors
+    /// The file system's. What was begun is taken away.
+    pub fn copy(&self) -> io::Result<Option<PathBuf>> {
+        let (true, Backing::File(path)) = (self.is_creator(), &self.backing) else {
+            return Ok(None);
+        };
+        let directory = path.parent().unwrap_or(Path::new("/"));
+        let (namespace, pid) = (super::facts::pid_namespace(), u64::from(std::process::id()));
+        let start = super::facts::start_time();
+        for number in 0..1024 {
+            let name = directory.join(file_name(namespace, pid, start, number));
+            // As in `file`: nothing that is there already is opened.
+            let options = &mut OpenOptions::new();
+            let options = options.write(true).create_new(true).mode(0o600);
+            match options.custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC).open(&name) {
+                Ok(file) => {
+                    return self.copy_to(&file).map(|()| Some(name.clone())).inspect_err(|_| {
+                        let _ = std::fs::remove_file(&name);
+                    });
+                }
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Err(io::Error::from_raw_os_error(libc::EEXIST))
+    }
+
+    /// Copies what is allocated; holes stay holes.
+    fn copy_to(&self, file: &File) -> io::Result<()> {
+        file.set_len(self.length as u64)?;
+        let seek = |offset: u64, whence| {
+            // SAFETY: plain call on a descriptor, of which nobody uses the position.
+            let found = unsafe { libc::lseek(self.fd, offset as libc::off_t, whence) };
+            if found < 0 { Err(io::Error::last_os_error()) } else { Ok(found as u64) }
+        };
+        let mut at = 0;
+        while at < self.length as u64 {
+            at = match seek(at, libc::SEEK_DATA) {
+                Ok(data) => data,
+                // Nothing but a hole up to the end.
+                Err(error) if error.raw_os_error() == Some(libc::ENXIO) => return Ok(()),
+                Err(error) => return Err(error),
+            };
+            let end = seek(at, libc::SEEK_HOLE)?;
+            while at < end {
+                let bytes = COPIED.min(end - at) as usize;
+                let mut buffer = vec![0; bytes];
+                // SAFETY: `buffer` is writable for as many bytes. The file is read and not the
+                // mapping, so what others write meanwhile is the kernel's business.
+                let read = unsafe {
+                    libc::pread(self.fd, buffer.as_mut_ptr().cast(), bytes, at as libc::off_t)
+                };
+                match usize::try_from(read) {
+                    Err(_) => return Err(io::Error::last_os_error()),
+                    Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                    Ok(read) => file.write_all_at(&buffer[..read], at)?,
+                }
+                at += read as u64;
+            }
+        }
+        Ok(())
     }
 
     /// Takes the file's name away; the memory stays. Nothing in a forked child.

@@ -1,6 +1,7 @@
 //! The writer's side of a process's record.
 
-use std::path::Path;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering as PrivateOrdering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -469,6 +470,15 @@ impl Record {
             Backing::File(path) => Some(path),
             Backing::Memfd | Backing::Private => None,
         }
+    }
+
+    /// Leaves a copy of the record as it is now for after the process's end, as if the process had
+    /// been killed at this moment: see [`Mapping::copy`].
+    ///
+    /// # Errors
+    /// The file system's.
+    pub fn leave_copy(&self) -> io::Result<Option<PathBuf>> {
+        if self.detail { self.mapping.copy() } else { Ok(None) }
     }
 
     /// A clean exit: unlinks the file. Called at most once, never in a forked child.

@@ -493,3 +493,26 @@ fn a_shard_ring_that_grows_loses_no_event_and_keeps_the_latest() {
     }
     record.close();
 }
+
+#[test]
+fn a_copy_that_is_left_says_what_was_live_then_and_counts_as_killed() {
+    let folder = tempfile::tempdir().unwrap();
+    let record = record(&options(folder.path()), 1);
+    let path = record.path().expect("a file").to_owned();
+    let mut shard = record.shard(0, 0);
+    let entry = BlockEntry { capture: 0, ..block(0x7f00_0000_0000, 4 << 20, 0) };
+    let slot = shard.block_insert(&entry);
+    let copy = record.leave_copy().expect("room").expect("a file");
+    // What comes later is not in it.
+    shard.block_remove(slot, entry.size, entry.requested, 0, false);
+    record.close();
+    assert!(!path.exists() && copy.exists());
+    let reader = Reader::open(&copy).unwrap();
+    assert_eq!(reader.is_live(), Some(false));
+    let blocks: Vec<BlockEntry> =
+        reader.blocks().entries.into_iter().map(|(block, _)| block).collect();
+    assert_eq!(blocks, [entry]);
+    // Holes stay holes.
+    let (taken, length) = (copy.metadata().unwrap().blocks() * 512, copy.metadata().unwrap().len());
+    assert!(taken < length / 2, "{taken} of {length} bytes");
+}

@@ -4,7 +4,7 @@
 //! each answers its failure value.
 
 use super::torch::{CudaStream, handle};
-use super::{announce, current, fork, guarded, heap, run_file};
+use super::{announce, config, current, fork, guarded, heap, run_file};
 use crate::file;
 use crate::heap::Error;
 use crate::heap::policy::phase::Phase;
@@ -104,6 +104,30 @@ pub extern "C" fn gruyere_lifetime_push(lifetime: u8) -> c_int {
 #[unsafe(no_mangle)]
 pub extern "C" fn gruyere_lifetime_pop() -> c_int {
     if lifetime::pop() { GRUYERE_OK } else { GRUYERE_INVALID }
+}
+
+/// The program ends now by an error that nobody has caught: leaves its record as it is at this
+/// moment, while what was live still is, for `gruyere post`.
+///
+/// 0; -1: there is no record, or none is to be left (`records_kept:0`); -3: it could not be written
+/// (the log says why).
+#[unsafe(no_mangle)]
+pub extern "C" fn gruyere_keep_record() -> c_int {
+    if fork::is_forked_child() {
+        return GRUYERE_UNAVAILABLE;
+    }
+    guarded(GRUYERE_UNAVAILABLE, || {
+        let is_wanted = config().is_some_and(|config| config.heap.records_kept > 0);
+        let Some(heap) = current().filter(|_| is_wanted) else { return GRUYERE_UNAVAILABLE };
+        match heap.record().leave_copy() {
+            Ok(Some(_)) => GRUYERE_OK,
+            Ok(None) => GRUYERE_UNAVAILABLE,
+            Err(error) => {
+                log::warn!("the record is not kept for `gruyere post`: {error}");
+                GRUYERE_IO
+            }
+        }
+    })
 }
 
 /// A training step, or a request of a server, is over.

@@ -1,0 +1,97 @@
+"""A program that ends by an out-of-memory which nobody catches leaves its record for `gruyere
+post`; one that catches it, and one that ends by another error, leave none."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from conftest import (
+    COMMAND,
+    GRUYERE,
+    LIBRARIES,
+    LIBRARIES_PRELOADED,
+    ROOT,
+    SHIM,
+    clean_environment,
+)
+
+LEAK = """
+import torch
+kept = []
+def remember():
+    kept.append(torch.ones(64 << 20, dtype=torch.uint8, device="cuda"))
+while True:
+    remember()
+"""
+CAUGHT = """
+import torch
+try:
+    torch.ones(2 << 30, dtype=torch.uint8, device="cuda")
+except torch.OutOfMemoryError:
+    print("goes on")
+"""
+OTHER = """
+import torch
+kept = torch.ones(64 << 20, dtype=torch.uint8, device="cuda")
+raise ValueError("not memory")
+"""
+
+
+def run(folder, code, conf=""):
+    (folder / "records").mkdir()
+    (folder / "program.py").write_text(code)
+    environment = (
+        clean_environment()
+        | {
+            "LD_PRELOAD": LIBRARIES_PRELOADED,
+            "LD_LIBRARY_PATH": str(LIBRARIES),
+            "PYTHONPATH": str(ROOT / "python_loader"),
+            "GRUYERE_LIBRARY": str(GRUYERE),
+            "GRUYERE_RECORD_DIR": str(folder / "records"),
+            "GRUYERE_CONF": conf,
+            "PHANTOM_MEMORY": "1GiB",
+        }
+        | SHIM
+    )
+    ran = subprocess.run(
+        [sys.executable, "-m", "gruyere", "program.py"],
+        env=environment,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+    )
+    return ran, list((folder / "records").glob("*.record"))
+
+
+def post(folder, *arguments):
+    words = [COMMAND, "post", "--directory", folder / "records", *arguments]
+    ran = subprocess.run(words, env=clean_environment(), capture_output=True, text=True)
+    assert ran.returncode in (0, 3), ran.stderr
+    return ran.stdout
+
+
+def test_post_finds_what_was_live_at_an_out_of_memory_that_ended_the_program(tmp_path):
+    ran, left = run(tmp_path, LEAK)
+    assert ran.returncode == 1 and len(left) == 1, ran.stderr
+    assert ran.stderr.splitlines()[-1].startswith("gruyere: `gruyere post` has what was live then")
+    page = post(tmp_path)
+    assert page.startswith("The process that died last, "), page
+    assert "program.py:5 in remember" in page, page
+    told = json.loads(post(tmp_path, "--json"))
+    assert told["ended"]["last_event_is_out_of_memory"] or told["ended"]["out_of_memories"] == 1
+    (device,) = told["state"]["devices"]
+    assert device["live"]["all"]["bytes"] > 900 << 20
+
+
+@pytest.mark.parametrize("code, exit", [(CAUGHT, 0), (OTHER, 1)])
+def test_a_program_that_did_not_die_of_memory_leaves_no_record(tmp_path, code, exit):
+    ran, left = run(tmp_path, code)
+    assert ran.returncode == exit and not left, ran.stderr
+    assert "gruyere post" not in ran.stderr, ran.stderr
+
+
+def test_with_records_kept_0_none_is_left(tmp_path):
+    ran, left = run(tmp_path, LEAK, "records_kept:0")
+    assert ran.returncode == 1 and not left and "gruyere post" not in ran.stderr, ran.stderr
