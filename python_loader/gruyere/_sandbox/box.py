@@ -313,6 +313,8 @@ class Box:
         records = own / "records"
         records.mkdir(exist_ok=True)
         found["GRUYERE_RECORD_DIR"] = str(records)
+        # They go with the sandbox: nothing is to be kept for later.
+        found["GRUYERE_SANDBOX"] = "1"
         if self.way == LANDLOCK:
             temporary = own / "tmp"
             temporary.mkdir(exist_ok=True)
