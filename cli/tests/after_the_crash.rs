@@ -469,7 +469,7 @@ fn died_last() {
     let post = |more: &[&str]| gruyere(&[&["post", "--directory", directory], more].concat());
     let nobody = post(&[]);
     assert_eq!(nobody.status.code(), Some(1), "{nobody:?}");
-    assert!(text(&nobody.stderr).contains("dump_dir:FOLDER"), "{nobody:?}");
+    assert!(text(&nobody.stderr).contains("ends by an out-of-memory"), "{nobody:?}");
     let [first, refused, last] = three_dead(folder.path());
     // One that runs is not what is asked for.
     let mut program = Running::start_in(folder.path(), "forever");

@@ -21,16 +21,14 @@ pub fn text(state: &State) -> String {
 }
 
 fn write(out: &mut String, state: &State) -> fmt::Result {
-    match (&state.out_of_memory, &state.conclusion) {
-        // It has the conclusion.
-        (Some(oom), _) => {
-            oom.message.lines().try_for_each(|line| writeln!(out, "{}", plain(line)))?;
-        }
-        (None, Some(conclusion)) => {
-            conclusion.lines.iter().try_for_each(|line| writeln!(out, "{}", plain(line)))?;
-        }
-        (None, None) => {}
-    }
+    // As the exception says it: torch's sentence, the conclusion, the rest.
+    let concluded = state.conclusion.iter().flat_map(|conclusion| &conclusion.lines);
+    let concluded: Vec<&str> = concluded.map(String::as_str).collect();
+    let mut said = state.out_of_memory.iter().flat_map(|oom| oom.message.lines());
+    let head = said.next();
+    let rest = said.filter(|line| !concluded.contains(line));
+    let mut lines = head.into_iter().chain(concluded.iter().copied()).chain(rest);
+    lines.try_for_each(|line| writeln!(out, "{}", plain(line)))?;
     writeln!(out)?;
     let process = &state.process;
     about(out, process, &state.gruyere)?;
