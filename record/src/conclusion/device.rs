@@ -250,8 +250,9 @@ fn pieces(evidence: &Evidence<'_>) -> Option<Finding> {
             percent(free, held.reserved_bytes)
         ),
         advice: &[
-            "To do: tag what lives long (gruyere.lifetime(\"persistent\")), which keeps it apart; \
-             `gruyere map`.",
+            "To do: copy what stays once the rest is freed (one torch.cat, or clone() of each), or \
+             make the large request in parts; gruyere.lifetime(\"persistent\") around a line helps \
+             where all that it makes stays.",
         ],
     })
 }
