@@ -84,6 +84,8 @@ calls = {
     "gruyere_blame_module": lambda f: f(pointer, None, b"layer"),
     "gruyere_blame_forget": lambda f: f(pointer),
     "gruyere_blame_end": lambda f: f(),
+    "gruyere_blame_optimizer": lambda f: f(),
+    "gruyere_keep_record": lambda f: f(),
     "gruyere_native_table": by_table,
     "gruyere_version": lambda f: f(),
     "gruyere_driver_door": lambda f: f(ctypes.c_uint32(1)),
