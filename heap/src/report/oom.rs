@@ -5,6 +5,9 @@ use crate::pool::lifetime::{LIFETIMES, Lifetime};
 pub use crate::report::bytes::Bytes;
 use std::fmt;
 
+/// How a ceiling is raised.
+const RAISE: &str = "raise `limit` in GRUYERE_CONF, or torch.cuda.set_per_process_memory_fraction";
+
 /// What is known of an out-of-memory. All numbers but `device` and `count` are bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
@@ -130,34 +133,39 @@ impl Report {
         self.slab_free + self.arena_free.iter().sum::<u64>()
     }
 
-    /// What to do about it, in sentences; only what applies.
-    pub fn advice(&self) -> Vec<String> {
+    /// What to do where the request could be met in no state of the memory, whatever else is true.
+    fn of_the_request(&self) -> Option<String> {
         let asked = self.asked;
         if let Some(PoolNote { name, live, limit: Some(limit), .. }) = &self.pool
             && live.saturating_add(asked) > *limit
         {
-            return vec![format!("Pool {name:?} is full: raise its limit, or free blocks of it.")];
+            return Some(format!("Pool {name:?} is full: raise its limit, or free blocks of it."));
         }
         if asked > self.total {
-            return vec![
+            return Some(
                 "The request alone is larger than the device: look at its shape.".to_owned(),
-            ];
+            );
         }
-        let raise = "raise `limit` in GRUYERE_CONF, or torch.cuda.set_per_process_memory_fraction";
         if asked > self.limit {
-            return vec![format!("The request alone is larger than what is allowed: {raise}.")];
+            return Some(format!("The request alone is larger than what is allowed: {RAISE}."));
         }
-        if self.addresses.is_some() {
-            // No memory would cure it, so nothing that is said of memory applies.
-            return vec![
-                "Fewer CUDA graphs with pools of their own (they may share one, or be dropped), \
-                 and torch.cuda.empty_cache() between phases, take less address space."
-                    .to_owned(),
-            ];
+        // No memory would cure it, so nothing that is said of memory applies.
+        self.addresses.is_some().then(|| {
+            "Fewer CUDA graphs with pools of their own (they may share one, or be dropped), and \
+             torch.cuda.empty_cache() between phases, take less address space."
+                .to_owned()
+        })
+    }
+
+    /// What to do about it, in sentences; only what applies.
+    pub fn advice(&self) -> Vec<String> {
+        if let Some(alone) = self.of_the_request() {
+            return vec![alone];
         }
+        let asked = self.asked;
         let mut advice = Vec::new();
         if self.limit < self.total && self.free.is_none_or(|free| free >= asked) {
-            advice.push(format!("The ceiling is reached while the device has room: {raise}."));
+            advice.push(format!("The ceiling is reached while the device has room: {RAISE}."));
         }
         if self.others().is_some_and(|others| others > self.total / 4) {
             advice.push(
@@ -217,13 +225,8 @@ impl Report {
 impl Report {
     /// What helps whatever lines of the program hold the memory; `None`: that depends on them.
     fn overriding(&self) -> Option<String> {
-        let is_short_of_addresses = self.addresses.is_some();
-        let is_alone = self.asked > self.total || self.asked > self.limit;
-        let is_pools = self.pool.as_ref().is_some_and(|pool| {
-            pool.limit.is_some_and(|limit| pool.live.saturating_add(self.asked) > limit)
-        });
-        let is_bound = is_short_of_addresses || is_alone || is_pools || self.capturing;
-        is_bound.then(|| self.advice().swap_remove(0))
+        let of_capture = || self.advice().into_iter().next().filter(|_| self.capturing);
+        self.of_the_request().or_else(of_capture)
     }
 
     /// Where the bytes are, in a sentence or two.

@@ -2,7 +2,7 @@
 
 use crate::dump::state::{BlockKind, DeviceState, State, Stretch, Training};
 use crate::sites::{Frame, SiteId, Sites};
-use crate::{BlockEntry, EventKind};
+use crate::{BlockEntry, EventKind, LIFETIME_NAMES};
 
 use super::words::Names;
 
@@ -132,6 +132,11 @@ impl<'a> Evidence<'a> {
                 .to_owned()
         })
     }
+}
+
+/// Whether a block is a weight or a buffer, as the package tags them.
+pub fn is_persistent(block: &BlockEntry) -> bool {
+    LIFETIME_NAMES.get(usize::from(block.lifetime)) == Some(&"persistent")
 }
 
 /// The live blocks of a device, and those that wait for streams.

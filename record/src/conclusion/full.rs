@@ -1,10 +1,9 @@
 //! A device that is full of live blocks of which none is to be accused: what they are, and what
 //! helps in that state.
 
-use super::evidence::{Evidence, Refused};
+use super::evidence::{Evidence, Refused, is_persistent};
 use super::words::{bytes, percent};
 use super::{Cause, Finding};
-use crate::LIFETIME_NAMES;
 use crate::sites::Phase;
 
 /// Steps that must have been made before they are compared.
@@ -25,12 +24,11 @@ impl Parts {
         let mut parts = Parts { weights: 0, gradients: 0, states: 0, activations: 0 };
         for block in &evidence.live {
             let phase = evidence.sites.get(block.site).map_or(Phase::Unknown, |site| site.phase);
-            let lifetime = LIFETIME_NAMES.get(usize::from(block.lifetime)).copied();
-            let part = match (phase, lifetime) {
-                (Phase::Optimizer, _) => &mut parts.states,
-                (_, Some("persistent")) => &mut parts.weights,
-                (Phase::Backward, _) => &mut parts.gradients,
-                (Phase::Forward, _) => &mut parts.activations,
+            let part = match phase {
+                Phase::Optimizer => &mut parts.states,
+                _ if is_persistent(block) => &mut parts.weights,
+                Phase::Backward => &mut parts.gradients,
+                Phase::Forward => &mut parts.activations,
                 _ => continue,
             };
             *part = part.saturating_add(block.size);

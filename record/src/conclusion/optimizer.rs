@@ -2,11 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::evidence::Evidence;
+use super::evidence::{Evidence, is_persistent};
 use super::words::of;
 use super::{Cause, Finding};
+use crate::BlockEntry;
 use crate::sites::{Frame, Phase};
-use crate::{BlockEntry, LIFETIME_NAMES};
 
 /// Of what is live, the least share that is worth a word.
 const LEAST_SHARE: u64 = 20;
@@ -21,7 +21,8 @@ pub fn twice(evidence: &Evidence<'_>) -> Option<Finding> {
     let mut weights: BTreeMap<u64, u64> = BTreeMap::new();
     // By the innermost frame: the sizes by time.
     let mut lines: BTreeMap<&Frame, BTreeMap<When<'_>, BTreeMap<u64, u64>>> = BTreeMap::new();
-    for &BlockEntry { site, step, size, lifetime, .. } in &evidence.live {
+    for block in &evidence.live {
+        let &BlockEntry { site, step, size, .. } = block;
         let site = evidence.sites.get(site);
         let optimizers = site.filter(|site| site.phase == Phase::Optimizer);
         if let Some(site) = optimizers
@@ -30,7 +31,7 @@ pub fn twice(evidence: &Evidence<'_>) -> Option<Finding> {
             let caller = site.line().filter(|line| line.is_own());
             let made = lines.entry(frame).or_default().entry((step, caller)).or_default();
             *made.entry(size).or_default() += 1;
-        } else if LIFETIME_NAMES.get(usize::from(lifetime)) == Some(&"persistent") {
+        } else if is_persistent(block) {
             *weights.entry(size).or_default() += 1;
         }
     }

@@ -2,8 +2,8 @@
 
 use std::collections::{HashMap, HashSet};
 
-use crate::plain;
 use crate::sites::{At, Frame, Phase, Site, SiteId, Sites};
+use crate::{cut, plain};
 
 /// Columns of a line at most.
 pub const MOST_COLUMNS: usize = 100;
@@ -38,13 +38,6 @@ pub fn of(part: u64, live: u64) -> String {
 /// `line`, cut where it would be too long.
 pub fn fit(line: &str) -> String {
     cut(&plain(line), MOST_COLUMNS)
-}
-
-fn cut(text: &str, most: usize) -> String {
-    if text.chars().count() <= most {
-        return text.to_owned();
-    }
-    text.chars().take(most - 1).chain(['…']).collect()
 }
 
 /// Names of files, as short as tells them apart.
