@@ -5,11 +5,9 @@
 //! which the kernel drops when the process ends however it ends; a forked child gives its copy up
 //! at once.
 
-use std::ffi::CString;
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::fd::RawFd;
-use std::os::unix::ffi::OsStrExt;
+use std::os::fd::{IntoRawFd, RawFd};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
@@ -186,35 +184,37 @@ pub fn file_name(pid_namespace: u64, pid: u64, start_time: u64, number: u32) -> 
     format!("{FILE_PREFIX}{pid_namespace}-{pid}-{start_time}-{number}{FILE_SUFFIX}")
 }
 
+/// Creates a file in `directory` under the first free name of this process's records.
+fn create(directory: &Path) -> io::Result<(File, PathBuf)> {
+    let (namespace, pid) = (super::facts::pid_namespace(), u64::from(std::process::id()));
+    let start = super::facts::start_time();
+    for number in 0..1024 {
+        let path = directory.join(file_name(namespace, pid, start, number));
+        // `create_new` refuses whatever is there already, links to nowhere included.
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create_new(true).mode(0o600);
+        match options.custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC).open(&path) {
+            Ok(file) => return Ok((file, path)),
+            // Another record of this process, or something planted there: the next name.
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Err(io::Error::from_raw_os_error(libc::EEXIST))
+}
+
 impl Mapping {
     /// A new file in `directory` of `length` bytes, of which the first `fixed` are allocated,
     /// locked by this process.
     pub fn file(directory: &Path, length: u64, fixed: u64) -> io::Result<Mapping> {
         within_file_limit(length)?;
-        let (namespace, pid) = (super::facts::pid_namespace(), u64::from(std::process::id()));
-        let start = super::facts::start_time();
-        for number in 0..1024 {
-            let path = directory.join(file_name(namespace, pid, start, number));
-            let name = CString::new(path.as_os_str().as_bytes())?;
-            let flags =
-                libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW | libc::O_RDWR | libc::O_CLOEXEC;
-            // SAFETY: `name` is a C string. O_EXCL refuses whatever is there already, links to
-            // nowhere included.
-            match check(unsafe { libc::open(name.as_ptr(), flags, 0o600) }) {
-                Ok(fd) => {
-                    let lock = lock(fd);
-                    return Mapping::over(fd, length, fixed, Backing::File(path.clone()), lock)
-                        .inspect_err(|_| {
-                            // SAFETY: a C string; the name is one that we made a moment ago.
-                            unsafe { libc::unlink(name.as_ptr()) };
-                        });
-                }
-                // Another record of this process, or something planted there: the next name.
-                Err(error) if error.raw_os_error() == Some(libc::EEXIST) => {}
-                Err(error) => return Err(error),
-            }
-        }
-        Err(io::Error::from_raw_os_error(libc::EEXIST))
+        let (file, path) = create(directory)?;
+        let fd = file.into_raw_fd();
+        let lock = lock(fd);
+        Mapping::over(fd, length, fixed, Backing::File(path.clone()), lock).inspect_err(|_| {
+            // The name is one that we made a moment ago.
+            let _ = std::fs::remove_file(&path);
+        })
     }
 
     /// As [`Mapping::file`], but without a name.
@@ -327,25 +327,10 @@ impl Mapping {
         let (true, Backing::File(path)) = (self.is_creator(), &self.backing) else {
             return Ok(None);
         };
-        let directory = path.parent().unwrap_or(Path::new("/"));
-        let (namespace, pid) = (super::facts::pid_namespace(), u64::from(std::process::id()));
-        let start = super::facts::start_time();
-        for number in 0..1024 {
-            let name = directory.join(file_name(namespace, pid, start, number));
-            // As in `file`: nothing that is there already is opened.
-            let options = &mut OpenOptions::new();
-            let options = options.write(true).create_new(true).mode(0o600);
-            match options.custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC).open(&name) {
-                Ok(file) => {
-                    return self.copy_to(&file).map(|()| Some(name.clone())).inspect_err(|_| {
-                        let _ = std::fs::remove_file(&name);
-                    });
-                }
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-                Err(error) => return Err(error),
-            }
-        }
-        Err(io::Error::from_raw_os_error(libc::EEXIST))
+        let (file, copy) = create(path.parent().unwrap_or(Path::new("/")))?;
+        self.copy_to(&file).map(|()| Some(copy.clone())).inspect_err(|_| {
+            let _ = std::fs::remove_file(&copy);
+        })
     }
 
     /// Copies what is allocated; holes stay holes.
@@ -356,6 +341,7 @@ impl Mapping {
             let found = unsafe { libc::lseek(self.fd, offset as libc::off_t, whence) };
             if found < 0 { Err(io::Error::last_os_error()) } else { Ok(found as u64) }
         };
+        let mut buffer = vec![0; COPIED as usize];
         let mut at = 0;
         while at < self.length as u64 {
             at = match seek(at, libc::SEEK_DATA) {
@@ -367,8 +353,7 @@ impl Mapping {
             let end = seek(at, libc::SEEK_HOLE)?;
             while at < end {
                 let bytes = COPIED.min(end - at) as usize;
-                let mut buffer = vec![0; bytes];
-                // SAFETY: `buffer` is writable for as many bytes. The file is read and not the
+                // SAFETY: `buffer` is writable for more than `bytes`. The file is read and not the
                 // mapping, so what others write meanwhile is the kernel's business.
                 let read = unsafe {
                     libc::pread(self.fd, buffer.as_mut_ptr().cast(), bytes, at as libc::off_t)
