@@ -15,7 +15,7 @@ use gruyere_record::open::effective_user;
 use gruyere_record::reader::DeviceSnapshot;
 use gruyere_record::run::shown_command;
 use gruyere_record::sweep::{self, Found, Look};
-use gruyere_record::{DeviceGauge, EventKind, Owners, Reader, plain};
+use gruyere_record::{DeviceGauge, EventKind, Owners, Reader, cut, plain};
 use serde::Serialize;
 
 /// Columns where nobody knows how wide the terminal is.
@@ -239,14 +239,6 @@ fn row(candidate: &Candidate, by: By) -> [String; 6] {
     let exit = candidate.exit.word().to_owned();
     let cells = [pid, rank, age(candidate.since), exit, candidate.command(), last];
     cells.map(|cell| plain(&cell))
-}
-
-/// `text` in at most `columns`: what is left out is an ellipsis.
-pub fn cut(text: &str, columns: usize) -> String {
-    if text.chars().count() <= columns {
-        return text.to_owned();
-    }
-    text.chars().take(columns.saturating_sub(1)).chain(['…']).collect()
 }
 
 /// How long ago `time` was, in the largest unit that has two of it.

@@ -14,9 +14,9 @@ use gruyere_record::conclusion::{Conclusion, Rank};
 use gruyere_record::dump::page;
 use gruyere_record::dump::state::{Event, State};
 use gruyere_record::file;
-use gruyere_record::plain;
 use gruyere_record::reader::DeviceSnapshot;
 use gruyere_record::{EventKind, Reader, facts};
+use gruyere_record::{cut, plain};
 use serde::Serialize;
 use serde_json::json;
 
@@ -175,7 +175,7 @@ fn chosen(last: &LastDead) -> String {
     let (path, process) = (last.reader.path(), last.reader.process());
     let who = candidates::in_words(path, &process);
     let who = format!("The process that died last, {} ago: {who}", candidates::age(time));
-    candidates::cut(&who, candidates::columns(std::io::stdout())) + "\n\n"
+    cut(&who, candidates::columns(std::io::stdout())) + "\n\n"
 }
 
 /// Processes that died before, in a list: the latest.

@@ -9,11 +9,11 @@ use gruyere_record::facts::Process;
 use gruyere_record::reader::DeviceSnapshot;
 use gruyere_record::run::shown_command;
 use gruyere_record::sweep::{self, Found, Listing, State};
-use gruyere_record::{DeviceGauge, ReadError, Reader};
+use gruyere_record::{DeviceGauge, ReadError, Reader, cut};
 use indicatif::BinaryBytes;
 use serde_json::{Value, json};
 
-use crate::candidates::{self, By, Candidate, cut};
+use crate::candidates::{self, By, Candidate};
 use crate::failure::{Ended, Exit, Failure, say};
 use crate::recent;
 use crate::shares;

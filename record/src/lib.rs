@@ -54,7 +54,7 @@ mod writer;
 
 pub use histogram::bucket_of;
 pub use open::{Owners, ReadError};
-pub use plain::plain;
+pub use plain::{cut, plain};
 pub use reader::Reader;
 pub use shard::{Block, ShardWriter};
 pub use sites::SiteId;

@@ -2,11 +2,11 @@
 //! by `cargo xtask figures`; a test holds the two to the same cells.)
 
 use super::report::{Report, TraceReport};
-use crate::candidates::cut;
 use crate::percent::percent;
 use comfy_table::{
     CellAlignment, ColumnConstraint, ContentArrangement, LineStyle, Table, TableStyle,
 };
+use gruyere_record::cut;
 use gruyere_replay::bench::Run;
 use std::fmt::Write as _;
 
