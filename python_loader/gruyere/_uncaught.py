@@ -21,7 +21,7 @@ def install(torch: Any) -> None:
     """Called by enable()."""
     if os.environ.get("GRUYERE_SANDBOX") == "1":
         return
-    error = getattr(torch, "OutOfMemoryError", None) or torch.cuda.OutOfMemoryError
+    error = torch.cuda.OutOfMemoryError
     before = sys.excepthook
 
     def hook(

@@ -103,6 +103,22 @@ def clean_environment():
     return kept | {"GRUYERE_RECORD_DIR": RECORDS} | OWNER.environment()
 
 
+def launched_environment(records, **settings):
+    """That of `python -m gruyere PROGRAM` on the phantom, which keeps its record in `records`."""
+    return (
+        clean_environment()
+        | {
+            "LD_PRELOAD": LIBRARIES_PRELOADED,
+            "LD_LIBRARY_PATH": str(LIBRARIES),
+            "PYTHONPATH": str(ROOT / "python_loader"),
+            "GRUYERE_LIBRARY": str(GRUYERE),
+            "GRUYERE_RECORD_DIR": str(records),
+        }
+        | SHIM
+        | settings
+    )
+
+
 def without_the_phantoms_line(said):
     """What a process said, without that it has no GPU (test_stand_in_owner.py): a line of the
     phantom's, and a warning of the package's, with the program's line where that is known."""

@@ -8,16 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import (
-    COMMAND,
-    GRUYERE,
-    HERE,
-    LIBRARIES,
-    LIBRARIES_PRELOADED,
-    ROOT,
-    SHIM,
-    clean_environment,
-)
+from conftest import COMMAND, HERE, clean_environment, launched_environment
 
 PROGRAMS = HERE / "programs" / "conclusions"
 
@@ -31,19 +22,9 @@ class Planted:
         self.records.mkdir()
 
     def start(self, name, conf=None, **settings):
-        environment = (
-            clean_environment()
-            | {
-                "LD_PRELOAD": LIBRARIES_PRELOADED,
-                "LD_LIBRARY_PATH": str(LIBRARIES),
-                "PYTHONPATH": str(ROOT / "python_loader"),
-                "GRUYERE_LIBRARY": str(GRUYERE),
-                "GRUYERE_RECORD_DIR": str(self.records),
-            }
-            | SHIM
-            | ({"GRUYERE_CONF": conf} if conf else {})
-            | settings
-        )
+        if conf:
+            settings["GRUYERE_CONF"] = conf
+        environment = launched_environment(self.records, **settings)
         return subprocess.Popen(
             [sys.executable, "-m", "gruyere", PROGRAMS / f"{name}.py"],
             env=environment,

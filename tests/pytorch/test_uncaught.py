@@ -7,15 +7,7 @@ import sys
 
 import pytest
 
-from conftest import (
-    COMMAND,
-    GRUYERE,
-    LIBRARIES,
-    LIBRARIES_PRELOADED,
-    ROOT,
-    SHIM,
-    clean_environment,
-)
+from conftest import COMMAND, clean_environment, launched_environment
 
 LEAK = """
 import torch
@@ -42,19 +34,7 @@ raise ValueError("not memory")
 def run(folder, code, conf=""):
     (folder / "records").mkdir()
     (folder / "program.py").write_text(code)
-    environment = (
-        clean_environment()
-        | {
-            "LD_PRELOAD": LIBRARIES_PRELOADED,
-            "LD_LIBRARY_PATH": str(LIBRARIES),
-            "PYTHONPATH": str(ROOT / "python_loader"),
-            "GRUYERE_LIBRARY": str(GRUYERE),
-            "GRUYERE_RECORD_DIR": str(folder / "records"),
-            "GRUYERE_CONF": conf,
-            "PHANTOM_MEMORY": "1GiB",
-        }
-        | SHIM
-    )
+    environment = launched_environment(folder / "records", GRUYERE_CONF=conf, PHANTOM_MEMORY="1GiB")
     ran = subprocess.run(
         [sys.executable, "-m", "gruyere", "program.py"],
         env=environment,

@@ -37,15 +37,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from conftest import (  # noqa: E402
-    COMMAND,
-    GRUYERE,
-    LIBRARIES,
-    LIBRARIES_PRELOADED,
-    ROOT,
-    SHIM,
-    clean_environment,
-)
+from conftest import COMMAND, clean_environment, launched_environment  # noqa: E402
 
 # What a program's author says, by what `Cause` of the record crate is called.
 CAUSES = {
@@ -136,21 +128,10 @@ def run(program, folder, conf="", **settings):
     records, dumps = folder / "records", folder / "dumps"
     records.mkdir()
     size = program.true["device"].replace(" ", "")
-    environment = (
-        clean_environment()
-        | {
-            "LD_PRELOAD": LIBRARIES_PRELOADED,
-            "LD_LIBRARY_PATH": str(LIBRARIES),
-            "PYTHONPATH": str(ROOT / "python_loader"),
-            "GRUYERE_LIBRARY": str(GRUYERE),
-            "GRUYERE_RECORD_DIR": str(records),
-            "GRUYERE_CONF": f"dump_dir:{dumps}{conf}",
-            "PHANTOM_MEMORY": size,
-            # Its threads spin where cores are few.
-            "OMP_NUM_THREADS": "1",
-        }
-        | SHIM
-        | settings
+    # Its threads spin where cores are few.
+    settings = {"OMP_NUM_THREADS": "1"} | settings
+    environment = launched_environment(
+        records, GRUYERE_CONF=f"dump_dir:{dumps}{conf}", PHANTOM_MEMORY=size, **settings
     )
     process = subprocess.Popen(
         [sys.executable, "-m", "gruyere", program.path],
