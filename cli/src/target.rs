@@ -18,16 +18,22 @@ use crate::failure::Failure;
 /// Where the records are.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Folder {
-    /// The folder of the records; without it $GRUYERE_RECORD_DIR, where programs keep theirs too,
-    /// else /dev/shm.
-    // The path may be longer than a line of the help.
-    #[arg(long, value_name = "FOLDER")]
+    // In the text and not as clap's default, which is broken where the path is long.
+    #[arg(long, value_name = "FOLDER", help = help_of_the_folder())]
     #[arg(default_value_os_t = record_dir(), hide_default_value = true)]
     pub directory: PathBuf,
     /// Read the records of other users too, as far as the system lets you. Without, files of others
     /// are not opened, not even by root.
     #[arg(long)]
     pub all_users: bool,
+}
+
+fn help_of_the_folder() -> String {
+    format!(
+        "The folder of the records; without it $GRUYERE_RECORD_DIR, where programs keep theirs \
+         too, else /dev/shm (now: {})",
+        record_dir().display()
+    )
 }
 
 impl Folder {
