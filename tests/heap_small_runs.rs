@@ -1,5 +1,4 @@
-//! Small blocks that are runs: on a small device whose memory comes in spans, all sizes share a
-//! page until a stream has many blocks of one.
+//! Small blocks, slots of slabs and runs: all sizes share a page.
 
 mod common;
 
@@ -21,6 +20,8 @@ const FAILING: [CallKind; 8] = [
     CallKind::Free,
 ];
 
+const KIB: u64 = 1 << 10;
+
 /// Sizes of many classes that fit into a page together.
 const SIZES: [u64; 12] =
     [1, 512, 3000, 7_000, 20_000, 43_000, 63_000, 90_000, 124_000, 219_000, 285_000, 641_000];
@@ -32,21 +33,21 @@ fn small_device(conf: &str) -> Rig {
 }
 
 #[test]
-fn a_stream_that_has_many_blocks_of_a_size_has_slabs() {
-    let rig = small_device("backing:fixed");
+fn small_blocks_up_to_16_kib_have_slabs_and_longer_ones_are_runs() {
+    let rig = small_device("");
     let slabs = || rig.heap.stats(0).unwrap().slab_bytes;
-    let blocks: Vec<u64> = (0..4).map(|_| rig.malloc(100_000, DEFAULT)).collect();
+    let runs: Vec<u64> = (0..9).map(|_| rig.malloc(16 * KIB + 1, DEFAULT)).collect();
     assert_eq!(slabs(), 0);
-    let others: Vec<u64> = (0..4).map(|_| rig.malloc(100_000, DEFAULT)).collect();
-    assert!(slabs() > 0);
+    let slots: Vec<u64> = (0..9).map(|_| rig.malloc(16 * KIB, DEFAULT)).collect();
+    assert_eq!(slabs(), 2 * 128 * KIB, "eight slots a slab");
     rig.check_order();
-    blocks.into_iter().chain(others).for_each(|block| assert!(rig.heap.free(block)));
+    runs.into_iter().chain(slots).for_each(|block| assert!(rig.heap.free(block)));
     rig.finish();
 }
 
 #[test]
 fn small_blocks_of_all_sizes_share_a_page() {
-    let rig = small_device("backing:fixed");
+    let rig = small_device("");
     let blocks: Vec<u64> = SIZES.iter().map(|&size| rig.malloc(size, DEFAULT)).collect();
     assert_eq!(rig.gpu.books(0).physical, PAGE);
     assert!(blocks.iter().all(|block| block / PAGE == blocks[0] / PAGE), "{blocks:x?}");
@@ -64,7 +65,7 @@ fn small_blocks_of_all_sizes_share_a_page() {
 
 #[test]
 fn what_starts_no_block_of_a_shared_page_is_refused() {
-    let rig = small_device("backing:fixed");
+    let rig = small_device("");
     let blocks: Vec<u64> = SIZES.iter().map(|&size| rig.malloc(size, DEFAULT)).collect();
     for &block in &blocks {
         assert!(!rig.heap.free(block + 512 * 3000));
@@ -79,7 +80,7 @@ fn what_starts_no_block_of_a_shared_page_is_refused() {
 
 #[test]
 fn blocks_of_a_shared_page_wait_for_streams_and_keep_their_tags_as_others_do() {
-    let rig = small_device("backing:fixed");
+    let rig = small_device("");
     let other = rig.stream();
     let blocks: Vec<u64> = SIZES.iter().map(|&size| rig.malloc(size, DEFAULT)).collect();
     let used = blocks[6];
@@ -101,15 +102,18 @@ fn blocks_of_a_shared_page_wait_for_streams_and_keep_their_tags_as_others_do() {
 
 #[test]
 fn torch_is_told_of_the_small_blocks_of_a_shared_page_as_small_ones() {
-    let rig = small_device("backing:fixed,record:on");
+    let rig = small_device("record:on");
     let blocks: Vec<u64> = SIZES.iter().map(|&size| rig.malloc(size, DEFAULT)).collect();
     let stats = rig.heap.torch_stats(0).unwrap();
     let small = gruyere::record::peaks::SMALL;
     assert_eq!(stats.blocks.active[small].current, SIZES.len() as u64);
     let rounded: u64 = SIZES.iter().map(|size| size.next_multiple_of(512)).sum();
     assert_eq!(stats.blocks.active_bytes[small].current, rounded);
-    assert_eq!(stats.held.reserved_bytes[small].current, rounded);
-    assert_eq!(stats.held.reserved_bytes[gruyere::record::peaks::LARGE].current, PAGE - rounded);
+    // The first four are in three slabs.
+    let slots: u64 = SIZES[..4].iter().map(|size| size.next_multiple_of(512)).sum();
+    let held = rounded - slots + 3 * 64 * KIB;
+    assert_eq!(stats.held.reserved_bytes[small].current, held);
+    assert_eq!(stats.held.reserved_bytes[gruyere::record::peaks::LARGE].current, PAGE - held);
     rig.check_order();
     blocks.into_iter().for_each(|block| assert!(rig.heap.free(block)));
     assert_eq!(rig.heap.torch_stats(0).unwrap().blocks.active[small].current, 0);
@@ -118,11 +122,10 @@ fn torch_is_told_of_the_small_blocks_of_a_shared_page_as_small_ones() {
 
 #[test]
 fn blocks_of_the_shared_page_that_wait_for_streams_take_no_slot_of_a_slab() {
-    let rig = small_device("backing:fixed,record:on");
+    let rig = small_device("record:on");
     let side = rig.stream();
     let runs: Vec<u64> = (0..3).map(|_| rig.malloc(100_000, DEFAULT)).collect();
-    // The last of these have a slab of ten slots.
-    let slots: Vec<u64> = (0..6).map(|_| rig.malloc(200_000, DEFAULT)).collect();
+    let slots: Vec<u64> = (0..6).map(|_| rig.malloc(9_000, DEFAULT)).collect();
     assert!(rig.heap.stats(0).unwrap().slab_bytes > 0);
     let inactive = || {
         rig.heap.torch_stats(0).unwrap().held.inactive_split[gruyere::record::peaks::SMALL].current
@@ -156,7 +159,6 @@ proptest! {
         nth in prop_oneof![Just(u64::MAX), 1..30u64],
         conf in 0..3usize,
     ) {
-        // Pages have slabs in place of runs: such a program fails and recovers as well.
         let conf = ["backing:fixed,headroom:0", "backing:pool,headroom:0", "headroom:0"][conf];
         let rig = Rig::over(GpuConfig::new(40 * MIB), conf);
         rig.heap.announce_hooks(3);

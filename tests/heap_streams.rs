@@ -85,7 +85,7 @@ fn streams_that_are_all_alive_are_refused_past_the_last_number_and_their_uses_st
     let streams: Vec<StreamHandle> = (1..MAX_STREAMS).map(|_| rig.passing_stream()).collect();
     // A heap that holds much grows by many pages at a time: blocks share them, so none goes back to
     // the driver with one of its blocks.
-    rig.malloc(64 * MIB, DEFAULT);
+    rig.malloc(8 * GIB, DEFAULT);
     let blocks: Vec<u64> = streams.iter().map(|&stream| rig.malloc(MIB + 1, stream)).collect();
     let one_more = rig.passing_stream();
     assert!(matches!(rig.heap.malloc(1, 0, one_more), Err(Error::TooManyStreams)));

@@ -6,7 +6,7 @@ use super::seqlock::Sequence;
 use super::shard_ring::ShardRingHead;
 use super::sync::{AtomicU64, Ordering, bump};
 use super::totals::ShardTotals;
-use super::{DEVICE_GAUGES, DeviceGauge, LIFETIMES};
+use super::{DEVICE_GAUGES, DeviceGauge, LIFETIMES, SHARDS};
 
 /// torch calls a block up to this size small.
 pub const SMALL_LIMIT: u64 = 1 << 20;
@@ -39,7 +39,7 @@ impl Flow {
     }
 }
 
-/// Blocks of one lifetime and one pool (small or large) in one shard, on one cache line. What is
+/// Blocks of one lifetime in one shard, on one cache line. What is
 /// live is what came less what went. One line, so that a reader gets it whole in one transfer and a
 /// busy writer seldom makes it retry.
 #[repr(C, align(64))]
@@ -65,8 +65,8 @@ pub struct PendingGauges {
     _room: [AtomicU64; 3],
 }
 
-/// One shard's area: totals, the head of its event ring, gauges by pool (small, large) then
-/// lifetime. The writer is the holder of the shard's heap lock. In one piece, so that the hot path
+/// One shard's area: totals, the head of its event ring, gauges by lifetime. Its blocks are of one
+/// pool: large in the last shard, small in all others. The writer is the holder of the shard's heap lock. In one piece, so that the hot path
 /// needs one pointer to it.
 #[repr(C, align(64))]
 pub struct Shard {
@@ -74,8 +74,8 @@ pub struct Shard {
     pub totals: ShardTotals,
     /// Head of the shard's event ring.
     pub ring: ShardRingHead,
-    blocks: [BlockGauges; 2 * LIFETIMES],
-    pending: [PendingGauges; 2 * LIFETIMES],
+    blocks: [BlockGauges; LIFETIMES],
+    pending: [PendingGauges; LIFETIMES],
     /// 1: the shard's [`ShardSizes`] are allocated. Its writer, once, when the first block comes or
     /// goes.
     pub has_sizes: AtomicU64,
@@ -112,7 +112,7 @@ pub struct DeviceArea {
 #[cfg(not(loom))]
 const _: () = {
     assert!(size_of::<BlockGauges>() == 64 && size_of::<PendingGauges>() == 64);
-    assert!(size_of::<Shard>() == 128 + 1024 + 64 && size_of::<ShardSizes>() == 8192);
+    assert!(size_of::<Shard>() == 128 + 512 + 64 && size_of::<ShardSizes>() == 8192);
     assert!(size_of::<DeviceArea>() == 1024);
     assert!(DEVICE_GAUGES <= 63);
 };
@@ -199,41 +199,45 @@ pub fn pool_of(size: u64) -> usize {
     usize::from(size > SMALL_LIMIT)
 }
 
+/// The pool whose blocks shard `number` has: 0 small, 1 large.
+pub fn pool_of_shard(number: usize) -> usize {
+    usize::from(number == SHARDS - 1)
+}
+
 #[inline(always)]
-fn cell(pool: usize, lifetime: u8) -> usize {
-    pool % 2 * LIFETIMES + usize::from(lifetime) % LIFETIMES
+fn cell(lifetime: u8) -> usize {
+    usize::from(lifetime) % LIFETIMES
 }
 
 impl Shard {
-    /// A block of `pool` ([`pool_of`]) became live.
+    /// A block became live.
     #[inline(always)]
-    pub fn malloc(&self, pool: usize, size: u64, requested: u64, lifetime: u8) {
-        self.blocks[cell(pool, lifetime)].came.count(size, requested);
+    pub fn malloc(&self, size: u64, requested: u64, lifetime: u8) {
+        self.blocks[cell(lifetime)].came.count(size, requested);
     }
 
     /// A live block belongs under another lifetime. Sums over lifetimes stay what they are; one
     /// lifetime's counters may go back.
     pub fn retag(&self, size: u64, requested: u64, from: u8, to: u8) {
-        let pool = pool_of(size);
-        let BlockGauges { came, moved, .. } = &self.blocks[cell(pool, from)];
+        let BlockGauges { came, moved, .. } = &self.blocks[cell(from)];
         came.sequence.write(|| {
             bump(&came.bytes, size.wrapping_neg());
             bump(&came.requested, requested.wrapping_neg());
             // The sequence counts this as one that came.
             bump(moved, 2u64.wrapping_neg());
         });
-        self.blocks[cell(pool, to)].came.count(size, requested);
+        self.blocks[cell(to)].came.count(size, requested);
     }
 
     /// The program freed a block; as [`Shard::malloc`].
     #[inline(always)]
-    pub fn free(&self, pool: usize, size: u64, requested: u64, lifetime: u8) {
-        self.blocks[cell(pool, lifetime)].went.count(size, requested);
+    pub fn free(&self, size: u64, requested: u64, lifetime: u8) {
+        self.blocks[cell(lifetime)].went.count(size, requested);
     }
 
     /// A freed block begins to wait.
     pub fn pending(&self, size: u64, lifetime: u8) {
-        let gauges = &self.pending[cell(pool_of(size), lifetime)];
+        let gauges = &self.pending[cell(lifetime)];
         gauges.sequence.write(|| {
             bump(&gauges.begun, 1);
             bump(&gauges.begun_bytes, size);
@@ -242,18 +246,17 @@ impl Shard {
 
     /// Its wait is over.
     pub fn pending_over(&self, size: u64, lifetime: u8) {
-        let gauges = &self.pending[cell(pool_of(size), lifetime)];
+        let gauges = &self.pending[cell(lifetime)];
         gauges.sequence.write(|| {
             bump(&gauges.ended, 1);
             bump(&gauges.ended_bytes, size);
         });
     }
 
-    /// The counters of `pool` (0 small, 1 large) and `lifetime`, and whether they are whole. Where
-    /// they are not (the writer was killed half-way, or never paused in so many `attempts`), the
+    /// The counters of `lifetime`, and whether they are whole. Where they are not (the writer was killed half-way, or never paused in so many `attempts`), the
     /// counters may be of different moments.
-    pub fn read(&self, pool: usize, lifetime: usize, attempts: u32) -> (BlockCounts, bool) {
-        let cell = (pool % 2) * LIFETIMES + lifetime % LIFETIMES;
+    pub fn read(&self, lifetime: usize, attempts: u32) -> (BlockCounts, bool) {
+        let cell = lifetime % LIFETIMES;
         let (blocks, pending) = (&self.blocks[cell], &self.pending[cell]);
         let get = |word: &AtomicU64| word.load(Ordering::Relaxed);
         let count = || {

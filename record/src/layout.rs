@@ -23,7 +23,7 @@ use super::{RecordOptions, SHARDS};
 /// ready.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"GRUYERE\x93");
 /// Version of the layout. A reader takes its own only.
-pub const VERSION: u32 = 6;
+pub const VERSION: u32 = 7;
 /// Sections begin at multiples of this, and the header is one of it.
 pub const PAGE: u64 = 4096;
 

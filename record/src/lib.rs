@@ -61,9 +61,9 @@ pub use sites::SiteId;
 pub use writer::{DeviceWriter, Record};
 
 /// Shards a device: each is a set of gauges and a block allocator with one writer at a time (the
-/// holder of a heap lock). Of the heap's, 32 are for small blocks (a stream's is found by a mask)
-/// and one is the central part's.
-pub const SHARDS: usize = 33;
+/// holder of a heap lock). Of the heap's, 32 are for the slabs of streams (a stream's is found by a
+/// mask), and two are the central part's: one for small blocks, and the last for large ones.
+pub const SHARDS: usize = 34;
 /// Lifetime classes: auto, transient, step, persistent.
 pub const LIFETIMES: usize = 4;
 /// Their names, by number.

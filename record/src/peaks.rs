@@ -6,8 +6,8 @@
 //! ceiling of its own. Such a shard reconciles, under the device's mutex: it gets what no shard
 //! has, and what it lacks from shards that do not use theirs; a program of many streams near its
 //! peak does that at every malloc. Where all shards together have too little, the sums are taken,
-//! and what is above a peak is the new peak. What changes the sums in other ways (blocks that wait
-//! for streams, small blocks in the shard of the large ones) is rare, and comes here too.
+//! and what is above a peak is the new peak. What changes the sums in another way (blocks that wait
+//! for streams) is rare, and comes here too.
 //!
 //! Exact as long as calls on different shards don't overlap in time; where they do, a reconciling
 //! shard may miss a block whose count another processor has not yet made visible (some
@@ -82,8 +82,6 @@ pub type Member<'a> = (bool, &'a ShardTotals);
 pub struct Books {
     /// Shards that were ever used, a bit each.
     pub used: u64,
-    /// Small blocks in the shard of the large ones: those of captures and of `backing:passthrough`.
-    foreign: Amounts,
     /// Freed by the program and waiting for streams: small, large.
     pending: [Amounts; 2],
     /// The highest that was live, by quantity.
@@ -181,9 +179,8 @@ impl Books {
     /// and that of the large `large`.
     #[inline(always)]
     fn now(&self, quantity: usize, small: i64, large: i64) -> (ByPool, ByPool) {
-        let foreign = self.foreign[quantity];
         let waiting = self.pending.map(|pool| pool[quantity]);
-        let live = [small + large, small + foreign, large - foreign];
+        let live = [small + large, small, large];
         let active = [
             live[ALL] + waiting[0] + waiting[1],
             live[SMALL] + waiting[0],
@@ -386,13 +383,6 @@ impl Books {
         }
     }
 
-    /// A small block comes to (`sign` 1), or leaves (-1), the shard of the large ones.
-    pub fn foreign(&mut self, amounts: Amounts, sign: i64) {
-        for (quantity, amount) in amounts.into_iter().enumerate() {
-            self.foreign[quantity] += sign * amount;
-        }
-    }
-
     /// All peaks begin again at what there is.
     pub fn reset_peaks<'a>(
         &mut self,
@@ -492,21 +482,10 @@ mod tests {
             self.reconciled += 1;
         }
 
-        fn reconcile_all(&mut self) {
-            let members =
-                self.shards.iter().enumerate().map(|(number, shard)| (number == 4, shard));
-            self.books.reconcile_all(&self.highest, members);
-        }
-
-        fn insert(&mut self, shard: usize, large: bool, amounts: Amounts) {
-            let foreign = shard == 4 && !large;
-            if foreign {
-                self.books.foreign(amounts, 1);
-            }
+        fn insert(&mut self, shard: usize, amounts: Amounts) {
+            let large = shard == 4;
             let over = self.shards[shard].add(amounts[BYTES] as u64, amounts[REQUESTED] as u64);
-            if foreign {
-                self.reconcile_all();
-            } else if over {
+            if over {
                 self.reconcile(shard);
             }
             self.live.push((shard, large, amounts));
@@ -515,15 +494,9 @@ mod tests {
         fn free(&mut self, at: usize, waits: bool) {
             let (shard, large, amounts) = self.live.swap_remove(at);
             let _ = self.shards[shard].sub(amounts[BYTES] as u64, amounts[REQUESTED] as u64);
-            let foreign = shard == 4 && !large;
-            if foreign {
-                self.books.foreign(amounts, -1);
-            }
             if waits {
                 self.books.begin_wait(&self.shards[shard], large, amounts);
                 self.waiting.push((large, amounts));
-            } else if foreign {
-                self.reconcile_all();
             }
         }
 
@@ -579,10 +552,9 @@ mod tests {
                 let at = |length: usize| size as usize % length;
                 match what {
                     0..=6 => {
-                        let large = shard == 4 && what > 1;
-                        let unit = if large { 1 << 20 } else { 512 };
+                        let unit = if shard == 4 { 1 << 20 } else { 512 };
                         let bytes = size * unit;
-                        model.insert(shard, large, amounts(bytes, bytes - size % 7 * unit / 8));
+                        model.insert(shard, amounts(bytes, bytes - size % 7 * unit / 8));
                     }
                     7..=9 if !model.live.is_empty() => model.free(at(model.live.len()), what == 9),
                     10 if !model.waiting.is_empty() => model.end_wait(at(model.waiting.len())),
@@ -605,7 +577,7 @@ mod tests {
         let mut model = Model::default();
         for step in 0..3 {
             let before = model.reconciled;
-            (0..100).for_each(|block| model.insert(0, false, amounts(512 * (1 + block % 3), 512)));
+            (0..100).for_each(|block| model.insert(0, amounts(512 * (1 + block % 3), 512)));
             assert_eq!(model.reconciled > before, step == 0, "step {step}");
             (0..100).for_each(|_| model.free(0, false));
         }

@@ -17,7 +17,7 @@ use super::block_map::{BlockCell, SlotRead};
 use super::calls::{CallTime, CallTimes, Calls, DriverCall, RECORDED_CALLS};
 use super::clock::{COUNTER, Scale};
 use super::facts::{Process, ProcessFacts, boot_id};
-use super::gauges::{DeviceArea, Shard, ShardSizes};
+use super::gauges::{DeviceArea, Shard, ShardSizes, pool_of_shard};
 use super::histogram::{Buckets, Counts};
 use super::layout::{Header, MAGIC, PAGE, SECTIONS, Section, Shared, VERSION};
 use super::mapping::{Mapping, is_locked};
@@ -384,15 +384,13 @@ impl<'a> Reader<'a> {
         let shards = self.many::<Shard>(Section::Shards).chunks(SHARDS).nth(device as usize)?;
         let mut snapshot =
             DeviceSnapshot { device, facts: area.read_facts(), ..DeviceSnapshot::default() };
-        for shard in shards {
+        for (number, shard) in shards.iter().enumerate() {
             let mut torn = false;
-            for (pool, lifetimes) in snapshot.blocks.iter_mut().enumerate() {
-                for (lifetime, sum) in lifetimes.iter_mut().enumerate() {
-                    let (counts, whole) =
-                        self.look_at(|attempts| shard.read(pool, lifetime, attempts));
-                    sum.add(counts);
-                    torn |= !whole;
-                }
+            let sums = &mut snapshot.blocks[pool_of_shard(number)];
+            for (lifetime, sum) in sums.iter_mut().enumerate() {
+                let (counts, whole) = self.look_at(|attempts| shard.read(lifetime, attempts));
+                sum.add(counts);
+                torn |= !whole;
             }
             snapshot.torn_shards += u32::from(torn);
         }

@@ -8,12 +8,12 @@
 //! more.
 
 use super::block_map::BlockCell;
-use super::gauges::{SMALL_LIMIT, Shard, ShardSizes, pool_of};
+use super::gauges::{Shard, ShardSizes, pool_of_shard};
 use super::histogram::bucket_of;
 use super::shard_ring::ShardRingCell;
 use super::slots::{BATCH, SHARD_SLOTS};
 use super::writer::Record;
-use super::{BlockEntry, BlockSlot, BlockTag, EventKind, SHARDS, SiteId, peaks};
+use super::{BlockEntry, BlockSlot, BlockTag, EventKind, SiteId, peaks};
 
 /// How many blocks go unrecorded before a shard asks again for slots that could not be had.
 const PATIENCE: u32 = 4096;
@@ -38,8 +38,11 @@ pub struct Block {
 
 /// One shard: block map entries, gauges. Not Sync: its user holds the shard's heap lock.
 ///
+/// Its blocks are of one pool, by its number ([`pool_of_shard`]).
+///
 /// Shards share nothing on the hot path, so distinct shards run in parallel. Blocks may be removed
-/// through another shard than they were inserted through; sums over shards stay right then.
+/// through another shard of the pool than they were inserted through; sums over shards stay right
+/// then.
 pub struct ShardWriter {
     detail: bool,
     device: u8,
@@ -53,11 +56,9 @@ pub struct ShardWriter {
     bottom: *mut u32,
     top: *mut u32,
     limit: *mut u32,
-    /// Whether requests of this pool (small, large) take the straight path: there is an event ring,
-    /// for their events. Not before the first event, and not where there is no room for an event
-    /// ring. Never for small blocks in the shard of the large ones (those of captures and of named
-    /// pools), which it would count for the wrong pool.
-    straight: [bool; 2],
+    /// Whether requests take the straight path: there is an event ring, for their events. Not before
+    /// the first event, and not where there is no room for an event ring.
+    straight: bool,
     /// The cells of the shard's event ring: the first, that of the next event, and the one with
     /// which a lap ends. Null before the first event.
     first: *const ShardRingCell,
@@ -104,7 +105,7 @@ impl ShardWriter {
             bottom,
             top: bottom,
             limit,
-            straight: [false; 2],
+            straight: false,
             first: std::ptr::null(),
             next: std::ptr::null(),
             last: std::ptr::null(),
@@ -128,7 +129,7 @@ impl ShardWriter {
     fn begin_ring(&mut self, cells: *const ShardRingCell, count: u64) {
         (self.first, self.next) = (cells, cells);
         self.last = cells.wrapping_add(count as usize - 1);
-        self.straight = [usize::from(self.number) != SHARDS - 1, true];
+        self.straight = true;
     }
 
     #[inline(always)]
@@ -171,23 +172,11 @@ impl ShardWriter {
     /// Counts a block that came, whatever its shard.
     fn count(&mut self, size: u64, requested: u64, lifetime: u8) {
         let shard = self.shard();
-        let foreign = self.is_foreign(size);
-        if foreign {
-            self.record.foreign(self.device, peaks::amounts(size, requested), 1);
-        }
-        let over = shard.totals.add(size, requested);
-        if foreign {
-            self.reconcile_all();
-        } else if over {
+        if shard.totals.add(size, requested) {
             self.reconcile();
         }
-        shard.malloc(pool_of(size), size, requested, lifetime);
+        shard.malloc(size, requested, lifetime);
         self.sizes().0[0].count(bucket_of(size));
-    }
-
-    /// Whether a block of `size` is a small one among the large.
-    fn is_foreign(&self, size: u64) -> bool {
-        usize::from(self.number) == SHARDS - 1 && size <= SMALL_LIMIT
     }
 
     /// A place in the block map for a block that [`ShardWriter::malloc`] will describe. `NONE`
@@ -210,6 +199,11 @@ impl ShardWriter {
         if slot != BlockSlot::NONE {
             self.push(slot);
         }
+    }
+
+    /// Whether its blocks are large.
+    fn is_large(&self) -> bool {
+        pool_of_shard(self.number.into()) == 1
     }
 
     #[inline(always)]
@@ -239,26 +233,18 @@ impl ShardWriter {
     }
 
     /// The hot path of a malloc: [`ShardWriter::block_insert`] and its event in one, for a block
-    /// whose place was taken before. `pool` is that of `size` ([`pool_of`]), which the caller knows
-    /// beforehand; `time` is [`super::clock::now`]'s.
+    /// whose place was taken before. `time` is [`super::clock::now`]'s.
     #[inline(always)]
-    pub fn malloc(
-        &mut self,
-        pool: usize,
-        slot: BlockSlot,
-        block: Block,
-        step: impl FnOnce() -> u32,
-        time: u64,
-    ) {
+    pub fn malloc(&mut self, slot: BlockSlot, block: Block, step: impl FnOnce() -> u32, time: u64) {
         let Block { tag, address, size, requested, bucket } = block;
-        if !self.straight[pool] {
+        if !self.straight {
             return self.malloc_slowly(slot, tag, address, size, requested, step(), time);
         }
         let shard = self.shard();
         if shard.totals.add(size, requested) {
             self.reconcile();
         }
-        shard.malloc(pool, size, requested, tag.lifetime());
+        shard.malloc(size, requested, tag.lifetime());
         // SAFETY: there is an event ring, so there are histograms.
         unsafe { &*self.sizes }.0[0].count(bucket);
         if let Some(cell) = self.cell(slot) {
@@ -325,16 +311,16 @@ impl ShardWriter {
     /// The hot path of a free: [`ShardWriter::block_remove`] and its event in one; as
     /// [`ShardWriter::malloc`].
     #[inline(always)]
-    pub fn free(&mut self, pool: usize, slot: BlockSlot, block: Block, time: u64) {
+    pub fn free(&mut self, slot: BlockSlot, block: Block, time: u64) {
         let Block { tag, address, size, requested, bucket } = block;
-        if !self.straight[pool] {
+        if !self.straight {
             return self.free_slowly(slot, tag, address, size, requested, time);
         }
         let shard = self.shard();
         if shard.totals.sub(size, requested) {
             self.overdrawn();
         }
-        shard.free(pool, size, requested, tag.lifetime());
+        shard.free(size, requested, tag.lifetime());
         // SAFETY: as in `malloc`.
         unsafe { &*self.sizes }.0[1].count(bucket);
         self.empty_slot(slot, false);
@@ -364,11 +350,8 @@ impl ShardWriter {
         if shard.totals.sub(size, requested) {
             self.overdrawn();
         }
-        if self.is_foreign(size) {
-            self.record.foreign(self.device, amounts, -1);
-        }
-        self.record.begin_wait(self.device, self.number, size > SMALL_LIMIT, amounts);
-        shard.free(pool_of(size), size, requested, lifetime);
+        self.record.begin_wait(self.device, self.number, self.is_large(), amounts);
+        shard.free(size, requested, lifetime);
         self.sizes().0[1].count(bucket_of(size));
         shard.pending(size, lifetime);
         if let Some(cell) = self.cell(slot) {
@@ -388,16 +371,12 @@ impl ShardWriter {
         let shard = self.shard();
         if was_pending {
             shard.pending_over(size, lifetime);
-            self.record.end_wait(self.device, size > SMALL_LIMIT, peaks::amounts(size, requested));
+            self.record.end_wait(self.device, self.is_large(), peaks::amounts(size, requested));
         } else {
             if shard.totals.sub(size, requested) {
                 self.overdrawn();
             }
-            if self.is_foreign(size) {
-                self.record.foreign(self.device, peaks::amounts(size, requested), -1);
-                self.reconcile_all();
-            }
-            shard.free(pool_of(size), size, requested, lifetime);
+            shard.free(size, requested, lifetime);
             self.sizes().0[1].count(bucket_of(size));
         }
         self.empty_slot(slot, was_pending);
@@ -443,7 +422,7 @@ impl ShardWriter {
         size: u64,
         time: u64,
     ) {
-        if !self.straight[1] && !self.open_ring() {
+        if !self.straight && !self.open_ring() {
             return self.shared_ring_event(kind, lifetime, stream, address, size, time);
         }
         self.push_event(kind, BlockTag::new(self.device, lifetime, 0, stream), address, size, time);
@@ -500,12 +479,6 @@ impl ShardWriter {
     #[inline(never)]
     fn reconcile(&self) {
         self.record.reconcile(self.device, self.number);
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn reconcile_all(&self) {
-        self.record.reconcile_all(self.device, self.number);
     }
 
     /// Whether there is a slot now.

@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::calls::{CallTimes, DriverCall};
 use super::facts::{Process, ProcessFacts};
-use super::gauges::{BlockCounts, DeviceArea, Shard, ShardSizes};
+use super::gauges::{BlockCounts, DeviceArea, Shard, ShardSizes, pool_of_shard};
 use super::histogram::Buckets;
 use super::layout::{
     Degraded, Header, MAGIC, MAP_STEP, MIN_RING, Plan, RING_STEP, Section, Shared,
@@ -436,11 +436,9 @@ impl Record {
         /// away.
         const ATTEMPTS: u32 = 1000;
         let mut sums = [BlockCounts::default(); 2];
-        for shard in self.shards(device) {
-            for (pool, sum) in sums.iter_mut().enumerate() {
-                for lifetime in 0..LIFETIMES {
-                    sum.add(shard.read(pool, lifetime, ATTEMPTS).0);
-                }
+        for (number, shard) in self.shards(device).iter().enumerate() {
+            for lifetime in 0..LIFETIMES {
+                sums[pool_of_shard(number)].add(shard.read(lifetime, ATTEMPTS).0);
             }
         }
         sums
@@ -518,7 +516,7 @@ impl Record {
         std::iter::from_fn(move || {
             let number = left.trailing_zeros() as usize;
             left &= left.wrapping_sub(1);
-            shards.get(number).map(|shard| (number == SHARDS - 1, &shard.totals))
+            shards.get(number).map(|shard| (pool_of_shard(number) == 1, &shard.totals))
         })
     }
 
@@ -531,28 +529,12 @@ impl Record {
         }
     }
 
-    /// Something else than a block of its own changed the sums that shard `shard` of `device` is
-    /// part of.
-    pub(super) fn reconcile_all(&self, device: u8, shard: u8) {
-        if let (Some(mut books), device) = (self.join(device, shard), u32::from(device)) {
-            let used = books.used;
-            books.reconcile_all(&self.area(device).live_peak, self.members(device, used));
-        }
-    }
-
     /// Shard `shard` of `device` counts from now on; the device's books. `None` for a shard that
     /// nobody knows.
     pub(super) fn join(&self, device: u8, shard: u8) -> Option<MutexGuard<'_, Books>> {
         let mut books = self.books(u32::from(device))?;
         books.used |= 1u64.checked_shl(u32::from(shard))?;
         Some(books)
-    }
-
-    /// See [`Books::foreign`].
-    pub(super) fn foreign(&self, device: u8, amounts: Amounts, sign: i64) {
-        if let Some(mut books) = self.books(u32::from(device)) {
-            books.foreign(amounts, sign);
-        }
     }
 
     /// See [`Books::begin_wait`].

@@ -55,11 +55,12 @@ fn facts_gauges_blocks_segments_events_and_histograms_come_back() {
     let record = record(&options(folder.path()), 2);
     let path = record.path().expect("a file").to_owned();
     let (mut shard, mut other) = (record.shard(1, 3), record.shard(1, 4));
+    let mut large = record.shard(1, SHARDS as u32 - 1);
     let kept = block(0x7f00_0000_0000, 4 << 20, 3);
     let kept = BlockEntry { device: 1, ..kept };
     let waiting = BlockEntry { device: 1, ..block(0x7f00_4000_0000, 512, 1) };
     let gone = BlockEntry { device: 1, ..block(0x7f00_5000_0000, 1 << 20, 2) };
-    shard.block_insert(&kept);
+    large.block_insert(&kept);
     let waits = shard.block_insert(&waiting);
     let goes = other.block_insert(&gone);
     shard.block_pending(waits, waiting.size, waiting.requested, waiting.lifetime);

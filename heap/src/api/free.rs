@@ -38,8 +38,7 @@ impl Heap {
 
     #[inline(always)]
     pub(super) fn find_owner(&self, address: u64) -> Option<Owned<'_>> {
-        let page = self.shared.table.page(address)?;
-        let word = page.word();
+        let (page, word) = self.shared.table.lookup(address)?;
         let device = self.devices.get(word.device() as usize).and_then(OnceBox::get)?;
         match word.slab() {
             Some((shard, slab)) => Some(Owned::Small(device, shard, slab)),
@@ -60,6 +59,10 @@ impl Heap {
     pub fn free_large(&self, device: &Device, page: Page<'_>, address: u64) -> bool {
         let start = clock::now();
         let done = device.free_large(page, address, start);
+        if done.is_none() && page.is_split() {
+            // Since it was found: what the page named is in its cells now.
+            return self.free(address);
+        }
         self.freed(done, address, start)
     }
 

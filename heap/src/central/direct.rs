@@ -3,13 +3,14 @@
 use super::{Central, Direct};
 use crate::driver::{ErrorKind, Result};
 use crate::report::entry::Action;
+use gruyere_record::gauges::pool_of;
 use gruyere_record::sites::SiteId;
 use gruyere_record::{BlockEntry, BlockSlot};
 
 impl Central {
     /// Notes a block of `backing:passthrough`.
     pub fn add_direct(&mut self, entry: &BlockEntry) {
-        let slot = self.writer.block_insert(entry);
+        let slot = self.writers[pool_of(entry.size)].block_insert(entry);
         let BlockEntry { address, size, requested, lifetime, .. } = *entry;
         self.backing.hold(size);
         self.backing.reserved = self.backing.held;
@@ -31,7 +32,7 @@ impl Central {
     /// Tells the record where the block of `backing:passthrough` at `address` comes from.
     pub(crate) fn set_direct_site(&mut self, address: u64, site: SiteId) -> Option<()> {
         let slot = self.direct.get(&address)?.slot;
-        self.writer.set_site(slot, site);
+        self.writers[0].set_site(slot, site);
         Some(())
     }
 
@@ -39,7 +40,7 @@ impl Central {
     /// bytes.
     pub fn remove_direct(&mut self, address: u64) -> Option<u64> {
         let Direct { size, requested, lifetime, slot } = self.direct.remove(&address)?;
-        self.writer.block_remove(slot, size, requested, lifetime, false);
+        self.writers[pool_of(size)].block_remove(slot, size, requested, lifetime, false);
         Some(size)
     }
 

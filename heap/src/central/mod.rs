@@ -2,6 +2,7 @@
 //! blocks above 1 MiB.
 
 mod addresses;
+mod blocks;
 mod direct;
 mod ladder;
 pub(crate) mod moves;
@@ -9,7 +10,6 @@ pub(crate) mod outside;
 mod pools;
 mod regions;
 pub(crate) mod restore;
-mod small_runs;
 mod watcher;
 
 use crate::driver::{DeviceId, DriverError};
@@ -28,9 +28,8 @@ use crate::runs::arena::{Arenas, Label, Run, RunId, RunState, SpaceId, UNOWNED};
 use crate::runs::page_table::{Page, PageTable};
 use crate::runs::spaces::Spaces;
 use crate::shared::Shared;
-use crate::small::size_class::{PAGE, SMALL_MAX, round};
+use crate::small::size_class::{PAGE, round};
 use crate::small::slab::Slab;
-use crate::small::small_runs::SmallRuns;
 use crate::supply::backing::Backing;
 use crate::supply::growth::Pace;
 use crate::watcher::Watched;
@@ -39,11 +38,8 @@ use gruyere_record::{
     Block, BlockSlot, BlockTag, DeviceGauge, DeviceWriter, EventKind, ShardWriter, bucket_of,
     gauges::pool_of,
 };
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
-/// The record's pools of small and of large blocks.
-const SMALL: usize = 0;
-const LARGE: usize = 1;
 /// What only a graph or a named pool can use grows by at most this part of what it holds more than
 /// it needs: idle, it is lost to all others.
 const OWN_SHARE: u64 = 8;
@@ -82,16 +78,17 @@ pub struct Central {
     pub pools: Pools,
     /// Which pool a CUDA graph has.
     pub captures: Captures,
-    /// The record's shard of large, captured and direct blocks.
-    pub writer: ShardWriter,
+    /// The record's shards of runs, and of blocks of pools and of `backing:passthrough`: of small
+    /// ones (as torch calls them, up to 1 MiB), and of large ones.
+    pub writers: [ShardWriter; 2],
     /// The record's gauges of the device.
     pub gauges: DeviceWriter,
     /// The ordinary spaces.
     pub spaces: Spaces,
     /// The other streams that use a live block.
     users: HashMap<RunId, Vec<u32>>,
-    /// The small blocks of the arena.
-    pub(crate) small_runs: SmallRuns,
+    /// The blocks of cells in which more start than the page table can name, by address.
+    overflow: BTreeMap<u64, RunId>,
     /// Large blocks that wait for streams.
     pub(crate) pending: PendingFrees<RunId>,
     /// Bytes that have begun to wait for streams since [`Central::fence_due`] was true.
@@ -138,7 +135,7 @@ impl Central {
     pub fn new(
         device: DeviceId,
         backing: Backing,
-        writer: ShardWriter,
+        writers: [ShardWriter; 2],
         gauges: DeviceWriter,
         (total_memory, limit): (u64, u64),
         habits: Habits,
@@ -153,11 +150,11 @@ impl Central {
             backing,
             pools: Pools::new(&spaces),
             captures: Captures::default(),
-            writer,
+            writers,
             gauges,
             spaces,
             users: HashMap::new(),
-            small_runs: SmallRuns::default(),
+            overflow: BTreeMap::new(),
             pending: PendingFrees::default(),
             unfenced_bytes: 0,
             direct: HashMap::new(),
@@ -193,16 +190,18 @@ impl Central {
     ) -> u64 {
         let size = round(requested);
         let space = self.spaces.of_large(lifetime, size);
-        let slot = self.writer.place();
+        let writer = &mut self.writers[pool_of(size)];
+        let slot = writer.place();
         let label = Label { slack: (size - requested) as u32, lifetime: lifetime as u8, slot };
         let Some((id, address)) = self.arenas.allocate_block(space, size, stream, label) else {
-            self.writer.put_back(slot);
+            writer.put_back(slot);
             return 0;
         };
         let tag = BlockTag::new(self.device as u8, lifetime as u8, 0, stream);
         let block = Block { tag, address, size, requested, bucket: bucket_of(size) };
+        writer.malloc(slot, block, || shared.step(), time);
+        self.usage.block_taken(size);
         self.name(&shared.table, id, address);
-        self.writer.malloc(LARGE, slot, block, || shared.step(), time);
         address
     }
 
@@ -220,13 +219,13 @@ impl Central {
         let Some(run) = self.arenas.run_mut(id) else { return 0 };
         let (address, size) = (run.address, run.bytes);
         let tag = BlockTag::new(self.device as u8, lifetime as u8, capture, run.stream);
-        let slot = self.writer.place();
+        let writer = &mut self.writers[pool_of(size)];
+        let slot = writer.place();
         run.label(Label { slack: (size - requested) as u32, lifetime: lifetime as u8, slot });
         let block = Block { tag, address, size, requested, bucket: bucket_of(size) };
-        let stream = run.stream;
-        self.has_come(size, stream);
+        writer.malloc(slot, block, || step, start);
+        self.usage.block_taken(size);
         self.name(table, id, address);
-        self.writer.malloc(pool_of(size), slot, block, || step, start);
         address
     }
 
@@ -236,7 +235,7 @@ impl Central {
         if let Some(page) = table.page(address)
             && !page.add_block(self.device, id)
         {
-            self.add_to_overflow(page, address, id);
+            self.name_among_many(table, id, address);
         }
     }
 
@@ -302,8 +301,9 @@ impl Central {
             let frozen = apart && self.note_free_apart(self.arenas.region(region).space, size);
             if waits || frozen {
                 self.free_pending(streams, id, also, frozen);
-                self.writer.block_pending(slot, size, requested, lifetime);
-                self.writer.event(EventKind::Free, lifetime, stream, address, size, time);
+                let writer = &mut self.writers[pool_of(size)];
+                writer.block_pending(slot, size, requested, lifetime);
+                writer.event(EventKind::Free, lifetime, stream, address, size, time);
                 return Some(());
             }
         }
@@ -311,12 +311,8 @@ impl Central {
         // Before the run is merged: what the record needs is at hand, and need not be kept through
         // that.
         let block = Block { tag, address, size, requested, bucket: bucket_of(size) };
-        if size <= SMALL_MAX {
-            self.is_gone(size, stream);
-            self.writer.free(SMALL, slot, block, time);
-        } else {
-            self.writer.free(LARGE, slot, block, time);
-        }
+        self.usage.block_given(size);
+        self.writers[pool_of(size)].free(slot, block, time);
         self.arenas.release_block(id, streams)?;
         Some(())
     }
@@ -393,9 +389,10 @@ impl Central {
 
     fn release_pending(&mut self, id: RunId, (owner, epoch): Wait) {
         let Some(run) = self.arenas.run(id) else { return };
-        let Run { stream, bytes, lifetime, slot, .. } = *run;
-        self.writer.block_remove(slot, bytes, run.requested(), lifetime, true);
-        self.is_gone(bytes, stream);
+        let Run { bytes, lifetime, slot, .. } = *run;
+        let requested = run.requested();
+        self.writers[pool_of(bytes)].block_remove(slot, bytes, requested, lifetime, true);
+        self.usage.block_given(bytes);
         self.arenas.release(id, owner, epoch);
     }
 
@@ -475,7 +472,7 @@ impl Central {
     /// As [`Central::release_slab`]; their bytes.
     pub fn release_slabs(&mut self, slabs: &[Slab]) -> u64 {
         slabs.iter().for_each(|slab| self.release_slab(slab));
-        slabs.iter().map(|slab| slab.size_class().slab_bytes()).sum()
+        slabs.iter().map(|slab| slab.bytes).sum()
     }
 }
 

@@ -22,8 +22,6 @@ use std::collections::BTreeMap;
 /// `backing:stitch` takes fresh pages while no more is held than the peak of live bytes and one
 /// part in this of it.
 const SLACK: u64 = 128;
-/// Without `slack:`, a small heap may hold this much more than that (bytes).
-const SMALL_SLACK: u64 = 64 << 20;
 /// While there is slack, a heap grows by at least this part of what it holds, so that it grows in
 /// few steps.
 const STEP_SHARE: u64 = 88;
@@ -92,15 +90,7 @@ impl Central {
     fn soft_ceiling(&self, record: &Record, bytes: u64) -> u64 {
         let (live, peak) = record.live(self.device);
         let wanted = peak.max(live + bytes);
-        let slack = match self.slack {
-            Some(slack) => slack.resolve(wanted),
-            // A small heap may hold a little more, so that it grows in steps too: at first it
-            // doubles.
-            None => {
-                let doubling = wanted.min(SPAN.saturating_sub(wanted));
-                (wanted / SLACK).max((wanted / 8).min(SMALL_SLACK)).max(doubling)
-            }
-        };
+        let slack = self.slack.map_or(wanted / SLACK, |slack| slack.resolve(wanted));
         wanted + slack
     }
 

@@ -10,8 +10,9 @@ use crate::pool::{Pool, PoolNumber, Source};
 use crate::request::{Request, Want};
 use crate::runs::page_table::PageTable;
 use crate::shared::Shared;
-use crate::small::size_class::{ALIGNMENT, PAGE, SMALL_MAX, round, round_up};
+use crate::small::size_class::{ALIGNMENT, PAGE, round, round_up};
 use crate::supply::backing::Span;
+use gruyere_record::gauges::SMALL_LIMIT;
 
 /// A block of at least this size has a segment of its own, at first (bytes); smaller ones share
 /// segments of [`LARGE_SEGMENT`]: torch's `kMinLargeAlloc` and `kLargeBuffer`.
@@ -22,7 +23,7 @@ const LARGE_SEGMENT: u64 = 20 << 20;
 /// `None`: beyond all bounds.
 pub(crate) fn segment_for(size: u64) -> Option<u64> {
     let size = round_up(size, ALIGNMENT)?;
-    if size <= SMALL_MAX {
+    if size <= SMALL_LIMIT {
         Some(PAGE)
     } else if size < MIN_LARGE {
         Some(LARGE_SEGMENT)

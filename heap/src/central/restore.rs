@@ -178,5 +178,5 @@ fn is_emptied(shard: &Shard, slab: &Slab, kept: &HashSet<u64>) -> bool {
         slab.state(slot) != SlotState::Free
             && (waits(shard, slab, slot) || kept.contains(&slab.address(slot)))
     };
-    !(0..slab.size_class().slots).any(stays)
+    !(0..slab.count()).any(stays)
 }

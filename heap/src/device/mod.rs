@@ -37,12 +37,15 @@ use crate::runs::page_table::{Owner, Page};
 use crate::settings::Settings;
 use crate::shared::Shared;
 use crate::small::shard::{FreeOutcome, SHARDS, Shard};
-use crate::small::size_class::{ALIGNMENT, PAGE, SIZE_CLASSES, SMALL_MAX, round, round_up};
+use crate::small::size_class::{
+    ALIGNMENT, PAGE, SIZE_CLASSES, SLAB, SMALL_MAX, class_of, round, round_up,
+};
 use crate::supply::growth::Pace;
 use crate::supply::mapping_book::MappingBook;
 use crate::supply::{self, Supply};
 use crate::sync::{Mutex, MutexGuard, lock};
 use crossbeam_utils::{Backoff, CachePadded};
+use gruyere_record::gauges::pool_of;
 use gruyere_record::{EventKind, ShardWriter, clock};
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -140,15 +143,12 @@ impl Device {
         let record = shared.record;
         let shards = (0..SHARDS).map(|shard| {
             let writer = record.shard(id, shard as u32);
-            CachePadded::new(Mutex::new(ShardCell {
-                shard: Shard::new(SHARDS as u32, true),
-                writer,
-            }))
+            CachePadded::new(Mutex::new(ShardCell { shard: Shard::new(SHARDS as u32), writer }))
         });
         let habits = supply.habits(limit.min(total));
-        let writer = record.shard(id, SHARDS as u32);
+        let writers = [SHARDS, SHARDS + 1].map(|number| record.shard(id, number as u32));
         let mut central =
-            Central::new(id, backing, writer, record.device(id), (total, limit), habits);
+            Central::new(id, backing, writers, record.device(id), (total, limit), habits);
         central.slack = shared.settings.slack;
         central.pace = Pace::new(shared.settings.slack.is_some());
         let gives_back = shared.settings.auto_trim && !shared.settings.debug.mapped;
@@ -311,39 +311,22 @@ impl Device {
             }
             self.complete_shard_frees(shared, request.stream);
         }
-        if let Some(address) = self.malloc_small_run(shared, request)? {
-            return Ok(address);
-        }
         let request = self.located(shared, request);
+        let class = class_of(request.size) as u8;
+        let bytes = SIZE_CLASSES[usize::from(class)].slab_bytes();
         loop {
             let address = self.serve_small(shared, request);
             if address != 0 {
                 return Ok(address);
             }
-            let class = self.shard(request.stream).shard.class_of_next_slab(request);
-            let size_class = &SIZE_CLASSES[class as usize];
             let slab = {
-                let (mut central, run) =
-                    self.allocate_run(shared, request, size_class.slab_bytes(), PAGE)?;
+                let (mut central, run) = self.allocate_run(shared, request, bytes, SLAB)?;
                 self.make_slab(shared, &mut central, run, class, &request, 0)
             };
             let Some(slab) = slab else { return Err(Error::Internal("a run vanished")) };
             let shard = &mut self.shard(request.stream).shard;
             self.add_slab(shared, Self::shard_number(request.stream), shard, slab);
         }
-    }
-
-    /// A small block that is a run (`small_runs`), where a slab would be many times what the
-    /// program needs. `None`: it is not to be.
-    ///
-    /// # Errors
-    /// As [`Device::malloc`].
-    fn malloc_small_run(&self, shared: &Shared, request: Request) -> Result<Option<u64>, Error> {
-        let bytes = round(request.size);
-        if !lock(&self.central).is_for_a_run(request.stream, bytes) {
-            return Ok(None);
-        }
-        self.malloc_run(shared, request, bytes, ALIGNMENT).map(Some)
     }
 
     /// A block that is a run of `bytes` at a multiple of `align`.
@@ -460,7 +443,7 @@ impl Device {
             Some(Ok(address)) => {
                 entry.address = address;
                 central.add_direct(&entry);
-                request.note(&mut central.writer, address);
+                request.note(&mut central.writers[pool_of(entry.size)], address);
                 Ok(address)
             }
             None => {
@@ -486,7 +469,7 @@ impl Device {
         let result = self.release_guard(shared).map(|_guard| shared.driver.free(self.id, address));
         let mut central = lock(&self.central);
         central.complete_direct_free(address, size, result);
-        central.writer.event(EventKind::Free, 0, 0, address, size, start);
+        central.writers[pool_of(size)].event(EventKind::Free, 0, 0, address, size, start);
         Some(())
     }
 

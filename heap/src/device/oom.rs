@@ -14,8 +14,8 @@ use crate::pool::{Pool, PoolNumber, Purpose};
 use crate::profiler::{self, What};
 use crate::report::entry;
 use crate::report::oom::Report;
-use crate::report::stats::{free_rows, partial_page_bytes};
-use crate::runs::arena::{Region, RegionId};
+use crate::report::stats::{joined, partial_page_bytes};
+use crate::runs::arena::{Region, RegionId, RunState};
 use crate::shared::Shared;
 use crate::sync::lock;
 use gruyere_record::{DeviceGauge, EventKind, clock};
@@ -53,7 +53,8 @@ impl Visitor for Cause {
     }
 
     fn region(&mut self, id: RegionId, _: &Region, central: &Central) -> Result<(), Infallible> {
-        let rows = free_rows(central.arenas.runs_of(id).map(|(_, run)| run));
+        let free = central.arenas.runs_of(id).filter(|(_, run)| run.state == RunState::Free);
+        let rows = joined(free.map(|(_, run)| (run.address, run.bytes)));
         self.0.partly += rows
             .into_iter()
             .map(|(address, bytes)| partial_page_bytes(address, bytes))

@@ -14,7 +14,7 @@ use crate::request::{Eviction, Request};
 use crate::runs::arena::RunId;
 use crate::shared::Shared;
 use crate::small::shard::FreeOutcome;
-use crate::small::size_class::{ALIGNMENT, PAGE, SIZE_CLASSES, SMALL_MAX, class_of, round};
+use crate::small::size_class::{ALIGNMENT, SIZE_CLASSES, SLAB, SMALL_MAX, class_of, round};
 use crate::sync::lock;
 
 /// How often a release starts again because another thread used the pool meanwhile.
@@ -26,7 +26,7 @@ pub(super) fn run_for(request: &Request) -> (u64, u64) {
     if request.size > SMALL_MAX {
         (round(request.size), ALIGNMENT)
     } else {
-        (SIZE_CLASSES[class_of(request.size)].slab_bytes(), PAGE)
+        (SIZE_CLASSES[class_of(request.size)].slab_bytes(), SLAB)
     }
 }
 
@@ -157,9 +157,9 @@ impl Device {
         let shard = pool.shard.as_mut()?;
         let requested = shard.requested(slab, address)?;
         let outcome = match pool.rules.reuse {
-            Reuse::Never => shard.freeze(&mut central.writer, slab, address, start),
+            Reuse::Never => shard.freeze(&mut central.writers[0], slab, address, start),
             Reuse::Shared | Reuse::Private => {
-                shard.free(&mut central.writer, slab, address, start, &self.streams)
+                shard.free(&mut central.writers[0], slab, address, start, &self.streams)
             }
         };
         let surplus = match outcome {

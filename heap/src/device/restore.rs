@@ -121,7 +121,7 @@ impl Device {
         let Owner::Slab { slab: id, .. } = shared.table.get(base) else { return None };
         let pool = central.pools.get_mut(number)?;
         let shard = pool.shard.as_mut()?;
-        if !shard.allocate_at(&mut central.writer, id, address, request, shared.step()) {
+        if !shard.allocate_at(&mut central.writers[0], id, address, request, shared.step()) {
             return None;
         }
         pool.note_malloc(bytes);

@@ -29,7 +29,7 @@ impl Device {
             Owner::Large { blocks, .. } => {
                 let central = &mut *lock(&self.central);
                 let slot = central.find(address, blocks)?.1.slot;
-                central.writer.set_site(slot, site);
+                central.writers[0].set_site(slot, site);
                 Some(())
             }
             Owner::None => lock(&self.central).set_direct_site(address, site),

@@ -9,11 +9,12 @@ use crate::pool::{Pool, PoolNumber, Purpose, capture_of};
 use crate::report::segment::{Block, BlockState, Holder, Segment};
 use crate::report::segment_stats::{Place, SegmentStats};
 use crate::report::snapshot::Snapshot;
-use crate::report::stats::{free_rows, partial_page_bytes};
+use crate::report::stats::{joined, partial_page_bytes};
 use crate::runs::arena::{Region, RegionId, Run, RunId, RunState, SpaceId};
-use crate::small::size_class::{SMALL_MAX, round};
+use crate::small::size_class::round;
 use crate::small::slab::{Slab, SlotState};
 use gruyere_record::ShardWriter;
+use gruyere_record::gauges::SMALL_LIMIT;
 use std::collections::HashMap;
 use std::convert::Infallible;
 
@@ -78,7 +79,12 @@ impl Visitor for Picture<'_> {
         central: &Central,
     ) -> Result<(), Infallible> {
         let holder = holder(central, region.space);
-        for (address, bytes) in free_rows(central.arenas.runs_of(id).map(|(_, run)| run)) {
+        // A slab without a block is free memory as a free run is: together they may be whole pages.
+        let is_free = |run: &&Run| {
+            run.state == RunState::Free || run.is_slab && self.is_empty_slab(run.address)
+        };
+        let free = central.arenas.runs_of(id).map(|(_, run)| run).filter(is_free);
+        for (address, bytes) in joined(free.map(|run| (run.address, run.bytes))) {
             let partial = partial_page_bytes(address, bytes);
             self.segment_stats.free(Place::of(&holder, Place::Idle), bytes - partial);
             self.segment_stats.free(Place::of(&holder, Place::Between), partial);
@@ -105,13 +111,19 @@ impl Visitor for Picture<'_> {
             let next = Segment::new(run.address + run.bytes, pool, stitched, holder.clone());
             self.segments.push(next);
         } else {
-            self.add_run(run, &central.writer);
+            self.add_run(run, &central.writers[0]);
         }
         Ok(())
     }
 }
 
 impl Picture<'_> {
+    /// Whether the slab at `address` has no block. One that came after its shard was looked at is
+    /// told as empty.
+    fn is_empty_slab(&self, address: u64) -> bool {
+        self.slabs.get(&address).is_none_or(Vec::is_empty)
+    }
+
     /// Notes the slots of a slab that are used, by address.
     fn add_slab(&mut self, slab: &Slab, writer: &ShardWriter) {
         let stream = handle(self.streams, slab.stream);
@@ -132,7 +144,7 @@ impl Picture<'_> {
                 step: writer.step_of(facts.block),
             })
         };
-        let used = (0..slab.size_class().slots).filter_map(block);
+        let used = (0..slab.count()).filter_map(block);
         let blocks: Vec<Block> =
             used.inspect(|block| self.segment_stats.block(block, slab.stream)).collect();
         let blocks = match self.room.checked_sub(blocks.len()) {
@@ -161,7 +173,7 @@ impl Picture<'_> {
     fn add_run(&mut self, run: &Run, writer: &ShardWriter) {
         let stream = handle(self.streams, run.stream);
         let is_used = self.has_small_runs || run.state != RunState::Free;
-        let is_small = self.has_small_runs || is_used && (run.is_slab || run.bytes <= SMALL_MAX);
+        let is_small = self.has_small_runs || is_used && (run.is_slab || run.bytes <= SMALL_LIMIT);
         self.begin_part(run.address, is_small);
         let Some(segment) = self.segments.last_mut() else { return };
         if is_used {
@@ -186,7 +198,6 @@ impl Picture<'_> {
             segment.push(block);
             return;
         }
-        // A slab that came after its shard was looked at is told as empty.
         let mut at = run.address;
         let mut used = 0;
         for block in self.slabs.get(&run.address).map_or(&[][..], Vec::as_slice) {
@@ -201,8 +212,10 @@ impl Picture<'_> {
         if end > at {
             segment.push(free(at, end - at, stream));
         }
-        let place = if used == 0 { Place::Idle } else { Place::Slab };
-        self.segment_stats.free(Place::of(&segment.holder, place), run.bytes.saturating_sub(used));
+        if used > 0 {
+            let place = Place::of(&segment.holder, Place::Slab);
+            self.segment_stats.free(place, run.bytes.saturating_sub(used));
+        }
     }
 }
 
@@ -266,11 +279,11 @@ impl Device {
                 stream: 0,
                 state: BlockState::Allocated,
                 lifetime: entry.lifetime,
-                step: central.writer.step_of(slot),
+                step: central.writers[0].step_of(slot),
             };
             segment_stats.block(&block, entry.stream);
             let mut segment = whole(entry.address, Holder::Direct, block);
-            segment.note_served(entry.size <= SMALL_MAX);
+            segment.note_served(entry.size <= SMALL_LIMIT);
             segment
         }));
         segments.sort_by_key(|segment| segment.address);

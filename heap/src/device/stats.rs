@@ -8,8 +8,9 @@ use crate::profiler;
 use crate::report::stats::{CapturePoolHeld, Stats, TorchStats, bound};
 use crate::shared::Shared;
 use crate::small::shard::SlabSums;
-use crate::small::size_class::{PAGE, SMALL_MAX};
+use crate::small::size_class::PAGE;
 use crate::sync::lock;
+use gruyere_record::gauges::SMALL_LIMIT;
 use gruyere_record::peaks::SMALL;
 use gruyere_record::{DeviceGauge, Reader};
 use std::convert::Infallible;
@@ -29,13 +30,13 @@ impl Visitor for Sums {
     fn shard(&mut self, walked: &WalkedShard<'_>) -> Result<(), Infallible> {
         for id in walked.shard.empty_slabs() {
             let slab = walked.shard.slab(id);
-            self.empty.extend(slab.map(|slab| (slab.base, slab.size_class().slab_bytes())));
+            self.empty.extend(slab.map(|slab| (slab.base, slab.bytes)));
         }
         // What a graph has is told as a whole.
         if walked.pool.is_none_or(|pool| pool.purpose != Purpose::Capture) {
             self.stats.pending += walked.shard.pending_bytes();
             for (_, slab) in walked.shard.slabs() {
-                self.stats.slab_bytes += slab.size_class().slab_bytes();
+                self.stats.slab_bytes += slab.bytes;
                 self.stats.slab_free += slab.free_bytes();
             }
         }
@@ -143,8 +144,8 @@ impl Device {
         let Slabs(slabs) = slabs;
         // Small blocks that lie in no slab: direct ones, and those that are runs.
         let direct =
-            central.direct_blocks().map(|block| block.1).filter(|&bytes| bytes <= SMALL_MAX);
-        let runs_of_small = central.small_runs.small_blocks();
+            central.direct_blocks().map(|block| block.1).filter(|&bytes| bytes <= SMALL_LIMIT);
+        let runs_of_small = central.usage.small_runs();
         let (direct, direct_bytes) =
             direct.fold(runs_of_small, |sum, bytes| (sum.0 + 1, sum.1 + bytes));
         let free_in =

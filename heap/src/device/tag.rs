@@ -9,6 +9,7 @@ use crate::pool::lifetime::Lifetime;
 use crate::runs::page_table::Owner;
 use crate::small::size_class::round;
 use crate::sync::lock;
+use gruyere_record::gauges::pool_of;
 
 impl Device {
     pub(crate) fn tag(&self, address: u64, owner: Owner, lifetime: Lifetime) -> Option<()> {
@@ -22,7 +23,8 @@ impl Device {
                 let (id, run) = central.find(address, blocks)?;
                 let (slot, requested, from) = (run.slot, run.requested(), run.lifetime);
                 if from != lifetime {
-                    central.writer.block_retag(slot, round(requested), requested, from, lifetime);
+                    let (size, writers) = (round(requested), &mut central.writers);
+                    writers[pool_of(size)].block_retag(slot, size, requested, from, lifetime);
                     central.arenas.run_mut(id)?.lifetime = lifetime;
                 }
                 Some(())

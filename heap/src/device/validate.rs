@@ -5,9 +5,9 @@ use crate::central::Central;
 use crate::device::Device;
 use crate::pool::{Pool, PoolNumber, Purpose, Source};
 use crate::runs::arena::{Run, RunId, RunState};
-use crate::runs::page_table::Owner;
+use crate::runs::page_table::{CELL, Owner};
 use crate::shared::Shared;
-use crate::small::size_class::{PAGE, round};
+use crate::small::size_class::round;
 use crate::small::slab::Slab;
 use std::collections::{BTreeMap, HashMap};
 
@@ -98,10 +98,9 @@ impl Visitor for Audit<'_> {
 impl Audit<'_> {
     fn check_pages(&self, shard: u32, id: u32, slab: &Slab) -> Result<(), String> {
         let owner = Owner::Slab { device: self.device.id, shard, slab: id };
-        let mut pages =
-            (slab.base..slab.base + slab.size_class().slab_bytes()).step_by(PAGE as usize);
-        match pages.find(|&page| self.shared.table.get(page) != owner) {
-            Some(page) => Err(format!("page {page:#x} does not name its slab")),
+        let mut cells = (slab.base..slab.base + slab.bytes).step_by(CELL as usize);
+        match cells.find(|&cell| self.shared.table.get(cell) != owner) {
+            Some(cell) => Err(format!("cell {cell:#x} does not name its slab")),
             None => Ok(()),
         }
     }
@@ -183,7 +182,7 @@ impl Device {
         {
             return Err("nobody looks at a large block whose wait is over".to_owned());
         }
-        central.validate_small(&shared.table)?;
+        central.validate_overflow(&shared.table)?;
         audit.close(&central)
     }
 }

@@ -80,7 +80,7 @@ impl Device {
                 visitor.shard(&WalkedShard {
                     number,
                     shard,
-                    writer: &central.writer,
+                    writer: &central.writers[0],
                     pool: Some(pool),
                 })?;
             }

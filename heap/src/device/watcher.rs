@@ -18,8 +18,8 @@ impl Device {
         }
         let (block, time) = (self.describe(address, requested, stream), clock::now());
         let central = &mut *lock(&self.central);
-        let slot = central.writer.place();
-        central.writer.malloc(POOL, slot, block, || shared.step(), time);
+        let slot = central.writers[POOL].place();
+        central.writers[POOL].malloc(slot, block, || shared.step(), time);
         let known = central.watched.blocks.insert(address, Seen { size: requested, stream, slot });
         central.watched.held += block.size;
         if let Some(known) = known {
@@ -40,7 +40,7 @@ impl Device {
         let Some(known) = central.watched.blocks.remove(address) else { return false };
         let block = self.describe(address, known.size, known.stream);
         central.watched.held -= block.size;
-        central.writer.free(POOL, known.slot, block, time);
+        central.writers[POOL].free(known.slot, block, time);
         central.publish_watched();
         true
     }
@@ -51,7 +51,7 @@ impl Device {
     fn forget(&self, central: &mut Central, address: u64, known: Seen, time: u64) {
         let block = self.describe(address, known.size, known.stream);
         central.watched.held -= block.size;
-        central.writer.free(POOL, known.slot, block, time);
+        central.writers[POOL].free(known.slot, block, time);
     }
 
     /// A block as the record describes it.

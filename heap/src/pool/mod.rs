@@ -16,7 +16,7 @@ use crate::pool::lifetime::{LIFETIMES, Lifetime};
 use crate::runs::arena::SpaceId;
 use crate::runs::spaces::Spaces;
 use crate::small::shard::{SHARDS, Shard};
-use crate::small::size_class::SMALL_MAX;
+use gruyere_record::gauges::SMALL_LIMIT;
 use std::collections::BTreeMap;
 
 /// The number of a pool on its device. From [`FIRST_CAPTURE`] on it is also the shard that the page
@@ -137,7 +137,7 @@ impl Pool {
 
     /// The space of a block of `size` bytes, where segments come from outside.
     pub fn space_of_size(&self, size: u64) -> SpaceId {
-        let small = self.spaces.get(1).filter(|_| size <= SMALL_MAX);
+        let small = self.spaces.get(1).filter(|_| size <= SMALL_LIMIT);
         small.copied().unwrap_or(self.space())
     }
 
@@ -213,7 +213,7 @@ impl Pools {
     /// A pool with a shard of its own.
     pub fn add(&mut self, number: PoolNumber, purpose: Purpose, reuse: Reuse, space: SpaceId) {
         // With one shard a pool no stream has bins enough to borrow from.
-        let shard = Some(Shard::new(1, false));
+        let shard = Some(Shard::new(1));
         self.insert(number, Pool::new(purpose, Rules::new(reuse), vec![space], shard));
         self.apart += 1;
     }

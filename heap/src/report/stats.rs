@@ -2,7 +2,7 @@
 
 use crate::pool::capture::PoolId;
 use crate::report::usage::HeldStats;
-use crate::runs::arena::{Arenas, RegionId, Run, RunState};
+use crate::runs::arena::{Arenas, RegionId};
 use crate::small::size_class::PAGE;
 use gruyere_record::held::Held;
 use gruyere_record::missing_share;
@@ -115,14 +115,13 @@ pub(crate) fn partial_page_bytes(address: u64, bytes: u64) -> u64 {
     bytes - end.saturating_sub(address.next_multiple_of(PAGE))
 }
 
-/// The free rows among the runs of a region: address and bytes. Neighbours of different streams'
-/// are one.
-pub(crate) fn free_rows<'a>(runs: impl Iterator<Item = &'a Run>) -> Vec<(u64, u64)> {
+/// What of `pieces`, address and bytes by address, lies next to each other, in one row each.
+pub(crate) fn joined(pieces: impl Iterator<Item = (u64, u64)>) -> Vec<(u64, u64)> {
     let mut rows: Vec<(u64, u64)> = Vec::new();
-    for run in runs.filter(|run| run.state == RunState::Free) {
+    for piece in pieces {
         match rows.last_mut() {
-            Some((address, bytes)) if *address + *bytes == run.address => *bytes += run.bytes,
-            _ => rows.push((run.address, run.bytes)),
+            Some((address, bytes)) if *address + *bytes == piece.0 => *bytes += piece.1,
+            _ => rows.push(piece),
         }
     }
     rows

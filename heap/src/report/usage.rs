@@ -2,11 +2,14 @@
 //! resets.
 //!
 //! A segment is one piece of memory from the driver: a page of `backing:stitch`, a span of the
-//! other backings, a block of `backing:passthrough`. Slabs serve small blocks only, so their memory
-//! is the small pool's, as are the bytes of small blocks that are runs, and all else the large
-//! one's; pages pass from one to the other. A span may serve both and counts as large.
+//! other backings, a block of `backing:passthrough`. Small is what torch calls small, up to 1 MiB:
+//! the small pool's memory is that of slabs and the bytes of small blocks that are runs, all else
+//! is the large one's, and pages pass from one to the other. How it is divided is looked at when
+//! what is held, or slabs, change, and when somebody asks. A span may serve both and counts as
+//! large.
 
 use crate::small::size_class::PAGE;
+use gruyere_record::gauges::SMALL_LIMIT;
 use gruyere_record::peaks::{ALL, LARGE, POOLS, SMALL, Stat};
 
 /// A number by pool, over time.
@@ -37,6 +40,8 @@ struct Base {
 pub struct Usage {
     stitched: bool,
     slab_bytes: u64,
+    /// Small blocks that are runs, live or pending: how many, and their bytes.
+    small_runs: (u64, u64),
     pieces: u64,
     reserved: u64,
     segment: Gauge,
@@ -90,6 +95,28 @@ impl Usage {
         self.update();
     }
 
+    /// A run of `bytes` becomes a block.
+    #[inline(always)]
+    pub fn block_taken(&mut self, bytes: u64) {
+        if bytes <= SMALL_LIMIT {
+            self.small_runs = (self.small_runs.0 + 1, self.small_runs.1 + bytes);
+        }
+    }
+
+    /// A run of `bytes` is no block any more, nor pending.
+    #[inline(always)]
+    pub fn block_given(&mut self, bytes: u64) {
+        if bytes <= SMALL_LIMIT {
+            let (count, all) = self.small_runs;
+            self.small_runs = (count.wrapping_sub(1), all.wrapping_sub(bytes));
+        }
+    }
+
+    /// Small blocks that are runs, live or pending: how many, and their bytes.
+    pub fn small_runs(&self) -> (u64, u64) {
+        self.small_runs
+    }
+
     /// The device was synchronised.
     pub fn synchronised(&mut self) {
         self.synchronisations += 1;
@@ -104,7 +131,7 @@ impl Usage {
 
     fn update(&mut self) {
         // Memory of a slab that the backing has not told of yet does not count twice.
-        let small = self.slab_bytes.min(self.reserved);
+        let small = (self.slab_bytes + self.small_runs.1).min(self.reserved);
         self.reserved_bytes.set(small, self.reserved - small);
         let small = if self.stitched { (small / PAGE).min(self.pieces) } else { 0 };
         self.segment.set(small, self.pieces - small);
@@ -137,7 +164,8 @@ impl Usage {
     }
 
     /// All of it. So many retries and out-of-memories there were in the life of the device.
-    pub fn stats(&self, retries: u64, out_of_memories: u64) -> HeldStats {
+    pub fn stats(&mut self, retries: u64, out_of_memories: u64) -> HeldStats {
+        self.update();
         HeldStats {
             segment: self.segment.0,
             reserved_bytes: self.reserved_bytes.0,

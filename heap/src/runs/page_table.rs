@@ -1,26 +1,32 @@
 //! From an address to who owns it: a two-level radix tree over 2 MiB pages, read without locks.
 //!
-//! A page holds slots of one slab, or the starts of at most two large blocks (a large block is
-//! longer than half a page), so one word tells the owner. Only where small blocks are runs
-//! (`small_runs`) may more blocks start in a page: then the word says no more than that.
+//! The word of a page names the blocks of the arena that start in it, of which there may be two.
+//! Where more start, or a slab lies, the page is *split*: each of its cells ([`CELL`]) has a word of
+//! its own. Blocks of the arena are longer than half a cell, so two are enough again; only in
+//! pools whose segments come from outside, where small blocks are runs, may more start in a cell:
+//! then its word says no more than that.
 //!
 //! ```text
 //!   word            bits 0-1   2-7      8-35              36-63
 //!   NONE            0          0        0                 0            nobody's
-//!   slab            1          device   shard              slab         a page of that slab
-//!   large           2          device   block + 1 or 0    block + 1    large blocks that start in
-//!                                                                      the page
+//!   slab            1          device   shard             slab         a cell of that slab
+//!   large           2          device   block + 1 or 0    block + 1    blocks of the arena that
+//!                                                                      start in the page or cell
 //!   overflow        3          device   0                 0            more blocks of the arena
-//!                                                                      than that start in the page
+//!                                                                      than that start in the cell
+//!   SPLIT           all ones                                           of a page: see its cells
 //! ```
 //!
-//! States: NONE -> slab -> NONE (the thread that holds the slab's shard lock, or has not published
-//! the slab yet); NONE -> large -> ... -> NONE and large -> overflow -> NONE (the holder of the
-//! device's central lock, which knows the blocks of an overflow page). Readers take what they find
-//! as a hint, and check it under the owner's lock: a word that changed under them names a block
-//! that does not start at their address.
+//! States: of a page NONE -> large -> ... -> NONE, and NONE or large -> SPLIT (the holder of the
+//! device's central lock; what was named is in the cells before the page says SPLIT) -> NONE (the
+//! same, when the page's addresses are mapped anew and nothing lies there); of a cell NONE -> slab
+//! -> NONE (the thread that holds the slab's shard lock, or has not published the slab yet), NONE
+//! -> large -> ... -> NONE and large -> overflow -> NONE (the holder of the central lock, which
+//! knows the blocks of an overflow cell). Readers take what they find as a hint, and check it under
+//! the owner's lock: a word that changed under them names a block that does not start at their
+//! address, and a page that was split under them says so then ([`Page::is_split`]).
 
-use crate::small::size_class::PAGE;
+use crate::small::size_class::{PAGE, SMALL_MAX};
 use once_cell::race::OnceBox;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -35,20 +41,26 @@ pub type BlockId = u32;
 /// Block numbers take 28 bits of a word.
 pub const BLOCK_LIMIT: u32 = (1 << 28) - 1;
 
+/// What of a split page has a word: two blocks of the arena start there at most (bytes).
+pub const CELL: u64 = 2 * SMALL_MAX;
+const CELLS: usize = (PAGE / CELL) as usize;
+
 const SLAB: u64 = 1;
 const LARGE: u64 = 2;
 const OVERFLOW: u64 = 3;
+/// The word of a split page. No other word is: of an overflow cell the fields are zero.
+const SPLIT: u64 = u64::MAX;
 const DEVICE: u32 = 2;
 const LOW: u32 = 8;
 const HIGH: u32 = 36;
 const FIELD: u64 = (1 << 28) - 1;
 
-/// The owner of a page.
+/// The owner of a page or a cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Owner {
-    /// Nobody.
+    /// Nobody, or the page is split.
     None,
-    /// A page of a slab.
+    /// A cell of a slab.
     Slab {
         /// The device.
         device: u32,
@@ -61,7 +73,7 @@ pub enum Owner {
     Large {
         /// The device.
         device: u32,
-        /// The blocks; none of an overflow page's.
+        /// The blocks; none of an overflow cell's.
         blocks: [Option<BlockId>; 2],
     },
 }
@@ -74,12 +86,12 @@ impl Owner {
         match word & 3 {
             SLAB => Self::Slab { device, shard: low, slab: high },
             LARGE => Self::Large { device, blocks: [low.checked_sub(1), high.checked_sub(1)] },
-            OVERFLOW => Self::Large { device, blocks: [None, None] },
+            OVERFLOW if word != SPLIT => Self::Large { device, blocks: [None, None] },
             _ => Self::None,
         }
     }
 
-    /// The word; of an overflow page, which [`Page::become_overflow`] writes, there is none here.
+    /// The word; of an overflow cell, which [`Page::become_overflow`] writes, there is none here.
     fn encode(self) -> u64 {
         match self {
             Self::None => 0,
@@ -100,9 +112,19 @@ impl Owner {
 const LEAF: usize = 1 << LEAF_BITS;
 const ROOT: usize = 1 << ROOT_BITS;
 
-type Leaf = [AtomicU64; LEAF];
+type Cells = [AtomicU64; CELLS];
 
-/// The tree. Leaves (64 KiB, 16 GiB of addresses each) are made when first written and kept.
+/// A page: its word, and those of its cells, which are made when it is split for the first time and
+/// kept.
+#[derive(Default)]
+struct Entry {
+    word: AtomicU64,
+    cells: OnceBox<Cells>,
+}
+
+type Leaf = [Entry; LEAF];
+
+/// The tree. Leaves (128 KiB, 16 GiB of addresses each) are made when first written and kept.
 pub struct PageTable {
     root: Box<[OnceBox<Leaf>; ROOT]>,
 }
@@ -119,7 +141,7 @@ impl Default for PageTable {
     }
 }
 
-/// The word of a page, found once for all that is done with it.
+/// The word of a page or, where that is split, of a cell: found once for all that is done with it.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub struct Page<'a>(&'a AtomicU64);
@@ -149,7 +171,7 @@ impl Word {
 }
 
 impl Page<'_> {
-    /// The owner of the page, still encoded.
+    /// The owner, still encoded.
     #[inline(always)]
     pub fn word(self) -> Word {
         // Acquire: pairs with the release of the publisher, so that what the word names is there to
@@ -157,13 +179,13 @@ impl Page<'_> {
         Word(self.0.load(Ordering::Acquire))
     }
 
-    /// The owner of the page.
+    /// The owner.
     pub fn owner(self) -> Owner {
         Owner::decode(self.word().0)
     }
 
-    /// Notes that block `id` of the arena starts in the page (under the central lock). False: the
-    /// word has no room for it.
+    /// Notes that block `id` of the arena starts there (under the central lock). False: the word has
+    /// no room for it.
     #[inline(always)]
     #[must_use]
     pub fn add_block(self, device: u32, id: BlockId) -> bool {
@@ -179,8 +201,8 @@ impl Page<'_> {
         true
     }
 
-    /// The page becomes an overflow page (under the central lock, whose holder knows them from now
-    /// on); those that the word named.
+    /// The cell becomes an overflow cell (under the central lock, whose holder knows its blocks from
+    /// now on); those that the word named.
     pub fn become_overflow(self, device: u32) -> [Option<BlockId>; 2] {
         let named = match self.owner() {
             Owner::Large { blocks, .. } => blocks,
@@ -190,17 +212,23 @@ impl Page<'_> {
         named
     }
 
-    /// Whether it is an overflow page.
+    /// Whether it is an overflow cell.
     pub fn is_overflow(self) -> bool {
-        self.0.load(Ordering::Relaxed) & 3 == OVERFLOW
+        let word = self.0.load(Ordering::Relaxed);
+        word & 3 == OVERFLOW && word != SPLIT
     }
 
-    /// The last block of the overflow page is gone (under the central lock).
+    /// Whether it is the word of a page that has been split since it was found.
+    pub fn is_split(self) -> bool {
+        self.0.load(Ordering::Relaxed) == SPLIT
+    }
+
+    /// The last block of the overflow cell is gone (under the central lock).
     pub fn clear_overflow(self) {
         self.0.store(0, Ordering::Release);
     }
 
-    /// The large block that starts in the page and that `is_it` knows, taken out (under the central
+    /// The large block that starts there and that `is_it` knows, taken out (under the central
     /// lock).
     #[inline(always)]
     pub fn remove_block<T>(self, is_it: impl Fn(BlockId) -> Option<T>) -> Option<T> {
@@ -220,20 +248,33 @@ impl Page<'_> {
 }
 
 impl PageTable {
-    /// The owner of the page of `address`.
+    /// The owner of `address`.
     #[inline]
     pub fn get(&self, address: u64) -> Owner {
         self.page(address).map_or(Owner::None, Page::owner)
     }
 
-    /// The page of `address`; `None` where no range was ever covered.
+    /// The page or cell of `address`; `None` where no range was ever covered.
     #[inline(always)]
     pub fn page(&self, address: u64) -> Option<Page<'_>> {
-        self.word(address).map(Page)
+        self.lookup(address).map(|(page, _)| page)
+    }
+
+    /// As [`PageTable::page`], with its word.
+    #[inline(always)]
+    pub fn lookup(&self, address: u64) -> Option<(Page<'_>, Word)> {
+        let entry = self.entry(address)?;
+        let page = Page(&entry.word);
+        let word = page.word();
+        if word.0 != SPLIT {
+            return Some((page, word));
+        }
+        let cell = Page(&entry.cells.get()?[(address / CELL) as usize % CELLS]);
+        Some((cell, cell.word()))
     }
 
     #[inline(always)]
-    fn word(&self, address: u64) -> Option<&AtomicU64> {
+    fn entry(&self, address: u64) -> Option<&Entry> {
         let page = address >> PAGE_BITS;
         let leaf = self.root.get((page >> LEAF_BITS) as usize)?.get()?;
         Some(&leaf[page as usize & (LEAF - 1)])
@@ -244,8 +285,9 @@ impl PageTable {
         address.checked_add(bytes.saturating_sub(1)).is_some_and(|last| last >> ADDRESS_BITS == 0)
     }
 
-    /// Makes the leaves of a range, so that later writes there cannot need memory. False: beyond
-    /// the tree's addresses.
+    /// Makes the leaves of a range in which nothing lies, so that later writes there cannot need
+    /// memory, and its pages whole again (under the central lock). False: beyond the tree's
+    /// addresses.
     pub fn cover(&self, address: u64, bytes: u64) -> bool {
         if !Self::reaches(address, bytes) {
             return false;
@@ -254,17 +296,50 @@ impl PageTable {
         for leaf in (address >> (PAGE_BITS + LEAF_BITS))..=(last >> (PAGE_BITS + LEAF_BITS)) {
             self.root[leaf as usize].get_or_init(boxed);
         }
+        for page in address / PAGE..=last / PAGE {
+            if let Some(entry) = self.entry(page * PAGE)
+                && entry.word.load(Ordering::Relaxed) == SPLIT
+            {
+                entry.word.store(0, Ordering::Release);
+            }
+        }
         true
     }
 
-    /// Writes the owner of every page of a covered range.
+    /// Splits the pages of a covered range (under the central lock); `at` says where a block that
+    /// their words name starts.
+    pub fn split(&self, address: u64, bytes: u64, at: impl Fn(BlockId) -> Option<u64>) {
+        for page in address / PAGE..(address + bytes).div_ceil(PAGE) {
+            if let Some(entry) = self.entry(page * PAGE)
+                && entry.word.load(Ordering::Relaxed) != SPLIT
+            {
+                Self::split_entry(entry, &at);
+            }
+        }
+    }
+
+    #[cold]
+    fn split_entry(entry: &Entry, at: &impl Fn(BlockId) -> Option<u64>) {
+        let cells = entry.cells.get_or_init(boxed);
+        if let Owner::Large { device, blocks } = Page(&entry.word).owner() {
+            for id in blocks.into_iter().flatten() {
+                if let Some(start) = at(id) {
+                    // A cell that held nothing has room for both.
+                    let _ = Page(&cells[(start / CELL) as usize % CELLS]).add_block(device, id);
+                }
+            }
+        }
+        entry.word.store(SPLIT, Ordering::Release);
+    }
+
+    /// Writes the owner of every cell of a range whose pages are split.
     pub fn set_range(&self, address: u64, bytes: u64, owner: Owner) {
         // Once, out of the loop: the compiler would split the loop by the owner's fields, of which
         // None has none (valgrind sees it look).
         let encoded = owner.encode();
-        for page in 0..bytes / PAGE {
-            if let Some(word) = self.word(address + page * PAGE) {
-                word.store(encoded, Ordering::Release);
+        for cell in address / CELL..(address + bytes) / CELL {
+            if let Some(cells) = self.entry(cell * CELL).and_then(|entry| entry.cells.get()) {
+                cells[cell as usize % CELLS].store(encoded, Ordering::Release);
             }
         }
     }
@@ -284,31 +359,61 @@ mod tests {
         assert!(!table.cover(u64::MAX - 5, 10));
     }
 
+    /// The page at `address`, split, with nothing in it.
+    fn split(table: &PageTable, address: u64, bytes: u64) {
+        assert!(table.cover(address, bytes));
+        table.split(address, bytes, |_| None);
+    }
+
     #[test]
-    fn every_page_of_a_slab_names_it_until_it_is_taken_back() {
+    fn every_cell_of_a_slab_names_it_until_it_is_taken_back() {
         let table = PageTable::default();
-        let base = (16 << 30) - PAGE;
-        assert!(table.cover(base, 4 * PAGE));
+        let base = (16 << 30) - CELL;
+        split(&table, base, 4 * CELL);
         let owner = Owner::Slab { device: 5, shard: 30, slab: 1234 };
-        table.set_range(base, 4 * PAGE, owner);
-        assert_eq!(table.get(base + 4 * PAGE - 1), owner);
-        assert_eq!(table.get(base + 4 * PAGE), Owner::None);
-        table.set_range(base, 4 * PAGE, Owner::None);
+        table.set_range(base, 4 * CELL, owner);
+        assert_eq!(table.get(base + 4 * CELL - 1), owner);
+        assert_eq!([table.get(base - 1), table.get(base + 4 * CELL)], [Owner::None; 2]);
+        table.set_range(base, 4 * CELL, Owner::None);
         assert_eq!(table.get(base), Owner::None);
     }
 
     #[test]
-    fn more_than_two_blocks_of_a_page_are_an_overflow_page_until_the_last_is_gone() {
+    fn more_than_two_blocks_of_a_page_are_named_by_its_cells() {
         let table = PageTable::default();
         assert!(table.cover(PAGE, PAGE));
-        let page = table.page(PAGE).unwrap();
-        assert!(page.add_block(3, 7) && page.add_block(3, 9));
-        assert!(!page.add_block(3, 11));
-        assert_eq!(page.become_overflow(3), [Some(7), Some(9)]);
+        let whole = table.page(PAGE).unwrap();
+        assert!(whole.add_block(3, 7) && whole.add_block(3, 9));
+        assert!(!whole.add_block(3, 11) && !whole.is_split());
+        table.split(PAGE + 512, 1, |id| Some(PAGE + (u64::from(id) - 7) * CELL));
+        assert!(whole.is_split() && !whole.is_overflow());
+        assert_eq!((whole.owner(), whole.remove_block(Some)), (Owner::None, None));
+        let cell = |number| table.page(PAGE + number * CELL + 512).unwrap();
+        let named = |id| Owner::Large { device: 3, blocks: [Some(id), None] };
+        assert_eq!(
+            [cell(0).owner(), cell(1).owner(), cell(2).owner()],
+            [named(7), Owner::None, named(9)]
+        );
+        assert!(cell(1).add_block(3, 11));
+        for (number, id) in [(0, 7), (1, 11), (2, 9)] {
+            assert_eq!(cell(number).remove_block(|other| (other == id).then_some(id)), Some(id));
+            assert_eq!(cell(number).owner(), Owner::None);
+        }
+        assert!(table.cover(PAGE, PAGE) && !whole.is_split(), "mapped anew, it is whole");
+    }
+
+    #[test]
+    fn more_than_two_blocks_of_a_cell_are_an_overflow_cell_until_the_last_is_gone() {
+        let table = PageTable::default();
+        split(&table, PAGE, PAGE);
+        let cell = table.page(PAGE).unwrap();
+        assert!(cell.add_block(3, 7) && cell.add_block(3, 9));
+        assert!(!cell.add_block(3, 11));
+        assert_eq!(cell.become_overflow(3), [Some(7), Some(9)]);
         assert_eq!(table.get(PAGE + 512), Owner::Large { device: 3, blocks: [None, None] });
-        assert!(!page.add_block(3, 11) && page.word().is_large() && page.word().slab().is_none());
-        assert_eq!((page.word().device(), page.remove_block(Some)), (3, None));
-        page.clear_overflow();
+        assert!(!cell.add_block(3, 11) && cell.word().is_large() && cell.word().slab().is_none());
+        assert_eq!((cell.word().device(), cell.remove_block(Some)), (3, None));
+        cell.clear_overflow();
         assert_eq!(table.get(PAGE), Owner::None);
     }
 

@@ -4,4 +4,3 @@ pub(crate) mod bins;
 pub(crate) mod shard;
 pub mod size_class;
 pub(crate) mod slab;
-pub(crate) mod small_runs;

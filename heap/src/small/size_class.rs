@@ -1,31 +1,31 @@
 //! Size classes: which slot a small request gets, and which slab the slots are cut from.
 //!
-//! Eight classes a doubling from 512 B to [`SMALL_MAX`]. A class is defined by how many slots a
-//! slab holds, so slots fill their slab: with the tail of the slab counted, no class wastes more
-//! than a ninth (11.1%) of it on requests that are multiples of [`ALIGNMENT`] and do not fit the
-//! class below. Up to 8 KiB the classes are the multiples of 512 B.
+//! Up to 8 KiB the classes are the multiples of 512 B; above, eight to [`SMALL_MAX`]. Slabs are
+//! short, so that a class with few blocks costs a stream little. A class above 8 KiB is defined by
+//! how many slots fill its slab: with the tail of the slab counted, no class wastes more than a
+//! ninth (11.1%) of it on requests that are multiples of [`ALIGNMENT`] and do not fit the class
+//! below.
 
 use gruyere_record::bucket_of;
 
 /// Every block starts at a multiple of this, and every request is rounded up to one (bytes).
 pub const ALIGNMENT: u64 = 512;
 /// The largest request that is served from slabs (bytes).
-pub const SMALL_MAX: u64 = 1 << 20;
-/// A page: the unit in which slabs and spans are cut (bytes); the driver's granule on every device
-/// so far.
+pub const SMALL_MAX: u64 = 16 << 10;
+/// A page: the unit in which spans are cut (bytes); the driver's granule on every device so far.
 pub const PAGE: u64 = 2 << 20;
+/// Slabs begin at multiples of this, and are one or two of it long (bytes).
+pub const SLAB: u64 = 64 << 10;
 /// Number of size classes.
-pub const CLASSES: usize = 72;
+pub const CLASSES: usize = 24;
 
 /// What a class is made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SizeClass {
     /// Bytes of a slot, a multiple of [`ALIGNMENT`].
     pub slot: u32,
-    /// Slots a slab.
-    pub slots: u32,
-    /// Pages a slab.
-    pub pages: u32,
+    /// Bytes of a slab, a multiple of [`SLAB`].
+    pub slab: u32,
     /// Reciprocal of the slot in units of [`ALIGNMENT`], for [`SizeClass::slot_of`].
     reciprocal: u64,
 }
@@ -33,11 +33,11 @@ pub struct SizeClass {
 impl SizeClass {
     /// Bytes of a slab of this class.
     pub const fn slab_bytes(&self) -> u64 {
-        self.pages as u64 * PAGE
+        self.slab as u64
     }
 
     /// The slot that holds the byte at `offset` of its slab: a multiplication in place of a
-    /// division. Exact, since the offset is below 2^14 units and the slot at most 2^11. Any number
+    /// division. Exact, since the offset is below 2^9 units and the slot at most 2^6. Any number
     /// for an offset beyond the slab.
     #[inline]
     pub const fn slot_of(&self, offset: u64) -> u32 {
@@ -45,34 +45,20 @@ impl SizeClass {
     }
 }
 
-/// 2^(j/8 - 1) for j = 1 to 8, inverted and scaled by 2^16: slots a slab relative to those of the
-/// doubling's top class.
-const SPACING: [u64; 8] = [120_194, 110_218, 101_070, 92_682, 84_990, 77_936, 71_468, 65_536];
+/// Classes up to 8 KiB.
+const MULTIPLES: u64 = 16;
 
 const fn class(index: usize) -> SizeClass {
-    let (slot, pages) = if index < 16 {
-        ((index as u64 + 1) * ALIGNMENT, 1)
+    let index = index as u64;
+    let (slot, slab) = if index < MULTIPLES {
+        ((index + 1) * ALIGNMENT, SLAB)
     } else {
-        let top = (16 * 1024) << ((index - 16) / 8);
-        let j = (index - 16) % 8;
-        let pages = if top * 8 > PAGE { top * 8 / PAGE } else { 1 };
-        let slots_at_top = pages * PAGE / top;
-        // With eight slots at the top only the whole numbers 15 to 8 are left; elsewhere the
-        // spacing is geometric.
-        let slots = if slots_at_top == 8 {
-            15 - j as u64
-        } else {
-            (slots_at_top * SPACING[j] + 32_768) >> 16
-        };
-        (pages * PAGE / slots / ALIGNMENT * ALIGNMENT, pages)
+        // From 15 slots down to 8.
+        let slots = 15 - (index - MULTIPLES);
+        (2 * SLAB / slots / ALIGNMENT * ALIGNMENT, 2 * SLAB)
     };
     let units = slot / ALIGNMENT;
-    SizeClass {
-        slot: slot as u32,
-        slots: (pages * PAGE / slot) as u32,
-        pages: pages as u32,
-        reciprocal: (1u64 << 32).div_ceil(units),
-    }
+    SizeClass { slot: slot as u32, slab: slab as u32, reciprocal: (1u64 << 32).div_ceil(units) }
 }
 
 /// The classes, smallest slot first.
@@ -160,7 +146,7 @@ mod tests {
 
     #[test]
     fn every_small_size_gets_the_smallest_slot_that_holds_it() {
-        for size in (1..=SMALL_MAX).step_by(97).chain([SMALL_MAX, 512, 513, 1 << 19]) {
+        for size in (1..=SMALL_MAX).step_by(97).chain([SMALL_MAX, 512, 513, 1 << 13]) {
             let c = class_of(size);
             assert!(u64::from(SIZE_CLASSES[c].slot) >= size);
             assert!(c == 0 || u64::from(SIZE_CLASSES[c - 1].slot) < size);
@@ -170,7 +156,7 @@ mod tests {
 
     #[test]
     fn the_table_knows_class_and_bucket_of_every_small_size_and_of_no_other() {
-        for size in (1..=SMALL_MAX).step_by(97).chain([SMALL_MAX, 512, 513, 1 << 19]) {
+        for size in (1..=SMALL_MAX).step_by(97).chain([SMALL_MAX, 512, 513, 1 << 13]) {
             let bucket = bucket_of(round_up(size, ALIGNMENT).unwrap());
             let rounded = round_up(size, ALIGNMENT).unwrap();
             assert_eq!(
@@ -182,22 +168,25 @@ mod tests {
         assert_eq!([0, SMALL_MAX + 1, u64::MAX].map(small), [None; 3]);
     }
 
+    /// Slots of a slab of the class.
+    fn slots(class: &SizeClass) -> u64 {
+        class.slab_bytes() / u64::from(class.slot)
+    }
+
     #[test]
     fn no_class_wastes_more_than_a_ninth_with_slab_tails_counted() {
         for (i, class) in SIZE_CLASSES.iter().enumerate().skip(1) {
             let smallest = u64::from(SIZE_CLASSES[i - 1].slot) + ALIGNMENT;
-            let used = smallest * u64::from(class.slots);
-            let waste = 1.0 - used as f64 / class.slab_bytes() as f64;
+            let waste = 1.0 - (smallest * slots(class)) as f64 / class.slab_bytes() as f64;
             assert!(waste <= 1.0 / 9.0, "class {i} ({class:?}) wastes {waste:.4}");
         }
     }
 
     #[test]
-    fn slots_are_aligned_and_stay_inside_the_slab() {
+    fn slots_are_aligned_and_a_slab_has_eight_at_least() {
         for class in &SIZE_CLASSES {
             assert_eq!(u64::from(class.slot) % ALIGNMENT, 0);
-            assert!(u64::from(class.slot) * u64::from(class.slots) <= class.slab_bytes());
-            assert!(u64::from(class.slot) * u64::from(class.slots + 1) > class.slab_bytes());
+            assert!(slots(class) >= 8);
         }
     }
 

@@ -1,13 +1,13 @@
-//! A slab: a few pages cut into equal slots of one size class.
+//! A slab: memory that is cut into equal slots of one size class.
 
-use crate::small::size_class::{CLASSES, SIZE_CLASSES, SMALL_MAX, SizeClass, round};
+use crate::small::size_class::{SIZE_CLASSES, SMALL_MAX, SizeClass, round};
 use gruyere_record::{BlockSlot, BlockTag, SegmentEntry, SegmentKind, SegmentSlot};
 
 /// Facts of one slot.
 #[derive(Clone, Copy, Debug)]
 struct Slot {
-    /// Of a taken slot: bytes asked for, above them the size class of the request, and the flags
-    /// below in the highest bits. Of a free one: the next free slot, or [`NO_SLOT`].
+    /// Of a taken slot: bytes asked for, and the flags below in the highest bits. Of a free one: the
+    /// next free slot, or [`NO_SLOT`].
     word: u32,
     /// Of a taken slot: its block's place in the record.
     block: BlockSlot,
@@ -19,13 +19,10 @@ const SHARED: u32 = 1 << 31;
 const PENDING: u32 = 1 << 30;
 /// The slot is taken.
 const TAKEN: u32 = 1 << 29;
-/// The size class begins at this bit.
-const CLASS: u32 = 21;
-const REQUESTED: u32 = (1 << CLASS) - 1;
+const REQUESTED: u32 = TAKEN - 1;
 /// No slot: the end of the list of free ones.
 const NO_SLOT: u32 = TAKEN - 1;
-const _: () =
-    assert!(SMALL_MAX <= REQUESTED as u64 && CLASSES <= 1 << (TAKEN.trailing_zeros() - CLASS));
+const _: () = assert!(SMALL_MAX <= REQUESTED as u64);
 
 /// What a slot's block was, when it is freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,15 +31,12 @@ pub struct Freed {
     pub requested: u64,
     /// Its place in the block map.
     pub block: BlockSlot,
-    /// The size class of the request: the slab's, or the smaller one that has borrowed the slot.
-    pub class: u8,
 }
 
 impl Freed {
     #[inline(always)]
     fn of(Slot { word, block }: Slot) -> Self {
-        let class = (word & (TAKEN - 1)) >> CLASS;
-        Self { requested: u64::from(word & REQUESTED), block, class: class as u8 }
+        Self { requested: u64::from(word & REQUESTED), block }
     }
 }
 
@@ -62,8 +56,10 @@ pub enum SlotState {
 
 /// One slab.
 pub struct Slab {
-    /// First byte, a multiple of the page.
+    /// First byte, a multiple of [`SLAB`](crate::small::size_class::SLAB).
     pub base: u64,
+    /// Its length in bytes.
+    pub bytes: u64,
     shape: &'static SizeClass,
     /// What the record says of its blocks.
     pub tag: BlockTag,
@@ -97,10 +93,12 @@ impl Slab {
     /// A slab of free slots, whose blocks are as `tag` says.
     pub fn new(base: u64, class: u8, tag: BlockTag, run: u32) -> Self {
         let shape = &SIZE_CLASSES[class as usize];
-        let count = shape.slots;
+        let bytes = shape.slab_bytes();
+        let count = (bytes / u64::from(shape.slot)) as u32;
         let next = |slot| if slot + 1 < count { slot + 1 } else { NO_SLOT };
         Self {
             base,
+            bytes,
             shape,
             tag,
             class,
@@ -125,7 +123,7 @@ impl Slab {
         SegmentEntry {
             kind: SegmentKind::Slab,
             address: self.base,
-            bytes: self.shape.slab_bytes(),
+            bytes: self.bytes,
             slot: u64::from(self.shape.slot),
             stream: self.stream,
             device: self.tag.device(),
@@ -139,6 +137,12 @@ impl Slab {
     #[inline]
     pub fn size_class(&self) -> &'static SizeClass {
         self.shape
+    }
+
+    /// Its slots.
+    #[inline]
+    pub fn count(&self) -> u32 {
+        self.slots.len() as u32
     }
 
     /// Slots in use, those that wait included.
@@ -155,13 +159,13 @@ impl Slab {
 
     /// Bytes of the free slots.
     pub fn free_bytes(&self) -> u64 {
-        u64::from(self.size_class().slots - self.used) * u64::from(self.size_class().slot)
+        u64::from(self.count() - self.used) * u64::from(self.shape.slot)
     }
 
     /// Bytes that are no block's, each block rounded up to 512. Looks at every slot.
     pub fn unused_bytes(&self) -> u64 {
-        let used = (0..self.shape.slots).filter(|&slot| self.state(slot) != SlotState::Free);
-        self.shape.slab_bytes() - used.map(|slot| round(self.facts(slot).requested)).sum::<u64>()
+        let used = (0..self.count()).filter(|&slot| self.state(slot) != SlotState::Free);
+        self.bytes - used.map(|slot| round(self.facts(slot).requested)).sum::<u64>()
     }
 
     /// Whether no slot is free.
@@ -170,14 +174,13 @@ impl Slab {
         self.free == NO_SLOT
     }
 
-    /// Takes a free slot for a block of `requested` bytes, which are of size class `class`, with
-    /// its place in the record.
+    /// Takes a free slot for a block of `requested` bytes, with its place in the record.
     #[inline(always)]
-    pub fn take(&mut self, requested: u64, class: u8, block: BlockSlot) -> Option<u32> {
+    pub fn take(&mut self, requested: u64, block: BlockSlot) -> Option<u32> {
         let slot = self.free;
         let facts = self.slots.get_mut(slot as usize)?;
         self.free = facts.word;
-        *facts = Slot { word: requested as u32 | u32::from(class) << CLASS | TAKEN, block };
+        *facts = Slot { word: requested as u32 | TAKEN, block };
         self.used += 1;
         Some(slot)
     }
@@ -190,7 +193,7 @@ impl Slab {
             (before, at) = (at, facts.word);
         }
         let Some(facts) = self.slots.get_mut(slot as usize) else { return false };
-        let word = requested as u32 | u32::from(self.class) << CLASS | TAKEN;
+        let word = requested as u32 | TAKEN;
         let next = std::mem::replace(facts, Slot { word, block }).word;
         match self.slots.get_mut(before as usize) {
             Some(before) => before.word = next,
@@ -219,7 +222,7 @@ impl Slab {
     #[inline]
     pub fn slot_at(&self, address: u64) -> Option<u32> {
         let (slot, starts) = self.slot_near(address);
-        (starts && slot < self.shape.slots).then_some(slot)
+        (starts && slot < self.count()).then_some(slot)
     }
 
     /// The slot of the live block, used by no other stream, that starts at `address` (which may be
@@ -269,7 +272,7 @@ impl Slab {
 
     /// The slots whose blocks are live.
     pub fn live_slots(&self) -> impl Iterator<Item = u32> {
-        (0..self.shape.slots).filter(|&slot| matches!(self.state(slot), SlotState::Live { .. }))
+        (0..self.count()).filter(|&slot| matches!(self.state(slot), SlotState::Live { .. }))
     }
 
     /// Notes that other streams use a live slot.
@@ -297,7 +300,7 @@ impl Slab {
     /// # Errors
     /// What is wrong.
     pub fn validate(&self) -> Result<(), String> {
-        let slots = self.size_class().slots;
+        let slots = self.count();
         let of = |wanted: fn(SlotState) -> bool| {
             (0..slots).filter(|&slot| wanted(self.state(slot))).count()
         };
@@ -336,21 +339,21 @@ mod tests {
     fn every_slot_is_given_once_and_comes_back() {
         for class in 0..CLASSES {
             let mut slab = Slab::new(1 << 30, class as u8, BlockTag::default(), 0);
-            let count = slab.size_class().slots;
+            let count = slab.count();
             for expected in 0..count {
-                let slot = slab.take(500, 3, BlockSlot(expected));
+                let slot = slab.take(500, BlockSlot(expected));
                 assert_eq!(slot, Some(expected));
                 assert_eq!(slab.slot_at(slab.address(expected)), Some(expected));
                 assert_eq!(slab.state(expected), SlotState::Live { shared: false });
             }
-            assert!(slab.is_full() && slab.take(500, 3, BlockSlot::NONE).is_none());
+            assert!(slab.is_full() && slab.take(500, BlockSlot::NONE).is_none());
             let address = slab.address(count / 2);
-            let facts = Freed { requested: 500, block: BlockSlot(count / 2), class: 3 };
+            let facts = Freed { requested: 500, block: BlockSlot(count / 2) };
             assert_eq!(slab.plain_at(address), Some((count / 2, facts)));
             assert!(slab.free(count / 2), "it was full");
             assert_eq!((slab.plain_at(address), slab.state(count / 2)), (None, SlotState::Free));
             slab.validate().unwrap();
-            assert_eq!(slab.take(1, 0, BlockSlot::NONE), Some(count / 2));
+            assert_eq!(slab.take(1, BlockSlot::NONE), Some(count / 2));
             slab.set_pending(count / 2);
             assert_eq!((slab.plain_at(address), slab.is_idle()), (None, count == 1));
             slab.validate().unwrap();
@@ -364,7 +367,7 @@ mod tests {
     #[test]
     fn the_very_slot_is_taken_wherever_it_is_on_the_list() {
         let mut slab = Slab::new(1 << 30, 20, BlockTag::default(), 0);
-        let last = slab.size_class().slots - 1;
+        let last = slab.count() - 1;
         for slot in [last, 0, 2] {
             assert!(slab.take_slot(slot, 500, BlockSlot(slot)));
             slab.validate().unwrap();
@@ -375,8 +378,8 @@ mod tests {
             !slab.take_slot(last + 1, 500, BlockSlot::NONE)
                 && !slab.take_slot(NO_SLOT, 1, BlockSlot::NONE)
         );
-        assert_eq!((slab.used(), slab.take(1, 20, BlockSlot::NONE)), (3, Some(1)));
-        while slab.take(1, 20, BlockSlot::NONE).is_some() {}
+        assert_eq!((slab.used(), slab.take(1, BlockSlot::NONE)), (3, Some(1)));
+        while slab.take(1, BlockSlot::NONE).is_some() {}
         slab.free(5);
         assert!(slab.take_slot(5, 9, BlockSlot::NONE) && slab.is_full());
         slab.validate().unwrap();
@@ -391,11 +394,11 @@ mod tests {
             (1 << 30) - 1,
             (1 << 30) + 1,
             (1 << 30) + u64::from(class.slot) - 1,
-            slab.base + class.slab_bytes(),
+            slab.base + slab.bytes,
         ] {
             assert_eq!(slab.slot_at(address), None);
             assert_eq!(slab.plain_at(address), None);
         }
-        assert_eq!(slab.slot_at(slab.base + u64::from(class.slot) * u64::from(class.slots)), None);
+        assert_eq!(slab.slot_at(slab.base + u64::from(class.slot) * u64::from(slab.count())), None);
     }
 }

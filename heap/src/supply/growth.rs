@@ -11,14 +11,10 @@
 use crate::small::size_class::PAGE;
 use crate::supply::chunk::LONGEST_CHUNK;
 
-/// A heap that has to grow though memory lies idle takes this much more than it needs, where that
-/// is left (bytes), but no more than it holds.
-const STEP: u64 = 8 << 20;
 /// A run of growth ends once more than one part in this of it has been freed since it began.
 const FREED_SHARE: u64 = 8;
-/// In a run of growth, a step is half of what has been taken in it, and at most one part in this of
-/// what is held.
-const RUN_STEPS: u64 = 256;
+/// A heap that has to grow takes at most one part in this of what it holds more than it needs.
+const STEPS: u64 = 256;
 /// While less than this part of what is held has been freed since the start, a program loads what
 /// it will keep.
 const LOADING_SHARE: u64 = 2;
@@ -36,8 +32,8 @@ struct Shape {
     /// In a run of growth, a chunk is at least one part in the first of what has been taken in it,
     /// but at most one part in the second of what is held.
     run_chunks: (u64, u64),
-    /// A step in a run of growth is one part in this of what is held at most.
-    run_steps: u64,
+    /// A step is one part in this of what is held at most.
+    steps: u64,
     /// While the program loads, a chunk is one part in this of what is held, between these bounds
     /// (bytes).
     loading: (u64, (u64, u64)),
@@ -48,13 +44,13 @@ struct Shape {
 const USUAL: Shape = Shape {
     run_chunks: (16, 1),
     loading: (1, (8 << 20, LONGEST_CHUNK)),
-    run_steps: RUN_STEPS,
+    steps: STEPS,
     chunks: (2048, (4 << 20, 16 << 20)),
 };
 const TIGHT: Shape = Shape {
     run_chunks: (32, 4096),
     loading: (1024, (PAGE, 8 << 20)),
-    run_steps: 4 * RUN_STEPS,
+    steps: 4 * STEPS,
     chunks: (8192, (PAGE, 8 << 20)),
 };
 
@@ -88,10 +84,10 @@ impl Pace {
     /// How many bytes more than it needs a heap takes that holds `held` and may take `left` more,
     /// where it may not hold more for their sake. `moved`: a part of what it needs has been found.
     pub fn step(&self, held: u64, left: u64, moved: bool) -> u64 {
-        // Who finds memory in use by turns would leave the step idle, and split.
-        let least = if moved { 0 } else { STEP.min(held) };
-        least.max((self.run / 2).min(held / self.shape.run_steps)).min(left / LEFT_STEPS) / PAGE
-            * PAGE
+        let most = held / self.shape.steps;
+        // Of idle memory that is used by turns the step would stay idle, and split.
+        let step = if moved { most.min(self.run / 2) } else { most };
+        step.min(left / LEFT_STEPS) / PAGE * PAGE
     }
 
     /// How long the chunks of a growth are at most (bytes, whole pages) where `held` bytes are
@@ -127,14 +123,14 @@ mod tests {
     }
 
     #[test]
-    fn steps_grow_in_a_run_without_frees_and_stay_a_small_part_of_what_is_held() {
+    fn steps_are_a_small_part_of_what_is_held_and_beside_moved_pages_grow_in_a_run_without_frees() {
         let mut pace = Pace::new(false);
         pace.begin(0);
-        assert_eq!(pace.step(HELD, LEFT, false), STEP);
+        assert_eq!(pace.step(HELD, LEFT, false), HELD / STEPS);
         assert_eq!(pace.step(HELD, LEFT, true), 0);
         pace.grew(1 << 30);
         pace.begin(1 << 20);
-        assert_eq!(pace.step(HELD, LEFT, true), HELD / RUN_STEPS);
+        assert_eq!(pace.step(HELD, LEFT, true), HELD / STEPS);
         pace.begin(1 << 30);
         assert_eq!(pace.step(HELD, LEFT, true), 0);
     }

@@ -4,7 +4,7 @@ use super::{Helper, Idle, Supply, Way};
 use crate::central::{Central, Habits};
 use crate::driver::{Capabilities, DeviceId, Driver, DriverError, Result};
 use crate::profiler::{self, What};
-use crate::report::stats::partial_page_bytes;
+use crate::report::stats::{joined, partial_page_bytes};
 use crate::request::{Eviction, Growth, Want};
 use crate::runs::arena::{Movable, RunId, SpaceId};
 use crate::settings::Settings;
@@ -180,13 +180,14 @@ impl Supply for Remapped {
         largest + central.room_left()
     }
 
-    /// Whole pages: they move, and slabs and spare chunks are nothing else.
+    /// Whole pages: they move, and spare chunks are nothing else.
     fn idle(&self, central: &Central, empty: Vec<(u64, u64)>, _: &dyn Fn() -> u64) -> Idle {
-        let rows = central.arenas.free_rows();
-        let whole: u64 =
-            rows.map(|(address, bytes)| bytes - partial_page_bytes(address, bytes)).sum();
-        let slabs: u64 = empty.iter().map(|slab| slab.1).sum();
-        Idle { bytes: whole + slabs + central.backing.pages.spare(), typical_request: 0 }
+        let mut free = empty;
+        free.extend(central.arenas.free_rows());
+        free.sort_unstable();
+        let whole = |(address, bytes)| bytes - partial_page_bytes(address, bytes);
+        let whole: u64 = joined(free.into_iter()).into_iter().map(whole).sum();
+        Idle { bytes: whole + central.backing.pages.spare(), typical_request: 0 }
     }
 
     fn leaves_pieces(&self, _: &Capabilities) -> bool {

@@ -8,8 +8,9 @@ use crate::profiler::{self, What};
 use crate::request::{Eviction, Growth, Want};
 use crate::runs::arena::{Region, RegionId, RunId, SpaceId};
 use crate::settings::Settings;
-use crate::small::size_class::{PAGE, SMALL_MAX, round_up};
+use crate::small::size_class::{PAGE, round_up};
 use crate::supply::backing::{Backing, SPAN};
+use gruyere_record::gauges::SMALL_LIMIT;
 use std::collections::HashSet;
 
 /// A span is at most one part in this of what is left of the device, unless a request is longer.
@@ -150,7 +151,7 @@ impl Supply for Spans {
     }
 
     fn way(&self, size: u64) -> Way {
-        if self.dedicated && size >= SMALL_MAX { Way::Dedicated } else { Way::Heap }
+        if self.dedicated && size >= SMALL_LIMIT { Way::Dedicated } else { Way::Heap }
     }
 
     fn extend(

@@ -24,7 +24,7 @@ mod whole;
 use crate::number_set::NumberSet;
 use crate::order::streams::{ALL_STREAMS, NUMBERS, Streams};
 use crate::runs::page_table::BLOCK_LIMIT;
-use crate::small::size_class::ALIGNMENT;
+use crate::small::size_class::{ALIGNMENT, PAGE};
 use gruyere_record::SegmentSlot;
 use run::NO_RUN;
 use run::Place;
@@ -43,7 +43,7 @@ pub struct Arenas {
     unused_regions: Vec<RegionId>,
     spaces: Vec<Space>,
     unused_spaces: Vec<SpaceId>,
-    /// Whether runs that are asked for at more than [`ALIGNMENT`] are only taken whole
+    /// Whether runs that are asked for at multiples of a page are only taken whole
     /// (`Heap::dedicate_allocations`).
     pub whole_runs: bool,
     scratch: Vec<RunId>,
@@ -338,7 +338,7 @@ impl Arenas {
         if self.unused_runs.len() < 2 && self.runs.len() + 2 > BLOCK_LIMIT as usize {
             return None;
         }
-        if self.whole_runs && self.runs[id as usize].bytes != bytes {
+        if self.whole_runs && align >= PAGE && self.runs[id as usize].bytes != bytes {
             return None;
         }
         let owner = self.runs[id as usize].stream;

@@ -10,18 +10,15 @@ mod validate;
 use crate::order::pending::PendingFrees;
 use crate::order::streams::{ALL_STREAMS, Streams};
 use crate::request::Request;
-use crate::small::bins::{Bin, Bins, NO_SLAB, lender_of, most_borrowed};
-use crate::small::size_class::{Small, class_of, round, small, small_again};
+use crate::small::bins::{Bin, Bins, NO_SLAB};
+use crate::small::size_class::{Small, round, small, small_again};
 use crate::small::slab::{Freed, Slab, SlotState};
 use gruyere_record::{Block, EventKind, ShardWriter};
 use std::collections::{HashMap, HashSet};
 
-/// Shards a device for small blocks; one more of the record's shards is the central part's.
-pub const SHARDS: usize = gruyere_record::SHARDS - 1;
+/// Shards a device for slabs of streams; two more of the record's shards are the central part's.
+pub const SHARDS: usize = gruyere_record::SHARDS - 2;
 const _: () = assert!(SHARDS.is_power_of_two());
-/// The record's pool of small blocks.
-const SMALL: usize = 0;
-
 /// What the slabs of a shard come to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SlabSums {
@@ -76,8 +73,6 @@ pub enum FreeOutcome {
 pub struct Shard {
     /// Streams are numbered `1 << shift` apart in one shard.
     shift: u32,
-    /// Classes with few blocks borrow slots of larger ones.
-    borrows: bool,
     slabs: Vec<Option<Box<Slab>>>,
     sums: SlabSums,
     unused: Vec<u32>,
@@ -93,11 +88,9 @@ pub struct Shard {
 
 impl Shard {
     /// An empty shard, for streams whose numbers differ by multiples of `stride`, a power of two.
-    /// `borrows`: whether classes with few blocks take slots of larger ones.
-    pub fn new(stride: u32, borrows: bool) -> Self {
+    pub fn new(stride: u32) -> Self {
         Self {
             shift: stride.ilog2(),
-            borrows,
             slabs: Vec::new(),
             sums: SlabSums::default(),
             unused: Vec::new(),
@@ -117,9 +110,7 @@ impl Shard {
         &mut bins.all[Bins::at(lifetime, class)]
     }
 
-    /// A slot for `request`, which the record is told of; 0: the bin needs a slab. A class with few
-    /// blocks has no slab of its own, which would lie idle for the most part, but borrows slots of
-    /// a larger one. [`Shard::class_of_next_slab`] is the one to bring.
+    /// A slot for `request`, which the record is told of; 0: the bin needs a slab.
     #[inline(always)]
     pub fn allocate(
         &mut self,
@@ -128,23 +119,17 @@ impl Shard {
         step: impl FnOnce() -> u32,
     ) -> u64 {
         let Request { size: requested, stream, lifetime, start, .. } = request;
-        let Some(Small { size, class: own, bucket }) = small(requested) else { return 0 };
+        let Some(Small { size, class, bucket }) = small(requested) else { return 0 };
         let lifetime = lifetime as u8;
-        let bins =
-            self.bins.get_mut((stream >> self.shift) as usize).and_then(Option::as_deref_mut);
+        let bins = self.bins.get((stream >> self.shift) as usize).and_then(Option::as_deref);
         let Some(bins) = bins else { return 0 };
-        let mut first = bins.all[Bins::at(lifetime, own)].first;
-        if first == NO_SLAB {
-            let Some(lender) = bins.lender(lifetime, own) else { return 0 };
-            first = bins.all[Bins::at(lifetime, lender)].first;
-            // The first slab of a list has a free slot: nothing fails from here on.
-            bins.all[Bins::at(lifetime, own)].borrowed += 1;
-        }
+        // Of an empty bin: no number of a slab.
+        let first = bins.all[Bins::at(lifetime, class)].first;
         let Some(slab) = self.slabs.get_mut(first as usize).and_then(Option::as_deref_mut) else {
             return 0;
         };
         let place = writer.place();
-        let Some(slot) = slab.take(requested, own, place) else {
+        let Some(slot) = slab.take(requested, place) else {
             writer.put_back(place);
             return 0;
         };
@@ -152,7 +137,7 @@ impl Shard {
         if slab.used() == 1 || slab.is_full() {
             self.took(first);
         }
-        writer.malloc(SMALL, place, Block { tag, address, size, requested, bucket }, step, start);
+        writer.malloc(place, Block { tag, address, size, requested, bucket }, step, start);
         address
     }
 
@@ -179,25 +164,8 @@ impl Shard {
             self.took(id);
         }
         let block = Block { tag, address, size, requested: request.size, bucket };
-        writer.malloc(SMALL, place, block, || step, request.start);
+        writer.malloc(place, block, || step, request.start);
         true
-    }
-
-    /// The class of the slab that lets `request` be served, where [`Shard::allocate`] did not.
-    pub fn class_of_next_slab(&mut self, request: Request) -> u8 {
-        let own = class_of(request.size) as u8;
-        let borrowed = self.bin_mut(request.stream, request.lifetime as u8, own).borrowed;
-        let lender = lender_of(own);
-        let most = if self.borrows { most_borrowed(own, lender) } else { 0 };
-        if borrowed < most { lender } else { own }
-    }
-
-    /// A block of class `own` in a slab of a larger one is freed.
-    #[inline(always)]
-    fn return_borrowed(&mut self, stream: u32, lifetime: u8, own: u8) {
-        if let Some(Some(bins)) = self.bins.get_mut((stream >> self.shift) as usize) {
-            bins.all[Bins::at(lifetime, own)].borrowed -= 1;
-        }
     }
 
     /// The rare part of taking a slot: the slab was empty before, or is full now.
@@ -206,10 +174,11 @@ impl Shard {
     fn took(&mut self, id: u32) {
         let Some(slab) = self.slabs[id as usize].as_deref() else { return };
         let (stream, lifetime, class) = (slab.stream, slab.lifetime, slab.class);
-        let (was_empty, full, size_class) = (slab.used() == 1, slab.is_full(), slab.size_class());
+        let (was_empty, full) = (slab.used() == 1, slab.is_full());
+        let (bytes, slots) = (slab.bytes, slab.count());
         if was_empty {
-            self.sums.used_bytes += size_class.slab_bytes();
-            self.sums.used_slots += u64::from(size_class.slots);
+            self.sums.used_bytes += bytes;
+            self.sums.used_slots += u64::from(slots);
             self.bin_mut(stream, lifetime, class).empties -= 1;
         }
         if full {
@@ -224,7 +193,7 @@ impl Shard {
             self.slabs.len() as u32 - 1
         });
         self.bin_mut(slab.stream, slab.lifetime, slab.class).empties += 1;
-        self.sums.bytes += slab.size_class().slab_bytes();
+        self.sums.bytes += slab.bytes;
         self.slabs[id as usize] = Some(Box::new(slab));
         self.link(id);
         id
@@ -242,20 +211,11 @@ impl Shard {
             Some(_) => (NO_SLAB, first),
         };
         if previous == NO_SLAB {
-            self.set_first(stream, lifetime, class, id);
+            self.bin_mut(stream, lifetime, class).first = id;
         }
         self.set_links(id, previous, next);
         self.with(previous, |slab| slab.next = id);
         self.with(next, |slab| slab.previous = id);
-    }
-
-    /// The first slab on the list of a bin is `id`, or there is none any more.
-    fn set_first(&mut self, stream: u32, lifetime: u8, class: u8, id: u32) {
-        self.bin_mut(stream, lifetime, class).first = id;
-        let lends = self.borrows && id != NO_SLAB;
-        if let Some(Some(bins)) = self.bins.get_mut((stream >> self.shift) as usize) {
-            bins.set_lends(lifetime, class, lends);
-        }
     }
 
     fn unlink(&mut self, id: u32) {
@@ -263,7 +223,7 @@ impl Shard {
         let (stream, lifetime, class, previous, next) =
             (slab.stream, slab.lifetime, slab.class, slab.previous, slab.next);
         if previous == NO_SLAB {
-            self.set_first(stream, lifetime, class, next);
+            self.bin_mut(stream, lifetime, class).first = next;
         }
         self.with(previous, |slab| slab.next = next);
         self.with(next, |slab| slab.previous = previous);
@@ -293,19 +253,15 @@ impl Shard {
     ) -> FreeOutcome {
         let slab = self.slabs.get_mut(id as usize).and_then(Option::as_deref_mut);
         let Some(slab) = slab else { return FreeOutcome::Unknown };
-        let Some((slot, Freed { requested, block, class })) = slab.plain_at(address) else {
+        let Some((slot, Freed { requested, block })) = slab.plain_at(address) else {
             return self.free_other(writer, id, address, time, streams, None);
         };
         // Before the slot is given back: what the record needs is at hand, and need not be kept
         // through that.
         let (tag, Small { size, bucket, .. }) = (slab.tag, small_again(requested));
-        writer.free(SMALL, block, Block { tag, address, size, requested, bucket }, time);
+        writer.free(block, Block { tag, address, size, requested, bucket }, time);
         let was_full = slab.free(slot);
         let last = was_full || slab.is_idle();
-        if class != slab.class {
-            let (stream, lifetime) = (slab.stream, slab.lifetime);
-            self.return_borrowed(stream, lifetime, class);
-        }
         if last {
             return self.freed_last(id, was_full, streams);
         }
@@ -333,9 +289,8 @@ impl Shard {
         let Some(Some(slab)) = self.slabs.get(id as usize) else { return FreeOutcome::Unknown };
         let (stream, lifetime, class) = (slab.stream, slab.lifetime, slab.class);
         if slab.used() == 0 {
-            let size_class = slab.size_class();
-            self.sums.used_bytes -= size_class.slab_bytes();
-            self.sums.used_slots -= u64::from(size_class.slots);
+            self.sums.used_bytes -= slab.bytes;
+            self.sums.used_slots -= u64::from(slab.count());
             let bin = self.bin_mut(stream, lifetime, class);
             bin.empties += 1;
             if bin.empties > 1 {
@@ -360,11 +315,7 @@ impl Shard {
         let Some(Some(slab)) = self.slabs.get_mut(id as usize) else { return FreeOutcome::Unknown };
         let Some(slot) = slab.slot_at(address) else { return FreeOutcome::Unknown };
         let SlotState::Live { shared } = slab.state(slot) else { return FreeOutcome::Unknown };
-        let (stream, of_slab, own) = (slab.stream, slab.lifetime, slab.facts(slot).class);
-        if own != slab.class {
-            self.return_borrowed(stream, of_slab, own);
-        }
-        let Some(Some(slab)) = self.slabs.get_mut(id as usize) else { return FreeOutcome::Unknown };
+        let (stream, of_slab) = (slab.stream, slab.lifetime);
         let users =
             if shared { self.users.remove(&address).unwrap_or_default() } else { Vec::new() };
         // Mostly none is, and a look would cost as much as the users did.
@@ -534,11 +485,11 @@ impl Shard {
         if slab.used() != 0 {
             return None;
         }
-        let (stream, lifetime, class) = (slab.stream, slab.lifetime, slab.class);
+        let (stream, lifetime, class, bytes) = (slab.stream, slab.lifetime, slab.class, slab.bytes);
         self.unlink(id);
         self.bin_mut(stream, lifetime, class).empties -= 1;
         let slab = self.slabs[id as usize].take()?;
-        self.sums.bytes -= slab.size_class().slab_bytes();
+        self.sums.bytes -= bytes;
         self.unused.push(id);
         Some(*slab)
     }
