@@ -136,6 +136,23 @@ impl Trace {
         Self::read(&name, file).map_err(|e| e.in_file(path))
     }
 
+    /// Reads the compressed traces of a folder (`*.trace.zst`), by name. None, where there are none.
+    ///
+    /// # Errors
+    /// The folder cannot be read, or a trace of it: as for [`Trace::open`].
+    pub fn open_all(folder: &Path) -> Result<Vec<Self>, TraceError> {
+        let unreadable = |e: std::io::Error| {
+            TraceError::new(0, Damage::Unreadable(e.to_string())).in_file(folder)
+        };
+        let entries = std::fs::read_dir(folder).map_err(unreadable)?;
+        let mut paths: Vec<_> = entries
+            .map(|entry| entry.map(|entry| entry.path()).map_err(unreadable))
+            .collect::<Result<_, _>>()?;
+        paths.retain(|path| path.to_string_lossy().ends_with(".trace.zst"));
+        paths.sort();
+        paths.iter().map(|path| Self::open(path)).collect()
+    }
+
     /// Reads a trace from `input`, zstd-compressed or plain.
     ///
     /// # Errors
