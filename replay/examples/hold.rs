@@ -66,7 +66,7 @@ fn show_fit(conf: &str) -> Outcome<()> {
         print!("{:<28}", trace.name);
         for contender in [&Contender::Torch, &Contender::Expandable, &ours] {
             let bytes = smallest_device(&trace, contender)?;
-            let ratio = bytes.map(|bytes| bytes as f64 / trace.peak_live as f64);
+            let ratio = bytes.map(|bytes| bytes as f64 / trace.peak_live_of_a_device() as f64);
             print!("{:>9}", ratio.map_or("none".to_owned(), |ratio| format!("{ratio:.4}")));
         }
         println!();
