@@ -12,7 +12,7 @@ use gruyere_replay::trace::Trace;
 use std::path::Path;
 
 /// Drawn blocks, here. `--most 400000` of the example has them all.
-const MOST: u64 = 20_000;
+const MOST: u64 = 100_000;
 
 fn traces() -> Vec<Trace> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../traces");

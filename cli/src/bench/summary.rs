@@ -79,7 +79,8 @@ pub fn verdict(report: &Report) -> String {
     said.iter().flat_map(|line| wrap(line)).fold(String::new(), |text, line| text + &line + "\n")
 }
 
-/// A figure as the full table shows it, to a thousandth: what nobody can see there is no difference.
+/// A figure as the full table shows it, to a thousandth: what nobody can see there is no
+/// difference.
 fn shown(figure: &Figure, run: &Run) -> Option<i64> {
     (figure.beyond)(run).map(|beyond| (beyond * 10.0).round() as i64)
 }

@@ -136,7 +136,7 @@ impl Trace {
         Self::read(&name, file).map_err(|e| e.in_file(path))
     }
 
-    /// Reads the compressed traces of a folder (`*.trace.zst`), by name. None, where there are none.
+    /// Reads the compressed traces of a folder (`*.trace.zst`), by name; none where there are none.
     ///
     /// # Errors
     /// The folder cannot be read, or a trace of it: as for [`Trace::open`].

@@ -1,5 +1,5 @@
-"""A card of 12 GB near its end: a decoder of 3 billion parameters (the shapes of Llama 3.2 3B), held
-in bf16, its LoRA weights trained with checkpoints on texts of varied lengths."""
+"""A card of 12 GB near its end: a decoder of 3 billion parameters (the shapes of Llama 3.2 3B) in
+bf16, its LoRA weights trained with checkpoints on texts of varied lengths."""
 
 import recorder
 import torch

@@ -1,7 +1,7 @@
 """DataParallel on two devices: the model is copied to the second at every step, the batch split,
-gradients added on the first, all without NCCL (the stand-in has one rank). The replicas' threads take
-turns, so that forward passes are the same at each recording; the two threads of the backward pass
-are autograd's own, and are not."""
+gradients added on the first, all without NCCL (the stand-in has one rank). The replicas' threads
+take turns, so that forward passes are the same at each recording; the two threads of the backward
+pass are autograd's own, and are not."""
 
 import threading
 
@@ -63,7 +63,8 @@ class Block(nn.Module):
 
 widths = (64, 64, 128, 128, 256, 256, 512, 512)
 blocks = [
-    Block(inside, outside, 1 + (inside != outside)) for inside, outside in zip((64, *widths), widths)
+    Block(inside, outside, 1 + (inside != outside))
+    for inside, outside in zip((64, *widths), widths)
 ]
 model = nn.Sequential(
     nn.Conv2d(3, 64, 7, 2, 3), nn.ReLU(), nn.MaxPool2d(2), *blocks, nn.AdaptiveAvgPool2d(1),

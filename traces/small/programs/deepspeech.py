@@ -1,4 +1,4 @@
-"""Speech, training: convolutions, five bidirectional LSTM layers and CTC over spectrograms of varied
+"""Speech, training: convolutions, five bidirectional LSTM layers and CTC on spectrograms of varied
 lengths, sorted into batches of about as many frames."""
 
 import recorder

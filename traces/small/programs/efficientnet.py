@@ -1,5 +1,5 @@
-"""Vision, training: an EfficientNet-B0, channels last, RMSprop with momentum, mixed precision with a
-scaler, sizes of pictures that grow as progressive resizing has it."""
+"""Vision, training: an EfficientNet-B0, channels last, RMSprop with momentum, mixed precision with
+a scaler, sizes of pictures that grow as progressive resizing has it."""
 
 import recorder
 import torch

@@ -1,6 +1,6 @@
-/* The allocator of the recorded programs, in torch's terms of a pluggable one: each request is served
-   by the stand-in's cudaMalloc and noted in the stand-in's call log, whose lines are whole whoever
-   writes them. ../record reads it. Not in Python: torch frees while an exception is on its way. */
+/* The allocator of the recorded programs, a pluggable one of torch's: each request is served by the
+   stand-in's cudaMalloc and noted in the stand-in's call log, whose lines are whole whoever writes
+   them. ../record reads it. Not in Python: torch frees while an exception is on its way. */
 
 #define _GNU_SOURCE
 #include <fcntl.h>

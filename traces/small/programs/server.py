@@ -1,4 +1,4 @@
-"""Several models in one server: a classifier of pictures, a text encoder for search, a small decoder
+"""Several models in one server: a classifier of pictures, a text encoder for search, a decoder
 that answers and a recogniser of speech; requests come in any order and number."""
 
 import recorder
@@ -33,7 +33,10 @@ def trunk(channels, widths):
 
 with torch.device("cuda"):
     pictures = nn.Sequential(
-        trunk(3, (64, 128, 256, 512, 512)), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 1000)
+        trunk(3, (64, 128, 256, 512, 512)),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(512, 1000),
     ).eval()
     search = Encoder(768, 12, 30000).eval()
     speech = nn.LSTM(80, 640, 4, batch_first=True).eval()

@@ -1,4 +1,4 @@
-"""A search for settings: a model of tables is trained anew for each choice of width, depth and batch
+"""A search for settings: a model of tables is trained anew for each width, depth and batch drawn,
 in one process, the best weights so far are kept, and the last one's go when the next begins."""
 
 import copy

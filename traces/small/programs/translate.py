@@ -27,12 +27,13 @@ for _ in range(3):
             chances = made.logits[:, -1].float().log_softmax(-1).view(count, BEAMS, -1)
             total = (scores[:, :, None] + chances).flatten(1)
             scores, best = total.topk(BEAMS)
-            order = (best // chances.shape[-1] + torch.arange(count, device="cuda")[:, None] * BEAMS)
+            first = torch.arange(count, device="cuda")[:, None] * BEAMS
+            order = best // chances.shape[-1] + first
             cache = made.past_key_values
             cache.reorder_cache(order.flatten())
             tokens = torch.cat(
                 [tokens.index_select(0, order.flatten()), (best % 100).view(-1, 1)], 1
             )
         tokens.cpu()
-    del sentences, encoded, tokens, scores, cache, made, chances, total, best, order
+    del first, order, sentences, encoded, tokens, scores, cache, made, chances, total, best
     recorder.step()

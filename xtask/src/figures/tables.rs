@@ -134,6 +134,9 @@ fn summary(traces: &[&Trace]) -> String {
     table + "\n"
 }
 
+/// Of a run.
+type Figure = fn(&Run) -> f64;
+
 /// Of the small programs what each allocator holds beyond live and the smallest device, and what
 /// the rows come to.
 fn small_programs(traces: &[&Trace]) -> String {
@@ -144,8 +147,8 @@ fn small_programs(traces: &[&Trace]) -> String {
         }
     }
     table.push_str("\n|---|---:|---:|---:|---:|---:|---:|---:|\n");
-    let figures: [fn(&Run) -> f64; 2] = [|run| run.hold, |run| run.fit];
-    let beyond = |of: fn(&Run) -> f64, allocator: &str| -> Vec<f64> {
+    let figures: [Figure; 2] = [|run| run.hold, |run| run.fit];
+    let beyond = |of: Figure, allocator: &str| -> Vec<f64> {
         runs(traces, allocator).map(|run| (of(run) - 1.0) * 100.0).collect()
     };
     for trace in traces {
@@ -159,7 +162,7 @@ fn small_programs(traces: &[&Trace]) -> String {
         }
         table.push('\n');
     }
-    let mut row = |name: &str, cell: &dyn Fn(fn(&Run) -> f64, &str) -> String| {
+    let mut row = |name: &str, cell: &dyn Fn(Figure, &str) -> String| {
         let _ = write!(table, "| {name} | |");
         for of in figures {
             for (allocator, _) in ALLOCATORS {
