@@ -144,7 +144,7 @@ pub struct Run {
     pub driver_calls: u64,
     /// Smallest device that completes, bytes (`--fit`).
     pub smallest_device: Option<u64>,
-    /// Smallest device / peak live (`--fit`).
+    /// Smallest device / peak live, of several devices that of the fullest (`--fit`).
     pub fit_ratio: Option<f64>,
     /// On the timeline (`--timeline`).
     pub timeline: Option<Timeline>,
@@ -212,7 +212,8 @@ pub fn run(trace: &Trace, contender: &Contender, wanted: Wanted) -> Result<Run, 
     }
     if wanted.fit {
         run.smallest_device = smallest_device(trace, contender)?;
-        run.fit_ratio = run.smallest_device.map(|bytes| ratio(bytes, trace.peak_live));
+        run.fit_ratio =
+            run.smallest_device.map(|bytes| ratio(bytes, trace.peak_live_of_a_device()));
     }
     run.fault_count = faults.len();
     faults.truncate(LISTED_FAULTS);
@@ -370,12 +371,13 @@ fn on_the_timeline(
 }
 
 /// The smallest device on which `contender` completes `trace`, nothing taking time and the oracle
-/// off, bytes; `None`: no device of up to 16 times the peak of live.
+/// off, bytes; `None`: no device of up to 16 times the peak of live. Of several devices each has so
+/// much.
 ///
 /// # Errors
 /// Where the allocator cannot be set up or a replay breaks off.
 pub fn smallest_device(trace: &Trace, contender: &Contender) -> Result<Option<u64>, BenchError> {
-    fit::smallest(trace.peak_live, |capacity| completes(trace, contender, capacity))
+    fit::smallest(trace.peak_live_of_a_device(), |capacity| completes(trace, contender, capacity))
 }
 
 /// Whether `contender` completes `trace` on a device of `capacity` bytes, nothing taking time and

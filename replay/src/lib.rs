@@ -4,9 +4,11 @@
 pub mod allocator;
 pub mod bench;
 pub mod call_times;
+pub mod drawn;
 pub mod engine;
 pub mod fit;
 pub mod floor;
+pub mod hold;
 pub mod many_streams;
 pub mod measure;
 pub mod observe;

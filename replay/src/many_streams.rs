@@ -53,7 +53,7 @@ impl Program {
     #[must_use]
     pub fn text(self) -> String {
         let mut writer = Writer {
-            random: Random(self.seed),
+            random: Random::new(self.seed),
             streams: self.streams,
             text: String::new(),
             live: Vec::new(),
@@ -72,9 +72,13 @@ impl Program {
 
 /// splitmix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA
 /// 2014).
-struct Random(u64);
+pub(crate) struct Random(u64);
 
 impl Random {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
     fn draw(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -83,7 +87,7 @@ impl Random {
     }
 
     /// Below `bound`.
-    fn below(&mut self, bound: u64) -> u64 {
+    pub(crate) fn below(&mut self, bound: u64) -> u64 {
         ((u128::from(self.draw()) * u128::from(bound)) >> 64) as u64
     }
 }

@@ -12,6 +12,8 @@ EXPECTED = json.loads((HERE / "expected_peaks.json").read_text())["peak_bytes"]
 TRACES = sorted(
     path.name.removesuffix(".trace.zst") for path in (ROOT / "traces").glob("*.trace.zst")
 )
+# Of the small ones those with several streams, with next to nothing live, and with everything kept.
+SMALL = ["notebook", "ppo", "threads"]
 ALLOCATORS = ["native", "expandable"]
 COSTS = {0: "none", 1: "launches", 2: "calls"}
 
@@ -35,6 +37,15 @@ def test_the_model_reserves_what_torch_reserves(phantom, trace, allocator):
     assert facts["real"] == facts["torch_says"]
     assert facts["model"] == facts["real"]
     assert EXPECTED[trace][allocator] == facts["real"]
+
+
+@pytest.mark.parametrize("allocator", ALLOCATORS)
+@pytest.mark.parametrize("trace", SMALL)
+def test_the_model_reserves_what_torch_reserves_for_small_programs(phantom, trace, allocator):
+    file = ROOT / "traces" / "small" / f"{trace}.trace.zst"
+    ran = phantom.run("replay", file, DRIVER, "peak", allocator=allocator, PHANTOM_MEMORY="200GiB")
+    facts = ran.check().report
+    assert facts["model"] == facts["real"] == facts["torch_says"]
 
 
 def clock(phantom, trace, allocator, memory, kernel, costs):

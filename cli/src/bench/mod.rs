@@ -30,7 +30,8 @@ const OUT_OF_MEMORY: u8 = 4;
 
 const EXAMPLES: &str = "\
 Examples:
-  gruyere bench                     the seven bundled traces
+  gruyere bench                     the bundled traces: seven large programs, and
+                                    the small ones in a table of their own
   gruyere bench --full --fit --timeline
                                     every figure: also the smallest device that
                                     completes, and time
@@ -146,6 +147,7 @@ fn bench(args: &Args) -> Result<ExitCode, Box<dyn std::error::Error>> {
         return instructions(args);
     }
     let traces = traces(args)?;
+    let small = if args.has_small() { small()? } else { Vec::new() };
     if let Some(passes) = args.counted_passes {
         output::print(
             serde_json::to_string(&instructions::counted_passes(&traces[0], passes)?)? + "\n",
@@ -153,7 +155,7 @@ fn bench(args: &Args) -> Result<ExitCode, Box<dyn std::error::Error>> {
         return Ok(ExitCode::SUCCESS);
     }
     if args.list {
-        for trace in &traces {
+        for trace in traces.iter().chain(&small) {
             let gib = trace.peak_live as f64 / (1u64 << 30) as f64;
             let (name, operations) = (&trace.name, trace.operations);
             output::print(format_args!(
@@ -166,11 +168,14 @@ fn bench(args: &Args) -> Result<ExitCode, Box<dyn std::error::Error>> {
     std::fs::create_dir_all(&args.out).map_err(|e| format!("{}: {e}", args.out.display()))?;
     let prices = args.prices()?;
     let wanted = Wanted { fit: args.fit, timeline: args.has_timeline(), prices: prices.costs };
+    let contenders = contenders(args);
     let runs = match args.device {
-        Device::Phantom => schedule::on_phantom(&traces, &contenders(args), wanted)?,
+        Device::Phantom => schedule::on_phantom(&traces, &contenders, wanted, true)?,
         Device::Cuda => schedule::on_cuda(&traces, &confs(args))?,
     };
-    let report = Report::new(&traces, runs, args, &prices);
+    let wanted = Wanted { timeline: false, ..wanted };
+    let of_small = schedule::on_phantom(&small, &contenders, wanted, false)?;
+    let report = Report::new((&traces, runs), (&small, of_small), args, &prices);
     let chart = chart::draw(&report);
     write(&args.out.join("bench.json"), &report.to_json()?)?;
     write(&args.out.join("bench.svg"), &chart)?;
@@ -206,6 +211,11 @@ fn instructions(args: &Args) -> Result<ExitCode, Box<dyn std::error::Error>> {
 }
 
 impl Args {
+    /// The small programs go beside the bundled traces, on the stand-in: a real GPU's time is dear.
+    fn has_small(&self) -> bool {
+        self.trace.is_empty() && self.device == Device::Phantom
+    }
+
     fn has_timeline(&self) -> bool {
         self.timeline || self.prices.is_some()
     }
@@ -277,6 +287,14 @@ fn traces(args: &Args) -> Result<Vec<Trace>, Box<dyn std::error::Error>> {
     Ok(paths.iter().map(|path| Trace::open(path)).collect::<Result<_, _>>()?)
 }
 
+/// The traces of small programs, where they are.
+fn small() -> Result<Vec<Trace>, Box<dyn std::error::Error>> {
+    let bundled = bundled()?;
+    let folder = bundled.first().and_then(|path| path.parent()).map(|folder| folder.join("small"));
+    let paths = folder.as_deref().map(traces_in).unwrap_or_default();
+    Ok(paths.iter().map(|path| Trace::open(path)).collect::<Result<_, _>>()?)
+}
+
 /// The traces of the source tree: in the current folder, or where this command was built.
 fn bundled() -> Result<Vec<PathBuf>, String> {
     let here = Path::new("traces");
@@ -328,8 +346,8 @@ mod tests {
             gruyere_replay::bench::run(&trace, &Contender::Torch, Wanted::default()).unwrap();
         change(&mut run);
         Report::new(
-            &[trace],
-            vec![vec![run]],
+            (&[trace], vec![vec![run]]),
+            (&[], Vec::new()),
             &Bench::parse_from(["bench"]).args,
             Prices::by_call(),
         )

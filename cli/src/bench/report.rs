@@ -1,5 +1,6 @@
 //! The report: what bench.json holds, and what table and chart are drawn from.
 
+use super::schedule::Runs;
 use super::{Args, Device};
 use gruyere_replay::Prices;
 use gruyere_replay::bench::{Run, live_curve};
@@ -35,6 +36,8 @@ pub struct Report {
     pub measured: Measured,
     /// The traces.
     pub traces: Vec<TraceReport>,
+    /// The small programs (`traces/small`): no time is measured of them.
+    pub small: Vec<TraceReport>,
 }
 
 /// The machine of a report.
@@ -75,15 +78,20 @@ pub struct TraceReport {
 }
 
 impl Report {
-    /// The report of `runs`, a list for each of `traces`.
-    pub fn new(traces: &[Trace], runs: Vec<Vec<Run>>, args: &Args, prices: &Prices) -> Self {
-        let traces = traces.iter().zip(runs).map(|(trace, runs)| TraceReport {
+    /// The report of `runs`, a list for each of `traces`, and of those of the small programs.
+    pub fn new(
+        (traces, runs): (&[Trace], Runs),
+        (small, of_small): (&[Trace], Runs),
+        args: &Args,
+        prices: &Prices,
+    ) -> Self {
+        let each = |(trace, runs): (&Trace, Vec<Run>)| TraceReport {
             trace: trace.name.clone(),
             operations: trace.operations,
             peak_live: trace.peak_live,
             live_curve: live_curve(trace),
             runs,
-        });
+        };
         Self {
             schema: "gruyere.bench",
             version: SCHEMA_VERSION,
@@ -101,13 +109,15 @@ impl Report {
                 timeline: args.has_timeline(),
                 prices: prices.name.clone(),
             },
-            traces: traces.collect(),
+            traces: traces.iter().zip(runs).map(each).collect(),
+            small: small.iter().zip(of_small).map(each).collect(),
         }
     }
 
-    /// Every run with its trace.
+    /// Every run with its trace, those of the small programs too.
     pub fn runs(&self) -> impl Iterator<Item = (&TraceReport, &Run)> {
-        self.traces.iter().flat_map(|trace| trace.runs.iter().map(move |run| (trace, run)))
+        let all = self.traces.iter().chain(&self.small);
+        all.flat_map(|trace| trace.runs.iter().map(move |run| (trace, run)))
     }
 
     /// The JSON text, ending in a newline.

@@ -33,7 +33,8 @@ impl<'a> Queue<'a> {
     }
 }
 
-/// Replays every trace through every contender on stand-in GPUs.
+/// Replays every trace through every contender on stand-in GPUs; `timed`: ours once more, alone, by
+/// the clock.
 ///
 /// # Errors
 /// The first that could not be measured.
@@ -41,6 +42,7 @@ pub fn on_phantom(
     traces: &[Trace],
     contenders: &[Contender],
     wanted: Wanted,
+    timed: bool,
 ) -> Result<Runs, String> {
     let queue = |ours| {
         let jobs = traces.iter().enumerate().flat_map(|(t, trace)| {
@@ -50,7 +52,7 @@ pub fn on_phantom(
         Queue { jobs: jobs.collect(), next: AtomicUsize::new(0) }
     };
     let (ours, models) = (queue(true), queue(false));
-    let bar = progress(ours.jobs.len() * 2 + models.jobs.len());
+    let bar = progress(ours.jobs.len() * (1 + usize::from(timed)) + models.jobs.len());
     let results =
         Mutex::new(traces.iter().map(|_| vec![None; contenders.len()]).collect::<Vec<_>>());
     let failure = Mutex::new(None);
@@ -78,7 +80,7 @@ pub fn on_phantom(
         return Err(failure);
     }
     // Timed alone: the other core is quiet now.
-    for job in &ours.jobs {
+    for job in ours.jobs.iter().filter(|_| timed) {
         let Contender::Gruyere(conf) = job.contender else { continue };
         at(&bar, format!("{} · {} · time", job.trace.name, job.contender.name()));
         let time =

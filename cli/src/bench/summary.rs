@@ -9,9 +9,12 @@ use comfy_table::{
 use gruyere_record::cut;
 use gruyere_replay::bench::Run;
 use std::fmt::Write as _;
+use std::ops::Range;
 
 /// Columns of the text at most.
 const COLUMNS: usize = 80;
+/// Traces that a sentence names.
+const MOST_NAMED: usize = 5;
 /// Of a setting in a heading.
 const MOST_SETTING: usize = 20;
 
@@ -46,10 +49,14 @@ const TIME: Figure = Figure {
 /// Who holds the least and who completes on the smallest device, trace by trace, and whether all
 /// went well: a few lines.
 pub fn verdict(report: &Report) -> String {
-    let mut said = ours_and_theirs(report, &HELD, "holds the least", "Less is held by");
-    if report.measured.fit {
-        let least = "completes on the smallest device";
-        said.extend(ours_and_theirs(report, &FIT, least, "A smaller one is enough for"));
+    let mut said = Vec::new();
+    for (traces, kind) in [(&report.traces, "traces"), (&report.small, "small programs")] {
+        let least = "holds the least";
+        said.extend(ours_and_theirs(traces, kind, &HELD, least, "Less is held by"));
+        if report.measured.fit {
+            let least = "completes on the smallest device";
+            said.extend(ours_and_theirs(traces, kind, &FIT, least, "A smaller one is enough for"));
+        }
     }
     if report.measured.timeline {
         said.extend(ranges(report, &TIME, "The device's work ends later than it could by"));
@@ -72,14 +79,25 @@ pub fn verdict(report: &Report) -> String {
     said.iter().flat_map(|line| wrap(line)).fold(String::new(), |text, line| text + &line + "\n")
 }
 
-/// On how many traces ours has the least, and who has less on which; nothing where there is nobody
-/// to compare with.
-fn ours_and_theirs(report: &Report, figure: &Figure, least: &str, less: &str) -> Vec<String> {
-    // As the full table shows it, to a thousandth: what nobody can see there is no difference.
-    let shown = |run: &Run| (figure.beyond)(run).map(|beyond| (beyond * 10.0).round() as i64);
+/// A figure as the full table shows it, to a thousandth: what nobody can see there is no
+/// difference.
+fn shown(figure: &Figure, run: &Run) -> Option<i64> {
+    (figure.beyond)(run).map(|beyond| (beyond * 10.0).round() as i64)
+}
+
+/// On how many of `traces`, which are of a `kind`, ours has the least, and who has less on which;
+/// nothing where there is nobody to compare with.
+fn ours_and_theirs(
+    all: &[TraceReport],
+    kind: &str,
+    figure: &Figure,
+    least: &str,
+    less: &str,
+) -> Vec<String> {
+    let shown = |run: &Run| shown(figure, run);
     let (mut traces, mut won) = (0, 0);
-    let mut others: Vec<(String, Vec<String>)> = Vec::new();
-    for trace in &report.traces {
+    let mut others: Vec<(String, Vec<(i64, String)>)> = Vec::new();
+    for trace in all {
         let Some(run) = trace.runs.iter().find(|run| run.conf.as_deref() == Some("")) else {
             continue;
         };
@@ -95,12 +113,12 @@ fn ours_and_theirs(report: &Report, figure: &Figure, least: &str, less: &str) ->
             models.iter().filter(|(_, theirs)| *theirs < ours).map(|(run, _)| *run).collect();
         won += u32::from(better.is_empty());
         for other in better {
-            let of = |run| (figure.beyond)(run).map_or(figure.without.to_owned(), signed);
-            let on = format!("{} ({} against {})", trace.trace, of(other), of(run));
+            let behind = ours.saturating_sub(shown(other).unwrap_or(ours));
+            let on = format!("{} ({})", trace.trace, against(figure, other, run));
             let name = name(other);
             match others.iter_mut().find(|(known, _)| *known == name) {
-                Some((_, traces)) => traces.push(on),
-                None => others.push((name, vec![on])),
+                Some((_, traces)) => traces.push((behind, on)),
+                None => others.push((name, vec![(behind, on)])),
             }
         }
     }
@@ -109,10 +127,46 @@ fn ours_and_theirs(report: &Report, figure: &Figure, least: &str, less: &str) ->
     }
     let mut said = vec![match (traces, won) {
         (1, 1) => format!("Gruyère {least}."),
-        _ => format!("Gruyère {least} on {won} of {traces} traces."),
+        _ => format!("Gruyère {least} on {won} of {traces} {kind}."),
     }];
-    said.extend(others.into_iter().map(|(name, on)| format!("{less} {name} on {}.", listed(&on))));
+    said.extend(
+        others.into_iter().map(|(name, on)| format!("{less} {name} on {}.", listed(&worst(on)))),
+    );
     said
+}
+
+/// The figure of one run against another's, with a digit more where they would look the same.
+fn against(figure: &Figure, one: &Run, other: &Run) -> String {
+    let told = |cell: fn(f64) -> String| {
+        [one, other].map(|run| (figure.beyond)(run).map_or(figure.without.to_owned(), cell))
+    };
+    let [one, other] = match told(signed) {
+        [one, other] if one == other => told(|beyond| format!("{beyond:+.1}%")),
+        differ => differ,
+    };
+    format!("{one} against {other}")
+}
+
+/// What stands behind by the most, in the order of the traces, and how many others there are.
+fn worst(mut on: Vec<(i64, String)>) -> Vec<String> {
+    let mut behind: Vec<i64> = on.iter().map(|(behind, _)| *behind).collect();
+    behind.sort_unstable_by(|one, other| other.cmp(one));
+    let others = on.len().saturating_sub(MOST_NAMED);
+    // One is named as shortly as it is counted.
+    if others > 1 {
+        let least = behind[MOST_NAMED - 1];
+        let mut left = MOST_NAMED;
+        on.retain(|(behind, _)| {
+            let named = *behind >= least && left > 0;
+            left -= usize::from(named);
+            named
+        });
+    }
+    let mut named: Vec<String> = on.into_iter().map(|(_, on)| on).collect();
+    if others > 1 {
+        named.push(format!("{others} others"));
+    }
+    named
 }
 
 /// How far the figure is from the least that there can be over all traces: ours, then the models'.
@@ -177,25 +231,35 @@ fn signed(beyond: f64) -> String {
 
 /// The tables of what was measured.
 pub fn draw(report: &Report) -> String {
-    let mut text = tables(report, &HELD);
+    let mut text = tables(report, &HELD, true);
     if report.measured.fit {
-        text += &tables(report, &FIT);
+        text += &tables(report, &FIT, true);
     }
     if report.measured.timeline {
-        text += &tables(report, &TIME);
+        text += &tables(report, &TIME, false);
         let _ = writeln!(text, "\nPrices of driver calls: {}", report.measured.prices);
     }
     text
 }
 
+/// One figure of all traces, and of the small programs where it was measured of them.
+fn tables(report: &Report, figure: &Figure, of_small: bool) -> String {
+    let mut text = format!("\n{}\n{}", figure.title, split(&report.traces, figure, false));
+    if of_small && !report.small.is_empty() {
+        let small = split(&report.small, figure, true);
+        let _ = write!(text, "\n{}, small programs\n{small}", figure.title);
+    }
+    text
+}
+
 /// One figure of all allocators: in one table, or, where they are too many for a line, in several.
-fn tables(report: &Report, figure: &Figure) -> String {
-    let mut text = format!("\n{}\n", figure.title);
-    let all = report.traces.first().map_or(0, |trace| trace.runs.len());
+fn split(traces: &[TraceReport], figure: &Figure, with_summary: bool) -> String {
+    let mut text = String::new();
+    let all = traces.first().map_or(0, |trace| trace.runs.len());
     let mut from = 0;
     while from < all {
         let widths = |to| {
-            let table = table(report, figure, from, to);
+            let table = table(traces, figure, from..to, with_summary);
             let width = table.lines().map(|line| line.chars().count()).max().unwrap_or(0);
             (table, width)
         };
@@ -214,28 +278,113 @@ fn tables(report: &Report, figure: &Figure) -> String {
     text
 }
 
-fn table(report: &Report, figure: &Figure, from: usize, to: usize) -> String {
+/// The rows of `traces`, of the allocators in `columns`; and what they come to, below a rule.
+fn table(
+    traces: &[TraceReport],
+    figure: &Figure,
+    columns: Range<usize>,
+    with_summary: bool,
+) -> String {
     let mut table = Table::new();
     let rule = LineStyle::none().fill('─').junction('─');
     table.load_style(TableStyle::new().header_separator(rule));
     table.set_content_arrangement(ContentArrangement::Disabled);
-    let runs = |trace: &TraceReport| trace.runs.get(from..to).unwrap_or_default().to_vec();
-    let headings = report.traces.first().map(runs).unwrap_or_default();
+    let runs = |trace: &TraceReport| trace.runs.get(columns.clone()).unwrap_or_default().to_vec();
+    let headings = traces.first().map(runs).unwrap_or_default();
     let headings = headings.iter().map(|run| heading(run).join("\n"));
     let first = ["trace", "peak live"].map(str::to_owned);
     table.set_header(first.into_iter().chain(headings));
-    for trace in &report.traces {
-        let gib = trace.peak_live as f64 / (1u64 << 30) as f64;
+    for trace in traces {
         let cell = |run: &Run| (figure.beyond)(run).map_or(figure.without.to_owned(), signed);
         let cells = runs(trace).iter().map(cell).collect::<Vec<_>>();
-        table.add_row([trace.trace.clone(), format!("{gib:.2} GiB")].into_iter().chain(cells));
+        table.add_row([trace.trace.clone(), live(trace.peak_live)].into_iter().chain(cells));
+    }
+    if with_summary {
+        for (name, cells) in come_to(traces, figure, columns) {
+            table.add_row([name, String::new()].into_iter().chain(cells));
+        }
     }
     for (index, column) in table.column_iter_mut().enumerate() {
         column.set_constraint(ColumnConstraint::ContentWidth);
         let right = if index == 0 { CellAlignment::Left } else { CellAlignment::Right };
         column.set_cell_alignment(right);
     }
-    table.lines().fold(String::new(), |text, line| text + line.trim_end() + "\n")
+    let lines: Vec<String> = table.lines().map(|line| line.trim_end().to_owned()).collect();
+    let mut text = String::new();
+    let rule = lines.iter().position(|line| line.starts_with('─'));
+    for (index, line) in lines.iter().enumerate() {
+        text += line;
+        text.push('\n');
+        if let Some(rule) = rule
+            && with_summary
+            && index == rule + traces.len()
+        {
+            text += &lines[rule];
+            text.push('\n');
+        }
+    }
+    text
+}
+
+/// Bytes in GiB, or below one in MiB.
+fn live(bytes: u64) -> String {
+    match bytes >> 30 {
+        0 => format!("{:.0} MiB", bytes as f64 / (1u64 << 20) as f64),
+        _ => format!("{:.2} GiB", bytes as f64 / (1u64 << 30) as f64),
+    }
+}
+
+/// What the rows of `traces` come to: the most, the median, and on how many an allocator is above
+/// each of torch's.
+fn come_to(
+    traces: &[TraceReport],
+    figure: &Figure,
+    columns: Range<usize>,
+) -> Vec<(String, Vec<String>)> {
+    let all = |column: usize| -> Option<Vec<f64>> {
+        let mut values: Vec<f64> = traces
+            .iter()
+            .map(|trace| (figure.beyond)(trace.runs.get(column)?))
+            .collect::<Option<_>>()?;
+        values.sort_by(f64::total_cmp);
+        Some(values)
+    };
+    let row = |name: &str, of: &dyn Fn(&[f64]) -> Option<f64>| {
+        let cell = |column| {
+            let value = all(column).as_deref().and_then(of);
+            value.map_or(figure.without.to_owned(), signed)
+        };
+        (name.to_owned(), columns.clone().map(cell).collect::<Vec<_>>())
+    };
+    let mut rows = vec![row("worst", &|values| values.last().copied()), row("median", &median)];
+    for (other, name) in [("torch", "above torch, default"), ("expandable", "above expandable")] {
+        let above = |trace: &TraceReport, column: usize| {
+            let other = trace.runs.iter().find(|run| run.allocator == other)?;
+            let run = trace.runs.get(column)?;
+            let most = |run| shown(figure, run).unwrap_or(i64::MAX);
+            Some(most(run) > most(other))
+        };
+        let cell = |column: usize| {
+            let first = traces.first().and_then(|trace| trace.runs.get(column));
+            if first.is_none_or(|run| run.allocator == other) {
+                return String::new();
+            }
+            let above: Vec<bool> = traces.iter().filter_map(|trace| above(trace, column)).collect();
+            format!("{} of {}", above.iter().filter(|&&above| above).count(), above.len())
+        };
+        rows.push((name.to_owned(), columns.clone().map(cell).collect()));
+    }
+    rows
+}
+
+/// Of sorted values.
+fn median(values: &[f64]) -> Option<f64> {
+    let middle = values.len() / 2;
+    match values.len() % 2 {
+        _ if values.is_empty() => None,
+        0 => Some(f64::midpoint(values[middle - 1], values[middle])),
+        _ => Some(values[middle]),
+    }
 }
 
 /// `line` in lines that fit, broken at spaces; all but the first are indented.
@@ -305,6 +454,54 @@ mod tests {
         assert_eq!(lines[3..], ["No faults; every run completed."]);
         let all = verdict(&two([[1.5, 1.2, 1.004], [1.03, 1.0078, 1.0076]], 0));
         assert!(all.starts_with("Gruyère holds the least on 2 of 2 traces.\nNo faults"), "{all}");
+    }
+
+    #[test]
+    fn the_small_programs_have_a_verdict_and_a_table_with_worst_and_median() {
+        let mut both = two([[1.5, 1.2, 1.004], [1.03, 1.0058, 1.007]], 0);
+        let mut small = two([[1.04, 1.03, 1.08], [1.5, 1.2, 1.1]], 0).traces;
+        let more = two([[1.3, 1.12, 1.128], [1.3, 1.12, 1.128]], 0).traces;
+        small.push(more.into_iter().next().unwrap());
+        for (trace, name) in small.iter_mut().zip(["resnet50", "gnn", "unet"]) {
+            name.clone_into(&mut trace.trace);
+        }
+        both.small = small;
+        let told = verdict(&both).replace("\n  ", " ");
+        let lines: Vec<&str> = told.lines().collect();
+        assert_eq!(lines[0], "Gruyère holds the least on 1 of 2 traces.");
+        assert_eq!(lines[2], "Gruyère holds the least on 1 of 3 small programs.");
+        let less = "Less is held by torch's default allocator on resnet50 (+4.0% against +8.0%).";
+        assert_eq!(lines[3], less);
+        both.small[0].runs[0].hold_ratio = 1.12;
+        both.small[0].runs[2].hold_ratio = 1.123;
+        let told = verdict(&both).replace("\n  ", " ");
+        assert!(told.contains("resnet50 (+12.0% against +12.3%)"), "{told}");
+        both.small[0].runs[0].hold_ratio = 1.04;
+        both.small[0].runs[2].hold_ratio = 1.08;
+        both.small[0].peak_live = 300 << 20;
+        let tables = draw(&both);
+        let row = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+        let rows: Vec<Vec<String>> = tables.lines().map(row).collect();
+        for wanted in [
+            "resnet50 300 MiB +4.0% +3.0% +8.0%",
+            "unet 5.00 GiB +30% +12% +13%",
+            "worst +50% +20% +13%",
+            "median +30% +12% +10%",
+            "above torch, default 0 of 3 1 of 3",
+            "above expandable 3 of 3 2 of 3",
+        ] {
+            assert!(rows.contains(&row(wanted)), "{wanted} is missing in\n{tables}");
+        }
+        assert_eq!(tables.matches("small programs").count(), 1, "{tables}");
+    }
+
+    #[test]
+    fn a_verdict_names_the_worst_and_counts_the_others() {
+        let on = |behind: i64| (behind, format!("trace{behind}"));
+        let told = worst((1..=9).map(on).collect());
+        assert_eq!(told, ["trace5", "trace6", "trace7", "trace8", "trace9", "4 others"]);
+        assert_eq!(worst((1..=6).map(on).collect()).len(), 6);
+        assert_eq!(worst(vec![on(1); 8]).len(), MOST_NAMED + 1);
     }
 
     #[test]

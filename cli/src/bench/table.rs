@@ -109,7 +109,7 @@ pub fn draw(report: &Report) -> String {
     let mut table = Table::new();
     table.load_style(UTF8_HORIZONTAL_ONLY).set_content_arrangement(ContentArrangement::Disabled);
     table.set_header(std::iter::once("trace").chain(columns.iter().map(|column| column.heading)));
-    for trace in &report.traces {
+    for trace in report.traces.iter().chain(&report.small) {
         let lines = |cell: &dyn Fn(&Run) -> String| {
             trace.runs.iter().map(cell).collect::<Vec<_>>().join("\n")
         };

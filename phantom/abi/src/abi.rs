@@ -67,6 +67,11 @@ impl Counter {
         }
     }
 
+    /// The function's.
+    pub const fn name(&self) -> &'static str {
+        self.name
+    }
+
     /// Counts a call; true for the first one.
     pub fn hit(&'static self) -> bool {
         self.calls.fetch_add(1, Relaxed);

@@ -2,6 +2,7 @@
 //! objects that say nothing here.
 
 use crate::abi::{Counter, Face, Out, entry};
+use crate::call_log::{self, Argument};
 use crate::gpu::gpu;
 use std::sync::atomic::{AtomicUsize, Ordering::*};
 
@@ -49,12 +50,18 @@ impl HandlePtr {
     }
 }
 
-/// One kernel on `stream`; `failed` is what the library answers where the launch failed.
+/// One kernel on `stream`; `failed` is what the library answers where the launch failed. The call
+/// log has the function and the stream: the other arguments are the library's own.
 pub fn launched(calls: &'static Counter, stream: usize, failed: u32) -> u32 {
-    match entry(calls, Face::Runtime, || gpu().launch(stream)) {
+    let line = call_log::begin(calls.name(), |line| Argument::passed(&stream, line));
+    let code = match entry(calls, Face::Runtime, || gpu().launch(stream)) {
         0 => 0,
         _ => failed,
+    };
+    if let Some(line) = line {
+        line.end(code, |_| {});
     }
+    code
 }
 
 /// Exports functions that launch one kernel on the stream of the handle, their first argument.

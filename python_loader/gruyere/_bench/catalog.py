@@ -21,4 +21,7 @@ PROGRAMS = {
     ),
     "generate": "serving: sequences come, their caches grow piece by piece, and go",
     "small": "fine-tuning of a small encoder (some hundred MiB): another length at every step",
+    "vision": "training of a ResNet-50, and inference of batches of any size in between",
+    "graph": "training of a graph network on neighbourhoods sampled anew at every step",
+    "adapters": "serving: one model, and the small weights of two hundred tasks that come and go",
 }

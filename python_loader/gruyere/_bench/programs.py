@@ -291,6 +291,106 @@ def small(steps: int) -> Iterator[None]:
         yield
 
 
+class Bottleneck(nn.Module):  # type: ignore[misc]
+    """ResNet-50's block."""
+
+    def __init__(self, inside: int, width: int, stride: int) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for a, b, size, step in (
+            (inside, width, 1, 1),
+            (width, width, 3, stride),
+            (width, 4 * width, 1, 1),
+        ):
+            layers += [nn.Conv2d(a, b, size, step, size // 2, bias=False), nn.BatchNorm2d(b)]
+            layers.append(nn.ReLU(inplace=True))
+        self.layers = nn.Sequential(*layers[:-1])
+        self.shortcut = nn.Conv2d(inside, 4 * width, 1, stride, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.relu(self.layers(x) + self.shortcut(x))
+
+
+def vision(steps: int) -> Iterator[None]:
+    draw = random.Random(SEED)
+    layers, inside = [nn.Conv2d(3, 64, 7, 2, 3), nn.ReLU(), nn.MaxPool2d(3, 2, 1)], 64
+    with torch.device("cuda"):
+        for width, repeats, stride in ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)):
+            for index in range(repeats):
+                layers.append(Bottleneck(inside, width, stride if index == 0 else 1))
+                inside = 4 * width
+        layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inside, 1000)]
+        model = nn.Sequential(*layers).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(steps):
+        pictures = torch.zeros(16, 3, 160, 160, device="cuda")
+        loss = F.cross_entropy(model(pictures), blank(16, 1)[:, 0])
+        loss.backward()
+        del pictures, loss
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        with torch.no_grad():
+            model(torch.zeros(draw.randrange(1, 48), 3, 192, 192, device="cuda")).argmax(-1)
+        yield
+
+
+def graph(steps: int) -> Iterator[None]:
+    draw, nodes, width = random.Random(SEED), 300_000, 128
+    with torch.device("cuda"):
+        features = torch.zeros(nodes, width)
+        layers = nn.ModuleList(
+            nn.Linear(2 * inside, outside)
+            for inside, outside in ((width, 256), (256, 256), (256, 47))
+        )
+    optimizer = torch.optim.Adam(layers.parameters(), lr=3e-3)
+    for _ in range(steps):
+        # Neighbours that two nodes share are taken once: layers of any size.
+        counts = [1024]
+        for most in (15, 10, 5):
+            counts.append(int(counts[-1] * (1 + most * draw.uniform(0.3, 0.7))))
+        x = features[blank(counts[-1], 1)[:, 0]]
+        for layer, count in zip(layers, counts[-2::-1]):
+            edges = blank(2, int(len(x) * draw.uniform(1.0, 1.3)))
+            near = x.new_zeros(count, x.shape[1]).index_add(0, edges[1], x[edges[0]])
+            x = F.relu(layer(torch.cat((x[:count], near), 1)))
+        loss = F.cross_entropy(x, blank(counts[0], 1)[:, 0])
+        loss.backward()
+        del x, edges, near, loss
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        yield
+
+
+def adapters(steps: int) -> Iterator[None]:
+    """One model, and the small weights of many tasks: room for a hundred of them."""
+    draw, width, depth = random.Random(SEED), 1024, 12
+    with torch.device("cuda"):
+        model = Decoder([Block(width, 16, 2816) for _ in range(depth)], width, 32000).half()
+    loaded: dict[int, list[torch.Tensor]] = {}
+    for _ in range(steps):
+        for _ in range(30):
+            task = int(200 * draw.random() ** 1.5)
+            if task not in loaded:
+                if len(loaded) == 100:
+                    del loaded[next(iter(loaded))]
+                rank = random.Random(task).choice((4, 8, 16, 32, 64))
+                loaded[task] = [
+                    torch.zeros(shape, dtype=torch.half, device="cuda")
+                    for _ in range(2 * depth)
+                    for shape in ((rank, width), (width, rank))
+                ]
+        x = model.embedding(blank(draw.randrange(1, 8), draw.randrange(16, 300)))
+        pairs = iter(loaded[task])
+        with torch.no_grad():
+            for layer in model.layers:
+                down, up = next(pairs), next(pairs)
+                x = layer(x) + F.linear(F.linear(x, down), up)
+            model.head(model.norm(x[:, -1]))
+        del x
+        yield
+
+
 PROGRAMS: dict[str, Callable[[int], Iterator[None]]] = {
-    program.__name__: program for program in (llama, lengths, moe, offload, generate, small)
+    program.__name__: program
+    for program in (llama, lengths, moe, offload, generate, small, vision, graph, adapters)
 }

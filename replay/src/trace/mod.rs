@@ -136,12 +136,55 @@ impl Trace {
         Self::read(&name, file).map_err(|e| e.in_file(path))
     }
 
+    /// Reads the compressed traces of a folder (`*.trace.zst`), by name; none where there are none.
+    ///
+    /// # Errors
+    /// The folder cannot be read, or a trace of it: as for [`Trace::open`].
+    pub fn open_all(folder: &Path) -> Result<Vec<Self>, TraceError> {
+        let unreadable = |e: std::io::Error| {
+            TraceError::new(0, Damage::Unreadable(e.to_string())).in_file(folder)
+        };
+        let entries = std::fs::read_dir(folder).map_err(unreadable)?;
+        let mut paths: Vec<_> = entries
+            .map(|entry| entry.map(|entry| entry.path()).map_err(unreadable))
+            .collect::<Result<_, _>>()?;
+        paths.retain(|path| path.to_string_lossy().ends_with(".trace.zst"));
+        paths.sort();
+        paths.iter().map(|path| Self::open(path)).collect()
+    }
+
     /// Reads a trace from `input`, zstd-compressed or plain.
     ///
     /// # Errors
     /// [`TraceError`], as for [`Trace::open`].
     pub fn read(name: &str, input: impl std::io::Read) -> Result<Self, TraceError> {
         reader::read(name, input)
+    }
+
+    /// Highest sum of live blocks on one device, each rounded up to [`ALIGNMENT`]: what a device
+    /// must have. [`Trace::peak_live`] where there is one device.
+    #[must_use]
+    pub fn peak_live_of_a_device(&self) -> u64 {
+        if self.devices <= 1 {
+            return self.peak_live;
+        }
+        let (mut live, mut peak) = (vec![0; self.devices.into()], 0);
+        let mut blocks = vec![(0, 0); self.blocks()];
+        for op in &self.ops {
+            match *op {
+                Op::Alloc { size, block, device, .. } => {
+                    blocks[block as usize] = (rounded(size), usize::from(device));
+                    live[usize::from(device)] += rounded(size);
+                    peak = peak.max(live[usize::from(device)]);
+                }
+                Op::Free { block } => {
+                    let (size, device) = blocks[block as usize];
+                    live[device] -= size;
+                }
+                _ => {}
+            }
+        }
+        peak
     }
 
     /// The same without the program's kernels, events, waits and marks: what the allocator is
@@ -162,6 +205,15 @@ mod tests {
     #[test]
     fn an_operation_takes_sixteen_bytes() {
         assert_eq!(std::mem::size_of::<Op>(), 16);
+    }
+
+    #[test]
+    fn a_device_must_have_what_was_live_on_the_fullest() {
+        let read = |text: &str| Trace::read("devices", text.as_bytes()).expect("a trace");
+        let two = read("a 1 1024 0 0\na 2 4096 1 0\nf 1\na 3 2048 0 0\nf 2\na 4 1024 1 0\n");
+        assert_eq!((two.peak_live, two.peak_live_of_a_device()), (6144, 4096));
+        let one = read("a 1 1024 0 0\na 2 4096 0 7\nf 1\n");
+        assert_eq!((one.peak_live, one.peak_live_of_a_device()), (5120, 5120));
     }
 
     #[test]

@@ -31,10 +31,10 @@ struct Run {
     hold: f64,
     /// Smallest device that completes over peak live.
     fit: f64,
-    /// `hold` where kernels take time.
-    hold_on_time: f64,
+    /// `hold` where kernels take time; no time is measured of small programs.
+    hold_on_time: Option<f64>,
     /// End of the device's work over that with an allocator that costs nothing.
-    device_end: f64,
+    device_end: Option<f64>,
     /// Calls of the driver.
     driver_calls: u64,
 }
@@ -45,6 +45,8 @@ struct Trace {
     /// Bytes.
     peak_live: u64,
     runs: Vec<Run>,
+    /// One of `traces/small`.
+    small: bool,
 }
 
 /// `cargo xtask figures`: measures, and writes what is kept, the picture and the pages; with
@@ -124,13 +126,19 @@ fn kept(report: &Value) -> Result<String, String> {
 fn figures(report: &Value) -> Result<Vec<Value>, String> {
     let figures = |trace: &Trace| {
         let one = |run: &Run| {
-            serde_json::json!({
+            let mut figures = serde_json::json!({
                 "trace": trace.name, "peak_live": trace.peak_live, "allocator": run.allocator,
                 "peak_reserved": run.peak_reserved, "hold": short(run.hold),
-                "fit": short(run.fit), "hold_on_time": short(run.hold_on_time),
-                "device_end": short(run.device_end),
-                "driver_calls": run.driver_calls,
-            })
+                "fit": short(run.fit), "driver_calls": run.driver_calls,
+            });
+            for (what, ratio) in
+                [("hold_on_time", run.hold_on_time), ("device_end", run.device_end)]
+            {
+                if let Some(ratio) = ratio {
+                    figures[what] = short(ratio).into();
+                }
+            }
+            figures
         };
         trace.runs.iter().map(one).collect::<Vec<_>>()
     };
@@ -142,30 +150,36 @@ fn short(ratio: f64) -> f64 {
     (ratio * 1e6).round() / 1e6
 }
 
-/// The traces of a report.
+/// The traces of a report, the small programs behind the others.
 fn traces(report: &Value) -> Result<Vec<Trace>, String> {
     let list = |value: &Value, what: &str| {
         value[what].as_array().cloned().ok_or_else(|| format!("bench.json: no list {what:?}"))
     };
-    let trace = |trace: &Value| {
+    let trace = |trace: &Value, small| {
         Ok(Trace {
             name: word(trace, "trace")?,
             peak_live: count(trace, "peak_live")?,
             runs: list(trace, "runs")?.iter().map(run).collect::<Result<_, String>>()?,
+            small,
         })
     };
-    list(report, "traces")?.iter().map(trace).collect()
+    let (large, small) = (list(report, "traces")?, list(report, "small")?);
+    let large = large.iter().map(|of| trace(of, false));
+    large.chain(small.iter().map(|of| trace(of, true))).collect()
 }
 
 fn run(run: &Value) -> Result<Run, String> {
-    let time = &run["timeline"];
+    let time = Some(&run["timeline"]).filter(|time| !time.is_null());
+    let timed = |what| time.map(|time| number(time, what)).transpose();
     Ok(Run {
         allocator: word(run, "allocator")?,
         peak_reserved: count(run, "peak_reserved")?,
         hold: number(run, "hold_ratio")?,
         fit: number(run, "fit_ratio")?,
-        hold_on_time: number(time, "hold_ratio")?,
-        device_end: number(time, "device_end_ns")? / number(time, "perfect_end_ns")?,
+        hold_on_time: timed("hold_ratio")?,
+        device_end: timed("device_end_ns")?
+            .zip(timed("perfect_end_ns")?)
+            .map(|(end, perfect)| end / perfect),
         driver_calls: count(run, "driver_calls")?,
     })
 }

@@ -10,12 +10,24 @@ const ALLOCATORS: [(&str, &str); 3] = [
     ("gruyere", "**Gruyère**"),
 ];
 
-/// What stands between the marks of `name`; `None`: there is no such figure.
+/// What stands between the marks of `name`, which begins with `small` where it is of the small
+/// programs; `None`: there is no such figure.
 pub fn figure(name: &str, traces: &[Trace]) -> Option<String> {
+    let (name, small) = match name.strip_prefix("small ") {
+        Some(name) => (name, true),
+        None => (name, false),
+    };
+    let traces: Vec<&Trace> = traces.iter().filter(|trace| trace.small == small).collect();
+    let traces = traces.as_slice();
     let known = |allocator: &str| ALLOCATORS.iter().any(|(name, _)| *name == allocator);
     match name.split_once(' ').unwrap_or((name, "")) {
         ("holds", "") => Some(holds(traces)),
+        ("everything", "") if small => Some(small_programs(traces)),
         ("everything", "") => Some(everything(traces)),
+        ("count", "") => Some(traces.len().to_string()),
+        ("median", allocator) if known(allocator) => {
+            Some(signed(median(excesses(traces, allocator))))
+        }
         ("summary", "") => Some(summary(traces)),
         ("excess", allocator) if known(allocator) => Some(range(excesses(traces, allocator))),
         ("held-more-than", allocator) if known(allocator) => {
@@ -28,13 +40,13 @@ pub fn figure(name: &str, traces: &[Trace]) -> Option<String> {
     }
 }
 
-fn runs<'a>(traces: &'a [Trace], allocator: &'a str) -> impl Iterator<Item = &'a Run> {
+fn runs<'a>(traces: &'a [&'a Trace], allocator: &'a str) -> impl Iterator<Item = &'a Run> {
     let all = traces.iter().flat_map(|trace| &trace.runs);
     all.filter(move |run| run.allocator == allocator)
 }
 
 /// Percent that is held beyond the peak of live.
-fn excesses(traces: &[Trace], allocator: &str) -> Vec<f64> {
+fn excesses(traces: &[&Trace], allocator: &str) -> Vec<f64> {
     runs(traces, allocator).map(|run| (run.hold - 1.0) * 100.0).collect()
 }
 
@@ -55,18 +67,26 @@ fn percent(value: f64) -> String {
     if value < 9.95 { format!("{value:.1}%") } else { format!("{value:.0}%") }
 }
 
-/// The traces on which Gruyère's figure is above `other`'s, as it is printed.
-fn worse(traces: &[Trace], other: &str, of: impl Fn(&Run) -> f64) -> String {
+/// The traces on which an allocator's figure is above `other`'s, as it is printed.
+fn above<'a>(
+    traces: &[&'a Trace],
+    allocator: &str,
+    other: &str,
+    of: impl Fn(&Run) -> f64,
+) -> Vec<&'a Trace> {
     let one = |trace: &Trace, allocator: &str| {
         let run = trace.runs.iter().find(|run| run.allocator == allocator)?;
         // As the table shows it: what nobody can see there is no difference.
         Some((of(run) * 1000.0).round())
     };
-    let worse: Vec<String> = traces
-        .iter()
-        .filter(|trace| one(trace, "gruyere") > one(trace, other))
-        .map(|trace| format!("`{}`", trace.name))
-        .collect();
+    let worse = |trace: &&&Trace| one(trace, allocator) > one(trace, other);
+    traces.iter().filter(worse).copied().collect()
+}
+
+/// The traces on which Gruyère's figure is above `other`'s.
+fn worse(traces: &[&Trace], other: &str, of: impl Fn(&Run) -> f64) -> String {
+    let worse = above(traces, "gruyere", other, of);
+    let worse: Vec<String> = worse.iter().map(|trace| format!("`{}`", trace.name)).collect();
     match worse.split_last() {
         None => "no trace".to_owned(),
         Some((last, [])) => last.clone(),
@@ -80,7 +100,7 @@ pub fn gib(bytes: u64) -> String {
 }
 
 /// One row a trace: what each allocator holds beyond the peak of live.
-fn holds(traces: &[Trace]) -> String {
+fn holds(traces: &[&Trace]) -> String {
     let mut table = "\n\n| trace | peak live |".to_owned();
     ALLOCATORS.iter().for_each(|(_, name)| {
         let _ = write!(table, " {name} |");
@@ -99,7 +119,7 @@ fn holds(traces: &[Trace]) -> String {
 }
 
 /// A row an allocator, over all traces.
-fn summary(traces: &[Trace]) -> String {
+fn summary(traces: &[&Trace]) -> String {
     let mut table = "\n\n| allocator | held beyond live | on average | fit |\n\
                      |---|---:|---:|---:|\n"
         .to_owned();
@@ -114,8 +134,71 @@ fn summary(traces: &[Trace]) -> String {
     table + "\n"
 }
 
+/// Of a run.
+type Figure = fn(&Run) -> f64;
+
+/// Of the small programs what each allocator holds beyond live and the smallest device, and what
+/// the rows come to.
+fn small_programs(traces: &[&Trace]) -> String {
+    let mut table = "\n\n| program | peak live |".to_owned();
+    for what in ["held", "smallest device"] {
+        for name in ["default", "expandable", "**Gruyère**"] {
+            let _ = write!(table, " {what}, {name} |");
+        }
+    }
+    table.push_str("\n|---|---:|---:|---:|---:|---:|---:|---:|\n");
+    let figures: [Figure; 2] = [|run| run.hold, |run| run.fit];
+    let beyond = |of: Figure, allocator: &str| -> Vec<f64> {
+        runs(traces, allocator).map(|run| (of(run) - 1.0) * 100.0).collect()
+    };
+    for trace in traces {
+        let _ = write!(table, "| {} | {} MiB |", trace.name, trace.peak_live >> 20);
+        for of in figures {
+            for (allocator, _) in ALLOCATORS {
+                let run = trace.runs.iter().find(|run| run.allocator == allocator);
+                let cell = run.map_or("-".into(), |run| signed((of(run) - 1.0) * 100.0));
+                let _ = write!(table, " {cell} |");
+            }
+        }
+        table.push('\n');
+    }
+    let mut row = |name: &str, cell: &dyn Fn(Figure, &str) -> String| {
+        let _ = write!(table, "| {name} | |");
+        for of in figures {
+            for (allocator, _) in ALLOCATORS {
+                let _ = write!(table, " {} |", cell(of, allocator));
+            }
+        }
+        table.push('\n');
+    };
+    row("**worst**", &|of, allocator| signed(most(&beyond(of, allocator))));
+    row("**median**", &|of, allocator| signed(median(beyond(of, allocator))));
+    for (other, name) in [("torch", "**above default**"), ("expandable", "**above expandable**")] {
+        row(name, &|of, allocator| match allocator == other {
+            true => String::new(),
+            false => above(traces, allocator, other, of).len().to_string(),
+        });
+    }
+    table + "\n"
+}
+
+fn signed(percents: f64) -> String {
+    let sign = if percents < 0.0 { "" } else { "+" };
+    format!("{sign}{}", percent(percents))
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    match values.len() % 2 {
+        _ if values.is_empty() => f64::NAN,
+        0 => f64::midpoint(values[middle - 1], values[middle]),
+        _ => values[middle],
+    }
+}
+
 /// Every figure, a row an allocator and trace.
-fn everything(traces: &[Trace]) -> String {
+fn everything(traces: &[&Trace]) -> String {
     let mut table = "\n\n| trace | allocator | peak live | peak held | hold | fit | hold on time \
                      | device end | driver calls |\n|---|---|---:|---:|---:|---:|---:|---:|---:|\n"
         .to_owned();
@@ -133,8 +216,8 @@ fn everything(traces: &[Trace]) -> String {
                 gib(run.peak_reserved),
                 run.hold,
                 run.fit,
-                run.hold_on_time,
-                (run.device_end - 1.0) * 100.0,
+                run.hold_on_time.unwrap_or(f64::NAN),
+                (run.device_end.unwrap_or(f64::NAN) - 1.0) * 100.0,
                 thousands(run.driver_calls),
             );
         }
@@ -155,7 +238,7 @@ mod tests {
 
     fn run(allocator: &str, hold: f64, fit: f64) -> Run {
         let allocator = allocator.to_owned();
-        let (hold_on_time, device_end) = (hold, 1.02);
+        let (hold_on_time, device_end) = (Some(hold), Some(1.02));
         let peak_reserved = (hold * (1u64 << 30) as f64) as u64;
         Run { allocator, peak_reserved, hold, fit, hold_on_time, device_end, driver_calls: 1234567 }
     }
@@ -170,8 +253,43 @@ mod tests {
                     run("expandable", expandable, 1.0),
                     run("gruyere", ours, 1.001),
                 ],
+                small: false,
             })
             .into()
+    }
+
+    #[test]
+    fn small_programs_have_figures_of_their_own() {
+        let mut traces = two();
+        for (name, ours) in [("c", 1.08), ("d", 1.04), ("e", 1.02)] {
+            let runs = vec![
+                run("torch", 1.06, 1.02),
+                run("expandable", 1.03, 1.0),
+                run("gruyere", ours, 1.001),
+            ];
+            let name = name.to_owned();
+            traces.push(Trace { name, peak_live: 138 << 20, runs, small: true });
+        }
+        let of = |name| figure(name, &traces).unwrap();
+        assert_eq!(of("excess torch"), "2.9% to 50%");
+        assert_eq!(of("small count"), "3");
+        assert_eq!(of("small median gruyere"), "+4.0%");
+        assert_eq!(of("small held-more-than torch"), "`c`");
+        assert_eq!(of("small held-more-than expandable"), "`c` and `d`");
+        let table = of("small everything");
+        for row in [
+            "| c | 138 MiB | +6.0% | +3.0% | +8.0% | +2.0% | +0.0% | +0.1% |\n",
+            "| **worst** | | +6.0% | +3.0% | +8.0% | +2.0% | +0.0% | +0.1% |\n",
+            "| **median** | | +6.0% | +3.0% | +4.0% | +2.0% | +0.0% | +0.1% |\n",
+            "| **above default** | |  | 0 | 1 |  | 0 | 0 |\n",
+            "| **above expandable** | | 3 |  | 2 | 3 |  | 3 |\n",
+        ] {
+            assert!(table.contains(row), "{row} is missing in\n{table}");
+        }
+    }
+
+    fn all(traces: &[Trace]) -> Vec<&Trace> {
+        traces.iter().collect()
     }
 
     #[test]
@@ -187,10 +305,10 @@ mod tests {
 
     #[test]
     fn tables_have_a_row_for_each_trace_and_run() {
-        assert!(holds(&two()).contains("| b | 1.00 GiB | +2.9% | +0.0% | +0.7% |\n"));
+        assert!(holds(&all(&two())).contains("| b | 1.00 GiB | +2.9% | +0.0% | +0.7% |\n"));
         let row = "| torch, default | 2.9% to 50% | 26% | 1.020 to 1.020 |\n";
-        assert!(summary(&two()).contains(row), "{}", summary(&two()));
-        let everything = everything(&two());
+        assert!(summary(&all(&two())).contains(row), "{}", summary(&all(&two())));
+        let everything = everything(&all(&two()));
         assert_eq!(everything.lines().count(), 4 + 6 + 1);
         let row = "|  | **Gruyère** |  | 1.00 | 1.0040 | 1.001 | 1.00 | +2.00% | 1,234,567 |";
         assert!(everything.contains(row), "{everything}");

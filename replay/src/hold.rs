@@ -1,0 +1,244 @@
+//! The bar of hold: how much more than torch's allocators Gruyère may hold at the peak, program by
+//! program, and the table that says how it came out. Nothing takes time.
+//!
+//! `replay/tests/hold.rs` judges by it; `replay/examples/hold.rs` prints the tables.
+
+#![deny(unsafe_code)]
+#![deny(clippy::unwrap_used)]
+
+use crate::bench::{BenchError, Contender, ample};
+use crate::engine::{Blind, End, replay};
+use crate::stage::{PhantomStage, Setup, Stage};
+use crate::trace::Trace;
+use std::fmt;
+
+/// What device memory comes in, bytes.
+pub const PAGE: u64 = 2 << 20;
+
+/// The settings of which memory is one long span of addresses.
+pub const SPANS: [&str; 2] = ["backing:pool", "backing:fixed"];
+
+/// What a program is allowed to hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bar {
+    /// A trace: torch's default and a page, and expandable segments and 2% or two pages, whichever
+    /// is more.
+    Trace,
+    /// Blocks drawn by chance: torch's default and 2% or a page a stream, whichever is more.
+    Drawn,
+    /// Next to nothing: what torch's default holds.
+    Bottom,
+    /// In spans: torch's default and 2% or a page a stream, whichever is more.
+    Span,
+}
+
+impl Bar {
+    /// Bytes that may be held where torch's allocators hold these.
+    pub fn allowed(self, torch: u64, expandable: u64, streams: u64) -> u64 {
+        let more = |held: u64, pages: u64| held + (held / 50).max(pages * PAGE);
+        match self {
+            Self::Trace => (torch + PAGE).min(more(expandable, 2)),
+            Self::Drawn | Self::Span => more(torch, streams),
+            Self::Bottom => torch,
+        }
+    }
+}
+
+/// The most that was held of a program, bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Held {
+    /// The program's name.
+    pub program: String,
+    /// The most that was live.
+    pub live: u64,
+    /// By torch's default allocator.
+    pub torch: u64,
+    /// By expandable segments.
+    pub expandable: u64,
+    /// By ours, by configuration: `None`, it ran out of memory with room to spare.
+    pub ours: Vec<Option<u64>>,
+    /// What ours may hold.
+    pub allowed: u64,
+}
+
+impl Held {
+    /// Runs torch's allocators and ours, as `confs` configure it, over `trace`.
+    ///
+    /// # Errors
+    /// Where an allocator cannot be set up or a replay breaks off.
+    pub fn of(trace: &Trace, confs: &[&str], bar: Bar) -> Result<Self, BenchError> {
+        let room = ample(trace);
+        let model = |contender| at_peak(trace, &contender).map(|held| held.unwrap_or(room));
+        let (torch, expandable) = (model(Contender::Torch)?, model(Contender::Expandable)?);
+        let ours = |conf: &&str| at_peak(trace, &Contender::Gruyere((*conf).to_owned()));
+        Ok(Self {
+            program: trace.name.clone(),
+            live: trace.peak_live,
+            torch,
+            expandable,
+            ours: confs.iter().map(ours).collect::<Result<_, _>>()?,
+            allowed: bar.allowed(torch, expandable, trace.streams.len() as u64),
+        })
+    }
+
+    /// Bytes beyond the bar, of the configuration that holds the most; `None` where all keep it.
+    pub fn excess(&self) -> Option<u64> {
+        let most = self.ours.iter().map(|held| held.unwrap_or(u64::MAX)).max()?;
+        most.checked_sub(self.allowed).filter(|&excess| excess > 0)
+    }
+}
+
+/// The most that `contender` holds over `trace` on a device with room to spare, bytes; `None`: it
+/// ran out of memory all the same.
+///
+/// # Errors
+/// Where it cannot be set up or the replay breaks off.
+pub fn at_peak(trace: &Trace, contender: &Contender) -> Result<Option<u64>, BenchError> {
+    let mut stage = PhantomStage::new(trace, Setup::instant(ample(trace)));
+    let mut allocator = contender.set_up_quietly(&stage.driver())?;
+    let end = replay(trace, &mut stage, &mut *allocator, &mut Blind)?;
+    Ok((end == End::Completed).then(|| stage.held_peak()))
+}
+
+/// What was held of several programs, and whether the bar is kept.
+#[derive(Clone, Debug)]
+pub struct Table {
+    bar: Bar,
+    confs: Vec<String>,
+    rows: Vec<Held>,
+}
+
+impl Table {
+    /// Runs all of `traces`.
+    ///
+    /// # Errors
+    /// As [`Held::of`].
+    pub fn of<'a>(
+        traces: impl IntoIterator<Item = &'a Trace>,
+        confs: &[&str],
+        bar: Bar,
+    ) -> Result<Self, BenchError> {
+        let rows = traces.into_iter().map(|trace| Held::of(trace, confs, bar));
+        Ok(Self {
+            bar,
+            confs: confs.iter().map(|&conf| conf.to_owned()).collect(),
+            rows: rows.collect::<Result<_, _>>()?,
+        })
+    }
+
+    /// The programs.
+    pub fn rows(&self) -> &[Held] {
+        &self.rows
+    }
+
+    /// What is not kept, a line each.
+    pub fn breaches(&self) -> Vec<String> {
+        let excess = |row: &Held| {
+            let excess = row.excess()?;
+            let Some(most) = row.ours.iter().copied().collect::<Option<Vec<_>>>() else {
+                return Some(format!("{}: out of memory with room to spare", row.program));
+            };
+            let most = most.into_iter().max().unwrap_or(0);
+            let [most, allowed, excess] = [most, row.allowed, excess].map(mib);
+            Some(format!("{}: {most} MiB held, {allowed} allowed, {excess} beyond", row.program))
+        };
+        let mut told: Vec<String> = self.rows.iter().filter_map(excess).collect();
+        if self.bar == Bar::Trace
+            && let Some(median) = self.median()
+            && median > 1.0
+        {
+            told.push(format!("the median of ours to expandable segments': {median:.4}, above 1"));
+        }
+        told
+    }
+
+    /// What ours holds to what expandable segments hold, in the median of all programs; of the
+    /// first configuration.
+    pub fn median(&self) -> Option<f64> {
+        let ratio = |row: &Held| {
+            let ours = (*row.ours.first()?)?;
+            Some(ours as f64 / row.expandable as f64)
+        };
+        let mut ratios: Vec<f64> = self.rows.iter().filter_map(ratio).collect();
+        ratios.sort_by(f64::total_cmp);
+        let middle = ratios.len() / 2;
+        match ratios.len() % 2 {
+            _ if ratios.is_empty() => None,
+            0 => Some(f64::midpoint(ratios[middle - 1], ratios[middle])),
+            _ => Some(ratios[middle]),
+        }
+    }
+}
+
+fn mib(bytes: u64) -> String {
+    format!("{:.1}", bytes as f64 / f64::from(1 << 20))
+}
+
+impl fmt::Display for Table {
+    /// MiB; `over` is what is beyond the bar.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:<28}{:>9}{:>9}{:>9}", "MiB held at the peak", "live", "torch", "expand.")?;
+        for conf in &self.confs {
+            let name = conf.rsplit(':').next().filter(|name| !name.is_empty()).unwrap_or("ours");
+            write!(f, "{name:>9}")?;
+        }
+        writeln!(f, "{:>9}", "over")?;
+        for row in &self.rows {
+            write!(f, "{:<28}", row.program)?;
+            for bytes in [row.live, row.torch, row.expandable] {
+                write!(f, "{:>9}", mib(bytes))?;
+            }
+            for held in &row.ours {
+                write!(f, "{:>9}", held.map_or("none".to_owned(), mib))?;
+            }
+            writeln!(f, "{:>9}", row.excess().map_or(String::new(), mib))?;
+        }
+        if self.bar == Bar::Trace
+            && let Some(median) = self.median()
+        {
+            writeln!(f, "the median of ours to expandable segments': {median:.4}")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_bar_of_a_trace_is_the_lower_of_its_two() {
+        let bar = |torch, expandable| Bar::Trace.allowed(torch * PAGE, expandable * PAGE, 1);
+        assert_eq!(bar(100, 100), 101 * PAGE);
+        assert_eq!(bar(100, 90), 92 * PAGE);
+        assert_eq!(bar(2000, 1000), 1020 * PAGE);
+        assert_eq!(Bar::Drawn.allowed(100 * PAGE, 0, 16), 116 * PAGE);
+        assert_eq!(Bar::Drawn.allowed(1000 * PAGE, 0, 16), 1020 * PAGE);
+        assert_eq!(Bar::Bottom.allowed(PAGE, 0, 1), PAGE);
+    }
+
+    #[test]
+    fn a_row_beyond_the_bar_is_named_with_its_excess_and_so_is_the_median() {
+        let row = |program: &str, ours| Held {
+            program: program.to_owned(),
+            live: PAGE,
+            torch: 4 * PAGE,
+            expandable: 3 * PAGE,
+            ours: vec![ours],
+            allowed: 5 * PAGE,
+        };
+        let table = |rows| Table { bar: Bar::Trace, confs: vec![String::new()], rows };
+        let kept = table(vec![row("kept", Some(3 * PAGE)), row("less", Some(2 * PAGE))]);
+        assert_eq!(kept.breaches(), Vec::<String>::new());
+        let broken = table(vec![row("broken", Some(6 * PAGE)), row("none", None)]);
+        assert_eq!(
+            broken.breaches(),
+            [
+                "broken: 12.0 MiB held, 10.0 allowed, 2.0 beyond",
+                "none: out of memory with room to spare",
+                "the median of ours to expandable segments': 2.0000, above 1",
+            ]
+        );
+        assert!(broken.to_string().contains("broken"), "{broken}");
+    }
+}

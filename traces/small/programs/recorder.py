@@ -1,0 +1,36 @@
+"""What every program here begins with: `import recorder`. It puts an allocator of its own in place
+(recorder.c) that notes each request. `step()` marks the end of a step."""
+
+import ctypes
+import os
+import random
+
+import torch
+
+torch.manual_seed(1)
+draw = random.Random(1)
+# The stand-in's cuDNN serves convolutions and recurrent networks; not attention.
+torch.backends.cuda.enable_cudnn_sdp(False)
+
+_library = ctypes.CDLL(os.environ["GRUYERE_RECORDER"])
+
+
+def _address(name):
+    return ctypes.cast(getattr(_library, f"recorder_{name}"), ctypes.c_void_p).value
+
+
+_allocator = torch._C._cuda_customAllocator(_address("malloc"), _address("free"))
+_allocator.set_record_stream_fn(_address("record_stream"))
+torch._C._cuda_changeCurrentAllocator(_allocator)
+
+
+def step():
+    """A step or a request is done."""
+    _library.recorder_mark(b"step")
+
+
+def blank(*shape, high=1000, dtype=torch.long):
+    """Tokens or pictures as a loader hands them over: made on the host, copied."""
+    if dtype == torch.long:
+        return torch.randint(high, shape).cuda()
+    return torch.zeros(shape, dtype=dtype).cuda()
