@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
+use super::callers::caller;
 use super::evidence::Evidence;
 use super::pile::{self, NO_GRAD};
 use super::words::{bytes, of};
@@ -127,7 +128,13 @@ fn grows(evidence: &Evidence<'_>, group: &Group) -> Finding {
     let (since, rate) = (group.since(), bytes(group.bytes_a_step()));
     let whole = of(group.bytes(), evidence.live_bytes());
     let tail = format!("{rate} a step since step {since}: {whole}");
-    let finding = |cause, says, advice| Finding { cause, bytes: group.bytes(), says, advice };
+    let finding = |cause, says, advice| Finding {
+        cause,
+        bytes: group.bytes(),
+        says,
+        advice,
+        ..Finding::default()
+    };
     let stacks = stacks(evidence, group);
     if let Some(called) = of_modules(evidence, &stacks) {
         let Called { place, modules, is_graph, is_untrained } = called;
@@ -158,12 +165,13 @@ fn grows(evidence: &Evidence<'_>, group: &Group) -> Finding {
         1 => place.push_str(" and 1 line more"),
         more => place.push_str(&format!(" and {more} lines more")),
     }
-    match is_like_a_cache(&stacks) {
+    let found = match is_like_a_cache(&stacks) {
         true => {
             finding(Cause::Cache, format!("{place} fills a cache without bound, {tail}"), CACHE)
         }
         false => finding(Cause::Leak, format!("{place} keeps {tail}"), LEAK),
-    }
+    };
+    Finding { names: first.site, ..found }
 }
 
 const LEAK: &[&str] = &[
@@ -245,29 +253,6 @@ fn of_modules(evidence: &Evidence<'_>, stacks: &[Stack<'_>]) -> Option<Called> {
     let place = called.or(sites.first().and_then(|site| site.line()));
     let place = place.map_or("The program".to_owned(), |frame| evidence.names.frame(frame));
     Some(Called { place, modules: by_module.len(), is_graph, is_untrained })
-}
-
-/// The innermost of the program's own frames that all of these have called through and that is no
-/// module's `forward`: the line that calls the model, where there is one.
-pub(super) fn caller<'a>(sites: &[&'a Site]) -> Option<&'a Frame> {
-    let shared = common(sites);
-    let is_forward = |frame: &&Frame| frame.function.ends_with("forward");
-    shared.iter().rev().copied().find(|frame| !is_forward(frame)).or(shared.last().copied())
-}
-
-/// The program's own frames that all of these have called through, the outermost first.
-fn common<'a>(sites: &[&'a Site]) -> Vec<&'a Frame> {
-    let own = |site: &&'a Site| -> Vec<&'a Frame> {
-        site.frames.iter().rev().filter(|frame| frame.is_own()).collect()
-    };
-    let Some((first, others)) = sites.split_first() else { return Vec::new() };
-    let mut shared = own(first);
-    for site in others {
-        let alike = shared.iter().zip(own(site)).take_while(|(one, other)| **one == *other);
-        let alike = alike.count();
-        shared.truncate(alike);
-    }
-    shared
 }
 
 /// Blocks of ever new sizes.

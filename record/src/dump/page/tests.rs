@@ -1,4 +1,5 @@
 use super::*;
+use crate::EventKind;
 use crate::conclusion::{Cause, Conclusion};
 use crate::dump::state::{Block, BlockKind, Event, Segment, Stretch};
 use crate::sites::{Frame, Site, SiteId, Sites};
