@@ -158,12 +158,14 @@ fn others(evidence: &Evidence<'_>, refused: &Refused) -> Option<Finding> {
 fn ceiling(evidence: &Evidence<'_>, refused: &Refused) -> Option<Finding> {
     let (limit, total) = (evidence.room(), evidence.device.total_bytes);
     let has_room = refused.free.is_some_and(|free| free >= refused.asked);
+    let place = evidence.names.place(evidence.sites, refused.limit_site);
+    let set = place.map_or(String::new(), |place| format!(": {place} has set it"));
     (limit < total && has_room).then(|| Finding {
         cause: Cause::Ceiling,
         // It is what refused, but not what took the memory.
         bytes: 0,
         says: format!(
-            "The ceiling of {} is reached, while the device of {} has room",
+            "The ceiling of {} is reached, while the device of {} has room{set}",
             bytes(limit),
             bytes(total)
         ),

@@ -13,6 +13,8 @@ pub struct Refused {
     pub asked: u64,
     /// Where in the program.
     pub site: SiteId,
+    /// Where in the program the ceiling was set, where a line of it did.
+    pub limit_site: SiteId,
     /// What others hold of the device. From outside of the process it is only known that it was at
     /// least so much.
     pub others: u64,
@@ -49,6 +51,7 @@ impl<'a> Evidence<'a> {
             Some(refused) => Some(Refused {
                 asked: refused.asked_bytes,
                 site: refused.site,
+                limit_site: refused.limit_site,
                 others: refused.cause.others_bytes.unwrap_or(0),
                 free: refused.cause.free_bytes,
                 largest: Some(refused.cause.largest_request_bytes).filter(|&bytes| bytes > 0),
@@ -56,6 +59,7 @@ impl<'a> Evidence<'a> {
             None => last_refused(state).map(|(_, asked)| Refused {
                 asked,
                 site: SiteId::NONE,
+                limit_site: SiteId::NONE,
                 others: others_at_least(device, asked),
                 free: None,
                 largest: None,

@@ -18,7 +18,7 @@ const MORE: u64 = 125;
 /// Of what a step has live, a part of less than one in so many is left out.
 const LEAST_PART: u64 = 50;
 /// Forwards from which on it may be that several wait for one backward.
-const SEVERAL: usize = 3;
+const SEVERAL: usize = 2;
 
 /// What is live, by what it is for.
 #[derive(Default)]
@@ -165,9 +165,9 @@ fn advice(
     match larger {
         Some(_) if trains && is_several => {
             return &[
-                "To do: if several forwards wait for one backward (losses that are summed), call \
-                 backward() after each: gradients add up. Else make this step's batch smaller or \
-                 its inputs shorter.",
+                "To do: if losses of several batches are summed for one backward, call backward() \
+                 on each (gradients add up). Else make this step's batch smaller, or its inputs \
+                 shorter.",
             ];
         }
         Some(before) if before.vary() => {

@@ -10,6 +10,7 @@
 #![deny(unsafe_code, clippy::unwrap_used)]
 
 mod callers;
+mod cells;
 mod device;
 mod evidence;
 mod full;
@@ -115,6 +116,7 @@ impl Conclusion {
         let is_steady = findings.is_empty();
         findings.extend(device::find(&evidence, is_steady));
         findings.extend(twice);
+        findings.extend(cells::find(&evidence));
         findings.extend(ranks::uneven(&evidence, ranks));
         // Stable: of equals, the one that was looked for first.
         findings.sort_by_key(|finding| std::cmp::Reverse(finding.bytes));

@@ -7,6 +7,7 @@ use crate::dump::state::{
 use crate::sites::{Frame, Phase, Site, SiteId, Sites};
 use crate::timeline::{Sample, TimelineEntry};
 
+mod cells;
 mod pile;
 mod twice;
 
@@ -352,6 +353,18 @@ fn the_refused_request_is_the_cause_where_it_is_large_and_others_where_they_hold
     let mut leaks = leaking();
     leaks.refused(64 * MIB, GIB, SiteId::NONE);
     assert_eq!(leaks.first().0, Cause::Leak);
+    let mut capped = with_weights(5);
+    let sets = capped.line(15, "<module>");
+    capped.refused(64 * MIB, 0, SiteId::NONE);
+    capped.device.limit_bytes = GIB;
+    let refused = capped.state.out_of_memory.as_mut().expect("set");
+    (refused.cause.free_bytes, refused.limit_site) = (Some(15 * GIB), sets);
+    let (cause, first) = capped.first();
+    assert_eq!(cause, Cause::Ceiling);
+    assert_eq!(
+        first,
+        "The ceiling of 1 GiB is reached, while the device of 16 GiB has room: train.py:15 has set it"
+    );
 }
 
 #[test]
