@@ -44,6 +44,8 @@ pub fn state(heap: &Heap, report: Option<&Report>) -> State {
         .filter_map(|id| device(heap, reader.as_ref(), &mut origins, id, share))
         .collect();
     let here = origins.number(here);
+    let set_at = report.map_or(SiteId::NONE, |report| super::limits::site(report.device));
+    let limit_site = origins.number(set_at);
     let mut state = State {
         format: state::FORMAT.to_owned(),
         version: state::VERSION,
@@ -51,7 +53,8 @@ pub fn state(heap: &Heap, report: Option<&Report>) -> State {
         time_nanoseconds: Moment::take().realtime,
         conclusion: None,
         process: process.into(),
-        out_of_memory: report.map(|report| out_of_memory(report, here)),
+        out_of_memory: report
+            .map(|report| OutOfMemory { limit_site, ..out_of_memory(report, here) }),
         training: origins.training(),
         sites: origins.into_sites(),
         devices,
@@ -95,6 +98,7 @@ fn out_of_memory(report: &Report, site: SiteId) -> OutOfMemory {
         stream_handle: report.stream.1,
         step: report.step,
         site,
+        limit_site: SiteId::NONE,
         context: report.context,
         thread: thread_name(),
         pool: report.pool.as_ref().map(|pool| pool.name.clone()),
