@@ -205,7 +205,7 @@ fn a_program_that_goes_on_as_it_began_is_accused_of_nothing() {
     let (conclusion, _) = page.split_once("\n\n").expect("more");
     assert!(conclusion.contains("train.py:12 in put holds"), "{page}");
     assert!(conclusion.contains("is level: a queue that is full"), "{page}");
-    assert!(conclusion.contains("The most is from train.py:5: 1 GiB"), "{page}");
+    assert!(conclusion.contains("Most is from train.py:5: 1 GiB"), "{page}");
     assert!(!conclusion.contains("To do"), "{page}");
 }
 
