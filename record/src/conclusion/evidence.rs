@@ -139,8 +139,8 @@ impl<'a> Evidence<'a> {
     }
 }
 
-/// The device that a state is about: the one `asked` for, else that of the refused request, else the
-/// one with most held.
+/// The device that a state is about: the one `asked` for, else that of the refused request, else
+/// the one with most held.
 pub fn device_of(state: &State, asked: Option<u32>) -> Option<&DeviceState> {
     let refused = || state.out_of_memory.as_ref().map(|refused| refused.device);
     let last = || last_refused(state).map(|(device, _)| device);

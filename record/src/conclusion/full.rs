@@ -19,6 +19,9 @@ const MORE: u64 = 125;
 const LEAST_PART: u64 = 50;
 /// Forwards from which on it may be that several wait for one backward.
 const SEVERAL: usize = 2;
+/// Lines that are told of who called the model: that one, and the one that called its function.
+const CALLERS: usize = 2;
+const ACTIVATIONS: &str = "activations of the forward";
 
 /// What is live, by what it is for.
 #[derive(Default)]
@@ -91,10 +94,6 @@ impl<'a> Parts<'a> {
         (!named.is_empty()).then(|| format!("Of what is live: {}", named.join("; ")))
     }
 }
-
-const ACTIVATIONS: &str = "activations of the forward";
-/// Lines that are told of those that called the model: itself, and the one that called its function.
-const CALLERS: usize = 2;
 
 /// The device is full, and `refused` was one request too many.
 pub fn find(evidence: &Evidence<'_>, refused: &Refused) -> Finding {

@@ -363,7 +363,8 @@ fn the_refused_request_is_the_cause_where_it_is_large_and_others_where_they_hold
     assert_eq!(cause, Cause::Ceiling);
     assert_eq!(
         first,
-        "The ceiling of 1 GiB is reached, while the device of 16 GiB has room: train.py:15 has set it"
+        "The ceiling of 1 GiB is reached, while the device of 16 GiB has room: train.py:15 has set \
+         it"
     );
 }
 

@@ -27,9 +27,9 @@ pub struct Excerpt {
     lines: Vec<String>,
 }
 
-/// `line` of `path`, and so many lines around it. `None`: there is no such file or line, it is no Python source (a
-/// record may name any file, and a page is shared), or it was changed after `began` (nanoseconds
-/// since 1970), so that its lines are others by now.
+/// `line` of `path`, and so many lines around it. `None`: there is no such file or line, it is no
+/// Python source (a record may name any file, and a page is shared), or it was changed after
+/// `began` (nanoseconds since 1970), so that its lines are others by now.
 pub fn excerpt(path: &str, line: u32, around: usize, began: Option<u64>) -> Option<Excerpt> {
     let shown = Path::new(path);
     if shown.extension()? != "py" {

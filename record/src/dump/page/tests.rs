@@ -176,6 +176,23 @@ fn the_map_has_every_byte_in_a_bounded_number_of_cells() {
 }
 
 #[test]
+fn a_line_of_a_forward_has_the_line_that_called_it_beside_it() {
+    let mut state = state();
+    let frame = |line, function: &str| Frame {
+        file: "/no/train.py".into(),
+        function: function.into(),
+        line,
+    };
+    let inside =
+        Site { frames: vec![frame(10, "Net.forward"), frame(37, "train")], ..Site::default() };
+    state.sites =
+        Sites::new([inside, Site { frames: vec![frame(20, "train")], ..Site::default() }]);
+    let page = page(&state);
+    assert!(page.contains("\"called\":{\"name\":\"train.py:37 in train\""));
+    assert_eq!(page.matches("\"called\":null").count(), 1, "the other line is of no forward");
+}
+
+#[test]
 fn what_the_program_is_called_cannot_end_the_element_that_it_is_in() {
     let mut state = state();
     state.process.command = "</script><script>alert(1)</script><!--".into();
