@@ -137,8 +137,8 @@ fn grows(evidence: &Evidence<'_>, group: &Group) -> Finding {
     };
     let stacks = stacks(evidence, group);
     if let Some(called) = of_modules(evidence, &stacks) {
-        let Called { place, modules, is_graph, is_untrained } = called;
-        return match (is_graph, is_untrained) {
+        let Called { place, modules, is_graph, is_untrained, site } = called;
+        let found = match (is_graph, is_untrained) {
             (true, true) => finding(
                 Cause::NoGrad,
                 format!("{place} keeps graphs (no torch.no_grad()?), {tail}"),
@@ -155,6 +155,7 @@ fn grows(evidence: &Evidence<'_>, group: &Group) -> Finding {
                 HOOKS,
             ),
         };
+        return Finding { names: site, ..found };
     }
     let (first, growth) = &group.lines[0];
     let mut place = place(evidence, first.site);
@@ -221,6 +222,8 @@ struct Called {
     is_graph: bool,
     /// Other code was trained, and no backward has run through this.
     is_untrained: bool,
+    /// One of the line itself, where it makes what grows too.
+    site: SiteId,
 }
 
 /// What is known of the modules, where most of what grows is theirs. Autograd keeps what its
@@ -252,7 +255,11 @@ fn of_modules(evidence: &Evidence<'_>, stacks: &[Stack<'_>]) -> Option<Called> {
     let is_untrained = called.is_some_and(|frame| evidence.is_untrained(frame));
     let place = called.or(sites.first().and_then(|site| site.line()));
     let place = place.map_or("The program".to_owned(), |frame| evidence.names.frame(frame));
-    Some(Called { place, modules: by_module.len(), is_graph, is_untrained })
+    let is_of_line = |block: &&&BlockEntry| evidence.sites.line(block.site) == called;
+    let mut blocks = stacks.iter().flat_map(|stack| &stack.blocks);
+    let site = called.and_then(|_| blocks.find(is_of_line));
+    let site = site.map_or(SiteId::NONE, |block| block.site);
+    Some(Called { place, modules: by_module.len(), is_graph, is_untrained, site })
 }
 
 /// Blocks of ever new sizes.

@@ -201,7 +201,7 @@ fn holders_told(evidence: &Evidence<'_>, named: SiteId, said: &mut Vec<String>) 
     for (number, usage) in told.enumerate() {
         let what = match (number, has_told) {
             (0, false) => "Most is from",
-            (0, true) => "Of the rest, most is from",
+            (0, true) => "Next most is from",
             _ => "then from",
         };
         let base = match number {

@@ -90,6 +90,7 @@ fn forwards(evidence: &Evidence<'_>) -> Option<Finding> {
     if modules.len() < 2 || count < AGAIN || !evidence.is_untrained(frame) {
         return None;
     }
+    let line = stacks.keys().find(|id| evidence.sites.line(**id) == Some(frame));
     let place = evidence.names.frame(frame);
     let told = of(whole, evidence.live_bytes());
     Some(Finding {
@@ -97,7 +98,7 @@ fn forwards(evidence: &Evidence<'_>) -> Option<Finding> {
         bytes: whole,
         says: format!("{place} keeps the graphs of {count} forwards (no torch.no_grad()?): {told}"),
         advice: NO_GRAD,
-        ..Finding::default()
+        names: line.copied().unwrap_or(SiteId::NONE),
     })
 }
 

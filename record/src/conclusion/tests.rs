@@ -141,7 +141,7 @@ fn a_leak_is_named_with_its_line_its_rate_and_its_beginning() {
     // What the first sentence says is not said again.
     assert_eq!(
         conclusion.lines[1],
-        "Of the rest, most is from train.py:5: 1 GiB (30% of the 3.4 GiB live), 16 blocks"
+        "Next most is from train.py:5: 1 GiB (30% of the 3.4 GiB live), 16 blocks"
     );
     assert!(conclusion.lines[2].starts_with("To do: "), "{conclusion:?}");
 }
@@ -314,6 +314,8 @@ fn graphs_of_past_steps_are_told_from_outputs_that_hooks_keep_and_both_are_named
         conclusion.lines[0].starts_with("train.py:20 in train keeps outputs of 2 modules (hooks?)"),
         "{conclusion:?}"
     );
+    let rest = conclusion.lines[1..].iter();
+    assert!(!rest.clone().any(|line| line.contains("train.py:20")), "it is named: {conclusion:?}");
 }
 
 #[test]
@@ -473,7 +475,7 @@ fn pieces_are_told_with_the_request_that_found_no_room_and_the_line_between_them
     );
     assert!(!rest.contains("train.py:15") && !rest.contains("train.py:34"), "{said}");
     assert_eq!(said.matches("train.py:27").count(), 1, "{said}");
-    assert!(rest.starts_with("Of the rest, most is from train.py:5: 1 GiB (87% of"), "{said}");
+    assert!(rest.starts_with("Next most is from train.py:5: 1 GiB (87% of"), "{said}");
     // More than lies free: the pieces are not why.
     let mut made = in_pieces();
     made.refused(10 * GIB, 0, SiteId::NONE);
