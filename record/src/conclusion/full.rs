@@ -18,7 +18,7 @@ const MORE: u64 = 125;
 /// Of what a step has live, a part of less than one in so many is left out.
 const LEAST_PART: u64 = 50;
 /// Forwards from which on it may be that several wait for one backward.
-const SEVERAL: usize = 2;
+const SEVERAL: usize = 3;
 /// Lines that are told of who called the model: that one, and the one that called its function.
 const CALLERS: usize = 2;
 const ACTIVATIONS: &str = "activations of the forward";
