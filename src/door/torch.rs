@@ -27,10 +27,12 @@
 
 use super::{ONLY_WATCHED, current, fork, guarded, heap, oom, profiler, raise};
 use crate::driver::StreamHandle;
+use crate::dump::limits;
 use crate::heap::device::Device;
 use crate::heap::runs::page_table::Page;
 use crate::heap::small::size_class::SMALL_MAX;
 use crate::heap::{Error, Heap, Owned};
+use crate::record::SiteId;
 use std::ffi::{c_int, c_void};
 
 /// `cudaStream_t`: 0 and 1 are the legacy default stream, 2 the calling thread's.
@@ -277,7 +279,18 @@ pub extern "C" fn gruyere_memory_fraction(fraction: f64, device: c_int) {
         if let Err(error) = heap.set_memory_fraction(fraction, i64::from(device)) {
             log::error!("gruyere_memory_fraction({fraction}, {device}): {error}");
         }
+        note_who_capped(heap, fraction, device);
     });
+}
+
+/// Notes where the program is, for an out-of-memory under the ceiling that it has set there.
+fn note_who_capped(heap: &Heap, fraction: f64, device: c_int) {
+    let Ok(number) = u32::try_from(device) else { return };
+    let Ok(stats) = heap.stats(device.into()) else { return };
+    // It may be at the whole device again, or above `limit:`.
+    let asked = (stats.total_memory as f64 * fraction) as u64;
+    let is_its_own = stats.limit < stats.total_memory && stats.limit == asked;
+    limits::set_at(number, if is_its_own { heap.site_here() } else { SiteId::NONE });
 }
 
 /// The start of the piece of memory that `pointer` lies in, and its bytes in `*size` (where `size`

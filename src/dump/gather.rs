@@ -10,12 +10,12 @@ use crate::heap::policy::ladder::{self, Ladder, RUNG_NAMES};
 use crate::heap::report::oom::Report;
 use crate::heap::report::segment_stats::{self, Place, SegmentStats};
 use crate::heap::report::snapshot::{self, BlockState, Holder, Snapshot};
+use crate::record::clock::Moment;
 use crate::record::conclusion::Conclusion;
 use crate::record::dump::origins::Origins;
 use crate::record::facts::Process;
 use crate::record::held::peak_ratio;
 use crate::record::{LIFETIMES, Reader, SiteId};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Small blocks that are told one by one; beyond them, those of a slab are told as one. A dump of
 /// so many has some tens of MiB.
@@ -44,16 +44,17 @@ pub fn state(heap: &Heap, report: Option<&Report>) -> State {
         .filter_map(|id| device(heap, reader.as_ref(), &mut origins, id, share))
         .collect();
     let here = origins.number(here);
+    let set_at = report.map_or(SiteId::NONE, |report| super::limits::site(report.device));
+    let limit_site = origins.number(set_at);
     let mut state = State {
         format: state::FORMAT.to_owned(),
         version: state::VERSION,
         gruyere: env!("CARGO_PKG_VERSION").to_owned(),
-        time_nanoseconds: SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .map_or(0, |time| time.as_nanos() as u64),
+        time_nanoseconds: Moment::take().realtime,
         conclusion: None,
         process: process.into(),
-        out_of_memory: report.map(|report| out_of_memory(report, here)),
+        out_of_memory: report
+            .map(|report| OutOfMemory { limit_site, ..out_of_memory(report, here) }),
         training: origins.training(),
         sites: origins.into_sites(),
         devices,
@@ -97,6 +98,7 @@ fn out_of_memory(report: &Report, site: SiteId) -> OutOfMemory {
         stream_handle: report.stream.1,
         step: report.step,
         site,
+        limit_site: SiteId::NONE,
         context: report.context,
         thread: thread_name(),
         pool: report.pool.as_ref().map(|pool| pool.name.clone()),

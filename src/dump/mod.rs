@@ -8,6 +8,7 @@
 
 pub mod brief;
 pub mod gather;
+pub mod limits;
 pub mod outside;
 pub mod page;
 pub mod text;

@@ -4,11 +4,11 @@
 use super::state::{self, Block, BlockKind, DeviceState, Held, Segment, State, Sum, lifetime_name};
 use crate::heap::report::segment_stats::SegmentStats;
 use crate::heap::report::snapshot;
+use crate::record::clock::Moment;
 use crate::record::dump::origins::Origins;
 use crate::record::picture::{Picture, Piece, PieceKind, RangeKind};
 use crate::record::reader::DeviceSnapshot;
 use crate::record::{DeviceGauge, Reader, SiteId};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 /// What the record says now; at most `most_events` of the last events.
 pub fn state(reader: &Reader<'_>, most_events: usize) -> State {
@@ -24,9 +24,7 @@ pub fn state(reader: &Reader<'_>, most_events: usize) -> State {
         format: state::FORMAT.to_owned(),
         version: state::VERSION,
         gruyere: process.version.clone(),
-        time_nanoseconds: SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .map_or(0, |time| time.as_nanos() as u64),
+        time_nanoseconds: Moment::take().realtime,
         conclusion: None,
         process: process.into(),
         out_of_memory: None,

@@ -9,15 +9,15 @@ use crate::heap::report::oom::Report;
 use crate::record::conclusion::Conclusion;
 use crate::record::dump::page::{self, About, MOST_BYTES};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::Path;
-use std::sync::{Mutex, PoisonError};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Pages that a process writes.
 pub const MOST_PAGES: u32 = 8;
 /// Of them at thresholds: the out-of-memory that comes after them is told too.
 const MOST_OF_THRESHOLDS: u32 = 4;
-/// Between two pages of one kind: whoever looks for the batch that fits runs out on purpose.
+/// Between two pages: whoever looks for the batch that fits runs out on purpose.
 pub const PAUSE: Duration = Duration::from_secs(60);
 /// How long a page may take: the program waits.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -34,57 +34,86 @@ enum Reason {
 struct Written {
     all: u32,
     of_thresholds: u32,
-    last_out_of_memory: Option<Instant>,
-    last_threshold: Option<Instant>,
+    last: Option<Last>,
+}
+
+/// The last page.
+#[derive(Debug)]
+struct Last {
+    at: Instant,
+    reason: Reason,
+    /// Where it is, once it is there.
+    path: Option<PathBuf>,
+}
+
+/// Where the next page may go.
+#[derive(Debug, PartialEq, Eq)]
+enum Place {
+    New,
+    /// In place of that of an alert, which was passed on the way to it.
+    Of(PathBuf),
 }
 
 impl Written {
-    const NOTHING: Self =
-        Self { all: 0, of_thresholds: 0, last_out_of_memory: None, last_threshold: None };
+    const NOTHING: Self = Self { all: 0, of_thresholds: 0, last: None };
 
-    /// Whether there may be one more; counts it.
-    fn may_write(&mut self, reason: Reason, now: Instant) -> bool {
-        let (last, is_room) = match reason {
-            Reason::OutOfMemory => (&mut self.last_out_of_memory, true),
-            Reason::Threshold => {
-                (&mut self.last_threshold, self.of_thresholds < MOST_OF_THRESHOLDS)
+    /// Where there may be one more, which is counted; `None`: nowhere.
+    fn place(&mut self, reason: Reason, now: Instant) -> Option<Place> {
+        let is_soon = |last: &&mut Last| now.saturating_duration_since(last.at) < PAUSE;
+        if let Some(last) = self.last.as_mut().filter(is_soon) {
+            if (last.reason, reason) != (Reason::Threshold, Reason::OutOfMemory) {
+                return None;
             }
-        };
-        let is_soon = last.is_some_and(|last| now.saturating_duration_since(last) < PAUSE);
-        if is_soon || !is_room || self.all >= MOST_PAGES {
-            return false;
+            if let Some(path) = last.path.take() {
+                *last = Last { at: now, reason, path: None };
+                return Some(Place::Of(path));
+            }
         }
-        *last = Some(now);
+        let is_room = reason == Reason::OutOfMemory || self.of_thresholds < MOST_OF_THRESHOLDS;
+        if !is_room || self.all >= MOST_PAGES {
+            return None;
+        }
+        self.last = Some(Last { at: now, reason, path: None });
         self.all += 1;
         self.of_thresholds += u32::from(reason == Reason::Threshold);
-        true
+        Some(Place::New)
+    }
+
+    /// The page of the alert that was passed last is at `path`.
+    fn is_at(&mut self, path: &Path) {
+        if let Some(last) = self.last.as_mut().filter(|last| last.reason == Reason::Threshold) {
+            last.path = Some(path.to_owned());
+        }
     }
 }
 
 static WRITTEN: Mutex<Written> = Mutex::new(Written::NOTHING);
 
-fn may_write(reason: Reason) -> bool {
-    WRITTEN.lock().unwrap_or_else(PoisonError::into_inner).may_write(reason, Instant::now())
+fn written() -> MutexGuard<'static, Written> {
+    WRITTEN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Writes the page of an out-of-memory beside its dump; where it is. `None`: there was one within
-/// the minute, there were [`MOST_PAGES`], or it can't be written, which the log tells.
+/// Writes the page of an out-of-memory beside its dump, or in place of that of an alert within the
+/// minute; where it is. `None`: there was one of an out-of-memory within the minute, there were
+/// [`MOST_PAGES`], or it can't be written, which the log tells.
 pub fn of_out_of_memory(
     state: &State,
     report: &Report,
     folder: &Path,
     name: &str,
 ) -> Option<String> {
-    if !may_write(Reason::OutOfMemory) {
-        return None;
-    }
+    let place = written().place(Reason::OutOfMemory, Instant::now())?;
     let said = format!("Out of memory, number {} on this device.", report.count);
-    write(state, Some(report.device), said, folder, name)
+    let path = match place {
+        Place::New => folder.join(format!("{name}.html")),
+        Place::Of(path) => path,
+    };
+    write(state, Some(report.device), said, &path)
 }
 
 /// Writes a page to `folder` where `threshold` of `alert:` is passed on a device.
 pub fn of_threshold(heap: &Heap, device: u32, threshold: &str, folder: &Path) {
-    if !may_write(Reason::Threshold) {
+    if written().place(Reason::Threshold, Instant::now()).is_none() {
         return;
     }
     if let Err(error) = file::make_folders(folder) {
@@ -97,26 +126,21 @@ pub fn of_threshold(heap: &Heap, device: u32, threshold: &str, folder: &Path) {
     state.conclusion = Some(Conclusion::of(&state, &[]));
     let name = format!("gruyere-alert-{}-gpu{device}-{}", std::process::id(), file::random_name());
     let said = format!("The alert {threshold} of `alert:` is passed.");
-    if let Some(path) = write(&state, Some(device), said, folder, &name) {
-        log::warn!("alert: {threshold} is passed on device {device}; the page: {path}");
+    let path = folder.join(format!("{name}.html"));
+    if let Some(told) = write(&state, Some(device), said, &path) {
+        written().is_at(&path);
+        log::warn!("alert: {threshold} is passed on device {device}; the page: {told}");
     }
 }
 
-fn write(
-    state: &State,
-    device: Option<u32>,
-    said: String,
-    folder: &Path,
-    name: &str,
-) -> Option<String> {
-    let path = folder.join(format!("{name}.html"));
+fn write(state: &State, device: Option<u32>, said: String, path: &Path) -> Option<String> {
     let about = About { said, device, deadline: Some(Instant::now() + PATIENCE) };
     let written = catch_unwind(AssertUnwindSafe(|| {
-        file::replace(&path, MOST_BYTES, file::PRIVATE, |out| page::write(out, state, &about))
+        file::replace(path, MOST_BYTES, file::PRIVATE, |out| page::write(out, state, &about))
     }));
     match written {
         Ok(Ok(())) => {
-            let whole = std::path::absolute(&path).unwrap_or(path);
+            let whole = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
             Some(whole.display().to_string())
         }
         Ok(Err(error)) => {
@@ -139,7 +163,7 @@ mod tests {
         let mut written = Written::NOTHING;
         let began = Instant::now();
         let at = |seconds| began + Duration::from_secs(seconds);
-        let mut may = |seconds| written.may_write(Reason::OutOfMemory, at(seconds));
+        let mut may = |seconds| written.place(Reason::OutOfMemory, at(seconds)).is_some();
         assert_eq!([0, 1, 59, 60, 61].map(&mut may), [true, false, false, true, false]);
         let later = (2..100).filter(|&minutes| may(60 * minutes)).count();
         assert_eq!(later as u32, MOST_PAGES - 2);
@@ -149,7 +173,8 @@ mod tests {
     fn a_page_that_can_not_be_written_or_made_is_left_out_and_leaves_nothing() {
         let folder = tempfile::tempdir().unwrap();
         let page = |state: &State, folder: &Path| {
-            write(state, None, String::new(), folder, "page").map(|path| path.ends_with(".html"))
+            let path = folder.join("page.html");
+            write(state, None, String::new(), &path).map(|path| path.ends_with(".html"))
         };
         let device = super::super::state::DeviceState::default();
         let state = State { devices: vec![device], ..State::default() };
@@ -168,8 +193,28 @@ mod tests {
         let mut written = Written::NOTHING;
         let began = Instant::now();
         let at = |minutes: u64| began + 60 * minutes as u32 * Duration::from_secs(1);
-        let alerts = (0..20).filter(|&n| written.may_write(Reason::Threshold, at(n))).count();
-        assert_eq!(alerts as u32, MOST_OF_THRESHOLDS);
-        assert!(written.may_write(Reason::OutOfMemory, at(19)));
+        let alerts = (0..20).filter(|&n| written.place(Reason::Threshold, at(n)).is_some());
+        assert_eq!(alerts.count() as u32, MOST_OF_THRESHOLDS);
+        assert_eq!(written.place(Reason::OutOfMemory, at(19)), Some(Place::New));
+    }
+
+    #[test]
+    fn within_a_minute_an_out_of_memory_takes_the_place_of_an_alert_and_neither_follows_it() {
+        let mut written = Written::NOTHING;
+        let began = Instant::now();
+        let at = |seconds| began + Duration::from_secs(seconds);
+        let path = Path::new("alert.html");
+        assert_eq!(written.place(Reason::Threshold, at(0)), Some(Place::New));
+        written.is_at(path);
+        assert_eq!(written.place(Reason::Threshold, at(10)), None);
+        let place = written.place(Reason::OutOfMemory, at(20));
+        assert_eq!(place, Some(Place::Of(path.to_owned())));
+        assert_eq!(written.all, 1);
+        for reason in [Reason::OutOfMemory, Reason::Threshold] {
+            assert_eq!(written.place(reason, at(79)), None, "{reason:?}");
+        }
+        assert_eq!(written.place(Reason::Threshold, at(80)), Some(Place::New));
+        // The alert's page could not be written.
+        assert_eq!(written.place(Reason::OutOfMemory, at(90)), Some(Place::New));
     }
 }

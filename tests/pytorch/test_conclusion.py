@@ -195,7 +195,7 @@ def test_record_stream_that_piles_up(planted):
 def test_a_healthy_program_is_accused_of_nothing(planted):
     cause, (first, *more) = planted.conclusion("healthy")
     assert cause == "nothing"
-    assert first.startswith("Nothing grows (24 steps)") and more[0].startswith("Most is held by ")
+    assert first.startswith("Nothing grows (24 steps)") and more[0].startswith("Most is from ")
     assert not any("To do" in line for line in more)
 
 

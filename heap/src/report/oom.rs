@@ -8,6 +8,9 @@ use std::fmt;
 /// How a ceiling is raised.
 const RAISE: &str = "raise `limit` in GRUYERE_CONF, or torch.cuda.set_per_process_memory_fraction";
 
+/// In the exception, a part of less than one in so many is left out.
+const MUCH: u64 = 20;
+
 /// What is known of an out-of-memory. All numbers but `device` and `count` are bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
@@ -206,7 +209,8 @@ impl Report {
                 }
                 (false, false) => {
                     "More than was asked for lies free, in pieces between blocks that live on: \
-                     tagging what lives long (gruyere.lifetime(\"persistent\")) keeps it apart."
+                     copies of those (one torch.cat, or clone() of each) free the pages between, \
+                     or ask for it in parts."
                 }
             };
             advice.push(why.to_owned());
@@ -229,8 +233,9 @@ impl Report {
         self.of_the_request().or_else(of_capture)
     }
 
-    /// Where the bytes are, in a sentence or two.
+    /// Where the bytes are, in a sentence or two; what is little is in the dump.
     fn held(&self) -> String {
+        let is_much = |bytes: u64, whole: u64| bytes > 0 && bytes >= whole / MUCH;
         let mut said = format!("Gruyère holds {}: {} live", Bytes(self.reserved), Bytes(self.live));
         let parts = [
             (self.pending, "freed but still used by other streams"),
@@ -240,21 +245,17 @@ impl Report {
             (self.arena_free.iter().sum(), "free between large blocks"),
             (self.orphaned, "that the driver would not take back"),
         ];
-        for (bytes, what) in parts.into_iter().filter(|part| part.0 > 0) {
+        for (bytes, what) in parts.into_iter().filter(|part| is_much(part.0, self.reserved)) {
             said.push_str(&format!(", {} {what}", Bytes(bytes)));
         }
         said.push('.');
-        if self.partly > 0 {
-            let partly = Bytes(self.partly);
-            said.push_str(&format!(" {partly} of it lies unused beside blocks, on their pages."));
-        }
-        if self.largest > 0 {
+        if self.largest > 0 && is_much(self.between(), self.reserved) {
             said.push_str(&format!(" The largest free piece has {}.", Bytes(self.largest)));
         }
-        if self.live_peak > self.live {
+        if is_much(self.live_peak.saturating_sub(self.live), self.live) {
             said.push_str(&format!(" Live was {} at its peak.", Bytes(self.live_peak)));
         }
-        if let Some(others) = self.others().filter(|&others| others > 0) {
+        if let Some(others) = self.others().filter(|&others| is_much(others, self.total)) {
             said.push_str(&format!(" Others hold {}.", Bytes(others)));
         }
         said
@@ -331,7 +332,7 @@ mod tests {
              GiB of which 0 bytes is free.\n\
              The device is full of live blocks: a smaller batch, activation checkpointing \
              or offloading would help.\n\
-             Gruyère holds 79.00 GiB: 79.00 GiB live. Others hold 1.00 GiB."
+             Gruyère holds 79.00 GiB: 79.00 GiB live."
         );
     }
 
@@ -382,12 +383,26 @@ mod tests {
 
     #[test]
     fn causes_are_named_only_where_there_are_bytes() {
-        let text = Report { pending: 512 << 20, orphaned: 2 << 20, ..full() }.to_string();
+        let text = Report { pending: 8 << 30, orphaned: 5 << 30, ..full() }.to_string();
         assert!(text.contains(
-            "79.00 GiB live, 512.00 MiB freed but still used by other streams, 2.00 MiB that the \
+            "79.00 GiB live, 8.00 GiB freed but still used by other streams, 5.00 GiB that the \
              driver would not"
         ));
         assert!(!text.contains("CUDA graphs") && !text.contains("between"));
+        // Less than a twentieth: it would be read in vain.
+        let little = Report {
+            slab_free: 1 << 30,
+            partly: 1 << 30,
+            largest: 1 << 20,
+            live_peak: 80 << 30,
+            ..full()
+        };
+        assert_eq!(little.held(), "Gruyère holds 79.00 GiB: 79.00 GiB live.");
+        let held =
+            Report { slab_free: 9 << 30, largest: 1 << 20, total: 90 << 30, ..full() }.held();
+        let told =
+            "9.00 GiB free between small blocks. The largest free piece has 1.00 MiB. Others";
+        assert!(held.contains(told), "{held}");
         let fell = Report { live: 70 << 30, ..full() }.to_string();
         assert!(fell.contains("Live was 79.00 GiB at its peak."));
     }

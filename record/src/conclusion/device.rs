@@ -2,12 +2,12 @@
 
 use std::collections::{BTreeMap, HashSet};
 
+use super::callers::caller;
 use super::evidence::{Evidence, Refused};
-use super::growth::caller;
-use super::words::{bytes, of, percent};
+use super::words::{bytes, of};
 use super::{Cause, Finding, full};
 use crate::EventKind;
-use crate::sites::{By, usage};
+use crate::sites::{By, SiteId, usage};
 use crate::stream::StreamNumber;
 
 /// A share of what is held (or of the device) from which on something is a cause: one in so many.
@@ -17,13 +17,20 @@ const MANY_POOLS: usize = 8;
 
 /// All that is found. `is_steady`: nothing grows.
 pub fn find(evidence: &Evidence<'_>, is_steady: bool) -> Vec<Finding> {
+    let pieces = pieces(evidence);
     let of_request = evidence.refused.iter().flat_map(|refused| {
-        [large_request(evidence, refused), others(evidence, refused), ceiling(evidence, refused)]
+        // Of a request that would have room but for the pieces, these tell.
+        let is_told = pieces.as_ref().is_some_and(|found| found.bytes >= refused.asked);
+        [
+            large_request(evidence, refused).filter(|_| !is_told),
+            others(evidence, refused),
+            ceiling(evidence, refused),
+        ]
     });
     let of_state = [
         cuda_graphs(evidence),
         streams(evidence),
-        pieces(evidence),
+        pieces.clone(),
         large_block(evidence),
         large_once(evidence).filter(|_| is_steady),
     ];
@@ -47,14 +54,15 @@ fn large_request(evidence: &Evidence<'_>, refused: &Refused) -> Option<Finding> 
                 bytes(room)
             )
         }
-        false => format!(
-            "{who} for {} at once, {}% of the {} that there are, with {live} live",
-            bytes(asked),
-            percent(asked, room),
-            bytes(room)
-        ),
+        false => format!("{who} for {} at once, with {live} live of {}", bytes(asked), bytes(room)),
     };
-    Some(Finding { cause: Cause::LargeRequest, bytes: asked, says, advice: LARGE })
+    Some(Finding {
+        cause: Cause::LargeRequest,
+        bytes: asked,
+        says,
+        advice: LARGE,
+        ..Finding::default()
+    })
 }
 
 const LARGE: &[&str] = &[
@@ -81,6 +89,7 @@ fn large_block(evidence: &Evidence<'_>) -> Option<Finding> {
             of(largest.size, evidence.live_bytes())
         ),
         advice: LARGE,
+        names: largest.site,
     })
 }
 
@@ -117,6 +126,7 @@ fn large_once(evidence: &Evidence<'_>) -> Option<Finding> {
             bytes(median)
         ),
         advice: LARGE,
+        ..Finding::default()
     })
 }
 
@@ -130,11 +140,10 @@ fn others(evidence: &Evidence<'_>, refused: &Refused) -> Option<Finding> {
         cause: Cause::Others,
         bytes: refused.others,
         says: format!(
-            "Others hold {about}{} of the {} of device {} ({}%); this process holds {}",
+            "Others hold {about}{} of the {} of device {}; this process holds {}",
             bytes(refused.others),
             bytes(total),
             evidence.device.device,
-            percent(refused.others, total),
             bytes(evidence.device.held.reserved_bytes)
         ),
         advice: &[
@@ -142,24 +151,28 @@ fn others(evidence: &Evidence<'_>, refused: &Refused) -> Option<Finding> {
              run that was not ended, a notebook, or libraries of this process that allocate for \
              themselves.",
         ],
+        ..Finding::default()
     })
 }
 
 fn ceiling(evidence: &Evidence<'_>, refused: &Refused) -> Option<Finding> {
     let (limit, total) = (evidence.room(), evidence.device.total_bytes);
     let has_room = refused.free.is_some_and(|free| free >= refused.asked);
+    let place = evidence.names.place(evidence.sites, refused.limit_site);
+    let set = place.map_or(String::new(), |place| format!(": {place} has set it"));
     (limit < total && has_room).then(|| Finding {
         cause: Cause::Ceiling,
         // It is what refused, but not what took the memory.
         bytes: 0,
         says: format!(
-            "The ceiling of {} is reached, while the device of {} has room",
+            "The ceiling of {} is reached, while the device of {} has room{set}",
             bytes(limit),
             bytes(total)
         ),
         advice: &[
             "To do: raise `limit` in GRUYERE_CONF, or torch.cuda.set_per_process_memory_fraction.",
         ],
+        ..Finding::default()
     })
 }
 
@@ -182,16 +195,16 @@ fn cuda_graphs(evidence: &Evidence<'_>) -> Option<Finding> {
         cause: Cause::CudaGraphs,
         bytes: held,
         says: format!(
-            "{graphs} hold {} in {} pools of their own ({}% of what is held), {} of it \
-             free{made}",
+            "{graphs} have {} of the {} held, in {} pools of their own, {} of it free{made}",
             bytes(held),
+            bytes(evidence.device.held.reserved_bytes),
             pools.len(),
-            percent(held, evidence.device.held.reserved_bytes),
             bytes(free)
         ),
         advice: &["To do: let graphs that are not replayed at once share a pool \
              (torch.cuda.graph(g, pool=...)), pad shapes to a few sizes, drop graphs that are \
              replayed no more."],
+        ..Finding::default()
     })
 }
 
@@ -215,15 +228,16 @@ fn streams(evidence: &Evidence<'_>) -> Option<Finding> {
         cause: Cause::Streams,
         bytes: waits,
         says: format!(
-            "{} is freed and waits for {stream} ({}% of what is held){made}",
+            "{} of the {} held is freed and waits for {stream}{made}",
             bytes(waits),
-            percent(waits, held)
+            bytes(held)
         ),
         advice: &[
             "To do: the host runs ahead of a stream that record_stream named: let it wait for that \
              stream now and then (stream.synchronize() every few steps), or keep fewer batches \
              under way.",
         ],
+        ..Finding::default()
     })
 }
 
@@ -237,22 +251,30 @@ fn pieces(evidence: &Evidence<'_>) -> Option<Finding> {
     // The line of which most blocks lie between.
     let mut found = usage(&evidence.live, evidence.sites, By::Line, evidence.now);
     found.sort_by_key(|usage| std::cmp::Reverse(usage.blocks));
-    let most = found.first().and_then(|most| evidence.sites.get(most.site));
-    let line = most.and_then(|site| caller(&[site])).filter(|line| line.is_own());
-    let lie = line
-        .map_or(String::new(), |line| format!(", most of them of {}", evidence.names.frame(line)));
+    let most = found.first().filter(|most| most.blocks > evidence.device.live.all.blocks / 2);
+    let site = most.map_or(SiteId::NONE, |most| most.site);
+    let made = evidence.callers.made(&evidence.names, evidence.sites, site);
+    let made = made.map_or(String::new(), |made| format!(", most of them from {made}"));
+    let refused = evidence.refused.as_ref().filter(|refused| free >= refused.asked);
+    let largest = refused.and_then(|refused| refused.largest);
+    let most = largest.map_or(String::new(), |largest| format!(" of at most {}", bytes(largest)));
+    let request = refused.map_or(String::new(), |Refused { asked, site, .. }| {
+        let place = evidence.names.place(evidence.sites, *site);
+        let by = place.map_or(String::new(), |place| format!(" by {place}"));
+        format!(": no room for the {} asked for{by}", bytes(*asked))
+    });
     Some(Finding {
         cause: Cause::Pieces,
         bytes: free,
         says: format!(
-            "{} is free in pieces between blocks that live on ({}% of what is held){lie}",
+            "{} of the {} held is free, in pieces{most} between blocks that live on{made}{request}",
             bytes(free),
-            percent(free, held.reserved_bytes)
+            bytes(held.reserved_bytes)
         ),
+        names: site,
         advice: &[
-            "To do: copy what stays once the rest is freed (one torch.cat, or clone() of each), or \
-             make the large request in parts; gruyere.lifetime(\"persistent\") around a line helps \
-             where all that it makes stays.",
+            "To do: once the rest is freed, copy what stays (one torch.cat, or clone() of each), \
+             which frees the pages between; or make the large request in parts.",
         ],
     })
 }
@@ -273,6 +295,6 @@ pub fn nothing(evidence: &Evidence<'_>) -> Finding {
         cause: Cause::Nothing,
         bytes: 0,
         says: format!("Nothing grows ({steps}): {} live, {peak} at the peak", bytes(live)),
-        advice: &[],
+        ..Finding::default()
     }
 }

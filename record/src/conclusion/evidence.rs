@@ -4,6 +4,7 @@ use crate::dump::state::{BlockKind, DeviceState, State, Stretch, Training};
 use crate::sites::{Frame, SiteId, Sites};
 use crate::{BlockEntry, EventKind, LIFETIME_NAMES};
 
+use super::callers::Callers;
 use super::words::Names;
 
 /// A request that could not be met.
@@ -12,11 +13,15 @@ pub struct Refused {
     pub asked: u64,
     /// Where in the program.
     pub site: SiteId,
+    /// Where in the program the ceiling was set, where a line of it did.
+    pub limit_site: SiteId,
     /// What others hold of the device. From outside of the process it is only known that it was at
     /// least so much.
     pub others: u64,
     /// What of the device is free, where the driver said so.
     pub free: Option<u64>,
+    /// The largest request that what is held could satisfy, where that is known.
+    pub largest: Option<u64>,
 }
 
 /// What is known.
@@ -30,6 +35,8 @@ pub struct Evidence<'a> {
     pub now: u32,
     /// The live blocks of which the step is known.
     pub live: Vec<BlockEntry>,
+    /// Who called the lines that hold them.
+    pub callers: Callers<'a>,
     /// Those that wait for streams.
     pub pending: Vec<BlockEntry>,
     /// The request that could not be met, if that is how it ended.
@@ -39,26 +46,23 @@ pub struct Evidence<'a> {
 impl<'a> Evidence<'a> {
     /// What `state` has; `None`: no device.
     pub fn of(state: &'a State) -> Option<Self> {
-        let of_refused = state.out_of_memory.as_ref().map(|refused| refused.device);
-        let last = last_refused(state);
-        let chosen = of_refused.or(last.map(|(device, _)| device));
-        let device = state
-            .devices
-            .iter()
-            .find(|device| Some(device.device) == chosen)
-            .or_else(|| state.devices.iter().max_by_key(|device| device.held.reserved_bytes))?;
+        let device = device_of(state, None)?;
         let refused = match &state.out_of_memory {
             Some(refused) => Some(Refused {
                 asked: refused.asked_bytes,
                 site: refused.site,
+                limit_site: refused.limit_site,
                 others: refused.cause.others_bytes.unwrap_or(0),
                 free: refused.cause.free_bytes,
+                largest: Some(refused.cause.largest_request_bytes).filter(|&bytes| bytes > 0),
             }),
-            None => last.map(|(_, asked)| Refused {
+            None => last_refused(state).map(|(_, asked)| Refused {
                 asked,
                 site: SiteId::NONE,
+                limit_site: SiteId::NONE,
                 others: others_at_least(device, asked),
                 free: None,
+                largest: None,
             }),
         };
         let (live, pending) = blocks(device);
@@ -68,6 +72,7 @@ impl<'a> Evidence<'a> {
             sites: &state.sites,
             names: Names::of(&state.sites),
             now: u32::try_from(device.step).unwrap_or(u32::MAX),
+            callers: Callers::of(&live, &state.sites),
             live,
             pending,
             refused,
@@ -132,6 +137,16 @@ impl<'a> Evidence<'a> {
                 .to_owned()
         })
     }
+}
+
+/// The device that a state is about: the one `asked` for, else that of the refused request, else
+/// the one with most held.
+pub fn device_of(state: &State, asked: Option<u32>) -> Option<&DeviceState> {
+    let refused = || state.out_of_memory.as_ref().map(|refused| refused.device);
+    let last = || last_refused(state).map(|(device, _)| device);
+    let chosen = asked.or_else(refused).or_else(last);
+    let found = state.devices.iter().find(|device| Some(device.device) == chosen);
+    found.or_else(|| state.devices.iter().max_by_key(|device| device.held.reserved_bytes))
 }
 
 /// Whether a block is a weight or a buffer, as the package tags them.

@@ -1,34 +1,58 @@
 //! A device that is full of live blocks of which none is to be accused: what they are, and what
 //! helps in that state.
 
+use std::collections::HashMap;
+
+use super::callers::caller;
 use super::evidence::{Evidence, Refused, is_persistent};
+use super::pile;
 use super::words::{bytes, percent};
 use super::{Cause, Finding};
-use crate::sites::Phase;
+use crate::sites::{Frame, Phase};
 
 /// Steps that must have been made before they are compared.
 const LEAST_STEPS: u32 = 3;
-/// A step needs more than others from this many per cent of their median on.
+/// A step needs more than others from this many per cent of their median on, and steps vary where
+/// the highest of them does.
 const MORE: u64 = 125;
+/// Of what a step has live, a part of less than one in so many is left out.
+const LEAST_PART: u64 = 50;
+/// Forwards from which on it may be that several wait for one backward.
+const SEVERAL: usize = 3;
+/// Lines that are told of who called the model: that one, and the one that called its function.
+const CALLERS: usize = 2;
+const ACTIVATIONS: &str = "activations of the forward";
 
 /// What is live, by what it is for.
-struct Parts {
+#[derive(Default)]
+struct Parts<'a> {
     weights: u64,
     gradients: u64,
     states: u64,
     activations: u64,
+    without_gradients: u64,
+    /// The activations by the lines that called the model, the innermost first.
+    called: HashMap<Vec<&'a Frame>, u64>,
 }
 
-impl Parts {
-    fn of(evidence: &Evidence<'_>) -> Self {
-        let mut parts = Parts { weights: 0, gradients: 0, states: 0, activations: 0 };
+impl<'a> Parts<'a> {
+    fn of(evidence: &Evidence<'a>) -> Self {
+        let mut parts = Parts::default();
         for block in &evidence.live {
-            let phase = evidence.sites.get(block.site).map_or(Phase::Unknown, |site| site.phase);
-            let part = match phase {
+            let Some(site) = evidence.sites.get(block.site) else { continue };
+            let part = match site.phase {
                 Phase::Optimizer => &mut parts.states,
                 _ if is_persistent(block) => &mut parts.weights,
                 Phase::Backward => &mut parts.gradients,
-                Phase::Forward => &mut parts.activations,
+                Phase::Forward if site.no_grad => &mut parts.without_gradients,
+                Phase::Forward => {
+                    let own = site.frames.iter().filter(|frame| frame.is_own());
+                    let called = caller(&[site]);
+                    let called = own.skip_while(|frame| Some(*frame) != called).take(CALLERS);
+                    let bytes = parts.called.entry(called.collect()).or_default();
+                    *bytes = bytes.saturating_add(block.size);
+                    &mut parts.activations
+                }
                 _ => continue,
             };
             *part = part.saturating_add(block.size);
@@ -39,13 +63,35 @@ impl Parts {
     /// The named parts, the largest first.
     fn named(&self) -> Vec<(&'static str, u64)> {
         let mut named = vec![
+            (ACTIVATIONS, self.activations),
             ("weights", self.weights),
-            ("the backward", self.gradients),
+            ("made in the backward", self.gradients),
             ("states of the optimiser", self.states),
-            ("the forward", self.activations),
+            ("made in forwards without gradients", self.without_gradients),
         ];
         named.sort_by_key(|&(_, bytes)| std::cmp::Reverse(bytes));
         named
+    }
+
+    /// From where the model was called that made nearly all activations.
+    fn from(&self, evidence: &Evidence<'_>) -> Option<String> {
+        let (lines, &most) = self.called.iter().max_by_key(|&(lines, bytes)| (bytes, lines))?;
+        let is_most = most >= self.activations - self.activations / 10;
+        let lines: Vec<String> = lines.iter().map(|line| evidence.names.frame(line)).collect();
+        (is_most && !lines.is_empty()).then(|| format!(", called from {}", lines.join(", ")))
+    }
+
+    /// All of it in a sentence: each part's share of what is live.
+    fn told(&self, evidence: &Evidence<'_>) -> Option<String> {
+        let live = evidence.live_bytes();
+        let told = |(name, part): (&str, u64)| {
+            let from = self.from(evidence).filter(|_| name == ACTIVATIONS).unwrap_or_default();
+            format!("{}% {name} ({}){from}", percent(part, live), bytes(part))
+        };
+        let named = self.named().into_iter();
+        let named = named.filter(|&(_, part)| part > 0 && part >= live / LEAST_PART);
+        let named: Vec<String> = named.map(told).collect();
+        (!named.is_empty()).then(|| format!("Of what is live: {}", named.join("; ")))
     }
 }
 
@@ -53,66 +99,89 @@ impl Parts {
 pub fn find(evidence: &Evidence<'_>, refused: &Refused) -> Finding {
     let live = evidence.live_bytes();
     let parts = Parts::of(evidence);
-    let (room, asked) = (bytes(evidence.room()), bytes(refused.asked));
-    let usual = usual(evidence);
     let needed = live.saturating_add(refused.asked);
-    let is_more = usual.filter(|&usual| needed >= usual / 100 * MORE);
-    let says = match (is_more, evidence.now >= LEAST_STEPS) {
-        (Some(usual), _) => format!(
-            "Step {} needs more than the device has, and more than other steps, of which half peak \
-             below {}: {} live of {room}, {asked} asked for",
-            evidence.now,
-            bytes(usual),
-            bytes(live)
-        ),
-        (None, true) => format!(
-            "The device is full of live blocks, and nothing grows: {} live of {room}, {asked} \
-             asked for",
-            bytes(live)
-        ),
-        (None, false) => format!(
-            "The device is full of live blocks: {} live of {room}, {asked} asked for",
-            bytes(live)
-        ),
+    let before = Before::of(evidence);
+    let larger = before.as_ref().filter(|before| needed >= before.typical / 100 * MORE);
+    let (now, asked) = (evidence.now, bytes(refused.asked));
+    let needs = format!("{} needed ({} live + {asked} asked for)", bytes(needed), bytes(live));
+    let device = match evidence.room() < evidence.device.total_bytes {
+        true => format!("ceiling {}", bytes(evidence.room())),
+        false => format!("device {}", bytes(evidence.room())),
     };
-    let advice = advice(evidence, &parts, is_more.is_some());
-    Finding { cause: Cause::Full, bytes: live, says, advice }
+    let mut says = match larger {
+        Some(before) => format!(
+            "Step {now} is larger than {} before: {needs}, typical peak {}, {device}",
+            if before.highest < needed { "those" } else { "most" },
+            bytes(before.typical)
+        ),
+        None if now >= LEAST_STEPS => {
+            format!("The device is full of live blocks, and nothing grows: {needs}, {device}")
+        }
+        None => format!("The device is full of live blocks: {needs}, {device}"),
+    };
+    if let Some(told) = parts.told(evidence) {
+        says.push_str(&format!(". {told}"));
+    }
+    let advice = advice(evidence, &parts, larger);
+    Finding { cause: Cause::Full, bytes: live, says, advice, ..Finding::default() }
 }
 
-/// What the live blocks are for, on one line.
-pub fn parts(evidence: &Evidence<'_>) -> Option<String> {
-    let live = evidence.live_bytes();
-    let is_large = |&(_, part): &(&str, u64)| part >= live / 50 && part > 0;
-    let named: Vec<String> = Parts::of(evidence)
-        .named()
-        .into_iter()
-        .filter(is_large)
-        .map(|(name, part)| format!("{name} {} ({}%)", bytes(part), percent(part, live)))
-        .collect();
-    (!named.is_empty()).then(|| format!("Of it: {}", named.join(", ")))
+/// What the steps that are over had live at their peaks.
+struct Before {
+    /// Half of them had less. The first step makes what the others find, and is left out.
+    typical: u64,
+    highest: u64,
 }
 
-/// What the steps that are over had live at their peaks, half of them at most.
-fn usual(evidence: &Evidence<'_>) -> Option<u64> {
-    let now = u64::from(evidence.now);
-    let steps = evidence.device.peaks_by_step().into_iter();
-    // The first one makes what the others find.
-    let mut peaks: Vec<u64> =
-        steps.filter(|&(step, _)| step > 0 && step < now).map(|(_, peak)| peak).collect();
-    peaks.sort_unstable();
-    (evidence.now >= LEAST_STEPS).then(|| peaks.get(peaks.len() / 2).copied()).flatten()
+impl Before {
+    /// `None`: too few of them are known.
+    fn of(evidence: &Evidence<'_>) -> Option<Self> {
+        let now = u64::from(evidence.now);
+        let peaks = evidence.device.peaks_by_step();
+        let highest = peaks.range(..now).map(|(_, &peak)| peak).max()?;
+        let mut peaks: Vec<u64> = peaks.range(1..now.max(1)).map(|(_, &peak)| peak).collect();
+        peaks.sort_unstable();
+        let typical = *peaks.get(peaks.len() / 2)?;
+        (evidence.now >= LEAST_STEPS).then_some(Self { typical, highest })
+    }
+
+    /// Whether they differ among each other, as steps of random lengths do.
+    fn vary(&self) -> bool {
+        self.highest >= self.typical / 100 * MORE
+    }
 }
 
 /// What helps depends on what it is that fills the device.
-fn advice(evidence: &Evidence<'_>, parts: &Parts, is_more: bool) -> &'static [&'static str] {
+fn advice(
+    evidence: &Evidence<'_>,
+    parts: &Parts<'_>,
+    larger: Option<&Before>,
+) -> &'static [&'static str] {
     let live = evidence.live_bytes();
     let training = &evidence.state.training;
     let trains = training.has_optimizer || evidence.now > 0 || !training.backward_lines.is_empty();
-    if is_more {
-        return &[
-            "To do: bound the largest batch (cap or bucket the lengths, a budget of tokens), or \
-             make this step in smaller parts.",
-        ];
+    let is_several = parts.activations > live / 2 && pile::forwards_at_once(evidence) >= SEVERAL;
+    match larger {
+        Some(_) if trains && is_several => {
+            return &[
+                "To do: if losses of several batches are summed for one backward, call backward() \
+                 on each (gradients add up). Else make this step's batch smaller, or its inputs \
+                 shorter.",
+            ];
+        }
+        Some(before) if before.vary() => {
+            return &[
+                "To do: bound the largest step, since steps differ (cap or bucket the lengths, a \
+                 budget of tokens a batch), or work on it in parts.",
+            ];
+        }
+        Some(_) => {
+            return &[
+                "To do: give this step less (batch, length, model), since those before were alike \
+                 and fitted; or work on it in parts (gradients add up over several backwards).",
+            ];
+        }
+        None => {}
     }
     if parts.states > parts.activations && parts.states > live / 4 {
         return &[

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
+use super::callers::caller;
 use super::evidence::Evidence;
 use super::pile::{self, NO_GRAD};
 use super::words::{bytes, of};
@@ -127,11 +128,17 @@ fn grows(evidence: &Evidence<'_>, group: &Group) -> Finding {
     let (since, rate) = (group.since(), bytes(group.bytes_a_step()));
     let whole = of(group.bytes(), evidence.live_bytes());
     let tail = format!("{rate} a step since step {since}: {whole}");
-    let finding = |cause, says, advice| Finding { cause, bytes: group.bytes(), says, advice };
+    let finding = |cause, says, advice| Finding {
+        cause,
+        bytes: group.bytes(),
+        says,
+        advice,
+        ..Finding::default()
+    };
     let stacks = stacks(evidence, group);
     if let Some(called) = of_modules(evidence, &stacks) {
-        let Called { place, modules, is_graph, is_untrained } = called;
-        return match (is_graph, is_untrained) {
+        let Called { place, modules, is_graph, is_untrained, site } = called;
+        let found = match (is_graph, is_untrained) {
             (true, true) => finding(
                 Cause::NoGrad,
                 format!("{place} keeps graphs (no torch.no_grad()?), {tail}"),
@@ -148,6 +155,7 @@ fn grows(evidence: &Evidence<'_>, group: &Group) -> Finding {
                 HOOKS,
             ),
         };
+        return Finding { names: site, ..found };
     }
     let (first, growth) = &group.lines[0];
     let mut place = place(evidence, first.site);
@@ -158,12 +166,13 @@ fn grows(evidence: &Evidence<'_>, group: &Group) -> Finding {
         1 => place.push_str(" and 1 line more"),
         more => place.push_str(&format!(" and {more} lines more")),
     }
-    match is_like_a_cache(&stacks) {
+    let found = match is_like_a_cache(&stacks) {
         true => {
             finding(Cause::Cache, format!("{place} fills a cache without bound, {tail}"), CACHE)
         }
         false => finding(Cause::Leak, format!("{place} keeps {tail}"), LEAK),
-    }
+    };
+    Finding { names: first.site, ..found }
 }
 
 const LEAK: &[&str] = &[
@@ -213,6 +222,8 @@ struct Called {
     is_graph: bool,
     /// Other code was trained, and no backward has run through this.
     is_untrained: bool,
+    /// One of the line itself, where it makes what grows too.
+    site: SiteId,
 }
 
 /// What is known of the modules, where most of what grows is theirs. Autograd keeps what its
@@ -244,30 +255,11 @@ fn of_modules(evidence: &Evidence<'_>, stacks: &[Stack<'_>]) -> Option<Called> {
     let is_untrained = called.is_some_and(|frame| evidence.is_untrained(frame));
     let place = called.or(sites.first().and_then(|site| site.line()));
     let place = place.map_or("The program".to_owned(), |frame| evidence.names.frame(frame));
-    Some(Called { place, modules: by_module.len(), is_graph, is_untrained })
-}
-
-/// The innermost of the program's own frames that all of these have called through and that is no
-/// module's `forward`: the line that calls the model, where there is one.
-pub(super) fn caller<'a>(sites: &[&'a Site]) -> Option<&'a Frame> {
-    let shared = common(sites);
-    let is_forward = |frame: &&Frame| frame.function.ends_with("forward");
-    shared.iter().rev().copied().find(|frame| !is_forward(frame)).or(shared.last().copied())
-}
-
-/// The program's own frames that all of these have called through, the outermost first.
-fn common<'a>(sites: &[&'a Site]) -> Vec<&'a Frame> {
-    let own = |site: &&'a Site| -> Vec<&'a Frame> {
-        site.frames.iter().rev().filter(|frame| frame.is_own()).collect()
-    };
-    let Some((first, others)) = sites.split_first() else { return Vec::new() };
-    let mut shared = own(first);
-    for site in others {
-        let alike = shared.iter().zip(own(site)).take_while(|(one, other)| **one == *other);
-        let alike = alike.count();
-        shared.truncate(alike);
-    }
-    shared
+    let is_of_line = |block: &&&BlockEntry| evidence.sites.line(block.site) == called;
+    let mut blocks = stacks.iter().flat_map(|stack| &stack.blocks);
+    let site = called.and_then(|_| blocks.find(is_of_line));
+    let site = site.map_or(SiteId::NONE, |block| block.site);
+    Some(Called { place, modules: by_module.len(), is_graph, is_untrained, site })
 }
 
 /// Blocks of ever new sizes.

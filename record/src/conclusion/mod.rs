@@ -9,6 +9,8 @@
 //! memory is level. What two causes look alike in, both are named, the likelier first.
 #![deny(unsafe_code, clippy::unwrap_used)]
 
+mod callers;
+mod cells;
 mod device;
 mod evidence;
 mod full;
@@ -21,8 +23,10 @@ mod words;
 use serde::{Deserialize, Serialize};
 
 use crate::dump::state::{DeviceState, State};
-use crate::sites::{By, Site, Usage, usage};
+use crate::sites::{By, Frame, Site, SiteId, Usage, usage};
+use callers::Callers;
 use evidence::Evidence;
+pub use evidence::device_of;
 pub use ranks::Rank;
 pub use words::MOST_COLUMNS;
 use words::{Names, bytes, percent};
@@ -91,6 +95,8 @@ struct Finding {
     says: String,
     /// What to do about it, in sentences.
     advice: &'static [&'static str],
+    /// The site whose line the sentence names, where that is one of those that hold memory.
+    names: SiteId,
 }
 
 impl Conclusion {
@@ -110,23 +116,27 @@ impl Conclusion {
         let is_steady = findings.is_empty();
         findings.extend(device::find(&evidence, is_steady));
         findings.extend(twice);
+        findings.extend(cells::find(&evidence));
         findings.extend(ranks::uneven(&evidence, ranks));
         // Stable: of equals, the one that was looked for first.
         findings.sort_by_key(|finding| std::cmp::Reverse(finding.bytes));
         let mut findings = findings.into_iter();
         let first = findings.next().unwrap_or_else(|| device::nothing(&evidence));
-        let mut lines = words::wrap(&first.says);
+        let mut said = vec![first.says.clone()];
         let besides = findings.take(MOST_BESIDES);
-        lines
-            .extend(besides.flat_map(|finding| words::wrap(&format!("Besides: {}", finding.says))));
-        if first.cause == Cause::Full {
-            lines.extend(full::parts(&evidence));
-        }
-        lines.extend(grown.level);
-        lines.extend(most(&evidence));
-        lines.extend(evidence.untold());
+        said.extend(besides.map(|finding| format!("Besides: {}", finding.says)));
+        said.extend(grown.level);
+        holders_told(&evidence, first.names, &mut said);
+        said.extend(evidence.untold());
         let advice: Vec<String> = first.advice.iter().flat_map(|said| words::wrap(said)).collect();
-        lines.truncate(MOST_LINES.saturating_sub(advice.len()));
+        let room = MOST_LINES.saturating_sub(advice.len());
+        let mut lines: Vec<String> = Vec::new();
+        for told in said.iter().map(|said| words::wrap(said)) {
+            if lines.len() + told.len() > room {
+                break;
+            }
+            lines.extend(told);
+        }
         lines.extend(advice);
         let lines = lines.iter().map(|line| words::fit(line)).collect();
         Conclusion { cause: first.cause, lines }
@@ -142,6 +152,8 @@ pub struct Holder {
     pub key: String,
     /// What it holds.
     pub usage: Usage,
+    /// Of a line in a module's `forward`: the line that called it, by its name.
+    pub called: Option<(String, Frame)>,
 }
 
 /// What holds the live blocks of a device, the largest first.
@@ -150,6 +162,7 @@ pub fn holders(state: &State, device: &DeviceState, by: By) -> Vec<Holder> {
     let now = u32::try_from(device.step).unwrap_or(u32::MAX);
     let names = Names::of(&state.sites);
     let found = usage(&live, &state.sites, by, now).into_iter();
+    let callers = Callers::of(&live, &state.sites);
     let holder = |usage: Usage| {
         let site = state.sites.get(usage.site);
         let line = site.and_then(Site::line).filter(|line| line.line > 0);
@@ -158,36 +171,63 @@ pub fn holders(state: &State, device: &DeviceState, by: By) -> Vec<Holder> {
             (_, Some(line)) => format!("{}:{} in {}", line.file, line.line, line.function),
             _ => "not known".to_owned(),
         };
-        Holder { name: names.holder(&state.sites, usage.site), key, usage }
+        let called = callers.of_site(&state.sites, usage.site);
+        let called = called.map(|frame| (names.frame(frame), frame.clone()));
+        Holder { name: names.holder(&state.sites, usage.site), key, usage, called }
     };
     found.map(holder).collect()
 }
 
-/// What holds most of what is live, a line each.
-fn most(evidence: &Evidence<'_>) -> Vec<String> {
+/// Adds what holds most of what is live, a sentence each. The line of the site `named` has been
+/// told of, and a line that calls others is told once.
+fn holders_told(evidence: &Evidence<'_>, named: SiteId, said: &mut Vec<String>) {
     let Evidence { live, sites, names, now, .. } = evidence;
+    let is_told_of = |usage: &&Usage| match sites.line(named) {
+        Some(line) => sites.line(usage.site) == Some(line),
+        None => named != SiteId::NONE && usage.site == named,
+    };
     let found = usage(live, sites, By::Line, *now);
-    let line = |(number, usage): (usize, &Usage)| {
-        let what = match number {
-            0 => "Most is held by",
-            _ => "then by",
+    let has_told = found.iter().any(|usage| is_told_of(&usage));
+    // A remnant says nothing.
+    let is_much = |usage: &&Usage| usage.bytes >= evidence.live_bytes() / 50;
+    let told = found.iter().filter(is_much).filter(|usage| !is_told_of(usage)).take(MOST_HOLDERS);
+    let called = |id, said: &[String]| {
+        let called = names.frame(evidence.callers.of_site(sites, id)?);
+        (!said.iter().any(|said| said.contains(&called))).then_some(called)
+    };
+    if has_told && let Some(called) = called(named, said) {
+        said.push(format!("That line is called from {called}"));
+    }
+    for (number, usage) in told.enumerate() {
+        let what = match (number, has_told) {
+            (0, false) => "Most is from",
+            (0, true) => "Next most is from",
+            _ => "then from",
+        };
+        let base = match number {
+            0 => format!(" of the {} live", bytes(evidence.live_bytes())),
+            _ => String::new(),
         };
         let blocks = match usage.blocks {
             1 => "1 block".to_owned(),
             count => format!("{count} blocks"),
         };
         let share = percent(usage.bytes, evidence.live_bytes());
-        let said = |place| format!("{what} {place}: {} ({share}%), {blocks}", bytes(usage.bytes));
-        let whole = said(names.holder(sites, usage.site));
-        // The line matters more than the module.
-        match names.place(sites, usage.site) {
-            Some(place) if whole.chars().count() > MOST_COLUMNS => said(place),
+        let amount = format!("{} ({share}%{base}), {blocks}", bytes(usage.bytes));
+        let whole = format!("{what} {}: {amount}", names.holder(sites, usage.site));
+        let called = called(usage.site, said);
+        // The line matters more than the module, and who called it too.
+        let place = names.place(sites, usage.site);
+        said.push(match (place, called) {
+            (Some(place), Some(called)) => {
+                format!("{what} {place}, called from {called}: {amount}")
+            }
+            (Some(place), None) if whole.chars().count() > MOST_COLUMNS => {
+                format!("{what} {place}: {amount}")
+            }
             _ => whole,
-        }
-    };
-    // A remnant says nothing.
-    let is_told = |usage: &&crate::sites::Usage| usage.bytes >= evidence.live_bytes() / 50;
-    found.iter().filter(is_told).take(MOST_HOLDERS).enumerate().map(line).collect()
+        });
+    }
 }
 
 #[cfg(test)]

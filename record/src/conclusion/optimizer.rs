@@ -77,5 +77,6 @@ pub fn twice(evidence: &Evidence<'_>) -> Option<Finding> {
             "To do: let go of the first optimiser (and of its scheduler, which keeps it) before \
              the second is made.",
         ],
+        ..Finding::default()
     })
 }

@@ -8,8 +8,9 @@
 
 use std::collections::{BTreeSet, HashMap};
 
+use super::callers::caller;
 use super::evidence::Evidence;
-use super::growth::{caller, place};
+use super::growth::place;
 use super::words::of;
 use super::{Cause, Finding};
 use crate::BlockEntry;
@@ -73,11 +74,14 @@ fn much(evidence: &Evidence<'_>, stacks: &Stacks<'_>) -> Option<u64> {
     (is_much && !is_usual(evidence, whole)).then_some(whole)
 }
 
+/// Whether a site is of a forward with gradients.
+fn keeps_graph(site: &Site) -> bool {
+    !site.no_grad && site.phase == Phase::Forward && !site.module.is_empty()
+}
+
 /// Forwards with gradients, of code that was never trained.
 fn forwards(evidence: &Evidence<'_>) -> Option<Finding> {
-    let is_forward =
-        |site: &Site| !site.no_grad && site.phase == Phase::Forward && !site.module.is_empty();
-    let stacks = stacks(evidence, is_forward);
+    let stacks = stacks(evidence, keeps_graph);
     let sites: Vec<&Site> = stacks.keys().filter_map(|&id| evidence.sites.get(id)).collect();
     let modules: BTreeSet<&str> = sites.iter().map(|site| &*site.module).collect();
     let whole = much(evidence, &stacks)?;
@@ -86,6 +90,7 @@ fn forwards(evidence: &Evidence<'_>) -> Option<Finding> {
     if modules.len() < 2 || count < AGAIN || !evidence.is_untrained(frame) {
         return None;
     }
+    let line = stacks.keys().find(|id| evidence.sites.line(**id) == Some(frame));
     let place = evidence.names.frame(frame);
     let told = of(whole, evidence.live_bytes());
     Some(Finding {
@@ -93,7 +98,16 @@ fn forwards(evidence: &Evidence<'_>) -> Option<Finding> {
         bytes: whole,
         says: format!("{place} keeps the graphs of {count} forwards (no torch.no_grad()?): {told}"),
         advice: NO_GRAD,
+        names: line.copied().unwrap_or(SiteId::NONE),
     })
+}
+
+/// How many forwards with gradients wait in the step that runs, at most.
+pub fn forwards_at_once(evidence: &Evidence<'_>) -> usize {
+    let mut stacks = stacks(evidence, keeps_graph);
+    stacks.values_mut().for_each(|blocks| blocks.retain(|block| block.step == evidence.now));
+    let whole = stacks.values().map(|blocks| size(blocks)).sum();
+    passes(&stacks, whole)
 }
 
 /// How often the forward ran, at most: each of its sites has left at least so many blocks.
@@ -134,6 +148,7 @@ fn collected(evidence: &Evidence<'_>) -> Option<Finding> {
             bytes: whole,
             says: format!("{place} keeps {count} blocks (no step is marked): {told}"),
             advice: UNMARKED,
+            names: site,
         });
     }
     Some(Finding {
@@ -141,6 +156,7 @@ fn collected(evidence: &Evidence<'_>) -> Option<Finding> {
         bytes: whole,
         says: format!("{place} collects {count} blocks within step {step}: {told}"),
         advice: COLLECT,
+        names: site,
     })
 }
 

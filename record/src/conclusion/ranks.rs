@@ -49,5 +49,6 @@ pub fn uneven(evidence: &Evidence<'_>, ranks: &[Rank]) -> Option<Finding> {
              experts), and what rank 0 alone does: logging, checkpoints, evaluation, gathered \
              results.",
         ],
+        ..Finding::default()
     })
 }

@@ -94,7 +94,7 @@ impl Names {
         }
     }
 
-    /// The same with the module and the phase, where they are known.
+    /// The same as [`Names::place`] with the module and the phase, where they are known.
     pub fn holder(&self, sites: &Sites, id: SiteId) -> String {
         let Some(place) = self.place(sites, id) else {
             return "code that is not known".to_owned();

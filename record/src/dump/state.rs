@@ -106,6 +106,9 @@ pub struct OutOfMemory {
     pub step: u32,
     /// Where in the program it came from.
     pub site: SiteId,
+    /// Where in the program the ceiling on what may be reserved was set, where a line of it did.
+    #[serde(default)]
+    pub limit_site: SiteId,
     /// The requesting thread's context, a number of its loader's; 0: none.
     pub context: u64,
     /// The requesting thread, as the system names it.

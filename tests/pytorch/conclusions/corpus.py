@@ -1,6 +1,6 @@
 """Programs whose memory goes for a known cause, and whether the conclusion that Gruyère draws is
 right: `cargo xtask conclusions` runs all of them and writes the table (README.md),
-test_conclusions_corpus.py fifteen.
+test_conclusions_corpus.py sixteen.
 
 Each program says in its docstring, after an empty line, what is true of it:
 

@@ -70,27 +70,68 @@ fn graphs_of_past_steps_are_of_an_evaluation_only_where_no_backward_ran_through_
 }
 
 #[test]
-fn a_step_that_needs_more_than_the_others_is_told_to_be_one() {
-    let full = |high: u64| {
+fn a_step_that_is_larger_than_the_others_is_told_with_what_it_needs_and_who_called_the_model() {
+    let full = |highs: &[u64]| {
         let mut made = with_weights(9);
-        let layer = made.module("model.0", 1, "train");
-        (0..14).for_each(|_| made.block(layer, 9, GIB));
+        let own = |line, name| frame("/home/me/train.py", line, name);
+        let called = [own(20, "Net.forward"), own(37, "train"), own(49, "<module>")];
+        // What runs once.
+        let head =
+            made.site(&[&[own(21, "Net.forward")], &called[1..]].concat(), "", Phase::Forward);
+        made.block(head, 9, GIB);
+        let layer = made.site(&called, "model.0", Phase::Forward);
+        (0..13).for_each(|_| made.block(layer, 9, GIB));
+        made.sites[head.0 as usize - 1].module = "model".into();
+        made.trains(&[("train", 37)]);
+        made.lows(|_| GIB);
+        let highs = highs.iter().cycle();
+        let stretches = made.device.timeline.iter_mut().zip(highs);
+        stretches.for_each(|(stretch, &high)| stretch.live_high_bytes = high);
+        made.refused(GIB, 0, layer);
+        let conclusion = made.concludes();
+        assert_eq!(conclusion.cause, Cause::Full);
+        conclusion.lines.join("\n").replace("\n  ", " ")
+    };
+    let of_live = "Of what is live: 93% activations of the forward (14 GiB), called from \
+                   train.py:37 in train, train.py:49";
+    let larger = full(&[6 * GIB]);
+    assert!(
+        larger.starts_with(&format!(
+            "Step 9 is larger than those before: 16 GiB needed (15 GiB live + 1 GiB asked for), \
+             typical peak 6 GiB, device 16 GiB. {of_live}"
+        )),
+        "{larger}"
+    );
+    assert!(larger.contains("those before were alike") && !larger.contains("lengths,"), "{larger}");
+    // Some steps before had nearly as much, and one had more than there is now.
+    let vary = full(&[6 * GIB, 6 * GIB, 11 * GIB]);
+    assert!(vary.contains("steps differ") && vary.contains("bucket the lengths"), "{vary}");
+    let most = full(&[6 * GIB, 6 * GIB, 17 * GIB]);
+    assert!(most.starts_with("Step 9 is larger than most before"), "{most}");
+    let alike = full(&[15 * GIB]);
+    assert!(
+        alike.starts_with("The device is full of live blocks, and nothing grows: 16 GiB needed")
+    );
+    assert!(alike.contains(of_live) && alike.contains("a smaller batch"), "{alike}");
+}
+
+#[test]
+fn forwards_that_may_wait_for_one_backward_are_told_in_the_advice_and_accused_of_nothing() {
+    let full = |counts: &[u32]| {
+        let mut made = piled("train", counts);
         made.trains(&[("train", 20)]);
         made.lows(|_| GIB);
-        made.device.timeline.iter_mut().for_each(|stretch| stretch.live_high_bytes = high);
-        made.refused(GIB, 0, layer);
+        let live = made.device.live.all.bytes;
+        made.device.total_bytes = live + MIB;
+        made.refused(64 * MIB, 0, SiteId::NONE);
         made.concludes()
     };
-    let longer = full(6 * GIB);
-    assert_eq!(longer.cause, Cause::Full);
-    assert!(
-        longer.lines[0].starts_with("Step 9 needs more than the device has, and more than other")
-    );
-    assert!(longer.lines.iter().any(|line| line.contains("bound the largest batch")), "{longer:?}");
-    let alike = full(15 * GIB);
-    assert!(alike.lines[0].starts_with("The device is full of live blocks, and nothing grows"));
-    assert!(alike.lines.iter().any(|line| line == "Of it: the forward 14 GiB (93%)"), "{alike:?}");
-    assert!(alike.lines.iter().any(|line| line.contains("a smaller batch")), "{alike:?}");
+    let several = full(&[40, 40]);
+    assert_eq!(several.cause, Cause::Full);
+    assert!(several.lines.iter().any(|line| line.contains("for one backward")), "{several:?}");
+    // A layer that runs twenty times beside what runs once is one forward.
+    let one = full(&[1, 20, 20]);
+    assert!(!one.lines.iter().any(|line| line.contains("for one backward")), "{one:?}");
 }
 
 #[test]

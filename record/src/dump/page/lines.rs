@@ -18,6 +18,8 @@ pub const NAMED: usize = 8;
 pub const OTHERS: usize = NAMED;
 /// Lines with a letter, and the others.
 pub const CLASSES: usize = NAMED + 1;
+/// Lines of source that are told before and after one.
+const AROUND: usize = 2;
 /// Frames of a stack that are told.
 const MOST_FRAMES: usize = 16;
 /// Characters of a frame.
@@ -69,7 +71,16 @@ pub struct Line {
     blocks: u64,
     growth: Option<Growth>,
     source: Option<Excerpt>,
+    /// Of a line in a module's `forward`: the line that called it.
+    called: Option<Called>,
     stack: Vec<String>,
+}
+
+/// The line that called a module's `forward`.
+#[derive(Debug, Serialize)]
+struct Called {
+    name: String,
+    source: Option<Excerpt>,
 }
 
 /// The live blocks of a device, with their addresses.
@@ -147,13 +158,19 @@ impl<'a> Lines<'a> {
             };
             let site = holder.map_or(SiteId::NONE, |holder| holder.usage.site);
             let line = self.sites.line(site).filter(|line| line.line > 0);
+            let called = holder.and_then(|holder| holder.called.as_ref());
+            let called = called.map(|(name, frame)| Called {
+                name: plain(name),
+                source: source::excerpt(&frame.file, frame.line, 0, began),
+            });
             let cut = |frame: String| plain(&frame).chars().take(MOST_CHARACTERS).collect();
             told.push(Line {
                 name,
                 bytes: sum.bytes,
                 blocks: sum.blocks,
                 growth: holder.and_then(|holder| holder.usage.growth),
-                source: line.and_then(|line| source::excerpt(&line.file, line.line, began)),
+                source: line.and_then(|line| source::excerpt(&line.file, line.line, AROUND, began)),
+                called,
                 stack: self.sites.stack(site).into_iter().take(MOST_FRAMES).map(cut).collect(),
             });
         }

@@ -19,7 +19,7 @@ use std::time::Instant;
 use serde_json::{Value, json};
 
 use super::state::{DeviceState, State};
-use crate::EventKind;
+use crate::conclusion::device_of;
 use course::Course;
 use lines::Lines;
 use map::Map;
@@ -58,7 +58,7 @@ pub fn write(out: &mut dyn Write, state: &State, about: &About) -> io::Result<()
         }
         _ => Ok(()),
     };
-    let device = device(state, about.device)
+    let device = device_of(state, about.device)
         .ok_or_else(|| io::Error::other("no device memory is known of it"))?;
     let lines = Lines::of(state, device);
     in_time()?;
@@ -123,22 +123,6 @@ pub fn fill(page: &str, parts: &[(&str, &str)]) -> String {
     }
     out.push_str(rest);
     out
-}
-
-/// The device that the page is about: that of the refused request, else the one with most held.
-fn device(state: &State, asked: Option<u32>) -> Option<&DeviceState> {
-    let last = || {
-        let is_refusal = |kind: &str| kind == EventKind::OutOfMemory.name();
-        let event = state.events.entries.iter().rev().find(|event| is_refusal(&event.kind))?;
-        Some(u32::from(event.device))
-    };
-    let refused = || state.out_of_memory.as_ref().map(|refused| refused.device);
-    let chosen = asked.or_else(refused).or_else(last);
-    state
-        .devices
-        .iter()
-        .find(|device| Some(device.device) == chosen)
-        .or_else(|| state.devices.iter().max_by_key(|device| device.held.reserved_bytes))
 }
 
 fn facts_of(device: &DeviceState) -> Value {

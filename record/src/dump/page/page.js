@@ -79,6 +79,19 @@ function drawCourse(title, course, said, even) {
   put(whole, "p", said, "soft");
 }
 
+/* Lines of source, without the indentation that they share; a long one goes on below its own text. */
+function drawSource(parent, { path, first, line, lines: text }) {
+  const indents = text.filter(words => words.trim()).map(words => words.search(/\S/));
+  const shared = Math.min(...indents, 160);
+  text.forEach((words, at) => {
+    const row = put(parent, "span", null, first + at === line ? "hot" : "");
+    put(row, "i", String(first + at));
+    const indent = Math.max(words.search(/\S/) - shared, 0);
+    put(row, "span", words.trim()).style.paddingLeft = indent + 2 + "ch";
+  });
+  parent.title = path;
+}
+
 function drawLine(parent, line, number) {
   const { name, colour, letter } = classes[number];
   const whole = put(parent, "div", null, "line"), head = put(whole, "div", null, "name");
@@ -91,12 +104,11 @@ function drawLine(parent, line, number) {
     + `${line.blocks === 1 ? "" : "s"}${grows}`, line.growth ? "" : "soft");
   if (line.source) {
     const text = put(whole, "pre");
-    line.source.lines.forEach((words, at) => {
-      const row = put(text, "span", null, line.source.first + at === line.source.line ? "hot" : "");
-      put(row, "i", String(line.source.first + at).padStart(5) + "  ");
-      row.append(words);
-    });
-    text.title = line.source.path;
+    drawSource(text, line.source);
+  }
+  if (line.called) {
+    put(whole, "div", `called from ${line.called.name}`, "soft");
+    if (line.called.source) drawSource(put(whole, "pre"), line.called.source);
   }
   if (line.stack.length > 1) {
     const more = put(whole, "details");
@@ -113,8 +125,10 @@ const verdict = document.getElementById("verdict"), words = [];
 for (const line of facts.conclusion?.lines || [])
   if (line.startsWith("  ") && words.length) words.push(`${words.pop()} ${line.trim()}`);
   else words.push(line);
-put(verdict, "b", words[0] || "Nothing is concluded.");
-for (const said of words.slice(1)) put(verdict, "div", said);
+// What stands out is one sentence.
+const [first, ...others] = (words[0] || "Nothing is concluded.").split(/(?<=[^.]\.) (?=[A-Z])/);
+put(verdict, "b", first);
+for (const said of [...others, ...words.slice(1)]) put(verdict, "div", said);
 verdict.classList.toggle("bad", Boolean(facts.refused) || facts.conclusion?.cause !== "nothing");
 document.getElementById("said").textContent = `${facts.said} Process ${process.pid}`
   + `${process.rank == null ? "" : `, rank ${process.rank}`} on ${process.host}, device ${device.number} `
@@ -135,12 +149,10 @@ for (const other of facts.others) put(figures, "span",
 
 const of = facts.knows_lines ? "by line of the program" : "by size of block";
 drawCourse(`Live over the run, ${of}`, facts.course,
-  "Colours: what is live at the end, from when it was allocated. Exact for the last mallocs; of others the step is "
-  + "known, and within it they are spread as the lows of live memory leave room. Hatched: what was freed again before "
-  + "the end, up to the highest live of each moment (the full line). Dashed: held.");
+  "Colour: memory still live at the end. Hatched: memory freed before. Dashed: held from the driver. Older parts are "
+  + "approximate within a step.");
 drawCourse(`The last ${seconds(facts.latest ? facts.latest.edges[0] : 0)}, malloc by malloc`, facts.latest,
-  "Every malloc and free is as wide as any other, from the ring of the last events, as far back as it is whole. Hatched: "
-  + "what was freed again before the end.", true);
+  "Colour: memory still live at the end. Hatched: memory freed before. Each malloc or free has the same width.", true);
 if (!facts.course && !facts.latest) put(section("Over the run"), "p",
   "No timeline is known: the record is off (`record:on`), or nothing was allocated for long enough.", "soft");
 

@@ -12,8 +12,6 @@ use crate::plain;
 
 /// The longest file that is read, bytes.
 const MOST_BYTES: u64 = 2 << 20;
-/// Lines told before the one that is meant, and after it.
-const AROUND: usize = 2;
 /// Characters of a line.
 const MOST_CHARACTERS: usize = 160;
 
@@ -29,10 +27,10 @@ pub struct Excerpt {
     lines: Vec<String>,
 }
 
-/// Lines around `line` of `path`. `None`: there is no such file or line, it is no Python source (a
-/// record may name any file, and a page is shared), or it was changed after `began` (nanoseconds
-/// since 1970), so that its lines are others by now.
-pub fn excerpt(path: &str, line: u32, began: Option<u64>) -> Option<Excerpt> {
+/// `line` of `path`, and so many lines around it. `None`: there is no such file or line, it is no
+/// Python source (a record may name any file, and a page is shared), or it was changed after
+/// `began` (nanoseconds since 1970), so that its lines are others by now.
+pub fn excerpt(path: &str, line: u32, around: usize, began: Option<u64>) -> Option<Excerpt> {
     let shown = Path::new(path);
     if shown.extension()? != "py" {
         return None;
@@ -52,13 +50,13 @@ pub fn excerpt(path: &str, line: u32, began: Option<u64>) -> Option<Excerpt> {
     file.by_ref().take(MOST_BYTES).read_to_end(&mut bytes).ok()?;
     let text = String::from_utf8_lossy(&bytes);
     let meant = (line as usize).checked_sub(1)?;
-    let first = meant.saturating_sub(AROUND);
+    let first = meant.saturating_sub(around);
     let cut = |line: &str| -> String {
         let line = line.replace('\t', "    ");
         plain(line.trim_end()).chars().take(MOST_CHARACTERS).collect()
     };
     let lines: Vec<String> =
-        text.lines().skip(first).take(meant - first + 1 + AROUND).map(cut).collect();
+        text.lines().skip(first).take(meant - first + 1 + around).map(cut).collect();
     lines.get(meant - first)?;
     Some(Excerpt { path: plain(path), first: first as u32 + 1, line, lines })
 }
@@ -75,13 +73,13 @@ mod tests {
         for name in ["train.py", "passwd"] {
             std::fs::write(at(name), &text).unwrap();
         }
-        let found = excerpt(&at("train.py"), 5, None).unwrap();
+        let found = excerpt(&at("train.py"), 5, 2, None).unwrap();
         assert_eq!((found.first, found.line, found.lines.len()), (3, 5, 5));
         assert_eq!(found.lines[2], "line 5");
-        assert_eq!(excerpt(&at("train.py"), 1, None).unwrap().lines.len(), 3);
-        assert_eq!(excerpt(&at("train.py"), 5, Some(1)), None);
+        assert_eq!(excerpt(&at("train.py"), 1, 2, None).unwrap().lines.len(), 3);
+        assert_eq!(excerpt(&at("train.py"), 5, 2, Some(1)), None);
         for (name, line) in [("passwd", 5), ("train.py", 10), ("train.py", 0), ("none.py", 1)] {
-            assert_eq!(excerpt(&at(name), line, None), None, "{name}:{line}");
+            assert_eq!(excerpt(&at(name), line, 2, None), None, "{name}:{line}");
         }
     }
 
@@ -95,7 +93,7 @@ mod tests {
         std::fs::create_dir(at("folder.py")).unwrap();
         std::fs::write(at("long.py"), vec![b'\n'; MOST_BYTES as usize + 1]).unwrap();
         for name in ["pipe.py", "folder.py", "long.py"] {
-            assert_eq!(excerpt(&at(name), 1, None), None, "{name}");
+            assert_eq!(excerpt(&at(name), 1, 2, None), None, "{name}");
         }
     }
 }

@@ -1,4 +1,5 @@
 use super::*;
+use crate::EventKind;
 use crate::conclusion::{Cause, Conclusion};
 use crate::dump::state::{Block, BlockKind, Event, Segment, Stretch};
 use crate::sites::{Frame, Site, SiteId, Sites};
@@ -172,6 +173,23 @@ fn the_map_has_every_byte_in_a_bounded_number_of_cells() {
     let first = rows[0].as_str().unwrap();
     assert_eq!(first, "080".repeat(128), "all of line A");
     assert!(rows[63].as_str().unwrap().starts_with("000"), "whole pages that are free");
+}
+
+#[test]
+fn a_line_of_a_forward_has_the_line_that_called_it_beside_it() {
+    let mut state = state();
+    let frame = |line, function: &str| Frame {
+        file: "/no/train.py".into(),
+        function: function.into(),
+        line,
+    };
+    let inside =
+        Site { frames: vec![frame(10, "Net.forward"), frame(37, "train")], ..Site::default() };
+    state.sites =
+        Sites::new([inside, Site { frames: vec![frame(20, "train")], ..Site::default() }]);
+    let page = page(&state);
+    assert!(page.contains("\"called\":{\"name\":\"train.py:37 in train\""));
+    assert_eq!(page.matches("\"called\":null").count(), 1, "the other line is of no forward");
 }
 
 #[test]
