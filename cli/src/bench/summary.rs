@@ -3,6 +3,7 @@
 
 use super::report::{Report, TraceReport};
 use crate::percent::percent;
+use crate::wrap::wrap;
 use comfy_table::{
     CellAlignment, ColumnConstraint, ContentArrangement, LineStyle, Table, TableStyle,
 };
@@ -11,7 +12,7 @@ use gruyere_replay::bench::Run;
 use std::fmt::Write as _;
 
 /// Columns of the text at most.
-const COLUMNS: usize = 80;
+pub const COLUMNS: usize = 80;
 /// Of a setting in a heading.
 const MOST_SETTING: usize = 20;
 
@@ -69,7 +70,9 @@ pub fn verdict(report: &Report) -> String {
             short => format!("{short} runs did not complete"),
         }
     ));
-    said.iter().flat_map(|line| wrap(line)).fold(String::new(), |text, line| text + &line + "\n")
+    said.iter()
+        .flat_map(|line| wrap(line, COLUMNS, "  "))
+        .fold(String::new(), |text, line| text + &line + "\n")
 }
 
 /// On how many traces ours has the least, and who has less on which; nothing where there is nobody
@@ -236,22 +239,6 @@ fn table(report: &Report, figure: &Figure, from: usize, to: usize) -> String {
         column.set_cell_alignment(right);
     }
     table.lines().fold(String::new(), |text, line| text + line.trim_end() + "\n")
-}
-
-/// `line` in lines that fit, broken at spaces; all but the first are indented.
-fn wrap(line: &str) -> Vec<String> {
-    let mut lines: Vec<String> = Vec::new();
-    for word in line.split(' ') {
-        match lines.last_mut() {
-            Some(last) if last.chars().count() + 1 + word.chars().count() <= COLUMNS => {
-                last.push(' ');
-                last.push_str(word);
-            }
-            Some(_) => lines.push(format!("  {word}")),
-            None => lines.push(word.to_owned()),
-        }
-    }
-    lines
 }
 
 #[cfg(test)]
