@@ -1,5 +1,5 @@
-"""`gruyere compare` says first who holds least and why, is fair where a run did not complete, and no
-wider than a terminal."""
+"""`gruyere compare` says first who holds least and why, is fair where a run did not complete, and
+no wider than a terminal."""
 
 import sys
 import time
@@ -98,7 +98,16 @@ def looked_at(looks, live_peak, held_peak):
     return sampler.parts(live_peak, held_peak)
 
 
-ZEROS = ("reserved", "reserved_peak", "live", "pending", "idle", "arena_free", "slab_free", "captured")  # fmt: skip
+ZEROS = (
+    "reserved",
+    "reserved_peak",
+    "live",
+    "pending",
+    "idle",
+    "arena_free",
+    "slab_free",
+    "captured",
+)
 
 
 def test_each_part_is_what_the_heap_says_where_most_was_live():
@@ -113,7 +122,8 @@ def test_each_part_is_what_the_heap_says_where_most_was_live():
     first = looked_at([peak], 50, 100)
     assert (first["start"], first["idle"]) == (20, 0)
     # A look far from the peaks says nothing of them.
-    assert looked_at([low, peak], 60, 100) == looked_at([peak], 50, 110) == looked_at([], 1, 1) == {}
+    assert looked_at([low, peak], 60, 100) == looked_at([peak], 50, 110) == {}
+    assert looked_at([], 1, 1) == {}
 
 
 def test_a_sampler_ends_and_wakes_no_cuda():

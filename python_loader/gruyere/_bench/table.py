@@ -136,8 +136,8 @@ _TORCHS = ("default", "expandable")
 
 
 def _verdict(program: Program) -> str:
-    """Who holds least, and by how much; where that is not Gruyère, why, and what to set. Of what did
-    not complete nobody knows what it would hold, so it is no base for less and more."""
+    """Who holds least, and by how much; where that is not Gruyère, why, and what to set. Of what
+    did not complete nobody knows what it would hold, so it is no base for less and more."""
     completed = [row for row in program.rows if row.outcome == COMPLETED]
     missing = [
         f"{_called(row)} {'ran out of memory' if row.outcome == OUT_OF_MEMORY else 'failed'}"
