@@ -1,6 +1,7 @@
 //! Processes to choose from, one a line, the newest first: of the living what they hold, of the
 //! dead how they ended and what it comes to.
 
+use std::iter::repeat;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -18,8 +19,13 @@ use gruyere_record::sweep::{self, Found, Look};
 use gruyere_record::{DeviceGauge, EventKind, Owners, Reader, cut, plain};
 use serde::Serialize;
 
+use crate::command;
+use crate::wrap::{unfold, wrap};
+
 /// Columns where nobody knows how wide the terminal is.
 const COLUMNS: usize = 80;
+/// A conclusion in fewer columns can't be read.
+const LEAST_CONCLUSION: usize = 20;
 /// A part of the line that a command may take, and the least that is worth showing.
 const COMMANDS_PART: usize = 3;
 const LEAST_COMMAND: usize = 12;
@@ -76,6 +82,8 @@ pub struct Candidate {
     pub cause: Option<Cause>,
     /// The same in a line; of the living, what it holds.
     pub says: String,
+    /// What to do about it.
+    pub remedy: Option<String>,
 }
 
 impl Candidate {
@@ -97,6 +105,7 @@ impl Candidate {
             exit: Exit::Runs,
             cause: None,
             says: format!("holds {}, live {}", Bytes(held), Bytes(live)),
+            remedy: None,
         }
     }
 
@@ -115,6 +124,7 @@ impl Candidate {
             exit: Exit::Unknown,
             cause: None,
             says,
+            remedy: None,
         };
         let reader = match (reader, claim) {
             (Err(error), _) => return Some(unknown(None, format!("can't be read: {error}"))),
@@ -148,15 +158,27 @@ impl Candidate {
             since: last_sign,
             exit,
             cause: Some(cause),
-            says: lines.into_iter().next().unwrap_or_default(),
+            remedy: remedy(&lines),
+            says: unfold(&lines).into_iter().next().unwrap_or_default(),
         }
     }
 
-    fn command(&self) -> String {
-        let Some(process) = &self.process else { return "-".to_owned() };
-        let user = self.user.map(|user| format!("of user {user}: ")).unwrap_or_default();
-        user + &shown_command(&process.command)
+    fn command(&self) -> &str {
+        self.process.as_ref().map_or("-", |process| &process.command)
     }
+
+    /// Before the command.
+    fn note(&self) -> String {
+        self.user.map(|user| format!("of user {user}: ")).unwrap_or_default()
+    }
+}
+
+/// What a conclusion's advice begins with.
+const TO_DO: &str = "To do: ";
+
+/// The advice of a conclusion, in one line.
+fn remedy(lines: &[String]) -> Option<String> {
+    unfold(lines).into_iter().find(|line| line.starts_with(TO_DO))
 }
 
 /// Whose file it is, where that is not this user.
@@ -166,10 +188,10 @@ fn other_user(reader: &Reader<'_>) -> Option<u32> {
 
 /// Events at the end that are looked at for an out-of-memory: it is followed by the frees of what
 /// the exception unwinds.
-const LAST_EVENTS: usize = 512;
+pub const LAST_EVENTS: usize = 512;
 
 /// Whether the last request was refused.
-fn ran_out(events: &[Event]) -> bool {
+pub fn ran_out(events: &[Event]) -> bool {
     let of = |kind: EventKind| move |event: &&Event| event.kind == kind.name();
     let is_request =
         |event: &&Event| of(EventKind::Malloc)(event) || of(EventKind::OutOfMemory)(event);
@@ -199,9 +221,11 @@ pub fn columns(stream: impl AsFd) -> usize {
 pub fn table(candidates: &[Candidate], by: By, columns: usize) -> String {
     let has_ranks = candidates.iter().any(|one| one.process.as_ref().is_some_and(has_rank));
     let last = if by == By::File { "FILE" } else { "CONCLUSION" };
-    let mut rows = vec![["PID", "RANK", "AGE", "EXIT", "COMMAND", last].map(str::to_owned)];
-    rows.extend(candidates.iter().map(|one| row(one, by)));
     let most_command = (columns / COMMANDS_PART).saturating_sub(8).max(LEAST_COMMAND);
+    let commands: Vec<&str> = candidates.iter().map(Candidate::command).collect();
+    let commands = command::told_apart(&commands, most_command);
+    let mut rows = vec![["PID", "RANK", "AGE", "EXIT", "COMMAND", last].map(str::to_owned)];
+    rows.extend(candidates.iter().zip(commands).map(|(one, command)| row(one, command, by)));
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max();
     let [of_pid, of_rank, of_age, of_exit, of_command] =
         [0, 1, 2, 3, 4].map(|column| width(column).unwrap_or(0));
@@ -213,12 +237,18 @@ pub fn table(candidates: &[Candidate], by: By, columns: usize) -> String {
         let head = format!(
             "{pid:>of_pid$}  {rank}{age:>of_age$}  {exit:<of_exit$}  {command:<of_command$}  "
         );
-        let line = match by {
-            By::Pid => cut(&(head + last), columns),
-            By::File => head + last,
+        let room = columns.saturating_sub(head.chars().count());
+        let lines = match by {
+            // A conclusion goes on below, where it would be cut.
+            By::Pid if room >= LEAST_CONCLUSION => wrap(last, room, ""),
+            By::Pid => vec![cut(last, room)],
+            By::File => vec![last.clone()],
         };
-        out.push_str(line.trim_end());
-        out.push('\n');
+        let beside = " ".repeat(head.chars().count());
+        for (line, before) in lines.iter().zip([&head].into_iter().chain(repeat(&beside))) {
+            out.push_str(format!("{before}{line}").trim_end());
+            out.push('\n');
+        }
     }
     out
 }
@@ -227,7 +257,7 @@ fn has_rank(process: &Process) -> bool {
     process.rank.is_some()
 }
 
-fn row(candidate: &Candidate, by: By) -> [String; 6] {
+fn row(candidate: &Candidate, command: String, by: By) -> [String; 6] {
     let process = candidate.process.as_ref();
     let number = |number: Option<u64>| number.map_or("-".to_owned(), |number| number.to_string());
     let pid = number(process.map(|process| process.pid));
@@ -237,7 +267,8 @@ fn row(candidate: &Candidate, by: By) -> [String; 6] {
         By::File => candidate.path.display().to_string(),
     };
     let exit = candidate.exit.word().to_owned();
-    let cells = [pid, rank, age(candidate.since), exit, candidate.command(), last];
+    let command = candidate.note() + &command;
+    let cells = [pid, rank, age(candidate.since), exit, command, last];
     cells.map(|cell| plain(&cell))
 }
 
@@ -281,27 +312,39 @@ mod tests {
             exit: Exit::Unclean,
             cause: None,
             says: says.to_owned(),
+            remedy: None,
         }
     }
 
     #[test]
-    fn a_list_has_a_line_each_that_fits_and_shows_where_it_is_cut() {
+    fn a_list_fits_and_a_conclusion_goes_on_below_in_its_column() {
         let says = "train.py:28 keeps 62.5 MiB a step since step 3, in blocks that nothing frees";
         let two = [candidate(7, None, 3 * 60, says), candidate(123_456, None, 3 * 86_400, "short")];
         for columns in [60, 80, 120, 200] {
             let table = table(&two, By::Pid, columns);
             let lines: Vec<&str> = table.lines().collect();
-            assert_eq!(lines.len(), 3, "{table}");
             assert!(lines.iter().all(|line| line.chars().count() <= columns), "{table}");
-            assert_eq!(lines[1].ends_with('…'), columns <= 120, "{table}");
-            assert!(lines[1].contains("     7   3 min  unclean  python3 tr"), "{table}");
-            assert!(lines[2].starts_with("123456  3 days  "), "{table}");
+            assert!(lines[1].contains("     7   3 min  unclean  train_a_"), "{table}");
+            let second = lines.iter().position(|line| line.starts_with("123456  3 days  "));
+            // The conclusion is whole, in its own column.
+            let column = lines[0].find("CONCLUSION").expect("a heading");
+            let told = lines[1..second.expect("a second row")].iter();
+            let told: Vec<&str> = told.map(|line| line[column..].trim()).collect();
+            assert_eq!((told.join(" "), told.len() > 1), (says.to_owned(), columns < 160));
             assert!(!table.contains("RANK"), "{table}");
         }
         let ranks = [candidate(7, Some(3), 1, says), candidate(8, None, 1, says)];
         assert!(table(&ranks, By::Pid, 80).contains("PID  RANK"));
         let files = table(&two, By::File, 60);
         assert!(files.lines().all(|line| line.ends_with("FILE") || line.ends_with("-3-0.record")));
+    }
+
+    #[test]
+    fn the_remedy_of_a_conclusion_is_one_line() {
+        let lines = ["a.py:3 keeps 1 MiB", "  a step", "To do: find", "  what keeps it", "Then"];
+        let lines = lines.map(str::to_owned);
+        assert_eq!(remedy(&lines).as_deref(), Some("To do: find what keeps it"));
+        assert_eq!(remedy(&lines[..2]), None);
     }
 
     #[test]

@@ -14,8 +14,9 @@ use gruyere_record::reader::DeviceSnapshot;
 use gruyere_record::sweep::{self, Found, Look, State};
 use gruyere_record::timeline::TimelineEntry;
 use gruyere_record::watch::{Facts, Forecast, Point, Rate, capacity, forecast};
-use gruyere_record::{DeviceGauge, ReadError, Reader};
+use gruyere_record::{DeviceGauge, Owners, ReadError, Reader};
 
+use crate::ending::{Ending, left_beside};
 use crate::failure::Failure;
 use crate::recent;
 use crate::target::{Folder, Target, Whose};
@@ -99,6 +100,8 @@ pub struct Followed {
     pub life: Life,
     /// Its devices, by number.
     pub devices: Vec<Device>,
+    /// How it ended, and what is left of it.
+    pub ending: Option<Ending>,
     /// When it was seen to have ended.
     ended: Option<Instant>,
     timelines_at: Option<Instant>,
@@ -109,7 +112,9 @@ impl Followed {
         let process = reader.process();
         let life = life(&reader);
         let whose = Whose::of(&reader, claim);
-        Self { reader, process, whose, life, devices: Vec::new(), ended: None, timelines_at: None }
+        let devices = Vec::new();
+        let (ending, ended, timelines_at) = (None, None, None);
+        Self { reader, process, whose, life, devices, ending, ended, timelines_at }
     }
 
     /// The devices that it has used.
@@ -119,17 +124,20 @@ impl Followed {
 
     /// # Errors
     /// The record is not to be believed any more; what was seen of it before stays.
-    fn look(&mut self, begin: Instant, now: Instant) -> Result<(), ReadError> {
+    fn look(&mut self, begin: Instant, now: Instant, owners: Owners) -> Result<(), ReadError> {
         if self.ended.is_some() {
             return Ok(());
         }
         self.reader.look_again();
-        let snapshots = self.reader.device_snapshots();
+        let mut snapshots = self.reader.device_snapshots();
         self.reader.expect_sound()?;
         self.life = life(&self.reader);
         if self.life != Life::Live {
             // One look more: these are its last words.
             (self.ended, self.timelines_at) = (Some(now), None);
+            self.end(owners);
+            snapshots = self.reader.device_snapshots();
+            self.reader.expect_sound()?;
         }
         let seconds = now.duration_since(begin).as_secs_f64();
         let is_due = self.timelines_at.is_none_or(|at| now.duration_since(at) >= SECOND);
@@ -161,6 +169,25 @@ impl Followed {
             device.peak = recent::peak(&device.timeline, &device.snapshot, self.life == Life::Live);
         }
         Ok(())
+    }
+
+    /// From now on it is as its record tells that `gruyere post` reads: one that ended by an
+    /// out-of-memory left a copy, of the moment before the exception freed what was live.
+    fn end(&mut self, owners: Owners) {
+        let copy = || left_beside(self.reader.path(), owners);
+        match (self.life, copy().filter(|copy| copy.process().created == self.process.created)) {
+            (Life::Ended, Some(copy)) => {
+                self.ending = Some(Ending::of(&copy));
+                self.reader = copy;
+            }
+            (Life::Killed, _) => self.ending = Some(Ending::of(&self.reader)),
+            _ => self.ending = Some(Ending::without_record(&self.reader)),
+        }
+    }
+
+    /// The record that is left of it.
+    fn left(&self) -> Option<&PathBuf> {
+        self.ending.as_ref()?.record.as_ref()
     }
 }
 
@@ -220,6 +247,13 @@ impl Follower {
         Ok(follower)
     }
 
+    fn owners(&self) -> Owners {
+        match &self.which {
+            Which::All(folder) => folder.owners(),
+            Which::One(target) => target.folder.owners(),
+        }
+    }
+
     /// The processes, by the path of their record.
     pub fn followed(&self) -> &BTreeMap<PathBuf, Followed> {
         &self.followed
@@ -227,7 +261,10 @@ impl Follower {
 
     /// Records of processes that had ended before they could be followed.
     pub fn old(&self) -> usize {
-        self.old.len()
+        let is_followed = |record: &PathBuf| {
+            self.followed.values().any(|followed| followed.left() == Some(record))
+        };
+        self.old.iter().filter(|record| !is_followed(record)).count()
     }
 
     /// How many records there are of other users, which are not read.
@@ -246,20 +283,14 @@ impl Follower {
             && self.followed.values().all(|followed| followed.life != Life::Live)
     }
 
-    /// Forgets those that were killed.
-    pub fn forget_killed(&mut self) {
-        let killed = |followed: &Followed| followed.life == Life::Killed;
+    /// Forgets those that ended and left a record.
+    pub fn forget_dead(&mut self) {
         if let Which::All(_) = self.which {
-            let gone: Vec<PathBuf> = self
-                .followed
-                .iter()
-                .filter(|(_, one)| killed(one))
-                .map(|(path, _)| path.clone())
-                .collect();
-            for path in gone {
-                self.followed.remove(&path);
-                self.old.insert(path);
-            }
+            let old = &mut self.old;
+            self.followed.retain(|_, one| {
+                old.extend(one.left().cloned());
+                one.left().is_none()
+            });
         }
     }
 
@@ -271,15 +302,15 @@ impl Follower {
             self.looked_for_new = Some(now);
             let folder = folder.clone();
             self.look_for_new(&folder, now);
-            // A killed one whose record was swept is nobody's any more.
-            self.followed.retain(|path, followed| match (followed.life, followed.ended) {
-                (Life::Killed, _) => path.exists(),
+            // A dead one whose record was swept is nobody's any more.
+            self.followed.retain(|_, followed| match (followed.left(), followed.ended) {
+                (Some(record), _) => record.exists(),
                 (_, Some(ended)) => now.duration_since(ended) < FAREWELL,
                 _ => true,
             });
         }
-        let begin = self.begin;
-        self.followed.retain(|path, followed| match followed.look(begin, now) {
+        let (begin, owners) = (self.begin, self.owners());
+        self.followed.retain(|path, followed| match followed.look(begin, now, owners) {
             Ok(()) => true,
             Err(error) => {
                 self.trouble.insert(path.clone(), error.to_string());

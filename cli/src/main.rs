@@ -3,6 +3,7 @@
 mod address;
 mod bench;
 mod candidates;
+mod command;
 mod compare;
 mod completions;
 mod device_uuid;
@@ -10,6 +11,7 @@ mod diff;
 mod doctor;
 mod driver_calls;
 mod dryrun;
+mod ending;
 mod export;
 mod failure;
 mod follow;
@@ -34,6 +36,7 @@ mod target;
 mod terminal;
 mod top;
 mod watch;
+mod wrap;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
@@ -60,7 +63,7 @@ What runs now:
   export       Serve Prometheus metrics of all processes
 
 What went wrong:
-  post         Show the last state of the process that died last, and why
+  post         Show how a process died, and why: the last, where none is named
   diff         Compare two states of a process: what is new, what is gone
   address      Tell what lies, and lay, at an address of a device
   snapshot     Write a snapshot of a process's memory for PyTorch's memory_viz
@@ -109,7 +112,7 @@ enum Command {
     Export(export::Arguments),
     /// Draw the layout of a device's memory: blocks, free runs, partly used pages.
     Map(map::Arguments),
-    /// Show the last state of the process that died last, and why.
+    /// Show how a process died, and why: the last, where none is named.
     Post(post::Arguments),
     /// List the processes that use Gruyère, with what they hold.
     Ps(ps::Arguments),

@@ -14,27 +14,30 @@ use gruyere_record::conclusion::{Conclusion, Rank};
 use gruyere_record::dump::page;
 use gruyere_record::dump::state::{Event, State};
 use gruyere_record::file;
+use gruyere_record::plain;
 use gruyere_record::reader::DeviceSnapshot;
 use gruyere_record::{EventKind, Reader, facts};
-use gruyere_record::{cut, plain};
 use serde::Serialize;
 use serde_json::json;
 
-use crate::candidates::{self, By, Candidate};
+use crate::candidates::{self, By, Candidate, LAST_EVENTS, ran_out};
+use crate::ending::dump_folder;
 use crate::failure::{Ended, Exit, Failure};
 use crate::output;
 use crate::target::{Folder, LastDead, Target};
+use crate::wrap::{self, unfold};
 
-/// Shows the last state of a process that was killed: what it comes to, how it ended, what was
-/// live, the last events. Without an argument, of the process of yours that died last.
+/// Shows the last state of a process that died: what it comes to, how it ended, what was live, the
+/// last events. Of the process of yours that died last, where none is named.
 #[derive(clap::Args)]
+#[command(mut_arg("target", |target| target.help(WITHOUT_A_NAME)))]
 #[command(after_help = "\
 Examples:
   gruyere post                          the process that died last
   gruyere post 4242                     another one, by its pid
   gruyere post /dev/shm/gruyere-4026531836-4242-99-0.record
   gruyere post 4242 --full              every table, the map, the last events
-  gruyere post 4242 --html              a page to share: over time, by line, the map
+  gruyere post 4242 --html              a page to share: by line, over time
   gruyere post 4242 --json | jq -r '.conclusion.lines[]'
 
 The record of a process that was killed stays in /dev/shm until `gruyere ps --sweep` or a restart \
@@ -56,11 +59,17 @@ pub struct Arguments {
     /// Print JSON: `state` is as in docs/schema/oom-dump.json.
     #[arg(long)]
     json: bool,
-    /// Write a page to FILE (else gruyere-post-PID.html), whole in itself: what was live over time,
-    /// by line with its source, the map. Only you can read it: it has source.
+    /// Write a page to share to FILE (else gruyere-post-PID.html), whole in itself: what was live
+    /// over time, by line with its source, the map. Since it has source the file is yours alone
+    /// (mode 0600): you give it to whom you want.
     #[arg(long, value_name = "FILE", num_args = 0..=1, conflicts_with_all = ["json", "full"])]
     html: Option<Option<PathBuf>>,
 }
+
+/// What is taken where no process is named.
+const WITHOUT_A_NAME: &str = "The process (its pid in its own pid namespace) or the file of its \
+                              record. Without it: the process of yours that died last, or, where \
+                              none left a record, the one that runs";
 
 /// How a process ended, as far as its record tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -87,6 +96,8 @@ struct Ending {
     out_of_memories: u64,
     /// Of the last event, if that is one.
     last_event_is_out_of_memory: bool,
+    /// The last request was refused.
+    ran_out: bool,
     /// Counters of shards, gauges of devices, and entries that are not of one moment.
     torn_lanes: u32,
     torn_gauges: u32,
@@ -103,10 +114,14 @@ pub fn run(arguments: &Arguments) -> Ended {
         Some(_) => arguments.events.max(MOST_EVENTS),
         None => arguments.events,
     };
-    let mut state = outside::state(reader, events);
+    let mut state = outside::state(reader, events.max(LAST_EVENTS));
     reader.expect_sound()?;
+    let ran_out = ran_out(&state.events.entries);
+    let more = state.events.entries.len().saturating_sub(events);
+    state.events.entries.drain(..more);
+    state.events.earlier += more as u64;
     let conclusion = Conclusion::of(&state, &ranks(reader, &arguments.target));
-    let ended = ended(reader, &devices, &state);
+    let ended = Ending { ran_out, ..ended(reader, &devices, &state) };
     let next = next(&ended, &state, reader);
     if let Some(file) = &arguments.html {
         state.conclusion = Some(conclusion);
@@ -175,7 +190,9 @@ fn chosen(last: &LastDead) -> String {
     let (path, process) = (last.reader.path(), last.reader.process());
     let who = candidates::in_words(path, &process);
     let who = format!("The process that died last, {} ago: {who}", candidates::age(time));
-    cut(&who, candidates::columns(std::io::stdout())) + "\n\n"
+    let mut out = String::new();
+    tell(&mut out, &who, "  ");
+    out + "\n"
 }
 
 /// Processes that died before, in a list: the latest.
@@ -214,6 +231,7 @@ fn ended(reader: &Reader<'_>, devices: &[DeviceSnapshot], state: &State) -> Endi
             .sum(),
         last_event_is_out_of_memory: last
             .is_some_and(|event| event.kind == EventKind::OutOfMemory.name()),
+        ran_out: false,
         torn_lanes: devices.iter().map(|device| device.torn_shards).sum(),
         torn_gauges: devices.iter().map(|device| u32::from(device.torn_gauges)).sum(),
         torn_entries: state.devices.iter().map(|device| device.torn).sum(),
@@ -279,7 +297,7 @@ fn next(ended: &Ending, state: &State, reader: &Reader<'_>) -> Vec<String> {
         }
         End::Clean => {}
         End::Killed | End::Unknown => {
-            if ended.same_boot {
+            if ended.same_boot && !ended.ran_out {
                 next.push(
                     "Who killed it: `dmesg | grep -i -e oom -e 'killed process'` (the kernel, out \
                      of host memory), the scheduler's log (a time limit, a cgroup's limit), `dmesg \
@@ -296,8 +314,9 @@ fn next(ended: &Ending, state: &State, reader: &Reader<'_>) -> Vec<String> {
     if ended.out_of_memories > 0 {
         match dump_folder(&state.process.configuration) {
             Some(folder) => next.push(format!(
-                "It ran out of device memory: the dumps are {folder}/gruyere-oom-{pid}-gpu*, as \
-                 text, JSON and a snapshot."
+                "It ran out of device memory: the dumps are {}/gruyere-oom-{pid}-gpu*, as text, \
+                 JSON and a snapshot.",
+                folder.display()
             )),
             None => next.push(
                 "It ran out of device memory: with `dump_dir:FOLDER` in GRUYERE_CONF the next run \
@@ -316,16 +335,12 @@ fn next(ended: &Ending, state: &State, reader: &Reader<'_>) -> Vec<String> {
     next
 }
 
-fn dump_folder(configuration: &str) -> Option<String> {
-    let config = gruyere::config::Config::parse(configuration).ok()?;
-    Some(config.dump_dir?.display().to_string())
-}
-
 /// The end in words.
 fn end_in_words(ended: &Ending) -> String {
     let mut words = match ended.how {
         End::Runs => "It runs: this is its state now.".to_owned(),
         End::Clean => "It ended cleanly.".to_owned(),
+        End::Killed if ended.ran_out => "It ended by an out-of-memory.".to_owned(),
         End::Killed => {
             "It ended without a clean exit: killed (SIGKILL, the host's memory, a scheduler), \
              crashed, or left by _exit."
@@ -343,9 +358,13 @@ fn end_in_words(ended: &Ending) -> String {
         words.push_str(" The machine was restarted since, or is another one.");
     }
     if ended.out_of_memories > 0 {
-        let _ = write!(words, " It ran out of device memory {} times", ended.out_of_memories);
-        words.push_str(match ended.last_event_is_out_of_memory {
-            true => "; that is the last that it did.",
+        let times = match ended.out_of_memories {
+            1 => "once".to_owned(),
+            times => format!("{times} times"),
+        };
+        let _ = write!(words, " It ran out of device memory {times}");
+        words.push_str(match ended.ran_out {
+            true => "; nothing was served after the last refusal.",
             false => ", and went on.",
         });
     }
@@ -419,10 +438,19 @@ fn page(
     full: bool,
 ) -> String {
     let mut out = String::new();
-    for line in state.conclusion.iter().flat_map(|conclusion| &conclusion.lines) {
-        let _ = writeln!(out, "{}", plain(line));
+    match (&state.conclusion, wrap::columns()) {
+        (Some(conclusion), Some(_)) => {
+            unfold(&conclusion.lines).iter().for_each(|said| tell(&mut out, said, "  "));
+        }
+        // In lines as the dump has them.
+        (Some(conclusion), None) => {
+            conclusion.lines.iter().for_each(|line| tell(&mut out, line, ""));
+        }
+        (None, _) => {}
     }
-    let _ = writeln!(out, "\n{}\n", end_in_words(ended));
+    out.push('\n');
+    tell(&mut out, &end_in_words(ended), "");
+    out.push('\n');
     match full {
         // The conclusion has been told.
         true => out.push_str(&text::text(&State { conclusion: None, ..state.clone() })),
@@ -447,11 +475,21 @@ fn page(
     if !next.is_empty() {
         let _ = writeln!(out, "\nWhat to look at next");
     }
-    next.iter().for_each(|line| {
-        let _ = writeln!(out, "- {}", plain(line));
-    });
+    next.iter().for_each(|said| tell(&mut out, &format!("- {said}"), "  "));
     if !full {
-        let _ = writeln!(out, "- All of it: `gruyere post {} --full`.", reader.path().display());
+        let path = reader.path().display();
+        tell(&mut out, &format!("- All of it: `gruyere post {path} --full`."), "  ");
     }
     out
+}
+
+/// A sentence, in lines that fit the terminal, the later ones with `indent`; one line where there
+/// is none.
+fn tell(out: &mut String, sentence: &str, indent: &str) {
+    let sentence = plain(sentence);
+    let columns = wrap::columns().unwrap_or(usize::MAX);
+    for line in wrap::wrap(&sentence, columns, indent) {
+        out.push_str(&line);
+        out.push('\n');
+    }
 }

@@ -7,13 +7,13 @@ use std::time::SystemTime;
 use gruyere_record::claim::Claim;
 use gruyere_record::facts::Process;
 use gruyere_record::reader::DeviceSnapshot;
-use gruyere_record::run::shown_command;
 use gruyere_record::sweep::{self, Found, Listing, State};
 use gruyere_record::{DeviceGauge, ReadError, Reader, cut};
 use indicatif::BinaryBytes;
 use serde_json::{Value, json};
 
 use crate::candidates::{self, By, Candidate};
+use crate::command;
 use crate::failure::{Ended, Exit, Failure, say};
 use crate::recent;
 use crate::shares;
@@ -202,6 +202,12 @@ fn room_for_commands() -> usize {
     size.map_or(80, |(width, _)| usize::from(width.0).saturating_sub(used).max(1))
 }
 
+/// What stands before the command of another user's process.
+fn note(whose: &Whose) -> String {
+    let note = whose.note();
+    if note.is_empty() { note } else { format!("{}: ", note.trim()) }
+}
+
 fn print_table(
     rows: &[Row],
     dead: &[Candidate],
@@ -216,12 +222,14 @@ fn print_table(
         let head = ["PID", "RANK", "GPU", "LIVE", "PEAK", "HELD", "IDLE", "FRAG"];
         writeln!(out, "{}  COMMAND", numbers(head.map(str::to_owned)))?;
     }
-    for row in rows {
+    let notes: Vec<String> = rows.iter().map(|row| note(&row.whose)).collect();
+    let commands: Vec<&str> = rows.iter().map(|row| &*row.process.command).collect();
+    let least = notes.iter().map(|note| room.saturating_sub(note.chars().count())).min();
+    let commands = command::told_apart(&commands, least.unwrap_or(room));
+    for ((row, note), command) in rows.iter().zip(notes).zip(commands) {
         let rank = row.process.rank.map_or("-".to_owned(), |rank| rank.to_string());
         let pid = row.process.pid;
-        let note = row.whose.note();
-        let note = if note.is_empty() { note } else { format!("{}: ", note.trim()) };
-        let command = cut(&format!("{note}{}", shown_command(&row.process.command)), room);
+        let command = cut(&format!("{note}{command}"), room);
         for Device { now: device, peak } in &row.devices {
             let held = device.held();
             let bytes = |value: u64| BinaryBytes(value).to_string();

@@ -463,6 +463,16 @@ fn three_dead(folder: &Path) -> [String; 3] {
     pids
 }
 
+/// The rows of a list of processes, without the lines in which a conclusion goes on.
+fn rows(text: &str) -> Vec<&str> {
+    let lines = text.lines().skip_while(|line| !line.contains("AGE  EXIT")).skip(1);
+    let has_pid = |line: &&str| {
+        let first = line.split_whitespace().next();
+        first.is_some_and(|word| word.parse::<u64>().is_ok()) && !line.starts_with("          ")
+    };
+    lines.filter(has_pid).collect()
+}
+
 fn died_last() {
     let folder = tempfile::tempdir().unwrap();
     let directory = folder.path().to_str().unwrap();
@@ -481,8 +491,7 @@ fn died_last() {
     assert!(said.starts_with("The process that died last, "), "{page}");
     assert!(said.contains(&format!(" s ago: {last} (")), "{page}");
     assert!(page.contains(&format!("pid {last},")), "{page}");
-    let others: Vec<&str> =
-        page.split("\nDied before").nth(1).expect("a list").lines().skip(2).collect();
+    let others = rows(page.split("\nDied before").nth(1).expect("a list"));
     assert!(others.len() == 2 && !page.contains(&format!("\n{} ", program.pid())), "{page}");
     for pid in [&first, &refused] {
         assert!(others.iter().any(|line| line.trim().starts_with(&**pid)), "{pid}: {others:?}");
@@ -525,15 +534,19 @@ fn listed() {
         let output = command.args(["--directory", directory]).env("COLUMNS", "80").output();
         let output = output.unwrap();
         let text = text(if stream == 1 { &output.stdout } else { &output.stderr });
-        let head = text.lines().position(|line| line.contains("AGE  EXIT")).expect("a list");
-        let rows: Vec<&str> = text.lines().skip(head + 1).collect();
+        let rows = rows(&text);
         assert_eq!(rows.len(), 3, "{text}");
-        assert!(rows.iter().all(|row| row.chars().count() <= 80), "{text}");
+        let head = text.lines().position(|line| line.contains("AGE  EXIT")).expect("a list");
+        assert!(text.lines().skip(head).all(|line| line.chars().count() <= 80), "{text}");
         let begin: Vec<&str> =
             rows.iter().filter_map(|row| row.split_whitespace().next()).collect();
         assert_eq!(begin, pids, "{text}");
         let row = rows[pids.iter().position(|pid| *pid == refused).unwrap()];
-        assert!(row.contains(" s  out of memory  after_the_crash"), "{text}");
+        // What it has in common with the others is left out.
+        assert!(row.contains(" s  out of memory  …refused "), "{text}");
+        // The conclusion is whole, over lines.
+        let said = text.replace(|c: char| c.is_whitespace(), "");
+        assert!(said.contains("1024GiBatonce:morethanthe32GiBthatitmayhave"), "{text}");
         assert!(row.contains("  One request asks for "), "{text}");
     }
     let swept = text(&gruyere(&["ps", "--sweep", "--directory", directory]).stdout);

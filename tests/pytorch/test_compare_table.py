@@ -1,8 +1,13 @@
-"""`gruyere compare` is fair where a run did not complete, and no wider than a terminal."""
+"""`gruyere compare` says first who holds least and why, is fair where a run did not complete, and
+no wider than a terminal."""
+
+import sys
+import time
+from types import SimpleNamespace
 
 import pytest
 
-from gruyere._bench import table
+from gruyere._bench import parts, table
 from gruyere._bench.compare import Program, Report, Row
 from gruyere._bench.measure import COMPLETED, FAILED, OUT_OF_MEMORY
 
@@ -11,16 +16,18 @@ GIB = 1 << 30
 LONG = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of " + "x" * 900
 
 
-def said(default, expandable, gruyere, on_gpu=False):
-    """The text for these rows: GiB that they held, or how they ended."""
+def said(default, expandable, gruyere, on_gpu=False, found=None):
+    """The text for these rows: GiB that they held, or how they ended; `found`: the parts of what
+    Gruyère held."""
     rows = []
-    for name, found in zip(("default", "expandable", "gruyere"), (default, expandable, gruyere)):
-        if isinstance(found, str):
-            rows.append(Row(name, "", found, LONG))
+    for name, end in zip(("default", "expandable", "gruyere"), (default, expandable, gruyere)):
+        if isinstance(end, str):
+            rows.append(Row(name, "", end, LONG))
         else:
-            held = int(found * GIB)
+            held = int(end * GIB)
             times = {"host_ns_a_step": 123.4e6, "step_ns": 1234.5e6}
-            rows.append(Row(name, "", physical_peak=held, hold_ratio=found / 62.5, **times))
+            rows.append(Row(name, "", physical_peak=held, hold_ratio=end / 62.5, **times))
+    rows[-1].parts = found or {}
     program = Program("train.py", ["--batch-size", "8"], peak_live=int(62.5 * GIB), rows=rows)
     machine = {"device": "NVIDIA H100 80GB HBM3", "stand_in": not on_gpu, "torch": "2.11.0+cu130",
                "cuda": "13.0"}  # fmt: skip
@@ -30,31 +37,108 @@ def said(default, expandable, gruyere, on_gpu=False):
 @pytest.mark.parametrize(
     ("rows", "conclusion"),
     [
-        ((76.5, 64.5, 63.0), "Gruyère holds 1.50 GiB (2.3%) less than torch's best (expandable)."),
-        ((76.5, 62.5, 63.0), "torch's expandable holds 512 MiB (0.8%) less than Gruyère here."),
         (
-            (OUT_OF_MEMORY, 70.0, 63.0),
-            "torch's default ran out of memory. Beside expandable, which completed, Gruyère holds "
-            "7.00 GiB (10.0%) less.",
+            (76.5, 64.5, 63.0),
+            "Gruyère holds least: 63.00 GiB, 1.50 GiB (2.3%) less than the next, torch expandable.",
         ),
         (
-            (76.5, FAILED, 63.0),
-            "torch's expandable failed. Beside default, which completed, Gruyère holds 13.50 GiB "
-            "(17.6%) less.",
+            (76.5, 62.5, 63.0),
+            "torch expandable holds least: 62.50 GiB. Gruyère holds 512 MiB (0.8%) more.",
+        ),
+        ((76.5, 63.0, 63.0), "Gruyère holds as little as torch expandable: 63.00 GiB."),
+        (
+            (OUT_OF_MEMORY, 70.0, 63.0),
+            "torch default ran out of memory. Of the others, Gruyère holds least: 63.00 GiB, 7.00 "
+            "GiB (10.0%) less than torch expandable.",
+        ),
+        (
+            (60.0, FAILED, 63.0),
+            "torch expandable failed. Of the others, torch default holds least: 60.00 GiB. Gruyère "
+            "holds 3.00 GiB (5.0%) more.",
         ),
         (
             (OUT_OF_MEMORY, FAILED, 63.0),
-            "Gruyère completed, and nothing else did: torch's default ran out of memory and "
+            "Gruyère completed, and nothing else did: torch default ran out of memory and torch "
             "expandable failed.",
         ),
-        ((76.5, 64.5, FAILED), "Gruyère did not complete: default and expandable of torch did."),
-        ((FAILED, FAILED, FAILED), "Gruyère did not complete, nor did torch's allocators."),
+        (
+            (76.5, 64.5, FAILED),
+            "Gruyère did not complete: torch default and torch expandable did. There is nothing to "
+            "compare.",
+        ),
+        (
+            (FAILED, FAILED, FAILED),
+            "Gruyère did not complete, nor did torch. There is nothing to compare.",
+        ),
     ],
 )
-def test_what_did_not_complete_is_no_base_for_less_and_more(rows, conclusion):
+def test_the_first_line_says_who_holds_least_of_those_that_completed(rows, conclusion):
     text = said(*rows)
-    assert conclusion in text.replace("\n", " "), text
-    assert ("best" in text) == ("best" in conclusion)
+    assert text.split("\n\n")[0].replace("\n", " ") == conclusion
+
+
+@pytest.mark.parametrize("part", list(parts.REASONS))
+def test_a_part_that_explains_half_of_what_is_held_more_is_the_reason(part):
+    half = GIB // 4
+    others = {name: half - 1 for name in parts.REASONS}
+    text = said(76.5, 62.5, 63.0, found={**others, part: half}).replace("\n", " ")
+    reason = parts.REASONS[part]
+    assert f"(0.8%) more: {reason.says.format('256 MiB')}. {reason.remedy.rstrip('.')}." in text
+    # One that explains less is no reason, and where Gruyère holds least there is none to give.
+    for none in (said(76.5, 62.5, 63.0, found=others), said(76.5, 64.5, 63.0, found={part: GIB})):
+        assert all(reason.remedy not in none for reason in parts.REASONS.values())
+
+
+def looked_at(looks, live_peak, held_peak):
+    """What a sampler finds that makes these looks."""
+    asleep = SimpleNamespace(cuda=SimpleNamespace(is_initialized=lambda: False))
+    sampler = parts.Sampler(asleep)
+    for look in looks:
+        sampler.note(SimpleNamespace(**{**dict.fromkeys(ZEROS, 0), **look}))
+    return sampler.parts(live_peak, held_peak)
+
+
+ZEROS = (
+    "reserved",
+    "reserved_peak",
+    "live",
+    "pending",
+    "idle",
+    "arena_free",
+    "slab_free",
+    "captured",
+)
+
+
+def test_each_part_is_what_the_heap_says_where_most_was_live():
+    low = {"reserved": 40, "reserved_peak": 40, "live": 10, "slab_free": 30}
+    peak = {"reserved": 100, "reserved_peak": 100, "live": 50, "pending": 5, "idle": 20,
+            "arena_free": 25, "slab_free": 8, "captured": 60}  # fmt: skip
+    after = {**peak, "live": 20, "slab_free": 38}
+    found = looked_at([low, peak, after], 50, 100)
+    # Of 100 held, 50 are live, 5 wait, 25 lie in the arena and 8 in slabs: 12 are with the graphs.
+    assert found == {"start": 0, "small": 8, "streams": 5, "graphs": 12, "idle": 20}
+    # Where nothing was taken after the first growth, what lies idle is of the start.
+    first = looked_at([peak], 50, 100)
+    assert (first["start"], first["idle"]) == (20, 0)
+    # A look far from the peaks says nothing of them.
+    assert looked_at([low, peak], 60, 100) == looked_at([peak], 50, 110) == {}
+    assert looked_at([], 1, 1) == {}
+
+
+def test_a_sampler_ends_and_wakes_no_cuda():
+    begun = []
+    cuda = SimpleNamespace(is_initialized=lambda: False, _lazy_call=begun.append)
+    sampler = parts.Sampler(SimpleNamespace(cuda=cuda))
+    sampler.start()
+    assert not sampler.thread.is_alive() and sys.getprofile() is None
+    # CUDA comes up.
+    begun[0]()
+    time.sleep(0.01)
+    assert sys.getprofile() is not None
+    assert sampler.parts(1, 1) == {}
+    sampler.thread.join(5)
+    assert not sampler.thread.is_alive() and sys.getprofile() is None
 
 
 @pytest.mark.parametrize("on_gpu", [False, True])

@@ -13,6 +13,7 @@ pub mod torch;
 
 use crate::failure::say;
 use crate::output;
+use crate::wrap::wrap;
 use gruyere_record::file;
 use gruyere_replay::Prices;
 use gruyere_replay::bench::{Contender, Wanted};
@@ -20,6 +21,7 @@ use gruyere_replay::trace::Trace;
 use report::Report;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use summary::COLUMNS;
 
 /// Something could not be read, written or run.
 const FAILED: u8 = 1;
@@ -246,7 +248,9 @@ fn open_prices(name: Option<&str>) -> Result<Prices, String> {
 fn written(args: &Args) -> String {
     let (json, chart) = (args.out.join("bench.json"), args.out.join("bench.svg"));
     let more = if args.full { "" } else { "; every figure: --full" };
-    format!("\nwritten: {} and {}{more}\n", json.display(), chart.display())
+    let line = format!("written: {} and {}{more}", json.display(), chart.display());
+    let lines = wrap(&line, COLUMNS, "  ").join("\n");
+    format!("\n{lines}\n")
 }
 
 /// Says on stderr what is wrong, and answers with the exit status.

@@ -3,6 +3,7 @@
 
 use super::report::{Report, TraceReport};
 use crate::percent::percent;
+use crate::wrap::wrap;
 use comfy_table::{
     CellAlignment, ColumnConstraint, ContentArrangement, LineStyle, Table, TableStyle,
 };
@@ -12,7 +13,7 @@ use std::fmt::Write as _;
 use std::ops::Range;
 
 /// Columns of the text at most.
-const COLUMNS: usize = 80;
+pub const COLUMNS: usize = 80;
 /// Traces that a sentence names.
 const MOST_NAMED: usize = 5;
 /// Of a setting in a heading.
@@ -76,7 +77,9 @@ pub fn verdict(report: &Report) -> String {
             short => format!("{short} runs did not complete"),
         }
     ));
-    said.iter().flat_map(|line| wrap(line)).fold(String::new(), |text, line| text + &line + "\n")
+    said.iter()
+        .flat_map(|line| wrap(line, COLUMNS, "  "))
+        .fold(String::new(), |text, line| text + &line + "\n")
 }
 
 /// A figure as the full table shows it, to a thousandth: what nobody can see there is no
@@ -385,22 +388,6 @@ fn median(values: &[f64]) -> Option<f64> {
         0 => Some(f64::midpoint(values[middle - 1], values[middle])),
         _ => Some(values[middle]),
     }
-}
-
-/// `line` in lines that fit, broken at spaces; all but the first are indented.
-fn wrap(line: &str) -> Vec<String> {
-    let mut lines: Vec<String> = Vec::new();
-    for word in line.split(' ') {
-        match lines.last_mut() {
-            Some(last) if last.chars().count() + 1 + word.chars().count() <= COLUMNS => {
-                last.push(' ');
-                last.push_str(word);
-            }
-            Some(_) => lines.push(format!("  {word}")),
-            None => lines.push(word.to_owned()),
-        }
-    }
-    lines
 }
 
 #[cfg(test)]

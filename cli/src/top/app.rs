@@ -5,9 +5,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use gruyere_record::facts::Process;
-use gruyere_record::plain;
 use gruyere_record::reader::DeviceSnapshot;
-use gruyere_record::run::shown_command;
 use gruyere_record::sites::Line;
 use gruyere_record::timeline::TimelineEntry;
 use gruyere_record::watch::{Facts, Forecast};
@@ -15,8 +13,9 @@ use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
 use super::columns::Sort;
 use super::details::Details;
-use super::sick;
+use super::sick::{self, Grew};
 use super::theme::Theme;
+use crate::ending::Ending;
 use crate::follow::{Follower, Life};
 use crate::sites::{Order, SeldomRead};
 
@@ -32,6 +31,8 @@ pub struct Row {
     pub process: Process,
     /// How it stands with the process.
     pub life: Life,
+    /// How it ended, and what is left of it.
+    pub ending: Option<Ending>,
     /// The device's numbers.
     pub snapshot: DeviceSnapshot,
     /// The highest live memory of the last step, or of the last minute where no steps are marked.
@@ -46,23 +47,6 @@ impl Row {
     /// What metrics go by.
     pub fn facts(&self) -> Facts<'_> {
         Facts { device: &self.snapshot, rate: self.rate, forecast: self.forecast }
-    }
-
-    /// What runs: a script without its interpreter and `-m gruyere`, both without their paths.
-    pub fn command(&self) -> String {
-        let command = shown_command(&plain(&self.process.command));
-        match command.split_once(' ') {
-            Some((interpreter, script))
-                if interpreter.starts_with("python")
-                    && script.split(' ').next().is_some_and(|word| word.ends_with(".py")) =>
-            {
-                // Of its path, the end says what it is.
-                let (name, rest) = script.split_once(' ').unwrap_or((script, ""));
-                let name = name.rsplit('/').next().unwrap_or(name);
-                format!("{name} {rest}").trim_end().to_owned()
-            }
-            _ => command,
-        }
     }
 }
 
@@ -148,8 +132,8 @@ pub enum Flow {
     Stay,
     /// A look at once.
     Look,
-    /// Killed processes are to go.
-    ForgetKilled,
+    /// Processes that died are to go.
+    ForgetDead,
     /// The job is to stop, until it is woken up.
     Stop,
     /// The end.
@@ -197,6 +181,10 @@ pub struct App {
     sick_lines: SeldomRead,
     /// What is said of it above all.
     pub alarm: Option<String>,
+    /// Below it, of one that has ended: what to do, and where to look.
+    pub next: Vec<String>,
+    /// What grew at the last look at which anything did.
+    grew: Option<Grew>,
     ticks: BTreeMap<Key, VecDeque<Tick>>,
 }
 
@@ -224,6 +212,8 @@ impl App {
             sick: None,
             sick_lines: SeldomRead::default(),
             alarm: None,
+            next: Vec::new(),
+            grew: None,
             ticks: BTreeMap::new(),
         }
     }
@@ -275,16 +265,24 @@ impl App {
         self.old = follower.old();
         self.foreign = follower.foreign();
         self.trouble = follower.trouble().map(str::to_owned).collect();
-        self.rows.clear();
+        let before = std::mem::take(&mut self.rows);
         for (path, followed) in follower.followed() {
             // A process that has used no device yet is there all the same, with its first.
             let first = followed.devices.first().filter(|_| followed.used().next().is_none());
             for device in followed.used().chain(first) {
                 let key = (path.clone(), device.snapshot.device);
+                // One that left no record stays as it was seen last: at its end all may be freed.
+                let is_gone = followed.ending.as_ref().is_some_and(|end| end.record.is_none());
+                if let Some(row) = before.iter().find(|row| is_gone && row.key == key) {
+                    let (life, ending) = (followed.life, followed.ending.clone());
+                    self.rows.push(Row { life, ending, ..row.clone() });
+                    continue;
+                }
                 let row = Row {
                     key: key.clone(),
                     process: followed.process.clone(),
                     life: followed.life,
+                    ending: followed.ending.clone(),
                     snapshot: device.snapshot.clone(),
                     peak: device.peak,
                     rate: device.rate.filter(|_| followed.life == Life::Live),
@@ -322,7 +320,7 @@ impl App {
             if let Some(device) = followed.devices.get(key.1 as usize) {
                 self.timeline.clone_from(&device.timeline);
             }
-            self.details.look(&key, &followed.reader, now);
+            self.details.look(&key, followed, now);
         } else {
             self.timeline.clear();
             self.details = Details::default();
@@ -335,10 +333,14 @@ impl App {
         self.sick_lines = seldom;
     }
 
-    /// Finds the row that runs out of memory soonest. It comes first where that is the order.
+    /// Finds the row that runs out of memory soonest; of none that does, the one that ran out or
+    /// died last. It comes first where that is the order.
     pub fn arrange(&mut self) {
         let (sort, is_reversed) = (self.sort, self.is_reversed);
-        self.sick = sick::soonest(&self.rows, self.sick.as_ref()).map(|row| row.key.clone());
+        let first = sick::soonest(&self.rows, self.sick.as_ref())
+            .or_else(|| sick::refused(&self.rows, self.grew.as_ref()))
+            .or_else(|| sick::last_dead(&self.rows));
+        self.sick = first.map(|row| row.key.clone());
         self.rows.sort_by(|a, b| {
             let order = sort.compare(a, b);
             if is_reversed { order.reverse() } else { order }
@@ -354,7 +356,17 @@ impl App {
         let is_chosen = self.sick.as_ref() == chosen_key(self);
         let lines = if is_chosen { self.details.lines.as_deref() } else { lines };
         let lines = lines.unwrap_or_default();
-        self.alarm = self.sick().and_then(|row| sick::sentence(row, &self.rows, lines));
+        self.grew = self.sick().and_then(|row| sick::grew(row, lines)).or(self.grew.take());
+        let said = self.sick().and_then(|row| match &row.ending {
+            Some(ending) => sick::epitaph(row, ending),
+            None => sick::sentence(row, &self.rows, lines)
+                .or_else(|| Some(self.grew.as_ref()?.refusal(row))),
+        });
+        self.next = match self.sick().and_then(|row| Some((row, row.ending.as_ref()?))) {
+            Some((row, ending)) if said.is_some() => sick::way_on(row, ending),
+            _ => Vec::new(),
+        };
+        self.alarm = said;
     }
 
     /// What a key does.
@@ -413,7 +425,7 @@ impl App {
                 })
             }
             (KeyCode::Char('t'), _) => self.span = self.span.next(),
-            (KeyCode::Char('x'), _) => return Flow::ForgetKilled,
+            (KeyCode::Char('x'), _) => return Flow::ForgetDead,
             (KeyCode::Char('+'), _) => self.interval = (self.interval / 2).max(super::SHORTEST),
             (KeyCode::Char('-'), _) => self.interval = (self.interval * 2).min(LONGEST),
             _ => {}

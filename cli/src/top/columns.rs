@@ -7,6 +7,7 @@ use gruyere_record::DeviceGauge;
 use gruyere_record::watch::{Duration, Forecast, Metric, Unit};
 
 use super::app::Row;
+use crate::command;
 use crate::follow::Life;
 
 /// What the table is sorted by. The highest first, but ranks, pids and times.
@@ -226,9 +227,12 @@ impl Column {
             Self::Rate => {
                 row.rate.map_or_else(|| "-".to_owned(), |rate| Unit::BytesPerSecond.show(rate))
             }
+            Self::OomIn if row.ending.as_ref().is_some_and(|ending| ending.ran_out) => {
+                "ran out".to_owned()
+            }
             Self::OomIn if row.life != Life::Live => row.life.name().to_owned(),
             Self::OomIn => oom_in(row.forecast),
-            Self::Command => row.command(),
+            Self::Command => command::short(&row.process.command),
         }
     }
 }

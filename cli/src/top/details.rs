@@ -9,9 +9,10 @@ use gruyere_record::clock::Scale;
 use gruyere_record::reader::Cursor;
 use gruyere_record::ring::Event;
 use gruyere_record::sites::{Line, lines, live_blocks};
-use gruyere_record::{DeviceGauge, Reader, SegmentKind};
+use gruyere_record::{DeviceGauge, SegmentKind};
 
 use super::app::Key;
+use crate::follow::Followed;
 use crate::sites::{auto_by_phase, is_due, shares_of_phases};
 
 /// Events that are shown at most.
@@ -45,6 +46,8 @@ pub struct Details {
     pub segments: BTreeMap<u8, Sum>,
     /// Live blocks by stream, those with the most bytes first.
     pub streams: Vec<(u32, Sum)>,
+    /// What was live when the blocks were looked at.
+    pub live: u64,
     /// What the lines of the program hold; `None`: the record keeps no sites.
     pub lines: Option<Vec<Line>>,
     /// Of the blocks without a lifetime, what the program was doing; `None`: not known.
@@ -63,13 +66,24 @@ pub struct Details {
     cursor: Cursor,
     segments_at: Option<Instant>,
     took: Duration,
+    /// It was looked at after the process's end: nothing changes any more.
+    is_final: bool,
 }
 
 impl Details {
-    /// Looks at what is due of the device `key`, whose record `reader` reads.
-    pub fn look(&mut self, key: &Key, reader: &Reader<'_>, now: Instant) {
-        if self.key.as_ref() != Some(key) {
+    /// Looks at what is due of the device `key` of a process.
+    pub fn look(&mut self, key: &Key, followed: &Followed, now: Instant) {
+        let reader = &followed.reader;
+        let is_seen = self.key.as_ref() == Some(key);
+        if !is_seen {
             *self = Self { key: Some(key.clone()), ..Self::default() };
+        }
+        if let Some(ending) = &followed.ending {
+            // Of one that left no record, what was seen while it ran is more than what is there.
+            if self.is_final || (is_seen && ending.record.is_none()) {
+                return;
+            }
+            (self.is_final, self.segments_at, self.streams_at) = (true, None, None);
         }
         let device = key.1;
         self.scale = reader.scale();
@@ -108,10 +122,13 @@ impl Details {
                 streams.entry(block.stream).or_default().add(block.size);
             }
             (self.lines, self.auto) = (None, None);
+            let snapshot = reader.device(device).unwrap_or_default();
+            // Blocks come and go while they are read; and a record may say anything.
+            let sum = live.iter().fold(0u64, |sum, block| sum.saturating_add(block.size));
+            self.live = snapshot.live.max(sum);
             if reader.keeps_sites() {
                 let sites = reader.sites();
-                let step =
-                    reader.device(device).map_or(0, |device| device.gauge(DeviceGauge::Step));
+                let step = snapshot.gauge(DeviceGauge::Step);
                 self.lines = Some(lines(&live, &sites, step, LINES));
                 self.auto = shares_of_phases(auto_by_phase(&live, &sites));
             }

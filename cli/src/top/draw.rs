@@ -11,10 +11,11 @@ use ratatui::widgets::{Block, Clear, Paragraph};
 
 use super::app::{App, View};
 use super::columns::Column;
-use super::fit::{cut, fit, put};
+use super::fit::{cut, fit, put, wrap};
 use super::panels;
 use super::process;
 use super::sick;
+use crate::command;
 use crate::follow::Life;
 
 /// From this width on, panels stand side by side.
@@ -106,7 +107,7 @@ fn footer(frame: &mut Frame, area: Rect, app: &App) {
             ("g", "growth"),
             ("?", "help"),
             ("r", "reverse"),
-            ("x", "drop killed"),
+            ("x", "drop dead"),
             ("+-", "pace"),
         ],
         View::Detail => &[("q", "back"), ("↑↓", "scroll"), ("␣", "pause"), ("?", "help")],
@@ -135,6 +136,14 @@ fn main(frame: &mut Frame, area: Rect, app: &App) {
                 app.theme.dim(),
             ),
         ];
+        if app.old > 0 {
+            lines.push(Line::raw(""));
+            let said = format!(
+                "{} died and left a record: `gruyere post` shows the last, `gruyere ps` lists them",
+                app.old
+            );
+            lines.extend(wrap(&said, usize::from(area.width), 2).into_iter().map(Line::raw));
+        }
         for trouble in &app.trouble {
             lines.push(Line::styled(format!(" {}", plain(trouble)), app.theme.warn()));
         }
@@ -173,11 +182,28 @@ fn main(frame: &mut Frame, area: Rect, app: &App) {
 /// Who runs out of memory soonest, above all else; what is left of the area.
 fn alarm(frame: &mut Frame, area: Rect, app: &App) -> Rect {
     let (Some(text), Some(row)) = (&app.alarm, app.sick()) else { return area };
-    let [line, rest] = Layout::vertical([Constraint::Length(1), Constraint::Min(0)]).areas(area);
     let is_soon = row.forecast.seconds().is_some_and(|seconds| seconds < panels::SOON);
-    let style = if is_soon { app.theme.bad() } else { app.theme.title() };
-    let text = Line::styled(format!(" {}", plain(text)), style);
-    frame.render_widget(cut(text, usize::from(area.width)), line);
+    let style = if is_soon || row.ending.is_some() { app.theme.bad() } else { app.theme.title() };
+    let width = usize::from(area.width);
+    let mut lines: Vec<Line> = Vec::new();
+    if row.ending.is_none() {
+        let mut line = Line::styled(format!(" {}", plain(text)), style);
+        let remedy = format!("  What to do: gruyere post {}", row.process.pid);
+        if line.width() + remedy.len() < width {
+            line.push_span(Span::styled(remedy, app.theme.dim()));
+        }
+        lines.push(cut(line, width));
+    } else {
+        // Of one that has ended nothing else is as much wanted.
+        lines
+            .extend(wrap(&plain(text), width, 2).into_iter().map(|text| Line::styled(text, style)));
+        let next = app.next.iter().flat_map(|text| wrap(&plain(text), width, 2));
+        lines.extend(next.map(Line::raw));
+    }
+    let height = (lines.len() as u16).min(area.height.saturating_sub(2));
+    let [top, rest] =
+        Layout::vertical([Constraint::Length(height), Constraint::Min(0)]).areas(area);
+    frame.render_widget(Paragraph::new(lines), top);
     rest
 }
 
@@ -322,6 +348,8 @@ fn table(frame: &mut Frame, area: Rect, app: &App) {
     let chosen = app.chosen_at();
     let first =
         chosen.saturating_sub(room.saturating_sub(1)).min(app.rows.len().saturating_sub(room));
+    let commands: Vec<&str> = app.rows.iter().map(|row| &*row.process.command).collect();
+    let commands = command::told_apart(&commands, last);
     // As few lines move as can while the chosen one stays on the screen.
     for (at, row) in app.rows.iter().enumerate().skip(first).take(room) {
         let is_chosen = at == chosen;
@@ -339,7 +367,11 @@ fn table(frame: &mut Frame, area: Rect, app: &App) {
                     (Life::Killed, Column::OomIn) => app.theme.bad(),
                     _ => app.theme.dim(),
                 };
-                let text = fit(&column.text(row), width(column), column.is_number());
+                let text = match column {
+                    Column::Command => commands[at].clone(),
+                    column => column.text(row),
+                };
+                let text = fit(&text, width(column), column.is_number());
                 let style = if is_chosen { app.theme.of_chosen(style) } else { style };
                 spans.push(Span::styled(text, style));
             }
@@ -376,7 +408,7 @@ fn help(frame: &mut Frame, area: Rect, app: &App) {
         ("g", "lines of the program by what they hold, or by growth"),
         ("t", "what the graph shows: run, minute, 10 minutes, hour"),
         ("+ -", "look twice, or half as often"),
-        ("x", "drop the killed processes from the table"),
+        ("x", "drop the processes that died from the table"),
         ("q", "quit"),
         ("", ""),
         ("LIVE", "what the program has now"),

@@ -5,6 +5,8 @@ use ratatui::layout::Rect;
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Paragraph};
 
+use crate::wrap as sentences;
+
 /// `text` in exactly `width` cells (of what is no number, the end goes first).
 pub fn fit(text: &str, width: usize, to_the_right: bool) -> String {
     let cells = |text: &str| Span::raw(text).width();
@@ -42,6 +44,17 @@ pub fn cut(mut line: Line<'_>, width: usize) -> Line<'_> {
     }
     line.spans = spans;
     line
+}
+
+/// `text` in lines of at most `width` cells, all of them indented, at most `most` of them.
+pub fn wrap(text: &str, width: usize, most: usize) -> Vec<String> {
+    let mut lines = sentences::wrap(&format!(" {text}"), width, "   ");
+    let is_cut = lines.len() > most;
+    lines.truncate(most);
+    if let Some(last) = lines.last_mut().filter(|_| is_cut) {
+        *last = fit(&format!("{last} …"), width, false).trim_end().to_owned();
+    }
+    lines
 }
 
 /// Puts lines of text below each other into a block.

@@ -8,6 +8,8 @@ mod app;
 mod columns;
 mod details;
 mod draw;
+#[cfg(test)]
+mod ended;
 mod fit;
 mod panels;
 #[cfg(test)]
@@ -219,8 +221,8 @@ fn turn(screen: &mut Screen, follower: &mut Follower, app: &mut App) -> io::Resu
             match app.key(key) {
                 Flow::Quit => return Ok(()),
                 Flow::Stop => terminal::stop(),
-                Flow::ForgetKilled => {
-                    follower.forget_killed();
+                Flow::ForgetDead => {
+                    follower.forget_dead();
                     next = now;
                 }
                 // What was chosen is looked at at once.

@@ -20,6 +20,7 @@ use super::app::{App, Row};
 use super::columns::oom_in;
 use super::fit::{cut, fit, put};
 use super::sick;
+use crate::follow::Life;
 use crate::sites::Order;
 
 /// Bytes for people.
@@ -150,14 +151,17 @@ pub fn memory(frame: &mut Frame, area: Rect, app: &App) {
     }
     let label =
         |value: f64| Span::styled(Unit::Bytes.show(value).replace(".00", ""), app.theme.dim());
-    let ago = |seconds: f64| Span::styled(format!("{} ago", Duration(seconds)), app.theme.dim());
+    let (before, last) =
+        if row.life == Life::Live { ("ago", "now") } else { ("before", "the end") };
+    let ago =
+        |seconds: f64| Span::styled(format!("{} {before}", Duration(seconds)), app.theme.dim());
     let chart = Chart::new(sets)
         .block(block)
         .legend_position(None)
         .x_axis(
             Axis::default()
                 .bounds([begin, end])
-                .labels([ago(end - begin), Span::styled("now", app.theme.dim())]),
+                .labels([ago(end - begin), Span::styled(last, app.theme.dim())]),
         )
         .y_axis(Axis::default().bounds([0.0, top]).labels([
             label(0.0),
@@ -215,7 +219,10 @@ fn series(app: &App, columns: u16) -> Vec<Cell> {
         })
         .collect();
     let timeline_ends = cells.last().map_or(0.0, |cell| cell.seconds);
-    cells.extend(app.ticks().filter(|tick| tick.seconds > timeline_ends).map(|tick| Cell {
+    // Of one that ended, its record has the end.
+    let has_ended = app.chosen().and_then(|row| row.ending.as_ref()?.record.as_ref()).is_some();
+    let ticks = app.ticks().filter(|tick| !has_ended && tick.seconds > timeline_ends);
+    cells.extend(ticks.map(|tick| Cell {
         seconds: tick.seconds,
         low: tick.live as f64,
         high: tick.live as f64,
@@ -425,7 +432,8 @@ pub fn lines(frame: &mut Frame, area: Rect, app: &App) {
 pub fn lines_of(app: &App, mut found: Vec<sites::Line>, columns: usize) -> Vec<Line<'static>> {
     app.order_of_lines().sort(&mut found);
     let theme = app.theme;
-    let all = app.chosen().map_or(0, |row| row.snapshot.live).max(1) as f64;
+    // Of what was live when the lines were read, which is seldom.
+    let all = app.details.live.max(1) as f64;
     let growth_of = |line: &sites::Line| {
         line.growth.map_or_else(String::new, |growth| {
             format!(" +{}/step since {}", bytes(growth.bytes_a_step), growth.since)

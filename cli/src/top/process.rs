@@ -8,6 +8,7 @@ use gruyere_record::{DeviceGauge, LIFETIME_NAMES};
 use ratatui::text::{Line, Span};
 
 use super::app::{App, Row};
+use super::fit::wrap;
 use super::panels::{self, bytes, count};
 use super::sick;
 use crate::driver_calls;
@@ -29,8 +30,20 @@ pub fn lines(app: &App, row: &Row, width: usize) -> Vec<Line<'static>> {
         plain(&process.host)
     )));
     let found = app.details.lines.as_deref().unwrap_or_default();
-    if let Some(text) = sick::sentence(row, std::slice::from_ref(row), found) {
-        lines.push(Line::styled(format!(" {}", plain(&text)), theme.bad()));
+    let (said, next) = match &row.ending {
+        Some(ending) => (sick::epitaph(row, ending), sick::way_on(row, ending)),
+        None => (sick::sentence(row, std::slice::from_ref(row), found), Vec::new()),
+    };
+    if let Some(text) = said {
+        let room = width.saturating_sub(1);
+        lines.extend(
+            wrap(&plain(&text), room, usize::MAX)
+                .into_iter()
+                .map(|text| Line::styled(text, theme.bad())),
+        );
+        for text in next {
+            lines.extend(wrap(&plain(&text), room, usize::MAX).into_iter().map(Line::raw));
+        }
     }
     lines.push(Line::raw(""));
     lines.push(head("by line of the program".to_owned()));

@@ -1,9 +1,12 @@
-//! The device that runs out of memory soonest, and the sentence above all that says so.
+//! The device that runs out of memory soonest, or ran out last, and what is said of it above all.
 
+use gruyere_record::DeviceGauge;
 use gruyere_record::sites::{Growth, Line};
 use gruyere_record::watch::{self, Duration, Forecast, Unit};
 
 use super::app::{Key, Row};
+use crate::candidates;
+use crate::ending::Ending;
 use crate::follow::Life;
 
 /// Another device takes the place of the one that was soonest only if its time is shorter by this
@@ -48,6 +51,69 @@ pub fn sentence(row: &Row, rows: &[Row], lines: &[Line]) -> Option<String> {
     };
     let cause = cause(&growth, lines);
     Some(format!("{}{gpu} runs out {when}: {cause}{others}", name(row)))
+}
+
+/// What grew on a device, for when it has run out of memory and grows no more.
+#[derive(Clone, Debug)]
+pub struct Grew {
+    key: Key,
+    out_of_memories: u64,
+    cause: String,
+}
+
+/// What grows on a device; `lines`: what is known of its lines.
+pub fn grew(row: &Row, lines: &[Line]) -> Option<Grew> {
+    let out_of_memories = row.snapshot.gauge(DeviceGauge::OutOfMemories);
+    Some(Grew { key: row.key.clone(), out_of_memories, cause: cause(&growth(row)?, lines) })
+}
+
+impl Grew {
+    /// The sentence of a row that has run out.
+    pub fn refusal(&self, row: &Row) -> String {
+        format!("{} ran out of memory: {}", name(row), self.cause)
+    }
+}
+
+/// The row that grew before, runs, and was refused memory since then.
+pub fn refused<'a>(rows: &'a [Row], grew: Option<&Grew>) -> Option<&'a Row> {
+    let grew = grew?;
+    let row = rows.iter().find(|row| row.key == grew.key && row.life == Life::Live)?;
+    (row.snapshot.gauge(DeviceGauge::OutOfMemories) > grew.out_of_memories).then_some(row)
+}
+
+/// The row of the process that died last, where there is more to say than that it ended.
+pub fn last_dead(rows: &[Row]) -> Option<&Row> {
+    let told =
+        |row: &&Row| row.ending.as_ref().is_some_and(|end| end.ran_out || !end.says.is_empty());
+    let since = |row: &&Row| row.ending.as_ref().map(|ending| ending.since);
+    rows.iter().filter(told).max_by_key(since)
+}
+
+/// The sentence of a process that has died: how, and what its memory came to.
+pub fn epitaph(row: &Row, ending: &Ending) -> Option<String> {
+    let how = match (ending.ran_out, row.life) {
+        (true, _) => "ran out of memory",
+        (false, Life::Killed) => "died without a clean exit",
+        _ => return None,
+    };
+    let (name, age) = (name(row), candidates::age(ending.since));
+    let says = ending.says.trim_end_matches('.');
+    let says = if says.is_empty() { String::new() } else { format!(": {says}") };
+    Some(format!("{name} {how} {age} ago{says}"))
+}
+
+/// What to do about it, and where there is more.
+pub fn way_on(row: &Row, ending: &Ending) -> Vec<String> {
+    let pid = row.process.pid;
+    let look = match (&ending.page, &ending.record) {
+        (Some(page), Some(_)) => format!("More: gruyere post {pid}; the page: {}", page.display()),
+        (Some(page), None) => format!("More: the page {}", page.display()),
+        (None, Some(_)) => format!("More: gruyere post {pid}; gruyere post {pid} --html: a page"),
+        (None, None) => {
+            "It left no record; dump_dir:FOLDER in GRUYERE_CONF keeps a page".to_owned()
+        }
+    };
+    ending.remedy.iter().cloned().chain([look]).collect()
 }
 
 /// The process, by its rank where it has one.

@@ -32,11 +32,11 @@ use crate::follow::{Follower, Life, Which};
 use crate::sites::{Order, SeldomRead};
 use crate::target::{Folder, Target};
 
-const GIB: u64 = 1 << 30;
+pub const GIB: u64 = 1 << 30;
 const NOW: u64 = 1_790_000_000;
 
 /// A process of this rank: its live bytes grow with it.
-fn row(rank: u64, life: Life, forecast: Forecast) -> Row {
+pub fn row(rank: u64, life: Life, forecast: Forecast) -> Row {
     let mut snapshot = DeviceSnapshot {
         device: rank as u32 % 8,
         live: (30 + 3 * rank) * GIB,
@@ -81,15 +81,15 @@ fn row(rank: u64, life: Life, forecast: Forecast) -> Row {
     let key =
         (PathBuf::from(format!("/dev/shm/gruyere-1-{}-3-0.record", 4200 + rank)), snapshot.device);
     let peak = (40 + 2 * rank) * GIB;
-    Row { key, process, life, snapshot, peak, rate: Some(3.5e10), forecast }
+    Row { key, process, life, ending: None, snapshot, peak, rate: Some(3.5e10), forecast }
 }
 
-fn growing(seconds: f64) -> Forecast {
+pub fn growing(seconds: f64) -> Forecast {
     Forecast::Growing(Growth { seconds, bytes_per_second: 5.6e7, steps: Some(seconds / 3.0) })
 }
 
 /// Four ranks, of which one will be out of memory soon and one was killed.
-fn app(theme: Theme) -> App {
+pub fn app(theme: Theme) -> App {
     let mut app = App::new(Sort::Sick, Duration::from_millis(500), theme);
     app.host = "node-17".to_owned();
     app.rows = vec![
@@ -143,6 +143,7 @@ fn app(theme: Theme) -> App {
         line("not known", None, 2 * GIB, 2400, None),
         line("metrics.py:12 in Meter.keep", None, GIB, 600, growth(96 << 20, 1010)),
     ]);
+    details.live = 33 * GIB;
     details.auto = Some("forward 61%, backward 22%, not known 17%".to_owned());
     let call = |call: &str, up_to_bytes: Option<u64>, count: u64, each: u64| CallTime {
         call: call.to_owned(),
@@ -186,18 +187,18 @@ fn app(theme: Theme) -> App {
     app
 }
 
-fn shown(app: &mut App, width: u16, height: u16) -> String {
+pub fn shown(app: &mut App, width: u16, height: u16) -> String {
     text(app, (width, height)).expect("a buffer can be drawn to")
 }
 
-fn press(app: &mut App, code: KeyCode) -> Flow {
+pub fn press(app: &mut App, code: KeyCode) -> Flow {
     app.key(KeyEvent::new(code, KeyModifiers::NONE))
 }
 
 /// Sizes of terminals that people have.
-const SIZES: [(u16, u16); 3] = [(80, 24), (120, 40), (200, 50)];
+pub const SIZES: [(u16, u16); 3] = [(80, 24), (120, 40), (200, 50)];
 
-fn buffer(app: &mut App, (width, height): (u16, u16)) -> ratatui::buffer::Buffer {
+pub fn buffer(app: &mut App, (width, height): (u16, u16)) -> ratatui::buffer::Buffer {
     let mut terminal = Terminal::new(TestBackend::new(width, height)).expect("a buffer");
     terminal.draw(|frame| draw::draw(frame, app)).expect("drawn");
     terminal.backend().buffer().clone()
@@ -245,9 +246,15 @@ fn the_rank_that_runs_out_soonest_comes_first_is_chosen_and_a_line_above_all_say
     for (width, height) in SIZES {
         let screen = shown(&mut app, width, height);
         let second = screen.lines().nth(1).expect("a line");
+        let said =
+            " rank 1 runs out in 7 min: metrics.py:12 keeps 96 MiB a step; 1 other grows too";
         assert_eq!(
             second,
-            " rank 1 runs out in 7 min: metrics.py:12 keeps 96 MiB a step; 1 other grows too"
+            match width {
+                80 => said.to_owned(),
+                // Where there is room.
+                _ => format!("{said}  What to do: gruyere post 4201"),
+            }
         );
         // The lines that grow, too; on a small terminal before the graph.
         let place = |what: &str| screen.lines().position(|line| line.contains(what));
@@ -472,7 +479,7 @@ fn keys_choose_sort_pause_and_quit() {
     assert_eq!((app.sort, order), (Sort::OomIn, vec![4201, 4202, 4200, 4203]));
     assert_eq!(press(&mut app, KeyCode::Char(' ')), Flow::Look);
     assert!(app.is_paused);
-    assert_eq!(press(&mut app, KeyCode::Char('x')), Flow::ForgetKilled);
+    assert_eq!(press(&mut app, KeyCode::Char('x')), Flow::ForgetDead);
     press(&mut app, KeyCode::Char('?'));
     assert_eq!(app.view, View::Help);
     assert_eq!(press(&mut app, KeyCode::Esc), Flow::Stay);

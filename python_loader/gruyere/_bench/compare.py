@@ -58,6 +58,7 @@ class Row:
     host_ratio: Optional[float] = None
     host_ns_of_runs: list[float] = field(default_factory=list)
     step_ns: Optional[float] = None
+    parts: dict[str, int] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -281,6 +282,7 @@ class Comparison:
         )
         for row, results in zip(program.rows, found):
             _relate(row, results, program, default)
+        self._ask_why(program, machine, servers, folder)
         yield
         if not self.request["fit"]:
             return
@@ -305,6 +307,20 @@ class Comparison:
             for job in jobs:
                 job.result()
                 yield
+
+    def _ask_why(
+        self, program: Program, machine: Machine, servers: list[Server], folder: Path
+    ) -> None:
+        """Where Gruyère holds more than another of `gruyere compare`: runs it once more, to be told
+        which part of what it holds that is."""
+        completed = [row for row in program.rows if row.outcome == COMPLETED]
+        least = min(completed, key=lambda row: row.physical_peak, default=None)
+        for index, row in enumerate(program.rows):
+            if self.request["markdown"] and row in completed and row.allocator == "gruyere":
+                if least is not None and row.physical_peak > least.physical_peak:
+                    self._progress(f"{program.name}, {row.name}, once more: why it holds more")
+                    again = self._run(program, machine, servers, index, folder, None, parts=True)
+                    row.parts = again.parts
 
     def _in_turn(self, program: Program, servers: list[Server], turn: int) -> list[Result]:
         """A run of each, all at once and a step of each after the other: what is compared was
@@ -337,6 +353,7 @@ class Comparison:
         index: int,
         folder: Path,
         memory: Optional[int],
+        parts: bool = False,
     ) -> Result:
         seconds = self.request["timeout"]
         steps = self._steps()
@@ -351,7 +368,9 @@ class Comparison:
             program.arguments,
             self.request["python_options"],
         )
-        return run_launch(self.contenders[index], machine, self.box, launch, steps, memory, seconds)
+        return run_launch(
+            self.contenders[index], machine, self.box, launch, steps, memory, seconds, parts
+        )
 
 
 def _row(contender: Contender, results: list[Result]) -> Row:

@@ -40,6 +40,8 @@ class Result:
     """Host time of each step."""
     step_ns: list[int] = field(default_factory=list)
     """Time of each step until the device was done; empty on the stand-in and for scripts."""
+    parts: dict[str, int] = field(default_factory=dict)
+    """Of Gruyère, where it was asked: what it held beyond live memory at the peak (`parts`)."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

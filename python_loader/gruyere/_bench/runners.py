@@ -178,9 +178,11 @@ def run_launch(
     steps: Optional[int],
     memory: Optional[int],
     seconds: float,
+    parts: bool = False,
 ) -> Result:
     """A program of the user's in a process of its own, in the current folder as it is now: what the
-    program writes is thrown away, so that each run sees what the first one saw."""
+    program writes is thrown away, so that each run sees what the first one saw. `parts`: whether it
+    is to say what Gruyère holds beyond live memory, in place of times."""
     folder = box.new_folder()
     own = folder / "own"
     own.mkdir()
@@ -189,7 +191,7 @@ def run_launch(
     request = {
         "allocator": contender.allocator, "memory": memory, "steps": steps,
         "script": launch.script, "module": launch.module, "arguments": launch.arguments,
-        "answer": str(answer), "closed": box.closed,
+        "answer": str(answer), "closed": box.closed, "parts": parts,
     }  # fmt: skip
     command = [
         sys.executable, *launch.python_options, "-m", "gruyere._bench", "script",

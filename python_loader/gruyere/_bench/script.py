@@ -20,6 +20,7 @@ from .._sandbox.reach import Reach
 from .._steps import _Leader
 from . import measure
 from .measure import COMPLETED, FAILED, OUT_OF_MEMORY, Meter, Result
+from .parts import Sampler
 
 
 def main(text: str) -> None:
@@ -27,6 +28,7 @@ def main(text: str) -> None:
     watch = Watch(
         request["allocator"], request["memory"], request["steps"], Reach(request["closed"])
     )
+    watch.wants_parts = request["parts"]
     run(watch, request)
 
 
@@ -58,6 +60,8 @@ class Enough(SystemExit):
 class Watch:
     # Whether cuDNN stays on where it can't be measured.
     cudnn = False
+    # Whether it is asked what Gruyère holds beyond live memory, which costs the run its times.
+    wants_parts = False
 
     def __init__(
         self, allocator: str, memory: Optional[int], steps: Optional[int], reach: Reach
@@ -67,6 +71,7 @@ class Watch:
         # What of its sandbox the program has failed of.
         self.refused: list[dict[str, str]] = []
         self.meter = Meter(allocator, memory)
+        self.sampler: Optional[Sampler] = None
         self.steps = steps
         self.torch: Optional[ModuleType] = None
         self.leader = _Leader()
@@ -76,6 +81,9 @@ class Watch:
     def imported(self, torch: ModuleType) -> None:
         self.torch = torch
         self.meter.prepare(torch, self.cudnn)
+        if self.wants_parts:
+            self.sampler = Sampler(torch)
+            self.sampler.start()
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
         register_optimizer_step_post_hook(self.stepped)
@@ -130,6 +138,8 @@ class Watch:
             self._note_host_time()
         try:
             self.meter.read(self.torch, found)
+            if self.sampler is not None:
+                found.parts = self.sampler.parts(found.allocated_peak, found.physical_peak)
         except Exception as error:
             found.outcome, found.reason = (
                 FAILED,

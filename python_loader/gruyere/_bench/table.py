@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Optional
 
 from .catalog import PROGRAMS
 from .measure import COMPLETED, OUT_OF_MEMORY
+from .parts import why
 
 if TYPE_CHECKING:
     from .compare import Program, Report, Row
@@ -56,6 +57,7 @@ def markdown(report: Report) -> str:
     text = []
     for program in report.programs:
         words = " ".join([program.name, *program.arguments])
+        text += [_wrapped(_verdict(program)), ""]
         text += [_wrapped(f"`{words}` on {_head(report)}"), ""]
         default = next((row for row in program.rows if row.allocator == "default"), None)
         rows = [_posted(program, row, default, on_gpu) for row in program.rows]
@@ -64,8 +66,8 @@ def markdown(report: Report) -> str:
         rules = ["-" * (widths[0] + 2), *("-" * (width + 1) + ":" for width in widths[1:])]
         text.append(f"|{'|'.join(rules)}|")
         text += [_barred(row, widths) for row in rows]
-        text += ["", _wrapped(_conclusion(program))]
-        text += [_wrapped(_why(row)) for row in program.rows if row.outcome != COMPLETED]
+        failed = [_wrapped(_failure(row)) for row in program.rows if row.outcome != COMPLETED]
+        text += ["", *failed] if failed or not on_gpu else []
     if not on_gpu:
         text.append(
             _wrapped(
@@ -96,25 +98,31 @@ def _wrapped(text: str) -> str:
 
 
 def _called(row: Row) -> str:
+    """Its name in a sentence."""
+    return _titled(row).strip("*")
+
+
+def _titled(row: Row) -> str:
+    """Its name in the table."""
     return " ".join([_NAMES.get(row.allocator, row.allocator), row.conf]).strip()
 
 
-def _why(row: Row) -> str:
+def _failure(row: Row) -> str:
     """Why a row has no figures, as far as two lines go."""
-    said = f"{_called(row).strip('*')}: {row.outcome}: {row.reason}"
+    said = f"{_called(row)}: {row.outcome}: {row.reason}"
     return said if len(said) <= _REASON else f"{said[: _REASON - 1].rstrip()}…"
 
 
 def _posted(program: Program, row: Row, default: Optional[Row], on_gpu: bool) -> list[str]:
     if row.outcome != COMPLETED:
         # The words are as wide as a cell, the reason stands below the table.
-        return [_called(row), "-", _SHORT.get(row.outcome, row.outcome), "-", "-", "-"]
+        return [_titled(row), "-", _SHORT.get(row.outcome, row.outcome), "-", "-", "-"]
     against = "-"
     if default is not None and default.outcome == COMPLETED and default.physical_peak:
         against = f"{100 * (row.physical_peak / default.physical_peak - 1):+.1f}%"
     over = "-" if row.hold_ratio is None else f"{100 * (row.hold_ratio - 1):+.1f}%"
     return [
-        _called(row),
+        _titled(row),
         size(program.peak_live),
         size(row.physical_peak),
         over,
@@ -127,32 +135,42 @@ _SHORT = {OUT_OF_MEMORY: "ran out"}
 _TORCHS = ("default", "expandable")
 
 
-def _conclusion(program: Program) -> str:
-    """One sentence on what came out. Of what did not complete nobody knows what it would hold, so
-    it is no base for less and more."""
-    held = {row.allocator: row.physical_peak for row in program.rows if row.outcome == COMPLETED}
+def _verdict(program: Program) -> str:
+    """Who holds least, and by how much; where that is not Gruyère, why, and what to set. Of what
+    did not complete nobody knows what it would hold, so it is no base for less and more."""
+    completed = [row for row in program.rows if row.outcome == COMPLETED]
     missing = [
-        f"{row.allocator} {'ran out of memory' if row.outcome == OUT_OF_MEMORY else 'failed'}"
+        f"{_called(row)} {'ran out of memory' if row.outcome == OUT_OF_MEMORY else 'failed'}"
         for row in program.rows
         if row.outcome != COMPLETED and row.allocator in _TORCHS
     ]
-    ours = held.pop("gruyere", None)
+    ours = next((row for row in completed if row.allocator == "gruyere"), None)
+    others = [row for row in completed if row is not ours]
     if ours is None:
-        done = f": {' and '.join(held)} of torch did" if held else ", nor did torch's allocators"
-        return f"Gruyère did not complete{done}. There is nothing to compare."
-    if not held:
-        return f"Gruyère completed, and nothing else did: torch's {' and '.join(missing)}."
-    best, least = min(held.items(), key=lambda item: item[1])
-    difference = f"{size(abs(least - ours))} ({abs(ours / least - 1):.1%})" if least else ""
-    if missing:
-        word = "less" if ours <= least else "more"
+        done = " and ".join(_called(row) for row in others)
         return (
-            f"torch's {' and '.join(missing)}. Beside {best}, which completed, Gruyère holds "
-            f"{difference} {word}."
+            f"Gruyère did not complete{f': {done} did' if done else ', nor did torch'}. There is "
+            "nothing to compare."
         )
-    if ours <= least:
-        return f"Gruyère holds {difference} less than torch's best ({best})."
-    return f"torch's {best} holds {difference} less than Gruyère here."
+    if not others:
+        return f"Gruyère completed, and nothing else did: {' and '.join(missing)}."
+    best = min(others, key=lambda row: row.physical_peak)
+    of_these = f"{' and '.join(missing)}. Of the others, " if missing else ""
+    held, difference = size(ours.physical_peak), ours.physical_peak - best.physical_peak
+    by = f"{size(abs(difference))} ({abs(ours.physical_peak / best.physical_peak - 1):.1%})"
+    if difference == 0:
+        return f"{of_these}Gruyère holds as little as {_called(best)}: {held}."
+    if difference < 0:
+        next_best = "less than" if missing else "less than the next,"
+        return f"{of_these}Gruyère holds least: {held}, {by} {next_best} {_called(best)}."
+    found = why(ours.parts, difference)
+    reason = ""
+    if found is not None:
+        reason = f": {found[0].says.format(size(found[1]))}. {found[0].remedy.rstrip('.')}"
+    return (
+        f"{of_these}{_called(best)} holds least: {size(best.physical_peak)}. Gruyère holds {by} "
+        f"more{reason}."
+    )
 
 
 def _cells(program: Program, row: Row, fit: bool, on_gpu: bool) -> list[str]:

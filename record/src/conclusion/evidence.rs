@@ -132,8 +132,8 @@ impl<'a> Evidence<'a> {
     /// What to say where lines are missing: nobody asked for them.
     pub fn untold(&self) -> Option<String> {
         self.sites.is_empty().then(|| {
-            "No lines of the program are known: `blame:large` in GRUYERE_CONF, with python -m \
-             gruyere."
+            "No lines of the program are known; `blame:large` in GRUYERE_CONF keeps them, under \
+             python -m gruyere."
                 .to_owned()
         })
     }

@@ -1,0 +1,92 @@
+//! How a process that was followed ended, and what is left of it to look at.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use gruyere_record::sweep;
+use gruyere_record::{DeviceGauge, Owners, Reader};
+
+use crate::candidates::{Candidate, Exit};
+
+/// The end of a process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ending {
+    /// Its last sign of life.
+    pub since: SystemTime,
+    /// It ran out of device memory, and was served nothing after that.
+    pub ran_out: bool,
+    /// The first line of what its memory comes to; empty: not known.
+    pub says: String,
+    /// What to do about it.
+    pub remedy: Option<String>,
+    /// The record that `gruyere post` reads; `None`: it left none.
+    pub record: Option<PathBuf>,
+    /// The page of its last out-of-memory.
+    pub page: Option<PathBuf>,
+}
+
+impl Ending {
+    /// Of the process that left this record.
+    pub fn of(reader: &Reader<'_>) -> Ending {
+        let candidate = Candidate::of(reader, reader.last_sign());
+        Ending {
+            since: candidate.since,
+            ran_out: candidate.exit == Exit::OutOfMemory,
+            says: candidate.says,
+            remedy: candidate.remedy,
+            record: Some(candidate.path),
+            page: page(reader),
+        }
+    }
+
+    /// Of a process that took its record away, as it was at its end: by then the program may have
+    /// freed what the memory went to, so there is nothing to conclude from.
+    pub fn without_record(reader: &Reader<'_>) -> Ending {
+        let devices = reader.device_snapshots();
+        let refused = |gauge| devices.iter().any(|device| device.gauge(gauge) > 0);
+        Ending {
+            since: reader.last_sign(),
+            ran_out: refused(DeviceGauge::OutOfMemories),
+            says: String::new(),
+            remedy: None,
+            record: None,
+            page: page(reader),
+        }
+    }
+}
+
+/// The record that a process left beside its own, at `path`: a copy of the moment at which it ended
+/// by an out-of-memory. Its name differs in the last number.
+pub fn left_beside(path: &Path, owners: Owners) -> Option<Reader<'static>> {
+    let of_process = |path: &Path| {
+        let name = path.file_name()?.to_string_lossy().into_owned();
+        name.rsplit_once('-').map(|(process, _)| process.to_owned())
+    };
+    let ours = of_process(path)?;
+    let mut copies = sweep::names(path.parent()?).ok()?;
+    copies.retain(|copy| copy != path && of_process(copy).as_ref() == Some(&ours));
+    let latest = copies.into_iter().max_by_key(|copy| sweep::number(copy))?;
+    Reader::open_of(&latest, owners).ok()
+}
+
+/// The folder of the dumps of a process with this configuration.
+pub fn dump_folder(configuration: &str) -> Option<PathBuf> {
+    gruyere::config::Config::parse(configuration).ok()?.dump_dir
+}
+
+/// The newest page of an out-of-memory that the process has left, as far as it is seen from here.
+fn page(reader: &Reader<'_>) -> Option<PathBuf> {
+    let process = reader.process();
+    let folder = dump_folder(&process.configuration)?;
+    let begins = format!("gruyere-oom-{}-gpu", process.pid);
+    let is_page = |path: &PathBuf| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        name.starts_with(&begins) && name.ends_with(".html")
+    };
+    let pages = std::fs::read_dir(folder).ok()?.flatten().map(|entry| entry.path());
+    let dated = |path: PathBuf| Some((path.metadata().ok()?.modified().ok()?, path));
+    // Numbers of processes come again.
+    let begun = SystemTime::UNIX_EPOCH + Duration::from_nanos(process.created);
+    let of_this_run = pages.filter(is_page).filter_map(dated).filter(|(time, _)| *time >= begun);
+    of_this_run.max().map(|(_, path)| path)
+}

@@ -1,0 +1,187 @@
+//! What the screen says of processes that have ended.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant, SystemTime};
+
+use gruyere_record::sites::NewSite;
+use gruyere_record::watch::Forecast;
+use gruyere_record::{
+    BlockEntry, DeviceFacts, DeviceGauge, EventKind, Record, RecordOptions, clock,
+};
+use insta::assert_binary_snapshot;
+use ratatui::crossterm::event::KeyCode;
+
+use super::app::{App, View};
+use super::columns::Sort;
+use super::picture::{DARK, LIGHT};
+use super::tests::{GIB, SIZES, app, buffer, press, row, shown};
+use super::theme::Theme;
+use crate::ending::Ending;
+use crate::follow::{Follower, Life, Which};
+use crate::target::Folder;
+
+/// Rank 1 of four, which grew, and ran out of memory.
+fn ran_out() -> App {
+    let mut app = app(Theme::new(false));
+    let row = app.rows.iter_mut().find(|row| row.process.pid == 4201).expect("a rank");
+    (row.life, row.forecast) = (Life::Ended, Forecast::Unknown);
+    row.ending = Some(Ending {
+        since: SystemTime::now() - Duration::from_secs(200),
+        ran_out: true,
+        says: "metrics.py:12 in Meter.keep keeps 96 MiB a step since step 1010: 1 GiB of the 33 \
+               GiB live (3%)"
+            .to_owned(),
+        remedy: Some("To do: find what keeps that line's result and bound it.".to_owned()),
+        record: Some(PathBuf::from("/dev/shm/gruyere-1-4201-3-1.record")),
+        page: None,
+    });
+    app.rows.iter_mut().for_each(|row| row.forecast = Forecast::NoGrowth);
+    app.arrange();
+    app.raise_alarm(None);
+    app
+}
+
+#[test]
+fn pictures_of_one_that_ran_out_are_kept() {
+    for size in SIZES {
+        for palette in [LIGHT, DARK] {
+            let picture = palette.svg(&buffer(&mut ran_out(), size));
+            let name = format!("ended-{}x{}-{}.svg", size.0, size.1, palette.name);
+            assert_binary_snapshot!(name.as_str(), picture.into_bytes());
+        }
+    }
+}
+
+#[test]
+fn one_that_ran_out_is_chosen_and_the_lines_above_all_say_what_to_do_and_where_to_look() {
+    for (width, height) in SIZES {
+        let mut app = ran_out();
+        assert_eq!((app.chosen().map(|row| row.process.pid), app.chosen_at()), (Some(4201), 0));
+        let screen = shown(&mut app, width, height);
+        let above: Vec<&str> = screen.lines().skip(1).take_while(|l| !l.contains("PID")).collect();
+        let above = above.iter().map(|line| line.trim()).collect::<Vec<_>>().join(" ");
+        assert_eq!(
+            above,
+            "rank 1 ran out of memory 3 min ago: metrics.py:12 in Meter.keep keeps 96 MiB a step \
+             since step 1010: 1 GiB of the 33 GiB live (3%) To do: find what keeps that line's \
+             result and bound it. More: gruyere post 4201; gruyere post 4201 --html: a page"
+        );
+        assert!(screen.contains(" ran out ") && screen.contains("the end"), "{screen}");
+        app.view = View::Detail;
+        assert!(shown(&mut app, width, height).contains("More: gruyere post 4201"));
+    }
+    // The page that the program left is named.
+    let mut app = ran_out();
+    let ending = app.rows[0].ending.as_mut().expect("it ended");
+    ending.page = Some(PathBuf::from("/dumps/gruyere-oom-4201-gpu1-1-x.html"));
+    app.raise_alarm(None);
+    let last = app.next.last().expect("a line");
+    assert_eq!(last, "More: gruyere post 4201; the page: /dumps/gruyere-oom-4201-gpu1-1-x.html");
+    // One that will run out is more urgent than one that did.
+    app.rows.push(row(5, Life::Live, super::tests::growing(400.0)));
+    app.arrange();
+    app.raise_alarm(None);
+    assert!(app.alarm.as_ref().is_some_and(|said| said.starts_with("rank 5 runs out in 7 min")));
+    assert!(app.next.is_empty());
+}
+
+#[test]
+fn an_empty_screen_says_where_those_that_died_are() {
+    let mut app = App::new(Sort::Sick, Duration::from_millis(500), Theme::new(false));
+    app.old = 2;
+    let screen = shown(&mut app, 80, 12);
+    assert!(screen.contains("2 died and left a record: `gruyere post` shows the last"), "{screen}");
+}
+
+const BLOCKS: u64 = 10;
+
+/// The record of this process, in which a line keeps so many blocks of a GiB.
+fn record(folder: &std::path::Path) -> (&'static Record, impl FnOnce()) {
+    let options = RecordOptions {
+        directory: folder.to_owned(),
+        ring_events: 256,
+        max_blocks: 256,
+        ..RecordOptions::default()
+    };
+    let facts = DeviceFacts { name: "Phantom".to_owned(), uuid: [1; 16], total_memory: 16 << 30 };
+    let record: &'static Record = Box::leak(Box::new(Record::create(&options, &[facts])));
+    let frame = record.frame("/home/me/train.py", "step", 28);
+    let site = record.site(&NewSite { frames: &[frame], ..NewSite::default() });
+    let mut shard = record.shard(0, 0);
+    let mut slots = Vec::new();
+    for n in 1..=BLOCKS {
+        let (address, size, requested) = (n << 30, GIB, GIB);
+        let entry = BlockEntry { address, size, requested, site, ..BlockEntry::default() };
+        let slot = shard.block_insert(&entry);
+        shard.set_site(slot, site);
+        slots.push(slot);
+    }
+    let gauges = [(DeviceGauge::Limit, 16 * GIB), (DeviceGauge::Reserved, BLOCKS * GIB)];
+    record.device(0).set(&gauges);
+    record.device(0).sample(BLOCKS * GIB);
+    let free_nearly_all = move || {
+        for slot in slots.into_iter().skip(1) {
+            shard.block_remove(slot, GIB, GIB, 0, false);
+        }
+    };
+    (record, free_nearly_all)
+}
+
+/// What `top` shows of the record in `folder` at a look.
+fn look(follower: &mut Follower, app: &mut App) -> String {
+    follower.look(Instant::now());
+    app.update(follower, Instant::now());
+    shown(app, 80, 24)
+}
+
+/// The share that the line of [`record`] is told to hold.
+fn share(screen: &str) -> u64 {
+    let line = screen.lines().find(|line| line.contains("train.py:28")).expect("the line");
+    let share = line.split_whitespace().find_map(|word| word.strip_suffix('%'));
+    share.and_then(|share| share.parse().ok()).expect("a share")
+}
+
+#[test]
+fn one_that_ended_by_an_out_of_memory_stays_as_it_was_then() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (record, free_nearly_all) = record(folder.path());
+    let which = Folder { directory: folder.path().to_owned(), all_users: false };
+    let mut follower = Follower::new(Which::All(which)).expect("a folder");
+    let mut app = App::new(Sort::Sick, Duration::from_millis(500), Theme::new(false));
+    assert_eq!(share(&look(&mut follower, &mut app)), 100);
+    record.event(EventKind::OutOfMemory, 0, 0, 0, 0, 8 * GIB, clock::now());
+    record.device(0).add(DeviceGauge::OutOfMemories, 1);
+    let copy = record.leave_copy().expect("written").expect("a file");
+    free_nearly_all();
+    // The lines are of the look before, and so is what they are a share of.
+    let unwinding = look(&mut follower, &mut app);
+    assert!(share(&unwinding) <= 100, "{unwinding}");
+    record.close();
+    let ended = look(&mut follower, &mut app);
+    assert_eq!((share(&ended), app.rows[0].snapshot.live), (100, BLOCKS * GIB));
+    let pid = std::process::id();
+    assert!(ended.contains("ran out of memory") && ended.contains(&format!("gruyere post {pid}")));
+    // Until the record is swept, or the user lets go of it.
+    assert_eq!(look(&mut follower, &mut app), ended);
+    assert_eq!(follower.old(), 0);
+    press(&mut app, KeyCode::Char('x'));
+    follower.forget_dead();
+    assert_eq!((follower.followed().len(), follower.old()), (0, 1));
+    std::fs::remove_file(copy).expect("removed");
+}
+
+#[test]
+fn one_that_left_no_record_stays_as_it_was_seen_last() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (record, free_nearly_all) = record(folder.path());
+    let which = Folder { directory: folder.path().to_owned(), all_users: false };
+    let mut follower = Follower::new(Which::All(which)).expect("a folder");
+    let mut app = App::new(Sort::Sick, Duration::from_millis(500), Theme::new(false));
+    look(&mut follower, &mut app);
+    record.device(0).add(DeviceGauge::OutOfMemories, 1);
+    free_nearly_all();
+    record.close();
+    let ended = look(&mut follower, &mut app);
+    assert_eq!((share(&ended), app.rows[0].snapshot.live), (100, BLOCKS * GIB));
+    assert!(ended.contains("It left no record; dump_dir:FOLDER"), "{ended}");
+}

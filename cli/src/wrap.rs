@@ -1,0 +1,63 @@
+//! Sentences in lines that fit a terminal.
+
+use std::io::{self, IsTerminal as _};
+
+use crate::candidates;
+
+/// Columns of a sentence at most, also where the terminal is wider.
+const MOST: usize = 100;
+
+/// Columns for sentences on standard output; `None`: it is no terminal, and a line stays one, for
+/// who searches.
+pub fn columns() -> Option<usize> {
+    let out = io::stdout();
+    out.is_terminal().then(|| candidates::columns(&out).min(MOST))
+}
+
+/// `text` in lines of at most `columns` characters, broken at spaces; all but the first begin with
+/// `indent`. A word that is longer has a line for itself.
+pub fn wrap(text: &str, columns: usize, indent: &str) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for word in text.split(' ') {
+        match lines.last_mut() {
+            Some(last) if last.chars().count() + 1 + word.chars().count() <= columns => {
+                last.push(' ');
+                last.push_str(word);
+            }
+            Some(_) => lines.push(format!("{indent}{word}")),
+            None => lines.push(word.to_owned()),
+        }
+    }
+    lines
+}
+
+/// Lines of which indented ones go on with the one before, as sentences.
+pub fn unfold(lines: &[String]) -> Vec<String> {
+    let mut sentences: Vec<String> = Vec::new();
+    for line in lines {
+        match sentences.last_mut().filter(|_| line.starts_with(' ')) {
+            Some(last) => {
+                last.push(' ');
+                last.push_str(line.trim_start());
+            }
+            None => sentences.push(line.clone()),
+        }
+    }
+    sentences
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sentence_fits_and_loses_no_word() {
+        let text = "To do: find what keeps that line's result (a list, an attribute) and bound it";
+        for columns in [20, 40, 79, 200] {
+            let lines = wrap(text, columns, "  ");
+            assert!(lines.iter().all(|line| line.chars().count() <= columns), "{lines:?}");
+            assert_eq!(unfold(&lines), [text]);
+        }
+        assert_eq!(wrap("a /very/long/path b", 6, " "), ["a", " /very/long/path", " b"]);
+    }
+}
