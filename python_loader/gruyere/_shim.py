@@ -1,10 +1,11 @@
 """The native door's shim: a small C++ library between torch's own allocator interface and
 libgruyere.
 
-It fits one build of torch and no other. So it is built on this machine, once, with the machine's
-C++ compiler (`_shim_compiler.py`), against the headers of the torch that is installed, and kept in
-a folder of the user's (`_shim_folders.py`) under a name made of all that it depends on. Whatever is
-missing is no error: the pluggable door serves then, and one line says why.
+It fits one build of torch and no other. The package brings those for the builds of torch that the
+index has. For another it is built on this machine, once, with the machine's C++ compiler
+(`_shim_compiler.py`), against the headers of the torch that is installed, and kept in a folder of
+the user's (`_shim_folders.py`) under a name made of all that it depends on. Whatever is missing is
+no error: the pluggable door serves then, and one line says why.
 """
 
 from __future__ import annotations
@@ -45,8 +46,11 @@ def install(torch: Any) -> None:
     global _loaded, _file
     with _unavailable():
         wanted = key(torch)
-        file = _find(torch, wanted)
-        shim = _load(file, wanted)
+        file, shim = _prebuilt(wanted)
+        if shim is None:
+            file = _find(torch, wanted)
+            _shim_folders.check_owner(file)
+            shim = _load(file, wanted)
     message = ctypes.create_string_buffer(4096)
     try:
         find = ctypes.cast(_library.library().gruyere_native_table, ctypes.c_void_p)
@@ -69,8 +73,16 @@ def file() -> Optional[Path]:
     return _file
 
 
+def _prebuilt(wanted: str) -> tuple[Optional[Path], Optional[ctypes.CDLL]]:
+    """The one that the package brings for this build of torch, where there is one that this machine
+    can load."""
+    for file in (_HERE / "native" / "prebuilt").glob(f"*-{wanted}.so"):
+        with contextlib.suppress(Unavailable):
+            return file, _load(file, wanted)
+    return None, None
+
+
 def _load(file: Path, wanted: str) -> ctypes.CDLL:
-    _shim_folders.check_owner(file)
     try:
         shim = ctypes.CDLL(str(file))
         shim.gruyere_shim_build.restype = ctypes.c_char_p

@@ -113,7 +113,9 @@ def compiler() -> Compiler:
     )
 
 
-def command(compiler: Compiler, request: Request, work: Path) -> list[str]:
+def command(
+    compiler: Compiler, request: Request, work: Path, more: tuple[str, ...] = ()
+) -> list[str]:
     """How the compiler is called. torch's libraries are found by their names, since they are loaded
     already: nothing of where they are now is kept in the shim."""
     return [
@@ -131,6 +133,7 @@ def command(compiler: Compiler, request: Request, work: Path) -> list[str]:
         *("-o", str(work / "shim.so"), f"-L{request.libraries}", "-lc10_cuda", "-lc10"),
         # It is never unloaded: what frees memory may come last of all.
         "-Wl,-z,nodelete",
+        *more,
     ]
 
 

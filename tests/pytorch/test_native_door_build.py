@@ -525,7 +525,7 @@ def test_a_home_that_cannot_be_written_and_folders_of_others_are_refused(shim, m
         os.chown(wide, 0, 0)
     file.chmod(0o666)
     with pytest.raises(shim.Unavailable, match="only this user can write"):
-        shim._load(file, "any")
+        shim.install(machine.torch())
 
 
 def test_what_is_no_shim_of_this_build_is_not_used(phantom, tmp_path):

@@ -26,8 +26,12 @@ void store(CUDAAllocator *chosen) {
         reinterpret_cast<void (*)(const std::shared_ptr<CUDAAllocator> &)>(function)(shared);
     }
     allocator.store(chosen);
-    // What asks for the allocator of a type of device (torch.accelerator) does not look there.
-    c10::SetAllocator(c10::kCUDA, chosen);
+    // What asks for the allocator of a type of device (torch.accelerator) does not look there. It
+    // takes one of no lower priority than the one before, and torch 2.15's own has one above the
+    // default.
+    for (int priority = 0; priority < 256 && c10::GetAllocator(c10::kCUDA) != chosen; ++priority) {
+        c10::SetAllocator(c10::kCUDA, chosen, static_cast<uint8_t>(priority));
+    }
 }
 
 } // namespace

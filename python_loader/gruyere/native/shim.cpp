@@ -7,6 +7,8 @@
 // here; what torch's functions throw while the library calls them is caught here and thrown again
 // once the library has answered.
 
+#include "portable.h"
+
 #include <cstdio>
 
 #include <c10/core/impl/GPUTrace.h>
@@ -393,9 +395,9 @@ public:
 
     void annotateMemory(const void *block, const std::string &metadata) GRUYERE_SINCE_214 {
         DeviceIndex device = 0;
-        TORCH_CHECK(block && bytes_of(const_cast<void *>(block), device) != 0,
-                    "annotateMemory: no live allocation found at pointer ", block);
-        annotate(device, block, metadata);
+        const size_t bytes = block ? bytes_of(const_cast<void *>(block), device) : 0;
+        TORCH_CHECK(bytes != 0, "annotateMemory: no live allocation found at pointer ", block);
+        annotate(device, block, bytes, metadata);
     }
 
     // Where the live block came from that the pointer is in.

@@ -131,7 +131,7 @@ void collect(SnapshotInfo &info, Origins &origins, bool include_traces) {
 }
 
 // Notes what the program says of a live block.
-void annotate(DeviceIndex device, const void *block, const std::string &metadata) {
+void annotate(DeviceIndex device, const void *block, size_t bytes, const std::string &metadata) {
 #if GRUYERE_TORCH >= 214
     Recording &state = recording();
     if (!state.on) {
@@ -142,8 +142,8 @@ void annotate(DeviceIndex device, const void *block, const std::string &metadata
     if (recorder && state.when.load() >= RecordContext::STATE) {
         gathered = recorder();
     }
-    TraceEntry entry(TraceEntry::ANNOTATE, device, reinterpret_cast<size_t>(block), 0, nullptr,
-                     MempoolId_t{0, 0}, 0, std::move(gathered), "N/A", metadata);
+    TraceEntry entry(TraceEntry::ANNOTATE, device, reinterpret_cast<size_t>(block), bytes,
+                     nullptr, MempoolId_t{0, 0}, 0, std::move(gathered), "N/A", metadata);
     entry.time_.t_ = c10::getTime() / 1000;
     std::lock_guard<std::mutex> guard(state.mutex);
     if (!std::count(state.skipped.begin(), state.skipped.end(), TraceEntry::ANNOTATE)) {
@@ -153,6 +153,7 @@ void annotate(DeviceIndex device, const void *block, const std::string &metadata
 #else
     (void)device;
     (void)block;
+    (void)bytes;
     (void)metadata;
 #endif
 }
