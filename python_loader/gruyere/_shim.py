@@ -127,13 +127,7 @@ def _find(torch: Any, wanted: str, anew: bool = False) -> Path:
         folders.append(folder)
     if not folders:
         raise Unavailable("; ".join(reasons))
-    compiler = _shim_compiler.compiler()
-    for folder in folders:
-        try:
-            return _build(torch, wanted, compiler, folder, anew)
-        except (_shim_compiler.Elsewhere, OSError) as error:
-            reasons.append(f"the shim could not be built in {folder}: {error}")
-    raise Unavailable("; ".join(reasons))
+    return _build(torch, wanted, _shim_compiler.compiler(), folders, reasons, anew)
 
 
 def _built(folder: Path, torch: Any, wanted: str) -> Optional[Path]:
@@ -156,8 +150,16 @@ def _name(torch: Any, wanted: str, headers: list[str]) -> str:
 
 
 def _build(
-    torch: Any, wanted: str, compiler: _shim_compiler.Compiler, folder: Path, anew: bool
+    torch: Any,
+    wanted: str,
+    compiler: _shim_compiler.Compiler,
+    folders: list[Path],
+    reasons: list[str],
+    anew: bool,
 ) -> Path:
+    """Builds it in the first of the folders, or where that is what stands in the way in the
+    next."""
+    folder, *others = folders
     # What one compiler refused another may take.
     failed = folder / f"shim-{wanted}-{compiler.digest}.failed"
 
@@ -167,29 +169,37 @@ def _build(
         if failed.exists():
             before = failed.read_text(encoding="utf-8").strip()
             raise Unavailable(f"{before} (python -m gruyere --build-shim tries again)")
-        return _built(folder, torch, wanted)
+        return next(filter(None, (_built(one, torch, wanted) for one in folders)), None)
 
-    found = known()
-    if found:
-        return found
-    with _shim_folders.alone(folder, known) as found:
-        # Of many ranks the first one builds it.
-        found = found or known()
-        if found:
-            return found
-        _shim_folders.sweep(folder)
-        with contextlib.suppress(OSError):
-            failed.unlink()
+    with contextlib.ExitStack() as turn:
         try:
-            with _shim_compiler.built(compiler, request(torch, wanted), folder) as made:
-                file = folder / _name(torch, wanted, made.headers)
-                made.file.chmod(0o600)
-                made.file.rename(file)
-                # With this one it can be found, so it comes last.
-                made.list.rename(folder / f"shim-{wanted}.headers")
-        except _shim_compiler.Refused as error:
-            _shim_folders.remember(failed, str(error))
-            raise
+            # Of many ranks the first one builds it.
+            found = known() or turn.enter_context(_shim_folders.alone(folder, known)) or known()
+            return found or _compiled(torch, wanted, compiler, folder, failed)
+        except (_shim_compiler.Elsewhere, OSError) as error:
+            reasons.append(f"the shim could not be built in {folder}: {error}")
+        # With the turn still kept: the others would find the same, each after a build in vain.
+        if others:
+            return _build(torch, wanted, compiler, others, reasons, anew)
+    raise Unavailable("; ".join(reasons))
+
+
+def _compiled(
+    torch: Any, wanted: str, compiler: _shim_compiler.Compiler, folder: Path, failed: Path
+) -> Path:
+    _shim_folders.sweep(folder)
+    with contextlib.suppress(OSError):
+        failed.unlink()
+    try:
+        with _shim_compiler.built(compiler, request(torch, wanted), folder) as made:
+            file = folder / _name(torch, wanted, made.headers)
+            made.file.chmod(0o600)
+            made.file.rename(file)
+            # With this one it can be found, so it comes last.
+            made.list.rename(folder / f"shim-{wanted}.headers")
+    except _shim_compiler.Refused as error:
+        _shim_folders.remember(failed, str(error))
+        raise
     return file
 
 

@@ -150,6 +150,15 @@ def _build(machine_torch_folder, at):
     return str(_shim.build(torch))
 
 
+def _reason(machine_torch_folder, at):
+    from gruyere import _shim
+
+    try:
+        return _build(machine_torch_folder, at)
+    except _shim.Unavailable as error:
+        return str(error)
+
+
 def test_of_many_ranks_at_once_one_builds(shim, machine):
     machine.set("FAKE_SECONDS", 0.3)
     with get_context("fork").Pool(8) as ranks:
@@ -207,6 +216,10 @@ def test_a_stopped_process_that_builds_is_not_waited_for(shim, machine, stopped)
     with pytest.raises(shim.Unavailable, match=f"process {holder.pid} .*is stopped"):
         shim.build(machine.torch())
     assert time.monotonic() - start < 5 and machine.calls() == []
+    # Nor by any of eight ranks that start at once.
+    with get_context("fork").Pool(8) as ranks:
+        said = ranks.starmap(_reason, [(machine.torch().__file__, at) for at in range(8)])
+    assert time.monotonic() - start < 5 and all("is stopped" in reason for reason in said)
     holder.kill()
     holder.wait()
     built = shim.build(machine.torch())
@@ -300,9 +313,16 @@ def test_a_home_that_is_full_or_noexec_is_replaced_by_a_folder_that_lasts(shim, 
             return types.SimpleNamespace(f_bavail=free, f_frsize=about.f_frsize, f_flag=flags)
 
         machine.monkeypatch.setattr(folders.os, "statvfs", changed)
-    file = shim.build(machine.torch())
-    assert file.parent == machine.temporary and file.parent.stat().st_mode & 0o777 == 0o700
+    machine.set("FAKE_SECONDS", 0.3)
+    start = time.monotonic()
+    with get_context("fork").Pool(8) as ranks:
+        files = ranks.starmap(_build, [(machine.torch().__file__, at) for at in range(8)])
+    # Of eight ranks at once the first one has found out, and the others take what it has built.
+    assert time.monotonic() - start < 5 and len(set(files)) == 1
     calls = len(machine.calls())
+    assert calls == (2 if how == "seen by the compiler" else 1)
+    file = Path(files[0])
+    assert file.parent == machine.temporary and file.parent.stat().st_mode & 0o777 == 0o700
     # The next start does not compile again.
     assert shim.build(machine.torch()) == file and len(machine.calls()) == calls
     assert not [path for path in home.iterdir() if path.name.startswith(("shim-", ".building"))
