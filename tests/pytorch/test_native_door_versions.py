@@ -5,6 +5,7 @@ import importlib.metadata
 import pytest
 
 from door import settings, through
+from probe import USE, probe  # noqa: F401
 
 VERSION = tuple(map(int, importlib.metadata.version("torch").split(".")[:2]))
 
@@ -34,6 +35,48 @@ assert torch.cuda.memory_stats()["num_oom_rejections"] == 0
     for wanted in (True, False):
         setting = f"throw_on_cudamalloc_oom:{wanted}"
         through(phantom, code=code, WANTED=wanted, PYTORCH_ALLOC_CONF=setting)
+
+
+@since(2, 12)
+def test_observers_of_rejected_requests_hear_what_torch_tells_them(phantom, probe):  # noqa: F811
+    through(phantom, PROBE=probe, PYTORCH_ALLOC_CONF="throw_on_cudamalloc_oom:True", code=USE + """
+probe.probe_rejected.restype = ctypes.c_uint64
+total = torch.cuda.get_device_properties(0).total_memory
+torch.cuda.set_per_process_memory_fraction(100 * MIB / total)
+probe.probe_observe_rejections()
+block = tensor(30)
+def heard():
+    return [probe.probe_rejected(what) for what in range(5)]
+assert heard() == [0] * 5
+held = torch.cuda.memory_reserved()
+assert "CUDA out of memory" in refused(tensor, 200, kind=torch.OutOfMemoryError)
+count, device, size, allocated, memory = heard()
+assert (count, device, size, memory) == (1, 0, 200 * MIB, total), heard()
+# What lay idle went back before it was refused.
+assert 30 * MIB <= allocated <= held, (allocated, held)
+tensor(40)
+assert heard()[0] == 1
+""")
+
+
+@since(2, 12)
+def test_a_pointer_tells_where_its_block_came_from_while_the_history_is_on(phantom, probe):  # noqa: F811
+    through(phantom, PROBE=probe, code=USE + """
+def known(pointer):
+    return probe.probe_has_context(ctypes.c_void_p(pointer)) == 1
+before = tensor(1)
+assert not known(before.data_ptr())
+torch.cuda.memory._record_memory_history(stacks="python")
+block = tensor(3)
+start = block.data_ptr()
+assert known(start) and known(start + 3 * MIB - 1) and not known(before.data_ptr())
+assert not known(0) and not known(1)
+del block
+assert not known(start)
+block = tensor(3)
+torch.cuda.memory._record_memory_history(None)
+assert not known(block.data_ptr())
+""")
 
 
 @since(2, 13)
