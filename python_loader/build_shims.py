@@ -121,7 +121,8 @@ def main() -> None:
     options = parser.parse_args()
     unknown = set(options.versions) - set(listed())
     if unknown:
-        parser.error(f"{', '.join(sorted(unknown))}: not in {LIST}, which has {', '.join(listed())}")
+        known = ", ".join(listed())
+        parser.error(f"{', '.join(sorted(unknown))}: not in {LIST}, which has {known}")
     options.out.mkdir(parents=True, exist_ok=True)
     for old in options.out.glob("torch-*.so"):
         old.unlink()

@@ -7,8 +7,8 @@ Environment:
 - `GRUYERE_WHEEL_TARGET=aarch64-unknown-linux-gnu.2.28` builds for another machine, or for an older
   glibc than this one's, with cargo-zigbuild (which is then a build requirement). Without it the
   wheel is for this machine, and its tag says the glibc that it needs.
-- `GRUYERE_WHEEL_SHIMS=FOLDER` takes the native door's shims of that folder into the wheel, those for
-  its machine (`cargo xtask shims` builds them).
+- `GRUYERE_WHEEL_SHIMS=FOLDER` takes the native door's shims of that folder into the wheel, those
+  for its machine (`cargo xtask shims` builds them).
 """
 
 from __future__ import annotations

@@ -373,8 +373,8 @@ print(json.dumps(facts))
 def test_a_program_finds_pools_as_they_are_under_torchs_own_allocator(phantom):
     ours = through(phantom, code=FACTS, PHANTOM_KERNEL_NS=1000).report
     theirs = phantom.run("", code=FACTS, PHANTOM_KERNEL_NS=1000).check().report
-    # Before 2.13 torch takes the use of a pool for a capture, during which nothing is given back and
-    # no event is asked.
+    # Before 2.13 torch takes the use of a pool for a capture, during which nothing is given back
+    # and no event is asked.
     version = tuple(map(int, importlib.metadata.version("torch").split(".")[:2]))
     for fact in ("served inside", "again"):
         assert ours.pop(fact) and theirs.pop(fact) == (version >= (2, 13))

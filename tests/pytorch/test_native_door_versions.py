@@ -60,7 +60,7 @@ assert heard()[0] == 1
 
 
 @since(2, 12)
-def test_a_pointer_tells_where_its_block_came_from_while_the_history_is_on(phantom, probe):  # noqa: F811
+def test_a_pointer_tells_where_its_block_came_from(phantom, probe):  # noqa: F811
     through(phantom, PROBE=probe, code=USE + """
 def known(pointer):
     return probe.probe_has_context(ctypes.c_void_p(pointer)) == 1

@@ -1,5 +1,5 @@
-// For a shim that is built beforehand (python_loader/build_shims.py) and runs on machines older than
-// the one that builds it, down to glibc 2.28 and the C++ library of GCC 8, as torch's own wheels do.
+// For a shim that is built beforehand (python_loader/build_shims.py): it runs on machines older
+// than the one that builds it, down to glibc 2.28 and GCC 8's C++ library, as torch's wheels do.
 // What newer ones have under another name or version is named here as the old ones have it.
 
 #pragma once

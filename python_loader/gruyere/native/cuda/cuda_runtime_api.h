@@ -1,7 +1,7 @@
 // What torch's headers and the shim want of CUDA's runtime, declared as CUDA declares it: a plain
-// installation of torch has no whole set of CUDA's own headers. Types are those of torch's
-// functions' names (CUstream_st, cudaError_t), values those of the driver's and runtime's ABI, which
-// stay the same from CUDA 11 on. The functions come from the runtime that torch has loaded.
+// installation of torch has no whole set of CUDA's own. Types are those of torch's functions' names
+// (CUstream_st, cudaError_t), values those of the driver's and runtime's ABI, which stay the same
+// from CUDA 11 on. The functions come from the runtime that torch has loaded.
 
 #pragma once
 
