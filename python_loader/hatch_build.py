@@ -7,6 +7,8 @@ Environment:
 - `GRUYERE_WHEEL_TARGET=aarch64-unknown-linux-gnu.2.28` builds for another machine, or for an older
   glibc than this one's, with cargo-zigbuild (which is then a build requirement). Without it the
   wheel is for this machine, and its tag says the glibc that it needs.
+- `GRUYERE_WHEEL_SHIMS=FOLDER` takes the native door's shims of that folder into the wheel, those
+  for its machine (`cargo xtask shims` builds them).
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 WORKSPACE = Path(__file__).resolve().parent.parent
 TARGET = "GRUYERE_WHEEL_TARGET"
+SHIMS = "GRUYERE_WHEEL_SHIMS"
 
 
 def cargo() -> str:
@@ -89,6 +92,8 @@ class Rust(BuildHookInterface[Any]):
         build_data["force_include"][str(WORKSPACE / "include" / "gruyere.h")] = (
             "gruyere/native/gruyere.h"
         )
+        for shim in prebuilt(library):
+            build_data["force_include"][str(shim)] = f"gruyere/native/prebuilt/{shim.name}"
         build_data["shared_scripts"][str(executable)] = "gruyere"
         # At the root, where the interpreter looks for it when it starts.
         build_data["force_include"][str(Path(self.root, "gruyere_startup.pth"))] = (
@@ -96,6 +101,18 @@ class Rust(BuildHookInterface[Any]):
         )
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{platform(library, driver, stand_in, executable)}"
+
+
+def prebuilt(library: Path) -> list[Path]:
+    """The shims of GRUYERE_WHEEL_SHIMS that are for the library's machine."""
+    folder = os.environ.get(SHIMS)
+    found = sorted(Path(folder).glob("torch-*.so")) if folder else []
+    return [shim for shim in found if machine(shim) == machine(library)]
+
+
+def machine(file: Path) -> str:
+    with file.open("rb") as opened:
+        return str(ELFFile(opened)["e_machine"])
 
 
 def objcopy() -> Optional[tuple[Path, dict[str, str]]]:

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Optional
 
-from . import _enable, _library, _settings, _stand_in, _torch_conf
+from . import _enable, _library, _settings, _shim, _stand_in, _torch_conf
 from ._errors import GruyereError, NoGpu
 
 # What there is to do where there is no GPU.
@@ -83,7 +83,9 @@ def _hears() -> bool:
 
 def _door(name: str, why: str) -> str:
     """Which door, why, and how to get the better one."""
-    if name == "native" or not why.startswith("door:"):
+    if name == "native":
+        return f"{name} ({why}), by {_shim.file()}"
+    if not why.startswith("door:"):
         return f"{name} ({why})"
     return (
         f"{name} ({why}); without that setting torch's own interface is taken, which has more of "

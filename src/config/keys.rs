@@ -325,9 +325,10 @@ pub static KEYS: &[Key] = &[
         name: "door",
         default: "auto",
         meaning: "How torch comes in, where the Python package puts Gruyère in its allocator's \
-                  place: by torch's own interface (`auto`, `native`; a C++ compiler builds a small \
-                  library for it once, and where that cannot be had, the pluggable door serves and \
-                  one line says why), or by the hooks of `CUDAPluggableAllocator` (`pluggable`).",
+                  place: by torch's own interface (`auto`, `native`; the wheel brings a small \
+                  library for it or a C++ compiler builds one once, and where neither can be, the \
+                  pluggable door serves and one line says why), or by the hooks of \
+                  `CUDAPluggableAllocator` (`pluggable`).",
         kind: Kind::Door(
             &[("auto", Door::Auto), ("native", Door::Native), ("pluggable", Door::Pluggable)],
             |config| &mut config.door,

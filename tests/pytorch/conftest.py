@@ -30,12 +30,9 @@ from gruyere import _stand_in  # noqa: E402
 # Other stand-ins than the phantom under its usual names: `matrix` has torch versions that ask for
 # other libraries.
 LIBRARIES = Path(os.environ.get("GRUYERE_TEST_LIBRARIES", TARGET / "phantom-libs"))
-# What the native door's shim is built from, as torch's wheel would have brought it, and where it is
-# kept: built once a run, by the worker that asks first, while the others wait.
-SHIM = {
-    "XDG_CACHE_HOME": str(TARGET / "shims"),
-    "CUDA_HOME": str(TARGET / "cuda-toolkit" / "nvidia" / "cu13"),
-}
+# Where the native door's shim is kept, which `run` builds before the tests begin; no toolkit is
+# named, nor found.
+SHIM = {"XDG_CACHE_HOME": str(TARGET / "shims")}
 LIBRARIES_PRELOADED = os.environ.get("GRUYERE_TEST_PRELOAD", str(PHANTOM))
 
 # Where the programs' records are: they go with the session, and the user's own `gruyere ps` does

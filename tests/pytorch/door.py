@@ -3,9 +3,11 @@ begin."""
 
 from pathlib import Path
 
-from conftest import GRUYERE, HERE, ROOT, SHIM
+from conftest import GRUYERE, HERE, ROOT, SHIM, TARGET
 
-CACHE, TOOLKIT = Path(SHIM["XDG_CACHE_HOME"]), Path(SHIM["CUDA_HOME"])
+CACHE = Path(SHIM["XDG_CACHE_HOME"])
+# CUDA's headers, for what the tests themselves build against torch's.
+TOOLKIT = TARGET / "cuda-toolkit" / "nvidia" / "cu13"
 
 PRELUDE = """
 import gc, json, os, sys

@@ -104,7 +104,6 @@ def run(
         "GRUYERE_TEST_PHANTOM": str(PHANTOM),
         "GRUYERE_LIBRARY": str(GRUYERE),
         "XDG_CACHE_HOME": str(door.CACHE),
-        "CUDA_HOME": str(door.TOOLKIT),
         "HF_HUB_OFFLINE": "1",
         # Many small processes on few cores.
         "OMP_NUM_THREADS": "1",

@@ -3,6 +3,7 @@
 
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAStream.h>
+#include <torch/headeronly/version.h>
 
 #include <map>
 #include <mutex>
@@ -285,4 +286,33 @@ int probe_init() {
 int probe_ipc() {
     return tried([] { get()->getIpcDevPtr("handle"); });
 }
+
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 12
+uint64_t rejected[5];
+
+// Two observers of rejected requests, the first of which throws.
+void probe_observe_rejections() {
+    get()->attachOomRejectionObserver(
+        [](int64_t, size_t, size_t, size_t) { throw std::runtime_error("an observer's own"); });
+    get()->attachOomRejectionObserver(
+        [](int64_t device, size_t size, size_t allocated, size_t total) {
+            rejected[0] += 1;
+            rejected[1] = static_cast<uint64_t>(device);
+            rejected[2] = size;
+            rejected[3] = allocated;
+            rejected[4] = total;
+        });
+}
+
+// What the second one has heard: how often, and of the latest the device, the request, what was
+// allocated, the device's memory.
+uint64_t probe_rejected(int what) {
+    return rejected[what];
+}
+
+// Whether the allocator knows where the block came from that the pointer is in.
+int probe_has_context(const void *pointer) {
+    return get()->getContextForPointer(pointer) != nullptr;
+}
+#endif
 }

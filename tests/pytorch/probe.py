@@ -67,7 +67,7 @@ def probe():
             folders = [f"{root}/include", TOOLKIT / "include"]
             command = [
                 os.environ.get("CXX", "c++"),
-                "-std=c++17",
+                "-std=c++20",
                 "-O1",
                 "-fPIC",
                 "-shared",

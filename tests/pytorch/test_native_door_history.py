@@ -141,6 +141,10 @@ for round in range(3):
     [thread.join() for thread in threads]
     if round == 0:
         first = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+# Before the snapshot, which is large by itself. Unbounded, the contexts of half a million calls are
+# more than 300 MB.
+grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - first
+assert grown < 100_000, grown
 snapshot = torch.cuda.memory._snapshot()
 assert len(snapshot["device_traces"][0]) == 1000
 blocks = {
@@ -149,9 +153,6 @@ blocks = {
 assert len(kept) == 420 and all(
     blocks[block.data_ptr()]["frames"][0]["name"] == "work" for block in kept
 )
-# Unbounded, the contexts of half a million calls are more than 300 MB.
-grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - first
-assert grown < 100_000, grown
 torch.cuda.memory._record_memory_history(None)
 kept.clear()
 gpu.check_nothing_is_left()

@@ -19,6 +19,7 @@ mod records;
 mod runner;
 mod rust_tests;
 mod said;
+mod shims;
 mod site;
 mod tools;
 mod wheels;
@@ -64,6 +65,12 @@ enum Arguments {
         /// This machine's wheel only, with its own linker and glibc.
         #[arg(long)]
         here: bool,
+    },
+    /// Build the native door's shims that a wheel for x86-64 brings, from torch's wheels, which pip
+    /// fetches (half a gigabyte each, once; of each 60 MB stay in target/torch-headers).
+    Shims {
+        /// Which versions of torch; all of python_loader/shims.txt, where none is named.
+        versions: Vec<String>,
     },
     /// Say which of the tools that the tests call are there.
     Tools {
@@ -132,6 +139,7 @@ fn main() -> ExitCode {
         Arguments::Write(Write::Site) => site::write(&root),
         Arguments::GpuBundle { out } => gpu_bundle::make(&root, &out).map(|_| ()),
         Arguments::Wheels { out, here } => wheels::make(&root, &out, here),
+        Arguments::Shims { versions } => shims::make(&root, &versions).map(|_| ()),
         Arguments::Tools { install: true } => tools::install(&root),
         Arguments::Tools { install: false } => {
             tools::list(&root);

@@ -48,6 +48,10 @@ pub fn all(root: &Path) -> Vec<Part> {
         slow("pytorch", &["python3-venv", "c++"], |root| {
             runner::command(&mut command(root, root.join("tests/pytorch/run"), &[]))
         }),
+        // After what builds the library.
+        slow("plain torch", &["python3-venv", "c++"], |root| {
+            runner::command(&mut command(root, root.join("tests/pytorch/plain"), &[]))
+        }),
         slow("torch suite", &["python3-venv", "c++"], |root| {
             runner::command(&mut command(root, root.join("tests/pytorch/suite/run"), &[]))
         }),

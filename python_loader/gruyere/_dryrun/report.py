@@ -205,7 +205,9 @@ def _fixed(gpu: dict[str, Any], first: Ran) -> list[dict[str, Any]]:
         {
             "name": "cuBLAS workspaces", "bytes": analysis.get("workspaces"),
             "known": analysis.get("workspaces") is not None, "held": True,
-            "source": "torch's own code allocates them, one a thread and stream; at the peak",
+            "source": "torch's own code allocates them, one a thread and stream; at the peak. "
+            "torch 2.15 and newer keep none: each call has one, among the temporaries "
+            "(TORCH_CUBLAS_WORKSPACE_CACHE=1 keeps them)",
         },
         {
             "name": "kernels and handles", "bytes": None, "known": False, "held": False,

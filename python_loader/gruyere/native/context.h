@@ -34,12 +34,17 @@ struct Recording {
     std::vector<TraceEntry::Action> skipped;
     // The latest `most`: a training loop annotates each of its steps.
     std::deque<AnnotationEntry> annotations;
+    // What was said of live blocks, as many.
+    std::deque<TraceEntry> said_of_blocks;
     size_t most = 1;
 
     // With the mutex held.
     void trim() {
         while (annotations.size() > most) {
             annotations.pop_front();
+        }
+        while (said_of_blocks.size() > most) {
+            said_of_blocks.pop_front();
         }
     }
 };

@@ -7,7 +7,7 @@
 // here; what torch's functions throw while the library calls them is caught here and thrown again
 // once the library has answered.
 
-#include <dlfcn.h>
+#include "portable.h"
 
 #include <cstdio>
 
@@ -19,9 +19,13 @@
 
 #include "checkpoint.h"
 #include "foreign.h"
+#include "install.h"
+#include "order.h"
 #include "origin.h"
+#include "rejected.h"
 #include "told.h"
 #include "tracked.h"
+#include "versions.h"
 
 namespace gruyere {
 namespace {
@@ -33,6 +37,9 @@ constexpr auto kNoIpc =
     "host memory (tensor.cpu()), or use collectives "
     "(torch.distributed)";
 
+} // namespace
+
+// Of all the shim the one name that others see: by it the table of its functions is found.
 class Gruyere final : public CUDAAllocator {
 public:
     // Memory.
@@ -179,11 +186,17 @@ public:
         // There is no size beyond which a block may not be cut: torch says so with the largest of
         // its unsigned sizes, which is -1 here.
         to.max_split_size = -1;
+        note_rejections(to, rejections_.count(device));
+        // Asked for by programs at every step: who has no pools need not look for them.
+        if (has_pools_.load(std::memory_order_relaxed)) {
+            note_pools(to, device);
+        }
         return to;
     }
 
     void resetAccumulatedStats(DeviceIndex device) override {
         check_device(table->reset_accumulated(device), device);
+        rejections_.forget(device);
     }
 
     void resetPeakStats(DeviceIndex device) override {
@@ -207,6 +220,9 @@ public:
         info.device_traces.resize(devices);
         Origins origins;
         collect(info, origins, include_traces);
+        if (include_traces) {
+            add_annotations(info);
+        }
         for (int device = 0; device < devices; ++device) {
             add_segments(info.segments, static_cast<DeviceIndex>(device), id, origins);
         }
@@ -222,6 +238,7 @@ public:
     // Pools.
 
     void beginAllocateToPool(DeviceIndex device, MempoolId_t id, StreamFilter filter) override {
+        has_pools_ = true;
         // A capture's filter matches nothing yet, all others match what the caller does now.
         const bool is_capture = !filter(c10::cuda::getCurrentCUDAStream(device).stream());
         GruyereBoxed boxed{nullptr, drop_filter};
@@ -251,6 +268,7 @@ public:
 
     void createOrIncrefPool(DeviceIndex device, MempoolId_t id,
                             std::shared_ptr<CUDAAllocator> allocator) override {
+        has_pools_ = true;
         if (!allocator || allocator.get() == this) {
             check(table->pool_create(device, ours(id)));
             return;
@@ -332,6 +350,7 @@ public:
         state.skipped = std::move(actions);
         if (!enabled || clear) {
             state.annotations.clear();
+            state.said_of_blocks.clear();
         }
         state.most = std::max<size_t>(entries, 1);
         state.trim();
@@ -370,9 +389,30 @@ public:
         return said.metadata;
     }
 
+    bool supportsUserMetadata() GRUYERE_SINCE_214 {
+        return true;
+    }
+
+    void annotateMemory(const void *block, const std::string &metadata) GRUYERE_SINCE_214 {
+        DeviceIndex device = 0;
+        const size_t bytes = block ? bytes_of(const_cast<void *>(block), device) : 0;
+        TORCH_CHECK(bytes != 0, "annotateMemory: no live allocation found at pointer ", block);
+        annotate(device, block, bytes, metadata);
+    }
+
+    // Where the live block came from that the pointer is in.
+    std::shared_ptr<c10::GatheredContext>
+    getContextForPointer(const void *pointer) GRUYERE_SINCE_212 {
+        return recording().on ? origin_of(pointer, devices_.load()) : nullptr;
+    }
+
     void attachOutOfMemoryObserver(OutOfMemoryObserver observer) override {
         std::lock_guard<std::mutex> guard(history_);
         observers_.push_back(std::move(observer));
+    }
+
+    void attachOomRejectionObserver(OomRejectionObserver observer) GRUYERE_SINCE_212 {
+        rejections_.attach(std::move(observer));
     }
 
     void attachAllocatorTraceTracker(AllocatorTraceTracker tracker) override {
@@ -481,6 +521,9 @@ private:
         const GruyereNativeFailure why = failure();
         const std::string text = why.text;
         const Totals now = totals(device);
+        if (throws_on_limit() && why.limit < numbers(device).total_memory) {
+            rejections_.tell(device, size, now.reserved, numbers(device).total_memory);
+        }
         c10::reportOutOfMemoryToProfiler(static_cast<int64_t>(size), now.allocated, now.reserved,
                                          c10::Device(c10::kCUDA, device));
         std::vector<OutOfMemoryObserver> observers;
@@ -535,31 +578,16 @@ private:
     std::atomic<bool> enabled_{true};
     // Whether one was ever allocated past the library.
     std::atomic<bool> has_uncached_{false};
+    std::atomic<bool> has_pools_{false};
     // Guards who asks for the history, and the observers.
     std::mutex history_;
     std::vector<OutOfMemoryObserver> observers_;
+    Rejections rejections_;
 };
 
-Gruyere *installed = nullptr;
+namespace {
 
-// torch's own function where it is to be had: then `torch.cuda.memory._get_current_allocator` knows
-// of the change. It is not linked to.
-void store(Gruyere *chosen) {
-    // Its owners are torch's statics, which are destroyed at exit; the object is not.
-    const std::shared_ptr<CUDAAllocator> shared(chosen, [](CUDAAllocator *) {});
-    void *library = dlopen("libtorch_cuda.so", RTLD_NOLOAD | RTLD_LAZY);
-    void *function =
-        library
-            ? dlsym(library, "_ZN5torch4cuda22CUDAPluggableAllocator22changeCurrentAllocatorERKSt"
-                             "10shared_ptrIN3c104cuda20CUDACachingAllocator13CUDAAllocatorEE")
-            : nullptr;
-    if (function) {
-        reinterpret_cast<void (*)(const std::shared_ptr<CUDAAllocator> &)>(function)(shared);
-    }
-    allocator.store(chosen);
-    // What asks for the allocator of a type of device (torch.accelerator) does not look there.
-    c10::SetAllocator(c10::kCUDA, chosen);
-}
+Gruyere *installed = nullptr;
 
 } // namespace
 } // namespace gruyere
@@ -583,6 +611,7 @@ int gruyere_shim_install(const GruyereNativeTable *(*find)(uint32_t), char *mess
         TORCH_CHECK(!before || !before->initialized(), "torch's allocator is in use already");
         TORCH_CHECK(!before || before->name() != "pluggable",
                     "something has put another allocator in place before");
+        gruyere::check_order("_ZTVN7gruyere7GruyereE");
         // Never destroyed: memory is freed after everything else is gone.
         auto *chosen = new gruyere::Gruyere;
         gruyere::store(chosen);

@@ -9,6 +9,7 @@
 #include <c10/cuda/CUDAAllocatorConfig.h>
 
 #include "context.h"
+#include "versions.h"
 
 namespace gruyere {
 namespace {
@@ -129,6 +130,99 @@ void collect(SnapshotInfo &info, Origins &origins, bool include_traces) {
     }
 }
 
+// Notes what the program says of a live block.
+void annotate(DeviceIndex device, const void *block, size_t bytes, const std::string &metadata) {
+#if GRUYERE_TORCH >= 214
+    Recording &state = recording();
+    if (!state.on) {
+        return;
+    }
+    std::shared_ptr<c10::GatheredContext> gathered;
+    CreateContextFn recorder = state.recorder.load();
+    if (recorder && state.when.load() >= RecordContext::STATE) {
+        gathered = recorder();
+    }
+    TraceEntry entry(TraceEntry::ANNOTATE, device, reinterpret_cast<size_t>(block), bytes,
+                     nullptr, MempoolId_t{0, 0}, 0, std::move(gathered), "N/A", metadata);
+    entry.time_.t_ = c10::getTime() / 1000;
+    std::lock_guard<std::mutex> guard(state.mutex);
+    if (!std::count(state.skipped.begin(), state.skipped.end(), TraceEntry::ANNOTATE)) {
+        state.said_of_blocks.push_back(std::move(entry));
+        state.trim();
+    }
+#else
+    (void)device;
+    (void)block;
+    (void)bytes;
+    (void)metadata;
+#endif
+}
+
+// Puts what was said of blocks among what has happened, in the order of time.
+void add_annotations(SnapshotInfo &info) {
+    std::deque<TraceEntry> said;
+    {
+        std::lock_guard<std::mutex> guard(recording().mutex);
+        said = recording().said_of_blocks;
+    }
+    for (const TraceEntry &entry : said) {
+        const auto device = static_cast<size_t>(entry.device_);
+        if (device < info.device_traces.size()) {
+            std::vector<TraceEntry> &trace = info.device_traces[device];
+            const auto later = [](const TraceEntry &one, const TraceEntry &other) {
+                return one.time_.t_ < other.time_.t_;
+            };
+            trace.insert(std::upper_bound(trace.begin(), trace.end(), entry, later), entry);
+        }
+    }
+}
+
+std::shared_ptr<c10::GatheredContext> origin_of(const void *pointer, int devices) {
+    const auto address = reinterpret_cast<uint64_t>(pointer);
+    for (int device = 0; device < devices; ++device) {
+        const Snapshot taken(static_cast<DeviceIndex>(device));
+        for (const GruyereSegment &segment : taken.segments()) {
+            if (address - segment.address >= segment.bytes) {
+                continue;
+            }
+            for (const GruyereBlock &block : taken.blocks(segment)) {
+                if (block.state == kAllocated && address - block.address < block.bytes) {
+                    SnapshotInfo none;
+                    Origins origins;
+                    collect(none, origins, false);
+                    const auto origin = origins.find(block.address);
+                    return origin == origins.end() ? nullptr : origin->second;
+                }
+            }
+        }
+    }
+    return nullptr;
+}
+
+// What each private pool holds now. What it held before is not kept: its peak is what it holds.
+void note_pools(c10::CachingDeviceAllocator::DeviceStats &to, DeviceIndex device) {
+#if GRUYERE_TORCH >= 213
+    const Snapshot taken(device);
+    for (const GruyereSegment &segment : taken.segments()) {
+        const MempoolId_t pool{segment.pool_first, segment.pool_second};
+        if (pool == MempoolId_t{0, 0}) {
+            continue;
+        }
+        c10::CachingAllocator::StatArray &held = to.reserved_bytes_by_private_pools[pool];
+        const size_t kind = static_cast<size_t>(
+            segment.small ? c10::CachingAllocator::StatType::SMALL_POOL
+                          : c10::CachingAllocator::StatType::LARGE_POOL);
+        for (const size_t at : {size_t{0}, kind}) {
+            held[at].current += static_cast<int64_t>(segment.bytes);
+            held[at].allocated = held[at].peak = held[at].current;
+        }
+    }
+#else
+    (void)to;
+    (void)device;
+#endif
+}
+
 void add_segments(std::vector<SegmentInfo> &segments, DeviceIndex device, MempoolId_t only,
                   const Origins &origins) {
     const Snapshot taken(device);
@@ -180,6 +274,7 @@ void add_segments(std::vector<SegmentInfo> &segments, DeviceIndex device, Mempoo
 }
 
 void add_settings(AllocatorConfigInfo &to) {
+    note_host_settings(to);
     using General = c10::CachingAllocator::AcceleratorAllocatorConfig;
     to.garbage_collection_threshold = General::garbage_collection_threshold();
     to.max_split_size = General::max_split_size();

@@ -1,0 +1,138 @@
+"""Builds the native door's shims that a wheel brings: one for each build of torch in shims.txt.
+
+    python build_shims.py --out FOLDER [--wheels FOLDER] [VERSION ...]
+
+pip fetches torch's wheels, by hash, into the folder of --wheels (a temporary one, where none is
+named; of each wheel its headers and two small libraries stay there). The same compiler makes the
+same bytes. `cargo xtask shims` calls it; on x86-64.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import re
+import subprocess
+import sys
+import tempfile
+import types
+import zipfile
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+LIST = HERE / "shims.txt"
+# What a shim may want at most: glibc, GCC 8's C++ library and its runtime, as torch's own wheels.
+MOST = {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 25), "CXXABI": (1, 3, 11)}
+
+sys.path.insert(0, str(HERE))
+
+from gruyere import _shim, _shim_compiler  # noqa: E402
+
+
+def listed() -> dict[str, str]:
+    """The lines of shims.txt, by version."""
+    lines = (line.strip() for line in LIST.read_text().splitlines())
+    return {
+        re.split(r"==|\s", line)[1]: line for line in lines if line and not line.startswith("#")
+    }
+
+
+def unpacked(version: str, wheels: Path) -> Path:
+    """The part of torch's wheel that a shim is built from, in a folder."""
+    folder = wheels / version
+    if (folder / "complete").exists() and (folder / "complete").read_text() == listed()[version]:
+        return folder
+    with tempfile.TemporaryDirectory(dir=wheels) as there:
+        wanted = Path(there, "requirements.txt")
+        wanted.write_text(listed()[version])
+        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet"]
+        pip += ["--no-deps", "--no-cache-dir", "--only-binary=:all:", "--require-hashes"]
+        # Of the wheels of a version all have the same C++ part, and this one's hash is listed.
+        pip += ["--python-version", "3.11", "--platform", f"manylinux_2_28_{platform.machine()}"]
+        subprocess.run([*pip, "--dest", there, "-r", wanted], check=True)
+        (wheel,) = Path(there).glob("*.whl")
+        with zipfile.ZipFile(wheel) as archive:
+            parts = ("torch/include/", "torch/lib/libc10", "torch/version.py")
+            archive.extractall(folder, [n for n in archive.namelist() if n.startswith(parts)])
+    (folder / "complete").write_text(listed()[version])
+    return folder
+
+
+def torch_in(folder: Path) -> types.SimpleNamespace:
+    """What the package asks of torch, of one that is not imported."""
+    told: dict[str, object] = {}
+    exec((folder / "torch" / "version.py").read_text(), told)
+    # Of all that are listed; a library of the other kind has no such names.
+    if b"__cxx11" not in (folder / "torch" / "lib" / "libc10.so").read_bytes():
+        raise SystemExit(f"{folder} has a torch of the C++ library's old ABI")
+    return types.SimpleNamespace(
+        __version__=told["__version__"],
+        __file__=str(folder / "torch" / "__init__.py"),
+        version=types.SimpleNamespace(git_version=told["git_version"], cuda=told["cuda"]),
+        _C=types.SimpleNamespace(_GLIBCXX_USE_CXX11_ABI=True),
+    )
+
+
+def build(folder: Path, out: Path) -> Path:
+    """The shim for the torch in `folder`."""
+    torch = torch_in(folder)
+    key = _shim.key(torch)
+    request = _shim.request(torch, key)
+    more = ["-DGRUYERE_PORTABLE", "-g0", "-Wl,--build-id=none", "-Wl,--strip-all"]
+    # No path of this machine is in it.
+    more += [f"-ffile-prefix-map={path}=/" for path in (folder, HERE, HERE.parent)]
+    with tempfile.TemporaryDirectory() as work:
+        words = _shim_compiler.command(
+            _shim_compiler.compiler(), request, Path(work), tuple(more)
+        )
+        subprocess.run(words, check=True)
+        content = Path(work, "shim.so").read_bytes()
+    file = out / f"torch-{torch.__version__.partition('+')[0]}-{key}.so"
+    file.write_bytes(content)
+    check(file)
+    return file
+
+
+def wants(file: Path) -> dict[str, tuple[int, ...]]:
+    """The newest version of each library that the shim wants."""
+    told = subprocess.run(
+        ["objdump", "-T", file], check=True, stdout=subprocess.PIPE, text=True
+    ).stdout
+    newest: dict[str, tuple[int, ...]] = {}
+    for name, version in re.findall(r"\b(GLIBC|GLIBCXX|CXXABI)_([0-9.]+)", told):
+        found = tuple(map(int, version.split(".")))
+        newest[name] = max(found, newest.get(name, ()))
+    return newest
+
+
+def check(file: Path) -> None:
+    for name, found in wants(file).items():
+        if found > MOST[name]:
+            raise SystemExit(f"{file} wants {name}_{'.'.join(map(str, found))}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--wheels", type=Path)
+    parser.add_argument("versions", nargs="*", metavar="VERSION")
+    options = parser.parse_args()
+    unknown = set(options.versions) - set(listed())
+    if unknown:
+        known = ", ".join(listed())
+        parser.error(f"{', '.join(sorted(unknown))}: not in {LIST}, which has {known}")
+    options.out.mkdir(parents=True, exist_ok=True)
+    for old in options.out.glob("torch-*.so"):
+        old.unlink()
+    with tempfile.TemporaryDirectory() as there:
+        wheels = options.wheels or Path(there)
+        wheels.mkdir(parents=True, exist_ok=True)
+        for version in options.versions or listed():
+            file = build(unpacked(version, wheels.resolve()), options.out)
+            print(f"{file.stat().st_size:>10}  {file}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
