@@ -28,9 +28,14 @@ pub enum Bar {
     Drawn,
     /// Next to nothing: what torch's default holds.
     Bottom,
-    /// In spans: torch's default and 2% or a page a stream, whichever is more.
+    /// In spans, which never move: torch's default and 7%, or the least that a span of the driver's
+    /// pools has, whichever is more. The aim is 2% or a page a stream (docs/decisions/placement.md
+    /// says on which programs it is missed).
     Span,
 }
+
+/// A span of the driver's pools is as long as this at least (bytes).
+const SPAN: u64 = 32 << 20;
 
 impl Bar {
     /// Bytes that may be held where torch's allocators hold these.
@@ -38,7 +43,8 @@ impl Bar {
         let more = |held: u64, pages: u64| held + (held / 50).max(pages * PAGE);
         match self {
             Self::Trace => (torch + PAGE).min(more(expandable, 2)),
-            Self::Drawn | Self::Span => more(torch, streams),
+            Self::Drawn => more(torch, streams),
+            Self::Span => (torch + torch / 100 * 7).next_multiple_of(PAGE).max(SPAN),
             Self::Bottom => torch,
         }
     }

@@ -19,7 +19,7 @@ const TRACE: &str = "traces/moe.trace.zst";
 const READ_TRACE: &str = "traces/llama7b_full.trace.zst";
 const READ_PACE: u32 = 75_000;
 /// The bar: instructions of a malloc or a free, on average over both.
-const BAR: u64 = 345;
+const BAR: u64 = 375;
 /// Streams of a random program, and how many times the instructions at the few an operation may
 /// take at the many.
 const FEW_STREAMS: u32 = 10;
