@@ -15,6 +15,8 @@ use crate::supply::chunk::LONGEST_CHUNK;
 const FREED_SHARE: u64 = 8;
 /// A heap that has to grow takes at most one part in this of what it holds more than it needs.
 const STEPS: u64 = 256;
+/// And at most this much (bytes).
+const LONGEST_STEP: u64 = 16 << 20;
 /// While less than this part of what is held has been freed since the start, a program loads what
 /// it will keep.
 const LOADING_SHARE: u64 = 2;
@@ -84,7 +86,7 @@ impl Pace {
     /// How many bytes more than it needs a heap takes that holds `held` and may take `left` more,
     /// where it may not hold more for their sake. `moved`: a part of what it needs has been found.
     pub fn step(&self, held: u64, left: u64, moved: bool) -> u64 {
-        let most = held / self.shape.steps;
+        let most = (held / self.shape.steps).min(LONGEST_STEP);
         // Of idle memory that is used by turns the step would stay idle, and split.
         let step = if moved { most.min(self.run / 2) } else { most };
         step.min(left / LEFT_STEPS) / PAGE * PAGE
@@ -126,11 +128,11 @@ mod tests {
     fn steps_are_a_small_part_of_what_is_held_and_beside_moved_pages_grow_in_a_run_without_frees() {
         let mut pace = Pace::new(false);
         pace.begin(0);
-        assert_eq!(pace.step(HELD, LEFT, false), HELD / STEPS);
+        assert_eq!(pace.step(HELD, LEFT, false), LONGEST_STEP);
         assert_eq!(pace.step(HELD, LEFT, true), 0);
         pace.grew(1 << 30);
         pace.begin(1 << 20);
-        assert_eq!(pace.step(HELD, LEFT, true), HELD / STEPS);
+        assert_eq!(pace.step(HELD, LEFT, true), LONGEST_STEP);
         pace.begin(1 << 30);
         assert_eq!(pace.step(HELD, LEFT, true), 0);
     }
@@ -142,7 +144,7 @@ mod tests {
             pace.begin(0);
             pace.grew(8 << 30);
         }
-        assert!(tight.step(HELD, LEFT, false) < usual.step(HELD, LEFT, false));
+        assert!(tight.step(HELD / 16, LEFT, false) < usual.step(HELD / 16, LEFT, false));
         assert!(
             tight.longest_chunk(HELD, LEFT, HELD, 0) < usual.longest_chunk(HELD, LEFT, HELD, 0)
         );
