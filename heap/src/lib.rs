@@ -1,7 +1,7 @@
 //! Who decides where a block goes.
 //!
 //! [`Heap`] is the whole of it: one for the process, with a [`device::Device`] for each GPU in use.
-//! Requests up to 1 MiB are served from slabs under the lock of their stream's shard, larger ones
+//! Requests up to 16 KiB are served from slabs under the lock of their stream's shard, larger ones
 //! from runs under the device's central lock.
 //!
 //! | folder | what it is |

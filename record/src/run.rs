@@ -132,7 +132,7 @@ pub struct Steps {
     pub first: u64,
     /// The last of them.
     pub last: u64,
-    /// The most that blocks above 1 MiB and slabs took.
+    /// The most that blocks above 16 KiB and slabs took.
     pub in_use: u64,
     /// The most that was held.
     pub reserved: u64,

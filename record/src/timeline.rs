@@ -32,7 +32,7 @@ pub struct Sample {
     pub live_low: u64,
     /// The most that was live whenever it was looked at.
     pub live_high: u64,
-    /// The most that blocks above 1 MiB and slabs took: exact between looks too.
+    /// The most that blocks above 16 KiB and slabs took: exact between looks too.
     pub in_use_high: u64,
     /// The most that was held.
     pub reserved_high: u64,

@@ -685,7 +685,7 @@ impl DeviceWriter {
         }
     }
 
-    /// Notes on the timeline what there is now, and that blocks above 1 MiB and slabs took
+    /// Notes on the timeline what there is now, and that blocks above 16 KiB and slabs took
     /// `in_use_high` bytes at most since the last time.
     pub fn sample(&mut self, in_use_high: u64) {
         let Some(device) = self.device.filter(|_| self.record.detail) else { return };

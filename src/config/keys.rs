@@ -268,7 +268,7 @@ pub static KEYS: &[Key] = &[
         name: "blame",
         default: "auto",
         meaning: "Which blocks say where in a Python program they come from (file, function, line, \
-                  the module and the phase that runs): none (`off`), those above 1 MiB and the \
+                  the module and the phase that runs): none (`off`), those above 16 KiB and the \
                   slabs of smaller ones (`large`), or all (`all`; each malloc takes some hundred \
                   nanoseconds more). `auto`: `large` under the Python package, else `off`.",
         kind: Kind::Blame(

@@ -79,7 +79,7 @@ pub enum Blame {
     Auto,
     /// None.
     Off,
-    /// Those above 1 MiB, and slabs.
+    /// Those above 16 KiB, and slabs.
     Large,
     /// All.
     All,

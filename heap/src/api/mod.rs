@@ -162,7 +162,7 @@ impl Heap {
         self.shared.site(0)
     }
 
-    /// From now on `sites` is asked where requests above 1 MiB come from, and those that make
+    /// From now on `sites` is asked where requests above 16 KiB come from, and those that make
     /// slabs; with `all`, every request, which takes them off the hot path. To be called before the
     /// first block is handed out.
     pub fn ask_sites(&mut self, sites: Box<dyn Sites>, all: bool) {

@@ -358,7 +358,7 @@ pub struct Stretch {
     pub live_low_bytes: u64,
     /// The most that was live whenever it was looked at.
     pub live_high_bytes: u64,
-    /// The most that blocks above 1 MiB and slabs took.
+    /// The most that blocks above 16 KiB and slabs took.
     pub in_use_high_bytes: u64,
     /// The most that was held.
     pub reserved_high_bytes: u64,

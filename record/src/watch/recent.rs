@@ -14,7 +14,7 @@ const MINUTE: u64 = 60_000_000_000;
 /// `now`: nanoseconds since 1970; of a process that has ended, the end of its timeline.
 ///
 /// The step that runs counts, and so does the whole one before it: at the beginning of a step only
-/// that one says what a step needs. Blocks of up to 1 MiB count by the slabs that hold them.
+/// that one says what a step needs. Blocks of up to 16 KiB count by the slabs that hold them.
 pub fn recent_peak(timeline: &[TimelineEntry], device: &DeviceSnapshot, now: u64) -> u64 {
     let is_marked = timeline
         .last()
