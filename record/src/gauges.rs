@@ -66,8 +66,8 @@ pub struct PendingGauges {
 }
 
 /// One shard's area: totals, the head of its event ring, gauges by lifetime. Its blocks are of one
-/// pool: large in the last shard, small in all others. The writer is the holder of the shard's heap lock. In one piece, so that the hot path
-/// needs one pointer to it.
+/// pool: large in the last shard, small in all others. The writer is the holder of the shard's heap
+/// lock. In one piece, so that the hot path needs one pointer to it.
 #[repr(C, align(64))]
 pub struct Shard {
     /// Live bytes.
@@ -253,8 +253,9 @@ impl Shard {
         });
     }
 
-    /// The counters of `lifetime`, and whether they are whole. Where they are not (the writer was killed half-way, or never paused in so many `attempts`), the
-    /// counters may be of different moments.
+    /// The counters of `lifetime`, and whether they are whole. Where they are not (the writer was
+    /// killed half-way, or never paused in so many `attempts`), the counters may be of different
+    /// moments.
     pub fn read(&self, lifetime: usize, attempts: u32) -> (BlockCounts, bool) {
         let cell = lifetime % LIFETIMES;
         let (blocks, pending) = (&self.blocks[cell], &self.pending[cell]);

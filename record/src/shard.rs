@@ -56,8 +56,8 @@ pub struct ShardWriter {
     bottom: *mut u32,
     top: *mut u32,
     limit: *mut u32,
-    /// Whether requests take the straight path: there is an event ring, for their events. Not before
-    /// the first event, and not where there is no room for an event ring.
+    /// Whether requests take the straight path: there is an event ring, for their events. Not
+    /// before the first event, and not where there is no room for an event ring.
     straight: bool,
     /// The cells of the shard's event ring: the first, that of the next event, and the one with
     /// which a lap ends. Null before the first event.

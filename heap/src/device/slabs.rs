@@ -49,7 +49,8 @@ impl Device {
         // Another thread may return the slab before anything in it was used: what the stream did
         // there before is not done then.
         slab.epoch = epoch;
-        // The slab is told to the table without this lock: its cells have words of their own by then.
+        // The slab is told to the table without this lock: its cells have words of their own by
+        // then.
         central.split(&shared.table, base, slab.bytes);
         central.usage.slab_taken(slab.bytes);
         let entry = SegmentEntry { site: request.site, ..slab.segment_entry() };

@@ -1,8 +1,8 @@
 //! From an address to who owns it: a two-level radix tree over 2 MiB pages, read without locks.
 //!
 //! The word of a page names the blocks of the arena that start in it, of which there may be two.
-//! Where more start, or a slab lies, the page is *split*: each of its cells ([`CELL`]) has a word of
-//! its own. Blocks of the arena are longer than half a cell, so two are enough again; only in
+//! Where more start, or a slab lies, the page is *split*: each of its cells ([`CELL`]) has a word
+//! of its own. Blocks of the arena are longer than half a cell, so two are enough again; only in
 //! pools whose segments come from outside, where small blocks are runs, may more start in a cell:
 //! then its word says no more than that.
 //!
@@ -184,8 +184,8 @@ impl Page<'_> {
         Owner::decode(self.word().0)
     }
 
-    /// Notes that block `id` of the arena starts there (under the central lock). False: the word has
-    /// no room for it.
+    /// Notes that block `id` of the arena starts there (under the central lock). False: the word
+    /// has no room for it.
     #[inline(always)]
     #[must_use]
     pub fn add_block(self, device: u32, id: BlockId) -> bool {
@@ -201,8 +201,8 @@ impl Page<'_> {
         true
     }
 
-    /// The cell becomes an overflow cell (under the central lock, whose holder knows its blocks from
-    /// now on); those that the word named.
+    /// The cell becomes an overflow cell (under the central lock, whose holder knows its blocks
+    /// from now on); those that the word named.
     pub fn become_overflow(self, device: u32) -> [Option<BlockId>; 2] {
         let named = match self.owner() {
             Owner::Large { blocks, .. } => blocks,

@@ -6,8 +6,8 @@ use gruyere_record::{BlockSlot, BlockTag, SegmentEntry, SegmentKind, SegmentSlot
 /// Facts of one slot.
 #[derive(Clone, Copy, Debug)]
 struct Slot {
-    /// Of a taken slot: bytes asked for, and the flags below in the highest bits. Of a free one: the
-    /// next free slot, or [`NO_SLOT`].
+    /// Of a taken slot: bytes asked for, and the flags below in the highest bits. Of a free one:
+    /// the next free slot, or [`NO_SLOT`].
     word: u32,
     /// Of a taken slot: its block's place in the record.
     block: BlockSlot,
