@@ -32,10 +32,14 @@ impl Central {
         table.split(address, bytes, |id| self.arenas.run(id).map(|run| run.address));
     }
 
-    /// The block of an overflow cell that starts at `address` in `page`, taken out.
+    /// The block of an overflow cell that starts at `address` in `page`, taken out. `None` too where
+    /// `page` was split since it was found: then the caller looks again.
     #[cold]
     #[inline(never)]
     pub(crate) fn remove_from_overflow(&mut self, page: Page<'_>, address: u64) -> Option<RunId> {
+        if !page.is_overflow() {
+            return None;
+        }
         let id = self.overflow.get(&address).copied()?;
         block_at(&self.arenas, id, address)?;
         self.overflow.remove(&address);

@@ -17,14 +17,13 @@
 //!   SPLIT           all ones                                           of a page: see its cells
 //! ```
 //!
-//! States: of a page NONE -> large -> ... -> NONE, and NONE or large -> SPLIT (the holder of the
-//! device's central lock; what was named is in the cells before the page says SPLIT) -> NONE (the
-//! same, when the page's addresses are mapped anew and nothing lies there); of a cell NONE -> slab
-//! -> NONE (the thread that holds the slab's shard lock, or has not published the slab yet), NONE
-//! -> large -> ... -> NONE and large -> overflow -> NONE (the holder of the central lock, which
-//! knows the blocks of an overflow cell). Readers take what they find as a hint, and check it under
-//! the owner's lock: a word that changed under them names a block that does not start at their
-//! address, and a page that was split under them says so then ([`Page::is_split`]).
+//! States: of a page NONE -> large -> ... -> NONE, and NONE or large -> SPLIT for ever (the holder
+//! of the device's central lock; what was named is in the cells before the page says SPLIT); of a
+//! cell NONE -> slab -> NONE (the thread that holds the slab's shard lock, or has not published the
+//! slab yet), NONE -> large -> ... -> NONE and large -> overflow -> NONE (the holder of the central
+//! lock, which knows the blocks of an overflow cell). Readers take what they find as a hint, and
+//! check it under the owner's lock: a word that changed under them names a block that does not
+//! start at their address, and a page that was split under them says so then ([`Page::is_split`]).
 
 use crate::small::size_class::{PAGE, SMALL_MAX};
 use once_cell::race::OnceBox;
@@ -285,9 +284,8 @@ impl PageTable {
         address.checked_add(bytes.saturating_sub(1)).is_some_and(|last| last >> ADDRESS_BITS == 0)
     }
 
-    /// Makes the leaves of a range in which nothing lies, so that later writes there cannot need
-    /// memory, and its pages whole again (under the central lock). False: beyond the tree's
-    /// addresses.
+    /// Makes the leaves of a range, so that later writes there cannot need memory. False: beyond
+    /// the tree's addresses.
     pub fn cover(&self, address: u64, bytes: u64) -> bool {
         if !Self::reaches(address, bytes) {
             return false;
@@ -295,13 +293,6 @@ impl PageTable {
         let last = address + bytes.saturating_sub(1);
         for leaf in (address >> (PAGE_BITS + LEAF_BITS))..=(last >> (PAGE_BITS + LEAF_BITS)) {
             self.root[leaf as usize].get_or_init(boxed);
-        }
-        for page in address / PAGE..=last / PAGE {
-            if let Some(entry) = self.entry(page * PAGE)
-                && entry.word.load(Ordering::Relaxed) == SPLIT
-            {
-                entry.word.store(0, Ordering::Release);
-            }
         }
         true
     }
@@ -399,7 +390,6 @@ mod tests {
             assert_eq!(cell(number).remove_block(|other| (other == id).then_some(id)), Some(id));
             assert_eq!(cell(number).owner(), Owner::None);
         }
-        assert!(table.cover(PAGE, PAGE) && !whole.is_split(), "mapped anew, it is whole");
     }
 
     #[test]
