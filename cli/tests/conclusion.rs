@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use gruyere_record::sites::{NewSite, Phase, SiteId};
 use gruyere_record::{
-    BlockEntry, BlockSlot, DeviceFacts, DeviceGauge, EventKind, Record, RecordOptions,
+    BlockEntry, BlockSlot, DeviceFacts, DeviceGauge, EventKind, Record, RecordOptions, SHARDS,
     SegmentEntry, SegmentKind, ShardWriter, clock,
 };
 use serde_json::Value;
@@ -35,7 +35,8 @@ impl Program {
         };
         let facts = DeviceFacts { name: "Phantom".into(), uuid: [1; 16], total_memory: 16 * GIB };
         let record: &'static Record = Box::leak(Box::new(Record::create(&options, &[facts])));
-        let mut program = Self { record, shard: record.shard(0, 32), step: 0, held: 0 };
+        let mut program =
+            Self { record, shard: record.shard(0, SHARDS as u32 - 1), step: 0, held: 0 };
         let weights = program.site(5, "<module>", "", Phase::Unknown);
         (0..16).for_each(|_| _ = program.block(weights, 64 * MIB));
         program

@@ -408,7 +408,7 @@ fn a_record_takes_what_it_uses_and_no_more() {
     let record = record(&options, 8);
     let fresh = held(record);
     assert!(fresh < 400 << 10, "{fresh} bytes for eight devices that nobody has used");
-    let (mut small, mut large) = (record.shard(0, 0), record.shard(0, 32));
+    let (mut small, mut large) = (record.shard(0, 0), record.shard(0, SHARDS as u32 - 1));
     let mut device = record.device(0);
     let mut work = |count: u64| {
         for n in 0..count {

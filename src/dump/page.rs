@@ -105,8 +105,9 @@ pub fn of_out_of_memory(
     let place = written().place(Reason::OutOfMemory, Instant::now())?;
     let said = format!("Out of memory, number {} on this device.", report.count);
     let path = match place {
-        Place::New => folder.join(format!("{name}.html")),
-        Place::Of(path) => path,
+        // The folder may be another by now.
+        Place::Of(path) if path.parent() == Some(folder) => path,
+        _ => folder.join(format!("{name}.html")),
     };
     write(state, Some(report.device), said, &path)
 }

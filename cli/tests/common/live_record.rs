@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use gruyere_record::calls::DriverCall;
-use gruyere_record::{BlockEntry, DeviceFacts, DeviceGauge, Record, RecordOptions};
+use gruyere_record::{BlockEntry, DeviceFacts, DeviceGauge, Record, RecordOptions, SHARDS};
 
 /// Two devices, of which only the second is used: 3 blocks live (8, 16 and 32 MiB), one of 4 MiB
 /// pending.
@@ -22,7 +22,7 @@ pub fn record(directory: &Path) -> &'static Record {
         |n: u8| DeviceFacts { name: format!("Phantom {n}"), uuid: [n; 16], total_memory: 80 << 30 };
     let record: &'static Record =
         Box::leak(Box::new(Record::create(&options, &[facts(0), facts(1)])));
-    let mut shard = record.shard(1, 0);
+    let mut shard = record.shard(1, SHARDS as u32 - 1);
     for n in 0..5u64 {
         let size = 2 << (20 + n);
         let entry = BlockEntry {

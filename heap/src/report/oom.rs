@@ -355,7 +355,7 @@ mod tests {
             ("is being captured", Report { capturing: true, captured: 5 * GIB, ..full() }),
             ("CUDA graphs hold", Report { captured: 5 * GIB, ..full() }),
             ("record_stream", Report { pending: 2 * GIB, ..full() }),
-            ("tagging", Report { arena_free: [0, 0, 2 * GIB, 0], ..full() }),
+            ("one torch.cat", Report { arena_free: [0, 0, 2 * GIB, 0], ..full() }),
             ("address space", Report { addresses: Some(8 << 40), ..full() }),
             ("backing:auto", Report { slab_free: 2 * GIB, immovable: true, ..full() }),
             ("share:on", Report { slab_free: 2 * GIB, apart: true, ..full() }),
