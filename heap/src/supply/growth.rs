@@ -16,7 +16,7 @@ const FREED_SHARE: u64 = 8;
 /// A heap that has to grow takes at most one part in this of what it holds more than it needs.
 const STEPS: u64 = 256;
 /// And at most this much (bytes).
-const LONGEST_STEP: u64 = 16 << 20;
+const LONGEST_STEP: u64 = 32 << 20;
 /// While less than this part of what is held has been freed since the start, a program loads what
 /// it will keep.
 const LOADING_SHARE: u64 = 2;
