@@ -32,8 +32,8 @@ impl Central {
         table.split(address, bytes, |id| self.arenas.run(id).map(|run| run.address));
     }
 
-    /// The block of an overflow cell that starts at `address` in `page`, taken out. `None` too where
-    /// `page` was split since it was found: then the caller looks again.
+    /// The block of an overflow cell that starts at `address` in `page`, taken out. `None` too
+    /// where `page` was split since it was found: then the caller looks again.
     #[cold]
     #[inline(never)]
     pub(crate) fn remove_from_overflow(&mut self, page: Page<'_>, address: u64) -> Option<RunId> {
