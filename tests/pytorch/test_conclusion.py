@@ -182,7 +182,7 @@ def test_memory_that_another_has_taken(planted):
 def test_many_small_graphs(planted):
     cause, (first, *_) = planted.conclusion("graphs")
     assert cause == "cuda_graphs"
-    assert first.startswith("Many CUDA graphs hold ") and "in 40 pools of their own" in first
+    assert first.startswith("Many CUDA graphs have ") and "in 40 pools of their own" in first
 
 
 def test_record_stream_that_piles_up(planted):
