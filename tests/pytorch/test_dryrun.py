@@ -898,7 +898,10 @@ def test_who_ends_it_ends_the_programs_and_leaves_nothing(tmp_path, number, runs
         process.kill()
     if number != signal.SIGKILL:
         # torch keeps a folder of its own there.
-        assert not list((tmp_path / "tmp").glob("gruyere-*"))
+        # The native door's shim is kept there where there is no other place for it.
+        shims = f"gruyere-{os.getuid()}"
+        left = [path for path in (tmp_path / "tmp").glob("gruyere-*") if path.name != shims]
+        assert not left
     pids = [file.name.split("-")[1] for file in tmp_path.glob("began-*")]
     deadline = time.monotonic() + 30
     while alive := [pid for pid in pids if runs_still(pid)]:
