@@ -1,6 +1,6 @@
 //! Blocks that are the driver's own (`backing:passthrough`).
 
-use super::{Central, Direct};
+use super::{Central, Direct, SMALL};
 use crate::driver::{ErrorKind, Result};
 use crate::report::entry::Action;
 use gruyere_record::gauges::pool_of;
@@ -32,7 +32,7 @@ impl Central {
     /// Tells the record where the block of `backing:passthrough` at `address` comes from.
     pub(crate) fn set_direct_site(&mut self, address: u64, site: SiteId) -> Option<()> {
         let slot = self.direct.get(&address)?.slot;
-        self.writers[0].set_site(slot, site);
+        self.writers[SMALL].set_site(slot, site);
         Some(())
     }
 

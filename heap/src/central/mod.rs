@@ -1,5 +1,5 @@
 //! What the streams of a device share, behind one lock: arenas, spans, capture pools, and the
-//! blocks above 1 MiB.
+//! blocks above 16 KiB.
 
 mod addresses;
 mod blocks;
@@ -40,6 +40,8 @@ use gruyere_record::{
 };
 use std::collections::{BTreeMap, HashMap, HashSet};
 
+/// The record's shard of small blocks among [`Central::writers`].
+pub(crate) const SMALL: usize = 0;
 /// What only a graph or a named pool can use grows by at most this part of what it holds more than
 /// it needs: idle, it is lost to all others.
 const OWN_SHARE: u64 = 8;
@@ -472,7 +474,7 @@ impl Central {
     /// As [`Central::release_slab`]; their bytes.
     pub fn release_slabs(&mut self, slabs: &[Slab]) -> u64 {
         slabs.iter().for_each(|slab| self.release_slab(slab));
-        slabs.iter().map(|slab| slab.bytes).sum()
+        slabs.iter().map(|slab| slab.bytes()).sum()
     }
 }
 

@@ -1,6 +1,6 @@
 //! Pools under the central lock.
 
-use crate::central::Central;
+use crate::central::{Central, SMALL};
 use crate::pool::capture::{CapturePool, Capturing, Found, PoolId};
 use crate::pool::named::{LiveBlock, PoolError, PoolKey, PoolStats};
 use crate::pool::{Pool, PoolNumber, Purpose, Reuse, capture_tag, of_capture};
@@ -110,7 +110,7 @@ impl Central {
             let run = want.fit(&mut self.arenas)?;
             return self.publish_in_pool(shared, number, run, request);
         }
-        match pool.shard.as_mut()?.allocate(&mut self.writers[0], *request, || shared.step()) {
+        match pool.shard.as_mut()?.allocate(&mut self.writers[SMALL], *request, || shared.step()) {
             0 => None,
             address => {
                 pool.note_malloc(round(request.size));
@@ -185,7 +185,7 @@ impl Central {
         let of_run = |run: &Run| LiveBlock {
             address: run.address,
             requested: run.requested(),
-            step: self.writers[0].step_of(run.slot),
+            step: self.writers[SMALL].step_of(run.slot),
             stream: run.stream,
         };
         let of_slot = |slab: &Slab, slot| {
@@ -193,7 +193,7 @@ impl Central {
             LiveBlock {
                 address: slab.address(slot),
                 requested: facts.requested,
-                step: self.writers[0].step_of(facts.block),
+                step: self.writers[SMALL].step_of(facts.block),
                 stream: slab.stream,
             }
         };

@@ -54,7 +54,7 @@ impl Visitor for Cause {
 
     fn region(&mut self, id: RegionId, _: &Region, central: &Central) -> Result<(), Infallible> {
         let free = central.arenas.runs_of(id).filter(|(_, run)| run.state == RunState::Free);
-        let rows = joined(free.map(|(_, run)| (run.address, run.bytes)));
+        let rows = joined(free.map(|(_, run)| (run.address, run.bytes)), |_| false);
         self.0.partly += rows
             .into_iter()
             .map(|(address, bytes)| partial_page_bytes(address, bytes))

@@ -4,7 +4,7 @@
 //! [`Device::malloc_pooled`] tries the reclaim ladder, and in a capture, where nothing may be
 //! waited for, [`Device::malloc_captured`] grows. All else is the same for all.
 
-use crate::central::{self, Central};
+use crate::central::{self, Central, SMALL};
 use crate::device::Device;
 use crate::error::Error;
 use crate::pool::named::{PoolError, PoolKey};
@@ -157,9 +157,9 @@ impl Device {
         let shard = pool.shard.as_mut()?;
         let requested = shard.requested(slab, address)?;
         let outcome = match pool.rules.reuse {
-            Reuse::Never => shard.freeze(&mut central.writers[0], slab, address, start),
+            Reuse::Never => shard.freeze(&mut central.writers[SMALL], slab, address, start),
             Reuse::Shared | Reuse::Private => {
-                shard.free(&mut central.writers[0], slab, address, start, &self.streams)
+                shard.free(&mut central.writers[SMALL], slab, address, start, &self.streams)
             }
         };
         let surplus = match outcome {

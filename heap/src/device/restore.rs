@@ -3,8 +3,8 @@
 //! A restore is planned in full before the first block is touched, under the one lock that guards
 //! all of a pool, and calls no driver: it is done whole or not at all.
 
-use crate::central::Central;
 use crate::central::restore::Plan;
+use crate::central::{Central, SMALL};
 use crate::device::Device;
 use crate::error::Error;
 use crate::pool::capture::PoolId;
@@ -121,7 +121,7 @@ impl Device {
         let Owner::Slab { slab: id, .. } = shared.table.get(base) else { return None };
         let pool = central.pools.get_mut(number)?;
         let shard = pool.shard.as_mut()?;
-        if !shard.allocate_at(&mut central.writers[0], id, address, request, shared.step()) {
+        if !shard.allocate_at(&mut central.writers[SMALL], id, address, request, shared.step()) {
             return None;
         }
         pool.note_malloc(bytes);

@@ -1,5 +1,6 @@
 //! Where in the program blocks and slabs come from ([`crate::sites`]).
 
+use crate::central::SMALL;
 use crate::device::{Device, is_large};
 use crate::request::Request;
 use crate::runs::page_table::Owner;
@@ -29,7 +30,7 @@ impl Device {
             Owner::Large { blocks, .. } => {
                 let central = &mut *lock(&self.central);
                 let slot = central.find(address, blocks)?.1.slot;
-                central.writers[0].set_site(slot, site);
+                central.writers[SMALL].set_site(slot, site);
                 Some(())
             }
             Owner::None => lock(&self.central).set_direct_site(address, site),

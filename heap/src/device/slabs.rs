@@ -1,6 +1,6 @@
 //! Slabs come and go: of the shards of streams, and of pools that have their own.
 
-use crate::central::Central;
+use crate::central::{Central, SMALL};
 use crate::device::{Device, ShardCell};
 use crate::order::streams::ALL_STREAMS;
 use crate::pool::{PoolNumber, Reuse};
@@ -27,7 +27,7 @@ impl Device {
         }
         let central = &mut *lock(&self.central);
         let pool = central.pools.get_mut(number)?;
-        look(pool.shard.as_mut()?, &mut central.writers[0], Some(pool.rules.reuse))
+        look(pool.shard.as_mut()?, &mut central.writers[SMALL], Some(pool.rules.reuse))
     }
 
     /// Makes a run that has just been taken for `request` a slab of `class`, which is not in any
@@ -51,8 +51,8 @@ impl Device {
         slab.epoch = epoch;
         // The slab is told to the table without this lock: its cells have words of their own by
         // then.
-        central.split(&shared.table, base, slab.bytes);
-        central.usage.slab_taken(slab.bytes);
+        central.split(&shared.table, base, slab.bytes());
+        central.usage.slab_taken(slab.bytes());
         let entry = SegmentEntry { site: request.site, ..slab.segment_entry() };
         slab.segment = shared.record.segment_insert(&entry);
         Some(slab)
@@ -61,7 +61,7 @@ impl Device {
     /// Puts a slab into shard `number`; from then on its blocks are found. Called under the shard's
     /// lock.
     pub(super) fn add_slab(&self, shared: &Shared, number: u32, shard: &mut Shard, slab: Slab) {
-        let (base, bytes) = (slab.base, slab.bytes);
+        let (base, bytes) = (slab.base, slab.bytes());
         let slab = shard.add_slab(slab);
         shared.table.set_range(base, bytes, Owner::Slab { device: self.id, shard: number, slab });
     }
@@ -71,7 +71,7 @@ impl Device {
     /// owner.
     pub(super) fn remove_slab(&self, shared: &Shared, shard: &mut Shard, id: u32) -> Option<Slab> {
         let slab = shard.remove_slab(id)?;
-        shared.table.set_range(slab.base, slab.bytes, Owner::None);
+        shared.table.set_range(slab.base, slab.bytes(), Owner::None);
         shared.record.segment_remove(slab.segment);
         Some(slab)
     }
@@ -162,7 +162,7 @@ impl Device {
         number: PoolNumber,
     ) -> u64 {
         let Some(shard) = central.pools.shard_mut(number) else { return 0 };
-        shard.complete_frees(&mut central.writers[0], &self.streams);
+        shard.complete_frees(&mut central.writers[SMALL], &self.streams);
         let slabs = self.remove_empty_slabs(shared, shard);
         central.release_slabs(&slabs)
     }

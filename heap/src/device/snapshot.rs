@@ -1,7 +1,7 @@
 //! All segments of a device, by address.
 
 use super::walk::{Visitor, WalkedShard};
-use crate::central::Central;
+use crate::central::{Central, SMALL};
 use crate::device::Device;
 use crate::order::streams::Streams;
 use crate::pool::capture::PoolId;
@@ -84,7 +84,7 @@ impl Visitor for Picture<'_> {
             run.state == RunState::Free || run.is_slab && self.is_empty_slab(run.address)
         };
         let free = central.arenas.runs_of(id).map(|(_, run)| run).filter(is_free);
-        for (address, bytes) in joined(free.map(|run| (run.address, run.bytes))) {
+        for (address, bytes) in joined(free.map(|run| (run.address, run.bytes)), |_| false) {
             let partial = partial_page_bytes(address, bytes);
             self.segment_stats.free(Place::of(&holder, Place::Idle), bytes - partial);
             self.segment_stats.free(Place::of(&holder, Place::Between), partial);
@@ -111,7 +111,7 @@ impl Visitor for Picture<'_> {
             let next = Segment::new(run.address + run.bytes, pool, stitched, holder.clone());
             self.segments.push(next);
         } else {
-            self.add_run(run, &central.writers[0]);
+            self.add_run(run, &central.writers[SMALL]);
         }
         Ok(())
     }
@@ -279,7 +279,7 @@ impl Device {
                 stream: 0,
                 state: BlockState::Allocated,
                 lifetime: entry.lifetime,
-                step: central.writers[0].step_of(slot),
+                step: central.writers[SMALL].step_of(slot),
             };
             segment_stats.block(&block, entry.stream);
             let mut segment = whole(entry.address, Holder::Direct, block);

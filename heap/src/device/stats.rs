@@ -30,13 +30,13 @@ impl Visitor for Sums {
     fn shard(&mut self, walked: &WalkedShard<'_>) -> Result<(), Infallible> {
         for id in walked.shard.empty_slabs() {
             let slab = walked.shard.slab(id);
-            self.empty.extend(slab.map(|slab| (slab.base, slab.bytes)));
+            self.empty.extend(slab.map(|slab| (slab.base, slab.bytes())));
         }
         // What a graph has is told as a whole.
         if walked.pool.is_none_or(|pool| pool.purpose != Purpose::Capture) {
             self.stats.pending += walked.shard.pending_bytes();
             for (_, slab) in walked.shard.slabs() {
-                self.stats.slab_bytes += slab.bytes;
+                self.stats.slab_bytes += slab.bytes();
                 self.stats.slab_free += slab.free_bytes();
             }
         }
@@ -91,7 +91,7 @@ impl Device {
             ..Sums::default()
         };
         let Ok(central) = self.walk(&mut sums);
-        let Sums { mut stats, empty } = sums;
+        let Sums { mut stats, empty: mut free } = sums;
         stats.limit = central.limit;
         stats.reserved = central.backing.reserved;
         stats.reserved_peak = central.peak_reserved;
@@ -106,7 +106,9 @@ impl Device {
             // Where no record is kept, a page stands for it.
             device.map_or(PAGE, |device| device.typical_request())
         };
-        let idle = self.supply.idle(&central, empty, &typical);
+        free.extend(central.arenas.free_rows());
+        free.sort_unstable();
+        let idle = self.supply.idle(&central, free, &typical);
         stats.typical_request = idle.typical_request;
         stats.lost = stats.held().free().saturating_sub(idle.bytes);
         stats

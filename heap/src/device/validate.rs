@@ -98,7 +98,7 @@ impl Visitor for Audit<'_> {
 impl Audit<'_> {
     fn check_pages(&self, shard: u32, id: u32, slab: &Slab) -> Result<(), String> {
         let owner = Owner::Slab { device: self.device.id, shard, slab: id };
-        let mut cells = (slab.base..slab.base + slab.bytes).step_by(CELL as usize);
+        let mut cells = (slab.base..slab.base + slab.bytes()).step_by(CELL as usize);
         match cells.find(|&cell| self.shared.table.get(cell) != owner) {
             Some(cell) => Err(format!("cell {cell:#x} does not name its slab")),
             None => Ok(()),

@@ -1,6 +1,6 @@
 //! One walk over all that a device has: what reports, counts or checks is a [`Visitor`].
 
-use crate::central::Central;
+use crate::central::{Central, SMALL};
 use crate::device::Device;
 use crate::pool::{Pool, PoolNumber};
 use crate::runs::arena::{Region, RegionId, Run, RunId};
@@ -80,7 +80,7 @@ impl Device {
                 visitor.shard(&WalkedShard {
                     number,
                     shard,
-                    writer: &central.writers[0],
+                    writer: &central.writers[SMALL],
                     pool: Some(pool),
                 })?;
             }

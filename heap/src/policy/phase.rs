@@ -6,7 +6,7 @@
 //! the program comes back to its peak. So a training loop, which is far below its peak in a part of
 //! every step, must never cause any.
 //!
-//! **The rule.** Time is counted in frees of runs (blocks above 1 MiB, and slabs), so that a
+//! **The rule.** Time is counted in frees of runs (blocks above 16 KiB, and slabs), so that a
 //! program repeated does the same again. *Use* is the bytes of blocks and slabs; its highest
 //! between two looks is exact. A *lull* is the time since use was last at half of its high or
 //! above. A lull of [`LEAST`] frees is a low-memory phase. Then what is held beyond the highest use

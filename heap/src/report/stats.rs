@@ -115,12 +115,18 @@ pub(crate) fn partial_page_bytes(address: u64, bytes: u64) -> u64 {
     bytes - end.saturating_sub(address.next_multiple_of(PAGE))
 }
 
-/// What of `pieces`, address and bytes by address, lies next to each other, in one row each.
-pub(crate) fn joined(pieces: impl Iterator<Item = (u64, u64)>) -> Vec<(u64, u64)> {
+/// What of `pieces`, address and bytes by address, lies next to each other, in one row each; a row
+/// of its own begins where `begins` says so of an address.
+pub(crate) fn joined(
+    pieces: impl IntoIterator<Item = (u64, u64)>,
+    begins: impl Fn(u64) -> bool,
+) -> Vec<(u64, u64)> {
     let mut rows: Vec<(u64, u64)> = Vec::new();
     for piece in pieces {
         match rows.last_mut() {
-            Some((address, bytes)) if *address + *bytes == piece.0 => *bytes += piece.1,
+            Some((address, bytes)) if *address + *bytes == piece.0 && !begins(piece.0) => {
+                *bytes += piece.1;
+            }
             _ => rows.push(piece),
         }
     }

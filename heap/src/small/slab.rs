@@ -58,8 +58,6 @@ pub enum SlotState {
 pub struct Slab {
     /// First byte, a multiple of [`SLAB`](crate::small::size_class::SLAB).
     pub base: u64,
-    /// Its length in bytes.
-    pub bytes: u64,
     shape: &'static SizeClass,
     /// What the record says of its blocks.
     pub tag: BlockTag,
@@ -93,12 +91,10 @@ impl Slab {
     /// A slab of free slots, whose blocks are as `tag` says.
     pub fn new(base: u64, class: u8, tag: BlockTag, run: u32) -> Self {
         let shape = &SIZE_CLASSES[class as usize];
-        let bytes = shape.slab_bytes();
-        let count = (bytes / u64::from(shape.slot)) as u32;
+        let count = (shape.slab_bytes() / u64::from(shape.slot)) as u32;
         let next = |slot| if slot + 1 < count { slot + 1 } else { NO_SLOT };
         Self {
             base,
-            bytes,
             shape,
             tag,
             class,
@@ -123,7 +119,7 @@ impl Slab {
         SegmentEntry {
             kind: SegmentKind::Slab,
             address: self.base,
-            bytes: self.bytes,
+            bytes: self.bytes(),
             slot: u64::from(self.shape.slot),
             stream: self.stream,
             device: self.tag.device(),
@@ -137,6 +133,12 @@ impl Slab {
     #[inline]
     pub fn size_class(&self) -> &'static SizeClass {
         self.shape
+    }
+
+    /// Its length in bytes.
+    #[inline]
+    pub fn bytes(&self) -> u64 {
+        self.shape.slab_bytes()
     }
 
     /// Its slots.
@@ -165,7 +167,7 @@ impl Slab {
     /// Bytes that are no block's, each block rounded up to 512. Looks at every slot.
     pub fn unused_bytes(&self) -> u64 {
         let used = (0..self.count()).filter(|&slot| self.state(slot) != SlotState::Free);
-        self.bytes - used.map(|slot| round(self.facts(slot).requested)).sum::<u64>()
+        self.bytes() - used.map(|slot| round(self.facts(slot).requested)).sum::<u64>()
     }
 
     /// Whether no slot is free.
@@ -394,7 +396,7 @@ mod tests {
             (1 << 30) - 1,
             (1 << 30) + 1,
             (1 << 30) + u64::from(class.slot) - 1,
-            slab.base + slab.bytes,
+            slab.base + slab.bytes(),
         ] {
             assert_eq!(slab.slot_at(address), None);
             assert_eq!(slab.plain_at(address), None);

@@ -89,8 +89,8 @@ impl Supply for Passthrough {
         OF_GRAPHS.largest_growing(central, largest)
     }
 
-    fn idle(&self, central: &Central, empty: Vec<(u64, u64)>, typical: &dyn Fn() -> u64) -> Idle {
-        OF_GRAPHS.idle(central, empty, typical)
+    fn idle(&self, central: &Central, free: Vec<(u64, u64)>, typical: &dyn Fn() -> u64) -> Idle {
+        OF_GRAPHS.idle(central, free, typical)
     }
 
     fn leaves_pieces(&self, device: &Capabilities) -> bool {

@@ -181,12 +181,9 @@ impl Supply for Remapped {
     }
 
     /// Whole pages: they move, and spare chunks are nothing else.
-    fn idle(&self, central: &Central, empty: Vec<(u64, u64)>, _: &dyn Fn() -> u64) -> Idle {
-        let mut free = empty;
-        free.extend(central.arenas.free_rows());
-        free.sort_unstable();
+    fn idle(&self, central: &Central, free: Vec<(u64, u64)>, _: &dyn Fn() -> u64) -> Idle {
         let whole = |(address, bytes)| bytes - partial_page_bytes(address, bytes);
-        let whole: u64 = joined(free.into_iter()).into_iter().map(whole).sum();
+        let whole: u64 = joined(free, |_| false).into_iter().map(whole).sum();
         Idle { bytes: whole + central.backing.pages.spare(), typical_request: 0 }
     }
 

@@ -5,6 +5,7 @@ use super::{Helper, Idle, Supply, Way};
 use crate::central::{Central, Habits};
 use crate::driver::{Capabilities, DeviceId, Driver, DriverError, ErrorKind, Result};
 use crate::profiler::{self, What};
+use crate::report::stats::joined;
 use crate::request::{Eviction, Growth, Want};
 use crate::runs::arena::{Region, RegionId, RunId, SpaceId};
 use crate::settings::Settings;
@@ -247,23 +248,13 @@ impl Supply for Spans {
 
     /// Memory stays where it is, so what a typical request fits into. Slabs without a block go back
     /// to their arena, and join what is free beside them.
-    fn idle(&self, central: &Central, empty: Vec<(u64, u64)>, typical: &dyn Fn() -> u64) -> Idle {
+    fn idle(&self, central: &Central, free: Vec<(u64, u64)>, typical: &dyn Fn() -> u64) -> Idle {
         let typical_request = typical().max(1);
-        let mut free = empty;
-        free.extend(central.arenas.free_rows());
-        free.sort_unstable();
         let spans: HashSet<u64> =
             central.arenas.regions().map(|(_, region)| region.address).collect();
-        let (mut bytes, mut row) = (0, (0, 0));
-        for (address, length) in free.into_iter().chain([(u64::MAX, 0)]) {
-            if row.0 + row.1 == address && !spans.contains(&address) {
-                row.1 += length;
-                continue;
-            }
-            bytes += if row.1 >= typical_request { row.1 } else { 0 };
-            row = (address, length);
-        }
-        Idle { bytes, typical_request }
+        let rows = joined(free, |address| spans.contains(&address));
+        let serves = rows.into_iter().filter(|row| row.1 >= typical_request);
+        Idle { bytes: serves.map(|row| row.1).sum(), typical_request }
     }
 
     fn leaves_pieces(&self, device: &Capabilities) -> bool {

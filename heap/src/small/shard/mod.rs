@@ -19,6 +19,7 @@ use std::collections::{HashMap, HashSet};
 /// Shards a device for slabs of streams; two more of the record's shards are the central part's.
 pub const SHARDS: usize = gruyere_record::SHARDS - 2;
 const _: () = assert!(SHARDS.is_power_of_two());
+
 /// What the slabs of a shard come to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SlabSums {
@@ -175,7 +176,7 @@ impl Shard {
         let Some(slab) = self.slabs[id as usize].as_deref() else { return };
         let (stream, lifetime, class) = (slab.stream, slab.lifetime, slab.class);
         let (was_empty, full) = (slab.used() == 1, slab.is_full());
-        let (bytes, slots) = (slab.bytes, slab.count());
+        let (bytes, slots) = (slab.bytes(), slab.count());
         if was_empty {
             self.sums.used_bytes += bytes;
             self.sums.used_slots += u64::from(slots);
@@ -193,7 +194,7 @@ impl Shard {
             self.slabs.len() as u32 - 1
         });
         self.bin_mut(slab.stream, slab.lifetime, slab.class).empties += 1;
-        self.sums.bytes += slab.bytes;
+        self.sums.bytes += slab.bytes();
         self.slabs[id as usize] = Some(Box::new(slab));
         self.link(id);
         id
@@ -289,7 +290,7 @@ impl Shard {
         let Some(Some(slab)) = self.slabs.get(id as usize) else { return FreeOutcome::Unknown };
         let (stream, lifetime, class) = (slab.stream, slab.lifetime, slab.class);
         if slab.used() == 0 {
-            self.sums.used_bytes -= slab.bytes;
+            self.sums.used_bytes -= slab.bytes();
             self.sums.used_slots -= u64::from(slab.count());
             let bin = self.bin_mut(stream, lifetime, class);
             bin.empties += 1;
@@ -485,7 +486,8 @@ impl Shard {
         if slab.used() != 0 {
             return None;
         }
-        let (stream, lifetime, class, bytes) = (slab.stream, slab.lifetime, slab.class, slab.bytes);
+        let (stream, lifetime, class, bytes) =
+            (slab.stream, slab.lifetime, slab.class, slab.bytes());
         self.unlink(id);
         self.bin_mut(stream, lifetime, class).empties -= 1;
         let slab = self.slabs[id as usize].take()?;

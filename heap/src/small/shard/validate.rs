@@ -48,7 +48,7 @@ impl Shard {
             }
         }
         let sums_of = |slab: &Slab| {
-            let (bytes, slots) = (slab.bytes, slab.count());
+            let (bytes, slots) = (slab.bytes(), slab.count());
             let used = u64::from(slab.used() > 0);
             SlabSums { bytes, used_bytes: used * bytes, used_slots: used * u64::from(slots) }
         };
