@@ -10,6 +10,7 @@ use crate::bench::{BenchError, Contender, ample};
 use crate::engine::{Blind, End, replay};
 use crate::stage::{PhantomStage, Setup, Stage};
 use crate::trace::Trace;
+use gruyere::record::watch::median;
 use std::fmt;
 
 /// What device memory comes in, bytes.
@@ -166,13 +167,7 @@ impl Table {
             Some(ours as f64 / row.expandable as f64)
         };
         let mut ratios: Vec<f64> = self.rows.iter().filter_map(ratio).collect();
-        ratios.sort_by(f64::total_cmp);
-        let middle = ratios.len() / 2;
-        match ratios.len() % 2 {
-            _ if ratios.is_empty() => None,
-            0 => Some(f64::midpoint(ratios[middle - 1], ratios[middle])),
-            _ => Some(ratios[middle]),
-        }
+        median(&mut ratios)
     }
 }
 

@@ -19,8 +19,8 @@
 //!
 //! On average over the trace that is 264 an operation; requests for which no memory is at hand,
 //! growth and moved pages are 58 more, new peaks 14 (`record/src/peaks.rs`), slabs that run full or
-//! empty, gauges and low-memory watch 7: 343 in all. That was counted while small ended at 1 MiB; it
-//! ends at 16 KiB, and 372 are taken in all (docs/decisions/hot-path.md).
+//! empty, gauges and low-memory watch 7: 343 in all. That was counted while small ended at 1 MiB;
+//! it ends at 16 KiB, and 372 are taken in all (docs/decisions/hot-path.md).
 //!
 //! A request for which no memory is at hand (one malloc in 100) is resolved anew by the slow path,
 //! in about 150 instructions. To hand over what the hot path knows was tried in three ways: it

@@ -8,6 +8,7 @@ use comfy_table::{
     CellAlignment, ColumnConstraint, ContentArrangement, LineStyle, Table, TableStyle,
 };
 use gruyere_record::cut;
+use gruyere_record::watch::median;
 use gruyere_replay::bench::Run;
 use std::fmt::Write as _;
 use std::ops::Range;
@@ -345,21 +346,19 @@ fn come_to(
     columns: Range<usize>,
 ) -> Vec<(String, Vec<String>)> {
     let all = |column: usize| -> Option<Vec<f64>> {
-        let mut values: Vec<f64> = traces
-            .iter()
-            .map(|trace| (figure.beyond)(trace.runs.get(column)?))
-            .collect::<Option<_>>()?;
-        values.sort_by(f64::total_cmp);
-        Some(values)
+        traces.iter().map(|trace| (figure.beyond)(trace.runs.get(column)?)).collect()
     };
-    let row = |name: &str, of: &dyn Fn(&[f64]) -> Option<f64>| {
+    let row = |name: &str, of: &dyn Fn(&mut [f64]) -> Option<f64>| {
         let cell = |column| {
-            let value = all(column).as_deref().and_then(of);
+            let value = all(column).as_deref_mut().and_then(of);
             value.map_or(figure.without.to_owned(), signed)
         };
         (name.to_owned(), columns.clone().map(cell).collect::<Vec<_>>())
     };
-    let mut rows = vec![row("worst", &|values| values.last().copied()), row("median", &median)];
+    let mut rows = vec![
+        row("worst", &|values| values.iter().copied().max_by(f64::total_cmp)),
+        row("median", &median),
+    ];
     for (other, name) in [("torch", "above torch, default"), ("expandable", "above expandable")] {
         let above = |trace: &TraceReport, column: usize| {
             let other = trace.runs.iter().find(|run| run.allocator == other)?;
@@ -378,16 +377,6 @@ fn come_to(
         rows.push((name.to_owned(), columns.clone().map(cell).collect()));
     }
     rows
-}
-
-/// Of sorted values.
-fn median(values: &[f64]) -> Option<f64> {
-    let middle = values.len() / 2;
-    match values.len() % 2 {
-        _ if values.is_empty() => None,
-        0 => Some(f64::midpoint(values[middle - 1], values[middle])),
-        _ => Some(values[middle]),
-    }
 }
 
 #[cfg(test)]

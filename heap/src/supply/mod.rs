@@ -193,8 +193,8 @@ pub trait Supply: Send + Sync {
     fn largest_growing(&self, central: &Central, largest: u64) -> u64;
 
     /// What of the free memory held can serve: whole pages where they move, else rows that a
-    /// typical request fits into (`typical`: its size; asked for only where it matters). `free`: free
-    /// rows and slabs without a block, address and bytes by address.
+    /// typical request fits into (`typical`: its size; asked for only where it matters). `free`:
+    /// free rows and slabs without a block, address and bytes by address.
     fn idle(&self, central: &Central, free: Vec<(u64, u64)>, typical: &dyn Fn() -> u64) -> Idle;
 
     /// Whether free memory stays in pieces on a `device` that could move them together: what an

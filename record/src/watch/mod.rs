@@ -31,3 +31,4 @@ pub use rate::Rate;
 pub use recent::{minute_peak, recent_peak};
 pub use rule::{Action, Rule, parse_rules};
 pub use threshold::{Bound, ParseError, Threshold};
+pub use trend::median;

@@ -71,7 +71,8 @@ impl Trend {
     }
 }
 
-fn median(values: &mut [f64]) -> Option<f64> {
+/// The median; of an even number the mean of the two in the middle. `None`: there are none.
+pub fn median(values: &mut [f64]) -> Option<f64> {
     if values.is_empty() {
         return None;
     }
