@@ -672,6 +672,21 @@ uint64_t gruyere_checkpoint(void);
 // children may still be forked.
 void gruyere_announce_hooks(uint32_t bits);
 
+// Says that no wait of one stream for another can close a cycle in this process: it is alone (no
+// collectives or point-to-point communication with other processes), and nothing that it enqueues
+// waits for what its host does later (host functions, waits on values in memory). From now on
+// `waits:auto` is `waits:budget`. CUDA is not touched by this: said early, it is remembered until
+// the first request.
+void gruyere_allow_waits(void);
+
+// Takes [`gruyere_allow_waits`] back, for good: from now on `waits:auto` is `waits:oom`. Call it
+// before work is enqueued that may wait for what comes later. `why`, a string that ends in 0, is
+// for the log; null is allowed.
+//
+// # Safety
+// `why` is null, or points to a string that ends in 0.
+void gruyere_forbid_waits(const char *why);
+
 // Promises that `stream` of `device` is not destroyed before [`gruyere_stream_ends`] is told of
 // it. The library may then ask about it and record events on it at any time; of any other created
 // stream it does so only inside a call that names it, since a call on a destroyed stream is

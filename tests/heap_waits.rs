@@ -177,3 +177,67 @@ fn where_memory_runs_out_a_stream_waits_on_the_device_and_the_host_does_not() {
         assert!(gpu.faults().is_empty() && gpu.misuses().is_empty(), "{conf}: {:?}", gpu.faults());
     }
 }
+
+/// A rank on its own: two streams take turns with blocks of `bytes`, whose work lies before the
+/// device all the while. Bytes held at the peak.
+fn turns(gpu: &Gpu, rank: &Rank, bytes: u64) -> u64 {
+    let device = rank.device;
+    for _ in 0..20 {
+        for (_, stream) in rank.order {
+            let address = rank.heap.malloc(bytes, i64::from(device), stream).unwrap();
+            as_program(|| gpu.launch(device, stream.0, 100, KERNEL)).unwrap();
+            assert!(rank.heap.free(address));
+        }
+    }
+    gpu.books(device).physical_peak
+}
+
+#[test]
+fn by_default_streams_wait_to_hold_less_only_where_that_was_allowed_and_not_taken_back() {
+    let held = |prepare: &dyn Fn(&Heap)| {
+        let (gpu, [rank, _]) = job(4 << 30, "");
+        prepare(&rank.heap);
+        let held = turns(&gpu, &rank, 64 * MIB);
+        rank.heap.validate().unwrap();
+        (held, waits(&gpu)[0] > 0)
+    };
+    assert_eq!(held(&|heap| heap.allow_waits()), (64 * MIB, true));
+    let cases: [(&str, &dyn Fn(&Heap)); 4] = [
+        ("nobody said anything", &|_| {}),
+        ("taken back", &|heap| {
+            heap.allow_waits();
+            heap.forbid_waits("a group of two ranks");
+        }),
+        ("forbidden before it was allowed", &|heap| {
+            heap.forbid_waits("a group of two ranks");
+            heap.allow_waits();
+        }),
+        ("a second device", &|heap| {
+            heap.allow_waits();
+            heap.malloc(MIB, 0, StreamHandle(0)).unwrap();
+            heap.malloc(MIB, 1, StreamHandle(0)).unwrap();
+        }),
+    ];
+    for (case, prepare) in cases {
+        let (held, waited) = held(prepare);
+        assert!(held >= 128 * MIB && !waited, "{case}: {held} B held");
+    }
+}
+
+#[test]
+fn up_to_a_32nd_more_than_live_blocks_need_is_held_before_a_stream_waits() {
+    let (gpu, [rank, _]) = job(4 << 30, "");
+    rank.heap.allow_waits();
+    let [(_, first), (_, second)] = rank.order;
+    rank.heap.malloc(1 << 30, 0, first).unwrap();
+    // A 64th of what live blocks need passes between the streams: fresh memory, and no wait.
+    turns(&gpu, &rank, 16 * MIB);
+    assert_eq!(waits(&gpu)[0], 0);
+    // An eighth: the second stream waits for the first.
+    for stream in [first, second] {
+        let address = rank.heap.malloc(128 * MIB, 0, stream).unwrap();
+        as_program(|| gpu.launch(0, stream.0, 100, KERNEL)).unwrap();
+        assert!(rank.heap.free(address));
+    }
+    assert!(waits(&gpu)[0] > 0);
+}

@@ -25,12 +25,15 @@ pub enum Backing {
 /// When streams may be made to wait for each other, though the program did not ask for it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Waits {
+    /// As [`Waits::Budget`] where it is known that no wait can close a cycle, else as
+    /// [`Waits::OutOfMemory`].
+    #[default]
+    Auto,
     /// Never.
     Off,
     /// Where the alternative is out of memory.
-    #[default]
     OutOfMemory,
-    /// To hold the slack too.
+    /// To hold less too.
     Budget,
 }
 
@@ -106,7 +109,7 @@ impl Default for Settings {
             limit: None,
             headroom: Size::Bytes(512 << 20),
             slack: None,
-            waits: Waits::OutOfMemory,
+            waits: Waits::Auto,
             auto_trim: true,
             reserve: [Size::Bytes(0); 4],
             record: true,

@@ -1,8 +1,9 @@
 //! What the parts of a heap have in common.
 
 use crate::driver::Driver;
+use crate::order::waits::Permission;
 use crate::runs::page_table::PageTable;
-use crate::settings::Settings;
+use crate::settings::{Settings, Waits};
 use crate::sites::Sites;
 use gruyere_record::Record;
 use gruyere_record::sites::SiteId;
@@ -38,6 +39,8 @@ pub struct Shared {
     /// What the loader has announced. States: bits are only ever set; but ORDERED_CALLERS goes once
     /// and for all when torch's hooks are met that nobody announced.
     pub(super) hooks: AtomicU32,
+    /// Whether streams may wait for each other before memory is exhausted (`waits:auto`).
+    pub(super) permission: Permission,
 }
 
 impl Shared {
@@ -58,6 +61,16 @@ impl Shared {
     pub fn shares(&self) -> bool {
         self.settings.share
             && self.hooks.load(Ordering::Relaxed) & (HOOK_RECORD_STREAM | ORDERED_CALLERS) != 0
+    }
+
+    /// Whether streams may wait for each other to hold less, and not only where the alternative is
+    /// out of memory.
+    pub(super) fn waits_to_hold_less(&self) -> bool {
+        match self.settings.waits {
+            Waits::Auto => self.permission.is_given(),
+            Waits::Budget => true,
+            Waits::Off | Waits::OutOfMemory => false,
+        }
     }
 
     /// Whether the loader tells of every capture, or the callers do.

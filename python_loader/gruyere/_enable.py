@@ -23,6 +23,7 @@ from . import (
     _stand_in,
     _torch_conf,
     _uncaught,
+    _waits,
 )
 from ._errors import GruyereError, NoCuda, NoGpu, warn_once
 
@@ -222,6 +223,7 @@ def _swap(torch: Any, settings: dict[str, object], automatic: bool) -> Enabled:
     # The library reads them at the first request, and children when they are started.
     os.environ[_settings.VARIABLE] = whole
     _nccl.install(torch, whole)
+    _waits.install(torch)
     _blame.install(whole)
     _backward_end.install(torch)
     _uncaught.install(torch)

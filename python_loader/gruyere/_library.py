@@ -106,6 +106,10 @@ def _check_version(file: Path, found: str) -> None:
 def _declare(loaded: ctypes.CDLL) -> None:
     loaded.gruyere_announce_hooks.argtypes = [ctypes.c_uint32]
     loaded.gruyere_announce_hooks.restype = None
+    loaded.gruyere_allow_waits.argtypes = []
+    loaded.gruyere_allow_waits.restype = None
+    loaded.gruyere_forbid_waits.argtypes = [ctypes.c_char_p]
+    loaded.gruyere_forbid_waits.restype = None
     loaded.gruyere_version.argtypes = []
     loaded.gruyere_version.restype = ctypes.c_char_p
     loaded.gruyere_check_configuration.argtypes = [

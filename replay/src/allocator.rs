@@ -41,6 +41,8 @@ pub trait Allocator {
     -> Result<(), AllocError>;
     /// `stream` of `device` is there for as long as the replay goes on; told before it is named.
     fn stream_lasts(&mut self, _device: DeviceId, _stream: StreamHandle) {}
+    /// The traced process was the only rank of its job; told before anything is allocated.
+    fn is_alone(&mut self) {}
     /// A training step or request ended.
     fn step(&mut self) {}
     /// Gives back to the device what nobody uses (`torch.cuda.empty_cache`).

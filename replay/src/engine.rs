@@ -144,6 +144,9 @@ pub fn replay_into<A: Allocator + ?Sized, S: Stage>(
     Blocks(blocks): &mut Blocks,
 ) -> Result<End, ReplayError> {
     let homes = homes(trace);
+    if trace.ranks() == 1 {
+        allocator.is_alone();
+    }
     let mut announced = Announced::new(trace);
     let mut live = 0;
     for (index, &op) in trace.ops.iter().enumerate() {

@@ -125,6 +125,10 @@ impl Allocator for Gruyere {
         let _ = control::gruyere_stream_lasts(device as c_int, pointer(stream));
     }
 
+    fn is_alone(&mut self) {
+        control::gruyere_allow_waits();
+    }
+
     fn step(&mut self) {
         (self.mark_step)();
     }

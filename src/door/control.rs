@@ -4,7 +4,7 @@
 //! each answers its failure value.
 
 use super::torch::{CudaStream, handle};
-use super::{announce, config, current, fork, guarded, heap, run_file};
+use super::{allow_waits, announce, config, current, forbid_waits, fork, guarded, heap, run_file};
 use crate::file;
 use crate::heap::Error;
 use crate::heap::policy::phase::Phase;
@@ -34,6 +34,34 @@ pub extern "C" fn gruyere_announce_hooks(bits: u32) {
     if !fork::is_forked_child() {
         guarded((), || announce(bits));
     }
+}
+
+/// Says that no wait of one stream for another can close a cycle in this process: it is alone (no
+/// collectives or point-to-point communication with other processes), and nothing that it enqueues
+/// waits for what its host does later (host functions, waits on values in memory). From now on
+/// `waits:auto` is `waits:budget`. CUDA is not touched by this: said early, it is remembered until
+/// the first request.
+#[unsafe(no_mangle)]
+pub extern "C" fn gruyere_allow_waits() {
+    if !fork::is_forked_child() {
+        guarded((), allow_waits);
+    }
+}
+
+/// Takes [`gruyere_allow_waits`] back, for good: from now on `waits:auto` is `waits:oom`. Call it
+/// before work is enqueued that may wait for what comes later. `why`, a string that ends in 0, is
+/// for the log; null is allowed.
+///
+/// # Safety
+/// `why` is null, or points to a string that ends in 0.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gruyere_forbid_waits(why: *const c_char) {
+    if fork::is_forked_child() {
+        return;
+    }
+    // SAFETY: the caller's promise; only looked at before this returns.
+    let why = (!why.is_null()).then(|| unsafe { CStr::from_ptr(why) }.to_string_lossy());
+    guarded((), || forbid_waits(why.as_deref().unwrap_or("the loader says so")));
 }
 
 /// Promises that `stream` of `device` is not destroyed before [`gruyere_stream_ends`] is told of
@@ -106,8 +134,8 @@ pub extern "C" fn gruyere_lifetime_pop() -> c_int {
     if lifetime::pop() { GRUYERE_OK } else { GRUYERE_INVALID }
 }
 
-/// The program ends now by an error that nobody has caught: leaves its record as it is at this
-/// moment, while what was live still is, for `gruyere post`.
+/// The program ends now by an out-of-memory that nobody has caught: leaves its record for `gruyere
+/// post`, as it was when the request was refused.
 ///
 /// 0; -1: there is no record, or none is to be left (`records_kept:0`); -3: it could not be written
 /// (the log says why).

@@ -49,8 +49,12 @@ struct Installed {
 static HEAP: AtomicPtr<Installed> = AtomicPtr::new(std::ptr::null_mut());
 
 /// What is known before there is a heap.
-static INIT: Mutex<Beginning> =
-    Mutex::new(Beginning { failure: None, announced: 0, tells_of_blocks: false });
+static INIT: Mutex<Beginning> = Mutex::new(Beginning {
+    failure: None,
+    announced: 0,
+    tells_of_blocks: false,
+    waits: Waits::Unknown,
+});
 
 struct Beginning {
     /// Why there is no heap, once that is known: it is not tried again.
@@ -59,6 +63,15 @@ struct Beginning {
     announced: u32,
     /// Whether torch's profiler hears of blocks, in the heap that comes.
     tells_of_blocks: bool,
+    /// What a loader said about waits, for the heap that comes.
+    waits: Waits,
+}
+
+/// What a loader said about waits of one stream for another.
+enum Waits {
+    Unknown,
+    Allowed,
+    Forbidden(String),
 }
 
 /// The heap; made from `GRUYERE_CONF` and the process's libcuda at the first call.
@@ -143,6 +156,11 @@ fn make() -> Result<&'static Heap, String> {
             // Before anybody can use it: nothing has been handed out yet.
             heap.announce_hooks(beginning.announced);
             heap.tell_of_blocks(beginning.tells_of_blocks);
+            match &beginning.waits {
+                Waits::Unknown => {}
+                Waits::Allowed => heap.allow_waits(),
+                Waits::Forbidden(why) => heap.forbid_waits(why),
+            }
             ask_sites(&mut heap, &config);
             if is_program_served() {
                 heap.dedicate_allocations();
@@ -234,6 +252,25 @@ fn announce(bits: u32) {
     match current() {
         Some(heap) => heap.announce_hooks(bits),
         None => beginning.announced |= bits,
+    }
+}
+
+/// Tells the heap, or the one that comes, that no wait of one stream for another can close a cycle.
+fn allow_waits() {
+    let mut beginning = INIT.lock().unwrap_or_else(PoisonError::into_inner);
+    match current() {
+        Some(heap) => heap.allow_waits(),
+        None if matches!(beginning.waits, Waits::Unknown) => beginning.waits = Waits::Allowed,
+        None => {}
+    }
+}
+
+/// Tells the heap, or the one that comes, that such a wait may close a cycle from now on.
+fn forbid_waits(why: &str) {
+    let mut beginning = INIT.lock().unwrap_or_else(PoisonError::into_inner);
+    match current() {
+        Some(heap) => heap.forbid_waits(why),
+        None => beginning.waits = Waits::Forbidden(why.to_owned()),
     }
 }
 

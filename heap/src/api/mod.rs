@@ -11,11 +11,13 @@ mod pools;
 mod report;
 mod serve;
 mod upkeep;
+mod waits;
 mod watched;
 
 use crate::device::Device;
 use crate::driver::{DeviceId, Driver, DriverError};
 use crate::error::Error;
+use crate::order::waits::Permission;
 use crate::report::history::History;
 use crate::runs::page_table::PageTable;
 use crate::settings::Settings;
@@ -131,6 +133,7 @@ impl Heap {
                 sites: None,
                 step: AtomicU32::new(0),
                 hooks: AtomicU32::new(0),
+                permission: Permission::default(),
             },
             devices: [const { OnceBox::new() }; MAX_DEVICES as usize],
             count,
@@ -231,6 +234,9 @@ impl Heap {
             }
             self.tell_of_history(&device);
             device.map_reserves(&self.shared)?;
+            if self.devices().next().is_some() {
+                self.forbid_waits("the process uses a second device");
+            }
             // Peers get access to each other's memory when the process begins to use both.
             for (other, cell) in self.devices.iter().enumerate() {
                 let Some(peer) = cell.get() else { continue };

@@ -25,7 +25,6 @@ use crate::policy::ladder::Stopwatch;
 use crate::profiler::{self, What};
 use crate::request::{Eviction, Growth, Request, Want};
 use crate::runs::arena::{RunId, SpaceId, UNOWNED};
-use crate::settings::Waits;
 use crate::shared::Shared;
 use crate::small::size_class::round;
 use crate::supply::Helper;
@@ -240,7 +239,7 @@ impl Device {
             fresh,
             ..Growth::of(shared, &self.streams, request.lifetime)
         };
-        let waits_first = shared.settings.waits == Waits::Budget && room == Room::Budget;
+        let waits_first = shared.waits_to_hold_less() && room == Room::Budget;
         let helper = Beside { device: self, shared, stream: want.stream, waits_first };
         match self.supply.grow(central, &growth, want, &helper) {
             Ok(run) => run,

@@ -6,17 +6,77 @@
 //! are ordered before it, though nobody knows yet that they are done. So the requesting stream may
 //! have that memory at once, and nobody else may. The host never stands still for it.
 //!
-//! Waits are cheap, moving pages is not: beyond the slack the stream waits for all that brings it
-//! memory, until one free run is long enough, and only then do pages move. What is ordered before a
-//! stream's work to come without any wait, it has first, whatever `waits:` says
+//! A wait costs little on the host, and time on the device where the stream would else go on. So
+//! pages are taken first, up to a 32nd above the peak of live bytes ([`AHEAD`]). Beyond, the stream
+//! waits for all that brings it memory, the oldest events first, until one free run is long enough;
+//! only then do pages move. Where the user gave a `slack:`, that is where waits begin. What is
+//! ordered before a stream's work to come without any wait, it has first, whatever `waits:` says
 //! ([`crate::device::Device::allocate_ordered`]).
 //!
-//! In rare programs such a wait closes a cycle across ranks (tests/heap_waits.rs shows one), hence
-//! `waits:off|oom|budget`.
+//! Whether such a wait can close a cycle, and hang the program:
+//!
+//! - Each wait, the program's or the allocator's, makes work that the host enqueues from now on
+//!   wait for work that is enqueued already. Where that is all that work waits for, every
+//!   dependency goes from the later to the earlier in the order of the host's calls, whichever
+//!   threads make them, and there is no cycle. CUDA's own allocator, `cudaMallocAsync`, adds such
+//!   waits unless it is told not to (`cudaMemPoolReuseAllowInternalDependencies`, enabled by
+//!   default).
+//! - The argument ends where enqueued work waits for something that comes later: a collective for
+//!   other processes or devices that may enqueue theirs in another order (`tests/heap_waits.rs`
+//!   shows the cycle), point-to-point communication likewise; a host function, a wait on a value in
+//!   memory, or a kernel that polls memory, for what the host does after it has waited for another
+//!   stream.
+//!
+//! So `waits:auto` assumes: one process, one device, and no work of the second kind. The loader
+//! knows the process and says so ([`Permission`]); the heap sees the devices. Else streams wait
+//! only where the alternative is out of memory, as with `waits:oom`.
 
 use crate::number_set::NumberSet;
 use crate::order::streams::ALL_STREAMS;
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+const UNKNOWN: u8 = 0;
+const ALLOWED: u8 = 1;
+const FORBIDDEN: u8 = 2;
+
+/// Whether no wait can close a cycle in this process, as far as its loader knows.
+///
+/// ```text
+///   unknown  -> allowed     the loader knows the process: it is alone, and nothing in it waits for
+///                           what comes later
+///   unknown  -> forbidden   the loader, or the heap, has seen what may wait so
+///   allowed  -> forbidden   likewise; what was enqueued until then waits for nothing later, so the
+///                           waits that were added until then close no cycle
+///   forbidden               for ever
+/// ```
+///
+/// Read without an order of its own: who forbids does so before it enqueues anything that could be
+/// part of a cycle, in the same thread, and a request of another thread at the same moment is a
+/// request before.
+#[derive(Default)]
+pub struct Permission(AtomicU8);
+
+impl Permission {
+    /// The loader knows that no wait can close a cycle. True if that is news.
+    pub fn allow(&self) -> bool {
+        self.0.compare_exchange(UNKNOWN, ALLOWED, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+    }
+
+    /// A wait may close a cycle from now on. True if that is news.
+    pub fn forbid(&self) -> bool {
+        self.0.swap(FORBIDDEN, Ordering::SeqCst) != FORBIDDEN
+    }
+
+    /// Whether a wait can close no cycle.
+    pub fn is_given(&self) -> bool {
+        self.0.load(Ordering::SeqCst) == ALLOWED
+    }
+}
+
+/// Before streams wait for each other, one part in this of what live blocks have needed is held
+/// beyond it. The figures are in docs/decisions/streams.md.
+pub const AHEAD: u64 = 32;
 
 /// What streams have been made to wait for.
 #[derive(Default)]

@@ -71,18 +71,14 @@ impl Supply for Remapped {
                 central.unmap_retired(ctx.driver, ctx.completed);
             }
         }
-        let waits = helper.waits_first();
+        let waits = helper.waits_first() && central.is_far_beyond(ctx.record, want.bytes);
         let ctx = Growth { steal: guard.is_some(), ..*ctx };
         let first = Growth { lean: !waits, ..ctx };
-        let waits_first = waits && central.is_beyond_slack(ctx.record, want.bytes);
-        if waits_first && let Some(run) = helper.wait_for_others(central, &first, want) {
+        if waits && let Some(run) = helper.wait_for_others(central, &first, want) {
             return Ok(Some(run));
         }
         let mut result = self.extend(central, &first, want, false);
         if waits && result.as_ref().is_err_and(DriverError::is_out_of_memory) {
-            if !waits_first && let Some(run) = helper.wait_for_others(central, &first, want) {
-                return Ok(Some(run));
-            }
             result = self.extend(central, &ctx, want, false);
         }
         match result {

@@ -124,6 +124,12 @@ impl Trace {
         self.ids.len()
     }
 
+    /// Ranks of the job of which the traced process was one, as a mark `ranks N` says; 1 without.
+    pub fn ranks(&self) -> u32 {
+        let said = self.marks.iter().find_map(|mark| mark.strip_prefix("ranks ")?.parse().ok());
+        said.unwrap_or(1)
+    }
+
     /// Reads the trace at `path`, zstd-compressed or plain (told apart by content).
     ///
     /// # Errors

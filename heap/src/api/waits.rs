@@ -1,0 +1,31 @@
+//! Whether streams may wait for each other before memory is exhausted.
+
+use super::Heap;
+use crate::settings::Waits;
+
+impl Heap {
+    /// The loader knows that no wait of one stream for another can close a cycle in this process:
+    /// it is alone, and nothing that it enqueues waits for what comes later
+    /// ([`crate::order::waits`]). From now on `waits:auto` is `waits:budget`, unless it was
+    /// forbidden before.
+    pub fn allow_waits(&self) {
+        if self.shared.permission.allow() && self.shared.settings.waits == Waits::Auto {
+            log::info!(
+                "waits:auto: a stream waits for another, on the device, where the process would \
+                 else hold a 32nd more than its live blocks have needed: the process is alone, on \
+                 one device"
+            );
+        }
+    }
+
+    /// From now on `waits:auto` is `waits:oom`, for good; `why` is for the log. To be called before
+    /// the work that may wait for what comes later is enqueued.
+    pub fn forbid_waits(&self, why: &str) {
+        if self.shared.permission.forbid() && self.shared.settings.waits == Waits::Auto {
+            log::info!(
+                "waits:auto: streams wait for each other only where the alternative is out of \
+                 memory: {why}"
+            );
+        }
+    }
+}
