@@ -59,17 +59,17 @@ pub struct Arguments {
     /// Print JSON: `state` is as in docs/schema/oom-dump.json.
     #[arg(long)]
     json: bool,
-    /// Write a page to share to FILE (else gruyere-post-PID.html), whole in itself: what was live
-    /// over time, by line with its source, the map. Since it has source the file is yours alone
-    /// (mode 0600): you give it to whom you want.
+    /// Write a page to share to FILE (else gruyere-post-PID.html), which needs no other file: what
+    /// was live over time, by line with its source, the map. Since it has source the file is yours
+    /// alone (mode 0600): you give it to whom you want.
     #[arg(long, value_name = "FILE", num_args = 0..=1, conflicts_with_all = ["json", "full"])]
     html: Option<Option<PathBuf>>,
 }
 
 /// What is taken where no process is named.
-const WITHOUT_A_NAME: &str = "The process (its pid in its own pid namespace) or the file of its \
-                              record. Without it: the process of yours that died last, or, where \
-                              none left a record, the one that runs";
+const WITHOUT_A_NAME: &str = "The process (its pid; in a container, the pid there) or the file of \
+                              its record. Without it: the process of yours that died last, or, \
+                              where none left a record, the one that runs";
 
 /// How a process ended, as far as its record tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]

@@ -123,8 +123,8 @@ impl Whose {
 /// One record, named on the command line.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Target {
-    /// The process (its pid in its own pid namespace) or the file of its record. Without it: the
-    /// one process that uses Gruyère, where there is one.
+    /// The process (its pid; in a container, the pid there) or the file of its record. Without it:
+    /// the one process that uses Gruyère, where there is one.
     #[arg(value_name = "PID|FILE")]
     pub target: Option<String>,
     #[command(flatten)]

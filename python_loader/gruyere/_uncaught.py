@@ -14,7 +14,10 @@ from typing import Any, Optional
 
 from . import _library
 
-_SAYS = "gruyere: `gruyere post` has what was live then, `gruyere post --html` makes a page of it"
+_SAYS = (
+    "gruyere: `gruyere post {pid}` has what was live then, `gruyere post {pid} --html` makes a page"
+    " of it"
+)
 
 
 def install(torch: Any) -> None:
@@ -29,6 +32,6 @@ def install(torch: Any) -> None:
     ) -> None:
         before(kind, value, traceback)
         if issubclass(kind, error) and _library.library().gruyere_keep_record() == 0:
-            print(_SAYS, file=sys.stderr)
+            print(_SAYS.format(pid=os.getpid()), file=sys.stderr)
 
     sys.excepthook = hook

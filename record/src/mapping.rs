@@ -7,7 +7,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::fd::{IntoRawFd, RawFd};
+use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, RawFd};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
@@ -324,21 +324,53 @@ impl Mapping {
     /// # Errors
     /// The file system's. What was begun is taken away.
     pub fn copy(&self) -> io::Result<Option<PathBuf>> {
+        self.copy_of(self.fd)
+    }
+
+    /// As [`Mapping::copy`], of what was in the file when `moment` was taken.
+    ///
+    /// # Errors
+    /// The file system's. What was begun is taken away.
+    pub fn copy_moment(&self, moment: &File) -> io::Result<Option<PathBuf>> {
+        self.copy_of(moment.as_raw_fd())
+    }
+
+    /// Keeps what is in the file now, in memory of this process's; `None` where
+    /// [`Mapping::copy`] would leave nothing.
+    ///
+    /// # Errors
+    /// The system's, where there is no memory.
+    pub fn moment(&self) -> io::Result<Option<File>> {
+        let (true, Backing::File(_)) = (self.is_creator(), &self.backing) else {
+            return Ok(None);
+        };
+        // SAFETY: plain call; the name is a string that lives on.
+        let fd = unsafe { libc::memfd_create(c"out of memory".as_ptr(), libc::MFD_CLOEXEC) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: just made, and nobody else's.
+        let file = unsafe { File::from_raw_fd(fd) };
+        self.copy_to(self.fd, &file)?;
+        Ok(Some(file))
+    }
+
+    fn copy_of(&self, fd: RawFd) -> io::Result<Option<PathBuf>> {
         let (true, Backing::File(path)) = (self.is_creator(), &self.backing) else {
             return Ok(None);
         };
         let (file, copy) = create(path.parent().unwrap_or(Path::new("/")))?;
-        self.copy_to(&file).map(|()| Some(copy.clone())).inspect_err(|_| {
+        self.copy_to(fd, &file).map(|()| Some(copy.clone())).inspect_err(|_| {
             let _ = std::fs::remove_file(&copy);
         })
     }
 
-    /// Copies what is allocated; holes stay holes.
-    fn copy_to(&self, file: &File) -> io::Result<()> {
+    /// Copies what is allocated of `fd`, as long as the record; holes stay holes.
+    fn copy_to(&self, fd: RawFd, file: &File) -> io::Result<()> {
         file.set_len(self.length as u64)?;
         let seek = |offset: u64, whence| {
             // SAFETY: plain call on a descriptor, of which nobody uses the position.
-            let found = unsafe { libc::lseek(self.fd, offset as libc::off_t, whence) };
+            let found = unsafe { libc::lseek(fd, offset as libc::off_t, whence) };
             if found < 0 { Err(io::Error::last_os_error()) } else { Ok(found as u64) }
         };
         let mut buffer = vec![0; COPIED as usize];
@@ -356,7 +388,7 @@ impl Mapping {
                 // SAFETY: `buffer` is writable for more than `bytes`. The file is read and not the
                 // mapping, so what others write meanwhile is the kernel's business.
                 let read = unsafe {
-                    libc::pread(self.fd, buffer.as_mut_ptr().cast(), bytes, at as libc::off_t)
+                    libc::pread(fd, buffer.as_mut_ptr().cast(), bytes, at as libc::off_t)
                 };
                 match usize::try_from(read) {
                     Err(_) => return Err(io::Error::last_os_error()),

@@ -1,9 +1,11 @@
 //! The writer's side of a process's record.
 
+use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering as PrivateOrdering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use super::calls::{CallTimes, DriverCall};
 use super::facts::{Process, ProcessFacts};
@@ -47,7 +49,20 @@ pub struct Record {
     /// Where in the program blocks came from.
     sites: sites::Tables,
     closed: AtomicBool,
+    moment: Mutex<Moment>,
 }
+
+/// The record as it was at the last out-of-memory.
+#[derive(Default)]
+struct Moment {
+    /// `None`: it was not kept.
+    file: Option<File>,
+    /// When one was kept last.
+    kept: Option<Instant>,
+}
+
+/// Out-of-memories within this of one that was kept are not kept: a program may meet thousands.
+const BETWEEN_MOMENTS: Duration = Duration::from_secs(1);
 
 const _: () = assert!(SHARDS <= 64, "a bit each in `used_shards`");
 
@@ -171,6 +186,7 @@ impl Record {
             ring_growth: Mutex::new(()),
             sites: sites::Tables::new(),
             closed: AtomicBool::new(false),
+            moment: Mutex::default(),
         };
         if options.enabled {
             record.publish(devices, degraded);
@@ -470,13 +486,39 @@ impl Record {
         }
     }
 
-    /// Leaves a copy of the record as it is now for after the process's end, as if the process had
-    /// been killed at this moment: see [`Mapping::copy`].
+    /// The program meets an out-of-memory: keeps the record as it is, in place of what was kept
+    /// before, since much of what is live is freed before the exception reaches the end of the
+    /// program. Within a second of one that was kept it keeps nothing.
+    ///
+    /// # Errors
+    /// The system's, where there is no memory; nothing is kept then.
+    pub fn keep_moment(&self) -> io::Result<()> {
+        if !self.detail || !self.mapping.is_creator() {
+            return Ok(());
+        }
+        let mut moment = self.moment.lock().unwrap_or_else(PoisonError::into_inner);
+        moment.file = None;
+        if moment.kept.is_none_or(|kept| kept.elapsed() >= BETWEEN_MOMENTS) {
+            moment.file = self.mapping.moment()?;
+            moment.kept = Some(Instant::now());
+        }
+        Ok(())
+    }
+
+    /// Leaves a copy of the record for after the process's end, as it was at the last
+    /// out-of-memory ([`Record::keep_moment`]), or as it is now, as if the process had been killed
+    /// at that moment: see [`Mapping::copy`].
     ///
     /// # Errors
     /// The file system's.
     pub fn leave_copy(&self) -> io::Result<Option<PathBuf>> {
-        if self.detail { self.mapping.copy() } else { Ok(None) }
+        if !self.detail || !self.mapping.is_creator() {
+            return Ok(None);
+        }
+        match &self.moment.lock().unwrap_or_else(PoisonError::into_inner).file {
+            Some(moment) => self.mapping.copy_moment(moment),
+            None => self.mapping.copy(),
+        }
     }
 
     /// A clean exit: unlinks the file. Called at most once, never in a forked child.

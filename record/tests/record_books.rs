@@ -517,3 +517,26 @@ fn a_copy_that_is_left_says_what_was_live_then_and_counts_as_killed() {
     let (taken, length) = (copy.metadata().unwrap().blocks() * 512, copy.metadata().unwrap().len());
     assert!(taken < length / 2, "{taken} of {length} bytes");
 }
+
+#[test]
+fn a_copy_that_is_left_after_an_out_of_memory_says_what_was_live_when_the_request_was_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let record = record(&options(folder.path()), 1);
+    let mut shard = record.shard(0, 0);
+    let entry = BlockEntry { capture: 0, ..block(0x7f00_0000_0000, 4 << 20, 0) };
+    let slot = shard.block_insert(&entry);
+    record.keep_moment().unwrap();
+    // The exception frees it on its way.
+    shard.block_remove(slot, entry.size, entry.requested, 0, false);
+    let sizes = |copy: &std::path::Path| -> Vec<u64> {
+        let blocks = Reader::open(copy).unwrap().blocks().entries;
+        blocks.into_iter().map(|(block, _)| block.size).collect()
+    };
+    let copy = record.leave_copy().expect("room").expect("a file");
+    assert_eq!(sizes(&copy), [entry.size]);
+    // Another one within a second is not kept, and the one before is no answer to it.
+    record.keep_moment().unwrap();
+    let copy = record.leave_copy().expect("room").expect("a file");
+    assert!(sizes(&copy).is_empty());
+    record.close();
+}

@@ -16,6 +16,19 @@ pub(super) fn note(heap: &Heap, report: &mut Report, stream: StreamHandle) {
     let explained = explain(heap, report);
     (report.conclusion, report.page) = (explained.conclusion, explained.page);
     run_file::at_an_out_of_memory(heap);
+    keep_moment(heap);
+}
+
+/// Keeps the record as it is, for [`super::control::gruyere_keep_record`]: what the exception says
+/// is what `gruyere post` says then.
+fn keep_moment(heap: &Heap) {
+    guarded((), || {
+        if config().is_some_and(|config| config.heap.records_kept > 0)
+            && let Err(error) = heap.record().keep_moment()
+        {
+            log::debug!("the record of this out-of-memory is not kept: {error}");
+        }
+    });
 }
 
 /// Writes the dumps and the page ([`crate::dump`]); what the exception says of them. Whatever

@@ -82,7 +82,7 @@ pub struct Arguments {
     /// Print the sums and ranges as JSON. Bytes are bytes.
     #[arg(long, conflicts_with = "html")]
     json: bool,
-    /// Write a page to FILE, whole in itself.
+    /// Write a page to FILE, which needs no other file.
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
 }

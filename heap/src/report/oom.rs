@@ -236,7 +236,6 @@ impl Report {
     /// Where the bytes are, in a sentence or two; what is little is in the dump.
     fn held(&self) -> String {
         let is_much = |bytes: u64, whole: u64| bytes > 0 && bytes >= whole / MUCH;
-        let mut said = format!("Gruyère holds {}: {} live", Bytes(self.reserved), Bytes(self.live));
         let parts = [
             (self.pending, "freed but still used by other streams"),
             (self.captured, "kept for CUDA graphs"),
@@ -245,7 +244,15 @@ impl Report {
             (self.arena_free.iter().sum(), "free between large blocks"),
             (self.orphaned, "that the driver would not take back"),
         ];
-        for (bytes, what) in parts.into_iter().filter(|part| is_much(part.0, self.reserved)) {
+        let much: Vec<_> =
+            parts.into_iter().filter(|part| is_much(part.0, self.reserved)).collect();
+        let mut said = format!("Gruyère holds {}", Bytes(self.reserved));
+        if much.is_empty() && !is_much(self.reserved.saturating_sub(self.live), self.reserved) {
+            said.push_str(", nearly all of it live");
+        } else {
+            said.push_str(&format!(": {} live", Bytes(self.live)));
+        }
+        for (bytes, what) in much {
             said.push_str(&format!(", {} {what}", Bytes(bytes)));
         }
         said.push('.');
@@ -332,7 +339,7 @@ mod tests {
              GiB of which 0 bytes is free.\n\
              The device is full of live blocks: a smaller batch, activation checkpointing \
              or offloading would help.\n\
-             Gruyère holds 79.00 GiB: 79.00 GiB live."
+             Gruyère holds 79.00 GiB, nearly all of it live."
         );
     }
 
@@ -397,7 +404,7 @@ mod tests {
             live_peak: 80 << 30,
             ..full()
         };
-        assert_eq!(little.held(), "Gruyère holds 79.00 GiB: 79.00 GiB live.");
+        assert_eq!(little.held(), "Gruyère holds 79.00 GiB, nearly all of it live.");
         let held =
             Report { slab_free: 9 << 30, largest: 1 << 20, total: 90 << 30, ..full() }.held();
         let told =

@@ -273,8 +273,9 @@ fn pieces(evidence: &Evidence<'_>) -> Option<Finding> {
         ),
         names: site,
         advice: &[
-            "To do: once the rest is freed, copy what stays (one torch.cat, or clone() of each), \
-             which frees the pages between; or make the large request in parts.",
+            "To do: after the code that drops most of them, replace those you keep by copies (x = \
+             x.clone(), or one torch.cat) and drop the originals; a clone() where they are made \
+             does not help. Or make the large request in parts.",
         ],
     })
 }

@@ -103,14 +103,16 @@ pub fn find(evidence: &Evidence<'_>, refused: &Refused) -> Finding {
     let before = Before::of(evidence);
     let larger = before.as_ref().filter(|before| needed >= before.typical / 100 * MORE);
     let (now, asked) = (evidence.now, bytes(refused.asked));
-    let needs = format!("{} needed ({} live + {asked} asked for)", bytes(needed), bytes(live));
+    let by = evidence.names.place(evidence.sites, refused.site);
+    let by = by.map_or(String::new(), |place| format!(" by {place}"));
+    let needs = format!("{} needed ({} live + {asked} asked for{by})", bytes(needed), bytes(live));
     let device = match evidence.room() < evidence.device.total_bytes {
         true => format!("ceiling {}", bytes(evidence.room())),
         false => format!("device {}", bytes(evidence.room())),
     };
     let mut says = match larger {
         Some(before) => format!(
-            "Step {now} is larger than {} before: {needs}, typical peak {}, {device}",
+            "Step {now} of the run is larger than {} before: {needs}, typical peak {}, {device}",
             if before.highest < needed { "those" } else { "most" },
             bytes(before.typical)
         ),
@@ -175,10 +177,17 @@ fn advice(
                  budget of tokens a batch), or work on it in parts.",
             ];
         }
+        Some(_) if trains && parts.activations > live / 2 => {
+            return &[
+                "To do: give this step less (batch, length, model), since those before were alike \
+                 and fitted; or work on it in parts (gradients add up over several backwards), or \
+                 recompute activations in the backward (torch.utils.checkpoint).",
+            ];
+        }
         Some(_) => {
             return &[
                 "To do: give this step less (batch, length, model), since those before were alike \
-                 and fitted; or work on it in parts (gradients add up over several backwards).",
+                 and fitted; or work on it in parts.",
             ];
         }
         None => {}
@@ -202,5 +211,5 @@ fn advice(
         return &["To do: look whether all blocks of these lines are needed at once."];
     }
     &["To do: a smaller batch (gradients can be accumulated over several), activation \
-         checkpointing or offloading."]
+         checkpointing (torch.utils.checkpoint) or offloading."]
 }

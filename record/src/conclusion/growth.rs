@@ -177,7 +177,7 @@ fn grows(evidence: &Evidence<'_>, group: &Group) -> Finding {
 
 const LEAK: &[&str] = &[
     "To do: find what keeps that line's result (a list, an attribute, a closure) and bound it; of \
-     a loss or a metric keep .item() or .detach().cpu().",
+     a loss or a metric store .item(), or a copy on the host (.detach().cpu()), in its place.",
 ];
 const CACHE: &[&str] = &[
     "To do: give it a bound (functools.lru_cache(maxsize=...)), or keys that recur (lengths padded \

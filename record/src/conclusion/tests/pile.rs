@@ -97,8 +97,9 @@ fn a_step_that_is_larger_than_the_others_is_told_with_what_it_needs_and_who_call
     let larger = full(&[6 * GIB]);
     assert!(
         larger.starts_with(&format!(
-            "Step 9 is larger than those before: 16 GiB needed (15 GiB live + 1 GiB asked for), \
-             typical peak 6 GiB, device 16 GiB. {of_live}"
+            "Step 9 of the run is larger than those before: 16 GiB needed (15 GiB live + 1 GiB \
+             asked for by train.py:20 in Net.forward), typical peak 6 GiB, device 16 GiB. \
+             {of_live}"
         )),
         "{larger}"
     );
@@ -107,7 +108,7 @@ fn a_step_that_is_larger_than_the_others_is_told_with_what_it_needs_and_who_call
     let vary = full(&[6 * GIB, 6 * GIB, 11 * GIB]);
     assert!(vary.contains("steps differ") && vary.contains("bucket the lengths"), "{vary}");
     let most = full(&[6 * GIB, 6 * GIB, 17 * GIB]);
-    assert!(most.starts_with("Step 9 is larger than most before"), "{most}");
+    assert!(most.starts_with("Step 9 of the run is larger than most before"), "{most}");
     let alike = full(&[15 * GIB]);
     assert!(
         alike.starts_with("The device is full of live blocks, and nothing grows: 16 GiB needed")
