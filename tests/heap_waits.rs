@@ -192,9 +192,12 @@ fn turns(gpu: &Gpu, rank: &Rank, bytes: u64) -> u64 {
     gpu.books(device).physical_peak
 }
 
+/// What is said to a heap before the program runs.
+type Said<'a> = &'a dyn Fn(&Heap);
+
 #[test]
 fn by_default_streams_wait_to_hold_less_only_where_that_was_allowed_and_not_taken_back() {
-    let held = |prepare: &dyn Fn(&Heap)| {
+    let held = |prepare: Said| {
         let (gpu, [rank, _]) = job(4 << 30, "");
         prepare(&rank.heap);
         let held = turns(&gpu, &rank, 64 * MIB);
@@ -202,7 +205,7 @@ fn by_default_streams_wait_to_hold_less_only_where_that_was_allowed_and_not_take
         (held, waits(&gpu)[0] > 0)
     };
     assert_eq!(held(&|heap| heap.allow_waits()), (64 * MIB, true));
-    let cases: [(&str, &dyn Fn(&Heap)); 4] = [
+    let cases: [(&str, Said); 4] = [
         ("nobody said anything", &|_| {}),
         ("taken back", &|heap| {
             heap.allow_waits();

@@ -175,7 +175,6 @@ fn bench(args: &Args) -> Result<ExitCode, Box<dyn std::error::Error>> {
         Device::Phantom => schedule::on_phantom(&traces, &contenders, wanted, true)?,
         Device::Cuda => schedule::on_cuda(&traces, &confs(args))?,
     };
-    let wanted = Wanted { timeline: false, ..wanted };
     let of_small = schedule::on_phantom(&small, &contenders, wanted, false)?;
     let report = Report::new((&traces, runs), (&small, of_small), args, &prices);
     let chart = chart::draw(&report);

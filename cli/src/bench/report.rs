@@ -36,7 +36,7 @@ pub struct Report {
     pub measured: Measured,
     /// The traces.
     pub traces: Vec<TraceReport>,
-    /// The small programs (`traces/small`): no time is measured of them.
+    /// The small programs (`traces/small`).
     pub small: Vec<TraceReport>,
 }
 

@@ -31,7 +31,7 @@ struct Run {
     hold: f64,
     /// Smallest device that completes over peak live.
     fit: f64,
-    /// `hold` where kernels take time; no time is measured of small programs.
+    /// `hold` where kernels take time.
     hold_on_time: Option<f64>,
     /// End of the device's work over that with an allocator that costs nothing.
     device_end: Option<f64>,

@@ -13,6 +13,9 @@ const ALLOCATORS: [(&str, &str); 3] = [
 /// What stands between the marks of `name`, which begins with `small` where it is of the small
 /// programs; `None`: there is no such figure.
 pub fn figure(name: &str, traces: &[Trace]) -> Option<String> {
+    if name == "lagging" {
+        return Some(lagging(traces));
+    }
     let (name, small) = match name.strip_prefix("small ") {
         Some(name) => (name, true),
         None => (name, false),
@@ -21,7 +24,6 @@ pub fn figure(name: &str, traces: &[Trace]) -> Option<String> {
     let traces = traces.as_slice();
     let known = |allocator: &str| ALLOCATORS.iter().any(|(name, _)| *name == allocator);
     match name.split_once(' ').unwrap_or((name, "")) {
-        ("holds", "") => Some(holds(traces)),
         ("everything", "") if small => Some(small_programs(traces)),
         ("everything", "") => Some(everything(traces)),
         ("count", "") => Some(traces.len().to_string()),
@@ -32,6 +34,9 @@ pub fn figure(name: &str, traces: &[Trace]) -> Option<String> {
         ("excess", allocator) if known(allocator) => Some(range(excesses(traces, allocator))),
         ("held-more-than", allocator) if known(allocator) => {
             Some(worse(traces, allocator, |run| run.hold))
+        }
+        ("lags-more-than", allocator) if known(allocator) => {
+            Some(worse(traces, allocator, |run| run.hold_on_time.unwrap_or(run.hold)))
         }
         ("fits-larger-than", allocator) if known(allocator) => {
             Some(worse(traces, allocator, |run| run.fit))
@@ -99,19 +104,24 @@ pub fn gib(bytes: u64) -> String {
     format!("{:.2}", bytes as f64 / (1u64 << 30) as f64)
 }
 
-/// One row a trace: what each allocator holds beyond the peak of live.
-fn holds(traces: &[&Trace]) -> String {
-    let mut table = "\n\n| trace | peak live |".to_owned();
-    ALLOCATORS.iter().for_each(|(_, name)| {
-        let _ = write!(table, " {name} |");
-    });
-    table.push_str("\n|---|---:|---:|---:|---:|\n");
-    for trace in traces {
+/// Small programs that stand beside the large ones in README: one with a loader's stream, one with
+/// a stream a thread.
+const SHOWN: [&str; 2] = ["prefetch", "threads"];
+
+/// One row a trace, two small programs among them: what each allocator holds beyond the peak of
+/// live where kernels take time.
+fn lagging(traces: &[Trace]) -> String {
+    let mut table = "\n\n| trace | peak live | torch, default | torch, expandable segments | \
+                     **Gruyère** |\n|---|---:|---:|---:|---:|\n"
+        .to_owned();
+    let shown = |trace: &&Trace| !trace.small || SHOWN.contains(&trace.name.as_str());
+    for trace in traces.iter().filter(shown) {
         let _ = write!(table, "| {} | {} GiB |", trace.name, gib(trace.peak_live));
         for (allocator, _) in ALLOCATORS {
             let run = trace.runs.iter().find(|run| run.allocator == allocator);
-            let excess = run.map_or("-".into(), |run| percent((run.hold - 1.0) * 100.0));
-            let _ = write!(table, " +{excess} |");
+            let hold = run.and_then(|run| run.hold_on_time);
+            let cell = hold.map_or("-".into(), |hold| signed((hold - 1.0) * 100.0));
+            let _ = write!(table, " {cell} |");
         }
         table.push('\n');
     }
