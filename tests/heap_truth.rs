@@ -262,6 +262,28 @@ fn check_tiling(snapshot: &Snapshot, reserved: u64) {
 }
 
 #[test]
+fn whole_free_pages_of_a_row_are_a_segment_of_their_own() {
+    let rig = Rig::new("backing:stitch");
+    let blocks = [3 * MIB, 8 * MIB, 3 * MIB].map(|bytes| rig.malloc(bytes, DEFAULT));
+    let told = || {
+        let segments = rig.heap.snapshot(0).unwrap().segments;
+        let at = |address: u64| (address - blocks[0]) / MIB;
+        segments
+            .iter()
+            .map(|segment| (at(segment.address), at(segment.address + segment.bytes)))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(told(), [(0, 14)]);
+    assert!(rig.heap.free(blocks[1]));
+    // Of the hole from 3 to 11 MiB, a MiB on either side is on the pages of the neighbours.
+    assert_eq!(told(), [(0, 4), (4, 10), (10, 14)]);
+    check_tiling(&rig.heap.snapshot(0).unwrap(), rig.heap.stats(0).unwrap().reserved);
+    assert!(rig.heap.free(blocks[2]));
+    assert_eq!(told(), [(0, 4), (4, 14)]);
+    rig.check();
+}
+
+#[test]
 fn requests_are_off_the_hot_path_while_somebody_is_told_of_blocks_and_on_it_afterwards() {
     let rig = Rig::new("");
     rig.heap.announce_hooks(3);

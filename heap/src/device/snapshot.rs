@@ -11,7 +11,7 @@ use crate::report::segment_stats::{Place, SegmentStats};
 use crate::report::snapshot::Snapshot;
 use crate::report::stats::{joined, partial_page_bytes};
 use crate::runs::arena::{Region, RegionId, Run, RunId, RunState, SpaceId};
-use crate::small::size_class::round;
+use crate::small::size_class::{PAGE, round};
 use crate::small::slab::{Slab, SlotState};
 use gruyere_record::ShardWriter;
 use gruyere_record::gauges::SMALL_LIMIT;
@@ -164,9 +164,35 @@ impl Picture<'_> {
     /// [`crate::report::usage`] counts as the small and the large pool's.
     fn begin_part(&mut self, address: u64, is_small: bool) {
         let Some(last) = self.segments.last() else { return };
-        if last.stitched && last.bytes > 0 && last.is_small() != is_small {
-            let next = Segment::new(address, last.pool, true, last.holder.clone());
-            self.segments.push(next);
+        if last.stitched && (last.is_small() != is_small || last.is_idle()) {
+            self.begin_segment(address);
+        }
+    }
+
+    /// Begins another segment of the same row, unless the last one is still without a piece.
+    fn begin_segment(&mut self, address: u64) {
+        let Some(last) = self.segments.last().filter(|last| last.bytes > 0) else { return };
+        let next = Segment::new(address, last.pool, last.stitched, last.holder.clone());
+        self.segments.push(next);
+    }
+
+    /// Adds free memory. In a row of pages the whole free ones are a segment of their own, as a
+    /// segment of torch's is that nobody uses: what comes and goes beside the blocks of a graph
+    /// changes none of the graph's segments.
+    fn add_free(&mut self, address: u64, bytes: u64, stream: u64) {
+        let (first, end) = (address.next_multiple_of(PAGE), (address + bytes) / PAGE * PAGE);
+        let is_stitched = self.segments.last().is_some_and(|segment| segment.stitched);
+        let pieces = match is_stitched && first < end {
+            true => vec![(address, first), (first, end), (end, address + bytes)],
+            false => vec![(address, address + bytes)],
+        };
+        for (index, &(from, to)) in pieces.iter().enumerate().filter(|(_, (from, to))| from < to) {
+            if index > 0 {
+                self.begin_segment(from);
+            }
+            if let Some(segment) = self.segments.last_mut() {
+                segment.push(free(from, to - from, stream));
+            }
         }
     }
 
@@ -183,7 +209,7 @@ impl Picture<'_> {
             let state = match run.state {
                 RunState::Live => BlockState::Allocated,
                 RunState::Pending => BlockState::PendingFree,
-                _ => return segment.push(free(run.address, run.bytes, stream)),
+                _ => return self.add_free(run.address, run.bytes, stream),
             };
             let block = Block {
                 address: run.address,

@@ -1,6 +1,7 @@
 //! A contiguous range of memory held, and the blocks in it, as a snapshot tells of them.
 
 use crate::pool::capture::PoolId;
+use crate::small::size_class::PAGE;
 
 /// What a block is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,6 +83,12 @@ impl Segment {
     /// lies free between them says nothing: torch's segments of small blocks have that too.
     pub fn is_small(&self) -> bool {
         self.small == Some(true)
+    }
+
+    /// Whether it is whole pages of a row, all of them free.
+    pub(crate) fn is_idle(&self) -> bool {
+        let is_whole = self.bytes > 0 && (self.address | self.bytes).is_multiple_of(PAGE);
+        is_whole && self.blocks.iter().all(|block| block.state == BlockState::Inactive)
     }
 
     /// Adds a piece at its end. Free pieces of one stream are one.
