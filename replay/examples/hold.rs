@@ -5,6 +5,7 @@
 //!     ... --example hold -- --conf slack:0.1%            # with this configuration
 //!     ... --example hold -- --most 400000                # drawn: up to so many blocks (100,000)
 //!     ... --example hold -- --fit                        # and the smallest devices, of the traces
+//!     ... --example hold -- --write DIR                  # drawn, as traces: tests/pytorch/pace
 //!
 //! Exits with 1 where the bar is not kept; what is beyond it is listed at the end.
 
@@ -12,7 +13,7 @@ use gruyere_replay::bench::{Contender, smallest_device};
 use gruyere_replay::drawn;
 use gruyere_replay::hold::{Bar, SPANS, Table};
 use gruyere_replay::trace::Trace;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
@@ -22,18 +23,22 @@ struct Arguments {
     conf: String,
     most: u64,
     fit: bool,
+    folder: Option<PathBuf>,
 }
 
 impl Arguments {
     fn read() -> Outcome<Self> {
         let (parts, conf) = (Vec::new(), String::new());
-        let mut arguments = Self { parts, conf, most: 100_000, fit: false };
+        let mut arguments = Self { parts, conf, most: 100_000, fit: false, folder: None };
         let mut words = std::env::args().skip(1);
         while let Some(word) = words.next() {
             match word.as_str() {
                 "--conf" => arguments.conf = words.next().ok_or("--conf: which?")?,
                 "--most" => arguments.most = words.next().ok_or("--most: how many?")?.parse()?,
                 "--fit" => arguments.fit = true,
+                "--write" => {
+                    arguments.folder = Some(words.next().ok_or("--write: which folder?")?.into());
+                }
                 "traces" | "drawn" | "bottom" | "spans" => arguments.parts.push(word),
                 _ => return Err(format!("{word}: traces, drawn, bottom or spans").into()),
             }
@@ -76,6 +81,12 @@ fn show_fit(conf: &str) -> Outcome<()> {
 
 fn main() -> Outcome<ExitCode> {
     let arguments = Arguments::read()?;
+    if let Some(folder) = &arguments.folder {
+        for program in drawn::bar(arguments.most, 1..=1) {
+            std::fs::write(folder.join(format!("{}.trace", program.name())), program.text())?;
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
     let (mut breaches, conf) = (Vec::new(), [arguments.conf.as_str()]);
     let mut show = |table: Table| {
         println!("{table}");

@@ -57,7 +57,8 @@ impl Program {
         Trace::read(&self.name(), self.text().as_bytes())
     }
 
-    fn text(&self) -> String {
+    /// The lines of the trace.
+    pub fn text(&self) -> String {
         let (mut random, mut text) = (Random::new(self.seed), String::new());
         let sizes: Vec<u64> = (0..self.sizes).map(|_| self.size(&mut random)).collect();
         let (mut live, mut last) = (Vec::new(), 0_u64);
