@@ -8,6 +8,7 @@ use gruyere::heap::Error;
 use gruyere::record::watch::{Alarm, Facts, Forecast};
 use gruyere::record::{DeviceGauge, Reader, missing_share};
 use gruyere_phantom::as_program;
+use std::time::{Duration, Instant};
 
 const PAGE: u64 = 2 * MIB;
 
@@ -177,4 +178,31 @@ fn a_healthy_program_is_not_fragmented_between_its_steps() {
         let mut alarm = Alarm::new("fragmentation>30%".parse().unwrap(), 0.0);
         assert!(alarm.look(0.0, &facts).is_none(), "the first documented alert");
     }
+}
+
+#[test]
+fn the_hosts_lead_is_how_long_an_event_was_seen_unfinished_until_a_step_without_one_is_over() {
+    const LEAST: Duration = Duration::from_millis(20);
+    let rig = Rig::bare(4 * GIB, "record:on");
+    rig.heap.announce_hooks(3);
+    let other = rig.stream();
+    let lead = || {
+        let device = &Reader::own(rig.heap.record()).unwrap().device_snapshots()[0];
+        Duration::from_nanos(device.gauge(DeviceGauge::HostAhead))
+    };
+    let begin = Instant::now();
+    let address = rig.malloc(MIB, other);
+    as_program(|| rig.gpu.launch(0, other.0, 1, 1_000_000_000)).unwrap();
+    assert!(rig.heap.free(address));
+    // The step's end records an event behind the free; a later one sees it unfinished.
+    rig.heap.mark_step();
+    assert_eq!(lead(), Duration::ZERO);
+    std::thread::sleep(LEAST);
+    rig.heap.mark_step();
+    assert!((LEAST..=begin.elapsed()).contains(&lead()), "{:?}", lead());
+
+    as_program(|| rig.gpu.device_synchronize(0)).unwrap();
+    assert!(lead() >= LEAST, "the step that is under way has the lead of the one before");
+    rig.heap.mark_step();
+    assert_eq!(lead(), Duration::ZERO);
 }

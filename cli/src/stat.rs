@@ -250,6 +250,7 @@ pub fn words(gauge: DeviceGauge) -> Option<String> {
         G::Retries => "requests after a retry",
         G::OutOfMemories => "out of memory",
         G::HostWaitNanoseconds => "time in host waits",
+        G::HostAhead => "host ahead of the device",
         G::LowPhaseTrims => "low-memory phases, trims",
         G::LowPhaseBytes => "low-memory phases, given back",
         G::LargestRequest => "largest request, as held",

@@ -415,6 +415,9 @@ gauges! {
     TypicalRequest "typical_request_bytes",
     /// Free bytes held when [`DeviceGauge::LargestRequest`] was written.
     FreeHeld "free_held_then_bytes",
+    /// How far the host ran ahead of the device in this step or the one before, at least: the
+    /// longest that an event was seen unfinished.
+    HostAhead "host_ahead_nanoseconds",
 }
 
 /// 1 - `part` / `whole`, at least 0; 0 where there is nothing. Every kind of fragmentation is one

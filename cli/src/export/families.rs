@@ -171,6 +171,15 @@ fn of_gauge(gauge: DeviceGauge) -> Option<(Kind, Said, u64)> {
             ("gruyere_host_wait_seconds", "seconds", "Time in waits of the host."),
             1_000_000_000,
         )),
+        G::HostAhead => Some((
+            Kind::Gauge,
+            (
+                "gruyere_host_ahead_seconds",
+                "seconds",
+                "How far the host runs ahead of the device, at least (where streams share memory).",
+            ),
+            1_000_000_000,
+        )),
         G::Retries => {
             counter(("gruyere_retries", "", "Requests met only after memory was reclaimed."))
         }

@@ -20,6 +20,7 @@ use super::app::{App, Row};
 use super::columns::oom_in;
 use super::fit::{cut, fit, put};
 use super::sick;
+use crate::driver_calls::span;
 use crate::follow::Life;
 use crate::sites::Order;
 
@@ -297,6 +298,9 @@ fn sparkline(
     frame.render_widget(line, area);
 }
 
+/// What the host runs ahead of the device, nanoseconds, from which on it is told.
+const NOTABLE_LAG: u64 = 1_000_000;
+
 /// Live memory by lifetime, and what is held without being live.
 pub fn lifetimes(frame: &mut Frame, area: Rect, app: &App) {
     let Some(row) = app.chosen() else { return };
@@ -318,6 +322,8 @@ pub fn lifetimes(frame: &mut Frame, area: Rect, app: &App) {
         add(name, counts.live_bytes(), Some(counts.live_blocks()), app.theme.lifetime(number));
     }
     add("waiting", total.pending_bytes(), Some(total.pending_blocks()), app.theme.warn());
+    let ahead = row.snapshot.gauge(DeviceGauge::HostAhead);
+    let ahead = (ahead >= NOTABLE_LAG && total.pending_bytes() > 0).then(|| span(ahead));
     let held = row.snapshot.held();
     add("idle", held.idle(), None, app.theme.dim());
     add("lost", held.lost(), None, app.theme.warn());
@@ -325,7 +331,11 @@ pub fn lifetimes(frame: &mut Frame, area: Rect, app: &App) {
         // In the place of what `auto` does not say.
         lines.insert(1, Line::styled(format!("   {auto}"), app.theme.dim()));
     }
-    let title = heading(app, "by lifetime", "of what is held; blocks".to_owned());
+    let note = match ahead {
+        Some(ahead) => format!("the host is {ahead} or more ahead of the device"),
+        None => "of what is held; blocks".to_owned(),
+    };
+    let title = heading(app, "by lifetime", note);
     put(frame, area, lines, panel(app, title));
 }
 

@@ -63,6 +63,7 @@ impl Heap {
             if let Some(_guard) = device.query_guard() {
                 let driver = &*self.shared.driver;
                 device.streams.poll(driver);
+                device.streams.lag.end_step();
                 // With one stream there is nobody else to be served.
                 if device.streams.count() > 1 && self.shared.shares() {
                     device.fence_all(&self.shared, None);

@@ -135,6 +135,7 @@ impl Device {
             (DeviceGauge::EventQueries, stats.events_queried),
             (DeviceGauge::DriverCalls, calls + stats.events_recorded + stats.events_queried),
             (DeviceGauge::DriverErrors, errors),
+            (DeviceGauge::HostAhead, self.streams.lag.nanoseconds()),
         ]);
     }
 

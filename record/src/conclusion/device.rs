@@ -6,9 +6,9 @@ use super::callers::caller;
 use super::evidence::{Evidence, Refused};
 use super::words::{bytes, of};
 use super::{Cause, Finding, full};
-use crate::EventKind;
 use crate::sites::{By, SiteId, usage};
 use crate::stream::StreamNumber;
+use crate::{DeviceGauge, EventKind};
 
 /// A share of what is held (or of the device) from which on something is a cause: one in so many.
 const CAUSE: u64 = 4;
@@ -224,18 +224,25 @@ fn streams(evidence: &Evidence<'_>) -> Option<Finding> {
     let stream = by_stream.iter().max_by_key(|&(_, count)| count);
     let stream = stream
         .map_or("streams".to_owned(), |(&stream, _)| format!("stream {}", StreamNumber(stream)));
+    let ahead = evidence.device.gauges.get(DeviceGauge::HostAhead.name()).copied().unwrap_or(0);
+    let ahead = match ahead / 1_000_000 {
+        0 => String::new(),
+        milliseconds => {
+            format!("; the host was {milliseconds} ms or more ahead of the device")
+        }
+    };
     Some(Finding {
         cause: Cause::Streams,
         bytes: waits,
         says: format!(
-            "{} of the {} held is freed and waits for {stream}{made}",
+            "{} of the {} held is freed and waits for {stream}{made}{ahead}",
             bytes(waits),
             bytes(held)
         ),
         advice: &[
             "To do: the host runs ahead of a stream that record_stream named: let it wait for that \
              stream now and then (stream.synchronize() every few steps), or keep fewer batches \
-             under way.",
+             under way (FSDP1: limit_all_gathers=True; FSDP2: prefetch fewer modules).",
         ],
         ..Finding::default()
     })

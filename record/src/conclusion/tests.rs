@@ -1,6 +1,7 @@
 //! Conclusions on made states: each cause, and programs to which nothing is wrong.
 
 use super::*;
+use crate::DeviceGauge;
 use crate::dump::state::{
     Block, BlockKind, DeviceState, Event, OutOfMemory, Segment, Stretch, Sum, Training, timeline,
 };
@@ -401,24 +402,28 @@ fn a_step_that_alone_was_large_is_told_when_it_is_past() {
 }
 
 #[test]
-fn what_waits_for_a_stream_is_told_with_the_stream_and_who_made_it() {
-    let mut made = with_weights(20);
-    let batch = made.line(33, "prefetch");
-    for _ in 0..40 {
-        made.blocks.push(Block(64 * MIB, BlockKind::Pending, 64 * MIB, 0, 0, Some(19), batch));
-    }
-    made.device.held.pending_bytes = 40 * 64 * MIB;
-    made.device.held.reserved_bytes += 40 * 64 * MIB;
-    let event = Event { kind: "record_stream".into(), stream: 7, ..Event::default() };
-    made.state.events.entries = vec![event];
-    made.lows(|_| GIB);
-    let (cause, first) = made.first();
-    assert_eq!(cause, Cause::Streams);
-    assert_eq!(
-        first,
-        "2.5 GiB of the 3.5 GiB held is freed and waits for stream 7, most from train.py:33 in \
-         prefetch"
-    );
+fn what_waits_for_a_stream_is_told_with_the_stream_who_made_it_and_how_far_the_host_is_ahead() {
+    let told = |ahead: u64| {
+        let mut made = with_weights(20);
+        let batch = made.line(33, "prefetch");
+        for _ in 0..40 {
+            made.blocks.push(Block(64 * MIB, BlockKind::Pending, 64 * MIB, 0, 0, Some(19), batch));
+        }
+        made.device.held.pending_bytes = 40 * 64 * MIB;
+        made.device.held.reserved_bytes += 40 * 64 * MIB;
+        made.device.gauges.insert(DeviceGauge::HostAhead.name().to_owned(), ahead);
+        let event = Event { kind: "record_stream".into(), stream: 7, ..Event::default() };
+        made.state.events.entries = vec![event];
+        made.lows(|_| GIB);
+        let (cause, first) = made.first();
+        assert_eq!(cause, Cause::Streams);
+        first
+    };
+    let said = "2.5 GiB of the 3.5 GiB held is freed and waits for stream 7, most from train.py:33 \
+                in prefetch";
+    assert_eq!(told(0), said);
+    let ahead = "; the host was 140 ms or more ahead of the device";
+    assert_eq!(told(140_700_000), format!("{said}{ahead}"));
 }
 
 #[test]

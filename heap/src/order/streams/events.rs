@@ -7,6 +7,7 @@ use crate::driver::{CaptureStatus, Driver, ErrorKind, StreamHandle};
 use crate::sync::lock;
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 /// Streams that a poll which is not the last resort finds busy before it stops, and streams that
 /// are asked whether they capture for the sake of one free: with thousands of streams, a malloc
@@ -75,7 +76,7 @@ impl Streams {
         let mut polled = Polled::default();
         let Fences { pending, spare, dead, .. } = fences;
         let Some(queue) = pending.get_mut(&number) else { return polled };
-        while let Some(&Fence { epoch, event, age }) = queue.front() {
+        while let Some(&Fence { epoch, event, age, at }) = queue.front() {
             self.queried.fetch_add(1, Ordering::Relaxed);
             match driver.event_query(self.device, event) {
                 Ok(true) => {
@@ -84,6 +85,7 @@ impl Streams {
                     polled.further = true;
                 }
                 Ok(false) => {
+                    self.lag.note(at.elapsed());
                     polled.busy = true;
                     return polled;
                 }
@@ -218,10 +220,10 @@ impl Streams {
             fences.spare.push(event);
             return false;
         }
-        let age = self.recorded.fetch_add(1, Ordering::Relaxed);
+        let (age, at) = (self.recorded.fetch_add(1, Ordering::Relaxed), Instant::now());
         let own = epochs.iter().find(|&&(number, _)| number == ALL_STREAMS);
         let epoch = own.map_or(0, |&(_, epoch)| epoch);
-        fences.pending.entry(ALL_STREAMS).or_default().push_back(Fence { epoch, event, age });
+        fences.pending.entry(ALL_STREAMS).or_default().push_back(Fence { epoch, event, age, at });
         fences.dead.insert(age, epochs);
         true
     }
@@ -265,8 +267,8 @@ impl Streams {
         self.lost.remove(number);
         let epoch = stream.epoch.fetch_add(1, Ordering::SeqCst);
         if driver.event_record(self.device, event, handle).is_ok() {
-            let age = self.recorded.fetch_add(1, Ordering::Relaxed);
-            fences.pending.entry(number).or_default().push_back(Fence { epoch, event, age });
+            let (age, at) = (self.recorded.fetch_add(1, Ordering::Relaxed), Instant::now());
+            fences.pending.entry(number).or_default().push_back(Fence { epoch, event, age, at });
             return true;
         }
         // The epoch stays without an event of its own; the next one covers it.

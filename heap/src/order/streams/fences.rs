@@ -2,6 +2,7 @@
 
 use crate::driver::EventHandle;
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::time::Instant;
 
 /// An event behind the frees of an epoch.
 #[derive(Clone, Copy)]
@@ -10,6 +11,8 @@ pub(super) struct Fence {
     pub(super) event: EventHandle,
     /// Of two fences the lower was recorded first.
     pub(super) age: u64,
+    /// When it was recorded.
+    pub(super) at: Instant,
 }
 
 /// Events recorded and not yet seen done, and spare ones.

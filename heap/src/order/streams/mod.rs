@@ -44,6 +44,7 @@
 mod captures;
 mod events;
 mod fences;
+mod lag;
 mod names;
 mod naming;
 mod stream;
@@ -53,6 +54,7 @@ pub use crate::number_set::NUMBERS;
 use crate::number_set::SharedSet;
 use crate::sync::Mutex;
 use fences::Fences;
+pub use lag::Lag;
 pub use names::Resolved;
 use names::{Cache, Numbers};
 use std::sync::OnceLock;
@@ -115,6 +117,8 @@ pub struct Streams {
     capturing: AtomicU8,
     recorded: AtomicU64,
     queried: AtomicU64,
+    /// How far the host has run ahead.
+    pub lag: Lag,
 }
 
 impl Streams {
@@ -145,6 +149,7 @@ impl Streams {
             capturing: AtomicU8::new(0),
             recorded: AtomicU64::new(0),
             queried: AtomicU64::new(0),
+            lag: Lag::default(),
         }
     }
 
