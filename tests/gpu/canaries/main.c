@@ -26,7 +26,7 @@ enum { LASTING = 4, OWN = 4, MOST_BLOCKS = 4096, MOST_THREADS = 16, WORDS_WITHOU
 static struct {
     const char *library, *driver, *json;
     double seconds, fill;
-    unsigned threads, seed;
+    unsigned threads, seed, rounds;
     int destroy_streams, leave_out_record_stream, overwrite;
 } options = {.seconds = 10, .fill = 0.25, .threads = 2, .seed = 1};
 
@@ -265,7 +265,8 @@ static double until;
 static void *work(void *argument) {
     struct worker *it = argument;
     MUST(cuda.cuCtxSetCurrent(context));
-    while (now() < until && !failed && !overlaps) {
+    for (unsigned round = 0; (now() < until || round < options.rounds) && !failed && !overlaps;
+         round++) {
         for (int i = 0; i < 50; i++) {
             uint64_t move = roll(it, 425);
             if (move < 200) allocate(it);
@@ -288,11 +289,12 @@ static void *work(void *argument) {
 static int usage(FILE *to, int code) {
     fprintf(
         to,
-        "usage: canaries --library LIBGRUYERE [--seconds N] [--threads N] [--seed N] [--fill "
-        "SHARE] [--destroy-streams] [--json FILE]\n"
+        "usage: canaries --library LIBGRUYERE [--seconds N] [--rounds N] [--threads N] [--seed N] "
+        "[--fill SHARE] [--destroy-streams] [--json FILE]\n"
         "                [--driver LIBCUDA] [--leave-out-record-stream] [--overwrite]\n\n"
         "--driver: another libcuda than the loader finds; the library is to find the same one "
         "(LD_PRELOAD). "
+        "--rounds: each thread makes at least so many rounds of 50 moves, whatever time they take. "
         "--fill: the share of free memory that blocks take together (0.25). "
         "--leave-out-record-stream: a program that breaks the rule; a fault is then\n"
         "the program's, and shows that the canaries see one. --overwrite: the program writes over "
@@ -313,6 +315,7 @@ static int read_options(int count, char **words) {
             else if (!strcmp(word, "--driver")) options.driver = value;
             else if (!strcmp(word, "--json")) options.json = value;
             else if (!strcmp(word, "--seconds")) options.seconds = atof(value);
+            else if (!strcmp(word, "--rounds")) options.rounds = (unsigned)atoi(value);
             else if (!strcmp(word, "--threads")) options.threads = (unsigned)atoi(value);
             else if (!strcmp(word, "--seed")) options.seed = (unsigned)atoi(value);
             else if (!strcmp(word, "--fill")) options.fill = atof(value);

@@ -32,6 +32,10 @@ pub fn figure(name: &str, traces: &[Trace]) -> Option<String> {
         }
         ("summary", "") => Some(summary(traces)),
         ("excess", allocator) if known(allocator) => Some(range(excesses(traces, allocator))),
+        ("lag-excess", allocator) if known(allocator) => {
+            let held = |run: &Run| (run.hold_on_time.unwrap_or(run.hold) - 1.0) * 100.0;
+            Some(range(runs(traces, allocator).map(held).collect()))
+        }
         ("held-more-than", allocator) if known(allocator) => {
             Some(worse(traces, allocator, |run| run.hold))
         }
@@ -307,6 +311,7 @@ mod tests {
         let of = |name| figure(name, &two());
         assert_eq!(of("excess torch").unwrap(), "2.9% to 50%");
         assert_eq!(of("excess gruyere").unwrap(), "0.4% to 0.7%");
+        assert_eq!(of("lag-excess gruyere").unwrap(), "0.4% to 0.7%");
         assert_eq!(of("held-more-than expandable").unwrap(), "`b`");
         assert_eq!(of("held-more-than torch").unwrap(), "no trace");
         assert_eq!(of("fits-larger-than expandable").unwrap(), "`a` and `b`");
