@@ -7,14 +7,19 @@
 //! streams of a rank. A wait of one of them for the other does.
 
 mod common;
+#[path = "common/flaky.rs"]
+mod flaky;
 
 use common::MIB;
+use flaky::FlakyDriver;
 use gruyere::config::Config;
 use gruyere::driver::StreamHandle;
 use gruyere::heap::Heap;
 use gruyere_phantom::{CallKind, Caller, Config as GpuConfig, Gpu, StreamKind, as_program};
 use gruyere_phantom_driver::PhantomDriver;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Barrier};
+use std::time::Duration;
 
 const KERNEL: u64 = 20_000;
 
@@ -243,4 +248,45 @@ fn up_to_a_32nd_more_than_live_blocks_need_is_held_before_a_stream_waits() {
         assert!(rank.heap.free(address));
     }
     assert!(waits(&gpu)[0] > 0);
+}
+
+#[test]
+fn who_forbids_waits_goes_on_only_when_none_is_being_added() {
+    let gpu = Arc::new(Gpu::new(GpuConfig::new(4 << 30)));
+    let driver = Arc::new(FlakyDriver::new(PhantomDriver::new(gpu.clone()), 0));
+    let mut config = Config::parse("slack:0B").unwrap();
+    config.heap.record = false;
+    let heap = Heap::new(driver.clone(), config.heap).unwrap();
+    heap.announce_hooks(3);
+    heap.allow_waits();
+    let [first, second] = [(); 2].map(|()| {
+        let stream = as_program(|| gpu.stream_create(0, StreamKind::NonBlocking)).unwrap();
+        heap.stream_lasts(0, StreamHandle(stream)).unwrap();
+        StreamHandle(stream)
+    });
+    let address = heap.malloc(64 * MIB, 0, first).unwrap();
+    as_program(|| gpu.launch(0, first.0, 100, KERNEL)).unwrap();
+    assert!(heap.free(address));
+    // A request has seen that it may make its stream wait, and stands just before that.
+    let (there, go) = (Arc::new(Barrier::new(2)), Arc::new(Barrier::new(2)));
+    let (is_there, may_go) = (there.clone(), go.clone());
+    driver.intrude("stream_wait_event", move || {
+        is_there.wait();
+        may_go.wait();
+    });
+    let is_forbidden = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| heap.malloc(64 * MIB, 0, second).unwrap());
+        there.wait();
+        scope.spawn(|| {
+            heap.forbid_waits("a group of two ranks");
+            is_forbidden.store(true, Ordering::SeqCst);
+        });
+        std::thread::sleep(Duration::from_millis(200));
+        let went_on = is_forbidden.load(Ordering::SeqCst);
+        go.wait();
+        assert!(!went_on, "beside the request");
+    });
+    assert!(is_forbidden.load(Ordering::SeqCst));
+    assert_eq!(gpu.counts(gruyere_phantom::Caller::Allocator).of(CallKind::StreamWaitEvent), 1);
 }

@@ -22,6 +22,8 @@ fn workshop() -> &'static Workshop {
         workshop.library("plugin.c", "libdeep.so", "-l:libcudart.so.12");
         workshop.library("other_runtime.c", "libcudart.so.11", "-Wl,-soname,libcudart.so.11");
         workshop.library("plugin.c", "libolder.so", "-l:libcudart.so.11");
+        workshop.library("nccl.c", "libnccl.so.2", "-Wl,-soname,libnccl.so.2");
+        workshop.program("ranks.c", "ranks", "-l:libnccl.so.2 -l:libcudart.so.12");
         workshop
     })
 }
@@ -295,4 +297,50 @@ fn programs_without_cuda_run_as_ever() {
     let run = workshop().command(Path::new("/bin/sh"), &["-c", "echo kept; exit 0"], &[], true);
     run.kept();
     assert_eq!(run.stderr, "");
+}
+
+/// Streams may not wait for each other any more, for this reason.
+fn forbidden(call: &str) -> String {
+    format!("only where the alternative is out of memory: the program calls {call}\n")
+}
+
+#[test]
+fn a_host_function_forbids_waits_before_it_is_enqueued() {
+    for (promise, call) in
+        [("host_functions", "cudaLaunchHostFunc"), ("callbacks", "cudaStreamAddCallback")]
+    {
+        let run = workshop().preloaded("calls", &[promise], &[("GRUYERE_LOG", "info")]);
+        run.kept();
+        let (before, after) = run.stderr.split_once("first\n").expect("it ran");
+        assert!(before.contains(&forbidden(call)), "{}", run.stderr);
+        assert!(!after.contains("out of memory:"), "said twice: {}", run.stderr);
+        // Nobody is served there, and nobody is told.
+        for conf in ["preload:observe", "preload:off"] {
+            let settings = [("GRUYERE_LOG", "info"), ("GRUYERE_CONF", conf)];
+            let run = workshop().preloaded("calls", &[promise], &settings);
+            run.kept();
+            assert!(!run.stderr.contains(call), "{}", run.stderr);
+        }
+    }
+}
+
+#[test]
+fn a_communicator_of_several_ranks_forbids_waits_before_nccl_makes_it() {
+    for call in [
+        "ncclCommInitRank",
+        "ncclCommInitRankConfig",
+        "ncclCommInitRankScalable",
+        "ncclCommInitAll",
+    ] {
+        let make = |ranks: &str| {
+            let run = workshop().preloaded("ranks", &[call, ranks], &[("GRUYERE_LOG", "info")]);
+            run.kept();
+            run.stderr
+        };
+        let stderr = make("8");
+        let (before, _) = stderr.split_once("NCCL makes 8").expect("NCCL is called");
+        assert!(before.contains(&forbidden(&format!("{call} for 8 ranks"))), "{stderr}");
+        let stderr = make("1");
+        assert!(stderr.contains("NCCL makes 1") && !stderr.contains("for 1 ranks"), "{stderr}");
+    }
 }

@@ -44,6 +44,7 @@ fn workshop() -> &'static Workshop {
         workshop.library("driver/wrapper.c", "libwrapper.so", "");
         workshop.program("driver/fuzz.c", "fuzz", "");
         workshop.program("driver/devices.c", "devices", "");
+        workshop.program("driver/later.c", "later", "");
         for table in 0..5 {
             let flags = format!("-DTABLE={table}");
             workshop.library("driver/other_gruyere.c", &format!("libother{table}.so"), &flags);
@@ -348,4 +349,30 @@ fn memcheck_finds_nothing_of_ours() {
     let run = workshop().command(Path::new("valgrind"), &arguments, &settings, false);
     run.kept();
     assert!(!run.stderr.contains("=="), "{}", run.stderr);
+}
+
+#[test]
+fn what_the_host_may_hold_up_forbids_waits_when_the_driver_is_asked_for_it() {
+    let said = |call: &str| {
+        let settings = [("GRUYERE_CONF", "preload:manage+driver"), ("GRUYERE_LOG", "info")];
+        let run = preloaded(BOTH, "later", &[call], &settings);
+        run.kept();
+        run.stderr.contains(&format!("out of memory: the program calls {call}\n"))
+    };
+    for call in [
+        "cuLaunchHostFunc",
+        "cuLaunchHostFunc_v2",
+        "cuStreamAddCallback",
+        "cuStreamWaitValue32",
+        "cuStreamWaitValue32_v2",
+        "cuStreamWaitValue64",
+        "cuStreamWaitValue64_v2",
+        "cuStreamBatchMemOp",
+        "cuStreamBatchMemOp_v2",
+        "cuGraphAddHostNode",
+        "cuGraphAddBatchMemOpNode",
+    ] {
+        assert!(said(call), "{call}");
+    }
+    assert!(!said("cuStreamWriteValue32"), "a write waits for nothing");
 }

@@ -98,6 +98,12 @@ call_kinds! {
     DeviceReset => "cuDevicePrimaryCtxReset",
     /// Kernels are launched (counted one by one).
     Launch => "cuLaunchKernel",
+    /// A stream waits for a value in memory.
+    StreamWaitValue => "cuStreamWaitValue32",
+    /// A stream writes a value to memory.
+    StreamWriteValue => "cuStreamWriteValue32",
+    /// A host function is enqueued.
+    HostFunction => "cuLaunchHostFunc",
     /// A capture begins.
     BeginCapture => "cuStreamBeginCapture",
     /// A capture ends.

@@ -46,6 +46,7 @@ mod ranges;
 mod rendezvous;
 mod streams;
 mod timeline;
+mod values;
 mod vmm;
 
 pub use addresses::{AddressProvider, CountingAddresses};
@@ -56,12 +57,13 @@ pub use capture::{CaptureMode, CaptureStatus, exchange_capture_mode, relaxed};
 pub use config::{CapturingIds, Config, DestroyedStreams, DeviceConfig};
 pub use costs::Costs;
 pub use error::{SimError, SimResult};
-pub use gpu::{Gpu, Held, HostTime, Misuse, PoolBooks};
+pub use gpu::{Gpu, Half, Held, HostFunction, HostTime, Misuse, PoolBooks};
 pub use inject::Injection;
 pub use pool::{POOL_ALIGNMENT, POOL_CHUNK, PoolAttribute};
 pub use prices::{PriceError, Prices};
 pub use rendezvous::Deadlock;
 pub use streams::{StreamKind, vouching};
+pub use values::Comparison;
 
 /// The granule of virtual memory management, bytes.
 pub const GRANULARITY: u64 = 2 << 20;

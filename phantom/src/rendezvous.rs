@@ -1,10 +1,12 @@
 //! Work whose end is not known when it is launched: a collective runs on no rank before its
-//! counterparts have been reached on all of them, and whatever comes behind it waits as well.
+//! counterparts have been reached on all of them; a message no sooner than its other half; a wait
+//! for a value ends when somebody writes it, and a host function when it returns. Whatever comes
+//! behind such work waits as well.
 //!
-//! The timeline knows the end of ordinary work at once. Work behind a collective that has not met
-//! its counterparts is *open*: it is kept here with the open work it comes after, until its end can
-//! be told. Nothing is open where no collective is. The host is never throttled by open work:
-//! nobody knows how far that lags behind.
+//! The timeline knows the end of ordinary work at once. Work behind work of these kinds is *open*:
+//! it is kept here with the open work it comes after, until its end can be told. Nothing is open
+//! where there is none of them. The host is never throttled by open work: nobody knows how far that
+//! lags behind.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,20 +15,33 @@ use rustc_hash::FxHashMap;
 
 use crate::oracle::StreamName;
 use crate::streams::StreamKey;
+use crate::values::{Condition, Values};
 
 /// Open work, by the order of its launch.
 pub(crate) type WorkId = usize;
 
-/// A collective: the communicator, and its number on it.
-pub(crate) type Meeting = (u64, u64);
+/// What ranks meet at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum Meeting {
+    /// The collective of this number on a communicator.
+    Collective { communicator: u64, number: u64 },
+    /// The message of this number from one rank to another.
+    Message { communicator: u64, from: u32, to: u32, number: u64 },
+}
 
 /// What open work does once it may.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) enum Task {
     /// Runs for so many nanoseconds, and ends at `floor` at the earliest.
     Run { nanoseconds: u64, floor: u64 },
-    /// Meets its counterparts; runs for so many nanoseconds when all are there.
-    Meet { meeting: Meeting, nanoseconds: u64 },
+    /// Meets its counterparts, all at once, and runs when they are there.
+    Meet { meetings: Vec<Meeting> },
+    /// Ends when the condition holds.
+    Await(Condition),
+    /// Writes a word.
+    Write { address: u64, value: u64 },
+    /// Runs on the host until the program says that it has returned.
+    HostFunction { returned: Option<u64> },
 }
 
 #[derive(Debug)]
@@ -51,6 +66,10 @@ pub(crate) struct Ended {
 struct Ranks {
     expected: u32,
     members: Vec<WorkId>,
+    /// How long it takes then: as long as the slowest of them.
+    nanoseconds: u64,
+    /// When it is over; `None`: not all have come.
+    over: Option<u64>,
 }
 
 /// All open work.
@@ -60,18 +79,31 @@ pub(crate) struct Rendezvous {
     next: WorkId,
     /// Collectives launched so far, by communicator and rank.
     launched: FxHashMap<(u64, u32), u64>,
+    /// Halves of messages launched so far, by communicator, sender, receiver, and whose half.
+    messages: FxHashMap<(u64, u32, u32, bool), u64>,
     meetings: BTreeMap<Meeting, Ranks>,
+    values: Values,
 }
 
 impl Rendezvous {
     /// The collective that the next launch of `rank` on `communicator` takes part in.
-    pub(crate) fn next_meeting(&mut self, communicator: u64, rank: u32) -> Meeting {
-        let number = self.launched.entry((communicator, rank)).or_default();
-        *number += 1;
-        (communicator, *number - 1)
+    pub(crate) fn next_collective(&mut self, communicator: u64, rank: u32) -> Meeting {
+        let number = counted(self.launched.entry((communicator, rank)).or_default());
+        Meeting::Collective { communicator, number }
     }
 
-    /// How many ranks the collective waits for; `None`: nobody has launched it yet.
+    /// The message that the next half of the sender's, or of the receiver's, is of.
+    pub(crate) fn next_message(
+        &mut self,
+        communicator: u64,
+        (from, to): (u32, u32),
+        is_sender: bool,
+    ) -> Meeting {
+        let number = self.messages.entry((communicator, from, to, is_sender)).or_default();
+        Meeting::Message { communicator, from, to, number: counted(number) }
+    }
+
+    /// How many ranks the meeting waits for; `None`: nobody has launched it yet.
     pub(crate) fn expected(&self, meeting: Meeting) -> Option<u32> {
         self.meetings.get(&meeting).map(|ranks| ranks.expected)
     }
@@ -90,11 +122,38 @@ impl Rendezvous {
         id
     }
 
-    /// Adds a rank's part of a collective that `expected` ranks take part in.
-    pub(crate) fn join(&mut self, work: WorkId, meeting: Meeting, expected: u32) {
+    /// Adds a rank's part, of so many nanoseconds, of a meeting that `expected` ranks take part in.
+    pub(crate) fn join(&mut self, work: WorkId, meeting: Meeting, expected: u32, nanoseconds: u64) {
         let ranks = self.meetings.entry(meeting).or_default();
         ranks.expected = expected;
+        ranks.nanoseconds = ranks.nanoseconds.max(nanoseconds);
         ranks.members.push(work);
+    }
+
+    /// Writes a word, by work that ends at `time` or by the host.
+    pub(crate) fn write(&mut self, address: u64, value: u64, time: u64) {
+        self.values.write(address, value, time);
+    }
+
+    /// The host functions that have been called and have not returned.
+    pub(crate) fn host_functions(&self) -> Vec<WorkId> {
+        let runs = |work: &Work| {
+            work.after.is_empty() && matches!(work.task, Task::HostFunction { returned: None })
+        };
+        self.open.iter().filter(|(_, work)| runs(work)).map(|(&id, _)| id).collect()
+    }
+
+    /// A host function that runs returns at `time`. False: none of this number does.
+    pub(crate) fn host_function_returns(&mut self, work: WorkId, time: u64) -> bool {
+        match self.open.get_mut(&work) {
+            Some(Work { after, task: Task::HostFunction { returned }, .. })
+                if after.is_empty() && returned.is_none() =>
+            {
+                *returned = Some(time);
+                true
+            }
+            _ => false,
+        }
     }
 
     /// Whether any work of the streams that `chosen` says is open.
@@ -115,14 +174,8 @@ impl Rendezvous {
                 .map(|(&id, _)| id)
                 .collect();
             for id in free {
-                // It may have ended as a counterpart's, in this very turn.
-                let Some(work) = self.open.get(&id) else { continue };
-                match work.task {
-                    Task::Run { nanoseconds, floor } => {
-                        let end = (work.start + nanoseconds).max(floor);
-                        self.end(id, end, &mut ended);
-                    }
-                    Task::Meet { meeting, .. } => self.end_meeting(meeting, &mut ended),
+                if let Some(end) = self.end_of(id) {
+                    self.end(id, end, &mut ended);
                 }
             }
             if ended.len() == before {
@@ -131,27 +184,50 @@ impl Rendezvous {
         }
     }
 
-    fn end_meeting(&mut self, meeting: Meeting, ended: &mut Vec<Ended>) {
-        let Some(ranks) = self.meetings.get(&meeting) else { return };
+    /// When work that waits for no other is done; `None`: not known yet.
+    fn end_of(&mut self, id: WorkId) -> Option<u64> {
+        let work = self.open.get(&id)?;
+        match work.task {
+            Task::Run { nanoseconds, floor } => Some((work.start + nanoseconds).max(floor)),
+            Task::Await(condition) => self.values.holds_from(work.start, condition),
+            Task::Write { .. } => Some(work.start),
+            Task::HostFunction { returned } => returned.map(|time| time.max(work.start)),
+            Task::Meet { ref meetings } => {
+                let meetings = meetings.clone();
+                // Each may be over, though another has not begun: both sides run.
+                let ends: Vec<_> =
+                    meetings.into_iter().map(|meeting| self.end_of_meeting(meeting)).collect();
+                ends.into_iter().collect::<Option<Vec<u64>>>()?.into_iter().max()
+            }
+        }
+    }
+
+    /// When a meeting is over; `None`: not all ranks have come to it.
+    fn end_of_meeting(&mut self, meeting: Meeting) -> Option<u64> {
+        let ranks = self.meetings.get(&meeting)?;
+        if ranks.over.is_some() {
+            return ranks.over;
+        }
+        // Until then none of its works has ended.
         let members: Vec<&Work> = ranks.members.iter().filter_map(|id| self.open.get(id)).collect();
         if members.len() < ranks.expected as usize
             || members.iter().any(|work| !work.after.is_empty())
         {
-            return;
+            return None;
         }
-        let start = members.iter().map(|work| work.start).max().unwrap_or(0);
-        let length = |work: &&Work| match work.task {
-            Task::Run { nanoseconds, .. } | Task::Meet { nanoseconds, .. } => nanoseconds,
-        };
-        let end = start + members.iter().map(length).max().unwrap_or(0);
-        for id in self.meetings.remove(&meeting).unwrap_or_default().members {
-            self.end(id, end, ended);
-        }
+        let over = members.iter().map(|work| work.start).max().unwrap_or(0) + ranks.nanoseconds;
+        self.meetings.get_mut(&meeting)?.over = Some(over);
+        Some(over)
     }
 
     fn end(&mut self, id: WorkId, end: u64, ended: &mut Vec<Ended>) {
         let Some(work) = self.open.remove(&id) else { return };
         ended.push(Ended { work: id, stream: work.stream, end });
+        match work.task {
+            Task::Write { address, value } => self.write(address, value, end),
+            Task::Meet { meetings } => meetings.into_iter().for_each(|at| self.leave(id, at)),
+            _ => {}
+        }
         for other in self.open.values_mut() {
             let waited = other.after.len();
             other.after.retain(|&before| before != id);
@@ -161,22 +237,33 @@ impl Rendezvous {
         }
     }
 
+    /// `work` has ended: the meeting is over when all of its works have.
+    fn leave(&mut self, work: WorkId, meeting: Meeting) {
+        if let Some(ranks) = self.meetings.get_mut(&meeting) {
+            ranks.members.retain(|&member| member != work);
+            if ranks.members.is_empty() {
+                self.meetings.remove(&meeting);
+            }
+        }
+    }
+
     /// The open works that `work` cannot end without: those before it, and those before its
     /// counterparts.
     fn needs(&self, work: &Work) -> Vec<WorkId> {
         let mut needs = work.after.clone();
-        if let Task::Meet { meeting, .. } = work.task
-            && let Some(ranks) = self.meetings.get(&meeting)
-        {
-            needs.extend(
-                ranks.members.iter().filter_map(|id| self.open.get(id)).flat_map(|m| &m.after),
-            );
+        if let Task::Meet { meetings } = &work.task {
+            let to_come = meetings
+                .iter()
+                .filter_map(|meeting| self.meetings.get(meeting))
+                .filter(|ranks| ranks.over.is_none());
+            let members = to_come.flat_map(|ranks| &ranks.members);
+            needs.extend(members.filter_map(|id| self.open.get(id)).flat_map(|work| &work.after));
         }
         needs
     }
 
     /// The streams along a cycle of waits; `None`: there is none, and what is open waits for
-    /// launches to come.
+    /// launches, writes and returns to come.
     pub(crate) fn cycle(&self) -> Option<Vec<StreamKey>> {
         let mut done = Vec::new();
         self.open.keys().find_map(|&id| self.cycle_from(id, &mut Vec::new(), &mut done))
@@ -203,6 +290,12 @@ impl Rendezvous {
         done.push(id);
         found
     }
+}
+
+/// The number, which is one more the next time.
+fn counted(next: &mut u64) -> u64 {
+    *next += 1;
+    *next - 1
 }
 
 /// Streams that wait for each other in a circle: none of them will ever make progress.

@@ -1,5 +1,7 @@
-//! Collectives: what they wait for, what waits for them, and when nothing goes on any more.
+//! Collectives and messages: what they wait for, what waits for them, and when nothing goes on any
+//! more.
 
+use gruyere_phantom::Half::{Receive, Send};
 use gruyere_phantom::error::code;
 use gruyere_phantom::{Config, Costs, Gpu, StreamKind};
 
@@ -141,4 +143,40 @@ fn a_collective_is_not_captured_and_keeps_its_number_of_ranks() {
         gpu.launch_collective(1, capturing, 8, 2, 50).unwrap_err().code,
         code::NOT_SUPPORTED
     );
+}
+
+#[test]
+fn a_message_meets_its_other_half_and_no_other() {
+    let gpu = gpu();
+    let (a, b) = (stream(&gpu, 0), stream(&gpu, 1));
+    gpu.launch_messages(0, a, 7, &[Send(1)], 50).unwrap();
+    gpu.launch_messages(0, a, 7, &[Receive(1)], 50).unwrap();
+    // On another communicator, and of the other direction: neither is what the first waits for.
+    let (other, back) = (stream(&gpu, 1), stream(&gpu, 1));
+    gpu.launch_messages(1, other, 8, &[Receive(0)], 50).unwrap();
+    gpu.launch_messages(1, back, 7, &[Send(0)], 50).unwrap();
+    assert_eq!(gpu.open_streams().len(), 3);
+    gpu.host_spend(1_000);
+    gpu.launch_messages(1, b, 7, &[Receive(0)], 50).unwrap();
+    assert_eq!((gpu.open_streams().len(), gpu.deadlock()), (1, None), "{:?}", gpu.open_streams());
+    gpu.device_synchronize(0).unwrap();
+    assert_eq!(gpu.host_time().now, 1_100);
+}
+
+#[test]
+fn the_messages_of_a_group_pass_at_once_and_those_of_two_groups_do_not() {
+    // Each rank sends to the other and receives from it.
+    let both = |halves: [&[&[gruyere_phantom::Half]]; 2]| {
+        let gpu = gpu();
+        for (device, groups) in (0..).zip(halves) {
+            let stream = stream(&gpu, device);
+            groups.iter().for_each(|group| {
+                gpu.launch_messages(device, stream, 7, group, 50).unwrap();
+            });
+        }
+        (gpu.open_streams().len(), gpu.deadlock().is_some())
+    };
+    assert_eq!(both([&[&[Send(1), Receive(1)]], &[&[Receive(0)], &[Send(0)]]]), (0, false));
+    assert_eq!(both([&[&[Receive(1)], &[Send(1)]], &[&[Send(0)], &[Receive(0)]]]), (0, false));
+    assert_eq!(both([&[&[Receive(1)], &[Send(1)]], &[&[Receive(0)], &[Send(0)]]]), (2, true));
 }

@@ -42,8 +42,13 @@ const fn function(
     Function { symbol, base, since, before: i32::MAX, streams }
 }
 
+/// `older`, which from `version` on is another function.
+const fn until(version: i32, older: Function) -> Function {
+    Function { before: version, ..older }
+}
+
 /// How many there are.
-pub const COUNT: usize = 26;
+pub const COUNT: usize = 46;
 
 /// Where [`FUNCTIONS`] has `cuGetProcAddress`.
 pub const GET_PROC_ADDRESS: usize = 0;
@@ -52,10 +57,7 @@ pub const GET_PROC_ADDRESS_V2: usize = 1;
 
 /// All of them. The order is that of the trampolines.
 pub static FUNCTIONS: [Function; COUNT] = [
-    Function {
-        before: 12000,
-        ..function(c"cuGetProcAddress", c"cuGetProcAddress", 11030, Streams::Any)
-    },
+    until(12000, function(c"cuGetProcAddress", c"cuGetProcAddress", 11030, Streams::Any)),
     function(c"cuGetProcAddress_v2", c"cuGetProcAddress", 12000, Streams::Any),
     function(c"cuMemAlloc_v2", c"cuMemAlloc", 3020, Streams::Any),
     function(c"cuMemFree_v2", c"cuMemFree", 3020, Streams::Any),
@@ -97,6 +99,39 @@ pub static FUNCTIONS: [Function; COUNT] = [
     function(c"cuMemRelease", c"cuMemRelease", 10020, Streams::Any),
     function(c"cuMemMap", c"cuMemMap", 10020, Streams::Any),
     function(c"cuMemUnmap", c"cuMemUnmap", 10020, Streams::Any),
+    // To know them before they are enqueued: what may wait for what the host does later.
+    until(13010, function(c"cuLaunchHostFunc", c"cuLaunchHostFunc", 10000, Streams::Legacy)),
+    until(
+        13010,
+        function(c"cuLaunchHostFunc_ptsz", c"cuLaunchHostFunc", 10000, Streams::PerThread),
+    ),
+    function(c"cuLaunchHostFunc_v2", c"cuLaunchHostFunc", 13010, Streams::Legacy),
+    function(c"cuLaunchHostFunc_v2_ptsz", c"cuLaunchHostFunc", 13010, Streams::PerThread),
+    function(c"cuStreamAddCallback", c"cuStreamAddCallback", 5000, Streams::Legacy),
+    function(c"cuStreamAddCallback_ptsz", c"cuStreamAddCallback", 7000, Streams::PerThread),
+    until(11070, function(c"cuStreamWaitValue32", c"cuStreamWaitValue32", 8000, Streams::Legacy)),
+    until(
+        11070,
+        function(c"cuStreamWaitValue32_ptsz", c"cuStreamWaitValue32", 8000, Streams::PerThread),
+    ),
+    function(c"cuStreamWaitValue32_v2", c"cuStreamWaitValue32", 11070, Streams::Legacy),
+    function(c"cuStreamWaitValue32_v2_ptsz", c"cuStreamWaitValue32", 11070, Streams::PerThread),
+    until(11070, function(c"cuStreamWaitValue64", c"cuStreamWaitValue64", 9000, Streams::Legacy)),
+    until(
+        11070,
+        function(c"cuStreamWaitValue64_ptsz", c"cuStreamWaitValue64", 9000, Streams::PerThread),
+    ),
+    function(c"cuStreamWaitValue64_v2", c"cuStreamWaitValue64", 11070, Streams::Legacy),
+    function(c"cuStreamWaitValue64_v2_ptsz", c"cuStreamWaitValue64", 11070, Streams::PerThread),
+    until(11070, function(c"cuStreamBatchMemOp", c"cuStreamBatchMemOp", 8000, Streams::Legacy)),
+    until(
+        11070,
+        function(c"cuStreamBatchMemOp_ptsz", c"cuStreamBatchMemOp", 8000, Streams::PerThread),
+    ),
+    function(c"cuStreamBatchMemOp_v2", c"cuStreamBatchMemOp", 11070, Streams::Legacy),
+    function(c"cuStreamBatchMemOp_v2_ptsz", c"cuStreamBatchMemOp", 11070, Streams::PerThread),
+    function(c"cuGraphAddHostNode", c"cuGraphAddHostNode", 10000, Streams::Any),
+    function(c"cuGraphAddBatchMemOpNode", c"cuGraphAddBatchMemOpNode", 11070, Streams::Any),
 ];
 
 /// The function that libcuda exports as `symbol`.
@@ -148,6 +183,8 @@ mod tests {
         assert_eq!(entry_point(c"cuGetProcAddress", 12000, 0), Some("cuGetProcAddress_v2"));
         assert_eq!(entry_point(c"cuStreamBeginCapture", 10000, 0), None, "without a mode");
         assert_eq!(entry_point(c"cuInit", 13000, 0), None);
+        assert_eq!(entry_point(c"cuStreamWaitValue32", 11060, 0), Some("cuStreamWaitValue32"));
+        assert_eq!(entry_point(c"cuStreamWaitValue32", 12000, 0), Some("cuStreamWaitValue32_v2"));
     }
 
     #[test]

@@ -175,6 +175,26 @@ exports! {
     23 cuMemRelease(u64);
     24 cuMemMap(u64, usize, usize, u64, u64);
     25 cuMemUnmap(u64, usize);
+    26 cuLaunchHostFunc(Pointer, Pointer, Pointer);
+    27 cuLaunchHostFunc_ptsz(Pointer, Pointer, Pointer);
+    28 cuLaunchHostFunc_v2(Pointer, Pointer, Pointer, u32);
+    29 cuLaunchHostFunc_v2_ptsz(Pointer, Pointer, Pointer, u32);
+    30 cuStreamAddCallback(Pointer, Pointer, Pointer, u32);
+    31 cuStreamAddCallback_ptsz(Pointer, Pointer, Pointer, u32);
+    32 cuStreamWaitValue32(Pointer, u64, u32, u32);
+    33 cuStreamWaitValue32_ptsz(Pointer, u64, u32, u32);
+    34 cuStreamWaitValue32_v2(Pointer, u64, u32, u32);
+    35 cuStreamWaitValue32_v2_ptsz(Pointer, u64, u32, u32);
+    36 cuStreamWaitValue64(Pointer, u64, u64, u32);
+    37 cuStreamWaitValue64_ptsz(Pointer, u64, u64, u32);
+    38 cuStreamWaitValue64_v2(Pointer, u64, u64, u32);
+    39 cuStreamWaitValue64_v2_ptsz(Pointer, u64, u64, u32);
+    40 cuStreamBatchMemOp(Pointer, u32, Pointer, u32);
+    41 cuStreamBatchMemOp_ptsz(Pointer, u32, Pointer, u32);
+    42 cuStreamBatchMemOp_v2(Pointer, u32, Pointer, u32);
+    43 cuStreamBatchMemOp_v2_ptsz(Pointer, u32, Pointer, u32);
+    44 cuGraphAddHostNode(Pointer, Pointer, Pointer, usize, Pointer);
+    45 cuGraphAddBatchMemOpNode(Pointer, Pointer, Pointer, usize, Pointer);
 }
 
 #[cfg(test)]

@@ -54,15 +54,31 @@ _MODULES = (
     "ucp",
 )
 
+# What makes a stream wait for its host, for a value or for another interface's semaphore, and what
+# adds such a node to a graph.
 _CALLS = {
     "cuda.bindings.driver": (
+        "cuGraphAddBatchMemOpNode",
+        "cuGraphAddExternalSemaphoresWaitNode",
+        "cuGraphAddHostNode",
+        "cuGraphAddNode",
         "cuLaunchHostFunc",
+        "cuLaunchHostFunc_v2",
         "cuStreamAddCallback",
         "cuStreamBatchMemOp",
         "cuStreamWaitValue32",
         "cuStreamWaitValue64",
+        "cuWaitExternalSemaphoresAsync",
     ),
-    "cuda.bindings.runtime": ("cudaLaunchHostFunc", "cudaStreamAddCallback"),
+    "cuda.bindings.runtime": (
+        "cudaGraphAddExternalSemaphoresWaitNode",
+        "cudaGraphAddHostNode",
+        "cudaGraphAddNode",
+        "cudaLaunchHostFunc",
+        "cudaLaunchHostFunc_v2",
+        "cudaStreamAddCallback",
+        "cudaWaitExternalSemaphoresAsync",
+    ),
 }
 
 _lock = threading.Lock()

@@ -6,8 +6,8 @@ use gruyere::driver::{
     MemoryInfo, PhysicalHandle, PoolAttribute, PoolHandle, Result, StreamHandle,
 };
 use gruyere_phantom_driver::PhantomDriver;
-use std::sync::RwLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, RwLock};
 
 /// When calls fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,6 +22,9 @@ pub enum Plan {
     From(u64, ErrorKind),
 }
 
+/// The name of a call, and what runs before it.
+type Intrusion = (&'static str, Box<dyn FnOnce() + Send>);
+
 /// [`PhantomDriver`] with faults. A call that fails has not been made.
 pub struct FlakyDriver {
     inner: PhantomDriver,
@@ -30,6 +33,8 @@ pub struct FlakyDriver {
     /// Calls that unmap or grant access over this address fail.
     bad: AtomicU64,
     refuses_peers: AtomicBool,
+    /// The call before which this runs, once.
+    intrusion: Mutex<Option<Intrusion>>,
     seed: u64,
 }
 
@@ -42,6 +47,7 @@ impl FlakyDriver {
             plan: RwLock::new(Plan::Sound),
             bad: AtomicU64::new(0),
             refuses_peers: AtomicBool::new(false),
+            intrusion: Mutex::new(None),
             seed,
         }
     }
@@ -67,6 +73,11 @@ impl FlakyDriver {
         self.refuses_peers.store(refuse, Ordering::SeqCst);
     }
 
+    /// Runs `body` in the thread that makes the next call of this name, before it is made.
+    pub fn intrude(&self, call: &'static str, body: impl FnOnce() + Send + 'static) {
+        *self.intrusion.lock().unwrap() = Some((call, Box::new(body)));
+    }
+
     fn fault_at(&self, call: &'static str, address: DevicePtr, bytes: u64) -> Result<()> {
         let bad = self.bad.load(Ordering::SeqCst);
         if bad != 0 && (address..address + bytes).contains(&bad) {
@@ -76,6 +87,10 @@ impl FlakyDriver {
     }
 
     fn fault(&self, call: &'static str) -> Result<()> {
+        let intrusion = self.intrusion.lock().unwrap().take_if(|(awaited, _)| *awaited == call);
+        if let Some((_, body)) = intrusion {
+            body();
+        }
         let number = self.calls.fetch_add(1, Ordering::SeqCst) + 1;
         let kind = match *self.plan.read().unwrap() {
             Plan::Sound => return Ok(()),

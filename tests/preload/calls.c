@@ -291,6 +291,29 @@ static void ipc_refused(void) {
     OK(cudaFree(block));
 }
 
+static void said(void *what) { fputs(what, stderr); }
+
+static void said_too(cudaStream_t stream, cudaError_t error, void *what) {
+    CHECK(stream == NULL && error == 0);
+    said(what);
+}
+
+/* What a host function allocates is served, and it runs as without us. */
+static void host_functions(void) {
+    void *block;
+    OK(cudaMalloc(&block, MIB));
+    OK(cudaLaunchHostFunc(NULL, said, "first\n"));
+    OK(cudaLaunchHostFunc(NULL, said, "second\n"));
+    OK(cudaFree(block));
+}
+
+static void callbacks(void) {
+    void *block;
+    OK(cudaMalloc(&block, MIB));
+    OK(cudaStreamAddCallback(NULL, said_too, "first\n", 0));
+    OK(cudaFree(block));
+}
+
 int main(int count, char **arguments) {
     static const struct {
         const char *name;
@@ -312,6 +335,8 @@ int main(int count, char **arguments) {
         {"per_thread", per_thread},
         {"ipc_fixed", ipc_fixed},
         {"ipc_refused", ipc_refused},
+        {"host_functions", host_functions},
+        {"callbacks", callbacks},
     };
     for (size_t i = 0; i < sizeof promises / sizeof *promises; i++)
         if (count > 1 && strcmp(arguments[1], promises[i].name) == 0) {

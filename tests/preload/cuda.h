@@ -45,6 +45,9 @@ cudaError_t cudaStreamEndCapture(cudaStream_t, cudaGraph_t *);
 cudaError_t cudaStreamIsCapturing(cudaStream_t, int *);
 cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *, void *);
 cudaError_t cudaGetLastError(void);
+cudaError_t cudaLaunchHostFunc(cudaStream_t, void (*)(void *), void *);
+cudaError_t cudaStreamAddCallback(cudaStream_t, void (*)(cudaStream_t, cudaError_t, void *), void *,
+                                  unsigned);
 cudaError_t cudaDeviceGetDefaultMemPool(cudaMemPool_t *, int);
 cudaError_t cudaDeviceSetMemPool(int, cudaMemPool_t);
 struct cudaMemPoolProps {

@@ -71,7 +71,9 @@ def test_a_module_with_communication_of_its_own_ends_the_waits(installed):
     assert "imports mpi4py" in said
 
 
-@pytest.mark.parametrize("call", ["cuLaunchHostFunc", "cuStreamWaitValue32"])
+@pytest.mark.parametrize(
+    "call", ["cuLaunchHostFunc", "cuStreamWaitValue32", "cuGraphAddHostNode"]
+)
 def test_a_host_function_or_a_wait_on_a_value_by_python_ends_the_waits(installed, call):
     installed.write("cuda/__init__.py", "")
     installed.write("cuda/bindings/__init__.py", "")

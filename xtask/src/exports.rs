@@ -6,16 +6,21 @@ use std::process::Command;
 
 use crate::parts::{cargo, output};
 
-/// The CUDA runtime's functions that the LD_PRELOAD door interposes: every one, and nothing else,
-/// or programs are half served.
-const INTERPOSED: [&str; 24] = [
+/// The functions of the CUDA runtime and of NCCL that the LD_PRELOAD door interposes: every one,
+/// and nothing else, or programs are half served.
+const INTERPOSED: [&str; 35] = [
     "cudaDeviceEnablePeerAccess",
     "cudaDeviceReset",
     "cudaDeviceSynchronize",
     "cudaFree",
     "cudaFreeAsync",
     "cudaFreeAsync_ptsz",
+    "cudaGraphAddHostNode",
     "cudaIpcGetMemHandle",
+    "cudaLaunchHostFunc",
+    "cudaLaunchHostFunc_ptsz",
+    "cudaLaunchHostFunc_v2",
+    "cudaLaunchHostFunc_v2_ptsz",
     "cudaMalloc",
     "cudaMalloc3D",
     "cudaMallocAsync",
@@ -24,6 +29,8 @@ const INTERPOSED: [&str; 24] = [
     "cudaMallocFromPoolAsync_ptsz",
     "cudaMallocPitch",
     "cudaMemGetInfo",
+    "cudaStreamAddCallback",
+    "cudaStreamAddCallback_ptsz",
     "cudaStreamBeginCapture",
     "cudaStreamBeginCaptureToGraph",
     "cudaStreamBeginCaptureToGraph_ptsz",
@@ -33,16 +40,26 @@ const INTERPOSED: [&str; 24] = [
     "cudaStreamEndCapture_ptsz",
     "cudaThreadExit",
     "cudaThreadSynchronize",
+    "ncclCommInitAll",
+    "ncclCommInitRank",
+    "ncclCommInitRankConfig",
+    "ncclCommInitRankScalable",
 ];
 
 /// What libgruyere_driver.so stands in for: how the driver's functions are found, and those that a
 /// program may be linked to. More would change what programs find that have nothing to do with us.
-const OF_THE_DRIVER: [&str; 27] = [
+const OF_THE_DRIVER: [&str; 47] = [
     "cuCtxSynchronize",
     "cuDevicePrimaryCtxReset_v2",
     "cuGetProcAddress",
     "cuGetProcAddress_v2",
+    "cuGraphAddBatchMemOpNode",
+    "cuGraphAddHostNode",
     "cuIpcGetMemHandle",
+    "cuLaunchHostFunc",
+    "cuLaunchHostFunc_ptsz",
+    "cuLaunchHostFunc_v2",
+    "cuLaunchHostFunc_v2_ptsz",
     "cuMemAllocAsync",
     "cuMemAllocAsync_ptsz",
     "cuMemAllocFromPoolAsync",
@@ -57,6 +74,12 @@ const OF_THE_DRIVER: [&str; 27] = [
     "cuMemMap",
     "cuMemRelease",
     "cuMemUnmap",
+    "cuStreamAddCallback",
+    "cuStreamAddCallback_ptsz",
+    "cuStreamBatchMemOp",
+    "cuStreamBatchMemOp_ptsz",
+    "cuStreamBatchMemOp_v2",
+    "cuStreamBatchMemOp_v2_ptsz",
     "cuStreamBeginCaptureToGraph",
     "cuStreamBeginCaptureToGraph_ptsz",
     "cuStreamBeginCapture_v2",
@@ -64,6 +87,14 @@ const OF_THE_DRIVER: [&str; 27] = [
     "cuStreamDestroy_v2",
     "cuStreamEndCapture",
     "cuStreamEndCapture_ptsz",
+    "cuStreamWaitValue32",
+    "cuStreamWaitValue32_ptsz",
+    "cuStreamWaitValue32_v2",
+    "cuStreamWaitValue32_v2_ptsz",
+    "cuStreamWaitValue64",
+    "cuStreamWaitValue64_ptsz",
+    "cuStreamWaitValue64_v2",
+    "cuStreamWaitValue64_v2_ptsz",
     "dlsym",
 ];
 

@@ -22,10 +22,12 @@
 //!   waits unless it is told not to (`cudaMemPoolReuseAllowInternalDependencies`, enabled by
 //!   default).
 //! - The argument ends where enqueued work waits for something that comes later: a collective for
-//!   other processes or devices that may enqueue theirs in another order (`tests/heap_waits.rs`
-//!   shows the cycle), point-to-point communication likewise; a host function, a wait on a value in
-//!   memory, or a kernel that polls memory, for what the host does after it has waited for another
-//!   stream.
+//!   other processes or devices that may enqueue theirs in another order, or when a host tells them
+//!   to that has first waited for another stream; point-to-point communication likewise; a host
+//!   function, a wait on a value in memory, or a kernel that polls memory, for what the host does
+//!   after it has waited for another stream. `tests/heap_waits.rs` and `tests/heap_ranks.rs` have a
+//!   cycle of each kind but the last; why nothing that one process sees makes ranks safe is in
+//!   docs/decisions/streams.md.
 //!
 //! So `waits:auto` assumes: one process, one device, and no work of the second kind. The loader
 //! knows the process and says so ([`Permission`]); the heap sees the devices. Else streams wait
@@ -51,9 +53,10 @@ const FORBIDDEN: u8 = 2;
 ///   forbidden               for ever
 /// ```
 ///
-/// Read without an order of its own: who forbids does so before it enqueues anything that could be
-/// part of a cycle, in the same thread, and a request of another thread at the same moment is a
-/// request before.
+/// Read and acted upon under the central lock of a device, and whoever forbids takes that lock once
+/// it has ([`crate::Heap::forbid_waits`]). So when it goes on, and enqueues what could be part of a
+/// cycle, no request is left that has seen the permission and not added its waits: no event of
+/// theirs stands behind that work.
 #[derive(Default)]
 pub struct Permission(AtomicU8);
 

@@ -9,6 +9,7 @@ mod queries;
 mod rendezvous;
 mod reset;
 mod touch;
+mod values;
 mod watch;
 
 use std::collections::BTreeMap;
@@ -33,6 +34,8 @@ use crate::vmm::{Refused, Vmm};
 
 pub use pools::PoolBooks;
 pub use queries::{Held, HostTime};
+pub use rendezvous::Half;
+pub use values::HostFunction;
 
 /// Questions in a row after which a program is taken to wait: more than an allocator asks about its
 /// blocks, soon over for a thread that does nothing else.

@@ -1,10 +1,10 @@
-//! Collectives, and the work behind them.
+//! Collectives and messages between ranks, and the work behind them.
 
 use super::{Gpu, Recorded, State, fail};
 use crate::calls::CallKind;
 use crate::error::{SimResult, code};
 use crate::oracle::StreamName;
-use crate::rendezvous::{Deadlock, Task, WorkId};
+use crate::rendezvous::{Deadlock, Meeting, Task, WorkId};
 use crate::streams::StreamKey;
 
 impl State {
@@ -64,6 +64,56 @@ impl State {
     }
 }
 
+/// One half of a message between two ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Half {
+    /// To that rank.
+    Send(u32),
+    /// From that rank.
+    Receive(u32),
+}
+
+impl State {
+    /// Puts work on the stream that ends when something that the timeline does not know comes
+    /// about. Code 801 where the stream captures.
+    pub(crate) fn launch_open(
+        &mut self,
+        kind: CallKind,
+        key: StreamKey,
+        task: Task,
+    ) -> SimResult<WorkId> {
+        if self.streams.get(key).capture.is_some() {
+            return fail(kind, code::NOT_SUPPORTED);
+        }
+        self.follow_default_stream(key);
+        self.time.work(self.config.costs.launch);
+        let launched = self.time.now();
+        // Not before the host has launched it.
+        self.raise_tail(key, launched);
+        let work = self.add_open(key, [], task);
+        if let Some(oracle) = &mut self.oracle {
+            oracle.advance(key);
+        }
+        Ok(work)
+    }
+
+    fn launch_meeting(
+        &mut self,
+        key: StreamKey,
+        meetings: Vec<Meeting>,
+        ranks: u32,
+        nanoseconds: u64,
+    ) -> SimResult<()> {
+        let task = Task::Meet { meetings: meetings.clone() };
+        let work = self.launch_open(CallKind::Launch, key, task)?;
+        for meeting in meetings {
+            self.rendezvous.join(work, meeting, ranks, nanoseconds);
+        }
+        self.close_ended_works();
+        Ok(())
+    }
+}
+
 impl Gpu {
     /// Launches a collective kernel, as NCCL does: the n-th launch of a device on a `communicator`
     /// of `ranks` devices runs when the n-th launches of all of them have been reached by their
@@ -88,25 +138,46 @@ impl Gpu {
         if state.streams.get(key).capture.is_some() {
             return fail(KIND, code::NOT_SUPPORTED);
         }
-        let meeting = state.rendezvous.next_meeting(communicator, device);
+        let meeting = state.rendezvous.next_collective(communicator, device);
         if state.rendezvous.expected(meeting).is_some_and(|expected| expected != ranks) {
             return state.refuse(KIND, "collective with another number of ranks", communicator);
         }
-        state.follow_default_stream(key);
-        state.time.work(state.config.costs.launch);
-        let launched = state.time.now();
-        // Not before the host has launched it.
-        state.raise_tail(key, launched);
-        let work = state.add_open(key, [], Task::Meet { meeting, nanoseconds });
-        state.rendezvous.join(work, meeting, ranks);
-        if let Some(oracle) = &mut state.oracle {
-            oracle.advance(key);
-        }
-        state.close_ended_works();
-        Ok(())
+        state.launch_meeting(key, vec![meeting], ranks, nanoseconds)
     }
 
-    /// The streams whose work waits for collectives that not all ranks have reached.
+    /// Launches a kernel that passes messages, as NCCL does with the sends and receives of a group:
+    /// all at once, each with its own counterpart, whose stream must have reached it. The n-th half
+    /// of a sender on a `communicator` meets the n-th of that receiver. It ends when the last of
+    /// them is over, `nanoseconds` after it began; until then as [`Gpu::launch_collective`].
+    pub fn launch_messages(
+        &self,
+        device: u32,
+        stream: usize,
+        communicator: u64,
+        halves: &[Half],
+        nanoseconds: u64,
+    ) -> SimResult<()> {
+        const KIND: CallKind = CallKind::Launch;
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        state.enter(KIND, device)?;
+        let key = state.stream(KIND, device, stream)?;
+        if state.streams.get(key).capture.is_some() {
+            return fail(KIND, code::NOT_SUPPORTED);
+        }
+        let mut meeting = |half: &Half| match *half {
+            Half::Send(to) => state.rendezvous.next_message(communicator, (device, to), true),
+            Half::Receive(from) => {
+                state.rendezvous.next_message(communicator, (from, device), false)
+            }
+        };
+        let meetings = halves.iter().map(&mut meeting).collect();
+        state.launch_meeting(key, meetings, 2, nanoseconds)
+    }
+
+    /// The streams whose work waits for what has not come about: collectives and messages that not
+    /// all ranks have reached, values that nobody has written, host functions that have not
+    /// returned.
     pub fn open_streams(&self) -> Vec<StreamName> {
         let state = self.lock();
         let open = |&key: &StreamKey| state.streams.get(key).open.is_some();

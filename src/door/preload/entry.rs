@@ -4,6 +4,7 @@
 //! library already ([`inside`]). Bodies get the caller's return address as their last argument
 //! ([`shim`](super::shim)).
 
+use super::later::forbid_waits_before;
 use super::leave::saw_a_call;
 use super::mode;
 use super::runtime::{CudaError, Extent, IpcMemHandle, PitchedPtr, Runtime, Stream, effective};
@@ -42,6 +43,13 @@ export! {
     cudaStreamEndCapture after 2 => end_capture;
     cudaStreamEndCapture_ptsz after 2 => end_capture_ptsz;
     cudaIpcGetMemHandle after 2 => ipc_get_mem_handle;
+    cudaLaunchHostFunc after 3 => launch_host_func;
+    cudaLaunchHostFunc_ptsz after 3 => launch_host_func_ptsz;
+    cudaLaunchHostFunc_v2 after 4 => launch_host_func_v2;
+    cudaLaunchHostFunc_v2_ptsz after 4 => launch_host_func_v2_ptsz;
+    cudaStreamAddCallback after 4 => stream_add_callback;
+    cudaStreamAddCallback_ptsz after 4 => stream_add_callback_ptsz;
+    cudaGraphAddHostNode after 5 => graph_add_host_node;
 }
 
 // SAFETY of every body below: it is called by its shim alone, with the arguments of the program,
@@ -539,5 +547,92 @@ unsafe extern "C" fn ipc_get_mem_handle(
             Way::Manage(_inside) => manage::ipc_get_mem_handle(runtime, handle, pointer),
             _ => runtime.cudaIpcGetMemHandle(handle, pointer),
         }
+    }
+}
+
+// What the host may hold up: the real call, before which the heap is told.
+
+unsafe extern "C" fn launch_host_func(
+    stream: Stream,
+    function: *const c_void,
+    data: *mut c_void,
+    caller: Caller,
+) -> CudaError {
+    forbid_waits_before("cudaLaunchHostFunc");
+    // SAFETY: as above.
+    unsafe { Runtime::of(caller).cudaLaunchHostFunc(stream, function, data) }
+}
+
+unsafe extern "C" fn launch_host_func_ptsz(
+    stream: Stream,
+    function: *const c_void,
+    data: *mut c_void,
+    caller: Caller,
+) -> CudaError {
+    forbid_waits_before("cudaLaunchHostFunc");
+    // SAFETY: as above.
+    unsafe { Runtime::of(caller).cudaLaunchHostFunc_ptsz(stream, function, data) }
+}
+
+unsafe extern "C" fn launch_host_func_v2(
+    stream: Stream,
+    function: *const c_void,
+    data: *mut c_void,
+    mode: c_uint,
+    caller: Caller,
+) -> CudaError {
+    forbid_waits_before("cudaLaunchHostFunc");
+    // SAFETY: as above.
+    unsafe { Runtime::of(caller).cudaLaunchHostFunc_v2(stream, function, data, mode) }
+}
+
+unsafe extern "C" fn launch_host_func_v2_ptsz(
+    stream: Stream,
+    function: *const c_void,
+    data: *mut c_void,
+    mode: c_uint,
+    caller: Caller,
+) -> CudaError {
+    forbid_waits_before("cudaLaunchHostFunc");
+    // SAFETY: as above.
+    unsafe { Runtime::of(caller).cudaLaunchHostFunc_v2_ptsz(stream, function, data, mode) }
+}
+
+unsafe extern "C" fn stream_add_callback(
+    stream: Stream,
+    function: *const c_void,
+    data: *mut c_void,
+    flags: c_uint,
+    caller: Caller,
+) -> CudaError {
+    forbid_waits_before("cudaStreamAddCallback");
+    // SAFETY: as above.
+    unsafe { Runtime::of(caller).cudaStreamAddCallback(stream, function, data, flags) }
+}
+
+unsafe extern "C" fn stream_add_callback_ptsz(
+    stream: Stream,
+    function: *const c_void,
+    data: *mut c_void,
+    flags: c_uint,
+    caller: Caller,
+) -> CudaError {
+    forbid_waits_before("cudaStreamAddCallback");
+    // SAFETY: as above.
+    unsafe { Runtime::of(caller).cudaStreamAddCallback_ptsz(stream, function, data, flags) }
+}
+
+unsafe extern "C" fn graph_add_host_node(
+    node: *mut *mut c_void,
+    graph: *mut c_void,
+    dependencies: *const *mut c_void,
+    count: usize,
+    parameters: *const c_void,
+    caller: Caller,
+) -> CudaError {
+    forbid_waits_before("cudaGraphAddHostNode");
+    // SAFETY: as above.
+    unsafe {
+        Runtime::of(caller).cudaGraphAddHostNode(node, graph, dependencies, count, parameters)
     }
 }

@@ -50,6 +50,11 @@ pub struct Extent {
 #[repr(C)]
 pub struct IpcMemHandle([u8; 64]);
 
+/// `ncclUniqueId`, which goes by value.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct UniqueId([u8; 128]);
+
 /// The runtime that serves a caller, found function by function.
 #[derive(Clone, Copy)]
 pub struct Runtime {
@@ -148,6 +153,33 @@ functions! {
     cudaStreamEndCapture_ptsz(stream: Stream, graph: *mut *mut c_void);
     cudaStreamIsCapturing(stream: Stream, status: *mut c_uint);
     cudaIpcGetMemHandle(handle: *mut IpcMemHandle, pointer: *mut c_void);
+    cudaLaunchHostFunc(stream: Stream, function: *const c_void, data: *mut c_void);
+    cudaLaunchHostFunc_ptsz(stream: Stream, function: *const c_void, data: *mut c_void);
+    cudaLaunchHostFunc_v2(
+        stream: Stream, function: *const c_void, data: *mut c_void, mode: c_uint
+    );
+    cudaLaunchHostFunc_v2_ptsz(
+        stream: Stream, function: *const c_void, data: *mut c_void, mode: c_uint
+    );
+    cudaStreamAddCallback(
+        stream: Stream, function: *const c_void, data: *mut c_void, flags: c_uint
+    );
+    cudaStreamAddCallback_ptsz(
+        stream: Stream, function: *const c_void, data: *mut c_void, flags: c_uint
+    );
+    cudaGraphAddHostNode(
+        node: *mut *mut c_void, graph: *mut c_void, dependencies: *const *mut c_void, count: usize,
+        parameters: *const c_void
+    );
+    ncclCommInitRank(out: *mut *mut c_void, ranks: c_int, id: UniqueId, rank: c_int);
+    ncclCommInitRankConfig(
+        out: *mut *mut c_void, ranks: c_int, id: UniqueId, rank: c_int, config: *mut c_void
+    );
+    ncclCommInitRankScalable(
+        out: *mut *mut c_void, ranks: c_int, rank: c_int, count: c_int, ids: *mut c_void,
+        config: *mut c_void
+    );
+    ncclCommInitAll(out: *mut *mut c_void, devices: c_int, list: *const c_int);
     cudaGetDevice(device: *mut c_int);
     cudaDeviceGetMemPool(pool: *mut *mut c_void, device: c_int);
     cudaDeviceGetDefaultMemPool(pool: *mut *mut c_void, device: c_int);

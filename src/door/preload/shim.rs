@@ -26,6 +26,14 @@ macro_rules! export_one {
         [rsp]"); };
     ($name:ident, 4, $body:path) => { $crate::door::preload::shim::bare!($name, $body, "mov r8, \
         [rsp]"); };
+    ($name:ident, 5, $body:path) => { $crate::door::preload::shim::bare!($name, $body, "mov r9, \
+        [rsp]"); };
+    // Three arguments, or four, and before the last of three a structure of 128 bytes by value: it
+    // lies on the stack, where the body looks for it too.
+    ($name:ident, unique_id, $body:path) => { $crate::door::preload::shim::export_one!(
+        $name, 3, $body); };
+    ($name:ident, unique_id_and_config, $body:path) => { $crate::door::preload::shim::export_one!(
+        $name, 4, $body); };
     // One pointer, then a structure of 24 bytes by value: it lies on the stack, above the return
     // address.
     ($name:ident, extent, $body:path) => {
@@ -72,6 +80,16 @@ macro_rules! export_one {
     };
     ($name:ident, 4, $body:path) => {
         $crate::door::preload::shim::bare!($name, $body, "mov x4, x30");
+    };
+    ($name:ident, 5, $body:path) => {
+        $crate::door::preload::shim::bare!($name, $body, "mov x5, x30");
+    };
+    // A structure of more than 16 bytes by value is a pointer to the caller's copy, in a register.
+    ($name:ident, unique_id, $body:path) => {
+        $crate::door::preload::shim::export_one!($name, 4, $body);
+    };
+    ($name:ident, unique_id_and_config, $body:path) => {
+        $crate::door::preload::shim::export_one!($name, 5, $body);
     };
     // A structure of more than 16 bytes by value is a pointer to the caller's copy.
     ($name:ident, extent, $body:path) => {

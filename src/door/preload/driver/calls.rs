@@ -1,6 +1,7 @@
 //! The functions that are handed out in place of the driver's: each decides who serves the call.
 #![allow(non_snake_case)]
 
+use super::super::later::forbid_waits_before;
 use super::super::leave::saw_a_call;
 use super::super::runtime::effective;
 use super::super::way::{Way, way};
@@ -40,6 +41,26 @@ pub fn of(function: Function) -> Option<*const c_void> {
         Function::cuMemRelease => mem_release as *const c_void,
         Function::cuMemMap => mem_map as *const c_void,
         Function::cuMemUnmap => mem_unmap as *const c_void,
+        Function::cuLaunchHostFunc => launch_host_func::<false> as *const c_void,
+        Function::cuLaunchHostFunc_ptsz => launch_host_func::<true> as *const c_void,
+        Function::cuLaunchHostFunc_v2 => launch_host_func_v2::<false> as *const c_void,
+        Function::cuLaunchHostFunc_v2_ptsz => launch_host_func_v2::<true> as *const c_void,
+        Function::cuStreamAddCallback => stream_add_callback::<false> as *const c_void,
+        Function::cuStreamAddCallback_ptsz => stream_add_callback::<true> as *const c_void,
+        Function::cuStreamWaitValue32 => stream_wait_value_32::<false> as *const c_void,
+        Function::cuStreamWaitValue32_ptsz => stream_wait_value_32::<true> as *const c_void,
+        Function::cuStreamWaitValue32_v2 => stream_wait_value_32_v2::<false> as *const c_void,
+        Function::cuStreamWaitValue32_v2_ptsz => stream_wait_value_32_v2::<true> as *const c_void,
+        Function::cuStreamWaitValue64 => stream_wait_value_64::<false> as *const c_void,
+        Function::cuStreamWaitValue64_ptsz => stream_wait_value_64::<true> as *const c_void,
+        Function::cuStreamWaitValue64_v2 => stream_wait_value_64_v2::<false> as *const c_void,
+        Function::cuStreamWaitValue64_v2_ptsz => stream_wait_value_64_v2::<true> as *const c_void,
+        Function::cuStreamBatchMemOp => stream_batch_mem_op::<false> as *const c_void,
+        Function::cuStreamBatchMemOp_ptsz => stream_batch_mem_op::<true> as *const c_void,
+        Function::cuStreamBatchMemOp_v2 => stream_batch_mem_op_v2::<false> as *const c_void,
+        Function::cuStreamBatchMemOp_v2_ptsz => stream_batch_mem_op_v2::<true> as *const c_void,
+        Function::cuGraphAddHostNode => graph_add_host_node as *const c_void,
+        Function::cuGraphAddBatchMemOpNode => graph_add_batch_mem_op_node as *const c_void,
         _ => return None,
     })
 }
@@ -335,4 +356,67 @@ unsafe extern "C" fn mem_unmap(address: DevicePtr, bytes: usize) -> CuResult {
     }
     // SAFETY: as above.
     unsafe { real::cuMemUnmap(address, bytes) }
+}
+
+// What the host may hold up: the real call, before which the heap is told.
+
+/// A call on a stream that takes two more arguments and perhaps flags; each has a twin for
+/// per-thread default streams.
+macro_rules! told {
+    ($($body:ident($($argument:ident: $type:ty),*) = $name:ident, $twin:ident;)*) => {$(
+        unsafe extern "C" fn $body<const PER_THREAD: bool>($($argument: $type),*) -> CuResult {
+            forbid_waits_before(stringify!($name));
+            // SAFETY: as above.
+            unsafe {
+                if PER_THREAD { real::$twin($($argument),*) } else { real::$name($($argument),*) }
+            }
+        }
+    )*};
+}
+
+told! {
+    launch_host_func(stream: Stream, function: *const c_void, data: *mut c_void)
+        = cuLaunchHostFunc, cuLaunchHostFunc_ptsz;
+    launch_host_func_v2(
+        stream: Stream, function: *const c_void, data: *mut c_void, mode: c_uint
+    ) = cuLaunchHostFunc_v2, cuLaunchHostFunc_v2_ptsz;
+    stream_add_callback(
+        stream: Stream, function: *const c_void, data: *mut c_void, flags: c_uint
+    ) = cuStreamAddCallback, cuStreamAddCallback_ptsz;
+    stream_wait_value_32(stream: Stream, address: DevicePtr, value: c_uint, flags: c_uint)
+        = cuStreamWaitValue32, cuStreamWaitValue32_ptsz;
+    stream_wait_value_32_v2(stream: Stream, address: DevicePtr, value: c_uint, flags: c_uint)
+        = cuStreamWaitValue32_v2, cuStreamWaitValue32_v2_ptsz;
+    stream_wait_value_64(stream: Stream, address: DevicePtr, value: c_ulonglong, flags: c_uint)
+        = cuStreamWaitValue64, cuStreamWaitValue64_ptsz;
+    stream_wait_value_64_v2(stream: Stream, address: DevicePtr, value: c_ulonglong, flags: c_uint)
+        = cuStreamWaitValue64_v2, cuStreamWaitValue64_v2_ptsz;
+    stream_batch_mem_op(stream: Stream, count: c_uint, operations: *mut c_void, flags: c_uint)
+        = cuStreamBatchMemOp, cuStreamBatchMemOp_ptsz;
+    stream_batch_mem_op_v2(stream: Stream, count: c_uint, operations: *mut c_void, flags: c_uint)
+        = cuStreamBatchMemOp_v2, cuStreamBatchMemOp_v2_ptsz;
+}
+
+unsafe extern "C" fn graph_add_host_node(
+    node: *mut *mut c_void,
+    graph: *mut c_void,
+    dependencies: *const *mut c_void,
+    count: usize,
+    parameters: *const c_void,
+) -> CuResult {
+    forbid_waits_before("cuGraphAddHostNode");
+    // SAFETY: as above.
+    unsafe { real::cuGraphAddHostNode(node, graph, dependencies, count, parameters) }
+}
+
+unsafe extern "C" fn graph_add_batch_mem_op_node(
+    node: *mut *mut c_void,
+    graph: *mut c_void,
+    dependencies: *const *mut c_void,
+    count: usize,
+    parameters: *const c_void,
+) -> CuResult {
+    forbid_waits_before("cuGraphAddBatchMemOpNode");
+    // SAFETY: as above.
+    unsafe { real::cuGraphAddBatchMemOpNode(node, graph, dependencies, count, parameters) }
 }

@@ -112,6 +112,40 @@ functions! {
         address: DevicePtr, bytes: usize, offset: usize, handle: c_ulonglong, flags: c_ulonglong
     );
     cuMemUnmap(address: DevicePtr, bytes: usize);
+    cuLaunchHostFunc(stream: Stream, function: *const c_void, data: *mut c_void);
+    cuLaunchHostFunc_ptsz(stream: Stream, function: *const c_void, data: *mut c_void);
+    cuLaunchHostFunc_v2(stream: Stream, function: *const c_void, data: *mut c_void, mode: c_uint);
+    cuLaunchHostFunc_v2_ptsz(
+        stream: Stream, function: *const c_void, data: *mut c_void, mode: c_uint
+    );
+    cuStreamAddCallback(stream: Stream, function: *const c_void, data: *mut c_void, flags: c_uint);
+    cuStreamAddCallback_ptsz(
+        stream: Stream, function: *const c_void, data: *mut c_void, flags: c_uint
+    );
+    cuStreamWaitValue32(stream: Stream, address: DevicePtr, value: c_uint, flags: c_uint);
+    cuStreamWaitValue32_ptsz(stream: Stream, address: DevicePtr, value: c_uint, flags: c_uint);
+    cuStreamWaitValue32_v2(stream: Stream, address: DevicePtr, value: c_uint, flags: c_uint);
+    cuStreamWaitValue32_v2_ptsz(stream: Stream, address: DevicePtr, value: c_uint, flags: c_uint);
+    cuStreamWaitValue64(stream: Stream, address: DevicePtr, value: c_ulonglong, flags: c_uint);
+    cuStreamWaitValue64_ptsz(stream: Stream, address: DevicePtr, value: c_ulonglong, flags: c_uint);
+    cuStreamWaitValue64_v2(stream: Stream, address: DevicePtr, value: c_ulonglong, flags: c_uint);
+    cuStreamWaitValue64_v2_ptsz(
+        stream: Stream, address: DevicePtr, value: c_ulonglong, flags: c_uint
+    );
+    cuStreamBatchMemOp(stream: Stream, count: c_uint, operations: *mut c_void, flags: c_uint);
+    cuStreamBatchMemOp_ptsz(stream: Stream, count: c_uint, operations: *mut c_void, flags: c_uint);
+    cuStreamBatchMemOp_v2(stream: Stream, count: c_uint, operations: *mut c_void, flags: c_uint);
+    cuStreamBatchMemOp_v2_ptsz(
+        stream: Stream, count: c_uint, operations: *mut c_void, flags: c_uint
+    );
+    cuGraphAddHostNode(
+        node: *mut *mut c_void, graph: *mut c_void, dependencies: *const *mut c_void, count: usize,
+        parameters: *const c_void
+    );
+    cuGraphAddBatchMemOpNode(
+        node: *mut *mut c_void, graph: *mut c_void, dependencies: *const *mut c_void, count: usize,
+        parameters: *const c_void
+    );
     // Not interposed: what our versions ask.
     cuCtxGetCurrent(context: *mut Context);
     cuCtxGetDevice(device: *mut c_int);

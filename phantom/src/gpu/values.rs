@@ -1,0 +1,89 @@
+//! What the host can make a stream wait for: values in memory, and functions that run on it.
+
+use super::{Gpu, fail};
+use crate::calls::CallKind;
+use crate::error::{SimResult, code};
+use crate::rendezvous::{Task, WorkId};
+use crate::values::{Comparison, Condition};
+
+/// A host function that has been enqueued.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct HostFunction(WorkId);
+
+impl Gpu {
+    /// Makes later work of `stream` wait until the word at `address` compares so with `value`. A
+    /// word is a number of the program's; 0 while nobody has written it. While it waits it is open,
+    /// as a collective is ([`Gpu::launch_collective`]). Code 801 on a stream that captures.
+    pub fn stream_wait_value(
+        &self,
+        device: u32,
+        stream: usize,
+        address: u64,
+        value: u64,
+        comparison: Comparison,
+    ) -> SimResult<()> {
+        const KIND: CallKind = CallKind::StreamWaitValue;
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        state.enter(KIND, device)?;
+        let key = state.stream(KIND, device, stream)?;
+        state.launch_open(KIND, key, Task::Await(Condition { address, value, comparison }))?;
+        state.close_ended_works();
+        Ok(())
+    }
+
+    /// Writes a word in the order of `stream`. Code 801 on a stream that captures.
+    pub fn stream_write_value(
+        &self,
+        device: u32,
+        stream: usize,
+        address: u64,
+        value: u64,
+    ) -> SimResult<()> {
+        const KIND: CallKind = CallKind::StreamWriteValue;
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        state.enter(KIND, device)?;
+        let key = state.stream(KIND, device, stream)?;
+        state.launch_open(KIND, key, Task::Write { address, value })?;
+        state.close_ended_works();
+        Ok(())
+    }
+
+    /// The host writes a word. No call of the driver.
+    pub fn host_write_value(&self, address: u64, value: u64) {
+        let mut guard = self.lock();
+        let now = guard.time.now();
+        guard.rendezvous.write(address, value, now);
+        guard.close_ended_works();
+    }
+
+    /// Enqueues a function of the program's that runs on the host in the order of `stream`. Until
+    /// [`Gpu::host_function_returns`] it is open, as a collective is. Code 801 on a stream that
+    /// captures.
+    pub fn launch_host_function(&self, device: u32, stream: usize) -> SimResult<HostFunction> {
+        const KIND: CallKind = CallKind::HostFunction;
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        state.enter(KIND, device)?;
+        let key = state.stream(KIND, device, stream)?;
+        state.launch_open(KIND, key, Task::HostFunction { returned: None }).map(HostFunction)
+    }
+
+    /// The host functions that their streams have come to and that have not returned, by their
+    /// launches.
+    pub fn host_functions(&self) -> Vec<HostFunction> {
+        self.lock().rendezvous.host_functions().into_iter().map(HostFunction).collect()
+    }
+
+    /// A host function returns, and its stream goes on. Code 1 where it does not run.
+    pub fn host_function_returns(&self, function: HostFunction) -> SimResult<()> {
+        let mut guard = self.lock();
+        let now = guard.time.now();
+        if !guard.rendezvous.host_function_returns(function.0, now) {
+            return fail(CallKind::HostFunction, code::INVALID_VALUE);
+        }
+        guard.close_ended_works();
+        Ok(())
+    }
+}
