@@ -86,7 +86,7 @@ class Machine:
 
 
 def _lag(nanoseconds: str) -> str:
-    """How far the device lags behind its host, in words. What is no number, the stand-in refuses."""
+    """How far the device lags behind its host. What is no number, the stand-in refuses."""
     try:
         microseconds = int(nanoseconds) / 1000
     except ValueError:
