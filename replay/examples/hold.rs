@@ -4,12 +4,14 @@
 //!     ... --example hold -- traces drawn bottom spans    # these parts; all but spans as it comes
 //!     ... --example hold -- --conf slack:0.1%            # with this configuration
 //!     ... --example hold -- --most 400000                # drawn: up to so many blocks (100,000)
+//!     ... --example hold -- traces --clock 100us         # where kernels take so long
 //!     ... --example hold -- --fit                        # and the smallest devices, of the traces
 //!     ... --example hold -- --write DIR                  # drawn, as traces: tests/pytorch/pace
 //!
 //! Exits with 1 where the bar is not kept; what is beyond it is listed at the end.
 
 use gruyere_replay::bench::{Contender, smallest_device};
+use gruyere_replay::clock::Clock;
 use gruyere_replay::drawn;
 use gruyere_replay::hold::{Bar, SPANS, Table};
 use gruyere_replay::trace::Trace;
@@ -22,6 +24,7 @@ struct Arguments {
     parts: Vec<String>,
     conf: String,
     most: u64,
+    clock: Clock,
     fit: bool,
     folder: Option<PathBuf>,
 }
@@ -29,12 +32,14 @@ struct Arguments {
 impl Arguments {
     fn read() -> Outcome<Self> {
         let (parts, conf) = (Vec::new(), String::new());
-        let mut arguments = Self { parts, conf, most: 100_000, fit: false, folder: None };
+        let clock = Clock::INSTANT;
+        let mut arguments = Self { parts, conf, most: 100_000, clock, fit: false, folder: None };
         let mut words = std::env::args().skip(1);
         while let Some(word) = words.next() {
             match word.as_str() {
                 "--conf" => arguments.conf = words.next().ok_or("--conf: which?")?,
                 "--most" => arguments.most = words.next().ok_or("--most: how many?")?.parse()?,
+                "--clock" => arguments.clock = words.next().ok_or("--clock: which?")?.parse()?,
                 "--fit" => arguments.fit = true,
                 "--write" => {
                     arguments.folder = Some(words.next().ok_or("--write: which folder?")?.into());
@@ -94,6 +99,9 @@ fn main() -> Outcome<ExitCode> {
     };
     for part in &arguments.parts {
         match part.as_str() {
+            "traces" if arguments.clock.lags() => {
+                show(Table::on(arguments.clock, &traces()?, &conf, Bar::Lagging)?);
+            }
             "traces" => show(Table::of(&traces()?, &conf, Bar::Trace)?),
             "drawn" => show(Table::of(&drawn(arguments.most)?, &conf, Bar::Drawn)?),
             "bottom" => show(Table::of(&drawn::bottom()?, &conf, Bar::Bottom)?),

@@ -5,6 +5,7 @@
 
 use crate::allocator::{AllocError, Allocator};
 use crate::call_times::CallSamples;
+use crate::clock::Clock;
 use crate::engine::{Blind, Blocks, End, Perfect, ReplayError, Watch, replay, replay_into};
 use crate::fit;
 use crate::measure::Curve;
@@ -114,12 +115,17 @@ impl From<StageError> for BenchError {
     }
 }
 
-/// What to measure beside the peaks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// What to measure.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Wanted {
+    /// The clock of all figures but those of [`Wanted::more_clocks`].
+    pub clock: Clock,
+    /// Clocks on which what is held is measured, too.
+    pub more_clocks: Vec<Clock>,
     /// The smallest device that completes.
     pub fit: bool,
-    /// The device's and the host's time.
+    /// The device's and the host's time: on [`Wanted::clock`], or [`Clock::USUAL`] where that is
+    /// instant.
     pub timeline: bool,
     /// The prices of driver calls there.
     pub prices: Costs,
@@ -146,6 +152,8 @@ pub struct Run {
     pub smallest_device: Option<u64>,
     /// Smallest device / peak live, of several devices that of the fullest (`--fit`).
     pub fit_ratio: Option<f64>,
+    /// What was held on each clock.
+    pub clocks: Vec<Lag>,
     /// On the timeline (`--timeline`).
     pub timeline: Option<Timeline>,
     /// Host nanoseconds a malloc or free, the median of several passes; ours only.
@@ -164,7 +172,35 @@ pub struct Run {
     pub fault_count: usize,
 }
 
-/// Two runs on the timeline: kernels of 20 us, 8 us of host a launch, the host at most 10 ms ahead.
+/// One run on a clock: 8 us of host a launch, the host at most 10 ms ahead, driver calls free.
+#[derive(Clone, Debug, Serialize)]
+pub struct Lag {
+    /// The clock.
+    pub clock: Clock,
+    /// False: out of memory even with room to spare.
+    pub completed: bool,
+    /// The most physical memory held.
+    pub peak_reserved: u64,
+    /// Peak reserved / peak live.
+    pub hold_ratio: f64,
+    /// When the last kernel is done.
+    pub device_end_ns: u64,
+}
+
+impl Lag {
+    fn of(clock: Clock, trace: &Trace, stage: &PhantomStage, end: &End) -> Self {
+        let peak_reserved = stage.held_peak();
+        Self {
+            clock,
+            completed: *end == End::Completed,
+            peak_reserved,
+            hold_ratio: ratio(peak_reserved, trace.peak_live),
+            device_end_ns: stage.time().device_end,
+        }
+    }
+}
+
+/// Two runs on the timeline of a clock: 8 us of host a launch, the host at most 10 ms ahead.
 #[derive(Clone, Debug, Serialize)]
 pub struct Timeline {
     /// Peak reserved / peak live where driver calls cost no time, as the real allocators were
@@ -193,9 +229,10 @@ impl Timeline {
 ///
 /// # Errors
 /// Where it cannot be measured; an out-of-memory or a fault is a result, not an error.
-pub fn run(trace: &Trace, contender: &Contender, wanted: Wanted) -> Result<Run, BenchError> {
-    let ample = ample(trace);
-    let mut stage = PhantomStage::new(trace, Setup { oracle: true, ..Setup::instant(ample) });
+pub fn run(trace: &Trace, contender: &Contender, wanted: &Wanted) -> Result<Run, BenchError> {
+    let setup =
+        Setup { oracle: true, prices: wanted.prices, ..Setup::at(wanted.clock, ample(trace)) };
+    let mut stage = PhantomStage::new(trace, setup);
     let mut curve = Curve::new(trace.operations);
     let mut allocator = contender.set_up(&stage.driver())?;
     let before = stage.allocator_calls();
@@ -203,10 +240,15 @@ pub fn run(trace: &Trace, contender: &Contender, wanted: Wanted) -> Result<Run, 
     let end = replay_into(trace, &mut stage, &mut *allocator, &mut curve, &mut blocks)?;
     let mut run = report(trace, contender, &stage, &curve, end == End::Completed);
     run.driver_calls = stage.allocator_calls() - before;
+    run.clocks.push(Lag::of(wanted.clock, trace, &stage, &end));
     let mut faults = audit(trace, &mut stage, &mut *allocator, blocks)?;
     drop(allocator);
+    for &clock in &wanted.more_clocks {
+        run.clocks.push(on_clock(trace, contender, clock)?);
+    }
     if wanted.timeline {
-        let (timeline, more) = on_the_timeline(trace, contender, ample, wanted.prices)?;
+        let known = wanted.clock.lags().then_some(run.peak_reserved);
+        let (timeline, more) = on_the_timeline(trace, contender, wanted, known)?;
         run.timeline = Some(timeline);
         faults.extend(more);
     }
@@ -300,6 +342,7 @@ fn report(
         driver_calls: 0,
         smallest_device: None,
         fit_ratio: None,
+        clocks: Vec::new(),
         timeline: None,
         ns_per_operation: None,
         driver_call_times: Vec::new(),
@@ -338,13 +381,27 @@ pub fn live_curve(trace: &Trace) -> Vec<u64> {
     curve.live().to_vec()
 }
 
+/// What `contender` holds of `trace` on `clock`, on a device with room to spare. No oracle watches.
+///
+/// # Errors
+/// Where it cannot be set up or the replay breaks off.
+pub fn on_clock(trace: &Trace, contender: &Contender, clock: Clock) -> Result<Lag, BenchError> {
+    let mut stage = PhantomStage::new(trace, Setup::at(clock, ample(trace)));
+    let mut allocator = contender.set_up_quietly(&stage.driver())?;
+    let end = replay(trace, &mut stage, &mut *allocator, &mut Blind)?;
+    Ok(Lag::of(clock, trace, &stage, &end))
+}
+
+/// `known`: what is held where driver calls are free, if that was measured on the same clock.
 fn on_the_timeline(
     trace: &Trace,
     contender: &Contender,
-    capacity: u64,
-    prices: Costs,
+    wanted: &Wanted,
+    known: Option<u64>,
 ) -> Result<(Timeline, Vec<String>), BenchError> {
-    let setup = |charge| Setup { prices, ..Setup::timeline(capacity, charge) };
+    let clock = if wanted.clock.lags() { wanted.clock } else { Clock::USUAL };
+    let at = Setup { oracle: true, ..Setup::at(clock, ample(trace)) };
+    let setup = |charge| Setup { prices: wanted.prices, charge, ..at };
     let ideal = Setup { oracle: false, ..setup(Charge::Program) };
     let mut ideal = PhantomStage::new(trace, ideal);
     replay(trace, &mut ideal, &mut Perfect::default(), &mut Blind)?;
@@ -357,7 +414,10 @@ fn on_the_timeline(
         faults.extend(stage.faults());
         Ok::<_, BenchError>((stage.held_peak(), stage.time(), stage.allocator_calls() - before))
     };
-    let (held, _, _) = timed(Charge::Program)?;
+    let held = match known {
+        Some(held) => held,
+        None => timed(Charge::Program)?.0,
+    };
     let (held_charged, time, driver_calls) = timed(Charge::DriverCalls)?;
     let timeline = Timeline {
         hold_ratio: ratio(held, trace.peak_live),

@@ -1,14 +1,14 @@
 //! The bar of hold: how much more than torch's allocators Gruyère may hold at the peak, program by
-//! program, and the table that says how it came out. Nothing takes time.
+//! program, and the table that says how it came out.
 //!
-//! `replay/tests/hold.rs` judges by it; `replay/examples/hold.rs` prints the tables.
+//! `replay/tests/hold.rs` judges by it where nothing takes time, `replay/tests/lagging.rs` where
+//! the device lags behind its host; `replay/examples/hold.rs` prints the tables.
 
 #![deny(unsafe_code)]
 #![deny(clippy::unwrap_used)]
 
-use crate::bench::{BenchError, Contender, ample};
-use crate::engine::{Blind, End, replay};
-use crate::stage::{PhantomStage, Setup, Stage};
+use crate::bench::{BenchError, Contender, ample, on_clock};
+use crate::clock::Clock;
 use crate::trace::Trace;
 use gruyere::record::watch::median;
 use std::fmt;
@@ -25,6 +25,8 @@ pub enum Bar {
     /// A trace: torch's default and a page, and expandable segments and 2% or two pages, whichever
     /// is more.
     Trace,
+    /// A trace on a device that lags: torch's default on the same clock, and a page.
+    Lagging,
     /// Blocks drawn by chance: torch's default and 2% or a page a stream, whichever is more.
     Drawn,
     /// Next to nothing: what torch's default holds.
@@ -44,6 +46,7 @@ impl Bar {
         let more = |held: u64, pages: u64| held + (held / 50).max(pages * PAGE);
         match self {
             Self::Trace => (torch + PAGE).min(more(expandable, 2)),
+            Self::Lagging => torch + PAGE,
             Self::Drawn => more(torch, streams),
             Self::Span => (torch + torch / 100 * 7).next_multiple_of(PAGE).max(SPAN),
             Self::Bottom => torch,
@@ -69,15 +72,20 @@ pub struct Held {
 }
 
 impl Held {
-    /// Runs torch's allocators and ours, as `confs` configure it, over `trace`.
+    /// Runs torch's allocators and ours, as `confs` configure it, over `trace` on `clock`.
     ///
     /// # Errors
     /// Where an allocator cannot be set up or a replay breaks off.
-    pub fn of(trace: &Trace, confs: &[&str], bar: Bar) -> Result<Self, BenchError> {
+    pub fn of(trace: &Trace, clock: Clock, confs: &[&str], bar: Bar) -> Result<Self, BenchError> {
         let room = ample(trace);
-        let model = |contender| at_peak(trace, &contender).map(|held| held.unwrap_or(room));
+        // `None`: out of memory with room to spare.
+        let at_peak = |contender: Contender| {
+            let lag = on_clock(trace, &contender, clock)?;
+            Ok::<_, BenchError>(lag.completed.then_some(lag.peak_reserved))
+        };
+        let model = |contender| at_peak(contender).map(|held| held.unwrap_or(room));
         let (torch, expandable) = (model(Contender::Torch)?, model(Contender::Expandable)?);
-        let ours = |conf: &&str| at_peak(trace, &Contender::Gruyere((*conf).to_owned()));
+        let ours = |conf: &&str| at_peak(Contender::Gruyere((*conf).to_owned()));
         Ok(Self {
             program: trace.name.clone(),
             live: trace.peak_live,
@@ -95,18 +103,6 @@ impl Held {
     }
 }
 
-/// The most that `contender` holds over `trace` on a device with room to spare, bytes; `None`: it
-/// ran out of memory all the same.
-///
-/// # Errors
-/// Where it cannot be set up or the replay breaks off.
-pub fn at_peak(trace: &Trace, contender: &Contender) -> Result<Option<u64>, BenchError> {
-    let mut stage = PhantomStage::new(trace, Setup::instant(ample(trace)));
-    let mut allocator = contender.set_up_quietly(&stage.driver())?;
-    let end = replay(trace, &mut stage, &mut *allocator, &mut Blind)?;
-    Ok((end == End::Completed).then(|| stage.held_peak()))
-}
-
 /// What was held of several programs, and whether the bar is kept.
 #[derive(Clone, Debug)]
 pub struct Table {
@@ -116,7 +112,7 @@ pub struct Table {
 }
 
 impl Table {
-    /// Runs all of `traces`.
+    /// Runs all of `traces`, nothing taking time.
     ///
     /// # Errors
     /// As [`Held::of`].
@@ -125,7 +121,20 @@ impl Table {
         confs: &[&str],
         bar: Bar,
     ) -> Result<Self, BenchError> {
-        let rows = traces.into_iter().map(|trace| Held::of(trace, confs, bar));
+        Self::on(Clock::INSTANT, traces, confs, bar)
+    }
+
+    /// Runs all of `traces` on `clock`.
+    ///
+    /// # Errors
+    /// As [`Held::of`].
+    pub fn on<'a>(
+        clock: Clock,
+        traces: impl IntoIterator<Item = &'a Trace>,
+        confs: &[&str],
+        bar: Bar,
+    ) -> Result<Self, BenchError> {
+        let rows = traces.into_iter().map(|trace| Held::of(trace, clock, confs, bar));
         Ok(Self {
             bar,
             confs: confs.iter().map(|&conf| conf.to_owned()).collect(),
@@ -213,6 +222,7 @@ mod tests {
         assert_eq!(bar(100, 100), 101 * PAGE);
         assert_eq!(bar(100, 90), 92 * PAGE);
         assert_eq!(bar(2000, 1000), 1020 * PAGE);
+        assert_eq!(Bar::Lagging.allowed(100 * PAGE, PAGE, 1), 101 * PAGE);
         assert_eq!(Bar::Drawn.allowed(100 * PAGE, 0, 16), 116 * PAGE);
         assert_eq!(Bar::Drawn.allowed(1000 * PAGE, 0, 16), 1020 * PAGE);
         assert_eq!(Bar::Bottom.allowed(PAGE, 0, 1), PAGE);

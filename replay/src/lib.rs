@@ -4,6 +4,7 @@
 pub mod allocator;
 pub mod bench;
 pub mod call_times;
+pub mod clock;
 pub mod drawn;
 pub mod engine;
 pub mod fit;

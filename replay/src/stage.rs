@@ -3,6 +3,7 @@
 #![deny(unsafe_code)]
 #![deny(clippy::unwrap_used)]
 
+use crate::clock::Clock;
 use crate::trace::Trace;
 use gruyere::driver::{DeviceId, DevicePtr, Driver, DriverError, EventHandle, StreamHandle};
 use gruyere_phantom::{Caller, Config, Costs, Gpu, HostTime, SimError, StreamKind, as_program};
@@ -205,7 +206,14 @@ impl Setup {
     /// Kernels of 20 us, 8 us of host a launch, 0.15 us a malloc or free, the host at most 10 ms
     /// ahead.
     pub fn timeline(capacity: u64, charge: Charge) -> Self {
-        Self { capacity, kernel_ns: 20_000, charge, prices: Costs::default(), oracle: true }
+        Self { charge, oracle: true, ..Self::at(Clock::USUAL, capacity) }
+    }
+
+    /// The same with kernels of another length, driver calls free and no oracle; on
+    /// [`Clock::INSTANT`] as [`Setup::instant`].
+    pub fn at(clock: Clock, capacity: u64) -> Self {
+        let charge = if clock.lags() { Charge::Program } else { Charge::Nothing };
+        Self { kernel_ns: clock.kernel_ns(), charge, ..Self::instant(capacity) }
     }
 }
 

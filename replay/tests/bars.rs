@@ -13,7 +13,7 @@ fn gruyere_holds_no_more_than_torch_on_any_trace() {
         let path =
             Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../traces/{name}.trace.zst"));
         let trace = Trace::open(&path).unwrap();
-        let hold = |contender| run(&trace, &contender, wanted).unwrap().hold_ratio;
+        let hold = |contender| run(&trace, &contender, &wanted).unwrap().hold_ratio;
         let (ours, torch) = (hold(Contender::Gruyere(String::new())), hold(Contender::Torch));
         assert!(ours <= torch, "{name}: {ours:.4}, torch {torch:.4}");
     }

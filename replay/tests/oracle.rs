@@ -23,7 +23,7 @@ fn traces_in(folder: &str) -> Vec<PathBuf> {
 }
 
 fn ours(trace: &Trace, conf: &str) -> Run {
-    run(trace, &Contender::Gruyere(conf.to_owned()), everything()).unwrap()
+    run(trace, &Contender::Gruyere(conf.to_owned()), &everything()).unwrap()
 }
 
 #[test]
@@ -49,7 +49,7 @@ fn oracle_is_silent_on_the_public_traces_at_hand() {
         for contender in
             [Contender::Torch, Contender::Expandable, Contender::Gruyere(String::new())]
         {
-            let run = run(&trace, &contender, everything()).unwrap();
+            let run = run(&trace, &contender, &everything()).unwrap();
             assert!(run.completed, "{} {}", trace.name, run.allocator);
             assert_eq!(run.faults, Vec::<String>::new(), "{} {}", trace.name, run.allocator);
         }

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gruyere._bench import parts, table
+from gruyere._bench import machine, parts, table
 from gruyere._bench.compare import Program, Report, Row
 from gruyere._bench.measure import COMPLETED, FAILED, OUT_OF_MEMORY
 
@@ -29,9 +29,9 @@ def said(default, expandable, gruyere, on_gpu=False, found=None):
             rows.append(Row(name, "", physical_peak=held, hold_ratio=end / 62.5, **times))
     rows[-1].parts = found or {}
     program = Program("train.py", ["--batch-size", "8"], peak_live=int(62.5 * GIB), rows=rows)
-    machine = {"device": "NVIDIA H100 80GB HBM3", "stand_in": not on_gpu, "torch": "2.11.0+cu130",
-               "cuda": "13.0"}  # fmt: skip
-    return table.markdown(Report(machine, {}, [program], 512.0))
+    facts = {"device": "NVIDIA H100 80GB HBM3", "stand_in": not on_gpu, "torch": "2.11.0+cu130",
+             "cuda": "13.0"}  # fmt: skip
+    return table.markdown(Report(facts, {}, [program], 512.0))
 
 
 @pytest.mark.parametrize(
@@ -75,6 +75,20 @@ def said(default, expandable, gruyere, on_gpu=False, found=None):
 def test_the_first_line_says_who_holds_least_of_those_that_completed(rows, conclusion):
     text = said(*rows)
     assert text.split("\n\n")[0].replace("\n", " ") == conclusion
+
+
+@pytest.mark.parametrize(
+    ("nanoseconds", "lag"),
+    [("20000", "kernels of 20 us"), ("500", "kernels of 0.5 us"), ("0", "done at once"),
+     ("soon", "kernels of 'soon' ns")],
+)  # fmt: skip
+def test_the_stand_ins_clock_is_in_words(nanoseconds, lag):
+    assert machine._lag(nanoseconds) == lag
+
+
+def test_on_the_stand_in_the_last_line_says_on_which():
+    last = said(76.5, 64.5, 63.0, on_gpu=False).rstrip().split("\n\n")[-1].replace("\n", " ")
+    assert last.startswith("On the NVIDIA H100 80GB HBM3: what is held is exact"), last
 
 
 @pytest.mark.parametrize("part", list(parts.REASONS))

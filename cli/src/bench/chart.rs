@@ -90,7 +90,8 @@ pub fn draw(report: &Report) -> String {
     let _ = writeln!(
         svg,
         "<text x=\"{MARGIN}\" y=\"63\">Held over each run, against what is live. Under each name: \
-         what is held at the peak, beyond what is live.</text>"
+         what is held at the peak, beyond what is live.{}</text>",
+        lags(report)
     );
     svg.push_str(&key);
     for (index, trace) in report.traces.iter().enumerate() {
@@ -101,6 +102,17 @@ pub fn draw(report: &Report) -> String {
     means(&mut svg, x, y, report);
     svg.push_str("</svg>\n");
     svg
+}
+
+/// The clock that the picture is of, in a sentence; nothing of a real device, or of one that is
+/// done at once.
+fn lags(report: &Report) -> String {
+    match report.measured.clocks.first() {
+        Some(clock) if clock.lags() && report.device == "phantom" => {
+            format!(" Kernels take {} us.", clock.kernel_ns() / 1000)
+        }
+        _ => String::new(),
+    }
 }
 
 /// The key, in as many rows as it takes: each allocator's line, live and its peak.

@@ -17,6 +17,7 @@ use crate::wrap::wrap;
 use gruyere_record::file;
 use gruyere_replay::Prices;
 use gruyere_replay::bench::{Contender, Wanted};
+use gruyere_replay::clock::Clock;
 use gruyere_replay::trace::Trace;
 use report::Report;
 use std::path::{Path, PathBuf};
@@ -41,6 +42,9 @@ Examples:
                                     a trace of your own (traces/FORMAT.md)
   gruyere bench --conf share:off --conf backing:fixed
                                     a column more for each configuration
+  gruyere bench --clock 0,5us,100us
+                                    on devices that lag behind their host by
+                                    nothing, by little and by much
   gruyere bench --prices by-mapping
                                     time, where access costs by the mapping
   gruyere bench proof               every figure that is promised, with its bar
@@ -76,8 +80,12 @@ pub struct Args {
     /// Also find the smallest device that completes each trace, by bisection.
     #[arg(long)]
     fit: bool,
-    /// Also replay with device time: kernels of 20 us, 8 us of host a launch, the host at most 10
-    /// ms ahead.
+    /// How long a kernel takes on the stand-in GPU, where a launch takes 8 us of the host, which is
+    /// at most 10 ms ahead; 0: the device is done at once. With several, what is held is measured
+    /// on each, all else on the first.
+    #[arg(long, value_name = "TIME", value_delimiter = ',', default_value = "20us")]
+    clock: Vec<Clock>,
+    /// Also the device's time, with driver calls charged (of `--clock 0`: on 20us).
     #[arg(long)]
     timeline: bool,
     /// What driver calls cost on the timeline, which it implies: by-call, by-mapping,
@@ -169,13 +177,13 @@ fn bench(args: &Args) -> Result<ExitCode, Box<dyn std::error::Error>> {
     // A wrong --out must not cost the whole run.
     std::fs::create_dir_all(&args.out).map_err(|e| format!("{}: {e}", args.out.display()))?;
     let prices = args.prices()?;
-    let wanted = Wanted { fit: args.fit, timeline: args.has_timeline(), prices: prices.costs };
+    let wanted = args.wanted(&prices);
     let contenders = contenders(args);
     let runs = match args.device {
-        Device::Phantom => schedule::on_phantom(&traces, &contenders, wanted, true)?,
+        Device::Phantom => schedule::on_phantom(&traces, &contenders, &wanted, true)?,
         Device::Cuda => schedule::on_cuda(&traces, &confs(args))?,
     };
-    let of_small = schedule::on_phantom(&small, &contenders, wanted, false)?;
+    let of_small = schedule::on_phantom(&small, &contenders, &wanted, false)?;
     let report = Report::new((&traces, runs), (&small, of_small), args, &prices);
     let chart = chart::draw(&report);
     write(&args.out.join("bench.json"), &report.to_json()?)?;
@@ -215,6 +223,17 @@ impl Args {
     /// The small programs go beside the bundled traces, on the stand-in: a real GPU's time is dear.
     fn has_small(&self) -> bool {
         self.trace.is_empty() && self.device == Device::Phantom
+    }
+
+    fn wanted(&self, prices: &Prices) -> Wanted {
+        let (clock, more) = self.clock.split_first().unwrap_or((&Clock::USUAL, &[]));
+        Wanted {
+            clock: *clock,
+            more_clocks: more.to_vec(),
+            fit: self.fit,
+            timeline: self.has_timeline(),
+            prices: prices.costs,
+        }
     }
 
     fn has_timeline(&self) -> bool {
@@ -346,7 +365,7 @@ mod tests {
     pub(super) fn report(change: impl FnOnce(&mut gruyere_replay::bench::Run)) -> Report {
         let trace = Trace::read("tiny", &b"a 1 512 0 0\nf 1\n"[..]).unwrap();
         let mut run =
-            gruyere_replay::bench::run(&trace, &Contender::Torch, Wanted::default()).unwrap();
+            gruyere_replay::bench::run(&trace, &Contender::Torch, &Wanted::default()).unwrap();
         change(&mut run);
         Report::new(
             (&[trace], vec![vec![run]]),

@@ -4,13 +4,14 @@ use super::schedule::Runs;
 use super::{Args, Device};
 use gruyere_replay::Prices;
 use gruyere_replay::bench::{Run, live_curve};
+use gruyere_replay::clock::Clock;
 use gruyere_replay::trace::Trace;
 use serde::Serialize;
 use std::path::Path;
 use std::process::Command;
 
 /// Raised when a field changes its meaning or goes away; new fields do not raise it.
-const SCHEMA_VERSION: u32 = 1;
+const SCHEMA_VERSION: u32 = 2;
 
 /// bench.json.
 #[derive(Debug, Serialize)]
@@ -54,6 +55,8 @@ pub struct Machine {
 /// What was measured beside the peaks.
 #[derive(Debug, Serialize)]
 pub struct Measured {
+    /// The clock of all figures, then those on which what is held was measured, too.
+    pub clocks: Vec<Clock>,
     /// The smallest device that completes.
     pub fit: bool,
     /// Device and host time.
@@ -63,12 +66,14 @@ pub struct Measured {
 }
 
 /// One trace. Bytes.
-#[derive(Debug, Serialize)]
+#[derive(Clone, Debug, Serialize)]
 pub struct TraceReport {
     /// Its name.
     pub trace: String,
     /// Allocations and frees.
     pub operations: u64,
+    /// Streams, the default one included.
+    pub streams: usize,
     /// Highest sum of live blocks, each rounded up to 512 bytes.
     pub peak_live: u64,
     /// Live memory over the operations, the highest of each of equal parts.
@@ -88,6 +93,7 @@ impl Report {
         let each = |(trace, runs): (&Trace, Vec<Run>)| TraceReport {
             trace: trace.name.clone(),
             operations: trace.operations,
+            streams: trace.streams.len(),
             peak_live: trace.peak_live,
             live_curve: live_curve(trace),
             runs,
@@ -105,6 +111,7 @@ impl Report {
             },
             confs: args.conf.clone(),
             measured: Measured {
+                clocks: args.clock.clone(),
                 fit: args.fit,
                 timeline: args.has_timeline(),
                 prices: prices.name.clone(),

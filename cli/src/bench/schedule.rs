@@ -41,7 +41,7 @@ impl<'a> Queue<'a> {
 pub fn on_phantom(
     traces: &[Trace],
     contenders: &[Contender],
-    wanted: Wanted,
+    wanted: &Wanted,
     timed: bool,
 ) -> Result<Runs, String> {
     let queue = |ours| {

@@ -10,6 +10,7 @@ use comfy_table::{
 use gruyere_record::cut;
 use gruyere_record::watch::median;
 use gruyere_replay::bench::Run;
+use gruyere_replay::clock::Clock;
 use std::fmt::Write as _;
 use std::ops::Range;
 
@@ -235,23 +236,53 @@ fn signed(beyond: f64) -> String {
 
 /// The tables of what was measured.
 pub fn draw(report: &Report) -> String {
-    let mut text = tables(report, &HELD, true);
+    let mut text = String::new();
+    let clocks = report.measured.clocks.iter().copied();
+    for clock in clocks.filter(|_| report.device == "phantom") {
+        let [large, small] = [&report.traces, &report.small].map(|traces| on_clock(traces, clock));
+        text += &tables((&large, &small), &HELD, &format!("{}; {}", HELD.title, on(clock)));
+    }
+    if text.is_empty() {
+        text += &tables((&report.traces, &report.small), &HELD, HELD.title);
+    }
     if report.measured.fit {
-        text += &tables(report, &FIT, true);
+        text += &tables((&report.traces, &report.small), &FIT, FIT.title);
     }
     if report.measured.timeline {
-        text += &tables(report, &TIME, false);
+        text += &tables((&report.traces, &[]), &TIME, TIME.title);
         let _ = writeln!(text, "\nPrices of driver calls: {}", report.measured.prices);
     }
     text
 }
 
-/// One figure of all traces, and of the small programs where it was measured of them.
-fn tables(report: &Report, figure: &Figure, of_small: bool) -> String {
-    let mut text = format!("\n{}\n{}", figure.title, split(&report.traces, figure, false));
-    if of_small && !report.small.is_empty() {
-        let small = split(&report.small, figure, true);
-        let _ = write!(text, "\n{}, small programs\n{small}", figure.title);
+/// A clock in a heading.
+pub fn on(clock: Clock) -> String {
+    match clock.kernel_ns() / 1000 {
+        0 => "a device that is done at once".to_owned(),
+        us => format!("kernels take {us} us"),
+    }
+}
+
+/// The same traces with what was held on `clock`.
+fn on_clock(traces: &[TraceReport], clock: Clock) -> Vec<TraceReport> {
+    let mut traces = traces.to_vec();
+    for run in traces.iter_mut().flat_map(|trace| &mut trace.runs) {
+        if let Some(lag) = run.clocks.iter().find(|lag| lag.clock == clock) {
+            (run.hold_ratio, run.completed) = (lag.hold_ratio, lag.completed);
+        }
+    }
+    traces
+}
+
+/// One figure of all traces, and of the small programs where there are any.
+fn tables(
+    (traces, small): (&[TraceReport], &[TraceReport]),
+    figure: &Figure,
+    title: &str,
+) -> String {
+    let mut text = format!("\n{title}\n{}", split(traces, figure, false));
+    if !small.is_empty() {
+        let _ = write!(text, "\nSmall programs: {title}\n{}", split(small, figure, true));
     }
     text
 }
@@ -409,6 +440,7 @@ mod tests {
             TraceReport {
                 trace: name.to_owned(),
                 operations: 2,
+                streams: 1,
                 peak_live: 5 << 30,
                 live_curve: Vec::new(),
                 runs: runs.chain(more).collect(),
@@ -468,7 +500,7 @@ mod tests {
         ] {
             assert!(rows.contains(&row(wanted)), "{wanted} is missing in\n{tables}");
         }
-        assert_eq!(tables.matches("small programs").count(), 1, "{tables}");
+        assert_eq!(tables.matches("Small programs").count(), 1, "{tables}");
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The table of every figure (`--full`).
 
 use super::report::{Report, TraceReport};
+use super::summary;
 use crate::driver_calls;
 use comfy_table::presets::UTF8_HORIZONTAL_ONLY;
 use comfy_table::{CellAlignment, ColumnConstraint, ContentArrangement, Table};
@@ -51,10 +52,18 @@ const COLUMNS: &[Column] = &[
         shown: |report| report.measured.fit,
     },
     Column {
-        heading: "hold\non time",
-        note: "hold on time: hold ratio on the timeline (kernels of 20 us, 8 us of host a launch, \
-               host at most 10 ms ahead)",
-        cell: |_, run| timeline(run, |time| format!("{:.2}", time.hold_ratio)),
+        heading: "hold on\neach clock",
+        note: "hold on each clock: the hold ratio on each, in the order of --clock",
+        cell: |_, run| {
+            let holds = run.clocks.iter().map(|lag| format!("{:.3}", lag.hold_ratio));
+            holds.collect::<Vec<_>>().join(" ")
+        },
+        shown: |report| report.measured.clocks.len() > 1,
+    },
+    Column {
+        heading: "hold\ncharged",
+        note: "hold charged: the hold ratio where driver calls take time, too",
+        cell: |_, run| timeline(run, |time| format!("{:.2}", time.hold_ratio_charged)),
         shown: |report| report.measured.timeline,
     },
     Column {
@@ -127,6 +136,11 @@ pub fn draw(report: &Report) -> String {
     let mut text = format!("\n{table}\n");
     for column in columns.iter().filter(|column| !column.note.is_empty()) {
         let _ = writeln!(text, "  {}", column.note);
+    }
+    if report.device == "phantom"
+        && let Some(clock) = report.measured.clocks.first()
+    {
+        let _ = writeln!(text, "  {}", summary::on(*clock));
     }
     if report.measured.timeline {
         let _ = writeln!(text, "  prices of driver calls: {}", report.measured.prices);

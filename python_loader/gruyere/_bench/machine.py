@@ -85,6 +85,15 @@ class Machine:
         return bool(self.environment)
 
 
+def _lag(nanoseconds: str) -> str:
+    """How far the device lags behind its host. What is no number, the stand-in refuses."""
+    try:
+        microseconds = int(nanoseconds) / 1000
+    except ValueError:
+        return f"kernels of {nanoseconds!r} ns"
+    return f"kernels of {microseconds:g} us" if microseconds else "done at once"
+
+
 def choose(stand_in: bool, beside: Optional[str], folder: Path) -> Machine:
     """The stand-in where it is asked for, else a real GPU. `beside`: a folder in which the stand-in
     may be. `folder`: of ours, for links and the lock, which this process holds until it ends; no
@@ -100,10 +109,12 @@ def choose(stand_in: bool, beside: Optional[str], folder: Path) -> Machine:
     links = folder / "libraries"
     links.mkdir()
     _stand_in.link(library, links)
+    clock = {key: os.environ.get(key, value) for key, value in _CLOCK.items()}
+    memory = os.environ.get("PHANTOM_MEMORY", "80GiB")
     return Machine(
-        f"stand-in GPU, {os.environ.get('PHANTOM_MEMORY', '80GiB')}",
+        f"stand-in GPU, {memory}, {_lag(clock['PHANTOM_KERNEL_NS'])}",
         {
-            **{key: os.environ.get(key, value) for key, value in _CLOCK.items()},
+            **clock,
             **_stand_in.loaded_from(library, links, _stand_in.Owner(folder)),
         },
     )

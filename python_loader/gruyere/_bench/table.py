@@ -71,8 +71,8 @@ def markdown(report: Report) -> str:
     if not on_gpu:
         text.append(
             _wrapped(
-                "On the stand-in GPU: what is held is exact, times are the host's and say nothing "
-                "of a device's."
+                f"On the {report.machine['device']}: what is held is exact, times are the host's "
+                "and say nothing of a device's."
             )
         )
     return "\n".join(text) + "\n"

@@ -24,9 +24,14 @@ _allocator.set_record_stream_fn(_address("record_stream"))
 torch._C._cuda_changeCurrentAllocator(_allocator)
 
 
+def mark(text):
+    """A line of the trace that says something of the program."""
+    _library.recorder_mark(text.encode())
+
+
 def step():
     """A step or a request is done."""
-    _library.recorder_mark(b"step")
+    mark("step")
 
 
 def blank(*shape, high=1000, dtype=torch.long):

@@ -1,6 +1,6 @@
-//! The figures that README and docs give: measured by `gruyere bench --fit --timeline`, kept in
-//! `benches/results/figures.json`, and written between marks of the pages, so that none of them
-//! is older than the last measurement.
+//! The figures that README and docs give: measured by `gruyere bench --fit --timeline` on four
+//! clocks, kept in `benches/results/figures.json`, and written between marks of the pages, so that
+//! none of them is older than the last measurement.
 //!
 //! All of them repeat to the byte on any machine (they are of the traces, the stand-in's books and
 //! its virtual clock), so the test measures again and compares.
@@ -21,18 +21,24 @@ const PICTURE: &str = "docs/bench.svg";
 /// Where a run writes its own.
 const FRESH: &str = "target/figures";
 
+/// The clocks that `bench` measures on, as it calls them: kernels of so long. The first is that of
+/// the picture and of all that no clock is named of.
+const CLOCKS: [&str; 4] = ["20us", AT_ONCE, "5us", "100us"];
+/// A device that is done at once.
+const AT_ONCE: &str = "0";
+
 /// One allocator on one trace.
 struct Run {
     /// As the bench calls it: `torch`, `expandable`, `gruyere`.
     allocator: String,
-    /// Bytes.
+    /// Bytes, on a device that is done at once.
     peak_reserved: u64,
-    /// Peak reserved over peak live.
+    /// Peak reserved over peak live there.
     hold: f64,
     /// Smallest device that completes over peak live.
     fit: f64,
-    /// `hold` where kernels take time.
-    hold_on_time: Option<f64>,
+    /// `hold` where kernels take time: of 5, 20 and 100 us.
+    lags: [f64; 3],
     /// End of the device's work over that with an allocator that costs nothing.
     device_end: Option<f64>,
     /// Calls of the driver.
@@ -45,6 +51,8 @@ struct Trace {
     /// Bytes.
     peak_live: u64,
     runs: Vec<Run>,
+    /// Streams, the default one included.
+    streams: u64,
     /// One of `traces/small`.
     small: bool,
 }
@@ -99,8 +107,8 @@ fn known(root: &Path, report: &Value) -> Result<Known, String> {
 /// The report of a run of now.
 fn measure(root: &Path) -> Result<Value, String> {
     let bench = ["run", "--release", "--quiet", "--locked", "--package", "gruyere-cli", "--"];
-    let options = ["bench", "--fit", "--timeline", "--out", FRESH];
-    succeed(cargo(root, &bench).args(options))?;
+    let options = ["bench", "--fit", "--timeline", "--out", FRESH, "--clock"];
+    succeed(cargo(root, &bench).args(options).arg(CLOCKS.join(",")))?;
     read(&root.join(FRESH).join("bench.json"))
 }
 
@@ -114,8 +122,9 @@ fn put(path: &Path, text: &str) -> Result<(), String> {
 
 /// What is kept of a report: when and where it was measured, and its figures, a run a line.
 fn kept(report: &Value) -> Result<String, String> {
+    let command = format!("gruyere bench --fit --timeline --clock {}", CLOCKS.join(","));
     let head = serde_json::json!({
-        "command": "gruyere bench --fit --timeline", "date": report["date"],
+        "command": command, "date": report["date"],
         "git_commit": report["git_commit"], "machine": report["machine"],
     });
     let lines: Vec<_> = figures(report)?.iter().map(Value::to_string).collect();
@@ -127,16 +136,14 @@ fn figures(report: &Value) -> Result<Vec<Value>, String> {
     let figures = |trace: &Trace| {
         let one = |run: &Run| {
             let mut figures = serde_json::json!({
-                "trace": trace.name, "peak_live": trace.peak_live, "allocator": run.allocator,
-                "peak_reserved": run.peak_reserved, "hold": short(run.hold),
+                "trace": trace.name, "peak_live": trace.peak_live, "streams": trace.streams,
+                "allocator": run.allocator, "peak_reserved": run.peak_reserved,
+                "hold": short(run.hold), "hold_5us": short(run.lags[0]),
+                "hold_20us": short(run.lags[1]), "hold_100us": short(run.lags[2]),
                 "fit": short(run.fit), "driver_calls": run.driver_calls,
             });
-            for (what, ratio) in
-                [("hold_on_time", run.hold_on_time), ("device_end", run.device_end)]
-            {
-                if let Some(ratio) = ratio {
-                    figures[what] = short(ratio).into();
-                }
+            if let Some(end) = run.device_end {
+                figures["device_end"] = short(end).into();
             }
             figures
         };
@@ -159,6 +166,7 @@ fn traces(report: &Value) -> Result<Vec<Trace>, String> {
         Ok(Trace {
             name: word(trace, "trace")?,
             peak_live: count(trace, "peak_live")?,
+            streams: count(trace, "streams")?,
             runs: list(trace, "runs")?.iter().map(run).collect::<Result<_, String>>()?,
             small,
         })
@@ -171,12 +179,17 @@ fn traces(report: &Value) -> Result<Vec<Trace>, String> {
 fn run(run: &Value) -> Result<Run, String> {
     let time = Some(&run["timeline"]).filter(|time| !time.is_null());
     let timed = |what| time.map(|time| number(time, what)).transpose();
+    let on = |clock: &str| {
+        let clocks = run["clocks"].as_array().into_iter().flatten();
+        clocks.clone().find(|lag| lag["clock"] == clock).ok_or_else(|| missing(clock))
+    };
+    let hold = |clock| number(on(clock)?, "hold_ratio");
     Ok(Run {
         allocator: word(run, "allocator")?,
-        peak_reserved: count(run, "peak_reserved")?,
-        hold: number(run, "hold_ratio")?,
+        peak_reserved: count(on(AT_ONCE)?, "peak_reserved")?,
+        hold: hold(AT_ONCE)?,
         fit: number(run, "fit_ratio")?,
-        hold_on_time: timed("hold_ratio")?,
+        lags: [hold("5us")?, hold("20us")?, hold("100us")?],
         device_end: timed("device_end_ns")?
             .zip(timed("perfect_end_ns")?)
             .map(|(end, perfect)| end / perfect),

@@ -13,8 +13,10 @@ const ALLOCATORS: [(&str, &str); 3] = [
 /// What stands between the marks of `name`, which begins with `small` where it is of the small
 /// programs; `None`: there is no such figure.
 pub fn figure(name: &str, traces: &[Trace]) -> Option<String> {
-    if name == "lagging" {
-        return Some(lagging(traces));
+    match name {
+        "lagging" => return Some(lagging(traces)),
+        "clocks" => return Some(clocks(traces)),
+        _ => {}
     }
     let (name, small) = match name.strip_prefix("small ") {
         Some(name) => (name, true),
@@ -31,16 +33,17 @@ pub fn figure(name: &str, traces: &[Trace]) -> Option<String> {
             Some(signed(median(excesses(traces, allocator))))
         }
         ("summary", "") => Some(summary(traces)),
+        ("spread", allocator) if known(allocator) => Some(spread(traces, allocator)),
         ("excess", allocator) if known(allocator) => Some(range(excesses(traces, allocator))),
         ("lag-excess", allocator) if known(allocator) => {
-            let held = |run: &Run| (run.hold_on_time.unwrap_or(run.hold) - 1.0) * 100.0;
+            let held = |run: &Run| (run.lags[USUAL] - 1.0) * 100.0;
             Some(range(runs(traces, allocator).map(held).collect()))
         }
         ("held-more-than", allocator) if known(allocator) => {
             Some(worse(traces, allocator, |run| run.hold))
         }
         ("lags-more-than", allocator) if known(allocator) => {
-            Some(worse(traces, allocator, |run| run.hold_on_time.unwrap_or(run.hold)))
+            Some(worse(traces, allocator, |run| run.lags[USUAL]))
         }
         ("fits-larger-than", allocator) if known(allocator) => {
             Some(worse(traces, allocator, |run| run.fit))
@@ -112,6 +115,9 @@ pub fn gib(bytes: u64) -> String {
 /// a stream a thread.
 const SHOWN: [&str; 2] = ["prefetch", "threads"];
 
+/// The clock of [`Run::lags`] on which figures are that name none: kernels of 20 us.
+const USUAL: usize = 1;
+
 /// One row a trace, two small programs among them: what each allocator holds beyond the peak of
 /// live where kernels take time.
 fn lagging(traces: &[Trace]) -> String {
@@ -123,13 +129,46 @@ fn lagging(traces: &[Trace]) -> String {
         let _ = write!(table, "| {} | {} GiB |", trace.name, gib(trace.peak_live));
         for (allocator, _) in ALLOCATORS {
             let run = trace.runs.iter().find(|run| run.allocator == allocator);
-            let hold = run.and_then(|run| run.hold_on_time);
-            let cell = hold.map_or("-".into(), |hold| signed((hold - 1.0) * 100.0));
+            let cell = run.map_or("-".into(), |run| signed((run.lags[USUAL] - 1.0) * 100.0));
             let _ = write!(table, " {cell} |");
         }
         table.push('\n');
     }
     table + "\n"
+}
+
+/// Of the traces with several streams: what each allocator holds beyond the peak of live, on a
+/// device that is done at once and on each clock.
+fn clocks(traces: &[Trace]) -> String {
+    let mut table = "\n\n| trace | allocator | peak live | at once | 5 us | 20 us | 100 us |\n\
+                     |---|---|---:|---:|---:|---:|---:|\n"
+        .to_owned();
+    for trace in traces.iter().filter(|trace| trace.streams > 1) {
+        for (index, run) in trace.runs.iter().enumerate() {
+            let (name, live) = match index {
+                0 => (trace.name.as_str(), format!("{} GiB", gib(trace.peak_live))),
+                _ => ("", String::new()),
+            };
+            let allocator = ALLOCATORS.iter().find(|(name, _)| *name == run.allocator);
+            let allocator = allocator.map_or(run.allocator.as_str(), |(_, name)| name);
+            let _ = write!(table, "| {name} | {allocator} | {live} |");
+            for hold in std::iter::once(run.hold).chain(run.lags) {
+                let _ = write!(table, " {} |", signed((hold - 1.0) * 100.0));
+            }
+            table.push('\n');
+        }
+    }
+    table + "\n"
+}
+
+/// How much the hold of a trace of one stream differs between clocks at most, in per cent.
+fn spread(traces: &[&Trace], allocator: &str) -> String {
+    let single: Vec<&Trace> = traces.iter().copied().filter(|trace| trace.streams == 1).collect();
+    let spread = |run: &Run| {
+        let holds = [run.hold, run.lags[0], run.lags[1], run.lags[2]];
+        (most(&holds) - least(&holds)) * 100.0
+    };
+    percent(runs(&single, allocator).map(spread).fold(0.0, f64::max))
 }
 
 /// A row an allocator, over all traces.
@@ -230,7 +269,7 @@ fn everything(traces: &[&Trace]) -> String {
                 gib(run.peak_reserved),
                 run.hold,
                 run.fit,
-                run.hold_on_time.unwrap_or(f64::NAN),
+                run.lags[USUAL],
                 (run.device_end.unwrap_or(f64::NAN) - 1.0) * 100.0,
                 thousands(run.driver_calls),
             );
@@ -252,9 +291,9 @@ mod tests {
 
     fn run(allocator: &str, hold: f64, fit: f64) -> Run {
         let allocator = allocator.to_owned();
-        let (hold_on_time, device_end) = (Some(hold), Some(1.02));
+        let (lags, device_end) = ([hold, hold + 0.01, hold], Some(1.02));
         let peak_reserved = (hold * (1u64 << 30) as f64) as u64;
-        Run { allocator, peak_reserved, hold, fit, hold_on_time, device_end, driver_calls: 1234567 }
+        Run { allocator, peak_reserved, hold, fit, lags, device_end, driver_calls: 1_234_567 }
     }
 
     fn two() -> Vec<Trace> {
@@ -267,6 +306,7 @@ mod tests {
                     run("expandable", expandable, 1.0),
                     run("gruyere", ours, 1.001),
                 ],
+                streams: 1,
                 small: false,
             })
             .into()
@@ -282,7 +322,7 @@ mod tests {
                 run("gruyere", ours, 1.001),
             ];
             let name = name.to_owned();
-            traces.push(Trace { name, peak_live: 138 << 20, runs, small: true });
+            traces.push(Trace { name, peak_live: 138 << 20, runs, streams: 2, small: true });
         }
         let of = |name| figure(name, &traces).unwrap();
         assert_eq!(of("excess torch"), "2.9% to 50%");
@@ -311,7 +351,7 @@ mod tests {
         let of = |name| figure(name, &two());
         assert_eq!(of("excess torch").unwrap(), "2.9% to 50%");
         assert_eq!(of("excess gruyere").unwrap(), "0.4% to 0.7%");
-        assert_eq!(of("lag-excess gruyere").unwrap(), "0.4% to 0.7%");
+        assert_eq!(of("lag-excess gruyere").unwrap(), "1.4% to 1.7%");
         assert_eq!(of("held-more-than expandable").unwrap(), "`b`");
         assert_eq!(of("held-more-than torch").unwrap(), "no trace");
         assert_eq!(of("fits-larger-than expandable").unwrap(), "`a` and `b`");
@@ -320,12 +360,26 @@ mod tests {
 
     #[test]
     fn tables_have_a_row_for_each_trace_and_run() {
-        assert!(lagging(&two()).contains("| b | 1.00 GiB | +2.9% | +0.0% | +0.7% |\n"));
+        assert!(lagging(&two()).contains("| b | 1.00 GiB | +3.9% | +1.0% | +1.7% |\n"));
         let row = "| torch, default | 2.9% to 50% | 26% | 1.020 to 1.020 |\n";
         assert!(summary(&all(&two())).contains(row), "{}", summary(&all(&two())));
         let everything = everything(&all(&two()));
         assert_eq!(everything.lines().count(), 4 + 6 + 1);
-        let row = "|  | **Gruyère** |  | 1.00 | 1.0040 | 1.001 | 1.00 | +2.00% | 1,234,567 |";
+        let row = "|  | **Gruyère** |  | 1.00 | 1.0040 | 1.001 | 1.01 | +2.00% | 1,234,567 |";
         assert!(everything.contains(row), "{everything}");
+    }
+
+    #[test]
+    fn traces_of_several_streams_have_a_row_on_each_clock_and_the_others_a_spread() {
+        let mut traces = two();
+        assert_eq!(figure("spread gruyere", &traces).unwrap(), "1.0%");
+        assert_eq!(clocks(&traces).lines().count(), 4);
+        traces[0].streams = 3;
+        let table = clocks(&traces);
+        assert_eq!(table.lines().count(), 4 + 3);
+        assert!(
+            table.contains("|  | **Gruyère** |  | +0.4% | +0.4% | +1.4% | +0.4% |\n"),
+            "{table}"
+        );
     }
 }

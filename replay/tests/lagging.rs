@@ -1,0 +1,95 @@
+//! What is held where the device lags behind its host, as every GPU does: kernels of 5, 20 and 100
+//! us, default settings. Of the traces those with several streams: with one, memory is reused in
+//! stream order and waits for nothing.
+//! `cargo run --profile quick -p gruyere-replay --example hold -- traces --clock 20us` prints the
+//! tables of all.
+
+use gruyere_replay::bench::{Contender, on_clock};
+use gruyere_replay::clock::Clock;
+use gruyere_replay::hold::{Bar, Table};
+use gruyere_replay::trace::Trace;
+use std::path::Path;
+
+/// The traces with several streams.
+fn traces() -> Vec<Trace> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../traces");
+    let mut traces = Trace::open_all(&folder.join("small")).unwrap();
+    traces.extend(Trace::open_all(&folder).unwrap());
+    traces.retain(|trace| trace.streams.len() > 1);
+    assert!(traces.len() >= 12, "{}", traces.len());
+    traces
+}
+
+#[test]
+fn on_a_device_that_lags_no_trace_holds_more_than_under_torch_by_more_than_a_page() {
+    let traces = traces();
+    let mut breaches = Vec::new();
+    for clock in Clock::LAGGING {
+        let table = Table::on(clock, &traces, &[""], Bar::Lagging).unwrap();
+        println!("kernels of {clock}\n{table}");
+        breaches.extend(table.breaches().into_iter().map(|breach| format!("{clock}: {breach}")));
+    }
+    assert!(breaches.is_empty(), "beyond the bar:\n  {}", breaches.join("\n  "));
+}
+
+/// Peak held / peak live that is kept on every clock, by default. Ranks of a job of several
+/// (`fsdp`, `fsdp1`, `fsdp2_of_8`) keep `waits:oom`, so their streams do not wait for each other,
+/// and hold more than the aim, 1.04. So does `prefetch_events`, on the instant device too.
+const KEPT: [(&str, f64); 12] = [
+    ("activations", 1.03),
+    ("ddp", 1.02),
+    ("fsdp", 1.05),
+    ("fsdp1", 1.15),
+    ("fsdp2", 1.04),
+    ("fsdp2_of_8", 1.22),
+    ("offload", 1.05),
+    ("pipeline", 1.04),
+    ("prefetch", 1.06),
+    ("prefetch_events", 1.13),
+    ("threads", 1.06),
+    ("zero3", 1.05),
+];
+
+#[test]
+fn on_a_device_that_lags_each_trace_holds_little_beyond_live() {
+    let traces = traces();
+    let mut breaches = Vec::new();
+    for trace in &traces {
+        let kept = KEPT.iter().find(|(name, _)| *name == trace.name);
+        let (_, bar) = kept.unwrap_or_else(|| panic!("{} has no bar", trace.name));
+        for clock in Clock::LAGGING {
+            let lag = on_clock(trace, &Contender::Gruyere(String::new()), clock).unwrap();
+            if !lag.completed || lag.hold_ratio > *bar {
+                breaches.push(format!("{} on {clock}: {:.4}, {bar}", trace.name, lag.hold_ratio));
+            }
+        }
+    }
+    assert!(breaches.is_empty(), "beyond the bar:\n  {}", breaches.join("\n  "));
+}
+
+/// With `waits:budget`: what ranks give up since a wait could close a cycle with others.
+#[test]
+fn with_waits_budget_a_rank_of_several_holds_at_most_6_per_cent_beyond_live() {
+    for trace in traces().iter().filter(|trace| trace.ranks() > 1) {
+        for clock in Clock::LAGGING {
+            let budget = Contender::Gruyere("waits:budget".to_owned());
+            let lag = on_clock(trace, &budget, clock).unwrap();
+            assert!(lag.completed && lag.hold_ratio <= 1.06, "{} on {clock}: {lag:?}", trace.name);
+        }
+    }
+}
+
+#[test]
+fn a_trace_of_one_stream_is_held_the_same_where_the_device_lags() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../traces/small");
+    for name in ["resnet50", "chat", "classify"] {
+        let trace = Trace::open(&folder.join(format!("{name}.trace.zst"))).unwrap();
+        assert_eq!(trace.streams.len(), 1, "{name}");
+        let ours = Contender::Gruyere(String::new());
+        let held = |clock| on_clock(&trace, &ours, clock).unwrap().hold_ratio;
+        let at_once = held(Clock::INSTANT);
+        for clock in Clock::LAGGING {
+            assert!((held(clock) - at_once).abs() < 0.003, "{name} on {clock}: {}", held(clock));
+        }
+    }
+}
