@@ -53,7 +53,7 @@ fn a_trace_of_ones_own_gives_table_json_and_chart() {
     let json: serde_json::Value = serde_json::from_str(&json).unwrap();
     assert_eq!(
         (json["schema"].as_str(), json["version"].as_u64()),
-        (Some("gruyere.bench"), Some(1))
+        (Some("gruyere.bench"), Some(2))
     );
     let runs = json["traces"][0]["runs"].as_array().unwrap();
     assert_eq!(runs.len(), 4);
@@ -67,6 +67,36 @@ fn a_trace_of_ones_own_gives_table_json_and_chart() {
         assert_eq!(run["fault_count"].as_u64(), Some(0));
     }
     assert!(runs[2]["ns_per_operation"].is_f64() && runs[0]["ns_per_operation"].is_null());
+}
+
+/// Memory that a stream has freed while its kernels go on: at once it is there for the other one.
+const HANDED_ON: &str = "m ranks 2\na 1 134217728 0 0\nk 0 100\nf 1\na 2 134217728 0 7\nk 7 1\n";
+
+#[test]
+fn what_is_held_is_measured_on_each_clock_and_the_first_is_that_of_all_figures() {
+    let folder = folder_with(HANDED_ON);
+    let held = |clock: &str| -> Vec<u64> {
+        let output = bench(folder.path(), &["--trace", "small.trace", "--json", "--clock", clock]);
+        assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+        let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        let run = &json["traces"][0]["runs"][2];
+        let clocks = run["clocks"].as_array().unwrap();
+        let names: Vec<_> = clocks.iter().map(|lag| lag["clock"].as_str().unwrap()).collect();
+        assert_eq!(names.join(","), clock);
+        let held: Vec<_> = clocks.iter().map(|lag| lag["peak_reserved"].as_u64()).collect();
+        assert_eq!(run["peak_reserved"].as_u64(), held[0]);
+        held.into_iter().flatten().collect()
+    };
+    let both = held("0,100us");
+    assert!(both[0] < 144 << 20 && both[1] >= 256 << 20, "{both:?}");
+    assert_eq!(held("100us"), both[1..]);
+    let output = bench(folder.path(), &["--trace", "small.trace", "--clock", "5us,0"]);
+    let table = text(&output.stdout);
+    assert!(table.contains("; kernels take 5 us\n"), "{table}");
+    assert!(table.contains("; a device that is done at once\n"), "{table}");
+    let wrong = bench(folder.path(), &["--clock", "20"]);
+    assert_eq!(wrong.status.code(), Some(2));
+    assert!(text(&wrong.stderr).contains("20us"), "{}", text(&wrong.stderr));
 }
 
 #[test]

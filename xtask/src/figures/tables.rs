@@ -373,10 +373,10 @@ mod tests {
     fn traces_of_several_streams_have_a_row_on_each_clock_and_the_others_a_spread() {
         let mut traces = two();
         assert_eq!(figure("spread gruyere", &traces).unwrap(), "1.0%");
-        assert_eq!(clocks(&traces).lines().count(), 4);
+        assert_eq!(clocks(&traces).lines().count(), 5);
         traces[0].streams = 3;
         let table = clocks(&traces);
-        assert_eq!(table.lines().count(), 4 + 3);
+        assert_eq!(table.lines().count(), 5 + 3);
         assert!(
             table.contains("|  | **Gruyère** |  | +0.4% | +0.4% | +1.4% | +0.4% |\n"),
             "{table}"
