@@ -2,6 +2,7 @@
 
 import pytest
 
+from conftest import GRUYERE, PHANTOM
 
 ALLOWED = "waits:auto: a stream waits for another"
 FORBIDDEN = "waits:auto: streams wait for each other only where"
@@ -82,6 +83,18 @@ def test_a_host_function_or_a_wait_on_a_value_by_python_ends_the_waits(installed
     assert held >= 128
     assert f"the program calls {call}" in said
     held, _ = turns(installed, "from cuda.bindings import driver")
+    assert held <= 80
+
+
+def test_a_host_function_of_any_library_ends_the_waits_where_ours_is_preloaded(installed):
+    # torch's own, which waits for nothing: without us in LD_PRELOAD nobody sees it.
+    before = "torch.cuda.nvtx._device_range_start('a range', 0)"
+    held, said = turns(installed, before, LD_PRELOAD=f"{GRUYERE} {PHANTOM}")
+    assert held >= 128
+    assert f"{FORBIDDEN}" in said and "the program calls cudaLaunchHostFunc" in said
+    held, said = turns(installed, LD_PRELOAD=f"{GRUYERE} {PHANTOM}")
+    assert held <= 80 and FORBIDDEN not in said
+    held, _ = turns(installed, before)
     assert held <= 80
 
 
