@@ -90,7 +90,7 @@ def _door(name: str, why: str) -> str:
         return f"{name} ({why}), by {_shim.file()}"
     if not why.startswith("door:"):
         version = (_library.library().gruyere_version() or b"").decode()
-        return f"{name} ({why}); gruyere {version} has one for {_shim.served()}"
+        return f"{name} ({why}); this is gruyere {version}"
     return (
         f"{name} ({why}); without that setting torch's own interface is taken, which has more of "
         "torch (docs/pytorch.md, The native door)"

@@ -68,11 +68,6 @@ def is_current() -> bool:
     return _loaded is not None and bool(_loaded.gruyere_shim_is_current())
 
 
-def served() -> str:
-    """The versions of torch that have a native door, in words."""
-    return f"torch {_words(OLDEST)} to {_words(NEWEST)}"
-
-
 def counts_rejections(torch: Any, door: str) -> bool:
     """Whether, by this door, requests above the limit count as torch counts those that its setting
     `throw_on_cudamalloc_oom` refuses: torch has the setting from 2.12 on."""

@@ -219,6 +219,25 @@ torch.cuda.memory._record_memory_history(None)
 """)
 
 
+@pytest.mark.parametrize("version, words", [("2.16.0", "is newer than 2.15"), ("2.10.0", "older")])
+def test_a_torch_that_is_not_known_gets_the_pluggable_door_and_one_line(phantom, version, words):
+    ran = phantom.run("", allocator="door", **settings(), code=f"""
+import torch, gruyere
+torch.__version__ = {version!r}
+gruyere.enable()
+from gruyere import _doctor, _enable
+block = torch.empty(3 << 20, dtype=torch.uint8, device="cuda")
+assert torch.cuda.memory_allocated() == 3 << 20
+print(_doctor._door(*_enable.door()))
+""")
+    assert ran.code == 0, ran.out + ran.err
+    said = f"pluggable (there is no native door here: torch {version} "
+    assert ran.out.startswith(said) and words in ran.out, ran.out
+    assert "; this is gruyere " in ran.out, ran.out
+    (line,) = [line for line in ran.err.splitlines() if "GruyereWarning" in line]
+    assert words in line and "The pluggable door serves" in line
+
+
 def test_a_table_in_another_order_is_noticed_before_it_is_used(phantom):
     """The torch that is loaded has another function where its headers have one, as where it was
     replaced on disk: the pluggable door serves, and the line names both."""
