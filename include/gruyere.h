@@ -583,6 +583,9 @@ typedef struct GruyereNativeTable {
   // Lets the library ask `ask`, on the thread of a request, where in autograd that comes from.
   // Once.
   void (*origins)(GruyereAskAutograd ask);
+  // As `malloc`, at `address` and nowhere else. NULL: a failure, of which one is that no free
+  // memory of the stream and its pool is there.
+  void *(*malloc_at)(uint64_t size, int device, GruyereStream stream, uint64_t address);
 } GruyereNativeTable;
 
 // Numbers of one pool, in bytes where not said otherwise. Later versions add fields at the end
@@ -716,8 +719,8 @@ int gruyere_lifetime_push(uint8_t lifetime);
 // Takes the calling thread's innermost tag away. 0, or -2: none is open.
 int gruyere_lifetime_pop(void);
 
-// The program ends now by an error that nobody has caught: leaves its record as it is at this
-// moment, while what was live still is, for `gruyere post`.
+// The program ends now by an out-of-memory that nobody has caught: leaves its record for `gruyere
+// post`, as it was when the request was refused.
 //
 // 0; -1: there is no record, or none is to be left (`records_kept:0`); -3: it could not be written
 // (the log says why).

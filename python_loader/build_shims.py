@@ -1,10 +1,12 @@
 """Builds the native door's shims that a wheel brings: one for each build of torch in shims.txt.
 
-    python build_shims.py --out FOLDER [--wheels FOLDER] [VERSION ...]
+    python build_shims.py --out FOLDER [--wheels FOLDER] [--machine MACHINE ...]
+                          [--installed FOLDER ...] [VERSION ...]
 
 pip fetches torch's wheels, by hash, into the folder of --wheels (a temporary one, where none is
 named; of each wheel its headers and two small libraries stay there). The same compiler makes the
-same bytes. `cargo xtask shims` calls it; on x86-64.
+same bytes. For another machine it is Debian's cross compiler (g++-aarch64-linux-gnu), with the C++
+library of GCC. `cargo xtask shims` calls it.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import argparse
 import platform
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -20,6 +23,7 @@ import zipfile
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+MACHINES = ("x86_64", "aarch64")
 LIST = HERE / "shims.txt"
 # What a shim may want at most: glibc, GCC 8's C++ library and its runtime, as torch's own wheels.
 MOST = {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 25), "CXXABI": (1, 3, 11)}
@@ -29,32 +33,31 @@ sys.path.insert(0, str(HERE))
 from gruyere import _shim, _shim_compiler  # noqa: E402
 
 
-def listed() -> dict[str, str]:
-    """The lines of shims.txt, by version."""
-    lines = (line.strip() for line in LIST.read_text().splitlines())
-    return {
-        re.split(r"==|\s", line)[1]: line for line in lines if line and not line.startswith("#")
-    }
+def listed(machine: str) -> dict[str, str]:
+    """The hashes of torch's wheels for the machine in shims.txt, by version."""
+    lines = (line.split() for line in LIST.read_text().splitlines())
+    return {line[1]: line[2] for line in lines if line[:1] == [machine]}
 
 
-def unpacked(version: str, wheels: Path) -> Path:
+def unpacked(version: str, wheels: Path, machine: str) -> Path:
     """The part of torch's wheel that a shim is built from, in a folder."""
-    folder = wheels / version
-    if (folder / "complete").exists() and (folder / "complete").read_text() == listed()[version]:
+    folder = wheels / machine / version
+    line = f"torch=={version} --hash={listed(machine)[version]}\n"
+    if (folder / "complete").exists() and (folder / "complete").read_text() == line:
         return folder
     with tempfile.TemporaryDirectory(dir=wheels) as there:
         wanted = Path(there, "requirements.txt")
-        wanted.write_text(listed()[version])
+        wanted.write_text(line)
         pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet"]
         pip += ["--no-deps", "--no-cache-dir", "--only-binary=:all:", "--require-hashes"]
         # Of the wheels of a version all have the same C++ part, and this one's hash is listed.
-        pip += ["--python-version", "3.11", "--platform", f"manylinux_2_28_{platform.machine()}"]
+        pip += ["--python-version", "3.11", "--platform", f"manylinux_2_28_{machine}"]
         subprocess.run([*pip, "--dest", there, "-r", wanted], check=True)
         (wheel,) = Path(there).glob("*.whl")
         with zipfile.ZipFile(wheel) as archive:
             parts = ("torch/include/", "torch/lib/libc10", "torch/version.py")
             archive.extractall(folder, [n for n in archive.namelist() if n.startswith(parts)])
-    (folder / "complete").write_text(listed()[version])
+    (folder / "complete").write_text(line)
     return folder
 
 
@@ -73,18 +76,25 @@ def torch_in(folder: Path) -> types.SimpleNamespace:
     )
 
 
-def build(folder: Path, out: Path) -> Path:
+def compiler(machine: str) -> _shim_compiler.Compiler:
+    if machine == platform.machine():
+        return _shim_compiler.compiler()
+    name = f"{machine}-linux-gnu-g++"
+    if not shutil.which(name):
+        raise SystemExit(f"{name} is missing: apt install g++-{machine}-linux-gnu")
+    return _shim_compiler.Compiler(name, "")
+
+
+def build(folder: Path, out: Path, machine: str = platform.machine()) -> Path:
     """The shim for the torch in `folder`."""
     torch = torch_in(folder)
-    key = _shim.key(torch)
+    key = _shim.key(torch, machine)
     request = _shim.request(torch, key)
     more = ["-DGRUYERE_PORTABLE", "-g0", "-Wl,--build-id=none", "-Wl,--strip-all"]
     # No path of this machine is in it.
     more += [f"-ffile-prefix-map={path}=/" for path in (folder, HERE, HERE.parent)]
     with tempfile.TemporaryDirectory() as work:
-        words = _shim_compiler.command(
-            _shim_compiler.compiler(), request, Path(work), tuple(more)
-        )
+        words = _shim_compiler.command(compiler(machine), request, Path(work), tuple(more))
         subprocess.run(words, check=True)
         content = Path(work, "shim.so").read_bytes()
     file = out / f"torch-{torch.__version__.partition('+')[0]}-{key}.so"
@@ -95,11 +105,12 @@ def build(folder: Path, out: Path) -> Path:
 
 def wants(file: Path) -> dict[str, tuple[int, ...]]:
     """The newest version of each library that the shim wants."""
+    # Which knows the files of every machine.
     told = subprocess.run(
-        ["objdump", "-T", file], check=True, stdout=subprocess.PIPE, text=True
+        ["readelf", "--version-info", file], check=True, stdout=subprocess.PIPE, text=True
     ).stdout
     newest: dict[str, tuple[int, ...]] = {}
-    for name, version in re.findall(r"\b(GLIBC|GLIBCXX|CXXABI)_([0-9.]+)", told):
+    for name, version in re.findall(r"Name: (GLIBC|GLIBCXX|CXXABI)_([0-9.]+)", told):
         found = tuple(map(int, version.split(".")))
         newest[name] = max(found, newest.get(name, ()))
     return newest
@@ -117,21 +128,40 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--wheels", type=Path)
+    parser.add_argument("--machine", action="append", choices=MACHINES, dest="machines")
+    parser.add_argument(
+        "--installed",
+        action="append",
+        default=[],
+        type=Path,
+        metavar="FOLDER",
+        help="build for the torch that is installed there too, without a download; "
+        "and where no VERSION is named, for that alone",
+    )
     parser.add_argument("versions", nargs="*", metavar="VERSION")
     options = parser.parse_args()
-    unknown = set(options.versions) - set(listed())
-    if unknown:
-        known = ", ".join(listed())
-        parser.error(f"{', '.join(sorted(unknown))}: not in {LIST}, which has {known}")
     options.out.mkdir(parents=True, exist_ok=True)
     for old in options.out.glob("torch-*.so"):
         old.unlink()
+    for folder in options.installed:
+        told(build(folder, options.out))
+    machines = options.machines or [platform.machine()]
+    if options.installed and not options.versions:
+        machines = []
     with tempfile.TemporaryDirectory() as there:
         wheels = options.wheels or Path(there)
-        wheels.mkdir(parents=True, exist_ok=True)
-        for version in options.versions or listed():
-            file = build(unpacked(version, wheels.resolve()), options.out)
-            print(f"{file.stat().st_size:>10}  {file}", flush=True)
+        for machine in machines:
+            known = listed(machine)
+            unknown = sorted(set(options.versions) - set(known))
+            if unknown:
+                parser.error(f"{', '.join(unknown)}: not among {', '.join(known)} ({LIST})")
+            (wheels / machine).mkdir(parents=True, exist_ok=True)
+            for version in options.versions or known:
+                told(build(unpacked(version, wheels.resolve(), machine), options.out, machine))
+
+
+def told(file: Path) -> None:
+    print(f"{file.stat().st_size:>10}  {file}", flush=True)
 
 
 if __name__ == "__main__":

@@ -197,6 +197,77 @@ fn what_died_is_live_again_at_its_old_address_and_the_pool_looks_as_it_did() {
     }
 }
 
+/// Asks for a block at just that address; whether it is there.
+fn again(world: &World, pool: u64, size: u64, stream: StreamHandle, address: u64) -> bool {
+    let calls = world.driver.calls();
+    let ask = || world.heap.malloc_at(size, 0, stream, address, Some((0, pool)));
+    let served = vouching(stream.0, ask).unwrap();
+    // The driver is asked about the stream; no memory is taken or given.
+    assert!(world.driver.calls() - calls <= 3);
+    if let Some(served) = served {
+        assert_eq!(served, address);
+        let id = world.next.replace(world.next.get() + 1);
+        world.gpu.block_of_group(id, (address, size), 0, stream.0, pool);
+        world.streams.borrow_mut().insert(address, stream);
+    }
+    world.check();
+    served.is_some()
+}
+
+#[test]
+fn a_block_of_a_graphs_pool_is_had_back_at_its_address_and_nowhere_else() {
+    for backing in BACKINGS {
+        let world = World::new(2 * GIB, backing);
+        let (stream, other) = (world.stream(), world.stream());
+        let (graph, blocks) = world.graph(1, stream, &SIZES);
+        let all = || SIZES.iter().copied().zip(blocks.iter().copied());
+        for (size, address) in all() {
+            assert!(!again(&world, 1, size, stream, address), "{backing}: it is live");
+        }
+        blocks.iter().for_each(|&address| world.free(address));
+        for (size, address) in all() {
+            assert!(!again(&world, 1, size, other, address), "{backing}: it is another stream's");
+            assert!(
+                !again(&world, 1, size, stream, address + 8),
+                "{backing}: nothing starts there"
+            );
+            assert!(!again(&world, 1, size, stream, 1 << 45), "{backing}: nobody's");
+        }
+        for (size, address) in all().collect::<Vec<_>>().into_iter().rev() {
+            assert!(again(&world, 1, size, stream, address), "{backing}: {size}");
+            assert!(!again(&world, 1, size, stream, address), "{backing}: {size} is live again");
+        }
+        assert_eq!(world.live(1).len(), SIZES.len(), "{backing}");
+        // In the middle of a free one, whose rest stays free.
+        world.free(blocks[5]);
+        assert!(again(&world, 1, 3 * MIB, stream, blocks[5] + 8 * MIB), "{backing}");
+        assert!(!again(&world, 1, 40 * MIB, stream, blocks[5]), "{backing}");
+        assert!(again(&world, 1, 8 * MIB, stream, blocks[5]), "{backing}");
+        world.finish(1, &[graph]);
+    }
+}
+
+#[test]
+fn ordinary_memory_is_had_at_an_address_where_it_lies_free_for_the_stream() {
+    for backing in &BACKINGS[..3] {
+        let world = World::new(2 * GIB, backing);
+        let stream = world.stream();
+        let (_kept, block) = (world.malloc(40 * MIB, stream), world.malloc(40 * MIB, stream));
+        let ask = |size, address| {
+            vouching(stream.0, || world.heap.malloc_at(size, 0, stream, address, None)).unwrap()
+        };
+        assert_eq!(ask(40 * MIB, block), None, "{backing}: it is live");
+        world.free(block);
+        assert_eq!(ask(3 * MIB, block + MIB), Some(block + MIB), "{backing}");
+        world.gpu.block_malloc(900, block + MIB, 3 * MIB, 0, stream.0);
+        assert_eq!(ask(40 * MIB, block), None, "{backing}: a part of it is live");
+        assert_eq!(ask(512, block), None, "{backing}: small blocks are not had");
+        world.check();
+        world.free(block + MIB);
+        world.check();
+    }
+}
+
 #[test]
 fn what_came_later_is_freed_and_what_stayed_is_left_alone() {
     for backing in BACKINGS {

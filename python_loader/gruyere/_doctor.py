@@ -9,7 +9,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
-from typing import Optional
+from typing import Any, Optional
 
 from . import _enable, _library, _settings, _shim, _stand_in, _torch_conf
 from ._errors import GruyereError, NoGpu
@@ -26,13 +26,19 @@ _WAYS = (
 def examine() -> int:
     """Prints the findings; the exit code: 0 where Gruyère works here."""
     warnings.simplefilter("ignore")
+    # Before torch is imported, which may enable Gruyère: then our settings have it already.
+    limit_is_ours = _enable.takes_limit({})
     for what, finding in _findings():
-        print(f"{what:<22}{finding}")
-    reason, ways = _tried()
+        _row(what, finding)
+    reason, ways = _tried(limit_is_ours)
     print(f"{'gruyere':<22}{'works here' if reason is None else 'does not work here: ' + reason}")
     for way in ways:
         print(f"{'':<22}{way}")
     return 0 if reason is None else 1
+
+
+def _row(what: str, finding: str) -> None:
+    print(f"{what:<22}{finding}")
 
 
 def _findings() -> Iterator[tuple[str, str]]:
@@ -66,9 +72,6 @@ def _findings() -> Iterator[tuple[str, str]]:
     yield "GRUYERE_CONF", os.environ.get(_settings.VARIABLE) or "not set"
     if os.environ.get("GRUYERE_LIBRARY"):
         yield "GRUYERE_LIBRARY", os.environ["GRUYERE_LIBRARY"]
-    said = _torch_conf.line(_torch_conf.limit() is not None)
-    if said:
-        yield "torch's settings", said
 
 
 def _hears() -> bool:
@@ -86,28 +89,37 @@ def _door(name: str, why: str) -> str:
     if name == "native":
         return f"{name} ({why}), by {_shim.file()}"
     if not why.startswith("door:"):
-        return f"{name} ({why})"
+        version = (_library.library().gruyere_version() or b"").decode()
+        return f"{name} ({why}); this is gruyere {version}"
     return (
         f"{name} ({why}); without that setting torch's own interface is taken, which has more of "
         "torch (docs/pytorch.md, The native door)"
     )
 
 
-def _tried() -> tuple[Optional[str], tuple[str, ...]]:
+def _tell_door(torch: Any, name: str, why: str, limit_is_ours: bool) -> None:
+    """Which door, and what of torch's own settings holds there."""
+    _row("door", _door(name, why))
+    said = _torch_conf.line(limit_is_ours, _shim.counts_rejections(torch, name))
+    if said:
+        _row("torch's settings", said)
+
+
+def _tried(limit_is_ours: bool) -> tuple[Optional[str], tuple[str, ...]]:
     """Why Gruyère does not work here, or None, and what can be done all the same."""
     if "torch" not in sys.modules:
         return "torch cannot be imported (above): install PyTorch 2.4 or newer, built for CUDA", ()
     try:
-        return _trial(), ()
+        return _trial(limit_is_ours), ()
     except NoGpu as error:
         import torch
 
         settings = os.environ.get(_settings.VARIABLE, "")
-        print(f"{'door':<22}{_door(*_enable.open_door(torch, settings))}")
+        _tell_door(torch, *_enable.open_door(torch, settings), limit_is_ours)
         return str(error), _WAYS
 
 
-def _trial() -> Optional[str]:
+def _trial(limit_is_ours: bool) -> Optional[str]:
     """Enables Gruyère, allocates on each device, and asks the library about it: why that fails, or
     None. Raises NoGpu where there is none."""
     try:
@@ -116,7 +128,7 @@ def _trial() -> Optional[str]:
 
         found = _enable.door()
         if found:
-            print(f"{'door':<22}{_door(*found)}")
+            _tell_door(torch, *found, limit_is_ours)
 
         if torch.cuda.device_count() == 0:
             return (

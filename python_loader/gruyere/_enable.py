@@ -227,7 +227,7 @@ def _swap(torch: Any, settings: dict[str, object], automatic: bool) -> Enabled:
     _blame.install(whole)
     _backward_end.install(torch)
     _uncaught.install(torch)
-    said = _torch_conf.line(limit is not None)
+    said = _torch_conf.line(limit is not None, _shim.counts_rejections(torch, chosen))
     if said:
         _say(said)
     # A dry run says it itself.
@@ -297,6 +297,11 @@ def _limit(settings: dict[str, object]) -> Optional[str]:
     """torch's memory fraction as our limit, where nobody has set one of ours."""
     ours = _settings.keys(os.environ.get(_settings.VARIABLE, "")) | set(settings)
     return None if "limit" in ours else _torch_conf.limit()
+
+
+def takes_limit(settings: dict[str, object]) -> bool:
+    """Whether torch's memory fraction becomes our limit with these settings of a call's."""
+    return _limit(settings) is not None
 
 
 def _check_torch(torch: Any) -> None:

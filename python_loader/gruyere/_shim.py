@@ -68,6 +68,12 @@ def is_current() -> bool:
     return _loaded is not None and bool(_loaded.gruyere_shim_is_current())
 
 
+def counts_rejections(torch: Any, door: str) -> bool:
+    """Whether, by this door, requests above the limit count as torch counts those that its setting
+    `throw_on_cudamalloc_oom` refuses: torch has the setting from 2.12 on."""
+    return door == "native" and _version(torch.__version__) >= (2, 12)
+
+
 def file() -> Optional[Path]:
     """The shim that `install` has loaded."""
     return _file
@@ -226,7 +232,7 @@ def request(torch: Any, wanted: str) -> _shim_compiler.Request:
     )
 
 
-def key(torch: Any) -> str:
+def key(torch: Any, machine: str = platform.machine()) -> str:
     """What a shim must have been built from to be used: this torch, this source."""
     version = _version(torch.__version__)
     if version < OLDEST:
@@ -245,7 +251,7 @@ def key(torch: Any) -> str:
             str(torch.version.git_version),
             str(torch.version.cuda),
             str(torch._C._GLIBCXX_USE_CXX11_ABI),
-            platform.machine(),
+            machine,
             *(file.read_bytes() for file in [*sources(), gruyere_h()]),
         )
     except OSError as error:

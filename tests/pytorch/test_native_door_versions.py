@@ -99,6 +99,78 @@ assert held() == [None] * 3
 """)
 
 
+@since(2, 13)
+def test_a_tensor_of_a_graph_comes_back_at_its_address_or_not_at_all(phantom):
+    """As torch's own allocator: of the pool and the stream that the request goes to."""
+    through(phantom, code="""
+import contextlib
+@contextlib.contextmanager
+def inside(pool):
+    torch._C._cuda_beginAllocateCurrentThreadToPool(0, pool)
+    yield
+    torch._C._cuda_endAllocateToPool(0, pool)
+    torch._C._cuda_releasePool(0, pool)
+def again(size, address):
+    storage = torch.empty(0, dtype=torch.uint8, device="cuda").untyped_storage()
+    storage._resize_with_addr_(size, address)
+    assert (storage.data_ptr(), storage.nbytes()) == (address, size)
+    return storage
+side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+sizes = (30 * MIB, 1000, 5 * MIB)
+with torch.cuda.graph(graph, stream=side):
+    blocks = [torch.empty(size, dtype=torch.uint8, device="cuda") for size in sizes]
+places = [(size, block.data_ptr()) for size, block in zip(sizes, blocks)]
+live = torch.cuda.memory_allocated()
+with inside(graph.pool()), torch.cuda.stream(side):
+    assert "at exactly" in refused(again, *places[0])
+del blocks
+held = torch.cuda.memory_reserved()
+with inside(graph.pool()):
+    assert "of the current stream" in refused(again, *places[0])
+with torch.cuda.stream(side):
+    assert "memory pool" in refused(again, *places[0])
+    assert "at exactly" in refused(again, MIB, 1 << 45)
+with inside(graph.pool()), torch.cuda.stream(side):
+    kept = [again(*place) for place in places]
+    assert torch.cuda.memory_allocated() == live and torch.cuda.memory_reserved() == held
+    assert "at exactly" in refused(again, *places[2])
+    del kept
+    assert torch.cuda.memory_allocated() == live - sum(-(-size // 512) * 512 for size in sizes)
+pool = torch.cuda.MemPool()
+with torch.cuda.use_mem_pool(pool):
+    places = [(block.numel(), block.data_ptr()) for block in (tensor(4), tensor(2))]
+    kept = [again(*place) for place in places]
+del kept
+ordinary = tensor(50)
+place = ordinary.data_ptr() + 10 * MIB
+assert "at exactly" in refused(again, 20 * MIB, place)
+del ordinary
+again(20 * MIB, place)
+""")
+
+
+@since(2, 13)
+def test_that_a_capture_begins_and_ends_need_not_be_told(phantom):
+    """torch notes it (markCaptureBegin, markCaptureEnd) for itself: the driver is asked here."""
+    through(phantom, code="""
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    inner = tensor(3)
+pool = "_".join(map(str, graph.pool()))
+name = f"reserved_bytes_by_private_pools.{pool}.all.current"
+captured = torch.cuda.memory_stats()[name]
+assert captured >= 3 * MIB
+del inner
+# Outside of it, what it freed is not used; in another capture of its pool it is.
+outside = tensor(3)
+assert torch.cuda.memory_stats()[name] == captured
+second = torch.cuda.CUDAGraph()
+with torch.cuda.graph(second, pool=graph.pool()):
+    inner = tensor(3)
+assert torch.cuda.memory_stats()[name] == captured
+""")
+
+
 @since(2, 14)
 def test_what_is_said_of_a_live_block_is_in_the_trace_in_its_place(phantom):
     through(phantom, code="""
@@ -145,6 +217,25 @@ assert segment["address"] == pinned.data_ptr() and segment["total_size"] == MIB
 assert [entry["action"] for entry in taken["host_traces"]] == ["segment_alloc", "alloc"]
 torch.cuda.memory._record_memory_history(None)
 """)
+
+
+@pytest.mark.parametrize("version, words", [("2.16.0", "is newer than 2.15"), ("2.10.0", "older")])
+def test_a_torch_that_is_not_known_gets_the_pluggable_door_and_one_line(phantom, version, words):
+    ran = phantom.run("", allocator="door", **settings(), code=f"""
+import torch, gruyere
+torch.__version__ = {version!r}
+gruyere.enable()
+from gruyere import _doctor, _enable
+block = torch.empty(3 << 20, dtype=torch.uint8, device="cuda")
+assert torch.cuda.memory_allocated() == 3 << 20
+print(_doctor._door(*_enable.door()))
+""")
+    assert ran.code == 0, ran.out + ran.err
+    said = f"pluggable (there is no native door here: torch {version} "
+    assert ran.out.startswith(said) and words in ran.out, ran.out
+    assert "; this is gruyere " in ran.out, ran.out
+    (line,) = [line for line in ran.err.splitlines() if "GruyereWarning" in line]
+    assert words in line and "The pluggable door serves" in line
 
 
 def test_a_table_in_another_order_is_noticed_before_it_is_used(phantom):

@@ -57,18 +57,23 @@ enum Arguments {
         out: PathBuf,
     },
     /// Make the files of a release: wheels for x86-64 and aarch64, stripped (zig links them, which
-    /// pip fetches; `rustup target add` both), the source, checksums, notes.
+    /// pip fetches; `rustup target add` both), with the native door's shims (as `cargo xtask shims`
+    /// for both machines), the source, checksums, notes.
     Wheels {
         /// Where to.
         #[arg(long, value_name = "DIR", default_value = "target/dist")]
         out: PathBuf,
-        /// This machine's wheel only, with its own linker and glibc.
+        /// This machine's wheel only, with its own linker and glibc, and its shims.
         #[arg(long)]
         here: bool,
     },
-    /// Build the native door's shims that a wheel for x86-64 brings, from torch's wheels, which pip
-    /// fetches (half a gigabyte each, once; of each 60 MB stay in target/torch-headers).
+    /// Build the native door's shims that a wheel brings, from torch's wheels, which pip fetches
+    /// (half a gigabyte each, once; of each 60 MB stay in target/torch-headers).
     Shims {
+        /// For which machine (x86_64, aarch64: apt install g++-aarch64-linux-gnu); this one, where
+        /// none is named.
+        #[arg(long = "machine", value_name = "MACHINE")]
+        machines: Vec<String>,
         /// Which versions of torch; all of python_loader/shims.txt, where none is named.
         versions: Vec<String>,
     },
@@ -139,7 +144,10 @@ fn main() -> ExitCode {
         Arguments::Write(Write::Site) => site::write(&root),
         Arguments::GpuBundle { out } => gpu_bundle::make(&root, &out).map(|_| ()),
         Arguments::Wheels { out, here } => wheels::make(&root, &out, here),
-        Arguments::Shims { versions } => shims::make(&root, &versions).map(|_| ()),
+        Arguments::Shims { machines, versions } => {
+            let which = shims::Which { machines, versions, ..Default::default() };
+            shims::make(&root, &which).map(|_| ())
+        }
         Arguments::Tools { install: true } => tools::install(&root),
         Arguments::Tools { install: false } => {
             tools::list(&root);

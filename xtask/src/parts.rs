@@ -49,9 +49,7 @@ pub fn all(root: &Path) -> Vec<Part> {
             runner::command(&mut command(root, root.join("tests/pytorch/run"), &[]))
         }),
         // After what builds the library.
-        slow("plain torch", &["python3-venv", "c++"], |root| {
-            runner::command(&mut command(root, root.join("tests/pytorch/plain"), &[]))
-        }),
+        slow("plain torch", &["python3-venv", "c++"], wheels::plain),
         slow("torch suite", &["python3-venv", "c++"], |root| {
             runner::command(&mut command(root, root.join("tests/pytorch/suite/run"), &[]))
         }),

@@ -3,21 +3,34 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::parts::{command, output, succeed, text};
 use crate::runner::{self, Counts, Outcome};
-use crate::shims;
+use crate::shims::{self, Which};
 
-/// Machines that wheels are for, and the oldest glibc: that of torch's own wheels.
-const TARGETS: [&str; 2] = ["x86_64-unknown-linux-gnu.2.28", "aarch64-unknown-linux-gnu.2.28"];
+/// Machines that wheels are for.
+const MACHINES: [&str; 2] = ["x86_64", "aarch64"];
+/// What they are called where they are built, and the oldest glibc: that of torch's own wheels.
+const TARGET: &str = "-unknown-linux-gnu.2.28";
 /// The most that a wheel may have, bytes: it is stripped.
 const MOST: u64 = 8_000_000;
 /// Where a release's files are made, for the part of the test run.
 const OUT: &str = "target/dist";
+/// The Python that has the tests' torch (tests/pytorch/run).
+const TORCH: &str = ".venv-torch/bin/python";
+/// Whether this run has made the tests' wheel.
+static MADE: AtomicBool = AtomicBool::new(false);
 
 /// Makes all files of a release under `out`: wheels for all machines, or for this one (`here`),
-/// which needs neither zig nor another machine's Rust.
+/// which needs neither zig nor another machine's Rust or C++.
 pub fn make(root: &Path, out: &Path, here: bool) -> Result<(), String> {
+    let machines = if here { Vec::new() } else { MACHINES.map(str::to_owned).to_vec() };
+    make_with(root, out, here, &Which { machines, ..Default::default() })
+}
+
+/// As [`make`], with these shims.
+fn make_with(root: &Path, out: &Path, here: bool, which: &Which) -> Result<(), String> {
     let out = root.join(out);
     let wrong = |error: std::io::Error| format!("{}: {error}", out.display());
     if out.exists() {
@@ -25,17 +38,17 @@ pub fn make(root: &Path, out: &Path, here: bool) -> Result<(), String> {
     }
     std::fs::create_dir_all(&out).map_err(wrong)?;
     let python = environment(root, "target/dist-build")?;
-    let targets: &[&str] = if here { &[""] } else { &TARGETS };
-    // A wheel for this machine alone has a compiler beside it.
-    let prebuilt = if here { None } else { Some(shims::make(root, &[])?) };
+    let shims = shims::make(root, which)?;
+    let targets = match here {
+        true => vec![String::new()],
+        false => MACHINES.map(|machine| format!("{machine}{TARGET}")).to_vec(),
+    };
     for target in targets {
         let mut pip = Command::new(&python);
         pip.args(["-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-deps"]);
         pip.arg("--wheel-dir").arg(&out).arg(root.join("python_loader"));
-        if let Some(folder) = &prebuilt {
-            pip.env("GRUYERE_WHEEL_SHIMS", folder);
-        }
-        succeed(pip.env("GRUYERE_WHEEL_TARGET", target))?;
+        pip.env("GRUYERE_WHEEL_SHIMS", &shims).env("GRUYERE_WHEEL_TARGET", target);
+        succeed(&mut pip)?;
     }
     let version = env!("CARGO_PKG_VERSION");
     let archive = out.join(format!("gruyere-{version}.tar.gz"));
@@ -60,22 +73,64 @@ pub fn make(root: &Path, out: &Path, here: bool) -> Result<(), String> {
 
 /// The part of the test run.
 pub fn part(root: &Path) -> Outcome {
-    // Torch, for the last of the checks: where it cannot be had, the part says so.
+    with_torch(root, || match check(root) {
+        Ok(()) => Outcome::Passed(Counts::default()),
+        Err(reason) => Outcome::Failed(Counts::default(), reason),
+    })
+}
+
+/// With the tests' torch: where it cannot be had, the part says so.
+fn with_torch(root: &Path, then: impl FnOnce() -> Outcome) -> Outcome {
     let script = root.join("tests/pytorch/run");
     match runner::command(&mut command(root, script, &["--environment"])) {
-        Outcome::Passed(_) => match check(root) {
-            Ok(()) => Outcome::Passed(Counts::default()),
-            Err(reason) => Outcome::Failed(Counts::default(), reason),
-        },
+        Outcome::Passed(_) => then(),
         other => other,
     }
 }
 
+/// A wheel for this machine, with the shims for the newest torch and for that of the tests.
+fn make_for_tests(root: &Path) -> Result<(), String> {
+    let installed = vec![packages(&root.join(TORCH))?];
+    let which = Which { versions: vec![shims::NEWEST.into()], installed, ..Default::default() };
+    make_with(root, Path::new(OUT), true, &which)?;
+    MADE.store(true, Ordering::Relaxed);
+    Ok(())
+}
+
+/// The wheel that [`make_for_tests`] has made.
+fn made(root: &Path) -> Result<PathBuf, String> {
+    let name = files(&root.join(OUT))?.into_iter().find(|name| name.ends_with(".whl"));
+    Ok(root.join(OUT).join(name.ok_or("pip made no wheel")?))
+}
+
+/// The part that installs the newest torch as its users do, and the wheel beside it.
+pub fn plain(root: &Path) -> Outcome {
+    let try_it = || {
+        // The part "release" has made it, but for a run of this part alone.
+        if !MADE.load(Ordering::Relaxed) {
+            make_for_tests(root)?;
+        }
+        made(root)
+    };
+    with_torch(root, || match try_it() {
+        Ok(wheel) => {
+            let mut script = command(root, root.join("tests/pytorch/plain"), &["--wheel"]);
+            runner::command(script.arg(wheel).arg(shims::NEWEST))
+        }
+        Err(reason) => Outcome::Failed(Counts::default(), reason),
+    })
+}
+
+/// The folder of a Python's packages.
+fn packages(python: &Path) -> Result<PathBuf, String> {
+    let asked = "import sysconfig; print(sysconfig.get_path('purelib'))";
+    Ok(output(Command::new(python).args(["-c", asked]))?.trim().into())
+}
+
 /// This machine's wheel, installed where there is no Rust, and on the stand-in GPU.
 fn check(root: &Path) -> Result<(), String> {
-    make(root, Path::new(OUT), true)?;
-    let name = files(&root.join(OUT))?.into_iter().find(|name| name.ends_with(".whl"));
-    let wheel = root.join(OUT).join(name.ok_or("pip made no wheel")?);
+    make_for_tests(root)?;
+    let wheel = made(root)?;
     let python = environment(root, "target/dist-user")?;
     let path = "/usr/bin:/bin";
     // A user's environment: nothing of ours, and no cargo to be found.
@@ -105,18 +160,18 @@ fn check(root: &Path) -> Result<(), String> {
     if said.trim() != "shared.js style.css" {
         return Err(format!("the package's _page has {said:?}"));
     }
-    // The stand-in GPU, from the wheel alone, where there is a torch.
-    let asked = "import sysconfig; print(sysconfig.get_path('purelib'))";
-    let packages = |python: &Path| output(Command::new(python).args(["-c", asked]));
-    let seen = PathBuf::from(packages(&python)?.trim()).join("torch-is-there.pth");
-    std::fs::write(&seen, packages(&root.join(".venv-torch/bin/python"))?)
-        .map_err(|error| format!("{}: {error}", seen.display()))?;
-    let said = output(user(&python).args(["-c", ON_THE_STAND_IN]))?;
-    if said.trim() == "Phantom H100 (stand-in) 512" {
-        Ok(())
-    } else {
-        Err(format!("torch said {said:?}"))
-    }
+    // The stand-in GPU and the native door, from the wheel alone, where there is a torch and
+    // neither a compiler nor a home.
+    let site = packages(&python)?;
+    let torch = packages(&root.join(TORCH))?.display().to_string();
+    let seen = site.join("torch-is-there.pth");
+    std::fs::write(&seen, torch).map_err(|error| format!("{}: {error}", seen.display()))?;
+    let mut bare = user(&python);
+    bare.env("PATH", "/nowhere").env("HOME", "/proc/nowhere").args(["-c", ON_THE_STAND_IN]);
+    let said = output(&mut bare)?;
+    let prebuilt = site.join("gruyere/native/prebuilt");
+    let wanted = format!("Phantom H100 (stand-in) 512 native {}\n", prebuilt.display());
+    if said == wanted { Ok(()) } else { Err(format!("torch said {said:?}, not {wanted:?}")) }
 }
 
 /// What a user of the installed package does to run torch on the stand-in.
@@ -125,9 +180,12 @@ import os, subprocess, sys, tempfile
 from pathlib import Path
 from gruyere import _stand_in
 program = '''
-import torch
+import torch, gruyere
+gruyere.enable()
+from gruyere import _enable, _shim
 block = torch.zeros(4, device=\"cuda\")
-print(torch.cuda.get_device_name(), torch.cuda.memory_allocated())
+print(torch.cuda.get_device_name(), torch.cuda.memory_allocated(), end=\" \")
+print(_enable.door()[0], _shim.file() and _shim.file().parent)
 '''
 with tempfile.TemporaryDirectory() as folder, _stand_in.Owner(Path(folder)) as owner:
     environment = {**os.environ, **_stand_in.environment(owner)}

@@ -58,7 +58,8 @@ pub fn examine(findings: &mut Findings, environment: Environment, records: &[Fou
                 "configuration",
                 format!(
                     "{name}={value}: torch's own; `python -m gruyere --doctor` says what of it \
-                     holds"
+                     holds with the package. Under LD_PRELOAD torch's allocator stays, and all of \
+                     it holds; memory that expandable_segments maps is not seen there"
                 ),
             );
         }

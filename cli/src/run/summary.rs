@@ -40,14 +40,24 @@ struct Doubts {
     no_history: bool,
     /// Records that could not be read.
     unreadable: usize,
+    /// torch is told to map its memory itself.
+    maps_by_itself: bool,
 }
+
+/// Why memory is not seen that torch is told to map.
+const MAPS_BY_ITSELF: &str = "torch's expandable segments (PYTORCH_ALLOC_CONF) map memory by \
+                              themselves, past every allocation call";
 
 /// Longest command line that is shown.
 const COMMAND: usize = 100;
 
 /// Prints the summary.
 pub fn print(environment: &mut Environment, folder: &Folder) {
-    let mut doubts = Doubts { no_history: environment.history().is_none(), unreadable: 0 };
+    let mut doubts = Doubts {
+        no_history: environment.history().is_none(),
+        maps_by_itself: uses_expandable_segments(),
+        ..Doubts::default()
+    };
     let processes = collect(environment, folder, &mut doubts);
     let text = text(&processes, environment.config(), doubts);
     // Nobody reading is no trouble.
@@ -186,6 +196,11 @@ fn text(processes: &[Process], config: &Config, doubts: Doubts) -> String {
              counts as live"
         ));
     }
+    if doubts.maps_by_itself && !config.preload.driver {
+        line(format_args!(
+            "{MAPS_BY_ITSELF}: what they map is not in the table where torch's own allocator serves"
+        ));
+    }
     out
 }
 
@@ -218,12 +233,11 @@ fn nothing_was_seen(
              doctor` looks at this machine"
         ));
     } else {
-        if uses_expandable_segments() {
+        if doubts.maps_by_itself {
             line(format_args!(
-                "no CUDA call was seen. torch's expandable segments (PYTORCH_ALLOC_CONF) map \
-                 memory by themselves, past every allocation call: --observe --conf preload:driver \
-                 shows their mappings; to have them served, take the setting away, or use python \
-                 -m gruyere"
+                "no CUDA call was seen. {MAPS_BY_ITSELF}: --observe --conf preload:driver shows \
+                 their mappings; to have them served, take the setting away, or use python -m \
+                 gruyere"
             ));
             return;
         }
@@ -320,7 +334,19 @@ mod tests {
         assert!(of("preload:off").contains("preload:off"));
         assert!(of("record:off").contains("record:off"));
         let doubtful = |doubts| text(&[], &Config::default(), doubts);
-        assert!(doubtful(Doubts { no_history: true, unreadable: 0 }).contains("TMPDIR"));
-        assert!(doubtful(Doubts { no_history: false, unreadable: 2 }).contains("2 records"));
+        let no_history = Doubts { no_history: true, ..Doubts::default() };
+        assert!(doubtful(no_history).contains("TMPDIR"));
+        let unreadable = Doubts { unreadable: 2, ..Doubts::default() };
+        assert!(doubtful(unreadable).contains("2 records"));
+    }
+
+    #[test]
+    fn that_torch_maps_its_memory_itself_is_told_where_that_is_not_seen() {
+        let doubts = Doubts { maps_by_itself: true, ..Doubts::default() };
+        let of =
+            |conf: &str| text(&[process(conf, End::Clean)], &Config::parse(conf).unwrap(), doubts);
+        assert!(of("preload:manage").contains("is not in the table"));
+        assert!(!of("preload:observe+driver").contains("is not in the table"));
+        assert!(text(&[], &Config::default(), doubts).contains("expandable segments"));
     }
 }

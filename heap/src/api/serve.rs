@@ -107,6 +107,44 @@ impl Heap {
         Ok(address)
     }
 
+    /// As [`Heap::malloc`], at `address` and nowhere else: of free memory of the stream's, in the
+    /// pool that it captures for, the memory of the graphs of pool `graphs`, the pool that the
+    /// thread is in, or ordinary memory, where blocks of slabs are not had. `None`:
+    /// such memory is not there.
+    ///
+    /// # Errors
+    /// A device that there is not; the driver's, which is asked whether the stream captures.
+    pub fn malloc_at(
+        &self,
+        size: u64,
+        device: i64,
+        stream: StreamHandle,
+        address: u64,
+        graphs: Option<PoolId>,
+    ) -> Result<Option<u64>, Error> {
+        if size == 0 {
+            return Ok(None);
+        }
+        let start = clock::now();
+        let device = self.device(device)?;
+        let shared = &self.shared;
+        let found = device.named(shared, stream)?;
+        let request = Request::new(size, found.number, lifetime::tags().lifetime(), start);
+        let capture = device.capture_of(shared, stream, &found)?;
+        let served = device.malloc_at(shared, request, address, |central| {
+            if let Some(capturing) = capture {
+                return Some(central.pool_for_capture(capturing, request.stream));
+            }
+            let of_graphs = graphs.and_then(|id| central.pool_of_graphs(id).ok());
+            of_graphs.map(|(number, _)| number).or_else(|| route::pool_on(device.id))
+        });
+        if let Some(address) = served {
+            self.noted(device, &request, address, stream);
+            self.served(device, size, address);
+        }
+        Ok(served)
+    }
+
     /// A block of `size` bytes begins at `address`.
     fn served(&self, device: &Device, size: u64, address: u64) {
         let is_wanted = || is_large(size) || self.special.load(Ordering::Relaxed) & ALL_SITES != 0;
@@ -175,13 +213,18 @@ impl Heap {
                 log::warn!("debug:poison could not fill the block at {address:#x}: {error}");
             }
         }
-        if special & HISTORY != 0 {
+        self.noted(device, &request, address, stream);
+        Ok(address)
+    }
+
+    /// Adds a block to the history and the trace, where they are kept.
+    fn noted(&self, device: &Device, request: &Request, address: u64, stream: StreamHandle) {
+        if self.special.load(Ordering::Acquire) & HISTORY != 0 {
             self.note_malloc(device.id, address, request.size, stream);
         }
         if let Some(trace) = &self.trace {
             trace.malloc(address, request.size, device.id, request.stream);
         }
-        Ok(address)
     }
 
     #[cold]

@@ -1,6 +1,7 @@
 //! One device's heap: the paths of malloc, free and record_stream.
 
 mod alerts;
+mod at;
 mod captures;
 mod checkpoint;
 mod device_wide;

@@ -95,7 +95,9 @@ impl Device {
         }
     }
 
-    fn allocate_planned(
+    /// Makes a block of a pool live where it says; `None`, and no block is made, where that is not
+    /// free.
+    pub(super) fn allocate_planned(
         &self,
         shared: &Shared,
         central: &mut Central,

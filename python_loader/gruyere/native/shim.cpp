@@ -78,6 +78,26 @@ public:
         return size == 0 ? nullptr : serve(size, c10::cuda::current_device(), stream);
     }
 
+    // UntypedStorage._resize_with_addr_: just there, of free memory of this stream and its pool.
+    c10::DataPtr allocateWithAddress(size_t size, void *address) GRUYERE_SINCE_213 {
+        const DeviceIndex device = c10::cuda::current_device();
+        TORCH_CHECK(size != 0 && !is_uncached(),
+                    "there is no memory at ", address, " that a block could be given back from");
+        const CUDAStream stream = c10::cuda::getCurrentCUDAStream(device);
+        tell(stream);
+        void *block = nullptr;
+        {
+            const Noted noted(RecordContext::STATE);
+            block = table->malloc_at(size, device, stream.stream(),
+                                     reinterpret_cast<uint64_t>(address));
+        }
+        if (!block) {
+            refuse();
+        }
+        made(block, device);
+        return {block, block, &delete_block, c10::Device(c10::kCUDA, device)};
+    }
+
     // torch goes by what is set now. Here a block goes back to where it came from, if caching was
     // turned off or on since.
     void raw_delete(void *block) override {
@@ -247,6 +267,9 @@ public:
         }
         check(table->pool_begin(device, ours(id), boxed, ask_filter));
     }
+
+    // markCaptureBegin and markCaptureEnd, torch's since 2.13, stay as they are: the library asks
+    // the driver which streams capture, and needs no notes of what torch has begun.
 
     void endAllocateToPool(DeviceIndex device, MempoolId_t id) override {
         const int code = table->pool_end(device, ours(id));
@@ -486,12 +509,16 @@ private:
         if (C10_UNLIKELY(!block)) {
             block = serve_at_last(size, device, stream);
         }
+        made(block, device);
+        return block;
+    }
+
+    // Tells torch's profiler and traces of a block.
+    static void made(void *block, DeviceIndex device) {
         if (C10_UNLIKELY(c10::memoryProfilingEnabled())) {
-            DeviceIndex on = device;
-            report(block, static_cast<int64_t>(bytes_of(block, on)), on);
+            report(block, static_cast<int64_t>(bytes_of(block, device)), device);
         }
         trace_malloc(block);
-        return block;
     }
 
     // The library has refused. Others may have memory to give; else torch's own order: the

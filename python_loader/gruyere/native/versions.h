@@ -25,6 +25,11 @@
 #else
 #define GRUYERE_SINCE_212
 #endif
+#if GRUYERE_TORCH >= 213
+#define GRUYERE_SINCE_213 override
+#else
+#define GRUYERE_SINCE_213
+#endif
 #if GRUYERE_TORCH >= 214
 #define GRUYERE_SINCE_214 override
 #else

@@ -163,6 +163,10 @@ pub struct GruyereNativeTable {
     /// Lets the library ask `ask`, on the thread of a request, where in autograd that comes from.
     /// Once.
     pub origins: extern "C" fn(ask: GruyereAskAutograd),
+    /// As `malloc`, at `address` and nowhere else. NULL: a failure, of which one is that no free
+    /// memory of the stream and its pool is there.
+    pub malloc_at:
+        extern "C" fn(size: u64, device: c_int, stream: CudaStream, address: u64) -> *mut c_void,
 }
 
 static TABLE: GruyereNativeTable = GruyereNativeTable {
@@ -205,6 +209,7 @@ static TABLE: GruyereNativeTable = GruyereNativeTable {
     pool_restore: states::pool_restore,
     restored_free: states::restored_free,
     origins: autograd::origins,
+    malloc_at,
 };
 
 /// What the native door calls, for a shim that was built for `version`. NULL: the library has no
@@ -344,13 +349,7 @@ fn allocate(heap: &Heap, size: u64, device: c_int, stream: CudaStream) -> Result
     }
     heap.meet_hooks();
     let ask = || heap.malloc(size, i64::from(device), handle(stream));
-    let pool = if pools::has_filters() {
-        let failed = |_| Failure::invalid("the filter of a memory pool failed");
-        pools::route(device, stream).map_err(failed)?
-    } else {
-        None
-    };
-    match pool {
+    match routed(device, stream)? {
         Some(Route::Segments(id, memory)) => {
             let make_room = || {
                 pools::give_back_unused(heap, device);
@@ -381,6 +380,39 @@ fn allocate(heap: &Heap, size: u64, device: c_int, stream: CudaStream) -> Result
         }
     }
     Err(Failure::OutOfMemory(refused, stream))
+}
+
+/// The pool that a request goes to.
+fn routed(device: c_int, stream: CudaStream) -> Result<Option<Route>, Failure> {
+    if !pools::has_filters() {
+        return Ok(None);
+    }
+    pools::route(device, stream).map_err(|_| Failure::invalid("the filter of a memory pool failed"))
+}
+
+extern "C" fn malloc_at(size: u64, device: c_int, stream: CudaStream, address: u64) -> *mut c_void {
+    let mut block = 0;
+    answered(|heap| {
+        if super::is_only_watched() {
+            return Err(Failure::unavailable(ONLY_WATCHED.to_owned()));
+        }
+        heap.meet_hooks();
+        let ask = |id| heap.malloc_at(size, i64::from(device), handle(stream), address, id);
+        let served = match routed(device, stream)? {
+            Some(Route::Segments(_, memory)) => pools::inside(heap, memory.key, || ask(None))?,
+            Some(Route::Graphs(id)) => ask(Some(id)),
+            None => ask(None),
+        };
+        block = served.map_err(|error| Failure::of(error, stream))?.ok_or_else(|| {
+            Failure::invalid(&format!(
+                "could not allocate {size} bytes at exactly {address:#x}: no such free memory of \
+                 the current stream and memory pool is there (a tensor of a CUDA graph comes back \
+                 on the stream of its capture, inside of the graph's pool)"
+            ))
+        })?;
+        Ok(GRUYERE_OK)
+    });
+    block as *mut c_void
 }
 
 extern "C" fn is_out_of_memory() -> c_int {

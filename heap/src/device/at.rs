@@ -1,0 +1,121 @@
+//! A device's blocks at addresses that the caller names: a tensor of a CUDA graph comes back where
+//! the graph has it (torch's `allocateWithAddress`).
+
+use crate::central::{self, Central};
+use crate::device::Device;
+use crate::pool::state::{SlabPlace, StateBlock};
+use crate::pool::{Pool, PoolNumber};
+use crate::request::Request;
+use crate::runs::page_table::Owner;
+use crate::shared::Shared;
+use crate::small::size_class::{ALIGNMENT, SIZE_CLASSES, SLAB, SMALL_MAX, class_of, round};
+use crate::supply::Way;
+use crate::sync::lock;
+
+impl Device {
+    /// The block of `request` at `address` and nowhere else, of memory that is free and its
+    /// stream's or nobody's: of the pool that `pool` says, else of ordinary memory. `None`: that
+    /// is not there. Calls no driver.
+    pub(crate) fn malloc_at(
+        &self,
+        shared: &Shared,
+        request: Request,
+        address: u64,
+        pool: impl FnOnce(&mut Central) -> Option<PoolNumber>,
+    ) -> Option<u64> {
+        if !address.is_multiple_of(ALIGNMENT) || central::is_absurd(request.size) {
+            return None;
+        }
+        let central = &mut *lock(&self.central);
+        self.collect_completed(shared, central);
+        match pool(central) {
+            None => self.ordinary_at(shared, central, &request, address),
+            Some(number) if central.pools.get(number).is_some_and(Pool::is_outside) => {
+                let spaces = central.pools.get(number)?.spaces().to_vec();
+                let bytes = round(request.size);
+                let run = spaces.into_iter().find_map(|space| {
+                    central.arenas.allocate_at(space, address, bytes, request.stream)
+                })?;
+                central.publish_in_pool(shared, number, run, &request)
+            }
+            Some(number) => self.pooled_at(shared, central, number, &request, address),
+        }
+    }
+
+    /// Small blocks of ordinary memory lie in the shards of streams, which are not looked through.
+    fn ordinary_at(
+        &self,
+        shared: &Shared,
+        central: &mut Central,
+        request: &Request,
+        address: u64,
+    ) -> Option<u64> {
+        if request.size <= SMALL_MAX || !matches!(self.supply.way(request.size), Way::Heap) {
+            return None;
+        }
+        let bytes = round(request.size);
+        let ordinary = central.pools.iter().filter(|(_, pool)| pool.is_ordinary());
+        let spaces: Vec<_> = ordinary.map(|(_, pool)| pool.space()).collect();
+        let run = spaces
+            .into_iter()
+            .find_map(|space| central.arenas.allocate_at(space, address, bytes, request.stream))?;
+        Some(central.publish(&shared.table, run, request, shared.step(), 0))
+    }
+
+    fn pooled_at(
+        &self,
+        shared: &Shared,
+        central: &mut Central,
+        number: PoolNumber,
+        request: &Request,
+        address: u64,
+    ) -> Option<u64> {
+        self.return_pool_slabs(shared, central, number);
+        let block = |slab| StateBlock {
+            address,
+            bytes: round(request.size),
+            requested: request.size,
+            stream: request.stream,
+            lifetime: request.lifetime as u8,
+            slab,
+        };
+        let places = match request.size <= SMALL_MAX {
+            true => places(shared, central.pools.get(number)?, request, address),
+            false => vec![None],
+        };
+        places.into_iter().find_map(|place| {
+            self.allocate_planned(shared, central, number, &block(place), request.start)?;
+            Some(address)
+        })
+    }
+}
+
+/// The slabs in which a small block at `address` may lie: the one that is there, or those that may
+/// be made so that a slot begins just there, as the one that was there before.
+fn places(shared: &Shared, pool: &Pool, request: &Request, address: u64) -> Vec<Option<SlabPlace>> {
+    if let Owner::Slab { slab, .. } = shared.table.get(address) {
+        let found = pool.shard.as_ref().and_then(|shard| shard.slab(slab));
+        let fits = found.filter(|slab| {
+            let class = &SIZE_CLASSES[slab.class as usize];
+            slab.stream == request.stream
+                && (slab.base..slab.base + class.slab_bytes()).contains(&address)
+                && u64::from(class.slot) >= request.size
+        });
+        return fits
+            .map(|slab| Some(SlabPlace { base: slab.base, class: slab.class }))
+            .into_iter()
+            .collect();
+    }
+    let class = class_of(request.size);
+    let bytes = SIZE_CLASSES[class].slab_bytes();
+    let slot = u64::from(SIZE_CLASSES[class].slot);
+    let last = address / SLAB * SLAB;
+    let bases = (0..bytes / SLAB).filter_map(|before| last.checked_sub(before * SLAB));
+    bases
+        .filter(|base| {
+            let offset = address - base;
+            offset.is_multiple_of(slot) && offset + slot <= bytes
+        })
+        .map(|base| Some(SlabPlace { base, class: class as u8 }))
+        .collect()
+}
