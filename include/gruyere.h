@@ -156,10 +156,10 @@ typedef struct GruyereStats {
   double external_fragmentation;
   // 1 - requested / live.
   double internal_fragmentation;
-  // Free, and unable to serve: parts of pages between blocks, or, with typical_request, what a
-  // typical request does not fit into. Here begins what version 3 has added.
+  // Free between live blocks, or, with typical_request, what a typical request does not fit
+  // into. Here begins what version 3 has added.
   uint64_t lost;
-  // Free, and able to serve: whole pages.
+  // Whole free pages.
   uint64_t idle;
   // 0 where pages move (lost is by pages). Else the request by which lost is told: half of all
   // bytes are asked for in requests of at most this size.
@@ -716,8 +716,8 @@ int gruyere_lifetime_push(uint8_t lifetime);
 // Takes the calling thread's innermost tag away. 0, or -2: none is open.
 int gruyere_lifetime_pop(void);
 
-// The program ends now by an error that nobody has caught: leaves its record as it is at this
-// moment, while what was live still is, for `gruyere post`.
+// The program ends now by an out-of-memory that nobody has caught: leaves its record for `gruyere
+// post`, as it was when the request was refused.
 //
 // 0; -1: there is no record, or none is to be left (`records_kept:0`); -3: it could not be written
 // (the log says why).
