@@ -156,10 +156,10 @@ typedef struct GruyereStats {
   double external_fragmentation;
   // 1 - requested / live.
   double internal_fragmentation;
-  // Free, and unable to serve: parts of pages between blocks, or, with typical_request, what a
-  // typical request does not fit into. Here begins what version 3 has added.
+  // Free between live blocks, or, with typical_request, what a typical request does not fit
+  // into. Here begins what version 3 has added.
   uint64_t lost;
-  // Free, and able to serve: whole pages.
+  // Whole free pages.
   uint64_t idle;
   // 0 where pages move (lost is by pages). Else the request by which lost is told: half of all
   // bytes are asked for in requests of at most this size.

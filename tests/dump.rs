@@ -230,7 +230,7 @@ fn the_json_fits_its_schema_and_the_text_names_the_request_the_causes_and_the_la
         "CUDA out of memory. Tried to allocate 15.00 GiB.",
         "lifetime transient, step 12",
         "context 77",
-        "free on partly used pages",
+        "lost (free between live blocks)",
         "up to 64.00 MiB",
         "of step 11",
         "The largest live blocks",

@@ -12,11 +12,12 @@ use gruyere_record::claim::Claim;
 use gruyere_record::conclusion::{Cause, Conclusion};
 use gruyere_record::dump::state::Event;
 use gruyere_record::facts::{self, Process};
+use gruyere_record::layout::VERSION;
 use gruyere_record::open::effective_user;
 use gruyere_record::reader::DeviceSnapshot;
 use gruyere_record::run::shown_command;
 use gruyere_record::sweep::{self, Found, Look};
-use gruyere_record::{DeviceGauge, EventKind, Owners, Reader, cut, plain};
+use gruyere_record::{DeviceGauge, EventKind, Owners, ReadError, Reader, cut, plain};
 use serde::Serialize;
 
 use crate::command;
@@ -70,6 +71,8 @@ pub struct Dead {
 pub struct Candidate {
     /// The file of its record.
     pub path: PathBuf,
+    /// Its number; of a record that can't be read, what the name of the file says.
+    pub pid: Option<u64>,
     /// `None` where its record can't be read.
     pub process: Option<Process>,
     /// Whose its file is, where that is another user.
@@ -100,6 +103,7 @@ impl Candidate {
         Candidate {
             path: reader.path().to_owned(),
             since: SystemTime::UNIX_EPOCH + Duration::from_nanos(process.created),
+            pid: Some(process.pid),
             process: Some(process),
             user: other_user(reader),
             exit: Exit::Runs,
@@ -118,6 +122,7 @@ impl Candidate {
         let Found { reader, claim, .. } = *found;
         let unknown = |process: Option<Process>, says: String| Candidate {
             path: dead.path.clone(),
+            pid: process.as_ref().map(|process| process.pid),
             process,
             user: None,
             since: dead.last_sign,
@@ -127,7 +132,10 @@ impl Candidate {
             remedy: None,
         };
         let reader = match (reader, claim) {
-            (Err(error), _) => return Some(unknown(None, format!("can't be read: {error}"))),
+            (Err(error), _) => {
+                let pid = sweep::pid(&dead.path);
+                return Some(Candidate { pid, ..unknown(None, unreadable(&error)) });
+            }
             (Ok(reader), Claim::False(lie)) => {
                 return Some(unknown(Some(reader.process()), lie.to_string()));
             }
@@ -153,6 +161,7 @@ impl Candidate {
         };
         Candidate {
             path: reader.path().to_owned(),
+            pid: Some(process.pid),
             process: Some(process),
             user: other_user(reader),
             since: last_sign,
@@ -179,6 +188,16 @@ const TO_DO: &str = "To do: ";
 /// The advice of a conclusion, in one line.
 fn remedy(lines: &[String]) -> Option<String> {
     unfold(lines).into_iter().find(|line| line.starts_with(TO_DO))
+}
+
+/// Why a record can't be read, in few words: the file is known from where they stand.
+pub fn unreadable(error: &ReadError) -> String {
+    match error {
+        ReadError::Version { version, .. } => format!(
+            "written by another version of Gruyère (layout {version}; this command reads {VERSION})"
+        ),
+        error => format!("can't be read: {error}"),
+    }
 }
 
 /// Whose file it is, where that is not this user.
@@ -231,8 +250,18 @@ pub fn table(candidates: &[Candidate], by: By, columns: usize) -> String {
         [0, 1, 2, 3, 4].map(|column| width(column).unwrap_or(0));
     let of_command = of_command.min(most_command);
     let mut out = String::new();
-    for [pid, rank, age, exit, command, last] in &rows {
+    let is_known = candidates.iter().map(|one| one.process.is_some() || by == By::File);
+    for ([pid, rank, age, exit, command, last], is_known) in
+        rows.iter().zip([true].into_iter().chain(is_known))
+    {
         let rank = if has_ranks { format!("{rank:>of_rank$}  ") } else { String::new() };
+        if !is_known {
+            // Where the command would be, why there is none: in one line.
+            let line = format!("{pid:>of_pid$}  {rank}{age:>of_age$}  {exit:<of_exit$}  {last}");
+            out.push_str(&cut(&line, columns));
+            out.push('\n');
+            continue;
+        }
         let command = cut(command, of_command);
         let head = format!(
             "{pid:>of_pid$}  {rank}{age:>of_age$}  {exit:<of_exit$}  {command:<of_command$}  "
@@ -253,6 +282,13 @@ pub fn table(candidates: &[Candidate], by: By, columns: usize) -> String {
     out
 }
 
+/// Up to a full stop that another sentence follows: what is in a list is to be told apart.
+fn first_sentence(text: &str) -> &str {
+    let begins = |at: usize| text[at + 2..].starts_with(char::is_uppercase);
+    let end = text.match_indices(". ").map(|(at, _)| at).find(|&at| begins(at));
+    end.map_or(text, |end| &text[..end])
+}
+
 fn has_rank(process: &Process) -> bool {
     process.rank.is_some()
 }
@@ -260,10 +296,10 @@ fn has_rank(process: &Process) -> bool {
 fn row(candidate: &Candidate, command: String, by: By) -> [String; 6] {
     let process = candidate.process.as_ref();
     let number = |number: Option<u64>| number.map_or("-".to_owned(), |number| number.to_string());
-    let pid = number(process.map(|process| process.pid));
+    let pid = number(candidate.pid);
     let rank = number(process.and_then(|process| process.rank));
     let last = match by {
-        By::Pid => candidate.says.clone(),
+        By::Pid => first_sentence(&candidate.says).to_owned(),
         By::File => candidate.path.display().to_string(),
     };
     let exit = candidate.exit.word().to_owned();
@@ -306,6 +342,7 @@ mod tests {
         };
         Candidate {
             path: PathBuf::from(format!("/dev/shm/gruyere-1-{pid}-3-0.record")),
+            pid: Some(pid),
             process: Some(process),
             user: None,
             since: SystemTime::now() - Duration::from_secs(seconds),
@@ -337,6 +374,38 @@ mod tests {
         assert!(table(&ranks, By::Pid, 80).contains("PID  RANK"));
         let files = table(&two, By::File, 60);
         assert!(files.lines().all(|line| line.ends_with("FILE") || line.ends_with("-3-0.record")));
+    }
+
+    #[test]
+    fn a_record_of_another_version_is_one_line_with_the_number_of_its_process() {
+        let path = PathBuf::from("/dev/shm/gruyere-4026531836-4242-99-0.record");
+        let error = ReadError::Version { path, version: 3, locked: None };
+        let pid = sweep::pid(error.path());
+        let says = unreadable(&error);
+        let other = Candidate { pid, process: None, ..candidate(1, None, 9 * 60, &says) };
+        for columns in [60, 80, 120] {
+            let table =
+                table(&[candidate(7, None, 3 * 60, "short"), other.clone()], By::Pid, columns);
+            let last = table.lines().last().expect("a row");
+            assert_eq!(table.lines().count(), 3, "{table}");
+            assert!(
+                last.starts_with("4242  9 min  unclean  written by another version"),
+                "{table}"
+            );
+            assert!(last.chars().count() <= columns, "{table}");
+            assert_eq!(
+                last.contains(&format!("layout 3; this command reads {VERSION})")),
+                columns > 110
+            );
+        }
+    }
+
+    #[test]
+    fn a_list_has_the_first_sentence_of_a_conclusion() {
+        let says = "The device is full: 1.5 GiB needed, device 1 GiB. Of what is live: 3% weights";
+        assert_eq!(first_sentence(says), "The device is full: 1.5 GiB needed, device 1 GiB");
+        let says = "a.py:3 keeps graphs (e.g. of f. in g) 52.2 MiB a step.";
+        assert_eq!(first_sentence(says), says);
     }
 
     #[test]

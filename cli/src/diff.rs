@@ -9,6 +9,7 @@ use std::path::Path;
 
 use gruyere::dump::outside;
 use gruyere_record::dump::state::{self, State};
+use gruyere_record::held::LOST;
 use gruyere_record::plain;
 use indicatif::BinaryBytes;
 use serde_json::{Value, json};
@@ -237,7 +238,7 @@ fn text(before: &State, after: &State, changes: &[DeviceChange]) -> String {
         row("live", change.live);
         row("held", change.reserved);
         row("freed, waits for streams", change.pending);
-        row("free, on partly used pages", change.partly_used);
+        row(LOST, change.partly_used);
         let grown = change.lines.iter().filter(|(_, change)| change.before != change.after);
         for (line, change) in grown.take(MOST_LINES) {
             row(&plain(line), *change);

@@ -58,7 +58,7 @@ What runs now:
   top          Watch all processes on one screen
   ps           List the processes that use Gruyère, with what they hold
   stat         Print all gauges of one process
-  map          Draw a device's memory: blocks, free runs, partly used pages
+  map          Draw a device's memory: blocks, what is idle, what is lost
   watch        Say when a threshold is passed
   export       Serve Prometheus metrics of all processes
 
@@ -110,7 +110,7 @@ enum Command {
     Dryrun(Box<dryrun::Arguments>),
     /// Serve Prometheus metrics of all processes.
     Export(export::Arguments),
-    /// Draw the layout of a device's memory: blocks, free runs, partly used pages.
+    /// Draw the layout of a device's memory: blocks, what is idle, what is lost.
     Map(map::Arguments),
     /// Show how a process died, and why: the last, where none is named.
     Post(post::Arguments),

@@ -451,10 +451,18 @@ fn page(
     out.push('\n');
     tell(&mut out, &end_in_words(ended), "");
     out.push('\n');
-    match full {
+    let columns = wrap::columns().unwrap_or(usize::MAX);
+    let told = match full {
         // The conclusion has been told.
-        true => out.push_str(&text::text(&State { conclusion: None, ..state.clone() })),
-        false => out.push_str(&brief::brief(state)),
+        true => text::fitting(&State { conclusion: None, ..state.clone() }, columns),
+        false => brief::brief(state, columns),
+    };
+    // Rows of tables begin with blanks, and fit; all else is sentences.
+    for line in told.lines() {
+        match line.starts_with(' ') {
+            true => out.extend([line, "\n"]),
+            false => tell(&mut out, line, "  "),
+        }
     }
     for device in devices.iter().filter(|_| full) {
         timeline_in_words(&mut out, &timeline(reader, device.device), device.device);

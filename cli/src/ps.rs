@@ -1,7 +1,7 @@
 //! `gruyere ps`: the processes that have a record.
 
 use std::io::{self, IsTerminal as _, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use gruyere_record::claim::Claim;
@@ -94,7 +94,9 @@ pub fn run(arguments: &Arguments) -> Ended {
             Claim::False(lie) => {
                 Err(Failure::new(format_args!("{} {lie}; left out", path.display())))
             }
-            claim => reader.and_then(|reader| row(&reader, state, &claim)).map_err(Failure::from),
+            claim => reader
+                .and_then(|reader| row(&reader, state, &claim))
+                .map_err(|error| failure(&path, &error)),
         };
         match row {
             Ok(row) => rows.push(row),
@@ -129,6 +131,19 @@ pub fn run(arguments: &Arguments) -> Ended {
         print_table(&rows, &dead, arguments.sweep.then_some(swept.removed), foreign)
     };
     Ok(if trouble { Exit::Failed } else { Exit::Fine })
+}
+
+/// Of another version's record a line, where a terminal shows it; of others the file and why.
+fn failure(path: &Path, error: &ReadError) -> Failure {
+    let (ReadError::Version { .. }, Some(pid)) = (error, sweep::pid(path)) else {
+        return Failure::new(error);
+    };
+    let said = format!("process {pid}: {}", candidates::unreadable(error));
+    let stderr = io::stderr();
+    Failure::new(match stderr.is_terminal() {
+        true => cut(&said, candidates::columns(&stderr).saturating_sub("gruyere ps: ".len())),
+        false => said,
+    })
 }
 
 fn print_json(rows: &[Row], dead: &[Candidate], swept: usize, foreign: usize) -> io::Result<()> {
@@ -219,7 +234,7 @@ fn print_table(
     if rows.is_empty() {
         writeln!(out, "no live process uses gruyere here")?;
     } else {
-        let head = ["PID", "RANK", "GPU", "LIVE", "PEAK", "HELD", "IDLE", "FRAG"];
+        let head = ["PID", "RANK", "GPU", "LIVE", "PEAK", "HELD", "IDLE", "LOST"];
         writeln!(out, "{}  COMMAND", numbers(head.map(str::to_owned)))?;
     }
     let notes: Vec<String> = rows.iter().map(|row| note(&row.whose)).collect();

@@ -6,6 +6,7 @@ use std::fmt::Write as _;
 use gruyere::heap::policy::ladder::RUNG_NAMES;
 use gruyere_record::facts::Process;
 use gruyere_record::gauges::BlockCounts;
+use gruyere_record::held::{IDLE, LOST};
 use gruyere_record::histogram::Counts;
 use gruyere_record::layout::Degraded;
 use gruyere_record::reader::{Cursor, DeviceSnapshot};
@@ -239,7 +240,7 @@ pub fn words(gauge: DeviceGauge) -> Option<String> {
         G::Lost | G::TypicalRequest | G::FreeHeld => return None,
         G::Reserved => "held",
         G::ReservedPeak => "held, at the peak",
-        G::ArenaFree => "free between blocks",
+        G::ArenaFree => "free, but for slots of slabs",
         G::LargestFree => "largest free piece",
         G::CapturePinned => "kept for CUDA graphs",
         G::Pending => "freed, waiting for streams",
@@ -299,7 +300,7 @@ fn text(reader: &Reader, devices: &[DeviceSnapshot], value: &Value) -> String {
             ""
         };
         line(format_args!("\ndevice {} {}{torn}", snapshot.device, snapshot.facts.name));
-        let fact = |name: &str, value: String| format!("  {name:<30} {value:>14}");
+        let fact = |name: &str, value: String| format!("  {name:<31} {value:>13}");
         let percent = |share: f64| format!("{:.2}%", share * 100.0);
         let held = snapshot.held();
         line(format_args!("{}", fact("live", bytes(snapshot.live))));
@@ -308,15 +309,15 @@ fn text(reader: &Reader, devices: &[DeviceSnapshot], value: &Value) -> String {
             line(format_args!("{}", fact("peak ratio (held / live)", format!("{ratio:.4}"))));
         }
         let by = match held.typical_request {
-            0 => "  parts of pages between blocks".to_owned(),
+            0 => String::new(),
             request => format!("  what a request of {} does not fit into", bytes(request)),
         };
-        line(format_args!("{}{by}", fact("lost", bytes(held.lost()))));
+        line(format_args!("{}{by}", fact(LOST, bytes(held.lost()))));
         line(format_args!(
             "{}",
             fact("fragmentation (lost / held)", percent(held.fragmentation()))
         ));
-        line(format_args!("{}", fact("idle", bytes(held.idle()))));
+        line(format_args!("{}", fact(IDLE, bytes(held.idle()))));
         line(format_args!("{}", fact("unused (1 - live / held)", percent(held.unused()))));
         let external = percent(snapshot.external_fragmentation());
         line(format_args!("{}", fact("external fragmentation", external)));

@@ -248,10 +248,7 @@ fn of_process(pid: u64, folder: &Folder) -> Result<Reader<'static>, Failure> {
     let mut trouble = String::new();
     let mut readers: Vec<(State, Claim, Reader<'static>)> = Vec::new();
     // Its name has the pid between the namespace and the start time; the others need not be opened.
-    let is_named = |path: &Path| {
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        name.split('-').nth(2).and_then(|text| text.parse().ok()) == Some(pid)
-    };
+    let is_named = |path: &Path| sweep::pid(path) == Some(pid);
     let Listing { found, foreign, .. } = folder.read(|opened| is_named(opened.path()))?;
     for Found { state, reader, claim, .. } in found {
         match reader {

@@ -101,7 +101,7 @@ fn ps_lists_a_line_a_device_of_each_live_process() {
     assert_eq!(lines.len(), 3, "{table}");
     let pid = std::process::id().to_string();
     let head: Vec<&str> = lines[0].split_whitespace().collect();
-    assert_eq!(head, ["PID", "RANK", "GPU", "LIVE", "PEAK", "HELD", "IDLE", "FRAG", "COMMAND"]);
+    assert_eq!(head, ["PID", "RANK", "GPU", "LIVE", "PEAK", "HELD", "IDLE", "LOST", "COMMAND"]);
     let words: Vec<&str> = lines[2].split_whitespace().collect();
     assert_eq!((words[0], words[2]), (pid.as_str(), "1"), "{table}");
     // No look is on the timeline: what is live now is the peak.

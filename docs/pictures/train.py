@@ -1,12 +1,12 @@
 """A language model in training that keeps a part of each step's logits: the program of the pictures
-of the map (map-dark, map-light, map-zoom).
+of the map (map-dark, map-light, map-zoom, map-terminal).
 
     python -m gruyere._stand_in python -m gruyere docs/pictures/train.py &
-    gruyere map --html map.html
+    gruyere map --by module; gruyere map --html map.html
 
 It waits in the forward of step 150 to be drawn. In the browser, 1280 by 800:
 `#theme=dark&by=module`; `#theme=light&view=physical&by=site`; and `#theme=light&by=module&at=0x...`
-of a norm, zoomed out three times.
+of a small block before free slots, zoomed out three times.
 """
 
 import time

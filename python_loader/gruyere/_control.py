@@ -68,9 +68,9 @@ class Stats:
     internal_fragmentation: float
     """1 - requested / live."""
     lost: int
-    """Free, and unable to serve: parts of pages between blocks."""
+    """Free between live blocks."""
     idle: int
-    """Free, and able to serve: whole pages."""
+    """Whole free pages."""
     typical_request: int
     """0 where pages move. Else the request by which `lost` is told: what it does not fit into."""
     unused: float

@@ -4,6 +4,12 @@ use serde::{Deserialize, Serialize};
 
 use super::missing_share;
 
+/// What is held and free falls in two, told in these words everywhere. Whole pages, which serve any
+/// request or go back to the driver:
+pub const IDLE: &str = "idle (whole free pages)";
+/// And what lies stranded on pages that live blocks share, of use only to what happens to fit in:
+pub const LOST: &str = "lost (free between live blocks)";
+
 /// What is held of a device at a moment, in bytes. `live + waiting + lost + idle` is all of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Held {

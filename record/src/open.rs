@@ -160,8 +160,8 @@ impl fmt::Display for ReadError {
             }
             ReadError::Version { version, .. } => write!(
                 f,
-                "{path}: a record of layout version {version}, this command reads version \
-                 {VERSION}; use the `gruyere` command of the version that the process runs"
+                "{path}: written by another version of Gruyère (layout {version}; this command \
+                 reads {VERSION}); use the `gruyere` command of that version"
             ),
             ReadError::Damaged { what, .. } => {
                 write!(

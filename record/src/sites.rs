@@ -102,8 +102,8 @@ impl Phase {
 pub struct NewSite<'a> {
     /// The stack, the innermost frame first; what is beyond [`DEPTH`] is left out.
     pub frames: &'a [FrameId],
-    /// The path of the module that ran, as `named_modules` has it (`model.layers.3.mlp`); empty
-    /// where none is known.
+    /// The path of the module that ran, as `named_modules` has it (`layers.3.mlp`; a number
+    /// has the class that gave it, `Sequential[3].mlp`); empty where none is known.
     pub module: &'a str,
     /// What the program was doing.
     pub phase: Phase,

@@ -127,6 +127,11 @@ pub fn number(path: &Path) -> u32 {
     number.unwrap_or(0)
 }
 
+/// The number of a record's process, by the file's name.
+pub fn pid(path: &Path) -> Option<u64> {
+    path.file_name()?.to_str()?.split('-').nth(2)?.parse().ok()
+}
+
 /// The files in `directory` that are named like records, in order.
 ///
 /// # Errors

@@ -2,6 +2,7 @@
 //! coarser as it gets longer.
 //!
 //! A sample goes into the last cell, or into a new one when the last has lasted for the *width*.
+//! The one that ends a step goes into the step's last cell: what happened before was that step's.
 //! When all cells are taken, each two neighbours become one and the width doubles; so a cell is
 //! never longer than the width but where nothing happened, lows and highs are never lost, and a run
 //! of any length has between half of the cells and all of them.
@@ -163,17 +164,27 @@ impl Timeline {
     /// never fewer than the last time. Some dozen instructions; every thousandth time and ever more
     /// seldom, the halving of the cells: some 10 us.
     pub fn add(&self, sample: Sample, cells: usize) {
+        self.note(sample, cells, |_| false);
+    }
+
+    /// The same of the moment at which the sample's step ends: its last cell lasts until now,
+    /// however long ago it began.
+    pub fn end_step(&self, sample: Sample, cells: usize) {
+        self.note(sample, cells, |last| last.step == sample.step);
+    }
+
+    fn note(&self, sample: Sample, cells: usize, goes_on: impl Fn(&Sample) -> bool) {
         self.sequence.write(|| {
             let count = self.count.load(Ordering::Relaxed) as usize;
             let width = self.width.load(Ordering::Relaxed).max(FIRST_WIDTH);
             let last = count.checked_sub(1).and_then(|last| self.cells.get(last));
             let began = self.began.load(Ordering::Relaxed);
-            match last {
-                Some(cell) if sample.ticks.wrapping_sub(began) < width => {
-                    cell.store(&cell.load().and(sample));
+            if let Some(cell) = last {
+                let so_far = cell.load();
+                if sample.ticks.wrapping_sub(began) < width || goes_on(&so_far) {
+                    cell.store(&so_far.and(sample));
                     return;
                 }
-                _ => {}
             }
             let (count, width) =
                 if count >= cells { (self.halve(count), 2 * width) } else { (count, width) };
@@ -272,6 +283,24 @@ mod tests {
         let (samples, _) = timeline.read(1, || CELLS);
         assert_eq!(samples.len(), 1);
         assert_eq!((samples[0].live_low, samples[0].live_high), (1, 100));
+    }
+
+    #[test]
+    fn a_step_ends_at_its_mark_however_long_before_it_was_looked_at() {
+        let timeline = empty();
+        let at =
+            |ticks, step, in_use_high| Sample { ticks, step, in_use_high, ..Sample::default() };
+        let mut ticks = 1 << 40;
+        for step in 0..20 {
+            // A look as the step begins, and none before its end, long after.
+            timeline.add(at(ticks + 1, step, 10), CELLS);
+            ticks += (3 + step * 7 % 5) * FIRST_WIDTH;
+            timeline.end_step(at(ticks, step, 1000 + step), CELLS);
+        }
+        let (samples, _) = timeline.read(1, || CELLS);
+        let told: Vec<_> = samples.iter().map(|cell| (cell.step, cell.in_use_high)).collect();
+        assert_eq!(told, (0..20).map(|step| (step, 1000 + step)).collect::<Vec<_>>());
+        assert_eq!(samples.last().map(|cell| cell.ticks), Some(ticks));
     }
 
     #[test]

@@ -730,6 +730,15 @@ impl DeviceWriter {
     /// Notes on the timeline what there is now, and that blocks above 16 KiB and slabs took
     /// `in_use_high` bytes at most since the last time.
     pub fn sample(&mut self, in_use_high: u64) {
+        self.note(in_use_high, Timeline::add);
+    }
+
+    /// The same as the step ends which the gauge has.
+    pub fn end_step(&mut self, in_use_high: u64) {
+        self.note(in_use_high, Timeline::end_step);
+    }
+
+    fn note(&mut self, in_use_high: u64, note: fn(&Timeline, Sample, usize)) {
         let Some(device) = self.device.filter(|_| self.record.detail) else { return };
         let (live, _) = self.record.live(device);
         let [step, reserved_high, largest_low, pending_high] = [
@@ -752,7 +761,7 @@ impl DeviceWriter {
             pending_high,
         };
         if let Some((timeline, cells)) = self.record.timeline(device) {
-            timeline.add(sample, cells);
+            note(timeline, sample, cells);
         }
         self.record.header().clock.refresh(ticks);
     }

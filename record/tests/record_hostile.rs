@@ -159,7 +159,7 @@ fn every_refusal_names_the_file_the_reason_and_the_remedy() {
         (b"not a record at all", "no magic", "name another"),
         (&[7; 8192], "no magic", "name another"),
         (&no_magic, "unfinished", "--sweep"),
-        (&other_version, "version 99", "use the `gruyere`"),
+        (&other_version, "layout 99", "use the `gruyere`"),
         (&valid()[..20_000], "damaged", "delete it"),
     ];
     for (bytes, reason, remedy) in cases {

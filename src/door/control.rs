@@ -266,10 +266,10 @@ pub struct GruyereStats {
     pub external_fragmentation: f64,
     /// 1 - requested / live.
     pub internal_fragmentation: f64,
-    /// Free, and unable to serve: parts of pages between blocks, or, with typical_request, what a
-    /// typical request does not fit into. Here begins what version 3 has added.
+    /// Free between live blocks, or, with typical_request, what a typical request does not fit
+    /// into. Here begins what version 3 has added.
     pub lost: u64,
-    /// Free, and able to serve: whole pages.
+    /// Whole free pages.
     pub idle: u64,
     /// 0 where pages move (lost is by pages). Else the request by which lost is told: half of all
     /// bytes are asked for in requests of at most this size.

@@ -3,35 +3,39 @@
 #![deny(unsafe_code)]
 
 use super::state::{DeviceState, State};
-use super::text::{about, events};
+use super::text::{PART, about, events};
 use crate::heap::report::oom::Bytes;
 use crate::record::dump::alike::{self, Run};
 use crate::record::sites::{By, Usage};
-use crate::record::{conclusion, plain};
+use crate::record::{conclusion, cut, plain};
 use std::fmt::{self, Write};
 
 /// Rows of each table.
 const MOST_LINES: usize = 6;
 const MOST_RUNS: usize = 6;
 const MOST_EVENTS: usize = 4;
+/// Columns of a line's name, and of the numbers beside it.
+const NAME: usize = 48;
+const NUMBERS: usize = 32;
 
-/// The state in brief.
-pub fn brief(state: &State) -> String {
+/// The state in brief, with tables for a terminal of so many columns.
+pub fn brief(state: &State, columns: usize) -> String {
     let mut out = String::new();
     // Writing to a String cannot fail.
-    let _ = write(&mut out, state);
+    let _ = write(&mut out, state, columns.saturating_sub(NUMBERS).max(NUMBERS));
     out
 }
 
-fn write(out: &mut String, state: &State) -> fmt::Result {
+/// `most`: columns of a line's name at most.
+fn write(out: &mut String, state: &State, most: usize) -> fmt::Result {
     about(out, &state.process, &state.gruyere)?;
     for device in &state.devices {
-        of_device(out, state, device)?;
+        of_device(out, state, device, most)?;
     }
     events(out, state, MOST_EVENTS)
 }
 
-fn of_device(out: &mut String, state: &State, device: &DeviceState) -> fmt::Result {
+fn of_device(out: &mut String, state: &State, device: &DeviceState, most: usize) -> fmt::Result {
     let held = &device.held;
     writeln!(
         out,
@@ -45,24 +49,28 @@ fn of_device(out: &mut String, state: &State, device: &DeviceState) -> fmt::Resu
     )?;
     for (name, bytes) in held.parts().into_iter().filter(|part| part.1 > 0) {
         let percent = super::text::share(bytes, held.reserved_bytes);
-        writeln!(out, "  {name:<29} {:>12} {percent:>5.1}%", Bytes(bytes).to_string())?;
+        writeln!(out, "  {name:<PART$} {:>12} {percent:>5.1}%", Bytes(bytes).to_string())?;
     }
-    lines(out, state, device)?;
+    lines(out, state, device, most)?;
     steps(out, device)?;
     peaks(out, device)
 }
 
 /// The lines that hold most of what is live.
-fn lines(out: &mut String, state: &State, device: &DeviceState) -> fmt::Result {
+fn lines(out: &mut String, state: &State, device: &DeviceState, most: usize) -> fmt::Result {
     let found = conclusion::holders(state, device, By::Line);
     if state.sites.is_empty() || found.is_empty() {
         return Ok(());
     }
-    writeln!(out, "\n  Live blocks by line{:>38} {:>12}", "blocks", "bytes")?;
-    let row = |out: &mut String, name: &str, blocks: u64, bytes: u64| {
+    let shown = found.iter().take(MOST_LINES);
+    let longest = shown.map(|holder| holder.name.chars().count()).max().unwrap_or(0);
+    let (head, name) = ("Live blocks by line", longest.max(NAME).min(most));
+    writeln!(out, "\n  {head:<name$} {:>8} {:>12}", "blocks", "bytes")?;
+    let row = |out: &mut String, said: &str, blocks: u64, bytes: u64| {
         writeln!(
             out,
-            "  {name:<48} {blocks:>8} {:>12} {:>5.1}%",
+            "  {:<name$} {blocks:>8} {:>12} {:>5.1}%",
+            cut(said, name),
             Bytes(bytes).to_string(),
             super::text::share(bytes, device.live.all.bytes)
         )
@@ -151,7 +159,7 @@ mod tests {
             timeline: (4..=846).map(stretch).collect(),
             ..DeviceState::default()
         };
-        let page = brief(&State { devices: vec![device], ..State::default() });
+        let page = brief(&State { devices: vec![device], ..State::default() }, 80);
         assert!(
             page.contains("steps 4 to 846                alike, 1.00 MiB each, 843.00 MiB in all")
         );
@@ -165,7 +173,7 @@ mod tests {
         let stretch = |step| Stretch { step, live_high_bytes: high(step), ..Stretch::default() };
         let timeline = (0..100).map(stretch).collect();
         let device = DeviceState { timeline, ..DeviceState::default() };
-        let page = brief(&State { devices: vec![device], ..State::default() });
+        let page = brief(&State { devices: vec![device], ..State::default() }, 80);
         assert!(page.contains("94 rows: --full") && page.contains("step 99 "), "{page}");
         assert!(page.lines().count() < 14, "{page}");
     }

@@ -3,6 +3,7 @@
 
 use super::state::{Class, DeviceState, ProcessState, Segment, State, Sum};
 use crate::heap::report::oom::Bytes;
+use crate::record::held::{IDLE, LOST};
 use crate::record::plain;
 use crate::record::stream::{NO_STREAM, StreamNumber};
 use std::fmt::{self, Write};
@@ -10,17 +11,28 @@ use std::fmt::{self, Write};
 /// Segments that are drawn, the longest first; events that are told; characters of a drawing.
 const MOST_SEGMENTS: usize = 64;
 const MOST_EVENTS: usize = 64;
-const WIDTH: u64 = 64;
+const MOST_WIDTH: usize = 64;
+const LEAST_WIDTH: usize = 16;
+/// Columns of what stands before a drawing.
+const BESIDE: usize = 41;
+/// Columns of what a part of the held bytes is.
+pub(super) const PART: usize = LOST.len();
 
 /// The whole state as text, as a dump has it.
 pub fn text(state: &State) -> String {
+    fitting(state, usize::MAX)
+}
+
+/// The same, with drawings for a terminal of so many columns.
+pub fn fitting(state: &State, columns: usize) -> String {
     let mut out = String::new();
+    let cells = columns.saturating_sub(BESIDE).clamp(LEAST_WIDTH, MOST_WIDTH);
     // Writing to a String cannot fail.
-    let _ = write(&mut out, state);
+    let _ = write(&mut out, state, cells as u64);
     out
 }
 
-fn write(out: &mut String, state: &State) -> fmt::Result {
+fn write(out: &mut String, state: &State, cells: u64) -> fmt::Result {
     // As the exception says it: torch's sentence, the conclusion, the rest.
     let concluded = state.conclusion.iter().flat_map(|conclusion| &conclusion.lines);
     let concluded: Vec<&str> = concluded.map(String::as_str).collect();
@@ -74,7 +86,7 @@ fn write(out: &mut String, state: &State) -> fmt::Result {
         }
     }
     for device in &state.devices {
-        of_device(out, device)?;
+        of_device(out, device, cells)?;
     }
     events(out, state, MOST_EVENTS)
 }
@@ -92,7 +104,7 @@ pub(super) fn share(part: u64, whole: u64) -> f64 {
     if whole == 0 { 0.0 } else { 100.0 * part as f64 / whole as f64 }
 }
 
-fn of_device(out: &mut String, device: &DeviceState) -> fmt::Result {
+fn of_device(out: &mut String, device: &DeviceState, cells: u64) -> fmt::Result {
     let held = &device.held;
     writeln!(out, "\ndevice {} ({}), step {}", device.device, plain(&device.name), device.step)?;
     for (name, bytes) in [
@@ -102,30 +114,29 @@ fn of_device(out: &mut String, device: &DeviceState) -> fmt::Result {
         ("held, peak", device.reserved_peak_bytes),
         ("live, peak", device.live_peak_bytes),
     ] {
-        writeln!(out, "  {name:<29} {bytes:>16} B  {:>12}", Bytes(bytes).to_string())?;
+        writeln!(out, "  {name:<PART$} {bytes:>14} B  {:>12}", Bytes(bytes).to_string())?;
     }
     let shares = &device.shares;
     let by = match shares.typical_request_bytes {
-        0 => "parts of pages between blocks".to_owned(),
+        0 => "of what is held".to_owned(),
         request => format!("what a request of {} does not fit into", Bytes(request)),
     };
     writeln!(
         out,
-        "  {:<29} {:>18} {:>12}  ({by})",
-        "fragmentation",
+        "  {LOST:<PART$} {:>16} {:>14}  ({by})",
         format!("{:.2}%", shares.fragmentation * 100.0),
         Bytes(shares.lost_bytes).to_string()
     )?;
-    writeln!(out, "  {:<29} {:>18} {:>12}", "idle", "", Bytes(shares.idle_bytes).to_string())?;
+    writeln!(out, "  {IDLE:<PART$} {:>16} {:>14}", "", Bytes(shares.idle_bytes).to_string())?;
     if let Some(ratio) = shares.peak_ratio {
-        writeln!(out, "  {:<29} {ratio:>18.4}", "peak ratio (held / live)")?;
+        writeln!(out, "  {:<PART$} {ratio:>16.4}", "peak ratio (held / live)")?;
     }
     writeln!(out, "\n  Where the held bytes are")?;
     for (name, bytes) in held.parts().into_iter().filter(|part| part.1 > 0) {
         let percent = share(bytes, held.reserved_bytes);
         writeln!(
             out,
-            "  {name:<29} {bytes:>16} B  {:>12} {percent:>5.1}%",
+            "  {name:<PART$} {bytes:>14} B  {:>12} {percent:>5.1}%",
             Bytes(bytes).to_string()
         )?;
     }
@@ -177,10 +188,10 @@ fn of_device(out: &mut String, device: &DeviceState) -> fmt::Result {
             StreamNumber(block.stream)
         )?;
     }
-    map(out, device)
+    map(out, device, cells)
 }
 
-fn map(out: &mut String, device: &DeviceState) -> fmt::Result {
+fn map(out: &mut String, device: &DeviceState, cells: u64) -> fmt::Result {
     writeln!(out, "\n  The map: # live, + partly, w waiting for streams, . free")?;
     let mut chosen: Vec<&Segment> = device.segments.iter().collect();
     chosen.sort_by_key(|segment| std::cmp::Reverse(segment.bytes));
@@ -194,7 +205,7 @@ fn map(out: &mut String, device: &DeviceState) -> fmt::Result {
             "  {:#014x} {:>12} {holder:<10} {}",
             segment.address,
             Bytes(segment.bytes).to_string(),
-            strip(segment)
+            strip(segment, cells)
         )?;
     }
     if left_out > 0 {
@@ -210,9 +221,9 @@ fn map(out: &mut String, device: &DeviceState) -> fmt::Result {
     Ok(())
 }
 
-/// A segment in [`WIDTH`] characters.
-fn strip(segment: &Segment) -> String {
-    let cells = WIDTH.min(segment.bytes.div_ceil(512)).max(1);
+/// A segment in so many characters.
+fn strip(segment: &Segment, cells: u64) -> String {
+    let cells = cells.min(segment.bytes.div_ceil(512)).max(1);
     let mut filled = vec![[0u128; 3]; cells as usize];
     let bytes = u128::from(segment.bytes.max(1));
     let cell_at = |offset: u128| (offset * u128::from(cells) / bytes).min(u128::from(cells) - 1);
@@ -238,7 +249,7 @@ fn strip(segment: &Segment) -> String {
     filled.into_iter().map(letter).collect()
 }
 
-/// The latest `most` events.
+/// The latest `most` events; the device where there are several.
 pub(super) fn events(out: &mut String, state: &State, most: usize) -> fmt::Result {
     let entries = &state.events.entries;
     // A call that waited for its lock is among the later ones, though it began before.
@@ -248,6 +259,10 @@ pub(super) fn events(out: &mut String, state: &State, most: usize) -> fmt::Resul
     writeln!(out, "\nThe last events, in ms before the last")?;
     for event in &entries[entries.len().saturating_sub(most)..] {
         let before = last.saturating_sub(event.time_nanoseconds) as f64 / 1e6;
+        let device = match state.devices.len() {
+            0 | 1 => String::new(),
+            _ => format!(" device {}", event.device),
+        };
         let size = match event.kind.as_str() {
             "step" => event.size.to_string(),
             "wait" => format!("{} us", event.size / 1000),
@@ -255,9 +270,8 @@ pub(super) fn events(out: &mut String, state: &State, most: usize) -> fmt::Resul
         };
         writeln!(
             out,
-            "  -{before:<12.3} {:<15} device {} {:#014x} {size:>14} stream {} {}",
+            "  -{before:<10.3} {:<13} {:#014x} {size:>11} stream {} {}{device}",
             plain(&event.kind),
-            event.device,
             event.address,
             StreamNumber(event.stream),
             plain(&event.lifetime)
@@ -286,7 +300,8 @@ mod tests {
         ];
         let expected =
             format!("{}{}{}{}+", "#".repeat(16), ".".repeat(16), "w".repeat(16), "#".repeat(15));
-        assert_eq!(strip(&segment), expected);
-        assert_eq!(strip(&Segment::default()), " ");
+        assert_eq!(strip(&segment, 64), expected);
+        assert_eq!(strip(&Segment::default(), 64), " ");
+        assert_eq!(strip(&segment, 4), "#.w+");
     }
 }

@@ -146,7 +146,7 @@ for number in range(200):
     del whole, leaf, block
 assert reused > 0
 copy = __import__("copy").deepcopy(torch.nn.Sequential(Leaf(), torch.nn.Sequential(Leaf()))).cuda()
-assert sites.of(copy[1][0]())["module"] == "1.0"
+assert sites.of(copy[1][0]())["module"] == "Sequential[1].0"
 """)
 
 
@@ -184,7 +184,7 @@ for grad in grads:
     forward = site["forward"]
     assert [frame[1] for frame in forward["frames"][:2]] == ["Double.forward", "Sequential.forward"]
     assert forward["frames"][0][2] == Double.forward.__code__.co_firstlineno + 1, forward
-    assert (forward["phase"], forward["module"]) == ("forward", "0"), forward
+    assert (forward["phase"], forward["module"]) == ("forward", "Sequential[0]"), forward
 # What is computed again in the backward is the backward's, and has its own lines.
 from torch.utils.checkpoint import checkpoint
 kept = []

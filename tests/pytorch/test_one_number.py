@@ -108,4 +108,4 @@ gpu.report(screen=screen, passed=passed, fragmentation=own.fragmentation, unused
     assert said["unused"] > 0.5, "the field's ratio would have called it torn"
     assert said["fragmentation"] < 0.02
     assert said["passed"] == "" and "is passed" not in ran.err
-    assert "FRAG" in said["screen"]
+    assert "LOST" in said["screen"]

@@ -74,7 +74,7 @@ for site in sites:
     named[site["name"]] = named.get(site["name"], 0) + site["live_bytes"]
 assert named[leaking] == 8 * 64 * MIB, named
 assert sum(named.values()) == held, (sum(named.values()), held)
-assert "0.mlp" in {site["module"] for site in sites}, sites
+assert "Sequential[0].mlp" in {site["module"] for site in sites}, sites
 page = outside("map", pid, "--by", "site", "--width", "120")
 assert f"512.00 MiB" in next(line for line in page.splitlines() if leaking in line), page
 lines = json.loads(outside("top", pid, "--json"))["processes"][0]["devices"][0]["lines"]
@@ -109,7 +109,7 @@ assert told[:3] == [("train.py", "leak"), ("train.py", "step"), ("train.py", "<m
 assert stack[1]["line"] == leaks
 assert frames[kept[4].data_ptr()][1] is stack[1], "a frame is in the file once"
 noted = frames[outputs.data_ptr()][0]["name"]
-assert noted == "forward, module 3, step 7", noted
+assert noted == "forward, module Sequential[3], step 7", noted
 # What torch's own viewers make of it: a flamegraph's lines are the stacks.
 drawn = _memory_viz.memory(snapshot, lambda lines: lines)
 assert f"train.py:{leaks}:leak" in drawn, drawn[:2000]

@@ -495,12 +495,11 @@ fn of_device(families: &mut Families, device: &DeviceSnapshot, recent: u64, iden
         families.counter(said, &of, counts.free_bytes);
     }
     let held = device.held();
-    let said =
-        ("gruyere_fragmentation_ratio", "ratio", "Held and unable to serve, of all that is held.");
+    let said = ("gruyere_fragmentation_ratio", "ratio", "What is lost, of all that is held.");
     families.number(said, &of, held.fragmentation());
-    let said = ("gruyere_lost_bytes", "bytes", "Held and unable to serve.");
+    let said = ("gruyere_lost_bytes", "bytes", "Lost: held, and free between live blocks.");
     families.gauge(said, &of, held.lost());
-    let said = ("gruyere_idle_bytes", "bytes", "Held and free in whole pages.");
+    let said = ("gruyere_idle_bytes", "bytes", "Idle: held, whole free pages.");
     families.gauge(said, &of, held.idle());
     let said = ("gruyere_unused_ratio", "ratio", "1 - live / held.");
     families.number(said, &of, held.unused());

@@ -28,7 +28,7 @@ use gaps::Missing;
 use strokes::By;
 use terminal::Style;
 
-/// Draws the layout of a device's memory: blocks, free runs, partly used pages.
+/// Draws the layout of a device's memory: blocks, what is idle, what is lost.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -41,9 +41,9 @@ Examples:
   gruyere map /dev/shm/gruyere-4026531836-4242-99-0.record --json | jq .sums
                                       the last state of a killed process
 
-A cell is filled from below by what blocks take of it. What is left is dark where it is whole \
-pages, which can move or go back, and red where it lies in partly used pages, which is lost until \
-the blocks there go. docs/map.md tells more.
+A cell is filled from below by what blocks take of it. What is left has no colour where it is \
+idle: whole free pages, which serve any request or go back. It is red where it is lost: free \
+between live blocks, until these go. docs/map.md tells more.
 
 Exit codes: 0 all well; 1 no such process, record or device, or it can't be read or written; 2 \
 wrong usage; 3 drawn, but some entries could not be read whole (the process was killed while it \

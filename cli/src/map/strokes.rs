@@ -228,8 +228,14 @@ impl Class {
     pub fn of_module(place: Place<'_>) -> Self {
         let Place::Module(path) = place else { return Self::of(place) };
         let is_number = |part: &str| !part.is_empty() && part.bytes().all(|c| c.is_ascii_digit());
-        let parts: Vec<&str> =
-            path.split('.').map(|part| if is_number(part) { "*" } else { part }).collect();
+        // `3`, and `Sequential[3]`.
+        let alike = |part: &str| match part.strip_suffix(']').and_then(|part| part.split_once('['))
+        {
+            Some((class, number)) if is_number(number) => format!("{class}[*]"),
+            _ if is_number(part) => "*".to_owned(),
+            _ => part.to_owned(),
+        };
+        let parts: Vec<String> = path.split('.').map(alike).collect();
         Self { name: parts.join("."), whole: String::new() }
     }
 }

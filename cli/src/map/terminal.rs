@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 
 use super::cells::{self, Cell, Place, Stretch};
 use super::strokes::{By, CLASSES, Classes, Ink, STREAMS};
+use gruyere_record::held::{IDLE, LOST};
 use gruyere_record::picture::{Picture, Piece, Sums};
 use gruyere_record::sites::Sites;
 use indicatif::BinaryBytes;
@@ -39,7 +40,7 @@ const PHASES: [u8; 5] = [110, 141, 93, 214, 65];
 const PENDING: u8 = 176;
 /// Background of what is lost. What else is free has the terminal's own background: a colour would
 /// be dark on a light terminal, or light on a dark one.
-const LOST: u8 = 160;
+const RED: u8 = 160;
 const FAINT: u8 = 244;
 
 /// By eighths of a cell that blocks have.
@@ -93,18 +94,18 @@ impl Style {
     fn glyph(&self, cell: &Cell) -> (char, Option<u8>, Option<u8>) {
         let bytes = cell.bytes().max(1);
         let (taken, lost) = (cell.taken(), cell.unusable());
+        // Where it is an eighth of the cell, or most of what is free there.
+        let is_lost = lost > 0 && (lost * 8 >= bytes || lost * 2 > bytes - taken);
         let is_pending = cell.of(Ink::Pending) > cell.of(Ink::Live);
         let front = if is_pending { PENDING } else { self.class_colour(cell.class()) };
-        if taken == 0 && lost == 0 {
+        if taken == 0 && !is_lost {
             return match (cell.of(Ink::Spare) * 2 > bytes, cell.of(Ink::Bound) * 2 > bytes) {
                 (true, _) => (if self.letters() { '_' } else { ' ' }, None, None),
                 (_, true) => (':', Some(FAINT), None),
                 _ => (if self.letters() { '.' } else { '·' }, Some(FAINT), None),
             };
         }
-        // The rest of the cell is lost where that is most of what is free in it.
-        let free = bytes - taken;
-        let back = (lost * 2 > free).then_some(LOST);
+        let back = is_lost.then_some(RED);
         let colours = |letter| (letter, Some(front), back);
         if !self.letters() {
             // Any free eighth is shown, and so is any block.
@@ -143,8 +144,7 @@ pub fn draw(
     let whole = picture.held();
     let of_free = |part: u64| share(part, sums.free());
     let held = format!(
-        "held {}: live {} ({}), waiting for streams {}, idle {}, lost in partly used pages {} \
-         (fragmentation {})",
+        "held {}: live {} ({}), waiting for streams {}, {IDLE} {}, {LOST} {} ({})",
         bytes(sums.held),
         bytes(sums.live),
         share(sums.live, sums.held),
@@ -172,7 +172,7 @@ pub fn draw(
     rows(&mut out, &stretches, width, style);
     legend(&mut out, picture, &classes, &stretches, style);
     let longest = format!(
-        "largest free run {}; whole pages that can move, and spare ones: {} ({} of what is free)",
+        "largest free run {}; idle, and can move: {} ({} of what is free)",
         bytes(sums.largest_run),
         bytes(sums.movable()),
         of_free(sums.movable())
@@ -283,10 +283,10 @@ fn legend(
         }
     };
     add('~', '█', PENDING, None, "pending", sums.pending, false);
-    add('.', '·', FAINT, None, "free whole pages", sums.free_whole - sums.free_whole_bound, true);
-    add(':', ':', FAINT, None, "free whole pages that stay", sums.free_whole_bound, false);
-    add('_', ' ', FAINT, None, "spare pages", sums.spare, false);
-    add('!', ' ', LOST, Some(LOST), "free in partly used pages", sums.free_partial, true);
+    add('.', '·', FAINT, None, IDLE, sums.free_whole - sums.free_whole_bound, true);
+    add(':', ':', FAINT, None, "idle, but usable only there", sums.free_whole_bound, false);
+    add('_', ' ', FAINT, None, "idle, mapped nowhere", sums.spare, false);
+    add('!', ' ', RED, Some(RED), LOST, sums.free_partial, true);
     let mut column = 0;
     for (mark, name) in &entries {
         // The mark and a space, and three spaces between two entries.
@@ -298,8 +298,17 @@ fn legend(
             out.push('\n');
             column = 0;
         }
-        let _ = write!(out, "{mark} {}", name.replace('\u{a0}', " "));
+        // Where even one entry is too long, its amount goes below.
+        let (said, below) = match name.rsplit_once(' ') {
+            Some((said, amount)) if width > style.columns => (said, Some(amount)),
+            _ => (&**name, None),
+        };
+        let _ = write!(out, "{mark} {}", said.replace('\u{a0}', " "));
         column += width;
+        if let Some(amount) = below {
+            let _ = write!(out, "\n  {}", amount.replace('\u{a0}', " "));
+            column = amount.chars().count() + 2;
+        }
     }
     out.push('\n');
     if style.letters() {
@@ -314,8 +323,7 @@ fn legend(
         );
     }
     let parts = format!(
-        "in partly used pages: gaps between blocks {}, free slots {}, rests of slots {}, tails of \
-         slabs {}",
+        "lost: gaps between blocks {}, free slots {}, rests of slots {}, tails of slabs {}",
         bytes(sums.gaps),
         bytes(sums.free_slots),
         bytes(sums.slot_rests),

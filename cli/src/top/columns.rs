@@ -28,6 +28,7 @@ pub enum Sort {
     #[value(alias = "reserved")]
     Held,
     /// Lost / held.
+    #[value(alias = "lost")]
     Fragmentation,
     /// Held and free in whole pages.
     Idle,
@@ -114,7 +115,7 @@ pub enum Column {
     Bar,
     /// Held and free in whole pages.
     Idle,
-    /// Fragmentation.
+    /// Lost / held.
     Fragmentation,
     /// The largest satisfiable request.
     Largest,
@@ -189,7 +190,7 @@ impl Column {
             Self::Held => "HELD",
             Self::Bar => "OF THE CEILING",
             Self::Idle => "IDLE",
-            Self::Fragmentation => "FRAG",
+            Self::Fragmentation => "LOST",
             Self::Largest => "LARGEST",
             Self::Rate => "ALLOC/S",
             Self::OomIn => "OOM IN",

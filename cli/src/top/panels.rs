@@ -274,10 +274,10 @@ pub fn sparklines(frame: &mut Frame, area: Rect, app: &App) {
     sparkline(frame, upper, (panel(app, title), app.theme.live()), &rates, highest);
     let now = show(Unit::Share, fragmentation.first());
     let said = match is_little {
-        true => format!("{now}, at most {}", Unit::Share.show(most(&fragmentation, 0.0))),
-        false => format!("{now}, of 100%"),
+        true => format!("{now} of held, at most {}", Unit::Share.show(most(&fragmentation, 0.0))),
+        false => format!("{now} of held"),
     };
-    let title = heading(app, "fragmentation", said);
+    let title = heading(app, "lost", said);
     sparkline(frame, lower, (panel(app, title), app.theme.reserved()), &fragmentation, 1.0);
 }
 

@@ -318,13 +318,13 @@ fn fragmentation_that_says_nothing_takes_one_row() {
     let rows = |app: &mut App| {
         let screen = shown(app, 160, 46);
         let place = |what: &str| screen.lines().position(|line| line.contains(what)).unwrap_or(0);
-        place(" by line") - place(" fragmentation ")
+        place(" by line") - place(" of held")
     };
     assert!(rows(&mut app) > 3);
     let key = app.rows[0].key.clone();
     app.remember(key, (0..9).map(|_| Tick { fragmentation: 0.001, ..Tick::default() }));
     assert_eq!(rows(&mut app), 1);
-    assert!(shown(&mut app, 160, 46).contains("fragmentation 0.1%, at most 0.1%"));
+    assert!(shown(&mut app, 160, 46).contains("lost 0.1% of held, at most 0.1%"));
 }
 
 #[test]

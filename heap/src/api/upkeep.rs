@@ -69,7 +69,11 @@ impl Heap {
                     device.fence_all(&self.shared, None);
                 }
             }
-            lock(&device.central).gauges.set(&[(DeviceGauge::Step, u64::from(step))]);
+            {
+                let central = &mut *lock(&device.central);
+                central.gauges.end_step(central.arenas.sample_busy_peak());
+                central.gauges.set(&[(DeviceGauge::Step, u64::from(step))]);
+            }
             device.publish_gauges(&self.shared);
             device.event(&self.shared, EventKind::Step, 0, u64::from(step));
             device.watch(&self.shared, Occasion::Step);

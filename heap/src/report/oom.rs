@@ -3,6 +3,7 @@
 use crate::policy::ladder::Ladder;
 use crate::pool::lifetime::{LIFETIMES, Lifetime};
 pub use crate::report::bytes::Bytes;
+use gruyere_record::held::{IDLE, LOST};
 use std::fmt;
 
 /// How a ceiling is raised.
@@ -131,9 +132,14 @@ impl Report {
         )
     }
 
-    /// Free, in pieces between live blocks.
+    /// Free: lost and idle.
     fn between(&self) -> u64 {
         self.slab_free + self.arena_free.iter().sum::<u64>()
+    }
+
+    /// Free between live blocks, on pages that they share.
+    fn lost(&self) -> u64 {
+        self.partly.min(self.between())
     }
 
     /// What to do where the request could be met in no state of the memory, whatever else is true.
@@ -240,8 +246,8 @@ impl Report {
             (self.pending, "freed but still used by other streams"),
             (self.captured, "kept for CUDA graphs"),
             (self.pooled, "held by named pools"),
-            (self.slab_free, "free between small blocks"),
-            (self.arena_free.iter().sum(), "free between large blocks"),
+            (self.lost(), LOST),
+            (self.between() - self.lost(), IDLE),
             (self.orphaned, "that the driver would not take back"),
         ];
         let much: Vec<_> =
@@ -395,7 +401,7 @@ mod tests {
             "79.00 GiB live, 8.00 GiB freed but still used by other streams, 5.00 GiB that the \
              driver would not"
         ));
-        assert!(!text.contains("CUDA graphs") && !text.contains("between"));
+        assert!(!text.contains("CUDA graphs") && !text.contains("lost"));
         // Less than a twentieth: it would be read in vain.
         let little = Report {
             slab_free: 1 << 30,
@@ -405,11 +411,11 @@ mod tests {
             ..full()
         };
         assert_eq!(little.held(), "Gruyère holds 79.00 GiB, nearly all of it live.");
-        let held =
-            Report { slab_free: 9 << 30, largest: 1 << 20, total: 90 << 30, ..full() }.held();
-        let told =
-            "9.00 GiB free between small blocks. The largest free piece has 1.00 MiB. Others";
-        assert!(held.contains(told), "{held}");
+        let (slab_free, partly) = (9 << 30, 5 << 30);
+        let report = Report { slab_free, partly, largest: 1 << 20, total: 90 << 30, ..full() };
+        let told = "5.00 GiB lost (free between live blocks), 4.00 GiB idle (whole free pages). \
+                    The largest free piece has 1.00 MiB. Others";
+        assert!(report.held().contains(told), "{report}");
         let fell = Report { live: 70 << 30, ..full() }.to_string();
         assert!(fell.contains("Live was 79.00 GiB at its peak."));
     }

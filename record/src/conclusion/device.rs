@@ -19,8 +19,7 @@ const MANY_POOLS: usize = 8;
 pub fn find(evidence: &Evidence<'_>, is_steady: bool) -> Vec<Finding> {
     let pieces = pieces(evidence);
     let of_request = evidence.refused.iter().flat_map(|refused| {
-        // Of a request that would have room but for the pieces, these tell.
-        let is_told = pieces.as_ref().is_some_and(|found| found.bytes >= refused.asked);
+        let is_told = pieces.is_some() && fits_but_for_pieces(evidence, refused);
         [
             large_request(evidence, refused).filter(|_| !is_told),
             others(evidence, refused),
@@ -248,6 +247,15 @@ fn streams(evidence: &Evidence<'_>) -> Option<Finding> {
     })
 }
 
+/// Whether there would be room for the request if no free memory lay in pieces.
+fn fits_but_for_pieces(evidence: &Evidence<'_>, refused: &Refused) -> bool {
+    let held = &evidence.device.held;
+    let free = held.between_bytes.saturating_add(held.slab_free_bytes);
+    let free = free.saturating_add(held.whole_pages_bytes).saturating_add(held.unmapped_bytes);
+    let used = held.reserved_bytes.saturating_sub(free).saturating_add(refused.others);
+    used.saturating_add(refused.asked) <= evidence.room()
+}
+
 fn pieces(evidence: &Evidence<'_>) -> Option<Finding> {
     let held = &evidence.device.held;
     let free = held.between_bytes.saturating_add(held.slab_free_bytes);
@@ -261,8 +269,9 @@ fn pieces(evidence: &Evidence<'_>) -> Option<Finding> {
     let most = found.first().filter(|most| most.blocks > evidence.device.live.all.blocks / 2);
     let site = most.map_or(SiteId::NONE, |most| most.site);
     let made = evidence.callers.made(&evidence.names, evidence.sites, site);
-    let made = made.map_or(String::new(), |made| format!(", most of them from {made}"));
-    let refused = evidence.refused.as_ref().filter(|refused| free >= refused.asked);
+    let made = made.map_or(String::new(), |made| format!(" (most are from {made})"));
+    let refused = evidence.refused.as_ref();
+    let refused = refused.filter(|refused| fits_but_for_pieces(evidence, refused));
     let largest = refused.and_then(|refused| refused.largest);
     let most = largest.map_or(String::new(), |largest| format!(" of at most {}", bytes(largest)));
     let request = refused.map_or(String::new(), |Refused { asked, site, .. }| {
@@ -274,7 +283,7 @@ fn pieces(evidence: &Evidence<'_>) -> Option<Finding> {
         cause: Cause::Pieces,
         bytes: free,
         says: format!(
-            "{} of the {} held is free, in pieces{most} between blocks that live on{made}{request}",
+            "{} of the {} held is lost: free between live blocks{made}, in pieces{most}{request}",
             bytes(free),
             bytes(held.reserved_bytes)
         ),

@@ -474,16 +474,22 @@ fn pieces_are_told_with_the_request_that_found_no_room_and_the_line_between_them
     let (first, rest) = said.split_once('\n').expect("more");
     assert_eq!(
         first,
-        "4 GiB of the 5.1 GiB held is free, in pieces of at most 2 MiB between blocks that live \
-         on, most of them from train.py:15 in Net.forward, called from train.py:27 in add: no room \
-         for the 3 GiB asked for by train.py:34 in similarity"
+        "4 GiB of the 5.1 GiB held is lost: free between live blocks (most are from train.py:15 in \
+         Net.forward, called from train.py:27 in add), in pieces of at most 2 MiB: no room for the \
+         3 GiB asked for by train.py:34 in similarity"
     );
     assert!(!rest.contains("train.py:15") && !rest.contains("train.py:34"), "{said}");
     assert_eq!(said.matches("train.py:27").count(), 1, "{said}");
     assert!(rest.starts_with("Next most is from train.py:5: 1 GiB (87% of"), "{said}");
-    // More than lies free: the pieces are not why.
+    // More than is lost, but with it and the rest of the device there would be room.
     let mut made = in_pieces();
-    made.refused(10 * GIB, 0, SiteId::NONE);
+    made.refused(12 * GIB, 0, SiteId::NONE);
+    let (cause, first) = made.first();
+    assert_eq!(cause, Cause::Pieces);
+    assert!(first.ends_with("in pieces: no room for the 12 GiB asked for"), "{first}");
+    // It would not fit beside what is live: the pieces are not why.
+    let mut made = in_pieces();
+    made.refused(15 * GIB, 0, SiteId::NONE);
     assert_eq!(made.first().0, Cause::LargeRequest);
 }
 

@@ -110,7 +110,6 @@ fn about(site: &Site) -> String {
     match (site.phase, &*site.module) {
         (Phase::Unknown, "") => String::new(),
         (phase, "") => format!(" ({})", phase.name()),
-        // Of a model that has layers and no name, a path is a number.
         (_, module) if has_line => format!(" (module {})", cut(module, 24)),
         (phase, _) => format!(" ({})", phase.name()),
     }

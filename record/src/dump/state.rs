@@ -5,7 +5,7 @@
 //! than objects: there are many.
 #![deny(unsafe_code)]
 
-use super::super::held::Shares;
+use super::super::held::{IDLE, LOST, Shares};
 use crate::conclusion::Conclusion;
 use crate::facts::Process;
 use crate::sites::{Frame, SiteId, Sites};
@@ -264,13 +264,12 @@ pub struct Held {
 
 impl Held {
     /// The parts, with what they are.
-    pub fn parts(&self) -> [(&'static str, u64); 10] {
+    pub fn parts(&self) -> [(&'static str, u64); 9] {
         [
             ("live", self.live_bytes),
             ("freed, waiting for streams", self.pending_bytes),
-            ("free slots of slabs", self.slab_free_bytes),
-            ("free on partly used pages", self.between_bytes),
-            ("free, whole pages", self.whole_pages_bytes),
+            (LOST, self.slab_free_bytes.saturating_add(self.between_bytes)),
+            (IDLE, self.whole_pages_bytes),
             ("free, kept for CUDA graphs", self.captured_free_bytes),
             ("free, kept for named pools", self.pooled_free_bytes),
             ("mapped nowhere", self.unmapped_bytes),

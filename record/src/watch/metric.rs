@@ -33,7 +33,7 @@ pub(super) fn limit(device: &DeviceSnapshot) -> u64 {
 pub enum Metric {
     /// Lost / held.
     Fragmentation,
-    /// Held and unable to serve: parts of pages between blocks.
+    /// Held, and free between live blocks.
     Lost,
     /// Held and free in whole pages.
     Idle,

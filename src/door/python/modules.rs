@@ -63,8 +63,9 @@ pub(super) fn number(address: usize) -> u64 {
     module.map_or(0, |module| module.number)
 }
 
-/// The path of the module at `address`, from the outermost one that it is in: `layers.3.mlp`; of
-/// that one itself, its class. Empty: it has no name.
+/// The path of the module at `address`, from the outermost one that it is in: `layers.3.mlp`, or
+/// `Sequential[3].mlp` where that one numbers its children; of that one itself, its class. Empty:
+/// it has no name.
 pub(super) fn path(address: usize) -> String {
     let table = MODULES.read().unwrap_or_else(PoisonError::into_inner);
     let Some(modules) = table.by_address.as_ref() else { return String::new() };
@@ -80,11 +81,17 @@ pub(super) fn path(address: usize) -> String {
             None => break,
         }
     }
-    if names.len() > 1 {
-        names.pop();
-    }
+    let class = if names.len() > 1 { names.pop() } else { None };
     names.reverse();
-    names.join(".")
+    let is_number = |name: &str| !name.is_empty() && name.bytes().all(|c| c.is_ascii_digit());
+    // The number of a child says nothing without what it is a child of.
+    match class.zip(names.split_first()) {
+        Some((class, (first, rest))) if is_number(first) => {
+            let inner: String = rest.iter().flat_map(|name| [".", name]).collect();
+            format!("{class}[{first}]{inner}")
+        }
+        _ => names.join("."),
+    }
 }
 
 #[cfg(test)]
@@ -100,6 +107,22 @@ mod tests {
         assert_eq!(path(0x120), "layers.3");
         assert_eq!((path(0x110), path(0x100)), ("layers".into(), "Model".into()));
         assert_eq!((path(0x130), number(0x130), path(0)), (String::new(), 0, String::new()));
+    }
+
+    #[test]
+    fn a_number_is_told_with_the_class_that_gave_it() {
+        name(0x400, 0, "Sequential");
+        name(0x410, 0x400, "7");
+        name(0x420, 0x410, "mlp");
+        name(0x430, 0x420, "0");
+        assert_eq!(
+            (path(0x410), path(0x420)),
+            ("Sequential[7]".into(), "Sequential[7].mlp".into())
+        );
+        assert_eq!(
+            (path(0x430).as_str(), path(0x400).as_str()),
+            ("Sequential[7].mlp.0", "Sequential")
+        );
     }
 
     #[test]

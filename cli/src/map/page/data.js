@@ -7,8 +7,8 @@
 
 // What strokes show; the numbers are those of strokes.rs.
 const LIVE = 0, PENDING = 1, WHOLE = 2, BOUND = 3, GAP = 4, SLOTS = 5, REST = 6, TAIL = 7, SPARE = 8;
-const INK_NAMES = ["live block", "pending block (waits for streams)", "free, whole pages", "free, whole pages that stay",
-  "free, in a partly used page", "free slots of a slab", "rest of a slot", "tail of a slab", "spare pages, mapped nowhere"];
+const INK_NAMES = ["live block", "pending block (waits for streams)", "idle (whole free pages)", "idle, but usable only there",
+  "lost: free between live blocks", "lost: free slots of a slab", "lost: rest of a slot", "lost: tail of a slab", "idle, mapped nowhere"];
 const LIFETIMES = ["auto", "transient", "step", "persistent"];
 // By number, as record/src/sites.rs.
 const PHASES = ["not known", "forward", "backward", "optimizer", "collective"];

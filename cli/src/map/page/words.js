@@ -114,13 +114,14 @@ function fillSummary() {
   $("subtitle").textContent = "step " + facts.step + " · " + facts.taken.slice(0, 19).replace("T", " ") + " UTC · " + process.host + " · " + process.command;
   $("subtitle").title = process.command;
   document.title = "gruyere map " + process.pid;
-  const free = sums.free_whole_bytes + sums.free_partial_bytes + sums.spare_bytes;
+  const idle = sums.free_whole_bytes + sums.spare_bytes;
   const figures = [["held", bytesText(sums.held_bytes)], ["live", bytesText(sums.live_bytes) + " (" + share(sums.live_bytes, sums.held_bytes) + ")"],
-    ["blocks", sums.live_blocks.toLocaleString("en")], ["pending", bytesText(sums.pending_bytes)], ["free", bytesText(free)],
-    ["lost in partly used pages", bytesText(sums.free_partial_bytes) + " (" + share(sums.free_partial_bytes, sums.held_bytes) + ")", "lost"],
+    ["blocks", sums.live_blocks.toLocaleString("en")], ["waiting for streams", bytesText(sums.pending_bytes)],
+    ["idle (whole free pages)", bytesText(idle)],
+    ["lost (free between live blocks)", bytesText(sums.free_partial_bytes) + " (" + share(sums.free_partial_bytes, sums.held_bytes) + ")", "lost"],
     ["largest free run", bytesText(sums.largest_free_run_bytes)], ["can move or go back", bytesText(sums.movable_bytes)]];
   if (sums.free_whole_bound_bytes > 0)
-    figures.splice(6, 0, ["whole pages that stay", bytesText(sums.free_whole_bound_bytes) + " (" + share(sums.free_whole_bound_bytes, sums.held_bytes) + ")"]);
+    figures.splice(5, 0, ["of it usable only there", bytesText(sums.free_whole_bound_bytes) + " (" + share(sums.free_whole_bound_bytes, sums.held_bytes) + ")"]);
   $("figures").replaceChildren(...figures.map(([name, value, kind]) => {
     const span = document.createElement("span"), b = document.createElement("b");
     if (kind) span.className = kind;
@@ -159,8 +160,9 @@ function fillLegend() {
   const classes = classNames(), sums = new Float64Array(BINS);
   for (let i = 0; i < bins.length; i++) sums[bins[i]] += columns.lengths[i] * facts.unit;
   sums[B_SPARE] = facts.sums.spare_bytes;
-  const entries = classes.map((name, bin) => [name, bin]).concat([["pending", B_PENDING], ["rests of slots, tails", B_REST], ["free slots", B_SLOTS],
-    ["gaps in partly used pages", B_GAP], ["whole pages that stay", B_BOUND], ["free whole pages", B_WHOLE], ["spare pages", B_SPARE]]);
+  const entries = classes.map((name, bin) => [name, bin]).concat([["waits for streams", B_PENDING],
+    ["lost (free between live blocks)", B_GAP], ["lost: free slots", B_SLOTS], ["lost: rests of slots, tails", B_REST],
+    ["idle (whole free pages)", B_WHOLE], ["idle, but usable only there", B_BOUND], ["idle, mapped nowhere", B_SPARE]]);
   const there = entries.filter(([, bin]) => sums[bin] > 0);
   const colour = (bin) => "rgb(" + palette[bin].join(" ") + ")";
   $("legend").replaceChildren(...there.map(([name, bin]) => {

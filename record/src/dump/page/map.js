@@ -1,5 +1,5 @@
 /* The map: rows of cells, by address. A cell is three digits: the line that has most of it, eighths
-   that blocks take, eighths that are free beside blocks. */
+   that blocks take, eighths that are lost. */
 const PENDING = 9, PITCH = 17, HIGH = 13;
 let drawMap = () => {};
 
@@ -12,8 +12,8 @@ function mapSection() {
   const there = new Set(rows.flat().filter(cell => cell[1]).map(cell => cell[0]));
   // The letters are those of the lines above.
   key(whole, [...(hasKey ? [] : classes), ...(there.has(PENDING) ? [{ name: "freed, waits for streams", colour: "--soft", letter: "w" }] : []),
-    { name: "free beside blocks (lost)", colour: "--lost", letter: "!" },
-    { name: "free, whole pages (idle)", colour: "--panel" }]);
+    { name: "lost (free between live blocks)", colour: "--lost", letter: "!" },
+    { name: "idle (whole free pages)", colour: "--panel" }]);
   const canvas = put(whole, "canvas"), words = put(whole, "output", "\u00a0", "soft");
   canvas.id = "map";
   drawMap = () => {
@@ -63,7 +63,7 @@ function mapSection() {
     const [kind, taken, gone] = found;
     const named = kind === PENDING ? "freed, waits for streams" : classes.find(({ number }) => number === kind)?.name;
     words.textContent = `row at ${map.addresses[row]}, + ${size(cell * map.row_bytes / 128)}: `
-      + (taken ? `${named}, ${Math.round(taken * 12.5)}% taken` : "free") + (gone ? `, ${Math.round(gone * 12.5)}% lost` : "");
+      + (taken ? `${named}, ${Math.round(taken * 12.5)}% taken` : gone ? "free" : "idle") + (gone ? `, ${Math.round(gone * 12.5)}% lost` : "");
   });
   drawMap();
   addEventListener("resize", () => drawMap());

@@ -14,7 +14,7 @@ const ROWS: u64 = 64;
 const PARTS: u64 = 8;
 
 /// The map. A cell is three digits: its line (see [`Lines`]) or [`PENDING`], which has most of what
-/// blocks take of it; eighths that blocks take; eighths that are free beside blocks.
+/// blocks take of it; eighths that blocks take; eighths that are lost.
 #[derive(Debug, Serialize)]
 pub struct Map {
     /// Bytes of a row.

@@ -139,8 +139,8 @@ const figures = put(document.querySelector("main"), "div");
 figures.id = "figures";
 const shown = [
   ...(facts.refused ? [["asked for", facts.refused.asked]] : []), ["live", device.live],
-  ["peak of live", device.live_peak], ["held", device.held], ["lost", device.lost],
-  ["idle", device.idle], ["device", device.total],
+  ["peak of live", device.live_peak], ["held", device.held],
+  ["lost (free between live blocks)", device.lost], ["idle (whole free pages)", device.idle], ["device", device.total],
   ...(device.limit && device.limit < device.total ? [["limit", device.limit]] : []),
   ...(facts.refused && facts.refused.others ? [["held by others", facts.refused.others]] : [])];
 for (const [name, bytes] of shown) put(put(figures, "span", name + " "), "b", size(bytes));
