@@ -6,6 +6,7 @@ use crate::device::Device;
 use crate::pool::state::{SlabPlace, StateBlock};
 use crate::pool::{Pool, PoolNumber};
 use crate::request::Request;
+use crate::runs::arena::{RunId, SpaceId};
 use crate::runs::page_table::Owner;
 use crate::shared::Shared;
 use crate::small::size_class::{ALIGNMENT, SIZE_CLASSES, SLAB, SMALL_MAX, class_of, round};
@@ -32,10 +33,7 @@ impl Device {
             None => self.ordinary_at(shared, central, &request, address),
             Some(number) if central.pools.get(number).is_some_and(Pool::is_outside) => {
                 let spaces = central.pools.get(number)?.spaces().to_vec();
-                let bytes = round(request.size);
-                let run = spaces.into_iter().find_map(|space| {
-                    central.arenas.allocate_at(space, address, bytes, request.stream)
-                })?;
+                let run = run_at(central, spaces, &request, address)?;
                 central.publish_in_pool(shared, number, run, &request)
             }
             Some(number) => self.pooled_at(shared, central, number, &request, address),
@@ -53,12 +51,9 @@ impl Device {
         if request.size <= SMALL_MAX || !matches!(self.supply.way(request.size), Way::Heap) {
             return None;
         }
-        let bytes = round(request.size);
         let ordinary = central.pools.iter().filter(|(_, pool)| pool.is_ordinary());
-        let spaces: Vec<_> = ordinary.map(|(_, pool)| pool.space()).collect();
-        let run = spaces
-            .into_iter()
-            .find_map(|space| central.arenas.allocate_at(space, address, bytes, request.stream))?;
+        let spaces = ordinary.map(|(_, pool)| pool.space()).collect();
+        let run = run_at(central, spaces, request, address)?;
         Some(central.publish(&shared.table, run, request, shared.step(), 0))
     }
 
@@ -88,6 +83,18 @@ impl Device {
             Some(address)
         })
     }
+}
+
+/// The run at `address` in the first of `spaces` where it is free.
+fn run_at(
+    central: &mut Central,
+    spaces: Vec<SpaceId>,
+    request: &Request,
+    address: u64,
+) -> Option<RunId> {
+    let bytes = round(request.size);
+    let mut spaces = spaces.into_iter();
+    spaces.find_map(|space| central.arenas.allocate_at(space, address, bytes, request.stream))
 }
 
 /// The slabs in which a small block at `address` may lie: the one that is there, or those that may

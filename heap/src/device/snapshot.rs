@@ -104,12 +104,9 @@ impl Visitor for Picture<'_> {
     }
 
     fn run(&mut self, _: RunId, run: &Run, central: &Central) -> Result<(), Infallible> {
-        let Some(segment) = self.segments.last_mut() else { return Ok(()) };
         // In a stale alias nothing of this region's is mapped: its pages belong elsewhere.
         if matches!(run.state, RunState::Unmapped | RunState::StaleAlias) {
-            let &mut Segment { pool, stitched, ref holder, .. } = segment;
-            let next = Segment::new(run.address + run.bytes, pool, stitched, holder.clone());
-            self.segments.push(next);
+            self.begin_segment(run.address + run.bytes);
         } else {
             self.add_run(run, &central.writers[SMALL]);
         }
@@ -169,9 +166,9 @@ impl Picture<'_> {
         }
     }
 
-    /// Begins another segment of the same row, unless the last one is still without a piece.
+    /// Begins another segment of the same region. One that stays without a piece is not told.
     fn begin_segment(&mut self, address: u64) {
-        let Some(last) = self.segments.last().filter(|last| last.bytes > 0) else { return };
+        let Some(last) = self.segments.last() else { return };
         let next = Segment::new(address, last.pool, last.stitched, last.holder.clone());
         self.segments.push(next);
     }
@@ -180,19 +177,20 @@ impl Picture<'_> {
     /// segment of torch's is that nobody uses: what comes and goes beside the blocks of a graph
     /// changes none of the graph's segments.
     fn add_free(&mut self, address: u64, bytes: u64, stream: u64) {
-        let (first, end) = (address.next_multiple_of(PAGE), (address + bytes) / PAGE * PAGE);
+        let end = address + bytes;
+        let (first, last) = (address.next_multiple_of(PAGE), end / PAGE * PAGE);
         let is_stitched = self.segments.last().is_some_and(|segment| segment.stitched);
-        let pieces = match is_stitched && first < end {
-            true => vec![(address, first), (first, end), (end, address + bytes)],
-            false => vec![(address, address + bytes)],
-        };
-        for (index, &(from, to)) in pieces.iter().enumerate().filter(|(_, (from, to))| from < to) {
-            if index > 0 {
-                self.begin_segment(from);
-            }
-            if let Some(segment) = self.segments.last_mut() {
-                segment.push(free(from, to - from, stream));
-            }
+        let (first, last) = if is_stitched && first < last { (first, last) } else { (end, end) };
+        self.push_free(address, first, stream);
+        for (from, to) in [(first, last), (last, end)].into_iter().filter(|(from, to)| from < to) {
+            self.begin_segment(from);
+            self.push_free(from, to, stream);
+        }
+    }
+
+    fn push_free(&mut self, from: u64, to: u64, stream: u64) {
+        if let Some(segment) = self.segments.last_mut().filter(|_| from < to) {
+            segment.push(free(from, to - from, stream));
         }
     }
 

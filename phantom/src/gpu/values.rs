@@ -11,6 +11,22 @@ use crate::values::{Comparison, Condition};
 pub struct HostFunction(WorkId);
 
 impl Gpu {
+    fn launch_task(
+        &self,
+        kind: CallKind,
+        device: u32,
+        stream: usize,
+        task: Task,
+    ) -> SimResult<WorkId> {
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        state.enter(kind, device)?;
+        let key = state.stream(kind, device, stream)?;
+        let work = state.launch_open(kind, key, task)?;
+        state.close_ended_works();
+        Ok(work)
+    }
+
     /// Makes later work of `stream` wait until the word at `address` compares so with `value`. A
     /// word is a number of the program's; 0 while nobody has written it. While it waits it is open,
     /// as a collective is ([`Gpu::launch_collective`]). Code 801 on a stream that captures.
@@ -22,14 +38,8 @@ impl Gpu {
         value: u64,
         comparison: Comparison,
     ) -> SimResult<()> {
-        const KIND: CallKind = CallKind::StreamWaitValue;
-        let mut guard = self.lock();
-        let state = &mut *guard;
-        state.enter(KIND, device)?;
-        let key = state.stream(KIND, device, stream)?;
-        state.launch_open(KIND, key, Task::Await(Condition { address, value, comparison }))?;
-        state.close_ended_works();
-        Ok(())
+        let task = Task::Await(Condition { address, value, comparison });
+        self.launch_task(CallKind::StreamWaitValue, device, stream, task).map(|_| ())
     }
 
     /// Writes a word in the order of `stream`. Code 801 on a stream that captures.
@@ -40,14 +50,8 @@ impl Gpu {
         address: u64,
         value: u64,
     ) -> SimResult<()> {
-        const KIND: CallKind = CallKind::StreamWriteValue;
-        let mut guard = self.lock();
-        let state = &mut *guard;
-        state.enter(KIND, device)?;
-        let key = state.stream(KIND, device, stream)?;
-        state.launch_open(KIND, key, Task::Write { address, value })?;
-        state.close_ended_works();
-        Ok(())
+        let task = Task::Write { address, value };
+        self.launch_task(CallKind::StreamWriteValue, device, stream, task).map(|_| ())
     }
 
     /// The host writes a word. No call of the driver.
@@ -62,12 +66,8 @@ impl Gpu {
     /// [`Gpu::host_function_returns`] it is open, as a collective is. Code 801 on a stream that
     /// captures.
     pub fn launch_host_function(&self, device: u32, stream: usize) -> SimResult<HostFunction> {
-        const KIND: CallKind = CallKind::HostFunction;
-        let mut guard = self.lock();
-        let state = &mut *guard;
-        state.enter(KIND, device)?;
-        let key = state.stream(KIND, device, stream)?;
-        state.launch_open(KIND, key, Task::HostFunction { returned: None }).map(HostFunction)
+        let task = Task::HostFunction { returned: None };
+        self.launch_task(CallKind::HostFunction, device, stream, task).map(HostFunction)
     }
 
     /// The host functions that their streams have come to and that have not returned, by their

@@ -552,87 +552,38 @@ unsafe extern "C" fn ipc_get_mem_handle(
 
 // What the host may hold up: the real call, before which the heap is told.
 
-unsafe extern "C" fn launch_host_func(
-    stream: Stream,
-    function: *const c_void,
-    data: *mut c_void,
-    caller: Caller,
-) -> CudaError {
-    forbid_waits_before("cudaLaunchHostFunc");
-    // SAFETY: as above.
-    unsafe { Runtime::of(caller).cudaLaunchHostFunc(stream, function, data) }
+/// A function with its name in the log.
+macro_rules! told {
+    ($($body:ident = $name:ident, $call:literal($($argument:ident: $type:ty),*);)*) => {$(
+        unsafe extern "C" fn $body($($argument: $type,)* caller: Caller) -> CudaError {
+            forbid_waits_before($call);
+            // SAFETY: as above.
+            unsafe { Runtime::of(caller).$name($($argument),*) }
+        }
+    )*};
 }
 
-unsafe extern "C" fn launch_host_func_ptsz(
-    stream: Stream,
-    function: *const c_void,
-    data: *mut c_void,
-    caller: Caller,
-) -> CudaError {
-    forbid_waits_before("cudaLaunchHostFunc");
-    // SAFETY: as above.
-    unsafe { Runtime::of(caller).cudaLaunchHostFunc_ptsz(stream, function, data) }
-}
-
-unsafe extern "C" fn launch_host_func_v2(
-    stream: Stream,
-    function: *const c_void,
-    data: *mut c_void,
-    mode: c_uint,
-    caller: Caller,
-) -> CudaError {
-    forbid_waits_before("cudaLaunchHostFunc");
-    // SAFETY: as above.
-    unsafe { Runtime::of(caller).cudaLaunchHostFunc_v2(stream, function, data, mode) }
-}
-
-unsafe extern "C" fn launch_host_func_v2_ptsz(
-    stream: Stream,
-    function: *const c_void,
-    data: *mut c_void,
-    mode: c_uint,
-    caller: Caller,
-) -> CudaError {
-    forbid_waits_before("cudaLaunchHostFunc");
-    // SAFETY: as above.
-    unsafe { Runtime::of(caller).cudaLaunchHostFunc_v2_ptsz(stream, function, data, mode) }
-}
-
-unsafe extern "C" fn stream_add_callback(
-    stream: Stream,
-    function: *const c_void,
-    data: *mut c_void,
-    flags: c_uint,
-    caller: Caller,
-) -> CudaError {
-    forbid_waits_before("cudaStreamAddCallback");
-    // SAFETY: as above.
-    unsafe { Runtime::of(caller).cudaStreamAddCallback(stream, function, data, flags) }
-}
-
-unsafe extern "C" fn stream_add_callback_ptsz(
-    stream: Stream,
-    function: *const c_void,
-    data: *mut c_void,
-    flags: c_uint,
-    caller: Caller,
-) -> CudaError {
-    forbid_waits_before("cudaStreamAddCallback");
-    // SAFETY: as above.
-    unsafe { Runtime::of(caller).cudaStreamAddCallback_ptsz(stream, function, data, flags) }
-}
-
-unsafe extern "C" fn graph_add_host_node(
-    node: *mut *mut c_void,
-    graph: *mut c_void,
-    dependencies: *const *mut c_void,
-    count: usize,
-    parameters: *const c_void,
-    caller: Caller,
-) -> CudaError {
-    forbid_waits_before("cudaGraphAddHostNode");
-    // SAFETY: as above.
-    unsafe {
-        Runtime::of(caller).cudaGraphAddHostNode(node, graph, dependencies, count, parameters)
-    }
+told! {
+    launch_host_func = cudaLaunchHostFunc, "cudaLaunchHostFunc"(
+        stream: Stream, function: *const c_void, data: *mut c_void
+    );
+    launch_host_func_ptsz = cudaLaunchHostFunc_ptsz, "cudaLaunchHostFunc"(
+        stream: Stream, function: *const c_void, data: *mut c_void
+    );
+    launch_host_func_v2 = cudaLaunchHostFunc_v2, "cudaLaunchHostFunc"(
+        stream: Stream, function: *const c_void, data: *mut c_void, mode: c_uint
+    );
+    launch_host_func_v2_ptsz = cudaLaunchHostFunc_v2_ptsz, "cudaLaunchHostFunc"(
+        stream: Stream, function: *const c_void, data: *mut c_void, mode: c_uint
+    );
+    stream_add_callback = cudaStreamAddCallback, "cudaStreamAddCallback"(
+        stream: Stream, function: *const c_void, data: *mut c_void, flags: c_uint
+    );
+    stream_add_callback_ptsz = cudaStreamAddCallback_ptsz, "cudaStreamAddCallback"(
+        stream: Stream, function: *const c_void, data: *mut c_void, flags: c_uint
+    );
+    graph_add_host_node = cudaGraphAddHostNode, "cudaGraphAddHostNode"(
+        node: *mut *mut c_void, graph: *mut c_void, dependencies: *const *mut c_void, count: usize,
+        parameters: *const c_void
+    );
 }

@@ -36,8 +36,7 @@ pub fn figure(name: &str, traces: &[Trace]) -> Option<String> {
         ("spread", allocator) if known(allocator) => Some(spread(traces, allocator)),
         ("excess", allocator) if known(allocator) => Some(range(excesses(traces, allocator))),
         ("lag-excess", allocator) if known(allocator) => {
-            let held = |run: &Run| (run.lags[USUAL] - 1.0) * 100.0;
-            Some(range(runs(traces, allocator).map(held).collect()))
+            Some(range(beyond(traces, allocator, |run| run.lags[USUAL])))
         }
         ("held-more-than", allocator) if known(allocator) => {
             Some(worse(traces, allocator, |run| run.hold))
@@ -59,7 +58,12 @@ fn runs<'a>(traces: &'a [&'a Trace], allocator: &'a str) -> impl Iterator<Item =
 
 /// Percent that is held beyond the peak of live.
 fn excesses(traces: &[&Trace], allocator: &str) -> Vec<f64> {
-    runs(traces, allocator).map(|run| (run.hold - 1.0) * 100.0).collect()
+    beyond(traces, allocator, |run| run.hold)
+}
+
+/// Percent by which a ratio to live is above one.
+fn beyond(traces: &[&Trace], allocator: &str, ratio: Figure) -> Vec<f64> {
+    runs(traces, allocator).map(|run| (ratio(run) - 1.0) * 100.0).collect()
 }
 
 fn least(values: &[f64]) -> f64 {
