@@ -39,6 +39,8 @@ calls = {
     "gruyere_end_allocate_to_pool": lambda f: f(0, ctypes.c_uint64(0), ctypes.c_uint64(1)),
     "gruyere_release_pool": lambda f: f(0, ctypes.c_uint64(0), ctypes.c_uint64(1)),
     "gruyere_announce_hooks": lambda f: f(3),
+    "gruyere_allow_waits": lambda f: f(),
+    "gruyere_forbid_waits": lambda f: f(b"a test"),
     "gruyere_stream_lasts": lambda f: f(0, ctypes.c_void_p(64)),
     "gruyere_stream_ends": lambda f: f(0, ctypes.c_void_p(64)),
     "gruyere_tell_profiler": lambda f: f(1),
