@@ -185,6 +185,8 @@ pub struct Lag {
     pub hold_ratio: f64,
     /// When the last kernel is done.
     pub device_end_ns: u64,
+    /// The device's time for the second half of the steps; absent where there are fewer than two.
+    pub later_steps_ns: Option<u64>,
 }
 
 impl Lag {
@@ -196,6 +198,7 @@ impl Lag {
             peak_reserved,
             hold_ratio: ratio(peak_reserved, trace.peak_live),
             device_end_ns: stage.time().device_end,
+            later_steps_ns: stage.later_steps_ns(),
         }
     }
 }

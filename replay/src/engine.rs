@@ -205,7 +205,10 @@ pub fn replay_into<A: Allocator + ?Sized, S: Stage>(
                 stage.host_wait_stream(homes[stream as usize], stream).map_err(program)?;
             }
             Op::HostWaitDevice => stage.host_wait_devices().map_err(program)?,
-            Op::Step => allocator.step(),
+            Op::Step => {
+                stage.end_step();
+                allocator.step();
+            }
             Op::Mark { .. } => {}
         }
     }

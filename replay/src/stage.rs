@@ -61,6 +61,8 @@ pub trait Stage {
     fn held_peak(&self) -> u64;
     /// The program calls malloc or free.
     fn operation(&mut self) {}
+    /// The program ends a step.
+    fn end_step(&mut self) {}
     /// The allocator handed a block out; `id` is the trace's.
     fn block_malloc(&mut self, _id: u64, _block: NewBlock) {}
     /// The program is about to free the block at `address`.
@@ -223,6 +225,8 @@ pub struct PhantomStage {
     setup: Setup,
     handles: Handles,
     devices: DeviceId,
+    /// At the end of each step: when all that is enqueued so far is done, device nanoseconds.
+    step_ends: Vec<u64>,
 }
 
 impl PhantomStage {
@@ -240,6 +244,7 @@ impl PhantomStage {
             setup,
             handles: Handles::new(trace),
             devices: trace.devices.into(),
+            step_ends: Vec::new(),
         }
     }
 
@@ -251,6 +256,13 @@ impl PhantomStage {
     /// Where the host's time went, and when the devices were done.
     pub fn time(&self) -> HostTime {
         self.gpu.host_time()
+    }
+
+    /// The device's time for the second half of the steps, nanoseconds: what a step takes once a
+    /// run's memory has grown. `None`: there were fewer than two.
+    pub fn later_steps_ns(&self) -> Option<u64> {
+        let ends = &self.step_ends;
+        Some(ends.last()? - ends.get(ends.len().checked_sub(2)? / 2)?)
     }
 
     /// Driver calls of the allocator.
@@ -283,6 +295,10 @@ impl PhantomStage {
 }
 
 impl Stage for PhantomStage {
+    fn end_step(&mut self) {
+        self.step_ends.push(self.time().device_end);
+    }
+
     fn stream(&mut self, device: DeviceId, stream: u16) -> Result<StreamHandle, StageError> {
         let gpu = &self.gpu;
         let create = || as_program(|| gpu.stream_create(device, StreamKind::NonBlocking));

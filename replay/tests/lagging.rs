@@ -34,19 +34,20 @@ fn on_a_device_that_lags_no_trace_holds_more_than_under_torch_by_more_than_a_pag
 
 /// Peak held / peak live that is kept on every clock, by default. Ranks of a job of several
 /// (`fsdp`, `fsdp1`, `fsdp2_of_8`) keep `waits:oom`, so their streams do not wait for each other,
-/// and hold more than the aim, 1.04. So does `prefetch_events`, on the instant device too.
+/// and hold more than the aim, 1.04. So does `prefetch_events`, on the instant device too. The
+/// streams of `threads` work side by side, and what they would have to wait for is not near.
 const KEPT: [(&str, f64); 12] = [
     ("activations", 1.03),
     ("ddp", 1.02),
     ("fsdp", 1.05),
     ("fsdp1", 1.15),
-    ("fsdp2", 1.04),
+    ("fsdp2", 1.03),
     ("fsdp2_of_8", 1.22),
-    ("offload", 1.05),
-    ("pipeline", 1.04),
+    ("offload", 1.08),
+    ("pipeline", 1.02),
     ("prefetch", 1.06),
-    ("prefetch_events", 1.13),
-    ("threads", 1.06),
+    ("prefetch_events", 1.08),
+    ("threads", 1.43),
     ("zero3", 1.05),
 ];
 
@@ -67,15 +68,34 @@ fn on_a_device_that_lags_each_trace_holds_little_beyond_live() {
     assert!(breaches.is_empty(), "beyond the bar:\n  {}", breaches.join("\n  "));
 }
 
-/// What ranks of several give up by default, since a wait could close a cycle with others. `fsdp1`
-/// holds the most, 1.063 where kernels take 100 us.
 #[test]
-fn with_waits_budget_a_rank_of_several_holds_at_most_7_per_cent_beyond_live() {
+fn a_step_takes_no_longer_on_the_device_for_the_waits() {
+    for trace in traces().iter().filter(|trace| trace.ranks() == 1) {
+        for clock in Clock::LAGGING {
+            let later = |conf: &str| {
+                let ours = Contender::Gruyere(conf.to_owned());
+                on_clock(trace, &ours, clock).unwrap().later_steps_ns
+            };
+            // One that has no steps has no later ones.
+            let (Some(with), Some(without)) = (later(""), later("waits:off")) else { continue };
+            // A batch of `prefetch` waits once more than it would, in a run of eight steps.
+            let bar = if trace.name == "prefetch" { 1.007 } else { 1.005 };
+            let ratio = with as f64 / without as f64;
+            println!("{} on {clock}: {ratio:.4}", trace.name);
+            assert!(ratio <= bar, "{} on {clock}: {ratio:.4}", trace.name);
+        }
+    }
+}
+
+/// What ranks of several give up by default, since a wait could close a cycle with others.
+/// `fsdp2_of_8` holds the most, 1.088 where kernels take 100 us.
+#[test]
+fn with_waits_budget_a_rank_of_several_holds_at_most_9_per_cent_beyond_live() {
     for trace in traces().iter().filter(|trace| trace.ranks() > 1) {
         for clock in Clock::LAGGING {
             let budget = Contender::Gruyere("waits:budget".to_owned());
             let lag = on_clock(trace, &budget, clock).unwrap();
-            assert!(lag.completed && lag.hold_ratio <= 1.07, "{} on {clock}: {lag:?}", trace.name);
+            assert!(lag.completed && lag.hold_ratio <= 1.09, "{} on {clock}: {lag:?}", trace.name);
         }
     }
 }

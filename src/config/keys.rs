@@ -164,11 +164,11 @@ pub static KEYS: &[Key] = &[
         default: "auto",
         meaning: "When one stream may be made to wait on the device for another, to have memory \
                   that the other has freed: never (`off`), where the alternative is out of memory \
-                  (`oom`), or also where the process would else hold a 32nd more than its live \
-                  blocks have needed, or more than a `slack:` that is given (`budget`). Such a \
-                  wait can hang a program of several ranks, or one whose enqueued work waits for \
-                  what its host does later; `auto` is `budget` in a process that is alone, on one \
-                  device, where the package sees nothing of the kind, and `oom` elsewhere.",
+                  (`oom`), or also where the process would else hold more than its live blocks \
+                  have needed and the `slack` (`budget`). Such a wait can hang a program of \
+                  several ranks, or one whose enqueued work waits for what its host does later; \
+                  `auto` is `budget` in a process that is alone, on one device, where the package \
+                  sees nothing of the kind, and `oom` elsewhere.",
         kind: Kind::Waits(
             &[
                 ("auto", Waits::Auto),

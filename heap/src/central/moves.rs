@@ -7,7 +7,6 @@
 
 use crate::central::Central;
 use crate::driver::{Driver, DriverError, ErrorKind, Result};
-use crate::order::waits::AHEAD;
 use crate::profiler::{self, What};
 use crate::request::{Eviction, Growth, Want};
 use crate::runs::arena::{Arenas, Movable, MovablePages, Plan, RunId, SpaceId, UNOWNED};
@@ -98,14 +97,6 @@ impl Central {
     /// Whether growth by `bytes` would move pages, if there are idle ones.
     pub fn is_beyond_slack(&self, record: &Record, bytes: u64) -> bool {
         self.backing.pages.held() + bytes > self.soft_ceiling(record, bytes)
-    }
-
-    /// Whether growth by `bytes` would hold so much more than live blocks have ever needed that a
-    /// stream waits for others first.
-    pub fn is_far_beyond(&self, record: &Record, bytes: u64) -> bool {
-        let ceiling = self.soft_ceiling(record, bytes);
-        let ahead = if self.slack.is_some() { 0 } else { ceiling / AHEAD };
-        self.backing.pages.held() + bytes > ceiling + ahead
     }
 
     /// Whether growth by `bytes` would hold more than live blocks have ever needed, and some.

@@ -86,7 +86,7 @@ impl Helper for Beside<'_> {
         ctx: &Growth<'_>,
         want: Want,
     ) -> Option<RunId> {
-        self.device.wait_for_others(self.shared, central, ctx, want)
+        self.device.wait_for_others(self.shared, central, ctx, want, true)
     }
 }
 

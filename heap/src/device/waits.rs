@@ -2,6 +2,7 @@
 
 use crate::central::Central;
 use crate::device::Device;
+use crate::order::streams::Unfinished;
 use crate::profiler::{self, What};
 use crate::request::{Growth, Request, Want};
 use crate::runs::arena::RunId;
@@ -26,40 +27,65 @@ impl Device {
         central.fit_ordered(&self.streams, want)
     }
 
-    /// A run for `want` from memory that other streams have freed: its stream waits for their
-    /// events, the oldest first, until it has one. Makes pages move too, where they can and that is
-    /// not enough. `None`: nothing of the kind helps, or a capture is open.
+    /// A run for `want` from memory that other streams have freed: its stream waits for the event
+    /// that alone brings one, of several for the one with the least work before it. Where none
+    /// does, it waits for those that are `near` it, or all, until it has a run, and pages move
+    /// where they can and that is not enough. `None`: nothing of the kind helps, or a capture is
+    /// open.
     pub(crate) fn wait_for_others(
         &self,
         shared: &Shared,
         central: &mut Central,
         growth: &Growth<'_>,
         want: Want,
+        near: bool,
     ) -> Option<RunId> {
         let _guard = self.query_guard()?;
-        let driver = &*shared.driver;
         if !shared.shares() {
             return None;
         }
         self.fence_all(shared, Some(want.stream));
-        for (stream, epoch) in self.streams.unfinished() {
-            if central.order.of(want.stream, stream) >= epoch || !central.would_gain(stream, epoch)
-            {
-                continue;
-            }
-            if !self.streams.make_wait(driver, want.stream, stream, epoch) {
-                continue;
-            }
-            central.order.add(want.stream, stream, epoch);
-            profiler::mark(What::StreamWait, want.bytes);
-            shared.record.event(EventKind::Wait, self.id as u8, 0, want.stream, 0, 0, clock::now());
-            central.complete_ordered_frees(&self.streams, want);
-            if let Some(run) = central.fit_ordered(&self.streams, want) {
+        let events = self.streams.unfinished(want.stream);
+        let waits = central.single_waits(&self.streams, want);
+        let is_enough = |event: &&Unfinished| {
+            waits.iter().any(|&(stream, epoch)| stream == event.stream && epoch <= event.epoch)
+        };
+        if let Some(run) = events
+            .iter()
+            .find(is_enough)
+            .and_then(|event| self.wait_for(shared, central, want, event))
+        {
+            return Some(run);
+        }
+        for event in events.iter().filter(|event| event.is_near || !near) {
+            if let Some(run) = self.wait_for(shared, central, want, event) {
                 return Some(run);
             }
         }
         let has_room = self.supply.make_room(central, growth, want);
         has_room.then(|| want.fit_or_join(&mut central.arenas)).flatten()
+    }
+
+    /// Makes the stream of `want` wait for an event, where that brings memory. The run for `want`,
+    /// if there is one then.
+    fn wait_for(
+        &self,
+        shared: &Shared,
+        central: &mut Central,
+        want: Want,
+        &Unfinished { stream, epoch, .. }: &Unfinished,
+    ) -> Option<RunId> {
+        if central.order.of(want.stream, stream) >= epoch
+            || !central.would_gain(stream, epoch)
+            || !self.streams.make_wait(&*shared.driver, want.stream, stream, epoch)
+        {
+            return None;
+        }
+        central.order.add(want.stream, stream, epoch);
+        profiler::mark(What::StreamWait, want.bytes);
+        shared.record.event(EventKind::Wait, self.id as u8, 0, want.stream, 0, 0, clock::now());
+        central.complete_ordered_frees(&self.streams, want);
+        central.fit_ordered(&self.streams, want)
     }
 
     /// Records events behind the frees so far, once many blocks have begun to wait for streams
@@ -95,7 +121,7 @@ impl Device {
             lean: false,
             ..Growth::of(shared, &self.streams, request.lifetime)
         };
-        let run = self.wait_for_others(shared, &mut central, &growth, want)?;
+        let run = self.wait_for_others(shared, &mut central, &growth, want, false)?;
         Some((central, run))
     }
 

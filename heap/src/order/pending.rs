@@ -48,6 +48,16 @@ impl<B> PendingFree<B> {
     pub(crate) fn is_ordered(&self, is_before: impl Fn(Wait) -> bool) -> bool {
         is_before(self.own) && self.waits().iter().all(|&wait| is_before(wait))
     }
+
+    /// The one stream that is still to be waited for, and its last epoch of those that matter,
+    /// where no wait is needed for what `is_before` says. `None`: there are several, or none.
+    pub(crate) fn only_wait(&self, is_before: impl Fn(&Wait) -> bool) -> Option<Wait> {
+        let mut left = self.waits().iter().chain([&self.own]).filter(|wait| !is_before(wait));
+        let &first = left.next()?;
+        left.try_fold(first, |(stream, epoch), &(other, later)| {
+            (other == stream).then(|| (stream, epoch.max(later)))
+        })
+    }
 }
 
 /// The frees that wait behind one lock. `B` is how that lock's part names a freed block.
@@ -92,6 +102,11 @@ impl<B> PendingFrees<B> {
     /// The blocks that wait.
     pub(crate) fn blocks(&self) -> impl Iterator<Item = &B> {
         self.frees.iter().map(|free| &free.block)
+    }
+
+    /// The frees that wait.
+    pub(crate) fn frees(&self) -> impl Iterator<Item = &PendingFree<B>> {
+        self.frees.iter()
     }
 
     /// Whether to look for waits that are over. `strides` grows whenever a stream gets further:

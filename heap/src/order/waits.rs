@@ -7,11 +7,15 @@
 //! have that memory at once, and nobody else may. The host never stands still for it.
 //!
 //! A wait costs little on the host, and time on the device where the stream would else go on. So
-//! pages are taken first, up to a 32nd above the peak of live bytes ([`AHEAD`]). Beyond, the stream
-//! waits for all that brings it memory, the oldest events first, until one free run is long enough;
-//! only then do pages move. Where the user gave a `slack:`, that is where waits begin. What is
-//! ordered before a stream's work to come without any wait, it has first, whatever `waits:` says
-//! ([`crate::device::Device::allocate_ordered`]).
+//! pages are taken first, up to some slack above the peak of live bytes. Beyond, the stream waits
+//! for one event, if that alone brings a free run that is long enough: of several the one with the
+//! least of its stream's work before it. Else it waits for those that are *near*: with no more work
+//! before them than the stream has itself before it gets to the wait. Nobody knows how long that
+//! work takes; it is measured in the events that were recorded meanwhile
+//! ([`super::streams::Unfinished`]). Only then do pages move. What is ordered before a stream's
+//! work to come without any wait, it has first, whatever `waits:` says
+//! ([`crate::device::Device::allocate_ordered`]). What each part buys is in
+//! docs/decisions/streams.md.
 //!
 //! Whether such a wait can close a cycle, and hang the program:
 //!
@@ -76,10 +80,6 @@ impl Permission {
         self.0.load(Ordering::SeqCst) == ALLOWED
     }
 }
-
-/// Before streams wait for each other, one part in this of what live blocks have needed is held
-/// beyond it. The figures are in docs/decisions/streams.md.
-pub const AHEAD: u64 = 32;
 
 /// What streams have been made to wait for.
 #[derive(Default)]

@@ -71,7 +71,7 @@ impl Supply for Remapped {
                 central.unmap_retired(ctx.driver, ctx.completed);
             }
         }
-        let waits = helper.waits_first() && central.is_far_beyond(ctx.record, want.bytes);
+        let waits = helper.waits_first() && central.is_beyond_slack(ctx.record, want.bytes);
         let ctx = Growth { steal: guard.is_some(), ..*ctx };
         let first = Growth { lean: !waits, ..ctx };
         if waits && let Some(run) = helper.wait_for_others(central, &first, want) {

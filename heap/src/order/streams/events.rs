@@ -1,6 +1,6 @@
 //! Events are recorded behind frees, asked, and waited for.
 
-use super::fences::{Fence, Fences};
+use super::fences::{Fence, Fences, Unfinished};
 use super::stream::{PER_THREAD, is_quiet, thread_token};
 use super::{ALL_STREAMS, FenceCounts, Streams};
 use crate::driver::{CaptureStatus, Driver, ErrorKind, StreamHandle};
@@ -74,13 +74,14 @@ impl Streams {
     /// Asks the recorded events of a stream, until one is not done.
     fn poll_stream(&self, driver: &dyn Driver, fences: &mut Fences, number: u32) -> Polled {
         let mut polled = Polled::default();
-        let Fences { pending, spare, dead, .. } = fences;
+        let Fences { pending, spare, dead, reached, .. } = fences;
         let Some(queue) = pending.get_mut(&number) else { return polled };
         while let Some(&Fence { epoch, event, age, at }) = queue.front() {
             self.queried.fetch_add(1, Ordering::Relaxed);
             match driver.event_query(self.device, event) {
                 Ok(true) => {
                     self.raise(number, epoch);
+                    reached.insert(number, age);
                     self.pass(dead.remove(&age).unwrap_or_default());
                     polled.further = true;
                 }
@@ -277,18 +278,27 @@ impl Streams {
         false
     }
 
-    /// The epochs whose events are recorded and not yet seen done, by stream, in the order in which
-    /// they were recorded.
-    pub fn unfinished(&self) -> Vec<(u32, u64)> {
+    /// The events of other streams that are recorded and not yet seen done, as they look to
+    /// `waiter`: those first that have the least work before them, then the older ones.
+    pub fn unfinished(&self, waiter: u32) -> Vec<Unfinished> {
         let fences = lock(&self.fences);
-        let pending = fences.pending.iter();
-        let mut found: Vec<(u64, u32, u64)> = pending
-            .flat_map(|(&number, queue)| {
-                queue.iter().map(move |fence| (fence.age, number, fence.epoch))
-            })
-            .collect();
-        found.sort_unstable();
-        found.into_iter().map(|(_, number, epoch)| (number, epoch)).collect()
+        let now = self.recorded.load(Ordering::Relaxed);
+        let behind = fences
+            .pending
+            .get(&waiter)
+            .and_then(|queue| queue.front())
+            .map_or(0, |oldest| now - oldest.age);
+        let mut found: Vec<(u64, Unfinished)> = Vec::new();
+        for (&stream, queue) in fences.pending.iter().filter(|&(&stream, _)| stream != waiter) {
+            let reached = fences.reached.get(&stream).copied().unwrap_or(0);
+            found.extend(queue.iter().map(|fence| {
+                let ahead = fence.age - reached;
+                let is_near = ahead <= behind;
+                (fence.age, Unfinished { stream, epoch: fence.epoch, ahead, is_near })
+            }));
+        }
+        found.sort_unstable_by_key(|&(age, event)| (event.ahead, age));
+        found.into_iter().map(|(_, event)| event).collect()
     }
 
     /// Makes `waiter`, which this call names, wait on the device until `stream` is past `epoch`,

@@ -15,6 +15,21 @@ pub(super) struct Fence {
     pub(super) at: Instant,
 }
 
+/// An event that is not yet seen done, as it looks to a stream that could wait for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unfinished {
+    /// The stream on which it is recorded.
+    pub stream: u32,
+    /// The epoch that it closes.
+    pub epoch: u64,
+    /// The work of its stream that comes before it and is not known to be done, measured in the
+    /// events that were recorded on the device meanwhile.
+    pub ahead: u64,
+    /// Whether the waiting stream has as much work of its own before it: then it need not stand
+    /// idle for the event, as far as two streams are equally fast.
+    pub is_near: bool,
+}
+
 /// Events recorded and not yet seen done, and spare ones.
 #[derive(Default)]
 pub(super) struct Fences {
@@ -25,6 +40,8 @@ pub(super) struct Fences {
     /// for too.
     pub(super) dead: HashMap<u64, Vec<(u32, u64)>>,
     pub(super) spare: Vec<EventHandle>,
+    /// By stream: the age of its last event that was seen done.
+    pub(super) reached: HashMap<u32, u64>,
     /// The number from which on the next poll asks.
     pub(super) next: u32,
 }

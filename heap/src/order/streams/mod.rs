@@ -54,6 +54,7 @@ pub use crate::number_set::NUMBERS;
 use crate::number_set::SharedSet;
 use crate::sync::Mutex;
 use fences::Fences;
+pub use fences::Unfinished;
 pub use lag::Lag;
 pub use names::Resolved;
 use names::{Cache, Numbers};

@@ -110,19 +110,27 @@ impl Arenas {
         align: u64,
         is_usable: &dyn Fn(u32, u64) -> bool,
     ) -> Option<RunId> {
+        let is_usable = |id: &RunId| {
+            let run = &self.runs[*id as usize];
+            is_usable(run.stream, run.epoch)
+        };
+        self.fitting(space, bytes, align)
+            .filter(is_usable)
+            .min_by_key(|&id| (self.runs[id as usize].bytes, self.runs[id as usize].address))
+    }
+
+    /// The free runs of a space, of any owner, that have `bytes` at a multiple of `align`.
+    pub fn fitting(&self, space: SpaceId, bytes: u64, align: u64) -> impl Iterator<Item = RunId> {
         let mut ids = Vec::new();
         for (_, index) in
             self.spaces[space as usize].filled().filter(|(_, index)| index.bytes >= bytes)
         {
             index.each_from(&self.runs, bytes, |id| ids.push(id));
         }
-        let fits = |&id: &RunId| {
+        ids.into_iter().filter(move |&id| {
             let run = &self.runs[id as usize];
-            run.bytes >= bytes + run.askew(align) && is_usable(run.stream, run.epoch)
-        };
-        ids.into_iter()
-            .filter(fits)
-            .min_by_key(|&id| (self.runs[id as usize].bytes, self.runs[id as usize].address))
+            run.bytes >= bytes + run.askew(align)
+        })
     }
 
     /// Makes free run `id` the stream's, as of `epoch`.

@@ -117,7 +117,7 @@ impl Run {
 
     /// Bytes before the first multiple of `align` in it.
     #[inline]
-    pub(super) fn askew(&self, align: u64) -> u64 {
+    pub fn askew(&self, align: u64) -> u64 {
         self.address.wrapping_neg() & (align - 1)
     }
 }
