@@ -13,7 +13,7 @@ impl Heap {
         if self.shared.permission.allow() && self.shared.settings.waits == Waits::Auto {
             log::info!(
                 "waits:auto: a stream waits for another, on the device, where the process would \
-                 else hold a 32nd more than its live blocks have needed: the process is alone, on \
+                 else hold more than its live blocks have needed and the slack: the process is alone, on \
                  one device"
             );
         }
