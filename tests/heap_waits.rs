@@ -233,21 +233,95 @@ fn by_default_streams_wait_to_hold_less_only_where_that_was_allowed_and_not_take
 }
 
 #[test]
-fn up_to_a_32nd_more_than_live_blocks_need_is_held_before_a_stream_waits() {
+fn up_to_the_slack_more_than_live_blocks_need_is_held_before_a_stream_waits() {
     let (gpu, [rank, _]) = job(4 << 30, "");
     rank.heap.allow_waits();
     let [(_, first), (_, second)] = rank.order;
-    rank.heap.malloc(1 << 30, 0, first).unwrap();
-    // A 64th of what live blocks need passes between the streams: fresh memory, and no wait.
-    turns(&gpu, &rank, 16 * MIB);
+    rank.heap.malloc(2 << 30, 0, first).unwrap();
+    // A 256th of what live blocks need is freed by the one while the other asks for as much, and
+    // the slack is a 128th: fresh memory, and no wait.
+    let freed = rank.heap.malloc(8 * MIB, 0, first).unwrap();
+    let other = rank.heap.malloc(2 * MIB, 0, second).unwrap();
+    as_program(|| gpu.launch(0, first.0, 100, KERNEL)).unwrap();
+    assert!(rank.heap.free(freed));
+    let asked = rank.heap.malloc(8 * MIB, 0, second).unwrap();
     assert_eq!(waits(&gpu)[0], 0);
-    // An eighth: the second stream waits for the first.
+    assert!(gpu.books(0).physical_peak <= (2 << 30) + (16 + 18) * MIB);
+    [other, asked].map(|address| assert!(rank.heap.free(address)));
+    // A sixteenth: the second stream waits for the first.
     for stream in [first, second] {
         let address = rank.heap.malloc(128 * MIB, 0, stream).unwrap();
         as_program(|| gpu.launch(0, stream.0, 100, KERNEL)).unwrap();
         assert!(rank.heap.free(address));
     }
     assert!(waits(&gpu)[0] > 0);
+}
+
+/// A process that is alone and holds nothing beyond live blocks before streams wait; and so many
+/// streams of its.
+fn alone<const STREAMS: usize>() -> (Arc<Gpu>, Heap, [StreamHandle; STREAMS]) {
+    let gpu = Arc::new(Gpu::new(GpuConfig::new(4 << 30)));
+    let mut config = Config::parse("slack:0B").unwrap();
+    config.heap.record = false;
+    let heap = Heap::new(Arc::new(PhantomDriver::new(gpu.clone())), config.heap).unwrap();
+    heap.announce_hooks(3);
+    heap.allow_waits();
+    let streams = [(); STREAMS].map(|()| {
+        let stream = as_program(|| gpu.stream_create(0, StreamKind::NonBlocking)).unwrap();
+        heap.stream_lasts(0, StreamHandle(stream)).unwrap();
+        StreamHandle(stream)
+    });
+    (gpu, heap, streams)
+}
+
+/// A block of `bytes` whose work takes `kernels` on its stream, and which is freed behind it.
+fn pass(gpu: &Gpu, heap: &Heap, stream: StreamHandle, bytes: u64, kernels: u64) {
+    let address = heap.malloc(bytes, 0, stream).unwrap();
+    as_program(|| gpu.launch(0, stream.0, kernels, KERNEL)).unwrap();
+    assert!(heap.free(address));
+}
+
+#[test]
+fn a_stream_waits_for_the_one_event_that_alone_brings_a_block_and_for_no_other() {
+    let (gpu, heap, [first, second, third]) = alone();
+    // All live at once, so that each has memory of its own.
+    let blocks = [(first, 16 * MIB), (second, 64 * MIB)]
+        .map(|(stream, bytes)| (stream, heap.malloc(bytes, 0, stream).unwrap()));
+    for (stream, address) in blocks {
+        as_program(|| gpu.launch(0, stream.0, 100, KERNEL)).unwrap();
+        assert!(heap.free(address));
+    }
+    // What the first has freed comes first, and is not enough.
+    let address = heap.malloc(64 * MIB, 0, third).unwrap();
+    assert_eq!(waits(&gpu)[0], 1);
+    assert_eq!(gpu.books(0).physical_peak, 80 * MIB, "no fresh memory");
+    as_program(|| gpu.launch(0, third.0, 1, KERNEL)).unwrap();
+    assert!(heap.free(address));
+    heap.validate().unwrap();
+}
+
+#[test]
+fn where_one_event_is_not_enough_a_stream_waits_for_those_that_it_need_not_stand_idle_for() {
+    for is_busy in [false, true] {
+        let (gpu, heap, [first, second, third]) = alone();
+        let blocks = [first, second, third]
+            .map(|stream| (stream, heap.malloc(32 * MIB, 0, stream).unwrap()));
+        // The third has as much work of its own before it as the others, or none.
+        for (stream, address) in blocks.into_iter().rev() {
+            if stream != third || is_busy {
+                as_program(|| gpu.launch(0, stream.0, 100, KERNEL)).unwrap();
+                assert!(heap.free(address));
+            }
+        }
+        if is_busy {
+            // An event behind the work of each, the third's first.
+            pass(&gpu, &heap, third, 2 * MIB, 1);
+        }
+        let before = waits(&gpu)[0];
+        heap.malloc(64 * MIB, 0, third).unwrap();
+        assert_eq!(waits(&gpu)[0] > before, is_busy, "the third is busy: {is_busy}");
+        heap.validate().unwrap();
+    }
 }
 
 #[test]

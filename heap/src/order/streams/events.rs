@@ -290,9 +290,10 @@ impl Streams {
             .map_or(0, |oldest| now - oldest.age);
         let mut found: Vec<(u64, Unfinished)> = Vec::new();
         for (&stream, queue) in fences.pending.iter().filter(|&(&stream, _)| stream != waiter) {
-            let reached = fences.reached.get(&stream).copied().unwrap_or(0);
+            // None done yet: all that came before any event may lie before this one.
+            let reached = fences.reached.get(&stream).map_or(0, |age| age + 1);
             found.extend(queue.iter().map(|fence| {
-                let ahead = fence.age - reached;
+                let ahead = fence.age + 1 - reached;
                 let is_near = ahead <= behind;
                 (fence.age, Unfinished { stream, epoch: fence.epoch, ahead, is_near })
             }));
