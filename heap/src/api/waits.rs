@@ -13,8 +13,8 @@ impl Heap {
         if self.shared.permission.allow() && self.shared.settings.waits == Waits::Auto {
             log::info!(
                 "waits:auto: a stream waits for another, on the device, where the process would \
-                 else hold more than its live blocks have needed and the slack: the process is alone, on \
-                 one device"
+                 else hold more than its live blocks have needed and the slack: the process is \
+                 alone, on one device"
             );
         }
     }
