@@ -153,7 +153,7 @@ impl Candidate {
         let state = outside::state(reader, LAST_EVENTS);
         let process = reader.process();
         // Without the other ranks of its job: `gruyere post` reads their records too.
-        let Conclusion { cause, lines } = Conclusion::of(&state, &[]);
+        let Conclusion { cause, lines, .. } = Conclusion::of(&state, &[]);
         let exit = match process.boot == facts::boot_id() {
             true if ran_out(&state.events.entries) => Exit::OutOfMemory,
             true => Exit::Unclean,
@@ -186,7 +186,7 @@ impl Candidate {
 const TO_DO: &str = "To do: ";
 
 /// The advice of a conclusion, in one line.
-fn remedy(lines: &[String]) -> Option<String> {
+pub fn remedy(lines: &[String]) -> Option<String> {
     unfold(lines).into_iter().find(|line| line.starts_with(TO_DO))
 }
 

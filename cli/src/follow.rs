@@ -1,7 +1,9 @@
 //! Processes that come and go, followed from look to look: what `top` and `watch` read.
 //!
 //! A look is cheap: a record is opened once, and then only its gauges are read, and once a second
-//! its timeline; never the block map. The record of a process that has ended stays readable for as
+//! its timeline. The block map is read once at first, and then seldom, of one device at a look, and
+//! only of one on which something has happened since: what is lost is told by it, since the gauge
+//! of that is written at events, and of a process at rest may be of any time before. The record of a process that has ended stays readable for as
 //! long as it is followed.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use gruyere_record::claim::Claim;
 use gruyere_record::facts::Process;
+use gruyere_record::picture::Picture;
 use gruyere_record::reader::DeviceSnapshot;
 use gruyere_record::sweep::{self, Found, Look, State};
 use gruyere_record::timeline::TimelineEntry;
@@ -19,6 +22,7 @@ use gruyere_record::{DeviceGauge, Owners, ReadError, Reader};
 use crate::ending::{Ending, left_beside};
 use crate::failure::Failure;
 use crate::recent;
+use crate::sites::is_due;
 use crate::target::{Folder, Target, Whose};
 
 /// Between two looks for new processes, and at a device's timeline.
@@ -73,9 +77,58 @@ pub struct Device {
     /// When its memory will have run out.
     pub forecast: Forecast,
     rates: Rate,
+    map: Option<Map>,
+    /// Memory has moved since the map was read.
+    has_moved: bool,
+}
+
+/// What the map of a device said of what is lost.
+#[derive(Clone, Copy, Debug)]
+struct Map {
+    at: Instant,
+    /// How often memory had moved by then ([`moves`]).
+    moves: u64,
+    /// The gauge at that time: with another value it has been written since, and is the newer.
+    gauge: u64,
+    lost: u64,
+}
+
+/// How often memory has moved: while it does not, neither does what is lost.
+fn moves(snapshot: &DeviceSnapshot) -> u64 {
+    let total = snapshot.total();
+    let moved = [
+        total.mallocs,
+        total.frees,
+        total.pending_blocks(),
+        snapshot.gauge(DeviceGauge::Reserved),
+        snapshot.gauge(DeviceGauge::DriverCalls),
+    ];
+    // Each counts in its own place; of a wrap all that comes is one look too few.
+    moved.iter().fold(0, |sum, &count| sum.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(count))
 }
 
 impl Device {
+    /// Takes what is lost from the map, where that is newer than the gauge.
+    fn take_lost(&mut self) {
+        let lost = DeviceGauge::Lost as usize;
+        if let (Some(map), Some(gauge)) = (self.map, self.snapshot.gauges.get_mut(lost))
+            && *gauge == map.gauge
+        {
+            *gauge = map.lost;
+        }
+    }
+
+    /// Reads the map.
+    fn look_at_map(&mut self, reader: &Reader<'_>, now: Instant) {
+        let gauge = self.snapshot.gauge(DeviceGauge::Lost);
+        let moves = moves(&self.snapshot);
+        if let Some(picture) = Picture::read(reader, self.snapshot.device) {
+            self.snapshot.take_lost(&picture);
+        }
+        let lost = self.snapshot.gauge(DeviceGauge::Lost);
+        self.map = Some(Map { at: now, moves, gauge, lost });
+    }
+
     /// Whether anything was ever allocated on it.
     pub fn is_used(&self) -> bool {
         self.snapshot.gauge(DeviceGauge::Limit) > 0 || self.snapshot.live_peak > 0
@@ -153,12 +206,24 @@ impl Followed {
                     rate: None,
                     forecast: Forecast::default(),
                     rates: Rate::default(),
+                    map: None,
+                    has_moved: false,
                 });
             }
             let device = &mut self.devices[number];
             device.snapshot = snapshot;
             if !device.is_used() {
                 continue;
+            }
+            match device.map {
+                // Of one that has ended, the last words.
+                _ if self.life != Life::Live => device.look_at_map(&self.reader, now),
+                None => device.look_at_map(&self.reader, now),
+                Some(_) => {
+                    device.has_moved =
+                        device.map.is_some_and(|map| map.moves != moves(&device.snapshot));
+                    device.take_lost();
+                }
             }
             device.rate = device.rates.look(seconds, device.snapshot.total().malloc_bytes);
             if is_due {
@@ -216,6 +281,8 @@ pub struct Follower {
     /// Records of other users, which were left alone.
     foreign: usize,
     looked_for_new: Option<Instant>,
+    /// When a map was read last, and how long that took.
+    map_read: (Instant, Duration),
 }
 
 impl Follower {
@@ -233,6 +300,7 @@ impl Follower {
             given_up: BTreeMap::new(),
             foreign: 0,
             looked_for_new: None,
+            map_read: (Instant::now(), Duration::ZERO),
         };
         match &follower.which {
             Which::One(target) => {
@@ -318,6 +386,27 @@ impl Follower {
                 false
             }
         });
+        self.look_at_a_map(now);
+    }
+
+    /// Reads the map of the device of which it is oldest, of those on which memory has moved since.
+    fn look_at_a_map(&mut self, now: Instant) {
+        let (at, took) = self.map_read;
+        if !is_due(at, took, now) {
+            return;
+        }
+        let all = self.followed.values_mut().filter(|followed| followed.life == Life::Live);
+        let devices = all.flat_map(|Followed { reader, devices, .. }| {
+            devices.iter_mut().map(|device| (&*reader, device))
+        });
+        let moved = devices.filter(|(_, device)| device.has_moved);
+        if let Some((reader, device)) = moved.min_by_key(|(_, device)| device.map.map(|map| map.at))
+        {
+            let begin = Instant::now();
+            device.look_at_map(reader, now);
+            device.has_moved = false;
+            self.map_read = (now, begin.elapsed());
+        }
     }
 
     fn look_for_new(&mut self, folder: &Folder, now: Instant) {

@@ -59,26 +59,46 @@ pub fn is_due(at: Instant, took: Duration, now: Instant) -> bool {
     now.duration_since(at) >= BLOCKS_EVERY.max(took * REST)
 }
 
-/// What lines hold, by record and device, for who looks often: read anew only where it is due.
-#[derive(Default)]
-pub struct SeldomRead(HashMap<(PathBuf, u32), Look>);
+/// What is read of all blocks, by record and device, for views that look often: read anew only
+/// where it is due.
+pub struct SeldomRead<T = Option<Vec<Line>>>(HashMap<(PathBuf, u32), Look<T>>);
+
+impl<T> Default for SeldomRead<T> {
+    fn default() -> Self {
+        Self(HashMap::new())
+    }
+}
 
 /// When it was read, how long that took, what was found.
-type Look = (Instant, Duration, Option<Vec<Line>>);
+type Look<T> = (Instant, Duration, T);
 
-impl SeldomRead {
-    /// As [`read_lines`], of a while ago.
-    pub fn lines(&mut self, reader: &Reader<'_>, device: u32, now: Instant) -> Option<&[Line]> {
+impl<T> SeldomRead<T> {
+    /// What `read` finds, or found a while ago.
+    pub fn look(
+        &mut self,
+        reader: &Reader<'_>,
+        device: u32,
+        now: Instant,
+        read: impl FnOnce(&Reader<'_>, u32) -> T,
+    ) -> Option<&T> {
         let key = (reader.path().to_owned(), device);
-        let is_fresh = |(at, took, _): &Look| !is_due(*at, *took, now);
+        let is_fresh = |(at, took, _): &Look<T>| !is_due(*at, *took, now);
         if !self.0.get(&key).is_some_and(is_fresh) {
             // Those of records that are gone, too.
             self.0.retain(|_, (at, ..)| now.duration_since(*at) < FORGOTTEN);
             let begin = Instant::now();
-            let found = read_lines(reader, device, LISTED);
+            let found = read(reader, device);
             self.0.insert(key.clone(), (now, begin.elapsed(), found));
         }
-        self.0.get(&key)?.2.as_deref()
+        self.0.get(&key).map(|(.., found)| found)
+    }
+}
+
+impl SeldomRead {
+    /// As [`read_lines`], of a while ago.
+    pub fn lines(&mut self, reader: &Reader<'_>, device: u32, now: Instant) -> Option<&[Line]> {
+        let read = |reader: &Reader<'_>, device| read_lines(reader, device, LISTED);
+        self.look(reader, device, now, read)?.as_deref()
     }
 }
 

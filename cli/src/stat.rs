@@ -9,6 +9,7 @@ use gruyere_record::gauges::BlockCounts;
 use gruyere_record::held::{IDLE, LOST};
 use gruyere_record::histogram::Counts;
 use gruyere_record::layout::Degraded;
+use gruyere_record::picture::Picture;
 use gruyere_record::reader::{Cursor, DeviceSnapshot};
 use gruyere_record::sites::{Phase, live_blocks};
 use gruyere_record::{BlockState, DeviceGauge, LIFETIME_NAMES, Reader, SegmentKind};
@@ -33,9 +34,10 @@ Examples:
   gruyere stat 4242 --json | jq '.devices[0].lifetimes'
 
 Bytes live are rounded as they were handed out; `requested` is what the program asked for. Lost, \
-which fragmentation is told from, and the largest requests are of when the gauges were written \
-last: at a step's mark, or every few thousand frees. `gruyere map` tells what is lost by the map \
-of the moment. Latencies are of sampled calls.
+which fragmentation is told from, is by the map of the moment, as in `gruyere map` (while the \
+process is at work and the map does not fit together: of when the gauges were written last, as \
+the largest requests are: at a step's mark, or every few thousand frees). Latencies are of sampled \
+calls.
 
 Exit codes: 0 all well; 1 no such process or record, or it can't be read; 2 wrong usage; 3 read, \
 but some values are not of one moment (marked torn: the process was killed while it wrote).")]
@@ -50,7 +52,12 @@ pub struct Arguments {
 /// Runs it.
 pub fn run(arguments: &Arguments) -> Ended {
     let reader = arguments.target.open()?;
-    let devices = reader.device_snapshots();
+    let mut devices = reader.device_snapshots();
+    for device in &mut devices {
+        if let Some(picture) = Picture::read(&reader, device.device) {
+            device.take_lost(&picture);
+        }
+    }
     reader.expect_sound()?;
     let torn = devices.iter().any(|device| device.torn_shards > 0 || device.torn_gauges);
     let value = value(&reader, &devices);

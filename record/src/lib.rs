@@ -273,7 +273,8 @@ numbered! {
         Trim = 6 "trim",
         /// A wait on the host; its size is nanoseconds.
         Wait = 7 "wait",
-        /// A request that could not be met.
+        /// A request that could not be met. In place of an address: where in the program it came
+        /// from ([`SiteId`], 0 where that is not known).
         OutOfMemory = 8 "out_of_memory",
         /// A training step began.
         Step = 9 "step",

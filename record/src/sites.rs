@@ -49,6 +49,11 @@ impl SiteId {
     pub const NONE: Self = Self(0);
     /// One of those that the table had no room for.
     pub const OTHER: Self = Self(u32::MAX);
+
+    /// Whether it is [`SiteId::NONE`].
+    pub fn is_none(&self) -> bool {
+        *self == Self::NONE
+    }
 }
 
 /// A frame's number on its record. 0: the table had no room for it.

@@ -46,6 +46,7 @@ pub fn state(heap: &Heap, report: Option<&Report>) -> State {
     let here = origins.number(here);
     let set_at = report.map_or(SiteId::NONE, |report| super::limits::site(report.device));
     let limit_site = origins.number(set_at);
+    let events = reader.as_ref().map(|reader| state::events(reader, MOST_EVENTS, &mut origins));
     let mut state = State {
         format: state::FORMAT.to_owned(),
         version: state::VERSION,
@@ -58,10 +59,7 @@ pub fn state(heap: &Heap, report: Option<&Report>) -> State {
         training: origins.training(),
         sites: origins.into_sites(),
         devices,
-        events: reader
-            .as_ref()
-            .map(|reader| state::events(reader, MOST_EVENTS))
-            .unwrap_or_default(),
+        events: events.unwrap_or_default(),
     };
     if let Some(report) = report {
         let conclusion = Conclusion::of(&state, &[]);

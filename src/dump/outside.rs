@@ -19,6 +19,7 @@ pub fn state(reader: &Reader<'_>, most_events: usize) -> State {
         Some(DeviceState { timeline, ..device(&recorded, &picture, &mut origins) })
     });
     let devices = devices.collect();
+    let events = state::events(reader, most_events, &mut origins);
     let process = reader.process();
     State {
         format: state::FORMAT.to_owned(),
@@ -31,7 +32,7 @@ pub fn state(reader: &Reader<'_>, most_events: usize) -> State {
         training: origins.training(),
         sites: origins.into_sites(),
         devices,
-        events: state::events(reader, most_events),
+        events,
     }
 }
 

@@ -18,12 +18,27 @@ def remember():
 while True:
     remember()
 """
+LARGE = """
+import torch
+weights = torch.ones(64 << 20, dtype=torch.uint8, device="cuda")
+def scores(length):
+    return torch.ones(length, length, device="cuda")
+scores(64)
+scores(24 << 10)
+"""
 CAUGHT = """
 import torch
 try:
     torch.ones(2 << 30, dtype=torch.uint8, device="cuda")
 except torch.OutOfMemoryError:
     print("goes on")
+"""
+KILLED = """
+try:
+    scores(24 << 10)
+except torch.OutOfMemoryError:
+    import os
+    os.kill(os.getpid(), 9)
 """
 OTHER = """
 import torch
@@ -65,6 +80,21 @@ def test_post_finds_what_was_live_at_an_out_of_memory_that_ended_the_program(tmp
     assert told["ended"]["last_event_is_out_of_memory"] or told["ended"]["out_of_memories"] == 1
     (device,) = told["state"]["devices"]
     assert device["live"]["all"]["bytes"] > 900 << 20
+
+
+@pytest.mark.parametrize("copy", ["left by the program", "of a killed one"])
+def test_the_record_alone_names_the_line_of_the_refused_request(tmp_path, copy):
+    killed = LARGE.replace("scores(24 << 10)", KILLED) if copy == "of a killed one" else LARGE
+    ran, left = run(tmp_path, killed)
+    assert ran.returncode != 0 and len(left) == 1, ran.stderr
+    told = json.loads(post(tmp_path, "--json"))
+    assert told["conclusion"]["cause"] == "large_request"
+    assert told["conclusion"]["lines"][0].startswith("program.py:5 in scores asks for 2.2 GiB at")
+    # Of the events only an out-of-memory has a site; where it is, no block lies.
+    entries = told["state"]["events"]["entries"]
+    (refused,) = [event for event in entries if event["kind"] == "out_of_memory"]
+    assert refused["address"] == 0 and refused["site"] > 0
+    assert not [event for event in entries if "site" in event and event is not refused]
 
 
 @pytest.mark.parametrize("code, exit", [(CAUGHT, 0), (OTHER, 1)])

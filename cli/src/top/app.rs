@@ -4,9 +4,10 @@ use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use gruyere_record::Reader;
 use gruyere_record::facts::Process;
 use gruyere_record::reader::DeviceSnapshot;
-use gruyere_record::sites::Line;
+use gruyere_record::sites::{LISTED, Line, read_lines};
 use gruyere_record::timeline::TimelineEntry;
 use gruyere_record::watch::{Facts, Forecast};
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
@@ -15,6 +16,7 @@ use super::columns::Sort;
 use super::details::Details;
 use super::sick::{self, Grew};
 use super::theme::Theme;
+use super::verdict::Verdict;
 use crate::ending::Ending;
 use crate::follow::{Follower, Life};
 use crate::sites::{Order, SeldomRead};
@@ -178,7 +180,7 @@ pub struct App {
     /// The device that runs out of memory soonest.
     sick: Option<Key>,
     /// Its lines, where another one is chosen.
-    sick_lines: SeldomRead,
+    sick_lines: SeldomRead<(Vec<Line>, Verdict)>,
     /// What is said of it above all.
     pub alarm: Option<String>,
     /// Below it, of one that has ended: what to do, and where to look.
@@ -236,6 +238,11 @@ impl App {
     /// The row that runs out of memory soonest.
     pub fn sick(&self) -> Option<&Row> {
         self.rows.iter().find(|row| Some(&row.key) == self.sick.as_ref())
+    }
+
+    /// Whether that is the chosen one.
+    pub fn sick_is_chosen(&self) -> bool {
+        self.sick.is_some() && self.sick.as_ref() == chosen_key(self)
     }
 
     /// What lines of the program are sorted by.
@@ -328,8 +335,11 @@ impl App {
         let key = self.sick.clone().filter(|key| chosen_key(self) != Some(key));
         let reader = key.and_then(|key| Some((key.1, &follower.followed().get(&key.0)?.reader)));
         let mut seldom = std::mem::take(&mut self.sick_lines);
-        let found = reader.and_then(|(device, reader)| seldom.lines(reader, device, now));
-        self.raise_alarm(found);
+        let read = |reader: &Reader<'_>, device| {
+            (read_lines(reader, device, LISTED).unwrap_or_default(), Verdict::read(reader, device))
+        };
+        let found = reader.and_then(|(device, reader)| seldom.look(reader, device, now, read));
+        self.raise_alarm(found.map(|(lines, verdict)| (&**lines, verdict)));
         self.sick_lines = seldom;
     }
 
@@ -351,17 +361,22 @@ impl App {
         }
     }
 
-    /// Writes the sentence above all; `lines`: those of the sick device, where another is chosen.
-    pub fn raise_alarm(&mut self, lines: Option<&[Line]>) {
-        let is_chosen = self.sick.as_ref() == chosen_key(self);
-        let lines = if is_chosen { self.details.lines.as_deref() } else { lines };
-        let lines = lines.unwrap_or_default();
-        self.grew = self.sick().and_then(|row| sick::grew(row, lines)).or(self.grew.take());
+    /// Writes the sentence above all; `other`: lines and verdict of the sick device, where another
+    /// is chosen.
+    pub fn raise_alarm(&mut self, other: Option<(&[Line], &Verdict)>) {
+        let unknown = (&[][..], &Verdict::default());
+        let (lines, verdict) = match self.sick_is_chosen() {
+            true => (self.details.lines.as_deref().unwrap_or_default(), &self.details.verdict),
+            false => other.unwrap_or(unknown),
+        };
+        let told = sick::Told { lines, verdict };
+        let grew = self.sick().and_then(|row| sick::grew(row, told));
         let said = self.sick().and_then(|row| match &row.ending {
             Some(ending) => sick::epitaph(row, ending),
-            None => sick::sentence(row, &self.rows, lines)
-                .or_else(|| Some(self.grew.as_ref()?.refusal(row))),
+            None => sick::sentence(row, &self.rows, told)
+                .or_else(|| Some(grew.as_ref().or(self.grew.as_ref())?.refusal(row))),
         });
+        self.grew = grew.or(self.grew.take());
         self.next = match self.sick().and_then(|row| Some((row, row.ending.as_ref()?))) {
             Some((row, ending)) if said.is_some() => sick::way_on(row, ending),
             _ => Vec::new(),

@@ -12,6 +12,7 @@ use gruyere_record::sites::{Line, lines, live_blocks};
 use gruyere_record::{DeviceGauge, SegmentKind};
 
 use super::app::Key;
+use super::verdict::Verdict;
 use crate::follow::Followed;
 use crate::sites::{auto_by_phase, is_due, shares_of_phases};
 
@@ -50,6 +51,8 @@ pub struct Details {
     pub live: u64,
     /// What the lines of the program hold; `None`: the record keeps no sites.
     pub lines: Option<Vec<Line>>,
+    /// What its memory comes to.
+    pub verdict: Verdict,
     /// Of the blocks without a lifetime, what the program was doing; `None`: not known.
     pub auto: Option<String>,
     /// When the blocks were looked at.
@@ -122,6 +125,7 @@ impl Details {
                 streams.entry(block.stream).or_default().add(block.size);
             }
             (self.lines, self.auto) = (None, None);
+            self.verdict = Verdict::read(reader, device);
             let snapshot = reader.device(device).unwrap_or_default();
             // Blocks come and go while they are read; and a record may say anything.
             let sum = live.iter().fold(0u64, |sum, block| sum.saturating_add(block.size));
@@ -129,7 +133,9 @@ impl Details {
             if reader.keeps_sites() {
                 let sites = reader.sites();
                 let step = snapshot.gauge(DeviceGauge::Step);
-                self.lines = Some(lines(&live, &sites, step, LINES));
+                let mut found = lines(&live, &sites, step, LINES);
+                self.verdict.name_caller(&mut found, &sites);
+                self.lines = Some(found);
                 self.auto = shares_of_phases(auto_by_phase(&live, &sites));
             }
             self.streams = streams.into_iter().collect();

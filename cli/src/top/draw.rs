@@ -15,6 +15,7 @@ use super::fit::{cut, fit, put, wrap};
 use super::panels;
 use super::process;
 use super::sick;
+use super::verdict::Verdict;
 use crate::command;
 use crate::follow::Life;
 
@@ -172,6 +173,7 @@ fn main(frame: &mut Frame, area: Rect, app: &App) {
         let place = Line::styled(place, app.theme.warn()).alignment(Alignment::Right);
         frame.render_widget(place, line);
     }
+    let rest = verdict(frame, rest, app);
     if rest.width >= WIDE && rest.height >= TALL {
         wide(frame, rest, app);
     } else {
@@ -189,7 +191,8 @@ fn alarm(frame: &mut Frame, area: Rect, app: &App) -> Rect {
     if row.ending.is_none() {
         let mut line = Line::styled(format!(" {}", plain(text)), style);
         let remedy = format!("  What to do: gruyere post {}", row.process.pid);
-        if line.width() + remedy.len() < width {
+        // Of the chosen one it stands below the table.
+        if !app.sick_is_chosen() && line.width() + remedy.len() < width {
             line.push_span(Span::styled(remedy, app.theme.dim()));
         }
         lines.push(cut(line, width));
@@ -203,6 +206,29 @@ fn alarm(frame: &mut Frame, area: Rect, app: &App) -> Rect {
     let height = (lines.len() as u16).min(area.height.saturating_sub(2));
     let [top, rest] =
         Layout::vertical([Constraint::Length(height), Constraint::Min(0)]).areas(area);
+    frame.render_widget(Paragraph::new(lines), top);
+    rest
+}
+
+/// Lines of each sentence of a verdict at most: an advice takes three at 80 columns.
+const SENTENCE: usize = 3;
+/// A screen with less room below the table keeps it for the lines of the program and the graph.
+const LEAST_BELOW: u16 = 11;
+
+/// What the memory of the chosen process comes to and what to do about it, before all its figures;
+/// what is left of the area.
+fn verdict(frame: &mut Frame, area: Rect, app: &App) -> Rect {
+    let Some(row) = app.chosen() else { return area };
+    // Of one that has ended the lines above all have said it.
+    if area.height < LEAST_BELOW || (row.ending.is_some() && app.sick_is_chosen()) {
+        return area;
+    }
+    let width = usize::from(area.width);
+    let sentences = Verdict::of(row, &app.details.verdict).sentences();
+    let lines = sentences.iter().flat_map(|text| wrap(&plain(text), width, SENTENCE));
+    let lines: Vec<Line> = lines.map(Line::raw).collect();
+    let [top, rest] =
+        Layout::vertical([Constraint::Length(lines.len() as u16), Constraint::Min(0)]).areas(area);
     frame.render_widget(Paragraph::new(lines), top);
     rest
 }

@@ -20,6 +20,7 @@ mod sick;
 #[cfg(test)]
 mod tests;
 mod theme;
+mod verdict;
 
 use std::io::{self, IsTerminal};
 use std::time::{Duration, Instant};

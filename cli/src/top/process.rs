@@ -30,20 +30,24 @@ pub fn lines(app: &App, row: &Row, width: usize) -> Vec<Line<'static>> {
         plain(&process.host)
     )));
     let found = app.details.lines.as_deref().unwrap_or_default();
+    let verdict = &app.details.verdict;
     let (said, next) = match &row.ending {
-        Some(ending) => (sick::epitaph(row, ending), sick::way_on(row, ending)),
-        None => (sick::sentence(row, std::slice::from_ref(row), found), Vec::new()),
-    };
-    if let Some(text) = said {
-        let room = width.saturating_sub(1);
-        lines.extend(
-            wrap(&plain(&text), room, usize::MAX)
-                .into_iter()
-                .map(|text| Line::styled(text, theme.bad())),
-        );
-        for text in next {
-            lines.extend(wrap(&plain(&text), room, usize::MAX).into_iter().map(Line::raw));
+        Some(ending) => match sick::epitaph(row, ending) {
+            Some(said) => (Some(said), sick::way_on(row, ending)),
+            None => (None, Vec::new()),
+        },
+        None => {
+            let told = sick::Told { lines: found, verdict };
+            (sick::sentence(row, std::slice::from_ref(row), told), verdict.sentences())
         }
+    };
+    let room = width.saturating_sub(1);
+    let wrapped = |text: &str| wrap(&plain(text), room, usize::MAX).into_iter();
+    if let Some(text) = said {
+        lines.extend(wrapped(&text).map(|text| Line::styled(text, theme.bad())));
+    }
+    for text in next {
+        lines.extend(wrapped(&text).map(Line::raw));
     }
     lines.push(Line::raw(""));
     lines.push(head("by line of the program".to_owned()));

@@ -1,10 +1,12 @@
 //! The device that runs out of memory soonest, or ran out last, and what is said of it above all.
 
 use gruyere_record::DeviceGauge;
+use gruyere_record::conclusion::{Accused, Cause};
 use gruyere_record::sites::{Growth, Line};
 use gruyere_record::watch::{self, Duration, Forecast, Unit};
 
 use super::app::{Key, Row};
+use super::verdict::{Verdict, place};
 use crate::candidates;
 use crate::ending::Ending;
 use crate::follow::Life;
@@ -12,6 +14,15 @@ use crate::follow::Life;
 /// Another device takes the place of the one that was soonest only if its time is shorter by this
 /// factor: forecasts of ranks that leak alike change places at every look.
 const SOONER: f64 = 0.8;
+
+/// What is known of a device beside its numbers.
+#[derive(Clone, Copy)]
+pub struct Told<'a> {
+    /// The lines that hold most and grow most.
+    pub lines: &'a [Line],
+    /// What its memory comes to.
+    pub verdict: &'a Verdict,
+}
 
 /// How a row grows, where its memory will run out.
 pub fn growth(row: &Row) -> Option<watch::Growth> {
@@ -33,9 +44,8 @@ pub fn soonest<'a>(rows: &'a [Row], before: Option<&Key>) -> Option<&'a Row> {
     }
 }
 
-/// The sentence: who runs out, when, and which lines keep the memory. `lines`: what is known of
-/// the row's lines.
-pub fn sentence(row: &Row, rows: &[Row], lines: &[Line]) -> Option<String> {
+/// The sentence: which device runs out, when, and which line keeps the memory.
+pub fn sentence(row: &Row, rows: &[Row], told: Told<'_>) -> Option<String> {
     let growth = growth(row)?;
     let is_of_many = rows.iter().filter(|other| other.key.0 == row.key.0).count() > 1;
     let gpu = if is_of_many { format!(" GPU {}", row.key.1) } else { String::new() };
@@ -49,7 +59,7 @@ pub fn sentence(row: &Row, rows: &[Row], lines: &[Line]) -> Option<String> {
         1 => "; 1 other grows too".to_owned(),
         _ => format!("; {others} others grow too"),
     };
-    let cause = cause(&growth, lines);
+    let cause = cause(&growth, told);
     Some(format!("{}{gpu} runs out {when}: {cause}{others}", name(row)))
 }
 
@@ -61,10 +71,10 @@ pub struct Grew {
     cause: String,
 }
 
-/// What grows on a device; `lines`: what is known of its lines.
-pub fn grew(row: &Row, lines: &[Line]) -> Option<Grew> {
+/// What grows on a device.
+pub fn grew(row: &Row, told: Told<'_>) -> Option<Grew> {
     let out_of_memories = row.snapshot.gauge(DeviceGauge::OutOfMemories);
-    Some(Grew { key: row.key.clone(), out_of_memories, cause: cause(&growth(row)?, lines) })
+    Some(Grew { key: row.key.clone(), out_of_memories, cause: cause(&growth(row)?, told) })
 }
 
 impl Grew {
@@ -126,7 +136,9 @@ pub fn name(row: &Row) -> String {
 
 /// A line is named only if it and the other lines that grow keep at least half of what the device
 /// grows by: else the growth is elsewhere, and the line only stands beside it.
-fn cause(growth: &watch::Growth, lines: &[Line]) -> String {
+/// The line that the conclusion accuses goes before the one that holds most: it may be that of the
+/// caller.
+fn cause(growth: &watch::Growth, Told { lines, verdict }: Told<'_>) -> String {
     let a_step = growth
         .steps
         .filter(|steps| *steps > 0.0)
@@ -136,17 +148,22 @@ fn cause(growth: &watch::Growth, lines: &[Line]) -> String {
     growing.sort_by_key(|(_, growth)| std::cmp::Reverse(growth.bytes_a_step));
     let kept = growing.iter().fold(0u64, |sum, (_, one)| sum.saturating_add(one.bytes_a_step));
     let explains = |bytes: u64| a_step.is_none_or(|a_step| bytes as f64 >= a_step / 2.0);
+    if let Some(Accused { line, bytes_a_step, more }) = &verdict.accused
+        && explains(*bytes_a_step)
+    {
+        let what = match verdict.cause {
+            Cause::AutogradGraphs | Cause::NoGrad => "graphs, ",
+            Cause::Hooks => "outputs of modules, ",
+            _ => "",
+        };
+        let line = line.to_string();
+        return kept_by(place(&line), *more, &format!("{what}{}", short(*bytes_a_step as f64)));
+    }
     match growing.first().filter(|_| kept > 0 && explains(kept)) {
         Some((line, one)) if one.bytes_a_step >= kept / 2 => {
-            format!("{} keeps {} a step", place(&line.name), short(one.bytes_a_step as f64))
+            kept_by(place(&line.name), 0, &short(one.bytes_a_step as f64))
         }
-        Some((line, _)) => {
-            let more = match growing.len() - 1 {
-                1 => "1 more line".to_owned(),
-                more => format!("{more} more lines"),
-            };
-            format!("{} and {more} keep {} a step", place(&line.name), short(kept as f64))
-        }
+        Some((line, _)) => kept_by(place(&line.name), growing.len() - 1, &short(kept as f64)),
         None => match a_step {
             Some(a_step) => format!("it grows by {} a step", short(a_step)),
             None => format!("it grows by {} a second", short(growth.bytes_per_second)),
@@ -154,9 +171,12 @@ fn cause(growth: &watch::Growth, lines: &[Line]) -> String {
     }
 }
 
-/// A line without its function: what an editor needs.
-fn place(name: &str) -> &str {
-    name.split_once(" in ").map_or(name, |(place, _)| place)
+fn kept_by(place: &str, more: usize, what: &str) -> String {
+    match more {
+        0 => format!("{place} keeps {what} a step"),
+        1 => format!("{place} and 1 more line keep {what} a step"),
+        more => format!("{place} and {more} more lines keep {what} a step"),
+    }
 }
 
 /// Bytes without zeros that say nothing: 62.5 MiB, 64 MiB.
@@ -172,6 +192,8 @@ fn short(bytes: f64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use gruyere_record::sites::Frame;
+
     use super::*;
 
     const MIB: u64 = 1 << 20;
@@ -186,26 +208,50 @@ mod tests {
         watch::Growth { seconds: 60.0, bytes_per_second: bytes as f64, steps: Some(60.0) }
     }
 
+    /// Without a verdict.
+    fn caused(growth: &watch::Growth, lines: &[Line]) -> String {
+        cause(growth, Told { lines, verdict: &Verdict::default() })
+    }
+
+    #[test]
+    fn the_line_that_the_conclusion_accuses_goes_before_those_of_the_layers_that_it_called() {
+        let lines = [line("layers.py:9 in forward", 40 * MIB), line("layers.py:12", 24 * MIB)];
+        let frame = |line| Frame { file: "/a/train.py".into(), function: "step".into(), line };
+        let verdict = |cause, bytes_a_step, more| Verdict {
+            cause,
+            accused: Some(Accused { line: frame(21), bytes_a_step, more }),
+            ..Verdict::default()
+        };
+        let said = |verdict: &Verdict| cause(&leak(64 * MIB), Told { lines: &lines, verdict });
+        let graphs = verdict(Cause::AutogradGraphs, 64 * MIB, 0);
+        assert_eq!(said(&graphs), "train.py:21 keeps graphs, 64 MiB a step");
+        let leak = verdict(Cause::Leak, 64 * MIB, 1);
+        assert_eq!(said(&leak), "train.py:21 and 1 more line keep 64 MiB a step");
+        // What explains a little of the growth is not accused of it.
+        let little = verdict(Cause::Leak, MIB, 0);
+        assert_eq!(said(&little), "layers.py:9 keeps 40 MiB a step");
+    }
+
     #[test]
     fn the_line_that_keeps_most_is_named_with_what_a_step_leaves() {
         let lines = [line("b.py:2 in g", MIB), line("a.py:28 in f", 62 * MIB + MIB / 2)];
-        assert_eq!(cause(&leak(64 * MIB), &lines), "a.py:28 keeps 62.5 MiB a step");
+        assert_eq!(caused(&leak(64 * MIB), &lines), "a.py:28 keeps 62.5 MiB a step");
     }
 
     #[test]
     fn lines_that_share_the_growth_are_told_together() {
         let lines = [line("a.py:1 in f", MIB), line("a.py:2 in f", MIB), line("a.py:3", 2 * MIB)];
-        assert_eq!(cause(&leak(4 * MIB), &lines), "a.py:3 keeps 2 MiB a step");
+        assert_eq!(caused(&leak(4 * MIB), &lines), "a.py:3 keeps 2 MiB a step");
         let lines = [line("a.py:1 in f", MIB), line("a.py:2", MIB), line("a.py:3", MIB)];
-        assert_eq!(cause(&leak(3 * MIB), &lines), "a.py:1 and 2 more lines keep 3 MiB a step");
+        assert_eq!(caused(&leak(3 * MIB), &lines), "a.py:1 and 2 more lines keep 3 MiB a step");
     }
 
     #[test]
     fn a_line_that_keeps_a_little_is_not_blamed_for_growth_that_is_elsewhere() {
         let lines = [line("a.py:1 in f", MIB)];
-        assert_eq!(cause(&leak(64 * MIB), &lines), "it grows by 64 MiB a step");
-        assert_eq!(cause(&leak(64 * MIB), &[]), "it grows by 64 MiB a step");
+        assert_eq!(caused(&leak(64 * MIB), &lines), "it grows by 64 MiB a step");
+        assert_eq!(caused(&leak(64 * MIB), &[]), "it grows by 64 MiB a step");
         let unmarked = watch::Growth { steps: None, ..leak(64 * MIB) };
-        assert_eq!(cause(&unmarked, &[]), "it grows by 64 MiB a second");
+        assert_eq!(caused(&unmarked, &[]), "it grows by 64 MiB a second");
     }
 }

@@ -74,6 +74,8 @@ impl Device {
     /// lock has come here.
     #[cold]
     pub(crate) fn count_out_of_memory(&self, shared: &Shared, report: &mut Report) {
+        // Before the lock: it may walk the interpreter's stack.
+        let site = shared.site(0);
         {
             let mut central = lock(&self.central);
             central.out_of_memories += 1;
@@ -85,7 +87,8 @@ impl Device {
         let kind = AlertKind::OutOfMemory;
         self.alert(shared, kind, asked, report.reserved, report.count);
         let kind = EventKind::OutOfMemory;
-        shared.record.event(kind, self.id as u8, 0, stream, 0, asked, clock::now());
+        let site = u64::from(site.0);
+        shared.record.event(kind, self.id as u8, 0, stream, site, asked, clock::now());
     }
 
     /// Looks at everything; takes one lock after the other.

@@ -131,8 +131,8 @@ function layered(parent, { title, layers, edges, rest, line, marks, say }) {
     shape(picture, "line", { x1: place * width, x2: place * width, y1: 0, y2: height - foot,
       style: "stroke: var(--soft); stroke-dasharray: 3 3; vector-effect: non-scaling-stroke" });
     const note = put(chart, "span", text, "mark");
-    // What would be cut stands on the other side of its mark.
-    if (place > 0.93) note.style.right = 100 * (1 - place) + "%";
+    // What would be cut stands on the other side of its mark, as on a narrow phone's 320 pixels.
+    if ((1 - place) * 320 < 7 * text.length + 6) note.style.right = 100 * (1 - place) + "%";
     else note.style.left = 100 * place + "%";
   }
   for (const [place, top, letter] of letters) {

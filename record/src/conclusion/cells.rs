@@ -62,5 +62,6 @@ pub fn find(evidence: &Evidence<'_>) -> Option<Finding> {
         ),
         advice: KEPT,
         names,
+        accused: None,
     })
 }

@@ -89,6 +89,7 @@ fn large_block(evidence: &Evidence<'_>) -> Option<Finding> {
         ),
         advice: LARGE,
         names: largest.site,
+        accused: None,
     })
 }
 
@@ -293,6 +294,7 @@ fn pieces(evidence: &Evidence<'_>) -> Option<Finding> {
              x.clone(), or one torch.cat) and drop the originals; a clone() where they are made \
              does not help. Or make the large request in parts.",
         ],
+        accused: None,
     })
 }
 

@@ -1,6 +1,6 @@
 //! What is known of a device at the end, as the causes ask for it.
 
-use crate::dump::state::{BlockKind, DeviceState, State, Stretch, Training};
+use crate::dump::state::{BlockKind, DeviceState, Event, State, Stretch, Training};
 use crate::sites::{Frame, SiteId, Sites};
 use crate::{BlockEntry, EventKind, LIFETIME_NAMES};
 
@@ -56,11 +56,11 @@ impl<'a> Evidence<'a> {
                 free: refused.cause.free_bytes,
                 largest: Some(refused.cause.largest_request_bytes).filter(|&bytes| bytes > 0),
             }),
-            None => last_refused(state).map(|(_, asked)| Refused {
-                asked,
-                site: SiteId::NONE,
+            None => last_refused(state).map(|Event { size: asked, site, .. }| Refused {
+                asked: *asked,
+                site: *site,
                 limit_site: SiteId::NONE,
-                others: others_at_least(device, asked),
+                others: others_at_least(device, *asked),
                 free: None,
                 largest: None,
             }),
@@ -143,7 +143,7 @@ impl<'a> Evidence<'a> {
 /// the one with most held.
 pub fn device_of(state: &State, asked: Option<u32>) -> Option<&DeviceState> {
     let refused = || state.out_of_memory.as_ref().map(|refused| refused.device);
-    let last = || last_refused(state).map(|(device, _)| device);
+    let last = || last_refused(state).map(|event| u32::from(event.device));
     let chosen = asked.or_else(refused).or_else(last);
     let found = state.devices.iter().find(|device| Some(device.device) == chosen);
     found.or_else(|| state.devices.iter().max_by_key(|device| device.held.reserved_bytes))
@@ -181,12 +181,11 @@ pub fn blocks(device: &DeviceState) -> (Vec<BlockEntry>, Vec<BlockEntry>) {
     (live, pending)
 }
 
-/// The device and the bytes of the last request that was refused, if nothing was allocated after
-/// it: what a program that died of it leaves.
-fn last_refused(state: &State) -> Option<(u32, u64)> {
+/// The last request, if it was refused: what a program that died of it leaves.
+fn last_refused(state: &State) -> Option<&Event> {
     let kinds = [EventKind::OutOfMemory, EventKind::Malloc].map(EventKind::name);
     let last = state.events.entries.iter().rev().find(|event| kinds.contains(&&*event.kind))?;
-    (last.kind == kinds[0]).then_some((last.device.into(), last.size))
+    (last.kind == kinds[0]).then_some(last)
 }
 
 /// What others held when so much was refused, at least: the device had less than that free.

@@ -6,7 +6,7 @@ use super::callers::caller;
 use super::evidence::Evidence;
 use super::pile::{self, NO_GRAD};
 use super::words::{bytes, of};
-use super::{Cause, Finding};
+use super::{Accused, Cause, Finding};
 use crate::BlockEntry;
 use crate::sites::{By, Frame, Growth, Phase, Site, SiteId, Usage, usage};
 
@@ -137,7 +137,7 @@ fn grows(evidence: &Evidence<'_>, group: &Group) -> Finding {
     };
     let stacks = stacks(evidence, group);
     if let Some(called) = of_modules(evidence, &stacks) {
-        let Called { place, modules, is_graph, is_untrained, site } = called;
+        let Called { place, modules, is_graph, is_untrained, site, line } = called;
         let found = match (is_graph, is_untrained) {
             (true, true) => finding(
                 Cause::NoGrad,
@@ -155,7 +155,8 @@ fn grows(evidence: &Evidence<'_>, group: &Group) -> Finding {
                 HOOKS,
             ),
         };
-        return Finding { names: site, ..found };
+        let accused = line.map(|line| accused(line, group, 0));
+        return Finding { names: site, accused, ..found };
     }
     let (first, growth) = &group.lines[0];
     let mut place = place(evidence, first.site);
@@ -172,7 +173,13 @@ fn grows(evidence: &Evidence<'_>, group: &Group) -> Finding {
         }
         false => finding(Cause::Leak, format!("{place} keeps {tail}"), LEAK),
     };
-    Finding { names: first.site, ..found }
+    let line = evidence.sites.line(first.site);
+    let accused = line.map(|line| accused(line, group, more));
+    Finding { names: first.site, accused, ..found }
+}
+
+fn accused(line: &Frame, group: &Group, more: usize) -> Accused {
+    Accused { line: line.clone(), bytes_a_step: group.bytes_a_step(), more }
 }
 
 const LEAK: &[&str] = &[
@@ -214,7 +221,7 @@ fn stacks<'a>(evidence: &'a Evidence<'_>, group: &Group) -> Vec<Stack<'a>> {
 }
 
 /// Modules that left blocks, as often as they ran.
-struct Called {
+struct Called<'a> {
     /// The line from which all of them were called.
     place: String,
     modules: usize,
@@ -224,14 +231,16 @@ struct Called {
     is_untrained: bool,
     /// One of the line itself, where it makes what grows too.
     site: SiteId,
+    /// The same as `place`.
+    line: Option<&'a Frame>,
 }
 
 /// What is known of the modules, where most of what grows is theirs. Autograd keeps what its
 /// backward needs: several blocks of a module, and inputs from outside of all modules. A hook keeps
 /// what its module returned, and nothing else.
-fn of_modules(evidence: &Evidence<'_>, stacks: &[Stack<'_>]) -> Option<Called> {
+fn of_modules<'a>(evidence: &Evidence<'_>, stacks: &[Stack<'a>]) -> Option<Called<'a>> {
     let is_inside = |stack: &&Stack<'_>| !stack.site.module.is_empty();
-    let inside: Vec<&Stack<'_>> = stacks.iter().filter(is_inside).collect();
+    let inside: Vec<&Stack<'a>> = stacks.iter().filter(is_inside).collect();
     let sum = |stacks: &[&Stack<'_>]| stacks.iter().map(|stack| stack.bytes()).sum::<u64>();
     let mut by_module: BTreeMap<&str, usize> = BTreeMap::new();
     for stack in &inside {
@@ -250,16 +259,16 @@ fn of_modules(evidence: &Evidence<'_>, stacks: &[Stack<'_>]) -> Option<Called> {
     // With gradients off there is no graph.
     let has_graph = inside.iter().any(|stack| !stack.site.no_grad);
     let is_graph = has_graph && (has_outside || by_module.values().any(|&blocks| blocks > again));
-    let sites: Vec<&Site> = inside.iter().map(|stack| stack.site).collect();
+    let sites: Vec<&'a Site> = inside.iter().map(|stack| stack.site).collect();
     let called = caller(&sites);
     let is_untrained = called.is_some_and(|frame| evidence.is_untrained(frame));
-    let place = called.or(sites.first().and_then(|site| site.line()));
-    let place = place.map_or("The program".to_owned(), |frame| evidence.names.frame(frame));
+    let line = called.or(sites.first().and_then(|site| site.line()));
+    let place = line.map_or("The program".to_owned(), |frame| evidence.names.frame(frame));
     let is_of_line = |block: &&&BlockEntry| evidence.sites.line(block.site) == called;
     let mut blocks = stacks.iter().flat_map(|stack| &stack.blocks);
     let site = called.and_then(|_| blocks.find(is_of_line));
     let site = site.map_or(SiteId::NONE, |block| block.site);
-    Some(Called { place, modules: by_module.len(), is_graph, is_untrained, site })
+    Some(Called { place, modules: by_module.len(), is_graph, is_untrained, site, line })
 }
 
 /// Blocks of ever new sizes.

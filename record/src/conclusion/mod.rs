@@ -83,6 +83,20 @@ pub struct Conclusion {
     pub cause: Cause,
     /// At most [`MOST_LINES`], of at most [`MOST_COLUMNS`] columns.
     pub lines: Vec<String>,
+    /// What the first line accuses of growth; files have it in words.
+    #[serde(skip)]
+    pub accused: Option<Accused>,
+}
+
+/// A line that the first sentence accuses of growth, for views that list lines themselves.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Accused {
+    /// The line: one that makes what grows, or that calls the modules which do.
+    pub line: Frame,
+    /// What all lines that grow with it leave in a step, bytes.
+    pub bytes_a_step: u64,
+    /// Lines beside it that leave much of that.
+    pub more: usize,
 }
 
 /// What one cause has to say.
@@ -97,6 +111,8 @@ struct Finding {
     advice: &'static [&'static str],
     /// The site whose line the sentence names, where that is one of those that hold memory.
     names: SiteId,
+    /// What the sentence accuses of growth.
+    accused: Option<Accused>,
 }
 
 impl Conclusion {
@@ -107,6 +123,7 @@ impl Conclusion {
             return Conclusion {
                 cause: Cause::Nothing,
                 lines: vec!["No device memory is known of this process.".to_owned()],
+                accused: None,
             };
         };
         let twice = optimizer::twice(&evidence);
@@ -139,7 +156,7 @@ impl Conclusion {
         }
         lines.extend(advice);
         let lines = lines.iter().map(|line| words::fit(line)).collect();
-        Conclusion { cause: first.cause, lines }
+        Conclusion { cause: first.cause, lines, accused: first.accused }
     }
 }
 

@@ -99,6 +99,7 @@ fn forwards(evidence: &Evidence<'_>) -> Option<Finding> {
         says: format!("{place} keeps the graphs of {count} forwards (no torch.no_grad()?): {told}"),
         advice: NO_GRAD,
         names: line.copied().unwrap_or(SiteId::NONE),
+        accused: None,
     })
 }
 
@@ -149,6 +150,7 @@ fn collected(evidence: &Evidence<'_>) -> Option<Finding> {
             says: format!("{place} keeps {count} blocks (no step is marked): {told}"),
             advice: UNMARKED,
             names: site,
+            accused: None,
         });
     }
     Some(Finding {
@@ -157,6 +159,7 @@ fn collected(evidence: &Evidence<'_>) -> Option<Finding> {
         says: format!("{place} collects {count} blocks within step {step}: {told}"),
         advice: COLLECT,
         names: site,
+        accused: None,
     })
 }
 

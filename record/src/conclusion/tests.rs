@@ -381,7 +381,14 @@ fn a_request_that_was_the_last_before_the_death_is_known_from_outside_too() {
     };
     let died = vec![event("malloc", 1), event("out_of_memory", 12 * GIB), event("free", 1)];
     assert_eq!(first(died.clone()), Cause::LargeRequest);
-    assert_eq!(first([died, vec![event("malloc", 1)]].concat()), Cause::Nothing);
+    assert_eq!(first([died.clone(), vec![event("malloc", 1)]].concat()), Cause::Nothing);
+    // With its line, where the event has it.
+    let mut made = with_weights(5);
+    let scores = made.line(16, "scores");
+    made.state.events.entries = died;
+    made.state.events.entries[1].site = scores;
+    let (_, said) = made.first();
+    assert!(said.starts_with("train.py:16 in scores asks for 12 GiB at once"), "{said}");
 }
 
 #[test]

@@ -6,11 +6,12 @@
 #![deny(unsafe_code)]
 
 use super::super::held::{IDLE, LOST, Shares};
+use super::origins::Origins;
 use crate::conclusion::Conclusion;
 use crate::facts::Process;
 use crate::sites::{Frame, SiteId, Sites};
 use crate::timeline::TimelineEntry;
-use crate::{LIFETIME_NAMES, reader};
+use crate::{EventKind, LIFETIME_NAMES, reader, ring};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -471,6 +472,9 @@ pub struct Event {
     pub stream: u32,
     /// The lifetime's name.
     pub lifetime: String,
+    /// Of an out-of-memory: where in the program the request came from.
+    #[serde(default, skip_serializing_if = "SiteId::is_none")]
+    pub site: SiteId,
 }
 
 /// The name of a lifetime's number, which may come from anywhere.
@@ -478,8 +482,8 @@ pub fn lifetime_name(number: u8) -> String {
     LIFETIME_NAMES.get(number as usize).copied().unwrap_or("?").to_owned()
 }
 
-/// The latest `most` events of a record.
-pub fn events(reader: &reader::Reader<'_>, most: usize) -> Events {
+/// The latest `most` events of a record; their sites get numbers of `origins`.
+pub fn events(reader: &reader::Reader<'_>, most: usize, origins: &mut Origins) -> Events {
     let mut found = reader.events(&mut reader::Cursor::default());
     let Some(scale) = reader.scale() else {
         return Events {
@@ -488,14 +492,24 @@ pub fn events(reader: &reader::Reader<'_>, most: usize) -> Events {
         };
     };
     let excess = found.entries.len().saturating_sub(most);
-    let entries = found.entries.drain(excess..).map(|event| Event {
-        time_nanoseconds: scale.realtime(event.time),
-        kind: event.kind.name().to_owned(),
-        device: event.device,
-        address: event.address,
-        size: event.size,
-        stream: event.stream,
-        lifetime: lifetime_name(event.lifetime),
-    });
+    let mut entry = |event: ring::Event| {
+        let (address, site) = match event.kind {
+            EventKind::OutOfMemory => {
+                (0, u32::try_from(event.address).map_or(SiteId::OTHER, SiteId))
+            }
+            _ => (event.address, SiteId::NONE),
+        };
+        Event {
+            time_nanoseconds: scale.realtime(event.time),
+            kind: event.kind.name().to_owned(),
+            device: event.device,
+            address,
+            size: event.size,
+            stream: event.stream,
+            lifetime: lifetime_name(event.lifetime),
+            site: origins.number(site),
+        }
+    };
+    let entries = found.entries.drain(excess..).map(&mut entry);
     Events { earlier: found.lost.saturating_add(excess as u64), entries: entries.collect() }
 }

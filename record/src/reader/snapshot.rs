@@ -3,6 +3,7 @@
 use crate::gauges::{BlockCounts, DeviceFactsRead};
 use crate::held::{Held, peak_ratio};
 use crate::histogram::Counts;
+use crate::picture::Picture;
 use crate::{DeviceGauge, LIFETIMES, missing_share};
 
 /// A device at a moment.
@@ -63,6 +64,18 @@ impl DeviceSnapshot {
             waiting: self.total().pending_bytes(),
             found_lost: self.gauge(DeviceGauge::Lost),
             typical_request: self.gauge(DeviceGauge::TypicalRequest),
+        }
+    }
+
+    /// Takes what is lost from `picture`: the gauge is written at steps, alerts and every so many
+    /// frees, so that of a process at rest it is of any time before. A picture that does not fit
+    /// together (the process was at work) is no better, and is left alone.
+    pub fn take_lost(&mut self, picture: &Picture) {
+        let held = picture.held();
+        let is_whole =
+            picture.misfits.total() == 0 && held.held == self.gauge(DeviceGauge::Reserved);
+        if let Some(lost) = self.gauges.get_mut(DeviceGauge::Lost as usize).filter(|_| is_whole) {
+            *lost = held.found_lost;
         }
     }
 

@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 
 use serde::{Deserialize, Serialize};
 
-use super::{By, Growth, Place, Sites, Usage, fill_from_slabs, usage};
+use super::{By, Frame, Growth, Place, SiteId, Sites, Usage, fill_from_slabs, usage};
 use crate::{BlockEntry, BlockState, DeviceGauge, Reader, SegmentEntry};
 
 /// Lines that files and metrics tell of at most.
@@ -23,6 +23,9 @@ pub struct Line {
     pub live_blocks: u64,
     /// What of it grows.
     pub growth: Option<Growth>,
+    /// The site that most of it is of.
+    #[serde(skip)]
+    pub site: SiteId,
 }
 
 impl Line {
@@ -37,7 +40,16 @@ impl Line {
             live_bytes: usage.bytes,
             live_blocks: usage.blocks,
             growth: usage.growth,
+            site: usage.site,
         }
+    }
+
+    /// Whether most of it was made below `caller`, or in the backward of what was: in a line that
+    /// `caller` called.
+    pub fn is_called_from(&self, caller: &Frame, sites: &Sites) -> bool {
+        let Some(site) = sites.get(self.site) else { return false };
+        let site = sites.get(site.forward).unwrap_or(site);
+        site.line() != Some(caller) && site.frames.contains(caller)
     }
 }
 

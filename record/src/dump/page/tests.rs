@@ -48,7 +48,11 @@ fn state() -> State {
     device.held.live_bytes = 500 * MIB;
     device.live.all.bytes = 500 * MIB;
     State {
-        conclusion: Some(Conclusion { cause: Cause::Leak, lines: vec!["train.py:10".into()] }),
+        conclusion: Some(Conclusion {
+            cause: Cause::Leak,
+            lines: vec!["train.py:10".into()],
+            ..Conclusion::default()
+        }),
         sites: Sites::new([site(10), site(20)]),
         devices: vec![device],
         ..State::default()
