@@ -247,7 +247,9 @@ fn up_to_the_slack_more_than_live_blocks_need_is_held_before_a_stream_waits() {
     let asked = rank.heap.malloc(8 * MIB, 0, second).unwrap();
     assert_eq!(waits(&gpu)[0], 0);
     assert!(gpu.books(0).physical_peak <= (2 << 30) + (16 + 18) * MIB);
-    [other, asked].map(|address| assert!(rank.heap.free(address)));
+    for address in [other, asked] {
+        assert!(rank.heap.free(address));
+    }
     // A sixteenth: the second stream waits for the first.
     for stream in [first, second] {
         let address = rank.heap.malloc(128 * MIB, 0, stream).unwrap();

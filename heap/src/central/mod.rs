@@ -426,26 +426,31 @@ impl Central {
             || self.spaces.iter().any(|space| self.arenas.has_freed(space, stream, epoch))
     }
 
-    /// The waits each of which, alone, would bring a run for `want`: of its stream for the last
-    /// work on a free run that is long enough, or for the one stream that a freed block of that
-    /// length still waits for.
-    pub fn single_waits(&self, streams: &Streams, want: Want) -> Vec<Wait> {
+    /// The waits each of which, alone, would bring a run for `want`: for the last work on a free
+    /// run that is long enough, or for the one stream that a freed block of that length still waits
+    /// for. By stream, the earliest epoch.
+    pub fn single_waits(&self, streams: &Streams, want: Want) -> HashMap<u32, u64> {
         let is_before = |&(stream, epoch): &Wait| {
             streams.completed(stream) >= epoch || self.order.of(want.stream, stream) >= epoch
         };
-        let free = self.arenas.fitting(want.space, want.bytes, want.align);
-        let mut waits: Vec<Wait> = free
+        let of_free = self
+            .arenas
+            .fitting(want.space, want.bytes, want.align)
             .filter_map(|id| self.arenas.run(id))
             .map(|run| (run.stream, run.epoch))
-            .filter(|wait| !is_before(wait))
-            .collect();
-        waits.extend(self.pending.frees().filter_map(|free| {
+            .filter(|wait| !is_before(wait));
+        let of_pending = self.pending.frees().filter_map(|free| {
             let run = self.arenas.run(free.block)?;
             let fits = run.bytes >= want.bytes + run.askew(want.align)
                 && self.arenas.region(run.region).space == want.space;
             fits.then(|| free.only_wait(is_before)).flatten()
-        }));
-        waits
+        });
+        let mut earliest = HashMap::new();
+        for (stream, epoch) in of_free.chain(of_pending) {
+            let known = earliest.entry(stream).or_insert(epoch);
+            *known = epoch.min(*known);
+        }
+        earliest
     }
 
     /// A run for `want` from one free run whose last work is ordered before the work to come of its

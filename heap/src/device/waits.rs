@@ -48,7 +48,7 @@ impl Device {
         let events = self.streams.unfinished(want.stream);
         let waits = central.single_waits(&self.streams, want);
         let is_enough = |event: &&Unfinished| {
-            waits.iter().any(|&(stream, epoch)| stream == event.stream && epoch <= event.epoch)
+            waits.get(&event.stream).is_some_and(|&epoch| epoch <= event.epoch)
         };
         if let Some(run) = events
             .iter()
