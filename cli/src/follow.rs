@@ -2,9 +2,9 @@
 //!
 //! A look is cheap: a record is opened once, and then only its gauges are read, and once a second
 //! its timeline. The block map is read once at first, and then seldom, of one device at a look, and
-//! only of one on which something has happened since: what is lost is told by it, since the gauge
-//! of that is written at events, and of a process at rest may be of any time before. The record of a process that has ended stays readable for as
-//! long as it is followed.
+//! only where something has happened on it since: it shows what is lost, while the gauge of that is
+//! written at events, and is as old as the last one. The record of a process that has ended stays
+//! readable for as long as it is followed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;

@@ -46,7 +46,7 @@ const KEPT: [(&str, f64); 12] = [
     ("offload", 1.08),
     ("pipeline", 1.02),
     ("prefetch", 1.06),
-    ("prefetch_events", 1.08),
+    ("prefetch_events", 1.12),
     ("threads", 1.43),
     ("zero3", 1.05),
 ];
