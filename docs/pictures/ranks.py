@@ -7,8 +7,9 @@ metric: the program of the picture of `gruyere top` (top).
     done
     gruyere top
 
-In a terminal of 168 by 51, some minutes after the start; the picture is of tmux's
-`capture-pane -e`, as a page in Chromium. There is no process group: each rank is a process that knows its number.
+In a terminal of 168 by 51, some minutes after the start; the picture is of tmux's `capture-pane
+-e`, as a page in Chromium. There is no process group: each rank is a process that knows its
+number.
 """
 
 import os

@@ -88,14 +88,14 @@ fn a_step_takes_no_longer_on_the_device_for_the_waits() {
 }
 
 /// What ranks of several give up by default, since a wait could close a cycle with others.
-/// `fsdp2_of_8` holds the most, 1.088 where kernels take 100 us.
+/// `fsdp2_of_8` holds the most, 1.068 where kernels take 100 us.
 #[test]
-fn with_waits_budget_a_rank_of_several_holds_at_most_9_per_cent_beyond_live() {
+fn with_waits_budget_a_rank_of_several_holds_at_most_7_per_cent_beyond_live() {
     for trace in traces().iter().filter(|trace| trace.ranks() > 1) {
         for clock in Clock::LAGGING {
             let budget = Contender::Gruyere("waits:budget".to_owned());
             let lag = on_clock(trace, &budget, clock).unwrap();
-            assert!(lag.completed && lag.hold_ratio <= 1.09, "{} on {clock}: {lag:?}", trace.name);
+            assert!(lag.completed && lag.hold_ratio <= 1.07, "{} on {clock}: {lag:?}", trace.name);
         }
     }
 }
