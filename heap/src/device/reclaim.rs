@@ -239,7 +239,9 @@ impl Device {
             fresh,
             ..Growth::of(shared, &self.streams, request.lifetime)
         };
-        let waits_first = shared.waits_to_hold_less() && room == Room::Budget;
+        // A stream that is alone has nothing to wait for.
+        let waits_first =
+            shared.waits_to_hold_less() && room == Room::Budget && self.streams.count() > 1;
         let helper = Beside { device: self, shared, stream: want.stream, waits_first };
         match self.supply.grow(central, &growth, want, &helper) {
             Ok(run) => run,
