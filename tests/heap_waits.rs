@@ -13,7 +13,7 @@ mod flaky;
 use common::MIB;
 use flaky::FlakyDriver;
 use gruyere::config::Config;
-use gruyere::driver::StreamHandle;
+use gruyere::driver::{Driver, StreamHandle};
 use gruyere::heap::Heap;
 use gruyere_phantom::{CallKind, Caller, Config as GpuConfig, Gpu, StreamKind, as_program};
 use gruyere_phantom_driver::PhantomDriver;
@@ -31,20 +31,28 @@ struct Rank {
     order: [(u64, StreamHandle); 2],
 }
 
+/// A heap over `driver`, with torch's hooks and no record.
+fn heap(driver: Arc<dyn Driver>, conf: &str) -> Heap {
+    let mut config = Config::parse(conf).unwrap();
+    config.heap.record = false;
+    let heap = Heap::new(driver, config.heap).unwrap();
+    heap.announce_hooks(3);
+    heap
+}
+
+/// A stream of the program's that lasts.
+fn stream(gpu: &Gpu, heap: &Heap, device: u32) -> StreamHandle {
+    let stream = as_program(|| gpu.stream_create(device, StreamKind::NonBlocking)).unwrap();
+    heap.stream_lasts(device.into(), StreamHandle(stream)).unwrap();
+    StreamHandle(stream)
+}
+
 /// Two ranks of `memory` bytes each.
 fn job(memory: u64, conf: &str) -> (Arc<Gpu>, [Rank; 2]) {
     let gpu = Arc::new(Gpu::new(GpuConfig::devices(2, memory)));
     let ranks = [(0, [1, 2]), (1, [2, 1])].map(|(device, communicators)| {
-        let mut config = Config::parse(conf).unwrap();
-        config.heap.record = false;
-        let heap = Heap::new(Arc::new(PhantomDriver::new(gpu.clone())), config.heap).unwrap();
-        heap.announce_hooks(3);
-        let stream = || {
-            let stream = as_program(|| gpu.stream_create(device, StreamKind::NonBlocking)).unwrap();
-            heap.stream_lasts(device.into(), StreamHandle(stream)).unwrap();
-            StreamHandle(stream)
-        };
-        let order = communicators.map(|communicator| (communicator, stream()));
+        let heap = heap(Arc::new(PhantomDriver::new(gpu.clone())), conf);
+        let order = communicators.map(|communicator| (communicator, stream(&gpu, &heap, device)));
         Rank { heap, device, order }
     });
     (gpu, ranks)
@@ -263,22 +271,14 @@ fn up_to_the_slack_more_than_live_blocks_need_is_held_before_a_stream_waits() {
 /// streams of its.
 fn alone<const STREAMS: usize>() -> (Arc<Gpu>, Heap, [StreamHandle; STREAMS]) {
     let gpu = Arc::new(Gpu::new(GpuConfig::new(4 << 30)));
-    let mut config = Config::parse("slack:0B").unwrap();
-    config.heap.record = false;
-    let heap = Heap::new(Arc::new(PhantomDriver::new(gpu.clone())), config.heap).unwrap();
-    heap.announce_hooks(3);
+    let heap = heap(Arc::new(PhantomDriver::new(gpu.clone())), "slack:0B");
     heap.allow_waits();
-    let streams = [(); STREAMS].map(|()| {
-        let stream = as_program(|| gpu.stream_create(0, StreamKind::NonBlocking)).unwrap();
-        heap.stream_lasts(0, StreamHandle(stream)).unwrap();
-        StreamHandle(stream)
-    });
+    let streams = [(); STREAMS].map(|()| stream(&gpu, &heap, 0));
     (gpu, heap, streams)
 }
 
-/// A block of `bytes` whose work takes `kernels` on its stream, and which is freed behind it.
-fn pass(gpu: &Gpu, heap: &Heap, stream: StreamHandle, bytes: u64, kernels: u64) {
-    let address = heap.malloc(bytes, 0, stream).unwrap();
+/// Frees a block behind the work of `kernels` on its stream.
+fn free_behind(gpu: &Gpu, heap: &Heap, (stream, address): (StreamHandle, u64), kernels: u64) {
     as_program(|| gpu.launch(0, stream.0, kernels, KERNEL)).unwrap();
     assert!(heap.free(address));
 }
@@ -289,16 +289,14 @@ fn a_stream_waits_for_the_one_event_that_alone_brings_a_block_and_for_no_other()
     // All live at once, so that each has memory of its own.
     let blocks = [(first, 16 * MIB), (second, 64 * MIB)]
         .map(|(stream, bytes)| (stream, heap.malloc(bytes, 0, stream).unwrap()));
-    for (stream, address) in blocks {
-        as_program(|| gpu.launch(0, stream.0, 100, KERNEL)).unwrap();
-        assert!(heap.free(address));
+    for block in blocks {
+        free_behind(&gpu, &heap, block, 100);
     }
     // What the first has freed comes first, and is not enough.
     let address = heap.malloc(64 * MIB, 0, third).unwrap();
     assert_eq!(waits(&gpu)[0], 1);
     assert_eq!(gpu.books(0).physical_peak, 80 * MIB, "no fresh memory");
-    as_program(|| gpu.launch(0, third.0, 1, KERNEL)).unwrap();
-    assert!(heap.free(address));
+    free_behind(&gpu, &heap, (third, address), 1);
     heap.validate().unwrap();
 }
 
@@ -309,15 +307,15 @@ fn where_one_event_is_not_enough_a_stream_waits_for_those_that_it_need_not_stand
         let blocks = [first, second, third]
             .map(|stream| (stream, heap.malloc(32 * MIB, 0, stream).unwrap()));
         // The third has as much work of its own before it as the others, or none.
-        for (stream, address) in blocks.into_iter().rev() {
-            if stream != third || is_busy {
-                as_program(|| gpu.launch(0, stream.0, 100, KERNEL)).unwrap();
-                assert!(heap.free(address));
+        for block in blocks.into_iter().rev() {
+            if block.0 != third || is_busy {
+                free_behind(&gpu, &heap, block, 100);
             }
         }
         if is_busy {
             // An event behind the work of each, the third's first.
-            pass(&gpu, &heap, third, 2 * MIB, 1);
+            let small = heap.malloc(2 * MIB, 0, third).unwrap();
+            free_behind(&gpu, &heap, (third, small), 1);
         }
         let before = waits(&gpu)[0];
         heap.malloc(64 * MIB, 0, third).unwrap();
@@ -330,19 +328,11 @@ fn where_one_event_is_not_enough_a_stream_waits_for_those_that_it_need_not_stand
 fn who_forbids_waits_goes_on_only_when_none_is_being_added() {
     let gpu = Arc::new(Gpu::new(GpuConfig::new(4 << 30)));
     let driver = Arc::new(FlakyDriver::new(PhantomDriver::new(gpu.clone()), 0));
-    let mut config = Config::parse("slack:0B").unwrap();
-    config.heap.record = false;
-    let heap = Heap::new(driver.clone(), config.heap).unwrap();
-    heap.announce_hooks(3);
+    let heap = heap(driver.clone(), "slack:0B");
     heap.allow_waits();
-    let [first, second] = [(); 2].map(|()| {
-        let stream = as_program(|| gpu.stream_create(0, StreamKind::NonBlocking)).unwrap();
-        heap.stream_lasts(0, StreamHandle(stream)).unwrap();
-        StreamHandle(stream)
-    });
+    let [first, second] = [(); 2].map(|()| stream(&gpu, &heap, 0));
     let address = heap.malloc(64 * MIB, 0, first).unwrap();
-    as_program(|| gpu.launch(0, first.0, 100, KERNEL)).unwrap();
-    assert!(heap.free(address));
+    free_behind(&gpu, &heap, (first, address), 100);
     // A request has seen that it may make its stream wait, and stands just before that.
     let (there, go) = (Arc::new(Barrier::new(2)), Arc::new(Barrier::new(2)));
     let (is_there, may_go) = (there.clone(), go.clone());

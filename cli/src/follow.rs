@@ -12,7 +12,6 @@ use std::time::{Duration, Instant};
 
 use gruyere_record::claim::Claim;
 use gruyere_record::facts::Process;
-use gruyere_record::picture::Picture;
 use gruyere_record::reader::DeviceSnapshot;
 use gruyere_record::sweep::{self, Found, Look, State};
 use gruyere_record::timeline::TimelineEntry;
@@ -122,9 +121,7 @@ impl Device {
     fn look_at_map(&mut self, reader: &Reader<'_>, now: Instant) {
         let gauge = self.snapshot.gauge(DeviceGauge::Lost);
         let moves = moves(&self.snapshot);
-        if let Some(picture) = Picture::read(reader, self.snapshot.device) {
-            self.snapshot.take_lost(&picture);
-        }
+        self.snapshot.read_lost(reader);
         let lost = self.snapshot.gauge(DeviceGauge::Lost);
         self.map = Some(Map { at: now, moves, gauge, lost });
     }
@@ -216,14 +213,12 @@ impl Followed {
                 continue;
             }
             match device.map {
-                // Of one that has ended, the last words.
-                _ if self.life != Life::Live => device.look_at_map(&self.reader, now),
-                None => device.look_at_map(&self.reader, now),
-                Some(_) => {
-                    device.has_moved =
-                        device.map.is_some_and(|map| map.moves != moves(&device.snapshot));
+                Some(map) if self.life == Life::Live => {
+                    device.has_moved = map.moves != moves(&device.snapshot);
                     device.take_lost();
                 }
+                // At first, and the last words of one that has ended.
+                _ => device.look_at_map(&self.reader, now),
             }
             device.rate = device.rates.look(seconds, device.snapshot.total().malloc_bytes);
             if is_due {

@@ -6,7 +6,6 @@ use std::time::SystemTime;
 
 use gruyere_record::claim::Claim;
 use gruyere_record::facts::Process;
-use gruyere_record::picture::Picture;
 use gruyere_record::reader::DeviceSnapshot;
 use gruyere_record::sweep::{self, Found, Listing, State};
 use gruyere_record::{DeviceGauge, ReadError, Reader, cut};
@@ -65,9 +64,7 @@ struct Device {
 
 fn device(reader: &Reader, mut now: DeviceSnapshot, is_live: bool) -> Device {
     // The gauge of what is lost may be of any time before.
-    if let Some(picture) = Picture::read(reader, now.device) {
-        now.take_lost(&picture);
-    }
+    now.read_lost(reader);
     let peak = recent::peak(&reader.timeline(now.device).entries, &now, is_live);
     Device { now, peak }
 }

@@ -9,7 +9,6 @@ use gruyere_record::gauges::BlockCounts;
 use gruyere_record::held::{IDLE, LOST};
 use gruyere_record::histogram::Counts;
 use gruyere_record::layout::Degraded;
-use gruyere_record::picture::Picture;
 use gruyere_record::reader::{Cursor, DeviceSnapshot};
 use gruyere_record::sites::{Phase, live_blocks};
 use gruyere_record::{BlockState, DeviceGauge, LIFETIME_NAMES, Reader, SegmentKind};
@@ -54,9 +53,7 @@ pub fn run(arguments: &Arguments) -> Ended {
     let reader = arguments.target.open()?;
     let mut devices = reader.device_snapshots();
     for device in &mut devices {
-        if let Some(picture) = Picture::read(&reader, device.device) {
-            device.take_lost(&picture);
-        }
+        device.read_lost(&reader);
     }
     reader.expect_sound()?;
     let torn = devices.iter().any(|device| device.torn_shards > 0 || device.torn_gauges);

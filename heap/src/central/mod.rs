@@ -407,9 +407,7 @@ impl Central {
         pending.complete_where(|free| {
             let Some(run) = self.arenas.run(free.block) else { return false };
             let space = self.arenas.region(run.region).space;
-            let is_before = |(stream, epoch): Wait| {
-                streams.completed(stream) >= epoch || self.order.of(waiter, stream) >= epoch
-            };
+            let is_before = |wait| self.order.is_before(streams, waiter, wait);
             let is_wanted = space == want.space || self.spaces.is_ordinary(space);
             let is_over = is_wanted && free.is_ordered(is_before);
             if is_over {
@@ -430,9 +428,7 @@ impl Central {
     /// run that is long enough, or for the one stream that a freed block of that length still waits
     /// for. By stream, the earliest epoch.
     pub fn single_waits(&self, streams: &Streams, want: Want) -> HashMap<u32, u64> {
-        let is_before = |&(stream, epoch): &Wait| {
-            streams.completed(stream) >= epoch || self.order.of(want.stream, stream) >= epoch
-        };
+        let is_before = |wait: &Wait| self.order.is_before(streams, want.stream, *wait);
         let of_free = self
             .arenas
             .fitting(want.space, want.bytes, want.align)

@@ -38,7 +38,8 @@
 //! only where the alternative is out of memory, as with `waits:oom`.
 
 use crate::number_set::NumberSet;
-use crate::order::streams::ALL_STREAMS;
+use crate::order::pending::Wait;
+use crate::order::streams::{ALL_STREAMS, Streams};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -98,6 +99,12 @@ impl Order {
         } else {
             self.epochs.get(&(waiter, stream)).copied().unwrap_or(0)
         }
+    }
+
+    /// Whether the work to come of `waiter` comes after that epoch of that stream: the stream is
+    /// past it, or `waiter` waits for it.
+    pub(crate) fn is_before(&self, streams: &Streams, waiter: u32, (stream, epoch): Wait) -> bool {
+        streams.completed(stream) >= epoch || self.of(waiter, stream) >= epoch
     }
 
     pub(crate) fn add(&mut self, waiter: u32, stream: u32, epoch: u64) {

@@ -4,7 +4,7 @@ use crate::gauges::{BlockCounts, DeviceFactsRead};
 use crate::held::{Held, peak_ratio};
 use crate::histogram::Counts;
 use crate::picture::Picture;
-use crate::{DeviceGauge, LIFETIMES, missing_share};
+use crate::{DeviceGauge, LIFETIMES, Reader, missing_share};
 
 /// A device at a moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -67,10 +67,11 @@ impl DeviceSnapshot {
         }
     }
 
-    /// Takes what is lost from `picture`: the gauge is written at steps, alerts and every so many
-    /// frees, so that of a process at rest it is of any time before. A picture that does not fit
-    /// together (the process was at work) is no better, and is left alone.
-    pub fn take_lost(&mut self, picture: &Picture) {
+    /// Reads what is lost from the device's map in `reader`: the gauge is written at steps, alerts
+    /// and every so many frees, so that of a process at rest it is of any time before. A map that
+    /// does not fit together (the process was at work) is no better, and is left alone.
+    pub fn read_lost(&mut self, reader: &Reader<'_>) {
+        let Some(picture) = Picture::read(reader, self.device) else { return };
         let held = picture.held();
         let is_whole =
             picture.misfits.total() == 0 && held.held == self.gauge(DeviceGauge::Reserved);
