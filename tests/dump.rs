@@ -8,7 +8,7 @@ use gruyere::driver::StreamHandle;
 use gruyere::dump::state::{BlockKind, Class, State, Sum};
 use gruyere::dump::{self, gather, text};
 use gruyere::heap::Error;
-use gruyere::heap::pool::lifetime::{self, Lifetime};
+use gruyere::heap::pools::lifetime::{self, Lifetime};
 use gruyere::heap::report::oom::Report;
 use gruyere_phantom::{CaptureMode, as_program};
 use std::os::unix::fs::PermissionsExt;

@@ -7,7 +7,7 @@ use common::{DEFAULT, GIB, MIB, Rig};
 use gruyere::config::keys::KEYS;
 use gruyere::heap::Error;
 use gruyere::heap::policy::alerts::{ALERTS, Alert, AlertKind};
-use gruyere::heap::pool::lifetime::{self, Lifetime};
+use gruyere::heap::pools::lifetime::{self, Lifetime};
 use gruyere_phantom::{Caller, Config as GpuConfig, as_program};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};

@@ -10,7 +10,7 @@ use common::MIB;
 use flaky::{FlakyDriver, Plan};
 use gruyere::config::Config;
 use gruyere::driver::StreamHandle;
-use gruyere::heap::pool::lifetime::{self, Lifetime};
+use gruyere::heap::pools::lifetime::{self, Lifetime};
 use gruyere::heap::{Error, Heap};
 use gruyere_phantom::{CaptureMode, Config as GpuConfig, Gpu, StreamKind, as_program};
 use gruyere_phantom_driver::PhantomDriver;

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use gruyere::config::Config;
 use gruyere::driver::StreamHandle;
-use gruyere::heap::pool::lifetime::{self, Lifetime};
+use gruyere::heap::pools::lifetime::{self, Lifetime};
 use gruyere::heap::{Error, Heap};
 use gruyere_phantom::{Config as GpuConfig, Gpu, StreamKind, as_program};
 use gruyere_phantom_driver::PhantomDriver;

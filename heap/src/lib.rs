@@ -23,16 +23,16 @@
 //! a [`profiler`] and who knows the [`sites`] of requests if there is one. It writes the record.
 #![forbid(unsafe_code)]
 
-mod api;
 mod central;
 pub mod device;
 mod device_wide;
 pub mod driver;
 mod error;
+mod heap;
 mod number_set;
 pub mod order;
 pub mod policy;
-pub mod pool;
+pub mod pools;
 pub mod profiler;
 pub mod report;
 mod request;
@@ -46,7 +46,7 @@ mod sync;
 pub mod timed;
 mod watcher;
 
-pub use api::{Heap, POISON_FREED, POISON_FRESH};
 pub use device::Owned;
 pub use error::Error;
+pub use heap::{Heap, POISON_FREED, POISON_FRESH};
 pub use shared::{HOOK_CAPTURES, HOOK_RECORD_STREAM, MAX_DEVICES};

@@ -3,7 +3,7 @@
 use super::shared::Shared;
 use crate::driver::{DeviceId, Driver};
 use crate::order::streams::Streams;
-use crate::pool::lifetime::Lifetime;
+use crate::pools::lifetime::Lifetime;
 use crate::runs::arena::{Arenas, RunId, SpaceId};
 use crate::runs::page_table::PageTable;
 use crate::small::size_class::round;

@@ -4,7 +4,7 @@
 use super::control::{GRUYERE_INVALID, GRUYERE_OK, GRUYERE_UNAVAILABLE};
 use super::{current, fork, guarded};
 use crate::heap::policy::alerts::{ALERTS, Alert};
-use crate::heap::pool::lifetime::Lifetime;
+use crate::heap::pools::lifetime::Lifetime;
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -5,7 +5,7 @@
 //! failure value in a forked child. The Python package wires them (`gruyere._truth`).
 
 use super::{current, fork, guarded, heap};
-use crate::heap::pool::capture::PoolId;
+use crate::heap::pools::capture::PoolId;
 use crate::heap::report::snapshot::{Segment, Snapshot};
 use crate::heap::report::stats::CapturePoolHeld;
 use crate::heap::{Error, Heap};

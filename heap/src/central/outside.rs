@@ -5,8 +5,8 @@
 //! begin at any multiple of 512, where no slab could.
 
 use super::Central;
-use crate::pool::lifetime::Lifetime;
-use crate::pool::{Pool, PoolNumber, Source};
+use crate::pools::lifetime::Lifetime;
+use crate::pools::{Pool, PoolNumber, Source};
 use crate::request::{Request, Want};
 use crate::runs::page_table::PageTable;
 use crate::shared::Shared;

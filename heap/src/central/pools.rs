@@ -1,9 +1,9 @@
 //! Pools under the central lock.
 
 use crate::central::{Central, SMALL};
-use crate::pool::capture::{CapturePool, Capturing, Found, PoolId};
-use crate::pool::named::{LiveBlock, PoolError, PoolKey, PoolStats};
-use crate::pool::{Pool, PoolNumber, Purpose, Reuse, capture_tag, of_capture};
+use crate::pools::capture::{CapturePool, Capturing, Found, PoolId};
+use crate::pools::named::{LiveBlock, PoolError, PoolKey, PoolStats};
+use crate::pools::{Pool, PoolNumber, Purpose, Reuse, capture_tag, of_capture};
 use crate::request::{Request, Want};
 use crate::runs::arena::{Run, RunId, RunState, SpaceId};
 use crate::shared::Shared;
@@ -163,7 +163,7 @@ impl Central {
     }
 
     /// What `of_run` and `of_slot` make of the live blocks of a pool, in no order.
-    pub(super) fn live_in_pool<T>(
+    pub(crate) fn live_in_pool<T>(
         &self,
         number: PoolNumber,
         of_run: impl Fn(&Run) -> T,
@@ -233,7 +233,7 @@ impl Central {
     /// Counts the free of a block of `bytes` in `space`, where that is not ordinary memory. True:
     /// nobody may ever use it again.
     #[cold]
-    pub(super) fn note_free_apart(&mut self, space: SpaceId, bytes: u64) -> bool {
+    pub(crate) fn note_free_apart(&mut self, space: SpaceId, bytes: u64) -> bool {
         let Some(pool) = self.pools.of_space_mut(space).filter(|pool| !pool.is_ordinary()) else {
             return false;
         };

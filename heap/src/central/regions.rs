@@ -1,7 +1,7 @@
 //! Spans that come and go: their regions, and what the record and the gauges say of them.
 
 use super::Central;
-use crate::pool::lifetime::Lifetime;
+use crate::pools::lifetime::Lifetime;
 use crate::runs::arena::{RegionId, SpaceId, UNOWNED};
 use crate::supply::backing::Span;
 use gruyere_record::{DeviceGauge, EventKind, Record, SegmentEntry, SegmentKind, clock};

@@ -2,9 +2,9 @@
 
 use crate::central::Central;
 use crate::error::Error;
-use crate::pool::capture::PoolId;
-use crate::pool::state::{Obstacle, SlabPlace, StateBlock, StateError};
-use crate::pool::{PoolNumber, of_capture};
+use crate::pools::capture::PoolId;
+use crate::pools::state::{Obstacle, SlabPlace, StateBlock, StateError};
+use crate::pools::{PoolNumber, of_capture};
 use crate::runs::arena::{Run, RunState, SpaceId, UNOWNED};
 use crate::small::shard::Shard;
 use crate::small::size_class::{SIZE_CLASSES, round};

@@ -3,8 +3,8 @@
 
 use crate::central::{self, Central};
 use crate::device::Device;
-use crate::pool::state::{SlabPlace, StateBlock};
-use crate::pool::{Pool, PoolNumber};
+use crate::pools::state::{SlabPlace, StateBlock};
+use crate::pools::{Pool, PoolNumber};
 use crate::request::Request;
 use crate::runs::arena::{RunId, SpaceId};
 use crate::runs::page_table::Owner;

@@ -1,7 +1,7 @@
 //! What is known of the block that starts at an address.
 
 use crate::device::Device;
-use crate::pool::Reuse;
+use crate::pools::Reuse;
 use crate::runs::arena::RunState;
 use crate::runs::page_table::Owner;
 use crate::small::shard::Shard;

@@ -4,7 +4,7 @@ use crate::central::{self, Central};
 use crate::device::Device;
 use crate::driver::DriverError;
 use crate::error::Error;
-use crate::pool::PoolNumber;
+use crate::pools::PoolNumber;
 use crate::request::Request;
 use crate::shared::Shared;
 use crate::sync::{MutexGuard, lock};
@@ -15,7 +15,7 @@ impl Device {
     /// # Errors
     /// [`Error::NoSegment`]: one more is needed, or (with no lock held) whoever brings them is to
     /// be asked what else can be done.
-    pub(super) fn malloc_outside(
+    pub(crate) fn malloc_outside(
         &self,
         shared: &Shared,
         mut central: MutexGuard<'_, Central>,

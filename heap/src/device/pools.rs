@@ -7,8 +7,8 @@
 use crate::central::{self, Central, SMALL};
 use crate::device::Device;
 use crate::error::Error;
-use crate::pool::named::{PoolError, PoolKey};
-use crate::pool::{Pool, PoolNumber, Reuse, capture_tag};
+use crate::pools::named::{PoolError, PoolKey};
+use crate::pools::{Pool, PoolNumber, Reuse, capture_tag};
 use crate::report::oom::PoolNote;
 use crate::request::{Eviction, Request};
 use crate::runs::arena::RunId;
@@ -22,7 +22,7 @@ const RELEASE_TRIES: u32 = 4;
 
 /// Bytes and alignment of the run that a pool needs where it has nothing free for `request`: the
 /// block, or the slab that it is to lie in.
-pub(super) fn run_for(request: &Request) -> (u64, u64) {
+pub(crate) fn run_for(request: &Request) -> (u64, u64) {
     if request.size > SMALL_MAX {
         (round(request.size), ALIGNMENT)
     } else {
@@ -99,7 +99,7 @@ impl Device {
 
     /// Makes a run of a pool's, which has been taken for `request`, the block that was asked for,
     /// or the slab that it comes from.
-    pub(super) fn serve_from(
+    pub(crate) fn serve_from(
         &self,
         shared: &Shared,
         central: &mut Central,
@@ -117,7 +117,7 @@ impl Device {
     }
 
     /// Adds what is known of the pool to an out-of-memory.
-    pub(super) fn with_pool_note(&self, error: Error, number: PoolNumber) -> Error {
+    pub(crate) fn with_pool_note(&self, error: Error, number: PoolNumber) -> Error {
         let Error::OutOfMemory(mut report) = error else { return error };
         let central = lock(&self.central);
         report.pool = central.pools.get(number).and_then(|pool| {
@@ -144,7 +144,7 @@ impl Device {
     }
 
     /// As [`Device::free_apart`].
-    pub(super) fn free_slot_apart(
+    pub(crate) fn free_slot_apart(
         &self,
         shared: &Shared,
         central: &mut Central,

@@ -4,7 +4,7 @@ use crate::central::Central;
 use crate::device::Device;
 use crate::driver::{DriverError, ErrorKind};
 use crate::error::Error;
-use crate::pool::lifetime::Lifetime;
+use crate::pools::lifetime::Lifetime;
 use crate::report::bytes::Bytes;
 use crate::request::{Eviction, Growth, Want};
 use crate::runs::arena::{SpaceId, UNOWNED};

@@ -7,10 +7,10 @@ use crate::central::restore::Plan;
 use crate::central::{Central, SMALL};
 use crate::device::Device;
 use crate::error::Error;
-use crate::pool::capture::PoolId;
-use crate::pool::lifetime::Lifetime;
-use crate::pool::state::{PoolState, SlabPlace, StateBlock, StateError};
-use crate::pool::{PoolNumber, capture_tag};
+use crate::pools::capture::PoolId;
+use crate::pools::lifetime::Lifetime;
+use crate::pools::state::{PoolState, SlabPlace, StateBlock, StateError};
+use crate::pools::{PoolNumber, capture_tag};
 use crate::request::Request;
 use crate::runs::page_table::Owner;
 use crate::shared::Shared;
@@ -97,7 +97,7 @@ impl Device {
 
     /// Makes a block of a pool live where it says; `None`, and no block is made, where that is not
     /// free.
-    pub(super) fn allocate_planned(
+    pub(crate) fn allocate_planned(
         &self,
         shared: &Shared,
         central: &mut Central,

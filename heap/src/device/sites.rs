@@ -11,7 +11,7 @@ use gruyere_record::sites::SiteId;
 impl Device {
     /// `request`, and where it comes from if a slab may be made for it: asked before the locks
     /// under which slabs are made.
-    pub(super) fn located(&self, shared: &Shared, request: Request) -> Request {
+    pub(crate) fn located(&self, shared: &Shared, request: Request) -> Request {
         if is_large(request.size) {
             return request;
         }

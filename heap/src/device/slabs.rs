@@ -3,7 +3,7 @@
 use crate::central::{Central, SMALL};
 use crate::device::{Device, ShardCell};
 use crate::order::streams::ALL_STREAMS;
-use crate::pool::{PoolNumber, Reuse};
+use crate::pools::{PoolNumber, Reuse};
 use crate::request::Request;
 use crate::runs::arena::RunId;
 use crate::runs::page_table::Owner;
@@ -16,7 +16,7 @@ use gruyere_record::{BlockTag, SegmentEntry, ShardWriter};
 impl Device {
     /// What `look` makes of shard `number` under its lock: some streams', or a pool's own, of which
     /// it is told who gets freed memory. `None`: there is no such shard.
-    pub(super) fn in_shard<T>(
+    pub(crate) fn in_shard<T>(
         &self,
         number: u32,
         look: impl FnOnce(&mut Shard, &mut ShardWriter, Option<Reuse>) -> Option<T>,
@@ -32,7 +32,7 @@ impl Device {
 
     /// Makes a run that has just been taken for `request` a slab of `class`, which is not in any
     /// shard yet. `capture`: as the record counts it. `None`: there is no such run.
-    pub(super) fn make_slab(
+    pub(crate) fn make_slab(
         &self,
         shared: &Shared,
         central: &mut Central,
@@ -60,7 +60,7 @@ impl Device {
 
     /// Puts a slab into shard `number`; from then on its blocks are found. Called under the shard's
     /// lock.
-    pub(super) fn add_slab(&self, shared: &Shared, number: u32, shard: &mut Shard, slab: Slab) {
+    pub(crate) fn add_slab(&self, shared: &Shared, number: u32, shard: &mut Shard, slab: Slab) {
         let (base, bytes) = (slab.base, slab.bytes());
         let slab = shard.add_slab(slab);
         shared.table.set_range(base, bytes, Owner::Slab { device: self.id, shard: number, slab });
@@ -69,7 +69,7 @@ impl Device {
     /// Takes an empty slab out of its shard; `None` where it was used again meanwhile. Its pages
     /// are nobody's from then on: called under the shard's lock, so that no free meets a stale
     /// owner.
-    pub(super) fn remove_slab(&self, shared: &Shared, shard: &mut Shard, id: u32) -> Option<Slab> {
+    pub(crate) fn remove_slab(&self, shared: &Shared, shard: &mut Shard, id: u32) -> Option<Slab> {
         let slab = shard.remove_slab(id)?;
         shared.table.set_range(slab.base, slab.bytes(), Owner::None);
         shared.record.segment_remove(slab.segment);
@@ -155,7 +155,7 @@ impl Device {
 
     /// Frees the small blocks of a pool whose waits are over, and gives its empty slabs to its
     /// space; their bytes.
-    pub(super) fn return_pool_slabs(
+    pub(crate) fn return_pool_slabs(
         &self,
         shared: &Shared,
         central: &mut Central,

@@ -3,7 +3,7 @@
 use super::walk::{Visitor, WalkedShard};
 use crate::central::Central;
 use crate::device::Device;
-use crate::pool::{Pool, PoolNumber, Purpose, of_capture};
+use crate::pools::{Pool, PoolNumber, Purpose, of_capture};
 use crate::profiler;
 use crate::report::stats::{CapturePoolHeld, Stats, TorchStats, bound};
 use crate::shared::Shared;

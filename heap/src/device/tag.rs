@@ -5,7 +5,7 @@
 //! moved.
 
 use crate::device::Device;
-use crate::pool::lifetime::Lifetime;
+use crate::pools::lifetime::Lifetime;
 use crate::runs::page_table::Owner;
 use crate::small::size_class::round;
 use crate::sync::lock;

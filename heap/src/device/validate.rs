@@ -3,7 +3,7 @@
 use super::walk::{Visitor, WalkedShard};
 use crate::central::Central;
 use crate::device::Device;
-use crate::pool::{Pool, PoolNumber, Purpose, Source};
+use crate::pools::{Pool, PoolNumber, Purpose, Source};
 use crate::runs::arena::{Run, RunId, RunState};
 use crate::runs::page_table::{CELL, Owner};
 use crate::shared::Shared;

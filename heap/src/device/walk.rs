@@ -2,14 +2,14 @@
 
 use crate::central::{Central, SMALL};
 use crate::device::Device;
-use crate::pool::{Pool, PoolNumber};
+use crate::pools::{Pool, PoolNumber};
 use crate::runs::arena::{Region, RegionId, Run, RunId};
 use crate::small::shard::Shard;
 use crate::sync::{MutexGuard, lock};
 use gruyere_record::ShardWriter;
 
 /// A shard of small blocks, as a walk comes by it.
-pub(super) struct WalkedShard<'a> {
+pub(crate) struct WalkedShard<'a> {
     /// The shard's number, as the page table names it.
     pub number: u32,
     /// The shard itself.
@@ -22,7 +22,7 @@ pub(super) struct WalkedShard<'a> {
 
 /// Looks at what a walk comes by: the shards of streams, then under the central lock each pool and
 /// its shard, then each region and its runs.
-pub(super) trait Visitor {
+pub(crate) trait Visitor {
     /// Why it ends the walk.
     type Error;
     /// Whether regions and runs are of interest.
@@ -63,7 +63,7 @@ impl Device {
     ///
     /// # Errors
     /// The visitor's, at once.
-    pub(super) fn walk<V: Visitor>(
+    pub(crate) fn walk<V: Visitor>(
         &self,
         visitor: &mut V,
     ) -> Result<MutexGuard<'_, Central>, V::Error> {

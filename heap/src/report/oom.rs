@@ -1,7 +1,7 @@
 //! Why memory ran out: the cause in bytes, gathered when an out-of-memory is answered.
 
 use crate::policy::ladder::Ladder;
-use crate::pool::lifetime::{LIFETIMES, Lifetime};
+use crate::pools::lifetime::{LIFETIMES, Lifetime};
 pub use crate::report::bytes::Bytes;
 use gruyere_record::held::{IDLE, LOST};
 use std::fmt;

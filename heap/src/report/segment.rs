@@ -1,6 +1,6 @@
 //! A contiguous range of memory held, and the blocks in it, as a snapshot tells of them.
 
-use crate::pool::capture::PoolId;
+use crate::pools::capture::PoolId;
 use crate::small::size_class::PAGE;
 
 /// What a block is.

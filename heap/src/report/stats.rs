@@ -1,6 +1,6 @@
 //! What the heap says of itself: the numbers of the C call and of the gauges.
 
-use crate::pool::capture::PoolId;
+use crate::pools::capture::PoolId;
 use crate::report::usage::HeldStats;
 use crate::runs::arena::{Arenas, RegionId};
 use crate::small::size_class::PAGE;

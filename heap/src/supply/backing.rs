@@ -7,7 +7,7 @@
 use crate::driver::{
     DeviceId, Driver, DriverError, ErrorKind, PoolAttribute, PoolHandle, Result, StreamHandle,
 };
-use crate::pool::lifetime::{LIFETIMES, Lifetime};
+use crate::pools::lifetime::{LIFETIMES, Lifetime};
 use crate::report::entry::Action;
 use crate::settings::{PoolReuse, Settings};
 use crate::small::size_class::{PAGE, round_up};

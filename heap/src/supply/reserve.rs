@@ -4,7 +4,7 @@
 //! them and not trimmed; those of lifetimes are given up where the alternative is out of memory.
 
 use crate::driver::DriverError;
-use crate::pool::lifetime::Lifetime;
+use crate::pools::lifetime::Lifetime;
 use crate::report::bytes::Bytes;
 
 /// A `reserve:` that could not be had.

@@ -12,7 +12,7 @@ pub mod named;
 pub(crate) mod route;
 pub mod state;
 
-use crate::pool::lifetime::{LIFETIMES, Lifetime};
+use crate::pools::lifetime::{LIFETIMES, Lifetime};
 use crate::runs::arena::SpaceId;
 use crate::runs::spaces::Spaces;
 use crate::small::shard::{SHARDS, Shard};

@@ -1,8 +1,8 @@
 //! States of graphs' pools, as the doors see them.
 
 use super::Heap;
-use crate::pool::capture::PoolId;
-use crate::pool::state::{PoolState, Restored, StateBlock, StateError};
+use crate::pools::capture::PoolId;
+use crate::pools::state::{PoolState, Restored, StateBlock, StateError};
 
 impl Heap {
     /// Which blocks of the pool of graphs `id` are live on `device`, to be given to

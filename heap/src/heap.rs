@@ -36,24 +36,24 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// A bit of [`Heap::special`]: requests must ask whether their stream captures.
-pub(super) const WATCH_CAPTURES: u32 = 1;
+pub(crate) const WATCH_CAPTURES: u32 = 1;
 /// `backing:passthrough` may be in force.
-pub(super) const PASSTHROUGH: u32 = 2;
+pub(crate) const PASSTHROUGH: u32 = 2;
 /// A debugging switch is on.
-pub(super) const DEBUG: u32 = 4;
+pub(crate) const DEBUG: u32 = 4;
 /// A history of blocks is kept.
-pub(super) const HISTORY: u32 = 8;
+pub(crate) const HISTORY: u32 = 8;
 /// A trace is written.
-pub(super) const TRACE: u32 = 16;
+pub(crate) const TRACE: u32 = 16;
 /// Callers of CUDA's functions are served; torch's hooks, if they come too, have not been
 /// announced.
-pub(super) const UNANNOUNCED: u32 = 32;
+pub(crate) const UNANNOUNCED: u32 = 32;
 /// Blocks from 1 MiB on get dedicated allocations.
 const DEDICATED: u32 = 64;
 /// Somebody outside is told of each malloc and free.
-pub(super) const TOLD: u32 = 128;
+pub(crate) const TOLD: u32 = 128;
 /// Small blocks get a site too.
-pub(super) const ALL_SITES: u32 = 256;
+pub(crate) const ALL_SITES: u32 = 256;
 
 /// The byte that `debug:poison` fills fresh blocks with.
 pub const POISON_FRESH: u8 = 0xCD;

@@ -173,7 +173,7 @@ impl Device {
 
     /// The number of a stream's shard.
     #[inline]
-    pub(super) const fn shard_number(stream: u32) -> u32 {
+    pub(crate) const fn shard_number(stream: u32) -> u32 {
         stream % SHARDS as u32
     }
 

@@ -9,7 +9,7 @@ use super::Heap;
 use crate::driver::StreamHandle;
 use crate::error::Error;
 use crate::order::streams;
-use crate::pool::named::{PoolError, PoolKey};
+use crate::pools::named::{PoolError, PoolKey};
 use crate::sync::lock;
 
 impl Heap {

@@ -4,7 +4,7 @@ use super::{HISTORY, Heap};
 use crate::central::restore::Plan;
 use crate::device::Device;
 use crate::driver::StreamHandle;
-use crate::pool::state::StateBlock;
+use crate::pools::state::StateBlock;
 use crate::report::entry::{Action, Entry, context, now};
 use crate::report::history::{Books, Collected, LOOK_EVERY, Origin};
 use crate::report::oom::Report;
@@ -34,7 +34,7 @@ impl Heap {
     }
 
     /// A device comes into use: if there is a history, it is one of it too.
-    pub(super) fn tell_of_history(&self, device: &Device) {
+    pub(crate) fn tell_of_history(&self, device: &Device) {
         if self.has_history() {
             let most = lock(&self.history.0).latest.most();
             lock(&device.central).backing.keep_log(most, true);
@@ -84,7 +84,7 @@ impl Heap {
     }
 
     /// A block was handed out.
-    pub(super) fn note_malloc(&self, device: u32, address: u64, size: u64, stream: StreamHandle) {
+    pub(crate) fn note_malloc(&self, device: u32, address: u64, size: u64, stream: StreamHandle) {
         let context = context();
         let mut books = lock(&self.history.0);
         // A block that lies there now shows that the wait of the one before is over; the others are
@@ -109,7 +109,7 @@ impl Heap {
     }
 
     /// The block at `address` is about to be freed, if there is one.
-    pub(super) fn note_free(&self, address: u64) {
+    pub(crate) fn note_free(&self, address: u64) {
         let owner = self.shared.table.get(address);
         let found = self.devices().find_map(|device| {
             let here = match owner {
@@ -142,12 +142,12 @@ impl Heap {
     }
 
     /// The books, for [`Heap::note_restored`].
-    pub(super) fn history_books(&self) -> MutexGuard<'_, Books> {
+    pub(crate) fn history_books(&self) -> MutexGuard<'_, Books> {
         lock(&self.history.0)
     }
 
     /// The state of a pool was restored: blocks were freed and handed out in one step.
-    pub(super) fn note_restored(&self, books: &mut Books, device: &Device, done: &Plan) {
+    pub(crate) fn note_restored(&self, books: &mut Books, device: &Device, done: &Plan) {
         let entry = |action, block: &StateBlock, origin| Entry {
             action,
             device: device.id,

@@ -12,7 +12,7 @@
 //! had it, so stream order asks for nothing that a free and a malloc on that stream would not.
 
 use crate::error::Error;
-use crate::pool::capture::PoolId;
+use crate::pools::capture::PoolId;
 use crate::report::bytes::Bytes;
 use std::fmt;
 

@@ -37,7 +37,7 @@ impl Heap {
     }
 
     #[inline(always)]
-    pub(super) fn find_owner(&self, address: u64) -> Option<Owned<'_>> {
+    pub(crate) fn find_owner(&self, address: u64) -> Option<Owned<'_>> {
         let (page, word) = self.shared.table.lookup(address)?;
         let device = self.devices.get(word.device() as usize).and_then(OnceBox::get)?;
         match word.slab() {

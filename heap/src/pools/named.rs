@@ -220,7 +220,7 @@ impl fmt::Display for PoolError {
                 write!(
                     f,
                     "a thread may be in {} pools at a time; leave some first",
-                    crate::pool::route::ROUTE_DEPTH
+                    crate::pools::route::ROUTE_DEPTH
                 )
             }
             Self::NotInnermost(key) => {

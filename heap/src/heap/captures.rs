@@ -3,7 +3,7 @@
 use super::{Heap, UNANNOUNCED, WATCH_CAPTURES};
 use crate::device::Device;
 use crate::error::Error;
-use crate::pool::capture::PoolId;
+use crate::pools::capture::PoolId;
 use crate::shared::{HOOK_CAPTURES, HOOK_RECORD_STREAM, ORDERED_CALLERS};
 use crate::sync::lock;
 use gruyere_record::{DeviceGauge, EventKind};
@@ -97,7 +97,7 @@ impl Heap {
     }
 
     /// `count` pool scopes of `device` are closed.
-    pub(super) fn pool_scopes_closed(&self, device: &Device, count: u32) {
+    pub(crate) fn pool_scopes_closed(&self, device: &Device, count: u32) {
         device.pool_scopes.fetch_sub(count, Ordering::AcqRel);
         let mut pool_scopes = lock(&self.pool_scopes);
         *pool_scopes = pool_scopes.saturating_sub(count);
@@ -108,9 +108,9 @@ impl Heap {
 
     /// Closes the pool scopes that this thread left open when its capture failed: torch does not,
     /// and nothing could be asked or waited for any more
-    /// ([`crate::pool::capture::Captures::forget_failed`]). Costs a load where no pool scope is
+    /// ([`crate::pools::capture::Captures::forget_failed`]). Costs a load where no pool scope is
     /// open.
-    pub(super) fn forget_failed_captures(&self, device: &Device) {
+    pub(crate) fn forget_failed_captures(&self, device: &Device) {
         if device.may_query() || !lock(&device.central).captures.has_own() {
             return;
         }

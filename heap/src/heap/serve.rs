@@ -6,8 +6,8 @@ use crate::driver::StreamHandle;
 use crate::error::Error;
 use crate::order::streams;
 use crate::order::streams::Resolved;
-use crate::pool::capture::PoolId;
-use crate::pool::{lifetime, route};
+use crate::pools::capture::PoolId;
+use crate::pools::{lifetime, route};
 use crate::request::Request;
 use crate::shared::{HOOK_CAPTURES, HOOK_RECORD_STREAM, ORDERED_CALLERS};
 use crate::small::size_class::round;
@@ -253,7 +253,7 @@ impl Heap {
 
 /// One call in 64 is timed, chosen by the clock itself.
 #[inline]
-pub(super) fn sample_latency(record: &Record, malloc: bool, start: u64) {
+pub(crate) fn sample_latency(record: &Record, malloc: bool, start: u64) {
     if start >> 6 & 63 == 0 {
         note_latency(record, malloc, start);
     }

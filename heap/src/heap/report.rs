@@ -4,7 +4,7 @@ use super::{Heap, TOLD};
 use crate::device::Device;
 use crate::driver::DeviceId;
 use crate::error::Error;
-use crate::pool::lifetime::Lifetime;
+use crate::pools::lifetime::Lifetime;
 use crate::report::segment_stats::SegmentStats;
 use crate::report::snapshot::Snapshot;
 use crate::report::stats::{CapturePoolHeld, Stats, TorchStats};

@@ -2,13 +2,13 @@
 
 use super::Heap;
 use crate::device::Device;
-use crate::pool::named::{LiveBlock, MAX_NAME, PoolError, PoolKey, PoolStats};
-use crate::pool::route;
+use crate::pools::named::{LiveBlock, MAX_NAME, PoolError, PoolKey, PoolStats};
+use crate::pools::route;
 use crate::small::size_class::{PAGE, round_up};
 use crate::sync::lock;
 
 impl Heap {
-    pub(super) fn pool_device(&self, key: PoolKey) -> Result<&Device, PoolError> {
+    pub(crate) fn pool_device(&self, key: PoolKey) -> Result<&Device, PoolError> {
         self.devices().find(|device| device.id == key.device()).ok_or(PoolError::NoSuchPool(key))
     }
 
@@ -88,7 +88,7 @@ impl Heap {
     /// [`Heap::pool_leave`].
     ///
     /// # Errors
-    /// There is no such pool, or the thread is in [`crate::pool::route::ROUTE_DEPTH`] pools.
+    /// There is no such pool, or the thread is in [`crate::pools::route::ROUTE_DEPTH`] pools.
     pub fn pool_enter(&self, key: PoolKey) -> Result<(), PoolError> {
         let device = self.pool_device(key)?;
         if lock(&device.central).pools.get(key.number()).is_none() {

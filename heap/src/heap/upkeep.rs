@@ -4,7 +4,7 @@ use super::Heap;
 use crate::device::ceiling;
 use crate::error::Error;
 use crate::policy::phase::{Occasion, Phase};
-use crate::pool::lifetime::Lifetime;
+use crate::pools::lifetime::Lifetime;
 use crate::profiler::{self, What};
 use crate::runs::page_table::Owner;
 use crate::sync::lock;

@@ -6,8 +6,8 @@
 //! enters no pool pays one test.
 
 use super::lifetime;
-use crate::pool::PoolNumber;
-use crate::pool::named::PoolKey;
+use crate::pools::PoolNumber;
+use crate::pools::named::PoolKey;
 use std::cell::Cell;
 
 /// Pools that one thread may have entered at a time.
@@ -55,7 +55,7 @@ pub(crate) fn pool_on(device: u32) -> Option<PoolNumber> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pool::FIRST_NAMED;
+    use crate::pools::FIRST_NAMED;
 
     const N: PoolNumber = FIRST_NAMED;
 
