@@ -6,7 +6,6 @@ mod blocks;
 mod direct;
 mod ladder;
 pub(crate) mod moves;
-pub(crate) mod outside;
 mod pools;
 mod regions;
 pub(crate) mod restore;

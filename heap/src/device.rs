@@ -7,7 +7,6 @@ mod checkpoint;
 mod device_wide;
 mod find;
 mod oom;
-mod outside;
 mod phase;
 mod pools;
 mod reclaim;

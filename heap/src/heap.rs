@@ -5,7 +5,6 @@ mod captures;
 mod device_wide;
 mod free;
 mod history;
-mod outside;
 mod pool_states;
 mod pools;
 mod report;
@@ -62,7 +61,7 @@ pub const POISON_FREED: u8 = 0xDD;
 
 /// The allocator of a process.
 pub struct Heap {
-    shared: Shared,
+    pub(crate) shared: Shared,
     /// By number, which has six bits in the page table. Those from `count` on stay empty.
     devices: [OnceBox<Device>; MAX_DEVICES as usize],
     count: u32,
@@ -203,7 +202,7 @@ impl Heap {
 
     /// The heap of a device, made at its first use.
     #[inline]
-    fn device(&self, id: i64) -> Result<&Device, Error> {
+    pub(crate) fn device(&self, id: i64) -> Result<&Device, Error> {
         match self.device_in_use(id)? {
             Some(device) => Ok(device),
             None => self.make_device(id as u32),

@@ -9,6 +9,7 @@
 pub mod capture;
 pub mod lifetime;
 pub mod named;
+pub(crate) mod outside;
 pub(crate) mod route;
 pub mod state;
 

@@ -1,0 +1,318 @@
+//! Pools whose segments the caller brings (torch's MemPools with an allocator of their own).
+//!
+//! A request that no free run of the pool fits returns [`Error::NoSegment`]. The caller gets a
+//! segment of that length from its own allocator, with no lock of the heap held, hands it over
+//! ([`Heap::pool_bring`]) and asks again; [`Heap::pool_take`] returns the idle segments. In the
+//! heap they are regions of the pool's spaces that no supply looks at. Small blocks are runs too: a
+//! segment may begin at any multiple of 512 B, where no slab could.
+
+use crate::central::Central;
+use crate::device::Device;
+use crate::driver::{DriverError, StreamHandle};
+use crate::error::Error;
+use crate::heap::Heap;
+use crate::order::streams;
+use crate::pools::lifetime::Lifetime;
+use crate::pools::named::{PoolError, PoolKey};
+use crate::pools::{Pool, PoolNumber, Source};
+use crate::request::{Request, Want};
+use crate::runs::page_table::PageTable;
+use crate::shared::Shared;
+use crate::small::size_class::{ALIGNMENT, PAGE, round, round_up};
+use crate::supply::backing::Span;
+use crate::sync::{MutexGuard, lock};
+use gruyere_record::gauges::SMALL_LIMIT;
+
+impl Heap {
+    /// The memory of a pool that has none yet comes from outside from now on. `split`: several
+    /// blocks may lie in one segment.
+    ///
+    /// # Errors
+    /// There is no such pool, or it has memory.
+    pub fn pool_from_outside(&self, key: PoolKey, split: bool) -> Result<(), PoolError> {
+        let device = self.pool_device(key)?;
+        let mut central = lock(&device.central);
+        if central.pools.get(key.number()).is_none() {
+            return Err(PoolError::NoSuchPool(key));
+        }
+        if central.open_to_outside(key.number(), split) {
+            Ok(())
+        } else {
+            Err(PoolError::Begun(key))
+        }
+    }
+
+    /// Whether the ceiling on the pool's device has room for a segment of `bytes`.
+    pub fn pool_has_room(&self, key: PoolKey, bytes: u64) -> bool {
+        self.pool_device(key).is_ok_and(|device| lock(&device.central).has_room_outside(bytes))
+    }
+
+    /// Brings a segment of `bytes` at `address` for a block of `size` bytes to a pool, which has it
+    /// until [`Heap::pool_take`] answers with it. No work uses it.
+    ///
+    /// # Errors
+    /// It cannot be managed; it is still the caller's.
+    pub fn pool_bring(
+        &self,
+        key: PoolKey,
+        size: u64,
+        address: u64,
+        bytes: u64,
+    ) -> Result<(), PoolError> {
+        let device = self.pool_device(key)?;
+        let segment = (address, bytes);
+        if lock(&device.central).add_outside(&self.shared, key.number(), size, segment) {
+            Ok(())
+        } else {
+            Err(PoolError::Segment(address))
+        }
+    }
+
+    /// The segments of a pool that no work uses any more, with their bytes: they are the caller's
+    /// again. None while a CUDA graph is captured.
+    pub fn pool_take(&self, key: PoolKey) -> Vec<(u64, u64)> {
+        self.pool_device(key)
+            .map_or_else(|_| Vec::new(), |device| device.take_outside(&self.shared, key.number()))
+    }
+
+    /// Forgets a pool that holds nothing. False: it holds something.
+    pub fn pool_forget(&self, key: PoolKey) -> bool {
+        let Ok(device) = self.pool_device(key) else { return true };
+        let mut central = lock(&device.central);
+        let Some(pool) = central.pools.get(key.number()) else { return true };
+        let space = pool.space();
+        pool.busy == 0 && central.forget_pool(key.number(), space)
+    }
+
+    /// The out-of-memory answer to a request of `size` bytes for a pool.
+    pub fn pool_refusal(&self, key: PoolKey, size: u64, stream: StreamHandle) -> Error {
+        let Ok(device) = self.pool_device(key) else {
+            return Error::NoSuchDevice(key.device().into());
+        };
+        let number = device.named(&self.shared, stream);
+        let number = number.map_or(streams::ALL_STREAMS, |found| found.number);
+        device.refusal_outside(&self.shared, key.number(), size, number)
+    }
+
+    /// A piece of `bytes` of device memory, at one address for as long as it is there.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn plain_segment(&self, key: PoolKey, bytes: u64) -> Result<u64, Error> {
+        let device = self.device(key.device().into())?;
+        Ok(device.plain_segment(&self.shared, bytes)?)
+    }
+
+    /// Gives back what [`Heap::plain_segment`] gave.
+    ///
+    /// # Errors
+    /// The driver's; it is still there then.
+    pub fn free_plain(&self, key: PoolKey, address: u64) -> Result<(), Error> {
+        let device = self.device(key.device().into())?;
+        Ok(device.free_plain(&self.shared, address)?)
+    }
+}
+
+impl Device {
+    /// As [`Device::malloc_pooled`], where segments come from outside.
+    ///
+    /// # Errors
+    /// [`Error::NoSegment`]: one more is needed, or (with no lock held) whoever brings them is to
+    /// be asked what else can be done.
+    pub(crate) fn malloc_outside(
+        &self,
+        shared: &Shared,
+        mut central: MutexGuard<'_, Central>,
+        request: &Request,
+        number: PoolNumber,
+    ) -> Result<u64, Error> {
+        if let Some(address) = central.block_outside(shared, number, request, false) {
+            return Ok(address);
+        }
+        if let Some(_guard) = self.query_guard() {
+            self.fence(shared, Some(request.stream));
+            self.streams.poll_some(&*shared.driver);
+        }
+        self.collect_completed(shared, &mut central);
+        if let Some(address) = central.block_outside(shared, number, request, true) {
+            return Ok(address);
+        }
+        drop(central);
+        match segment_for(request.size) {
+            Some(bytes) => Err(Error::NoSegment(bytes)),
+            None => Err(self.refusal_outside(shared, number, request.size, request.stream)),
+        }
+    }
+
+    /// The out-of-memory answer to a request for a pool.
+    #[cold]
+    pub(crate) fn refusal_outside(
+        &self,
+        shared: &Shared,
+        number: PoolNumber,
+        size: u64,
+        stream: u32,
+    ) -> Error {
+        self.with_pool_note(self.out_of_memory(shared, size, stream), number)
+    }
+
+    /// Takes out the segments of a pool that no work uses any more: the device is synchronised for
+    /// that. None, where it cannot be.
+    pub(crate) fn take_outside(&self, shared: &Shared, number: PoolNumber) -> Vec<(u64, u64)> {
+        let Ok(epochs) = self.synchronize_epochs(shared) else { return Vec::new() };
+        let Some(_guard) = self.release_guard(shared) else { return Vec::new() };
+        let completed = |stream| epochs.get(&stream).copied().unwrap_or(0);
+        lock(&self.central).take_outside(shared, number, &completed)
+    }
+
+    /// A segment of the driver's, of `bytes`.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub(crate) fn plain_segment(&self, shared: &Shared, bytes: u64) -> Result<u64, DriverError> {
+        let result = shared.driver.alloc(self.id, bytes);
+        self.count_plain(result.is_err());
+        result
+    }
+
+    /// Gives a segment of the driver's back.
+    ///
+    /// # Errors
+    /// The driver's; the segment is still there then.
+    pub(crate) fn free_plain(&self, shared: &Shared, address: u64) -> Result<(), DriverError> {
+        let result = shared.driver.free(self.id, address);
+        self.count_plain(result.is_err());
+        result
+    }
+
+    fn count_plain(&self, failed: bool) {
+        let mut central = lock(&self.central);
+        central.backing.calls += 1;
+        central.backing.errors += u64::from(failed);
+    }
+}
+
+/// A block of at least this size has a segment of its own, at first (bytes); smaller ones share
+/// segments of [`LARGE_SEGMENT`]: torch's `kMinLargeAlloc` and `kLargeBuffer`.
+const MIN_LARGE: u64 = 10 << 20;
+const LARGE_SEGMENT: u64 = 20 << 20;
+
+/// The length of a segment for a block of `size` bytes, as torch asks its allocators for them;
+/// `None`: beyond all bounds.
+pub(crate) fn segment_for(size: u64) -> Option<u64> {
+    let size = round_up(size, ALIGNMENT)?;
+    if size <= SMALL_LIMIT {
+        Some(PAGE)
+    } else if size < MIN_LARGE {
+        Some(LARGE_SEGMENT)
+    } else {
+        round_up(size, PAGE)
+    }
+}
+
+impl Central {
+    /// The memory of a pool that has none comes from outside from now on. False: it has some, or
+    /// keeps some, or there is no such pool.
+    pub(crate) fn open_to_outside(&mut self, number: PoolNumber, split: bool) -> bool {
+        let Some(pool) = self.pools.get(number) else { return false };
+        let is_empty = pool.spaces().iter().all(|&space| self.arenas.is_empty(space));
+        if !is_empty || pool.rules.reserve > 0 || pool.busy > 0 {
+            return false;
+        }
+        let small = self.arenas.add_space(false);
+        if !self.pools.open_to_outside(number, small, split) {
+            self.arenas.remove_space(small);
+        }
+        true
+    }
+
+    /// The block that `request` asks for, from what a pool has free. `join`: neighbours of
+    /// different streams that the request's may both use, too.
+    pub(crate) fn block_outside(
+        &mut self,
+        shared: &Shared,
+        number: PoolNumber,
+        request: &Request,
+        join: bool,
+    ) -> Option<u64> {
+        let pool = self.pools.get(number)?;
+        let (space, bytes) = (pool.space_of_size(request.size), round(request.size));
+        let want = Want { space, bytes, align: ALIGNMENT, stream: request.stream };
+        let run = match pool.rules.source {
+            Source::Outside { split: false } => {
+                self.arenas.allocate_whole(space, bytes, request.stream)
+            }
+            _ if join => want.fit_or_join(&mut self.arenas),
+            _ => want.fit(&mut self.arenas),
+        }?;
+        self.publish_in_pool(shared, number, run, request)
+    }
+
+    /// Whether the ceiling has room for a segment of `bytes`.
+    pub(crate) fn has_room_outside(&self, bytes: u64) -> bool {
+        self.backing.held.checked_add(bytes).is_some_and(|held| held <= self.limit)
+    }
+
+    /// Takes in a segment that was brought for a block of `size` bytes. False: it cannot be
+    /// managed, or there is no such pool; nothing has changed.
+    pub(crate) fn add_outside(
+        &mut self,
+        shared: &Shared,
+        number: PoolNumber,
+        size: u64,
+        (address, bytes): (u64, u64),
+    ) -> bool {
+        let Some(pool) = self.pools.get(number).filter(|pool| pool.is_outside()) else {
+            return false;
+        };
+        let space = pool.space_of_size(size);
+        if !address.is_multiple_of(ALIGNMENT)
+            || !PageTable::reaches(address, bytes)
+            || !shared.table.cover(address, bytes)
+        {
+            return false;
+        }
+        self.backing.hold_outside(address, bytes);
+        let span = Span { address, bytes, origin: address, taken: bytes };
+        self.add_span(shared.record, space, span, Lifetime::Auto, 0);
+        true
+    }
+
+    /// Takes out the segments of a pool in which nothing is in use, as far as `completed` tells of
+    /// the streams: addresses and bytes.
+    pub(crate) fn take_outside(
+        &mut self,
+        shared: &Shared,
+        number: PoolNumber,
+        completed: &dyn Fn(u32) -> u64,
+    ) -> Vec<(u64, u64)> {
+        let spaces = self.pools.get(number).filter(|pool| pool.is_outside()).map(Pool::spaces);
+        let spaces = spaces.map_or_else(Vec::new, <[_]>::to_vec);
+        let mut taken = Vec::new();
+        for space in spaces {
+            for id in self.arenas.empty_regions(space, completed) {
+                let (address, bytes) = self.arenas.region(id).span;
+                self.backing.unhold_outside(address, bytes);
+                self.remove_span(shared.record, id);
+                taken.push((address, bytes));
+            }
+        }
+        taken
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn segments_are_as_long_as_torchs() {
+        const MIB: u64 = 1 << 20;
+        let lengths = [1, MIB, MIB + 1, 10 * MIB - 512, 10 * MIB - 511, 10 * MIB + 1, 30 * MIB];
+        assert_eq!(
+            lengths.map(segment_for),
+            [2, 2, 20, 20, 10, 12, 30].map(|length| Some(length * MIB))
+        );
+        assert_eq!(segment_for(u64::MAX), None);
+    }
+}
