@@ -8,7 +8,6 @@ mod ladder;
 pub(crate) mod moves;
 mod pools;
 mod regions;
-pub(crate) mod restore;
 mod watcher;
 
 use crate::driver::{DeviceId, DriverError};

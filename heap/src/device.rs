@@ -12,7 +12,6 @@ mod pools;
 mod reclaim;
 mod recycle;
 mod reserve;
-mod restore;
 mod sites;
 mod slabs;
 mod snapshot;

@@ -5,7 +5,6 @@ mod captures;
 mod device_wide;
 mod free;
 mod history;
-mod pool_states;
 mod pools;
 mod report;
 mod serve;
@@ -76,7 +75,7 @@ pub struct Heap {
     bad_frees: AtomicU64,
     history: History,
     /// The trace that `trace:` asks for.
-    trace: Option<Tracer>,
+    pub(crate) trace: Option<Tracer>,
 }
 
 impl Heap {

@@ -23,6 +23,7 @@
 //! a [`profiler`] and who knows the [`sites`] of requests if there is one. It writes the record.
 #![forbid(unsafe_code)]
 
+mod callers;
 mod central;
 pub mod device;
 mod device_wide;

@@ -1,9 +1,9 @@
 //! The history of blocks.
 
 use super::{HISTORY, Heap};
-use crate::central::restore::Plan;
 use crate::device::Device;
 use crate::driver::StreamHandle;
+use crate::pools::restore::Plan;
 use crate::pools::state::StateBlock;
 use crate::report::entry::{Action, Entry, context, now};
 use crate::report::history::{Books, Collected, LOOK_EVERY, Origin};

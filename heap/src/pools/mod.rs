@@ -10,6 +10,7 @@ pub mod capture;
 pub mod lifetime;
 pub mod named;
 pub(crate) mod outside;
+pub(crate) mod restore;
 pub(crate) mod route;
 pub mod state;
 

@@ -1,0 +1,1 @@
+//! The callers that are not torch: CUDA programs, and watched ones.

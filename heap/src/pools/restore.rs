@@ -1,0 +1,348 @@
+//! Restoring a graph pool to a saved state (torch's `getCheckpointState`, `setCheckpointPoolState`).
+//!
+//! [`Heap::restore_pool`] plans the whole restore under the central lock and changes nothing if one
+//! block cannot be put back. The driver is called only to ask which waits are over.
+
+use crate::central::{Central, SMALL};
+use crate::device::Device;
+use crate::error::Error;
+use crate::heap::Heap;
+use crate::pools::capture::PoolId;
+use crate::pools::lifetime::Lifetime;
+use crate::pools::state::{Obstacle, PoolState, Restored, SlabPlace, StateBlock, StateError};
+use crate::pools::{PoolNumber, capture_tag, of_capture};
+use crate::request::Request;
+use crate::runs::arena::{Run, RunState, SpaceId, UNOWNED};
+use crate::runs::page_table::Owner;
+use crate::shared::Shared;
+use crate::small::shard::Shard;
+use crate::small::size_class::{SIZE_CLASSES, round};
+use crate::small::slab::{Slab, SlotState};
+use crate::sync::lock;
+use gruyere_record::clock;
+use std::collections::{BTreeMap, HashSet};
+
+impl Device {
+    /// Which blocks of the pool of graphs `id` are live.
+    ///
+    /// # Errors
+    /// No graph uses such a pool.
+    pub(crate) fn pool_state(&self, id: PoolId) -> Result<PoolState, StateError> {
+        let central = lock(&self.central);
+        let (number, era) = central.pool_of_graphs(id)?;
+        Ok(PoolState { device: self.id, id, era, blocks: central.live_in(number) })
+    }
+
+    /// Makes the live blocks of a pool those of `state`; what was done. Calls no driver.
+    ///
+    /// # Errors
+    /// As [`Device::pool_state`]; a block cannot be put back. Nothing has been done then.
+    pub(crate) fn restore(&self, shared: &Shared, state: &PoolState) -> Result<Plan, StateError> {
+        let central = &mut *lock(&self.central);
+        let (number, era) = central.pool_of_graphs(state.id)?;
+        if era != state.era {
+            return Err(StateError::Over(state.id));
+        }
+        self.collect_completed(shared, central);
+        self.return_pool_slabs(shared, central, number);
+        let plan = central.plan_restore(number, &state.blocks)?;
+        let broken = || Error::Internal("a pool's state cannot be restored though it was planned");
+        let start = clock::now();
+        for block in &plan.freed {
+            self.free_planned(shared, central, number, block, start).ok_or_else(broken)?;
+        }
+        // Before their memory is asked for.
+        self.return_pool_slabs(shared, central, number);
+        for block in &plan.allocated {
+            self.allocate_planned(shared, central, number, block, start).ok_or_else(broken)?;
+        }
+        Ok(plan)
+    }
+
+    /// Asks the streams how far they are, where blocks of the pool wait for some, and may be in the
+    /// way of a restore. To be called with no lock held.
+    ///
+    /// # Errors
+    /// As [`Device::pool_state`].
+    pub(crate) fn learn_what_is_over(&self, shared: &Shared, id: PoolId) -> Result<(), StateError> {
+        let waits = {
+            let central = lock(&self.central);
+            let pool = central.pools.get(central.pool_of_graphs(id)?.0);
+            let small = pool
+                .is_some_and(|pool| pool.shard.as_ref().is_some_and(|shard| shard.has_pending()));
+            small || central.pending_bytes() > 0
+        };
+        if waits && let Some(_guard) = self.query_guard() {
+            self.fence_all(shared, None);
+            self.streams.poll(&*shared.driver);
+        }
+        Ok(())
+    }
+
+    fn free_planned(
+        &self,
+        shared: &Shared,
+        central: &mut Central,
+        number: PoolNumber,
+        block: &StateBlock,
+        start: u64,
+    ) -> Option<()> {
+        let address = block.address;
+        match shared.table.get(address) {
+            Owner::Slab { slab, .. } => {
+                self.free_slot_apart(shared, central, number, slab, address, start)
+            }
+            _ => {
+                let page = shared.table.page(address)?;
+                central.free_large(page, &self.streams, address, start, None)
+            }
+        }
+    }
+
+    /// Makes a block of a pool live where it says; `None`, and no block is made, where that is not
+    /// free.
+    pub(crate) fn allocate_planned(
+        &self,
+        shared: &Shared,
+        central: &mut Central,
+        number: PoolNumber,
+        block: &StateBlock,
+        start: u64,
+    ) -> Option<()> {
+        let &StateBlock { address, bytes, requested: size, stream, lifetime, slab } = block;
+        let lifetime = Lifetime::from_u8(lifetime).unwrap_or_default();
+        let request = Request::new(size, stream, lifetime, start);
+        let space = central.pools.get(number)?.space();
+        let Some(SlabPlace { base, class }) = slab else {
+            let run = central.arenas.allocate_at(space, address, bytes, stream)?;
+            return central.publish_in_pool(shared, number, run, &request).map(|_| ());
+        };
+        if !matches!(shared.table.get(base), Owner::Slab { .. }) {
+            let bytes = SIZE_CLASSES[class as usize].slab_bytes();
+            let run = central.arenas.allocate_at(space, base, bytes, stream)?;
+            let capture = capture_tag(number);
+            let slab = self.make_slab(shared, central, run, class, &request, capture)?;
+            self.add_slab(shared, number, central.pools.shard_mut(number)?, slab);
+        }
+        let Owner::Slab { slab: id, .. } = shared.table.get(base) else { return None };
+        let pool = central.pools.get_mut(number)?;
+        let shard = pool.shard.as_mut()?;
+        if !shard.allocate_at(&mut central.writers[SMALL], id, address, request, shared.step()) {
+            return None;
+        }
+        pool.note_malloc(bytes);
+        Some(())
+    }
+}
+
+impl Heap {
+    /// Which blocks of the pool of graphs `id` are live on `device`, to be given to
+    /// [`Heap::restore_pool`] as often as wanted. It holds no memory; dropped, it changes nothing.
+    ///
+    /// # Errors
+    /// A device that there is not; no graph uses such a pool.
+    pub fn pool_state(&self, device: i64, id: PoolId) -> Result<PoolState, StateError> {
+        self.device(device)?.pool_state(id)
+    }
+
+    /// Makes the live blocks of a pool of graphs those of `state`: what else is live is freed, and
+    /// what was live then and is not now is allocated at its address. Calls the driver only to ask
+    /// which waits are over.
+    ///
+    /// # Errors
+    /// No graph uses the pool any more; a block cannot be put back: [`StateError::InTheWay`].
+    /// Nothing has been changed then.
+    pub fn restore_pool(&self, state: &PoolState) -> Result<Restored, StateError> {
+        let device = self.device(i64::from(state.device))?;
+        device.learn_what_is_over(&self.shared, state.id)?;
+        // An entry is in order with those of other threads: nobody notes anything meanwhile.
+        let mut history = self.has_history().then(|| self.history_books());
+        let done = device.restore(&self.shared, state)?;
+        if let Some(books) = &mut history {
+            self.note_restored(books, device, &done);
+        }
+        drop(history);
+        if let Some(trace) = &self.trace {
+            done.freed.iter().for_each(|block| trace.free(block.address));
+            for block in &done.allocated {
+                trace.malloc(block.address, block.requested, device.id, block.stream);
+            }
+        }
+        let addresses = |blocks: &[StateBlock]| blocks.iter().map(|block| block.address).collect();
+        Ok(Restored {
+            freed: addresses(&done.freed),
+            kept: addresses(&done.kept),
+            allocated: addresses(&done.allocated),
+        })
+    }
+}
+
+/// What a restore does; each by address.
+#[derive(Debug, Default)]
+pub(crate) struct Plan {
+    pub freed: Vec<StateBlock>,
+    pub kept: Vec<StateBlock>,
+    pub allocated: Vec<StateBlock>,
+}
+
+/// A pool as it will be once what the plan frees is free.
+struct Freed<'a> {
+    central: &'a Central,
+    space: SpaceId,
+    shard: &'a Shard,
+    /// By their first bytes, and whether nothing will be left of them.
+    slabs: BTreeMap<u64, (&'a Slab, bool)>,
+}
+
+impl Central {
+    /// The pool of graphs that torch calls `id`, while a graph uses it, and its era.
+    ///
+    /// # Errors
+    /// There is none, or its graphs are gone.
+    pub(crate) fn pool_of_graphs(&self, id: PoolId) -> Result<(PoolNumber, u64), StateError> {
+        let number = self.captures.find(id).ok_or(StateError::NoSuchPool(id))?;
+        let used = self.captures.get(number).filter(|_| !self.captures.is_released(number));
+        Ok((of_capture(number), used.ok_or(StateError::Released(id))?.era))
+    }
+
+    /// The live blocks of a pool, by address.
+    pub(crate) fn live_in(&self, number: PoolNumber) -> Vec<StateBlock> {
+        let of_run = |run: &Run| StateBlock {
+            address: run.address,
+            bytes: run.bytes,
+            requested: run.requested(),
+            stream: run.stream,
+            lifetime: run.lifetime,
+            slab: None,
+        };
+        let of_slot = |slab: &Slab, slot| {
+            let requested = slab.facts(slot).requested;
+            StateBlock {
+                address: slab.address(slot),
+                bytes: round(requested),
+                requested,
+                stream: slab.stream,
+                lifetime: slab.lifetime,
+                slab: Some(SlabPlace { base: slab.base, class: slab.class }),
+            }
+        };
+        let mut blocks = self.live_in_pool(number, of_run, of_slot);
+        blocks.sort_unstable_by_key(|block| block.address);
+        blocks
+    }
+
+    /// What makes `wanted` the live blocks of a pool; both are by address.
+    ///
+    /// # Errors
+    /// [`StateError::InTheWay`]: it cannot be done.
+    pub(crate) fn plan_restore(
+        &self,
+        number: PoolNumber,
+        wanted: &[StateBlock],
+    ) -> Result<Plan, StateError> {
+        let missing = || Error::Internal("a pool vanished");
+        let pool = self.pools.get(number).ok_or_else(missing)?;
+        let shard = pool.shard.as_ref().ok_or_else(missing)?;
+        let mut plan = Plan::default();
+        let mut live: BTreeMap<u64, StateBlock> =
+            self.live_in(number).into_iter().map(|block| (block.address, block)).collect();
+        for &block in wanted {
+            if live.get(&block.address).is_some_and(|other| other.is(&block)) {
+                live.remove(&block.address);
+                plan.kept.push(block);
+            } else {
+                plan.allocated.push(block);
+            }
+        }
+        plan.freed.extend(live.into_values());
+        let kept: HashSet<u64> = plan.kept.iter().map(|block| block.address).collect();
+        let facts = |slab| (slab, is_emptied(shard, slab, &kept));
+        let slabs = shard.slabs().map(|(_, slab)| (slab.base, facts(slab))).collect();
+        let freed = Freed { central: self, space: pool.space(), shard, slabs };
+        let mut made = None;
+        for block in &plan.allocated {
+            freed.takes(block, &mut made).map_err(|(at, obstacle)| StateError::InTheWay {
+                address: block.address,
+                bytes: block.bytes,
+                at,
+                obstacle,
+            })?;
+        }
+        if !self.arenas.has_room_for(plan.allocated.len()) {
+            return Err(Error::Internal("there are no numbers for more runs").into());
+        }
+        Ok(plan)
+    }
+}
+
+impl Freed<'_> {
+    /// Whether `block` can be put back; else where something is in the way, and what. `made` is the
+    /// slab that will be made for the blocks before it.
+    fn takes(
+        &self,
+        block: &StateBlock,
+        made: &mut Option<SlabPlace>,
+    ) -> Result<(), (u64, Obstacle)> {
+        let Some(place) = block.slab else {
+            return self.is_free(block.address, block.bytes, block.stream);
+        };
+        if *made == Some(place) {
+            return Ok(());
+        }
+        match self.slabs.get(&place.base) {
+            Some(&(slab, false)) if slab.class == place.class && slab.stream == block.stream => {
+                let is_in_the_way = |slot| waits(self.shard, slab, slot);
+                let waits = slab.slot_at(block.address).is_none_or(is_in_the_way);
+                if waits { Err((block.address, Obstacle::Waits)) } else { Ok(()) }
+            }
+            _ => {
+                let bytes = SIZE_CLASSES[place.class as usize].slab_bytes();
+                self.is_free(place.base, bytes, block.stream)?;
+                *made = Some(place);
+                Ok(())
+            }
+        }
+    }
+
+    /// Whether `bytes` from `address` on can be a run of `stream`'s.
+    fn is_free(&self, address: u64, bytes: u64, stream: u32) -> Result<(), (u64, Obstacle)> {
+        let mut end = address;
+        for (_, run) in self.central.arenas.runs_over(self.space, address, bytes) {
+            let at = run.address.max(address);
+            end = run.address + run.bytes;
+            let obstacle = match run.state {
+                RunState::Unmapped | RunState::StaleAlias | RunState::Unused => Obstacle::Gone,
+                RunState::Pending => Obstacle::Waits,
+                RunState::Live if run.shared => Obstacle::Waits,
+                RunState::Free if run.stream == UNOWNED => continue,
+                RunState::Live if run.is_slab => match self.slabs.get(&run.address) {
+                    Some((_, false)) => Obstacle::Waits,
+                    Some((slab, true)) if slab.stream == stream => continue,
+                    _ => Obstacle::Gone,
+                },
+                RunState::Free | RunState::Live if run.stream == stream => continue,
+                RunState::Free | RunState::Live => Obstacle::Gone,
+            };
+            return Err((at, obstacle));
+        }
+        if end < address + bytes { Err((end, Obstacle::Gone)) } else { Ok(()) }
+    }
+}
+
+/// Whether the slot's memory is not free once its block is freed.
+fn waits(shard: &Shard, slab: &Slab, slot: u32) -> bool {
+    match slab.state(slot) {
+        SlotState::Free => false,
+        SlotState::Live { .. } => shard.is_used_elsewhere(slab.address(slot)),
+        SlotState::Pending => true,
+    }
+}
+
+/// Whether nothing is left of a slab once all but what is kept is freed.
+fn is_emptied(shard: &Shard, slab: &Slab, kept: &HashSet<u64>) -> bool {
+    let stays = |slot| {
+        slab.state(slot) != SlotState::Free
+            && (waits(shard, slab, slot) || kept.contains(&slab.address(slot)))
+    };
+    !(0..slab.count()).any(stays)
+}
