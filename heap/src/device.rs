@@ -4,7 +4,6 @@ mod alerts;
 mod at;
 mod captures;
 mod checkpoint;
-mod device_wide;
 mod find;
 mod oom;
 mod phase;
@@ -19,7 +18,7 @@ mod stats;
 mod tag;
 mod validate;
 mod waits;
-mod walk;
+pub(crate) mod walk;
 mod watcher;
 mod watching;
 
@@ -391,7 +390,7 @@ impl Device {
 
     #[cold]
     #[inline(never)]
-    fn freed_otherwise(
+    pub(crate) fn freed_otherwise(
         &self,
         shared: &Shared,
         cell: MutexGuard<'_, ShardCell>,

@@ -2,7 +2,6 @@
 //! device, notes what torch, a history or a trace want noted, and leaves the rest to the device.
 
 mod captures;
-mod device_wide;
 mod free;
 mod history;
 mod pools;
@@ -69,9 +68,9 @@ pub struct Heap {
     /// while the hooks are not announced or a pool scope is open anywhere, HISTORY while a history
     /// is kept, TOLD while somebody is told of blocks, UNANNOUNCED from the first call of a CUDA
     /// program until torch's hooks are announced or met; the others never change.
-    special: AtomicU32,
+    pub(crate) special: AtomicU32,
     /// Pool scopes open on all devices; guards the setting of WATCH_CAPTURES.
-    pool_scopes: Mutex<u32>,
+    pub(crate) pool_scopes: Mutex<u32>,
     bad_frees: AtomicU64,
     history: History,
     /// The trace that `trace:` asks for.
@@ -210,7 +209,7 @@ impl Heap {
 
     /// The heap of a device, if it has been used.
     #[inline]
-    fn device_in_use(&self, id: i64) -> Result<Option<&Device>, Error> {
+    pub(crate) fn device_in_use(&self, id: i64) -> Result<Option<&Device>, Error> {
         if !(0..i64::from(self.count)).contains(&id) {
             return Err(Error::NoSuchDevice(id));
         }
@@ -251,7 +250,7 @@ impl Heap {
         cell.get().ok_or(Error::Internal("a device vanished"))
     }
 
-    fn devices(&self) -> impl Iterator<Item = &Device> {
+    pub(crate) fn devices(&self) -> impl Iterator<Item = &Device> {
         self.devices.iter().filter_map(OnceBox::get)
     }
 }

@@ -26,7 +26,6 @@
 mod callers;
 mod central;
 pub mod device;
-mod device_wide;
 pub mod driver;
 mod error;
 mod heap;

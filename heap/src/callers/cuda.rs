@@ -1,19 +1,33 @@
-//! Callers that keep CUDA's own rules of order: memory of no stream, and what they synchronise.
+//! What CUDA programs need (`cudaMalloc` and its kin, through the LD_PRELOAD door) and torch's hooks do
+//! not.
+//!
+//! torch's hooks name the streams that use a block, and free it as soon as the host is done with it. A
+//! CUDA program says less and promises more:
+//! - Any stream may use what `cudaMalloc` returns at once, and `cudaFree` must not release it before
+//!   all work on the device is past it. Such blocks belong to [`crate::order::streams::ALL_STREAMS`].
+//!   A free waits for an event behind all work of the context, or for a synchronisation, which the
+//!   program's own may be ([`Heap::synchronized`]); the free itself never waits. One event serves any
+//!   number of frees; the allocator records it when it needs memory.
+//! - `cudaFreeAsync` names a stream, and the program guarantees that every use comes before that point
+//!   of it, whichever stream allocated the block.
 
-use super::{Heap, PASSTHROUGH, UNANNOUNCED, WATCH_CAPTURES};
-use crate::device::Device;
-use crate::device_wide::{OwnedBlock, SyncPoint};
+use crate::central::Central;
+use crate::device::walk::{Visitor, WalkedShard};
+use crate::device::{Device, Owned};
 use crate::driver::StreamHandle;
 use crate::error::Error;
+use crate::heap::{Heap, PASSTHROUGH, UNANNOUNCED, WATCH_CAPTURES};
 use crate::order::streams;
 use crate::report::bytes::Bytes;
 use crate::request::Eviction;
+use crate::runs::arena::{Run, RunId, RunState};
 use crate::runs::page_table::Owner;
-use crate::shared::{HOOK_RECORD_STREAM, ORDERED_CALLERS};
+use crate::shared::{HOOK_RECORD_STREAM, ORDERED_CALLERS, Shared};
 use crate::small::size_class::PAGE;
 use crate::sync::lock;
-use gruyere_record::{DeviceGauge, EventKind};
+use gruyere_record::{DeviceGauge, EventKind, clock};
 use std::collections::HashMap;
+use std::convert::Infallible;
 use std::sync::atomic::Ordering;
 
 impl Heap {
@@ -254,3 +268,90 @@ impl Heap {
         device.streams.end_all();
     }
 }
+
+impl Device {
+    /// Before a large block of all streams is cut: what is parked is looked at first. A block that
+    /// were cut from another free run instead would leave a gap there and one here, and two driver
+    /// calls are little beside what `cudaMalloc` costs otherwise (docs/decisions/preload.md).
+    pub(crate) fn poll_parked(&self, shared: &Shared) {
+        if lock(&self.central).pending.is_empty() {
+            return;
+        }
+        if let Some(_guard) = self.query_guard() {
+            self.fence(shared, None);
+            self.streams.poll_some(&*shared.driver);
+            self.collect_completed(shared, &mut lock(&self.central));
+        }
+    }
+
+    /// Frees the block at `address`, not to be reused before stream `user` is past this moment.
+    /// `None`, and nothing done: none of the ordinary small ones and none of the large ones starts
+    /// there.
+    pub(crate) fn free_behind(
+        &self,
+        shared: &Shared,
+        owned: Owned<'_>,
+        address: u64,
+        user: u32,
+    ) -> Option<()> {
+        let start = clock::now();
+        match owned {
+            Owned::Small(_, shard, slab) => {
+                let mut guard = lock(self.shards.get(shard as usize)?);
+                let cell = &mut *guard;
+                let (shard, writer) = (&mut cell.shard, &mut cell.writer);
+                let outcome = shard.free_behind(writer, slab, address, start, &self.streams, user);
+                self.freed_otherwise(shared, guard, outcome)?;
+            }
+            Owned::Large(_, page) => {
+                lock(&self.central).free_large(page, &self.streams, address, start, Some(user))?;
+                self.fence_batch(shared, Some(user));
+            }
+        }
+        Some(())
+    }
+
+    /// Where all live blocks start.
+    pub(crate) fn live_addresses(&self) -> Vec<u64> {
+        let mut live = Live::default();
+        let Ok(central) = self.walk(&mut live);
+        live.0.extend(central.direct_blocks().map(|(address, _)| address));
+        live.0
+    }
+}
+
+/// Where live blocks start.
+#[derive(Default)]
+struct Live(Vec<u64>);
+
+impl Visitor for Live {
+    type Error = Infallible;
+
+    fn shard(&mut self, walked: &WalkedShard<'_>) -> Result<(), Infallible> {
+        let slabs = walked.shard.slabs().map(|(_, slab)| slab);
+        self.0.extend(slabs.flat_map(|slab| slab.live_slots().map(|slot| slab.address(slot))));
+        Ok(())
+    }
+
+    fn run(&mut self, _: RunId, run: &Run, _: &Central) -> Result<(), Infallible> {
+        let is_live = run.state == RunState::Live && !run.is_slab;
+        self.0.extend(is_live.then_some(run.address));
+        Ok(())
+    }
+}
+
+/// A live block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OwnedBlock {
+    /// The device that it is on.
+    pub device: u32,
+    /// Its bytes, rounded up to 512.
+    pub bytes: u64,
+    /// Bytes that were asked for.
+    pub requested: u64,
+}
+
+/// A moment before a synchronisation: what was freed until then.
+#[derive(Debug, Default)]
+#[must_use = "to be handed to Heap::synchronized once the device is"]
+pub struct SyncPoint(pub(crate) HashMap<u32, u64>);
