@@ -8,8 +8,8 @@ mod ladder;
 pub(crate) mod moves;
 mod pools;
 mod regions;
-mod watcher;
 
+use crate::callers::watched_blocks::Watched;
 use crate::driver::{DeviceId, DriverError};
 use crate::order::pending::{PendingFrees, Wait};
 use crate::order::streams::{ALL_STREAMS, Streams};
@@ -30,7 +30,6 @@ use crate::small::size_class::{PAGE, round};
 use crate::small::slab::Slab;
 use crate::supply::backing::Backing;
 use crate::supply::growth::Pace;
-use crate::watcher::Watched;
 use gruyere_record::size::Size;
 use gruyere_record::{
     Block, BlockSlot, BlockTag, DeviceGauge, DeviceWriter, EventKind, ShardWriter, bucket_of,

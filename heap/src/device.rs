@@ -19,7 +19,6 @@ mod tag;
 mod validate;
 mod waits;
 pub(crate) mod walk;
-mod watcher;
 mod watching;
 
 use crate::central::{self, Central};

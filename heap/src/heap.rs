@@ -9,7 +9,6 @@ mod report;
 mod serve;
 mod upkeep;
 mod waits;
-mod watched;
 
 use crate::device::Device;
 use crate::driver::{DeviceId, Driver, DriverError};

@@ -44,7 +44,6 @@ pub mod small;
 pub mod supply;
 mod sync;
 pub mod timed;
-mod watcher;
 
 pub use device::Owned;
 pub use error::Error;

@@ -10,7 +10,6 @@
 //! and [`Backing`] for what the driver gave. The device asks its supply wherever the way matters,
 //! and nobody asks which it is.
 
-pub(crate) mod address_book;
 pub(crate) mod addresses;
 pub(crate) mod backing;
 mod choice;

@@ -5,25 +5,25 @@
 //! affair, and the driver is never asked ([`crate::driver::absent::AbsentDriver`]). Blocks are on
 //! the record as a managing heap's are, so everything that reads a record shows them.
 
-use crate::supply::address_book::AddressBook;
+use crate::callers::address_book::AddressBook;
 use gruyere_record::BlockSlot;
 
 /// Devices that a watched program may use: no node has more.
-pub(super) const DEVICES: u32 = 16;
+pub(crate) const DEVICES: u32 = 16;
 
 /// The record's pool of large blocks: all go there, as nobody knows which of them share pages. (And
 /// one lock then serves the book and the record.)
-pub(super) const POOL: usize = 1;
+pub(crate) const POOL: usize = 1;
 
 /// How often (in blocks that came or went) the timeline is brought up to now.
-pub(super) const SAMPLE_EVERY: u64 = 64;
+pub(crate) const SAMPLE_EVERY: u64 = 64;
 
 /// A block of the program's.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Seen {
-    pub(super) size: u64,
-    pub(super) stream: u32,
-    pub(super) slot: BlockSlot,
+pub(crate) struct Seen {
+    pub(crate) size: u64,
+    pub(crate) stream: u32,
+    pub(crate) slot: BlockSlot,
 }
 
 impl Default for Seen {
@@ -35,14 +35,14 @@ impl Default for Seen {
 /// The blocks of a device.
 #[derive(Debug, Default)]
 pub struct Watched {
-    pub(super) blocks: AddressBook<Seen>,
-    pub(super) held: u64,
-    pub(super) changes: u64,
+    pub(crate) blocks: AddressBook<Seen>,
+    pub(crate) held: u64,
+    pub(crate) changes: u64,
 }
 
 impl Watched {
     /// Bytes of the blocks, each rounded up to 512.
-    pub(super) fn held(&self) -> u64 {
+    pub(crate) fn held(&self) -> u64 {
         self.held
     }
 }
