@@ -1,5 +1,6 @@
 //! The callers that are not torch: CUDA programs, and watched ones.
 pub(crate) mod address_book;
 pub(crate) mod cuda;
+pub(crate) mod stream_numbers;
 pub(crate) mod watched;
 pub(crate) mod watched_blocks;

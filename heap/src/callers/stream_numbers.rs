@@ -12,8 +12,8 @@
 //! whose run of a slab names the stream all the while. So looking at one shard after the other,
 //! then at the central part, misses none.
 
-use super::reclaim::Unsynchronized;
 use crate::device::Device;
+use crate::device::reclaim::Unsynchronized;
 use crate::driver::StreamHandle;
 use crate::error::Error;
 use crate::order::streams::Resolved;
