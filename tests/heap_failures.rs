@@ -10,7 +10,7 @@ use flaky::{FlakyDriver, Plan};
 use gruyere::config::Config;
 use gruyere::driver::{ErrorKind, StreamHandle};
 use gruyere::heap::order::streams::MAX_STREAMS;
-use gruyere::heap::policy::phase::Phase;
+use gruyere::heap::upkeep::phase::Phase;
 use gruyere::heap::{Error, Heap};
 use gruyere_phantom::{Config as GpuConfig, Gpu, StreamKind, as_program};
 use gruyere_phantom_driver::PhantomDriver;

@@ -7,8 +7,8 @@ mod common;
 use common::{DEFAULT, MIB, Rig};
 use gruyere::driver::StreamHandle;
 use gruyere::heap::Error;
-use gruyere::heap::policy::phase::Phase;
 use gruyere::heap::pools::lifetime::{self, Lifetime};
+use gruyere::heap::upkeep::phase::Phase;
 use gruyere_phantom::{CallKind, Config as GpuConfig, Injection, as_program, vouching};
 use proptest::prelude::*;
 

@@ -14,8 +14,7 @@ use crate::driver::{DeviceId, DriverError};
 use crate::order::pending::{PendingFrees, Wait};
 use crate::order::streams::{ALL_STREAMS, Streams};
 use crate::order::waits::Order;
-use crate::policy::ladder::Ladder;
-use crate::policy::phase::Watch;
+use crate::path::rungs::Ladder;
 use crate::pools::Pools;
 use crate::pools::capture::Captures;
 use crate::pools::lifetime::Lifetime;
@@ -30,6 +29,7 @@ use crate::small::size_class::{PAGE, round};
 use crate::small::slab::Slab;
 use crate::supply::backing::Backing;
 use crate::supply::growth::Pace;
+use crate::upkeep::phase::Watch;
 use gruyere_record::size::Size;
 use gruyere_record::{
     Block, BlockSlot, BlockTag, DeviceGauge, DeviceWriter, EventKind, ShardWriter, bucket_of,

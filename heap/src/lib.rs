@@ -31,7 +31,7 @@ mod error;
 mod heap;
 mod number_set;
 pub mod order;
-pub mod policy;
+pub mod path;
 pub mod pools;
 pub mod profiler;
 pub mod report;
@@ -44,6 +44,7 @@ pub mod small;
 pub mod supply;
 mod sync;
 pub mod timed;
+pub mod upkeep;
 
 pub use device::Owned;
 pub use error::Error;

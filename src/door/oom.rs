@@ -6,8 +6,8 @@ use crate::config::Config;
 use crate::driver::StreamHandle;
 use crate::dump::Explained;
 use crate::heap::Heap;
-use crate::heap::policy::alerts::ALERTS;
 use crate::heap::report::oom::Report;
+use crate::heap::upkeep::alerts::ALERTS;
 
 /// An out-of-memory becomes the program's: it is counted, dumped, and noted in the run's file and
 /// the history; and it learns which lines of the program are behind it.

@@ -6,7 +6,7 @@ use super::state::{
     RungUse, Segment, State, Sum, lifetime_name,
 };
 use crate::heap::Heap;
-use crate::heap::policy::ladder::{self, Ladder, RUNG_NAMES};
+use crate::heap::path::rungs::{self, Ladder, RUNG_NAMES};
 use crate::heap::report::oom::Report;
 use crate::heap::report::segment_stats::{self, Place, SegmentStats};
 use crate::heap::report::snapshot::{self, BlockState, Holder, Snapshot};

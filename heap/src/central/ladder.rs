@@ -1,7 +1,7 @@
 //! What the reclaim ladder has given.
 
 use crate::central::Central;
-use crate::policy::ladder::GAUGES;
+use crate::path::rungs::GAUGES;
 use std::time::Duration;
 
 impl Central {

@@ -1,8 +1,8 @@
 //! Alerts of a device.
 
 use crate::device::Device;
-use crate::policy::alerts::{ALERTS, Alert, AlertKind};
 use crate::shared::Shared;
+use crate::upkeep::alerts::{ALERTS, Alert, AlertKind};
 
 impl Device {
     /// Raises an alert of the device, to which the holder of no lock has come.

@@ -8,7 +8,6 @@ use super::walk::{Visitor, WalkedShard};
 use crate::central::Central;
 use crate::device::Device;
 use crate::error::Error;
-use crate::policy::alerts::AlertKind;
 use crate::pools::lifetime;
 use crate::pools::{Pool, PoolNumber, Purpose};
 use crate::profiler::{self, What};
@@ -18,6 +17,7 @@ use crate::report::stats::{joined, partial_page_bytes};
 use crate::runs::arena::{Region, RegionId, RunState};
 use crate::shared::Shared;
 use crate::sync::lock;
+use crate::upkeep::alerts::AlertKind;
 use gruyere_record::{DeviceGauge, EventKind, clock};
 use std::convert::Infallible;
 

@@ -1,11 +1,11 @@
 //! Looks for low memory.
 
 use crate::device::Device;
-use crate::policy::phase::{Drain, Occasion, Seen};
 use crate::profiler::{self, What};
 use crate::request::Eviction;
 use crate::shared::Shared;
 use crate::sync::lock;
+use crate::upkeep::phase::{Drain, Occasion, Seen};
 use gruyere_record::{DeviceGauge, EventKind};
 use std::time::Instant;
 

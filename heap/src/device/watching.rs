@@ -1,9 +1,9 @@
 //! Thresholds are looked at.
 
 use crate::device::Device;
-use crate::policy::alerts::{ALERTS, Alert, AlertKind};
 use crate::shared::Shared;
 use crate::sync::lock;
+use crate::upkeep::alerts::{ALERTS, Alert, AlertKind};
 use gruyere_record::reader::DeviceSnapshot;
 use gruyere_record::watch::{Action, Passed, Rule};
 use gruyere_record::{DEVICE_GAUGES, DeviceGauge};

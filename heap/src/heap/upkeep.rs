@@ -3,11 +3,11 @@
 use super::Heap;
 use crate::device::ceiling;
 use crate::error::Error;
-use crate::policy::phase::{Occasion, Phase};
 use crate::pools::lifetime::Lifetime;
 use crate::profiler::{self, What};
 use crate::runs::page_table::Owner;
 use crate::sync::lock;
+use crate::upkeep::phase::{Occasion, Phase};
 use gruyere_record::{DeviceGauge, EventKind};
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -120,7 +120,7 @@ impl Heap {
 
     /// Gives idle memory back on each device where less than three quarters of the peak is live,
     /// and where neither this nor a mark of a phase did so within
-    /// [`crate::policy::phase::CHECKPOINT_INTERVAL`] before `now`; the bytes given. Synchronises
+    /// [`crate::upkeep::phase::CHECKPOINT_INTERVAL`] before `now`; the bytes given. Synchronises
     /// those devices.
     pub fn checkpoint(&self, now: Instant) -> u64 {
         self.devices().map(|device| device.checkpoint(&self.shared, now)).sum()

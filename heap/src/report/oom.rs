@@ -1,6 +1,6 @@
 //! Why memory ran out: the cause in bytes, gathered when an out-of-memory is answered.
 
-use crate::policy::ladder::Ladder;
+use crate::path::rungs::Ladder;
 use crate::pools::lifetime::{LIFETIMES, Lifetime};
 pub use crate::report::bytes::Bytes;
 use gruyere_record::held::{IDLE, LOST};

@@ -1,0 +1,3 @@
+//! The paths of a request and of a free, and the ladder that a request climbs where nothing fits.
+
+pub mod rungs;

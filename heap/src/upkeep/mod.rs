@@ -1,0 +1,5 @@
+//! What the allocator does from time to time: steps, phases, thresholds, reserves, giving memory back.
+
+pub mod alerts;
+pub mod phase;
+pub(crate) mod watching;
