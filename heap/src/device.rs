@@ -1,6 +1,5 @@
 //! One device's heap: the paths of malloc, free and record_stream.
 
-mod alerts;
 mod at;
 mod captures;
 mod checkpoint;
@@ -18,7 +17,6 @@ mod tag;
 mod validate;
 mod waits;
 pub(crate) mod walk;
-mod watching;
 
 use crate::central::{self, Central};
 use crate::driver::{Capabilities, DeviceId, ErrorKind, StreamHandle};

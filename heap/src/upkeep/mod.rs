@@ -2,4 +2,5 @@
 
 pub mod alerts;
 pub mod phase;
+pub(crate) mod thresholds;
 pub(crate) mod watching;

@@ -1,4 +1,4 @@
-//! Thresholds are looked at.
+//! Alerts of a device: the thresholds of `alert:` are checked here, and listeners are called.
 
 use crate::device::Device;
 use crate::shared::Shared;
@@ -100,6 +100,34 @@ impl Device {
                     metric.name()
                 );
             }
+        }
+    }
+}
+
+impl Device {
+    /// Raises an alert of the device, to which the holder of no lock has come.
+    pub(crate) fn alert(
+        &self,
+        shared: &Shared,
+        kind: AlertKind,
+        asked: u64,
+        reserved: u64,
+        count: u64,
+    ) {
+        if ALERTS.are_wanted() {
+            let (live, live_peak) = shared.record.live(self.id);
+            let device = self.id;
+            ALERTS.raise(&Alert {
+                kind,
+                device,
+                asked,
+                reserved,
+                live,
+                live_peak,
+                count,
+                threshold: 0,
+                value: 0.0,
+            });
         }
     }
 }
