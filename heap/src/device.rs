@@ -8,7 +8,6 @@ mod oom;
 mod phase;
 mod pools;
 pub(crate) mod reclaim;
-mod reserve;
 mod sites;
 mod slabs;
 mod snapshot;

@@ -2,8 +2,9 @@
 
 use crate::driver::DriverError;
 use crate::order::streams;
+use crate::pools::lifetime::Lifetime;
+use crate::report::bytes::Bytes;
 use crate::report::oom;
-use crate::supply::reserve;
 use std::fmt;
 
 /// Why a request was not served.
@@ -21,7 +22,7 @@ pub enum Error {
     /// segment of so many bytes would.
     NoSegment(u64),
     /// What `reserve:` asks for could not be had.
-    Reserve(Box<reserve::Refused>),
+    Reserve(Box<Refused>),
     /// An invariant of the heap is broken; what was asked for was not done.
     Internal(&'static str),
 }
@@ -58,3 +59,33 @@ impl fmt::Display for Error {
 }
 
 impl std::error::Error for Error {}
+
+/// A `reserve:` that could not be had.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refused {
+    /// The device.
+    pub device: u32,
+    /// For which lifetime.
+    pub lifetime: Lifetime,
+    /// How much, in bytes.
+    pub bytes: u64,
+    /// Bytes that the device has free, where it can say.
+    pub free: Option<u64>,
+    /// The driver's answer, or the budget's.
+    pub error: DriverError,
+}
+
+impl std::fmt::Display for Refused {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { device, lifetime, bytes, free, error } = self;
+        let free =
+            free.map_or_else(|| "an unknown amount".to_owned(), |free| Bytes(free).to_string());
+        write!(
+            f,
+            "gruyere: GRUYERE_CONF reserve:{}={bytes}: {} could not be mapped on device {device} \
+             ({error}), which has {free} free; reserve less, free the device, or lower headroom:",
+            lifetime.name(),
+            Bytes(*bytes)
+        )
+    }
+}

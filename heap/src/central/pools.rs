@@ -15,21 +15,6 @@ use crate::small::slab::Slab;
 const NAMED_BLOCKS: usize = 8;
 
 impl Central {
-    /// Whatever lies idle, a space keeps this much: what was reserved for its lifetime, or for its
-    /// pool.
-    pub(crate) fn reserve_of(&self, space: SpaceId) -> u64 {
-        // A reserve is for what is large; a small block's span is one page.
-        self.pools
-            .of_space(space)
-            .filter(|pool| pool.space() == space)
-            .map_or(0, |pool| pool.rules.reserve)
-    }
-
-    /// What a space holds above its reserve: as much may be taken from it, where it lies idle.
-    pub(crate) fn spare_of(&self, space: SpaceId) -> u64 {
-        self.arenas.held_bytes(space).saturating_sub(self.reserve_of(space))
-    }
-
     /// The ordinary spaces that hold more than is reserved for their lifetimes.
     pub(crate) fn movable_spaces(&self) -> Vec<SpaceId> {
         self.spaces.iter().filter(|&space| self.spare_of(space) > 0).collect()

@@ -19,7 +19,6 @@ pub(crate) mod growth;
 pub(crate) mod mapping_book;
 mod passthrough;
 mod remapped;
-pub(crate) mod reserve;
 pub(crate) mod segment_log;
 mod spans;
 pub(crate) mod stitch;

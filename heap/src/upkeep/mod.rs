@@ -2,5 +2,6 @@
 
 pub mod alerts;
 pub mod phase;
+pub(crate) mod reserve;
 pub(crate) mod thresholds;
 pub(crate) mod watching;

@@ -3,14 +3,13 @@
 use crate::central::Central;
 use crate::device::Device;
 use crate::driver::{DriverError, ErrorKind};
-use crate::error::Error;
+use crate::error::{Error, Refused};
 use crate::pools::lifetime::Lifetime;
 use crate::report::bytes::Bytes;
 use crate::request::{Eviction, Growth, Want};
 use crate::runs::arena::{SpaceId, UNOWNED};
 use crate::shared::Shared;
 use crate::small::size_class::{PAGE, round_up};
-use crate::supply::reserve::Refused;
 use crate::sync::lock;
 
 impl Device {
@@ -124,5 +123,22 @@ impl Device {
             Bytes(reserved)
         );
         bytes
+    }
+}
+
+impl Central {
+    /// Whatever lies idle, a space keeps this much: what was reserved for its lifetime, or for its
+    /// pool.
+    pub(crate) fn reserve_of(&self, space: SpaceId) -> u64 {
+        // A reserve is for what is large; a small block's span is one page.
+        self.pools
+            .of_space(space)
+            .filter(|pool| pool.space() == space)
+            .map_or(0, |pool| pool.rules.reserve)
+    }
+
+    /// What a space holds above its reserve: as much may be taken from it, where it lies idle.
+    pub(crate) fn spare_of(&self, space: SpaceId) -> u64 {
+        self.arenas.held_bytes(space).saturating_sub(self.reserve_of(space))
     }
 }
