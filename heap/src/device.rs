@@ -2,10 +2,8 @@
 
 mod at;
 mod captures;
-mod checkpoint;
 mod find;
 mod oom;
-mod phase;
 mod pools;
 pub(crate) mod reclaim;
 mod sites;

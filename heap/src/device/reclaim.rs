@@ -433,28 +433,6 @@ impl Device {
         done
     }
 
-    /// `empty_cache`: gives everything back that nobody uses. The bytes that the driver got.
-    pub(crate) fn trim(&self, shared: &Shared) -> u64 {
-        let before = lock(&self.central).backing.reserved;
-        let _range = profiler::range(What::Trim, before);
-        if !self.synchronize(shared) {
-            self.return_empty_slabs(shared);
-        }
-        let mut central = lock(&self.central);
-        central.headroom_is_open = false;
-        if let Some(_guard) = self.release_guard(shared) {
-            self.supply.evict(&mut central, &Eviction::of(shared, &self.streams));
-            self.supply.release(&mut central, &*shared.driver);
-            central.trim_addresses(&*shared.driver);
-            central.publish_reserved();
-        }
-        central.gauges.add(DeviceGauge::Trims, 1);
-        let bytes = before.saturating_sub(central.backing.reserved);
-        drop(central);
-        self.event(shared, EventKind::Trim, 0, bytes);
-        bytes
-    }
-
     /// The answer to a request that could not be served: out of memory, unless the driver failed
     /// otherwise. Programs that halve their batch when memory runs out must not do so for ever on a
     /// device that is gone.

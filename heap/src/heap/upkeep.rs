@@ -1,8 +1,6 @@
 //! What is told and asked from time to time: steps, phases, tags, limits, memory to be given back.
 
 use super::Heap;
-use crate::device::ceiling;
-use crate::error::Error;
 use crate::pools::lifetime::Lifetime;
 use crate::profiler::{self, What};
 use crate::runs::page_table::Owner;
@@ -10,33 +8,8 @@ use crate::sync::lock;
 use crate::upkeep::phase::{Occasion, Phase};
 use gruyere_record::{DeviceGauge, EventKind};
 use std::sync::atomic::Ordering;
-use std::time::Instant;
 
 impl Heap {
-    /// `empty_cache`: gives back to the driver what nobody uses, on all devices; the bytes that it
-    /// got. Synchronises each device, unless something is capturing on it.
-    pub fn trim(&self) -> u64 {
-        let devices = self.devices().inspect(|device| self.forget_failed_captures(device));
-        devices.map(|device| device.trim(&self.shared)).sum()
-    }
-
-    /// Caps what may be reserved on `device` at `fraction` of its memory, and at `limit:` if that
-    /// is less.
-    ///
-    /// # Errors
-    /// A device that there is not.
-    pub fn set_memory_fraction(&self, fraction: f64, device: i64) -> Result<(), Error> {
-        let device = self.device(device)?;
-        let total = device.capabilities.total_memory;
-        let configured = ceiling(&self.shared.settings, &device.capabilities);
-        let fraction = if fraction.is_finite() { fraction.clamp(0.0, 1.0) } else { 1.0 };
-        let mut central = lock(&device.central);
-        central.limit = configured.min((total as f64 * fraction) as u64);
-        let limit = central.limit;
-        central.gauges.set(&[(DeviceGauge::Limit, limit)]);
-        Ok(())
-    }
-
     /// The base and length of the region that holds `address`, for IPC by base pointers.
     pub fn base_of(&self, address: u64) -> Option<(u64, u64)> {
         self.devices().find_map(|device| {
@@ -116,14 +89,6 @@ impl Heap {
         }
         self.shared.record.close();
         self.flush_trace();
-    }
-
-    /// Gives idle memory back on each device where less than three quarters of the peak is live,
-    /// and where neither this nor a mark of a phase did so within
-    /// [`crate::upkeep::phase::CHECKPOINT_INTERVAL`] before `now`; the bytes given. Synchronises
-    /// those devices.
-    pub fn checkpoint(&self, now: Instant) -> u64 {
-        self.devices().map(|device| device.checkpoint(&self.shared, now)).sum()
     }
 
     /// Counts the live block that starts at `address` under `lifetime`. False, and nothing done: no

@@ -4,4 +4,5 @@ pub mod alerts;
 pub mod phase;
 pub(crate) mod reserve;
 pub(crate) mod thresholds;
+pub(crate) mod trim;
 pub(crate) mod watching;
