@@ -2,7 +2,6 @@
 //! blocks above 16 KiB.
 
 mod addresses;
-mod blocks;
 mod direct;
 mod ladder;
 pub(crate) mod moves;
@@ -87,7 +86,7 @@ pub struct Central {
     /// The other streams that use a live block.
     users: HashMap<RunId, Vec<u32>>,
     /// The blocks of cells in which more start than the page table can name, by address.
-    overflow: BTreeMap<u64, RunId>,
+    pub(crate) overflow: BTreeMap<u64, RunId>,
     /// Large blocks that wait for streams.
     pub(crate) pending: PendingFrees<RunId>,
     /// Bytes that have begun to wait for streams since [`Central::fence_due`] was true.

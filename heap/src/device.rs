@@ -2,15 +2,12 @@
 
 mod at;
 mod captures;
-mod find;
 mod oom;
 mod pools;
 pub(crate) mod reclaim;
-mod sites;
 mod slabs;
 mod snapshot;
 mod stats;
-mod tag;
 mod validate;
 mod waits;
 pub(crate) mod walk;

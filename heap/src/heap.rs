@@ -7,7 +7,6 @@ mod history;
 mod pools;
 mod report;
 mod serve;
-mod upkeep;
 mod waits;
 
 use crate::device::Device;

@@ -1,3 +1,4 @@
 //! The paths of a request and of a free, and the ladder that a request climbs where nothing fits.
 
+pub(crate) mod block_at;
 pub mod rungs;

@@ -3,6 +3,7 @@
 pub mod alerts;
 pub mod phase;
 pub(crate) mod reserve;
+pub(crate) mod steps;
 pub(crate) mod thresholds;
 pub(crate) mod trim;
 pub(crate) mod watching;

@@ -1,30 +1,13 @@
 //! What is told and asked from time to time: steps, phases, tags, limits, memory to be given back.
 
-use super::Heap;
-use crate::pools::lifetime::Lifetime;
+use crate::heap::Heap;
 use crate::profiler::{self, What};
-use crate::runs::page_table::Owner;
 use crate::sync::lock;
 use crate::upkeep::phase::{Occasion, Phase};
 use gruyere_record::{DeviceGauge, EventKind};
 use std::sync::atomic::Ordering;
 
 impl Heap {
-    /// The base and length of the region that holds `address`, for IPC by base pointers.
-    pub fn base_of(&self, address: u64) -> Option<(u64, u64)> {
-        self.devices().find_map(|device| {
-            let central = lock(&device.central);
-            let direct = central
-                .direct_blocks()
-                .find(|&(base, bytes)| (base..base + bytes).contains(&address));
-            direct.or_else(|| {
-                let mut regions =
-                    central.arenas.regions().map(|(_, region)| (region.address, region.bytes));
-                regions.find(|&(base, bytes)| (base..base + bytes).contains(&address))
-            })
-        })
-    }
-
     /// A training step (or a request of a server) is over.
     pub fn mark_step(&self) {
         let step = self.shared.step.fetch_add(1, Ordering::Relaxed) + 1;
@@ -89,16 +72,5 @@ impl Heap {
         }
         self.shared.record.close();
         self.flush_trace();
-    }
-
-    /// Counts the live block that starts at `address` under `lifetime`. False, and nothing done: no
-    /// live block of ours starts there.
-    pub fn tag(&self, address: u64, lifetime: Lifetime) -> bool {
-        let owner = self.shared.table.get(address);
-        let (Owner::Slab { device, .. } | Owner::Large { device, .. }) = owner else {
-            return false;
-        };
-        let device = self.device(i64::from(device));
-        device.ok().and_then(|device| device.tag(address, owner, lifetime)).is_some()
     }
 }
