@@ -9,7 +9,7 @@ use gruyere::dump::state::{BlockKind, Class, State, Sum};
 use gruyere::dump::{self, gather, text};
 use gruyere::heap::Error;
 use gruyere::heap::pools::lifetime::{self, Lifetime};
-use gruyere::heap::report::oom::Report;
+use gruyere::heap::report::cause::Report;
 use gruyere_phantom::{CaptureMode, as_program};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;

@@ -3,7 +3,6 @@
 
 mod addresses;
 mod direct;
-mod ladder;
 pub(crate) mod moves;
 mod pools;
 mod regions;

@@ -4,8 +4,6 @@ mod at;
 mod captures;
 mod oom;
 mod pools;
-pub(crate) mod reclaim;
-mod slabs;
 mod snapshot;
 mod stats;
 mod validate;

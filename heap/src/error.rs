@@ -4,14 +4,14 @@ use crate::driver::DriverError;
 use crate::order::streams;
 use crate::pools::lifetime::Lifetime;
 use crate::report::bytes::Bytes;
-use crate::report::oom;
+use crate::report::cause::Report;
 use std::fmt;
 
 /// Why a request was not served.
 #[derive(Debug)]
 pub enum Error {
     /// No memory, after everything was tried.
-    OutOfMemory(Box<oom::Report>),
+    OutOfMemory(Box<Report>),
     /// The driver failed in another way.
     Driver(DriverError),
     /// There is no such device.

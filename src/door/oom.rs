@@ -6,7 +6,7 @@ use crate::config::Config;
 use crate::driver::StreamHandle;
 use crate::dump::Explained;
 use crate::heap::Heap;
-use crate::heap::report::oom::Report;
+use crate::heap::report::cause::Report;
 use crate::heap::upkeep::alerts::ALERTS;
 
 /// An out-of-memory becomes the program's: it is counted, dumped, and noted in the run's file and

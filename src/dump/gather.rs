@@ -7,7 +7,7 @@ use super::state::{
 };
 use crate::heap::Heap;
 use crate::heap::path::rungs::{self, Ladder, RUNG_NAMES};
-use crate::heap::report::oom::Report;
+use crate::heap::report::cause::Report;
 use crate::heap::report::segment_stats::{self, Place, SegmentStats};
 use crate::heap::report::snapshot::{self, BlockState, Holder, Snapshot};
 use crate::record::clock::Moment;

@@ -13,10 +13,10 @@
 //! then at the central part, misses none.
 
 use crate::device::Device;
-use crate::device::reclaim::Unsynchronized;
 use crate::driver::StreamHandle;
 use crate::error::Error;
 use crate::order::streams::Resolved;
+use crate::path::ladder::Unsynchronized;
 use crate::shared::Shared;
 use crate::sync::lock;
 use std::collections::HashSet;

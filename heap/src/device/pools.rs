@@ -9,7 +9,7 @@ use crate::device::Device;
 use crate::error::Error;
 use crate::pools::named::{PoolError, PoolKey};
 use crate::pools::{Pool, PoolNumber, Reuse, capture_tag};
-use crate::report::oom::PoolNote;
+use crate::report::cause::PoolNote;
 use crate::request::{Eviction, Request};
 use crate::runs::arena::RunId;
 use crate::shared::Shared;

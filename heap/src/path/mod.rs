@@ -1,4 +1,6 @@
 //! The paths of a request and of a free, and the ladder that a request climbs where nothing fits.
 
 pub(crate) mod block_at;
+pub(crate) mod ladder;
 pub mod rungs;
+pub(crate) mod slabs;

@@ -8,10 +8,10 @@
 //! it is done, and a malloc after, so that the entries of one address are in order whatever threads
 //! do.
 
+use crate::report::cause::Report;
 use crate::report::entry::now;
 pub use crate::report::entry::{Action, Entry, set_context};
 use crate::report::latest::Latest;
-use crate::report::oom::Report;
 use crate::sync::Mutex;
 use std::collections::HashMap;
 

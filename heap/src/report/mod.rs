@@ -1,10 +1,10 @@
 //! What the heap says of itself: numbers, snapshots, causes of an out-of-memory, the history.
 
 pub(crate) mod bytes;
+pub mod cause;
 pub(crate) mod entry;
 pub mod history;
 pub(crate) mod latest;
-pub mod oom;
 pub(crate) mod segment;
 pub mod segment_stats;
 pub mod snapshot;

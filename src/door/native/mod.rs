@@ -23,7 +23,7 @@ use super::torch_stats::{GruyereSnapshot, GruyereTorchStats};
 use super::{ONLY_WATCHED, current, fork, guarded, heap, oom};
 use crate::heap::pools::named::PoolError;
 use crate::heap::pools::state::StateError;
-use crate::heap::report::oom::Report;
+use crate::heap::report::cause::Report;
 use crate::heap::small::size_class::SMALL_MAX;
 use crate::heap::{Error, Heap};
 use boxed::{Boxed, Filter};

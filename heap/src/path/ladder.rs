@@ -20,7 +20,7 @@ use crate::device::Device;
 use crate::driver::DriverError;
 use crate::error::Error;
 use crate::order::query_guard::QueryGuard;
-use crate::path::rungs::Stopwatch;
+use crate::path::rungs::{GAUGES, Stopwatch};
 use crate::profiler::{self, What};
 use crate::request::{Eviction, Growth, Request, Want};
 use crate::runs::arena::{RunId, SpaceId, UNOWNED};
@@ -31,7 +31,7 @@ use crate::sync::{MutexGuard, lock};
 use crate::upkeep::alerts::AlertKind;
 use gruyere_record::{DeviceGauge, EventKind, clock};
 use std::collections::HashMap;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// How far growth may go.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -443,5 +443,19 @@ impl Device {
             Some(error) => error.into(),
             None => self.out_of_memory(shared, request.size, request.stream),
         }
+    }
+}
+
+impl Central {
+    /// Counts one turn on a rung, here and on the record.
+    pub(crate) fn count_rung(&mut self, number: usize, bytes: u64, elapsed: Duration) {
+        let rung = &mut self.ladder.rungs[number];
+        rung.calls += 1;
+        rung.bytes += bytes;
+        rung.nanoseconds += u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX);
+        let [calls, gained, microseconds] = GAUGES[number];
+        let values =
+            [(calls, rung.calls), (gained, rung.bytes), (microseconds, rung.nanoseconds / 1000)];
+        self.gauges.set(&values);
     }
 }
