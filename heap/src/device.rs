@@ -2,7 +2,6 @@
 
 mod at;
 mod captures;
-mod oom;
 mod pools;
 mod snapshot;
 mod stats;

@@ -70,7 +70,7 @@ pub struct Heap {
     /// Pool scopes open on all devices; guards the setting of WATCH_CAPTURES.
     pub(crate) pool_scopes: Mutex<u32>,
     bad_frees: AtomicU64,
-    history: History,
+    pub(crate) history: History,
     /// The trace that `trace:` asks for.
     pub(crate) trace: Option<Tracer>,
 }

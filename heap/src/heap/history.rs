@@ -5,12 +5,10 @@ use crate::device::Device;
 use crate::driver::StreamHandle;
 use crate::pools::restore::Plan;
 use crate::pools::state::StateBlock;
-use crate::report::cause::Report;
 use crate::report::entry::{Action, Entry, context, now};
 use crate::report::history::{Books, Collected, LOOK_EVERY, Origin};
 use crate::runs::arena::RunState;
 use crate::runs::page_table::Owner;
-use crate::small::size_class::round;
 use crate::sync::{MutexGuard, lock};
 use std::collections::HashSet;
 use std::sync::atomic::Ordering;
@@ -190,34 +188,6 @@ impl Heap {
         device
             .and_then(|device| device.block_at(address, owner))
             .is_some_and(|facts| facts.is_pending)
-    }
-
-    /// An out-of-memory that [`Heap::malloc`] has answered is the program's, whom nobody else could
-    /// serve: it is counted (in `report` too) and noted, and who listens to alerts hears of it. To
-    /// be called once, with no lock held.
-    pub fn note_out_of_memory(&self, report: &mut Report, stream: StreamHandle) {
-        if let Ok(Some(device)) = self.device_in_use(report.device.into()) {
-            device.count_out_of_memory(&self.shared, report);
-        }
-        let mut books = lock(&self.history.0);
-        books.latest_oom = Some(report.clone());
-        if self.has_history() {
-            books.latest.add(Entry {
-                action: Action::OutOfMemory,
-                device: report.device,
-                address: report.free.unwrap_or(0),
-                bytes: round(report.asked),
-                stream: stream.0 as u64,
-                time: now(),
-                context: context(),
-                origin: 0,
-            });
-        }
-    }
-
-    /// The latest out-of-memory.
-    pub fn latest_out_of_memory(&self) -> Option<Report> {
-        lock(&self.history.0).latest_oom.clone()
     }
 
     /// Notes the end of the waits that are over.

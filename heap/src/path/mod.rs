@@ -2,5 +2,6 @@
 
 pub(crate) mod block_at;
 pub(crate) mod ladder;
+pub(crate) mod oom;
 pub mod rungs;
 pub(crate) mod slabs;

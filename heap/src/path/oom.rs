@@ -4,18 +4,21 @@
 //! another pool to ask, or somebody who gives memory back. So the answer only says why, and who
 //! hands it to the program counts it.
 
-use super::walk::{Visitor, WalkedShard};
 use crate::central::Central;
 use crate::device::Device;
+use crate::device::walk::{Visitor, WalkedShard};
+use crate::driver::StreamHandle;
 use crate::error::Error;
-use crate::pools::lifetime;
-use crate::pools::{Pool, PoolNumber, Purpose};
+use crate::heap::Heap;
+use crate::pools::{Pool, PoolNumber, Purpose, lifetime};
 use crate::profiler::{self, What};
 use crate::report::cause::Report;
 use crate::report::entry;
+use crate::report::entry::{Action, Entry, context, now};
 use crate::report::stats::{joined, partial_page_bytes};
 use crate::runs::arena::{Region, RegionId, RunState};
 use crate::shared::Shared;
+use crate::small::size_class::round;
 use crate::sync::lock;
 use crate::upkeep::alerts::AlertKind;
 use gruyere_record::{DeviceGauge, EventKind, clock};
@@ -121,5 +124,35 @@ impl Device {
         report.addresses = central.addresses_ran_out.then(|| central.arenas.all_reserved_bytes());
         report.immovable = self.supply.leaves_pieces(&self.capabilities);
         report
+    }
+}
+
+impl Heap {
+    /// An out-of-memory that [`Heap::malloc`] has answered is the program's, whom nobody else could
+    /// serve: it is counted (in `report` too) and noted, and who listens to alerts hears of it. To
+    /// be called once, with no lock held.
+    pub fn note_out_of_memory(&self, report: &mut Report, stream: StreamHandle) {
+        if let Ok(Some(device)) = self.device_in_use(report.device.into()) {
+            device.count_out_of_memory(&self.shared, report);
+        }
+        let mut books = lock(&self.history.0);
+        books.latest_oom = Some(report.clone());
+        if self.has_history() {
+            books.latest.add(Entry {
+                action: Action::OutOfMemory,
+                device: report.device,
+                address: report.free.unwrap_or(0),
+                bytes: round(report.asked),
+                stream: stream.0 as u64,
+                time: now(),
+                context: context(),
+                origin: 0,
+            });
+        }
+    }
+
+    /// The latest out-of-memory.
+    pub fn latest_out_of_memory(&self) -> Option<Report> {
+        lock(&self.history.0).latest_oom.clone()
     }
 }
