@@ -9,7 +9,7 @@ mod regions;
 
 use crate::callers::watched_blocks::Watched;
 use crate::driver::{DeviceId, DriverError};
-use crate::order::pending::{PendingFrees, Wait};
+use crate::order::pending::PendingFrees;
 use crate::order::streams::{ALL_STREAMS, Streams};
 use crate::order::waits::Order;
 use crate::path::rungs::Ladder;
@@ -18,8 +18,8 @@ use crate::pools::capture::Captures;
 use crate::pools::lifetime::Lifetime;
 use crate::profiler;
 use crate::report::usage::Usage;
-use crate::request::{Request, Want};
-use crate::runs::arena::{Arenas, Label, Run, RunId, RunState, SpaceId, UNOWNED};
+use crate::request::Request;
+use crate::runs::arena::{Arenas, Label, Run, RunId, RunState, SpaceId};
 use crate::runs::page_table::{Page, PageTable};
 use crate::runs::spaces::Spaces;
 use crate::shared::Shared;
@@ -40,8 +40,6 @@ pub(crate) const SMALL: usize = 0;
 /// What only a graph or a named pool can use grows by at most this part of what it holds more than
 /// it needs: idle, it is lost to all others.
 const OWN_SHARE: u64 = 8;
-/// Events are recorded once blocks of one part in this of what is held have begun to wait for them.
-const BATCH_SHARE: u64 = 32;
 
 /// A block of `backing:passthrough`.
 struct Direct {
@@ -89,7 +87,7 @@ pub struct Central {
     /// Large blocks that wait for streams.
     pub(crate) pending: PendingFrees<RunId>,
     /// Bytes that have begun to wait for streams since [`Central::fence_due`] was true.
-    unfenced_bytes: u64,
+    pub(crate) unfenced_bytes: u64,
     direct: HashMap<u64, Direct>,
     /// Physical memory of the device.
     pub(crate) total_memory: u64,
@@ -345,130 +343,6 @@ impl Central {
             }
         }
         Some(())
-    }
-
-    /// Bytes of large blocks that wait for other streams.
-    pub fn pending_bytes(&self) -> u64 {
-        self.pending.blocks().filter_map(|&id| self.arenas.run(id)).map(|run| run.bytes).sum()
-    }
-
-    /// Whether so much has begun to wait for streams that events are due behind it: one part in
-    /// [`BATCH_SHARE`] of what is held. True once.
-    pub fn fence_due(&mut self) -> bool {
-        let due = self.unfenced_bytes > self.backing.held / BATCH_SHARE;
-        if due {
-            self.unfenced_bytes = 0;
-        }
-        due
-    }
-
-    /// Frees the large blocks whose waits are over, and notes whose free memory may be everybody's
-    /// by now.
-    pub fn complete_frees(&mut self, streams: &Streams, shares: bool) {
-        streams.take_further().for_each(|stream| self.arenas.note_further(stream));
-        if !self.pending.is_due(streams.strides()) {
-            return;
-        }
-        let mut pending = std::mem::take(&mut self.pending);
-        pending.complete_where(|free| {
-            let is_over = free.is_over(|stream| streams.completed(stream));
-            if is_over {
-                // All streams together have no work of their own that it could lie behind: what it
-                // waited for was all there is.
-                let owner =
-                    if free.own.0 == ALL_STREAMS && shares { (UNOWNED, 0) } else { free.own };
-                self.release_pending(free.block, owner);
-            }
-            is_over
-        });
-        self.pending = pending;
-    }
-
-    fn release_pending(&mut self, id: RunId, (owner, epoch): Wait) {
-        let Some(run) = self.arenas.run(id) else { return };
-        let Run { bytes, lifetime, slot, .. } = *run;
-        let requested = run.requested();
-        self.writers[pool_of(bytes)].block_remove(slot, bytes, requested, lifetime, true);
-        self.usage.block_given(bytes);
-        self.arenas.release(id, owner, epoch);
-    }
-
-    /// Frees the large blocks that wait only for what is ordered before the work to come of the
-    /// requesting stream, to that stream: those in the ordinary spaces, from which pages can move
-    /// to where they are wanted, and in the space in which they are.
-    pub fn complete_ordered_frees(&mut self, streams: &Streams, want: Want) {
-        let waiter = want.stream;
-        let mut pending = std::mem::take(&mut self.pending);
-        pending.complete_where(|free| {
-            let Some(run) = self.arenas.run(free.block) else { return false };
-            let space = self.arenas.region(run.region).space;
-            let is_before = |wait| self.order.is_before(streams, waiter, wait);
-            let is_wanted = space == want.space || self.spaces.is_ordinary(space);
-            let is_over = is_wanted && free.is_ordered(is_before);
-            if is_over {
-                self.release_pending(free.block, (waiter, streams.note_free(waiter)));
-            }
-            is_over
-        });
-        self.pending = pending;
-    }
-
-    /// Whether anything that is free or waits would be ordered by a wait for `epoch` of `stream`.
-    pub fn would_gain(&self, stream: u32, epoch: u64) -> bool {
-        self.pending.any_behind(stream, epoch)
-            || self.spaces.iter().any(|space| self.arenas.has_freed(space, stream, epoch))
-    }
-
-    /// The waits each of which, alone, would bring a run for `want`: for the last work on a free
-    /// run that is long enough, or for the one stream that a freed block of that length still waits
-    /// for. By stream, the earliest epoch.
-    pub fn single_waits(&self, streams: &Streams, want: Want) -> HashMap<u32, u64> {
-        let is_before = |wait: &Wait| self.order.is_before(streams, want.stream, *wait);
-        let of_free = self
-            .arenas
-            .fitting(want.space, want.bytes, want.align)
-            .filter_map(|id| self.arenas.run(id))
-            .map(|run| (run.stream, run.epoch))
-            .filter(|wait| !is_before(wait));
-        let of_pending = self.pending.frees().filter_map(|free| {
-            let run = self.arenas.run(free.block)?;
-            let fits = run.bytes >= want.bytes + run.askew(want.align)
-                && self.arenas.region(run.region).space == want.space;
-            fits.then(|| free.only_wait(is_before)).flatten()
-        });
-        let mut earliest = HashMap::new();
-        for (stream, epoch) in of_free.chain(of_pending) {
-            let known = earliest.entry(stream).or_insert(epoch);
-            *known = epoch.min(*known);
-        }
-        earliest
-    }
-
-    /// A run for `want` from one free run whose last work is ordered before the work to come of its
-    /// stream.
-    pub fn fit_ordered(&mut self, streams: &Streams, want: Want) -> Option<RunId> {
-        let run = want.fit_or_join(&mut self.arenas);
-        if run.is_some() {
-            return run;
-        }
-        let order = &self.order;
-        let is_ordered = |stream: u32, epoch: u64| order.of(want.stream, stream) >= epoch;
-        let id = self.arenas.best_fit_ordered(want.space, want.bytes, want.align, &is_ordered)?;
-        self.arenas.hand_over(id, want.stream, streams.note_free(want.stream));
-        want.fit(&mut self.arenas)
-    }
-
-    /// Makes unowned what its streams are past, in all pools whose memory every stream may get.
-    pub fn promote(&mut self, streams: &Streams) {
-        self.arenas.promote_ripe(self.pools.shared_spaces(), &|stream| streams.completed(stream));
-    }
-
-    /// As [`Central::promote`], of all that is free; `completed` tells the last epoch that a stream
-    /// is past.
-    pub fn promote_to(&mut self, completed: &dyn Fn(u32) -> u64) {
-        for space in self.pools.shared_spaces() {
-            self.arenas.promote(space, completed);
-        }
     }
 
     /// Adds every stream that owns a run, uses a block or is waited for.

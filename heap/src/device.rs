@@ -6,7 +6,6 @@ mod pools;
 mod snapshot;
 mod stats;
 mod validate;
-mod waits;
 pub(crate) mod walk;
 
 use crate::central::{self, Central};

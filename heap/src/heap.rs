@@ -7,7 +7,6 @@ mod history;
 mod pools;
 mod report;
 mod serve;
-mod waits;
 
 use crate::device::Device;
 use crate::driver::{DeviceId, Driver, DriverError};

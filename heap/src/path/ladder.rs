@@ -213,14 +213,6 @@ impl Device {
         central.arenas.join(want.space, want.bytes, want.align, want.stream)
     }
 
-    /// Makes use of what the streams are known to be past by now; asks nobody.
-    pub(crate) fn collect_completed(&self, shared: &Shared, central: &mut Central) {
-        central.complete_frees(&self.streams, shared.shares());
-        if shared.shares() {
-            central.promote(&self.streams);
-        }
-    }
-
     /// Grows, or makes better use of what is held.
     fn grow(
         &self,

@@ -3,5 +3,6 @@
 pub(crate) mod block_at;
 pub(crate) mod ladder;
 pub(crate) mod oom;
+pub(crate) mod order_rule;
 pub mod rungs;
 pub(crate) mod slabs;
