@@ -15,15 +15,12 @@ use crate::order::waits::Order;
 use crate::path::rungs::Ladder;
 use crate::pools::Pools;
 use crate::pools::capture::Captures;
-use crate::pools::lifetime::Lifetime;
 use crate::profiler;
 use crate::report::usage::Usage;
-use crate::request::Request;
-use crate::runs::arena::{Arenas, Label, Run, RunId, RunState, SpaceId};
-use crate::runs::page_table::{Page, PageTable};
+use crate::runs::arena::{Arenas, Run, RunId, RunState, SpaceId};
+use crate::runs::page_table::Page;
 use crate::runs::spaces::Spaces;
-use crate::shared::Shared;
-use crate::small::size_class::{PAGE, round};
+use crate::small::size_class::PAGE;
 use crate::small::slab::Slab;
 use crate::supply::backing::Backing;
 use crate::supply::growth::Pace;
@@ -169,68 +166,6 @@ impl Central {
             watch: Watch::new(false),
             ladder: Ladder::default(),
             watched: Watched::default(),
-        }
-    }
-
-    /// The hot path of a large malloc: the best fit among the free runs, described in the page
-    /// table and the record. Its address, or 0 where nothing fits. `time`: the clock's.
-    #[inline(always)]
-    pub fn serve(
-        &mut self,
-        shared: &Shared,
-        requested: u64,
-        stream: u32,
-        lifetime: Lifetime,
-        time: u64,
-    ) -> u64 {
-        let size = round(requested);
-        let space = self.spaces.of_large(lifetime, size);
-        let writer = &mut self.writers[pool_of(size)];
-        let slot = writer.place();
-        let label = Label { slack: (size - requested) as u32, lifetime: lifetime as u8, slot };
-        let Some((id, address)) = self.arenas.allocate_block(space, size, stream, label) else {
-            writer.put_back(slot);
-            return 0;
-        };
-        let tag = BlockTag::new(self.device as u8, lifetime as u8, 0, stream);
-        let block = Block { tag, address, size, requested, bucket: bucket_of(size) };
-        writer.malloc(slot, block, || shared.step(), time);
-        self.usage.block_taken(size);
-        self.name(&shared.table, id, address);
-        address
-    }
-
-    /// Describes a run that has just been taken as the block of `request`, in the page table and
-    /// the record; its address. `capture` as the record counts it.
-    pub fn publish(
-        &mut self,
-        table: &PageTable,
-        id: RunId,
-        request: &Request,
-        step: u32,
-        capture: u8,
-    ) -> u64 {
-        let Request { size: requested, lifetime, start, .. } = *request;
-        let Some(run) = self.arenas.run_mut(id) else { return 0 };
-        let (address, size) = (run.address, run.bytes);
-        let tag = BlockTag::new(self.device as u8, lifetime as u8, capture, run.stream);
-        let writer = &mut self.writers[pool_of(size)];
-        let slot = writer.place();
-        run.label(Label { slack: (size - requested) as u32, lifetime: lifetime as u8, slot });
-        let block = Block { tag, address, size, requested, bucket: bucket_of(size) };
-        writer.malloc(slot, block, || step, start);
-        self.usage.block_taken(size);
-        self.name(table, id, address);
-        address
-    }
-
-    /// Notes in the page table that block `id` starts at `address`.
-    #[inline(always)]
-    fn name(&mut self, table: &PageTable, id: RunId, address: u64) {
-        if let Some(page) = table.page(address)
-            && !page.add_block(self.device, id)
-        {
-            self.name_among_many(table, id, address);
         }
     }
 

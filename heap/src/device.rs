@@ -1,6 +1,5 @@
 //! One device's heap: the paths of malloc, free and record_stream.
 
-mod at;
 mod captures;
 mod pools;
 mod snapshot;
@@ -8,25 +7,23 @@ mod stats;
 mod validate;
 pub(crate) mod walk;
 
-use crate::central::{self, Central};
+use crate::central::Central;
 use crate::driver::{Capabilities, DeviceId, ErrorKind, StreamHandle};
 use crate::error::Error;
 use crate::order::query_guard::QueryGuard;
-use crate::order::streams::{ALL_STREAMS, Resolved, Streams};
+use crate::order::streams::{Resolved, Streams};
 use crate::report::bytes::Bytes;
 use crate::request::Request;
 use crate::runs::page_table::{Owner, Page};
 use crate::settings::Settings;
 use crate::shared::Shared;
 use crate::small::shard::{FreeOutcome, SHARDS, Shard};
-use crate::small::size_class::{
-    ALIGNMENT, PAGE, SIZE_CLASSES, SLAB, SMALL_MAX, class_of, round, round_up,
-};
+use crate::small::size_class::SMALL_MAX;
 use crate::supply::growth::Pace;
 use crate::supply::mapping_book::MappingBook;
 use crate::supply::{self, Supply};
 use crate::sync::{Mutex, MutexGuard, lock};
-use crate::upkeep::phase::{Occasion, Watch};
+use crate::upkeep::phase::Watch;
 use crate::upkeep::watching::Watching;
 use crossbeam_utils::{Backoff, CachePadded};
 use gruyere_record::gauges::pool_of;
@@ -238,116 +235,6 @@ impl Device {
         let guard = self.query_guard()?;
         let quiet = shared.hears_of_captures() || !self.streams.any_capturing(&*shared.driver);
         quiet.then_some(guard)
-    }
-
-    /// An address for `request`.
-    ///
-    /// # Errors
-    /// Out of memory, with all that is known of its cause.
-    pub fn malloc(&self, shared: &Shared, request: Request) -> Result<u64, Error> {
-        if is_large(request.size) {
-            if request.stream == ALL_STREAMS {
-                self.poll_parked(shared);
-            }
-            match self.serve_large(shared, request) {
-                0 => self.malloc_large(shared, request),
-                address => Ok(address),
-            }
-        } else {
-            match self.serve_small(shared, request) {
-                0 => self.malloc_small(shared, request),
-                address => Ok(address),
-            }
-        }
-    }
-
-    /// The hot path of a small malloc: a slot of the first slab of its bin. 0: there is none, and
-    /// [`Device::malloc`] finds memory.
-    #[inline(always)]
-    pub(crate) fn serve_small(&self, shared: &Shared, request: Request) -> u64 {
-        let cell = &mut *self.shard(request.stream);
-        cell.shard.allocate(&mut cell.writer, request, || shared.step())
-    }
-
-    /// The hot path of a large malloc: the best fit among the free runs; as
-    /// [`Device::serve_small`].
-    #[inline(always)]
-    pub(crate) fn serve_large(&self, shared: &Shared, request: Request) -> u64 {
-        let Request { size: requested, stream, lifetime, start, .. } = request;
-        if central::is_absurd(requested) {
-            return 0;
-        }
-        let mut central = lock(&self.central);
-        let address = central.serve(shared, requested, stream, lifetime, start);
-        if central.watch.is_due(central.arenas.changes()) {
-            drop(central);
-            self.watch(shared, Occasion::Due);
-        }
-        address
-    }
-
-    #[cold]
-    fn malloc_small(&self, shared: &Shared, request: Request) -> Result<u64, Error> {
-        if self.shard(request.stream).shard.has_pending() {
-            if let Some(_guard) = self.query_guard() {
-                self.fence(shared, Some(request.stream));
-                self.streams.poll_some(&*shared.driver);
-            }
-            self.complete_shard_frees(shared, request.stream);
-        }
-        let request = self.located(shared, request);
-        let class = class_of(request.size) as u8;
-        let bytes = SIZE_CLASSES[usize::from(class)].slab_bytes();
-        loop {
-            let address = self.serve_small(shared, request);
-            if address != 0 {
-                return Ok(address);
-            }
-            let slab = {
-                let (mut central, run) = self.allocate_run(shared, request, bytes, SLAB)?;
-                self.make_slab(shared, &mut central, run, class, &request, 0)
-            };
-            let Some(slab) = slab else { return Err(Error::Internal("a run vanished")) };
-            let shard = &mut self.shard(request.stream).shard;
-            self.add_slab(shared, Self::shard_number(request.stream), shard, slab);
-        }
-    }
-
-    /// A block that is a run of `bytes` at a multiple of `align`.
-    ///
-    /// # Errors
-    /// As [`Device::malloc`].
-    fn malloc_run(
-        &self,
-        shared: &Shared,
-        request: Request,
-        bytes: u64,
-        align: u64,
-    ) -> Result<u64, Error> {
-        let (mut central, run) = self.allocate_run(shared, request, bytes, align)?;
-        Ok(central.publish(&shared.table, run, &request, shared.step(), 0))
-    }
-
-    #[cold]
-    fn malloc_large(&self, shared: &Shared, request: Request) -> Result<u64, Error> {
-        if central::is_absurd(request.size) {
-            return Err(self.out_of_memory(shared, request.size, request.stream));
-        }
-        self.malloc_run(shared, request, round(request.size), ALIGNMENT)
-    }
-
-    /// A block that is alone in its span, and starts it.
-    ///
-    /// # Errors
-    /// As [`Device::malloc`].
-    #[cold]
-    pub(crate) fn malloc_dedicated(&self, shared: &Shared, request: Request) -> Result<u64, Error> {
-        let Some(bytes) =
-            round_up(request.size, PAGE).filter(|_| !central::is_absurd(request.size))
-        else {
-            return Err(self.out_of_memory(shared, request.size, request.stream));
-        };
-        self.malloc_run(shared, request, bytes, PAGE)
     }
 
     /// Frees the small block at `address`, which the page table says is in slab `slab` of `shard`.

@@ -6,7 +6,6 @@ mod free;
 mod history;
 mod pools;
 mod report;
-mod serve;
 
 use crate::device::Device;
 use crate::driver::{DeviceId, Driver, DriverError};
@@ -58,7 +57,7 @@ pub const POISON_FREED: u8 = 0xDD;
 pub struct Heap {
     pub(crate) shared: Shared,
     /// By number, which has six bits in the page table. Those from `count` on stay empty.
-    devices: [OnceBox<Device>; MAX_DEVICES as usize],
+    pub(crate) devices: [OnceBox<Device>; MAX_DEVICES as usize],
     count: u32,
     making: Mutex<()>,
     /// What takes requests off the straight path: a set of the bits above. WATCH_CAPTURES is set

@@ -1,10 +1,10 @@
 //! Frees, and uses by other streams.
 
-use super::serve::sample_latency;
 use super::{DEBUG, HISTORY, Heap, PASSTHROUGH, POISON_FREED, TOLD, TRACE};
 use crate::device::{Device, Owned};
 use crate::driver::{CaptureStatus, StreamHandle};
 use crate::order::streams;
+use crate::path::malloc::sample_latency;
 use crate::runs::page_table::{Owner, Page};
 use crate::sync::lock;
 use gruyere_record::{DeviceGauge, EventKind, clock};

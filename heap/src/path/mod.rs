@@ -2,6 +2,8 @@
 
 pub(crate) mod block_at;
 pub(crate) mod ladder;
+pub(crate) mod malloc;
+pub(crate) mod malloc_at;
 pub(crate) mod oom;
 pub(crate) mod order_rule;
 pub mod rungs;

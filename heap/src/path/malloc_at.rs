@@ -3,8 +3,12 @@
 
 use crate::central::{self, Central};
 use crate::device::Device;
+use crate::driver::StreamHandle;
+use crate::error::Error;
+use crate::heap::Heap;
+use crate::pools::capture::PoolId;
 use crate::pools::state::{SlabPlace, StateBlock};
-use crate::pools::{Pool, PoolNumber};
+use crate::pools::{Pool, PoolNumber, lifetime, route};
 use crate::request::Request;
 use crate::runs::arena::{RunId, SpaceId};
 use crate::runs::page_table::Owner;
@@ -12,6 +16,7 @@ use crate::shared::Shared;
 use crate::small::size_class::{ALIGNMENT, SIZE_CLASSES, SLAB, SMALL_MAX, class_of, round};
 use crate::supply::Way;
 use crate::sync::lock;
+use gruyere_record::clock;
 
 impl Device {
     /// The block of `request` at `address` and nowhere else, of memory that is free and its
@@ -125,4 +130,44 @@ fn places(shared: &Shared, pool: &Pool, request: &Request, address: u64) -> Vec<
         })
         .map(|base| Some(SlabPlace { base, class: class as u8 }))
         .collect()
+}
+
+impl Heap {
+    /// As [`Heap::malloc`], at `address` and nowhere else: of free memory of the stream's, in the
+    /// pool that it captures for, the memory of the graphs of pool `graphs`, the pool that the
+    /// thread is in, or ordinary memory, where blocks of slabs are not had. `None`:
+    /// such memory is not there.
+    ///
+    /// # Errors
+    /// A device that there is not; the driver's, which is asked whether the stream captures.
+    pub fn malloc_at(
+        &self,
+        size: u64,
+        device: i64,
+        stream: StreamHandle,
+        address: u64,
+        graphs: Option<PoolId>,
+    ) -> Result<Option<u64>, Error> {
+        if size == 0 {
+            return Ok(None);
+        }
+        let start = clock::now();
+        let device = self.device(device)?;
+        let shared = &self.shared;
+        let found = device.named(shared, stream)?;
+        let request = Request::new(size, found.number, lifetime::tags().lifetime(), start);
+        let capture = device.capture_of(shared, stream, &found)?;
+        let served = device.malloc_at(shared, request, address, |central| {
+            if let Some(capturing) = capture {
+                return Some(central.pool_for_capture(capturing, request.stream));
+            }
+            let of_graphs = graphs.and_then(|id| central.pool_of_graphs(id).ok());
+            of_graphs.map(|(number, _)| number).or_else(|| route::pool_on(device.id))
+        });
+        if let Some(address) = served {
+            self.noted(device, &request, address, stream);
+            self.served(device, size, address);
+        }
+        Ok(served)
+    }
 }

@@ -1,19 +1,25 @@
 //! Mallocs.
 
-use super::{ALL_SITES, HISTORY, Heap, POISON_FRESH, UNANNOUNCED, WATCH_CAPTURES};
+use crate::central::{self, Central};
 use crate::device::{Device, is_large};
 use crate::driver::StreamHandle;
 use crate::error::Error;
-use crate::order::streams;
-use crate::order::streams::Resolved;
+use crate::heap::{ALL_SITES, HISTORY, Heap, POISON_FRESH, UNANNOUNCED, WATCH_CAPTURES};
+use crate::order::streams::{self, ALL_STREAMS, Resolved};
 use crate::pools::capture::PoolId;
-use crate::pools::{lifetime, route};
+use crate::pools::lifetime::{self, Lifetime};
+use crate::pools::route;
 use crate::request::Request;
-use crate::shared::{HOOK_CAPTURES, HOOK_RECORD_STREAM, ORDERED_CALLERS};
-use crate::small::size_class::round;
+use crate::runs::arena::{Label, RunId};
+use crate::runs::page_table::PageTable;
+use crate::shared::{HOOK_CAPTURES, HOOK_RECORD_STREAM, ORDERED_CALLERS, Shared};
+use crate::small::size_class::{ALIGNMENT, PAGE, SIZE_CLASSES, SLAB, class_of, round, round_up};
 use crate::supply::Way;
+use crate::sync::lock;
+use crate::upkeep::phase::Occasion;
+use gruyere_record::gauges::pool_of;
 use gruyere_record::sites::SiteId;
-use gruyere_record::{Record, clock};
+use gruyere_record::{Block, BlockTag, Record, bucket_of, clock};
 use once_cell::race::OnceBox;
 use std::sync::atomic::Ordering;
 
@@ -107,46 +113,8 @@ impl Heap {
         Ok(address)
     }
 
-    /// As [`Heap::malloc`], at `address` and nowhere else: of free memory of the stream's, in the
-    /// pool that it captures for, the memory of the graphs of pool `graphs`, the pool that the
-    /// thread is in, or ordinary memory, where blocks of slabs are not had. `None`:
-    /// such memory is not there.
-    ///
-    /// # Errors
-    /// A device that there is not; the driver's, which is asked whether the stream captures.
-    pub fn malloc_at(
-        &self,
-        size: u64,
-        device: i64,
-        stream: StreamHandle,
-        address: u64,
-        graphs: Option<PoolId>,
-    ) -> Result<Option<u64>, Error> {
-        if size == 0 {
-            return Ok(None);
-        }
-        let start = clock::now();
-        let device = self.device(device)?;
-        let shared = &self.shared;
-        let found = device.named(shared, stream)?;
-        let request = Request::new(size, found.number, lifetime::tags().lifetime(), start);
-        let capture = device.capture_of(shared, stream, &found)?;
-        let served = device.malloc_at(shared, request, address, |central| {
-            if let Some(capturing) = capture {
-                return Some(central.pool_for_capture(capturing, request.stream));
-            }
-            let of_graphs = graphs.and_then(|id| central.pool_of_graphs(id).ok());
-            of_graphs.map(|(number, _)| number).or_else(|| route::pool_on(device.id))
-        });
-        if let Some(address) = served {
-            self.noted(device, &request, address, stream);
-            self.served(device, size, address);
-        }
-        Ok(served)
-    }
-
     /// A block of `size` bytes begins at `address`.
-    fn served(&self, device: &Device, size: u64, address: u64) {
+    pub(crate) fn served(&self, device: &Device, size: u64, address: u64) {
         let is_wanted = || is_large(size) || self.special.load(Ordering::Relaxed) & ALL_SITES != 0;
         if self.shared.sites.is_some() && is_wanted() {
             self.note_site(device, size, address);
@@ -218,7 +186,13 @@ impl Heap {
     }
 
     /// Adds a block to the history and the trace, where they are kept.
-    fn noted(&self, device: &Device, request: &Request, address: u64, stream: StreamHandle) {
+    pub(crate) fn noted(
+        &self,
+        device: &Device,
+        request: &Request,
+        address: u64,
+        stream: StreamHandle,
+    ) {
         if self.special.load(Ordering::Acquire) & HISTORY != 0 {
             self.note_malloc(device.id, address, request.size, stream);
         }
@@ -263,4 +237,180 @@ pub(crate) fn sample_latency(record: &Record, malloc: bool, start: u64) {
 #[inline(never)]
 fn note_latency(record: &Record, malloc: bool, start: u64) {
     record.latency(malloc, clock::now().wrapping_sub(start));
+}
+
+impl Device {
+    /// An address for `request`.
+    ///
+    /// # Errors
+    /// Out of memory, with all that is known of its cause.
+    pub fn malloc(&self, shared: &Shared, request: Request) -> Result<u64, Error> {
+        if is_large(request.size) {
+            if request.stream == ALL_STREAMS {
+                self.poll_parked(shared);
+            }
+            match self.serve_large(shared, request) {
+                0 => self.malloc_large(shared, request),
+                address => Ok(address),
+            }
+        } else {
+            match self.serve_small(shared, request) {
+                0 => self.malloc_small(shared, request),
+                address => Ok(address),
+            }
+        }
+    }
+
+    /// The hot path of a small malloc: a slot of the first slab of its bin. 0: there is none, and
+    /// [`Device::malloc`] finds memory.
+    #[inline(always)]
+    pub(crate) fn serve_small(&self, shared: &Shared, request: Request) -> u64 {
+        let cell = &mut *self.shard(request.stream);
+        cell.shard.allocate(&mut cell.writer, request, || shared.step())
+    }
+
+    /// The hot path of a large malloc: the best fit among the free runs; as
+    /// [`Device::serve_small`].
+    #[inline(always)]
+    pub(crate) fn serve_large(&self, shared: &Shared, request: Request) -> u64 {
+        let Request { size: requested, stream, lifetime, start, .. } = request;
+        if central::is_absurd(requested) {
+            return 0;
+        }
+        let mut central = lock(&self.central);
+        let address = central.serve(shared, requested, stream, lifetime, start);
+        if central.watch.is_due(central.arenas.changes()) {
+            drop(central);
+            self.watch(shared, Occasion::Due);
+        }
+        address
+    }
+
+    #[cold]
+    fn malloc_small(&self, shared: &Shared, request: Request) -> Result<u64, Error> {
+        if self.shard(request.stream).shard.has_pending() {
+            if let Some(_guard) = self.query_guard() {
+                self.fence(shared, Some(request.stream));
+                self.streams.poll_some(&*shared.driver);
+            }
+            self.complete_shard_frees(shared, request.stream);
+        }
+        let request = self.located(shared, request);
+        let class = class_of(request.size) as u8;
+        let bytes = SIZE_CLASSES[usize::from(class)].slab_bytes();
+        loop {
+            let address = self.serve_small(shared, request);
+            if address != 0 {
+                return Ok(address);
+            }
+            let slab = {
+                let (mut central, run) = self.allocate_run(shared, request, bytes, SLAB)?;
+                self.make_slab(shared, &mut central, run, class, &request, 0)
+            };
+            let Some(slab) = slab else { return Err(Error::Internal("a run vanished")) };
+            let shard = &mut self.shard(request.stream).shard;
+            self.add_slab(shared, Self::shard_number(request.stream), shard, slab);
+        }
+    }
+
+    /// A block that is a run of `bytes` at a multiple of `align`.
+    ///
+    /// # Errors
+    /// As [`Device::malloc`].
+    fn malloc_run(
+        &self,
+        shared: &Shared,
+        request: Request,
+        bytes: u64,
+        align: u64,
+    ) -> Result<u64, Error> {
+        let (mut central, run) = self.allocate_run(shared, request, bytes, align)?;
+        Ok(central.publish(&shared.table, run, &request, shared.step(), 0))
+    }
+
+    #[cold]
+    fn malloc_large(&self, shared: &Shared, request: Request) -> Result<u64, Error> {
+        if central::is_absurd(request.size) {
+            return Err(self.out_of_memory(shared, request.size, request.stream));
+        }
+        self.malloc_run(shared, request, round(request.size), ALIGNMENT)
+    }
+
+    /// A block that is alone in its span, and starts it.
+    ///
+    /// # Errors
+    /// As [`Device::malloc`].
+    #[cold]
+    pub(crate) fn malloc_dedicated(&self, shared: &Shared, request: Request) -> Result<u64, Error> {
+        let Some(bytes) =
+            round_up(request.size, PAGE).filter(|_| !central::is_absurd(request.size))
+        else {
+            return Err(self.out_of_memory(shared, request.size, request.stream));
+        };
+        self.malloc_run(shared, request, bytes, PAGE)
+    }
+}
+
+impl Central {
+    /// The hot path of a large malloc: the best fit among the free runs, described in the page
+    /// table and the record. Its address, or 0 where nothing fits. `time`: the clock's.
+    #[inline(always)]
+    pub fn serve(
+        &mut self,
+        shared: &Shared,
+        requested: u64,
+        stream: u32,
+        lifetime: Lifetime,
+        time: u64,
+    ) -> u64 {
+        let size = round(requested);
+        let space = self.spaces.of_large(lifetime, size);
+        let writer = &mut self.writers[pool_of(size)];
+        let slot = writer.place();
+        let label = Label { slack: (size - requested) as u32, lifetime: lifetime as u8, slot };
+        let Some((id, address)) = self.arenas.allocate_block(space, size, stream, label) else {
+            writer.put_back(slot);
+            return 0;
+        };
+        let tag = BlockTag::new(self.device as u8, lifetime as u8, 0, stream);
+        let block = Block { tag, address, size, requested, bucket: bucket_of(size) };
+        writer.malloc(slot, block, || shared.step(), time);
+        self.usage.block_taken(size);
+        self.name(&shared.table, id, address);
+        address
+    }
+
+    /// Describes a run that has just been taken as the block of `request`, in the page table and
+    /// the record; its address. `capture` as the record counts it.
+    pub fn publish(
+        &mut self,
+        table: &PageTable,
+        id: RunId,
+        request: &Request,
+        step: u32,
+        capture: u8,
+    ) -> u64 {
+        let Request { size: requested, lifetime, start, .. } = *request;
+        let Some(run) = self.arenas.run_mut(id) else { return 0 };
+        let (address, size) = (run.address, run.bytes);
+        let tag = BlockTag::new(self.device as u8, lifetime as u8, capture, run.stream);
+        let writer = &mut self.writers[pool_of(size)];
+        let slot = writer.place();
+        run.label(Label { slack: (size - requested) as u32, lifetime: lifetime as u8, slot });
+        let block = Block { tag, address, size, requested, bucket: bucket_of(size) };
+        writer.malloc(slot, block, || step, start);
+        self.usage.block_taken(size);
+        self.name(table, id, address);
+        address
+    }
+
+    /// Notes in the page table that block `id` starts at `address`.
+    #[inline(always)]
+    fn name(&mut self, table: &PageTable, id: RunId, address: u64) {
+        if let Some(page) = table.page(address)
+            && !page.add_block(self.device, id)
+        {
+            self.name_among_many(table, id, address);
+        }
+    }
 }
