@@ -10,26 +10,20 @@ mod regions;
 use crate::callers::watched_blocks::Watched;
 use crate::driver::{DeviceId, DriverError};
 use crate::order::pending::PendingFrees;
-use crate::order::streams::{ALL_STREAMS, Streams};
 use crate::order::waits::Order;
 use crate::path::rungs::Ladder;
 use crate::pools::Pools;
 use crate::pools::capture::Captures;
 use crate::profiler;
 use crate::report::usage::Usage;
-use crate::runs::arena::{Arenas, Run, RunId, RunState, SpaceId};
-use crate::runs::page_table::Page;
+use crate::runs::arena::{Arenas, RunId, SpaceId};
 use crate::runs::spaces::Spaces;
 use crate::small::size_class::PAGE;
-use crate::small::slab::Slab;
 use crate::supply::backing::Backing;
 use crate::supply::growth::Pace;
 use crate::upkeep::phase::Watch;
 use gruyere_record::size::Size;
-use gruyere_record::{
-    Block, BlockSlot, BlockTag, DeviceGauge, DeviceWriter, EventKind, ShardWriter, bucket_of,
-    gauges::pool_of,
-};
+use gruyere_record::{BlockSlot, DeviceGauge, DeviceWriter, ShardWriter};
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// The record's shard of small blocks among [`Central::writers`].
@@ -78,7 +72,7 @@ pub struct Central {
     /// The ordinary spaces.
     pub spaces: Spaces,
     /// The other streams that use a live block.
-    users: HashMap<RunId, Vec<u32>>,
+    pub(crate) users: HashMap<RunId, Vec<u32>>,
     /// The blocks of cells in which more start than the page table can name, by address.
     pub(crate) overflow: BTreeMap<u64, RunId>,
     /// Large blocks that wait for streams.
@@ -202,84 +196,6 @@ impl Central {
         self.gauges.sample(self.arenas.sample_busy_peak());
     }
 
-    /// Frees the large block that starts at `address` in `page`, and tells the record; it is not
-    /// reused before its users and stream `also` are past this moment. `None`: no large block
-    /// starts there.
-    #[inline(always)]
-    pub fn free_large(
-        &mut self,
-        page: Page<'_>,
-        streams: &Streams,
-        address: u64,
-        time: u64,
-        also: Option<u32>,
-    ) -> Option<()> {
-        let arenas = &self.arenas;
-        let (id, run) = match page.remove_block(|id| block_at(arenas, id, address)) {
-            Some(found) => found,
-            None => {
-                let id = self.remove_from_overflow(page, address)?;
-                (id, self.arenas.run(id)?)
-            }
-        };
-        let (size, requested) = (run.bytes, run.requested());
-        let Run { stream, lifetime, slot, shared, region, .. } = *run;
-        self.freed += size;
-        let also = also.filter(|&user| user != stream || user == ALL_STREAMS);
-        let (waits, apart) = (shared || also.is_some(), self.pools.has_apart());
-        if waits || apart {
-            let frozen = apart && self.note_free_apart(self.arenas.region(region).space, size);
-            if waits || frozen {
-                self.free_pending(streams, id, also, frozen);
-                let writer = &mut self.writers[pool_of(size)];
-                writer.block_pending(slot, size, requested, lifetime);
-                writer.event(EventKind::Free, lifetime, stream, address, size, time);
-                return Some(());
-            }
-        }
-        let tag = BlockTag::new(self.device as u8, lifetime, 0, stream);
-        // Before the run is merged: what the record needs is at hand, and need not be kept through
-        // that.
-        let block = Block { tag, address, size, requested, bucket: bucket_of(size) };
-        self.usage.block_given(size);
-        self.writers[pool_of(size)].free(slot, block, time);
-        self.arenas.release_block(id, streams)?;
-        Some(())
-    }
-
-    /// Makes the block wait for its users and `also`; for ever, if it is `frozen`.
-    #[cold]
-    fn free_pending(&mut self, streams: &Streams, id: RunId, also: Option<u32>, frozen: bool) {
-        let Some(run) = self.arenas.run_mut(id) else { return };
-        run.state = RunState::Pending;
-        let Run { bytes, stream, shared, .. } = *run;
-        // All streams together have no work of their own that it could lie behind.
-        let own = (stream, if stream == ALL_STREAMS { 0 } else { streams.note_free(stream) });
-        let users = if shared { self.users.remove(&id).unwrap_or_default() } else { Vec::new() };
-        if !frozen {
-            self.pending.push(id, own, users, also, |user| streams.note_wait(user));
-            self.unfenced_bytes += bytes;
-        }
-    }
-
-    /// Notes that `user` uses the large block at `address` too. `None`: no such block.
-    pub fn record_stream(
-        &mut self,
-        address: u64,
-        blocks: [Option<RunId>; 2],
-        user: u32,
-    ) -> Option<()> {
-        let (id, run) = self.find(address, blocks)?;
-        if run.stream != user || user == ALL_STREAMS {
-            self.arenas.run_mut(id)?.shared = true;
-            let users = self.users.entry(id).or_default();
-            if !users.contains(&user) {
-                users.push(user);
-            }
-        }
-        Some(())
-    }
-
     /// Adds every stream that owns a run, uses a block or is waited for.
     pub fn streams_referred(&self, referred: &mut HashSet<u32>) {
         referred.extend(self.arenas.streams());
@@ -288,32 +204,4 @@ impl Central {
             shard.streams_referred(referred);
         }
     }
-
-    /// A slab that is in no shard any more goes back to its arena.
-    pub fn release_slab(&mut self, slab: &Slab) {
-        if let Some(run) = self.arenas.run_mut(slab.run) {
-            run.is_slab = false;
-            self.usage.slab_given(run.bytes);
-        }
-        self.arenas.release(slab.run, slab.stream, slab.epoch);
-    }
-
-    /// As [`Central::release_slab`]; their bytes.
-    pub fn release_slabs(&mut self, slabs: &[Slab]) -> u64 {
-        slabs.iter().for_each(|slab| self.release_slab(slab));
-        slabs.iter().map(|slab| slab.bytes()).sum()
-    }
-}
-
-/// The large block of that number, if it starts at `address`.
-#[inline(always)]
-pub(crate) fn block_at(arenas: &Arenas, id: RunId, address: u64) -> Option<(RunId, &Run)> {
-    let run = arenas.run(id)?;
-    (run.address == address && run.state == RunState::Live && !run.is_slab).then_some((id, run))
-}
-
-/// Whether a request is so large that its pages go beyond the page table's addresses.
-#[inline]
-pub fn is_absurd(size: u64) -> bool {
-    size > (1 << 48) - PAGE
 }

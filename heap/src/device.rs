@@ -14,10 +14,10 @@ use crate::order::query_guard::QueryGuard;
 use crate::order::streams::{Resolved, Streams};
 use crate::report::bytes::Bytes;
 use crate::request::Request;
-use crate::runs::page_table::{Owner, Page};
+use crate::runs::page_table::Page;
 use crate::settings::Settings;
 use crate::shared::Shared;
-use crate::small::shard::{FreeOutcome, SHARDS, Shard};
+use crate::small::shard::{SHARDS, Shard};
 use crate::small::size_class::SMALL_MAX;
 use crate::supply::growth::Pace;
 use crate::supply::mapping_book::MappingBook;
@@ -235,66 +235,6 @@ impl Device {
         let guard = self.query_guard()?;
         let quiet = shared.hears_of_captures() || !self.streams.any_capturing(&*shared.driver);
         quiet.then_some(guard)
-    }
-
-    /// Frees the small block at `address`, which the page table says is in slab `slab` of `shard`.
-    /// `None`: no block starts there.
-    #[inline(always)]
-    pub fn free_small(
-        &self,
-        shared: &Shared,
-        shard: u32,
-        slab: u32,
-        address: u64,
-        start: u64,
-    ) -> Option<()> {
-        let Some(mutex) = self.shards.get(shard as usize) else {
-            return self.free_apart(shared, shard, slab, address, start);
-        };
-        let mut guard = lock(mutex);
-        let cell = &mut *guard;
-        let outcome = cell.shard.free(&mut cell.writer, slab, address, start, &self.streams);
-        // A comparison, not a table of jumps.
-        if outcome == FreeOutcome::Freed {
-            return Some(());
-        }
-        self.freed_otherwise(shared, guard, outcome)
-    }
-
-    #[cold]
-    #[inline(never)]
-    pub(crate) fn freed_otherwise(
-        &self,
-        shared: &Shared,
-        cell: MutexGuard<'_, ShardCell>,
-        outcome: FreeOutcome,
-    ) -> Option<()> {
-        match outcome {
-            FreeOutcome::Freed | FreeOutcome::Waits => Some(()),
-            FreeOutcome::Surplus(id) => {
-                self.drop_surplus(shared, cell, id);
-                Some(())
-            }
-            FreeOutcome::Unknown => None,
-        }
-    }
-
-    /// Frees the large block at `address`, which starts in `page`. `None`: no block starts there.
-    #[inline(always)]
-    pub fn free_large(&self, page: Page<'_>, address: u64, start: u64) -> Option<()> {
-        lock(&self.central).free_large(page, &self.streams, address, start, None)
-    }
-
-    /// Notes that the stream of number `user` uses the block at `address`. `None`: no live block
-    /// starts there.
-    pub fn record_stream(&self, address: u64, owner: Owner, user: u32) -> Option<()> {
-        match owner {
-            Owner::Slab { shard, slab, .. } => {
-                self.in_shard(shard, |shard, _, _| shard.record_stream(slab, address, user))
-            }
-            Owner::Large { blocks, .. } => lock(&self.central).record_stream(address, blocks, user),
-            Owner::None => lock(&self.central).is_direct(address).then_some(()),
-        }
     }
 
     /// `backing:passthrough`: the driver serves the request itself.

@@ -2,7 +2,6 @@
 //! device, notes what torch, a history or a trace want noted, and leaves the rest to the device.
 
 mod captures;
-mod free;
 mod history;
 mod pools;
 mod report;
@@ -67,7 +66,7 @@ pub struct Heap {
     pub(crate) special: AtomicU32,
     /// Pool scopes open on all devices; guards the setting of WATCH_CAPTURES.
     pub(crate) pool_scopes: Mutex<u32>,
-    bad_frees: AtomicU64,
+    pub(crate) bad_frees: AtomicU64,
     pub(crate) history: History,
     /// The trace that `trace:` asks for.
     pub(crate) trace: Option<Tracer>,

@@ -1,12 +1,12 @@
 //! What is asked for: of the heap, of its runs, and of what grows it.
 
-use super::shared::Shared;
 use crate::driver::{DeviceId, Driver};
 use crate::order::streams::Streams;
 use crate::pools::lifetime::Lifetime;
 use crate::runs::arena::{Arenas, RunId, SpaceId};
 use crate::runs::page_table::PageTable;
-use crate::small::size_class::round;
+use crate::shared::Shared;
+use crate::small::size_class::{PAGE, round};
 use gruyere_record::{BlockEntry, EventKind, Record, ShardWriter, SiteId};
 
 /// One request, as the door has understood it.
@@ -150,4 +150,10 @@ impl<'a> Eviction<'a> {
     pub(crate) fn of(shared: &'a Shared, streams: &'a Streams) -> Self {
         Self { driver: &*shared.driver, record: shared.record, streams, completed: &|_| 0 }
     }
+}
+
+/// Whether a request is so large that its pages go beyond the page table's addresses.
+#[inline]
+pub fn is_absurd(size: u64) -> bool {
+    size > (1 << 48) - PAGE
 }

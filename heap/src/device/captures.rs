@@ -1,6 +1,6 @@
 //! A device's blocks inside captures: allocation, and the end of a pool.
 
-use crate::central::{self, Central};
+use crate::central::Central;
 use crate::device::Device;
 use crate::device::pools::run_for;
 use crate::driver::{CaptureStatus, ErrorKind, StreamHandle};
@@ -8,7 +8,7 @@ use crate::error::Error;
 use crate::order::streams::{DEFAULT_STREAM, Resolved};
 use crate::pools::capture::{Capturing, PoolId};
 use crate::pools::{PoolNumber, capture_tag, of_capture};
-use crate::request::{Eviction, Growth, Request, Want};
+use crate::request::{Eviction, Growth, Request, Want, is_absurd};
 use crate::runs::arena::RunId;
 use crate::shared::Shared;
 use crate::sync::lock;
@@ -83,7 +83,7 @@ impl Device {
         pool: impl Fn(&mut Central) -> Option<PoolNumber>,
         waits: bool,
     ) -> Result<u64, Error> {
-        if central::is_absurd(request.size) {
+        if is_absurd(request.size) {
             return Err(self.out_of_memory(shared, request.size, request.stream));
         }
         let request = self.located(shared, request);

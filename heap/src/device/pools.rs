@@ -4,13 +4,13 @@
 //! [`Device::malloc_pooled`] tries the reclaim ladder, and in a capture, where nothing may be
 //! waited for, [`Device::malloc_captured`] grows. All else is the same for all.
 
-use crate::central::{self, Central, SMALL};
+use crate::central::{Central, SMALL};
 use crate::device::Device;
 use crate::error::Error;
 use crate::pools::named::{PoolError, PoolKey};
 use crate::pools::{Pool, PoolNumber, Reuse, capture_tag};
 use crate::report::cause::PoolNote;
-use crate::request::{Eviction, Request};
+use crate::request::{Eviction, Request, is_absurd};
 use crate::runs::arena::RunId;
 use crate::shared::Shared;
 use crate::small::shard::FreeOutcome;
@@ -49,7 +49,7 @@ impl Device {
             drop(guard);
             return self.malloc(shared, request);
         }
-        if central::is_absurd(request.size) || central.pool_is_full(number, request.size) {
+        if is_absurd(request.size) || central.pool_is_full(number, request.size) {
             drop(guard);
             let error = self.out_of_memory(shared, request.size, request.stream);
             return Err(self.with_pool_note(error, number));

@@ -5,13 +5,13 @@
 //! segments from outside have more in a cell than its word can name: `Central::overflow` has those, by
 //! address.
 
-use crate::central::{Central, SMALL, block_at};
+use crate::central::{Central, SMALL};
 use crate::device::{Device, is_large};
 use crate::heap::Heap;
 use crate::pools::Reuse;
 use crate::pools::lifetime::Lifetime;
 use crate::request::Request;
-use crate::runs::arena::{Run, RunId, RunState};
+use crate::runs::arena::{Arenas, Run, RunId, RunState};
 use crate::runs::page_table::{CELL, Owner, Page, PageTable};
 use crate::shared::Shared;
 use crate::small::shard::Shard;
@@ -259,4 +259,11 @@ impl Heap {
         let device = self.device(i64::from(device));
         device.ok().and_then(|device| device.tag(address, owner, lifetime)).is_some()
     }
+}
+
+/// The large block of that number, if it starts at `address`.
+#[inline(always)]
+pub(crate) fn block_at(arenas: &Arenas, id: RunId, address: u64) -> Option<(RunId, &Run)> {
+    let run = arenas.run(id)?;
+    (run.address == address && run.state == RunState::Live && !run.is_slab).then_some((id, run))
 }

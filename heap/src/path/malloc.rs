@@ -1,6 +1,6 @@
 //! Mallocs.
 
-use crate::central::{self, Central};
+use crate::central::Central;
 use crate::device::{Device, is_large};
 use crate::driver::StreamHandle;
 use crate::error::Error;
@@ -9,7 +9,7 @@ use crate::order::streams::{self, ALL_STREAMS, Resolved};
 use crate::pools::capture::PoolId;
 use crate::pools::lifetime::{self, Lifetime};
 use crate::pools::route;
-use crate::request::Request;
+use crate::request::{Request, is_absurd};
 use crate::runs::arena::{Label, RunId};
 use crate::runs::page_table::PageTable;
 use crate::shared::{HOOK_CAPTURES, HOOK_RECORD_STREAM, ORDERED_CALLERS, Shared};
@@ -274,7 +274,7 @@ impl Device {
     #[inline(always)]
     pub(crate) fn serve_large(&self, shared: &Shared, request: Request) -> u64 {
         let Request { size: requested, stream, lifetime, start, .. } = request;
-        if central::is_absurd(requested) {
+        if is_absurd(requested) {
             return 0;
         }
         let mut central = lock(&self.central);
@@ -330,7 +330,7 @@ impl Device {
 
     #[cold]
     fn malloc_large(&self, shared: &Shared, request: Request) -> Result<u64, Error> {
-        if central::is_absurd(request.size) {
+        if is_absurd(request.size) {
             return Err(self.out_of_memory(shared, request.size, request.stream));
         }
         self.malloc_run(shared, request, round(request.size), ALIGNMENT)
@@ -342,9 +342,7 @@ impl Device {
     /// As [`Device::malloc`].
     #[cold]
     pub(crate) fn malloc_dedicated(&self, shared: &Shared, request: Request) -> Result<u64, Error> {
-        let Some(bytes) =
-            round_up(request.size, PAGE).filter(|_| !central::is_absurd(request.size))
-        else {
+        let Some(bytes) = round_up(request.size, PAGE).filter(|_| !is_absurd(request.size)) else {
             return Err(self.out_of_memory(shared, request.size, request.stream));
         };
         self.malloc_run(shared, request, bytes, PAGE)

@@ -1,7 +1,7 @@
 //! A device's blocks at addresses that the caller names: a tensor of a CUDA graph comes back where
 //! the graph has it (torch's `allocateWithAddress`).
 
-use crate::central::{self, Central};
+use crate::central::Central;
 use crate::device::Device;
 use crate::driver::StreamHandle;
 use crate::error::Error;
@@ -9,7 +9,7 @@ use crate::heap::Heap;
 use crate::pools::capture::PoolId;
 use crate::pools::state::{SlabPlace, StateBlock};
 use crate::pools::{Pool, PoolNumber, lifetime, route};
-use crate::request::Request;
+use crate::request::{Request, is_absurd};
 use crate::runs::arena::{RunId, SpaceId};
 use crate::runs::page_table::Owner;
 use crate::shared::Shared;
@@ -29,7 +29,7 @@ impl Device {
         address: u64,
         pool: impl FnOnce(&mut Central) -> Option<PoolNumber>,
     ) -> Option<u64> {
-        if !address.is_multiple_of(ALIGNMENT) || central::is_absurd(request.size) {
+        if !address.is_multiple_of(ALIGNMENT) || is_absurd(request.size) {
             return None;
         }
         let central = &mut *lock(&self.central);

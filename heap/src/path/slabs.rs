@@ -167,3 +167,20 @@ impl Device {
         central.release_slabs(&slabs)
     }
 }
+
+impl Central {
+    /// A slab that is in no shard any more goes back to its arena.
+    pub fn release_slab(&mut self, slab: &Slab) {
+        if let Some(run) = self.arenas.run_mut(slab.run) {
+            run.is_slab = false;
+            self.usage.slab_given(run.bytes);
+        }
+        self.arenas.release(slab.run, slab.stream, slab.epoch);
+    }
+
+    /// As [`Central::release_slab`]; their bytes.
+    pub fn release_slabs(&mut self, slabs: &[Slab]) -> u64 {
+        slabs.iter().for_each(|slab| self.release_slab(slab));
+        slabs.iter().map(|slab| slab.bytes()).sum()
+    }
+}

@@ -1,13 +1,19 @@
 //! Frees, and uses by other streams.
 
-use super::{DEBUG, HISTORY, Heap, PASSTHROUGH, POISON_FREED, TOLD, TRACE};
-use crate::device::{Device, Owned};
+use crate::central::Central;
+use crate::device::{Device, Owned, ShardCell};
 use crate::driver::{CaptureStatus, StreamHandle};
-use crate::order::streams;
+use crate::heap::{DEBUG, HISTORY, Heap, PASSTHROUGH, POISON_FREED, TOLD, TRACE};
+use crate::order::streams::{self, ALL_STREAMS, Streams};
+use crate::path::block_at::block_at;
 use crate::path::malloc::sample_latency;
+use crate::runs::arena::{Run, RunId, RunState};
 use crate::runs::page_table::{Owner, Page};
-use crate::sync::lock;
-use gruyere_record::{DeviceGauge, EventKind, clock};
+use crate::shared::Shared;
+use crate::small::shard::FreeOutcome;
+use crate::sync::{MutexGuard, lock};
+use gruyere_record::gauges::pool_of;
+use gruyere_record::{Block, BlockTag, DeviceGauge, EventKind, bucket_of, clock};
 use once_cell::race::OnceBox;
 use std::sync::atomic::Ordering;
 
@@ -181,5 +187,147 @@ impl Heap {
             self.bad_pointer("record_stream", address);
         }
         done.is_some()
+    }
+}
+
+impl Device {
+    /// Frees the small block at `address`, which the page table says is in slab `slab` of `shard`.
+    /// `None`: no block starts there.
+    #[inline(always)]
+    pub fn free_small(
+        &self,
+        shared: &Shared,
+        shard: u32,
+        slab: u32,
+        address: u64,
+        start: u64,
+    ) -> Option<()> {
+        let Some(mutex) = self.shards.get(shard as usize) else {
+            return self.free_apart(shared, shard, slab, address, start);
+        };
+        let mut guard = lock(mutex);
+        let cell = &mut *guard;
+        let outcome = cell.shard.free(&mut cell.writer, slab, address, start, &self.streams);
+        // A comparison, not a table of jumps.
+        if outcome == FreeOutcome::Freed {
+            return Some(());
+        }
+        self.freed_otherwise(shared, guard, outcome)
+    }
+
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn freed_otherwise(
+        &self,
+        shared: &Shared,
+        cell: MutexGuard<'_, ShardCell>,
+        outcome: FreeOutcome,
+    ) -> Option<()> {
+        match outcome {
+            FreeOutcome::Freed | FreeOutcome::Waits => Some(()),
+            FreeOutcome::Surplus(id) => {
+                self.drop_surplus(shared, cell, id);
+                Some(())
+            }
+            FreeOutcome::Unknown => None,
+        }
+    }
+
+    /// Frees the large block at `address`, which starts in `page`. `None`: no block starts there.
+    #[inline(always)]
+    pub fn free_large(&self, page: Page<'_>, address: u64, start: u64) -> Option<()> {
+        lock(&self.central).free_large(page, &self.streams, address, start, None)
+    }
+
+    /// Notes that the stream of number `user` uses the block at `address`. `None`: no live block
+    /// starts there.
+    pub fn record_stream(&self, address: u64, owner: Owner, user: u32) -> Option<()> {
+        match owner {
+            Owner::Slab { shard, slab, .. } => {
+                self.in_shard(shard, |shard, _, _| shard.record_stream(slab, address, user))
+            }
+            Owner::Large { blocks, .. } => lock(&self.central).record_stream(address, blocks, user),
+            Owner::None => lock(&self.central).is_direct(address).then_some(()),
+        }
+    }
+}
+
+impl Central {
+    /// Frees the large block that starts at `address` in `page`, and tells the record; it is not
+    /// reused before its users and stream `also` are past this moment. `None`: no large block
+    /// starts there.
+    #[inline(always)]
+    pub fn free_large(
+        &mut self,
+        page: Page<'_>,
+        streams: &Streams,
+        address: u64,
+        time: u64,
+        also: Option<u32>,
+    ) -> Option<()> {
+        let arenas = &self.arenas;
+        let (id, run) = match page.remove_block(|id| block_at(arenas, id, address)) {
+            Some(found) => found,
+            None => {
+                let id = self.remove_from_overflow(page, address)?;
+                (id, self.arenas.run(id)?)
+            }
+        };
+        let (size, requested) = (run.bytes, run.requested());
+        let Run { stream, lifetime, slot, shared, region, .. } = *run;
+        self.freed += size;
+        let also = also.filter(|&user| user != stream || user == ALL_STREAMS);
+        let (waits, apart) = (shared || also.is_some(), self.pools.has_apart());
+        if waits || apart {
+            let frozen = apart && self.note_free_apart(self.arenas.region(region).space, size);
+            if waits || frozen {
+                self.free_pending(streams, id, also, frozen);
+                let writer = &mut self.writers[pool_of(size)];
+                writer.block_pending(slot, size, requested, lifetime);
+                writer.event(EventKind::Free, lifetime, stream, address, size, time);
+                return Some(());
+            }
+        }
+        let tag = BlockTag::new(self.device as u8, lifetime, 0, stream);
+        // Before the run is merged: what the record needs is at hand, and need not be kept through
+        // that.
+        let block = Block { tag, address, size, requested, bucket: bucket_of(size) };
+        self.usage.block_given(size);
+        self.writers[pool_of(size)].free(slot, block, time);
+        self.arenas.release_block(id, streams)?;
+        Some(())
+    }
+
+    /// Makes the block wait for its users and `also`; for ever, if it is `frozen`.
+    #[cold]
+    fn free_pending(&mut self, streams: &Streams, id: RunId, also: Option<u32>, frozen: bool) {
+        let Some(run) = self.arenas.run_mut(id) else { return };
+        run.state = RunState::Pending;
+        let Run { bytes, stream, shared, .. } = *run;
+        // All streams together have no work of their own that it could lie behind.
+        let own = (stream, if stream == ALL_STREAMS { 0 } else { streams.note_free(stream) });
+        let users = if shared { self.users.remove(&id).unwrap_or_default() } else { Vec::new() };
+        if !frozen {
+            self.pending.push(id, own, users, also, |user| streams.note_wait(user));
+            self.unfenced_bytes += bytes;
+        }
+    }
+
+    /// Notes that `user` uses the large block at `address` too. `None`: no such block.
+    pub fn record_stream(
+        &mut self,
+        address: u64,
+        blocks: [Option<RunId>; 2],
+        user: u32,
+    ) -> Option<()> {
+        let (id, run) = self.find(address, blocks)?;
+        if run.stream != user || user == ALL_STREAMS {
+            self.arenas.run_mut(id)?.shared = true;
+            let users = self.users.entry(id).or_default();
+            if !users.contains(&user) {
+                users.push(user);
+            }
+        }
+        Some(())
     }
 }
