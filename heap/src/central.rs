@@ -2,7 +2,6 @@
 //! blocks above 16 KiB.
 
 mod addresses;
-mod direct;
 pub(crate) mod moves;
 mod pools;
 mod regions;
@@ -31,14 +30,6 @@ pub(crate) const SMALL: usize = 0;
 /// What only a graph or a named pool can use grows by at most this part of what it holds more than
 /// it needs: idle, it is lost to all others.
 const OWN_SHARE: u64 = 8;
-
-/// A block of `backing:passthrough`.
-struct Direct {
-    size: u64,
-    requested: u64,
-    lifetime: u8,
-    slot: BlockSlot,
-}
 
 /// What is decided for a heap once and for all, because of where its memory comes from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -79,7 +70,7 @@ pub struct Central {
     pub(crate) pending: PendingFrees<RunId>,
     /// Bytes that have begun to wait for streams since [`Central::fence_due`] was true.
     pub(crate) unfenced_bytes: u64,
-    direct: HashMap<u64, Direct>,
+    pub(crate) direct: HashMap<u64, Direct>,
     /// Physical memory of the device.
     pub(crate) total_memory: u64,
     /// The most that was ever reserved.
@@ -204,4 +195,12 @@ impl Central {
             shard.streams_referred(referred);
         }
     }
+}
+
+/// A block of `backing:passthrough`.
+pub(crate) struct Direct {
+    pub(crate) size: u64,
+    pub(crate) requested: u64,
+    pub(crate) lifetime: u8,
+    pub(crate) slot: BlockSlot,
 }

@@ -8,12 +8,11 @@ mod validate;
 pub(crate) mod walk;
 
 use crate::central::Central;
-use crate::driver::{Capabilities, DeviceId, ErrorKind, StreamHandle};
+use crate::driver::{Capabilities, DeviceId, StreamHandle};
 use crate::error::Error;
 use crate::order::query_guard::QueryGuard;
 use crate::order::streams::{Resolved, Streams};
 use crate::report::bytes::Bytes;
-use crate::request::Request;
 use crate::runs::page_table::Page;
 use crate::settings::Settings;
 use crate::shared::Shared;
@@ -26,7 +25,6 @@ use crate::sync::{Mutex, MutexGuard, lock};
 use crate::upkeep::phase::Watch;
 use crate::upkeep::watching::Watching;
 use crossbeam_utils::{Backoff, CachePadded};
-use gruyere_record::gauges::pool_of;
 use gruyere_record::{EventKind, ShardWriter, clock};
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -235,53 +233,6 @@ impl Device {
         let guard = self.query_guard()?;
         let quiet = shared.hears_of_captures() || !self.streams.any_capturing(&*shared.driver);
         quiet.then_some(guard)
-    }
-
-    /// `backing:passthrough`: the driver serves the request itself.
-    ///
-    /// # Errors
-    /// Out of memory.
-    pub fn malloc_direct(&self, shared: &Shared, request: Request) -> Result<u64, Error> {
-        let mut entry = request.entry(self.id, shared.step(), 0);
-        let over = {
-            let central = lock(&self.central);
-            central.backing.held.checked_add(entry.size).is_none_or(|held| held > central.limit)
-        };
-        let result = if over { None } else { Some(shared.driver.alloc(self.id, request.size)) };
-        let mut central = lock(&self.central);
-        central.backing.calls += 1;
-        match result {
-            Some(Ok(address)) => {
-                entry.address = address;
-                central.add_direct(&entry);
-                request.note(&mut central.writers[pool_of(entry.size)], address);
-                Ok(address)
-            }
-            None => {
-                drop(central);
-                Err(self.out_of_memory(shared, request.size, request.stream))
-            }
-            Some(Err(error)) => {
-                central.backing.errors += 1;
-                drop(central);
-                if error.kind == ErrorKind::OutOfMemory {
-                    return Err(self.out_of_memory(shared, request.size, request.stream));
-                }
-                Err(error.into())
-            }
-        }
-    }
-
-    /// Frees a block of `backing:passthrough`. Its live bytes, or `None`: no block starts there.
-    pub fn free_direct(&self, shared: &Shared, address: u64, start: u64) -> Option<()> {
-        let size = lock(&self.central).remove_direct(address)?;
-        // Without the central lock: cuMemFree waits for the device. What is freed during a capture
-        // goes to the driver after it.
-        let result = self.release_guard(shared).map(|_guard| shared.driver.free(self.id, address));
-        let mut central = lock(&self.central);
-        central.complete_direct_free(address, size, result);
-        central.writers[pool_of(size)].event(EventKind::Free, 0, 0, address, size, start);
-        Some(())
     }
 
     /// Notes an event of the device in the ring.

@@ -14,6 +14,7 @@ pub(crate) mod addresses;
 pub(crate) mod backing;
 mod choice;
 pub(crate) mod chunk;
+pub(crate) mod direct;
 pub(crate) mod gather;
 pub(crate) mod growth;
 pub(crate) mod mapping_book;

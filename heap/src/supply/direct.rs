@@ -1,11 +1,16 @@
-//! Blocks that are the driver's own (`backing:passthrough`).
+//! Blocks of `backing:passthrough`: the driver serves each request itself, and the books are kept here.
 
-use super::{Central, Direct, SMALL};
+use crate::central::{Central, Direct, SMALL};
+use crate::device::Device;
 use crate::driver::{ErrorKind, Result};
+use crate::error::Error;
 use crate::report::entry::Action;
+use crate::request::Request;
+use crate::shared::Shared;
+use crate::sync::lock;
 use gruyere_record::gauges::pool_of;
 use gruyere_record::sites::SiteId;
-use gruyere_record::{BlockEntry, BlockSlot};
+use gruyere_record::{BlockEntry, BlockSlot, EventKind};
 
 impl Central {
     /// Notes a block of `backing:passthrough`.
@@ -75,5 +80,58 @@ impl Central {
             let &Direct { size, requested, lifetime, slot } = block;
             (BlockEntry { address, size, requested, lifetime, ..BlockEntry::default() }, slot)
         })
+    }
+}
+
+impl Device {
+    /// `backing:passthrough`: the driver serves the request itself.
+    ///
+    /// # Errors
+    /// Out of memory.
+    pub fn malloc_direct(
+        &self,
+        shared: &Shared,
+        request: Request,
+    ) -> std::result::Result<u64, Error> {
+        let mut entry = request.entry(self.id, shared.step(), 0);
+        let over = {
+            let central = lock(&self.central);
+            central.backing.held.checked_add(entry.size).is_none_or(|held| held > central.limit)
+        };
+        let result = if over { None } else { Some(shared.driver.alloc(self.id, request.size)) };
+        let mut central = lock(&self.central);
+        central.backing.calls += 1;
+        match result {
+            Some(Ok(address)) => {
+                entry.address = address;
+                central.add_direct(&entry);
+                request.note(&mut central.writers[pool_of(entry.size)], address);
+                Ok(address)
+            }
+            None => {
+                drop(central);
+                Err(self.out_of_memory(shared, request.size, request.stream))
+            }
+            Some(Err(error)) => {
+                central.backing.errors += 1;
+                drop(central);
+                if error.kind == ErrorKind::OutOfMemory {
+                    return Err(self.out_of_memory(shared, request.size, request.stream));
+                }
+                Err(error.into())
+            }
+        }
+    }
+
+    /// Frees a block of `backing:passthrough`. Its live bytes, or `None`: no block starts there.
+    pub fn free_direct(&self, shared: &Shared, address: u64, start: u64) -> Option<()> {
+        let size = lock(&self.central).remove_direct(address)?;
+        // Without the central lock: cuMemFree waits for the device. What is freed during a capture
+        // goes to the driver after it.
+        let result = self.release_guard(shared).map(|_guard| shared.driver.free(self.id, address));
+        let mut central = lock(&self.central);
+        central.complete_direct_free(address, size, result);
+        central.writers[pool_of(size)].event(EventKind::Free, 0, 0, address, size, start);
+        Some(())
     }
 }
