@@ -16,13 +16,13 @@ use crate::device::walk::{Visitor, WalkedShard};
 use crate::device::{Device, Owned};
 use crate::driver::StreamHandle;
 use crate::error::Error;
-use crate::heap::{Heap, PASSTHROUGH, UNANNOUNCED, WATCH_CAPTURES};
+use crate::heap::{Heap, PASSTHROUGH, WATCH_CAPTURES};
 use crate::order::streams;
 use crate::report::bytes::Bytes;
 use crate::request::Eviction;
 use crate::runs::arena::{Run, RunId, RunState};
 use crate::runs::page_table::Owner;
-use crate::shared::{HOOK_RECORD_STREAM, ORDERED_CALLERS, Shared};
+use crate::shared::Shared;
 use crate::small::size_class::PAGE;
 use crate::sync::lock;
 use gruyere_record::{DeviceGauge, EventKind, clock};
@@ -31,32 +31,6 @@ use std::convert::Infallible;
 use std::sync::atomic::Ordering;
 
 impl Heap {
-    /// All frees from now on are ordered by CUDA's own rules, so that memory may pass from stream
-    /// to stream without record_stream; and captures are told of by [`Heap::capture_begins`]. To be
-    /// called before the first block is handed out.
-    ///
-    /// If torch's hooks come too, and nobody has announced them ([`Heap::announce_hooks`]), that
-    /// ends: their callers promise less.
-    pub fn announce_ordered_callers(&self) {
-        if self.hooks() & (ORDERED_CALLERS | HOOK_RECORD_STREAM) == 0 {
-            self.special.fetch_or(UNANNOUNCED, Ordering::AcqRel);
-        }
-        self.announce_hooks(ORDERED_CALLERS);
-    }
-
-    /// A malloc came in through torch's hooks. Costs a load but for the first time.
-    pub fn meet_hooks(&self) {
-        if self.special.load(Ordering::Acquire) & UNANNOUNCED == 0 {
-            return;
-        }
-        let _pool_scopes = lock(&self.pool_scopes);
-        if self.special.fetch_and(!UNANNOUNCED, Ordering::AcqRel) & UNANNOUNCED != 0 {
-            // What torch frees from now on stays with its stream, and its captures are asked for.
-            self.shared.hooks.fetch_and(!ORDERED_CALLERS, Ordering::AcqRel);
-            self.special.fetch_or(WATCH_CAPTURES, Ordering::AcqRel);
-        }
-    }
-
     /// Whether `address` is one of ours: it lies in a page that has blocks.
     #[inline]
     pub fn is_ours(&self, address: u64) -> bool {

@@ -1,41 +1,14 @@
 //! What torch tells of CUDA graphs, and that it will.
 
-use super::{Heap, UNANNOUNCED, WATCH_CAPTURES};
+use super::{Heap, WATCH_CAPTURES};
 use crate::device::Device;
 use crate::error::Error;
 use crate::pools::capture::PoolId;
-use crate::shared::{HOOK_CAPTURES, HOOK_RECORD_STREAM, ORDERED_CALLERS};
 use crate::sync::lock;
 use gruyere_record::{DeviceGauge, EventKind};
 use std::sync::atomic::Ordering;
 
 impl Heap {
-    /// What the loader has wired: [`HOOK_RECORD_STREAM`], [`HOOK_CAPTURES`].
-    ///
-    /// Blocks may have been handed out, and uses of them by other streams lost, before
-    /// record_stream was wired: what was enqueued until now is waited for, before memory passes
-    /// from stream to stream.
-    pub fn announce_hooks(&self, bits: u32) {
-        if bits & HOOK_RECORD_STREAM != 0 && self.hooks() & HOOK_RECORD_STREAM == 0 {
-            self.devices().for_each(|device| {
-                device.synchronize(&self.shared);
-            });
-        }
-        let pool_scopes = lock(&self.pool_scopes);
-        let hooks = self.shared.hooks.fetch_or(bits, Ordering::AcqRel) | bits;
-        if hooks & (HOOK_CAPTURES | ORDERED_CALLERS) != 0 && *pool_scopes == 0 {
-            self.special.fetch_and(!WATCH_CAPTURES, Ordering::AcqRel);
-        }
-        if hooks & HOOK_RECORD_STREAM != 0 {
-            self.special.fetch_and(!UNANNOUNCED, Ordering::AcqRel);
-        }
-    }
-
-    /// The hooks that were announced.
-    pub fn hooks(&self) -> u32 {
-        self.shared.hooks.load(Ordering::Relaxed)
-    }
-
     /// A capture into pool `id` begins on a stream of `device`; called before the stream captures.
     ///
     /// # Errors

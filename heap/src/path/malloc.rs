@@ -200,29 +200,6 @@ impl Heap {
             trace.malloc(address, request.size, device.id, request.stream);
         }
     }
-
-    #[cold]
-    fn warn_of_missing_hooks(&self) {
-        static ONCE: std::sync::Once = std::sync::Once::new();
-        let hooks = self.hooks();
-        let missing =
-            [(HOOK_RECORD_STREAM, "record_stream"), (HOOK_CAPTURES, "CUDA graph captures")];
-        let missing: Vec<&str> =
-            missing.into_iter().filter(|hook| hooks & hook.0 == 0).map(|hook| hook.1).collect();
-        let effect = |hook: u32, text: &'static str| if hooks & hook == 0 { text } else { "" };
-        ONCE.call_once(|| {
-            log::warn!(
-                "not wired: {}.{}{} Set the hooks and call gruyere_announce_hooks(3) to have all \
-                 of it.",
-                missing.join(", "),
-                effect(
-                    HOOK_RECORD_STREAM,
-                    " Memory stays with its stream, and Tensor.record_stream has no effect."
-                ),
-                effect(HOOK_CAPTURES, " Memory of CUDA graphs is never reused.")
-            );
-        });
-    }
 }
 
 /// One call in 64 is timed, chosen by the clock itself.

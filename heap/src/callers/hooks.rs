@@ -1,0 +1,87 @@
+//! Which rules of stream order the callers keep: torch's hooks, or CUDA's own.
+
+use crate::heap::{Heap, UNANNOUNCED, WATCH_CAPTURES};
+use crate::shared::{HOOK_CAPTURES, HOOK_RECORD_STREAM, ORDERED_CALLERS};
+use crate::sync::lock;
+use std::sync::atomic::Ordering;
+
+impl Heap {
+    /// What the loader has wired: [`HOOK_RECORD_STREAM`], [`HOOK_CAPTURES`].
+    ///
+    /// Blocks may have been handed out, and uses of them by other streams lost, before
+    /// record_stream was wired: what was enqueued until now is waited for, before memory passes
+    /// from stream to stream.
+    pub fn announce_hooks(&self, bits: u32) {
+        if bits & HOOK_RECORD_STREAM != 0 && self.hooks() & HOOK_RECORD_STREAM == 0 {
+            self.devices().for_each(|device| {
+                device.synchronize(&self.shared);
+            });
+        }
+        let pool_scopes = lock(&self.pool_scopes);
+        let hooks = self.shared.hooks.fetch_or(bits, Ordering::AcqRel) | bits;
+        if hooks & (HOOK_CAPTURES | ORDERED_CALLERS) != 0 && *pool_scopes == 0 {
+            self.special.fetch_and(!WATCH_CAPTURES, Ordering::AcqRel);
+        }
+        if hooks & HOOK_RECORD_STREAM != 0 {
+            self.special.fetch_and(!UNANNOUNCED, Ordering::AcqRel);
+        }
+    }
+
+    /// The hooks that were announced.
+    pub fn hooks(&self) -> u32 {
+        self.shared.hooks.load(Ordering::Relaxed)
+    }
+}
+
+impl Heap {
+    /// All frees from now on are ordered by CUDA's own rules, so that memory may pass from stream
+    /// to stream without record_stream; and captures are told of by [`Heap::capture_begins`]. To be
+    /// called before the first block is handed out.
+    ///
+    /// If torch's hooks come too, and nobody has announced them ([`Heap::announce_hooks`]), that
+    /// ends: their callers promise less.
+    pub fn announce_ordered_callers(&self) {
+        if self.hooks() & (ORDERED_CALLERS | HOOK_RECORD_STREAM) == 0 {
+            self.special.fetch_or(UNANNOUNCED, Ordering::AcqRel);
+        }
+        self.announce_hooks(ORDERED_CALLERS);
+    }
+
+    /// A malloc came in through torch's hooks. Costs a load but for the first time.
+    pub fn meet_hooks(&self) {
+        if self.special.load(Ordering::Acquire) & UNANNOUNCED == 0 {
+            return;
+        }
+        let _pool_scopes = lock(&self.pool_scopes);
+        if self.special.fetch_and(!UNANNOUNCED, Ordering::AcqRel) & UNANNOUNCED != 0 {
+            // What torch frees from now on stays with its stream, and its captures are asked for.
+            self.shared.hooks.fetch_and(!ORDERED_CALLERS, Ordering::AcqRel);
+            self.special.fetch_or(WATCH_CAPTURES, Ordering::AcqRel);
+        }
+    }
+}
+
+impl Heap {
+    #[cold]
+    pub(crate) fn warn_of_missing_hooks(&self) {
+        static ONCE: std::sync::Once = std::sync::Once::new();
+        let hooks = self.hooks();
+        let missing =
+            [(HOOK_RECORD_STREAM, "record_stream"), (HOOK_CAPTURES, "CUDA graph captures")];
+        let missing: Vec<&str> =
+            missing.into_iter().filter(|hook| hooks & hook.0 == 0).map(|hook| hook.1).collect();
+        let effect = |hook: u32, text: &'static str| if hooks & hook == 0 { text } else { "" };
+        ONCE.call_once(|| {
+            log::warn!(
+                "not wired: {}.{}{} Set the hooks and call gruyere_announce_hooks(3) to have all \
+                 of it.",
+                missing.join(", "),
+                effect(
+                    HOOK_RECORD_STREAM,
+                    " Memory stays with its stream, and Tensor.record_stream has no effect."
+                ),
+                effect(HOOK_CAPTURES, " Memory of CUDA graphs is never reused.")
+            );
+        });
+    }
+}
