@@ -10,7 +10,7 @@ use common::{DEFAULT, MIB};
 use flaky::{FlakyDriver, Plan};
 use gruyere::config::Config;
 use gruyere::driver::{ErrorKind, StreamHandle};
-use gruyere::heap::pools::named::{PoolError, PoolKey};
+use gruyere::heap::pools::key::{PoolError, PoolKey};
 use gruyere::heap::{Error, Heap};
 use gruyere_phantom::{Config as GpuConfig, Gpu, StreamKind, as_program};
 use gruyere_phantom_driver::PhantomDriver;

@@ -2,7 +2,7 @@
 
 use crate::central::{Central, SMALL};
 use crate::pools::capture::{CapturePool, Capturing, Found, PoolId};
-use crate::pools::named::{LiveBlock, PoolError, PoolKey, PoolStats};
+use crate::pools::key::{LiveBlock, PoolError, PoolKey, PoolStats};
 use crate::pools::{Pool, PoolNumber, Purpose, Reuse, capture_tag, of_capture};
 use crate::request::{Request, Want};
 use crate::runs::arena::{Run, RunId, RunState, SpaceId};

@@ -7,7 +7,7 @@
 use crate::central::{Central, SMALL};
 use crate::device::Device;
 use crate::error::Error;
-use crate::pools::named::{PoolError, PoolKey};
+use crate::pools::key::{PoolError, PoolKey};
 use crate::pools::{Pool, PoolNumber, Reuse, capture_tag};
 use crate::report::cause::PoolNote;
 use crate::request::{Eviction, Request, is_absurd};

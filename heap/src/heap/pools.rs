@@ -2,7 +2,7 @@
 
 use super::Heap;
 use crate::device::Device;
-use crate::pools::named::{LiveBlock, MAX_NAME, PoolError, PoolKey, PoolStats};
+use crate::pools::key::{LiveBlock, MAX_NAME, PoolError, PoolKey, PoolStats};
 use crate::pools::route;
 use crate::small::size_class::{PAGE, round_up};
 use crate::sync::lock;

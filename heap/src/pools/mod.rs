@@ -7,8 +7,8 @@
 //! done with a pool is done for all alike: a new mode is new rules, or a new [`Purpose`].
 
 pub mod capture;
+pub mod key;
 pub mod lifetime;
-pub mod named;
 pub(crate) mod outside;
 pub(crate) mod restore;
 pub(crate) mod route;

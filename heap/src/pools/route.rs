@@ -7,7 +7,7 @@
 
 use super::lifetime;
 use crate::pools::PoolNumber;
-use crate::pools::named::PoolKey;
+use crate::pools::key::PoolKey;
 use std::cell::Cell;
 
 /// Pools that one thread may have entered at a time.

@@ -21,7 +21,7 @@ use super::python::autograd::{self, GruyereAskAutograd};
 use super::torch::{CudaStream, MempoolId, gruyere_free, gruyere_record_stream, handle};
 use super::torch_stats::{GruyereSnapshot, GruyereTorchStats};
 use super::{ONLY_WATCHED, current, fork, guarded, heap, oom};
-use crate::heap::pools::named::PoolError;
+use crate::heap::pools::key::PoolError;
 use crate::heap::pools::state::StateError;
 use crate::heap::report::cause::Report;
 use crate::heap::small::size_class::SMALL_MAX;

@@ -19,7 +19,7 @@ use super::boxed::Filter;
 use super::segments::{Held, Source};
 use crate::heap::Heap;
 use crate::heap::pools::capture::PoolId;
-use crate::heap::pools::named::{PoolError, PoolKey};
+use crate::heap::pools::key::{PoolError, PoolKey};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

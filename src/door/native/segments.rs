@@ -12,7 +12,7 @@ use super::pools::inside;
 use super::trackers::{self, GruyereSegmentEvent};
 use crate::driver::StreamHandle;
 use crate::heap::pools::capture::PoolId;
-use crate::heap::pools::named::PoolKey;
+use crate::heap::pools::key::PoolKey;
 use crate::heap::{Error, Heap};
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};

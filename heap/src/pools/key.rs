@@ -6,9 +6,9 @@
 //! every stream of the pool. What the pool holds stays its own: pages are not moved out of it, and
 //! the reclaim ladder takes only what lies idle above its reserve.
 
-use super::{FIRST_NAMED, PoolNumber};
 use crate::driver::DriverError;
 use crate::error::Error;
+use crate::pools::{FIRST_NAMED, PoolNumber};
 use crate::report::bytes::Bytes;
 use std::fmt;
 
