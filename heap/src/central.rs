@@ -3,7 +3,6 @@
 
 mod addresses;
 pub(crate) mod moves;
-mod pools;
 mod regions;
 
 use crate::callers::watched_blocks::Watched;

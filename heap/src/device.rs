@@ -1,7 +1,5 @@
 //! One device's heap: the paths of malloc, free and record_stream.
 
-mod captures;
-mod pools;
 mod snapshot;
 mod stats;
 mod validate;

@@ -1,14 +1,12 @@
 //! What a process asks of its heap. Nothing here decides where a block goes: each call finds the
 //! device, notes what torch, a history or a trace want noted, and leaves the rest to the device.
 
-mod captures;
 mod history;
-mod pools;
 mod report;
 
 use crate::device::Device;
 use crate::driver::{DeviceId, Driver, DriverError};
-use crate::error::Error;
+pub(crate) use crate::error::Error;
 use crate::order::waits::Permission;
 use crate::report::history::History;
 use crate::runs::page_table::PageTable;

@@ -6,9 +6,12 @@
 //! id of torch's ([`capture`] finds which). All are behind the central lock, and everything that is
 //! done with a pool is done for all alike: a new mode is new rules, or a new [`Purpose`].
 
+pub(crate) mod blocks;
 pub mod capture;
+pub(crate) mod graphs;
 pub mod key;
 pub mod lifetime;
+pub(crate) mod named;
 pub(crate) mod outside;
 pub(crate) mod restore;
 pub(crate) mod route;

@@ -142,3 +142,17 @@ impl Central {
         self.arenas.held_bytes(space).saturating_sub(self.reserve_of(space))
     }
 }
+
+impl Central {
+    /// The ordinary spaces that hold more than is reserved for their lifetimes.
+    pub(crate) fn movable_spaces(&self) -> Vec<SpaceId> {
+        self.spaces.iter().filter(|&space| self.spare_of(space) > 0).collect()
+    }
+
+    /// The spaces whose memory the ladder may give back.
+    pub(crate) fn open_spaces(&self) -> Vec<SpaceId> {
+        let supplied =
+            |&space: &SpaceId| self.pools.of_space(space).is_some_and(|pool| !pool.is_outside());
+        self.pools.shared_spaces().filter(supplied).collect()
+    }
+}
