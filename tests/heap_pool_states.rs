@@ -10,7 +10,7 @@ use flaky::{FlakyDriver, Plan};
 use gruyere::config::Config;
 use gruyere::driver::{ErrorKind, StreamHandle};
 use gruyere::heap::pools::state::{Obstacle, PoolState, Restored, StateError};
-use gruyere::heap::report::history::Action;
+use gruyere::heap::report::entries::Action;
 use gruyere::heap::report::snapshot::{Segment, Snapshot};
 use gruyere::heap::{Error, Heap};
 use gruyere_phantom::{CaptureMode, Config as GpuConfig, Gpu, StreamKind, as_program, vouching};

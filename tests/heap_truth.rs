@@ -6,7 +6,7 @@ mod common;
 use common::{DEFAULT, GIB, MIB, Rig};
 use gruyere::driver::StreamHandle;
 use gruyere::heap::Error;
-use gruyere::heap::report::history::{self, Action};
+use gruyere::heap::report::entries::{self, Action};
 use gruyere::heap::report::snapshot::{BlockState, Snapshot};
 use gruyere::record::peaks::{ALL, LARGE, SMALL, Stat};
 use gruyere_phantom::Config as GpuConfig;

@@ -1,14 +1,13 @@
 //! What a process asks of its heap. Nothing here decides where a block goes: each call finds the
 //! device, notes what torch, a history or a trace want noted, and leaves the rest to the device.
 
-mod history;
 mod report;
 
 use crate::device::Device;
 use crate::driver::{DeviceId, Driver, DriverError};
 pub(crate) use crate::error::Error;
 use crate::order::waits::Permission;
-use crate::report::history::History;
+use crate::report::entries::History;
 use crate::runs::page_table::PageTable;
 use crate::settings::Settings;
 use crate::shared::{MAX_DEVICES, Shared};
@@ -56,7 +55,7 @@ pub struct Heap {
     /// By number, which has six bits in the page table. Those from `count` on stay empty.
     pub(crate) devices: [OnceBox<Device>; MAX_DEVICES as usize],
     count: u32,
-    making: Mutex<()>,
+    pub(crate) making: Mutex<()>,
     /// What takes requests off the straight path: a set of the bits above. WATCH_CAPTURES is set
     /// while the hooks are not announced or a pool scope is open anywhere, HISTORY while a history
     /// is kept, TOLD while somebody is told of blocks, UNANNOUNCED from the first call of a CUDA

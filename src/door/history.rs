@@ -6,7 +6,7 @@
 //! loader turns into a stack.
 
 use super::{current, fork, guarded, heap};
-use crate::heap::report::history::{self, Collected};
+use crate::heap::report::entries::{self, Collected};
 use std::ffi::c_int;
 
 use super::control::{GRUYERE_OK, GRUYERE_UNAVAILABLE};

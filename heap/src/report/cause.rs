@@ -25,7 +25,7 @@ pub struct Report {
     pub stream: (u32, u64),
     /// The tag of the requesting thread's requests.
     pub lifetime: Lifetime,
-    /// What the requesting thread was doing ([`crate::report::history::set_context`]).
+    /// What the requesting thread was doing ([`crate::report::entries::set_context`]).
     pub context: u64,
     /// The training step.
     pub step: u32,

@@ -1,6 +1,7 @@
 //! An entry of a history, and what each is noted with: the time, and the calling thread's context.
 
 use std::cell::Cell;
+use std::collections::VecDeque;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 thread_local! {
@@ -65,4 +66,45 @@ pub struct Entry {
     pub context: u64,
     /// Of a free: the context of its block's allocation, where that was noted; else 0.
     pub origin: u64,
+}
+
+/// At most so many entries, the latest.
+#[derive(Debug, Default)]
+pub struct Latest {
+    most: usize,
+    entries: VecDeque<Entry>,
+    lost: u64,
+}
+
+impl Latest {
+    /// How many are kept; 0: none, and none is counted.
+    pub fn most(&self) -> usize {
+        self.most
+    }
+
+    /// Keeps the latest `most` from now on. What there is stays, as far as it fits.
+    pub fn keep(&mut self, most: usize) {
+        self.most = most;
+        self.make_room(most);
+    }
+
+    /// Adds one.
+    pub fn add(&mut self, entry: Entry) {
+        if self.most > 0 {
+            self.make_room(self.most - 1);
+            self.entries.push_back(entry);
+        }
+    }
+
+    fn make_room(&mut self, left: usize) {
+        while self.entries.len() > left {
+            self.entries.pop_front();
+            self.lost += 1;
+        }
+    }
+
+    /// What is known, by time, and how many entries made room for it.
+    pub fn told(&self) -> (impl Iterator<Item = Entry> + use<'_>, u64) {
+        (self.entries.iter().copied(), self.lost)
+    }
 }

@@ -1,65 +1,201 @@
-//! The history of blocks, while somebody asks for it: what torch calls `_record_memory_history`.
-//!
-//! Off, it costs nothing: it hangs on the branches that requests take for special reasons anyway.
-//! On, each malloc and free adds an entry under one lock, which nobody takes with a lock of the
-//! heap held. Where a block was allocated in the program is told by a number, the thread's
-//! *context*, which the loader sets around the calls that it knows of (a loader for Python cannot
-//! be asked from here: requests come with and without Python's global lock). A free is noted before
-//! it is done, and a malloc after, so that the entries of one address are in order whatever threads
-//! do.
+//! The history of blocks.
 
-use crate::report::cause::Report;
-use crate::report::entry::now;
-pub use crate::report::entry::{Action, Entry, set_context};
-use crate::report::latest::Latest;
-use crate::sync::Mutex;
-use std::collections::HashMap;
+use crate::device::Device;
+use crate::driver::StreamHandle;
+use crate::heap::{HISTORY, Heap};
+use crate::pools::restore::Plan;
+use crate::pools::state::StateBlock;
+use crate::report::entries::{Books, Collected, LOOK_EVERY, Origin};
+use crate::report::entry::{Action, Entry, context, now};
+use crate::runs::arena::RunState;
+use crate::runs::page_table::Owner;
+use crate::sync::{MutexGuard, lock};
+use std::collections::HashSet;
+use std::sync::atomic::Ordering;
 
-/// A block that was allocated while the history was on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Origin {
-    /// Where it starts.
-    pub address: u64,
-    /// Its device.
-    pub device: u32,
-    /// See [`set_context`].
-    pub context: u64,
-}
-
-/// All that is known.
-#[derive(Clone, Debug, Default)]
-pub struct Collected {
-    /// The entries, by time.
-    pub entries: Vec<Entry>,
-    /// Entries that there was no room for.
-    pub lost: u64,
-    /// Where the live blocks came from, as far as that is known.
-    pub origins: Vec<Origin>,
-}
-
-/// Mallocs between two looks at what waits, at least.
-pub(crate) const LOOK_EVERY: usize = 256;
-
-/// What is kept.
-#[derive(Default)]
-pub struct History(pub(crate) Mutex<Books>);
-
-#[derive(Default)]
-pub(crate) struct Books {
-    pub(crate) latest: Latest,
-    /// Live blocks: device and context, by address.
-    pub(crate) origins: HashMap<u64, (u32, u64)>,
-    /// Blocks freed by the program that wait for streams: the entry of their end, by address.
-    pub(crate) waiting: HashMap<u64, Entry>,
-    /// Mallocs since the waits were last looked at.
-    pub(crate) since: usize,
-    pub(crate) latest_oom: Option<Report>,
-}
-
-impl Books {
-    pub(crate) fn end_wait(&mut self, address: u64) {
-        if let Some(entry) = self.waiting.remove(&address) {
-            self.latest.add(Entry { time: now(), ..entry });
+impl Heap {
+    /// Begins a history of at most `most` entries (0: of where live blocks came from only); older
+    /// ones make room. What was noted before stays, unless `clear` says otherwise.
+    pub fn start_history(&self, most: usize, clear: bool) {
+        // No device comes into use meanwhile.
+        let _making = lock(&self.making);
+        let mut books = lock(&self.history.0);
+        let clear = clear || !self.has_history();
+        if clear {
+            *books = Books { latest_oom: books.latest_oom.take(), ..Books::default() };
         }
+        books.latest.keep(most);
+        for device in self.devices() {
+            lock(&device.central).backing.keep_log(most, clear);
+        }
+        self.special.fetch_or(HISTORY, Ordering::AcqRel);
+    }
+
+    /// A device comes into use: if there is a history, it is one of it too.
+    pub(crate) fn tell_of_history(&self, device: &Device) {
+        if self.has_history() {
+            let most = lock(&self.history.0).latest.most();
+            lock(&device.central).backing.keep_log(most, true);
+        }
+    }
+
+    /// Ends the history and forgets it.
+    pub fn stop_history(&self) {
+        let _making = lock(&self.making);
+        self.special.fetch_and(!HISTORY, Ordering::AcqRel);
+        let mut books = lock(&self.history.0);
+        *books = Books { latest_oom: books.latest_oom.take(), ..Books::default() };
+        for device in self.devices() {
+            lock(&device.central).backing.keep_log(0, true);
+        }
+    }
+
+    /// Whether there is a history.
+    pub fn has_history(&self) -> bool {
+        self.special.load(Ordering::Relaxed) & HISTORY != 0
+    }
+
+    /// What the history knows by now.
+    pub fn history(&self) -> Collected {
+        let mut books = lock(&self.history.0);
+        self.end_waits(&mut books);
+        // Memory comes before the block that it is for, so of one nanosecond too. The sort is
+        // stable.
+        let (mut entries, mut lost) = (Vec::new(), 0);
+        for device in self.devices() {
+            let central = lock(&device.central);
+            for log in central.backing.logs() {
+                let (told, gone) = log.told();
+                entries.extend(told);
+                lost += gone;
+            }
+        }
+        let (told, gone) = books.latest.told();
+        entries.extend(told);
+        lost += gone;
+        entries.sort_by_key(|entry| entry.time);
+        let excess = entries.len().saturating_sub(books.latest.most());
+        entries.drain(..excess);
+        lost += excess as u64;
+        let origin = |(&address, &(device, context))| Origin { address, device, context };
+        Collected { entries, lost, origins: books.origins.iter().map(origin).collect() }
+    }
+
+    /// A block was handed out.
+    pub(crate) fn note_malloc(&self, device: u32, address: u64, size: u64, stream: StreamHandle) {
+        let context = context();
+        let mut books = lock(&self.history.0);
+        // A block that lies there now shows that the wait of the one before is over; the others are
+        // asked in turns.
+        books.end_wait(address);
+        books.since += 1;
+        if books.since > LOOK_EVERY.max(2 * books.waiting.len()) {
+            self.end_waits(&mut books);
+        }
+        let stream = stream.0 as u64;
+        books.latest.add(Entry {
+            action: Action::Alloc,
+            device,
+            address,
+            bytes: size,
+            stream,
+            time: now(),
+            context,
+            origin: 0,
+        });
+        books.origins.insert(address, (device, context));
+    }
+
+    /// The block at `address` is about to be freed, if there is one.
+    pub(crate) fn note_free(&self, address: u64) {
+        let owner = self.shared.table.get(address);
+        let found = self.devices().find_map(|device| {
+            let here = match owner {
+                Owner::Slab { device: id, .. } | Owner::Large { device: id, .. } => id == device.id,
+                Owner::None => true,
+            };
+            let facts = if here { device.block_at(address, owner) } else { None };
+            facts.filter(|facts| !facts.is_pending).map(|facts| (device, facts))
+        });
+        let Some((device, facts)) = found else { return };
+        let stream = device.streams.handle(facts.stream).map_or(0, |handle| handle.0 as u64);
+        let mut books = lock(&self.history.0);
+        let entry = Entry {
+            action: Action::FreeRequested,
+            device: device.id,
+            address,
+            bytes: facts.requested,
+            stream,
+            time: now(),
+            context: context(),
+            origin: books.origins.remove(&address).map_or(0, |(_, context)| context),
+        };
+        books.latest.add(entry);
+        let entry = Entry { action: Action::FreeCompleted, ..entry };
+        if facts.waits() {
+            books.waiting.insert(address, entry);
+        } else {
+            books.latest.add(entry);
+        }
+    }
+
+    /// The books, for [`Heap::note_restored`].
+    pub(crate) fn history_books(&self) -> MutexGuard<'_, Books> {
+        lock(&self.history.0)
+    }
+
+    /// The state of a pool was restored: blocks were freed and handed out in one step.
+    pub(crate) fn note_restored(&self, books: &mut Books, device: &Device, done: &Plan) {
+        let entry = |action, block: &StateBlock, origin| Entry {
+            action,
+            device: device.id,
+            address: block.address,
+            bytes: block.requested,
+            stream: device.streams.handle(block.stream).map_or(0, |handle| handle.0 as u64),
+            time: now(),
+            context: context(),
+            origin,
+        };
+        for block in &done.freed {
+            let origin = books.origins.remove(&block.address).map_or(0, |(_, context)| context);
+            books.latest.add(entry(Action::FreeRequested, block, origin));
+            books.waiting.insert(block.address, entry(Action::FreeCompleted, block, origin));
+        }
+        self.end_waits(books);
+        for block in &done.allocated {
+            // A wait of a block that lies elsewhere may have begun at this address.
+            books.end_wait(block.address);
+            books.latest.add(entry(Action::Alloc, block, 0));
+            books.origins.insert(block.address, (device.id, context()));
+        }
+    }
+
+    /// The large blocks that wait for streams. The page table does not know them any more.
+    fn large_pending(&self) -> HashSet<u64> {
+        let mut found = HashSet::new();
+        for device in self.devices() {
+            let central = lock(&device.central);
+            let pending = central.arenas.blocks().filter(|(_, run)| run.state == RunState::Pending);
+            found.extend(pending.map(|(_, run)| run.address));
+        }
+        found
+    }
+
+    fn is_small_pending(&self, address: u64) -> bool {
+        let owner = self.shared.table.get(address);
+        let Owner::Slab { device, .. } = owner else { return false };
+        let device = self.devices.get(device as usize).and_then(|cell| cell.get());
+        device
+            .and_then(|device| device.block_at(address, owner))
+            .is_some_and(|facts| facts.is_pending)
+    }
+
+    /// Notes the end of the waits that are over.
+    fn end_waits(&self, books: &mut Books) {
+        let large = if books.waiting.is_empty() { HashSet::new() } else { self.large_pending() };
+        let over = |&address: &u64| !large.contains(&address) && !self.is_small_pending(address);
+        let done: Vec<u64> = books.waiting.keys().copied().filter(over).collect();
+        done.into_iter().for_each(|address| books.end_wait(address));
+        books.since = 0;
     }
 }

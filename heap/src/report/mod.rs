@@ -2,9 +2,9 @@
 
 pub(crate) mod bytes;
 pub mod cause;
+pub mod entries;
 pub(crate) mod entry;
-pub mod history;
-pub(crate) mod latest;
+pub(crate) mod history;
 pub(crate) mod segment;
 pub mod segment_stats;
 pub mod snapshot;

@@ -6,8 +6,8 @@
 //! A page that moves is told as two entries: it leaves one address, then it is at another.
 
 use crate::driver::DeviceId;
+use crate::report::entry::Latest;
 use crate::report::entry::{Action, Entry, context, now};
-use crate::report::latest::Latest;
 
 /// The latest entries of one device.
 #[derive(Debug, Default)]

@@ -7,7 +7,7 @@
 
 use super::boxed::Boxed;
 use crate::heap::Heap;
-use crate::heap::report::history::{self, Collected};
+use crate::heap::report::entries::{self, Collected};
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
