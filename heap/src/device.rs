@@ -2,8 +2,6 @@
 
 mod snapshot;
 mod stats;
-mod validate;
-pub(crate) mod walk;
 
 use crate::central::Central;
 use crate::driver::{Capabilities, DeviceId, StreamHandle};

@@ -12,13 +12,13 @@
 //!   of it, whichever stream allocated the block.
 
 use crate::central::Central;
-use crate::device::walk::{Visitor, WalkedShard};
 use crate::device::{Device, Owned};
 use crate::driver::StreamHandle;
 use crate::error::Error;
 use crate::heap::{Heap, PASSTHROUGH, WATCH_CAPTURES};
 use crate::order::streams;
 use crate::report::bytes::Bytes;
+use crate::report::walk::{Visitor, WalkedShard};
 use crate::request::Eviction;
 use crate::runs::arena::{Run, RunId, RunState};
 use crate::runs::page_table::Owner;

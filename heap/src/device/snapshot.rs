@@ -1,6 +1,5 @@
 //! All segments of a device, by address.
 
-use super::walk::{Visitor, WalkedShard};
 use crate::central::{Central, SMALL};
 use crate::device::Device;
 use crate::order::streams::Streams;
@@ -10,6 +9,7 @@ use crate::report::segment::{Block, BlockState, Holder, Segment};
 use crate::report::segment_stats::{Place, SegmentStats};
 use crate::report::snapshot::Snapshot;
 use crate::report::stats::{joined, partial_page_bytes};
+use crate::report::walk::{Visitor, WalkedShard};
 use crate::runs::arena::{Region, RegionId, Run, RunId, RunState, SpaceId};
 use crate::small::size_class::{PAGE, round};
 use crate::small::slab::{Slab, SlotState};

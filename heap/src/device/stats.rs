@@ -1,11 +1,11 @@
 //! The numbers of a device.
 
-use super::walk::{Visitor, WalkedShard};
 use crate::central::Central;
 use crate::device::Device;
 use crate::pools::{Pool, PoolNumber, Purpose, of_capture};
 use crate::profiler;
 use crate::report::stats::{CapturePoolHeld, Stats, TorchStats, bound};
+use crate::report::walk::{Visitor, WalkedShard};
 use crate::shared::Shared;
 use crate::small::shard::SlabSums;
 use crate::small::size_class::PAGE;

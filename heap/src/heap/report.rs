@@ -165,17 +165,4 @@ impl Heap {
     pub fn devices_in_use(&self) -> Vec<DeviceId> {
         self.devices().map(|device| device.id).collect()
     }
-
-    /// Checks every invariant that can be checked from inside: runs tile their regions, slabs lie
-    /// in the runs that were taken for them and are found from each of their pages, blocks are
-    /// found from their addresses, live bytes equal the record's, and what is held equals what the
-    /// driver counts. No other thread may be in the heap.
-    ///
-    /// # Errors
-    /// The first broken invariant, in words.
-    pub fn validate(&self) -> Result<(), String> {
-        self.devices().try_for_each(|device| {
-            device.validate(&self.shared).map_err(|what| format!("device {}: {what}", device.id))
-        })
-    }
 }

@@ -6,7 +6,6 @@
 
 use crate::central::Central;
 use crate::device::Device;
-use crate::device::walk::{Visitor, WalkedShard};
 use crate::driver::StreamHandle;
 use crate::error::Error;
 use crate::heap::Heap;
@@ -16,6 +15,7 @@ use crate::report::cause::Report;
 use crate::report::entry;
 use crate::report::entry::{Action, Entry, context, now};
 use crate::report::stats::{joined, partial_page_bytes};
+use crate::report::walk::{Visitor, WalkedShard};
 use crate::runs::arena::{Region, RegionId, RunState};
 use crate::shared::Shared;
 use crate::small::size_class::round;

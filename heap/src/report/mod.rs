@@ -10,3 +10,5 @@ pub mod segment_stats;
 pub mod snapshot;
 pub mod stats;
 pub(crate) mod usage;
+pub(crate) mod validate;
+pub(crate) mod walk;

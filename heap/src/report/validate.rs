@@ -1,9 +1,10 @@
 //! Walks every page and block, and holds the books against the driver's.
 
-use super::walk::{Visitor, WalkedShard};
 use crate::central::Central;
 use crate::device::Device;
+use crate::heap::Heap;
 use crate::pools::{Pool, PoolNumber, Purpose, Source};
+use crate::report::walk::{Visitor, WalkedShard};
 use crate::runs::arena::{Run, RunId, RunState};
 use crate::runs::page_table::{CELL, Owner};
 use crate::shared::Shared;
@@ -184,5 +185,20 @@ impl Device {
         }
         central.validate_overflow(&shared.table)?;
         audit.close(&central)
+    }
+}
+
+impl Heap {
+    /// Checks every invariant that can be checked from inside: runs tile their regions, slabs lie
+    /// in the runs that were taken for them and are found from each of their pages, blocks are
+    /// found from their addresses, live bytes equal the record's, and what is held equals what the
+    /// driver counts. No other thread may be in the heap.
+    ///
+    /// # Errors
+    /// The first broken invariant, in words.
+    pub fn validate(&self) -> Result<(), String> {
+        self.devices().try_for_each(|device| {
+            device.validate(&self.shared).map_err(|what| format!("device {}: {what}", device.id))
+        })
     }
 }
