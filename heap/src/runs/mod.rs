@@ -3,4 +3,5 @@
 
 pub(crate) mod arena;
 pub mod page_table;
+pub(crate) mod rows;
 pub(crate) mod spaces;
