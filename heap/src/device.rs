@@ -1,7 +1,6 @@
 //! One device's heap: the paths of malloc, free and record_stream.
 
 mod snapshot;
-mod stats;
 
 use crate::central::Central;
 use crate::driver::{Capabilities, DeviceId, StreamHandle};

@@ -1,40 +1,15 @@
 //! What the heap says of itself.
 
 use super::{Heap, TOLD};
-use crate::device::Device;
 use crate::driver::DeviceId;
 use crate::error::Error;
 use crate::pools::lifetime::Lifetime;
 use crate::report::segment_stats::SegmentStats;
 use crate::report::snapshot::Snapshot;
-use crate::report::stats::{CapturePoolHeld, Stats, TorchStats};
 use crate::sync::lock;
-use gruyere_record::Reader;
 use std::sync::atomic::Ordering;
 
 impl Heap {
-    /// The numbers of a device.
-    ///
-    /// # Errors
-    /// A device that there is not.
-    pub fn stats(&self, device: i64) -> Result<Stats, Error> {
-        let device = self.device(device)?;
-        let mut stats = device.stats(&self.shared);
-        stats.bad_frees = self.bad_frees.load(Ordering::Relaxed);
-        let snapshot = Reader::own(self.shared.record).and_then(|reader| reader.device(device.id));
-        stats.request_p99 = snapshot.map_or(0, |snapshot| snapshot.request_p99());
-        device.publish_gauges(&self.shared);
-        Ok(stats)
-    }
-
-    /// What torch's `memory_stats` tells of a device.
-    ///
-    /// # Errors
-    /// A device that there is not.
-    pub fn torch_stats(&self, device: i64) -> Result<TorchStats, Error> {
-        Ok(self.device(device)?.torch_stats(&self.shared))
-    }
-
     /// Whether a door tells somebody of each block that comes and goes: while it does,
     /// [`Heap::is_plain`] and [`Heap::owner`] say no.
     pub fn tell_of_blocks(&self, wanted: bool) {
@@ -48,33 +23,6 @@ impl Heap {
     /// Whether somebody is told of blocks.
     pub fn tells_of_blocks(&self) -> bool {
         self.special.load(Ordering::Relaxed) & TOLD != 0
-    }
-
-    /// What each capture pool of a device holds that torch has an id for. Nothing where the device
-    /// has not been used.
-    ///
-    /// # Errors
-    /// A device that there is not.
-    pub fn capture_pools(&self, device: i64) -> Result<Vec<CapturePoolHeld>, Error> {
-        Ok(self.device_in_use(device)?.map_or_else(Vec::new, Device::capture_pools))
-    }
-
-    /// Peaks of [`Heap::torch_stats`] begin again at what there is.
-    ///
-    /// # Errors
-    /// A device that there is not.
-    pub fn reset_peaks(&self, device: i64) -> Result<(), Error> {
-        self.device(device)?.reset_peaks(&self.shared);
-        Ok(())
-    }
-
-    /// What came and went in [`Heap::torch_stats`] begins again at nothing.
-    ///
-    /// # Errors
-    /// A device that there is not.
-    pub fn reset_accumulated(&self, device: i64) -> Result<(), Error> {
-        self.device(device)?.reset_accumulated(&self.shared);
-        Ok(())
     }
 
     /// A dump for people: every device in use, by cause.

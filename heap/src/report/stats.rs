@@ -1,10 +1,25 @@
 //! What the heap says of itself: the numbers of the C call and of the gauges.
 
+use crate::central::Central;
+use crate::device::Device;
+use crate::error::Error;
+use crate::heap::Heap;
 use crate::pools::capture::PoolId;
+use crate::pools::{Pool, PoolNumber, Purpose, of_capture};
+use crate::profiler;
 use crate::report::usage::HeldStats;
+use crate::report::walk::{Visitor, WalkedShard};
+use crate::runs::rows::bound;
+use crate::shared::Shared;
+use crate::small::shard::SlabSums;
+use crate::small::size_class::PAGE;
+use crate::sync::lock;
+use gruyere_record::gauges::SMALL_LIMIT;
 use gruyere_record::held::Held;
-use gruyere_record::missing_share;
-use gruyere_record::peaks::BlockStats;
+use gruyere_record::peaks::{BlockStats, SMALL};
+use gruyere_record::{DeviceGauge, Reader, missing_share};
+use std::convert::Infallible;
+use std::sync::atomic::Ordering;
 
 /// Numbers of one device. Bytes where not said otherwise.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -104,4 +119,232 @@ pub struct CapturePoolHeld {
     pub bytes: u64,
     /// Bytes of slabs.
     pub small: u64,
+}
+
+/// What shards and pools come to.
+#[derive(Default)]
+struct Sums {
+    stats: Stats,
+    /// Slabs without a block, those of graphs too: address and bytes.
+    empty: Vec<(u64, u64)>,
+}
+
+impl Visitor for Sums {
+    type Error = Infallible;
+    const RUNS: bool = false;
+
+    fn shard(&mut self, walked: &WalkedShard<'_>) -> Result<(), Infallible> {
+        for id in walked.shard.empty_slabs() {
+            let slab = walked.shard.slab(id);
+            self.empty.extend(slab.map(|slab| (slab.base, slab.bytes())));
+        }
+        // What a graph has is told as a whole.
+        if walked.pool.is_none_or(|pool| pool.purpose != Purpose::Capture) {
+            self.stats.pending += walked.shard.pending_bytes();
+            for (_, slab) in walked.shard.slabs() {
+                self.stats.slab_bytes += slab.bytes();
+                self.stats.slab_free += slab.free_bytes();
+            }
+        }
+        Ok(())
+    }
+
+    fn pool(&mut self, _: PoolNumber, pool: &Pool, central: &Central) -> Result<(), Infallible> {
+        if pool.purpose == Purpose::Capture {
+            self.stats.captured += central.arenas.held_bytes(pool.space());
+            return Ok(());
+        }
+        for &space in pool.spaces() {
+            self.stats.arena_free += central.arenas.free_bytes(space);
+            if pool.is_ordinary() {
+                self.stats.largest_free =
+                    self.stats.largest_free.max(central.arenas.largest_free(space));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The slabs of all shards.
+#[derive(Default)]
+struct Slabs(SlabSums);
+
+impl Visitor for Slabs {
+    type Error = Infallible;
+    const RUNS: bool = false;
+
+    fn shard(&mut self, walked: &WalkedShard<'_>) -> Result<(), Infallible> {
+        self.0.add(walked.shard.slab_sums());
+        Ok(())
+    }
+}
+
+impl Device {
+    /// Looks at everything; takes one lock after the other.
+    pub fn stats(&self, shared: &Shared) -> Stats {
+        let (live, live_peak) = shared.record.live(self.id);
+        let counts = self.streams.counts();
+        let mut sums = Sums {
+            stats: Stats {
+                total_memory: self.capabilities.total_memory,
+                live,
+                live_peak,
+                requested: shared.record.live_requested(self.id),
+                events_recorded: counts.recorded,
+                events_queried: counts.queried,
+                ..Stats::default()
+            },
+            ..Sums::default()
+        };
+        let Ok(central) = self.walk(&mut sums);
+        let Sums { mut stats, empty: mut free } = sums;
+        stats.limit = central.limit;
+        stats.reserved = central.backing.reserved;
+        stats.reserved_peak = central.peak_reserved;
+        stats.pending += central.pending_bytes();
+        stats.retries = central.retries;
+        stats.out_of_memories = central.out_of_memories;
+        stats.largest_request = self.supply.largest(&central, shared.shares());
+        stats.largest_growing = self.supply.largest_growing(&central, stats.largest_request);
+        (stats.low_phase_trims, stats.low_phase_bytes) = central.watch.given();
+        let typical = || {
+            let device = Reader::own(shared.record).and_then(|reader| reader.device(self.id));
+            // Where no record is kept, a page stands for it.
+            device.map_or(PAGE, |device| device.typical_request())
+        };
+        free.extend(central.arenas.free_rows());
+        free.sort_unstable();
+        let idle = self.supply.idle(&central, free, &typical);
+        stats.typical_request = idle.typical_request;
+        stats.lost = stats.held().free().saturating_sub(idle.bytes);
+        stats
+    }
+
+    /// Writes the gauges that the straight path leaves alone.
+    pub fn publish_gauges(&self, shared: &Shared) {
+        let stats = self.stats(shared);
+        profiler::gauges(self.id, stats.live, stats.pending, stats.largest_request);
+        let mut central = lock(&self.central);
+        let (calls, errors) = (central.backing.calls, central.backing.errors);
+        central.gauges.set(&[
+            (DeviceGauge::ArenaFree, stats.arena_free),
+            (DeviceGauge::LargestFree, stats.largest_free),
+            (DeviceGauge::LargestRequest, stats.largest_request),
+            (DeviceGauge::LargestGrowing, stats.largest_growing),
+            (DeviceGauge::Lost, stats.lost),
+            (DeviceGauge::TypicalRequest, stats.typical_request),
+            (DeviceGauge::FreeHeld, stats.held().free()),
+            (DeviceGauge::CapturePinned, stats.captured),
+            (DeviceGauge::Pending, stats.pending),
+            (DeviceGauge::SlabBytes, stats.slab_bytes),
+            (DeviceGauge::EventRecords, stats.events_recorded),
+            (DeviceGauge::EventQueries, stats.events_queried),
+            (DeviceGauge::DriverCalls, calls + stats.events_recorded + stats.events_queried),
+            (DeviceGauge::DriverErrors, errors),
+            (DeviceGauge::HostAhead, self.streams.lag.nanoseconds()),
+        ]);
+    }
+
+    /// What torch's `memory_stats` tells; takes one lock after the other.
+    pub fn torch_stats(&self, shared: &Shared) -> TorchStats {
+        let blocks = shared.record.block_stats(self.id);
+        let mut slabs = Slabs::default();
+        let Ok(mut central) = self.walk(&mut slabs);
+        let Slabs(slabs) = slabs;
+        // Small blocks that lie in no slab: direct ones, and those that are runs.
+        let direct =
+            central.direct_blocks().map(|block| block.1).filter(|&bytes| bytes <= SMALL_LIMIT);
+        let runs_of_small = central.usage.small_runs();
+        let (direct, direct_bytes) =
+            direct.fold(runs_of_small, |sum, bytes| (sum.0 + 1, sum.1 + bytes));
+        let free_in =
+            |all: u64, used: u64, direct: u64| all.saturating_sub(used.saturating_sub(direct));
+        let free_slots = free_in(slabs.used_slots, blocks.active[SMALL].current, direct);
+        let small = free_in(slabs.used_bytes, blocks.active_bytes[SMALL].current, direct_bytes);
+        let (runs, bytes) = bound(&central.arenas);
+        central.usage.look([free_slots, runs], [small, bytes]);
+        let (retries, out_of_memories) = (central.retries, central.out_of_memories);
+        TorchStats {
+            blocks,
+            held: central.usage.stats(retries, out_of_memories),
+            limit: central.limit,
+            total_memory: self.capabilities.total_memory,
+        }
+    }
+
+    /// What each capture pool holds that torch has an id for.
+    pub fn capture_pools(&self) -> Vec<CapturePoolHeld> {
+        let central = lock(&self.central);
+        let held = |(number, id)| {
+            let pool = central.pools.get(of_capture(number))?;
+            let small = pool.shard.as_ref()?.slab_sums().bytes;
+            Some(CapturePoolHeld { id, bytes: central.arenas.held_bytes(pool.space()), small })
+        };
+        central.captures.iter().filter_map(held).collect()
+    }
+
+    /// Peaks of what torch is told begin again at what there is.
+    pub fn reset_peaks(&self, shared: &Shared) {
+        shared.record.reset_peaks(self.id);
+        lock(&self.central).usage.reset_peaks();
+    }
+
+    /// What came and went, as torch is told, begins again at nothing.
+    pub fn reset_accumulated(&self, shared: &Shared) {
+        shared.record.reset_accumulated(self.id);
+        let mut central = lock(&self.central);
+        let (retries, out_of_memories) = (central.retries, central.out_of_memories);
+        central.usage.reset_accumulated(retries, out_of_memories);
+    }
+}
+
+impl Heap {
+    /// The numbers of a device.
+    ///
+    /// # Errors
+    /// A device that there is not.
+    pub fn stats(&self, device: i64) -> Result<Stats, Error> {
+        let device = self.device(device)?;
+        let mut stats = device.stats(&self.shared);
+        stats.bad_frees = self.bad_frees.load(Ordering::Relaxed);
+        let snapshot = Reader::own(self.shared.record).and_then(|reader| reader.device(device.id));
+        stats.request_p99 = snapshot.map_or(0, |snapshot| snapshot.request_p99());
+        device.publish_gauges(&self.shared);
+        Ok(stats)
+    }
+
+    /// What torch's `memory_stats` tells of a device.
+    ///
+    /// # Errors
+    /// A device that there is not.
+    pub fn torch_stats(&self, device: i64) -> Result<TorchStats, Error> {
+        Ok(self.device(device)?.torch_stats(&self.shared))
+    }
+
+    /// What each capture pool of a device holds that torch has an id for. Nothing where the device
+    /// has not been used.
+    ///
+    /// # Errors
+    /// A device that there is not.
+    pub fn capture_pools(&self, device: i64) -> Result<Vec<CapturePoolHeld>, Error> {
+        Ok(self.device_in_use(device)?.map_or_else(Vec::new, Device::capture_pools))
+    }
+
+    /// Peaks of [`Heap::torch_stats`] begin again at what there is.
+    ///
+    /// # Errors
+    /// A device that there is not.
+    pub fn reset_peaks(&self, device: i64) -> Result<(), Error> {
+        self.device(device)?.reset_peaks(&self.shared);
+        Ok(())
+    }
+
+    /// What came and went in [`Heap::torch_stats`] begins again at nothing.
+    ///
+    /// # Errors
+    /// A device that there is not.
+    pub fn reset_accumulated(&self, device: i64) -> Result<(), Error> {
+        self.device(device)?.reset_accumulated(&self.shared);
+        Ok(())
+    }
 }
