@@ -1,7 +1,5 @@
 //! One device's heap: the paths of malloc, free and record_stream.
 
-mod snapshot;
-
 use crate::central::Central;
 use crate::driver::{Capabilities, DeviceId, StreamHandle};
 use crate::error::Error;

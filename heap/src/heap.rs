@@ -1,8 +1,6 @@
 //! What a process asks of its heap. Nothing here decides where a block goes: each call finds the
 //! device, notes what torch, a history or a trace want noted, and leaves the rest to the device.
 
-mod report;
-
 use crate::device::Device;
 use crate::driver::{DeviceId, Driver, DriverError};
 pub(crate) use crate::error::Error;

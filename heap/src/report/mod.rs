@@ -2,6 +2,7 @@
 
 pub(crate) mod bytes;
 pub mod cause;
+pub(crate) mod dump;
 pub mod entries;
 pub(crate) mod entry;
 pub(crate) mod history;

@@ -1,11 +1,8 @@
 //! What the heap says of itself.
 
-use super::{Heap, TOLD};
 use crate::driver::DeviceId;
-use crate::error::Error;
+use crate::heap::{Heap, TOLD};
 use crate::pools::lifetime::Lifetime;
-use crate::report::segment_stats::SegmentStats;
-use crate::report::snapshot::Snapshot;
 use crate::sync::lock;
 use std::sync::atomic::Ordering;
 
@@ -83,30 +80,6 @@ impl Heap {
             }
         }
         text
-    }
-
-    /// Every segment of a device, and the blocks that tile it. Nothing where the device has not
-    /// been used.
-    ///
-    /// # Errors
-    /// A device that there is not.
-    pub fn snapshot(&self, device: i64) -> Result<Snapshot, Error> {
-        Ok(self
-            .device_in_use(device)?
-            .map_or_else(Snapshot::default, |device| device.snapshot(usize::MAX).0))
-    }
-
-    /// As [`Heap::snapshot`], with sums; of the small blocks at most `most` are told one by one.
-    /// `None` where the device has not been used.
-    ///
-    /// # Errors
-    /// A device that there is not.
-    pub fn segment_stats(
-        &self,
-        device: i64,
-        most: usize,
-    ) -> Result<Option<(Snapshot, SegmentStats)>, Error> {
-        Ok(self.device_in_use(device)?.map(|device| device.snapshot(most)))
     }
 
     /// The devices in use.
