@@ -1,10 +1,6 @@
 //! What the streams of a device share, behind one lock: arenas, spans, capture pools, and the
 //! blocks above 16 KiB.
 
-mod addresses;
-pub(crate) mod moves;
-mod regions;
-
 use crate::callers::watched_blocks::Watched;
 use crate::driver::{DeviceId, DriverError};
 use crate::order::pending::PendingFrees;
@@ -18,7 +14,7 @@ use crate::runs::arena::{Arenas, RunId, SpaceId};
 use crate::runs::spaces::Spaces;
 use crate::small::size_class::PAGE;
 use crate::supply::backing::Backing;
-use crate::supply::growth::Pace;
+use crate::supply::pages::growth::Pace;
 use crate::upkeep::phase::Watch;
 use gruyere_record::size::Size;
 use gruyere_record::{BlockSlot, DeviceGauge, DeviceWriter, ShardWriter};

@@ -1,7 +1,7 @@
 //! Which supply a device gets.
 
+use super::pages::remapped::Remapped;
 use super::passthrough::Passthrough;
-use super::remapped::Remapped;
 use super::spans::Spans;
 use super::{Supply, Way};
 use crate::driver::Capabilities;

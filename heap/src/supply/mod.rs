@@ -10,19 +10,13 @@
 //! and [`Backing`] for what the driver gave. The device asks its supply wherever the way matters,
 //! and nobody asks which it is.
 
-pub(crate) mod addresses;
 pub(crate) mod backing;
 mod choice;
-pub(crate) mod chunk;
 pub(crate) mod direct;
-pub(crate) mod gather;
-pub(crate) mod growth;
-pub(crate) mod mapping_book;
+pub(crate) mod pages;
 mod passthrough;
-mod remapped;
 pub(crate) mod segment_log;
 mod spans;
-pub(crate) mod stitch;
 
 use crate::central::{Central, Habits};
 use crate::driver::{Capabilities, DeviceId, Driver, Result};

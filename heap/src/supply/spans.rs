@@ -1,17 +1,19 @@
 //! Spans: what the driver gives in one piece, of its pools or as plain allocations. They never
 //! move.
 
-use super::{Helper, Idle, Supply, Way};
 use crate::central::{Central, Habits};
 use crate::driver::{Capabilities, DeviceId, Driver, DriverError, ErrorKind, Result};
+use crate::pools::lifetime::Lifetime;
 use crate::profiler::{self, What};
 use crate::request::{Eviction, Growth, Want};
-use crate::runs::arena::{Region, RegionId, RunId, SpaceId};
+use crate::runs::arena::{Region, RegionId, RunId, SpaceId, UNOWNED};
 use crate::runs::rows::joined;
 use crate::settings::Settings;
 use crate::small::size_class::{PAGE, round_up};
-use crate::supply::backing::{Backing, SPAN};
+use crate::supply::backing::{Backing, SPAN, Span};
+use crate::supply::{Helper, Idle, Supply, Way};
 use gruyere_record::gauges::SMALL_LIMIT;
+use gruyere_record::{DeviceGauge, EventKind, Record, SegmentEntry, SegmentKind, clock};
 use std::collections::HashSet;
 
 /// A span is at most one part in this of what is left of the device, unless a request is longer.
@@ -20,7 +22,7 @@ const LEFT_SPANS: u64 = 256;
 const SMALL_HEAP_SPAN: u64 = 256 << 20;
 
 /// Memory in spans.
-pub(super) struct Spans {
+pub(crate) struct Spans {
     name: &'static str,
     /// Spans are of the driver's pools, where they are not short.
     pooled: bool,
@@ -30,11 +32,11 @@ pub(super) struct Spans {
 
 impl Spans {
     /// Spans of the driver's pools.
-    pub(super) const POOLED: Self = Self { name: "pool", pooled: true, dedicated: false };
+    pub(crate) const POOLED: Self = Self { name: "pool", pooled: true, dedicated: false };
     /// Plain allocations.
-    pub(super) const PLAIN: Self = Self { name: "fixed", pooled: false, dedicated: false };
+    pub(crate) const PLAIN: Self = Self { name: "fixed", pooled: false, dedicated: false };
     /// Plain allocations, of which a large block has one for itself.
-    pub(super) const DEDICATED: Self = Self { dedicated: true, ..Self::PLAIN };
+    pub(crate) const DEDICATED: Self = Self { dedicated: true, ..Self::PLAIN };
 
     /// Takes a span of at least `bytes` into `space`.
     ///
@@ -259,5 +261,48 @@ impl Supply for Spans {
 
     fn leaves_pieces(&self, device: &Capabilities) -> bool {
         device.vmm
+    }
+}
+
+impl Central {
+    /// A span that is held becomes free memory of `space`, of no stream's. `capture` as the record
+    /// counts captures.
+    pub(crate) fn add_span(
+        &mut self,
+        record: &Record,
+        space: SpaceId,
+        span: Span,
+        lifetime: Lifetime,
+        capture: u8,
+    ) {
+        let Span { address, bytes, origin, taken } = span;
+        let region = self.arenas.add_region(space, address, bytes, (origin, taken), UNOWNED);
+        let (device, lifetime) = (self.device as u8, lifetime as u8);
+        let slot = record.segment_insert(&SegmentEntry {
+            kind: SegmentKind::Span,
+            address,
+            bytes,
+            slot: 0,
+            stream: UNOWNED,
+            device,
+            lifetime,
+            capture,
+            ..SegmentEntry::default()
+        });
+        self.arenas.set_region_slot(region, slot);
+        self.gauges.add(DeviceGauge::Grows, 1);
+        self.publish_reserved();
+        record.event(EventKind::Grow, device, lifetime, UNOWNED, address, bytes, clock::now());
+    }
+
+    /// A wholly free region whose span is held no more is forgotten.
+    pub(crate) fn remove_span(&mut self, record: &Record, id: RegionId) {
+        let region = self.arenas.remove_region(id);
+        record.segment_remove(region.slot);
+        self.gauges.add(DeviceGauge::Releases, 1);
+        self.publish_reserved();
+        let device = self.device as u8;
+        let kind = EventKind::Release;
+        record.event(kind, device, 0, UNOWNED, region.address, region.bytes, clock::now());
     }
 }

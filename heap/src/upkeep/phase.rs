@@ -41,7 +41,7 @@ const PUBLISHING: u32 = 16;
 /// Frees between two marks that give memory back.
 const MARK_INTERVAL: u64 = 1 << 10;
 /// The least that is given back at a time, bytes.
-const PORTION: u64 = crate::supply::chunk::LONGEST_CHUNK;
+const PORTION: u64 = crate::supply::pages::LONGEST_CHUNK;
 
 /// Between two times that checkpoints give memory back.
 pub const CHECKPOINT_INTERVAL: Duration = Duration::from_secs(30);

@@ -1,6 +1,5 @@
 //! Pages, mapped where a run of them is needed. How they move is `central/moves.rs`.
 
-use super::{Helper, Idle, Supply, Way};
 use crate::central::{Central, Habits};
 use crate::driver::{Capabilities, DeviceId, Driver, DriverError, Result};
 use crate::profiler::{self, What};
@@ -10,14 +9,15 @@ use crate::runs::rows::{joined, partial_page_bytes};
 use crate::settings::Settings;
 use crate::small::size_class::PAGE;
 use crate::supply::backing::Backing;
-use crate::supply::stitch::Part;
+use crate::supply::pages::chunks::Part;
+use crate::supply::{Helper, Idle, Supply, Way};
 use gruyere_record::Record;
 
 /// Retired views are unmapped once there are so many.
 const RETIRED_BATCH: usize = 256;
 
 /// Pages that move.
-pub(super) struct Remapped;
+pub(crate) struct Remapped;
 
 fn bytes(part: &Part) -> u64 {
     u64::from(part.count()) * PAGE

@@ -6,7 +6,7 @@ use crate::request::Growth;
 use crate::runs::arena::{RegionId, SpaceId};
 use crate::runs::page_table::PageTable;
 use crate::small::size_class::PAGE;
-use crate::supply::addresses::{step_for, whole_pages};
+use crate::supply::pages::reservations::{step_for, whole_pages};
 
 impl Central {
     /// Reserves address space for `space` in which a row of `bytes` fits.

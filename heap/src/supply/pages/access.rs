@@ -1,7 +1,7 @@
 //! Which devices reach mapped pages: the device itself all of them, and each peer that the process
 //! uses too.
 //!
-//! A call grants access to a row of mappings ([`crate::supply::addresses::Reservations::rows`]).
+//! A call grants access to a row of mappings ([`crate::supply::pages::reservations::Reservations::rows`]).
 //! Where the driver refuses one, each mapping is asked for by itself: one bad mapping must not keep
 //! its neighbours from a peer, and a peer that is refused must not keep the device from its own
 //! memory.
@@ -12,8 +12,8 @@
 //!          unshared -- asked again as the heap grows -->  reached by all
 //! ```
 
-use super::Pages;
 use crate::driver::{DeviceId, Driver, DriverError, Result};
+use crate::supply::pages::chunks::Pages;
 use std::ops::Range;
 
 impl Pages {
@@ -34,7 +34,7 @@ impl Pages {
     ///
     /// # Errors
     /// The driver's: the device itself does not reach all of it.
-    pub(super) fn grant(&mut self, driver: &dyn Driver, row: &[Range<u64>]) -> Result<()> {
+    pub(crate) fn grant(&mut self, driver: &dyn Driver, row: &[Range<u64>]) -> Result<()> {
         let (Some(first), Some(last)) = (row.first(), row.last()) else { return Ok(()) };
         debug_assert!(self.reservations.end_of(first.start).is_none_or(|end| last.end <= end));
         let (peers, all_shared) = (self.peers.clone(), self.unshared.is_empty());
@@ -73,7 +73,7 @@ impl Pages {
 
     /// Asks again for what peers were refused: for one mapping, and as long as it is granted for
     /// the next. One that is refused again goes behind the others.
-    pub(super) fn share_rest(&mut self, driver: &dyn Driver) {
+    pub(crate) fn share_rest(&mut self, driver: &dyn Driver) {
         let peers = self.peers.clone();
         while let Some(address) = self.unshared.pop_front() {
             let Some(view) = self.view_at(address) else { continue };

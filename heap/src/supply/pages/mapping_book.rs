@@ -9,7 +9,7 @@
 use crate::driver::DeviceId;
 use crate::request::Growth;
 use crate::runs::arena::UNOWNED;
-use crate::supply::chunk::ChunkId;
+use crate::supply::pages::ChunkId;
 use gruyere_record::{Record, SegmentEntry, SegmentKind, SegmentSlot};
 use std::collections::HashMap;
 

@@ -9,7 +9,7 @@
 //! the constants are in docs/decisions/moving-pages.md.
 
 use crate::small::size_class::PAGE;
-use crate::supply::chunk::LONGEST_CHUNK;
+use crate::supply::pages::LONGEST_CHUNK;
 
 /// A run of growth ends once more than one part in this of it has been freed since it began.
 const FREED_SHARE: u64 = 8;

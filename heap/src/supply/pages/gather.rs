@@ -6,8 +6,8 @@
 
 use crate::runs::arena::MovablePages;
 use crate::small::size_class::PAGE;
-use crate::supply::chunk::ChunkId;
-use crate::supply::stitch::{Pages, Part, Piece};
+use crate::supply::pages::ChunkId;
+use crate::supply::pages::chunks::{Pages, Part, Piece};
 use std::cmp::Reverse;
 
 /// Pages that are to move.

@@ -22,14 +22,12 @@
 //! A move changes the owners only when every driver call of it has succeeded, so undoing one is to
 //! unmap what it mapped.
 
-mod access;
-
 use crate::driver::{DeviceId, Driver, PhysicalHandle, Result};
 use crate::report::entry::Action;
 use crate::small::size_class::PAGE;
-use crate::supply::addresses::{Reservations, Row};
-use crate::supply::chunk::{ChunkId, LONGEST_CHUNK};
-use crate::supply::mapping_book::MappingBook;
+use crate::supply::pages::mapping_book::MappingBook;
+use crate::supply::pages::reservations::{Reservations, Row};
+use crate::supply::pages::{ChunkId, LONGEST_CHUNK};
 use crate::supply::segment_log::SegmentLog;
 use gruyere_record::SegmentSlot;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
