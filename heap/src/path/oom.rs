@@ -12,8 +12,7 @@ use crate::heap::Heap;
 use crate::pools::{Pool, PoolNumber, Purpose, lifetime};
 use crate::profiler::{self, What};
 use crate::report::cause::Report;
-use crate::report::entry;
-use crate::report::entry::{Action, Entry, context, now};
+use crate::report::entries::{Action, Entry, context, now};
 use crate::report::walk::{Visitor, WalkedShard};
 use crate::runs::arena::{Region, RegionId, RunState};
 use crate::runs::rows::{joined, partial_page_bytes};
@@ -103,7 +102,7 @@ impl Device {
             asked,
             stream: (stream, self.streams.handle(stream).map_or(0, |handle| handle.0 as u64)),
             lifetime: lifetime::current(),
-            context: entry::context(),
+            context: context(),
             step: shared.step(),
             total: self.capabilities.total_memory,
             free: info.map(|info| info.free),

@@ -4,7 +4,6 @@ pub(crate) mod bytes;
 pub mod cause;
 pub(crate) mod dump;
 pub mod entries;
-pub(crate) mod entry;
 pub(crate) mod history;
 pub(crate) mod segment;
 pub mod segment_stats;

@@ -8,11 +8,11 @@ use crate::driver::{
     DeviceId, Driver, DriverError, ErrorKind, PoolAttribute, PoolHandle, Result, StreamHandle,
 };
 use crate::pools::lifetime::{LIFETIMES, Lifetime};
-use crate::report::entry::Action;
+use crate::report::entries::Action;
+use crate::report::entries::SegmentLog;
 use crate::settings::{PoolReuse, Settings};
 use crate::small::size_class::{PAGE, round_up};
 use crate::supply::pages::chunks::Pages;
-use crate::supply::segment_log::SegmentLog;
 
 /// The step in which the driver's pools grow (bytes). Spans are multiples of it where memory is not
 /// short.

@@ -4,7 +4,7 @@ use crate::central::{Central, Direct, SMALL};
 use crate::device::Device;
 use crate::driver::{ErrorKind, Result};
 use crate::error::Error;
-use crate::report::entry::Action;
+use crate::report::entries::Action;
 use crate::request::Request;
 use crate::shared::Shared;
 use crate::sync::lock;

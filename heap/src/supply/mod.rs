@@ -15,7 +15,6 @@ mod choice;
 pub(crate) mod direct;
 pub(crate) mod pages;
 mod passthrough;
-pub(crate) mod segment_log;
 mod spans;
 
 use crate::central::{Central, Habits};

@@ -23,12 +23,12 @@
 //! unmap what it mapped.
 
 use crate::driver::{DeviceId, Driver, PhysicalHandle, Result};
-use crate::report::entry::Action;
+use crate::report::entries::Action;
+use crate::report::entries::SegmentLog;
 use crate::small::size_class::PAGE;
 use crate::supply::pages::mapping_book::MappingBook;
 use crate::supply::pages::reservations::{Reservations, Row};
 use crate::supply::pages::{ChunkId, LONGEST_CHUNK};
-use crate::supply::segment_log::SegmentLog;
 use gruyere_record::SegmentSlot;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::ops::Range;
