@@ -5,7 +5,6 @@ pub mod cause;
 pub(crate) mod dump;
 pub mod entries;
 pub(crate) mod history;
-pub(crate) mod segment;
 pub mod segment_stats;
 pub mod snapshot;
 pub mod stats;

@@ -11,7 +11,7 @@ use crate::heap::Heap;
 use crate::order::streams::Streams;
 use crate::pools::capture::PoolId;
 use crate::pools::{Pool, PoolNumber, Purpose, capture_of};
-pub use crate::report::segment::{Block, BlockState, Holder, Segment};
+pub use crate::report::segment_stats::{Block, BlockState, Holder, Segment};
 use crate::report::segment_stats::{Place, SegmentStats};
 use crate::report::stats::CapturePoolHeld;
 use crate::report::walk::{Visitor, WalkedShard};
