@@ -1,5 +1,4 @@
 //! The callers that are not torch: CUDA programs, and watched ones.
-pub(crate) mod address_book;
 pub(crate) mod cuda;
 pub(crate) mod hooks;
 pub(crate) mod stream_numbers;
