@@ -9,7 +9,7 @@ use common::{DEFAULT, GIB, MIB};
 use flaky::{FlakyDriver, Plan};
 use gruyere::config::Config;
 use gruyere::driver::{ErrorKind, StreamHandle};
-use gruyere::heap::pools::state::{Obstacle, PoolState, Restored, StateError};
+use gruyere::heap::pools::restore::{Obstacle, PoolState, Restored, StateError};
 use gruyere::heap::report::entries::Action;
 use gruyere::heap::report::snapshot::{Segment, Snapshot};
 use gruyere::heap::{Error, Heap};

@@ -7,7 +7,7 @@ use crate::driver::StreamHandle;
 use crate::error::Error;
 use crate::heap::Heap;
 use crate::pools::capture::PoolId;
-use crate::pools::state::{SlabPlace, StateBlock};
+use crate::pools::restore::{SlabPlace, StateBlock};
 use crate::pools::{Pool, PoolNumber, lifetime, route};
 use crate::request::{Request, is_absurd};
 use crate::runs::arena::{RunId, SpaceId};

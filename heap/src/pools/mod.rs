@@ -13,9 +13,8 @@ pub mod key;
 pub mod lifetime;
 pub(crate) mod named;
 pub(crate) mod outside;
-pub(crate) mod restore;
+pub mod restore;
 pub(crate) mod route;
-pub mod state;
 
 use crate::pools::lifetime::{LIFETIMES, Lifetime};
 use crate::runs::arena::SpaceId;

@@ -4,7 +4,7 @@ use crate::device::Device;
 use crate::driver::StreamHandle;
 use crate::heap::{HISTORY, Heap};
 use crate::pools::restore::Plan;
-use crate::pools::state::StateBlock;
+use crate::pools::restore::StateBlock;
 use crate::report::entries::{Action, Entry, context, now};
 use crate::report::entries::{Books, Collected, LOOK_EVERY, Origin};
 use crate::runs::arena::RunState;

@@ -22,7 +22,7 @@ use super::torch::{CudaStream, MempoolId, gruyere_free, gruyere_record_stream, h
 use super::torch_stats::{GruyereSnapshot, GruyereTorchStats};
 use super::{ONLY_WATCHED, current, fork, guarded, heap, oom};
 use crate::heap::pools::key::PoolError;
-use crate::heap::pools::state::StateError;
+use crate::heap::pools::restore::StateError;
 use crate::heap::report::cause::Report;
 use crate::heap::small::size_class::SMALL_MAX;
 use crate::heap::{Error, Heap};
