@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use gruyere::driver::{Driver, StreamHandle};
-use gruyere::heap::timed::{OnRecord, Timed};
+use gruyere::heap::driver::timed::{OnRecord, Timed};
 use gruyere::record::{
     BlockEntry, BlockSlot, DeviceFacts, EventKind, Record, RecordOptions, ShardWriter, clock,
 };

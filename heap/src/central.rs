@@ -10,7 +10,7 @@ use crate::pools::Pools;
 use crate::pools::capture::Captures;
 use crate::profiler;
 use crate::report::usage::Usage;
-use crate::runs::arena::{Arenas, RunId, SpaceId};
+use crate::runs::arena::{Arenas, RunId};
 use crate::runs::spaces::Spaces;
 use crate::small::size_class::PAGE;
 use crate::supply::backing::Backing;
@@ -18,13 +18,10 @@ use crate::supply::pages::growth::Pace;
 use crate::upkeep::phase::Watch;
 use gruyere_record::size::Size;
 use gruyere_record::{BlockSlot, DeviceGauge, DeviceWriter, ShardWriter};
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 
 /// The record's shard of small blocks among [`Central::writers`].
 pub(crate) const SMALL: usize = 0;
-/// What only a graph or a named pool can use grows by at most this part of what it holds more than
-/// it needs: idle, it is lost to all others.
-const OWN_SHARE: u64 = 8;
 
 /// What is decided for a heap once and for all, because of where its memory comes from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -149,14 +146,6 @@ impl Central {
         }
     }
 
-    /// How much more than it needs `space` may grow by at most (bytes, whole pages).
-    pub(crate) fn longest_step(&self, space: SpaceId) -> u64 {
-        if self.spaces.is_ordinary(space) {
-            return u64::MAX;
-        }
-        self.arenas.held_bytes(space) / OWN_SHARE / PAGE * PAGE
-    }
-
     /// The largest free run of the ordinary spaces (bytes).
     pub(crate) fn largest_run(&self) -> u64 {
         self.spaces.iter().map(|space| self.arenas.largest_free(space)).max().unwrap_or(0)
@@ -180,15 +169,6 @@ impl Central {
             (DeviceGauge::DriverErrors, self.backing.errors),
         ]);
         self.gauges.sample(self.arenas.sample_busy_peak());
-    }
-
-    /// Adds every stream that owns a run, uses a block or is waited for.
-    pub fn streams_referred(&self, referred: &mut HashSet<u32>) {
-        referred.extend(self.arenas.streams());
-        referred.extend(self.users.values().flatten().copied().chain(self.pending.streams()));
-        for (_, shard) in self.pools.shards() {
-            shard.streams_referred(referred);
-        }
     }
 }
 

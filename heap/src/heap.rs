@@ -2,6 +2,7 @@
 //! device, notes what torch, a history or a trace want noted, and leaves the rest to the device.
 
 use crate::device::Device;
+use crate::driver::timed::{OnRecord, Timed};
 use crate::driver::{DeviceId, Driver, DriverError};
 pub(crate) use crate::error::Error;
 use crate::order::waits::Permission;
@@ -12,7 +13,6 @@ use crate::shared::{MAX_DEVICES, Shared};
 use crate::sites::Sites;
 use crate::supply::{self, Way};
 use crate::sync::{Mutex, lock};
-use crate::timed::{OnRecord, Timed};
 use gruyere_record::SiteId;
 use gruyere_record::facts::Process;
 use gruyere_record::record_dir::record_dir;

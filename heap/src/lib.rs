@@ -43,7 +43,6 @@ pub mod sites;
 pub mod small;
 pub mod supply;
 mod sync;
-pub mod timed;
 pub mod upkeep;
 
 pub use device::Owned;

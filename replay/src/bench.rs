@@ -14,7 +14,7 @@ use crate::peers::Torch;
 use crate::stage::{Charge, DriverStage, PhantomStage, Setup, Stage, StageError};
 use crate::trace::{Op, Trace};
 use gruyere::driver::Driver;
-use gruyere::heap::timed::Timed;
+use gruyere::heap::driver::timed::Timed;
 use gruyere::record::calls::CallTime;
 use gruyere_phantom::Costs;
 use serde::Serialize;

@@ -4,7 +4,7 @@
 #![deny(unsafe_code)]
 #![deny(clippy::unwrap_used)]
 
-use gruyere::heap::timed::Stopwatch;
+use gruyere::heap::driver::timed::Stopwatch;
 use gruyere::record::calls::{CallTime, DriverCall, SIZE_CLASSES, class_of};
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};

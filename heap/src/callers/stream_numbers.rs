@@ -12,6 +12,7 @@
 //! whose run of a slab names the stream all the while. So looking at one shard after the other,
 //! then at the central part, misses none.
 
+use crate::central::Central;
 use crate::device::Device;
 use crate::driver::StreamHandle;
 use crate::error::Error;
@@ -76,5 +77,16 @@ impl Device {
         central.streams_referred(&mut referred);
         drop(central);
         Ok(gone.difference(&referred).copied().collect())
+    }
+}
+
+impl Central {
+    /// Adds every stream that owns a run, uses a block or is waited for.
+    pub fn streams_referred(&self, referred: &mut HashSet<u32>) {
+        referred.extend(self.arenas.streams());
+        referred.extend(self.users.values().flatten().copied().chain(self.pending.streams()));
+        for (_, shard) in self.pools.shards() {
+            shard.streams_referred(referred);
+        }
     }
 }

@@ -9,6 +9,7 @@
 
 pub mod absent;
 pub mod error;
+pub mod timed;
 
 pub use error::{DriverError, ErrorKind, Result};
 

@@ -367,3 +367,17 @@ impl Central {
         self.unmap_retired(ctx.driver, &|stream| ctx.streams.completed(stream));
     }
 }
+
+/// What only a graph or a named pool can use grows by at most this part of what it holds more than
+/// it needs: idle, it is lost to all others.
+const OWN_SHARE: u64 = 8;
+
+impl Central {
+    /// How much more than it needs `space` may grow by at most (bytes, whole pages).
+    pub(crate) fn longest_step(&self, space: SpaceId) -> u64 {
+        if self.spaces.is_ordinary(space) {
+            return u64::MAX;
+        }
+        self.arenas.held_bytes(space) / OWN_SHARE / PAGE * PAGE
+    }
+}
