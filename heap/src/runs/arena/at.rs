@@ -1,8 +1,9 @@
 //! Runs at addresses that the caller names.
 
-use super::Arenas;
-use super::run::{Run, RunId, RunState, SpaceId, UNOWNED};
+use crate::runs::arena::Arenas;
+use crate::runs::arena::run::{Run, RunId, RunState, SpaceId, UNOWNED};
 use crate::runs::page_table::BLOCK_LIMIT;
+use crate::small::size_class::ALIGNMENT;
 
 impl Arenas {
     /// The runs of a space that `bytes` from `address` on lie in, in the order of their addresses;
@@ -70,5 +71,18 @@ impl Arenas {
             self.set_free(left, owner, self.runs[left as usize].epoch);
         }
         Some(id)
+    }
+}
+
+impl Arenas {
+    /// A live run of at least `bytes` for `stream`: the whole of the best fit.
+    pub fn allocate_whole(&mut self, space: SpaceId, bytes: u64, stream: u32) -> Option<RunId> {
+        let id = self.best_fit(space, bytes, ALIGNMENT, stream)?;
+        let whole = self.runs[id as usize].bytes;
+        // What a block has beyond its request must be told in 32 bits.
+        if whole - bytes > u64::from(u32::MAX) - ALIGNMENT {
+            return None;
+        }
+        self.take(id, whole, ALIGNMENT, stream)
     }
 }

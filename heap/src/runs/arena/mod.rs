@@ -11,15 +11,11 @@
 //! Pure book-keeping: what is safe to reuse is told by the caller through epochs (`streams`).
 
 mod at;
-mod owners;
+pub(crate) mod audit;
 mod run;
 mod size_index;
 mod space;
 mod unmapped;
-mod usage;
-mod validate;
-mod walk;
-mod whole;
 
 use crate::number_set::NumberSet;
 use crate::order::streams::{ALL_STREAMS, NUMBERS, Streams};

@@ -1,33 +1,34 @@
 //! A space: a set of regions whose free runs are searched together, by their owners.
 
-use super::run::RegionId;
-use super::size_index::SizeIndex;
 use crate::number_set::NumberSet;
 use crate::order::streams::{ALL_STREAMS, NUMBERS};
+use crate::runs::arena::Arenas;
+use crate::runs::arena::run::{RegionId, RunId, SpaceId, UNOWNED};
+use crate::runs::arena::size_index::SizeIndex;
 
 /// A set of regions whose free runs are searched together.
 #[derive(Default)]
-pub(super) struct Space {
+pub(crate) struct Space {
     /// Free runs of each owner, by [`owner_at`].
-    pub(super) owners: Vec<Option<Box<SizeIndex>>>,
+    pub(crate) owners: Vec<Option<Box<SizeIndex>>>,
     /// The places of owners that have free runs: thousands of streams may have had one.
-    pub(super) filled: NumberSet,
-    pub(super) regions: Vec<RegionId>,
+    pub(crate) filled: NumberSet,
+    pub(crate) regions: Vec<RegionId>,
     /// The unmapped ranges.
-    pub(super) unmapped: SizeIndex,
+    pub(crate) unmapped: SizeIndex,
     /// Bytes of stale aliases.
-    pub(super) stale_alias_bytes: u64,
+    pub(crate) stale_alias_bytes: u64,
     /// Runs stay with their stream whatever is done (captures).
-    pub(super) private: bool,
+    pub(crate) private: bool,
 }
 
 impl Space {
     #[inline]
-    pub(super) fn owner(&self, stream: u32) -> Option<&SizeIndex> {
+    pub(crate) fn owner(&self, stream: u32) -> Option<&SizeIndex> {
         self.owners.get(owner_at(stream))?.as_deref()
     }
 
-    pub(super) fn owner_mut(&mut self, stream: u32) -> &mut SizeIndex {
+    pub(crate) fn owner_mut(&mut self, stream: u32) -> &mut SizeIndex {
         let at = owner_at(stream);
         if at >= self.owners.len() {
             self.owners.resize_with(at + 1, || None);
@@ -37,7 +38,7 @@ impl Space {
     }
 
     /// The owners that have free runs, and these.
-    pub(super) fn filled(&self) -> impl Iterator<Item = (u32, &SizeIndex)> {
+    pub(crate) fn filled(&self) -> impl Iterator<Item = (u32, &SizeIndex)> {
         let index =
             |place| Some((owner_in(place as usize), self.owners.get(place as usize)?.as_deref()?));
         self.filled.iter().filter_map(index)
@@ -47,11 +48,161 @@ impl Space {
 /// The place of a stream's (or the unowned runs') index among the owners of a space: first that of
 /// all streams together, then that of unowned runs, then the streams'.
 #[inline(always)]
-pub(super) const fn owner_at(stream: u32) -> usize {
+pub(crate) const fn owner_at(stream: u32) -> usize {
     (stream.wrapping_add(2) % NUMBERS) as usize
 }
 
 /// The owner whose index is in a place.
-pub(super) const fn owner_in(place: usize) -> u32 {
+pub(crate) const fn owner_in(place: usize) -> u32 {
     if place == owner_at(ALL_STREAMS) { ALL_STREAMS } else { (place as u32).wrapping_sub(2) }
+}
+
+impl Arenas {
+    /// The stream is past more than before: [`Arenas::promote_ripe`] looks at what it freed.
+    pub fn note_further(&mut self, stream: u32) {
+        self.ripe.insert(owner_at(stream) as u32);
+    }
+
+    /// A stream that is past some of its free runs, which [`Arenas::promote_ripe`] would not look
+    /// at: there must be none but those `known` to have got further since it was called.
+    pub fn overlooked(
+        &self,
+        completed: &dyn Fn(u32) -> u64,
+        known: &dyn Fn(u32) -> bool,
+    ) -> Option<u32> {
+        let shared = self.spaces.iter().filter(|space| !space.private);
+        let mut owners = shared.flat_map(Space::filled).filter(|(owner, _)| *owner != UNOWNED);
+        let is_it = |(owner, index): &(u32, &SizeIndex)| {
+            index.oldest <= completed(*owner)
+                && !self.ripe.contains(owner_at(*owner) as u32)
+                && !known(*owner)
+        };
+        owners.find(is_it).map(|(owner, _)| owner)
+    }
+
+    /// Makes unowned the free runs of `spaces` whose streams are past them; `completed` tells the
+    /// last epoch that a stream is past. Looks only at what has become free, or whose stream was
+    /// noted to be further, since it was called last: always call it with the same spaces.
+    pub fn promote_ripe(
+        &mut self,
+        spaces: impl Iterator<Item = SpaceId>,
+        completed: &dyn Fn(u32) -> u64,
+    ) {
+        // Asked at every miss, when mostly no stream has got further.
+        if self.ripe.is_empty() {
+            return;
+        }
+        let mut ripe = std::mem::take(&mut self.ripe);
+        for space in spaces {
+            if !self.spaces[space as usize].private {
+                ripe.iter()
+                    .for_each(|place| self.make_owner_unowned(space, place as usize, completed));
+            }
+        }
+        ripe.clear();
+        self.ripe = ripe;
+    }
+
+    /// Makes unowned the free runs whose streams are past them; `completed` tells the last epoch
+    /// that a stream is past.
+    pub fn promote(&mut self, space: SpaceId, completed: &dyn Fn(u32) -> u64) {
+        if !self.spaces[space as usize].private {
+            self.make_unowned(space, completed);
+        }
+    }
+
+    /// As [`Arenas::promote`], private spaces too: for spaces whose every use is known to be over.
+    pub fn make_unowned(&mut self, space: SpaceId, completed: &dyn Fn(u32) -> u64) {
+        let places: Vec<u32> = self.spaces[space as usize].filled.iter().collect();
+        for place in places {
+            self.make_owner_unowned(space, place as usize, completed);
+        }
+    }
+
+    fn make_owner_unowned(&mut self, space: SpaceId, place: usize, completed: &dyn Fn(u32) -> u64) {
+        let owner = owner_in(place);
+        let index = self.spaces[space as usize].owners.get(place).and_then(Option::as_deref);
+        let Some(index) = index.filter(|index| index.count > 0 && owner != UNOWNED) else { return };
+        let completed = completed(owner);
+        if index.oldest > completed {
+            return;
+        }
+        let mut found = std::mem::take(&mut self.scratch);
+        found.clear();
+        index.collect(&self.runs, &mut found);
+        let mut oldest = u64::MAX;
+        for &id in &found {
+            let epoch = self.runs[id as usize].epoch;
+            if epoch > completed {
+                oldest = oldest.min(epoch);
+                continue;
+            }
+            self.unlist(id);
+            // Unowned neighbours take it in; another of `found` is not unowned yet, so none is
+            // lost.
+            self.set_free(id, UNOWNED, 0);
+        }
+        self.spaces[space as usize].owner_mut(owner).oldest = oldest;
+        self.scratch = found;
+    }
+
+    /// Whether `stream` owns free memory of the space that it freed in `epoch` or before.
+    pub fn has_freed(&self, space: SpaceId, stream: u32, epoch: u64) -> bool {
+        self.spaces[space as usize]
+            .owner(stream)
+            .is_some_and(|index| index.count > 0 && index.oldest <= epoch)
+    }
+
+    /// The shortest free run of any owner that has `bytes` at a multiple of `align`, among those of
+    /// which `is_usable` says so (of owner and epoch). Walks all free runs that are long enough.
+    pub fn best_fit_ordered(
+        &self,
+        space: SpaceId,
+        bytes: u64,
+        align: u64,
+        is_usable: &dyn Fn(u32, u64) -> bool,
+    ) -> Option<RunId> {
+        let is_usable = |id: &RunId| {
+            let run = &self.runs[*id as usize];
+            is_usable(run.stream, run.epoch)
+        };
+        self.fitting(space, bytes, align)
+            .filter(is_usable)
+            .min_by_key(|&id| (self.runs[id as usize].bytes, self.runs[id as usize].address))
+    }
+
+    /// The free runs of a space, of any owner, that have `bytes` at a multiple of `align`.
+    pub fn fitting(&self, space: SpaceId, bytes: u64, align: u64) -> impl Iterator<Item = RunId> {
+        let mut ids = Vec::new();
+        for (_, index) in
+            self.spaces[space as usize].filled().filter(|(_, index)| index.bytes >= bytes)
+        {
+            index.each_from(&self.runs, bytes, |id| ids.push(id));
+        }
+        ids.into_iter().filter(move |&id| {
+            let run = &self.runs[id as usize];
+            run.bytes >= bytes + run.askew(align)
+        })
+    }
+
+    /// Makes free run `id` the stream's, as of `epoch`.
+    pub fn hand_over(&mut self, id: RunId, stream: u32, epoch: u64) {
+        self.unlist(id);
+        self.set_free(id, stream, epoch);
+    }
+
+    /// Free bytes of a space.
+    pub fn free_bytes(&self, space: SpaceId) -> u64 {
+        self.spaces[space as usize].filled().map(|(_, index)| index.bytes).sum()
+    }
+
+    /// Whether another stream than `stream` owns free memory of a space.
+    pub fn others_own(&self, space: SpaceId, stream: u32) -> bool {
+        self.spaces[space as usize].filled().any(|(owner, _)| owner != stream && owner != UNOWNED)
+    }
+
+    /// Free bytes of a space that belong to `stream`, or to [`UNOWNED`].
+    pub fn own_free_bytes(&self, space: SpaceId, stream: u32) -> u64 {
+        self.spaces[space as usize].owner(stream).map_or(0, |index| index.bytes)
+    }
 }

@@ -1,8 +1,8 @@
-//! The arena's invariants, walked in full.
+//! Arenas as reports see them: walked, counted, and held against their own rules.
 
-use super::Arenas;
-use super::run::{NO_RUN, RunState, UNOWNED};
-use super::space::{owner_at, owner_in};
+use crate::runs::arena::Arenas;
+use crate::runs::arena::run::{NO_RUN, RegionId, Run, RunId, RunState, UNOWNED};
+use crate::runs::arena::space::{Space, owner_at, owner_in};
 use crate::small::size_class::PAGE;
 use std::collections::HashMap;
 
@@ -127,5 +127,70 @@ impl Arenas {
             return Err(format!("{used} runs are in use, {tiled} are in regions"));
         }
         Ok(())
+    }
+}
+
+impl Arenas {
+    /// The free runs, in no order.
+    pub fn free_runs(&self) -> impl Iterator<Item = &Run> {
+        let mut ids = Vec::new();
+        for (_, index) in self.spaces.iter().flat_map(Space::filled) {
+            index.collect(&self.runs, &mut ids);
+        }
+        ids.into_iter().map(|id| &self.runs[id as usize])
+    }
+
+    /// The rows of free runs, address and bytes, in no order: neighbours of different streams are
+    /// one.
+    pub fn free_rows(&self) -> impl Iterator<Item = (u64, u64)> {
+        let is_free = |id: RunId| id != NO_RUN && self.runs[id as usize].state == RunState::Free;
+        self.free_runs().filter(move |run| !is_free(run.previous)).map(move |first| {
+            let (mut bytes, mut next) = (first.bytes, first.next);
+            while is_free(next) {
+                let run = &self.runs[next as usize];
+                (bytes, next) = (bytes + run.bytes, run.next);
+            }
+            (first.address, bytes)
+        })
+    }
+
+    /// The runs that tile a region, by address.
+    pub fn runs_of(&self, region: RegionId) -> impl Iterator<Item = (RunId, &Run)> {
+        let mut next = self.region(region).first;
+        std::iter::from_fn(move || {
+            let id = next;
+            (id != NO_RUN).then(|| {
+                let run = &self.runs[id as usize];
+                next = run.next;
+                (id, run)
+            })
+        })
+    }
+}
+
+impl Arenas {
+    /// Grows whenever memory becomes free, or free for more streams.
+    pub fn changes(&self) -> u64 {
+        self.changes
+    }
+
+    /// Bytes of blocks and slabs, those included that wait for streams.
+    pub fn busy(&self) -> u64 {
+        self.busy
+    }
+
+    /// The highest that [`Arenas::busy`] was since this was asked last, for samples of the
+    /// timeline.
+    pub fn sample_busy_peak(&mut self) -> u64 {
+        let peak = std::mem::replace(&mut self.busy_peak, self.busy);
+        self.sampled_peak = self.sampled_peak.max(peak);
+        peak
+    }
+
+    /// The highest that [`Arenas::busy`] was since this was asked last, whatever samples were taken
+    /// meanwhile.
+    pub fn take_busy_peak(&mut self) -> u64 {
+        let peak = self.sample_busy_peak();
+        peak.max(std::mem::take(&mut self.sampled_peak))
     }
 }
