@@ -2,17 +2,18 @@
 
 use crate::driver::EventHandle;
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::time::Instant;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 /// An event behind the frees of an epoch.
 #[derive(Clone, Copy)]
-pub(super) struct Fence {
-    pub(super) epoch: u64,
-    pub(super) event: EventHandle,
+pub(crate) struct Fence {
+    pub(crate) epoch: u64,
+    pub(crate) event: EventHandle,
     /// Of two fences the lower was recorded first.
-    pub(super) age: u64,
+    pub(crate) age: u64,
     /// When it was recorded.
-    pub(super) at: Instant,
+    pub(crate) at: Instant,
 }
 
 /// An event that is not yet seen done, as it looks to a stream that could wait for it.
@@ -32,16 +33,43 @@ pub struct Unfinished {
 
 /// Events recorded and not yet seen done, and spare ones.
 #[derive(Default)]
-pub(super) struct Fences {
+pub(crate) struct Fences {
     /// By stream, oldest first. In the order of numbers, so that a replay asks its events in the
     /// same order each time.
-    pub(super) pending: BTreeMap<u32, VecDeque<Fence>>,
-    /// By the age of a fence of [`super::ALL_STREAMS`]: the epochs of dead streams that it stands
+    pub(crate) pending: BTreeMap<u32, VecDeque<Fence>>,
+    /// By the age of a fence of [`crate::order::streams::ALL_STREAMS`]: the epochs of dead streams that it stands
     /// for too.
-    pub(super) dead: HashMap<u64, Vec<(u32, u64)>>,
-    pub(super) spare: Vec<EventHandle>,
+    pub(crate) dead: HashMap<u64, Vec<(u32, u64)>>,
+    pub(crate) spare: Vec<EventHandle>,
     /// By stream: the age of its last event that was seen done.
-    pub(super) reached: HashMap<u32, u64>,
+    pub(crate) reached: HashMap<u32, u64>,
     /// The number from which on the next poll asks.
-    pub(super) next: u32,
+    pub(crate) next: u32,
+}
+
+/// The longest that an event was seen unfinished, nanoseconds.
+#[derive(Debug, Default)]
+pub struct Lag {
+    of_this_step: AtomicU64,
+    of_the_last: AtomicU64,
+}
+
+impl Lag {
+    /// An event was not done so long after it had been recorded.
+    pub(crate) fn note(&self, age: Duration) {
+        let age = u64::try_from(age.as_nanos()).unwrap_or(u64::MAX);
+        self.of_this_step.fetch_max(age, Ordering::Relaxed);
+    }
+
+    /// A step is over.
+    pub fn end_step(&self) {
+        let ended = self.of_this_step.swap(0, Ordering::Relaxed);
+        self.of_the_last.store(ended, Ordering::Relaxed);
+    }
+
+    /// The host was at least so far ahead, in this step or the one before; nanoseconds.
+    pub fn nanoseconds(&self) -> u64 {
+        let last = self.of_the_last.load(Ordering::Relaxed);
+        self.of_this_step.load(Ordering::Relaxed).max(last)
+    }
 }

@@ -44,7 +44,6 @@
 mod captures;
 mod events;
 mod fences;
-mod lag;
 mod names;
 mod naming;
 mod stream;
@@ -54,8 +53,8 @@ pub use crate::number_set::NUMBERS;
 use crate::number_set::SharedSet;
 use crate::sync::Mutex;
 use fences::Fences;
+pub use fences::Lag;
 pub use fences::Unfinished;
-pub use lag::Lag;
 pub use names::Resolved;
 use names::{Cache, Numbers};
 use std::sync::OnceLock;

@@ -5,8 +5,7 @@
 //! holds its lock while it asks the device's central part for memory: [`Shard::allocate`] answers
 //! that it needs a slab, and the caller comes back with one.
 
-mod validate;
-
+mod check;
 use crate::order::pending::PendingFrees;
 use crate::order::streams::{ALL_STREAMS, Streams};
 use crate::request::Request;

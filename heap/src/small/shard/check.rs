@@ -1,7 +1,7 @@
 //! The books of a shard, held against each other.
 
-use super::{Shard, SlabSums};
 use crate::small::bins::{Bins, NO_SLAB};
+use crate::small::shard::{Shard, SlabSums};
 use crate::small::size_class::class_of;
 use crate::small::slab::Slab;
 
