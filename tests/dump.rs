@@ -8,8 +8,8 @@ use gruyere::driver::StreamHandle;
 use gruyere::dump::state::{BlockKind, Class, State, Sum};
 use gruyere::dump::{self, gather, text};
 use gruyere::heap::Error;
-use gruyere::heap::pools::lifetime::{self, Lifetime};
-use gruyere::heap::report::cause::Report;
+use gruyere::heap::Report;
+use gruyere::heap::{Lifetime, lifetime};
 use gruyere_phantom::{CaptureMode, as_program};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -183,9 +183,9 @@ fn the_json_fits_its_schema_and_the_text_names_the_request_the_causes_and_the_la
     // How fast the counter runs is known from 5 ms on.
     std::thread::sleep(std::time::Duration::from_millis(20));
     assert!(lifetime::push(Lifetime::Transient));
-    gruyere::heap::report::entries::set_context(77);
+    gruyere::heap::entries::set_context(77);
     let report = refused(&rig, 15 * GIB);
-    gruyere::heap::report::entries::set_context(0);
+    gruyere::heap::entries::set_context(0);
     assert!(lifetime::pop());
     let folder = folder.path().join("new/one");
     let names = dump(&rig, &folder, &report);
@@ -290,7 +290,7 @@ fn of_very_many_blocks_those_of_a_slab_are_told_as_one_and_the_sums_stay_true() 
     assert_eq!(whole.merged, 0);
     assert!((1400..=1500).contains(&cut.merged), "{}", cut.merged);
     assert_eq!((all.live, &all.sizes), (sums.live, &sums.sizes));
-    let count = |snapshot: &gruyere::heap::report::snapshot::Snapshot| -> usize {
+    let count = |snapshot: &gruyere::heap::snapshot::Snapshot| -> usize {
         snapshot.segments.iter().map(|segment| segment.blocks.len()).sum()
     };
     assert!(count(&cut) < 300 && count(&whole) > 1500, "{} {}", count(&cut), count(&whole));

@@ -6,7 +6,7 @@ mod common;
 use common::{DEFAULT, GIB, MIB, Rig};
 use gruyere::driver::StreamHandle;
 use gruyere::heap::Error;
-use gruyere::heap::pools::restore::{PoolState, Restored, StateError};
+use gruyere::heap::{PoolState, Restored, StateError};
 use gruyere_phantom::{
     CallKind, Caller, CaptureMode, CaptureStatus, CapturingIds, Config as GpuConfig, Injection,
     as_program, vouching,

@@ -5,7 +5,7 @@ mod common;
 
 use common::{DEFAULT, GIB, MIB, Rig};
 use gruyere::heap::Error;
-use gruyere::heap::path::rungs::{Ladder, RUNGS};
+use gruyere::heap::rungs::{Ladder, RUNGS};
 use gruyere::record::{DeviceGauge, Reader};
 use gruyere_phantom::as_program;
 

@@ -8,7 +8,7 @@ mod common;
 
 use common::{GIB, MIB, Rig};
 use gruyere::driver::StreamHandle;
-use gruyere::heap::order::streams::MAX_STREAMS;
+use gruyere::heap::MAX_STREAMS;
 use gruyere_phantom::{
     CallKind, Caller, CaptureMode, CaptureStatus, Config as GpuConfig, as_program, vouching,
 };

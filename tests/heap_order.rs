@@ -7,8 +7,8 @@ mod common;
 use common::{DEFAULT, MIB, Rig};
 use gruyere::driver::StreamHandle;
 use gruyere::heap::Error;
-use gruyere::heap::pools::lifetime::{self, Lifetime};
-use gruyere::heap::upkeep::phase::Phase;
+use gruyere::heap::Phase;
+use gruyere::heap::{Lifetime, lifetime};
 use gruyere_phantom::{CallKind, Config as GpuConfig, Injection, as_program, vouching};
 use proptest::prelude::*;
 

@@ -6,7 +6,7 @@ mod common;
 use common::{DEFAULT, GIB, MIB, Rig};
 use gruyere::driver::StreamHandle;
 use gruyere::heap::Error;
-use gruyere::heap::pools::key::{PoolError, PoolKey};
+use gruyere::heap::{PoolError, PoolKey};
 
 const BACKINGS: [&str; 3] = ["backing:stitch", "backing:pool", "backing:fixed"];
 

@@ -4,7 +4,7 @@ mod common;
 
 use common::{DEFAULT, MIB, Rig};
 use gruyere::driver::StreamHandle;
-use gruyere::heap::upkeep::phase::Phase;
+use gruyere::heap::Phase;
 use gruyere::record::{DeviceGauge, Reader};
 use gruyere_phantom::{CallCounts, CallKind, Caller, as_program};
 

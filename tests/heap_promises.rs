@@ -5,7 +5,7 @@ mod common;
 use common::{DEFAULT, GIB, MIB, Rig};
 use gruyere::driver::StreamHandle;
 use gruyere::heap::Error;
-use gruyere::heap::pools::lifetime::{self, Lifetime};
+use gruyere::heap::{Lifetime, lifetime};
 use gruyere_phantom::{CallKind, Caller, Config as GpuConfig, DeviceConfig, as_program};
 
 const BACKINGS: [&str; 4] =

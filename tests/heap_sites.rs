@@ -4,7 +4,7 @@
 mod common;
 
 use common::{DEFAULT, MIB, Rig};
-use gruyere::heap::sites::Sites;
+use gruyere::heap::Sites;
 use gruyere::record::sites::{NewSite, SiteId};
 use gruyere::record::{Reader, Record, SegmentKind};
 use gruyere_phantom::{CaptureMode, as_program};

@@ -3,8 +3,8 @@
 mod common;
 
 use common::{DEFAULT, GIB, MIB, Rig};
-use gruyere::heap::pools::lifetime::Lifetime;
-use gruyere::heap::small::size_class::PAGE;
+use gruyere::heap::Lifetime;
+use gruyere::heap::PAGE;
 use gruyere_phantom::{CallKind, Config as GpuConfig, Injection, as_program};
 use proptest::prelude::*;
 

@@ -8,7 +8,7 @@ mod flaky;
 use common::{DEFAULT, GIB, MIB, Rig};
 use flaky::{FlakyDriver, Plan};
 use gruyere::driver::{ErrorKind, StreamHandle};
-use gruyere::heap::order::streams::MAX_STREAMS;
+use gruyere::heap::MAX_STREAMS;
 use gruyere::heap::settings::Settings;
 use gruyere::heap::{Error, Heap};
 use gruyere_phantom::{Config as GpuConfig, Gpu, StreamKind, as_program};

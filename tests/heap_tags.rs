@@ -4,7 +4,7 @@ mod common;
 
 use common::{DEFAULT, MIB, Rig};
 use gruyere::driver::StreamHandle;
-use gruyere::heap::pools::lifetime::{self, Lifetime};
+use gruyere::heap::{Lifetime, lifetime};
 use gruyere_phantom::as_program;
 
 /// How a program tags its weights, its activations and its workspaces.

@@ -3,7 +3,7 @@
 mod common;
 
 use common::{DEFAULT, GIB, MIB, Rig};
-use gruyere::heap::upkeep::alerts::{ALERTS, Alert, AlertKind};
+use gruyere::heap::{ALERTS, Alert, AlertKind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 

@@ -5,7 +5,7 @@ mod common;
 
 use common::{DEFAULT, GIB, MIB, Rig};
 use gruyere::driver::StreamHandle;
-use gruyere::heap::report::snapshot::{BlockState as HeapState, Segment, Snapshot};
+use gruyere::heap::snapshot::{BlockState as HeapState, Segment, Snapshot};
 use gruyere::record::picture::{MOST_PAGES, Misfits, PAGE, Picture, Piece, PieceKind, RangeKind};
 use gruyere::record::{BlockEntry, BlockState, Reader, SegmentEntry, SegmentKind};
 use gruyere_phantom::{Config as GpuConfig, as_program};

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::slice;
 
-use gruyere::heap::report::cause::Bytes;
+use gruyere::heap::Bytes;
 use gruyere_record::dump::state::lifetime_name;
 use gruyere_record::picture::PAGE;
 use gruyere_record::reader::Cursor;

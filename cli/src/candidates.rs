@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use gruyere::dump::outside;
-use gruyere::heap::report::cause::Bytes;
+use gruyere::heap::Bytes;
 use gruyere_record::claim::Claim;
 use gruyere_record::conclusion::{Cause, Conclusion};
 use gruyere_record::dump::state::Event;

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 
 use gruyere::dump::gather::MOST_EVENTS;
 use gruyere::dump::{brief, outside, text};
-use gruyere::heap::path::rungs::RUNG_NAMES;
-use gruyere::heap::report::cause::Bytes;
+use gruyere::heap::Bytes;
+use gruyere::heap::rungs::RUNG_NAMES;
 use gruyere_record::conclusion::{Conclusion, Rank};
 use gruyere_record::dump::page;
 use gruyere_record::dump::state::{Event, State};

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use gruyere::heap::path::rungs::RUNG_NAMES;
+use gruyere::heap::rungs::RUNG_NAMES;
 use gruyere_record::facts::Process;
 use gruyere_record::gauges::BlockCounts;
 use gruyere_record::held::{IDLE, LOST};

@@ -3,8 +3,8 @@
 
 use super::control::{GRUYERE_INVALID, GRUYERE_OK, GRUYERE_UNAVAILABLE};
 use super::{current, fork, guarded};
-use crate::heap::pools::lifetime::Lifetime;
-use crate::heap::upkeep::alerts::{ALERTS, Alert};
+use crate::heap::Lifetime;
+use crate::heap::{ALERTS, Alert};
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -85,7 +85,7 @@ pub extern "C" fn gruyere_on_alert(callback: GruyereAlertCallback, context: *mut
     }
     guarded(GRUYERE_UNAVAILABLE, || {
         let context = Context(context);
-        ALERTS.listen(callback.map(|callback| -> crate::heap::upkeep::alerts::Listener {
+        ALERTS.listen(callback.map(|callback| -> crate::heap::Listener {
             Arc::new(move |alert: &Alert| {
                 let Context(context) = &context;
                 let alert = GruyereAlert::new(alert, 0);

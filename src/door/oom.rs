@@ -5,9 +5,9 @@ use super::{config, current, guarded, run_file};
 use crate::config::Config;
 use crate::driver::StreamHandle;
 use crate::dump::Explained;
+use crate::heap::ALERTS;
 use crate::heap::Heap;
-use crate::heap::report::cause::Report;
-use crate::heap::upkeep::alerts::ALERTS;
+use crate::heap::Report;
 
 /// An out-of-memory becomes the program's: it is counted, dumped, and noted in the run's file and
 /// the history; and it learns which lines of the program are behind it.

@@ -29,9 +29,9 @@
 use super::{ONLY_WATCHED, current, fork, guarded, heap, oom, profiler, raise};
 use crate::driver::StreamHandle;
 use crate::dump::limits;
-use crate::heap::device::Device;
-use crate::heap::runs::page_table::Page;
-use crate::heap::small::size_class::SMALL_MAX;
+use crate::heap::Device;
+use crate::heap::Page;
+use crate::heap::SMALL_MAX;
 use crate::heap::{Error, Heap, Owned};
 use crate::record::SiteId;
 use std::ffi::{c_int, c_void};

@@ -5,9 +5,9 @@
 //! failure value in a forked child. The Python package wires them (`gruyere._truth`).
 
 use super::{current, fork, guarded, heap};
-use crate::heap::pools::capture::PoolId;
-use crate::heap::report::snapshot::{Segment, Snapshot};
-use crate::heap::report::stats::CapturePoolHeld;
+use crate::heap::CapturePoolHeld;
+use crate::heap::PoolId;
+use crate::heap::snapshot::{Segment, Snapshot};
 use crate::heap::{Error, Heap};
 use crate::record::peaks::Stat;
 use std::ffi::c_int;

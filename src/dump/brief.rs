@@ -4,7 +4,7 @@
 
 use super::state::{DeviceState, State};
 use super::text::{PART, about, events};
-use crate::heap::report::cause::Bytes;
+use crate::heap::Bytes;
 use crate::record::dump::alike::{self, Run};
 use crate::record::sites::{By, Usage};
 use crate::record::{conclusion, cut, plain};

@@ -6,10 +6,10 @@ use super::state::{
     RungUse, Segment, State, Sum, lifetime_name,
 };
 use crate::heap::Heap;
-use crate::heap::path::rungs::{self, Ladder, RUNG_NAMES};
-use crate::heap::report::cause::Report;
-use crate::heap::report::segment_stats::{self, Place, SegmentStats};
-use crate::heap::report::snapshot::{self, BlockState, Holder, Snapshot};
+use crate::heap::Report;
+use crate::heap::rungs::{self, Ladder, RUNG_NAMES};
+use crate::heap::segment_stats::{self, Place, SegmentStats};
+use crate::heap::snapshot::{self, BlockState, Holder, Snapshot};
 use crate::record::clock::Moment;
 use crate::record::conclusion::Conclusion;
 use crate::record::dump::origins::Origins;
@@ -77,7 +77,7 @@ pub fn state(heap: &Heap, report: Option<&Report>) -> State {
 
 fn out_of_memory(report: &Report, site: SiteId) -> OutOfMemory {
     let rung_use = |ladder: &Ladder, number: usize| {
-        let ladder::Rung { calls, bytes, nanoseconds } = ladder.rungs[number];
+        let rungs::Rung { calls, bytes, nanoseconds } = ladder.rungs[number];
         RungUse { calls, bytes, nanoseconds }
     };
     let rungs = RUNG_NAMES.iter().enumerate().map(|(number, name)| Rung {

@@ -17,7 +17,7 @@ pub use gruyere_record::dump::{memory_viz, pickle, state, write_json, write_snap
 
 use crate::file;
 use crate::heap::Heap;
-use crate::heap::report::cause::Report;
+use crate::heap::Report;
 use crate::record::{Reader, plain};
 use state::State;
 use std::io::{self, Write};

@@ -2,8 +2,8 @@
 #![deny(unsafe_code)]
 
 use super::state::{self, Block, BlockKind, DeviceState, Held, Segment, State, Sum, lifetime_name};
-use crate::heap::report::segment_stats::SegmentStats;
-use crate::heap::report::snapshot;
+use crate::heap::segment_stats::SegmentStats;
+use crate::heap::snapshot;
 use crate::record::clock::Moment;
 use crate::record::dump::origins::Origins;
 use crate::record::picture::{Picture, Piece, PieceKind, RangeKind};

@@ -2,7 +2,7 @@
 #![deny(unsafe_code)]
 
 use super::state::{Class, DeviceState, ProcessState, Segment, State, Sum};
-use crate::heap::report::cause::Bytes;
+use crate::heap::Bytes;
 use crate::record::held::{IDLE, LOST};
 use crate::record::plain;
 use crate::record::stream::{NO_STREAM, StreamNumber};

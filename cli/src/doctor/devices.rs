@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use gruyere::driver::Driver as _;
 use gruyere::driver::cuda::{CudaDriver, is_stand_in};
-use gruyere::heap::supply::pages_fit;
+use gruyere::heap::pages_fit;
 use gruyere_record::sweep::{Found, State};
 use gruyere_record::{DeviceGauge, facts};
 use indicatif::BinaryBytes;

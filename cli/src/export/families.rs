@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
 
-use gruyere::heap::path::rungs::RUNG_NAMES;
+use gruyere::heap::rungs::RUNG_NAMES;
 use gruyere_record::calls::{Calls, SIZE_CLASSES};
 use gruyere_record::facts::Process;
 use gruyere_record::histogram::{Counts, bucket_ceiling, bucket_floor};

@@ -14,7 +14,7 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
-use gruyere::heap::small::size_class::ALIGNMENT;
+use gruyere::heap::ALIGNMENT;
 use gruyere_record::ring::Event;
 use gruyere_record::trace::{Lines, stream_name};
 use gruyere_record::{BlockEntry, EventKind};

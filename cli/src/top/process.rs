@@ -1,6 +1,6 @@
 //! All that is known of one process: the view that Enter opens.
 
-use gruyere::heap::path::rungs::RUNG_NAMES;
+use gruyere::heap::rungs::RUNG_NAMES;
 use gruyere_record::plain;
 use gruyere_record::stream::StreamNumber;
 use gruyere_record::watch::{Duration, Metric, Unit};

@@ -4,7 +4,7 @@ use super::super::control::GRUYERE_OK;
 use super::super::guarded;
 use super::super::torch::MempoolId;
 use super::answered;
-use crate::heap::pools::restore::PoolState;
+use crate::heap::PoolState;
 use std::ffi::c_int;
 
 /// Which blocks of a pool of CUDA graphs were live at one moment. It holds no memory.

@@ -8,7 +8,7 @@ use super::super::torch_stats::{self, GruyereSnapshot};
 use super::super::{current, fork, guarded};
 use super::boxed::{Boxed, GruyereBoxed};
 use super::{contexts, pools};
-use crate::heap::report::snapshot::Holder;
+use crate::heap::snapshot::Holder;
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 

@@ -5,7 +5,7 @@ use super::super::oom;
 use super::runtime::{CudaError, Runtime};
 use crate::driver::StreamHandle;
 use crate::heap::Heap;
-use crate::heap::report::cause::Report;
+use crate::heap::Report;
 use std::ffi::c_uint;
 use std::ptr;
 

@@ -18,7 +18,7 @@ mod stack;
 
 use super::control::{GRUYERE_INVALID, GRUYERE_OK, GRUYERE_UNAVAILABLE};
 use super::{fork, guarded};
-use crate::heap::sites::Sites;
+use crate::heap::Sites;
 use crate::record::Record;
 use crate::record::sites::{DEPTH, FrameId, NewSite, Phase, SiteId};
 use autograd::{Forwards, GruyereAutograd};

@@ -3,7 +3,7 @@
 
 use cudarc::driver::sys;
 
-use super::super::error::Result;
+use super::super::Result;
 use super::symbols::Symbols;
 
 /// The thread is in a device's primary context until this is dropped.

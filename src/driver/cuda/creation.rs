@@ -13,7 +13,7 @@ use std::os::fd::{FromRawFd, OwnedFd};
 
 use cudarc::driver::sys::{self, CUmemAllocationHandleType as Raw};
 
-use super::super::error::{DriverError, Result};
+use super::super::{DriverError, Result};
 use super::symbols::Symbols;
 use super::{NOT_READY, device, length};
 

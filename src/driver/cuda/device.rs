@@ -6,7 +6,7 @@ use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
 use once_cell::sync::OnceCell;
 
 use super::super::Capabilities;
-use super::super::error::Result;
+use super::super::Result;
 use super::HandleTypes;
 use super::creation::{Creation, HandleType, Offer};
 use super::symbols::{POOLS, Symbols, VMM};

@@ -6,7 +6,7 @@ use std::fmt;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use super::super::error::{DriverError, ErrorKind};
+use super::super::{DriverError, ErrorKind};
 use super::symbols::{REQUIRED, Symbols};
 
 /// `cuInit` of the toolkit's stub (`CUDA_ERROR_STUB_LIBRARY`).

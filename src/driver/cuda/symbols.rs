@@ -17,7 +17,7 @@ use std::ffi::{CStr, c_char, c_int, c_uchar, c_uint, c_ulonglong, c_void};
 
 use cudarc::driver::sys;
 
-use super::super::error::{DriverError, ErrorKind, Result};
+use super::super::{DriverError, ErrorKind, Result};
 
 macro_rules! symbols {
     (of_cudarc { $($bound:ident($($bound_argument:ident: $bound_type:ty),*);)* }

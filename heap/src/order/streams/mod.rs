@@ -59,8 +59,8 @@ pub use names::Resolved;
 use names::{Cache, Numbers};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+pub use stream::Stream;
 use stream::{DEAD, LASTING};
-pub use stream::{Status, Stream};
 
 /// Streams a device that are told apart at a time; the numbers of dead ones are used again once
 /// nothing refers to them.
