@@ -25,35 +25,32 @@ pub(crate) const SMALL: usize = 0;
 
 /// What is decided for a heap once and for all, because of where its memory comes from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Habits {
-    /// Sizes lie apart ([`Spaces`]).
-    pub sizes_apart: bool,
+pub(crate) struct Habits {
+    pub(crate) sizes_apart: bool,
     /// Free runs serve whole or not at all ([`Arenas::whole_runs`]).
-    pub whole_runs: bool,
+    pub(crate) whole_runs: bool,
     /// What is held is counted in pages ([`Usage`]).
-    pub counts_pages: bool,
+    pub(crate) counts_pages: bool,
     /// Low-memory phases give idle memory back: nobody waits for that.
-    pub gives_back_idle: bool,
+    pub(crate) gives_back_idle: bool,
 }
 
 /// Everything behind a device's central lock.
-pub struct Central {
+pub(crate) struct Central {
     pub(crate) device: DeviceId,
-    /// Runs of all spaces.
-    pub arenas: Arenas,
+    pub(crate) arenas: Arenas,
     /// What the driver gave: spans and chunks.
-    pub backing: Backing,
+    pub(crate) backing: Backing,
     /// Who uses the spaces of the arenas, and how.
-    pub pools: Pools,
+    pub(crate) pools: Pools,
     /// Which pool a CUDA graph has.
-    pub captures: Captures,
+    pub(crate) captures: Captures,
     /// The record's shards of runs, and of blocks of pools and of `backing:passthrough`: of small
     /// ones (as torch calls them, up to 1 MiB), and of large ones.
-    pub writers: [ShardWriter; 2],
+    pub(crate) writers: [ShardWriter; 2],
     /// The record's gauges of the device.
-    pub gauges: DeviceWriter,
-    /// The ordinary spaces.
-    pub spaces: Spaces,
+    pub(crate) gauges: DeviceWriter,
+    pub(crate) spaces: Spaces,
     /// The other streams that use a live block.
     pub(crate) users: HashMap<RunId, Vec<u32>>,
     /// The blocks of cells in which more start than the page table can name, by address.
@@ -66,42 +63,40 @@ pub struct Central {
     /// Physical memory of the device.
     pub(crate) total_memory: u64,
     /// The most that was ever reserved.
-    pub peak_reserved: u64,
+    pub(crate) peak_reserved: u64,
     /// Ceiling on reserved bytes.
-    pub limit: u64,
+    pub(crate) limit: u64,
     /// The headroom has been touched, because nothing else helped: it may be used until memory is
     /// given back.
-    pub headroom_is_open: bool,
+    pub(crate) headroom_is_open: bool,
     /// Why the driver failed in the latest growth, where it was not out of memory.
-    pub failure: Option<DriverError>,
+    pub(crate) failure: Option<DriverError>,
     /// The latest growth failed because the driver had no more addresses, whatever memory there
     /// was.
-    pub addresses_ran_out: bool,
+    pub(crate) addresses_ran_out: bool,
     /// What may be held beyond the peak of live bytes before idle pages are moved.
-    pub slack: Option<Size>,
+    pub(crate) slack: Option<Size>,
     /// What streams have been made to wait for.
-    pub order: Order,
+    pub(crate) order: Order,
     /// Bytes of large blocks freed so far.
-    pub freed: u64,
+    pub(crate) freed: u64,
     /// How it has grown of late.
-    pub pace: Pace,
+    pub(crate) pace: Pace,
     /// Times that a malloc had to try the reclaim ladder.
-    pub retries: u64,
-    /// Out-of-memory answers.
-    pub out_of_memories: u64,
+    pub(crate) retries: u64,
+    pub(crate) out_of_memories: u64,
     /// What was held, over time.
-    pub usage: Usage,
-    /// Low-memory phases.
-    pub watch: Watch,
+    pub(crate) usage: Usage,
+    pub(crate) watch: Watch,
     /// What the rungs of the reclaim ladder did.
-    pub ladder: Ladder,
+    pub(crate) ladder: Ladder,
     /// The blocks of another allocator, where this heap only keeps books.
     pub(crate) watched: Watched,
 }
 
 impl Central {
     /// The central part of a device that holds nothing yet.
-    pub fn new(
+    pub(crate) fn new(
         device: DeviceId,
         backing: Backing,
         writers: [ShardWriter; 2],
@@ -157,7 +152,7 @@ impl Central {
     }
 
     /// Tells the record what is held.
-    pub fn publish_reserved(&mut self) {
+    pub(crate) fn publish_reserved(&mut self) {
         let reserved = self.backing.reserved;
         profiler::reserved(self.device, reserved);
         self.peak_reserved = self.peak_reserved.max(reserved);
@@ -172,7 +167,6 @@ impl Central {
     }
 }
 
-/// A block of `backing:passthrough`.
 pub(crate) struct Direct {
     pub(crate) size: u64,
     pub(crate) requested: u64,

@@ -22,25 +22,20 @@ use gruyere_record::{EventKind, ShardWriter, clock};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// A shard and its part of the record, behind one lock.
-pub struct ShardCell {
-    /// The small blocks.
-    pub shard: Shard,
-    /// The record's writer.
-    pub writer: ShardWriter,
+pub(crate) struct ShardCell {
+    pub(crate) shard: Shard,
+    pub(crate) writer: ShardWriter,
 }
 
 /// One device's heap.
 pub struct Device {
-    /// The device's ordinal.
-    pub id: DeviceId,
+    pub(crate) id: DeviceId,
     /// What the device can do.
-    pub capabilities: Capabilities,
-    /// The device's streams.
-    pub streams: Streams,
-    /// Small blocks, by stream.
-    pub shards: Box<[CachePadded<Mutex<ShardCell>>; SHARDS]>,
+    pub(crate) capabilities: Capabilities,
+    pub(crate) streams: Streams,
+    pub(crate) shards: Box<[CachePadded<Mutex<ShardCell>>; SHARDS]>,
     /// Everything else: large blocks, spans, captures.
-    pub central: Mutex<Central>,
+    pub(crate) central: Mutex<Central>,
     /// Pool scopes that are open (from begin to end of an allocation to a capture's pool); above 0
     /// nothing is asked of events, recorded or waited for.
     ///
@@ -52,21 +47,20 @@ pub struct Device {
     /// ```
     /// Both are SeqCst: of a begin hook and a query at the same time, one sees the other. The hook
     /// waits then, the query never does.
-    pub pool_scopes: AtomicU32,
+    pub(crate) pool_scopes: AtomicU32,
     /// The streams that capture, as their callers say ([`crate::Heap::capture_begins`]); each has a
     /// pool scope open.
     pub(crate) capturing: Mutex<Vec<StreamHandle>>,
     queries: AtomicU32,
     /// Where the device's memory comes from.
     pub(crate) supply: &'static dyn Supply,
-    /// The thresholds of `alert:`.
     pub(crate) watching: Watching,
 }
 
 /// The most that may be held on a device, bytes: `limit:`; else its memory, and of memory that it
 /// shares with the host what the host could give, as the driver does not refuse more, and the
 /// machine hangs (pytorch/pytorch#174358).
-pub fn ceiling(settings: &Settings, capabilities: &Capabilities) -> u64 {
+pub(crate) fn ceiling(settings: &Settings, capabilities: &Capabilities) -> u64 {
     let total = capabilities.total_memory;
     let default = capabilities.host_memory.map_or(total, |bytes| bytes.min(total));
     settings.limit.map_or(default, |limit| limit.resolve(total))
@@ -91,7 +85,7 @@ impl Device {
     ///
     /// # Errors
     /// The driver's, where the device cannot be used.
-    pub fn new(shared: &Shared, id: DeviceId) -> Result<Self, Error> {
+    pub(crate) fn new(shared: &Shared, id: DeviceId) -> Result<Self, Error> {
         let capabilities = shared.driver.capabilities(id)?;
         let total = capabilities.total_memory;
         let supply = supply::choose(shared.settings.backing, &capabilities, shared.dedicated);
@@ -150,7 +144,7 @@ impl Device {
 
     /// The shard of a stream, locked.
     #[inline]
-    pub fn shard(&self, stream: u32) -> MutexGuard<'_, ShardCell> {
+    pub(crate) fn shard(&self, stream: u32) -> MutexGuard<'_, ShardCell> {
         lock(&self.shards[Self::shard_number(stream) as usize])
     }
 
@@ -200,19 +194,19 @@ impl Device {
     }
 
     /// Whether the streams may be asked about events: not while anything captures.
-    pub fn may_query(&self) -> bool {
+    pub(crate) fn may_query(&self) -> bool {
         self.pool_scopes.load(Ordering::SeqCst) == 0
     }
 
     /// As [`Device::may_query`]; no pool scope opens while the answer is held.
-    pub fn query_guard(&self) -> Option<QueryGuard<'_>> {
+    pub(crate) fn query_guard(&self) -> Option<QueryGuard<'_>> {
         let guard = QueryGuard::new(&self.queries);
         self.may_query().then_some(guard)
     }
 
     /// Notes that a pool scope opens, and waits until nobody asks any more. To be called without
     /// any lock.
-    pub fn open_pool_scope(&self) {
+    pub(crate) fn open_pool_scope(&self) {
         self.pool_scopes.fetch_add(1, Ordering::SeqCst);
         let backoff = Backoff::new();
         while self.queries.load(Ordering::SeqCst) != 0 {
@@ -222,14 +216,14 @@ impl Device {
 
     /// Whether spans may be given back to the driver, and what to hold meanwhile. cuMemFree waits
     /// for the device: not while anything captures.
-    pub fn release_guard(&self, shared: &Shared) -> Option<QueryGuard<'_>> {
+    pub(crate) fn release_guard(&self, shared: &Shared) -> Option<QueryGuard<'_>> {
         let guard = self.query_guard()?;
         let quiet = shared.hears_of_captures() || !self.streams.any_capturing(&*shared.driver);
         quiet.then_some(guard)
     }
 
     /// Notes an event of the device in the ring.
-    pub fn event(&self, shared: &Shared, kind: EventKind, address: u64, size: u64) {
+    pub(crate) fn event(&self, shared: &Shared, kind: EventKind, address: u64, size: u64) {
         shared.record.event(kind, self.id as u8, 0, 0, address, size, clock::now());
     }
 }

@@ -30,7 +30,6 @@ pub(crate) const PASSTHROUGH: u32 = 2;
 pub(crate) const DEBUG: u32 = 4;
 /// A history of blocks is kept.
 pub(crate) const HISTORY: u32 = 8;
-/// A trace is written.
 pub(crate) const TRACE: u32 = 16;
 /// Callers of CUDA's functions are served; torch's hooks, if they come too, have not been
 /// announced.

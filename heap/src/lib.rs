@@ -22,6 +22,7 @@
 //! What it needs of others it is given: the [`driver`] as a trait, the [`settings`] as plain data,
 //! a [`profiler`] and who knows the [`sites`] of requests if there is one. It writes the record.
 #![forbid(unsafe_code)]
+#![warn(unreachable_pub)]
 
 mod callers;
 mod central;

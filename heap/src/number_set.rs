@@ -6,7 +6,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Numbers of streams, [`crate::order::streams::ALL_STREAMS`] and the arenas' UNOWNED among them.
-pub const NUMBERS: u32 = 4096;
+pub(crate) const NUMBERS: u32 = 4096;
 const BITS: u32 = u64::BITS;
 const WORDS: usize = (NUMBERS / BITS) as usize;
 
@@ -25,62 +25,58 @@ const fn bit(number: u32) -> u64 {
 
 /// A set as long as its highest number asks for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct NumberSet(Vec<u64>);
+pub(crate) struct NumberSet(Vec<u64>);
 
 impl NumberSet {
     /// Makes room for a number, so that [`NumberSet::insert_reserved`] will do.
-    pub fn reserve(&mut self, number: u32) {
+    pub(crate) fn reserve(&mut self, number: u32) {
         let words = (number / BITS) as usize + 1;
         if self.0.len() < words {
             self.0.resize(words, 0);
         }
     }
 
-    /// Adds a number.
-    pub fn insert(&mut self, number: u32) {
+    pub(crate) fn insert(&mut self, number: u32) {
         self.reserve(number);
         self.insert_reserved(number);
     }
 
     /// Adds a number that there is room for ([`NumberSet::reserve`]); another is left out.
     #[inline(always)]
-    pub fn insert_reserved(&mut self, number: u32) {
+    pub(crate) fn insert_reserved(&mut self, number: u32) {
         if let Some(word) = self.0.get_mut((number / BITS) as usize) {
             *word |= bit(number);
         }
     }
 
-    /// Takes a number out.
     #[inline(always)]
-    pub fn remove(&mut self, number: u32) {
+    pub(crate) fn remove(&mut self, number: u32) {
         if let Some(word) = self.0.get_mut((number / BITS) as usize) {
             *word &= !bit(number);
         }
     }
 
     /// Whether a number is in it.
-    pub fn contains(&self, number: u32) -> bool {
+    pub(crate) fn contains(&self, number: u32) -> bool {
         self.0.get((number / BITS) as usize).is_some_and(|word| word & bit(number) != 0)
     }
 
     /// Whether there is none in it.
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.0.iter().all(|&word| word == 0)
     }
 
-    /// The numbers, in order.
-    pub fn iter(&self) -> impl Iterator<Item = u32> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = u32> {
         self.0.iter().enumerate().flat_map(|(at, &word)| numbers(at, word))
     }
 
-    /// Empties it.
-    pub fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         self.0.fill(0);
     }
 }
 
 /// A set that threads share, of numbers below [`NUMBERS`].
-pub struct SharedSet([AtomicU64; WORDS]);
+pub(crate) struct SharedSet([AtomicU64; WORDS]);
 
 impl Default for SharedSet {
     fn default() -> Self {
@@ -91,7 +87,7 @@ impl Default for SharedSet {
 impl SharedSet {
     /// Adds a number below [`NUMBERS`]. Writes nothing where it is in the set.
     #[inline(always)]
-    pub fn insert(&self, number: u32) {
+    pub(crate) fn insert(&self, number: u32) {
         let word = &self.0[(number / BITS) as usize % WORDS];
         if word.load(Ordering::Relaxed) & bit(number) == 0 {
             word.fetch_or(bit(number), Ordering::Release);
@@ -99,30 +95,30 @@ impl SharedSet {
     }
 
     /// Takes a number out; whether it was in.
-    pub fn remove(&self, number: u32) -> bool {
+    pub(crate) fn remove(&self, number: u32) -> bool {
         let before =
             self.0[(number / BITS) as usize % WORDS].fetch_and(!bit(number), Ordering::SeqCst);
         before & bit(number) != 0
     }
 
     /// As [`SharedSet::remove`]; writes nothing where it is not in the set.
-    pub fn remove_seen(&self, number: u32) -> bool {
+    pub(crate) fn remove_seen(&self, number: u32) -> bool {
         self.contains(number) && self.remove(number)
     }
 
     /// Whether a number is in it.
-    pub fn contains(&self, number: u32) -> bool {
+    pub(crate) fn contains(&self, number: u32) -> bool {
         self.0[(number / BITS) as usize % WORDS].load(Ordering::Acquire) & bit(number) != 0
     }
 
     /// The numbers below `end`, in order, and maybe some up to 63 above; those that come or go
     /// meanwhile may be among them or not.
-    pub fn iter(&self, end: u32) -> impl Iterator<Item = u32> {
+    pub(crate) fn iter(&self, end: u32) -> impl Iterator<Item = u32> {
         self.words(end).flat_map(|(at, word)| numbers(at, word.load(Ordering::Acquire)))
     }
 
     /// Takes the numbers out that [`SharedSet::iter`] tells.
-    pub fn take(&self, end: u32) -> impl Iterator<Item = u32> {
+    pub(crate) fn take(&self, end: u32) -> impl Iterator<Item = u32> {
         let taken = |(at, word): (usize, &AtomicU64)| {
             let some = word.load(Ordering::Acquire) != 0;
             numbers(at, if some { word.swap(0, Ordering::AcqRel) } else { 0 })

@@ -57,7 +57,6 @@ pub trait Profiler: Sync {
     fn sample(&self, device: u32, values: &[(Counter, u64)]);
 }
 
-/// Unset: nothing is told.
 static PROFILER: OnceLock<&'static dyn Profiler> = OnceLock::new();
 
 /// From now on `profiler` is told what the heaps of this process do. The first stays: true if it is
@@ -90,7 +89,6 @@ pub(super) fn range(what: What, bytes: u64) -> Option<Range> {
     Some(Range(profiler))
 }
 
-/// Tells of an instant.
 #[inline]
 pub(super) fn mark(what: What, payload: u64) {
     if let Some(profiler) = PROFILER.get() {

@@ -11,17 +11,16 @@ use gruyere_record::{BlockEntry, EventKind, Record, ShardWriter, SiteId};
 
 /// One request, as the door has understood it.
 #[derive(Clone, Copy, Debug)]
-pub struct Request {
+pub(crate) struct Request {
     /// Bytes asked for, above 0.
-    pub size: u64,
+    pub(crate) size: u64,
     /// The number of the stream.
-    pub stream: u32,
-    /// The tag.
-    pub lifetime: Lifetime,
+    pub(crate) stream: u32,
+    pub(crate) lifetime: Lifetime,
     /// When the call came in, for the record.
-    pub start: u64,
+    pub(crate) start: u64,
     /// Where it comes from, for the slab that may be made for it.
-    pub site: SiteId,
+    pub(crate) site: SiteId,
 }
 
 impl Request {
@@ -61,52 +60,48 @@ impl Request {
 
 /// What is asked for inside the heap: a run of `bytes` at a multiple of `align`.
 #[derive(Clone, Copy, Debug)]
-pub struct Want {
+pub(crate) struct Want {
     /// The space in which it is to lie.
-    pub space: SpaceId,
-    /// Its length.
-    pub bytes: u64,
+    pub(crate) space: SpaceId,
+    pub(crate) bytes: u64,
     /// Its alignment, a power of two.
-    pub align: u64,
+    pub(crate) align: u64,
     /// The stream that it is for.
-    pub stream: u32,
+    pub(crate) stream: u32,
 }
 
 impl Want {
     /// Takes it from what is free.
     #[inline(always)]
-    pub fn fit(&self, arenas: &mut Arenas) -> Option<RunId> {
+    pub(crate) fn fit(&self, arenas: &mut Arenas) -> Option<RunId> {
         arenas.allocate(self.space, self.bytes, self.align, self.stream)
     }
 
     /// As [`Want::fit`], and from joined neighbours.
-    pub fn fit_or_join(&self, arenas: &mut Arenas) -> Option<RunId> {
+    pub(crate) fn fit_or_join(&self, arenas: &mut Arenas) -> Option<RunId> {
         self.fit(arenas).or_else(|| arenas.join(self.space, self.bytes, self.align, self.stream))
     }
 }
 
 /// What growth needs to know.
-pub struct Growth<'a> {
-    /// The driver.
-    pub driver: &'a dyn Driver,
+pub(crate) struct Growth<'a> {
+    pub(crate) driver: &'a dyn Driver,
     /// The page table.
-    pub table: &'a PageTable,
-    /// The record.
-    pub record: &'a Record,
+    pub(crate) table: &'a PageTable,
+    pub(crate) record: &'a Record,
     /// Which pool the span comes from.
-    pub lifetime: Lifetime,
+    pub(crate) lifetime: Lifetime,
     /// As the record counts captures.
-    pub capture: u8,
+    pub(crate) capture: u8,
     /// Fresh bytes that may be taken from the driver.
-    pub fresh: u64,
+    pub(crate) fresh: u64,
     /// Whether pages may be moved: not while anything captures.
-    pub steal: bool,
+    pub(crate) steal: bool,
     /// Whether more may be held than the slack allows, where too little lies idle.
-    pub lean: bool,
-    /// The device's streams.
-    pub streams: &'a Streams,
+    pub(crate) lean: bool,
+    pub(crate) streams: &'a Streams,
     /// The last epoch that a stream is past, for free memory that is still its own.
-    pub completed: &'a dyn Fn(u32) -> u64,
+    pub(crate) completed: &'a dyn Fn(u32) -> u64,
 }
 
 impl<'a> Growth<'a> {
@@ -134,15 +129,12 @@ impl<'a> Growth<'a> {
 }
 
 /// What eviction and giving back need to know.
-pub struct Eviction<'a> {
-    /// The driver.
-    pub driver: &'a dyn Driver,
-    /// The record.
-    pub record: &'a Record,
-    /// The device's streams.
-    pub streams: &'a Streams,
+pub(crate) struct Eviction<'a> {
+    pub(crate) driver: &'a dyn Driver,
+    pub(crate) record: &'a Record,
+    pub(crate) streams: &'a Streams,
     /// The last epoch that a stream is past, for free memory that is still its own.
-    pub completed: &'a dyn Fn(u32) -> u64,
+    pub(crate) completed: &'a dyn Fn(u32) -> u64,
 }
 
 impl<'a> Eviction<'a> {
@@ -154,6 +146,6 @@ impl<'a> Eviction<'a> {
 
 /// Whether a request is so large that its pages go beyond the page table's addresses.
 #[inline]
-pub fn is_absurd(size: u64) -> bool {
+pub(crate) fn is_absurd(size: u64) -> bool {
     size > (1 << 48) - PAGE
 }

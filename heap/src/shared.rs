@@ -20,17 +20,15 @@ pub const HOOK_CAPTURES: u32 = 2;
 pub(super) const ORDERED_CALLERS: u32 = 4;
 
 /// What the parts of a heap have in common.
-pub struct Shared {
+pub(crate) struct Shared {
     /// The driver; its calls are timed where there is a record to say so.
-    pub driver: Arc<dyn Driver>,
+    pub(crate) driver: Arc<dyn Driver>,
     /// The same without the detour, for what is asked on the hot path.
     pub(super) questions: Arc<dyn Driver>,
-    /// The settings in force.
-    pub settings: Settings,
+    pub(crate) settings: Settings,
     /// From addresses to owners.
-    pub table: PageTable,
-    /// What other processes read.
-    pub record: &'static Record,
+    pub(crate) table: PageTable,
+    pub(crate) record: &'static Record,
     /// Whether blocks from 1 MiB on get dedicated allocations.
     pub(super) dedicated: bool,
     /// Who knows where requests come from.
@@ -50,15 +48,14 @@ impl Shared {
         self.sites.as_ref().map_or(SiteId::NONE, |sites| sites.current(self.record, bytes))
     }
 
-    /// The training step.
     #[inline]
-    pub fn step(&self) -> u32 {
+    pub(crate) fn step(&self) -> u32 {
         self.step.load(Ordering::Relaxed)
     }
 
     /// Whether memory may pass from stream to stream: only where record_stream reaches us, or
     /// nobody needs it.
-    pub fn shares(&self) -> bool {
+    pub(crate) fn shares(&self) -> bool {
         self.settings.share
             && self.hooks.load(Ordering::Relaxed) & (HOOK_RECORD_STREAM | ORDERED_CALLERS) != 0
     }
@@ -74,7 +71,7 @@ impl Shared {
     }
 
     /// Whether the loader tells of every capture, or the callers do.
-    pub fn hears_of_captures(&self) -> bool {
+    pub(crate) fn hears_of_captures(&self) -> bool {
         self.hooks.load(Ordering::Relaxed) & (HOOK_CAPTURES | ORDERED_CALLERS) != 0
     }
 }

@@ -294,7 +294,6 @@ impl Device {
     }
 }
 
-/// Where live blocks start.
 #[derive(Default)]
 struct Live(Vec<u64>);
 

@@ -82,7 +82,7 @@ impl Device {
 
 impl Central {
     /// Adds every stream that owns a run, uses a block or is waited for.
-    pub fn streams_referred(&self, referred: &mut HashSet<u32>) {
+    pub(crate) fn streams_referred(&self, referred: &mut HashSet<u32>) {
         referred.extend(self.arenas.streams());
         referred.extend(self.users.values().flatten().copied().chain(self.pending.streams()));
         for (_, shard) in self.pools.shards() {

@@ -40,7 +40,7 @@ impl Default for Seen {
 
 /// The blocks of a device.
 #[derive(Debug, Default)]
-pub struct Watched {
+pub(crate) struct Watched {
     pub(crate) blocks: AddressBook<Seen>,
     pub(crate) held: u64,
     pub(crate) changes: u64,
@@ -65,7 +65,7 @@ struct Cell<T> {
 
 /// Values by address; no address is 0.
 #[derive(Debug)]
-pub struct AddressBook<T> {
+pub(crate) struct AddressBook<T> {
     /// A power of two of them, or none.
     cells: Box<[Cell<T>]>,
     /// 64 less the bits of an index.
@@ -81,7 +81,7 @@ impl<T> Default for AddressBook<T> {
 
 impl<T: Copy + Default> AddressBook<T> {
     /// Addresses in the book.
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.live
     }
 
@@ -95,7 +95,7 @@ impl<T: Copy + Default> AddressBook<T> {
 
     /// Puts a value down; what was there.
     #[inline]
-    pub fn insert(&mut self, address: u64, value: T) -> Option<T> {
+    pub(crate) fn insert(&mut self, address: u64, value: T) -> Option<T> {
         if self.live * 4 >= self.cells.len() {
             self.grow();
         }
@@ -115,9 +115,8 @@ impl<T: Copy + Default> AddressBook<T> {
         }
     }
 
-    /// Takes a value away.
     #[inline]
-    pub fn remove(&mut self, address: u64) -> Option<T> {
+    pub(crate) fn remove(&mut self, address: u64) -> Option<T> {
         if self.live == 0 || address == 0 {
             return None;
         }
@@ -163,7 +162,7 @@ impl<T: Copy + Default> AddressBook<T> {
     }
 
     /// The addresses, in no order.
-    pub fn addresses(&self) -> impl Iterator<Item = u64> + '_ {
+    pub(crate) fn addresses(&self) -> impl Iterator<Item = u64> + '_ {
         self.cells.iter().map(|cell| cell.address).filter(|&address| address != 0)
     }
 }

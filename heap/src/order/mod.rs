@@ -2,5 +2,5 @@
 
 pub(crate) mod pending;
 pub(crate) mod query_guard;
-pub mod streams;
+pub(crate) mod streams;
 pub(crate) mod waits;

@@ -22,7 +22,6 @@ enum Waits {
 
 /// The free of a block that waits for streams.
 pub(crate) struct PendingFree<B> {
-    /// The block.
     pub(crate) block: B,
     /// The block's stream, and the epoch of the free there.
     pub(crate) own: Wait,
@@ -30,7 +29,6 @@ pub(crate) struct PendingFree<B> {
 }
 
 impl<B> PendingFree<B> {
-    /// What it waits for.
     fn waits(&self) -> &[Wait] {
         match &self.waits {
             Waits::One(wait) => std::slice::from_ref(wait),
@@ -62,7 +60,6 @@ impl<B> PendingFree<B> {
 
 /// The frees that wait behind one lock. `B` is how that lock's part names a freed block.
 pub(crate) struct PendingFrees<B> {
-    /// In their order.
     frees: Vec<PendingFree<B>>,
     /// How often streams had got further when [`PendingFrees::is_due`] was asked last.
     looked_at: u64,
@@ -94,17 +91,14 @@ impl<B> PendingFrees<B> {
         self.frees.push(PendingFree { block, own, waits });
     }
 
-    /// Whether nothing waits.
     pub(crate) fn is_empty(&self) -> bool {
         self.frees.is_empty()
     }
 
-    /// The blocks that wait.
     pub(crate) fn blocks(&self) -> impl Iterator<Item = &B> {
         self.frees.iter().map(|free| &free.block)
     }
 
-    /// The frees that wait.
     pub(crate) fn frees(&self) -> impl Iterator<Item = &PendingFree<B>> {
         self.frees.iter()
     }

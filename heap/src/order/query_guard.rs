@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Keeps pool scopes of a device from opening, until it is dropped.
-pub struct QueryGuard<'a>(&'a AtomicU32);
+pub(crate) struct QueryGuard<'a>(&'a AtomicU32);
 
 impl<'a> QueryGuard<'a> {
     /// A query that is counted in `queries` from now on.

@@ -63,28 +63,28 @@ const FORBIDDEN: u8 = 2;
 /// cycle, no request is left that has seen the permission and not added its waits: no event of
 /// theirs stands behind that work.
 #[derive(Default)]
-pub struct Permission(AtomicU8);
+pub(crate) struct Permission(AtomicU8);
 
 impl Permission {
     /// The loader knows that no wait can close a cycle. True if that is news.
-    pub fn allow(&self) -> bool {
+    pub(crate) fn allow(&self) -> bool {
         self.0.compare_exchange(UNKNOWN, ALLOWED, Ordering::SeqCst, Ordering::SeqCst).is_ok()
     }
 
     /// A wait may close a cycle from now on. True if that is news.
-    pub fn forbid(&self) -> bool {
+    pub(crate) fn forbid(&self) -> bool {
         self.0.swap(FORBIDDEN, Ordering::SeqCst) != FORBIDDEN
     }
 
     /// Whether a wait can close no cycle.
-    pub fn is_given(&self) -> bool {
+    pub(crate) fn is_given(&self) -> bool {
         self.0.load(Ordering::SeqCst) == ALLOWED
     }
 }
 
 /// What streams have been made to wait for.
 #[derive(Default)]
-pub struct Order {
+pub(crate) struct Order {
     /// By (waiter, stream): the last epoch of `stream` that is ordered before the waiter's work to
     /// come.
     epochs: HashMap<(u32, u32), u64>,
@@ -93,7 +93,7 @@ pub struct Order {
 impl Order {
     /// The last epoch of `stream` that the work to come of `waiter` comes after, as far as waits of
     /// ours tell.
-    pub fn of(&self, waiter: u32, stream: u32) -> u64 {
+    pub(crate) fn of(&self, waiter: u32, stream: u32) -> u64 {
         if waiter == stream && stream != ALL_STREAMS {
             u64::MAX
         } else {
@@ -113,12 +113,12 @@ impl Order {
     }
 
     /// Whether no stream has been made to wait.
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.epochs.is_empty()
     }
 
     /// Forgets streams whose numbers will be others'.
-    pub fn forget(&mut self, numbers: &[u32]) {
+    pub(crate) fn forget(&mut self, numbers: &[u32]) {
         let mut gone = NumberSet::default();
         numbers.iter().for_each(|&number| gone.insert(number));
         self.epochs.retain(|&(waiter, stream), _| !gone.contains(waiter) && !gone.contains(stream));

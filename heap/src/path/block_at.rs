@@ -25,22 +25,21 @@ use gruyere_record::sites::SiteId;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Found {
     /// The number of its stream.
-    pub stream: u32,
+    pub(crate) stream: u32,
     /// Its length, a multiple of 512.
-    pub bytes: u64,
+    pub(crate) bytes: u64,
     /// Bytes that the program asked for.
-    pub requested: u64,
+    pub(crate) requested: u64,
     /// The program has freed it.
-    pub is_pending: bool,
-    /// Other streams use it.
-    pub is_shared: bool,
+    pub(crate) is_pending: bool,
+    pub(crate) is_shared: bool,
     /// Who gets its memory; `None`: it is ordinary memory, or a block of `backing:passthrough`.
-    pub apart: Option<Reuse>,
+    pub(crate) apart: Option<Reuse>,
 }
 
 impl Found {
     /// Whether its memory is not free at once when the program frees it.
-    pub fn waits(&self) -> bool {
+    pub(crate) fn waits(&self) -> bool {
         self.is_shared || self.apart == Some(Reuse::Never)
     }
 }

@@ -194,7 +194,7 @@ impl Device {
     /// Frees the small block at `address`, which the page table says is in slab `slab` of `shard`.
     /// `None`: no block starts there.
     #[inline(always)]
-    pub fn free_small(
+    pub(crate) fn free_small(
         &self,
         shared: &Shared,
         shard: u32,
@@ -235,13 +235,13 @@ impl Device {
 
     /// Frees the large block at `address`, which starts in `page`. `None`: no block starts there.
     #[inline(always)]
-    pub fn free_large(&self, page: Page<'_>, address: u64, start: u64) -> Option<()> {
+    pub(crate) fn free_large(&self, page: Page<'_>, address: u64, start: u64) -> Option<()> {
         lock(&self.central).free_large(page, &self.streams, address, start, None)
     }
 
     /// Notes that the stream of number `user` uses the block at `address`. `None`: no live block
     /// starts there.
-    pub fn record_stream(&self, address: u64, owner: Owner, user: u32) -> Option<()> {
+    pub(crate) fn record_stream(&self, address: u64, owner: Owner, user: u32) -> Option<()> {
         match owner {
             Owner::Slab { shard, slab, .. } => {
                 self.in_shard(shard, |shard, _, _| shard.record_stream(slab, address, user))
@@ -257,7 +257,7 @@ impl Central {
     /// reused before its users and stream `also` are past this moment. `None`: no large block
     /// starts there.
     #[inline(always)]
-    pub fn free_large(
+    pub(crate) fn free_large(
         &mut self,
         page: Page<'_>,
         streams: &Streams,
@@ -314,7 +314,7 @@ impl Central {
     }
 
     /// Notes that `user` uses the large block at `address` too. `None`: no such block.
-    pub fn record_stream(
+    pub(crate) fn record_stream(
         &mut self,
         address: u64,
         blocks: [Option<RunId>; 2],

@@ -36,7 +36,6 @@ use std::time::{Duration, Instant};
 /// How far growth may go.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Room {
-    /// The headroom stays free.
     Budget,
     /// Anything that the ceiling allows.
     Ceiling,

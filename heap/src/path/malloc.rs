@@ -221,7 +221,7 @@ impl Device {
     ///
     /// # Errors
     /// Out of memory, with all that is known of its cause.
-    pub fn malloc(&self, shared: &Shared, request: Request) -> Result<u64, Error> {
+    pub(crate) fn malloc(&self, shared: &Shared, request: Request) -> Result<u64, Error> {
         if is_large(request.size) {
             if request.stream == ALL_STREAMS {
                 self.poll_parked(shared);
@@ -330,7 +330,7 @@ impl Central {
     /// The hot path of a large malloc: the best fit among the free runs, described in the page
     /// table and the record. Its address, or 0 where nothing fits. `time`: the clock's.
     #[inline(always)]
-    pub fn serve(
+    pub(crate) fn serve(
         &mut self,
         shared: &Shared,
         requested: u64,
@@ -357,7 +357,7 @@ impl Central {
 
     /// Describes a run that has just been taken as the block of `request`, in the page table and
     /// the record; its address. `capture` as the record counts it.
-    pub fn publish(
+    pub(crate) fn publish(
         &mut self,
         table: &PageTable,
         id: RunId,

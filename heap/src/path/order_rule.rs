@@ -189,7 +189,7 @@ impl Device {
 impl Central {
     /// Frees the large blocks whose waits are over, and notes whose free memory may be everybody's
     /// by now.
-    pub fn complete_frees(&mut self, streams: &Streams, shares: bool) {
+    pub(crate) fn complete_frees(&mut self, streams: &Streams, shares: bool) {
         streams.take_further().for_each(|stream| self.arenas.note_further(stream));
         if !self.pending.is_due(streams.strides()) {
             return;
@@ -221,7 +221,7 @@ impl Central {
     /// Frees the large blocks that wait only for what is ordered before the work to come of the
     /// requesting stream, to that stream: those in the ordinary spaces, from which pages can move
     /// to where they are wanted, and in the space in which they are.
-    pub fn complete_ordered_frees(&mut self, streams: &Streams, want: Want) {
+    pub(crate) fn complete_ordered_frees(&mut self, streams: &Streams, want: Want) {
         let waiter = want.stream;
         let mut pending = std::mem::take(&mut self.pending);
         pending.complete_where(|free| {
@@ -239,7 +239,7 @@ impl Central {
     }
 
     /// Whether anything that is free or waits would be ordered by a wait for `epoch` of `stream`.
-    pub fn would_gain(&self, stream: u32, epoch: u64) -> bool {
+    pub(crate) fn would_gain(&self, stream: u32, epoch: u64) -> bool {
         self.pending.any_behind(stream, epoch)
             || self.spaces.iter().any(|space| self.arenas.has_freed(space, stream, epoch))
     }
@@ -247,7 +247,7 @@ impl Central {
     /// The waits each of which, alone, would bring a run for `want`: for the last work on a free
     /// run that is long enough, or for the one stream that a freed block of that length still waits
     /// for. By stream, the earliest epoch.
-    pub fn single_waits(&self, streams: &Streams, want: Want) -> HashMap<u32, u64> {
+    pub(crate) fn single_waits(&self, streams: &Streams, want: Want) -> HashMap<u32, u64> {
         let is_before = |wait: &Wait| self.order.is_before(streams, want.stream, *wait);
         let of_free = self
             .arenas
@@ -271,7 +271,7 @@ impl Central {
 
     /// A run for `want` from one free run whose last work is ordered before the work to come of its
     /// stream.
-    pub fn fit_ordered(&mut self, streams: &Streams, want: Want) -> Option<RunId> {
+    pub(crate) fn fit_ordered(&mut self, streams: &Streams, want: Want) -> Option<RunId> {
         let run = want.fit_or_join(&mut self.arenas);
         if run.is_some() {
             return run;
@@ -284,13 +284,13 @@ impl Central {
     }
 
     /// Makes unowned what its streams are past, in all pools whose memory every stream may get.
-    pub fn promote(&mut self, streams: &Streams) {
+    pub(crate) fn promote(&mut self, streams: &Streams) {
         self.arenas.promote_ripe(self.pools.shared_spaces(), &|stream| streams.completed(stream));
     }
 
     /// As [`Central::promote`], of all that is free; `completed` tells the last epoch that a stream
     /// is past.
-    pub fn promote_to(&mut self, completed: &dyn Fn(u32) -> u64) {
+    pub(crate) fn promote_to(&mut self, completed: &dyn Fn(u32) -> u64) {
         for space in self.pools.shared_spaces() {
             self.arenas.promote(space, completed);
         }
@@ -298,7 +298,7 @@ impl Central {
 
     /// Whether so much has begun to wait for streams that events are due behind it: one part in
     /// [`BATCH_SHARE`] of what is held. True once.
-    pub fn fence_due(&mut self) -> bool {
+    pub(crate) fn fence_due(&mut self) -> bool {
         let due = self.unfenced_bytes > self.backing.held / BATCH_SHARE;
         if due {
             self.unfenced_bytes = 0;
@@ -307,7 +307,7 @@ impl Central {
     }
 
     /// Bytes of large blocks that wait for other streams.
-    pub fn pending_bytes(&self) -> u64 {
+    pub(crate) fn pending_bytes(&self) -> u64 {
         self.pending.blocks().filter_map(|&id| self.arenas.run(id)).map(|run| run.bytes).sum()
     }
 }

@@ -104,7 +104,7 @@ impl Device {
     }
 
     /// Frees the small blocks of a stream's shard whose waits are over.
-    pub fn complete_shard_frees(&self, shared: &Shared, stream: u32) {
+    pub(crate) fn complete_shard_frees(&self, shared: &Shared, stream: u32) {
         let slabs: Vec<Slab> = {
             let cell = &mut *self.shard(stream);
             let surplus = cell.shard.complete_frees(&mut cell.writer, &self.streams);
@@ -118,7 +118,7 @@ impl Device {
 
     /// Takes every empty slab out of the shards of streams and of pools whose memory every stream
     /// may get; the bytes given to the arenas.
-    pub fn return_empty_slabs(&self, shared: &Shared) -> u64 {
+    pub(crate) fn return_empty_slabs(&self, shared: &Shared) -> u64 {
         let mut bytes = 0;
         // Asked at every growth past the slack: only of shards that a stream has, and mostly none
         // of them has anything.
@@ -170,7 +170,7 @@ impl Device {
 
 impl Central {
     /// A slab that is in no shard any more goes back to its arena.
-    pub fn release_slab(&mut self, slab: &Slab) {
+    pub(crate) fn release_slab(&mut self, slab: &Slab) {
         if let Some(run) = self.arenas.run_mut(slab.run) {
             run.is_slab = false;
             self.usage.slab_given(run.bytes);
@@ -179,7 +179,7 @@ impl Central {
     }
 
     /// As [`Central::release_slab`]; their bytes.
-    pub fn release_slabs(&mut self, slabs: &[Slab]) -> u64 {
+    pub(crate) fn release_slabs(&mut self, slabs: &[Slab]) -> u64 {
         slabs.iter().for_each(|slab| self.release_slab(slab));
         slabs.iter().map(|slab| slab.bytes()).sum()
     }

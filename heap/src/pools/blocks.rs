@@ -57,7 +57,6 @@ impl Device {
         self.free_slot_apart(shared, &mut lock(&self.central), number, slab, address, start)
     }
 
-    /// As [`Device::free_apart`].
     pub(crate) fn free_slot_apart(
         &self,
         shared: &Shared,

@@ -17,7 +17,7 @@ pub type PoolId = (u64, u64);
 
 /// What a stream that does not simply run its work is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Capturing {
+pub(crate) enum Capturing {
     /// The capture of this id of the driver's.
     Id(u64),
     /// A capture that has failed and waits to be ended; the driver does not say which.
@@ -31,27 +31,23 @@ const INVALIDATED: u64 = 1 << 63;
 
 /// What uses the private memory of one pool id, or of captures that no pool id is known of.
 #[derive(Default)]
-pub struct CapturePool {
-    /// torch's id.
-    pub id: Option<PoolId>,
+pub(crate) struct CapturePool {
+    pub(crate) id: Option<PoolId>,
     /// Without an id: the pools that its captures may belong to. It is not over before they are.
-    pub ties: Vec<PoolId>,
+    pub(crate) ties: Vec<PoolId>,
     /// The driver's ids of the captures under way that allocate from it.
-    pub captures: Vec<u64>,
-    /// Begun and not ended.
-    pub open: u32,
-    /// Begun and not released.
-    pub uses: u32,
+    pub(crate) captures: Vec<u64>,
+    pub(crate) open: u32,
+    pub(crate) uses: u32,
     /// Changes when its memory goes to others: states of it are of no use after that.
-    pub era: u64,
+    pub(crate) era: u64,
     /// Raised with each pool scope: what was over and is unchanged, in blocks served too, has been
     /// over all the time.
-    pub version: u64,
+    pub(crate) version: u64,
 }
 
 impl CapturePool {
-    /// The pool of `id`.
-    pub fn new(id: PoolId) -> Self {
+    pub(crate) fn new(id: PoolId) -> Self {
         Self { id: Some(id), ..Self::default() }
     }
 
@@ -63,8 +59,7 @@ impl CapturePool {
 
 /// Where a capture's blocks come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Found {
-    /// This pool.
+pub(crate) enum Found {
     Pool(u32),
     /// A new one, tied to these.
     Tied(Vec<PoolId>),
@@ -85,7 +80,7 @@ struct PoolScope {
 
 /// The capture pools of a device, and the pool scopes that are open.
 #[derive(Default)]
-pub struct Captures {
+pub(crate) struct Captures {
     /// Pools by number; `None`: the number is free for another.
     pools: Vec<Option<CapturePool>>,
     /// The open pool scopes, oldest first.
@@ -103,12 +98,12 @@ impl Captures {
     }
 
     /// The number of pool `id`.
-    pub fn find(&self, id: PoolId) -> Option<u32> {
+    pub(crate) fn find(&self, id: PoolId) -> Option<u32> {
         self.position(|pool| pool.id == Some(id))
     }
 
     /// Adds a pool; its number.
-    pub fn add(&mut self, pool: CapturePool) -> u32 {
+    pub(crate) fn add(&mut self, pool: CapturePool) -> u32 {
         self.eras += 1;
         let pool = CapturePool { era: self.eras, ..pool };
         match self.pools.iter().position(Option::is_none) {
@@ -124,31 +119,30 @@ impl Captures {
     }
 
     /// The pool of what is never reused; its number.
-    pub fn add_never(&mut self) -> u32 {
+    pub(crate) fn add_never(&mut self) -> u32 {
         let number = self.add(CapturePool::default());
         self.never = Some(number);
         number
     }
 
-    /// Forgets a pool.
-    pub fn remove(&mut self, number: u32) {
+    pub(crate) fn remove(&mut self, number: u32) {
         if let Some(place) = self.pools.get_mut(number as usize) {
             *place = None;
         }
     }
 
     /// All pools that torch has an id for.
-    pub fn iter(&self) -> impl Iterator<Item = (u32, PoolId)> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, PoolId)> {
         self.pools.iter().enumerate().filter_map(|(at, pool)| Some((at as u32, pool.as_ref()?.id?)))
     }
 
     /// torch's id of a pool.
-    pub fn id(&self, number: u32) -> Option<PoolId> {
+    pub(crate) fn id(&self, number: u32) -> Option<PoolId> {
         self.pools.get(number as usize)?.as_ref()?.id
     }
 
     /// The memory of a pool goes to others.
-    pub fn begin_era(&mut self, number: u32) {
+    pub(crate) fn begin_era(&mut self, number: u32) {
         self.eras += 1;
         let era = self.eras;
         if let Some(pool) = self.get_mut(number) {
@@ -156,18 +150,15 @@ impl Captures {
         }
     }
 
-    /// A pool.
-    pub fn get(&self, number: u32) -> Option<&CapturePool> {
+    pub(crate) fn get(&self, number: u32) -> Option<&CapturePool> {
         self.pools.get(number as usize)?.as_ref()
     }
 
-    /// A pool.
-    pub fn get_mut(&mut self, number: u32) -> Option<&mut CapturePool> {
+    pub(crate) fn get_mut(&mut self, number: u32) -> Option<&mut CapturePool> {
         self.pools.get_mut(number as usize)?.as_mut()
     }
 
-    /// Opens a pool scope.
-    pub fn open(&mut self, number: u32) {
+    pub(crate) fn open(&mut self, number: u32) {
         self.scopes.push(PoolScope { pool: number, capture: None, thread: thread::current().id() });
         if let Some(pool) = self.get_mut(number) {
             pool.open += 1;
@@ -180,7 +171,7 @@ impl Captures {
     ///
     /// Of two, one with a capture goes first: a pool scope too many without one makes captures
     /// uncertain, one too few makes them wrong.
-    pub fn close(&mut self, number: u32) -> bool {
+    pub(crate) fn close(&mut self, number: u32) -> bool {
         let mut own =
             (0..self.scopes.len()).rev().filter(|&at| self.scopes[at].pool == number).peekable();
         let latest = own.peek().copied();
@@ -209,7 +200,7 @@ impl Captures {
     }
 
     /// Whether this thread has left a pool scope open whose capture was seen.
-    pub fn has_own(&self) -> bool {
+    pub(crate) fn has_own(&self) -> bool {
         let mine = thread::current().id();
         self.scopes.iter().any(|scope| scope.thread == mine && scope.capture.is_some())
     }
@@ -220,7 +211,7 @@ impl Captures {
     /// torch ends a capture by asking the driver for the graph, and where that fails (something
     /// forbidden was done inside) it throws at once: no end comes, and no release ever. The thread
     /// that began it is here now, so it is past that.
-    pub fn forget_failed(&mut self) -> u32 {
+    pub(crate) fn forget_failed(&mut self) -> u32 {
         let mine = thread::current().id();
         let is_failed = |scope: &PoolScope| scope.thread == mine && scope.capture.is_some();
         let failed: Vec<u32> =
@@ -251,7 +242,7 @@ impl Captures {
 
     /// Where the blocks of `stream`, which does what `capturing` says, come from. A pool that is
     /// made as the answer says goes to [`Captures::adopt`].
-    pub fn matched(&mut self, capturing: Capturing, stream: u32) -> Found {
+    pub(crate) fn matched(&mut self, capturing: Capturing, stream: u32) -> Found {
         let key = match capturing {
             Capturing::Id(id) => id,
             Capturing::Invalidated => INVALIDATED | u64::from(stream),
@@ -280,7 +271,7 @@ impl Captures {
 
     /// Notes that the blocks of `stream` come from pool `number`, made as [`Captures::matched`]
     /// said.
-    pub fn adopt(&mut self, number: u32, capturing: Capturing, stream: u32) {
+    pub(crate) fn adopt(&mut self, number: u32, capturing: Capturing, stream: u32) {
         let key = match capturing {
             Capturing::Id(id) => id,
             Capturing::Invalidated => INVALIDATED | u64::from(stream),
@@ -310,13 +301,13 @@ impl Captures {
     }
 
     /// Whether a pool scope is open that has no capture yet.
-    pub fn has_unmatched(&self) -> bool {
+    pub(crate) fn has_unmatched(&self) -> bool {
         self.scopes.iter().any(|scope| scope.capture.is_none())
     }
 
     /// A pool scope is about to open, and `running` are captures: where only one answer is left,
     /// they are matched now, while it is.
-    pub fn match_running(&mut self, running: &[u64]) {
+    pub(crate) fn match_running(&mut self, running: &[u64]) {
         let known = |id: &u64| self.position(|pool| pool.captures.contains(id)).is_some();
         let mut unknown: Vec<u64> = running.iter().copied().filter(|id| !known(id)).collect();
         unknown.sort_unstable();
@@ -328,7 +319,7 @@ impl Captures {
 
     /// Whether no graph uses a pool any more: once its blocks are freed and the device has been
     /// synchronised, its memory may go to others.
-    pub fn is_released(&self, number: u32) -> bool {
+    pub(crate) fn is_released(&self, number: u32) -> bool {
         let Some(pool) = self.pools.get(number as usize).and_then(Option::as_ref) else {
             return false;
         };
@@ -340,7 +331,7 @@ impl Captures {
     }
 
     /// The pools that are released, with their versions.
-    pub fn released(&self) -> impl Iterator<Item = (u32, u64)> {
+    pub(crate) fn released(&self) -> impl Iterator<Item = (u32, u64)> {
         let versions = self.pools.iter().enumerate();
         let versions = versions.filter_map(|(at, pool)| Some((at as u32, pool.as_ref()?.version)));
         versions.filter(|&(at, _)| self.is_released(at))

@@ -22,7 +22,7 @@ impl Device {
     ///
     /// # Errors
     /// The driver's.
-    pub fn capture_of(
+    pub(crate) fn capture_of(
         &self,
         shared: &Shared,
         handle: StreamHandle,
@@ -50,7 +50,7 @@ impl Device {
     ///
     /// # Errors
     /// Out of memory.
-    pub fn malloc_captured(
+    pub(crate) fn malloc_captured(
         &self,
         shared: &Shared,
         request: Request,
@@ -66,7 +66,7 @@ impl Device {
     ///
     /// # Errors
     /// Out of memory.
-    pub fn malloc_for_graphs(
+    pub(crate) fn malloc_for_graphs(
         &self,
         shared: &Shared,
         request: Request,

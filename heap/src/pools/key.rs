@@ -13,7 +13,7 @@ use crate::report::bytes::Bytes;
 use std::fmt;
 
 /// Bytes that a pool's name may have.
-pub const MAX_NAME: usize = 128;
+pub(crate) const MAX_NAME: usize = 128;
 
 /// A pool's name for the program: its device and its number there. Numbers are never used again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -26,17 +26,17 @@ impl PoolKey {
     }
 
     /// The key of pool `number` of `device`, which is a named one.
-    pub const fn of(device: u32, number: PoolNumber) -> Self {
+    pub(crate) const fn of(device: u32, number: PoolNumber) -> Self {
         Self::new(device, number - FIRST_NAMED)
     }
 
-    /// The device.
+    /// The device's ordinal.
     pub const fn device(self) -> u32 {
         (self.0 >> 32) as u32
     }
 
     /// The number of the pool on its device.
-    pub const fn number(self) -> PoolNumber {
+    pub(crate) const fn number(self) -> PoolNumber {
         // Past all numbers where the key is none of ours.
         FIRST_NAMED.saturating_add(self.0 as u32)
     }
@@ -101,7 +101,7 @@ pub enum PoolError {
     },
     /// Blocks are live in it.
     Live {
-        /// How many.
+        /// Number of live blocks.
         count: u64,
         /// Their bytes, each rounded up to 512.
         bytes: u64,
@@ -121,7 +121,7 @@ pub enum PoolError {
     Unquiet,
     /// The driver did not take all of it back.
     Kept {
-        /// What it still holds.
+        /// Bytes that the device still holds.
         bytes: u64,
     },
     /// The thread is in as many pools as it may be.

@@ -7,13 +7,13 @@
 //! done with a pool is done for all alike: a new mode is new rules, or a new [`Purpose`].
 
 pub(crate) mod blocks;
-pub mod capture;
+pub(crate) mod capture;
 pub(crate) mod graphs;
-pub mod key;
+pub(crate) mod key;
 pub mod lifetime;
 pub(crate) mod named;
 pub(crate) mod outside;
-pub mod restore;
+pub(crate) mod restore;
 pub(crate) mod route;
 
 use crate::pools::lifetime::{LIFETIMES, Lifetime};
@@ -25,31 +25,31 @@ use std::collections::BTreeMap;
 
 /// The number of a pool on its device. From [`FIRST_CAPTURE`] on it is also the shard that the page
 /// table names for its small blocks.
-pub type PoolNumber = u32;
+pub(crate) type PoolNumber = u32;
 /// Ordinary memory has a pool a lifetime, numbered as the lifetimes; below this, shards that the
 /// page table names are those of streams.
 const FIRST_CAPTURE: PoolNumber = SHARDS as PoolNumber;
 /// Pools from here on are named ones; their numbers are never used again.
-pub const FIRST_NAMED: PoolNumber = 1 << 27;
+pub(crate) const FIRST_NAMED: PoolNumber = 1 << 27;
 
 /// The number of the pool of captures that [`capture::Captures`] numbers so.
-pub const fn of_capture(number: u32) -> PoolNumber {
+pub(crate) const fn of_capture(number: u32) -> PoolNumber {
     FIRST_CAPTURE + number
 }
 
 /// The reverse: the number of a pool among captures, where it is one of theirs.
-pub fn capture_of(number: PoolNumber) -> Option<u32> {
+pub(crate) fn capture_of(number: PoolNumber) -> Option<u32> {
     number.checked_sub(FIRST_CAPTURE).filter(|_| number < FIRST_NAMED)
 }
 
 /// How the record counts a pool's blocks: captures from 1 on, all others 0.
-pub fn capture_tag(number: PoolNumber) -> u8 {
+pub(crate) fn capture_tag(number: PoolNumber) -> u8 {
     capture_of(number).map_or(0, |number| u8::try_from(number + 1).unwrap_or(u8::MAX))
 }
 
 /// Who gets a pool's memory once a block of it is freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reuse {
+pub(crate) enum Reuse {
     /// Its stream, and all others that an event shows to be past it. The reclaim ladder may take
     /// what lies idle above the reserve.
     Shared,
@@ -62,8 +62,7 @@ pub enum Reuse {
 
 /// Where a pool's memory comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Source {
-    /// The device's supply.
+pub(crate) enum Source {
     Supply,
     /// Who made the pool brings it, in whole segments, and takes it back: it never moves, and
     /// nobody else gets it. Small blocks lie in segments of their own.
@@ -75,53 +74,48 @@ pub enum Source {
 
 /// What is allowed with a pool's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Rules {
+pub(crate) struct Rules {
     /// Bytes that it keeps whatever lies idle.
-    pub reserve: u64,
+    pub(crate) reserve: u64,
     /// Ceiling on its live bytes.
-    pub limit: Option<u64>,
-    /// Who gets freed memory.
-    pub reuse: Reuse,
-    /// Where memory comes from.
-    pub source: Source,
+    pub(crate) limit: Option<u64>,
+    pub(crate) reuse: Reuse,
+    pub(crate) source: Source,
 }
 
 impl Rules {
-    /// Nothing reserved, no limit.
-    pub const fn new(reuse: Reuse) -> Self {
+    pub(crate) const fn new(reuse: Reuse) -> Self {
         Self { reserve: 0, limit: None, reuse, source: Source::Supply }
     }
 }
 
 /// What a pool is for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Purpose {
+pub(crate) enum Purpose {
     /// The ordinary memory of a lifetime.
     Ordinary(Lifetime),
     /// A pool of the program's, with its name.
     Named(String),
-    /// CUDA graphs.
     Capture,
 }
 
-/// One pool.
-pub struct Pool {
+pub(crate) struct Pool {
     /// What the pool is for.
-    pub purpose: Purpose,
+    pub(crate) purpose: Purpose,
     /// What is allowed with the pool's memory.
-    pub rules: Rules,
+    pub(crate) rules: Rules,
     /// The spaces of its runs; what is reserved is in the first.
     spaces: Vec<SpaceId>,
     /// Its small blocks; `None`: the shards of streams have them.
-    pub shard: Option<Shard>,
+    pub(crate) shard: Option<Shard>,
     /// Blocks that the program has not freed; not counted in ordinary memory.
-    pub live: u64,
+    pub(crate) live: u64,
     /// Their bytes, each rounded up to 512.
-    pub live_bytes: u64,
+    pub(crate) live_bytes: u64,
     /// Blocks that came from it so far.
-    pub served: u64,
+    pub(crate) served: u64,
     /// Threads that are asking for memory for it outside the central lock.
-    pub busy: u32,
+    pub(crate) busy: u32,
 }
 
 impl Pool {
@@ -130,33 +124,33 @@ impl Pool {
     }
 
     /// Where what is reserved is, and large blocks.
-    pub fn space(&self) -> SpaceId {
+    pub(crate) fn space(&self) -> SpaceId {
         self.spaces[0]
     }
 
     /// The spaces in which its runs are.
-    pub fn spaces(&self) -> &[SpaceId] {
+    pub(crate) fn spaces(&self) -> &[SpaceId] {
         &self.spaces
     }
 
     /// The space of a block of `size` bytes, where segments come from outside.
-    pub fn space_of_size(&self, size: u64) -> SpaceId {
+    pub(crate) fn space_of_size(&self, size: u64) -> SpaceId {
         let small = self.spaces.get(1).filter(|_| size <= SMALL_LIMIT);
         small.copied().unwrap_or(self.space())
     }
 
     /// Whether its segments come from outside.
-    pub fn is_outside(&self) -> bool {
+    pub(crate) fn is_outside(&self) -> bool {
         self.rules.source != Source::Supply
     }
 
     /// Whether it is ordinary memory.
-    pub fn is_ordinary(&self) -> bool {
+    pub(crate) fn is_ordinary(&self) -> bool {
         matches!(self.purpose, Purpose::Ordinary(_))
     }
 
     /// What the program calls it, if it is one that the program made.
-    pub fn name(&self) -> Option<&str> {
+    pub(crate) fn name(&self) -> Option<&str> {
         match &self.purpose {
             Purpose::Named(name) => Some(name),
             Purpose::Ordinary(_) | Purpose::Capture => None,
@@ -164,14 +158,14 @@ impl Pool {
     }
 
     /// A block of `bytes` came from it.
-    pub fn note_malloc(&mut self, bytes: u64) {
+    pub(crate) fn note_malloc(&mut self, bytes: u64) {
         self.live += 1;
         self.live_bytes += bytes;
         self.served += 1;
     }
 
     /// The program has freed a block of `bytes`.
-    pub fn note_free(&mut self, bytes: u64) {
+    pub(crate) fn note_free(&mut self, bytes: u64) {
         self.live -= 1;
         self.live_bytes -= bytes;
     }
@@ -180,7 +174,7 @@ impl Pool {
 const NO_POOL: PoolNumber = PoolNumber::MAX;
 
 /// The pools of a device, behind its central lock.
-pub struct Pools {
+pub(crate) struct Pools {
     pools: BTreeMap<PoolNumber, Pool>,
     /// The pool that a space belongs to.
     by_space: Vec<PoolNumber>,
@@ -191,8 +185,7 @@ pub struct Pools {
 }
 
 impl Pools {
-    /// Ordinary memory.
-    pub fn new(spaces: &Spaces) -> Self {
+    pub(crate) fn new(spaces: &Spaces) -> Self {
         let mut pools = Self { pools: BTreeMap::new(), by_space: Vec::new(), apart: 0, named: 0 };
         for lifetime in Lifetime::ALL {
             let purpose = Purpose::Ordinary(lifetime);
@@ -215,7 +208,13 @@ impl Pools {
     }
 
     /// A pool with a shard of its own.
-    pub fn add(&mut self, number: PoolNumber, purpose: Purpose, reuse: Reuse, space: SpaceId) {
+    pub(crate) fn add(
+        &mut self,
+        number: PoolNumber,
+        purpose: Purpose,
+        reuse: Reuse,
+        space: SpaceId,
+    ) {
         // With one shard a pool no stream has bins enough to borrow from.
         let shard = Some(Shard::new(1));
         self.insert(number, Pool::new(purpose, Rules::new(reuse), vec![space], shard));
@@ -224,7 +223,7 @@ impl Pools {
 
     /// A new named pool in `space`; its number. `None`: so many have been made that there are no
     /// numbers left.
-    pub fn add_named(&mut self, name: &str, space: SpaceId) -> Option<PoolNumber> {
+    pub(crate) fn add_named(&mut self, name: &str, space: SpaceId) -> Option<PoolNumber> {
         let number = self.named.checked_add(1).filter(|&number| number < FIRST_NAMED)?;
         self.named = number;
         self.add(FIRST_NAMED + number, Purpose::Named(name.to_owned()), Reuse::Shared, space);
@@ -233,7 +232,12 @@ impl Pools {
 
     /// A pool without memory gets it from outside from now on; `small` is the space of its small
     /// blocks, a new one. False: there is no such pool, or it has such a space already.
-    pub fn open_to_outside(&mut self, number: PoolNumber, small: SpaceId, split: bool) -> bool {
+    pub(crate) fn open_to_outside(
+        &mut self,
+        number: PoolNumber,
+        small: SpaceId,
+        split: bool,
+    ) -> bool {
         let Some(mut pool) = self.pools.remove(&number) else { return false };
         let is_new = !pool.is_outside();
         pool.rules.source = Source::Outside { split };
@@ -245,7 +249,7 @@ impl Pools {
     }
 
     /// Forgets a pool; its spaces are its caller's.
-    pub fn remove(&mut self, number: PoolNumber) {
+    pub(crate) fn remove(&mut self, number: PoolNumber) {
         let Some(pool) = self.pools.remove(&number) else { return };
         self.apart -= usize::from(!pool.is_ordinary());
         for space in pool.spaces {
@@ -255,32 +259,30 @@ impl Pools {
 
     /// Whether there are other pools than ordinary memory.
     #[inline]
-    pub fn has_apart(&self) -> bool {
+    pub(crate) fn has_apart(&self) -> bool {
         self.apart > 0
     }
 
-    /// A pool.
-    pub fn get(&self, number: PoolNumber) -> Option<&Pool> {
+    pub(crate) fn get(&self, number: PoolNumber) -> Option<&Pool> {
         self.pools.get(&number)
     }
 
-    /// A pool.
-    pub fn get_mut(&mut self, number: PoolNumber) -> Option<&mut Pool> {
+    pub(crate) fn get_mut(&mut self, number: PoolNumber) -> Option<&mut Pool> {
         self.pools.get_mut(&number)
     }
 
     /// The shard that a pool has of its own.
-    pub fn shard_mut(&mut self, number: PoolNumber) -> Option<&mut Shard> {
+    pub(crate) fn shard_mut(&mut self, number: PoolNumber) -> Option<&mut Shard> {
         self.get_mut(number)?.shard.as_mut()
     }
 
     /// The pool of ordinary memory of a lifetime.
-    pub fn ordinary_mut(&mut self, lifetime: Lifetime) -> Option<&mut Pool> {
+    pub(crate) fn ordinary_mut(&mut self, lifetime: Lifetime) -> Option<&mut Pool> {
         self.get_mut(lifetime as PoolNumber)
     }
 
     /// The named pool of that name, whose memory is the supply's.
-    pub fn find(&self, name: &str) -> Option<PoolNumber> {
+    pub(crate) fn find(&self, name: &str) -> Option<PoolNumber> {
         self.iter()
             .find(|(_, pool)| !pool.is_outside() && pool.name() == Some(name))
             .map(|(number, _)| number)
@@ -291,39 +293,39 @@ impl Pools {
     }
 
     /// The pool that a space belongs to.
-    pub fn of_space(&self, space: SpaceId) -> Option<&Pool> {
+    pub(crate) fn of_space(&self, space: SpaceId) -> Option<&Pool> {
         self.get(self.number_of(space))
     }
 
     /// The pool that a space belongs to.
-    pub fn of_space_mut(&mut self, space: SpaceId) -> Option<&mut Pool> {
+    pub(crate) fn of_space_mut(&mut self, space: SpaceId) -> Option<&mut Pool> {
         self.get_mut(self.number_of(space))
     }
 
     /// All pools: ordinary memory, captures, named ones.
-    pub fn iter(&self) -> impl Iterator<Item = (PoolNumber, &Pool)> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (PoolNumber, &Pool)> {
         self.pools.iter().map(|(&number, pool)| (number, pool))
     }
 
     /// The shards of pools that have their own.
-    pub fn shards(&self) -> impl Iterator<Item = (PoolNumber, &Shard)> {
+    pub(crate) fn shards(&self) -> impl Iterator<Item = (PoolNumber, &Shard)> {
         self.iter().filter_map(|(number, pool)| Some((number, pool.shard.as_ref()?)))
     }
 
     /// The spaces of pools whose memory every stream may get.
-    pub fn shared_spaces(&self) -> impl Iterator<Item = SpaceId> {
+    pub(crate) fn shared_spaces(&self) -> impl Iterator<Item = SpaceId> {
         let shared = self.pools.values().filter(|pool| pool.rules.reuse == Reuse::Shared);
         shared.flat_map(|pool| pool.spaces.iter().copied())
     }
 
     /// What ordinary memory keeps of each lifetime.
-    pub fn reserves(&self) -> [u64; LIFETIMES] {
+    pub(crate) fn reserves(&self) -> [u64; LIFETIMES] {
         Lifetime::ALL
             .map(|lifetime| self.get(lifetime as PoolNumber).map_or(0, |pool| pool.rules.reserve))
     }
 
     /// Ordinary memory keeps nothing from now on.
-    pub fn drop_reserves(&mut self) {
+    pub(crate) fn drop_reserves(&mut self) {
         for lifetime in Lifetime::ALL {
             if let Some(pool) = self.ordinary_mut(lifetime) {
                 pool.rules.reserve = 0;

@@ -340,7 +340,6 @@ impl Central {
         number
     }
 
-    /// Numbers of a pool.
     pub(crate) fn pool_stats(&self, number: PoolNumber) -> Option<PoolStats> {
         let pool = self.pools.get(number)?;
         let runs = self.arenas.blocks().map(|(_, run)| run);

@@ -181,9 +181,9 @@ impl Heap {
 /// What a restore does; each by address.
 #[derive(Debug, Default)]
 pub(crate) struct Plan {
-    pub freed: Vec<StateBlock>,
-    pub kept: Vec<StateBlock>,
-    pub allocated: Vec<StateBlock>,
+    pub(crate) freed: Vec<StateBlock>,
+    pub(crate) kept: Vec<StateBlock>,
+    pub(crate) allocated: Vec<StateBlock>,
 }
 
 /// A pool as it will be once what the plan frees is free.
@@ -352,31 +352,28 @@ fn is_emptied(shard: &Shard, slab: &Slab, kept: &HashSet<u64>) -> bool {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SlabPlace {
     /// Its first byte.
-    pub base: u64,
-    /// Its size class.
-    pub class: u8,
+    pub(crate) base: u64,
+    pub(crate) class: u8,
 }
 
 /// A block of a state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct StateBlock {
-    /// Where it starts.
-    pub address: u64,
+    pub(crate) address: u64,
     /// Its length, a multiple of 512.
-    pub bytes: u64,
+    pub(crate) bytes: u64,
     /// Bytes that the program asked for.
-    pub requested: u64,
+    pub(crate) requested: u64,
     /// The number of its stream.
-    pub stream: u32,
-    /// Its lifetime.
-    pub lifetime: u8,
+    pub(crate) stream: u32,
+    pub(crate) lifetime: u8,
     /// `None`: it is a run.
-    pub slab: Option<SlabPlace>,
+    pub(crate) slab: Option<SlabPlace>,
 }
 
 impl StateBlock {
     /// Whether the two are one block: then nothing is to be done. A lifetime is only counted.
-    pub fn is(&self, other: &Self) -> bool {
+    pub(crate) fn is(&self, other: &Self) -> bool {
         Self { lifetime: other.lifetime, ..*self } == *other
     }
 }
@@ -388,7 +385,6 @@ pub struct PoolState {
     pub(crate) id: PoolId,
     /// Of the pool when it was taken.
     pub(crate) era: u64,
-    /// By address.
     pub(crate) blocks: Vec<StateBlock>,
 }
 
@@ -431,13 +427,13 @@ pub enum StateError {
     Over(PoolId),
     /// A block cannot be put back.
     InTheWay {
-        /// Where the block was.
+        /// Where the block starts.
         address: u64,
         /// Its bytes.
         bytes: u64,
         /// Where in it something is in the way.
         at: u64,
-        /// What is.
+        /// What that is.
         obstacle: Obstacle,
     },
     /// The device.

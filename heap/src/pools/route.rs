@@ -11,7 +11,7 @@ use crate::pools::key::PoolKey;
 use std::cell::Cell;
 
 /// Pools that one thread may have entered at a time.
-pub const ROUTE_DEPTH: usize = 16;
+pub(crate) const ROUTE_DEPTH: usize = 16;
 
 thread_local! {
     // As the tags: without a destructor.
@@ -34,7 +34,7 @@ pub(crate) fn enter(pool: PoolKey) -> bool {
 
 /// Ends the latest [`enter`], which must have been of `pool`. False, and nothing done, where it was
 /// not.
-pub fn leave(pool: PoolKey) -> bool {
+pub(crate) fn leave(pool: PoolKey) -> bool {
     ROUTE.with(|cell| {
         let (pools, depth) = cell.get();
         let Some(last) = depth.checked_sub(1).filter(|&last| pools[last] == pool) else {

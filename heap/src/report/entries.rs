@@ -74,7 +74,6 @@ pub fn set_context(context: u64) -> u64 {
     CONTEXT.with(|cell| cell.replace(context))
 }
 
-/// See [`set_context`].
 pub(crate) fn context() -> u64 {
     CONTEXT.with(Cell::get)
 }

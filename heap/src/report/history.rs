@@ -139,7 +139,6 @@ impl Heap {
         }
     }
 
-    /// The books, for [`Heap::note_restored`].
     pub(crate) fn history_books(&self) -> MutexGuard<'_, Books> {
         lock(&self.history.0)
     }

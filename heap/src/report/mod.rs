@@ -1,13 +1,13 @@
 //! What the heap says of itself: numbers, snapshots, causes of an out-of-memory, the history.
 
 pub(crate) mod bytes;
-pub mod cause;
+pub(crate) mod cause;
 pub(crate) mod dump;
 pub mod entries;
 pub(crate) mod history;
 pub mod segment_stats;
 pub mod snapshot;
-pub mod stats;
+pub(crate) mod stats;
 pub(crate) mod usage;
 pub(crate) mod validate;
 pub(crate) mod walk;

@@ -46,7 +46,6 @@ pub enum Place {
     Orphan,
 }
 
-/// Number of [`Place`]s.
 const PLACES: usize = 7;
 
 impl Place {

@@ -278,7 +278,7 @@ fn holder(central: &Central, space: SpaceId) -> Holder {
 impl Device {
     /// Looks at everything; takes one lock after the other. At most `most` small blocks are told
     /// one by one.
-    pub fn snapshot(&self, most: usize) -> (Snapshot, SegmentStats) {
+    pub(crate) fn snapshot(&self, most: usize) -> (Snapshot, SegmentStats) {
         let mut picture = Picture {
             streams: &self.streams,
             slabs: HashMap::new(),

@@ -181,7 +181,7 @@ impl Visitor for Slabs {
 
 impl Device {
     /// Looks at everything; takes one lock after the other.
-    pub fn stats(&self, shared: &Shared) -> Stats {
+    pub(crate) fn stats(&self, shared: &Shared) -> Stats {
         let (live, live_peak) = shared.record.live(self.id);
         let counts = self.streams.counts();
         let mut sums = Sums {
@@ -221,7 +221,7 @@ impl Device {
     }
 
     /// Writes the gauges that the straight path leaves alone.
-    pub fn publish_gauges(&self, shared: &Shared) {
+    pub(crate) fn publish_gauges(&self, shared: &Shared) {
         let stats = self.stats(shared);
         profiler::gauges(self.id, stats.live, stats.pending, stats.largest_request);
         let mut central = lock(&self.central);
@@ -246,7 +246,7 @@ impl Device {
     }
 
     /// What torch's `memory_stats` tells; takes one lock after the other.
-    pub fn torch_stats(&self, shared: &Shared) -> TorchStats {
+    pub(crate) fn torch_stats(&self, shared: &Shared) -> TorchStats {
         let blocks = shared.record.block_stats(self.id);
         let mut slabs = Slabs::default();
         let Ok(mut central) = self.walk(&mut slabs);
@@ -273,7 +273,7 @@ impl Device {
     }
 
     /// What each capture pool holds that torch has an id for.
-    pub fn capture_pools(&self) -> Vec<CapturePoolHeld> {
+    pub(crate) fn capture_pools(&self) -> Vec<CapturePoolHeld> {
         let central = lock(&self.central);
         let held = |(number, id)| {
             let pool = central.pools.get(of_capture(number))?;
@@ -284,13 +284,13 @@ impl Device {
     }
 
     /// Peaks of what torch is told begin again at what there is.
-    pub fn reset_peaks(&self, shared: &Shared) {
+    pub(crate) fn reset_peaks(&self, shared: &Shared) {
         shared.record.reset_peaks(self.id);
         lock(&self.central).usage.reset_peaks();
     }
 
     /// What came and went, as torch is told, begins again at nothing.
-    pub fn reset_accumulated(&self, shared: &Shared) {
+    pub(crate) fn reset_accumulated(&self, shared: &Shared) {
         shared.record.reset_accumulated(self.id);
         let mut central = lock(&self.central);
         let (retries, out_of_memories) = (central.retries, central.out_of_memories);

@@ -37,7 +37,7 @@ struct Base {
 
 /// What a device holds, over time. Guarded by its central lock.
 #[derive(Debug, Default)]
-pub struct Usage {
+pub(crate) struct Usage {
     stitched: bool,
     slab_bytes: u64,
     /// Small blocks that are runs, live or pending: how many, and their bytes.
@@ -73,31 +73,30 @@ pub struct HeldStats {
 
 impl Usage {
     /// Nothing is held yet. `stitched`: segments are pages.
-    pub fn new(stitched: bool) -> Self {
+    pub(crate) fn new(stitched: bool) -> Self {
         Self { stitched, ..Self::default() }
     }
 
     /// So much is held now, in so many pieces.
-    pub fn hold(&mut self, reserved: u64, pieces: u64) {
+    pub(crate) fn hold(&mut self, reserved: u64, pieces: u64) {
         (self.reserved, self.pieces) = (reserved, pieces);
         self.update();
     }
 
-    /// Memory becomes a slab's.
-    pub fn slab_taken(&mut self, bytes: u64) {
+    pub(crate) fn slab_taken(&mut self, bytes: u64) {
         self.slab_bytes += bytes;
         self.update();
     }
 
     /// A slab's memory goes back.
-    pub fn slab_given(&mut self, bytes: u64) {
+    pub(crate) fn slab_given(&mut self, bytes: u64) {
         self.slab_bytes = self.slab_bytes.saturating_sub(bytes);
         self.update();
     }
 
     /// A run of `bytes` becomes a block.
     #[inline(always)]
-    pub fn block_taken(&mut self, bytes: u64) {
+    pub(crate) fn block_taken(&mut self, bytes: u64) {
         if bytes <= SMALL_LIMIT {
             self.small_runs = (self.small_runs.0 + 1, self.small_runs.1 + bytes);
         }
@@ -105,7 +104,7 @@ impl Usage {
 
     /// A run of `bytes` is no block any more, nor pending.
     #[inline(always)]
-    pub fn block_given(&mut self, bytes: u64) {
+    pub(crate) fn block_given(&mut self, bytes: u64) {
         if bytes <= SMALL_LIMIT {
             let (count, all) = self.small_runs;
             self.small_runs = (count.wrapping_sub(1), all.wrapping_sub(bytes));
@@ -113,18 +112,17 @@ impl Usage {
     }
 
     /// Small blocks that are runs, live or pending: how many, and their bytes.
-    pub fn small_runs(&self) -> (u64, u64) {
+    pub(crate) fn small_runs(&self) -> (u64, u64) {
         self.small_runs
     }
 
-    /// The device was synchronised.
-    pub fn synchronised(&mut self) {
+    pub(crate) fn synchronised(&mut self) {
         self.synchronisations += 1;
     }
 
     /// Free pieces that cannot be given back, and their bytes; small and large. Known only when
     /// somebody looks.
-    pub fn look(&mut self, pieces: [u64; 2], bytes: [u64; 2]) {
+    pub(crate) fn look(&mut self, pieces: [u64; 2], bytes: [u64; 2]) {
         self.inactive_split.set(pieces[0], pieces[1]);
         self.inactive_split_bytes.set(bytes[0], bytes[1]);
     }
@@ -147,7 +145,7 @@ impl Usage {
     }
 
     /// Peaks begin again at what there is.
-    pub fn reset_peaks(&mut self) {
+    pub(crate) fn reset_peaks(&mut self) {
         for stat in self.gauges().into_iter().flat_map(|gauge| &mut gauge.0) {
             stat.peak = stat.current;
         }
@@ -155,7 +153,7 @@ impl Usage {
 
     /// What came and went begins again at nothing; so many retries and out-of-memories there were
     /// until now.
-    pub fn reset_accumulated(&mut self, retries: u64, out_of_memories: u64) {
+    pub(crate) fn reset_accumulated(&mut self, retries: u64, out_of_memories: u64) {
         for stat in self.gauges().into_iter().flat_map(|gauge| &mut gauge.0) {
             (stat.allocated, stat.freed) = (0, 0);
         }
@@ -164,7 +162,7 @@ impl Usage {
     }
 
     /// All of it. So many retries and out-of-memories there were in the life of the device.
-    pub fn stats(&mut self, retries: u64, out_of_memories: u64) -> HeldStats {
+    pub(crate) fn stats(&mut self, retries: u64, out_of_memories: u64) -> HeldStats {
         self.update();
         HeldStats {
             segment: self.segment.0,

@@ -11,13 +11,12 @@ use gruyere_record::ShardWriter;
 /// A shard of small blocks, as a walk comes by it.
 pub(crate) struct WalkedShard<'a> {
     /// The shard's number, as the page table names it.
-    pub number: u32,
-    /// The shard itself.
-    pub shard: &'a Shard,
+    pub(crate) number: u32,
+    pub(crate) shard: &'a Shard,
     /// The writer of the shard's part of the record.
-    pub writer: &'a ShardWriter,
+    pub(crate) writer: &'a ShardWriter,
     /// The pool whose own shard it is; `None`: it is some streams'.
-    pub pool: Option<&'a Pool>,
+    pub(crate) pool: Option<&'a Pool>,
 }
 
 /// Looks at what a walk comes by: the shards of streams, then under the central lock each pool and
@@ -28,7 +27,6 @@ pub(crate) trait Visitor {
     /// Whether regions and runs are of interest.
     const RUNS: bool = true;
 
-    /// A shard.
     fn shard(&mut self, walked: &WalkedShard<'_>) -> Result<(), Self::Error>;
 
     /// A pool, before its shard.

@@ -2,6 +2,6 @@
 //! knows a driver.
 
 pub(crate) mod arena;
-pub mod page_table;
+pub(crate) mod page_table;
 pub(crate) mod rows;
 pub(crate) mod spaces;

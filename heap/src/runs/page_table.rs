@@ -36,12 +36,12 @@ const LEAF_BITS: u32 = 13;
 const ROOT_BITS: u32 = ADDRESS_BITS - PAGE_BITS - LEAF_BITS;
 
 /// The number of a large block in its device's arenas, below [`BLOCK_LIMIT`].
-pub type BlockId = u32;
+pub(crate) type BlockId = u32;
 /// Block numbers take 28 bits of a word.
-pub const BLOCK_LIMIT: u32 = (1 << 28) - 1;
+pub(crate) const BLOCK_LIMIT: u32 = (1 << 28) - 1;
 
 /// What of a split page has a word: two blocks of the arena start there at most (bytes).
-pub const CELL: u64 = 2 * SMALL_MAX;
+pub(crate) const CELL: u64 = 2 * SMALL_MAX;
 const CELLS: usize = (PAGE / CELL) as usize;
 
 const SLAB: u64 = 1;
@@ -56,12 +56,11 @@ const FIELD: u64 = (1 << 28) - 1;
 
 /// The owner of a page or a cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Owner {
+pub(crate) enum Owner {
     /// Nobody, or the page is split.
     None,
     /// A cell of a slab.
     Slab {
-        /// The device.
         device: u32,
         /// The shard that owns the slab.
         shard: u32,
@@ -70,7 +69,6 @@ pub enum Owner {
     },
     /// Blocks of the arena start here.
     Large {
-        /// The device.
         device: u32,
         /// The blocks; none of an overflow cell's.
         blocks: [Option<BlockId>; 2],
@@ -124,7 +122,7 @@ struct Entry {
 type Leaf = [Entry; LEAF];
 
 /// The tree. Leaves (128 KiB, 16 GiB of addresses each) are made when first written and kept.
-pub struct PageTable {
+pub(crate) struct PageTable {
     root: Box<[OnceBox<Leaf>; ROOT]>,
 }
 
@@ -147,39 +145,37 @@ pub struct Page<'a>(&'a AtomicU64);
 
 /// A page's word, not decoded further than is needed.
 #[derive(Clone, Copy)]
-pub struct Word(u64);
+pub(crate) struct Word(u64);
 
 impl Word {
     /// The device, where there is an owner.
     #[inline(always)]
-    pub fn device(self) -> u32 {
+    pub(crate) fn device(self) -> u32 {
         (self.0 >> DEVICE & 0x3f) as u32
     }
 
     /// The shard and the number of the slab, if it is a slab's.
     #[inline(always)]
-    pub fn slab(self) -> Option<(u32, u32)> {
+    pub(crate) fn slab(self) -> Option<(u32, u32)> {
         (self.0 & 3 == SLAB).then_some(((self.0 >> LOW & FIELD) as u32, (self.0 >> HIGH) as u32))
     }
 
     /// Whether blocks of the arena start there.
     #[inline(always)]
-    pub fn is_large(self) -> bool {
+    pub(crate) fn is_large(self) -> bool {
         self.0 & LARGE != 0
     }
 }
 
 impl Page<'_> {
-    /// The owner, still encoded.
     #[inline(always)]
-    pub fn word(self) -> Word {
+    pub(crate) fn word(self) -> Word {
         // Acquire: pairs with the release of the publisher, so that what the word names is there to
         // be locked.
         Word(self.0.load(Ordering::Acquire))
     }
 
-    /// The owner.
-    pub fn owner(self) -> Owner {
+    pub(crate) fn owner(self) -> Owner {
         Owner::decode(self.word().0)
     }
 
@@ -187,7 +183,7 @@ impl Page<'_> {
     /// has no room for it.
     #[inline(always)]
     #[must_use]
-    pub fn add_block(self, device: u32, id: BlockId) -> bool {
+    pub(crate) fn add_block(self, device: u32, id: BlockId) -> bool {
         let word = self.0.load(Ordering::Relaxed);
         let field = u64::from(id) + 1;
         let word = match word & 3 {
@@ -202,7 +198,7 @@ impl Page<'_> {
 
     /// The cell becomes an overflow cell (under the central lock, whose holder knows its blocks
     /// from now on); those that the word named.
-    pub fn become_overflow(self, device: u32) -> [Option<BlockId>; 2] {
+    pub(crate) fn become_overflow(self, device: u32) -> [Option<BlockId>; 2] {
         let named = match self.owner() {
             Owner::Large { blocks, .. } => blocks,
             _ => [None, None],
@@ -212,25 +208,25 @@ impl Page<'_> {
     }
 
     /// Whether it is an overflow cell.
-    pub fn is_overflow(self) -> bool {
+    pub(crate) fn is_overflow(self) -> bool {
         let word = self.0.load(Ordering::Relaxed);
         word & 3 == OVERFLOW && word != SPLIT
     }
 
     /// Whether it is the word of a page that has been split since it was found.
-    pub fn is_split(self) -> bool {
+    pub(crate) fn is_split(self) -> bool {
         self.0.load(Ordering::Relaxed) == SPLIT
     }
 
     /// The last block of the overflow cell is gone (under the central lock).
-    pub fn clear_overflow(self) {
+    pub(crate) fn clear_overflow(self) {
         self.0.store(0, Ordering::Release);
     }
 
     /// The large block that starts there and that `is_it` knows, taken out (under the central
     /// lock).
     #[inline(always)]
-    pub fn remove_block<T>(self, is_it: impl Fn(BlockId) -> Option<T>) -> Option<T> {
+    pub(crate) fn remove_block<T>(self, is_it: impl Fn(BlockId) -> Option<T>) -> Option<T> {
         let word = self.0.load(Ordering::Relaxed);
         if word & 3 != LARGE {
             return None;
@@ -247,21 +243,20 @@ impl Page<'_> {
 }
 
 impl PageTable {
-    /// The owner of `address`.
     #[inline]
-    pub fn get(&self, address: u64) -> Owner {
+    pub(crate) fn get(&self, address: u64) -> Owner {
         self.page(address).map_or(Owner::None, Page::owner)
     }
 
     /// The page or cell of `address`; `None` where no range was ever covered.
     #[inline(always)]
-    pub fn page(&self, address: u64) -> Option<Page<'_>> {
+    pub(crate) fn page(&self, address: u64) -> Option<Page<'_>> {
         self.lookup(address).map(|(page, _)| page)
     }
 
     /// As [`PageTable::page`], with its word.
     #[inline(always)]
-    pub fn lookup(&self, address: u64) -> Option<(Page<'_>, Word)> {
+    pub(crate) fn lookup(&self, address: u64) -> Option<(Page<'_>, Word)> {
         let entry = self.entry(address)?;
         let page = Page(&entry.word);
         let word = page.word();
@@ -280,13 +275,13 @@ impl PageTable {
     }
 
     /// Whether the tree has room for a range.
-    pub fn reaches(address: u64, bytes: u64) -> bool {
+    pub(crate) fn reaches(address: u64, bytes: u64) -> bool {
         address.checked_add(bytes.saturating_sub(1)).is_some_and(|last| last >> ADDRESS_BITS == 0)
     }
 
     /// Makes the leaves of a range, so that later writes there cannot need memory. False: beyond
     /// the tree's addresses.
-    pub fn cover(&self, address: u64, bytes: u64) -> bool {
+    pub(crate) fn cover(&self, address: u64, bytes: u64) -> bool {
         if !Self::reaches(address, bytes) {
             return false;
         }
@@ -299,7 +294,7 @@ impl PageTable {
 
     /// Splits the pages of a covered range (under the central lock); `at` says where a block that
     /// their words name starts.
-    pub fn split(&self, address: u64, bytes: u64, at: impl Fn(BlockId) -> Option<u64>) {
+    pub(crate) fn split(&self, address: u64, bytes: u64, at: impl Fn(BlockId) -> Option<u64>) {
         for page in address / PAGE..(address + bytes).div_ceil(PAGE) {
             if let Some(entry) = self.entry(page * PAGE)
                 && entry.word.load(Ordering::Relaxed) != SPLIT
@@ -324,7 +319,7 @@ impl PageTable {
     }
 
     /// Writes the owner of every cell of a range whose pages are split.
-    pub fn set_range(&self, address: u64, bytes: u64, owner: Owner) {
+    pub(crate) fn set_range(&self, address: u64, bytes: u64, owner: Owner) {
         // Once, out of the loop: the compiler would split the loop by the owner's fields, of which
         // None has none (valgrind sees it look).
         let encoded = owner.encode();

@@ -23,7 +23,7 @@ const FIRST_SMALL: SpaceId = 2 * FIRST_MEDIUM;
 
 /// The ordinary spaces: those that are neither a capture's nor a named pool's. They are the first
 /// of their arena: by size, and for each size one a lifetime.
-pub struct Spaces {
+pub(crate) struct Spaces {
     count: SpaceId,
     /// Large blocks that are smaller are of medium size.
     medium_below: u64,
@@ -31,7 +31,7 @@ pub struct Spaces {
 
 impl Spaces {
     /// Those of `arenas`, which has none. `apart`: sizes lie apart.
-    pub fn new(arenas: &mut Arenas, apart: bool) -> Self {
+    pub(crate) fn new(arenas: &mut Arenas, apart: bool) -> Self {
         let (count, medium_below) =
             if apart { (3 * FIRST_MEDIUM, MEDIUM) } else { (FIRST_MEDIUM, 0) };
         for space in 0..count {
@@ -42,18 +42,18 @@ impl Spaces {
     }
 
     /// The space of the largest blocks, and of all where sizes do not lie apart.
-    pub fn of(&self, lifetime: Lifetime) -> SpaceId {
+    pub(crate) fn of(&self, lifetime: Lifetime) -> SpaceId {
         lifetime as SpaceId
     }
 
     /// The space of a large block of `size` bytes.
     #[inline(always)]
-    pub fn of_large(&self, lifetime: Lifetime, size: u64) -> SpaceId {
+    pub(crate) fn of_large(&self, lifetime: Lifetime, size: u64) -> SpaceId {
         lifetime as SpaceId + if size < self.medium_below { FIRST_MEDIUM } else { 0 }
     }
 
     /// The space of a block of `size` bytes, and of the slab that it is to lie in.
-    pub fn of_size(&self, lifetime: Lifetime, size: u64) -> SpaceId {
+    pub(crate) fn of_size(&self, lifetime: Lifetime, size: u64) -> SpaceId {
         if size <= SMALL_MAX && self.are_apart() {
             lifetime as SpaceId + FIRST_SMALL
         } else {
@@ -61,23 +61,21 @@ impl Spaces {
         }
     }
 
-    /// Whether sizes lie apart.
-    pub fn are_apart(&self) -> bool {
+    pub(crate) fn are_apart(&self) -> bool {
         self.medium_below > 0
     }
 
-    /// All ordinary spaces.
-    pub fn iter(&self) -> impl Iterator<Item = SpaceId> + use<> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = SpaceId> + use<> {
         0..self.count
     }
 
     /// The spaces of one lifetime.
-    pub fn of_lifetime(&self, lifetime: Lifetime) -> impl Iterator<Item = SpaceId> + use<> {
+    pub(crate) fn of_lifetime(&self, lifetime: Lifetime) -> impl Iterator<Item = SpaceId> + use<> {
         self.iter().skip(lifetime as usize).step_by(LIFETIMES)
     }
 
     /// Whether it is one of them.
-    pub fn is_ordinary(&self, space: SpaceId) -> bool {
+    pub(crate) fn is_ordinary(&self, space: SpaceId) -> bool {
         space < self.count
     }
 }

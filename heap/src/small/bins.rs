@@ -10,26 +10,26 @@ pub(crate) const NO_SLAB: u32 = u32::MAX;
 #[derive(Clone, Copy)]
 pub(crate) struct Bin {
     /// The first of them, or [`NO_SLAB`].
-    pub first: u32,
+    pub(crate) first: u32,
     /// An empty slab stays here, so that a lone block that comes and goes costs nothing more.
-    pub empties: u32,
+    pub(crate) empties: u32,
 }
 
 /// The bins of a stream. A row of classes is rounded up so that masked numbers need no check.
 pub(crate) struct Bins {
     /// By lifetime and class ([`Bins::at`]).
-    pub all: [Bin; LIFETIMES * ROW],
+    pub(crate) all: [Bin; LIFETIMES * ROW],
 }
 
 const ROW: usize = CLASSES.next_power_of_two();
 
 impl Bins {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { all: [Bin { first: NO_SLAB, empties: 0 }; LIFETIMES * ROW] }
     }
 
     #[inline(always)]
-    pub fn at(lifetime: u8, class: u8) -> usize {
+    pub(crate) fn at(lifetime: u8, class: u8) -> usize {
         lifetime as usize % LIFETIMES * ROW + class as usize % ROW
     }
 }

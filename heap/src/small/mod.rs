@@ -2,5 +2,5 @@
 
 pub(crate) mod bins;
 pub(crate) mod shard;
-pub mod size_class;
+pub(crate) mod size_class;
 pub(crate) mod slab;

@@ -15,24 +15,23 @@ pub const SMALL_MAX: u64 = 16 << 10;
 /// A page: the unit in which spans are cut (bytes); the driver's granule on every device so far.
 pub const PAGE: u64 = 2 << 20;
 /// Slabs begin at multiples of this, and are one or two of it long (bytes).
-pub const SLAB: u64 = 64 << 10;
-/// Number of size classes.
-pub const CLASSES: usize = 24;
+pub(crate) const SLAB: u64 = 64 << 10;
+pub(crate) const CLASSES: usize = 24;
 
 /// What a class is made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SizeClass {
+pub(crate) struct SizeClass {
     /// Bytes of a slot, a multiple of [`ALIGNMENT`].
-    pub slot: u32,
+    pub(crate) slot: u32,
     /// Bytes of a slab, a multiple of [`SLAB`].
-    pub slab: u32,
+    pub(crate) slab: u32,
     /// Reciprocal of the slot in units of [`ALIGNMENT`], for [`SizeClass::slot_of`].
     reciprocal: u64,
 }
 
 impl SizeClass {
     /// Bytes of a slab of this class.
-    pub const fn slab_bytes(&self) -> u64 {
+    pub(crate) const fn slab_bytes(&self) -> u64 {
         self.slab as u64
     }
 
@@ -40,7 +39,7 @@ impl SizeClass {
     /// division. Exact, since the offset is below 2^9 units and the slot at most 2^6. Any number
     /// for an offset beyond the slab.
     #[inline]
-    pub const fn slot_of(&self, offset: u64) -> u32 {
+    pub(crate) const fn slot_of(&self, offset: u64) -> u32 {
         ((offset / ALIGNMENT).wrapping_mul(self.reciprocal) >> 32) as u32
     }
 }
@@ -62,7 +61,7 @@ const fn class(index: usize) -> SizeClass {
 }
 
 /// The classes, smallest slot first.
-pub static SIZE_CLASSES: [SizeClass; CLASSES] = {
+pub(crate) static SIZE_CLASSES: [SizeClass; CLASSES] = {
     let mut classes = [class(0); CLASSES];
     let mut i = 0;
     while i < CLASSES {
@@ -94,7 +93,7 @@ static CLASS_OF_UNITS: [(u8, u8); UNITS] = {
 
 /// `size` rounded up to [`ALIGNMENT`], or `None` where that overflows.
 #[inline]
-pub const fn round_up(size: u64, to: u64) -> Option<u64> {
+pub(crate) const fn round_up(size: u64, to: u64) -> Option<u64> {
     match size.checked_add(to - 1) {
         Some(sum) => Some(sum & !(to - 1)),
         None => None,
@@ -103,24 +102,23 @@ pub const fn round_up(size: u64, to: u64) -> Option<u64> {
 
 /// The class that serves a request of `size` bytes (at most [`SMALL_MAX`]).
 #[inline]
-pub fn class_of(size: u64) -> usize {
+pub(crate) fn class_of(size: u64) -> usize {
     CLASS_OF_UNITS[(size.saturating_sub(1) / ALIGNMENT) as usize].0 as usize
 }
 
 /// What a small request comes to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Small {
+pub(crate) struct Small {
     /// Its bytes, rounded up to [`ALIGNMENT`].
-    pub size: u64,
-    /// Its class.
-    pub class: u8,
+    pub(crate) size: u64,
+    pub(crate) class: u8,
     /// The record's bucket of `size`.
-    pub bucket: usize,
+    pub(crate) bucket: usize,
 }
 
 /// What a request comes to; `None` for size 0 and above [`SMALL_MAX`]. Six instructions.
 #[inline(always)]
-pub fn small(requested: u64) -> Option<Small> {
+pub(crate) fn small(requested: u64) -> Option<Small> {
     let last = requested.wrapping_sub(1);
     let &(class, bucket) = CLASS_OF_UNITS.get((last / ALIGNMENT) as usize)?;
     Some(Small { size: (last | (ALIGNMENT - 1)) + 1, class, bucket: usize::from(bucket) })
@@ -128,7 +126,7 @@ pub fn small(requested: u64) -> Option<Small> {
 
 /// As [`small`], for a request that was found to be small before.
 #[inline(always)]
-pub fn small_again(requested: u64) -> Small {
+pub(crate) fn small_again(requested: u64) -> Small {
     let last = requested.wrapping_sub(1);
     let (class, bucket) = CLASS_OF_UNITS[(last / ALIGNMENT) as usize % UNITS];
     Small { size: (last | (ALIGNMENT - 1)).wrapping_add(1), class, bucket: usize::from(bucket) }
@@ -136,7 +134,7 @@ pub fn small_again(requested: u64) -> Small {
 
 /// Live bytes of a request: rounded up to the alignment.
 #[inline(always)]
-pub fn round(requested: u64) -> u64 {
+pub(crate) fn round(requested: u64) -> u64 {
     requested.saturating_add(ALIGNMENT - 1) & !(ALIGNMENT - 1)
 }
 

@@ -3,7 +3,6 @@
 use crate::small::size_class::{SIZE_CLASSES, SMALL_MAX, SizeClass, round};
 use gruyere_record::{BlockSlot, BlockTag, SegmentEntry, SegmentKind, SegmentSlot};
 
-/// Facts of one slot.
 #[derive(Clone, Copy, Debug)]
 struct Slot {
     /// Of a taken slot: bytes asked for, and the flags below in the highest bits. Of a free one:
@@ -17,7 +16,6 @@ struct Slot {
 const SHARED: u32 = 1 << 31;
 /// The block is freed and waits for them.
 const PENDING: u32 = 1 << 30;
-/// The slot is taken.
 const TAKEN: u32 = 1 << 29;
 const REQUESTED: u32 = TAKEN - 1;
 /// No slot: the end of the list of free ones.
@@ -26,11 +24,11 @@ const _: () = assert!(SMALL_MAX <= REQUESTED as u64);
 
 /// What a slot's block was, when it is freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Freed {
+pub(crate) struct Freed {
     /// Bytes that the caller had asked for.
-    pub requested: u64,
+    pub(crate) requested: u64,
     /// Its place in the block map.
-    pub block: BlockSlot,
+    pub(crate) block: BlockSlot,
 }
 
 impl Freed {
@@ -40,46 +38,37 @@ impl Freed {
     }
 }
 
-/// What a slot is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SlotState {
-    /// A free slot.
+pub(crate) enum SlotState {
     Free,
     /// The caller's; other streams use it or not.
     Live {
-        /// Other streams use it.
         shared: bool,
     },
     /// A slot whose block is freed, and waits for other streams.
     Pending,
 }
 
-/// One slab.
-pub struct Slab {
+pub(crate) struct Slab {
     /// First byte, a multiple of [`SLAB`](crate::small::size_class::SLAB).
-    pub base: u64,
+    pub(crate) base: u64,
     shape: &'static SizeClass,
     /// What the record says of its blocks.
-    pub tag: BlockTag,
-    /// Its size class.
-    pub class: u8,
-    /// Its lifetime.
-    pub lifetime: u8,
-    /// Its stream.
-    pub stream: u32,
+    pub(crate) tag: BlockTag,
+    pub(crate) class: u8,
+    pub(crate) lifetime: u8,
+    pub(crate) stream: u32,
     /// The run of its arena that it is.
-    pub run: u32,
+    pub(crate) run: u32,
     /// Where no block in it is live ([`Slab::is_idle`]): its stream's epoch of the last free in it.
-    pub epoch: u64,
+    pub(crate) epoch: u64,
     /// Its place in the record's table.
-    pub segment: SegmentSlot,
+    pub(crate) segment: SegmentSlot,
     /// Neighbours on the bin's list of slabs with free slots.
-    pub previous: u32,
-    /// See [`Slab::previous`].
-    pub next: u32,
+    pub(crate) previous: u32,
+    pub(crate) next: u32,
     /// Slots in use, pending ones counted.
     used: u32,
-    /// Pending ones.
     waiting: u32,
     /// The free slot that is taken next, the first of a list: the one freed last, which the caches
     /// still know.
@@ -89,7 +78,7 @@ pub struct Slab {
 
 impl Slab {
     /// A slab of free slots, whose blocks are as `tag` says.
-    pub fn new(base: u64, class: u8, tag: BlockTag, run: u32) -> Self {
+    pub(crate) fn new(base: u64, class: u8, tag: BlockTag, run: u32) -> Self {
         let shape = &SIZE_CLASSES[class as usize];
         let count = (shape.slab_bytes() / u64::from(shape.slot)) as u32;
         let next = |slot| if slot + 1 < count { slot + 1 } else { NO_SLOT };
@@ -115,7 +104,7 @@ impl Slab {
     }
 
     /// What the record says of it.
-    pub fn segment_entry(&self) -> SegmentEntry {
+    pub(crate) fn segment_entry(&self) -> SegmentEntry {
         SegmentEntry {
             kind: SegmentKind::Slab,
             address: self.base,
@@ -129,56 +118,54 @@ impl Slab {
         }
     }
 
-    /// Its size class.
     #[inline]
-    pub fn size_class(&self) -> &'static SizeClass {
+    pub(crate) fn size_class(&self) -> &'static SizeClass {
         self.shape
     }
 
     /// Its length in bytes.
     #[inline]
-    pub fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         self.shape.slab_bytes()
     }
 
-    /// Its slots.
     #[inline]
-    pub fn count(&self) -> u32 {
+    pub(crate) fn count(&self) -> u32 {
         self.slots.len() as u32
     }
 
     /// Slots in use, those that wait included.
     #[inline]
-    pub fn used(&self) -> u32 {
+    pub(crate) fn used(&self) -> u32 {
         self.used
     }
 
     /// Whether no block in it is live: its slots are free, or pending.
     #[inline]
-    pub fn is_idle(&self) -> bool {
+    pub(crate) fn is_idle(&self) -> bool {
         self.used == self.waiting
     }
 
     /// Bytes of the free slots.
-    pub fn free_bytes(&self) -> u64 {
+    pub(crate) fn free_bytes(&self) -> u64 {
         u64::from(self.count() - self.used) * u64::from(self.shape.slot)
     }
 
     /// Bytes that are no block's, each block rounded up to 512. Looks at every slot.
-    pub fn unused_bytes(&self) -> u64 {
+    pub(crate) fn unused_bytes(&self) -> u64 {
         let used = (0..self.count()).filter(|&slot| self.state(slot) != SlotState::Free);
         self.bytes() - used.map(|slot| round(self.facts(slot).requested)).sum::<u64>()
     }
 
     /// Whether no slot is free.
     #[inline]
-    pub fn is_full(&self) -> bool {
+    pub(crate) fn is_full(&self) -> bool {
         self.free == NO_SLOT
     }
 
     /// Takes a free slot for a block of `requested` bytes, with its place in the record.
     #[inline(always)]
-    pub fn take(&mut self, requested: u64, block: BlockSlot) -> Option<u32> {
+    pub(crate) fn take(&mut self, requested: u64, block: BlockSlot) -> Option<u32> {
         let slot = self.free;
         let facts = self.slots.get_mut(slot as usize)?;
         self.free = facts.word;
@@ -188,7 +175,7 @@ impl Slab {
     }
 
     /// As [`Slab::take`], the free slot `slot`: false where it is none. Walks the list of them.
-    pub fn take_slot(&mut self, slot: u32, requested: u64, block: BlockSlot) -> bool {
+    pub(crate) fn take_slot(&mut self, slot: u32, requested: u64, block: BlockSlot) -> bool {
         let (mut before, mut at) = (NO_SLOT, self.free);
         while at != slot {
             let Some(facts) = self.slots.get(at as usize) else { return false };
@@ -207,7 +194,7 @@ impl Slab {
 
     /// The address of a slot.
     #[inline]
-    pub fn address(&self, slot: u32) -> u64 {
+    pub(crate) fn address(&self, slot: u32) -> u64 {
         self.base + u64::from(slot) * u64::from(self.size_class().slot)
     }
 
@@ -222,7 +209,7 @@ impl Slab {
 
     /// The slot that starts at `address`, which may be anything.
     #[inline]
-    pub fn slot_at(&self, address: u64) -> Option<u32> {
+    pub(crate) fn slot_at(&self, address: u64) -> Option<u32> {
         let (slot, starts) = self.slot_near(address);
         (starts && slot < self.count()).then_some(slot)
     }
@@ -230,7 +217,7 @@ impl Slab {
     /// The slot of the live block, used by no other stream, that starts at `address` (which may be
     /// anything), and its facts.
     #[inline(always)]
-    pub fn plain_at(&self, address: u64) -> Option<(u32, Freed)> {
+    pub(crate) fn plain_at(&self, address: u64) -> Option<(u32, Freed)> {
         let (slot, starts) = self.slot_near(address);
         // No slot beyond the last is in the list.
         let facts = *self.slots.get(slot as usize).filter(|_| starts)?;
@@ -239,7 +226,7 @@ impl Slab {
 
     /// Frees the slot of a live block. Whether the slab was full before.
     #[inline(always)]
-    pub fn free(&mut self, slot: u32) -> bool {
+    pub(crate) fn free(&mut self, slot: u32) -> bool {
         let next = std::mem::replace(&mut self.free, slot);
         if let Some(facts) = self.slots.get_mut(slot as usize) {
             facts.word = next;
@@ -248,9 +235,8 @@ impl Slab {
         next == NO_SLOT
     }
 
-    /// What a slot is.
     #[inline]
-    pub fn state(&self, slot: u32) -> SlotState {
+    pub(crate) fn state(&self, slot: u32) -> SlotState {
         let flags = self.slots.get(slot as usize).map_or(0, |facts| facts.word);
         if flags & TAKEN == 0 {
             SlotState::Free
@@ -263,7 +249,7 @@ impl Slab {
 
     /// Facts of a used slot.
     #[inline]
-    pub fn facts(&self, slot: u32) -> Freed {
+    pub(crate) fn facts(&self, slot: u32) -> Freed {
         Freed::of(
             self.slots
                 .get(slot as usize)
@@ -273,23 +259,23 @@ impl Slab {
     }
 
     /// The slots whose blocks are live.
-    pub fn live_slots(&self) -> impl Iterator<Item = u32> {
+    pub(crate) fn live_slots(&self) -> impl Iterator<Item = u32> {
         (0..self.count()).filter(|&slot| matches!(self.state(slot), SlotState::Live { .. }))
     }
 
     /// Notes that other streams use a live slot.
-    pub fn set_shared(&mut self, slot: u32) {
+    pub(crate) fn set_shared(&mut self, slot: u32) {
         self.slots[slot as usize].word |= SHARED;
     }
 
     /// Makes a live slot wait.
-    pub fn set_pending(&mut self, slot: u32) {
+    pub(crate) fn set_pending(&mut self, slot: u32) {
         self.slots[slot as usize].word |= PENDING;
         self.waiting += 1;
     }
 
     /// Frees a pending slot. True if the slab was full before.
-    pub fn complete_free(&mut self, slot: u32) -> bool {
+    pub(crate) fn complete_free(&mut self, slot: u32) -> bool {
         self.waiting -= 1;
         self.used -= 1;
         let next = std::mem::replace(&mut self.free, slot);
@@ -301,7 +287,7 @@ impl Slab {
     ///
     /// # Errors
     /// What is wrong.
-    pub fn validate(&self) -> Result<(), String> {
+    pub(crate) fn validate(&self) -> Result<(), String> {
         let slots = self.count();
         let of = |wanted: fn(SlotState) -> bool| {
             (0..slots).filter(|&slot| wanted(self.state(slot))).count()

@@ -16,19 +16,18 @@ use crate::supply::pages::chunks::Pages;
 
 /// The step in which the driver's pools grow (bytes). Spans are multiples of it where memory is not
 /// short.
-pub const SPAN: u64 = 32 << 20;
+pub(crate) const SPAN: u64 = 32 << 20;
 
 /// Where a span came from, to give it back there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Span {
+pub(crate) struct Span {
     /// First byte that may be used, a multiple of the page.
-    pub address: u64,
+    pub(crate) address: u64,
     /// Bytes that may be used, a multiple of the page.
-    pub bytes: u64,
-    /// The driver's address.
-    pub origin: u64,
+    pub(crate) bytes: u64,
+    pub(crate) origin: u64,
     /// The driver's bytes.
-    pub taken: u64,
+    pub(crate) taken: u64,
 }
 
 /// The driver's pools that a heap takes spans from; each is made with its first span.
@@ -43,7 +42,7 @@ struct Pools {
 }
 
 /// The driver side of a device's heap.
-pub struct Backing {
+pub(crate) struct Backing {
     device: DeviceId,
     /// Where spans come from, but for short ones; without, all are plain allocations.
     pools: Option<Pools>,
@@ -52,29 +51,27 @@ pub struct Backing {
     /// every trim.
     orphans: Vec<(u64, u64)>,
     /// The pages of `backing:stitch`.
-    pub pages: Pages,
+    pub(crate) pages: Pages,
     /// What came and went in spans and blocks, for the history; pages have a log of their own.
-    pub log: SegmentLog,
+    pub(crate) log: SegmentLog,
     /// Bytes of the spans that are not of the driver's pools, orphans included.
     plain: u64,
     /// Segments that others brought: bytes, and how many.
     outside: (u64, u64),
     /// Bytes of spans or pages held, orphans and what others brought included, as asked of the
     /// driver.
-    pub held: u64,
+    pub(crate) held: u64,
     /// Physical bytes held, as the driver counts them.
-    pub reserved: u64,
+    pub(crate) reserved: u64,
     /// Pieces in which it is held: spans, orphans, blocks of the driver's own; or pages.
-    pub pieces: u64,
+    pub(crate) pieces: u64,
     /// Driver calls made for spans.
-    pub calls: u64,
-    /// Driver calls that failed.
-    pub errors: u64,
+    pub(crate) calls: u64,
+    pub(crate) errors: u64,
 }
 
 impl Backing {
-    /// Holds nothing yet.
-    pub fn new(device: DeviceId) -> Self {
+    pub(crate) fn new(device: DeviceId) -> Self {
         Self {
             device,
             pools: None,
@@ -93,7 +90,7 @@ impl Backing {
     }
 
     /// The same, with the driver's pools to take spans from.
-    pub fn with_pools(self, settings: &Settings, total_memory: u64) -> Self {
+    pub(crate) fn with_pools(self, settings: &Settings, total_memory: u64) -> Self {
         let reuse = u64::from(settings.pool_reuse == PoolReuse::On);
         let threshold =
             settings.release_threshold.map_or(u64::MAX, |size| size.resolve(total_memory));
@@ -111,19 +108,19 @@ impl Backing {
     }
 
     /// One more piece is held.
-    pub fn hold(&mut self, bytes: u64) {
+    pub(crate) fn hold(&mut self, bytes: u64) {
         self.held += bytes;
         self.pieces += 1;
     }
 
     /// One piece is held no more.
-    pub fn unhold(&mut self, bytes: u64) {
+    pub(crate) fn unhold(&mut self, bytes: u64) {
         self.held -= bytes;
         self.pieces -= 1;
     }
 
     /// A segment that others brought is held.
-    pub fn hold_outside(&mut self, address: u64, bytes: u64) {
+    pub(crate) fn hold_outside(&mut self, address: u64, bytes: u64) {
         self.outside = (self.outside.0 + bytes, self.outside.1 + 1);
         self.hold(bytes);
         self.reserved += bytes;
@@ -131,7 +128,7 @@ impl Backing {
     }
 
     /// A segment that others brought goes back to them.
-    pub fn unhold_outside(&mut self, address: u64, bytes: u64) {
+    pub(crate) fn unhold_outside(&mut self, address: u64, bytes: u64) {
         self.outside = (self.outside.0 - bytes, self.outside.1 - 1);
         self.unhold(bytes);
         self.reserved -= bytes;
@@ -148,7 +145,7 @@ impl Backing {
     ///
     /// # Errors
     /// The driver's.
-    pub fn allocate_span(
+    pub(crate) fn allocate_span(
         &mut self,
         driver: &dyn Driver,
         lifetime: Lifetime,
@@ -205,13 +202,13 @@ impl Backing {
     /// Whether it is known of a span of `bytes` that giving it back may wait for the device, in a
     /// heap that otherwise never waits for that: pools take theirs back on our own stream, and
     /// cuMemFree waits.
-    pub fn waits_to_free(&self, bytes: u64) -> bool {
+    pub(crate) fn waits_to_free(&self, bytes: u64) -> bool {
         self.pools.is_some() && !self.is_pooled(bytes)
     }
 
     /// The least length from `bytes` on of a span of which it is not known that giving it back may
     /// wait ([`Backing::waits_to_free`]).
-    pub fn length_to_free(&self, bytes: u64) -> Option<u64> {
+    pub(crate) fn length_to_free(&self, bytes: u64) -> Option<u64> {
         if self.waits_to_free(bytes) { bytes.checked_next_multiple_of(SPAN) } else { Some(bytes) }
     }
 
@@ -236,7 +233,7 @@ impl Backing {
     }
 
     /// Gives back a span that [`Backing::allocate_span`] gave and nobody has seen.
-    pub fn return_unseen(&mut self, driver: &dyn Driver, origin: u64, taken: u64) {
+    pub(crate) fn return_unseen(&mut self, driver: &dyn Driver, origin: u64, taken: u64) {
         self.unhold(taken);
         let span = aligned(origin, taken);
         self.log.note(Action::SegmentFree, span.address, span.bytes);
@@ -245,7 +242,7 @@ impl Backing {
     }
 
     /// Keeps what the driver would not take back; it counts as held.
-    pub fn keep_orphan(&mut self, origin: u64, taken: u64) {
+    pub(crate) fn keep_orphan(&mut self, origin: u64, taken: u64) {
         self.hold(taken);
         self.orphans.push((origin, taken));
     }
@@ -254,7 +251,7 @@ impl Backing {
     ///
     /// # Errors
     /// The driver's; the span is still held then.
-    pub fn free_span(&mut self, driver: &dyn Driver, origin: u64, taken: u64) -> Result<()> {
+    pub(crate) fn free_span(&mut self, driver: &dyn Driver, origin: u64, taken: u64) -> Result<()> {
         self.free_raw(driver, origin, taken)?;
         self.unhold(taken);
         self.refresh(driver);
@@ -265,7 +262,7 @@ impl Backing {
 
     /// Tries again to give back what the driver has refused, and makes the pools give their unused
     /// memory to the device.
-    pub fn trim(&mut self, driver: &dyn Driver) {
+    pub(crate) fn trim(&mut self, driver: &dyn Driver) {
         for (origin, taken) in std::mem::take(&mut self.orphans) {
             self.unhold(taken);
             self.discard(driver, origin, taken);
@@ -284,19 +281,19 @@ impl Backing {
 
     /// Notes the latest `most` of what comes and goes from now on, for the history; see
     /// [`SegmentLog::keep`].
-    pub fn keep_log(&mut self, most: usize, clear: bool) {
+    pub(crate) fn keep_log(&mut self, most: usize, clear: bool) {
         self.log.keep(most, clear);
         self.pages.log.keep(most, clear);
     }
 
     /// The logs that [`Backing::keep_log`] keeps.
-    pub fn logs(&self) -> [&SegmentLog; 2] {
+    pub(crate) fn logs(&self) -> [&SegmentLog; 2] {
         [&self.log, &self.pages.log]
     }
 
     /// Takes the count of pages over, after they have changed: beside what others brought they are
     /// all that is held.
-    pub fn refresh_pages(&mut self) {
+    pub(crate) fn refresh_pages(&mut self) {
         self.held = self.pages.held() + self.outside.0;
         self.reserved = self.held;
         self.pieces = self.pages.held() / PAGE + self.outside.1;
@@ -305,7 +302,7 @@ impl Backing {
     }
 
     /// Reads what the driver holds for us in spans.
-    pub fn refresh(&mut self, driver: &dyn Driver) {
+    pub(crate) fn refresh(&mut self, driver: &dyn Driver) {
         if self.pools.is_none() {
             self.reserved = self.held;
             return;
@@ -383,7 +380,7 @@ impl Backing {
     }
 
     /// Lets `peer`, which the process has begun to use, reach this device's memory, now and later.
-    pub fn allow_peer(&mut self, driver: &dyn Driver, peer: DeviceId) {
+    pub(crate) fn allow_peer(&mut self, driver: &dyn Driver, peer: DeviceId) {
         if self.peers.contains(&peer) {
             return;
         }
@@ -395,18 +392,18 @@ impl Backing {
     }
 
     /// Spans that the driver would not take back: address and bytes.
-    pub fn orphans(&self) -> impl Iterator<Item = (u64, u64)> {
+    pub(crate) fn orphans(&self) -> impl Iterator<Item = (u64, u64)> {
         self.orphans.iter().copied()
     }
 
     /// Bytes of spans that the driver would not take back.
-    pub fn orphaned(&self) -> u64 {
+    pub(crate) fn orphaned(&self) -> u64 {
         self.orphans.iter().map(|orphan| orphan.1).sum()
     }
 
     /// The driver's count of bytes that our pools have handed out, and ours of what came from none,
     /// to check the books against.
-    pub fn used_by_driver(&self, driver: &dyn Driver) -> Option<u64> {
+    pub(crate) fn used_by_driver(&self, driver: &dyn Driver) -> Option<u64> {
         self.pools.as_ref()?;
         let used = |pool| driver.pool_attribute(self.device, pool, PoolAttribute::UsedCurrent).ok();
         self.made_pools()
@@ -416,7 +413,7 @@ impl Backing {
     }
 
     /// Gives the pools and the private stream back (at the heap's end, when no span is held).
-    pub fn close(&mut self, driver: &dyn Driver) {
+    pub(crate) fn close(&mut self, driver: &dyn Driver) {
         let Some(pools) = &mut self.pools else { return };
         for pool in pools.by_lifetime.iter_mut().filter_map(Option::take) {
             let _ = driver.pool_destroy(self.device, pool);

@@ -15,7 +15,7 @@ fn plain_spans(dedicated: bool) -> &'static dyn Supply {
 
 /// How large blocks are served on every device, where the configuration alone decides that;
 /// `dedicated` as in [`choose`].
-pub fn configured_way(wish: Backing, dedicated: bool) -> Option<Way> {
+pub(crate) fn configured_way(wish: Backing, dedicated: bool) -> Option<Way> {
     match wish {
         Backing::Passthrough => Some(Passthrough.way(u64::MAX)),
         Backing::Fixed => Some(plain_spans(dedicated).way(u64::MAX)),
@@ -25,7 +25,7 @@ pub fn configured_way(wish: Backing, dedicated: bool) -> Option<Way> {
 
 /// What the configuration and the device's abilities come to. `dedicated`: where spans are plain,
 /// large blocks have dedicated allocations.
-pub fn choose(wish: Backing, device: &Capabilities, dedicated: bool) -> &'static dyn Supply {
+pub(crate) fn choose(wish: Backing, device: &Capabilities, dedicated: bool) -> &'static dyn Supply {
     let plain = plain_spans(dedicated);
     let is_movable = device.vmm && pages_fit(device.granularity);
     let best: &'static dyn Supply = match (is_movable, device.pools) {

@@ -14,7 +14,7 @@ use gruyere_record::{BlockEntry, BlockSlot, EventKind};
 
 impl Central {
     /// Notes a block of `backing:passthrough`.
-    pub fn add_direct(&mut self, entry: &BlockEntry) {
+    pub(crate) fn add_direct(&mut self, entry: &BlockEntry) {
         let slot = self.writers[pool_of(entry.size)].block_insert(entry);
         let BlockEntry { address, size, requested, lifetime, .. } = *entry;
         self.backing.hold(size);
@@ -25,12 +25,12 @@ impl Central {
     }
 
     /// Live bytes and bytes asked for of the block of `backing:passthrough` at `address`.
-    pub fn direct_block(&self, address: u64) -> Option<(u64, u64)> {
+    pub(crate) fn direct_block(&self, address: u64) -> Option<(u64, u64)> {
         self.direct.get(&address).map(|block| (block.size, block.requested))
     }
 
     /// Whether `address` is a block of `backing:passthrough`.
-    pub fn is_direct(&self, address: u64) -> bool {
+    pub(crate) fn is_direct(&self, address: u64) -> bool {
         self.direct.contains_key(&address)
     }
 
@@ -43,7 +43,7 @@ impl Central {
 
     /// Takes a block of `backing:passthrough` off the books, for the driver to free; its live
     /// bytes.
-    pub fn remove_direct(&mut self, address: u64) -> Option<u64> {
+    pub(crate) fn remove_direct(&mut self, address: u64) -> Option<u64> {
         let Direct { size, requested, lifetime, slot } = self.direct.remove(&address)?;
         self.writers[pool_of(size)].block_remove(slot, size, requested, lifetime, false);
         Some(size)
@@ -51,7 +51,12 @@ impl Central {
 
     /// What the driver answered to the free of a block of `backing:passthrough`; where it refused,
     /// or could not be asked (`None`), the memory is tried again at the next trim.
-    pub fn complete_direct_free(&mut self, address: u64, size: u64, result: Option<Result<()>>) {
+    pub(crate) fn complete_direct_free(
+        &mut self,
+        address: u64,
+        size: u64,
+        result: Option<Result<()>>,
+    ) {
         self.backing.calls += u64::from(result.is_some());
         self.backing.unhold(size);
         match result {
@@ -69,13 +74,13 @@ impl Central {
     }
 
     /// Blocks of `backing:passthrough`: address and bytes.
-    pub fn direct_blocks(&self) -> impl Iterator<Item = (u64, u64)> {
+    pub(crate) fn direct_blocks(&self) -> impl Iterator<Item = (u64, u64)> {
         self.direct.iter().map(|(&address, block)| (address, block.size))
     }
 
     /// Blocks of `backing:passthrough`, as far as they are known, and their places in the block
     /// map.
-    pub fn direct_facts(&self) -> impl Iterator<Item = (BlockEntry, BlockSlot)> {
+    pub(crate) fn direct_facts(&self) -> impl Iterator<Item = (BlockEntry, BlockSlot)> {
         self.direct.iter().map(|(&address, block)| {
             let &Direct { size, requested, lifetime, slot } = block;
             (BlockEntry { address, size, requested, lifetime, ..BlockEntry::default() }, slot)
@@ -88,7 +93,7 @@ impl Device {
     ///
     /// # Errors
     /// Out of memory.
-    pub fn malloc_direct(
+    pub(crate) fn malloc_direct(
         &self,
         shared: &Shared,
         request: Request,
@@ -124,7 +129,7 @@ impl Device {
     }
 
     /// Frees a block of `backing:passthrough`. Its live bytes, or `None`: no block starts there.
-    pub fn free_direct(&self, shared: &Shared, address: u64, start: u64) -> Option<()> {
+    pub(crate) fn free_direct(&self, shared: &Shared, address: u64, start: u64) -> Option<()> {
         let size = lock(&self.central).remove_direct(address)?;
         // Without the central lock: cuMemFree waits for the device. What is freed during a capture
         // goes to the driver after it.

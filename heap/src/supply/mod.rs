@@ -26,30 +26,30 @@ use crate::settings::Settings;
 use crate::supply::backing::Backing;
 use gruyere_record::Record;
 
-pub use choice::{choose, configured_way, pages_fit};
+pub use choice::pages_fit;
+pub(crate) use choice::{choose, configured_way};
 
 /// How a block is served that is no graph's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub(crate) enum Way {
     /// From slabs and free runs.
     Heap,
     /// By a dedicated allocation, at its start.
     Dedicated,
-    /// By the driver itself.
     Driver,
 }
 
 /// Free memory that can serve.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Idle {
+pub(crate) struct Idle {
     /// Its bytes.
-    pub bytes: u64,
+    pub(crate) bytes: u64,
     /// The request by which that was told; 0: by whole pages.
-    pub typical_request: u64,
+    pub(crate) typical_request: u64,
 }
 
 /// What a device does for its supply while the heap grows.
-pub trait Helper {
+pub(crate) trait Helper {
     /// Whether memory may be given back to the driver and mappings may go, and what to hold
     /// meanwhile.
     fn release_guard(&self) -> Option<QueryGuard<'_>>;
@@ -72,7 +72,7 @@ pub trait Helper {
 }
 
 /// A way to get memory from the driver and to give it back. All of it under the central lock.
-pub trait Supply: Send + Sync {
+pub(crate) trait Supply: Send + Sync {
     /// The word of the configuration.
     fn name(&self) -> &'static str;
 

@@ -10,10 +10,8 @@ use crate::runs::arena::{RunId, SpaceId};
 use crate::settings::Settings;
 use crate::supply::backing::Backing;
 
-/// What graphs use.
 const OF_GRAPHS: &Spans = &Spans::PLAIN;
 
-/// The driver's own blocks.
 pub(super) struct Passthrough;
 
 impl Supply for Passthrough {

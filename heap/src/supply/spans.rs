@@ -21,7 +21,6 @@ const LEFT_SPANS: u64 = 256;
 /// While little is held, a span is at most this long (bytes), unless a request is longer.
 const SMALL_HEAP_SPAN: u64 = 256 << 20;
 
-/// Memory in spans.
 pub(crate) struct Spans {
     name: &'static str,
     /// Spans are of the driver's pools, where they are not short.
@@ -33,7 +32,6 @@ pub(crate) struct Spans {
 impl Spans {
     /// Spans of the driver's pools.
     pub(crate) const POOLED: Self = Self { name: "pool", pooled: true, dedicated: false };
-    /// Plain allocations.
     pub(crate) const PLAIN: Self = Self { name: "fixed", pooled: false, dedicated: false };
     /// Plain allocations, of which a large block has one for itself.
     pub(crate) const DEDICATED: Self = Self { dedicated: true, ..Self::PLAIN };

@@ -63,7 +63,7 @@ pub type Listener = Arc<dyn Fn(&Alert) + Send + Sync>;
 
 /// What is done where a threshold is passed, whatever its action: called with the device and the
 /// threshold's text, on the thread that caused it, with no lock of the allocator held.
-pub type AtThreshold = fn(device: u32, threshold: &str);
+pub(crate) type AtThreshold = fn(device: u32, threshold: &str);
 
 /// Alerts, and who wants them.
 pub struct Alerts {

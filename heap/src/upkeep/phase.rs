@@ -26,14 +26,13 @@
 use crate::small::size_class::PAGE;
 use std::time::{Duration, Instant};
 
-/// Frees between two looks.
 const INTERVAL: u64 = 256;
 /// A lull of so many frees is a phase until one was found that was none: a large model's step must
 /// not look like one.
 pub(crate) const LEAST: u64 = 1 << 15;
 /// A lull of so many frees is a phase whatever was found before: giving memory back and taking it
 /// again costs a second in many minutes then.
-pub const MOST: u64 = 1 << 20;
+pub(crate) const MOST: u64 = 1 << 20;
 /// Times that a phase tries to give memory back.
 const TRIES: u32 = 16;
 /// Looks between two writings of the gauges.
@@ -44,7 +43,7 @@ const MARK_INTERVAL: u64 = 1 << 10;
 const PORTION: u64 = crate::supply::pages::LONGEST_CHUNK;
 
 /// Between two times that checkpoints give memory back.
-pub const CHECKPOINT_INTERVAL: Duration = Duration::from_secs(30);
+pub(crate) const CHECKPOINT_INTERVAL: Duration = Duration::from_secs(30);
 
 /// When memory went back last because the program said that it needs little.
 #[derive(Clone, Copy, Debug, Default)]
@@ -79,10 +78,9 @@ impl Phase {
 
 /// Why a look is taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Occasion {
+pub(crate) enum Occasion {
     /// Enough was freed since the last one.
     Due,
-    /// A step is over.
     Step,
     /// The program says what it does now.
     Mark(Phase),
@@ -90,26 +88,22 @@ pub enum Occasion {
 
 /// What a look sees. Bytes but for `now` and `time`.
 #[derive(Clone, Copy, Debug)]
-pub struct Seen {
-    /// Frees so far.
-    pub now: u64,
+pub(crate) struct Seen {
+    pub(crate) now: u64,
     /// The time of day, which only checkpoints go by.
-    pub time: Instant,
-    /// In use.
-    pub busy: u64,
+    pub(crate) time: Instant,
+    pub(crate) busy: u64,
     /// The most that was in use since the last look.
-    pub peak: u64,
-    /// Held from the driver.
-    pub held: u64,
+    pub(crate) peak: u64,
+    pub(crate) held: u64,
 }
 
-/// What to give back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Drain {
+pub(crate) struct Drain {
     /// Bytes that stay held.
-    pub keep: u64,
+    pub(crate) keep: u64,
     /// Bytes to give at most, this time.
-    pub most: u64,
+    pub(crate) most: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -120,7 +114,7 @@ struct Draining {
 
 /// Watches the use of a device's memory.
 #[derive(Clone, Debug, Default)]
-pub struct Watch {
+pub(crate) struct Watch {
     enabled: bool,
     next: u64,
     high: u64,
@@ -150,13 +144,13 @@ fn with_slack(bytes: u64) -> u64 {
 
 impl Watch {
     /// A watch; one that is not `enabled` gives nothing back.
-    pub fn new(enabled: bool) -> Self {
+    pub(crate) fn new(enabled: bool) -> Self {
         Self { enabled, next: INTERVAL, patience: LEAST, ..Self::default() }
     }
 
     /// Whether it is time to look, after so many frees.
     #[inline]
-    pub fn is_due(&self, now: u64) -> bool {
+    pub(crate) fn is_due(&self, now: u64) -> bool {
         now >= self.next
     }
 
@@ -168,12 +162,12 @@ impl Watch {
     }
 
     /// Times that memory was given back, and how much.
-    pub fn given(&self) -> (u64, u64) {
+    pub(crate) fn given(&self) -> (u64, u64) {
         self.given
     }
 
     /// Looks; what is to be given back now, if anything.
-    pub fn look(&mut self, occasion: Occasion, seen: Seen) -> Option<Drain> {
+    pub(crate) fn look(&mut self, occasion: Occasion, seen: Seen) -> Option<Drain> {
         self.next = seen.now + INTERVAL;
         if !self.enabled {
             return None;
@@ -220,7 +214,7 @@ impl Watch {
 
     /// Whether a checkpoint may give memory back after so many frees, and now; if so, it is noted
     /// that it does.
-    pub fn checkpoint(&mut self, frees: u64, now: Instant) -> bool {
+    pub(crate) fn checkpoint(&mut self, frees: u64, now: Instant) -> bool {
         let past = self.last_given.time.and_then(|last| now.checked_duration_since(last));
         let is_due =
             self.last_given.time.is_none() || past.is_some_and(|past| past >= CHECKPOINT_INTERVAL);

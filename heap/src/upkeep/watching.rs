@@ -18,7 +18,7 @@ const FORECASTS: Duration = Duration::from_secs(2);
 pub(crate) const REPEAT_SECONDS: f64 = 60.0;
 
 /// The thresholds of a device.
-pub struct Watching(pub(crate) Option<Mutex<State>>);
+pub(crate) struct Watching(pub(crate) Option<Mutex<State>>);
 
 pub(crate) struct State {
     alarms: Vec<Alarm>,
@@ -32,7 +32,7 @@ pub(crate) struct State {
 
 impl Watching {
     /// For `rules`; where there are none, it never looks.
-    pub fn new(rules: &[Rule]) -> Self {
+    pub(crate) fn new(rules: &[Rule]) -> Self {
         if rules.is_empty() {
             return Self(None);
         }

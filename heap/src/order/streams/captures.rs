@@ -18,7 +18,7 @@ use std::sync::atomic::Ordering;
 impl Streams {
     /// Whether a stream is capturing, announced or not, or may be, as far as can be told: then
     /// nothing may be waited for. Asks the driver about each stream that lasts.
-    pub fn any_capturing(&self, driver: &dyn Driver) -> bool {
+    pub(crate) fn any_capturing(&self, driver: &dyn Driver) -> bool {
         self.capturing(driver).unwrap_or(true)
     }
 
@@ -27,7 +27,7 @@ impl Streams {
     /// # Errors
     /// That of a stream which cannot say, for another reason than a capture, where no other stream
     /// captures.
-    pub fn capturing(&self, driver: &dyn Driver) -> Result<bool> {
+    pub(crate) fn capturing(&self, driver: &dyn Driver) -> Result<bool> {
         if self.was_seen_to_capture(UNANNOUNCED) {
             return Ok(true);
         }
@@ -43,7 +43,7 @@ impl Streams {
 
     /// Whether every known stream says that it captures nothing, or said so last; one that cannot
     /// say might. Asks the driver about each stream that lasts.
-    pub fn none_captures(&self, driver: &dyn Driver) -> bool {
+    pub(crate) fn none_captures(&self, driver: &dyn Driver) -> bool {
         !self.was_seen_to_capture(IN_SCOPE)
             && self
                 .statuses(driver)
@@ -53,7 +53,7 @@ impl Streams {
 
     /// The captures that known streams are in. Asks the driver about each stream that lasts; what
     /// others did before proves nothing.
-    pub fn running_captures(&self, driver: &dyn Driver) -> Vec<u64> {
+    pub(crate) fn running_captures(&self, driver: &dyn Driver) -> Vec<u64> {
         let active = |status| match status {
             Ok(CaptureStatus::Active(id)) => Some(id),
             _ => None,
@@ -97,7 +97,7 @@ impl Streams {
     ///
     /// An answer that failed for another reason than a capture tells nothing that lasts: the stream
     /// may capture in this call, and is remembered as it was.
-    pub fn note_capture(&self, found: &Resolved<'_>, in_scope: bool) {
+    pub(crate) fn note_capture(&self, found: &Resolved<'_>, in_scope: bool) {
         let Some(stream) = self.get(found.number) else { return };
         if matches!(
             found.status,
@@ -117,7 +117,7 @@ impl Streams {
     }
 
     /// The program has synchronised the device, so no stream of it captures.
-    pub fn forget_captures(&self) {
+    pub(crate) fn forget_captures(&self) {
         for stream in (0..self.count()).filter_map(|number| self.get(number)) {
             stream.seen.store(QUIET, Ordering::Release);
         }

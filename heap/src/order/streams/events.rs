@@ -18,7 +18,6 @@ const ENOUGH: usize = 16;
 pub(super) enum Reach {
     /// From here, by this handle.
     Here(StreamHandle),
-    /// From its own thread.
     OtherThread,
     /// From calls that name it, if it is there at all.
     Nowhere,
@@ -37,13 +36,13 @@ impl Streams {
     /// Asks every recorded event whether it is done. True if a stream got further.
     ///
     /// Never call it while anything captures on the device.
-    pub fn poll(&self, driver: &dyn Driver) -> bool {
+    pub(crate) fn poll(&self, driver: &dyn Driver) -> bool {
         self.poll_until(driver, usize::MAX)
     }
 
     /// As [`Streams::poll`], where more may be had by other means: after [`ENOUGH`] streams that
     /// have got no further the rest are left to the next call, which begins with them.
-    pub fn poll_some(&self, driver: &dyn Driver) -> bool {
+    pub(crate) fn poll_some(&self, driver: &dyn Driver) -> bool {
         self.poll_until(driver, ENOUGH)
     }
 
@@ -115,12 +114,17 @@ impl Streams {
     /// event behind all work of the device would do for wait until enough of them have gathered.
     ///
     /// Never call it while anything captures on the device of which we were told.
-    pub fn fence(&self, driver: &dyn Driver, hears_of_captures: bool, named: Option<u32>) -> bool {
+    pub(crate) fn fence(
+        &self,
+        driver: &dyn Driver,
+        hears_of_captures: bool,
+        named: Option<u32>,
+    ) -> bool {
         self.fence_each(driver, named) | self.fence_device(driver, hears_of_captures, ENOUGH as u64)
     }
 
     /// As [`Streams::fence`], however few they are.
-    pub fn fence_all(
+    pub(crate) fn fence_all(
         &self,
         driver: &dyn Driver,
         hears_of_captures: bool,
@@ -132,7 +136,7 @@ impl Streams {
     /// This call names a stream: records the event behind its frees that a call before would have
     /// recorded, had it named the stream too. So that is one event for each time that memory was
     /// needed.
-    pub fn fence_lost(&self, driver: &dyn Driver, named: u32) -> bool {
+    pub(crate) fn fence_lost(&self, driver: &dyn Driver, named: u32) -> bool {
         self.lost.contains(named) && self.fence_one(driver, named, Some(named))
     }
 
@@ -156,7 +160,11 @@ impl Streams {
 
     /// What `call` answers for the handle of a stream that is there whatever the program does
     /// meanwhile; `None`: it may be gone, or be used in its own thread or calls only.
-    pub fn with_lasting<T>(&self, number: u32, call: impl FnOnce(StreamHandle) -> T) -> Option<T> {
+    pub(crate) fn with_lasting<T>(
+        &self,
+        number: u32,
+        call: impl FnOnce(StreamHandle) -> T,
+    ) -> Option<T> {
         let _fences = lock(&self.fences);
         match self.reach(number, None) {
             Reach::Here(handle) => Some(call(handle)),
@@ -280,7 +288,7 @@ impl Streams {
 
     /// The events of other streams that are recorded and not yet seen done, as they look to
     /// `waiter`: those first that have the least work before them, then the older ones.
-    pub fn unfinished(&self, waiter: u32) -> Vec<Unfinished> {
+    pub(crate) fn unfinished(&self, waiter: u32) -> Vec<Unfinished> {
         let fences = lock(&self.fences);
         let now = self.recorded.load(Ordering::Relaxed);
         let behind = fences
@@ -307,7 +315,13 @@ impl Streams {
     /// that epoch and before. False: it cannot be done now, or the driver refused.
     ///
     /// Never call it while anything captures on the device.
-    pub fn make_wait(&self, driver: &dyn Driver, waiter: u32, stream: u32, epoch: u64) -> bool {
+    pub(crate) fn make_wait(
+        &self,
+        driver: &dyn Driver,
+        waiter: u32,
+        stream: u32,
+        epoch: u64,
+    ) -> bool {
         // Under this lock the number becomes no other stream's, and the event is not recorded
         // again.
         let fences = lock(&self.fences);
@@ -327,7 +341,7 @@ impl Streams {
 
     /// Waits on the host for the oldest event of the stream that has waited longest. False: there
     /// is none, or the wait failed.
-    pub fn wait_for_oldest(&self, driver: &dyn Driver) -> bool {
+    pub(crate) fn wait_for_oldest(&self, driver: &dyn Driver) -> bool {
         let event = {
             let fences = lock(&self.fences);
             fences
@@ -344,7 +358,7 @@ impl Streams {
 
     /// The epochs that are open now, by stream: take them before a device-wide synchronisation, and
     /// hand them to [`Streams::passed`] after it.
-    pub fn open_epochs(&self) -> HashMap<u32, u64> {
+    pub(crate) fn open_epochs(&self) -> HashMap<u32, u64> {
         let numbers = (0..self.count()).chain([ALL_STREAMS]);
         // Closes each epoch, so that frees during the synchronisation belong to a later one.
         numbers
@@ -355,7 +369,7 @@ impl Streams {
     }
 
     /// The device was synchronised after `epochs` were taken: every stream is past its own.
-    pub fn passed(&self, epochs: &HashMap<u32, u64>) {
+    pub(crate) fn passed(&self, epochs: &HashMap<u32, u64>) {
         self.pass(epochs.iter().map(|(&number, &epoch)| (number, epoch)));
     }
 
@@ -367,7 +381,7 @@ impl Streams {
     }
 
     /// Events recorded and asked about since the start.
-    pub fn counts(&self) -> FenceCounts {
+    pub(crate) fn counts(&self) -> FenceCounts {
         FenceCounts {
             recorded: self.recorded.load(Ordering::Relaxed),
             queried: self.queried.load(Ordering::Relaxed),
@@ -375,7 +389,7 @@ impl Streams {
     }
 
     /// Gives every event back to the driver (at the heap's end).
-    pub fn destroy_events(&self, driver: &dyn Driver) {
+    pub(crate) fn destroy_events(&self, driver: &dyn Driver) {
         let mut fences = lock(&self.fences);
         let pending = std::mem::take(&mut fences.pending);
         fences.dead.clear();

@@ -12,23 +12,22 @@ pub(crate) struct Fence {
     pub(crate) event: EventHandle,
     /// Of two fences the lower was recorded first.
     pub(crate) age: u64,
-    /// When it was recorded.
     pub(crate) at: Instant,
 }
 
 /// An event that is not yet seen done, as it looks to a stream that could wait for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Unfinished {
+pub(crate) struct Unfinished {
     /// The stream on which it is recorded.
-    pub stream: u32,
+    pub(crate) stream: u32,
     /// The epoch that it closes.
-    pub epoch: u64,
+    pub(crate) epoch: u64,
     /// The work of its stream that comes before it and is not known to be done, measured in the
     /// events that were recorded on the device meanwhile.
-    pub ahead: u64,
+    pub(crate) ahead: u64,
     /// Whether the waiting stream has as much work of its own before it: then it need not stand
     /// idle for the event, as far as two streams are equally fast.
-    pub is_near: bool,
+    pub(crate) is_near: bool,
 }
 
 /// Events recorded and not yet seen done, and spare ones.
@@ -49,7 +48,7 @@ pub(crate) struct Fences {
 
 /// The longest that an event was seen unfinished, nanoseconds.
 #[derive(Debug, Default)]
-pub struct Lag {
+pub(crate) struct Lag {
     of_this_step: AtomicU64,
     of_the_last: AtomicU64,
 }
@@ -61,14 +60,13 @@ impl Lag {
         self.of_this_step.fetch_max(age, Ordering::Relaxed);
     }
 
-    /// A step is over.
-    pub fn end_step(&self) {
+    pub(crate) fn end_step(&self) {
         let ended = self.of_this_step.swap(0, Ordering::Relaxed);
         self.of_the_last.store(ended, Ordering::Relaxed);
     }
 
     /// The host was at least so far ahead, in this step or the one before; nanoseconds.
-    pub fn nanoseconds(&self) -> u64 {
+    pub(crate) fn nanoseconds(&self) -> u64 {
         let last = self.of_the_last.load(Ordering::Relaxed);
         self.of_this_step.load(Ordering::Relaxed).max(last)
     }

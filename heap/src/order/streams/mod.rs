@@ -49,24 +49,24 @@ mod naming;
 mod stream;
 
 use crate::driver::{DeviceId, StreamHandle};
-pub use crate::number_set::NUMBERS;
+pub(crate) use crate::number_set::NUMBERS;
 use crate::number_set::SharedSet;
 use crate::sync::Mutex;
 use fences::Fences;
-pub use fences::Lag;
-pub use fences::Unfinished;
-pub use names::Resolved;
+pub(crate) use fences::Lag;
+pub(crate) use fences::Unfinished;
+pub(crate) use names::Resolved;
 use names::{Cache, Numbers};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
-pub use stream::Stream;
+pub(crate) use stream::Stream;
 use stream::{DEAD, LASTING};
 
 /// Streams a device that are told apart at a time; the numbers of dead ones are used again once
 /// nothing refers to them.
 pub const MAX_STREAMS: usize = NUMBERS as usize - 2;
 /// The number of the legacy default stream.
-pub const DEFAULT_STREAM: u32 = 0;
+pub(crate) const DEFAULT_STREAM: u32 = 0;
 /// The number that stands for all streams of the device, those included that nobody told us of:
 /// blocks of `cudaMalloc` are its own, and the free of a block used by a stream that got no number
 /// is one of its frees. Its events are recorded behind all work of the device's context, where the
@@ -74,21 +74,19 @@ pub const DEFAULT_STREAM: u32 = 0;
 ///
 /// Nothing that is freed on it is used again before such an event or synchronisation: unlike a
 /// stream it comes in no order with itself.
-pub const ALL_STREAMS: u32 = MAX_STREAMS as u32;
+pub(crate) const ALL_STREAMS: u32 = MAX_STREAMS as u32;
 const _: () =
     assert!(ALL_STREAMS == gruyere_record::stream::ALL_STREAMS, "readers know it by this number");
 
 /// What the book-keeping of events did, for the gauges.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct FenceCounts {
-    /// Events recorded.
-    pub recorded: u64,
-    /// Events asked about.
-    pub queried: u64,
+pub(crate) struct FenceCounts {
+    pub(crate) recorded: u64,
+    pub(crate) queried: u64,
 }
 
 /// The streams of a device.
-pub struct Streams {
+pub(crate) struct Streams {
     device: DeviceId,
     ids: bool,
     context_events: bool,
@@ -108,7 +106,6 @@ pub struct Streams {
     parked: AtomicU64,
     /// Frees that wait for all streams since the last event behind all work of the device.
     gathered: AtomicU64,
-    /// Streams that last.
     lasting: AtomicU64,
     /// Passing streams that freed something and were not named by the call that would have recorded
     /// an event, since the last one behind all work of the device.
@@ -118,13 +115,13 @@ pub struct Streams {
     recorded: AtomicU64,
     queried: AtomicU64,
     /// How far the host has run ahead.
-    pub lag: Lag,
+    pub(crate) lag: Lag,
 }
 
 impl Streams {
     /// The streams of `device`; `ids`: the driver tells stream ids; `context_events`: it records
     /// events behind all work of a context.
-    pub fn new(device: DeviceId, ids: bool, context_events: bool) -> Self {
+    pub(crate) fn new(device: DeviceId, ids: bool, context_events: bool) -> Self {
         let streams: Box<[OnceLock<Stream>]> = (0..=MAX_STREAMS).map(|_| OnceLock::new()).collect();
         let _ = streams[DEFAULT_STREAM as usize].set(Stream::new(StreamHandle(0), 0, LASTING));
         let _ = streams[ALL_STREAMS as usize].set(Stream::new(StreamHandle(0), 0, DEAD));
@@ -154,7 +151,7 @@ impl Streams {
     }
 
     /// Streams known, dead ones included.
-    pub fn count(&self) -> u32 {
+    pub(crate) fn count(&self) -> u32 {
         self.count.load(Ordering::Acquire)
     }
 
@@ -164,13 +161,13 @@ impl Streams {
     }
 
     /// The handle of a stream.
-    pub fn handle(&self, stream: u32) -> Option<StreamHandle> {
+    pub(crate) fn handle(&self, stream: u32) -> Option<StreamHandle> {
         self.get(stream).map(Stream::handle)
     }
 
     /// The open epoch of `stream`, to which a free of this moment belongs.
     #[inline]
-    pub fn note_free(&self, stream: u32) -> u64 {
+    pub(crate) fn note_free(&self, stream: u32) -> u64 {
         let Some(known) = self.get(stream) else { return u64::MAX };
         let epoch = known.epoch.load(Ordering::Acquire);
         self.unfenced.insert(stream);
@@ -179,7 +176,7 @@ impl Streams {
 
     /// As [`Streams::note_free`], of a free that waits for `stream`.
     #[inline]
-    pub fn note_wait(&self, stream: u32) -> u64 {
+    pub(crate) fn note_wait(&self, stream: u32) -> u64 {
         let epoch = self.note_free(stream);
         if stream == ALL_STREAMS {
             self.parked.fetch_max(epoch, Ordering::Relaxed);
@@ -190,7 +187,7 @@ impl Streams {
 
     /// Whether frees wait for all streams, of a driver that only a synchronisation makes tell of
     /// them.
-    pub fn needs_synchronisation(&self, hears_of_captures: bool) -> bool {
+    pub(crate) fn needs_synchronisation(&self, hears_of_captures: bool) -> bool {
         !self.records_context_events(hears_of_captures)
             && self.parked.load(Ordering::Relaxed) > self.completed(ALL_STREAMS)
     }
@@ -203,7 +200,7 @@ impl Streams {
 
     /// The last epoch that `stream` is past.
     #[inline]
-    pub fn completed(&self, stream: u32) -> u64 {
+    pub(crate) fn completed(&self, stream: u32) -> u64 {
         self.get(stream).map_or(0, |stream| stream.completed.load(Ordering::Acquire))
     }
 
@@ -220,23 +217,23 @@ impl Streams {
 
     /// The streams that have got further since this was called last; call it under the central
     /// lock.
-    pub fn take_further(&self) -> impl Iterator<Item = u32> {
+    pub(crate) fn take_further(&self) -> impl Iterator<Item = u32> {
         let every = self.further.remove_seen(ALL_STREAMS).then_some(ALL_STREAMS);
         self.further.take(self.count()).chain(every)
     }
 
     /// Whether [`Streams::take_further`] would tell of `stream`.
-    pub fn has_got_further(&self, stream: u32) -> bool {
+    pub(crate) fn has_got_further(&self, stream: u32) -> bool {
         self.further.contains(stream)
     }
 
     /// Grows whenever a stream gets further.
-    pub fn strides(&self) -> u64 {
+    pub(crate) fn strides(&self) -> u64 {
         self.strides.load(Ordering::Acquire)
     }
 
     /// Whether the stream is known to be gone.
-    pub fn is_dead(&self, stream: u32) -> bool {
+    pub(crate) fn is_dead(&self, stream: u32) -> bool {
         self.get(stream).is_none_or(Stream::is_dead)
     }
 }

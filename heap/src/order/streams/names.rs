@@ -18,15 +18,14 @@ pub(super) const fn cached_at(handle: usize) -> usize {
 
 /// What a handle was found to name, in a call in which the program names it. The stream is there,
 /// and its number its own, until this is dropped.
-pub struct Resolved<'a> {
-    /// The stream's number.
-    pub number: u32,
+pub(crate) struct Resolved<'a> {
+    pub(crate) number: u32,
     /// What the stream said when it was asked whether it captures. `None`: it was not, as it
     /// cannot.
-    pub status: Option<Status>,
+    pub(crate) status: Option<Status>,
     /// Whether something else is to be done while the stream can be reached
     /// ([`super::super::device::Device::attend`]).
-    pub due: bool,
+    pub(crate) due: bool,
     /// Told when the call is over.
     pub(super) call: Option<&'a Stream>,
 }
@@ -39,7 +38,7 @@ impl<'a> Resolved<'a> {
 
     /// Whether the stream captures, or cannot say that it does not.
     #[inline(always)]
-    pub fn captures(&self) -> bool {
+    pub(crate) fn captures(&self) -> bool {
         self.status.is_some_and(|status| !is_quiet(status))
     }
 }

@@ -28,7 +28,11 @@ impl Streams {
     /// stream that captures may be refused, and the question may end the capture: so the stream is
     /// asked first whether it captures. One that does is the stream that its handle was last known
     /// to name, or a new one.
-    pub fn resolve(&self, driver: &dyn Driver, handle: StreamHandle) -> Option<Resolved<'_>> {
+    pub(crate) fn resolve(
+        &self,
+        driver: &dyn Driver,
+        handle: StreamHandle,
+    ) -> Option<Resolved<'_>> {
         if handle.0 <= 1 {
             return Some(Resolved::lasting(DEFAULT_STREAM, None));
         }
@@ -69,7 +73,7 @@ impl Streams {
     /// capture nothing: the number alone. `None`: of any other, which may have a number all the
     /// same.
     #[inline]
-    pub fn resolve_lasting(&self, driver: &dyn Driver, handle: StreamHandle) -> Option<u32> {
+    pub(crate) fn resolve_lasting(&self, driver: &dyn Driver, handle: StreamHandle) -> Option<u32> {
         if handle.0 <= 1 {
             return Some(DEFAULT_STREAM);
         }
@@ -194,7 +198,7 @@ impl Streams {
 
     /// The program promises that the stream of `handle`, which is there, is not destroyed before
     /// [`Streams::end`] is told of it.
-    pub fn lasts(&self, driver: &dyn Driver, handle: StreamHandle) {
+    pub(crate) fn lasts(&self, driver: &dyn Driver, handle: StreamHandle) {
         if handle.0 <= PER_THREAD.0
             || handle == StreamHandle::ALL_STREAMS
             || self.is_announced(handle)
@@ -223,7 +227,6 @@ impl Streams {
         }
     }
 
-    /// The stream is gone.
     fn bury(&self, stream: &Stream) {
         if stream.state.swap(DEAD, Ordering::SeqCst) == LASTING {
             self.lasting.fetch_sub(1, Ordering::Relaxed);
@@ -239,7 +242,7 @@ impl Streams {
 
     /// The program destroys the stream that `handle` names: its number is a dead one's from now on,
     /// and nobody is in a call on it when this returns. Fence it before, where that can be done.
-    pub fn end(&self, handle: StreamHandle) {
+    pub(crate) fn end(&self, handle: StreamHandle) {
         let mut numbers = lock(&self.numbers);
         numbers.lasting.remove(&handle.0);
         let ended = numbers.by_handle.remove(&handle.0);
@@ -254,7 +257,7 @@ impl Streams {
 
     /// All streams but the default one are gone, and all that was enqueued is done: the device's
     /// context is made anew.
-    pub fn end_all(&self) {
+    pub(crate) fn end_all(&self) {
         let mut numbers = lock(&self.numbers);
         for stream in (1..self.count()).filter_map(|number| self.get(number)) {
             self.bury(stream);
@@ -265,7 +268,7 @@ impl Streams {
     }
 
     /// Whether `handle` has a number, or was announced.
-    pub fn is_known(&self, handle: StreamHandle) -> bool {
+    pub(crate) fn is_known(&self, handle: StreamHandle) -> bool {
         let numbers = lock(&self.numbers);
         if handle == PER_THREAD {
             !numbers.by_thread.is_empty()
@@ -275,14 +278,14 @@ impl Streams {
     }
 
     /// Held by whoever looks for numbers to be used again.
-    pub fn recycling(&self) -> MutexGuard<'_, ()> {
+    pub(crate) fn recycling(&self) -> MutexGuard<'_, ()> {
         lock(&self.recycling)
     }
 
     /// Takes the numbers away from streams that are gone, and from passing ones that no call is
     /// naming now: which of those are gone cannot be known, and one that comes again gets another.
     /// To be followed by [`Streams::release`], under [`Streams::recycling`] both.
-    pub fn withdraw(&self) -> HashSet<u32> {
+    pub(crate) fn withdraw(&self) -> HashSet<u32> {
         let numbers = lock(&self.numbers);
         let unused: HashSet<u32> = numbers.unused.iter().copied().collect();
         let is_gone = |stream: &Stream| match stream.handle() {
@@ -305,7 +308,7 @@ impl Streams {
     /// Lets those of the `withdrawn` numbers be used again that are in `released`, since nothing
     /// refers to them; the others are what they were, unless their streams have got other numbers
     /// meanwhile.
-    pub fn release(&self, withdrawn: &HashSet<u32>, released: &[u32]) {
+    pub(crate) fn release(&self, withdrawn: &HashSet<u32>, released: &[u32]) {
         let released: HashSet<u32> = released.iter().copied().collect();
         let mut guard = lock(&self.numbers);
         let numbers = &mut *guard;

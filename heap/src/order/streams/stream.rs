@@ -14,7 +14,7 @@ pub(super) const DEAD: u8 = 3;
 pub(super) const UNTOLD: u64 = u64::MAX;
 
 /// What the driver says of a stream and captures.
-pub type Status = crate::driver::Result<CaptureStatus>;
+pub(crate) type Status = crate::driver::Result<CaptureStatus>;
 
 /// Whether a stream says that it captures nothing, or that nothing ever does.
 pub(super) fn is_quiet(status: Status) -> bool {
@@ -38,8 +38,7 @@ pub(super) const QUIET: u8 = 0;
 pub(super) const IN_SCOPE: u8 = 1;
 pub(super) const UNANNOUNCED: u8 = 2;
 
-/// One stream.
-pub struct Stream {
+pub(crate) struct Stream {
     pub(super) handle: AtomicUsize,
     /// The driver's id, 0 where it tells none, [`UNTOLD`] where it was never asked; for the
     /// per-thread handle, the thread's token.
@@ -105,7 +104,6 @@ impl Stream {
         Some(self)
     }
 
-    /// The call is over.
     pub(super) fn leave(&self) {
         self.calls.fetch_sub(1, Ordering::SeqCst);
     }

@@ -8,7 +8,7 @@ use crate::small::size_class::ALIGNMENT;
 impl Arenas {
     /// The runs of a space that `bytes` from `address` on lie in, in the order of their addresses;
     /// none where that is in no region of it. Walks the region.
-    pub fn runs_over(
+    pub(crate) fn runs_over(
         &self,
         space: SpaceId,
         address: u64,
@@ -25,14 +25,14 @@ impl Arenas {
     }
 
     /// Whether [`Arenas::allocate_at`] will find numbers for so many runs.
-    pub fn has_room_for(&self, runs: usize) -> bool {
+    pub(crate) fn has_room_for(&self, runs: usize) -> bool {
         // Cutting takes at most two new records.
         self.runs.len() + 2 * runs <= BLOCK_LIMIT as usize
     }
 
     /// A live run of `bytes` at `address` for `stream`; `None`, and nothing done, where not all of
     /// that is free and the stream's or unowned.
-    pub fn allocate_at(
+    pub(crate) fn allocate_at(
         &mut self,
         space: SpaceId,
         address: u64,
@@ -76,7 +76,12 @@ impl Arenas {
 
 impl Arenas {
     /// A live run of at least `bytes` for `stream`: the whole of the best fit.
-    pub fn allocate_whole(&mut self, space: SpaceId, bytes: u64, stream: u32) -> Option<RunId> {
+    pub(crate) fn allocate_whole(
+        &mut self,
+        space: SpaceId,
+        bytes: u64,
+        stream: u32,
+    ) -> Option<RunId> {
         let id = self.best_fit(space, bytes, ALIGNMENT, stream)?;
         let whole = self.runs[id as usize].bytes;
         // What a block has beyond its request must be told in 32 bits.

@@ -14,7 +14,7 @@ impl Arenas {
     ///
     /// # Errors
     /// The first broken invariant, in words.
-    pub fn validate(&self) -> Result<(), String> {
+    pub(crate) fn validate(&self) -> Result<(), String> {
         let mut listed = HashMap::new();
         for (number, space) in self.spaces.iter().enumerate() {
             let owned = space.owners.iter().enumerate();
@@ -132,7 +132,7 @@ impl Arenas {
 
 impl Arenas {
     /// The free runs, in no order.
-    pub fn free_runs(&self) -> impl Iterator<Item = &Run> {
+    pub(crate) fn free_runs(&self) -> impl Iterator<Item = &Run> {
         let mut ids = Vec::new();
         for (_, index) in self.spaces.iter().flat_map(Space::filled) {
             index.collect(&self.runs, &mut ids);
@@ -142,7 +142,7 @@ impl Arenas {
 
     /// The rows of free runs, address and bytes, in no order: neighbours of different streams are
     /// one.
-    pub fn free_rows(&self) -> impl Iterator<Item = (u64, u64)> {
+    pub(crate) fn free_rows(&self) -> impl Iterator<Item = (u64, u64)> {
         let is_free = |id: RunId| id != NO_RUN && self.runs[id as usize].state == RunState::Free;
         self.free_runs().filter(move |run| !is_free(run.previous)).map(move |first| {
             let (mut bytes, mut next) = (first.bytes, first.next);
@@ -155,7 +155,7 @@ impl Arenas {
     }
 
     /// The runs that tile a region, by address.
-    pub fn runs_of(&self, region: RegionId) -> impl Iterator<Item = (RunId, &Run)> {
+    pub(crate) fn runs_of(&self, region: RegionId) -> impl Iterator<Item = (RunId, &Run)> {
         let mut next = self.region(region).first;
         std::iter::from_fn(move || {
             let id = next;
@@ -170,18 +170,18 @@ impl Arenas {
 
 impl Arenas {
     /// Grows whenever memory becomes free, or free for more streams.
-    pub fn changes(&self) -> u64 {
+    pub(crate) fn changes(&self) -> u64 {
         self.changes
     }
 
     /// Bytes of blocks and slabs, those included that wait for streams.
-    pub fn busy(&self) -> u64 {
+    pub(crate) fn busy(&self) -> u64 {
         self.busy
     }
 
     /// The highest that [`Arenas::busy`] was since this was asked last, for samples of the
     /// timeline.
-    pub fn sample_busy_peak(&mut self) -> u64 {
+    pub(crate) fn sample_busy_peak(&mut self) -> u64 {
         let peak = std::mem::replace(&mut self.busy_peak, self.busy);
         self.sampled_peak = self.sampled_peak.max(peak);
         peak
@@ -189,7 +189,7 @@ impl Arenas {
 
     /// The highest that [`Arenas::busy`] was since this was asked last, whatever samples were taken
     /// meanwhile.
-    pub fn take_busy_peak(&mut self) -> u64 {
+    pub(crate) fn take_busy_peak(&mut self) -> u64 {
         let peak = self.sample_busy_peak();
         peak.max(std::mem::take(&mut self.sampled_peak))
     }

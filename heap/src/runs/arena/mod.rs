@@ -24,15 +24,15 @@ use crate::small::size_class::{ALIGNMENT, PAGE};
 use gruyere_record::SegmentSlot;
 use run::NO_RUN;
 use run::Place;
-pub use run::{Label, Region, RegionId, Run, RunId, RunState, SpaceId, UNOWNED};
+pub(crate) use run::{Label, Region, RegionId, Run, RunId, RunState, SpaceId, UNOWNED};
 use size_index::SizeIndex;
 use space::{Space, owner_at, owner_in};
 use std::collections::BTreeMap;
-pub use unmapped::{Movable, MovablePages, Plan};
+pub(crate) use unmapped::{Movable, MovablePages, Plan};
 
 /// All runs of a device.
 #[derive(Default)]
-pub struct Arenas {
+pub(crate) struct Arenas {
     runs: Vec<Run>,
     unused_runs: Vec<RunId>,
     regions: Vec<Region>,
@@ -41,7 +41,7 @@ pub struct Arenas {
     unused_spaces: Vec<SpaceId>,
     /// Whether runs that are asked for at multiples of a page are only taken whole
     /// (`Heap::dedicate_allocations`).
-    pub whole_runs: bool,
+    pub(crate) whole_runs: bool,
     scratch: Vec<RunId>,
     /// The places of owners of whose free runs some may be behind what their streams are past by
     /// now ([`Arenas::note_further`]).
@@ -58,7 +58,7 @@ pub struct Arenas {
 
 impl Arenas {
     /// A new, empty space. The runs of a `private` one stay with their streams.
-    pub fn add_space(&mut self, private: bool) -> SpaceId {
+    pub(crate) fn add_space(&mut self, private: bool) -> SpaceId {
         let space = Space { private, ..Space::default() };
         match self.unused_spaces.pop() {
             Some(id) => {
@@ -73,13 +73,13 @@ impl Arenas {
     }
 
     /// Forgets a space without regions.
-    pub fn remove_space(&mut self, id: SpaceId) {
+    pub(crate) fn remove_space(&mut self, id: SpaceId) {
         debug_assert!(self.spaces[id as usize].regions.is_empty());
         self.unused_spaces.push(id);
     }
 
     /// Adds a region as one free run of `stream`'s (or unowned).
-    pub fn add_region(
+    pub(crate) fn add_region(
         &mut self,
         space: SpaceId,
         address: u64,
@@ -121,7 +121,7 @@ impl Arenas {
     }
 
     /// Takes a wholly free (or wholly unmapped) region away, and says what it was.
-    pub fn remove_region(&mut self, id: RegionId) -> Region {
+    pub(crate) fn remove_region(&mut self, id: RegionId) -> Region {
         let region = self.regions[id as usize].clone();
         let mut run = region.first;
         while run != NO_RUN {
@@ -141,17 +141,16 @@ impl Arenas {
     }
 
     /// A region of the space.
-    pub fn region(&self, id: RegionId) -> &Region {
+    pub(crate) fn region(&self, id: RegionId) -> &Region {
         &self.regions[id as usize]
     }
 
     /// Notes a region's place in the record.
-    pub fn set_region_slot(&mut self, id: RegionId, slot: SegmentSlot) {
+    pub(crate) fn set_region_slot(&mut self, id: RegionId, slot: SegmentSlot) {
         self.regions[id as usize].slot = slot;
     }
 
-    /// All regions.
-    pub fn regions(&self) -> impl Iterator<Item = (RegionId, &Region)> {
+    pub(crate) fn regions(&self) -> impl Iterator<Item = (RegionId, &Region)> {
         self.regions
             .iter()
             .enumerate()
@@ -161,7 +160,11 @@ impl Arenas {
 
     /// The regions of a space whose runs are all free, and unowned or of streams that are past them
     /// (`completed`).
-    pub fn empty_regions(&self, space: SpaceId, completed: &dyn Fn(u32) -> u64) -> Vec<RegionId> {
+    pub(crate) fn empty_regions(
+        &self,
+        space: SpaceId,
+        completed: &dyn Fn(u32) -> u64,
+    ) -> Vec<RegionId> {
         let is_empty = |id: &RegionId| {
             if self.regions[*id as usize].stitched {
                 return false;
@@ -180,20 +183,19 @@ impl Arenas {
         self.spaces[space as usize].regions.iter().copied().filter(is_empty).collect()
     }
 
-    /// A run.
     #[inline]
-    pub fn run(&self, id: RunId) -> Option<&Run> {
+    pub(crate) fn run(&self, id: RunId) -> Option<&Run> {
         self.runs.get(id as usize)
     }
 
     /// A run, to note what its block is.
     #[inline]
-    pub fn run_mut(&mut self, id: RunId) -> Option<&mut Run> {
+    pub(crate) fn run_mut(&mut self, id: RunId) -> Option<&mut Run> {
         self.runs.get_mut(id as usize)
     }
 
     /// All live and pending runs.
-    pub fn blocks(&self) -> impl Iterator<Item = (RunId, &Run)> {
+    pub(crate) fn blocks(&self) -> impl Iterator<Item = (RunId, &Run)> {
         self.runs
             .iter()
             .enumerate()
@@ -202,13 +204,13 @@ impl Arenas {
     }
 
     /// The streams that runs belong to; some more than once.
-    pub fn streams(&self) -> impl Iterator<Item = u32> {
+    pub(crate) fn streams(&self) -> impl Iterator<Item = u32> {
         self.runs.iter().filter(|run| run.state != RunState::Unused).map(|run| run.stream)
     }
 
     /// A live run of `bytes` at a multiple of `align` for `stream`: the best fit among the stream's
     /// own free runs and unowned ones.
-    pub fn allocate(
+    pub(crate) fn allocate(
         &mut self,
         space: SpaceId,
         bytes: u64,
@@ -227,7 +229,7 @@ impl Arenas {
     /// number and its place and only shrinks, and the block gets a new one, so one list is touched,
     /// if any.
     #[inline(always)]
-    pub fn allocate_block(
+    pub(crate) fn allocate_block(
         &mut self,
         space: SpaceId,
         bytes: u64,
@@ -291,7 +293,13 @@ impl Arenas {
 
     /// As [`Arenas::allocate`], from neighbours of different owners that `stream` may all use,
     /// joined; the shortest such row.
-    pub fn join(&mut self, space: SpaceId, bytes: u64, align: u64, stream: u32) -> Option<RunId> {
+    pub(crate) fn join(
+        &mut self,
+        space: SpaceId,
+        bytes: u64,
+        align: u64,
+        stream: u32,
+    ) -> Option<RunId> {
         let mut best: Option<(u64, RunId)> = None;
         for &region in &self.spaces[space as usize].regions {
             let (mut first, mut row) = (NO_RUN, 0);
@@ -385,7 +393,7 @@ impl Arenas {
 
     /// Frees a live or pending run to `stream` as of `epoch` (or to no stream), and merges it with
     /// neighbours of the same owner.
-    pub fn release(&mut self, id: RunId, stream: u32, epoch: u64) {
+    pub(crate) fn release(&mut self, id: RunId, stream: u32, epoch: u64) {
         self.ripe.insert(owner_at(stream) as u32);
         let place = self.runs[id as usize].place();
         self.busy -= place.bytes;
@@ -394,7 +402,7 @@ impl Arenas {
 
     /// Frees live run `id` to its stream, as of now. `None`: there is no such run.
     #[inline(always)]
-    pub fn release_block(&mut self, id: RunId, streams: &Streams) -> Option<()> {
+    pub(crate) fn release_block(&mut self, id: RunId, streams: &Streams) -> Option<()> {
         let run = self.runs.get(id as usize)?;
         let (place, stream) = (run.place(), run.stream);
         self.busy -= place.bytes;
@@ -469,17 +477,17 @@ impl Arenas {
     }
 
     /// Whether a region is a reservation, mapped page by page.
-    pub fn is_stitched(&self, id: RegionId) -> bool {
+    pub(crate) fn is_stitched(&self, id: RegionId) -> bool {
         self.regions[id as usize].stitched
     }
 
     /// Whether a space has no region.
-    pub fn is_empty(&self, space: SpaceId) -> bool {
+    pub(crate) fn is_empty(&self, space: SpaceId) -> bool {
         self.spaces[space as usize].regions.is_empty()
     }
 
     /// The largest free run of a space, whoever owns it.
-    pub fn largest_free(&self, space: SpaceId) -> u64 {
+    pub(crate) fn largest_free(&self, space: SpaceId) -> u64 {
         let space = &self.spaces[space as usize];
         // What is all an owner has is no less than its largest.
         let longer = |most: u64, (_, index): (u32, &SizeIndex)| {

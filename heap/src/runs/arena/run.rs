@@ -4,24 +4,19 @@ use crate::runs::page_table::BlockId;
 use gruyere_record::{BlockSlot, SegmentSlot};
 
 /// A run's number; a live run's is its block's.
-pub type RunId = BlockId;
+pub(crate) type RunId = BlockId;
 /// No run: the end of a list.
 pub(super) const NO_RUN: RunId = u32::MAX;
 /// The owner of free runs that any stream may use.
-pub const UNOWNED: u32 = u32::MAX;
-/// A region's number.
-pub type RegionId = u32;
-/// A space's number.
-pub type SpaceId = u32;
+pub(crate) const UNOWNED: u32 = u32::MAX;
+pub(crate) type RegionId = u32;
+pub(crate) type SpaceId = u32;
 
-/// What a run is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RunState {
+pub(crate) enum RunState {
     /// The record is on the list of unused records.
     Unused,
-    /// Reusable by its owner.
     Free,
-    /// The caller's.
     Live,
     /// Freed by the caller, waiting for other streams than its own.
     Pending,
@@ -32,33 +27,31 @@ pub enum RunState {
     StaleAlias,
 }
 
-/// One run.
 #[derive(Clone, Debug)]
-pub struct Run {
+pub(crate) struct Run {
     /// First byte.
-    pub address: u64,
+    pub(crate) address: u64,
     /// Length, a multiple of 512.
-    pub bytes: u64,
+    pub(crate) bytes: u64,
     /// Free: no work on `stream` later than this epoch's touches it.
-    pub epoch: u64,
-    /// What it is.
-    pub state: RunState,
+    pub(crate) epoch: u64,
+    pub(crate) state: RunState,
     /// Live or pending: the stream of its allocation. Free: its owner, or [`UNOWNED`].
-    pub stream: u32,
+    pub(crate) stream: u32,
     /// The region that it is a part of.
-    pub region: RegionId,
+    pub(crate) region: RegionId,
     /// Its place in the block map while live or pending.
-    pub slot: BlockSlot,
+    pub(crate) slot: BlockSlot,
     /// Of a block: bytes of it that the caller did not ask for.
-    pub slack: u32,
+    pub(crate) slack: u32,
     /// Its bin of the size index while free or unmapped.
     pub(super) bin: u16,
     /// The tag of its block, as the record counts it.
-    pub lifetime: u8,
+    pub(crate) lifetime: u8,
     /// Other streams use the block (`Central::users`).
-    pub shared: bool,
+    pub(crate) shared: bool,
     /// The slab in it (its shard's number), where it is one.
-    pub is_slab: bool,
+    pub(crate) is_slab: bool,
     pub(super) previous: RunId,
     pub(super) next: RunId,
     pub(super) bin_previous: RunId,
@@ -90,7 +83,7 @@ impl Run {
 
     /// Notes what block it is.
     #[inline(always)]
-    pub fn label(&mut self, Label { slack, lifetime, slot }: Label) {
+    pub(crate) fn label(&mut self, Label { slack, lifetime, slot }: Label) {
         (self.slack, self.lifetime, self.slot) = (slack, lifetime, slot);
     }
 
@@ -102,7 +95,6 @@ impl Run {
         self.label(label);
     }
 
-    /// Where it lies.
     #[inline(always)]
     pub(super) fn place(&self) -> Place {
         let Self { address, bytes, region, previous, next, .. } = *self;
@@ -111,18 +103,17 @@ impl Run {
 
     /// Of a block: bytes that the caller asked for.
     #[inline]
-    pub fn requested(&self) -> u64 {
+    pub(crate) fn requested(&self) -> u64 {
         self.bytes - u64::from(self.slack)
     }
 
     /// Bytes before the first multiple of `align` in it.
     #[inline]
-    pub fn askew(&self, align: u64) -> u64 {
+    pub(crate) fn askew(&self, align: u64) -> u64 {
         self.address.wrapping_neg() & (align - 1)
     }
 }
 
-/// Where a run lies.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place {
     pub(super) address: u64,
@@ -134,13 +125,10 @@ pub(super) struct Place {
 
 /// What is noted of a block in its run.
 #[derive(Clone, Copy, Debug)]
-pub struct Label {
-    /// [`Run::slack`].
-    pub slack: u32,
-    /// [`Run::lifetime`].
-    pub lifetime: u8,
-    /// [`Run::slot`].
-    pub slot: BlockSlot,
+pub(crate) struct Label {
+    pub(crate) slack: u32,
+    pub(crate) lifetime: u8,
+    pub(crate) slot: BlockSlot,
 }
 
 impl Default for Label {
@@ -154,18 +142,17 @@ const _: () = assert!(size_of::<Run>() == 64);
 
 /// One piece of memory from the driver.
 #[derive(Clone, Debug)]
-pub struct Region {
+pub(crate) struct Region {
     /// First byte.
-    pub address: u64,
-    /// Length.
-    pub bytes: u64,
+    pub(crate) address: u64,
+    pub(crate) bytes: u64,
     /// What the driver gave, for giving it back: its address and bytes (a region may be the aligned
     /// inside of it).
-    pub span: (u64, u64),
+    pub(crate) span: (u64, u64),
     /// The space that it belongs to.
-    pub space: SpaceId,
+    pub(crate) space: SpaceId,
     /// Its place in the record's table.
-    pub slot: SegmentSlot,
+    pub(crate) slot: SegmentSlot,
     pub(super) first: RunId,
     pub(super) in_use: bool,
     pub(super) stitched: bool,

@@ -21,7 +21,6 @@ pub(super) struct SizeIndex {
     /// A bit for each bin that holds a run.
     filled: [u64; BINS / WORD],
     heads: [RunId; BINS],
-    /// Runs in the index.
     pub(super) count: u32,
     /// Their bytes.
     pub(super) bytes: u64,
@@ -65,7 +64,6 @@ impl SizeIndex {
         self.count == 1
     }
 
-    /// Whether none is left.
     #[inline(always)]
     pub(super) fn remove(&mut self, runs: &mut [Run], id: RunId) -> bool {
         self.count -= 1;

@@ -14,7 +14,6 @@ pub(crate) struct Space {
     /// The places of owners that have free runs: thousands of streams may have had one.
     pub(crate) filled: NumberSet,
     pub(crate) regions: Vec<RegionId>,
-    /// The unmapped ranges.
     pub(crate) unmapped: SizeIndex,
     /// Bytes of stale aliases.
     pub(crate) stale_alias_bytes: u64,
@@ -59,13 +58,13 @@ pub(crate) const fn owner_in(place: usize) -> u32 {
 
 impl Arenas {
     /// The stream is past more than before: [`Arenas::promote_ripe`] looks at what it freed.
-    pub fn note_further(&mut self, stream: u32) {
+    pub(crate) fn note_further(&mut self, stream: u32) {
         self.ripe.insert(owner_at(stream) as u32);
     }
 
     /// A stream that is past some of its free runs, which [`Arenas::promote_ripe`] would not look
     /// at: there must be none but those `known` to have got further since it was called.
-    pub fn overlooked(
+    pub(crate) fn overlooked(
         &self,
         completed: &dyn Fn(u32) -> u64,
         known: &dyn Fn(u32) -> bool,
@@ -83,7 +82,7 @@ impl Arenas {
     /// Makes unowned the free runs of `spaces` whose streams are past them; `completed` tells the
     /// last epoch that a stream is past. Looks only at what has become free, or whose stream was
     /// noted to be further, since it was called last: always call it with the same spaces.
-    pub fn promote_ripe(
+    pub(crate) fn promote_ripe(
         &mut self,
         spaces: impl Iterator<Item = SpaceId>,
         completed: &dyn Fn(u32) -> u64,
@@ -105,14 +104,14 @@ impl Arenas {
 
     /// Makes unowned the free runs whose streams are past them; `completed` tells the last epoch
     /// that a stream is past.
-    pub fn promote(&mut self, space: SpaceId, completed: &dyn Fn(u32) -> u64) {
+    pub(crate) fn promote(&mut self, space: SpaceId, completed: &dyn Fn(u32) -> u64) {
         if !self.spaces[space as usize].private {
             self.make_unowned(space, completed);
         }
     }
 
     /// As [`Arenas::promote`], private spaces too: for spaces whose every use is known to be over.
-    pub fn make_unowned(&mut self, space: SpaceId, completed: &dyn Fn(u32) -> u64) {
+    pub(crate) fn make_unowned(&mut self, space: SpaceId, completed: &dyn Fn(u32) -> u64) {
         let places: Vec<u32> = self.spaces[space as usize].filled.iter().collect();
         for place in places {
             self.make_owner_unowned(space, place as usize, completed);
@@ -147,7 +146,7 @@ impl Arenas {
     }
 
     /// Whether `stream` owns free memory of the space that it freed in `epoch` or before.
-    pub fn has_freed(&self, space: SpaceId, stream: u32, epoch: u64) -> bool {
+    pub(crate) fn has_freed(&self, space: SpaceId, stream: u32, epoch: u64) -> bool {
         self.spaces[space as usize]
             .owner(stream)
             .is_some_and(|index| index.count > 0 && index.oldest <= epoch)
@@ -155,7 +154,7 @@ impl Arenas {
 
     /// The shortest free run of any owner that has `bytes` at a multiple of `align`, among those of
     /// which `is_usable` says so (of owner and epoch). Walks all free runs that are long enough.
-    pub fn best_fit_ordered(
+    pub(crate) fn best_fit_ordered(
         &self,
         space: SpaceId,
         bytes: u64,
@@ -172,7 +171,12 @@ impl Arenas {
     }
 
     /// The free runs of a space, of any owner, that have `bytes` at a multiple of `align`.
-    pub fn fitting(&self, space: SpaceId, bytes: u64, align: u64) -> impl Iterator<Item = RunId> {
+    pub(crate) fn fitting(
+        &self,
+        space: SpaceId,
+        bytes: u64,
+        align: u64,
+    ) -> impl Iterator<Item = RunId> {
         let mut ids = Vec::new();
         for (_, index) in
             self.spaces[space as usize].filled().filter(|(_, index)| index.bytes >= bytes)
@@ -186,23 +190,23 @@ impl Arenas {
     }
 
     /// Makes free run `id` the stream's, as of `epoch`.
-    pub fn hand_over(&mut self, id: RunId, stream: u32, epoch: u64) {
+    pub(crate) fn hand_over(&mut self, id: RunId, stream: u32, epoch: u64) {
         self.unlist(id);
         self.set_free(id, stream, epoch);
     }
 
     /// Free bytes of a space.
-    pub fn free_bytes(&self, space: SpaceId) -> u64 {
+    pub(crate) fn free_bytes(&self, space: SpaceId) -> u64 {
         self.spaces[space as usize].filled().map(|(_, index)| index.bytes).sum()
     }
 
     /// Whether another stream than `stream` owns free memory of a space.
-    pub fn others_own(&self, space: SpaceId, stream: u32) -> bool {
+    pub(crate) fn others_own(&self, space: SpaceId, stream: u32) -> bool {
         self.spaces[space as usize].filled().any(|(owner, _)| owner != stream && owner != UNOWNED)
     }
 
     /// Free bytes of a space that belong to `stream`, or to [`UNOWNED`].
-    pub fn own_free_bytes(&self, space: SpaceId, stream: u32) -> u64 {
+    pub(crate) fn own_free_bytes(&self, space: SpaceId, stream: u32) -> u64 {
         self.spaces[space as usize].owner(stream).map_or(0, |index| index.bytes)
     }
 }

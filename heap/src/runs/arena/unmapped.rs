@@ -16,38 +16,37 @@ use std::ops::Range;
 
 /// A row of pages that, once mapped, makes a request fit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Plan {
+pub(crate) struct Plan {
     /// The unmapped range that is to hold the row.
-    pub unmapped: RunId,
+    pub(crate) unmapped: RunId,
     /// First byte of the row.
-    pub address: u64,
-    /// Its length.
-    pub bytes: u64,
+    pub(crate) address: u64,
+    pub(crate) bytes: u64,
     /// The free runs beside it that the request needs too: no page may be taken from them.
-    pub needs: [Option<RunId>; 2],
+    pub(crate) needs: [Option<RunId>; 2],
 }
 
 /// Whole pages of free memory that may move to where they are needed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MovablePages {
+pub(crate) struct MovablePages {
     /// The free run that they are in; the first of a row of them.
-    pub run: RunId,
+    pub(crate) run: RunId,
     /// The address range of the pages.
-    pub pages: Range<u64>,
+    pub(crate) pages: Range<u64>,
     /// The stream and epoch of the last work on them, where that is not known to be done.
-    pub used: Option<(u32, u64)>,
+    pub(crate) used: Option<(u32, u64)>,
 }
 
 impl MovablePages {
     /// The length of the pages.
-    pub fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         self.pages.end - self.pages.start
     }
 }
 
 impl Arenas {
     /// Adds a reservation of address space: a region that is one unmapped range.
-    pub fn add_reservation(&mut self, space: SpaceId, address: u64, bytes: u64) -> RegionId {
+    pub(crate) fn add_reservation(&mut self, space: SpaceId, address: u64, bytes: u64) -> RegionId {
         let region = Region {
             address,
             bytes,
@@ -66,7 +65,7 @@ impl Arenas {
     }
 
     /// The reservations of a space in which nothing is mapped.
-    pub fn idle_reservations(&self, space: SpaceId) -> Vec<RegionId> {
+    pub(crate) fn idle_reservations(&self, space: SpaceId) -> Vec<RegionId> {
         let is_idle = |id: &RegionId| {
             let region = &self.regions[*id as usize];
             let run = &self.runs[region.first as usize];
@@ -76,19 +75,19 @@ impl Arenas {
     }
 
     /// Address space that is reserved for a space, bytes.
-    pub fn reserved_bytes(&self, space: SpaceId) -> u64 {
+    pub(crate) fn reserved_bytes(&self, space: SpaceId) -> u64 {
         let regions =
             self.spaces[space as usize].regions.iter().map(|&id| &self.regions[id as usize]);
         regions.filter(|region| region.stitched).map(|region| region.bytes).sum()
     }
 
     /// As [`Arenas::reserved_bytes`], of all spaces.
-    pub fn all_reserved_bytes(&self) -> u64 {
+    pub(crate) fn all_reserved_bytes(&self) -> u64 {
         self.regions().filter(|(_, region)| region.stitched).map(|(_, region)| region.bytes).sum()
     }
 
     /// The region of a space with the lowest address.
-    pub fn lowest_region(&self, space: SpaceId) -> Option<RegionId> {
+    pub(crate) fn lowest_region(&self, space: SpaceId) -> Option<RegionId> {
         let regions = self.spaces[space as usize].regions.iter().copied();
         regions.min_by_key(|&id| self.regions[id as usize].address)
     }
@@ -96,7 +95,7 @@ impl Arenas {
     /// The row of fewest pages that lets `stream` have `bytes` at a multiple of `align`: behind a
     /// free run that it may use, before one, between two, or in an unmapped range by itself. The
     /// lowest address among equals. `None`: the address space is full.
-    pub fn plan(&self, space: SpaceId, bytes: u64, align: u64, stream: u32) -> Option<Plan> {
+    pub(crate) fn plan(&self, space: SpaceId, bytes: u64, align: u64, stream: u32) -> Option<Plan> {
         let usable = |id: RunId| {
             let run = self.runs.get(id as usize)?;
             let mine = run.stream == stream || run.stream == UNOWNED;
@@ -137,7 +136,7 @@ impl Arenas {
 
     /// A row of `bytes` in the lowest unmapped range that has room for it and for `before` bytes
     /// before and `behind` bytes behind it.
-    pub fn plan_alone(
+    pub(crate) fn plan_alone(
         &self,
         space: SpaceId,
         bytes: u64,
@@ -156,7 +155,7 @@ impl Arenas {
     }
 
     /// Bytes of the plan's unmapped range before its row and behind it.
-    pub fn room_around(&self, plan: &Plan) -> (u64, u64) {
+    pub(crate) fn room_around(&self, plan: &Plan) -> (u64, u64) {
         let unmapped = &self.runs[plan.unmapped as usize];
         (
             plan.address - unmapped.address,
@@ -167,7 +166,13 @@ impl Arenas {
     /// The planned row is mapped: it is free memory of `stream`'s, for whom it joins what lies
     /// beside it; work of `epoch` and before may still touch it. `stale_aliases`: bytes before and
     /// behind the row in which something is mapped too.
-    pub fn commit(&mut self, plan: &Plan, stale_aliases: (u64, u64), stream: u32, epoch: u64) {
+    pub(crate) fn commit(
+        &mut self,
+        plan: &Plan,
+        stale_aliases: (u64, u64),
+        stream: u32,
+        epoch: u64,
+    ) {
         let mut row = plan.unmapped;
         self.unlist(row);
         let before = plan.address - stale_aliases.0 - self.runs[row as usize].address;
@@ -198,7 +203,7 @@ impl Arenas {
     /// Whole pages of single free runs of `spaces`, the shortest runs first. `used` tells of a
     /// run's owner and epoch whether its pages may move, and what the last work on them was if that
     /// may still run.
-    pub fn movable_runs(
+    pub(crate) fn movable_runs(
         &self,
         spaces: &[SpaceId],
         used: &dyn Fn(u32, u64) -> Movable,
@@ -233,7 +238,7 @@ impl Arenas {
 
     /// All whole pages of free runs of stitched regions of `spaces` that are unowned, or of streams
     /// that are past them (`completed`), in rows over neighbouring runs.
-    pub fn movable_rows(
+    pub(crate) fn movable_rows(
         &self,
         spaces: &[SpaceId],
         completed: &dyn Fn(u32) -> u64,
@@ -268,7 +273,7 @@ impl Arenas {
 
     /// `pages` of free run `id`, or of it and the ones behind it, belong there no more: they are a
     /// stale alias (or several).
-    pub fn evict(&mut self, mut id: RunId, pages: Range<u64>) {
+    pub(crate) fn evict(&mut self, mut id: RunId, pages: Range<u64>) {
         while id != NO_RUN && self.runs[id as usize].address < pages.end {
             let Run { address, bytes, stream: owner, next, .. } = self.runs[id as usize];
             if address + bytes <= pages.start {
@@ -292,7 +297,7 @@ impl Arenas {
     }
 
     /// What lies unmapped in a range is mapped, though no page belongs there: stale aliases.
-    pub fn mark_stale(&mut self, space: SpaceId, range: &Range<u64>) {
+    pub(crate) fn mark_stale(&mut self, space: SpaceId, range: &Range<u64>) {
         let mut unmapped = Vec::new();
         self.spaces[space as usize].unmapped.collect(&self.runs, &mut unmapped);
         for mut id in unmapped {
@@ -316,7 +321,7 @@ impl Arenas {
     }
 
     /// Nothing is mapped in a range any more: its stale aliases are unmapped.
-    pub fn clear(&mut self, range: &Range<u64>) {
+    pub(crate) fn clear(&mut self, range: &Range<u64>) {
         let stale_aliases: Vec<RunId> =
             self.stale_aliases.range(range.clone()).map(|stale_alias| *stale_alias.1).collect();
         for id in stale_aliases {
@@ -366,7 +371,7 @@ impl Arenas {
     }
 
     /// Memory of a space: its regions, less what is unmapped or a stale alias in them.
-    pub fn held_bytes(&self, space: SpaceId) -> u64 {
+    pub(crate) fn held_bytes(&self, space: SpaceId) -> u64 {
         let space = &self.spaces[space as usize];
         let regions: u64 = space.regions.iter().map(|&id| self.regions[id as usize].bytes).sum();
         regions - space.unmapped.bytes - space.stale_alias_bytes
@@ -374,7 +379,7 @@ impl Arenas {
 
     /// Bytes of the stitched regions that have memory, and that are stale aliases, by the arena's
     /// books.
-    pub fn mapped_bytes(&self) -> (u64, u64) {
+    pub(crate) fn mapped_bytes(&self) -> (u64, u64) {
         let unmapped: u64 = self.spaces.iter().map(|space| space.unmapped.bytes).sum();
         let stale_aliases: u64 = self.spaces.iter().map(|space| space.stale_alias_bytes).sum();
         (self.all_reserved_bytes() - unmapped - stale_aliases, stale_aliases)
@@ -383,8 +388,7 @@ impl Arenas {
 
 /// Whether the pages of a free run may be moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Movable {
-    /// Not for this stream.
+pub(crate) enum Movable {
     No,
     /// No work touches them any more.
     Idle,

@@ -10,7 +10,7 @@ impl Shard {
     ///
     /// # Errors
     /// The first broken invariant, in words.
-    pub fn validate(&self) -> Result<(), String> {
+    pub(crate) fn validate(&self) -> Result<(), String> {
         let mut listed = 0;
         for (group, bins) in self.bins.iter().enumerate() {
             for (at, bin) in bins.iter().flat_map(|bins| bins.all.iter().enumerate()) {

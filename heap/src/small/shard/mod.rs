@@ -16,23 +16,23 @@ use gruyere_record::{Block, EventKind, ShardWriter};
 use std::collections::{HashMap, HashSet};
 
 /// Shards a device for slabs of streams; two more of the record's shards are the central part's.
-pub const SHARDS: usize = gruyere_record::SHARDS - 2;
+pub(crate) const SHARDS: usize = gruyere_record::SHARDS - 2;
 const _: () = assert!(SHARDS.is_power_of_two());
 
 /// What the slabs of a shard come to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct SlabSums {
+pub(crate) struct SlabSums {
     /// Bytes of the slabs.
-    pub bytes: u64,
+    pub(crate) bytes: u64,
     /// Bytes of the slabs that have a used slot.
-    pub used_bytes: u64,
+    pub(crate) used_bytes: u64,
     /// All slots of the slabs that have a used one.
-    pub used_slots: u64,
+    pub(crate) used_slots: u64,
 }
 
 impl SlabSums {
     /// Adds those of another shard, or another slab.
-    pub fn add(&mut self, other: Self) {
+    pub(crate) fn add(&mut self, other: Self) {
         self.bytes += other.bytes;
         self.used_bytes += other.used_bytes;
         self.used_slots += other.used_slots;
@@ -57,8 +57,7 @@ struct PendingSlot {
 
 /// What became of a free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FreeOutcome {
-    /// The block is freed.
+pub(crate) enum FreeOutcome {
     Freed,
     /// The block is freed, and this slab is not needed here any more.
     Surplus(u32),
@@ -70,7 +69,7 @@ pub enum FreeOutcome {
 
 /// The small blocks of some streams. Its user holds the lock, and the record's writer that goes
 /// with it.
-pub struct Shard {
+pub(crate) struct Shard {
     /// Streams are numbered `1 << shift` apart in one shard.
     shift: u32,
     slabs: Vec<Option<Box<Slab>>>,
@@ -88,7 +87,7 @@ pub struct Shard {
 
 impl Shard {
     /// An empty shard, for streams whose numbers differ by multiples of `stride`, a power of two.
-    pub fn new(stride: u32) -> Self {
+    pub(crate) fn new(stride: u32) -> Self {
         Self {
             shift: stride.ilog2(),
             slabs: Vec::new(),
@@ -112,7 +111,7 @@ impl Shard {
 
     /// A slot for `request`, which the record is told of; 0: the bin needs a slab.
     #[inline(always)]
-    pub fn allocate(
+    pub(crate) fn allocate(
         &mut self,
         writer: &mut ShardWriter,
         request: Request,
@@ -144,7 +143,7 @@ impl Shard {
     /// As [`Shard::allocate`], the free slot of slab `id` that starts at `address`, whatever
     /// `request` says of stream and lifetime: they are the slab's. False, and nothing done: no free
     /// slot starts there.
-    pub fn allocate_at(
+    pub(crate) fn allocate_at(
         &mut self,
         writer: &mut ShardWriter,
         id: u32,
@@ -187,7 +186,7 @@ impl Shard {
     }
 
     /// Adds a slab of free slots to its bin; its number.
-    pub fn add_slab(&mut self, slab: Slab) -> u32 {
+    pub(crate) fn add_slab(&mut self, slab: Slab) -> u32 {
         let id = self.unused.pop().unwrap_or_else(|| {
             self.slabs.push(None);
             self.slabs.len() as u32 - 1
@@ -243,7 +242,7 @@ impl Shard {
     /// Frees the block at `address` in slab `id` (both may be anything) at `time`, and tells the
     /// record.
     #[inline(always)]
-    pub fn free(
+    pub(crate) fn free(
         &mut self,
         writer: &mut ShardWriter,
         id: u32,
@@ -341,7 +340,7 @@ impl Shard {
     }
 
     /// As [`Shard::free`], of a block that is not reused before stream `user` is past this moment.
-    pub fn free_behind(
+    pub(crate) fn free_behind(
         &mut self,
         writer: &mut ShardWriter,
         id: u32,
@@ -367,7 +366,7 @@ impl Shard {
     }
 
     /// Frees the block at `address` for its program only: nothing ever uses its slot again.
-    pub fn freeze(
+    pub(crate) fn freeze(
         &mut self,
         writer: &mut ShardWriter,
         id: u32,
@@ -383,7 +382,7 @@ impl Shard {
     }
 
     /// Bytes asked for of the live block at `address`, and `None` where no live block starts there.
-    pub fn requested(&self, id: u32, address: u64) -> Option<u64> {
+    pub(crate) fn requested(&self, id: u32, address: u64) -> Option<u64> {
         let slab = self.slabs.get(id as usize)?.as_deref()?;
         let slot = slab.slot_at(address)?;
         matches!(slab.state(slot), SlotState::Live { .. }).then(|| slab.facts(slot).requested)
@@ -391,7 +390,7 @@ impl Shard {
 
     /// Counts the live block at `address` under another lifetime; it stays where it is. `None`: no
     /// live block starts there.
-    pub fn tag(
+    pub(crate) fn tag(
         &mut self,
         writer: &mut ShardWriter,
         id: u32,
@@ -419,7 +418,7 @@ impl Shard {
     }
 
     /// Notes that `user` uses the block at `address` too. `None`: no live block starts there.
-    pub fn record_stream(&mut self, id: u32, address: u64, user: u32) -> Option<()> {
+    pub(crate) fn record_stream(&mut self, id: u32, address: u64, user: u32) -> Option<()> {
         let slab = self.slabs.get_mut(id as usize)?.as_deref_mut()?;
         let slot = slab.slot_at(address)?;
         let SlotState::Live { .. } = slab.state(slot) else { return None };
@@ -434,23 +433,27 @@ impl Shard {
     }
 
     /// Whether other streams use the live block at `address`, so that its free will wait for them.
-    pub fn is_used_elsewhere(&self, address: u64) -> bool {
+    pub(crate) fn is_used_elsewhere(&self, address: u64) -> bool {
         self.users.contains_key(&address)
     }
 
     /// Whether blocks wait for other streams.
-    pub fn has_pending(&self) -> bool {
+    pub(crate) fn has_pending(&self) -> bool {
         !self.pending.is_empty()
     }
 
     /// Whether a wait that is over would not be seen by [`Shard::complete_frees`]: there must be
     /// none.
-    pub fn overlooks_waits(&self, streams: &Streams) -> bool {
+    pub(crate) fn overlooks_waits(&self, streams: &Streams) -> bool {
         self.pending.overlooks(streams.strides(), |stream| streams.completed(stream))
     }
 
     /// Frees the blocks whose waits are over; returns the surplus slabs.
-    pub fn complete_frees(&mut self, writer: &mut ShardWriter, streams: &Streams) -> Vec<u32> {
+    pub(crate) fn complete_frees(
+        &mut self,
+        writer: &mut ShardWriter,
+        streams: &Streams,
+    ) -> Vec<u32> {
         let mut surplus = Vec::new();
         if !self.pending.is_due(streams.strides()) {
             return surplus;
@@ -480,7 +483,7 @@ impl Shard {
     }
 
     /// Takes an empty slab out of the shard; `None` where it was used again meanwhile.
-    pub fn remove_slab(&mut self, id: u32) -> Option<Slab> {
+    pub(crate) fn remove_slab(&mut self, id: u32) -> Option<Slab> {
         let slab = self.slabs.get(id as usize)?.as_deref()?;
         if slab.used() != 0 {
             return None;
@@ -496,12 +499,12 @@ impl Shard {
     }
 
     /// Whether a slab is empty. Costs no walk.
-    pub fn has_empty_slabs(&self) -> bool {
+    pub(crate) fn has_empty_slabs(&self) -> bool {
         self.sums.used_bytes != self.sums.bytes
     }
 
     /// The numbers of all empty slabs.
-    pub fn empty_slabs(&self) -> Vec<u32> {
+    pub(crate) fn empty_slabs(&self) -> Vec<u32> {
         if !self.has_empty_slabs() {
             return Vec::new();
         }
@@ -509,31 +512,29 @@ impl Shard {
     }
 
     /// What the slabs come to, without a walk.
-    pub fn slab_sums(&self) -> SlabSums {
+    pub(crate) fn slab_sums(&self) -> SlabSums {
         self.sums
     }
 
-    /// All slabs.
-    pub fn slabs(&self) -> impl Iterator<Item = (u32, &Slab)> {
+    pub(crate) fn slabs(&self) -> impl Iterator<Item = (u32, &Slab)> {
         self.slabs
             .iter()
             .enumerate()
             .filter_map(|(id, slab)| slab.as_deref().map(|slab| (id as u32, slab)))
     }
 
-    /// A slab.
-    pub fn slab(&self, id: u32) -> Option<&Slab> {
+    pub(crate) fn slab(&self, id: u32) -> Option<&Slab> {
         self.slabs.get(id as usize)?.as_deref()
     }
 
     /// Bytes of blocks that wait for other streams.
-    pub fn pending_bytes(&self) -> u64 {
+    pub(crate) fn pending_bytes(&self) -> u64 {
         let bytes = |at: &PendingSlot| Some(round(self.slab(at.slab)?.facts(at.slot).requested));
         self.pending.blocks().filter_map(bytes).sum()
     }
 
     /// Adds every stream that owns a slab here, uses a block or is waited for.
-    pub fn streams_referred(&self, referred: &mut HashSet<u32>) {
+    pub(crate) fn streams_referred(&self, referred: &mut HashSet<u32>) {
         referred.extend(self.slabs().map(|(_, slab)| slab.stream));
         referred.extend(self.users.values().flatten().copied().chain(self.pending.streams()));
     }

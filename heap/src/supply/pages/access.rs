@@ -85,7 +85,7 @@ impl Pages {
     }
 
     /// Lets `peer` reach this device's pages, those that are mapped already too.
-    pub fn allow_peer(&mut self, driver: &dyn Driver, peer: DeviceId) {
+    pub(crate) fn allow_peer(&mut self, driver: &dyn Driver, peer: DeviceId) {
         if self.peers.contains(&peer) {
             return;
         }

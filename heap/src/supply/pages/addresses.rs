@@ -79,7 +79,7 @@ impl Central {
     }
 
     /// Gives the address space of a space back in which nothing is mapped.
-    pub fn free_addresses(&mut self, driver: &dyn Driver, space: SpaceId) {
+    pub(crate) fn free_addresses(&mut self, driver: &dyn Driver, space: SpaceId) {
         let idle = self.arenas.idle_reservations(space);
         self.give_back(driver, &idle);
     }

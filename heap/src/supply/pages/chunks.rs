@@ -36,7 +36,6 @@ use std::ops::Range;
 // A view's pages are the bits of one number.
 const _: () = assert!(LONGEST_CHUNK / PAGE <= u64::BITS as u64);
 
-/// A physical handle.
 struct Chunk {
     handle: PhysicalHandle,
     /// How many pages it has.
@@ -73,31 +72,31 @@ fn bits(first: u32, count: u32) -> u64 {
 
 /// Pages of one chunk that belong to the arena next to each other.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Part {
+pub(crate) struct Part {
     /// The addresses at which the pages belong now.
-    pub pages: Range<u64>,
+    pub(crate) pages: Range<u64>,
     /// The chunk of the pages.
-    pub chunk: ChunkId,
+    pub(crate) chunk: ChunkId,
     /// The first of the pages, within the chunk.
-    pub first: u32,
+    pub(crate) first: u32,
     /// Pages of the chunk behind these.
-    pub behind: u32,
+    pub(crate) behind: u32,
 }
 
 impl Part {
     /// How many pages.
-    pub fn count(&self) -> u32 {
+    pub(crate) fn count(&self) -> u32 {
         ((self.pages.end - self.pages.start) / PAGE) as u32
     }
 
     /// Its first `count` pages.
-    pub fn front(&self, count: u32) -> Self {
+    pub(crate) fn front(&self, count: u32) -> Self {
         let pages = self.pages.start..self.pages.start + u64::from(count) * PAGE;
         Self { pages, behind: self.behind + self.count() - count, ..self.clone() }
     }
 
     /// Its last `count` pages.
-    pub fn back(&self, count: u32) -> Self {
+    pub(crate) fn back(&self, count: u32) -> Self {
         let pages = self.pages.end - u64::from(count) * PAGE..self.pages.end;
         Self { pages, first: self.first + self.count() - count, ..self.clone() }
     }
@@ -108,24 +107,23 @@ type LastUse = Option<(u32, u64)>;
 
 /// A part of a planned row, in the order of addresses.
 #[derive(Clone, Copy, Debug)]
-pub struct Piece {
-    /// The chunk.
-    pub chunk: ChunkId,
+pub(crate) struct Piece {
+    pub(crate) chunk: ChunkId,
     /// The first page within the chunk.
-    pub first: u32,
+    pub(crate) first: u32,
     /// How many pages.
-    pub count: u32,
+    pub(crate) count: u32,
 }
 
 /// The chunks of a device.
 #[derive(Default)]
-pub struct Pages {
+pub(crate) struct Pages {
     pub(crate) device: DeviceId,
     pub(crate) peers: Vec<DeviceId>,
     chunks: Vec<Option<Chunk>>,
     unused: Vec<ChunkId>,
     /// The address space that views lie in.
-    pub reservations: Reservations,
+    pub(crate) reservations: Reservations,
     /// The views, by first byte.
     views: BTreeMap<u64, View>,
     /// Views without pages, by first byte.
@@ -140,18 +138,16 @@ pub struct Pages {
     held: u64,
     owned: u64,
     /// Where pages come to belong and cease to, for the history.
-    pub log: SegmentLog,
-    /// Driver calls made.
-    pub calls: u64,
-    /// Driver calls that failed.
-    pub errors: u64,
+    pub(crate) log: SegmentLog,
+    pub(crate) calls: u64,
+    pub(crate) errors: u64,
     /// What of all this is on the record.
-    pub book: MappingBook,
+    pub(crate) book: MappingBook,
 }
 
 impl Pages {
     /// The pages of a device that has no chunk yet.
-    pub fn new(device: DeviceId) -> Self {
+    pub(crate) fn new(device: DeviceId) -> Self {
         Self { device, log: SegmentLog::new(device), ..Self::default() }
     }
 
@@ -170,34 +166,34 @@ impl Pages {
     }
 
     /// Physical bytes held.
-    pub fn held(&self) -> u64 {
+    pub(crate) fn held(&self) -> u64 {
         self.held
     }
 
     /// Bytes that belong to the arena.
-    pub fn owned(&self) -> u64 {
+    pub(crate) fn owned(&self) -> u64 {
         self.owned * PAGE
     }
 
     /// Bytes of stale aliases: address space that views take, and to which no page belongs.
-    pub fn stale_alias_bytes(&self) -> u64 {
+    pub(crate) fn stale_alias_bytes(&self) -> u64 {
         let viewed: u64 =
             self.views.values().filter_map(|view| self.chunk(view.chunk)).map(Chunk::bytes).sum();
         viewed - self.owned()
     }
 
     /// Views that wait to be unmapped.
-    pub fn retired(&self) -> usize {
+    pub(crate) fn retired(&self) -> usize {
         self.retired.len()
     }
 
     /// Bytes of chunks without owned pages.
-    pub fn spare(&self) -> u64 {
+    pub(crate) fn spare(&self) -> u64 {
         self.spare.iter().filter_map(|&id| self.chunk(id)).map(Chunk::bytes).sum()
     }
 
     /// The chunks without owned pages, whole.
-    pub fn spare_pieces(&self) -> impl Iterator<Item = Piece> {
+    pub(crate) fn spare_pieces(&self) -> impl Iterator<Item = Piece> {
         let count = |id| self.chunk(id).map_or(0, |chunk| chunk.pages);
         self.spare.iter().map(move |&chunk| Piece { chunk, first: 0, count: count(chunk) })
     }
@@ -207,7 +203,7 @@ impl Pages {
     ///
     /// # Errors
     /// The driver's; what it gave before is spare.
-    pub fn create(
+    pub(crate) fn create(
         &mut self,
         driver: &dyn Driver,
         bytes: u64,
@@ -257,13 +253,13 @@ impl Pages {
     }
 
     /// The parts of which a range of pages that belong to the arena consists.
-    pub fn parts(&self, range: &Range<u64>) -> impl Iterator<Item = Part> + use<'_> {
+    pub(crate) fn parts(&self, range: &Range<u64>) -> impl Iterator<Item = Part> + use<'_> {
         let range = range.clone();
         self.views_in(&range).map(move |(address, view, chunk)| part(&range, address, view, chunk))
     }
 
     /// As [`Pages::parts`], the last part first: one search in place of two.
-    pub fn parts_back(&self, range: &Range<u64>) -> impl Iterator<Item = Part> + use<'_> {
+    pub(crate) fn parts_back(&self, range: &Range<u64>) -> impl Iterator<Item = Part> + use<'_> {
         let range = range.clone();
         let start = range.start;
         let views = self.views.range(..range.end).rev();
@@ -285,7 +281,7 @@ impl Pages {
     }
 
     /// Address ranges of the views that touch a range and to which no page belongs.
-    pub fn retired_in(&self, range: &Range<u64>) -> Vec<Range<u64>> {
+    pub(crate) fn retired_in(&self, range: &Range<u64>) -> Vec<Range<u64>> {
         let views = self.views_in(range).filter(|(_, view, _)| view.pages == 0);
         views.map(|(address, _, chunk)| address..address + chunk.bytes()).collect()
     }
@@ -298,7 +294,7 @@ impl Pages {
     /// # Errors
     /// The driver's. Nothing belongs elsewhere then, and the views that could not be taken away
     /// again are retired.
-    pub fn map<'a>(
+    pub(crate) fn map<'a>(
         &mut self,
         driver: &dyn Driver,
         start: u64,
@@ -412,7 +408,7 @@ impl Pages {
     }
 
     /// The pages of a part belong to nobody any more. All work on them must be done.
-    pub fn abandon(&mut self, part: &Part) {
+    pub(crate) fn abandon(&mut self, part: &Part) {
         self.disown(part, None);
         if self.chunk(part.chunk).is_some_and(|chunk| chunk.owned == 0) {
             self.spare.push(part.chunk);
@@ -420,14 +416,14 @@ impl Pages {
     }
 
     /// The length of a chunk; 0: there is none.
-    pub fn bytes_of(&self, id: ChunkId) -> u64 {
+    pub(crate) fn bytes_of(&self, id: ChunkId) -> u64 {
         self.chunk(id).map_or(0, Chunk::bytes)
     }
 
     /// Unmaps the retired views whose work is done (`completed` tells the last epoch that a stream
     /// is past), neighbours in one call; where that fails, each by itself. The address ranges that
     /// are clear now.
-    pub fn unmap_retired(
+    pub(crate) fn unmap_retired(
         &mut self,
         driver: &dyn Driver,
         completed: &dyn Fn(u32) -> u64,
@@ -469,7 +465,7 @@ impl Pages {
     }
 
     /// Gives spare chunks without views back to the driver, `most` bytes of them. The bytes given.
-    pub fn release(&mut self, driver: &dyn Driver, most: u64) -> u64 {
+    pub(crate) fn release(&mut self, driver: &dyn Driver, most: u64) -> u64 {
         let mut given = 0;
         for id in std::mem::take(&mut self.spare) {
             let Some(chunk) = self.chunk(id) else { continue };
@@ -495,7 +491,7 @@ impl Pages {
     ///
     /// # Errors
     /// What is wrong.
-    pub fn validate(&self) -> std::result::Result<(), String> {
+    pub(crate) fn validate(&self) -> std::result::Result<(), String> {
         // Of each chunk: its views, and their pages.
         let mut found = HashMap::new();
         for (&address, view) in &self.views {

@@ -11,11 +11,11 @@ use crate::supply::pages::chunks::{Pages, Part, Piece};
 use std::cmp::Reverse;
 
 /// Pages that are to move.
-pub struct Source {
+pub(crate) struct Source {
     /// The free run that the pages are in.
-    pub movable: MovablePages,
+    pub(crate) movable: MovablePages,
     /// The pages that are to move.
-    pub part: Part,
+    pub(crate) part: Part,
 }
 
 /// Idle pages that follow each other within a chunk, wherever they belong now.
@@ -76,7 +76,10 @@ impl<'a> Idle<'a> {
 
 /// The parts of chunks of which `movable` consists, in the order of chunks and of pages within
 /// them.
-pub fn parts_of<'a>(pages: &Pages, movable: &'a [MovablePages]) -> Vec<(&'a MovablePages, Part)> {
+pub(crate) fn parts_of<'a>(
+    pages: &Pages,
+    movable: &'a [MovablePages],
+) -> Vec<(&'a MovablePages, Part)> {
     let mut parts = Vec::with_capacity(movable.len());
     for movable in movable {
         parts.extend(pages.parts_back(&movable.pages).map(|part| (movable, part)));
@@ -87,18 +90,18 @@ pub fn parts_of<'a>(pages: &Pages, movable: &'a [MovablePages]) -> Vec<(&'a Mova
 
 /// What was found for a row.
 #[derive(Default)]
-pub struct Gathered {
+pub(crate) struct Gathered {
     /// The pieces of the row, in the order of addresses.
-    pub pieces: Vec<Piece>,
+    pub(crate) pieces: Vec<Piece>,
     /// Where the pages of the pieces belong until then.
-    pub sources: Vec<Source>,
+    pub(crate) sources: Vec<Source>,
     /// How many pages.
-    pub pages: u64,
+    pub(crate) pages: u64,
     /// Pages of the first chunk before the row and of the last one behind it, where the row splits
     /// them.
     split: (u32, u32),
     /// Bytes of idle pages that could not be used.
-    pub idle: u64,
+    pub(crate) idle: u64,
 }
 
 impl Gathered {
@@ -114,14 +117,14 @@ impl Gathered {
 
     /// Address space before and behind the row that the first chunk and the last take too, where
     /// they are the row's ends.
-    pub fn stale_aliases(&self) -> (u64, u64) {
+    pub(crate) fn stale_aliases(&self) -> (u64, u64) {
         (u64::from(self.split.0) * PAGE, u64::from(self.split.1) * PAGE)
     }
 
     /// Chooses up to `need` pages of `parts` ([`parts_of`]): one part of a chunk that is long
     /// enough, else the tail of a chunk, whole chunks and the head of a chunk. What a split chunk
     /// takes before and behind the row must fit into `room` (bytes).
-    pub fn choose(parts: &[(&MovablePages, Part)], need: u32, room: (u64, u64)) -> Self {
+    pub(crate) fn choose(parts: &[(&MovablePages, Part)], need: u32, room: (u64, u64)) -> Self {
         let reaches = |idle: &Idle<'_>| {
             let (left, right) = (u64::from(idle.first) * PAGE, u64::from(idle.behind) * PAGE);
             (left <= room.0, right <= room.1)

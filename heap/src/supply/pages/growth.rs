@@ -57,7 +57,7 @@ const TIGHT: Shape = Shape {
 };
 
 /// How a heap has grown of late.
-pub struct Pace {
+pub(crate) struct Pace {
     shape: &'static Shape,
     /// Bytes taken in this run of growth.
     run: u64,
@@ -67,25 +67,25 @@ pub struct Pace {
 
 impl Pace {
     /// Of a heap that has not grown. `tight`: it is to hold little.
-    pub fn new(tight: bool) -> Self {
+    pub(crate) fn new(tight: bool) -> Self {
         Self { shape: if tight { &TIGHT } else { &USUAL }, run: 0, freed_before: 0 }
     }
 
     /// A request does not fit; `freed` bytes have been freed since the start.
-    pub fn begin(&mut self, freed: u64) {
+    pub(crate) fn begin(&mut self, freed: u64) {
         if freed - self.freed_before > self.run / FREED_SHARE {
             (self.run, self.freed_before) = (0, freed);
         }
     }
 
     /// The heap grew by `bytes`.
-    pub fn grew(&mut self, bytes: u64) {
+    pub(crate) fn grew(&mut self, bytes: u64) {
         self.run += bytes;
     }
 
     /// How many bytes more than it needs a heap takes that holds `held` and may take `left` more,
     /// where it may not hold more for their sake. `moved`: a part of what it needs has been found.
-    pub fn step(&self, held: u64, left: u64, moved: bool) -> u64 {
+    pub(crate) fn step(&self, held: u64, left: u64, moved: bool) -> u64 {
         let most = (held / self.shape.steps).min(LONGEST_STEP);
         // Of idle memory that is used by turns the step would stay idle, and split.
         let step = if moved { most.min(self.run / 2) } else { most };
@@ -95,7 +95,7 @@ impl Pace {
     /// How long the chunks of a growth are at most (bytes, whole pages) where `held` bytes are
     /// held, `left` more may be taken, `freed` have been freed since the start and `idle` lie idle
     /// though they were asked for just now.
-    pub fn longest_chunk(&self, held: u64, left: u64, freed: u64, idle: u64) -> u64 {
+    pub(crate) fn longest_chunk(&self, held: u64, left: u64, freed: u64, idle: u64) -> u64 {
         let (of_run, of_held) = self.shape.run_chunks;
         let of_run = (self.run / of_run).min(held / of_held).min(LONGEST_CHUNK);
         let loads = freed < held / LOADING_SHARE;

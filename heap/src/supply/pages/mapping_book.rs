@@ -16,7 +16,7 @@ use std::collections::HashMap;
 /// A device's part of the record's segment table, as far as pages are concerned. The default one
 /// writes nothing.
 #[derive(Default)]
-pub struct MappingBook {
+pub(crate) struct MappingBook {
     record: Option<&'static Record>,
     device: u8,
     /// By first byte.
@@ -25,7 +25,7 @@ pub struct MappingBook {
 
 impl MappingBook {
     /// For the pages of `device`, of which nothing is known yet.
-    pub fn new(record: &'static Record, device: DeviceId) -> Self {
+    pub(crate) fn new(record: &'static Record, device: DeviceId) -> Self {
         Self { record: Some(record), device: device as u8, ..Self::default() }
     }
 
@@ -36,14 +36,14 @@ impl MappingBook {
     }
 
     /// The driver has back what is at a place, or has unmapped it.
-    pub fn remove(&self, slot: SegmentSlot) {
+    pub(crate) fn remove(&self, slot: SegmentSlot) {
         if let Some(record) = self.record {
             record.segment_remove(slot);
         }
     }
 
     /// The driver gave a chunk.
-    pub fn add_chunk(&self, chunk: ChunkId, bytes: u64) -> SegmentSlot {
+    pub(crate) fn add_chunk(&self, chunk: ChunkId, bytes: u64) -> SegmentSlot {
         self.insert(SegmentEntry {
             kind: SegmentKind::Chunk,
             bytes,
@@ -54,21 +54,27 @@ impl MappingBook {
 
     /// A chunk of `bytes` is mapped at `address`; these of its pages, a bit each, belong to the
     /// arena there.
-    pub fn add_view(&self, address: u64, chunk: ChunkId, bytes: u64, pages: u64) -> SegmentSlot {
+    pub(crate) fn add_view(
+        &self,
+        address: u64,
+        chunk: ChunkId,
+        bytes: u64,
+        pages: u64,
+    ) -> SegmentSlot {
         let kind = SegmentKind::View;
         let pages = u128::from(pages);
         self.insert(SegmentEntry { kind, address, bytes, chunk, pages, ..SegmentEntry::default() })
     }
 
     /// The pages of a view that belong to the arena there are these now.
-    pub fn set_pages(&self, slot: SegmentSlot, pages: u64) {
+    pub(crate) fn set_pages(&self, slot: SegmentSlot, pages: u64) {
         if let Some(record) = self.record {
             record.segment_pages(slot, u128::from(pages));
         }
     }
 
     /// Address space was reserved, for what `ctx` grows.
-    pub fn reserve(&mut self, address: u64, bytes: u64, ctx: &Growth<'_>) {
+    pub(crate) fn reserve(&mut self, address: u64, bytes: u64, ctx: &Growth<'_>) {
         let slot = self.insert(SegmentEntry {
             kind: SegmentKind::Reservation,
             address,
@@ -81,7 +87,7 @@ impl MappingBook {
     }
 
     /// The reservation at `address` was given back.
-    pub fn unreserve(&mut self, address: u64) {
+    pub(crate) fn unreserve(&mut self, address: u64) {
         if let Some(slot) = self.reservations.remove(&address) {
             self.remove(slot);
         }

@@ -22,7 +22,6 @@ pub(crate) mod remapped;
 pub(crate) mod reservations;
 /// The longest chunk (bytes). Creating one has a fixed cost, which few chunks pay; a page table
 /// entry of the view at the other end of a chunk takes address space only.
-pub const LONGEST_CHUNK: u64 = 64 << 20;
+pub(crate) const LONGEST_CHUNK: u64 = 64 << 20;
 
-/// A chunk's number.
-pub type ChunkId = u32;
+pub(crate) type ChunkId = u32;

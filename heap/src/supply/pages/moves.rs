@@ -95,12 +95,12 @@ impl Central {
     }
 
     /// Whether growth by `bytes` would move pages, if there are idle ones.
-    pub fn is_beyond_slack(&self, record: &Record, bytes: u64) -> bool {
+    pub(crate) fn is_beyond_slack(&self, record: &Record, bytes: u64) -> bool {
         self.backing.pages.held() + bytes > self.soft_ceiling(record, bytes)
     }
 
     /// Whether growth by `bytes` would hold more than live blocks have ever needed, and some.
-    pub fn would_grow_for_nothing(&self, record: &Record, bytes: u64) -> bool {
+    pub(crate) fn would_grow_for_nothing(&self, record: &Record, bytes: u64) -> bool {
         self.backing.held + bytes > self.soft_ceiling(record, bytes)
     }
 
@@ -318,7 +318,7 @@ impl Central {
     }
 
     /// Unmaps the retired views whose work is done.
-    pub fn unmap_retired(&mut self, driver: &dyn Driver, completed: &dyn Fn(u32) -> u64) {
+    pub(crate) fn unmap_retired(&mut self, driver: &dyn Driver, completed: &dyn Fn(u32) -> u64) {
         for range in self.backing.pages.unmap_retired(driver, completed) {
             self.arenas.clear(&range);
         }
@@ -326,7 +326,7 @@ impl Central {
 
     /// Takes chunks all of whose pages lie idle in `spaces` out of the arena, `most` bytes of them,
     /// so that they can be given back.
-    pub fn evict_chunks(&mut self, ctx: &Eviction<'_>, spaces: &[SpaceId], most: u64) {
+    pub(crate) fn evict_chunks(&mut self, ctx: &Eviction<'_>, spaces: &[SpaceId], most: u64) {
         let mut movable = Vec::new();
         // By chunk: its idle pages, and those of each space.
         let mut idle: BTreeMap<ChunkId, (u32, Vec<(SpaceId, u64)>)> = BTreeMap::new();

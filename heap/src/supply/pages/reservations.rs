@@ -22,44 +22,44 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 /// What is reserved at a time (bytes), unless a request is longer than half of it.
-pub const STEP: u64 = 1 << 30;
+pub(crate) const STEP: u64 = 1 << 30;
 
 /// Mappings next to each other that one driver call may cover.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Row {
+pub(crate) struct Row {
     /// The addresses of all mappings of the row.
-    pub range: Range<u64>,
+    pub(crate) range: Range<u64>,
     /// Each mapping, in the order of addresses.
-    pub views: Vec<Range<u64>>,
+    pub(crate) views: Vec<Range<u64>>,
 }
 
 impl Row {
     /// The row of one mapping.
-    pub fn of(view: Range<u64>) -> Self {
+    pub(crate) fn of(view: Range<u64>) -> Self {
         Self { range: view.clone(), views: vec![view] }
     }
 }
 
 /// The reservations of a device.
 #[derive(Default)]
-pub struct Reservations {
+pub(crate) struct Reservations {
     /// First byte -> one past the last.
     ranges: BTreeMap<u64, u64>,
 }
 
 impl Reservations {
     /// The driver gave address space.
-    pub fn add(&mut self, address: u64, bytes: u64) {
+    pub(crate) fn add(&mut self, address: u64, bytes: u64) {
         self.ranges.insert(address, address + bytes);
     }
 
     /// The driver has it back.
-    pub fn remove(&mut self, address: u64) {
+    pub(crate) fn remove(&mut self, address: u64) {
         self.ranges.remove(&address);
     }
 
     /// One past the last byte of the reservation that `address` lies in; `None`: it lies in none.
-    pub fn end_of(&self, address: u64) -> Option<u64> {
+    pub(crate) fn end_of(&self, address: u64) -> Option<u64> {
         let (_, &end) = self.ranges.range(..=address).next_back()?;
         (address < end).then_some(end)
     }
@@ -67,7 +67,7 @@ impl Reservations {
     /// The mappings `views`, which are in the order of addresses, in as few rows as may be: a row
     /// has no hole, and stays inside one reservation though the next may begin where it ends. A
     /// view that is to stand `alone` is a row of its own.
-    pub fn rows(&self, views: impl IntoIterator<Item = (Range<u64>, bool)>) -> Vec<Row> {
+    pub(crate) fn rows(&self, views: impl IntoIterator<Item = (Range<u64>, bool)>) -> Vec<Row> {
         let mut rows: Vec<Row> = Vec::new();
         // Whether more may join the last row, and where the reservation ends.
         let (mut open, mut end) = (false, 0);
