@@ -1,11 +1,11 @@
 //! One device's heap: the paths of malloc, free and record_stream.
 
+use crate::bytes::Bytes;
 use crate::central::Central;
 use crate::driver::{Capabilities, DeviceId, StreamHandle};
 use crate::error::Error;
 use crate::order::query_guard::QueryGuard;
 use crate::order::streams::{Resolved, Streams};
-use crate::report::bytes::Bytes;
 use crate::runs::page_table::Page;
 use crate::settings::Settings;
 use crate::shared::Shared;

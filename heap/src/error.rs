@@ -1,9 +1,9 @@
 //! Why a request was not served.
 
+use crate::bytes::Bytes;
 use crate::driver::DriverError;
 use crate::order::streams;
 use crate::pools::lifetime::Lifetime;
-use crate::report::bytes::Bytes;
 use crate::report::cause::Report;
 use std::fmt;
 

@@ -24,6 +24,7 @@
 #![forbid(unsafe_code)]
 #![warn(unreachable_pub)]
 
+mod bytes;
 mod callers;
 mod central;
 mod device;
@@ -51,14 +52,15 @@ pub use device::{Device, Owned, is_large};
 pub use error::Error;
 pub use heap::{Heap, POISON_FREED, POISON_FRESH};
 pub use order::streams::MAX_STREAMS;
-pub use path::rungs;
+
+pub use bytes::Bytes;
 pub use pools::capture::PoolId;
 pub use pools::key::{LiveBlock, PoolError, PoolKey, PoolStats};
 pub use pools::lifetime::{self, Lifetime};
 pub use pools::restore::{Obstacle, PoolState, Restored, StateError};
-pub use report::cause::{Bytes, Report};
+pub use report::cause::Report;
 pub use report::stats::{CapturePoolHeld, Stats, TorchStats};
-pub use report::{entries, segment_stats, snapshot};
+pub use report::{entries, rungs, segment_stats, snapshot};
 pub use runs::page_table::Page;
 pub use shared::{HOOK_CAPTURES, HOOK_RECORD_STREAM, MAX_DEVICES};
 pub use sites::Sites;

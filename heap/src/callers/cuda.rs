@@ -1,23 +1,24 @@
-//! What CUDA programs need (`cudaMalloc` and its kin, through the LD_PRELOAD door) and torch's hooks do
-//! not.
+//! What CUDA programs need (`cudaMalloc` and its kin, through the LD_PRELOAD door) and torch's
+//! hooks do not.
 //!
-//! torch's hooks name the streams that use a block, and free it as soon as the host is done with it. A
-//! CUDA program says less and promises more:
-//! - Any stream may use what `cudaMalloc` returns at once, and `cudaFree` must not release it before
-//!   all work on the device is past it. Such blocks belong to [`crate::order::streams::ALL_STREAMS`].
-//!   A free waits for an event behind all work of the context, or for a synchronisation, which the
-//!   program's own may be ([`Heap::synchronized`]); the free itself never waits. One event serves any
-//!   number of frees; the allocator records it when it needs memory.
-//! - `cudaFreeAsync` names a stream, and the program guarantees that every use comes before that point
-//!   of it, whichever stream allocated the block.
+//! torch's hooks name the streams that use a block, and free it as soon as the host is done with
+//! it. A CUDA program says less and promises more:
+//! - Any stream may use what `cudaMalloc` returns at once, and `cudaFree` must not release it
+//!   before all work on the device is past it. Such blocks belong to
+//!   [`crate::order::streams::ALL_STREAMS`]. A free waits for an event behind all work of the
+//!   context, or for a synchronisation, which the program's own may be ([`Heap::synchronized`]);
+//!   the free itself never waits. One event serves any number of frees; the allocator records it
+//!   when it needs memory.
+//! - `cudaFreeAsync` names a stream, and the program guarantees that every use comes before that
+//!   point of it, whichever stream allocated the block.
 
+use crate::bytes::Bytes;
 use crate::central::Central;
 use crate::device::{Device, Owned};
 use crate::driver::StreamHandle;
 use crate::error::Error;
 use crate::heap::{Heap, PASSTHROUGH, WATCH_CAPTURES};
 use crate::order::streams;
-use crate::report::bytes::Bytes;
 use crate::report::walk::{Visitor, WalkedShard};
 use crate::request::Eviction;
 use crate::runs::arena::{Run, RunId, RunState};

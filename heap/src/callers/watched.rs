@@ -1,5 +1,5 @@
-//! Programs that another allocator serves, and that this one only watches (`--observe`): each block is
-//! entered in the books and in the record, and no memory is allocated.
+//! Programs that another allocator serves, and that this one only watches (`--observe`): each block
+//! is entered in the books and in the record, and no memory is allocated.
 
 use crate::callers::watched_blocks::{DEVICES, POOL, SAMPLE_EVERY, Seen, Watched};
 use crate::central::Central;

@@ -1,9 +1,9 @@
 //! The block that starts at an address: what is known of it, and what is noted of it after it was
 //! allocated (its lifetime, its site).
 //!
-//! The page table names the blocks that start in a page, or in a cell of a split one. Only pools with
-//! segments from outside have more in a cell than its word can name: `Central::overflow` has those, by
-//! address.
+//! The page table names the blocks that start in a page, or in a cell of a split one. Only pools
+//! with segments from outside have more in a cell than its word can name: `Central::overflow` has
+//! those, by address.
 
 use crate::central::{Central, SMALL};
 use crate::device::{Device, is_large};

@@ -7,5 +7,4 @@ pub(crate) mod malloc;
 pub(crate) mod malloc_at;
 pub(crate) mod oom;
 pub(crate) mod order_rule;
-pub mod rungs;
 pub(crate) mod slabs;

@@ -11,7 +11,7 @@ use crate::error::Error;
 use crate::heap::Heap;
 use crate::pools::{Pool, PoolNumber, Purpose, lifetime};
 use crate::profiler::{self, What};
-use crate::report::cause::Report;
+use crate::report::cause::{PoolNote, Report};
 use crate::report::entries::{Action, Entry, context, now};
 use crate::report::walk::{Visitor, WalkedShard};
 use crate::runs::arena::{Region, RegionId, RunState};
@@ -153,5 +153,22 @@ impl Heap {
     /// The latest out-of-memory.
     pub fn latest_out_of_memory(&self) -> Option<Report> {
         lock(&self.history.0).latest_oom.clone()
+    }
+}
+
+impl Device {
+    /// Adds what is known of the pool to an out-of-memory.
+    pub(crate) fn with_pool_note(&self, error: Error, number: PoolNumber) -> Error {
+        let Error::OutOfMemory(mut report) = error else { return error };
+        let central = lock(&self.central);
+        report.pool = central.pools.get(number).and_then(|pool| {
+            Some(PoolNote {
+                name: pool.name()?.to_owned(),
+                held: central.held_by(pool),
+                live: pool.live_bytes,
+                limit: pool.rules.limit,
+            })
+        });
+        Error::OutOfMemory(report)
     }
 }

@@ -1,8 +1,8 @@
 //! Blocks of a pool that has a shard of its own: a named pool, or the private memory of graphs.
 //!
-//! The pools differ in where a block comes from when the pool has none free: [`Device::malloc_pooled`]
-//! climbs the reclaim ladder; in a capture, where the allocator may wait for nothing,
-//! [`Device::malloc_captured`] grows. All else is the same for all.
+//! The pools differ in where a block comes from when the pool has none free:
+//! [`Device::malloc_pooled`] climbs the reclaim ladder; in a capture, where the allocator may wait
+//! for nothing, [`Device::malloc_captured`] grows. All else is the same for all.
 
 use crate::central::{Central, SMALL};
 use crate::device::Device;

@@ -1,5 +1,5 @@
-//! The private memory of CUDA graphs: captures begin and end, a capture's requests are served, and a
-//! graph's memory is freed.
+//! The private memory of CUDA graphs: captures begin and end, a capture's requests are served, and
+//! a graph's memory is freed.
 
 use crate::central::Central;
 use crate::device::Device;

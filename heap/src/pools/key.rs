@@ -6,12 +6,14 @@
 //! every stream of the pool. What the pool holds stays its own: pages are not moved out of it, and
 //! the reclaim ladder takes only what lies idle above its reserve.
 
+use crate::bytes::Bytes;
 use crate::driver::DriverError;
 use crate::error::Error;
 use crate::pools::{FIRST_NAMED, PoolNumber};
-use crate::report::bytes::Bytes;
 use std::fmt;
 
+/// Pools that one thread may have entered at a time.
+pub(crate) const ROUTE_DEPTH: usize = 16;
 /// Bytes that a pool's name may have.
 pub(crate) const MAX_NAME: usize = 128;
 
@@ -217,11 +219,7 @@ impl fmt::Display for PoolError {
                 write!(f, "the driver did not take {} of it back; try again later", Bytes(*bytes))
             }
             Self::TooDeep => {
-                write!(
-                    f,
-                    "a thread may be in {} pools at a time; leave some first",
-                    crate::pools::route::ROUTE_DEPTH
-                )
+                write!(f, "a thread may be in {} pools at a time; leave some first", ROUTE_DEPTH)
             }
             Self::NotInnermost(key) => {
                 write!(f, "pool {:#x} is not the one that this thread has entered last", key.0)

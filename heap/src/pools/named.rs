@@ -7,7 +7,6 @@ use crate::heap::Heap;
 use crate::pools::blocks::run_for;
 use crate::pools::key::{LiveBlock, MAX_NAME, PoolError, PoolKey, PoolStats};
 use crate::pools::{Pool, PoolNumber, route};
-use crate::report::cause::PoolNote;
 use crate::request::{Eviction, Request, is_absurd};
 use crate::runs::arena::{Run, RunState};
 use crate::shared::Shared;
@@ -83,21 +82,6 @@ impl Device {
                 Err(self.with_pool_note(error, number))
             }
         }
-    }
-
-    /// Adds what is known of the pool to an out-of-memory.
-    pub(crate) fn with_pool_note(&self, error: Error, number: PoolNumber) -> Error {
-        let Error::OutOfMemory(mut report) = error else { return error };
-        let central = lock(&self.central);
-        report.pool = central.pools.get(number).and_then(|pool| {
-            Some(PoolNote {
-                name: pool.name()?.to_owned(),
-                held: central.held_by(pool),
-                live: pool.live_bytes,
-                limit: pool.rules.limit,
-            })
-        });
-        Error::OutOfMemory(report)
     }
 
     /// Gives all memory of a named pool back to the driver at once, when no work uses any of it:
@@ -268,7 +252,7 @@ impl Heap {
     /// [`Heap::pool_leave`].
     ///
     /// # Errors
-    /// There is no such pool, or the thread is in [`crate::pools::route::ROUTE_DEPTH`] pools.
+    /// There is no such pool, or the thread is in [`crate::pools::key::ROUTE_DEPTH`] pools.
     pub fn pool_enter(&self, key: PoolKey) -> Result<(), PoolError> {
         let device = self.pool_device(key)?;
         if lock(&device.central).pools.get(key.number()).is_none() {

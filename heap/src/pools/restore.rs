@@ -1,8 +1,10 @@
-//! Restoring a graph pool to a saved state (torch's `getCheckpointState`, `setCheckpointPoolState`).
+//! Restoring a graph pool to a saved state (torch's `getCheckpointState`,
+//! `setCheckpointPoolState`).
 //!
 //! [`Heap::restore_pool`] plans the whole restore under the central lock and changes nothing if one
 //! block cannot be put back. The driver is called only to ask which waits are over.
 
+use crate::bytes::Bytes;
 use crate::central::{Central, SMALL};
 use crate::device::Device;
 use crate::error::Error;
@@ -10,7 +12,6 @@ use crate::heap::Heap;
 use crate::pools::capture::PoolId;
 use crate::pools::lifetime::Lifetime;
 use crate::pools::{PoolNumber, capture_tag, of_capture};
-use crate::report::bytes::Bytes;
 use crate::request::Request;
 use crate::runs::arena::{Run, RunState, SpaceId, UNOWNED};
 use crate::runs::page_table::Owner;

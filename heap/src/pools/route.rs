@@ -5,13 +5,9 @@
 //! the thread's tags ([`lifetime::Tags`]) says that there is anything to look for here, so whoever
 //! enters no pool pays one test.
 
-use super::lifetime;
-use crate::pools::PoolNumber;
-use crate::pools::key::PoolKey;
+use crate::pools::key::{PoolKey, ROUTE_DEPTH};
+use crate::pools::{PoolNumber, lifetime};
 use std::cell::Cell;
-
-/// Pools that one thread may have entered at a time.
-pub(crate) const ROUTE_DEPTH: usize = 16;
 
 thread_local! {
     // As the tags: without a destructor.

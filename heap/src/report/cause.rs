@@ -1,8 +1,8 @@
 //! Why memory ran out: the cause in bytes, gathered when an out-of-memory is answered.
 
-use crate::path::rungs::Ladder;
+pub(crate) use crate::bytes::Bytes;
 use crate::pools::lifetime::{LIFETIMES, Lifetime};
-pub use crate::report::bytes::Bytes;
+use crate::report::rungs::Ladder;
 use gruyere_record::held::{IDLE, LOST};
 use std::fmt;
 

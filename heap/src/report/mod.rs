@@ -1,10 +1,10 @@
 //! What the heap says of itself: numbers, snapshots, causes of an out-of-memory, the history.
 
-pub(crate) mod bytes;
 pub(crate) mod cause;
 pub(crate) mod dump;
 pub mod entries;
 pub(crate) mod history;
+pub mod rungs;
 pub mod segment_stats;
 pub mod snapshot;
 pub(crate) mod stats;

@@ -1,8 +1,9 @@
-//! What lies where: every segment of a device and the blocks that tile it, from the heap's own books.
+//! What lies where: every segment of a device and the blocks that tile it, from the heap's own
+//! books.
 //!
 //! A segment is a contiguous range of memory held: a span, a row of mapped pages, a block of
-//! `backing:passthrough`. The walk takes one lock after the other, so while other threads allocate, a
-//! slab may be described as it was some microseconds before the rest.
+//! `backing:passthrough`. The walk takes one lock after the other, so while other threads allocate,
+//! a slab may be described as it was some microseconds before the rest.
 
 use crate::central::{Central, SMALL};
 use crate::device::Device;

@@ -1,4 +1,5 @@
-//! Blocks of `backing:passthrough`: the driver serves each request itself, and the books are kept here.
+//! Blocks of `backing:passthrough`: the driver serves each request itself, and the books are kept
+//! here.
 
 use crate::central::{Central, Direct, SMALL};
 use crate::device::Device;

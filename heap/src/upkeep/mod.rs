@@ -1,4 +1,5 @@
-//! What the allocator does from time to time: steps, phases, thresholds, reserves, giving memory back.
+//! What the allocator does from time to time: steps, phases, thresholds, reserves, giving memory
+//! back.
 
 pub(crate) mod alerts;
 pub(crate) mod phase;

@@ -1,11 +1,11 @@
 //! Reserves are mapped when a device comes into use.
 
+use crate::bytes::Bytes;
 use crate::central::Central;
 use crate::device::Device;
 use crate::driver::{DriverError, ErrorKind};
 use crate::error::{Error, Refused};
 use crate::pools::lifetime::Lifetime;
-use crate::report::bytes::Bytes;
 use crate::request::{Eviction, Growth, Want};
 use crate::runs::arena::{SpaceId, UNOWNED};
 use crate::shared::Shared;

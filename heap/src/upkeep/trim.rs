@@ -1,8 +1,8 @@
 //! Memory goes back to the driver: on `empty_cache`, in a low-memory phase, at a checkpoint.
 //!
-//! A checkpoint frees what lies idle unless that is little or another did so a short while ago: memory
-//! that is given back must be taken from the driver again, at some hundred microseconds for a page of
-//! 2 MiB.
+//! A checkpoint frees what lies idle unless that is little or another did so a short while ago:
+//! memory that is given back must be taken from the driver again, at some hundred microseconds for
+//! a page of 2 MiB.
 
 use crate::device::{Device, ceiling};
 use crate::error::Error;

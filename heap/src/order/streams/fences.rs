@@ -36,8 +36,8 @@ pub(crate) struct Fences {
     /// By stream, oldest first. In the order of numbers, so that a replay asks its events in the
     /// same order each time.
     pub(crate) pending: BTreeMap<u32, VecDeque<Fence>>,
-    /// By the age of a fence of [`crate::order::streams::ALL_STREAMS`]: the epochs of dead streams that it stands
-    /// for too.
+    /// By the age of a fence of [`crate::order::streams::ALL_STREAMS`]: the epochs of dead streams
+    /// that it stands for too.
     pub(crate) dead: HashMap<u64, Vec<(u32, u64)>>,
     pub(crate) spare: Vec<EventHandle>,
     /// By stream: the age of its last event that was seen done.

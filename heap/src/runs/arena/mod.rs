@@ -1,14 +1,12 @@
 //! Runs: contiguous address space, free or live, cut and merged inside regions.
 //!
-//! A region is one piece of memory from the driver. Its runs tile it in address order. A space is a
-//! set of regions whose free runs are searched together: one for each lifetime, one for each
-//! capture pool. Slabs are runs too, at multiples of the page: best fit puts them into the gaps
-//! that large blocks leave. A free run belongs either to the stream that used it last, which may
-//! reuse it at once, or to no stream ([`UNOWNED`]), once an event has shown that the stream is past
-//! the free. Neighbours of one owner are always merged; neighbours of different owners are joined
-//! when somebody who may use both needs them ([`Arenas::join`]).
-//!
-//! Pure book-keeping: what is safe to reuse is told by the caller through epochs (`streams`).
+//! A region is one piece of memory from the driver; its runs tile it in address order. A space is a
+//! set of regions whose free runs are searched together: one a lifetime, one a capture pool. Slabs
+//! are runs too, at multiples of the page: best fit puts them into the gaps that large blocks
+//! leave. A free run belongs to the stream that used it last, which may reuse it at once, or to no
+//! stream ([`UNOWNED`]), once an event has shown that the stream is past the free. Neighbours of
+//! one owner are always merged; those of different owners are joined when a stream that may use
+//! both needs them ([`Arenas::join`]). The caller says through epochs what is safe to reuse.
 
 mod at;
 pub(crate) mod audit;
@@ -22,9 +20,8 @@ use crate::order::streams::{ALL_STREAMS, NUMBERS, Streams};
 use crate::runs::page_table::BLOCK_LIMIT;
 use crate::small::size_class::{ALIGNMENT, PAGE};
 use gruyere_record::SegmentSlot;
-use run::NO_RUN;
-use run::Place;
 pub(crate) use run::{Label, Region, RegionId, Run, RunId, RunState, SpaceId, UNOWNED};
+use run::{NO_RUN, Place};
 use size_index::SizeIndex;
 use space::{Space, owner_at, owner_in};
 use std::collections::BTreeMap;

@@ -1,10 +1,10 @@
 //! Which devices reach mapped pages: the device itself all of them, and each peer that the process
 //! uses too.
 //!
-//! A call grants access to a row of mappings ([`crate::supply::pages::reservations::Reservations::rows`]).
-//! Where the driver refuses one, each mapping is asked for by itself: one bad mapping must not keep
-//! its neighbours from a peer, and a peer that is refused must not keep the device from its own
-//! memory.
+//! A call grants access to a row of mappings
+//! ([`crate::supply::pages::reservations::Reservations::rows`]). Where the driver refuses one, each
+//! mapping is asked for by itself: one bad mapping must not keep its neighbours from a peer, and a
+//! peer that is refused must not keep the device from its own memory.
 //!
 //! ```text
 //!   view   -- mapped, granted -->  reached by all;

@@ -1,7 +1,7 @@
 //! What the rungs of the reclaim ladder did: calls, bytes, host time. The rungs themselves are in
 //! `reclaim`.
 
-use crate::report::bytes::Bytes;
+use crate::bytes::Bytes;
 use gruyere_record::DeviceGauge;
 use std::fmt;
 use std::time::{Duration, Instant};
