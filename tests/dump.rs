@@ -183,9 +183,9 @@ fn the_json_fits_its_schema_and_the_text_names_the_request_the_causes_and_the_la
     // How fast the counter runs is known from 5 ms on.
     std::thread::sleep(std::time::Duration::from_millis(20));
     assert!(lifetime::push(Lifetime::Transient));
-    gruyere::heap::entries::set_context(77);
+    gruyere::heap::history::set_context(77);
     let report = refused(&rig, 15 * GIB);
-    gruyere::heap::entries::set_context(0);
+    gruyere::heap::history::set_context(0);
     assert!(lifetime::pop());
     let folder = folder.path().join("new/one");
     let names = dump(&rig, &folder, &report);

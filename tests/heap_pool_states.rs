@@ -9,7 +9,7 @@ use common::{DEFAULT, GIB, MIB};
 use flaky::{FlakyDriver, Plan};
 use gruyere::config::Config;
 use gruyere::driver::{ErrorKind, StreamHandle};
-use gruyere::heap::entries::Action;
+use gruyere::heap::history::Action;
 use gruyere::heap::snapshot::{Segment, Snapshot};
 use gruyere::heap::{Error, Heap};
 use gruyere::heap::{Obstacle, PoolState, Restored, StateError};

@@ -6,7 +6,7 @@ mod common;
 use common::{DEFAULT, GIB, MIB, Rig};
 use gruyere::driver::StreamHandle;
 use gruyere::heap::Error;
-use gruyere::heap::entries::{self, Action};
+use gruyere::heap::history::{self, Action};
 use gruyere::heap::snapshot::{BlockState, Snapshot};
 use gruyere::record::peaks::{ALL, LARGE, SMALL, Stat};
 use gruyere_phantom::Config as GpuConfig;
@@ -405,10 +405,10 @@ fn the_history_tells_every_block_in_order_with_where_it_came_from() {
         let rig = Rig::new(backing);
         let before = rig.malloc(4096, DEFAULT);
         rig.heap.start_history(100, false);
-        let outer = entries::set_context(7);
+        let outer = history::set_context(7);
         let small = rig.malloc(1000, DEFAULT);
         let large = rig.malloc(3 * MIB, DEFAULT);
-        assert_eq!(entries::set_context(outer), 7);
+        assert_eq!(history::set_context(outer), 7);
         rig.heap.free(small);
         rig.heap.free(before);
         assert!(!rig.heap.free(before), "what is no block");
@@ -449,7 +449,7 @@ fn a_free_that_waits_for_a_stream_is_completed_when_the_stream_is_past_it() {
         let block = rig.malloc(size, DEFAULT);
         rig.heap.record_stream(block, other);
         rig.heap.free(block);
-        let of = |found: &entries::Collected| {
+        let of = |found: &history::Collected| {
             let mine = found
                 .entries
                 .iter()
@@ -511,7 +511,7 @@ fn the_history_tells_of_spans_and_of_what_could_not_be_met() {
 }
 
 /// What is held where, by the history alone: pieces of 512 B.
-fn replay(found: &entries::Collected) -> BTreeSet<u64> {
+fn replay(found: &history::Collected) -> BTreeSet<u64> {
     let mut held = BTreeSet::new();
     for entry in &found.entries {
         let pieces = (entry.address..entry.address + entry.bytes).step_by(512);

@@ -33,6 +33,10 @@ def expand(tree: str) -> list[str]:
     return [head.strip() + path for part in [*parts, part] for path in expand(part)]
 
 
+def module(path: Path) -> list[str]:
+    return list((path.parent if path.stem == "mod" else path.with_suffix("")).parts)
+
+
 def uses(text: str, module: list[str]) -> set[str]:
     """The modules of the crate that a file names outside of its tests, as paths from the crate."""
     code = re.sub(r"(?m)^\s*//.*$", "", text.split(TESTS)[0])
@@ -57,7 +61,7 @@ def acyclic(graph: dict[str, set[str]], what: str) -> list[str]:
 
 def heap() -> list[str]:
     files = {path.relative_to(HEAP): path.read_text() for path in sorted(HEAP.rglob("*.rs"))}
-    named = {"::".join((p.parent if p.stem == "mod" else p.with_suffix("")).parts): p for p in files}
+    named = {"::".join(module(path)): path for path in files}
     wrong = [f"{p}: {t.count(chr(10))} lines" for p, t in files.items() if t.count("\n") > LINES]
     names = Counter(path.name for path in files if path.name != "mod.rs")
     wrong += [f"{name}: {count} files of that name" for name, count in names.items() if count > 1]
@@ -69,8 +73,7 @@ def heap() -> list[str]:
         owner = re.search(r"(?m)^impl (Heap|Device|Central) \{", text)
         if owner and path.parts[0] in BOOKS:
             wrong.append(f"{path}: an impl of {owner[1]} among the books")
-        module = list((path.parent if path.stem == "mod" else path.with_suffix("")).parts)
-        for used in uses(text, module):
+        for used in uses(text, module(path)):
             while used and used not in named:
                 used = used.rpartition("::")[0]
             if not used or named[used] == path:
@@ -85,7 +88,7 @@ def heap() -> list[str]:
 
 
 def columns() -> list[str]:
-    """Lines that are too wide: not rows of tables, code blocks, marks, or what no break could mend."""
+    """Wide lines, but for rows of tables, code blocks, marks, and words that no break mends."""
     listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT,
                             capture_output=True, text=True, check=True).stdout.split("\n")
     wrong = []

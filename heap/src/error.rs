@@ -2,8 +2,8 @@
 
 use crate::bytes::Bytes;
 use crate::driver::DriverError;
+use crate::lifetime::Lifetime;
 use crate::order::streams;
-use crate::pools::lifetime::Lifetime;
 use crate::report::cause::Report;
 use std::fmt;
 

@@ -6,7 +6,7 @@ use crate::driver::timed::{OnRecord, Timed};
 use crate::driver::{DeviceId, Driver, DriverError};
 pub(crate) use crate::error::Error;
 use crate::order::waits::Permission;
-use crate::report::entries::History;
+use crate::report::books::History;
 use crate::runs::page_table::PageTable;
 use crate::settings::Settings;
 use crate::shared::{MAX_DEVICES, Shared};

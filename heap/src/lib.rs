@@ -31,6 +31,8 @@ mod device;
 pub mod driver;
 mod error;
 mod heap;
+mod journal;
+pub mod lifetime;
 mod number_set;
 mod order;
 mod path;
@@ -54,13 +56,13 @@ pub use heap::{Heap, POISON_FREED, POISON_FRESH};
 pub use order::streams::MAX_STREAMS;
 
 pub use bytes::Bytes;
+pub use lifetime::Lifetime;
 pub use pools::capture::PoolId;
 pub use pools::key::{LiveBlock, PoolError, PoolKey, PoolStats};
-pub use pools::lifetime::{self, Lifetime};
 pub use pools::restore::{Obstacle, PoolState, Restored, StateError};
 pub use report::cause::Report;
 pub use report::stats::{CapturePoolHeld, Stats, TorchStats};
-pub use report::{entries, rungs, segment_stats, snapshot};
+pub use report::{rungs, segment_stats, snapshot};
 pub use runs::page_table::Page;
 pub use shared::{HOOK_CAPTURES, HOOK_RECORD_STREAM, MAX_DEVICES};
 pub use sites::Sites;
@@ -68,3 +70,9 @@ pub use small::size_class::{ALIGNMENT, PAGE, SMALL_MAX};
 pub use supply::pages_fit;
 pub use upkeep::alerts::{ALERTS, Alert, AlertKind, Listener};
 pub use upkeep::phase::Phase;
+
+/// The memory history: what torch calls `_record_memory_history`.
+pub mod history {
+    pub use crate::journal::{Action, Entry, set_context};
+    pub use crate::report::books::{Collected, Origin};
+}

@@ -1,8 +1,8 @@
 //! What is asked for: of the heap, of its runs, and of what grows it.
 
 use crate::driver::{DeviceId, Driver};
+use crate::lifetime::Lifetime;
 use crate::order::streams::Streams;
-use crate::pools::lifetime::Lifetime;
 use crate::runs::arena::{Arenas, RunId, SpaceId};
 use crate::runs::page_table::PageTable;
 use crate::shared::Shared;

@@ -6,7 +6,7 @@
 //! loader turns into a stack.
 
 use super::{current, fork, guarded, heap};
-use crate::heap::entries::{self, Collected};
+use crate::heap::history::{self, Collected};
 use std::ffi::c_int;
 
 use super::control::{GRUYERE_OK, GRUYERE_UNAVAILABLE};
@@ -43,7 +43,7 @@ pub extern "C" fn gruyere_history_stop() {
 /// that it was before.
 #[unsafe(no_mangle)]
 pub extern "C" fn gruyere_history_context(context: u64) -> u64 {
-    entries::set_context(context)
+    history::set_context(context)
 }
 
 /// The version of [`GruyereHistory`] that this header describes.
@@ -120,7 +120,7 @@ struct Held {
 }
 
 fn hold(found: &Collected) -> Box<Held> {
-    let entry = |entry: &entries::Entry| GruyereHistoryEntry {
+    let entry = |entry: &history::Entry| GruyereHistoryEntry {
         action: entry.action as u32,
         device: entry.device,
         address: entry.address,
@@ -130,8 +130,8 @@ fn hold(found: &Collected) -> Box<Held> {
         context: entry.context,
         origin: entry.origin,
     };
-    let origin = |origin: &entries::Origin| {
-        let entries::Origin { address, device, context } = *origin;
+    let origin = |origin: &history::Origin| {
+        let history::Origin { address, device, context } = *origin;
         GruyereOrigin { address, context, device, room: 0 }
     };
     let entries: Vec<_> = found.entries.iter().map(entry).collect();

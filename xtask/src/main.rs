@@ -7,7 +7,6 @@ mod exports;
 mod figures;
 mod gpu_bundle;
 mod header;
-mod house;
 mod instructions;
 mod observed;
 mod parts;

@@ -8,8 +8,8 @@
 use crate::central::{Central, SMALL};
 use crate::device::{Device, is_large};
 use crate::heap::Heap;
+use crate::lifetime::Lifetime;
 use crate::pools::Reuse;
-use crate::pools::lifetime::Lifetime;
 use crate::request::Request;
 use crate::runs::arena::{Arenas, Run, RunId, RunState};
 use crate::runs::page_table::{CELL, Owner, Page, PageTable};

@@ -10,13 +10,12 @@ pub(crate) mod blocks;
 pub(crate) mod capture;
 pub(crate) mod graphs;
 pub(crate) mod key;
-pub mod lifetime;
 pub(crate) mod named;
 pub(crate) mod outside;
 pub(crate) mod restore;
 pub(crate) mod route;
 
-use crate::pools::lifetime::{LIFETIMES, Lifetime};
+use crate::lifetime::{LIFETIMES, Lifetime};
 use crate::runs::arena::SpaceId;
 use crate::runs::spaces::Spaces;
 use crate::small::shard::{SHARDS, Shard};

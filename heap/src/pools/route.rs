@@ -5,8 +5,9 @@
 //! the thread's tags ([`lifetime::Tags`]) says that there is anything to look for here, so whoever
 //! enters no pool pays one test.
 
+use crate::lifetime;
+use crate::pools::PoolNumber;
 use crate::pools::key::{PoolKey, ROUTE_DEPTH};
-use crate::pools::{PoolNumber, lifetime};
 use std::cell::Cell;
 
 thread_local! {

@@ -1,7 +1,7 @@
 //! Why memory ran out: the cause in bytes, gathered when an out-of-memory is answered.
 
 pub(crate) use crate::bytes::Bytes;
-use crate::pools::lifetime::{LIFETIMES, Lifetime};
+use crate::lifetime::{LIFETIMES, Lifetime};
 use crate::report::rungs::Ladder;
 use gruyere_record::held::{IDLE, LOST};
 use std::fmt;
@@ -25,7 +25,7 @@ pub struct Report {
     pub stream: (u32, u64),
     /// The tag of the requesting thread's requests.
     pub lifetime: Lifetime,
-    /// What the requesting thread was doing ([`crate::report::entries::set_context`]).
+    /// What the requesting thread was doing ([`crate::report::books::set_context`]).
     pub context: u64,
     /// The training step.
     pub step: u32,

@@ -2,7 +2,7 @@
 
 use crate::driver::DeviceId;
 use crate::heap::{Heap, TOLD};
-use crate::pools::lifetime::Lifetime;
+use crate::lifetime::Lifetime;
 use crate::sync::lock;
 use std::sync::atomic::Ordering;
 

@@ -3,10 +3,10 @@
 use crate::device::Device;
 use crate::driver::StreamHandle;
 use crate::heap::{HISTORY, Heap};
+use crate::journal::{Action, Entry, context, now};
 use crate::pools::restore::Plan;
 use crate::pools::restore::StateBlock;
-use crate::report::entries::{Action, Entry, context, now};
-use crate::report::entries::{Books, Collected, LOOK_EVERY, Origin};
+use crate::report::books::{Books, Collected, LOOK_EVERY, Origin};
 use crate::runs::arena::RunState;
 use crate::runs::page_table::Owner;
 use crate::sync::{MutexGuard, lock};

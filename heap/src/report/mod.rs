@@ -1,8 +1,8 @@
 //! What the heap says of itself: numbers, snapshots, causes of an out-of-memory, the history.
 
+pub(crate) mod books;
 pub(crate) mod cause;
 pub(crate) mod dump;
-pub mod entries;
 pub(crate) mod history;
 pub mod rungs;
 pub mod segment_stats;

@@ -8,7 +8,7 @@
 //! devices sizes share spans: apart they hold more. Pages move, and one space a lifetime is all
 //! that `backing:stitch` needs. The figures are in docs/decisions/near-capacity.md.
 
-use crate::pools::lifetime::{LIFETIMES, Lifetime};
+use crate::lifetime::{LIFETIMES, Lifetime};
 use crate::runs::arena::{Arenas, SpaceId};
 use crate::small::size_class::SMALL_MAX;
 

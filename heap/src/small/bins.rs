@@ -1,6 +1,6 @@
 //! Bins: where the slabs with free slots of a stream are found.
 
-use crate::pools::lifetime::LIFETIMES;
+use crate::lifetime::LIFETIMES;
 use crate::small::size_class::CLASSES;
 
 /// No slab: the end of a list.

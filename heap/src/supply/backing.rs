@@ -7,9 +7,9 @@
 use crate::driver::{
     DeviceId, Driver, DriverError, ErrorKind, PoolAttribute, PoolHandle, Result, StreamHandle,
 };
-use crate::pools::lifetime::{LIFETIMES, Lifetime};
-use crate::report::entries::Action;
-use crate::report::entries::SegmentLog;
+use crate::journal::Action;
+use crate::journal::SegmentLog;
+use crate::lifetime::{LIFETIMES, Lifetime};
 use crate::settings::{PoolReuse, Settings};
 use crate::small::size_class::{PAGE, round_up};
 use crate::supply::pages::chunks::Pages;

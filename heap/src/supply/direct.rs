@@ -5,7 +5,7 @@ use crate::central::{Central, Direct, SMALL};
 use crate::device::Device;
 use crate::driver::{ErrorKind, Result};
 use crate::error::Error;
-use crate::report::entries::Action;
+use crate::journal::Action;
 use crate::request::Request;
 use crate::shared::Shared;
 use crate::sync::lock;

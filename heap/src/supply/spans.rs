@@ -3,7 +3,7 @@
 
 use crate::central::{Central, Habits};
 use crate::driver::{Capabilities, DeviceId, Driver, DriverError, ErrorKind, Result};
-use crate::pools::lifetime::Lifetime;
+use crate::lifetime::Lifetime;
 use crate::profiler::{self, What};
 use crate::request::{Eviction, Growth, Want};
 use crate::runs::arena::{Region, RegionId, RunId, SpaceId, UNOWNED};

@@ -5,7 +5,7 @@ use crate::central::Central;
 use crate::device::Device;
 use crate::driver::{DriverError, ErrorKind};
 use crate::error::{Error, Refused};
-use crate::pools::lifetime::Lifetime;
+use crate::lifetime::Lifetime;
 use crate::request::{Eviction, Growth, Want};
 use crate::runs::arena::{SpaceId, UNOWNED};
 use crate::shared::Shared;

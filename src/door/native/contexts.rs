@@ -7,7 +7,7 @@
 
 use super::boxed::Boxed;
 use crate::heap::Heap;
-use crate::heap::entries::{self, Collected};
+use crate::heap::history::{self, Collected};
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -61,7 +61,7 @@ pub(super) fn enter(heap: &Heap, boxed: Boxed) -> u64 {
         let number = all.add(boxed);
         (number, (all.boxes.len() > all.many).then(|| all.running.clone()))
     };
-    let before = entries::set_context(number);
+    let before = history::set_context(number);
     if let Some(mut used) = running {
         // Whatever is noted from here on is of a call that runs now, or is newer.
         used.extend(numbers(&heap.history()));
@@ -75,7 +75,7 @@ pub(super) fn enter(heap: &Heap, boxed: Boxed) -> u64 {
 /// The calling thread's requests come from where they came from before: what [`enter`] has
 /// answered.
 pub(super) fn leave(before: u64) {
-    let number = entries::set_context(before);
+    let number = history::set_context(before);
     if let Some(all) = contexts().as_mut() {
         all.running.remove(&number);
     }

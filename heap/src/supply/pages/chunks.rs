@@ -23,8 +23,8 @@
 //! unmap what it mapped.
 
 use crate::driver::{DeviceId, Driver, PhysicalHandle, Result};
-use crate::report::entries::Action;
-use crate::report::entries::SegmentLog;
+use crate::journal::Action;
+use crate::journal::SegmentLog;
 use crate::small::size_class::PAGE;
 use crate::supply::pages::mapping_book::MappingBook;
 use crate::supply::pages::reservations::{Reservations, Row};

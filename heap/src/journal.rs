@@ -1,68 +1,10 @@
-//! The history of blocks, while somebody asks for it: what torch calls `_record_memory_history`.
-//!
-//! Off, it costs nothing: it hangs on the branches that requests take for special reasons anyway.
-//! On, each malloc and free adds an entry under one lock, which nobody takes with a lock of the
-//! heap held. Where a block was allocated in the program is told by a number, the thread's
-//! *context*, which the loader sets around the calls that it knows of (a loader for Python cannot
-//! be asked from here: requests come with and without Python's global lock). A free is noted before
-//! it is done, and a malloc after, so that the entries of one address are in order whatever threads
-//! do.
+//! Entries of the memory history, of which the latest are kept; each has the time and the calling
+//! thread's context. A supply logs its segments here too.
 
 use crate::driver::DeviceId;
-use crate::report::cause::Report;
-use crate::sync::Mutex;
 use std::cell::Cell;
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::time::{SystemTime, UNIX_EPOCH};
-
-/// A block that was allocated while the history was on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Origin {
-    /// Where it starts.
-    pub address: u64,
-    /// Its device.
-    pub device: u32,
-    /// See [`set_context`].
-    pub context: u64,
-}
-
-/// All that is known.
-#[derive(Clone, Debug, Default)]
-pub struct Collected {
-    /// The entries, by time.
-    pub entries: Vec<Entry>,
-    /// Entries that there was no room for.
-    pub lost: u64,
-    /// Where the live blocks came from, as far as that is known.
-    pub origins: Vec<Origin>,
-}
-
-/// Mallocs between two looks at what waits, at least.
-pub(crate) const LOOK_EVERY: usize = 256;
-
-/// What is kept.
-#[derive(Default)]
-pub struct History(pub(crate) Mutex<Books>);
-
-#[derive(Default)]
-pub(crate) struct Books {
-    pub(crate) latest: Latest,
-    /// Live blocks: device and context, by address.
-    pub(crate) origins: HashMap<u64, (u32, u64)>,
-    /// Blocks freed by the program that wait for streams: the entry of their end, by address.
-    pub(crate) waiting: HashMap<u64, Entry>,
-    /// Mallocs since the waits were last looked at.
-    pub(crate) since: usize,
-    pub(crate) latest_oom: Option<Report>,
-}
-
-impl Books {
-    pub(crate) fn end_wait(&mut self, address: u64) {
-        if let Some(entry) = self.waiting.remove(&address) {
-            self.latest.add(Entry { time: now(), ..entry });
-        }
-    }
-}
 
 thread_local! {
     // A plain cell without a destructor, so late calls on a dying thread are safe.
@@ -129,7 +71,7 @@ pub struct Entry {
 
 /// At most so many entries, the latest.
 #[derive(Debug, Default)]
-pub struct Latest {
+pub(crate) struct Latest {
     most: usize,
     entries: VecDeque<Entry>,
     lost: u64,
@@ -137,18 +79,18 @@ pub struct Latest {
 
 impl Latest {
     /// How many are kept; 0: none, and none is counted.
-    pub fn most(&self) -> usize {
+    pub(crate) fn most(&self) -> usize {
         self.most
     }
 
     /// Keeps the latest `most` from now on. What there is stays, as far as it fits.
-    pub fn keep(&mut self, most: usize) {
+    pub(crate) fn keep(&mut self, most: usize) {
         self.most = most;
         self.make_room(most);
     }
 
     /// Adds one.
-    pub fn add(&mut self, entry: Entry) {
+    pub(crate) fn add(&mut self, entry: Entry) {
         if self.most > 0 {
             self.make_room(self.most - 1);
             self.entries.push_back(entry);
@@ -163,27 +105,27 @@ impl Latest {
     }
 
     /// What is known, by time, and how many entries made room for it.
-    pub fn told(&self) -> (impl Iterator<Item = Entry> + use<'_>, u64) {
+    pub(crate) fn told(&self) -> (impl Iterator<Item = Entry> + use<'_>, u64) {
         (self.entries.iter().copied(), self.lost)
     }
 }
 
 /// The latest entries of one device.
 #[derive(Debug, Default)]
-pub struct SegmentLog {
+pub(crate) struct SegmentLog {
     device: DeviceId,
     latest: Latest,
 }
 
 impl SegmentLog {
     /// Notes nothing yet.
-    pub fn new(device: DeviceId) -> Self {
+    pub(crate) fn new(device: DeviceId) -> Self {
         Self { device, ..Self::default() }
     }
 
     /// Notes the latest `most` from now on (0: nothing). What was noted before stays, unless
     /// `clear` says otherwise.
-    pub fn keep(&mut self, most: usize, clear: bool) {
+    pub(crate) fn keep(&mut self, most: usize, clear: bool) {
         if clear {
             self.latest = Latest::default();
         }
@@ -192,7 +134,7 @@ impl SegmentLog {
 
     /// Notes that `bytes` from `address` on came or went.
     #[inline]
-    pub fn note(&mut self, action: Action, address: u64, bytes: u64) {
+    pub(crate) fn note(&mut self, action: Action, address: u64, bytes: u64) {
         if self.latest.most() > 0 {
             self.add(action, address, bytes);
         }
@@ -214,7 +156,7 @@ impl SegmentLog {
     }
 
     /// See [`Latest::told`].
-    pub fn told(&self) -> (impl Iterator<Item = Entry> + use<'_>, u64) {
+    pub(crate) fn told(&self) -> (impl Iterator<Item = Entry> + use<'_>, u64) {
         self.latest.told()
     }
 }
