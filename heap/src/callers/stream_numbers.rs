@@ -17,7 +17,7 @@ use crate::device::Device;
 use crate::driver::StreamHandle;
 use crate::error::Error;
 use crate::order::streams::Resolved;
-use crate::path::ladder::Unsynchronized;
+use crate::path::order_rule::Unsynchronized;
 use crate::shared::Shared;
 use crate::sync::lock;
 use std::collections::HashSet;

@@ -29,7 +29,7 @@
 //!   other processes or devices that may enqueue theirs in another order, or when a host tells them
 //!   to that has first waited for another stream; point-to-point communication likewise; a host
 //!   function, a wait on a value in memory, or a kernel that polls memory, for what the host does
-//!   after it has waited for another stream. `tests/heap_waits.rs` and `tests/heap_ranks.rs` have a
+//!   after it has waited for another stream. `tests/heap/waits.rs` and `tests/heap/ranks.rs` have a
 //!   cycle of each kind but the last; why nothing that one process sees makes ranks safe is in
 //!   docs/decisions/streams.md.
 //!

@@ -17,20 +17,16 @@
 
 use crate::central::Central;
 use crate::device::Device;
-use crate::driver::DriverError;
 use crate::error::Error;
-use crate::order::query_guard::QueryGuard;
 use crate::profiler::{self, What};
 use crate::report::rungs::{GAUGES, Stopwatch};
 use crate::request::{Eviction, Growth, Request, Want};
-use crate::runs::arena::{RunId, SpaceId, UNOWNED};
+use crate::runs::arena::{RunId, SpaceId};
 use crate::shared::Shared;
 use crate::small::size_class::round;
-use crate::supply::Helper;
 use crate::sync::{MutexGuard, lock};
 use crate::upkeep::alerts::AlertKind;
-use gruyere_record::{DeviceGauge, EventKind, clock};
-use std::collections::HashMap;
+use gruyere_record::{DeviceGauge, EventKind};
 use std::time::{Duration, Instant};
 
 /// How far growth may go.
@@ -41,75 +37,13 @@ enum Room {
     Ceiling,
 }
 
-/// Why a device was not synchronised.
-pub(crate) enum Unsynchronized {
-    /// Something captures, or may: synchronising would break the capture.
-    Capturing,
-    /// The driver refused, or could not say whether anything captures.
-    Refused(DriverError),
-}
-
-/// A device, beside its supply while the heap grows for a stream.
-struct Beside<'a> {
-    device: &'a Device,
-    shared: &'a Shared,
-    stream: u32,
-    waits_first: bool,
-}
-
-impl Helper for Beside<'_> {
-    fn release_guard(&self) -> Option<QueryGuard<'_>> {
-        self.device.release_guard(self.shared)
-    }
-
-    fn shares(&self) -> bool {
-        self.shared.shares()
-    }
-
-    fn keeps_mappings(&self) -> bool {
-        self.shared.settings.debug.mapped
-    }
-
-    fn waits_first(&self) -> bool {
-        self.waits_first
-    }
-
-    fn poll_streams(&self) {
-        self.device.fence(self.shared, Some(self.stream));
-        self.device.streams.poll_some(&*self.shared.driver);
-    }
-
-    fn wait_for_others(
-        &self,
-        central: &mut Central,
-        ctx: &Growth<'_>,
-        want: Want,
-    ) -> Option<RunId> {
-        self.device.wait_for_others(self.shared, central, ctx, want, true)
-    }
-}
-
 impl Device {
-    /// A live run of `bytes` at a multiple of `align` for `request`, and the central lock under
-    /// which it was found.
+    /// A live run of `bytes` at a multiple of `align` for `request`, in `space` or that of its
+    /// lifetime, and the central lock under which it was found.
     ///
     /// # Errors
     /// Out of memory, after the whole ladder.
     pub(crate) fn allocate_run<'a>(
-        &'a self,
-        shared: &Shared,
-        request: Request,
-        bytes: u64,
-        align: u64,
-    ) -> Result<(MutexGuard<'a, Central>, RunId), Error> {
-        self.allocate_run_in(shared, request, None, bytes, align)
-    }
-
-    /// As [`Device::allocate_run`], in a space other than the one of the request's lifetime.
-    ///
-    /// # Errors
-    /// As [`Device::allocate_run`].
-    pub(crate) fn allocate_run_in<'a>(
         &'a self,
         shared: &Shared,
         request: Request,
@@ -121,14 +55,29 @@ impl Device {
         let space =
             space.unwrap_or_else(|| central.spaces.of_size(request.lifetime, round(request.size)));
         let want = Want { space, bytes, align, stream: request.stream };
-        if let Some(run) = want.fit(&mut central.arenas) {
-            return Ok((central, run));
+        match want.fit(&mut central.arenas) {
+            Some(run) => Ok((central, run)),
+            None => self.climb(shared, central, request, want),
         }
+    }
+
+    /// As [`Device::allocate_run`], where nothing free fits: up the ladder.
+    ///
+    /// # Errors
+    /// Out of memory.
+    pub(crate) fn climb<'a>(
+        &'a self,
+        shared: &Shared,
+        mut central: MutexGuard<'a, Central>,
+        request: Request,
+        want: Want,
+    ) -> Result<(MutexGuard<'a, Central>, RunId), Error> {
         central.failure = None;
         let before = central.ladder.clone();
         let looking = Instant::now();
         let run = self.look_again(shared, &mut central, want);
-        central.count_rung(0, if run.is_some() { bytes } else { 0 }, looking.elapsed());
+        let given = if run.is_some() { want.bytes } else { 0 };
+        central.count_rung(0, given, looking.elapsed());
         if let Some(run) = run {
             return Ok((central, run));
         }
@@ -179,40 +128,8 @@ impl Device {
         }
     }
 
-    /// Rung 0. Costs nothing where there is nothing to learn: a program of one stream never records
-    /// an event.
-    fn look_again(&self, shared: &Shared, central: &mut Central, want: Want) -> Option<RunId> {
-        let driver = &*shared.driver;
-        let others = || shared.shares() && central.arenas.others_own(want.space, want.stream);
-        if (!central.pending.is_empty() || others())
-            && let Some(_guard) = self.query_guard()
-        {
-            for step in 0..2 {
-                // First what is recorded already; then what has no event yet.
-                if step == 1 && !self.fence(shared, Some(want.stream)) {
-                    break;
-                }
-                self.streams.poll_some(driver);
-                self.collect_completed(shared, central);
-                if let Some(run) = want.fit(&mut central.arenas) {
-                    return Some(run);
-                }
-            }
-        }
-        if let Some(run) = self.allocate_ordered(shared, central, want) {
-            return Some(run);
-        }
-        // Neighbours of one owner are merged already: there is nothing to join where only one has
-        // any.
-        let unowned = central.arenas.own_free_bytes(want.space, UNOWNED);
-        let own = central.arenas.own_free_bytes(want.space, want.stream);
-        if own == 0 || unowned == 0 || own + unowned < want.bytes {
-            return None;
-        }
-        central.arenas.join(want.space, want.bytes, want.align, want.stream)
-    }
-
-    /// Grows, or makes better use of what is held.
+    /// Grows, or makes better use of what is held: pages that lie idle move, or, where more would
+    /// be held than the slack allows, the stream first waits for others.
     fn grow(
         &self,
         shared: &Shared,
@@ -221,28 +138,46 @@ impl Device {
         want: Want,
         room: Room,
     ) -> Option<RunId> {
-        // Only where record_stream reaches us does the event of a stream stand for all uses of what
-        // was freed on it.
-        let completed = |stream| if shared.shares() { self.streams.completed(stream) } else { 0 };
+        let completed = |stream| self.completed_for_all(shared, stream);
         let fresh = if room == Room::Budget { self.budget(shared, central) } else { u64::MAX };
+        // Unmapping may wait for the device, and pages move only where streams share memory.
+        let moves = self.supply.moves_pages() && shared.shares();
+        let guard = if moves { self.release_guard(shared) } else { None };
+        if guard.is_some() {
+            // Where old mappings are kept for debugging, they go when memory is given back.
+            let unmaps = !shared.settings.debug.mapped && self.supply.unmaps_before_growth(central);
+            if unmaps || self.supply.prefers_idle(central, shared.record, want.bytes) {
+                self.fence(shared, Some(want.stream));
+                self.streams.poll_some(&*shared.driver);
+            }
+            if unmaps {
+                central.unmap_retired(&*shared.driver, &completed);
+            }
+        }
         let growth = Growth {
             completed: &completed,
             fresh,
+            steal: guard.is_some(),
             ..Growth::of(shared, &self.streams, request.lifetime)
         };
-        // A stream that is alone has nothing to wait for.
-        let waits_first =
-            shared.waits_to_hold_less() && room == Room::Budget && self.streams.count() > 1;
-        let helper = Beside { device: self, shared, stream: want.stream, waits_first };
-        match self.supply.grow(central, &growth, want, &helper) {
-            Ok(run) => run,
-            Err(error) => {
-                log::debug!("device {}: growing by {} B failed: {error}", self.id, want.bytes);
-                central.failure = Some(error);
-                self.event(shared, EventKind::DriverError, 0, u64::from(error.code));
-                None
-            }
+        let waits = room == Room::Budget
+            && self.may_wait_to_hold_less(shared)
+            && self.supply.prefers_idle(central, shared.record, want.bytes);
+        let first = Growth { lean: !waits, ..growth };
+        if waits && let Some(run) = self.wait_for_others(shared, central, &first, want, true) {
+            return Some(run);
         }
+        let may_release = || self.release_guard(shared);
+        let mut grown = self.supply.grow(central, &first, want, &may_release);
+        if waits && matches!(grown, Ok(None)) {
+            grown = self.supply.grow(central, &growth, want, &may_release);
+        }
+        grown.unwrap_or_else(|error| {
+            log::debug!("device {}: growing by {} B failed: {error}", self.id, want.bytes);
+            central.failure = Some(error);
+            self.event(shared, EventKind::DriverError, 0, u64::from(error.code));
+            None
+        })
     }
 
     /// Fresh memory that leaves the device its headroom.
@@ -361,67 +296,6 @@ impl Device {
             .iter()
             .find_map(|space| Want { space, ..want }.fit_or_join(&mut central.arenas))?;
         Some((central, run))
-    }
-
-    /// Synchronises the device and makes everything that is freed available. False, and nothing
-    /// done: a capture is open, or the driver refused.
-    pub(crate) fn synchronize(&self, shared: &Shared) -> bool {
-        self.synchronize_epochs(shared).is_ok()
-    }
-
-    /// As [`Device::synchronize`]; answers the epoch that each stream is past for certain.
-    pub(crate) fn synchronize_epochs(
-        &self,
-        shared: &Shared,
-    ) -> Result<HashMap<u32, u64>, Unsynchronized> {
-        let driver = &*shared.driver;
-        let _guard = self.query_guard().ok_or(Unsynchronized::Capturing)?;
-        // Captures that nobody announced must not be broken either.
-        if self.streams.capturing(driver).map_err(Unsynchronized::Refused)? {
-            return Err(Unsynchronized::Capturing);
-        }
-        let epochs = self.streams.open_epochs();
-        let over = lock(&self.central).captures_over();
-        let mut refused = Ok(());
-        self.host_wait(shared, || {
-            refused = driver.device_synchronize(self.id);
-            refused.is_ok()
-        });
-        refused.map_err(Unsynchronized::Refused)?;
-        self.streams.passed(&epochs);
-        self.streams.poll(driver);
-        self.return_empty_slabs(shared);
-        let mut central = lock(&self.central);
-        central.usage.synchronised();
-        self.collect_completed(shared, &mut central);
-        for (pool, version) in over {
-            self.release_capture_pool(shared, &mut central, pool, version);
-        }
-        if !shared.shares() {
-            // Streams keep to themselves what they used, but an empty region is the device's again.
-            let completed = |stream| self.streams.completed(stream);
-            let eviction =
-                Eviction { completed: &completed, ..Eviction::of(shared, &self.streams) };
-            self.supply.evict(&mut central, &eviction);
-        }
-        drop(central);
-        Ok(epochs)
-    }
-
-    fn host_wait(&self, shared: &Shared, wait: impl FnOnce() -> bool) -> bool {
-        let start = Instant::now();
-        let range = profiler::range(What::HostWait, 0);
-        let done = wait();
-        drop(range);
-        if done {
-            let nanoseconds = u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX);
-            let mut central = lock(&self.central);
-            central.gauges.add(DeviceGauge::HostWaits, 1);
-            central.gauges.add(DeviceGauge::HostWaitNanoseconds, nanoseconds);
-            drop(central);
-            shared.record.event(EventKind::Wait, self.id as u8, 0, 0, 0, nanoseconds, clock::now());
-        }
-        done
     }
 
     /// The answer to a request that could not be served: out of memory, unless the driver failed

@@ -9,7 +9,7 @@ use crate::lifetime::{self, Lifetime};
 use crate::order::streams::{self, ALL_STREAMS, Resolved};
 use crate::pools::capture::PoolId;
 use crate::pools::route;
-use crate::request::{Request, is_absurd};
+use crate::request::{Request, Want, is_absurd};
 use crate::runs::arena::{Label, RunId};
 use crate::runs::page_table::PageTable;
 use crate::shared::{HOOK_CAPTURES, HOOK_RECORD_STREAM, ORDERED_CALLERS, Shared};
@@ -226,15 +226,9 @@ impl Device {
             if request.stream == ALL_STREAMS {
                 self.poll_parked(shared);
             }
-            match self.serve_large(shared, request) {
-                0 => self.malloc_large(shared, request),
-                address => Ok(address),
-            }
+            self.malloc_large(shared, request)
         } else {
-            match self.serve_small(shared, request) {
-                0 => self.malloc_small(shared, request),
-                address => Ok(address),
-            }
+            self.malloc_small(shared, request)
         }
     }
 
@@ -263,54 +257,69 @@ impl Device {
         address
     }
 
-    #[cold]
+    /// A slot: of a slab that there is, else of a new one.
     fn malloc_small(&self, shared: &Shared, request: Request) -> Result<u64, Error> {
-        if self.shard(request.stream).shard.has_pending() {
+        let waits = {
+            let cell = &mut *self.shard(request.stream);
+            let address = cell.shard.allocate(&mut cell.writer, request, || shared.step());
+            if address != 0 {
+                return Ok(address);
+            }
+            cell.shard.has_pending()
+        };
+        if waits {
             if let Some(_guard) = self.query_guard() {
                 self.fence(shared, Some(request.stream));
                 self.streams.poll_some(&*shared.driver);
             }
             self.complete_shard_frees(shared, request.stream);
+            let address = self.serve_small(shared, request);
+            if address != 0 {
+                return Ok(address);
+            }
         }
         let request = self.located(shared, request);
         let class = class_of(request.size) as u8;
         let bytes = SIZE_CLASSES[usize::from(class)].slab_bytes();
         loop {
-            let address = self.serve_small(shared, request);
-            if address != 0 {
-                return Ok(address);
-            }
             let slab = {
-                let (mut central, run) = self.allocate_run(shared, request, bytes, SLAB)?;
+                let (mut central, run) = self.allocate_run(shared, request, None, bytes, SLAB)?;
                 self.make_slab(shared, &mut central, run, class, &request, 0)
             };
             let Some(slab) = slab else { return Err(Error::Internal("a run vanished")) };
-            let shard = &mut self.shard(request.stream).shard;
-            self.add_slab(shared, Self::shard_number(request.stream), shard, slab);
+            let cell = &mut *self.shard(request.stream);
+            self.add_slab(shared, Self::shard_number(request.stream), &mut cell.shard, slab);
+            let address = cell.shard.allocate(&mut cell.writer, request, || shared.step());
+            if address != 0 {
+                return Ok(address);
+            }
         }
     }
 
-    /// A block that is a run of `bytes` at a multiple of `align`.
-    ///
-    /// # Errors
-    /// As [`Device::malloc`].
-    fn malloc_run(
-        &self,
-        shared: &Shared,
-        request: Request,
-        bytes: u64,
-        align: u64,
-    ) -> Result<u64, Error> {
-        let (mut central, run) = self.allocate_run(shared, request, bytes, align)?;
-        Ok(central.publish(&shared.table, run, &request, shared.step(), 0))
-    }
-
-    #[cold]
+    /// A run that is the block: one that is free, else what the ladder finds.
     fn malloc_large(&self, shared: &Shared, request: Request) -> Result<u64, Error> {
-        if is_absurd(request.size) {
-            return Err(self.out_of_memory(shared, request.size, request.stream));
+        let Request { size, stream, lifetime, start, .. } = request;
+        if is_absurd(size) {
+            return Err(self.out_of_memory(shared, size, stream));
         }
-        self.malloc_run(shared, request, round(request.size), ALIGNMENT)
+        let mut central = lock(&self.central);
+        let address = central.serve(shared, size, stream, lifetime, start);
+        let due = central.watch.is_due(central.arenas.changes());
+        if address != 0 || due {
+            drop(central);
+            if due {
+                self.watch(shared, Occasion::Due);
+            }
+            if address != 0 {
+                return Ok(address);
+            }
+            central = lock(&self.central);
+        }
+        let bytes = round(size);
+        let space = central.spaces.of_large(lifetime, bytes);
+        let want = Want { space, bytes, align: ALIGNMENT, stream };
+        let (mut central, run) = self.climb(shared, central, request, want)?;
+        Ok(central.publish(&shared.table, run, &request, shared.step(), 0))
     }
 
     /// A block that is alone in its span, and starts it.
@@ -322,7 +331,8 @@ impl Device {
         let Some(bytes) = round_up(request.size, PAGE).filter(|_| !is_absurd(request.size)) else {
             return Err(self.out_of_memory(shared, request.size, request.stream));
         };
-        self.malloc_run(shared, request, bytes, PAGE)
+        let (mut central, run) = self.allocate_run(shared, request, None, bytes, PAGE)?;
+        Ok(central.publish(&shared.table, run, &request, shared.step(), 0))
     }
 }
 

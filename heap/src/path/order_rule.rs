@@ -9,18 +9,20 @@
 
 use crate::central::Central;
 use crate::device::Device;
+use crate::driver::DriverError;
 use crate::heap::Heap;
 use crate::order::pending::Wait;
 use crate::order::streams::{ALL_STREAMS, Streams, Unfinished};
 use crate::profiler::{self, What};
-use crate::request::{Growth, Request, Want};
+use crate::request::{Eviction, Growth, Request, Want};
 use crate::runs::arena::{Run, RunId, UNOWNED};
 use crate::settings::Waits;
 use crate::shared::Shared;
 use crate::sync::{MutexGuard, lock};
 use gruyere_record::gauges::pool_of;
-use gruyere_record::{EventKind, clock};
+use gruyere_record::{DeviceGauge, EventKind, clock};
 use std::collections::HashMap;
+use std::time::Instant;
 
 impl Device {
     /// A run for `want` from memory whose last work comes before whatever its stream is given to do
@@ -309,5 +311,133 @@ impl Central {
     /// Bytes of large blocks that wait for other streams.
     pub(crate) fn pending_bytes(&self) -> u64 {
         self.pending.blocks().filter_map(|&id| self.arenas.run(id)).map(|run| run.bytes).sum()
+    }
+}
+
+/// Why a device was not synchronised.
+pub(crate) enum Unsynchronized {
+    /// Something captures, or may: synchronising would break the capture.
+    Capturing,
+    /// The driver refused, or could not say whether anything captures.
+    Refused(DriverError),
+}
+
+impl Device {
+    /// The last epoch of `stream` past which every stream may have its memory. 0 where
+    /// record_stream does not reach the allocator: an event does not stand for all uses then.
+    pub(crate) fn completed_for_all(&self, shared: &Shared, stream: u32) -> u64 {
+        if shared.shares() { self.streams.completed(stream) } else { 0 }
+    }
+
+    /// Whether streams may wait for each other to hold less. A stream that is alone has nothing to
+    /// wait for.
+    pub(crate) fn may_wait_to_hold_less(&self, shared: &Shared) -> bool {
+        shared.waits_to_hold_less() && self.streams.count() > 1
+    }
+
+    /// Whether one stream may have what another has freed, and there are others.
+    pub(crate) fn passes_memory(&self, shared: &Shared) -> bool {
+        shared.shares() && self.streams.count() > 1
+    }
+}
+
+impl Device {
+    /// Rung 0. Costs nothing where there is nothing to learn: a program of one stream never records
+    /// an event.
+    pub(crate) fn look_again(
+        &self,
+        shared: &Shared,
+        central: &mut Central,
+        want: Want,
+    ) -> Option<RunId> {
+        let driver = &*shared.driver;
+        let others = || shared.shares() && central.arenas.others_own(want.space, want.stream);
+        if (!central.pending.is_empty() || others())
+            && let Some(_guard) = self.query_guard()
+        {
+            for step in 0..2 {
+                // First what is recorded already; then what has no event yet.
+                if step == 1 && !self.fence(shared, Some(want.stream)) {
+                    break;
+                }
+                self.streams.poll_some(driver);
+                self.collect_completed(shared, central);
+                if let Some(run) = want.fit(&mut central.arenas) {
+                    return Some(run);
+                }
+            }
+        }
+        if let Some(run) = self.allocate_ordered(shared, central, want) {
+            return Some(run);
+        }
+        // Neighbours of one owner are merged already: there is nothing to join where only one has
+        // any.
+        let unowned = central.arenas.own_free_bytes(want.space, UNOWNED);
+        let own = central.arenas.own_free_bytes(want.space, want.stream);
+        if own == 0 || unowned == 0 || own + unowned < want.bytes {
+            return None;
+        }
+        central.arenas.join(want.space, want.bytes, want.align, want.stream)
+    }
+
+    /// Synchronises the device and makes everything that is freed available. False, and nothing
+    /// done: a capture is open, or the driver refused.
+    pub(crate) fn synchronize(&self, shared: &Shared) -> bool {
+        self.synchronize_epochs(shared).is_ok()
+    }
+
+    /// As [`Device::synchronize`]; answers the epoch that each stream is past for certain.
+    pub(crate) fn synchronize_epochs(
+        &self,
+        shared: &Shared,
+    ) -> Result<HashMap<u32, u64>, Unsynchronized> {
+        let driver = &*shared.driver;
+        let _guard = self.query_guard().ok_or(Unsynchronized::Capturing)?;
+        // Captures that nobody announced must not be broken either.
+        if self.streams.capturing(driver).map_err(Unsynchronized::Refused)? {
+            return Err(Unsynchronized::Capturing);
+        }
+        let epochs = self.streams.open_epochs();
+        let over = lock(&self.central).captures_over();
+        let mut refused = Ok(());
+        self.host_wait(shared, || {
+            refused = driver.device_synchronize(self.id);
+            refused.is_ok()
+        });
+        refused.map_err(Unsynchronized::Refused)?;
+        self.streams.passed(&epochs);
+        self.streams.poll(driver);
+        self.return_empty_slabs(shared);
+        let mut central = lock(&self.central);
+        central.usage.synchronised();
+        self.collect_completed(shared, &mut central);
+        for (pool, version) in over {
+            self.free_graph_pool(shared, &mut central, pool, version);
+        }
+        if !shared.shares() {
+            // Streams keep to themselves what they used, but an empty region is the device's again.
+            let completed = |stream| self.streams.completed(stream);
+            let eviction =
+                Eviction { completed: &completed, ..Eviction::of(shared, &self.streams) };
+            self.supply.evict(&mut central, &eviction);
+        }
+        drop(central);
+        Ok(epochs)
+    }
+
+    pub(crate) fn host_wait(&self, shared: &Shared, wait: impl FnOnce() -> bool) -> bool {
+        let start = Instant::now();
+        let range = profiler::range(What::HostWait, 0);
+        let done = wait();
+        drop(range);
+        if done {
+            let nanoseconds = u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX);
+            let mut central = lock(&self.central);
+            central.gauges.add(DeviceGauge::HostWaits, 1);
+            central.gauges.add(DeviceGauge::HostWaitNanoseconds, nanoseconds);
+            drop(central);
+            shared.record.event(EventKind::Wait, self.id as u8, 0, 0, 0, nanoseconds, clock::now());
+        }
+        done
     }
 }

@@ -164,7 +164,7 @@ impl Device {
 
     /// Gives the memory of capture pool `number` back that was over before the device was
     /// synchronised, if nobody has used it since. Nothing may be capturing on the device.
-    pub(crate) fn release_capture_pool(
+    pub(crate) fn free_graph_pool(
         &self,
         shared: &Shared,
         central: &mut Central,

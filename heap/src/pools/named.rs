@@ -62,7 +62,7 @@ impl Device {
         self.return_pool_slabs(shared, &mut lock(&self.central), number);
         let request = self.located(shared, request);
         let (bytes, align) = run_for(&request);
-        let allocated = self.allocate_run_in(shared, request, Some(space), bytes, align);
+        let allocated = self.allocate_run(shared, request, Some(space), bytes, align);
         let served = allocated.map(|(mut central, run)| {
             let address = self.serve_from(shared, &mut central, number, run, &request);
             (central, address)

@@ -1,5 +1,5 @@
 //! What the rungs of the reclaim ladder did: calls, bytes, host time. The rungs themselves are in
-//! `reclaim`.
+//! `path::ladder`.
 
 use crate::bytes::Bytes;
 use gruyere_record::DeviceGauge;

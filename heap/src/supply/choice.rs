@@ -1,7 +1,6 @@
 //! Which supply a device gets.
 
 use super::pages::remapped::Remapped;
-use super::passthrough::Passthrough;
 use super::spans::Spans;
 use super::{Supply, Way};
 use crate::driver::Capabilities;
@@ -17,7 +16,7 @@ fn plain_spans(dedicated: bool) -> &'static dyn Supply {
 /// `dedicated` as in [`choose`].
 pub(crate) fn configured_way(wish: Backing, dedicated: bool) -> Option<Way> {
     match wish {
-        Backing::Passthrough => Some(Passthrough.way(u64::MAX)),
+        Backing::Passthrough => Some(Spans::DIRECT.way(u64::MAX)),
         Backing::Fixed => Some(plain_spans(dedicated).way(u64::MAX)),
         Backing::Auto | Backing::Stitch | Backing::Pool => None,
     }
@@ -43,7 +42,7 @@ pub(crate) fn choose(wish: Backing, device: &Capabilities, dedicated: bool) -> &
     }
     let (wanted, is_there, instead): (&'static dyn Supply, _, _) = match wish {
         Backing::Auto => return best,
-        Backing::Passthrough => return &Passthrough,
+        Backing::Passthrough => return &Spans::DIRECT,
         Backing::Fixed => return plain,
         Backing::Stitch => (&Remapped, is_movable, best),
         Backing::Pool => (&Spans::POOLED, device.pools, plain),

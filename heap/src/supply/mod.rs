@@ -14,7 +14,6 @@ pub(crate) mod backing;
 mod choice;
 pub(crate) mod direct;
 pub(crate) mod pages;
-mod passthrough;
 mod spans;
 
 use crate::central::{Central, Habits};
@@ -48,28 +47,8 @@ pub(crate) struct Idle {
     pub(crate) typical_request: u64,
 }
 
-/// What a device does for its supply while the heap grows.
-pub(crate) trait Helper {
-    /// Whether memory may be given back to the driver and mappings may go, and what to hold
-    /// meanwhile.
-    fn release_guard(&self) -> Option<QueryGuard<'_>>;
-
-    /// Whether memory may pass from stream to stream.
-    fn shares(&self) -> bool;
-
-    /// Whether old mappings stay until memory is given back, for debugging.
-    fn keeps_mappings(&self) -> bool;
-
-    /// Whether streams are made to wait for each other before more is held than is needed.
-    fn waits_first(&self) -> bool;
-
-    /// Finds out how far the streams are, without a wait.
-    fn poll_streams(&self);
-
-    /// A run for `want` from what other streams have freed: its stream is made to wait for them.
-    fn wait_for_others(&self, central: &mut Central, ctx: &Growth<'_>, want: Want)
-    -> Option<RunId>;
-}
+/// Whether memory may be given back to the driver, and what to hold meanwhile.
+pub(crate) type MayRelease<'a> = &'a dyn Fn() -> Option<QueryGuard<'a>>;
 
 /// A way to get memory from the driver and to give it back. All of it under the central lock.
 pub(crate) trait Supply: Send + Sync {
@@ -115,8 +94,24 @@ pub(crate) trait Supply: Send + Sync {
         central: &mut Central,
         ctx: &Growth<'_>,
         want: Want,
-        helper: &dyn Helper,
-    ) -> Result<Option<RunId>>;
+        _may_release: MayRelease<'_>,
+    ) -> Result<Option<RunId>> {
+        match self.extend(central, ctx, want, false) {
+            Ok(()) => Ok(want.fit_or_join(&mut central.arenas)),
+            Err(error) if error.is_out_of_memory() => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Whether pages move, so that growth may take idle ones where streams share memory.
+    fn moves_pages(&self) -> bool {
+        false
+    }
+
+    /// Whether so many stale mappings have piled up that growth first unmaps them.
+    fn unmaps_before_growth(&self, _central: &Central) -> bool {
+        false
+    }
 
     /// Whether growth by `bytes` would look for idle memory before it takes fresh memory.
     fn prefers_idle(&self, _central: &Central, _record: &Record, _bytes: u64) -> bool {

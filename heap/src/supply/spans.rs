@@ -11,7 +11,7 @@ use crate::runs::rows::joined;
 use crate::settings::Settings;
 use crate::small::size_class::{PAGE, round_up};
 use crate::supply::backing::{Backing, SPAN, Span};
-use crate::supply::{Helper, Idle, Supply, Way};
+use crate::supply::{Idle, MayRelease, Supply, Way};
 use gruyere_record::gauges::SMALL_LIMIT;
 use gruyere_record::{DeviceGauge, EventKind, Record, SegmentEntry, SegmentKind, clock};
 use std::collections::HashSet;
@@ -25,16 +25,19 @@ pub(crate) struct Spans {
     name: &'static str,
     /// Spans are of the driver's pools, where they are not short.
     pooled: bool,
-    /// A large block has a dedicated allocation.
-    dedicated: bool,
+    /// How a large block is served.
+    large: Way,
 }
 
 impl Spans {
     /// Spans of the driver's pools.
-    pub(crate) const POOLED: Self = Self { name: "pool", pooled: true, dedicated: false };
-    pub(crate) const PLAIN: Self = Self { name: "fixed", pooled: false, dedicated: false };
+    pub(crate) const POOLED: Self = Self { name: "pool", pooled: true, large: Way::Heap };
+    pub(crate) const PLAIN: Self = Self { name: "fixed", pooled: false, large: Way::Heap };
     /// Plain allocations, of which a large block has one for itself.
-    pub(crate) const DEDICATED: Self = Self { dedicated: true, ..Self::PLAIN };
+    pub(crate) const DEDICATED: Self = Self { large: Way::Dedicated, ..Self::PLAIN };
+    /// Every block is the driver's own (`supply/direct.rs`). Only what a graph uses must stay when
+    /// its block is freed, so it lies in plain spans.
+    pub(crate) const DIRECT: Self = Self { name: "passthrough", large: Way::Driver, ..Self::PLAIN };
 
     /// Takes a span of at least `bytes` into `space`.
     ///
@@ -140,10 +143,13 @@ impl Supply for Spans {
     }
 
     fn habits(&self, room: u64) -> Habits {
+        if self.large == Way::Driver {
+            return Habits::default();
+        }
         Habits {
             // On so small a device not even an empty one has room for spans of a whole step.
             sizes_apart: room / LEFT_SPANS < SPAN,
-            whole_runs: self.dedicated,
+            whole_runs: self.large == Way::Dedicated,
             // cuMemFree waits for the device: what a plain allocation holds stays until there is
             // need.
             gives_back_idle: self.pooled,
@@ -152,7 +158,17 @@ impl Supply for Spans {
     }
 
     fn way(&self, size: u64) -> Way {
-        if self.dedicated && size >= SMALL_LIMIT { Way::Dedicated } else { Way::Heap }
+        match self.large {
+            Way::Dedicated if size < SMALL_LIMIT => Way::Heap,
+            way => way,
+        }
+    }
+
+    fn may_keep(&self) -> std::result::Result<(), &'static str> {
+        match self.large {
+            Way::Driver => Err("backing:passthrough, which keeps no memory"),
+            Way::Heap | Way::Dedicated => Ok(()),
+        }
     }
 
     fn extend(
@@ -172,7 +188,7 @@ impl Supply for Spans {
         central: &mut Central,
         ctx: &Growth<'_>,
         want: Want,
-        helper: &dyn Helper,
+        may_release: MayRelease<'_>,
     ) -> Result<Option<RunId>> {
         if ctx.fresh < want.bytes {
             return Ok(None);
@@ -181,7 +197,7 @@ impl Supply for Spans {
             // A new peak is the moment to give back what lies empty: in the steady state there are
             // none.
             if central.backing.reserved + want.bytes > central.peak_reserved
-                && let Some(_guard) = helper.release_guard()
+                && let Some(_guard) = may_release()
                 && Self::release_empty_regions(central, &ctx.eviction(), false) > 0
             {
                 self.release(central, ctx.driver);

@@ -20,8 +20,7 @@ impl Heap {
                 let driver = &*self.shared.driver;
                 device.streams.poll(driver);
                 device.streams.lag.end_step();
-                // With one stream there is nobody else to be served.
-                if device.streams.count() > 1 && self.shared.shares() {
+                if device.passes_memory(&self.shared) {
                     device.fence_all(&self.shared, None);
                 }
             }

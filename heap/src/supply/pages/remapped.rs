@@ -1,16 +1,16 @@
-//! Pages, mapped where a run of them is needed. How they move is `central/moves.rs`.
+//! Pages, mapped where a run of them is needed. How they move is `moves.rs`.
 
 use crate::central::{Central, Habits};
-use crate::driver::{Capabilities, DeviceId, Driver, DriverError, Result};
+use crate::driver::{Capabilities, DeviceId, Driver, Result};
 use crate::profiler::{self, What};
 use crate::request::{Eviction, Growth, Want};
-use crate::runs::arena::{Movable, RunId, SpaceId};
+use crate::runs::arena::{Movable, SpaceId};
 use crate::runs::rows::{joined, partial_page_bytes};
 use crate::settings::Settings;
 use crate::small::size_class::PAGE;
 use crate::supply::backing::Backing;
 use crate::supply::pages::chunks::Part;
-use crate::supply::{Helper, Idle, Supply, Way};
+use crate::supply::{Idle, Supply, Way};
 use gruyere_record::Record;
 
 /// Retired views are unmapped once there are so many.
@@ -52,40 +52,12 @@ impl Supply for Remapped {
         done
     }
 
-    fn grow(
-        &self,
-        central: &mut Central,
-        ctx: &Growth<'_>,
-        want: Want,
-        helper: &dyn Helper,
-    ) -> Result<Option<RunId>> {
-        // Moving pages takes unmapping, which may wait for the device. Only where streams share
-        // memory can they move.
-        let guard = if helper.shares() { helper.release_guard() } else { None };
-        // Where old mappings are kept for debugging, they go when memory is given back, and here no
-        // more.
-        let batch = !helper.keeps_mappings() && central.backing.pages.retired() >= RETIRED_BATCH;
-        if guard.is_some() && (batch || central.is_beyond_slack(ctx.record, want.bytes)) {
-            helper.poll_streams();
-            if batch {
-                central.unmap_retired(ctx.driver, ctx.completed);
-            }
-        }
-        let waits = helper.waits_first() && central.is_beyond_slack(ctx.record, want.bytes);
-        let ctx = Growth { steal: guard.is_some(), ..*ctx };
-        let first = Growth { lean: !waits, ..ctx };
-        if waits && let Some(run) = helper.wait_for_others(central, &first, want) {
-            return Ok(Some(run));
-        }
-        let mut result = self.extend(central, &first, want, false);
-        if waits && result.as_ref().is_err_and(DriverError::is_out_of_memory) {
-            result = self.extend(central, &ctx, want, false);
-        }
-        match result {
-            Ok(()) => Ok(want.fit_or_join(&mut central.arenas)),
-            Err(error) if error.is_out_of_memory() => Ok(None),
-            Err(error) => Err(error),
-        }
+    fn moves_pages(&self) -> bool {
+        true
+    }
+
+    fn unmaps_before_growth(&self, central: &Central) -> bool {
+        central.backing.pages.retired() >= RETIRED_BATCH
     }
 
     fn prefers_idle(&self, central: &Central, record: &Record, bytes: u64) -> bool {
