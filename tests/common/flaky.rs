@@ -193,3 +193,37 @@ delegate! {
         }
     }
 }
+
+/// Runs a program once soundly, and once for each driver call that the allocator makes in it and
+/// each of `kinds`, that call failing: a device that is lost stays so, all else fails once. `make`
+/// makes the world of a run, with its driver; `run` is told which call fails (0: none), and `end`
+/// whether the driver is sound again.
+#[track_caller]
+pub fn fail_every_call<W>(
+    named: &str,
+    kinds: &[ErrorKind],
+    make: impl Fn() -> W,
+    driver: impl Fn(&W) -> &FlakyDriver,
+    run: impl Fn(&mut W, u64),
+    end: impl Fn(&mut W, bool),
+) {
+    let mut world = make();
+    run(&mut world, 0);
+    let calls = driver(&world).calls();
+    end(&mut world, true);
+    for nth in 1..=calls {
+        for &kind in kinds {
+            let lost = kind == ErrorKind::DeviceLost;
+            let mut world = make();
+            driver(&world).set(if lost { Plan::From(nth, kind) } else { Plan::Nth(nth, kind) });
+            let ran = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                run(&mut world, nth);
+                if !lost {
+                    driver(&world).set(Plan::Sound);
+                }
+                end(&mut world, !lost);
+            }));
+            assert!(ran.is_ok(), "{named}: call {nth} of {calls} failing with {kind:?}");
+        }
+    }
+}

@@ -11,6 +11,16 @@ use std::sync::Arc;
 pub const MIB: u64 = 1 << 20;
 pub const GIB: u64 = 1 << 30;
 
+/// Every way to get memory, with all of the device to use.
+pub const BACKINGS: [&str; 4] = [
+    "backing:stitch,headroom:0",
+    "backing:pool,headroom:0",
+    "backing:fixed,headroom:0",
+    "backing:passthrough",
+];
+/// Of [`BACKINGS`], those that keep memory.
+pub const KEEPING: [&str; 3] = [BACKINGS[0], BACKINGS[1], BACKINGS[2]];
+
 /// A heap, and the device under it.
 pub struct Rig {
     pub gpu: Arc<Gpu>,

@@ -34,7 +34,8 @@ from driver import (
 )
 from machine import GIB, MIB
 
-# The handles that the library creates: from a page to its longest chunk (heap/src/stitch/mod.rs).
+# The handles that the library creates: from a page to its longest chunk
+# (`LONGEST_CHUNK` in heap/src/supply/pages/mod.rs).
 MAPPED = (PAGE, 16 * MIB, 64 * MIB)
 POOLED = (2 * MIB, 32 * MIB, 128 * MIB)
 

@@ -1,9 +1,7 @@
 //! Lifetimes beyond the tag of a request: memory reserved for them, blocks tagged when they are
 //! live, checkpoints, and alerts.
 
-mod common;
-
-use common::{DEFAULT, GIB, MIB, Rig};
+use crate::common::{DEFAULT, GIB, KEEPING, MIB, Rig};
 use gruyere::config::keys::KEYS;
 use gruyere::heap::Error;
 use gruyere::heap::{ALERTS, Alert, AlertKind};
@@ -11,9 +9,6 @@ use gruyere::heap::{Lifetime, lifetime};
 use gruyere_phantom::{Caller, Config as GpuConfig, as_program};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-
-const BACKINGS: [&str; 3] =
-    ["backing:stitch,headroom:0", "backing:pool,headroom:0", "backing:fixed,headroom:0"];
 
 fn rig(memory: u64, conf: &str) -> Rig {
     let rig = Rig::over(GpuConfig::new(memory), conf);
@@ -50,7 +45,7 @@ fn the_configuration_knows_every_lifetime_by_name() {
 #[test]
 fn a_reserve_is_mapped_when_the_device_is_first_used_and_serves_its_lifetime_without_a_driver_call()
 {
-    for conf in BACKINGS {
+    for conf in KEEPING {
         let rig = rig(GIB, &format!("{conf},reserve:persistent=25%+step=32MiB"));
         assert_eq!(rig.gpu.books(0).physical, 0);
         assert!(rig.heap.free(rig.malloc(1, DEFAULT)));
@@ -68,7 +63,7 @@ fn a_reserve_is_mapped_when_the_device_is_first_used_and_serves_its_lifetime_wit
 
 #[test]
 fn others_take_what_is_reserved_only_where_the_alternative_is_out_of_memory() {
-    for conf in BACKINGS {
+    for conf in KEEPING {
         let rig = rig(GIB, &format!("{conf},reserve:persistent=400MiB"));
         let first = rig.malloc(500 * MIB, DEFAULT);
         assert!(rig.gpu.books(0).physical >= 900 * MIB, "{conf}: beside the reserve");
@@ -95,7 +90,7 @@ fn pages_are_moved_out_of_a_lifetime_down_to_its_reserve_only() {
 
 #[test]
 fn a_reserve_that_cannot_be_had_fails_the_first_request_with_what_to_do() {
-    for conf in BACKINGS {
+    for conf in KEEPING {
         let rig = rig(GIB, &format!("{conf},reserve:persistent=10GiB"));
         for _ in 0..2 {
             let error = rig.heap.malloc(1, 0, DEFAULT).unwrap_err();
@@ -236,7 +231,8 @@ fn a_checkpoint_trims_where_memory_is_low_and_not_again_soon() {
 
 #[test]
 fn those_who_want_alerts_hear_of_short_memory_on_the_thread_that_asked() {
-    // The alerts are the process's: other tests of this file may raise some, of other sizes.
+    let _alone = crate::alone_with_alerts();
+    // Other tests may raise alerts, of other sizes.
     let heard = Arc::new(Mutex::new(Vec::new()));
     let log = heard.clone();
     let rig = Arc::new(rig(GIB, "backing:fixed,headroom:0"));

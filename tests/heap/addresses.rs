@@ -1,12 +1,8 @@
 //! Address space: it is finite, reserved in steps, given back where it is of no use; and no driver
 //! call crosses the end of a reservation.
 
-mod common;
-#[path = "common/flaky.rs"]
-mod flaky;
-
-use common::{DEFAULT, GIB, MIB, Rig};
-use flaky::FlakyDriver;
+use crate::common::{DEFAULT, GIB, MIB, Rig};
+use crate::flaky::FlakyDriver;
 use gruyere::config::Config;
 use gruyere::driver::StreamHandle;
 use gruyere::heap::{Error, Heap};

@@ -1,9 +1,7 @@
 //! Named pools: threads enter them, they go back to the device whole, and never a moment too early.
 //! Under the oracle, one test a promise.
 
-mod common;
-
-use common::{DEFAULT, GIB, MIB, Rig};
+use crate::common::{DEFAULT, GIB, KEEPING, MIB, Rig};
 use gruyere::driver::StreamHandle;
 use gruyere::heap::Error;
 use gruyere::heap::lifetime;
@@ -13,8 +11,6 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Barrier, Mutex};
 
-const BACKINGS: [&str; 3] =
-    ["backing:stitch,headroom:0", "backing:pool,headroom:0", "backing:fixed,headroom:0"];
 const SIZES: [u64; 8] = [1, 512, 70_000, MIB, MIB + 1, 5 * MIB, 33 * MIB, 100 * MIB];
 
 /// A program that the oracle watches.
@@ -73,7 +69,7 @@ impl World {
 
 #[test]
 fn a_pool_goes_back_to_the_device_whole_and_can_be_used_again() {
-    for conf in BACKINGS {
+    for conf in KEEPING {
         let world = World::new(GIB, conf);
         let other = world.malloc(3 * MIB, DEFAULT);
         let small = world.malloc(1000, DEFAULT);
@@ -104,7 +100,7 @@ fn a_pool_goes_back_to_the_device_whole_and_can_be_used_again() {
 
 #[test]
 fn a_release_names_what_is_live_and_does_nothing() {
-    for conf in BACKINGS {
+    for conf in KEEPING {
         let world = World::new(GIB, &format!("{conf},record:on"));
         let pool = world.pool("weights", 0);
         world.rig.heap.mark_step();
@@ -140,7 +136,7 @@ fn a_release_names_what_is_live_and_does_nothing() {
 
 #[test]
 fn a_release_waits_for_the_work_that_uses_the_pool() {
-    for conf in BACKINGS {
+    for conf in KEEPING {
         let world = World::new(300 * MIB, conf);
         let (side, other) = (world.rig.stream(), world.rig.stream());
         let pool = world.pool("kv", 0);
@@ -169,7 +165,7 @@ fn a_release_waits_for_the_work_that_uses_the_pool() {
 
 #[test]
 fn nothing_is_released_while_a_graph_is_captured() {
-    for conf in BACKINGS {
+    for conf in KEEPING {
         let world = World::new(GIB, conf);
         let stream = world.rig.stream();
         let pool = world.pool("kv", 0);
@@ -194,7 +190,7 @@ fn nothing_is_released_while_a_graph_is_captured() {
 
 #[test]
 fn pools_share_no_page_with_each_other_or_with_anybody() {
-    for conf in BACKINGS {
+    for conf in KEEPING {
         let world = World::new(8 * GIB, conf);
         let pools = [world.pool("a", 0), world.pool("b", 10 * MIB)];
         let mut pages = BTreeMap::new();
@@ -291,7 +287,7 @@ fn a_pool_serves_its_own_device_only() {
 
 #[test]
 fn the_limit_of_a_pool_is_enforced_and_named() {
-    for conf in BACKINGS {
+    for conf in KEEPING {
         let world = World::new(GIB, conf);
         let pool = world.rig.heap.pool_create("cache", 0, 0, Some(20 * MIB)).unwrap();
         let first = world.inside(pool, || world.malloc(15 * MIB, DEFAULT));
@@ -315,7 +311,7 @@ fn the_limit_of_a_pool_is_enforced_and_named() {
 
 #[test]
 fn a_reserve_is_mapped_at_once_and_serves_without_a_driver_call() {
-    for conf in BACKINGS {
+    for conf in KEEPING {
         let world = World::new(GIB, conf);
         let pool = world.pool("kv", 300 * MIB);
         assert!(world.physical() >= 300 * MIB && world.held(pool) >= 300 * MIB, "{conf}");
@@ -334,7 +330,7 @@ fn a_reserve_is_mapped_at_once_and_serves_without_a_driver_call() {
 
 #[test]
 fn nobody_takes_the_reserve_of_a_pool_and_what_lies_idle_above_it_is_given_up() {
-    for conf in BACKINGS {
+    for conf in KEEPING {
         let world = World::new(GIB, conf);
         let pool = world.pool("kv", 400 * MIB);
         let blocks = world
@@ -358,7 +354,7 @@ fn nobody_takes_the_reserve_of_a_pool_and_what_lies_idle_above_it_is_given_up() 
 
 #[test]
 fn a_reserve_that_cannot_be_had_is_refused_with_the_reason_and_nothing_is_kept() {
-    for conf in BACKINGS {
+    for conf in KEEPING {
         let world = World::new(GIB, conf);
         let heap = &world.rig.heap;
         let error = heap.pool_create("huge", 0, 2 * GIB, None).unwrap_err();
@@ -381,7 +377,7 @@ fn a_reserve_that_cannot_be_had_is_refused_with_the_reason_and_nothing_is_kept()
 
 #[test]
 fn the_idle_memory_of_others_makes_room_for_a_reserve() {
-    for conf in BACKINGS {
+    for conf in KEEPING {
         let world = World::new(GIB, conf);
         let side = world.rig.stream();
         let idle = world.malloc(800 * MIB, side);
@@ -397,7 +393,7 @@ fn the_idle_memory_of_others_makes_room_for_a_reserve() {
 
 #[test]
 fn a_pool_of_a_name_that_there_is_is_the_same_pool_with_more_reserve() {
-    for conf in BACKINGS {
+    for conf in KEEPING {
         let world = World::new(GIB, conf);
         let pool = world.pool("kv", 100 * MIB);
         let block = world.inside(pool, || world.malloc(60 * MIB, DEFAULT));
@@ -440,7 +436,7 @@ fn wrong_calls_are_refused_with_what_is_wrong() {
 
 #[test]
 fn a_destroyed_pool_is_gone_and_threads_inside_it_are_served_as_ever() {
-    for conf in BACKINGS {
+    for conf in KEEPING {
         let world = World::new(GIB, conf);
         let pool = world.pool("kv", 30 * MIB);
         world.rig.heap.pool_enter(pool).unwrap();
@@ -459,7 +455,7 @@ fn a_destroyed_pool_is_gone_and_threads_inside_it_are_served_as_ever() {
 
 #[test]
 fn streams_of_a_pool_share_its_memory_in_stream_order() {
-    for conf in BACKINGS {
+    for conf in KEEPING {
         let world = World::new(GIB, conf);
         let streams = [DEFAULT, world.rig.stream(), world.rig.stream()];
         let pool = world.pool("kv", 0);
@@ -501,7 +497,7 @@ fn streams_of_a_pool_share_its_memory_in_stream_order() {
 
 #[test]
 fn threads_allocate_in_pools_while_others_release_them() {
-    for conf in BACKINGS {
+    for conf in KEEPING {
         let world = World::new(4 * GIB, conf);
         let done = AtomicBool::new(false);
         let released = AtomicU64::new(0);
@@ -547,7 +543,7 @@ fn threads_allocate_in_pools_while_others_release_them() {
 
 #[test]
 fn a_pool_that_shares_nothing_between_streams_goes_back_whole_too() {
-    for conf in BACKINGS {
+    for conf in KEEPING {
         let world = World::new(GIB, &format!("{conf},share:off"));
         let side = world.rig.stream();
         let pool = world.pool("kv", 0);

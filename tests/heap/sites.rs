@@ -1,9 +1,7 @@
 //! Who knows where requests come from is asked once for each large block and each slab, with no
 //! lock of the heap held, and what it says is on the record.
 
-mod common;
-
-use common::{DEFAULT, MIB, Rig};
+use crate::common::{BACKINGS, DEFAULT, MIB, Rig};
 use gruyere::heap::Sites;
 use gruyere::record::sites::{NewSite, SiteId};
 use gruyere::record::{Reader, Record, SegmentKind};
@@ -11,9 +9,6 @@ use gruyere_phantom::{CaptureMode, as_program};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
-
-const BACKINGS: [&str; 4] =
-    ["backing:stitch", "backing:pool", "backing:fixed", "backing:passthrough"];
 
 /// Answers each question with a site of its own: that of module `1`, `2` and so on.
 #[derive(Default)]

@@ -2,12 +2,8 @@
 //! makers, trims, steps, statistics and captures in between. Live blocks never overlap, stream
 //! order holds, and nothing is lost.
 
-mod common;
-#[path = "common/flaky.rs"]
-mod flaky;
-
-use common::MIB;
-use flaky::{FlakyDriver, Plan};
+use crate::common::MIB;
+use crate::flaky::{FlakyDriver, Plan};
 use gruyere::config::Config;
 use gruyere::driver::StreamHandle;
 use gruyere::heap::{Error, Heap};

@@ -1,12 +1,8 @@
 //! Programs that make a stream for each request: far more streams than the allocator has numbers
 //! for.
 
-mod common;
-#[path = "common/flaky.rs"]
-mod flaky;
-
-use common::{DEFAULT, GIB, MIB, Rig};
-use flaky::{FlakyDriver, Plan};
+use crate::common::{DEFAULT, GIB, MIB, Rig};
+use crate::flaky::{FlakyDriver, Plan};
 use gruyere::driver::{ErrorKind, StreamHandle};
 use gruyere::heap::MAX_STREAMS;
 use gruyere::heap::settings::Settings;

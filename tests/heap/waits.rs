@@ -6,12 +6,8 @@
 //! kernels do. The ranks launch them in opposite orders: allowed, since nothing orders the two
 //! streams of a rank. A wait of one of them for the other does.
 
-mod common;
-#[path = "common/flaky.rs"]
-mod flaky;
-
-use common::MIB;
-use flaky::FlakyDriver;
+use crate::common::MIB;
+use crate::flaky::FlakyDriver;
 use gruyere::config::Config;
 use gruyere::driver::{Driver, StreamHandle};
 use gruyere::heap::Heap;

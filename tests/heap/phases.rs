@@ -1,8 +1,6 @@
 //! Low-memory phases: who gets memory back, and who is left alone.
 
-mod common;
-
-use common::{DEFAULT, MIB, Rig};
+use crate::common::{DEFAULT, MIB, Rig};
 use gruyere::driver::StreamHandle;
 use gruyere::heap::Phase;
 use gruyere::record::{DeviceGauge, Reader};

@@ -1,8 +1,6 @@
 //! Small blocks, slots of slabs and runs: all sizes share a page.
 
-mod common;
-
-use common::{DEFAULT, GIB, MIB, Rig};
+use crate::common::{DEFAULT, GIB, MIB, Rig};
 use gruyere::heap::Lifetime;
 use gruyere::heap::PAGE;
 use gruyere_phantom::{CallKind, Config as GpuConfig, Injection, as_program};

@@ -4,9 +4,7 @@
 //! What it costs the host is `cargo bench -p gruyere-replay --bench many_streams`, and a bar of
 //! `cargo xtask instructions`.
 
-mod common;
-
-use common::{GIB, MIB, Rig};
+use crate::common::{GIB, MIB, Rig};
 use gruyere::driver::StreamHandle;
 use gruyere_phantom::{CallKind, Caller, Config as GpuConfig, as_program};
 

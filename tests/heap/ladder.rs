@@ -1,9 +1,7 @@
 //! The reclaim ladder accounts for what it does: calls, bytes and host time of each rung, in the
 //! heap and on the record.
 
-mod common;
-
-use common::{DEFAULT, GIB, MIB, Rig};
+use crate::common::{DEFAULT, GIB, MIB, Rig};
 use gruyere::heap::Error;
 use gruyere::heap::rungs::{Ladder, RUNGS};
 use gruyere::record::{DeviceGauge, Reader};

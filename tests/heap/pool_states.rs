@@ -1,12 +1,8 @@
 //! States of a graph's pool: which of its blocks are live, taken and restored. One test a promise;
 //! and every position of failure in a program of captures and restores.
 
-mod common;
-#[path = "common/flaky.rs"]
-mod flaky;
-
-use common::{DEFAULT, GIB, MIB};
-use flaky::{FlakyDriver, Plan};
+use crate::common::{BACKINGS, DEFAULT, GIB, MIB};
+use crate::flaky::{self, FlakyDriver};
 use gruyere::config::Config;
 use gruyere::driver::{ErrorKind, StreamHandle};
 use gruyere::heap::history::Action;
@@ -19,12 +15,6 @@ use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::sync::Arc;
 
-const BACKINGS: [&str; 4] = [
-    "backing:stitch,headroom:0",
-    "backing:pool,headroom:0",
-    "backing:fixed,headroom:0",
-    "backing:passthrough",
-];
 /// Sizes in slabs, and above them.
 const SIZES: [u64; 6] = [512, 5000, 70_000, 900_000, 3 * MIB, 40 * MIB];
 
@@ -651,24 +641,22 @@ fn program(world: &World) -> Vec<u64> {
 #[test]
 fn no_state_and_no_memory_is_lost_whichever_driver_call_fails() {
     for backing in BACKINGS {
-        let world = World::new(400 * MIB, backing);
-        let graphs = program(&world);
-        let calls = world.driver.calls();
-        assert!(calls > 20, "{backing}");
-        world.finish(1, &graphs);
-        for nth in 1..=calls {
-            for kind in [ErrorKind::OutOfMemory, ErrorKind::InvalidValue] {
-                let world = World::new(400 * MIB, backing);
-                world.driver.set(Plan::Nth(nth, kind));
-                let ran = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-                    let graphs = program(&world);
-                    world.driver.set(Plan::Sound);
-                    if world.heap.pool_state(0, (0, 1)).is_ok() {
-                        world.finish(1, &graphs);
-                    }
-                }));
-                assert!(ran.is_ok(), "{backing}: call {nth} of {calls} failing with {kind:?}");
+        let run = |(world, graphs): &mut (World, Vec<u64>), nth| {
+            *graphs = program(world);
+            assert!(nth > 0 || world.driver.calls() > 20, "{backing}");
+        };
+        let end = |(world, graphs): &mut (World, Vec<u64>), _| {
+            if world.heap.pool_state(0, (0, 1)).is_ok() {
+                world.finish(1, graphs);
             }
-        }
+        };
+        flaky::fail_every_call(
+            backing,
+            &[ErrorKind::OutOfMemory, ErrorKind::InvalidValue],
+            || (World::new(400 * MIB, backing), Vec::new()),
+            |(world, _)| &world.driver,
+            run,
+            end,
+        );
     }
 }

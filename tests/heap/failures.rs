@@ -1,12 +1,8 @@
 //! Every position of failure: a fixed program, run once for every driver call that the allocator
 //! makes in it, with exactly that call failing.
 
-mod common;
-#[path = "common/flaky.rs"]
-mod flaky;
-
-use common::{DEFAULT, MIB};
-use flaky::{FlakyDriver, Plan};
+use crate::common::{DEFAULT, MIB};
+use crate::flaky::{self, FlakyDriver, Plan};
 use gruyere::config::Config;
 use gruyere::driver::{ErrorKind, StreamHandle};
 use gruyere::heap::MAX_STREAMS;
@@ -121,28 +117,15 @@ impl Rig {
     }
 }
 
-/// Runs the program once for each of the allocator's driver calls in it, that one failing.
 fn fail_every_call(conf: &str, kinds: &[ErrorKind]) {
-    let mut rig = Rig::new(conf);
-    rig.program(true);
-    let calls = rig.driver.calls();
-    assert!(rig.heap.stats(0).unwrap().retries > 0, "the ladder is a part of the program");
-    rig.finish(true);
-    for nth in 1..=calls {
-        for &kind in kinds {
-            let lost = kind == ErrorKind::DeviceLost;
-            let mut rig = Rig::new(conf);
-            rig.driver.set(if lost { Plan::From(nth, kind) } else { Plan::Nth(nth, kind) });
-            let ran = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-                rig.program(nth % 4 == 0);
-                if !lost {
-                    rig.driver.set(Plan::Sound);
-                }
-                rig.finish(!lost);
-            }));
-            assert!(ran.is_ok(), "{conf}: call {nth} of {calls} failing with {kind:?}");
+    let run = |rig: &mut Rig, nth| {
+        // Validated all along where nothing fails, and in every fourth run.
+        rig.program(nth % 4 == 0);
+        if nth == 0 {
+            assert!(rig.heap.stats(0).unwrap().retries > 0, "the ladder is a part of the program");
         }
-    }
+    };
+    flaky::fail_every_call(conf, kinds, || Rig::new(conf), |rig| &rig.driver, run, Rig::finish);
 }
 
 const TRANSIENT: [ErrorKind; 2] = [ErrorKind::OutOfMemory, ErrorKind::InvalidValue];

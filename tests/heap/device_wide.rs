@@ -2,9 +2,7 @@
 //! stream at once, `cudaFree` lets it go only when the whole device is past it, `cudaFreeAsync`
 //! when one stream is; whatever the program's streams, captures and synchronisations do meanwhile.
 
-mod common;
-
-use common::{DEFAULT, GIB, MIB, Rig};
+use crate::common::{DEFAULT, GIB, MIB, Rig};
 use gruyere::driver::StreamHandle;
 use gruyere::heap::Error;
 use gruyere_phantom::{

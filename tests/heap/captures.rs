@@ -1,9 +1,7 @@
 //! CUDA graphs: where the blocks of a capture come from, what may be done while one runs, and when
 //! the memory of a graph goes to others. Every test runs under the oracle, one test a promise.
 
-mod common;
-
-use common::{DEFAULT, GIB, MIB, Rig};
+use crate::common::{BACKINGS, DEFAULT, GIB, MIB, Rig};
 use gruyere::driver::StreamHandle;
 use gruyere::heap::Error;
 use gruyere::heap::{PoolState, Restored, StateError};
@@ -16,13 +14,6 @@ use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
 use std::sync::Once;
 use std::sync::atomic::{AtomicU32, Ordering};
-
-const BACKINGS: [&str; 4] = [
-    "backing:stitch,headroom:0",
-    "backing:pool,headroom:0",
-    "backing:fixed,headroom:0",
-    "backing:passthrough",
-];
 
 /// What must not be called while a pool scope is open on the device.
 const FORBIDDEN: [CallKind; 8] = [

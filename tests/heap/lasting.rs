@@ -4,9 +4,7 @@
 //! In all of them the stand-in knows for which streams the program vouches, and takes a call on any
 //! other for a misuse.
 
-mod common;
-
-use common::{GIB, MIB, Rig};
+use crate::common::{GIB, MIB, Rig};
 use gruyere::driver::StreamHandle;
 use gruyere::heap::MAX_STREAMS;
 use gruyere_phantom::{

@@ -1,9 +1,7 @@
 //! Memory that other streams have used: what a stream may have at once, what it waits for, and when
 //! events are recorded.
 
-mod common;
-
-use common::{GIB, MIB, Rig};
+use crate::common::{GIB, MIB, Rig};
 use gruyere::driver::StreamHandle;
 use gruyere_phantom::{CallKind, Caller, as_program};
 

@@ -1,9 +1,7 @@
 //! What the gauges of fragmentation say is so: a request of the size that they call satisfiable is
 //! satisfied, and not a larger one.
 
-mod common;
-
-use common::{DEFAULT, GIB, MIB, Rig};
+use crate::common::{DEFAULT, GIB, MIB, Rig};
 use gruyere::heap::Error;
 use gruyere::record::watch::{Alarm, Facts, Forecast};
 use gruyere::record::{DeviceGauge, Reader, missing_share};

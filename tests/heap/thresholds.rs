@@ -1,14 +1,9 @@
 //! The thresholds of `alert:` in the process itself: who is told, when, and how seldom.
 
-mod common;
-
-use common::{DEFAULT, GIB, MIB, Rig};
+use crate::common::{DEFAULT, GIB, MIB, Rig};
 use gruyere::heap::{ALERTS, Alert, AlertKind};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
-
-/// The alerts are the process's: one test at a time listens.
-static LISTENING: Mutex<()> = Mutex::new(());
 
 /// Longer than the least time between two looks.
 const LOOK: Duration = Duration::from_millis(120);
@@ -20,7 +15,7 @@ struct Heard {
 
 impl Heard {
     fn listen(then: impl Fn() + Send + Sync + 'static) -> Self {
-        let turn = LISTENING.lock().unwrap_or_else(PoisonError::into_inner);
+        let turn = crate::alone_with_alerts();
         let alerts = Arc::new(Mutex::new(Vec::new()));
         let log = alerts.clone();
         ALERTS.listen(Some(Arc::new(move |alert: &Alert| {

@@ -1,8 +1,6 @@
 //! Tags of lifetimes are advice: a wrong one costs space, never correctness.
 
-mod common;
-
-use common::{DEFAULT, MIB, Rig};
+use crate::common::{DEFAULT, MIB, Rig};
 use gruyere::driver::StreamHandle;
 use gruyere::heap::{Lifetime, lifetime};
 use gruyere_phantom::as_program;

@@ -1,9 +1,7 @@
 //! Memory in spans (`backing:pool`, `backing:fixed`): how long they are, what lies in which, and
 //! when they go back.
 
-mod common;
-
-use common::{DEFAULT, GIB, MIB, Rig};
+use crate::common::{DEFAULT, GIB, MIB, Rig};
 use gruyere_phantom::{CallKind, Caller};
 
 const SPANS: [&str; 2] = ["backing:pool,headroom:0", "backing:fixed,headroom:0"];

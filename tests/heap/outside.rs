@@ -1,14 +1,10 @@
 //! Pools whose memory comes from outside, in whole segments: what was brought alone serves them,
 //! and comes out again whole, once, when no work uses it any more.
 
-mod common;
-
-use common::{DEFAULT, GIB, MIB, Rig};
+use crate::common::{DEFAULT, GIB, KEEPING, MIB, Rig};
 use gruyere::driver::StreamHandle;
 use gruyere::heap::Error;
 use gruyere::heap::{PoolError, PoolKey};
-
-const BACKINGS: [&str; 3] = ["backing:stitch", "backing:pool", "backing:fixed"];
 
 /// A pool of the rig's, whose segments are the driver's.
 struct Outside<'a> {
@@ -62,7 +58,7 @@ impl<'a> Outside<'a> {
 
 #[test]
 fn a_pool_is_served_by_what_was_brought_alone_and_nobody_else_is() {
-    for backing in BACKINGS {
+    for backing in KEEPING {
         let rig = Rig::new(&format!("{backing},record:on"));
         let mut pool = Outside::new(&rig, true);
         let ordinary = rig.malloc(3 * MIB, DEFAULT);

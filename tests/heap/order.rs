@@ -2,9 +2,7 @@
 //! graphs, destroyed streams and driver calls that fail. Two live blocks never overlap; nothing is
 //! reused before its stream order allows it; nothing is lost when a driver call fails.
 
-mod common;
-
-use common::{DEFAULT, MIB, Rig};
+use crate::common::{DEFAULT, MIB, Rig};
 use gruyere::driver::StreamHandle;
 use gruyere::heap::Error;
 use gruyere::heap::Phase;

@@ -8,11 +8,9 @@
 //! so the test bites; two kinds never do, which is the argument of `heap/src/order/waits.rs`: ranks
 //! that are alone, and ranks that all keep to one order of everything that they share.
 //!
-//! `PROPTEST_CASES=1500 cargo test --test heap_ranks` runs 1,500 programs of each kind, thrice.
+//! `PROPTEST_CASES=1500 cargo test --test heap ranks` runs 1,500 programs of each kind, thrice.
 
-mod common;
-
-use common::{GIB, MIB};
+use crate::common::{GIB, MIB};
 use gruyere::config::Config;
 use gruyere::driver::StreamHandle;
 use gruyere::heap::Heap;
