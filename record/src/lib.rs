@@ -402,7 +402,7 @@ gauges! {
     LowPhaseTrims "low_phase_trims",
     /// The memory that went back so.
     LowPhaseBytes "low_phase_given_bytes",
-    /// The largest request that what is held could satisfy (docs/architecture.md, "Gauges").
+    /// The largest request that what is held could satisfy (docs/gauges.md).
     LargestRequest "largest_request_bytes",
     /// The largest request that could be satisfied if the ceiling is reached for it.
     LargestGrowing "largest_request_growing_bytes",

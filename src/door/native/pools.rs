@@ -2,7 +2,7 @@
 //!
 //! torch knows one kind of pool scope: a pool's id, and a filter that says for a stream whether a
 //! request belongs to it. A capture's filter matches once its stream captures, which the heap asks
-//! the driver about anyway (`heap/src/pool/capture.rs`), so it is only told. All other filters
+//! the driver about anyway (`heap/src/pools/capture.rs`), so it is only told. All other filters
 //! (this thread's requests, those of a stream, everybody's) match from the beginning, and are asked
 //! here at each request while they are open, in the order in which they were opened and with no
 //! lock held. What they match comes from a named pool of the heap, whose memory is brought to it

@@ -1,4 +1,4 @@
-//! States of graphs' pools: torch's checkpoints (`heap/src/pool/state.rs`).
+//! States of graphs' pools: torch's checkpoints (`heap/src/pools/restore.rs`).
 
 use super::super::control::GRUYERE_OK;
 use super::super::guarded;
