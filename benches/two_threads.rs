@@ -7,10 +7,7 @@
 //! give), so that what else the machine does meets them all.
 
 use gruyere::config::Config;
-use gruyere::driver::{
-    Capabilities, CaptureStatus, DeviceId, DevicePtr, Driver, EventHandle, MemoryInfo,
-    PhysicalHandle, PoolAttribute, PoolHandle, Result, StreamHandle,
-};
+use gruyere::driver::{CaptureStatus, Driver, Result, StreamHandle};
 use gruyere::heap::Heap;
 use gruyere_phantom::{Config as GpuConfig, Costs, Gpu, StreamKind, as_program};
 use gruyere_phantom_driver::PhantomDriver;
@@ -21,73 +18,31 @@ use std::time::Instant;
 /// The stand-in GPU's driver, but for what is asked of a stream at each malloc.
 struct Quick(PhantomDriver);
 
-macro_rules! delegate {
-    ($(fn $name:ident(&self $(, $argument:ident: $type:ty)*) -> $result:ty;)*) => {
+macro_rules! answer {
+    (capture_status, $driver:ident, $device:ident, $stream:ident) => {
+        Ok(CaptureStatus::None)
+    };
+    (stream_id, $driver:ident, $device:ident, $stream:ident) => {
+        Ok($stream.0 as u64)
+    };
+    ($name:ident, $driver:ident $(, $argument:ident)*) => {
+        $driver.0.$name($($argument),*)
+    };
+}
+
+macro_rules! quick {
+    ($($name:ident($($argument:ident: $type:ty),*) -> $result:ty, $call:ident, $bytes:expr;)*) => {
         impl Driver for Quick {
-            $(fn $name(&self $(, $argument: $type)*) -> $result {
-                self.0.$name($($argument),*)
+            $(#[allow(unused_variables)]
+            fn $name(&self, $($argument: $type),*) -> Result<$result> {
+                let driver = self;
+                answer!($name, driver $(, $argument)*)
             })*
-            fn capture_status(&self, _: DeviceId, _: StreamHandle) -> Result<CaptureStatus> {
-                Ok(CaptureStatus::None)
-            }
-            fn stream_id(&self, _: DeviceId, stream: StreamHandle) -> Result<u64> {
-                Ok(stream.0 as u64)
-            }
         }
     };
 }
 
-delegate! {
-    fn device_count(&self) -> Result<u32>;
-    fn capabilities(&self, device: DeviceId) -> Result<Capabilities>;
-    fn memory_info(&self, device: DeviceId) -> Result<MemoryInfo>;
-    fn can_access_peer(&self, device: DeviceId, peer: DeviceId) -> Result<bool>;
-    fn pool_create(&self, device: DeviceId, max_size: u64) -> Result<PoolHandle>;
-    fn pool_destroy(&self, device: DeviceId, pool: PoolHandle) -> Result<()>;
-    fn pool_attribute(
-        &self, device: DeviceId, pool: PoolHandle, attribute: PoolAttribute
-    ) -> Result<u64>;
-    fn pool_set_attribute(
-        &self, device: DeviceId, pool: PoolHandle, attribute: PoolAttribute, value: u64
-    ) -> Result<()>;
-    fn pool_trim(&self, device: DeviceId, pool: PoolHandle, keep: u64) -> Result<()>;
-    fn pool_allow_peer(&self, device: DeviceId, pool: PoolHandle, peer: DeviceId) -> Result<()>;
-    fn pool_alloc(
-        &self, device: DeviceId, pool: PoolHandle, bytes: u64, stream: StreamHandle
-    ) -> Result<DevicePtr>;
-    fn pool_free(&self, device: DeviceId, address: DevicePtr, stream: StreamHandle) -> Result<()>;
-    fn address_reserve(&self, device: DeviceId, bytes: u64, align: u64) -> Result<DevicePtr>;
-    fn address_free(&self, device: DeviceId, address: DevicePtr, bytes: u64) -> Result<()>;
-    fn physical_create(&self, device: DeviceId, bytes: u64) -> Result<PhysicalHandle>;
-    fn physical_release(&self, device: DeviceId, handle: PhysicalHandle) -> Result<()>;
-    fn map(
-        &self, device: DeviceId, address: DevicePtr, bytes: u64, handle: PhysicalHandle
-    ) -> Result<()>;
-    fn set_access(
-        &self, device: DeviceId, address: DevicePtr, bytes: u64, peers: &[DeviceId]
-    ) -> Result<()>;
-    fn unmap(&self, device: DeviceId, address: DevicePtr, bytes: u64) -> Result<()>;
-    fn alloc(&self, device: DeviceId, bytes: u64) -> Result<DevicePtr>;
-    fn free(&self, device: DeviceId, address: DevicePtr) -> Result<()>;
-    fn memset(
-        &self, device: DeviceId, address: DevicePtr, value: u8, bytes: u64, stream: StreamHandle
-    ) -> Result<()>;
-    fn event_create(&self, device: DeviceId) -> Result<EventHandle>;
-    fn event_destroy(&self, device: DeviceId, event: EventHandle) -> Result<()>;
-    fn event_record(
-        &self, device: DeviceId, event: EventHandle, stream: StreamHandle
-    ) -> Result<()>;
-    fn context_event_record(&self, device: DeviceId, event: EventHandle) -> Result<()>;
-    fn event_query(&self, device: DeviceId, event: EventHandle) -> Result<bool>;
-    fn event_synchronize(&self, device: DeviceId, event: EventHandle) -> Result<()>;
-    fn stream_wait_event(
-        &self, device: DeviceId, stream: StreamHandle, event: EventHandle
-    ) -> Result<()>;
-    fn stream_create(&self, device: DeviceId) -> Result<StreamHandle>;
-    fn stream_destroy(&self, device: DeviceId, stream: StreamHandle) -> Result<()>;
-    fn stream_synchronize(&self, device: DeviceId, stream: StreamHandle) -> Result<()>;
-    fn device_synchronize(&self, device: DeviceId) -> Result<()>;
-}
+gruyere::heap::each_driver_call!(quick);
 
 /// What a thread asks for.
 #[derive(Clone, Copy)]

@@ -1,10 +1,7 @@
 //! A driver whose calls fail: at random by a seed, or exactly the n-th, once or from then on.
 #![allow(dead_code)]
 
-use gruyere::driver::{
-    Capabilities, CaptureStatus, DeviceId, DevicePtr, Driver, DriverError, ErrorKind, EventHandle,
-    MemoryInfo, PhysicalHandle, PoolAttribute, PoolHandle, Result, StreamHandle,
-};
+use gruyere::driver::{DevicePtr, Driver, DriverError, ErrorKind, Result};
 use gruyere_phantom_driver::PhantomDriver;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, RwLock};
@@ -113,86 +110,35 @@ impl FlakyDriver {
     }
 }
 
-/// Delegates to the stand-in GPU, unless the call is to fail.
-macro_rules! delegate {
-    (
-        $(fn $name:ident(&self $(, $argument:ident: $type:ty)*) -> $result:ty;)*
-        by hand: { $($by_hand:tt)* }
-    ) => {
+/// Fails where the call of that name, with those arguments, is to fail.
+macro_rules! fault {
+    (set_access, $driver:ident, $device:ident, $address:ident, $bytes:ident, $peers:ident) => {
+        if !$peers.is_empty() && $driver.refuses_peers.load(Ordering::SeqCst) {
+            return Err(DriverError::new("set_access", ErrorKind::Other, 217));
+        }
+        $driver.fault_at("set_access", $address, $bytes)?
+    };
+    (unmap, $driver:ident, $device:ident, $address:ident, $bytes:ident) => {
+        $driver.fault_at("unmap", $address, $bytes)?
+    };
+    ($name:ident, $driver:ident $(, $argument:ident)*) => {
+        $driver.fault(stringify!($name))?
+    };
+}
+
+macro_rules! flaky {
+    ($($name:ident($($argument:ident: $type:ty),*) -> $result:ty, $call:ident, $bytes:expr;)*) => {
         impl Driver for FlakyDriver {
-            $($by_hand)*
-            $(fn $name(&self $(, $argument: $type)*) -> $result {
-                self.fault(stringify!($name))?;
-                self.inner.$name($($argument),*)
+            $(fn $name(&self, $($argument: $type),*) -> Result<$result> {
+                let driver = self;
+                fault!($name, driver $(, $argument)*);
+                driver.inner.$name($($argument),*)
             })*
         }
     };
 }
 
-delegate! {
-    fn device_count(&self) -> Result<u32>;
-    fn capabilities(&self, device: DeviceId) -> Result<Capabilities>;
-    fn memory_info(&self, device: DeviceId) -> Result<MemoryInfo>;
-    fn can_access_peer(&self, device: DeviceId, peer: DeviceId) -> Result<bool>;
-    fn pool_create(&self, device: DeviceId, max_size: u64) -> Result<PoolHandle>;
-    fn pool_destroy(&self, device: DeviceId, pool: PoolHandle) -> Result<()>;
-    fn pool_attribute(
-        &self, device: DeviceId, pool: PoolHandle, attribute: PoolAttribute
-    ) -> Result<u64>;
-    fn pool_set_attribute(
-        &self, device: DeviceId, pool: PoolHandle, attribute: PoolAttribute, value: u64
-    ) -> Result<()>;
-    fn pool_trim(&self, device: DeviceId, pool: PoolHandle, keep: u64) -> Result<()>;
-    fn pool_allow_peer(&self, device: DeviceId, pool: PoolHandle, peer: DeviceId) -> Result<()>;
-    fn pool_alloc(
-        &self, device: DeviceId, pool: PoolHandle, bytes: u64, stream: StreamHandle
-    ) -> Result<DevicePtr>;
-    fn pool_free(&self, device: DeviceId, address: DevicePtr, stream: StreamHandle) -> Result<()>;
-    fn address_reserve(&self, device: DeviceId, bytes: u64, align: u64) -> Result<DevicePtr>;
-    fn address_free(&self, device: DeviceId, address: DevicePtr, bytes: u64) -> Result<()>;
-    fn physical_create(&self, device: DeviceId, bytes: u64) -> Result<PhysicalHandle>;
-    fn physical_release(&self, device: DeviceId, handle: PhysicalHandle) -> Result<()>;
-    fn map(
-        &self, device: DeviceId, address: DevicePtr, bytes: u64, handle: PhysicalHandle
-    ) -> Result<()>;
-    fn alloc(&self, device: DeviceId, bytes: u64) -> Result<DevicePtr>;
-    fn free(&self, device: DeviceId, address: DevicePtr) -> Result<()>;
-    fn memset(
-        &self, device: DeviceId, address: DevicePtr, value: u8, bytes: u64, stream: StreamHandle
-    ) -> Result<()>;
-    fn event_create(&self, device: DeviceId) -> Result<EventHandle>;
-    fn event_destroy(&self, device: DeviceId, event: EventHandle) -> Result<()>;
-    fn event_record(
-        &self, device: DeviceId, event: EventHandle, stream: StreamHandle
-    ) -> Result<()>;
-    fn context_event_record(&self, device: DeviceId, event: EventHandle) -> Result<()>;
-    fn event_query(&self, device: DeviceId, event: EventHandle) -> Result<bool>;
-    fn event_synchronize(&self, device: DeviceId, event: EventHandle) -> Result<()>;
-    fn stream_wait_event(
-        &self, device: DeviceId, stream: StreamHandle, event: EventHandle
-    ) -> Result<()>;
-    fn stream_create(&self, device: DeviceId) -> Result<StreamHandle>;
-    fn stream_destroy(&self, device: DeviceId, stream: StreamHandle) -> Result<()>;
-    fn stream_synchronize(&self, device: DeviceId, stream: StreamHandle) -> Result<()>;
-    fn stream_id(&self, device: DeviceId, stream: StreamHandle) -> Result<u64>;
-    fn capture_status(&self, device: DeviceId, stream: StreamHandle) -> Result<CaptureStatus>;
-    fn device_synchronize(&self, device: DeviceId) -> Result<()>;
-    by hand: {
-        fn set_access(
-            &self, device: DeviceId, address: DevicePtr, bytes: u64, peers: &[DeviceId]
-        ) -> Result<()> {
-            if !peers.is_empty() && self.refuses_peers.load(Ordering::SeqCst) {
-                return Err(DriverError::new("set_access", ErrorKind::Other, 217));
-            }
-            self.fault_at("set_access", address, bytes)?;
-            self.inner.set_access(device, address, bytes, peers)
-        }
-        fn unmap(&self, device: DeviceId, address: DevicePtr, bytes: u64) -> Result<()> {
-            self.fault_at("unmap", address, bytes)?;
-            self.inner.unmap(device, address, bytes)
-        }
-    }
-}
+gruyere::heap::each_driver_call!(flaky);
 
 /// Runs a program once soundly, and once for each driver call that the allocator makes in it and
 /// each of `kinds`, that call failing: a device that is lost stays so, all else fails once. `make`
