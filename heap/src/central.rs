@@ -1,5 +1,5 @@
-//! What the streams of a device share, behind one lock: arenas, spans, capture pools, and the
-//! blocks above 16 KiB.
+//! What the streams of a device share, behind one lock: arenas, spans, pools, and the blocks above
+//! 16 KiB.
 
 use crate::callers::watched_blocks::Watched;
 use crate::driver::{DeviceId, DriverError};
@@ -20,72 +20,71 @@ use gruyere_record::size::Size;
 use gruyere_record::{BlockSlot, DeviceGauge, DeviceWriter, ShardWriter};
 use std::collections::{BTreeMap, HashMap};
 
-/// The record's shard of small blocks among [`Central::writers`].
+/// The index in [`Central::writers`] of the record's shard of small blocks.
 pub(crate) const SMALL: usize = 0;
 
-/// What is decided for a heap once and for all, because of where its memory comes from.
+/// Traits of a heap that follow from its supply and never change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Habits {
     pub(crate) sizes_apart: bool,
     /// Free runs serve whole or not at all ([`Arenas::whole_runs`]).
     pub(crate) whole_runs: bool,
-    /// What is held is counted in pages ([`Usage`]).
+    /// [`Usage`] counts what is held in pages.
     pub(crate) counts_pages: bool,
-    /// Low-memory phases give idle memory back: nobody waits for that.
+    /// Low-memory phases give idle memory back: that blocks no thread.
     pub(crate) gives_back_idle: bool,
 }
 
-/// Everything behind a device's central lock.
+/// The state behind a device's central lock.
 pub(crate) struct Central {
     pub(crate) device: DeviceId,
     pub(crate) arenas: Arenas,
     /// What the driver gave: spans and chunks.
     pub(crate) backing: Backing,
-    /// Who uses the spaces of the arenas, and how.
+    /// The users of the arenas' spaces, and their rules.
     pub(crate) pools: Pools,
-    /// Which pool a CUDA graph has.
+    /// The pool of each CUDA graph.
     pub(crate) captures: Captures,
     /// The record's shards of runs, and of blocks of pools and of `backing:passthrough`: of small
     /// ones (as torch calls them, up to 1 MiB), and of large ones.
     pub(crate) writers: [ShardWriter; 2],
-    /// The record's gauges of the device.
     pub(crate) gauges: DeviceWriter,
     pub(crate) spaces: Spaces,
     /// The other streams that use a live block.
     pub(crate) users: HashMap<RunId, Vec<u32>>,
-    /// The blocks of cells in which more start than the page table can name, by address.
+    /// Blocks in cells where more start than the page table can name, by address.
     pub(crate) overflow: BTreeMap<u64, RunId>,
     /// Large blocks that wait for streams.
     pub(crate) pending: PendingFrees<RunId>,
-    /// Bytes that have begun to wait for streams since [`Central::fence_due`] was true.
+    /// Bytes that have begun to wait for streams since [`Central::fence_due`] was last true.
     pub(crate) unfenced_bytes: u64,
     pub(crate) direct: HashMap<u64, Direct>,
     /// Physical memory of the device.
     pub(crate) total_memory: u64,
-    /// The most that was ever reserved.
+    /// The highest that reserved bytes have been.
     pub(crate) peak_reserved: u64,
     /// Ceiling on reserved bytes.
     pub(crate) limit: u64,
-    /// The headroom has been touched, because nothing else helped: it may be used until memory is
-    /// given back.
+    /// Growth has used the headroom, because nothing else helped: it stays open until the heap
+    /// gives memory back.
     pub(crate) headroom_is_open: bool,
-    /// Why the driver failed in the latest growth, where it was not out of memory.
+    /// The driver's error in the latest growth, other than out of memory.
     pub(crate) failure: Option<DriverError>,
     /// The latest growth failed because the driver had no more addresses, whatever memory there
     /// was.
     pub(crate) addresses_ran_out: bool,
-    /// What may be held beyond the peak of live bytes before idle pages are moved.
+    /// Bytes that may be held beyond the peak of live bytes before idle pages move.
     pub(crate) slack: Option<Size>,
-    /// What streams have been made to wait for.
+    /// The waits that the allocator has added to streams.
     pub(crate) order: Order,
     /// Bytes of large blocks freed so far.
     pub(crate) freed: u64,
-    /// How it has grown of late.
+    /// The recent pace of growth.
     pub(crate) pace: Pace,
-    /// Times that a malloc had to try the reclaim ladder.
+    /// Mallocs that had to try the reclaim ladder.
     pub(crate) retries: u64,
     pub(crate) out_of_memories: u64,
-    /// What was held, over time.
+    /// Held memory over time.
     pub(crate) usage: Usage,
     pub(crate) watch: Watch,
     /// What the rungs of the reclaim ladder did.
@@ -95,7 +94,6 @@ pub(crate) struct Central {
 }
 
 impl Central {
-    /// The central part of a device that holds nothing yet.
     pub(crate) fn new(
         device: DeviceId,
         backing: Backing,
@@ -141,17 +139,17 @@ impl Central {
         }
     }
 
-    /// The largest free run of the ordinary spaces (bytes).
+    /// The largest free run of the ordinary spaces, bytes.
     pub(crate) fn largest_run(&self) -> u64 {
         self.spaces.iter().map(|space| self.arenas.largest_free(space)).max().unwrap_or(0)
     }
 
-    /// What may still be taken from the driver under the ceiling (bytes, whole pages).
+    /// What the ceiling still lets the heap take from the driver, bytes in whole pages.
     pub(crate) fn room_left(&self) -> u64 {
         self.limit.saturating_sub(self.backing.reserved) / PAGE * PAGE
     }
 
-    /// Tells the record what is held.
+    /// Writes what is held to the record, and reports it to the profiler.
     pub(crate) fn publish_reserved(&mut self) {
         let reserved = self.backing.reserved;
         profiler::reserved(self.device, reserved);

@@ -1,4 +1,4 @@
-//! One device's heap: the paths of malloc, free and record_stream.
+//! A GPU's heap: its streams, its shards, the central lock, and the guards around captures.
 
 use crate::bytes::Bytes;
 use crate::central::Central;
@@ -27,29 +27,29 @@ pub(crate) struct ShardCell {
     pub(crate) writer: ShardWriter,
 }
 
-/// One device's heap.
+/// A GPU's heap.
 pub struct Device {
     pub(crate) id: DeviceId,
     /// What the device can do.
     pub(crate) capabilities: Capabilities,
     pub(crate) streams: Streams,
     pub(crate) shards: Box<[CachePadded<Mutex<ShardCell>>; SHARDS]>,
-    /// Everything else: large blocks, spans, captures.
+    /// The rest: large blocks, spans, captures.
     pub(crate) central: Mutex<Central>,
-    /// Pool scopes that are open (from begin to end of an allocation to a capture's pool); above 0
-    /// nothing is asked of events, recorded or waited for.
+    /// Open pool scopes, each from begin to end of an allocation to a capture's pool. Above 0 the
+    /// heap asks, records and waits for no event.
     ///
     /// ```text
     ///   pool_scopes  n -> n + 1   the begin hook, BEFORE it looks at `queries`;
     ///                n -> n - 1   the end hook, under the central lock
-    ///   queries      n <-> n + 1  whoever asks events, records or waits, for as long as that
-    ///                             takes; raised BEFORE it looks at `pool_scopes`
+    ///   queries      n <-> n + 1  each thread that asks events, records or waits, for as long as
+    ///                             that takes; raised BEFORE it looks at `pool_scopes`
     /// ```
     /// Both are SeqCst: of a begin hook and a query at the same time, one sees the other. The hook
-    /// waits then, the query never does.
+    /// then waits, the query never does.
     pub(crate) pool_scopes: AtomicU32,
-    /// The streams that capture, as their callers say ([`crate::Heap::capture_begins`]); each has a
-    /// pool scope open.
+    /// The capturing streams that callers announced ([`crate::Heap::capture_begins`]); each has an
+    /// open pool scope.
     pub(crate) capturing: Mutex<Vec<StreamHandle>>,
     queries: AtomicU32,
     /// Where the device's memory comes from.
@@ -57,22 +57,22 @@ pub struct Device {
     pub(crate) watching: Watching,
 }
 
-/// The most that may be held on a device, bytes: `limit:`; else its memory, and of memory that it
-/// shares with the host what the host could give, as the driver does not refuse more, and the
-/// machine hangs (pytorch/pytorch#174358).
+/// The ceiling on what a device holds, bytes. `limit:` sets it; the default is the device's memory.
+/// Of memory shared with the host it is what the host could give: there the driver does not refuse
+/// more, and the machine hangs (pytorch/pytorch#174358).
 pub(crate) fn ceiling(settings: &Settings, capabilities: &Capabilities) -> u64 {
     let total = capabilities.total_memory;
     let default = capabilities.host_memory.map_or(total, |bytes| bytes.min(total));
     settings.limit.map_or(default, |limit| limit.resolve(total))
 }
 
-/// Whether a request is served from the arena rather than from slabs.
+/// Whether the arena serves a request, not slabs.
 #[inline(always)]
 pub const fn is_large(size: u64) -> bool {
     size > SMALL_MAX
 }
 
-/// Who owns an address.
+/// The owner of an address.
 pub enum Owned<'a> {
     /// A slab: the device, the shard and the slab's number there.
     Small(&'a Device, u32, u32),
@@ -81,10 +81,10 @@ pub enum Owned<'a> {
 }
 
 impl Device {
-    /// Makes the heap of `id`; nothing is taken from the driver yet.
+    /// Creates the heap of device `id`; takes no memory from the driver yet.
     ///
     /// # Errors
-    /// The driver's, where the device cannot be used.
+    /// The driver's error, if the device cannot be used.
     pub(crate) fn new(shared: &Shared, id: DeviceId) -> Result<Self, Error> {
         let capabilities = shared.driver.capabilities(id)?;
         let total = capabilities.total_memory;
@@ -136,37 +136,35 @@ impl Device {
         })
     }
 
-    /// The number of a stream's shard.
     #[inline]
     pub(crate) const fn shard_number(stream: u32) -> u32 {
         stream % SHARDS as u32
     }
 
-    /// The shard of a stream, locked.
+    /// Locks the shard of a stream.
     #[inline]
     pub(crate) fn shard(&self, stream: u32) -> MutexGuard<'_, ShardCell> {
         lock(&self.shards[Self::shard_number(stream) as usize])
     }
 
-    /// As [`Streams::fence`], in a call that names stream `named`; while [`Device::query_guard`] is
-    /// held.
+    /// Calls [`Streams::fence`] in a call that names stream `named`. Hold [`Device::query_guard`].
     pub(crate) fn fence(&self, shared: &Shared, named: Option<u32>) -> bool {
         self.streams.fence(&*shared.driver, shared.hears_of_captures(), named)
     }
 
-    /// As [`Streams::fence_all`], in a call that names stream `named`; while
-    /// [`Device::query_guard`] is held.
+    /// Calls [`Streams::fence_all`] in a call that names stream `named`. Hold
+    /// [`Device::query_guard`].
     pub(crate) fn fence_all(&self, shared: &Shared, named: Option<u32>) -> bool {
         self.streams.fence_all(&*shared.driver, shared.hears_of_captures(), named)
     }
 
-    /// The stream that `handle` names, for the call in which the program names it. What could not
-    /// be done for a passing stream since the last such call is done in this one: the event behind
-    /// its frees is recorded, if somebody has wanted it.
+    /// The stream that `handle` names, in a call in which the program names it. Also does for a
+    /// passing stream what has waited for such a call: records the event behind its frees, if a
+    /// request has needed it.
     ///
     /// # Errors
-    /// Too many streams are in use; what the driver says where it could not be found out which are
-    /// not.
+    /// [`Error::TooManyStreams`] if all numbers are in use; the driver's error if it cannot be
+    /// found out which numbers are not.
     #[inline]
     pub(crate) fn named(
         &self,
@@ -193,19 +191,19 @@ impl Device {
         }
     }
 
-    /// Whether the streams may be asked about events: not while anything captures.
+    /// Whether streams may be asked about events: not while anything captures.
     pub(crate) fn may_query(&self) -> bool {
         self.pool_scopes.load(Ordering::SeqCst) == 0
     }
 
-    /// As [`Device::may_query`]; no pool scope opens while the answer is held.
+    /// [`Device::may_query`], held: no pool scope opens until the guard is dropped.
     pub(crate) fn query_guard(&self) -> Option<QueryGuard<'_>> {
         let guard = QueryGuard::new(&self.queries);
         self.may_query().then_some(guard)
     }
 
-    /// Notes that a pool scope opens, and waits until nobody asks any more. To be called without
-    /// any lock.
+    /// Counts a pool scope as open, then waits until no query is under way. Call it with no lock
+    /// held.
     pub(crate) fn open_pool_scope(&self) {
         self.pool_scopes.fetch_add(1, Ordering::SeqCst);
         let backoff = Backoff::new();
@@ -214,15 +212,15 @@ impl Device {
         }
     }
 
-    /// Whether spans may be given back to the driver, and what to hold meanwhile. cuMemFree waits
-    /// for the device: not while anything captures.
+    /// A guard under which spans may go back to the driver; `None` while anything captures, as
+    /// cuMemFree waits for the device.
     pub(crate) fn release_guard(&self, shared: &Shared) -> Option<QueryGuard<'_>> {
         let guard = self.query_guard()?;
         let quiet = shared.hears_of_captures() || !self.streams.any_capturing(&*shared.driver);
         quiet.then_some(guard)
     }
 
-    /// Notes an event of the device in the ring.
+    /// Writes an event of the device to the ring.
     pub(crate) fn event(&self, shared: &Shared, kind: EventKind, address: u64, size: u64) {
         shared.record.event(kind, self.id as u8, 0, 0, address, size, clock::now());
     }

@@ -1,4 +1,4 @@
-//! Why a request was not served.
+//! Errors of requests.
 
 use crate::bytes::Bytes;
 use crate::driver::DriverError;
@@ -12,18 +12,18 @@ use std::fmt;
 pub enum Error {
     /// No memory, after everything was tried.
     OutOfMemory(Box<Report>),
-    /// The driver failed in another way.
+    /// The driver failed, not for lack of memory.
     Driver(DriverError),
     /// There is no such device.
     NoSuchDevice(i64),
-    /// [`streams::MAX_STREAMS`] streams of a device were announced, or have blocks that are alive.
+    /// [`streams::MAX_STREAMS`] streams of a device were announced or have live blocks.
     TooManyStreams,
-    /// The memory of the pool that it was for comes from outside, and nothing that it has fits: a
-    /// segment of so many bytes would.
+    /// The pool's memory comes from outside, and nothing in it fits: a segment of so many bytes
+    /// would.
     NoSegment(u64),
-    /// What `reserve:` asks for could not be had.
+    /// The memory that `reserve:` asks for is not to be had.
     Reserve(Box<Refused>),
-    /// An invariant of the heap is broken; what was asked for was not done.
+    /// An invariant of the heap is broken; the call did nothing.
     Internal(&'static str),
 }
 
@@ -60,18 +60,18 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// A `reserve:` that could not be had.
+/// A failed `reserve:`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refused {
     /// The device.
     pub device: u32,
-    /// For which lifetime.
+    /// The lifetime that it was for.
     pub lifetime: Lifetime,
-    /// How much, in bytes.
+    /// Bytes asked for.
     pub bytes: u64,
-    /// Bytes that the device has free, where it can say.
+    /// Bytes that the device has free, if known.
     pub free: Option<u64>,
-    /// The driver's answer, or the budget's.
+    /// The error of the driver, or of the budget.
     pub error: DriverError,
 }
 

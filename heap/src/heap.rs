@@ -1,5 +1,5 @@
-//! What a process asks of its heap. Nothing here decides where a block goes: each call finds the
-//! device, notes what torch, a history or a trace want noted, and leaves the rest to the device.
+//! The heap of a process. Its calls find the device, note what torch, a history or a trace want
+//! noted, and leave the placement of blocks to the device.
 
 use crate::device::Device;
 use crate::driver::timed::{OnRecord, Timed};
@@ -24,26 +24,26 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// A bit of [`Heap::special`]: requests must ask whether their stream captures.
 pub(crate) const WATCH_CAPTURES: u32 = 1;
-/// `backing:passthrough` may be in force.
+/// Some device may use `backing:passthrough`.
 pub(crate) const PASSTHROUGH: u32 = 2;
 /// A debugging switch is on.
 pub(crate) const DEBUG: u32 = 4;
-/// A history of blocks is kept.
+/// The heap keeps a history of blocks.
 pub(crate) const HISTORY: u32 = 8;
 pub(crate) const TRACE: u32 = 16;
-/// Callers of CUDA's functions are served; torch's hooks, if they come too, have not been
+/// The heap serves callers of CUDA's functions; torch's hooks, if they come too, have not been
 /// announced.
 pub(crate) const UNANNOUNCED: u32 = 32;
 /// Blocks from 1 MiB on get dedicated allocations.
 const DEDICATED: u32 = 64;
-/// Somebody outside is told of each malloc and free.
+/// The heap reports each malloc and free to an observer outside.
 pub(crate) const TOLD: u32 = 128;
 /// Small blocks get a site too.
 pub(crate) const ALL_SITES: u32 = 256;
 
-/// The byte that `debug:poison` fills fresh blocks with.
+/// The byte with which `debug:poison` fills fresh blocks.
 pub const POISON_FRESH: u8 = 0xCD;
-/// The byte that `debug:poison` fills freed blocks with.
+/// The byte with which `debug:poison` fills freed blocks.
 pub const POISON_FREED: u8 = 0xDD;
 
 /// The allocator of a process.
@@ -54,11 +54,11 @@ pub struct Heap {
     count: u32,
     pub(crate) making: Mutex<()>,
     /// What takes requests off the straight path: a set of the bits above. WATCH_CAPTURES is set
-    /// while the hooks are not announced or a pool scope is open anywhere, HISTORY while a history
-    /// is kept, TOLD while somebody is told of blocks, UNANNOUNCED from the first call of a CUDA
-    /// program until torch's hooks are announced or met; the others never change.
+    /// while the hooks are not announced or a pool scope is open anywhere, HISTORY while the heap
+    /// keeps a history, TOLD while an observer gets reports of blocks, UNANNOUNCED from the first
+    /// call of a CUDA program until torch's hooks are announced or met; the others never change.
     pub(crate) special: AtomicU32,
-    /// Pool scopes open on all devices; guards the setting of WATCH_CAPTURES.
+    /// Pool scopes open on all devices; guards the changes of WATCH_CAPTURES.
     pub(crate) pool_scopes: Mutex<u32>,
     pub(crate) bad_frees: AtomicU64,
     pub(crate) history: History,
@@ -67,10 +67,10 @@ pub struct Heap {
 }
 
 impl Heap {
-    /// The heap over `driver`, and its record. No memory is taken from the driver yet.
+    /// Creates the heap over `driver`, and its record. Takes no memory from the driver yet.
     ///
     /// # Errors
-    /// The driver's, where there is no device to be asked.
+    /// The driver's error, if it cannot count the devices.
     pub fn new(driver: Arc<dyn Driver>, settings: Settings) -> Result<Self, DriverError> {
         let count = driver.device_count()?.min(MAX_DEVICES);
         let facts: Vec<DeviceFacts> = (0..count)
@@ -92,7 +92,7 @@ impl Heap {
             max_blocks: settings.record_blocks,
             kept: settings.records_kept as usize,
         };
-        // Never freed: writers on threads that outlive main may still be in it.
+        // Never freed: threads that outlive main may still write to it.
         let record: &'static Record = Box::leak(Box::new(Record::create(&options, &facts)));
         let debug = settings.debug.poison || settings.debug.sync;
         let passthrough = supply::configured_way(settings.backing, false) == Some(Way::Driver);
@@ -134,10 +134,10 @@ impl Heap {
 
     /// With `backing:fixed`, blocks from 1 MiB on get dedicated allocations from now on: CUDA's
     /// handles for other processes name whole allocations of the driver, and open at their starts.
-    /// To be called before the first block is handed out.
+    /// Call it before the first block is handed out.
     ///
-    /// A span is the block's size rounded up to 2 MiB, and serves, once free, blocks of that very
-    /// size, or goes back to the driver.
+    /// A span is the block's size rounded up to 2 MiB. Once free, it serves blocks of that very
+    /// size or goes back to the driver.
     pub fn dedicate_allocations(&mut self) {
         if supply::configured_way(self.shared.settings.backing, true) == Some(Way::Dedicated) {
             self.shared.dedicated = true;
@@ -145,15 +145,15 @@ impl Heap {
         }
     }
 
-    /// Where in the program the calling thread is, if somebody knows. No lock of the heap may be
-    /// held.
+    /// The site of the calling thread, if the heap has a source of sites. Call it with no lock of
+    /// the heap held.
     pub fn site_here(&self) -> SiteId {
         self.shared.site(0)
     }
 
-    /// From now on `sites` is asked where requests above 16 KiB come from, and those that make
-    /// slabs; with `all`, every request, which takes them off the hot path. To be called before the
-    /// first block is handed out.
+    /// Asks `sites` from now on for the site of requests above 16 KiB and of those that make slabs;
+    /// with `all`, of every request, which takes them off the hot path. Call it before the first
+    /// block is handed out.
     pub fn ask_sites(&mut self, sites: Box<dyn Sites>, all: bool) {
         self.shared.sites = Some(sites);
         if all {
@@ -161,7 +161,7 @@ impl Heap {
         }
     }
 
-    /// The record.
+    /// The record of the process.
     pub fn record(&self) -> &'static Record {
         self.shared.record
     }
@@ -176,18 +176,18 @@ impl Heap {
         self.shared.step()
     }
 
-    /// The driver's name of a device; empty where it has not been used.
+    /// The driver's name of a device; empty if the heap has not used the device.
     pub fn device_name(&self, id: DeviceId) -> String {
         let device = self.device_in_use(id.into()).ok().flatten();
         device.map_or_else(String::new, |device| device.capabilities.name.clone())
     }
 
-    /// Devices that there are.
+    /// Devices that the driver has, at most [`MAX_DEVICES`].
     pub fn device_count(&self) -> u32 {
         self.count
     }
 
-    /// The heap of a device, made at its first use.
+    /// The heap of a device; its first use creates it.
     #[inline]
     pub(crate) fn device(&self, id: i64) -> Result<&Device, Error> {
         match self.device_in_use(id)? {
@@ -196,7 +196,7 @@ impl Heap {
         }
     }
 
-    /// The heap of a device, if it has been used.
+    /// The heap of a device, if the process has used it.
     #[inline]
     pub(crate) fn device_in_use(&self, id: i64) -> Result<Option<&Device>, Error> {
         if !(0..i64::from(self.count)).contains(&id) {

@@ -1,5 +1,5 @@
-//! Entries of the memory history, of which the latest are kept; each has the time and the calling
-//! thread's context. A supply logs its segments here too.
+//! The latest entries of the memory history, each with its time and the calling thread's context. A
+//! supply logs its segments here too.
 
 use crate::driver::DeviceId;
 use std::cell::Cell;
@@ -11,7 +11,7 @@ thread_local! {
     static CONTEXT: Cell<u64> = const { Cell::new(0) };
 }
 
-/// What the calling thread's requests are noted with from now on; 0: nothing. Answers what it was.
+/// Sets the context of the calling thread's later requests (0: none); returns the previous one.
 pub fn set_context(context: u64) -> u64 {
     CONTEXT.with(|cell| cell.replace(context))
 }
@@ -25,7 +25,7 @@ pub(crate) fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_nanos() as u64)
 }
 
-/// What happened.
+/// The event of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Action {
@@ -41,22 +41,22 @@ pub enum Action {
     SegmentFree = 4,
     /// A request could not be met.
     OutOfMemory = 5,
-    /// Pages are at this address now: new ones, or from elsewhere.
+    /// Pages are mapped at this address now: new ones, or from elsewhere.
     SegmentMap = 6,
-    /// Pages are at this address no more.
+    /// Pages are mapped at this address no more.
     SegmentUnmap = 7,
 }
 
-/// One entry.
+/// An entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// What happened.
+    /// The event.
     pub action: Action,
     /// The device.
     pub device: u32,
-    /// Where; of an out-of-memory, what the driver says is free (bytes).
+    /// The address; of an out-of-memory, what the driver says is free (bytes).
     pub address: u64,
-    /// How much: of a block, what was asked for, as torch notes it; of an out-of-memory, that
+    /// The size: of a block, the bytes asked for, as torch notes them; of an out-of-memory, those
     /// rounded up to 512 B.
     pub bytes: u64,
     /// The stream's handle.
@@ -65,11 +65,11 @@ pub struct Entry {
     pub time: u64,
     /// See [`set_context`].
     pub context: u64,
-    /// Of a free: the context of its block's allocation, where that was noted; else 0.
+    /// Of a free: the context of its block's allocation, if noted; else 0.
     pub origin: u64,
 }
 
-/// At most so many entries, the latest.
+/// The latest entries, up to a limit.
 #[derive(Debug, Default)]
 pub(crate) struct Latest {
     most: usize,
@@ -78,18 +78,17 @@ pub(crate) struct Latest {
 }
 
 impl Latest {
-    /// How many are kept; 0: none, and none is counted.
+    /// The limit; 0: no entry is kept or counted.
     pub(crate) fn most(&self) -> usize {
         self.most
     }
 
-    /// Keeps the latest `most` from now on. What there is stays, as far as it fits.
+    /// Sets the limit. Entries stay, as far as they fit.
     pub(crate) fn keep(&mut self, most: usize) {
         self.most = most;
         self.make_room(most);
     }
 
-    /// Adds one.
     pub(crate) fn add(&mut self, entry: Entry) {
         if self.most > 0 {
             self.make_room(self.most - 1);
@@ -104,7 +103,7 @@ impl Latest {
         }
     }
 
-    /// What is known, by time, and how many entries made room for it.
+    /// The entries, by time, and how many older ones made room for them.
     pub(crate) fn told(&self) -> (impl Iterator<Item = Entry> + use<'_>, u64) {
         (self.entries.iter().copied(), self.lost)
     }
@@ -118,13 +117,12 @@ pub(crate) struct SegmentLog {
 }
 
 impl SegmentLog {
-    /// Notes nothing yet.
+    /// A log that notes nothing yet.
     pub(crate) fn new(device: DeviceId) -> Self {
         Self { device, ..Self::default() }
     }
 
-    /// Notes the latest `most` from now on (0: nothing). What was noted before stays, unless
-    /// `clear` says otherwise.
+    /// Notes the latest `most` from now on (0: nothing). Earlier notes stay, unless `clear` is set.
     pub(crate) fn keep(&mut self, most: usize, clear: bool) {
         if clear {
             self.latest = Latest::default();

@@ -1,26 +1,43 @@
-//! Who decides where a block goes.
+//! The heap: decides where a block goes.
 //!
-//! [`Heap`] is the whole of it: one for the process, with a [`device::Device`] for each GPU in use.
-//! Requests up to 16 KiB are served from slabs under the lock of their stream's shard, larger ones
-//! from runs under the device's central lock.
+//! Three structures hold the state, each with its locks and nothing else:
 //!
-//! | folder | what it is |
+//! | structure | file | what it is |
+//! |---|---|---|
+//! | [`Heap`] | `heap.rs` | a process: its devices, what they share, the trace and the history |
+//! | [`Device`] | `device.rs` | a GPU: its streams, its shards of small blocks, its supply of memory |
+//! | `Central` | `central.rs` | what the streams of a device share, behind one lock |
+//!
+//! What they do stands in *slices*. A file of a slice is a feature: it holds the feature's
+//! `impl Heap`, `impl Device` and `impl Central` together.
+//!
+//! | slice | what it does |
 //! |---|---|
-//! | `api` | what callers say: it finds the device and notes what is to be noted |
-//! | [`device`], `central` | what a device does, without and with its central lock, a file a concern |
-//! | [`supply`] | how memory comes from the driver and goes back: remapped pages, spans, pass-through |
-//! | [`policy`] | when memory is given back, and when somebody is told |
-//! | [`pool`] | whose memory it is, and by which rules: ordinary, named, a graph's |
-//! | [`order`] | what stream order allows |
-//! | [`small`], [`runs`] | slabs and their slots; address book-keeping |
-//! | [`report`] | what the heap says of itself |
+//! | `path` | malloc and free, from the call to the arena; the reclaim ladder; out-of-memory |
+//! | `pools` | named pools, the private memory of CUDA graphs, pools with segments from outside |
+//! | `supply` | gets memory from the driver and gives it back: pages that move, spans, pass-through |
+//! | `upkeep` | steps, low-memory phases, reserves, thresholds, trims |
+//! | `callers` | what CUDA programs and watched programs need; the rules of order that callers keep |
+//! | `report` | walks all that a device has: statistics, snapshots, validation |
 //!
-//! Locks, and the order in which they nest: a device's `recycling`; a shard's lock or the central
-//! lock, never both; under either, the locks inside [`order::streams`] and the record's. No lock is
-//! held while the caller is answered.
+//! The *books* lie below the slices and know none of the three structures:
 //!
-//! What it needs of others it is given: the [`driver`] as a trait, the [`settings`] as plain data,
-//! a [`profiler`] and who knows the [`sites`] of requests if there is one. It writes the record.
+//! | book | what it keeps |
+//! |---|---|
+//! | `small` | size classes, slabs, shards |
+//! | `runs` | arenas: runs, regions, spaces; the page table |
+//! | `order` | streams, epochs, events, frees that wait |
+//! | [`driver`] | the trait over the driver, its errors, the clock around it |
+//!
+//! Requests up to 16 KiB get a slot of a slab under the lock of their stream's shard, larger ones a
+//! run under the device's central lock.
+//!
+//! Locks nest in this order: a device's `recycling`; then a shard's lock or the central lock, never
+//! both; under either, the locks inside `order::streams` and the record's. The caller is answered
+//! with no lock held. The table of all locks is in docs/architecture.md.
+//!
+//! The heap is given what it needs: the [`driver`], a [`profiler`] and a source of [`Sites`] as
+//! traits, the [`settings`] as plain data. It writes the record.
 #![forbid(unsafe_code)]
 #![warn(unreachable_pub)]
 
@@ -71,7 +88,7 @@ pub use supply::pages_fit;
 pub use upkeep::alerts::{ALERTS, Alert, AlertKind, Listener};
 pub use upkeep::phase::Phase;
 
-/// The memory history: what torch calls `_record_memory_history`.
+/// The memory history, torch's `_record_memory_history`.
 pub mod history {
     pub use crate::journal::{Action, Entry, set_context};
     pub use crate::report::books::{Collected, Origin};

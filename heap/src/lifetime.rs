@@ -1,13 +1,13 @@
-//! How long a block is expected to live, as the program says it.
+//! How long the program expects a block to live.
 
 use std::cell::Cell;
 
-/// How long a block is expected to live. Blocks of unlike lifetimes do not share pages: that keeps
+/// How long a block is expected to live. Blocks of different lifetimes share no page: that keeps
 /// whole pages free.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Lifetime {
-    /// Not said.
+    /// Unknown.
     #[default]
     Auto = 0,
     /// Workspaces: freed within the operation.
@@ -25,7 +25,7 @@ impl Lifetime {
     /// All lifetimes, in the order of their numbers.
     pub const ALL: [Self; LIFETIMES] = [Self::Auto, Self::Transient, Self::Step, Self::Persistent];
 
-    /// The lifetime of a number of the C API.
+    /// The lifetime with a number of the C API.
     pub const fn from_u8(number: u8) -> Option<Self> {
         match number {
             0 => Some(Self::Auto),
@@ -36,7 +36,7 @@ impl Lifetime {
         }
     }
 
-    /// The name that reports use.
+    /// The name in reports.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Auto => "auto",
@@ -50,8 +50,8 @@ impl Lifetime {
 /// Tags that one thread may nest.
 pub const TAG_DEPTH: u32 = 31;
 
-/// What the calling thread has said of its next requests, in one word, so that the straight path
-/// reads one.
+/// The calling thread's tags for its next requests, in one word, so that the straight path reads
+/// one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tags(u64);
 
@@ -98,8 +98,8 @@ pub(crate) fn set_routed(routed: bool) {
     });
 }
 
-/// Tags the calling thread's next requests. False, and nothing done, where [`TAG_DEPTH`] tags are
-/// open already.
+/// Tags the calling thread's next requests. False, and nothing done, if [`TAG_DEPTH`] tags are
+/// open.
 pub fn push(lifetime: Lifetime) -> bool {
     TAGS.with(|cell| {
         let (tags, depth) = cell.get();
@@ -111,7 +111,7 @@ pub fn push(lifetime: Lifetime) -> bool {
     })
 }
 
-/// Takes the calling thread's innermost tag away. False where none is open.
+/// Removes the calling thread's innermost tag. False if none is open.
 pub fn pop() -> bool {
     TAGS.with(|cell| {
         let (tags, depth) = cell.get();

@@ -1,7 +1,7 @@
-//! Sets of small numbers, a bit each: of streams and of what belongs to them.
+//! Sets of small numbers, a bit each: of streams, and of what belongs to them.
 //!
-//! Where something has to be done for every stream that needs it, a set of those costs what they
-//! are, and 64 that do not need it cost one look.
+//! To act on every stream that needs something, a set of these costs as much as its members; 64
+//! streams that need nothing cost one look.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -23,12 +23,12 @@ const fn bit(number: u32) -> u64 {
     1 << (number % BITS)
 }
 
-/// A set as long as its highest number asks for.
+/// A set as long as its highest number needs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct NumberSet(Vec<u64>);
 
 impl NumberSet {
-    /// Makes room for a number, so that [`NumberSet::insert_reserved`] will do.
+    /// Makes room for a number, for [`NumberSet::insert_reserved`].
     pub(crate) fn reserve(&mut self, number: u32) {
         let words = (number / BITS) as usize + 1;
         if self.0.len() < words {
@@ -41,7 +41,7 @@ impl NumberSet {
         self.insert_reserved(number);
     }
 
-    /// Adds a number that there is room for ([`NumberSet::reserve`]); another is left out.
+    /// Adds a number with room ([`NumberSet::reserve`]); leaves any other out.
     #[inline(always)]
     pub(crate) fn insert_reserved(&mut self, number: u32) {
         if let Some(word) = self.0.get_mut((number / BITS) as usize) {
@@ -56,12 +56,10 @@ impl NumberSet {
         }
     }
 
-    /// Whether a number is in it.
     pub(crate) fn contains(&self, number: u32) -> bool {
         self.0.get((number / BITS) as usize).is_some_and(|word| word & bit(number) != 0)
     }
 
-    /// Whether there is none in it.
     pub(crate) fn is_empty(&self) -> bool {
         self.0.iter().all(|&word| word == 0)
     }
@@ -75,7 +73,7 @@ impl NumberSet {
     }
 }
 
-/// A set that threads share, of numbers below [`NUMBERS`].
+/// A set of numbers below [`NUMBERS`] that threads share.
 pub(crate) struct SharedSet([AtomicU64; WORDS]);
 
 impl Default for SharedSet {
@@ -85,7 +83,7 @@ impl Default for SharedSet {
 }
 
 impl SharedSet {
-    /// Adds a number below [`NUMBERS`]. Writes nothing where it is in the set.
+    /// Adds a number below [`NUMBERS`]; writes nothing if the set has it.
     #[inline(always)]
     pub(crate) fn insert(&self, number: u32) {
         let word = &self.0[(number / BITS) as usize % WORDS];
@@ -94,30 +92,29 @@ impl SharedSet {
         }
     }
 
-    /// Takes a number out; whether it was in.
+    /// Takes a number out; whether the set had it.
     pub(crate) fn remove(&self, number: u32) -> bool {
         let before =
             self.0[(number / BITS) as usize % WORDS].fetch_and(!bit(number), Ordering::SeqCst);
         before & bit(number) != 0
     }
 
-    /// As [`SharedSet::remove`]; writes nothing where it is not in the set.
+    /// [`SharedSet::remove`] that writes nothing if the set lacks the number.
     pub(crate) fn remove_seen(&self, number: u32) -> bool {
         self.contains(number) && self.remove(number)
     }
 
-    /// Whether a number is in it.
     pub(crate) fn contains(&self, number: u32) -> bool {
         self.0[(number / BITS) as usize % WORDS].load(Ordering::Acquire) & bit(number) != 0
     }
 
-    /// The numbers below `end`, in order, and maybe some up to 63 above; those that come or go
+    /// The numbers below `end`, in order, and perhaps some up to 63 above; numbers that come or go
     /// meanwhile may be among them or not.
     pub(crate) fn iter(&self, end: u32) -> impl Iterator<Item = u32> {
         self.words(end).flat_map(|(at, word)| numbers(at, word.load(Ordering::Acquire)))
     }
 
-    /// Takes the numbers out that [`SharedSet::iter`] tells.
+    /// Takes out the numbers that [`SharedSet::iter`] returns.
     pub(crate) fn take(&self, end: u32) -> impl Iterator<Item = u32> {
         let taken = |(at, word): (usize, &AtomicU64)| {
             let some = word.load(Ordering::Acquire) != 0;

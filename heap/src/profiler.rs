@@ -1,13 +1,13 @@
-//! A profiler that is told what the heap does, where the process has one.
+//! Reports of what the heap does, for a profiler if the process has one.
 //!
-//! It hears of what costs time or memory, and of counts where they change by more than a block:
-//! never on the straight path of a malloc. Without one, each place costs a load and a branch. The
-//! heap tells it as it tells the record: a profiler calls nothing of the heap's, and may be called
+//! The heap reports what costs time or memory, and counts that change by more than a block: never
+//! on the straight path of a malloc. Without a profiler each place costs a load and a branch. As
+//! with the record, the heap only writes: a profiler calls nothing of the heap, and may be called
 //! with the heap's locks held.
 
 use std::sync::OnceLock;
 
-/// What is told.
+/// Activities and moments that the heap reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub enum What {
@@ -17,61 +17,61 @@ pub enum What {
     Stitch,
     /// The host waits for the device.
     HostWait,
-    /// A stream is made to wait for another.
+    /// The heap makes a stream wait for another.
     StreamWait,
     /// Memory goes back to the device on request.
     Trim,
     /// A low-memory phase gives memory back.
     LowMemoryTrim,
-    /// A turn on the reclaim ladder.
+    /// A climb of the reclaim ladder.
     Reclaim,
-    /// A request was answered with out of memory.
+    /// The heap answered a request with out of memory.
     OutOfMemory,
     /// A training step is over.
     Step,
 }
 
-/// What is counted, in bytes, on each device.
+/// Counters, in bytes, of each device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Counter {
     /// Held from the driver.
     Reserved,
-    /// In the program's hands.
+    /// Handed to the program.
     Live,
-    /// Freed, and streams may still use it.
+    /// Freed, but streams may still use it.
     Pending,
-    /// The largest request that what is held could satisfy.
+    /// The largest request that held memory could satisfy.
     LargestRequest,
 }
 
-/// Who is told. Called from any thread.
+/// A receiver of the heap's reports; any thread may call it.
 pub trait Profiler: Sync {
     /// Something begins on this thread; what begins in it, ends in it.
     fn begin(&self, what: What, bytes: u64);
-    /// What began last on this thread is over.
+    /// The latest open range of this thread ends.
     fn end(&self);
-    /// Something happened, just now.
+    /// Something has just happened.
     fn mark(&self, what: What, payload: u64);
-    /// Counts of a device, as they are now.
+    /// A device's counts, as they are now.
     fn sample(&self, device: u32, values: &[(Counter, u64)]);
 }
 
 static PROFILER: OnceLock<&'static dyn Profiler> = OnceLock::new();
 
-/// From now on `profiler` is told what the heaps of this process do. The first stays: true if it is
-/// this one.
+/// Attaches the profiler of all heaps of the process. The first stays: false if there is one
+/// already.
 pub fn attach(profiler: &'static dyn Profiler) -> bool {
     PROFILER.set(profiler).is_ok()
 }
 
-/// Whether one is told.
+/// Whether a profiler is attached.
 #[inline]
 pub fn is_attached() -> bool {
     PROFILER.get().is_some()
 }
 
-/// A range that is open, until it is dropped.
+/// An open range; ends when dropped.
 #[must_use]
 pub(super) struct Range(&'static dyn Profiler);
 
@@ -96,13 +96,13 @@ pub(super) fn mark(what: What, payload: u64) {
     }
 }
 
-/// Tells how many bytes a device holds.
+/// Reports how many bytes a device holds.
 #[inline]
 pub(super) fn reserved(device: u32, bytes: u64) {
     sample(device, &[(Counter::Reserved, bytes)]);
 }
 
-/// Tells how many bytes are live on a device; they are only looked up where somebody wants to know.
+/// Reports the live bytes of a device; calls `bytes` only with a profiler attached.
 #[inline]
 pub(super) fn live(device: u32, bytes: impl FnOnce() -> u64) {
     if is_attached() {
@@ -110,8 +110,8 @@ pub(super) fn live(device: u32, bytes: impl FnOnce() -> u64) {
     }
 }
 
-/// Tells what gauges of a device stand at that are not kept up with every block: bytes live, bytes
-/// that streams may still use, and the largest request that what is held could satisfy.
+/// Reports gauges that do not follow every block: live bytes, bytes that streams may still use, and
+/// the largest request that held memory could satisfy.
 #[inline]
 pub(super) fn gauges(device: u32, live: u64, pending: u64, largest_request: u64) {
     sample(

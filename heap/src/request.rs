@@ -1,4 +1,4 @@
-//! What is asked for: of the heap, of its runs, and of what grows it.
+//! Requests: of the heap, of its runs, and of what grows it.
 
 use crate::driver::{DeviceId, Driver};
 use crate::lifetime::Lifetime;
@@ -9,22 +9,21 @@ use crate::shared::Shared;
 use crate::small::size_class::{PAGE, round};
 use gruyere_record::{BlockEntry, EventKind, Record, ShardWriter, SiteId};
 
-/// One request, as the door has understood it.
+/// A request, as the door has understood it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Request {
     /// Bytes asked for, above 0.
     pub(crate) size: u64,
-    /// The number of the stream.
     pub(crate) stream: u32,
     pub(crate) lifetime: Lifetime,
     /// When the call came in, for the record.
     pub(crate) start: u64,
-    /// Where it comes from, for the slab that may be made for it.
+    /// Its site, for the slab that may be made for it.
     pub(crate) site: SiteId,
 }
 
 impl Request {
-    /// A request of `size` bytes, of which nobody has asked where it comes from.
+    /// A request of `size` bytes without a site.
     #[inline(always)]
     pub(crate) fn new(size: u64, stream: u32, lifetime: Lifetime, start: u64) -> Self {
         Self { size, stream, lifetime, start, site: SiteId::NONE }
@@ -44,7 +43,7 @@ impl Request {
         }
     }
 
-    /// Tells the record that the request was served.
+    /// Notes in the record that the request was served.
     #[inline]
     pub(crate) fn note(&self, writer: &mut ShardWriter, address: u64) {
         writer.event(
@@ -58,26 +57,25 @@ impl Request {
     }
 }
 
-/// What is asked for inside the heap: a run of `bytes` at a multiple of `align`.
+/// A run that the heap needs: `bytes` at a multiple of `align`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Want {
-    /// The space in which it is to lie.
+    /// The space for it.
     pub(crate) space: SpaceId,
     pub(crate) bytes: u64,
     /// Its alignment, a power of two.
     pub(crate) align: u64,
-    /// The stream that it is for.
     pub(crate) stream: u32,
 }
 
 impl Want {
-    /// Takes it from what is free.
+    /// Takes the run from free memory.
     #[inline(always)]
     pub(crate) fn fit(&self, arenas: &mut Arenas) -> Option<RunId> {
         arenas.allocate(self.space, self.bytes, self.align, self.stream)
     }
 
-    /// As [`Want::fit`], and from joined neighbours.
+    /// Takes the run from free memory, or from joined neighbours.
     pub(crate) fn fit_or_join(&self, arenas: &mut Arenas) -> Option<RunId> {
         self.fit(arenas).or_else(|| arenas.join(self.space, self.bytes, self.align, self.stream))
     }
@@ -86,26 +84,24 @@ impl Want {
 /// What growth needs to know.
 pub(crate) struct Growth<'a> {
     pub(crate) driver: &'a dyn Driver,
-    /// The page table.
     pub(crate) table: &'a PageTable,
     pub(crate) record: &'a Record,
-    /// Which pool the span comes from.
+    /// The lifetime whose pool the span comes from.
     pub(crate) lifetime: Lifetime,
-    /// As the record counts captures.
+    /// The number of the capture, as the record counts captures.
     pub(crate) capture: u8,
-    /// Fresh bytes that may be taken from the driver.
+    /// Fresh bytes that growth may take from the driver.
     pub(crate) fresh: u64,
-    /// Whether pages may be moved: not while anything captures.
+    /// Whether pages may move: not while anything captures.
     pub(crate) steal: bool,
-    /// Whether more may be held than the slack allows, where too little lies idle.
+    /// Whether growth may pass the slack where too little lies idle.
     pub(crate) lean: bool,
     pub(crate) streams: &'a Streams,
-    /// The last epoch that a stream is past, for free memory that is still its own.
+    /// The last epoch that a stream is past, for free memory that it still owns.
     pub(crate) completed: &'a dyn Fn(u32) -> u64,
 }
 
 impl<'a> Growth<'a> {
-    /// The growth of an ordinary request.
     pub(crate) fn of(shared: &'a Shared, streams: &'a Streams, lifetime: Lifetime) -> Self {
         Self {
             driver: &*shared.driver,
@@ -121,7 +117,7 @@ impl<'a> Growth<'a> {
         }
     }
 
-    /// What eviction needs to know meanwhile; how far the streams are, is told of none.
+    /// The eviction that goes with this growth; it learns of no stream how far it is.
     pub(crate) fn eviction(&self) -> Eviction<'a> {
         let Self { driver, record, streams, .. } = *self;
         Eviction { driver, record, streams, completed: &|_| 0 }
@@ -133,18 +129,18 @@ pub(crate) struct Eviction<'a> {
     pub(crate) driver: &'a dyn Driver,
     pub(crate) record: &'a Record,
     pub(crate) streams: &'a Streams,
-    /// The last epoch that a stream is past, for free memory that is still its own.
+    /// The last epoch that a stream is past, for free memory that it still owns.
     pub(crate) completed: &'a dyn Fn(u32) -> u64,
 }
 
 impl<'a> Eviction<'a> {
-    /// The eviction of what is unowned.
+    /// The eviction of unowned memory.
     pub(crate) fn of(shared: &'a Shared, streams: &'a Streams) -> Self {
         Self { driver: &*shared.driver, record: shared.record, streams, completed: &|_| 0 }
     }
 }
 
-/// Whether a request is so large that its pages go beyond the page table's addresses.
+/// Whether the pages of a request would go beyond the page table's addresses.
 #[inline]
 pub(crate) fn is_absurd(size: u64) -> bool {
     size > (1 << 48) - PAGE

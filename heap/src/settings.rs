@@ -1,5 +1,5 @@
-//! What a heap is told when it is made: plain data. Where it comes from (`GRUYERE_CONF`, its keys
-//! and their words) is not known here.
+//! A heap's settings: plain data. Their source (`GRUYERE_CONF`, its keys and words) is unknown
+//! here.
 
 use gruyere_record::size::Size;
 use gruyere_record::watch::Rule;
@@ -8,8 +8,8 @@ use std::path::PathBuf;
 /// Where device memory comes from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Backing {
-    /// [`Backing::Stitch`] on devices with virtual memory management, else [`Backing::Pool`] where
-    /// there are stream-ordered pools, else [`Backing::Fixed`].
+    /// [`Backing::Stitch`] on devices with virtual memory management, else [`Backing::Pool`] on
+    /// devices with stream-ordered pools, else [`Backing::Fixed`].
     #[default]
     Auto,
     /// Pages of physical memory, mapped wherever a run of them is needed.
@@ -22,18 +22,17 @@ pub enum Backing {
     Passthrough,
 }
 
-/// When streams may be made to wait for each other, though the program did not ask for it.
+/// When the allocator may make streams wait for each other without the program's request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Waits {
-    /// As [`Waits::Budget`] where it is known that no wait can close a cycle, else as
-    /// [`Waits::OutOfMemory`].
+    /// [`Waits::Budget`] if waits are known to close no cycle, else [`Waits::OutOfMemory`].
     #[default]
     Auto,
     /// Never.
     Off,
-    /// Where the alternative is out of memory.
+    /// To avoid out of memory.
     OutOfMemory,
-    /// To hold less too.
+    /// Also to hold less.
     Budget,
 }
 
@@ -43,8 +42,8 @@ pub enum PoolReuse {
     /// Whenever the driver can.
     #[default]
     On,
-    /// Where the program's own events order the streams: neither because work happens to be
-    /// finished, nor by waits that the driver inserts.
+    /// If the program's own events order the streams: not because work happens to be finished, nor
+    /// by waits that the driver inserts.
     Exact,
 }
 
@@ -55,11 +54,11 @@ pub struct Debug {
     pub poison: bool,
     /// Synchronise the device before memory is handed out again.
     pub sync: bool,
-    /// Keep old mappings of pages that have moved, until the alternative is out of memory.
+    /// Keep old mappings of moved pages, until the alternative is out of memory.
     pub mapped: bool,
 }
 
-/// What the user may choose of the heap. The default is what the user gets who chooses nothing.
+/// The user's choices for the heap. The default is in force where the user chooses nothing.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
     /// Where device memory comes from.
@@ -70,33 +69,33 @@ pub struct Settings {
     pub debug: Debug,
     /// Ceiling on the physical memory held on each device; `None`: the device's memory.
     pub limit: Option<Size>,
-    /// Left free on each device for those who cannot call the allocator back.
+    /// Memory left free on each device for users that cannot call the allocator back.
     pub headroom: Size,
-    /// How much more may be held than the peak of live bytes before idle memory is moved, a share
-    /// of that peak or bytes; `None`: 1%, and more in a small heap.
+    /// How far held memory may pass the peak of live bytes before idle memory moves, a share of
+    /// that peak or bytes; `None`: 1%, and more in a small heap.
     pub slack: Option<Size>,
     /// Waits that the program did not ask for.
     pub waits: Waits,
     /// Whether idle memory goes back to the device in low-memory phases.
     pub auto_trim: bool,
-    /// Mapped on each device at its start, by the number of the lifetime (auto, transient, step,
-    /// persistent).
+    /// Memory mapped on each device at its start, by the number of the lifetime (auto, transient,
+    /// step, persistent).
     pub reserve: [Size; 4],
-    /// Whether the record in /dev/shm is written.
+    /// Whether the process writes a record in /dev/shm.
     pub record: bool,
-    /// Live blocks that the record's block map has room for.
+    /// Room for live blocks in the record's block map.
     pub record_blocks: u32,
-    /// Records of processes that ended without a clean exit which a new process leaves.
+    /// Records of processes without a clean exit that a new process keeps.
     pub records_kept: u32,
     /// Events that the record's ring keeps.
     pub ring_events: u32,
-    /// Bytes a driver pool keeps at a synchronisation; `None`: all of them.
+    /// Bytes that a driver pool keeps at a synchronisation; `None`: all of them.
     pub release_threshold: Option<Size>,
     /// Driver pools: reuse across streams.
     pub pool_reuse: PoolReuse,
     /// File for a trace of all requests.
     pub trace: Option<PathBuf>,
-    /// Thresholds, and what to do when one is passed.
+    /// Thresholds, and the action when one is passed.
     pub alert: Vec<Rule>,
 }
 

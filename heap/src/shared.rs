@@ -1,4 +1,4 @@
-//! What the parts of a heap have in common.
+//! What the parts of a heap share.
 
 use crate::driver::Driver;
 use crate::order::waits::Permission;
@@ -19,11 +19,11 @@ pub const HOOK_CAPTURES: u32 = 2;
 /// The callers keep CUDA's own rules of order ([`crate::heap::Heap::announce_ordered_callers`]).
 pub(super) const ORDERED_CALLERS: u32 = 4;
 
-/// What the parts of a heap have in common.
+/// What the parts of a heap share.
 pub(crate) struct Shared {
-    /// The driver; its calls are timed where there is a record to say so.
+    /// The driver; a heap with a record times its calls.
     pub(crate) driver: Arc<dyn Driver>,
-    /// The same without the detour, for what is asked on the hot path.
+    /// The same driver untimed, for the questions of the hot path.
     pub(super) questions: Arc<dyn Driver>,
     pub(crate) settings: Settings,
     /// From addresses to owners.
@@ -31,19 +31,19 @@ pub(crate) struct Shared {
     pub(crate) record: &'static Record,
     /// Whether blocks from 1 MiB on get dedicated allocations.
     pub(super) dedicated: bool,
-    /// Who knows where requests come from.
+    /// The source of requests' sites.
     pub(super) sites: Option<Box<dyn Sites>>,
     pub(super) step: AtomicU32,
-    /// What the loader has announced. States: bits are only ever set; but ORDERED_CALLERS goes once
-    /// and for all when torch's hooks are met that nobody announced.
+    /// What the loader has announced. States: bits are only set; but ORDERED_CALLERS goes for ever
+    /// when torch's hooks come unannounced.
     pub(super) hooks: AtomicU32,
     /// Whether streams may wait for each other before memory is exhausted (`waits:auto`).
     pub(super) permission: Permission,
 }
 
 impl Shared {
-    /// Where the calling thread's request of `bytes` comes from; 0: it has none. To be asked with
-    /// no lock of the heap held.
+    /// The site of the calling thread, with a request of `bytes`; 0: with none. Call it with no
+    /// lock of the heap held.
     pub(super) fn site(&self, bytes: u64) -> SiteId {
         self.sites.as_ref().map_or(SiteId::NONE, |sites| sites.current(self.record, bytes))
     }
@@ -53,15 +53,14 @@ impl Shared {
         self.step.load(Ordering::Relaxed)
     }
 
-    /// Whether memory may pass from stream to stream: only where record_stream reaches us, or
-    /// nobody needs it.
+    /// Whether memory may pass from stream to stream: only if record_stream reaches the allocator,
+    /// or no caller needs it.
     pub(crate) fn shares(&self) -> bool {
         self.settings.share
             && self.hooks.load(Ordering::Relaxed) & (HOOK_RECORD_STREAM | ORDERED_CALLERS) != 0
     }
 
-    /// Whether streams may wait for each other to hold less, and not only where the alternative is
-    /// out of memory.
+    /// Whether streams may wait for each other to hold less, and not only to avoid out of memory.
     pub(super) fn waits_to_hold_less(&self) -> bool {
         match self.settings.waits {
             Waits::Auto => self.permission.is_given(),
@@ -70,7 +69,7 @@ impl Shared {
         }
     }
 
-    /// Whether the loader tells of every capture, or the callers do.
+    /// Whether the loader or the callers announce every capture.
     pub(crate) fn hears_of_captures(&self) -> bool {
         self.hooks.load(Ordering::Relaxed) & (HOOK_CAPTURES | ORDERED_CALLERS) != 0
     }

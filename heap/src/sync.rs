@@ -2,7 +2,7 @@
 
 pub(crate) use parking_lot::{Mutex, MutexGuard};
 
-/// Locks; a panic of another holder is no reason to stop serving, so these locks know none.
+/// Locks. These locks know no poisoning: a panic of another holder is no reason to stop serving.
 #[inline(always)]
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock()

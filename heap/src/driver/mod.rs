@@ -1,4 +1,4 @@
-//! How device memory comes and goes: one small trait over the CUDA driver.
+//! The source of device memory: one small trait over the CUDA driver.
 //!
 //! The heap asks for memory, order (events, streams) and facts through [`Driver`] and knows nothing
 //! else of CUDA. The library implements it through cudarc's bindings (`gruyere::driver::cuda`); the
@@ -8,11 +8,12 @@
 //! caller's current context as it was. Every method may fail at any time. No method panics.
 
 pub mod absent;
+mod calls;
 pub mod timed;
 
 use std::fmt;
 
-/// An address in a device's address space, as kernels see it. 0 is never a valid one.
+/// An address in a device's address space, as kernels see it; never 0.
 pub type DevicePtr = u64;
 
 /// A device's ordinal in this process, as torch and the CUDA runtime count them.
@@ -23,9 +24,9 @@ pub type DeviceId = u32;
 pub struct StreamHandle(pub usize);
 
 impl StreamHandle {
-    /// Not a stream of CUDA's but all of a device's at once, those included that nobody told us of:
-    /// what `cudaMalloc` gives is for any of them, and `cudaFree` promises that all are done with
-    /// it. Never handed to the driver.
+    /// All streams of a device at once, unknown ones included, not a stream of CUDA's. Any of them
+    /// may use what `cudaMalloc` gives, and `cudaFree` promises that all are done with it. Never
+    /// handed to the driver.
     pub const ALL_STREAMS: Self = Self(usize::MAX);
 }
 
@@ -41,14 +42,14 @@ pub struct PoolHandle(pub usize);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PhysicalHandle(pub u64);
 
-/// What a device can do, probed once.
+/// A device's features, probed once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Capabilities {
     /// Virtual memory management: `cuMemCreate`, `cuMemMap` and the rest.
     pub vmm: bool,
     /// Stream-ordered memory pools.
     pub pools: bool,
-    /// Stream ids (`cuStreamGetId`), which tell a recycled handle from the stream that had it
+    /// Stream ids (`cuStreamGetId`), which distinguish a recycled handle's stream from the one
     /// before.
     pub stream_ids: bool,
     /// An event can be recorded behind all work of a context (`cuCtxRecordEvent`, CUDA 12.5).
@@ -60,8 +61,8 @@ pub struct Capabilities {
     pub granularity: u64,
     /// Physical memory of the device, bytes.
     pub total_memory: u64,
-    /// Of a device that shares the host's memory (an integrated one): what the host could give when
-    /// this was asked, bytes. `None`: it has memory of its own.
+    /// What the host could give when probed, bytes, if the device shares the host's memory (an
+    /// integrated one). `None`: it has memory of its own.
     pub host_memory: Option<u64>,
     /// The device's name, as the driver gives it.
     pub name: String,
@@ -74,7 +75,7 @@ pub struct Capabilities {
 /// Physical memory of a device at this moment, bytes, as `cuMemGetInfo` counts it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryInfo {
-    /// Held by nobody.
+    /// Free for any process.
     pub free: u64,
     /// On the device.
     pub total: u64,
@@ -83,8 +84,8 @@ pub struct MemoryInfo {
 /// Attributes of a driver pool (`CUmemPool_attribute`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PoolAttribute {
-    /// 1: freed memory may be reused on another stream once an event dependency orders it.
-    /// Default 1.
+    /// 1: freed memory may be reused on another stream once an event dependency orders it. Default
+    /// 1.
     ReuseFollowEventDependencies,
     /// 1: freed memory may be reused once it happens to be complete. Default 1.
     ReuseAllowOpportunistic,
@@ -92,7 +93,7 @@ pub enum PoolAttribute {
     ReuseAllowInternalDependencies,
     /// Bytes kept at a synchronisation. Default 0.
     ReleaseThreshold,
-    /// Physical bytes the pool holds. Read only.
+    /// Physical bytes of the pool. Read only.
     ReservedCurrent,
     /// The highest [`PoolAttribute::ReservedCurrent`] since the last reset. Set 0 to reset.
     ReservedHigh,
@@ -102,14 +103,14 @@ pub enum PoolAttribute {
     UsedHigh,
 }
 
-/// What a stream is doing about graph capture (`cuStreamGetCaptureInfo`).
+/// A stream's part in graph capture (`cuStreamGetCaptureInfo`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CaptureStatus {
     /// Work runs as it is enqueued.
     None,
     /// Work is being captured; the id is unique in the process.
     Active(u64),
-    /// The capture has failed and waits to be ended.
+    /// The capture has failed, and its end is to come.
     Invalidated,
 }
 
@@ -118,13 +119,13 @@ pub enum CaptureStatus {
 /// Bytes of physical handles, mappings and address ranges are multiples of
 /// [`Capabilities::granularity`].
 pub trait Driver: Send + Sync {
-    /// The number of devices; initialises the driver where nobody has yet.
+    /// The number of devices; the first call initialises the driver.
     fn device_count(&self) -> Result<u32>;
     /// What `device` can do; the first call may retain its primary context.
     fn capabilities(&self, device: DeviceId) -> Result<Capabilities>;
     /// Free and total physical memory of `device`.
     fn memory_info(&self, device: DeviceId) -> Result<MemoryInfo>;
-    /// Whether `device` can map memory of `peer`. As the driver has it, no device is its own peer.
+    /// Whether `device` can map memory of `peer`. To the driver, no device is its own peer.
     fn can_access_peer(&self, device: DeviceId, peer: DeviceId) -> Result<bool>;
 
     // Stream-ordered pools.
@@ -132,7 +133,7 @@ pub trait Driver: Send + Sync {
     /// Creates a pool on `device`; `max_size` bounds its physical memory and so the address space
     /// it takes (0: the driver's own bound).
     fn pool_create(&self, device: DeviceId, max_size: u64) -> Result<PoolHandle>;
-    /// Destroys a pool from which nothing is allocated.
+    /// Destroys a pool without allocations.
     fn pool_destroy(&self, device: DeviceId, pool: PoolHandle) -> Result<()>;
     /// Reads an attribute.
     fn pool_attribute(
@@ -149,7 +150,7 @@ pub trait Driver: Send + Sync {
         attribute: PoolAttribute,
         value: u64,
     ) -> Result<()>;
-    /// Gives physical memory back until `keep` bytes are held, or nothing more is free.
+    /// Gives physical memory back until the pool holds `keep` bytes, or no more is free.
     fn pool_trim(&self, device: DeviceId, pool: PoolHandle, keep: u64) -> Result<()>;
     /// Lets `peer` read and write the pool's memory.
     fn pool_allow_peer(&self, device: DeviceId, pool: PoolHandle, peer: DeviceId) -> Result<()>;
@@ -166,8 +167,8 @@ pub trait Driver: Send + Sync {
 
     // Virtual memory management. None of these is stream-ordered.
 
-    /// Reserves `bytes` of address space that begins at a multiple of `align` (a power of two; 0:
-    /// whatever the driver's default is, which need not be the granularity).
+    /// Reserves `bytes` of address space at a multiple of `align` (a power of two; 0: the driver's
+    /// default, which may differ from the granularity).
     fn address_reserve(&self, device: DeviceId, bytes: u64, align: u64) -> Result<DevicePtr>;
     /// Gives a whole reservation back; nothing may be mapped in it.
     fn address_free(&self, device: DeviceId, address: DevicePtr, bytes: u64) -> Result<()>;
@@ -224,9 +225,9 @@ pub trait Driver: Send + Sync {
         event: EventHandle,
         stream: StreamHandle,
     ) -> Result<()>;
-    /// Records all work enqueued in the context of `device` so far, on streams that nobody told us
-    /// of too (`cuCtxRecordEvent`); `NotSupported` before CUDA 12.5. While any stream of the
-    /// context captures, the driver refuses and makes the capture fail: never then.
+    /// Records all work enqueued in the context of `device` so far, also on unknown streams
+    /// (`cuCtxRecordEvent`); `NotSupported` before CUDA 12.5. Never call it while a stream of the
+    /// context captures: the driver refuses, and makes the capture fail.
     fn context_event_record(&self, device: DeviceId, event: EventHandle) -> Result<()>;
     /// True once the recorded work is done (or nothing was recorded).
     fn event_query(&self, device: DeviceId, event: EventHandle) -> Result<bool>;
@@ -241,9 +242,9 @@ pub trait Driver: Send + Sync {
     ) -> Result<()>;
     /// Creates a stream that does not synchronise with the legacy default stream.
     fn stream_create(&self, device: DeviceId) -> Result<StreamHandle>;
-    /// Destroys a stream of ours.
+    /// Destroys a stream that [`Driver::stream_create`] made.
     fn stream_destroy(&self, device: DeviceId, stream: StreamHandle) -> Result<()>;
-    /// Waits on the host until everything on `stream` is done.
+    /// Waits on the host until all work on `stream` is done.
     fn stream_synchronize(&self, device: DeviceId, stream: StreamHandle) -> Result<()>;
     /// The stream's id, unique in the process and never reused; `NotSupported` on drivers before
     /// 12.0.
@@ -254,7 +255,7 @@ pub trait Driver: Send + Sync {
     fn device_synchronize(&self, device: DeviceId) -> Result<()>;
 }
 
-/// The reason of a failed driver call, as far as the allocator acts on it.
+/// Why a driver call failed, as far as the allocator acts on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ErrorKind {
     /// `CUDA_ERROR_OUT_OF_MEMORY`: no physical memory, or no address space, is left.
@@ -263,12 +264,12 @@ pub enum ErrorKind {
     NotSupported,
     /// No device, no libcuda, or a stub libcuda: CUDA cannot be used in this process.
     NoDriver,
-    /// The driver has been shut down (`CUDA_ERROR_DEINITIALIZED`, or the context is destroyed): the
-    /// process exits.
+    /// The driver is shut down (`CUDA_ERROR_DEINITIALIZED`, or the context is destroyed): the
+    /// process is exiting.
     Deinitialized,
-    /// A call that is not permitted while a stream is capturing.
+    /// The call is not permitted while a stream captures.
     Capturing,
-    /// An argument was refused: a misuse on our side, or a stream that has been destroyed.
+    /// The driver refused an argument: the allocator's mistake, or a destroyed stream.
     InvalidValue,
     /// A sticky error of the context: an illegal access, a lost device. No later call will succeed.
     DeviceLost,
@@ -281,11 +282,11 @@ const INVALID_HANDLE: u32 = 400;
 /// A failed driver call.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct DriverError {
-    /// The driver's own name of the call, `cuMemCreate` for one.
+    /// The driver's own name of the call, such as `cuMemCreate`.
     pub call: &'static str,
-    /// What the allocator makes of it.
+    /// The allocator's reading of it.
     pub kind: ErrorKind,
-    /// The `CUresult`, 0 where the call was never made.
+    /// The `CUresult`, 0 if the call was never made.
     pub code: u32,
 }
 
@@ -298,9 +299,8 @@ impl DriverError {
         Self { call, kind, code }
     }
 
-    /// Classifies a non-zero `CUresult` of `call`, by what cuda.h (13) says of each. `DeviceLost`
-    /// are those of which it says that any further work will return the same error, and hardware
-    /// faults.
+    /// Classifies a non-zero `CUresult` of `call` by cuda.h (13). `DeviceLost` is for errors after
+    /// which, says cuda.h, any further work returns the same error, and for hardware faults.
     pub const fn from_code(call: &'static str, code: u32) -> Self {
         let kind = match code {
             2 => ErrorKind::OutOfMemory,
@@ -319,7 +319,7 @@ impl DriverError {
         Self { call, kind, code }
     }
 
-    /// Whether the driver says that a handle is nobody's (`CUDA_ERROR_INVALID_HANDLE`).
+    /// Whether the driver says that a handle names nothing (`CUDA_ERROR_INVALID_HANDLE`).
     pub fn is_invalid_handle(&self) -> bool {
         self.code == INVALID_HANDLE
     }
@@ -329,7 +329,7 @@ impl DriverError {
         matches!(self.kind, ErrorKind::DeviceLost | ErrorKind::Deinitialized | ErrorKind::NoDriver)
     }
 
-    /// True for the errors that more memory would cure.
+    /// Whether more memory would cure the error.
     pub fn is_out_of_memory(&self) -> bool {
         self.kind == ErrorKind::OutOfMemory
     }

@@ -1,4 +1,4 @@
-//! What stream order allows: how far streams are, what waits for them, and who may ask.
+//! Stream order: how far streams are, what waits for them, and when they may be asked.
 
 pub(crate) mod pending;
 pub(crate) mod query_guard;

@@ -1,21 +1,20 @@
 //! Freed blocks that wait for the streams that may still use them.
 //!
-//! There is a list for each lock: a shard's of its slots, and the central part's of its runs. One
-//! list for a whole device would need a lock of its own, as a shard's and the central one are never
-//! held together; each free that waits and each look would take it beside its own.
+//! Each lock has its list: a shard's has one of slots, the central lock one of runs. One list for a
+//! whole device would need a lock of its own, as a shard's lock and the central one are never held
+//! together; each free that waits and each look would take it besides.
 //!
-//! A look goes over the whole list, since two in five and more of those that it meets are over
-//! (docs/decisions/house.md): to find these by stream would cost more at each free than it saves at
+//! A look goes over the whole list, since two in five and more of the frees that it meets are over
+//! (docs/decisions/house.md): finding these by stream would cost more at each free than it saves at
 //! the looks.
 //!
-//! Pure book-keeping: how far the streams are, the caller tells.
+//! Pure book-keeping: the caller says how far the streams are.
 
-/// A stream, and an epoch of its.
+/// A stream, and one of its epochs.
 pub(crate) type Wait = (u32, u64);
 
-/// What a free waits for.
 enum Waits {
-    /// One stream, as nearly always: this needs no memory of its own.
+    /// One stream, in nearly all cases: no memory of its own.
     One(Wait),
     Many(Vec<Wait>),
 }
@@ -36,19 +35,19 @@ impl<B> PendingFree<B> {
         }
     }
 
-    /// Whether the streams are all past it; `completed` is the last epoch that a stream is past.
+    /// Whether every stream is past its epoch; `completed` is the last epoch that a stream is past.
     pub(crate) fn is_over(&self, completed: impl Fn(u32) -> u64) -> bool {
         self.waits().iter().all(|&(stream, epoch)| completed(stream) >= epoch)
     }
 
-    /// Whether all that is waited for, and the free on the block's own stream, come before the work
-    /// to come of somebody, who may then have the block.
+    /// Whether the free on the block's own stream, and all that it waits for, come before the work
+    /// to come of a requesting stream, which may then have the block.
     pub(crate) fn is_ordered(&self, is_before: impl Fn(Wait) -> bool) -> bool {
         is_before(self.own) && self.waits().iter().all(|&wait| is_before(wait))
     }
 
-    /// The one stream that is still to be waited for, and its last epoch of those that matter,
-    /// where no wait is needed for what `is_before` says. `None`: there are several, or none.
+    /// The only stream still to wait for, and the latest of its epochs that matter. Waits of which
+    /// `is_before` holds need nothing. `None`: several streams are left, or none.
     pub(crate) fn only_wait(&self, is_before: impl Fn(&Wait) -> bool) -> Option<Wait> {
         let mut left = self.waits().iter().chain([&self.own]).filter(|wait| !is_before(wait));
         let &first = left.next()?;
@@ -58,10 +57,10 @@ impl<B> PendingFree<B> {
     }
 }
 
-/// The frees that wait behind one lock. `B` is how that lock's part names a freed block.
+/// The frees that wait behind one lock; `B` is the name of a block there.
 pub(crate) struct PendingFrees<B> {
     frees: Vec<PendingFree<B>>,
-    /// How often streams had got further when [`PendingFrees::is_due`] was asked last.
+    /// The strides of the last [`PendingFrees::is_due`].
     looked_at: u64,
 }
 
@@ -72,8 +71,8 @@ impl<B> Default for PendingFrees<B> {
 }
 
 impl<B> PendingFrees<B> {
-    /// `block` has been freed, on its own stream as `own` says. It waits until its users, and
-    /// `also`, are past what `epoch_of` says of each.
+    /// Queues a freed block until its users, and `also`, have passed their epochs (`epoch_of`).
+    /// `own` is the free on the block's own stream.
     pub(crate) fn push(
         &mut self,
         block: B,
@@ -103,29 +102,29 @@ impl<B> PendingFrees<B> {
         self.frees.iter()
     }
 
-    /// Whether to look for waits that are over. `strides` grows whenever a stream gets further:
-    /// while it does not, a wait that was not over, or has begun since, is not over.
+    /// Whether to look for waits that are over. `strides` grows when any stream gets further: while
+    /// it stays, no wait ends, old or new.
     pub(crate) fn is_due(&mut self, strides: u64) -> bool {
         std::mem::replace(&mut self.looked_at, strides) != strides && !self.frees.is_empty()
     }
 
-    /// Lets the frees go of which `is_completed` says that it has completed them.
+    /// Removes the frees that `is_completed` has completed.
     pub(crate) fn complete_where(&mut self, mut is_completed: impl FnMut(&PendingFree<B>) -> bool) {
         self.frees.retain(|free| !is_completed(free));
     }
 
-    /// Whether a wait is over and no look at it is due: there must be none.
+    /// Whether a wait is over that no look is due for; a bug if so.
     pub(crate) fn overlooks(&self, strides: u64, completed: impl Fn(u32) -> u64) -> bool {
         self.looked_at == strides && self.frees.iter().any(|free| free.is_over(&completed))
     }
 
-    /// Whether a free would be nearer to its end if `stream` were past `epoch`.
+    /// Whether passing `epoch` of `stream` would bring a free nearer to its end.
     pub(crate) fn any_behind(&self, stream: u32, epoch: u64) -> bool {
         let is_it = |&(other, of): &Wait| other == stream && of <= epoch;
         self.frees.iter().any(|free| is_it(&free.own) || free.waits().iter().any(is_it))
     }
 
-    /// The streams that are waited for; some more than once.
+    /// The streams that frees wait for; some more than once.
     pub(crate) fn streams(&self) -> impl Iterator<Item = u32> {
         self.frees.iter().flat_map(PendingFree::waits).map(|wait| wait.0)
     }
@@ -139,7 +138,7 @@ mod tests {
 
     const STREAMS: u32 = 4;
 
-    /// How far each stream is, how often one got further, and how often that was asked.
+    /// How far each stream is, how often any got further, and how often a look asked.
     #[derive(Default)]
     struct Clock {
         completed: [u64; STREAMS as usize],
@@ -158,7 +157,7 @@ mod tests {
             self.strides += 1;
         }
 
-        /// The blocks that it lets go.
+        /// The blocks whose waits are over, removed.
         fn complete(&self, pending: &mut PendingFrees<u64>) -> Vec<u64> {
             let mut gone = Vec::new();
             if pending.is_due(self.strides) {

@@ -1,13 +1,13 @@
-//! The guard that is held while events of a device are queried, recorded or waited for: no pool
-//! scope opens meanwhile.
+//! The guard around queries, records and waits of a device's events: no pool scope opens while it
+//! is held.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Keeps pool scopes of a device from opening, until it is dropped.
+/// Keeps pool scopes of a device from opening until dropped.
 pub(crate) struct QueryGuard<'a>(&'a AtomicU32);
 
 impl<'a> QueryGuard<'a> {
-    /// A query that is counted in `queries` from now on.
+    /// Counts a query in `queries` until dropped.
     pub(crate) fn new(queries: &'a AtomicU32) -> Self {
         queries.fetch_add(1, Ordering::SeqCst);
         Self(queries)

@@ -2,40 +2,39 @@
 //! memory that the other has freed.
 //!
 //! An event stands behind the frees of an epoch ([`super::streams`]). Once the requesting stream
-//! has been made to wait for it, whatever that stream is given to do comes after those frees: they
-//! are ordered before it, though nobody knows yet that they are done. So the requesting stream may
-//! have that memory at once, and nobody else may. The host never stands still for it.
+//! has been made to wait for it, that stream's later work comes after those frees: they are ordered
+//! before it, though they may not be done yet. So the requesting stream may have that memory at
+//! once, and no other stream may. The host never stands still for it.
 //!
-//! A wait costs little on the host, and time on the device where the stream would else go on. So
-//! pages are taken first, up to some slack above the peak of live bytes. Beyond, the stream waits
-//! for one event, if that alone brings a free run that is long enough: of several the one with the
-//! least of its stream's work before it. Else it waits for those that are *near*: with no more work
-//! before them than the stream has itself before it gets to the wait. Nobody knows how long that
-//! work takes; it is measured in the events that were recorded meanwhile
-//! ([`super::streams::Unfinished`]). Only then do pages move. What is ordered before a stream's
-//! work to come without any wait, it has first, whatever `waits:` says
+//! A wait costs little on the host, and time on the device if the stream would otherwise go on. So
+//! the allocator takes pages first, up to some slack above the peak of live bytes. Beyond, the
+//! stream waits for one event, if that alone brings a free run that is long enough: of several, the
+//! event with the least work of its stream before it. Else it waits for the *near* events: those
+//! with no more work before them than the stream itself has before the wait. How long that work
+//! takes is unknown; it is measured in the events that were recorded meanwhile
+//! ([`super::streams::Unfinished`]). Only then do pages move. Memory that is ordered before a
+//! stream's later work without any wait comes first, whatever `waits:` says
 //! ([`crate::device::Device::allocate_ordered`]). What each part buys is in
 //! docs/decisions/streams.md.
 //!
 //! Whether such a wait can close a cycle, and hang the program:
 //!
 //! - Each wait, the program's or the allocator's, makes work that the host enqueues from now on
-//!   wait for work that is enqueued already. Where that is all that work waits for, every
-//!   dependency goes from the later to the earlier in the order of the host's calls, whichever
-//!   threads make them, and there is no cycle. CUDA's own allocator, `cudaMallocAsync`, adds such
-//!   waits unless it is told not to (`cudaMemPoolReuseAllowInternalDependencies`, enabled by
-//!   default).
-//! - The argument ends where enqueued work waits for something that comes later: a collective for
-//!   other processes or devices that may enqueue theirs in another order, or when a host tells them
-//!   to that has first waited for another stream; point-to-point communication likewise; a host
-//!   function, a wait on a value in memory, or a kernel that polls memory, for what the host does
-//!   after it has waited for another stream. `tests/heap/waits.rs` and `tests/heap/ranks.rs` have a
-//!   cycle of each kind but the last; why nothing that one process sees makes ranks safe is in
-//!   docs/decisions/streams.md.
+//!   wait for work that is enqueued already. If work waits for nothing else, every dependency goes
+//!   from the later to the earlier in the order of the host's calls, whichever threads make them,
+//!   and there is no cycle. CUDA's own allocator, `cudaMallocAsync`, adds such waits by default
+//!   (`cudaMemPoolReuseAllowInternalDependencies`).
+//! - The argument ends where enqueued work waits for something later: a collective, for other
+//!   processes or devices that may enqueue theirs in another order, or on the word of a host that
+//!   has first waited for another stream; point-to-point communication likewise; a host function, a
+//!   wait on a value in memory, or a kernel that polls memory, for what the host does after it has
+//!   waited for another stream. `tests/heap/waits.rs` and `tests/heap/ranks.rs` have a cycle of
+//!   each kind but the last; docs/decisions/streams.md has why nothing that one process sees makes
+//!   ranks safe.
 //!
 //! So `waits:auto` assumes: one process, one device, and no work of the second kind. The loader
 //! knows the process and says so ([`Permission`]); the heap sees the devices. Else streams wait
-//! only where the alternative is out of memory, as with `waits:oom`.
+//! only to avoid out of memory, as with `waits:oom`.
 
 use crate::number_set::NumberSet;
 use crate::order::pending::Wait;
@@ -47,7 +46,7 @@ const UNKNOWN: u8 = 0;
 const ALLOWED: u8 = 1;
 const FORBIDDEN: u8 = 2;
 
-/// Whether no wait can close a cycle in this process, as far as its loader knows.
+/// Whether waits close no cycle in this process, as far as its loader knows.
 ///
 /// ```text
 ///   unknown  -> allowed     the loader knows the process: it is alone, and nothing in it waits for
@@ -58,31 +57,31 @@ const FORBIDDEN: u8 = 2;
 ///   forbidden               for ever
 /// ```
 ///
-/// Read and acted upon under the central lock of a device, and whoever forbids takes that lock once
-/// it has ([`crate::Heap::forbid_waits`]). So when it goes on, and enqueues what could be part of a
-/// cycle, no request is left that has seen the permission and not added its waits: no event of
-/// theirs stands behind that work.
+/// A request reads it and acts on it under a device's central lock; a thread that forbids takes
+/// that lock afterwards ([`crate::Heap::forbid_waits`]). So when that thread goes on, and enqueues
+/// what could be part of a cycle, every request that saw the permission has added its waits: none
+/// of their events stands behind that work.
 #[derive(Default)]
 pub(crate) struct Permission(AtomicU8);
 
 impl Permission {
-    /// The loader knows that no wait can close a cycle. True if that is news.
+    /// Notes that no wait can close a cycle. True if that is news.
     pub(crate) fn allow(&self) -> bool {
         self.0.compare_exchange(UNKNOWN, ALLOWED, Ordering::SeqCst, Ordering::SeqCst).is_ok()
     }
 
-    /// A wait may close a cycle from now on. True if that is news.
+    /// Notes that a wait may close a cycle from now on. True if that is news.
     pub(crate) fn forbid(&self) -> bool {
         self.0.swap(FORBIDDEN, Ordering::SeqCst) != FORBIDDEN
     }
 
-    /// Whether a wait can close no cycle.
+    /// Whether no wait can close a cycle.
     pub(crate) fn is_given(&self) -> bool {
         self.0.load(Ordering::SeqCst) == ALLOWED
     }
 }
 
-/// What streams have been made to wait for.
+/// The waits that the allocator has added.
 #[derive(Default)]
 pub(crate) struct Order {
     /// By (waiter, stream): the last epoch of `stream` that is ordered before the waiter's work to
@@ -91,8 +90,8 @@ pub(crate) struct Order {
 }
 
 impl Order {
-    /// The last epoch of `stream` that the work to come of `waiter` comes after, as far as waits of
-    /// ours tell.
+    /// The last epoch of `stream` that comes before the later work of `waiter`, by the allocator's
+    /// waits.
     pub(crate) fn of(&self, waiter: u32, stream: u32) -> u64 {
         if waiter == stream && stream != ALL_STREAMS {
             u64::MAX
@@ -101,8 +100,8 @@ impl Order {
         }
     }
 
-    /// Whether the work to come of `waiter` comes after that epoch of that stream: the stream is
-    /// past it, or `waiter` waits for it.
+    /// Whether the later work of `waiter` comes after that epoch of that stream: the stream is past
+    /// it, or `waiter` waits for it.
     pub(crate) fn is_before(&self, streams: &Streams, waiter: u32, (stream, epoch): Wait) -> bool {
         streams.completed(stream) >= epoch || self.of(waiter, stream) >= epoch
     }
@@ -117,7 +116,7 @@ impl Order {
         self.epochs.is_empty()
     }
 
-    /// Forgets streams whose numbers will be others'.
+    /// Forgets streams whose numbers will pass to others.
     pub(crate) fn forget(&mut self, numbers: &[u32]) {
         let mut gone = NumberSet::default();
         numbers.iter().for_each(|&number| gone.insert(number));

@@ -1,5 +1,5 @@
-//! Runs: which addresses are free, whose, and who owns a page. Book-keeping alone: nothing here
-//! knows a driver.
+//! Runs: which addresses are free, and the owner of each run and page. Book-keeping alone: nothing
+//! here knows a driver.
 
 pub(crate) mod arena;
 pub(crate) mod page_table;

@@ -1,14 +1,14 @@
-//! From an address to who owns it: a two-level radix tree over 2 MiB pages, read without locks.
+//! From an address to its owner: a two-level radix tree over 2 MiB pages, read without locks.
 //!
-//! The word of a page names the blocks of the arena that start in it, of which there may be two.
-//! Where more start, or a slab lies, the page is *split*: each of its cells ([`CELL`]) has a word
-//! of its own. Blocks of the arena are longer than half a cell, so two are enough again; only in
-//! pools whose segments come from outside, where small blocks are runs, may more start in a cell:
-//! then its word says no more than that.
+//! The word of a page names the blocks of the arena that start in it, at most two. If more start,
+//! or a slab lies there, the page is *split*: each of its cells ([`CELL`]) has a word of its own.
+//! Blocks of the arena are longer than half a cell, so two are enough again. Only in pools with
+//! segments from outside, where small blocks are runs, may more start in a cell: its word then says
+//! just that.
 //!
 //! ```text
 //!   word            bits 0-1   2-7      8-35              36-63
-//!   NONE            0          0        0                 0            nobody's
+//!   NONE            0          0        0                 0            no owner
 //!   slab            1          device   shard             slab         a cell of that slab
 //!   large           2          device   block + 1 or 0    block + 1    blocks of the arena that
 //!                                                                      start in the page or cell
@@ -21,9 +21,9 @@
 //! of the device's central lock; what was named is in the cells before the page says SPLIT); of a
 //! cell NONE -> slab -> NONE (the thread that holds the slab's shard lock, or has not published the
 //! slab yet), NONE -> large -> ... -> NONE and large -> overflow -> NONE (the holder of the central
-//! lock, which knows the blocks of an overflow cell). Readers take what they find as a hint, and
-//! check it under the owner's lock: a word that changed under them names a block that does not
-//! start at their address, and a page that was split under them says so then ([`Page::is_split`]).
+//! lock, which knows the blocks of an overflow cell). A reader takes a word as a hint and checks it
+//! under the owner's lock: a word that has changed names a block that does not start at the
+//! reader's address, and a page that was split meanwhile says so then ([`Page::is_split`]).
 
 use crate::small::size_class::{PAGE, SMALL_MAX};
 use once_cell::race::OnceBox;
@@ -40,14 +40,14 @@ pub(crate) type BlockId = u32;
 /// Block numbers take 28 bits of a word.
 pub(crate) const BLOCK_LIMIT: u32 = (1 << 28) - 1;
 
-/// What of a split page has a word: two blocks of the arena start there at most (bytes).
+/// The part of a split page with a word; at most two blocks of the arena start there (bytes).
 pub(crate) const CELL: u64 = 2 * SMALL_MAX;
 const CELLS: usize = (PAGE / CELL) as usize;
 
 const SLAB: u64 = 1;
 const LARGE: u64 = 2;
 const OVERFLOW: u64 = 3;
-/// The word of a split page. No other word is: of an overflow cell the fields are zero.
+/// The word of a split page, and of nothing else: the fields of an overflow cell are zero.
 const SPLIT: u64 = u64::MAX;
 const DEVICE: u32 = 2;
 const LOW: u32 = 8;
@@ -57,7 +57,7 @@ const FIELD: u64 = (1 << 28) - 1;
 /// The owner of a page or a cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Owner {
-    /// Nobody, or the page is split.
+    /// No owner, or the page is split.
     None,
     /// A cell of a slab.
     Slab {
@@ -70,7 +70,7 @@ pub(crate) enum Owner {
     /// Blocks of the arena start here.
     Large {
         device: u32,
-        /// The blocks; none of an overflow cell's.
+        /// The blocks; none in an overflow cell.
         blocks: [Option<BlockId>; 2],
     },
 }
@@ -88,7 +88,7 @@ impl Owner {
         }
     }
 
-    /// The word; of an overflow cell, which [`Page::become_overflow`] writes, there is none here.
+    /// The word; not of an overflow cell, which [`Page::become_overflow`] writes.
     fn encode(self) -> u64 {
         match self {
             Self::None => 0,
@@ -111,8 +111,7 @@ const ROOT: usize = 1 << ROOT_BITS;
 
 type Cells = [AtomicU64; CELLS];
 
-/// A page: its word, and those of its cells, which are made when it is split for the first time and
-/// kept.
+/// A page: its word, and those of its cells, made at its first split and kept.
 #[derive(Default)]
 struct Entry {
     word: AtomicU64,
@@ -121,12 +120,12 @@ struct Entry {
 
 type Leaf = [Entry; LEAF];
 
-/// The tree. Leaves (128 KiB, 16 GiB of addresses each) are made when first written and kept.
+/// The tree. Leaves (128 KiB, 16 GiB of addresses each) are made at their first write and kept.
 pub(crate) struct PageTable {
     root: Box<[OnceBox<Leaf>; ROOT]>,
 }
 
-/// `N` of them on the heap, without a stop on the stack.
+/// `N` of them on the host's heap, without a stop on the stack.
 fn boxed<T: Default, const N: usize>() -> Box<[T; N]> {
     let all: Box<[T]> = (0..N).map(|_| T::default()).collect();
     all.try_into().unwrap_or_else(|_| unreachable!("as many as were asked for"))
@@ -138,23 +137,24 @@ impl Default for PageTable {
     }
 }
 
-/// The word of a page or, where that is split, of a cell: found once for all that is done with it.
+/// The word of a page or, if that is split, of a cell: found once for all that the caller does with
+/// it.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub struct Page<'a>(&'a AtomicU64);
 
-/// A page's word, not decoded further than is needed.
+/// A page's word, not decoded further than needed.
 #[derive(Clone, Copy)]
 pub(crate) struct Word(u64);
 
 impl Word {
-    /// The device, where there is an owner.
+    /// The device, if there is an owner.
     #[inline(always)]
     pub(crate) fn device(self) -> u32 {
         (self.0 >> DEVICE & 0x3f) as u32
     }
 
-    /// The shard and the number of the slab, if it is a slab's.
+    /// The shard and number of the slab, if it is a slab's.
     #[inline(always)]
     pub(crate) fn slab(self) -> Option<(u32, u32)> {
         (self.0 & 3 == SLAB).then_some(((self.0 >> LOW & FIELD) as u32, (self.0 >> HIGH) as u32))
@@ -170,8 +170,8 @@ impl Word {
 impl Page<'_> {
     #[inline(always)]
     pub(crate) fn word(self) -> Word {
-        // Acquire: pairs with the release of the publisher, so that what the word names is there to
-        // be locked.
+        // Acquire: pairs with the publisher's release, so that what the word names is there to be
+        // locked.
         Word(self.0.load(Ordering::Acquire))
     }
 
@@ -196,8 +196,8 @@ impl Page<'_> {
         true
     }
 
-    /// The cell becomes an overflow cell (under the central lock, whose holder knows its blocks
-    /// from now on); those that the word named.
+    /// Makes the cell an overflow cell (under the central lock, whose holder knows its blocks from
+    /// now on); returns the blocks that the word named.
     pub(crate) fn become_overflow(self, device: u32) -> [Option<BlockId>; 2] {
         let named = match self.owner() {
             Owner::Large { blocks, .. } => blocks,
@@ -207,24 +207,22 @@ impl Page<'_> {
         named
     }
 
-    /// Whether it is an overflow cell.
     pub(crate) fn is_overflow(self) -> bool {
         let word = self.0.load(Ordering::Relaxed);
         word & 3 == OVERFLOW && word != SPLIT
     }
 
-    /// Whether it is the word of a page that has been split since it was found.
+    /// Whether the page has been split since the caller found this word.
     pub(crate) fn is_split(self) -> bool {
         self.0.load(Ordering::Relaxed) == SPLIT
     }
 
-    /// The last block of the overflow cell is gone (under the central lock).
+    /// Clears an overflow cell whose last block is gone (under the central lock).
     pub(crate) fn clear_overflow(self) {
         self.0.store(0, Ordering::Release);
     }
 
-    /// The large block that starts there and that `is_it` knows, taken out (under the central
-    /// lock).
+    /// Takes out the large block that starts there and that `is_it` knows (under the central lock).
     #[inline(always)]
     pub(crate) fn remove_block<T>(self, is_it: impl Fn(BlockId) -> Option<T>) -> Option<T> {
         let word = self.0.load(Ordering::Relaxed);
@@ -248,13 +246,13 @@ impl PageTable {
         self.page(address).map_or(Owner::None, Page::owner)
     }
 
-    /// The page or cell of `address`; `None` where no range was ever covered.
+    /// The page or cell of `address`; `None` if no range there was ever covered.
     #[inline(always)]
     pub(crate) fn page(&self, address: u64) -> Option<Page<'_>> {
         self.lookup(address).map(|(page, _)| page)
     }
 
-    /// As [`PageTable::page`], with its word.
+    /// [`PageTable::page`] with its word.
     #[inline(always)]
     pub(crate) fn lookup(&self, address: u64) -> Option<(Page<'_>, Word)> {
         let entry = self.entry(address)?;
@@ -279,8 +277,8 @@ impl PageTable {
         address.checked_add(bytes.saturating_sub(1)).is_some_and(|last| last >> ADDRESS_BITS == 0)
     }
 
-    /// Makes the leaves of a range, so that later writes there cannot need memory. False: beyond
-    /// the tree's addresses.
+    /// Makes the leaves of a range, so that later writes there need no memory. False: the range is
+    /// beyond the tree's addresses.
     pub(crate) fn cover(&self, address: u64, bytes: u64) -> bool {
         if !Self::reaches(address, bytes) {
             return false;
@@ -292,8 +290,8 @@ impl PageTable {
         true
     }
 
-    /// Splits the pages of a covered range (under the central lock); `at` says where a block that
-    /// their words name starts.
+    /// Splits the pages of a covered range (under the central lock); `at` is the start of a block
+    /// that their words name.
     pub(crate) fn split(&self, address: u64, bytes: u64, at: impl Fn(BlockId) -> Option<u64>) {
         for page in address / PAGE..(address + bytes).div_ceil(PAGE) {
             if let Some(entry) = self.entry(page * PAGE)
@@ -320,8 +318,8 @@ impl PageTable {
 
     /// Writes the owner of every cell of a range whose pages are split.
     pub(crate) fn set_range(&self, address: u64, bytes: u64, owner: Owner) {
-        // Once, out of the loop: the compiler would split the loop by the owner's fields, of which
-        // None has none (valgrind sees it look).
+        // Once, out of the loop: the compiler would split the loop by the owner's fields, and None
+        // has none (valgrind sees it look).
         let encoded = owner.encode();
         for cell in address / CELL..(address + bytes) / CELL {
             if let Some(cells) = self.entry(cell * CELL).and_then(|entry| entry.cells.get()) {

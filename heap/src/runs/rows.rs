@@ -4,14 +4,14 @@ use crate::runs::arena::{Arenas, RegionId};
 use crate::small::size_class::PAGE;
 use std::collections::BTreeMap;
 
-/// Bytes of a free row that lie on partly used pages: they cannot move, nor be given back.
+/// Bytes of a free row on partly used pages: they can neither move nor go back.
 pub(crate) fn partial_page_bytes(address: u64, bytes: u64) -> u64 {
     let end = (address + bytes) / PAGE * PAGE;
     bytes - end.saturating_sub(address.next_multiple_of(PAGE))
 }
 
-/// What of `pieces`, address and bytes by address, lies next to each other, in one row each; a row
-/// of its own begins where `begins` says so of an address.
+/// Joins neighbouring `pieces` (address and bytes, by address) to rows; a new row begins at an
+/// address of which `begins` holds.
 pub(crate) fn joined(
     pieces: impl IntoIterator<Item = (u64, u64)>,
     begins: impl Fn(u64) -> bool,
@@ -28,8 +28,8 @@ pub(crate) fn joined(
     rows
 }
 
-/// Free runs that cannot be given back, and their bytes: all of a span that has a block, what is
-/// not whole pages where pages come and go by themselves.
+/// Free runs that cannot go back to the driver, and their bytes: all in a span that has a block;
+/// what is not whole pages in a region whose pages come and go one by one.
 pub(crate) fn bound(arenas: &Arenas) -> (u64, u64) {
     let (mut count, mut bytes) = (0, 0);
     let mut spans: BTreeMap<RegionId, (u64, u64)> = BTreeMap::new();
@@ -44,7 +44,7 @@ pub(crate) fn bound(arenas: &Arenas) -> (u64, u64) {
         }
     }
     for (id, span) in spans {
-        // A span that is all free can go.
+        // A wholly free span can go.
         if span.1 < arenas.region(id).bytes {
             (count, bytes) = (count + span.0, bytes + span.1);
         }

@@ -1,12 +1,12 @@
-//! Which space serves a block: by its lifetime and, on a small device whose memory comes in spans,
-//! by its size.
+//! The space of a block: by its lifetime and, on a small device whose memory comes in spans, by its
+//! size.
 //!
-//! Spans never move, and one goes back to the driver only whole: one small block that is left in a
-//! span keeps all of it. On a small device, of which a slab for each size and stream is a good
-//! part, that is what a program dies of near capacity. There small blocks and slabs have spans of
-//! their own, as in torch's caching allocator, and so have blocks below [`MEDIUM`]. On larger
-//! devices sizes share spans: apart they hold more. Pages move, and one space a lifetime is all
-//! that `backing:stitch` needs. The figures are in docs/decisions/near-capacity.md.
+//! Spans never move, and go back to the driver only whole: one small block left in a span keeps all
+//! of it. On a small device, of which a slab for each size and stream is a good part, a program
+//! near capacity dies of that. There small blocks and slabs have spans of their own, as in torch's
+//! caching allocator, and so have blocks below [`MEDIUM`]. On larger devices sizes share spans:
+//! apart they hold more. Pages move, and `backing:stitch` needs only one space a lifetime. The
+//! figures are in docs/decisions/near-capacity.md.
 
 use crate::lifetime::{LIFETIMES, Lifetime};
 use crate::runs::arena::{Arenas, SpaceId};
@@ -16,21 +16,21 @@ use crate::small::size_class::SMALL_MAX;
 /// `kMinLargeAlloc`, from which on each block may have a segment of its own.
 const MEDIUM: u64 = 10 << 20;
 
-/// The first space of blocks below [`MEDIUM`], and of small ones, where sizes lie apart; those of
-/// larger blocks are the first of all.
+/// The first space of blocks below [`MEDIUM`], and of small ones, where sizes lie apart; the spaces
+/// of larger blocks come before them.
 const FIRST_MEDIUM: SpaceId = LIFETIMES as SpaceId;
 const FIRST_SMALL: SpaceId = 2 * FIRST_MEDIUM;
 
-/// The ordinary spaces: those that are neither a capture's nor a named pool's. They are the first
-/// of their arena: by size, and for each size one a lifetime.
+/// The ordinary spaces: those of no capture and no named pool. They come first in their arena: by
+/// size, and for each size one a lifetime.
 pub(crate) struct Spaces {
     count: SpaceId,
-    /// Large blocks that are smaller are of medium size.
+    /// Smaller large blocks are of medium size.
     medium_below: u64,
 }
 
 impl Spaces {
-    /// Those of `arenas`, which has none. `apart`: sizes lie apart.
+    /// Adds them to `arenas`, which has no space yet. `apart`: sizes lie apart.
     pub(crate) fn new(arenas: &mut Arenas, apart: bool) -> Self {
         let (count, medium_below) =
             if apart { (3 * FIRST_MEDIUM, MEDIUM) } else { (FIRST_MEDIUM, 0) };
@@ -41,7 +41,7 @@ impl Spaces {
         Self { count, medium_below }
     }
 
-    /// The space of the largest blocks, and of all where sizes do not lie apart.
+    /// The space of the largest blocks, and of all blocks where sizes do not lie apart.
     pub(crate) fn of(&self, lifetime: Lifetime) -> SpaceId {
         lifetime as SpaceId
     }
@@ -52,7 +52,7 @@ impl Spaces {
         lifetime as SpaceId + if size < self.medium_below { FIRST_MEDIUM } else { 0 }
     }
 
-    /// The space of a block of `size` bytes, and of the slab that it is to lie in.
+    /// The space of a block of `size` bytes, and of its slab.
     pub(crate) fn of_size(&self, lifetime: Lifetime, size: u64) -> SpaceId {
         if size <= SMALL_MAX && self.are_apart() {
             lifetime as SpaceId + FIRST_SMALL
@@ -74,7 +74,6 @@ impl Spaces {
         self.iter().skip(lifetime as usize).step_by(LIFETIMES)
     }
 
-    /// Whether it is one of them.
     pub(crate) fn is_ordinary(&self, space: SpaceId) -> bool {
         space < self.count
     }

@@ -1,4 +1,4 @@
-//! Bins: where the slabs with free slots of a stream are found.
+//! Bins: the slabs with free slots of each stream.
 
 use crate::lifetime::LIFETIMES;
 use crate::small::size_class::CLASSES;
@@ -9,9 +9,9 @@ pub(crate) const NO_SLAB: u32 = u32::MAX;
 /// The slabs with free slots of one (lifetime, size class) of a stream.
 #[derive(Clone, Copy)]
 pub(crate) struct Bin {
-    /// The first of them, or [`NO_SLAB`].
+    /// The first slab, or [`NO_SLAB`].
     pub(crate) first: u32,
-    /// An empty slab stays here, so that a lone block that comes and goes costs nothing more.
+    /// Empty slabs: one stays, so that a lone block that comes and goes costs nothing more.
     pub(crate) empties: u32,
 }
 

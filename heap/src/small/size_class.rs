@@ -1,8 +1,8 @@
-//! Size classes: which slot a small request gets, and which slab the slots are cut from.
+//! Size classes: the slot of a small request, and the slab that the slot is cut from.
 //!
 //! Up to 8 KiB the classes are the multiples of 512 B; above, eight to [`SMALL_MAX`]. Slabs are
-//! short, so that a class with few blocks costs a stream little. A class above 8 KiB is defined by
-//! how many slots fill its slab: with the tail of the slab counted, no class wastes more than a
+//! short, so that a class with few blocks costs a stream little. The number of slots that fill a
+//! slab defines a class above 8 KiB: with the tail of the slab counted, no class wastes more than a
 //! ninth (11.1%) of it on requests that are multiples of [`ALIGNMENT`] and do not fit the class
 //! below.
 
@@ -10,7 +10,7 @@ use gruyere_record::bucket_of;
 
 /// Every block starts at a multiple of this, and every request is rounded up to one (bytes).
 pub const ALIGNMENT: u64 = 512;
-/// The largest request that is served from slabs (bytes).
+/// The largest request that slabs serve (bytes).
 pub const SMALL_MAX: u64 = 16 << 10;
 /// A page: the unit in which spans are cut (bytes); the driver's granule on every device so far.
 pub const PAGE: u64 = 2 << 20;
@@ -18,7 +18,7 @@ pub const PAGE: u64 = 2 << 20;
 pub(crate) const SLAB: u64 = 64 << 10;
 pub(crate) const CLASSES: usize = 24;
 
-/// What a class is made of.
+/// The shape of a class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SizeClass {
     /// Bytes of a slot, a multiple of [`ALIGNMENT`].
@@ -30,14 +30,13 @@ pub(crate) struct SizeClass {
 }
 
 impl SizeClass {
-    /// Bytes of a slab of this class.
     pub(crate) const fn slab_bytes(&self) -> u64 {
         self.slab as u64
     }
 
     /// The slot that holds the byte at `offset` of its slab: a multiplication in place of a
-    /// division. Exact, since the offset is below 2^9 units and the slot at most 2^6. Any number
-    /// for an offset beyond the slab.
+    /// division. Exact, since the offset is below 2^9 units and the slot at most 2^6. For an offset
+    /// beyond the slab, any number.
     #[inline]
     pub(crate) const fn slot_of(&self, offset: u64) -> u32 {
         ((offset / ALIGNMENT).wrapping_mul(self.reciprocal) >> 32) as u32
@@ -91,7 +90,7 @@ static CLASS_OF_UNITS: [(u8, u8); UNITS] = {
     table
 };
 
-/// `size` rounded up to [`ALIGNMENT`], or `None` where that overflows.
+/// `size` rounded up to [`ALIGNMENT`]; `None` if that overflows.
 #[inline]
 pub(crate) const fn round_up(size: u64, to: u64) -> Option<u64> {
     match size.checked_add(to - 1) {
@@ -106,7 +105,7 @@ pub(crate) fn class_of(size: u64) -> usize {
     CLASS_OF_UNITS[(size.saturating_sub(1) / ALIGNMENT) as usize].0 as usize
 }
 
-/// What a small request comes to.
+/// A small request, rounded and classified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Small {
     /// Its bytes, rounded up to [`ALIGNMENT`].
@@ -116,7 +115,7 @@ pub(crate) struct Small {
     pub(crate) bucket: usize,
 }
 
-/// What a request comes to; `None` for size 0 and above [`SMALL_MAX`]. Six instructions.
+/// Classifies a request; `None` for size 0 and above [`SMALL_MAX`]. Six instructions.
 #[inline(always)]
 pub(crate) fn small(requested: u64) -> Option<Small> {
     let last = requested.wrapping_sub(1);
@@ -124,7 +123,7 @@ pub(crate) fn small(requested: u64) -> Option<Small> {
     Some(Small { size: (last | (ALIGNMENT - 1)) + 1, class, bucket: usize::from(bucket) })
 }
 
-/// As [`small`], for a request that was found to be small before.
+/// [`small`] for a request known to be small.
 #[inline(always)]
 pub(crate) fn small_again(requested: u64) -> Small {
     let last = requested.wrapping_sub(1);

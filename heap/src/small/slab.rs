@@ -1,4 +1,4 @@
-//! A slab: memory that is cut into equal slots of one size class.
+//! A slab: memory cut into equal slots of one size class.
 
 use crate::small::size_class::{SIZE_CLASSES, SMALL_MAX, SizeClass, round};
 use gruyere_record::{BlockSlot, BlockTag, SegmentEntry, SegmentKind, SegmentSlot};
@@ -14,7 +14,7 @@ struct Slot {
 
 /// Other streams use the block.
 const SHARED: u32 = 1 << 31;
-/// The block is freed and waits for them.
+/// The block is freed and waits for those streams.
 const PENDING: u32 = 1 << 30;
 const TAKEN: u32 = 1 << 29;
 const REQUESTED: u32 = TAKEN - 1;
@@ -22,10 +22,10 @@ const REQUESTED: u32 = TAKEN - 1;
 const NO_SLOT: u32 = TAKEN - 1;
 const _: () = assert!(SMALL_MAX <= REQUESTED as u64);
 
-/// What a slot's block was, when it is freed.
+/// A freed slot's block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Freed {
-    /// Bytes that the caller had asked for.
+    /// Bytes that the caller asked for.
     pub(crate) requested: u64,
     /// Its place in the block map.
     pub(crate) block: BlockSlot,
@@ -41,11 +41,11 @@ impl Freed {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SlotState {
     Free,
-    /// The caller's; other streams use it or not.
+    /// The caller has it; `shared`: other streams use it.
     Live {
         shared: bool,
     },
-    /// A slot whose block is freed, and waits for other streams.
+    /// Its block is freed and waits for other streams.
     Pending,
 }
 
@@ -53,31 +53,31 @@ pub(crate) struct Slab {
     /// First byte, a multiple of [`SLAB`](crate::small::size_class::SLAB).
     pub(crate) base: u64,
     shape: &'static SizeClass,
-    /// What the record says of its blocks.
+    /// The record's tag of its blocks.
     pub(crate) tag: BlockTag,
     pub(crate) class: u8,
     pub(crate) lifetime: u8,
     pub(crate) stream: u32,
-    /// The run of its arena that it is.
+    /// Its run in the arena.
     pub(crate) run: u32,
-    /// Where no block in it is live ([`Slab::is_idle`]): its stream's epoch of the last free in it.
+    /// Its stream's epoch of the last free in it, if it has no live block ([`Slab::is_idle`]).
     pub(crate) epoch: u64,
     /// Its place in the record's table.
     pub(crate) segment: SegmentSlot,
     /// Neighbours on the bin's list of slabs with free slots.
     pub(crate) previous: u32,
     pub(crate) next: u32,
-    /// Slots in use, pending ones counted.
+    /// Slots in use, pending ones included.
     used: u32,
     waiting: u32,
-    /// The free slot that is taken next, the first of a list: the one freed last, which the caches
-    /// still know.
+    /// The free slot to take next, the first of a list: the one freed last, which the caches still
+    /// hold.
     free: u32,
     slots: Box<[Slot]>,
 }
 
 impl Slab {
-    /// A slab of free slots, whose blocks are as `tag` says.
+    /// A slab of free slots; `tag` describes its blocks.
     pub(crate) fn new(base: u64, class: u8, tag: BlockTag, run: u32) -> Self {
         let shape = &SIZE_CLASSES[class as usize];
         let count = (shape.slab_bytes() / u64::from(shape.slot)) as u32;
@@ -103,7 +103,7 @@ impl Slab {
         }
     }
 
-    /// What the record says of it.
+    /// Its entry in the record.
     pub(crate) fn segment_entry(&self) -> SegmentEntry {
         SegmentEntry {
             kind: SegmentKind::Slab,
@@ -123,7 +123,6 @@ impl Slab {
         self.shape
     }
 
-    /// Its length in bytes.
     #[inline]
     pub(crate) fn bytes(&self) -> u64 {
         self.shape.slab_bytes()
@@ -134,13 +133,13 @@ impl Slab {
         self.slots.len() as u32
     }
 
-    /// Slots in use, those that wait included.
+    /// Slots in use, pending ones included.
     #[inline]
     pub(crate) fn used(&self) -> u32 {
         self.used
     }
 
-    /// Whether no block in it is live: its slots are free, or pending.
+    /// Whether it has no live block: its slots are free or pending.
     #[inline]
     pub(crate) fn is_idle(&self) -> bool {
         self.used == self.waiting
@@ -151,13 +150,12 @@ impl Slab {
         u64::from(self.count() - self.used) * u64::from(self.shape.slot)
     }
 
-    /// Bytes that are no block's, each block rounded up to 512. Looks at every slot.
+    /// Bytes that belong to no block, each block rounded up to 512. Looks at every slot.
     pub(crate) fn unused_bytes(&self) -> u64 {
         let used = (0..self.count()).filter(|&slot| self.state(slot) != SlotState::Free);
         self.bytes() - used.map(|slot| round(self.facts(slot).requested)).sum::<u64>()
     }
 
-    /// Whether no slot is free.
     #[inline]
     pub(crate) fn is_full(&self) -> bool {
         self.free == NO_SLOT
@@ -174,7 +172,8 @@ impl Slab {
         Some(slot)
     }
 
-    /// As [`Slab::take`], the free slot `slot`: false where it is none. Walks the list of them.
+    /// [`Slab::take`] for the free slot `slot`; false: it is not free. Walks the list of free
+    /// slots.
     pub(crate) fn take_slot(&mut self, slot: u32, requested: u64, block: BlockSlot) -> bool {
         let (mut before, mut at) = (NO_SLOT, self.free);
         while at != slot {
@@ -192,14 +191,13 @@ impl Slab {
         true
     }
 
-    /// The address of a slot.
     #[inline]
     pub(crate) fn address(&self, slot: u32) -> u64 {
         self.base + u64::from(slot) * u64::from(self.size_class().slot)
     }
 
-    /// The slot that `address`, which may be anything, is in, and whether the slot starts there.
-    /// Any number outside of the slab: it may be beyond the last slot's.
+    /// The slot around `address`, which may be anything, and whether the slot starts there. Outside
+    /// the slab any number, even beyond the last slot's.
     #[inline(always)]
     fn slot_near(&self, address: u64) -> (u32, bool) {
         let offset = address.wrapping_sub(self.base);
@@ -214,8 +212,8 @@ impl Slab {
         (starts && slot < self.count()).then_some(slot)
     }
 
-    /// The slot of the live block, used by no other stream, that starts at `address` (which may be
-    /// anything), and its facts.
+    /// The slot, and its facts, of the live block that starts at `address` (which may be anything)
+    /// and that no other stream uses.
     #[inline(always)]
     pub(crate) fn plain_at(&self, address: u64) -> Option<(u32, Freed)> {
         let (slot, starts) = self.slot_near(address);
@@ -224,7 +222,7 @@ impl Slab {
         (facts.word & (TAKEN | PENDING | SHARED) == TAKEN).then(|| (slot, Freed::of(facts)))
     }
 
-    /// Frees the slot of a live block. Whether the slab was full before.
+    /// Frees the slot of a live block; whether the slab was full before.
     #[inline(always)]
     pub(crate) fn free(&mut self, slot: u32) -> bool {
         let next = std::mem::replace(&mut self.free, slot);
@@ -268,13 +266,13 @@ impl Slab {
         self.slots[slot as usize].word |= SHARED;
     }
 
-    /// Makes a live slot wait.
+    /// Makes a live slot pending.
     pub(crate) fn set_pending(&mut self, slot: u32) {
         self.slots[slot as usize].word |= PENDING;
         self.waiting += 1;
     }
 
-    /// Frees a pending slot. True if the slab was full before.
+    /// Frees a pending slot; whether the slab was full before.
     pub(crate) fn complete_free(&mut self, slot: u32) -> bool {
         self.waiting -= 1;
         self.used -= 1;
@@ -286,7 +284,7 @@ impl Slab {
     /// Checks the counts against the slots.
     ///
     /// # Errors
-    /// What is wrong.
+    /// The first mismatch, in words.
     pub(crate) fn validate(&self) -> Result<(), String> {
         let slots = self.count();
         let of = |wanted: fn(SlotState) -> bool| {

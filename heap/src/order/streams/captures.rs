@@ -1,11 +1,11 @@
-//! Which streams capture: asked of those that may be asked now, remembered of the others.
+//! Which streams capture: asked of streams that may be asked now, remembered of the others.
 //!
-//! A capture must not be broken, so before anything is recorded behind all work of the device, or
-//! waited for, every stream is asked that may be: the lasting ones and the calling thread's own. A
-//! passing one may not, outside of its own calls; there counts what it did when a call named it
-//! last. A capture inside a pool scope is over with it. One that nobody announced is taken to go on
-//! until the stream is seen to capture nothing, or the program has synchronised the device, which
-//! it could not while it went on.
+//! Nothing may break a capture. So before an event is recorded behind all work of the device, or a
+//! thread waits for that work, the allocator asks every stream that it may: the lasting ones and
+//! the calling thread's own. It may ask a passing stream only in that stream's own calls; elsewhere
+//! counts what the stream did when a call named it last. A capture inside a pool scope ends with
+//! the scope. An unannounced one is taken to go on until the stream is seen to capture nothing, or
+//! the program has synchronised the device, which it could not do during the capture.
 
 use super::Streams;
 use super::events::Reach;
@@ -16,16 +16,16 @@ use crate::sync::lock;
 use std::sync::atomic::Ordering;
 
 impl Streams {
-    /// Whether a stream is capturing, announced or not, or may be, as far as can be told: then
-    /// nothing may be waited for. Asks the driver about each stream that lasts.
+    /// Whether a stream captures or may capture, announced or not; if so, nothing may be waited
+    /// for. Asks the driver about each lasting stream.
     pub(crate) fn any_capturing(&self, driver: &dyn Driver) -> bool {
         self.capturing(driver).unwrap_or(true)
     }
 
-    /// As [`Streams::any_capturing`].
+    /// [`Streams::any_capturing`], with the driver's errors.
     ///
     /// # Errors
-    /// That of a stream which cannot say, for another reason than a capture, where no other stream
+    /// The driver's error for a stream that cannot say, other than a capture's, if no other stream
     /// captures.
     pub(crate) fn capturing(&self, driver: &dyn Driver) -> Result<bool> {
         if self.was_seen_to_capture(UNANNOUNCED) {
@@ -41,8 +41,8 @@ impl Streams {
         untold.map_or(Ok(false), Err)
     }
 
-    /// Whether every known stream says that it captures nothing, or said so last; one that cannot
-    /// say might. Asks the driver about each stream that lasts.
+    /// Whether every known stream captures nothing, by its answer now or its last one; a stream
+    /// that cannot say may capture. Asks the driver about each lasting stream.
     pub(crate) fn none_captures(&self, driver: &dyn Driver) -> bool {
         !self.was_seen_to_capture(IN_SCOPE)
             && self
@@ -51,8 +51,8 @@ impl Streams {
                 .all(|status| matches!(status, Ok(CaptureStatus::None)))
     }
 
-    /// The captures that known streams are in. Asks the driver about each stream that lasts; what
-    /// others did before proves nothing.
+    /// The captures that known streams are in. Asks the driver about each lasting stream; earlier
+    /// answers of the others prove nothing.
     pub(crate) fn running_captures(&self, driver: &dyn Driver) -> Vec<u64> {
         let active = |status| match status {
             Ok(CaptureStatus::Active(id)) => Some(id),
@@ -61,9 +61,10 @@ impl Streams {
         self.statuses(driver).into_iter().filter_map(active).collect()
     }
 
-    /// What the streams that may be asked do about capture.
+    /// The capture status of each stream that may be asked.
     fn statuses(&self, driver: &dyn Driver) -> Vec<Status> {
-        // Under this lock no number becomes another stream's, and the end of a lasting one waits.
+        // Under this lock no number passes to another stream, and the end of a lasting stream
+        // waits.
         let _fences = lock(&self.fences);
         let status = |number: u32| match self.reach(number, None) {
             Reach::Here(handle) => Some(driver.capture_status(self.device, handle)),
@@ -72,8 +73,7 @@ impl Streams {
         (0..self.count()).filter_map(status).filter(|status| !status.is_err_and(is_gone)).collect()
     }
 
-    /// Whether a stream that may not be asked now was seen to do this, or more, when a call named
-    /// it last.
+    /// Whether a stream that may not be asked now did this, or more, when a call named it last.
     fn was_seen_to_capture(&self, least: u8) -> bool {
         self.capturing.load(Ordering::Acquire) > 0
             && (0..self.count()).any(|number| {
@@ -85,18 +85,16 @@ impl Streams {
             })
     }
 
-    /// Whether a call that names a stream of this status has something to do beside what it was
-    /// made for.
+    /// Whether a call that names a stream of this status has work to do besides its own.
     pub(super) fn is_due(&self, number: u32, status: Status) -> bool {
         let seen = self.get(number).map_or(QUIET, |stream| stream.seen.load(Ordering::Acquire));
         !is_quiet(status) || seen != QUIET || self.lost.contains(number)
     }
 
-    /// Remembers what a stream does about capture; `in_scope`: a capture that was announced is
-    /// open.
+    /// Remembers what a stream does about capture; `in_scope`: an announced capture is open.
     ///
-    /// An answer that failed for another reason than a capture tells nothing that lasts: the stream
-    /// may capture in this call, and is remembered as it was.
+    /// An answer that failed for another reason than a capture says nothing that lasts: the stream
+    /// may capture in this call, and the memory of it stays.
     pub(crate) fn note_capture(&self, found: &Resolved<'_>, in_scope: bool) {
         let Some(stream) = self.get(found.number) else { return };
         if matches!(
@@ -116,7 +114,7 @@ impl Streams {
         stream.seen.store(seen, Ordering::Release);
     }
 
-    /// The program has synchronised the device, so no stream of it captures.
+    /// The program has synchronised the device, so none of its streams captures.
     pub(crate) fn forget_captures(&self) {
         for stream in (0..self.count()).filter_map(|number| self.get(number)) {
             stream.seen.store(QUIET, Ordering::Release);

@@ -1,4 +1,4 @@
-//! Events are recorded behind frees, asked, and waited for.
+//! Records events behind frees, asks them, and waits for them.
 
 use super::fences::{Fence, Fences, Unfinished};
 use super::stream::{PER_THREAD, is_quiet, thread_token};
@@ -9,26 +9,26 @@ use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-/// Streams that a poll which is not the last resort finds busy before it stops, and streams that
-/// are asked whether they capture for the sake of one free: with thousands of streams, a malloc
-/// that looks for memory must not ask them all each time.
+/// Busy streams after which a poll stops, unless it is the last resort; and streams that are asked
+/// about capture for the sake of one free. With thousands of streams, a malloc that looks for
+/// memory must not ask all of them each time.
 const ENOUGH: usize = 16;
 
-/// From where a stream may be used.
+/// Where a stream may be used.
 pub(super) enum Reach {
-    /// From here, by this handle.
+    /// Here, by this handle.
     Here(StreamHandle),
     OtherThread,
-    /// From calls that name it, if it is there at all.
+    /// In calls that name it, if it still exists.
     Nowhere,
 }
 
-/// What the events of a stream have told.
+/// What a stream's events showed.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Polled {
-    /// One of the events was done.
+    /// An event was done.
     pub(super) further: bool,
-    /// One of the events was not done.
+    /// An event was not done.
     pub(super) busy: bool,
 }
 
@@ -40,8 +40,8 @@ impl Streams {
         self.poll_until(driver, usize::MAX)
     }
 
-    /// As [`Streams::poll`], where more may be had by other means: after [`ENOUGH`] streams that
-    /// have got no further the rest are left to the next call, which begins with them.
+    /// [`Streams::poll`] for a caller with other means: stops after [`ENOUGH`] busy streams. The
+    /// next call starts with the rest.
     pub(crate) fn poll_some(&self, driver: &dyn Driver) -> bool {
         self.poll_until(driver, ENOUGH)
     }
@@ -70,7 +70,7 @@ impl Streams {
         further
     }
 
-    /// Asks the recorded events of a stream, until one is not done.
+    /// Asks a stream's events until one is not done.
     fn poll_stream(&self, driver: &dyn Driver, fences: &mut Fences, number: u32) -> Polled {
         let mut polled = Polled::default();
         let Fences { pending, spare, dead, reached, .. } = fences;
@@ -94,8 +94,8 @@ impl Streams {
                 {
                     return polled;
                 }
-                // An event that cannot be asked proves nothing, and those behind it must not wait
-                // for it: the next one stands for its frees.
+                // An event that cannot be asked proves nothing, and the events behind it must not
+                // wait for it: the next one stands for its frees.
                 Err(_) => {
                     self.unfenced.insert(number);
                     self.mark_unfenced(&dead.remove(&age).unwrap_or_default());
@@ -108,12 +108,12 @@ impl Streams {
         polled
     }
 
-    /// Records an event behind the frees of every stream that has some, where that can be done: not
-    /// on a dead stream, a capturing one, another thread's per-thread stream, or a passing one
-    /// other than `named`, which this call names. True if an event was recorded. Frees that only an
-    /// event behind all work of the device would do for wait until enough of them have gathered.
+    /// Records an event behind the frees of every stream that has some and can be used here: not of
+    /// a dead stream, a capturing one, another thread's per-thread stream, or a passing one other
+    /// than `named`, which this call names. True if it recorded one. Frees that need an event
+    /// behind all work of the device wait until enough of them have gathered.
     ///
-    /// Never call it while anything captures on the device of which we were told.
+    /// Never call it while an announced capture is open on the device.
     pub(crate) fn fence(
         &self,
         driver: &dyn Driver,
@@ -123,7 +123,7 @@ impl Streams {
         self.fence_each(driver, named) | self.fence_device(driver, hears_of_captures, ENOUGH as u64)
     }
 
-    /// As [`Streams::fence`], however few they are.
+    /// [`Streams::fence`], however few the gathered frees are.
     pub(crate) fn fence_all(
         &self,
         driver: &dyn Driver,
@@ -133,9 +133,8 @@ impl Streams {
         self.fence_each(driver, named) | self.fence_device(driver, hears_of_captures, u64::MAX)
     }
 
-    /// This call names a stream: records the event behind its frees that a call before would have
-    /// recorded, had it named the stream too. So that is one event for each time that memory was
-    /// needed.
+    /// Records the event owed since the stream's last call, in a call that names it. That is one
+    /// event for each time that a request needed memory.
     pub(crate) fn fence_lost(&self, driver: &dyn Driver, named: u32) -> bool {
         self.lost.contains(named) && self.fence_one(driver, named, Some(named))
     }
@@ -145,8 +144,8 @@ impl Streams {
         unfenced.fold(false, |any, number| self.fence_one(driver, number, named) | any)
     }
 
-    /// Whether the handle of a stream may be used now, in a call that names stream `named`. Under
-    /// `fences`, where no call names the stream.
+    /// Where the handle of a stream may be used now, in a call that names stream `named`. Call it
+    /// under `fences`, unless the call names the stream.
     pub(super) fn reach(&self, number: u32, named: Option<u32>) -> Reach {
         let Some(stream) = self.get(number) else { return Reach::Nowhere };
         match (stream.handle(), stream.is_lasting()) {
@@ -158,8 +157,8 @@ impl Streams {
         }
     }
 
-    /// What `call` answers for the handle of a stream that is there whatever the program does
-    /// meanwhile; `None`: it may be gone, or be used in its own thread or calls only.
+    /// Calls `call` with the handle of a stream that exists whatever the program does meanwhile.
+    /// `None`: the stream may be gone, or may be used only in its own thread or calls.
     pub(crate) fn with_lasting<T>(
         &self,
         number: u32,
@@ -172,11 +171,11 @@ impl Streams {
         }
     }
 
-    /// Records an event behind all work of the device, where something is freed that waits for all
-    /// streams, or for one that only its own thread can record on, or only a call that names it; it
-    /// stands for the streams that are no more too. Not while a stream captures: the driver would
-    /// refuse, and make the capture fail. So every stream that lasts is asked before, and so many
-    /// `questions` are worth one free that waits.
+    /// Records an event behind all work of the device, if frees wait for all streams, or for a
+    /// stream that only its own thread, or a call that names it, could record on; the event covers
+    /// dead streams too. Never while a stream captures: the driver would refuse, and make the
+    /// capture fail. So it first asks every lasting stream; a free that waits is worth `questions`
+    /// of them.
     fn fence_device(&self, driver: &dyn Driver, hears_of_captures: bool, questions: u64) -> bool {
         if !self.records_context_events(hears_of_captures) {
             return false;
@@ -207,7 +206,7 @@ impl Streams {
             .iter(self.count())
             .filter(|&number| self.is_dead(number) || is_others(number));
         let mut numbers: Vec<u32> = reopened.chain(self.lost.iter(self.count())).collect();
-        // The fence is one of an epoch of ALL_STREAMS.
+        // The fence belongs to an epoch of ALL_STREAMS.
         if !numbers.contains(&ALL_STREAMS) {
             numbers.push(ALL_STREAMS);
         }
@@ -237,13 +236,13 @@ impl Streams {
         true
     }
 
-    /// The frees of these epochs need another event.
+    /// Marks these streams unfenced: the frees of their epochs need another event.
     fn mark_unfenced(&self, epochs: &[(u32, u64)]) {
         epochs.iter().for_each(|&(number, _)| self.unfenced.insert(number));
     }
 
-    /// A stream with unfenced frees is dead, or may be used in its own calls only: until one comes,
-    /// only an event behind all work of the device is behind its frees.
+    /// Moves an unfenced stream to `lost`, as it is dead or usable only in its own calls: until
+    /// such a call, only an event behind all work of the device covers its frees.
     fn give_up(&self, number: u32) {
         if !self.is_dead(number) {
             self.stranded.fetch_add(1, Ordering::Relaxed);
@@ -254,7 +253,8 @@ impl Streams {
 
     fn fence_one(&self, driver: &dyn Driver, number: u32, named: Option<u32>) -> bool {
         let Some(stream) = self.get(number) else { return false };
-        // Under this lock the number becomes no other stream's, and the end of a lasting one waits.
+        // Under this lock no number passes to another stream, and the end of a lasting stream
+        // waits.
         let mut fences = lock(&self.fences);
         let handle = match self.reach(number, named) {
             Reach::Here(handle) => handle,
@@ -264,7 +264,7 @@ impl Streams {
                 return false;
             }
         };
-        // A capture that nobody announced must live too.
+        // An unannounced capture must live too.
         if !is_quiet(driver.capture_status(self.device, handle)) {
             return false;
         }
@@ -286,8 +286,8 @@ impl Streams {
         false
     }
 
-    /// The events of other streams that are recorded and not yet seen done, as they look to
-    /// `waiter`: those first that have the least work before them, then the older ones.
+    /// Events of other streams recorded and not yet seen done, from the view of `waiter`: least
+    /// work before them first, then oldest first.
     pub(crate) fn unfinished(&self, waiter: u32) -> Vec<Unfinished> {
         let fences = lock(&self.fences);
         let now = self.recorded.load(Ordering::Relaxed);
@@ -298,7 +298,7 @@ impl Streams {
             .map_or(0, |oldest| now - oldest.age);
         let mut found: Vec<(u64, Unfinished)> = Vec::new();
         for (&stream, queue) in fences.pending.iter().filter(|&(&stream, _)| stream != waiter) {
-            // None done yet: all that came before any event may lie before this one.
+            // None done yet: all work before any event may lie before this one.
             let reached = fences.reached.get(&stream).map_or(0, |age| age + 1);
             found.extend(queue.iter().map(|fence| {
                 let ahead = fence.age + 1 - reached;
@@ -311,8 +311,8 @@ impl Streams {
     }
 
     /// Makes `waiter`, which this call names, wait on the device until `stream` is past `epoch`,
-    /// whose event is recorded: what `waiter` is given to do from now on comes after all frees of
-    /// that epoch and before. False: it cannot be done now, or the driver refused.
+    /// whose event is recorded: later work of `waiter` comes after all frees up to that epoch.
+    /// False: the wait cannot be added now, or the driver refused it.
     ///
     /// Never call it while anything captures on the device.
     pub(crate) fn make_wait(
@@ -322,7 +322,7 @@ impl Streams {
         stream: u32,
         epoch: u64,
     ) -> bool {
-        // Under this lock the number becomes no other stream's, and the event is not recorded
+        // Under this lock the number passes to no other stream, and the event is not recorded
         // again.
         let fences = lock(&self.fences);
         let Some(fence) = fences
@@ -339,8 +339,8 @@ impl Streams {
         driver.stream_wait_event(self.device, handle, fence.event).is_ok()
     }
 
-    /// Waits on the host for the oldest event of the stream that has waited longest. False: there
-    /// is none, or the wait failed.
+    /// Waits on the host for the oldest event of all streams. False: there is none, or the wait
+    /// failed.
     pub(crate) fn wait_for_oldest(&self, driver: &dyn Driver) -> bool {
         let event = {
             let fences = lock(&self.fences);
@@ -356,8 +356,8 @@ impl Streams {
         })
     }
 
-    /// The epochs that are open now, by stream: take them before a device-wide synchronisation, and
-    /// hand them to [`Streams::passed`] after it.
+    /// Closes and returns the open epoch of every stream. Take them before a device-wide
+    /// synchronisation, and hand them to [`Streams::passed`] after it.
     pub(crate) fn open_epochs(&self) -> HashMap<u32, u64> {
         let numbers = (0..self.count()).chain([ALL_STREAMS]);
         // Closes each epoch, so that frees during the synchronisation belong to a later one.
@@ -368,19 +368,19 @@ impl Streams {
             .collect()
     }
 
-    /// The device was synchronised after `epochs` were taken: every stream is past its own.
+    /// Notes that the device was synchronised after `epochs` were taken: every stream is past its
+    /// own.
     pub(crate) fn passed(&self, epochs: &HashMap<u32, u64>) {
         self.pass(epochs.iter().map(|(&number, &epoch)| (number, epoch)));
     }
 
-    /// Each of these streams is past its epoch.
     fn pass(&self, epochs: impl IntoIterator<Item = (u32, u64)>) {
         for (number, epoch) in epochs {
             self.raise(number, epoch);
         }
     }
 
-    /// Events recorded and asked about since the start.
+    /// Events recorded and asked since the start.
     pub(crate) fn counts(&self) -> FenceCounts {
         FenceCounts {
             recorded: self.recorded.load(Ordering::Relaxed),

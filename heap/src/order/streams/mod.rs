@@ -1,16 +1,16 @@
-//! Stream order: who may reuse what, and when.
+//! Stream order: which stream may reuse freed memory, and when.
 //!
 //! Every stream has epochs. A free on a stream belongs to the epoch that is open at that moment. A
-//! fence closes the open epoch: one event is recorded behind it; once the event is done, the stream
+//! fence closes the open epoch: it records one event behind it. Once the event is done, the stream
 //! is past every free of that epoch and of all before it. So one event stands for any number of
-//! frees, and is recorded only when somebody needs memory.
+//! frees, and is recorded only when a request needs memory.
 //!
 //! ```text
 //!   epoch       1 -> 2 -> 3 ...   the open one; raised by the recorder (under `fences`) BEFORE it
 //!                                 records the event. A free reads it after its stream's last use
 //!                                 was enqueued: if it reads e, the event of e is recorded later.
-//!   completed   0 -> ... < epoch  the stream is past all frees up to it; raised by whoever saw an
-//!                                 event done or has synchronised the device, never lowered.
+//!   completed   0 -> ... < epoch  the stream is past all frees up to it; raised by the thread that
+//!                                 saw an event done or synchronised the device, never lowered.
 //!   unfenced    out <-> in        in the set: a free may belong to the open epoch. Put in by the
 //!                                 freeing thread after it read `epoch`, taken out by the recorder
 //!                                 before it raises `epoch`: a free that slips between is covered
@@ -20,25 +20,25 @@
 //!                                 at each in vain for ever; taken out by an event behind all work
 //!                                 of the device, and by the next call that names the stream.
 //!   further     out <-> in        in the set: `completed` was raised. Put in after that, taken out
-//!                                 by whoever then looks at all that waits for the stream, under
-//!                                 the central lock.
-//!   state       passing          its handle may be used only in a call in which the program names
-//!                                it ([`naming`]); as every stream begins
-//!               lasting          announced: its handle may be used until its end; from passing, or
-//!                                at once
-//!               withdrawn        no call named it, and its number may be taken away; from passing,
-//!                                and back if something refers to it
-//!               dead             the program has destroyed it, or its handle names another by now:
-//!                                nothing is recorded on it again, and only what is behind all work
-//!                                of the device completes its epochs. A program that still uses the
-//!                                handle gets a new number for it. From all others
-//!   calls       n <-> n + 1      calls under way that name a passing stream; raised BEFORE `state`
-//!                                is looked at. Whoever withdraws it raises `state` BEFORE it looks
-//!                                at `calls`: of the two, one sees the other.
-//!   seen        quiet            what a passing stream did about capture when a call named it
-//!                                last: nothing
-//!               in a pool scope  it captured, while a capture that was announced was open
-//!               unannounced      it captured, and none was
+//!                                 under the central lock by the thread that then looks at all that
+//!                                 waits for the stream.
+//!   state       passing           the first: only a call in which the program names the stream may
+//!                                 use its handle ([`naming`])
+//!               lasting           announced: its handle may be used until its end; from passing,
+//!                                 or at once
+//!               withdrawn         no call named it, and its number may be taken away; from
+//!                                 passing, and back if something refers to it
+//!               dead              the program has destroyed it, or its handle names another by
+//!                                 now: nothing is recorded on it again, and only what is behind
+//!                                 all work of the device completes its epochs. A program that
+//!                                 still uses the handle gets a new number for it. From all others
+//!   calls       n <-> n + 1       calls under way that name a passing stream; raised BEFORE the
+//!                                 call looks at `state`. A withdrawal raises `state` BEFORE it
+//!                                 looks at `calls`: of the two, one sees the other.
+//!   seen        quiet             what a passing stream did about capture when a call named it
+//!                                 last: nothing
+//!               in a pool scope   it captured, while an announced capture was open
+//!               unannounced       it captured, and no announced capture was open
 //! ```
 
 mod captures;
@@ -62,23 +62,23 @@ use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 pub(crate) use stream::Stream;
 use stream::{DEAD, LASTING};
 
-/// Streams a device that are told apart at a time; the numbers of dead ones are used again once
-/// nothing refers to them.
+/// Streams of a device that have numbers at a time; a dead stream's number is free once nothing
+/// refers to it.
 pub const MAX_STREAMS: usize = NUMBERS as usize - 2;
 /// The number of the legacy default stream.
 pub(crate) const DEFAULT_STREAM: u32 = 0;
-/// The number that stands for all streams of the device, those included that nobody told us of:
-/// blocks of `cudaMalloc` are its own, and the free of a block used by a stream that got no number
-/// is one of its frees. Its events are recorded behind all work of the device's context, where the
-/// driver can; else only a synchronisation of the device completes its epochs.
+/// The number of all streams of the device together, unknown ones included. It owns the blocks of
+/// `cudaMalloc`, and gets the frees of blocks that a stream without a number used. Its events are
+/// recorded behind all work of the device's context, if the driver can; else only a synchronisation
+/// of the device completes its epochs.
 ///
-/// Nothing that is freed on it is used again before such an event or synchronisation: unlike a
-/// stream it comes in no order with itself.
+/// Memory freed on it waits for such an event or synchronisation: unlike a stream, it has no order
+/// with itself.
 pub(crate) const ALL_STREAMS: u32 = MAX_STREAMS as u32;
 const _: () =
     assert!(ALL_STREAMS == gruyere_record::stream::ALL_STREAMS, "readers know it by this number");
 
-/// What the book-keeping of events did, for the gauges.
+/// Events recorded and asked, for the gauges.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct FenceCounts {
     pub(crate) recorded: u64,
@@ -93,7 +93,7 @@ pub(crate) struct Streams {
     streams: Box<[OnceLock<Stream>]>,
     count: AtomicU32,
     cache: Cache,
-    /// Before `fences`, where both are held.
+    /// Taken before `fences`, if both are held.
     numbers: Mutex<Numbers>,
     fences: Mutex<Fences>,
     recycling: Mutex<()>,
@@ -102,15 +102,15 @@ pub(crate) struct Streams {
     further: SharedSet,
     /// Times that a stream got further.
     strides: AtomicU64,
-    /// The last epoch of [`ALL_STREAMS`] that a free waits for; only ever raised.
+    /// The last epoch of [`ALL_STREAMS`] that a free waits for; only raised.
     parked: AtomicU64,
     /// Frees that wait for all streams since the last event behind all work of the device.
     gathered: AtomicU64,
     lasting: AtomicU64,
-    /// Passing streams that freed something and were not named by the call that would have recorded
-    /// an event, since the last one behind all work of the device.
+    /// Passing streams with frees that the call of a recorder did not name, since the last event
+    /// behind all work of the device.
     stranded: AtomicU64,
-    /// 1: a passing stream has been seen to capture; never 0 again.
+    /// 1: a passing stream was seen to capture; never 0 again.
     capturing: AtomicU8,
     recorded: AtomicU64,
     queried: AtomicU64,
@@ -119,7 +119,7 @@ pub(crate) struct Streams {
 }
 
 impl Streams {
-    /// The streams of `device`; `ids`: the driver tells stream ids; `context_events`: it records
+    /// The streams of `device`. `ids`: the driver has stream ids; `context_events`: it records
     /// events behind all work of a context.
     pub(crate) fn new(device: DeviceId, ids: bool, context_events: bool) -> Self {
         let streams: Box<[OnceLock<Stream>]> = (0..=MAX_STREAMS).map(|_| OnceLock::new()).collect();
@@ -150,7 +150,7 @@ impl Streams {
         }
     }
 
-    /// Streams known, dead ones included.
+    /// Numbered streams, dead ones included.
     pub(crate) fn count(&self) -> u32 {
         self.count.load(Ordering::Acquire)
     }
@@ -160,7 +160,6 @@ impl Streams {
         self.streams.get(stream as usize)?.get()
     }
 
-    /// The handle of a stream.
     pub(crate) fn handle(&self, stream: u32) -> Option<StreamHandle> {
         self.get(stream).map(Stream::handle)
     }
@@ -174,7 +173,7 @@ impl Streams {
         epoch
     }
 
-    /// As [`Streams::note_free`], of a free that waits for `stream`.
+    /// [`Streams::note_free`] for a free that waits for `stream`.
     #[inline]
     pub(crate) fn note_wait(&self, stream: u32) -> u64 {
         let epoch = self.note_free(stream);
@@ -185,15 +184,14 @@ impl Streams {
         epoch
     }
 
-    /// Whether frees wait for all streams, of a driver that only a synchronisation makes tell of
-    /// them.
+    /// Whether frees wait for all streams, and only a synchronisation of the device completes them.
     pub(crate) fn needs_synchronisation(&self, hears_of_captures: bool) -> bool {
         !self.records_context_events(hears_of_captures)
             && self.parked.load(Ordering::Relaxed) > self.completed(ALL_STREAMS)
     }
 
-    /// Whether events may be recorded behind all work of the context: the driver can, and captures
-    /// are told of, as one that runs would fail.
+    /// Whether events may be recorded behind all work of the context: the driver can, and every
+    /// capture is announced, as such an event makes a running capture fail.
     fn records_context_events(&self, hears_of_captures: bool) -> bool {
         self.context_events && hears_of_captures
     }
@@ -204,7 +202,7 @@ impl Streams {
         self.get(stream).map_or(0, |stream| stream.completed.load(Ordering::Acquire))
     }
 
-    /// The stream is past `epoch`, and maybe was before. True if not.
+    /// Raises the epoch that a stream is past to `epoch` at least. True if that is news.
     fn raise(&self, number: u32, epoch: u64) -> bool {
         let Some(stream) = self.get(number) else { return false };
         let further = stream.completed.fetch_max(epoch, Ordering::AcqRel) < epoch;
@@ -215,14 +213,13 @@ impl Streams {
         further
     }
 
-    /// The streams that have got further since this was called last; call it under the central
-    /// lock.
+    /// The streams that have got further since the last call. Call it under the central lock.
     pub(crate) fn take_further(&self) -> impl Iterator<Item = u32> {
         let every = self.further.remove_seen(ALL_STREAMS).then_some(ALL_STREAMS);
         self.further.take(self.count()).chain(every)
     }
 
-    /// Whether [`Streams::take_further`] would tell of `stream`.
+    /// Whether [`Streams::take_further`] would return `stream`.
     pub(crate) fn has_got_further(&self, stream: u32) -> bool {
         self.further.contains(stream)
     }

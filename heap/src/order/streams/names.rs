@@ -1,4 +1,4 @@
-//! Which stream has which number: what is remembered of handles.
+//! Numbers of streams, by handle.
 
 use super::stream::{PER_THREAD, Status, Stream, is_quiet};
 use crate::driver::StreamHandle;
@@ -8,30 +8,29 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 /// Entries of the handle cache; a power of two.
 const CACHE: usize = 4096;
 
-/// Where a handle is in the cache. Handles are addresses of objects, so what tells them apart may
-/// be anywhere in the middle (Fibonacci hashing).
+/// The place of a handle in the cache. Handles are addresses of objects, so the bits that differ
+/// may be anywhere in the middle (Fibonacci hashing).
 #[inline(always)]
 pub(super) const fn cached_at(handle: usize) -> usize {
     ((handle as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> (u64::BITS - CACHE.trailing_zeros()))
         as usize
 }
 
-/// What a handle was found to name, in a call in which the program names it. The stream is there,
-/// and its number its own, until this is dropped.
+/// The stream that a handle names, in a call in which the program names it. Until this is dropped
+/// the stream is there and keeps its number.
 pub(crate) struct Resolved<'a> {
     pub(crate) number: u32,
-    /// What the stream said when it was asked whether it captures. `None`: it was not, as it
-    /// cannot.
+    /// The capture status that the stream gave. `None`: it cannot capture, so was not asked.
     pub(crate) status: Option<Status>,
-    /// Whether something else is to be done while the stream can be reached
+    /// Whether other work is due while the stream can be reached
     /// ([`super::super::device::Device::attend`]).
     pub(crate) due: bool,
-    /// Told when the call is over.
+    /// The stream to leave when the call is over.
     pub(super) call: Option<&'a Stream>,
 }
 
 impl<'a> Resolved<'a> {
-    /// A stream that is reached at any time.
+    /// A stream that can be reached at any time.
     pub(super) fn lasting(number: u32, status: Option<Status>) -> Self {
         Self { number, status, due: false, call: None }
     }
@@ -62,7 +61,7 @@ impl Default for Cache {
 }
 
 impl Cache {
-    /// The number under which a handle was seen last, if nothing has taken its place.
+    /// The number under which a handle was seen last, if the entry still holds it.
     #[inline]
     pub(super) fn get(&self, handle: StreamHandle) -> Option<u32> {
         let (cached, number) = &self.0[cached_at(handle.0)];
@@ -77,16 +76,15 @@ impl Cache {
     }
 }
 
-/// Which stream has which number.
 #[derive(Default)]
 pub(super) struct Numbers {
-    /// Numbers of the streams that handles name now, by handle.
+    /// Numbers of the streams that handles name now.
     pub(super) by_handle: HashMap<usize, u32>,
-    /// The per-thread streams, by the thread's token.
+    /// Numbers of per-thread streams, by the thread's token.
     pub(super) by_thread: HashMap<u64, u32>,
-    /// Handles of streams that were announced and have not ended.
+    /// Handles of announced streams that have not ended.
     pub(super) lasting: HashSet<usize>,
-    /// Below the count, and nobody's.
+    /// Numbers below the count that no stream has.
     pub(super) unused: Vec<u32>,
 }
 
@@ -100,7 +98,7 @@ impl Numbers {
         .copied()
     }
 
-    /// Notes the number of a stream; the one that the handle named before, if another did.
+    /// Notes the number of a stream; returns the number that the handle had before.
     pub(super) fn insert(
         &mut self,
         handle: StreamHandle,

@@ -1,12 +1,12 @@
-//! Which stream a handle names, and for how long it may be used.
+//! Which stream a handle names, and for how long the handle may be used.
 //!
-//! Any call on a destroyed stream is undefined (cuda.h: "passing an invalid handle will result in
-//! undefined behavior"), and nobody can be asked whether a stream is there still. So a handle goes
-//! to the driver only while the stream is there for certain:
-//! - *lasting* streams, until their end: the default ones, those that were announced
-//!   ([`Streams::lasts`]), and the calling thread's own;
-//! - *passing* ones, all others, inside a call in which the program names them, and in no other.
-//!   [`Resolved`] is that call.
+//! A call on a destroyed stream is undefined (cuda.h: "passing an invalid handle will result in
+//! undefined behavior"), and no call can ask whether a stream still exists. So a handle goes to the
+//! driver only while its stream certainly exists:
+//! - *lasting* streams, until their end: the default ones, announced ones ([`Streams::lasts`]), and
+//!   the calling thread's own;
+//! - *passing* ones, all others, only inside a call in which the program names them. [`Resolved`]
+//!   is that call.
 
 use super::names::{Numbers, Resolved};
 use super::stream::{
@@ -23,11 +23,11 @@ impl Streams {
     /// The stream that `handle` names now, in a call in which the program names it. `None`: it has
     /// no number, and all are taken.
     ///
-    /// Where the driver tells ids, a handle that was recycled is found out here, by its id; the old
-    /// stream is dead from then on. One that was announced is known by its handle. The id of a
-    /// stream that captures may be refused, and the question may end the capture: so the stream is
-    /// asked first whether it captures. One that does is the stream that its handle was last known
-    /// to name, or a new one.
+    /// If the driver has stream ids, they reveal a recycled handle here; the old stream is dead
+    /// from then on. The handle of an announced stream suffices. A capturing stream may refuse to
+    /// give its id, and the question may end the capture: so the allocator first asks whether the
+    /// stream captures. A capturing one is the stream that its handle was last known to name, or a
+    /// new one.
     pub(crate) fn resolve(
         &self,
         driver: &dyn Driver,
@@ -69,9 +69,8 @@ impl Streams {
         Some(Resolved { number, status: Some(status), due: self.is_due(number, status), call })
     }
 
-    /// As [`Streams::resolve`], of default streams and those that were announced, while they
-    /// capture nothing: the number alone. `None`: of any other, which may have a number all the
-    /// same.
+    /// The number that [`Streams::resolve`] gives a default or announced stream that captures
+    /// nothing. `None`: any other stream, though it may have a number.
     #[inline]
     pub(crate) fn resolve_lasting(&self, driver: &dyn Driver, handle: StreamHandle) -> Option<u32> {
         if handle.0 <= 1 {
@@ -85,7 +84,7 @@ impl Streams {
         lock(&self.numbers).lasting.contains(&handle.0)
     }
 
-    /// The number of an announced stream; `None` also where all are taken.
+    /// The number of an announced stream; `None` also if all are taken.
     fn announced(&self, handle: StreamHandle) -> Option<u32> {
         if let Some(number) = self.cached(handle) {
             return self.is_lasting(number).then_some(number);
@@ -105,7 +104,8 @@ impl Streams {
         })
     }
 
-    /// The number under which a handle was seen last, if it is there and that handle's still.
+    /// The number under which a handle was seen last, if that stream exists and still has the
+    /// handle.
     #[inline]
     fn cached(&self, handle: StreamHandle) -> Option<u32> {
         let number = self.cache.get(handle)?;
@@ -117,7 +117,7 @@ impl Streams {
         self.get(number).is_some_and(Stream::is_lasting)
     }
 
-    /// The number of a stream that captures, so that it cannot be asked who it is.
+    /// The number of a capturing stream, whose id cannot be asked.
     fn resolve_capturing(&self, handle: StreamHandle) -> Option<(u32, Option<&Stream>)> {
         let mut numbers = lock(&self.numbers);
         let number = match numbers.find(handle, UNTOLD).filter(|&known| !self.is_dead(known)) {
@@ -136,8 +136,8 @@ impl Streams {
         if let Some(number) = self.cached(handle)
             && let Some(stream) = self.get(number)
         {
-            // Looked at again once the call is known of: before that, the number may have become
-            // another's.
+            // Looked at again once the call is counted: before that, the number may have passed to
+            // another stream.
             let call = stream.enter();
             if !stream.is_dead() && stream.handle() == handle && stream.identity() == identity {
                 return Some((number, call));
@@ -157,21 +157,20 @@ impl Streams {
         Some((found, self.get(found).and_then(Stream::enter)))
     }
 
-    /// The number of a per-thread stream.
     fn find_or_assign(&self, handle: StreamHandle, identity: u64) -> Option<u32> {
         let mut numbers = lock(&self.numbers);
         let known = numbers.find(handle, identity).filter(|&known| !self.is_dead(known));
         known.or_else(|| self.assign(&mut numbers, handle, identity))
     }
 
-    /// A number for a stream that has none.
+    /// Gives a number to a stream that has none.
     fn assign(&self, numbers: &mut Numbers, handle: StreamHandle, identity: u64) -> Option<u32> {
         let count = self.count.load(Ordering::Relaxed);
         let lasting = handle != PER_THREAD && numbers.lasting.contains(&handle.0);
         let new = match numbers.unused.pop() {
             Some(unused) => {
-                // Whoever is about to record an event on the stream that had the number is done
-                // with that, or will find it changed.
+                // A thread about to record an event on the number's old stream is done with that,
+                // or will find the stream changed.
                 let _fences = lock(&self.fences);
                 self.get(unused)?.becomes(handle, identity, lasting);
                 if self.lost.remove(unused) {
@@ -196,8 +195,8 @@ impl Streams {
         Some(new)
     }
 
-    /// The program promises that the stream of `handle`, which is there, is not destroyed before
-    /// [`Streams::end`] is told of it.
+    /// Marks the stream of `handle`, which exists, as lasting: the program promises to announce its
+    /// end ([`Streams::end`]) before it destroys it.
     pub(crate) fn lasts(&self, driver: &dyn Driver, handle: StreamHandle) {
         if handle.0 <= PER_THREAD.0
             || handle == StreamHandle::ALL_STREAMS
@@ -206,7 +205,7 @@ impl Streams {
             return;
         }
         let known = lock(&self.numbers).by_handle.contains_key(&handle.0);
-        // Who was known under the handle may be gone. One that cannot be asked who it is gets a new
+        // The stream known under the handle may be gone. One whose id cannot be asked gets a new
         // number.
         let same = known
             && is_quiet(driver.capture_status(self.device, handle))
@@ -233,15 +232,15 @@ impl Streams {
         }
     }
 
-    /// Whether the stream that was last known by `handle` is the one of this id.
+    /// Whether the stream last known by `handle` has this id.
     fn names(&self, handle: StreamHandle, id: Option<u64>) -> bool {
         let number = lock(&self.numbers).by_handle.get(&handle.0).copied();
         let stream = number.and_then(|number| self.get(number));
         id.zip(stream).is_some_and(|(id, stream)| stream.identity() == id)
     }
 
-    /// The program destroys the stream that `handle` names: its number is a dead one's from now on,
-    /// and nobody is in a call on it when this returns. Fence it before, where that can be done.
+    /// Buries the stream that `handle` names, as the program destroys it: no thread is in a call on
+    /// it when this returns. Fence it before, if that can be done.
     pub(crate) fn end(&self, handle: StreamHandle) {
         let mut numbers = lock(&self.numbers);
         numbers.lasting.remove(&handle.0);
@@ -249,13 +248,13 @@ impl Streams {
         drop(numbers);
         if let Some(stream) = ended.and_then(|number| self.get(number)) {
             self.bury(stream);
-            // Whoever asks a lasting stream that no call names does it under this lock, and looks
-            // whether it lasts under it.
+            // A thread that asks a lasting stream unnamed by its call does so under this lock, and
+            // checks under it that the stream lasts.
             drop(lock(&self.fences));
         }
     }
 
-    /// All streams but the default one are gone, and all that was enqueued is done: the device's
+    /// Buries all streams but the default one: all that was enqueued is done, and the device's
     /// context is made anew.
     pub(crate) fn end_all(&self) {
         let mut numbers = lock(&self.numbers);
@@ -277,14 +276,14 @@ impl Streams {
         }
     }
 
-    /// Held by whoever looks for numbers to be used again.
+    /// Held while a thread looks for numbers to use again.
     pub(crate) fn recycling(&self) -> MutexGuard<'_, ()> {
         lock(&self.recycling)
     }
 
-    /// Takes the numbers away from streams that are gone, and from passing ones that no call is
-    /// naming now: which of those are gone cannot be known, and one that comes again gets another.
-    /// To be followed by [`Streams::release`], under [`Streams::recycling`] both.
+    /// Takes the numbers away from dead streams, and from passing ones that no call names now:
+    /// which of those are gone cannot be known, and one that comes again gets another number.
+    /// Follow it with [`Streams::release`]; hold [`Streams::recycling`] over both.
     pub(crate) fn withdraw(&self) -> HashSet<u32> {
         let numbers = lock(&self.numbers);
         let unused: HashSet<u32> = numbers.unused.iter().copied().collect();
@@ -305,9 +304,8 @@ impl Streams {
             .collect()
     }
 
-    /// Lets those of the `withdrawn` numbers be used again that are in `released`, since nothing
-    /// refers to them; the others are what they were, unless their streams have got other numbers
-    /// meanwhile.
+    /// Frees the `withdrawn` numbers that are in `released`, since nothing refers to them; the
+    /// others return to their states, unless their streams have got other numbers meanwhile.
     pub(crate) fn release(&self, withdrawn: &HashSet<u32>, released: &[u32]) {
         let released: HashSet<u32> = released.iter().copied().collect();
         let mut guard = lock(&self.numbers);

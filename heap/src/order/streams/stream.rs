@@ -1,4 +1,4 @@
-//! One stream: its states, its epochs, and what it was seen to do about capture.
+//! One stream: its states, its epochs, and its captures as last seen.
 
 use crate::driver::{CaptureStatus, ErrorKind, StreamHandle};
 use std::cell::Cell;
@@ -10,13 +10,13 @@ pub(super) const LASTING: u8 = 1;
 pub(super) const WITHDRAWN: u8 = 2;
 pub(super) const DEAD: u8 = 3;
 
-/// The identity of a stream that has been seen in captures only.
+/// The identity of a stream seen in captures only.
 pub(super) const UNTOLD: u64 = u64::MAX;
 
-/// What the driver says of a stream and captures.
+/// The driver's answer about a stream and captures.
 pub(crate) type Status = crate::driver::Result<CaptureStatus>;
 
-/// Whether a stream says that it captures nothing, or that nothing ever does.
+/// Whether the answer says that the stream captures nothing, or that no stream ever does.
 pub(super) fn is_quiet(status: Status) -> bool {
     match status {
         Ok(status) => status == CaptureStatus::None,
@@ -24,7 +24,7 @@ pub(super) fn is_quiet(status: Status) -> bool {
     }
 }
 
-/// Whether the driver says that there is no such stream. No other error tells that: it may be a
+/// Whether the driver says that there is no such stream. No other error says so: it may be a
 /// capture's.
 pub(super) fn is_gone(error: crate::driver::DriverError) -> bool {
     error.is_invalid_handle()
@@ -33,15 +33,15 @@ pub(super) fn is_gone(error: crate::driver::DriverError) -> bool {
 /// The handle that means the calling thread's own stream.
 pub(super) const PER_THREAD: StreamHandle = StreamHandle(2);
 
-/// What a stream was seen to do about capture, as in the table of [`super`].
+/// What a stream did about capture, as in the table of [`super`].
 pub(super) const QUIET: u8 = 0;
 pub(super) const IN_SCOPE: u8 = 1;
 pub(super) const UNANNOUNCED: u8 = 2;
 
 pub(crate) struct Stream {
     pub(super) handle: AtomicUsize,
-    /// The driver's id, 0 where it tells none, [`UNTOLD`] where it was never asked; for the
-    /// per-thread handle, the thread's token.
+    /// The driver's id, 0 if it has none, [`UNTOLD`] if never asked; for the per-thread handle, the
+    /// thread's token.
     pub(super) identity: AtomicU64,
     /// The system's id of the thread of a per-thread handle; 0: not known.
     pub(super) thread: AtomicU32,
@@ -86,8 +86,8 @@ impl Stream {
         self.state.load(Ordering::Acquire) == LASTING
     }
 
-    /// Whether its identity is this one; where it was never asked, it is from now on. (All that is
-    /// known of such a stream was done in captures, by graphs that run elsewhere.)
+    /// Whether its identity is this one; a stream never asked takes it. (All that is known of such
+    /// a stream was done in captures, by graphs that run elsewhere.)
     pub(super) fn is_called(&self, identity: u64) -> bool {
         let known = self.identity();
         if known == UNTOLD {
@@ -98,7 +98,7 @@ impl Stream {
 }
 
 impl Stream {
-    /// A call begins that names it; the call itself.
+    /// Counts a call that names the stream; returns the stream, for the end of the call.
     pub(super) fn enter(&self) -> Option<&Self> {
         self.calls.fetch_add(1, Ordering::SeqCst);
         Some(self)
@@ -108,7 +108,7 @@ impl Stream {
         self.calls.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Takes a passing stream's number away, unless a call names it now. Under the lock of
+    /// Takes a passing stream's number away, unless a call names it now. Call it under the lock of
     /// [`Numbers`].
     pub(super) fn withdraw(&self) -> bool {
         if self
@@ -118,7 +118,7 @@ impl Stream {
         {
             return false;
         }
-        // A call that is not seen here sees the state.
+        // A call not seen here sees the state.
         let named = self.calls.load(Ordering::SeqCst) > 0;
         if named {
             self.state.store(PASSING, Ordering::SeqCst);
@@ -126,7 +126,7 @@ impl Stream {
         !named
     }
 
-    /// The number is another stream's from now on.
+    /// Gives the number to another stream.
     pub(super) fn becomes(&self, handle: StreamHandle, identity: u64, lasting: bool) {
         self.handle.store(handle.0, Ordering::Release);
         self.identity.store(identity, Ordering::Release);
@@ -151,15 +151,14 @@ pub(super) fn thread_token() -> u64 {
     })
 }
 
-/// The system's id of the calling thread, as its folder in /proc is called; 0 where there is no
-/// /proc.
+/// The system's id of the calling thread, the name of its folder in /proc; 0 without /proc.
 fn system_thread_id() -> u32 {
     let link = std::fs::read_link("/proc/thread-self").ok();
     let name = link.as_deref().and_then(|path| path.file_name()?.to_str()?.parse().ok());
     name.unwrap_or(0)
 }
 
-/// Whether the thread of that id is no more; false where that is not known.
+/// Whether the thread of that id has ended; false if that is not known.
 pub(super) fn thread_has_ended(thread: u32) -> bool {
     thread != 0 && matches!(std::fs::exists(format!("/proc/self/task/{thread}")), Ok(false))
 }

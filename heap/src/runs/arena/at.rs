@@ -6,8 +6,8 @@ use crate::runs::page_table::BLOCK_LIMIT;
 use crate::small::size_class::ALIGNMENT;
 
 impl Arenas {
-    /// The runs of a space that `bytes` from `address` on lie in, in the order of their addresses;
-    /// none where that is in no region of it. Walks the region.
+    /// The runs of a space in the `bytes` from `address` on, by address; empty if no region of the
+    /// space is there. Walks the region.
     pub(crate) fn runs_over(
         &self,
         space: SpaceId,
@@ -30,8 +30,8 @@ impl Arenas {
         self.runs.len() + 2 * runs <= BLOCK_LIMIT as usize
     }
 
-    /// A live run of `bytes` at `address` for `stream`; `None`, and nothing done, where not all of
-    /// that is free and the stream's or unowned.
+    /// A live run of `bytes` at `address` for `stream`. `None`, and nothing done: not all of that
+    /// is free and owned by the stream or unowned.
     pub(crate) fn allocate_at(
         &mut self,
         space: SpaceId,
@@ -66,7 +66,7 @@ impl Arenas {
         }
         let rest = (self.runs[id as usize].bytes > bytes).then(|| self.cut(id, bytes));
         self.make_live(id, stream);
-        // Neighbours of their owner take them in.
+        // Neighbours of the same owner take them in.
         for left in front.into_iter().chain(rest) {
             self.set_free(left, owner, self.runs[left as usize].epoch);
         }
@@ -84,7 +84,7 @@ impl Arenas {
     ) -> Option<RunId> {
         let id = self.best_fit(space, bytes, ALIGNMENT, stream)?;
         let whole = self.runs[id as usize].bytes;
-        // What a block has beyond its request must be told in 32 bits.
+        // A block's bytes beyond its request must fit 32 bits.
         if whole - bytes > u64::from(u32::MAX) - ALIGNMENT {
             return None;
         }

@@ -1,4 +1,4 @@
-//! Arenas as reports see them: walked, counted, and held against their own rules.
+//! Arenas for reports: walks, counts, and the check of their invariants.
 
 use crate::runs::arena::Arenas;
 use crate::runs::arena::run::{NO_RUN, RegionId, Run, RunId, RunState, UNOWNED};
@@ -6,11 +6,11 @@ use crate::runs::arena::space::{Space, owner_at, owner_in};
 use crate::small::size_class::PAGE;
 use std::collections::HashMap;
 
-/// Stands for the index of unmapped ranges.
+/// The key of the index of unmapped ranges.
 const UNMAPPED: u32 = u32::MAX - 1;
 
 impl Arenas {
-    /// Walks every region, run and index; says what is wrong first.
+    /// Checks every region, run and index.
     ///
     /// # Errors
     /// The first broken invariant, in words.
@@ -140,8 +140,8 @@ impl Arenas {
         ids.into_iter().map(|id| &self.runs[id as usize])
     }
 
-    /// The rows of free runs, address and bytes, in no order: neighbours of different streams are
-    /// one.
+    /// The rows of free runs, address and bytes, in no order: neighbours of different streams form
+    /// one row.
     pub(crate) fn free_rows(&self) -> impl Iterator<Item = (u64, u64)> {
         let is_free = |id: RunId| id != NO_RUN && self.runs[id as usize].state == RunState::Free;
         self.free_runs().filter(move |run| !is_free(run.previous)).map(move |first| {
@@ -174,21 +174,19 @@ impl Arenas {
         self.changes
     }
 
-    /// Bytes of blocks and slabs, those included that wait for streams.
+    /// Bytes of blocks and slabs, those that wait for streams included.
     pub(crate) fn busy(&self) -> u64 {
         self.busy
     }
 
-    /// The highest that [`Arenas::busy`] was since this was asked last, for samples of the
-    /// timeline.
+    /// The highest [`Arenas::busy`] since the last call, for samples of the timeline.
     pub(crate) fn sample_busy_peak(&mut self) -> u64 {
         let peak = std::mem::replace(&mut self.busy_peak, self.busy);
         self.sampled_peak = self.sampled_peak.max(peak);
         peak
     }
 
-    /// The highest that [`Arenas::busy`] was since this was asked last, whatever samples were taken
-    /// meanwhile.
+    /// The highest [`Arenas::busy`] since the last call, whatever samples were taken meanwhile.
     pub(crate) fn take_busy_peak(&mut self) -> u64 {
         let peak = self.sample_busy_peak();
         peak.max(std::mem::take(&mut self.sampled_peak))

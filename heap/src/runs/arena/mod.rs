@@ -3,10 +3,11 @@
 //! A region is one piece of memory from the driver; its runs tile it in address order. A space is a
 //! set of regions whose free runs are searched together: one a lifetime, one a capture pool. Slabs
 //! are runs too, at multiples of the page: best fit puts them into the gaps that large blocks
-//! leave. A free run belongs to the stream that used it last, which may reuse it at once, or to no
-//! stream ([`UNOWNED`]), once an event has shown that the stream is past the free. Neighbours of
-//! one owner are always merged; those of different owners are joined when a stream that may use
-//! both needs them ([`Arenas::join`]). The caller says through epochs what is safe to reuse.
+//! leave. A free run belongs to the stream that used it last, which may reuse it at once. It
+//! belongs to no stream ([`UNOWNED`]) once an event has shown that the stream is past the free.
+//! Neighbours of one owner are always merged; those of different owners are joined when a stream
+//! that may use both needs them ([`Arenas::join`]). The caller says through epochs what is safe to
+//! reuse.
 
 mod at;
 pub(crate) mod audit;
@@ -36,20 +37,18 @@ pub(crate) struct Arenas {
     unused_regions: Vec<RegionId>,
     spaces: Vec<Space>,
     unused_spaces: Vec<SpaceId>,
-    /// Whether runs that are asked for at multiples of a page are only taken whole
-    /// (`Heap::dedicate_allocations`).
+    /// Runs wanted at multiples of a page come only whole (`Heap::dedicate_allocations`).
     pub(crate) whole_runs: bool,
     scratch: Vec<RunId>,
-    /// The places of owners of whose free runs some may be behind what their streams are past by
-    /// now ([`Arenas::note_further`]).
+    /// The places of owners that may have free runs which their streams are past by now
+    /// ([`Arenas::note_further`]).
     ripe: NumberSet,
-    /// The stale aliases, by first byte.
     stale_aliases: BTreeMap<u64, RunId>,
     changes: u64,
-    /// Bytes of live and pending runs, and the highest that was since [`Arenas::take_busy_peak`].
+    /// Bytes of live and pending runs, and their highest since [`Arenas::take_busy_peak`].
     busy: u64,
     busy_peak: u64,
-    /// The highest that samples have taken out of it since [`Arenas::take_busy_peak`].
+    /// The highest that samples have taken since [`Arenas::take_busy_peak`].
     sampled_peak: u64,
 }
 
@@ -69,13 +68,13 @@ impl Arenas {
         }
     }
 
-    /// Forgets a space without regions.
+    /// Frees the number of a space without regions.
     pub(crate) fn remove_space(&mut self, id: SpaceId) {
         debug_assert!(self.spaces[id as usize].regions.is_empty());
         self.unused_spaces.push(id);
     }
 
-    /// Adds a region as one free run of `stream`'s (or unowned).
+    /// Adds a region as one free run, owned by `stream` or unowned.
     pub(crate) fn add_region(
         &mut self,
         space: SpaceId,
@@ -117,7 +116,7 @@ impl Arenas {
         id
     }
 
-    /// Takes a wholly free (or wholly unmapped) region away, and says what it was.
+    /// Removes a wholly free (or wholly unmapped) region and returns it.
     pub(crate) fn remove_region(&mut self, id: RegionId) -> Region {
         let region = self.regions[id as usize].clone();
         let mut run = region.first;
@@ -137,12 +136,10 @@ impl Arenas {
         region
     }
 
-    /// A region of the space.
     pub(crate) fn region(&self, id: RegionId) -> &Region {
         &self.regions[id as usize]
     }
 
-    /// Notes a region's place in the record.
     pub(crate) fn set_region_slot(&mut self, id: RegionId, slot: SegmentSlot) {
         self.regions[id as usize].slot = slot;
     }
@@ -185,7 +182,7 @@ impl Arenas {
         self.runs.get(id as usize)
     }
 
-    /// A run, to note what its block is.
+    /// A run, for notes about its block.
     #[inline]
     pub(crate) fn run_mut(&mut self, id: RunId) -> Option<&mut Run> {
         self.runs.get_mut(id as usize)
@@ -200,7 +197,7 @@ impl Arenas {
             .map(|(id, run)| (id as RunId, run))
     }
 
-    /// The streams that runs belong to; some more than once.
+    /// The streams of all runs; some more than once.
     pub(crate) fn streams(&self) -> impl Iterator<Item = u32> {
         self.runs.iter().filter(|run| run.state != RunState::Unused).map(|run| run.stream)
     }
@@ -221,10 +218,10 @@ impl Arenas {
         self.take(id, bytes, align, stream)
     }
 
-    /// As [`Arenas::allocate`], at any multiple of [`ALIGNMENT`], for the block that `label`
-    /// describes; its address too. The front of the free run becomes live: a longer run keeps its
-    /// number and its place and only shrinks, and the block gets a new one, so one list is touched,
-    /// if any.
+    /// [`Arenas::allocate`] at any multiple of [`ALIGNMENT`], for the block that `label` describes;
+    /// returns its address too. The front of the free run becomes live: a longer run keeps its
+    /// number and its place and only shrinks, and the block gets a new number, so at most one list
+    /// is touched.
     #[inline(always)]
     pub(crate) fn allocate_block(
         &mut self,
@@ -288,8 +285,8 @@ impl Arenas {
         best_of_both(owners, &self.runs, bytes, align, stream).map(|(_, (id, _))| id)
     }
 
-    /// As [`Arenas::allocate`], from neighbours of different owners that `stream` may all use,
-    /// joined; the shortest such row.
+    /// [`Arenas::allocate`] from joined neighbours of different owners, all of which `stream` may
+    /// use; takes the shortest such row.
     pub(crate) fn join(
         &mut self,
         space: SpaceId,
@@ -370,7 +367,7 @@ impl Arenas {
         self.busy_peak = self.busy_peak.max(self.busy);
     }
 
-    /// Cuts an unlisted free run after `bytes`; the new run behind it, unlisted too.
+    /// Cuts an unlisted free run after `bytes`; returns the new run behind it, unlisted too.
     #[inline]
     fn cut(&mut self, id: RunId, bytes: u64) -> RunId {
         let Run { address, bytes: whole, epoch, region, next, .. } = self.runs[id as usize];
@@ -415,7 +412,7 @@ impl Arenas {
         self.set_free_from(id, place, owner, epoch);
     }
 
-    /// The first free run of an owner in its space.
+    /// `set_free` for the first free run of an owner in its space.
     #[cold]
     #[inline(never)]
     fn set_free_first(&mut self, space: SpaceId, id: RunId, owner: u32, epoch: u64) {
@@ -473,20 +470,18 @@ impl Arenas {
         }
     }
 
-    /// Whether a region is a reservation, mapped page by page.
     pub(crate) fn is_stitched(&self, id: RegionId) -> bool {
         self.regions[id as usize].stitched
     }
 
-    /// Whether a space has no region.
     pub(crate) fn is_empty(&self, space: SpaceId) -> bool {
         self.spaces[space as usize].regions.is_empty()
     }
 
-    /// The largest free run of a space, whoever owns it.
+    /// The largest free run of a space, of any owner.
     pub(crate) fn largest_free(&self, space: SpaceId) -> u64 {
         let space = &self.spaces[space as usize];
-        // What is all an owner has is no less than its largest.
+        // An owner's bytes are no less than its largest run.
         let longer = |most: u64, (_, index): (u32, &SizeIndex)| {
             if index.bytes > most { most.max(index.largest(&self.runs)) } else { most }
         };
@@ -556,8 +551,8 @@ impl Arenas {
 const _: () = assert!(owner_at(ALL_STREAMS) == 0 && owner_at(UNOWNED) == 1 && owner_at(0) == 2);
 const _: () = assert!(owner_in(1) == UNOWNED && owner_at(ALL_STREAMS - 1) == NUMBERS as usize - 1);
 
-/// The best fit among the stream's own free runs and unowned ones: whose it is, its number and its
-/// length. Of two equal fits the stream takes its own, and leaves the other to those who have no
+/// The best fit among the stream's own free runs and unowned ones: its owner, its number and its
+/// length. Of two equal fits the stream takes its own, and leaves the other to streams without a
 /// choice.
 #[inline(never)]
 fn best_of_both(
@@ -577,7 +572,7 @@ fn best_of_both(
     }
 }
 
-/// The number of a new, unused record; `None` where there are as many as there can be.
+/// The number of a new, unused record; `None` at the limit.
 #[cold]
 #[inline(never)]
 fn one_more(runs: &mut Vec<Run>) -> Option<RunId> {

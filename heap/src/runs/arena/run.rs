@@ -1,4 +1,4 @@
-//! A run and a region: what they are, and where they lie.
+//! A run and a region: their state and their place.
 
 use crate::runs::page_table::BlockId;
 use gruyere_record::{BlockSlot, SegmentSlot};
@@ -22,8 +22,7 @@ pub(crate) enum RunState {
     Pending,
     /// Address space of a stitched region in which nothing is mapped.
     Unmapped,
-    /// Address space of a stitched region in which pages are mapped that belong elsewhere, or to
-    /// nobody.
+    /// Address space of a stitched region with pages mapped that belong elsewhere, or nowhere.
     StaleAlias,
 }
 
@@ -38,7 +37,6 @@ pub(crate) struct Run {
     pub(crate) state: RunState,
     /// Live or pending: the stream of its allocation. Free: its owner, or [`UNOWNED`].
     pub(crate) stream: u32,
-    /// The region that it is a part of.
     pub(crate) region: RegionId,
     /// Its place in the block map while live or pending.
     pub(crate) slot: BlockSlot,
@@ -46,11 +44,10 @@ pub(crate) struct Run {
     pub(crate) slack: u32,
     /// Its bin of the size index while free or unmapped.
     pub(super) bin: u16,
-    /// The tag of its block, as the record counts it.
+    /// Its block's tag, as the record counts tags.
     pub(crate) lifetime: u8,
     /// Other streams use the block (`Central::users`).
     pub(crate) shared: bool,
-    /// The slab in it (its shard's number), where it is one.
     pub(crate) is_slab: bool,
     pub(super) previous: RunId,
     pub(super) next: RunId,
@@ -59,7 +56,7 @@ pub(crate) struct Run {
 }
 
 impl Run {
-    /// A free run of nobody's in particular, without neighbours.
+    /// An unowned free run without neighbours.
     pub(super) fn new(address: u64, bytes: u64, region: RegionId) -> Self {
         Self {
             address,
@@ -81,13 +78,13 @@ impl Run {
         }
     }
 
-    /// Notes what block it is.
+    /// Notes the block that it is.
     #[inline(always)]
     pub(crate) fn label(&mut self, Label { slack, lifetime, slot }: Label) {
         (self.slack, self.lifetime, self.slot) = (slack, lifetime, slot);
     }
 
-    /// Makes it a block of `stream`'s.
+    /// Makes it a block of `stream`.
     #[inline(always)]
     pub(super) fn become_block(&mut self, stream: u32, label: Label) {
         (self.state, self.stream, self.shared, self.is_slab) =
@@ -123,7 +120,7 @@ pub(super) struct Place {
     pub(super) next: RunId,
 }
 
-/// What is noted of a block in its run.
+/// A run's notes about its block.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Label {
     pub(crate) slack: u32,
@@ -146,10 +143,9 @@ pub(crate) struct Region {
     /// First byte.
     pub(crate) address: u64,
     pub(crate) bytes: u64,
-    /// What the driver gave, for giving it back: its address and bytes (a region may be the aligned
-    /// inside of it).
+    /// The driver's piece, to give back: its address and bytes (a region may be the aligned inside
+    /// of it).
     pub(crate) span: (u64, u64),
-    /// The space that it belongs to.
     pub(crate) space: SpaceId,
     /// Its place in the record's table.
     pub(crate) slot: SegmentSlot,

@@ -1,10 +1,9 @@
 //! Free runs by size: a two-level segregated list with exact best fit.
 //!
-//! The index is the one of TLSF (Masmano et al., "TLSF: a new dynamic memory allocator for
-//! real-time systems", ECRTS 2004): a bin for each of sixteen steps of every doubling, found
-//! through two bitmaps. TLSF answers with a good fit; here the bin of the request is searched to
-//! the end, so the answer is the best fit, lowest address first. Bins are short: a step is 6% of
-//! the size.
+//! The index is that of TLSF (Masmano et al., "TLSF: a new dynamic memory allocator for real-time
+//! systems", ECRTS 2004): a bin for each of sixteen steps of every doubling, found through two
+//! bitmaps. TLSF answers with a good fit; this index searches the bin of the request to the end, so
+//! the answer is the best fit, lowest address first. Bins are short: a step is 6% of the size.
 
 use super::run::{NO_RUN, Run, RunId};
 use crate::small::size_class::ALIGNMENT;
@@ -44,7 +43,7 @@ impl Default for SizeIndex {
 #[inline(always)]
 fn bin_of(bytes: u64) -> usize {
     const STEP_BITS: usize = STEPS.ilog2() as usize;
-    // The bit changes nothing, and tells the compiler that there is one.
+    // The bit changes nothing, and shows the compiler that there is one.
     let log = (bytes | ALIGNMENT).ilog2() as usize;
     let shift = log - STEP_BITS;
     // The shifted size is its step and STEPS more.
@@ -53,7 +52,7 @@ fn bin_of(bytes: u64) -> usize {
 }
 
 impl SizeIndex {
-    /// Whether it is the only one now.
+    /// Adds a run; whether it is now the only one.
     #[inline(always)]
     pub(super) fn insert(&mut self, runs: &mut [Run], id: RunId) -> bool {
         let run = &runs[id as usize];
@@ -76,7 +75,7 @@ impl SizeIndex {
         last
     }
 
-    /// Free run `id` is `bytes` long from now on.
+    /// Sets the length of free run `id` to `bytes`.
     #[inline(always)]
     pub(super) fn resize(&mut self, runs: &mut [Run], id: RunId, bytes: u64) {
         let before = std::mem::replace(&mut runs[id as usize].bytes, bytes);
@@ -119,8 +118,8 @@ impl SizeIndex {
         }
     }
 
-    /// The smallest run that holds `bytes` at a multiple of `align` (a power of two), the lowest
-    /// address among equals; and its length.
+    /// The smallest run that holds `bytes` at a multiple of `align` (a power of two), and its
+    /// length; of equal ones, the one at the lowest address.
     #[inline(always)]
     pub(super) fn best_fit(&self, runs: &[Run], bytes: u64, align: u64) -> Option<(RunId, u64)> {
         let first = bin_of(bytes);
@@ -154,7 +153,7 @@ impl SizeIndex {
         }
     }
 
-    /// Bytes of the largest run, 0 where there is none.
+    /// Bytes of the largest run, 0 if there is none.
     pub(super) fn largest(&self, runs: &[Run]) -> u64 {
         let Some((word, filled)) =
             self.filled.iter().enumerate().rfind(|(_, filled)| **filled != 0)

@@ -1,4 +1,4 @@
-//! A space: a set of regions whose free runs are searched together, by their owners.
+//! Spaces: sets of regions whose free runs are searched together, by owner.
 
 use crate::number_set::NumberSet;
 use crate::order::streams::{ALL_STREAMS, NUMBERS};
@@ -11,13 +11,13 @@ use crate::runs::arena::size_index::SizeIndex;
 pub(crate) struct Space {
     /// Free runs of each owner, by [`owner_at`].
     pub(crate) owners: Vec<Option<Box<SizeIndex>>>,
-    /// The places of owners that have free runs: thousands of streams may have had one.
+    /// The places of owners with free runs: thousands of streams may have had some.
     pub(crate) filled: NumberSet,
     pub(crate) regions: Vec<RegionId>,
     pub(crate) unmapped: SizeIndex,
     /// Bytes of stale aliases.
     pub(crate) stale_alias_bytes: u64,
-    /// Runs stay with their stream whatever is done (captures).
+    /// Runs stay with their stream whatever happens (captures).
     pub(crate) private: bool,
 }
 
@@ -36,7 +36,7 @@ impl Space {
         self.owners[at].get_or_insert_default()
     }
 
-    /// The owners that have free runs, and these.
+    /// The owners with free runs, and these.
     pub(crate) fn filled(&self) -> impl Iterator<Item = (u32, &SizeIndex)> {
         let index =
             |place| Some((owner_in(place as usize), self.owners.get(place as usize)?.as_deref()?));
@@ -44,26 +44,27 @@ impl Space {
     }
 }
 
-/// The place of a stream's (or the unowned runs') index among the owners of a space: first that of
-/// all streams together, then that of unowned runs, then the streams'.
+/// The place of a stream's (or the unowned runs') index among the owners of a space: first all
+/// streams together, then unowned runs, then the streams.
 #[inline(always)]
 pub(crate) const fn owner_at(stream: u32) -> usize {
     (stream.wrapping_add(2) % NUMBERS) as usize
 }
 
-/// The owner whose index is in a place.
+/// The owner at a place.
 pub(crate) const fn owner_in(place: usize) -> u32 {
     if place == owner_at(ALL_STREAMS) { ALL_STREAMS } else { (place as u32).wrapping_sub(2) }
 }
 
 impl Arenas {
-    /// The stream is past more than before: [`Arenas::promote_ripe`] looks at what it freed.
+    /// Notes that the stream is past more than before: [`Arenas::promote_ripe`] looks at what it
+    /// freed.
     pub(crate) fn note_further(&mut self, stream: u32) {
         self.ripe.insert(owner_at(stream) as u32);
     }
 
-    /// A stream that is past some of its free runs, which [`Arenas::promote_ripe`] would not look
-    /// at: there must be none but those `known` to have got further since it was called.
+    /// A stream that is past some of its free runs which [`Arenas::promote_ripe`] would not look
+    /// at; a bug, unless the stream is `known` to have got further since the last promotion.
     pub(crate) fn overlooked(
         &self,
         completed: &dyn Fn(u32) -> u64,
@@ -79,15 +80,15 @@ impl Arenas {
         owners.find(is_it).map(|(owner, _)| owner)
     }
 
-    /// Makes unowned the free runs of `spaces` whose streams are past them; `completed` tells the
-    /// last epoch that a stream is past. Looks only at what has become free, or whose stream was
-    /// noted to be further, since it was called last: always call it with the same spaces.
+    /// Makes unowned the free runs of `spaces` whose streams are past them; `completed` is the last
+    /// epoch that a stream is past. Looks only at what has become free, or whose stream was noted
+    /// to be further, since the last call: always call it with the same spaces.
     pub(crate) fn promote_ripe(
         &mut self,
         spaces: impl Iterator<Item = SpaceId>,
         completed: &dyn Fn(u32) -> u64,
     ) {
-        // Asked at every miss, when mostly no stream has got further.
+        // Asked at every miss; in most cases no stream has got further.
         if self.ripe.is_empty() {
             return;
         }
@@ -102,15 +103,15 @@ impl Arenas {
         self.ripe = ripe;
     }
 
-    /// Makes unowned the free runs whose streams are past them; `completed` tells the last epoch
-    /// that a stream is past.
+    /// Makes unowned the free runs whose streams are past them; `completed` is the last epoch that
+    /// a stream is past.
     pub(crate) fn promote(&mut self, space: SpaceId, completed: &dyn Fn(u32) -> u64) {
         if !self.spaces[space as usize].private {
             self.make_unowned(space, completed);
         }
     }
 
-    /// As [`Arenas::promote`], private spaces too: for spaces whose every use is known to be over.
+    /// [`Arenas::promote`] for private spaces too, once every use of the space is known to be over.
     pub(crate) fn make_unowned(&mut self, space: SpaceId, completed: &dyn Fn(u32) -> u64) {
         let places: Vec<u32> = self.spaces[space as usize].filled.iter().collect();
         for place in places {
@@ -152,8 +153,8 @@ impl Arenas {
             .is_some_and(|index| index.count > 0 && index.oldest <= epoch)
     }
 
-    /// The shortest free run of any owner that has `bytes` at a multiple of `align`, among those of
-    /// which `is_usable` says so (of owner and epoch). Walks all free runs that are long enough.
+    /// The shortest free run of any owner that has `bytes` at a multiple of `align` and is usable
+    /// (by owner and epoch). Walks all free runs that are long enough.
     pub(crate) fn best_fit_ordered(
         &self,
         space: SpaceId,
@@ -189,7 +190,7 @@ impl Arenas {
         })
     }
 
-    /// Makes free run `id` the stream's, as of `epoch`.
+    /// Gives free run `id` to the stream, as of `epoch`.
     pub(crate) fn hand_over(&mut self, id: RunId, stream: u32, epoch: u64) {
         self.unlist(id);
         self.set_free(id, stream, epoch);
@@ -200,7 +201,7 @@ impl Arenas {
         self.spaces[space as usize].filled().map(|(_, index)| index.bytes).sum()
     }
 
-    /// Whether another stream than `stream` owns free memory of a space.
+    /// Whether a stream other than `stream` owns free memory of a space.
     pub(crate) fn others_own(&self, space: SpaceId, stream: u32) -> bool {
         self.spaces[space as usize].filled().any(|(owner, _)| owner != stream && owner != UNOWNED)
     }

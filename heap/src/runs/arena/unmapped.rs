@@ -2,10 +2,10 @@
 //!
 //! A stitched region is a reservation of address space. Its runs are blocks, free runs, unmapped
 //! ranges and stale aliases. An unmapped range covers whole pages and nothing is mapped there; in a
-//! stale alias something is, but no page belongs there. To serve a request that fits nowhere, a row
-//! of pages is planned ([`Arenas::plan`]) next to a free run that lacks the fewest, memory is found
-//! for it elsewhere, and the row becomes free memory ([`Arenas::commit`]). Pages of free runs may
-//! be given for that ([`Arenas::movable_runs`], [`Arenas::evict`]).
+//! stale alias something is, but no page belongs there. For a request that fits nowhere, the arena
+//! plans a row of pages ([`Arenas::plan`]) next to the free run that lacks the fewest; its caller
+//! finds memory for it elsewhere, and the row becomes free memory ([`Arenas::commit`]). Pages of
+//! free runs may go there ([`Arenas::movable_runs`], [`Arenas::evict`]).
 
 use super::Arenas;
 use super::run::{NO_RUN, Region, RegionId, Run, RunId, RunState, SpaceId, UNOWNED};
@@ -17,28 +17,26 @@ use std::ops::Range;
 /// A row of pages that, once mapped, makes a request fit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Plan {
-    /// The unmapped range that is to hold the row.
+    /// The unmapped range for the row.
     pub(crate) unmapped: RunId,
     /// First byte of the row.
     pub(crate) address: u64,
     pub(crate) bytes: u64,
-    /// The free runs beside it that the request needs too: no page may be taken from them.
+    /// The free runs beside it that the request needs too: no page may leave them.
     pub(crate) needs: [Option<RunId>; 2],
 }
 
 /// Whole pages of free memory that may move to where they are needed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct MovablePages {
-    /// The free run that they are in; the first of a row of them.
+    /// The free run around them; the first of a row of runs.
     pub(crate) run: RunId,
-    /// The address range of the pages.
     pub(crate) pages: Range<u64>,
-    /// The stream and epoch of the last work on them, where that is not known to be done.
+    /// The stream and epoch of the last work on them, if that work may still run.
     pub(crate) used: Option<(u32, u64)>,
 }
 
 impl MovablePages {
-    /// The length of the pages.
     pub(crate) fn bytes(&self) -> u64 {
         self.pages.end - self.pages.start
     }
@@ -74,14 +72,14 @@ impl Arenas {
         self.spaces[space as usize].regions.iter().copied().filter(is_idle).collect()
     }
 
-    /// Address space that is reserved for a space, bytes.
+    /// Address space reserved for a space, bytes.
     pub(crate) fn reserved_bytes(&self, space: SpaceId) -> u64 {
         let regions =
             self.spaces[space as usize].regions.iter().map(|&id| &self.regions[id as usize]);
         regions.filter(|region| region.stitched).map(|region| region.bytes).sum()
     }
 
-    /// As [`Arenas::reserved_bytes`], of all spaces.
+    /// [`Arenas::reserved_bytes`] of all spaces.
     pub(crate) fn all_reserved_bytes(&self) -> u64 {
         self.regions().filter(|(_, region)| region.stitched).map(|(_, region)| region.bytes).sum()
     }
@@ -93,8 +91,8 @@ impl Arenas {
     }
 
     /// The row of fewest pages that lets `stream` have `bytes` at a multiple of `align`: behind a
-    /// free run that it may use, before one, between two, or in an unmapped range by itself. The
-    /// lowest address among equals. `None`: the address space is full.
+    /// free run that it may use, before one, between two, or alone in an unmapped range. Of equal
+    /// rows, the one at the lowest address. `None`: the address space is full.
     pub(crate) fn plan(&self, space: SpaceId, bytes: u64, align: u64, stream: u32) -> Option<Plan> {
         let usable = |id: RunId| {
             let run = self.runs.get(id as usize)?;
@@ -134,8 +132,8 @@ impl Arenas {
         best
     }
 
-    /// A row of `bytes` in the lowest unmapped range that has room for it and for `before` bytes
-    /// before and `behind` bytes behind it.
+    /// A row of `bytes` in the lowest unmapped range with room for it, `before` bytes before it and
+    /// `behind` bytes behind it.
     pub(crate) fn plan_alone(
         &self,
         space: SpaceId,
@@ -163,9 +161,9 @@ impl Arenas {
         )
     }
 
-    /// The planned row is mapped: it is free memory of `stream`'s, for whom it joins what lies
-    /// beside it; work of `epoch` and before may still touch it. `stale_aliases`: bytes before and
-    /// behind the row in which something is mapped too.
+    /// Makes the planned row, now mapped, free memory of `stream`, joined to what lies beside it;
+    /// work of `epoch` and before may still touch it. `stale_aliases`: bytes before and behind the
+    /// row in which something is mapped too.
     pub(crate) fn commit(
         &mut self,
         plan: &Plan,
@@ -200,15 +198,14 @@ impl Arenas {
         self.set_free(row, stream, epoch);
     }
 
-    /// Whole pages of single free runs of `spaces`, the shortest runs first. `used` tells of a
-    /// run's owner and epoch whether its pages may move, and what the last work on them was if that
-    /// may still run.
+    /// Whole pages of single free runs of `spaces`, the shortest runs first. `used` says for a
+    /// run's owner and epoch whether its pages may move, and whether work may still touch them.
     pub(crate) fn movable_runs(
         &self,
         spaces: &[SpaceId],
         used: &dyn Fn(u32, u64) -> Movable,
     ) -> Vec<MovablePages> {
-        // Who has less than a page has no whole page.
+        // An owner of less than a page has no whole page.
         let indexes = spaces.iter().flat_map(|&space| self.spaces[space as usize].filled());
         let indexes = indexes.filter(|(_, index)| index.bytes >= PAGE);
         let pages = |id: RunId| {
@@ -271,8 +268,8 @@ impl Arenas {
         found
     }
 
-    /// `pages` of free run `id`, or of it and the ones behind it, belong there no more: they are a
-    /// stale alias (or several).
+    /// Makes stale aliases of `pages` of free run `id` and the runs behind it: the pages belong
+    /// elsewhere from now on.
     pub(crate) fn evict(&mut self, mut id: RunId, pages: Range<u64>) {
         while id != NO_RUN && self.runs[id as usize].address < pages.end {
             let Run { address, bytes, stream: owner, next, .. } = self.runs[id as usize];
@@ -296,7 +293,8 @@ impl Arenas {
         }
     }
 
-    /// What lies unmapped in a range is mapped, though no page belongs there: stale aliases.
+    /// Makes stale aliases of the unmapped parts of a range: they are mapped, though no page
+    /// belongs there.
     pub(crate) fn mark_stale(&mut self, space: SpaceId, range: &Range<u64>) {
         let mut unmapped = Vec::new();
         self.spaces[space as usize].unmapped.collect(&self.runs, &mut unmapped);
@@ -320,7 +318,7 @@ impl Arenas {
         }
     }
 
-    /// Nothing is mapped in a range any more: its stale aliases are unmapped.
+    /// Makes the stale aliases of a range unmapped: nothing is mapped there any more.
     pub(crate) fn clear(&mut self, range: &Range<u64>) {
         let stale_aliases: Vec<RunId> =
             self.stale_aliases.range(range.clone()).map(|stale_alias| *stale_alias.1).collect();
@@ -370,15 +368,14 @@ impl Arenas {
         self.spaces[space as usize].unmapped.insert(&mut self.runs, id);
     }
 
-    /// Memory of a space: its regions, less what is unmapped or a stale alias in them.
+    /// Memory of a space: its regions, less their unmapped ranges and stale aliases.
     pub(crate) fn held_bytes(&self, space: SpaceId) -> u64 {
         let space = &self.spaces[space as usize];
         let regions: u64 = space.regions.iter().map(|&id| self.regions[id as usize].bytes).sum();
         regions - space.unmapped.bytes - space.stale_alias_bytes
     }
 
-    /// Bytes of the stitched regions that have memory, and that are stale aliases, by the arena's
-    /// books.
+    /// Bytes of the stitched regions' memory, and of their stale aliases, by the arena's books.
     pub(crate) fn mapped_bytes(&self) -> (u64, u64) {
         let unmapped: u64 = self.spaces.iter().map(|space| space.unmapped.bytes).sum();
         let stale_aliases: u64 = self.spaces.iter().map(|space| space.stale_alias_bytes).sum();
@@ -386,7 +383,7 @@ impl Arenas {
     }
 }
 
-/// Whether the pages of a free run may be moved.
+/// Whether the pages of a free run may move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Movable {
     No,

@@ -1,4 +1,4 @@
-//! The books of a shard, held against each other.
+//! The check of a shard's books against each other.
 
 use crate::small::bins::{Bins, NO_SLAB};
 use crate::small::shard::{Shard, SlabSums};
@@ -6,7 +6,7 @@ use crate::small::size_class::class_of;
 use crate::small::slab::Slab;
 
 impl Shard {
-    /// Walks every slab and bin.
+    /// Checks every slab and bin.
     ///
     /// # Errors
     /// The first broken invariant, in words.

@@ -1,9 +1,9 @@
 //! A shard: the small blocks of the streams that share one lock.
 //!
 //! Streams are spread over the shards of a device, so that threads on different streams do not
-//! meet. A bin is the slabs of one (stream, lifetime, size class) with a free slot. A shard never
-//! holds its lock while it asks the device's central part for memory: [`Shard::allocate`] answers
-//! that it needs a slab, and the caller comes back with one.
+//! meet. A bin is the slabs of one (stream, lifetime, size class) with a free slot. A shard's lock
+//! is never held while the central part gives memory: [`Shard::allocate`] answers that it needs a
+//! slab, and the caller comes back with one.
 
 mod check;
 use crate::order::pending::PendingFrees;
@@ -15,23 +15,23 @@ use crate::small::slab::{Freed, Slab, SlotState};
 use gruyere_record::{Block, EventKind, ShardWriter};
 use std::collections::{HashMap, HashSet};
 
-/// Shards a device for slabs of streams; two more of the record's shards are the central part's.
+/// Shards of a device for slabs of streams; the record has two more, for the central part.
 pub(crate) const SHARDS: usize = gruyere_record::SHARDS - 2;
 const _: () = assert!(SHARDS.is_power_of_two());
 
-/// What the slabs of a shard come to.
+/// Sums over the slabs of a shard.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SlabSums {
-    /// Bytes of the slabs.
+    /// Bytes of all slabs.
     pub(crate) bytes: u64,
-    /// Bytes of the slabs that have a used slot.
+    /// Bytes of the slabs with a used slot.
     pub(crate) used_bytes: u64,
-    /// All slots of the slabs that have a used one.
+    /// Slots of the slabs with a used slot, free ones included.
     pub(crate) used_slots: u64,
 }
 
 impl SlabSums {
-    /// Adds those of another shard, or another slab.
+    /// Adds the sums of another shard, or of a slab.
     pub(crate) fn add(&mut self, other: Self) {
         self.bytes += other.bytes;
         self.used_bytes += other.used_bytes;
@@ -48,22 +48,22 @@ impl std::iter::Sum for SlabSums {
     }
 }
 
-/// A slot whose block is freed, and the lifetime that the block was counted under.
+/// A slot with a freed block, and the lifetime that the block was counted under.
 struct PendingSlot {
     slab: u32,
     slot: u32,
     lifetime: u8,
 }
 
-/// What became of a free.
+/// The outcome of a free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FreeOutcome {
     Freed,
-    /// The block is freed, and this slab is not needed here any more.
+    /// The block is freed, and the shard does not need this slab any more.
     Surplus(u32),
     /// The block waits for other streams.
     Waits,
-    /// No block starts there, or it is freed already.
+    /// No live block starts there.
     Unknown,
 }
 
@@ -75,7 +75,7 @@ pub(crate) struct Shard {
     slabs: Vec<Option<Box<Slab>>>,
     sums: SlabSums,
     unused: Vec<u32>,
-    /// Bins by stream: by its number >> shift.
+    /// By the stream's number >> shift.
     bins: Vec<Option<Box<Bins>>>,
     /// Lifetimes of live blocks that differ from their slabs', by address ([`Shard::tag`]).
     tagged: HashMap<u64, u8>,
@@ -109,7 +109,7 @@ impl Shard {
         &mut bins.all[Bins::at(lifetime, class)]
     }
 
-    /// A slot for `request`, which the record is told of; 0: the bin needs a slab.
+    /// A slot for `request`, noted in the record; 0: the bin needs a slab.
     #[inline(always)]
     pub(crate) fn allocate(
         &mut self,
@@ -122,7 +122,7 @@ impl Shard {
         let lifetime = lifetime as u8;
         let bins = self.bins.get((stream >> self.shift) as usize).and_then(Option::as_deref);
         let Some(bins) = bins else { return 0 };
-        // Of an empty bin: no number of a slab.
+        // An empty bin has no slab's number.
         let first = bins.all[Bins::at(lifetime, class)].first;
         let Some(slab) = self.slabs.get_mut(first as usize).and_then(Option::as_deref_mut) else {
             return 0;
@@ -140,9 +140,9 @@ impl Shard {
         address
     }
 
-    /// As [`Shard::allocate`], the free slot of slab `id` that starts at `address`, whatever
-    /// `request` says of stream and lifetime: they are the slab's. False, and nothing done: no free
-    /// slot starts there.
+    /// [`Shard::allocate`] for the free slot of slab `id` that starts at `address`; the slab's
+    /// stream and lifetime count, not the request's. False, and nothing done: no free slot starts
+    /// there.
     pub(crate) fn allocate_at(
         &mut self,
         writer: &mut ShardWriter,
@@ -167,7 +167,7 @@ impl Shard {
         true
     }
 
-    /// The rare part of taking a slot: the slab was empty before, or is full now.
+    /// The rare part of taking a slot: the slab was empty, or is full now.
     #[cold]
     #[inline(never)]
     fn took(&mut self, id: u32) {
@@ -185,7 +185,7 @@ impl Shard {
         }
     }
 
-    /// Adds a slab of free slots to its bin; its number.
+    /// Adds a slab of free slots to its bin; returns its number.
     pub(crate) fn add_slab(&mut self, slab: Slab) -> u32 {
         let id = self.unused.pop().unwrap_or_else(|| {
             self.slabs.push(None);
@@ -198,8 +198,8 @@ impl Shard {
         id
     }
 
-    /// Puts a slab on its bin's list, before the first if it lies lower, else behind it: allocation
-    /// drifts to low addresses and lets the high slabs run empty.
+    /// Puts a slab on its bin's list, first if it lies lower than the first, else second:
+    /// allocation drifts to low addresses and lets the high slabs run empty.
     fn link(&mut self, id: u32) {
         let Some(slab) = self.slabs[id as usize].as_deref() else { return };
         let (base, stream, lifetime, class) = (slab.base, slab.stream, slab.lifetime, slab.class);
@@ -239,8 +239,8 @@ impl Shard {
         }
     }
 
-    /// Frees the block at `address` in slab `id` (both may be anything) at `time`, and tells the
-    /// record.
+    /// Frees the block at `address` in slab `id` at `time`, and notes it in the record. `address`
+    /// and `id` may be anything.
     #[inline(always)]
     pub(crate) fn free(
         &mut self,
@@ -255,8 +255,8 @@ impl Shard {
         let Some((slot, Freed { requested, block })) = slab.plain_at(address) else {
             return self.free_other(writer, id, address, time, streams, None);
         };
-        // Before the slot is given back: what the record needs is at hand, and need not be kept
-        // through that.
+        // Before the slot is given back: what the record needs is at hand now, and need not be
+        // kept.
         let (tag, Small { size, bucket, .. }) = (slab.tag, small_again(requested));
         writer.free(block, Block { tag, address, size, requested, bucket }, time);
         let was_full = slab.free(slot);
@@ -267,20 +267,20 @@ impl Shard {
         FreeOutcome::Freed
     }
 
-    /// The rare part of freeing a slot: the slab was full before, or nothing in it is live now.
+    /// The rare part of freeing a slot: the slab was full, or has no live block now.
     #[cold]
     #[inline(never)]
     fn freed_last(&mut self, id: u32, was_full: bool, streams: &Streams) -> FreeOutcome {
         let Some(Some(slab)) = self.slabs.get_mut(id as usize) else { return FreeOutcome::Unknown };
         if slab.is_idle() {
-            // While blocks are live, its free slots are for its own stream only, and nobody asks
-            // for the epoch. The one that is open now stands for the earlier frees too.
+            // While blocks are live, its free slots are for its own stream only, and no reader
+            // needs the epoch. The epoch that is open now covers the earlier frees too.
             slab.epoch = streams.note_free(slab.stream);
         }
         self.released(id, was_full)
     }
 
-    /// A slot was freed of a slab that was full before, or may be empty now.
+    /// Relinks a slab after the free of a slot: it was full before, or may be empty now.
     fn released(&mut self, id: u32, was_full: bool) -> FreeOutcome {
         if was_full {
             self.link(id);
@@ -299,7 +299,8 @@ impl Shard {
         FreeOutcome::Freed
     }
 
-    /// A block that other streams use, or none. `also` is not past this moment either.
+    /// Frees a block that other streams use, or that is tagged, or none. `also` must pass this
+    /// moment too.
     #[cold]
     #[inline(never)]
     fn free_other(
@@ -317,7 +318,7 @@ impl Shard {
         let (stream, of_slab) = (slab.stream, slab.lifetime);
         let users =
             if shared { self.users.remove(&address).unwrap_or_default() } else { Vec::new() };
-        // Mostly none is, and a look would cost as much as the users did.
+        // In most cases none is tagged, and a look would cost as much as the users did.
         let tagged = if self.tagged.is_empty() { None } else { self.tagged.remove(&address) };
         let lifetime = tagged.unwrap_or(of_slab);
         if stream != ALL_STREAMS {
@@ -339,7 +340,7 @@ impl Shard {
         FreeOutcome::Waits
     }
 
-    /// As [`Shard::free`], of a block that is not reused before stream `user` is past this moment.
+    /// [`Shard::free`] for a block whose slot waits until stream `user` is past this moment.
     pub(crate) fn free_behind(
         &mut self,
         writer: &mut ShardWriter,
@@ -356,7 +357,7 @@ impl Shard {
         self.free_other(writer, id, address, time, streams, Some(user))
     }
 
-    /// The program is done with a live block that cannot be reused yet.
+    /// Makes a live block pending: the program is done with it, but it cannot be reused yet.
     fn set_pending(slab: &mut Slab, writer: &mut ShardWriter, slot: u32, lifetime: u8, time: u64) {
         let Freed { requested, block, .. } = slab.facts(slot);
         let size = round(requested);
@@ -365,7 +366,7 @@ impl Shard {
         writer.event(EventKind::Free, lifetime, slab.stream, slab.address(slot), size, time);
     }
 
-    /// Frees the block at `address` for its program only: nothing ever uses its slot again.
+    /// Frees the block at `address` for its program only: nothing uses its slot again.
     pub(crate) fn freeze(
         &mut self,
         writer: &mut ShardWriter,
@@ -381,14 +382,14 @@ impl Shard {
         FreeOutcome::Waits
     }
 
-    /// Bytes asked for of the live block at `address`, and `None` where no live block starts there.
+    /// Bytes asked for of the live block at `address`; `None`: no live block starts there.
     pub(crate) fn requested(&self, id: u32, address: u64) -> Option<u64> {
         let slab = self.slabs.get(id as usize)?.as_deref()?;
         let slot = slab.slot_at(address)?;
         matches!(slab.state(slot), SlotState::Live { .. }).then(|| slab.facts(slot).requested)
     }
 
-    /// Counts the live block at `address` under another lifetime; it stays where it is. `None`: no
+    /// Counts the live block at `address` under another lifetime; it stays in place. `None`: no
     /// live block starts there.
     pub(crate) fn tag(
         &mut self,
@@ -410,7 +411,7 @@ impl Shard {
                 from,
                 lifetime,
             );
-            // Its free leaves the straight path, and finds the tag there.
+            // Its free then leaves the straight path, and finds the tag there.
             slab.set_shared(slot);
             self.tagged.insert(address, lifetime);
         }
@@ -432,7 +433,7 @@ impl Shard {
         Some(())
     }
 
-    /// Whether other streams use the live block at `address`, so that its free will wait for them.
+    /// Whether other streams use the live block at `address`: its free then waits for them.
     pub(crate) fn is_used_elsewhere(&self, address: u64) -> bool {
         self.users.contains_key(&address)
     }
@@ -442,8 +443,7 @@ impl Shard {
         !self.pending.is_empty()
     }
 
-    /// Whether a wait that is over would not be seen by [`Shard::complete_frees`]: there must be
-    /// none.
+    /// Whether a wait is over that [`Shard::complete_frees`] would not see; a bug if so.
     pub(crate) fn overlooks_waits(&self, streams: &Streams) -> bool {
         self.pending.overlooks(streams.strides(), |stream| streams.completed(stream))
     }
@@ -470,7 +470,7 @@ impl Shard {
         surplus
     }
 
-    /// Frees a slot that has waited; the slab, if it is surplus now.
+    /// Frees a slot that has waited; returns the slab if it is surplus now.
     fn complete_slot(&mut self, writer: &mut ShardWriter, at: &PendingSlot) -> Option<u32> {
         let slab = self.slabs.get_mut(at.slab as usize)?.as_deref_mut()?;
         let Freed { block, requested, .. } = slab.facts(at.slot);
@@ -482,7 +482,7 @@ impl Shard {
         }
     }
 
-    /// Takes an empty slab out of the shard; `None` where it was used again meanwhile.
+    /// Takes an empty slab out of the shard; `None`: it is in use again.
     pub(crate) fn remove_slab(&mut self, id: u32) -> Option<Slab> {
         let slab = self.slabs.get(id as usize)?.as_deref()?;
         if slab.used() != 0 {
@@ -498,7 +498,7 @@ impl Shard {
         Some(*slab)
     }
 
-    /// Whether a slab is empty. Costs no walk.
+    /// Whether a slab is empty, without a walk.
     pub(crate) fn has_empty_slabs(&self) -> bool {
         self.sums.used_bytes != self.sums.bytes
     }
@@ -511,7 +511,7 @@ impl Shard {
         self.slabs().filter(|(_, slab)| slab.used() == 0).map(|(id, _)| id).collect()
     }
 
-    /// What the slabs come to, without a walk.
+    /// Sums over the slabs, without a walk.
     pub(crate) fn slab_sums(&self) -> SlabSums {
         self.sums
     }
@@ -533,7 +533,7 @@ impl Shard {
         self.pending.blocks().filter_map(bytes).sum()
     }
 
-    /// Adds every stream that owns a slab here, uses a block or is waited for.
+    /// Adds every stream that owns a slab here, uses a block, or has a free waiting for it.
     pub(crate) fn streams_referred(&self, referred: &mut HashSet<u32>) {
         referred.extend(self.slabs().map(|(_, slab)| slab.stream));
         referred.extend(self.users.values().flatten().copied().chain(self.pending.streams()));
