@@ -25,7 +25,7 @@ pub(crate) const SMALL: usize = 0;
 
 /// Traits of a heap that follow from its supply and never change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Habits {
+pub(crate) struct SupplyTraits {
     pub(crate) sizes_apart: bool,
     /// Free runs serve whole or not at all ([`Arenas::whole_runs`]).
     pub(crate) whole_runs: bool,
@@ -100,12 +100,12 @@ impl Central {
         writers: [ShardWriter; 2],
         gauges: DeviceWriter,
         (total_memory, limit): (u64, u64),
-        habits: Habits,
+        traits: SupplyTraits,
     ) -> Self {
         let mut arenas = Arenas::default();
-        arenas.whole_runs = habits.whole_runs;
-        let spaces = Spaces::new(&mut arenas, habits.sizes_apart);
-        let usage = Usage::new(habits.counts_pages);
+        arenas.whole_runs = traits.whole_runs;
+        let spaces = Spaces::new(&mut arenas, traits.sizes_apart);
+        let usage = Usage::new(traits.counts_pages);
         Self {
             device,
             arenas,

@@ -111,14 +111,14 @@ impl Device {
             let writer = record.shard(id, shard as u32);
             CachePadded::new(Mutex::new(ShardCell { shard: Shard::new(SHARDS as u32), writer }))
         });
-        let habits = supply.habits(limit.min(total));
+        let traits = supply.traits(limit.min(total));
         let writers = [SHARDS, SHARDS + 1].map(|number| record.shard(id, number as u32));
         let mut central =
-            Central::new(id, backing, writers, record.device(id), (total, limit), habits);
+            Central::new(id, backing, writers, record.device(id), (total, limit), traits);
         central.slack = shared.settings.slack;
         central.pace = Pace::new(shared.settings.slack.is_some());
         let gives_back = shared.settings.auto_trim && !shared.settings.debug.mapped;
-        central.watch = Watch::new(gives_back && habits.gives_back_idle);
+        central.watch = Watch::new(gives_back && traits.gives_back_idle);
         Ok(Self {
             id,
             streams: Streams::new(id, capabilities.stream_ids, capabilities.context_events),

@@ -2,6 +2,7 @@
 //! the memory of a graph goes to others. Every test runs under the oracle, one test a promise.
 
 use crate::common::{BACKINGS, DEFAULT, GIB, MIB, Rig};
+use crate::world::World;
 use gruyere::driver::StreamHandle;
 use gruyere::heap::Error;
 use gruyere::heap::{PoolState, Restored, StateError};
@@ -10,7 +11,6 @@ use gruyere_phantom::{
     as_program, vouching,
 };
 use proptest::prelude::*;
-use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
 use std::sync::Once;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -27,47 +27,12 @@ const FORBIDDEN: [CallKind; 8] = [
     CallKind::Memset,
 ];
 
-/// A program with graphs; the oracle hears of all that it does. Pool ids are small numbers, also
-/// the oracle's groups.
-struct World {
-    rig: Rig,
-    blocks: Cell<u64>,
-}
-
 impl World {
-    fn new(memory: u64, conf: &str) -> Self {
-        let world = Self::over(GpuConfig::new(memory), conf);
-        world.rig.heap.announce_hooks(3);
-        world
-    }
-
-    /// Without the hooks, and with the warnings counted.
-    fn bare(memory: u64, conf: &str) -> Self {
-        Warnings::watch();
-        Self::over(GpuConfig::new(memory), conf)
-    }
-
-    fn over(config: GpuConfig, conf: &str) -> Self {
-        Self { rig: Rig::over(config, conf), blocks: Cell::new(0) }
-    }
-
-    fn try_malloc(&self, size: u64, device: u32, stream: StreamHandle) -> Result<u64, Error> {
-        let address = vouching(stream.0, || self.rig.heap.malloc(size, i64::from(device), stream))?;
-        self.blocks.set(self.blocks.get() + 1);
-        self.rig.gpu.block_malloc(self.blocks.get(), address, size, device, stream.0);
-        Ok(address)
-    }
-
-    fn malloc(&self, size: u64, stream: StreamHandle) -> u64 {
-        self.try_malloc(size, 0, stream).unwrap()
-    }
-
     /// A block beside the graphs of a pool.
     fn try_malloc_beside(&self, size: u64, stream: StreamHandle, pool: u64) -> Result<u64, Error> {
         let ask = || self.rig.heap.malloc_for_graphs(size, 0, stream, (0, pool));
         let address = vouching(stream.0, ask)?;
-        self.blocks.set(self.blocks.get() + 1);
-        let (id, place) = (self.blocks.get(), (address, size));
+        let (id, place) = (self.next_id(), (address, size));
         let state = self.rig.heap.pool_state(0, (0, pool));
         let is_theirs = state.is_ok_and(|state| state.blocks().any(|block| block.0 == address));
         if is_theirs && !self.rig.gpu.is_capturing(0, stream.0) {
@@ -79,7 +44,7 @@ impl World {
     }
 
     /// Restores a state; `facts` has size and stream of what it may allocate.
-    fn restore(
+    fn restore_noted(
         &self,
         state: &PoolState,
         pool: u64,
@@ -89,66 +54,10 @@ impl World {
         restored.freed.iter().for_each(|&address| self.rig.gpu.block_free(address));
         for address in &restored.allocated {
             let (size, stream) = facts[address];
-            self.blocks.set(self.blocks.get() + 1);
-            let (id, place) = (self.blocks.get(), (*address, size));
+            let (id, place) = (self.next_id(), (*address, size));
             self.rig.gpu.block_of_group(id, place, 0, stream.0, pool);
         }
         Ok(restored)
-    }
-
-    fn free(&self, address: u64) {
-        self.rig.gpu.block_free(address);
-        assert!(self.rig.heap.free(address), "{address:#x} is not known");
-    }
-
-    fn record_stream(&self, address: u64, stream: StreamHandle) {
-        self.rig.gpu.block_record_stream(address, 0, stream.0);
-        assert!(self.rig.record_stream(address, stream));
-    }
-
-    fn launch(&self, stream: StreamHandle, kernels: u64) {
-        as_program(|| self.rig.gpu.launch(0, stream.0, kernels, 20_000)).unwrap();
-    }
-
-    fn open(&self, pool: u64) {
-        self.rig.heap.begin_allocate_to_pool(0, (0, pool)).unwrap();
-    }
-
-    fn close(&self, pool: u64) {
-        self.rig.heap.end_allocate_to_pool(0, (0, pool)).unwrap();
-    }
-
-    fn release(&self, pool: u64) {
-        self.rig.heap.release_pool(0, (0, pool)).unwrap();
-    }
-
-    fn capture(&self, pool: u64, stream: StreamHandle) {
-        as_program(|| self.rig.gpu.begin_capture(0, stream.0, CaptureMode::Global, Some(pool)))
-            .unwrap();
-    }
-
-    fn end_capture(&self, stream: StreamHandle) -> u64 {
-        as_program(|| self.rig.gpu.end_capture(0, stream.0)).unwrap()
-    }
-
-    /// As torch.cuda.graph: the hook, then the capture.
-    fn begin(&self, pool: u64, stream: StreamHandle) {
-        self.open(pool);
-        self.capture(pool, stream);
-    }
-
-    fn end(&self, pool: u64, stream: StreamHandle) -> u64 {
-        let graph = self.end_capture(stream);
-        self.close(pool);
-        graph
-    }
-
-    fn replay(&self, graph: u64, stream: StreamHandle) {
-        as_program(|| self.rig.gpu.replay(0, graph, stream.0)).unwrap();
-    }
-
-    fn destroy(&self, graph: u64) {
-        as_program(|| self.rig.gpu.graph_destroy(0, graph)).unwrap();
     }
 
     /// Another stream joins the capture of the first.
@@ -168,25 +77,12 @@ impl World {
         let counts = self.rig.gpu.counts(Caller::Allocator);
         FORBIDDEN.iter().map(|&kind| counts.of(kind)).collect()
     }
+}
 
-    fn count(&self, kind: CallKind) -> u64 {
-        self.rig.gpu.counts(Caller::Allocator).of(kind)
-    }
-
-    fn check(&self) {
-        self.rig.check();
-        let faults = self.rig.gpu.faults();
-        assert!(faults.is_empty(), "{} faults, the first: {}", faults.len(), faults[0]);
-    }
-
-    /// Nothing is live, no graph is left: all memory can be had back.
-    fn check_all_comes_back(&self) {
-        self.rig.heap.trim();
-        self.rig.heap.trim();
-        self.check();
-        assert_eq!(self.captured(), 0);
-        assert_eq!(self.rig.gpu.books(0).physical, 0, "memory is lost");
-    }
+/// Without the hooks, and with the warnings counted.
+fn bare(memory: u64, conf: &str) -> World {
+    Warnings::watch();
+    World::over(GpuConfig::new(memory), conf)
 }
 
 fn pages(address: u64, bytes: u64) -> std::ops::RangeInclusive<u64> {
@@ -845,7 +741,7 @@ impl log::Log for Warnings {
 #[test]
 fn without_the_hooks_captured_memory_is_never_reused() {
     for backing in BACKINGS {
-        let world = World::bare(2 * GIB, backing);
+        let world = bare(2 * GIB, backing);
         let (stream, other) = (world.rig.stream(), world.rig.stream());
         let mut captured = HashSet::new();
         for _ in 0..3 {
@@ -876,7 +772,13 @@ fn without_the_hooks_captured_memory_is_never_reused() {
 #[test]
 fn without_the_hooks_every_malloc_asks_whether_its_stream_captures_and_one_warning_says_what_is_missing()
  {
-    let world = World::bare(GIB, "");
+    // The warning comes once in the life of a process.
+    if !crate::alone(
+        "captures::without_the_hooks_every_malloc_asks_whether_its_stream_captures_and_one_warning_says_what_is_missing",
+    ) {
+        return;
+    }
+    let world = bare(GIB, "");
     for size in [600, 700, 5 * MIB] {
         let before = world.count(CallKind::CaptureStatus);
         let address = world.malloc(size, DEFAULT);
@@ -892,7 +794,7 @@ fn without_the_hooks_every_malloc_asks_whether_its_stream_captures_and_one_warni
 
 #[test]
 fn without_the_hooks_streams_share_nothing() {
-    let world = World::bare(GIB, "");
+    let world = bare(GIB, "");
     let (one, other) = (world.rig.stream(), world.rig.stream());
     let mut seen = [HashSet::new(), HashSet::new()];
     for _ in 0..4 {
@@ -914,7 +816,7 @@ fn without_the_hooks_streams_share_nothing() {
 #[test]
 fn without_the_hooks_running_out_of_memory_during_a_capture_does_not_synchronise() {
     for backing in BACKINGS {
-        let world = World::bare(256 * MIB, backing);
+        let world = bare(256 * MIB, backing);
         let (stream, other) = (world.rig.stream(), world.rig.stream());
         let block = world.malloc(150 * MIB, other);
         world.launch(other, 5);
@@ -1545,7 +1447,7 @@ impl Program {
         let live =
             || heap.pool_state(0, (0, *pool)).map(|state| state.blocks().collect::<Vec<_>>());
         let before = live();
-        let refused = match self.world.restore(state, *pool, facts) {
+        let refused = match self.world.restore_noted(state, *pool, facts) {
             Ok(restored) => {
                 let before: HashSet<_> = before.unwrap().into_iter().map(|block| block.0).collect();
                 let after = live().unwrap();

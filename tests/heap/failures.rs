@@ -2,39 +2,27 @@
 //! makes in it, with exactly that call failing.
 
 use crate::common::{DEFAULT, MIB};
-use crate::flaky::{self, FlakyDriver, Plan};
-use gruyere::config::Config;
+use crate::flaky::{self, Plan};
+use crate::world::World;
 use gruyere::driver::{ErrorKind, StreamHandle};
+use gruyere::heap::Error;
 use gruyere::heap::MAX_STREAMS;
 use gruyere::heap::Phase;
-use gruyere::heap::{Error, Heap};
-use gruyere_phantom::{Config as GpuConfig, Gpu, StreamKind, as_program};
-use gruyere_phantom_driver::PhantomDriver;
-use std::sync::Arc;
+use gruyere_phantom::{StreamKind, as_program};
 
-struct Rig {
-    gpu: Arc<Gpu>,
-    driver: Arc<FlakyDriver>,
-    heap: Heap,
+struct Program {
+    world: World,
     streams: [StreamHandle; 3],
     blocks: Vec<u64>,
-    next: u64,
     random: u64,
 }
 
-impl Rig {
+impl Program {
     fn new(conf: &str) -> Self {
         // Small enough that the ladder is tried.
-        let gpu = Arc::new(Gpu::new(GpuConfig::new(160 * MIB)));
-        let driver = Arc::new(FlakyDriver::new(PhantomDriver::new(gpu.clone()), 0));
-        let mut config = Config::parse(conf).unwrap();
-        config.heap.record = false;
-        let heap = Heap::new(driver.clone(), config.heap).unwrap();
-        heap.announce_hooks(3);
-        let stream =
-            || StreamHandle(as_program(|| gpu.stream_create(0, StreamKind::NonBlocking)).unwrap());
-        let streams = [DEFAULT, stream(), stream()];
-        Self { gpu, driver, heap, streams, blocks: Vec::new(), next: 1, random: 7 }
+        let world = World::new(160 * MIB, conf);
+        let streams = [DEFAULT, world.unannounced_stream(), world.unannounced_stream()];
+        Self { world, streams, blocks: Vec::new(), random: 7 }
     }
 
     fn pick(&mut self, below: u64) -> u64 {
@@ -46,21 +34,11 @@ impl Rig {
     }
 
     fn malloc(&mut self, size: u64, stream: StreamHandle) {
-        match self.heap.malloc(size, 0, stream) {
-            Ok(address) => {
-                self.gpu.block_malloc(self.next, address, size, 0, stream.0);
-                self.next += 1;
-                self.blocks.push(address);
-            }
-            Err(Error::OutOfMemory(_) | Error::Driver(_)) => {}
-            Err(other) => panic!("{other}"),
-        }
+        self.blocks.extend(self.world.malloc_if_possible(size, stream));
     }
 
     fn free(&mut self, at: usize) {
-        let address = self.blocks.swap_remove(at);
-        self.gpu.block_free(address);
-        assert!(self.heap.free(address));
+        self.world.free(self.blocks.swap_remove(at));
     }
 
     /// Some hundred operations; the invariants are checked after each.
@@ -82,20 +60,20 @@ impl Rig {
                 }
                 11 if !self.blocks.is_empty() => {
                     let at = self.pick(self.blocks.len() as u64) as usize;
-                    self.gpu.block_record_stream(self.blocks[at], 0, stream.0);
-                    assert!(self.heap.record_stream(self.blocks[at], stream));
+                    self.world.rig.gpu.block_record_stream(self.blocks[at], 0, stream.0);
+                    assert!(self.world.rig.heap.record_stream(self.blocks[at], stream));
                 }
-                12 => as_program(|| self.gpu.launch(0, stream.0, 1, 20_000)).unwrap(),
-                13 => self.gpu.host_spend(30_000),
-                14 => self.heap.mark_step(),
+                12 => as_program(|| self.world.rig.gpu.launch(0, stream.0, 1, 20_000)).unwrap(),
+                13 => self.world.rig.gpu.host_spend(30_000),
+                14 => self.world.rig.heap.mark_step(),
                 15 if self.pick(4) == 0 => {
-                    self.heap.trim();
+                    self.world.rig.heap.trim();
                 }
-                15 => self.heap.mark_phase(Phase::Validation),
+                15 => self.world.rig.heap.mark_phase(Phase::Validation),
                 _ => {}
             }
             if validated {
-                self.heap.validate().unwrap();
+                self.world.rig.heap.validate().unwrap();
             }
         }
     }
@@ -104,28 +82,38 @@ impl Rig {
         while !self.blocks.is_empty() {
             self.free(0);
         }
-        self.heap.trim();
-        self.heap.trim();
-        self.heap.validate().unwrap();
+        self.world.rig.heap.trim();
+        self.world.rig.heap.trim();
+        self.world.rig.heap.validate().unwrap();
         // A device whose first question was not answered was never made.
-        assert_eq!(self.heap.stats(0).map_or(0, |stats| stats.live), 0);
-        assert_eq!(self.gpu.faults(), []);
-        assert_eq!(self.gpu.misuses(), []);
+        assert_eq!(self.world.rig.heap.stats(0).map_or(0, |stats| stats.live), 0);
+        assert_eq!(self.world.rig.gpu.faults(), []);
+        assert_eq!(self.world.rig.gpu.misuses(), []);
         if transient {
-            assert_eq!(self.gpu.books(0).physical, 0, "memory is lost");
+            assert_eq!(self.world.rig.gpu.books(0).physical, 0, "memory is lost");
         }
     }
 }
 
 fn fail_every_call(conf: &str, kinds: &[ErrorKind]) {
-    let run = |rig: &mut Rig, nth| {
+    let run = |program: &mut Program, nth| {
         // Validated all along where nothing fails, and in every fourth run.
-        rig.program(nth % 4 == 0);
+        program.program(nth % 4 == 0);
         if nth == 0 {
-            assert!(rig.heap.stats(0).unwrap().retries > 0, "the ladder is a part of the program");
+            assert!(
+                program.world.rig.heap.stats(0).unwrap().retries > 0,
+                "the ladder is a part of the program"
+            );
         }
     };
-    flaky::fail_every_call(conf, kinds, || Rig::new(conf), |rig| &rig.driver, run, Rig::finish);
+    flaky::fail_every_call(
+        conf,
+        kinds,
+        || Program::new(conf),
+        |program| &program.world.driver,
+        run,
+        Program::finish,
+    );
 }
 
 const TRANSIENT: [ErrorKind; 2] = [ErrorKind::OutOfMemory, ErrorKind::InvalidValue];
@@ -167,11 +155,11 @@ fn the_books_stay_true_whenever_the_device_is_lost() {
 #[test]
 fn a_device_that_is_lost_is_not_called_out_of_memory() {
     for conf in ["backing:stitch", "backing:pool", "backing:fixed"] {
-        let rig = Rig::new(conf);
-        assert!(rig.heap.free(rig.heap.malloc(1, 0, DEFAULT).unwrap()));
-        rig.driver.set(Plan::From(1, ErrorKind::DeviceLost));
+        let program = Program::new(conf);
+        assert!(program.world.rig.heap.free(program.world.rig.heap.malloc(1, 0, DEFAULT).unwrap()));
+        program.world.driver.set(Plan::From(1, ErrorKind::DeviceLost));
         for _ in 0..2 {
-            let result = rig.heap.malloc(100 * MIB, 0, DEFAULT);
+            let result = program.world.rig.heap.malloc(100 * MIB, 0, DEFAULT);
             assert!(
                 matches!(&result, Err(Error::Driver(error)) if error.kind == ErrorKind::DeviceLost),
                 "{conf}: {result:?}"
@@ -182,20 +170,25 @@ fn a_device_that_is_lost_is_not_called_out_of_memory() {
 
 #[test]
 fn a_malloc_on_one_stream_too_many_tells_that_the_driver_refused_to_look_which_are_idle() {
-    let rig = Rig::new("backing:pool");
-    let stream =
-        || StreamHandle(as_program(|| rig.gpu.stream_create(0, StreamKind::NonBlocking)).unwrap());
+    let program = Program::new("backing:pool");
+    let stream = || {
+        StreamHandle(
+            as_program(|| program.world.rig.gpu.stream_create(0, StreamKind::NonBlocking)).unwrap(),
+        )
+    };
     // All numbers are taken; all but a few of these streams have nothing.
     for _ in 2..MAX_STREAMS {
-        assert!(rig.heap.free(rig.heap.malloc(1, 0, stream()).unwrap()));
+        assert!(
+            program.world.rig.heap.free(program.world.rig.heap.malloc(1, 0, stream()).unwrap())
+        );
     }
     let last = stream();
-    rig.driver.set(Plan::From(1, ErrorKind::Other));
-    let refused = rig.heap.malloc(1, 0, last);
+    program.world.driver.set(Plan::From(1, ErrorKind::Other));
+    let refused = program.world.rig.heap.malloc(1, 0, last);
     assert!(
         matches!(&refused, Err(Error::Driver(error)) if error.kind == ErrorKind::Other),
         "{refused:?}"
     );
-    rig.driver.set(Plan::Sound);
-    assert!(rig.heap.free(rig.heap.malloc(1, 0, last).unwrap()));
+    program.world.driver.set(Plan::Sound);
+    assert!(program.world.rig.heap.free(program.world.rig.heap.malloc(1, 0, last).unwrap()));
 }

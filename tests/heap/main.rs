@@ -32,9 +32,25 @@ mod threads;
 mod thresholds;
 mod truth;
 mod waits;
+mod world;
 
 /// Alerts are the process's: one test at a time listens.
 fn alone_with_alerts() -> std::sync::MutexGuard<'static, ()> {
     static LISTENING: std::sync::Mutex<()> = std::sync::Mutex::new(());
     LISTENING.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+/// Whether this is the process in which test `name` runs alone: at first it starts that process
+/// and answers false, and has failed where the test does there. For what the process has once.
+#[track_caller]
+fn alone(name: &str) -> bool {
+    const ALONE: &str = "GRUYERE_TEST_ALONE";
+    if std::env::var_os(ALONE).is_some() {
+        return true;
+    }
+    let mut process = std::process::Command::new(std::env::current_exe().unwrap());
+    let done = process.args(["--exact", name]).env(ALONE, "1").output().unwrap();
+    let said = String::from_utf8_lossy(&done.stdout);
+    assert!(done.status.success() && said.contains("1 passed"), "{said}");
+    false
 }

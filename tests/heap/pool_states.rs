@@ -2,18 +2,13 @@
 //! and every position of failure in a program of captures and restores.
 
 use crate::common::{BACKINGS, DEFAULT, GIB, MIB};
-use crate::flaky::{self, FlakyDriver};
-use gruyere::config::Config;
+use crate::flaky;
+use crate::world::World;
 use gruyere::driver::{ErrorKind, StreamHandle};
 use gruyere::heap::history::Action;
 use gruyere::heap::snapshot::{Segment, Snapshot};
-use gruyere::heap::{Error, Heap};
-use gruyere::heap::{Obstacle, PoolState, Restored, StateError};
-use gruyere_phantom::{CaptureMode, Config as GpuConfig, Gpu, StreamKind, as_program, vouching};
-use gruyere_phantom_driver::PhantomDriver;
-use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
-use std::sync::Arc;
+use gruyere::heap::{Error, Obstacle, PoolState, Restored, StateError};
+use gruyere_phantom::{CaptureMode, as_program, vouching};
 
 /// Sizes in slabs, and above them.
 const SIZES: [u64; 6] = [512, 5000, 70_000, 900_000, 3 * MIB, 40 * MIB];
@@ -21,80 +16,22 @@ const SIZES: [u64; 6] = [512, 5000, 70_000, 900_000, 3 * MIB, 40 * MIB];
 /// A segment: where it is, its bytes, and address, length and bytes asked for of what tiles it.
 type Tiled = (u64, u64, Vec<(u64, u64, u64)>);
 
-/// A heap whose driver may fail, under the oracle.
-struct World {
-    gpu: Arc<Gpu>,
-    driver: Arc<FlakyDriver>,
-    heap: Heap,
-    next: Cell<u64>,
-    /// The streams of what was ever handed out, by address.
-    streams: RefCell<HashMap<u64, StreamHandle>>,
-}
-
 impl World {
-    fn new(memory: u64, conf: &str) -> Self {
-        let gpu = Arc::new(Gpu::new(GpuConfig::new(memory)));
-        let driver = Arc::new(FlakyDriver::new(PhantomDriver::new(gpu.clone()), 0));
-        let mut config = Config::parse(conf).unwrap();
-        config.heap.record = false;
-        let heap = Heap::new(driver.clone(), config.heap).unwrap();
-        heap.announce_hooks(3);
-        Self { gpu, driver, heap, next: Cell::new(1), streams: RefCell::default() }
-    }
-
-    fn stream(&self) -> StreamHandle {
-        StreamHandle(as_program(|| self.gpu.stream_create(0, StreamKind::NonBlocking)).unwrap())
-    }
-
-    fn try_malloc(&self, size: u64, stream: StreamHandle) -> Option<u64> {
-        match vouching(stream.0, || self.heap.malloc(size, 0, stream)) {
-            Ok(address) => {
-                self.gpu.block_malloc(self.next.get(), address, size, 0, stream.0);
-                self.next.set(self.next.get() + 1);
-                self.streams.borrow_mut().insert(address, stream);
-                Some(address)
-            }
-            Err(Error::OutOfMemory(_) | Error::Driver(_)) => None,
-            Err(other) => panic!("{other}"),
-        }
-    }
-
-    fn malloc(&self, size: u64, stream: StreamHandle) -> u64 {
-        self.try_malloc(size, stream).unwrap()
-    }
-
-    fn free(&self, address: u64) {
-        self.gpu.block_free(address);
-        assert!(self.heap.free(address), "{address:#x} is not live");
-    }
-
-    fn begin(&self, pool: u64, stream: StreamHandle) {
-        self.heap.begin_allocate_to_pool(0, (0, pool)).unwrap();
-        let mode = CaptureMode::Relaxed;
-        as_program(|| self.gpu.begin_capture(0, stream.0, mode, Some(pool))).unwrap();
-    }
-
-    fn end(&self, pool: u64, stream: StreamHandle) -> u64 {
-        let graph = as_program(|| self.gpu.end_capture(0, stream.0)).unwrap();
-        self.heap.end_allocate_to_pool(0, (0, pool)).unwrap();
-        graph
-    }
-
     /// A graph of blocks of `sizes`; the graph, and where they are.
     fn graph(&self, pool: u64, stream: StreamHandle, sizes: &[u64]) -> (u64, Vec<u64>) {
         self.begin(pool, stream);
         let blocks = sizes.iter().map(|&size| self.malloc(size, stream)).collect();
-        as_program(|| self.gpu.launch(0, stream.0, 2, 20_000)).unwrap();
+        as_program(|| self.rig.gpu.launch(0, stream.0, 2, 20_000)).unwrap();
         (self.end(pool, stream), blocks)
     }
 
-    fn destroy(&self, pool: u64, graph: u64) {
-        as_program(|| self.gpu.graph_destroy(0, graph)).unwrap();
-        self.heap.release_pool(0, (0, pool)).unwrap();
+    fn drop_graph(&self, pool: u64, graph: u64) {
+        as_program(|| self.rig.gpu.graph_destroy(0, graph)).unwrap();
+        self.rig.heap.release_pool(0, (0, pool)).unwrap();
     }
 
     fn state(&self, pool: u64) -> PoolState {
-        self.heap.pool_state(0, (0, pool)).unwrap()
+        self.rig.heap.pool_state(0, (0, pool)).unwrap()
     }
 
     fn live(&self, pool: u64) -> Vec<u64> {
@@ -103,15 +40,14 @@ impl World {
 
     fn try_restore(&self, pool: u64, state: &PoolState) -> Result<Restored, StateError> {
         let calls = self.driver.calls();
-        let restored = self.heap.restore_pool(state)?;
+        let restored = self.rig.heap.restore_pool(state)?;
         // Events may be recorded and asked; nothing is taken or given.
         assert!(self.driver.calls() - calls <= 16);
-        restored.freed.iter().for_each(|&address| self.gpu.block_free(address));
+        restored.freed.iter().for_each(|&address| self.rig.gpu.block_free(address));
         let is_new = |block: &(u64, u64)| restored.allocated.contains(&block.0);
         for block in state.blocks().filter(is_new) {
-            let stream = self.streams.borrow()[&block.0];
-            self.gpu.block_of_group(self.next.get(), block, 0, stream.0, pool);
-            self.next.set(self.next.get() + 1);
+            let stream = self.streams.lock().unwrap()[&block.0];
+            self.rig.gpu.block_of_group(self.next_id(), block, 0, stream.0, pool);
         }
         self.check();
         Ok(restored)
@@ -121,16 +57,10 @@ impl World {
         self.try_restore(pool, state).unwrap()
     }
 
-    fn check(&self) {
-        self.heap.validate().unwrap();
-        assert_eq!(self.gpu.faults(), []);
-        assert_eq!(self.gpu.misuses(), []);
-    }
-
     /// What a program sees of the pool: rows of pages (a snapshot tells one in parts) and the
     /// blocks that tile them. Free neighbours are told as one, whichever stream they are kept for.
     fn layout(&self, pool: u64) -> Vec<Tiled> {
-        let Snapshot { segments, .. } = self.heap.snapshot(0).unwrap();
+        let Snapshot { segments, .. } = self.rig.heap.snapshot(0).unwrap();
         let of_pool: Vec<Segment> =
             segments.into_iter().filter(|segment| segment.pool == (0, pool)).collect();
         let tiles = |row: &[Segment]| {
@@ -156,11 +86,11 @@ impl World {
         for address in self.live(pool) {
             self.free(address);
         }
-        graphs.iter().for_each(|&graph| self.destroy(pool, graph));
-        self.heap.trim();
-        self.heap.trim();
+        graphs.iter().for_each(|&graph| self.drop_graph(pool, graph));
+        self.rig.heap.trim();
+        self.rig.heap.trim();
         self.check();
-        assert_eq!(self.gpu.books(0).physical, 0, "memory is lost");
+        assert_eq!(self.rig.gpu.books(0).physical, 0, "memory is lost");
     }
 }
 
@@ -168,20 +98,20 @@ impl World {
 fn what_died_is_live_again_at_its_old_address_and_the_pool_looks_as_it_did() {
     for backing in BACKINGS {
         let world = World::new(2 * GIB, backing);
-        let stream = world.stream();
+        let stream = world.unannounced_stream();
         let (graph, blocks) = world.graph(1, stream, &SIZES);
         world.free(blocks[1]);
         let (state, layout) = (world.state(1), world.layout(1));
         let live: Vec<u64> = world.live(1);
         assert_eq!(live.len(), SIZES.len() - 1);
-        let stats = world.heap.stats(0).unwrap();
+        let stats = world.rig.heap.stats(0).unwrap();
         live.iter().for_each(|&address| world.free(address));
         assert!(world.live(1).is_empty());
         let restored = world.restore(1, &state);
         assert!(restored.freed.is_empty() && restored.kept.is_empty(), "{backing}");
         assert_eq!(restored.allocated, live, "{backing}");
         assert_eq!((world.live(1), world.layout(1)), (live, layout), "{backing}");
-        let again = world.heap.stats(0).unwrap();
+        let again = world.rig.heap.stats(0).unwrap();
         assert_eq!((again.live, again.reserved), (stats.live, stats.reserved), "{backing}");
         world.finish(1, &[graph]);
     }
@@ -190,15 +120,15 @@ fn what_died_is_live_again_at_its_old_address_and_the_pool_looks_as_it_did() {
 /// Asks for a block at just that address; whether it is there.
 fn again(world: &World, pool: u64, size: u64, stream: StreamHandle, address: u64) -> bool {
     let calls = world.driver.calls();
-    let ask = || world.heap.malloc_at(size, 0, stream, address, Some((0, pool)));
+    let ask = || world.rig.heap.malloc_at(size, 0, stream, address, Some((0, pool)));
     let served = vouching(stream.0, ask).unwrap();
     // The driver is asked about the stream; no memory is taken or given.
     assert!(world.driver.calls() - calls <= 3);
     if let Some(served) = served {
         assert_eq!(served, address);
-        let id = world.next.replace(world.next.get() + 1);
-        world.gpu.block_of_group(id, (address, size), 0, stream.0, pool);
-        world.streams.borrow_mut().insert(address, stream);
+        let id = world.next_id();
+        world.rig.gpu.block_of_group(id, (address, size), 0, stream.0, pool);
+        world.streams.lock().unwrap().insert(address, stream);
     }
     world.check();
     served.is_some()
@@ -208,7 +138,7 @@ fn again(world: &World, pool: u64, size: u64, stream: StreamHandle, address: u64
 fn a_block_of_a_graphs_pool_is_had_back_at_its_address_and_nowhere_else() {
     for backing in BACKINGS {
         let world = World::new(2 * GIB, backing);
-        let (stream, other) = (world.stream(), world.stream());
+        let (stream, other) = (world.unannounced_stream(), world.unannounced_stream());
         let (graph, blocks) = world.graph(1, stream, &SIZES);
         let all = || SIZES.iter().copied().zip(blocks.iter().copied());
         for (size, address) in all() {
@@ -241,15 +171,15 @@ fn a_block_of_a_graphs_pool_is_had_back_at_its_address_and_nowhere_else() {
 fn ordinary_memory_is_had_at_an_address_where_it_lies_free_for_the_stream() {
     for backing in &BACKINGS[..3] {
         let world = World::new(2 * GIB, backing);
-        let stream = world.stream();
+        let stream = world.unannounced_stream();
         let (_kept, block) = (world.malloc(40 * MIB, stream), world.malloc(40 * MIB, stream));
         let ask = |size, address| {
-            vouching(stream.0, || world.heap.malloc_at(size, 0, stream, address, None)).unwrap()
+            vouching(stream.0, || world.rig.heap.malloc_at(size, 0, stream, address, None)).unwrap()
         };
         assert_eq!(ask(40 * MIB, block), None, "{backing}: it is live");
         world.free(block);
         assert_eq!(ask(3 * MIB, block + MIB), Some(block + MIB), "{backing}");
-        world.gpu.block_malloc(900, block + MIB, 3 * MIB, 0, stream.0);
+        world.rig.gpu.block_malloc(900, block + MIB, 3 * MIB, 0, stream.0);
         assert_eq!(ask(40 * MIB, block), None, "{backing}: a part of it is live");
         assert_eq!(ask(512, block), None, "{backing}: small blocks are not had");
         world.check();
@@ -262,7 +192,7 @@ fn ordinary_memory_is_had_at_an_address_where_it_lies_free_for_the_stream() {
 fn what_came_later_is_freed_and_what_stayed_is_left_alone() {
     for backing in BACKINGS {
         let world = World::new(2 * GIB, backing);
-        let stream = world.stream();
+        let stream = world.unannounced_stream();
         let (first, blocks) = world.graph(1, stream, &SIZES);
         let (state, layout) = (world.state(1), world.layout(1));
         let (second, later) = world.graph(1, stream, &[600, 70_000]);
@@ -287,14 +217,14 @@ fn what_came_later_is_freed_and_what_stayed_is_left_alone() {
 fn memory_that_serves_other_sizes_by_now_is_what_it_was_again() {
     for backing in BACKINGS {
         let world = World::new(2 * GIB, backing);
-        let stream = world.stream();
+        let stream = world.unannounced_stream();
         // Large blocks where slabs were, slabs where large blocks were, other classes in slabs.
         let (first, blocks) = world.graph(1, stream, &[[700; 40].as_slice(), &SIZES].concat());
         let state = world.state(1);
         blocks.iter().for_each(|&address| world.free(address));
         let sizes = [vec![2 * MIB; 20], vec![300_000; 12], vec![9000; 30]].concat();
         let (second, others) = world.graph(1, stream, &sizes);
-        let held = world.heap.stats(0).unwrap().reserved;
+        let held = world.rig.heap.stats(0).unwrap().reserved;
         let before = world.state(1);
         let moved = blocks.iter().any(|&block| {
             let mut taken = before.blocks();
@@ -307,7 +237,7 @@ fn memory_that_serves_other_sizes_by_now_is_what_it_was_again() {
             assert_eq!(world.restore(1, &before).allocated.len(), others.len());
             assert_eq!(world.state(1), before);
         }
-        assert_eq!(world.heap.stats(0).unwrap().reserved, held);
+        assert_eq!(world.rig.heap.stats(0).unwrap().reserved, held);
         world.finish(1, &[first, second]);
     }
 }
@@ -315,19 +245,19 @@ fn memory_that_serves_other_sizes_by_now_is_what_it_was_again() {
 #[test]
 fn restored_blocks_are_freed_one_by_one_and_their_memory_is_used_again() {
     let world = World::new(GIB, "headroom:0");
-    let stream = world.stream();
+    let stream = world.unannounced_stream();
     let (graph, blocks) = world.graph(1, stream, &SIZES);
     let state = world.state(1);
     blocks.iter().for_each(|&address| world.free(address));
     world.restore(1, &state);
-    let held = world.heap.stats(0).unwrap().reserved;
+    let held = world.rig.heap.stats(0).unwrap().reserved;
     for (at, &address) in blocks.iter().enumerate() {
         world.free(address);
         assert_eq!(world.live(1).len(), blocks.len() - 1 - at);
     }
-    assert!(!world.heap.free(blocks[0]), "freed twice");
+    assert!(!world.rig.heap.free(blocks[0]), "freed twice");
     let (second, again) = world.graph(1, stream, &SIZES);
-    assert_eq!(world.heap.stats(0).unwrap().reserved, held);
+    assert_eq!(world.rig.heap.stats(0).unwrap().reserved, held);
     assert_eq!(again, blocks, "the same requests in the same order");
     world.finish(1, &[graph, second]);
 }
@@ -335,12 +265,12 @@ fn restored_blocks_are_freed_one_by_one_and_their_memory_is_used_again() {
 #[test]
 fn each_stream_of_a_pool_gets_its_own_blocks_back() {
     let world = World::new(GIB, "headroom:0");
-    let (one, other) = (world.stream(), world.stream());
+    let (one, other) = (world.unannounced_stream(), world.unannounced_stream());
     world.begin(1, one);
     as_program(|| {
-        let event = world.gpu.event_create(0).unwrap();
-        world.gpu.event_record(0, event, one.0).unwrap();
-        world.gpu.stream_wait_event(0, other.0, event).unwrap();
+        let event = world.rig.gpu.event_create(0).unwrap();
+        world.rig.gpu.event_record(0, event, one.0).unwrap();
+        world.rig.gpu.stream_wait_event(0, other.0, event).unwrap();
     });
     let blocks: Vec<u64> = SIZES
         .iter()
@@ -365,17 +295,17 @@ fn each_stream_of_a_pool_gets_its_own_blocks_back() {
 fn a_state_does_not_keep_its_pool_and_says_so_when_the_pool_is_gone() {
     for backing in BACKINGS {
         let world = World::new(GIB, backing);
-        let stream = world.stream();
+        let stream = world.unannounced_stream();
         let (graph, blocks) = world.graph(1, stream, &SIZES);
         let state = world.state(1);
         world.free(blocks[0]);
-        world.destroy(1, graph);
+        world.drop_graph(1, graph);
         // A block is live, so its memory stays; but nobody may be given what the graph had.
         let error = world.try_restore(1, &state).unwrap_err();
         assert!(matches!(error, StateError::Released((0, 1))), "{error}");
         blocks[1..].iter().for_each(|&address| world.free(address));
-        world.heap.trim();
-        assert_eq!(world.gpu.books(0).physical, 0, "{backing}: the state holds nothing");
+        world.rig.heap.trim();
+        assert_eq!(world.rig.gpu.books(0).physical, 0, "{backing}: the state holds nothing");
         let error = world.try_restore(1, &state).unwrap_err();
         assert!(matches!(error, StateError::NoSuchPool((0, 1))), "{error}");
         // Torch may use the id again: other memory, of which the state knows nothing.
@@ -392,15 +322,16 @@ fn a_state_does_not_keep_its_pool_and_says_so_when_the_pool_is_gone() {
 fn memory_of_a_state_stays_while_another_graph_of_the_pool_lives() {
     for backing in BACKINGS {
         let world = World::new(512 * MIB, backing);
-        let (stream, other) = (world.stream(), world.stream());
+        let (stream, other) = (world.unannounced_stream(), world.unannounced_stream());
         let (first, blocks) = world.graph(1, stream, &SIZES);
         let state = world.state(1);
         blocks.iter().for_each(|&address| world.free(address));
         let (second, _) = world.graph(1, stream, &[512]);
-        world.destroy(1, first);
-        world.heap.trim();
+        world.drop_graph(1, first);
+        world.rig.heap.trim();
         // Nobody gets it, whatever there is to be had.
-        let huge: Vec<u64> = (0..).map_while(|_| world.try_malloc(40 * MIB, other)).collect();
+        let huge: Vec<u64> =
+            (0..).map_while(|_| world.malloc_if_possible(40 * MIB, other)).collect();
         world.restore(1, &state);
         assert_eq!(world.state(1), state, "{backing}");
         huge.into_iter().for_each(|address| world.free(address));
@@ -411,7 +342,7 @@ fn memory_of_a_state_stays_while_another_graph_of_the_pool_lives() {
 #[test]
 fn a_restore_during_another_capture_calls_no_driver() {
     let world = World::new(GIB, "headroom:0");
-    let (stream, other) = (world.stream(), world.stream());
+    let (stream, other) = (world.unannounced_stream(), world.unannounced_stream());
     let (graph, blocks) = world.graph(1, stream, &SIZES);
     let state = world.state(1);
     blocks.iter().for_each(|&address| world.free(address));
@@ -422,7 +353,7 @@ fn a_restore_during_another_capture_calls_no_driver() {
     assert_eq!(world.driver.calls(), calls);
     let second = world.end(2, other);
     world.free(captured);
-    world.destroy(2, second);
+    world.drop_graph(2, second);
     world.finish(1, &[graph]);
 }
 
@@ -430,13 +361,13 @@ fn a_restore_during_another_capture_calls_no_driver() {
 fn what_other_streams_may_still_use_is_in_the_way_until_they_are_past_it() {
     for size in [5000, 3 * MIB] {
         let world = World::new(GIB, "headroom:0");
-        let (stream, other) = (world.stream(), world.stream());
+        let (stream, other) = (world.unannounced_stream(), world.unannounced_stream());
         let (graph, blocks) = world.graph(1, stream, &[size]);
         let state = world.state(1);
         let use_elsewhere = |address: u64| {
-            as_program(|| world.gpu.launch(0, other.0, 4, 500_000)).unwrap();
-            world.gpu.block_record_stream(address, 0, other.0);
-            assert!(vouching(other.0, || world.heap.record_stream(address, other)));
+            as_program(|| world.rig.gpu.launch(0, other.0, 4, 500_000)).unwrap();
+            world.rig.gpu.block_record_stream(address, 0, other.0);
+            assert!(vouching(other.0, || world.rig.heap.record_stream(address, other)));
         };
         use_elsewhere(blocks[0]);
         assert_eq!(world.restore(1, &state).kept, blocks, "it is live, and stays so");
@@ -449,7 +380,7 @@ fn what_other_streams_may_still_use_is_in_the_way_until_they_are_past_it() {
         let StateError::InTheWay { address, .. } = error else { panic!("{error}") };
         assert!(is_it(address), "{error}");
         assert!(world.live(1).is_empty(), "nothing was changed");
-        as_program(|| world.gpu.device_synchronize(0)).unwrap();
+        as_program(|| world.rig.gpu.device_synchronize(0)).unwrap();
         assert_eq!(world.restore(1, &state).allocated, blocks);
         // What is to be freed may wait too, where nothing is to be put in its place.
         let empty = {
@@ -461,7 +392,7 @@ fn what_other_streams_may_still_use_is_in_the_way_until_they_are_past_it() {
         use_elsewhere(blocks[0]);
         assert_eq!(world.restore(1, &empty).freed, blocks);
         assert!(world.try_restore(1, &state).is_err());
-        as_program(|| world.gpu.device_synchronize(0)).unwrap();
+        as_program(|| world.rig.gpu.device_synchronize(0)).unwrap();
         assert_eq!(world.restore(1, &state).allocated, blocks);
         world.finish(1, &[graph]);
     }
@@ -470,14 +401,14 @@ fn what_other_streams_may_still_use_is_in_the_way_until_they_are_past_it() {
 #[test]
 fn a_refused_restore_changes_nothing_though_much_of_it_could_be_done() {
     let world = World::new(GIB, "headroom:0");
-    let (stream, other) = (world.stream(), world.stream());
+    let (stream, other) = (world.unannounced_stream(), world.unannounced_stream());
     let (first, blocks) = world.graph(1, stream, &[512, 3 * MIB, 70_000, 5 * MIB]);
     let state = world.state(1);
     blocks.iter().for_each(|&address| {
         if address == blocks[3] {
-            as_program(|| world.gpu.launch(0, other.0, 4, 500_000)).unwrap();
-            world.gpu.block_record_stream(address, 0, other.0);
-            assert!(vouching(other.0, || world.heap.record_stream(address, other)));
+            as_program(|| world.rig.gpu.launch(0, other.0, 4, 500_000)).unwrap();
+            world.rig.gpu.block_record_stream(address, 0, other.0);
+            assert!(vouching(other.0, || world.rig.heap.record_stream(address, other)));
         }
         world.free(address);
     });
@@ -488,7 +419,7 @@ fn a_refused_restore_changes_nothing_though_much_of_it_could_be_done() {
     assert!(text.contains(&format!("5.00 MiB at {:#x}", blocks[3])), "{text}");
     assert!(text.contains("nothing was changed") && text.contains("synchronize"), "{text}");
     assert_eq!((world.state(1), world.layout(1)), (before, layout));
-    as_program(|| world.gpu.device_synchronize(0)).unwrap();
+    as_program(|| world.rig.gpu.device_synchronize(0)).unwrap();
     world.restore(1, &state);
     world.finish(1, &[first, second]);
 }
@@ -497,23 +428,24 @@ fn a_refused_restore_changes_nothing_though_much_of_it_could_be_done() {
 fn only_a_pool_of_graphs_has_states() {
     let world = World::new(GIB, "headroom:0");
     world.malloc(600, DEFAULT);
-    let error = world.heap.pool_state(0, (0, 1)).unwrap_err();
+    let error = world.rig.heap.pool_state(0, (0, 1)).unwrap_err();
     assert!(matches!(error, StateError::NoSuchPool((0, 1))), "{error}");
-    let error = world.heap.pool_state(7, (0, 1)).unwrap_err();
+    let error = world.rig.heap.pool_state(7, (0, 1)).unwrap_err();
     assert!(matches!(error, StateError::Heap(Error::NoSuchDevice(7))), "{error}");
 }
 
 #[test]
 fn the_history_tells_what_was_freed_and_allocated_and_nothing_of_what_was_kept() {
     let world = World::new(GIB, "headroom:0");
-    let stream = world.stream();
+    let stream = world.unannounced_stream();
     let (first, blocks) = world.graph(1, stream, &[600, 3 * MIB]);
     let state = world.state(1);
     world.free(blocks[1]);
     let (second, later) = world.graph(1, stream, &[70_000]);
-    world.heap.start_history(100, true);
+    world.rig.heap.start_history(100, true);
     world.restore(1, &state);
     let told: Vec<(Action, u64, u64)> = world
+        .rig
         .heap
         .history()
         .entries
@@ -530,8 +462,8 @@ fn the_history_tells_what_was_freed_and_allocated_and_nothing_of_what_was_kept()
             (Action::Alloc, blocks[1], 3 * MIB),
         ]
     );
-    assert_eq!(world.heap.history().origins.len(), 1, "of the one that was allocated");
-    world.heap.stop_history();
+    assert_eq!(world.rig.heap.history().origins.len(), 1, "of the one that was allocated");
+    world.rig.heap.stop_history();
     world.finish(1, &[first, second]);
 }
 
@@ -539,19 +471,19 @@ fn the_history_tells_what_was_freed_and_allocated_and_nothing_of_what_was_kept()
 fn what_is_allocated_beside_graphs_lies_in_their_memory_and_is_nobody_elses() {
     for backing in BACKINGS {
         let world = World::new(512 * MIB, backing);
-        let (stream, other) = (world.stream(), world.stream());
+        let (stream, other) = (world.unannounced_stream(), world.unannounced_stream());
         let beside = |size: u64| {
-            let ask = || world.heap.malloc_for_graphs(size, 0, stream, (0, 1));
+            let ask = || world.rig.heap.malloc_for_graphs(size, 0, stream, (0, 1));
             let address = vouching(stream.0, ask).unwrap();
-            let id = world.next.replace(world.next.get() + 1);
-            world.gpu.block_of_group(id, (address, size), 0, stream.0, 1);
-            world.streams.borrow_mut().insert(address, stream);
+            let id = world.next_id();
+            world.rig.gpu.block_of_group(id, (address, size), 0, stream.0, 1);
+            world.streams.lock().unwrap().insert(address, stream);
             address
         };
         // No graph uses the pool: ordinary memory.
-        let ordinary = world.heap.malloc_for_graphs(5000, 0, stream, (0, 1)).unwrap();
-        assert!(world.heap.pool_state(0, (0, 1)).is_err());
-        assert!(world.heap.free(ordinary));
+        let ordinary = world.rig.heap.malloc_for_graphs(5000, 0, stream, (0, 1)).unwrap();
+        assert!(world.rig.heap.pool_state(0, (0, 1)).is_err());
+        assert!(world.rig.heap.free(ordinary));
         let (graph, mut blocks) = world.graph(1, stream, &[512]);
         let inputs: Vec<u64> = SIZES.iter().map(|&size| beside(size)).collect();
         blocks.extend(&inputs);
@@ -559,9 +491,10 @@ fn what_is_allocated_beside_graphs_lies_in_their_memory_and_is_nobody_elses() {
         assert_eq!(world.live(1), blocks, "{backing}");
         let state = world.state(1);
         inputs.iter().for_each(|&address| world.free(address));
-        world.heap.trim();
+        world.rig.heap.trim();
         // Its own stream has it again, and nobody else at all.
-        let huge: Vec<u64> = (0..).map_while(|_| world.try_malloc(40 * MIB, other)).collect();
+        let huge: Vec<u64> =
+            (0..).map_while(|_| world.malloc_if_possible(40 * MIB, other)).collect();
         let again: Vec<u64> = SIZES.iter().map(|&size| beside(size)).collect();
         assert_eq!(again, inputs, "{backing}");
         again.iter().for_each(|&address| world.free(address));
@@ -576,17 +509,17 @@ fn what_is_allocated_beside_graphs_lies_in_their_memory_and_is_nobody_elses() {
 fn a_request_beside_graphs_has_idle_memory_given_back_before_it_is_refused() {
     for backing in &BACKINGS[..3] {
         let world = World::new(400 * MIB, backing);
-        let stream = world.stream();
+        let stream = world.unannounced_stream();
         let (graph, _) = world.graph(1, stream, &[512]);
         let idle = world.malloc(300 * MIB, DEFAULT);
         world.free(idle);
-        let ask = || world.heap.malloc_for_graphs(250 * MIB, 0, stream, (0, 1));
+        let ask = || world.rig.heap.malloc_for_graphs(250 * MIB, 0, stream, (0, 1));
         let address = vouching(stream.0, ask).unwrap();
         assert!(world.live(1).contains(&address), "{backing}");
         let more = vouching(stream.0, ask);
         assert!(matches!(more, Err(Error::OutOfMemory(_))), "{backing}: {more:?}");
-        let id = world.next.replace(world.next.get() + 1);
-        world.gpu.block_of_group(id, (address, 250 * MIB), 0, stream.0, 1);
+        let id = world.next_id();
+        world.rig.gpu.block_of_group(id, (address, 250 * MIB), 0, stream.0, 1);
         world.finish(1, &[graph]);
     }
 }
@@ -594,16 +527,16 @@ fn a_request_beside_graphs_has_idle_memory_given_back_before_it_is_refused() {
 /// Graphs that share a pool are captured; states are taken, and restored in any order, whatever
 /// fails meanwhile.
 fn program(world: &World) -> Vec<u64> {
-    let (stream, other) = (world.stream(), world.stream());
+    let (stream, other) = (world.unannounced_stream(), world.unannounced_stream());
     let (mut states, mut graphs) = (vec![], vec![]);
     for round in 0..4 {
-        if world.heap.begin_allocate_to_pool(0, (0, 1)).is_err() {
+        if world.rig.heap.begin_allocate_to_pool(0, (0, 1)).is_err() {
             continue;
         }
         let mode = CaptureMode::Relaxed;
-        as_program(|| world.gpu.begin_capture(0, stream.0, mode, Some(1))).unwrap();
+        as_program(|| world.rig.gpu.begin_capture(0, stream.0, mode, Some(1))).unwrap();
         for size in SIZES {
-            world.try_malloc(size + round * 512, stream);
+            world.malloc_if_possible(size + round * 512, stream);
         }
         graphs.push(world.end(1, stream));
         states.push(world.state(1));
@@ -611,13 +544,13 @@ fn program(world: &World) -> Vec<u64> {
         for (at, &address) in live.iter().enumerate() {
             if (at as u64 + round).is_multiple_of(3) {
                 if at % 2 == 0 {
-                    world.gpu.block_record_stream(address, 0, other.0);
-                    vouching(other.0, || world.heap.record_stream(address, other));
+                    world.rig.gpu.block_record_stream(address, 0, other.0);
+                    vouching(other.0, || world.rig.heap.record_stream(address, other));
                 }
                 world.free(address);
             }
         }
-        as_program(|| world.gpu.launch(0, other.0, 1, 40_000)).unwrap();
+        as_program(|| world.rig.gpu.launch(0, other.0, 1, 40_000)).unwrap();
         world.check();
         for at in [0, round as usize / 2, states.len() - 1] {
             let Some(state) = states.get(at) else { continue };
@@ -630,8 +563,8 @@ fn program(world: &World) -> Vec<u64> {
                 Err(error) => panic!("{error}"),
             }
         }
-        let eager = world.try_malloc(30 * MIB, other);
-        world.heap.trim();
+        let eager = world.malloc_if_possible(30 * MIB, other);
+        world.rig.heap.trim();
         eager.into_iter().for_each(|address| world.free(address));
         world.check();
     }
@@ -646,7 +579,7 @@ fn no_state_and_no_memory_is_lost_whichever_driver_call_fails() {
             assert!(nth > 0 || world.driver.calls() > 20, "{backing}");
         };
         let end = |(world, graphs): &mut (World, Vec<u64>), _| {
-            if world.heap.pool_state(0, (0, 1)).is_ok() {
+            if world.rig.heap.pool_state(0, (0, 1)).is_ok() {
                 world.finish(1, graphs);
             }
         };

@@ -2,6 +2,7 @@
 //! Under the oracle, one test a promise.
 
 use crate::common::{DEFAULT, GIB, KEEPING, MIB, Rig};
+use crate::world::World;
 use gruyere::driver::StreamHandle;
 use gruyere::heap::Error;
 use gruyere::heap::lifetime;
@@ -13,19 +14,7 @@ use std::sync::{Barrier, Mutex};
 
 const SIZES: [u64; 8] = [1, 512, 70_000, MIB, MIB + 1, 5 * MIB, 33 * MIB, 100 * MIB];
 
-/// A program that the oracle watches.
-struct World {
-    rig: Rig,
-    next: AtomicU64,
-}
-
 impl World {
-    fn new(memory: u64, conf: &str) -> Self {
-        let rig = Rig::over(GpuConfig::new(memory), conf);
-        rig.heap.announce_hooks(3);
-        Self { rig, next: AtomicU64::new(1) }
-    }
-
     fn pool(&self, name: &str, reserve: u64) -> PoolKey {
         self.rig.heap.pool_create(name, 0, reserve, None).unwrap()
     }
@@ -37,33 +26,12 @@ impl World {
         result
     }
 
-    fn malloc(&self, size: u64, stream: StreamHandle) -> u64 {
-        let address = self.rig.malloc(size, stream);
-        let id = self.next.fetch_add(1, Ordering::Relaxed);
-        self.rig.gpu.block_malloc(id, address, size, 0, stream.0);
-        address
-    }
-
-    fn free(&self, address: u64) {
-        self.rig.gpu.block_free(address);
-        assert!(self.rig.heap.free(address));
-    }
-
-    fn launch(&self, stream: StreamHandle, nanoseconds: u64) {
+    fn work(&self, stream: StreamHandle, nanoseconds: u64) {
         as_program(|| self.rig.gpu.launch(0, stream.0, 1, nanoseconds)).unwrap();
-    }
-
-    fn physical(&self) -> u64 {
-        self.rig.gpu.books(0).physical
     }
 
     fn held(&self, pool: PoolKey) -> u64 {
         self.rig.heap.pool_stats(pool).unwrap().held
-    }
-
-    fn check(&self) {
-        self.rig.check();
-        assert_eq!(self.rig.gpu.faults(), []);
     }
 }
 
@@ -144,8 +112,8 @@ fn a_release_waits_for_the_work_that_uses_the_pool() {
             world.inside(pool, || (world.malloc(90 * MIB, side), world.malloc(4000, side)));
         world.rig.gpu.block_record_stream(shared, 0, other.0);
         assert!(world.rig.heap.record_stream(shared, other));
-        world.launch(side, 5_000_000);
-        world.launch(other, 9_000_000);
+        world.work(side, 5_000_000);
+        world.work(other, 9_000_000);
         world.free(block);
         world.free(shared);
         let end = world.rig.gpu.host_time().device_end;
@@ -157,7 +125,7 @@ fn a_release_waits_for_the_work_that_uses_the_pool() {
         assert_eq!(world.physical(), 0, "{conf}");
         // The same physical memory, at once, for somebody else.
         let again = world.malloc(250 * MIB, other);
-        world.launch(other, 1000);
+        world.work(other, 1000);
         world.free(again);
         world.check();
     }
@@ -381,7 +349,7 @@ fn the_idle_memory_of_others_makes_room_for_a_reserve() {
         let world = World::new(GIB, conf);
         let side = world.rig.stream();
         let idle = world.malloc(800 * MIB, side);
-        world.launch(side, 3_000_000);
+        world.work(side, 3_000_000);
         world.free(idle);
         let pool = world.pool("kv", 700 * MIB);
         assert!(world.held(pool) >= 700 * MIB, "{conf}");
@@ -468,13 +436,13 @@ fn streams_of_a_pool_share_its_memory_in_stream_order() {
             let stream = streams[(random >> 60) as usize % 3];
             if live.len() < 12 && pick(5) < 3 {
                 live.push(world.malloc(1 + pick(16 * MIB) / (1 << (turn % 9)), stream));
-                world.launch(stream, 20_000);
+                world.work(stream, 20_000);
             } else if !live.is_empty() {
                 let address = live.swap_remove(pick(live.len() as u64) as usize);
                 if pick(4) == 0 {
                     world.rig.gpu.block_record_stream(address, 0, stream.0);
                     assert!(world.rig.heap.record_stream(address, stream));
-                    world.launch(stream, 20_000);
+                    world.work(stream, 20_000);
                 }
                 world.free(address);
             }
@@ -511,7 +479,7 @@ fn threads_allocate_in_pools_while_others_release_them() {
                         world.rig.heap.pool_enter(pool).unwrap();
                         let sizes = [700 + round, 90_000, 3 * MIB + seed * MIB];
                         let blocks = sizes.map(|size| world.malloc(size, stream));
-                        world.launch(stream, 30_000);
+                        world.work(stream, 30_000);
                         world.rig.heap.pool_leave(pool).unwrap();
                         let outside = world.malloc(2 * MIB, stream);
                         blocks.into_iter().chain([outside]).for_each(|address| world.free(address));
@@ -549,7 +517,7 @@ fn a_pool_that_shares_nothing_between_streams_goes_back_whole_too() {
         let pool = world.pool("kv", 0);
         let blocks =
             world.inside(pool, || [world.malloc(40 * MIB, side), world.malloc(9000, DEFAULT)]);
-        world.launch(side, 1_000_000);
+        world.work(side, 1_000_000);
         blocks.into_iter().for_each(|address| world.free(address));
         world.rig.heap.pool_release(pool).unwrap();
         assert_eq!(world.physical(), 0, "{conf}");

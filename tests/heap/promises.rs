@@ -274,14 +274,8 @@ fn threads_may_allocate_and_free_each_others_blocks() {
 
 #[test]
 fn host_memory_does_not_grow_with_the_number_of_operations() {
-    const NAME: &str = "promises::host_memory_does_not_grow_with_the_number_of_operations";
-    const ALONE: &str = "GRUYERE_TEST_ALONE";
     // Other tests of this program allocate beside it.
-    if std::env::var_os(ALONE).is_none() {
-        let mut alone = std::process::Command::new(std::env::current_exe().unwrap());
-        let done = alone.args(["--exact", NAME]).env(ALONE, "1").output().unwrap();
-        let said = String::from_utf8_lossy(&done.stdout);
-        assert!(done.status.success() && said.contains("1 passed"), "{said}");
+    if !crate::alone("promises::host_memory_does_not_grow_with_the_number_of_operations") {
         return;
     }
     let rig = Rig::new("record:on");

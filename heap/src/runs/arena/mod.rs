@@ -22,7 +22,7 @@ use crate::runs::page_table::BLOCK_LIMIT;
 use crate::small::size_class::{ALIGNMENT, PAGE};
 use gruyere_record::SegmentSlot;
 pub(crate) use run::{Label, Region, RegionId, Run, RunId, RunState, SpaceId, UNOWNED};
-use run::{NO_RUN, Place};
+use run::{NO_RUN, RunPlace};
 use size_index::SizeIndex;
 use space::{Space, owner_at, owner_in};
 use std::collections::BTreeMap;
@@ -421,8 +421,8 @@ impl Arenas {
     }
 
     #[inline(always)]
-    fn set_free_from(&mut self, id: RunId, place: Place, owner: u32, epoch: u64) {
-        let Place { address, bytes, region, previous, next } = place;
+    fn set_free_from(&mut self, id: RunId, place: RunPlace, owner: u32, epoch: u64) {
+        let RunPlace { address, bytes, region, previous, next } = place;
         let Region { space, ref mut first, .. } = self.regions[region as usize];
         let Space { owners, filled, .. } = &mut self.spaces[space as usize];
         let Some(index) = owners.get_mut(owner_at(owner)).and_then(Option::as_deref_mut) else {

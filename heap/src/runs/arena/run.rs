@@ -93,9 +93,9 @@ impl Run {
     }
 
     #[inline(always)]
-    pub(super) fn place(&self) -> Place {
+    pub(super) fn place(&self) -> RunPlace {
         let Self { address, bytes, region, previous, next, .. } = *self;
-        Place { address, bytes, region, previous, next }
+        RunPlace { address, bytes, region, previous, next }
     }
 
     /// Of a block: bytes that the caller asked for.
@@ -112,7 +112,7 @@ impl Run {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Place {
+pub(super) struct RunPlace {
     pub(super) address: u64,
     pub(super) bytes: u64,
     pub(super) region: RegionId,
