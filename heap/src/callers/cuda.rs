@@ -1,14 +1,14 @@
-//! What CUDA programs need (`cudaMalloc` and its kin, through the LD_PRELOAD door) and torch's
-//! hooks do not.
+//! Calls for CUDA programs (`cudaMalloc` and its kin, through the LD_PRELOAD door), which keep
+//! CUDA's own rules of order.
 //!
 //! torch's hooks name the streams that use a block, and free it as soon as the host is done with
 //! it. A CUDA program says less and promises more:
-//! - Any stream may use what `cudaMalloc` returns at once, and `cudaFree` must not release it
+//! - Any stream may use the memory of `cudaMalloc` at once, and `cudaFree` must not release it
 //!   before all work on the device is past it. Such blocks belong to
 //!   [`crate::order::streams::ALL_STREAMS`]. A free waits for an event behind all work of the
-//!   context, or for a synchronisation, which the program's own may be ([`Heap::synchronized`]);
-//!   the free itself never waits. One event serves any number of frees; the allocator records it
-//!   when it needs memory.
+//!   context, or for a synchronisation, such as the program's own ([`Heap::synchronized`]); the
+//!   call itself never waits. One event serves any number of frees; the allocator records it when
+//!   it needs memory.
 //! - `cudaFreeAsync` names a stream, and the program guarantees that every use comes before that
 //!   point of it, whichever stream allocated the block.
 
@@ -32,7 +32,7 @@ use std::convert::Infallible;
 use std::sync::atomic::Ordering;
 
 impl Heap {
-    /// Whether `address` is one of ours: it lies in a page that has blocks.
+    /// Whether `address` is the heap's: it lies in a page that has blocks.
     #[inline]
     pub fn is_ours(&self, address: u64) -> bool {
         self.find_owner(address).is_some() || self.is_direct(address)
@@ -58,16 +58,14 @@ impl Heap {
         }
     }
 
-    /// `cudaFree`: frees the block at `address`, which is not reused before all work that the
-    /// device has been given so far is done. False: no live block starts there (counted and logged
-    /// as a bad free is).
+    /// `cudaFree`: frees the block at `address`. It is not reused before all present work of the
+    /// device is done. False if no live block starts there (counted and logged as a bad free).
     pub fn free_device_wide(&self, address: u64) -> bool {
         self.free_on(address, StreamHandle::ALL_STREAMS)
     }
 
-    /// `cudaFreeAsync`: frees the block at `address`, all uses of which come before the work that
-    /// `stream` is given from now on. False: no live block starts there (counted and logged as a
-    /// bad free is).
+    /// `cudaFreeAsync`: frees the block at `address`; all its uses come before future work of
+    /// `stream`. False if no live block starts there (counted and logged as a bad free).
     pub fn free_on(&self, address: u64, stream: StreamHandle) -> bool {
         if address == 0 {
             return true;
@@ -94,14 +92,14 @@ impl Heap {
         self.free(address)
     }
 
-    /// Before the program synchronises `device`: what [`Heap::synchronized`] is to be given. While
-    /// it waits, frees go on, and are later ones.
+    /// Call before the program synchronises `device`; pass the result to [`Heap::synchronized`].
+    /// Frees during the wait count as later ones.
     pub fn before_synchronize(&self, device: i64) -> SyncPoint {
         let device = self.device_in_use(device).ok().flatten();
         SyncPoint(device.map_or_else(HashMap::new, |device| device.streams.open_epochs()))
     }
 
-    /// The device has been synchronised since `point`: what was freed before is free.
+    /// The device has been synchronised since `point`: memory freed before is free.
     pub fn synchronized(&self, device: i64, point: SyncPoint) {
         if let Ok(Some(device)) = self.device_in_use(device) {
             device.streams.forget_captures();
@@ -109,11 +107,11 @@ impl Heap {
         }
     }
 
-    /// The program promises that `stream` is not destroyed before [`Heap::stream_ends`] is told of
-    /// it: until then it may be asked about, and events may be recorded on it, at any time.
+    /// The program promises not to destroy `stream` before [`Heap::stream_ends`]: until then the
+    /// allocator may query the stream and record events on it at any time.
     ///
     /// # Errors
-    /// A device that there is not, or that cannot be used.
+    /// The error for an unknown or unusable device.
     pub fn stream_lasts(&self, device: i64, stream: StreamHandle) -> Result<(), Error> {
         self.device(device)?.streams.lasts(&*self.shared.driver, stream);
         Ok(())
@@ -122,7 +120,7 @@ impl Heap {
     /// The program is about to destroy `stream`; its frees so far get their event now.
     ///
     /// # Errors
-    /// A device that there is not.
+    /// The error for an unknown device.
     pub fn stream_ends(&self, device: i64, stream: StreamHandle) -> Result<(), Error> {
         let Some(device) = self.device_in_use(device)? else { return Ok(()) };
         if device.streams.is_known(stream) {
@@ -139,14 +137,14 @@ impl Heap {
         Ok(())
     }
 
-    /// A capture is about to begin on `stream` of `device`: until it ends, nothing is asked of the
-    /// driver that could make it fail.
+    /// A capture is about to begin on `stream` of `device`. Until it ends, the allocator makes no
+    /// driver call that could make it fail.
     pub fn capture_begins(&self, device: i64, stream: StreamHandle) {
         let Ok(device) = self.device(device) else { return };
-        // So that a stream of which we have seen nothing yet is found when it ends.
+        // Numbers a stream not seen yet, so that the capture's end finds it.
         let named = device.named(&self.shared, stream).ok();
-        // While nothing captures yet, turn what is freed into events: afterwards nothing may be
-        // recorded.
+        // Turns frees into events now, while no stream captures: during the capture the allocator
+        // may record none.
         if let Some(_guard) = device.query_guard() {
             device.fence_all(&self.shared, named.as_ref().map(|found| found.number));
         }
@@ -161,8 +159,8 @@ impl Heap {
         device.event(&self.shared, EventKind::CaptureBegin, 0, 0);
     }
 
-    /// The capture on `stream` has ended, or never begun: the driver refused it. Nothing where none
-    /// was told of.
+    /// The capture on `stream` has ended, or never began because the driver refused it. Does
+    /// nothing if no capture was announced.
     pub fn capture_ends(&self, device: i64, stream: StreamHandle) {
         let Ok(Some(device)) = self.device_in_use(device) else { return };
         {
@@ -174,8 +172,8 @@ impl Heap {
         device.event(&self.shared, EventKind::CaptureEnd, 0, 0);
     }
 
-    /// Bytes that the device would have free in addition, if the heap gave back what it can: idle
-    /// whole pages, and large blocks that wait for streams.
+    /// Bytes that the heap could return to the device: idle whole pages, and large blocks that wait
+    /// for streams.
     pub fn could_give_back(&self, device: i64) -> u64 {
         let Ok(Some(device)) = self.device_in_use(device) else { return 0 };
         let shared = &self.shared;
@@ -189,17 +187,18 @@ impl Heap {
         device.supply.evictable(&central) + central.pending_bytes() / PAGE * PAGE
     }
 
-    /// The program uses these devices, and reaches each other's memory: what they have and get is
-    /// mapped for all of them that can. Where one cannot be used, its first malloc says so.
+    /// The program uses these devices and accesses each other's memory: the heap maps present and
+    /// future memory of each for all that can. A device that cannot be used says so at its first
+    /// malloc.
     pub fn use_devices(&self, devices: &[i64]) {
         for &device in devices {
             let _ = self.device(device);
         }
     }
 
-    /// The program is about to reset `device` (`cudaDeviceReset`): every block on it is dropped,
-    /// and all memory goes back. The heap of the device is as new then, and its streams are gone.
-    /// No other thread may be using the device, as CUDA asks too.
+    /// The program is about to reset `device` (`cudaDeviceReset`): drops every block on it and
+    /// returns all memory. The device's heap is then as new, and its streams are gone. No other
+    /// thread may use the device, as CUDA demands too.
     pub fn reset_device(&self, device: i64) {
         let Ok(Some(device)) = self.device_in_use(device) else { return };
         for address in device.seen() {
@@ -208,8 +207,7 @@ impl Heap {
         let shared = &self.shared;
         let capturing = std::mem::take(&mut *lock(&device.capturing)).len();
         self.pool_scopes_closed(device, u32::try_from(capturing).unwrap_or(0));
-        // Work that is still running is cut off by the reset; our memory must not be unmapped under
-        // it.
+        // The reset would cut off work that still runs; our memory must not be unmapped under it.
         let _ = shared.driver.device_synchronize(device.id);
         for address in device.live_addresses() {
             self.free(address);
@@ -245,9 +243,9 @@ impl Heap {
 }
 
 impl Device {
-    /// Before a large block of all streams is cut: what is parked is looked at first. A block that
-    /// were cut from another free run instead would leave a gap there and one here, and two driver
-    /// calls are little beside what `cudaMalloc` costs otherwise (docs/decisions/preload.md).
+    /// Polls parked blocks before a large block of all streams is cut. A cut from another free run
+    /// instead would leave a gap here and there, and two driver calls are little beside the usual
+    /// cost of `cudaMalloc` (docs/decisions/preload.md).
     pub(crate) fn poll_parked(&self, shared: &Shared) {
         if lock(&self.central).pending.is_empty() {
             return;
@@ -260,8 +258,7 @@ impl Device {
     }
 
     /// Frees the block at `address`, not to be reused before stream `user` is past this moment.
-    /// `None`, and nothing done: none of the ordinary small ones and none of the large ones starts
-    /// there.
+    /// `None`, and nothing done, if no ordinary small block and no large block starts there.
     pub(crate) fn free_behind(
         &self,
         shared: &Shared,
@@ -286,7 +283,7 @@ impl Device {
         Some(())
     }
 
-    /// Where all live blocks start.
+    /// The addresses of all live blocks.
     pub(crate) fn live_addresses(&self) -> Vec<u64> {
         let mut live = Live::default();
         let Ok(central) = self.walk(&mut live);
@@ -317,15 +314,15 @@ impl Visitor for Live {
 /// A live block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OwnedBlock {
-    /// The device that it is on.
+    /// Its device.
     pub device: u32,
     /// Its bytes, rounded up to 512.
     pub bytes: u64,
-    /// Bytes that were asked for.
+    /// Bytes that the program asked for.
     pub requested: u64,
 }
 
-/// A moment before a synchronisation: what was freed until then.
+/// The moment before a synchronisation; frees up to it are over after it.
 #[derive(Debug, Default)]
 #[must_use = "to be handed to Heap::synchronized once the device is"]
 pub struct SyncPoint(pub(crate) HashMap<u32, u64>);

@@ -1,4 +1,7 @@
-//! Which rules of stream order the callers keep: torch's hooks, or CUDA's own.
+//! The rules of stream order that the callers keep: torch's hooks, or CUDA's own.
+//!
+//! Until the loader announces the hooks ([`Heap::announce_hooks`]), memory stays with its stream. A
+//! door for CUDA programs announces CUDA's rules instead ([`Heap::announce_ordered_callers`]).
 
 use crate::heap::{Heap, UNANNOUNCED, WATCH_CAPTURES};
 use crate::shared::{HOOK_CAPTURES, HOOK_RECORD_STREAM, ORDERED_CALLERS};
@@ -6,11 +9,11 @@ use crate::sync::lock;
 use std::sync::atomic::Ordering;
 
 impl Heap {
-    /// What the loader has wired: [`HOOK_RECORD_STREAM`], [`HOOK_CAPTURES`].
+    /// Notes the hooks that the loader has wired: [`HOOK_RECORD_STREAM`], [`HOOK_CAPTURES`].
     ///
-    /// Blocks may have been handed out, and uses of them by other streams lost, before
-    /// record_stream was wired: what was enqueued until now is waited for, before memory passes
-    /// from stream to stream.
+    /// Before record_stream was wired, the heap may have served blocks and missed uses of them by
+    /// other streams: so it waits for all work enqueued until now before memory passes between
+    /// streams.
     pub fn announce_hooks(&self, bits: u32) {
         if bits & HOOK_RECORD_STREAM != 0 && self.hooks() & HOOK_RECORD_STREAM == 0 {
             self.devices().for_each(|device| {
@@ -27,19 +30,17 @@ impl Heap {
         }
     }
 
-    /// The hooks that were announced.
+    /// The announced hooks.
     pub fn hooks(&self) -> u32 {
         self.shared.hooks.load(Ordering::Relaxed)
     }
-}
 
-impl Heap {
-    /// All frees from now on are ordered by CUDA's own rules, so that memory may pass from stream
-    /// to stream without record_stream; and captures are told of by [`Heap::capture_begins`]. To be
-    /// called before the first block is handed out.
+    /// From now on CUDA's own rules order all frees, so that memory may pass between streams
+    /// without record_stream, and [`Heap::capture_begins`] announces captures. Call before the
+    /// first malloc.
     ///
-    /// If torch's hooks come too, and nobody has announced them ([`Heap::announce_hooks`]), that
-    /// ends: their callers promise less.
+    /// If torch's hooks come too, unannounced ([`Heap::announce_hooks`]), that ends: their callers
+    /// promise less.
     pub fn announce_ordered_callers(&self) {
         if self.hooks() & (ORDERED_CALLERS | HOOK_RECORD_STREAM) == 0 {
             self.special.fetch_or(UNANNOUNCED, Ordering::AcqRel);
@@ -47,21 +48,20 @@ impl Heap {
         self.announce_hooks(ORDERED_CALLERS);
     }
 
-    /// A malloc came in through torch's hooks. Costs a load but for the first time.
+    /// Notes a malloc through torch's hooks. After the first, costs one load.
     pub fn meet_hooks(&self) {
         if self.special.load(Ordering::Acquire) & UNANNOUNCED == 0 {
             return;
         }
         let _pool_scopes = lock(&self.pool_scopes);
         if self.special.fetch_and(!UNANNOUNCED, Ordering::AcqRel) & UNANNOUNCED != 0 {
-            // What torch frees from now on stays with its stream, and its captures are asked for.
+            // From now on torch's frees stay with their stream, and the driver is asked about
+            // captures.
             self.shared.hooks.fetch_and(!ORDERED_CALLERS, Ordering::AcqRel);
             self.special.fetch_or(WATCH_CAPTURES, Ordering::AcqRel);
         }
     }
-}
 
-impl Heap {
     #[cold]
     pub(crate) fn warn_of_missing_hooks(&self) {
         static ONCE: std::sync::Once = std::sync::Once::new();

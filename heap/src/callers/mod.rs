@@ -1,4 +1,4 @@
-//! The callers that are not torch: CUDA programs, and watched ones.
+//! Callers other than torch's hooks: CUDA programs, and programs that the heap only watches.
 pub(crate) mod cuda;
 pub(crate) mod hooks;
 pub(crate) mod stream_numbers;

@@ -1,34 +1,33 @@
-//! The numbers of streams that are gone, for streams to come.
+//! Reusing the numbers of streams that are gone.
 //!
-//! Programs that make a stream for each request see more streams than there are numbers. When all
-//! are taken, the device is synchronised, and the numbers of streams that nothing refers to any
-//! more are free again: of those that are gone for certain, and of passing ones that no call is
-//! naming now. Whether those are gone cannot be asked ([`crate::order::streams`]); one that is not
-//! gets another number when it is named again, and as it had nothing, it has lost nothing. What
-//! refers to a stream: slabs and runs that are its own, blocks that it uses and blocks that wait
-//! for it.
+//! A program that makes a stream for each request sees more streams than there are numbers. When
+//! all are taken, the allocator synchronises the device and frees the numbers of unreferenced
+//! streams: those certainly gone, and passing ones that no call is naming now. Whether a passing
+//! stream is gone cannot be asked ([`crate::order::streams`]); one that is not gets another number
+//! when it is named again, and as it had nothing, it has lost nothing. The references to a stream
+//! are its own slabs and runs, the blocks that it uses, and the blocks that wait for it.
 //!
-//! References to a stream that is gone only become fewer, or move from a shard to the central part,
-//! whose run of a slab names the stream all the while. So looking at one shard after the other,
-//! then at the central part, misses none.
+//! References to a gone stream only become fewer, or move from a shard to the central part, whose
+//! run of a slab names the stream all the while. So a look at one shard after the other, then at
+//! the central part, misses none.
 
 use crate::central::Central;
 use crate::device::Device;
 use crate::driver::StreamHandle;
 use crate::error::Error;
 use crate::order::streams::Resolved;
-use crate::path::order_rule::Unsynchronized;
+use crate::path::synchronize::Unsynchronized;
 use crate::shared::Shared;
 use crate::sync::lock;
 use std::collections::HashSet;
 
 impl Device {
-    /// The number of the stream that `handle` names, for which there was none left.
+    /// The number of the stream that `handle` names, when all numbers are taken.
     ///
     /// # Errors
-    /// [`Error::TooManyStreams`]: there is none still, since as many streams are alive or have
-    /// blocks that are, or a capture keeps the device from being synchronised. [`Error::Driver`]:
-    /// the driver refused to synchronise it, or to say whether anything captures.
+    /// [`Error::TooManyStreams`]: none is free still, since that many streams are alive or have
+    /// live blocks, or a capture prevents synchronising the device. [`Error::Driver`]: the driver
+    /// refused to synchronise, or to say whether a stream captures.
     #[cold]
     pub(crate) fn resolve_by_recycling(
         &self,
@@ -37,7 +36,7 @@ impl Device {
     ) -> Result<Resolved<'_>, Error> {
         let driver = &*shared.driver;
         let _recycling = self.streams.recycling();
-        // Another thread may have made room meanwhile.
+        // Another thread may have freed a number meanwhile.
         if let Some(found) = self.streams.resolve(driver, handle) {
             return Ok(found);
         }
@@ -53,12 +52,12 @@ impl Device {
         let gone = self.streams.withdraw();
         let unreferred = self.unreferred(shared, &gone);
         let released = unreferred.as_deref().unwrap_or_default();
-        self.forget_order(released);
+        lock(&self.central).order.forget(released);
         self.streams.release(&gone, released);
         unreferred.map(drop)
     }
 
-    /// Those of `gone` to which nothing refers, once the device has been synchronised.
+    /// The streams of `gone` without references, after synchronising the device.
     fn unreferred(&self, shared: &Shared, gone: &HashSet<u32>) -> Result<Vec<u32>, Unsynchronized> {
         if gone.is_empty() {
             return Ok(Vec::new());
@@ -69,8 +68,7 @@ impl Device {
             lock(cell).shard.streams_referred(&mut referred);
         }
         let mut central = lock(&self.central);
-        // With `share:off` too: all that the program had enqueued anywhere before those frees is
-        // done.
+        // With `share:off` too: all work enqueued anywhere before those frees is done.
         central.promote_to(&|stream| {
             if gone.contains(&stream) { epochs.get(&stream).copied().unwrap_or(0) } else { 0 }
         });

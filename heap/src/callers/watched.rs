@@ -1,5 +1,5 @@
-//! Programs that another allocator serves, and that this one only watches (`--observe`): each block
-//! is entered in the books and in the record, and no memory is allocated.
+//! Programs served by another allocator, which the heap only watches (`--observe`): it enters each
+//! block in the books and in the record, and allocates no memory.
 
 use crate::callers::watched_blocks::{DEVICES, POOL, SAMPLE_EVERY, Seen, Watched};
 use crate::central::Central;
@@ -18,7 +18,7 @@ use std::sync::Arc;
 impl Device {
     #[inline(always)]
     pub(crate) fn saw_malloc(&self, shared: &Shared, address: u64, requested: u64, stream: u32) {
-        // Beyond all memory there is; nothing is lost by not counting it.
+        // Beyond all memory that exists; not counting it loses nothing.
         if round_up(requested, crate::small::size_class::ALIGNMENT).is_none() {
             return;
         }
@@ -34,7 +34,7 @@ impl Device {
         central.publish_watched();
     }
 
-    /// The blocks that were seen and are not gone.
+    /// The blocks seen and not freed yet.
     pub(crate) fn seen(&self) -> Vec<u64> {
         lock(&self.central).watched.blocks.addresses().collect()
     }
@@ -51,7 +51,7 @@ impl Device {
         true
     }
 
-    /// Takes a block off the record that was freed in a way that we do not see.
+    /// Takes a block off the record that was freed without our seeing it.
     #[cold]
     #[inline(never)]
     fn forget(&self, central: &mut Central, address: u64, known: Seen, time: u64) {
@@ -60,7 +60,7 @@ impl Device {
         central.writers[POOL].free(known.slot, block, time);
     }
 
-    /// A block as the record describes it.
+    /// The record's description of a block.
     #[inline(always)]
     fn describe(&self, address: u64, requested: u64, stream: u32) -> Block {
         let size = round(requested);
@@ -70,18 +70,18 @@ impl Device {
 }
 
 impl Heap {
-    /// A heap that keeps books of what [`Heap::saw_malloc`] and [`Heap::saw_free`] tell it, and
-    /// allocates nothing.
+    /// A heap that keeps the books of [`Heap::saw_malloc`] and [`Heap::saw_free`] and allocates
+    /// nothing.
     ///
     /// # Errors
-    /// None that is known of; the signature is [`Heap::new`]'s.
+    /// None known; the signature mirrors [`Heap::new`].
     pub fn watcher(settings: Settings) -> Result<Self, DriverError> {
         let settings = Settings { backing: Backing::Passthrough, auto_trim: false, ..settings };
         Self::new(Arc::new(AbsentDriver { devices: DEVICES }), settings)
     }
 
-    /// Another allocator gave `size` bytes at `address` of `device`, in the order of `stream`
-    /// ([`StreamHandle::ALL_STREAMS`]: of none).
+    /// Notes `size` bytes that another allocator gave at `address` of `device`, in the order of
+    /// `stream` ([`StreamHandle::ALL_STREAMS`]: of none).
     #[inline(always)]
     pub fn saw_malloc(&self, device: i64, address: u64, size: u64, stream: StreamHandle) {
         if let Ok(device) = self.device(device)
@@ -104,8 +104,8 @@ impl Heap {
         }
     }
 
-    /// The other allocator is about to take the block at `address` back. False: it is none that was
-    /// seen.
+    /// Notes that the other allocator is about to take back the block at `address`. False if the
+    /// block is unknown.
     #[inline(always)]
     pub fn saw_free(&self, address: u64, _stream: StreamHandle) -> bool {
         let known = self.devices().any(|device| device.saw_free(address));

@@ -1,15 +1,15 @@
-//! The books of a heap that only watches: another allocator serves the program, and each of its
-//! blocks is entered here.
+//! The books of a heap that only watches: another allocator serves the program, and the heap enters
+//! each of its blocks here.
 //!
-//! What is held is what is live: how the other allocator packs its blocks on pages is its own
-//! affair, and the driver is never asked ([`crate::driver::absent::AbsentDriver`]). Blocks are on
-//! the record as a managing heap's are, so everything that reads a record shows them.
+//! Live memory counts as held: the other allocator packs its blocks on pages as it likes, and the
+//! heap never asks the driver ([`crate::driver::absent::AbsentDriver`]). Blocks are on the record
+//! as a managing heap's are, so every reader of a record shows them.
 //!
-//! The table from addresses to blocks is asked twice for each block of the program, so its cost is
-//! the cost of watching. Open addressing with linear probing in a table that is at most a quarter
-//! full; a removal moves later cells of its row back, so there are no marks of what was (Knuth, The
-//! Art of Computer Programming 3, 6.4, algorithms L and R). About 15 instructions each, a third of
-//! what a general table takes.
+//! The table from addresses to blocks has two operations for each block of the program, so its cost
+//! is the cost of watching. Open addressing with linear probing in a table at most a quarter full;
+//! a removal moves later cells of its row back, so no tombstones remain (Knuth, The Art of Computer
+//! Programming 3, 6.4, algorithms L and R). About 15 instructions each, a third of a general
+//! table's.
 #![deny(clippy::unwrap_used)]
 
 use gruyere_record::BlockSlot;
@@ -17,14 +17,14 @@ use gruyere_record::BlockSlot;
 /// Devices that a watched program may use: no node has more.
 pub(crate) const DEVICES: u32 = 16;
 
-/// The record's pool of large blocks: all go there, as nobody knows which of them share pages. (And
-/// one lock then serves the book and the record.)
+/// The record's pool of large blocks. All blocks go there, as the heap cannot know which of them
+/// share pages; and so one lock serves both the book and the record.
 pub(crate) const POOL: usize = 1;
 
-/// How often (in blocks that came or went) the timeline is brought up to now.
+/// Blocks that come or go between two updates of the timeline.
 pub(crate) const SAMPLE_EVERY: u64 = 64;
 
-/// A block of the program's.
+/// A block of the program.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Seen {
     pub(crate) size: u64,
@@ -38,7 +38,6 @@ impl Default for Seen {
     }
 }
 
-/// The blocks of a device.
 #[derive(Debug, Default)]
 pub(crate) struct Watched {
     pub(crate) blocks: AddressBook<Seen>,
@@ -80,12 +79,11 @@ impl<T> Default for AddressBook<T> {
 }
 
 impl<T: Copy + Default> AddressBook<T> {
-    /// Addresses in the book.
     pub(crate) fn len(&self) -> usize {
         self.live
     }
 
-    /// Where the row of an address begins. Addresses are multiples of 512 and far from random: a
+    /// The start of an address's row. Addresses are multiples of 512 and far from random: a
     /// multiplication by an odd constant (2^64 over the golden ratio) spreads them over the high
     /// bits.
     #[inline(always)]
@@ -93,7 +91,7 @@ impl<T: Copy + Default> AddressBook<T> {
         (address.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> self.shift) as usize
     }
 
-    /// Puts a value down; what was there.
+    /// Inserts a value; returns the one that was there.
     #[inline]
     pub(crate) fn insert(&mut self, address: u64, value: T) -> Option<T> {
         if self.live * 4 >= self.cells.len() {
@@ -130,8 +128,8 @@ impl<T: Copy + Default> AddressBook<T> {
         }
         let value = self.cells[at].value;
         self.live -= 1;
-        // Each later cell of the row that could not be where it is, were this one empty from the
-        // start, moves here.
+        // Each later cell of the row that could not be in its place if this one had always been
+        // empty moves here.
         let mut hole = at;
         loop {
             at = (at + 1) & mask;

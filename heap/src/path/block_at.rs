@@ -1,9 +1,12 @@
-//! The block that starts at an address: what is known of it, and what is noted of it after it was
-//! allocated (its lifetime, its site).
+//! The block that starts at an address: its facts, and what the program says of it after allocation
+//! (its lifetime, its site).
 //!
-//! The page table names the blocks that start in a page, or in a cell of a split one. Only pools
-//! with segments from outside have more in a cell than its word can name: `Central::overflow` has
-//! those, by address.
+//! The page table names the blocks that start in a page, or in a cell of a split page. Only pools
+//! with outside segments may have more blocks in a cell than its word can name: `Central::overflow`
+//! has those, by address.
+//!
+//! An optimiser's state looks like the temporaries of its step while the step runs; afterwards it
+//! can be recognised. A block tagged then counts under its new lifetime, but does not move.
 
 use crate::central::{Central, SMALL};
 use crate::device::{Device, is_large};
@@ -21,35 +24,34 @@ use crate::sync::lock;
 use gruyere_record::gauges::pool_of;
 use gruyere_record::sites::SiteId;
 
-/// A block that is live, or freed and waits for streams.
+/// A live block, or a freed one that waits for streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Found {
-    /// The number of its stream.
+pub(crate) struct BlockFacts {
     pub(crate) stream: u32,
-    /// Its length, a multiple of 512.
+    /// Its length, a multiple of 512 B.
     pub(crate) bytes: u64,
     /// Bytes that the program asked for.
     pub(crate) requested: u64,
-    /// The program has freed it.
+    /// Freed by the program.
     pub(crate) is_pending: bool,
     pub(crate) is_shared: bool,
-    /// Who gets its memory; `None`: it is ordinary memory, or a block of `backing:passthrough`.
+    /// The reuse rule of its pool; `None`: ordinary memory, or a block of `backing:passthrough`.
     pub(crate) apart: Option<Reuse>,
 }
 
-impl Found {
-    /// Whether its memory is not free at once when the program frees it.
+impl BlockFacts {
+    /// Whether its memory stays taken when the program frees it.
     pub(crate) fn waits(&self) -> bool {
         self.is_shared || self.apart == Some(Reuse::Never)
     }
 }
 
-fn in_slab(shard: &Shard, slab: u32, address: u64, apart: Option<Reuse>) -> Option<Found> {
+fn in_slab(shard: &Shard, slab: u32, address: u64, apart: Option<Reuse>) -> Option<BlockFacts> {
     let slab = shard.slab(slab)?;
     let slot = slab.slot_at(address)?;
     let state = slab.state(slot);
     let requested = slab.facts(slot).requested;
-    (state != SlotState::Free).then(|| Found {
+    (state != SlotState::Free).then(|| BlockFacts {
         stream: slab.stream,
         bytes: round(requested),
         requested,
@@ -60,8 +62,8 @@ fn in_slab(shard: &Shard, slab: u32, address: u64, apart: Option<Reuse>) -> Opti
 }
 
 impl Device {
-    /// The block that starts at `address`, in pages of `owner`; `None`: none does.
-    pub(crate) fn block_at(&self, address: u64, owner: Owner) -> Option<Found> {
+    /// The block that starts at `address`, in pages of `owner`, if any.
+    pub(crate) fn block_at(&self, address: u64, owner: Owner) -> Option<BlockFacts> {
         match owner {
             Owner::Slab { shard, slab, .. } => {
                 self.in_shard(shard, |shard, _, apart| in_slab(shard, slab, address, apart))
@@ -71,7 +73,7 @@ impl Device {
                 let (_, run) = central.run_at(address, blocks).filter(|(_, run)| !run.is_slab)?;
                 let is_pending = run.state == RunState::Pending;
                 let pool = central.pools.of_space(central.arenas.region(run.region).space);
-                (is_pending || run.state == RunState::Live).then(|| Found {
+                (is_pending || run.state == RunState::Live).then(|| BlockFacts {
                     stream: run.stream,
                     bytes: run.bytes,
                     requested: run.requested(),
@@ -82,7 +84,7 @@ impl Device {
             }
             Owner::None => {
                 let (bytes, requested) = lock(&self.central).direct_block(address)?;
-                Some(Found {
+                Some(BlockFacts {
                     stream: 0,
                     bytes,
                     requested,
@@ -93,9 +95,7 @@ impl Device {
             }
         }
     }
-}
 
-impl Device {
     pub(crate) fn tag(&self, address: u64, owner: Owner, lifetime: Lifetime) -> Option<()> {
         let lifetime = lifetime as u8;
         match owner {
@@ -116,11 +116,9 @@ impl Device {
             Owner::None => None,
         }
     }
-}
 
-impl Device {
-    /// `request`, and where it comes from if a slab may be made for it: asked before the locks
-    /// under which slabs are made.
+    /// `request` with its site, if a new slab may serve it. Call before taking the locks under
+    /// which slabs are made.
     pub(crate) fn located(&self, shared: &Shared, request: Request) -> Request {
         if is_large(request.size) {
             return request;
@@ -128,8 +126,8 @@ impl Device {
         Request { site: shared.site(request.size), ..request }
     }
 
-    /// Tells the record where the block at `address`, in pages of `owner`, comes from. `None`: no
-    /// block starts there.
+    /// Records the site of the block at `address`, in pages of `owner`. `None`: no block starts
+    /// there.
     pub(crate) fn set_site(&self, address: u64, owner: Owner, site: SiteId) -> Option<()> {
         match owner {
             Owner::Slab { shard, slab, .. } => self.in_shard(shard, |shard, writer, _| {
@@ -149,7 +147,7 @@ impl Device {
 }
 
 impl Central {
-    /// Notes in the page table that block `id` starts at `address`, whose page or cell has no room
+    /// Notes in the page table that block `id` starts at `address`, if its page or cell has no room
     /// for it.
     #[cold]
     #[inline(never)]
@@ -167,13 +165,13 @@ impl Central {
         self.overflow.insert(address, id);
     }
 
-    /// Splits the pages of a range, so that each of its cells has a word of its own.
+    /// Splits the pages of a range, so that each cell has a word of its own.
     pub(crate) fn split(&self, table: &PageTable, address: u64, bytes: u64) {
         table.split(address, bytes, |id| self.arenas.run(id).map(|run| run.address));
     }
 
-    /// The block of an overflow cell that starts at `address` in `page`, taken out. `None` too
-    /// where `page` was split since it was found: then the caller looks again.
+    /// Takes the block that starts at `address` out of the overflow cell in `page`. `None`, too, if
+    /// `page` was split since its lookup: the caller then looks again.
     #[cold]
     #[inline(never)]
     pub(crate) fn remove_from_overflow(&mut self, page: Page<'_>, address: u64) -> Option<RunId> {
@@ -190,7 +188,7 @@ impl Central {
         Some(id)
     }
 
-    /// The blocks that may start at `address`: those that the page table named, and that of an
+    /// The blocks that may start at `address`: those that the page table named, and the one of an
     /// overflow cell.
     fn candidates(
         &self,
@@ -200,13 +198,12 @@ impl Central {
         blocks.into_iter().flatten().chain(self.overflow.get(&address).copied())
     }
 
-    /// The live block that starts at `address`, among those that the page table named and those of
-    /// overflow cells.
+    /// The live block that starts at `address`, by the page table or an overflow cell.
     pub(crate) fn find(&self, address: u64, blocks: [Option<RunId>; 2]) -> Option<(RunId, &Run)> {
         self.candidates(address, blocks).find_map(|id| block_at(&self.arenas, id, address))
     }
 
-    /// As [`Central::find`], whatever it is: pending, too.
+    /// As [`Central::find`], in any state, pending included.
     pub(crate) fn run_at(&self, address: u64, blocks: [Option<RunId>; 2]) -> Option<(RunId, &Run)> {
         let mut runs =
             self.candidates(address, blocks).filter_map(|id| Some((id, self.arenas.run(id)?)));
@@ -216,7 +213,7 @@ impl Central {
     /// Checks the blocks of overflow cells against the runs and the page table.
     ///
     /// # Errors
-    /// What is wrong.
+    /// What is wrong, in words.
     pub(crate) fn validate_overflow(&self, table: &PageTable) -> std::result::Result<(), String> {
         let is_wrong = |block: &(&u64, &RunId)| {
             let (&address, &id) = *block;
@@ -233,7 +230,8 @@ impl Central {
 }
 
 impl Heap {
-    /// The base and length of the region that holds `address`, for IPC by base pointers.
+    /// The base and length of the region that holds `address`: CUDA's IPC handles name base
+    /// pointers.
     pub fn base_of(&self, address: u64) -> Option<(u64, u64)> {
         self.devices().find_map(|device| {
             let central = lock(&device.central);
@@ -248,8 +246,8 @@ impl Heap {
         })
     }
 
-    /// Counts the live block that starts at `address` under `lifetime`. False, and nothing done: no
-    /// live block of ours starts there.
+    /// Counts the live block that starts at `address` under `lifetime`. False, and nothing done, if
+    /// no live block of this heap starts there.
     pub fn tag(&self, address: u64, lifetime: Lifetime) -> bool {
         let owner = self.shared.table.get(address);
         let (Owner::Slab { device, .. } | Owner::Large { device, .. }) = owner else {
@@ -260,7 +258,7 @@ impl Heap {
     }
 }
 
-/// The large block of that number, if it starts at `address`.
+/// Block `id`, if it is a live large block that starts at `address`.
 #[inline(always)]
 pub(crate) fn block_at(arenas: &Arenas, id: RunId, address: u64) -> Option<(RunId, &Run)> {
     let run = arenas.run(id)?;

@@ -1,4 +1,8 @@
-//! Frees, and uses by other streams.
+//! Frees, and uses of a block by other streams (torch's `record_stream`).
+//!
+//! A free finds the owner of the address in the page table: a slab of a shard, or a run. A block
+//! that other streams use waits until each of them is past its free ([`crate::order::pending`]);
+//! any other is free at once, to its own stream.
 
 use crate::central::Central;
 use crate::device::{Device, Owned, ShardCell};
@@ -18,8 +22,8 @@ use once_cell::race::OnceBox;
 use std::sync::atomic::Ordering;
 
 impl Heap {
-    /// Frees the block at `address`. Address 0 is fine; one that starts no live block is counted,
-    /// logged and harmless (false).
+    /// Frees the block at `address`. Address 0 is fine. An address at which no live block starts is
+    /// counted, logged and otherwise ignored (false).
     pub fn free(&self, address: u64) -> bool {
         let special = self.special.load(Ordering::Relaxed) & (DEBUG | HISTORY | TRACE);
         if special != 0 && address != 0 {
@@ -34,8 +38,8 @@ impl Heap {
         }
     }
 
-    /// Who owns `address`, for the free that follows at once; `None` wherever something is out of
-    /// the ordinary: then [`Heap::free`] knows.
+    /// The owner of `address`, for the free that follows at once. `None` for anything unusual,
+    /// which [`Heap::free`] handles.
     #[inline(always)]
     pub fn owner(&self, address: u64) -> Option<Owned<'_>> {
         let special = self.special.load(Ordering::Relaxed) & (DEBUG | HISTORY | TRACE | TOLD);
@@ -52,7 +56,7 @@ impl Heap {
         }
     }
 
-    /// As [`Heap::free`], for what [`Heap::owner`] has found.
+    /// As [`Heap::free`], for the owner that [`Heap::owner`] returned.
     #[inline(always)]
     pub fn free_small(&self, device: &Device, shard: u32, slab: u32, address: u64) -> bool {
         let start = clock::now();
@@ -60,13 +64,13 @@ impl Heap {
         self.freed(done, address, start)
     }
 
-    /// As [`Heap::free`], for what [`Heap::owner`] has found.
+    /// As [`Heap::free`], for the owner that [`Heap::owner`] returned.
     #[inline(always)]
     pub fn free_large(&self, device: &Device, page: Page<'_>, address: u64) -> bool {
         let start = clock::now();
         let done = device.free_large(page, address, start);
         if done.is_none() && page.is_split() {
-            // Since it was found: what the page named is in its cells now.
+            // The page was split since it was looked up: its cells have its blocks now.
             return self.free(address);
         }
         self.freed(done, address, start)
@@ -82,8 +86,8 @@ impl Heap {
         true
     }
 
-    /// As [`Heap::free`], for what is in no page: address 0, a block of `backing:passthrough`, or a
-    /// mistake.
+    /// As [`Heap::free`], for an address outside all pages: 0, a block of `backing:passthrough`, or
+    /// a mistake.
     #[cold]
     #[inline(never)]
     fn free_other(&self, address: u64) -> bool {
@@ -110,8 +114,8 @@ impl Heap {
         if let Some(device) = self.devices().next() {
             lock(&device.central).gauges.set(&[(DeviceGauge::BadFrees, count)]);
         }
-        // One line for each of the first few; a program that does it in a loop must not fill the
-        // disk.
+        // One line for each of the first few: a program that repeats the mistake in a loop must not
+        // fill the disk.
         if count <= 10 || count.is_power_of_two() {
             log::error!(
                 "{call}({address:#x}): no live block of this allocator starts there (freed twice, \
@@ -120,7 +124,7 @@ impl Heap {
         }
     }
 
-    /// The history's, the trace's, and `debug:sync` and `debug:poison`, at a free.
+    /// Serves the history, the trace, `debug:sync` and `debug:poison` before a free.
     #[cold]
     fn before_free(&self, address: u64) {
         if self.has_history() {
@@ -139,7 +143,7 @@ impl Heap {
         if shared.settings.debug.poison
             && let Some(_guard) = device.query_guard()
             && let Some(block) = device.block_at(address, owner)
-            // Not while other streams, or a graph, use it.
+            // Not while other streams or a graph use it.
             && !block.is_pending && !block.is_shared && block.apart.is_none()
             && let Some(Err(error)) = device.streams.with_lasting(block.stream, |handle| {
                 match shared.driver.capture_status(device.id, handle) {
@@ -154,8 +158,9 @@ impl Heap {
         }
     }
 
-    /// `stream` uses the block at `address` too: it is not reused before that stream is past its
-    /// free. False: no live block starts there (counted and logged as a bad free is).
+    /// Notes that `stream` uses the block at `address` too: after its free, the block is not reused
+    /// before that stream is past the free. False if no live block starts there (counted and logged
+    /// as a bad free).
     pub fn record_stream(&self, address: u64, stream: StreamHandle) -> bool {
         if address == 0 {
             return true;
@@ -165,7 +170,7 @@ impl Heap {
             Owner::Slab { device, .. } | Owner::Large { device, .. } => {
                 self.device(i64::from(device)).ok().and_then(|device| {
                     let named = device.named(&self.shared, stream).ok();
-                    // The block must be kept from being reused too soon, number or not.
+                    // With or without a number, the stream must keep the block from early reuse.
                     let user = named.as_ref().map_or(streams::ALL_STREAMS, |found| found.number);
                     device.record_stream(address, owner, user)?;
                     if let Some(trace) = &self.trace {
@@ -191,8 +196,8 @@ impl Heap {
 }
 
 impl Device {
-    /// Frees the small block at `address`, which the page table says is in slab `slab` of `shard`.
-    /// `None`: no block starts there.
+    /// Frees the small block at `address`, in slab `slab` of `shard` by the page table. `None`: no
+    /// block starts there.
     #[inline(always)]
     pub(crate) fn free_small(
         &self,
@@ -208,7 +213,7 @@ impl Device {
         let mut guard = lock(mutex);
         let cell = &mut *guard;
         let outcome = cell.shard.free(&mut cell.writer, slab, address, start, &self.streams);
-        // A comparison, not a table of jumps.
+        // A comparison, not a jump table.
         if outcome == FreeOutcome::Freed {
             return Some(());
         }
@@ -239,8 +244,7 @@ impl Device {
         lock(&self.central).free_large(page, &self.streams, address, start, None)
     }
 
-    /// Notes that the stream of number `user` uses the block at `address`. `None`: no live block
-    /// starts there.
+    /// Notes that stream `user` uses the block at `address`. `None`: no live block starts there.
     pub(crate) fn record_stream(&self, address: u64, owner: Owner, user: u32) -> Option<()> {
         match owner {
             Owner::Slab { shard, slab, .. } => {
@@ -253,9 +257,9 @@ impl Device {
 }
 
 impl Central {
-    /// Frees the large block that starts at `address` in `page`, and tells the record; it is not
-    /// reused before its users and stream `also` are past this moment. `None`: no large block
-    /// starts there.
+    /// Frees the large block that starts at `address` in `page`, and notes it in the record. The
+    /// block is not reused before its users and stream `also` are past this moment. `None`: no
+    /// large block starts there.
     #[inline(always)]
     pub(crate) fn free_large(
         &mut self,
@@ -289,8 +293,8 @@ impl Central {
             }
         }
         let tag = BlockTag::new(self.device as u8, lifetime, 0, stream);
-        // Before the run is merged: what the record needs is at hand, and need not be kept through
-        // that.
+        // Before the run is merged: what the record needs is at hand here, and need not be kept
+        // across the merge.
         let block = Block { tag, address, size, requested, bucket: bucket_of(size) };
         self.usage.block_given(size);
         self.writers[pool_of(size)].free(slot, block, time);
@@ -298,13 +302,13 @@ impl Central {
         Some(())
     }
 
-    /// Makes the block wait for its users and `also`; for ever, if it is `frozen`.
+    /// Makes the block wait for its users and `also`; for ever if `frozen`.
     #[cold]
     fn free_pending(&mut self, streams: &Streams, id: RunId, also: Option<u32>, frozen: bool) {
         let Some(run) = self.arenas.run_mut(id) else { return };
         run.state = RunState::Pending;
         let Run { bytes, stream, shared, .. } = *run;
-        // All streams together have no work of their own that it could lie behind.
+        // The owner "all streams" has no work of its own to wait for.
         let own = (stream, if stream == ALL_STREAMS { 0 } else { streams.note_free(stream) });
         let users = if shared { self.users.remove(&id).unwrap_or_default() } else { Vec::new() };
         if !frozen {

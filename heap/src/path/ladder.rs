@@ -1,19 +1,20 @@
-//! What is done when nothing fits: look again, grow, and try the reclaim ladder.
+//! The ladder that a request climbs when nothing free fits: look again, grow, reclaim.
 //!
-//! The rungs, cheapest first; each is counted with the bytes it gave and the time it took the host
-//! (`ladder`): 0. ask the events that are recorded, record new ones behind frees that have none,
-//! join neighbours;
-//! 1. return the empty slabs of all shards to the arenas;
-//! 2. give empty regions back and trim the driver's pools;
-//! 3. make the requesting stream wait for others' events (`waits:`); else wait on the host for the
-//!    oldest unfinished event, again and again;
-//! 4. synchronise the device once, and do all of it again;
-//! 5. grow into the headroom, which is open from then on, until memory is given back (a trim, a
-//!    low-memory phase).
+//! The rungs, cheapest first. Each counts the bytes it gave and the time it took on the host
+//! ([`crate::report::rungs`]).
 //!
-//! While a capture is open on the device, no event is asked, recorded or waited for, and nothing is
-//! synchronised: then rungs 1, 2 and 5 are all there is (and of rung 2 the pools only, since
-//! cuMemFree waits for the device).
+//! 0. Ask the recorded events, record new ones behind frees that have none, join neighbours.
+//! 1. Return the empty slabs of all shards to the arenas.
+//! 2. Give empty regions back and trim the driver's pools.
+//! 3. Make the requesting stream wait for other streams' events (`waits:`); else wait on the host
+//!    for the oldest unfinished event, again and again.
+//! 4. Synchronise the device once, and repeat all of the above.
+//! 5. Grow into the headroom, which stays open until memory is given back (a trim, a low-memory
+//!    phase).
+//!
+//! While a capture is open on the device, the allocator neither asks, records nor awaits events and
+//! never synchronises: only rungs 1, 2 and 5 remain (of rung 2 only the pools, since cuMemFree
+//! waits for the device).
 
 use crate::central::Central;
 use crate::device::Device;
@@ -33,16 +34,16 @@ use std::time::{Duration, Instant};
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Room {
     Budget,
-    /// Anything that the ceiling allows.
+    /// All that the ceiling allows.
     Ceiling,
 }
 
 impl Device {
-    /// A live run of `bytes` at a multiple of `align` for `request`, in `space` or that of its
+    /// A live run of `bytes` at a multiple of `align` for `request`, in `space` or the space of its
     /// lifetime, and the central lock under which it was found.
     ///
     /// # Errors
-    /// Out of memory, after the whole ladder.
+    /// As [`Device::climb`].
     pub(crate) fn allocate_run<'a>(
         &'a self,
         shared: &Shared,
@@ -61,10 +62,11 @@ impl Device {
         }
     }
 
-    /// As [`Device::allocate_run`], where nothing free fits: up the ladder.
+    /// As [`Device::allocate_run`] where nothing free fits: climbs the ladder.
     ///
     /// # Errors
-    /// Out of memory.
+    /// [`Error::OutOfMemory`] after the whole ladder; the driver's error, if the driver failed
+    /// otherwise.
     pub(crate) fn climb<'a>(
         &'a self,
         shared: &Shared,
@@ -82,7 +84,7 @@ impl Device {
             return Ok((central, run));
         }
         if self.supply.prefers_idle(&central, shared.record, want.bytes) {
-            // A bin keeps an empty slab for the next block that comes; here is a better use for it.
+            // A bin keeps an empty slab for its next block; this request has a better use for it.
             drop(central);
             let bytes = self.return_empty_slabs(shared);
             central = lock(&self.central);
@@ -95,8 +97,8 @@ impl Device {
         if self.streams.needs_synchronisation(shared.hears_of_captures())
             && central.would_grow_for_nothing(shared.record, want.bytes)
         {
-            // cudaFree of old waits for the device each time; here one wait serves all that is
-            // parked.
+            // Classic cudaFree waits for the device at each call; here one wait serves all parked
+            // memory.
             drop(central);
             self.synchronize(shared);
             central = lock(&self.central);
@@ -128,8 +130,8 @@ impl Device {
         }
     }
 
-    /// Grows, or makes better use of what is held: pages that lie idle move, or, where more would
-    /// be held than the slack allows, the stream first waits for others.
+    /// Grows, or makes better use of the memory held: idle pages move, or, if more would be held
+    /// than the slack allows, the stream first waits for others.
     fn grow(
         &self,
         shared: &Shared,
@@ -144,7 +146,7 @@ impl Device {
         let moves = self.supply.moves_pages() && shared.shares();
         let guard = if moves { self.release_guard(shared) } else { None };
         if guard.is_some() {
-            // Where old mappings are kept for debugging, they go when memory is given back.
+            // Old mappings kept for debugging go when memory is given back.
             let unmaps = !shared.settings.debug.mapped && self.supply.unmaps_before_growth(central);
             if unmaps || self.supply.prefers_idle(central, shared.record, want.bytes) {
                 self.fence(shared, Some(want.stream));
@@ -180,21 +182,21 @@ impl Device {
         })
     }
 
-    /// Fresh memory that leaves the device its headroom.
+    /// Fresh memory that still leaves the device its headroom.
     pub(crate) fn budget(&self, shared: &Shared, central: &mut Central) -> u64 {
         let headroom = if central.headroom_is_open { 0 } else { self.headroom(shared) };
         self.free_beside(shared, central, headroom)
     }
 
-    /// What the configuration leaves free for others.
+    /// The memory that the configuration leaves free for other processes.
     pub(crate) fn headroom(&self, shared: &Shared) -> u64 {
         shared.settings.headroom.resolve(self.capabilities.total_memory)
     }
 
-    /// Fresh memory that leaves the device `headroom` bytes.
+    /// Fresh memory that still leaves the device `headroom` bytes.
     pub(crate) fn free_beside(&self, shared: &Shared, central: &mut Central, headroom: u64) -> u64 {
         central.backing.calls += 1;
-        // Where the driver cannot say, growth itself will.
+        // If the driver cannot say, growth itself finds out.
         shared
             .driver
             .memory_info(self.id)
@@ -232,7 +234,8 @@ impl Device {
         if let Some(found) = retry(Room::Budget, 1, slabs) {
             return Some(found);
         }
-        // What the slabs gave back may still be one stream's: it becomes unowned where it is done.
+        // The memory of those slabs may still belong to one stream: it becomes unowned where its
+        // work is done.
         if let Some(_guard) = self.query_guard() {
             self.streams.poll(driver);
         }
@@ -270,11 +273,11 @@ impl Device {
         }
         let found = retry(Room::Ceiling, 5, self.give_up_reserves(shared));
         let (mut central, run) = found.or_else(|| self.fit_elsewhere(want))?;
-        // Beside a capture waiting was not tried: then this request alone has touched it.
+        // Beside a capture the ladder skipped its waits: then only this request uses the headroom.
         let may_open = waits && !central.headroom_is_open;
         if may_open && self.free_beside(shared, &mut central, self.headroom(shared)) == 0 {
-            // Else each of the requests to come would try the whole ladder, and split the last idle
-            // pages for what the next one gets whole.
+            // Otherwise each later request would climb the whole ladder, and split the last idle
+            // pages that the next one gets whole.
             central.headroom_is_open = true;
             log::info!(
                 "device {}: nothing else helped, so the headroom is used until memory is given \
@@ -285,7 +288,7 @@ impl Device {
         Some((central, run))
     }
 
-    /// A place among blocks of other sizes and lifetimes.
+    /// A run among blocks of other sizes and lifetimes.
     fn fit_elsewhere(&self, want: Want) -> Option<(MutexGuard<'_, Central>, RunId)> {
         let mut central = lock(&self.central);
         if !central.spaces.is_ordinary(want.space) {
@@ -298,9 +301,9 @@ impl Device {
         Some((central, run))
     }
 
-    /// The answer to a request that could not be served: out of memory, unless the driver failed
-    /// otherwise. Programs that halve their batch when memory runs out must not do so for ever on a
-    /// device that is gone.
+    /// The error for a request that cannot be served: out of memory, unless the driver failed
+    /// otherwise. A program that halves its batch on out of memory must not do so for ever on a
+    /// lost device.
     #[cold]
     pub(crate) fn refusal(&self, shared: &Shared, request: &Request) -> Error {
         let failure = lock(&self.central).failure.take();
@@ -312,7 +315,7 @@ impl Device {
 }
 
 impl Central {
-    /// Counts one turn on a rung, here and on the record.
+    /// Counts one turn on a rung, here and in the record.
     pub(crate) fn count_rung(&mut self, number: usize, bytes: u64, elapsed: Duration) {
         let rung = &mut self.ladder.rungs[number];
         rung.calls += 1;

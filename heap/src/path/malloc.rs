@@ -1,4 +1,10 @@
-//! Mallocs.
+//! Allocation, from the hot path to the miss.
+//!
+//! [`Heap::serve`] is the hot path: one lock, and 0 for anything unusual.
+//! [`Heap::malloc`] handles the rest: it resolves the stream, finds the capture, pool or backing
+//! that serves the request, and notes the block in the history and the trace. A small block is a
+//! slot of a slab, a large one a run of its own. Where nothing free fits, the request climbs the
+//! ladder ([`Device::climb`]).
 
 use crate::central::Central;
 use crate::device::{Device, is_large};
@@ -24,14 +30,15 @@ use once_cell::race::OnceBox;
 use std::sync::atomic::Ordering;
 
 impl Heap {
-    /// Whether nothing takes requests off the hot path: no debugging, no capture, all hooks wired.
+    /// Whether every request may take the hot path: no debugging, no capture, all hooks wired.
     #[inline(always)]
     pub fn is_plain(&self) -> bool {
         self.special.load(Ordering::Acquire) == 0
     }
 
-    /// The hot path of [`Heap::malloc`] while [`Heap::is_plain`], for sizes above 0 that are
-    /// `LARGE` ([`crate::device::is_large`]) or not: 0 wherever something is out of the ordinary.
+    /// The hot path of [`Heap::malloc`] while [`Heap::is_plain`], for sizes above 0. The caller has
+    /// compared the size: `LARGE` as [`crate::device::is_large`] says. Returns 0 for anything
+    /// unusual.
     #[inline(always)]
     pub fn serve<const LARGE: bool>(&self, size: u64, device: i32, stream: StreamHandle) -> u64 {
         let Some(device) = self.devices.get(device as usize).and_then(OnceBox::get) else {
@@ -60,11 +67,11 @@ impl Heap {
         address
     }
 
-    /// `size` bytes on `device` in the order of `stream`, at a multiple of 512 B. Size 0 answers 0.
+    /// `size` bytes on `device` in the order of `stream`, at a multiple of 512 B. Size 0 returns 0.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] after everything was tried; the driver's errors; a device that there
-    /// is not.
+    /// [`Error::OutOfMemory`] after the whole ladder; the driver's error; the error for an unknown
+    /// device.
     pub fn malloc(&self, size: u64, device: i64, stream: StreamHandle) -> Result<u64, Error> {
         if size == 0 {
             return Ok(0);
@@ -86,9 +93,9 @@ impl Heap {
         Ok(address)
     }
 
-    /// As [`Heap::malloc`], from the memory of the graphs that were captured into pool `id`, while
-    /// there are any: what a program allocates beside its graphs and they use, which must stay
-    /// where it is as theirs does. A stream that captures gets the memory of its own capture.
+    /// As [`Heap::malloc`], from the memory of the graphs captured into pool `id`, while there are
+    /// any: for blocks that a program allocates outside its graphs and its graphs use, which must
+    /// stay in place as theirs do. A capturing stream gets the memory of its own capture.
     ///
     /// # Errors
     /// As [`Heap::malloc`].
@@ -113,7 +120,7 @@ impl Heap {
         Ok(address)
     }
 
-    /// A block of `size` bytes begins at `address`.
+    /// Notes the site of a new block of `size` bytes at `address`, where sites are wanted.
     pub(crate) fn served(&self, device: &Device, size: u64, address: u64) {
         let is_wanted = || is_large(size) || self.special.load(Ordering::Relaxed) & ALL_SITES != 0;
         if self.shared.sites.is_some() && is_wanted() {
@@ -121,8 +128,8 @@ impl Heap {
         }
     }
 
-    /// Notes where the calling thread's request comes from, which the block at `address` has
-    /// answered: nobody else knows of that block yet.
+    /// Notes the calling thread's site for the block at `address`; no other thread knows of the
+    /// block yet.
     #[cold]
     #[inline(never)]
     fn note_site(&self, device: &Device, size: u64, address: u64) {
@@ -161,7 +168,7 @@ impl Heap {
             device.synchronize(shared);
         }
         let address = match capture {
-            // Whatever the backing: memory that a graph uses must stay when its block is freed.
+            // Whatever the backing: memory that a graph uses must stay after the block is freed.
             Some(capture) => device.malloc_captured(shared, request, capture)?,
             None => match (graphs, device.supply.way(request.size), route::pool_on(device.id)) {
                 (Some(id), ..) => device.malloc_for_graphs(shared, request, id)?,
@@ -185,7 +192,7 @@ impl Heap {
         Ok(address)
     }
 
-    /// Adds a block to the history and the trace, where they are kept.
+    /// Adds a block to the history and the trace, if they are kept.
     pub(crate) fn noted(
         &self,
         device: &Device,
@@ -202,7 +209,7 @@ impl Heap {
     }
 }
 
-/// One call in 64 is timed, chosen by the clock itself.
+/// Times one call in 64, chosen by the clock itself.
 #[inline]
 pub(crate) fn sample_latency(record: &Record, malloc: bool, start: u64) {
     if start >> 6 & 63 == 0 {
@@ -220,7 +227,7 @@ impl Device {
     /// An address for `request`.
     ///
     /// # Errors
-    /// Out of memory, with all that is known of its cause.
+    /// [`Error::OutOfMemory`] after the whole ladder, with its cause; the driver's error.
     pub(crate) fn malloc(&self, shared: &Shared, request: Request) -> Result<u64, Error> {
         if is_large(request.size) {
             if request.stream == ALL_STREAMS {
@@ -232,15 +239,15 @@ impl Device {
         }
     }
 
-    /// The hot path of a small malloc: a slot of the first slab of its bin. 0: there is none, and
-    /// [`Device::malloc`] finds memory.
+    /// The hot path of a small malloc: a slot of the first slab of its bin. 0: the bin has none,
+    /// and [`Device::malloc`] finds memory.
     #[inline(always)]
     pub(crate) fn serve_small(&self, shared: &Shared, request: Request) -> u64 {
         let cell = &mut *self.shard(request.stream);
         cell.shard.allocate(&mut cell.writer, request, || shared.step())
     }
 
-    /// The hot path of a large malloc: the best fit among the free runs; as
+    /// The hot path of a large malloc: the best fit among the free runs. 0 as
     /// [`Device::serve_small`].
     #[inline(always)]
     pub(crate) fn serve_large(&self, shared: &Shared, request: Request) -> u64 {
@@ -257,7 +264,7 @@ impl Device {
         address
     }
 
-    /// A slot: of a slab that there is, else of a new one.
+    /// A slot of an existing slab, else of a new one.
     fn malloc_small(&self, shared: &Shared, request: Request) -> Result<u64, Error> {
         let waits = {
             let cell = &mut *self.shard(request.stream);
@@ -296,7 +303,7 @@ impl Device {
         }
     }
 
-    /// A run that is the block: one that is free, else what the ladder finds.
+    /// A run as the block: a free one, else one from the ladder.
     fn malloc_large(&self, shared: &Shared, request: Request) -> Result<u64, Error> {
         let Request { size, stream, lifetime, start, .. } = request;
         if is_absurd(size) {
@@ -322,7 +329,7 @@ impl Device {
         Ok(central.publish(&shared.table, run, &request, shared.step(), 0))
     }
 
-    /// A block that is alone in its span, and starts it.
+    /// A block alone in its span, at the span's start.
     ///
     /// # Errors
     /// As [`Device::malloc`].
@@ -337,8 +344,9 @@ impl Device {
 }
 
 impl Central {
-    /// The hot path of a large malloc: the best fit among the free runs, described in the page
-    /// table and the record. Its address, or 0 where nothing fits. `time`: the clock's.
+    /// The hot path of a large malloc: takes the best fit among the free runs and describes it in
+    /// the page table and the record. Returns its address, or 0 if nothing fits. `time`: now, by
+    /// the record's clock.
     #[inline(always)]
     pub(crate) fn serve(
         &mut self,
@@ -365,8 +373,8 @@ impl Central {
         address
     }
 
-    /// Describes a run that has just been taken as the block of `request`, in the page table and
-    /// the record; its address. `capture` as the record counts it.
+    /// Describes a run just taken as the block of `request`, in the page table and the record.
+    /// Returns its address. `capture`: the tag under which the record counts it.
     pub(crate) fn publish(
         &mut self,
         table: &PageTable,

@@ -1,5 +1,5 @@
-//! A device's blocks at addresses that the caller names: a tensor of a CUDA graph comes back where
-//! the graph has it (torch's `allocateWithAddress`).
+//! Blocks at addresses that the caller names: a tensor of a CUDA graph returns to the address that
+//! the graph knows (torch's `allocateWithAddress`).
 
 use crate::central::Central;
 use crate::device::Device;
@@ -20,9 +20,9 @@ use crate::sync::lock;
 use gruyere_record::clock;
 
 impl Device {
-    /// The block of `request` at `address` and nowhere else, of memory that is free and its
-    /// stream's or nobody's: of the pool that `pool` says, else of ordinary memory. `None`: that
-    /// is not there. Calls no driver.
+    /// Places the block of `request` at `address` and nowhere else, in free memory that is unowned
+    /// or its stream's: in the pool that `pool` returns, else in ordinary memory. `None`: there is
+    /// no such memory. Calls no driver.
     pub(crate) fn malloc_at(
         &self,
         shared: &Shared,
@@ -46,7 +46,8 @@ impl Device {
         }
     }
 
-    /// Small blocks of ordinary memory lie in the shards of streams, which are not looked through.
+    /// Large blocks only: small blocks of ordinary memory lie in the shards of streams, which this
+    /// does not search.
     fn ordinary_at(
         &self,
         shared: &Shared,
@@ -91,7 +92,7 @@ impl Device {
     }
 }
 
-/// The run at `address` in the first of `spaces` where it is free.
+/// The run at `address`, from the first of `spaces` in which it is free.
 fn run_at(
     central: &mut Central,
     spaces: Vec<SpaceId>,
@@ -103,8 +104,8 @@ fn run_at(
     spaces.find_map(|space| central.arenas.allocate_at(space, address, bytes, request.stream))
 }
 
-/// The slabs in which a small block at `address` may lie: the one that is there, or those that may
-/// be made so that a slot begins just there, as the one that was there before.
+/// The slabs that may hold a small block at `address`: the existing one, or each new one whose
+/// slots include one that starts exactly there.
 fn places(shared: &Shared, pool: &Pool, request: &Request, address: u64) -> Vec<Option<SlabPlace>> {
     if let Owner::Slab { slab, .. } = shared.table.get(address) {
         let found = pool.shard.as_ref().and_then(|shard| shard.slab(slab));
@@ -134,13 +135,13 @@ fn places(shared: &Shared, pool: &Pool, request: &Request, address: u64) -> Vec<
 }
 
 impl Heap {
-    /// As [`Heap::malloc`], at `address` and nowhere else: of free memory of the stream's, in the
+    /// As [`Heap::malloc`], at `address` and nowhere else, from free memory of the stream: in the
     /// pool that it captures for, the memory of the graphs of pool `graphs`, the pool that the
-    /// thread is in, or ordinary memory, where blocks of slabs are not had. `None`:
-    /// such memory is not there.
+    /// thread is in, or ordinary memory, where only large blocks can be placed. `None`: there is no
+    /// such memory.
     ///
     /// # Errors
-    /// A device that there is not; the driver's, which is asked whether the stream captures.
+    /// The error for an unknown device; the driver's error on asking whether the stream captures.
     pub fn malloc_at(
         &self,
         size: u64,

@@ -8,3 +8,4 @@ pub(crate) mod malloc_at;
 pub(crate) mod oom;
 pub(crate) mod order_rule;
 pub(crate) mod slabs;
+pub(crate) mod synchronize;

@@ -1,8 +1,8 @@
-//! Why memory ran out: what the report says is gathered, and counted once it is the program's.
+//! Out of memory: gathers the cause, and counts it once it reaches the program.
 //!
-//! A request that the heap refuses is not yet an out-of-memory of the program's: a door may have
-//! another pool to ask, or somebody who gives memory back. So the answer only says why, and who
-//! hands it to the program counts it.
+//! A request that the heap refuses is not yet an out-of-memory of the program: a door may have
+//! another pool to ask, or a component that gives memory back. So the error only names the cause,
+//! and the door that hands it to the program counts it ([`Heap::note_out_of_memory`]).
 
 use crate::central::Central;
 use crate::device::Device;
@@ -24,14 +24,14 @@ use crate::upkeep::alerts::AlertKind;
 use gruyere_record::{DeviceGauge, EventKind, clock};
 use std::convert::Infallible;
 
-/// The report, while a walk fills it in.
+/// The report, filled in by a walk.
 struct Cause(Report);
 
 impl Visitor for Cause {
     type Error = Infallible;
 
     fn shard(&mut self, walked: &WalkedShard<'_>) -> Result<(), Infallible> {
-        // What a graph or a named pool holds is told as a whole.
+        // The memory of graphs and named pools counts as a whole.
         if walked.pool.is_none() {
             self.0.pending += walked.shard.pending_bytes();
             for (_, slab) in walked.shard.slabs() {
@@ -67,17 +67,16 @@ impl Visitor for Cause {
 }
 
 impl Device {
-    /// The out-of-memory answer to a request of `asked` bytes, with the cause.
+    /// The out-of-memory error for a request of `asked` bytes, with its cause.
     #[cold]
     pub(crate) fn out_of_memory(&self, shared: &Shared, asked: u64, stream: u32) -> Error {
         Error::OutOfMemory(Box::new(self.why_memory_ran_out(shared, asked, stream)))
     }
 
-    /// An out-of-memory is the program's: it is counted, and told to who listens. The holder of no
-    /// lock has come here.
+    /// Counts an out-of-memory of the program and alerts its listeners. Call with no lock held.
     #[cold]
     pub(crate) fn count_out_of_memory(&self, shared: &Shared, report: &mut Report) {
-        // Before the lock: it may walk the interpreter's stack.
+        // Before the lock: this may walk the interpreter's stack.
         let site = shared.site(0);
         {
             let mut central = lock(&self.central);
@@ -94,7 +93,7 @@ impl Device {
         shared.record.event(kind, self.id as u8, 0, stream, site, asked, clock::now());
     }
 
-    /// Looks at everything; takes one lock after the other.
+    /// Gathers everything; takes one lock after the other.
     fn why_memory_ran_out(&self, shared: &Shared, asked: u64, stream: u32) -> Report {
         let (live, live_peak) = shared.record.live(self.id);
         let info = shared.driver.memory_info(self.id).ok();
@@ -128,9 +127,9 @@ impl Device {
 }
 
 impl Heap {
-    /// An out-of-memory that [`Heap::malloc`] has answered is the program's, whom nobody else could
-    /// serve: it is counted (in `report` too) and noted, and who listens to alerts hears of it. To
-    /// be called once, with no lock held.
+    /// Counts and notes an out-of-memory from [`Heap::malloc`] that reaches the program because no
+    /// other component could serve the request. Sets its count in `report` too, and alerts the
+    /// listeners. Call once, with no lock held.
     pub fn note_out_of_memory(&self, report: &mut Report, stream: StreamHandle) {
         if let Ok(Some(device)) = self.device_in_use(report.device.into()) {
             device.count_out_of_memory(&self.shared, report);
@@ -158,7 +157,7 @@ impl Heap {
 }
 
 impl Device {
-    /// Adds what is known of the pool to an out-of-memory.
+    /// Adds the pool's figures to an out-of-memory.
     pub(crate) fn with_pool_note(&self, error: Error, number: PoolNumber) -> Error {
         let Error::OutOfMemory(mut report) = error else { return error };
         let central = lock(&self.central);

@@ -1,33 +1,36 @@
-//! Who may reuse freed memory, and when: the one place of the rule of stream order.
+//! The rule of stream order, in one place: which stream may reuse freed memory, and when.
 //!
-//! | freed memory | which stream may have it |
+//! | freed memory | streams that may reuse it |
 //! |---|---|
-//! | free, of a stream | that stream at once |
-//! | free, of a stream whose work on it is done (`Streams::completed`) | every stream, where memory is shared |
-//! | free or waiting, ordered before the work to come of a stream (`Order`) | that stream |
-//! | waiting for streams that used it | its stream, once each of them is past its use |
+//! | free, owned by a stream | that stream, at once |
+//! | free, its stream's work on it done (`Streams::completed`) | every stream, if streams share |
+//! | free or pending, ordered before a stream's future work (`Order`) | that stream |
+//! | pending: other streams used it | its own stream, once each user is past its use |
+//!
+//! A request applies the rule in steps, cheapest first: it uses what is known
+//! ([`Device::collect_completed`]), asks recorded events and records new ones
+//! ([`Device::look_again`]), and waits for other streams ([`Device::wait_for_others`]).
+//! [`Device::synchronize`] makes everything freed available.
 
 use crate::central::Central;
 use crate::device::Device;
-use crate::driver::DriverError;
 use crate::heap::Heap;
 use crate::order::pending::Wait;
 use crate::order::streams::{ALL_STREAMS, Streams, Unfinished};
 use crate::profiler::{self, What};
-use crate::request::{Eviction, Growth, Request, Want};
+use crate::request::{Growth, Request, Want};
 use crate::runs::arena::{Run, RunId, UNOWNED};
 use crate::settings::Waits;
 use crate::shared::Shared;
 use crate::sync::{MutexGuard, lock};
 use gruyere_record::gauges::pool_of;
-use gruyere_record::{DeviceGauge, EventKind, clock};
+use gruyere_record::{EventKind, clock};
 use std::collections::HashMap;
-use std::time::Instant;
 
 impl Device {
-    /// A run for `want` from memory whose last work comes before whatever its stream is given to do
-    /// from now on, though nobody knows yet that it is done: blocks that wait only for that stream
-    /// itself, and what it has been made to wait for.
+    /// A run for `want` from memory whose last work is ordered before its stream's future work,
+    /// though perhaps not done yet: blocks that wait only for that stream itself, and memory of
+    /// streams that it already waits for.
     pub(crate) fn allocate_ordered(
         &self,
         shared: &Shared,
@@ -40,11 +43,10 @@ impl Device {
         central.fit_ordered(&self.streams, want)
     }
 
-    /// A run for `want` from memory that other streams have freed: its stream waits for the event
-    /// that alone brings one, of several for the one with the least work before it. Where none
-    /// does, it waits for those that are `near` it, or all, until it has a run, and pages move
-    /// where they can and that is not enough. `None`: nothing of the kind helps, or a capture is
-    /// open.
+    /// A run for `want` from memory that other streams freed: its stream waits for one event that
+    /// alone yields a run, of several for the one with the least work before it. If no single event
+    /// does, it waits for the `near` ones, or all, until it has a run; where that is not enough and
+    /// pages can move, they move. `None`: nothing of this helps, or a capture is open.
     pub(crate) fn wait_for_others(
         &self,
         shared: &Shared,
@@ -79,8 +81,8 @@ impl Device {
         has_room.then(|| want.fit_or_join(&mut central.arenas)).flatten()
     }
 
-    /// Makes the stream of `want` wait for an event, where that brings memory. The run for `want`,
-    /// if there is one then.
+    /// Makes the stream of `want` wait for an event if that yields memory. Returns the run for
+    /// `want`, if there is one then.
     fn wait_for(
         &self,
         shared: &Shared,
@@ -101,10 +103,10 @@ impl Device {
         central.fit_ordered(&self.streams, want)
     }
 
-    /// Records events behind the frees so far, once many blocks have begun to wait for streams
-    /// ([`Central::fence_due`]): late events come behind work that has nothing to do with the
-    /// frees, and a program whose memory waits for them takes fresh memory meanwhile. `named`: the
-    /// stream that this call names.
+    /// Records events behind the frees so far, once enough blocks have begun to wait for streams
+    /// ([`Central::fence_due`]): late events also cover work unrelated to the frees, and a program
+    /// whose memory waits for them meanwhile takes fresh memory. `named`: the stream that this call
+    /// names.
     pub(crate) fn fence_batch(&self, shared: &Shared, named: Option<u32>) {
         if !shared.shares() || !lock(&self.central).fence_due() {
             return;
@@ -114,8 +116,8 @@ impl Device {
         }
     }
 
-    /// As [`Device::wait_for_others`], where the alternative is out of memory; and the central lock
-    /// under which the run was found.
+    /// As [`Device::wait_for_others`], as the last step before out of memory. Also returns the
+    /// central lock under which it found the run.
     pub(crate) fn wait_in_need<'a>(
         &'a self,
         shared: &Shared,
@@ -137,18 +139,12 @@ impl Device {
         let run = self.wait_for_others(shared, &mut central, &growth, want, false)?;
         Some((central, run))
     }
-
-    /// Forgets what was known of streams whose numbers will be others'.
-    pub(crate) fn forget_order(&self, numbers: &[u32]) {
-        lock(&self.central).order.forget(numbers);
-    }
 }
 
 impl Heap {
-    /// The loader knows that no wait of one stream for another can close a cycle in this process:
-    /// it is alone, and nothing that it enqueues waits for what comes later
-    /// ([`crate::order::waits`]). From now on `waits:auto` is `waits:budget`, unless it was
-    /// forbidden before.
+    /// The loader asserts that no wait of one stream for another can close a cycle in this process:
+    /// it is alone, and nothing that it enqueues waits for later work ([`crate::order::waits`]).
+    /// From now on `waits:auto` is `waits:budget`, unless it was forbidden before.
     pub fn allow_waits(&self) {
         if self.shared.permission.allow() && self.shared.settings.waits == Waits::Auto {
             log::info!(
@@ -159,12 +155,12 @@ impl Heap {
         }
     }
 
-    /// From now on `waits:auto` is `waits:oom`, for good; `why` is for the log. To be called before
-    /// the work that may wait for what comes later is enqueued, with no lock of a device's held:
-    /// when it returns, no request of another thread is on its way to add a wait.
+    /// From now on, and for good, `waits:auto` is `waits:oom`; `why` is for the log. Call before
+    /// enqueuing work that may wait for later work, with no device lock held: when it returns, no
+    /// request of another thread is about to add a wait.
     pub fn forbid_waits(&self, why: &str) {
         let is_news = self.shared.permission.forbid();
-        // Who has seen the permission holds this lock until its waits are added.
+        // A thread that has seen the permission holds this lock until its waits are added.
         self.devices().for_each(|device| drop(lock(&device.central)));
         if is_news && self.shared.settings.waits == Waits::Auto {
             log::info!(
@@ -175,11 +171,11 @@ impl Heap {
     }
 }
 
-/// Events are recorded once blocks of one part in this of what is held have begun to wait for them.
+/// Events are due once the blocks that wait for them make up one part in this of the memory held.
 const BATCH_SHARE: u64 = 32;
 
 impl Device {
-    /// Makes use of what the streams are known to be past by now; asks nobody.
+    /// Applies what the streams are already known to be past. Calls no driver.
     pub(crate) fn collect_completed(&self, shared: &Shared, central: &mut Central) {
         central.complete_frees(&self.streams, shared.shares());
         if shared.shares() {
@@ -189,8 +185,8 @@ impl Device {
 }
 
 impl Central {
-    /// Frees the large blocks whose waits are over, and notes whose free memory may be everybody's
-    /// by now.
+    /// Frees the large blocks whose waits are over, and marks streams whose free memory may be
+    /// every stream's by now.
     pub(crate) fn complete_frees(&mut self, streams: &Streams, shares: bool) {
         streams.take_further().for_each(|stream| self.arenas.note_further(stream));
         if !self.pending.is_due(streams.strides()) {
@@ -200,8 +196,8 @@ impl Central {
         pending.complete_where(|free| {
             let is_over = free.is_over(|stream| streams.completed(stream));
             if is_over {
-                // All streams together have no work of their own that it could lie behind: what it
-                // waited for was all there is.
+                // The owner "all streams" has no work of its own left to wait for: those waits were
+                // all there was.
                 let owner =
                     if free.own.0 == ALL_STREAMS && shares { (UNOWNED, 0) } else { free.own };
                 self.release_pending(free.block, owner);
@@ -220,9 +216,9 @@ impl Central {
         self.arenas.release(id, owner, epoch);
     }
 
-    /// Frees the large blocks that wait only for what is ordered before the work to come of the
-    /// requesting stream, to that stream: those in the ordinary spaces, from which pages can move
-    /// to where they are wanted, and in the space in which they are.
+    /// Frees, to the requesting stream, the large blocks that wait only for work ordered before its
+    /// future work: those in the space of `want`, and those in ordinary spaces, from which pages
+    /// can move there.
     pub(crate) fn complete_ordered_frees(&mut self, streams: &Streams, want: Want) {
         let waiter = want.stream;
         let mut pending = std::mem::take(&mut self.pending);
@@ -240,15 +236,15 @@ impl Central {
         self.pending = pending;
     }
 
-    /// Whether anything that is free or waits would be ordered by a wait for `epoch` of `stream`.
+    /// Whether a wait for `epoch` of `stream` would order any free or pending memory.
     pub(crate) fn would_gain(&self, stream: u32, epoch: u64) -> bool {
         self.pending.any_behind(stream, epoch)
             || self.spaces.iter().any(|space| self.arenas.has_freed(space, stream, epoch))
     }
 
-    /// The waits each of which, alone, would bring a run for `want`: for the last work on a free
-    /// run that is long enough, or for the one stream that a freed block of that length still waits
-    /// for. By stream, the earliest epoch.
+    /// The waits that would each, alone, yield a run for `want`: for the last work on a free run
+    /// that is long enough, or for the one stream that a pending block of that length still waits
+    /// for. The earliest epoch by stream.
     pub(crate) fn single_waits(&self, streams: &Streams, want: Want) -> HashMap<u32, u64> {
         let is_before = |wait: &Wait| self.order.is_before(streams, want.stream, *wait);
         let of_free = self
@@ -271,8 +267,8 @@ impl Central {
         earliest
     }
 
-    /// A run for `want` from one free run whose last work is ordered before the work to come of its
-    /// stream.
+    /// A run for `want` from one free run whose last work is ordered before its stream's future
+    /// work.
     pub(crate) fn fit_ordered(&mut self, streams: &Streams, want: Want) -> Option<RunId> {
         let run = want.fit_or_join(&mut self.arenas);
         if run.is_some() {
@@ -285,21 +281,22 @@ impl Central {
         want.fit(&mut self.arenas)
     }
 
-    /// Makes unowned what its streams are past, in all pools whose memory every stream may get.
+    /// Makes free memory unowned once its stream is past its last use, in all pools that streams
+    /// share.
     pub(crate) fn promote(&mut self, streams: &Streams) {
         self.arenas.promote_ripe(self.pools.shared_spaces(), &|stream| streams.completed(stream));
     }
 
-    /// As [`Central::promote`], of all that is free; `completed` tells the last epoch that a stream
-    /// is past.
+    /// As [`Central::promote`], for all free memory; `completed` returns the last epoch that a
+    /// stream is past.
     pub(crate) fn promote_to(&mut self, completed: &dyn Fn(u32) -> u64) {
         for space in self.pools.shared_spaces() {
             self.arenas.promote(space, completed);
         }
     }
 
-    /// Whether so much has begun to wait for streams that events are due behind it: one part in
-    /// [`BATCH_SHARE`] of what is held. True once.
+    /// Whether more than one part in [`BATCH_SHARE`] of the memory held has begun to wait for
+    /// streams without an event. Returns true once, then starts again.
     pub(crate) fn fence_due(&mut self) -> bool {
         let due = self.unfenced_bytes > self.backing.held / BATCH_SHARE;
         if due {
@@ -314,35 +311,25 @@ impl Central {
     }
 }
 
-/// Why a device was not synchronised.
-pub(crate) enum Unsynchronized {
-    /// Something captures, or may: synchronising would break the capture.
-    Capturing,
-    /// The driver refused, or could not say whether anything captures.
-    Refused(DriverError),
-}
-
 impl Device {
-    /// The last epoch of `stream` past which every stream may have its memory. 0 where
-    /// record_stream does not reach the allocator: an event does not stand for all uses then.
+    /// The last epoch of `stream` past which every stream may have its memory. 0 if record_stream
+    /// does not reach the allocator: an event then does not cover all uses.
     pub(crate) fn completed_for_all(&self, shared: &Shared, stream: u32) -> u64 {
         if shared.shares() { self.streams.completed(stream) } else { 0 }
     }
 
-    /// Whether streams may wait for each other to hold less. A stream that is alone has nothing to
-    /// wait for.
+    /// Whether streams may wait for each other to hold less. A single stream has no other to wait
+    /// for.
     pub(crate) fn may_wait_to_hold_less(&self, shared: &Shared) -> bool {
         shared.waits_to_hold_less() && self.streams.count() > 1
     }
 
-    /// Whether one stream may have what another has freed, and there are others.
+    /// Whether a stream may get memory that another freed, and there are others.
     pub(crate) fn passes_memory(&self, shared: &Shared) -> bool {
         shared.shares() && self.streams.count() > 1
     }
-}
 
-impl Device {
-    /// Rung 0. Costs nothing where there is nothing to learn: a program of one stream never records
+    /// Rung 0. Free of cost if there is nothing to learn: a program with one stream never records
     /// an event.
     pub(crate) fn look_again(
         &self,
@@ -356,7 +343,7 @@ impl Device {
             && let Some(_guard) = self.query_guard()
         {
             for step in 0..2 {
-                // First what is recorded already; then what has no event yet.
+                // First the recorded events, then new events for frees without one.
                 if step == 1 && !self.fence(shared, Some(want.stream)) {
                     break;
                 }
@@ -370,74 +357,12 @@ impl Device {
         if let Some(run) = self.allocate_ordered(shared, central, want) {
             return Some(run);
         }
-        // Neighbours of one owner are merged already: there is nothing to join where only one has
-        // any.
+        // Neighbours of one owner are merged already: joining helps only if both have free memory.
         let unowned = central.arenas.own_free_bytes(want.space, UNOWNED);
         let own = central.arenas.own_free_bytes(want.space, want.stream);
         if own == 0 || unowned == 0 || own + unowned < want.bytes {
             return None;
         }
         central.arenas.join(want.space, want.bytes, want.align, want.stream)
-    }
-
-    /// Synchronises the device and makes everything that is freed available. False, and nothing
-    /// done: a capture is open, or the driver refused.
-    pub(crate) fn synchronize(&self, shared: &Shared) -> bool {
-        self.synchronize_epochs(shared).is_ok()
-    }
-
-    /// As [`Device::synchronize`]; answers the epoch that each stream is past for certain.
-    pub(crate) fn synchronize_epochs(
-        &self,
-        shared: &Shared,
-    ) -> Result<HashMap<u32, u64>, Unsynchronized> {
-        let driver = &*shared.driver;
-        let _guard = self.query_guard().ok_or(Unsynchronized::Capturing)?;
-        // Captures that nobody announced must not be broken either.
-        if self.streams.capturing(driver).map_err(Unsynchronized::Refused)? {
-            return Err(Unsynchronized::Capturing);
-        }
-        let epochs = self.streams.open_epochs();
-        let over = lock(&self.central).captures_over();
-        let mut refused = Ok(());
-        self.host_wait(shared, || {
-            refused = driver.device_synchronize(self.id);
-            refused.is_ok()
-        });
-        refused.map_err(Unsynchronized::Refused)?;
-        self.streams.passed(&epochs);
-        self.streams.poll(driver);
-        self.return_empty_slabs(shared);
-        let mut central = lock(&self.central);
-        central.usage.synchronised();
-        self.collect_completed(shared, &mut central);
-        for (pool, version) in over {
-            self.free_graph_pool(shared, &mut central, pool, version);
-        }
-        if !shared.shares() {
-            // Streams keep to themselves what they used, but an empty region is the device's again.
-            let completed = |stream| self.streams.completed(stream);
-            let eviction =
-                Eviction { completed: &completed, ..Eviction::of(shared, &self.streams) };
-            self.supply.evict(&mut central, &eviction);
-        }
-        drop(central);
-        Ok(epochs)
-    }
-
-    pub(crate) fn host_wait(&self, shared: &Shared, wait: impl FnOnce() -> bool) -> bool {
-        let start = Instant::now();
-        let range = profiler::range(What::HostWait, 0);
-        let done = wait();
-        drop(range);
-        if done {
-            let nanoseconds = u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX);
-            let mut central = lock(&self.central);
-            central.gauges.add(DeviceGauge::HostWaits, 1);
-            central.gauges.add(DeviceGauge::HostWaitNanoseconds, nanoseconds);
-            drop(central);
-            shared.record.event(EventKind::Wait, self.id as u8, 0, 0, 0, nanoseconds, clock::now());
-        }
-        done
     }
 }

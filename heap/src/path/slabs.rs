@@ -1,4 +1,8 @@
-//! Slabs come and go: of the shards of streams, and of pools that have their own.
+//! Slabs come and go: in the shards of streams, and in pools with a shard of their own.
+//!
+//! A run becomes a slab ([`Device::make_slab`]), enters a shard ([`Device::add_slab`]), and once
+//! empty goes back to its arena: at a free that leaves a surplus, or when a request finds nothing
+//! free ([`Device::return_empty_slabs`]).
 
 use crate::central::{Central, SMALL};
 use crate::device::{Device, ShardCell};
@@ -14,8 +18,8 @@ use crate::sync::{MutexGuard, lock};
 use gruyere_record::{BlockTag, SegmentEntry, ShardWriter};
 
 impl Device {
-    /// What `look` makes of shard `number` under its lock: some streams', or a pool's own, of which
-    /// it is told who gets freed memory. `None`: there is no such shard.
+    /// Applies `look` to shard `number` under its lock: a shard of streams, or a pool's own, for
+    /// which `look` also gets the pool's reuse rule. `None`: there is no such shard.
     pub(crate) fn in_shard<T>(
         &self,
         number: u32,
@@ -30,8 +34,8 @@ impl Device {
         look(pool.shard.as_mut()?, &mut central.writers[SMALL], Some(pool.rules.reuse))
     }
 
-    /// Makes a run that has just been taken for `request` a slab of `class`, which is not in any
-    /// shard yet. `capture`: as the record counts it. `None`: there is no such run.
+    /// Makes a run just taken for `request` a slab of `class`, not in any shard yet. `capture`: the
+    /// tag under which the record counts it. `None`: there is no such run.
     pub(crate) fn make_slab(
         &self,
         shared: &Shared,
@@ -46,11 +50,11 @@ impl Device {
         let (base, epoch) = (facts.address, facts.epoch);
         let tag = BlockTag::new(self.id as u8, request.lifetime as u8, capture, request.stream);
         let mut slab = Slab::new(base, class, tag, run);
-        // Another thread may return the slab before anything in it was used: what the stream did
-        // there before is not done then.
+        // Another thread may return the slab before any block in it is used: the stream's earlier
+        // work there is not done then.
         slab.epoch = epoch;
-        // The slab is told to the table without this lock: its cells have words of their own by
-        // then.
+        // `add_slab` writes the table without this lock: by then the slab's cells have words of
+        // their own.
         central.split(&shared.table, base, slab.bytes());
         central.usage.slab_taken(slab.bytes());
         let entry = SegmentEntry { site: request.site, ..slab.segment_entry() };
@@ -58,17 +62,16 @@ impl Device {
         Some(slab)
     }
 
-    /// Puts a slab into shard `number`; from then on its blocks are found. Called under the shard's
-    /// lock.
+    /// Puts a slab into shard `number`; from then on lookups find its blocks. Call under the
+    /// shard's lock.
     pub(crate) fn add_slab(&self, shared: &Shared, number: u32, shard: &mut Shard, slab: Slab) {
         let (base, bytes) = (slab.base, slab.bytes());
         let slab = shard.add_slab(slab);
         shared.table.set_range(base, bytes, Owner::Slab { device: self.id, shard: number, slab });
     }
 
-    /// Takes an empty slab out of its shard; `None` where it was used again meanwhile. Its pages
-    /// are nobody's from then on: called under the shard's lock, so that no free meets a stale
-    /// owner.
+    /// Takes an empty slab out of its shard; `None` if it is in use again. Its pages have no owner
+    /// from then on. Call under the shard's lock, so that no free meets a stale owner.
     pub(crate) fn remove_slab(&self, shared: &Shared, shard: &mut Shard, id: u32) -> Option<Slab> {
         let slab = shard.remove_slab(id)?;
         shared.table.set_range(slab.base, slab.bytes(), Owner::None);
@@ -84,7 +87,7 @@ impl Device {
             .collect()
     }
 
-    /// Gives a slab that its stream's shard can do without back to the arenas.
+    /// Returns to the arenas a slab that its stream's shard can spare.
     pub(crate) fn drop_surplus(
         &self,
         shared: &Shared,
@@ -98,7 +101,7 @@ impl Device {
         }
     }
 
-    /// Gives slabs that are in no shard any more back to the arenas; their bytes.
+    /// Returns to the arenas slabs that have left their shard; the bytes returned.
     fn release_slabs(&self, slabs: &[Slab]) -> u64 {
         if slabs.is_empty() { 0 } else { lock(&self.central).release_slabs(slabs) }
     }
@@ -116,12 +119,12 @@ impl Device {
         self.release_slabs(&slabs);
     }
 
-    /// Takes every empty slab out of the shards of streams and of pools whose memory every stream
-    /// may get; the bytes given to the arenas.
+    /// Returns every empty slab of the streams' shards, and of pools that streams share, to the
+    /// arenas; the bytes returned.
     pub(crate) fn return_empty_slabs(&self, shared: &Shared) -> u64 {
         let mut bytes = 0;
-        // Asked at every growth past the slack: only of shards that a stream has, and mostly none
-        // of them has anything.
+        // Runs at every growth past the slack: so it visits only shards that have a stream, and
+        // most of those have nothing to return.
         let known = self.streams.count();
         let is_used = |&shard: &u32| shard < known || shard == Self::shard_number(ALL_STREAMS);
         for shard in (0..SHARDS as u32).filter(is_used) {
@@ -153,8 +156,8 @@ impl Device {
                 .sum::<u64>()
     }
 
-    /// Frees the small blocks of a pool whose waits are over, and gives its empty slabs to its
-    /// space; their bytes.
+    /// Frees the small blocks of a pool whose waits are over, and returns its empty slabs to its
+    /// space; the bytes returned.
     pub(crate) fn return_pool_slabs(
         &self,
         shared: &Shared,
@@ -169,7 +172,7 @@ impl Device {
 }
 
 impl Central {
-    /// A slab that is in no shard any more goes back to its arena.
+    /// Returns to its arena a slab that has left its shard.
     pub(crate) fn release_slab(&mut self, slab: &Slab) {
         if let Some(run) = self.arenas.run_mut(slab.run) {
             run.is_slab = false;
@@ -178,7 +181,7 @@ impl Central {
         self.arenas.release(slab.run, slab.stream, slab.epoch);
     }
 
-    /// As [`Central::release_slab`]; their bytes.
+    /// As [`Central::release_slab`], for several; the bytes returned.
     pub(crate) fn release_slabs(&mut self, slabs: &[Slab]) -> u64 {
         slabs.iter().for_each(|slab| self.release_slab(slab));
         slabs.iter().map(|slab| slab.bytes()).sum()

@@ -1,8 +1,8 @@
-//! Blocks of a pool that has a shard of its own: a named pool, or the private memory of graphs.
+//! The blocks of a pool with a shard of its own: a named pool, or the private memory of graphs.
 //!
-//! The pools differ in where a block comes from when the pool has none free:
-//! [`Device::malloc_pooled`] climbs the reclaim ladder; in a capture, where the allocator may wait
-//! for nothing, [`Device::malloc_captured`] grows. All else is the same for all.
+//! Allocation, free and the return of the whole are alike for all. The pools differ in the source
+//! of a block when the pool has none free: [`Device::malloc_pooled`] climbs the reclaim ladder; in
+//! a capture, where the allocator may wait for nothing, [`Device::malloc_captured`] grows.
 
 use crate::central::{Central, SMALL};
 use crate::device::Device;
@@ -15,8 +15,8 @@ use crate::small::size_class::{ALIGNMENT, SIZE_CLASSES, SLAB, SMALL_MAX, class_o
 use crate::small::slab::Slab;
 use crate::sync::lock;
 
-/// Bytes and alignment of the run that a pool needs where it has nothing free for `request`: the
-/// block, or the slab that it is to lie in.
+/// Bytes and alignment of the run that a pool needs for `request` when nothing in it is free: the
+/// block, or the slab for it.
 pub(crate) fn run_for(request: &Request) -> (u64, u64) {
     if request.size > SMALL_MAX {
         (round(request.size), ALIGNMENT)
@@ -26,8 +26,8 @@ pub(crate) fn run_for(request: &Request) -> (u64, u64) {
 }
 
 impl Device {
-    /// Makes a run of a pool's, which has been taken for `request`, the block that was asked for,
-    /// or the slab that it comes from.
+    /// Serves `request` from a run just taken for it in a pool: the run is the block, or becomes
+    /// its slab.
     pub(crate) fn serve_from(
         &self,
         shared: &Shared,
@@ -46,6 +46,9 @@ impl Device {
     }
 
     /// Frees the small block at `address`, in the shard of a pool. `None`: no block starts there.
+    /// Never inlined, so that the frees of streams' blocks save no register for it.
+    #[cold]
+    #[inline(never)]
     pub(crate) fn free_apart(
         &self,
         shared: &Shared,
@@ -89,7 +92,7 @@ impl Device {
 }
 
 impl Central {
-    /// The block that `request` asks for, from what pool `number` has free.
+    /// The block for `request`, from the free memory of pool `number`.
     pub(crate) fn block_of_pool(
         &mut self,
         shared: &Shared,
@@ -112,7 +115,7 @@ impl Central {
         }
     }
 
-    /// Makes a run that has been taken for `request` its large block in pool `number`.
+    /// Makes a run just taken for `request` its large block in pool `number`.
     pub(crate) fn publish_in_pool(
         &mut self,
         shared: &Shared,
@@ -129,12 +132,11 @@ impl Central {
         Some(address)
     }
 
-    /// Bytes that a pool holds.
     pub(crate) fn held_by(&self, pool: &Pool) -> u64 {
         pool.spaces().iter().map(|&space| self.arenas.held_bytes(space)).sum()
     }
 
-    /// What `of_run` and `of_slot` make of the live blocks of a pool, in no order.
+    /// Maps the live blocks of a pool through `of_run` and `of_slot`, in no order.
     pub(crate) fn live_in_pool<T>(
         &self,
         number: PoolNumber,
@@ -152,8 +154,8 @@ impl Central {
         found
     }
 
-    /// Counts the free of a block of `bytes` in `space`, where that is not ordinary memory. True:
-    /// nobody may ever use it again.
+    /// Counts the free of a block of `bytes` in `space`, outside ordinary memory. True: no stream
+    /// may ever use it again.
     #[cold]
     pub(crate) fn note_free_apart(&mut self, space: SpaceId, bytes: u64) -> bool {
         let Some(pool) = self.pools.of_space_mut(space).filter(|pool| !pool.is_ordinary()) else {
@@ -163,7 +165,7 @@ impl Central {
         pool.rules.reuse == Reuse::Never
     }
 
-    /// Forgets a pool, if nothing is left of its memory and its addresses. False: it stays.
+    /// Forgets a pool if nothing is left of its memory and its addresses. False: it stays.
     pub(crate) fn forget_pool(&mut self, number: PoolNumber, space: SpaceId) -> bool {
         let small = self.pools.get(number).and_then(|pool| pool.spaces().get(1).copied());
         let spaces = || [space].into_iter().chain(small);

@@ -1,48 +1,49 @@
-//! Captures: which private pool the blocks of a CUDA graph come from.
+//! Captures: the private pool that each CUDA graph's blocks come from.
 //!
-//! Blocks of a capture come from the pool of their pool id, and go back there
-//! ([`Reuse::Private`](super::Reuse::Private)): nobody else ever gets them before the pool is
-//! released, its blocks are freed, and the device has been synchronised after both (replays run on
-//! streams that nobody tells us of). One pool id may serve several captures; they are counted.
+//! The blocks of a capture come from the pool of its pool id and return there
+//! ([`Reuse::Private`](super::Reuse::Private)). No other pool gets them before the pool is
+//! released, its blocks are freed, and the device has been synchronised after both: replays run on
+//! streams that the allocator does not learn of. One pool id may serve several captures; they are
+//! counted.
 //!
-//! The hooks name a pool, the driver names a capture, and nobody says which belongs to which. Each
-//! capture begins inside a pool scope of its own, so with one pool scope that has no capture yet
-//! the answer is certain. With several, the capture gets a fresh pool that is tied to all that it
-//! could belong to: a wrong guess would share memory between graphs that are replayed side by side.
+//! The hooks name a pool, the driver names a capture, and neither links the two. Each capture
+//! begins inside a pool scope of its own, so with one scope that has no capture yet the match is
+//! certain. With several, the capture gets a fresh pool tied to every pool that it could belong to:
+//! a wrong guess would share memory between graphs that replay side by side.
 
 use std::thread::{self, ThreadId};
 
 /// torch's `MempoolId_t`.
 pub type PoolId = (u64, u64);
 
-/// What a stream that does not simply run its work is doing.
+/// The state of a stream that does not simply run its work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Capturing {
-    /// The capture of this id of the driver's.
+    /// In the capture with this id of the driver's.
     Id(u64),
-    /// A capture that has failed and waits to be ended; the driver does not say which.
+    /// In a failed capture that waits for its end; the driver does not name it.
     Invalidated,
-    /// The driver cannot tell whether it captures.
+    /// The driver cannot say whether it captures.
     Unclear,
 }
 
-/// Set in the key of a stream whose capture has failed; the ids of captures are counted up from 1.
+/// Set in the key of a stream with a failed capture; capture ids count up from 1.
 const INVALIDATED: u64 = 1 << 63;
 
-/// What uses the private memory of one pool id, or of captures that no pool id is known of.
+/// The users of the private memory of one pool id, or of captures without a known pool id.
 #[derive(Default)]
 pub(crate) struct CapturePool {
     pub(crate) id: Option<PoolId>,
-    /// Without an id: the pools that its captures may belong to. It is not over before they are.
+    /// Without an id: the pools that its captures may belong to. It is not over before them.
     pub(crate) ties: Vec<PoolId>,
-    /// The driver's ids of the captures under way that allocate from it.
+    /// The driver's ids of the running captures that allocate from it.
     pub(crate) captures: Vec<u64>,
     pub(crate) open: u32,
     pub(crate) uses: u32,
-    /// Changes when its memory goes to others: states of it are of no use after that.
+    /// Changes when its memory goes to others; older states are then of no use.
     pub(crate) era: u64,
-    /// Raised with each pool scope: what was over and is unchanged, in blocks served too, has been
-    /// over all the time.
+    /// Grows with each pool scope: a pool that is over at the same version, with as many blocks
+    /// served, has been over all the time.
     pub(crate) version: u64,
 }
 
@@ -51,44 +52,42 @@ impl CapturePool {
         Self { id: Some(id), ..Self::default() }
     }
 
-    /// No graph uses it, and none is being made.
     fn is_released(&self) -> bool {
         self.uses == 0 && self.open == 0
     }
 }
 
-/// Where a capture's blocks come from.
+/// The source of a capture's blocks.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Found {
+pub(crate) enum PoolMatch {
     Pool(u32),
-    /// A new one, tied to these.
+    /// A new pool, tied to these.
     Tied(Vec<PoolId>),
-    /// A new one, for what is never reused.
+    /// A new pool for memory that is never reused.
     Never,
 }
 
-/// An open pool scope, from its begin to its end.
+/// A pool scope that is open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct PoolScope {
-    /// The number of its pool.
     pool: u32,
-    /// The capture that it was matched to.
+    /// The capture matched to it.
     capture: Option<u64>,
-    /// Who opened it, and is to close it.
+    /// The thread that opened it and is to close it.
     thread: ThreadId,
 }
 
-/// The capture pools of a device, and the pool scopes that are open.
+/// The capture pools of a device, and its open pool scopes.
 #[derive(Default)]
 pub(crate) struct Captures {
-    /// Pools by number; `None`: the number is free for another.
+    /// Pools by number; `None`: a number free for another pool.
     pools: Vec<Option<CapturePool>>,
     /// The open pool scopes, oldest first.
     scopes: Vec<PoolScope>,
-    /// The pool of captures of which it is not known whose they are: without the hooks, nobody
-    /// tells when the graph is gone.
+    /// The pool of captures with an unknown pool: without the hooks, the allocator never learns
+    /// that the graph is gone.
     never: Option<u32>,
-    /// Eras of all pools so far.
+    /// Eras so far, over all pools.
     eras: u64,
 }
 
@@ -97,7 +96,6 @@ impl Captures {
         self.pools.iter().position(|pool| pool.as_ref().is_some_and(&is_it)).map(|at| at as u32)
     }
 
-    /// The number of pool `id`.
     pub(crate) fn find(&self, id: PoolId) -> Option<u32> {
         self.position(|pool| pool.id == Some(id))
     }
@@ -118,7 +116,7 @@ impl Captures {
         }
     }
 
-    /// The pool of what is never reused; its number.
+    /// The pool of memory that is never reused; its number.
     pub(crate) fn add_never(&mut self) -> u32 {
         let number = self.add(CapturePool::default());
         self.never = Some(number);
@@ -131,17 +129,16 @@ impl Captures {
         }
     }
 
-    /// All pools that torch has an id for.
+    /// All pools with an id of torch's.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, PoolId)> {
         self.pools.iter().enumerate().filter_map(|(at, pool)| Some((at as u32, pool.as_ref()?.id?)))
     }
 
-    /// torch's id of a pool.
     pub(crate) fn id(&self, number: u32) -> Option<PoolId> {
         self.pools.get(number as usize)?.as_ref()?.id
     }
 
-    /// The memory of a pool goes to others.
+    /// Notes that the memory of a pool goes to others.
     pub(crate) fn begin_era(&mut self, number: u32) {
         self.eras += 1;
         let era = self.eras;
@@ -169,8 +166,8 @@ impl Captures {
 
     /// Closes a pool scope. False: none is open.
     ///
-    /// Of two, one with a capture goes first: a pool scope too many without one makes captures
-    /// uncertain, one too few makes them wrong.
+    /// Of two, a matched one goes first: one unmatched scope too many makes captures uncertain, one
+    /// too few makes them wrong.
     pub(crate) fn close(&mut self, number: u32) -> bool {
         let mut own =
             (0..self.scopes.len()).rev().filter(|&at| self.scopes[at].pool == number).peekable();
@@ -183,14 +180,13 @@ impl Captures {
         true
     }
 
-    /// A pool scope is gone.
     fn closed(&mut self, number: u32) {
         let Some(pool) = self.get_mut(number) else { return };
         pool.open = pool.open.saturating_sub(1);
         if pool.open == 0 {
             pool.captures.clear();
         }
-        // What was uncertain must be asked again: there are fewer answers now.
+        // Uncertain matches are due again: fewer pools remain possible.
         let id = pool.id;
         for pool in self.pools.iter_mut().flatten() {
             if id.is_some_and(|id| pool.ties.contains(&id)) {
@@ -199,18 +195,18 @@ impl Captures {
         }
     }
 
-    /// Whether this thread has left a pool scope open whose capture was seen.
+    /// Whether this thread has left a matched pool scope open.
     pub(crate) fn has_own(&self) -> bool {
         let mine = thread::current().id();
         self.scopes.iter().any(|scope| scope.thread == mine && scope.capture.is_some())
     }
 
-    /// Closes and releases the pool scopes of this thread whose captures were seen; how many. The
-    /// caller has found that no stream captures.
+    /// Closes and releases the matched pool scopes of this thread; how many. Call only after
+    /// finding that no stream captures.
     ///
-    /// torch ends a capture by asking the driver for the graph, and where that fails (something
-    /// forbidden was done inside) it throws at once: no end comes, and no release ever. The thread
-    /// that began it is here now, so it is past that.
+    /// torch ends a capture by asking the driver for the graph, and throws at once if that fails (a
+    /// forbidden call inside the capture): neither the end nor the release ever comes. The thread
+    /// that began the capture is here now, so it is past that.
     pub(crate) fn forget_failed(&mut self) -> u32 {
         let mine = thread::current().id();
         let is_failed = |scope: &PoolScope| scope.thread == mine && scope.capture.is_some();
@@ -227,7 +223,7 @@ impl Captures {
         failed.len() as u32
     }
 
-    /// The pools of the open pool scopes, those without a capture or all of them, each once.
+    /// The pools of the open pool scopes, without a capture or all, each once.
     fn candidates(&self, unmatched: bool) -> Vec<u32> {
         let mut pools: Vec<u32> = self
             .scopes
@@ -240,37 +236,37 @@ impl Captures {
         pools
     }
 
-    /// Where the blocks of `stream`, which does what `capturing` says, come from. A pool that is
-    /// made as the answer says goes to [`Captures::adopt`].
-    pub(crate) fn matched(&mut self, capturing: Capturing, stream: u32) -> Found {
+    /// The source of the blocks of `stream`, which is in state `capturing`. The caller hands a pool
+    /// made for the answer to [`Captures::adopt`].
+    pub(crate) fn matched(&mut self, capturing: Capturing, stream: u32) -> PoolMatch {
         let key = match capturing {
             Capturing::Id(id) => id,
             Capturing::Invalidated => INVALIDATED | u64::from(stream),
             Capturing::Unclear => return self.never(),
         };
         if let Some(number) = self.position(|pool| pool.captures.contains(&key)) {
-            return Found::Pool(number);
+            return PoolMatch::Pool(number);
         }
         let unmatched = self.candidates(true);
         if let (Capturing::Id(id), &[number]) = (capturing, unmatched.as_slice()) {
             self.assign(number, id);
-            return Found::Pool(number);
+            return PoolMatch::Pool(number);
         }
         // A failed capture may have been matched while its id was known; so may the other of two
-        // pool scopes of one pool.
+        // scopes of one pool.
         let is_new = matches!(capturing, Capturing::Id(_)) && !unmatched.is_empty();
         let candidates = if is_new { unmatched } else { self.candidates(false) };
         match candidates.as_slice() {
             [] => self.never(),
-            &[number] => Found::Pool(number),
-            many => Found::Tied(
+            &[number] => PoolMatch::Pool(number),
+            many => PoolMatch::Tied(
                 many.iter().filter_map(|&at| self.pools[at as usize].as_ref()?.id).collect(),
             ),
         }
     }
 
-    /// Notes that the blocks of `stream` come from pool `number`, made as [`Captures::matched`]
-    /// said.
+    /// Notes that the blocks of `stream` come from pool `number`, made for an answer of
+    /// [`Captures::matched`].
     pub(crate) fn adopt(&mut self, number: u32, capturing: Capturing, stream: u32) {
         let key = match capturing {
             Capturing::Id(id) => id,
@@ -284,9 +280,9 @@ impl Captures {
         }
     }
 
-    /// One pool is enough for all that is never reused.
-    fn never(&self) -> Found {
-        self.never.map_or(Found::Never, Found::Pool)
+    /// One pool is enough for all memory that is never reused.
+    fn never(&self) -> PoolMatch {
+        self.never.map_or(PoolMatch::Never, PoolMatch::Pool)
     }
 
     fn assign(&mut self, number: u32, capture: u64) {
@@ -300,13 +296,13 @@ impl Captures {
         }
     }
 
-    /// Whether a pool scope is open that has no capture yet.
+    /// Whether an open pool scope has no capture yet.
     pub(crate) fn has_unmatched(&self) -> bool {
         self.scopes.iter().any(|scope| scope.capture.is_none())
     }
 
-    /// A pool scope is about to open, and `running` are captures: where only one answer is left,
-    /// they are matched now, while it is.
+    /// Called before a pool scope opens, with the ids of the `running` captures: if only one match
+    /// is left, makes it now, while it is certain.
     pub(crate) fn match_running(&mut self, running: &[u64]) {
         let known = |id: &u64| self.position(|pool| pool.captures.contains(id)).is_some();
         let mut unknown: Vec<u64> = running.iter().copied().filter(|id| !known(id)).collect();
@@ -317,7 +313,7 @@ impl Captures {
         }
     }
 
-    /// Whether no graph uses a pool any more: once its blocks are freed and the device has been
+    /// Whether no graph uses a pool any more: once its blocks are freed and the device is
     /// synchronised, its memory may go to others.
     pub(crate) fn is_released(&self, number: u32) -> bool {
         let Some(pool) = self.pools.get(number as usize).and_then(Option::as_ref) else {
@@ -330,7 +326,7 @@ impl Captures {
         self.never != Some(number) && pool.is_released() && pool.ties.iter().all(is_released)
     }
 
-    /// The pools that are released, with their versions.
+    /// The released pools, with their versions.
     pub(crate) fn released(&self) -> impl Iterator<Item = (u32, u64)> {
         let versions = self.pools.iter().enumerate();
         let versions = versions.filter_map(|(at, pool)| Some((at as u32, pool.as_ref()?.version)));
@@ -350,7 +346,7 @@ mod tests {
         captures
     }
 
-    fn found(captures: &mut Captures, id: u64) -> Found {
+    fn found(captures: &mut Captures, id: u64) -> PoolMatch {
         captures.matched(Capturing::Id(id), 5)
     }
 
@@ -358,12 +354,12 @@ mod tests {
     fn a_capture_keeps_the_pool_of_its_first_allocation() {
         let mut captures = captures();
         captures.open(0);
-        assert_eq!(found(&mut captures, 77), Found::Pool(0));
+        assert_eq!(found(&mut captures, 77), PoolMatch::Pool(0));
         captures.open(1);
-        assert_eq!(found(&mut captures, 88), Found::Pool(1));
-        assert_eq!(found(&mut captures, 77), Found::Pool(0));
+        assert_eq!(found(&mut captures, 88), PoolMatch::Pool(1));
+        assert_eq!(found(&mut captures, 77), PoolMatch::Pool(0));
         assert!(captures.close(0) && captures.close(1) && !captures.close(1));
-        assert_eq!(found(&mut captures, 77), Found::Never);
+        assert_eq!(found(&mut captures, 77), PoolMatch::Never);
     }
 
     #[test]
@@ -371,11 +367,11 @@ mod tests {
         let mut captures = captures();
         captures.open(0);
         captures.open(1);
-        let Found::Tied(ties) = found(&mut captures, 77) else { panic!("a guess") };
+        let PoolMatch::Tied(ties) = found(&mut captures, 77) else { panic!("a guess") };
         assert_eq!(ties, [(0, 1), (0, 2)]);
         let number = captures.add(CapturePool { ties, ..CapturePool::default() });
         captures.adopt(number, Capturing::Id(77), 5);
-        assert_eq!(found(&mut captures, 77), Found::Pool(number));
+        assert_eq!(found(&mut captures, 77), PoolMatch::Pool(number));
         assert!(captures.close(0) && captures.close(1));
         for released in [1, 0] {
             assert!(!captures.is_released(number));
@@ -390,39 +386,39 @@ mod tests {
         captures.open(0);
         captures.match_running(&[77, 77]);
         captures.open(1);
-        assert_eq!(found(&mut captures, 88), Found::Pool(1));
-        assert_eq!(found(&mut captures, 77), Found::Pool(0));
+        assert_eq!(found(&mut captures, 88), PoolMatch::Pool(1));
+        assert_eq!(found(&mut captures, 77), PoolMatch::Pool(0));
     }
 
     #[test]
     fn of_two_pool_scopes_of_one_pool_the_one_without_a_capture_stays_open() {
         let mut captures = captures();
         captures.open(0);
-        assert_eq!(found(&mut captures, 77), Found::Pool(0));
+        assert_eq!(found(&mut captures, 77), PoolMatch::Pool(0));
         captures.open(0);
-        // Capture 77 ends; capture 88, not seen yet, may still be the other's.
+        // Capture 77 ends; capture 88, not seen yet, may still belong to the other.
         assert!(captures.close(0));
         captures.open(1);
-        assert!(matches!(found(&mut captures, 88), Found::Tied(_)));
+        assert!(matches!(found(&mut captures, 88), PoolMatch::Tied(_)));
     }
 
     #[test]
     fn a_failed_capture_stays_with_the_only_pool_scope() {
         let mut captures = captures();
         captures.open(0);
-        assert_eq!(found(&mut captures, 77), Found::Pool(0));
-        assert_eq!(captures.matched(Capturing::Invalidated, 5), Found::Pool(0));
+        assert_eq!(found(&mut captures, 77), PoolMatch::Pool(0));
+        assert_eq!(captures.matched(Capturing::Invalidated, 5), PoolMatch::Pool(0));
         captures.open(1);
-        assert!(matches!(captures.matched(Capturing::Invalidated, 5), Found::Tied(_)));
+        assert!(matches!(captures.matched(Capturing::Invalidated, 5), PoolMatch::Tied(_)));
     }
 
     #[test]
     fn a_failed_capture_is_forgotten_by_the_thread_that_began_it_only() {
         let mut captures = captures();
         captures.open(0);
-        // Not seen yet: it may be about to begin.
+        // Not seen yet: the capture may be about to begin.
         assert_eq!((captures.has_own(), captures.forget_failed()), (false, 0));
-        assert_eq!(found(&mut captures, 77), Found::Pool(0));
+        assert_eq!(found(&mut captures, 77), PoolMatch::Pool(0));
         std::thread::scope(|scope| {
             scope
                 .spawn(|| assert_eq!((captures.has_own(), captures.forget_failed()), (false, 0)))

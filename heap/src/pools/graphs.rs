@@ -1,5 +1,9 @@
-//! The private memory of CUDA graphs: captures begin and end, a capture's requests are served, and
-//! a graph's memory is freed.
+//! The private memory of CUDA graphs, from the first capture to its return to the driver.
+//!
+//! torch opens a pool scope ([`Heap::begin_allocate_to_pool`]) and captures inside it;
+//! [`super::capture`] finds the pool of each capturing stream. Once the graphs of a pool are gone
+//! ([`Heap::release_pool`]) and its blocks freed, a synchronisation of the device ends the pool
+//! ([`Device::free_graph_pool`]).
 
 use crate::central::Central;
 use crate::device::Device;
@@ -8,7 +12,7 @@ use crate::error::Error;
 use crate::heap::{Heap, WATCH_CAPTURES};
 use crate::order::streams::{DEFAULT_STREAM, Resolved};
 use crate::pools::blocks::run_for;
-use crate::pools::capture::{CapturePool, Capturing, Found, PoolId};
+use crate::pools::capture::{CapturePool, Capturing, PoolId, PoolMatch};
 use crate::pools::{PoolNumber, Purpose, Reuse, capture_tag, of_capture};
 use crate::request::{Eviction, Growth, Request, Want, is_absurd};
 use crate::runs::arena::RunId;
@@ -18,10 +22,11 @@ use gruyere_record::{DeviceGauge, EventKind};
 use std::sync::atomic::Ordering;
 
 impl Device {
-    /// What the stream of `handle` captures, if anything; it is asked where it was not before.
+    /// The capture that the stream of `handle` is in, if any; asks the driver if that is not known
+    /// yet.
     ///
     /// # Errors
-    /// The driver's.
+    /// The driver's error, if the driver cannot say whether the stream captures.
     pub(crate) fn capture_of(
         &self,
         shared: &Shared,
@@ -31,11 +36,12 @@ impl Device {
         let stream = found.number;
         match found.status.unwrap_or_else(|| shared.driver.capture_status(self.id, handle)) {
             Ok(CaptureStatus::Active(id)) => Ok(Some(Capturing::Id(id))),
-            // It can only be ended: its work never runs, but its blocks must not be taken for
+            // The program can only end it: its work never runs, but its blocks must not pass for
             // ordinary ones.
             Ok(CaptureStatus::Invalidated) => Ok(Some(Capturing::Invalidated)),
             Ok(CaptureStatus::None) => Ok(None),
-            // The legacy stream cannot be asked while another captures: it does not capture itself.
+            // The driver does not answer for the legacy stream while another captures: that one
+            // does not capture.
             Err(error) if error.kind == ErrorKind::Capturing && stream == DEFAULT_STREAM => {
                 Ok(None)
             }
@@ -45,11 +51,10 @@ impl Device {
         }
     }
 
-    /// As [`Device::malloc`] for a stream that captures: from the private memory of the capture's
-    /// pool.
+    /// As [`Device::malloc`] for a capturing stream: from the private memory of the capture's pool.
     ///
     /// # Errors
-    /// Out of memory.
+    /// [`Error::OutOfMemory`] if neither the pool nor growth yields memory; the driver's error.
     pub(crate) fn malloc_captured(
         &self,
         shared: &Shared,
@@ -61,11 +66,11 @@ impl Device {
         self.malloc_private(shared, request, pool, false)
     }
 
-    /// As [`Device::malloc`] for a stream that does not capture, from the private memory of the
-    /// graphs of pool `id`; from ordinary memory where no graph uses that.
+    /// As [`Device::malloc`] for a stream that does not capture: from the private memory of the
+    /// graphs of pool `id`, or ordinary memory if no graph uses that pool.
     ///
     /// # Errors
-    /// Out of memory.
+    /// [`Error::OutOfMemory`] if the pool, growth and a trim yield no memory; the driver's error.
     pub(crate) fn malloc_for_graphs(
         &self,
         shared: &Shared,
@@ -79,7 +84,7 @@ impl Device {
         self.malloc_private(shared, request, pool, true)
     }
 
-    /// A block of the pool that `pool` says. `waits`: the device may be waited for.
+    /// A block of the pool that `pool` returns. `waits`: the allocator may wait for the device.
     fn malloc_private(
         &self,
         shared: &Shared,
@@ -95,7 +100,7 @@ impl Device {
             match attempt {
                 0 => {}
                 1 => {
-                    // What the streams are known to be past can be given back without waiting.
+                    // Memory that the streams are known to be past can be returned without a wait.
                     self.return_empty_slabs(shared);
                     self.collect_completed(shared, &mut lock(&self.central));
                 }
@@ -126,8 +131,8 @@ impl Device {
         self.serve_from(shared, central, number, run, request)
     }
 
-    /// The pool's own memory, else growth: no event may be asked about, and nobody else's memory
-    /// may be taken.
+    /// The pool's own memory, else growth: the allocator may ask about no event and take no other
+    /// pool's memory.
     fn captured_run(
         &self,
         shared: &Shared,
@@ -162,8 +167,8 @@ impl Device {
         want.fit_or_join(&mut central.arenas)
     }
 
-    /// Gives the memory of capture pool `number` back that was over before the device was
-    /// synchronised, if nobody has used it since. Nothing may be capturing on the device.
+    /// Returns the memory of capture pool `number` if the pool was over before the device was
+    /// synchronised and is unused since. Call only while no stream of the device captures.
     pub(crate) fn free_graph_pool(
         &self,
         shared: &Shared,
@@ -181,8 +186,8 @@ impl Device {
         central.arenas.make_unowned(space, &|_| u64::MAX);
         let eviction = Eviction { completed: &|_| u64::MAX, ..Eviction::of(shared, &self.streams) };
         self.supply.evict_space(central, &eviction, space);
-        // A block that waits for another stream, or a span that the driver would not take: next
-        // time.
+        // Else a block waits for another stream, or the driver refused a span: the next
+        // synchronisation tries again.
         if central.forget_pool(pool, space) {
             central.captures.remove(number);
         }
@@ -190,16 +195,16 @@ impl Device {
 }
 
 impl Heap {
-    /// A capture into pool `id` begins on a stream of `device`; called before the stream captures.
+    /// Opens a pool scope: a capture into pool `id` is about to begin on a stream of `device`.
     ///
     /// # Errors
-    /// A device that there is not.
+    /// The error for an unknown device.
     pub fn begin_allocate_to_pool(&self, device: i64, id: PoolId) -> Result<(), Error> {
         let device = self.device(device)?;
         let shared = &self.shared;
         self.forget_failed_captures(device);
-        // While nothing captures yet, turn what is freed into events: afterwards nothing may be
-        // recorded.
+        // Turns frees into events now, while no stream captures: during the capture the allocator
+        // may record none.
         if let Some(_guard) = device.query_guard() {
             device.fence_all(shared, None);
         }
@@ -224,10 +229,10 @@ impl Heap {
         Ok(())
     }
 
-    /// The pool scope of pool `id` ends.
+    /// Closes a pool scope of pool `id`.
     ///
     /// # Errors
-    /// A device that there is not.
+    /// The error for an unknown device.
     pub fn end_allocate_to_pool(&self, device: i64, id: PoolId) -> Result<(), Error> {
         let device = self.device(device)?;
         let mut central = lock(&device.central);
@@ -241,7 +246,7 @@ impl Heap {
         if central.backing.orphaned() > 0
             && let Some(_guard) = device.release_guard(&self.shared)
         {
-            // What could not be given back during the capture.
+            // Memory that could not be returned during the capture.
             device.supply.release(&mut central, &*self.shared.driver);
             central.publish_reserved();
         }
@@ -250,7 +255,7 @@ impl Heap {
         Ok(())
     }
 
-    /// `count` pool scopes of `device` are closed.
+    /// Notes that `count` pool scopes of `device` have closed.
     pub(crate) fn pool_scopes_closed(&self, device: &Device, count: u32) {
         device.pool_scopes.fetch_sub(count, Ordering::AcqRel);
         let mut pool_scopes = lock(&self.pool_scopes);
@@ -260,15 +265,15 @@ impl Heap {
         }
     }
 
-    /// Closes the pool scopes that this thread left open when its capture failed: torch does not,
-    /// and nothing could be asked or waited for any more
-    /// ([`crate::pools::capture::Captures::forget_failed`]). Costs a load where no pool scope is
+    /// Closes the pool scopes that this thread left open when its capture failed. torch does not
+    /// close them, and the allocator could then ask or await nothing any more
+    /// ([`crate::pools::capture::Captures::forget_failed`]). Costs one load if no pool scope is
     /// open.
     pub(crate) fn forget_failed_captures(&self, device: &Device) {
         if device.may_query() || !lock(&device.central).captures.has_own() {
             return;
         }
-        // Those of other threads too: which stream is whose is not known.
+        // Covers other threads too: the heap does not know which thread captures on which stream.
         if !device.streams.none_captures(&*self.shared.driver) {
             return;
         }
@@ -283,10 +288,10 @@ impl Heap {
         }
     }
 
-    /// The graph that used pool `id` is gone; its blocks may still be live.
+    /// Notes that the graph that used pool `id` is gone; its blocks may still be live.
     ///
     /// # Errors
-    /// A device that there is not.
+    /// The error for an unknown device.
     pub fn release_pool(&self, device: i64, id: PoolId) -> Result<(), Error> {
         let device = self.device(device)?;
         let mut central = lock(&device.central);
@@ -304,7 +309,7 @@ impl Heap {
 }
 
 impl Central {
-    /// The number among captures of the pool that `id` names, which may be a new one.
+    /// The number among captures of pool `id`; adds the pool if it is new.
     pub(crate) fn capture_pool(&mut self, id: PoolId) -> u32 {
         match self.captures.find(id) {
             Some(number) => number,
@@ -315,15 +320,15 @@ impl Central {
         }
     }
 
-    /// The pool for a stream that captures, which may be a new one.
+    /// The pool for a capturing stream; adds the pool if it is new.
     pub(crate) fn pool_for_capture(&mut self, capturing: Capturing, stream: u32) -> PoolNumber {
         let number = match self.captures.matched(capturing, stream) {
-            Found::Pool(number) => return of_capture(number),
-            Found::Tied(ties) => {
+            PoolMatch::Pool(number) => return of_capture(number),
+            PoolMatch::Tied(ties) => {
                 let number = self.captures.add(CapturePool { ties, ..CapturePool::default() });
                 self.add_capture_pool(number, Reuse::Private)
             }
-            Found::Never => {
+            PoolMatch::Never => {
                 let number = self.captures.add_never();
                 self.add_capture_pool(number, Reuse::Never)
             }
@@ -338,8 +343,8 @@ impl Central {
         number
     }
 
-    /// The capture pools that are over, with their versions: one that is over before a
-    /// synchronisation and after it, and is of the same version, has no replay in flight.
+    /// The capture pools that are over, with their versions. A pool that is over before and after a
+    /// synchronisation, at the same version, has no replay in flight.
     pub(crate) fn captures_over(&self) -> Vec<(u32, u64)> {
         let over = |(number, version)| {
             let pool = self.pools.get(of_capture(number)).filter(|pool| pool.live == 0)?;

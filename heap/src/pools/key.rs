@@ -1,10 +1,11 @@
-//! Named pools: memory that its program gives back whole.
+//! The key of a named pool, its figures ([`PoolStats`]) and its errors ([`PoolError`]).
 //!
-//! A pool is a space of its own in its device's arenas, with slabs of its own, all behind the
-//! central lock. Blocks come to it from the threads that have entered it (`route`); they are freed
-//! as any block is. Inside, stream order is as elsewhere: what an event has proved finished serves
-//! every stream of the pool. What the pool holds stays its own: pages are not moved out of it, and
-//! the reclaim ladder takes only what lies idle above its reserve.
+//! A named pool is memory that its program returns whole: a space of its own in its device's
+//! arenas, with slabs of its own, all behind the central lock. Its blocks come from the threads
+//! that have entered it (`route`); the program frees them as any block. Stream order inside is as
+//! elsewhere: memory that an event has proved finished serves every stream of the pool. The pool
+//! keeps what it holds: no pages move out of it, and the reclaim ladder takes only idle memory
+//! above its reserve.
 
 use crate::bytes::Bytes;
 use crate::driver::DriverError;
@@ -12,22 +13,22 @@ use crate::error::Error;
 use crate::pools::{FIRST_NAMED, PoolNumber};
 use std::fmt;
 
-/// Pools that one thread may have entered at a time.
+/// Pools that one thread may be in at a time.
 pub(crate) const ROUTE_DEPTH: usize = 16;
-/// Bytes that a pool's name may have.
+/// The longest name of a pool (bytes).
 pub(crate) const MAX_NAME: usize = 128;
 
-/// A pool's name for the program: its device and its number there. Numbers are never used again.
+/// The program's key for a pool: its device and its number there, never used again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PoolKey(pub u64);
 
 impl PoolKey {
-    /// The key of the named pool that was made as so-manieth of `device`, from 1 on.
+    /// The key of the `count`th named pool of `device`, from 1 on.
     pub const fn new(device: u32, count: u32) -> Self {
         Self((device as u64) << 32 | count as u64)
     }
 
-    /// The key of pool `number` of `device`, which is a named one.
+    /// The key of named pool `number` of `device`.
     pub(crate) const fn of(device: u32, number: PoolNumber) -> Self {
         Self::new(device, number - FIRST_NAMED)
     }
@@ -37,30 +38,29 @@ impl PoolKey {
         (self.0 >> 32) as u32
     }
 
-    /// The number of the pool on its device.
     pub(crate) const fn number(self) -> PoolNumber {
-        // Past all numbers where the key is none of ours.
+        // Past all numbers if the key is not one of ours.
         FIRST_NAMED.saturating_add(self.0 as u32)
     }
 }
 
-/// A block of a pool, as a release that it prevents names it.
+/// A live block of a pool, named by the release that it prevents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LiveBlock {
     /// Where it starts.
     pub address: u64,
-    /// Bytes asked for.
+    /// Bytes that the program asked for.
     pub requested: u64,
-    /// The step in which it was allocated; `None`: the record is off, or had no room for it.
+    /// The step of its allocation; `None`: the record is off, or had no room for it.
     pub step: Option<u32>,
     /// The number of its stream.
     pub stream: u32,
 }
 
-/// Numbers of one pool. Bytes where not said otherwise.
+/// The figures of one pool, in bytes unless noted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PoolStats {
-    /// What it keeps whatever lies idle.
+    /// Memory that it keeps even if idle.
     pub reserve: u64,
     /// Ceiling on its live bytes; `None`: none of its own.
     pub limit: Option<u64>,
@@ -68,18 +68,18 @@ pub struct PoolStats {
     pub held: u64,
     /// Live blocks, each rounded up to 512 B.
     pub live: u64,
-    /// How many.
+    /// Number of live blocks.
     pub live_blocks: u64,
-    /// Freed by the program, waiting for streams.
+    /// Blocks freed by the program that wait for streams.
     pub pending: u64,
 }
 
-/// Why a call about a pool was not served.
+/// The reason why a call about a pool failed.
 #[derive(Debug)]
 pub enum PoolError {
-    /// There is none of that key.
+    /// No pool has that key.
     NoSuchPool(PoolKey),
-    /// The name cannot be one.
+    /// Not a valid name.
     Name(String),
     /// The reserve is larger than the limit.
     ReserveOverLimit {
@@ -94,11 +94,11 @@ pub enum PoolError {
     Reserve {
         /// Bytes asked for.
         bytes: u64,
-        /// Bytes that the device had free, where it could say.
+        /// Bytes that the device had free, if the driver could say.
         free: Option<u64>,
         /// Bytes of headroom that stay free.
         headroom: u64,
-        /// What the driver, or the ceiling, said.
+        /// The answer of the driver, or of the ceiling.
         error: DriverError,
     },
     /// Blocks are live in it.
@@ -112,14 +112,14 @@ pub enum PoolError {
     },
     /// A thread is allocating from it at this moment.
     Busy,
-    /// Its memory comes from outside, so it is for who brings it to take it back.
+    /// Its memory comes from outside: only its maker can take it back.
     Outside(PoolKey),
-    /// It holds memory already, or keeps some, so its memory cannot come from outside.
+    /// It holds memory already, or has a reserve, so its memory cannot come from outside.
     Begun(PoolKey),
-    /// A segment that cannot be managed was brought to it: its address.
+    /// A segment brought to it cannot be managed; its address.
     Segment(u64),
-    /// Whether its memory is still used cannot be found out: a CUDA graph is being captured, or the
-    /// device did not answer.
+    /// The allocator cannot find out whether work still uses its memory: a CUDA graph is being
+    /// captured, or the device did not answer.
     Unquiet,
     /// The driver did not take all of it back.
     Kept {
@@ -128,9 +128,9 @@ pub enum PoolError {
     },
     /// The thread is in as many pools as it may be.
     TooDeep,
-    /// It is not the pool that the thread has entered last.
+    /// It is not the pool that the thread entered last.
     NotInnermost(PoolKey),
-    /// The device.
+    /// An error of the device.
     Heap(Error),
 }
 

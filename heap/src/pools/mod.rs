@@ -1,10 +1,10 @@
-//! Pools: memory that is served, kept and given back by rules of its own.
+//! Pools: memory with rules of its own for serving, keeping and returning it.
 //!
-//! A [`Pool`] is spaces of its device's arenas, a shard for its small blocks, and [`Rules`]. A
-//! device's ordinary memory is four of them, one a lifetime, whose small blocks lie in the shards
-//! of streams; a [named pool](named) is one; the private memory of CUDA graphs is one for each pool
-//! id of torch's ([`capture`] finds which). All are behind the central lock, and everything that is
-//! done with a pool is done for all alike: a new mode is new rules, or a new [`Purpose`].
+//! A [`Pool`] is spaces in its device's arenas, a shard for its small blocks, and [`Rules`]. A
+//! device's ordinary memory is four pools, one a lifetime, with their small blocks in the shards of
+//! streams. A [named pool](named) is one pool; the private memory of CUDA graphs is one for each
+//! pool id of torch's ([`capture`] finds which). All lie behind the central lock, and every
+//! operation treats all alike: a new mode is new rules, or a new [`Purpose`].
 
 pub(crate) mod blocks;
 pub(crate) mod capture;
@@ -22,61 +22,60 @@ use crate::small::shard::{SHARDS, Shard};
 use gruyere_record::gauges::SMALL_LIMIT;
 use std::collections::BTreeMap;
 
-/// The number of a pool on its device. From [`FIRST_CAPTURE`] on it is also the shard that the page
-/// table names for its small blocks.
+/// The number of a pool on its device. From [`FIRST_CAPTURE`] on it is also the number under which
+/// the page table names the pool's shard.
 pub(crate) type PoolNumber = u32;
-/// Ordinary memory has a pool a lifetime, numbered as the lifetimes; below this, shards that the
-/// page table names are those of streams.
+/// Ordinary memory has one pool a lifetime, with the lifetime's number; below this, the shards that
+/// the page table names belong to streams.
 const FIRST_CAPTURE: PoolNumber = SHARDS as PoolNumber;
-/// Pools from here on are named ones; their numbers are never used again.
+/// Named pools have the numbers from here on, never used again.
 pub(crate) const FIRST_NAMED: PoolNumber = 1 << 27;
 
-/// The number of the pool of captures that [`capture::Captures`] numbers so.
+/// The pool number of the captures' pool `number` ([`capture::Captures`]).
 pub(crate) const fn of_capture(number: u32) -> PoolNumber {
     FIRST_CAPTURE + number
 }
 
-/// The reverse: the number of a pool among captures, where it is one of theirs.
+/// The reverse: the number among captures, if the pool is one of theirs.
 pub(crate) fn capture_of(number: PoolNumber) -> Option<u32> {
     number.checked_sub(FIRST_CAPTURE).filter(|_| number < FIRST_NAMED)
 }
 
-/// How the record counts a pool's blocks: captures from 1 on, all others 0.
+/// The tag under which the record counts a pool's blocks: captures from 1 on, all others 0.
 pub(crate) fn capture_tag(number: PoolNumber) -> u8 {
     capture_of(number).map_or(0, |number| u8::try_from(number + 1).unwrap_or(u8::MAX))
 }
 
-/// Who gets a pool's memory once a block of it is freed.
+/// The streams that may reuse a pool's memory once a block of it is freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reuse {
-    /// Its stream, and all others that an event shows to be past it. The reclaim ladder may take
-    /// what lies idle above the reserve.
+    /// Its own stream, and every other that an event shows to be past it. The reclaim ladder may
+    /// take idle memory above the reserve.
     Shared,
-    /// Its stream alone, and nobody else before the pool is over: replays of a graph run on streams
-    /// that nobody tells us of.
+    /// Its own stream alone until the pool is over: graphs replay on streams that the allocator
+    /// does not learn of.
     Private,
-    /// Nobody: it is not known when its uses end.
+    /// None: the end of its uses is unknown.
     Never,
 }
 
-/// Where a pool's memory comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Source {
     Supply,
-    /// Who made the pool brings it, in whole segments, and takes it back: it never moves, and
-    /// nobody else gets it. Small blocks lie in segments of their own.
+    /// The pool's maker brings it in whole segments and takes it back: it never moves, and no other
+    /// pool gets it. Small blocks lie in segments of their own.
     Outside {
         /// Whether several blocks may lie in one segment.
         split: bool,
     },
 }
 
-/// What is allowed with a pool's memory.
+/// The rules of a pool's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Rules {
-    /// Bytes that it keeps whatever lies idle.
+    /// Bytes that the pool keeps even if idle.
     pub(crate) reserve: u64,
-    /// Ceiling on its live bytes.
+    /// Ceiling on the pool's live bytes.
     pub(crate) limit: Option<u64>,
     pub(crate) reuse: Reuse,
     pub(crate) source: Source,
@@ -88,32 +87,29 @@ impl Rules {
     }
 }
 
-/// What a pool is for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
     /// The ordinary memory of a lifetime.
     Ordinary(Lifetime),
-    /// A pool of the program's, with its name.
+    /// A pool made by the program, with its name.
     Named(String),
     Capture,
 }
 
 pub(crate) struct Pool {
-    /// What the pool is for.
     pub(crate) purpose: Purpose,
-    /// What is allowed with the pool's memory.
     pub(crate) rules: Rules,
-    /// The spaces of its runs; what is reserved is in the first.
+    /// The spaces of its runs; the reserve is in the first.
     spaces: Vec<SpaceId>,
-    /// Its small blocks; `None`: the shards of streams have them.
+    /// Its small blocks; `None`: they lie in the shards of streams.
     pub(crate) shard: Option<Shard>,
-    /// Blocks that the program has not freed; not counted in ordinary memory.
+    /// Blocks not freed by the program yet; not counted in ordinary memory.
     pub(crate) live: u64,
-    /// Their bytes, each rounded up to 512.
+    /// Their bytes, each block rounded up to 512 B.
     pub(crate) live_bytes: u64,
-    /// Blocks that came from it so far.
+    /// Blocks served so far.
     pub(crate) served: u64,
-    /// Threads that are asking for memory for it outside the central lock.
+    /// Threads that are finding memory for it outside the central lock.
     pub(crate) busy: u32,
 }
 
@@ -122,33 +118,30 @@ impl Pool {
         Self { purpose, rules, spaces, shard, live: 0, live_bytes: 0, served: 0, busy: 0 }
     }
 
-    /// Where what is reserved is, and large blocks.
+    /// The space of its reserve and of its large blocks.
     pub(crate) fn space(&self) -> SpaceId {
         self.spaces[0]
     }
 
-    /// The spaces in which its runs are.
     pub(crate) fn spaces(&self) -> &[SpaceId] {
         &self.spaces
     }
 
-    /// The space of a block of `size` bytes, where segments come from outside.
+    /// The space of a block of `size` bytes, in a pool with outside segments.
     pub(crate) fn space_of_size(&self, size: u64) -> SpaceId {
         let small = self.spaces.get(1).filter(|_| size <= SMALL_LIMIT);
         small.copied().unwrap_or(self.space())
     }
 
-    /// Whether its segments come from outside.
     pub(crate) fn is_outside(&self) -> bool {
         self.rules.source != Source::Supply
     }
 
-    /// Whether it is ordinary memory.
     pub(crate) fn is_ordinary(&self) -> bool {
         matches!(self.purpose, Purpose::Ordinary(_))
     }
 
-    /// What the program calls it, if it is one that the program made.
+    /// The program's name for it, if the program made it.
     pub(crate) fn name(&self) -> Option<&str> {
         match &self.purpose {
             Purpose::Named(name) => Some(name),
@@ -156,14 +149,14 @@ impl Pool {
         }
     }
 
-    /// A block of `bytes` came from it.
+    /// Counts a new block of `bytes`.
     pub(crate) fn note_malloc(&mut self, bytes: u64) {
         self.live += 1;
         self.live_bytes += bytes;
         self.served += 1;
     }
 
-    /// The program has freed a block of `bytes`.
+    /// Counts a block of `bytes` freed by the program.
     pub(crate) fn note_free(&mut self, bytes: u64) {
         self.live -= 1;
         self.live_bytes -= bytes;
@@ -172,10 +165,9 @@ impl Pool {
 
 const NO_POOL: PoolNumber = PoolNumber::MAX;
 
-/// The pools of a device, behind its central lock.
 pub(crate) struct Pools {
     pools: BTreeMap<PoolNumber, Pool>,
-    /// The pool that a space belongs to.
+    /// The pool of each space.
     by_space: Vec<PoolNumber>,
     /// Pools other than ordinary memory.
     apart: usize,
@@ -206,7 +198,7 @@ impl Pools {
         self.pools.insert(number, pool);
     }
 
-    /// A pool with a shard of its own.
+    /// Adds a pool with a shard of its own.
     pub(crate) fn add(
         &mut self,
         number: PoolNumber,
@@ -214,14 +206,13 @@ impl Pools {
         reuse: Reuse,
         space: SpaceId,
     ) {
-        // With one shard a pool no stream has bins enough to borrow from.
+        // Within a pool's single shard, no stream has enough bins to borrow from.
         let shard = Some(Shard::new(1));
         self.insert(number, Pool::new(purpose, Rules::new(reuse), vec![space], shard));
         self.apart += 1;
     }
 
-    /// A new named pool in `space`; its number. `None`: so many have been made that there are no
-    /// numbers left.
+    /// Adds a named pool in `space`; its number. `None`: the numbers are used up.
     pub(crate) fn add_named(&mut self, name: &str, space: SpaceId) -> Option<PoolNumber> {
         let number = self.named.checked_add(1).filter(|&number| number < FIRST_NAMED)?;
         self.named = number;
@@ -229,8 +220,8 @@ impl Pools {
         Some(FIRST_NAMED + number)
     }
 
-    /// A pool without memory gets it from outside from now on; `small` is the space of its small
-    /// blocks, a new one. False: there is no such pool, or it has such a space already.
+    /// From now on a pool without memory gets it from outside; `small` is the new space of its
+    /// small blocks. False: there is no such pool, or it has such a space already.
     pub(crate) fn open_to_outside(
         &mut self,
         number: PoolNumber,
@@ -247,7 +238,7 @@ impl Pools {
         is_new
     }
 
-    /// Forgets a pool; its spaces are its caller's.
+    /// Removes a pool; the caller disposes of its spaces.
     pub(crate) fn remove(&mut self, number: PoolNumber) {
         let Some(pool) = self.pools.remove(&number) else { return };
         self.apart -= usize::from(!pool.is_ordinary());
@@ -256,7 +247,7 @@ impl Pools {
         }
     }
 
-    /// Whether there are other pools than ordinary memory.
+    /// Whether there are pools other than ordinary memory.
     #[inline]
     pub(crate) fn has_apart(&self) -> bool {
         self.apart > 0
@@ -270,7 +261,7 @@ impl Pools {
         self.pools.get_mut(&number)
     }
 
-    /// The shard that a pool has of its own.
+    /// A pool's own shard.
     pub(crate) fn shard_mut(&mut self, number: PoolNumber) -> Option<&mut Shard> {
         self.get_mut(number)?.shard.as_mut()
     }
@@ -280,7 +271,7 @@ impl Pools {
         self.get_mut(lifetime as PoolNumber)
     }
 
-    /// The named pool of that name, whose memory is the supply's.
+    /// The named pool of that name, with memory from the supply.
     pub(crate) fn find(&self, name: &str) -> Option<PoolNumber> {
         self.iter()
             .find(|(_, pool)| !pool.is_outside() && pool.name() == Some(name))
@@ -291,39 +282,37 @@ impl Pools {
         self.by_space.get(space as usize).copied().unwrap_or(NO_POOL)
     }
 
-    /// The pool that a space belongs to.
     pub(crate) fn of_space(&self, space: SpaceId) -> Option<&Pool> {
         self.get(self.number_of(space))
     }
 
-    /// The pool that a space belongs to.
     pub(crate) fn of_space_mut(&mut self, space: SpaceId) -> Option<&mut Pool> {
         self.get_mut(self.number_of(space))
     }
 
-    /// All pools: ordinary memory, captures, named ones.
+    /// All pools: ordinary memory, captures, named pools.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (PoolNumber, &Pool)> {
         self.pools.iter().map(|(&number, pool)| (number, pool))
     }
 
-    /// The shards of pools that have their own.
+    /// The shards of pools with a shard of their own.
     pub(crate) fn shards(&self) -> impl Iterator<Item = (PoolNumber, &Shard)> {
         self.iter().filter_map(|(number, pool)| Some((number, pool.shard.as_ref()?)))
     }
 
-    /// The spaces of pools whose memory every stream may get.
+    /// The spaces of pools that streams share.
     pub(crate) fn shared_spaces(&self) -> impl Iterator<Item = SpaceId> {
         let shared = self.pools.values().filter(|pool| pool.rules.reuse == Reuse::Shared);
         shared.flat_map(|pool| pool.spaces.iter().copied())
     }
 
-    /// What ordinary memory keeps of each lifetime.
+    /// The reserve of each lifetime of ordinary memory.
     pub(crate) fn reserves(&self) -> [u64; LIFETIMES] {
         Lifetime::ALL
             .map(|lifetime| self.get(lifetime as PoolNumber).map_or(0, |pool| pool.rules.reserve))
     }
 
-    /// Ordinary memory keeps nothing from now on.
+    /// Drops the reserves of ordinary memory.
     pub(crate) fn drop_reserves(&mut self) {
         for lifetime in Lifetime::ALL {
             if let Some(pool) = self.ordinary_mut(lifetime) {

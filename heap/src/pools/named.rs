@@ -1,4 +1,8 @@
-//! Named pools: memory that the program gives back whole (`gruyere.Pool`).
+//! Named pools: memory that the program returns whole (`gruyere.Pool`).
+//!
+//! The blocks come from threads that have entered the pool ([`super::route`]); [`super::key`] has
+//! the pool's key, figures and errors. A release synchronises the device, so that no work uses any
+//! of the memory, and returns all of it to the driver at once; a live block prevents it.
 
 use crate::central::{Central, SMALL};
 use crate::device::Device;
@@ -14,15 +18,15 @@ use crate::small::size_class::{PAGE, round, round_up};
 use crate::small::slab::Slab;
 use crate::sync::lock;
 
-/// How often a release starts again because another thread used the pool meanwhile.
+/// The times that a release starts again because another thread used the pool meanwhile.
 const RELEASE_TRIES: u32 = 4;
 
 impl Device {
-    /// As [`Device::malloc`], from pool `number`; from the device's ordinary memory where that pool
-    /// is gone.
+    /// As [`Device::malloc`], from pool `number`; from ordinary memory if that pool is gone.
     ///
     /// # Errors
-    /// Out of memory; the pool's limit is one cause of it.
+    /// [`Error::OutOfMemory`] after the whole ladder, or at the pool's limit; the driver's error;
+    /// [`Error::NoSegment`] in a pool with outside segments.
     #[cold]
     pub(crate) fn malloc_pooled(
         &self,
@@ -50,7 +54,7 @@ impl Device {
         let Some(pool) = central.pools.get_mut(number) else {
             return Err(Error::Internal("a pool vanished"));
         };
-        // From here on nobody takes the pool away.
+        // From here on no thread takes the pool away.
         pool.busy += 1;
         let space = pool.space();
         let waits = pool.shard.as_ref().is_some_and(|shard| shard.has_pending());
@@ -84,14 +88,14 @@ impl Device {
         }
     }
 
-    /// Gives all memory of a named pool back to the driver at once, when no work uses any of it:
-    /// the device is synchronised for that. The bytes given. The pool stays, empty and without a
+    /// Synchronises the device, so that no work uses any of a named pool's memory, and returns all
+    /// of it to the driver at once; the bytes returned. The pool stays, empty and without a
     /// reserve, unless it is to be forgotten.
     ///
     /// # Errors
-    /// [`PoolError::Live`] and [`PoolError::Busy`]: nothing has been done. [`PoolError::Unquiet`]:
-    /// nothing has been given. [`PoolError::Kept`]: the driver refused; what it refused can be
-    /// tried again.
+    /// [`PoolError::Live`] and [`PoolError::Busy`]: nothing was done. [`PoolError::Unquiet`]:
+    /// nothing was returned. [`PoolError::Kept`]: the driver refused some; a further call tries
+    /// that again.
     pub(crate) fn release_named(
         &self,
         shared: &Shared,
@@ -111,8 +115,8 @@ impl Device {
                     return Ok(given);
                 }
             }
-            // Every use of the pool that was ever enqueued is over after this, on whatever stream;
-            // frees since are of later epochs.
+            // After this, every use of the pool that was ever enqueued is over, on any stream;
+            // frees since have later epochs.
             let epochs = self.synchronize_epochs(shared).map_err(|_| PoolError::Unquiet)?;
             self.return_pool_slabs(shared, &mut lock(&self.central), number);
             let Some(_guard) = self.release_guard(shared) else { return Err(PoolError::Unquiet) };
@@ -129,7 +133,8 @@ impl Device {
         Err(PoolError::Kept { bytes: central.pool_stats(number).map_or(0, |stats| stats.held) })
     }
 
-    /// Whether nothing is left of a pool's memory; if so, and if it is to be forgotten, it is.
+    /// Whether nothing is left of a pool's memory; if so, forgets the pool where it is to be
+    /// forgotten.
     fn is_given(
         &self,
         shared: &Shared,
@@ -150,11 +155,11 @@ impl Device {
         central.forget_pool(number, space)
     }
 
-    /// Gives back what of a pool's memory no work uses; its bytes.
+    /// Returns the memory of a pool that no work uses; its bytes.
     ///
     /// # Errors
-    /// [`PoolError::Kept`]: the pool has let go of it, but the driver has not taken it all yet. The
-    /// next trim tries again.
+    /// [`PoolError::Kept`]: the pool has let go of it, but the driver has not taken all of it yet.
+    /// The next trim tries again.
     fn release_named_space(
         &self,
         shared: &Shared,
@@ -176,13 +181,13 @@ impl Heap {
         self.devices().find(|device| device.id == key.device()).ok_or(PoolError::NoSuchPool(key))
     }
 
-    /// A pool of that name on `device`: a new one, or the one that there is, whose reserve is
-    /// raised and whose limit is replaced if one is given. `reserve` bytes are mapped for it, in
-    /// whole pages; `limit` is a ceiling on its live bytes.
+    /// The pool of that name on `device`, new or existing; an existing pool gets a larger reserve,
+    /// and the limit if one is given. Maps `reserve` bytes for it, in whole pages; `limit` is a
+    /// ceiling on its live bytes.
     ///
     /// # Errors
-    /// A device, a name or numbers that cannot be; [`PoolError::Reserve`]: the memory could not be
-    /// had. A new pool is not made then, and an old one keeps what it had.
+    /// An impossible device, name or number; [`PoolError::Reserve`] if the memory could not be had.
+    /// A new pool is then not made, and an existing one keeps what it had.
     pub fn pool_create(
         &self,
         name: &str,
@@ -217,7 +222,7 @@ impl Heap {
             let before = pool.rules.reserve;
             pool.rules.limit = limit;
             pool.rules.reserve = reserve.max(before);
-            // Until it is filled, nobody takes it away.
+            // Until it is filled, no thread takes it away.
             pool.busy += 1;
             (number, known.is_none(), before, pool.space())
         };
@@ -234,8 +239,8 @@ impl Heap {
         }
         let Err(error) = filled else { return Ok(key) };
         if is_new {
-            // What could be mapped of it goes back; where the driver refuses, the pool stays,
-            // empty, and can be made again.
+            // The part that could be mapped goes back. If the driver refuses, the pool stays,
+            // empty, and the program can make it again.
             let _ = device.release_named(shared, key, true);
         } else {
             device.trim(shared);
@@ -252,7 +257,8 @@ impl Heap {
     /// [`Heap::pool_leave`].
     ///
     /// # Errors
-    /// There is no such pool, or the thread is in [`crate::pools::key::ROUTE_DEPTH`] pools.
+    /// [`PoolError::NoSuchPool`]; [`PoolError::TooDeep`] if the thread is in
+    /// [`crate::pools::key::ROUTE_DEPTH`] pools.
     pub fn pool_enter(&self, key: PoolKey) -> Result<(), PoolError> {
         let device = self.pool_device(key)?;
         if lock(&device.central).pools.get(key.number()).is_none() {
@@ -264,22 +270,22 @@ impl Heap {
     /// Ends the calling thread's latest [`Heap::pool_enter`], which was of this pool.
     ///
     /// # Errors
-    /// It was not.
+    /// [`PoolError::NotInnermost`] if it was of another.
     pub fn pool_leave(&self, key: PoolKey) -> Result<(), PoolError> {
         if route::leave(key) { Ok(()) } else { Err(PoolError::NotInnermost(key)) }
     }
 
-    /// Gives all memory of a pool back to the device at once, after the device has been
-    /// synchronised; the bytes given. The pool can be used again; its reserve is gone.
+    /// Synchronises the device and returns all memory of a pool to it at once; the bytes returned.
+    /// The pool stays usable, without its reserve.
     ///
     /// # Errors
-    /// What keeps it: [`PoolError::Live`] names the blocks.
+    /// The reason that keeps the memory: [`PoolError::Live`] names the blocks.
     pub fn pool_release(&self, key: PoolKey) -> Result<u64, PoolError> {
         self.pool_device(key)?.release_named(&self.shared, key, false)
     }
 
-    /// As [`Heap::pool_release`], and forgets the pool. A thread that is still in it allocates as
-    /// if it were not.
+    /// As [`Heap::pool_release`], and forgets the pool. A thread still in it allocates as if it had
+    /// left.
     ///
     /// # Errors
     /// As [`Heap::pool_release`].
@@ -287,10 +293,10 @@ impl Heap {
         self.pool_device(key)?.release_named(&self.shared, key, true)
     }
 
-    /// Numbers of a pool.
+    /// The figures of a pool.
     ///
     /// # Errors
-    /// There is no such pool.
+    /// [`PoolError::NoSuchPool`].
     pub fn pool_stats(&self, key: PoolKey) -> Result<PoolStats, PoolError> {
         let device = self.pool_device(key)?;
         lock(&device.central).pool_stats(key.number()).ok_or(PoolError::NoSuchPool(key))
@@ -310,11 +316,11 @@ impl Heap {
     }
 }
 
-/// Blocks that a refusal names.
+/// The most blocks that a refusal names.
 const NAMED_BLOCKS: usize = 8;
 
 impl Central {
-    /// A new named pool. `None`: so many have been made that there are no numbers left.
+    /// Adds a named pool. `None`: the numbers are used up.
     pub(crate) fn add_named_pool(&mut self, name: &str) -> Option<PoolNumber> {
         let space = self.arenas.add_space(false);
         let number = self.pools.add_named(name, space);
@@ -367,10 +373,11 @@ impl Central {
         blocks
     }
 
-    /// Whether a named pool may be given back, as far as its program is concerned.
+    /// Whether the program has no use for a named pool at this moment.
     ///
     /// # Errors
-    /// What is live in it, or who is about to allocate from it.
+    /// [`PoolError::Live`] with the largest live blocks; [`PoolError::Busy`] while a thread
+    /// allocates from it; [`PoolError::NoSuchPool`].
     pub(crate) fn pool_is_unused(&self, key: PoolKey) -> Result<(), PoolError> {
         let Some(pool) = self.pools.get(key.number()) else {
             return Err(PoolError::NoSuchPool(key));
@@ -385,7 +392,7 @@ impl Central {
         if pool.busy > 0 { Err(PoolError::Busy) } else { Ok(()) }
     }
 
-    /// Whether one more block of `bytes` would pass a pool's limit.
+    /// Whether one more block of `bytes` would exceed a pool's limit.
     pub(crate) fn pool_is_full(&self, number: PoolNumber, bytes: u64) -> bool {
         self.pools.get(number).is_some_and(|pool| {
             pool.rules

@@ -1,14 +1,14 @@
-//! Pools whose segments the caller brings (torch's MemPools with an allocator of their own).
+//! Pools with segments that the caller brings (torch's MemPools with an allocator of their own).
 //!
-//! A request that no free run of the pool fits returns [`Error::NoSegment`]. The caller gets a
+//! If no free run of the pool fits, a request returns [`Error::NoSegment`]. The caller gets a
 //! segment of that length from its own allocator, with no lock of the heap held, hands it over
 //! ([`Heap::pool_bring`]) and asks again; [`Heap::pool_take`] returns the idle segments. In the
-//! heap they are regions of the pool's spaces that no supply looks at. Small blocks are runs too: a
-//! segment may begin at any multiple of 512 B, where no slab could.
+//! heap they are regions of the pool's spaces, which no supply looks at. Small blocks are runs too:
+//! a segment may begin at any multiple of 512 B, where no slab could.
 
 use crate::central::Central;
 use crate::device::Device;
-use crate::driver::{DriverError, StreamHandle};
+use crate::driver::StreamHandle;
 use crate::error::Error;
 use crate::heap::Heap;
 use crate::lifetime::Lifetime;
@@ -24,11 +24,11 @@ use crate::sync::{MutexGuard, lock};
 use gruyere_record::gauges::SMALL_LIMIT;
 
 impl Heap {
-    /// The memory of a pool that has none yet comes from outside from now on. `split`: several
-    /// blocks may lie in one segment.
+    /// From now on a pool without memory gets it from outside. `split`: several blocks may lie in
+    /// one segment.
     ///
     /// # Errors
-    /// There is no such pool, or it has memory.
+    /// [`PoolError::NoSuchPool`]; [`PoolError::Begun`] if it has memory.
     pub fn pool_from_outside(&self, key: PoolKey, split: bool) -> Result<(), PoolError> {
         let device = self.pool_device(key)?;
         let mut central = lock(&device.central);
@@ -44,14 +44,17 @@ impl Heap {
 
     /// Whether the ceiling on the pool's device has room for a segment of `bytes`.
     pub fn pool_has_room(&self, key: PoolKey, bytes: u64) -> bool {
-        self.pool_device(key).is_ok_and(|device| lock(&device.central).has_room_outside(bytes))
+        self.pool_device(key).is_ok_and(|device| {
+            let central = lock(&device.central);
+            central.backing.held.checked_add(bytes).is_some_and(|held| held <= central.limit)
+        })
     }
 
-    /// Brings a segment of `bytes` at `address` for a block of `size` bytes to a pool, which has it
-    /// until [`Heap::pool_take`] answers with it. No work uses it.
+    /// Brings a segment of `bytes` at `address` to a pool, for a block of `size` bytes. The pool
+    /// has it until [`Heap::pool_take`] returns it. No work may use it.
     ///
     /// # Errors
-    /// It cannot be managed; it is still the caller's.
+    /// [`PoolError::Segment`] if it cannot be managed; the caller keeps it.
     pub fn pool_bring(
         &self,
         key: PoolKey,
@@ -68,14 +71,17 @@ impl Heap {
         }
     }
 
-    /// The segments of a pool that no work uses any more, with their bytes: they are the caller's
-    /// again. None while a CUDA graph is captured.
+    /// Hands the segments of a pool that no work uses back to the caller, with their bytes. None
+    /// while a CUDA graph is captured.
     pub fn pool_take(&self, key: PoolKey) -> Vec<(u64, u64)> {
-        self.pool_device(key)
-            .map_or_else(|_| Vec::new(), |device| device.take_outside(&self.shared, key.number()))
+        let Ok(device) = self.pool_device(key) else { return Vec::new() };
+        let Ok(epochs) = device.synchronize_epochs(&self.shared) else { return Vec::new() };
+        let Some(_guard) = device.release_guard(&self.shared) else { return Vec::new() };
+        let completed = |stream| epochs.get(&stream).copied().unwrap_or(0);
+        lock(&device.central).take_outside(&self.shared, key.number(), &completed)
     }
 
-    /// Forgets a pool that holds nothing. False: it holds something.
+    /// Forgets a pool that holds nothing. False: it still holds memory.
     pub fn pool_forget(&self, key: PoolKey) -> bool {
         let Ok(device) = self.pool_device(key) else { return true };
         let mut central = lock(&device.central);
@@ -84,7 +90,7 @@ impl Heap {
         pool.busy == 0 && central.forget_pool(key.number(), space)
     }
 
-    /// The out-of-memory answer to a request of `size` bytes for a pool.
+    /// The out-of-memory error for a request of `size` bytes to a pool.
     pub fn pool_refusal(&self, key: PoolKey, size: u64, stream: StreamHandle) -> Error {
         let Ok(device) = self.pool_device(key) else {
             return Error::NoSuchDevice(key.device().into());
@@ -94,31 +100,35 @@ impl Heap {
         device.refusal_outside(&self.shared, key.number(), size, number)
     }
 
-    /// A piece of `bytes` of device memory, at one address for as long as it is there.
+    /// `bytes` of device memory at one fixed address.
     ///
     /// # Errors
-    /// The driver's.
+    /// The driver's error.
     pub fn plain_segment(&self, key: PoolKey, bytes: u64) -> Result<u64, Error> {
         let device = self.device(key.device().into())?;
-        Ok(device.plain_segment(&self.shared, bytes)?)
+        let result = self.shared.driver.alloc(device.id, bytes);
+        device.count_plain(result.is_err());
+        Ok(result?)
     }
 
-    /// Gives back what [`Heap::plain_segment`] gave.
+    /// Frees a segment from [`Heap::plain_segment`].
     ///
     /// # Errors
-    /// The driver's; it is still there then.
+    /// The driver's error; the segment is still there then.
     pub fn free_plain(&self, key: PoolKey, address: u64) -> Result<(), Error> {
         let device = self.device(key.device().into())?;
-        Ok(device.free_plain(&self.shared, address)?)
+        let result = self.shared.driver.free(device.id, address);
+        device.count_plain(result.is_err());
+        Ok(result?)
     }
 }
 
 impl Device {
-    /// As [`Device::malloc_pooled`], where segments come from outside.
+    /// As [`Device::malloc_pooled`], for a pool with outside segments.
     ///
     /// # Errors
-    /// [`Error::NoSegment`]: one more is needed, or (with no lock held) whoever brings them is to
-    /// be asked what else can be done.
+    /// [`Error::NoSegment`] if the caller, with no lock held, is to bring a further segment or find
+    /// other help; [`Error::OutOfMemory`] for a request beyond all bounds.
     pub(crate) fn malloc_outside(
         &self,
         shared: &Shared,
@@ -144,7 +154,6 @@ impl Device {
         }
     }
 
-    /// The out-of-memory answer to a request for a pool.
     #[cold]
     pub(crate) fn refusal_outside(
         &self,
@@ -156,35 +165,6 @@ impl Device {
         self.with_pool_note(self.out_of_memory(shared, size, stream), number)
     }
 
-    /// Takes out the segments of a pool that no work uses any more: the device is synchronised for
-    /// that. None, where it cannot be.
-    pub(crate) fn take_outside(&self, shared: &Shared, number: PoolNumber) -> Vec<(u64, u64)> {
-        let Ok(epochs) = self.synchronize_epochs(shared) else { return Vec::new() };
-        let Some(_guard) = self.release_guard(shared) else { return Vec::new() };
-        let completed = |stream| epochs.get(&stream).copied().unwrap_or(0);
-        lock(&self.central).take_outside(shared, number, &completed)
-    }
-
-    /// A segment of the driver's, of `bytes`.
-    ///
-    /// # Errors
-    /// The driver's.
-    pub(crate) fn plain_segment(&self, shared: &Shared, bytes: u64) -> Result<u64, DriverError> {
-        let result = shared.driver.alloc(self.id, bytes);
-        self.count_plain(result.is_err());
-        result
-    }
-
-    /// Gives a segment of the driver's back.
-    ///
-    /// # Errors
-    /// The driver's; the segment is still there then.
-    pub(crate) fn free_plain(&self, shared: &Shared, address: u64) -> Result<(), DriverError> {
-        let result = shared.driver.free(self.id, address);
-        self.count_plain(result.is_err());
-        result
-    }
-
     fn count_plain(&self, failed: bool) {
         let mut central = lock(&self.central);
         central.backing.calls += 1;
@@ -192,7 +172,7 @@ impl Device {
     }
 }
 
-/// A block of at least this size has a segment of its own, at first (bytes); smaller ones share
+/// A block of at least this size (bytes) has a segment of its own at first; smaller ones share
 /// segments of [`LARGE_SEGMENT`]: torch's `kMinLargeAlloc` and `kLargeBuffer`.
 const MIN_LARGE: u64 = 10 << 20;
 const LARGE_SEGMENT: u64 = 20 << 20;
@@ -211,8 +191,8 @@ pub(crate) fn segment_for(size: u64) -> Option<u64> {
 }
 
 impl Central {
-    /// The memory of a pool that has none comes from outside from now on. False: it has some, or
-    /// keeps some, or there is no such pool.
+    /// From now on a pool without memory gets it from outside. False: it has memory or a reserve,
+    /// or there is no such pool.
     pub(crate) fn open_to_outside(&mut self, number: PoolNumber, split: bool) -> bool {
         let Some(pool) = self.pools.get(number) else { return false };
         let is_empty = pool.spaces().iter().all(|&space| self.arenas.is_empty(space));
@@ -226,8 +206,8 @@ impl Central {
         true
     }
 
-    /// The block that `request` asks for, from what a pool has free. `join`: neighbours of
-    /// different streams that the request's may both use, too.
+    /// The block for `request` from the free memory of a pool. `join`: also joins neighbours of
+    /// different streams that the request's stream may use.
     pub(crate) fn block_outside(
         &mut self,
         shared: &Shared,
@@ -248,13 +228,8 @@ impl Central {
         self.publish_in_pool(shared, number, run, request)
     }
 
-    /// Whether the ceiling has room for a segment of `bytes`.
-    pub(crate) fn has_room_outside(&self, bytes: u64) -> bool {
-        self.backing.held.checked_add(bytes).is_some_and(|held| held <= self.limit)
-    }
-
-    /// Takes in a segment that was brought for a block of `size` bytes. False: it cannot be
-    /// managed, or there is no such pool; nothing has changed.
+    /// Takes in a segment brought for a block of `size` bytes. False, and nothing done: it cannot
+    /// be managed, or there is no such pool.
     pub(crate) fn add_outside(
         &mut self,
         shared: &Shared,
@@ -278,8 +253,8 @@ impl Central {
         true
     }
 
-    /// Takes out the segments of a pool in which nothing is in use, as far as `completed` tells of
-    /// the streams: addresses and bytes.
+    /// Takes out the idle segments of a pool, with their bytes; `completed` returns the last epoch
+    /// that a stream is past.
     pub(crate) fn take_outside(
         &mut self,
         shared: &Shared,

@@ -1,8 +1,18 @@
 //! Restoring a graph pool to a saved state (torch's `getCheckpointState`,
 //! `setCheckpointPoolState`).
 //!
+//! Inductor's graph trees share one pool among many CUDA graphs. A replay makes tensors unknown to
+//! the allocator, so before the next capture the program restores the pool to its state right after
+//! the replayed graph's capture; torch calls this a checkpoint. A state holds no memory. Memory of
+//! a graph's pool stays at its address while a graph uses the pool, free or not
+//! ([`Reuse::Private`](super::Reuse::Private)), so the blocks of a state can be had back; once the
+//! pool is over, its states are of no use and restoring one is an error.
+//!
+//! Of the pool's live blocks a restore *keeps* those of the state and *frees* the others; the
+//! state's other blocks it *allocates* at their old addresses. Memory returns to the stream that
+//! had it, so stream order demands no more than a free and a malloc on that stream.
 //! [`Heap::restore_pool`] plans the whole restore under the central lock and changes nothing if one
-//! block cannot be put back. The driver is called only to ask which waits are over.
+//! block cannot be put back. It calls the driver only to ask which waits are over.
 
 use crate::bytes::Bytes;
 use crate::central::{Central, SMALL};
@@ -25,20 +35,22 @@ use std::collections::{BTreeMap, HashSet};
 use std::fmt;
 
 impl Device {
-    /// Which blocks of the pool of graphs `id` are live.
+    /// The live blocks of the pool of graphs `id`.
     ///
     /// # Errors
-    /// No graph uses such a pool.
+    /// [`StateError::NoSuchPool`] or [`StateError::Released`] if no graph uses such a pool.
     pub(crate) fn pool_state(&self, id: PoolId) -> Result<PoolState, StateError> {
         let central = lock(&self.central);
         let (number, era) = central.pool_of_graphs(id)?;
         Ok(PoolState { device: self.id, id, era, blocks: central.live_in(number) })
     }
 
-    /// Makes the live blocks of a pool those of `state`; what was done. Calls no driver.
+    /// Makes the blocks of `state` the live blocks of its pool, and returns what it did. Calls no
+    /// driver.
     ///
     /// # Errors
-    /// As [`Device::pool_state`]; a block cannot be put back. Nothing has been done then.
+    /// As [`Device::pool_state`]; [`StateError::Over`]; [`StateError::InTheWay`] if a block cannot
+    /// be put back. Nothing was done then.
     pub(crate) fn restore(&self, shared: &Shared, state: &PoolState) -> Result<Plan, StateError> {
         let central = &mut *lock(&self.central);
         let (number, era) = central.pool_of_graphs(state.id)?;
@@ -53,7 +65,7 @@ impl Device {
         for block in &plan.freed {
             self.free_planned(shared, central, number, block, start).ok_or_else(broken)?;
         }
-        // Before their memory is asked for.
+        // Before asking for their memory.
         self.return_pool_slabs(shared, central, number);
         for block in &plan.allocated {
             self.allocate_planned(shared, central, number, block, start).ok_or_else(broken)?;
@@ -61,8 +73,8 @@ impl Device {
         Ok(plan)
     }
 
-    /// Asks the streams how far they are, where blocks of the pool wait for some, and may be in the
-    /// way of a restore. To be called with no lock held.
+    /// Asks the streams for their progress, if blocks of the pool wait for some and may be in the
+    /// way of a restore. Call with no lock held.
     ///
     /// # Errors
     /// As [`Device::pool_state`].
@@ -101,7 +113,7 @@ impl Device {
         }
     }
 
-    /// Makes a block of a pool live where it says; `None`, and no block is made, where that is not
+    /// Makes a block of a pool live at its own address; `None`, and nothing done, if that is not
     /// free.
     pub(crate) fn allocate_planned(
         &self,
@@ -138,26 +150,27 @@ impl Device {
 }
 
 impl Heap {
-    /// Which blocks of the pool of graphs `id` are live on `device`, to be given to
-    /// [`Heap::restore_pool`] as often as wanted. It holds no memory; dropped, it changes nothing.
+    /// The live blocks of the pool of graphs `id` on `device`, for any number of calls of
+    /// [`Heap::restore_pool`]. The state holds no memory; dropping it changes nothing.
     ///
     /// # Errors
-    /// A device that there is not; no graph uses such a pool.
+    /// The error for an unknown device; [`StateError::NoSuchPool`] or [`StateError::Released`] if
+    /// no graph uses such a pool.
     pub fn pool_state(&self, device: i64, id: PoolId) -> Result<PoolState, StateError> {
         self.device(device)?.pool_state(id)
     }
 
-    /// Makes the live blocks of a pool of graphs those of `state`: what else is live is freed, and
-    /// what was live then and is not now is allocated at its address. Calls the driver only to ask
+    /// Makes the blocks of `state` the live blocks of its pool of graphs: frees every other live
+    /// block, and allocates those no longer live at their addresses. Calls the driver only to ask
     /// which waits are over.
     ///
     /// # Errors
-    /// No graph uses the pool any more; a block cannot be put back: [`StateError::InTheWay`].
-    /// Nothing has been changed then.
+    /// The error for a pool that no graph uses any more; [`StateError::InTheWay`] if a block cannot
+    /// be put back. Nothing was changed then.
     pub fn restore_pool(&self, state: &PoolState) -> Result<Restored, StateError> {
         let device = self.device(i64::from(state.device))?;
         device.learn_what_is_over(&self.shared, state.id)?;
-        // An entry is in order with those of other threads: nobody notes anything meanwhile.
+        // The books stay locked, so that the entries are in order with those of other threads.
         let mut history = self.has_history().then(|| self.history_books());
         let done = device.restore(&self.shared, state)?;
         if let Some(books) = &mut history {
@@ -179,7 +192,7 @@ impl Heap {
     }
 }
 
-/// What a restore does; each by address.
+/// The steps of a restore, each list by address.
 #[derive(Debug, Default)]
 pub(crate) struct Plan {
     pub(crate) freed: Vec<StateBlock>,
@@ -187,12 +200,12 @@ pub(crate) struct Plan {
     pub(crate) allocated: Vec<StateBlock>,
 }
 
-/// A pool as it will be once what the plan frees is free.
+/// A pool as the plan's frees will leave it.
 struct Freed<'a> {
     central: &'a Central,
     space: SpaceId,
     shard: &'a Shard,
-    /// By their first bytes, and whether nothing will be left of them.
+    /// By first byte; true if nothing will be left of the slab.
     slabs: BTreeMap<u64, (&'a Slab, bool)>,
 }
 
@@ -200,7 +213,7 @@ impl Central {
     /// The pool of graphs that torch calls `id`, while a graph uses it, and its era.
     ///
     /// # Errors
-    /// There is none, or its graphs are gone.
+    /// [`StateError::NoSuchPool`]; [`StateError::Released`] if its graphs are gone.
     pub(crate) fn pool_of_graphs(&self, id: PoolId) -> Result<(PoolNumber, u64), StateError> {
         let number = self.captures.find(id).ok_or(StateError::NoSuchPool(id))?;
         let used = self.captures.get(number).filter(|_| !self.captures.is_released(number));
@@ -233,10 +246,10 @@ impl Central {
         blocks
     }
 
-    /// What makes `wanted` the live blocks of a pool; both are by address.
+    /// The plan that makes `wanted` the live blocks of a pool; `wanted` is by address.
     ///
     /// # Errors
-    /// [`StateError::InTheWay`]: it cannot be done.
+    /// [`StateError::InTheWay`] if a block cannot be put back.
     pub(crate) fn plan_restore(
         &self,
         number: PoolNumber,
@@ -278,8 +291,8 @@ impl Central {
 }
 
 impl Freed<'_> {
-    /// Whether `block` can be put back; else where something is in the way, and what. `made` is the
-    /// slab that will be made for the blocks before it.
+    /// Whether `block` can be put back; else the address of the obstacle, and the obstacle. `made`:
+    /// the slab planned for the blocks before it.
     fn takes(
         &self,
         block: &StateBlock,
@@ -306,7 +319,7 @@ impl Freed<'_> {
         }
     }
 
-    /// Whether `bytes` from `address` on can be a run of `stream`'s.
+    /// Whether `bytes` from `address` on can be a run of `stream`.
     fn is_free(&self, address: u64, bytes: u64, stream: u32) -> Result<(), (u64, Obstacle)> {
         let mut end = address;
         for (_, run) in self.central.arenas.runs_over(self.space, address, bytes) {
@@ -331,7 +344,7 @@ impl Freed<'_> {
     }
 }
 
-/// Whether the slot's memory is not free once its block is freed.
+/// Whether the slot's memory stays taken after its block is freed.
 fn waits(shard: &Shard, slab: &Slab, slot: u32) -> bool {
     match slab.state(slot) {
         SlotState::Free => false,
@@ -340,7 +353,7 @@ fn waits(shard: &Shard, slab: &Slab, slot: u32) -> bool {
     }
 }
 
-/// Whether nothing is left of a slab once all but what is kept is freed.
+/// Whether a slab is empty once every block outside `kept` is freed.
 fn is_emptied(shard: &Shard, slab: &Slab, kept: &HashSet<u64>) -> bool {
     let stays = |slot| {
         slab.state(slot) != SlotState::Free
@@ -349,7 +362,6 @@ fn is_emptied(shard: &Shard, slab: &Slab, kept: &HashSet<u64>) -> bool {
     !(0..slab.count()).any(stays)
 }
 
-/// The slab of a small block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SlabPlace {
     /// Its first byte.
@@ -357,66 +369,65 @@ pub(crate) struct SlabPlace {
     pub(crate) class: u8,
 }
 
-/// A block of a state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct StateBlock {
     pub(crate) address: u64,
-    /// Its length, a multiple of 512.
+    /// Its length, a multiple of 512 B.
     pub(crate) bytes: u64,
     /// Bytes that the program asked for.
     pub(crate) requested: u64,
-    /// The number of its stream.
     pub(crate) stream: u32,
     pub(crate) lifetime: u8,
-    /// `None`: it is a run.
+    /// `None`: the block is a run.
     pub(crate) slab: Option<SlabPlace>,
 }
 
 impl StateBlock {
-    /// Whether the two are one block: then nothing is to be done. A lifetime is only counted.
+    /// Whether the two are one block, which needs no work. The lifetime does not count: it is only
+    /// a label.
     pub(crate) fn is(&self, other: &Self) -> bool {
         Self { lifetime: other.lifetime, ..*self } == *other
     }
 }
 
-/// Which blocks of a graph's pool were live at one moment ([`crate::Heap::pool_state`]).
+/// The live blocks of a graph's pool at one moment ([`crate::Heap::pool_state`]).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolState {
     pub(crate) device: u32,
     pub(crate) id: PoolId,
-    /// Of the pool when it was taken.
+    /// The pool's era when the state was taken.
     pub(crate) era: u64,
     pub(crate) blocks: Vec<StateBlock>,
 }
 
 impl PoolState {
-    /// Where its blocks start, in the order of their addresses, and their bytes.
+    /// The addresses of its blocks, in order, and their bytes.
     pub fn blocks(&self) -> impl ExactSizeIterator<Item = (u64, u64)> {
         self.blocks.iter().map(|block| (block.address, block.bytes))
     }
 }
 
-/// What a restore has done: addresses, in order.
+/// The work of a restore: addresses, in order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Restored {
-    /// Blocks that were live, and are not any more.
+    /// Blocks that were live and are no longer.
     pub freed: Vec<u64>,
-    /// Blocks that were live, and are.
+    /// Blocks that were live and still are.
     pub kept: Vec<u64>,
-    /// Blocks that were not live, and are.
+    /// Blocks that were not live and now are.
     pub allocated: Vec<u64>,
 }
 
-/// What keeps memory from being a block again.
+/// An obstacle to making memory a block again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Obstacle {
-    /// It is not the pool's, or not the stream's, any more: a bug of ours.
+    /// The memory no longer belongs to the pool, or to the stream: a bug of ours.
     Gone,
-    /// Streams may still use it after the free of what lay there.
+    /// Streams may still use it after a free there.
     Waits,
 }
 
-/// Why a state was not taken, or not restored. Nothing has been changed.
+/// The reason why a state was not taken or not restored. Nothing has changed.
 #[derive(Debug)]
 pub enum StateError {
     /// No graph was ever captured into a pool of that id, or all that used it are gone, and its
@@ -424,7 +435,7 @@ pub enum StateError {
     NoSuchPool(PoolId),
     /// The graphs that used it are gone; its memory goes with its blocks.
     Released(PoolId),
-    /// The pool was over since the state was taken, and its memory has gone to others.
+    /// The pool ended after the state was taken, and its memory went to others.
     Over(PoolId),
     /// A block cannot be put back.
     InTheWay {
@@ -432,12 +443,12 @@ pub enum StateError {
         address: u64,
         /// Its bytes.
         bytes: u64,
-        /// Where in it something is in the way.
+        /// The address in it of the obstacle.
         at: u64,
-        /// What that is.
+        /// The obstacle.
         obstacle: Obstacle,
     },
-    /// The device.
+    /// An error of the device.
     Heap(Error),
 }
 

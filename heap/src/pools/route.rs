@@ -1,9 +1,9 @@
-//! Which pool the calling thread's requests go to.
+//! The pool that serves the calling thread's requests.
 //!
-//! A thread enters pools and leaves them, innermost first. A request goes to the innermost pool of
-//! its device; a device none of whose pools the thread has entered serves it as ever. One bit of
-//! the thread's tags ([`lifetime::Tags`]) says that there is anything to look for here, so whoever
-//! enters no pool pays one test.
+//! A thread enters pools and leaves them, innermost first. A request goes to the innermost pool on
+//! its device; a device on which the thread has entered no pool serves it as usual. One bit of the
+//! thread's tags ([`lifetime::Tags`]) marks a thread that is in a pool, so every other thread pays
+//! one test.
 
 use crate::lifetime;
 use crate::pools::PoolNumber;
@@ -11,13 +11,13 @@ use crate::pools::key::{PoolKey, ROUTE_DEPTH};
 use std::cell::Cell;
 
 thread_local! {
-    // As the tags: without a destructor.
+    // Without a destructor, as the tags.
     static ROUTE: Cell<([PoolKey; ROUTE_DEPTH], usize)> =
         const { Cell::new(([PoolKey(0); ROUTE_DEPTH], 0)) };
 }
 
-/// Sends the calling thread's next requests to `pool`. False, and nothing done, where
-/// [`ROUTE_DEPTH`] are entered already.
+/// Sends the calling thread's next requests to `pool`. False, and nothing done, if the thread is in
+/// [`ROUTE_DEPTH`] pools already.
 pub(crate) fn enter(pool: PoolKey) -> bool {
     ROUTE.with(|cell| {
         let (mut pools, depth) = cell.get();
@@ -29,8 +29,7 @@ pub(crate) fn enter(pool: PoolKey) -> bool {
     })
 }
 
-/// Ends the latest [`enter`], which must have been of `pool`. False, and nothing done, where it was
-/// not.
+/// Ends the latest [`enter`], which must have been of `pool`. False, and nothing done, otherwise.
 pub(crate) fn leave(pool: PoolKey) -> bool {
     ROUTE.with(|cell| {
         let (pools, depth) = cell.get();
@@ -43,7 +42,7 @@ pub(crate) fn leave(pool: PoolKey) -> bool {
     })
 }
 
-/// The number of the pool that the calling thread's requests on `device` go to.
+/// The pool that serves the calling thread's requests on `device`.
 pub(crate) fn pool_on(device: u32) -> Option<PoolNumber> {
     let (pools, depth) = ROUTE.with(Cell::get);
     pools[..depth].iter().rev().find(|pool| pool.device() == device).map(|pool| pool.number())

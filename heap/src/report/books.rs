@@ -1,22 +1,27 @@
-//! The history of blocks, while somebody asks for it: what torch calls `_record_memory_history`.
+//! The books of the block history, kept on demand: torch's `_record_memory_history`.
 //!
-//! Off, it costs nothing: it hangs on the branches that requests take for special reasons anyway.
-//! On, each malloc and free adds an entry under one lock, which nobody takes with a lock of the
-//! heap held. Where a block was allocated in the program is told by a number, the thread's
-//! *context*, which the loader sets around the calls that it knows of (a loader for Python cannot
-//! be asked from here: requests come with and without Python's global lock). A free is noted before
-//! it is done, and a malloc after, so that the entries of one address are in order whatever threads
+//! Off, the history costs nothing: it hangs on branches that requests take for special reasons
+//! anyway. On, each malloc and free adds an entry under one lock, which no thread takes with a lock
+//! of the heap held. A number, the thread's *context*, says where in the program a block was
+//! allocated. The loader sets it around the calls that it knows; a Python loader cannot be asked
+//! from here, because requests come with and without Python's global lock. A free is noted before
+//! it is done and a malloc after, so that the entries of one address are in order whatever threads
 //! do.
+//!
+//! Segments that come from the driver, go back or move are noted where that happens, under the
+//! central lock, in a log of their own ([`crate::journal::SegmentLog`]): the history's lock is
+//! taken before the central one and never behind it. `Heap::history` merges both by time. A page
+//! that moves is two entries: it leaves one address, then it is at another.
 
 use crate::journal::{Entry, Latest, now};
 use crate::report::cause::Report;
 use crate::sync::Mutex;
 use std::collections::HashMap;
 
-/// A block that was allocated while the history was on.
+/// A block allocated while the history was on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Origin {
-    /// Where it starts.
+    /// Its address.
     pub address: u64,
     /// Its device.
     pub device: u32,
@@ -24,21 +29,20 @@ pub struct Origin {
     pub context: u64,
 }
 
-/// All that is known.
+/// The history so far.
 #[derive(Clone, Debug, Default)]
 pub struct Collected {
     /// The entries, by time.
     pub entries: Vec<Entry>,
-    /// Entries that there was no room for.
+    /// Entries dropped for want of room.
     pub lost: u64,
-    /// Where the live blocks came from, as far as that is known.
+    /// The origins of the live blocks, as far as known.
     pub origins: Vec<Origin>,
 }
 
-/// Mallocs between two looks at what waits, at least.
+/// The least number of mallocs between two looks at waiting blocks.
 pub(crate) const LOOK_EVERY: usize = 256;
 
-/// What is kept.
 #[derive(Default)]
 pub(crate) struct History(pub(crate) Mutex<Books>);
 
@@ -47,9 +51,10 @@ pub(crate) struct Books {
     pub(crate) latest: Latest,
     /// Live blocks: device and context, by address.
     pub(crate) origins: HashMap<u64, (u32, u64)>,
-    /// Blocks freed by the program that wait for streams: the entry of their end, by address.
+    /// Blocks freed by the program that wait for streams: the entry for the end of the wait, by
+    /// address.
     pub(crate) waiting: HashMap<u64, Entry>,
-    /// Mallocs since the waits were last looked at.
+    /// Mallocs since the last look at waiting blocks.
     pub(crate) since: usize,
     pub(crate) latest_oom: Option<Report>,
 }

@@ -1,4 +1,4 @@
-//! Why memory ran out: the cause in bytes, gathered when an out-of-memory is answered.
+//! The report of an out-of-memory: its cause in bytes, and advice. [`crate::path::oom`] gathers it.
 
 pub(crate) use crate::bytes::Bytes;
 use crate::lifetime::{LIFETIMES, Lifetime};
@@ -6,92 +6,92 @@ use crate::report::rungs::Ladder;
 use gruyere_record::held::{IDLE, LOST};
 use std::fmt;
 
-/// How a ceiling is raised.
+/// The way to raise a ceiling.
 const RAISE: &str = "raise `limit` in GRUYERE_CONF, or torch.cuda.set_per_process_memory_fraction";
 
-/// In the exception, a part of less than one in so many is left out.
+/// The exception leaves out parts of less than one in this.
 const MUCH: u64 = 20;
 
-/// What is known of an out-of-memory. All numbers but `device` and `count` are bytes.
+/// The facts of an out-of-memory. All numbers but `device` and `count` are bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
     /// The device.
     pub device: u32,
-    /// How many there were on it, this one included; 0 until it is the program's.
+    /// Out-of-memories on the device, this one included; 0 until it reaches the program.
     pub count: u64,
-    /// What was asked for.
+    /// Bytes requested.
     pub asked: u64,
-    /// The stream that it was for: its number, and its handle.
+    /// The stream of the request: its number and its handle.
     pub stream: (u32, u64),
-    /// The tag of the requesting thread's requests.
+    /// The lifetime tag of the requesting thread.
     pub lifetime: Lifetime,
-    /// What the requesting thread was doing ([`crate::report::books::set_context`]).
+    /// The requesting thread's context ([`crate::journal::set_context`]).
     pub context: u64,
     /// The training step.
     pub step: u32,
     /// Physical memory of the device.
     pub total: u64,
-    /// Of it free, as the driver says; `None`: it could not say.
+    /// Free memory of the device by the driver; `None`: the driver could not say.
     pub free: Option<u64>,
-    /// The ceiling on what may be reserved.
+    /// The ceiling on memory held.
     pub limit: u64,
-    /// Held from the driver.
+    /// Memory held from the driver.
     pub reserved: u64,
     /// Live blocks, each rounded up to 512 B.
     pub live: u64,
-    /// Their peak.
+    /// The peak of live blocks.
     pub live_peak: u64,
-    /// The largest request that what is held could satisfy at once.
+    /// The largest request that the memory held could serve at once.
     pub largest: u64,
-    /// Held, freed by the program, waiting for streams.
+    /// Held: freed by the program, waiting for streams.
     pub pending: u64,
     /// Held by captures of CUDA graphs.
     pub captured: u64,
-    /// Held, free slots of slabs.
+    /// Held: free slots of slabs.
     pub slab_free: u64,
-    /// Held, free runs between blocks, by the lifetime of their arena.
+    /// Held: free runs between blocks, by the lifetime of their arena.
     pub arena_free: [u64; LIFETIMES],
     /// Spans that the driver refused to take back.
     pub orphaned: u64,
-    /// Whether captures kept the allocator from asking and waiting.
+    /// Whether a capture kept the allocator from asking and waiting.
     pub capturing: bool,
-    /// What the reclaim ladder has done on this device so far.
+    /// The work of the reclaim ladder on this device so far.
     pub ladder: Ladder,
-    /// What it did for this request alone; `None`: it was not tried (during captures, or for a
-    /// request beyond all bounds).
+    /// Its work for this request alone; `None`: the request did not climb it (during captures, or
+    /// beyond all bounds).
     pub this_time: Option<Ladder>,
-    /// Held, on pages that blocks lie on too: free, or more than a block needs.
+    /// Held: free memory on pages shared with blocks, or beyond a block's need.
     pub partly: u64,
     /// Held by named pools.
     pub pooled: u64,
-    /// The named pool that the request was for.
+    /// The named pool of the request.
     pub pool: Option<PoolNote>,
     /// Whether free memory had to stay with the stream that freed it: `share:off`, or the loader
     /// has wired no record_stream.
     pub apart: bool,
-    /// Address space that Gruyère has reserved, where the driver had no more of it, whatever memory
+    /// Address space that Gruyère has reserved, if the driver had no more of it, whatever memory
     /// there is; `None`: addresses were not short.
     pub addresses: Option<u64>,
-    /// Whether free pages could not move to where they were needed, though the device can map
-    /// pages: another backing was chosen.
+    /// Whether free pages could not move although the device can map pages: another backing was
+    /// chosen.
     pub immovable: bool,
-    /// Which lines of the program hold the memory, or make it grow, and what to do, as lines for
-    /// people; filled in by who knows the program, empty where nobody does.
+    /// The lines of the program that hold the memory or make it grow, and a remedy, in lines for
+    /// people. A component that knows the program fills them in; else empty.
     pub conclusion: Vec<String>,
-    /// Where a page of it was written to; `None`: nowhere.
+    /// The path of a page about it; `None`: not written.
     pub page: Option<String>,
 }
 
-/// What an out-of-memory says of the named pool that the request was for.
+/// The figures of the named pool that the request was for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolNote {
     /// Its name.
     pub name: String,
-    /// What it holds.
+    /// Bytes that it holds.
     pub held: u64,
     /// Its live blocks, each rounded up to 512 B.
     pub live: u64,
-    /// The ceiling on those.
+    /// The ceiling on live blocks.
     pub limit: Option<u64>,
 }
 
@@ -112,12 +112,12 @@ impl fmt::Display for PoolNote {
 }
 
 impl Report {
-    /// Taken by others on the device: processes, contexts, libraries that allocate for themselves.
+    /// Held by others on the device: processes, contexts, libraries that allocate for themselves.
     pub fn others(&self) -> Option<u64> {
         Some(self.total.saturating_sub(self.free?).saturating_sub(self.reserved))
     }
 
-    /// torch's first sentence, which tools look for.
+    /// torch's first sentence, which tools search for.
     pub fn headline(&self) -> String {
         let free = self
             .free
@@ -137,12 +137,12 @@ impl Report {
         self.slab_free + self.arena_free.iter().sum::<u64>()
     }
 
-    /// Free between live blocks, on pages that they share.
+    /// Free between live blocks, on pages shared with them.
     fn lost(&self) -> u64 {
         self.partly.min(self.between())
     }
 
-    /// What to do where the request could be met in no state of the memory, whatever else is true.
+    /// The remedy if no state of the memory could serve the request, whatever else is true.
     fn of_the_request(&self) -> Option<String> {
         let asked = self.asked;
         if let Some(PoolNote { name, live, limit: Some(limit), .. }) = &self.pool
@@ -158,7 +158,7 @@ impl Report {
         if asked > self.limit {
             return Some(format!("The request alone is larger than what is allowed: {RAISE}."));
         }
-        // No memory would cure it, so nothing that is said of memory applies.
+        // No memory would cure it, so no advice on memory applies.
         self.addresses.is_some().then(|| {
             "Fewer CUDA graphs with pools of their own (they may share one, or be dropped), and \
              torch.cuda.empty_cache() between phases, take less address space."
@@ -166,7 +166,7 @@ impl Report {
         })
     }
 
-    /// What to do about it, in sentences; only what applies.
+    /// Remedies that apply, in sentences.
     pub fn advice(&self) -> Vec<String> {
         if let Some(alone) = self.of_the_request() {
             return vec![alone];
@@ -233,13 +233,14 @@ impl Report {
 }
 
 impl Report {
-    /// What helps whatever lines of the program hold the memory; `None`: that depends on them.
+    /// The remedy that holds whatever lines of the program hold the memory; `None`: it depends on
+    /// them.
     fn overriding(&self) -> Option<String> {
         let of_capture = || self.advice().into_iter().next().filter(|_| self.capturing);
         self.of_the_request().or_else(of_capture)
     }
 
-    /// Where the bytes are, in a sentence or two; what is little is in the dump.
+    /// The places of the bytes, in a sentence or two; small parts are in the dump.
     fn held(&self) -> String {
         let is_much = |bytes: u64, whole: u64| bytes > 0 && bytes >= whole / MUCH;
         let parts = [
@@ -275,13 +276,13 @@ impl Report {
     }
 }
 
-/// What the program reads, from the top: torch's own sentence; what it comes to, with the line of
-/// the program; one piece of advice; then where the bytes are. What the reclaim ladder did is in
-/// the dump.
+/// The message for the program, from the top: torch's own sentence; the conclusion, with the line
+/// of the program; one piece of advice; the places of the bytes. The dump has the work of the
+/// reclaim ladder.
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.headline())?;
-        // As torch says it.
+        // In torch's words.
         if self.limit < self.total {
             write!(f, " {} allowed;", Bytes(self.limit))?;
         }
@@ -380,7 +381,7 @@ mod tests {
                 assert_eq!(text.contains(other), other == words, "{other}: {text}");
             }
         }
-        // A ceiling that is of no consequence: the device has no room either.
+        // A ceiling of no consequence: the device has no room either.
         let full_device = Report { free: Some(0), ..capped };
         assert!(!full_device.to_string().contains("The ceiling is reached"));
     }
@@ -402,7 +403,7 @@ mod tests {
              driver would not"
         ));
         assert!(!text.contains("CUDA graphs") && !text.contains("lost"));
-        // Less than a twentieth: it would be read in vain.
+        // Less than a twentieth is not worth reading.
         let little = Report {
             slab_free: 1 << 30,
             partly: 1 << 30,

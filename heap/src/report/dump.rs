@@ -1,4 +1,4 @@
-//! What the heap says of itself.
+//! The dump for people, and the switch by which a door hears of each block.
 
 use crate::driver::DeviceId;
 use crate::heap::{Heap, TOLD};
@@ -7,7 +7,7 @@ use crate::sync::lock;
 use std::sync::atomic::Ordering;
 
 impl Heap {
-    /// Whether a door tells somebody of each block that comes and goes: while it does,
+    /// Sets whether a door reports each block that comes and goes; while it does,
     /// [`Heap::is_plain`] and [`Heap::owner`] say no.
     pub fn tell_of_blocks(&self, wanted: bool) {
         if wanted {
@@ -17,7 +17,7 @@ impl Heap {
         }
     }
 
-    /// Whether somebody is told of blocks.
+    /// Whether a door reports each block.
     pub fn tells_of_blocks(&self) -> bool {
         self.special.load(Ordering::Relaxed) & TOLD != 0
     }

@@ -1,4 +1,5 @@
-//! The history of blocks.
+//! Keeping the history of blocks: it begins and ends, mallocs and frees are noted, and a reader
+//! gets the entries in the order of time ([`super::books`] has the state).
 
 use crate::device::Device;
 use crate::driver::StreamHandle;
@@ -14,8 +15,8 @@ use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 
 impl Heap {
-    /// Begins a history of at most `most` entries (0: of where live blocks came from only); older
-    /// ones make room. What was noted before stays, unless `clear` says otherwise.
+    /// Begins a history of at most `most` entries (0: only the origins of live blocks); new entries
+    /// replace the oldest. Keeps earlier entries unless `clear`.
     pub fn start_history(&self, most: usize, clear: bool) {
         // No device comes into use meanwhile.
         let _making = lock(&self.making);
@@ -31,7 +32,7 @@ impl Heap {
         self.special.fetch_or(HISTORY, Ordering::AcqRel);
     }
 
-    /// A device comes into use: if there is a history, it is one of it too.
+    /// Extends an ongoing history to a device that comes into use.
     pub(crate) fn tell_of_history(&self, device: &Device) {
         if self.has_history() {
             let most = lock(&self.history.0).latest.most();
@@ -50,17 +51,16 @@ impl Heap {
         }
     }
 
-    /// Whether there is a history.
+    /// Whether a history is kept.
     pub fn has_history(&self) -> bool {
         self.special.load(Ordering::Relaxed) & HISTORY != 0
     }
 
-    /// What the history knows by now.
+    /// The history so far.
     pub fn history(&self) -> Collected {
         let mut books = lock(&self.history.0);
         self.end_waits(&mut books);
-        // Memory comes before the block that it is for, so of one nanosecond too. The sort is
-        // stable.
+        // Memory comes before its block, even within one nanosecond. The sort is stable.
         let (mut entries, mut lost) = (Vec::new(), 0);
         for device in self.devices() {
             let central = lock(&device.central);
@@ -81,12 +81,12 @@ impl Heap {
         Collected { entries, lost, origins: books.origins.iter().map(origin).collect() }
     }
 
-    /// A block was handed out.
+    /// Notes a new block.
     pub(crate) fn note_malloc(&self, device: u32, address: u64, size: u64, stream: StreamHandle) {
         let context = context();
         let mut books = lock(&self.history.0);
-        // A block that lies there now shows that the wait of the one before is over; the others are
-        // asked in turns.
+        // A new block at this address proves the wait of the old one over; the other waits are
+        // checked in turns.
         books.end_wait(address);
         books.since += 1;
         if books.since > LOOK_EVERY.max(2 * books.waiting.len()) {
@@ -106,7 +106,7 @@ impl Heap {
         books.origins.insert(address, (device, context));
     }
 
-    /// The block at `address` is about to be freed, if there is one.
+    /// Notes the coming free of the block at `address`, if there is one.
     pub(crate) fn note_free(&self, address: u64) {
         let owner = self.shared.table.get(address);
         let found = self.devices().find_map(|device| {
@@ -143,7 +143,7 @@ impl Heap {
         lock(&self.history.0)
     }
 
-    /// The state of a pool was restored: blocks were freed and handed out in one step.
+    /// Notes the restore of a pool: blocks freed and allocated in one step.
     pub(crate) fn note_restored(&self, books: &mut Books, device: &Device, done: &Plan) {
         let entry = |action, block: &StateBlock, origin| Entry {
             action,
@@ -162,14 +162,14 @@ impl Heap {
         }
         self.end_waits(books);
         for block in &done.allocated {
-            // A wait of a block that lies elsewhere may have begun at this address.
+            // A freed block at this address may still count as waiting.
             books.end_wait(block.address);
             books.latest.add(entry(Action::Alloc, block, 0));
             books.origins.insert(block.address, (device.id, context()));
         }
     }
 
-    /// The large blocks that wait for streams. The page table does not know them any more.
+    /// The large blocks that wait for streams, which have left the page table.
     fn large_pending(&self) -> HashSet<u64> {
         let mut found = HashSet::new();
         for device in self.devices() {

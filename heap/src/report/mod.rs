@@ -1,4 +1,4 @@
-//! What the heap says of itself: numbers, snapshots, causes of an out-of-memory, the history.
+//! The heap's reports of itself: figures, snapshots, causes of an out-of-memory, the history.
 
 pub(crate) mod books;
 pub(crate) mod cause;

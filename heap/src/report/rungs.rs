@@ -1,15 +1,15 @@
-//! What the rungs of the reclaim ladder did: calls, bytes, host time. The rungs themselves are in
-//! `path::ladder`.
+//! Figures of the reclaim ladder's rungs: calls, bytes, host time. `path::ladder` has the
+//! rungs themselves.
 
 use crate::bytes::Bytes;
 use gruyere_record::DeviceGauge;
 use std::fmt;
 use std::time::{Duration, Instant};
 
-/// Rungs of the ladder.
+/// Number of rungs.
 pub const RUNGS: usize = 6;
 
-/// What each rung does, for reports.
+/// The work of each rung, for reports.
 pub const RUNG_NAMES: [&str; RUNGS] = [
     "ask events",
     "return slabs",
@@ -28,16 +28,16 @@ pub(crate) const GAUGES: [[DeviceGauge; 3]; RUNGS] = [
     [DeviceGauge::Rung5Calls, DeviceGauge::Rung5Bytes, DeviceGauge::Rung5Microseconds],
 ];
 
-/// What one rung did since the device's heap was made.
+/// The figures of one rung since the device's heap was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rung {
     /// Times that the rung was tried.
     pub calls: u64,
-    /// Bytes that it gained: found for the request (rung 0), returned to the arenas (1), given back
+    /// Bytes that it gained: found for the request (rung 0), returned to the arenas (1), returned
     /// to the driver (2 to 4).
     pub bytes: u64,
-    /// Host time in it, the retry of the request included. Summed in nanoseconds: most rungs take
-    /// less than a microsecond.
+    /// Host time in it, the retry of the request included. In nanoseconds: most rungs take less
+    /// than a microsecond.
     pub nanoseconds: u64,
 }
 
@@ -55,14 +55,14 @@ pub struct Ladder {
 }
 
 impl Ladder {
-    /// The rungs that were tried at all, with their names.
+    /// The rungs tried at least once, with their names.
     pub fn tried(&self) -> impl Iterator<Item = (&'static str, &Rung)> {
         RUNG_NAMES.into_iter().zip(&self.rungs).filter(|(_, rung)| rung.calls > 0)
     }
 }
 
 impl Ladder {
-    /// What was done since it was as `before`.
+    /// The increase since `before`.
     pub fn since(&self, before: &Ladder) -> Ladder {
         let rung = |number: usize| {
             let (now, then) = (self.rungs[number], before.rungs[number]);
@@ -76,7 +76,7 @@ impl Ladder {
     }
 }
 
-/// Splits the time of one try among its rungs: each has what passed since the one before it.
+/// Splits the time of one try among its rungs: each gets the time since the previous lap.
 pub(crate) struct Stopwatch(Instant);
 
 impl Stopwatch {

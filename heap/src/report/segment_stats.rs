@@ -1,4 +1,7 @@
-//! Where the bytes of a device are, each counted once, and what its live blocks are like.
+//! A device's segments, the blocks in them, and their sums: each byte counted once, by place, and
+//! the live blocks by lifetime, size, step and stream.
+//!
+//! A segment is a contiguous range of memory held; [`crate::snapshot`] lists them.
 
 use crate::pools::capture::PoolId;
 use crate::small::size_class::PAGE;
@@ -6,50 +9,51 @@ use gruyere_record::LIFETIMES;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashMap};
 
-/// Blocks, and their bytes.
+/// A number of blocks, and their bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sum {
-    /// How many.
+    /// Number of blocks.
     pub blocks: u64,
-    /// Their bytes, each rounded up to 512.
+    /// Their bytes, each rounded up to 512 B.
     pub bytes: u64,
     /// Bytes that the program asked for.
     pub requested: u64,
 }
 
 impl Sum {
-    /// Adds one block, or many.
+    /// Adds one block, or several.
     pub fn add(&mut self, other: Sum) {
-        // Saturating: they may be a record's numbers.
+        // Saturating: the numbers may come from a record.
         self.blocks = self.blocks.saturating_add(other.blocks);
         self.bytes = self.bytes.saturating_add(other.bytes);
         self.requested = self.requested.saturating_add(other.requested);
     }
 }
 
-/// Where memory that is no block's lies.
+/// A place of memory outside blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// In slabs that have blocks: free slots, and what is over at the ends of slots and slabs.
+    /// In slabs with blocks: free slots, and the unused ends of slots and slabs.
     Slab,
-    /// Free, on pages that blocks lie on too.
+    /// Free, on pages shared with blocks.
     Between,
-    /// Whole pages that nobody uses.
+    /// Unused whole pages.
     Idle,
     /// Free, and kept for CUDA graphs.
     Capture,
     /// Free, and kept for named pools.
     Pool,
-    /// Held, and mapped nowhere.
+    /// Held, but mapped nowhere.
     Unmapped,
-    /// The driver would not take it back.
+    /// Refused by the driver when returned.
     Orphan,
 }
 
 const PLACES: usize = 7;
 
 impl Place {
-    /// Where free memory of a segment lies that would lie in `ordinary`, if it were anybody's.
+    /// The place of free memory in a segment of `holder` that would be `ordinary` in ordinary
+    /// memory.
     pub fn of(holder: &Holder, ordinary: Place) -> Place {
         match holder {
             Holder::Ordinary(_) | Holder::Direct => ordinary,
@@ -60,42 +64,42 @@ impl Place {
     }
 }
 
-/// Steps that are told apart; blocks of more are summed up.
+/// Steps counted one by one; blocks of further steps are summed up.
 const MOST_STEPS: usize = 1 << 16;
-/// The largest blocks that are told.
+/// Number of largest blocks listed.
 const LARGEST: usize = 32;
 
-/// What lies where on one device.
+/// The bytes of one device by place.
 #[derive(Clone, Debug, Default)]
 pub struct SegmentStats {
     /// Live blocks.
     pub live: Sum,
-    /// Blocks that were freed and wait for streams.
+    /// Freed blocks that wait for streams.
     pub pending: Sum,
     free: [u64; PLACES],
-    /// Held beyond all that: ends of spans that no page fits into.
+    /// The rest of the memory held: ends of spans that no page fits into.
     pub rest: u64,
-    /// What is held.
+    /// Memory held.
     pub reserved: u64,
     /// Live blocks by lifetime.
     pub lifetimes: [Sum; LIFETIMES],
-    /// By the power of two that their bytes do not exceed: its exponent.
+    /// By the exponent of the least power of two that is not below their bytes.
     pub sizes: BTreeMap<u32, Sum>,
     /// By the step of their allocation.
     pub steps: HashMap<u32, Sum>,
-    /// Of which the step is not known (the record is off or full), or that are of too many steps.
+    /// Blocks without a known step (the record is off or full), or of too many steps.
     pub stepless: Sum,
     /// By the number of their stream.
     pub streams: BTreeMap<u32, Sum>,
     largest: BinaryHeap<Reverse<Large>>,
 }
 
-/// A live block, by size first.
+/// A live block; ordered by size first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Large {
     /// Bytes that the program asked for.
     pub requested: u64,
-    /// Where it lies.
+    /// Its address.
     pub address: u64,
     /// Its lifetime's number.
     pub lifetime: u8,
@@ -138,19 +142,19 @@ impl SegmentStats {
         }
     }
 
-    /// Adds memory that is no block's.
+    /// Adds memory outside blocks.
     pub fn free(&mut self, place: Place, bytes: u64) {
         self.free[place as usize] += bytes;
     }
 
-    /// All is seen, and so much is held.
+    /// Closes the sums once all memory was seen; `reserved` is held.
     pub fn close(&mut self, reserved: u64) {
         self.reserved = reserved;
         let seen = self.live.bytes + self.pending.bytes + self.free.iter().sum::<u64>();
         self.rest = reserved.saturating_sub(seen);
     }
 
-    /// Bytes that lie there.
+    /// The bytes in a place.
     pub fn bytes_in(&self, place: Place) -> u64 {
         self.free[place as usize]
     }
@@ -162,8 +166,8 @@ impl SegmentStats {
         largest
     }
 
-    /// Live blocks by how many steps ago they were allocated, seen from step `now`: 0, 1, 2 to 3, 4
-    /// to 7 and so on, by the exponent of the power of two above the age.
+    /// Live blocks by age in steps, seen from step `now`: 0, 1, 2 to 3, 4 to 7 and so on, by the
+    /// exponent of the power of two above the age.
     pub fn ages(&self, now: u32) -> BTreeMap<u32, Sum> {
         let mut ages: BTreeMap<u32, Sum> = BTreeMap::new();
         for (&step, &sum) in &self.steps {
@@ -174,7 +178,7 @@ impl SegmentStats {
     }
 }
 
-/// What a block is.
+/// The state of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum BlockState {
@@ -182,7 +186,7 @@ pub enum BlockState {
     Inactive = 0,
     /// A block in the program's hands.
     Allocated = 1,
-    /// A block that the program has freed, and that waits for streams.
+    /// A block that the program has freed and that waits for streams.
     PendingFree = 2,
 }
 
@@ -191,32 +195,32 @@ pub enum BlockState {
 pub struct Block {
     /// First byte.
     pub address: u64,
-    /// Length, a multiple of 512.
+    /// Length, a multiple of 512 B.
     pub bytes: u64,
-    /// Bytes that the program asked for; 0 where it is nobody's.
+    /// Bytes that the program asked for; 0 for free memory.
     pub requested: u64,
-    /// The stream's handle; of free memory, that of whose it is, or 0.
+    /// The handle of its stream; for free memory, of the stream that owns it, or 0.
     pub stream: u64,
-    /// What it is.
+    /// The state of the piece.
     pub state: BlockState,
-    /// Its lifetime's number; 0 where it is nobody's.
+    /// Its lifetime's number; 0 for free memory.
     pub lifetime: u8,
-    /// The step of its allocation, where the record knows it.
+    /// The step of its allocation, if the record knows it.
     pub step: Option<u32>,
 }
 
-/// Whose memory a segment is.
+/// The holder of a segment's memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Holder {
-    /// Anybody's with blocks of this lifetime (its number).
+    /// All blocks of this lifetime (its number).
     Ordinary(u8),
-    /// A CUDA graph's.
+    /// A CUDA graph.
     Capture,
-    /// The named pool's.
+    /// The named pool.
     Pool(String),
-    /// The driver's, which would not take it back.
+    /// The driver, which refused to take it back.
     Orphan,
-    /// One block's: `backing:passthrough`.
+    /// A single block: `backing:passthrough`.
     #[default]
     Direct,
 }
@@ -228,13 +232,13 @@ pub struct Segment {
     pub address: u64,
     /// Length.
     pub bytes: u64,
-    /// torch's id of the capture pool that it belongs to; (0, 0): none.
+    /// torch's id of its capture pool; (0, 0): none.
     pub pool: PoolId,
     /// Whether all blocks in it are small; `None`: there are none.
     small: Option<bool>,
-    /// It may grow and shrink page by page.
+    /// Whether it may grow and shrink page by page.
     pub stitched: bool,
-    /// Whose memory the segment is.
+    /// The holder of its memory.
     pub holder: Holder,
     /// The blocks that tile the segment, by address.
     pub blocks: Vec<Block>,
@@ -245,24 +249,24 @@ impl Segment {
         Self { address, bytes: 0, pool, small: None, stitched, holder, blocks: Vec::new() }
     }
 
-    /// Notes that a part of it serves `small` blocks, or a larger one.
+    /// Notes that a part of it serves `small` blocks, or larger ones.
     pub(crate) fn note_served(&mut self, small: bool) {
         self.small = Some(small && self.small != Some(false));
     }
 
-    /// Whether torch would call it small: it serves blocks of up to 1 MiB, and no larger one. What
-    /// lies free between them says nothing: torch's segments of small blocks have that too.
+    /// Whether torch would call it small: it serves blocks of up to 1 MiB and none larger. Free
+    /// memory between them does not matter: torch's segments of small blocks have that too.
     pub fn is_small(&self) -> bool {
         self.small == Some(true)
     }
 
-    /// Whether it is whole pages of a row, all of them free.
+    /// Whether it is whole pages of a row, all free.
     pub(crate) fn is_idle(&self) -> bool {
         let is_whole = self.bytes > 0 && (self.address | self.bytes).is_multiple_of(PAGE);
         is_whole && self.blocks.iter().all(|block| block.state == BlockState::Inactive)
     }
 
-    /// Adds a piece at its end. Free pieces of one stream are one.
+    /// Adds a piece at its end; joins free pieces of one stream.
     pub(crate) fn push(&mut self, block: Block) {
         self.bytes += block.bytes;
         match self.blocks.last_mut() {

@@ -1,9 +1,8 @@
-//! What lies where: every segment of a device and the blocks that tile it, from the heap's own
-//! books.
+//! Snapshots: every segment of a device and the blocks that tile it, from the heap's own books.
 //!
 //! A segment is a contiguous range of memory held: a span, a row of mapped pages, a block of
-//! `backing:passthrough`. The walk takes one lock after the other, so while other threads allocate,
-//! a slab may be described as it was some microseconds before the rest.
+//! `backing:passthrough`. The walk takes one lock after the other, so beside threads that allocate
+//! meanwhile, a slab may appear as it was some microseconds before the rest.
 
 use crate::central::{Central, SMALL};
 use crate::device::Device;
@@ -41,19 +40,19 @@ fn free(address: u64, bytes: u64, stream: u64) -> Block {
     }
 }
 
-/// What a walk gathers for a snapshot.
+/// The state of a walk for a snapshot.
 struct Picture<'a> {
     streams: &'a Streams,
     /// The used slots of slabs, by the first byte of the slab.
     slabs: HashMap<u64, Vec<Block>>,
     segment_stats: SegmentStats,
-    /// Small blocks that may still be told one by one.
+    /// Small blocks that may still be listed one by one.
     room: usize,
     merged: u64,
     segments: Vec<Segment>,
     /// torch's ids of capture pools, by their spaces.
     ids: HashMap<SpaceId, PoolId>,
-    /// The region is of a space for small blocks alone, which are runs there.
+    /// Whether the region's space is for small blocks alone, which are runs there.
     has_small_runs: bool,
 }
 
@@ -86,7 +85,7 @@ impl Visitor for Picture<'_> {
         central: &Central,
     ) -> Result<(), Infallible> {
         let holder = holder(central, region.space);
-        // A slab without a block is free memory as a free run is: together they may be whole pages.
+        // An empty slab is free memory like a free run: together they may be whole pages.
         let is_free = |run: &&Run| {
             run.state == RunState::Free || run.is_slab && self.is_empty_slab(run.address)
         };
@@ -111,7 +110,7 @@ impl Visitor for Picture<'_> {
     }
 
     fn run(&mut self, _: RunId, run: &Run, central: &Central) -> Result<(), Infallible> {
-        // In a stale alias nothing of this region's is mapped: its pages belong elsewhere.
+        // In a stale alias no page of this region is mapped: its pages belong elsewhere.
         if matches!(run.state, RunState::Unmapped | RunState::StaleAlias) {
             self.begin_segment(run.address + run.bytes);
         } else {
@@ -122,13 +121,13 @@ impl Visitor for Picture<'_> {
 }
 
 impl Picture<'_> {
-    /// Whether the slab at `address` has no block. One that came after its shard was looked at is
-    /// told as empty.
+    /// Whether the slab at `address` is empty. A slab made after the walk passed its shard counts
+    /// as empty.
     fn is_empty_slab(&self, address: u64) -> bool {
         self.slabs.get(&address).is_none_or(Vec::is_empty)
     }
 
-    /// Notes the slots of a slab that are used, by address.
+    /// Notes the used slots of a slab, by address.
     fn add_slab(&mut self, slab: &Slab, writer: &ShardWriter) {
         let stream = handle(self.streams, slab.stream);
         let block = |slot| {
@@ -164,8 +163,8 @@ impl Picture<'_> {
         self.slabs.insert(slab.base, blocks);
     }
 
-    /// A row of pages is told in parts, so that what is small and what is not add up to what
-    /// [`crate::report::usage`] counts as the small and the large pool's.
+    /// Splits a row of pages into parts, so that small and large parts add up to the small and the
+    /// large pool of [`crate::report::usage`].
     fn begin_part(&mut self, address: u64, is_small: bool) {
         let Some(last) = self.segments.last() else { return };
         if last.stitched && (last.is_small() != is_small || last.is_idle()) {
@@ -173,16 +172,16 @@ impl Picture<'_> {
         }
     }
 
-    /// Begins another segment of the same region. One that stays without a piece is not told.
+    /// Begins another segment of the same region. One that stays without a piece is left out.
     fn begin_segment(&mut self, address: u64) {
         let Some(last) = self.segments.last() else { return };
         let next = Segment::new(address, last.pool, last.stitched, last.holder.clone());
         self.segments.push(next);
     }
 
-    /// Adds free memory. In a row of pages the whole free ones are a segment of their own, as a
-    /// segment of torch's is that nobody uses: what comes and goes beside the blocks of a graph
-    /// changes none of the graph's segments.
+    /// Adds free memory. In a row of pages, whole free pages are a segment of their own, like an
+    /// unused segment of torch's: so changes beside the blocks of a graph change none of the
+    /// graph's segments.
     fn add_free(&mut self, address: u64, bytes: u64, stream: u64) {
         let end = address + bytes;
         let (first, last) = (address.next_multiple_of(PAGE), end / PAGE * PAGE);
@@ -250,7 +249,7 @@ impl Picture<'_> {
     }
 }
 
-/// The blocks of a slab as two at its beginning: what is live, and what waits for streams.
+/// Merges the blocks of a slab into two at its beginning: one live, one waiting for streams.
 fn merge(base: u64, blocks: &[Block]) -> Vec<Block> {
     let mut merged: Vec<Block> = Vec::new();
     let mut at = base;
@@ -277,7 +276,7 @@ fn holder(central: &Central, space: SpaceId) -> Holder {
 }
 
 impl Device {
-    /// Looks at everything; takes one lock after the other. At most `most` small blocks are told
+    /// A snapshot and its sums; takes one lock after the other. Lists at most `most` small blocks
     /// one by one.
     pub(crate) fn snapshot(&self, most: usize) -> (Snapshot, SegmentStats) {
         let mut picture = Picture {
@@ -333,29 +332,28 @@ pub struct Snapshot {
     pub segments: Vec<Segment>,
     /// Bytes held that are mapped nowhere.
     pub unmapped: u64,
-    /// What each capture pool of torch's holds.
+    /// The memory of each capture pool of torch's.
     pub pools: Vec<CapturePoolHeld>,
-    /// Small blocks that are told as one with others of their slab, because there were too many.
+    /// Small blocks merged with others of their slab, because there were too many.
     pub merged: u64,
 }
 
 impl Heap {
-    /// Every segment of a device, and the blocks that tile it. Nothing where the device has not
-    /// been used.
+    /// Every segment of a device, and the blocks that tile it. Empty if the device is unused.
     ///
     /// # Errors
-    /// A device that there is not.
+    /// The error for an unknown device.
     pub fn snapshot(&self, device: i64) -> Result<Snapshot, Error> {
         Ok(self
             .device_in_use(device)?
             .map_or_else(Snapshot::default, |device| device.snapshot(usize::MAX).0))
     }
 
-    /// As [`Heap::snapshot`], with sums; of the small blocks at most `most` are told one by one.
-    /// `None` where the device has not been used.
+    /// As [`Heap::snapshot`], with sums; lists at most `most` small blocks one by one. `None` if
+    /// the device is unused.
     ///
     /// # Errors
-    /// A device that there is not.
+    /// The error for an unknown device.
     pub fn segment_stats(
         &self,
         device: i64,

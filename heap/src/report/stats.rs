@@ -1,4 +1,5 @@
-//! What the heap says of itself: the numbers of the C call and of the gauges.
+//! The figures of a device: [`Stats`] for the C call and the gauges, [`TorchStats`] for torch's
+//! `memory_stats`.
 
 use crate::central::Central;
 use crate::device::Device;
@@ -21,20 +22,20 @@ use gruyere_record::{DeviceGauge, Reader, missing_share};
 use std::convert::Infallible;
 use std::sync::atomic::Ordering;
 
-/// Numbers of one device. Bytes where not said otherwise.
+/// The figures of one device, in bytes unless noted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
     /// Physical memory of the device.
     pub total_memory: u64,
-    /// The ceiling on what may be reserved.
+    /// The ceiling on memory held.
     pub limit: u64,
     /// Physical memory held.
     pub reserved: u64,
-    /// Its peak.
+    /// The peak of memory held.
     pub reserved_peak: u64,
     /// Live blocks, each rounded up to 512 B.
     pub live: u64,
-    /// Their peak.
+    /// The peak of live blocks.
     pub live_peak: u64,
     /// Freed by the program, waiting for streams.
     pub pending: u64,
@@ -48,45 +49,45 @@ pub struct Stats {
     pub slab_free: u64,
     /// Held for CUDA graphs.
     pub captured: u64,
-    /// Times the reclaim ladder was tried.
+    /// Climbs of the reclaim ladder.
     pub retries: u64,
-    /// Out-of-memory answers.
+    /// Out-of-memories.
     pub out_of_memories: u64,
-    /// Frees of what was no live block, on all devices.
+    /// Frees of addresses without a live block, on all devices.
     pub bad_frees: u64,
     /// Events recorded.
     pub events_recorded: u64,
-    /// Events asked about.
+    /// Events queried.
     pub events_queried: u64,
-    /// Live blocks as they were asked for.
+    /// Live blocks in requested bytes.
     pub requested: u64,
-    /// The largest request that what is held could satisfy, on any stream, once the work on what
-    /// was freed is done.
+    /// The largest request that the memory held could serve on any stream, once the work on freed
+    /// memory is done.
     pub largest_request: u64,
-    /// The largest request that could be satisfied if the ceiling is reached for it. By our books:
-    /// what others on the device hold is not known here.
+    /// The largest request that could be served by growth up to the ceiling. By our books: the
+    /// memory of others on the device is unknown here.
     pub largest_growing: u64,
-    /// The size that 99 of 100 requests so far do not exceed, within 7%; 0 where the record is off.
-    /// From [`Heap::stats`] only.
+    /// The size that 99 of 100 requests so far do not exceed, within 7%; 0 without a record. From
+    /// [`Heap::stats`] only.
     pub request_p99: u64,
-    /// Times that a low-memory phase gave memory back.
+    /// Times that a low-memory phase returned memory.
     pub low_phase_trims: u64,
-    /// The memory that went back so.
+    /// Bytes that low-memory phases returned.
     pub low_phase_bytes: u64,
-    /// Free and unable to serve ([`Held::lost`]).
+    /// Free, but unable to serve ([`Held::lost`]).
     pub lost: u64,
-    /// The request by which that was told; 0: by pages.
+    /// The typical request assumed for that; 0: whole pages.
     pub typical_request: u64,
 }
 
 impl Stats {
-    /// What is held, and what of it serves nobody.
+    /// The memory held, with the part that serves no request.
     pub fn held(&self) -> Held {
         let Stats { reserved: held, live, pending: waiting, lost, typical_request, .. } = *self;
         Held { held, live, waiting, found_lost: lost, typical_request }
     }
 
-    /// 1 - largest satisfiable request / free bytes held.
+    /// 1 - largest request that can be served / free bytes held.
     pub fn external_fragmentation(&self) -> f64 {
         missing_share(self.largest_request, self.held().free())
     }
@@ -97,20 +98,20 @@ impl Stats {
     }
 }
 
-/// What torch's `memory_stats` tells of a device.
+/// A device's figures for torch's `memory_stats`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TorchStats {
-    /// Numbers of blocks.
+    /// Figures of blocks.
     pub blocks: BlockStats,
-    /// Numbers of what is held.
+    /// Figures of memory held.
     pub held: HeldStats,
-    /// The ceiling on what may be reserved (bytes).
+    /// The ceiling on memory held (bytes).
     pub limit: u64,
     /// Physical memory of the device (bytes).
     pub total_memory: u64,
 }
 
-/// What a capture pool of torch's holds, in bytes.
+/// The memory of a capture pool of torch's, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CapturePoolHeld {
     /// torch's id.
@@ -121,11 +122,11 @@ pub struct CapturePoolHeld {
     pub small: u64,
 }
 
-/// What shards and pools come to.
+/// The sums over shards and pools.
 #[derive(Default)]
 struct Sums {
     stats: Stats,
-    /// Slabs without a block, those of graphs too: address and bytes.
+    /// Empty slabs, those of graphs included: address and bytes.
     empty: Vec<(u64, u64)>,
 }
 
@@ -138,7 +139,7 @@ impl Visitor for Sums {
             let slab = walked.shard.slab(id);
             self.empty.extend(slab.map(|slab| (slab.base, slab.bytes())));
         }
-        // What a graph has is told as a whole.
+        // A graph's memory counts as a whole.
         if walked.pool.is_none_or(|pool| pool.purpose != Purpose::Capture) {
             self.stats.pending += walked.shard.pending_bytes();
             for (_, slab) in walked.shard.slabs() {
@@ -180,7 +181,7 @@ impl Visitor for Slabs {
 }
 
 impl Device {
-    /// Looks at everything; takes one lock after the other.
+    /// The figures; takes one lock after the other.
     pub(crate) fn stats(&self, shared: &Shared) -> Stats {
         let (live, live_peak) = shared.record.live(self.id);
         let counts = self.streams.counts();
@@ -209,7 +210,7 @@ impl Device {
         (stats.low_phase_trims, stats.low_phase_bytes) = central.watch.given();
         let typical = || {
             let device = Reader::own(shared.record).and_then(|reader| reader.device(self.id));
-            // Where no record is kept, a page stands for it.
+            // Without a record, a page stands for it.
             device.map_or(PAGE, |device| device.typical_request())
         };
         free.extend(central.arenas.free_rows());
@@ -220,7 +221,7 @@ impl Device {
         stats
     }
 
-    /// Writes the gauges that the straight path leaves alone.
+    /// Updates the gauges that the hot path leaves alone.
     pub(crate) fn publish_gauges(&self, shared: &Shared) {
         let stats = self.stats(shared);
         profiler::gauges(self.id, stats.live, stats.pending, stats.largest_request);
@@ -245,13 +246,13 @@ impl Device {
         ]);
     }
 
-    /// What torch's `memory_stats` tells; takes one lock after the other.
+    /// The figures for torch's `memory_stats`; takes one lock after the other.
     pub(crate) fn torch_stats(&self, shared: &Shared) -> TorchStats {
         let blocks = shared.record.block_stats(self.id);
         let mut slabs = Slabs::default();
         let Ok(mut central) = self.walk(&mut slabs);
         let Slabs(slabs) = slabs;
-        // Small blocks that lie in no slab: direct ones, and those that are runs.
+        // Small blocks outside slabs: direct ones, and those that are runs.
         let direct =
             central.direct_blocks().map(|block| block.1).filter(|&bytes| bytes <= SMALL_LIMIT);
         let runs_of_small = central.usage.small_runs();
@@ -272,7 +273,7 @@ impl Device {
         }
     }
 
-    /// What each capture pool holds that torch has an id for.
+    /// The memory of each capture pool with an id of torch's.
     pub(crate) fn capture_pools(&self) -> Vec<CapturePoolHeld> {
         let central = lock(&self.central);
         let held = |(number, id)| {
@@ -282,27 +283,13 @@ impl Device {
         };
         central.captures.iter().filter_map(held).collect()
     }
-
-    /// Peaks of what torch is told begin again at what there is.
-    pub(crate) fn reset_peaks(&self, shared: &Shared) {
-        shared.record.reset_peaks(self.id);
-        lock(&self.central).usage.reset_peaks();
-    }
-
-    /// What came and went, as torch is told, begins again at nothing.
-    pub(crate) fn reset_accumulated(&self, shared: &Shared) {
-        shared.record.reset_accumulated(self.id);
-        let mut central = lock(&self.central);
-        let (retries, out_of_memories) = (central.retries, central.out_of_memories);
-        central.usage.reset_accumulated(retries, out_of_memories);
-    }
 }
 
 impl Heap {
-    /// The numbers of a device.
+    /// The figures of a device.
     ///
     /// # Errors
-    /// A device that there is not.
+    /// The error for an unknown device.
     pub fn stats(&self, device: i64) -> Result<Stats, Error> {
         let device = self.device(device)?;
         let mut stats = device.stats(&self.shared);
@@ -313,38 +300,43 @@ impl Heap {
         Ok(stats)
     }
 
-    /// What torch's `memory_stats` tells of a device.
+    /// The figures of a device for torch's `memory_stats`.
     ///
     /// # Errors
-    /// A device that there is not.
+    /// The error for an unknown device.
     pub fn torch_stats(&self, device: i64) -> Result<TorchStats, Error> {
         Ok(self.device(device)?.torch_stats(&self.shared))
     }
 
-    /// What each capture pool of a device holds that torch has an id for. Nothing where the device
-    /// has not been used.
+    /// The memory of each capture pool of a device with an id of torch's. Empty if the device is
+    /// unused.
     ///
     /// # Errors
-    /// A device that there is not.
+    /// The error for an unknown device.
     pub fn capture_pools(&self, device: i64) -> Result<Vec<CapturePoolHeld>, Error> {
         Ok(self.device_in_use(device)?.map_or_else(Vec::new, Device::capture_pools))
     }
 
-    /// Peaks of [`Heap::torch_stats`] begin again at what there is.
+    /// Restarts the peaks of [`Heap::torch_stats`] at the current figures.
     ///
     /// # Errors
-    /// A device that there is not.
+    /// The error for an unknown device.
     pub fn reset_peaks(&self, device: i64) -> Result<(), Error> {
-        self.device(device)?.reset_peaks(&self.shared);
+        let device = self.device(device)?;
+        self.shared.record.reset_peaks(device.id);
+        lock(&device.central).usage.reset_peaks();
         Ok(())
     }
 
-    /// What came and went in [`Heap::torch_stats`] begins again at nothing.
+    /// Restarts the accumulated figures of [`Heap::torch_stats`] at zero.
     ///
     /// # Errors
-    /// A device that there is not.
+    /// The error for an unknown device.
     pub fn reset_accumulated(&self, device: i64) -> Result<(), Error> {
-        self.device(device)?.reset_accumulated(&self.shared);
+        let device = self.device(device)?;
+        self.shared.record.reset_accumulated(device.id);
+        let central = &mut *lock(&device.central);
+        central.usage.reset_accumulated(central.retries, central.out_of_memories);
         Ok(())
     }
 }

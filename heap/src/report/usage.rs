@@ -1,18 +1,17 @@
-//! What is held, over time, as torch counts it: segments and their bytes, by pool, with peaks and
+//! Memory held over time, as torch counts it: segments and their bytes, by pool, with peaks and
 //! resets.
 //!
 //! A segment is one piece of memory from the driver: a page of `backing:stitch`, a span of the
-//! other backings, a block of `backing:passthrough`. Small is what torch calls small, up to 1 MiB:
-//! the small pool's memory is that of slabs and the bytes of small blocks that are runs, all else
-//! is the large one's, and pages pass from one to the other. How it is divided is looked at when
-//! what is held, or slabs, change, and when somebody asks. A span may serve both and counts as
-//! large.
+//! other backings, a block of `backing:passthrough`. Small is up to 1 MiB, as in torch: the small
+//! pool's memory is that of slabs and of small blocks that are runs, the large pool's is the rest,
+//! and pages pass between the two. The split is computed when the memory held, or slabs, change,
+//! and when a reader asks. A span may serve both and counts as large.
 
 use crate::small::size_class::PAGE;
 use gruyere_record::gauges::SMALL_LIMIT;
 use gruyere_record::peaks::{ALL, LARGE, POOLS, SMALL, Stat};
 
-/// A number by pool, over time.
+/// A figure by pool, over time.
 #[derive(Clone, Copy, Debug, Default)]
 struct Gauge([Stat; POOLS]);
 
@@ -28,19 +27,19 @@ impl Gauge {
     }
 }
 
-/// What was at the last reset of what is accumulated.
+/// The figures at the last reset of accumulated ones.
 #[derive(Clone, Copy, Debug, Default)]
 struct Base {
     retries: u64,
     out_of_memories: u64,
 }
 
-/// What a device holds, over time. Guarded by its central lock.
+/// A device's memory held, over time. Guarded by its central lock.
 #[derive(Debug, Default)]
 pub(crate) struct Usage {
     stitched: bool,
     slab_bytes: u64,
-    /// Small blocks that are runs, live or pending: how many, and their bytes.
+    /// Small blocks that are runs, live or pending: number and bytes.
     small_runs: (u64, u64),
     pieces: u64,
     reserved: u64,
@@ -52,32 +51,32 @@ pub(crate) struct Usage {
     base: Base,
 }
 
-/// What [`Usage::stats`] tells.
+/// The result of [`Usage::stats`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HeldStats {
     /// Pieces of memory from the driver.
     pub segment: [Stat; POOLS],
     /// Bytes of those pieces.
     pub reserved_bytes: [Stat; POOLS],
-    /// Free pieces that cannot be given back.
+    /// Free pieces that cannot go back to the driver.
     pub inactive_split: [Stat; POOLS],
     /// Bytes of those free pieces.
     pub inactive_split_bytes: [Stat; POOLS],
-    /// Times that the reclaim ladder was tried.
+    /// Climbs of the reclaim ladder.
     pub retries: u64,
-    /// Out-of-memory answers.
+    /// Out-of-memories.
     pub out_of_memories: u64,
-    /// Times that the whole device was synchronised to get memory back.
+    /// Synchronisations of the whole device to get memory back.
     pub synchronisations: u64,
 }
 
 impl Usage {
-    /// Nothing is held yet. `stitched`: segments are pages.
+    /// The figures of a heap that holds nothing. `stitched`: segments are pages.
     pub(crate) fn new(stitched: bool) -> Self {
         Self { stitched, ..Self::default() }
     }
 
-    /// So much is held now, in so many pieces.
+    /// Notes `reserved` bytes held now, in that many pieces.
     pub(crate) fn hold(&mut self, reserved: u64, pieces: u64) {
         (self.reserved, self.pieces) = (reserved, pieces);
         self.update();
@@ -88,13 +87,13 @@ impl Usage {
         self.update();
     }
 
-    /// A slab's memory goes back.
+    /// Counts a slab's memory that goes back.
     pub(crate) fn slab_given(&mut self, bytes: u64) {
         self.slab_bytes = self.slab_bytes.saturating_sub(bytes);
         self.update();
     }
 
-    /// A run of `bytes` becomes a block.
+    /// Counts a run of `bytes` that becomes a block.
     #[inline(always)]
     pub(crate) fn block_taken(&mut self, bytes: u64) {
         if bytes <= SMALL_LIMIT {
@@ -102,7 +101,7 @@ impl Usage {
         }
     }
 
-    /// A run of `bytes` is no block any more, nor pending.
+    /// Counts a run of `bytes` that is no longer a block, nor pending.
     #[inline(always)]
     pub(crate) fn block_given(&mut self, bytes: u64) {
         if bytes <= SMALL_LIMIT {
@@ -111,7 +110,7 @@ impl Usage {
         }
     }
 
-    /// Small blocks that are runs, live or pending: how many, and their bytes.
+    /// Small blocks that are runs, live or pending: number and bytes.
     pub(crate) fn small_runs(&self) -> (u64, u64) {
         self.small_runs
     }
@@ -120,15 +119,15 @@ impl Usage {
         self.synchronisations += 1;
     }
 
-    /// Free pieces that cannot be given back, and their bytes; small and large. Known only when
-    /// somebody looks.
+    /// Notes the free pieces that cannot go back, and their bytes; small and large. Known only when
+    /// a reader asks.
     pub(crate) fn look(&mut self, pieces: [u64; 2], bytes: [u64; 2]) {
         self.inactive_split.set(pieces[0], pieces[1]);
         self.inactive_split_bytes.set(bytes[0], bytes[1]);
     }
 
     fn update(&mut self) {
-        // Memory of a slab that the backing has not told of yet does not count twice.
+        // Slab memory not yet reported by the backing does not count twice.
         let small = (self.slab_bytes + self.small_runs.1).min(self.reserved);
         self.reserved_bytes.set(small, self.reserved - small);
         let small = if self.stitched { (small / PAGE).min(self.pieces) } else { 0 };
@@ -144,15 +143,14 @@ impl Usage {
         ]
     }
 
-    /// Peaks begin again at what there is.
+    /// Restarts the peaks at the current figures.
     pub(crate) fn reset_peaks(&mut self) {
         for stat in self.gauges().into_iter().flat_map(|gauge| &mut gauge.0) {
             stat.peak = stat.current;
         }
     }
 
-    /// What came and went begins again at nothing; so many retries and out-of-memories there were
-    /// until now.
+    /// Restarts the accumulated figures at zero, given the retries and out-of-memories so far.
     pub(crate) fn reset_accumulated(&mut self, retries: u64, out_of_memories: u64) {
         for stat in self.gauges().into_iter().flat_map(|gauge| &mut gauge.0) {
             (stat.allocated, stat.freed) = (0, 0);
@@ -161,7 +159,7 @@ impl Usage {
         self.base = Base { retries, out_of_memories };
     }
 
-    /// All of it. So many retries and out-of-memories there were in the life of the device.
+    /// All figures, given the retries and out-of-memories in the life of the device.
     pub(crate) fn stats(&mut self, retries: u64, out_of_memories: u64) -> HeldStats {
         self.update();
         HeldStats {

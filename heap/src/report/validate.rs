@@ -1,4 +1,4 @@
-//! Walks every page and block, and holds the books against the driver's.
+//! Validation: walks every page and block, and checks the books against the driver's.
 
 use crate::central::Central;
 use crate::device::Device;
@@ -12,7 +12,7 @@ use crate::small::size_class::round;
 use crate::small::slab::Slab;
 use std::collections::{BTreeMap, HashMap};
 
-/// What a walk has found to be there.
+/// The findings of a walk.
 struct Audit<'a> {
     device: &'a Device,
     shared: &'a Shared,
@@ -20,11 +20,11 @@ struct Audit<'a> {
     live: u64,
     /// Bytes of runs in use.
     busy: u64,
-    /// The first byte of each slab whose run was not met yet.
+    /// The first byte of each slab whose run has not come yet.
     slabs: HashMap<RunId, u64>,
-    /// Of each pool apart: its live bytes, and what it counts.
+    /// For each pool apart: the live bytes found, and its own count.
     pools: BTreeMap<PoolNumber, (Purpose, [u64; 2])>,
-    /// Whose the runs of a space are, where they are counted by their pool.
+    /// The pool of each space whose pool counts its runs.
     by_space: HashMap<u32, PoolNumber>,
 }
 
@@ -106,7 +106,7 @@ impl Audit<'_> {
         }
     }
 
-    /// Whether what was met is what the books say.
+    /// Compares the findings with the books.
     fn close(self, central: &Central) -> Result<(), String> {
         let (device, shared) = (self.device, self.shared);
         for (number, (purpose, [found, counted])) in &self.pools {
@@ -189,10 +189,10 @@ impl Device {
 }
 
 impl Heap {
-    /// Checks every invariant that can be checked from inside: runs tile their regions, slabs lie
-    /// in the runs that were taken for them and are found from each of their pages, blocks are
-    /// found from their addresses, live bytes equal the record's, and what is held equals what the
-    /// driver counts. No other thread may be in the heap.
+    /// Checks every invariant that can be checked from inside: runs tile their regions; slabs lie
+    /// in the runs taken for them and are found from each of their pages; blocks are found from
+    /// their addresses; live bytes equal the record's; and the memory held equals the driver's
+    /// count. No other thread may be in the heap.
     ///
     /// # Errors
     /// The first broken invariant, in words.

@@ -1,4 +1,4 @@
-//! One walk over all that a device has: what reports, counts or checks is a [`Visitor`].
+//! One walk over all memory of a device: each report, count or check is a [`Visitor`].
 
 use crate::central::{Central, SMALL};
 use crate::device::Device;
@@ -8,23 +8,23 @@ use crate::small::shard::Shard;
 use crate::sync::{MutexGuard, lock};
 use gruyere_record::ShardWriter;
 
-/// A shard of small blocks, as a walk comes by it.
+/// A shard of small blocks on a walk.
 pub(crate) struct WalkedShard<'a> {
-    /// The shard's number, as the page table names it.
+    /// The shard's number in the page table.
     pub(crate) number: u32,
     pub(crate) shard: &'a Shard,
     /// The writer of the shard's part of the record.
     pub(crate) writer: &'a ShardWriter,
-    /// The pool whose own shard it is; `None`: it is some streams'.
+    /// The pool that owns the shard; `None`: it is one of streams.
     pub(crate) pool: Option<&'a Pool>,
 }
 
-/// Looks at what a walk comes by: the shards of streams, then under the central lock each pool and
-/// its shard, then each region and its runs.
+/// Visits, on a walk: the shards of streams, then under the central lock each pool and its shard,
+/// then each region and its runs.
 pub(crate) trait Visitor {
-    /// Why it ends the walk.
+    /// The error that ends the walk.
     type Error;
-    /// Whether regions and runs are of interest.
+    /// Whether to visit regions and runs.
     const RUNS: bool = true;
 
     fn shard(&mut self, walked: &WalkedShard<'_>) -> Result<(), Self::Error>;
@@ -56,11 +56,11 @@ pub(crate) trait Visitor {
 }
 
 impl Device {
-    /// Takes one lock after the other; the central one, under which pools and runs were looked at,
-    /// is still held in the answer.
+    /// Takes one lock after the other; returns the central one, under which it visited pools and
+    /// runs.
     ///
     /// # Errors
-    /// The visitor's, at once.
+    /// The visitor's error, at once.
     pub(crate) fn walk<V: Visitor>(
         &self,
         visitor: &mut V,

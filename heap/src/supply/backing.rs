@@ -1,8 +1,10 @@
-//! Spans: what the driver hands to the heap in one piece, from its pools or as plain allocations.
+//! The driver's side of a heap: spans that the driver hands over in one piece, from its pools or as
+//! plain allocations.
 //!
-//! Pools: one for each lifetime. A span is allocated and freed on a private stream that runs no
-//! kernels, and that stream is synchronised before a span's first use; a span is freed only when
-//! the host knows that all its uses are done. So the driver's own rules of reuse never matter.
+//! There is a pool for each lifetime. A span is allocated and freed on a private stream that runs
+//! no kernels, and that stream is synchronised before a span's first use; the heap frees a span
+//! only when the host knows that all its uses are done. So the driver's own rules of reuse never
+//! matter.
 
 use crate::driver::{
     DeviceId, Driver, DriverError, ErrorKind, PoolAttribute, PoolHandle, Result, StreamHandle,
@@ -14,56 +16,53 @@ use crate::settings::{PoolReuse, Settings};
 use crate::small::size_class::{PAGE, round_up};
 use crate::supply::pages::chunks::Pages;
 
-/// The step in which the driver's pools grow (bytes). Spans are multiples of it where memory is not
+/// The step by which the driver's pools grow (bytes). Spans are multiples of it unless memory is
 /// short.
 pub(crate) const SPAN: u64 = 32 << 20;
 
-/// Where a span came from, to give it back there.
+/// A span, with its origin for the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Span {
-    /// First byte that may be used, a multiple of the page.
+    /// First usable byte, a multiple of the page.
     pub(crate) address: u64,
-    /// Bytes that may be used, a multiple of the page.
+    /// Usable bytes, a multiple of the page.
     pub(crate) bytes: u64,
     pub(crate) origin: u64,
-    /// The driver's bytes.
+    /// Bytes that the driver gave.
     pub(crate) taken: u64,
 }
 
-/// The driver's pools that a heap takes spans from; each is made with its first span.
+/// The driver's pools for a heap's spans, each made with its first span.
 struct Pools {
-    /// Ours alone: no kernel runs on it.
+    /// A stream of the heap's own: no kernel runs on it.
     stream: Option<StreamHandle>,
     by_lifetime: [Option<PoolHandle>; LIFETIMES],
-    /// The most that one may hold (bytes).
+    /// The most that one pool may hold (bytes).
     longest: u64,
-    /// What they are set to when they are made.
+    /// The pools' settings at creation.
     settings: [(PoolAttribute, u64); 3],
 }
 
-/// The driver side of a device's heap.
 pub(crate) struct Backing {
     device: DeviceId,
-    /// Where spans come from, but for short ones; without, all are plain allocations.
+    /// The source of spans, except short ones; without it, all are plain allocations.
     pools: Option<Pools>,
     peers: Vec<DeviceId>,
-    /// Spans that nobody uses and the driver would not take back, (address, bytes): tried again at
-    /// every trim.
+    /// Unused spans that the driver refused to take back, (address, bytes); every trim tries again.
     orphans: Vec<(u64, u64)>,
     /// The pages of `backing:stitch`.
     pub(crate) pages: Pages,
-    /// What came and went in spans and blocks, for the history; pages have a log of their own.
+    /// Spans and blocks that came and went, for the history; pages have a log of their own.
     pub(crate) log: SegmentLog,
-    /// Bytes of the spans that are not of the driver's pools, orphans included.
+    /// Bytes of spans outside the driver's pools, orphans included.
     plain: u64,
-    /// Segments that others brought: bytes, and how many.
+    /// Segments that callers brought: bytes and number.
     outside: (u64, u64),
-    /// Bytes of spans or pages held, orphans and what others brought included, as asked of the
-    /// driver.
+    /// Bytes of spans or pages held, orphans and brought segments included, as asked of the driver.
     pub(crate) held: u64,
-    /// Physical bytes held, as the driver counts them.
+    /// Physical bytes held, by the driver's count.
     pub(crate) reserved: u64,
-    /// Pieces in which it is held: spans, orphans, blocks of the driver's own; or pages.
+    /// Number of pieces held: spans, orphans, blocks of the driver's own; or pages.
     pub(crate) pieces: u64,
     /// Driver calls made for spans.
     pub(crate) calls: u64,
@@ -89,7 +88,7 @@ impl Backing {
         }
     }
 
-    /// The same, with the driver's pools to take spans from.
+    /// Adds the driver's pools as the source of spans.
     pub(crate) fn with_pools(self, settings: &Settings, total_memory: u64) -> Self {
         let reuse = u64::from(settings.pool_reuse == PoolReuse::On);
         let threshold =
@@ -107,19 +106,19 @@ impl Backing {
         Self { pools: Some(pools), ..self }
     }
 
-    /// One more piece is held.
+    /// Counts a further piece.
     pub(crate) fn hold(&mut self, bytes: u64) {
         self.held += bytes;
         self.pieces += 1;
     }
 
-    /// One piece is held no more.
+    /// Counts a piece that went back.
     pub(crate) fn unhold(&mut self, bytes: u64) {
         self.held -= bytes;
         self.pieces -= 1;
     }
 
-    /// A segment that others brought is held.
+    /// Counts a segment that a caller brought.
     pub(crate) fn hold_outside(&mut self, address: u64, bytes: u64) {
         self.outside = (self.outside.0 + bytes, self.outside.1 + 1);
         self.hold(bytes);
@@ -127,7 +126,7 @@ impl Backing {
         self.log.note(Action::SegmentAlloc, address, bytes);
     }
 
-    /// A segment that others brought goes back to them.
+    /// Counts a brought segment that goes back to the caller.
     pub(crate) fn unhold_outside(&mut self, address: u64, bytes: u64) {
         self.outside = (self.outside.0 - bytes, self.outside.1 - 1);
         self.unhold(bytes);
@@ -144,7 +143,7 @@ impl Backing {
     /// A span of at least `bytes` (a multiple of the page), free of all earlier work.
     ///
     /// # Errors
-    /// The driver's.
+    /// The driver's error.
     pub(crate) fn allocate_span(
         &mut self,
         driver: &dyn Driver,
@@ -161,8 +160,8 @@ impl Backing {
                 self.log.note(Action::SegmentAlloc, span.address, span.bytes);
                 return Ok(span);
             }
-            // The driver promises less than page alignment: take a page more (of a pool, a step),
-            // and use the aligned inside.
+            // The driver promises less than page alignment: take a page more (a step more from a
+            // pool), and use the aligned inside.
             self.discard(driver, origin, taken);
             if taken > bytes {
                 return Err(DriverError::new("span alignment", ErrorKind::Other, 0));
@@ -193,21 +192,20 @@ impl Backing {
         Ok(address)
     }
 
-    /// Whether a span of `bytes` is of the driver's pools: not a short one, of which a pool would
-    /// take a step.
+    /// Whether a span of `bytes` comes from the driver's pools; a short one, for which a pool would
+    /// take a step, does not.
     fn is_pooled(&self, bytes: u64) -> bool {
         self.pools.is_some() && bytes.is_multiple_of(SPAN)
     }
 
-    /// Whether it is known of a span of `bytes` that giving it back may wait for the device, in a
-    /// heap that otherwise never waits for that: pools take theirs back on our own stream, and
-    /// cuMemFree waits.
+    /// Whether returning a span of `bytes` may wait for the device, in a heap that otherwise never
+    /// does: pools take spans back on our own stream, but cuMemFree waits.
     pub(crate) fn waits_to_free(&self, bytes: u64) -> bool {
         self.pools.is_some() && !self.is_pooled(bytes)
     }
 
-    /// The least length from `bytes` on of a span of which it is not known that giving it back may
-    /// wait ([`Backing::waits_to_free`]).
+    /// The least length, from `bytes` on, of a span that goes back without a wait
+    /// ([`Backing::waits_to_free`]).
     pub(crate) fn length_to_free(&self, bytes: u64) -> Option<u64> {
         if self.waits_to_free(bytes) { bytes.checked_next_multiple_of(SPAN) } else { Some(bytes) }
     }
@@ -224,15 +222,15 @@ impl Backing {
         Ok(())
     }
 
-    /// Gives back a span that nobody has seen; where that fails, it is kept as an orphan, so that
-    /// nothing is lost.
+    /// Returns an unused span; if the driver refuses, keeps it as an orphan, so that nothing is
+    /// lost.
     fn discard(&mut self, driver: &dyn Driver, origin: u64, taken: u64) {
         if self.free_raw(driver, origin, taken).is_err() {
             self.keep_orphan(origin, taken);
         }
     }
 
-    /// Gives back a span that [`Backing::allocate_span`] gave and nobody has seen.
+    /// Returns a span from [`Backing::allocate_span`] that was never used.
     pub(crate) fn return_unseen(&mut self, driver: &dyn Driver, origin: u64, taken: u64) {
         self.unhold(taken);
         let span = aligned(origin, taken);
@@ -241,16 +239,16 @@ impl Backing {
         self.refresh(driver);
     }
 
-    /// Keeps what the driver would not take back; it counts as held.
+    /// Keeps memory that the driver refused to take back; it counts as held.
     pub(crate) fn keep_orphan(&mut self, origin: u64, taken: u64) {
         self.hold(taken);
         self.orphans.push((origin, taken));
     }
 
-    /// Gives a span back, all of whose uses are done.
+    /// Returns a span, with all its uses done, to the driver.
     ///
     /// # Errors
-    /// The driver's; the span is still held then.
+    /// The driver's error; the span is still held then.
     pub(crate) fn free_span(&mut self, driver: &dyn Driver, origin: u64, taken: u64) -> Result<()> {
         self.free_raw(driver, origin, taken)?;
         self.unhold(taken);
@@ -260,15 +258,15 @@ impl Backing {
         Ok(())
     }
 
-    /// Tries again to give back what the driver has refused, and makes the pools give their unused
-    /// memory to the device.
+    /// Offers the driver again what it refused, and makes the pools return their unused memory to
+    /// the device.
     pub(crate) fn trim(&mut self, driver: &dyn Driver) {
         for (origin, taken) in std::mem::take(&mut self.orphans) {
             self.unhold(taken);
             self.discard(driver, origin, taken);
         }
         if let Some(stream) = self.private_stream() {
-            // What was freed on the private stream counts as unused once that stream is past it.
+            // Frees on the private stream count as unused memory once that stream is past them.
             let result = driver.stream_synchronize(self.device, stream);
             let _ = self.counted(result);
         }
@@ -279,7 +277,7 @@ impl Backing {
         self.refresh(driver);
     }
 
-    /// Notes the latest `most` of what comes and goes from now on, for the history; see
+    /// From now on keeps the latest `most` arrivals and departures, for the history; see
     /// [`SegmentLog::keep`].
     pub(crate) fn keep_log(&mut self, most: usize, clear: bool) {
         self.log.keep(most, clear);
@@ -291,8 +289,8 @@ impl Backing {
         [&self.log, &self.pages.log]
     }
 
-    /// Takes the count of pages over, after they have changed: beside what others brought they are
-    /// all that is held.
+    /// Takes over the count of pages after a change: with brought segments they are all that is
+    /// held.
     pub(crate) fn refresh_pages(&mut self) {
         self.held = self.pages.held() + self.outside.0;
         self.reserved = self.held;
@@ -301,7 +299,7 @@ impl Backing {
         self.errors += std::mem::take(&mut self.pages.errors);
     }
 
-    /// Reads what the driver holds for us in spans.
+    /// Reads what the driver holds for our spans.
     pub(crate) fn refresh(&mut self, driver: &dyn Driver) {
         if self.pools.is_none() {
             self.reserved = self.held;
@@ -313,7 +311,7 @@ impl Backing {
             match self.counted(result) {
                 Ok(bytes) => reserved += bytes,
                 Err(_) => {
-                    // The driver cannot say: what we asked for is a lower bound.
+                    // The driver cannot say: the bytes that we asked for are a lower bound.
                     self.reserved = self.reserved.max(self.held);
                     return;
                 }
@@ -322,12 +320,12 @@ impl Backing {
         self.reserved = reserved;
     }
 
-    /// The stream on which spans of the pools come and go, if there is one yet.
+    /// The stream on which the pools' spans come and go, if it exists yet.
     fn private_stream(&self) -> Option<StreamHandle> {
         self.pools.as_ref()?.stream
     }
 
-    /// The pools that there are.
+    /// The pools made so far.
     fn made_pools(&self) -> impl Iterator<Item = PoolHandle> + use<> {
         self.pools
             .as_ref()
@@ -336,7 +334,7 @@ impl Backing {
             .flatten()
     }
 
-    /// The private stream and the pool of a lifetime, made where they are not there yet.
+    /// The private stream and the pool of a lifetime; makes them if missing.
     fn stream_and_pool(
         &mut self,
         driver: &dyn Driver,
@@ -379,7 +377,7 @@ impl Backing {
         }
     }
 
-    /// Lets `peer`, which the process has begun to use, reach this device's memory, now and later.
+    /// Lets `peer`, newly used by the process, access this device's memory, present and future.
     pub(crate) fn allow_peer(&mut self, driver: &dyn Driver, peer: DeviceId) {
         if self.peers.contains(&peer) {
             return;
@@ -391,18 +389,18 @@ impl Backing {
         }
     }
 
-    /// Spans that the driver would not take back: address and bytes.
+    /// Spans that the driver refused to take back: address and bytes.
     pub(crate) fn orphans(&self) -> impl Iterator<Item = (u64, u64)> {
         self.orphans.iter().copied()
     }
 
-    /// Bytes of spans that the driver would not take back.
+    /// Bytes of spans that the driver refused to take back.
     pub(crate) fn orphaned(&self) -> u64 {
         self.orphans.iter().map(|orphan| orphan.1).sum()
     }
 
-    /// The driver's count of bytes that our pools have handed out, and ours of what came from none,
-    /// to check the books against.
+    /// The bytes that our pools have handed out by the driver's count, plus ours outside pools, to
+    /// check the books against.
     pub(crate) fn used_by_driver(&self, driver: &dyn Driver) -> Option<u64> {
         self.pools.as_ref()?;
         let used = |pool| driver.pool_attribute(self.device, pool, PoolAttribute::UsedCurrent).ok();
@@ -412,7 +410,7 @@ impl Backing {
             .map(|used| used + self.plain + self.outside.0)
     }
 
-    /// Gives the pools and the private stream back (at the heap's end, when no span is held).
+    /// Returns the pools and the private stream, at the heap's end, when no span is held.
     pub(crate) fn close(&mut self, driver: &dyn Driver) {
         let Some(pools) = &mut self.pools else { return };
         for pool in pools.by_lifetime.iter_mut().filter_map(Option::take) {
@@ -424,7 +422,7 @@ impl Backing {
     }
 }
 
-/// The page-aligned inside of what the driver gave.
+/// The page-aligned inside of the driver's piece.
 fn aligned(origin: u64, taken: u64) -> Span {
     let address = origin.next_multiple_of(PAGE);
     let end = (origin + taken) / PAGE * PAGE;

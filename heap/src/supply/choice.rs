@@ -1,4 +1,4 @@
-//! Which supply a device gets.
+//! Choosing a device's supply, from the configuration and the device's abilities.
 
 use super::pages::remapped::Remapped;
 use super::spans::Spans;
@@ -7,13 +7,13 @@ use crate::driver::Capabilities;
 use crate::settings::Backing;
 use crate::small::size_class::PAGE;
 
-/// Spans that are plain allocations. `dedicated`: of which large blocks have theirs for themselves.
+/// Spans that are plain allocations. `dedicated`: each large block has one of its own.
 fn plain_spans(dedicated: bool) -> &'static dyn Supply {
     if dedicated { &Spans::DEDICATED } else { &Spans::PLAIN }
 }
 
-/// How large blocks are served on every device, where the configuration alone decides that;
-/// `dedicated` as in [`choose`].
+/// The service of large blocks on every device, if the configuration alone decides it; `dedicated`
+/// as in [`choose`].
 pub(crate) fn configured_way(wish: Backing, dedicated: bool) -> Option<Way> {
     match wish {
         Backing::Passthrough => Some(Spans::DIRECT.way(u64::MAX)),
@@ -22,8 +22,8 @@ pub(crate) fn configured_way(wish: Backing, dedicated: bool) -> Option<Way> {
     }
 }
 
-/// What the configuration and the device's abilities come to. `dedicated`: where spans are plain,
-/// large blocks have dedicated allocations.
+/// The supply for a device. `dedicated`: where spans are plain, each large block has an allocation
+/// of its own.
 pub(crate) fn choose(wish: Backing, device: &Capabilities, dedicated: bool) -> &'static dyn Supply {
     let plain = plain_spans(dedicated);
     let is_movable = device.vmm && pages_fit(device.granularity);
@@ -58,8 +58,8 @@ pub(crate) fn choose(wish: Backing, device: &Capabilities, dedicated: bool) -> &
     instead
 }
 
-/// Whether physical memory and mappings of whole pages are whole units of the driver's. Both are
-/// powers of two; a page is the unit of all moves.
+/// Whether whole pages are whole units of the driver's, for physical memory and mappings. Both are
+/// powers of two; all moves are by pages.
 pub fn pages_fit(granularity: u64) -> bool {
     granularity.is_power_of_two() && PAGE.is_multiple_of(granularity)
 }

@@ -1,5 +1,8 @@
-//! Blocks of `backing:passthrough`: the driver serves each request itself, and the books are kept
-//! here.
+//! Blocks of `backing:passthrough`: the driver serves each request itself, and the allocator only
+//! keeps the books of its blocks.
+//!
+//! A graph uses memory that must stay when its block is freed; that lies in plain spans
+//! ([`super::spans`]).
 
 use crate::central::{Central, Direct, SMALL};
 use crate::device::Device;
@@ -14,7 +17,6 @@ use gruyere_record::sites::SiteId;
 use gruyere_record::{BlockEntry, BlockSlot, EventKind};
 
 impl Central {
-    /// Notes a block of `backing:passthrough`.
     pub(crate) fn add_direct(&mut self, entry: &BlockEntry) {
         let slot = self.writers[pool_of(entry.size)].block_insert(entry);
         let BlockEntry { address, size, requested, lifetime, .. } = *entry;
@@ -25,7 +27,7 @@ impl Central {
         self.publish_reserved();
     }
 
-    /// Live bytes and bytes asked for of the block of `backing:passthrough` at `address`.
+    /// Live bytes and requested bytes of the block of `backing:passthrough` at `address`.
     pub(crate) fn direct_block(&self, address: u64) -> Option<(u64, u64)> {
         self.direct.get(&address).map(|block| (block.size, block.requested))
     }
@@ -35,14 +37,14 @@ impl Central {
         self.direct.contains_key(&address)
     }
 
-    /// Tells the record where the block of `backing:passthrough` at `address` comes from.
+    /// Records the site of the block of `backing:passthrough` at `address`.
     pub(crate) fn set_direct_site(&mut self, address: u64, site: SiteId) -> Option<()> {
         let slot = self.direct.get(&address)?.slot;
         self.writers[SMALL].set_site(slot, site);
         Some(())
     }
 
-    /// Takes a block of `backing:passthrough` off the books, for the driver to free; its live
+    /// Takes a block of `backing:passthrough` off the books before the driver frees it; its live
     /// bytes.
     pub(crate) fn remove_direct(&mut self, address: u64) -> Option<u64> {
         let Direct { size, requested, lifetime, slot } = self.direct.remove(&address)?;
@@ -50,8 +52,8 @@ impl Central {
         Some(size)
     }
 
-    /// What the driver answered to the free of a block of `backing:passthrough`; where it refused,
-    /// or could not be asked (`None`), the memory is tried again at the next trim.
+    /// Notes the driver's answer to the free of a block of `backing:passthrough`. If it refused, or
+    /// could not be asked (`None`), the next trim tries again.
     pub(crate) fn complete_direct_free(
         &mut self,
         address: u64,
@@ -79,8 +81,7 @@ impl Central {
         self.direct.iter().map(|(&address, block)| (address, block.size))
     }
 
-    /// Blocks of `backing:passthrough`, as far as they are known, and their places in the block
-    /// map.
+    /// The known blocks of `backing:passthrough`, and their places in the block map.
     pub(crate) fn direct_facts(&self) -> impl Iterator<Item = (BlockEntry, BlockSlot)> {
         self.direct.iter().map(|(&address, block)| {
             let &Direct { size, requested, lifetime, slot } = block;
@@ -90,10 +91,11 @@ impl Central {
 }
 
 impl Device {
-    /// `backing:passthrough`: the driver serves the request itself.
+    /// Allocates a block of `backing:passthrough` from the driver.
     ///
     /// # Errors
-    /// Out of memory.
+    /// [`Error::OutOfMemory`] if the driver has no memory or the ceiling would be passed; any other
+    /// error of the driver.
     pub(crate) fn malloc_direct(
         &self,
         shared: &Shared,
@@ -129,11 +131,11 @@ impl Device {
         }
     }
 
-    /// Frees a block of `backing:passthrough`. Its live bytes, or `None`: no block starts there.
+    /// Frees a block of `backing:passthrough`. `None`: no block starts there.
     pub(crate) fn free_direct(&self, shared: &Shared, address: u64, start: u64) -> Option<()> {
         let size = lock(&self.central).remove_direct(address)?;
-        // Without the central lock: cuMemFree waits for the device. What is freed during a capture
-        // goes to the driver after it.
+        // Without the central lock: cuMemFree waits for the device. A block freed during a capture
+        // goes to the driver after the capture.
         let result = self.release_guard(shared).map(|_guard| shared.driver.free(self.id, address));
         let mut central = lock(&self.central);
         central.complete_direct_free(address, size, result);

@@ -1,14 +1,14 @@
-//! Where a device's memory comes from: one supply for each way to get it, chosen once (`choice`).
+//! The source of a device's memory: one supply for each way to get it, chosen once (`choice`).
 //!
-//! | supply | what it holds | settings |
+//! | supply | memory that it holds | setting |
 //! |---|---|---|
-//! | `remapped` | physical pages, mapped where a run of them is needed | `backing:stitch` |
-//! | `spans` | what the driver gives in one piece, of its pools or plain | `backing:pool`, `backing:fixed` |
-//! | `passthrough` | nothing: every block is the driver's; a graph's memory comes in plain spans | `backing:passthrough` |
+//! | `pages` | physical pages, mapped where a row is needed | `backing:stitch` |
+//! | `spans` | pieces from the driver's pools, or plain | `backing:pool`, `backing:fixed` |
+//! | `direct` | none but plain spans for graphs: a block is the driver's | `backing:passthrough` |
 //!
-//! A supply keeps no books. What is held stands in [`Central`], which knows no supply: its arenas,
-//! and [`Backing`] for what the driver gave. The device asks its supply wherever the way matters,
-//! and nobody asks which it is.
+//! A supply keeps no books. [`Central`] has them and knows no supply: the memory held is in its
+//! arenas, and [`Backing`] has what the driver gave. The device calls its supply wherever the way
+//! matters, and no caller asks which supply it is.
 
 pub(crate) mod backing;
 mod choice;
@@ -16,7 +16,7 @@ pub(crate) mod direct;
 pub(crate) mod pages;
 mod spans;
 
-use crate::central::{Central, Habits};
+use crate::central::{Central, SupplyTraits};
 use crate::driver::{Capabilities, DeviceId, Driver, Result};
 use crate::order::query_guard::QueryGuard;
 use crate::request::{Eviction, Growth, Want};
@@ -28,7 +28,7 @@ use gruyere_record::Record;
 pub use choice::pages_fit;
 pub(crate) use choice::{choose, configured_way};
 
-/// How a block is served that is no graph's.
+/// The service of a block outside graphs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
     /// From slabs and free runs.
@@ -38,44 +38,44 @@ pub(crate) enum Way {
     Driver,
 }
 
-/// Free memory that can serve.
+/// Free memory that can serve requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Idle {
     /// Its bytes.
     pub(crate) bytes: u64,
-    /// The request by which that was told; 0: by whole pages.
+    /// The typical request that the count assumed; 0: it counted whole pages.
     pub(crate) typical_request: u64,
 }
 
-/// Whether memory may be given back to the driver, and what to hold meanwhile.
+/// Whether memory may go back to the driver now, and the guard to hold meanwhile.
 pub(crate) type MayRelease<'a> = &'a dyn Fn() -> Option<QueryGuard<'a>>;
 
-/// A way to get memory from the driver and to give it back. All of it under the central lock.
+/// A way to get memory from the driver and to return it. All methods run under the central lock.
 pub(crate) trait Supply: Send + Sync {
-    /// The word of the configuration.
+    /// The word for it in the configuration.
     fn name(&self) -> &'static str;
 
     /// The driver's side of a heap that holds nothing yet.
     fn open(&self, device: DeviceId, settings: &Settings, total_memory: u64) -> Backing;
 
-    /// What is decided for the heap, once and for all, where it may hold `room` bytes.
-    fn habits(&self, room: u64) -> Habits;
+    /// The decisions for the whole life of a heap that may hold `room` bytes.
+    fn traits(&self, room: u64) -> SupplyTraits;
 
-    /// How a block of `size` bytes is served.
     fn way(&self, size: u64) -> Way;
 
-    /// Whether memory can be kept ready for blocks to come.
+    /// Whether the supply can keep memory ready for blocks to come.
     ///
     /// # Errors
-    /// Who says no: the setting, in words.
+    /// The setting that prevents it, in words.
     fn may_keep(&self) -> std::result::Result<(), &'static str> {
         Ok(())
     }
 
-    /// Makes `want` fit. `whole_span`: more than it needs may be taken, for what comes next.
+    /// Makes `want` fit. `whole_span`: may take more than needed, for the requests to come.
     ///
     /// # Errors
-    /// The driver's; out of memory also where the ceiling would be passed. Nothing is lost then.
+    /// The driver's error; out of memory, too, if the ceiling would be passed. Nothing is lost
+    /// then.
     fn extend(
         &self,
         central: &mut Central,
@@ -84,11 +84,11 @@ pub(crate) trait Supply: Send + Sync {
         whole_span: bool,
     ) -> Result<()>;
 
-    /// A run for `want`: the heap grows by at most `ctx.fresh` bytes, or makes better use of what
-    /// it holds. `None`: neither does.
+    /// A run for `want`, from growth by at most `ctx.fresh` bytes or better use of the memory held.
+    /// `None`: neither yields one.
     ///
     /// # Errors
-    /// The driver's, but for out of memory.
+    /// The driver's error, other than out of memory.
     fn grow(
         &self,
         central: &mut Central,
@@ -103,53 +103,52 @@ pub(crate) trait Supply: Send + Sync {
         }
     }
 
-    /// Whether pages move, so that growth may take idle ones where streams share memory.
+    /// Whether pages move, so that growth may take idle ones if streams share memory.
     fn moves_pages(&self) -> bool {
         false
     }
 
-    /// Whether so many stale mappings have piled up that growth first unmaps them.
+    /// Whether enough stale mappings have piled up for growth to unmap them first.
     fn unmaps_before_growth(&self, _central: &Central) -> bool {
         false
     }
 
-    /// Whether growth by `bytes` would look for idle memory before it takes fresh memory.
+    /// Whether growth by `bytes` would look for idle memory before taking fresh memory.
     fn prefers_idle(&self, _central: &Central, _record: &Record, _bytes: u64) -> bool {
         false
     }
 
-    /// Makes `want` fit from idle memory alone, wherever it lies. False: that cannot be.
+    /// Makes `want` fit from idle memory alone, anywhere. False: idle memory does not suffice.
     fn make_room(&self, _central: &mut Central, _ctx: &Growth<'_>, _want: Want) -> bool {
         false
     }
 
-    /// Takes what lies idle in the spaces of lifetimes and pools out of the arena and gives it
-    /// back, but for what is reserved. The bytes.
+    /// Takes idle memory of lifetimes and pools out of the arena and returns it, except for
+    /// reserves; the bytes returned.
     fn evict(&self, central: &mut Central, ctx: &Eviction<'_>) -> u64;
 
-    /// As [`Supply::evict`], of the spaces of lifetimes, at most `most` bytes, and nothing that
-    /// waits for the device: a low-memory phase's.
+    /// As [`Supply::evict`] for the spaces of lifetimes in a low-memory phase: at most `most`
+    /// bytes, and nothing that waits for the device.
     fn evict_idle(&self, central: &mut Central, ctx: &Eviction<'_>, most: u64);
 
-    /// Takes what lies idle in `space` out of the arena, whatever is reserved, and its address
-    /// space with it.
+    /// Takes idle memory in `space` out of the arena, reserves included, with its address space.
     fn evict_space(&self, central: &mut Central, ctx: &Eviction<'_>, space: SpaceId);
 
-    /// Gives the driver what is out of the arena, and what it has refused before.
+    /// Returns to the driver the memory that has left the arena, and what it refused before.
     fn release(&self, central: &mut Central, driver: &dyn Driver);
 
-    /// Finds out how much is held.
+    /// Reads how much the heap holds.
     fn recount(&self, central: &mut Central, driver: &dyn Driver);
 
-    /// Gives back what lies idle in `space`, whatever is reserved: the bytes that the arena let go
-    /// of, and those by which the device holds less.
+    /// Returns idle memory in `space`, reserves included: the bytes that the arena let go, and
+    /// those by which the device holds less.
     fn release_space(
         &self,
         central: &mut Central,
         ctx: &Eviction<'_>,
         space: SpaceId,
     ) -> (u64, u64) {
-        // An earlier answer may have been missed, and what is given is told by the difference.
+        // An earlier answer may have been lost, and the difference shows what the driver took.
         self.recount(central, ctx.driver);
         let (before, reserved) = (central.arenas.held_bytes(space), central.backing.reserved);
         self.evict_space(central, ctx, space);
@@ -161,30 +160,30 @@ pub(crate) trait Supply: Send + Sync {
         )
     }
 
-    /// Gives the driver all of its objects back, where no memory is in use any more.
+    /// Returns all of the driver's objects; no memory is in use any more.
     fn close(&self, central: &mut Central, driver: &dyn Driver) {
         self.release(central, driver);
         central.backing.close(driver);
     }
 
-    /// How much [`Supply::evict`] could give back of the spaces of lifetimes, once the work on what
-    /// was freed is done (bytes).
+    /// The memory of lifetimes that [`Supply::evict`] could return once the work on freed memory is
+    /// done (bytes).
     fn evictable(&self, central: &Central) -> u64;
 
-    /// The largest request that what is held could satisfy, on any stream, once the work on what
-    /// was freed is done. `shares`: memory may pass from stream to stream.
+    /// The largest request that the memory held could serve on any stream, once the work on freed
+    /// memory is done. `shares`: memory may pass between streams.
     fn largest(&self, central: &Central, shares: bool) -> u64;
 
-    /// The largest request that could be satisfied if as much is taken from the driver as the
-    /// ceiling allows, where what is held satisfies one of `largest`.
+    /// The largest request that could be served if the supply takes as much from the driver as the
+    /// ceiling allows; the memory held alone serves one of `largest`.
     fn largest_growing(&self, central: &Central, largest: u64) -> u64;
 
-    /// What of the free memory held can serve: whole pages where they move, else rows that a
-    /// typical request fits into (`typical`: its size; asked for only where it matters). `free`:
-    /// free rows and slabs without a block, address and bytes by address.
+    /// The part of the free memory held that can serve: whole pages if pages move, else the rows
+    /// that a typical request fits into (`typical` returns its size, if needed). `free`: free rows
+    /// and empty slabs, address and bytes, by address.
     fn idle(&self, central: &Central, free: Vec<(u64, u64)>, typical: &dyn Fn() -> u64) -> Idle;
 
-    /// Whether free memory stays in pieces on a `device` that could move them together: what an
-    /// out-of-memory report advises.
+    /// Whether free memory stays in pieces on a `device` that could move them together; an
+    /// out-of-memory report then advises to change that.
     fn leaves_pieces(&self, device: &Capabilities) -> bool;
 }

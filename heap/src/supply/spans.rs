@@ -1,7 +1,7 @@
-//! Spans: what the driver gives in one piece, of its pools or as plain allocations. They never
-//! move.
+//! Spans: memory that the driver gives in one piece, from its pools or as plain allocations. They
+//! never move. Each is a region of its space, and can go back to the driver once empty.
 
-use crate::central::{Central, Habits};
+use crate::central::{Central, SupplyTraits};
 use crate::driver::{Capabilities, DeviceId, Driver, DriverError, ErrorKind, Result};
 use crate::lifetime::Lifetime;
 use crate::profiler::{self, What};
@@ -16,33 +16,32 @@ use gruyere_record::gauges::SMALL_LIMIT;
 use gruyere_record::{DeviceGauge, EventKind, Record, SegmentEntry, SegmentKind, clock};
 use std::collections::HashSet;
 
-/// A span is at most one part in this of what is left of the device, unless a request is longer.
+/// A span is at most one part in this of the memory left on the device, unless a request is longer.
 const LEFT_SPANS: u64 = 256;
 /// While little is held, a span is at most this long (bytes), unless a request is longer.
 const SMALL_HEAP_SPAN: u64 = 256 << 20;
 
 pub(crate) struct Spans {
     name: &'static str,
-    /// Spans are of the driver's pools, where they are not short.
+    /// Takes all but short spans from the driver's pools.
     pooled: bool,
-    /// How a large block is served.
     large: Way,
 }
 
 impl Spans {
-    /// Spans of the driver's pools.
+    /// Spans from the driver's pools.
     pub(crate) const POOLED: Self = Self { name: "pool", pooled: true, large: Way::Heap };
     pub(crate) const PLAIN: Self = Self { name: "fixed", pooled: false, large: Way::Heap };
-    /// Plain allocations, of which a large block has one for itself.
+    /// Plain allocations; each large block has one of its own.
     pub(crate) const DEDICATED: Self = Self { large: Way::Dedicated, ..Self::PLAIN };
-    /// Every block is the driver's own (`supply/direct.rs`). Only what a graph uses must stay when
-    /// its block is freed, so it lies in plain spans.
+    /// Every block is the driver's own (`supply/direct.rs`). Only memory that a graph uses must
+    /// stay after its block is freed; it lies in plain spans.
     pub(crate) const DIRECT: Self = Self { name: "passthrough", large: Way::Driver, ..Self::PLAIN };
 
     /// Takes a span of at least `bytes` into `space`.
     ///
     /// # Errors
-    /// The driver's; out of memory also where the ceiling would be passed. Nothing has changed
+    /// The driver's error; out of memory, too, if the ceiling would be passed. Nothing has changed
     /// then.
     fn add_span(
         central: &mut Central,
@@ -55,7 +54,7 @@ impl Spans {
         let pages = round_up(bytes, PAGE).ok_or(too_large)?;
         let is_longer = whole && !central.arenas.whole_runs;
         let span = if is_longer { span_for(central, space, pages) } else { pages };
-        // Of what only a graph or a named pool can use nothing waits for the device when it goes.
+        // Memory of a graph or a named pool must go back without waiting for the device.
         let is_ordinary = central.spaces.is_ordinary(space);
         let span = if is_ordinary {
             span
@@ -78,8 +77,8 @@ impl Spans {
         Ok(())
     }
 
-    /// Gives a wholly free region, all of whose uses are done, back to the driver. False: the
-    /// driver refused, and the region stays.
+    /// Returns a wholly free region, with all its uses done, to the driver. False: the driver
+    /// refused, and the region stays.
     fn release_region(central: &mut Central, ctx: &Eviction<'_>, id: RegionId) -> bool {
         let region = central.arenas.region(id).clone();
         let (origin, taken) = region.span;
@@ -93,8 +92,8 @@ impl Spans {
         true
     }
 
-    /// Gives empty regions of the open spaces back. `may_wait`: where memory is not short, the
-    /// driver's pools wait for nothing. Their bytes.
+    /// Returns empty regions of the open spaces; their bytes. Without `may_wait` it keeps regions
+    /// whose return may wait for the device; the driver's pools never wait.
     fn release_empty_regions(central: &mut Central, ctx: &Eviction<'_>, may_wait: bool) -> u64 {
         let mut bytes = 0;
         for space in central.open_spaces() {
@@ -111,12 +110,12 @@ impl Spans {
 
 /// The length of a new span of `space` for `pages` bytes.
 ///
-/// Blocks cannot cross spans, so few and long spans leave the fewest gaps at their ends; but what a
-/// long one holds too much is held for nothing. A sixteenth of what is held, up to 256 MiB, then
-/// about a hundredth, came out best on the traces. Where little of the device is left, long spans
-/// are what a program dies of, and where sizes lie apart, a span is as long as it must be
-/// (docs/decisions/near-capacity.md). What only a graph or a named pool can use is no longer than
-/// it must be, and some.
+/// Blocks cannot cross spans, so few and long spans leave the fewest gaps at their ends; but the
+/// unused part of a long span is held for nothing. A sixteenth of the memory held, up to 256 MiB,
+/// then about a hundredth, came out best on the traces. With little of the device left, long spans
+/// are what a program dies of, and with sizes apart a span is as long as it must be
+/// (docs/decisions/near-capacity.md). A span for a graph or a named pool is only a little longer
+/// than it must be.
 fn span_for(central: &Central, space: SpaceId, pages: u64) -> u64 {
     if central.spaces.are_apart() {
         return pages;
@@ -142,16 +141,15 @@ impl Supply for Spans {
         if self.pooled { backing.with_pools(settings, total_memory) } else { backing }
     }
 
-    fn habits(&self, room: u64) -> Habits {
+    fn traits(&self, room: u64) -> SupplyTraits {
         if self.large == Way::Driver {
-            return Habits::default();
+            return SupplyTraits::default();
         }
-        Habits {
-            // On so small a device not even an empty one has room for spans of a whole step.
+        SupplyTraits {
+            // So small a device, even if empty, has no room for spans of a whole step.
             sizes_apart: room / LEFT_SPANS < SPAN,
             whole_runs: self.large == Way::Dedicated,
-            // cuMemFree waits for the device: what a plain allocation holds stays until there is
-            // need.
+            // cuMemFree waits for the device: a plain allocation stays held until memory is needed.
             gives_back_idle: self.pooled,
             counts_pages: false,
         }
@@ -182,7 +180,7 @@ impl Supply for Spans {
         Self::add_span(central, ctx, want.space, want.bytes, whole_span)
     }
 
-    /// By a span, or by no more than is needed where a span is too much.
+    /// By a span, or by the bare need if a span is too long.
     fn grow(
         &self,
         central: &mut Central,
@@ -194,8 +192,7 @@ impl Supply for Spans {
             return Ok(None);
         }
         for whole_span in [true, false] {
-            // A new peak is the moment to give back what lies empty: in the steady state there are
-            // none.
+            // A new peak is the moment to return empty regions: in the steady state there are none.
             if central.backing.reserved + want.bytes > central.peak_reserved
                 && let Some(_guard) = may_release()
                 && Self::release_empty_regions(central, &ctx.eviction(), false) > 0
@@ -262,8 +259,8 @@ impl Supply for Spans {
         largest.max(central.room_left())
     }
 
-    /// Memory stays where it is, so what a typical request fits into. Slabs without a block go back
-    /// to their arena, and join what is free beside them.
+    /// Memory stays in place, so this counts what a typical request fits into. Empty slabs go back
+    /// to their arena and join free memory beside them.
     fn idle(&self, central: &Central, free: Vec<(u64, u64)>, typical: &dyn Fn() -> u64) -> Idle {
         let typical_request = typical().max(1);
         let spans: HashSet<u64> =
@@ -279,8 +276,8 @@ impl Supply for Spans {
 }
 
 impl Central {
-    /// A span that is held becomes free memory of `space`, of no stream's. `capture` as the record
-    /// counts captures.
+    /// Makes a span free, unowned memory of `space`. `capture`: the tag under which the record
+    /// counts it.
     pub(crate) fn add_span(
         &mut self,
         record: &Record,
@@ -309,7 +306,7 @@ impl Central {
         record.event(EventKind::Grow, device, lifetime, UNOWNED, address, bytes, clock::now());
     }
 
-    /// A wholly free region whose span is held no more is forgotten.
+    /// Forgets a wholly free region whose span has gone back.
     pub(crate) fn remove_span(&mut self, record: &Record, id: RegionId) {
         let region = self.arenas.remove_region(id);
         record.segment_remove(region.slot);

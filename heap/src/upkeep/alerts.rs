@@ -1,82 +1,80 @@
-//! What a program may want to hear of at once: memory ran out, or was so short that the reclaim
-//! ladder was tried, or a threshold is passed.
+//! Alerts to the program: memory ran out, or was so short that a request climbed the reclaim
+//! ladder, or a threshold was passed.
 //!
-//! An alert is raised on the thread whose request caused it, with no lock of the allocator held. It
-//! goes to the listener, if there is one, on that same thread; and to a queue, from which any
-//! thread takes it. Python listens at the queue: the thread that allocates may hold locks of
-//! torch's, or not hold the interpreter's while one that holds it waits for those, so it must never
-//! wait for the interpreter.
+//! The thread whose request causes an alert raises it, with no lock of the allocator held. The
+//! alert goes to the listener, if any, on that same thread; and to a queue, from which any thread
+//! takes it. Python listens at the queue: the allocating thread may hold locks of torch's, or lack
+//! the interpreter's lock while a thread that holds it waits for those, so it must never wait for
+//! the interpreter.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Alerts that wait to be taken; of more, the oldest are lost and counted.
+/// Alerts that wait in the queue; beyond that, the oldest are dropped and counted.
 const MAX_WAITING: usize = 256;
 
-/// Locks; a panic of another holder is no reason to stop serving. Not the heap's locks: here
-/// threads wait.
+/// Locks; a panic of another holder is no reason to stop serving. Not the heap's lock: threads wait
+/// here.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What happened.
+/// The event behind an alert.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum AlertKind {
-    /// A request was answered with out of memory.
+    /// A request returned out of memory.
     OutOfMemory = 1,
-    /// A request fitted nowhere, and memory had to be reclaimed (or will turn out to be impossible
-    /// to).
+    /// A request fitted nowhere, and the allocator reclaims memory (or will find that it cannot).
     Reclaim = 2,
-    /// A threshold of `alert:` is passed.
+    /// A threshold of `alert:` was passed.
     Threshold = 3,
 }
 
-/// One alert. Bytes where not said otherwise.
+/// One alert, in bytes unless noted.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Alert {
-    /// What happened.
+    /// The event.
     pub kind: AlertKind,
     /// The device.
     pub device: u32,
-    /// What was asked for.
+    /// Bytes requested.
     pub asked: u64,
-    /// Held then.
+    /// Bytes held at that time.
     pub reserved: u64,
-    /// Live then.
+    /// Bytes live at that time.
     pub live: u64,
-    /// The most that was ever live.
+    /// The peak of live bytes.
     pub live_peak: u64,
-    /// How many of this kind (of a threshold: of this one) there were on the device, this one
-    /// included.
+    /// Alerts of this kind (or of this threshold) on the device so far, this one included.
     pub count: u64,
-    /// Of a threshold: its place in `alert:`, from 0.
+    /// For a threshold: its place in `alert:`, from 0.
     pub threshold: u32,
-    /// Of a threshold: the value of its metric, in that one's unit.
+    /// For a threshold: the value of its metric, in the metric's unit.
     pub value: f64,
 }
 
-/// Who hears of alerts, on the thread that caused them.
+/// A listener to alerts, called on the thread that caused them.
 pub type Listener = Arc<dyn Fn(&Alert) + Send + Sync>;
 
-/// What is done where a threshold is passed, whatever its action: called with the device and the
-/// threshold's text, on the thread that caused it, with no lock of the allocator held.
+/// Called at each passed threshold, whatever its action, with the device and the threshold's text,
+/// on the thread that caused it, with no lock of the allocator held.
 pub(crate) type AtThreshold = fn(device: u32, threshold: &str);
 
-/// Alerts, and who wants them.
+/// The alerts and their listeners.
 pub struct Alerts {
     /// false -> true: by the first listener or taker. While it is false, an alert costs one load.
     wanted: AtomicBool,
     listener: Mutex<Option<Listener>>,
-    /// Alerts not taken, oldest first, and how many were lost.
+    /// Alerts not taken yet, oldest first, and the number dropped.
     waiting: Mutex<(VecDeque<Alert>, u64)>,
     ready: Condvar,
     at_threshold: OnceLock<AtThreshold>,
 }
 
-/// The alerts of the process: they may be asked for before there is a heap.
+/// The alerts of the process; a program may ask for them before there is a heap.
 pub static ALERTS: Alerts = Alerts {
     wanted: AtomicBool::new(false),
     listener: Mutex::new(None),
@@ -86,19 +84,18 @@ pub static ALERTS: Alerts = Alerts {
 };
 
 impl Alerts {
-    /// Whether anybody wants alerts.
+    /// Whether any listener or taker wants alerts.
     #[inline]
     pub fn are_wanted(&self) -> bool {
         self.wanted.load(Ordering::Relaxed)
     }
 
-    /// Alerts are kept from now on.
+    /// Keeps alerts from now on.
     pub fn want(&self) {
         self.wanted.store(true, Ordering::Relaxed);
     }
 
-    /// Puts `listener` in the place of the one there was; that one may still be running on other
-    /// threads.
+    /// Replaces the listener; the former one may still be running on other threads.
     pub fn listen(&self, listener: Option<Listener>) {
         if listener.is_some() {
             self.want();
@@ -106,19 +103,19 @@ impl Alerts {
         *lock(&self.listener) = listener;
     }
 
-    /// Does `what` at each threshold from now on; the first of a process stays.
+    /// Sets the call for each passed threshold; the first in a process stays.
     pub fn at_threshold(&self, what: AtThreshold) {
         let _ = self.at_threshold.set(what);
     }
 
-    /// A threshold is passed, and its action comes next; called without any lock.
+    /// Reports a passed threshold, before its action. Call with no lock held.
     pub fn passed(&self, device: u32, threshold: &str) {
         if let Some(what) = self.at_threshold.get() {
             what(device, threshold);
         }
     }
 
-    /// Raises an alert; called without any lock.
+    /// Raises an alert. Call with no lock held.
     pub fn raise(&self, alert: &Alert) {
         if !self.are_wanted() {
             return;
@@ -132,15 +129,15 @@ impl Alerts {
             waiting.0.push_back(*alert);
         }
         self.ready.notify_one();
-        // Called outside the lock: it may allocate, and so raise alerts itself.
+        // Called outside the lock: the listener may allocate, and so raise alerts itself.
         let listener = lock(&self.listener).clone();
         if let Some(listener) = listener {
             listener(alert);
         }
     }
 
-    /// The oldest alert, and how many were lost before it since the last call; waits for one no
-    /// longer than `timeout`.
+    /// The oldest alert, and the number dropped before it since the last call; waits at most
+    /// `timeout`.
     pub fn next(&self, timeout: Duration) -> Option<(Alert, u64)> {
         self.want();
         let end = Instant::now() + timeout;

@@ -1,5 +1,5 @@
-//! What the allocator does from time to time: steps, phases, thresholds, reserves, giving memory
-//! back.
+//! Periodic work of the allocator: steps, low-memory phases, thresholds, reserves, and returning
+//! memory to the driver.
 
 pub(crate) mod alerts;
 pub(crate) mod phase;

@@ -1,66 +1,66 @@
-//! Low-memory phases: when the program uses far less than it did, what lies idle goes back to the
+//! Low-memory phases: when a program uses far less than before, idle memory goes back to the
 //! device.
 //!
-//! A program that has stopped training and evaluates, or serves fewer requests, keeps what the peak
-//! took; others on the device could use it. Giving it back costs driver calls now, and again when
-//! the program comes back to its peak. So a training loop, which is far below its peak in a part of
-//! every step, must never cause any.
+//! A program that stops training and evaluates, or serves fewer requests, keeps the memory of its
+//! peak, which other processes on the device could use. Returning it costs driver calls now, and
+//! again when the program comes back to its peak. So a training loop, far below its peak in a part
+//! of every step, must never cause a return.
 //!
 //! **The rule.** Time is counted in frees of runs (blocks above 16 KiB, and slabs), so that a
-//! program repeated does the same again. *Use* is the bytes of blocks and slabs; its highest
+//! repeated program gets the same result. *Use* is the bytes of blocks and slabs; its highest value
 //! between two looks is exact. A *lull* is the time since use was last at half of its high or
-//! above. A lull of [`LEAST`] frees is a low-memory phase. Then what is held beyond the highest use
-//! in the later half of the lull, and a sixteenth more, is given back, in portions, a look apart;
-//! and that highest use is the new high. When use comes back, that was a mistake, and the next
-//! phase takes twice as long to be found, up to [`MOST`]. So no alternation gives memory back more
-//! than a handful of times unless its lulls are very long.
+//! above. A lull of [`LEAST`] frees is a low-memory phase. The allocator then keeps the highest use
+//! in the later half of the lull, plus a sixteenth, and returns the rest in portions, a look apart;
+//! that highest use is the new high. If use comes back, the phase was a mistake, and the next one
+//! takes twice as long to be found, up to [`MOST`]. So no alternation returns memory more than a
+//! handful of times unless its lulls are very long.
 //!
-//! **Marks.** A program may say that it validates or writes a checkpoint (`gruyere_mark_phase`).
-//! Then idle memory goes back at once, down to what phases of that kind have needed before. It does
-//! so at most once in [`MARK_INTERVAL`] frees, and `gruyere_checkpoint` at most once in
-//! [`CHECKPOINT_INTERVAL`]; both count from the last time that either did.
+//! **Marks.** A program may announce validation or a checkpoint (`gruyere_mark_phase`). Idle memory
+//! then goes back at once, down to the need of earlier phases of that kind: at most once in
+//! [`MARK_INTERVAL`] frees, and for `gruyere_checkpoint` at most once in [`CHECKPOINT_INTERVAL`];
+//! both count from the last time that either returned memory.
 //!
-//! Nothing here waits: events are recorded behind what was freed, and what they do not show to be
-//! done by the next look stays.
+//! Nothing here waits: events are recorded behind the frees, and memory that they do not prove
+//! finished by the next look stays.
 
 use crate::small::size_class::PAGE;
 use std::time::{Duration, Instant};
 
 const INTERVAL: u64 = 256;
-/// A lull of so many frees is a phase until one was found that was none: a large model's step must
-/// not look like one.
+/// A lull of this many frees is a phase until the first mistake: a large model's step must not look
+/// like one.
 pub(crate) const LEAST: u64 = 1 << 15;
-/// A lull of so many frees is a phase whatever was found before: giving memory back and taking it
-/// again costs a second in many minutes then.
+/// A lull of this many frees is a phase whatever was found before: to return memory and take it
+/// again then costs one second in many minutes.
 pub(crate) const MOST: u64 = 1 << 20;
-/// Times that a phase tries to give memory back.
+/// Tries of a phase to return memory.
 const TRIES: u32 = 16;
-/// Looks between two writings of the gauges.
+/// Looks between two updates of the gauges.
 const PUBLISHING: u32 = 16;
-/// Frees between two marks that give memory back.
+/// Frees between two marks that return memory.
 const MARK_INTERVAL: u64 = 1 << 10;
-/// The least that is given back at a time, bytes.
+/// The least that goes back at a time (bytes).
 const PORTION: u64 = crate::supply::pages::LONGEST_CHUNK;
 
-/// Between two times that checkpoints give memory back.
+/// Time between two returns of memory at checkpoints.
 pub(crate) const CHECKPOINT_INTERVAL: Duration = Duration::from_secs(30);
 
-/// When memory went back last because the program said that it needs little.
+/// The last return of memory at a program's mark or checkpoint.
 #[derive(Clone, Copy, Debug, Default)]
 struct LastGiven {
     frees: Option<u64>,
     time: Option<Instant>,
 }
 
-/// What a program may say of itself.
+/// The program's phase, announced by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Phase {
-    /// What it does mostly: training, or serving.
+    /// The usual phase: training, or serving.
     Training = 0,
-    /// It validates: no gradients for a while.
+    /// Validation: no gradients for a while.
     Validation = 1,
-    /// It writes a checkpoint.
+    /// Writing a checkpoint.
     Checkpoint = 2,
 }
 
@@ -76,24 +76,24 @@ impl Phase {
     }
 }
 
-/// Why a look is taken.
+/// The reason for a look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Occasion {
-    /// Enough was freed since the last one.
+    /// Enough was freed since the last look.
     Due,
     Step,
-    /// The program says what it does now.
+    /// The program announces a phase.
     Mark(Phase),
 }
 
-/// What a look sees. Bytes but for `now` and `time`.
+/// The figures at a look, in bytes but for `now` and `time`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Seen {
     pub(crate) now: u64,
-    /// The time of day, which only checkpoints go by.
+    /// The time of day, used for checkpoints only.
     pub(crate) time: Instant,
     pub(crate) busy: u64,
-    /// The most that was in use since the last look.
+    /// The most in use since the last look.
     pub(crate) peak: u64,
     pub(crate) held: u64,
 }
@@ -102,7 +102,7 @@ pub(crate) struct Seen {
 pub(crate) struct Drain {
     /// Bytes that stay held.
     pub(crate) keep: u64,
-    /// Bytes to give at most, this time.
+    /// The most to return this time (bytes).
     pub(crate) most: u64,
 }
 
@@ -112,17 +112,17 @@ struct Draining {
     tries: u32,
 }
 
-/// Watches the use of a device's memory.
+/// Watches a device's use of memory for low-memory phases.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Watch {
     enabled: bool,
     next: u64,
     high: u64,
-    /// When use was last at half of `high` or above.
+    /// The time at which use was last at half of `high` or above.
     busy_at: u64,
-    /// The most in use in this lull since it had lasted half as long as it must.
+    /// The most in use in this lull, since half of `patience`.
     lull_peak: u64,
-    /// How long a lull must last, in frees.
+    /// The length at which a lull is a phase, in frees.
     patience: u64,
     /// The high before the earliest phase that has not ended yet.
     found: Option<u64>,
@@ -131,42 +131,42 @@ pub(crate) struct Watch {
     last_given: LastGiven,
     /// The most in use in announced phases, by kind.
     needs: [u64; 3],
-    /// Times that memory was given back, and how much.
+    /// Returns of memory so far: their number and bytes.
     pub(crate) given: (u64, u64),
-    /// Looks until the gauges are written again.
+    /// Looks until the next update of the gauges.
     until_publishing: u32,
 }
 
-/// What stays held where `bytes` were in use.
+/// The memory to keep after a use of `bytes`.
 fn with_slack(bytes: u64) -> u64 {
     (bytes + bytes / 16).next_multiple_of(PAGE)
 }
 
 impl Watch {
-    /// A watch; one that is not `enabled` gives nothing back.
+    /// A watch; unless `enabled`, it returns no memory.
     pub(crate) fn new(enabled: bool) -> Self {
         Self { enabled, next: INTERVAL, patience: LEAST, ..Self::default() }
     }
 
-    /// Whether it is time to look, after so many frees.
+    /// Whether a look is due after this many frees.
     #[inline]
     pub(crate) fn is_due(&self, now: u64) -> bool {
         now >= self.next
     }
 
-    /// Whether this look writes the gauges that no step's mark may ever write.
+    /// Whether this look updates the gauges, in case the program never marks a step.
     pub(crate) fn is_time_to_publish(&mut self) -> bool {
         let now = self.until_publishing == 0;
         self.until_publishing = if now { PUBLISHING } else { self.until_publishing - 1 };
         now
     }
 
-    /// Times that memory was given back, and how much.
+    /// Returns of memory so far: their number and bytes.
     pub(crate) fn given(&self) -> (u64, u64) {
         self.given
     }
 
-    /// Looks; what is to be given back now, if anything.
+    /// Takes a look; the memory to return now, if any.
     pub(crate) fn look(&mut self, occasion: Occasion, seen: Seen) -> Option<Drain> {
         self.next = seen.now + INTERVAL;
         if !self.enabled {
@@ -176,7 +176,7 @@ impl Watch {
             self.mark(phase, seen);
         }
         match self.announced {
-            // What came before the mark is not this phase's.
+            // The peak before the mark does not count for this phase.
             Some(_) if matches!(occasion, Occasion::Mark(_)) => {}
             Some(phase) => {
                 let need = &mut self.needs[phase as usize];
@@ -212,8 +212,8 @@ impl Watch {
         }
     }
 
-    /// Whether a checkpoint may give memory back after so many frees, and now; if so, it is noted
-    /// that it does.
+    /// Whether a checkpoint may return memory now, after this many frees; if so, notes that it
+    /// does.
     pub(crate) fn checkpoint(&mut self, frees: u64, now: Instant) -> bool {
         let past = self.last_given.time.and_then(|last| now.checked_duration_since(last));
         let is_due =
@@ -231,7 +231,7 @@ impl Watch {
     fn follow(&mut self, seen: Seen) {
         let Seen { now, peak, held, .. } = seen;
         if self.found.is_some_and(|high| peak >= high / 2) {
-            // The program has come back: it was none.
+            // The program has come back: it was no phase.
             self.patience = (2 * self.patience).min(MOST);
             (self.found, self.draining) = (None, None);
         }
@@ -242,7 +242,7 @@ impl Watch {
         }
         let lull = now - self.busy_at;
         if lull >= self.patience / 2 {
-            // The way down from the peak is not what the phase needs.
+            // The way down from the peak is not part of the phase's need.
             self.lull_peak = self.lull_peak.max(peak);
         }
         let keep = with_slack(self.lull_peak);
@@ -262,8 +262,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// A program on a watch: use as it goes, one free a unit of time; what is held follows the
-    /// drains at once, and use at once.
+    /// A program on a watch: use as given, one free a unit of time; the memory held follows the
+    /// drains and the use at once.
     struct Program {
         watch: Watch,
         now: u64,
@@ -349,7 +349,7 @@ mod tests {
                 program.uses(1 << 30, lull);
                 phases += u32::from(program.drains > before);
             }
-            // Each time the patience doubles at least: from 2^15 up to 2^18.
+            // The patience at least doubles each time: from 2^15 up to 2^18.
             prop_assert!(phases <= 4, "{} phases", phases);
         }
     }

@@ -1,4 +1,8 @@
-//! Reserves are mapped when a device comes into use.
+//! Reserves: memory mapped before it is asked for, for a lifetime (`reserve:`) or a pool.
+//!
+//! A reserve is a floor under the memory of its space. Its pages neither move to where others need
+//! them nor go back at a trim. Those of lifetimes are mapped when a device comes into use, and
+//! given up as the last step before out of memory.
 
 use crate::bytes::Bytes;
 use crate::central::Central;
@@ -13,7 +17,7 @@ use crate::small::size_class::{PAGE, round_up};
 use crate::sync::lock;
 
 impl Device {
-    /// Maps what `reserve:` asks for; at the device's start, before anybody uses it.
+    /// Maps the reserves of `reserve:`, at the device's start, before its first use.
     ///
     /// # Errors
     /// [`Error::Reserve`]; nothing is held then.
@@ -55,11 +59,11 @@ impl Device {
         Ok(())
     }
 
-    /// Makes `space` hold `bytes`, by unowned memory; what others hold idle is given back first
-    /// where it takes that.
+    /// Extends `space` to `bytes` with unowned memory; if memory is short, first trims the device.
     ///
     /// # Errors
-    /// The driver's, or out of memory. What was mapped stays.
+    /// The driver's error; out of memory also if the headroom would be touched. What was mapped
+    /// stays.
     pub(crate) fn fill(
         &self,
         shared: &Shared,
@@ -90,12 +94,12 @@ impl Device {
             if missing == 0 {
                 return Ok(());
             }
-            // Whatever others had to use of it: what is only kept ready leaves the headroom free.
+            // A reserve leaves the headroom free, even where requests already use it.
             let fresh = self.free_beside(shared, central, self.headroom(shared));
             if fresh < missing {
                 return Err(DriverError::new("headroom", ErrorKind::OutOfMemory, 0));
             }
-            // Fresh memory only: what others have reserved is not to be moved here.
+            // Fresh memory only: other reserves must not move here.
             let growth = Growth { fresh, ..Growth::of(shared, &self.streams, lifetime) };
             let want = Want { space, bytes: missing, align: PAGE, stream: UNOWNED };
             // A row of pages beside a free run is shorter than `missing`; the next turn maps the
@@ -104,8 +108,8 @@ impl Device {
         }
     }
 
-    /// The last memory before an out-of-memory: what `reserve:` keeps for lifetimes is anybody's
-    /// from now on. The bytes given back.
+    /// The last memory before an out-of-memory: gives up the reserves of lifetimes for good. The
+    /// bytes returned to the driver.
     pub(crate) fn give_up_reserves(&self, shared: &Shared) -> u64 {
         let mut central = lock(&self.central);
         let reserved: u64 = central.pools.reserves().iter().sum();
@@ -127,29 +131,26 @@ impl Device {
 }
 
 impl Central {
-    /// Whatever lies idle, a space keeps this much: what was reserved for its lifetime, or for its
-    /// pool.
+    /// The memory that a space keeps even if idle: the reserve of its lifetime, or of its pool.
     pub(crate) fn reserve_of(&self, space: SpaceId) -> u64 {
-        // A reserve is for what is large; a small block's span is one page.
+        // A reserve is for large blocks; a small block's span is one page.
         self.pools
             .of_space(space)
             .filter(|pool| pool.space() == space)
             .map_or(0, |pool| pool.rules.reserve)
     }
 
-    /// What a space holds above its reserve: as much may be taken from it, where it lies idle.
+    /// The memory of a space above its reserve; as much may be taken from it if idle.
     pub(crate) fn spare_of(&self, space: SpaceId) -> u64 {
         self.arenas.held_bytes(space).saturating_sub(self.reserve_of(space))
     }
-}
 
-impl Central {
-    /// The ordinary spaces that hold more than is reserved for their lifetimes.
+    /// The ordinary spaces that hold more than their lifetimes' reserves.
     pub(crate) fn movable_spaces(&self) -> Vec<SpaceId> {
         self.spaces.iter().filter(|&space| self.spare_of(space) > 0).collect()
     }
 
-    /// The spaces whose memory the ladder may give back.
+    /// The spaces whose memory the ladder may return.
     pub(crate) fn open_spaces(&self) -> Vec<SpaceId> {
         let supplied =
             |&space: &SpaceId| self.pools.of_space(space).is_some_and(|pool| !pool.is_outside());

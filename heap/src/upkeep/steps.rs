@@ -1,4 +1,5 @@
-//! What is told and asked from time to time: steps, phases, tags, limits, memory to be given back.
+//! Calls of a program from time to time: the end of a step, a phase, a sample of the record, the
+//! end of the heap.
 
 use crate::heap::Heap;
 use crate::profiler::{self, What};
@@ -8,7 +9,7 @@ use gruyere_record::{DeviceGauge, EventKind};
 use std::sync::atomic::Ordering;
 
 impl Heap {
-    /// A training step (or a request of a server) is over.
+    /// Notes the end of a training step (or of a server's request).
     pub fn mark_step(&self) {
         let step = self.shared.step.fetch_add(1, Ordering::Relaxed) + 1;
         profiler::mark(What::Step, u64::from(step));
@@ -35,7 +36,7 @@ impl Heap {
         }
     }
 
-    /// Brings the record's timeline up to now, as looks and growth do meanwhile.
+    /// Brings the record's timeline up to now, as looks and growth do in between.
     pub fn sample(&self) {
         for device in self.devices() {
             let central = &mut *lock(&device.central);
@@ -43,23 +44,23 @@ impl Heap {
         }
     }
 
-    /// Writes what waits to go to the trace's file, where there is one.
+    /// Writes the trace's buffered entries to its file, if there is one.
     pub fn flush_trace(&self) {
         if let Some(trace) = &self.trace {
             trace.flush();
         }
     }
 
-    /// The program says what it does from now on; memory that it does not need for that goes back
-    /// to the devices (`phase`).
+    /// Notes the program's phase from now on; memory that it does not need for that goes back to
+    /// the devices (`phase`).
     pub fn mark_phase(&self, phase: Phase) {
         for device in self.devices() {
             device.watch(&self.shared, Occasion::Mark(phase));
         }
     }
 
-    /// Gives the driver's objects back and closes the record. The heap must not be used by anybody
-    /// else any more, and no block of it by any stream.
+    /// Returns the driver's objects and closes the record. No other thread may use the heap any
+    /// more, and no stream any block of it.
     pub fn shut_down(&self) {
         for device in self.devices() {
             device.trim(&self.shared);

@@ -1,4 +1,5 @@
-//! Alerts of a device: the thresholds of `alert:` are checked here, and listeners are called.
+//! Alerts of a device: checks the thresholds of `alert:`, acts on those passed, and calls
+//! listeners.
 
 use crate::device::Device;
 use crate::shared::Shared;
@@ -9,8 +10,8 @@ use gruyere_record::watch::{Action, Passed, Rule};
 use gruyere_record::{DEVICE_GAUGES, DeviceGauge};
 use std::time::Instant;
 
-/// What is known where no record is kept: the heap's own numbers, and no gauges that only the
-/// record has.
+/// The snapshot without a record: the heap's own figures, without the gauges that only a record
+/// has.
 fn without_record(device: &Device, shared: &Shared) -> DeviceSnapshot {
     let stats = device.stats(shared);
     let mut snapshot = DeviceSnapshot {
@@ -41,7 +42,7 @@ fn without_record(device: &Device, shared: &Shared) -> DeviceSnapshot {
     ] {
         snapshot.gauges[gauge as usize] = value;
     }
-    // What is live and waits, so that fragmentation of every kind has its parts.
+    // Live and pending bytes, so that every kind of fragmentation has its parts.
     let sum = &mut snapshot.blocks[0][0];
     (sum.malloc_bytes, sum.malloc_requested, sum.pending_begun_bytes) =
         (stats.live, stats.requested, stats.pending);
@@ -49,16 +50,16 @@ fn without_record(device: &Device, shared: &Shared) -> DeviceSnapshot {
 }
 
 impl Device {
-    /// Looks at the thresholds of `alert:`, and does what they say. To be called without any lock.
+    /// Checks the thresholds of `alert:` and acts on those passed. Call with no lock held.
     pub(crate) fn look_at_thresholds(&self, shared: &Shared, now: Instant) {
         let Some(state) = &self.watching.0 else { return };
-        // Whoever has it looks already.
+        // A thread that holds the lock is checking already.
         let Some(mut state) = state.try_lock() else { return };
         if now < state.next {
             return;
         }
         let passed = state.look(shared.record, self.id, now, || without_record(self, shared));
-        // Those who are told may allocate, and come by here again.
+        // The listeners may allocate, and come by here again.
         drop(state);
         for (number, passed) in passed {
             if let Some(rule) = shared.settings.alert.get(number) {
@@ -68,7 +69,7 @@ impl Device {
     }
 
     fn act(&self, shared: &Shared, number: usize, rule: &Rule, passed: Passed) {
-        // Before anything is given back.
+        // Before any memory goes back.
         ALERTS.passed(self.id, rule.threshold.text());
         let (live, live_peak) = shared.record.live(self.id);
         let reserved = lock(&self.central).backing.reserved;
@@ -102,10 +103,8 @@ impl Device {
             }
         }
     }
-}
 
-impl Device {
-    /// Raises an alert of the device, to which the holder of no lock has come.
+    /// Raises an alert of the device. Call with no lock held.
     pub(crate) fn alert(
         &self,
         shared: &Shared,

@@ -1,8 +1,8 @@
-//! Memory goes back to the driver: on `empty_cache`, in a low-memory phase, at a checkpoint.
+//! Returning memory to the driver: on `empty_cache`, in a low-memory phase, at a checkpoint.
 //!
-//! A checkpoint frees what lies idle unless that is little or another did so a short while ago:
-//! memory that is given back must be taken from the driver again, at some hundred microseconds for
-//! a page of 2 MiB.
+//! A checkpoint returns idle memory unless that is little, or memory went back a short while ago:
+//! returned memory must be taken from the driver again, at some hundred microseconds for a page of
+//! 2 MiB.
 
 use crate::device::{Device, ceiling};
 use crate::error::Error;
@@ -16,8 +16,8 @@ use gruyere_record::{DeviceGauge, EventKind};
 use std::time::Instant;
 
 impl Device {
-    /// Looks at the use of memory, and gives back what lies idle in a low-memory phase. To be
-    /// called without any lock.
+    /// Looks at the use of memory, and returns idle memory in a low-memory phase. Call with no lock
+    /// held.
     #[cold]
     pub(crate) fn watch(&self, shared: &Shared, occasion: Occasion) {
         let now = Instant::now();
@@ -39,7 +39,7 @@ impl Device {
         if publish {
             self.publish_gauges(shared);
         }
-        // Where record_stream does not reach us, an event does not tell that memory is idle.
+        // Where record_stream does not reach the allocator, an event does not prove memory idle.
         if let Some(drain) = drain
             && shared.shares()
         {
@@ -48,8 +48,8 @@ impl Device {
         self.look_at_thresholds(shared, now);
     }
 
-    /// Gives idle memory back until `drain.keep` bytes are held or `drain.most` are given. Idle is
-    /// what is unowned, or a stream's that is past it.
+    /// Returns idle memory until `drain.keep` bytes are held or `drain.most` are returned. Memory
+    /// is idle if it is unowned, or if its stream is past its last use.
     fn drain(&self, shared: &Shared, drain: Drain) {
         let driver = &*shared.driver;
         {
@@ -82,7 +82,7 @@ impl Device {
     }
 }
 
-/// Memory is low where less than this part of the peak of live bytes is live: three in four.
+/// Memory is low while less than three in four of the peak of live bytes is live.
 const LOW: (u64, u64) = (3, 4);
 
 impl Device {
@@ -102,18 +102,18 @@ impl Device {
 }
 
 impl Heap {
-    /// `empty_cache`: gives back to the driver what nobody uses, on all devices; the bytes that it
-    /// got. Synchronises each device, unless something is capturing on it.
+    /// `empty_cache`: returns unused memory of all devices to the driver; the bytes returned.
+    /// Synchronises each device, unless a stream captures on it.
     pub fn trim(&self) -> u64 {
         let devices = self.devices().inspect(|device| self.forget_failed_captures(device));
         devices.map(|device| device.trim(&self.shared)).sum()
     }
 
-    /// Caps what may be reserved on `device` at `fraction` of its memory, and at `limit:` if that
-    /// is less.
+    /// Caps the memory held on `device` at `fraction` of its memory, and at `limit:` if that is
+    /// less.
     ///
     /// # Errors
-    /// A device that there is not.
+    /// The error for an unknown device.
     pub fn set_memory_fraction(&self, fraction: f64, device: i64) -> Result<(), Error> {
         let device = self.device(device)?;
         let total = device.capabilities.total_memory;
@@ -126,17 +126,16 @@ impl Heap {
         Ok(())
     }
 
-    /// Gives idle memory back on each device where less than three quarters of the peak is live,
-    /// and where neither this nor a mark of a phase did so within
-    /// [`crate::upkeep::phase::CHECKPOINT_INTERVAL`] before `now`; the bytes given. Synchronises
-    /// those devices.
+    /// Returns idle memory of each device with less than three quarters of the peak live, unless a
+    /// checkpoint or a marked phase did so within [`crate::upkeep::phase::CHECKPOINT_INTERVAL`]
+    /// before `now`; the bytes returned. Synchronises those devices.
     pub fn checkpoint(&self, now: Instant) -> u64 {
         self.devices().map(|device| device.checkpoint(&self.shared, now)).sum()
     }
 }
 
 impl Device {
-    /// `empty_cache`: gives everything back that nobody uses. The bytes that the driver got.
+    /// `empty_cache`: returns all unused memory; the bytes returned to the driver.
     pub(crate) fn trim(&self, shared: &Shared) -> u64 {
         let before = lock(&self.central).backing.reserved;
         let _range = profiler::range(What::Trim, before);

@@ -1,5 +1,6 @@
-//! The thresholds of `alert:`: looked at where the device looks at its use of memory anyway
-//! (`phase`), so without a thread of their own, off the hot path and with no lock of the heap held.
+//! The state of the thresholds of `alert:`. A device checks them whenever it looks at its use of
+//! memory (`phase`): without a thread of their own, off the hot path and with no lock of the heap
+//! held.
 
 use crate::driver::DeviceId;
 use crate::sync::Mutex;
@@ -10,14 +11,13 @@ use gruyere_record::watch::{
 use gruyere_record::{Reader, Record};
 use std::time::{Duration, Instant};
 
-/// Between two looks. One reads a hundred cache lines or so of the record.
+/// Time between two checks. A check reads a hundred cache lines or so of the record.
 const LOOKS: Duration = Duration::from_millis(100);
-/// Between two forecasts: half a millisecond each, at most.
+/// Time between two forecasts: half a millisecond each, at most.
 const FORECASTS: Duration = Duration::from_secs(2);
-/// Between two times that a threshold speaks, seconds.
+/// Time between two alerts of one threshold, seconds.
 pub(crate) const REPEAT_SECONDS: f64 = 60.0;
 
-/// The thresholds of a device.
 pub(crate) struct Watching(pub(crate) Option<Mutex<State>>);
 
 pub(crate) struct State {
@@ -31,7 +31,7 @@ pub(crate) struct State {
 }
 
 impl Watching {
-    /// For `rules`; where there are none, it never looks.
+    /// The watching for `rules`; without rules, it never looks.
     pub(crate) fn new(rules: &[Rule]) -> Self {
         if rules.is_empty() {
             return Self(None);
@@ -53,8 +53,8 @@ impl Watching {
 }
 
 impl State {
-    /// The rules that speak now of `device`, by number; `without_record`: what is known of it where
-    /// no record is kept.
+    /// The rules of `device` that are passed now, by number. `without_record`: the snapshot for a
+    /// heap without a record.
     pub(crate) fn look(
         &mut self,
         record: &Record,

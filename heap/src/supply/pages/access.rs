@@ -1,10 +1,10 @@
-//! Which devices reach mapped pages: the device itself all of them, and each peer that the process
-//! uses too.
+//! Access to mapped pages: the device reaches all of its own, and so does each peer that the
+//! process uses.
 //!
 //! A call grants access to a row of mappings
-//! ([`crate::supply::pages::reservations::Reservations::rows`]). Where the driver refuses one, each
-//! mapping is asked for by itself: one bad mapping must not keep its neighbours from a peer, and a
-//! peer that is refused must not keep the device from its own memory.
+//! ([`crate::supply::pages::reservations::Reservations::rows`]). If the driver refuses one, each
+//! mapping has a call of its own: one bad mapping must not keep its neighbours from a peer, and a
+//! refused peer must not keep the device from its own memory.
 //!
 //! ```text
 //!   view   -- mapped, granted -->  reached by all;
@@ -27,13 +27,12 @@ impl Pages {
         self.counted(result)
     }
 
-    /// Lets the device and its peers reach a row of mappings, which lie next to each other in one
-    /// reservation: by one call where that is granted, else mapping by mapping. What a peer is
-    /// refused keeps nobody else from it: it is asked for again with each later row
-    /// ([`Pages::share_rest`]).
+    /// Lets the device and its peers reach a row of adjacent mappings in one reservation: by one
+    /// call if the driver grants it, else mapping by mapping. A mapping refused to a peer keeps no
+    /// other from it; each later row asks for it again ([`Pages::share_rest`]).
     ///
     /// # Errors
-    /// The driver's: the device itself does not reach all of it.
+    /// The driver's error if the device itself does not reach all of the row.
     pub(crate) fn grant(&mut self, driver: &dyn Driver, row: &[Range<u64>]) -> Result<()> {
         let (Some(first), Some(last)) = (row.first(), row.last()) else { return Ok(()) };
         debug_assert!(self.reservations.end_of(first.start).is_none_or(|end| last.end <= end));
@@ -71,8 +70,8 @@ impl Pages {
         }
     }
 
-    /// Asks again for what peers were refused: for one mapping, and as long as it is granted for
-    /// the next. One that is refused again goes behind the others.
+    /// Asks again for mappings refused to peers: one, and while the driver grants it, the next. One
+    /// refused again goes behind the others.
     pub(crate) fn share_rest(&mut self, driver: &dyn Driver) {
         let peers = self.peers.clone();
         while let Some(address) = self.unshared.pop_front() {
@@ -84,7 +83,7 @@ impl Pages {
         }
     }
 
-    /// Lets `peer` reach this device's pages, those that are mapped already too.
+    /// Lets `peer` reach this device's pages, those already mapped included.
     pub(crate) fn allow_peer(&mut self, driver: &dyn Driver, peer: DeviceId) {
         if self.peers.contains(&peer) {
             return;
@@ -101,7 +100,7 @@ impl Pages {
                 break;
             }
             for view in row.views {
-                // A single mapping is asked for again when the heap grows.
+                // The next growth asks again for a single mapping.
                 let refused = view == row.range || self.set_access(driver, &view, &peers).is_err();
                 if refused && !self.unshared.contains(&view.start) {
                     self.unshared.push_back(view.start);

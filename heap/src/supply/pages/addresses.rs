@@ -1,4 +1,5 @@
-//! Address space for rows of pages.
+//! Address space for rows of pages: when a space gets more, and when idle reservations go back
+//! ([`super::reservations`] has the books).
 
 use crate::central::Central;
 use crate::driver::{Driver, DriverError, ErrorKind, Result};
@@ -12,8 +13,8 @@ impl Central {
     /// Reserves address space for `space` in which a row of `bytes` fits.
     ///
     /// # Errors
-    /// The driver's. Out of memory is want of addresses then, which [`Central::addresses_ran_out`]
-    /// tells.
+    /// The driver's error. Out of memory here means out of addresses, noted in
+    /// [`Central::addresses_ran_out`].
     pub(crate) fn reserve_addresses(
         &mut self,
         ctx: &Growth<'_>,
@@ -23,8 +24,8 @@ impl Central {
         let (least, step) = (whole_pages(bytes), step_for(bytes));
         let mut result = self.reserve_amply(ctx, space, step);
         if result.as_ref().is_err_and(DriverError::is_out_of_memory) && ctx.steal {
-            // Whatever address space is of no use goes back. Unmapping may wait for the device: not
-            // while anything captures.
+            // Useless address space goes back. Unmapping may wait for the device: not during a
+            // capture.
             self.unmap_retired(ctx.driver, ctx.completed);
             for space in self.open_spaces() {
                 self.free_addresses(ctx.driver, space);
@@ -39,14 +40,14 @@ impl Central {
         result
     }
 
-    /// One more step of address space for `space`, beyond what it cannot do without: a row of
-    /// `bytes` fits. False: it has twice the device, or the driver has no more.
+    /// Adds a further step of address space to `space`, beyond its bare need: a row of `bytes`
+    /// fits. False: the space has twice the device, or the driver has no more.
     pub(crate) fn reserve_more(&mut self, ctx: &Growth<'_>, space: SpaceId, bytes: u64) -> bool {
         self.may_reserve(space) && self.reserve_amply(ctx, space, step_for(bytes)).is_ok()
     }
 
-    /// Reserves what `space` is to have that could do with `step`: the more, the fewer ends of
-    /// reservations. `step` where the driver has not that.
+    /// Reserves address space for `space`, which needs `step`: more if the driver has it, for fewer
+    /// ends of reservations, else `step`.
     fn reserve_amply(&mut self, ctx: &Growth<'_>, space: SpaceId, step: u64) -> Result<()> {
         let had = self.arenas.reserved_bytes(space);
         let is_ordinary = self.spaces.is_ordinary(space);
@@ -72,22 +73,22 @@ impl Central {
         Ok(())
     }
 
-    /// Whether `space` may have more address space before retired views are unmapped for what they
-    /// take: up to twice the device.
+    /// Whether `space` may get more address space before retired views are unmapped for theirs: up
+    /// to twice the device.
     pub(crate) fn may_reserve(&self, space: SpaceId) -> bool {
         self.arenas.reserved_bytes(space) < 2 * self.total_memory
     }
 
-    /// Gives the address space of a space back in which nothing is mapped.
+    /// Returns the reservations of a space in which nothing is mapped.
     pub(crate) fn free_addresses(&mut self, driver: &dyn Driver, space: SpaceId) {
         let idle = self.arenas.idle_reservations(space);
         self.give_back(driver, &idle);
     }
 
-    /// As [`Central::free_addresses`], of the spaces that are no capture's, but for the lowest
-    /// reservation of each: a program that trims at every step and needs no more than that reserves
-    /// nothing anew. Reservations that become idle between trims stay: they cost addresses only,
-    /// which the next growth takes again, and want of addresses takes them all.
+    /// As [`Central::free_addresses`], for the spaces of no capture, except for the lowest
+    /// reservation of each: so a program that trims at every step and needs no more reserves
+    /// nothing anew. Reservations that become idle between trims stay: they cost addresses only.
+    /// The next growth uses them, and a want of addresses takes them all.
     pub(crate) fn trim_addresses(&mut self, driver: &dyn Driver) {
         for space in self.open_spaces() {
             let lowest = self.arenas.lowest_region(space);

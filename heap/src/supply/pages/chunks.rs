@@ -1,26 +1,25 @@
-//! Stitched pages: physical memory that can be mapped wherever a run of it is needed.
+//! Stitched pages: physical memory that can be mapped wherever a row of it is needed.
 //!
 //! A *chunk* is a physical handle of one or more pages. The driver maps and unmaps whole chunks
 //! only, but a chunk may be mapped at several addresses at once; each mapping is a *view*. Every
-//! page of a chunk belongs to the arena at exactly one address, or to nobody: its *owner*. So a
-//! move maps a second view of the chunk where its pages are needed and makes them belong there, a
-//! few pages of a chunk if need be; work that still runs through the old view is ahead of them in
-//! stream order, and nobody waits. A view to which no page belongs any more is *retired*; it is
-//! unmapped later, in batches, once the last work through it is known to be done.
+//! page of a chunk belongs to the arena at one address at most: its *owner*. So a move maps a
+//! second view of the chunk where its pages are needed and makes them belong there, a few pages of
+//! a chunk if need be; work that still runs through the old view is ahead of them in stream order,
+//! and no stream waits. A view without pages is *retired*; it is unmapped later, in batches, once
+//! the last work through it is known to be done.
 //!
 //! ```text
-//!   chunk    (the driver's) -- create -->  spare: no page has an owner;  spare without views --
-//!                                                                        release --> (the
-//!                                                                        driver's)
-//!   page     nobody's  -- map -->  owned at one address  -- map elsewhere -->  owned there
-//!            -- disown -->  nobody's
+//!   chunk    (the driver's)  -- create -->  spare: no page has an owner
+//!            spare, without views  -- release -->  (the driver's)
+//!   page     unowned  -- map -->  owned at one address  -- map elsewhere -->  owned there
+//!            -- disown -->  unowned
 //!   view     -- map -->  has pages  -- its last page goes -->  retired  -- unmap -->  gone
 //!            -- map, then a later call of the same move fails -->  unmapped at once, or retired
 //!                                                                  where that fails too
 //! ```
 //!
-//! A move changes the owners only when every driver call of it has succeeded, so undoing one is to
-//! unmap what it mapped.
+//! A move changes the owners only after every driver call of it has succeeded, so undoing it means
+//! unmapping what it mapped.
 
 use crate::driver::{DeviceId, Driver, PhysicalHandle, Result};
 use crate::journal::Action;
@@ -38,13 +37,13 @@ const _: () = assert!(LONGEST_CHUNK / PAGE <= u64::BITS as u64);
 
 struct Chunk {
     handle: PhysicalHandle,
-    /// How many pages it has.
+    /// Number of its pages.
     pages: u32,
     /// Pages that belong to the arena, in one of its views.
     owned: u32,
-    /// How many views it has.
+    /// Number of its views.
     views: u32,
-    /// Its place on the record.
+    /// Its place in the record.
     slot: SegmentSlot,
 }
 
@@ -54,37 +53,35 @@ impl Chunk {
     }
 }
 
-/// A mapping of a whole chunk.
 struct View {
     chunk: ChunkId,
     /// The pages of the chunk that belong to the arena here, a bit each.
     pages: u64,
-    /// The last work through it on each stream, as far as pages have left it: (stream, epoch).
+    /// For each stream, the last work through the view by pages that have left it: (stream, epoch).
     uses: Vec<(u32, u64)>,
-    /// Its place on the record.
+    /// Its place in the record.
     slot: SegmentSlot,
 }
 
-/// The bits of some pages of a chunk.
 fn bits(first: u32, count: u32) -> u64 {
     u64::MAX.checked_shr(u64::BITS - count).unwrap_or(0) << first
 }
 
-/// Pages of one chunk that belong to the arena next to each other.
+/// Adjacent pages of one chunk, adjacent in the arena too.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Part {
-    /// The addresses at which the pages belong now.
+    /// The addresses of the pages now.
     pub(crate) pages: Range<u64>,
-    /// The chunk of the pages.
+    /// Their chunk.
     pub(crate) chunk: ChunkId,
-    /// The first of the pages, within the chunk.
+    /// The first page, within the chunk.
     pub(crate) first: u32,
     /// Pages of the chunk behind these.
     pub(crate) behind: u32,
 }
 
 impl Part {
-    /// How many pages.
+    /// Number of pages.
     pub(crate) fn count(&self) -> u32 {
         ((self.pages.end - self.pages.start) / PAGE) as u32
     }
@@ -102,51 +99,50 @@ impl Part {
     }
 }
 
-/// The stream and epoch of the last work on pages, where that is not known to be done.
+/// The stream and epoch of the last work on pages, unless known to be done.
 type LastUse = Option<(u32, u64)>;
 
-/// A part of a planned row, in the order of addresses.
+/// A part of a planned row.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Piece {
     pub(crate) chunk: ChunkId,
-    /// The first page within the chunk.
+    /// The first page, within the chunk.
     pub(crate) first: u32,
-    /// How many pages.
+    /// Number of pages.
     pub(crate) count: u32,
 }
 
-/// The chunks of a device.
 #[derive(Default)]
 pub(crate) struct Pages {
     pub(crate) device: DeviceId,
     pub(crate) peers: Vec<DeviceId>,
     chunks: Vec<Option<Chunk>>,
     unused: Vec<ChunkId>,
-    /// The address space that views lie in.
+    /// The address space of the views.
     pub(crate) reservations: Reservations,
-    /// The views, by first byte.
+    /// The views by first byte.
     views: BTreeMap<u64, View>,
     /// Views without pages, by first byte.
     retired: BTreeSet<u64>,
-    /// Views that the driver has refused to unmap: it is asked for each alone from then on, so that
-    /// it is in the way of no other.
+    /// Views that the driver refused to unmap: from then on each has a call of its own, so that it
+    /// blocks no other.
     refused: BTreeSet<u64>,
-    /// Views that not all of `peers` reach yet, because the driver refused.
+    /// Views that some of `peers` cannot reach yet, because the driver refused.
     pub(crate) unshared: VecDeque<u64>,
     /// Chunks without owned pages.
     spare: Vec<ChunkId>,
     held: u64,
     owned: u64,
-    /// Where pages come to belong and cease to, for the history.
+    /// Pages that gained or lost an owner, for the history.
     pub(crate) log: SegmentLog,
     pub(crate) calls: u64,
     pub(crate) errors: u64,
-    /// What of all this is on the record.
+    /// The record's entries of all this.
     pub(crate) book: MappingBook,
 }
 
 impl Pages {
-    /// The pages of a device that has no chunk yet.
+    /// The pages of a device without chunks.
     pub(crate) fn new(device: DeviceId) -> Self {
         Self { device, log: SegmentLog::new(device), ..Self::default() }
     }
@@ -175,14 +171,14 @@ impl Pages {
         self.owned * PAGE
     }
 
-    /// Bytes of stale aliases: address space that views take, and to which no page belongs.
+    /// Bytes of stale aliases: address space of views without an owned page there.
     pub(crate) fn stale_alias_bytes(&self) -> u64 {
         let viewed: u64 =
             self.views.values().filter_map(|view| self.chunk(view.chunk)).map(Chunk::bytes).sum();
         viewed - self.owned()
     }
 
-    /// Views that wait to be unmapped.
+    /// Number of views that wait to be unmapped.
     pub(crate) fn retired(&self) -> usize {
         self.retired.len()
     }
@@ -198,11 +194,11 @@ impl Pages {
         self.spare.iter().map(move |&chunk| Piece { chunk, first: 0, count: count(chunk) })
     }
 
-    /// Takes `bytes` (whole pages) from the driver, in chunks of at most `longest`, spare then, and
-    /// adds them to `pieces`.
+    /// Takes `bytes` (whole pages) from the driver as spare chunks of at most `longest`, and adds
+    /// them to `pieces`.
     ///
     /// # Errors
-    /// The driver's; what it gave before is spare.
+    /// The driver's error; chunks that it gave before are spare.
     pub(crate) fn create(
         &mut self,
         driver: &dyn Driver,
@@ -242,7 +238,7 @@ impl Pages {
         id
     }
 
-    /// The views that touch a range: first byte and view.
+    /// The views that touch a range, by first byte, with their chunks.
     fn views_in(&self, range: &Range<u64>) -> impl Iterator<Item = (u64, &View, &Chunk)> + use<'_> {
         let before = self.views.range(..range.start).next_back();
         let (start, views) =
@@ -252,7 +248,7 @@ impl Pages {
             .filter(move |(address, _, chunk)| address + chunk.bytes() > start)
     }
 
-    /// The parts of which a range of pages that belong to the arena consists.
+    /// The parts that make up a range of owned pages.
     pub(crate) fn parts(&self, range: &Range<u64>) -> impl Iterator<Item = Part> + use<'_> {
         let range = range.clone();
         self.views_in(&range).map(move |(address, view, chunk)| part(&range, address, view, chunk))
@@ -269,31 +265,31 @@ impl Pages {
             .map(move |(address, view, chunk)| part(&range, address, view, chunk))
     }
 
-    /// Where the view at `address` lies.
+    /// The range of the view at `address`.
     pub(crate) fn view_at(&self, address: u64) -> Option<Range<u64>> {
         let bytes = self.bytes_of(self.views.get(&address)?.chunk);
         Some(address..address + bytes)
     }
 
-    /// Where all views lie, in the order of addresses.
+    /// The ranges of all views, by address.
     pub(crate) fn all_views(&self) -> impl Iterator<Item = Range<u64>> {
         self.views.keys().filter_map(|&address| self.view_at(address))
     }
 
-    /// Address ranges of the views that touch a range and to which no page belongs.
+    /// The ranges of the views without pages that touch a range.
     pub(crate) fn retired_in(&self, range: &Range<u64>) -> Vec<Range<u64>> {
         let views = self.views_in(range).filter(|(_, view, _)| view.pages == 0);
         views.map(|(address, _, chunk)| address..address + chunk.bytes()).collect()
     }
 
-    /// Maps a row: the pages of `pieces`, one behind the other from `start` on. They belong there
-    /// then. `sources` are those of them that belong elsewhere until then. Only the first piece may
-    /// begin within its chunk and only the last may end within one; the address space that the rest
-    /// of those two chunks takes before and behind the row must be free too.
+    /// Maps a row: the pages of `pieces`, one behind the other from `start` on, then belong there.
+    /// `sources` are those that belong elsewhere until then. Only the first piece may begin within
+    /// its chunk and only the last may end within one; the address space of the rest of those two
+    /// chunks, before and behind the row, must be free too.
     ///
     /// # Errors
-    /// The driver's. Nothing belongs elsewhere then, and the views that could not be taken away
-    /// again are retired.
+    /// The driver's error. All pages then belong where they did, and views that could not be
+    /// unmapped again are retired.
     pub(crate) fn map<'a>(
         &mut self,
         driver: &dyn Driver,
@@ -315,7 +311,7 @@ impl Pages {
             views.push(view..view + bytes);
             next += u64::from(piece.count) * PAGE;
         }
-        // A planned row lies in one unmapped range, which lies in one reservation.
+        // A planned row lies in one unmapped range, and that in one reservation.
         result = result.and_then(|()| self.grant(driver, &views));
         if result.is_err() {
             for (view, piece) in views.into_iter().zip(pieces).rev() {
@@ -347,7 +343,7 @@ impl Pages {
         self.counted(result)
     }
 
-    /// Adds a view, at which these pages of the chunk belong to the arena (0: it is retired).
+    /// Adds a view; these pages of the chunk belong to the arena there (0: it is retired).
     fn add_view(&mut self, address: u64, id: ChunkId, pages: u64) {
         let Some(chunk) = self.chunk_mut(id) else { return };
         chunk.views += 1;
@@ -373,14 +369,14 @@ impl Pages {
         }
     }
 
-    /// The pages of a piece belong to the arena from `address` on, where its chunk has been mapped.
+    /// Gives the pages of a piece to the arena from `address` on, where its chunk has been mapped.
     fn own(&mut self, piece: &Piece, address: u64) {
         let &Piece { chunk, first, count } = piece;
         self.add_view(address - u64::from(first) * PAGE, chunk, bits(first, count));
         self.log.note(Action::SegmentMap, address, u64::from(count) * PAGE);
     }
 
-    /// The pages of a part belong to nobody.
+    /// Takes the pages of a part from the arena.
     fn disown(&mut self, part: &Part, used: LastUse) {
         let (address, count) = (part.pages.start, part.count());
         let start = address - u64::from(part.first) * PAGE;
@@ -407,7 +403,7 @@ impl Pages {
         self.log.note(Action::SegmentUnmap, address, u64::from(count) * PAGE);
     }
 
-    /// The pages of a part belong to nobody any more. All work on them must be done.
+    /// Takes the pages of a part from the arena for good. All work on them must be done.
     pub(crate) fn abandon(&mut self, part: &Part) {
         self.disown(part, None);
         if self.chunk(part.chunk).is_some_and(|chunk| chunk.owned == 0) {
@@ -415,14 +411,14 @@ impl Pages {
         }
     }
 
-    /// The length of a chunk; 0: there is none.
+    /// The length of a chunk; 0: no such chunk.
     pub(crate) fn bytes_of(&self, id: ChunkId) -> u64 {
         self.chunk(id).map_or(0, Chunk::bytes)
     }
 
-    /// Unmaps the retired views whose work is done (`completed` tells the last epoch that a stream
-    /// is past), neighbours in one call; where that fails, each by itself. The address ranges that
-    /// are clear now.
+    /// Unmaps the retired views with finished work (`completed` returns the last epoch that a
+    /// stream is past), neighbours in one call, or each by itself if that fails. Returns the
+    /// address ranges now clear.
     pub(crate) fn unmap_retired(
         &mut self,
         driver: &dyn Driver,
@@ -464,7 +460,7 @@ impl Pages {
         clear.push(row.range);
     }
 
-    /// Gives spare chunks without views back to the driver, `most` bytes of them. The bytes given.
+    /// Returns up to `most` bytes of spare chunks without views to the driver; the bytes returned.
     pub(crate) fn release(&mut self, driver: &dyn Driver, most: u64) -> u64 {
         let mut given = 0;
         for id in std::mem::take(&mut self.spare) {
@@ -490,9 +486,9 @@ impl Pages {
     /// Checks the counts against the owners and the views.
     ///
     /// # Errors
-    /// What is wrong.
+    /// What is wrong, in words.
     pub(crate) fn validate(&self) -> std::result::Result<(), String> {
-        // Of each chunk: its views, and their pages.
+        // Each chunk's views, and their pages.
         let mut found = HashMap::new();
         for (&address, view) in &self.views {
             let wrong = |what: &str| {
@@ -535,7 +531,7 @@ impl Pages {
     }
 }
 
-/// What a view of a chunk at `address` has of a range.
+/// The part of a range in a view of a chunk at `address`.
 fn part(range: &Range<u64>, address: u64, view: &View, chunk: &Chunk) -> Part {
     let pages = address.max(range.start)..(address + chunk.bytes()).min(range.end);
     let (first, end) = ((pages.start - address) / PAGE, (pages.end - address) / PAGE);

@@ -1,8 +1,8 @@
-//! Which idle pages make a row: chosen among the free runs, for as little waste as can be.
+//! The choice of idle pages for a row, among the free runs, with as little waste as possible.
 //!
-//! Only whole chunks can be mapped. So a row may begin in the middle of a chunk and may end in the
-//! middle of one, where nothing else is mapped there, and in between it consists of whole chunks.
-//! The pages of a chunk need not lie next to each other now: if all of them are idle, it is whole.
+//! Only whole chunks can be mapped. So a row may begin or end in the middle of a chunk, if nothing
+//! else is mapped there, and in between it consists of whole chunks. The pages of a chunk need not
+//! be adjacent now: if all of them are idle, it is whole.
 
 use crate::runs::arena::MovablePages;
 use crate::small::size_class::PAGE;
@@ -12,28 +12,28 @@ use std::cmp::Reverse;
 
 /// Pages that are to move.
 pub(crate) struct Source {
-    /// The free run that the pages are in.
+    /// Their free run.
     pub(crate) movable: MovablePages,
-    /// The pages that are to move.
+    /// The pages.
     pub(crate) part: Part,
 }
 
-/// Idle pages that follow each other within a chunk, wherever they belong now.
+/// Consecutive idle pages of a chunk, at any addresses.
 #[derive(Clone)]
 struct Idle<'a> {
     chunk: ChunkId,
-    /// The first of the pages, within the chunk.
+    /// The first page, within the chunk.
     first: u32,
-    /// How many pages.
+    /// Number of pages.
     count: u32,
     /// Pages of the chunk behind these.
     behind: u32,
-    /// The parts of which they consist, in the order of the chunk's pages.
+    /// The parts that make them up, by page of the chunk.
     parts: &'a [(&'a MovablePages, Part)],
 }
 
 impl<'a> Idle<'a> {
-    /// The idle pages among `parts`, which are in the order of chunks and of pages within them.
+    /// The idle pages of `parts`, which are by chunk and by page within it.
     fn all(parts: &'a [(&'a MovablePages, Part)]) -> Vec<Self> {
         let follows = |(_, a): &(&MovablePages, Part), (_, b): &(&MovablePages, Part)| {
             a.chunk == b.chunk && a.first + a.count() == b.first
@@ -60,7 +60,7 @@ impl<'a> Idle<'a> {
         Self { first: self.first + self.count - count, count, ..self.clone() }
     }
 
-    /// The parts, as far as they are among them.
+    /// The parts, cut to these pages.
     fn sources(&self) -> impl Iterator<Item = Source> {
         let pages = self.first..self.first + self.count;
         self.parts.iter().filter_map(move |(movable, part)| {
@@ -74,8 +74,7 @@ impl<'a> Idle<'a> {
     }
 }
 
-/// The parts of chunks of which `movable` consists, in the order of chunks and of pages within
-/// them.
+/// The parts of chunks that make up `movable`, by chunk and by page within it.
 pub(crate) fn parts_of<'a>(
     pages: &Pages,
     movable: &'a [MovablePages],
@@ -88,19 +87,19 @@ pub(crate) fn parts_of<'a>(
     parts
 }
 
-/// What was found for a row.
+/// The pages found for a row.
 #[derive(Default)]
 pub(crate) struct Gathered {
-    /// The pieces of the row, in the order of addresses.
+    /// The pieces of the row, by address.
     pub(crate) pieces: Vec<Piece>,
-    /// Where the pages of the pieces belong until then.
+    /// The present places of the pages.
     pub(crate) sources: Vec<Source>,
-    /// How many pages.
+    /// Number of pages.
     pub(crate) pages: u64,
-    /// Pages of the first chunk before the row and of the last one behind it, where the row splits
+    /// Pages of the first chunk before the row and of the last one behind it, if the row splits
     /// them.
     split: (u32, u32),
-    /// Bytes of idle pages that could not be used.
+    /// Bytes of idle pages that fit nowhere in the row.
     pub(crate) idle: u64,
 }
 
@@ -115,15 +114,15 @@ impl Gathered {
         self.sources.extend(idle.sources());
     }
 
-    /// Address space before and behind the row that the first chunk and the last take too, where
-    /// they are the row's ends.
+    /// Address space that the first and the last chunk take before and behind the row, if they are
+    /// the row's ends.
     pub(crate) fn stale_aliases(&self) -> (u64, u64) {
         (u64::from(self.split.0) * PAGE, u64::from(self.split.1) * PAGE)
     }
 
-    /// Chooses up to `need` pages of `parts` ([`parts_of`]): one part of a chunk that is long
-    /// enough, else the tail of a chunk, whole chunks and the head of a chunk. What a split chunk
-    /// takes before and behind the row must fit into `room` (bytes).
+    /// Chooses up to `need` pages of `parts` ([`parts_of`]): one part of a chunk if long enough,
+    /// else the tail of a chunk, whole chunks and the head of a chunk. The rest of a split chunk
+    /// before and behind the row must fit into `room` (bytes).
     pub(crate) fn choose(parts: &[(&MovablePages, Part)], need: u32, room: (u64, u64)) -> Self {
         let reaches = |idle: &Idle<'_>| {
             let (left, right) = (u64::from(idle.first) * PAGE, u64::from(idle.behind) * PAGE);
@@ -131,7 +130,7 @@ impl Gathered {
         };
         let idle = Idle::all(parts);
         let mut gathered = Self::default();
-        // One part: of a split chunk before a whole one, and the shortest. It is cut where it is
+        // One part: from a split chunk rather than a whole one, and the shortest; its chunk is
         // split already.
         let one = idle.iter().filter(|idle| idle.count >= need).filter_map(|idle| {
             let (front, back) = (idle.front(need), idle.back(need));
@@ -175,7 +174,7 @@ impl Gathered {
                 longer = Some(idle);
             }
         }
-        // Where whole chunks are left that are too long, one is split, if that gives more.
+        // If only whole chunks that are too long are left, splits one, if that yields more.
         let covered = head.as_ref().map_or(0, |head| head.count);
         let longer =
             longer.filter(|_| left > 0).map(|idle| idle.front((left + covered).min(idle.count)));

@@ -1,45 +1,46 @@
-//! How a stitched heap grows: by how much at a time, and in chunks of what length.
+//! The growth of a stitched heap: its length each time, and the length of its chunks.
 //!
 //! Every growth costs the driver calls of its chunks and one access call, whatever its length, so
-//! few and long ones are fast. But memory that is taken too early may never be needed, and a long
-//! chunk of which a part is in use is *split*: its idle pages serve only at the ends of a row. A
-//! program shows which of the two matters. While it loads, or grows without a free in between, it
-//! keeps what it takes, and long chunks are right; the more of what it holds lies idle and split,
-//! the shorter the next chunks are, down to single pages, which are never split. The figures behind
-//! the constants are in docs/decisions/moving-pages.md.
+//! few and long ones are fast. But memory taken too early may never be needed, and a long chunk in
+//! partial use is *split*: its idle pages serve only at the ends of a row. The program shows which
+//! of the two matters. While it loads, or grows without a free in between, it keeps what it takes,
+//! and long chunks are right. The more of the held memory lies idle and split, the shorter the next
+//! chunks are, down to single pages, which are never split. docs/decisions/moving-pages.md has the
+//! figures behind the constants.
 
 use crate::small::size_class::PAGE;
 use crate::supply::pages::LONGEST_CHUNK;
 
 /// A run of growth ends once more than one part in this of it has been freed since it began.
 const FREED_SHARE: u64 = 8;
-/// A heap that has to grow takes at most one part in this of what it holds more than it needs.
+/// A growth exceeds the need by at most one part in this of the memory held.
 const STEPS: u64 = 256;
-/// And at most this much (bytes).
+/// A growth exceeds the need by at most this much (bytes).
 const LONGEST_STEP: u64 = 32 << 20;
-/// While less than this part of what is held has been freed since the start, a program loads what
-/// it will keep.
+/// A program loads memory to keep while less than one part in this of the memory held has been
+/// freed since the start.
 const LOADING_SHARE: u64 = 2;
-/// Where more than one part in this of what is held lies idle and could not be used, growth is by
-/// single pages.
+/// Growth is by single pages if more than one part in this of the memory held lies idle and
+/// unusable.
 const SPLIT_SHARE: u64 = 512;
 
-/// A chunk is at most one part in this of what may still be taken, and a step one part
-/// in [`LEFT_STEPS`]: where memory is short, none may be split.
+/// A chunk is at most one part in this of the memory that may still be taken, and a step one part
+/// in [`LEFT_STEPS`]: with memory short, none may be split.
 const LEFT_CHUNKS: u64 = 256;
 const LEFT_STEPS: u64 = 16;
 
-/// What of the pace depends on whether `slack:` asks for little memory.
+/// The part of the pace that depends on whether `slack:` asks for little memory.
 struct Shape {
-    /// In a run of growth, a chunk is at least one part in the first of what has been taken in it,
-    /// but at most one part in the second of what is held.
+    /// In a run of growth, a chunk is at least one part in the first of the run's length, but at
+    /// most one part in the second of the memory held.
     run_chunks: (u64, u64),
-    /// A step is one part in this of what is held at most.
+    /// A step is at most one part in this of the memory held.
     steps: u64,
-    /// While the program loads, a chunk is one part in this of what is held, between these bounds
-    /// (bytes).
+    /// While the program loads, a chunk is one part in this of the memory held, between these
+    /// bounds (bytes).
     loading: (u64, (u64, u64)),
-    /// Else a chunk is at most one part in this of what is held, and between these bounds (bytes).
+    /// Otherwise a chunk is at most one part in this of the memory held, between these bounds
+    /// (bytes).
     chunks: (u64, (u64, u64)),
 }
 
@@ -56,45 +57,45 @@ const TIGHT: Shape = Shape {
     chunks: (8192, (PAGE, 8 << 20)),
 };
 
-/// How a heap has grown of late.
+/// The recent growth of a heap.
 pub(crate) struct Pace {
     shape: &'static Shape,
     /// Bytes taken in this run of growth.
     run: u64,
-    /// What had been freed when it began (bytes since the start).
+    /// Bytes freed from the start until it began.
     freed_before: u64,
 }
 
 impl Pace {
-    /// Of a heap that has not grown. `tight`: it is to hold little.
+    /// The pace of a heap that has not grown. `tight`: it is to hold little.
     pub(crate) fn new(tight: bool) -> Self {
         Self { shape: if tight { &TIGHT } else { &USUAL }, run: 0, freed_before: 0 }
     }
 
-    /// A request does not fit; `freed` bytes have been freed since the start.
+    /// Called when a request does not fit; `freed` bytes have been freed since the start.
     pub(crate) fn begin(&mut self, freed: u64) {
         if freed - self.freed_before > self.run / FREED_SHARE {
             (self.run, self.freed_before) = (0, freed);
         }
     }
 
-    /// The heap grew by `bytes`.
+    /// Counts a growth of `bytes`.
     pub(crate) fn grew(&mut self, bytes: u64) {
         self.run += bytes;
     }
 
-    /// How many bytes more than it needs a heap takes that holds `held` and may take `left` more,
-    /// where it may not hold more for their sake. `moved`: a part of what it needs has been found.
+    /// Bytes by which a growth exceeds the need, for a heap that holds `held` and may take `left`
+    /// more, past its slack. `moved`: a part of the need was found idle.
     pub(crate) fn step(&self, held: u64, left: u64, moved: bool) -> u64 {
         let most = (held / self.shape.steps).min(LONGEST_STEP);
-        // Of idle memory that is used by turns the step would stay idle, and split.
+        // Among idle memory used in turns, the step would stay idle, and split.
         let step = if moved { most.min(self.run / 2) } else { most };
         step.min(left / LEFT_STEPS) / PAGE * PAGE
     }
 
-    /// How long the chunks of a growth are at most (bytes, whole pages) where `held` bytes are
-    /// held, `left` more may be taken, `freed` have been freed since the start and `idle` lie idle
-    /// though they were asked for just now.
+    /// The longest chunk of a growth (bytes, whole pages). `held` bytes are held, `left` more may
+    /// be taken, `freed` have been freed since the start, and `idle` lie idle though just asked
+    /// for.
     pub(crate) fn longest_chunk(&self, held: u64, left: u64, freed: u64, idle: u64) -> u64 {
         let (of_run, of_held) = self.shape.run_chunks;
         let of_run = (self.run / of_run).min(held / of_held).min(LONGEST_CHUNK);

@@ -1,10 +1,10 @@
-//! What the record tells of stitched pages: chunks, where each is mapped and which of its pages
-//! belong to the arena there, and reserved address space. So a reader can draw address space
-//! against physical memory, and see which views are retired.
+//! Stitched pages in the record: chunks, their mappings, the owned pages of each mapping, and
+//! reserved address space. With it a reader can draw address space against physical memory, and see
+//! which views are retired.
 //!
-//! `stitch` calls this wherever its own books change, under the central lock. The segment table has
-//! a fixed size; what it cannot take is counted (`segments_unrecorded`) and missing there, and
-//! nothing else depends on it. No driver call is made.
+//! `chunks` and `addresses` call this at every change of their own books, under the central lock.
+//! The segment table has a fixed size; entries beyond it are counted (`segments_unrecorded`) and
+//! missing there, and nothing else depends on it. No method calls the driver.
 
 use crate::driver::DeviceId;
 use crate::request::Growth;
@@ -13,8 +13,7 @@ use crate::supply::pages::ChunkId;
 use gruyere_record::{Record, SegmentEntry, SegmentKind, SegmentSlot};
 use std::collections::HashMap;
 
-/// A device's part of the record's segment table, as far as pages are concerned. The default one
-/// writes nothing.
+/// A device's entries for pages in the record's segment table. The default one writes nothing.
 #[derive(Default)]
 pub(crate) struct MappingBook {
     record: Option<&'static Record>,
@@ -24,25 +23,25 @@ pub(crate) struct MappingBook {
 }
 
 impl MappingBook {
-    /// For the pages of `device`, of which nothing is known yet.
+    /// The empty book of `device`.
     pub(crate) fn new(record: &'static Record, device: DeviceId) -> Self {
         Self { record: Some(record), device: device as u8, ..Self::default() }
     }
 
-    /// The entry's place; none where the record is off, or full.
+    /// The entry's place; none if the record is off, or full.
     fn insert(&self, entry: SegmentEntry) -> SegmentSlot {
         let entry = SegmentEntry { stream: UNOWNED, device: self.device, ..entry };
         self.record.map_or(SegmentSlot::NONE, |record| record.segment_insert(&entry))
     }
 
-    /// The driver has back what is at a place, or has unmapped it.
+    /// Removes the entry of an object that was returned or unmapped.
     pub(crate) fn remove(&self, slot: SegmentSlot) {
         if let Some(record) = self.record {
             record.segment_remove(slot);
         }
     }
 
-    /// The driver gave a chunk.
+    /// Adds a chunk from the driver.
     pub(crate) fn add_chunk(&self, chunk: ChunkId, bytes: u64) -> SegmentSlot {
         self.insert(SegmentEntry {
             kind: SegmentKind::Chunk,
@@ -52,8 +51,8 @@ impl MappingBook {
         })
     }
 
-    /// A chunk of `bytes` is mapped at `address`; these of its pages, a bit each, belong to the
-    /// arena there.
+    /// Adds a mapping of a chunk of `bytes` at `address`; `pages`, a bit each, belong to the arena
+    /// there.
     pub(crate) fn add_view(
         &self,
         address: u64,
@@ -66,14 +65,14 @@ impl MappingBook {
         self.insert(SegmentEntry { kind, address, bytes, chunk, pages, ..SegmentEntry::default() })
     }
 
-    /// The pages of a view that belong to the arena there are these now.
+    /// Sets the pages of a view that belong to the arena there.
     pub(crate) fn set_pages(&self, slot: SegmentSlot, pages: u64) {
         if let Some(record) = self.record {
             record.segment_pages(slot, u128::from(pages));
         }
     }
 
-    /// Address space was reserved, for what `ctx` grows.
+    /// Adds reserved address space, for the growth `ctx`.
     pub(crate) fn reserve(&mut self, address: u64, bytes: u64, ctx: &Growth<'_>) {
         let slot = self.insert(SegmentEntry {
             kind: SegmentKind::Reservation,
@@ -86,7 +85,7 @@ impl MappingBook {
         self.reservations.insert(address, slot);
     }
 
-    /// The reservation at `address` was given back.
+    /// Removes the reservation at `address`.
     pub(crate) fn unreserve(&mut self, address: u64) {
         if let Some(slot) = self.reservations.remove(&address) {
             self.remove(slot);

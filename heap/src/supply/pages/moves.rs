@@ -1,9 +1,9 @@
-//! Moves: how `backing:stitch` makes a request fit, and gives memory back.
+//! Moves: `backing:stitch` makes a request fit, and returns memory.
 //!
-//! The arena plans the row of fewest pages; pages are made while little is held, and moved from
-//! where they lie idle past that; the row is mapped, and becomes free memory. Pages move in stream
+//! The arena plans the row of fewest pages. While little is held the pages are new; past that, idle
+//! pages move from elsewhere. The row is mapped, and becomes free memory. Pages move in stream
 //! order: those of the requesting stream's own free runs, unowned ones, and those that other
-//! streams are known to be past. What fails half-way leaves every page where it was (`stitch`).
+//! streams are known to be past. A move that fails half-way leaves every page in place (`chunks`).
 
 use crate::central::Central;
 use crate::driver::{Driver, DriverError, ErrorKind, Result};
@@ -19,16 +19,15 @@ use gruyere_record::{DeviceGauge, EventKind, Record, clock};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-/// `backing:stitch` takes fresh pages while no more is held than the peak of live bytes and one
-/// part in this of it.
+/// `backing:stitch` takes fresh pages up to the peak of live bytes and one part in this more.
 const SLACK: u64 = 128;
-/// While there is slack, a heap grows by at least this part of what it holds, so that it grows in
-/// few steps.
+/// Within the slack, a heap grows by at least one part in this of what it holds, so that it grows
+/// in few steps.
 const STEP_SHARE: u64 = 88;
 
 impl Central {
-    /// Maps pages where they make `want` fit. Up to [`SLACK`] above the peak of live bytes they are
-    /// fresh; past that, whole pages that lie idle elsewhere are moved first.
+    /// Maps pages to make `want` fit: fresh ones up to [`SLACK`] above the peak of live bytes; past
+    /// that, idle whole pages from elsewhere first.
     pub(crate) fn stitch(&mut self, ctx: &Growth<'_>, want: Want) -> Result<()> {
         self.pace.begin(self.freed);
         self.addresses_ran_out = false;
@@ -39,8 +38,7 @@ impl Central {
         let room = soft.saturating_sub(self.backing.pages.held()).min(ctx.fresh);
         let longest_step = self.longest_step(want.space);
         if plan.bytes <= room + spare {
-            // A growing heap takes a span at a time, for fewer calls, from what may be held too
-            // much anyway.
+            // For fewer calls, a growing heap takes a span at a time, within the slack.
             let span = SPAN.max(self.backing.pages.held() / STEP_SHARE / PAGE * PAGE);
             let idle = (room + spare - plan.bytes).min(ctx.fresh / 2);
             let step = span.saturating_sub(plan.bytes).min(idle / PAGE * PAGE).min(longest_step);
@@ -49,17 +47,17 @@ impl Central {
                 Err(error) if error.is_out_of_memory() => {}
                 Err(error) => failure = error,
             }
-            // What could not be undone lies in the way now.
+            // Views that could not be unmapped again are in the way now.
             plan = self.plan_row(ctx, want)?;
         }
         let mut gathered = Gathered::default();
         if ctx.steal && self.spaces.is_ordinary(want.space) {
-            // A row by itself has room at its ends for the rest of split chunks, and takes all that
-            // lies idle.
+            // A row by itself has room at its ends for the rest of split chunks, and takes all idle
+            // pages.
             let bytes = want.bytes.next_multiple_of(PAGE);
             let row = self.plan_alone(ctx, want.space, bytes).unwrap_or(plan);
             let mut movable = self.movable_pages(ctx, want);
-            // Free memory beside the row that the request needs is to stay.
+            // Free memory beside the row, needed by the request, stays.
             movable.retain(|movable| !row.needs.contains(&Some(movable.run)));
             let parts = parts_of(&self.backing.pages, &movable);
             let found =
@@ -75,7 +73,7 @@ impl Central {
         if !ctx.lean {
             return Err(failure);
         }
-        // Not enough lies idle: the heap grows.
+        // Idle pages do not suffice: the heap grows.
         let room = (self.limit.saturating_sub(self.backing.pages.held())).min(ctx.fresh) + spare;
         let missing = plan.bytes - gathered.pages * PAGE;
         if missing > room {
@@ -85,7 +83,7 @@ impl Central {
         self.grow_by(ctx, want, plan, step.min(longest_step), gathered)
     }
 
-    /// Up to here fresh pages are taken before idle ones are moved: the peak of live bytes, with
+    /// The limit below which fresh pages come before idle ones: the peak of live bytes, with
     /// `bytes` more, and some slack.
     fn soft_ceiling(&self, record: &Record, bytes: u64) -> u64 {
         let (live, peak) = record.live(self.device);
@@ -94,12 +92,12 @@ impl Central {
         wanted + slack
     }
 
-    /// Whether growth by `bytes` would move pages, if there are idle ones.
+    /// Whether growth by `bytes` would move pages, if any are idle.
     pub(crate) fn is_beyond_slack(&self, record: &Record, bytes: u64) -> bool {
         self.backing.pages.held() + bytes > self.soft_ceiling(record, bytes)
     }
 
-    /// Whether growth by `bytes` would hold more than live blocks have ever needed, and some.
+    /// Whether growth by `bytes` would hold more than live blocks have ever needed, and the slack.
     pub(crate) fn would_grow_for_nothing(&self, record: &Record, bytes: u64) -> bool {
         self.backing.held + bytes > self.soft_ceiling(record, bytes)
     }
@@ -109,8 +107,8 @@ impl Central {
         if let Some(plan) = plan(&self.arenas) {
             return Ok(plan);
         }
-        // More addresses cost less than to unmap, which may wait for the device: not while anything
-        // captures.
+        // More addresses cost less than to unmap, which may wait for the device: not during a
+        // capture.
         if ctx.steal && !self.may_reserve(want.space) {
             self.unmap_retired(ctx.driver, ctx.completed);
             if let Some(plan) = plan(&self.arenas) {
@@ -121,15 +119,15 @@ impl Central {
         plan(&self.arenas).ok_or(DriverError::new("cuMemAddressReserve", ErrorKind::OutOfMemory, 0))
     }
 
-    /// A row of `bytes` in an unmapped range by itself, with room beside it for the rest of split
-    /// chunks.
+    /// Plans a row of `bytes` in an unmapped range by itself, with room beside it for the rest of
+    /// split chunks.
     fn plan_alone(&mut self, ctx: &Growth<'_>, space: SpaceId, bytes: u64) -> Option<Plan> {
         let plan =
             |arenas: &Arenas| arenas.plan_alone(space, bytes, (LONGEST_CHUNK, LONGEST_CHUNK));
         if let Some(plan) = plan(&self.arenas) {
             return Some(plan);
         }
-        // Without it a row beside free memory is all there is, and fewer idle pages fit into that.
+        // Otherwise only a row beside free memory is left, and fewer idle pages fit into that.
         if self.reserve_more(ctx, space, bytes.saturating_add(2 * LONGEST_CHUNK)) {
             plan(&self.arenas)
         } else {
@@ -137,8 +135,8 @@ impl Central {
         }
     }
 
-    /// What may move for `want`: not what is reserved for other lifetimes. Other spaces than the
-    /// ordinary ones take fresh memory only, so that all of theirs can go back at once.
+    /// The pages that may move for `want`, without the reserves of other lifetimes. A space that is
+    /// not ordinary takes fresh memory only, so that all of its memory can go back at once.
     fn movable_pages(&self, ctx: &Growth<'_>, want: Want) -> Vec<MovablePages> {
         let spaces = self.movable_spaces();
         let may_move = |stream, epoch| {
@@ -171,8 +169,7 @@ impl Central {
         self.arenas.run(run).map(|run| self.arenas.region(run.region).space)
     }
 
-    /// Maps the planned row: the gathered pages, and fresh ones for what is missing and for `step`
-    /// bytes more.
+    /// Maps the planned row: the gathered pages, fresh ones for the rest, and `step` bytes more.
     fn grow_by(
         &mut self,
         ctx: &Growth<'_>,
@@ -184,7 +181,7 @@ impl Central {
         let stale_aliases = found.stale_aliases();
         let (before, behind) = self.arenas.room_around(&plan);
         if plan.needs == [None, None] {
-            // As low as can be.
+            // As low as possible.
             plan.address -= before - stale_aliases.0;
         }
         let missing = plan.bytes - found.pages * PAGE;
@@ -201,9 +198,9 @@ impl Central {
         self.map_row(ctx, want, &plan, &pieces, found)
     }
 
-    /// As [`Central::fresh_pieces`], for `space`. What only a graph or a named pool can use takes
-    /// no spare chunk that is much longer than it needs, as those of a large peak are, unless there
-    /// is nothing else.
+    /// As [`Central::fresh_pieces`], for `space`. A space of a graph or named pool takes no spare
+    /// chunk much longer than it needs, such as those of a large peak, unless there is nothing
+    /// else.
     fn fresh_row(
         &mut self,
         ctx: &Growth<'_>,
@@ -224,7 +221,7 @@ impl Central {
     }
 
     /// Chunks without owners for `missing` bytes and `step` more (`idle`: see [`Gathered`]): spare
-    /// ones, even if they are longer by up to `room`, then new ones. The pieces, and their bytes.
+    /// ones, up to `room` longer, then new ones. Returns the pieces and their bytes.
     fn fresh_pieces(
         &mut self,
         ctx: &Growth<'_>,
@@ -247,14 +244,14 @@ impl Central {
         if rest > 0 {
             let held = self.backing.pages.held();
             let left = self.limit.saturating_sub(held).min(ctx.fresh);
-            // Spare chunks that are too long for the row do not make room under the limit.
+            // Spare chunks that are too long for the row make no room under the limit.
             if rest > left {
                 return Err(DriverError::new("limit", ErrorKind::OutOfMemory, 0));
             }
             let step = step.min(left - rest);
             let longest = self.pace.longest_chunk(held, left, self.freed, idle);
             self.backing.pages.create(ctx.driver, rest, longest, &mut pieces)?;
-            // In chunks of its own: what is left over can move whole.
+            // In chunks of its own: an unused step can move whole.
             self.backing.pages.create(ctx.driver, step, longest, &mut pieces)?;
             bytes += rest + step;
             self.pace.grew(rest + step);
@@ -262,7 +259,7 @@ impl Central {
         Ok((pieces, bytes))
     }
 
-    /// Maps a row and makes it free memory of the stream's.
+    /// Maps a row and makes it free memory of the stream.
     fn map_row(
         &mut self,
         ctx: &Growth<'_>,
@@ -284,11 +281,11 @@ impl Central {
             return Err(error);
         }
         let mut epoch = 0;
-        // From the end of each run: what lies before a part stays as it is.
+        // From the end of each run: the part of the run before it stays as it is.
         gathered.sources.sort_unstable_by_key(|source| Reverse(source.part.pages.start));
         for Source { movable, part } in gathered.sources {
             self.arenas.evict(movable.run, part.pages);
-            // Behind another stream's work too, once this stream is past what it does next.
+            // Behind another stream's work too, once this stream is past its next work.
             let used = |(stream, epoch)| {
                 if stream == want.stream { epoch } else { ctx.streams.note_free(want.stream) }
             };
@@ -299,8 +296,8 @@ impl Central {
         Ok(())
     }
 
-    /// Tells the record of a row at `address`, of so many bytes that lay idle elsewhere and so many
-    /// that were nobody's.
+    /// Records a row at `address`, of `moved` bytes idle elsewhere before and `fresh` bytes unowned
+    /// before.
     fn note_row(&mut self, ctx: &Growth<'_>, address: u64, moved: u64, fresh: u64) {
         let event = |kind, bytes| {
             let (device, lifetime) = (self.device as u8, ctx.lifetime as u8);
@@ -317,15 +314,15 @@ impl Central {
         }
     }
 
-    /// Unmaps the retired views whose work is done.
+    /// Unmaps the retired views with finished work.
     pub(crate) fn unmap_retired(&mut self, driver: &dyn Driver, completed: &dyn Fn(u32) -> u64) {
         for range in self.backing.pages.unmap_retired(driver, completed) {
             self.arenas.clear(&range);
         }
     }
 
-    /// Takes chunks all of whose pages lie idle in `spaces` out of the arena, `most` bytes of them,
-    /// so that they can be given back.
+    /// Takes up to `most` bytes of wholly idle chunks in `spaces` out of the arena, so that they
+    /// can go back.
     pub(crate) fn evict_chunks(&mut self, ctx: &Eviction<'_>, spaces: &[SpaceId], most: u64) {
         let mut movable = Vec::new();
         // By chunk: its idle pages, and those of each space.
@@ -345,7 +342,7 @@ impl Central {
             spaces.iter().map(|&space| (space, self.spare_of(space))).collect();
         idle.retain(|&chunk, (pages, shares)| {
             let bytes = self.backing.pages.bytes_of(chunk);
-            // What is reserved stays.
+            // Reserves stay.
             let is_spare = |(space, bytes): &(SpaceId, u64)| spare[space] >= *bytes;
             if u64::from(*pages) * PAGE != bytes || bytes > left || !shares.iter().all(is_spare) {
                 return false;
@@ -358,7 +355,7 @@ impl Central {
         });
         for MovablePages { run, pages, .. } in movable {
             let parts: Vec<Part> = self.backing.pages.parts(&pages).collect();
-            // From the end: what lies before a part stays as it is.
+            // From the end: the part of the run before it stays as it is.
             for part in parts.into_iter().rev().filter(|part| idle.contains_key(&part.chunk)) {
                 self.backing.pages.abandon(&part);
                 self.arenas.evict(run, part.pages);
@@ -368,12 +365,12 @@ impl Central {
     }
 }
 
-/// What only a graph or a named pool can use grows by at most this part of what it holds more than
-/// it needs: idle, it is lost to all others.
+/// Memory that only a graph or a named pool can use exceeds the need by at most one part in this of
+/// what its space holds: idle, it is lost to all others.
 const OWN_SHARE: u64 = 8;
 
 impl Central {
-    /// How much more than it needs `space` may grow by at most (bytes, whole pages).
+    /// The most by which a growth of `space` may exceed the need (bytes, whole pages).
     pub(crate) fn longest_step(&self, space: SpaceId) -> u64 {
         if self.spaces.is_ordinary(space) {
             return u64::MAX;

@@ -1,6 +1,6 @@
-//! Pages, mapped where a run of them is needed. How they move is `moves.rs`.
+//! The supply of `backing:stitch`: pages, mapped where a row is needed (`moves.rs` moves them).
 
-use crate::central::{Central, Habits};
+use crate::central::{Central, SupplyTraits};
 use crate::driver::{Capabilities, DeviceId, Driver, Result};
 use crate::profiler::{self, What};
 use crate::request::{Eviction, Growth, Want};
@@ -13,10 +13,9 @@ use crate::supply::pages::chunks::Part;
 use crate::supply::{Idle, Supply, Way};
 use gruyere_record::Record;
 
-/// Retired views are unmapped once there are so many.
+/// Retired views are unmapped in batches of this many.
 const RETIRED_BATCH: usize = 256;
 
-/// Pages that move.
 pub(crate) struct Remapped;
 
 fn bytes(part: &Part) -> u64 {
@@ -36,8 +35,8 @@ impl Supply for Remapped {
         Backing::new(device)
     }
 
-    fn habits(&self, _: u64) -> Habits {
-        Habits { counts_pages: true, gives_back_idle: true, ..Habits::default() }
+    fn traits(&self, _: u64) -> SupplyTraits {
+        SupplyTraits { counts_pages: true, gives_back_idle: true, ..SupplyTraits::default() }
     }
 
     fn way(&self, _: u64) -> Way {
@@ -104,16 +103,15 @@ impl Supply for Remapped {
         let spaces: Vec<_> = central.spaces.iter().collect();
         let movable = central.arenas.movable_runs(&spaces, &|_, _| Movable::Idle);
         let parts = movable.iter().flat_map(|movable| central.backing.pages.parts(&movable.pages));
-        // Only whole handles go back; idle pages of others serve blocks to come, where they are.
+        // Only whole handles go back; idle pages of other chunks stay and serve blocks to come.
         let whole: u64 = parts.filter(is_whole).map(|part| bytes(&part)).sum();
         whole + central.backing.pages.spare()
     }
 
-    /// Where pages may pass from stream to stream, whole free chunks of the ordinary spaces count,
-    /// wherever they lie, and the longest free head and tail of the others: they can be mapped in
-    /// one row. Or the largest free run of one owner, and the whole chunks and the longest head
-    /// elsewhere, mapped behind it. A row between two free runs may hold more: the answer is a
-    /// lower bound.
+    /// If pages may pass between streams, counts whole free chunks of the ordinary spaces,
+    /// anywhere, and the longest free head and tail of the others: they can be mapped in one row.
+    /// Or the largest free run of one owner, with the whole chunks and the longest head elsewhere
+    /// mapped behind it. A row between two free runs may hold more: the answer is a lower bound.
     fn largest(&self, central: &Central, shares: bool) -> u64 {
         let run = central.largest_run();
         if !shares {
@@ -148,7 +146,7 @@ impl Supply for Remapped {
         largest + central.room_left()
     }
 
-    /// Whole pages: they move, and spare chunks are nothing else.
+    /// Whole pages: they move, and spare chunks consist of them.
     fn idle(&self, central: &Central, free: Vec<(u64, u64)>, _: &dyn Fn() -> u64) -> Idle {
         let whole = |(address, bytes)| bytes - partial_page_bytes(address, bytes);
         let whole: u64 = joined(free, |_| false).into_iter().map(whole).sum();

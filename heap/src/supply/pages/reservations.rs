@@ -1,8 +1,8 @@
-//! Address space of `backing:stitch`: reserved in steps, given back where nothing is mapped, and
+//! Address space of `backing:stitch`: reserved in steps, returned when nothing is mapped in it, and
 //! never crossed by one driver call.
 //!
-//! Addresses are finite (47 bits, less of them under some hypervisors). A pool of a CUDA graph or
-//! of a name begins with [`STEP`], and gets as much again, or twice a longer request, whenever no
+//! Addresses are finite (47 bits, fewer under some hypervisors). The pool of a CUDA graph or of a
+//! name begins with [`STEP`], and gets as much again, or twice a longer request, whenever no
 //! unmapped range has room: there may be thousands of pools. The few ordinary spaces take twice the
 //! device at once, as long as the driver has that: free memory cannot be joined over the end of a
 //! reservation, and in steps the same traces hold more (docs/decisions/moving-pages.md).
@@ -21,26 +21,24 @@ use crate::small::size_class::{PAGE, round_up};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// What is reserved at a time (bytes), unless a request is longer than half of it.
+/// One step of reserved address space (bytes), unless a request is longer than half of it.
 pub(crate) const STEP: u64 = 1 << 30;
 
-/// Mappings next to each other that one driver call may cover.
+/// Adjacent mappings that one driver call may cover.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Row {
     /// The addresses of all mappings of the row.
     pub(crate) range: Range<u64>,
-    /// Each mapping, in the order of addresses.
+    /// Each mapping, by address.
     pub(crate) views: Vec<Range<u64>>,
 }
 
 impl Row {
-    /// The row of one mapping.
     pub(crate) fn of(view: Range<u64>) -> Self {
         Self { range: view.clone(), views: vec![view] }
     }
 }
 
-/// The reservations of a device.
 #[derive(Default)]
 pub(crate) struct Reservations {
     /// First byte -> one past the last.
@@ -48,28 +46,28 @@ pub(crate) struct Reservations {
 }
 
 impl Reservations {
-    /// The driver gave address space.
+    /// Adds address space from the driver.
     pub(crate) fn add(&mut self, address: u64, bytes: u64) {
         self.ranges.insert(address, address + bytes);
     }
 
-    /// The driver has it back.
+    /// Removes address space that went back.
     pub(crate) fn remove(&mut self, address: u64) {
         self.ranges.remove(&address);
     }
 
-    /// One past the last byte of the reservation that `address` lies in; `None`: it lies in none.
+    /// One past the last byte of the reservation around `address`, if any.
     pub(crate) fn end_of(&self, address: u64) -> Option<u64> {
         let (_, &end) = self.ranges.range(..=address).next_back()?;
         (address < end).then_some(end)
     }
 
-    /// The mappings `views`, which are in the order of addresses, in as few rows as may be: a row
-    /// has no hole, and stays inside one reservation though the next may begin where it ends. A
-    /// view that is to stand `alone` is a row of its own.
+    /// Groups the mappings `views`, given by address, into the fewest rows: a row has no hole, and
+    /// stays inside one reservation even if the next begins where it ends. A view that is to stand
+    /// `alone` is a row of its own.
     pub(crate) fn rows(&self, views: impl IntoIterator<Item = (Range<u64>, bool)>) -> Vec<Row> {
         let mut rows: Vec<Row> = Vec::new();
-        // Whether more may join the last row, and where the reservation ends.
+        // Whether the last row may still grow, and the end of its reservation.
         let (mut open, mut end) = (false, 0);
         for (view, alone) in views {
             match rows.last_mut() {
@@ -94,7 +92,7 @@ pub(crate) fn whole_pages(bytes: u64) -> u64 {
     round_up(bytes, PAGE).unwrap_or(u64::MAX / PAGE * PAGE)
 }
 
-/// How much is reserved at least where `bytes` have no room, if the driver has it.
+/// The least reservation for `bytes` without room, if the driver has it.
 pub(crate) fn step_for(bytes: u64) -> u64 {
     let least = whole_pages(bytes);
     least.checked_mul(2).map_or(least, |twice| twice.max(STEP))
