@@ -9,7 +9,7 @@ use crate::shared::Shared;
 use crate::small::size_class::{PAGE, round};
 use gruyere_record::{BlockEntry, EventKind, Record, ShardWriter, SiteId};
 
-/// A request, as the door has understood it.
+/// A request, as the door (the entry point that the program called) has understood it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Request {
     /// Bytes asked for, above 0.
@@ -93,9 +93,9 @@ pub(crate) struct Growth<'a> {
     /// Fresh bytes that growth may take from the driver.
     pub(crate) fresh: u64,
     /// Whether pages may move: not while anything captures.
-    pub(crate) steal: bool,
+    pub(crate) moves: bool,
     /// Whether growth may pass the slack where too little lies idle.
-    pub(crate) lean: bool,
+    pub(crate) past_slack: bool,
     pub(crate) streams: &'a Streams,
     /// The last epoch that a stream is past, for free memory that it still owns.
     pub(crate) completed: &'a dyn Fn(u32) -> u64,
@@ -110,8 +110,8 @@ impl<'a> Growth<'a> {
             lifetime,
             capture: 0,
             fresh: u64::MAX,
-            steal: false,
-            lean: true,
+            moves: false,
+            past_slack: true,
             streams,
             completed: &|_| 0,
         }

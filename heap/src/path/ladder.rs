@@ -1,17 +1,18 @@
 //! The ladder that a request climbs when nothing free fits: look again, grow, reclaim.
 //!
-//! The rungs, cheapest first. Each counts the bytes it gave and the time it took on the host
-//! ([`crate::report::rungs`]).
+//! | step | what it does |
+//! |---|---|
+//! | rung 0 | asks the recorded events, records new ones behind frees that have none, joins neighbours |
+//! | before growth | past the slack, returns empty slabs; where only a synchronisation shows that parked memory is free (before CUDA 12.5), synchronises rather than grow for nothing |
+//! | growth | a span, or pages ([`Device::grow`]); after each rung again |
+//! | rung 1 | returns the empty slabs of all shards to the arenas |
+//! | rung 2 | gives empty regions back and trims the driver's pools |
+//! | rung 3 | makes the stream wait for other streams' events (`waits:`); else the host waits for the oldest unfinished event, again and again |
+//! | rung 4 | synchronises the device once |
+//! | rung 5 | gives up the reserves of lifetimes, and grows into the headroom, which stays open until memory is given back (a trim, a low-memory phase) |
+//! | last | takes a place among blocks of other sizes and lifetimes |
 //!
-//! 0. Ask the recorded events, record new ones behind frees that have none, join neighbours.
-//! 1. Return the empty slabs of all shards to the arenas.
-//! 2. Give empty regions back and trim the driver's pools.
-//! 3. Make the requesting stream wait for other streams' events (`waits:`); else wait on the host
-//!    for the oldest unfinished event, again and again.
-//! 4. Synchronise the device once, and repeat all of the above.
-//! 5. Grow into the headroom, which stays open until memory is given back (a trim, a low-memory
-//!    phase).
-//!
+//! Each rung counts the bytes it gave and the time it took on the host ([`crate::report::rungs`]).
 //! While a capture is open on the device, the allocator neither asks, records nor awaits events and
 //! never synchronises: only rungs 1, 2 and 5 remain (of rung 2 only the pools, since cuMemFree
 //! waits for the device).
@@ -159,13 +160,13 @@ impl Device {
         let growth = Growth {
             completed: &completed,
             fresh,
-            steal: guard.is_some(),
+            moves: guard.is_some(),
             ..Growth::of(shared, &self.streams, request.lifetime)
         };
         let waits = room == Room::Budget
             && self.may_wait_to_hold_less(shared)
             && self.supply.prefers_idle(central, shared.record, want.bytes);
-        let first = Growth { lean: !waits, ..growth };
+        let first = Growth { past_slack: !waits, ..growth };
         if waits && let Some(run) = self.wait_for_others(shared, central, &first, want, true) {
             return Some(run);
         }
@@ -234,8 +235,8 @@ impl Device {
         if let Some(found) = retry(Room::Budget, 1, slabs) {
             return Some(found);
         }
-        // The memory of those slabs may still belong to one stream: it becomes unowned where its
-        // work is done.
+        // A stream may still own the memory of those slabs: it becomes unowned if that stream's
+        // work on it is done.
         if let Some(_guard) = self.query_guard() {
             self.streams.poll(driver);
         }
@@ -276,8 +277,8 @@ impl Device {
         // Beside a capture the ladder skipped its waits: then only this request uses the headroom.
         let may_open = waits && !central.headroom_is_open;
         if may_open && self.free_beside(shared, &mut central, self.headroom(shared)) == 0 {
-            // Otherwise each later request would climb the whole ladder, and split the last idle
-            // pages that the next one gets whole.
+            // If the headroom stayed closed, each later request would climb the whole ladder, and
+            // would split idle pages that the request after it could have had whole.
             central.headroom_is_open = true;
             log::info!(
                 "device {}: nothing else helped, so the headroom is used until memory is given \

@@ -25,9 +25,9 @@ use gruyere_record::{DeviceGauge, EventKind, clock};
 use std::convert::Infallible;
 
 /// The report, filled in by a walk.
-struct Cause(Report);
+struct Gathered(Report);
 
-impl Visitor for Cause {
+impl Visitor for Gathered {
     type Error = Infallible;
 
     fn shard(&mut self, walked: &WalkedShard<'_>) -> Result<(), Infallible> {
@@ -97,7 +97,7 @@ impl Device {
     fn why_memory_ran_out(&self, shared: &Shared, asked: u64, stream: u32) -> Report {
         let (live, live_peak) = shared.record.live(self.id);
         let info = shared.driver.memory_info(self.id).ok();
-        let mut cause = Cause(Report {
+        let mut cause = Gathered(Report {
             device: self.id,
             asked,
             stream: (stream, self.streams.handle(stream).map_or(0, |handle| handle.0 as u64)),
@@ -113,7 +113,7 @@ impl Device {
             ..Report::default()
         });
         let Ok(central) = self.walk(&mut cause);
-        let Cause(mut report) = cause;
+        let Gathered(mut report) = cause;
         report.limit = central.limit;
         report.reserved = central.backing.reserved;
         report.pending += central.pending_bytes();

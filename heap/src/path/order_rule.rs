@@ -27,6 +27,9 @@ use gruyere_record::gauges::pool_of;
 use gruyere_record::{EventKind, clock};
 use std::collections::HashMap;
 
+/// Events are due once the blocks that wait for them make up one part in this of the memory held.
+const BATCH_SHARE: u64 = 32;
+
 impl Device {
     /// A run for `want` from memory whose last work is ordered before its stream's future work,
     /// though perhaps not done yet: blocks that wait only for that stream itself, and memory of
@@ -104,9 +107,9 @@ impl Device {
     }
 
     /// Records events behind the frees so far, once enough blocks have begun to wait for streams
-    /// ([`Central::fence_due`]): late events also cover work unrelated to the frees, and a program
-    /// whose memory waits for them meanwhile takes fresh memory. `named`: the stream that this call
-    /// names.
+    /// ([`Central::fence_due`]). An event that is recorded late also covers work that has nothing
+    /// to do with the frees, and until that is done the program takes fresh memory. `named`: the
+    /// stream that this call names.
     pub(crate) fn fence_batch(&self, shared: &Shared, named: Option<u32>) {
         if !shared.shares() || !lock(&self.central).fence_due() {
             return;
@@ -132,12 +135,74 @@ impl Device {
         let growth = Growth {
             completed: &completed,
             fresh: 0,
-            steal: shared.shares(),
-            lean: false,
+            moves: shared.shares(),
+            past_slack: false,
             ..Growth::of(shared, &self.streams, request.lifetime)
         };
         let run = self.wait_for_others(shared, &mut central, &growth, want, false)?;
         Some((central, run))
+    }
+
+    /// Applies what the streams are already known to be past. Calls no driver.
+    pub(crate) fn collect_completed(&self, shared: &Shared, central: &mut Central) {
+        central.complete_frees(&self.streams, shared.shares());
+        if shared.shares() {
+            central.promote(&self.streams);
+        }
+    }
+
+    /// The last epoch of `stream` past which every stream may have its memory. 0 if record_stream
+    /// does not reach the allocator: an event then does not cover all uses.
+    pub(crate) fn completed_for_all(&self, shared: &Shared, stream: u32) -> u64 {
+        if shared.shares() { self.streams.completed(stream) } else { 0 }
+    }
+
+    /// Whether streams may wait for each other to hold less. A single stream has no other to wait
+    /// for.
+    pub(crate) fn may_wait_to_hold_less(&self, shared: &Shared) -> bool {
+        shared.waits_to_hold_less() && self.streams.count() > 1
+    }
+
+    /// Whether a stream may get memory that another freed, and there are others.
+    pub(crate) fn passes_memory(&self, shared: &Shared) -> bool {
+        shared.shares() && self.streams.count() > 1
+    }
+
+    /// Rung 0. Free of cost if there is nothing to learn: a program with one stream never records
+    /// an event.
+    pub(crate) fn look_again(
+        &self,
+        shared: &Shared,
+        central: &mut Central,
+        want: Want,
+    ) -> Option<RunId> {
+        let driver = &*shared.driver;
+        let others = || shared.shares() && central.arenas.others_own(want.space, want.stream);
+        if (!central.pending.is_empty() || others())
+            && let Some(_guard) = self.query_guard()
+        {
+            for step in 0..2 {
+                // First the recorded events, then new events for frees without one.
+                if step == 1 && !self.fence(shared, Some(want.stream)) {
+                    break;
+                }
+                self.streams.poll_some(driver);
+                self.collect_completed(shared, central);
+                if let Some(run) = want.fit(&mut central.arenas) {
+                    return Some(run);
+                }
+            }
+        }
+        if let Some(run) = self.allocate_ordered(shared, central, want) {
+            return Some(run);
+        }
+        // Neighbours of one owner are merged already: joining helps only if both have free memory.
+        let unowned = central.arenas.own_free_bytes(want.space, UNOWNED);
+        let own = central.arenas.own_free_bytes(want.space, want.stream);
+        if own == 0 || unowned == 0 || own + unowned < want.bytes {
+            return None;
+        }
+        central.arenas.join(want.space, want.bytes, want.align, want.stream)
     }
 }
 
@@ -167,19 +232,6 @@ impl Heap {
                 "waits:auto: streams wait for each other only where the alternative is out of \
                  memory: {why}"
             );
-        }
-    }
-}
-
-/// Events are due once the blocks that wait for them make up one part in this of the memory held.
-const BATCH_SHARE: u64 = 32;
-
-impl Device {
-    /// Applies what the streams are already known to be past. Calls no driver.
-    pub(crate) fn collect_completed(&self, shared: &Shared, central: &mut Central) {
-        central.complete_frees(&self.streams, shared.shares());
-        if shared.shares() {
-            central.promote(&self.streams);
         }
     }
 }
@@ -308,61 +360,5 @@ impl Central {
     /// Bytes of large blocks that wait for other streams.
     pub(crate) fn pending_bytes(&self) -> u64 {
         self.pending.blocks().filter_map(|&id| self.arenas.run(id)).map(|run| run.bytes).sum()
-    }
-}
-
-impl Device {
-    /// The last epoch of `stream` past which every stream may have its memory. 0 if record_stream
-    /// does not reach the allocator: an event then does not cover all uses.
-    pub(crate) fn completed_for_all(&self, shared: &Shared, stream: u32) -> u64 {
-        if shared.shares() { self.streams.completed(stream) } else { 0 }
-    }
-
-    /// Whether streams may wait for each other to hold less. A single stream has no other to wait
-    /// for.
-    pub(crate) fn may_wait_to_hold_less(&self, shared: &Shared) -> bool {
-        shared.waits_to_hold_less() && self.streams.count() > 1
-    }
-
-    /// Whether a stream may get memory that another freed, and there are others.
-    pub(crate) fn passes_memory(&self, shared: &Shared) -> bool {
-        shared.shares() && self.streams.count() > 1
-    }
-
-    /// Rung 0. Free of cost if there is nothing to learn: a program with one stream never records
-    /// an event.
-    pub(crate) fn look_again(
-        &self,
-        shared: &Shared,
-        central: &mut Central,
-        want: Want,
-    ) -> Option<RunId> {
-        let driver = &*shared.driver;
-        let others = || shared.shares() && central.arenas.others_own(want.space, want.stream);
-        if (!central.pending.is_empty() || others())
-            && let Some(_guard) = self.query_guard()
-        {
-            for step in 0..2 {
-                // First the recorded events, then new events for frees without one.
-                if step == 1 && !self.fence(shared, Some(want.stream)) {
-                    break;
-                }
-                self.streams.poll_some(driver);
-                self.collect_completed(shared, central);
-                if let Some(run) = want.fit(&mut central.arenas) {
-                    return Some(run);
-                }
-            }
-        }
-        if let Some(run) = self.allocate_ordered(shared, central, want) {
-            return Some(run);
-        }
-        // Neighbours of one owner are merged already: joining helps only if both have free memory.
-        let unowned = central.arenas.own_free_bytes(want.space, UNOWNED);
-        let own = central.arenas.own_free_bytes(want.space, want.stream);
-        if own == 0 || unowned == 0 || own + unowned < want.bytes {
-            return None;
-        }
-        central.arenas.join(want.space, want.bytes, want.align, want.stream)
     }
 }

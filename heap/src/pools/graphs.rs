@@ -1,4 +1,4 @@
-//! The private memory of CUDA graphs, from the first capture to its return to the driver.
+//! The private memory of CUDA graphs, from the first capture to the end of its pool.
 //!
 //! torch opens a pool scope ([`Heap::begin_allocate_to_pool`]) and captures inside it;
 //! [`super::capture`] finds the pool of each capturing stream. Once the graphs of a pool are gone
@@ -131,8 +131,8 @@ impl Device {
         self.serve_from(shared, central, number, run, request)
     }
 
-    /// The pool's own memory, else growth: the allocator may ask about no event and take no other
-    /// pool's memory.
+    /// A run of the pool's own memory, else the pool grows. In a capture the allocator may query no
+    /// event, and it takes memory from no other pool.
     fn captured_run(
         &self,
         shared: &Shared,
@@ -167,8 +167,9 @@ impl Device {
         want.fit_or_join(&mut central.arenas)
     }
 
-    /// Returns the memory of capture pool `number` if the pool was over before the device was
-    /// synchronised and is unused since. Call only while no stream of the device captures.
+    /// Frees the memory of capture pool `number` if the pool was over (released, nothing live)
+    /// before the device was synchronised and has served nothing since: the supply keeps it for
+    /// others or gives it to the driver. Call only while no stream of the device captures.
     pub(crate) fn free_graph_pool(
         &self,
         shared: &Shared,
@@ -186,8 +187,8 @@ impl Device {
         central.arenas.make_unowned(space, &|_| u64::MAX);
         let eviction = Eviction { completed: &|_| u64::MAX, ..Eviction::of(shared, &self.streams) };
         self.supply.evict_space(central, &eviction, space);
-        // Else a block waits for another stream, or the driver refused a span: the next
-        // synchronisation tries again.
+        // If memory is left (a block waits for another stream, or the driver refused a span), the
+        // pool stays, and the next synchronisation tries again.
         if central.forget_pool(pool, space) {
             central.captures.remove(number);
         }

@@ -1,4 +1,5 @@
-//! Stream order: which stream may reuse freed memory, and when.
+//! Streams, and how far each is known to be: epochs, and the events behind them. What a stream may
+//! reuse by it is `path/order_rule.rs`.
 //!
 //! Every stream has epochs. A free on a stream belongs to the epoch that is open at that moment. A
 //! fence closes the open epoch: it records one event behind it. Once the event is done, the stream

@@ -23,7 +23,7 @@ impl Central {
     ) -> Result<()> {
         let (least, step) = (whole_pages(bytes), step_for(bytes));
         let mut result = self.reserve_amply(ctx, space, step);
-        if result.as_ref().is_err_and(DriverError::is_out_of_memory) && ctx.steal {
+        if result.as_ref().is_err_and(DriverError::is_out_of_memory) && ctx.moves {
             // Useless address space goes back. Unmapping may wait for the device: not during a
             // capture.
             self.unmap_retired(ctx.driver, ctx.completed);

@@ -11,6 +11,14 @@
 use crate::small::size_class::PAGE;
 use crate::supply::pages::LONGEST_CHUNK;
 
+/// `backing:stitch` takes fresh pages up to the peak of live bytes and one part in this more.
+pub(crate) const SLACK: u64 = 128;
+/// Within the slack, a heap grows by at least one part in this of what it holds, so that it grows
+/// in few steps.
+pub(crate) const STEP_SHARE: u64 = 88;
+/// Memory that only a graph or a named pool can use exceeds the need by at most one part in this of
+/// what its space holds: idle, it is lost to all others.
+pub(crate) const OWN_SHARE: u64 = 8;
 /// A run of growth ends once more than one part in this of it has been freed since it began.
 const FREED_SHARE: u64 = 8;
 /// A growth exceeds the need by at most one part in this of the memory held.

@@ -20,8 +20,10 @@ pub(crate) mod mapping_book;
 pub(crate) mod moves;
 pub(crate) mod remapped;
 pub(crate) mod reservations;
-/// The longest chunk (bytes). Creating one has a fixed cost, paid less often with few chunks; at
-/// the other end of a chunk, a view's page table entries take address space only.
+
+/// The longest chunk (bytes). To create one has a fixed cost, which few long chunks pay seldom. A
+/// view maps the whole chunk, also where few of its pages are used there: that takes address space
+/// only.
 pub(crate) const LONGEST_CHUNK: u64 = 64 << 20;
 
 pub(crate) type ChunkId = u32;

@@ -14,16 +14,11 @@ use crate::small::size_class::PAGE;
 use crate::supply::backing::SPAN;
 use crate::supply::pages::chunks::{Part, Piece};
 use crate::supply::pages::gather::{Gathered, Source, parts_of};
+use crate::supply::pages::growth::{OWN_SHARE, SLACK, STEP_SHARE};
 use crate::supply::pages::{ChunkId, LONGEST_CHUNK};
 use gruyere_record::{DeviceGauge, EventKind, Record, clock};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
-
-/// `backing:stitch` takes fresh pages up to the peak of live bytes and one part in this more.
-const SLACK: u64 = 128;
-/// Within the slack, a heap grows by at least one part in this of what it holds, so that it grows
-/// in few steps.
-const STEP_SHARE: u64 = 88;
 
 impl Central {
     /// Maps pages to make `want` fit: fresh ones up to [`SLACK`] above the peak of live bytes; past
@@ -51,9 +46,9 @@ impl Central {
             plan = self.plan_row(ctx, want)?;
         }
         let mut gathered = Gathered::default();
-        if ctx.steal && self.spaces.is_ordinary(want.space) {
-            // A row by itself has room at its ends for the rest of split chunks, and takes all idle
-            // pages.
+        if ctx.moves && self.spaces.is_ordinary(want.space) {
+            // A separate row has room at both ends for the rest of split chunks, so every idle page
+            // can be mapped into it.
             let bytes = want.bytes.next_multiple_of(PAGE);
             let row = self.plan_alone(ctx, want.space, bytes).unwrap_or(plan);
             let mut movable = self.movable_pages(ctx, want);
@@ -70,7 +65,7 @@ impl Central {
                 (plan, gathered) = (row, found);
             }
         }
-        if !ctx.lean {
+        if !ctx.past_slack {
             return Err(failure);
         }
         // Idle pages do not suffice: the heap grows.
@@ -109,7 +104,7 @@ impl Central {
         }
         // More addresses cost less than to unmap, which may wait for the device: not during a
         // capture.
-        if ctx.steal && !self.may_reserve(want.space) {
+        if ctx.moves && !self.may_reserve(want.space) {
             self.unmap_retired(ctx.driver, ctx.completed);
             if let Some(plan) = plan(&self.arenas) {
                 return Ok(plan);
@@ -364,10 +359,6 @@ impl Central {
         self.unmap_retired(ctx.driver, &|stream| ctx.streams.completed(stream));
     }
 }
-
-/// Memory that only a graph or a named pool can use exceeds the need by at most one part in this of
-/// what its space holds: idle, it is lost to all others.
-const OWN_SHARE: u64 = 8;
 
 impl Central {
     /// The most by which a growth of `space` may exceed the need (bytes, whole pages).
