@@ -361,7 +361,7 @@ typedef struct GruyerePool {
   uint64_t second;
   // Bytes.
   uint64_t bytes;
-  // Of these, in slabs: for blocks of up to 1 MiB.
+  // Of these, in slabs: for small blocks, up to 16 KiB.
   uint64_t small;
 } GruyerePool;
 

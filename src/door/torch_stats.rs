@@ -1,8 +1,8 @@
-//! What torch's own functions need to tell the truth: statistics by pool with peaks and resets, and
-//! what lies where.
+//! Numbers that make torch's own functions tell the truth: statistics by pool with peaks and
+//! resets, and the memory layout.
 //!
-//! Every function may be called from any thread; none is called by torch, so each answers its
-//! failure value in a forked child. The Python package wires them (`gruyere._truth`).
+//! Any thread may call every function; torch calls none of them, so in a forked child each returns
+//! its failure value. The Python package wires them (`gruyere._truth`).
 
 use super::{current, fork, guarded, heap};
 use crate::heap::CapturePoolHeld;
@@ -180,7 +180,7 @@ pub struct GruyerePool {
     pub second: u64,
     /// Bytes.
     pub bytes: u64,
-    /// Of these, in slabs: for blocks of up to 1 MiB.
+    /// Of these, in slabs: for small blocks, up to 16 KiB.
     pub small: u64,
 }
 
@@ -264,7 +264,7 @@ pub struct GruyereSnapshot {
     pub unmapped: u64,
 }
 
-/// What [`GruyereSnapshot`] points into; the struct is its first field.
+/// Owns the memory behind [`GruyereSnapshot`], its first field.
 #[repr(C)]
 struct Held {
     face: GruyereSnapshot,
@@ -310,7 +310,7 @@ fn hold(snapshot: &Snapshot, pool_of: impl Fn(&Segment) -> PoolId) -> Box<Held> 
         pool_count: pools.len() as u64,
         unmapped: snapshot.unmapped,
     };
-    // A vector's buffer stays where it is when the vector moves.
+    // Moving a vector leaves its buffer in place.
     Box::new(Held { face, segments, blocks, pools })
 }
 
@@ -324,7 +324,7 @@ pub extern "C" fn gruyere_snapshot(device: c_int) -> *mut GruyereSnapshot {
     snapshot(device, |segment| segment.pool)
 }
 
-/// As [`gruyere_snapshot`]; `pool_of` a segment is the pool that is told of it.
+/// As [`gruyere_snapshot`]; `pool_of` maps a segment to the pool to report for it.
 pub(super) fn snapshot(
     device: c_int,
     pool_of: impl Fn(&Segment) -> PoolId,
