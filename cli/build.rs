@@ -19,17 +19,16 @@ fn sources(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
 fn main() -> std::io::Result<()> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let gpu = root.join("tests/gpu");
-    // The canaries first: what they use of the probe's files, the linker finds in what comes behind
-    // them.
+    // The canaries first: the linker resolves their use of the probe's files in the later library.
     for name in ["canaries", "probe"] {
         let folder = gpu.join(name);
         cc::Build::new()
             .files(sources(&folder)?)
             .include(root.join("include"))
             .define("main", format!("gruyere_{name}_main").as_str())
-            // Their names are no concern of the libraries that they load.
+            // Hides their names from the libraries that they load.
             .flag("-fvisibility=hidden")
-            // What names its own line names no folder of this machine.
+            // Keeps this machine's folders out of `__FILE__`.
             .flag_if_supported(format!("-fmacro-prefix-map={}/=", root.display()))
             .extra_warnings(true)
             .opt_level(2)
@@ -37,7 +36,7 @@ fn main() -> std::io::Result<()> {
             .map_err(std::io::Error::other)?;
         println!("cargo::rerun-if-changed={}", folder.display());
     }
-    // Libraries of their own before glibc 2.34.
+    // Separate libraries before glibc 2.34.
     for library in ["dl", "pthread"] {
         println!("cargo::rustc-link-lib={library}");
     }

@@ -1,9 +1,8 @@
 //! Gruyère: a CUDA memory allocator with almost no holes.
 //!
-//! One shared library that PyTorch loads through `torch.cuda.memory.CUDAPluggableAllocator`.
-//! Callers come in through [`door`], [`heap`] decides where a block goes, [`driver`] is how device
-//! memory comes and goes, [`dump`] is what an out-of-memory leaves behind, and [`record`] is what
-//! other processes can read of it all.
+//! One shared library, which PyTorch loads through `torch.cuda.memory.CUDAPluggableAllocator`.
+//! Callers enter through [`door`], [`heap`] places blocks, [`driver`] gets and returns device
+//! memory, [`dump`] reports an out-of-memory, and [`record`] is what other processes can read.
 
 pub mod config;
 pub mod door;

@@ -1,4 +1,4 @@
-//! `gruyere address`: what lies at an address of the device, and what lay there before.
+//! `gruyere address`: the current and earlier contents of a device's address.
 
 use std::fmt::Write as _;
 use std::slice;
@@ -57,21 +57,22 @@ fn parse(text: &str) -> Result<u64, String> {
     parsed.map_err(|_| "no address: write it as 0x7f3a40200400, or in decimal".to_owned())
 }
 
-/// How an address is backed.
+/// Backing of an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Backed {
     /// In a span of the driver's, or in a mapping's pages that hold blocks.
     Held(SegmentEntry),
-    /// Mapped, but nobody gets memory there: what was there lies elsewhere by now, or nowhere.
+    /// Mapped, but no request is served from it: its former contents lie elsewhere by now, or
+    /// nowhere.
     StaleAlias(SegmentEntry),
-    /// In address space of ours, with nothing mapped.
+    /// In our address space, with nothing mapped.
     Unmapped(SegmentEntry),
     /// Not ours.
     Unknown,
 }
 
-/// Whether `address` lies in the `bytes` from `start` on, which a damaged record may let pass the
-/// end of all addresses.
+/// Whether `address` lies in the `bytes` from `start` on; a damaged record may exceed the end of
+/// all addresses.
 fn covers(start: u64, bytes: u64, address: u64) -> bool {
     address.checked_sub(start).is_some_and(|offset| offset < bytes)
 }
@@ -139,9 +140,9 @@ struct Tenant {
     stream: u32,
     lifetime: u8,
     device: u8,
-    /// Ticks; `None`: before what the record remembers.
+    /// Ticks; `None`: before the record's memory.
     handed_out: Option<u64>,
-    /// Ticks; `None`: it was not seen to be freed.
+    /// Ticks; `None`: its free was not seen.
     freed: Option<u64>,
 }
 
@@ -170,7 +171,7 @@ fn tenants(events: &[Event], address: u64) -> Vec<Tenant> {
             Some(last) if last.address == event.address && last.freed.is_none() => {
                 last.freed = Some(event.time)
             }
-            // Handed out before what the record remembers.
+            // Allocated before the record's memory.
             _ => tenants.push(Tenant { freed: Some(event.time), ..tenant }),
         }
     }
@@ -178,7 +179,6 @@ fn tenants(events: &[Event], address: u64) -> Vec<Tenant> {
     tenants
 }
 
-/// Runs it.
 pub fn run(arguments: &Arguments) -> Ended {
     let reader = arguments.target.open()?;
     let (blocks, segments) = (reader.blocks(), reader.segments());
@@ -208,24 +208,24 @@ pub fn run(arguments: &Arguments) -> Ended {
     Ok(if blocks.torn + segments.torn > 0 { Exit::Torn } else { Exit::Fine })
 }
 
-/// All that the record says of an address.
+/// The record's facts about an address.
 struct Found {
     address: u64,
     backed: Backed,
     block: Option<(BlockEntry, BlockState)>,
     sites: Sites,
     tenants: Vec<Tenant>,
-    /// Events that were read, and the time of the latest (ticks).
+    /// Events read, and the time of the latest (ticks).
     events: usize,
     latest: Option<u64>,
 }
 
-/// The most blocks of the past that the text names.
+/// The most earlier blocks in the text.
 const SHOWN: usize = 8;
 
 impl Found {
     fn before(&self) -> impl Iterator<Item = &Tenant> {
-        // The live block is told by itself.
+        // The live block has a line of its own.
         let live = self.block.map(|(block, _)| block.address);
         self.tenants
             .iter()
@@ -263,7 +263,7 @@ impl Found {
         })
     }
 
-    /// Where in the program the block came from, with the whole stack.
+    /// The block's place in the program, with the whole stack.
     fn tell_site(&self, text: &mut String, id: SiteId) {
         if self.sites.get(id).is_none() {
             return;
@@ -282,7 +282,7 @@ impl Found {
 
     fn text(&self, reader: &Reader<'_>) -> String {
         let scale = reader.scale();
-        // How long before the record's latest event.
+        // Time before the record's latest event.
         let ago = |ticks: u64| {
             let (Some(scale), Some(latest)) = (scale, self.latest) else {
                 return "at an unknown time".to_owned();

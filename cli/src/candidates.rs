@@ -1,5 +1,5 @@
-//! Processes to choose from, one a line, the newest first: of the living what they hold, of the
-//! dead how they ended and what it comes to.
+//! Lists processes to choose from, a line each, newest first: living ones with the memory they
+//! hold, dead ones with their end and their conclusion.
 
 use std::iter::repeat;
 use std::os::fd::AsFd;
@@ -23,11 +23,11 @@ use serde::Serialize;
 use crate::command;
 use crate::wrap::{unfold, wrap};
 
-/// Columns where nobody knows how wide the terminal is.
+/// Width if the terminal's is unknown.
 const COLUMNS: usize = 80;
-/// A conclusion in fewer columns can't be read.
+/// The fewest columns in which a conclusion is readable.
 const LEAST_CONCLUSION: usize = 20;
-/// A part of the line that a command may take, and the least that is worth showing.
+/// The part of the line for a command, and the least that is worth showing.
 const COMMANDS_PART: usize = 3;
 const LEAST_COMMAND: usize = 12;
 
@@ -35,13 +35,13 @@ const LEAST_COMMAND: usize = 12;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Exit {
-    /// It has not ended.
+    /// Still running.
     Runs,
-    /// The last that it did was to run out of device memory.
+    /// Its last event was an out-of-memory.
     OutOfMemory,
     /// Without a clean exit: killed, crashed, or left by `_exit`.
     Unclean,
-    /// There is no telling: it ran before the machine was restarted, or on another one, or its
+    /// Undecidable: the process ran before the machine was restarted, or on another one, or its
     /// record can't be read.
     Unknown,
 }
@@ -57,43 +57,43 @@ impl Exit {
     }
 }
 
-/// The record that a process left, unopened.
+/// The record left by a process, unopened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Dead {
-    /// When it gave its last sign of life.
+    /// Time of its last sign of life.
     pub last_sign: SystemTime,
     /// Its file.
     pub path: PathBuf,
 }
 
-/// A process that may be meant.
+/// A process to choose.
 #[derive(Clone, Debug)]
 pub struct Candidate {
     /// The file of its record.
     pub path: PathBuf,
-    /// Its number; of a record that can't be read, what the name of the file says.
+    /// Its pid; for an unreadable record, as in the file's name.
     pub pid: Option<u64>,
-    /// `None` where its record can't be read.
+    /// `None` if its record is unreadable.
     pub process: Option<Process>,
-    /// Whose its file is, where that is another user.
+    /// The file's owner, if another user.
     pub user: Option<u32>,
-    /// When it began, or, of a dead one, gave its last sign of life.
+    /// Start of a living process; last sign of life of a dead one.
     pub since: SystemTime,
     /// How it ended.
     pub exit: Exit,
-    /// What its memory comes to, where that is known.
+    /// The cause in its conclusion, if known.
     pub cause: Option<Cause>,
-    /// The same in a line; of the living, what it holds.
+    /// The conclusion in a line; for a living process, the memory it holds.
     pub says: String,
-    /// What to do about it.
+    /// The remedy.
     pub remedy: Option<String>,
 }
 
 impl Candidate {
-    /// A process that runs.
+    /// A running process.
     pub fn living(reader: &Reader<'_>) -> Candidate {
         let devices = reader.device_snapshots();
-        // A record may say anything.
+        // A record may hold any number: saturate.
         let sum = |of: fn(&DeviceSnapshot) -> u64| {
             devices.iter().map(of).fold(0, |sum: u64, bytes| sum.saturating_add(bytes))
         };
@@ -113,8 +113,8 @@ impl Candidate {
         }
     }
 
-    /// A process that left a record, which is read for this moment only: it is a copy in memory.
-    /// `None`: it is gone, or another user's.
+    /// A process that left a record, which stays in memory for this call only: it is a copy.
+    /// `None`: the record is gone, or another user's.
     pub fn dead(dead: &Dead, owners: Owners) -> Option<Candidate> {
         let Look::Found(found) = sweep::look(dead.path.clone(), owners, |_| true) else {
             return None;
@@ -148,7 +148,7 @@ impl Candidate {
         })
     }
 
-    /// A process that left this record.
+    /// The process that left this record.
     pub fn of(reader: &Reader<'_>, last_sign: SystemTime) -> Candidate {
         let state = outside::state(reader, LAST_EVENTS);
         let process = reader.process();
@@ -176,21 +176,21 @@ impl Candidate {
         self.process.as_ref().map_or("-", |process| &process.command)
     }
 
-    /// Before the command.
+    /// Prefix of the command.
     fn note(&self) -> String {
         self.user.map(|user| format!("of user {user}: ")).unwrap_or_default()
     }
 }
 
-/// What a conclusion's advice begins with.
+/// First words of the advice in a conclusion.
 const TO_DO: &str = "To do: ";
 
-/// The advice of a conclusion, in one line.
+/// The advice of a conclusion, in a single line.
 pub fn remedy(lines: &[String]) -> Option<String> {
     unfold(lines).into_iter().find(|line| line.starts_with(TO_DO))
 }
 
-/// Why a record can't be read, in few words: the file is known from where they stand.
+/// Why a record can't be read, in few words: the context names the file.
 pub fn unreadable(error: &ReadError) -> String {
     match error {
         ReadError::Version { version, .. } => format!(
@@ -200,13 +200,12 @@ pub fn unreadable(error: &ReadError) -> String {
     }
 }
 
-/// Whose file it is, where that is not this user.
+/// The file's owner, if another user.
 fn other_user(reader: &Reader<'_>) -> Option<u32> {
     reader.owner().filter(|&user| user != effective_user())
 }
 
-/// Events at the end that are looked at for an out-of-memory: it is followed by the frees of what
-/// the exception unwinds.
+/// Events at the end to search for an out-of-memory: the frees of an unwinding exception follow it.
 pub const LAST_EVENTS: usize = 512;
 
 /// Whether the last request was refused.
@@ -217,16 +216,16 @@ pub fn ran_out(events: &[Event]) -> bool {
     events.iter().rev().find(is_request).is_some_and(|event| of(EventKind::OutOfMemory)(&event))
 }
 
-/// What the one who chooses names.
+/// The name that the user types to choose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum By {
-    /// The process's number, which begins the line; a conclusion ends it.
+    /// The pid, which begins the line; a conclusion ends it.
     Pid,
-    /// The file of the record, where numbers are the same. It ends the line, and is never cut.
+    /// The file of the record, for equal pids. It ends the line, and is never cut.
     File,
 }
 
-/// How wide the terminal behind `stream` is; else what `$COLUMNS` says, else 80.
+/// Width of the terminal behind `stream`; else `$COLUMNS`, else 80.
 pub fn columns(stream: impl AsFd) -> usize {
     let said = || std::env::var("COLUMNS").ok()?.parse().ok();
     terminal_size::terminal_size_of(stream)
@@ -236,7 +235,7 @@ pub fn columns(stream: impl AsFd) -> usize {
         .unwrap_or(COLUMNS)
 }
 
-/// `candidates` in a table of at most `columns` columns, as they come, each line with its end.
+/// `candidates` as a table of at most `columns` columns, in their order, each with its end.
 pub fn table(candidates: &[Candidate], by: By, columns: usize) -> String {
     let has_ranks = candidates.iter().any(|one| one.process.as_ref().is_some_and(has_rank));
     let last = if by == By::File { "FILE" } else { "CONCLUSION" };
@@ -256,7 +255,7 @@ pub fn table(candidates: &[Candidate], by: By, columns: usize) -> String {
     {
         let rank = if has_ranks { format!("{rank:>of_rank$}  ") } else { String::new() };
         if !is_known {
-            // Where the command would be, why there is none: in one line.
+            // In the command's place, the reason why there is none: in a single line.
             let line = format!("{pid:>of_pid$}  {rank}{age:>of_age$}  {exit:<of_exit$}  {last}");
             out.push_str(&cut(&line, columns));
             out.push('\n');
@@ -268,7 +267,7 @@ pub fn table(candidates: &[Candidate], by: By, columns: usize) -> String {
         );
         let room = columns.saturating_sub(head.chars().count());
         let lines = match by {
-            // A conclusion goes on below, where it would be cut.
+            // A conclusion wraps below, rather than being cut.
             By::Pid if room >= LEAST_CONCLUSION => wrap(last, room, ""),
             By::Pid => vec![cut(last, room)],
             By::File => vec![last.clone()],
@@ -282,7 +281,8 @@ pub fn table(candidates: &[Candidate], by: By, columns: usize) -> String {
     out
 }
 
-/// Up to a full stop that another sentence follows: what is in a list is to be told apart.
+/// Cuts at the first full stop before another sentence: a list needs only enough to distinguish its
+/// items.
 fn first_sentence(text: &str) -> &str {
     let begins = |at: usize| text[at + 2..].starts_with(char::is_uppercase);
     let end = text.match_indices(". ").map(|(at, _)| at).find(|&at| begins(at));
@@ -308,7 +308,7 @@ fn row(candidate: &Candidate, command: String, by: By) -> [String; 6] {
     cells.map(|cell| plain(&cell))
 }
 
-/// How long ago `time` was, in the largest unit that has two of it.
+/// Time since `time`, in the largest unit of which it has two.
 pub fn age(time: SystemTime) -> String {
     let seconds = SystemTime::now().duration_since(time).map_or(0, |age| age.as_secs());
     match seconds {
@@ -319,7 +319,7 @@ pub fn age(time: SystemTime) -> String {
     }
 }
 
-/// What a process is called in a sentence: its number, command and rank.
+/// A process in a sentence: its pid, command and rank.
 pub fn in_words(path: &Path, process: &Process) -> String {
     let rank = process.rank.map(|rank| format!(", rank {rank}")).unwrap_or_default();
     let command = shown_command(&process.command);

@@ -1,25 +1,25 @@
-//! A process's command line in a column of a table: as short as can be, and different where two
-//! processes run different things.
+//! A process's command line in a table's column: as short as possible, yet distinct for processes
+//! that run different things.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use gruyere_record::run::shown_command;
 use gruyere_record::{cut, plain};
 
-/// Parts of a script's path that are shown at most.
+/// The most parts of a script's path to show.
 const MOST_PARTS: usize = 4;
 
-/// What runs: a script without its interpreter and `-m gruyere`, both without their paths.
+/// The program: a script without its interpreter and `-m gruyere`, both without their paths.
 pub fn short(command: &str) -> String {
     with_path(command, 1)
 }
 
-/// The same with so many parts of the script's path.
+/// As [`short`], with `parts` parts of the script's path.
 fn with_path(command: &str, parts: usize) -> String {
     let command = shown_command(&plain(command));
     let words: Vec<&str> = command.split(' ').collect();
     let is_python = words[0].starts_with("python");
-    // Behind the interpreter's own options; what -c and -m run has no file.
+    // Skips the interpreter's own options; -c and -m run no file.
     let is_option = |word: &&&str| word.starts_with('-') && !["-c", "-m"].contains(*word);
     let at = 1 + words.iter().skip(1).take_while(is_option).count();
     match words.get(at).filter(|word| is_python && word.ends_with(".py")) {
@@ -33,8 +33,8 @@ fn with_path(command: &str, parts: usize) -> String {
     }
 }
 
-/// The commands in at most `columns` characters each: where two that differ would look the same,
-/// what they have in common is left out.
+/// The commands in at most `columns` characters each: if two different ones would look the same,
+/// their common part is left out.
 pub fn told_apart(commands: &[&str], columns: usize) -> Vec<String> {
     let different = |texts: &[String]| texts.iter().collect::<BTreeSet<_>>().len();
     let shown = |parts| -> Vec<String> {
@@ -63,8 +63,8 @@ pub fn told_apart(commands: &[&str], columns: usize) -> Vec<String> {
     texts.iter().map(told).collect()
 }
 
-/// How many bytes all of `texts` begin with, up to the begin of a word; an option goes with its
-/// value. Of texts that are all the same: all.
+/// Length in bytes of the common prefix of `texts`, up to the start of a word; an option goes with
+/// its value. If all are the same: the whole length.
 fn common(texts: &[&str]) -> usize {
     let first = texts[0];
     let agree = |text: &&str| {
@@ -82,7 +82,7 @@ fn common(texts: &[&str]) -> usize {
     if word > 0 && first[before..word].starts_with('-') { before } else { word }
 }
 
-/// `text` without its first `same` bytes, but for the first word where there is room.
+/// `text` without its first `same` bytes, except the first word if there is room.
 fn without(text: &str, same: usize, columns: usize) -> String {
     let (rest, first) = (&text[same..], text.split(' ').next().unwrap_or(text));
     match first.chars().count() + 3 + rest.chars().count() <= columns && first.len() < same {

@@ -1,5 +1,5 @@
-//! `gruyere compare`: one program under torch's allocators and under Gruyère, and the table that
-//! people post. It is `bench --torch` made one word.
+//! `gruyere compare`: a program under torch's allocators and under Gruyère, as a table to post. A
+//! short form of `bench --torch`.
 
 use std::ffi::OsString;
 use std::num::NonZeroU32;
@@ -57,13 +57,13 @@ pub struct Arguments {
 
 #[cfg(test)]
 impl Arguments {
-    /// The command that was given.
+    /// The command to run.
     pub fn command(&self) -> &[OsString] {
         &self.command
     }
 }
 
-/// Runs it. Returns only where nothing could be started.
+/// Runs the command. Returns only if nothing could start.
 pub fn main(arguments: &Arguments) -> ExitCode {
     match launch_line::read(&arguments.command, "compare") {
         Ok(program) => torch::compare(torch::One {

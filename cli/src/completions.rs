@@ -1,4 +1,4 @@
-//! `gruyere completions`: what a shell needs to complete this command, made by clap's own tool.
+//! `gruyere completions`: a shell's completions of this command, made by clap's own tool.
 
 use clap_complete::Shell;
 
@@ -19,7 +19,7 @@ pub struct Arguments {
     shell: Shell,
 }
 
-/// Runs it for `command`, the whole of the command line.
+/// Prints the completions for `command`, the whole command line.
 pub fn run(arguments: &Arguments, mut command: clap::Command) -> Ended {
     let mut script = Vec::new();
     clap_complete::generate(arguments.shell, &mut command, "gruyere", &mut script);

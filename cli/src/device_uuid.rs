@@ -1,4 +1,4 @@
-//! A device's UUID as NVML, nvidia-smi and DCGM write it.
+//! A device's UUID in the format of NVML, nvidia-smi and DCGM.
 #![deny(unsafe_code, clippy::unwrap_used)]
 
 /// `GPU-` and the bytes in five groups.

@@ -1,4 +1,4 @@
-//! `gruyere diff`: what is new in a process's memory, and what is gone.
+//! `gruyere diff`: new and gone blocks of a process's memory.
 
 mod bound;
 mod compare;
@@ -63,7 +63,6 @@ pub struct Arguments {
     folder: Folder,
 }
 
-/// Runs it.
 pub fn run(arguments: &Arguments) -> Ended {
     let before = load(&arguments.before, &arguments.folder)?;
     let after = load(&arguments.after, &arguments.folder)?;
@@ -87,7 +86,7 @@ pub fn run(arguments: &Arguments) -> Ended {
     })
 }
 
-/// The most that is read of a file of JSON.
+/// The largest part read of a JSON file.
 const MOST_BYTES: u64 = 4 << 30;
 
 fn load(name: &str, folder: &Folder) -> Result<State, Failure> {
@@ -149,12 +148,12 @@ fn json(before: &State, after: &State, changes: &[DeviceChange], passed: &[Strin
     })
 }
 
-/// Lines of the program that are told in the text: those that changed most.
+/// The most lines of the program in the text: those that changed most.
 const MOST_LINES: usize = 8;
-/// Columns of a row's name: what is left of 80.
+/// Columns of a row's name: the rest of 80.
 const NAME: usize = 33;
 
-/// A line of the program in a row: of its path, the end says most.
+/// A line of the program in a row: the end of its path says most.
 fn end_of(line: &str) -> String {
     let line = line.replace(" in <module>", "");
     let excess = line.chars().count().saturating_sub(NAME);
@@ -173,7 +172,7 @@ fn signed(change: Change) -> String {
     }
 }
 
-/// How a size changed, in words: `grew by 38% (480.00 MiB)`.
+/// A change of size in words: `grew by 38% (480.00 MiB)`.
 fn in_words(change: Change) -> String {
     let bytes = BinaryBytes(change.before.abs_diff(change.after));
     let verb = match change.after.cmp(&change.before) {
@@ -187,7 +186,7 @@ fn in_words(change: Change) -> String {
     }
 }
 
-/// What it comes to on a device: how much more is live and held, and by which line.
+/// Summary of a device: the growth of live and held memory, and the responsible line.
 fn verdict(change: &DeviceChange) -> String {
     let number = change.device;
     let (live, held) = (in_words(change.live), in_words(change.reserved));

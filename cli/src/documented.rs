@@ -1,5 +1,5 @@
-//! The commands that README and the pages show are commands of this program: each is read by the
-//! command line itself, settings by the library. (`python -m gruyere`: test_documented.py.)
+//! Checks the commands in README and the pages: the command line parses each, and the library its
+//! settings. (`python -m gruyere`: test_documented.py.)
 
 use std::ffi::OsString;
 use std::fs;
@@ -12,22 +12,22 @@ use gruyere::config::Config;
 use super::{Cli, Command};
 use crate::launch_line;
 
-/// Pages whose commands are not for users, or are of an earlier version.
+/// Pages whose commands are not for users, or belong to an earlier version.
 const NOT_READ: [&str; 1] = ["docs/decisions"];
-/// What stands for something of the reader's own, and what is taken in its place.
+/// Placeholders for a reader's own values, and their substitutes.
 const STAND_FOR: [(&str, &str); 3] = [("PID", "4242"), ("ADDRESS", "0x7f3a40200400"), ("[", "")];
-/// What ends a command for the shell.
+/// Shell tokens that end a command.
 const ENDS: [&str; 6] = ["|", "||", "&", "&&", ">", ";"];
 
 /// A command of a page.
 #[derive(Debug, PartialEq)]
 struct Shown {
     line: String,
-    /// Within a sentence: it may be no more than the command's name.
+    /// Within a sentence: it may be only the command's name.
     is_mention: bool,
 }
 
-/// The commands on a page: in blocks of `sh`, in indented blocks, between backquotes.
+/// The commands of a page: in blocks of `sh`, in indented blocks, between backquotes.
 fn shown(page: &str) -> Vec<Shown> {
     let mut found = Vec::new();
     let mut fence: Option<bool> = None;
@@ -52,7 +52,7 @@ fn shown(page: &str) -> Vec<Shown> {
             Some(false) => {}
             None => {
                 if let Some(line) = line.strip_prefix("    ") {
-                    // What it is for stands behind it.
+                    // An explanation follows the command.
                     add(line.trim().split("   ").next().unwrap_or_default(), false);
                 }
                 for code in line.split('`').skip(1).step_by(2) {
@@ -64,7 +64,7 @@ fn shown(page: &str) -> Vec<Shown> {
     found
 }
 
-/// The words of a command, its settings (`GRUYERE_CONF=`) apart; `None`: it is not ours.
+/// The words of a command, its settings (`GRUYERE_CONF=`) separate; `None`: not ours.
 fn words(line: &str) -> Option<(Vec<String>, Option<String>)> {
     let mut line = line.to_owned();
     for (word, instead) in STAND_FOR {
@@ -86,7 +86,7 @@ fn words(line: &str) -> Option<(Vec<String>, Option<String>)> {
         .then_some((words, settings))
 }
 
-/// Why a command that is shown would be refused.
+/// Error that the command would print.
 fn fault(command: &Shown) -> Option<String> {
     let (words, settings) = words(&command.line)?;
     if let Some(text) = settings.filter(|text| !text.starts_with("key:"))
@@ -104,7 +104,7 @@ fn fault(command: &Shown) -> Option<String> {
     match Cli::try_parse_from(&words) {
         Ok(cli) => match cli.command {
             Command::Compare(arguments) => read(arguments.command(), "compare"),
-            // A sentence may say no more than its name.
+            // A sentence may contain only the name.
             Command::Dryrun(_) if command.is_mention && words.len() == 2 => None,
             Command::Dryrun(arguments) => arguments.fault(),
             Command::Watch(arguments) => arguments.fault(),
@@ -129,7 +129,7 @@ fn fault(command: &Shown) -> Option<String> {
     }
 }
 
-/// Every page that users read.
+/// Every page for users.
 fn pages() -> Vec<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let mut found =

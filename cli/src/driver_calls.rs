@@ -1,9 +1,9 @@
-//! How long the driver's calls took, for people.
+//! Time in driver calls, for people.
 
 use gruyere_record::calls::CallTime;
 use indicatif::BinaryBytes;
 
-/// A span of time with three digits.
+/// A duration with three digits.
 pub fn span(nanoseconds: u64) -> String {
     match nanoseconds as f64 {
         n if n < 1e3 => format!("{n:.0} ns"),
@@ -27,7 +27,7 @@ fn size(time: &CallTime) -> String {
     }
 }
 
-/// A table of them, a line each; nothing where there are none.
+/// The times as a table, a line each; empty without any.
 pub fn table(times: &[CallTime]) -> Vec<String> {
     if times.is_empty() {
         return Vec::new();
@@ -49,8 +49,8 @@ pub fn table(times: &[CallTime]) -> Vec<String> {
     std::iter::once(head).chain(lines).collect()
 }
 
-/// All of it in one line: what the calls took in all and the costliest three kinds, then what the
-/// host waited. `None` where there are none.
+/// The times in a single line: the total, the three costliest kinds, then the host's waiting time.
+/// `None` without any.
 pub fn line(times: &[CallTime]) -> Option<String> {
     let (waits, calls): (Vec<CallTime>, Vec<CallTime>) =
         times.iter().cloned().partition(CallTime::is_wait);

@@ -1,4 +1,4 @@
-//! How a process that was followed ended, and what is left of it to look at.
+//! How a followed process ended, and the files it left.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -13,20 +13,20 @@ use crate::candidates::{Candidate, Exit};
 pub struct Ending {
     /// Its last sign of life.
     pub since: SystemTime,
-    /// It ran out of device memory, and was served nothing after that.
+    /// Whether it ran out of device memory, and no request succeeded after that.
     pub ran_out: bool,
-    /// The first line of what its memory comes to; empty: not known.
+    /// The first line of its conclusion; empty: unknown.
     pub says: String,
-    /// What to do about it.
+    /// The remedy.
     pub remedy: Option<String>,
-    /// The record that `gruyere post` reads; `None`: it left none.
+    /// The record for `gruyere post`; `None`: it left none.
     pub record: Option<PathBuf>,
     /// The page of its last out-of-memory.
     pub page: Option<PathBuf>,
 }
 
 impl Ending {
-    /// Of the process that left this record.
+    /// The end of the process that left this record.
     pub fn of(reader: &Reader<'_>) -> Ending {
         let candidate = Candidate::of(reader, reader.last_sign());
         Ending {
@@ -39,8 +39,8 @@ impl Ending {
         }
     }
 
-    /// Of a process that took its record away, as it was at its end: by then the program may have
-    /// freed what the memory went to, so there is nothing to conclude from.
+    /// The end of a process that removed its record, as last seen: by then the program may have
+    /// freed the memory in question, so no conclusion is possible.
     pub fn without_record(reader: &Reader<'_>) -> Ending {
         let devices = reader.device_snapshots();
         let refused = |gauge| devices.iter().any(|device| device.gauge(gauge) > 0);
@@ -55,8 +55,8 @@ impl Ending {
     }
 }
 
-/// The record that a process left beside its own, at `path`: a copy of the moment at which it ended
-/// by an out-of-memory. Its name differs in the last number.
+/// The record that a process left beside its own, at `path`: a copy from the moment it ended by an
+/// out-of-memory. Only the last number of its name differs.
 pub fn left_beside(path: &Path, owners: Owners) -> Option<Reader<'static>> {
     let of_process = |path: &Path| {
         let name = path.file_name()?.to_string_lossy().into_owned();
@@ -74,7 +74,7 @@ pub fn dump_folder(configuration: &str) -> Option<PathBuf> {
     gruyere::config::Config::parse(configuration).ok()?.dump_dir
 }
 
-/// The newest page of an out-of-memory that the process has left, as far as it is seen from here.
+/// The newest out-of-memory page of the process, as far as it is visible from here.
 fn page(reader: &Reader<'_>) -> Option<PathBuf> {
     let process = reader.process();
     let folder = dump_folder(&process.configuration)?;
@@ -85,7 +85,7 @@ fn page(reader: &Reader<'_>) -> Option<PathBuf> {
     };
     let pages = std::fs::read_dir(folder).ok()?.flatten().map(|entry| entry.path());
     let dated = |path: PathBuf| Some((path.metadata().ok()?.modified().ok()?, path));
-    // Numbers of processes come again.
+    // Pids are reused.
     let begun = SystemTime::UNIX_EPOCH + Duration::from_nanos(process.created);
     let of_this_run = pages.filter(is_page).filter_map(dated).filter(|(time, _)| *time >= begun);
     of_this_run.max().map(|(_, path)| path)

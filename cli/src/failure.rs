@@ -1,4 +1,4 @@
-//! How commands end: one table of exit codes, and one way to say what stands in the way.
+//! Ends of commands: a table of exit codes, and a common form of error messages.
 
 use std::fmt;
 use std::io::{self, Write};
@@ -6,17 +6,17 @@ use std::process::ExitCode;
 
 use gruyere_record::ReadError;
 
-/// What a command's end means; each command's help names those that it uses.
+/// Exit code of a command; each command's help names those it uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Exit {
     /// All is well.
     Fine = 0,
-    /// Something is missing, or could not be read, written or run.
+    /// Missing input, or failure to read, write or run.
     Failed = 1,
-    /// It was read, but some values are not of one moment: the process was killed while it wrote.
+    /// Read, but some values belong to different moments: the process was killed while it wrote.
     Torn = 3,
-    /// A bound that was asked for is passed.
+    /// A requested bound is passed.
     Past = 4,
 }
 
@@ -26,13 +26,13 @@ impl From<Exit> for ExitCode {
     }
 }
 
-/// Why a command could not do what it was asked for: the input, the reason and the remedy, in one
-/// text. It ends with [`Exit::Failed`].
+/// Why a command failed: the input, the reason and the remedy, in a text. The command ends with
+/// [`Exit::Failed`].
 #[derive(Debug, PartialEq, Eq)]
 pub struct Failure(String);
 
 impl Failure {
-    /// With this text.
+    /// A failure with this text.
     pub fn new(text: impl fmt::Display) -> Failure {
         Failure(text.to_string())
     }
@@ -52,16 +52,15 @@ impl fmt::Display for Failure {
 
 impl std::error::Error for Failure {}
 
-/// A line on stderr of the command `name`. Where nobody reads it any more, that is no trouble of
-/// the command's.
+/// Prints a line on stderr for the command `name`. A missing reader is not the command's error.
 pub fn say(name: &str, text: impl fmt::Display) {
     let _ = writeln!(io::stderr(), "gruyere {name}: {text}");
 }
 
-/// What a command answers.
+/// Result of a command.
 pub type Ended = Result<Exit, Failure>;
 
-/// Ends the process for a command that is called `name`.
+/// Ends the process for the command `name`.
 pub fn end(name: &str, ended: Ended) -> ExitCode {
     match ended {
         Ok(exit) => exit.into(),

@@ -1,10 +1,10 @@
-//! Processes that come and go, followed from look to look: what `top` and `watch` read.
+//! Follows processes that come and go, sample by sample, for `top` and `watch`.
 //!
-//! A look is cheap: a record is opened once, and then only its gauges are read, and once a second
-//! its timeline. The block map is read once at first, and then seldom, of one device at a look, and
-//! only where something has happened on it since: it shows what is lost, while the gauge of that is
-//! written at events, and is as old as the last one. The record of a process that has ended stays
-//! readable for as long as it is followed.
+//! A sample is cheap: a record is opened once; each sample then reads its gauges, and once a second
+//! its timeline. The block map is read once at first, then seldom, of a single device per sample,
+//! and only if memory has moved on it since: it shows lost memory, whereas that gauge is written at
+//! events, and is as old as the last event. The record of an ended process stays readable for as
+//! long as it is followed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -24,30 +24,30 @@ use crate::recent;
 use crate::sites::is_due;
 use crate::target::{Folder, Target, Whose};
 
-/// Between two looks for new processes, and at a device's timeline.
+/// Time between two searches for new processes, and between two reads of a device's timeline.
 const SECOND: Duration = Duration::from_secs(1);
-/// A record that was given up is tried again after so long.
+/// Time until a damaged record is tried again.
 const AGAIN: Duration = Duration::from_secs(30);
-/// Processes that ended well are followed for so long after.
+/// Time to follow a process after a clean exit.
 const FAREWELL: Duration = Duration::from_secs(10);
 
-/// Which processes are followed.
+/// The followed processes.
 #[derive(Clone, Debug)]
 pub enum Which {
-    /// All of a folder, those that come later too.
+    /// All of a folder, including later ones.
     All(Folder),
     /// One record.
     One(Target),
 }
 
-/// How it stands with a process.
+/// State of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Life {
-    /// It runs (or that can't be told).
+    /// Running (or undecidable).
     Live,
-    /// It ended, and took its record away.
+    /// Ended; it removed its record.
     Ended,
-    /// It ended without a clean exit, and its record stayed.
+    /// Ended without a clean exit; its record stayed.
     Killed,
 }
 
@@ -65,34 +65,34 @@ impl Life {
 /// A device of a process.
 #[derive(Debug)]
 pub struct Device {
-    /// Its numbers at the last look.
+    /// Its numbers at the last sample.
     pub snapshot: DeviceSnapshot,
-    /// What it held over the run, as of a second ago at most.
+    /// Its timeline over the run, at most a second old.
     pub timeline: Vec<TimelineEntry>,
-    /// The highest live memory of the last step, or of the last minute where no steps are marked.
+    /// The highest live memory of the last step, or of the last minute if no steps are marked.
     pub peak: u64,
-    /// Bytes allocated a second.
+    /// Bytes allocated per second.
     pub rate: Option<f64>,
-    /// When its memory will have run out.
+    /// Forecast of out of memory.
     pub forecast: Forecast,
     rates: Rate,
     map: Option<Map>,
-    /// Memory has moved since the map was read.
+    /// Whether memory has moved since the map was read.
     has_moved: bool,
 }
 
-/// What the map of a device said of what is lost.
+/// Lost memory by a device's map.
 #[derive(Clone, Copy, Debug)]
 struct Map {
     at: Instant,
-    /// How often memory had moved by then ([`moves`]).
+    /// Number of moves at the time of the map ([`moves`]).
     moves: u64,
-    /// The gauge at that time: with another value it has been written since, and is the newer.
+    /// The gauge at that time: a different value has been written since, and is newer.
     gauge: u64,
     lost: u64,
 }
 
-/// How often memory has moved: while it does not, neither does what is lost.
+/// Counts memory's moves: without any, lost memory stays the same.
 fn moves(snapshot: &DeviceSnapshot) -> u64 {
     let total = snapshot.total();
     let moved = [
@@ -102,12 +102,12 @@ fn moves(snapshot: &DeviceSnapshot) -> u64 {
         snapshot.gauge(DeviceGauge::Reserved),
         snapshot.gauge(DeviceGauge::DriverCalls),
     ];
-    // Each counts in its own place; of a wrap all that comes is one look too few.
+    // Each counter has a weight of its own; a collision only misses a single read of the map.
     moved.iter().fold(0, |sum, &count| sum.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(count))
 }
 
 impl Device {
-    /// Takes what is lost from the map, where that is newer than the gauge.
+    /// Takes lost memory from the map, if the map is newer than the gauge.
     fn take_lost(&mut self) {
         let lost = DeviceGauge::Lost as usize;
         if let (Some(map), Some(gauge)) = (self.map, self.snapshot.gauges.get_mut(lost))
@@ -126,33 +126,33 @@ impl Device {
         self.map = Some(Map { at: now, moves, gauge, lost });
     }
 
-    /// Whether anything was ever allocated on it.
+    /// Whether the device ever had an allocation.
     pub fn is_used(&self) -> bool {
         self.snapshot.gauge(DeviceGauge::Limit) > 0 || self.snapshot.live_peak > 0
     }
 
-    /// What thresholds go by.
+    /// Input of the thresholds.
     pub fn facts(&self) -> Facts<'_> {
         Facts { device: &self.snapshot, rate: self.rate, forecast: self.forecast }
     }
 }
 
-/// A process that is followed.
+/// A followed process.
 #[derive(Debug)]
 pub struct Followed {
     /// Its record.
     pub reader: Reader<'static>,
-    /// Who it is.
+    /// The process's identity.
     pub process: Process,
-    /// Whose it is, and who says so.
+    /// The record's owner, and how far that is verified.
     pub whose: Whose,
-    /// How it stands with it.
+    /// State of the process.
     pub life: Life,
     /// Its devices, by number.
     pub devices: Vec<Device>,
-    /// How it ended, and what is left of it.
+    /// How it ended, and what it left.
     pub ending: Option<Ending>,
-    /// When it was seen to have ended.
+    /// When its end was seen.
     ended: Option<Instant>,
     timelines_at: Option<Instant>,
 }
@@ -167,13 +167,13 @@ impl Followed {
         Self { reader, process, whose, life, devices, ending, ended, timelines_at }
     }
 
-    /// The devices that it has used.
+    /// The used devices.
     pub fn used(&self) -> impl Iterator<Item = &Device> {
         self.devices.iter().filter(|device| device.is_used())
     }
 
     /// # Errors
-    /// The record is not to be believed any more; what was seen of it before stays.
+    /// The record is no longer credible; earlier samples of it stay.
     fn look(&mut self, begin: Instant, now: Instant, owners: Owners) -> Result<(), ReadError> {
         if self.ended.is_some() {
             return Ok(());
@@ -183,7 +183,7 @@ impl Followed {
         self.reader.expect_sound()?;
         self.life = life(&self.reader);
         if self.life != Life::Live {
-            // One look more: these are its last words.
+            // Another sample: the last words of the process.
             (self.ended, self.timelines_at) = (Some(now), None);
             self.end(owners);
             snapshots = self.reader.device_snapshots();
@@ -217,7 +217,7 @@ impl Followed {
                     device.has_moved = map.moves != moves(&device.snapshot);
                     device.take_lost();
                 }
-                // At first, and the last words of one that has ended.
+                // At first, and for the last words of an ended process.
                 _ => device.look_at_map(&self.reader, now),
             }
             device.rate = device.rates.look(seconds, device.snapshot.total().malloc_bytes);
@@ -231,8 +231,8 @@ impl Followed {
         Ok(())
     }
 
-    /// From now on it is as its record tells that `gruyere post` reads: one that ended by an
-    /// out-of-memory left a copy, of the moment before the exception freed what was live.
+    /// Takes the state from the record for `gruyere post`: a process that ended by an out-of-memory
+    /// left a copy, of the moment before the exception freed the live blocks.
     fn end(&mut self, owners: Owners) {
         let copy = || left_beside(self.reader.path(), owners);
         match (self.life, copy().filter(|copy| copy.process().created == self.process.created)) {
@@ -245,7 +245,7 @@ impl Followed {
         }
     }
 
-    /// The record that is left of it.
+    /// The record that the process left.
     fn left(&self) -> Option<&PathBuf> {
         self.ending.as_ref()?.record.as_ref()
     }
@@ -267,16 +267,16 @@ pub struct Follower {
     which: Which,
     begin: Instant,
     followed: BTreeMap<PathBuf, Followed>,
-    /// Records of processes that had ended before: there were so many, and nobody asked for them.
+    /// Records of processes that ended before the start: not followed, only counted.
     old: BTreeSet<PathBuf>,
-    /// What could not be read, and why.
+    /// Unreadable files, with the reasons.
     trouble: BTreeMap<PathBuf, String>,
-    /// Of them, those that were open and turned out damaged: when that was.
+    /// Records among them that turned out damaged while open, with the time.
     given_up: BTreeMap<PathBuf, Instant>,
-    /// Records of other users, which were left alone.
+    /// Number of other users' records, left alone.
     foreign: usize,
     looked_for_new: Option<Instant>,
-    /// When a map was read last, and how long that took.
+    /// Time and duration of the last read of a map.
     map_read: (Instant, Duration),
 }
 
@@ -284,7 +284,7 @@ impl Follower {
     /// Follows `which`.
     ///
     /// # Errors
-    /// One process that there is not, or that can't be read; a folder that can't be read.
+    /// The named process does not exist or is unreadable; or the folder is unreadable.
     pub fn new(which: Which) -> Result<Self, Failure> {
         let mut follower = Self {
             which,
@@ -317,12 +317,12 @@ impl Follower {
         }
     }
 
-    /// The processes, by the path of their record.
+    /// The processes, by path of record.
     pub fn followed(&self) -> &BTreeMap<PathBuf, Followed> {
         &self.followed
     }
 
-    /// Records of processes that had ended before they could be followed.
+    /// Number of records whose processes ended before we could follow them.
     pub fn old(&self) -> usize {
         let is_followed = |record: &PathBuf| {
             self.followed.values().any(|followed| followed.left() == Some(record))
@@ -330,23 +330,23 @@ impl Follower {
         self.old.iter().filter(|record| !is_followed(record)).count()
     }
 
-    /// How many records there are of other users, which are not read.
+    /// Number of other users' records, which are not read.
     pub fn foreign(&self) -> usize {
         self.foreign
     }
 
-    /// Why records could not be read, each with its file's name.
+    /// Errors of unreadable records, each with its file name.
     pub fn trouble(&self) -> impl Iterator<Item = &str> {
         self.trouble.values().map(String::as_str)
     }
 
-    /// Whether there is nobody left to follow, nor will be.
+    /// Whether no process is left to follow, and none can come.
     pub fn is_over(&self) -> bool {
         matches!(self.which, Which::One(_))
             && self.followed.values().all(|followed| followed.life != Life::Live)
     }
 
-    /// Forgets those that ended and left a record.
+    /// Forgets the ended processes that left a record.
     pub fn forget_dead(&mut self) {
         if let Which::All(_) = self.which {
             let old = &mut self.old;
@@ -357,7 +357,7 @@ impl Follower {
         }
     }
 
-    /// Looks at all of them at the moment `now`, and for new ones.
+    /// Samples all processes at the moment `now`, and searches for new ones.
     pub fn look(&mut self, now: Instant) {
         if let Which::All(folder) = &self.which
             && self.looked_for_new.is_none_or(|at| now.duration_since(at) >= SECOND)
@@ -365,7 +365,7 @@ impl Follower {
             self.looked_for_new = Some(now);
             let folder = folder.clone();
             self.look_for_new(&folder, now);
-            // A dead one whose record was swept is nobody's any more.
+            // Drops a dead process whose record was swept.
             self.followed.retain(|_, followed| match (followed.left(), followed.ended) {
                 (Some(record), _) => record.exists(),
                 (_, Some(ended)) => now.duration_since(ended) < FAREWELL,
@@ -384,7 +384,7 @@ impl Follower {
         self.look_at_a_map(now);
     }
 
-    /// Reads the map of the device of which it is oldest, of those on which memory has moved since.
+    /// Reads the oldest map, among devices on which memory has moved since.
     fn look_at_a_map(&mut self, now: Instant) {
         let (at, took) = self.map_read;
         if !is_due(at, took, now) {
@@ -407,7 +407,7 @@ impl Follower {
     fn look_for_new(&mut self, folder: &Folder, now: Instant) {
         let Ok(there) = sweep::names(&folder.directory) else { return };
         self.foreign = 0;
-        // A record costs time before it is given up: not at every look.
+        // A damaged record costs time before it is given up: not at every sample.
         self.given_up.retain(|_, at| now.duration_since(*at) < AGAIN);
         for path in &there {
             let is_known = self.followed.contains_key(path) || self.old.contains(path);

@@ -1,20 +1,20 @@
-//! Where this command lives, and the Python interpreter that does what needs torch:
-//! `bench --torch`, `compare` and `dryrun` find one that has the package, and become it.
+//! This command's folder, and the Python interpreter for work that needs torch: `bench --torch`,
+//! `compare` and `dryrun` find an interpreter that has the package, and execute it.
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Where this command lives: installed by the wheel, beside an interpreter that has the package; or
-/// built in the source tree, beside the library and the stand-in, with the package in the tree.
+/// The place of this command: installed by the wheel, beside an interpreter that has the package;
+/// or built in the source tree, beside the library and the stand-in, with the package in the tree.
 pub struct House {
     beside: Option<PathBuf>,
-    /// The library and the folder of the package, where this is a build of the source tree.
+    /// In a build of the source tree, the library and the package's folder.
     tree: Option<(PathBuf, PathBuf)>,
 }
 
-/// Asks an interpreter whether it can serve.
+/// Checks whether an interpreter is usable.
 const PROBE: &str = "
 import sys
 if sys.version_info < (3, 9):
@@ -28,7 +28,7 @@ except ImportError as error:
 ";
 
 impl House {
-    /// Looks where this command is.
+    /// Finds this command's place.
     pub fn find() -> Self {
         let beside =
             std::env::current_exe().ok().and_then(|file| Some(file.parent()?.to_path_buf()));
@@ -43,13 +43,13 @@ impl House {
         Self { beside, tree }
     }
 
-    /// The folder of this command, in which the stand-in GPU may be too.
+    /// The folder of this command, which may also contain the stand-in GPU.
     pub fn beside(&self) -> Option<&Path> {
         self.beside.as_deref()
     }
 
-    /// Becomes an interpreter with these arguments: `chosen`, or the one that a user would expect.
-    /// Returns only where there is none that can serve, with the reason and the remedy.
+    /// Executes an interpreter with these arguments: `chosen`, or the default. Returns only if no
+    /// interpreter is usable, with the reason and the remedy.
     pub fn turn_into(&self, chosen: Option<&Path>, arguments: &[&str]) -> String {
         match self.interpreter(chosen) {
             Ok(python) => {
@@ -60,7 +60,7 @@ impl House {
         }
     }
 
-    /// An interpreter that can serve.
+    /// A usable interpreter.
     fn interpreter(&self, chosen: Option<&Path>) -> Result<PathBuf, String> {
         let python = chosen.map_or_else(|| self.usual(), Path::to_path_buf);
         let remedy = "name one that has torch (--python; for gruyere compare, before the script)";
@@ -86,7 +86,7 @@ impl House {
         there.next().unwrap_or_else(|| PathBuf::from("python3"))
     }
 
-    /// The interpreter, able to find the package and the library.
+    /// The interpreter's command, with paths to the package and the library.
     fn command(&self, python: &Path) -> Command {
         let mut command = Command::new(python);
         if let Some((library, package)) = &self.tree {

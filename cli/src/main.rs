@@ -41,7 +41,7 @@ mod wrap;
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 
-/// The commands by what one wants to know; in each group the commonest first.
+/// The commands by purpose; in each group the most common first.
 const HELP: &str = "\
 {about-with-newline}
 {usage-heading} {usage}
@@ -82,8 +82,8 @@ Where a command wants a process, it may be left out while there is only one;
 `post` takes the one that died last.
 ";
 
-/// Columns of the help at most, and where the terminal's are not known. Longer lines are wrapped to
-/// the terminal by clap, except those of [`HELP`].
+/// The widest help, and its width if the terminal's is unknown. clap wraps longer lines to the
+/// terminal, except those of [`HELP`].
 const MOST_COLUMNS: usize = 80;
 
 /// A CUDA memory allocator for PyTorch with almost no holes.
@@ -133,12 +133,12 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    // Before there is a second thread.
+    // Before a second thread starts.
     if let Some(code) = doctor::run_as_asked(std::env::args_os()) {
         return code;
     }
     let command = Cli::parse().command;
-    // `run` hands all signals on to its program, which finds them as they were.
+    // `run` forwards all signals to its program, which inherits their original dispositions.
     if !matches!(command, Command::Run(_)) {
         signals::listen();
     }

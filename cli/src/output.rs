@@ -1,5 +1,5 @@
-//! What is printed, and whether anybody reads it: a closed pipe (`| head`) ends a command quietly
-//! and is no failure of its.
+//! Standard output and its reader: a closed pipe (`| head`) ends a command quietly and is not its
+//! failure.
 
 use std::fmt;
 use std::io::{self, ErrorKind, Write as _};
@@ -8,19 +8,19 @@ use std::time::{Duration, Instant};
 
 use crate::failure::Failure;
 
-/// Whether somebody reads.
+/// State of the reader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Audience {
-    /// Somebody does, or may.
+    /// It reads, or may.
     There,
-    /// Nobody does: what follows something ends.
+    /// It is gone: a command that follows a process ends.
     Gone,
 }
 
-/// Prints `text` as it is, at once.
+/// Prints `text` unchanged, at once.
 ///
 /// # Errors
-/// It can't be written: a full disk, say.
+/// Writing fails: a full disk, for example.
 pub fn print(text: impl fmt::Display) -> Result<Audience, Failure> {
     let text = text.to_string();
     let mut out = io::stdout().lock();
@@ -33,13 +33,12 @@ pub fn print(text: impl fmt::Display) -> Result<Audience, Failure> {
     }
 }
 
-/// Whether `error` only says that who read has gone: a closed pipe, a closed terminal.
+/// Whether `error` only means that the reader is gone: a closed pipe, a closed terminal.
 pub fn is_of_a_reader(error: &io::Error) -> bool {
     error.kind() == ErrorKind::BrokenPipe || error.raw_os_error() == Some(libc::EIO)
 }
 
-/// Waits for `time`, or until nobody reads standard output any more: the next line may be days
-/// away.
+/// Waits for `time`, or until standard output loses its reader: the next line may be days away.
 pub fn pause(time: Duration) -> Audience {
     match wait_for_the_end(&[libc::STDOUT_FILENO], Some(time)) {
         true => Audience::Gone,
@@ -48,7 +47,7 @@ pub fn pause(time: Duration) -> Audience {
 }
 
 /// Waits until the other side of one of `descriptors` (pipes, terminals, sockets) is gone, for
-/// `time` at most; whether it is.
+/// `time` at most; returns whether it is.
 pub fn wait_for_the_end(descriptors: &[RawFd], time: Option<Duration>) -> bool {
     let begin = Instant::now();
     let mut asked: Vec<libc::pollfd> =
@@ -58,7 +57,7 @@ pub fn wait_for_the_end(descriptors: &[RawFd], time: Option<Duration>) -> bool {
         let milliseconds = left.map_or(-1, |left| {
             libc::c_int::try_from(left.as_micros().div_ceil(1000)).unwrap_or(libc::c_int::MAX)
         });
-        // SAFETY: so many entries of ours.
+        // SAFETY: `descriptors.len()` entries of ours.
         let ended =
             unsafe { libc::poll(asked.as_mut_ptr(), asked.len() as libc::nfds_t, milliseconds) };
         if ended > 0 {
@@ -67,8 +66,7 @@ pub fn wait_for_the_end(descriptors: &[RawFd], time: Option<Duration>) -> bool {
         if left.is_some_and(|left| left.is_zero()) {
             return false;
         }
-        // Else a signal, or the longest time that can be asked for at once; and what can't be
-        // waited on is waited for.
+        // Else a signal, or the longest timeout of a call. If poll fails otherwise, sleeps instead.
         if ended < 0 && io::Error::last_os_error().kind() != ErrorKind::Interrupted {
             std::thread::sleep(left.unwrap_or(Duration::from_secs(1)));
         }

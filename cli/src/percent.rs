@@ -1,12 +1,12 @@
-//! Ratios as people read them: per cent, in two digits that say something.
+//! Ratios for people: percent, with two significant digits.
 
-/// `percent` in two digits: `0.4%`, `9.9%`, `50%`.
+/// `percent` with two digits: `0.4%`, `9.9%`, `50%`.
 pub fn percent(percent: f64) -> String {
-    // From 9.95 on one digit behind the point would make three.
+    // From 9.95 on, a digit after the point would make three.
     if percent.abs() < 9.95 { format!("{percent:.1}%") } else { format!("{percent:.0}%") }
 }
 
-/// What `after` is beyond `before`, with its sign; `None` where there was nothing before.
+/// Growth of `after` over `before`, with its sign; `None` if `before` is zero.
 pub fn growth(before: u64, after: u64) -> Option<String> {
     let change = (after as f64 / before as f64 - 1.0) * 100.0;
     let sign = if change > 0.0 { "+" } else { "" };

@@ -1,5 +1,4 @@
-//! `gruyere post`: the last state of a process that is gone: of the one that is named, or that died
-//! last.
+//! `gruyere post`: the last state of a dead process: the named process, or the latest to die.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -66,50 +65,49 @@ pub struct Arguments {
     html: Option<Option<PathBuf>>,
 }
 
-/// What is taken where no process is named.
+/// Help text: the default process.
 const WITHOUT_A_NAME: &str = "The process (its pid; in a container, the pid there) or the file of \
                               its record. Without it: the process of yours that died last, or, \
                               where none left a record, the one that runs";
 
-/// How a process ended, as far as its record tells.
+/// How a process ended, as far as its record shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 enum End {
-    /// It holds the lock of its record.
+    /// The process holds the lock of its record.
     Runs,
-    /// It closed its record.
+    /// The process closed its record.
     Clean,
-    /// Neither.
+    /// Lock gone, record not closed: killed.
     Killed,
-    /// There is no telling, for instance of a copy on another machine.
+    /// Undecidable, for example for a copy on another machine.
     Unknown,
 }
 
-/// What the record says of the end.
+/// The record's facts about the end.
 #[derive(Clone, Debug, Serialize)]
 struct Ending {
     how: End,
     /// The latest time in the record (nanoseconds since 1970).
     last_sign_of_life_nanoseconds: Option<u64>,
-    /// The machine has not been restarted since.
+    /// Whether the machine has not been restarted since.
     same_boot: bool,
     out_of_memories: u64,
-    /// Of the last event, if that is one.
+    /// Whether the last event is an out-of-memory.
     last_event_is_out_of_memory: bool,
-    /// The last request was refused.
+    /// Whether the last request was refused.
     ran_out: bool,
-    /// Counters of shards, gauges of devices, and entries that are not of one moment.
+    /// Counters of shards, gauges of devices, and entries that mix several moments.
     torn_lanes: u32,
     torn_gauges: u32,
     torn_entries: u64,
 }
 
-/// Runs it.
 pub fn run(arguments: &Arguments) -> Ended {
     let last = arguments.target.open_or_last_dead()?;
     let reader = &last.reader;
     let devices = reader.device_snapshots();
-    // The page draws as many as an out-of-memory's does.
+    // As many events as an out-of-memory's page draws.
     let events = match arguments.html {
         Some(_) => arguments.events.max(MOST_EVENTS),
         None => arguments.events,
@@ -184,7 +182,7 @@ fn write_page(state: &State, said: &str, path: &Path) -> Result<(), Failure> {
         })
 }
 
-/// Which process it is, where none was named.
+/// Names the process, if the user named none.
 fn chosen(last: &LastDead) -> String {
     let Some(time) = last.last_sign else { return String::new() };
     let (path, process) = (last.reader.path(), last.reader.process());
@@ -195,7 +193,7 @@ fn chosen(last: &LastDead) -> String {
     out + "\n"
 }
 
-/// Processes that died before, in a list: the latest.
+/// The most processes in the list of those that died before, latest first.
 const OTHERS: usize = 5;
 
 fn others(last: &LastDead, folder: &Folder) -> String {
@@ -260,10 +258,10 @@ fn ladder(device: &DeviceSnapshot) -> Vec<Rung> {
     RUNG_NAMES.iter().enumerate().map(rung).collect()
 }
 
-/// Ranks of one job begin within so many nanoseconds of each other.
+/// The longest time, nanoseconds, between the starts of two ranks of the same job.
 const TOGETHER: u64 = 600_000_000_000;
 
-/// The ranks of the process's job, as far as their records are there.
+/// The ranks of the process's job whose records exist.
 fn ranks(reader: &Reader<'_>, target: &Target) -> Vec<Rank> {
     let ours = reader.process();
     if ours.world_size.is_none_or(|size| size < 2) {
@@ -286,7 +284,7 @@ fn ranks(reader: &Reader<'_>, target: &Target) -> Vec<Rank> {
     found.into_values().collect()
 }
 
-/// What to look at next; only what applies.
+/// What to look at next, as far as it applies.
 fn next(ended: &Ending, state: &State, reader: &Reader<'_>) -> Vec<String> {
     let mut next = Vec::new();
     let pid = state.process.pid;
@@ -390,7 +388,7 @@ struct Stretch {
     pending_high_bytes: u64,
 }
 
-/// Stretches of a timeline that are shown: the latest.
+/// The most stretches of a timeline to show, latest first.
 const STRETCHES: usize = 24;
 
 fn timeline(reader: &Reader<'_>, device: u32) -> Vec<Stretch> {
@@ -453,7 +451,7 @@ fn page(
     out.push('\n');
     let columns = wrap::columns().unwrap_or(usize::MAX);
     let told = match full {
-        // The conclusion has been told.
+        // The conclusion is already printed.
         true => text::fitting(&State { conclusion: None, ..state.clone() }, columns),
         false => brief::brief(state, columns),
     };
@@ -491,8 +489,8 @@ fn page(
     out
 }
 
-/// A sentence, in lines that fit the terminal, the later ones with `indent`; one line where there
-/// is none.
+/// A sentence, wrapped to the terminal, with later lines indented by `indent`; a single line if
+/// there is no terminal.
 fn tell(out: &mut String, sentence: &str, indent: &str) {
     let sentence = plain(sentence);
     let columns = wrap::columns().unwrap_or(usize::MAX);

@@ -1,4 +1,4 @@
-//! `gruyere ps`: the processes that have a record.
+//! `gruyere ps`: the processes with a record.
 
 use std::io::{self, IsTerminal as _, Write};
 use std::path::{Path, PathBuf};
@@ -47,7 +47,7 @@ pub struct Arguments {
     folder: Folder,
 }
 
-/// A process and its devices at this moment.
+/// Current state of a process and its devices.
 struct Row {
     process: Process,
     devices: Vec<Device>,
@@ -63,7 +63,7 @@ struct Device {
 }
 
 fn device(reader: &Reader, mut now: DeviceSnapshot, is_live: bool) -> Device {
-    // The gauge of what is lost may be of any time before.
+    // The gauge of lost memory may be out of date.
     now.read_lost(reader);
     let peak = recent::peak(&reader.timeline(now.device).entries, &now, is_live);
     Device { now, peak }
@@ -85,7 +85,6 @@ fn row(reader: &Reader, state: State, claim: &Claim) -> Result<Row, ReadError> {
     Ok(row)
 }
 
-/// Runs it.
 pub fn run(arguments: &Arguments) -> Ended {
     let directory = &arguments.folder.directory;
     let (Listing { found, foreign, .. }, left) = arguments.folder.living_and_dead()?;
@@ -126,7 +125,7 @@ pub fn run(arguments: &Arguments) -> Ended {
         );
         trouble = true;
     }
-    // A closed pipe (`| head`) is no trouble.
+    // A closed pipe (`| head`) is not an error.
     let _ = if arguments.json {
         print_json(&rows, &dead, swept.removed, foreign)
     } else {
@@ -135,7 +134,8 @@ pub fn run(arguments: &Arguments) -> Ended {
     Ok(if trouble { Exit::Failed } else { Exit::Fine })
 }
 
-/// Of another version's record a line, where a terminal shows it; of others the file and why.
+/// Error for an unreadable record: of another version, a line, cut to fit a terminal; else the file
+/// and the reason.
 fn failure(path: &Path, error: &ReadError) -> Failure {
     let (ReadError::Version { .. }, Some(pid)) = (error, sweep::pid(path)) else {
         return Failure::new(error);
@@ -201,25 +201,25 @@ fn print_json(rows: &[Row], dead: &[Candidate], swept: usize, foreign: usize) ->
     writeln!(io::stdout(), "{all:#}")
 }
 
-/// How wide the columns of numbers are: with what is left for the command, 80 columns.
+/// Widths of the number columns; with the rest for the command, 80 columns.
 const WIDTHS: [usize; 8] = [7, 4, 3, 10, 10, 10, 10, 6];
 
-/// The columns of numbers of a row.
+/// The number columns of a row.
 fn numbers(cells: [String; WIDTHS.len()]) -> String {
     let cell = |(cell, width): (String, usize)| format!("{cell:>width$}");
     let cells: Vec<String> = cells.into_iter().zip(WIDTHS).map(cell).collect();
     cells.join(" ")
 }
 
-/// Columns for the command: what the terminal leaves, or plenty where there is none.
+/// Columns for the command: the rest of the terminal, or plenty without a terminal.
 fn room_for_commands() -> usize {
-    // One more, for a number such as 1023.99 MiB, which moves the row.
+    // Plus 1, for a number such as 1023.99 MiB, which moves the row.
     let used = WIDTHS.iter().sum::<usize>() + WIDTHS.len() - 1 + 2 + 1;
     let size = io::stdout().is_terminal().then(terminal_size::terminal_size).flatten();
     size.map_or(80, |(width, _)| usize::from(width.0).saturating_sub(used).max(1))
 }
 
-/// What stands before the command of another user's process.
+/// Prefix of the command of another user's process.
 fn note(whose: &Whose) -> String {
     let note = whose.note();
     if note.is_empty() { note } else { format!("{}: ", note.trim()) }

@@ -1,4 +1,4 @@
-//! The peak of late of a device, for every view: `PEAK` in tables, `peak_bytes` in JSON.
+//! The recent peak of a device, for every view: `PEAK` in tables, `peak_bytes` in JSON.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -6,7 +6,7 @@ use gruyere_record::reader::DeviceSnapshot;
 use gruyere_record::timeline::TimelineEntry;
 use gruyere_record::watch;
 
-/// [`watch::recent_peak`]. Of a process that has ended, the last minute is that before its end.
+/// [`watch::recent_peak`]. For an ended process, the last minute is the one before its end.
 pub fn peak(timeline: &[TimelineEntry], device: &DeviceSnapshot, is_live: bool) -> u64 {
     let end = timeline.last().map_or(0, |last| last.realtime_nanoseconds);
     watch::recent_peak(timeline, device, if is_live { now() } else { end })

@@ -59,11 +59,10 @@ fn duration(text: &str) -> Result<Duration, String> {
     parsed.ok_or_else(|| "expected a time, as in 30s, 5min or 1h 30min".to_owned())
 }
 
-/// Between two looks at the rings, and between two pieces of the file.
+/// Time between two reads of the rings, and between two pieces of the file.
 const LOOK: Duration = Duration::from_millis(5);
 const WRITE: Duration = Duration::from_millis(200);
 
-/// Runs it.
 pub fn run(arguments: &Arguments) -> Ended {
     let reader = arguments.target.open()?;
     if reader.is_live() != Some(true) {
@@ -77,9 +76,9 @@ pub fn run(arguments: &Arguments) -> Ended {
     let failed =
         |error: io::Error| Failure::new(format_args!("{path}: {error}; name another file with -o"));
     let mut file = TraceFile::create(&arguments.output).map_err(failed)?;
-    // What was read is written before the end.
+    // Writes everything read before it ends.
     let stop = signals::finish_first();
-    // None: so long that it never ends.
+    // None: too long ever to end.
     let end = arguments.period.and_then(|period| Instant::now().checked_add(period));
     let mut recorder = Recorder::start(&reader);
     let mut written = Instant::now();
@@ -95,7 +94,7 @@ pub fn run(arguments: &Arguments) -> Ended {
             file.write(&recorder.follower.lines.take()).map_err(failed)?;
             written = Instant::now();
         }
-        // What was read before is written.
+        // Events read before are already written.
         sound?;
         if over {
             break;
@@ -123,7 +122,7 @@ pub fn run(arguments: &Arguments) -> Ended {
     Ok(if counts.lost > 0 { Exit::Torn } else { Exit::Fine })
 }
 
-/// The rings' follower with its place in them.
+/// The rings' follower with its position in them.
 struct Recorder {
     cursor: Cursor,
     follower: Follower,
@@ -138,7 +137,7 @@ impl Recorder {
                 .map_or(1 << 28, |scale| (nanoseconds / scale.nanoseconds_per_tick) as u64)
         };
         let mut cursor = Cursor::default();
-        // What was before is not of this trace.
+        // Earlier events do not belong to this trace.
         let _ = reader.events(&mut cursor);
         let blocks = live(reader);
         let since = reader.events(&mut cursor);
@@ -151,7 +150,8 @@ impl Recorder {
         Recorder { cursor, follower }
     }
 
-    /// Adds to the last look what had begun and was not written, or counts it as lost.
+    /// Adds events to the last read that had begun and were not yet written, or counts them as
+    /// lost.
     fn await_late(&mut self, reader: &Reader<'_>, found: &mut Events) {
         let begun = Instant::now();
         while self.cursor.late() > 0 && begun.elapsed() < LATE {
@@ -163,9 +163,9 @@ impl Recorder {
         found.lost = found.lost.saturating_add(self.cursor.give_up());
     }
 
-    /// Takes in what happened since the last look; all of it, where there is none after this.
+    /// Takes in the events since the last read; all of them if this is the `last`.
     fn look(&mut self, reader: &Reader<'_>, last: bool) {
-        // Before the rings are read: what is younger may still miss older events of other shards.
+        // Before reading the rings: younger events may still miss older events of other shards.
         let now = clock::now();
         let mut found = reader.events(&mut self.cursor);
         if last {
@@ -174,7 +174,7 @@ impl Recorder {
         self.follower.add(found.entries);
         if found.lost == 0 {
             self.follower.apply(if last { u64::MAX } else { now });
-            // After a loss, which free is whose is a guess: the block map has the last word.
+            // After a loss, the match of frees to blocks is a guess: the block map decides.
             if last && self.follower.counts.lost > 0 {
                 self.follower.mend(&live(reader), &[]);
             }
@@ -195,8 +195,8 @@ impl Recorder {
     }
 }
 
-/// How long the last look waits, at most, for events that have begun: their threads may be waiting
-/// for a processor.
+/// The longest wait of the last read for events that have begun: their threads may be waiting for a
+/// processor.
 const LATE: Duration = Duration::from_millis(100);
 
 fn live(reader: &Reader<'_>) -> Vec<gruyere_record::BlockEntry> {
@@ -205,7 +205,7 @@ fn live(reader: &Reader<'_>) -> Vec<gruyere_record::BlockEntry> {
     blocks.map(|(block, _)| block).collect()
 }
 
-/// Whether an event says that a block came or went.
+/// Whether an event adds or removes a block.
 fn is_of_block(kind: EventKind) -> bool {
     matches!(kind, EventKind::Malloc | EventKind::Free)
 }
@@ -233,15 +233,15 @@ mod tests {
         let mut recorder = Recorder::start(&reader);
         recorder.follower.lines.take();
         let first = clock::now();
-        // On one shard, within a look: the second malloc began before the free, and got the block
-        // after it.
+        // On the same shard, within a read: the second malloc began before the free, and got the
+        // block after it.
         shard.event(Malloc, 0, 0, 1 << 20, 600, first);
         shard.event(Free, 0, 0, 1 << 20, 1024, first + 20);
         shard.event(Malloc, 0, 0, 1 << 20, 7, first + 10);
         while clock::now() <= first + 20 {}
         recorder.look(&reader, false);
         assert_eq!(recorder.follower.lines.take(), "a 1 600 0 0\nf 1\na 2 7 0 0\n");
-        // On two shards, from look to look: this one began before everything.
+        // On two shards, from read to read: this one began before everything.
         shard.event(Free, 0, 0, 1 << 20, 512, clock::now());
         recorder.look(&reader, false);
         other.event(Malloc, 0, 0, 1 << 20, 2000, first);

@@ -1,4 +1,4 @@
-//! `gruyere run`: a program with the library in it, without a change to the program.
+//! `gruyere run`: loads the library into an unmodified program.
 
 mod child;
 mod elf;
@@ -18,7 +18,7 @@ use crate::target::Folder;
 use environment::{Environment, Wanted};
 use program::Finding;
 
-/// Our own failures, as of `env` and `timeout`: the program's codes are its own.
+/// Exit code of our own failures, as for `env` and `timeout`: the program's codes are its own.
 const FAILED: u8 = 125;
 const CANNOT_BE_RUN: u8 = 126;
 const NOT_FOUND: u8 = 127;
@@ -81,7 +81,7 @@ pub struct Arguments {
     program: Vec<OsString>,
 }
 
-/// Runs it. Returns unless the program died of a signal: then this process does too.
+/// Runs the program. Returns, unless a signal ended the program: then it ends this process too.
 pub fn main(arguments: &Arguments) -> ExitCode {
     match run(arguments) {
         Ok(code) => ExitCode::from(code),
@@ -129,12 +129,12 @@ fn run(arguments: &Arguments) -> Result<u8, Failure> {
     if !arguments.quiet {
         summary::print(&mut environment, &arguments.folder);
     }
-    // What is temporary goes before a signal ends us.
+    // Deletes temporary files before a signal ends us.
     drop(environment);
     Ok(ended.pass_on())
 }
 
-/// What is to be said of a Python program, whose torch has a cache of its own above `cudaMalloc`.
+/// Note for a Python program: torch has a cache of its own above `cudaMalloc`.
 fn caches_above(program: &[OsString]) -> Option<String> {
     let words: Vec<_> = program.iter().map(|word| word.to_string_lossy()).collect();
     let interpreter = words.first()?.rsplit('/').next()?.to_owned();

@@ -1,5 +1,5 @@
-//! What a program that `dryrun`, `compare` and `bench --torch` run may change, and how far they run
-//! it: options that they share. The Python package keeps the promise (`gruyere/_sandbox`).
+//! Options shared by `dryrun`, `compare` and `bench --torch`: what the program may change, and how
+//! far it runs. The Python package enforces them (`gruyere/_sandbox`).
 
 use std::num::NonZeroU32;
 use std::str::FromStr;
@@ -26,7 +26,7 @@ pub struct Options {
 /// A size in bytes.
 ///
 /// # Errors
-/// It is none.
+/// Not a size.
 pub fn bytes(text: &str) -> Result<u64, String> {
     match text.parse()? {
         Size::Bytes(bytes) => Ok(bytes),
@@ -34,12 +34,12 @@ pub fn bytes(text: &str) -> Result<u64, String> {
     }
 }
 
-/// How far a program is run.
+/// How far to run a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Steps {
-    /// It ends after so many steps of its optimiser.
+    /// Ends after this many steps of its optimiser.
     Count(NonZeroU32),
-    /// It ends by itself.
+    /// Ends by itself.
     All,
 }
 

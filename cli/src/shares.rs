@@ -1,10 +1,10 @@
-//! Fragmentation, idle, unused and the peak ratio, as every command's `--json` says them.
+//! Fragmentation, idle, unused and the peak ratio, as in every command's `--json`.
 
 use gruyere_record::held::Shares;
 use gruyere_record::reader::DeviceSnapshot;
 use serde_json::Value;
 
-/// `value` with what is said of a device.
+/// `value` with the shares of a device.
 pub fn told(value: Value, device: &DeviceSnapshot) -> Value {
     with(value, &device.held().shares(device.peak_ratio()))
 }

@@ -1,12 +1,11 @@
-//! What signals do to every command but `run`, which has signals of its own (`run/child.rs`).
+//! Signals in every command but `run`, which has its own handling (`run/child.rs`).
 //!
-//! HUP, INT and TERM end it at once, by that very signal, so that a shell or a supervisor sees what
-//! happened: as process 1 of a container too, where the kernel would let none of them through. What
-//! was ignored when the command started (`nohup`, a script's `&`) stays ignored. TSTP and CONT give
-//! a terminal back that was taken, and take it again ([`crate::terminal`]).
+//! HUP, INT and TERM end the command at once, by that very signal, so that a shell or a supervisor
+//! sees the cause: also as process 1 of a container, where the kernel would deliver none of them. A
+//! signal ignored at the start (`nohup`, a script's `&`) stays ignored. TSTP gives a taken terminal
+//! back, and CONT takes it again ([`crate::terminal`]).
 //!
-//! They are heard on a thread of their own: what the command does meanwhile, or is stuck in, does
-//! not matter.
+//! A thread of its own receives them, so it does not matter whether the command is busy or stuck.
 
 pub mod disposition;
 
@@ -33,7 +32,7 @@ const AT_ONCE: u8 = 0;
 const FINISH: u8 = 1;
 const ASKED: u8 = 2;
 
-/// Begins to listen. Where that can't be done, signals do what they do by themselves.
+/// Starts the thread. If that fails, signals keep their default action.
 pub fn listen() {
     let wanted = [SIGHUP, SIGINT, SIGTERM, SIGTSTP, SIGCONT];
     let Ok(mut signals) =
@@ -69,14 +68,14 @@ pub fn listen() {
     }
 }
 
-/// From here on the first signal does not end the command: it asks for the end, which
-/// [`Asked::is_asked`] tells.
+/// From here on, the first signal does not end the command: it asks for the end, and
+/// [`Asked::is_asked`] returns true.
 pub fn finish_first() -> Asked {
     ENDING.store(FINISH, Ordering::Relaxed);
     Asked(())
 }
 
-/// Whether the end is asked for.
+/// Handle to a requested end.
 #[derive(Debug)]
 pub struct Asked(());
 
@@ -87,19 +86,19 @@ impl Asked {
     }
 }
 
-/// Ends this process by `signal`; a terminal that was taken is given back before.
+/// Ends this process by `signal`; gives a taken terminal back before.
 pub fn end(signal: c_int) -> ! {
     terminal::let_go();
     die_of(signal);
     // Process 1 of a container does not die of signals.
-    // SAFETY: no memory is involved. What runs at an exit may wait for a lock that another thread
-    // holds.
+    // SAFETY: no memory is involved. Handlers at exit may wait for a lock that another thread
+    // holds, so we skip them.
     unsafe { libc::_exit(128 + signal) }
 }
 
-/// Stops this process as `signal` does by itself, until somebody wakes it.
+/// Stops this process with `signal`'s default action, until a signal wakes it.
 pub fn stop_by(signal: c_int) {
-    // SAFETY: structures of our own; the handler that was there is put back as it was.
+    // SAFETY: structures of our own; the previous handler is restored.
     unsafe {
         let (mut default, mut before): (libc::sigaction, libc::sigaction) = (zeroed(), zeroed());
         default.sa_sigaction = libc::SIG_DFL;
@@ -109,7 +108,7 @@ pub fn stop_by(signal: c_int) {
     }
 }
 
-/// Lets a signal do what it does by default, once, and leaves it blocked on this thread.
+/// Runs a signal's default action once, and leaves the signal blocked on this thread.
 pub fn deliver(signal: c_int) {
     // SAFETY: the set is emptied before it is used.
     unsafe {
@@ -122,8 +121,8 @@ pub fn deliver(signal: c_int) {
     }
 }
 
-/// Ends this process by `signal`, without a core of its own. Returns where a signal cannot end it:
-/// as process 1.
+/// Ends this process by `signal`, without a core dump. Returns if a signal cannot end it: as
+/// process 1.
 pub fn die_of(signal: c_int) {
     by_default(signal);
     // SAFETY: a structure of our own.
@@ -143,8 +142,8 @@ fn by_default(signal: c_int) {
     }
 }
 
-/// The child that `command` starts ends with this process, however that ends; for as long as the
-/// thread that starts it lives.
+/// Ties the child that `command` starts to this process: it ends when this process ends in any way,
+/// or when the thread that started it does.
 pub fn ends_with_us(command: &mut Command) -> &mut Command {
     use std::os::unix::process::CommandExt as _;
     let ours = std::process::id();
@@ -152,7 +151,7 @@ pub fn ends_with_us(command: &mut Command) -> &mut Command {
     unsafe { command.pre_exec(move || end_with(ours)) }
 }
 
-/// In a child, before it executes: it ends when its parent does. Only makes system calls.
+/// In a child, before it executes: ends it when its parent does. Only makes system calls.
 pub fn end_with(parent: u32) -> io::Result<()> {
     // SAFETY: no memory is involved.
     unsafe {

@@ -1,5 +1,5 @@
-//! Where in the program memory came from, the same in every command: sites as JSON, the order of
-//! lines, and how often they are read.
+//! Origin of memory in the program, the same in every command: sites as JSON, the order of lines,
+//! and how often they are read.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ fn frame(frame: &Frame) -> Value {
     json!({ "file": frame.file, "line": frame.line, "function": frame.function })
 }
 
-/// What is known of a site; `null` where nothing is.
+/// Facts of a site; `null` if unknown.
 pub fn value(sites: &Sites, id: SiteId) -> Value {
     let Some(site) = sites.get(id) else { return Value::Null };
     let known = |text: &str| (!text.is_empty()).then(|| text.to_owned());
@@ -28,18 +28,18 @@ pub fn value(sites: &Sites, id: SiteId) -> Value {
     })
 }
 
-/// By what lines are sorted.
+/// Order of lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Order {
-    /// What they hold.
+    /// By live bytes.
     #[default]
     Bytes,
-    /// What of it grows, by a step; then what they hold.
+    /// By growth per step, then by live bytes.
     Growth,
 }
 
 impl Order {
-    /// Sorts them, the most first.
+    /// Sorts the lines, largest first.
     pub fn sort(self, lines: &mut [Line]) {
         let grows = |line: &Line| match self {
             Self::Bytes => 0,
@@ -49,18 +49,18 @@ impl Order {
     }
 }
 
-/// Between two looks at all blocks, at least; and so many times as long as the last look took:
-/// never more than 2% of the time.
+/// The shortest time between two reads of all blocks. The factor on the last read's duration limits
+/// reads to 2% of the time.
 const BLOCKS_EVERY: Duration = Duration::from_secs(5);
 const REST: u32 = 50;
 
-/// Whether the blocks are to be looked at again, which was done `at` and `took` so long.
+/// Whether to read the blocks again, if the last read was `at` and `took` that long.
 pub fn is_due(at: Instant, took: Duration, now: Instant) -> bool {
     now.duration_since(at) >= BLOCKS_EVERY.max(took * REST)
 }
 
-/// What is read of all blocks, by record and device, for views that look often: read anew only
-/// where it is due.
+/// Results of reading all blocks, by record and device, for views that update often: read again
+/// only when due.
 pub struct SeldomRead<T = Option<Vec<Line>>>(HashMap<(PathBuf, u32), Look<T>>);
 
 impl<T> Default for SeldomRead<T> {
@@ -69,11 +69,11 @@ impl<T> Default for SeldomRead<T> {
     }
 }
 
-/// When it was read, how long that took, what was found.
+/// Time of the read, its duration, and its result.
 type Look<T> = (Instant, Duration, T);
 
 impl<T> SeldomRead<T> {
-    /// What `read` finds, or found a while ago.
+    /// The result of `read`, or of a recent read.
     pub fn look(
         &mut self,
         reader: &Reader<'_>,
@@ -84,7 +84,7 @@ impl<T> SeldomRead<T> {
         let key = (reader.path().to_owned(), device);
         let is_fresh = |(at, took, _): &Look<T>| !is_due(*at, *took, now);
         if !self.0.get(&key).is_some_and(is_fresh) {
-            // Those of records that are gone, too.
+            // Also those of records that are gone.
             self.0.retain(|_, (at, ..)| now.duration_since(*at) < FORGOTTEN);
             let begin = Instant::now();
             let found = read(reader, device);
@@ -95,17 +95,17 @@ impl<T> SeldomRead<T> {
 }
 
 impl SeldomRead {
-    /// As [`read_lines`], of a while ago.
+    /// As [`read_lines`], possibly a while old.
     pub fn lines(&mut self, reader: &Reader<'_>, device: u32, now: Instant) -> Option<&[Line]> {
         let read = |reader: &Reader<'_>, device| read_lines(reader, device, LISTED);
         self.look(reader, device, now, read)?.as_deref()
     }
 }
 
-/// Nobody has asked for so long: the record is gone.
+/// After this long without a request, the record counts as gone.
 const FORGOTTEN: Duration = Duration::from_secs(600);
 
-/// Bytes by phase of the blocks that have no lifetime (`auto`).
+/// Bytes by phase, over the blocks without a lifetime (`auto`).
 pub fn auto_by_phase(blocks: &[BlockEntry], sites: &Sites) -> [u64; Phase::ALL.len()] {
     let mut bytes = [0u64; Phase::ALL.len()];
     for block in blocks.iter().filter(|block| block.lifetime == 0) {
@@ -115,7 +115,7 @@ pub fn auto_by_phase(blocks: &[BlockEntry], sites: &Sites) -> [u64; Phase::ALL.l
     bytes
 }
 
-/// In words what such blocks are; `None` where nothing is known.
+/// Such blocks in words; `None` if nothing is known.
 pub fn shares_of_phases(bytes: [u64; Phase::ALL.len()]) -> Option<String> {
     let all: f64 = bytes.iter().map(|&bytes| bytes as f64).sum();
     let mut known: Vec<(u64, &str)> =

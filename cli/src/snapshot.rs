@@ -1,4 +1,4 @@
-//! `gruyere snapshot`: the state of a process's memory, in the form that PyTorch's viewers open.
+//! `gruyere snapshot`: the state of a process's memory, in the format of PyTorch's viewers.
 
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -46,7 +46,6 @@ pub struct Arguments {
     events: usize,
 }
 
-/// Runs it.
 pub fn run(arguments: &Arguments) -> Ended {
     let reader = arguments.target.open()?;
     let state = outside::state(&reader, arguments.events);

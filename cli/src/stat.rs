@@ -1,4 +1,4 @@
-//! `gruyere stat`: all that the gauges of one process say.
+//! `gruyere stat`: all gauges of a process.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -48,7 +48,6 @@ pub struct Arguments {
     json: bool,
 }
 
-/// Runs it.
 pub fn run(arguments: &Arguments) -> Ended {
     let reader = arguments.target.open()?;
     let mut devices = reader.device_snapshots();
@@ -228,13 +227,12 @@ fn bytes(value: u64) -> String {
     BinaryBytes(value).to_string()
 }
 
-/// The configuration of a process, for people.
+/// A process's configuration, for people.
 pub fn configuration(process: &Process) -> &str {
     if process.configuration.trim().is_empty() { "all defaults" } else { &process.configuration }
 }
 
-/// A gauge for people: bytes with their unit, counts as they are.
-/// What a gauge is called on the screen. `None`: it is told elsewhere there.
+/// Name of a gauge on the screen. `None`: another part of the screen shows it.
 pub fn words(gauge: DeviceGauge) -> Option<String> {
     use DeviceGauge as G;
     if RUNGS.iter().flatten().any(|&rung| rung == gauge) {

@@ -1,4 +1,4 @@
-//! Which record a command is about: a process, or a file.
+//! Finds a command's record: by process, or by file.
 
 use std::cell::RefCell;
 use std::fmt::Write as _;
@@ -18,7 +18,7 @@ use crate::failure::Failure;
 /// Where the records are.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Folder {
-    // In the text and not as clap's default, which is broken where the path is long.
+    // Help text here and not clap's default, which is broken if the path is long.
     #[arg(long, value_name = "FOLDER", help = help_of_the_folder())]
     #[arg(default_value_os_t = record_dir(), hide_default_value = true)]
     pub directory: PathBuf,
@@ -37,12 +37,12 @@ fn help_of_the_folder() -> String {
 }
 
 impl Folder {
-    /// Whose records are read.
+    /// Whose records to read.
     pub fn owners(&self) -> Owners {
         if self.all_users { Owners::Any } else { Owners::Mine }
     }
 
-    /// All records in it.
+    /// All records in the folder.
     ///
     /// # Errors
     /// The folder can't be read.
@@ -50,7 +50,7 @@ impl Folder {
         sweep::list(&self.directory, self.owners()).map_err(|error| self.failure(&error))
     }
 
-    /// Those that are `wanted`.
+    /// The records that are `wanted`.
     ///
     /// # Errors
     /// The folder can't be read.
@@ -58,8 +58,8 @@ impl Folder {
         sweep::read(&self.directory, self.owners(), wanted).map_err(|error| self.failure(&error))
     }
 
-    /// Those of living processes, and the paths of those of dead ones: for who looks again and
-    /// again.
+    /// The records of living processes, and the paths of dead ones' records: for commands that read
+    /// repeatedly.
     ///
     /// # Errors
     /// The folder can't be read.
@@ -67,7 +67,7 @@ impl Folder {
         sweep::living(&self.directory, self.owners()).map_err(|error| self.failure(&error))
     }
 
-    /// The records of living processes, read, and those of dead ones, unread, what died last first.
+    /// The records of living processes, read, and those of dead ones, unread, latest death first.
     ///
     /// # Errors
     /// The folder can't be read.
@@ -94,23 +94,23 @@ impl Folder {
     }
 }
 
-/// Whose a record is, and who says so.
+/// Owner of a record, and how far it is verified.
 #[derive(Clone, Copy, Debug)]
 pub struct Whose {
     /// The owner of its file.
     pub user: Option<u32>,
-    /// Whether the process was seen: that it is the owner's, and began when the record says. Else
-    /// the file's owner alone vouches for it.
+    /// Whether the process was seen: it is the owner's, and began when the record says. Else only
+    /// the file's owner vouches for it.
     pub is_seen: bool,
 }
 
 impl Whose {
-    /// Of an open record.
+    /// The owner of an open record.
     pub fn of(reader: &Reader<'_>, claim: &Claim) -> Whose {
         Whose { user: reader.owner(), is_seen: *claim == Claim::Seen }
     }
 
-    /// What is to be said of another user's, behind its pid; nothing of our own.
+    /// Suffix for another user's pid; empty for ours.
     pub fn note(&self) -> String {
         match self.user.filter(|&user| user != effective_user()) {
             Some(user) if self.is_seen => format!(" of user {user}"),
@@ -132,11 +132,11 @@ pub struct Target {
 }
 
 impl Target {
-    /// Opens it. Of a process, the living before the dead, and our own pid namespace before the
-    /// others.
+    /// Opens the record. For a process, prefers the living to the dead, and our own pid namespace
+    /// to others.
     ///
     /// # Errors
-    /// There is none, more than one, or it can't be read.
+    /// No record or several match, or it can't be read.
     pub fn open(&self) -> Result<Reader<'static>, Failure> {
         let Some(target) = &self.target else { return only(&self.folder) };
         match target.parse::<u64>() {
@@ -146,7 +146,7 @@ impl Target {
     }
 }
 
-/// The record of the one process that lives; where none does, that of the one that died.
+/// The record of the only living process; if none lives, of the only dead one.
 fn only(folder: &Folder) -> Result<Reader<'static>, Failure> {
     let (listing, dead) = folder.living_and_dead()?;
     if let Some(living) = one_of(listing)? {
@@ -163,7 +163,7 @@ fn only(folder: &Folder) -> Result<Reader<'static>, Failure> {
     }
 }
 
-/// The one process of `listing`, where there is one.
+/// The process of `listing`, if it is the only one.
 fn one_of(listing: Listing) -> Result<Option<Reader<'static>>, Failure> {
     let believed = listing
         .found
@@ -194,7 +194,7 @@ fn nobody_died(folder: &Folder) -> Failure {
     ))
 }
 
-/// There is more than one that may be meant.
+/// Error: several processes match.
 fn several(what: &str, candidates: impl Iterator<Item = Candidate>, by: By) -> Failure {
     let mut candidates: Vec<Candidate> = candidates.collect();
     candidates.sort_by_key(|candidate| std::cmp::Reverse(candidate.since));
@@ -203,22 +203,22 @@ fn several(what: &str, candidates: impl Iterator<Item = Candidate>, by: By) -> F
     Failure::new(format_args!("{what}; {name}, the newest is first:\n{}", table.trim_end()))
 }
 
-/// What `gruyere post` is about, and the others that it may have been.
+/// The record for `gruyere post`, and the other candidates.
 pub struct LastDead {
     /// The process's record.
     pub reader: Reader<'static>,
-    /// When it gave its last sign of life; `None`: it was named, or it runs.
+    /// Time of its last sign of life; `None`: the user named it, or it runs.
     pub last_sign: Option<SystemTime>,
-    /// Those that died before.
+    /// Processes that died before.
     pub others: Vec<Dead>,
 }
 
 impl Target {
-    /// As [`Target::open`]; of no process that is named, the one that died last, and where none
-    /// did, the one that lives.
+    /// As [`Target::open`]; without a named process, the latest to die, and if none died, the
+    /// living one.
     ///
     /// # Errors
-    /// There is none, or it can't be read.
+    /// No record, or it can't be read.
     pub fn open_or_last_dead(&self) -> Result<LastDead, Failure> {
         let named = |reader| LastDead { reader, last_sign: None, others: Vec::new() };
         if self.target.is_some() {
@@ -247,7 +247,7 @@ impl Target {
 fn of_process(pid: u64, folder: &Folder) -> Result<Reader<'static>, Failure> {
     let mut trouble = String::new();
     let mut readers: Vec<(State, Claim, Reader<'static>)> = Vec::new();
-    // Its name has the pid between the namespace and the start time; the others need not be opened.
+    // The name has the pid between the namespace and the start time; the others need not be opened.
     let is_named = |path: &Path| sweep::pid(path) == Some(pid);
     let Listing { found, foreign, .. } = folder.read(|opened| is_named(opened.path()))?;
     for Found { state, reader, claim, .. } in found {
@@ -267,7 +267,7 @@ fn of_process(pid: u64, folder: &Folder) -> Result<Reader<'static>, Failure> {
         }
     }
     let ours = facts::pid_namespace();
-    // What is seen to be the process's own goes before what only says so.
+    // A verified record precedes one that merely claims the pid.
     let order = |(state, claim, reader): &(State, Claim, Reader)| {
         (*state != State::Live, *claim != Claim::Seen, reader.process().pid_namespace != ours)
     };
@@ -294,7 +294,7 @@ fn of_process(pid: u64, folder: &Folder) -> Result<Reader<'static>, Failure> {
     })
 }
 
-/// One of several records of a process's number.
+/// One of several records with the same pid.
 fn alike((state, _, reader): &(State, Claim, Reader<'_>)) -> Candidate {
     match state {
         State::Stale => Candidate::of(reader, reader.last_sign()),

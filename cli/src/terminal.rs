@@ -1,9 +1,9 @@
-//! The terminal, taken whole: in raw mode and on its alternate screen, until it is given back.
+//! Takes the whole terminal: raw mode and alternate screen, until it is given back.
 //!
-//! It is given back at the end, whatever ends us; when we are stopped (Ctrl-Z), and taken again
-//! when we go on. While another job is in front nothing is drawn, and where that would change how
-//! the terminal works the kernel stops us (SIGTTOU), as it should. A terminal that is gone ends us
-//! as a hang-up does, also where SIGHUP is ignored: there is nobody to draw for.
+//! We give it back at the end, whatever ends us; and when we are stopped (Ctrl-Z), to take it again
+//! when we continue. While another job is in front, we draw nothing; if a call would change the
+//! terminal's mode, the kernel stops us (SIGTTOU), as it should. A terminal that is gone ends us as
+//! a hang-up does, even if SIGHUP is ignored: the screen has no viewer.
 
 use std::fs::File;
 use std::io::{self, IsTerminal};
@@ -22,32 +22,31 @@ use ratatui::{DefaultTerminal, Frame, Terminal};
 use crate::output;
 use crate::signals;
 
-/// How it stands with the terminal. Held while something is written to it.
+/// Terminal state; locked while we write to it.
 struct Taken {
-    /// It is in raw mode, on its alternate screen.
+    /// Whether it is in raw mode, on its alternate screen.
     is_taken: bool,
-    /// What is on it is not what was drawn last.
+    /// Whether the screen differs from our last drawing.
     is_stale: bool,
 }
 
 static TAKEN: Mutex<Taken> = Mutex::new(Taken { is_taken: false, is_stale: false });
 
-/// A terminal that takes nothing any more (Ctrl-S, a dead connection) is left as it is after so
-/// long.
+/// Time after which a terminal that accepts no output (Ctrl-S, a dead connection) is left as it is.
 const PATIENCE: Duration = Duration::from_millis(500);
 
 fn taken() -> MutexGuard<'static, Taken> {
     TAKEN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The whole terminal; given back when this is dropped.
+/// The whole terminal; given back on drop.
 pub struct Screen(DefaultTerminal);
 
 impl Screen {
-    /// Takes the terminal. In a job behind others this waits until it is in front.
+    /// Takes the terminal. A background job waits until it is in front.
     ///
     /// # Errors
-    /// The terminal's.
+    /// Reading or writing the terminal fails.
     pub fn take() -> io::Result<Screen> {
         let mut taken = taken();
         let terminal = ratatui::try_init().inspect_err(|_| ratatui::restore())?;
@@ -58,18 +57,18 @@ impl Screen {
         Ok(screen)
     }
 
-    /// Draws, unless the terminal is another's now.
+    /// Draws, unless another job has the terminal.
     ///
     /// # Errors
-    /// The terminal's.
+    /// Writing to the terminal fails.
     pub fn draw(&mut self, draw: impl FnOnce(&mut Frame<'_>)) -> io::Result<()> {
         let mut taken = taken();
         if !taken.is_taken || !in_front() {
             return Ok(());
         }
         if std::mem::take(&mut taken.is_stale) {
-            // One that knows of nothing drawn. `clear` would ask the terminal where its cursor is,
-            // and wait for the answer.
+            // A new one, without a previous drawing. `clear` would ask the terminal for the
+            // cursor's position, and wait for the answer.
             self.0 = Terminal::new(CrosstermBackend::new(io::stdout()))?;
         }
         self.0.draw(draw).map(drop)
@@ -82,13 +81,13 @@ impl Drop for Screen {
     }
 }
 
-/// The user stops the job: as the terminal's own Ctrl-Z, which raw mode takes for a key.
+/// The user stops the job: acts as the terminal's own Ctrl-Z, which raw mode delivers as a key.
 pub fn stop() {
     // SAFETY: no memory is involved.
     unsafe { libc::kill(0, libc::SIGTSTP) };
 }
 
-/// Gives the terminal back, if it is taken, and stops; goes on when woken up.
+/// Gives the terminal back, if it is taken, and stops; returns when woken up.
 pub fn give_back() {
     let mut taken = taken();
     let was_taken = taken.is_taken;
@@ -99,12 +98,11 @@ pub fn give_back() {
     }
 }
 
-/// Woken up: after a stop that nobody could see coming (SIGSTOP) the terminal is as the shell wants
-/// it.
+/// After waking up: an unannounced stop (SIGSTOP) has left the terminal in the shell's mode.
 pub fn take_again() {
     let mut taken = taken();
     if taken.is_taken {
-        // Behind others this stops us.
+        // In the background, this stops us.
         let _ = disable_raw_mode();
         enter(&mut taken);
     }
@@ -112,14 +110,14 @@ pub fn take_again() {
 
 /// Gives the terminal back for good.
 pub fn let_go() {
-    // Most commands never took it: they end at once, before what the same Ctrl-C does to their
-    // children is seen.
+    // Most commands never took it: they end at once, before the effect of the same Ctrl-C on their
+    // children shows.
     if TAKEN.try_lock().is_ok_and(|taken| !taken.is_taken) {
         return;
     }
     let (done, wait) = mpsc::channel();
     let restore = move || {
-        // Also while another job is in front: nothing stops us any more.
+        // Also while another job is in front: from here on, SIGTTOU cannot stop us.
         block(libc::SIGTTOU);
         leave(&mut taken());
         let _ = done.send(());
@@ -134,7 +132,7 @@ fn leave(taken: &mut Taken) {
         return;
     }
     let _ = execute!(io::stdout(), LeaveAlternateScreen, Show);
-    // How it works while another job is in front, is that job's.
+    // While another job is in front, the mode belongs to that job.
     if in_front() {
         let _ = disable_raw_mode();
     }
@@ -146,7 +144,7 @@ fn enter(taken: &mut Taken) {
     *taken = Taken { is_taken: true, is_stale: true };
 }
 
-/// Whether this job is the one in front; also where jobs are not told apart.
+/// Whether this job is in front; also true if there is no job control.
 fn in_front() -> bool {
     // SAFETY: a descriptor that is a terminal, or was.
     let front = unsafe { libc::tcgetpgrp(libc::STDOUT_FILENO) };
@@ -164,9 +162,9 @@ fn block(signal: libc::c_int) {
     }
 }
 
-/// Ends us when the terminal is gone: that of the screen, or that of the keys.
+/// Ends us when a terminal is gone: the screen's, or the keyboard's.
 fn watch_for_its_end() -> io::Result<()> {
-    // Where keys are read from: as crossterm chooses it.
+    // Source of keys: as crossterm chooses it.
     let keys = if io::stdin().is_terminal() { None } else { Some(File::open("/dev/tty")?) };
     let watch = move || {
         let keys = keys.as_ref().map_or(libc::STDIN_FILENO, |file| file.as_raw_fd());

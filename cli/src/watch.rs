@@ -1,4 +1,4 @@
-//! `gruyere watch`: says when a threshold is passed.
+//! `gruyere watch`: reports passed thresholds.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -75,10 +75,10 @@ pub struct Arguments {
     folder: Folder,
 }
 
-/// The shortest time between two looks.
+/// The shortest time between two samples.
 const SHORTEST: Duration = Duration::from_millis(100);
 
-/// Ends the process as clap does at wrong usage.
+/// Ends the process with wrong usage, as clap does.
 fn wrong_usage(text: impl std::fmt::Display) -> ! {
     let mut command = crate::Cli::command();
     let command = command.find_subcommand_mut("watch").cloned().unwrap_or_default();
@@ -86,11 +86,11 @@ fn wrong_usage(text: impl std::fmt::Display) -> ! {
 }
 
 impl Arguments {
-    /// Whom, and what for.
+    /// Parses the processes and the thresholds.
     fn read(&self) -> Result<(Which, Vec<Threshold>), String> {
         let is_threshold = |word: &String| word.contains(['<', '>']);
-        // Where the process is left out, the first threshold came in its place; where an option
-        // stands behind the process, this came in a threshold's.
+        // Without a process, its argument is the first threshold; if an option follows the process,
+        // the process is among the thresholds.
         let words: Vec<String> = self.target.iter().chain(&self.thresholds).cloned().collect();
         let (target, rest) = match words.split_first() {
             Some((first, rest)) if !is_threshold(first) => (first.as_str(), rest),
@@ -111,14 +111,13 @@ impl Arguments {
         Ok((which, thresholds))
     }
 
-    /// Why it would watch for nothing.
+    /// The error of an invalid command line.
     #[cfg(test)]
     pub fn fault(&self) -> Option<String> {
         self.read().err()
     }
 }
 
-/// Runs it.
 pub fn run(arguments: &Arguments) -> Ended {
     let (which, thresholds) = arguments.read().unwrap_or_else(|reason| wrong_usage(reason));
     let mut follower = Follower::new(which)?;
@@ -194,7 +193,7 @@ pub fn run(arguments: &Arguments) -> Ended {
     Ok(Exit::Fine)
 }
 
-/// A threshold was passed.
+/// A passed threshold.
 struct Event<'a> {
     followed: &'a Followed,
     device: &'a Device,
@@ -207,7 +206,7 @@ impl Event<'_> {
         self.threshold.metric.unit()
     }
 
-    /// What happened, without the time.
+    /// The text of the event, without the time.
     fn message(&self) -> String {
         let process = &self.followed.process;
         let rank = process.rank.map(|rank| format!(" rank {rank}")).unwrap_or_default();
@@ -258,7 +257,7 @@ impl Event<'_> {
         })
     }
 
-    /// Names and values of the command's environment.
+    /// Names and values for the command's environment.
     fn environment(&self) -> Vec<(&'static str, String)> {
         let process = &self.followed.process;
         let snapshot = &self.device.snapshot;
@@ -289,12 +288,12 @@ fn time() -> String {
     Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }
 
-/// JSON knows no infinity: "never" is null.
+/// JSON has no infinity: "never" is null.
 fn finite(value: f64) -> Value {
     if value.is_finite() { json!(value) } else { Value::Null }
 }
 
-/// Commands that run. At most so many at a time: a command that hangs must not fill the machine.
+/// Running commands. Their number is limited: a command that hangs must not fill the machine.
 #[derive(Default)]
 struct Runs(Vec<Child>);
 

@@ -1,21 +1,21 @@
-//! Sentences in lines that fit a terminal.
+//! Wraps sentences to a terminal.
 
 use std::io::{self, IsTerminal as _};
 
 use crate::candidates;
 
-/// Columns of a sentence at most, also where the terminal is wider.
+/// The widest line of a sentence, even on a wider terminal.
 const MOST: usize = 100;
 
-/// Columns for sentences on standard output; `None`: it is no terminal, and a line stays one, for
-/// who searches.
+/// Columns for sentences on standard output; `None`: not a terminal, so lines are not broken, for
+/// text searches.
 pub fn columns() -> Option<usize> {
     let out = io::stdout();
     out.is_terminal().then(|| candidates::columns(&out).min(MOST))
 }
 
 /// `text` in lines of at most `columns` characters, broken at spaces; all but the first begin with
-/// `indent`. A word that is longer has a line for itself.
+/// `indent`. A longer word has a line of its own.
 pub fn wrap(text: &str, columns: usize, indent: &str) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for word in text.split(' ') {
@@ -31,7 +31,7 @@ pub fn wrap(text: &str, columns: usize, indent: &str) -> Vec<String> {
     lines
 }
 
-/// Lines of which indented ones go on with the one before, as sentences.
+/// Joins indented lines to the line before, as sentences.
 pub fn unfold(lines: &[String]) -> Vec<String> {
     let mut sentences: Vec<String> = Vec::new();
     for line in lines {

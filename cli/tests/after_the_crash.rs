@@ -1,7 +1,7 @@
-//! Programs that are looked at from outside, recorded and killed.
+//! Programs observed from outside, recorded and killed.
 //!
-//! Not libtest's harness: this program is also the one that is looked at, started again with a role
-//! as its first argument.
+//! Without libtest's harness: the observed program is this one too, started with a role as its
+//! first argument.
 
 #[path = "common/signals.rs"]
 #[allow(dead_code)]
@@ -43,7 +43,7 @@ fn main() -> ExitCode {
         ("a_trace_with_loss_says_so_and_is_mended", recorded_with_loss),
         ("what_can_not_be_done_is_said_with_its_remedy", refused),
     ];
-    // As libtest: words are filters, options are not ours.
+    // As in libtest: words are filters, and options are ignored.
     let filters: Vec<&String> =
         arguments.iter().filter(|argument| !argument.starts_with('-')).collect();
     for (name, test) in tests {
@@ -80,7 +80,7 @@ impl Random {
     }
 }
 
-/// Allocates and frees at random, `calls` times; what is live then.
+/// Makes `calls` random allocations and frees; returns what is live then.
 fn work(heap: &Heap, streams: &[StreamHandle], seed: u64, calls: u64, pace: u64) -> Vec<u64> {
     let mut random = Random(seed);
     let mut live = Vec::new();
@@ -115,7 +115,7 @@ fn work(heap: &Heap, streams: &[StreamHandle], seed: u64, calls: u64, pace: u64)
     live
 }
 
-/// Works before and after a line of its input, and says what its heap says then.
+/// Works before and after a line of its input, and prints its heap's statistics each time.
 fn role_program(conf: &str, threads: u64) -> ExitCode {
     let (gpu, heap) = heap(conf);
     let side = StreamHandle(as_program(|| gpu.stream_create(0, StreamKind::NonBlocking)).unwrap());
@@ -161,14 +161,14 @@ fn role_forever(conf: &str) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Asks for more than the device has, and waits to be killed.
+/// Requests more than the device has, and waits to be killed.
 fn role_refused(conf: &str) -> ExitCode {
     let (_gpu, heap) = heap(conf);
     let block = heap.malloc(64 << 20, 0, StreamHandle(0)).unwrap();
     let refused = heap.malloc(1 << 40, 0, StreamHandle(0));
     let Err(Error::OutOfMemory(mut report)) = refused else { panic!("{refused:?}") };
     heap.note_out_of_memory(&mut report, StreamHandle(0));
-    // As an exception does that leaves frames behind.
+    // Like an exception that leaves frames behind.
     assert!(heap.free(block));
     println!("{}", heap.record().path().expect("a file").display());
     std::thread::sleep(Duration::from_secs(60));
@@ -177,7 +177,7 @@ fn role_refused(conf: &str) -> ExitCode {
 
 // ---- helpers ------------------------------------------------------------------------------------
 
-/// A child in a role; killed when it is dropped.
+/// A child in a role; killed on drop.
 struct Running {
     child: Child,
     out: BufReader<std::process::ChildStdout>,
@@ -188,7 +188,7 @@ impl Running {
         Running::begin(Command::new(std::env::current_exe().unwrap()), role, conf)
     }
 
-    /// With its record in `folder`.
+    /// Starts it with its record in `folder`.
     fn start_in(folder: &Path, role: &str) -> Running {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.env("GRUYERE_RECORD_DIR", folder);
@@ -239,7 +239,7 @@ impl Drop for Running {
 
 fn command(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_gruyere"));
-    // A recorder is told to end by SIGINT, which these tests may have inherited as ignored.
+    // SIGINT ends a recorder, but these tests may have inherited it as ignored.
     signals::as_from_a_shell(&mut command).args(arguments).env("RUST_BACKTRACE", "0");
     command
 }
@@ -256,7 +256,7 @@ fn json(output: &Output) -> Value {
     serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {output:?}"))
 }
 
-/// What is live at the end of a trace (rounded bytes).
+/// Live bytes (rounded) at the end of a trace.
 fn live_at_the_end(trace: &Trace) -> u64 {
     let mut live = std::collections::HashMap::new();
     for op in &trace.ops {
@@ -269,7 +269,7 @@ fn live_at_the_end(trace: &Trace) -> u64 {
     live.values().sum()
 }
 
-/// The command that replays a trace takes it.
+/// The command that replays traces accepts it.
 fn replays(path: &Path) {
     let folder = tempfile::tempdir().unwrap();
     let arguments = [
@@ -384,7 +384,7 @@ fn diffs() {
             && page.contains("s after A"),
         "{page}"
     );
-    // First what it comes to, in per cent; all of it fits 80 columns.
+    // First the conclusion, in percent; all of it fits 80 columns.
     let bytes = |which: &Value| number(&which["live"]) as f64;
     let verb = if bytes(&second) > bytes(&first) { "grew" } else { "shrank" };
     assert!(page.starts_with(&format!("device 0: live {verb} by ")), "{page}");
@@ -446,16 +446,16 @@ fn killed() {
     program.ends();
 }
 
-/// Three that died one after the other in `folder`: their pids, the first to die first.
+/// Three processes that died one after another in `folder`: their pids, first death first.
 fn three_dead(folder: &Path) -> [String; 3] {
-    // All at once at first: none tidies up after another.
+    // All start together: otherwise one would tidy up after another.
     let mut running = ["forever", "refused", "forever"].map(|role| Running::start_in(folder, role));
     let pids = running.each_ref().map(Running::pid);
     for program in &mut running {
         program.line();
     }
     for program in &mut running {
-        // A sign of life is at most some 50 ms old while a process works.
+        // While a process works, its sign of life is at most some 50 ms old.
         std::thread::sleep(Duration::from_millis(200));
         program.child.kill().unwrap();
         program.child.wait().unwrap();
@@ -463,7 +463,7 @@ fn three_dead(folder: &Path) -> [String; 3] {
     pids
 }
 
-/// The rows of a list of processes, without the lines in which a conclusion goes on.
+/// The rows of a list of processes, without the continuation lines of conclusions.
 fn rows(text: &str) -> Vec<&str> {
     let lines = text.lines().skip_while(|line| !line.contains("AGE  EXIT")).skip(1);
     let has_pid = |line: &&str| {
@@ -481,7 +481,7 @@ fn died_last() {
     assert_eq!(nobody.status.code(), Some(1), "{nobody:?}");
     assert!(text(&nobody.stderr).contains("ends by an out-of-memory"), "{nobody:?}");
     let [first, refused, last] = three_dead(folder.path());
-    // One that runs is not what is asked for.
+    // A running process is not the one wanted.
     let mut program = Running::start_in(folder.path(), "forever");
     program.line();
     let output = post(&[]);
@@ -501,7 +501,7 @@ fn died_last() {
         (&told["died_last"], &told["state"]["process"]["pid"]),
         (&true.into(), &last.parse::<u64>().unwrap().into())
     );
-    // Who names one is not told which it is.
+    // With a named process, the text does not repeat which it is.
     let named = text(&post(&[&first]).stdout);
     assert!(named.contains(&format!("pid {first},")) && !named.contains("died last"), "{named}");
     std::fs::read_dir(folder.path()).unwrap().flatten().for_each(|entry| {
@@ -542,7 +542,7 @@ fn listed() {
             rows.iter().filter_map(|row| row.split_whitespace().next()).collect();
         assert_eq!(begin, pids, "{text}");
         let row = rows[pids.iter().position(|pid| *pid == refused).unwrap()];
-        // What it has in common with the others is left out.
+        // The part in common with the others is left out.
         assert!(row.contains(" s  out of memory  …refused "), "{text}");
         // The conclusion is whole, over lines.
         let said = text.replace(|c: char| c.is_whitespace(), "");
@@ -568,7 +568,7 @@ fn traced() {
         let peak = said["peak"].as_u64().unwrap();
         match role {
             "program" => assert_eq!(trace.peak_live, peak),
-            // A free is noted before it is done, and a malloc after.
+            // A free is noted before it is done, a malloc after.
             _ => assert!(
                 trace.peak_live <= peak && trace.peak_live > peak - 64 * MIB,
                 "{} {peak}",
@@ -601,9 +601,9 @@ fn traced_and_killed() {
     }
 }
 
-/// Waits until the recorder has looked at what is live, and begun to follow. (The program has
-/// blocks by then. What is freed while the recorder looks for the first time may be gone from the
-/// block map before its free is in the ring: a free of an unknown block.)
+/// Waits until the recorder has read the live blocks, and begun to follow. (The program has blocks
+/// by then. A block freed during the recorder's first read may leave the block map before its free
+/// is in the ring: a free of an unknown block.)
 fn until_recording(recorder: &mut Child, path: &Path) {
     while Trace::open(path).map_or(true, |trace| trace.operations == 0) {
         assert_eq!(recorder.try_wait().unwrap(), None, "the recorder has ended");
@@ -611,7 +611,7 @@ fn until_recording(recorder: &mut Child, path: &Path) {
     }
 }
 
-/// Records a program from outside; the summary, what the program said, and the trace.
+/// Records a program from outside; returns the summary, the program's output, and the trace.
 fn record(conf: &str, role: &str, path: &Path) -> (Value, i32, Value, Trace) {
     let mut program = Running::start(role, conf);
     program.line();
@@ -652,7 +652,7 @@ fn recorded() {
 fn recorded_with_loss() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a.trace.zst");
-    // Rings that are overwritten many times between two looks.
+    // Rings overwritten many times between two reads.
     let (summary, code, said, trace) = record("ring_events:1024", "program", &path);
     assert_eq!(code, 3, "{summary}");
     assert!(

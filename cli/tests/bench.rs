@@ -17,7 +17,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).unwrap()
 }
 
-/// Two steps on two streams, with a weight that lives to the end.
+/// Two steps on two streams, with a weight live to the end.
 const SMALL: &str = "a 1 4194304 0 0\nk 0 1\na 2 1000 0 0\nk 0 2\nf 2\nm step\na 3 12582912 0 7\nk \
                      7 1\nr 1 7\nf 3\nm step\n";
 
@@ -69,7 +69,8 @@ fn a_trace_of_ones_own_gives_table_json_and_chart() {
     assert!(runs[2]["ns_per_operation"].is_f64() && runs[0]["ns_per_operation"].is_null());
 }
 
-/// Memory that a stream has freed while its kernels go on: at once it is there for the other one.
+/// Memory that a stream has freed while its kernels still run: immediately usable by the other
+/// stream.
 const HANDED_ON: &str = "m ranks 2\na 1 134217728 0 0\nk 0 100\nf 1\na 2 134217728 0 7\nk 7 1\n";
 
 #[test]
@@ -110,7 +111,7 @@ fn every_figure_is_in_the_full_table() {
     assert!(table.starts_with("Gruyère holds the least"), "{table}");
 }
 
-/// README's table is made from bench.json by `cargo xtask figures`, and this one here.
+/// README's table comes from bench.json by `cargo xtask figures`, and so does this one.
 #[test]
 fn the_table_has_the_cells_of_readmes() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
@@ -190,7 +191,7 @@ fn wrong_arguments_have_their_own_status() {
 fn without_a_gpu_cuda_is_an_error_with_a_reason() {
     let folder = folder_with(SMALL);
     let output = bench(folder.path(), &["--device", "cuda", "--trace", "small.trace"]);
-    // On a machine with a GPU it works; anywhere else it says why not.
+    // It works on a machine with a GPU; elsewhere it prints the reason.
     match output.status.code() {
         Some(0) => assert!(text(&output.stdout).contains("gruyere")),
         code => {
@@ -200,8 +201,8 @@ fn without_a_gpu_cuda_is_an_error_with_a_reason() {
     }
 }
 
-/// Sixteen mappings of 2 MiB or one of 32: what a call costs decides when the device is done, and
-/// nothing else is another's.
+/// Sixteen mappings of 2 MiB or one of 32: the price of a call determines when the device is done,
+/// and nothing else differs.
 #[test]
 fn prices_move_device_ends_and_nothing_else() {
     let folder = folder_with(SMALL);
@@ -224,13 +225,13 @@ fn prices_move_device_ends_and_nothing_else() {
     let end = |report: &serde_json::Value| {
         expandable(report)["timeline"]["device_end_ns"].as_u64().unwrap()
     };
-    // A segment of 20 MiB for each of two streams, one of 2 MiB: each creates, maps and lets in.
-    // 193 us stand for 29.
+    // A segment of 20 MiB for each of two streams, one of 2 MiB: each is created, mapped and made
+    // accessible. 193 us replace 29.
     assert!(end(&dear) > end(&by_call) + 3 * 164_000, "{} {}", end(&dear), end(&by_call));
     for figure in ["hold_ratio", "area_ratio", "driver_calls", "peak_reserved"] {
         assert_eq!(expandable(&dear)[figure], expandable(&by_call)[figure], "{figure}");
     }
-    // A file of one's own; what it lacks is said.
+    // A user's own file; the command reports missing prices.
     std::fs::write(
         folder.path().join("mine.json"),
         r#"{"costs": {"create": {"ns": 1029000, "source": "me"}}}"#,
@@ -268,7 +269,7 @@ fn prices_that_cannot_be_read_are_refused_before_the_work() {
     );
 }
 
-/// What `--device cuda` says where libcuda is the stand-in.
+/// Output of `--device cuda` if libcuda is the stand-in.
 #[test]
 fn on_a_device_each_kind_of_driver_call_is_timed_and_so_is_the_whole() {
     let folder = folder_with(SMALL);

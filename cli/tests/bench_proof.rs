@@ -1,4 +1,4 @@
-//! `gruyere bench proof` as a user runs it: what it measures, judges and says.
+//! `gruyere bench proof` as a user runs it: measurements, verdict and output.
 
 use serde_json::Value;
 use std::path::Path;
@@ -18,7 +18,7 @@ fn json(output: &Output) -> Value {
     serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {output:?}"))
 }
 
-/// Four steps on two streams: a weight that lives to the end, activations of one size in each step.
+/// Four steps on two streams: a weight live to the end, activations of the same size in each step.
 const SMALL: &str = "a 1 4194304 0 0\nk 0 1\na 2 1000 0 0\nk 0 2\nf 2\nm step\n\
                      a 3 12582912 0 7\nk 7 1\nr 3 0\ne 1 7\nw 0 1\nf 3\nm step\na 4 6291456 0 0\nk \
                      0 300\nh d\nf 4\nm step\n\
@@ -77,7 +77,7 @@ fn every_figure_is_there_and_no_end_is_below_the_floor() {
     // torch: one 20 MiB segment for 4 MiB, 2 MiB for the small block, and 12 MiB on the other
     // stream.
     assert_eq!(runs[0]["still"]["peak_reserved"].as_u64(), Some(34 << 20));
-    // Five blocks are allocated and freed three times over, the weight by the joining.
+    // Five blocks are allocated and freed three times; the weight is freed by the joining.
     assert_eq!(proof["long"]["operations"].as_u64(), Some(30));
     assert_eq!(proof["long"]["peak_live"], case["peak_live"]);
     for figure in ["hold", "area", "fit", "timed_hold", "end", "blocked", "small", "long_hold"] {
@@ -129,8 +129,8 @@ fn the_figures_are_those_of_the_bench() {
     }
 }
 
-/// A page of its own handle costs 193 us to create in the one, 29 in the other: the floor moves
-/// with the prices, and nobody is below it.
+/// A page with a handle of its own costs 193 us to create in one, 29 in the other: the floor moves
+/// with the prices, and no run is below it.
 #[test]
 fn ends_and_floors_are_those_of_the_prices() {
     let folder = folder();

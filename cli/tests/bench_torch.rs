@@ -1,12 +1,12 @@
-//! `gruyere bench --torch`: what it asks of the Python side, and of which interpreter. What comes
-//! of it is tested in tests/pytorch.
+//! `gruyere bench --torch`: its request to the Python side, and its choice of interpreter.
+//! tests/pytorch tests the results.
 
 use serde_json::{Value, json};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// An interpreter that answers the probe, then tells its arguments and ends with 7.
+/// An interpreter that answers the probe, then prints its arguments and ends with 7.
 const ABLE: &str =
     "#!/bin/sh\nif [ \"$1\" = -c ]; then echo it can; exit 0; fi\nprintf '%s\\n' \"$@\"\nexit 7\n";
 
@@ -23,7 +23,7 @@ fn bench(python: &Path, args: &[&str]) -> Output {
     command.env_remove("GRUYERE_LIBRARY").output().unwrap()
 }
 
-/// What the Python side is asked when the command gets `args`.
+/// The request to the Python side for the command's `args`.
 fn asked(args: &[&str]) -> Value {
     let folder = tempfile::tempdir().unwrap();
     let output = bench(&interpreter(folder.path(), ABLE), args);
@@ -170,7 +170,7 @@ fn an_interpreter_that_cannot_serve_is_named_with_the_reason_and_the_remedy() {
     let script = "#!/bin/sh\necho 'it is Python 3.8, and 3.9 or newer is needed' >&2; exit 1\n";
     let message = refused(&interpreter(folder.path(), script), &["--torch"]);
     assert!(message.contains("it is Python 3.8") && message.contains("--python"), "{message}");
-    // It runs, and is no Python.
+    // It runs, but is not Python.
     let message = refused(Path::new("/bin/true"), &["--torch"]);
     assert!(message.contains("/bin/true cannot serve"), "{message}");
 }

@@ -1,5 +1,5 @@
-//! What `gruyere post` begins with, on records that are made: a leak with its line, a program to
-//! which nothing is wrong, and one large request.
+//! The first lines of `gruyere post`, on made-up records: a leak with its line, a healthy program,
+//! and a large request.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -25,7 +25,7 @@ struct Program {
 }
 
 impl Program {
-    /// With 1 GiB of weights, made at train.py:5.
+    /// Starts with 1 GiB of weights, made at train.py:5.
     fn new(folder: &Path) -> Self {
         let options = RecordOptions {
             directory: folder.to_owned(),
@@ -66,10 +66,10 @@ impl Program {
         self.shard.block_insert(&entry)
     }
 
-    /// The next step begins.
+    /// Begins the next step.
     fn step(&mut self) {
         self.step += 1;
-        // A cell of the timeline is some milliseconds.
+        // A cell of the timeline takes some milliseconds.
         std::thread::sleep(Duration::from_millis(8));
         let mut device = self.record.device(0);
         device.set(&[
@@ -81,14 +81,14 @@ impl Program {
         device.sample(self.held);
     }
 
-    /// Runs a step that makes activations and lets go of them.
+    /// Runs a step that makes activations and frees them.
     fn activations(&mut self) {
         let forward = self.site(20, "main.<locals>.step", "model.layers.0", Phase::Forward);
         let block = self.block(forward, 32 * MIB);
         self.shard.block_remove(block, 32 * MIB, 32 * MIB, 0, false);
     }
 
-    /// What it leaves when it is killed.
+    /// The record that it leaves when killed.
     fn killed(self, folder: &Path) -> PathBuf {
         let copy = folder.join("killed.record");
         std::fs::copy(self.record.path().expect("a file"), &copy).expect("room");
@@ -168,14 +168,14 @@ fn the_page_has_the_conclusion_and_the_leak_over_the_run_and_is_its_owners_alone
     let first = facts["conclusion"]["lines"][0].as_str().expect("a line");
     assert!(first.starts_with("train.py:42 in step keeps 64 MiB a step"), "{first}");
     assert_eq!(facts["lines"][0]["name"], "train.py:42 in step");
-    // No such file is here.
+    // This file does not exist here.
     assert!(facts["lines"][0]["source"].is_null());
-    // It grows from step to step, and ends with what it holds.
+    // It grows from step to step, and ends at its current value.
     let layer: Vec<u64> =
         serde_json::from_value(facts["course"]["layers"][0].clone()).expect("numbers");
     assert!(layer.is_sorted() && layer[layer.len() / 2] < layer[layer.len() - 1] * 3 / 4);
     assert_eq!(layer.last(), Some(&(20 * 64 * MIB)));
-    // A number is a process, not a file's name.
+    // A number means a process, not a file name.
     let output = Command::new(env!("CARGO_BIN_EXE_gruyere"))
         .arg("post")
         .arg(&path)

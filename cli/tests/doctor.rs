@@ -1,4 +1,4 @@
-//! `gruyere doctor` on machines of several kinds.
+//! `gruyere doctor` on several kinds of machines.
 
 #[path = "common/doctor.rs"]
 #[allow(dead_code)]
@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use common::{doctor, findings, libcuda, of};
 use serde_json::Value;
 
-/// An interpreter that does this.
+/// An interpreter with this script.
 fn python(folder: &Path, script: &str) -> String {
     let path = folder.join("python");
     std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
@@ -156,7 +156,7 @@ fn a_wrong_configuration_is_a_problem_with_the_librarys_own_words() {
 fn torch_is_found_without_being_imported() {
     let folder = tempfile::tempdir().unwrap();
     libcuda(folder.path(), "return 100;");
-    // A torch and a gruyere that complain when they are imported.
+    // A torch and a gruyere that complain when imported.
     let packages = folder.path().join("packages");
     for (name, version) in [("torch", "2.11.0"), ("gruyere", env!("CARGO_PKG_VERSION"))] {
         std::fs::create_dir_all(packages.join(name)).unwrap();

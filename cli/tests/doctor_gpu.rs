@@ -1,4 +1,4 @@
-//! `gruyere doctor --gpu` on the stand-in GPU, and on drivers that do what a driver should not.
+//! `gruyere doctor --gpu` on the stand-in GPU, and on misbehaving drivers.
 
 #[path = "common/doctor.rs"]
 #[allow(dead_code)]
@@ -20,7 +20,7 @@ use gruyere_phantom::Prices;
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// A folder in which the stand-in has libcuda's name.
+/// A folder with the stand-in under libcuda's name.
 fn stand_in() -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     std::os::unix::fs::symlink(phantom_library::library(), folder.path().join("libcuda.so.1"))
@@ -28,7 +28,7 @@ fn stand_in() -> TempDir {
     folder
 }
 
-/// The trial with these options more; files that it makes are in `folder`.
+/// Runs the trial with these extra options; its files are in `folder`.
 fn tried(folder: &Path, arguments: &[&str], settings: &[(&str, &str)]) -> (Output, Value) {
     let mut all = vec!["--gpu", "--json"];
     if !arguments.iter().any(|word| word.starts_with("--stress-with")) {
@@ -50,7 +50,7 @@ fn remedy<'a>(value: &'a Value, area: &str) -> &'a str {
         .unwrap()
 }
 
-/// A driver of the probe's tests: the stand-in but for what that file does.
+/// A driver of the probe's tests: the stand-in, except for that file's changes.
 fn driver_called(name: &str, folder: &Path) -> String {
     let source =
         Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/gpu/probe/test")).join(name);
@@ -93,7 +93,7 @@ fn on_the_stand_in_nothing_is_wrong_and_all_of_it_can_be_kept() {
     assert_eq!(left_in(folder.path()), [""; 0]);
 }
 
-/// The folders of trials that are left.
+/// The remaining folders of trials.
 fn left_in(folder: &Path) -> Vec<String> {
     let names = std::fs::read_dir(folder)
         .unwrap()
@@ -101,8 +101,7 @@ fn left_in(folder: &Path) -> Vec<String> {
     names.filter(|name| name.starts_with("gruyere-gpu-")).collect()
 }
 
-/// Each rule that is relied on is one that the probe asks where kernels run, and by nobody else's
-/// name.
+/// The probe checks each rule that we rely on wherever kernels run, under a unique name.
 #[test]
 fn where_kernels_run_nothing_is_left_unknown() {
     let folder = stand_in();
@@ -171,8 +170,8 @@ fn cases_that_crash_or_hang_are_told_and_the_rest_goes_on() {
     assert_eq!(left_in(folder.path()).len(), 1, "a warning's files are kept");
 }
 
-/// A driver for the probe alone, in which cuInit never answers; its pids, the probe's and its
-/// child's, go to the file `pids`.
+/// A driver for the probe alone, in which cuInit never returns; the pids of the probe and its child
+/// go to the file `pids`.
 fn hanging(folder: &Path) -> String {
     let file = folder.join("libhanging.so");
     let text = r#"
@@ -188,7 +187,7 @@ fn hanging(folder: &Path) -> String {
     format!("--probe-with=--library {}", file.display())
 }
 
-/// Waits until those that [`hanging`] told of are there.
+/// Waits for the pids from [`hanging`].
 fn pids(folder: &Path) -> Vec<i32> {
     let mut told = String::new();
     signals::until("the probe has begun", || {

@@ -1,5 +1,5 @@
-//! How long the driver's calls took is told wherever a process is: `stat`, `export`, `report` and
-//! what a run keeps.
+//! Time in driver calls appears wherever a process does: `stat`, `export`, `report` and a run's
+//! history.
 
 #[path = "common/live_record.rs"]
 #[allow(dead_code)]
@@ -26,7 +26,8 @@ fn gruyere(directory: &Path, arguments: &[&str]) -> String {
 fn times_of_driver_calls_are_told_by_kind_and_size() {
     let folder = tempfile::tempdir().unwrap();
     let record: &'static _ = live_record::record(folder.path());
-    // Ticks of about a microsecond and more: what a tick is, is known once the record is this old.
+    // Ticks of about a microsecond and more: the length of a tick is known only once the record is
+    // this old.
     std::thread::sleep(std::time::Duration::from_millis(150));
     let begin = clock::now();
     std::thread::sleep(std::time::Duration::from_millis(20));
@@ -88,7 +89,7 @@ fn times_of_driver_calls_are_told_by_kind_and_size() {
     assert_eq!(value(&format!("{name}_count"), &["size=\"larger\""]), 1.0);
     assert_eq!(value(&format!("{name}_count"), &["call=\"cuStreamSynchronize\"}"]), 1.0);
 
-    // What is kept of the run, and what compares runs.
+    // The kept run, and the comparison of runs.
     let run = Run::of(&Reader::own(record).unwrap(), Some("train"));
     assert_eq!(run.driver_call_times.len(), 4);
     let file = folder.path().join(run.file_name());
@@ -106,7 +107,7 @@ fn times_of_driver_calls_are_told_by_kind_and_size() {
     );
 }
 
-/// Kept before there were times: such a run is read, and has none.
+/// A run kept before times existed is readable, and has none.
 #[test]
 fn a_run_that_was_kept_without_times_is_still_read() {
     let mut value = serde_json::to_value(Run::default()).unwrap();

@@ -1,12 +1,12 @@
-//! `gruyere dryrun`: what it asks of the Python side, and of which interpreter. What comes of it is
-//! tested in tests/pytorch.
+//! `gruyere dryrun`: its request to the Python side, and its choice of interpreter. tests/pytorch
+//! tests the results.
 
 use serde_json::{Value, json};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// An interpreter that answers the probe, then tells its arguments and ends with 4.
+/// An interpreter that answers the probe, then prints its arguments and ends with 4.
 const ABLE: &str =
     "#!/bin/sh\nif [ \"$1\" = -c ]; then echo it can; exit 0; fi\nprintf '%s\\n' \"$@\"\nexit 4\n";
 
@@ -25,7 +25,7 @@ fn dryrun(args: &[&str]) -> Output {
     command.arg("dryrun").args(args).env_remove("GRUYERE_LIBRARY").output().unwrap()
 }
 
-/// What the Python side is asked when the command gets `args`.
+/// The request to the Python side for the command's `args`.
 fn asked(args: &[&str]) -> Value {
     let folder = tempfile::tempdir().unwrap();
     let python = interpreter(folder.path());

@@ -1,5 +1,5 @@
-//! The examples in C and C++ build without a warning, against the stand-in in the place of a
-//! toolkit, and do what they say.
+//! The examples in C and C++ build without a warning, with the stand-in in place of a toolkit, and
+//! do what they claim.
 
 #[path = "../../tests/common/phantom_library.rs"]
 #[allow(dead_code)]
@@ -14,12 +14,12 @@ use std::sync::OnceLock;
 use phantom_library::phantom_owner;
 use tempfile::TempDir;
 
-/// The examples' programs, and the libraries that they run with.
+/// The examples' programs, and their libraries.
 struct Built {
     folder: TempDir,
 }
 
-/// The programs, where they can be built; else the test that asks is skipped.
+/// The programs, if they can be built; else the calling test is skipped.
 fn built() -> Option<&'static Built> {
     for tool in ["make", "c++"] {
         if Command::new(tool).arg("--version").output().is_err() {
@@ -47,7 +47,7 @@ fn built() -> Option<&'static Built> {
             .arg(format!("CUDART={}/libcudart.so.12", folder.path().display()))
             .arg(format!("GRUYERE={}", library.parent().unwrap().display()))
             .arg(format!("BUILD={}/build", folder.path().display()))
-            // A make that runs the tests hands its own settings down.
+            // A make that runs the tests passes on its own settings.
             .env_remove("MAKEFLAGS")
             .output()
             .unwrap();
@@ -120,8 +120,7 @@ fn a_program_that_knows_nothing_is_served_or_watched() {
         let (said, told) = (text(&output.stdout), text(&output.stderr));
         assert!(said.ends_with("done\n"), "{said}");
         assert!(told.contains(called), "{told}");
-        // 1 table, 400 scratches, 100 grids; all given back. 288 MiB were live: the table and a
-        // grid.
+        // 1 table, 400 scratches, 100 grids; all freed. 288 MiB were live: the table and a grid.
         let row: Vec<&str> = told.lines().nth(2).unwrap().split_whitespace().collect();
         assert_eq!(row[2..5], ["0", "288.00", "MiB"], "{told}");
         assert_eq!(row[10..12], ["501", "501"], "{told}");

@@ -43,7 +43,7 @@ fn printed(arguments: &[&str], directory: &Path) -> String {
     text(&output.stdout).to_owned()
 }
 
-/// The value of the one sample whose name and labels have these parts.
+/// The value of the only sample whose name and labels have these parts.
 fn value(metrics: &str, name: &str, labels: &[&str]) -> f64 {
     let found: Vec<&str> = metrics
         .lines()
@@ -58,7 +58,7 @@ fn value(metrics: &str, name: &str, labels: &[&str]) -> f64 {
 fn every_device_in_use_is_told_in_base_units_with_its_labels() {
     let folder = tempfile::tempdir().unwrap();
     let record = record(folder.path());
-    // What a tick is, is known once the record is this old.
+    // The length of a tick is known only once the record is this old.
     std::thread::sleep(Duration::from_millis(150));
     let metrics = printed(&["--job", "llama"], folder.path());
     let pid = format!("pid=\"{}\"", std::process::id());
@@ -79,7 +79,7 @@ fn every_device_in_use_is_told_in_base_units_with_its_labels() {
     assert_eq!(value("gruyere_idle_bytes", &[]), f64::from(24 << 20));
     // 56 MiB live and 4 pending.
     assert_eq!(value("gruyere_in_use_peak_bytes", &[]), f64::from(60 << 20));
-    // Live alone; nothing grows.
+    // Live memory only; nothing grows.
     assert_eq!(value("gruyere_live_recent_peak_bytes", &[]), f64::from(56 << 20));
     assert!(!metrics.contains("forecast_seconds") && !metrics.contains("gruyere_growth"));
     assert_eq!(value("gruyere_allocations_total", &["pool=\"large\""]), 5.0);
@@ -128,7 +128,7 @@ fn no_sample_is_there_twice_and_every_family_is_described() {
 fn the_ten_lines_that_hold_most_are_told_and_no_more_where_sites_are_kept() {
     let folder = tempfile::tempdir().unwrap();
     let record = record_with_sites(folder.path());
-    // Alike but for their folders: one series. And a name that needs its escapes.
+    // They differ only in their folders: a single series. And a name with characters to escape.
     let mut shard = record.shard(0, 0);
     for (n, file) in (600..).zip(["/a/x.py", "/b/x.py", "/odd\\\"file\".py"]) {
         let frames = [record.frame(file, "f", 1)];
@@ -146,7 +146,7 @@ fn the_ten_lines_that_hold_most_are_told_and_no_more_where_sites_are_kept() {
     assert_eq!(of(&[r#"line="odd\\\"file\".py:1 in f""#]), f64::from(60 << 20));
     assert_eq!(of(&["module=\"model.layers.13\"", "gpu=\"0\"", "pid="]), f64::from(26 << 20));
     assert!(!metrics.contains("train.py:50"), "the eleventh");
-    // It holds least, and is the one that grows.
+    // It holds the least, and is the only one that grows.
     let growing: Vec<&str> =
         metrics.lines().filter(|line| line.starts_with("gruyere_site_growth_bytes{")).collect();
     assert_eq!(growing.len(), 1, "{growing:#?}");
@@ -167,7 +167,7 @@ fn dead_damaged_and_doubled_records_are_counted_and_spoil_nothing() {
     std::fs::copy(path, folder.path().join("gruyere-1-2-3-0.record")).unwrap();
     std::fs::write(folder.path().join("gruyere-1-2-4-0.record"), "junk of more than eight bytes")
         .unwrap();
-    // The same process once more, under another name, with the same lock.
+    // The same process again, under another name, with the same lock.
     std::fs::hard_link(path, folder.path().join("gruyere-1-2-5-0.record")).unwrap();
     let output = export(&["--print"], folder.path());
     assert!(output.status.success(), "{output:?}");
@@ -187,11 +187,10 @@ fn dead_damaged_and_doubled_records_are_counted_and_spoil_nothing() {
     record.close();
 }
 
-/// A record like `record`'s whose numbers are others and which was made later, as a forger writes
-/// it.
+/// A forged record like `record`'s, with other numbers and a later time of creation.
 fn newer_with_other_numbers(bytes: &mut [u8]) {
-    // By the header's table, 32 bytes a section: process facts (the moment of making is their
-    // fourth word), then devices.
+    // By the header's table, 32 bytes per section: process facts (their fourth word is the time of
+    // creation), then devices.
     let created = word(bytes, 64) + 24;
     let later = word(bytes, created) as u64 + 1_000_000_000;
     bytes[created..created + 8].copy_from_slice(&later.to_le_bytes());
@@ -278,7 +277,7 @@ fn a_process_of_another_container_is_exported_on_its_files_owners_word_and_that_
     );
     assert_eq!(value(&metrics, "gruyere_exporter_unseen_processes", &[]), 1.0);
     assert_eq!(metrics.lines().filter(|line| line.starts_with("gruyere_limit_bytes{")).count(), 2);
-    // `ps` says it too: who vouches for what.
+    // `ps` prints it too: what each record is vouched for by.
     let mut command = Command::new(env!("CARGO_BIN_EXE_gruyere"));
     command.args(["ps", "--all-users", "--directory"]).arg(folder.path());
     let said = command.output().expect("the command runs");
@@ -302,7 +301,7 @@ fn a_page_is_served_in_the_format_that_the_client_accepts() {
             && body.contains("gruyere_exporter_build_info{version="),
         "{body}"
     );
-    // A process comes, is seen without a restart, and goes.
+    // A process comes, appears without a restart, and goes.
     let record = record(folder.path());
     std::thread::sleep(Duration::from_millis(150));
     let (head, body) = exporter
@@ -345,7 +344,7 @@ fn silent_and_slow_clients_do_not_keep_the_scraper_waiting() {
         assert!(exporter.get("/metrics", "").0.starts_with("HTTP/1.1 200"));
         assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
     }
-    // One that stays is sent away in the end.
+    // The server finally closes one that stays.
     let mut last = silent.pop().expect("some");
     last.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
     let mut answer = String::new();
@@ -421,7 +420,7 @@ fn shells_learn_every_command() {
     let unknown =
         Command::new(env!("CARGO_BIN_EXE_gruyere")).args(["completions", "csh"]).output().unwrap();
     assert_eq!(unknown.status.code(), Some(2));
-    // bash reads it without a complaint.
+    // bash reads it without complaint.
     let script = Command::new(env!("CARGO_BIN_EXE_gruyere"))
         .args(["completions", "bash"])
         .output()

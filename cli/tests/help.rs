@@ -11,13 +11,13 @@ use std::process::{Command, Stdio};
 
 use terminal::Terminal;
 
-/// Columns of a terminal as it comes.
+/// Default columns of a terminal.
 const COLUMNS: u16 = 80;
 
 fn gruyere(words: &[String]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_gruyere"));
     command.args(words).env_remove("COLUMNS").env_remove("LINES").stdin(Stdio::null());
-    // The help names the folder, which no line breaks; that of a test run is longer than users'.
+    // The help names the folder, whose path is never broken; a test run's is longer than users'.
     command.env_remove("GRUYERE_RECORD_DIR");
     command
 }
@@ -28,13 +28,13 @@ fn printed(mut command: Command) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Every command and subcommand, as the helps list them: the root is the command without a word.
+/// Every command and subcommand, as listed in the help; the root is the empty list.
 fn commands() -> Vec<Vec<String>> {
     let mut found: Vec<Vec<String>> = vec![Vec::new()];
     let mut next = 0;
     while let Some(parent) = found.get(next).cloned() {
         let help = printed(gruyere(&[&parent[..], &["--help".to_owned()]].concat()));
-        // The root's help has its commands in groups of its own.
+        // The root's help has its commands in groups.
         let listed = match parent.is_empty() {
             true => help.as_str(),
             false => help.split_once("\nCommands:\n").map_or("", |(_, listed)| listed),
@@ -65,7 +65,7 @@ fn the_help_of_every_command_fits_the_terminal() {
     for words in &commands {
         for option in ["--help", "-h"] {
             let asked = [&words[..], &[option.to_owned()]].concat();
-            // 80 columns where nobody knows better, and no more on a wide terminal.
+            // 80 columns if the width is unknown, and no more on a wide terminal.
             for columns in [None, Some("80"), Some("200")] {
                 let mut command = gruyere(&asked);
                 columns.map(|columns| command.env("COLUMNS", columns));
@@ -92,7 +92,7 @@ fn a_narrow_terminal_gets_narrower_help() {
     assert!(too_wide(&text, 60).is_empty(), "{:#?}", too_wide(&text, 60));
 }
 
-/// `text` without the escapes that make it bold or underlined.
+/// `text` without the escapes for bold and underline.
 fn without_styles(text: &str) -> String {
     let mut pieces = text.split('\u{1b}');
     let first = pieces.next().unwrap_or_default().to_owned();

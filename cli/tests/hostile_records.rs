@@ -1,5 +1,5 @@
 //! No command panics, hangs or dies on a record that is missing, foreign, cut, of another version,
-//! or full of lies. They are data of other processes.
+//! or full of lies. Records are data of other processes.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
@@ -11,8 +11,8 @@ use gruyere_record::{
     SegmentKind, clock,
 };
 
-/// Every command that reads a record, as it is run on one. RECORD is its file, FOLDER where it
-/// lies, OUT a file that may be written.
+/// Every command that reads a record, with its arguments. RECORD is the file, FOLDER its folder,
+/// OUT a writable file.
 const COMMANDS: &[&[&str]] = &[
     &["diff", "RECORD", "RECORD", "--json"],
     &["diff", "RECORD", "RECORD"],
@@ -38,10 +38,10 @@ const COMMANDS: &[&[&str]] = &[
     &["stat", "RECORD"],
 ];
 
-/// The longest that a command may take on a record of some MiB.
+/// The longest time for a command on a record of some MiB.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A record with something in each of its parts.
+/// A record with data in each of its parts.
 fn record(folder: &Path) -> PathBuf {
     let options = RecordOptions {
         directory: folder.to_owned(),
@@ -98,7 +98,7 @@ fn record(folder: &Path) -> PathBuf {
     segment(SegmentKind::Slab, 7 << 40, 2 << 20, 0, 0);
     record.event(EventKind::Grow, 0, 0, 0, 7 << 40, 32 << 20, clock::now());
     let path = folder.join("gruyere-1-2-3-0.record");
-    // A copy: nobody holds its lock, so it is read as a dead process's.
+    // A copy, whose lock is free, so it reads as a dead process's.
     std::fs::copy(record.path().expect("a file"), &path).unwrap();
     record.close();
     path
@@ -193,7 +193,7 @@ fn a_record_full_of_lies_is_read_or_refused() {
     let path = record(folder.path());
     let good = std::fs::read(&path).unwrap();
     all_survive(&path, "as it was");
-    // Words that have bytes in them: the rest of the file is holes.
+    // Words with non-zero bytes: the rest of the file is holes.
     let used: Vec<usize> = (0..good.len() / 8)
         .filter(|word| good[word * 8..word * 8 + 8].iter().any(|&byte| byte != 0))
         .collect();

@@ -1,4 +1,4 @@
-//! The colours of `gruyere map --html`: those of lines and modules are told apart by everybody.
+//! The colours of `gruyere map --html`: everyone can distinguish those of lines and modules.
 
 use std::collections::HashMap;
 
@@ -8,14 +8,15 @@ const STYLE: &str = concat!(
 );
 /// The themes, in the order of `light-dark()`.
 const THEMES: [&str; 2] = ["light", "dark"];
-/// Between two lines, in CIE76: two colours of which one is a little lighter are 10 apart.
+/// Distance of two lines, in CIE76: two colours of which one is slightly lighter are 10 apart.
 const LEAST: f64 = 18.0;
-/// Between a line and all else, whose greys and warm colours stand elsewhere in the legend.
+/// Distance of a line and anything else, whose greys and warm colours stand elsewhere in the
+/// legend.
 const LEAST_TO_OTHERS: f64 = 12.0;
 
 type Vector = [f64; 3];
 
-/// How colours look to whom: everybody, and without red, green or blue cones (Machado, Oliveira and
+/// Colours as seen with normal vision, and without red, green or blue cones (Machado, Oliveira and
 /// Fernandes, 2009; of linear light).
 const EYES: [(&str, [Vector; 3]); 4] = [
     ("everybody", [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]),
@@ -82,7 +83,7 @@ fn colours(theme: usize) -> HashMap<&'static str, &'static str> {
     both.collect()
 }
 
-/// Colours that a legend has side by side, against each other and against all else in it.
+/// Colours side by side in a legend, against each other and against everything else in it.
 fn expect_apart(theme: usize, named: &[String], others: &[&str]) {
     let colours = colours(theme);
     let of = |name: &str| *colours.get(name).unwrap_or_else(|| panic!("{theme} {name}"));

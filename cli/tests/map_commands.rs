@@ -1,5 +1,4 @@
-//! `gruyere map` from another process: what it draws of a known record, and what it does with a bad
-//! one.
+//! `gruyere map` from another process: its picture of a known record, and its errors on bad ones.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -87,7 +86,7 @@ fn drawn(arguments: &[&str], folder: &Path) -> String {
     text(&output.stdout)
 }
 
-/// The rows of cells: the lines between the two empty ones.
+/// The rows of cells: the lines between the two empty lines.
 fn rows(text: &str) -> Vec<&str> {
     text.lines()
         .skip_while(|line| !line.is_empty())
@@ -128,7 +127,7 @@ impl Drop for Known {
 fn cells_show_blocks_whole_pages_and_what_is_lost_in_partly_used_ones() {
     let known = Known::new();
     let pid = std::process::id().to_string();
-    // 11 mapped pages and a spare one, in cells of 512 KiB; a bar where the address jumps.
+    // 11 mapped pages and a spare one, in cells of 512 KiB; a bar marks a jump of the address.
     let page =
         drawn(&[&pid, "--width", "40", "--rows", "2", "--by", "lifetime"], known.folder.path());
     let expected =
@@ -172,13 +171,14 @@ fn the_ten_lines_that_hold_most_have_a_colour_each_with_bytes_and_share() {
     let found = legend(&page);
     assert_eq!(found[0], "A 28.00 MiB 12.9% backward of train.py:10 in step", "{page}");
     assert_eq!(found[1], "B 26.00 MiB 12.0% train.py:130 in step", "{page}");
-    // The slab's block is with its slab's line: half a MiB more.
+    // The slab's block belongs to the slab's line: half a MiB more.
     assert_eq!(found[9], "J 10.50 MiB 4.8% train.py:50 in step", "{page}");
     assert_eq!(found[10], "O 25.00 MiB 11.5% 5 others", "{page}");
     assert_eq!(found[11], "X 2.00 MiB 0.9% not known", "{page}");
     let page = drawn(&[path, "--by", "module", "--width", "80"], folder.path());
     let found = legend(&page);
-    // Modules that differ in numbers are one, and a backward's memory is the module's too.
+    // Modules that differ only in numbers are one, and a backward's memory belongs to the module
+    // too.
     assert_eq!(found[0], "A 126.50 MiB 58.2% model.layers.*", "{page}");
     assert_eq!(found[1], "B 24.00 MiB 11.0% train.py:120 in step", "{page}");
     for (by, width) in [("site", "40"), ("module", "44"), ("phase", "40")] {
@@ -297,7 +297,7 @@ fn no_colour_unless_asked_and_no_line_is_longer_than_the_width() {
     assert!(!plain.contains('\x1b'), "the output is no terminal: {plain}");
     let coloured = drawn(&[known.path(), "--color", "always"], known.folder.path());
     assert!(coloured.contains("\x1b[48;5;160m"), "what is lost is red: {coloured}");
-    // What else is free has the terminal's own background.
+    // Other free memory has the terminal's own background.
     let grounds: Vec<&str> =
         coloured.split("\x1b[48;5;").skip(1).filter_map(|rest| rest.split('m').next()).collect();
     assert!(grounds.iter().all(|ground| *ground == "160"), "{grounds:?}");
@@ -418,7 +418,7 @@ fn blocks_that_the_record_has_no_room_for_are_told_of() {
     record.close();
 }
 
-/// Every byte of a record may be anything.
+/// Every byte of a record may have any value.
 #[test]
 fn damaged_records_never_make_it_panic() {
     let known = Known::new();
@@ -442,7 +442,7 @@ fn damaged_records_never_make_it_panic() {
     for turn in 0..240 {
         let mut bytes = whole.clone();
         for _ in 0..1 + next(24) {
-            // Where something is, or near by: the rest of the file is empty tables.
+            // At or near non-zero data: the rest of the file is empty tables.
             let at = (used[next(used.len())] + next(40)).min(bytes.len() - 1);
             bytes[at] = [0xff, 0, 0x80, next(256) as u8][next(4)];
         }

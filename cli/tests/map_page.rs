@@ -23,9 +23,9 @@ mod skip;
 use sites::record_with_sites;
 
 const BLOCKS: usize = 1_000_000;
-/// What "interactive" may take, from the start of the navigation.
+/// Limit from the start of the navigation until "interactive".
 const MOST_MILLISECONDS: u64 = 3000;
-/// What `measure.py` ends with where there is no browser.
+/// Exit code of `measure.py` without a browser.
 const SKIPPED: i32 = 77;
 
 /// A heap of this process with a million live blocks of many sizes, lives and ages, and holes
@@ -79,7 +79,7 @@ fn measure(page: &Path, arguments: &[&str]) -> Option<Value> {
     Some(serde_json::from_slice(&output.stdout).expect("JSON"))
 }
 
-/// Ready within the bar, and each thing that a user does within half of it.
+/// Whether the page is ready within the limit, and reacts to each action within half of it.
 fn is_quick(found: &Value) -> bool {
     let done = [
         "hover_ms",
@@ -109,10 +109,10 @@ fn the_page_of_a_million_blocks_is_interactive_within_3_seconds() {
         .unwrap();
     assert!(output.status.success(), "{output:?}");
     eprintln!("the page has {} KiB", std::fs::metadata(&page).unwrap().len() >> 10);
-    // The page's name stays, the record needs not.
+    // The page's name stays; the record is no longer needed.
     heap.record().close();
     let Some(mut found) = measure(&page, &[]) else { return };
-    // A machine that has something else to do is given two more tries.
+    // A machine busy with other work gets two more tries.
     for _ in 0..2 {
         if is_quick(&found) {
             break;
@@ -125,7 +125,7 @@ fn the_page_of_a_million_blocks_is_interactive_within_3_seconds() {
     assert!(found["strokes"].as_u64().unwrap() >= BLOCKS as u64, "{found:#}");
     assert!(is_quick(&found), "{found:#}");
     assert!(found["colours"].as_u64().unwrap() > 4, "something is drawn: {found:#}");
-    // What the pointer and the keys do.
+    // Effects of the pointer and the keys.
     assert!(text("tip").contains("address: 0x"), "{found:#}");
     assert!(
         text("selected").contains("bytes") && text("selected") != text("after_next"),
@@ -133,7 +133,7 @@ fn the_page_of_a_million_blocks_is_interactive_within_3_seconds() {
     );
     assert_eq!((text("view"), text("by")), ("physical".into(), "age".into()));
     assert!(text("found").contains(&text("searched")), "an address is found: {found:#}");
-    // The other scheme, and a narrow window.
+    // The other colour scheme, and a narrow window.
     let picture = folder.path().join("dark.png");
     let arguments = ["--dark", "--size", "480x900", "--screenshot", picture.to_str().unwrap()];
     let found = measure(&page, &arguments).expect("it was there a moment ago");
@@ -145,7 +145,7 @@ fn the_page_of_a_million_blocks_is_interactive_within_3_seconds() {
     assert!(std::fs::metadata(picture).unwrap().len() > 10_000);
 }
 
-/// A state whose names are as long as they may be, with a timeline.
+/// A state with names of maximum length, and a timeline.
 fn wordy() -> State {
     let long = "a_function_with_a_name_that_nobody_can_break_".repeat(2);
     let site = |line| Site {
@@ -214,7 +214,7 @@ fn on_a_phone_nothing_of_a_page_is_cut_or_scrolled_sideways() {
         let Some(found) = measure(page, &arguments) else { return };
         assert_eq!(found["exceptions"].as_array().map(Vec::len), Some(0), "{found:#}");
         assert_eq!(found["cut"].as_array().map(Vec::len), Some(0), "{found:#}");
-        // Eight lines and the others, over the run, and what was freed.
+        // Eight lines and the others, over the run, and the freed memory.
         let drawn = found["drawn"].as_u64().unwrap();
         assert!(page == &heap || drawn == 10, "{found:#}");
     }
@@ -246,7 +246,7 @@ fn the_page_is_coloured_by_line_and_says_where_a_block_came_from() {
         (&found["by"], found["exceptions"].as_array().unwrap().len()),
         (&"module".into(), 0)
     );
-    // The page opens by line where lines are known, unless it is asked for otherwise.
+    // The page opens by line if lines are known, unless the user chooses otherwise.
     let opened = |by: &[&str]| {
         let output = Command::new(env!("CARGO_BIN_EXE_gruyere"))
             .args(["map", path.to_str().unwrap(), "--html", page.to_str().unwrap()])
@@ -260,6 +260,6 @@ fn the_page_is_coloured_by_line_and_says_where_a_block_came_from() {
     assert_eq!(opened(&[]), [true, false]);
     assert_eq!(opened(&["--by", "age"]), [false, true]);
     record.close();
-    // Each colour that nobody highlights fades.
+    // Each colour that is not highlighted fades.
     assert!(found["highlighted"].as_bool().unwrap(), "{found:#}");
 }

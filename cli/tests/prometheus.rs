@@ -26,7 +26,7 @@ fn program(name: &str) -> PathBuf {
     Path::new(&folder).join(name)
 }
 
-/// A record of which all is told, also where in the program memory came from.
+/// A record with every kind of data, also on the origin of memory in the program.
 fn record(directory: &Path) -> &'static Record {
     let record = live_record::record(directory);
     let frames = [record.frame("train.py", "step", 42)];
@@ -42,7 +42,7 @@ fn dashboards() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../dashboards")
 }
 
-/// Runs promtool; what it says.
+/// Runs promtool; returns its output.
 fn promtool(arguments: &[&str], input: Stdio) -> String {
     let output = Command::new(program("promtool"))
         .args(arguments)
@@ -94,7 +94,7 @@ fn the_alert_rules_do_as_their_unit_tests_say() {
     }
 }
 
-/// A Prometheus that scrapes every second, until it is dropped.
+/// A Prometheus that scrapes every second, until dropped.
 struct Prometheus {
     child: Child,
     address: String,
@@ -114,7 +114,7 @@ impl Prometheus {
         );
         let file = folder.path().join("prometheus.yml");
         std::fs::write(&file, config).unwrap();
-        // A port that was free a moment ago: Prometheus cannot be asked for any.
+        // A port that was free a moment ago: Prometheus cannot choose one.
         let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = free.local_addr().unwrap().to_string();
         drop(free);
@@ -138,20 +138,20 @@ impl Prometheus {
         prometheus
     }
 
-    /// It listens before it answers.
+    /// Whether it answers: it listens earlier.
     fn is_ready(&self) -> bool {
         std::net::TcpStream::connect(&self.address).is_ok()
             && ask(&self.address, b"GET /-/ready HTTP/1.0\r\n\r\n").starts_with("HTTP/1.0 200")
     }
 
     fn get(&self, path: &str) -> Value {
-        // HTTP/1.0: neither chunks nor a connection that stays.
+        // HTTP/1.0: neither chunks nor a persistent connection.
         let answer = ask(&self.address, format!("GET {path} HTTP/1.0\r\n\r\n").as_bytes());
         let (_, body) = answer.split_once("\r\n\r\n").expect("a head");
         serde_json::from_str(body).unwrap_or_else(|error| panic!("{error}: {answer}"))
     }
 
-    /// The samples of an expression at this moment.
+    /// The current samples of an expression.
     fn query(&self, expression: &str) -> Vec<Value> {
         let escaped: String = expression.bytes().map(|byte| format!("%{byte:02X}")).collect();
         let answer = self.get(&format!("/api/v1/query?query={escaped}"));
@@ -180,7 +180,7 @@ impl Drop for Prometheus {
     }
 }
 
-/// A leaking program: each step leaves a block of a line of its, and the counters go up.
+/// A leaking program: each step leaves a block of a line, and the counters rise.
 fn leak(record: &'static Record, stop: &AtomicBool) {
     let frames = [record.frame("losses.py", "keep", 28)];
     let site = record.site(&NewSite { frames: &frames, ..NewSite::default() });
@@ -252,7 +252,7 @@ fn a_real_prometheus_scrapes_the_exporter_and_every_panel_has_data() {
         prometheus
             .await_samples("count_over_time(gruyere_out_of_memory_forecast_seconds[1m]) >= 3");
         prometheus.await_samples("gruyere_site_growth_bytes");
-        // A GiB at 50 MiB a second, and it has been growing for some seconds.
+        // A GiB at 50 MiB a second, after some seconds of growth.
         let soonest = prometheus.query("min(gruyere_out_of_memory_forecast_seconds)");
         let seconds = number(&soonest[0]);
         assert!((0.0..30.0).contains(&seconds), "{soonest:?}");
@@ -270,7 +270,7 @@ fn a_real_prometheus_scrapes_the_exporter_and_every_panel_has_data() {
         );
         assert_eq!(held[0]["metric"]["job"], "llama");
         assert_eq!(held[0]["metric"]["pid"], std::process::id().to_string());
-        // Scraped as OpenMetrics, with what only that has.
+        // Scraped as OpenMetrics, with metadata that only OpenMetrics has.
         let units = prometheus.get("/api/v1/metadata?metric=gruyere_reserved_bytes");
         assert_eq!(units["data"]["gruyere_reserved_bytes"][0]["unit"], "bytes", "{units}");
         let counters = prometheus.get("/api/v1/targets/metadata?metric=gruyere_allocations");
@@ -288,7 +288,7 @@ fn a_real_prometheus_scrapes_the_exporter_and_every_panel_has_data() {
             }
             assert!(!asked.contains('$'), "an unknown variable: {expression}");
             let samples = prometheus.query(&asked);
-            // Nothing runs out of memory while we look.
+            // Nothing runs out of memory meanwhile.
             let may_be_empty = expression.ends_with("> 0");
             assert!(!samples.is_empty() || may_be_empty, "no data: {asked}");
             let numbers = samples.iter().any(|sample| sample["value"][1] != "NaN");
@@ -313,8 +313,8 @@ fn number(sample: &Value) -> f64 {
     sample["value"][1].as_str().and_then(|value| value.parse().ok()).expect("a number")
 }
 
-/// What the exporter says of a training of a step a second whose leak fills the device in ten
-/// minutes, at a look every 15 seconds: the forecast, or `_` where there is none yet.
+/// The exporter's forecasts for a training with a step per second whose leak fills the device in
+/// ten minutes, scraped every 15 seconds; `_` before the first forecast.
 fn forecasts_of_a_leak_that_kills_in_ten_minutes() -> Vec<String> {
     const MIB: u64 = 1 << 20;
     let capacity = 16_384 * MIB;
@@ -362,7 +362,7 @@ fn the_alert_fires_minutes_before_a_leak_kills_that_takes_ten_minutes_in_all() {
     assert!(said.contains("SUCCESS"), "{said}\n{tests}");
 }
 
-/// Ends the leak also where an assertion fails.
+/// Ends the leak also if an assertion fails.
 struct Stop<'a>(&'a AtomicBool);
 
 impl Drop for Stop<'_> {
@@ -376,7 +376,7 @@ fn the_dashboard_begins_with_who_runs_out_soonest_and_who_grows() {
     let panels = dashboard()["panels"].as_array().expect("panels");
     let titles: Vec<&str> = panels.iter().filter_map(|panel| panel["title"].as_str()).collect();
     assert_eq!(titles[1..4], ["Soonest out of memory", "Who grows", "Growth"]);
-    // No two panels are at one place.
+    // Panels do not overlap.
     let mut taken = std::collections::HashSet::new();
     for panel in panels {
         let [x, y, w, h] =

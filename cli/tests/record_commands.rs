@@ -13,7 +13,7 @@ use serde_json::Value;
 mod sites;
 use sites::{BASE, PAGE, record_with_sites};
 
-/// A record of this process with a known state: 3 blocks live, one pending.
+/// A record of this process with a known state: 3 live blocks, one pending.
 fn record(directory: &Path) -> &'static Record {
     let options = RecordOptions {
         directory: directory.to_owned(),
@@ -25,7 +25,7 @@ fn record(directory: &Path) -> &'static Record {
         |n: u8| DeviceFacts { name: format!("Phantom {n}"), uuid: [n; 16], total_memory: 80 << 30 };
     let record: &'static Record =
         Box::leak(Box::new(Record::create(&options, &[facts(0), facts(1)])));
-    // The first block is small, as torch calls it.
+    // The first block is small in torch's sense.
     let (mut small, mut large) = (record.shard(1, 0), record.shard(1, SHARDS as u32 - 1));
     for n in 0..5u64 {
         let shard = if n == 0 { &mut small } else { &mut large };
@@ -104,7 +104,7 @@ fn ps_lists_a_line_a_device_of_each_live_process() {
     assert_eq!(head, ["PID", "RANK", "GPU", "LIVE", "PEAK", "HELD", "IDLE", "LOST", "COMMAND"]);
     let words: Vec<&str> = lines[2].split_whitespace().collect();
     assert_eq!((words[0], words[2]), (pid.as_str(), "1"), "{table}");
-    // No look is on the timeline: what is live now is the peak.
+    // The timeline has no sample: the current live memory is the peak.
     assert_eq!((words[3], words[5]), ("28.00", "28.00"), "{table}");
     assert!(
         lines[2].contains("28.00 MiB")
@@ -138,7 +138,7 @@ fn ps_sweeps_the_dead_only_when_told_and_never_the_living() {
     let output = gruyere(&["ps"], folder.path());
     let table = text(&output.stdout);
     assert!(table.contains("`gruyere ps --sweep` removes their records"), "{table}");
-    // A conclusion may go on below its row.
+    // A conclusion may continue below its row.
     let (_, died) = table.split_once("Died").unwrap();
     let pid = std::process::id().to_string();
     assert!(died.lines().any(|row| row.trim_start().starts_with(&pid)), "{table}");
@@ -160,7 +160,7 @@ fn a_dead_record_that_can_not_be_read_has_its_row_and_post_takes_the_next() {
     let file = |number: u32| folder.path().join(format!("gruyere-1-2-3-{number}.record"));
     std::fs::copy(record.path().unwrap(), file(0)).unwrap();
     std::fs::copy(record.path().unwrap(), file(1)).unwrap();
-    // Of two with the same last sign of life the later name goes first: it is the damaged one.
+    // Of two with the same last sign of life, the later name comes first: the damaged record.
     let damaged = std::fs::File::options().write(true).open(file(1)).unwrap();
     damaged.set_len(damaged.metadata().unwrap().len() / 2).unwrap();
     record.close();
@@ -169,7 +169,7 @@ fn a_dead_record_that_can_not_be_read_has_its_row_and_post_takes_the_next() {
     assert!(output.status.success(), "what is left of the dead is no trouble: {output:?}");
     let row = table.lines().find(|line| line.contains("can't be read")).expect("a row");
     assert!(row.contains("  unknown  "), "{table}");
-    // This record's parts don't fit together: torn, exit code 3.
+    // This record's parts do not fit together: torn, exit code 3.
     let told = gruyere(&["post", "--json"], folder.path());
     let told: Value = serde_json::from_slice(&told.stdout).expect("JSON");
     assert_eq!(told["state"]["process"]["pid"], std::process::id());
@@ -289,7 +289,7 @@ fn an_address_is_told_what_lies_there_and_what_lay_there_before() {
     let folder = tempfile::tempdir().unwrap();
     let record = record(folder.path());
     let mut shard = record.shard(1, SHARDS as u32 - 1);
-    // Another block had the place of the one of 4 MiB.
+    // Another block had the place of the 4 MiB block.
     let place = 2u64 << 30;
     shard.event(EventKind::Malloc, 0, 7, place - 4096, 1 << 20, clock::now());
     shard.event(EventKind::Free, 0, 7, place - 4096, 1 << 20, clock::now());
@@ -331,7 +331,7 @@ fn the_block_at_an_address_is_told_with_its_whole_stack() {
     let from = lines.iter().position(|line| line.starts_with("from")).unwrap();
     assert_eq!(lines[from], "from    train.py:20 in step", "{page}");
     assert_eq!(lines[from + 2], "/home/me/train.py:20 in Model.<locals>.step", "{page}");
-    // In the place of `auto`: what the program was doing.
+    // In place of `auto`: the program's phase.
     let page = text(&told(first + 3 * PAGE, &[]).stdout);
     assert!(page.contains("stream 0, forward"), "{page}");
     assert!(page.contains("train.py:30 in step, module model.layers.3\n"), "{page}");

@@ -1,4 +1,4 @@
-//! `GRUYERE_RECORD_DIR`: programs keep their records there, and the command looks for them there.
+//! `GRUYERE_RECORD_DIR`: programs keep their records there, and the command reads them there.
 
 use std::process::Command;
 

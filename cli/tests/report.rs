@@ -1,4 +1,4 @@
-//! `gruyere report`: runs compared, as a user and as continuous integration do it.
+//! `gruyere report`: compares runs, for a user and in continuous integration.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -15,8 +15,8 @@ use sites::record_with_sites;
 
 const MIB: u64 = 1 << 20;
 
-/// A run of 40 steps: in use is `in_use(step)` MiB, held a sixteenth more than the most so far and
-/// `extra` MiB.
+/// A run of 40 steps: in use is `in_use(step)` MiB; held is a sixteenth more than the highest use
+/// so far, plus `extra` MiB.
 fn keep(folder: &Path, started: u64, in_use: impl Fn(u64) -> u64, extra: u64) -> PathBuf {
     let mut high = 0;
     let mut cell = |step: u64| {
@@ -207,7 +207,7 @@ fn bad_input_is_named_with_its_reason_and_remedy() {
     {
         assert_eq!(report(folder.path(), arguments).status.code(), Some(2), "{arguments:?}");
     }
-    // Those in the folder that can't be read are passed over, and said.
+    // Unreadable files of the folder are skipped, and reported.
     let output = report(folder.path(), &["--history", "."]);
     assert_eq!(output.status.code(), Some(0));
     assert!(

@@ -1,4 +1,4 @@
-//! `gruyere report` of dry runs: with each other, and with what a GPU took.
+//! `gruyere report` of dry runs: against each other, and against a run on a GPU.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 const MIB: u64 = 1 << 20;
 const H100: &str = "NVIDIA H100 80GB HBM3";
 
-/// An answer of `gruyere dryrun`, as it keeps it; peaks in MiB.
+/// A result of `gruyere dryrun`, as kept; peaks in MiB.
 fn answer(started: u64, rows: &[(&str, bool, u64, u64)], kinds: Value, lines: Value) -> Value {
     let row = |&(allocator, fits, live, held): &(&str, bool, u64, u64)| {
         json!({
@@ -134,7 +134,7 @@ fn a_row_under_which_the_program_fails_is_worse_and_has_no_peaks() {
     assert!(said.contains("h100-80 under gruyere\n"), "{said}");
     let compared = json_of(folder.path(), &["new.json", "--against", "old.json", "--json"]);
     assert_eq!(compared["gpus"].as_array().map(Vec::len), Some(1), "{compared}");
-    // That it failed before too is nothing new.
+    // A failure that is not new is no regression.
     let again = report(folder.path(), &["new.json", "--against", "new.json"]);
     assert_eq!(again.status.code(), Some(0), "{}", text(&again.stdout));
 }
@@ -148,7 +148,7 @@ fn a_dry_run_that_fits_no_more_is_worse_without_any_bound() {
     assert_eq!(output.status.code(), Some(4));
     let value: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(value["worse"], json!(["h100-80 under gruyere: it does not fit any more"]));
-    // The other way round it got better.
+    // In the other direction, it improved.
     let output = report(folder.path(), &["old.json", "--against", "now.json"]);
     assert_eq!(output.status.code(), Some(0));
 }
@@ -199,7 +199,7 @@ fn what_a_gpu_took_stands_beside_what_the_dry_run_said() {
     assert!(said.contains("NVIDIA H100 80GB HBM3 under gruyere, against h100-80"), "{said}");
     assert!(said.contains("100.00 MiB   102.00 MiB    +2.00%"), "{said}");
     assert!(said.contains("against  dry run train"), "{said}");
-    // A run does not tell what was live at its peak.
+    // A run has no list of what was live at its peak.
     assert!(!said.contains("by kind"), "{said}");
     run(folder.path(), 3, "NVIDIA L4", 102);
     let other =

@@ -1,5 +1,5 @@
-//! `gruyere run`: the program lives and ends as without it, has the library in it, and is summed
-//! up.
+//! `gruyere run`: the program lives and ends as without it, has the library loaded, and gets a
+//! summary.
 
 #[path = "../../tests/common/phantom_library.rs"]
 #[allow(dead_code)]
@@ -24,7 +24,7 @@ use signals::{SOON, state, until};
 use tempfile::TempDir;
 use terminal::Terminal;
 
-/// Variables that a test sets itself, if it wants them.
+/// Variables that a test sets itself, if needed.
 const OURS: [&str; 6] =
     ["LD_PRELOAD", "GRUYERE_CONF", "GRUYERE_RUN", "GRUYERE_LIBRARY", "GRUYERE_LOG", "TMPDIR"];
 
@@ -51,7 +51,7 @@ fn ran(arguments: &[&str]) -> Output {
     gruyere(arguments).stdin(Stdio::null()).output().unwrap()
 }
 
-/// A program of tests/programs, built.
+/// A built program of tests/programs.
 fn program(name: &str) -> String {
     static FOLDER: OnceLock<TempDir> = OnceLock::new();
     let folder = FOLDER.get_or_init(|| {
@@ -70,7 +70,7 @@ fn program(name: &str) -> String {
     folder.path().join(name).to_str().unwrap().to_owned()
 }
 
-/// A program that tells its pid when it is ready, then what it gets.
+/// A program that prints its pid when ready, then each signal.
 struct Running {
     child: Child,
     lines: BufReader<ChildStdout>,
@@ -112,7 +112,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // The program goes with it.
+        // The program ends with it.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -165,7 +165,7 @@ fn a_bad_configuration_is_refused_before_the_program_starts() {
     assert_eq!((output.status.code(), text(&output.stdout).as_str()), (Some(125), ""));
 }
 
-/// The variable `name` of a program that is run with `arguments` and `set` in the environment.
+/// The variable `name` in a program run with `arguments`, and `set` in the environment.
 fn variable(name: &str, arguments: &[&str], set: &[(&str, &str)]) -> String {
     let mut command = gruyere(arguments);
     command
@@ -230,7 +230,7 @@ fn a_library_that_is_not_there_is_refused_with_what_was_looked_at() {
         output.status.code() == Some(125) && text(&output.stderr).contains("no shared library")
     );
 
-    // As pip leaves it.
+    // As pip installs it.
     let package = folder.path().join("lib/python3.11/site-packages/gruyere");
     std::fs::create_dir_all(&package).unwrap();
     let library = PathBuf::from(variable("LD_PRELOAD", &[], &[]));
@@ -284,7 +284,7 @@ fn signals_sent_to_it_reach_the_program_once() {
 
 #[test]
 fn a_signal_of_the_whole_group_is_not_sent_on() {
-    // The program itself signals its group: both have it then.
+    // The program itself signals its group: then both have the signal.
     let mut group = gruyere(&["--", &program("signals"), "group"]);
     group.process_group(0);
     let mut running = Running::start(group);
@@ -305,7 +305,7 @@ fn a_program_does_not_outlive_a_killed_run() {
 
 #[test]
 fn a_stop_and_a_wake_up_reach_the_program() {
-    // In an orphaned process group nothing stops.
+    // In an orphaned process group, nothing stops.
     let mut group = gruyere(&["--", &program("signals")]);
     group.process_group(0);
     let mut running = Running::start(group);
@@ -331,7 +331,7 @@ fn keys_of_the_terminal_reach_the_program_once_and_job_control_works() {
     terminal.expect("prompt> ");
     terminal.write("fg\n");
     terminal.expect("\r\n");
-    // Until the shell has given it the terminal, keys are the shell's.
+    // Until the shell has given it the terminal, the shell reads the keys.
     terminal.wait_for_a_job();
     terminal.write("\x1c");
     let between = terminal.expect(&format!("got {}", libc::SIGQUIT));
@@ -342,7 +342,7 @@ fn keys_of_the_terminal_reach_the_program_once_and_job_control_works() {
     terminal.expect("code 5");
     terminal.expect("prompt> ");
 
-    // One that does not catch it: the shell must see that a signal ended it.
+    // A program that does not catch it: the shell must see the end by a signal.
     terminal.write(&format!("{} run -q -- sleep 100\n", env!("CARGO_BIN_EXE_gruyere")));
     terminal.expect("\r\n");
     until("sleep runs", || {
@@ -406,8 +406,8 @@ impl OnPhantom {
         command.arg("--").arg(program("device_memory")).args(words);
         command.env("LD_LIBRARY_PATH", self.at("libraries")).env("TMPDIR", self.at("temporary"));
         command.envs([phantom_owner::variable().unwrap()]);
-        // A folder of its own: whoever else uses the machine sweeps records of the dead from the
-        // usual one.
+        // A folder of its own: other processes of the machine sweep dead records from the usual
+        // folder.
         command.env("GRUYERE_RECORD_DIR", self.at("records"));
         let mut output = command.env("GRUYERE_LOG", "error").output().unwrap();
         output.stderr = phantom_owner::without_its_line(&output.stderr).into_bytes();
@@ -427,7 +427,7 @@ fn rows(said: &str) -> Vec<Vec<String>> {
 #[test]
 fn each_process_is_summed_up() {
     let phantom = OnPhantom::new();
-    // 3 blocks of 64 MiB, 2 freed, in this process and in one that it starts.
+    // 3 blocks of 64 MiB, 2 freed, in this process and in a child.
     let output = phantom.run(&[], &["3", "2", "again"]);
     let said = text(&output.stderr);
     assert_eq!(output.status.code(), Some(0), "{said}");
@@ -508,7 +508,7 @@ fn calls_of_the_driver_are_seen_where_they_are_asked_for() {
         let output = phantom.run(&["--library", library, mode, "--conf", &conf], &work);
         let said = text(&output.stderr);
         assert_eq!(output.status.code(), Some(0), "{said}");
-        // As docs/record-a-trace.md says.
+        // As in docs/record-a-trace.md.
         let lines = text(&zstd::decode_all(std::fs::File::open(&trace).unwrap()).unwrap());
         let count = |word: &str| lines.lines().filter(|line| line.starts_with(word)).count();
         assert_eq!((count("a "), count("f ")), (3, 2), "{mode}: {lines}");
@@ -529,7 +529,7 @@ fn calls_of_the_driver_are_seen_where_they_are_asked_for() {
     assert!(text(&output.stderr).contains("libgruyere_driver.so"), "{output:?}");
 }
 
-/// Builds libgruyere_driver.so, as this test was built.
+/// Builds libgruyere_driver.so with this test's profile.
 fn driver_library() -> PathBuf {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let output = Command::new(cargo)

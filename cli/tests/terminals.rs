@@ -1,5 +1,5 @@
-//! Every command on a terminal that closes, under signals, as a job that is stopped, and in front
-//! of a pipe that nobody reads.
+//! Every command on a terminal that closes, under signals, as a stopped job, and before a pipe
+//! without a reader.
 
 #[path = "common/commands.rs"]
 mod commands;
@@ -24,7 +24,7 @@ use commands::{End, Place, TAKEN, gruyere, that_print};
 use signals::{as_from_a_shell, ignoring, send, state, until};
 use terminal::Terminal;
 
-/// Back from the alternate screen.
+/// Leaves the alternate screen.
 const GIVEN_BACK: &str = "\x1b[?1049l";
 
 fn matches(end: End, status: ExitStatus, signal: i32) -> bool {
@@ -70,7 +70,7 @@ fn a_terminal_that_closes_ends_every_command() {
         case.has_begun(&mut terminal);
         terminal.close();
         let status = terminal.ended();
-        // The kernel sends SIGHUP; who writes may see the end before it is heard.
+        // The kernel sends SIGHUP; a writer may notice the end before the signal.
         let ends = [case.ends, case.without_terminal];
         assert!(
             ends.into_iter().any(|end| matches(end, status, libc::SIGHUP)),
@@ -167,7 +167,7 @@ fn a_stopped_job_leaves_the_terminal_to_the_shell_and_goes_on_in_front() {
         println!("{}", case.name());
         let words: Vec<String> = case.arguments.iter().map(|word| format!("'{word}'")).collect();
         terminal.write(&format!("{} {}\n", env!("CARGO_BIN_EXE_gruyere"), words.join(" ")));
-        // The shell shows what was typed.
+        // The shell echoes the input.
         terminal.expect("\r\n");
         terminal.wait_for_a_job();
         case.has_begun(&mut terminal);
@@ -187,7 +187,7 @@ fn a_stopped_job_leaves_the_terminal_to_the_shell_and_goes_on_in_front() {
             terminal.wait_until_the_job_goes_on();
             if case.name().starts_with("top --dir") {
                 terminal.expect(TAKEN);
-                // Drawn anew, the heading too.
+                // Drawn again, including the heading.
                 terminal.expect("HELD");
                 until("keys are its again", || !terminal.is_cooked());
             }
@@ -221,7 +221,7 @@ fn a_job_behind_others_draws_nothing_and_is_stopped_where_it_would_take_the_term
         format!("{} top --interval 100ms --directory {directory}", env!("CARGO_BIN_EXE_gruyere"));
     terminal.write(&format!("{top} & top=$!\n"));
     terminal.expect("prompt> ");
-    // `jobs` tells of it once it has stopped, as the next prompt does.
+    // `jobs` shows it once it has stopped, as the next prompt does.
     let job = |terminal: &mut Terminal, letter: &str| {
         terminal.write(
             "for n in $(seq 400); do s=$(cut -d' ' -f3 /proc/$top/stat); [ $s = T ] && break; \
@@ -233,7 +233,7 @@ fn a_job_behind_others_draws_nothing_and_is_stopped_where_it_would_take_the_term
     };
     job(&mut terminal, "T");
     assert!(!terminal.seen().contains(TAKEN));
-    // To the front; stopped by a signal that it cannot hear; woken up behind the shell.
+    // To the front; stopped by a signal that it cannot catch; continued behind the shell.
     terminal.write("fg\n");
     terminal.expect(TAKEN);
     until("it takes keys", || !terminal.is_cooked());
@@ -259,7 +259,7 @@ fn a_job_behind_others_draws_nothing_and_is_stopped_where_it_would_take_the_term
     assert!(terminal.is_cooked());
 }
 
-/// A command whose standard output goes to a pipe, of which one line is read, or none.
+/// A command with a pipe as standard output, of which a line or nothing is read.
 fn with_a_closed_pipe(mut command: Command, lines: usize) -> (std::process::Child, String) {
     let mut child =
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -277,8 +277,8 @@ fn what_follows_something_ends_quietly_when_nobody_reads_on() {
     for lines in [1, 0] {
         for case in place.cases("unread").into_iter().filter(|case| case.without_reader != End::Not)
         {
-            // One line is written at once, and there is never another, or not for long: its reader
-            // must not wait for that.
+            // It writes a line at once, and then none, or none for long: the end must not wait for
+            // the next.
             let (mut child, line) = with_a_closed_pipe(case.command(), lines);
             assert_eq!(line.is_empty(), lines == 0);
             until(&case.name(), || child.try_wait().unwrap().is_some());
@@ -307,7 +307,7 @@ fn what_prints_and_ends_does_so_quietly_when_nobody_reads() {
         let mut said = String::new();
         child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
         assert_eq!((status.code(), said.as_str()), (Some(code), ""), "{words:?}");
-        // `2>&1 | head`: what would be said has no reader either.
+        // `2>&1 | head`: error messages have no reader either.
         let mut command = gruyere();
         let (out, into) = std::io::pipe().unwrap();
         drop(out);

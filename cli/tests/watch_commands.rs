@@ -14,7 +14,7 @@ use serde_json::Value;
 mod sites;
 use sites::record_with_sites;
 
-/// A record of this process: a device of 80 GiB, of which 60 are held and 1 is live.
+/// A record of this process: a device of 80 GiB, 60 held and 1 live.
 fn record(directory: &Path) -> &'static Record {
     let options = RecordOptions {
         directory: directory.to_owned(),
@@ -66,7 +66,7 @@ fn lines(bytes: &[u8]) -> Vec<Value> {
     text(bytes).lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
 }
 
-/// Waits for it; killed after 20 s.
+/// Waits for the child; kills it after 20 s.
 fn wait(mut child: Child) -> (Option<i32>, String, String) {
     let begin = Instant::now();
     while child.try_wait().expect("waited for").is_none() {
@@ -287,8 +287,8 @@ fn a_record_that_can_not_be_believed_is_named_and_no_clean_end() {
     let folder = tempfile::tempdir().unwrap();
     let record = record(folder.path());
     let path = record.path().unwrap().to_owned();
-    // Its counters never come to rest: each shard's are odd. (The header's table: offset, bytes an
-    // entry, entries; 32 bytes a section, the shards' the third.)
+    // Its counters never settle: each shard's are odd. (The header's table: offset, bytes per
+    // entry, entries; 32 bytes per section, the shards' is the third.)
     let bytes = std::fs::read(&path).unwrap();
     let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
     let file = std::fs::File::options().write(true).open(&path).unwrap();
@@ -321,7 +321,7 @@ fn usage_lines_are_whole() {
             .unwrap();
         assert!(text(&help.stdout).lines().any(|line| line == usage), "{}", text(&help.stdout));
     }
-    // Brackets and angles of every command's help are those of whole arguments.
+    // Brackets and angles in every command's help enclose whole arguments.
     let all =
         text(&Command::new(env!("CARGO_BIN_EXE_gruyere")).arg("--help").output().unwrap().stdout);
     let listed = all.split("Options:\n").next().unwrap();
@@ -389,7 +389,7 @@ fn top_and_stat_tell_what_the_lines_of_the_program_hold_and_what_grows() {
         (&"backward of train.py:10 in step".into(), &(28u64 << 20).into(), &1.into())
     );
     assert_eq!(lines[1]["module"], "model.layers.13");
-    // It holds little, and is told since it grows.
+    // It holds little, and appears because it grows.
     let leak = lines.as_array().unwrap().iter().find(|line| line["name"] == "losses.py:7 in keep");
     let growth = serde_json::json!({ "bytes_a_step": 1 << 20, "since_step": 1, "bytes": 3 << 20 });
     assert_eq!(leak.unwrap()["growth"], growth, "{lines:#}");

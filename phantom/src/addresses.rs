@@ -1,13 +1,13 @@
-//! Where simulated addresses come from.
+//! Sources of simulated addresses.
 
 use crate::ranges::FreeRanges;
 
-/// A source of address space. The simulator keeps the 47-bit account itself; a provider only picks
-/// numbers (or maps real host memory behind them, as the ABI face does).
+/// A source of address space. The simulator keeps the 47-bit account; a provider only picks
+/// numbers, or maps real host memory behind them, as the ABI face does.
 pub trait AddressProvider: Send {
     /// `bytes` of fresh address space, aligned to `align` (a power of two); `None`: exhausted.
     fn reserve(&mut self, bytes: u64, align: u64) -> Option<u64>;
-    /// Gives a whole reservation back.
+    /// Returns a whole reservation.
     fn release(&mut self, address: u64, bytes: u64);
 }
 
@@ -19,9 +19,9 @@ pub struct CountingAddresses {
     free: FreeRanges,
 }
 
-/// Where [`CountingAddresses`] begins: above 4 GiB, so that a truncated address shows.
+/// Start of [`CountingAddresses`]: above 4 GiB, so that a truncated address shows.
 const FIRST: u64 = 0x7_0000_0000;
-/// One past the last address: 47 bits, as the driver has.
+/// One past the last address: 47 bits, as in the driver.
 const LAST: u64 = 1 << 47;
 
 impl Default for CountingAddresses {

@@ -1,8 +1,8 @@
-//! What stands behind each address: the books of address -> physical memory.
+//! The books of what backs each address with physical memory.
 
 use std::collections::BTreeMap;
 
-/// What kind of memory an address belongs to.
+/// The kind of memory at an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Source {
     /// An allocation from the pool of this handle.
@@ -11,20 +11,19 @@ pub enum Source {
     Mapping(u64),
     /// A plain allocation.
     Plain,
-    /// Allocated by a captured stream, and `freed` by one.
+    /// An allocation by a captured stream, and `freed` by one.
     Graph {
-        /// The capture, and its graph.
+        /// The capture and its graph.
         capture: u64,
-        /// The graph frees it itself: it goes when the graph goes.
+        /// The graph frees the memory itself, so it goes with the graph.
         freed: bool,
     },
 }
 
 /// One contiguous backed range.
 ///
-/// Physical memory is numbered: every byte that was ever created has a number of its own,
-/// `physical`, which is never given out again. Two addresses with the same number are aliases of
-/// one byte.
+/// Every physical byte ever created has its own number, `physical`, which is never reused. Two
+/// addresses with the same number are aliases of one byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Backing {
     /// First address.
@@ -35,11 +34,11 @@ pub struct Backing {
     pub physical: u64,
     /// The offset of its first byte in its physical handle, pool chunk or plain allocation.
     pub offset: u64,
-    /// The device whose memory it is.
+    /// The device that owns the memory.
     pub device: u32,
-    /// What it belongs to.
+    /// The kind of memory.
     pub source: Source,
-    /// The devices that may read and write it, a bit each.
+    /// Mask of the devices that may read and write it.
     pub access: u64,
 }
 
@@ -74,7 +73,7 @@ impl Backings {
         self.by_address.range(from..address.saturating_add(bytes)).map(|(_, backing)| backing)
     }
 
-    /// Lets `grant` into the mapping that begins at `address`.
+    /// Grants access to the mapping that begins at `address`.
     pub(crate) fn grant(&mut self, address: u64, grant: u64) {
         if let Some(backing) = self.by_address.get_mut(&address) {
             backing.access |= grant;
@@ -85,15 +84,15 @@ impl Backings {
         self.by_address.values()
     }
 
-    /// Lets `grant` into all that a source has handed out.
+    /// Grants access to all memory of a source.
     pub(crate) fn grant_all(&mut self, source: Source, grant: u64) {
         for backing in self.by_address.values_mut().filter(|backing| backing.source == source) {
             backing.access |= grant;
         }
     }
 
-    /// The part of the range from its start on that is backed without a hole, cut into pieces; less
-    /// than `bytes` in all where a hole begins.
+    /// The pieces of the range from its start to its first hole; fewer than `bytes` in all if there
+    /// is a hole.
     pub(crate) fn pieces(&self, address: u64, bytes: u64) -> impl Iterator<Item = Backing> + '_ {
         let end = address.saturating_add(bytes);
         let mut expected = address;

@@ -1,29 +1,29 @@
 //! A device's account of physical memory.
 
-/// What a device holds, and held.
+/// Memory that a device holds and held.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeviceBooks {
     /// Physical bytes on the device.
     pub capacity: u64,
-    /// Bytes that others hold: other processes, NCCL, cuBLAS.
+    /// Bytes held by others: other processes, NCCL, cuBLAS.
     pub taken: u64,
-    /// Physical bytes that this process holds: pools, handles, plain allocations.
+    /// Physical bytes held by this process: pools, handles, plain allocations.
     pub physical: u64,
     /// The highest `physical` since the last reset.
     pub physical_peak: u64,
     /// The integral of `physical` over virtual time, byte nanoseconds, up to now.
     pub physical_area: u128,
-    /// Of `physical`: what pools hold.
+    /// The part of `physical` in pools.
     pub in_pools: u64,
-    /// Of `physical`: what handles hold, mapped or not.
+    /// The part of `physical` in handles, mapped or not.
     pub in_handles: u64,
-    /// Of `physical`: plain allocations.
+    /// The part of `physical` in plain allocations.
     pub in_plain: u64,
-    /// The virtual time up to which the area is counted, nanoseconds.
+    /// The area is counted up to this virtual time, nanoseconds.
     pub(crate) counted_to: u64,
 }
 
-/// Which part of the account a change belongs to.
+/// The part of the account that a change affects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
     Pools,
@@ -32,7 +32,7 @@ pub(crate) enum Part {
 }
 
 impl DeviceBooks {
-    /// Physical bytes that nobody holds.
+    /// Free physical bytes.
     pub fn free(&self) -> u64 {
         self.capacity.saturating_sub(self.taken).saturating_sub(self.physical)
     }
@@ -73,9 +73,9 @@ impl DeviceBooks {
 /// The account of address space.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AddressBooks {
-    /// Bytes there are.
+    /// Bytes in total.
     pub limit: u64,
-    /// Bytes in use: reservations, what pools take, plain allocations.
+    /// Bytes in use: reservations, pools, plain allocations.
     pub reserved: u64,
     /// The highest `reserved`.
     pub peak: u64,

@@ -1,4 +1,4 @@
-//! The kinds of driver calls, who makes them, and how often.
+//! The kinds of driver calls, their callers and their counts.
 
 use std::cell::Cell;
 
@@ -114,10 +114,10 @@ call_kinds! {
     GraphDestroy => "cuGraphExecDestroy",
 }
 
-/// Who makes a call. The books, the oracle and the bench tell the two apart.
+/// The caller of a driver call. The books, the oracle and the bench distinguish the two.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Caller {
-    /// The allocator under test: every call outside of [`as_program`].
+    /// The allocator under test: every call outside [`as_program`].
     #[default]
     Allocator,
     /// The program that uses the allocator: the training script, the trace.
@@ -128,8 +128,8 @@ thread_local! {
     static CALLER: Cell<Caller> = const { Cell::new(Caller::Allocator) };
 }
 
-/// Runs `calls` as the program's: the simulated calls that this thread makes inside are counted as
-/// [`Caller::Program`] and may do on a capturing stream what an allocator may not.
+/// Runs `calls` as the program's: this thread's simulated calls inside count as [`Caller::Program`]
+/// and may do on a capturing stream what an allocator may not.
 pub fn as_program<T>(calls: impl FnOnce() -> T) -> T {
     struct Restore(Caller);
     impl Drop for Restore {
@@ -141,12 +141,12 @@ pub fn as_program<T>(calls: impl FnOnce() -> T) -> T {
     calls()
 }
 
-/// Who the calls of this thread are made by at this moment.
+/// The caller of this thread's calls at this moment.
 pub fn current_caller() -> Caller {
     CALLER.get()
 }
 
-/// How often each kind of call was made.
+/// The number of calls of each kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CallCounts([u64; CallKind::ALL.len()]);
 
@@ -167,7 +167,7 @@ impl CallCounts {
         self.0.iter().sum()
     }
 
-    /// The kinds that were called at least once, with their counts.
+    /// The kinds called at least once, with their counts.
     pub fn iter(&self) -> impl Iterator<Item = (CallKind, u64)> + '_ {
         CallKind::ALL.iter().map(|&kind| (kind, self.of(kind))).filter(|&(_, n)| n > 0)
     }

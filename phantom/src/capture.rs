@@ -1,30 +1,30 @@
-//! Stream captures and the graphs that they become.
+//! Stream captures and the resulting graphs.
 
 use std::cell::Cell;
 use std::thread::ThreadId;
 
 use crate::streams::StreamKey;
 
-/// What a capture forbids to threads (`CUstreamCaptureMode`).
+/// The calls that a capture forbids (`CUstreamCaptureMode`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum CaptureMode {
     /// Unsafe calls of every thread.
     #[default]
     Global,
-    /// Unsafe calls of the thread that captures.
+    /// Unsafe calls of the capturing thread.
     ThreadLocal,
     /// Nothing.
     Relaxed,
 }
 
-/// What a stream is doing about capture.
+/// A stream's capture status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CaptureStatus {
     /// Work runs as it is enqueued.
     None,
-    /// Work is being captured; the id is unique.
+    /// The stream captures its work; the id is unique.
     Active(u64),
-    /// The capture has failed and waits to be ended.
+    /// The capture has failed and still has to be ended.
     Invalidated,
 }
 
@@ -32,7 +32,7 @@ thread_local! {
     static MODE: Cell<CaptureMode> = const { Cell::new(CaptureMode::Global) };
 }
 
-/// `cuThreadExchangeStreamCaptureMode`: sets this thread's mode and gives the old one.
+/// `cuThreadExchangeStreamCaptureMode`: sets this thread's mode and returns the old one.
 pub fn exchange_capture_mode(mode: CaptureMode) -> CaptureMode {
     MODE.replace(mode)
 }
@@ -58,7 +58,7 @@ pub(crate) struct Capture {
     pub(crate) mode: CaptureMode,
     pub(crate) thread: ThreadId,
     pub(crate) invalidated: bool,
-    /// Kernels captured, and the time they take one after the other, nanoseconds.
+    /// Captured kernels, and their time one after the other, nanoseconds.
     pub(crate) kernels: u64,
     pub(crate) work: u64,
     /// Captures of one group may share memory (one torch pool id).
@@ -74,7 +74,7 @@ pub(crate) struct Graph {
 }
 
 impl Capture {
-    /// Whether it forbids an unsafe call of this thread.
+    /// Whether the capture forbids an unsafe call of this thread.
     pub(crate) fn forbids(&self) -> bool {
         if self.invalidated {
             return false;

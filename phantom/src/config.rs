@@ -1,4 +1,4 @@
-//! How a stand-in GPU is set up.
+//! The setup of a simulated GPU.
 
 use crate::costs::Costs;
 
@@ -7,21 +7,21 @@ use crate::costs::Costs;
 pub struct DeviceConfig {
     /// Physical memory, bytes.
     pub capacity: u64,
-    /// The devices that can map this one's memory; `None`: all of them.
+    /// The devices that can map this device's memory; `None`: all of them.
     pub peers: Option<Vec<u32>>,
     /// Has virtual memory management.
     pub vmm: bool,
     /// Has stream-ordered pools.
     pub pools: bool,
-    /// Shares the host's memory, which could give so much, bytes. What is taken beyond that is not
-    /// refused: the machine would hang.
+    /// Bytes of host memory that the device shares. The simulator does not refuse allocations
+    /// beyond it: a real machine would hang.
     pub host_memory: Option<u64>,
     /// The unit of physical memory and of mappings, bytes: a power of two.
     pub granularity: u64,
 }
 
 impl DeviceConfig {
-    /// A device of `capacity` bytes that can do everything.
+    /// A device of `capacity` bytes with every feature.
     pub fn new(capacity: u64) -> Self {
         Self {
             capacity,
@@ -34,9 +34,9 @@ impl DeviceConfig {
     }
 }
 
-/// What `cuStreamGetId` answers about a stream that captures. CUDA's documentation names no such
-/// rule; NVIDIA's own code (CCCL, `cudax` `places`) has been changed to ask before a capture
-/// begins. A program that asks in none is right under all of them.
+/// The result of `cuStreamGetId` on a capturing stream. CUDA's documentation states no rule;
+/// NVIDIA's own code (CCCL, `cudax` `places`) was changed to ask before a capture begins. A program
+/// that never asks during a capture is right under every variant.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum CapturingIds {
     /// The id, as of any stream.
@@ -44,46 +44,46 @@ pub enum CapturingIds {
     Told,
     /// Code 900.
     Refused,
-    /// Code 900, and the capture has failed, in relaxed mode too.
+    /// Code 900, and the capture fails, in relaxed mode too.
     Invalidate,
 }
 
-/// What a call of the allocator on a destroyed stream's handle is. The driver's documentation
+/// The result of an allocator's call on a destroyed stream's handle. The driver's documentation
 /// leaves it undefined ("passing an invalid handle will result in undefined behavior", cuda.h,
-/// `cuStreamGetId`), so an allocator makes none.
+/// `cuStreamGetId`), so an allocator must not make such a call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum DestroyedStreams {
     /// Code 400, and noted as a misuse.
     #[default]
     Misuse,
-    /// Code 400, as drivers mostly answer.
+    /// Code 400, as most drivers return.
     Refused,
 }
 
-/// A stand-in GPU.
+/// A simulated GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     /// The devices.
     pub devices: Vec<DeviceConfig>,
-    /// What calls cost. [`Costs::zero`]: nothing.
+    /// The price of calls. [`Costs::zero`]: nothing.
     pub costs: Costs,
     /// How far a stream may lag behind the host before a launch blocks the host, nanoseconds.
     pub run_ahead: u64,
     /// Bits of address space.
     pub address_bits: u32,
-    /// What a reservation is aligned to that asks for no alignment, bytes. Below 2 MiB, such
-    /// reservations begin at no multiple of 2 MiB: the driver promises none ("zero for default
-    /// alignment", cuMemAddressReserve), and what is not promised must not be relied on.
+    /// Alignment of a reservation that asks for none, bytes. Below 2 MiB, such reservations begin
+    /// at no multiple of 2 MiB: the driver promises none ("zero for default alignment",
+    /// cuMemAddressReserve), so the allocator must not rely on it.
     pub default_alignment: u64,
-    /// Plain allocations take physical memory in multiples of this, bytes.
+    /// Plain allocations take physical memory in multiples of this many bytes.
     pub plain_granularity: u64,
-    /// Streams have ids (drivers from 12.0 on).
+    /// Streams have ids (drivers since 12.0).
     pub stream_ids: bool,
-    /// An event can be recorded behind all work of a context (drivers from 12.5 on).
+    /// An event can be recorded behind all work of a context (drivers since 12.5).
     pub context_events: bool,
-    /// What the id of a stream that captures is answered with.
+    /// The result of asking for the id of a capturing stream.
     pub capturing_ids: CapturingIds,
-    /// What a call of the allocator on a destroyed stream's handle is.
+    /// The result of an allocator's call on a destroyed stream's handle.
     pub destroyed_streams: DestroyedStreams,
     /// The program says for which streams it vouches ([`crate::vouching`]) and which last
     /// ([`crate::Gpu::stream_lasts`]); a call of the allocator on any other that it did not create

@@ -1,13 +1,13 @@
-//! What driver calls cost the host, nanoseconds.
+//! Host costs of driver calls, nanoseconds.
 //!
-//! A call over some pages of some mappings costs its first page and mapping, so much for each
-//! further page (2 MiB), and so much for each further mapping; a call of no size costs the same
-//! each time. The figures are read from price files ([`crate::Prices`]): `phantom/prices/` has
-//! those that ship, each figure with its source.
+//! A call over pages and mappings costs one price for its first page and mapping, one for each
+//! further page (2 MiB), and one for each further mapping; a call without a size has a constant
+//! price. The figures come from price files ([`crate::Prices`]): `phantom/prices/` has the shipped
+//! ones, with a source for each figure.
 
 use crate::prices::Prices;
 
-/// The unit in which costs grow: the driver's granule, bytes.
+/// Unit of growing costs: the driver's granule, bytes.
 pub(crate) const PAGE: u64 = 2 << 20;
 
 macro_rules! costs {

@@ -2,17 +2,17 @@
 
 use crate::calls::CallKind;
 
-/// A fault to inject, armed by [`crate::Gpu::inject`]. Calls are counted from then on.
+/// A fault to inject, armed by [`crate::Gpu::inject`], which also starts the count of calls.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Injection {
-    /// The kind of call that fails; `None`: calls of every kind count.
+    /// The kind of call that fails; `None`: every kind.
     pub kind: Option<CallKind>,
-    /// The call that fails, 1 being the next one.
+    /// The call that fails; 1 is the next.
     pub nth: u64,
-    /// The `CUresult` that it answers. A sticky one (device lost, see
+    /// The `CUresult` that it returns. A sticky code (device lost, see
     /// [`crate::error::code::is_sticky`]) fails every later call too, whatever its kind.
     pub code: u32,
-    /// True: every later call of the kind fails as well, until [`crate::Gpu::clear_injections`].
+    /// True: every later call of the kind fails too, until [`crate::Gpu::clear_injections`].
     pub from_then_on: bool,
 }
 
@@ -31,7 +31,7 @@ impl Injections {
         self.armed.clear();
     }
 
-    /// Counts a call of `kind`; the code that it must fail with, if any.
+    /// Counts a call of `kind`; returns the code of an injected failure.
     pub(crate) fn strike(&mut self, kind: CallKind) -> Option<u32> {
         let mut code = None;
         self.armed.retain_mut(|(injection, seen)| {

@@ -1,31 +1,31 @@
-//! The stand-in GPU: one simulator of the driver's memory side, with exact books, a virtual
-//! timeline and an oracle of stream order.
+//! The simulated GPU: the driver's memory side, with exact books, a virtual timeline and an oracle
+//! of stream order.
 //!
-//! [`Gpu`] has the driver's calls as methods, which may be called from any thread. It keeps books
-//! of address space and physical memory, charges each call on a virtual clock, refuses every misuse
-//! that the driver refuses (and notes it: [`Gpu::misuses`]), fails on request ([`Gpu::inject`]),
-//! and, where the harness feeds it the blocks that the allocator hands out ([`Gpu::block_malloc`]
-//! and the rest), judges whether their reuse is in order ([`Gpu::faults`], [`oracle`]).
+//! [`Gpu`] has the driver's calls as methods, callable from any thread. It keeps books of address
+//! space and physical memory, charges each call on a virtual clock, refuses and notes every misuse
+//! that the driver refuses ([`Gpu::misuses`]), fails on request ([`Gpu::inject`]), and checks the
+//! order of reuse ([`Gpu::faults`], [`oracle`]) of the blocks that the harness reports
+//! ([`Gpu::block_malloc`] and the rest).
 //!
 //! ```
 //! use gruyere_phantom::{Config, Gpu, StreamKind, as_program};
 //!
 //! let gpu = Gpu::new(Config::new(1 << 30));
 //! let [a, b] = [0; 2].map(|_| gpu.stream_create(0, StreamKind::NonBlocking).unwrap());
-//! // An allocator gets memory, and cuts a block from it.
+//! // The allocator gets memory and cuts a block from it.
 //! let memory = gpu.alloc(0, 2 << 20).unwrap();
 //! gpu.block_malloc(1, memory, 1 << 20, 0, a);
 //! // The program uses it: three kernels of 20 us.
 //! gpu.launch(0, a, 3, 20_000).unwrap();
 //! as_program(|| gpu.stream_synchronize(0, b)).unwrap();
-//! // It comes back, and is given to another stream that knows nothing of the first.
+//! // The block is freed and reused on another stream, with no order between the two.
 //! gpu.block_free(memory);
 //! gpu.block_malloc(2, memory, 1 << 20, 0, b);
 //! assert!(gpu.faults()[0].to_string().contains("not ordered before it"));
 //! ```
 //!
-//! Nothing is computed, and no device memory exists: addresses are numbers, unless an
-//! [`AddressProvider`] maps something there.
+//! The simulator computes nothing and has no device memory: addresses are numbers, unless an
+//! [`AddressProvider`] maps memory behind them.
 
 #![deny(unsafe_code)]
 

@@ -1,39 +1,39 @@
 //! A stream-ordered pool: chunks of physical memory, best fit inside them, frees in stream order.
 //!
-//! Conservative where the driver's ways are not documented: no packing across chunks, no remapping,
-//! and freed memory goes to another stream only when the free has completed on the device (no
-//! internal or event dependencies).
+//! Conservative where the driver's behaviour is undocumented: no packing across chunks, no
+//! remapping, and freed memory goes to another stream only once the free has completed on the
+//! device (no internal or event dependencies).
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::ranges::{Fit, FreeRanges};
 use crate::streams::StreamKey;
 
-/// Physical memory comes and goes in multiples of this, bytes.
+/// A pool grows and shrinks by multiples of this, bytes.
 pub const POOL_CHUNK: u64 = 32 << 20;
 /// Allocations are rounded up to this, bytes.
 pub const POOL_ALIGNMENT: u64 = 512;
-/// Allocations in multiples of this are aligned to it where a chunk has room, bytes.
+/// Allocations in multiples of this are aligned to it if a chunk has room, bytes.
 const LARGE_ALIGNMENT: u64 = crate::GRANULARITY;
 
-/// Attributes of a pool, as `CUmemPool_attribute` has them.
+/// Attributes of a pool, as in `CUmemPool_attribute`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PoolAttribute {
-    /// 1: reuse on another stream once an event dependency orders it. Kept, but never acted on.
+    /// 1: reuse on another stream once an event dependency orders it. Stored without effect.
     ReuseFollowEventDependencies,
     /// 1: reuse on another stream once the free is complete; 0: only after a host synchronisation.
     ReuseAllowOpportunistic,
-    /// 1: the driver may insert waits. Kept, but never acted on.
+    /// 1: the driver may insert waits. Stored without effect.
     ReuseAllowInternalDependencies,
     /// Bytes kept at a synchronisation.
     ReleaseThreshold,
-    /// Physical bytes held. Read only.
+    /// Physical bytes held. Read-only.
     ReservedCurrent,
-    /// The highest of them since the last reset. Only 0 can be set.
+    /// The highest value since the last reset. Only 0 can be set.
     ReservedHigh,
-    /// Bytes handed out. Read only.
+    /// Bytes handed out. Read-only.
     UsedCurrent,
-    /// The highest of them since the last reset. Only 0 can be set.
+    /// The highest value since the last reset. Only 0 can be set.
     UsedHigh,
 }
 
@@ -48,9 +48,9 @@ pub(crate) struct Pool {
     pub(crate) device: u32,
     /// Address space charged for the pool, bytes.
     pub(crate) address_space: u64,
-    /// Bound of `reserved`, bytes.
+    /// Upper bound of `reserved`, bytes.
     pub(crate) max_size: u64,
-    /// Devices that may use its memory, a bit each.
+    /// Mask of the devices that may use its memory.
     pub(crate) access: u64,
     pub(crate) reserved: u64,
     pub(crate) used: u64,
@@ -61,7 +61,7 @@ pub(crate) struct Pool {
     opportunistic: u64,
     internal: u64,
     chunks: BTreeMap<u64, Chunk>,
-    /// Chunks of which nothing is in use and no free is pending.
+    /// Chunks with nothing in use and no pending free.
     idle: BTreeSet<u64>,
     ready: FreeRanges,
     pending: BTreeMap<StreamKey, FreeRanges>,
@@ -104,7 +104,7 @@ impl Pool {
         }
     }
 
-    /// False where the attribute cannot take the value.
+    /// Returns false if the attribute cannot take the value.
     pub(crate) fn set_attribute(&mut self, attribute: PoolAttribute, value: u64) -> bool {
         let policy = match attribute {
             PoolAttribute::ReuseFollowEventDependencies => &mut self.follow_events,
@@ -128,13 +128,13 @@ impl Pool {
         value <= 1
     }
 
-    /// Nothing is allocated from it.
+    /// Whether nothing is allocated from it.
     pub(crate) fn is_unused(&self) -> bool {
         self.live == 0
     }
 
     /// An address for `bytes` (a multiple of [`POOL_ALIGNMENT`]) in the order of `stream` at the
-    /// time `now`; `None`: it must grow.
+    /// time `now`; `None`: the pool must grow.
     pub(crate) fn alloc(&mut self, bytes: u64, stream: StreamKey, now: u64) -> Option<u64> {
         if self.opportunistic != 0 {
             self.complete_frees(now);
@@ -180,8 +180,8 @@ impl Pool {
         fit
     }
 
-    /// Takes back `bytes` at `address`, freed in the order of `stream`, whose work before the free
-    /// ends at `time`.
+    /// Frees `bytes` at `address` in the order of `stream`, whose work before the free ends at
+    /// `time`.
     pub(crate) fn free(
         &mut self,
         address: u64,
@@ -239,8 +239,7 @@ impl Pool {
         self.make_ready(address, chunk.bytes);
     }
 
-    /// Takes out an idle chunk that can go while `keep` bytes stay reserved; the one of the highest
-    /// address first.
+    /// Removes an idle chunk, highest address first, if at least `keep` bytes stay reserved.
     pub(crate) fn shrink(&mut self, keep: u64) -> Option<(u64, Chunk)> {
         let room = self.reserved.checked_sub(keep)?;
         let base = self.idle.iter().rev().copied().find(|base| self.chunks[base].bytes <= room)?;
@@ -251,12 +250,12 @@ impl Pool {
         Some((base, chunk))
     }
 
-    /// More is reserved than the release threshold, and some of it could go.
+    /// The release threshold, if more than that is reserved.
     pub(crate) fn above_threshold(&self) -> Option<u64> {
         (self.reserved > self.threshold).then_some(self.threshold)
     }
 
-    /// Every chunk, by address: for the end of the pool.
+    /// Every chunk, by address, for the destruction of the pool.
     pub(crate) fn chunks(&self) -> impl Iterator<Item = (u64, Chunk)> + '_ {
         self.chunks.iter().map(|(&address, &chunk)| (address, chunk))
     }

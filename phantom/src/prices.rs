@@ -1,13 +1,13 @@
-//! Price files: what driver calls cost, as JSON.
+//! Price files: the costs of driver calls, as JSON.
 //!
 //! ```json
 //! {"unit": "ns", "page_bytes": 2097152,
 //!  "costs": {"create": {"ns": 29000, "source": "where this was read"}, "map": 2000}}
 //! ```
 //!
-//! The names are those of [`Costs`]. A figure is nanoseconds, alone or with its source; what a file
-//! leaves out costs as in `by-call`. The document of `tests/gpu/probe` is a price file as it is:
-//! its `costs` lie in `prices`.
+//! The names are those of [`Costs`]. A figure is in nanoseconds, alone or with its source; a
+//! missing figure is that of `by-call`. The output of `tests/gpu/probe` is a price file too, with
+//! its `costs` in `prices`.
 
 use std::fmt;
 use std::path::Path;
@@ -17,29 +17,29 @@ use serde_json::{Map, Value};
 
 use crate::costs::{Costs, PAGE};
 
-/// What ships: name, text.
+/// Shipped price files: name, text.
 const SHIPPED: [(&str, &str); 3] = [
     ("by-call", include_str!("../prices/by-call.json")),
     ("by-mapping", include_str!("../prices/by-mapping.json")),
     ("by-mapping-and-page", include_str!("../prices/by-mapping-and-page.json")),
 ];
 
-/// The most that a figure may be, nanoseconds: an hour and a half. Sums of such stay far from the
-/// end of the clock.
+/// The largest figure, nanoseconds: about an hour and a half. Sums of these stay far from the
+/// clock's end.
 const MOST: f64 = 5e12;
 
-/// A price file, read.
+/// A parsed price file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Prices {
-    /// The name that it was asked for by: one that ships, or a path.
+    /// The requested name: that of a shipped file, or a path.
     pub name: String,
     /// The figures.
     pub costs: Costs,
-    /// The figures that the file leaves out.
+    /// The figures missing from the file.
     pub left_out: Vec<&'static str>,
 }
 
-/// Why prices cannot be used: what was read, what is wrong with it, what to do.
+/// Reason to reject prices: the file, what is wrong with it, what to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PriceError(String);
 
@@ -53,25 +53,25 @@ impl std::error::Error for PriceError {}
 
 static BY_CALL: LazyLock<Prices> = LazyLock::new(|| {
     let (name, text) = SHIPPED[0];
-    // It leaves nothing out (a test says so), and the figures of `zero` would be seen at once.
+    // No figure is missing (a test checks that), and the zeros would show at once.
     Prices::over(Costs::zero(), name, text).unwrap_or_else(|error| panic!("{error}"))
 });
 
 impl Prices {
-    /// The names of those that ship.
+    /// The names of the shipped files.
     pub fn shipped() -> impl Iterator<Item = &'static str> {
         SHIPPED.iter().map(|&(name, _)| name)
     }
 
-    /// What is charged where nobody chose: each call alike, whatever it covers.
+    /// The default prices: each call costs the same, whatever its size.
     pub fn by_call() -> &'static Prices {
         &BY_CALL
     }
 
-    /// Those that ship under `name`, or the file at that path.
+    /// The shipped prices called `name`, or those of the file at that path.
     ///
     /// # Errors
-    /// Where it is neither, or no price file.
+    /// If `name` is neither a shipped name nor a readable file, or the file is no price file.
     pub fn open(name: &str) -> Result<Prices, PriceError> {
         if let Some((_, text)) = SHIPPED.iter().find(|&&(shipped, _)| shipped == name) {
             return Prices::read(name, text);
@@ -87,10 +87,10 @@ impl Prices {
         Prices::read(name, &text)
     }
 
-    /// The prices in `text`, which was found under `name`.
+    /// The prices in `text`, read from `name`.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// If `text` is no price file; the error says what is wrong.
     pub fn read(name: &str, text: &str) -> Result<Prices, PriceError> {
         Prices::over(Prices::by_call().costs, name, text)
     }
@@ -100,7 +100,7 @@ impl Prices {
         let document: Value = serde_json::from_str(text).map_err(|error| {
             wrong(format!("it is no JSON ({error}); phantom/prices/by-call.json is a model"))
         })?;
-        // The probe's document has its prices one floor down.
+        // The probe's document nests its prices one level deeper.
         let holder = document.get("prices").unwrap_or(&document);
         let figures = holder.get("costs").and_then(Value::as_object).ok_or_else(|| {
             wrong(

@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A set of disjoint free ranges. Each carries the virtual time at which it is free for everybody,
-/// where that matters.
+/// A set of disjoint free ranges. In a timed set each carries the virtual time from which any
+/// stream may use it.
 #[derive(Debug, Default)]
 pub(crate) struct FreeRanges {
     /// Keep an index of the times.
@@ -13,17 +13,17 @@ pub(crate) struct FreeRanges {
     by_time: BTreeSet<(u64, u64)>,
 }
 
-/// Where a request fits.
+/// A place for a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Fit {
     /// The free range, whole.
     pub(crate) range: (u64, u64),
-    /// Where in it the request begins.
+    /// The start of the request in it.
     pub(crate) start: u64,
 }
 
-/// How many ranges of the best sizes are tried for an aligned start, before one is taken that fits
-/// at any alignment.
+/// Ranges tried for an aligned start, by best size, before the search takes a range that fits at
+/// any alignment.
 const ALIGNED_TRIES: usize = 32;
 
 impl FreeRanges {
@@ -49,7 +49,7 @@ impl FreeRanges {
         Some((length, time))
     }
 
-    /// Adds a range and joins it with its neighbours inside `bounds`; gives the joined range.
+    /// Adds a range, joins it with its neighbours inside `bounds` and returns the joined range.
     pub(crate) fn insert(
         &mut self,
         address: u64,
@@ -89,7 +89,7 @@ impl FreeRanges {
         })
     }
 
-    /// Cuts `length` bytes at `fit.start` out of its range; what is left on both sides stays free.
+    /// Cuts `length` bytes at `fit.start` out of its range; the rest on both sides stays free.
     pub(crate) fn cut(&mut self, fit: Fit, length: u64) {
         let (address, size) = fit.range;
         let Some((_, time)) = self.pull(address) else { return };
@@ -102,7 +102,7 @@ impl FreeRanges {
         }
     }
 
-    /// Takes the whole range that begins at `address`, if there is one of exactly `length` bytes.
+    /// Takes the range that begins at `address` if it has exactly `length` bytes.
     pub(crate) fn take_exact(&mut self, address: u64, length: u64) -> bool {
         if self.by_address.get(&address).is_some_and(|&(l, _)| l == length) {
             self.pull(address);

@@ -1,12 +1,10 @@
-//! Work whose end is not known when it is launched: a collective runs on no rank before its
-//! counterparts have been reached on all of them; a message no sooner than its other half; a wait
-//! for a value ends when somebody writes it, and a host function when it returns. Whatever comes
-//! behind such work waits as well.
+//! Work with an unknown end at launch: a collective runs once all ranks have reached it; a message
+//! once both halves are reached; a wait for a value ends with the write, and a host function when
+//! it returns. Work behind such work waits too.
 //!
-//! The timeline knows the end of ordinary work at once. Work behind work of these kinds is *open*:
-//! it is kept here with the open work it comes after, until its end can be told. Nothing is open
-//! where there is none of them. The host is never throttled by open work: nobody knows how far that
-//! lags behind.
+//! The timeline knows the end of ordinary work at once. Work of these kinds and all work behind it
+//! is *open*: this module keeps it, with the open work before it, until its end is known. Without
+//! such work nothing is open. Open work never throttles the host, since its lag is unknown.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -20,41 +18,41 @@ use crate::values::{Condition, Values};
 /// Open work, by the order of its launch.
 pub(crate) type WorkId = usize;
 
-/// What ranks meet at.
+/// A meeting of ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Meeting {
-    /// The collective of this number on a communicator.
+    /// The collective with this number on a communicator.
     Collective { communicator: u64, number: u64 },
-    /// The message of this number from one rank to another.
+    /// The message with this number from one rank to another.
     Message { communicator: u64, from: u32, to: u32, number: u64 },
 }
 
-/// What open work does once it may.
+/// The action of open work once its predecessors have ended.
 #[derive(Clone, Debug)]
 pub(crate) enum Task {
-    /// Runs for so many nanoseconds, and ends at `floor` at the earliest.
+    /// Runs for `nanoseconds`, and ends at `floor` at the earliest.
     Run { nanoseconds: u64, floor: u64 },
-    /// Meets its counterparts, all at once, and runs when they are there.
+    /// Meets its counterparts, all at once, and runs when they have arrived.
     Meet { meetings: Vec<Meeting> },
     /// Ends when the condition holds.
     Await(Condition),
     /// Writes a word.
     Write { address: u64, value: u64 },
-    /// Runs on the host until the program says that it has returned.
+    /// Runs on the host until the program reports its return.
     HostFunction { returned: Option<u64> },
 }
 
 #[derive(Debug)]
 struct Work {
     stream: StreamKey,
-    /// Open work that this comes after.
+    /// The open work before this.
     after: Vec<WorkId>,
-    /// No earlier than this, virtual nanoseconds: what it came after and has ended.
+    /// Earliest start, virtual nanoseconds: the end of the closed work before it.
     start: u64,
     task: Task,
 }
 
-/// Work that has ended, or rather: whose end is known.
+/// Work with a known end.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ended {
     pub(crate) work: WorkId,
@@ -66,9 +64,9 @@ pub(crate) struct Ended {
 struct Ranks {
     expected: u32,
     members: Vec<WorkId>,
-    /// How long it takes then: as long as the slowest of them.
+    /// Duration: that of the slowest part.
     nanoseconds: u64,
-    /// When it is over; `None`: not all have come.
+    /// The end; `None`: some ranks are missing.
     over: Option<u64>,
 }
 
@@ -79,20 +77,20 @@ pub(crate) struct Rendezvous {
     next: WorkId,
     /// Collectives launched so far, by communicator and rank.
     launched: FxHashMap<(u64, u32), u64>,
-    /// Halves of messages launched so far, by communicator, sender, receiver, and whose half.
+    /// Halves of messages launched so far, by communicator, sender, receiver and side.
     messages: FxHashMap<(u64, u32, u32, bool), u64>,
     meetings: BTreeMap<Meeting, Ranks>,
     values: Values,
 }
 
 impl Rendezvous {
-    /// The collective that the next launch of `rank` on `communicator` takes part in.
+    /// The collective of the next launch of `rank` on `communicator`.
     pub(crate) fn next_collective(&mut self, communicator: u64, rank: u32) -> Meeting {
         let number = counted(self.launched.entry((communicator, rank)).or_default());
         Meeting::Collective { communicator, number }
     }
 
-    /// The message that the next half of the sender's, or of the receiver's, is of.
+    /// The message of the next half on the sender's or the receiver's side.
     pub(crate) fn next_message(
         &mut self,
         communicator: u64,
@@ -103,12 +101,12 @@ impl Rendezvous {
         Meeting::Message { communicator, from, to, number: counted(number) }
     }
 
-    /// How many ranks the meeting waits for; `None`: nobody has launched it yet.
+    /// The number of ranks in the meeting; `None`: no rank has launched it yet.
     pub(crate) fn expected(&self, meeting: Meeting) -> Option<u32> {
         self.meetings.get(&meeting).map(|ranks| ranks.expected)
     }
 
-    /// Adds work of `stream` behind the open works `after`, and no earlier than `start`.
+    /// Adds work of `stream` behind the open works `after`, no earlier than `start`.
     pub(crate) fn add(
         &mut self,
         stream: StreamKey,
@@ -122,7 +120,7 @@ impl Rendezvous {
         id
     }
 
-    /// Adds a rank's part, of so many nanoseconds, of a meeting that `expected` ranks take part in.
+    /// Adds a rank's part, of `nanoseconds`, to a meeting of `expected` ranks.
     pub(crate) fn join(&mut self, work: WorkId, meeting: Meeting, expected: u32, nanoseconds: u64) {
         let ranks = self.meetings.entry(meeting).or_default();
         ranks.expected = expected;
@@ -135,7 +133,7 @@ impl Rendezvous {
         self.values.write(address, value, time);
     }
 
-    /// The host functions that have been called and have not returned.
+    /// The host functions that were called and have not returned.
     pub(crate) fn host_functions(&self) -> Vec<WorkId> {
         let runs = |work: &Work| {
             work.after.is_empty() && matches!(work.task, Task::HostFunction { returned: None })
@@ -143,7 +141,7 @@ impl Rendezvous {
         self.open.iter().filter(|(_, work)| runs(work)).map(|(&id, _)| id).collect()
     }
 
-    /// A host function that runs returns at `time`. False: none of this number does.
+    /// A running host function returns at `time`. False: no such function runs.
     pub(crate) fn host_function_returns(&mut self, work: WorkId, time: u64) -> bool {
         match self.open.get_mut(&work) {
             Some(Work { after, task: Task::HostFunction { returned }, .. })
@@ -156,13 +154,12 @@ impl Rendezvous {
         }
     }
 
-    /// Whether any work of the streams that `chosen` says is open.
+    /// Whether any work of the `chosen` streams is open.
     pub(crate) fn any(&self, chosen: impl Fn(StreamKey) -> bool) -> bool {
         self.open.values().any(|work| chosen(work.stream))
     }
 
-    /// Closes what can be closed: the works whose ends are known by now, in an order in which each
-    /// comes after what it waited for.
+    /// Closes every work with a known end, each after the works that it waited for.
     pub(crate) fn close_ended(&mut self) -> Vec<Ended> {
         let mut ended = Vec::new();
         loop {
@@ -184,7 +181,7 @@ impl Rendezvous {
         }
     }
 
-    /// When work that waits for no other is done; `None`: not known yet.
+    /// The end of work that waits for no other; `None`: not known yet.
     fn end_of(&mut self, id: WorkId) -> Option<u64> {
         let work = self.open.get(&id)?;
         match work.task {
@@ -194,7 +191,7 @@ impl Rendezvous {
             Task::HostFunction { returned } => returned.map(|time| time.max(work.start)),
             Task::Meet { ref meetings } => {
                 let meetings = meetings.clone();
-                // Each may be over, though another has not begun: both sides run.
+                // A part may end before another begins: both sides run.
                 let ends: Vec<_> =
                     meetings.into_iter().map(|meeting| self.end_of_meeting(meeting)).collect();
                 ends.into_iter().collect::<Option<Vec<u64>>>()?.into_iter().max()
@@ -202,13 +199,13 @@ impl Rendezvous {
         }
     }
 
-    /// When a meeting is over; `None`: not all ranks have come to it.
+    /// The end of a meeting; `None`: some ranks are missing.
     fn end_of_meeting(&mut self, meeting: Meeting) -> Option<u64> {
         let ranks = self.meetings.get(&meeting)?;
         if ranks.over.is_some() {
             return ranks.over;
         }
-        // Until then none of its works has ended.
+        // Before that, none of its works has ended.
         let members: Vec<&Work> = ranks.members.iter().filter_map(|id| self.open.get(id)).collect();
         if members.len() < ranks.expected as usize
             || members.iter().any(|work| !work.after.is_empty())
@@ -237,7 +234,7 @@ impl Rendezvous {
         }
     }
 
-    /// `work` has ended: the meeting is over when all of its works have.
+    /// `work` has ended; the meeting is over with the last of its works.
     fn leave(&mut self, work: WorkId, meeting: Meeting) {
         if let Some(ranks) = self.meetings.get_mut(&meeting) {
             ranks.members.retain(|&member| member != work);
@@ -247,8 +244,7 @@ impl Rendezvous {
         }
     }
 
-    /// The open works that `work` cannot end without: those before it, and those before its
-    /// counterparts.
+    /// The open works that `work` needs to end: those before it, and those before its counterparts.
     fn needs(&self, work: &Work) -> Vec<WorkId> {
         let mut needs = work.after.clone();
         if let Task::Meet { meetings } = &work.task {
@@ -262,8 +258,8 @@ impl Rendezvous {
         needs
     }
 
-    /// The streams along a cycle of waits; `None`: there is none, and what is open waits for
-    /// launches, writes and returns to come.
+    /// The streams along a cycle of waits; `None`: no cycle, and the open work waits for later
+    /// launches, writes and returns.
     pub(crate) fn cycle(&self) -> Option<Vec<StreamKey>> {
         let mut done = Vec::new();
         self.open.keys().find_map(|&id| self.cycle_from(id, &mut Vec::new(), &mut done))
@@ -292,13 +288,13 @@ impl Rendezvous {
     }
 }
 
-/// The number, which is one more the next time.
+/// Returns the number and increments it.
 fn counted(next: &mut u64) -> u64 {
     *next += 1;
     *next - 1
 }
 
-/// Streams that wait for each other in a circle: none of them will ever make progress.
+/// Streams that wait for each other in a circle: none can make progress.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Deadlock {
     /// Each waits for the next, the last for the first.

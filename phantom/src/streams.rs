@@ -7,18 +7,18 @@ use rustc_hash::FxHashMap;
 
 use crate::rendezvous::WorkId;
 
-/// A stream, unique for the life of the simulator, unlike its handle.
+/// A stream's key; unlike its handle, unique for the life of the simulator.
 pub(crate) type StreamKey = u32;
 
-/// How a stream stands to the legacy default stream.
+/// A stream's relation to the legacy default stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum StreamKind {
     /// The legacy default stream itself (handles 0 and 1).
     Legacy,
-    /// It and the legacy stream wait for each other (`CU_STREAM_DEFAULT`; the per-thread default
-    /// stream, handle 2).
+    /// The stream and the legacy stream wait for each other (`CU_STREAM_DEFAULT`; the per-thread
+    /// default stream, handle 2).
     Blocking,
-    /// It does not (`CU_STREAM_NON_BLOCKING`).
+    /// No order with the legacy stream (`CU_STREAM_NON_BLOCKING`).
     NonBlocking,
 }
 
@@ -27,15 +27,15 @@ pub(crate) struct Stream {
     pub(crate) handle: usize,
     pub(crate) device: u32,
     pub(crate) kind: StreamKind,
-    /// When everything enqueued so far is done, virtual nanoseconds.
+    /// The end of everything enqueued so far, virtual nanoseconds.
     pub(crate) tail: u64,
-    /// The last work on it, where its end is not known yet.
+    /// The last work, if its end is not known yet.
     pub(crate) open: Option<WorkId>,
-    /// The capture it takes part in.
+    /// The stream's capture.
     pub(crate) capture: Option<u64>,
     pub(crate) destroyed: bool,
-    /// It is there until it is destroyed, as the program has told the allocator; or it is the
-    /// allocator's own.
+    /// The program has promised the allocator that the stream lasts until destroyed, or the stream
+    /// is the allocator's own.
     pub(crate) lasting: bool,
 }
 
@@ -43,8 +43,8 @@ thread_local! {
     static VOUCHED: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Runs `call`, a call of the allocator that names the stream of `handle`: the stream is there for
-/// as long as it takes (see [`crate::Config::vouched_streams`]).
+/// Runs `call`, a call of the allocator that names the stream of `handle`: the stream exists until
+/// it returns (see [`crate::Config::vouched_streams`]).
 pub fn vouching<T>(handle: usize, call: impl FnOnce() -> T) -> T {
     struct Restore;
     impl Drop for Restore {
@@ -62,8 +62,8 @@ pub(crate) fn is_vouched(handle: usize) -> bool {
     VOUCHED.with_borrow(|vouched| vouched.contains(&handle))
 }
 
-/// The first handle of a user's stream, and the distance between two: handles look like the
-/// pointers that they are.
+/// The first handle of a user's stream, and the distance between two: handles look like pointers,
+/// as the driver's do.
 const FIRST_HANDLE: usize = 0x5000_0000;
 const HANDLE_STEP: usize = 0x100;
 
@@ -72,8 +72,7 @@ pub(crate) struct Streams {
     all: Vec<Stream>,
     by_handle: FxHashMap<usize, StreamKey>,
     legacy: FxHashMap<u32, StreamKey>,
-    /// What events of a whole device are recorded behind where work is open; nobody's handle names
-    /// them.
+    /// Streams without a handle; events of a whole device are recorded on them while work is open.
     marks: FxHashMap<u32, StreamKey>,
     per_thread: FxHashMap<(ThreadId, u32), StreamKey>,
     /// Handles of destroyed streams; the last one destroyed is the first one reused.
@@ -101,7 +100,7 @@ impl Streams {
         key
     }
 
-    /// The stream that `handle` names now on `device`; `None`: none (destroyed, or never created).
+    /// The stream of `handle` on `device`; `None`: destroyed, or never created.
     pub(crate) fn resolve(&mut self, device: u32, handle: usize) -> Option<StreamKey> {
         match handle {
             0 | 1 => {
@@ -125,7 +124,7 @@ impl Streams {
         }
     }
 
-    /// The stream that stands for all of a device's.
+    /// The stream that stands for all streams of a device.
     pub(crate) fn marks(&mut self, device: u32) -> StreamKey {
         if let Some(&key) = self.marks.get(&device) {
             return key;
@@ -142,7 +141,7 @@ impl Streams {
         handle
     }
 
-    /// Ends a user's stream; its handle is the next one to be recycled.
+    /// Ends a user's stream; its handle is recycled next.
     pub(crate) fn destroy(&mut self, key: StreamKey) {
         let stream = &mut self.all[key as usize];
         stream.destroyed = true;
@@ -153,7 +152,7 @@ impl Streams {
         }
     }
 
-    /// Whether `handle` was a stream's, and is nobody's now.
+    /// Whether `handle` belonged to a stream that no longer exists.
     pub(crate) fn is_destroyed(&self, handle: usize) -> bool {
         self.recycled.contains(&handle)
     }
@@ -178,8 +177,7 @@ impl Streams {
         &mut self.all[key as usize]
     }
 
-    /// The streams whose work comes before new work of `key` by the rule of the legacy default
-    /// stream.
+    /// The streams that precede new work of `key` by the rule of the legacy default stream.
     pub(crate) fn implied(&self, key: StreamKey) -> &[StreamKey] {
         let stream = self.get(key);
         match stream.kind {
@@ -191,12 +189,12 @@ impl Streams {
         }
     }
 
-    /// How many streams of users there are.
+    /// The number of users' streams.
     pub(crate) fn user_streams(&self) -> usize {
         self.by_handle.len()
     }
 
-    /// How many streams there ever were.
+    /// The number of streams ever created.
     pub(crate) fn len(&self) -> usize {
         self.all.len()
     }

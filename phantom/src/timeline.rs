@@ -1,8 +1,8 @@
 //! Virtual time.
 //!
-//! One host clock advances by what calls cost, by what the program spends, and by waiting. A stream
-//! is a queue: its `tail` is when everything on it will be done. Streams run beside each other at
-//! full speed. Nothing here reads a real clock, so every run is the same.
+//! One host clock advances by the costs of calls, the program's own time, and waits. A stream is a
+//! queue: its `tail` is the end of its last work. Streams run in parallel at full speed. No real
+//! clock is read, so every run is the same.
 
 use crate::calls::{Caller, current_caller};
 
@@ -25,18 +25,18 @@ impl Timeline {
         self.host += ns;
     }
 
-    /// A call costs the one who makes it.
+    /// Charges a call to its caller.
     pub(crate) fn spend(&mut self, ns: u64) {
         self.host += ns;
         self.charged[current_caller() as usize] += ns;
     }
 
-    /// What the calls of `caller` cost, launches and waits not counted.
+    /// The cost of the calls of `caller`, without launches and waits.
     pub(crate) fn charged(&self, caller: Caller) -> u64 {
         self.charged[caller as usize]
     }
 
-    /// The host stands still until `time`, for a wait that `caller` asked for.
+    /// The host stands still until `time`, in a wait of `caller`.
     pub(crate) fn wait_until(&mut self, time: u64, caller: Caller) {
         if time > self.host {
             self.waited[caller as usize] += time - self.host;
@@ -49,7 +49,7 @@ impl Timeline {
         self.waited[caller as usize]
     }
 
-    /// Time spent because the device's queue was full.
+    /// Host time spent on a full device queue.
     pub(crate) fn throttled(&self) -> u64 {
         self.throttled
     }
@@ -62,13 +62,13 @@ impl Timeline {
         }
     }
 
-    /// Enqueues `kernels` of `each` nanoseconds behind `tail`, each launched at the host's cost of
-    /// `launch`; gives the new tail.
+    /// Enqueues `kernels` of `each` nanoseconds behind `tail`, each at a host cost of `launch`;
+    /// returns the new tail.
     ///
-    /// The same as one launch after the other: the i-th starts once the host has launched it and
-    /// its predecessor is done, so the end is the latest of: queue busy throughout, device waiting
-    /// for the first launch, device waiting for the last one. (What lies between is linear, so one
-    /// of the two ends is the worst.)
+    /// Equals one launch after the other: the i-th starts once the host has launched it and its
+    /// predecessor is done, so the end is the latest of: queue busy throughout, device waiting for
+    /// the first launch, device waiting for the last one. (The cases between are linear, so one of
+    /// the two ends is the worst.)
     pub(crate) fn launch(
         &mut self,
         tail: u64,

@@ -1,22 +1,20 @@
-//! Words in memory that streams wait on (`cuStreamWaitValue32`): what was written to each, and
-//! when.
+//! Words in memory that streams wait on (`cuStreamWaitValue32`): the values written, and when.
 //!
-//! A write of work takes place at the end of that work, which may lie ahead of the host's clock. So
-//! each word keeps its whole past and the part of its future that is known.
+//! A stream's write takes place at the end of its work, which may lie ahead of the host's clock. So
+//! each word keeps its whole past and its known future.
 
 use rustc_hash::FxHashMap;
 
-/// How a word is compared with the value that a stream waits for (`CUstreamWaitValue_flags`), over
-/// 64 bits.
+/// Comparison of a word with the awaited value (`CUstreamWaitValue_flags`), over 64 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Comparison {
-    /// It is at least that, counted in a circle.
+    /// The word is at least the value, in cyclic order.
     AtLeast,
-    /// It is that.
+    /// The word equals the value.
     Equal,
-    /// It has a bit of that set.
+    /// The word and the value share a set bit.
     And,
-    /// It lacks a bit that that lacks too.
+    /// The word and the value share a clear bit.
     Nor,
 }
 
@@ -31,7 +29,7 @@ impl Comparison {
     }
 }
 
-/// What a stream waits for.
+/// The condition of a stream's wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Condition {
     pub(crate) address: u64,
@@ -39,10 +37,10 @@ pub(crate) struct Condition {
     pub(crate) comparison: Comparison,
 }
 
-/// All words that were ever written. One that was not is 0.
+/// All words ever written. Any other word is 0.
 #[derive(Debug, Default)]
 pub(crate) struct Values {
-    /// By address: when what was written, by time.
+    /// By address: (time, value) of each write, by time.
     written: FxHashMap<u64, Vec<(u64, u64)>>,
 }
 
@@ -53,8 +51,8 @@ impl Values {
         writes.insert(place, (time, value));
     }
 
-    /// When the condition holds for the first time from `start` on; `None`: with no write that is
-    /// known.
+    /// The first time from `start` on at which the condition holds; `None`: no known write fulfils
+    /// it.
     pub(crate) fn holds_from(&self, start: u64, condition: Condition) -> Option<u64> {
         let Condition { address, value, comparison } = condition;
         let writes = self.written.get(&address).map_or(&[][..], Vec::as_slice);
@@ -80,7 +78,7 @@ mod tests {
         let at_least = |value| Condition { address: 8, value, comparison: Comparison::AtLeast };
         assert_eq!(values.holds_from(5, at_least(0)), Some(5), "a word that nobody wrote is 0");
         assert_eq!(values.holds_from(5, at_least(1)), None);
-        // Told in another order than they take place.
+        // Reported in another order than they take place.
         values.write(8, 3, 90);
         values.write(8, 1, 40);
         let held = [(5, 1), (50, 1), (5, 2), (5, 4)]

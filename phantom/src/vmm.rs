@@ -1,4 +1,4 @@
-//! The books of virtual memory management: reservations, handles, and what a call may do to them.
+//! The books of virtual memory management: reservations, handles, and the rules of calls on them.
 
 use std::collections::BTreeMap;
 
@@ -13,13 +13,13 @@ pub(crate) struct Physical {
     pub(crate) bytes: u64,
     /// The number of its first byte.
     pub(crate) physical: u64,
-    /// How often it is mapped at this moment.
+    /// The number of its mappings.
     pub(crate) mappings: u32,
-    /// The program has given the handle up.
+    /// The handle was released.
     pub(crate) released: bool,
 }
 
-/// Why a call was refused: the text of the misuse.
+/// The reason for a refusal: the text of the misuse.
 pub(crate) type Refused = &'static str;
 
 #[derive(Debug)]
@@ -32,7 +32,7 @@ pub(crate) struct Vmm {
     granularity: u64,
 }
 
-/// `bytes` and `address` are multiples of `granularity`, and the range has an end.
+/// Whether `bytes` and `address` are multiples of `granularity` and the range does not overflow.
 pub(crate) fn granular(address: u64, bytes: u64, granularity: u64) -> bool {
     bytes > 0
         && bytes.is_multiple_of(granularity)
@@ -50,7 +50,7 @@ impl Vmm {
         }
     }
 
-    /// A range of address space is whole granules of some device.
+    /// Whether the range is whole granules of the device with the smallest granularity.
     pub(crate) fn granular(&self, address: u64, bytes: u64) -> bool {
         granular(address, bytes, self.granularity)
     }
@@ -59,7 +59,7 @@ impl Vmm {
         self.reservations.insert(address, bytes);
     }
 
-    /// Forgets the reservation, which must be exactly this one, with nothing mapped in it.
+    /// Removes exactly this reservation, in which nothing may be mapped.
     pub(crate) fn unreserve(
         &mut self,
         address: u64,
@@ -89,7 +89,7 @@ impl Vmm {
         self.handles.get(&handle)
     }
 
-    /// Gives the handle up; the memory, if it is gone with it.
+    /// Releases the handle; returns the memory if nothing maps it.
     pub(crate) fn release(&mut self, handle: u64) -> Result<Option<Physical>, Refused> {
         match self.handles.get_mut(&handle) {
             None => Err("release of a handle that does not exist (any more)"),
@@ -147,13 +147,13 @@ impl Vmm {
         Ok(())
     }
 
-    /// The range lies in one reservation, though the next one may begin where it ends.
+    /// Whether the range lies in one reservation; the next reservation may begin where it ends.
     fn in_one_reservation(&self, address: u64, bytes: u64) -> bool {
         let reserved = self.reservations.range(..=address).next_back();
         reserved.is_some_and(|(&start, &length)| address + bytes <= start + length)
     }
 
-    /// The mappings that tile the range exactly, which must lie in one reservation.
+    /// The mappings that tile the range exactly, all in one reservation.
     pub(crate) fn whole_mappings(
         &self,
         address: u64,
@@ -187,7 +187,7 @@ impl Vmm {
         Ok(whole)
     }
 
-    /// Takes one mapping away; the memory, if it is gone with it.
+    /// Removes one mapping; returns the memory if that was the last use of it.
     pub(crate) fn unmap(&mut self, mapping: &Backing, backings: &mut Backings) -> Option<Physical> {
         backings.remove(mapping.address);
         let Source::Mapping(handle) = mapping.source else { return None };
@@ -195,7 +195,7 @@ impl Vmm {
         self.reap(handle)
     }
 
-    /// Handles not yet given up, and reservations.
+    /// The numbers of unreleased handles and of reservations.
     pub(crate) fn counts(&self) -> (usize, usize) {
         (self.handles.values().filter(|memory| !memory.released).count(), self.reservations.len())
     }

@@ -1,5 +1,4 @@
-//! Random calls on pools, mappings and plain memory, against a model that is too simple to be
-//! wrong.
+//! Random calls on pools, mappings and plain memory, against a model too simple to be wrong.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -140,8 +139,7 @@ proptest! {
         prop_assert_eq!(gpu.misuses(), vec![]);
     }
 
-    /// Mappings follow a page table that is written down page by page; what it forbids is refused,
-    /// what it allows succeeds.
+    /// Mappings follow a page table kept page by page; calls against it fail, others succeed.
     #[test]
     fn mappings_keep_their_books(ops in prop::collection::vec(map_op(), 1..150)) {
         let capacity = 24 * PAGE;
@@ -200,7 +198,7 @@ proptest! {
                     let handle = handles[handle % handles.len()];
                     let (pages, at) = (pages_of[&handle], at % room);
                     let start = base + at * PAGE;
-                    // A neighbouring reservation does not lend its room.
+                    // A request may not extend into a neighbouring reservation.
                     let fits = at + pages <= room
                         && table.range(start..start + pages * PAGE).next().is_none();
                     prop_assert_eq!(gpu.map(0, start, pages * PAGE, 0, handle).is_ok(), fits);
@@ -217,7 +215,7 @@ proptest! {
                     let begins = whole[0].is_some_and(|(_, index)| index == 0);
                     let ends =
                         whole[whole.len() - 1].is_some_and(|(h, index)| index + 1 == pages_of[&h]);
-                    // One call stays inside one reservation, whatever is mapped in the next.
+                    // A call stays inside one reservation, whatever the next has mapped.
                     let fine =
                         begins && ends && whole.iter().all(Option::is_some) && at + pages <= room;
                     prop_assert_eq!(gpu.unmap(0, start, pages * PAGE).is_ok(), fine);

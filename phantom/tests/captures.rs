@@ -1,4 +1,4 @@
-//! Captures: what they forbid, what the oracle reports, and whose the memory of a graph is.
+//! Captures: forbidden calls, the oracle's reports, and the ownership of a graph's memory.
 
 use gruyere_phantom::error::code;
 use gruyere_phantom::oracle::{Fault, Taker};

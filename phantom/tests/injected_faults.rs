@@ -1,4 +1,4 @@
-//! Any call can be made to fail.
+//! Faults can be injected into any call.
 
 use gruyere_phantom::error::code;
 use gruyere_phantom::{CallKind, Caller, Config, Gpu, Injection};
@@ -59,7 +59,7 @@ fn a_lost_device_stays_lost() {
     assert_eq!(gpu.device_synchronize(0).unwrap_err().code, code::LAUNCH_FAILED);
 }
 
-/// Whatever the kind, a fault can be planted in it, and the error names the call.
+/// A fault can be injected into every kind of call, and the error names the call.
 #[test]
 fn every_kind_of_call_can_fail() {
     for &kind in CallKind::ALL {

@@ -1,4 +1,4 @@
-//! What virtual memory management and plain memory promise.
+//! Promises of virtual memory management and plain memory.
 
 use gruyere_phantom::error::code;
 use gruyere_phantom::{Config, Gpu, Held, Source, StreamKind};

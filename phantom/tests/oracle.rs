@@ -1,4 +1,4 @@
-//! The oracle finds each fault that is planted, and is silent on the clean counterpart.
+//! The oracle finds each planted fault, and is silent on the clean counterpart.
 
 use gruyere_phantom::oracle::Fault;
 use gruyere_phantom::{Config, Costs, Gpu, StreamKind, as_program};
@@ -6,7 +6,7 @@ use gruyere_phantom::{Config, Costs, Gpu, StreamKind, as_program};
 const MIB: u64 = 1 << 20;
 const PAGE: u64 = 2 * MIB;
 
-/// A GPU on which nothing costs time, and three streams. One plain allocation to put blocks into.
+/// A GPU without costs, three streams, and one plain allocation for blocks.
 struct Scene {
     gpu: Gpu,
     a: usize,
@@ -403,7 +403,7 @@ fn a_block_without_access_is_found() {
     scene.assert_silent();
 }
 
-// Memory that is taken away.
+// Memory taken away.
 
 #[test]
 fn unmapping_under_a_live_block_is_found() {
@@ -547,7 +547,7 @@ fn the_pools_own_reuse_is_judged_by_physical_byte() {
     scene.malloc(1, span, 4 * MIB, scene.a);
     scene.gpu.launch(0, scene.a, 1, 1000).unwrap();
     scene.gpu.block_free(span);
-    // In the pool's order, so the pool may hand it to others once the free is complete.
+    // In the pool's order, so other streams may get it once the free is complete.
     scene.gpu.pool_free(0, span, scene.a).unwrap();
     scene.gpu.host_spend(1000);
     let again = scene.gpu.pool_alloc(0, pool, 4 * MIB, scene.b).unwrap();
@@ -555,7 +555,7 @@ fn the_pools_own_reuse_is_judged_by_physical_byte() {
     scene.malloc(2, again, 4 * MIB, scene.b);
     scene.assert_silent();
     scene.gpu.block_free(again);
-    // Behind its back: the pool thinks that c's free comes after everything.
+    // Unknown to the pool, which assumes that c's free comes after everything.
     scene.gpu.pool_free(0, again, scene.c).unwrap();
     scene.assert_one(|fault| matches!(fault, Fault::TakenUnderWork { block: Some(2), .. }));
 }

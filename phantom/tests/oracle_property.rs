@@ -1,5 +1,5 @@
-//! The oracle's clocks against plain reachability: every act is a node, every order an edge, and
-//! reuse is fine where a path leads from each last use to the new block.
+//! The oracle's clocks against plain reachability: every action is a node, every order an edge, and
+//! reuse is correct if a path leads from each last use to the new block.
 
 use std::collections::HashMap;
 
@@ -20,7 +20,7 @@ enum Act {
         slots: u64,
         stream: usize,
     },
-    /// The n-th live block goes.
+    /// The n-th live block is freed.
     Free {
         which: usize,
     },
@@ -37,7 +37,7 @@ enum Act {
         stream: usize,
         event: usize,
     },
-    /// The host waits for, or asks about, an event.
+    /// The host waits for, or queries, an event.
     HostEvent {
         event: usize,
         query: bool,
@@ -46,7 +46,7 @@ enum Act {
         stream: usize,
     },
     HostDevice,
-    /// Kernels; long ones make queries answer no.
+    /// Kernels; long ones make queries return false.
     Launch {
         stream: usize,
         ns: u64,
@@ -76,7 +76,7 @@ fn act() -> impl Strategy<Value = Act> {
     ]
 }
 
-/// Everything that happened, and what came right before it.
+/// Every action, with its direct predecessors.
 #[derive(Default)]
 struct History {
     before: Vec<Vec<usize>>,
@@ -86,7 +86,7 @@ struct History {
 }
 
 impl History {
-    /// A node on a stream: after the stream's last one, after all the host knows, and after
+    /// Adds a node on a stream: after the stream's last, after all that the host knows, and after
     /// `others`.
     fn push(&mut self, stream: usize, others: &[usize]) -> usize {
         let before =
@@ -145,7 +145,7 @@ proptest! {
         let mut history = History::default();
         let mut recorded: HashMap<usize, usize> = HashMap::new();
         let mut live: Vec<Block> = Vec::new();
-        // The uses that each slot had last.
+        // The last uses of each slot.
         let mut uses: Vec<Vec<usize>> = vec![Vec::new(); (SLOTS + 3) as usize];
         for (id, act) in acts.into_iter().enumerate() {
             match act {

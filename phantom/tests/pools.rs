@@ -1,4 +1,4 @@
-//! What stream-ordered pools promise.
+//! Promises of stream-ordered pools.
 
 use gruyere_phantom::error::code;
 use gruyere_phantom::{Config, Costs, Gpu, PoolAttribute, StreamKind};

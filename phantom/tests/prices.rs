@@ -1,5 +1,5 @@
-//! Price files: what ships is whole and has its sources, what is wrong is said, and calls cost what
-//! the file says.
+//! Price files: shipped files are complete with sources, errors are reported, and calls have the
+//! file's prices.
 
 use gruyere_phantom::{Config, Costs, GRANULARITY as PAGE, Gpu, Prices};
 use serde_json::{Value, json};
@@ -27,7 +27,7 @@ fn each_shipped_figure_has_a_source_and_none_is_left_out() {
     }
 }
 
-/// The figures of before there were files: all that was ever measured hangs on them.
+/// The figures from before price files: every earlier measurement depends on them.
 #[test]
 fn by_call_is_the_default_and_costs_what_it_always_did() {
     let costs = Prices::open("by-call").unwrap().costs;
@@ -83,7 +83,7 @@ fn a_figure_stands_alone_or_with_its_source_and_what_is_left_out_costs_as_by_cal
     let prices = Prices::read("mine", &text).unwrap();
     assert_eq!(prices.costs, Costs { create: 7, map: 9, ..Costs::default() });
     assert_eq!(prices.left_out.len(), Costs::NAMES.len() - 2);
-    // What the probe writes.
+    // The probe's output.
     let text = json!({
         "version": 1, "rules": [],
         "prices": {"unit": "ns", "page_bytes": PAGE, "calls": {}, "costs": {"map": 1450}}

@@ -1,11 +1,10 @@
-//! Collectives and messages: what they wait for, what waits for them, and when nothing goes on any
-//! more.
+//! Collectives and messages: their waits, the work behind them, and deadlocks.
 
 use gruyere_phantom::Half::{Receive, Send};
 use gruyere_phantom::error::code;
 use gruyere_phantom::{Config, Costs, Gpu, StreamKind};
 
-/// Two ranks, a device each, whose calls cost nothing.
+/// Two ranks with a device each; calls cost nothing.
 fn gpu() -> Gpu {
     Gpu::new(Config { costs: Costs::zero(), ..Config::devices(2, 64 << 20) })
 }
@@ -14,7 +13,7 @@ fn stream(gpu: &Gpu, device: u32) -> usize {
     gpu.stream_create(device, StreamKind::NonBlocking).unwrap()
 }
 
-/// An event behind what is on the stream.
+/// An event behind the stream's work.
 fn mark(gpu: &Gpu, device: u32, stream: usize) -> usize {
     let event = gpu.event_create(device).unwrap();
     gpu.event_record(device, event, stream).unwrap();
@@ -95,7 +94,7 @@ fn a_host_wait_that_would_not_end_times_out() {
     let waits =
         [gpu.event_synchronize(0, event), gpu.stream_synchronize(0, a), gpu.device_synchronize(0)];
     assert_eq!(waits.map(|wait| wait.unwrap_err().code), [code::LAUNCH_TIMEOUT; 3]);
-    // The other rank's device is not concerned.
+    // The other rank's device is unaffected.
     gpu.device_synchronize(1).unwrap();
 }
 
@@ -151,7 +150,7 @@ fn a_message_meets_its_other_half_and_no_other() {
     let (a, b) = (stream(&gpu, 0), stream(&gpu, 1));
     gpu.launch_messages(0, a, 7, &[Send(1)], 50).unwrap();
     gpu.launch_messages(0, a, 7, &[Receive(1)], 50).unwrap();
-    // On another communicator, and of the other direction: neither is what the first waits for.
+    // On another communicator, and in the other direction: neither is the first one's counterpart.
     let (other, back) = (stream(&gpu, 1), stream(&gpu, 1));
     gpu.launch_messages(1, other, 8, &[Receive(0)], 50).unwrap();
     gpu.launch_messages(1, back, 7, &[Send(0)], 50).unwrap();

@@ -104,7 +104,7 @@ fn it_is_safe_from_any_thread() {
     assert_eq!(gpu.pool_books(pool).unwrap().used, 0);
 }
 
-/// A stream of the program's.
+/// A stream of the program.
 fn stream(gpu: &Gpu) -> usize {
     as_program(|| gpu.stream_create(0, StreamKind::NonBlocking)).unwrap()
 }
@@ -145,7 +145,7 @@ fn where_the_program_vouches_for_its_streams_a_call_on_any_other_is_a_misuse() {
     assert_eq!(gpu.misuses(), []);
     gpu.event_record(0, event, passing).unwrap();
     assert_eq!(gpu.misuses().len(), 1);
-    // The handle names a stream again, but not the one that was announced.
+    // The handle names a stream again, but not the announced one.
     as_program(|| gpu.stream_destroy(0, lasting)).unwrap();
     assert_eq!(stream(&gpu), lasting);
     gpu.event_record(0, event, lasting).unwrap();

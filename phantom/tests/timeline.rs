@@ -51,7 +51,7 @@ fn a_program_that_only_asks_waits() {
     gpu.launch(0, a, 1, 100).unwrap();
     gpu.event_record(0, event, a).unwrap();
     gpu.launch(0, a, 1, 100).unwrap();
-    // Who does anything else meanwhile only looks.
+    // A program that makes other calls in between is not waiting.
     for _ in 0..50_000 {
         assert_eq!(gpu.event_query(0, event), Ok(false));
         gpu.event_record(0, gpu.event_create(0).unwrap(), a).unwrap();

@@ -1,11 +1,11 @@
-//! The oracle of programs that allocate and free by CUDA's own rules: what kernels touch, and whose
-//! memory it is.
+//! The oracle of programs that allocate and free by CUDA's rules: touches of kernels, and blocks of
+//! the program.
 
 use gruyere_phantom::oracle::Fault;
 use gruyere_phantom::{Config, Costs, Gpu, StreamKind, as_program};
 
 const PAGE: u64 = 2 << 20;
-/// Long against everything that the host does.
+/// Long compared with every action of the host.
 const KERNEL: u64 = 1_000_000;
 
 fn gpu() -> (Gpu, [usize; 2]) {
@@ -42,7 +42,7 @@ fn it_is_once_the_kernel_is_done_and_before_for_its_own_stream() {
     gpu.owns(memory, 512, Some(a));
     gpu.disowns(memory);
     assert_eq!(gpu.take_faults(), []);
-    // Another stream is told to wait first.
+    // Another stream waits first.
     let event = gpu.event_create(0).unwrap();
     gpu.event_record(0, event, a).unwrap();
     gpu.stream_wait_event(0, b, event).unwrap();
@@ -63,7 +63,7 @@ fn an_event_of_the_whole_context_orders_what_it_was_recorded_behind() {
     gpu.disowns(memory);
     let event = gpu.event_create(0).unwrap();
     gpu.context_event_record(0, event).unwrap();
-    // Work that comes later is none of it.
+    // Later work does not count.
     gpu.launch(0, b, 9, KERNEL).unwrap();
     gpu.event_synchronize(0, event).unwrap();
     gpu.owns(memory, PAGE, None);
@@ -78,8 +78,7 @@ fn two_kernels_on_the_same_bytes_need_an_order() {
     gpu.launch_touching(0, a, KERNEL, &[(memory, 4096)]).unwrap();
     gpu.launch_touching(0, b, KERNEL, &[(memory + 4000, 200)]).unwrap();
     assert_one(&gpu, |fault| matches!(fault, Fault::Race { block: 1, previous: 1, .. }));
-    // The next one on it begins when the first one is done; and bytes beside each other are no
-    // matter.
+    // The next kernel on the stream begins after the first, and adjacent bytes do not conflict.
     gpu.launch_touching(0, b, KERNEL, &[(memory, 200)]).unwrap();
     gpu.launch_touching(0, a, KERNEL, &[(memory + 4200, 200)]).unwrap();
     assert_eq!(gpu.take_faults(), []);
@@ -124,7 +123,7 @@ fn unmapping_under_a_running_kernel_is_found() {
     gpu.disowns(base);
     gpu.unmap(0, base, PAGE).unwrap();
     assert_one(&gpu, |fault| matches!(fault, Fault::TakenUnderWork { call: "cuMemUnmap", .. }));
-    // Through another address it is the same memory.
+    // Another address reaches the same memory.
     let other = gpu.address_reserve(0, PAGE, 0).unwrap();
     gpu.map(0, other, PAGE, 0, handle).unwrap();
     gpu.set_access(0, other, PAGE, &[0]).unwrap();

@@ -1,11 +1,11 @@
-//! Waits on values in memory, and host functions: what ends them, and what waits for them.
+//! Waits on values in memory, and host functions: their ends, and the work behind them.
 
 use gruyere_phantom::error::code;
 use gruyere_phantom::{CaptureMode, Comparison, Config, Costs, Gpu, StreamKind};
 
 const FLAG: u64 = 0x1000;
 
-/// A device whose calls cost nothing.
+/// A device with free calls.
 fn gpu() -> Gpu {
     Gpu::new(Config { costs: Costs::zero(), ..Config::new(64 << 20) })
 }
@@ -14,7 +14,7 @@ fn stream(gpu: &Gpu) -> usize {
     gpu.stream_create(0, StreamKind::NonBlocking).unwrap()
 }
 
-/// Whether the stream has nothing left that waits.
+/// Whether the stream has no open work.
 fn is_closed(gpu: &Gpu, stream: usize) -> bool {
     gpu.open_streams().iter().all(|open| open.handle != stream)
 }
@@ -32,9 +32,9 @@ fn a_stream_goes_on_once_another_stream_has_written_the_value() {
     gpu.stream_write_value(0, writes, FLAG, 2).unwrap();
     assert!(is_closed(&gpu, waits));
     gpu.stream_synchronize(0, waits).unwrap();
-    // The write lies behind what its stream has to do first.
+    // The write comes after its stream's earlier work.
     assert_eq!(gpu.host_time().now, 510);
-    // What holds already is not waited for.
+    // A condition that already holds causes no wait.
     gpu.stream_wait_value(0, writes, FLAG, 2, Comparison::Equal).unwrap();
     assert!(is_closed(&gpu, writes));
 }

@@ -1,4 +1,4 @@
-//! `cuGetProcAddress`: the real one is asked, and the address that it found is replaced.
+//! `cuGetProcAddress`: calls the real one, and replaces the address that it found.
 
 use std::arch::naked_asm;
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -8,22 +8,21 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use crate::{lookup, names};
 
-/// The driver's two, as far as they were looked up.
+/// The driver's two, as far as looked up.
 ///
 /// ```text
-/// null -> address   over(), over_v2(): the first that is found counts, before anybody can call
-///                   ours
+/// null -> address   over(), over_v2(): the first one found counts, before any call of ours
 /// ```
 static REAL: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
 static REAL_V2: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
 
-/// Ours over the driver's `cuGetProcAddress`, which lies at `real`.
+/// Our replacement of the driver's `cuGetProcAddress` at `real`.
 pub fn over(real: *mut c_void) -> *mut c_void {
     let _ = REAL.compare_exchange(null_mut(), real, Ordering::AcqRel, Ordering::Acquire);
     get as *mut c_void
 }
 
-/// Ours over the driver's `cuGetProcAddress_v2`, which lies at `real`.
+/// Our replacement of the driver's `cuGetProcAddress_v2` at `real`.
 pub fn over_v2(real: *mut c_void) -> *mut c_void {
     let _ = REAL_V2.compare_exchange(null_mut(), real, Ordering::AcqRel, Ordering::Acquire);
     get_v2 as *mut c_void
@@ -38,7 +37,7 @@ unsafe extern "C" fn get(
     _version: c_int,
     _flags: u64,
 ) -> u32 {
-    // The return address goes on as one more argument.
+    // The return address becomes an extra argument.
     #[cfg(target_arch = "x86_64")]
     naked_asm!(
         ".cfi_startproc", "endbr64", "mov r8, qword ptr [rsp]", "jmp {with}", ".cfi_endproc",
@@ -109,7 +108,7 @@ unsafe extern "C" fn get_v2_with(
     unsafe { replace(code, name, found, version, flags, caller) }
 }
 
-/// The driver has answered `code`; where it found one of our functions, `*found` becomes ours.
+/// Replaces `*found` where the driver returned success and found one of our functions.
 ///
 /// # Safety
 /// The driver has accepted `name` and `found`: NULL, or a string and a place for a pointer.
@@ -140,7 +139,7 @@ unsafe fn replace(
 /// another signature.
 fn is_another(real: *mut c_void, index: usize) -> bool {
     let mut info = MaybeUninit::<libc::Dl_info>::zeroed();
-    // SAFETY: dladdr takes any address and fills `info` where it answers anything but 0.
+    // SAFETY: dladdr takes any address and fills `info` where it returns anything but 0.
     let info = unsafe {
         if libc::dladdr(real, info.as_mut_ptr()) == 0 {
             return false;
@@ -156,7 +155,7 @@ fn is_another(real: *mut c_void, index: usize) -> bool {
     match names::of_symbol(symbol) {
         Some(known) => base(known) != base(index),
         // One address may have several names: only a longer form of this very name is another
-        // variant of it.
+        // variant.
         None => base(index).is_some_and(|base| symbol.to_bytes().starts_with(base.to_bytes())),
     }
 }

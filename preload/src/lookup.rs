@@ -1,4 +1,4 @@
-//! What a lookup of one of our names is answered with.
+//! Answers a lookup of one of our names.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr::null_mut;
@@ -6,7 +6,7 @@ use std::ptr::null_mut;
 use crate::objects::Object;
 use crate::{entry_point, names, real, table};
 
-/// `dlsym` for one of our names, asked for by the code at `caller`.
+/// `dlsym` for one of our names, called by the code at `caller`.
 ///
 /// # Safety
 /// `handle` is a valid one of `dlopen`'s, or RTLD_DEFAULT; `name` is NUL-terminated.
@@ -23,27 +23,27 @@ pub unsafe extern "C" fn answer(
         return undefined(name);
     }
     let answer = names::of_symbol(name).map_or(found, |index| in_place_of(index, found, caller));
-    // What did not succeed on the way is no failure of the program's lookup: its dlerror must say
-    // nothing.
+    // A failed step on the way is no failure of the program's lookup: its dlerror must say nothing.
     // SAFETY: no preconditions.
     unsafe { libc::dlerror() };
     answer
 }
 
-/// Null; and a lookup that fails, so that the program's dlerror has something to say.
+/// Returns null after a lookup that fails, so that the program's dlerror has a message.
 fn undefined(name: &CStr) -> *mut c_void {
     if real::behind_us(name).is_null() {
         return null_mut();
     }
-    // Behind us there is one, that the caller's handle does not reach: a name that nobody has.
+    // There is one behind us, which the caller's handle does not reach: look up a name that does
+    // not exist.
     real::behind_us(c"gruyere_no_such_function");
     null_mut()
 }
 
-/// What to hand out to `caller` for the function of number `index`, whose real address is `real`.
+/// The function to hand out to `caller` for number `index`, whose real address is `real`.
 pub fn in_place_of(index: usize, real: *mut c_void, caller: *const c_void) -> *mut c_void {
     let asker = Object::of(caller);
-    // The driver's own lookups, and anybody's for a function of its own: with ours in its hands, it
+    // The driver's own lookups, and any object's for a function of its own: with our replacement it
     // would call itself for ever.
     if asker.is_some_and(|asker| {
         asker.is_driver() || Object::of(real).is_some_and(|owner| owner == asker)
@@ -61,10 +61,10 @@ pub fn in_place_of(index: usize, real: *mut c_void, caller: *const c_void) -> *m
     }
 }
 
-/// The answer of the real `dlsym` in a process without this library's own exports.
+/// The result of the real `dlsym` in a process without this library's own exports.
 ///
-/// RTLD_DEFAULT depends on who asks: first what everybody sees, then what the asking object and its
-/// dependencies bring. Asked from here, the real one would leave the second out.
+/// RTLD_DEFAULT depends on the caller: it searches the global scope, then the calling object and
+/// its dependencies. Called from here, the real one would leave the second out.
 ///
 /// # Safety
 /// As [`answer`].
@@ -74,7 +74,7 @@ unsafe fn without_us(handle: *mut c_void, name: &CStr, caller: *const c_void) ->
     if !found.is_null() && Object::of(found) != Object::own() {
         return found;
     }
-    // Our own, seen by everybody, hides what comes after it.
+    // Our own export, in the global scope, hides those behind it.
     let behind = if found.is_null() { found } else { real::behind_us(name) };
     if !behind.is_null() || handle != libc::RTLD_DEFAULT {
         return behind;
@@ -85,11 +85,11 @@ unsafe fn without_us(handle: *mut c_void, name: &CStr, caller: *const c_void) ->
     if asking.is_null() {
         return null_mut();
     }
-    // SAFETY: a handle that was just opened. Its object stays: code of it is waiting for this
+    // SAFETY: a handle that was just opened. Its object stays loaded: its code is waiting for this
     // answer.
     let found = unsafe { real::look_up(asking, name, caller) };
     // SAFETY: as above; closes our own reference only.
     unsafe { libc::dlclose(asking) };
-    // The executable's handle stands for what everybody sees, us included.
+    // The executable's handle stands for the global scope, us included.
     if Object::of(found) == Object::own() { null_mut() } else { found }
 }

@@ -1,28 +1,28 @@
-//! The driver's functions that are stood in for, under every name that a program may know them by.
+//! The replaced functions of the driver, under every name that a program may use.
 #![deny(unsafe_code)]
 
 use std::ffi::CStr;
 
 /// A function of the driver.
 pub struct Function {
-    /// As libcuda exports it.
+    /// Its name in libcuda.
     pub symbol: &'static CStr,
-    /// As `cuGetProcAddress` is asked for it: without `_v2` and `_ptsz`.
+    /// Its name for `cuGetProcAddress`: without `_v2` and `_ptsz`.
     pub base: &'static CStr,
-    /// Since which CUDA version `base` means this function (11020 for 11.2); an older variant has
-    /// another signature.
+    /// The CUDA version since which `base` means this function (11020 for 11.2); an older variant
+    /// has another signature.
     since: i32,
-    /// Up to which version it does, where a newer one is another function.
+    /// The version up to which it does, where a newer one is another function.
     before: i32,
-    /// Whether stream 0 is the calling thread's own stream in it, that of the process, or whether
-    /// there is no such difference.
+    /// The meaning of stream 0: the calling thread's own stream, that of the process, or no
+    /// difference.
     streams: Streams,
 }
 
-/// What stream 0 means to a function.
+/// The meaning of stream 0 for a function.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Streams {
-    /// It takes none, or one that exists.
+    /// It takes none, or an existing one.
     Any,
     /// The legacy default stream.
     Legacy,
@@ -42,20 +42,20 @@ const fn function(
     Function { symbol, base, since, before: i32::MAX, streams }
 }
 
-/// `older`, which from `version` on is another function.
+/// `older`, which becomes another function at `version`.
 const fn until(version: i32, older: Function) -> Function {
     Function { before: version, ..older }
 }
 
-/// How many there are.
+/// The number of functions.
 pub const COUNT: usize = 46;
 
-/// Where [`FUNCTIONS`] has `cuGetProcAddress`.
+/// The index of `cuGetProcAddress` in [`FUNCTIONS`].
 pub const GET_PROC_ADDRESS: usize = 0;
-/// Where it has `cuGetProcAddress_v2`.
+/// That of `cuGetProcAddress_v2`.
 pub const GET_PROC_ADDRESS_V2: usize = 1;
 
-/// All of them. The order is that of the trampolines.
+/// All functions, in the order of the trampolines.
 pub static FUNCTIONS: [Function; COUNT] = [
     until(12000, function(c"cuGetProcAddress", c"cuGetProcAddress", 11030, Streams::Any)),
     function(c"cuGetProcAddress_v2", c"cuGetProcAddress", 12000, Streams::Any),
@@ -94,12 +94,12 @@ pub static FUNCTIONS: [Function; COUNT] = [
     function(c"cuStreamEndCapture_ptsz", c"cuStreamEndCapture", 10000, Streams::PerThread),
     function(c"cuIpcGetMemHandle", c"cuIpcGetMemHandle", 4010, Streams::Any),
     function(c"cuDevicePrimaryCtxReset_v2", c"cuDevicePrimaryCtxReset", 11000, Streams::Any),
-    // To watch them: pages that a program maps itself, as torch's expandable segments do.
+    // Watched: pages that a program maps itself, as torch's expandable segments do.
     function(c"cuMemCreate", c"cuMemCreate", 10020, Streams::Any),
     function(c"cuMemRelease", c"cuMemRelease", 10020, Streams::Any),
     function(c"cuMemMap", c"cuMemMap", 10020, Streams::Any),
     function(c"cuMemUnmap", c"cuMemUnmap", 10020, Streams::Any),
-    // To know them before they are enqueued: what may wait for what the host does later.
+    // Announced before they are enqueued: calls that may wait for a later action of the host.
     until(13010, function(c"cuLaunchHostFunc", c"cuLaunchHostFunc", 10000, Streams::Legacy)),
     until(
         13010,

@@ -1,4 +1,4 @@
-//! Which loaded object (executable or library) an address lies in.
+//! The loaded object (executable or library) around an address.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::MaybeUninit;
@@ -18,10 +18,10 @@ impl PartialEq for Object {
 }
 
 impl Object {
-    /// The object at `address`; none: nobody's code (made at run time).
+    /// The object at `address`; `None`: code that no object owns (made at run time).
     pub fn of(address: *const c_void) -> Option<Self> {
         let mut info = MaybeUninit::<libc::Dl_info>::zeroed();
-        // SAFETY: dladdr takes any address and fills `info` where it answers anything but 0.
+        // SAFETY: dladdr takes any address and fills `info` where it returns anything but 0.
         let info = unsafe {
             if libc::dladdr(address, info.as_mut_ptr()) == 0 {
                 return None;
@@ -30,7 +30,7 @@ impl Object {
         };
         let name = (!info.dli_fname.is_null())
             // SAFETY: the name of a loaded object, NUL-terminated; it lives as long as the object,
-            // which is asked about while its code is running or has just been found.
+            // whose code is running or has just been found.
             .then(|| unsafe { CStr::from_ptr(info.dli_fname) });
         Some(Self { base: info.dli_fbase as usize, name })
     }
@@ -40,13 +40,13 @@ impl Object {
         Self::of(Self::own as *const c_void)
     }
 
-    /// The path that it was loaded from, as the dynamic linker has it.
+    /// Its path in the dynamic linker.
     pub fn path(self) -> Option<&'static CStr> {
         self.name
     }
 
-    /// Whether it is a part of NVIDIA's driver. On WSL2, `libcuda.so.1` looks the functions of a
-    /// second one up.
+    /// Whether it is part of NVIDIA's driver. On WSL2, `libcuda.so.1` looks up the functions of a
+    /// second one.
     pub fn is_driver(self) -> bool {
         self.name.is_some_and(|name| is_driver(name.to_bytes()))
     }

@@ -1,4 +1,4 @@
-//! The real `dlsym`: the one that the program's lookups would have met without us.
+//! The real `dlsym`: the one that the program's lookups would reach without us.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::hint::black_box;
@@ -8,44 +8,45 @@ use crate::objects;
 
 type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
 
-/// The next `dlsym` behind ours: glibc's, or that of another library in `LD_PRELOAD` that stands in
-/// for it as we do.
+/// The next `dlsym` behind ours: glibc's, or that of another library in `LD_PRELOAD` that replaces
+/// it as we do.
 ///
 /// ```text
 /// state     meaning                     changed by
-/// 0         nobody has asked yet        -> address: prepare(), any number of threads at once, each
+/// 0         not asked yet               -> address: prepare(), any number of threads at once, each
 ///                                       with the same address
 /// address   of the next dlsym           never again
 /// ```
 ///
-/// Release and acquire (on x86-64 a plain load is one): who sees it sees the others below.
+/// Release and acquire (on x86-64 a plain load is one): a thread that sees it sees the others
+/// below.
 pub static NEXT: AtomicUsize = AtomicUsize::new(0);
 
 /// glibc's own `dlsym`. Written before [`NEXT`], never changed.
 pub static LIBC: AtomicUsize = AtomicUsize::new(0);
 
-/// Where the object of [`NEXT`] begins, and its length in bytes: 0 and 0 where that is glibc.
-/// Lookups from there get glibc's `dlsym`, as that object may find ours where it looks for the one
-/// behind itself. Written before [`NEXT`], never changed.
+/// The first byte of the object of [`NEXT`], and its length in bytes: 0 and 0 where that is glibc.
+/// Lookups from there get glibc's `dlsym`, as that object may find ours when it searches for the
+/// one behind itself. Written before [`NEXT`], never changed.
 pub static NEXT_START: AtomicUsize = AtomicUsize::new(0);
 /// See [`NEXT_START`].
 pub static NEXT_LENGTH: AtomicUsize = AtomicUsize::new(0);
 
-/// The versions under which glibc has its `dlsym`: since 2.34 in libc.so.6, before that in
-/// libdl.so.2. Without a version our own would be found.
+/// The versions of glibc's `dlsym`: since 2.34 in libc.so.6, before that in libdl.so.2. Without a
+/// version our own would be found.
 #[cfg(target_arch = "x86_64")]
 const VERSIONS: [&CStr; 2] = [c"GLIBC_2.34", c"GLIBC_2.2.5"];
 #[cfg(target_arch = "aarch64")]
 const VERSIONS: [&CStr; 2] = [c"GLIBC_2.34", c"GLIBC_2.17"];
 
-/// Finds [`NEXT`] and the rest; answers [`NEXT`], 0 where there is no `dlsym` but ours.
+/// Finds [`NEXT`] and the rest; returns [`NEXT`], 0 where there is no `dlsym` but ours.
 pub extern "C" fn prepare() -> usize {
     let mut libc = 0;
     for version in VERSIONS {
         if libc == 0 {
-            // SAFETY: both strings are NUL-terminated. RTLD_NEXT: behind this library, which is
-            // where the call is from (black_box keeps it from becoming a jump, which would leave
-            // our caller's return address).
+            // SAFETY: both strings are NUL-terminated. RTLD_NEXT: behind this library, which makes
+            // the call (black_box keeps it from becoming a jump, which would leave our caller's
+            // return address).
             libc = black_box(unsafe {
                 libc::dlvsym(libc::RTLD_NEXT, c"dlsym".as_ptr(), version.as_ptr()) as usize
             });
@@ -73,11 +74,11 @@ fn function(address: usize) -> Option<Dlsym> {
     unsafe { std::mem::transmute::<usize, Option<Dlsym>>(address) }
 }
 
-/// What the real `dlsym` answers to `handle` and `name` for code at `caller`, where `handle` is one
-/// of `dlopen`'s or `RTLD_DEFAULT`.
+/// The result of the real `dlsym` for `handle` and `name`, called by code at `caller`; `handle` is
+/// one of `dlopen`'s or `RTLD_DEFAULT`.
 ///
 /// # Safety
-/// `handle` is as said, and valid.
+/// `handle` is such a handle, and valid.
 pub unsafe fn look_up(handle: *mut c_void, name: &CStr, caller: *const c_void) -> *mut c_void {
     let next = match NEXT.load(Ordering::Acquire) {
         0 => prepare(),
@@ -90,7 +91,7 @@ pub unsafe fn look_up(handle: *mut c_void, name: &CStr, caller: *const c_void) -
     dlsym.map_or(std::ptr::null_mut(), |dlsym| black_box(unsafe { dlsym(handle, name.as_ptr()) }))
 }
 
-/// What lies behind this library under `name` in the order of the dynamic linker.
+/// The symbol `name` behind this library in the order of the dynamic linker.
 pub fn behind_us(name: &CStr) -> *mut c_void {
     if NEXT.load(Ordering::Acquire) == 0 {
         prepare();

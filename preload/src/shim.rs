@@ -5,8 +5,8 @@ use std::ffi::{CStr, c_char, c_void};
 
 use crate::{lookup, names, real};
 
-/// Whether `name` is to be answered by us: one of our names, looked up in any way but RTLD_NEXT.
-/// Reads its arguments and nothing else.
+/// Whether we answer `name`: one of our names, looked up in any way but RTLD_NEXT. Reads its
+/// arguments and nothing else.
 ///
 /// # Safety
 /// `name` is NUL-terminated.
@@ -19,8 +19,8 @@ unsafe extern "C" fn is_ours(handle: *mut c_void, name: *const c_char) -> u32 {
     u32::from(names::of_symbol(name).is_some())
 }
 
-/// `dlsym(3)`. What is not ours is left by a jump to the next `dlsym`, with arguments, stack and
-/// return address as they came.
+/// `dlsym(3)`. A name that is not ours leaves by a jump to the next `dlsym`, with arguments, stack
+/// and return address unchanged.
 ///
 /// # Safety
 /// As `dlsym`: `handle` is one of `dlopen`'s or a special one, `name` NUL-terminated. (NULL for a

@@ -1,5 +1,4 @@
-//! libgruyere.so's side of this library: it says what to hand out in place of a function of the
-//! driver.
+//! libgruyere.so's side of this library: the table with the replacements of the driver's functions.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr::{NonNull, null_mut};
@@ -32,7 +31,7 @@ struct Door {
 /// ```
 static DOOR: AtomicPtr<Door> = AtomicPtr::new(null_mut());
 
-/// What libgruyere.so has in the place of `real`, where it wants the call.
+/// libgruyere.so's replacement of `real`, where it wants the call.
 pub fn replacement(name: &CStr, real: *mut c_void, caller: *const c_void) -> Option<*mut c_void> {
     let door = NonNull::new(DOOR.load(Ordering::Acquire)).or_else(find)?;
     // SAFETY: of libgruyere.so, which is never unloaded; its table never changes.
@@ -44,7 +43,7 @@ pub fn replacement(name: &CStr, real: *mut c_void, caller: *const c_void) -> Opt
 
 #[cold]
 fn find() -> Option<NonNull<Door>> {
-    // SAFETY: RTLD_DEFAULT is always valid. From here it means what everybody sees.
+    // SAFETY: RTLD_DEFAULT is always valid. From here it means the global scope.
     let address =
         unsafe { real::look_up(libc::RTLD_DEFAULT, c"gruyere_driver_door", find as *const c_void) };
     if address.is_null() {
@@ -55,7 +54,7 @@ fn find() -> Option<NonNull<Door>> {
         );
         return None;
     }
-    // SAFETY: the one function of that name is libgruyere.so's: it takes a version and answers a
+    // SAFETY: the one function of that name is libgruyere.so's: it takes a version and returns a
     // table or NULL.
     let door = unsafe {
         let open =
@@ -80,10 +79,10 @@ fn find() -> Option<NonNull<Door>> {
     None
 }
 
-/// Says so on stderr, once. A system call: nothing else is sure to work wherever a program looks a
-/// symbol up.
+/// Prints `message` on stderr, once. A system call: nothing else is sure to work wherever a program
+/// looks a symbol up.
 fn complain(message: &CStr) {
-    // false -> true, once, by whoever complains first.
+    // false -> true, once, by the first thread that complains.
     static SAID: AtomicBool = AtomicBool::new(false);
     if !SAID.swap(true, Ordering::Relaxed) {
         let bytes = message.to_bytes();

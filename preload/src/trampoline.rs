@@ -1,4 +1,4 @@
-//! The driver's functions by symbol, for what is linked to libcuda: each a jump through a slot that
+//! The driver's functions by symbol, for programs linked to libcuda: each jumps through a slot that
 //! its first call fills.
 
 use std::arch::naked_asm;
@@ -28,7 +28,7 @@ extern "C" fn not_found() -> u32 {
     SYMBOL_NOT_FOUND
 }
 
-/// Where the call of the function of number `index` by the code at `caller` goes. Never null.
+/// The target of the call of function `index` by the code at `caller`. Never null.
 extern "C" fn bind(index: usize, caller: *const c_void) -> *const c_void {
     let Some((function, slot)) = FUNCTIONS.get(index).zip(SLOTS.get(index)) else {
         return not_found as *const c_void;

@@ -14,7 +14,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-# The type checkers' view of what __getattr__ below does.
+# For type checkers: the names that __getattr__ below serves.
 if TYPE_CHECKING:
     from ._control import Alert as Alert
     from ._control import Stats as Stats
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ._steps import checkpoint as checkpoint
     from ._steps import step as step
 
-# Where each public name lives.
+# The home of each public name.
 _HOMES = {
     "enable": "_enable",
     "is_enabled": "_enable",

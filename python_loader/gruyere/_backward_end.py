@@ -14,12 +14,12 @@ import glob
 import time
 from typing import Any
 
-# The first letters of the names that torch gives its threads of a backward.
+# Prefix of torch's names for its backward threads.
 _NAME = "pt_autograd"
 # How long the end of a program may wait for them (seconds), and between two looks.
 _PATIENCE = 0.2
 _PAUSE = 0.001
-# So many looks in a row must find them asleep: a thread sleeps for moments too, on a lock.
+# So many looks in a row must find them asleep: a lock puts a thread to sleep for moments too.
 _LOOKS = 2
 
 
@@ -54,7 +54,7 @@ def _threads() -> list[str]:
 
 def _is_running(folder: str) -> bool:
     """Whether the thread runs, or would if it had a core. One that has ended does not."""
-    # The state comes after the name, which may have any characters but is the last in parentheses.
+    # The state follows the name, which may contain anything and ends with the last parenthesis.
     return _read(f"{folder}/stat").rpartition(")")[2].split()[:1] == ["R"]
 
 

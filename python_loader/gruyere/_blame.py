@@ -18,9 +18,9 @@ from . import _library, _settings
 if TYPE_CHECKING:
     import torch
 
-# By the module's address: what takes its name back when it is gone.
+# By the module's address: a weak reference that withdraws its name.
 _known: dict[int, weakref.ref[Any]] = {}
-# What the library compares addresses with must live as long as the process.
+# Objects whose addresses the library compares must live as long as the process.
 _kept: list[Any] = []
 
 
@@ -34,7 +34,7 @@ def install(settings: str) -> None:
 
     call = getattr(torch.nn.Module.__call__, "__code__", None)
     _kept.append(call)
-    # With the interpreter's lock: the library compares what it reads with what Python says.
+    # With the interpreter's lock: the library compares its own reading with Python's answers.
     begin = _holding_the_lock("gruyere_blame_begin", ctypes.c_void_p)
     if begin(id(call) if call else None) != 0:
         return
@@ -103,7 +103,7 @@ def _add(module: torch.nn.Module) -> None:
     try:
         _known[address] = weakref.ref(module, functools.partial(_gone, address))
     except TypeError:
-        # Nobody would tell when it goes.
+        # Its end would go unnoticed.
         return
     _tell(address, None, type(module).__name__.encode(errors="replace"))
 

@@ -78,7 +78,7 @@ class Stats:
 
 
 class _Stats(ctypes.Structure):
-    # GruyereStats; later versions add fields at the end, and write no more than there is room for.
+    # GruyereStats; later versions add fields at the end, and write no more than fits.
     _fields_ = [
         ("size", ctypes.c_uint32),
         ("version", ctypes.c_uint32),
@@ -187,8 +187,8 @@ _Listener = TypeVar("_Listener", bound=Callable[[Alert], object])
 _listeners: list[Callable[[Alert], object]] = []
 _thread: Optional[threading.Thread] = None
 _lock = threading.Lock()
-# How long the thread waits in the library before it looks up: a process that ends does not wait for
-# it, but for this.
+# How long the thread waits in the library at a time: the end of a process waits for no alert, but
+# for this.
 _BREATH_MILLISECONDS = 500
 
 
@@ -204,7 +204,7 @@ def on_alert(function: _Listener) -> _Listener:
         if function not in _listeners:
             _listeners.append(function)
         if _thread is None:
-            # From here on alerts are kept.
+            # Alerts are kept from here on.
             _deliver(0)
             _thread = threading.Thread(target=_listen, name="gruyere-alerts", daemon=True)
             _thread.start()

@@ -14,7 +14,7 @@ from typing import Any, Optional
 from . import _enable, _library, _settings, _shim, _stand_in, _torch_conf
 from ._errors import GruyereError, NoGpu
 
-# What there is to do where there is no GPU.
+# The options without a GPU.
 _WAYS = (
     "records and traces alone can be read, and without a GPU there are:",
     "gruyere dryrun train.py                 will it fit",
@@ -26,7 +26,7 @@ _WAYS = (
 def examine() -> int:
     """Prints the findings; the exit code: 0 where Gruyère works here."""
     warnings.simplefilter("ignore")
-    # Before torch is imported, which may enable Gruyère: then our settings have it already.
+    # Before importing torch, which may enable Gruyère: then our settings have it already.
     limit_is_ours = _enable.takes_limit({})
     for what, finding in _findings():
         _row(what, finding)

@@ -27,11 +27,11 @@ from . import (
 )
 from ._errors import GruyereError, NoCuda, NoGpu, warn_once
 
-# How a process tells its children to do as it does; what `GRUYERE_ENABLE=1 python train.py` sets.
+# Makes child processes do the same; set by `GRUYERE_ENABLE=1 python train.py`.
 VARIABLE = "GRUYERE_ENABLE"
 
-# Each hook's setter on torch's allocator object, and our function for it. All of them exist from
-# torch 2.4 on.
+# Each hook's setter on torch's allocator object, and our function for it. All exist from torch 2.4
+# on.
 _HOOKS = {
     "set_init_fn": "gruyere_init",
     "set_reset_fn": "gruyere_reset",
@@ -50,11 +50,11 @@ class Enabled:
     """How this process was enabled."""
 
     settings: str
-    # By the launch line, and not by a call of the program's.
+    # By the launch line, not by a call of the program's.
     automatic: bool
     # torch keeps a pointer to the allocator object; this keeps the object.
     allocator: Any
-    # By which door torch comes in ("native" or "pluggable"), and why.
+    # torch's door ("native" or "pluggable"), and the reason.
     door: str
     door_reason: str
 
@@ -94,8 +94,8 @@ def enable_automatically(required: bool) -> None:
     try:
         _enable(settings_of_environment(), automatic=True)
     except NoCuda:
-        # disable_reason() tells. A launcher, a data worker or a node without a GPU has nothing to
-        # allocate.
+        # disable_reason() has the reason. A launcher, a data worker or a node without a GPU has
+        # nothing to allocate.
         if required:
             raise
 
@@ -156,7 +156,7 @@ def disable_reason() -> Optional[str]:
 
 def _enable(settings: dict[str, object], automatic: bool) -> None:
     global _enabled, _reason
-    # Before the lock: where the launch line asks for Gruyère, this import enables it.
+    # Before the lock: if the launch line asks for Gruyère, this import enables it.
     torch = _import_torch()
     with _lock:
         if _enabled is not None:
@@ -170,7 +170,7 @@ def _enable(settings: dict[str, object], automatic: bool) -> None:
     # Children that are started afresh do the same when they import torch.
     os.environ[VARIABLE] = "1"
     if _enabled.door == "pluggable":
-        # By torch's own interface, what torch says of memory is true as it is.
+        # The native door needs none of these: torch's own numbers are true there.
         _install("_truth")
         _install("_profiler")
     _install("_steps")
@@ -200,7 +200,7 @@ def _check_again(before: Enabled, settings: dict[str, object]) -> None:
         )
 
 
-# What `import torch` raises where torch is not whole (without the nvidia packages: ValueError).
+# Errors of `import torch` if torch is incomplete (without the nvidia packages: ValueError).
 BROKEN = (ImportError, OSError, ValueError)
 
 
@@ -220,7 +220,7 @@ def _swap(torch: Any, settings: dict[str, object], automatic: bool) -> Enabled:
     whole = _settings.checked({**({"limit": limit} if limit else {}), **settings})
     _check_cuda(torch)
     chosen, why, allocator = _take(torch, whole)
-    # The library reads them at the first request, and children when they are started.
+    # The library reads them at the first request, and children at their start.
     os.environ[_settings.VARIABLE] = whole
     _nccl.install(torch, whole)
     _waits.install(torch)
@@ -352,11 +352,11 @@ def _no_device(torch: Any) -> Optional[str]:
     try:
         ctypes.CDLL("libcuda.so.1")
     except OSError as error:
-        # The loader's words, but for those of the usual case.
+        # The loader's words, but for the usual case.
         cause = "was not found" if "No such file" in str(error) else f"cannot be loaded: {error}"
         return f"there is no NVIDIA driver here (libcuda.so.1 {cause})"
-    # NVML counts without CUDA; below 0, and where torch has no such function, nobody knows before
-    # CUDA is in use.
+    # NVML counts without CUDA; below 0, and if torch has no such function, the count is not known
+    # before CUDA is in use.
     count = getattr(torch.cuda, "_device_count_nvml", lambda: -1)()
     return "the NVIDIA driver shows no device to this process" if count == 0 else None
 

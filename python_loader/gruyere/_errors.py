@@ -36,7 +36,7 @@ class GruyereWarning(UserWarning):
 
 _said: set[str] = set()
 
-# Whose frames are passed over in search of the program's line.
+# Frames to skip in search of the program's line.
 _INSIDE = ("gruyere", "torch", "importlib", "runpy")
 
 

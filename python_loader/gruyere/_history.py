@@ -104,7 +104,7 @@ class _Stacks:
     def __init__(self) -> None:
         self._numbers: dict[tuple[int, ...], int] = {}
         self._frames: list[Frames] = [[]]
-        # Keeps alive what the keys of `_numbers` are the ids of.
+        # Keeps alive the objects whose ids are the keys of `_numbers`.
         self._codes: dict[int, CodeType] = {}
 
     def number(self, frame: Any) -> int:
@@ -287,7 +287,7 @@ def _enter() -> Any:
     from torch.overrides import TorchFunctionMode
 
     library = _library.library()
-    # It neither waits nor calls back, so Python's global lock need not be let go.
+    # It neither waits nor calls back, so it may keep Python's global lock.
     tell = ctypes.PYFUNCTYPE(ctypes.c_uint64, ctypes.c_uint64)(("gruyere_history_context", library))
     number = _stacks.number
 
@@ -317,7 +317,7 @@ def _leave(mode: Any) -> None:
     above = []
     stack = overrides._get_current_function_mode_stack()
     if mode not in stack:
-        # Another thread started the history; its mode goes on numbering, and nobody listens.
+        # Another thread started the history; its mode goes on numbering, and nothing listens.
         return
     while True:
         top = overrides._pop_mode()
@@ -345,7 +345,7 @@ def _init(self: RuntimeError, *arguments: object) -> None:
     global _seen_oom
     latest = _latest_out_of_memory()
     if latest is None or (latest.device, latest.count) == _seen_oom:
-        # Somebody else's, or a copy.
+        # Not ours, or a copy.
         return
     _seen_oom = (latest.device, latest.count)
     for observer in _observers:

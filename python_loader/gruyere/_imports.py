@@ -46,8 +46,8 @@ class _Watch(MetaPathFinder):
         original = loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
-            # Whoever looks at the loader afterwards sees it as it was. Many only ask for the spec,
-            # so the watch ends here and not before.
+            # Later readers of the loader see it unchanged. Many only ask for the spec, so the watch
+            # ends here and not before.
             vars(loader).pop("exec_module", None)
             original(module)
             if self in sys.meta_path:

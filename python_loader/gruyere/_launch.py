@@ -56,12 +56,12 @@ class Options:
     """What stands before the program."""
 
     def __init__(self, arguments: list[str]) -> None:
-        # Of earlier versions.
+        # An option of earlier versions.
         self.mode: Optional[str] = None
         self.settings: dict[str, object] = {}
         self.action = "run"
         self.stand_in = False
-        # Of --stand-in.
+        # An option of --stand-in.
         self.steps: Optional[str] = None
         self.is_module = False
         self.is_code = False
@@ -147,7 +147,7 @@ def main() -> None:
     try:
         _go(options)
     except NoGpu as error:
-        # The program has no part in it, so its traceback has nothing to say.
+        # The program has no part in it, so a traceback would say nothing.
         _refuse(error.with_ways(_what(options)))
 
 
@@ -221,7 +221,7 @@ def _check_module(name: str) -> None:
     try:
         there = bool(top) and importlib.util.find_spec(top) is not None
     except (ImportError, ValueError):
-        # It is there, but tells nothing of itself.
+        # It exists, but describes nothing.
         there = True
     if not there:
         raise GruyereError(
@@ -231,15 +231,14 @@ def _check_module(name: str) -> None:
 
 
 def _run_module(program: list[str]) -> None:
-    # What the interpreter itself calls for `python -m`. sys.path[0] is right: we were started
-    # with -m too.
+    # As the interpreter does for `python -m`. sys.path[0] is right: we were started with -m too.
     sys.argv = ["-m", *program[1:]]
     _become_main()
     runpy._run_module_as_main(program[0])  # type: ignore[attr-defined]
 
 
 def _run_code(program: list[str]) -> None:
-    # As `python -c` has it: the current folder is searched as "" (with -I or -P it is not).
+    # As `python -c`: the current folder is searched as "" (with -I or -P it is not).
     sys.argv = ["-c", *program[1:]]
     if not getattr(sys.flags, "safe_path", sys.flags.isolated) and sys.path:
         sys.path[0] = ""
@@ -257,7 +256,7 @@ def _run_script(program: list[str]) -> None:
         own_folder = True
     else:
         own_folder = False
-    # As python makes it absolute: without resolving anything.
+    # Absolute as python makes it: without resolving anything.
     file = os.path.join(os.getcwd(), script)
     if _holds_main(script):
         sys.path.insert(0, file)

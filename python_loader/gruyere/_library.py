@@ -73,7 +73,7 @@ def library() -> ctypes.CDLL:
     if _loaded is None:
         file = path()
         try:
-            # Where it is preloaded, this finds the copy that is there.
+            # A preloaded library is found here as the copy that is there.
             loaded = ctypes.CDLL(str(file))
             _declare(loaded)
         except (OSError, AttributeError) as error:

@@ -16,7 +16,7 @@ from ._errors import GruyereError
 if TYPE_CHECKING:
     import torch
 
-# The numbers of the C interface.
+# The C interface's numbers.
 NUMBERS = {"auto": 0, "transient": 1, "step": 2, "persistent": 3}
 PERSISTENT = NUMBERS["persistent"]
 
@@ -112,6 +112,6 @@ def _address(tensor: torch.Tensor) -> int:
     try:
         return int(tensor.untyped_storage().data_ptr()) if tensor.is_cuda else 0
     except (RuntimeError, NotImplementedError, ValueError):
-        # Fake and functional tensors, parameters that are not initialised yet, and other subclasses
-        # without memory.
+        # Fake and functional tensors, uninitialised parameters, and other subclasses without
+        # memory.
         return 0

@@ -57,8 +57,7 @@ def install(torch: Any, native: bool = False) -> None:
     _inductor(torch)
     _nccl_hook()
     _cudnn(torch)
-    # torch 2.4 asks CUDA itself for the handle, which it refuses for memory that is mapped page by
-    # page.
+    # torch 2.4 asks CUDA itself for the handle, which CUDA refuses for memory mapped page by page.
     _explained(torch.UntypedStorage, "_share_cuda_", IPC, ("does not yet support", "CUDA error"))
     if hasattr(torch.cuda, "MemPool"):
         _explained(torch.cuda.MemPool, "__init__", MEM_POOL, ("does not yet support",))
@@ -81,8 +80,8 @@ def _cudnn(torch: Any) -> None:
 
     if torch._C._get_cudnn_benchmark():
         set_cudnn_benchmark(True)
-    # `flags(benchmark=...)` looks the function up; the property `benchmark` took it when torch was
-    # imported.
+    # `flags(benchmark=...)` looks the function up; the property `benchmark` bound it at torch's
+    # import.
     torch._C._set_cudnn_benchmark = set_cudnn_benchmark
     benchmark = vars(type(torch.backends.cudnn)).get("benchmark")
     if getattr(benchmark, "setter", None) is original:
@@ -103,7 +102,7 @@ def _inductor(torch: Any) -> None:
             return answer
 
         wrapper.apply_options = apply_options
-    # By any other way to them: `torch._inductor.config`, or Dynamo's backend "cudagraphs".
+    # By any other way: `torch._inductor.config`, or Dynamo's backend "cudagraphs".
     when_imported("torch._inductor.cudagraph_trees", _no_graph_trees)
 
 

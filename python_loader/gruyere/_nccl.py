@@ -14,9 +14,9 @@ from . import _settings
 from ._errors import warn_once
 
 VARIABLE = "NCCL_GRAPH_REGISTER"
-# The first compute capability (major) that is said to be without the fault.
+# The first compute capability (major) said to be without the fault.
 _SOUND_FROM = 10
-# The backings that map pages anew, as GRUYERE_CONF names them.
+# The backings that remap pages, by their names in GRUYERE_CONF.
 _PAGES = ("auto", "stitch")
 
 

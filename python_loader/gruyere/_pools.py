@@ -13,7 +13,7 @@ from . import _control, _enable, _library, _sizes
 from ._errors import GruyereError
 
 _BUSY = -5
-# Blocks that a refused release names.
+# Blocks named by a refused release.
 _NAMED = 8
 
 
@@ -171,7 +171,7 @@ class Pool:
         given = ctypes.c_uint64()
         code = function(self._key, ctypes.byref(given))
         if code == _BUSY:
-            # Tensors in cycles that nobody reaches.
+            # Unreachable tensors in cycles.
             gc.collect()
             code = function(self._key, ctypes.byref(given))
         self._check(what, code)

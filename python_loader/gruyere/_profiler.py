@@ -16,7 +16,7 @@ from typing import Any
 from . import _library
 
 _lock = threading.Lock()
-# Profilers that run, of whatever thread.
+# Running profilers, of any thread.
 _running: set[int] = set()
 
 

@@ -166,7 +166,7 @@ def _build(
     """Builds it in the first of the folders, or where that is what stands in the way in the
     next."""
     folder, *others = folders
-    # What one compiler refused another may take.
+    # Another compiler may take what one refused.
     failed = folder / f"shim-{wanted}-{compiler.digest}.failed"
 
     def known() -> Optional[Path]:
@@ -179,7 +179,7 @@ def _build(
 
     with contextlib.ExitStack() as turn:
         try:
-            # Of many ranks the first one builds it.
+            # The first of many ranks builds it.
             found = known() or turn.enter_context(_shim_folders.alone(folder, known)) or known()
             return found or _compiled(torch, wanted, compiler, folder, failed)
         except (_shim_compiler.Elsewhere, OSError) as error:
@@ -201,7 +201,7 @@ def _compiled(
             file = folder / _name(torch, wanted, made.headers)
             made.file.chmod(0o600)
             made.file.rename(file)
-            # With this one it can be found, so it comes last.
+            # Last, because this file makes it findable.
             made.list.rename(folder / f"shim-{wanted}.headers")
     except _shim_compiler.Refused as error:
         _shim_folders.remember(failed, str(error))
@@ -293,7 +293,7 @@ def _include_of(torch: Any) -> Path:
 def _digest(*parts: Union[str, bytes]) -> str:
     whole = hashlib.sha256()
     for part in parts:
-        # Whatever the locale says of files.
+        # Independent of the locale's encoding of files.
         content = part.encode() if isinstance(part, str) else part
         whole.update(b"%d:%b" % (len(content), content))
     return whole.hexdigest()[:24]

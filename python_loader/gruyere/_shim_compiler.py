@@ -21,11 +21,11 @@ from typing import Optional
 
 from ._shim_folders import BUILDING, Unavailable, has_room, say
 
-# What a compiler may take; it needs some seconds.
+# Time allowed for a compiler; it needs some seconds.
 PATIENCE_SECONDS = 300
-# What a compiler says, whatever its exit code, where the folder was at fault.
+# Messages of a compiler, whatever its exit code, if the folder was at fault.
 _FOLDER = ("no space left", "quota exceeded", "read-only file system", "input/output error")
-# And where the machine was, for lack of memory: parts of the compiler are killed.
+# And if the machine was, for lack of memory: parts of the compiler are killed.
 _PASSING = (
     "signal terminated",
     "due to signal",
@@ -35,8 +35,8 @@ _PASSING = (
     "allocate memory",
     "memory exhausted",
 )
-# The compiler must not outlive who has started it, nor its files: a shell of the same process group
-# reads from a pipe that ends with that process, and ends the group.
+# Neither the compiler nor its files must outlive the process that started it: a shell of the same
+# process group reads from a pipe that ends with that process, and ends the group.
 _WATCHED = """
 exec 3<&0
 folder=$1; shift
@@ -61,7 +61,7 @@ class Elsewhere(Exception):
 @dataclass(frozen=True)
 class Compiler:
     command: str
-    # Of the program's file: the one that takes its place may take what this one refuses.
+    # The digest of the compiler's file: its successor may take what this one refuses.
     digest: str
 
 
@@ -84,7 +84,7 @@ class Made:
     """What was built: files that are to be moved to where they are kept."""
 
     file: Path
-    # Which of torch's headers the compiler has read, a file of them and the names.
+    # The file with the names of torch's headers that the compiler has read, and the names.
     list: Path
     headers: list[str]
 
@@ -123,15 +123,15 @@ def command(
         *(f"-std={request.standard}", "-O2", "-fPIC", "-shared", "-w"),
         f"-D_GLIBCXX_USE_CXX11_ABI={request.abi}",
         f"-DCUDA_VERSION={request.cuda}",
-        # Without torch's 2,000 headers of operators, of which the shim calls none.
+        # Without torch's 2,000 headers of operators: the shim calls none of them.
         "-DAT_PER_OPERATOR_HEADERS",
         f'-DGRUYERE_SHIM_BUILD="{request.key}"',
-        # Of folders of the system's the compiler would name other paths, if they are shorter.
+        # For folders of the system's the compiler would name other paths, if they are shorter.
         *(f"-I{folder}" for folder in (request.ours, request.headers, request.cuda_headers)),
         *("-MD", "-MF", str(work / "shim.d")),
         str(request.source),
         *("-o", str(work / "shim.so"), f"-L{request.libraries}", "-lc10_cuda", "-lc10"),
-        # It is never unloaded: what frees memory may come last of all.
+        # It is never unloaded: the last code of all may free memory.
         "-Wl,-z,nodelete",
         *more,
     ]
@@ -212,7 +212,7 @@ def _failure(
     told = output.lower()
     if any(words in told for words in _FOLDER):
         return Elsewhere(_line(output))
-    # A wrapper in a shell's language says of a signal 128 and more.
+    # A shell wrapper reports a signal as 128 and more.
     is_final = 0 < code < 128 and not any(words in told for words in _PASSING)
     kind = Refused if is_final else Unavailable
     return kind(

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Optional
 
 # How long another process may build before this one goes on without. A build takes 12 s of a core,
-# and on a node whose ranks all start at once some times that.
+# and several times that on a node whose ranks all start at once.
 TURN_SECONDS = 60
-# How long one waits without a word.
+# How long a process waits silently.
 _QUIET_SECONDS = 1
-# A build is 0.3 MB, and what the compiler writes meanwhile some more.
+# A build is 0.3 MB, and the compiler writes some more meanwhile.
 _ROOM_BYTES = 16 << 20
-# What lies in a folder and belongs to nobody is older than any build.
+# Unowned files in a folder are older than any build.
 _STALE_SECONDS = 3600
 BUILDING = ".building-"
 
@@ -33,7 +33,7 @@ class Unavailable(Exception):
 def home() -> Path:
     """The user's own folder for shims. Raises Unavailable where there can be none."""
     chosen = os.environ.get("XDG_CACHE_HOME", "")
-    # What is not absolute is to be ignored, says the specification.
+    # The specification says to ignore a relative path.
     root = Path(chosen) if os.path.isabs(chosen) else Path(os.path.expanduser("~")) / ".cache"
     if not root.is_absolute():
         raise Unavailable(
@@ -48,7 +48,7 @@ def temporary() -> Path:
     try:
         root = Path(tempfile.gettempdir())
         about = root.stat()
-        # Who may rename what lies in it could put another folder in its place.
+        # A user that may rename its entries could put another folder in its place.
         is_open = about.st_mode & 0o022 and not about.st_mode & stat.S_ISVTX
         if is_open or about.st_uid not in (0, os.geteuid()):
             raise Unavailable(f"others may rename what lies in {root}: name another in TMPDIR")
@@ -60,7 +60,7 @@ def temporary() -> Path:
 def _prepared(above: Path, remedy: str) -> Path:
     try:
         above.parent.mkdir(parents=True, exist_ok=True)
-        # Who may write to the folder above could put another in its place.
+        # A user that may write to the folder above could put another in its place.
         _make_private(above, 0o022, remedy)
         folder = _make_private(above / "shims", 0o077, remedy)
         if os.statvfs(folder).f_flag & os.ST_NOEXEC:

@@ -133,9 +133,9 @@ def _segment(
         for at in range(segment.first_block, segment.first_block + segment.block_count)
     ]
     active = [block for block in blocks if block.state]
-    # Memory here belongs to no stream. A span in which all blocks are of one is told as that
-    # stream's; of pages each row is as its pages came and went in the history, where a row that
-    # grew has to be of one stream for viewers to join its parts.
+    # Memory here belongs to no stream. A span whose blocks are all of one stream is reported as
+    # that stream's; of pages each row is as its pages came and went in the history, where a row
+    # that grew has to be of one stream for viewers to join its parts.
     streams = set() if segment.stitched else {block.stream for block in active}
     return {
         "device": device,

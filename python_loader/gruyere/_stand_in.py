@@ -36,7 +36,7 @@ DRYRUN = "PHANTOM_DRYRUN"
 DEV_FOLDER = "PHANTOM_DEV_FOLDER"
 # A function that no other library has.
 SYMBOL = "phantom_physical"
-# What a real driver makes in /dev.
+# The names of a real driver's files in /dev.
 DEVICE_FILES = ("nvidiactl", "nvidia0", "nvidia-uvm", "nvidia-caps", "nvhost-gpu")
 
 # Every library of NVIDIA's that a torch of CUDA 13 or CUDA 12 links or opens, libcuda and NVML too.
@@ -49,10 +49,10 @@ NAMES = """libcuda.so.1
     libcudnn.so.9 libcufile.so.0 libcurand.so.10 libcusparse.so.12 libcusparseLt.so.0 libnccl.so.2
     libnvshmem_host.so.3 libnvidia-ml.so.1""".split()
 
-# What no path may have that the loader of libraries is told: LD_PRELOAD ends at it, or
-# LD_LIBRARY_PATH does, or it begins a name that the loader replaces.
+# Characters that no path for the loader of libraries may have: LD_PRELOAD or LD_LIBRARY_PATH ends
+# there, or a name begins that the loader replaces.
 _ENDS = re.compile(r"[\s:;$]")
-# How torch comes to be built for CUDA.
+# The way to a torch built for CUDA.
 _REMEDY = (
     "install one that is, for Linux on x86-64 or aarch64: pip install torch --index-url "
     "https://download.pytorch.org/whl/cu130 (no GPU and no driver is needed)"
@@ -69,14 +69,14 @@ class Owner:
     """
 
     def __init__(self, folder: Path) -> None:
-        # Windows has no such locks, and no stand-in; the package is imported there all the same.
+        # Windows has no such locks, and no stand-in; yet it must import the package.
         import fcntl
 
         with open("/proc/self/stat") as stat:
-            # The 22nd field; the second one, a name in parentheses, may hold anything.
+            # The 22nd field; the second, a name in parentheses, may hold anything.
             start = stat.read().rpartition(")")[2].split()[22 - 3]
         self.file = Path(folder).absolute() / "owner"
-        # Nothing else in this process may open the file: to close it there gives up the lock.
+        # Nothing else in this process may open the file: closing it would give up the lock.
         self._descriptor: Optional[int] = os.open(
             self.file, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644
         )
@@ -196,8 +196,7 @@ def links(stand_in: Path) -> Path:
             return folder
         with contextlib.suppress(OSError):
             cache.mkdir(parents=True, exist_ok=True)
-            # Whole or not at all: another process may be making it too, and then has made the
-            # same.
+            # Whole or not at all: another process may be making the same.
             part = Path(tempfile.mkdtemp(prefix=f"{name}.", dir=cache))
             link(stand_in, part)
             with contextlib.suppress(OSError):
@@ -259,7 +258,7 @@ def loaded_from(stand_in: Path, folder: Path, owner: Owner) -> dict[str, str]:
     where, found = str(folder), os.environ.get("LD_LIBRARY_PATH")
     preloaded = os.environ.get("LD_PRELOAD", "")
     if _ENDS.search(str(stand_in)):
-        # The loader knows the file itself, by whichever link it comes.
+        # The loader knows the file itself, by any link.
         stand_in = folder / NAMES[0]
     return {
         **owner.environment(),
@@ -270,7 +269,7 @@ def loaded_from(stand_in: Path, folder: Path, owner: Owner) -> dict[str, str]:
     }
 
 
-# What helps where it was not found.
+# The remedy if it was not found.
 MISSING = (
     "It comes with Gruyère's wheel; in the source tree build it (cargo build --release -p "
     f"gruyere-phantom-abi) and name it: {VARIABLE}=target/release/{LIBRARY}"
@@ -304,7 +303,7 @@ def _run(words: list[str], environment: dict[str, str]) -> int:
     """Runs a command and waits for its end: its exit code as a shell tells it. Signals to end are
     the command's: a terminal sends its own to both."""
     for number in (signal.SIGINT, signal.SIGQUIT):
-        # What is ignored here the command ignores too, as under `nohup`.
+        # The command ignores what is ignored here, as under `nohup`.
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, lambda *_: None)
     process = subprocess.Popen(words, env=environment)

@@ -11,7 +11,7 @@ from types import ModuleType
 
 from ._imports import when_imported
 
-# Whether a torch without CUDA is an error (python -m gruyere) or none of our business
+# Whether a torch without CUDA is an error (python -m gruyere) or not our business
 # (GRUYERE_ENABLE=1).
 required = False
 _watching = False

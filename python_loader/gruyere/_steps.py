@@ -31,8 +31,7 @@ _explicit = False
 # The latest mark was an optimiser's.
 _automatic = False
 
-# Optimisers are looked through after these many of their steps whatever they have; then only when
-# they have more.
+# Optimisers are searched after each of so many first steps; then only when they have more.
 _FIRST_STEPS = 3
 
 
@@ -104,7 +103,7 @@ class _Leader:
 
 
 _leader = _Leader()
-# By optimiser: how often it was looked through, and what it had then.
+# By optimiser: the number of searches, and its contents at the last.
 _known: weakref.WeakKeyDictionary[Any, tuple[int, tuple[int, ...]]] = weakref.WeakKeyDictionary()
 
 
@@ -159,7 +158,7 @@ def _moving(apply: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(apply)
     def wrapper(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         moved = apply(module, *args, **kwargs)
-        # A compiler that looks through this must see what it wraps.
+        # A compiler that looks through this must see the wrapped function.
         if not _is_compiling():
             tag([*module._parameters.values(), *module._buffers.values()])
         return moved

@@ -23,9 +23,9 @@ from . import _library
 
 _lock = threading.Lock()
 _installed = False
-# Devices whose pools have been told of.
+# Devices with announced pools.
 _told: set[int] = set()
-# More than any pool has: who never meets the first stream again is no pool.
+# More than any pool has: a series that never repeats its first stream is no pool.
 _MOST = 1024
 
 
@@ -49,7 +49,7 @@ def _watching(torch: Any, make: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(make)
     def new(cls: type, *arguments: Any, **named: Any) -> Any:
         stream = make(cls, *arguments, **named)
-        # A name that others have given, an id or a pointer, may be of any stream.
+        # Another's name, an id or a pointer, may be of any stream.
         if not set(named) - {"device", "priority"}:
             _tell(torch, stream.device.index, make)
         return stream

@@ -7,17 +7,17 @@ import os
 import re
 from typing import Optional
 
-# torch takes what is CUDA's own from the first that is set, from 2.9 on; before, there was no
-# other. It has keys of both in either.
+# From 2.9 on torch takes CUDA's own keys from the first variable that is set; before, there was no
+# other. Either may hold keys of both.
 VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
-# Keys of host memory: that is torch's as before.
+# Keys of host memory: that stays torch's.
 _HOST = re.compile(r"^pinned_")
 _FRACTION = "per_process_memory_fraction"
 _REJECTS = "throw_on_cudamalloc_oom"
 
 _PAGES = "pages move to where they are needed here, whatever size is asked for"
-# Of each key what it would have done, and what does that here. docs/pytorch.md has the same.
+# For each key, its effect in torch and its replacement here. docs/pytorch.md has the same.
 _INSTEAD = {
     "expandable_segments": "says whether memory is mapped page by page; it always is here, and "
     "GRUYERE_CONF=backing:fixed takes plain allocations",
@@ -59,7 +59,7 @@ def settings() -> dict[str, dict[str, str]]:
 
 def limit() -> Optional[str]:
     """`per_process_memory_fraction` as a value of our key `limit`."""
-    # As torch: where both are set, CUDA's own keys are those of the first.
+    # As torch: if both are set, CUDA's own keys are those of the first.
     first = next(iter(settings().values()), {})
     return _as_limit(first.get(_FRACTION))
 

@@ -22,12 +22,12 @@ from ._steps import _Leader
 
 # How many steps the process in the sandbox is to do.
 VARIABLE = "GRUYERE_STAND_IN_STEPS"
-# Where the user has named no number, as in `gruyere compare`.
+# If the user names no number, as in `gruyere compare`.
 STEPS = 12
 ALL = "all"
-# Of the caller's, what would hide the stand-in from the program.
+# The caller's variables that would hide the stand-in from the program.
 _HIDING = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
-# What `gruyere dryrun` asks of its sandbox by default (cli/src/sandbox.rs).
+# The sandbox that `gruyere dryrun` asks for by default (cli/src/sandbox.rs).
 _SANDBOX: dict[str, Any] = {"allow_writes": [], "allow_network": False, "scratch": 10 << 30}
 
 
@@ -114,11 +114,11 @@ def _environment(asked: Optional[int], machine: dict[str, str]) -> dict[str, str
     kept = {key: value for key, value in os.environ.items() if key not in _HIDING}
     settings = kept.get(_settings.VARIABLE, "")
     if "summary" not in _settings.keys(settings):
-        # What it took is what one runs it for.
+        # A trial is run for this summary.
         kept[_settings.VARIABLE] = ",".join(filter(None, [settings, "summary:on"]))
     # The one line is ours.
     kept |= {**machine, _stand_in.DRYRUN: "1", VARIABLE: ALL if asked is None else str(asked)}
-    # Kernels that the stand-in was asked to compile are no kernels.
+    # Kernels that the stand-in compiled are no kernels.
     kept["USE_PYTORCH_KERNEL_CACHE"] = "0"
     return kept
 
@@ -127,7 +127,7 @@ class _Count:
     """Ends the program after so many steps of its optimiser."""
 
     def __init__(self, limit: int) -> None:
-        # torch's trainers that can be asked to stop are; the others end as by sys.exit().
+        # Stops torch's trainers that can be asked to stop; the others end as by sys.exit().
         from ._dryrun.stops import Stops
 
         self.limit = limit

@@ -35,8 +35,8 @@ _COUNTS = (
     "num_device_free",
 )
 # GruyereTorchStats, version 1: size and version, a GruyereStat by number and pool, the counts,
-# limit and total memory. Training loops ask at every step, so it is unpacked at once rather than
-# field by field.
+# limit and total memory. Training loops ask at every step, so it is unpacked at once, not field by
+# field.
 _STATS = struct.Struct(f"=2I{len(_NUMBERS) * len(_POOLS) * 4 + len(_COUNTS) + 2}Q")
 
 
@@ -87,8 +87,7 @@ def memory_stats(device: int) -> dict[str, Any]:
         for pool in _POOLS:
             pools[pool] = _dictionary(stats[at : at + 4])
             at += 4
-    # There is no size beyond which a block may not be cut, and no request is refused before it is
-    # tried.
+    # Blocks of any size may be split, and every request is tried before a refusal.
     answer["max_split_size"] = -1
     answer["num_oom_rejections"] = 0
     answer["oversize_allocations"] = _dictionary((0, 0, 0, 0))
@@ -120,7 +119,7 @@ def set_memory_fraction(fraction: float, device: int) -> None:
     """Caps what may be held of the device's memory, in torch's own bounds: they are its own
     allocator's, not torch's, and the hook of another could not say what is wrong."""
     memory_fraction(device)
-    # As torch has it: what is no number is not between the two either.
+    # As torch: NaN is not in the range either.
     if not 0 <= fraction <= 1:
         raise RuntimeError(f"invalid fraction:{fraction:g}. Please set within [0, 1].")
     _library.library().gruyere_memory_fraction(ctypes.c_double(fraction), ctypes.c_int(device))

@@ -28,7 +28,7 @@ from typing import Any, Callable, Optional
 from . import _library
 from ._imports import when_imported
 
-# How many processes a launcher has started: torchrun and its kin, Open MPI, MPICH and Intel's MPI,
+# The number of processes of a launcher: torchrun and its kin, Open MPI, MPICH and Intel's MPI,
 # MVAPICH, PMIx, Slurm.
 _LAUNCHERS = (
     "WORLD_SIZE",
@@ -38,7 +38,7 @@ _LAUNCHERS = (
     "PMIX_SIZE",
     "SLURM_NTASKS",
 )
-# Host functions and waits on values by Python; communication that torch does not know of.
+# Host functions and waits on values from Python; communication unknown to torch.
 _MODULES = (
     "cuda.core",
     "cupy",
@@ -54,8 +54,8 @@ _MODULES = (
     "ucp",
 )
 
-# What makes a stream wait for its host, for a value or for another interface's semaphore, and what
-# adds such a node to a graph.
+# Calls that make a stream wait for its host, for a value or for another interface's semaphore, and
+# calls that add such a node to a graph.
 _CALLS = {
     "cuda.bindings.driver": (
         "cuGraphAddBatchMemOpNode",
@@ -97,7 +97,7 @@ def install(torch: Any) -> None:
         if os.environ.get(variable, "1").strip() not in ("", "0", "1"):
             forbid(f"{variable}={os.environ[variable]}")
             return
-    # What is imported already forbids at once.
+    # Modules imported already forbid at once.
     for name in _MODULES:
         when_imported(name, _foreign)
     for name, calls in _CALLS.items():
@@ -144,7 +144,7 @@ def _watch_groups(torch: Any) -> bool:
         return False
     _before(groups, "_new_process_group_helper", of_ranks(0, "a group of torch.distributed"))
     if nccl is not None:
-        # Made without torch.distributed's own functions, of a store, a rank and a size.
+        # Made without torch.distributed's own functions, from a store, a rank and a size.
         _before(nccl, "__init__", of_ranks(3, "a group of NCCL"))
     if hasattr(torch.cuda, "nccl") and hasattr(torch.cuda.nccl, "init_rank"):
         _before(torch.cuda.nccl, "init_rank", of_ranks(0, "a communicator of torch.cuda.nccl"))

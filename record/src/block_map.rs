@@ -1,18 +1,17 @@
-//! The slot of the block map: what is known of one block, and the protocol that lets others read
-//! it.
+//! A slot of the block map: the facts of one block, and the protocol for its readers.
 
 use super::sync::{AtomicU32, AtomicU64, Ordering, fence, pause};
 use super::{BlockEntry, BlockState, BlockTag, SiteId, layout::Shared, sites::site_of_life};
 
 /// One slot, 40 bytes.
 ///
-/// The writer is the holder of the shard whose free list (or live block) the slot belongs to; slots
-/// pass between shards only under the map's mutex.
+/// The writer is the holder of the shard whose free list (or live block) has the slot; slots pass
+/// between shards only under the map's mutex.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct BlockCell {
-    /// Life count in the high 30 bits, state in the low two. It only grows, so that a reader that
-    /// sees it unchanged knows that no other life of the slot came between:
+    /// Life count in the high 30 bits, state in the low two. It only grows, so an unchanged value
+    /// shows a reader that no other life of the slot came between:
     ///
     /// ```text
     /// state (low bits)   who changes it              to
@@ -21,10 +20,10 @@ pub struct BlockCell {
     /// 1 live             remove                      0 free, next life (+3)
     /// 2 pending          remove                      0 free, next life (+2)
     /// ```
-    /// The words below are written only while the state is free; but for the lifetime in `tag`,
-    /// which [`BlockCell::retag`] may change in state 1: a reader gets the old or the new one. The
-    /// count repeats after 2^30 lives of one slot, which a reader would have to sleep through
-    /// exactly, inside one entry.
+    /// The words below are written only while the state is free, except for the lifetime in `tag`:
+    /// [`BlockCell::retag`] may change it in state 1, and a reader gets the old or the new one. The
+    /// count repeats after 2^30 lives of one slot; a reader would have to sleep through exactly
+    /// that many, inside one entry.
     state: AtomicU32,
     step: AtomicU32,
     /// A [`BlockTag`].
@@ -40,26 +39,26 @@ const _: () = assert!(size_of::<BlockCell>() == 40 && align_of::<BlockCell>() ==
 // SAFETY: repr(C), nothing but atomics and unread room; every bit pattern is a value.
 unsafe impl Shared for BlockCell {}
 
-/// What a reader found in a slot.
+/// Result of reading a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SlotRead<T> {
     /// No block.
     Free,
     /// A block, read whole.
     Taken(T, BlockState),
-    /// It changed each time we looked.
+    /// It changed at every look.
     Torn,
 }
 
 impl BlockCell {
     #[inline(always)]
     fn advance(&self, by: u32) {
-        // Release: a reader that sees the new state sees the words written before. Only the holder
-        // of the slot comes here, so a plain read and a plain write do (one `add` on x86-64).
+        // Release: a reader that sees the new state sees the words written before. Only the slot's
+        // holder comes here, so a plain read and write suffice (one `add` on x86-64).
         self.state.store(self.state.load(Ordering::Relaxed).wrapping_add(by), Ordering::Release);
     }
 
-    /// A free slot becomes a live block.
+    /// Makes a free slot a live block.
     pub fn insert(&self, entry: &BlockEntry) {
         self.fill(entry.tag(), entry.address, entry.size, entry.requested, entry.step);
     }
@@ -78,32 +77,31 @@ impl BlockCell {
         self.advance(1);
     }
 
-    /// The step in which the block was inserted.
+    /// The step of the block's insertion.
     pub fn step(&self) -> u32 {
         self.step.load(Ordering::Relaxed)
     }
 
-    /// A live block gets another lifetime.
+    /// Changes a live block's lifetime.
     pub fn retag(&self, lifetime: u8) {
         let tag = BlockTag(self.tag.load(Ordering::Relaxed));
         let tag = BlockTag::new(tag.device(), lifetime, tag.capture(), tag.stream());
         self.tag.store(tag.0, Ordering::Relaxed);
     }
 
-    /// A live block waits for streams.
+    /// Makes a live block wait for streams.
     #[inline(always)]
     pub fn pending(&self) {
         self.advance(1);
     }
 
-    /// A live (`was_pending` false) or a pending block ends.
+    /// Ends a live (`was_pending` false) or a pending block.
     #[inline(always)]
     pub fn remove(&self, was_pending: bool) {
         self.advance(if was_pending { 2 } else { 3 });
     }
 
-    /// Which life of the slot this is, for the word beside it ([`super::sites`]). Only for its
-    /// holder.
+    /// The slot's life, for the word beside it ([`super::sites`]). Only for its holder.
     pub(super) fn life(&self) -> u32 {
         self.state.load(Ordering::Relaxed)
     }
@@ -117,11 +115,11 @@ impl BlockCell {
                 1 => BlockState::Live,
                 2 => BlockState::Pending,
                 0 => return SlotRead::Free,
-                // No writer of ours makes it: a damaged file.
+                // Written by none of ours: a damaged file.
                 _ => return SlotRead::Torn,
             };
             let tag = BlockTag(self.tag.load(Ordering::Relaxed));
-            // Acquire: the site that it names was published before.
+            // Acquire: the site was published before the word that names it.
             let site = beside.map(|word| site_of_life(word.load(Ordering::Acquire), before));
             let entry = BlockEntry {
                 site: site.unwrap_or(SiteId::NONE),

@@ -1,5 +1,5 @@
-//! How long the driver's calls took on the host: for each kind of call and class of sizes a
-//! histogram, their sum, and the longest.
+//! Host time of the driver's calls: for each kind of call and class of sizes a histogram, the sum,
+//! and the longest.
 //!
 //! ```text
 //! counter    its one writer at a time   meaning
@@ -9,7 +9,7 @@
 //! ```
 //!
 //! All only grow, and each is whole by itself: a reader may see a call in one of them and not yet
-//! in another. Ticks are [`super::clock`]'s. Writers take turns ([`CallWriter`]): one locked
+//! in another. Ticks are those of [`super::clock`]. Writers take turns ([`CallWriter`]): one locked
 //! instruction for all three counters.
 
 use std::sync::atomic::{AtomicBool, Ordering as PrivateOrdering};
@@ -123,16 +123,16 @@ driver_calls! {
     CaptureStatus, "cuStreamGetCaptureInfo", false;
 }
 
-/// Kinds of calls that are on the record.
+/// Number of recorded kinds of calls.
 pub const RECORDED_CALLS: usize = DriverCall::DeviceSynchronize as usize + 1;
 
-/// The classes of sizes: each up to so many bytes. What is larger is of the last.
+/// Upper bounds of the size classes, bytes; the last has none.
 pub const SIZE_CLASSES: [u64; 4] = [2 << 20, 32 << 20, 256 << 20, u64::MAX];
 
 /// The class of `bytes`.
 #[inline]
 pub fn class_of(bytes: u64) -> usize {
-    // Most are of the first, and this is in the way of each call.
+    // Most are of the first, and every call passes here.
     match bytes {
         _ if bytes <= SIZE_CLASSES[0] => 0,
         _ if bytes <= SIZE_CLASSES[1] => 1,
@@ -141,11 +141,11 @@ pub fn class_of(bytes: u64) -> usize {
     }
 }
 
-/// Buckets of a histogram: 32 ticks each below 256, then four a doubling; the last holds all from a
-/// minute or so on.
+/// Buckets per histogram: 32 ticks each below 256, then four per doubling; the last holds
+/// everything from about a minute on.
 pub const BUCKETS: usize = 126;
-/// Ticks that the finest bucket holds, as a power of two: some ten nanoseconds, less than it takes
-/// to read the clock twice.
+/// Ticks of the finest bucket, as a power of two: some ten nanoseconds, less than reading the clock
+/// twice.
 const FINEST: u32 = 5;
 
 #[inline]
@@ -195,7 +195,7 @@ const _: () = {
 unsafe impl Shared for CallTimes {}
 
 impl CallTimes {
-    /// A call about `bytes` took `ticks`. The caller is the only writer of these times.
+    /// Notes a call about `bytes` that took `ticks`. The caller is the only writer of these times.
     #[inline]
     pub fn note(&self, bytes: u64, ticks: u64) {
         let class = &self.0[class_of(bytes)];
@@ -206,7 +206,7 @@ impl CallTimes {
         }
     }
 
-    /// The classes of which there were any calls.
+    /// The classes with any calls.
     pub(super) fn read(&self, call: DriverCall) -> impl Iterator<Item = Calls> + '_ {
         self.0.iter().zip(SIZE_CLASSES).filter_map(move |(class, most)| {
             let counts = class.counts.iter().map(|count| count.load(Ordering::Relaxed)).collect();
@@ -219,20 +219,20 @@ impl CallTimes {
     }
 }
 
-/// Lets the threads of the process write the times of one kind of call in turn. In memory of its
-/// own: a process that dies while it writes leaves nothing locked.
+/// Lets the threads of the process take turns at writing the times of one kind of call. In memory
+/// of its own: a process that dies while writing leaves nothing locked.
 ///
 /// ```text
 /// state   changed by
-/// false   a thread (swap) that then writes: true
-/// true    that thread, having written: false; others look again
+/// false   a thread (swap), which then writes: true
+/// true    that thread, after writing: false; others try again
 /// ```
 #[derive(Debug, Default)]
 pub struct CallWriter(AtomicBool);
 
 impl CallWriter {
-    /// [`CallTimes::note`], when it is this thread's turn. Turns last some nanoseconds, unless the
-    /// kernel takes the processor away.
+    /// [`CallTimes::note`], in this thread's turn. Turns last some nanoseconds, unless the kernel
+    /// preempts the thread.
     #[inline]
     pub fn note(&self, times: &CallTimes, bytes: u64, ticks: u64) {
         while self.0.swap(true, PrivateOrdering::Acquire) {
@@ -243,13 +243,12 @@ impl CallWriter {
     }
 }
 
-/// What a reader gets of the calls of one kind and class. Times in ticks.
+/// The calls of one kind and class, for a reader. Times in ticks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Calls {
     /// The kind of these calls.
     pub call: DriverCall,
-    /// The bytes up to which the class goes ([`u64::MAX`]: without a bound); `None`: the kind is
-    /// not told by size.
+    /// Upper bound of the class, bytes ([`u64::MAX`]: none); `None`: the kind has no size classes.
     pub up_to: Option<u64>,
     /// The sum of their ticks.
     pub ticks: u64,
@@ -259,13 +258,13 @@ pub struct Calls {
 }
 
 impl Calls {
-    /// How many there were.
+    /// Number of calls.
     pub fn count(&self) -> u64 {
         self.counts.iter().fold(0, |sum, &count| sum.saturating_add(count))
     }
 
-    /// The time that a share of `quantile` of them took at most, within an eighth; never more than
-    /// the longest.
+    /// The time that a share of `quantile` of them took at most, within an eighth; never above the
+    /// longest.
     pub fn quantile(&self, quantile: f64) -> u64 {
         let rank = (quantile * self.count() as f64).ceil().max(1.0);
         let mut seen = 0.0;
@@ -278,7 +277,7 @@ impl Calls {
         self.longest
     }
 
-    /// In time, as it is told to people and kept of runs.
+    /// In time, for users and run files.
     pub fn in_time(&self, scale: Scale) -> CallTime {
         let nanoseconds = |ticks: u64| (ticks as f64 * scale.nanoseconds_per_tick) as u64;
         CallTime {
@@ -293,42 +292,41 @@ impl Calls {
         }
     }
 
-    /// The buckets that hold any: the middle of each in ticks, and how many it holds.
+    /// The nonempty buckets: the middle of each in ticks, and its count.
     pub fn buckets(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
         let counts = self.counts.iter().copied().enumerate();
         counts.filter(|&(_, count)| count > 0).map(|(bucket, count)| (bucket_middle(bucket), count))
     }
 }
 
-/// How long the calls of one kind and class of sizes took the host.
+/// Host time of the calls of one kind and class of sizes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CallTime {
     /// The driver's own name.
     pub call: String,
-    /// The bytes up to which the class goes; `None`: without a bound.
+    /// Upper bound of the class, bytes; `None`: none.
     pub up_to_bytes: Option<u64>,
-    /// Whether the kind is told by size.
+    /// Whether the kind has size classes.
     pub is_sized: bool,
-    /// How many there were.
+    /// Number of calls.
     pub count: u64,
-    /// All of them together.
+    /// Their sum.
     pub total_nanoseconds: u64,
     /// The median, within an eighth.
     pub p50_nanoseconds: u64,
-    /// What 99% of them took at most, within an eighth.
+    /// The 99th percentile, within an eighth.
     pub p99_nanoseconds: u64,
     /// The longest.
     pub max_nanoseconds: u64,
 }
 
 impl CallTime {
-    /// Whether it waits for the device: its time is then the device's, not the call's price.
+    /// Whether the call waits for the device: its time is then the device's, not the call's price.
     pub fn is_wait(&self) -> bool {
         self.call.ends_with("Synchronize")
     }
 
-    /// As much as one kind of call took, whatever the sizes: kind, how many, nanoseconds. The
-    /// costliest first.
+    /// Sums by kind of call over all sizes: kind, number, nanoseconds. The costliest first.
     pub fn by_kind(times: &[CallTime]) -> Vec<(&str, u64, u64)> {
         let mut kinds: Vec<(&str, u64, u64)> = Vec::new();
         for time in times {
@@ -376,7 +374,7 @@ mod tests {
 
     #[test]
     fn what_was_noted_is_read_with_its_sum_and_quantiles() {
-        // SAFETY: zeros are a value of it.
+        // SAFETY: all-zero is a valid value.
         let times: Box<CallTimes> = unsafe { Box::new_zeroed().assume_init() };
         for ticks in 1..=1000 {
             times.note(2 << 20, ticks * 1000);

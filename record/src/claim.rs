@@ -1,5 +1,5 @@
-//! Whether a record is that of the process that it says. Anybody may write a file and put any
-//! process's number in it.
+//! Checks that a record belongs to the process it names. Any user may write a file with any pid in
+//! it.
 #![deny(unsafe_code)]
 
 use std::fmt;
@@ -8,22 +8,22 @@ use std::io;
 use super::facts::{self, Process};
 use super::reader::Reader;
 
-/// What can be said of a record's claim to be a process's.
+/// The verdict on a record's claim to a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Claim {
-    /// The process is there, is the user's whose file it is, and began when the record says.
+    /// The process is there, belongs to the file's owner, and began when the record says.
     Seen,
-    /// The process can't be seen from here (it is in another pid namespace or has ended, or /proc
-    /// hides it): the file's owner alone vouches.
+    /// The process can't be seen from here (it is in another pid namespace, has ended, or /proc
+    /// hides it): only the file's owner vouches for it.
     Unseen,
-    /// It is another process's number.
+    /// The pid is another process's.
     False(Lie),
 }
 
-/// How a record's claim is known to be false.
+/// Why a record's claim is false.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Lie {
-    /// The process is of other users than the file.
+    /// The process belongs to other users than the file.
     Owner {
         /// The process's number.
         pid: u64,
@@ -32,12 +32,12 @@ pub enum Lie {
         /// The file's owner.
         owner: u32,
     },
-    /// The process began at another time: it is a later, or an earlier one.
+    /// The process began at another time: it is a later or an earlier one.
     Start {
         /// The process's number.
         pid: u64,
     },
-    /// Somebody holds the record's lock, and there is no such process.
+    /// The record's lock is held, but there is no such process.
     Nobody {
         /// The process's number.
         pid: u64,
@@ -60,16 +60,16 @@ impl fmt::Display for Lie {
     }
 }
 
-/// A process as /proc tells it.
+/// A process as /proc shows it.
 struct Seen {
     start_time: u64,
-    /// Real, effective, saved, file system's.
+    /// Real, effective, saved, and the file system's.
     users: [u32; 4],
 }
 
 impl Seen {
     /// # Errors
-    /// That of reading /proc.
+    /// The system's error from reading /proc.
     fn read(pid: u64) -> io::Result<Seen> {
         let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
         let unreadable = || io::Error::from(io::ErrorKind::InvalidData);
@@ -87,12 +87,12 @@ impl Seen {
 impl Claim {
     /// Judges the record of `reader`.
     pub fn of(reader: &Reader<'_>) -> Claim {
-        // A dead process's number may be another's by now.
+        // A dead process's pid may be another's by now.
         if reader.is_live() == Some(false) {
             return Claim::Unseen;
         }
         let claim = Self::judge(&reader.process(), reader.owner());
-        // It may have ended between the look at the lock and that at /proc.
+        // The process may have ended between the looks at the lock and at /proc.
         if matches!(claim, Claim::False(_)) && reader.is_live() != Some(true) {
             Claim::Unseen
         } else {
@@ -103,7 +103,7 @@ impl Claim {
     fn judge(process: &Process, owner: Option<u32>) -> Claim {
         let Some(owner) = owner else { return Claim::Unseen };
         let pid = process.pid;
-        // The first pid namespace has one number on all machines; and /proc may be that of another
+        // The first pid namespace has the same number on all machines; and /proc may show another
         // namespace (`unshare --pid` without --mount-proc).
         let is_ours =
             process.pid_namespace == facts::pid_namespace() && process.boot == facts::boot_id();
@@ -111,8 +111,8 @@ impl Claim {
             return Claim::Unseen;
         }
         match Seen::read(pid) {
-            // Root's file: who can write it can do anything else too. (A process may be root when
-            // it makes its record, and another user after.)
+            // Root's file: a writer of it could do anything else too. (A process may be root when
+            // it makes its record, and another user later.)
             Ok(seen) if owner != 0 && !seen.users.contains(&owner) => {
                 Claim::False(Lie::Owner { pid, user: seen.users[1], owner })
             }
@@ -124,7 +124,7 @@ impl Claim {
         }
     }
 
-    /// Whether it is another process's number.
+    /// Whether the pid is another process's.
     pub fn is_false(&self) -> bool {
         matches!(self, Claim::False(_))
     }

@@ -1,9 +1,9 @@
-//! Time for the ring: the cheapest monotonic counter of the machine, and the facts that turn its
-//! ticks into time.
+//! Time for the ring: the machine's cheapest monotonic counter, and the facts that convert its
+//! ticks to time.
 //!
 //! x86-64: the time stamp counter (assumed invariant, as on every server of this century; the
-//! record says whether the processor promises it). aarch64: the virtual counter. Elsewhere: the
-//! monotonic clock in nanoseconds.
+//! record has the processor's guarantee). aarch64: the virtual counter. Elsewhere: the monotonic
+//! clock in nanoseconds.
 
 use super::seqlock::Sequence;
 use super::sync::{AtomicU32, AtomicU64, Ordering};
@@ -40,15 +40,14 @@ thread_local! {
     static SET: std::cell::Cell<Option<u64>> = const { std::cell::Cell::new(None) };
 }
 
-/// What [`now`] says on this thread from now on; `None`: the machine's counter. For tests of what
-/// depends on time, which would otherwise depend on how busy the machine is. Only builds with debug
-/// assertions have it.
+/// Sets the value of [`now`] on this thread; `None`: the machine's counter. For tests that depend
+/// on time, and would otherwise depend on the machine's load. Only in builds with debug assertions.
 #[cfg(debug_assertions)]
 pub fn set(ticks: Option<u64>) {
     SET.set(ticks);
 }
 
-/// Which counter [`now`] reads: 1 time stamp counter, 2 virtual counter, 3 monotonic clock.
+/// The counter behind [`now`]: 1 time stamp counter, 2 virtual counter, 3 monotonic clock.
 pub const COUNTER: u32 = if cfg!(target_arch = "x86_64") {
     1
 } else if cfg!(target_arch = "aarch64") {
@@ -67,7 +66,7 @@ fn nanoseconds(clock: libc::clockid_t) -> u64 {
 /// A moment on three clocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Moment {
-    /// [`now`]'s ticks.
+    /// Ticks of [`now`].
     pub ticks: u64,
     /// Nanoseconds since 1970.
     pub realtime: u64,
@@ -78,8 +77,8 @@ pub struct Moment {
 impl Moment {
     /// This moment.
     pub fn take() -> Moment {
-        // Ticks on both sides of the reads, their middle taken: a preemption between them would
-        // skew the pair.
+        // The middle of the ticks before and after the reads: a preemption between them would skew
+        // the pair.
         let before = now();
         let (realtime, monotonic) =
             (nanoseconds(libc::CLOCK_REALTIME), nanoseconds(libc::CLOCK_MONOTONIC));
@@ -88,14 +87,14 @@ impl Moment {
     }
 }
 
-/// The counter's facts in the header: a moment at the start, and the latest.
+/// The counter's facts in the header: a first moment and the latest.
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
 pub struct ClockFacts {
     counter: AtomicU32,
     /// ```text
-    /// 0 nobody refreshes   any thread (swap): 1
-    /// 1 one refreshes      that thread: 0
+    /// 0 idle        any thread (swap): 1
+    /// 1 refreshing  that thread: 0
     /// ```
     refreshing: AtomicU32,
     first: [AtomicU64; 3],
@@ -127,8 +126,8 @@ impl ClockFacts {
         self.sequence.write(|| store(&self.latest, moment));
     }
 
-    /// Brings the latest moment up to date, unless that was done in the last 2^27 ticks (about 50
-    /// ms) or is being done.
+    /// Refreshes the latest moment, unless that was done in the last 2^27 ticks (about 50 ms) or is
+    /// under way.
     #[inline]
     pub fn refresh(&self, ticks: u64) {
         if ticks.wrapping_sub(self.latest[0].load(Ordering::Relaxed)) > 1 << 27 {
@@ -145,27 +144,26 @@ impl ClockFacts {
         }
     }
 
-    /// Which counter, the first moment, and the latest; `None` where that is torn.
+    /// The counter, the first moment, and the latest; `None` if that is torn.
     pub fn read(&self, attempts: u32) -> (u32, Moment, Option<Moment>) {
         let latest = self.sequence.read(attempts, || load(&self.latest));
         (self.counter.load(Ordering::Relaxed), load(&self.first), latest)
     }
 }
 
-/// Moments closer than this say too little of a tick's length.
+/// Closer moments measure a tick's length too poorly.
 const LEAST_NANOSECONDS: u64 = 5_000_000;
 
-/// Turns ticks into time.
+/// Converts ticks to time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Scale {
-    /// Nanoseconds a tick.
+    /// Nanoseconds per tick.
     pub nanoseconds_per_tick: f64,
     origin: Moment,
 }
 
 impl Scale {
-    /// From a moment of this machine to now. Where that is too short a time, it waits: 5 ms at
-    /// most.
+    /// From a moment of this machine to now. If that is too short a time, waits: 5 ms at most.
     pub fn until_now(first: Moment) -> Option<Scale> {
         let passed = nanoseconds(libc::CLOCK_MONOTONIC).checked_sub(first.monotonic)?;
         if let Some(left @ 1..) = LEAST_NANOSECONDS.checked_sub(passed) {
@@ -184,7 +182,7 @@ impl Scale {
         Some(Scale { nanoseconds_per_tick: nanoseconds as f64 / ticks as f64, origin: later })
     }
 
-    /// Nanoseconds since 1970 of `ticks`.
+    /// `ticks` in nanoseconds since 1970.
     pub fn realtime(&self, ticks: u64) -> u64 {
         let away = ticks.wrapping_sub(self.origin.ticks) as i64 as f64 * self.nanoseconds_per_tick;
         self.origin.realtime.saturating_add_signed(away as i64)

@@ -1,10 +1,10 @@
-//! Process facts: who writes this record. Written once, before the record is published.
+//! Facts of the process that writes a record. Written once, before the record is published.
 
 use super::layout::Shared;
 use super::plain;
 use super::sync::{AtomicU64, Ordering};
 
-/// Writes `text`, cut at a character to what fits.
+/// Writes `text`, cut to fit at a character.
 pub(super) fn store_text(bytes: &AtomicU64, words: &[AtomicU64], text: &str) {
     let mut length = text.len().min(words.len() * 8);
     while !text.is_char_boundary(length) {
@@ -18,8 +18,8 @@ pub(super) fn store_text(bytes: &AtomicU64, words: &[AtomicU64], text: &str) {
     bytes.store(length as u64, Ordering::Relaxed);
 }
 
-/// Reads a text back; damaged bytes become replacement characters, control characters spaces (it
-/// goes to terminals).
+/// Reads a text back; replaces damaged bytes by replacement characters, control characters by
+/// spaces (the text goes to terminals).
 pub(super) fn load_text(bytes: &AtomicU64, words: &[AtomicU64]) -> String {
     let length = (bytes.load(Ordering::Relaxed)).min(words.len() as u64 * 8) as usize;
     let mut raw: Vec<u8> =
@@ -28,8 +28,8 @@ pub(super) fn load_text(bytes: &AtomicU64, words: &[AtomicU64]) -> String {
     plain(&String::from_utf8_lossy(&raw))
 }
 
-/// The environment variable by which `gruyere run` knows the processes that it started, and those
-/// that they start: a number.
+/// The environment variable with a number by which `gruyere run` recognises its processes and their
+/// descendants.
 pub const RUN_VARIABLE: &str = "GRUYERE_RUN";
 
 /// The process facts in the mapping, 4 KiB.
@@ -40,7 +40,7 @@ pub struct ProcessFacts {
     numbers: [AtomicU64; 4],
     /// RANK, LOCAL_RANK, WORLD_SIZE plus one each; 0 where unset.
     ranks: [AtomicU64; 3],
-    /// 1: the processor promises that its counter never stops or changes speed.
+    /// 1: the processor guarantees that its counter never stops or changes speed.
     steady_counter: AtomicU64,
     host_bytes: AtomicU64,
     host: [AtomicU64; 31],
@@ -65,12 +65,12 @@ const _: () = assert!(size_of::<ProcessFacts>() == 4096);
 // SAFETY: repr(C), atomics throughout.
 unsafe impl Shared for ProcessFacts {}
 
-/// Who a process is.
+/// The identity of a process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Process {
     /// In its own pid namespace.
     pub pid: u64,
-    /// In clock ticks since boot: with the pid and the namespace it names a process for good.
+    /// In clock ticks since boot: with the pid and the namespace it identifies a process for good.
     pub start_time: u64,
     /// Inode of the pid namespace.
     pub pid_namespace: u64,
@@ -82,7 +82,7 @@ pub struct Process {
     pub local_rank: Option<u64>,
     /// WORLD_SIZE.
     pub world_size: Option<u64>,
-    /// Whether the processor promises a steady tick counter.
+    /// Whether the processor guarantees a steady tick counter.
     pub steady_counter: bool,
     /// Host name.
     pub host: String,
@@ -94,14 +94,14 @@ pub struct Process {
     pub command: String,
     /// GRUYERE_CONF, cut to 1 KiB.
     pub configuration: String,
-    /// The Slurm job or the torchrun run it is part of, cut to 120 bytes; empty: of none.
+    /// Its Slurm job or torchrun run, cut to 120 bytes; empty: none.
     pub job: String,
-    /// GRUYERE_RUN: the `gruyere run` that started it, or started who started it.
+    /// GRUYERE_RUN: the `gruyere run` that started it or one of its ancestors.
     pub run: Option<u64>,
 }
 
 impl Process {
-    /// The facts of this process; what can't be learned stays empty.
+    /// The facts of this process; unavailable ones stay empty.
     pub fn current() -> Process {
         let number =
             |name: &str| std::env::var(name).ok().and_then(|text| text.trim().parse().ok());
@@ -128,14 +128,13 @@ impl Process {
     }
 }
 
-/// The job that an environment tells of: Slurm's, else torchrun's run, whose default id `none`
-/// names none.
+/// The job in an environment: Slurm's, else torchrun's run, except its default id `none`.
 fn job(variable: impl Fn(&str) -> Option<String>) -> String {
     let named = |name| variable(name).filter(|id| !id.is_empty() && id != "none");
     named("SLURM_JOB_ID").or_else(|| named("TORCHELASTIC_RUN_ID")).unwrap_or_default()
 }
 
-/// The kernel's id of this boot: ticks of two boots can't be compared.
+/// The kernel's id of this boot: ticks of two boots are not comparable.
 pub fn boot_id() -> String {
     std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
 }
@@ -145,27 +144,27 @@ pub fn start_time() -> u64 {
     start_time_of("/proc/self/stat")
 }
 
-/// As [`start_time`], of the process of such a file; 0 where there is none.
+/// As [`start_time`], of the process whose `stat` file this is; 0 if there is none.
 pub(super) fn start_time_of(stat: &str) -> u64 {
     let stat = std::fs::read_to_string(stat).unwrap_or_default();
-    // The second field is the command in brackets, which may hold anything: count from the last
-    // bracket. Field 22.
+    // Field 22. The second field is the command in brackets, with any content: count from the last
+    // bracket.
     let rest = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
     rest.split_whitespace().nth(19).and_then(|field| field.parse().ok()).unwrap_or(0)
 }
 
-/// Whether /proc tells of the processes of our own pid namespace.
+/// Whether /proc shows our own pid namespace.
 pub(super) fn proc_is_ours() -> bool {
     let me = std::fs::read_link("/proc/self").ok();
     me.and_then(|me| me.to_str()?.parse().ok()) == Some(std::process::id())
 }
 
-/// Whether there is a process of this number in our pid namespace, somebody else's or one that
-/// /proc hides included.
+/// Whether a process of this number exists in our pid namespace, including other users' and hidden
+/// ones.
 pub(super) fn is_there(pid: u64) -> bool {
     // Numbers below 1 are groups of processes.
     let Some(pid) = libc::pid_t::try_from(pid).ok().filter(|&pid| pid > 0) else { return false };
-    // SAFETY: signal 0 is none: it is only asked whether one could be sent.
+    // SAFETY: signal 0 sends nothing: it only checks whether a signal could be sent.
     let asked = unsafe { libc::kill(pid, 0) };
     asked == 0 || std::io::Error::last_os_error().raw_os_error() == Some(libc::EPERM)
 }

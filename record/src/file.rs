@@ -1,12 +1,11 @@
-//! How files are written: dumps, runs, traces, and what the command writes.
+//! Writes files: dumps, runs, traces, and the command's output.
 //!
-//! A folder such as /tmp is everybody's: a name that can be guessed may be there already, as a link
-//! to a file that is dear to somebody. So what is written whole is written beside its name, under a
-//! random one that was not there (`O_EXCL`), and takes its name's place when it is complete; it
-//! replaces a regular file of this user only. Links are followed only where this user or root made
-//! them ([`place`]), and what is not replaced is a pipe, a terminal or /dev/null, never a disk. And
-//! nothing is written beyond the process's limit on files (`ulimit -f`): that would be a signal,
-//! which ends a training, not an error.
+//! Any user may write to a folder such as /tmp: a guessable name may already exist, as a link to a
+//! file of value. So a file written whole is written beside its name, under a new random one
+//! (`O_EXCL`), and takes its name when complete; it replaces only a regular file of this user.
+//! Links are followed only if this user or root made them ([`place`]). The exceptions to replacing
+//! are a pipe, a terminal and /dev/null, never a disk. Nothing is written beyond the process's
+//! limit on files (`ulimit -f`): that would raise a signal, which ends a training, not an error.
 #![deny(unsafe_code)]
 
 use std::fs::{File, Metadata, Permissions};
@@ -26,17 +25,17 @@ use place::{Place, Target};
 use system::block;
 pub use system::limit;
 
-/// For its owner: what may hold command lines or paths.
+/// Mode of files for their owner only: they may hold command lines or paths.
 pub const PRIVATE: u32 = 0o600;
-/// Readable by all.
+/// Mode of files for all readers.
 pub const PUBLIC: u32 = 0o644;
 
-/// Writes `path`, which is there whole or as it was. It never grows beyond `most` bytes, and has
+/// Writes `path`: afterwards it is complete or unchanged. It never exceeds `most` bytes, and has
 /// `mode` whatever the umask.
 ///
 /// # Errors
-/// The system's; what is there is another user's, a folder, or a device that is none to write to; a
-/// link on the way is another user's. `path` is as it was then.
+/// The system's error; the existing file is another user's, a folder, or a device unfit for
+/// writing; a link on the way is another user's. `path` is then unchanged.
 pub fn replace(
     path: &Path,
     most: u64,
@@ -46,7 +45,7 @@ pub fn replace(
     let bounded =
         |file| BufWriter::with_capacity(1 << 16, Bounded { file, left: most.min(limit()) });
     let place = Place::of(path)?;
-    // What a link leads to decides whether it is written to; what is replaced is the link.
+    // A link's target decides whether it is written to; the link itself is replaced.
     if let Some(target) = place.target()?
         && !target.about.is_file()
     {
@@ -59,7 +58,7 @@ pub fn replace(
     }
     let beside = place.beside()?;
     if mode != PRIVATE {
-        // Whatever the umask; private it is from the start.
+        // Whatever the umask; it is private from the start.
         beside.file().set_permissions(Permissions::from_mode(mode))?;
     }
     let mut out = bounded(beside.file().try_clone()?);
@@ -69,21 +68,21 @@ pub fn replace(
     beside.take_name()
 }
 
-/// Makes the folder `path`, and those that it is in, where they are not there.
+/// Makes the folder `path` and its parents, if missing.
 ///
 /// # Errors
-/// The system's; a link on the way is another user's.
+/// The system's error; a link on the way is another user's.
 pub fn make_folders(path: &Path) -> io::Result<()> {
     place::make_folders(path)
 }
 
-/// Opens a pipe or a device to be written to: it is never replaced.
+/// Opens a pipe or a device for writing, which is never replaced.
 fn open_special(target: &Target) -> io::Result<File> {
     expect_writable(&target.about)?;
-    // A pipe that nobody reads is an error, not a wait for ever; and a terminal does not become
-    // this process's own.
+    // A pipe without a reader gives an error, not an endless wait; a terminal does not become this
+    // process's controlling one.
     let file = target.open(OFlags::WRONLY | OFlags::NONBLOCK | OFlags::NOCTTY)?;
-    // What was opened, not what was there a moment ago.
+    // The opened file, not the one there a moment ago.
     let opened = file.metadata()?;
     if opened.is_file() {
         return Err(io::Error::other(
@@ -95,8 +94,8 @@ fn open_special(target: &Target) -> io::Result<File> {
     if is_device && !is_sink(&opened) && !file.is_terminal() {
         return Err(unfit(NEITHER));
     }
-    // A device may be the system's (/dev/null). A pipe or a terminal of another user would hand
-    // over what we write, or hold us up by not reading.
+    // A device may be the system's (/dev/null). A pipe or a terminal of another user would give
+    // away our output, or block us by not reading.
     if !(is_device && opened.uid() == 0) {
         expect_ours(&opened)?;
     }
@@ -104,8 +103,7 @@ fn open_special(target: &Target) -> io::Result<File> {
     Ok(file)
 }
 
-/// That something which is no regular file may be opened at all: to open some devices does harm
-/// already.
+/// Checks that a special file may be opened at all: opening some devices already does harm.
 fn expect_writable(there: &Metadata) -> io::Result<()> {
     let kind = there.file_type();
     if kind.is_dir() {
@@ -121,10 +119,10 @@ fn expect_writable(there: &Metadata) -> io::Result<()> {
 }
 
 const NEITHER: &str = "a device that is neither a terminal nor /dev/null";
-/// Linux's number of the devices that are parts of memory: /dev/mem, and /dev/null too.
+/// Linux's number of the memory devices: /dev/mem, and /dev/null too.
 const MEMORY: u32 = 1;
 
-/// Whether a device takes whatever is written, and keeps nothing: /dev/null, /dev/zero, /dev/full.
+/// Whether a device accepts any output and keeps nothing: /dev/null, /dev/zero, /dev/full.
 fn is_sink(there: &Metadata) -> bool {
     let number = there.rdev();
     libc::major(number) == MEMORY && [3, 5, 7].contains(&libc::minor(number))
@@ -135,12 +133,13 @@ fn unfit(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, reason)
 }
 
-/// Opens `path` to be written over the time of a run, under its own name, so that it can be read
-/// meanwhile and after a crash: a new file or a regular one of this user, not a link. It is not
-/// emptied: the caller may want its lock first.
+/// Opens `path` for writing over the time of a run, under its own name, so that it can be read
+/// meanwhile and after a crash: a new file or a regular one of this user, not a link. Does not
+/// empty it: the caller may want its lock first.
 ///
 /// # Errors
-/// The system's; what is there is something else; a link on the way is another user's.
+/// The system's error; the existing file is of another kind or user; a link on the way is another
+/// user's.
 pub fn open_lasting(path: &Path) -> io::Result<File> {
     let expect_regular = |there: &Metadata| match there.is_file() {
         true => Ok(()),
@@ -268,7 +267,7 @@ mod tests {
         assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
         assert_eq!(put(&path, b"dump").unwrap_err().raw_os_error(), Some(libc::ENXIO));
         put(Path::new("/dev/null"), &[0; 1 << 20]).unwrap();
-        // A pipe of another user's would hand him what we write, or hold us up.
+        // Another user's pipe would give away our output, or block us.
         if chown(&path, Some(65534), None).is_ok() {
             let reader =
                 OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(&path).unwrap();
@@ -281,7 +280,7 @@ mod tests {
 
     const OTHER: u32 = 65534;
 
-    /// Gives a link away; `false`, and says so, where only root may.
+    /// Gives a link to another user; `false`, with a message, if only root may.
     fn give(link: &Path) -> bool {
         let given = std::os::unix::fs::lchown(link, Some(OTHER), None).is_ok();
         if !given {
@@ -310,7 +309,7 @@ mod tests {
             symlink(to, at(name)).unwrap();
             symlink(name, at(&format!("{name}-by-ours"))).unwrap();
             if name != "dir" {
-                // Those of one's own are followed.
+                // Links of the user's own are followed.
                 put(&at(&format!("{name}-by-ours")), b"x").unwrap();
             }
             if !give(&at(name)) {
@@ -335,7 +334,7 @@ mod tests {
     fn a_block_device_is_never_opened_nor_written_to() {
         let folder = tempfile::tempdir().unwrap();
         let (node, link) = (folder.path().join("disk"), folder.path().join("link"));
-        // A number that no driver has: were it opened, that would be another error.
+        // A number without a driver: opening it would give another error.
         let made = std::process::Command::new("mknod").arg(&node).args(["b", "240", "77"]).output();
         if !made.is_ok_and(|made| made.status.success()) {
             return println!("skipped: no device may be made here (mknod: not root, or refused)");
@@ -359,7 +358,7 @@ mod tests {
         let error = put(Path::new("/dev/random"), b"dump").unwrap_err().to_string();
         assert!(error.contains("neither a terminal") && error.contains("name a file"), "{error}");
         let error = put(Path::new("/dev/ptmx"), b"dump").map_err(|error| error.to_string());
-        // The end of a terminal that a terminal's program has: a terminal too.
+        // The terminal's end used by its programs: a terminal too.
         assert_eq!(error, Ok(()));
     }
 
@@ -391,7 +390,7 @@ mod tests {
         let error = put(&at("circle/dump"), b"").unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::ELOOP));
         assert!(put(&at("circle"), b"").is_err());
-        // A link to nowhere is replaced, as one to a file is.
+        // A dangling link is replaced, like a link to a file.
         symlink("nowhere/at/all", at("broken")).unwrap();
         put(&at("broken"), b"dump").unwrap();
         assert!(std::fs::symlink_metadata(at("broken")).unwrap().is_file());

@@ -8,10 +8,10 @@ use super::sync::{AtomicU64, Ordering, bump};
 use super::totals::ShardTotals;
 use super::{DEVICE_GAUGES, DeviceGauge, LIFETIMES, SHARDS};
 
-/// torch calls a block up to this size small.
+/// torch calls blocks up to this size small.
 pub const SMALL_LIMIT: u64 = 1 << 20;
 
-/// Blocks that came, or that went: how many is the sequence's count of writes. Bytes only grow.
+/// Blocks that came, or that went: the sequence's count of writes is their number. Bytes only grow.
 #[repr(C)]
 #[derive(Debug, Default)]
 struct Flow {
@@ -21,7 +21,7 @@ struct Flow {
 }
 
 impl Flow {
-    /// One block more. Four instructions.
+    /// Counts a block. Four instructions.
     #[inline(always)]
     fn count(&self, size: u64, requested: u64) {
         self.sequence.write(|| {
@@ -39,21 +39,20 @@ impl Flow {
     }
 }
 
-/// Blocks of one lifetime in one shard, on one cache line. What is
-/// live is what came less what went. One line, so that a reader gets it whole in one transfer and a
-/// busy writer seldom makes it retry.
+/// Blocks of one lifetime in one shard, on one cache line. Live is came less went. One line, so
+/// that a reader gets it whole in one transfer and a busy writer seldom makes it retry.
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
 pub struct BlockGauges {
     came: Flow,
     went: Flow,
-    /// What the sequence of `came` counts too much or too little of them, wrapping: blocks that
-    /// came under one lifetime and belong under another.
+    /// Correction of the number in the sequence of `came`, wrapping: blocks that came under one
+    /// lifetime and belong to another.
     moved: AtomicU64,
     _room: AtomicU64,
 }
 
-/// Blocks that the program freed and that wait for streams; as [`BlockGauges`].
+/// Blocks freed by the program and waiting for streams; as [`BlockGauges`].
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
 pub struct PendingGauges {
@@ -76,14 +75,14 @@ pub struct Shard {
     pub ring: ShardRingHead,
     blocks: [BlockGauges; LIFETIMES],
     pending: [PendingGauges; LIFETIMES],
-    /// 1: the shard's [`ShardSizes`] are allocated. Its writer, once, when the first block comes or
-    /// goes.
+    /// 1: the shard's [`ShardSizes`] are allocated. Set once by its writer, when the first block
+    /// comes or goes.
     pub has_sizes: AtomicU64,
     _room: [AtomicU64; 7],
 }
 
-/// One shard's histograms of sizes, of mallocs and of frees. The shard's writer counts. Apart from
-/// the shard, since most shards are never used.
+/// One shard's histograms of sizes, of mallocs and of frees, written by the shard's writer. Apart
+/// from the shard, since most shards are never used.
 #[repr(C, align(64))]
 pub struct ShardSizes(pub [Buckets; 2]);
 
@@ -96,15 +95,15 @@ pub struct DeviceArea {
     name: [AtomicU64; 32],
     uuid: [AtomicU64; 2],
     total_memory: AtomicU64,
-    /// The highest that live bytes over all shards ever were ([`super::totals`]). Written under the
-    /// device's mutex.
+    /// The highest live bytes ever over all shards ([`super::totals`]). Written under the device's
+    /// mutex.
     pub live_peak: AtomicU64,
     /// For peaks by pool.
     _peaks: [AtomicU64; 3],
     sequence: Sequence,
     gauges: [AtomicU64; 63],
-    /// Cells of the device's timeline that are allocated, from the first on; 0: nothing of it is.
-    /// Only grows, under the device's lock.
+    /// Allocated cells of the device's timeline, from the first on; 0: none. Only grows, under the
+    /// device's lock.
     pub timeline_cells: AtomicU64,
     _room: [AtomicU64; 23],
 }
@@ -124,8 +123,8 @@ unsafe impl Shared for ShardSizes {}
 // SAFETY: as above.
 unsafe impl Shared for DeviceArea {}
 
-/// Counters of one [`BlockGauges`] and its [`PendingGauges`], or of a sum of them. Only growing;
-/// `saturating_sub` because different shards are read at different moments.
+/// Counters of one [`BlockGauges`] and its [`PendingGauges`], or of a sum of them. They only grow;
+/// `saturating_sub`, because different shards are read at different moments.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BlockCounts {
     /// Blocks ever handed out.
@@ -140,7 +139,7 @@ pub struct BlockCounts {
     pub free_bytes: u64,
     /// Their bytes as asked for.
     pub free_requested: u64,
-    /// Freed blocks that had to wait for streams, ever.
+    /// Freed blocks that ever had to wait for streams.
     pub pending_begun: u64,
     /// Their bytes.
     pub pending_begun_bytes: u64,
@@ -199,7 +198,7 @@ pub fn pool_of(size: u64) -> usize {
     usize::from(size > SMALL_LIMIT)
 }
 
-/// The pool whose blocks shard `number` has: 0 small, 1 large.
+/// The pool of shard `number`: 0 small, 1 large.
 pub fn pool_of_shard(number: usize) -> usize {
     usize::from(number == SHARDS - 1)
 }
@@ -216,14 +215,14 @@ impl Shard {
         self.blocks[cell(lifetime)].came.count(size, requested);
     }
 
-    /// A live block belongs under another lifetime. Sums over lifetimes stay what they are; one
-    /// lifetime's counters may go back.
+    /// Moves a live block to another lifetime. Sums over lifetimes stay; one lifetime's counters
+    /// may fall.
     pub fn retag(&self, size: u64, requested: u64, from: u8, to: u8) {
         let BlockGauges { came, moved, .. } = &self.blocks[cell(from)];
         came.sequence.write(|| {
             bump(&came.bytes, size.wrapping_neg());
             bump(&came.requested, requested.wrapping_neg());
-            // The sequence counts this as one that came.
+            // The sequence counts this as a block that came.
             bump(moved, 2u64.wrapping_neg());
         });
         self.blocks[cell(to)].came.count(size, requested);
@@ -253,9 +252,8 @@ impl Shard {
         });
     }
 
-    /// The counters of `lifetime`, and whether they are whole. Where they are not (the writer was
-    /// killed half-way, or never paused in so many `attempts`), the counters may be of different
-    /// moments.
+    /// The counters of `lifetime`, and whether they are whole. If not (the writer was killed
+    /// half-way, or never paused in `attempts`), they may be of different moments.
     pub fn read(&self, lifetime: usize, attempts: u32) -> (BlockCounts, bool) {
         let cell = lifetime % LIFETIMES;
         let (blocks, pending) = (&self.blocks[cell], &self.pending[cell]);
@@ -281,7 +279,7 @@ impl Shard {
             pending_ended_bytes: get(&pending.ended_bytes),
             ..BlockCounts::default()
         };
-        // What came and what went are of one moment.
+        // Came and went are of one moment.
         let counted = blocks.came.sequence.read_with(&blocks.went.sequence, attempts, count);
         let waiting = pending.sequence.read(attempts, wait);
         let whole = counted.is_some() && waiting.is_some();
@@ -291,7 +289,7 @@ impl Shard {
     }
 }
 
-/// Facts of a device, as a reader gets them.
+/// Facts of a device, for a reader.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeviceFactsRead {
     /// The driver's name of it.
@@ -329,7 +327,7 @@ impl DeviceArea {
         }
     }
 
-    /// Sets gauges, which appear together.
+    /// Sets gauges, which readers see together.
     #[inline]
     pub fn set(&self, values: &[(DeviceGauge, u64)]) {
         self.sequence.write(|| {
@@ -355,7 +353,7 @@ impl DeviceArea {
             .read(attempts, || std::array::from_fn(|i| self.gauges[i].load(Ordering::Relaxed)))
     }
 
-    /// All gauges without the promise that they are of one moment: for a torn record's last words.
+    /// All gauges, maybe of different moments: the last values of a torn record.
     pub fn read_torn(&self) -> [u64; DEVICE_GAUGES] {
         std::array::from_fn(|i| self.gauges[i].load(Ordering::Relaxed))
     }

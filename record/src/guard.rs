@@ -1,14 +1,14 @@
 //! Readers outlive a file that is cut while they read it.
 //!
-//! A load from a page of a mapping that its file has no more raises SIGBUS, which ends the process.
-//! Nothing keeps the owner of a record from cutting it, and a seal against that exists for files
-//! without a name only (fcntl(2), `F_ADD_SEALS`). So a mapping of somebody's file is *guarded*: the
-//! handler puts zeros in the place of the whole mapping and notes that it was cut; the load is done
-//! again and finds a zero, which is a value of everything in a record. libwayland-server guards its
-//! clients' buffers so (`wl_shm_buffer_begin_access`).
+//! A load from a page that the file no longer has raises SIGBUS, which ends the process. Nothing
+//! stops a record's owner from cutting it, and seals against that exist only for files without a
+//! name (fcntl(2), `F_ADD_SEALS`). So a mapping of another process's file is *guarded*: the handler
+//! replaces the whole mapping by zeros and notes the cut; the load runs again and reads zero, a
+//! valid value of everything in a record. libwayland-server guards its clients' buffers in this way
+//! (`wl_shm_buffer_begin_access`).
 //!
-//! The handler is installed with the first mapping of a file that another process writes. A program
-//! that uses the library never has one: it reads its own record only, and a sweep maps nothing.
+//! The first mapping of a file that another process writes installs the handler. A program that
+//! uses the library never has it: the program reads only its own record, and a sweep maps nothing.
 
 use std::fs::File;
 use std::io;
@@ -17,20 +17,20 @@ use std::ptr::NonNull;
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 
-/// Mappings that can be guarded at once.
+/// Mappings guarded at once, at most.
 const MOST: usize = 1 << 14;
 
 /// A guarded range.
 struct Place {
     /// ```text
     /// 0        free                    a new mapping (compare-exchange): taken
-    /// 1        taken, not told yet     its mapping: address
+    /// 1        taken, no address yet   its mapping: address
     /// address  guarded                 its mapping, before it is unmapped: free
     /// ```
     base: AtomicUsize,
-    /// Written while it is taken, before the address.
+    /// Written while the place is taken, before the address.
     length: AtomicUsize,
-    /// Whether zeros lie there. Only the handler sets it; taking the place clears it.
+    /// Whether zeros lie there. Only the handler sets it; a new mapping clears it.
     cut: AtomicBool,
 }
 
@@ -39,7 +39,7 @@ static PLACES: [Place; MOST] = [const {
 }; MOST];
 
 static INSTALL: Once = Once::new();
-/// What was done at SIGBUS before; null until the handler is installed. Leaked: a handler may read
+/// The previous action at SIGBUS; null until the handler is installed. Leaked: a handler may read
 /// it at any time.
 static BEFORE: AtomicPtr<libc::sigaction> = AtomicPtr::new(std::ptr::null_mut());
 
@@ -57,7 +57,7 @@ impl std::fmt::Debug for Place {
     }
 }
 
-// SAFETY: memory that only atomics are made of; this side never writes it.
+// SAFETY: the memory consists of atomics; this side never writes it.
 unsafe impl Send for Guarded {}
 // SAFETY: as above.
 unsafe impl Sync for Guarded {}
@@ -66,7 +66,7 @@ impl Guarded {
     /// Maps the first `length` bytes of `file`.
     ///
     /// # Errors
-    /// The system's; too many mappings at once.
+    /// The system's error from installing the handler or from mapping; too many mappings at once.
     pub fn new(file: &File, length: usize) -> io::Result<Guarded> {
         install()?;
         let free = |place: &&Place| {
@@ -97,13 +97,12 @@ impl Guarded {
         self.base
     }
 
-    /// Bytes.
+    /// Length in bytes.
     pub fn length(&self) -> usize {
         self.length
     }
 
-    /// Whether the file was cut while it was read: what was read since the last time that this was
-    /// false may be zeros.
+    /// Whether the file was cut: anything read since this was last false may be zeros.
     pub fn is_cut(&self) -> bool {
         self.place.cut.load(Ordering::Acquire)
     }
@@ -111,9 +110,9 @@ impl Guarded {
 
 impl Drop for Guarded {
     fn drop(&mut self) {
-        // First, so that the handler never touches a range that may be another's.
+        // First, so that the handler never touches a range that another mapping may have taken.
         self.place.base.store(0, Ordering::Release);
-        // SAFETY: ours, or the zeros in its place; references into it borrow the mapping.
+        // SAFETY: our mapping, or the zeros in its place; references into it borrow the mapping.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.length) };
     }
 }
@@ -121,16 +120,17 @@ impl Drop for Guarded {
 /// Installs the handler, once.
 fn install() -> io::Result<()> {
     INSTALL.call_once(|| {
-        // SAFETY: zeros are a value of this C struct: no flags, the default action.
+        // SAFETY: all-zero is a valid value of this C struct: no flags, the default action.
         let (mut ours, mut before): (libc::sigaction, libc::sigaction) =
             unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
         ours.sa_sigaction = at_fault as *const () as usize;
         ours.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART;
-        // SAFETY: asks, and changes nothing; the place is valid. Before ours is installed, so that
-        // the handler always finds it.
+        // SAFETY: reads the action and changes nothing; the place is valid. Done before our handler
+        // is installed, so that the handler always finds it.
         if unsafe { libc::sigaction(libc::SIGBUS, std::ptr::null(), &mut before) } == 0 {
             BEFORE.store(Box::leak(Box::new(before)), Ordering::Release);
-            // SAFETY: `at_fault` makes system calls only and reads atomics, which a handler may.
+            // SAFETY: `at_fault` only makes system calls and reads atomics; both are allowed in a
+            // handler.
             if unsafe { libc::sigaction(libc::SIGBUS, &ours, std::ptr::null_mut()) } != 0 {
                 BEFORE.store(std::ptr::null_mut(), Ordering::Release);
             }
@@ -147,23 +147,22 @@ unsafe extern "C" fn at_fault(
     information: *mut libc::siginfo_t,
     _context: *mut libc::c_void,
 ) {
-    // SAFETY: the kernel hands a valid one to a handler with SA_SIGINFO; where a page is not there,
-    // it has an address.
+    // SAFETY: the kernel passes a valid pointer to a handler with SA_SIGINFO; for a missing page it
+    // has an address.
     let (code, address) = unsafe { ((*information).si_code, (*information).si_addr() as usize) };
     let places = if code == libc::BUS_ADRERR { &PLACES[..] } else { &[] };
     for place in places {
         let base = place.base.load(Ordering::Acquire);
         let length = place.length.load(Ordering::Acquire);
-        // Once more: the length may be that of the next mapping there.
+        // Read again: the length may belong to the next mapping in this place.
         let is_one = base > 1 && place.base.load(Ordering::Relaxed) == base;
         if is_one && (base..base.saturating_add(length)).contains(&address) {
-            // Before the zeros, so that nobody who reads one finds the mapping whole.
+            // Before the zeros, so that a reader of a zero never finds the mapping whole.
             place.cut.store(true, Ordering::Release);
             let flags =
                 libc::MAP_FIXED | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-            // SAFETY: exactly a guarded range, which is mapped for as long as a load from it is
-            // under way: its owner is borrowed by whoever loads. Zeros are values of all that lies
-            // there.
+            // SAFETY: exactly a guarded range, mapped while a load from it runs: the loading code
+            // borrows its owner. Zero is a valid value of everything there.
             let zeros =
                 unsafe { libc::mmap(base as *mut _, length, libc::PROT_READ, flags, -1, 0) };
             if zeros != libc::MAP_FAILED {
@@ -171,9 +170,9 @@ unsafe extern "C" fn at_fault(
             }
         }
     }
-    // Not ours: what was there before us hears it, as the access is done again, or the signal sent
-    // again that somebody sent.
-    // SAFETY: not null once we are installed, leaked; both may be called in a handler.
+    // Not ours: the previous action comes back. The faulting access runs again, or a sent signal is
+    // sent again.
+    // SAFETY: not null once our handler is installed, and leaked; a handler may call both.
     unsafe {
         libc::sigaction(signal, BEFORE.load(Ordering::Acquire), std::ptr::null_mut());
         if code <= 0 {
@@ -205,7 +204,7 @@ mod tests {
         assert!(first.is_cut());
         assert_eq!((at(&second, 5000), second.is_cut()), (7, false));
         drop(first);
-        // The place is used again, and begins whole.
+        // The place is used again, and starts whole.
         let third = Guarded::new(&whole, 8192).unwrap();
         assert_eq!((at(&third, 8191), third.is_cut()), (7, false));
     }

@@ -1,29 +1,28 @@
-//! What is held, and what of it serves nobody: one meaning a word, for all that tell of it.
+//! Defines held, live, lost and idle, once for every report.
 
 use serde::{Deserialize, Serialize};
 
 use super::missing_share;
 
-/// What is held and free falls in two, told in these words everywhere. Whole pages, which serve any
-/// request or go back to the driver:
+/// Name of free memory in whole pages, which serve any request or go back to the driver.
 pub const IDLE: &str = "idle (whole free pages)";
-/// And what lies stranded on pages that live blocks share, of use only to what happens to fit in:
+/// Name of free memory stranded on pages shared with live blocks, of use only to requests that fit.
 pub const LOST: &str = "lost (free between live blocks)";
 
-/// What is held of a device at a moment, in bytes. `live + waiting + lost + idle` is all of it.
+/// A device's held memory at a moment, in bytes: `live + waiting + lost + idle`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Held {
     /// Physical memory held from the driver.
     pub held: u64,
-    /// Blocks in the program's hands, each rounded up to 512.
+    /// Blocks held by the program, each rounded up to 512.
     pub live: u64,
-    /// Blocks that the program freed and that wait for streams.
+    /// Blocks freed by the program, waiting for streams.
     pub waiting: u64,
-    /// Free and unable to serve. Where pages move: parts of pages between blocks. Where they do
-    /// not: what a typical request does not fit into ([`Held::typical_request`]).
+    /// Free and unable to serve. If pages move: parts of pages between blocks. If not: free runs
+    /// too short for a typical request ([`Held::typical_request`]).
     pub found_lost: u64,
-    /// 0: lost is what lies in partly used pages. Else the request by which it was told: half of
-    /// all bytes are asked for in requests of at most this size.
+    /// 0: lost counts by partly used pages. Else the request that lost is measured by: half of all
+    /// bytes are asked for in requests of at most this size.
     pub typical_request: u64,
 }
 
@@ -33,23 +32,23 @@ impl Held {
         self.held.saturating_sub(self.live.saturating_add(self.waiting))
     }
 
-    /// Free and unable to serve. It may have been told at an earlier moment than the other numbers,
-    /// and is no more than what is free now.
+    /// Free and unable to serve. May be older than the other numbers, so it is capped at what is
+    /// free now.
     pub fn lost(&self) -> u64 {
         self.found_lost.min(self.free())
     }
 
-    /// Free, and whole pages (or able to serve a typical request).
+    /// Free whole pages (or memory able to serve a typical request).
     pub fn idle(&self) -> u64 {
         self.free() - self.lost()
     }
 
-    /// Lost / held; 0 where nothing is held.
+    /// Lost / held; 0 if nothing is held.
     pub fn fragmentation(&self) -> f64 {
         share(self.lost(), self.held)
     }
 
-    /// Idle / held; 0 where nothing is held.
+    /// Idle / held; 0 if nothing is held.
     pub fn idle_share(&self) -> f64 {
         share(self.idle(), self.held)
     }
@@ -59,7 +58,7 @@ impl Held {
         missing_share(self.live, self.held)
     }
 
-    /// All of it as files and `--json` have it.
+    /// The shares for files and `--json`.
     pub fn shares(&self, peak_ratio: Option<f64>) -> Shares {
         Shares {
             fragmentation: self.fragmentation(),
@@ -77,14 +76,14 @@ impl Held {
     }
 }
 
-/// What [`Held`] comes to, as each `--json` and the dump say it.
+/// The shares of [`Held`], as in each `--json` and in dumps.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Shares {
     /// Lost / held.
     pub fragmentation: f64,
-    /// By what lost is told: `pages`, or `typical request`.
+    /// The measure of lost: `pages`, or `typical request`.
     pub fragmentation_by: String,
-    /// That request; 0 where it is by pages.
+    /// The typical request; 0 if the measure is pages.
     pub typical_request_bytes: u64,
     /// Free and unable to serve.
     pub lost_bytes: u64,
@@ -96,12 +95,12 @@ pub struct Shares {
     pub peak_ratio: Option<f64>,
 }
 
-/// `part` / `whole`; 0 where there is nothing.
+/// `part` / `whole`; 0 if `whole` is 0.
 fn share(part: u64, whole: u64) -> f64 {
     if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
 }
 
-/// Peak held / peak live, as the bench's "hold"; `None` where nothing was live.
+/// Peak held / peak live, the bench's "hold"; `None` if nothing was live.
 pub fn peak_ratio(held_peak: u64, live_peak: u64) -> Option<f64> {
     (live_peak > 0).then(|| held_peak as f64 / live_peak as f64)
 }

@@ -1,15 +1,15 @@
-//! Log-linear histograms in shared memory: eight buckets a doubling over all of u64, so the hot
-//! path has no clamp and no branch. A reader turns one into an [`hdrhistogram::Histogram`].
+//! Log-linear histograms in shared memory: eight buckets per doubling over all of u64, so the hot
+//! path has no clamp and no branch. A reader converts one to an [`hdrhistogram::Histogram`].
 
 use super::layout::Shared;
 use super::sync::{AtomicU64, Ordering, bump};
 
-/// Buckets of a histogram: values below 8 each have their own, then eight a doubling up to 2^64,
-/// rounded up to a page.
+/// Buckets per histogram: one for each value below 8, then eight per doubling up to 2^64, rounded
+/// up to a page.
 pub const BUCKETS: usize = 512;
 
-/// One histogram, 4 KiB. Counters only grow, each written by one shard (or, for latencies, by
-/// atomic adds).
+/// One histogram, 4 KiB. Counters only grow; one shard writes each (or, for latencies, atomic adds
+/// do).
 #[repr(C)]
 pub struct Buckets([AtomicU64; BUCKETS]);
 
@@ -22,7 +22,7 @@ unsafe impl Shared for Buckets {}
 /// The bucket of `value`: at most 495.
 #[inline(always)]
 pub const fn bucket_of(value: u64) -> usize {
-    // The exponent less three; 0 for values below 16, whose buckets are their own.
+    // The exponent less three; 0 for values below 16, which have their own buckets.
     let shift = (value | 8).ilog2() as usize - 3;
     shift * 8 + (value >> shift) as usize
 }
@@ -67,7 +67,7 @@ impl Buckets {
     }
 }
 
-/// Counts of a histogram, or of the sum of some, outside the mapping.
+/// Counts of one or several histograms, outside the mapping.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Counts(pub Box<[u64; BUCKETS]>);
 
@@ -77,7 +77,7 @@ impl Default for Counts {
     }
 }
 
-/// More of one bucket no process lives to count; a damaged record may say so, and hdrhistogram's
+/// No process lives to count more in one bucket; a damaged record may claim so, and hdrhistogram's
 /// sums must not overflow.
 const MOST_COUNT: u64 = 1 << 50;
 
@@ -87,8 +87,8 @@ impl Counts {
         self.0.iter().fold(0, |sum, &count| sum.wrapping_add(count))
     }
 
-    /// The value that half of the sum of all values comes from values of at most: the least that
-    /// one of its bucket has. 0 where there are none.
+    /// Half of the sum of all values comes from values of at most this: the lower bound of its
+    /// bucket. 0 if empty.
     pub fn middle_of_bytes(&self) -> u64 {
         let of = |(bucket, &count): (usize, &u64)| {
             u128::from(bucket_floor(bucket)) * u128::from(count.min(MOST_COUNT))
@@ -103,7 +103,7 @@ impl Counts {
     }
 
     /// As an [`hdrhistogram::Histogram`] of two significant digits, each value scaled by `scale`
-    /// (ticks to nanoseconds; 1.0 for bytes). A value stands for its bucket's middle: at most 6.3%
+    /// (ticks to nanoseconds; 1.0 for bytes). A value counts as its bucket's middle: at most 6.3%
     /// off.
     pub fn to_hdr(&self, scale: f64) -> hdrhistogram::Histogram<u64> {
         // A histogram of two digits over all of u64 takes 30 KiB; the bounds are legal, so `new`

@@ -1,9 +1,9 @@
 //! The layout of a record: an interface between processes, versioned, all widths fixed,
 //! little-endian.
 //!
-//! A header of one page, then sections, each page-aligned; the header says where each lies and how
-//! large its entries are. Everything is atomics of fixed width, so a reader never needs a reference
-//! to anything that a writer may change under it.
+//! A header of one page, then sections, each page-aligned; the header has the place and the entry
+//! size of each. Everything is atomics of fixed width, so a reader never needs a reference to
+//! anything that a writer may change under it.
 
 use super::block_map::BlockCell;
 use super::calls::{CallTimes, RECORDED_CALLS};
@@ -19,12 +19,11 @@ use super::sync::{AtomicU32, AtomicU64, Ordering};
 use super::timeline::Timeline;
 use super::{RecordOptions, SHARDS};
 
-/// "GRUYERE" and a byte that a text file would not have. Written last: a header without it is not
-/// ready.
+/// "GRUYERE" and a byte unlike text. Written last: a header without it is unfinished.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"GRUYERE\x93");
-/// Version of the layout. A reader takes its own only.
+/// Version of the layout. A reader accepts only its own.
 pub const VERSION: u32 = 7;
-/// Sections begin at multiples of this, and the header is one of it.
+/// Sections begin at multiples of this; the header's size.
 pub const PAGE: u64 = 4096;
 
 /// Types that may lie in the mapping.
@@ -39,9 +38,9 @@ pub unsafe trait Shared {}
 pub enum Section {
     /// One [`ProcessFacts`].
     Process,
-    /// A [`DeviceArea`] a device.
+    /// One [`DeviceArea`] per device.
     Devices,
-    /// [`SHARDS`] [`Shard`]s a device.
+    /// [`SHARDS`] [`Shard`]s per device.
     Shards,
     /// Two [`Buckets`]: latency of mallocs, latency of frees.
     Latency,
@@ -49,32 +48,32 @@ pub enum Section {
     RingHead,
     /// The [`RingCell`]s, a power of two. The first [`Health::ring_reach`] of them are allocated.
     Ring,
-    /// A [`Timeline`] a device, of which so many cells are allocated as the device's area says.
+    /// One [`Timeline`] per device; the device's area has the number of allocated cells.
     Timelines,
-    /// [`ShardSizes`] a shard, allocated where the shard says so.
+    /// [`ShardSizes`] per shard, allocated if the shard's flag is set.
     Sizes,
-    /// A [`CallTimes`] a kind of timed driver call, allocated where the header says so.
+    /// One [`CallTimes`] per kind of timed driver call, allocated if its bit in the header is set.
     Calls,
-    /// The [`ShardRingCell`]s: for each shard as many, a power of two.
+    /// The [`ShardRingCell`]s: equally many per shard, a power of two.
     ShardRings,
     /// [`SegmentCell`]s.
     Segments,
     /// [`BlockCell`]s.
     Blocks,
-    /// A word a slot of the block map, for the site of its block; as many are allocated as
-    /// [`SiteReach`] says, and of the tables that follow.
+    /// One word per slot of the block map, for the site of its block. [`SiteReach`] has the number
+    /// of allocated entries, as for the tables that follow.
     BlockSites,
     /// [`SiteCell`]s.
     Sites,
     /// [`FrameCell`]s.
     Frames,
-    /// Words of text: for each text its bytes, then as many words as they take.
+    /// Words of text: each text's bytes, then as many words as they take.
     Text,
 }
 
 /// Number of sections.
 pub const SECTIONS: usize = Section::Text as usize + 1;
-/// Sections before this one are allocated whole at the start; it and the next are allocated as
+/// Sections before this one are allocated whole at the start; this one and the later ones as
 /// needed.
 const FIRST_GROWING: usize = Section::Ring as usize;
 const NAMES: [&str; SECTIONS] = [
@@ -97,35 +96,35 @@ const NAMES: [&str; SECTIONS] = [
 ];
 
 impl Section {
-    /// For messages.
+    /// Name in messages.
     pub fn name(self) -> &'static str {
         NAMES[self as usize]
     }
 }
 
-/// Where a section lies.
+/// Place of a section.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct SectionEntry {
     /// From the start of the file, in bytes.
     pub offset: AtomicU64,
-    /// Bytes an entry.
+    /// Bytes per entry.
     pub entry_bytes: AtomicU64,
     /// Number of entries.
     pub entries: AtomicU64,
     _room: AtomicU64,
 }
 
-/// What went wrong with the record itself, and how far its growing sections reach.
+/// Faults of the record itself, and the ends of its growing sections.
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
 pub struct Health {
-    /// Slots of the block map that may hold a block: those before it are allocated. Only grows,
-    /// under the map's mutex.
+    /// Slots of the block map before this one are allocated and may hold blocks. Only grows, under
+    /// the map's mutex.
     pub blocks_reach: AtomicU64,
-    /// The same of the segment table.
+    /// The same for the segment table.
     pub segments_reach: AtomicU64,
-    /// Blocks not in the map: it was full, or the memory for it was.
+    /// Blocks not in the map: no slot, or no memory for one.
     pub blocks_unrecorded: AtomicU64,
     /// Segments not in the table.
     pub segments_unrecorded: AtomicU64,
@@ -135,22 +134,22 @@ pub struct Health {
     pub degraded: AtomicU64,
     /// 1: the process made a clean exit.
     pub closed: AtomicU64,
-    /// Cells of the ring that are allocated: those before it. Only grows, under the writer's mutex.
+    /// Cells of the ring before this one are allocated. Only grows, under the writer's mutex.
     pub ring_reach: AtomicU64,
 }
 
-/// Bits of [`Health::degraded`]: what was given up when the record was made.
+/// Bits of [`Health::degraded`]: the concessions when the record was made.
 pub struct Degraded;
 impl Degraded {
     /// The ring is smaller than asked for.
     pub const SMALL_RING: u64 = 1;
     /// The block map is smaller than asked for.
     pub const SMALL_MAP: u64 = 2;
-    /// No file in /dev/shm: a memfd, to be found through /proc.
+    /// No file in /dev/shm: a memfd, reachable through /proc.
     pub const MEMFD: u64 = 4;
-    /// Private memory: nobody outside can read it.
+    /// Private memory: unreadable from outside.
     pub const PRIVATE: u64 = 8;
-    /// The file system knows no locks: liveness can't be told.
+    /// The file system has no locks: liveness is unknown.
     pub const NO_LOCK: u64 = 16;
 }
 
@@ -161,7 +160,7 @@ pub struct Header {
     /// ```text
     /// 0       being made                 its process: MAGIC, when all else is written and the lock
     ///                                    is held
-    /// MAGIC   ready                      nobody
+    /// MAGIC   ready                      never changes
     /// ```
     pub magic: AtomicU64,
     /// [`VERSION`].
@@ -170,12 +169,12 @@ pub struct Header {
     pub header_bytes: AtomicU32,
     /// Bytes of the file.
     pub total_bytes: AtomicU64,
-    /// How liveness is shown: 0 not at all, 1 an open-file-description lock, 2 flock.
+    /// Sign of liveness: 0 none, 1 an open-file-description lock, 2 flock.
     pub lock_kind: AtomicU32,
     /// [`SECTIONS`].
     pub section_count: AtomicU32,
-    /// Bit `n`: the [`CallTimes`] of the call of number `n` are allocated. Bits are only ever set,
-    /// by any thread, once they are.
+    /// Bit `n`: the [`CallTimes`] of call number `n` are allocated. Any thread sets a bit after the
+    /// allocation; none clears it.
     pub calls: AtomicU64,
     _room: [AtomicU64; 3],
     /// Room for more sections, so that their number may grow within a version.
@@ -203,16 +202,16 @@ const _: () = {
     assert!(size_of::<Header>() as u64 <= PAGE);
 };
 
-/// Slots of a growing section that are allocated together: five pages of the block map.
+/// Slots of a growing section allocated together: five pages of the block map.
 pub const MAP_STEP: u64 = 512;
-/// Cells of the ring that are allocated together: 32 KiB.
+/// Cells of the ring allocated together: 32 KiB.
 pub const RING_STEP: u64 = 1024;
-/// Segments a record can hold.
+/// Segments per record at most.
 const MAX_SEGMENTS: u64 = 1 << 20;
 /// The smallest ring.
 pub const MIN_RING: u32 = 256;
 
-/// Sizes and places of the sections, as the writer chooses them.
+/// The writer's choice of sizes and places of the sections.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// Offset, entry bytes, entries, by section.
@@ -224,7 +223,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// The plan for `options` and so many devices.
+    /// The plan for `options` and `devices` devices.
     pub fn new(options: &RecordOptions, devices: usize) -> Plan {
         let devices = devices.min(256) as u64;
         let shards = devices * SHARDS as u64;
@@ -256,7 +255,7 @@ impl Plan {
         let mut plan = Plan { sections: [(0, 0, 0); SECTIONS], fixed_bytes: 0, total_bytes: 0 };
         for (number, (bytes, count)) in entries.into_iter().enumerate() {
             if number == FIRST_GROWING {
-                // The latest events are kept even where there is no room for anything more.
+                // The latest events are kept even without room for anything more.
                 plan.fixed_bytes = offset + bytes as u64 * count.min(RING_STEP);
             }
             plan.sections[number] = (offset, bytes as u64, count);
@@ -266,17 +265,17 @@ impl Plan {
         plan
     }
 
-    /// Where `section` begins.
+    /// The start of `section`.
     pub fn offset(&self, section: Section) -> u64 {
         self.sections[section as usize].0
     }
 
-    /// How many entries `section` has.
+    /// Number of entries of `section`.
     pub fn entries(&self, section: Section) -> u64 {
         self.sections[section as usize].2
     }
 
-    /// Writes all of the header but the magic.
+    /// Writes the header, except the magic.
     pub fn write(&self, header: &Header) {
         header.version.store(VERSION, Ordering::Relaxed);
         header.header_bytes.store(PAGE as u32, Ordering::Relaxed);

@@ -1,14 +1,14 @@
-//! What is known of a process's device memory: block map, gauges, event ring and histograms in one
-//! shared mapping, and what reads it.
+//! The record of a process's device memory: block map, gauges, event ring and histograms in one
+//! shared mapping, and its readers.
 //!
-//! The heap writes ([`Record`], [`ShardWriter`], [`DeviceWriter`]); anybody reads ([`Reader`], from
-//! this process or another), without a lock and without a writer ever waiting. [`layout`] is the
-//! interface between the two. Nothing depends on the record but the totals of live bytes: where no
-//! shared memory can be had, it goes on in private memory.
+//! The heap writes ([`Record`], [`ShardWriter`], [`DeviceWriter`]). A [`Reader`], in this process
+//! or another, takes no lock and never makes a writer wait. [`layout`] is the interface between the
+//! two. Of the record, the heap needs only the totals of live bytes: without shared memory, the
+//! record goes on in private memory.
 //!
-//! What both sides say in the same words is here too: the rules of alerts and the forecast
-//! ([`watch`]), the state of a process's memory as files have it ([`dump`]), how files are written
-//! ([`file`]), sizes as users write them ([`size`]) and where records are ([`record_dir`]).
+//! The vocabulary of both sides is here too: the rules of alerts and the forecast ([`watch`]), the
+//! state of a process's memory in files ([`dump`]), writing files ([`file`]), sizes as users write
+//! them ([`size`]) and the folder of records ([`record_dir`]).
 
 pub mod block_map;
 pub mod calls;
@@ -60,19 +60,19 @@ pub use shard::{Block, ShardWriter};
 pub use sites::SiteId;
 pub use writer::{DeviceWriter, Record};
 
-/// Shards a device: each is a set of gauges and a block allocator with one writer at a time (the
-/// holder of a heap lock). Of the heap's, 32 are for the slabs of streams (a stream's is found by a
-/// mask), and two are the central part's: one for small blocks, and the last for large ones.
+/// Shards per device. A shard is a set of gauges and a block allocator with one writer at a time
+/// (the holder of a heap lock). 32 serve the slabs of streams (a mask finds a stream's), two the
+/// central part: one for small blocks, the last for large ones.
 pub const SHARDS: usize = 34;
 /// Lifetime classes: auto, transient, step, persistent.
 pub const LIFETIMES: usize = 4;
-/// Their names, by number.
+/// Names of the lifetime classes, by number.
 pub const LIFETIME_NAMES: [&str; LIFETIMES] = ["auto", "transient", "step", "persistent"];
 
-/// One live block, as the block map tells it.
+/// One live block of the block map.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BlockEntry {
-    /// Where it begins on the device.
+    /// Its first address on the device.
     pub address: u64,
     /// Bytes taken, rounded.
     pub size: u64,
@@ -88,25 +88,25 @@ pub struct BlockEntry {
     pub lifetime: u8,
     /// 0 for ordinary blocks, else 1 + the index of the capture pool.
     pub capture: u8,
-    /// Where in the program it came from.
+    /// The site in the program that allocated it.
     pub site: SiteId,
 }
 
 impl BlockEntry {
-    /// What the block map and the event rings say of it in one word.
+    /// The block's tag, for the block map and the event rings.
     #[inline(always)]
     pub fn tag(&self) -> BlockTag {
         BlockTag::new(self.device, self.lifetime, self.capture, self.stream)
     }
 }
 
-/// Whose a block is, in one word of the record: bits 0 to 7 are an event's kind (0 in a tag), 8 to
-/// 15 the device, 16 to 23 the lifetime class, 24 to 31 the capture (as [`BlockEntry`] counts it),
-/// 32 to 63 the stream. Made once for all blocks of a slab.
+/// One word about a block: bits 0 to 7 are an event's kind (0 in a tag), 8 to 15 the device, 16 to
+/// 23 the lifetime class, 24 to 31 the capture (numbered as in [`BlockEntry`]), 32 to 63 the
+/// stream. Made once for all blocks of a slab.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BlockTag(pub u64);
 impl BlockTag {
-    /// The tag of these.
+    /// Packs the four into a tag.
     #[inline(always)]
     pub const fn new(device: u8, lifetime: u8, capture: u8, stream: u32) -> Self {
         Self(
@@ -116,7 +116,7 @@ impl BlockTag {
                 | (stream as u64) << 32,
         )
     }
-    /// The word of an event of such a block.
+    /// The word of an event of this block.
     #[inline(always)]
     pub const fn event(self, kind: EventKind) -> u64 {
         self.0 | kind as u64
@@ -150,18 +150,18 @@ impl BlockTag {
 pub enum BlockState {
     /// No block.
     Free = 0,
-    /// In the program's hands.
+    /// Held by the program.
     Live = 1,
     /// Freed by the program, waiting for streams.
     Pending = 2,
 }
 
-/// What a segment (memory or address space held from the driver, or a slab cut out of it) is.
+/// Kind of a segment: memory or address space held from the driver, or a slab cut out of it.
 ///
-/// With `backing:stitch`, physical memory is the chunks, and each may be mapped at several
-/// addresses. A page of a chunk (its number and the page's within it name a page of the device)
-/// belongs to the arena in at most one of its views. A reader that comes in the middle of a move
-/// may find a page in two views or in none.
+/// With `backing:stitch`, chunks are the physical memory, and each may be mapped at several
+/// addresses. A chunk's number and a page's number within it name a page of the device. A page
+/// belongs to the arena in at most one view. During a move, a reader may find a page in two views
+/// or in none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum SegmentKind {
@@ -170,23 +170,23 @@ pub enum SegmentKind {
     Span = 1,
     /// A slab inside a span or a view; `slot` is its slot size.
     Slab = 2,
-    /// A piece of physical memory that is mapped as a whole, or not at all; it has no address. Its
-    /// number is `chunk`, among those of the device; a number is used again when its chunk is gone.
+    /// Physical memory mapped as a whole or not at all; it has no address. `chunk` is its number on
+    /// the device, used again once the chunk is gone.
     Chunk = 3,
-    /// A mapping of the whole of `chunk`, in whose `pages` blocks may lie. Without any it is
-    /// retired: nobody gets memory in it any more, and it is unmapped once the device is done with
-    /// what was there.
+    /// A mapping of the whole of `chunk`; blocks may lie in its `pages`. A view without pages is
+    /// retired: it serves no request, and is unmapped once the device has finished with its old
+    /// blocks.
     View = 4,
     /// Address space in which views lie.
     Reservation = 5,
 }
 
-/// A segment, as the segment table tells it.
+/// A segment of the segment table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SegmentEntry {
     /// What it is.
     pub kind: SegmentKind,
-    /// Where it begins on the device.
+    /// Its first address on the device.
     pub address: u64,
     /// Its bytes.
     pub bytes: u64,
@@ -200,22 +200,22 @@ pub struct SegmentEntry {
     pub lifetime: u8,
     /// 0 for ordinary segments, else 1 + the index of the capture pool.
     pub capture: u8,
-    /// The chunk's number, of a chunk and of a view of it.
+    /// The chunk's number; set for a chunk and for its views.
     pub chunk: u32,
-    /// Of a view: bit `n` is set if page `n` of its chunk (2 MiB each) belongs to the arena here.
+    /// For a view: bit `n` is set if page `n` of its chunk (2 MiB each) belongs to the arena here.
     pub pages: u128,
-    /// Of a slab: where in the program the request came from that it was made for.
+    /// For a slab: the site of the request that made it.
     pub site: SiteId,
 }
 
 impl SegmentEntry {
-    /// A view to which no page belongs any more.
+    /// Whether this is a view without pages.
     pub fn is_retired(&self) -> bool {
         self.kind == SegmentKind::View && self.pages == 0
     }
 }
 
-/// A block's place in the block map. `NONE` where the map is full or off: every call accepts it.
+/// A block's place in the block map; `NONE` if the map is full or off. Every call accepts `NONE`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockSlot(pub u32);
 impl BlockSlot {
@@ -230,7 +230,7 @@ impl SegmentSlot {
     pub const NONE: Self = Self(u32::MAX);
 }
 
-/// Defines an enum of numbered things with their names and the way back from the number.
+/// Defines an enum with numbers and names, and the conversion from a number.
 macro_rules! numbered {
     (
         $(#[$meta:meta])* $vis:vis enum $name:ident {
@@ -421,8 +421,8 @@ gauges! {
     HostAhead "host_ahead_nanoseconds",
 }
 
-/// 1 - `part` / `whole`, at least 0; 0 where there is nothing. Every kind of fragmentation is one
-/// of these.
+/// 1 - `part` / `whole`, at least 0; 0 if `whole` is 0. Every kind of fragmentation is one of
+/// these.
 pub fn missing_share(part: u64, whole: u64) -> f64 {
     if whole == 0 { 0.0 } else { 1.0 - part.min(whole) as f64 / whole as f64 }
 }
@@ -430,29 +430,29 @@ pub fn missing_share(part: u64, whole: u64) -> f64 {
 /// Facts of a device, written once.
 #[derive(Clone, Debug, Default)]
 pub struct DeviceFacts {
-    /// The driver's name of it.
+    /// The driver's name for it.
     pub name: String,
-    /// The driver's identity of it.
+    /// The driver's identity for it.
     pub uuid: [u8; 16],
     /// Physical bytes.
     pub total_memory: u64,
 }
 
-/// How to make the record.
+/// Options for a new record.
 #[derive(Clone, Debug)]
 pub struct RecordOptions {
-    /// Off: nothing is written anywhere (all calls are no-ops but the totals of live bytes and
-    /// their peak, which the heap needs).
+    /// Off: nothing is written (calls do nothing, except for the totals of live bytes and their
+    /// peak, which the heap needs).
     pub enabled: bool,
-    /// $GRUYERE_RECORD_DIR, else /dev/shm; or another folder in tests.
+    /// $GRUYERE_RECORD_DIR, else /dev/shm; another folder in tests.
     pub directory: std::path::PathBuf,
-    /// Events the shared ring holds, rounded up to a power of two; 32 bytes each, allocated at
-    /// once. Each shard that is used gets an event ring of a quarter of it.
+    /// Events in the shared ring, rounded up to a power of two; 32 bytes each, allocated at once.
+    /// Each used shard gets an event ring of a quarter of it.
     pub ring_events: u32,
-    /// Blocks the block map can hold (address space; 40 bytes a block are touched as needed).
+    /// Blocks in the block map at most (address space; 40 bytes per block are touched as needed).
     pub max_blocks: u32,
-    /// Records of this user's processes that ended without a clean exit which are left in the
-    /// folder, the newest; older ones are removed.
+    /// Records kept in the folder of this user's processes that ended without a clean exit: the
+    /// newest; older ones are removed.
     pub kept: usize,
 }
 

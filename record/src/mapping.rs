@@ -1,9 +1,8 @@
-//! The memory of a record: a file in /dev/shm where that works, else a memfd, else private memory.
+//! The memory of a record: a file in /dev/shm if possible, else a memfd, else private memory.
 //!
-//! A full tmpfs raises SIGBUS in whoever touches a page that was promised but not allocated; so
-//! every page is allocated (`fallocate`) before it is touched. Liveness is a lock on the open file,
-//! which the kernel drops when the process ends however it ends; a forked child gives its copy up
-//! at once.
+//! A full tmpfs raises SIGBUS at a touch of a page that was promised but not allocated; so every
+//! page is allocated (`fallocate`) before it is touched. A lock on the open file shows liveness:
+//! the kernel drops it when the process ends in any way; a forked child gives up its copy at once.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -14,32 +13,32 @@ use std::ptr::NonNull;
 use std::sync::Once;
 use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering};
 
-/// What all file names of records begin with.
+/// Prefix of all file names of records.
 pub const FILE_PREFIX: &str = "gruyere-";
-/// What all file names of records end with.
+/// Suffix of all file names of records.
 pub const FILE_SUFFIX: &str = ".record";
 
-/// Bytes that are copied at once.
+/// Bytes copied at once.
 const COPIED: u64 = 1 << 20;
 
-/// Where the memory is.
+/// Kind of the memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Backing {
-    /// A file that others find.
+    /// A named file.
     File(PathBuf),
-    /// A file without a name; others find it through /proc/PID/fd.
+    /// A file without a name; readers find it through /proc/PID/fd.
     Memfd,
-    /// Nobody else's business.
+    /// Memory of this process only.
     Private,
 }
 
-/// How liveness is shown ([`super::layout::Header::lock_kind`]).
+/// Sign of liveness ([`super::layout::Header::lock_kind`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum LockKind {
-    /// It is not: the file system has no locks.
+    /// None: the file system has no locks.
     None = 0,
-    /// `F_OFD_SETLK` over the whole file; readers ask with `F_OFD_GETLK`, which takes nothing.
+    /// `F_OFD_SETLK` over the whole file; readers query it with `F_OFD_GETLK`, which takes no lock.
     OpenFile = 1,
     /// `flock(LOCK_EX)`; readers try `LOCK_SH`.
     Flock = 2,
@@ -55,11 +54,11 @@ pub struct Mapping {
     lock: LockKind,
     /// The process that made it: a forked child must neither unlink nor close.
     creator: u32,
-    /// Bytes that may still be allocated; tests lower it to play a full file system.
+    /// Bytes that may still be allocated; tests lower it to simulate a full file system.
     room: AtomicU64,
 }
 
-// SAFETY: plain memory and a descriptor; what is in the memory is atomics.
+// SAFETY: plain memory and a descriptor; the memory holds atomics.
 unsafe impl Send for Mapping {}
 // SAFETY: as above; the methods only read the fields.
 unsafe impl Sync for Mapping {}
@@ -68,7 +67,7 @@ fn check(result: libc::c_int) -> io::Result<libc::c_int> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
-/// Refuses sizes past RLIMIT_FSIZE: exceeding it would raise SIGXFSZ in the training run.
+/// Refuses sizes past RLIMIT_FSIZE: beyond it, SIGXFSZ would end the training run.
 fn within_file_limit(length: u64) -> io::Result<()> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: `limit` is a valid place for the answer.
@@ -81,7 +80,7 @@ fn within_file_limit(length: u64) -> io::Result<()> {
 
 /// Allocates the file's bytes from `offset` on, so that touching them can't fail.
 fn allocate(fd: RawFd, offset: u64, length: u64) -> io::Result<()> {
-    // A signal may interrupt it each time (profilers send thousands a second).
+    // A signal may interrupt every call (profilers send thousands a second).
     for _ in 0..100 {
         // SAFETY: plain call on a descriptor.
         let result =
@@ -99,7 +98,7 @@ fn allocate(fd: RawFd, offset: u64, length: u64) -> io::Result<()> {
     Err(io::Error::from_raw_os_error(libc::EINTR))
 }
 
-/// `fallocate` for file systems without it. The bytes are fresh: nobody has written there yet.
+/// `fallocate` for file systems without it. The bytes are fresh: never written before.
 fn write_zeros(fd: RawFd, mut offset: u64, mut length: u64) -> io::Result<()> {
     let zeros = [0u8; 4096];
     while length > 0 {
@@ -135,7 +134,7 @@ fn map(fd: RawFd, length: usize) -> io::Result<NonNull<u8>> {
 
 /// The whole file, for an open-file-description lock.
 fn whole_file(kind: libc::c_int) -> libc::flock {
-    // SAFETY: a plain C struct of integers, for which zeros are a value (l_pid must be 0 for these
+    // SAFETY: a plain C struct of integers; all-zero is a valid value (l_pid must be 0 for these
     // locks).
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
     lock.l_type = kind as libc::c_short;
@@ -156,11 +155,11 @@ fn lock(fd: RawFd) -> LockKind {
     LockKind::None
 }
 
-/// Whether somebody holds the lock of the record open on `fd`; `None` where it can't be told.
+/// Whether a process holds the lock of the record open on `fd`; `None` if unknown.
 pub fn is_locked(fd: RawFd, kind: u32) -> Option<bool> {
     if kind == LockKind::OpenFile as u32 {
         let mut whole = whole_file(libc::F_RDLCK);
-        // SAFETY: `whole` is a valid place for the answer. Asking takes no lock, so it can't
+        // SAFETY: `whole` is a valid place for the answer. The query takes no lock, so it can't
         // disturb the writer.
         if unsafe { libc::fcntl(fd, libc::F_OFD_GETLK, &mut whole) } == 0 {
             return Some(whole.l_type != libc::F_UNLCK as libc::c_short);
@@ -179,7 +178,7 @@ pub fn is_locked(fd: RawFd, kind: u32) -> Option<bool> {
     None
 }
 
-/// The name of this process's record; `number` tells several in one process apart.
+/// The name of this process's record; `number` distinguishes several in one process.
 pub fn file_name(pid_namespace: u64, pid: u64, start_time: u64, number: u32) -> String {
     format!("{FILE_PREFIX}{pid_namespace}-{pid}-{start_time}-{number}{FILE_SUFFIX}")
 }
@@ -190,12 +189,12 @@ fn create(directory: &Path) -> io::Result<(File, PathBuf)> {
     let start = super::facts::start_time();
     for number in 0..1024 {
         let path = directory.join(file_name(namespace, pid, start, number));
-        // `create_new` refuses whatever is there already, links to nowhere included.
+        // `create_new` refuses any existing file, dangling links included.
         let mut options = OpenOptions::new();
         options.read(true).write(true).create_new(true).mode(0o600);
         match options.custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC).open(&path) {
             Ok(file) => return Ok((file, path)),
-            // Another record of this process, or something planted there: the next name.
+            // Another record of this process, or a planted file: the next name.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
             Err(error) => return Err(error),
         }
@@ -204,15 +203,15 @@ fn create(directory: &Path) -> io::Result<(File, PathBuf)> {
 }
 
 impl Mapping {
-    /// A new file in `directory` of `length` bytes, of which the first `fixed` are allocated,
-    /// locked by this process.
+    /// A new file in `directory` of `length` bytes, locked by this process; the first `fixed` bytes
+    /// are allocated.
     pub fn file(directory: &Path, length: u64, fixed: u64) -> io::Result<Mapping> {
         within_file_limit(length)?;
         let (file, path) = create(directory)?;
         let fd = file.into_raw_fd();
         let lock = lock(fd);
         Mapping::over(fd, length, fixed, Backing::File(path.clone()), lock).inspect_err(|_| {
-            // The name is one that we made a moment ago.
+            // We made this name a moment ago.
             let _ = std::fs::remove_file(&path);
         })
     }
@@ -253,14 +252,14 @@ impl Mapping {
                 })
             }
             Err(error) => {
-                // SAFETY: ours, and nobody else knows it.
+                // SAFETY: ours, and unknown to other code.
                 unsafe { libc::close(fd) };
                 Err(error)
             }
         }
     }
 
-    /// Private zeroed memory of `length` bytes, touched pages only.
+    /// Private zeroed memory of `length` bytes; only touched pages take memory.
     pub fn private(length: u64) -> io::Result<Mapping> {
         let base = map(-1, length as usize)?;
         Ok(Mapping {
@@ -274,7 +273,7 @@ impl Mapping {
         })
     }
 
-    /// The first byte. Page-aligned; zeros where nothing was written.
+    /// The first byte. Page-aligned; unwritten bytes are zero.
     pub fn base(&self) -> NonNull<u8> {
         self.base
     }
@@ -284,18 +283,18 @@ impl Mapping {
         self.length
     }
 
-    /// Where the memory is.
+    /// The kind of the memory.
     pub fn backing(&self) -> &Backing {
         &self.backing
     }
 
-    /// How liveness is shown.
+    /// The sign of liveness.
     pub fn lock_kind(&self) -> LockKind {
         self.lock
     }
 
-    /// Makes the bytes from `offset` on safe to touch. Nobody has touched them yet: some file
-    /// systems are given zeros.
+    /// Makes the bytes from `offset` on safe to touch. They must be untouched: on some file systems
+    /// this writes zeros.
     pub fn ensure(&self, offset: u64, length: u64) -> io::Result<()> {
         let room = |room: u64| room.checked_sub(length);
         if self.room.fetch_update(Ordering::Relaxed, Ordering::Relaxed, room).is_err() {
@@ -307,49 +306,50 @@ impl Mapping {
         allocate(self.fd, offset, length)
     }
 
-    /// Lets [`Mapping::ensure`] hand out `bytes` more, then play a full file system. For tests.
+    /// Lets [`Mapping::ensure`] allocate `bytes` more, then simulates a full file system. For
+    /// tests.
     pub fn limit_room(&self, bytes: u64) {
         self.room.store(bytes, Ordering::Relaxed);
     }
 
-    /// Whether this process made it (and is not a forked child of the one that did).
+    /// Whether this process made it (a forked child did not).
     pub fn is_creator(&self) -> bool {
         std::process::id() == self.creator
     }
 
-    /// Copies what is in the file now to one beside it, which no process locks: to readers, the
-    /// record of a process that died at this moment. Where it is; `None`: there is no file, or
-    /// this is a forked child.
+    /// Copies the file's present contents to a file beside it that no process locks: to readers,
+    /// the record of a process that died at this moment. Returns its path; `None`: there is no
+    /// file, or this is a forked child.
     ///
     /// # Errors
-    /// The file system's. What was begun is taken away.
+    /// The file system's error; removes the unfinished copy.
     pub fn copy(&self) -> io::Result<Option<PathBuf>> {
         self.copy_of(self.fd)
     }
 
-    /// As [`Mapping::copy`], of what was in the file when `moment` was taken.
+    /// As [`Mapping::copy`], with the file's contents at `moment`.
     ///
     /// # Errors
-    /// The file system's. What was begun is taken away.
+    /// The file system's error; removes the unfinished copy.
     pub fn copy_moment(&self, moment: &File) -> io::Result<Option<PathBuf>> {
         self.copy_of(moment.as_raw_fd())
     }
 
-    /// Keeps what is in the file now, in memory of this process's; `None` where
-    /// [`Mapping::copy`] would leave nothing.
+    /// Keeps the file's present contents in memory of this process; `None` where [`Mapping::copy`]
+    /// would leave nothing.
     ///
     /// # Errors
-    /// The system's, where there is no memory.
+    /// The system's error for lack of memory.
     pub fn moment(&self) -> io::Result<Option<File>> {
         let (true, Backing::File(_)) = (self.is_creator(), &self.backing) else {
             return Ok(None);
         };
-        // SAFETY: plain call; the name is a string that lives on.
+        // SAFETY: plain call; the name is a static string.
         let fd = unsafe { libc::memfd_create(c"out of memory".as_ptr(), libc::MFD_CLOEXEC) };
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: just made, and nobody else's.
+        // SAFETY: just made, and unknown to other code.
         let file = unsafe { File::from_raw_fd(fd) };
         self.copy_to(self.fd, &file)?;
         Ok(Some(file))
@@ -365,11 +365,11 @@ impl Mapping {
         })
     }
 
-    /// Copies what is allocated of `fd`, as long as the record; holes stay holes.
+    /// Copies the allocated parts of `fd`, as long as the record; holes stay holes.
     fn copy_to(&self, fd: RawFd, file: &File) -> io::Result<()> {
         file.set_len(self.length as u64)?;
         let seek = |offset: u64, whence| {
-            // SAFETY: plain call on a descriptor, of which nobody uses the position.
+            // SAFETY: plain call on a descriptor whose position no code uses.
             let found = unsafe { libc::lseek(fd, offset as libc::off_t, whence) };
             if found < 0 { Err(io::Error::last_os_error()) } else { Ok(found as u64) }
         };
@@ -378,15 +378,15 @@ impl Mapping {
         while at < self.length as u64 {
             at = match seek(at, libc::SEEK_DATA) {
                 Ok(data) => data,
-                // Nothing but a hole up to the end.
+                // Only a hole up to the end.
                 Err(error) if error.raw_os_error() == Some(libc::ENXIO) => return Ok(()),
                 Err(error) => return Err(error),
             };
             let end = seek(at, libc::SEEK_HOLE)?;
             while at < end {
                 let bytes = COPIED.min(end - at) as usize;
-                // SAFETY: `buffer` is writable for more than `bytes`. The file is read and not the
-                // mapping, so what others write meanwhile is the kernel's business.
+                // SAFETY: `buffer` is writable for more than `bytes`. We read the file, not the
+                // mapping, so concurrent writes are the kernel's business.
                 let read = unsafe {
                     libc::pread(fd, buffer.as_mut_ptr().cast(), bytes, at as libc::off_t)
                 };
@@ -401,10 +401,10 @@ impl Mapping {
         Ok(())
     }
 
-    /// Takes the file's name away; the memory stays. Nothing in a forked child.
+    /// Removes the file's name; the memory stays. Does nothing in a forked child.
     pub fn unlink(&self) {
         if let (true, Backing::File(path)) = (self.is_creator(), &self.backing) {
-            // An error means that somebody swept it: nothing is left to do.
+            // An error means that a sweep removed it: nothing is left to do.
             let _ = std::fs::remove_file(path);
         }
     }
@@ -413,9 +413,9 @@ impl Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         forked::forget(self.base);
-        // SAFETY: ours; whoever drops the mapping has no pointer into it any more.
+        // SAFETY: ours; the dropping code has no pointer into it any more.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.length) };
-        // A forked child's descriptor is already closed, its number perhaps another file's.
+        // A forked child's descriptor is already closed, and its number may be another file's.
         if self.fd >= 0 && self.is_creator() {
             // SAFETY: ours.
             unsafe { libc::close(self.fd) };
@@ -423,9 +423,9 @@ impl Drop for Mapping {
     }
 }
 
-/// What a forked child does with the records that it inherits: it gives up the descriptor and the
-/// mapping, both of which would keep the lock (and so the appearance of life) after the parent's
-/// death, and puts private zeros in the mapping's place, so that a stray access harms nobody.
+/// A forked child gives up the descriptors and mappings of inherited records: both would keep the
+/// lock (and so the appearance of life) after the parent's death. It puts private zeros in the
+/// mapping's place, so that a stray access does no harm.
 mod forked {
     use super::*;
 
@@ -444,9 +444,9 @@ mod forked {
 
     pub fn register(fd: RawFd, base: NonNull<u8>, length: usize) {
         HANDLER.call_once(|| {
-            // SAFETY: the handler makes system calls only, which a forked child may; the library is
-            // never unloaded. An error (no memory) means that children keep the lock a while:
-            // nothing worse.
+            // SAFETY: the handler makes only system calls, as a forked child may; the library is
+            // never unloaded. An error (no memory) only means that children keep the lock for a
+            // while.
             unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
         });
         for entry in &INHERITED {
@@ -477,8 +477,8 @@ mod forked {
             }
             let flags =
                 libc::MAP_FIXED | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-            // SAFETY: exactly the range that was registered and not forgotten, so still a record's;
-            // what lies there is atomics, for which zeros are values. The child has one thread.
+            // SAFETY: exactly a range registered and not yet forgotten, so still a record's; it
+            // holds atomics, for which zero is a value. The child has one thread.
             unsafe {
                 let protection = libc::PROT_READ | libc::PROT_WRITE;
                 libc::mmap(

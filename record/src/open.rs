@@ -1,5 +1,5 @@
-//! Opening a record: whose it is, whether its process lives, and why it can't be read. Nothing is
-//! mapped here: the header is read with `pread`.
+//! Opens records: checks the owner, whether the process lives, and whether the file can be read.
+//! Maps nothing; reads the header with `pread`.
 
 use std::fmt;
 use std::fs::{File, Metadata, OpenOptions};
@@ -15,30 +15,30 @@ use super::mapping::is_locked;
 use super::source::Source;
 use super::sync::Ordering;
 
-/// Whose records are read.
+/// Users whose records are read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Owners {
-    /// Those of this process's effective user, root's own where it is root.
+    /// This process's effective user; for root, root's own.
     #[default]
     Mine,
-    /// Those of all users, as far as the system lets us.
+    /// All users, as far as the system permits.
     Any,
 }
 
-/// This process's effective user.
+/// The effective user of this process.
 pub fn effective_user() -> u32 {
-    // SAFETY: takes nothing, and never fails.
+    // SAFETY: takes nothing and never fails.
     unsafe { libc::geteuid() }
 }
 
 impl Owners {
-    /// Whether the files of `owner` are among them.
+    /// Whether `owner` is among them.
     pub fn include(self, owner: u32) -> bool {
         self == Owners::Any || owner == effective_user()
     }
 }
 
-/// Why a record can't be read. The text names the file, the reason, and what to do.
+/// Why a record can't be read. The text names the file, the reason and the remedy.
 #[derive(Debug)]
 pub enum ReadError {
     /// The file can't be opened or read.
@@ -48,11 +48,11 @@ pub enum ReadError {
         /// The system's reason.
         error: io::Error,
     },
-    /// Of another user, and nobody asked for those.
+    /// Another user's file, and only our own were wanted.
     Foreign {
         /// The file.
         path: PathBuf,
-        /// The user's number.
+        /// The owner's user number.
         owner: u32,
     },
     /// Not a regular file.
@@ -64,46 +64,46 @@ pub enum ReadError {
     NotReady {
         /// The file.
         path: PathBuf,
-        /// Whether somebody is making it.
+        /// Whether its lock is held: a process is making the record.
         locked: Option<bool>,
     },
-    /// Some other file.
+    /// Not a record.
     NotARecord {
         /// The file.
         path: PathBuf,
     },
-    /// Another version's layout.
+    /// The layout of another version.
     Version {
         /// The file.
         path: PathBuf,
-        /// The version it says.
+        /// The version in the header.
         version: u32,
-        /// Whether somebody holds its lock.
+        /// Whether a process holds its lock.
         locked: Option<bool>,
     },
-    /// Something in it can't be.
+    /// It holds an impossible value.
     Damaged {
         /// The file.
         path: PathBuf,
-        /// What, and where.
+        /// The value and its place.
         what: String,
-        /// Whether somebody holds its lock.
+        /// Whether a process holds its lock.
         locked: Option<bool>,
     },
 }
 
 impl ReadError {
-    /// The file is not there (any more).
+    /// Whether the file is missing.
     pub fn is_missing(&self) -> bool {
         matches!(self, ReadError::Open { error, .. } if error.kind() == io::ErrorKind::NotFound)
     }
 
-    /// The file is another user's, and was not opened.
+    /// Whether the file is another user's, and so was not opened.
     pub fn is_foreign(&self) -> bool {
         matches!(self, ReadError::Foreign { .. })
     }
 
-    /// The file.
+    /// The file's path.
     pub fn path(&self) -> &Path {
         match self {
             ReadError::Open { path, .. }
@@ -176,41 +176,41 @@ impl fmt::Display for ReadError {
 
 impl std::error::Error for ReadError {}
 
-/// How it stands with a file that is named like a record.
+/// State of a file named like a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
     /// Its writer holds the lock.
     Live,
-    /// Nobody does: the process ended without a clean exit.
+    /// No process holds the lock: the writer ended without a clean exit.
     Stale,
-    /// Being made, or the file system has no locks: can't be told.
+    /// Unknown: the record is being made, or the file system has no locks.
     Unknown,
 }
 
-/// A file without a magic this old was left by a process that died while making it.
+/// A file without a magic this old is the remains of a process that died while making it.
 const MAKING: Duration = Duration::from_secs(60);
 
-/// An open file that may be a record, of which only the header was read.
+/// An open file that may be a record; only its header was read.
 pub struct Opened {
     pub(super) path: PathBuf,
     pub(super) file: File,
     pub(super) metadata: Metadata,
-    /// A copy of its header, as much of it as there is.
+    /// A copy of its header, possibly incomplete.
     head: Source<'static>,
 }
 
 impl Opened {
-    /// Opens `path`. Links are refused, and a pipe is not waited for.
+    /// Opens `path`. Refuses links; does not wait for a pipe.
     pub(super) fn new(path: &Path, owners: Owners) -> Result<Opened, ReadError> {
-        // Before it is opened, so that another user's file is not even touched; what is opened in
-        // the end is asked again.
+        // Checked before opening, so that another user's file stays untouched; the opened file is
+        // checked again.
         if let Ok(metadata) = std::fs::symlink_metadata(path) {
             Self::check(path, &metadata, owners)?;
         }
         Self::with(path, libc::O_NOFOLLOW, owners)
     }
 
-    /// Opens one of a process's descriptors in /proc, which are links.
+    /// Opens a process's descriptor in /proc, which is a link.
     pub(super) fn descriptor(path: &Path, owners: Owners) -> Result<Opened, ReadError> {
         Self::with(path, 0, owners)
     }
@@ -238,7 +238,7 @@ impl Opened {
         Ok(Opened { path: path.to_owned(), file, metadata, head })
     }
 
-    /// The file.
+    /// The file's path.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -247,14 +247,14 @@ impl Opened {
         self.head.one::<Header>(0).map(|header| header.magic.load(Ordering::Acquire))
     }
 
-    /// Nobody has written the header yet.
+    /// Whether the header is still unwritten.
     fn is_unfinished(&self) -> bool {
         self.magic() == Some(0) || self.metadata.len() == 0
     }
 
-    /// Whether somebody holds the lock; `None` where that can't be told.
+    /// Whether a process holds the lock; `None` if unknown.
     pub fn is_locked(&self) -> Option<bool> {
-        // Not ready: its kind of lock is not written yet either.
+        // An unfinished header does not name its kind of lock yet.
         const OPEN_FILE: u32 = super::mapping::LockKind::OpenFile as u32;
         let kind =
             self.head.one::<Header>(0).map_or(0, |header| header.lock_kind.load(Ordering::Relaxed));
@@ -262,9 +262,8 @@ impl Opened {
         is_locked(self.file.as_raw_fd(), kind)
     }
 
-    /// The last sign of life: by the writer's own clock, which it looks at every now and then while
-    /// it works; else when the file was last changed. (Writing through a mapping does not change
-    /// the file's time.)
+    /// The last sign of life by the writer's own clock, which it reads now and then while it works;
+    /// else the file's time of change. (Writing through a mapping does not change that time.)
     pub fn last_sign(&self) -> SystemTime {
         let header = self.head.one::<Header>(0).filter(|_| self.magic() == Some(MAGIC));
         let latest = header.map(|header| {
@@ -274,7 +273,7 @@ impl Opened {
         latest.or_else(|| self.metadata.modified().ok()).unwrap_or(SystemTime::UNIX_EPOCH)
     }
 
-    /// Whose process it says it is; `None` where that can't be read.
+    /// The process that the header names; `None` if unreadable.
     pub fn process(&self) -> Option<Process> {
         self.expect_ready().ok()?;
         let offset = self.head.one::<Header>(0)?.sections[Section::Process as usize]
@@ -286,7 +285,7 @@ impl Opened {
         facts.one::<ProcessFacts>(0).map(ProcessFacts::read)
     }
 
-    /// That the header is complete.
+    /// Checks that the header is complete.
     pub(super) fn expect_ready(&self) -> Result<(), ReadError> {
         match self.magic() {
             Some(MAGIC) => Ok(()),
@@ -297,8 +296,7 @@ impl Opened {
         }
     }
 
-    /// How it stands with its process, also where the rest of the record is damaged or of another
-    /// version.
+    /// State of its process, even if the rest of the record is damaged or of another version.
     pub fn state(&self) -> State {
         let is_old = |modified: SystemTime| {
             SystemTime::now().duration_since(modified).is_ok_and(|age| age > MAKING)

@@ -1,16 +1,16 @@
-//! The exact peaks of a device: of live and of active (live or waiting) blocks, by pool, each since
-//! the last reset.
+//! The exact peaks of a device: of live and of active (live or waiting) blocks, by pool, since the
+//! last reset.
 //!
-//! Nothing here is on the hot path. Each shard has ceilings ([`super::totals`]); all of them
-//! together stay within the peaks, so a peak can only be passed after some shard has passed a
-//! ceiling of its own. Such a shard reconciles, under the device's mutex: it gets what no shard
-//! has, and what it lacks from shards that do not use theirs; a program of many streams near its
-//! peak does that at every malloc. Where all shards together have too little, the sums are taken,
-//! and what is above a peak is the new peak. What changes the sums in another way (blocks that wait
-//! for streams) is rare, and comes here too.
+//! Nothing here is on the hot path. Each shard has ceilings ([`super::totals`]) whose sum stays
+//! within the peaks, so a peak can only be passed after some shard has passed a ceiling of its own.
+//! Such a shard reconciles, under the device's mutex: it takes room that no shard has, then room
+//! that others do not use; a program of many streams near its peak does that at every malloc. If
+//! all shards together have too little, the sums are taken, and a sum above a peak is the new peak.
+//! Other changes of the sums (blocks that wait for streams) are rare, and come here too.
 //!
-//! Exact as long as calls on different shards don't overlap in time; where they do, a reconciling
-//! shard may miss a block whose count another processor has not yet made visible (some
+//! Exact as long as calls on different shards don't overlap in time; else a reconciling shard may
+//! miss a block whose count another processor has not yet made visible (some nanoseconds), until
+//! that shard's next call.
 //! nanoseconds), until that shard's next call.
 #![deny(unsafe_code)]
 
@@ -18,7 +18,7 @@ use super::gauges::BlockCounts;
 use super::sync::{AtomicU64, Ordering, fence};
 use super::totals::{BLOCKS, BYTES, QUANTITIES, REQUESTED, ShardTotals};
 
-/// The pools that torch tells apart.
+/// Number of torch's pools, their sum included.
 pub const POOLS: usize = 3;
 /// Blocks of both pools.
 pub const ALL: usize = 0;
@@ -27,11 +27,11 @@ pub const SMALL: usize = 1;
 /// Larger ones.
 pub const LARGE: usize = 2;
 
-/// Bytes, blocks and bytes asked for, by their numbers in [`super::totals`].
+/// Bytes, blocks and requested bytes, by their numbers in [`super::totals`].
 pub type Amounts = [i64; QUANTITIES];
 
-/// Shards that are reconciled all at once: to look first whether they have what one of them lacks
-/// costs as much, and a program that grows finds that they have not, at every malloc.
+/// Up to this number, all shards are reconciled at once: checking first whether they have the
+/// missing room costs as much, and in a growing program they lack it at every malloc.
 const FEW_SHARDS: usize = 4;
 
 /// The amounts of one block.
@@ -43,66 +43,64 @@ pub fn amounts(size: u64, requested: u64) -> Amounts {
     amounts
 }
 
-/// One number over time, as torch tells it.
+/// One number over time, as torch reports it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stat {
     /// Now.
     pub current: u64,
     /// The highest since the last reset of peaks.
     pub peak: u64,
-    /// All that came since the last reset of what is accumulated.
+    /// Sum of increases since the last reset of accumulated counts.
     pub allocated: u64,
-    /// All that went since then.
+    /// Sum of decreases since then.
     pub freed: u64,
 }
 
 /// Blocks of a device, by pool ([`ALL`], [`SMALL`], [`LARGE`]).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BlockStats {
-    /// Blocks in the program's hands.
+    /// Blocks held by the program.
     pub allocation: [Stat; POOLS],
     /// Their bytes, each rounded up to 512.
     pub allocated_bytes: [Stat; POOLS],
-    /// Blocks in the program's hands, or freed and waiting for streams.
+    /// Blocks held by the program, or freed and waiting for streams.
     pub active: [Stat; POOLS],
     /// Their bytes, rounded.
     pub active_bytes: [Stat; POOLS],
-    /// Their bytes as asked for.
+    /// Their requested bytes.
     pub requested_bytes: [Stat; POOLS],
 }
 
 /// Numbers of one quantity, by pool.
 type ByPool = [i64; POOLS];
 
-/// A shard, and whether it is the one of the large blocks (the last).
+/// A shard, and whether it is that of the large blocks (the last).
 pub type Member<'a> = (bool, &'a ShardTotals);
 
-/// What a device's mutex guards: the peaks, and what of the sums is not in the shards.
+/// Guarded by a device's mutex: the peaks, and the part of the sums outside the shards.
 #[derive(Debug, Default)]
 pub struct Books {
-    /// Shards that were ever used, a bit each.
+    /// Shards ever used, a bit each.
     pub used: u64,
     /// Freed by the program and waiting for streams: small, large.
     pending: [Amounts; 2],
-    /// The highest that was live, by quantity.
+    /// The highest live amounts, by quantity.
     live: [ByPool; QUANTITIES],
-    /// The highest that was active, by quantity.
+    /// The highest active amounts, by quantity.
     active: [ByPool; QUANTITIES],
-    /// What had come (0) and gone (1) at the last reset: live blocks and active ones, small and
-    /// large.
+    /// Flows in (0) and out (1) at the last reset: of live and active blocks, small and large.
     base: [[Flow; 2]; 2],
 }
 
-/// Makes amounts smaller, as their sum is to become no more than there is for them.
+/// Scales amounts down so that their sum keeps a bound.
 #[derive(Clone, Copy)]
 struct Scale(Option<u64>);
 
 impl Scale {
     const BITS: u32 = 63;
 
-    /// `whole`, the sum, is to become at most `most`. One division, however many amounts there are:
-    /// a program of many streams comes here at every malloc that passes a ceiling, with an amount
-    /// for each shard.
+    /// Scales the sum `whole` to at most `most`. One division, however many amounts: a program of
+    /// many streams comes here at every malloc that passes a ceiling, with an amount per shard.
     fn new(most: i64, whole: i64) -> Self {
         let part = |most, whole| (u128::from(most) << Self::BITS) / u128::from(whole);
         Self((whole > most).then(|| part(most.max(0) as u64, whole as u64) as u64))
@@ -123,8 +121,8 @@ impl Scale {
     }
 }
 
-/// Redistributes what lies between the sums and the peaks (`gaps`, by pool): to the shard `mine`,
-/// but for what the others keep.
+/// Gives the room between the sums and the peaks (`gaps`, by pool) to the shard `mine`, except what
+/// the others keep.
 #[inline(never)]
 fn redistribute<'a>(
     quantity: usize,
@@ -134,7 +132,7 @@ fn redistribute<'a>(
 ) {
     let slack =
         |shard: &ShardTotals| shard.ceiling(quantity).saturating_sub(shard.live(quantity)).max(0);
-    // What the other shards may still take before they come here.
+    // Room of the other shards before they come here.
     let (mut small_slack, mut large_slack) = (0i64, 0i64);
     let mut mine_is_large = false;
     for (is_large, shard) in shards.clone() {
@@ -145,8 +143,7 @@ fn redistribute<'a>(
         let slacks = if is_large { &mut large_slack } else { &mut small_slack };
         *slacks = slacks.saturating_add(slack(shard));
     }
-    // The others keep what they have, up to half of what there is: then the shard will not be here
-    // again soon.
+    // The others keep their room, up to half of all: so the shard will not be back soon.
     let half = gaps[ALL] / 2;
     let mut small_kept = small_slack.min(if mine_is_large { gaps[SMALL] } else { gaps[SMALL] / 2 });
     let mut large_kept = large_slack.min(gaps[LARGE]);
@@ -167,7 +164,7 @@ fn redistribute<'a>(
     }
 }
 
-/// What came and what went, by quantity.
+/// Flows in and out, by quantity.
 #[derive(Clone, Copy, Debug, Default)]
 struct Flow {
     came: [u64; QUANTITIES],
@@ -175,8 +172,8 @@ struct Flow {
 }
 
 impl Books {
-    /// What is live and what is active of `quantity`, where the shards of small blocks have `small`
-    /// and that of the large `large`.
+    /// The live and the active amount of `quantity`, from `small` in the shards of small blocks and
+    /// `large` in that of the large.
     #[inline(always)]
     fn now(&self, quantity: usize, small: i64, large: i64) -> (ByPool, ByPool) {
         let waiting = self.pending.map(|pool| pool[quantity]);
@@ -189,15 +186,15 @@ impl Books {
         (live, active)
     }
 
-    /// Reconciles the shard `mine`, which passed a ceiling. `shards` are all shards that were ever
-    /// used; `highest` is the peak of live bytes that no reset lowers.
+    /// Reconciles the shard `mine`, which passed a ceiling. `shards` are all shards ever used;
+    /// `highest` is the peak of live bytes that no reset lowers.
     pub fn reconcile<'a>(
         &mut self,
         highest: &AtomicU64,
         shards: impl Iterator<Item = Member<'a>> + Clone,
         mine: &'a ShardTotals,
     ) {
-        // Most programs have few, which are walked many times here: from a row of their own.
+        // Most programs have few, walked many times here: copied into a row of their own.
         let mut few = [(false, mine); FEW_SHARDS];
         let mut count = 0;
         for member in shards.clone() {
@@ -219,14 +216,14 @@ impl Books {
         mine: &ShardTotals,
         many: bool,
     ) {
-        // Once, unless another shard ran past a ceiling while we lowered it.
+        // Once, unless another shard passed a ceiling while we lowered it.
         for _ in 0..4 {
             let passed =
                 std::array::from_fn(|quantity| mine.live(quantity) > mine.ceiling(quantity));
             if !many || !self.make_room(passed, shards.clone(), mine) {
                 self.reconcile_passed(passed, highest, shards.clone(), mine);
             }
-            // Orders our stores of ceilings before the loads of what is live.
+            // Orders our stores of ceilings before the loads of live amounts.
             fence(Ordering::SeqCst);
             if shards.clone().all(|(_, shard)| shard.is_within()) {
                 return;
@@ -234,9 +231,9 @@ impl Books {
         }
     }
 
-    /// Raises the ceilings that the shard `mine` has `passed` above what it has, by what no shard
-    /// has, and if that is too little, by what others do not use: half of it, where that will do.
-    /// False: all of it is too little.
+    /// Raises the ceilings that the shard `mine` has `passed`: first by room that no shard has,
+    /// then by room that others do not use, half of it if that suffices. False: all of it is too
+    /// little.
     fn make_room<'a>(
         &self,
         passed: [bool; QUANTITIES],
@@ -255,7 +252,7 @@ impl Books {
         }
         for quantity in (0..QUANTITIES).filter(|&quantity| passed[quantity]) {
             let needed = mine.live(quantity) - mine.ceiling(quantity);
-            // As if everything were live up to its ceiling.
+            // As if every shard were at its ceiling.
             let mut room = self.gaps(quantity, ceilings[0][quantity], ceilings[1][quantity]);
             for (is_large, shard) in shards.clone() {
                 let lacking = needed - room[pool].min(room[ALL]);
@@ -264,8 +261,7 @@ impl Books {
                 }
                 let of = if is_large { LARGE } else { SMALL };
                 let slack = shard.ceiling(quantity) - shard.live(quantity);
-                // What the shards of the other pool have is of use only where both together lack
-                // it.
+                // Room of the other pool's shards helps only if both together lack it.
                 if slack <= 0 || std::ptr::eq(shard, mine) || of != pool && room[ALL] >= needed {
                     continue;
                 }
@@ -283,8 +279,8 @@ impl Books {
         true
     }
 
-    /// What lies between what there is of a quantity (`small` in the shards of small blocks,
-    /// `large` in that of the large) and its peaks, by pool.
+    /// The room between the amounts of a quantity (`small` in the shards of small blocks, `large`
+    /// in that of the large) and its peaks, by pool.
     #[inline(always)]
     fn gaps(&self, quantity: usize, small: i64, large: i64) -> ByPool {
         let (live, active) = self.now(quantity, small, large);
@@ -293,8 +289,7 @@ impl Books {
         })
     }
 
-    /// Takes the sums of everything, and new peaks from them; as if the first shard had passed all
-    /// its ceilings.
+    /// Takes all sums, and new peaks from them; as if the first shard had passed all its ceilings.
     pub fn reconcile_all<'a>(
         &mut self,
         highest: &AtomicU64,
@@ -306,8 +301,8 @@ impl Books {
         }
     }
 
-    /// Reconciles the quantities of which the shard `mine` has `passed` its ceilings. Each by code
-    /// of its own, without a loop over them: a program that grows comes here at every malloc.
+    /// Reconciles the quantities whose ceilings the shard `mine` has `passed`. Each has code of its
+    /// own, without a loop: a growing program comes here at every malloc.
     fn reconcile_passed<'a>(
         &mut self,
         passed: [bool; QUANTITIES],
@@ -353,8 +348,8 @@ impl Books {
         }
     }
 
-    /// Raises the peaks of a quantity to what there is, `sums` in the shards of small blocks and in
-    /// that of the large, and tells what lies between, by pool.
+    /// Raises the peaks of a quantity to `sums` (in the shards of small blocks and in that of the
+    /// large); returns the room left, by pool.
     #[inline(always)]
     fn raise<const QUANTITY: usize>(&mut self, sums: &[[i64; QUANTITIES]; 2]) -> ByPool {
         let (live, active) = self.now(QUANTITY, sums[0][QUANTITY], sums[1][QUANTITY]);
@@ -367,8 +362,7 @@ impl Books {
         })
     }
 
-    /// A block of `shard` was freed and begins to wait: it is active as before, but its shard does
-    /// not count it any more.
+    /// A freed block of `shard` begins to wait: still active, but no longer counted by its shard.
     pub fn begin_wait(&mut self, shard: &ShardTotals, large: bool, amounts: Amounts) {
         for (quantity, amount) in amounts.into_iter().enumerate() {
             self.pending[usize::from(large)][quantity] += amount;
@@ -376,14 +370,14 @@ impl Books {
         }
     }
 
-    /// The wait of a block is over.
+    /// The wait of a block has ended.
     pub fn end_wait(&mut self, large: bool, amounts: Amounts) {
         for (quantity, amount) in amounts.into_iter().enumerate() {
             self.pending[usize::from(large)][quantity] -= amount;
         }
     }
 
-    /// All peaks begin again at what there is.
+    /// Restarts all peaks at the current amounts.
     pub fn reset_peaks<'a>(
         &mut self,
         highest: &AtomicU64,
@@ -393,12 +387,12 @@ impl Books {
         self.reconcile_all(highest, shards);
     }
 
-    /// What came and went begins again at nothing. `counts` are those of small and large blocks.
+    /// Restarts the flows at 0. `counts` are those of small and large blocks.
     pub fn reset_accumulated(&mut self, counts: &[BlockCounts; 2]) {
         self.base = [self.flows(counts, false), self.flows(counts, true)];
     }
 
-    /// What came and went, of live or of active blocks, since the beginning.
+    /// Flows of live or of active blocks since the beginning.
     fn flows(&self, counts: &[BlockCounts; 2], active: bool) -> [Flow; 2] {
         let flow = |pool: usize| {
             let c = &counts[pool];
@@ -416,8 +410,8 @@ impl Books {
         [flow(0), flow(1)]
     }
 
-    /// All of it, for the reader; peaks must be reconciled. `counts` are those of small and large
-    /// blocks.
+    /// All numbers for a reader; the peaks must be reconciled. `counts` are those of small and
+    /// large blocks.
     pub fn stats(&self, counts: &[BlockCounts; 2]) -> BlockStats {
         let stat = |quantity: usize, active: bool| {
             let flows = self.flows(counts, active);
@@ -438,7 +432,7 @@ impl Books {
             };
             let mut stats = [all, small, large];
             for (stat, &peak) in stats.iter_mut().zip(&peaks[quantity]) {
-                // Other threads go on meanwhile: what is there now is never above its peak.
+                // Other threads go on meanwhile: the current amount is never above its peak.
                 stat.peak = (peak.max(0) as u64).max(stat.current);
             }
             stats
@@ -458,8 +452,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Five shards, the last that of the large blocks, and what an allocator that looks at every
-    /// block would know.
+    /// Five shards, the last that of the large blocks, and the knowledge of an allocator that looks
+    /// at every block.
     #[derive(Default)]
     struct Model {
         shards: [ShardTotals; 5],

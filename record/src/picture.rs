@@ -1,20 +1,20 @@
-//! The layout of a device's memory, put together from the record: what is mapped where, which
-//! blocks lie in it, and what lies between them.
+//! The layout of a device's memory, built from the record: mappings, their blocks, and the memory
+//! between blocks.
 //!
 //! Three levels, each a vector that the one above points into by index:
 //!
 //! ```text
 //! range   contiguous address space with memory behind it: a span, or a row of stitched pages;
 //!         tiled by pieces, made of pages
-//! piece   a block, or what lies between two: by address, each begins where the one before ends
-//! page    2 MiB of physical memory (a chunk's, or a part of a span): how much of it is what; also
-//!         those that are mapped nowhere
+//! piece   a block, or the memory between two: by address, each begins where the last one ends
+//! page    2 MiB of physical memory (a chunk's, or a part of a span), with its bytes by use; also
+//!         pages mapped nowhere
 //! ```
 //!
-//! A record is another process's data, and is read while it is written: a page may be found in two
+//! A record is another process's data and is read while it is written: a page may appear in two
 //! views or in none, a block outside all ranges or upon another. Whatever does not fit together is
-//! left out and counted ([`Misfits`]); nothing is allocated by a length that the record says, and
-//! each step of the work consumes an entry that was read.
+//! left out and counted ([`Misfits`]). No allocation follows a length in the record, and each step
+//! of the work consumes an entry that was read.
 #![deny(unsafe_code, clippy::unwrap_used)]
 
 mod pieces;
@@ -29,26 +29,24 @@ use super::{BlockEntry, BlockState, DeviceGauge, LIFETIMES, Reader, SegmentEntry
 /// A page (bytes): the unit in which physical memory is mapped and moved.
 pub const PAGE: u64 = 2 << 20;
 pub use super::stream::NO_STREAM;
-/// Pages that are looked at, mapped ones and stale aliases: 8 TiB. What a record says beyond is
-/// counted in [`Misfits::segments`].
+/// Most pages shown, mapped ones and stale aliases: 8 TiB. [`Misfits::segments`] counts the rest.
 pub const MOST_PAGES: usize = 1 << 22;
-/// Looks at a record that is being written, until one fits together.
+/// Looks at a record under write until one fits together.
 const TRIES: usize = 3;
 
-/// What a piece of address space is.
+/// Kind of a piece of address space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum PieceKind {
-    /// A block in the program's hands.
+    /// A block held by the program.
     Live = 0,
-    /// A block that the program freed and that waits for streams.
+    /// A block freed by the program, waiting for streams.
     Pending = 1,
-    /// Free memory between blocks, which any request of its size can get.
+    /// Free memory between blocks, for any request that fits.
     FreeRun = 2,
-    /// Free slots of a slab that has blocks, next to each other: for small requests of its size
-    /// class only.
+    /// Adjacent free slots of a slab that has blocks: only for small requests of its size class.
     FreeSlots = 3,
-    /// What a block leaves of its slot.
+    /// The part of a slot that its block does not fill.
     SlotRest = 4,
     /// The end of a slab, too short for a slot.
     SlabTail = 5,
@@ -92,16 +90,15 @@ impl PieceKind {
 pub struct Piece {
     /// First byte.
     pub address: u64,
-    /// Length. Of a block: as it was rounded up, which is what counts as live.
+    /// Length. For a block: rounded up, as it counts as live.
     pub bytes: u64,
-    /// Of a block: what the program asked for; else 0.
+    /// For a block: bytes asked for by the program; else 0.
     pub requested: u64,
-    /// The size class (bytes of a slot) where it lies in a slab, else 0.
+    /// The size class (bytes per slot) inside a slab, else 0.
     pub slot: u64,
-    /// The process-wide number of the stream, of a block and of what lies in a slab; else
-    /// [`NO_STREAM`].
+    /// The process-wide number of the stream, for blocks and inside slabs; else [`NO_STREAM`].
     pub stream: u32,
-    /// Of a block: the training step of its allocation; else 0.
+    /// For a block: the training step of its allocation; else 0.
     pub step: u32,
     /// What it is.
     pub kind: PieceKind,
@@ -109,26 +106,26 @@ pub struct Piece {
     pub lifetime: u8,
     /// 0, or 1 + the index of the capture pool.
     pub capture: u8,
-    /// Of a block: where in the program it came from, or its slab did.
+    /// For a block: the site of its allocation, or of its slab's.
     pub site: SiteId,
 }
 
 impl Piece {
-    /// The byte behind its last.
+    /// The address after its last byte.
     pub fn end(&self) -> u64 {
         self.address + self.bytes
     }
 }
 
-/// What a range is.
+/// Kind of a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum RangeKind {
-    /// A span of a driver pool, or a plain allocation of the heap's: its pages cannot move.
+    /// A span of a driver pool, or a plain allocation of the heap: its pages cannot move.
     Span = 0,
-    /// Pages of chunks, mapped next to each other inside one reservation: each can move.
+    /// Pages of chunks, mapped side by side in one reservation: each can move.
     Stitched = 1,
-    /// Blocks without a segment: those of `backing:passthrough`, or of a record that does not fit
+    /// Blocks without a segment: from `backing:passthrough`, or from a record that does not fit
     /// together.
     Alone = 2,
 }
@@ -153,31 +150,30 @@ pub struct Range {
     pub bytes: u64,
     /// What it is.
     pub kind: RangeKind,
-    /// The lifetime class that it was taken for.
+    /// The lifetime class it was taken for.
     pub lifetime: u8,
     /// 0, or 1 + the index of the capture pool.
     pub capture: u8,
-    /// Which of [`Picture::pieces`] tile it.
+    /// Its pieces in [`Picture::pieces`]; they tile it.
     pub pieces: ops::Range<usize>,
-    /// Which of [`Picture::pages`] lie behind it, in order: each holds [`PAGE`] bytes, the last one
-    /// maybe less.
+    /// Its pages in [`Picture::pages`], in order: each has [`PAGE`] bytes, the last maybe fewer.
     pub pages: ops::Range<usize>,
 }
 
-/// Physical memory: a page of a chunk, or of what is behind a span.
+/// Physical memory: a page of a chunk, or a part of a span.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Page {
-    /// The chunk's number; `None` behind a span or a block of its own.
+    /// The chunk's number; `None` for a span or a block of its own.
     pub chunk: Option<u32>,
-    /// Which page of the chunk or of the span.
+    /// The page's number in the chunk or the span.
     pub number: u32,
-    /// Its length: [`PAGE`], less only at the end of a range that is no multiple of it.
+    /// Its length: [`PAGE`]; less only at the end of a range that is no multiple of it.
     pub bytes: u32,
-    /// Where it is reached; `None`: it is spare, mapped nowhere (but in retired views, maybe).
+    /// Its address; `None`: spare, mapped nowhere (except perhaps in retired views).
     pub address: Option<u64>,
     /// Bytes of live blocks.
     pub live: u32,
-    /// Bytes of blocks that wait for streams.
+    /// Bytes of blocks waiting for streams.
     pub pending: u32,
     /// Bytes of free runs and idle slabs.
     pub free: u32,
@@ -186,147 +182,147 @@ pub struct Page {
 }
 
 impl Page {
-    /// Mapped nowhere.
+    /// Whether it is mapped nowhere.
     pub fn is_spare(&self) -> bool {
         self.address.is_none()
     }
 
-    /// Mapped, and nothing in it: no block, and no slab that has one.
+    /// Whether it is mapped and empty: no block, and no slab with a block.
     pub fn is_free(&self) -> bool {
         !self.is_spare() && self.free == self.bytes
     }
 
-    /// Nothing free in it.
+    /// Whether nothing in it is free.
     pub fn is_full(&self) -> bool {
         !self.is_spare() && self.free == 0 && self.slab_free == 0
     }
 }
 
-/// A part of a mapping in which no page belongs to the arena: its pages are reached elsewhere, or
-/// are spare.
+/// A part of a mapping without pages of the arena: its pages are reached elsewhere or are spare.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StaleAlias {
     /// First byte.
     pub address: u64,
     /// Length.
     pub bytes: u64,
-    /// The chunk that is mapped.
+    /// The mapped chunk.
     pub chunk: u32,
-    /// The first page of it.
+    /// The chunk's first page here.
     pub number: u32,
-    /// The whole mapping is retired: it goes once the device is done with what was there.
+    /// Whether the whole mapping is retired: it goes once the device has finished with its old
+    /// blocks.
     pub retired: bool,
 }
 
-/// Address space in which stitched pages are mapped.
+/// Address space for stitched pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reservation {
     /// First byte.
     pub address: u64,
     /// Length.
     pub bytes: u64,
-    /// The lifetime class that it was reserved for.
+    /// The lifetime class it was reserved for.
     pub lifetime: u8,
     /// 0, or 1 + the index of the capture pool.
     pub capture: u8,
 }
 
-/// Where the bytes are. `live + pending + free_whole + free_partial + spare == held`, always.
+/// Bytes by use. Always `live + pending + free_whole + free_partial + spare == held`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sums {
-    /// Physical bytes of spans and chunks (and of blocks that are alone).
+    /// Physical bytes of spans and chunks (and of blocks without a segment).
     pub held: u64,
-    /// Live blocks, as rounded.
+    /// Live blocks, rounded up.
     pub live: u64,
-    /// What was asked for them.
+    /// Bytes asked for by live blocks.
     pub live_requested: u64,
-    /// How many there are.
+    /// Number of live blocks.
     pub live_blocks: u64,
     /// Live bytes by lifetime class.
     pub live_by_lifetime: [u64; LIFETIMES],
-    /// Blocks that wait for streams.
+    /// Blocks waiting for streams.
     pub pending: u64,
-    /// How many there are.
+    /// Number of waiting blocks.
     pub pending_blocks: u64,
-    /// Free in whole pages that are mapped: stitched ones can move to where a run is needed, or go
-    /// back to the driver.
+    /// Free in whole mapped pages: stitched ones can move to where a run is needed, or go back to
+    /// the driver.
     pub free_whole: u64,
-    /// Of that, what cannot move: whole pages of a span that also has blocks, and of capture pools.
-    /// Only requests that fit there can have it.
+    /// Of that, immovable: whole pages of a span that also has blocks, and of capture pools. Only
+    /// requests that fit there can use it.
     pub free_whole_bound: u64,
-    /// Free in pages that have blocks: the only real fragmentation. The four that follow are its
-    /// parts.
+    /// Free in pages that have blocks: the only real fragmentation. The next four are its parts.
     pub free_partial: u64,
-    /// Of that, gaps between large blocks; any request that fits can have one.
+    /// Of that, gaps between large blocks; for any request that fits.
     pub gaps: u64,
-    /// Of that, free slots of slabs that have blocks; small requests of their class can have them.
+    /// Of that, free slots of slabs that have blocks; for small requests of their class.
     pub free_slots: u64,
-    /// Of that, what blocks leave of their slots; nobody can have it while the block lives.
+    /// Of that, rests of slots, unusable while their blocks live.
     pub slot_rests: u64,
-    /// Of that, ends of slabs that are too short for a slot.
+    /// Of that, ends of slabs too short for a slot.
     pub slab_tails: u64,
-    /// Physical memory mapped nowhere: the first that a growing arena takes.
+    /// Physical memory mapped nowhere: a growing arena takes it first.
     pub spare: u64,
-    /// Mapped pages with nothing free.
+    /// Mapped pages without free bytes.
     pub full_pages: u64,
-    /// Mapped pages with blocks and something free.
+    /// Mapped pages with both blocks and free bytes.
     pub partial_pages: u64,
-    /// Mapped pages without anything.
+    /// Empty mapped pages.
     pub free_pages: u64,
     /// Pages mapped nowhere.
     pub spare_pages: u64,
     /// Address space of retired mappings.
     pub retired: u64,
-    /// Address space of the other mappings in which no page belongs to the arena.
+    /// Address space of other mappings in which no page belongs to the arena.
     pub stale_aliases: u64,
     /// Address space reserved for stitching.
     pub reserved_address: u64,
-    /// The longest free run (bytes), idle slabs counted in.
+    /// The longest free run (bytes), idle slabs included.
     pub largest_run: u64,
 }
 
 impl Sums {
-    /// Free bytes held, wherever they are.
+    /// Free bytes held, anywhere.
     pub fn free(&self) -> u64 {
         self.free_whole + self.free_partial + self.spare
     }
 
-    /// Free bytes that can become one run: whole pages that can move, and spare ones.
+    /// Free bytes that can become one run: movable whole pages and spare ones.
     pub fn movable(&self) -> u64 {
         self.free_whole - self.free_whole_bound + self.spare
     }
 }
 
-/// What did not fit together, by what became of it. All zero in a record that nobody writes.
+/// What did not fit together, by its treatment. All zero in a record at rest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Misfits {
-    /// Entries that changed each time they were read.
+    /// Entries that changed at every read.
     pub torn: u64,
-    /// Segments left out or cut: upon another one, of impossible bounds, or beyond [`MOST_PAGES`].
+    /// Segments left out or cut: upon another one, with impossible bounds, or beyond
+    /// [`MOST_PAGES`].
     pub segments: u64,
     /// Pages found in two views; shown in the one at the lower address.
     pub pages_twice: u64,
-    /// Mappings of a chunk that was not found; its length is taken from the mapping.
+    /// Mappings of a missing chunk; its length is taken from the mapping.
     pub chunks_missing: u64,
-    /// Slabs left out or cut: outside of all ranges, upon another one, or of an impossible slot.
+    /// Slabs left out or cut: outside all ranges, upon another one, or with an impossible slot.
     pub slabs: u64,
-    /// Blocks outside of all ranges, shown alone.
+    /// Blocks outside all ranges, shown alone.
     pub blocks_alone: u64,
-    /// Blocks left out: they begin upon another one, or have impossible bounds.
+    /// Blocks left out: upon another one, or with impossible bounds.
     pub blocks_dropped: u64,
-    /// Blocks cut where their range or slab ends.
+    /// Blocks cut at the end of their range or slab.
     pub blocks_cut: u64,
     /// Blocks in a slab that do not begin at a slot, or are longer than one.
     pub blocks_off_slot: u64,
 }
 
 impl Misfits {
-    /// All of them.
+    /// The sum of all.
     pub fn total(&self) -> u64 {
         self.parts().iter().map(|part| part.1).sum()
     }
 
-    /// With their names in reports.
+    /// The parts with their names in reports.
     pub fn parts(&self) -> [(&'static str, u64); 9] {
         [
             ("torn", self.torn),
@@ -347,30 +343,29 @@ impl Misfits {
 pub struct Picture {
     /// The device's number in the process.
     pub device: u32,
-    /// The training step now; 0 where it is not known.
+    /// The training step now; 0 if unknown.
     pub step: u32,
-    /// The request by which is told what is lost; 0: by pages ([`Held::typical_request`]).
+    /// The request that lost is measured by; 0: by pages ([`Held::typical_request`]).
     pub typical_request: u64,
     /// The ranges, by address.
     pub ranges: Vec<Range>,
-    /// By address; those of a range are next to each other.
+    /// By address; a range's pieces are adjacent.
     pub pieces: Vec<Piece>,
-    /// The mapped ones by address; then the spare ones, by chunk.
+    /// Mapped pages by address, then spare ones by chunk.
     pub pages: Vec<Page>,
     /// The stale aliases, by address.
     pub stale_aliases: Vec<StaleAlias>,
     /// The reservations, by address.
     pub reservations: Vec<Reservation>,
-    /// Where the bytes are.
+    /// Bytes by use.
     pub sums: Sums,
     /// What did not fit together.
     pub misfits: Misfits,
 }
 
 impl Picture {
-    /// The layout of `device` as the record shows it; `None`: it has no such device. A record that
-    /// is being written is looked at again, up to twice, where the first look does not fit
-    /// together.
+    /// The layout of `device` from the record; `None`: no such device. Looks at a record under
+    /// write up to twice more if the first look does not fit together.
     pub fn read(reader: &Reader<'_>, device: u32) -> Option<Picture> {
         let recorded = reader.device(device)?;
         let step = recorded.gauge(DeviceGauge::Step);
@@ -392,7 +387,7 @@ impl Picture {
         best
     }
 
-    /// The layout of `device` by these entries, of which those of other devices are passed over.
+    /// The layout of `device` from these entries; skips those of other devices.
     pub fn of(
         device: u32,
         segments: &[SegmentEntry],
@@ -411,19 +406,19 @@ impl Picture {
         self.pieces.get(range.pieces.clone()).unwrap_or(&[])
     }
 
-    /// The pages behind a range.
+    /// The pages of a range.
     pub fn pages_of(&self, range: &Range) -> &[Page] {
         self.pages.get(range.pages.clone()).unwrap_or(&[])
     }
 
-    /// The range that has `address`.
+    /// The range containing `address`.
     pub fn range_at(&self, address: u64) -> Option<&Range> {
         let after = self.ranges.partition_point(|range| range.address <= address);
         let range = self.ranges.get(after.checked_sub(1)?)?;
         (address - range.address < range.bytes).then_some(range)
     }
 
-    /// The piece that has `address`.
+    /// The piece containing `address`.
     pub fn piece_at(&self, address: u64) -> Option<&Piece> {
         let pieces = self.pieces_of(self.range_at(address)?);
         let after = pieces.partition_point(|piece| piece.address <= address);
@@ -435,13 +430,12 @@ impl Picture {
         largest(self.pieces.iter().filter(|piece| piece.kind == PieceKind::Live).copied(), most)
     }
 
-    /// The `most` longest free runs, longest first. Idle slabs beside free memory are part of its
-    /// run.
+    /// The `most` longest free runs, longest first. A run includes idle slabs beside free memory.
     pub fn largest_runs(&self, most: usize) -> Vec<Piece> {
         largest(self.free_runs(), most)
     }
 
-    /// Free runs by address, idle slabs beside them counted in.
+    /// Free runs by address, idle slabs beside them included.
     pub fn free_runs(&self) -> impl Iterator<Item = Piece> {
         self.ranges.iter().flat_map(|range| {
             let is_free =
@@ -457,7 +451,7 @@ impl Picture {
         })
     }
 
-    /// What is held, and what of it serves nobody, as [`Held`] tells it.
+    /// The sums as [`Held`].
     pub fn held(&self) -> Held {
         let Picture { sums, typical_request, .. } = self;
         let typical_request = *typical_request;
@@ -529,13 +523,13 @@ impl Picture {
     }
 }
 
-/// The `most` largest, largest first, those of one size by address.
+/// The `most` largest, largest first; equal sizes by address.
 fn largest(pieces: impl Iterator<Item = Piece>, most: usize) -> Vec<Piece> {
     let mut found: Vec<Piece> = Vec::new();
     let order = |piece: &Piece| (std::cmp::Reverse(piece.bytes), piece.address);
     for piece in pieces {
         found.push(piece);
-        // Twice as many as are wanted at the most, so a million of them cost a few sorts of few.
+        // At most twice as many as wanted, so a million pieces cost a few sorts of few.
         if found.len() >= most.saturating_mul(2).max(64) {
             found.sort_unstable_by_key(order);
             found.truncate(most);

@@ -1,8 +1,8 @@
 //! Text of another process, on one line of a terminal.
 #![deny(unsafe_code)]
 
-/// `text` without what a terminal would obey: control characters, and those that hide text or turn
-/// the direction of writing, become spaces.
+/// `text`, safe for a terminal: control characters, and those that hide text or turn the direction
+/// of writing, become spaces.
 pub fn plain(text: &str) -> String {
     let obeyed = |c: char| {
         c.is_control()
@@ -13,7 +13,7 @@ pub fn plain(text: &str) -> String {
     text.chars().map(|c| if obeyed(c) { ' ' } else { c }).collect()
 }
 
-/// `text` in at most `columns` characters: what is left out is an ellipsis.
+/// `text` in at most `columns` characters; an ellipsis replaces the rest.
 pub fn cut(text: &str, columns: usize) -> String {
     if text.chars().count() <= columns {
         return text.to_owned();

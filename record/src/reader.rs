@@ -32,17 +32,17 @@ use super::timeline::{Sample, Timeline, TimelineEntry};
 use super::totals;
 use super::{BlockEntry, BlockState, DEVICE_GAUGES, Record, SHARDS, SegmentEntry};
 
-/// Looks at a seqlock before it is called torn: about 30 ms, most of them asleep.
+/// Attempts at a seqlock before the reader calls it torn: about 30 ms, mostly asleep.
 const ATTEMPTS: u32 = 450;
-/// Seqlocks that may turn out torn at full length in one look at a record, some 250 ms in all: a
-/// process that was stopped half-way leaves one for each of its threads that was writing. Whatever
-/// is torn after them is looked at once.
+/// Torn seqlocks that get all attempts in one look at a record, some 250 ms in all. A process
+/// stopped half-way leaves one torn for each thread that was writing. Later torn seqlocks get one
+/// attempt.
 const PATIENCE: u32 = 4;
-/// The longest that the tables of blocks and segments are read in one look; a hundred million
-/// entries take less.
+/// Longest time in one look for the tables of blocks and segments; a hundred million entries take
+/// less.
 const LONGEST: Duration = Duration::from_secs(5);
 
-/// What went wrong with the record itself.
+/// Faults of the record itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HealthRead {
     /// Blocks not in the map.
@@ -55,16 +55,16 @@ pub struct HealthRead {
     pub degraded: u64,
     /// The process made a clean exit.
     pub closed: bool,
-    /// Sites that the tables had no room for.
+    /// Sites that found no room in the tables.
     pub sites_untold: u64,
 }
 
-/// Things read from a table, and how many could not be read whole.
+/// Entries of a table, with the number that could not be read whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Table<T> {
-    /// The entries that were read whole.
+    /// The entries read whole.
     pub entries: Vec<T>,
-    /// Entries that changed each time we looked, or that no writer of ours makes.
+    /// Entries that changed at every attempt, or that no writer of ours makes.
     pub torn: u64,
 }
 
@@ -87,14 +87,14 @@ pub struct Reader<'a> {
     source: Source<'a>,
     path: PathBuf,
     file: Option<File>,
-    /// Offset and entries, by section, checked.
+    /// Offset and number of entries, by section, checked.
     sections: [(u64, u64); SECTIONS],
     devices: u32,
-    /// Seqlocks that may still turn out torn at full length in this look.
+    /// Torn seqlocks that may still get all attempts in this look.
     patience: AtomicU32,
 }
 
-/// Entry sizes that this version knows, by section.
+/// Entry sizes of this version, by section.
 const ENTRY_BYTES: [usize; SECTIONS] = [
     size_of::<ProcessFacts>(),
     size_of::<DeviceArea>(),
@@ -133,33 +133,33 @@ const ALL_SECTIONS: [Section; SECTIONS] = [
 ];
 
 impl Reader<'static> {
-    /// Opens the record at `path`, read-only, if it is this user's. Links, pipes and devices are
-    /// refused.
+    /// Opens the record at `path` read-only, if this user owns it. Refuses links, pipes and
+    /// devices.
     ///
     /// # Errors
-    /// Why it can't be read.
+    /// The reason the record can't be read.
     pub fn open(path: &Path) -> Result<Reader<'static>, ReadError> {
         Reader::open_of(path, Owners::Mine)
     }
 
-    /// As [`Reader::open`], for the records of `owners`.
+    /// Opens the record at `path` read-only, if it belongs to `owners`; see [`Reader::open`].
     ///
     /// # Errors
-    /// Why it can't be read.
+    /// The reason the record can't be read.
     pub fn open_of(path: &Path, owners: Owners) -> Result<Reader<'static>, ReadError> {
         Reader::over_opened(Opened::new(path, owners)?)
     }
 
-    /// Opens the record of a process that has no file in /dev/shm, through one of its descriptors
-    /// in /proc.
+    /// Opens the record of a process without a file in /dev/shm, through one of the process's
+    /// descriptors in /proc.
     ///
     /// # Errors
-    /// Why it can't be read.
+    /// The reason the record can't be read.
     pub fn open_descriptor(path: &Path, owners: Owners) -> Result<Reader<'static>, ReadError> {
         Reader::over_opened(Opened::descriptor(path, owners)?)
     }
 
-    /// The record in an opened file.
+    /// Makes a reader of an opened file.
     pub(super) fn over_opened(opened: Opened) -> Result<Reader<'static>, ReadError> {
         opened.expect_ready()?;
         let held = opened.is_locked();
@@ -180,10 +180,10 @@ impl Reader<'static> {
         })
     }
 
-    /// A record's bytes, for instance sent from another machine.
+    /// Reads a record from its bytes, for instance sent from another machine.
     ///
     /// # Errors
-    /// Why it can't be read.
+    /// The reason the record can't be read.
     pub fn from_bytes(bytes: &[u8]) -> Result<Reader<'static>, ReadError> {
         let path = PathBuf::from("(bytes)");
         let source =
@@ -193,7 +193,7 @@ impl Reader<'static> {
 }
 
 impl<'a> Reader<'a> {
-    /// A record of this process; `None` while it is off.
+    /// This process's own record; `None` while it is off.
     pub fn own(record: &'a Record) -> Option<Reader<'a>> {
         let mapping: &'a Mapping = record.mapping();
         Reader::over(
@@ -279,12 +279,12 @@ impl<'a> Reader<'a> {
 
     fn many<T: Shared>(&self, section: Section) -> &[T] {
         let (offset, entries) = self.sections[section as usize];
-        // Checked when it was opened; an empty table rather than a panic all the same.
+        // Opening checked this; an empty table rather than a panic all the same.
         self.source.many(offset, entries).unwrap_or(&[])
     }
 
-    /// Looks at a seqlock: what `read` says when it is given so many attempts, and whether that is
-    /// whole. Nothing changes in a copy.
+    /// Reads a seqlock: `read` takes a number of attempts and returns a value and whether that is
+    /// whole. A copy never changes, so it gets one attempt.
     fn look_at<T>(&self, read: impl FnOnce(u32) -> (T, bool)) -> (T, bool) {
         let is_copy = matches!(self.source, Source::Copy(_));
         let patience = self.patience.load(PrivateOrdering::Relaxed);
@@ -295,16 +295,16 @@ impl<'a> Reader<'a> {
         (value, whole)
     }
 
-    /// Begins another look at the record, with patience anew.
+    /// Begins another look at the record, with full patience.
     pub fn look_again(&self) {
         self.patience.store(PATIENCE, PrivateOrdering::Relaxed);
     }
 
-    /// Why what was read since [`Reader::look_again`] is not to be believed: the file was cut
-    /// meanwhile, or nothing in it comes to rest.
+    /// Checks what was read since [`Reader::look_again`].
     ///
     /// # Errors
-    /// That; the record is named and left out then.
+    /// The file was cut meanwhile, or nothing in it comes to rest. The caller reports the record
+    /// and leaves it out.
     pub fn expect_sound(&self) -> Result<(), ReadError> {
         let what = match &self.source {
             Source::Shared(mapping) if mapping.is_cut() => {
@@ -325,7 +325,7 @@ impl<'a> Reader<'a> {
         self.source.one(0)
     }
 
-    /// Whether its process lives (holds the lock); `None` where that can't be told.
+    /// Whether its process lives (holds the lock); `None` if unknown.
     pub fn is_live(&self) -> Option<bool> {
         let kind = self.header()?.lock_kind.load(Ordering::Relaxed);
         match (&self.file, &self.source) {
@@ -335,22 +335,22 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// The user whose file it is, where there is a file.
+    /// The file's owner, if there is a file.
     pub fn owner(&self) -> Option<u32> {
         Some(self.file.as_ref()?.metadata().ok()?.uid())
     }
 
-    /// The file.
+    /// The file's path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Bytes that the file system holds for it, where there is a file.
+    /// Bytes that the file system holds for the file, if there is one.
     pub fn bytes_held(&self) -> Option<u64> {
         Some(self.file.as_ref()?.metadata().ok()?.blocks() * 512)
     }
 
-    /// Who writes it.
+    /// The process that writes it.
     pub fn process(&self) -> Process {
         self.many::<ProcessFacts>(Section::Process)
             .first()
@@ -358,7 +358,7 @@ impl<'a> Reader<'a> {
             .unwrap_or_default()
     }
 
-    /// What went wrong with the record itself.
+    /// Faults of the record itself.
     pub fn health(&self) -> HealthRead {
         let Some(header) = self.header() else { return HealthRead::default() };
         let health = &header.health;
@@ -372,13 +372,12 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Devices of the process.
+    /// Number of devices of the process.
     pub fn devices(&self) -> u32 {
         self.devices
     }
 
-    /// A device at this moment. Counters of different shards are of moments some microseconds
-    /// apart.
+    /// A device now. Counters of different shards are read some microseconds apart.
     pub fn device(&self, device: u32) -> Option<DeviceSnapshot> {
         let area = self.many::<DeviceArea>(Section::Devices).get(device as usize)?;
         let shards = self.many::<Shard>(Section::Shards).chunks(SHARDS).nth(device as usize)?;
@@ -409,7 +408,7 @@ impl<'a> Reader<'a> {
         Some(snapshot)
     }
 
-    /// The histograms of those of the shards that have any.
+    /// The histograms of the shards that have any.
     fn sizes(&self, shards: std::ops::Range<usize>) -> impl Iterator<Item = &ShardSizes> {
         let has_sizes = |shard: &Shard| shard.has_sizes.load(Ordering::Acquire) == 1;
         let all =
@@ -418,12 +417,12 @@ impl<'a> Reader<'a> {
         some.filter(move |(shard, _)| has_sizes(shard)).map(|(_, sizes)| sizes)
     }
 
-    /// All devices.
+    /// Snapshots of all devices.
     pub fn device_snapshots(&self) -> Vec<DeviceSnapshot> {
         (0..self.devices).filter_map(|device| self.device(device)).collect()
     }
 
-    /// All blocks, live and pending. Each is whole; they are of different moments.
+    /// All blocks, live and pending. Each is whole, but they are of different moments.
     pub fn blocks(&self) -> Table<(BlockEntry, BlockState)> {
         let reach =
             self.header().map_or(0, |header| header.health.blocks_reach.load(Ordering::Acquire));
@@ -437,22 +436,21 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// Where in the program blocks came from: what their sites' numbers stand for. Empty where the
-    /// process keeps no sites.
+    /// The sites of blocks by number. Empty if the process keeps no sites.
     pub fn sites(&self) -> Sites {
-        // What a site names was published before it.
+        // Whatever a site names was published before the site.
         let sites = self.reached::<SiteCell>(Section::Sites, |reach| &reach.sites);
         let frames = self.reached::<FrameCell>(Section::Frames, |reach| &reach.frames);
         let text = self.reached::<AtomicU64>(Section::Text, |reach| &reach.text);
         Sites::read(sites, frames, text)
     }
 
-    /// Whether the process has told of any site.
+    /// Whether the process has published a site.
     pub fn keeps_sites(&self) -> bool {
         self.reached::<SiteCell>(Section::Sites, |reach| &reach.sites).len() > 1
     }
 
-    /// The entries of a table that may be touched, as its word of [`SiteReach`] says.
+    /// The touched entries of a table, counted by its word of [`SiteReach`].
     fn reached<T: Shared>(
         &self,
         section: Section,
@@ -515,8 +513,8 @@ impl<'a> Reader<'a> {
         histograms
     }
 
-    /// How long the driver's calls took, by kind and class of sizes: those that were made at all,
-    /// in the order of [`DriverCall::ALL`].
+    /// Durations of the driver's calls, by kind and class of sizes, in the order of
+    /// [`DriverCall::ALL`]; only calls that were made.
     pub fn driver_calls(&self) -> Vec<Calls> {
         let allocated = self.header().map_or(0, |header| header.calls.load(Ordering::Acquire));
         let all = DriverCall::ALL.iter().zip(self.many::<CallTimes>(Section::Calls));
@@ -524,8 +522,7 @@ impl<'a> Reader<'a> {
         made.flat_map(|(&call, times)| times.read(call)).collect()
     }
 
-    /// [`Reader::driver_calls`] in time. Nothing where what is known does not turn ticks into time
-    /// ([`Reader::scale`]).
+    /// [`Reader::driver_calls`] in time. Empty where [`Reader::scale`] is `None`.
     pub fn driver_call_times(&self) -> Vec<CallTime> {
         let calls = self.driver_calls();
         let scale = if calls.is_empty() { None } else { self.scale() };
@@ -533,9 +530,8 @@ impl<'a> Reader<'a> {
             .map_or_else(Vec::new, |scale| calls.iter().map(|calls| calls.in_time(scale)).collect())
     }
 
-    /// What a device held over the whole run, the oldest first; at most [`super::timeline::CELLS`]
-    /// entries. [`Table::torn`] is 1 where they are not of one moment: the writer was killed
-    /// half-way.
+    /// A device's memory over the whole run, oldest first; at most [`super::timeline::CELLS`]
+    /// entries. [`Table::torn`] is 1 if they are not of one moment: the writer was killed half-way.
     pub fn timeline(&self, device: u32) -> Table<TimelineEntry> {
         let timelines = self.many::<Timeline>(Section::Timelines);
         let areas = self.many::<DeviceArea>(Section::Devices);
@@ -555,16 +551,16 @@ impl<'a> Reader<'a> {
         Table { entries: samples.into_iter().map(entry).collect(), torn: u64::from(!whole) }
     }
 
-    /// The last sign of life by the writer's own clock, which it looks at every now and then while
-    /// it works.
+    /// The last sign of life, by the writer's own clock, which it reads now and then while it
+    /// works.
     pub fn last_sign(&self) -> SystemTime {
         let Some(header) = self.header() else { return SystemTime::UNIX_EPOCH };
         let (_, first, latest) = header.clock.read(1);
         SystemTime::UNIX_EPOCH + Duration::from_nanos(latest.unwrap_or(first).realtime)
     }
 
-    /// What turns ticks into time; `None` when the record holds too little to tell and this is not
-    /// the boot it was written in.
+    /// Converts ticks to time; `None` if the record holds too little for that and was written in
+    /// another boot.
     pub fn scale(&self) -> Option<Scale> {
         let clock = &self.header()?.clock;
         let ((counter, first, latest), _) = self.look_at(|attempts| {

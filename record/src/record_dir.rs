@@ -1,8 +1,8 @@
-//! `GRUYERE_RECORD_DIR`: where a process keeps its record, and where the `gruyere` command looks
-//! for records.
+//! `GRUYERE_RECORD_DIR`: the folder where processes keep their records and the `gruyere` command
+//! looks for them.
 //!
-//! No key of `GRUYERE_CONF`: who reads is another process, which does not know with what the writer
-//! was configured.
+//! No key of `GRUYERE_CONF`: the reader is another process, which does not know the writer's
+//! configuration.
 #![deny(unsafe_code, clippy::unwrap_used)]
 
 use std::ffi::OsString;
@@ -11,11 +11,11 @@ use std::path::PathBuf;
 /// The environment variable with the folder.
 pub const VARIABLE: &str = "GRUYERE_RECORD_DIR";
 
-/// The folder where the variable is not set, or empty.
+/// The folder if the variable is unset or empty.
 pub const DEFAULT: &str = "/dev/shm";
 
-/// The folder. Where no file can be made in it, a record is kept as one without a name, and a
-/// warning says so.
+/// The folder. If no file can be made in it, the record is a file without a name, and a warning
+/// says so.
 pub fn record_dir() -> PathBuf {
     folder(std::env::var_os(VARIABLE))
 }
@@ -23,7 +23,7 @@ pub fn record_dir() -> PathBuf {
 fn folder(value: Option<OsString>) -> PathBuf {
     let folder =
         value.filter(|value| !value.is_empty()).map_or_else(|| DEFAULT.into(), PathBuf::from);
-    // A program may change its folder before it ends, when its record is to go.
+    // A program may change its folder before its end, when its record is removed.
     std::path::absolute(&folder).unwrap_or(folder)
 }
 

@@ -1,13 +1,13 @@
-//! The shared ring: rare events of all shards. Many producers, overwriting, readers detect loss.
+//! The shared ring: rare events of all shards. Many producers, overwriting; readers detect losses.
 //!
 //! A producer takes a position with one fetch-add, claims the slot of that position with one swap,
-//! writes the words and publishes the tag. It never waits: when the slot is still being written by
-//! a producer a whole lap behind, the event is dropped and counted. A reader copies a slot and
-//! accepts it only if the tag is that of the position it expects, before and after.
+//! writes the words and publishes the tag. It never waits: if a producer a whole lap behind still
+//! writes the slot, the event is dropped and counted. A reader copies a slot and accepts it only if
+//! the tag is that of the expected position, before and after.
 //!
-//! Between the fetch-add and the tag there is time: the kernel may take the producer's processor
-//! away, or the slot's memory is still to be had. So a position that is not written is no loss yet.
-//! A follower ([`Place`]) remembers it and looks again, until it is there or can't come any more.
+//! Time passes between the fetch-add and the tag: the kernel may preempt the producer, or the
+//! slot's memory must still be allocated. So an unwritten position is no loss yet. A follower
+//! ([`Place`]) remembers it and looks again, until the event is there or can't come any more.
 
 use std::collections::VecDeque;
 
@@ -48,8 +48,7 @@ const _: () = assert!(size_of::<RingCell>() == 32 && align_of::<RingCell>() == 8
 pub struct RingHead {
     /// Events ever begun = the next position. Only grows; producers fetch-add it.
     position: AtomicU64,
-    /// Events dropped because the slot was still being written a lap later, or there was no memory
-    /// for it.
+    /// Events dropped because the slot was still being written a lap later, or had no memory.
     conflicts: AtomicU64,
     _room: [AtomicU64; 6],
 }
@@ -66,7 +65,7 @@ const BUSY: u64 = 1 << 32;
 /// Sizes in the ring are cut to 48 bits.
 pub const MAX_EVENT_SIZE: u64 = (1 << 48) - 1;
 
-/// One event, as a reader gets it.
+/// One event, for a reader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event {
     /// Its number in the process's life, from 0.
@@ -81,13 +80,13 @@ pub struct Event {
     pub stream: u32,
     /// Address of the block or segment.
     pub address: u64,
-    /// Bytes (of a wait: nanoseconds; of a step: its number), cut to 48 bits.
+    /// Bytes (for a wait: nanoseconds; for a step: its number), cut to 48 bits.
     pub size: u64,
-    /// [`super::clock::now`]'s ticks when the call began.
+    /// Ticks ([`super::clock::now`]) when the call began.
     pub time: u64,
-    /// Before this it did not happen: its time, or that of an event before it in the same ring, if
-    /// that is later. A call that waited for its lock began before what others did meanwhile, and
-    /// happened after it. In this order, a ring's events are as they happened.
+    /// The event did not happen before this: its time, or that of an earlier event in the same
+    /// ring, if later. A call that waited for its lock began before other events and happened after
+    /// them. In this order a ring's events are as they happened.
     pub turn: u64,
 }
 
@@ -101,11 +100,11 @@ enum Found {
     Whole(Event),
     /// Nothing yet: its producer has begun and not written it, or has dropped it.
     Coming,
-    /// It was overwritten, or no producer of ours has written that.
+    /// Overwritten, or not written by a producer of ours.
     Gone,
 }
 
-/// A position that was begun and not written when it was looked at.
+/// A position begun but unwritten at the last look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Late {
     position: u64,
@@ -113,35 +112,33 @@ struct Late {
     since: u64,
 }
 
-/// So many events may be late, about as many as there are threads: of more, the oldest count as
-/// lost.
+/// Most late events, about as many as threads; beyond that the oldest count as lost.
 const MOST_LATE: usize = 256;
 
-/// Where a follower of a ring has come to; the default is the beginning.
+/// A follower's place in a ring; the default is the beginning.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Place {
     position: u64,
     /// The latest time of an event before the position.
     since: u64,
-    /// The oldest first.
+    /// Oldest first.
     late: VecDeque<Late>,
-    /// Of the events that producers dropped, those that are no more among the late ones.
+    /// Dropped events that are no longer among the late ones.
     dropped: u64,
 }
 
 impl Place {
-    /// The position that is looked at next.
+    /// The next position to look at.
     pub fn position(&self) -> u64 {
         self.position
     }
 
-    /// Events that were begun and not written yet at the last look. They are neither read nor lost:
-    /// the next look tells.
+    /// Events begun but unwritten at the last look. Neither read nor lost: the next look decides.
     pub fn late(&self) -> u64 {
         self.late.len() as u64
     }
 
-    /// Does not wait for them any more; how many they are.
+    /// Stops waiting for them; returns their number.
     pub fn give_up(&mut self) -> u64 {
         std::mem::take(&mut self.late).len() as u64
     }
@@ -180,8 +177,8 @@ impl Ring {
         unsafe { &*self.cells.add((position & self.mask) as usize) }
     }
 
-    /// Adds an event; about 25 instructions, two of them locked. `has_room` tells whether the cell
-    /// of a position may be touched; where it may not, the event is dropped and counted.
+    /// Adds an event; about 25 instructions, two of them locked. `has_room` returns whether the
+    /// cell of a position may be touched; if not, the event is dropped and counted.
     #[inline(always)]
     #[allow(clippy::too_many_arguments)]
     pub fn push(
@@ -218,7 +215,7 @@ impl Ring {
     #[cold]
     #[inline(never)]
     fn conflict(&self) {
-        // Release: who sees this sees the position that was dropped.
+        // Release: a reader that sees this sees the dropped position.
         self.head().conflicts.fetch_add(1, Ordering::Release);
     }
 
@@ -237,8 +234,7 @@ impl Ring {
         self.mask + 1
     }
 
-    /// The event at `position`; `None` when it is overwritten, being written, dropped, or never
-    /// was.
+    /// The event at `position`; `None` if overwritten, being written, dropped, or never begun.
     pub fn read(&self, position: u64) -> Option<Event> {
         match self.find(position) {
             Found::Whole(event) => Some(event),
@@ -251,8 +247,8 @@ impl Ring {
         let expected = (position & !self.mask) as u32;
         let mut before = cell.tag.load(Ordering::Acquire);
         if before == 0 {
-            // Never written, or complete: stream 0 in the first lap. Who sees the kind sees a tag
-            // of then or later, so this one tells.
+            // Never written, or complete: stream 0 in the first lap. A reader that sees the kind
+            // sees a tag of then or later, so the kind decides.
             if kind_of(cell.packed.load(Ordering::Relaxed)) == 0 {
                 return Found::Coming;
             }
@@ -261,8 +257,8 @@ impl Ring {
         }
         let lap = (before >> 32) as u32;
         if lap != expected {
-            // Of an earlier lap, or busy for this one. (What is busy for a later lap is
-            // overwritten, though it may be the producer of this one that still writes.)
+            // From an earlier lap, or busy for this one. (A slot busy for a later lap is
+            // overwritten, even if the producer of this lap still writes.)
             let is_younger = (lap & !1).wrapping_sub(expected) as i32 > 0;
             return if is_younger { Found::Gone } else { Found::Coming };
         }
@@ -288,12 +284,11 @@ impl Ring {
         })
     }
 
-    /// The events that came since the last look from this place, and how many did not come and will
-    /// not: overwritten before we came, or while we read, or dropped. Cells from `reach` on are not
-    /// touched; it is asked after the position, so that the cells of all events that are written
-    /// before that are among them.
+    /// The events since the last look from this place, and the number lost: overwritten before or
+    /// during the read, or dropped. Cells from `reach` on are not touched; `reach` is read after
+    /// the position, so that it covers all events written before that.
     pub fn follow(&self, place: &mut Place, reach: impl FnOnce() -> u64) -> (Vec<Event>, u64) {
-        // Before the position: what was dropped by now has a position before the end.
+        // Before the position: the position of a dropped event is before the end.
         let dropped = self.conflicts();
         let end = self.position();
         let reach = reach();
@@ -323,8 +318,8 @@ impl Ring {
             look(position, &mut since);
         }
         (start..end).for_each(|position| look(position, &mut place.since));
-        // As many as were dropped: they are the dropped ones. While there are more, some do come,
-        // and nobody knows which.
+        // As many late as dropped: they are the dropped ones. With more, some still come, and which
+        // is unknown.
         if late.len() as u64 <= dropped.saturating_sub(place.dropped) {
             lost = lost.saturating_add(late.len() as u64);
             late.clear();
@@ -334,8 +329,8 @@ impl Ring {
         (events, lost)
     }
 
-    /// [`Ring::follow`] for who comes once: all events from `since` (a position) on that are there,
-    /// how many are not, and the position behind them.
+    /// [`Ring::follow`] for a single look: all present events from `since` (a position) on, the
+    /// number missing, and the next position.
     pub fn read_since(&self, since: u64, reach: impl FnOnce() -> u64) -> (Vec<Event>, u64, u64) {
         let mut place = Place { position: since, ..Place::default() };
         let (events, lost) = self.follow(&mut place, reach);

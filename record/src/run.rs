@@ -1,8 +1,8 @@
-//! What is kept of a run once it is over: who it was, what it peaked at, and its timeline, in some
-//! dozen KiB of JSON.
+//! The remains of a finished run: its process, its peaks, and its timeline, in some dozen KiB of
+//! JSON.
 //!
-//! The process writes it itself where `history:` says so (`door::run_file`), and `gruyere report`
-//! makes one of any record.
+//! The process writes it itself if `history:` asks for it (`door::run_file`), and `gruyere report`
+//! makes one from any record.
 #![deny(unsafe_code)]
 
 use std::ffi::OsStr;
@@ -17,33 +17,33 @@ use super::sites::{LISTED, Line, read_lines};
 use super::timeline::Sample;
 use super::{DeviceGauge, Reader};
 
-/// What [`Run::schema`] says.
+/// Value of [`Run::schema`].
 pub const SCHEMA: &str = "gruyere.run";
-/// What [`Run::version`] says.
+/// Value of [`Run::version`].
 pub const VERSION: u32 = 1;
-/// Cells of the timeline that are kept: four of the record's become one where it is full.
+/// Cells kept of the timeline: four of a full record's become one.
 pub const CELLS: usize = 512;
 /// Longest name of a run.
 pub const MAX_NAME: usize = 64;
-/// How files of runs end.
+/// Suffix of run files.
 pub const FILE_SUFFIX: &str = ".run.json";
 
-/// A run. Bytes are bytes; times are nanoseconds.
+/// A run. Times are in nanoseconds.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Run {
     /// [`SCHEMA`].
     pub schema: String,
     /// [`VERSION`].
     pub version: u32,
-    /// Runs of one name are compared with each other.
+    /// Name; `gruyere report` compares runs of one name.
     pub name: String,
     /// Its process.
     pub pid: u64,
-    /// Where it ran.
+    /// Host name.
     pub host: String,
-    /// RANK, where it has one.
+    /// RANK, if set.
     pub rank: Option<u64>,
-    /// WORLD_SIZE, where it has one.
+    /// WORLD_SIZE, if set.
     pub world_size: Option<u64>,
     /// The command line.
     pub command: String,
@@ -51,14 +51,14 @@ pub struct Run {
     pub configuration: String,
     /// Version of gruyere.
     pub gruyere: String,
-    /// When it began, since 1970.
+    /// Start, since 1970.
     pub started_nanoseconds: u64,
-    /// The `gruyere run` that it belongs to.
+    /// The `gruyere run` it belongs to.
     #[serde(default)]
     pub gruyere_run: Option<u64>,
     /// The devices that it used.
     pub devices: Vec<RunDevice>,
-    /// How long the driver's calls took on the host, all devices together.
+    /// Host times of the driver's calls, all devices together.
     #[serde(default)]
     pub driver_call_times: Vec<CallTime>,
 }
@@ -68,47 +68,45 @@ pub struct Run {
 pub struct RunDevice {
     /// Its number in the process.
     pub device: u32,
-    /// The driver's name of it.
+    /// The driver's name for it.
     pub name: String,
     /// Its memory.
     pub total_memory_bytes: u64,
-    /// The most that was live: exact.
+    /// The highest live bytes: exact.
     pub live_peak_bytes: u64,
-    /// The most that was held.
+    /// The highest held bytes.
     pub reserved_peak_bytes: u64,
     /// Blocks handed out.
     pub mallocs: u64,
-    /// Blocks that came back.
+    /// Blocks freed.
     #[serde(default)]
     pub frees: u64,
-    /// The largest block, within an eighth: the least that one of its bucket has
-    /// ([`super::histogram`]).
+    /// The largest block, within an eighth: the lower bound of its bucket ([`super::histogram`]).
     #[serde(default)]
     pub largest_block_bytes: u64,
     /// Calls of the driver.
     pub driver_calls: u64,
-    /// Requests met only after memory had been reclaimed.
+    /// Requests met only after reclaiming memory.
     pub retries: u64,
     /// Requests not met.
     pub out_of_memories: u64,
-    /// Training steps that were marked.
+    /// Marked training steps.
     pub steps: u64,
-    /// How it went.
+    /// The course of the run.
     pub timeline: Vec<Cell>,
-    /// What lines of the program held at the end; empty where no sites were kept, or it did not
-    /// end.
+    /// Memory of lines of the program at the end; empty without sites, or if the run did not end.
     #[serde(default)]
     pub lines: Vec<Line>,
 }
 
-/// A piece of a run's timeline, as an array of eight numbers: nanoseconds since the run began, then
-/// the fields of [`Sample`] behind `ticks` in their order.
+/// A cell of a run's timeline, as an array of eight numbers: nanoseconds since the start of the
+/// run, then the fields of [`Sample`] after `ticks`, in their order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(from = "[u64; 8]", into = "[u64; 8]")]
 pub struct Cell {
-    /// When it ended, in nanoseconds since the run began.
+    /// End of the cell, in nanoseconds since the start of the run.
     pub nanoseconds: u64,
-    /// What it says; its `ticks` are 0.
+    /// The sample; its `ticks` are 0.
     pub sample: Sample,
 }
 
@@ -125,28 +123,28 @@ impl From<Cell> for [u64; 8] {
     }
 }
 
-/// Several steps of a run, taken together.
+/// Several steps of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Steps {
     /// The first of them.
     pub first: u64,
     /// The last of them.
     pub last: u64,
-    /// The most that blocks above 16 KiB and slabs took.
+    /// Highest bytes of blocks above 16 KiB and slabs.
     pub in_use: u64,
-    /// The most that was held.
+    /// Highest held bytes.
     pub reserved: u64,
 }
 
 impl Steps {
-    /// Held / in use, both at their highest in these steps; `None` where nothing was in use.
+    /// Held / in use, both at their highest in these steps; `None` if nothing was in use.
     pub fn ratio(&self) -> Option<f64> {
         peak_ratio(self.reserved, self.in_use)
     }
 }
 
 impl Run {
-    /// What `reader`'s process has done so far, under `name` (or that of its program).
+    /// The run of `reader`'s process so far, under `name` (or its program's name).
     pub fn of(reader: &Reader<'_>, name: Option<&str>) -> Run {
         let process = reader.process();
         let devices = (0..reader.devices()).filter_map(|device| run_device(reader, device));
@@ -168,7 +166,7 @@ impl Run {
         }
     }
 
-    /// With what lines of the program hold now: to be said at the end, since it reads all blocks.
+    /// Adds the present memory of lines of the program: only at the end, since it reads all blocks.
     pub fn with_lines(mut self, reader: &Reader<'_>) -> Run {
         for device in &mut self.devices {
             device.lines = read_lines(reader, device.device, LISTED).unwrap_or_default();
@@ -176,8 +174,8 @@ impl Run {
         self
     }
 
-    /// The name of its file: that of the run, the rank, when it began (in seconds since 1970), and
-    /// the process.
+    /// The name of its file: the run's name, the rank, the start (in seconds since 1970), and the
+    /// process.
     pub fn file_name(&self) -> String {
         let Run { name, pid, .. } = self;
         let (rank, started) = (self.rank.unwrap_or(0), self.started_nanoseconds / 1_000_000_000);
@@ -231,13 +229,13 @@ fn join(pair: &[Cell]) -> Cell {
 }
 
 impl RunDevice {
-    /// Peak held / peak live; `None` where nothing was live.
+    /// Peak held / peak live; `None` if nothing was live.
     pub fn peak_ratio(&self) -> Option<f64> {
         peak_ratio(self.reserved_peak_bytes, self.live_peak_bytes)
     }
 
-    /// How steps `first` to `last` went, in at most `parts` parts of as many steps each. A cell of
-    /// the timeline that lies in several of them counts for each. Nothing where no step was marked.
+    /// Steps `first` to `last` in at most `parts` parts of equally many steps. A cell of the
+    /// timeline in several parts counts for each. Empty without step marks.
     pub fn by_steps(&self, first: u64, last: u64, parts: u64) -> Vec<Steps> {
         let end = self.timeline.last().map_or(0, |cell| cell.sample.step);
         if end == 0 || last < first || parts == 0 {
@@ -265,23 +263,22 @@ impl RunDevice {
     }
 }
 
-/// Whether `name` may be that of a run: it becomes a part of a file's name.
+/// Whether `name` can name a run: it becomes part of a file name.
 pub fn is_name(name: &str) -> bool {
     (1..=MAX_NAME).contains(&name.len())
         && !name.starts_with('.')
         && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
 }
 
-/// A command line as people know it: without `-m gruyere` and its options, and without the path of
-/// the interpreter. Options take a value each, but for `--stand-in`, as `python -m gruyere` reads
-/// them.
+/// A command line as users know it: without `-m gruyere` and its options, and without the
+/// interpreter's path. As in `python -m gruyere`, every option except `--stand-in` takes a value.
 pub fn shown_command(command: &str) -> String {
     let mut words: Vec<&str> = command.split(' ').filter(|word| !word.is_empty()).collect();
     if let Some(program) = words.first_mut() {
         *program = Path::new(*program).file_name().and_then(OsStr::to_str).unwrap_or(*program);
     }
     let launcher = words.windows(2).position(|pair| pair == ["-m", "gruyere"]);
-    // A script's own arguments may say anything.
+    // A script's own arguments may be anything.
     let scripts = words.iter().position(|word| word.ends_with(".py")).unwrap_or(words.len());
     let is_python = words.first().is_some_and(|program| program.starts_with("python"));
     if let Some(at) = launcher.filter(|&at| is_python && at < scripts) {
@@ -303,7 +300,7 @@ pub fn name_of(command: &str) -> String {
     let mut script = None;
     while let Some(word) = words.next().filter(|_| is_python) {
         match word {
-            // `-m gruyere [options] script.py`: the script is what was run.
+            // `-m gruyere [options] script.py`: the script was run.
             "-m" => match words.next() {
                 Some("gruyere") => {}
                 module => {

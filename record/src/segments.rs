@@ -1,13 +1,13 @@
-//! The segment table: memory and address space held from the driver, where it is mapped, and the
-//! slabs cut out of it. Rare calls, so one mutex for writers.
+//! The segment table: memory and address space held from the driver, its mappings, and the slabs
+//! cut out of it. Calls are rare, so writers share one mutex.
 
 use super::block_map::SlotRead;
 use super::layout::Shared;
 use super::sync::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence, pause};
 use super::{BlockState, SegmentEntry, SegmentKind, SiteId};
 
-/// One slot, 64 bytes. The writer holds the table's mutex, or owns the slot and changes `pages`
-/// only.
+/// One slot, 64 bytes. The writer holds the table's mutex, or owns the slot and changes only
+/// `pages`.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct SegmentCell {
@@ -17,8 +17,8 @@ pub struct SegmentCell {
     /// even, free    insert, after the words    odd, taken
     /// odd, taken    remove                     even, free (the next life)
     /// ```
-    /// The words below are written only while it is free, `pages` excepted: each bit of it is a
-    /// fact of its own, and may change while the slot is taken.
+    /// The words below are written only while it is free, except `pages`: each of its bits is
+    /// independent, and may change while the slot is taken.
     state: AtomicU32,
     kind: AtomicU8,
     device: AtomicU8,
@@ -45,7 +45,7 @@ impl SegmentCell {
         self.state.store(self.state.load(Ordering::Relaxed).wrapping_add(1), Ordering::Release);
     }
 
-    /// A free slot becomes a segment.
+    /// Makes a free slot a segment.
     pub fn insert(&self, entry: &SegmentEntry) {
         fence(Ordering::Release);
         self.kind.store(entry.kind as u8, Ordering::Relaxed);
@@ -62,14 +62,14 @@ impl SegmentCell {
         self.advance();
     }
 
-    /// The pages of the view here are these now.
+    /// Sets the pages of the view here.
     pub fn set_pages(&self, pages: u128) {
         for (word, value) in self.pages.iter().zip([pages as u64, (pages >> 64) as u64]) {
             word.store(value, Ordering::Relaxed);
         }
     }
 
-    /// A taken slot is free again.
+    /// Frees a taken slot.
     pub fn remove(&self) {
         debug_assert!(self.is_taken());
         self.advance();

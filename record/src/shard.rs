@@ -1,11 +1,10 @@
-//! The hot path: a block comes, a block goes. No locked instruction, and no word that another shard
-//! writes.
+//! The hot path of a block's insertion and removal. No locked instruction, and no word shared with
+//! other shards' writers.
 //!
 //! In the heap's hot paths (callgrind on `moe`, x86-64) a malloc spends about 65 instructions here
 //! and a free 45: the block map 15 and 12, the event 11, the gauges under their seqlock 7, the size
 //! histogram 9 (one for small blocks, whose bucket comes with their size class), live counts and
-//! their ceilings 19 and 8; the clock's read is 4 more. A shard that reconciles takes about 700
-//! more.
+//! their ceilings 19 and 8; the clock's read is 4 more. A reconciling shard takes about 700 more.
 
 use super::block_map::BlockCell;
 use super::gauges::{Shard, ShardSizes, pool_of_shard};
@@ -15,18 +14,18 @@ use super::slots::{BATCH, SHARD_SLOTS};
 use super::writer::Record;
 use super::{BlockEntry, BlockSlot, BlockTag, EventKind, SiteId, peaks};
 
-/// How many blocks go unrecorded before a shard asks again for slots that could not be had.
+/// Blocks left unrecorded before a shard without slots asks for some again.
 const PATIENCE: u32 = 4096;
 
-/// Cells of the event ring that nobody reads.
+/// Cells of the event ring when no reader exists.
 const UNREAD: u64 = 64;
 
-/// A block, as the hot path has it at hand.
+/// A block in the hot path.
 #[derive(Clone, Copy, Debug)]
 pub struct Block {
-    /// Whose it is.
+    /// The block's tag.
     pub tag: BlockTag,
-    /// Where it begins on the device.
+    /// Its first address on the device.
     pub address: u64,
     /// Bytes taken, rounded.
     pub size: u64,
@@ -36,19 +35,19 @@ pub struct Block {
     pub bucket: usize,
 }
 
-/// One shard: block map entries, gauges. Not Sync: its user holds the shard's heap lock.
+/// Writer of one shard: block map entries and gauges. Not Sync: its user holds the shard's heap
+/// lock.
 ///
-/// Its blocks are of one pool, by its number ([`pool_of_shard`]).
+/// Its blocks are of one pool, given by its number ([`pool_of_shard`]).
 ///
-/// Shards share nothing on the hot path, so distinct shards run in parallel. Blocks may be removed
-/// through another shard of the pool than they were inserted through; sums over shards stay right
-/// then.
+/// Shards share nothing on the hot path, so distinct shards run in parallel. A block may be removed
+/// through another shard of its pool than it was inserted through; sums over shards stay right.
 pub struct ShardWriter {
     detail: bool,
     device: u8,
     number: u8,
     shard: *const Shard,
-    /// The shard's histograms of sizes; null before its first block comes or goes. Not null where
+    /// The shard's histograms of sizes; null before its first block comes or goes. Not null if
     /// there is an event ring.
     sizes: *const ShardSizes,
     blocks: *const BlockCell,
@@ -56,20 +55,19 @@ pub struct ShardWriter {
     bottom: *mut u32,
     top: *mut u32,
     limit: *mut u32,
-    /// Whether requests take the straight path: there is an event ring, for their events. Not
-    /// before the first event, and not where there is no room for an event ring.
+    /// Whether requests take the straight path. It needs an event ring for their events, so not
+    /// before the first event, and not without room for a ring.
     straight: bool,
-    /// The cells of the shard's event ring: the first, that of the next event, and the one with
-    /// which a lap ends. Null before the first event.
+    /// The cells of the shard's event ring: the first, that of the next event, and the last of a
+    /// lap. Null before the first event.
     first: *const ShardRingCell,
     next: *const ShardRingCell,
     last: *const ShardRingCell,
-    /// Blocks to leave unrecorded before slots that could not be had are asked for again.
+    /// Blocks to leave unrecorded before asking for slots again.
     patience: u32,
-    /// The event ring could not be had: events go to the shared ring.
+    /// There was no room for the event ring: events go to the shared ring.
     ringless: bool,
-    /// The shard is among those that a reconciliation looks at, though it may never have reconciled
-    /// itself.
+    /// Reconciliations include this shard, though it may never have reconciled itself.
     joined: bool,
     record: &'static Record,
 }
@@ -115,8 +113,8 @@ impl ShardWriter {
             record,
         };
         if !detail {
-            // With the record off, events go to cells that nobody reads: the straight path is the
-            // same one, and off is never slower than on.
+            // With the record off, events go to cells that are never read: the straight path is the
+            // same, and off is never slower than on.
             let cells: Box<[ShardRingCell]> =
                 (0..UNREAD).map(|_| ShardRingCell::default()).collect();
             writer.sizes();
@@ -125,7 +123,7 @@ impl ShardWriter {
         writer
     }
 
-    /// Events go to these cells from now on.
+    /// Directs events to these cells from now on.
     fn begin_ring(&mut self, cells: *const ShardRingCell, count: u64) {
         (self.first, self.next) = (cells, cells);
         self.last = cells.wrapping_add(count as usize - 1);
@@ -138,7 +136,7 @@ impl ShardWriter {
         unsafe { &*self.shard }
     }
 
-    /// The shard's histograms, allocated if they are not yet.
+    /// The shard's histograms; allocates them if needed.
     #[inline]
     fn sizes(&mut self) -> &'static ShardSizes {
         if self.sizes.is_null() {
@@ -169,7 +167,7 @@ impl ShardWriter {
         slot
     }
 
-    /// Counts a block that came, whatever its shard.
+    /// Counts an inserted block, whatever its shard.
     fn count(&mut self, size: u64, requested: u64, lifetime: u8) {
         let shard = self.shard();
         if shard.totals.add(size, requested) {
@@ -179,8 +177,8 @@ impl ShardWriter {
         self.sizes().0[0].count(bucket_of(size));
     }
 
-    /// A place in the block map for a block that [`ShardWriter::malloc`] will describe. `NONE`
-    /// where there is none, or no map.
+    /// A place in the block map for a block that [`ShardWriter::malloc`] will describe. `NONE` if
+    /// there is no place or no map.
     #[inline(always)]
     pub fn place(&mut self) -> BlockSlot {
         if self.top == self.bottom && !self.refill() {
@@ -193,7 +191,7 @@ impl ShardWriter {
         }
     }
 
-    /// A place that was not needed.
+    /// Takes back an unused place.
     #[cold]
     pub fn put_back(&mut self, slot: BlockSlot) {
         if slot != BlockSlot::NONE {
@@ -220,12 +218,11 @@ impl ShardWriter {
 
     #[inline(always)]
     fn cell(&self, slot: BlockSlot) -> Option<&'static BlockCell> {
-        // SAFETY: `place` gave it, so it is below the map's reach: allocated, for ever.
+        // SAFETY: `place` returned it, so it is below the map's reach: allocated for ever.
         (slot != BlockSlot::NONE).then(|| unsafe { &*self.blocks.add(slot.0 as usize) })
     }
 
-    /// Where in the program the live block in `slot` came from. Of blocks for which nobody calls
-    /// this, it is not known.
+    /// Sets the site of the live block in `slot`. Unknown for blocks without such a call.
     pub fn set_site(&mut self, slot: BlockSlot, site: SiteId) {
         if let Some(cell) = self.cell(slot) {
             self.record.set_block_site(slot, cell.life(), site);
@@ -233,7 +230,7 @@ impl ShardWriter {
     }
 
     /// The hot path of a malloc: [`ShardWriter::block_insert`] and its event in one, for a block
-    /// whose place was taken before. `time` is [`super::clock::now`]'s.
+    /// whose place was taken before. `time` is in [`super::clock::now`]'s ticks.
     #[inline(always)]
     pub fn malloc(&mut self, slot: BlockSlot, block: Block, step: impl FnOnce() -> u32, time: u64) {
         let Block { tag, address, size, requested, bucket } = block;
@@ -253,11 +250,11 @@ impl ShardWriter {
         self.push_event(EventKind::Malloc, tag, address, requested, time);
     }
 
-    /// Adds an event to the event ring, which there is.
+    /// Adds an event to the event ring, which must exist.
     #[inline(always)]
     fn push_event(&mut self, kind: EventKind, tag: BlockTag, address: u64, size: u64, time: u64) {
         let next = self.next;
-        // SAFETY: where there is an event ring, this is one of its cells, which last for ever.
+        // SAFETY: if there is an event ring, this is one of its cells, which last for ever.
         let cell = unsafe { &*next };
         self.shard().ring.push(cell, kind, tag, address, size, time);
         self.next = next.wrapping_add(1);
@@ -266,8 +263,8 @@ impl ShardWriter {
         }
     }
 
-    /// All cells of the event ring were written. After the first lap there may be twice as many;
-    /// else the next event begins at the first.
+    /// All cells of the event ring were written. After the first lap the ring may double; else the
+    /// next event goes to the first cell.
     #[cold]
     #[inline(never)]
     fn end_lap(&mut self) {
@@ -285,8 +282,8 @@ impl ShardWriter {
         }
     }
 
-    /// No event ring: the first event, the record off, or a small block in the shard of the large
-    /// ones.
+    /// Without an event ring: the first event, the record off, or a small block in the shard of
+    /// large blocks.
     #[cold]
     #[inline(never)]
     // In words, which go through registers and cost the hot path nothing.
@@ -342,7 +339,7 @@ impl ShardWriter {
         self.event(EventKind::Free, tag.lifetime(), tag.stream(), address, size, time);
     }
 
-    /// The program freed it and it waits for streams: not live any more, but not reusable.
+    /// The program freed the block, and it waits for streams: no longer live, not yet reusable.
     #[inline]
     pub fn block_pending(&mut self, slot: BlockSlot, size: u64, requested: u64, lifetime: u8) {
         let shard = self.shard();
@@ -359,7 +356,8 @@ impl ShardWriter {
         }
     }
 
-    /// The program freed it (`was_pending` false), or its wait is over (true): the entry is free.
+    /// Frees the entry: the program freed the block (`was_pending` false), or its wait is over
+    /// (true).
     pub fn block_remove(
         &mut self,
         slot: BlockSlot,
@@ -389,17 +387,17 @@ impl ShardWriter {
         self.push(slot);
     }
 
-    /// The step in which a live block was inserted; `None`: it is not in the map.
+    /// The step of a live block's insertion; `None`: not in the map.
     pub fn step_of(&self, slot: BlockSlot) -> Option<u32> {
         if !self.detail || slot == BlockSlot::NONE {
             return None;
         }
-        // SAFETY: `block_insert` gave it, so it is inside the map.
+        // SAFETY: `block_insert` returned it, so it is inside the map.
         Some(unsafe { &*self.blocks.add(slot.0 as usize) }.step())
     }
 
-    /// The program has said that a live block's lifetime is `to`, not `from`: what is counted under
-    /// the one is counted under the other from now on, as if it had always been so.
+    /// The program changed a live block's lifetime from `from` to `to`: moves its counts, as if it
+    /// had always been `to`.
     #[cold]
     pub fn block_retag(&mut self, slot: BlockSlot, size: u64, requested: u64, from: u8, to: u8) {
         self.shard().retag(size, requested, from, to);
@@ -409,9 +407,9 @@ impl ShardWriter {
         }
     }
 
-    /// One event in this shard's own ring: what [`Record::event`] does, at less than half the cost,
-    /// and without a word that other shards write. For the hot kinds. `time` is
-    /// [`super::clock::now`]'s.
+    /// One event in this shard's own ring: as [`Record::event`], at less than half the cost, and
+    /// without a word shared with other shards. For the hot kinds. `time` is in
+    /// [`super::clock::now`]'s ticks.
     #[inline]
     pub fn event(
         &mut self,
@@ -442,14 +440,14 @@ impl ShardWriter {
         self.record.event(kind, self.device, lifetime, stream, address, size, time);
     }
 
-    /// Whether there is an event ring now.
+    /// Ensures an event ring; false without room.
     #[cold]
     #[inline(never)]
     fn open_ring(&mut self) -> bool {
         if !self.detail || self.ringless {
             return false;
         }
-        // Where there is an event ring, the straight path counts sizes too.
+        // With an event ring, the straight path counts sizes too.
         self.sizes();
         match self.record.shard_ring_cells(self.device, self.number) {
             Some((cells, count)) => {
@@ -464,7 +462,7 @@ impl ShardWriter {
         }
     }
 
-    /// Blocks of other shards are removed through this one.
+    /// Joins the reconciled shards: blocks of other shards are removed through this one.
     #[cold]
     #[inline(never)]
     fn overdrawn(&mut self) {
@@ -481,7 +479,7 @@ impl ShardWriter {
         self.record.reconcile(self.device, self.number);
     }
 
-    /// Whether there is a slot now.
+    /// Ensures a free slot; false if there is none.
     #[cold]
     #[inline(never)]
     fn refill(&mut self) -> bool {
@@ -508,7 +506,7 @@ impl ShardWriter {
         true
     }
 
-    /// Hands the older half of the stack back: the newer half's cells are still in the cache.
+    /// Returns the older half of the stack: the newer half's cells are still in the cache.
     #[cold]
     #[inline(never)]
     fn spill(&mut self) {

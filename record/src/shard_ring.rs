@@ -1,14 +1,14 @@
-//! A shard's own event ring: one writer, overwriting, readers detect loss. No locked instruction,
+//! A shard's own event ring: one writer, overwriting; readers detect losses. No locked instruction,
 //! no tag on the entries.
 //!
 //! The head is the protocol. A writer at position `p` writes the cell `p mod n`, then sets the head
 //! to `p + 1`. A reader that copied the cell of position `q` looks at the head afterwards: below
-//! `q + n`, the writer had not begun to overwrite it. So an event ring of `n` cells holds `n - 1`
-//! events that can be read.
+//! `q + n`, the writer had not begun to overwrite it. So `n - 1` events of a ring of `n` cells are
+//! readable.
 //!
-//! An event ring begins with few cells, and has twice as many each time that all of them were
-//! written for the first time: until then a position's cell is the same whatever `n`, so nothing
-//! has to be copied, and a reader that knows the old `n` or the new one finds the same events.
+//! An event ring begins with few cells, and doubles each time that all of them were written for the
+//! first time: until then a position's cell is the same whatever `n`, so nothing is copied, and a
+//! reader with the old `n` or the new one finds the same events.
 
 use super::layout::Shared;
 use super::ring::Event;
@@ -33,8 +33,8 @@ pub struct ShardRingHead {
     /// Events ever written = the next position. Only grows; the shard's writer stores it after the
     /// cell (release), and orders it before its next stores to a cell (release fence).
     position: AtomicU64,
-    /// Cells that are allocated, a power of two; 0: none yet. Others are not touched. Only grows;
-    /// the shard's writer stores it (release) before the position of the first event that needs it.
+    /// Allocated cells, a power of two; 0: none yet. Others must not be touched. Only grows; the
+    /// shard's writer stores it (release) before the position of the first event that needs it.
     cells: AtomicU64,
     _room: [AtomicU64; 6],
 }
@@ -46,12 +46,12 @@ const _: () = assert!(size_of::<ShardRingCell>() == 32 && size_of::<ShardRingHea
 unsafe impl Shared for ShardRingCell {}
 
 impl ShardRingHead {
-    /// Says that so many cells may be read.
+    /// Lets readers read `cells` cells.
     pub fn open(&self, cells: u64) {
         self.cells.store(cells, Ordering::Release);
     }
 
-    /// How many cells may be read.
+    /// Number of readable cells.
     pub fn cells(&self) -> u64 {
         self.cells.load(Ordering::Acquire)
     }
@@ -67,8 +67,8 @@ impl ShardRingHead {
         self.position.load(Ordering::Relaxed)
     }
 
-    /// Adds an event in `cell`, which is that of [`ShardRingHead::next`]; about eight instructions.
-    /// The caller is the event ring's only writer.
+    /// Adds an event in `cell`, that of [`ShardRingHead::next`]; about eight instructions. The
+    /// caller is the event ring's only writer.
     #[inline(always)]
     #[allow(clippy::too_many_arguments)]
     pub fn push(
@@ -80,24 +80,24 @@ impl ShardRingHead {
         size: u64,
         time: u64,
     ) {
-        // A reader that sees any word of this event sees this head, and drops the event that was
-        // here.
+        // A reader that sees any word of this event sees this head, and drops the overwritten
+        // event.
         fence(Ordering::Release);
         cell.what.store(tag.event(kind), Ordering::Relaxed);
         cell.address.store(address, Ordering::Relaxed);
         cell.size.store(size, Ordering::Relaxed);
         cell.time.store(time, Ordering::Relaxed);
-        // Read again: that lets the compiler use one `inc` on memory.
+        // A second read lets the compiler use one `inc` on memory.
         self.position
             .store(self.position.load(Ordering::Relaxed).wrapping_add(1), Ordering::Release);
     }
 
-    /// The event at `position` of these cells; `None` when it is overwritten (or about to be), or
-    /// not written yet.
+    /// The event at `position` of these cells; `None` if overwritten (or about to be) or not yet
+    /// written.
     pub fn read(&self, cells: &[ShardRingCell], position: u64) -> Option<Event> {
         let cell = cells.get((position % cells.len() as u64) as usize)?;
-        // Acquire: the words of a position below the head are written. (loom found the reader that
-        // looked at the head only afterwards, and took words from before the event.)
+        // Acquire: the words of a position below the head are written. (loom found that a reader
+        // which looked at the head only afterwards took words from before the event.)
         if position >= self.position() {
             return None;
         }
@@ -105,8 +105,8 @@ impl ShardRingHead {
         let time = cell.time.load(Ordering::Relaxed);
         let event = Event {
             position,
-            // Checked below: a torn kind must not be told from a damaged one before the head was
-            // looked at.
+            // Checked below: before the look at the head, a torn kind and a damaged one look the
+            // same.
             kind: EventKind::from_number(what.kind()).unwrap_or(EventKind::Malloc),
             device: what.device(),
             lifetime: what.lifetime() & 3,
@@ -123,11 +123,11 @@ impl ShardRingHead {
         (whole && EventKind::from_number(what.kind()).is_some()).then_some(event)
     }
 
-    /// All events from `since` (a position) on that are still there, how many are not, and the
-    /// position behind them; `cells` are those that there may be.
+    /// All present events from `since` (a position) on, the number missing, and the next position;
+    /// `cells` are the most there may be.
     pub fn read_since(&self, cells: &[ShardRingCell], since: u64) -> (Vec<Event>, u64, u64) {
         let end = self.position();
-        // After the position: so many cells, or more, there were when the last of the events was
+        // After the position: at least so many cells existed when the last of the events was
         // written.
         let open = usize::try_from(self.cells()).unwrap_or(usize::MAX);
         let Some(cells) = cells.get(..open.min(cells.len())).filter(|cells| !cells.is_empty())
@@ -143,11 +143,11 @@ impl ShardRingHead {
     }
 }
 
-/// Cells that an event ring begins with: two pages.
+/// Cells of a new event ring: two pages.
 pub const FIRST_CELLS: u64 = 256;
 
-/// The most cells of each shard's event ring, for a ring of so many events: shards in use are few,
-/// so each gets a quarter.
+/// The most cells of each shard's event ring, for a shared ring of `ring_events`: few shards are in
+/// use, so each gets a quarter.
 pub fn cells(ring_events: u64) -> u64 {
     (ring_events / 4).clamp(64, layout::PAGE * 1024)
 }

@@ -1,14 +1,13 @@
-//! Where in the program blocks came from: sites, which are Python stacks with the module that ran
-//! and the phase, each kept once.
+//! Sites: the origin of blocks in the program. A site is a Python stack with the running module and
+//! the phase; each is kept once.
 //!
-//! A block has the id of its site; a slab that of the request it was made for. Ids are those of a
-//! table that only grows and has an end, so a reader needs no protocol but to stay below what was
-//! published. Text and frames are kept once too: ten thousand stacks of one training share a few
-//! hundred lines. What the table has no room for has the site [`SiteId::OTHER`], and is counted.
+//! A block has the id of its site; a slab that of the request that made it. Ids index a table that
+//! only grows and has an end, so a reader needs no protocol but to stay below the published end.
+//! Text and frames are kept once too: ten thousand stacks of one training share a few hundred
+//! lines. A site without room in the table becomes [`SiteId::OTHER`], and is counted.
 //!
-//! The site of a block lies beside the block map, and not in it, so that blocks without one cost
-//! nothing: the word says of which life of the slot it speaks, and what is said of an earlier one
-//! counts for nothing.
+//! A block's site lies beside the block map, not in it, so that blocks without one cost nothing.
+//! The word names its life of the slot; a word of an earlier life counts for nothing.
 
 mod lines;
 mod show;
@@ -26,17 +25,17 @@ pub use lines::{LISTED, Line, lines, live_blocks, read_lines};
 pub use show::{At, BEYOND, NOT_KNOWN, Place};
 pub use usage::{By, Growth, Usage, fill_from_slabs, usage};
 
-/// Sites that a record holds at most; 112 bytes each, allocated as they come.
+/// Sites per record at most; 112 bytes each, allocated as they come.
 pub const MAX_SITES: u64 = 1 << 14;
-/// Frames that it holds at most; 12 bytes each.
+/// Frames per record at most; 12 bytes each.
 pub const MAX_FRAMES: u64 = 1 << 14;
-/// Words of text that it holds at most: 1 MiB.
+/// Words of text per record at most: 1 MiB.
 pub const MAX_TEXT: u64 = 1 << 17;
-/// Frames of a site at most: the innermost ones.
+/// Frames per site at most: the innermost ones.
 pub const DEPTH: usize = 24;
-/// Bytes of a text at most; a longer one keeps its end, where a path says most.
+/// Bytes per text at most; a longer one keeps its end, the most telling part of a path.
 const LONGEST_TEXT: usize = 1 << 10;
-/// Entries of a table that are allocated together.
+/// Entries of a table allocated together.
 const STEP: u64 = 512;
 
 /// A site's number on its record.
@@ -45,9 +44,9 @@ const STEP: u64 = 512;
 )]
 pub struct SiteId(pub u32);
 impl SiteId {
-    /// Not known: nobody asked, or no Python ran.
+    /// Unknown: sites are off, or no Python ran.
     pub const NONE: Self = Self(0);
-    /// One of those that the table had no room for.
+    /// A site that found no room in the table.
     pub const OTHER: Self = Self(u32::MAX);
 
     /// Whether it is [`SiteId::NONE`].
@@ -56,11 +55,11 @@ impl SiteId {
     }
 }
 
-/// A frame's number on its record. 0: the table had no room for it.
+/// A frame's number on its record. 0: no room in the table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct FrameId(pub u32);
 
-/// What the program was doing.
+/// The program's activity.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
 )]
@@ -81,11 +80,11 @@ pub enum Phase {
 }
 
 impl Phase {
-    /// All of them, in the order of their numbers.
+    /// All phases, in the order of their numbers.
     pub const ALL: [Self; 5] =
         [Self::Unknown, Self::Forward, Self::Backward, Self::Optimizer, Self::Collective];
 
-    /// The one with this number in the record.
+    /// The phase with this number in the record.
     pub fn from_number(number: u8) -> Self {
         Self::ALL.get(usize::from(number)).copied().unwrap_or_default()
     }
@@ -102,88 +101,87 @@ impl Phase {
     }
 }
 
-/// A site, as it is told to the record.
+/// A new site for the record.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NewSite<'a> {
-    /// The stack, the innermost frame first; what is beyond [`DEPTH`] is left out.
+    /// The stack, innermost frame first; frames beyond [`DEPTH`] are dropped.
     pub frames: &'a [FrameId],
-    /// The path of the module that ran, as `named_modules` has it (`layers.3.mlp`; a number
-    /// has the class that gave it, `Sequential[3].mlp`); empty where none is known.
+    /// The path of the running module, as in `named_modules` (`layers.3.mlp`; a number has the
+    /// class that gave it, `Sequential[3].mlp`); empty if unknown.
     pub module: &'a str,
-    /// What the program was doing.
+    /// The program's activity.
     pub phase: Phase,
-    /// Of a backward: the site of the forward that it belongs to.
+    /// For a backward: the site of its forward.
     pub forward: SiteId,
-    /// Gradients were off (`torch.no_grad()`, `torch.inference_mode()`): no graph of autograd's
-    /// keeps its blocks.
+    /// Gradients were off (`torch.no_grad()`, `torch.inference_mode()`): no autograd graph keeps
+    /// its blocks.
     pub no_grad: bool,
 }
 
-/// A frame, as a reader has it.
+/// A frame, for a reader.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Frame {
-    /// The source file, as the interpreter names it.
+    /// The source file, by the interpreter's name.
     pub file: String,
-    /// The function, qualified where the interpreter says so (`Block.forward`).
+    /// The function, qualified if the interpreter does so (`Block.forward`).
     pub function: String,
     /// The line that ran.
     pub line: u32,
 }
 
 impl Frame {
-    /// Whether the frame is of the program, and not of an installed package or of Python's own
-    /// library.
+    /// Whether the frame belongs to the program, not to an installed package or Python's library.
     pub fn is_own(&self) -> bool {
-        // The last: the package's own, where it is run from its source.
+        // The last is this package's own, run from its source.
         let installed = ["/site-packages/", "/dist-packages/", "/lib/python3", "/gruyere/_"];
-        // A node of autograd's has a name and no line.
+        // An autograd node has a name and no line.
         self.line > 0
             && !self.file.starts_with('<')
             && !installed.iter().any(|part| self.file.contains(part))
     }
 }
 
-/// A site, as a reader has it.
+/// A site, for a reader.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Site {
-    /// The stack, the innermost frame first.
+    /// The stack, innermost frame first.
     pub frames: Vec<Frame>,
-    /// The module that ran; empty where none is known.
+    /// The running module; empty if unknown.
     pub module: String,
-    /// What the program was doing.
+    /// The program's activity.
     pub phase: Phase,
-    /// Of a backward: the site of the forward that it belongs to.
+    /// For a backward: the site of its forward.
     pub forward: SiteId,
-    /// Gradients were off, as far as is known.
+    /// Whether gradients were off, as far as known.
     #[serde(default)]
     pub no_grad: bool,
 }
 
-/// In the word of a site's phase: gradients were off.
+/// Bit of a site's phase word: gradients were off.
 const NO_GRAD: u32 = 1 << 8;
 
 impl Site {
-    /// The line to look at: the innermost frame of the program's own; where there is none, the
-    /// outermost frame there is, which is nearest to it.
+    /// The line to look at: the innermost own frame of the program; without one, the outermost
+    /// frame, which is nearest to it.
     pub fn line(&self) -> Option<&Frame> {
         self.frames.iter().find(|frame| frame.is_own()).or(self.frames.last())
     }
 }
 
-/// Where a site's words lie on the record.
+/// Words of a site in the record.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct SiteCell {
     frames: [AtomicU32; DEPTH],
     module: AtomicU32,
     forward: AtomicU32,
-    /// How many of `frames` count.
+    /// Number of valid `frames`.
     depth: AtomicU32,
-    /// The low eight bits: the phase. The next: [`NO_GRAD`].
+    /// Low eight bits: the phase. The next bit: [`NO_GRAD`].
     phase: AtomicU32,
 }
 
-/// Where a frame's words lie on the record.
+/// Words of a frame in the record.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct FrameCell {
@@ -192,8 +190,8 @@ pub struct FrameCell {
     line: AtomicU32,
 }
 
-/// How far the tables reach. All words only grow; each is written under the mutex of the tables,
-/// with Release after what it publishes, and read with Acquire:
+/// Ends of the tables. All words only grow; each is written under the mutex of the tables, with
+/// Release after what it publishes, and read with Acquire:
 ///
 /// ```text
 /// n    the entries before n are allocated and written; those of `block_sites` are allocated
@@ -201,15 +199,15 @@ pub struct FrameCell {
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
 pub struct SiteReach {
-    /// Slots of the block map that have a word for their site.
+    /// Slots of the block map with a word for their site.
     pub block_sites: AtomicU64,
-    /// Sites, the one of number 0 with them, which is none.
+    /// Sites, counting number 0, which is none.
     pub sites: AtomicU64,
-    /// Frames, with number 0.
+    /// Frames, counting number 0.
     pub frames: AtomicU64,
-    /// Words of text, with the first, which is the empty text.
+    /// Words of text, counting the first, which is the empty text.
     pub text: AtomicU64,
-    /// Sites that the tables had no room for.
+    /// Sites that found no room in the tables.
     pub untold: AtomicU64,
     _room: [AtomicU64; 3],
 }
@@ -232,36 +230,36 @@ pub(super) fn block_word(state: u32, site: SiteId) -> u64 {
     u64::from(state) << 32 | u64::from(site.0)
 }
 
-/// What such a word says of the life that `state` is of.
+/// The site in such a word, if it is of the life of `state`.
 pub(super) fn site_of_life(word: u64, state: u32) -> SiteId {
-    // The low two bits are live or pending.
+    // The low two bits are the state: live or pending.
     if (word >> 32) as u32 >> 2 == state >> 2 { SiteId(word as u32) } else { SiteId::NONE }
 }
 
-/// The tables of a record, as its writer fills them.
+/// The tables of a record, for its writer.
 pub(super) struct Tables {
     known: Mutex<Known>,
 }
 
-/// What is in the tables by now.
+/// The tables' contents so far.
 #[derive(Default)]
 struct Known {
     text: HashMap<String, u32>,
     frames: HashMap<[u32; 3], u32>,
     sites: HashMap<(Vec<FrameId>, [u32; 3]), u32>,
-    /// Entries allocated: text, frames, sites.
+    /// Allocated entries: text, frames, sites.
     allocated: [u64; 3],
 }
 
-/// The parts of the mapping that the tables are written to.
+/// The tables' parts of the mapping.
 pub(super) trait Room {
     /// Makes `count` entries from `first` on safe to touch.
     fn allocate(&self, section: Section, first: u64, count: u64) -> bool;
-    /// How many entries a section may have.
+    /// Number of entries of a section, at most.
     fn entries(&self, section: Section) -> u64;
-    /// An entry of a section, which was allocated.
+    /// An allocated entry of a section.
     fn at<T: Shared>(&self, section: Section, index: u64) -> &T;
-    /// How far the tables reach.
+    /// The ends of the tables.
     fn reach(&self) -> &SiteReach;
 }
 
@@ -354,7 +352,7 @@ impl Known {
         Some(SiteId(number as u32))
     }
 
-    /// Where `text` begins among the words of text: its bytes, then as many words as they take.
+    /// The start of `text` among the words of text: its bytes, then as many words as they take.
     fn text(&mut self, room: &impl Room, text: &str) -> Option<u32> {
         let mut from = text.len().saturating_sub(LONGEST_TEXT);
         while !text.is_char_boundary(from) {
@@ -378,7 +376,7 @@ impl Known {
         Some(first as u32)
     }
 
-    /// The next `count` entries of a table, allocated; number 0 is left out.
+    /// The next `count` entries of a table, allocated; skips number 0.
     fn next(&mut self, room: &impl Room, section: Section, count: u64) -> Option<u64> {
         let reach = room.reach();
         let (reach, allocated) = match section {
@@ -402,38 +400,38 @@ impl Known {
     }
 }
 
-/// All sites of a record, as a reader has them.
+/// All sites of a record, for a reader.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sites(Vec<Site>);
 
 impl Sites {
-    /// The sites of these, by number from 1 on.
+    /// The given sites, numbered from 1 on.
     pub fn new(sites: impl IntoIterator<Item = Site>) -> Self {
         Self(sites.into_iter().collect())
     }
 
-    /// The site of a number. `None`: not known, or one for which there was no room.
+    /// The site of a number. `None`: unknown, or without room.
     pub fn get(&self, id: SiteId) -> Option<&Site> {
         self.0.get(id.0.checked_sub(1)? as usize)
     }
 
-    /// The line to look at: of a backward, that of its forward, where it is known.
+    /// The line to look at: for a backward its forward's, if known.
     pub fn line(&self, id: SiteId) -> Option<&Frame> {
         let site = self.get(id)?;
         self.get(site.forward).unwrap_or(site).line()
     }
 
-    /// All of them, with their numbers.
+    /// All sites with their numbers.
     pub fn iter(&self) -> impl Iterator<Item = (SiteId, &Site)> {
         (1..).map(SiteId).zip(&self.0)
     }
 
-    /// Whether there is none: nobody asked for them.
+    /// Whether there are none: sites are off.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// What the tables say, as far as it makes sense: the words are somebody else's.
+    /// Reads the tables as far as they make sense: another process wrote the words.
     pub(super) fn read(sites: &[SiteCell], frames: &[FrameCell], text: &[AtomicU64]) -> Self {
         let text_at = |place: &AtomicU32| text_at(text, place.load(Ordering::Relaxed) as usize);
         let frames: Vec<Frame> = frames

@@ -61,7 +61,7 @@ impl FromStr for Size {
     }
 }
 
-/// A plain decimal number: no sign, no exponent, no `inf`, all of which `f64::from_str` would take.
+/// A plain decimal number: no sign, exponent or `inf`, all of which `f64::from_str` accepts.
 fn decimal(text: &str) -> Option<f64> {
     let plain = text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
     plain.then(|| text.parse().ok()).flatten()

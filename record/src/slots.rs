@@ -1,10 +1,9 @@
-//! Who may use which slot of the block map: batches handed to shards, and slots that shards hand
-//! back.
+//! Distribution of the block map's slots: batches for shards, and slots that shards give back.
 //!
 //! Each shard keeps a short stack of free slots in private memory, so that the hot path shares
 //! nothing. Behind them, under a mutex that a shard takes once in hundreds of calls: a stash of
-//! slots handed back, then fresh batches of the map. The stash is address space of its own, touched
-//! as needed: nothing comes from the host heap.
+//! returned slots, then fresh batches of the map. The stash is address space of its own, touched as
+//! needed: nothing comes from the host heap.
 
 use std::ptr::NonNull;
 use std::sync::{Mutex, PoisonError};
@@ -13,22 +12,22 @@ use super::layout::{Health, MAP_STEP};
 use super::mapping::Mapping;
 use super::sync::Ordering;
 
-/// Slots that a shard takes, or hands back, at a time.
+/// Slots that a shard takes or gives back at a time.
 pub const BATCH: usize = MAP_STEP as usize;
-/// Slots that a shard can hold.
+/// Slots per shard at most.
 pub const SHARD_SLOTS: usize = 2 * BATCH;
 
 struct Stash {
-    /// Private memory of `max` words, the first `length` of them slots nobody uses.
+    /// Private memory of `max` words; the first `length` are unused slots.
     words: Option<Mapping>,
     length: usize,
 }
 
-/// The map's slots, all shards together.
+/// The map's slots, for all shards.
 pub struct Slots {
     stash: Mutex<Stash>,
     max: u64,
-    /// Where the map's section begins, and bytes a slot.
+    /// The start of the map's section, and the bytes per slot.
     offset: u64,
     slot_bytes: u64,
 }
@@ -37,13 +36,13 @@ impl Slots {
     /// For a map of `max` slots (a multiple of [`MAP_STEP`]) at `offset` of the mapping.
     pub fn new(max: u64, offset: u64, slot_bytes: u64) -> Slots {
         let words = if max == 0 { None } else { Mapping::private(max * 4).ok() };
-        // Without a stash there would be nowhere to put what shards hand back: no map then.
+        // Without a stash, returned slots would have no place: no map then.
         let max = if words.is_some() { max } else { 0 };
         Slots { stash: Mutex::new(Stash { words, length: 0 }), max, offset, slot_bytes }
     }
 
-    /// Takes up to [`BATCH`] free slots into `into`; how many. 0: the map is full, or the memory
-    /// for it is.
+    /// Takes up to [`BATCH`] free slots into `into`; returns their number. 0: the map is full, or
+    /// there is no memory for it.
     pub fn take(&self, into: &mut [u32; BATCH], mapping: &Mapping, health: &Health) -> usize {
         let mut stash = self.stash.lock().unwrap_or_else(PoisonError::into_inner);
         let count = stash.length.min(BATCH);
@@ -69,12 +68,12 @@ impl Slots {
         for (slot, number) in into.iter_mut().zip((reach as u32..(reach + MAP_STEP) as u32).rev()) {
             *slot = number;
         }
-        // Release: whoever sees the reach finds the slots allocated.
+        // Release: a reader that sees the reach finds the slots allocated.
         health.blocks_reach.store(reach + MAP_STEP, Ordering::Release);
         BATCH
     }
 
-    /// Takes back slots that a shard has too many of.
+    /// Takes back a shard's surplus slots.
     pub fn give(&self, slots: &[u32]) {
         let mut stash = self.stash.lock().unwrap_or_else(PoisonError::into_inner);
         // Every slot is in one place at a time, so the stash has room for all.

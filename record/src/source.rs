@@ -1,9 +1,8 @@
-//! Where a reader's bytes are: a live record's shared memory, or a dead one's bytes copied out of
-//! the file.
+//! A reader's bytes: a live record's shared memory, or a dead record's bytes copied from the file.
 //!
-//! A dead record is read with `pread` into private memory: whatever was done to the file, and is
-//! done while we read, nothing can raise SIGBUS. A live one (its lock is held) must be mapped,
-//! since only loads from the mapping are atomic; the mapping is guarded ([`super::guard`]).
+//! A dead record is read with `pread` into private memory: no change to the file, even during the
+//! read, can raise SIGBUS. A live one (its lock is held) must be mapped, since only loads from the
+//! mapping are atomic; the mapping is guarded ([`super::guard`]).
 
 use std::fs::File;
 use std::io;
@@ -14,19 +13,18 @@ use super::guard::Guarded;
 use super::layout::Shared;
 use super::mapping::Mapping;
 
-/// Bytes that a reader may look at.
+/// The bytes of a reader.
 #[derive(Debug)]
 pub enum Source<'a> {
     /// The file, shared with its writer, read-only.
     Shared(Guarded),
     /// A private copy.
     Copy(Mapping),
-    /// A record of this process.
+    /// This process's own record.
     Own(&'a Mapping),
 }
 
-/// Copies are refused past this many bytes of data (holes don't count): no record of ours is near
-/// it.
+/// The most data bytes copied (holes don't count): our records are far smaller.
 const MOST_DATA: u64 = 8 << 30;
 
 impl Source<'_> {
@@ -48,7 +46,7 @@ impl Source<'_> {
                     match io::Error::last_os_error().raw_os_error() {
                         // No data from here on.
                         Some(libc::ENXIO) => break,
-                        // A file system that does not know its holes.
+                        // A file system without knowledge of holes.
                         _ => (at, length),
                     }
                 } else {
@@ -69,7 +67,7 @@ impl Source<'_> {
                     libc::pread(fd, to, (end - at) as usize, at as libc::off_t)
                 };
                 match got {
-                    // Cut off meanwhile: the rest stays zeros.
+                    // Cut meanwhile: the rest stays zeros.
                     0 => return Ok(Source::Copy(copy)),
                     1.. => at += got as u64,
                     _ => {
@@ -88,7 +86,7 @@ impl Source<'_> {
     /// A copy of `bytes`.
     pub fn bytes(bytes: &[u8]) -> io::Result<Source<'static>> {
         let copy = Mapping::private(bytes.len().max(1) as u64)?;
-        // SAFETY: the copy has as many bytes, and nobody else knows it.
+        // SAFETY: the copy has as many bytes, and is unknown to other code.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), copy.base().as_ptr(), bytes.len()) };
         Ok(Source::Copy(copy))
     }
@@ -101,12 +99,12 @@ impl Source<'_> {
         }
     }
 
-    /// Bytes there are.
+    /// Number of bytes.
     pub fn length(&self) -> u64 {
         self.range().1
     }
 
-    /// `count` things from `offset` on; `None` where they are not wholly inside, or not aligned.
+    /// `count` values from `offset` on; `None` if not wholly inside or not aligned.
     pub fn many<T: Shared>(&self, offset: u64, count: u64) -> Option<&[T]> {
         let (base, length) = self.range();
         let end = count.checked_mul(size_of::<T>() as u64)?.checked_add(offset)?;
@@ -114,13 +112,12 @@ impl Source<'_> {
         if end > length || !(place as usize).is_multiple_of(align_of::<T>()) {
             return None;
         }
-        // SAFETY: inside the mapping and aligned, both checked; T is atomics of which every bit
-        // pattern is a value, so that a writer in another process changes nothing that the compiler
-        // relies on.
+        // SAFETY: inside the mapping and aligned, both checked; T is atomics with every bit pattern
+        // valid, so a writer in another process breaks no assumption of the compiler.
         Some(unsafe { std::slice::from_raw_parts(place.cast(), usize::try_from(count).ok()?) })
     }
 
-    /// The thing at `offset`.
+    /// The value at `offset`.
     pub fn one<T: Shared>(&self, offset: u64) -> Option<&T> {
         self.many(offset, 1)?.first()
     }

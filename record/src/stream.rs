@@ -1,14 +1,14 @@
-//! What the numbers of streams mean, for all that shows them.
+//! The meaning of stream numbers, for every view.
 #![deny(unsafe_code)]
 
 use std::fmt;
 
-/// All streams of the device together: blocks of `cudaMalloc` are theirs.
+/// All streams of the device together, for blocks of `cudaMalloc`.
 pub const ALL_STREAMS: u32 = 4094;
-/// No stream's: memory that grows, moves or goes back, a request that was made for none.
+/// No stream: memory that grows, moves or goes back, a request without a stream.
 pub const NO_STREAM: u32 = u32::MAX;
 
-/// A stream's number, shown as what it means: `0`, `7`, `all`, `none`.
+/// A stream's number, shown by its meaning: `0`, `7`, `all`, `none`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StreamNumber(pub u32);
 

@@ -1,5 +1,5 @@
-//! The records in a folder: whose process lives, whose does not, and the sweep of the latter. A
-//! sweep maps no file: it asks headers and locks.
+//! Finds the records in a folder, sorts them by whether their processes live, and sweeps the dead
+//! ones. A sweep maps no file: it reads headers and locks.
 
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -13,51 +13,51 @@ use super::reader::Reader;
 
 pub use super::open::{Opened, Owners, ReadError, State};
 
-/// A file that is named like a record.
+/// A file named like a record.
 #[derive(Debug)]
 pub struct Found {
-    /// Where it is.
+    /// Its path.
     pub path: PathBuf,
     /// Whether its process lives.
     pub state: State,
-    /// What is in it, or why it can't be read.
+    /// The record, or why it can't be read.
     pub reader: Result<Reader<'static>, ReadError>,
-    /// Whether it is the record of the process that it says. (Where it can't be read: not known.)
+    /// Whether it belongs to the process it names (unknown if it can't be read).
     pub claim: Claim,
 }
 
 /// The records in a folder.
 #[derive(Debug, Default)]
 pub struct Listing {
-    /// Those that were opened, by name.
+    /// The opened records, by name.
     pub found: Vec<Found>,
-    /// Those of processes that ended without a clean exit, where these were only counted.
+    /// Records of processes that ended without a clean exit, if these were only counted.
     pub stale: Vec<PathBuf>,
-    /// How many there are of other users, which were left alone.
+    /// Number of other users' records, left alone.
     pub foreign: usize,
 }
 
 /// The records of `owners` in `directory`.
 ///
 /// # Errors
-/// That of reading the folder.
+/// The system's error from reading the folder.
 pub fn list(directory: &Path, owners: Owners) -> io::Result<Listing> {
     read(directory, owners, |_| true)
 }
 
-/// As [`list`], without those of dead processes, of which only the paths are told: for who looks
-/// again and again. (A dead record is read by copying it.)
+/// The records of `owners` whose processes live; of dead ones only the paths. For repeated looks:
+/// reading a dead record copies it.
 ///
 /// # Errors
-/// That of reading the folder.
+/// The system's error from reading the folder.
 pub fn living(directory: &Path, owners: Owners) -> io::Result<Listing> {
     read(directory, owners, |opened| opened.state() != State::Stale)
 }
 
-/// As [`list`], of those that are `wanted`; the paths of the others are told as those of dead ones.
+/// The records that are `wanted`; the paths of the others count as stale.
 ///
 /// # Errors
-/// That of reading the folder.
+/// The system's error from reading the folder.
 pub fn read(
     directory: &Path,
     owners: Owners,
@@ -75,21 +75,21 @@ pub fn read(
     Ok(listing)
 }
 
-/// What is at the path of a record.
+/// What lies at the path of a record.
 #[derive(Debug)]
 pub enum Look {
-    /// Nothing any more: it made a clean exit.
+    /// Nothing any more: the process made a clean exit.
     Gone,
-    /// Another user's record, which was left alone.
+    /// Another user's record, left alone.
     Foreign,
-    /// A record that was not wanted, and its path.
+    /// The path of a record that was not wanted.
     Unwanted(PathBuf),
     /// A record, or why it can't be read.
     Found(Box<Found>),
 }
 
-/// Looks at `path`, and opens the record there if it is `wanted`, by its state or by the process
-/// that it says.
+/// Looks at `path`, and opens the record there if it is `wanted`, by its state or by the process it
+/// names.
 pub fn look(path: PathBuf, owners: Owners, wanted: impl Fn(&Opened) -> bool) -> Look {
     let opened = match Opened::new(&path, owners) {
         Ok(opened) => opened,
@@ -106,7 +106,7 @@ pub fn look(path: PathBuf, owners: Owners, wanted: impl Fn(&Opened) -> bool) -> 
     }
     let reader = Reader::over_opened(opened);
     let claim = reader.as_ref().map_or(Claim::Unseen, Claim::of);
-    // It may have been killed since.
+    // The process may have been killed since.
     if state == State::Live && reader.as_ref().is_ok_and(|reader| reader.is_live() == Some(false)) {
         state = State::Stale;
     }
@@ -118,8 +118,8 @@ pub fn is_record_name(name: &str) -> bool {
     name.starts_with(FILE_PREFIX) && name.ends_with(FILE_SUFFIX)
 }
 
-/// Which of its process's records a file is, by its name ([`super::mapping::file_name`]); 0 where
-/// the name does not say.
+/// A record's number among its process's records, from its name ([`super::mapping::file_name`]); 0
+/// if the name has none.
 pub fn number(path: &Path) -> u32 {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let number =
@@ -127,15 +127,15 @@ pub fn number(path: &Path) -> u32 {
     number.unwrap_or(0)
 }
 
-/// The number of a record's process, by the file's name.
+/// The pid in a record's name.
 pub fn pid(path: &Path) -> Option<u64> {
     path.file_name()?.to_str()?.split('-').nth(2)?.parse().ok()
 }
 
-/// The files in `directory` that are named like records, in order.
+/// The files in `directory` named like records, in order.
 ///
 /// # Errors
-/// That of reading the folder.
+/// The system's error from reading the folder.
 pub fn names(directory: &Path) -> io::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(directory)? {
@@ -148,7 +148,7 @@ pub fn names(directory: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// What a sweep did.
+/// The result of a sweep.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Swept {
     /// Files removed.
@@ -158,14 +158,14 @@ pub struct Swept {
 }
 
 /// Removes the records of dead processes of `owners` from `directory`; never one whose lock is held
-/// or can't be asked.
+/// or can't be checked.
 pub fn sweep(directory: &Path, owners: Owners) -> Swept {
     remove_abandoned(directory, owners, 0, |_| true)
 }
 
-/// As [`sweep`], of this user's, but for the `kept` that gave their last sign of life latest: what
-/// each new process does. Nobody asked it to; so it leaves alone what another machine may have
-/// written, whose locks can't be relied on where the folder is on the network.
+/// Sweeps this user's records, but keeps the `kept` with the latest signs of life; every new
+/// process does this. Since no user asked for it, it leaves alone records that another machine may
+/// have written: on a network folder locks are unreliable.
 pub fn tidy(directory: &Path, kept: usize) -> Swept {
     let here = boot_id();
     let is_of_here = |opened: &Opened| opened.process().is_none_or(|process| process.boot == here);
@@ -186,8 +186,7 @@ fn remove_abandoned(
             abandoned.push((opened.last_sign(), path, identity));
         }
     }
-    // The newest first; the name decides where the clock does not, so that two sweeps at once
-    // agree.
+    // Newest first; equal times are ordered by name, so that two sweeps at once agree.
     abandoned.sort_by(|one, other| other.cmp(one));
     let mut swept = Swept::default();
     for (_, path, identity) in abandoned.into_iter().skip(kept) {
@@ -200,8 +199,8 @@ fn remove_abandoned(
     swept
 }
 
-/// Removes `path` if it still is the file that was judged: names are never used twice, but a name
-/// can be replaced.
+/// Removes `path` if it still is the file judged before: names are never used twice, but a file can
+/// be replaced.
 fn remove(path: &Path, identity: (u64, u64)) -> io::Result<()> {
     let now = std::fs::symlink_metadata(path)?;
     if (now.dev(), now.ino()) != identity {

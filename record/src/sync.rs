@@ -1,15 +1,15 @@
-//! The one place that chooses the atomics: std's, or loom's when the protocols are model-checked
+//! The only place that chooses the atomics: std's, or loom's for model checking of the protocols
 //! (`--cfg loom`).
 //!
-//! Only what readers and writers of the record share goes through here. Bookkeeping private to this
-//! process (free lists, mutexes) uses std directly.
+//! Only data shared by readers and writers of the record goes through here. Bookkeeping private to
+//! this process (free lists, mutexes) uses std directly.
 
 #[cfg(loom)]
 pub use loom::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 #[cfg(not(loom))]
 pub use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 
-/// Tells the processor (or loom) that this thread waits for another.
+/// Signals the processor (or loom) that this thread waits for another.
 #[inline]
 pub fn pause() {
     #[cfg(loom)]

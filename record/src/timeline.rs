@@ -1,50 +1,49 @@
-//! What a device held over the whole run, in a fixed number of cells: fine while the run is young,
-//! coarser as it gets longer.
+//! A device's memory over the whole run, in a fixed number of cells: fine in a young run, coarser
+//! as it gets longer.
 //!
-//! A sample goes into the last cell, or into a new one when the last has lasted for the *width*.
-//! The one that ends a step goes into the step's last cell: what happened before was that step's.
-//! When all cells are taken, each two neighbours become one and the width doubles; so a cell is
-//! never longer than the width but where nothing happened, lows and highs are never lost, and a run
-//! of any length has between half of the cells and all of them.
+//! A sample goes into the last cell, or into a new cell once the last has lasted for the *width*.
+//! The sample at the end of a step goes into the step's last cell: what came before was that
+//! step's. When all cells are taken, neighbours are joined in pairs and the width doubles. So no
+//! cell is longer than the width unless nothing happened, lows and highs are never lost, and a long
+//! run fills between half of the cells and all of them.
 #![deny(unsafe_code)]
 
 use super::layout::Shared;
 use super::seqlock::Sequence;
 use super::sync::{AtomicU64, Ordering};
 
-/// Cells a device at most, 64 bytes each.
+/// Cells per device at most, 64 bytes each.
 pub const CELLS: usize = 2048;
-/// Cells that a timeline begins with; there are twice as many each time that all are taken.
+/// Cells of a new timeline; doubled each time that all are taken.
 pub const FIRST_CELLS: usize = 64;
-/// The first width, in ticks: some 5 ms where the counter runs at 3 GHz. A power of two, so that
-/// doubling stays exact.
+/// The first width, in ticks: some 5 ms at 3 GHz. A power of two, so that doubling stays exact.
 const FIRST_WIDTH: u64 = 1 << 24;
-/// Words of a cell.
+/// Words per cell.
 const WORDS: usize = 8;
 
-/// What happened on a device between two moments. Bytes but for `ticks` and `step`.
+/// A device's memory between two moments. In bytes, except `ticks` and `step`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sample {
-    /// When the last of it was noted ([`super::clock::now`]).
+    /// Time of its last note ([`super::clock::now`]).
     pub ticks: u64,
     /// The training step then.
     pub step: u64,
-    /// The least that was live whenever it was looked at.
+    /// Lowest live bytes at any look.
     pub live_low: u64,
-    /// The most that was live whenever it was looked at.
+    /// Highest live bytes at any look.
     pub live_high: u64,
-    /// The most that blocks above 16 KiB and slabs took: exact between looks too.
+    /// Highest bytes of blocks above 16 KiB and slabs: exact between looks too.
     pub in_use_high: u64,
-    /// The most that was held.
+    /// Highest bytes held.
     pub reserved_high: u64,
-    /// The lowest largest satisfiable request, as the gauges had it.
+    /// Lowest of the largest satisfiable requests in the gauges.
     pub largest_low: u64,
-    /// The most that waited for streams, as the gauges had it.
+    /// Highest bytes waiting for streams in the gauges.
     pub pending_high: u64,
 }
 
 impl Sample {
-    /// Both in one, `later` being the later.
+    /// Joins both samples; `later` is the later.
     #[must_use]
     pub fn and(self, later: Sample) -> Sample {
         Sample {
@@ -59,7 +58,7 @@ impl Sample {
         }
     }
 
-    /// Its numbers, in the order of the fields.
+    /// The fields as words, in their order.
     pub(super) fn words(&self) -> [u64; WORDS] {
         [
             self.ticks,
@@ -73,7 +72,7 @@ impl Sample {
         ]
     }
 
-    /// The sample of these numbers.
+    /// The sample of these words.
     pub(super) fn from_words(words: [u64; WORDS]) -> Sample {
         let [
             ticks,
@@ -98,13 +97,13 @@ impl Sample {
     }
 }
 
-/// A cell of a timeline, as [`Reader::timeline`](super::Reader::timeline) tells it.
+/// A cell of a timeline; see [`Reader::timeline`](super::Reader::timeline).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TimelineEntry {
-    /// When it ended, in nanoseconds since 1970. (When the record was made, where ticks cannot be
-    /// told as time.)
+    /// End of the cell, in nanoseconds since 1970. (Creation of the record, if ticks cannot be
+    /// converted to time.)
     pub realtime_nanoseconds: u64,
-    /// What it says.
+    /// The cell's sample.
     pub sample: Sample,
 }
 
@@ -124,19 +123,18 @@ impl Cell {
     }
 }
 
-/// The timeline of a device, in the mapping.
+/// A device's timeline in the mapping.
 ///
-/// All of it is written under the device's lock, by one writer at a time, and guarded by its
-/// sequence.
+/// One writer at a time writes it, under the device's lock and the timeline's sequence.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct Timeline {
     sequence: Sequence,
     /// Cells taken.
     count: AtomicU64,
-    /// Ticks that a cell lasts; 0: nothing was written yet.
+    /// Ticks per cell; 0: still empty.
     width: AtomicU64,
-    /// When the last cell began.
+    /// Start of the last cell.
     began: AtomicU64,
     _room: [AtomicU64; 4],
     cells: [Cell; CELLS],
@@ -150,24 +148,24 @@ const _: () = assert!(size_of::<Timeline>() == 64 * (CELLS + 1));
 unsafe impl Shared for Timeline {}
 
 impl Timeline {
-    /// Bytes of a timeline with so many cells.
+    /// Bytes of a timeline of `cells` cells.
     pub const fn bytes(cells: usize) -> u64 {
         ((1 + cells) * size_of::<Cell>()) as u64
     }
 
-    /// Cells taken, for its writer.
+    /// Number of cells taken, for the writer.
     pub fn taken(&self) -> usize {
         self.count.load(Ordering::Relaxed) as usize
     }
 
-    /// Notes `sample` in one of the first `cells` cells: as many, at least two, may be touched, and
-    /// never fewer than the last time. Some dozen instructions; every thousandth time and ever more
-    /// seldom, the halving of the cells: some 10 us.
+    /// Notes `sample` in one of the first `cells` cells; these, at least two, may be touched, and
+    /// their number never falls. Some dozen instructions; some 10 us to halve the cells, at every
+    /// thousandth call and ever more seldom.
     pub fn add(&self, sample: Sample, cells: usize) {
         self.note(sample, cells, |_| false);
     }
 
-    /// The same of the moment at which the sample's step ends: its last cell lasts until now,
+    /// As [`Timeline::add`], at the end of the sample's step: the step's last cell lasts until now,
     /// however long ago it began.
     pub fn end_step(&self, sample: Sample, cells: usize) {
         self.note(sample, cells, |last| last.step == sample.step);
@@ -195,8 +193,7 @@ impl Timeline {
         });
     }
 
-    /// Makes one of each two neighbours of the first `count`, an even number; how many there are
-    /// then.
+    /// Joins the first `count` cells in pairs (`count` is even); returns their new number.
     fn halve(&self, count: usize) -> usize {
         for (to, pair) in self.cells[..count].chunks_exact(2).enumerate() {
             self.cells[to].store(&pair[0].load().and(pair[1].load()));
@@ -204,8 +201,8 @@ impl Timeline {
         count / 2
     }
 
-    /// What it says, the oldest first, and whether that is of one moment: a writer that was killed
-    /// half-way leaves a timeline that is not. `cells` tells how many may be touched.
+    /// The samples, oldest first, and whether they are of one moment: a writer killed half-way
+    /// leaves a timeline that is not. `cells` returns the number of cells that may be touched.
     pub fn read(&self, attempts: u32, cells: impl Fn() -> usize) -> (Vec<Sample>, bool) {
         let copy = || {
             let count = self.taken().min(cells()).min(CELLS);
@@ -292,7 +289,7 @@ mod tests {
             |ticks, step, in_use_high| Sample { ticks, step, in_use_high, ..Sample::default() };
         let mut ticks = 1 << 40;
         for step in 0..20 {
-            // A look as the step begins, and none before its end, long after.
+            // A look at the start of the step, and none before its end, long after.
             timeline.add(at(ticks + 1, step, 10), CELLS);
             ticks += (3 + step * 7 % 5) * FIRST_WIDTH;
             timeline.end_step(at(ticks, step, 1000 + step), CELLS);
@@ -307,7 +304,7 @@ mod tests {
     fn a_writer_that_was_killed_half_way_leaves_what_it_had_written() {
         let timeline = empty();
         timeline.add(sample(1, 5), CELLS);
-        // As a writer leaves it that dies inside: `write` has no end.
+        // What a writer leaves that dies inside: `write` has no end.
         let killed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             timeline.sequence.write(|| panic!("killed"));
         }));

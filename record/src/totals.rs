@@ -1,32 +1,30 @@
-//! What is live in a shard: bytes, blocks, and bytes as asked for, each with a ceiling; no word
-//! that every malloc of a device writes.
+//! Live amounts of a shard: bytes, blocks, and requested bytes, each with a ceiling. No word is
+//! written by every malloc of a device.
 //!
-//! Each shard counts for itself. The ceilings of a device's shards are such that as long as every
-//! shard stays at or below its own, no peak of the device is passed and there is nothing to do
-//! ([`super::peaks`]). A shard that passes a ceiling reconciles, under the device's mutex. A shard
-//! that frees keeps its ceilings, so a program that comes back to its old peak every step does not
-//! reconcile at all.
+//! Each shard counts for itself. The ceilings of a device's shards are chosen so that no peak of
+//! the device is passed while every shard stays at or below its own ([`super::peaks`]). A shard
+//! that passes a ceiling reconciles, under the device's mutex. A shard that frees keeps its
+//! ceilings, so a program that returns to its old peak every step does not reconcile at all.
 
 use super::sync::{AtomicU64, Ordering};
 
-/// What is counted of live blocks, by number in [`ShardTotals`] and in what is computed from it.
+/// Number of quantities of live blocks, which [`ShardTotals`] and its sums index.
 pub const QUANTITIES: usize = 3;
 /// Bytes, rounded.
 pub const BYTES: usize = 0;
 /// Blocks.
 pub const BLOCKS: usize = 1;
-/// Bytes as asked for.
+/// Requested bytes.
 pub const REQUESTED: usize = 2;
 
-/// One shard's share, on a line of its own.
+/// One shard's part, on a line of its own.
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
 pub struct ShardTotals {
-    /// Inserted less removed through this shard, wrapping: negative (as i64) where blocks were
-    /// inserted through another. Written by the shard's writer only.
+    /// Inserted less removed through this shard, wrapping: negative (as i64) if blocks were
+    /// inserted through another. Only the shard's writer writes it.
     live: [AtomicU64; QUANTITIES],
-    /// What `live` may reach without a look at the peaks (as i64). Written under the device's mutex
-    /// only.
+    /// Highest `live` without a check of the peaks (as i64). Written only under the device's mutex.
     ceilings: [AtomicU64; QUANTITIES],
     _room: [AtomicU64; 2],
 }
@@ -35,7 +33,7 @@ pub struct ShardTotals {
 const _: () = assert!(size_of::<ShardTotals>() == 64);
 
 impl ShardTotals {
-    /// A block became live; whether the shard must reconcile.
+    /// Counts a new live block; returns whether the shard must reconcile.
     #[inline(always)]
     #[must_use]
     pub fn add(&self, bytes: u64, requested: u64) -> bool {
@@ -47,7 +45,8 @@ impl ShardTotals {
             || requested > self.ceiling(REQUESTED)
     }
 
-    /// A block is no longer live; whether more bytes were taken than ever came through this shard.
+    /// Counts the end of a live block; returns whether more bytes were removed through this shard
+    /// than inserted.
     #[inline(always)]
     #[must_use]
     pub fn sub(&self, bytes: u64, requested: u64) -> bool {
@@ -63,7 +62,7 @@ impl ShardTotals {
         live as i64
     }
 
-    /// What is live of a quantity.
+    /// The live amount of a quantity.
     #[inline(always)]
     pub fn live(&self, quantity: usize) -> i64 {
         self.live[quantity].load(Ordering::Relaxed) as i64
@@ -75,12 +74,12 @@ impl ShardTotals {
         self.ceilings[quantity].load(Ordering::Relaxed) as i64
     }
 
-    /// Whether nothing is above its ceiling.
+    /// Whether every quantity is within its ceiling.
     pub fn is_within(&self) -> bool {
         (0..QUANTITIES).all(|quantity| self.live(quantity) <= self.ceiling(quantity))
     }
 
-    /// Sets what may be; under the device's mutex.
+    /// Sets the ceiling of a quantity, under the device's mutex.
     pub fn set_ceiling(&self, quantity: usize, ceiling: i64) {
         if self.ceiling(quantity) != ceiling {
             self.ceilings[quantity].store(ceiling as u64, Ordering::Relaxed);
@@ -88,7 +87,7 @@ impl ShardTotals {
     }
 }
 
-/// What is live of a quantity over all of a device's shards.
+/// The live amount of a quantity over all of a device's shards.
 pub fn live<'a>(quantity: usize, shards: impl Iterator<Item = &'a ShardTotals>) -> u64 {
     shards.fold(0, |sum: i64, shard| sum.wrapping_add(shard.live(quantity))).max(0) as u64
 }

@@ -1,9 +1,9 @@
-//! Traces: what a program asked of its allocator, in the bench's format (`traces/FORMAT.md`),
+//! Traces: a program's requests to its allocator, in the bench's format (`traces/FORMAT.md`),
 //! written while it runs.
 //!
-//! Text is gathered in memory and goes to the file in pieces of whole lines, each a zstd frame of
-//! its own: whatever happens to the writer, what was written can be read. In the process (`trace:`)
-//! requests add a line under one lock, and a thread of ours writes; `gruyere record` writes from
+//! Text gathers in memory and goes to the file in pieces of whole lines, each its own zstd frame:
+//! every written piece stays readable, even if the writer dies. In the process (`trace:`), requests
+//! add lines under one lock and a thread of ours writes; `gruyere record` writes from outside.
 //! outside.
 
 use crate::file;
@@ -16,16 +16,16 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long a line waits in memory, at most (besides the time that writing takes).
+/// The longest that a line waits in memory (plus the time of writing).
 const INTERVAL: Duration = Duration::from_millis(200);
-/// Text (bytes) at which the writer is woken early, and at which requests write for themselves: a
-/// disk that is slower than the program must not fill the host's memory.
+/// Text (bytes) at which requests wake the writer early, and at which they write themselves: a disk
+/// slower than the program must not fill the host's memory.
 const EARLY: usize = 1 << 20;
 const MOST: usize = 64 << 20;
 /// zstd's level: as fast as a disk.
 const LEVEL: i32 = 3;
 
-/// The lines of a trace, and which blocks are live in it.
+/// The lines of a trace, and the blocks live in it.
 #[derive(Debug, Default)]
 pub struct Lines {
     text: String,
@@ -34,7 +34,8 @@ pub struct Lines {
 }
 
 impl Lines {
-    /// A block is handed out. If one lies there already, its free was missed, and comes first.
+    /// Adds a block handed out. If a block lies there already, its free was missed: adds that
+    /// first.
     pub fn malloc(&mut self, address: u64, size: u64, device: u32, stream: u64) {
         self.free(address);
         self.last += 1;
@@ -43,21 +44,23 @@ impl Lines {
         self.line(format_args!("a {id} {size} {device} {stream}"));
     }
 
-    /// The block at `address` is freed. False, and nothing written: none is live there.
+    /// Adds the free of the block at `address`. Returns false and writes nothing if none is live
+    /// there.
     pub fn free(&mut self, address: u64) -> bool {
         let Some(id) = self.ids.remove(&address) else { return false };
         self.line(format_args!("f {id}"));
         true
     }
 
-    /// A stream uses the block at `address`, too. False, and nothing written: none is live there.
+    /// Adds a use of the block at `address` by `stream`. Returns false and writes nothing if none
+    /// is live there.
     pub fn record_stream(&mut self, address: u64, stream: u64) -> bool {
         let Some(&id) = self.ids.get(&address) else { return false };
         self.line(format_args!("r {id} {stream}"));
         true
     }
 
-    /// A mark: one line of plain text.
+    /// Adds a mark: one line of plain text.
     pub fn mark(&mut self, text: &str) {
         let text: String =
             text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(1000).collect();
@@ -74,12 +77,12 @@ impl Lines {
         self.ids.keys().copied()
     }
 
-    /// Text that waits to be written (bytes).
+    /// Text waiting to be written (bytes).
     pub fn waiting(&self) -> usize {
         self.text.len()
     }
 
-    /// Takes the text that waits.
+    /// Takes the waiting text.
     pub fn take(&mut self) -> String {
         std::mem::take(&mut self.text)
     }
@@ -90,13 +93,13 @@ impl Lines {
     }
 }
 
-/// The name of a stream in a trace: the default stream is 0 on all devices, others are told apart
-/// by device.
+/// A stream's name in a trace: the default stream is 0 on all devices; the names of others include
+/// the device.
 pub fn stream_name(device: u32, stream: u32) -> u64 {
     if stream == 0 { 0 } else { u64::from(device) << 32 | u64::from(stream) }
 }
 
-/// The file of a trace.
+/// A trace's file.
 #[derive(Debug)]
 pub struct TraceFile {
     file: File,
@@ -106,11 +109,11 @@ pub struct TraceFile {
 }
 
 impl TraceFile {
-    /// Makes the file (mode 0600), or empties the one that is there. It is compressed whatever its
-    /// name: readers tell by the content.
+    /// Creates the file (mode 0600), or empties an existing one. It is compressed whatever its
+    /// name: readers look at the content.
     ///
     /// # Errors
-    /// The system's; another process writes a trace to it.
+    /// The system's error; another process writes a trace to the file.
     pub fn create(path: &Path) -> io::Result<TraceFile> {
         let file = file::open_lasting(path)?;
         match file.try_lock() {
@@ -126,17 +129,17 @@ impl TraceFile {
         Ok(TraceFile { file, good: 0, bytes: 0 })
     }
 
-    /// Adds whole lines. What could not be written whole is taken off again.
+    /// Appends whole lines. Removes a piece that could not be written whole.
     ///
     /// # Errors
-    /// The system's.
+    /// The system's error from writing.
     pub fn write(&mut self, text: &str) -> io::Result<()> {
         if text.is_empty() {
             return Ok(());
         }
         let piece = zstd::bulk::compress(text.as_bytes(), LEVEL)?;
         if self.good.saturating_add(piece.len() as u64) > file::limit() {
-            // Beyond the process's limit on files a write is a signal, not an error.
+            // Beyond the process's file size limit a write raises a signal, not an error.
             return Err(io::Error::new(
                 io::ErrorKind::FileTooLarge,
                 "the process's limit on files (`ulimit -f`) is reached",
@@ -158,8 +161,8 @@ impl TraceFile {
     }
 }
 
-/// The name that `trace:` says, with `%p` for the pid, `%r` for the rank (0 where there is none)
-/// and `%%` for a percent sign.
+/// The name in `trace:`, with `%p` replaced by the pid, `%r` by the rank (0 if there is none) and
+/// `%%` by a percent sign.
 pub fn expand(name: &Path, pid: u64, rank: Option<u64>) -> PathBuf {
     let text = name.to_string_lossy();
     let mut out = String::new();
@@ -179,7 +182,7 @@ pub fn expand(name: &Path, pid: u64, rank: Option<u64>) -> PathBuf {
     out.into()
 }
 
-/// A trace of this process.
+/// This process's trace.
 #[derive(Debug)]
 pub struct Tracer(Arc<Inner>);
 
@@ -187,9 +190,9 @@ pub struct Tracer(Arc<Inner>);
 struct Inner {
     path: PathBuf,
     lines: Mutex<Lines>,
-    /// Locked before `lines`, never after; `None`: nothing is written any more.
+    /// Locked before `lines`, never after; `None`: writing has ended.
     file: Mutex<Option<TraceFile>>,
-    /// Whether the writer is to end.
+    /// Whether the writer must end.
     ends: Mutex<bool>,
     wake: Condvar,
 }
@@ -223,7 +226,7 @@ impl Inner {
 }
 
 impl Tracer {
-    /// Begins a trace; `None`, and a line in the log: the file can't be written.
+    /// Begins a trace. If the file can't be written, returns `None` and logs a line.
     pub fn start(path: &Path) -> Option<Tracer> {
         let inner = Inner {
             path: path.to_owned(),
@@ -251,27 +254,27 @@ impl Tracer {
         }
     }
 
-    /// A block was handed out.
+    /// Notes a block handed out.
     pub fn malloc(&self, address: u64, size: u64, device: u32, stream: u32) {
         self.0.add(|lines| lines.malloc(address, size, device, stream_name(device, stream)));
     }
 
-    /// The block at `address` is about to be freed, if there is one.
+    /// Notes that the block at `address`, if any, is about to be freed.
     pub fn free(&self, address: u64) {
         self.0.add(|lines| _ = lines.free(address));
     }
 
-    /// A stream uses the block at `address`, too.
+    /// Notes a use of the block at `address` by a stream.
     pub fn record_stream(&self, address: u64, device: u32, stream: u32) {
         self.0.add(|lines| _ = lines.record_stream(address, stream_name(device, stream)));
     }
 
-    /// A step is over.
+    /// Marks the end of a step.
     pub fn step(&self) {
         self.0.add(|lines| lines.mark("step"));
     }
 
-    /// Writes what waits.
+    /// Writes the waiting text.
     pub fn flush(&self) {
         self.0.flush();
     }
@@ -294,10 +297,10 @@ fn write_until_the_end(inner: &Inner) {
     }
 }
 
-/// Runs `body`, which starts a thread, with all signals blocked: the program's handlers run on the
-/// program's threads.
+/// Runs `body`, which starts a thread, with all signals blocked, so that the program's handlers run
+/// on the program's threads.
 fn without_signals<T>(body: impl FnOnce() -> T) -> T {
-    // SAFETY: valid places for both sets; a mask of this thread's, restored below.
+    // SAFETY: valid places for both sets; this thread's mask, restored below.
     unsafe {
         let (mut all, mut before) =
             (std::mem::zeroed::<libc::sigset_t>(), std::mem::zeroed::<libc::sigset_t>());
@@ -349,7 +352,7 @@ mod tests {
         assert!(Tracer::start(&path).is_none(), "two writers would mix their lines");
         tracer.free(0);
         tracer.step();
-        // Nobody asks for it: the writer's own thread does it.
+        // Without a flush: the writer's own thread writes.
         let begun = std::time::Instant::now();
         while text_of(&path).lines().count() < 1002 {
             assert!(begun.elapsed() < Duration::from_secs(20), "a line stayed in memory");

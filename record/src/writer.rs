@@ -37,36 +37,36 @@ pub struct Record {
     plan: Plan,
     devices: u32,
     slots: Slots,
-    /// For each device its peaks, and its shards ever used; the mutex guards the shards' ceilings
-    /// too.
+    /// Per device its peaks and its used shards; the mutex also guards the shards' ceilings.
     books: Vec<Mutex<Books>>,
-    /// Free places of the segment table; fresh ones are counted in the header.
+    /// Free places of the segment table; the header counts fresh ones.
     free_segments: Mutex<Vec<u32>>,
-    /// Positions of the ring whose cells may be touched: those before it; all of them once all
-    /// cells are allocated. Only grows, under `ring_growth`.
+    /// Cells before this position of the ring may be touched; all, once all cells are allocated.
+    /// Only grows, under `ring_growth`.
     ring_reach: AtomicU64,
     ring_growth: Mutex<()>,
-    /// Where in the program blocks came from.
+    /// The sites of blocks.
     sites: sites::Tables,
     closed: AtomicBool,
     moment: Mutex<Moment>,
 }
 
-/// The record as it was at the last out-of-memory.
+/// The record at the last out-of-memory.
 #[derive(Default)]
 struct Moment {
-    /// `None`: it was not kept.
+    /// `None`: not kept.
     file: Option<File>,
-    /// When one was kept last.
+    /// When a moment was last kept.
     kept: Option<Instant>,
 }
 
-/// Out-of-memories within this of one that was kept are not kept: a program may meet thousands.
+/// After a kept out-of-memory, later ones within this time are not kept: a program may meet
+/// thousands.
 const BETWEEN_MOMENTS: Duration = Duration::from_secs(1);
 
 const _: () = assert!(SHARDS <= 64, "a bit each in `used_shards`");
 
-/// What a shard or device out of range writes to: nobody reads it.
+/// Target for writes of a shard or device out of range; never read.
 struct Nowhere;
 
 impl Nowhere {
@@ -86,7 +86,7 @@ fn shard_number(device: u8, shard: u8) -> u64 {
     u64::from(device) * SHARDS as u64 + u64::from(shard)
 }
 
-/// Memory for `options`, trying the file, a memfd, and private memory, each with less detail before
+/// Memory for `options`: tries the file, a memfd, and private memory, each with less detail before
 /// the next.
 fn map_record(options: &RecordOptions, devices: usize) -> (Mapping, Plan, u64) {
     let small = RecordOptions {
@@ -96,8 +96,8 @@ fn map_record(options: &RecordOptions, devices: usize) -> (Mapping, Plan, u64) {
     };
     let full = Plan::new(options, devices);
     if options.enabled {
-        // What ends by `_exit` leaves its record behind: workers by the hundred would fill a small
-        // file system.
+        // A process that ends by `_exit` leaves its record behind: hundreds of workers would fill a
+        // small file system.
         sweep::tidy(&options.directory, options.kept);
         let less = Plan::new(
             &RecordOptions { ring_events: small.ring_events, ..options.clone() },
@@ -111,7 +111,7 @@ fn map_record(options: &RecordOptions, devices: usize) -> (Mapping, Plan, u64) {
             match Mapping::file(&options.directory, plan.total_bytes, plan.fixed_bytes) {
                 Ok(mapping) => return (mapping, plan.clone(), degraded),
                 Err(error) => {
-                    // Records of the dead may be what fills the file system.
+                    // Records of dead processes may be what fills the file system.
                     if error.raw_os_error() == Some(libc::ENOSPC)
                         && sweep::tidy(&options.directory, 0).removed > 0
                     {
@@ -144,20 +144,20 @@ fn map_record(options: &RecordOptions, devices: usize) -> (Mapping, Plan, u64) {
             return (mapping, full, Degraded::PRIVATE);
         }
     }
-    // Off, or address space is short: the least that keeps the totals.
+    // Off, or short of address space: the minimum for the totals.
     let least =
         Plan::new(&RecordOptions { ring_events: 2, max_blocks: 0, ..options.clone() }, devices);
     match Mapping::private(least.total_bytes) {
         Ok(mapping) => {
             (mapping, least, Degraded::PRIVATE | Degraded::SMALL_RING | Degraded::SMALL_MAP)
         }
-        // Some hundred KiB that the kernel would not map: the process can't go on anyway.
+        // The kernel refuses some hundred KiB: the process can't go on anyway.
         Err(_) => std::alloc::handle_alloc_error(std::alloc::Layout::new::<Header>()),
     }
 }
 
 impl Record {
-    /// Makes the record; never fails: on any trouble it falls back to a memfd, then to private
+    /// Makes the record. Never fails: on any trouble it falls back to a memfd, then to private
     /// memory, and logs once.
     pub fn create(options: &RecordOptions, devices: &[DeviceFacts]) -> Record {
         let devices = &devices[..devices.len().min(256)];
@@ -218,7 +218,7 @@ impl Record {
         unsafe { self.mapping.base().cast::<Header>().as_ref() }
     }
 
-    /// An entry of a section. Out of range is a bug here, not the caller's.
+    /// An entry of a section. An index out of range is a bug here, not the caller's.
     fn at<T: Shared>(&self, section: Section, index: u64) -> &T {
         // SAFETY: `pointer` checks the place; the first sections are allocated at the start, the
         // growing ones before their indices are handed out; T is atomics.
@@ -236,8 +236,8 @@ impl Record {
         self.at(Section::Devices, u64::from(device))
     }
 
-    /// The writer of shard `shard` of `device`. The caller holds one lock around all uses of it,
-    /// and asks for each shard once.
+    /// The writer of shard `shard` of `device`. The caller holds one lock around all its uses, and
+    /// gets each shard once.
     pub fn shard(&'static self, device: u32, shard: u32) -> ShardWriter {
         let known = device < self.devices && (shard as usize) < SHARDS;
         debug_assert!(known, "shard {shard} of device {device}");
@@ -256,7 +256,7 @@ impl Record {
         unsafe { ShardWriter::new(self, self.detail, device as u8, shard as u8, place, blocks) }
     }
 
-    /// The device-wide gauges' writer (under the device's lock).
+    /// The writer of the device-wide gauges (under the device's lock).
     pub fn device(&'static self, device: u32) -> DeviceWriter {
         let known = device < self.devices;
         debug_assert!(known, "device {device}");
@@ -300,7 +300,7 @@ impl Record {
         }
     }
 
-    /// Takes a segment away.
+    /// Removes a segment.
     pub fn segment_remove(&self, slot: SegmentSlot) {
         if slot == SegmentSlot::NONE {
             return;
@@ -313,15 +313,14 @@ impl Record {
         }
     }
 
-    /// The pages of a view are these now. Only for its owner, who holds a lock around all that it
-    /// does with the slot.
+    /// Sets the pages of a view. Only for its owner, under the lock around all uses of the slot.
     pub fn segment_pages(&self, slot: SegmentSlot, pages: u128) {
         if slot != SegmentSlot::NONE {
             self.at::<SegmentCell>(Section::Segments, u64::from(slot.0)).set_pages(pages);
         }
     }
 
-    /// The number of a frame of a Python stack, which is kept once. Rare: takes an inner lock.
+    /// The number of a frame of a Python stack; each frame is kept once. Rare: takes an inner lock.
     pub fn frame(&self, file: &str, function: &str, line: u32) -> FrameId {
         if !self.detail {
             return FrameId::default();
@@ -329,7 +328,7 @@ impl Record {
         self.sites.frame(self, file, function, line)
     }
 
-    /// The number of a site, which is kept once. Rare, as above.
+    /// The number of a site; each site is kept once. Rare, as above.
     pub fn site(&self, site: &NewSite<'_>) -> SiteId {
         if !self.detail {
             return SiteId::NONE;
@@ -337,18 +336,18 @@ impl Record {
         self.sites.site(self, site)
     }
 
-    /// See [`ShardWriter::set_site`]; `life` is the state of the slot, whose holder calls.
+    /// See [`ShardWriter::set_site`]. `life` is the slot's state; only its holder calls.
     pub(super) fn set_block_site(&self, slot: BlockSlot, life: u32, site: SiteId) {
         let is_there = u64::from(slot.0) < self.header().sites.block_sites.load(Ordering::Relaxed)
             || self.sites.reach_block(self, slot.0);
         if is_there {
-            // Release: whoever sees the word finds the site.
+            // Release: a reader that sees the word finds the site.
             self.at::<Word>(Section::BlockSites, u64::from(slot.0))
                 .store(sites::block_word(life, site), Ordering::Release);
         }
     }
 
-    /// One ring event. `time` is [`clock::now`]'s.
+    /// Adds an event to the ring. `time` is in [`clock::now`]'s ticks.
     #[inline]
     #[allow(clippy::too_many_arguments)]
     pub fn event(
@@ -368,14 +367,14 @@ impl Record {
             position < self.ring_reach.load(PrivateOrdering::Acquire) || self.grow_ring(position)
         };
         self.ring.push(kind, device, lifetime, stream, address, size, time, has_room);
-        // Rare events keep the clock's facts fresh. Kinds are constants at the calls, so this costs
-        // the hot ones nothing.
+        // Rare events keep the clock's facts fresh. Kinds are constants at the calls, so the hot
+        // ones pay nothing.
         if kind as u8 > EventKind::RecordStream as u8 {
             self.header().clock.refresh(time);
         }
     }
 
-    /// Allocates cells of the ring up to that of `position`. False: there is no memory for it.
+    /// Allocates cells of the ring up to `position`. False: no memory for them.
     #[cold]
     #[inline(never)]
     fn grow_ring(&self, position: u64) -> bool {
@@ -386,7 +385,7 @@ impl Record {
         if index < reach {
             return true;
         }
-        // What could not be had may be had later; but not each event is a time to ask for it.
+        // Memory may come later; but not every event should ask for it.
         if index % RING_STEP != 0 && health.no_room.load(Ordering::Relaxed) > 0 {
             return false;
         }
@@ -409,7 +408,7 @@ impl Record {
         (live, self.area(device).live_peak.load(Ordering::Relaxed).max(live))
     }
 
-    /// Bytes live on `device` as they were asked for, over all shards (exact).
+    /// Live bytes of `device` as requested, over all shards (exact).
     pub fn live_requested(&self, device: u32) -> u64 {
         if device >= self.devices {
             return 0;
@@ -417,8 +416,7 @@ impl Record {
         totals::live(totals::REQUESTED, self.totals(device))
     }
 
-    /// All that is counted of the blocks of `device`, by pool. Everything is 0 for a device that
-    /// nobody knows.
+    /// All counters of the blocks of `device`, by pool. All 0 for an unknown device.
     pub fn block_stats(&self, device: u32) -> BlockStats {
         let Some(mut books) = self.books(device) else { return BlockStats::default() };
         let used = books.used;
@@ -426,8 +424,8 @@ impl Record {
         books.stats(&self.block_counts(device))
     }
 
-    /// The peaks of [`Record::block_stats`] begin again at what there is now. (The peak of
-    /// [`Record::live`] and those among the [`DeviceGauge`]s are of the whole life of the process.)
+    /// Restarts the peaks of [`Record::block_stats`] at the current values. (The peak of
+    /// [`Record::live`] and those among the [`DeviceGauge`]s cover the whole life of the process.)
     pub fn reset_peaks(&self, device: u32) {
         if let Some(mut books) = self.books(device) {
             let used = books.used;
@@ -435,7 +433,7 @@ impl Record {
         }
     }
 
-    /// What came and went in [`Record::block_stats`] begins again at nothing.
+    /// Restarts the accumulated counts of [`Record::block_stats`] at 0.
     pub fn reset_accumulated(&self, device: u32) {
         if let Some(mut books) = self.books(device) {
             books.reset_accumulated(&self.block_counts(device));
@@ -448,8 +446,7 @@ impl Record {
 
     /// The counters of a device's small and large blocks.
     fn block_counts(&self, device: u32) -> [BlockCounts; 2] {
-        /// A writer holds a seqlock for a dozen instructions, unless the kernel takes its processor
-        /// away.
+        /// A writer holds a seqlock for a dozen instructions, unless the kernel preempts it.
         const ATTEMPTS: u32 = 1000;
         let mut sums = [BlockCounts::default(); 2];
         for (number, shard) in self.shards(device).iter().enumerate() {
@@ -468,7 +465,7 @@ impl Record {
         }
     }
 
-    /// Where the times of `call` are counted. `None`: the record is off, or has no room for them.
+    /// The counters for the times of `call`. `None`: the record is off, or has no room for them.
     pub fn call_times(&'static self, call: DriverCall) -> Option<&'static CallTimes> {
         let number = u64::from(call as u8);
         if !self.detail || !call.is_recorded() || !self.allocate(Section::Calls, number, 1) {
@@ -478,7 +475,7 @@ impl Record {
         Some(self.at(Section::Calls, number))
     }
 
-    /// The path of the file in /dev/shm, where there is one.
+    /// The path of the file in /dev/shm, if there is one.
     pub fn path(&self) -> Option<&Path> {
         match self.mapping.backing() {
             Backing::File(path) => Some(path),
@@ -486,12 +483,12 @@ impl Record {
         }
     }
 
-    /// The program meets an out-of-memory: keeps the record as it is, in place of what was kept
-    /// before, since much of what is live is freed before the exception reaches the end of the
-    /// program. Within a second of one that was kept it keeps nothing.
+    /// Keeps the record as it is at an out-of-memory, in place of the last kept one: much live
+    /// memory is freed before the exception reaches the end of the program. Keeps nothing within a
+    /// second of a kept one.
     ///
     /// # Errors
-    /// The system's, where there is no memory; nothing is kept then.
+    /// The system's error for lack of memory; then nothing is kept.
     pub fn keep_moment(&self) -> io::Result<()> {
         if !self.detail || !self.mapping.is_creator() {
             return Ok(());
@@ -505,12 +502,12 @@ impl Record {
         Ok(())
     }
 
-    /// Leaves a copy of the record for after the process's end, as it was at the last
-    /// out-of-memory ([`Record::keep_moment`]), or as it is now, as if the process had been killed
-    /// at that moment: see [`Mapping::copy`].
+    /// Leaves a copy of the record for after the process's end, as it was at the last out-of-memory
+    /// ([`Record::keep_moment`]) or as it is now, as if the process had been killed at that moment:
+    /// see [`Mapping::copy`].
     ///
     /// # Errors
-    /// The file system's.
+    /// The file system's error.
     pub fn leave_copy(&self) -> io::Result<Option<PathBuf>> {
         if !self.detail || !self.mapping.is_creator() {
             return Ok(None);
@@ -532,7 +529,7 @@ impl Record {
         }
     }
 
-    /// The memory under it, for readers in this process and for tests.
+    /// The record's memory, for readers in this process and for tests.
     pub fn mapping(&self) -> &Mapping {
         &self.mapping
     }
@@ -545,8 +542,8 @@ impl Record {
         unsafe { std::slice::from_raw_parts(first, SHARDS) }
     }
 
-    /// The totals of the shards of `device` that were ever used: a shard's first block passes its
-    /// ceiling, which is 0, and makes it join.
+    /// The totals of the used shards of `device`: a shard's first block passes its ceiling, which
+    /// is 0, and makes it join.
     fn totals(&self, device: u32) -> impl Iterator<Item = &ShardTotals> {
         let used = self.books(device).map_or(0, |books| books.used);
         self.members(device, used).map(|(_, totals)| totals)
@@ -562,7 +559,7 @@ impl Record {
         })
     }
 
-    /// Shard `shard` of `device` passed a ceiling.
+    /// Shard `shard` of `device` passed a ceiling: reconciles it.
     pub(super) fn reconcile(&self, device: u8, shard: u8) {
         let books = self.join(device, shard);
         if let (Some(mut books), device) = (books, u32::from(device)) {
@@ -571,8 +568,8 @@ impl Record {
         }
     }
 
-    /// Shard `shard` of `device` counts from now on; the device's books. `None` for a shard that
-    /// nobody knows.
+    /// Counts shard `shard` of `device` from now on; returns the device's books. `None` for an
+    /// unknown shard.
     pub(super) fn join(&self, device: u8, shard: u8) -> Option<MutexGuard<'_, Books>> {
         let mut books = self.books(u32::from(device))?;
         books.used |= 1u64.checked_shl(u32::from(shard))?;
@@ -600,8 +597,7 @@ impl Record {
         self.ensure(offset + first * bytes, count * bytes)
     }
 
-    /// Makes `bytes` from `offset` on safe to touch. Where there is no room for them, that is
-    /// counted.
+    /// Makes `bytes` from `offset` on safe to touch; counts a lack of room.
     fn ensure(&self, offset: u64, bytes: u64) -> bool {
         let is_done = self.mapping.ensure(offset, bytes).is_ok();
         if !is_done {
@@ -610,14 +606,14 @@ impl Record {
         is_done
     }
 
-    /// The first cell of a shard's event ring, and how many it may have.
+    /// The first cell of a shard's event ring, and their highest number.
     fn shard_ring(&self, device: u8, shard: u8) -> (u64, u64) {
         let cells = self.plan.entries(Section::ShardRings)
             / (u64::from(self.devices) * SHARDS as u64).max(1);
         (shard_number(device, shard) * cells, cells)
     }
 
-    /// The first cells of a shard's event ring, allocated, and how many they are.
+    /// The first allocated cells of a shard's event ring, and their number.
     pub(super) fn shard_ring_cells(
         &self,
         device: u8,
@@ -629,15 +625,13 @@ impl Record {
         is_there.then(|| (self.pointer(Section::ShardRings, first), cells))
     }
 
-    /// Makes the event ring of a shard, which has `cells`, twice as long. False: it is as long as
-    /// it may be, or there is no room.
+    /// Doubles the event ring of a shard from `cells`. False: at its longest, or no room.
     pub(super) fn grow_shard_ring(&self, device: u8, shard: u8, cells: u64) -> bool {
         let (first, most) = self.shard_ring(device, shard);
         2 * cells <= most && self.allocate(Section::ShardRings, first + cells, cells)
     }
 
-    /// A shard's histograms of sizes, allocated. Where there is no room for them: some that nobody
-    /// reads.
+    /// A shard's histograms of sizes, allocated; without room, histograms that are never read.
     pub(super) fn shard_sizes(&self, device: u8, shard: u8) -> *const ShardSizes {
         let number = shard_number(device, shard);
         let is_known = u32::from(device) < self.devices && usize::from(shard) < SHARDS;
@@ -648,8 +642,8 @@ impl Record {
         self.pointer(Section::Sizes, number)
     }
 
-    /// The timeline of `device`, with room for a sample, and how many cells of it may be touched.
-    /// `None` where there is no room for any.
+    /// The timeline of `device`, with room for a sample, and the number of its cells that may be
+    /// touched. `None` without room for any.
     fn timeline(&self, device: u32) -> Option<(&Timeline, usize)> {
         let allocated = &self.area(device).timeline_cells;
         let mut cells = allocated.load(Ordering::Relaxed) as usize;
@@ -660,7 +654,7 @@ impl Record {
             let (offset, bytes, _) = self.plan.sections[Section::Timelines as usize];
             let begin = offset + u64::from(device) * bytes;
             let there = if cells == 0 { 0 } else { Timeline::bytes(cells) };
-            // Where there is no room, the cells that there are will do: they become coarser sooner.
+            // Without room, the present cells suffice: they become coarser sooner.
             if self.ensure(begin + there, Timeline::bytes(more) - there) {
                 cells = more;
                 allocated.store(cells as u64, Ordering::Release);
@@ -713,13 +707,13 @@ impl Drop for Record {
 pub struct DeviceWriter {
     area: &'static DeviceArea,
     record: &'static Record,
-    /// `None`: nobody knows it.
+    /// `None`: an unknown device.
     device: Option<u32>,
 }
 
 impl DeviceWriter {
-    /// Publishes a set of gauges under one turn of the seqlock.
-    // Inlined across crates: of few gauges, known where it is called, a few stores are left.
+    /// Publishes a set of gauges in one turn of the seqlock.
+    // Inlined across crates: for a few gauges, constant at the call, only a few stores remain.
     #[inline]
     pub fn set(&mut self, values: &[(DeviceGauge, u64)]) {
         if self.record.detail {
@@ -727,13 +721,13 @@ impl DeviceWriter {
         }
     }
 
-    /// Notes on the timeline what there is now, and that blocks above 16 KiB and slabs took
-    /// `in_use_high` bytes at most since the last time.
+    /// Notes the current values on the timeline, with `in_use_high`: the highest bytes of blocks
+    /// above 16 KiB and slabs since the last sample.
     pub fn sample(&mut self, in_use_high: u64) {
         self.note(in_use_high, Timeline::add);
     }
 
-    /// The same as the step ends which the gauge has.
+    /// The same at the end of the step in the gauge.
     pub fn end_step(&mut self, in_use_high: u64) {
         self.note(in_use_high, Timeline::end_step);
     }

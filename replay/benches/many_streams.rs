@@ -1,15 +1,14 @@
-//! What the number of streams costs: `cargo bench -p gruyere-replay --bench many_streams`.
+//! The cost of the number of streams: `cargo bench -p gruyere-replay --bench many_streams`.
 //!
 //! One random program (`gruyere_replay::many_streams`) at 10, 112, 1,000 and 4,000 streams (or the
-//! numbers that are given), through Gruyère's C functions and through the model of torch's default
-//! allocator, in turn, on a stand-in GPU of ample memory. Processor time a malloc or free, the
-//! stand-in's driver calls in it; what the same replay takes with an allocator that only hands out
-//! numbers is taken off. Twice: where all work is done at once, and where kernels take 20 us.
-//! `--write DIR` writes the programs as traces, for `gruyere bench --trace` and
-//! `tests/pytorch/pace --trace`.
+//! given numbers), through Gruyère's C functions and through the model of torch's default
+//! allocator, in turn, on a simulated GPU with ample memory. Prints processor time per malloc or
+//! free, including the simulator's driver calls, minus that of the same replay with an allocator
+//! that only hands out numbers. Twice: with instant work, and with kernels of 20 us. `--write DIR`
+//! writes the programs as traces, for `gruyere bench --trace` and `tests/pytorch/pace --trace`.
 //!
 //! The model follows torch's rules in Rust, with sets and maps where torch has them. It is not
-//! torch: what it takes is of the order of what torch takes, no more.
+//! torch: its time is only of the order of torch's.
 
 use gruyere_replay::allocator::Allocator;
 use gruyere_replay::engine::{Blind, Blocks, End, Perfect, replay_into};
@@ -21,20 +20,19 @@ use gruyere_replay::trace::Trace;
 use rustix::time::{ClockId, clock_gettime};
 use std::path::PathBuf;
 
-/// Numbers of streams, where none are named.
+/// Default numbers of streams.
 const STREAMS: [u32; 4] = [10, 112, 1000, 4000];
-/// Of which the median counts.
+/// Passes; their median counts.
 const PASSES: usize = 5;
-/// Of the device, bytes: torch keeps memory for every stream.
+/// Memory of the device, bytes: torch keeps memory for every stream.
 const CAPACITY: u64 = 4 << 40;
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
-/// Who serves a pass.
+/// The allocator of a pass.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Who {
-    /// Hands out addresses: what is left is the loop, and what the program itself asks of the
-    /// device.
+    /// Only hands out addresses: measures the loop and the program's own device calls.
     Nobody,
     /// The model of torch's default allocator.
     Torch,
@@ -42,14 +40,14 @@ enum Who {
     Gruyere,
 }
 
-/// What one pass took and did.
+/// Results of a pass.
 #[derive(Clone, Copy)]
 struct Pass {
-    /// Nanoseconds a malloc or free.
+    /// Nanoseconds per malloc or free.
     nanoseconds: f64,
-    /// Driver calls a malloc or free.
+    /// Driver calls per malloc or free.
     calls: f64,
-    /// The most that was held, bytes.
+    /// Peak of held memory, bytes.
     held: u64,
 }
 
@@ -80,7 +78,7 @@ fn pass(trace: &Trace, setup: Setup, who: Who) -> Outcome<Pass> {
     Ok(pass)
 }
 
-/// Processor time of this thread, nanoseconds: what else the machine does counts little.
+/// Processor time of this thread, nanoseconds; other load on the machine matters little.
 fn thread_time() -> i64 {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     time.tv_sec * 1_000_000_000 + time.tv_nsec
@@ -97,7 +95,7 @@ fn arguments() -> Outcome<(Vec<u32>, Option<PathBuf>)> {
     let mut words = std::env::args().skip(1);
     while let Some(word) = words.next() {
         match word.as_str() {
-            // Cargo's own.
+            // Cargo's own argument.
             "--bench" => {}
             "--write" => folder = Some(words.next().ok_or("--write: which folder?")?.into()),
             _ => streams.push(

@@ -1,14 +1,14 @@
-//! Who runs out of memory near a device's capacity:
-//! `cargo bench -p gruyere-replay --bench near_capacity`.
+//! Out of memory near a device's capacity, by allocator: `cargo bench -p gruyere-replay --bench
+//! near_capacity`.
 //!
-//! Random programs (`random_trace.py SEED FILE`, which prints the capacity that the program is
-//! meant for) on a stand-in GPU of just that capacity, through the model of torch's default
-//! allocator and through Gruyère with each backing. For each: in how many programs it ran out of
-//! memory, in how many of those torch's completes, and in how many torch's ran out and it
-//! completes. Nothing takes time. The last figures are in docs/decisions/near-capacity.md.
+//! Random programs (`random_trace.py SEED FILE` prints the capacity for the program) on a simulated
+//! GPU of that capacity, through the model of torch's default allocator and through Gruyère with
+//! each backing. For each, the number of programs that ran out of memory, of those that torch
+//! completes, and of those where torch ran out and it completes. Nothing takes time. The last
+//! figures are in docs/decisions/near-capacity.md.
 //!
-//! Arguments: `FROM..TO` (seeds; 0..1000), `--seeds` (names the seeds that differ), `--conf CONF`
-//! (as often as wanted; in place of the backings).
+//! Arguments: `FROM..TO` (seeds; 0..1000), `--seeds` (lists the seeds that differ), `--conf CONF`
+//! (repeatable; in place of the backings).
 
 mod random_program;
 
@@ -17,10 +17,10 @@ use random_program::{Outcome, Program};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-/// Configurations, where none are named.
+/// Default configurations.
 const BACKINGS: [&str; 3] = ["", "backing:pool", "backing:fixed"];
 
-/// What is asked for.
+/// The command's arguments.
 struct Arguments {
     seeds: std::ops::Range<u64>,
     confs: Vec<String>,
@@ -33,7 +33,7 @@ impl Arguments {
         let mut words = std::env::args().skip(1);
         while let Some(word) = words.next() {
             match word.as_str() {
-                // Cargo's own.
+                // Cargo's own argument.
                 "--bench" => {}
                 "--seeds" => arguments.named = true,
                 "--conf" => arguments.confs.push(words.next().ok_or("--conf: which?")?),
@@ -52,14 +52,14 @@ impl Arguments {
     }
 }
 
-/// In how many programs of one kind an allocator ran out of memory.
+/// The number of programs of one kind that ran out of memory.
 #[derive(Default)]
 struct Count {
     programs: u32,
     failed: u32,
-    /// Of these, torch's completes.
+    /// Of these, torch completes.
     worse: u32,
-    /// torch's failed, and this one completes.
+    /// torch ran out, and this allocator completes.
     better: u32,
 }
 

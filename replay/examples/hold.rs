@@ -1,4 +1,4 @@
-//! The bar of hold as tables: what ours holds at the peak beside torch's allocators.
+//! The bar of hold as tables: peaks of held memory of Gruyère and of torch's allocators.
 //!
 //!     cargo run --profile quick -p gruyere-replay --example hold
 //!     ... --example hold -- traces drawn bottom spans    # these parts; all but spans as it comes
@@ -8,7 +8,7 @@
 //!     ... --example hold -- --fit                        # and the smallest devices, of the traces
 //!     ... --example hold -- --write DIR                  # drawn, as traces: tests/pytorch/pace
 //!
-//! Exits with 1 where the bar is not kept; what is beyond it is listed at the end.
+//! Exits with 1 if the bar is not kept; lists the breaches at the end.
 
 use gruyere_replay::bench::{Contender, smallest_device};
 use gruyere_replay::clock::Clock;
@@ -68,7 +68,7 @@ fn drawn(most: u64) -> Outcome<Vec<Trace>> {
     Ok(programs.iter().map(drawn::Program::trace).collect::<Result<_, _>>()?)
 }
 
-/// The smallest devices that complete, over the peak of live.
+/// Prints the smallest devices that complete, over the peak of live.
 fn show_fit(conf: &str) -> Outcome<()> {
     let ours = Contender::Gruyere(conf.to_owned());
     println!("{:<28}{:>9}{:>9}{:>9}", "smallest device / live", "torch", "expand.", "ours");

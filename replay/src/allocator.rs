@@ -1,4 +1,4 @@
-//! What a replay asks of an allocator.
+//! The interface of an allocator under replay.
 
 #![deny(unsafe_code)]
 #![deny(clippy::unwrap_used)]
@@ -10,10 +10,10 @@ use std::fmt;
 pub trait Allocator {
     /// Its name in reports.
     fn name(&self) -> &str;
-    /// Allocates `size` bytes; 0 bytes give address 0.
+    /// Allocates `size` bytes; for 0 bytes returns address 0.
     ///
     /// # Errors
-    /// [`AllocError::OutOfMemory`] when every way to get memory has been tried; the allocator stays
+    /// [`AllocError::OutOfMemory`] if every way to get memory has failed; the allocator stays
     /// usable.
     fn malloc(
         &mut self,
@@ -21,11 +21,12 @@ pub trait Allocator {
         device: DeviceId,
         stream: StreamHandle,
     ) -> Result<DevicePtr, AllocError>;
-    /// Frees `address`, which [`Allocator::malloc`] gave for `size`, `device` and `stream`; address
-    /// 0 is fine.
+    /// Frees `address` of [`Allocator::malloc`] with the same `size`, `device` and `stream`;
+    /// address 0 is valid.
     ///
     /// # Errors
-    /// [`AllocError::UnknownAddress`], or a failed driver call.
+    /// [`AllocError::UnknownAddress`] if `address` is not live, or [`AllocError::Driver`] if a
+    /// driver call fails.
     fn free(
         &mut self,
         address: DevicePtr,
@@ -33,40 +34,42 @@ pub trait Allocator {
         device: DeviceId,
         stream: StreamHandle,
     ) -> Result<(), AllocError>;
-    /// `stream` uses the block at `address` too.
+    /// Reports that `stream` uses the block at `address` too.
     ///
     /// # Errors
-    /// [`AllocError::UnknownAddress`].
+    /// [`AllocError::UnknownAddress`] if `address` is not live.
     fn record_stream(&mut self, address: DevicePtr, stream: StreamHandle)
     -> Result<(), AllocError>;
-    /// `stream` of `device` is there for as long as the replay goes on; told before it is named.
+    /// Reports that `stream` of `device` lasts until the end of the replay; called before any call
+    /// that names it.
     fn stream_lasts(&mut self, _device: DeviceId, _stream: StreamHandle) {}
-    /// The traced process was the only rank of its job; told before anything is allocated.
+    /// Reports that the traced process was the only rank of its job; called before the first
+    /// allocation.
     fn is_alone(&mut self) {}
-    /// A training step or request ended.
+    /// Reports the end of a training step or request.
     fn step(&mut self) {}
-    /// Gives back to the device what nobody uses (`torch.cuda.empty_cache`).
+    /// Returns unused memory to the device (`torch.cuda.empty_cache`).
     ///
     /// # Errors
-    /// A failed driver call.
+    /// [`AllocError::Driver`] if a driver call fails.
     fn release(&mut self) -> Result<(), AllocError>;
-    /// Walks the allocator's books.
+    /// Checks the allocator's books.
     ///
     /// # Errors
-    /// Which invariant is broken.
+    /// If an invariant is broken: which one.
     fn validate(&self) -> Result<(), String>;
 }
 
-/// What went wrong in an allocator under replay.
+/// Errors of an allocator under replay.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AllocError {
-    /// No memory, after everything was tried.
+    /// No memory, after every attempt.
     OutOfMemory,
-    /// A device that the driver does not have.
+    /// A device unknown to the driver.
     NoDevice(DeviceId),
     /// A free or record_stream of an address that is not live.
     UnknownAddress(DevicePtr),
-    /// A failed driver call, other than for want of memory.
+    /// A failed driver call, other than for lack of memory.
     Driver(DriverError),
     /// The allocator could not be set up.
     Setup(String),

@@ -1,4 +1,4 @@
-//! The benchmark: one trace through one allocator, measured in every way that is asked for.
+//! The benchmark: one trace through one allocator, with every requested measurement.
 
 #![deny(unsafe_code)]
 #![deny(clippy::unwrap_used)]
@@ -22,10 +22,10 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Room to spare: devices of this many times the peak of live. torch's default holds four times it
-/// on one trace.
+/// A device with room to spare has this many times the peak of live. torch's default holds four
+/// times the peak on one trace.
 const AMPLE: u64 = 8;
-/// Faults that a report lists.
+/// Number of faults in a report.
 const LISTED_FAULTS: usize = 10;
 
 /// An allocator of the bench.
@@ -50,7 +50,7 @@ impl Contender {
         }
     }
 
-    /// Gruyère itself runs, not a model; it has the one heap of the process.
+    /// Whether this is Gruyère itself, not a model; it has the one heap of the process.
     pub fn is_ours(&self) -> bool {
         matches!(self, Self::Gruyere(_))
     }
@@ -74,7 +74,7 @@ impl Contender {
     }
 }
 
-/// The bench could not measure.
+/// Reasons for a failed measurement.
 #[derive(Debug)]
 pub enum BenchError {
     /// The allocator could not be set up.
@@ -115,19 +115,19 @@ impl From<StageError> for BenchError {
     }
 }
 
-/// What to measure.
+/// The requested measurements.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Wanted {
-    /// The clock of all figures but those of [`Wanted::more_clocks`].
+    /// The clock of all figures except those of [`Wanted::more_clocks`].
     pub clock: Clock,
-    /// Clocks on which what is held is measured, too.
+    /// Further clocks for the measurement of held memory.
     pub more_clocks: Vec<Clock>,
     /// The smallest device that completes.
     pub fit: bool,
-    /// The device's and the host's time: on [`Wanted::clock`], or [`Clock::USUAL`] where that is
+    /// The device's and the host's time: on [`Wanted::clock`], or [`Clock::USUAL`] if that is
     /// instant.
     pub timeline: bool,
-    /// The prices of driver calls there.
+    /// The prices of driver calls on the timeline.
     pub prices: Costs,
 }
 
@@ -136,7 +136,7 @@ pub struct Wanted {
 pub struct Run {
     /// The allocator.
     pub allocator: String,
-    /// `GRUYERE_CONF` of the run; absent for the models.
+    /// `GRUYERE_CONF` of the run; `None` for the models.
     pub conf: Option<String>,
     /// False: out of memory even with room to spare.
     pub completed: bool,
@@ -146,33 +146,32 @@ pub struct Run {
     pub hold_ratio: f64,
     /// Reserved / live, both summed over the operations.
     pub area_ratio: f64,
-    /// Driver calls that the allocator made.
+    /// Driver calls of the allocator.
     pub driver_calls: u64,
     /// Smallest device that completes, bytes (`--fit`).
     pub smallest_device: Option<u64>,
-    /// Smallest device / peak live, of several devices that of the fullest (`--fit`).
+    /// Smallest device / peak live; with several devices, of the fullest (`--fit`).
     pub fit_ratio: Option<f64>,
-    /// What was held on each clock.
+    /// Held memory on each clock.
     pub clocks: Vec<Lag>,
-    /// On the timeline (`--timeline`).
+    /// Figures on the timeline (`--timeline`).
     pub timeline: Option<Timeline>,
-    /// Host nanoseconds a malloc or free, the median of several passes; ours only.
+    /// Host nanoseconds per malloc or free, median of several passes; for Gruyère only.
     pub ns_per_operation: Option<f64>,
-    /// How long the driver's calls took, each kind of them; on a real device only, where time is
-    /// real.
+    /// Times of driver calls by kind; on a real device only, where time is real.
     pub driver_call_times: Vec<CallTime>,
-    /// How long the replay took as a whole, nanoseconds; on a real device only.
+    /// Time of the whole replay, nanoseconds; on a real device only.
     pub replay_ns: Option<u64>,
-    /// Held memory over the operations, the highest of each part.
+    /// Held memory over the operations, the maximum of each part.
     pub curve: Vec<u64>,
-    /// Violations of stream order and misuses of the driver: empty, or the bench fails. The first
-    /// few.
+    /// Violations of stream order and misuses of the driver, the first few. The bench fails unless
+    /// empty.
     pub faults: Vec<String>,
-    /// How many faults there were.
+    /// Number of faults.
     pub fault_count: usize,
 }
 
-/// One run on a clock: 8 us of host a launch, the host at most 10 ms ahead, driver calls free.
+/// One run on a clock: 8 us of host per launch, the host at most 10 ms ahead, driver calls free.
 #[derive(Clone, Debug, Serialize)]
 pub struct Lag {
     /// The clock.
@@ -183,9 +182,9 @@ pub struct Lag {
     pub peak_reserved: u64,
     /// Peak reserved / peak live.
     pub hold_ratio: f64,
-    /// When the last kernel is done.
+    /// End of the last kernel.
     pub device_end_ns: u64,
-    /// The device's time for the second half of the steps; absent where there are fewer than two.
+    /// The device's time for the second half of the steps; `None` with fewer than two steps.
     pub later_steps_ns: Option<u64>,
 }
 
@@ -203,35 +202,35 @@ impl Lag {
     }
 }
 
-/// Two runs on the timeline of a clock: 8 us of host a launch, the host at most 10 ms ahead.
+/// Two runs on the timeline of a clock: 8 us of host per launch, the host at most 10 ms ahead.
 #[derive(Clone, Debug, Serialize)]
 pub struct Timeline {
-    /// Peak reserved / peak live where driver calls cost no time, as the real allocators were
-    /// measured.
+    /// Peak reserved / peak live with free driver calls, as in the measurements of the real
+    /// allocators.
     pub hold_ratio: f64,
-    /// Peak reserved / peak live where driver calls are charged; so are all figures below.
+    /// Peak reserved / peak live with driver calls charged, as in all figures below.
     pub hold_ratio_charged: f64,
-    /// When the last kernel is done.
+    /// End of the last kernel.
     pub device_end_ns: u64,
-    /// The same with an allocator that costs nothing and never waits.
+    /// The same with an allocator without costs or waits.
     pub perfect_end_ns: u64,
-    /// Time the host stood still in waits of the allocator.
+    /// Host time in waits of the allocator.
     pub host_blocked_ns: u64,
-    /// Driver calls that the allocator made.
+    /// Driver calls of the allocator.
     pub driver_calls: u64,
 }
 
 impl Timeline {
-    /// The device's end over that of a perfect allocator.
+    /// The device's end, relative to a perfect allocator's.
     pub fn end_ratio(&self) -> f64 {
         self.device_end_ns as f64 / self.perfect_end_ns.max(1) as f64
     }
 }
 
-/// Runs `contender` over `trace` on stand-in GPUs.
+/// Runs `contender` over `trace` on simulated GPUs.
 ///
 /// # Errors
-/// Where it cannot be measured; an out-of-memory or a fault is a result, not an error.
+/// If the measurement fails; an out-of-memory or a fault is a result, not an error.
 pub fn run(trace: &Trace, contender: &Contender, wanted: &Wanted) -> Result<Run, BenchError> {
     let setup =
         Setup { oracle: true, prices: wanted.prices, ..Setup::at(wanted.clock, ample(trace)) };
@@ -266,11 +265,11 @@ pub fn run(trace: &Trace, contender: &Contender, wanted: &Wanted) -> Result<Run,
     Ok(run)
 }
 
-/// What is wrong after a replay: violations of stream order and misuses of the driver so far,
-/// broken invariants, and memory that is still held once everything has been freed and given back.
+/// Faults of a replay: violations of stream order and misuses of the driver so far, broken
+/// invariants, and memory still held after everything was freed and released.
 ///
 /// # Errors
-/// Where a free or the giving back fails.
+/// If a free or the release fails.
 pub fn audit(
     trace: &Trace,
     stage: &mut PhantomStage,
@@ -289,12 +288,12 @@ pub fn audit(
     Ok(faults)
 }
 
-/// Runs Gruyère, as `GRUYERE_CONF` configures it, over `trace` on the real device behind `driver`,
-/// its driver calls and the whole timed. The program's own calls are in the whole; so is asking the
-/// device how much is held after each operation.
+/// Runs Gruyère, configured by `GRUYERE_CONF`, over `trace` on the real device behind `driver`, and
+/// times its driver calls and the whole replay. The whole includes the program's own calls and a
+/// query of held memory after each operation.
 ///
 /// # Errors
-/// Where the device or the library cannot be used.
+/// If the device or the library is unusable.
 pub fn run_on_device(
     trace: &Trace,
     driver: Arc<dyn Driver>,
@@ -303,7 +302,7 @@ pub fn run_on_device(
     let timed = Arc::new(Timed::new(driver.clone(), CallSamples::default()));
     let mut gruyere = Gruyere::install(timed.clone(), conf)?;
     let mut stage = DriverStage::new(trace, driver)?;
-    // What was asked before the first malloc is no part of it.
+    // Calls before the first malloc do not count.
     timed.watch().take();
     let start = Instant::now();
     let mut curve = Curve::new(trace.operations);
@@ -316,7 +315,7 @@ pub fn run_on_device(
     run.driver_call_times = timed.watch().take();
     run.driver_calls = run.driver_call_times.iter().map(|time| time.count).sum();
     stage.host_wait_devices()?;
-    // The next replay needs the memory.
+    // Frees the memory for the next replay.
     blocks.free_all(trace, &mut stage, &mut gruyere)?;
     gruyere.release()?;
     run.faults.extend(gruyere.validate().err().map(|what| format!("invariant: {what}")));
@@ -356,7 +355,7 @@ fn report(
     }
 }
 
-/// A device's memory that leaves every allocator room to spare, bytes.
+/// Memory of a device with room to spare for every allocator, bytes.
 pub fn ample(trace: &Trace) -> u64 {
     AMPLE * trace.peak_live.max(1 << 30)
 }
@@ -365,7 +364,7 @@ fn ratio(bytes: u64, peak_live: u64) -> f64 {
     bytes as f64 / peak_live.max(1) as f64
 }
 
-/// Live memory over the operations of `trace`, the highest of each part.
+/// Live memory over the operations of `trace`, the maximum of each part.
 pub fn live_curve(trace: &Trace) -> Vec<u64> {
     let mut curve = Curve::new(trace.operations);
     let mut sizes = vec![0; trace.blocks()];
@@ -384,10 +383,11 @@ pub fn live_curve(trace: &Trace) -> Vec<u64> {
     curve.live().to_vec()
 }
 
-/// What `contender` holds of `trace` on `clock`, on a device with room to spare. No oracle watches.
+/// Memory held by `contender` over `trace` on `clock`, on a device with room to spare. The oracle
+/// is off.
 ///
 /// # Errors
-/// Where it cannot be set up or the replay breaks off.
+/// If the setup fails or the replay breaks off.
 pub fn on_clock(trace: &Trace, contender: &Contender, clock: Clock) -> Result<Lag, BenchError> {
     let mut stage = PhantomStage::new(trace, Setup::at(clock, ample(trace)));
     let mut allocator = contender.set_up_quietly(&stage.driver())?;
@@ -395,7 +395,7 @@ pub fn on_clock(trace: &Trace, contender: &Contender, clock: Clock) -> Result<La
     Ok(Lag::of(clock, trace, &stage, &end))
 }
 
-/// `known`: what is held where driver calls are free, if that was measured on the same clock.
+/// `known`: held memory with free driver calls, if measured on the same clock.
 fn on_the_timeline(
     trace: &Trace,
     contender: &Contender,
@@ -433,21 +433,21 @@ fn on_the_timeline(
     Ok((timeline, faults))
 }
 
-/// The smallest device on which `contender` completes `trace`, nothing taking time and the oracle
-/// off, bytes; `None`: no device of up to 16 times the peak of live. Of several devices each has so
-/// much.
+/// The smallest device on which `contender` completes `trace`, on the instant clock and without the
+/// oracle, bytes; `None`: no device of up to 16 times the peak of live. Every one of several
+/// devices has this size.
 ///
 /// # Errors
-/// Where the allocator cannot be set up or a replay breaks off.
+/// If the allocator's setup fails or a replay breaks off.
 pub fn smallest_device(trace: &Trace, contender: &Contender) -> Result<Option<u64>, BenchError> {
     fit::smallest(trace.peak_live_of_a_device(), |capacity| completes(trace, contender, capacity))
 }
 
-/// Whether `contender` completes `trace` on a device of `capacity` bytes, nothing taking time and
-/// the oracle off.
+/// Whether `contender` completes `trace` on a device of `capacity` bytes, on the instant clock and
+/// without the oracle.
 ///
 /// # Errors
-/// Where the allocator cannot be set up or a replay breaks off.
+/// If the allocator's setup fails or a replay breaks off.
 pub fn completes(trace: &Trace, contender: &Contender, capacity: u64) -> Result<bool, BenchError> {
     let mut stage = PhantomStage::new(trace, Setup::instant(capacity));
     let mut allocator = contender.set_up_quietly(&stage.driver())?;

@@ -1,5 +1,4 @@
-//! How long each driver call of a replay takes, on a real device: every call, exactly, so that
-//! quantiles are those of the samples.
+//! Times of a replay's driver calls on a real device. Every call is kept, so quantiles are exact.
 
 #![deny(unsafe_code)]
 #![deny(clippy::unwrap_used)]
@@ -10,7 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-/// The times of calls, nanoseconds by the monotonic clock, by call and class of sizes.
+/// Times of calls, nanoseconds on the monotonic clock, by call and class of sizes.
 #[derive(Debug, Default)]
 pub struct CallSamples(Mutex<BTreeMap<(DriverCall, usize), Vec<u64>>>);
 
@@ -30,7 +29,7 @@ impl Stopwatch for CallSamples {
 }
 
 impl CallSamples {
-    /// What was timed since this was last asked, by call and class of sizes.
+    /// Takes the times since the last call, by call and class of sizes.
     pub fn take(&self) -> Vec<CallTime> {
         let samples = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
         samples.into_iter().map(|((call, class), times)| told(call, class, times)).collect()

@@ -1,4 +1,4 @@
-//! The clock of a replay: how long a kernel takes. Every GPU lags behind its host, by how much
+//! The clock of a replay: a kernel's duration. Every GPU lags behind its host, by an amount that
 //! depends on the program, so figures are given for several clocks.
 
 #![deny(unsafe_code)]
@@ -8,16 +8,16 @@ use serde::{Serialize, Serializer};
 use std::fmt;
 use std::str::FromStr;
 
-/// How long every kernel of a replay takes, in whole microseconds.
+/// Duration of every kernel of a replay, in whole microseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Clock(u64);
 
 impl Clock {
-    /// All work is done as soon as it is enqueued, and nothing takes time.
+    /// All work ends when enqueued, and nothing takes time.
     pub const INSTANT: Self = Self(0);
-    /// The one that figures are of where no other is named.
+    /// The default clock of figures.
     pub const USUAL: Self = Self(20);
-    /// Of small kernels, where the host is the slower one, of middling and of large ones.
+    /// Small kernels, where the host is slower; medium ones; large ones.
     pub const LAGGING: [Self; 3] = [Self(5), Self::USUAL, Self(100)];
 
     /// Nanoseconds of a kernel.
@@ -34,7 +34,7 @@ impl Clock {
 }
 
 impl fmt::Display for Clock {
-    /// As it is given: `20us`, `0`.
+    /// As in the input: `20us`, `0`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             0 => write!(f, "0"),
@@ -43,7 +43,7 @@ impl fmt::Display for Clock {
     }
 }
 
-/// No clock has that name.
+/// An invalid name of a clock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NoClock;
 
@@ -66,7 +66,7 @@ impl FromStr for Clock {
             "0" => "0",
             _ => text.strip_suffix("us").ok_or(NoClock)?,
         };
-        // A kernel of a second stands for no program.
+        // Kernels of a second or more occur in no program.
         us.parse().ok().filter(|&us: &u64| us < 1_000_000).map(Self).ok_or(NoClock)
     }
 }

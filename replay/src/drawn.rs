@@ -1,5 +1,5 @@
-//! Programs of blocks drawn by chance: so many blocks live on so many streams, of sizes spread
-//! evenly over the doublings, and each of them replaced some times, in any order.
+//! Random programs: a number of live blocks on a number of streams, with sizes spread evenly over
+//! the doublings; each block is replaced several times, in random order.
 
 #![deny(unsafe_code)]
 #![deny(clippy::unwrap_used)]
@@ -8,28 +8,28 @@ use crate::many_streams::Random;
 use crate::trace::{Trace, TraceError};
 use std::fmt::Write as _;
 
-/// The least that is asked for, bytes.
+/// The smallest request, bytes.
 const LEAST: u64 = 512;
 
-/// A program to be written down.
+/// A program to generate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Program {
-    /// Blocks that are live at once.
+    /// Blocks live at once.
     pub blocks: u64,
-    /// Streams, the default one among them; each block is one's, drawn.
+    /// Streams, including the default one; each block has a random one.
     pub streams: u64,
-    /// The largest request is below this many bytes.
+    /// Every request is below this many bytes.
     pub most: u64,
-    /// So many sizes are drawn first, and each block has one of them; 0: each block has its own.
+    /// Number of distinct sizes, drawn first; 0: each block has its own.
     pub sizes: u64,
-    /// How often a block is replaced, in the mean.
+    /// Mean number of replacements per block.
     pub turns: u64,
-    /// Names the draw.
+    /// Seed of the draw.
     pub seed: u64,
 }
 
 impl Program {
-    /// Sixty sizes up to 1 MiB, as a model has them.
+    /// Sixty sizes up to 1 MiB, as in a model.
     pub fn of_sixty_sizes(blocks: u64, streams: u64, seed: u64) -> Self {
         Self { blocks, streams, most: 1 << 20, sizes: 60, turns: 3, seed }
     }
@@ -39,7 +39,7 @@ impl Program {
         Self { blocks, streams: 1, most: 256 << 10, sizes: 0, turns: 1, seed }
     }
 
-    /// What it is called.
+    /// The program's name.
     pub fn name(&self) -> String {
         let Self { blocks, streams, seed, .. } = self;
         match (self.sizes, streams) {
@@ -52,7 +52,7 @@ impl Program {
     /// The program as a trace.
     ///
     /// # Errors
-    /// More streams or blocks than a trace can have.
+    /// If there are more streams or blocks than a trace can have.
     pub fn trace(&self) -> Result<Trace, TraceError> {
         Trace::read(&self.name(), self.text().as_bytes())
     }
@@ -81,7 +81,7 @@ impl Program {
         text
     }
 
-    /// Each doubling is as likely as another.
+    /// Every doubling is equally likely.
     fn size(&self, random: &mut Random) -> u64 {
         let doublings = (self.most / LEAST).ilog2();
         let low = LEAST << random.below(doublings.into());
@@ -89,8 +89,8 @@ impl Program {
     }
 }
 
-/// The programs that the bar of hold is about, of at most `most` blocks; the largest ones are drawn
-/// once and not for each of `seeds`.
+/// The programs of the bar of hold, of at most `most` blocks; the largest are drawn once, not for
+/// each of `seeds`.
 pub fn bar(most: u64, seeds: std::ops::RangeInclusive<u64>) -> Vec<Program> {
     let mut programs = Vec::new();
     for seed in seeds.clone() {
@@ -108,10 +108,10 @@ pub fn bar(most: u64, seeds: std::ops::RangeInclusive<u64>) -> Vec<Program> {
     programs
 }
 
-/// Next to nothing: one block of 512 B on each of so many streams.
+/// Minimal programs: one block of 512 B on each of several streams.
 ///
 /// # Errors
-/// None but those of a trace that cannot be read.
+/// If a trace is invalid.
 pub fn bottom() -> Result<Vec<Trace>, TraceError> {
     let block = |stream: u64| format!("a {} 512 0 {stream}\n", stream + 1);
     let program = |streams: u64| {

@@ -9,24 +9,24 @@ use crate::trace::{Op, Trace, rounded};
 use gruyere::driver::{DeviceId, DevicePtr, StreamHandle};
 use std::fmt;
 
-/// How a replay ended.
+/// The end of a replay.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum End {
-    /// Every operation was served.
+    /// Every operation succeeded.
     Completed,
-    /// The allocator ran out of memory at the operation of this index.
+    /// The allocator ran out of memory at this operation.
     OutOfMemory {
         /// Index into [`Trace::ops`].
         op: usize,
     },
 }
 
-/// A replay broke off: neither completed nor out of memory.
+/// Reasons for a replay to break off: neither completed nor out of memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ReplayError {
-    /// The allocator failed at the operation of this index.
+    /// The allocator failed at the operation with this index.
     Allocator(usize, AllocError),
-    /// The program's own call failed at the operation of this index.
+    /// The program's own call failed at the operation with this index.
     Program(usize, StageError),
 }
 
@@ -41,14 +41,14 @@ impl fmt::Display for ReplayError {
 
 impl std::error::Error for ReplayError {}
 
-/// What a replay looks at after each allocation and free.
+/// An observer of each allocation and free of a replay.
 pub trait Watch {
-    /// `live` bytes (each block rounded up to 512) are live after the operation; `held` asks the
-    /// stage.
+    /// Called after an operation with the `live` bytes (each block rounded up to 512); `held`
+    /// queries the stage.
     fn after(&mut self, live: u64, held: impl FnOnce() -> u64);
 }
 
-/// Looks at nothing.
+/// Observes nothing.
 pub struct Blind;
 
 impl Watch for Blind {
@@ -64,16 +64,16 @@ struct Place {
     device: u8,
 }
 
-/// The blocks of a replay: those that were never freed can be, once the trace has ended.
+/// The blocks of a replay, to free the remaining ones after the trace.
 pub struct Blocks(Vec<Place>);
 
 impl Blocks {
-    /// None live, room for those of `trace`.
+    /// No live block, room for those of `trace`.
     pub fn new(trace: &Trace) -> Self {
         Self(vec![Place::default(); trace.blocks()])
     }
 
-    /// Frees what the trace left live.
+    /// Frees the blocks that the trace left live.
     ///
     /// # Errors
     /// As [`replay`].
@@ -97,7 +97,7 @@ impl Blocks {
     }
 }
 
-/// Which streams the allocator has been told of.
+/// Streams announced to the allocator.
 struct Announced(Vec<Vec<bool>>);
 
 impl Announced {
@@ -105,7 +105,7 @@ impl Announced {
         Self(vec![vec![false; trace.streams.len()]; trace.devices.into()])
     }
 
-    /// Tells the allocator, once, that a stream lasts: no trace has a stream's end.
+    /// Announces once that a stream lasts: no trace has a stream's end.
     fn announce<A: Allocator + ?Sized>(
         &mut self,
         allocator: &mut A,
@@ -122,7 +122,7 @@ impl Announced {
 /// Replays `trace` through `allocator`; the program's own calls go to `stage`.
 ///
 /// # Errors
-/// [`ReplayError`] where a call fails for another reason than want of memory.
+/// [`ReplayError`] if a call fails for any reason but lack of memory.
 pub fn replay<A: Allocator + ?Sized, S: Stage>(
     trace: &Trace,
     stage: &mut S,
@@ -132,7 +132,7 @@ pub fn replay<A: Allocator + ?Sized, S: Stage>(
     replay_into(trace, stage, allocator, watch, &mut Blocks::new(trace))
 }
 
-/// [`replay`], which leaves the blocks that are live at the end in `blocks`.
+/// [`replay`] that leaves the remaining live blocks in `blocks`.
 ///
 /// # Errors
 /// As [`replay`].
@@ -215,7 +215,7 @@ pub fn replay_into<A: Allocator + ?Sized, S: Stage>(
     Ok(End::Completed)
 }
 
-/// The device of each stream, where a line names no device: that of its first allocation.
+/// The device of each stream for lines without a device: that of its first allocation.
 fn homes(trace: &Trace) -> Vec<DeviceId> {
     let mut homes = vec![None; trace.streams.len()];
     homes[0] = Some(0);
@@ -227,8 +227,8 @@ fn homes(trace: &Trace) -> Vec<DeviceId> {
     homes.into_iter().map(Option::unwrap_or_default).collect()
 }
 
-/// An allocator that costs nothing and never runs out: addresses only, none used twice. What a
-/// timeline can be at best.
+/// An allocator without costs and without end: only addresses, none used twice. Gives the best
+/// possible timeline.
 #[derive(Default)]
 pub struct Perfect {
     next: DevicePtr,

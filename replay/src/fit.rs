@@ -3,14 +3,14 @@
 #![deny(unsafe_code)]
 #![deny(clippy::unwrap_used)]
 
-/// Steps between the peak of live and twice that: the answer is within a thousandth of the peak.
+/// Steps between the peak of live and twice that: the result is within a thousandth of the peak.
 const STEPS: u64 = 1024;
 
-/// The smallest capacity that `completes`, found by bisection: a multiple of `peak_live / 1024`,
-/// rounded down to bytes, between `peak_live` and 16 times that. `None`: not even that completes.
+/// The smallest capacity that `completes`, by bisection: a multiple of `peak_live / 1024`, rounded
+/// down to bytes, between `peak_live` and 16 times that. `None`: not even that completes.
 ///
-/// Completion need not be monotonic (a little more room can change what is cached where). The
-/// answer is one that completes, and the bisection begins with the same steps for every allocator.
+/// Completion need not be monotonic (a little more room can change the caching). The result does
+/// complete, and the bisection begins with the same steps for every allocator.
 ///
 /// # Errors
 /// The first error of `completes`.

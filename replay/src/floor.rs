@@ -1,16 +1,16 @@
-//! What no allocator that takes its memory while the program runs can go below: the time that the
-//! peak of live costs.
+//! A lower bound for every allocator that takes its memory while the program runs: the cost of the
+//! peak of live.
 //!
-//! Every page of the peak must be created and made accessible, at the stand-in's price
-//! (`phantom/prices`), before the first kernel that needs it is launched. Two allocators that do no
-//! more than that say how late the device is at least:
+//! Every page of the peak must be created and made accessible, at the simulator's price
+//! (`phantom/prices`), before the launch of the first kernel that needs it. Two minimal allocators
+//! bound the end of the device:
 //!
 //! - *at once*: one handle of the whole peak, one map and one access call, before anything else. A
-//!   plan that can be built;
-//! - *floor*: only each page's own share of the cost, paid when live first needs the page, and not
-//!   paid at all as far as the host has stood idle before (in a full queue or in a wait of the
-//!   program). Paying earlier in busy time delays more launches, paying later is too late, and idle
-//!   time is free: so nothing that takes memory is done earlier.
+//!   feasible plan;
+//! - *floor*: only each page's own share of the cost, paid when live first needs the page, less the
+//!   host's earlier idle time (in a full queue or in a wait of the program). Paying earlier in busy
+//!   time delays more launches, paying later is too late, and idle time is free: so no allocator
+//!   can be faster.
 
 #![deny(unsafe_code)]
 #![deny(clippy::unwrap_used)]
@@ -25,7 +25,7 @@ use gruyere_phantom::{Costs, GRANULARITY, Gpu};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-/// When the device is done at best. Virtual nanoseconds.
+/// Best ends of the device. Virtual nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ends {
     /// With an allocator that costs nothing and never waits; the program's own events and waits
@@ -33,18 +33,18 @@ pub struct Ends {
     pub perfect_ns: u64,
     /// The same, the program's own events and waits charged.
     pub program_ns: u64,
-    /// With nothing but each page's own share of the cost, when it is first needed, idle time used.
+    /// With only each page's own share of the cost, at first need, with idle time used.
     pub floor_ns: u64,
-    /// With the whole peak taken before anything else.
+    /// With the whole peak taken first.
     pub at_once_ns: u64,
-    /// What that taking costs: create, map and make accessible, a call each.
+    /// The cost of that: create, map and make accessible, one call each.
     pub taking_ns: u64,
 }
 
-/// When the device is done at best on `trace`, driver calls at `prices`.
+/// The best ends of the device on `trace`, with driver calls at `prices`.
 ///
 /// # Errors
-/// Where a replay breaks off.
+/// If a replay breaks off.
 pub fn ends(trace: &Trace, prices: &Costs) -> Result<Ends, BenchError> {
     let end = |charge, plan: Option<Plan>| {
         let setup =
@@ -92,7 +92,7 @@ fn peak_pages(trace: &Trace) -> Vec<u64> {
     peaks.into_iter().map(|bytes: u64| bytes.div_ceil(GRANULARITY)).collect()
 }
 
-/// Create, map and make accessible `pages` pages, a call each.
+/// Cost to create, map and make accessible `pages` pages, one call each.
 fn taking(prices: &Costs, pages: u64) -> u64 {
     let bytes = pages * GRANULARITY;
     if pages == 0 {
@@ -102,22 +102,22 @@ fn taking(prices: &Costs, pages: u64) -> u64 {
     }
 }
 
-/// When pages are taken.
+/// The time at which pages are taken.
 enum Plan {
     /// When live first needs them.
     WhenNeeded,
-    /// So many a device at its first malloc.
+    /// This many per device, at its first malloc.
     AtOnce(Vec<u64>),
 }
 
-/// An allocator that pays for pages and does nothing else.
+/// An allocator that only pays for pages.
 struct Least {
     gpu: Arc<Gpu>,
     plan: Plan,
     prices: Costs,
     /// Live bytes and pages taken, by device.
     devices: Vec<(u64, u64)>,
-    /// Idle time that has been used.
+    /// Idle time used so far.
     used: u64,
     addresses: Perfect,
 }
@@ -165,7 +165,7 @@ impl Allocator for Least {
             Plan::WhenNeeded => before.max(live.div_ceil(GRANULARITY)),
             Plan::AtOnce(peaks) => peaks[device as usize],
         };
-        // As if the calls of before had been made longer.
+        // As if the earlier calls had covered more pages.
         let cost = taking(&self.prices, *taken) - taking(&self.prices, before);
         if cost > 0 {
             self.pay(cost);
@@ -206,15 +206,15 @@ mod tests {
             .expect("ends")
     }
 
-    /// The figures by hand: 0.15 us a malloc, 8 us of host a launch, 20 us a kernel.
+    /// Figures by hand: 0.15 us per malloc, 8 us of host per launch, 20 us per kernel.
     #[test]
     fn the_peak_is_paid_for_at_once_or_as_it_grows() {
         // 8 MiB: 29 + 3 x 1 to create, 2 to map, 38 + 3 x 0.5 to make accessible.
         let ends = ends_of("a 1 8388608 0 0\nk 0 1\nf 1\n");
         assert_eq!((ends.taking_ns, ends.perfect_ns), (73_500, 28_150));
         assert_eq!((ends.floor_ns, ends.at_once_ns), (101_650, 101_650));
-        // A page, a hundred kernels (1.2 ms ahead of the host at their end), three pages more:
-        // those hide behind the kernels.
+        // A page, a hundred kernels (1.2 ms ahead of the host at their end), three more pages,
+        // hidden behind the kernels.
         let ends = ends_of("a 1 2097152 0 0\nk 0 100\na 2 6291456 0 0\nk 0 1\nf 1\nf 2\n");
         assert_eq!(ends.perfect_ns, 150 + 8_000 + 101 * 20_000);
         assert_eq!(ends.floor_ns, ends.perfect_ns + 69_000);
@@ -223,7 +223,8 @@ mod tests {
 
     #[test]
     fn idle_time_pays_for_pages() {
-        // The host waits for the device, then needs a page that it could have taken meanwhile.
+        // The host waits for the device, then needs a page that it could have taken during the
+        // wait.
         let waits = ends_of("k 0 100\nh d\na 1 2097152 0 0\nk 0 1\nf 1\n");
         assert_eq!(waits.floor_ns, waits.program_ns);
         assert_eq!(waits.at_once_ns, waits.program_ns + 69_000);
@@ -232,7 +233,7 @@ mod tests {
     #[test]
     fn events_of_the_program_are_told_from_the_allocators_cost() {
         let ends = ends_of("a 1 2097152 0 0\ne 1 0\nk 0 1\nf 1\n");
-        // Creating and recording the event: 1 us each.
+        // Creation and record of the event: 1 us each.
         assert_eq!(ends.program_ns, ends.perfect_ns + 2_000);
     }
 }

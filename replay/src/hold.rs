@@ -1,8 +1,8 @@
-//! The bar of hold: how much more than torch's allocators Gruyère may hold at the peak, program by
-//! program, and the table that says how it came out.
+//! The bar of hold: the memory that Gruyère may hold at the peak beyond torch's allocators, by
+//! program, and the table of results.
 //!
-//! `replay/tests/hold.rs` judges by it where nothing takes time, `replay/tests/lagging.rs` where
-//! the device lags behind its host; `replay/examples/hold.rs` prints the tables.
+//! `replay/tests/hold.rs` applies it on the instant clock, `replay/tests/lagging.rs` with a device
+//! that lags behind its host; `replay/examples/hold.rs` prints the tables.
 
 #![deny(unsafe_code)]
 #![deny(clippy::unwrap_used)]
@@ -13,35 +13,35 @@ use crate::trace::Trace;
 use gruyere::record::watch::median;
 use std::fmt;
 
-/// What device memory comes in, bytes.
+/// Unit of device memory, bytes.
 pub const PAGE: u64 = 2 << 20;
 
-/// The settings of which memory is one long span of addresses.
+/// The settings with memory in long spans of addresses.
 pub const SPANS: [&str; 2] = ["backing:pool", "backing:fixed"];
 
-/// What a program is allowed to hold.
+/// The bar by kind of program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bar {
-    /// A trace: torch's default and a page, and expandable segments and 2% or two pages, whichever
-    /// is more.
+    /// A trace: torch's default and a page, and expandable segments and the larger of 2% and two
+    /// pages.
     Trace,
-    /// A trace on a device that lags: torch's default on the same clock, and a page.
+    /// A trace on a lagging device: torch's default on the same clock, and a page.
     Lagging,
-    /// Blocks drawn by chance: torch's default and 2% or a page a stream, whichever is more.
+    /// Random blocks: torch's default and the larger of 2% and a page per stream.
     Drawn,
-    /// Next to nothing: what torch's default holds.
+    /// Minimal programs: torch's default.
     Bottom,
-    /// In spans, which never move: torch's default and 7%, or the least that a span of the driver's
-    /// pools has, whichever is more. The aim is 2% or a page a stream (docs/decisions/placement.md
-    /// says on which programs it is missed).
+    /// In spans, which never move: torch's default and the larger of 7% and the smallest span of
+    /// the driver's pools. The aim is 2% or a page per stream (docs/decisions/placement.md lists
+    /// the programs that miss it).
     Span,
 }
 
-/// A span of the driver's pools is as long as this at least (bytes).
+/// Smallest span of the driver's pools (bytes).
 const SPAN: u64 = 32 << 20;
 
 impl Bar {
-    /// Bytes that may be held where torch's allocators hold these.
+    /// Allowed bytes, given those of torch's allocators.
     pub fn allowed(self, torch: u64, expandable: u64, streams: u64) -> u64 {
         let more = |held: u64, pages: u64| held + (held / 50).max(pages * PAGE);
         match self {
@@ -54,28 +54,28 @@ impl Bar {
     }
 }
 
-/// The most that was held of a program, bytes.
+/// Peaks of held memory of a program, bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Held {
     /// The program's name.
     pub program: String,
-    /// The most that was live.
+    /// The peak of live.
     pub live: u64,
-    /// By torch's default allocator.
+    /// Of torch's default allocator.
     pub torch: u64,
-    /// By expandable segments.
+    /// Of expandable segments.
     pub expandable: u64,
-    /// By ours, by configuration: `None`, it ran out of memory with room to spare.
+    /// Of Gruyère, by configuration; `None`: out of memory with room to spare.
     pub ours: Vec<Option<u64>>,
-    /// What ours may hold.
+    /// The bar for Gruyère.
     pub allowed: u64,
 }
 
 impl Held {
-    /// Runs torch's allocators and ours, as `confs` configure it, over `trace` on `clock`.
+    /// Runs torch's allocators, and Gruyère with each of `confs`, over `trace` on `clock`.
     ///
     /// # Errors
-    /// Where an allocator cannot be set up or a replay breaks off.
+    /// If an allocator's setup fails or a replay breaks off.
     pub fn of(trace: &Trace, clock: Clock, confs: &[&str], bar: Bar) -> Result<Self, BenchError> {
         let room = ample(trace);
         // `None`: out of memory with room to spare.
@@ -96,14 +96,14 @@ impl Held {
         })
     }
 
-    /// Bytes beyond the bar, of the configuration that holds the most; `None` where all keep it.
+    /// Bytes beyond the bar of the configuration that holds the most; `None` if all keep it.
     pub fn excess(&self) -> Option<u64> {
         let most = self.ours.iter().map(|held| held.unwrap_or(u64::MAX)).max()?;
         most.checked_sub(self.allowed).filter(|&excess| excess > 0)
     }
 }
 
-/// What was held of several programs, and whether the bar is kept.
+/// Held memory of several programs, against the bar.
 #[derive(Clone, Debug)]
 pub struct Table {
     bar: Bar,
@@ -112,7 +112,7 @@ pub struct Table {
 }
 
 impl Table {
-    /// Runs all of `traces`, nothing taking time.
+    /// Runs all of `traces` on the instant clock.
     ///
     /// # Errors
     /// As [`Held::of`].
@@ -147,7 +147,7 @@ impl Table {
         &self.rows
     }
 
-    /// What is not kept, a line each.
+    /// Breaches of the bar, one line each.
     pub fn breaches(&self) -> Vec<String> {
         let excess = |row: &Held| {
             let excess = row.excess()?;
@@ -168,8 +168,8 @@ impl Table {
         told
     }
 
-    /// What ours holds to what expandable segments hold, in the median of all programs; of the
-    /// first configuration.
+    /// Held memory of the first configuration over that of expandable segments, median of all
+    /// programs.
     pub fn median(&self) -> Option<f64> {
         let ratio = |row: &Held| {
             let ours = (*row.ours.first()?)?;
@@ -185,7 +185,7 @@ fn mib(bytes: u64) -> String {
 }
 
 impl fmt::Display for Table {
-    /// MiB; `over` is what is beyond the bar.
+    /// Figures in MiB; `over` is the excess over the bar.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:<28}{:>9}{:>9}{:>9}", "MiB held at the peak", "live", "torch", "expand.")?;
         for conf in &self.confs {

@@ -1,5 +1,5 @@
-//! Traces of real PyTorch allocator traffic, exact models of the peers, and the engine that replays
-//! one through the others.
+//! Traces of real PyTorch allocator traffic, exact models of other allocators, and an engine that
+//! replays a trace through an allocator.
 
 pub mod allocator;
 pub mod bench;

@@ -1,9 +1,9 @@
-//! One random program over any number of streams: what does the number of streams cost a malloc or
-//! free?
+//! One random program over any number of streams, to measure the cost of streams per malloc or
+//! free.
 //!
-//! Sizes, lifetimes, uses by other streams, events and waits are drawn from a seed that knows
-//! nothing of the number of streams; a stream is drawn as a part of one, and is that part of the
-//! number. So at ten streams and at a thousand the program is the same but for who asks.
+//! Sizes, lifetimes, uses by other streams, events and waits are drawn from a seed independently of
+//! the number of streams; a stream is drawn as a fraction of that number. So the program is the
+//! same at ten streams and at a thousand, except for the streams themselves.
 
 #![deny(unsafe_code)]
 #![deny(clippy::unwrap_used)]
@@ -11,30 +11,30 @@
 use crate::trace::{Trace, TraceError, rounded};
 use std::fmt::Write as _;
 
-/// Live at most, bytes.
+/// Bound of live memory, bytes.
 const BUDGET: u64 = 192 << 20;
 /// The largest request, bytes.
 const LARGEST: u64 = 16 << 20;
-/// Blocks that other streams use, of a hundred.
+/// Percentage of blocks used by other streams.
 const SHARED: u64 = 20;
-/// Steps of the program between two marks.
+/// Program steps between two marks.
 const STEP: u32 = 1000;
-/// Sizes at which allocators change their ways, and one byte beside; bytes.
+/// Sizes at which allocators change behaviour, also used with one byte more; bytes.
 const EDGES: [u64; 9] = [1, 512, 4 << 10, 64 << 10, 256 << 10, 1 << 20, 2 << 20, 10 << 20, LARGEST];
 
-/// A program to be written down.
+/// A program to generate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Program {
-    /// Streams, the default one among them: at least 1, at most 65,535.
+    /// Streams, including the default one: 1 to 65,535.
     pub streams: u32,
     /// Mallocs.
     pub mallocs: u32,
-    /// Names the program.
+    /// Seed of the program.
     pub seed: u64,
 }
 
 impl Default for Program {
-    /// What the benches run: ten streams, 30,000 mallocs.
+    /// The program of the benches: ten streams, 30,000 mallocs.
     fn default() -> Self {
         Self { streams: 10, mallocs: 30_000, seed: 1 }
     }
@@ -44,7 +44,7 @@ impl Program {
     /// The program as a trace.
     ///
     /// # Errors
-    /// More streams than a trace can have.
+    /// If there are more streams than a trace can have.
     pub fn trace(self) -> Result<Trace, TraceError> {
         Trace::read(&format!("streams_{}", self.streams), self.text().as_bytes())
     }
@@ -86,7 +86,7 @@ impl Random {
         mixed ^ mixed >> 31
     }
 
-    /// Below `bound`.
+    /// A random number below `bound`.
     pub(crate) fn below(&mut self, bound: u64) -> u64 {
         ((u128::from(self.draw()) * u128::from(bound)) >> 64) as u64
     }
@@ -96,7 +96,7 @@ struct Writer {
     random: Random,
     streams: u32,
     text: String,
-    /// Number and bytes.
+    /// Number and bytes of each live block.
     live: Vec<(u32, u64)>,
     bytes: u64,
     events: u32,
@@ -111,7 +111,7 @@ impl Writer {
         self.random.below(self.streams.into())
     }
 
-    /// A third lie at the edges, the others are spread evenly over the doublings.
+    /// A third of the sizes are at the edges, the others are spread evenly over the doublings.
     fn size(&mut self) -> u64 {
         if self.random.below(3) == 0 {
             let edge = EDGES[self.random.below(EDGES.len() as u64) as usize];

@@ -1,4 +1,4 @@
-//! What is measured along a replay: areas and the curve for the chart.
+//! Measurements along a replay: areas, and the curve for the chart.
 
 #![deny(unsafe_code)]
 #![deny(clippy::unwrap_used)]
@@ -36,19 +36,18 @@ impl Curve {
         }
     }
 
-    /// Bytes held, summed over the operations, over bytes live, summed likewise. 0 where nothing
-    /// was ever live.
+    /// Held bytes over live bytes, both summed over the operations. 0 if nothing was ever live.
     pub fn area_ratio(&self) -> f64 {
         if self.live_area == 0 { 0.0 } else { self.held_area as f64 / self.live_area as f64 }
     }
 
-    /// The highest bytes live within each of at most [`POINTS`] equal parts of the trace.
+    /// The maximum of live bytes within each of at most [`POINTS`] equal parts of the trace.
     pub fn live(&self) -> &[u64] {
         &self.live
     }
 
-    /// The highest bytes held within each of at most [`POINTS`] equal parts of the trace, after
-    /// operations.
+    /// The maximum of held bytes after operations, within each of at most [`POINTS`] equal parts of
+    /// the trace.
     pub fn held(&self) -> &[u64] {
         &self.held
     }

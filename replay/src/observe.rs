@@ -1,4 +1,4 @@
-//! One trace through one allocator on one stand-in GPU: every figure of that run.
+//! Every figure of one trace through one allocator on one simulated GPU.
 
 #![deny(unsafe_code)]
 #![deny(clippy::unwrap_used)]
@@ -11,13 +11,13 @@ use crate::trace::Trace;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Faults that are kept; the others are counted.
+/// Faults kept; further ones are only counted.
 const KEPT_FAULTS: usize = 10;
 
-/// What a run showed. Bytes and virtual nanoseconds.
+/// Results of a run. Bytes and virtual nanoseconds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Observed {
-    /// `None`: it completed; else the operation of the trace at which it ran out of memory.
+    /// The operation of the trace at which memory ran out; `None`: completed.
     pub out_of_memory_at: Option<usize>,
     /// The most physical memory held.
     pub peak_reserved: u64,
@@ -27,18 +27,18 @@ pub struct Observed {
     pub area_ratio: f64,
     /// The most address space reserved.
     pub peak_address: u64,
-    /// When the last kernel is done.
+    /// End of the last kernel.
     pub device_end_ns: u64,
     /// Host time in waits of the allocator.
     pub host_blocked_ns: u64,
-    /// What the allocator's driver calls cost the host, waits not counted.
+    /// Host cost of the allocator's driver calls, without waits.
     pub host_charged_ns: u64,
-    /// Driver calls of the allocator in the trace, by the driver's own name.
+    /// Driver calls of the allocator in the trace, by the driver's name.
     pub calls: BTreeMap<String, u64>,
     /// Violations of stream order, misuses of the driver, broken invariants and leaks; the first
     /// few.
     pub faults: Vec<String>,
-    /// How many there were.
+    /// Number of faults.
     pub fault_count: usize,
 }
 
@@ -48,17 +48,17 @@ impl Observed {
         self.calls.values().sum()
     }
 
-    /// It completed.
+    /// Whether the run completed.
     pub fn completed(&self) -> bool {
         self.out_of_memory_at.is_none()
     }
 }
 
-/// Runs `contender` over `trace` on a stand-in GPU set up as `setup` says; running out of memory is
-/// a result, and the allocator does not log it.
+/// Runs `contender` over `trace` on a simulated GPU with `setup`. Out of memory is a result, and
+/// the allocator does not log it.
 ///
 /// # Errors
-/// Where the allocator cannot be set up or a replay breaks off.
+/// If the allocator's setup fails or a replay breaks off.
 pub fn observe(trace: &Trace, contender: &Contender, setup: Setup) -> Result<Observed, BenchError> {
     let mut stage = PhantomStage::new(trace, setup);
     let mut allocator = contender.set_up_quietly(&stage.driver())?;

@@ -1,4 +1,4 @@
-//! Gruyère under replay: through its C ABI, as torch calls it.
+//! Gruyère under replay, through its C ABI as in torch.
 
 use crate::allocator::{AllocError, Allocator};
 use gruyere::door::{control, torch};
@@ -11,13 +11,13 @@ type Malloc = extern "C-unwind" fn(isize, c_int, *mut c_void) -> *mut c_void;
 type Free = extern "C" fn(*mut c_void, isize, c_int, *mut c_void);
 type RecordStream = extern "C" fn(*mut c_void, *mut c_void);
 
-/// The heap is the process's: one replay at a time has it.
+/// The process has one heap: one replay at a time uses it.
 static HEAP: Mutex<()> = Mutex::new(());
 
-/// The hooks that a loader wires: record_stream and captures.
+/// The hooks of a loader: record_stream and captures.
 const ALL_HOOKS: u32 = 3;
 
-/// Gruyère's heap, for as long as this value lives.
+/// Gruyère's heap for the life of this value.
 pub struct Gruyere {
     malloc: Malloc,
     free: Free,
@@ -28,11 +28,11 @@ pub struct Gruyere {
 }
 
 impl Gruyere {
-    /// A fresh heap over `driver`, with `conf` as `GRUYERE_CONF` would have it. Waits for whoever
-    /// has the heap.
+    /// A fresh heap over `driver`, with `conf` in place of `GRUYERE_CONF`. Waits until the heap is
+    /// free.
     ///
     /// # Errors
-    /// What is wrong with `conf`, or why the driver cannot be used.
+    /// If `conf` is invalid or the driver is unusable; the error says why.
     pub fn install(driver: Arc<dyn Driver>, conf: &str) -> Result<Self, AllocError> {
         let heap = HEAP.lock().unwrap_or_else(PoisonError::into_inner);
         gruyere::door::install(driver, conf).map_err(AllocError::Setup)?;
@@ -42,7 +42,7 @@ impl Gruyere {
     /// The process's own heap over the real driver, configured by `GRUYERE_CONF`.
     ///
     /// # Errors
-    /// Why there is no heap.
+    /// If the heap could not be set up; the error says why.
     pub fn of_this_process() -> Result<Self, AllocError> {
         let heap = HEAP.lock().unwrap_or_else(PoisonError::into_inner);
         gruyere::door::heap().map_err(AllocError::Setup)?;
@@ -51,7 +51,7 @@ impl Gruyere {
 
     fn begin(heap: MutexGuard<'static, ()>) -> Self {
         control::gruyere_announce_hooks(ALL_HOOKS);
-        // Through pointers that the compiler cannot see through: what is measured is the ABI.
+        // Calls go through pointers opaque to the compiler, to measure the ABI.
         Self {
             malloc: black_box(torch::gruyere_malloc as Malloc),
             free: black_box(torch::gruyere_free as Free),
@@ -62,7 +62,7 @@ impl Gruyere {
         }
     }
 
-    /// Says nothing while it runs out of memory on purpose.
+    /// Suppresses messages for runs that exhaust memory on purpose.
     #[must_use]
     pub fn quietly(self) -> Self {
         log::set_max_level(log::LevelFilter::Off);
@@ -92,7 +92,7 @@ impl Allocator for Gruyere {
         stream: StreamHandle,
     ) -> Result<DevicePtr, AllocError> {
         let address = (self.malloc)(size as isize, device as c_int, pointer(stream));
-        // Outside torch an out-of-memory is NULL, and so is size 0.
+        // Outside torch, out of memory and size 0 both return NULL.
         if address.is_null() && size != 0 {
             Err(AllocError::OutOfMemory)
         } else {
@@ -121,7 +121,7 @@ impl Allocator for Gruyere {
     }
 
     fn stream_lasts(&mut self, device: DeviceId, stream: StreamHandle) {
-        // A device that it cannot use is told of by the malloc that follows.
+        // The next malloc reports an unusable device.
         let _ = control::gruyere_stream_lasts(device as c_int, pointer(stream));
     }
 

@@ -1,4 +1,4 @@
-//! Where a replay takes place: the device as the traced program sees it.
+//! The stage of a replay: the device as the traced program sees it.
 
 #![deny(unsafe_code)]
 #![deny(clippy::unwrap_used)]
@@ -12,62 +12,58 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-/// The program's side of a device: its streams, kernels, events and waits, and the books of what is
-/// held.
+/// The program's side of a device: streams, kernels, events, waits, and the books of held memory.
 ///
-/// Streams and events are the indices of the trace. A stream belongs to a device, so it has a
-/// handle on each that uses it.
+/// Streams and events are indices of the trace. A stream has a handle on each device that uses it.
 pub trait Stage {
-    /// The handle of `stream` on `device`; created when first asked for, stream 0 being the default
-    /// stream.
+    /// The handle of `stream` on `device`, created at first use; stream 0 is the default stream.
     ///
     /// # Errors
-    /// A failed driver call.
+    /// If a driver call fails.
     fn stream(&mut self, device: DeviceId, stream: u16) -> Result<StreamHandle, StageError>;
     /// Launches `count` kernels.
     ///
     /// # Errors
-    /// A failed driver call.
+    /// If a driver call fails.
     fn launch(&mut self, device: DeviceId, stream: u16, count: u32) -> Result<(), StageError>;
     /// Records `event`.
     ///
     /// # Errors
-    /// A failed driver call.
+    /// If a driver call fails.
     fn record(&mut self, device: DeviceId, stream: u16, event: u32) -> Result<(), StageError>;
     /// Makes `stream` wait for `event`.
     ///
     /// # Errors
-    /// A failed driver call.
+    /// If a driver call fails.
     fn wait(&mut self, device: DeviceId, stream: u16, event: u32) -> Result<(), StageError>;
     /// Waits on the host for `event`.
     ///
     /// # Errors
-    /// A failed driver call.
+    /// If a driver call fails.
     fn host_wait_event(&mut self, event: u32) -> Result<(), StageError>;
     /// Waits on the host for `stream`.
     ///
     /// # Errors
-    /// A failed driver call.
+    /// If a driver call fails.
     fn host_wait_stream(&mut self, device: DeviceId, stream: u16) -> Result<(), StageError>;
     /// Waits on the host for every device.
     ///
     /// # Errors
-    /// A failed driver call.
+    /// If a driver call fails.
     fn host_wait_devices(&mut self) -> Result<(), StageError>;
-    /// Physical bytes that the process holds on all devices.
+    /// Physical bytes held by the process on all devices.
     fn held(&self) -> u64;
-    /// The most that [`Stage::held`] ever was, between operations included where the stage can
-    /// tell.
+    /// The peak of [`Stage::held`], also between operations if the stage knows it.
     fn held_peak(&self) -> u64;
     /// The program calls malloc or free.
     fn operation(&mut self) {}
     /// The program ends a step.
     fn end_step(&mut self) {}
-    /// The allocator handed a block out; `id` is the trace's.
+    /// The allocator handed out a block; `id` is the trace's.
     fn block_malloc(&mut self, _id: u64, _block: NewBlock) {}
     /// The program is about to free the block at `address`.
     fn block_free(&mut self, _address: DevicePtr) {}
-    /// The program is about to tell the allocator of another stream of the block at `address`.
+    /// The program is about to record another stream on the block at `address`.
     fn block_record_stream(
         &mut self,
         _device: DeviceId,
@@ -77,12 +73,12 @@ pub trait Stage {
     }
 }
 
-/// A block that an allocator handed out.
+/// A block handed out by an allocator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NewBlock {
-    /// Where it is.
+    /// Its address.
     pub address: DevicePtr,
-    /// Bytes asked for.
+    /// Requested bytes.
     pub size: u64,
     /// Its device.
     pub device: DeviceId,
@@ -90,7 +86,7 @@ pub struct NewBlock {
     pub stream: StreamHandle,
 }
 
-/// A call of the program failed: the trace asks for what the device cannot do.
+/// A failed call of the program: the device does not support the trace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StageError(String);
 
@@ -114,7 +110,7 @@ impl From<DriverError> for StageError {
     }
 }
 
-/// Handles of streams by device, and of events; made when first used.
+/// Handles of streams by device, and of events; created at first use.
 struct Handles {
     streams: Vec<Vec<Option<usize>>>,
     events: Vec<Option<(DeviceId, usize)>>,
@@ -142,7 +138,7 @@ impl Handles {
         }
     }
 
-    /// An event belongs to one device's context: recorded on another device's stream it is a new
+    /// An event belongs to one device's context: a record on another device's stream creates a new
     /// one.
     fn event<E>(
         &mut self,
@@ -162,39 +158,39 @@ impl Handles {
     }
 }
 
-/// What host time is charged for.
+/// Calls that cost host time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Charge {
     /// Nothing.
     Nothing,
     /// Launches, mallocs and frees.
     Program,
-    /// Those, and each driver call at its cost.
+    /// As `Program`, and each driver call at its price.
     DriverCalls,
 }
 
 /// Host time of a malloc or free itself, nanoseconds: the same for every allocator, of the order of
-/// what torch's takes. With it the models hold on the timeline, to the digit, what the real
-/// allocators were measured to hold.
+/// torch's. With it the models hold exactly as much on the timeline as the real allocators in
+/// measurements.
 pub const OPERATION_NS: u64 = 150;
 
-/// How the stand-in GPU of a replay is set up.
+/// Setup of the simulated GPU of a replay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Setup {
     /// Physical bytes of each device.
     pub capacity: u64,
-    /// Nanoseconds that a kernel takes; 0: all work is done as soon as it is enqueued.
+    /// Duration of a kernel, nanoseconds; 0: all work ends when enqueued.
     pub kernel_ns: u64,
-    /// What host time costs.
+    /// Calls that cost host time.
     pub charge: Charge,
-    /// The prices of driver calls, of which [`Setup::charge`] says which are charged.
+    /// The prices of driver calls; [`Setup::charge`] selects the charged ones.
     pub prices: Costs,
-    /// The oracle of stream order watches.
+    /// Whether the oracle of stream order is on.
     pub oracle: bool,
 }
 
 impl Setup {
-    /// Nothing takes time: for peaks and for the smallest device.
+    /// The instant clock, for peaks and for the smallest device.
     pub fn instant(capacity: u64) -> Self {
         Self {
             capacity,
@@ -205,32 +201,32 @@ impl Setup {
         }
     }
 
-    /// Kernels of 20 us, 8 us of host a launch, 0.15 us a malloc or free, the host at most 10 ms
-    /// ahead.
+    /// Kernels of 20 us, 8 us of host per launch, 0.15 us per malloc or free, the host at most 10
+    /// ms ahead.
     pub fn timeline(capacity: u64, charge: Charge) -> Self {
         Self { charge, oracle: true, ..Self::at(Clock::USUAL, capacity) }
     }
 
-    /// The same with kernels of another length, driver calls free and no oracle; on
-    /// [`Clock::INSTANT`] as [`Setup::instant`].
+    /// The same with the kernels of `clock`, free driver calls and no oracle; on [`Clock::INSTANT`]
+    /// as [`Setup::instant`].
     pub fn at(clock: Clock, capacity: u64) -> Self {
         let charge = if clock.lags() { Charge::Program } else { Charge::Nothing };
         Self { kernel_ns: clock.kernel_ns(), charge, ..Self::instant(capacity) }
     }
 }
 
-/// A stand-in GPU.
+/// A simulated GPU.
 pub struct PhantomStage {
     gpu: Arc<Gpu>,
     setup: Setup,
     handles: Handles,
     devices: DeviceId,
-    /// At the end of each step: when all that is enqueued so far is done, device nanoseconds.
+    /// By step: end of all work enqueued up to the step's end, device nanoseconds.
     step_ends: Vec<u64>,
 }
 
 impl PhantomStage {
-    /// A fresh stand-in GPU with the devices that `trace` names.
+    /// A fresh simulated GPU with the devices of `trace`.
     pub fn new(trace: &Trace, setup: Setup) -> Self {
         let mut config = Config::devices(trace.devices.into(), setup.capacity);
         config.oracle = setup.oracle;
@@ -248,18 +244,18 @@ impl PhantomStage {
         }
     }
 
-    /// The driver that an allocator on this stage uses.
+    /// The driver for an allocator on this stage.
     pub fn driver(&self) -> Arc<dyn Driver> {
         Arc::new(PhantomDriver::new(self.gpu.clone()))
     }
 
-    /// Where the host's time went, and when the devices were done.
+    /// The uses of the host's time, and the end of the devices.
     pub fn time(&self) -> HostTime {
         self.gpu.host_time()
     }
 
-    /// The device's time for the second half of the steps, nanoseconds: what a step takes once a
-    /// run's memory has grown. `None`: there were fewer than two.
+    /// The device's time for the second half of the steps, nanoseconds: the steps after a run's
+    /// memory has grown. `None`: fewer than two steps.
     pub fn later_steps_ns(&self) -> Option<u64> {
         let ends = &self.step_ends;
         Some(ends.last()? - ends.get(ends.len().checked_sub(2)? / 2)?)
@@ -270,18 +266,18 @@ impl PhantomStage {
         self.gpu.counts(Caller::Allocator).total()
     }
 
-    /// The same by kind, under the driver's own names.
+    /// The same by kind, under the driver's names.
     pub fn allocator_calls_by_kind(&self) -> BTreeMap<String, u64> {
         let counts = self.gpu.counts(Caller::Allocator);
         counts.iter().map(|(kind, count)| (kind.name().to_owned(), count)).collect()
     }
 
-    /// The most address space that was ever reserved, bytes.
+    /// The peak of reserved address space, bytes.
     pub fn peak_address(&self) -> u64 {
         self.gpu.address_books().peak
     }
 
-    /// The stand-in itself: its books and counts.
+    /// The simulator: its books and counts.
     pub fn gpu(&self) -> Arc<Gpu> {
         self.gpu.clone()
     }
@@ -382,10 +378,10 @@ pub struct DriverStage {
 }
 
 impl DriverStage {
-    /// The devices behind `driver`, as they are now: what is held already is not counted.
+    /// The devices behind `driver`; memory already held does not count.
     ///
     /// # Errors
-    /// Where the driver has fewer devices than the trace names, or no usable one.
+    /// If the driver has fewer devices than the trace, or no usable one.
     pub fn new(trace: &Trace, driver: Arc<dyn Driver>) -> Result<Self, StageError> {
         let (devices, there) = (trace.devices.into(), driver.device_count()?);
         if devices > there {
@@ -412,13 +408,13 @@ impl DriverStage {
 
 impl Drop for DriverStage {
     fn drop(&mut self) {
-        // A failed call here changes nothing: the handles are gone either way.
+        // Ignores a failed call: the handles are gone either way.
         for &(device, event) in self.handles.events.iter().flatten() {
             let _ = self.driver.event_destroy(device, EventHandle(event));
         }
         for (device, streams) in self.handles.streams.iter().enumerate() {
             for &stream in streams.iter().flatten() {
-                // The heap may have been told that it lasts, and outlives the stage.
+                // The heap may count the stream as lasting, and outlives the stage.
                 gruyere::door::control::gruyere_stream_ends(device as i32, stream as *mut _);
                 let _ = self.driver.stream_destroy(device as DeviceId, StreamHandle(stream));
             }

@@ -1,4 +1,4 @@
-//! Gruyère over and over one trace: what its calls cost the host, in instructions and in
+//! Repeated passes of Gruyère over one trace: the host cost of its calls, in instructions and
 //! nanoseconds.
 
 #![deny(unsafe_code)]
@@ -12,10 +12,10 @@ use crate::trace::{Op, Trace};
 use serde::{Deserialize, Serialize};
 use std::time::Instant;
 
-/// Passes of which the median time counts.
+/// Timed passes; their median counts.
 const TIMED_PASSES: usize = 5;
 
-/// What a pass over a trace did.
+/// The work of a pass over a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pass {
     /// Mallocs of more than 0 bytes.
@@ -24,8 +24,8 @@ pub struct Pass {
     pub frees: u64,
 }
 
-/// Gruyère on a stand-in GPU where nothing costs virtual time, for passes over one trace: each
-/// frees everything it allocates, so that the first warms up for the others.
+/// Gruyère on a simulated GPU without virtual costs, for passes over one trace: each frees
+/// everything it allocates, so the first warms up the others.
 pub struct SteadyState<'a> {
     trace: &'a Trace,
     bare: Trace,
@@ -37,7 +37,7 @@ impl<'a> SteadyState<'a> {
     /// A fresh heap, configured by `conf`.
     ///
     /// # Errors
-    /// What is wrong with `conf`.
+    /// If `conf` is invalid; the error says why.
     pub fn new(trace: &'a Trace, conf: &str) -> Result<Self, BenchError> {
         let bare = trace.allocator_calls_only();
         let stage = PhantomStage::new(&bare, Setup::instant(ample(trace)));
@@ -45,10 +45,10 @@ impl<'a> SteadyState<'a> {
         Ok(Self { trace, bare, stage, gruyere })
     }
 
-    /// The allocator's calls of the trace, then a free of what it leaves live.
+    /// Makes the trace's allocator calls, then frees the remaining blocks.
     ///
     /// # Errors
-    /// Where a replay breaks off.
+    /// If a replay breaks off.
     pub fn pass(&mut self) -> Result<Pass, BenchError> {
         let mut blocks = Blocks::new(&self.bare);
         replay_into(&self.bare, &mut self.stage, &mut self.gruyere, &mut Blind, &mut blocks)?;
@@ -59,12 +59,12 @@ impl<'a> SteadyState<'a> {
     }
 }
 
-/// Host nanoseconds of a malloc or free of Gruyère configured by `conf`: the allocator's calls
-/// alone, from a fresh heap on. The program's kernels, events and waits are left out, nothing costs
-/// virtual time, the oracle is off. The median of five passes. (A model's time would mean nothing.)
+/// Host nanoseconds per malloc or free of Gruyère configured by `conf`: the allocator's calls
+/// alone, from a fresh heap, without the program's kernels, events and waits, without virtual costs
+/// and without the oracle. The median of five passes. (A model's time would be meaningless.)
 ///
 /// # Errors
-/// What is wrong with `conf`, or where a replay breaks off.
+/// If `conf` is invalid, or a replay breaks off.
 pub fn ns_per_operation(trace: &Trace, conf: &str) -> Result<f64, BenchError> {
     let bare = trace.allocator_calls_only();
     let mut times = Vec::with_capacity(TIMED_PASSES);

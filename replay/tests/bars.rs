@@ -1,4 +1,4 @@
-//! What the bench must show on the bundled traces.
+//! Bars of the bench on the bundled traces.
 
 use gruyere_replay::bench::{Contender, Wanted, run};
 use gruyere_replay::trace::Trace;

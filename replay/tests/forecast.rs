@@ -1,9 +1,9 @@
-//! The forecast of out of memory, held against what happens: real traces with a planted leak run
-//! through the heap on the stand-in until memory has run out, and what the record's timeline had
-//! said on the way is compared with when that was.
+//! The forecast of out of memory against reality: real traces with a planted leak run through the
+//! heap on the simulator until memory runs out, and the tests compare the earlier forecasts of the
+//! record's timeline with that time.
 //!
-//! The record's clock is set by the operations (which takes debug assertions), so nothing here
-//! depends on how busy the machine is.
+//! The operations set the record's clock (which needs debug assertions), so the machine's load does
+//! not matter.
 #![cfg(debug_assertions)]
 
 use gruyere::record::{Reader, clock};
@@ -22,8 +22,8 @@ fn bundled(name: &str) -> Trace {
     Trace::open(&path).unwrap().allocator_calls_only()
 }
 
-/// The steps of `trace` after the first two, over and over until there were `steps`, and after each
-/// the blocks of `leak`, which nobody frees.
+/// The steps of `trace` after the first two, repeated up to `steps` steps; after each, the blocks
+/// of `leak`, which are never freed.
 fn long(trace: &Trace, steps: usize, leak: &[u64]) -> Trace {
     let mut long = Trace {
         ops: Vec::new(),
@@ -52,7 +52,7 @@ fn long(trace: &Trace, steps: usize, leak: &[u64]) -> Trace {
                     now[block as usize] = Some(new);
                     long.ops.push(Op::Alloc { size, block: new, stream, device });
                 }
-                // What the first turn brought along is gone in the later ones.
+                // Blocks from before the first turn are gone in the later ones.
                 Op::Free { block } => {
                     long.ops.extend(now[block as usize].take().map(|block| Op::Free { block }));
                 }
@@ -75,7 +75,7 @@ fn long(trace: &Trace, steps: usize, leak: &[u64]) -> Trace {
                 _ => {}
             }
         }
-        // What the repeated steps left live would leak too.
+        // Blocks left live by the repeated steps would leak too.
         for op in &trace.ops[begin..end] {
             if let Op::Alloc { block, .. } = *op {
                 long.ops.extend(now[block as usize].take().map(|block| Op::Free { block }));
@@ -89,19 +89,18 @@ fn long(trace: &Trace, steps: usize, leak: &[u64]) -> Trace {
     long
 }
 
-/// What was forecast, after so many operations.
+/// A forecast, after a number of operations.
 struct Said {
     at: f64,
     forecast: Forecast,
 }
 
-/// Ticks between two points of a program's way that a cell of the timeline tells apart: a cell
-/// begins with 2^24.
+/// Ticks between two points in distinct cells of the timeline: a cell begins with 2^24.
 const CELL: u64 = 20_000_000;
-/// Where the clock begins: 0 would be no time.
+/// Start of the clock: 0 means no time.
 const START: u64 = 1 << 40;
 
-/// Looks at the record as a reader does, every so often, and sets its clock: so many ticks an
+/// Reads the record at intervals, as a reader does, and sets its clock: a fixed number of ticks per
 /// operation.
 struct Observer {
     operations: u64,
@@ -112,7 +111,7 @@ struct Observer {
 }
 
 impl Observer {
-    /// The operations of a moment: the test's seconds.
+    /// The operations at a time: the test's seconds.
     fn seconds(&self, ticks: u64) -> f64 {
         (ticks - START) as f64 / self.ticks as f64
     }
@@ -151,8 +150,8 @@ fn steps(trace: &Trace) -> u32 {
     trace.ops.iter().filter(|op| **op == Op::Step).count() as u32
 }
 
-/// Replays `trace` on a device of `memory`: what was said, and the operation at which memory had
-/// run out.
+/// Replays `trace` on a device of `memory`: the forecasts, and the operation at which memory ran
+/// out.
 fn observed(trace: &Trace, memory: u64, marks: bool) -> (Vec<Said>, Option<f64>) {
     let mut stage = PhantomStage::new(trace, Setup::instant(memory));
     let looks = (trace.operations / 400).max(1);
@@ -167,9 +166,9 @@ fn observed(trace: &Trace, memory: u64, marks: bool) -> (Vec<Said>, Option<f64>)
     (std::mem::take(&mut observer.said), out)
 }
 
-/// The forecasts from half-way on are right within a fifth of the way that is left, until 95% of
-/// the way. `round`: of so many steps, one needs more than the others grow meanwhile. Memory can
-/// run out in that one alone, so what the line says may come a round later.
+/// From half-way to 95% of the way, the forecasts are right within a fifth of the rest. `round`:
+/// one of this many steps needs more than the others grow meanwhile. Memory can run out only in
+/// that step, so the forecast may come true a round later.
 fn is_right(name: &str, memory: u64, leak: &[u64], marks: bool, round: Option<u32>) {
     let leaking = long(&bundled(name), 430, leak);
     let (said, out) = observed(&leaking, memory, marks);
@@ -198,7 +197,7 @@ fn is_right(name: &str, memory: u64, leak: &[u64], marks: bool, round: Option<u3
         );
         assert_eq!(growth.steps.is_some(), marks, "{what}");
     }
-    // All of them but a few: the checks above did not meet lucky moments.
+    // Nearly all of them: the checks above were not lucky.
     let half_way = said.iter().filter(|said| (0.5 * out..0.95 * out).contains(&said.at));
     let (right, all) = half_way.fold((0, 0), |(right, all), said| {
         let (wrong, allowed) = off(said);
@@ -209,11 +208,11 @@ fn is_right(name: &str, memory: u64, leak: &[u64], marks: bool, round: Option<u3
 
 #[test]
 fn a_planted_leak_is_forecast_within_a_fifth_from_half_way_on() {
-    // 80 MiB a step, in steps that take 10 GiB and more and give them back, each of another length.
+    // 80 MiB a step, in steps of different lengths that take 10 GiB and more and give them back.
     is_right("llama7b_lora", 60 * GIB, &[70 * MIB, 10 * MIB, 700_000], true, None);
     is_right("llama7b_lora", 60 * GIB, &[70 * MIB, 10 * MIB, 700_000], false, None);
-    // Each eighth step takes 800 MiB more than the others. By the device's size, memory runs out at
-    // another moment of the round.
+    // Every eighth step takes 800 MiB more than the others. The device's size determines where in
+    // the round memory runs out.
     for memory in [40 * GIB - 364 * MIB, 40 * GIB - 182 * MIB, 40 * GIB, 40 * GIB + 182 * MIB] {
         is_right("fsdp", memory, &[80 * MIB, 8 * MIB, 3 * MIB], true, Some(8));
     }

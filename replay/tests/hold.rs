@@ -1,5 +1,5 @@
-//! The bar of hold: no program holds more for using Gruyère.
-//! `cargo run --profile quick -p gruyere-replay --example hold` prints the same tables.
+//! The bar of hold: no program holds more with Gruyère. `cargo run --profile quick -p
+//! gruyere-replay --example hold` prints the same tables.
 
 use gruyere_replay::allocator::Allocator;
 use gruyere_replay::bench::ample;
@@ -11,7 +11,7 @@ use gruyere_replay::stage::{PhantomStage, Setup};
 use gruyere_replay::trace::Trace;
 use std::path::Path;
 
-/// Drawn blocks, here. `--most 400000` of the example has them all.
+/// Drawn blocks in this test. `--most 400000` of the example has them all.
 const MOST: u64 = 100_000;
 
 fn traces() -> Vec<Trace> {

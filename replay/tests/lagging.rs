@@ -1,8 +1,7 @@
-//! What is held where the device lags behind its host, as every GPU does: kernels of 5, 20 and 100
-//! us, default settings. Of the traces those with several streams: with one, memory is reused in
-//! stream order and waits for nothing.
-//! `cargo run --profile quick -p gruyere-replay --example hold -- traces --clock 20us` prints the
-//! tables of all.
+//! Held memory on a device that lags behind its host, as every GPU does: kernels of 5, 20 and 100
+//! us, default settings. Only traces with several streams: with one, memory is reused in stream
+//! order without waits. `cargo run --profile quick -p gruyere-replay --example hold -- traces
+//! --clock 20us` prints the tables of all.
 
 use gruyere_replay::bench::{Contender, on_clock};
 use gruyere_replay::clock::Clock;
@@ -32,10 +31,10 @@ fn on_a_device_that_lags_no_trace_holds_more_than_under_torch_by_more_than_a_pag
     assert!(breaches.is_empty(), "beyond the bar:\n  {}", breaches.join("\n  "));
 }
 
-/// Peak held / peak live that is kept on every clock, by default. Ranks of a job of several
-/// (`fsdp`, `fsdp1`, `fsdp2_of_8`) keep `waits:oom`, so their streams do not wait for each other,
-/// and hold more than the aim, 1.04. So does `prefetch_events`, on the instant device too. The
-/// streams of `threads` work side by side, and what they would have to wait for is not near.
+/// Bars of peak held / peak live on every clock, by default. Ranks of a job of several (`fsdp`,
+/// `fsdp1`, `fsdp2_of_8`) keep `waits:oom`, so their streams do not wait for each other, and hold
+/// more than the aim, 1.04. So does `prefetch_events`, on the instant device too. The streams of
+/// `threads` work in parallel, and a wait between them would be long.
 const KEPT: [(&str, f64); 12] = [
     ("activations", 1.03),
     ("ddp", 1.02),
@@ -76,9 +75,9 @@ fn a_step_takes_no_longer_on_the_device_for_the_waits() {
                 let ours = Contender::Gruyere(conf.to_owned());
                 on_clock(trace, &ours, clock).unwrap().later_steps_ns
             };
-            // One that has no steps has no later ones.
+            // A trace without steps has no later steps.
             let (Some(with), Some(without)) = (later(""), later("waits:off")) else { continue };
-            // A batch of `prefetch` waits once more than it would, in a run of eight steps.
+            // A batch of `prefetch` waits once more than without, in a run of eight steps.
             let bar = if trace.name == "prefetch" { 1.007 } else { 1.005 };
             let ratio = with as f64 / without as f64;
             println!("{} on {clock}: {ratio:.4}", trace.name);
@@ -87,8 +86,8 @@ fn a_step_takes_no_longer_on_the_device_for_the_waits() {
     }
 }
 
-/// What ranks of several give up by default, since a wait could close a cycle with others.
-/// `fsdp2_of_8` holds the most, 1.068 where kernels take 100 us.
+/// Ranks of several give this up by default, since a wait could close a cycle with other ranks.
+/// `fsdp2_of_8` holds the most, 1.068 with kernels of 100 us.
 #[test]
 fn with_waits_budget_a_rank_of_several_holds_at_most_7_per_cent_beyond_live() {
     for trace in traces().iter().filter(|trace| trace.ranks() > 1) {

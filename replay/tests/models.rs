@@ -1,5 +1,5 @@
-//! The models under arbitrary traffic: their books balance, the oracle is silent, and an
-//! out-of-memory is honest.
+//! The models under random traffic: their books balance, the oracle is silent, and an out of memory
+//! is genuine.
 
 use gruyere_replay::allocator::Allocator;
 use gruyere_replay::bench::audit;
@@ -32,7 +32,7 @@ fn size() -> impl Strategy<Value = u64> {
     prop_oneof![prop::sample::select(edges.to_vec()), 0..64 * 1024u64, 0..30 * MIB]
 }
 
-/// A valid trace: what each step does is picked from what is possible.
+/// A valid trace: each step is one of the possible operations.
 fn trace() -> impl Strategy<Value = Trace> {
     prop::collection::vec((0..10u8, size(), any::<u16>(), 0..3u8), 1..250).prop_map(|steps| {
         let (mut text, mut live, mut next, mut events) = (String::new(), Vec::new(), 0, 0u32);
@@ -84,7 +84,7 @@ proptest! {
         prop_assert_eq!(stage.held(), torch.reserved(0));
         prop_assert!(stage.held_peak() <= capacity);
         if end != End::Completed && !expandable {
-            // Honest: all that could be given back had been. (Expandable segments may have mapped
+            // Genuine: the model had released all it could. (Expandable segments may have mapped
             // part of the last request.)
             let held = stage.held();
             torch.release().unwrap();

@@ -1,5 +1,5 @@
 //! Near a device's capacity, memory in spans serves the programs that torch's caching allocator
-//! serves. `cargo bench --bench near_capacity` asks this of a thousand.
+//! serves. `cargo bench --bench near_capacity` checks a thousand.
 
 #[path = "../benches/random_program/mod.rs"]
 mod random_program;
@@ -8,8 +8,8 @@ use gruyere_replay::bench::{Contender, completes};
 use random_program::{Outcome, Program};
 use std::path::Path;
 
-/// Programs of which long spans, or slabs and blocks of all sizes in one span, were the death with
-/// one backing or both.
+/// Programs that ran out of memory, with one backing or both, because of long spans, or of slabs
+/// and blocks of all sizes in one span.
 const SEEDS: [u64; 10] = [8, 31, 43, 45, 49, 50, 57, 91, 93, 104];
 
 #[test]

@@ -1,5 +1,5 @@
-//! Every bundled trace, and the public ones where they are at hand, through the library's C ABI
-//! with the oracle on; and the planted faults that show that a replay would notice.
+//! Every bundled trace, and the public ones if available, through the library's C ABI with the
+//! oracle on; and planted faults, which a replay must notice.
 
 use gruyere::driver::{DeviceId, DevicePtr, StreamHandle};
 use gruyere_replay::allocator::{AllocError, Allocator};
@@ -41,7 +41,7 @@ fn oracle_is_silent_on_every_bundled_trace() {
     }
 }
 
-/// The public traces are not part of the repository; they are run where its surroundings have them.
+/// The public traces are not in the repository; the test runs them if they lie beside it.
 #[test]
 fn oracle_is_silent_on_the_public_traces_at_hand() {
     for path in traces_in("../../shared/traces/public") {
@@ -56,20 +56,20 @@ fn oracle_is_silent_on_the_public_traces_at_hand() {
     }
 }
 
-/// What a [`Reckless`] allocator does wrong.
+/// The fault of a [`Reckless`] allocator.
 #[derive(Clone, Copy, PartialEq)]
 enum Sin {
     /// Hands the same memory to another stream at once.
     ReusesAcrossStreams,
     /// Hands the same memory out twice.
     OverlapsLive,
-    /// Keeps memory when everything is freed.
+    /// Keeps memory after everything is freed.
     Leaks,
     /// Frees the driver's memory twice.
     FreesTwice,
 }
 
-/// One block of memory for everything, and a sin.
+/// One block of memory for everything, and one sin.
 struct Reckless {
     sin: Sin,
     driver: std::sync::Arc<dyn gruyere::driver::Driver>,

@@ -1,5 +1,5 @@
-//! The models do what the real allocators do: torch 2.11.0's libc10_cuda, driven by the same traces
-//! on a stand-in device with exact books, gave the reference figures here.
+//! The models match the real allocators: the reference figures here come from torch 2.11.0's
+//! libc10_cuda, driven by the same traces on a simulated device with exact books.
 
 use gruyere_replay::allocator::Allocator;
 use gruyere_replay::engine::{Blind, End, ReplayError, Watch, replay};
@@ -9,7 +9,7 @@ use gruyere_replay::stage::{Charge, PhantomStage, Setup, Stage};
 use gruyere_replay::trace::Trace;
 use std::path::Path;
 
-/// Peak reserved of the real allocators with room to spare, bytes, as the PyTorch tests keep it.
+/// Peak reserved of the real allocators with room to spare, bytes, from the PyTorch tests.
 fn real_peak(trace: &str, which: usize) -> u64 {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/pytorch/expected_peaks.json");
     let json: serde_json::Value =
@@ -17,7 +17,7 @@ fn real_peak(trace: &str, which: usize) -> u64 {
     json["peak_bytes"][trace][["native", "expandable"][which]].as_u64().unwrap()
 }
 
-/// What the real allocators did; native first, then expandable segments.
+/// Figures of the real allocators: native first, then expandable segments.
 struct Real {
     trace: &'static str,
     /// Smallest device / peak live, three digits.
@@ -78,12 +78,11 @@ fn peak_and_area_are_those_of_the_real_allocators() {
     }
 }
 
-/// Traces for which completion is not monotonic around the answer, so that it hangs on which
-/// addresses cudaMalloc gives (blocks of equal size are taken in order of address) and on the steps
-/// of the search: the model may complete earlier or, by at most this much of the peak, later. (On
-/// this project's stand-in GPU the real libc10_cuda completes and fails at the very capacities
-/// where the model does: moe at 85 to 89/1024 above its peak and not at 90, llama7b_lora at 5/1024
-/// and not at 6.)
+/// Traces with completion not monotonic around the result, which therefore depends on the addresses
+/// of cudaMalloc (blocks of equal size are taken in order of address) and on the steps of the
+/// search: the model may complete earlier or, by at most this much of the peak, later. (On this
+/// project's simulator the real libc10_cuda completes and fails at the same capacities as the
+/// model: moe at 85 to 89/1024 above its peak and not at 90, llama7b_lora at 5/1024 and not at 6.)
 const NOT_MONOTONIC: [(&str, usize, f64); 2] = [("moe", 0, 0.0), ("llama7b_lora", 1, 0.002)];
 
 fn completes(trace: &Trace, which: usize, capacity: u64) -> Result<bool, ReplayError> {

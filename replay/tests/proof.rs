@@ -1,5 +1,5 @@
-//! What `gruyere bench proof` rests on, on the bundled traces: the floor is one, traces of other
-//! sizes are sound programs, and so is a long run.
+//! Foundations of `gruyere bench proof` on the bundled traces: the floor is a lower bound, and
+//! traces of other sizes and long runs are valid programs.
 
 use gruyere_replay::bench::{Contender, ample};
 use gruyere_replay::observe::{Observed, observe};
@@ -94,7 +94,7 @@ fn a_long_run_is_sound_and_holds_at_least_what_its_pieces_need() {
     }
 }
 
-/// A device that is too small is an answer: where it ran out, and no fault.
+/// Running out on a small device is a result (the operation), not a fault.
 #[test]
 fn running_out_of_memory_is_observed() {
     let trace = bundled("moe");

@@ -1,5 +1,4 @@
-//! The reader takes what the format allows and refuses everything else, saying where and what to
-//! do.
+//! The reader accepts exactly the format; its errors name the place and a remedy.
 
 use gruyere_replay::trace::{Damage, Op, Trace, TraceError};
 use proptest::prelude::*;
@@ -203,7 +202,7 @@ fn bundled_traces_are_read_whole() {
     );
 }
 
-/// One line of a valid trace, made from arbitrary numbers; keeps the books that validity needs.
+/// One line of a valid trace, from arbitrary numbers; keeps the books needed for validity.
 fn valid_line(books: &mut (Vec<u64>, u64, Vec<u64>), pick: u8, a: u64, b: u64) -> String {
     let (live, next, events) = books;
     let chosen = |from: &[u64]| from[(a % from.len() as u64) as usize];

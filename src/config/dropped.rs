@@ -1,5 +1,5 @@
-//! Keys of earlier releases: each is accepted for one release, with a warning that names what
-//! replaced it.
+//! Keys of earlier releases: each is accepted for one release, with a warning that names its
+//! replacement.
 #![deny(unsafe_code, clippy::unwrap_used)]
 
 use super::{Config, PoolReuse, VARIABLE};

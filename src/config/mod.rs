@@ -1,8 +1,8 @@
-//! `GRUYERE_CONF`: what the user may choose, in the habit of `PYTORCH_CUDA_ALLOC_CONF`.
+//! `GRUYERE_CONF`: the user's settings, in the style of `PYTORCH_CUDA_ALLOC_CONF`.
 //!
-//! `GRUYERE_CONF="key:value,key:value"`. The keys are data ([`keys::KEYS`]): the parser, its error
-//! messages and the table of docs/configuration.md are all made from that one table, so none of
-//! them can fall behind the others.
+//! `GRUYERE_CONF="key:value,key:value"`. The keys are data ([`keys::KEYS`]): that one table yields
+//! the parser, its error messages and the table of docs/configuration.md, so none of them can lag
+//! behind.
 #![deny(unsafe_code, clippy::unwrap_used)]
 
 pub mod dropped;

@@ -1,5 +1,4 @@
-//! Alerts, tags and checkpoints: what a program hears from the allocator, and what it tells it
-//! beside the requests.
+//! Alerts, tags and checkpoints: what a program and the allocator exchange beside the requests.
 
 use super::control::{GRUYERE_INVALID, GRUYERE_OK, GRUYERE_UNAVAILABLE};
 use super::{current, fork, guarded};
@@ -61,8 +60,8 @@ pub type GruyereAlertCallback =
 /// The context of a callback, which its registrar says may be used from any thread.
 struct Context(*mut c_void);
 
-// SAFETY: handed back to the registrar's own function only; the contract of gruyere_on_alert lets
-// that be called from any thread.
+// SAFETY: the pointer goes back to the registrar's own function only; the contract of
+// gruyere_on_alert allows that call from any thread.
 unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}

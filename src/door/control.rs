@@ -1,7 +1,7 @@
-//! The control API: what a loader, a training script or a tool says and asks, beyond torch's hooks.
+//! The control API for loaders, training scripts and tools, beyond torch's hooks.
 //!
-//! Every function may be called from any thread. In a forked child, or where CUDA is not to be had,
-//! each answers its failure value.
+//! Any thread may call every function. In a forked child, or without usable CUDA, each returns its
+//! failure value.
 
 use super::torch::{CudaStream, handle};
 use super::{allow_waits, announce, config, current, forbid_waits, fork, guarded, heap, run_file};
@@ -59,7 +59,7 @@ pub unsafe extern "C" fn gruyere_forbid_waits(why: *const c_char) {
     if fork::is_forked_child() {
         return;
     }
-    // SAFETY: the caller's promise; only looked at before this returns.
+    // SAFETY: the caller's promise; the text is read before this returns only.
     let why = (!why.is_null()).then(|| unsafe { CStr::from_ptr(why) }.to_string_lossy());
     guarded((), || forbid_waits(why.as_deref().unwrap_or("the loader says so")));
 }
@@ -79,7 +79,7 @@ pub extern "C" fn gruyere_stream_lasts(device: c_int, stream: CudaStream) -> c_i
         return GRUYERE_UNAVAILABLE;
     }
     guarded(GRUYERE_UNAVAILABLE, || {
-        // Why there is no heap has been logged.
+        // The log has the reason.
         heap().map_or(GRUYERE_UNAVAILABLE, |heap| {
             stream_answer(heap.stream_lasts(i64::from(device), handle(stream)))
         })

@@ -1,7 +1,7 @@
-//! Knowing that this process is a forked child.
+//! Detects that this process is a forked child.
 //!
-//! A child of `fork` has the parent's memory but not its threads (a lock may be held for good) and
-//! not its CUDA. So every entry of the library asks [`is_forked_child`] first and returns at once;
+//! A child of `fork` has the parent's memory, but neither its threads (a lock may be held for good)
+//! nor its CUDA. So every entry of the library asks [`is_forked_child`] first and returns at once;
 //! DataLoader workers free inherited tensors that way.
 
 use std::sync::Once;
@@ -19,16 +19,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Relaxed: the handler runs on the only thread that the child has.
 static FORKED: AtomicBool = AtomicBool::new(false);
 
-/// From now on, children of this process know what they are. Any number of calls is fine.
+/// Marks children forked from now on. Idempotent.
 ///
-/// Call this when the first state comes into being that a child must not touch (the driver, the
-/// record), not when the library is loaded: a child forked before that is free to use the library
-/// itself.
+/// Call it before creating the first state that a child must not touch (the driver, the record),
+/// not when the library is loaded: a child forked earlier may use the library itself.
 pub fn watch() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        // SAFETY: the handler is a function of this library, which is never unloaded
-        // (`-z nodelete`). The only error is ENOMEM, before which there is nothing better to do.
+        // SAFETY: the handler is a function of this library, which is never unloaded (`-z
+        // nodelete`). The only error is ENOMEM, for which there is no better answer.
         let code = unsafe { libc::pthread_atfork(None, None, Some(mark_child)) };
         if code != 0 {
             log::warn!(
@@ -45,7 +44,7 @@ pub fn is_forked_child() -> bool {
     FORKED.load(Ordering::Relaxed)
 }
 
-/// Async-signal-safe, as what runs between a fork and an exec must be: three stores.
+/// Async-signal-safe, as code between a fork and an exec must be: three stores.
 unsafe extern "C" fn mark_child() {
     FORKED.store(true, Ordering::Relaxed);
     super::forget();
@@ -55,7 +54,7 @@ unsafe extern "C" fn mark_child() {
 mod tests {
     use super::*;
 
-    /// What `question` answers in a forked child.
+    /// The result of `question` in a forked child.
     fn in_a_child(question: fn() -> bool) -> bool {
         // SAFETY: the child calls async-signal-safe functions only and leaves by _exit.
         let child = unsafe { libc::fork() };

@@ -1,9 +1,8 @@
-//! The history of blocks, for a loader that answers torch's `_record_memory_history`.
+//! The history of blocks, for a loader that implements torch's `_record_memory_history`.
 //!
-//! While it is on, every malloc and free adds an entry under one lock (some hundred nanoseconds);
-//! off, it costs nothing. Nothing here ever calls back or takes a lock of Python's: where a block
-//! came from is the number that the calling thread set with [`gruyere_history_context`], which the
-//! loader turns into a stack.
+//! While on, every malloc and free adds an entry under one lock (some hundred nanoseconds); off, it
+//! costs nothing. It never calls back and takes no lock of Python's. A block's origin is the number
+//! that the calling thread set with [`gruyere_history_context`]; the loader turns it into a stack.
 
 use super::{current, fork, guarded, heap};
 use crate::heap::history::{self, Collected};
@@ -111,7 +110,7 @@ pub struct GruyereHistory {
     pub lost: u64,
 }
 
-/// What [`GruyereHistory`] points into; the struct is its first field.
+/// Owns the memory behind [`GruyereHistory`], its first field.
 #[repr(C)]
 struct Held {
     face: GruyereHistory,
@@ -147,11 +146,11 @@ fn hold(found: &Collected) -> Box<Held> {
         origin_count: origins.len() as u64,
         lost: found.lost,
     };
-    // A vector's buffer stays where it is when the vector moves.
+    // Moving a vector leaves its buffer in place.
     Box::new(Held { face, entries, origins })
 }
 
-/// What [`gruyere_history_free`] takes back.
+/// Boxes `found`; [`gruyere_history_free`] takes it back.
 pub(super) fn give(found: &Collected) -> *mut GruyereHistory {
     Box::into_raw(hold(found)).cast()
 }

@@ -1,4 +1,4 @@
-//! What a loader needs beyond torch's hooks: its settings checked before they count.
+//! Checks a loader's settings before they take effect.
 
 use super::control::{GRUYERE_INVALID, GRUYERE_OK};
 use super::guarded;

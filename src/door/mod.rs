@@ -1,6 +1,5 @@
-//! How callers come in: torch's hooks ([`torch`]), its own interface ([`native`]), any program's
-//! CUDA calls ([`preload`]), the control API ([`control`]), and the one heap of the process behind
-//! both.
+//! The entrances: torch's hooks ([`torch`]), its own interface ([`native`]), any program's CUDA
+//! calls ([`preload`]), the control API ([`control`]); and the one heap of the process behind them.
 
 pub mod alert;
 pub mod control;
@@ -29,8 +28,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// A heap, and what it was made from: what the doors do, and the heap does not, is in there too.
-// The heap first: `current` has its address without an addition.
+/// A heap and its configuration, part of which concerns the doors only.
+// The heap comes first, so that `current` has its address without an addition.
 #[repr(C)]
 struct Installed {
     heap: Heap,
@@ -48,7 +47,7 @@ struct Installed {
 /// ```
 static HEAP: AtomicPtr<Installed> = AtomicPtr::new(std::ptr::null_mut());
 
-/// What is known before there is a heap.
+/// State from before the heap exists.
 static INIT: Mutex<Beginning> = Mutex::new(Beginning {
     failure: None,
     announced: 0,
@@ -57,13 +56,13 @@ static INIT: Mutex<Beginning> = Mutex::new(Beginning {
 });
 
 struct Beginning {
-    /// Why there is no heap, once that is known: it is not tried again.
+    /// Why there is no heap; set once, and final: no second attempt.
     failure: Option<String>,
-    /// The hooks that a loader announced, for the heap that comes.
+    /// The hooks that a loader announced, for the future heap.
     announced: u32,
-    /// Whether torch's profiler hears of blocks, in the heap that comes.
+    /// Whether the future heap reports blocks to torch's profiler.
     tells_of_blocks: bool,
-    /// What a loader said about waits, for the heap that comes.
+    /// What a loader said about waits, for the future heap.
     waits: Waits,
 }
 
@@ -74,10 +73,10 @@ enum Waits {
     Forbidden(String),
 }
 
-/// The heap; made from `GRUYERE_CONF` and the process's libcuda at the first call.
+/// The heap; the first call makes it from `GRUYERE_CONF` and the process's libcuda.
 ///
 /// # Errors
-/// Why it cannot be made, in words for the user. Logged the first time.
+/// Why the heap cannot be made, in words for the user. Logged the first time.
 #[inline]
 pub fn heap() -> Result<&'static Heap, String> {
     match current() {
@@ -92,18 +91,18 @@ fn installed() -> Option<&'static Installed> {
     unsafe { HEAP.load(Ordering::Acquire).as_ref() }
 }
 
-/// The heap, where it has been made.
+/// The heap, if made.
 #[inline]
 pub fn current() -> Option<&'static Heap> {
     installed().map(|installed| &installed.heap)
 }
 
-/// The configuration of the heap, where that has been made.
+/// The heap's configuration, once the heap is made.
 fn config() -> Option<&'static Config> {
     installed().map(|installed| &installed.config)
 }
 
-/// In a forked child there is no heap. Async-signal-safe: two stores.
+/// Drops the heap in a forked child. Async-signal-safe: two stores.
 fn forget() {
     HEAP.store(std::ptr::null_mut(), Ordering::Relaxed);
     #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
@@ -112,14 +111,14 @@ fn forget() {
 
 #[cold]
 fn make() -> Result<&'static Heap, String> {
-    // Before the lock: a child that is forked meanwhile has it for good, and must not ask for it.
+    // Before the lock: a child forked meanwhile inherits it locked for good, and must not take it.
     fork::watch();
     if let Some(failure) = &INIT.lock().unwrap_or_else(PoisonError::into_inner).failure {
         return Err(failure.clone());
     }
     logging::init();
-    // Without the lock: this takes the loader's, which a thread may hold whose library allocates as
-    // it is loaded, and waits for ours.
+    // Without the lock: reading the configuration takes the loader's lock. A thread may hold that
+    // one while its library allocates on loading, and wait for ours.
     let found = Config::from_env().map_err(|error| error.to_string()).and_then(|config| {
         config.warn_of_dropped_keys();
         if is_only_watched() {
@@ -153,7 +152,7 @@ fn make() -> Result<&'static Heap, String> {
     });
     match made {
         Ok((mut heap, config)) => {
-            // Before anybody can use it: nothing has been handed out yet.
+            // Before publication: nothing has been allocated yet.
             heap.announce_hooks(beginning.announced);
             heap.tell_of_blocks(beginning.tells_of_blocks);
             match &beginning.waits {
@@ -183,21 +182,21 @@ fn make() -> Result<&'static Heap, String> {
     }
 }
 
-/// Lets the heap tell a profiler, where `config` asks for it.
+/// Attaches the profiler to the heap where `config` asks for it.
 fn attach_profiler(config: &Config) {
     if config.nvtx {
         nvtx::attach();
     }
 }
 
-/// Lets the heap ask where requests come from, where `config` asks for it.
+/// Lets the heap ask for the sites of requests where `config` asks for them.
 fn ask_sites(heap: &mut Heap, config: &Config) {
     let blame = match config.blame {
         Blame::Auto if python::is_begun() => Blame::Large,
         Blame::Auto => Blame::Off,
         other => other,
     };
-    // Where no Python runs, nobody is asked.
+    // Without Python there is no site to ask for.
     if blame != Blame::Off
         && config.heap.record
         && let Some(program) = python::Program::find()
@@ -206,15 +205,15 @@ fn ask_sites(heap: &mut Heap, config: &Config) {
     }
 }
 
-/// Runs `body`, a function of the program's, in the middle of a call of the library's: what it
-/// allocates and frees is the program's again.
+/// Runs `body`, a function of the program's, inside a call of the library's: its allocations and
+/// frees count as the program's.
 fn as_the_program(body: impl FnOnce()) {
     #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
     let _outside = preload::inside::leave();
     body();
 }
 
-/// Whether the program's own CUDA calls come in, to be served.
+/// Whether the heap serves the program's own CUDA calls.
 fn is_program_served() -> bool {
     #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
     return preload::mode() == preload::Mode::Manage;
@@ -222,7 +221,7 @@ fn is_program_served() -> bool {
     return false;
 }
 
-/// How the program's requests come in, for the log.
+/// The door of the program's requests, for the log.
 fn came_in(announced: u32) -> &'static str {
     match (is_program_served(), is_only_watched(), announced, native::is_taken()) {
         (true, ..) => "LD_PRELOAD (the program's CUDA calls are served)",
@@ -233,7 +232,7 @@ fn came_in(announced: u32) -> &'static str {
     }
 }
 
-/// Whether the program's own CUDA calls come in, to be watched.
+/// Whether the program's own CUDA calls are only watched.
 fn is_only_watched() -> bool {
     #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
     return preload::mode() == preload::Mode::Observe;
@@ -241,12 +240,12 @@ fn is_only_watched() -> bool {
     return false;
 }
 
-/// Why torch is served nothing in a process of which that is true, and what to do.
+/// Why torch gets no memory in a process that is only watched, and the remedy.
 const ONLY_WATCHED: &str = "this process is only watched (preload:observe), so torch must keep its \
      own allocator: leave out what makes gruyere torch's allocator (python -m gruyere, \
      GRUYERE_ENABLE, gruyere.enable), or preload:observe";
 
-/// Tells the heap which hooks are wired; the one that comes, where there is none yet.
+/// Announces the wired hooks to the heap, or to the future one.
 fn announce(bits: u32) {
     let mut beginning = INIT.lock().unwrap_or_else(PoisonError::into_inner);
     match current() {
@@ -255,7 +254,7 @@ fn announce(bits: u32) {
     }
 }
 
-/// Tells the heap, or the one that comes, that no wait of one stream for another can close a cycle.
+/// Notes, for the heap or the future one, that no wait of one stream for another can close a cycle.
 fn allow_waits() {
     let mut beginning = INIT.lock().unwrap_or_else(PoisonError::into_inner);
     match current() {
@@ -265,7 +264,7 @@ fn allow_waits() {
     }
 }
 
-/// Tells the heap, or the one that comes, that such a wait may close a cycle from now on.
+/// Notes, for the heap or the future one, that such a wait may close a cycle from now on.
 fn forbid_waits(why: &str) {
     let mut beginning = INIT.lock().unwrap_or_else(PoisonError::into_inner);
     match current() {
@@ -274,8 +273,8 @@ fn forbid_waits(why: &str) {
     }
 }
 
-/// Takes requests off the hot path, where torch's profiler hears of blocks, or back to it; those of
-/// the heap that comes, where there is none yet.
+/// Takes the requests of the heap, or of the future one, off the hot path while torch's profiler is
+/// told of blocks, or back to it.
 fn tell_of_blocks(wanted: bool) {
     let mut beginning = INIT.lock().unwrap_or_else(PoisonError::into_inner);
     beginning.tells_of_blocks = wanted;
@@ -293,12 +292,11 @@ fn publish(heap: Heap, config: Config) -> &'static Heap {
     &installed.heap
 }
 
-/// Puts a heap over `driver`, configured by `conf` (as `GRUYERE_CONF`), in the place of the
-/// process's. The old one is shut down: nobody may be using it or its blocks. For tests and the
-/// bench.
+/// Replaces the process's heap with one over `driver`, configured by `conf` (as `GRUYERE_CONF`),
+/// and shuts the old one down: no thread may be using it or its blocks. For tests and the bench.
 ///
 /// # Errors
-/// What is wrong with `conf`, or why the driver cannot be used.
+/// `conf` is wrong, or the driver cannot be used: why.
 pub fn install(driver: Arc<dyn Driver>, conf: &str) -> Result<&'static Heap, String> {
     let _init = INIT.lock().unwrap_or_else(PoisonError::into_inner);
     logging::init();
@@ -312,8 +310,8 @@ pub fn install(driver: Arc<dyn Driver>, conf: &str) -> Result<&'static Heap, Str
     Ok(publish(heap, config))
 }
 
-/// A normal exit takes the record's file away. Blocks may still be freed afterwards: static
-/// destructors and what Python leaves to the last; so nothing else is torn down.
+/// Removes the record's file at a normal exit. Nothing else is torn down: static destructors and
+/// Python's last objects may still free blocks.
 fn close_at_exit() {
     static ONCE: std::sync::Once = std::sync::Once::new();
     extern "C" fn close() {
@@ -343,7 +341,7 @@ fn close_at_exit() {
     });
 }
 
-/// Runs `body`; a panic becomes `fallback`, logged. No panic crosses the C ABI.
+/// Runs `body`; logs a panic and returns `fallback`. No panic crosses the C ABI.
 #[inline]
 fn guarded<T>(fallback: T, body: impl FnOnce() -> T) -> T {
     match catch_unwind(AssertUnwindSafe(body)) {

@@ -1,4 +1,4 @@
-//! What an out-of-memory leaves behind, where the configuration wants it.
+//! Reports an out-of-memory, where the configuration wants it.
 #![deny(unsafe_code)]
 
 use super::{config, current, guarded, run_file};
@@ -9,8 +9,8 @@ use crate::heap::ALERTS;
 use crate::heap::Heap;
 use crate::heap::Report;
 
-/// An out-of-memory becomes the program's: it is counted, dumped, and noted in the run's file and
-/// the history; and it learns which lines of the program are behind it.
+/// Makes an out-of-memory the program's: counts it, dumps it, notes it in the run's file and in the
+/// history, and adds the program's lines that caused it to `report`.
 pub(super) fn note(heap: &Heap, report: &mut Report, stream: StreamHandle) {
     heap.note_out_of_memory(report, stream);
     let explained = explain(heap, report);
@@ -19,8 +19,8 @@ pub(super) fn note(heap: &Heap, report: &mut Report, stream: StreamHandle) {
     keep_moment(heap);
 }
 
-/// Keeps the record as it is, for [`super::control::gruyere_keep_record`]: what the exception says
-/// is what `gruyere post` says then.
+/// Keeps the record as it is, for [`super::control::gruyere_keep_record`]: `gruyere post` then
+/// reports what the exception says.
 fn keep_moment(heap: &Heap) {
     guarded((), || {
         if config().is_some_and(|config| config.heap.records_kept > 0)
@@ -31,19 +31,19 @@ fn keep_moment(heap: &Heap) {
     });
 }
 
-/// Writes the dumps and the page ([`crate::dump`]); what the exception says of them. Whatever
-/// happens there, the program gets its out-of-memory.
+/// Writes the dumps and the page ([`crate::dump`]); returns their part of the exception. A failure
+/// here leaves the program its out-of-memory.
 fn explain(heap: &Heap, report: &Report) -> Explained {
     guarded(Explained::default(), || {
         heap.flush_trace();
-        // How the run went, up to now.
+        // The run so far.
         heap.sample();
         let folder = config().and_then(|config| config.dump_dir.as_deref());
         crate::dump::out_of_memory(heap, report, folder)
     })
 }
 
-/// With `dump_dir:`, thresholds of `alert:` leave a page too.
+/// With `dump_dir:`, makes thresholds of `alert:` leave a page too.
 pub(super) fn write_pages_at_thresholds(settings: &Config) {
     if settings.dump_dir.is_some() {
         ALERTS.at_threshold(|device, threshold| {

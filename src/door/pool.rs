@@ -1,8 +1,7 @@
-//! Named pools for C and Python: memory that is given back whole.
+//! Named pools for C and Python: memory that goes back whole.
 //!
-//! Every function may be called from any thread. In a forked child each answers
-//! [`GRUYERE_UNAVAILABLE`]. What was wrong is told in words by [`gruyere_last_error`], on the
-//! thread that called.
+//! Any thread may call every function. In a forked child each returns [`GRUYERE_UNAVAILABLE`].
+//! [`gruyere_last_error`] returns the failure's text on the calling thread.
 
 use super::control::{GRUYERE_BROKEN, GRUYERE_INVALID, GRUYERE_OK, GRUYERE_UNAVAILABLE};
 use super::{fork, guarded, heap};
@@ -19,12 +18,12 @@ pub const GRUYERE_MEMORY: c_int = -6;
 pub const GRUYERE_LATER: c_int = -7;
 
 thread_local! {
-    /// What was wrong with the latest call of the functions below.
+    /// The failure of the latest call of the functions below.
     static LAST: RefCell<String> = const { RefCell::new(String::new()) };
 }
 
 fn fail(code: c_int, text: String) -> c_int {
-    // On a thread that is ending nobody asks any more.
+    // A thread that is ending asks no more.
     let _ = LAST.try_with(|last| last.replace(text));
     code
 }

@@ -1,9 +1,9 @@
-//! torch's profiler: what torch's own allocator tells it of each malloc, free and out-of-memory is
-//! told here for the pluggable door. (Through the native door the shim tells it.)
+//! torch's profiler, for the pluggable door: reports each malloc, free and out-of-memory as torch's
+//! own allocator does. (At the native door the shim reports them.)
 //!
-//! Nobody else pays for it: requests leave the hot path while memory is profiled, and only then
-//! ([`crate::heap::Heap::tell_of_blocks`]). Whether the calling thread is one that is profiled
-//! torch's functions know themselves.
+//! It costs nothing otherwise: requests leave the hot path only while memory is profiled
+//! ([`crate::heap::Heap::tell_of_blocks`]). torch's functions know themselves whether the calling
+//! thread is profiled.
 
 use super::control::{GRUYERE_OK, GRUYERE_UNAVAILABLE};
 use super::raise::symbol;
@@ -25,7 +25,7 @@ const CUDA: i8 = 1;
 type ReportUsage = unsafe extern "C-unwind" fn(*mut c_void, i64, usize, usize, Device);
 type ReportRefusal = unsafe extern "C-unwind" fn(i64, usize, usize, Device);
 
-/// torch's functions that hand what they are told to the calling thread's profiler, if it has one.
+/// torch's functions that report to the calling thread's profiler, if it has one.
 struct Profiler {
     usage: ReportUsage,
     refusal: ReportRefusal,
@@ -78,7 +78,7 @@ pub(super) struct Told {
     device: u32,
 }
 
-/// What there is to tell of the live block at `address`; `None` while nobody profiles memory.
+/// The report of the live block at `address`; `None` while memory is not profiled.
 #[inline]
 pub(super) fn block(address: u64) -> Option<Told> {
     let heap = current().filter(|heap| heap.tells_of_blocks())?;
@@ -86,7 +86,7 @@ pub(super) fn block(address: u64) -> Option<Told> {
     Some(Told { bytes: block.bytes, device: block.device })
 }
 
-/// The block has come.
+/// Reports a new block.
 ///
 /// Nothing with a destructor may be live in the frames below, and none of them may be
 /// `catch_unwind`'s: torch's function may throw.
@@ -94,7 +94,7 @@ pub(super) fn came(address: u64, Told { bytes, device }: Told) {
     report(address, bytes as i64, device);
 }
 
-/// The block has gone; as [`came`].
+/// Reports a freed block; as [`came`].
 pub(super) fn went(address: u64, Told { bytes, device }: Told) {
     report(address, -(bytes as i64), device);
 }
@@ -109,7 +109,7 @@ fn report(address: u64, bytes: i64, device: u32) {
     }
 }
 
-/// A request of `size` bytes was refused; as [`came`].
+/// Reports a refused request of `size` bytes; as [`came`].
 pub(super) fn refused(size: u64, device: u32) {
     if !current().is_some_and(|heap| heap.tells_of_blocks()) {
         return;
@@ -125,7 +125,7 @@ fn of(device: u32) -> Device {
     Device { kind: CUDA, index: device as i8 }
 }
 
-/// Bytes allocated and reserved of a device, as torch's statistics tell them.
+/// A device's bytes allocated and reserved, as torch's statistics report them.
 fn totals(device: u32) -> Option<(usize, usize)> {
     let numbers = current()?.torch_stats(i64::from(device)).ok()?;
     let allocated = numbers.blocks.allocated_bytes[0].current;

@@ -1,10 +1,10 @@
-//! Raising torch's own exceptions: `torch.OutOfMemoryError` from `gruyere_malloc`.
+//! Raises torch's own exceptions: `torch.OutOfMemoryError` from `gruyere_malloc`.
 //!
 //! torch takes a NULL from an allocator for an address, so an out-of-memory must be a C++
-//! exception, and Python programs catch `torch.OutOfMemoryError`, so it must be
-//! `c10::OutOfMemoryError`. This library has no C++ and is not linked to torch: everything is
-//! looked up in the process by `dlsym` at the moment of need, the way g++ would have compiled
-//! `throw c10::OutOfMemoryError(location, message)` (Itanium C++ ABI, "Throwing an Exception").
+//! exception; and Python programs catch `torch.OutOfMemoryError`, so it must be
+//! `c10::OutOfMemoryError`. This library has no C++ and does not link torch: it looks everything up
+//! by `dlsym` when needed, as g++ would compile `throw c10::OutOfMemoryError(location, message)`
+//! (Itanium C++ ABI, "Throwing an Exception").
 //!
 //! Frames between here and torch must be Rust ones or `extern "C-unwind"`, and hold no lock and
 //! nothing with a destructor. None of them may be `catch_unwind`'s: it aborts the process on an
@@ -13,15 +13,15 @@
 use std::cell::UnsafeCell;
 use std::ffi::{CStr, CString, c_char, c_void};
 
-/// There is no torch in this process, or none whose exceptions we know how to raise.
+/// There is no torch in this process, or none whose exceptions we can raise.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use = "nothing was raised"]
 pub struct Unraisable {
-    /// The message that should have been raised, handed back.
+    /// The message of the exception, handed back.
     pub message: String,
 }
 
-/// What torch says of an exception's origin.
+/// The exception's origin, as torch prints it.
 const FUNCTION: &CStr = c"gruyere_malloc";
 const FILE: &CStr = c"gruyere";
 
@@ -29,7 +29,7 @@ const FILE: &CStr = c"gruyere";
 ///
 /// `message` should start with "CUDA out of memory. Tried to allocate": tools look for that. It is
 /// dropped before the throw. Where torch has no such class (or the architecture's object layout has
-/// not been tried) it is a `RuntimeError` with the same text. Returns only where the process has no
+/// not been tried) it is a `RuntimeError` with the same text. Returns only in a process without
 /// torch.
 pub fn raise_out_of_memory(message: String) -> Unraisable {
     let message = c_string(message);
@@ -43,8 +43,8 @@ pub fn raise_out_of_memory(message: String) -> Unraisable {
     raise_check_failure(message)
 }
 
-/// Raises `RuntimeError(message)`, for errors that are not about memory (a bad `GRUYERE_CONF`).
-/// Returns only where the process has no torch.
+/// Raises `RuntimeError(message)`, for errors other than memory (a bad `GRUYERE_CONF`). Returns
+/// only in a process without torch.
 pub fn raise_runtime_error(message: String) -> Unraisable {
     raise_check_failure(c_string(message))
 }
@@ -68,7 +68,7 @@ fn raise_check_failure(message: CString) -> Unraisable {
     }
 }
 
-/// A place for the message that needs no destructor: a throw must not leave a `CString` behind.
+/// A buffer for the message without a destructor: a throw must not leave a `CString` behind.
 struct Buffer(UnsafeCell<[u8; 4096]>);
 
 impl Buffer {
@@ -87,8 +87,7 @@ impl Buffer {
     }
 }
 
-/// The message as C has it; a NUL inside (there is none in our own) would end it, so it becomes a
-/// space.
+/// The message as a C string; a NUL inside (ours have none) would end it, so it becomes a space.
 fn c_string(message: String) -> CString {
     CString::new(message)
         .or_else(|error| {
@@ -100,11 +99,11 @@ fn c_string(message: String) -> CString {
 }
 
 /// Looks a symbol of torch or of its C++ runtime up: in the global scope (interposers come first,
-/// as they do for torch itself), then in what Python has loaded privately. Never loads anything.
+/// as for torch itself), then in Python's privately loaded libraries. Never loads anything.
 pub(super) fn symbol(name: &CStr) -> *mut c_void {
     // SAFETY: dlsym and dlopen read NUL-terminated strings. RTLD_NOLOAD handles are of libraries
-    // that are loaded already; torch is never unloaded, and the reference that each handle holds is
-    // leaked, so it could not be.
+    // that are loaded already; torch is never unloaded, and each handle's reference is leaked, so
+    // it could not be.
     unsafe {
         let address = libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr());
         if !address.is_null() {
@@ -124,8 +123,8 @@ pub(super) fn symbol(name: &CStr) -> *mut c_void {
     std::ptr::null_mut()
 }
 
-/// Building a `c10::OutOfMemoryError` by hand. Seen to work with the x86-64 wheels of torch 2.4.1
-/// to 2.15.0.
+/// Builds a `c10::OutOfMemoryError` by hand. Seen to work with the x86-64 wheels of torch 2.4.1 to
+/// 2.15.0.
 #[cfg(target_arch = "x86_64")]
 mod cxx {
     use super::*;
@@ -176,8 +175,7 @@ mod cxx {
         },
     ];
 
-    /// An exception object that waits to be thrown. Has no destructor, so that it may be live when
-    /// it is.
+    /// An exception object before its throw. It has no destructor, so it may be live at the throw.
     #[derive(Clone, Copy)]
     pub(super) struct Exception {
         object: *mut c_void,
@@ -198,7 +196,7 @@ mod cxx {
         }
     }
 
-    /// Builds the exception; `None` where the process lacks a part of what it takes.
+    /// Builds the exception; `None` where the process lacks a part of it.
     pub(super) fn out_of_memory(message: &CStr) -> Option<Exception> {
         let find = |name| Some(symbol(name)).filter(|address| !address.is_null());
         let allocate = find(c"__cxa_allocate_exception")?;
@@ -229,7 +227,7 @@ mod cxx {
             let location =
                 SourceLocation { function: FUNCTION.as_ptr(), file: FILE.as_ptr(), line: 0 };
             construct_error(object, location, &mut text);
-            // The constructor took the text and left an empty string, which is the caller's to
+            // The constructor took the text and left an empty string, which the caller must
             // destroy.
             destroy_string(&mut text);
             *object.cast::<*mut *mut c_void>() = vtable.add(2);

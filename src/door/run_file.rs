@@ -1,5 +1,5 @@
 //! Keeps a run's history on disk, where `history:` names a folder: at exit, at an out-of-memory,
-//! and every minute at a step's mark, so that a run that is killed has its history too.
+//! and every minute at a step's mark, so that a killed run has its history too.
 #![deny(unsafe_code)]
 
 use std::io;
@@ -14,41 +14,40 @@ use crate::heap::Heap;
 use crate::record::Reader;
 use crate::record::run::Run;
 
-/// Between two writings at steps. One takes about a millisecond.
+/// Between two writes at steps. One takes about a millisecond.
 const STEPS: Duration = Duration::from_secs(60);
-/// Between two writings at out-of-memories: programs that halve their batch until it fits have
-/// many.
+/// Between two writes at out-of-memories: a program that halves its batch until it fits has many.
 const OUT_OF_MEMORIES: Duration = Duration::from_secs(1);
 
-/// How long the end of a process waits for a thread that is writing.
+/// How long the end of a process waits for a thread that writes.
 const AT_EXIT: Duration = Duration::from_secs(1);
 
-/// When it was written last; held by who writes.
+/// Time of the last write; the writing thread holds the lock.
 static WRITTEN: Mutex<Option<Instant>> = Mutex::new(None);
 
-/// A step is over. Never fails the program: what goes wrong is logged.
+/// Writes at a step's end, if due. Never fails the program: errors are logged.
 pub(super) fn at_a_step(heap: &Heap) {
     write_if_due(heap, STEPS);
 }
 
-/// A request could not be met.
+/// Writes at an out-of-memory, if due.
 pub(super) fn at_an_out_of_memory(heap: &Heap) {
     write_if_due(heap, OUT_OF_MEMORIES);
 }
 
 fn write_if_due(heap: &Heap, interval: Duration) {
     let Some((folder, name)) = wanted() else { return };
-    // Another thread is about to.
+    // Another thread is about to write.
     let Some(mut written) = WRITTEN.try_lock() else { return };
     if written.is_none_or(|at| at.elapsed() >= interval) {
         *written = Some(Instant::now());
-        // Whatever happens here, the program gets its out-of-memory.
+        // A failure here leaves the program its out-of-memory.
         let ends = interval < STEPS;
         guarded((), || write(heap, folder, name, ends));
     }
 }
 
-/// The process ends.
+/// Writes at the end of the process.
 pub(super) fn at_exit(heap: &Heap) {
     if let Some((folder, name)) = wanted()
         && let Some(_written) = WRITTEN.try_lock_for(AT_EXIT)
@@ -63,7 +62,8 @@ fn wanted() -> Option<(&'static Path, Option<&'static str>)> {
     Some((config.history.as_deref()?, config.name.as_deref()))
 }
 
-/// Writes it; where the run may be over, with what lines of the program hold: that takes longer.
+/// Writes the run's file; where the run may be over (`ends`), with the lines that hold memory: that
+/// takes longer.
 fn write(heap: &Heap, folder: &Path, name: Option<&str>, ends: bool) {
     let Some(reader) = Reader::own(heap.record()) else {
         log::warn!("history: nothing is kept while the record is off; take record:off away");
@@ -83,8 +83,7 @@ fn write(heap: &Heap, folder: &Path, name: Option<&str>, ends: bool) {
     }
 }
 
-/// What the folder that `gruyere run` makes for runs that nobody keeps is called, up to what tells
-/// it from others.
+/// Prefix of the folder that `gruyere run` makes for a run that it will not keep.
 pub const TEMPORARY: &str = "gruyere-run-";
 
 fn is_temporary(folder: &Path) -> bool {
@@ -97,7 +96,7 @@ fn is_temporary(folder: &Path) -> bool {
 /// Writes `run` in one piece: a reader finds the old file or the new.
 fn keep(folder: &Path, run: &Run) -> io::Result<()> {
     if is_temporary(folder) && !folder.is_dir() {
-        // The `gruyere run` that wanted it has gone, and nobody will read it.
+        // The `gruyere run` behind it is gone: the file would have no reader.
         return Ok(());
     }
     file::make_folders(folder)?;

@@ -1,4 +1,4 @@
-//! One line at a program's end: what it did with device memory, where `summary:` says so.
+//! One line at a program's end about its device memory, where `summary:` asks for it.
 #![deny(unsafe_code)]
 
 use std::fmt::Write as _;
@@ -11,18 +11,18 @@ use crate::heap::Heap;
 use crate::record::Reader;
 use crate::record::run::{Run, RunDevice, shown_command};
 
-/// What the Python package sets, for this process and its children.
+/// Set by the Python package, for this process and its children.
 const PACKAGE: &str = "GRUYERE_ENABLE";
-/// What a process on the stand-in GPU has in its environment.
+/// Set for a process on the stand-in GPU.
 const STAND_IN: &str = "PHANTOM_OWNER";
 
-/// The process ends.
+/// Prints the line at the end of the process.
 pub(super) fn at_exit(heap: &Heap) {
     let Some(config) = config().filter(|config| is_wanted(config.summary)) else { return };
     let Some(reader) = Reader::own(heap.record()) else { return };
     let run = Run::of(&reader, config.name.as_deref());
     if let Some(line) = line(&run, config, std::env::var_os(STAND_IN).is_some()) {
-        // Nobody reading is no trouble.
+        // A missing reader is no trouble.
         let _ = writeln!(io::stderr(), "{line}");
     }
 }
@@ -58,7 +58,7 @@ fn line(run: &Run, config: &Config, on_stand_in: bool) -> Option<String> {
             Bytes(device.live_peak_bytes),
             Bytes(device.reserved_peak_bytes),
         );
-        // A program of some KiB holds a page all the same, which is thousands of per cent.
+        // A program of some KiB still holds a page, which is thousands of per cent.
         if *ratio < 10.0 {
             let _ = write!(said, " ({:+.1}%)", 100.0 * (ratio - 1.0));
         }

@@ -1,11 +1,11 @@
 //! torch's hooks: the functions whose addresses go into `torch.cuda.memory.CUDAPluggableAllocator`.
 //!
 //! The signatures are those of torch's headers (2.4 to 2.15). Only [`gruyere_malloc`] ever throws;
-//! where it cannot throw torch's own error it logs and answers NULL. In a forked child every
+//! where it cannot throw torch's own error it logs and returns NULL. In a forked child every
 //! function returns at once.
 //!
-//! What a call costs, in instructions by step (callgrind on `traces/moe.trace.zst`, record on,
-//! `cargo xtask instructions`; the driver's own are left out):
+//! Cost of a call in instructions, by step (`cargo xtask instructions`: callgrind on
+//! `traces/moe.trace.zst`, record on; without the driver's own):
 //!
 //! | step | small malloc | large malloc | small free | large free |
 //! |---|---:|---:|---:|---:|
@@ -17,14 +17,14 @@
 //! | the record: live bytes, histogram, block map, event | 69 | 82 | 57 | 65 |
 //! | **sum** | **221** | **403** | **205** | **344** |
 //!
-//! On average over the trace that is 264 an operation; requests for which no memory is at hand,
-//! growth and moved pages are 58 more, new peaks 14 (`record/src/peaks.rs`), slabs that run full or
-//! empty, gauges and low-memory watch 7: 343 in all. That was counted while small ended at 1 MiB;
-//! it ends at 16 KiB, and 372 are taken in all (docs/decisions/hot-path.md).
+//! The average over the trace is 264 an operation; requests without memory at hand, growth and
+//! moved pages add 58, new peaks 14 (`record/src/peaks.rs`), slabs that run full or empty, gauges
+//! and low-memory watch 7: 343 in all. That was counted while small ended at 1 MiB; it ends at 16
+//! KiB, and the total is 371 (docs/decisions/hot-path.md).
 //!
-//! A request for which no memory is at hand (one malloc in 100) is resolved anew by the slow path,
-//! in about 150 instructions. To hand over what the hot path knows was tried in three ways: it
-//! keeps that at hand for every request, which costs each malloc 7 to 10.
+//! The slow path resolves a request without memory at hand (one malloc in 100) anew, in about 150
+//! instructions. Three attempts to hand over what the hot path knows failed: each keeps that at
+//! hand for every request, which costs each malloc 7 to 10.
 
 use super::{ONLY_WATCHED, current, fork, guarded, heap, oom, profiler, raise};
 use crate::driver::StreamHandle;
@@ -59,16 +59,16 @@ pub(super) fn handle(stream: CudaStream) -> StreamHandle {
     StreamHandle(stream as usize)
 }
 
-/// From here on torch's own allocator refuses a size (bytes) as no program's, and asks nobody.
+/// torch's own allocator refuses a size (bytes) from here on, before any attempt.
 const EXABYTE: u64 = 1 << 60;
 
-/// What keeps a request from being served.
+/// The reason for not serving a request.
 enum Refusal {
     OutOfMemory(String),
     /// So much that nothing was tried.
     Exabyte,
     Other(String),
-    /// There is no heap; the log has said why.
+    /// There is no heap; the log has the reason.
     Unavailable(String),
 }
 
@@ -82,8 +82,8 @@ pub extern "C-unwind" fn gruyere_malloc(
     device: c_int,
     stream: CudaStream,
 ) -> *mut c_void {
-    // Nothing here but the choice: what is chosen is a jump, with registers of its own to save. A
-    // forked child has no heap. Negative sizes count as the largest, and are left to the slow path.
+    // Only the choice: the chosen path is a jump, with registers of its own to save. A forked child
+    // has no heap. Negative sizes count as the largest, and go to the slow path.
     let small = (size as u64).wrapping_sub(1) < SMALL_MAX;
     match current() {
         Some(heap) if heap.is_plain() && small => malloc_hot::<false>(heap, size, device, stream),
@@ -106,7 +106,8 @@ fn malloc_hot<const LARGE: bool>(
     }
 }
 
-/// Whatever the hot path leaves: the first call, a negative size, growth, captures, trouble.
+/// The requests that the hot path leaves: the first call, a negative size, growth, captures,
+/// trouble.
 #[cold]
 #[inline(never)]
 fn malloc_slowly(size: isize, device: c_int, stream: CudaStream) -> *mut c_void {
@@ -133,7 +134,7 @@ fn malloc_slowly(size: isize, device: c_int, stream: CudaStream) -> *mut c_void 
 
 fn allocate(size: isize, device: c_int, stream: CudaStream) -> Result<u64, Refusal> {
     let heap = heap().map_err(Refusal::Unavailable)?;
-    // torch's sizes have no sign: a negative one is a product that has overflowed.
+    // torch's sizes have no sign: a negative one is an overflowed product.
     let size = size as u64;
     if size >= EXABYTE {
         return Err(Refusal::Exabyte);
@@ -157,8 +158,7 @@ fn refusal(heap: &Heap, error: Error, stream: StreamHandle) -> Refusal {
     }
 }
 
-/// Throws; returns only where there is no torch. No lock is held here, and nothing that must be
-/// dropped.
+/// Throws; returns only without torch. No lock is held here, and nothing live has a destructor.
 #[cold]
 fn refuse(refusal: Refusal) {
     let unraisable = match refusal {
@@ -243,8 +243,8 @@ extern "C" fn free_of_nothing(pointer: *mut c_void) {
 #[unsafe(no_mangle)]
 pub extern "C" fn gruyere_init(_device_count: c_int) {
     if !fork::is_forked_child() {
-        // Not the moment to touch CUDA: children may still be forked. What is wrong with the
-        // configuration is said now.
+        // Too early to touch CUDA: children may still be forked. Errors of the configuration are
+        // logged now.
         guarded((), || {
             crate::config::logging::init();
             match crate::config::Config::from_env() {
@@ -275,7 +275,7 @@ pub extern "C" fn gruyere_memory_fraction(fraction: f64, device: c_int) {
         return;
     }
     guarded((), || {
-        // Why there is no heap has been logged.
+        // The log has the reason.
         let Ok(heap) = heap() else { return };
         if let Err(error) = heap.set_memory_fraction(fraction, i64::from(device)) {
             log::error!("gruyere_memory_fraction({fraction}, {device}): {error}");
@@ -284,7 +284,7 @@ pub extern "C" fn gruyere_memory_fraction(fraction: f64, device: c_int) {
     });
 }
 
-/// Notes where the program is, for an out-of-memory under the ceiling that it has set there.
+/// Notes the program's place, for an out-of-memory under the ceiling that it has just set.
 fn note_who_capped(heap: &Heap, fraction: f64, device: c_int) {
     let Ok(number) = u32::try_from(device) else { return };
     let Ok(stats) = heap.stats(device.into()) else { return };
@@ -361,7 +361,7 @@ fn pool_hook(name: &str, device: c_int, hook: impl FnOnce(&Heap) -> Result<(), E
         return;
     }
     guarded((), || {
-        // Why there is no heap has been logged.
+        // The log has the reason.
         let Ok(heap) = heap() else { return };
         if let Err(error) = hook(heap) {
             log::error!("{name}(device {device}): {error}");

@@ -1,4 +1,4 @@
-//! How device memory comes and goes: the trait is the heap's ([`gruyere_heap::driver`]), the CUDA
+//! Gets and returns device memory: the trait is the heap's ([`gruyere_heap::driver`]), the CUDA
 //! driver behind it is here.
 
 pub mod cuda;

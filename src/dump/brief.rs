@@ -1,5 +1,5 @@
-//! A state for people who have a minute: where the bytes are, which lines hold them, steps that
-//! were alike as one row. [`super::text`] has all of it.
+//! A state in brief for people: where the bytes are, the lines that hold them, similar steps in one
+//! row. [`super::text`] has all of it.
 #![deny(unsafe_code)]
 
 use super::state::{DeviceState, State};
@@ -26,7 +26,7 @@ pub fn brief(state: &State, columns: usize) -> String {
     out
 }
 
-/// `most`: columns of a line's name at most.
+/// `most`: the most columns of a line's name.
 fn write(out: &mut String, state: &State, most: usize) -> fmt::Result {
     about(out, &state.process, &state.gruyere)?;
     for device in &state.devices {
@@ -56,7 +56,7 @@ fn of_device(out: &mut String, state: &State, device: &DeviceState, most: usize)
     peaks(out, device)
 }
 
-/// The lines that hold most of what is live.
+/// The lines that hold most of the live bytes.
 fn lines(out: &mut String, state: &State, device: &DeviceState, most: usize) -> fmt::Result {
     let found = conclusion::holders(state, device, By::Line);
     if state.sites.is_empty() || found.is_empty() {
@@ -107,7 +107,7 @@ fn steps(out: &mut String, device: &DeviceState) -> fmt::Result {
     table(out, &runs, told)
 }
 
-/// How the run went.
+/// The peaks of the run.
 fn peaks(out: &mut String, device: &DeviceState) -> fmt::Result {
     let rows: Vec<(u64, u64)> = device.peaks_by_step().into_iter().collect();
     let runs = alike::runs(&rows);
@@ -122,7 +122,7 @@ fn peaks(out: &mut String, device: &DeviceState) -> fmt::Result {
     table(out, &runs, told)
 }
 
-/// The first run and the last ones: between them a program is seldom of interest.
+/// The first run and the last ones: those in between are seldom of interest.
 fn table(out: &mut String, runs: &[Run], told: impl Fn(&Run) -> String) -> fmt::Result {
     let left_out = runs.len().saturating_sub(MOST_RUNS);
     for (number, run) in runs.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! The state of this process, from the heap's own books: what a dump is made of.
+//! The state of this process, from the heap's own books, for a dump.
 #![deny(unsafe_code)]
 
 use super::state::{
@@ -17,22 +17,22 @@ use crate::record::facts::Process;
 use crate::record::held::peak_ratio;
 use crate::record::{LIFETIMES, Reader, SiteId};
 
-/// Small blocks that are told one by one; beyond them, those of a slab are told as one. A dump of
-/// so many has some tens of MiB.
+/// Small blocks listed one by one; beyond them, those of a slab are listed as one. A dump of so
+/// many has some tens of MiB.
 pub const MOST_BLOCKS: usize = 1 << 18;
-/// The latest events that are told.
+/// The latest events listed.
 pub const MOST_EVENTS: usize = 1 << 15;
-/// Steps that are told apart.
+/// Steps listed apart.
 const MOST_STEPS: usize = 64;
 
-/// A sum of the heap's, as files have it.
+/// A sum of the heap's, in the files' type.
 fn told(sum: segment_stats::Sum) -> Sum {
     Sum { blocks: sum.blocks, bytes: sum.bytes, requested_bytes: sum.requested }
 }
 
 /// The heap's state now.
 pub fn state(heap: &Heap, report: Option<&Report>) -> State {
-    // Before the sites are read, which it may be added to.
+    // Before the sites are read: this may add one.
     let here = report.map_or(SiteId::NONE, |_| heap.site_here());
     let reader = Reader::own(heap.record());
     let process = reader.as_ref().map_or_else(Process::current, Reader::process);
@@ -66,7 +66,7 @@ pub fn state(heap: &Heap, report: Option<&Report>) -> State {
         if !state.sites.is_empty()
             && let Some(refused) = &mut state.out_of_memory
         {
-            // As the exception will say it.
+            // As the exception will print it.
             let conclusion = conclusion.lines.clone();
             refused.message = Report { conclusion, ..report.clone() }.to_string();
         }
@@ -119,7 +119,7 @@ fn out_of_memory(report: &Report, site: SiteId) -> OutOfMemory {
     }
 }
 
-/// As the system has it: threads of C++ have no name for Rust.
+/// The system's name: threads of C++ have no name for Rust.
 fn thread_name() -> String {
     let name = std::fs::read_to_string("/proc/thread-self/comm").unwrap_or_default();
     name.trim_end().to_owned()
@@ -178,7 +178,7 @@ fn held(segment_stats: &SegmentStats) -> Held {
     }
 }
 
-/// The last step of an age's class: its exponent is that of the power of two above the age.
+/// The highest age (steps) of a class: the exponent is that of the power of two above the age.
 fn oldest(exponent: u32) -> u64 {
     (1u64 << exponent.min(63)) - 1
 }

@@ -1,10 +1,10 @@
-//! What an out-of-memory leaves behind: the state of the process's memory as text, as JSON, and as
-//! a snapshot that memory_viz opens.
+//! Explains an out-of-memory: the state of the process's memory as text, as JSON, and as a snapshot
+//! for memory_viz.
 //!
-//! The model ([`state`]) is what files have; [`gather`] fills it from the heap's books, and the
-//! `gruyere` command from the record of another process. Locks of the heap are held while its books
+//! The files hold the model ([`state`]); [`gather`] fills it from the heap's books, and the
+//! `gruyere` command from the record of another process. The heap's locks are held while its books
 //! are copied, one after the other, and none while files are written. No dump fails the program:
-//! what goes wrong is logged.
+//! errors are logged.
 
 pub mod brief;
 pub mod gather;
@@ -23,24 +23,23 @@ use state::State;
 use std::io::{self, Write};
 use std::path::Path;
 
-/// Out-of-memories that are looked into, on each device: programs that halve their batch until it
-/// fits run out of memory on purpose.
+/// Out-of-memories explained on each device: programs that halve their batch until it fits run out
+/// of memory on purpose.
 pub const MOST_DUMPS: u64 = 32;
 
-/// The longest file that a dump has.
+/// The longest file of a dump.
 const MOST_BYTES: u64 = 256 << 20;
 
-/// What an exception says of an out-of-memory beside its causes.
+/// The exception's text about an out-of-memory, beside its causes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Explained {
-    /// What it comes to, by the lines of the program; empty where they are not known.
+    /// The conclusion, by the lines of the program; empty where they are not known.
     pub conclusion: Vec<String>,
-    /// Where the page is.
+    /// The path of the page.
     pub page: Option<String>,
 }
 
-/// Explains an out-of-memory, and writes its dumps and its page to `folder` (`dump_dir:`), where
-/// there is one.
+/// Explains an out-of-memory; writes its dumps and its page to `folder` (`dump_dir:`), if given.
 pub fn out_of_memory(heap: &Heap, report: &Report, folder: Option<&Path>) -> Explained {
     let knows_lines = Reader::own(heap.record()).is_some_and(|reader| reader.keeps_sites());
     if report.count > MOST_DUMPS || (folder.is_none() && !knows_lines) {
@@ -60,13 +59,13 @@ pub fn out_of_memory(heap: &Heap, report: &Report, folder: Option<&Path>) -> Exp
     Explained { conclusion, page }
 }
 
-/// The name of the dump, without its extension. `None`: the folder can't be made.
+/// Writes the dump; returns its name without the extension. `None`: the folder can't be made.
 fn write(state: &State, report: &Report, folder: &Path) -> Option<String> {
     if let Err(error) = file::make_folders(folder) {
         log::error!("out of memory: no dump is written: {}: {error}", folder.display());
         return None;
     }
-    // Nobody can have taken the name before us: the folder may be everybody's.
+    // No other process may have taken the name: the folder may be writable for all.
     let name = format!(
         "gruyere-oom-{}-gpu{}-{}-{}",
         std::process::id(),
@@ -85,7 +84,7 @@ fn write(state: &State, report: &Report, folder: &Path) -> Option<String> {
         }
         written.is_ok()
     };
-    // The shortest first: where the disk is full, there is room for that.
+    // The shortest first: a full disk may still have room for it.
     let written = [
         ("txt", write("txt", &|out| out.write_all(text::text(state).as_bytes()))),
         ("json", write("json", &|out| write_json(out, state))),

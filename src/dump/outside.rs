@@ -10,7 +10,7 @@ use crate::record::picture::{Picture, Piece, PieceKind, RangeKind};
 use crate::record::reader::DeviceSnapshot;
 use crate::record::{DeviceGauge, Reader, SiteId};
 
-/// What the record says now; at most `most_events` of the last events.
+/// The record's state now, with at most `most_events` of the last events.
 pub fn state(reader: &Reader<'_>, most_events: usize) -> State {
     let mut origins = Origins::of_sites(reader.sites());
     let devices = (0..reader.devices()).filter_map(|number| {
@@ -36,7 +36,7 @@ pub fn state(reader: &Reader<'_>, most_events: usize) -> State {
     }
 }
 
-/// A device, by its gauges and its picture. Sums are the picture's: the gauges are of another
+/// A device, from its gauges and its picture. Sums are the picture's: the gauges are of another
 /// moment.
 pub fn device(recorded: &DeviceSnapshot, picture: &Picture, origins: &mut Origins) -> DeviceState {
     let gauges =

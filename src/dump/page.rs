@@ -1,5 +1,5 @@
-//! The page that an out-of-memory or a passed threshold leaves behind: when there is one, and that
-//! it fails nobody.
+//! The page about an out-of-memory or a passed threshold: decides when to write one, and never
+//! fails the program.
 
 use super::gather;
 use super::state::State;
@@ -15,11 +15,11 @@ use std::time::{Duration, Instant};
 
 /// Pages that a process writes.
 pub const MOST_PAGES: u32 = 8;
-/// Of them at thresholds: the out-of-memory that comes after them is told too.
+/// Of them at thresholds: the out-of-memory that follows must have one too.
 const MOST_OF_THRESHOLDS: u32 = 4;
-/// Between two pages: whoever looks for the batch that fits runs out on purpose.
+/// Between two pages: a search for the fitting batch runs out of memory on purpose.
 pub const PAUSE: Duration = Duration::from_secs(60);
-/// How long a page may take: the program waits.
+/// Time allowed for a page: the program waits.
 const PATIENCE: Duration = Duration::from_secs(3);
 
 /// Why a page is written.
@@ -29,7 +29,7 @@ enum Reason {
     Threshold,
 }
 
-/// What was written so far.
+/// The pages so far.
 #[derive(Debug)]
 struct Written {
     all: u32,
@@ -42,22 +42,22 @@ struct Written {
 struct Last {
     at: Instant,
     reason: Reason,
-    /// Where it is, once it is there.
+    /// Its path, once written.
     path: Option<PathBuf>,
 }
 
-/// Where the next page may go.
+/// The place of the next page.
 #[derive(Debug, PartialEq, Eq)]
 enum Place {
     New,
-    /// In place of that of an alert, which was passed on the way to it.
+    /// In place of an alert's page, passed on the way to it.
     Of(PathBuf),
 }
 
 impl Written {
     const NOTHING: Self = Self { all: 0, of_thresholds: 0, last: None };
 
-    /// Where there may be one more, which is counted; `None`: nowhere.
+    /// Reserves and counts a place for one more page; `None`: no page.
     fn place(&mut self, reason: Reason, now: Instant) -> Option<Place> {
         let is_soon = |last: &&mut Last| now.saturating_duration_since(last.at) < PAUSE;
         if let Some(last) = self.last.as_mut().filter(is_soon) {
@@ -79,7 +79,7 @@ impl Written {
         Some(Place::New)
     }
 
-    /// The page of the alert that was passed last is at `path`.
+    /// Notes the path of the latest alert's page.
     fn is_at(&mut self, path: &Path) {
         if let Some(last) = self.last.as_mut().filter(|last| last.reason == Reason::Threshold) {
             last.path = Some(path.to_owned());
@@ -93,9 +93,9 @@ fn written() -> MutexGuard<'static, Written> {
     WRITTEN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Writes the page of an out-of-memory beside its dump, or in place of that of an alert within the
-/// minute; where it is. `None`: there was one of an out-of-memory within the minute, there were
-/// [`MOST_PAGES`], or it can't be written, which the log tells.
+/// Writes the page of an out-of-memory beside its dump, or in place of an alert's within the
+/// minute, and returns its path. `None`: an out-of-memory within the minute had one, there were
+/// [`MOST_PAGES`], or the write failed, which is logged.
 pub fn of_out_of_memory(
     state: &State,
     report: &Report,
@@ -105,14 +105,14 @@ pub fn of_out_of_memory(
     let place = written().place(Reason::OutOfMemory, Instant::now())?;
     let said = format!("Out of memory, number {} on this device.", report.count);
     let path = match place {
-        // The folder may be another by now.
+        // The folder may have changed meanwhile.
         Place::Of(path) if path.parent() == Some(folder) => path,
         _ => folder.join(format!("{name}.html")),
     };
     write(state, Some(report.device), said, &path)
 }
 
-/// Writes a page to `folder` where `threshold` of `alert:` is passed on a device.
+/// Writes a page to `folder` where a device passes `threshold` of `alert:`.
 pub fn of_threshold(heap: &Heap, device: u32, threshold: &str, folder: &Path) {
     if written().place(Reason::Threshold, Instant::now()).is_none() {
         return;
@@ -121,7 +121,7 @@ pub fn of_threshold(heap: &Heap, device: u32, threshold: &str, folder: &Path) {
         log::warn!("alert: no page is written: {}: {error}", folder.display());
         return;
     }
-    // How the run went, up to now.
+    // The run so far.
     heap.sample();
     let mut state = gather::state(heap, None);
     state.conclusion = Some(Conclusion::of(&state, &[]));
@@ -181,7 +181,7 @@ mod tests {
         let state = State { devices: vec![device], ..State::default() };
         assert_eq!(page(&state, folder.path()), Some(true));
         std::fs::remove_file(folder.path().join("page.html")).unwrap();
-        // No such folder, a file in its place, a state that there is no page of.
+        // No such folder, a file in its place, a state without a page.
         for folder in [&*folder.path().join("none"), Path::new("/dev/full")] {
             assert_eq!(page(&state, folder), None);
         }
@@ -215,7 +215,7 @@ mod tests {
             assert_eq!(written.place(reason, at(79)), None, "{reason:?}");
         }
         assert_eq!(written.place(Reason::Threshold, at(80)), Some(Place::New));
-        // The alert's page could not be written.
+        // The alert's page failed.
         assert_eq!(written.place(Reason::OutOfMemory, at(90)), Some(Place::New));
     }
 }

@@ -1,4 +1,4 @@
-//! A state for people.
+//! The whole state as text, for people.
 #![deny(unsafe_code)]
 
 use super::state::{Class, DeviceState, ProcessState, Segment, State, Sum};
@@ -8,14 +8,14 @@ use crate::record::plain;
 use crate::record::stream::{NO_STREAM, StreamNumber};
 use std::fmt::{self, Write};
 
-/// Segments that are drawn, the longest first; events that are told; characters of a drawing.
+/// Segments drawn, the longest first; events listed; characters of a drawing.
 const MOST_SEGMENTS: usize = 64;
 const MOST_EVENTS: usize = 64;
 const MOST_WIDTH: usize = 64;
 const LEAST_WIDTH: usize = 16;
-/// Columns of what stands before a drawing.
+/// Columns before a drawing.
 const BESIDE: usize = 41;
-/// Columns of what a part of the held bytes is.
+/// Columns of the name of a part of the held bytes.
 pub(super) const PART: usize = LOST.len();
 
 /// The whole state as text, as a dump has it.
@@ -33,7 +33,7 @@ pub fn fitting(state: &State, columns: usize) -> String {
 }
 
 fn write(out: &mut String, state: &State, cells: u64) -> fmt::Result {
-    // As the exception says it: torch's sentence, the conclusion, the rest.
+    // As the exception prints it: torch's sentence, the conclusion, the rest.
     let concluded = state.conclusion.iter().flat_map(|conclusion| &conclusion.lines);
     let concluded: Vec<&str> = concluded.map(String::as_str).collect();
     let mut said = state.out_of_memory.iter().flat_map(|oom| oom.message.lines());
@@ -91,7 +91,7 @@ fn write(out: &mut String, state: &State, cells: u64) -> fmt::Result {
     events(out, state, MOST_EVENTS)
 }
 
-/// Whose state it is.
+/// The heading: the process and its program.
 pub(super) fn about(out: &mut String, process: &ProcessState, version: &str) -> fmt::Result {
     write!(out, "gruyere {}, pid {}", plain(version), process.pid)?;
     if let Some(rank) = process.rank {
@@ -232,7 +232,7 @@ fn strip(segment: &Segment, cells: u64) -> String {
         let end = at + u128::from(block.0);
         let mut from = at;
         for cell in cell_at(at)..=cell_at(end.saturating_sub(1)) {
-            // Where the next cell begins.
+            // The start of the next cell.
             let to = ((cell + 1) * bytes).div_ceil(u128::from(cells)).min(end);
             filled[cell as usize][block.1 as usize] += to.saturating_sub(from);
             from = to;

@@ -1,11 +1,11 @@
-//! The protocol between a program and a tool that is injected into it (NVTX 3, as NVIDIA's headers
-//! `nvtxInit.h`, `nvtxTypes.h` and `nvtxExtInit.h` define it).
+//! The protocol between a program and a tool injected into it (NVTX 3, after NVIDIA's headers
+//! `nvtxInit.h`, `nvtxTypes.h` and `nvtxExtInit.h`).
 //!
-//! A profiler names its library in `NVTX_INJECTION64_PATH`. We load that and call its
-//! `InitializeInjectionNvtx2` with a function by which it asks for tables of slots; into those it
-//! writes the functions that it wants to be called. Extensions (counters) have an initialiser of
-//! their own, `InitializeInjectionNvtxExtension`. Each library of a process speaks for itself, so
-//! that torch's NVTX and ours are two clients of one tool.
+//! A profiler names its library in `NVTX_INJECTION64_PATH`. We load it and call its
+//! `InitializeInjectionNvtx2` with a function that returns tables of slots; the tool writes its
+//! functions into them. Extensions (counters) have their own initialiser,
+//! `InitializeInjectionNvtxExtension`. Each library of a process attaches by itself, so torch's
+//! NVTX and ours are two clients of one tool.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::os::unix::ffi::OsStrExt;
@@ -14,8 +14,8 @@ use std::sync::atomic::{AtomicIsize, AtomicPtr, Ordering};
 
 /// The version of the protocol and of the structures here.
 const NVTX_VERSION: u16 = 3;
-/// The modules' tables, by number (`NvtxCallbackModule`): how many slots each has, the unused first
-/// one included. Tools ask for all of them.
+/// The modules' tables, by number (`NvtxCallbackModule`): the slots of each, the unused first one
+/// included. Tools ask for all of them.
 const MODULE_SLOTS: [usize; 7] = [0, 16, 9, 15, 7, 16, 7];
 const CORE2: usize = 5;
 const MOST_SLOTS: usize = 16;
@@ -42,7 +42,7 @@ const SAMPLE_INT64: usize = 1;
 const INT64: u64 = 17;
 const PROCESS_SCOPE: u64 = 21;
 
-/// Where a tool puts its functions.
+/// A slot for a tool's function.
 ///
 /// ```text
 /// state   meaning          changed by
@@ -57,10 +57,10 @@ const fn slots<const N: usize>() -> [Slot; N] {
 }
 
 static SLOTS: [[Slot; MOST_SLOTS]; 7] = [const { slots() }; 7];
-/// As a tool gets them: by module, pointers to the slots and a null at the end.
+/// The tool's view: by module, pointers to the slots and a null at the end.
 static TABLES: [[AtomicPtr<Slot>; MOST_SLOTS + 1]; 7] =
     [const { [const { AtomicPtr::new(std::ptr::null_mut()) }; MOST_SLOTS + 1] }; 7];
-/// As [`SLOTS`], of the counters extension: 0 not wanted, else a function.
+/// As [`SLOTS`], for the counters extension: 0 not wanted, else a function.
 static COUNTERS: [AtomicIsize; COUNTER_SLOTS] = [const { AtomicIsize::new(0) }; COUNTER_SLOTS];
 
 /// `NvtxExportTableCallbacks`.
@@ -180,7 +180,7 @@ unsafe impl Send for Handle {}
 // SAFETY: as above.
 unsafe impl Sync for Handle {}
 
-/// How an event looks.
+/// The look of an event.
 #[derive(Clone, Copy, Debug)]
 pub struct Look {
     /// Its text, registered.
@@ -210,16 +210,16 @@ fn counter(id: usize) -> Option<isize> {
 }
 
 impl Tool {
-    /// Loads the tool at `path` and lets it attach; `domain` is what our events are under.
+    /// Loads the tool at `path` and lets it attach; `domain` names our events' domain.
     ///
     /// # Errors
-    /// It can't be loaded, is no tool, or declines. The library stays loaded then: it may have left
+    /// The library can't be loaded, is no tool, or declines. It stays loaded then: it may have left
     /// something behind.
     pub fn attach(path: &Path, domain: &CStr) -> Result<Tool, String> {
         let name = CString::new(path.as_os_str().as_bytes())
             .map_err(|_| "the path has a NUL".to_owned())?;
-        // SAFETY: `name` is NUL-terminated. Loading runs the library's initialisers, which is what
-        // naming a tool asks for.
+        // SAFETY: `name` is NUL-terminated. Loading runs the library's initialisers: naming a tool
+        // asks for that.
         let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_LAZY) };
         if library.is_null() {
             // SAFETY: dlerror's string belongs to this thread and stands until its next call of the
@@ -302,7 +302,7 @@ impl Tool {
         }
     }
 
-    /// An instant.
+    /// Marks an instant.
     pub fn mark(&self, look: Look, payload: u64) {
         if let Some(function) = core2(Core2::Mark) {
             let attributes = Self::attributes(look, payload);
@@ -315,7 +315,7 @@ impl Tool {
         }
     }
 
-    /// Begins a range of this thread, inside those that it has open.
+    /// Begins a range of this thread, inside its open ones.
     pub fn push(&self, look: Look, payload: u64) {
         if let Some(function) = core2(Core2::RangePush) {
             let attributes = Self::attributes(look, payload);
@@ -328,7 +328,7 @@ impl Tool {
         }
     }
 
-    /// Ends the range of this thread that began last.
+    /// Ends this thread's latest range.
     pub fn pop(&self) {
         if let Some(function) = core2(Core2::RangePop) {
             // SAFETY: that slot holds a function of this type.
@@ -360,7 +360,7 @@ impl Tool {
         }
     }
 
-    /// Says what a counter stands at.
+    /// Reports a counter's value.
     pub fn sample(&self, id: u64, value: u64) {
         if let Some(function) = counter(SAMPLE_INT64) {
             // SAFETY: that slot holds a function of this type.
@@ -373,7 +373,8 @@ impl Tool {
     }
 }
 
-/// Offers the tool our counters; whether it takes them. Tools from before NVTX 3.1 have no `start`.
+/// Offers the tool our counters; returns whether it takes them. Tools from before NVTX 3.1 have no
+/// `start`.
 fn start_counters(start: *mut c_void) -> bool {
     if start.is_null() {
         return false;

@@ -1,12 +1,11 @@
-//! What the heap does, for Nsight Systems and other NVTX tools, in a domain of its own: `nvtx:on`.
+//! The heap's work, for Nsight Systems and other NVTX tools, in a domain of its own: `nvtx:on`.
 //!
-//! Growth, moves of pages, waits, trims and turns on the reclaim ladder are ranges of the thread
-//! they happen on; out of memory and steps are marks. Each has bytes for payload. What is held,
-//! live and so on are counters, sampled where they change by more than a block: never on the
-//! straight path of a malloc. Without a tool, or with `nvtx:off`, each place costs a load and a
-//! branch.
+//! Growth, moves of pages, waits, trims and turns on the reclaim ladder are ranges of their thread;
+//! out of memory and steps are marks. Each has bytes as payload. Held, live and the like are
+//! counters, sampled where they change by more than a block: never on the straight path of a
+//! malloc. Without a tool, or with `nvtx:off`, each place costs a load and a branch.
 //!
-//! The heap tells us as it tells the record: nothing here calls back.
+//! The heap calls this as it calls the record: nothing here calls back.
 
 mod injection;
 
@@ -18,7 +17,7 @@ use once_cell::race::OnceBox;
 use crate::heap::profiler::{self, Counter, Profiler, What};
 use injection::{Handle, Look, Tool};
 
-/// The variable by which a profiler names its library.
+/// The variable with the path of a profiler's library.
 pub const VARIABLE: &str = "NVTX_INJECTION64_PATH";
 
 /// Texts and colours (ARGB), by [`What`].
@@ -45,7 +44,7 @@ const COUNTERS: [(&str, &str); 4] = [
 /// Devices that have counters; those beyond have only ranges and marks.
 const DEVICES: usize = crate::heap::MAX_DEVICES as usize;
 
-/// A tool that is attached, and what it knows of us.
+/// An attached tool, with its handles for us.
 struct Attached {
     tool: Tool,
     texts: [Handle; KINDS.len()],
@@ -58,7 +57,7 @@ fn text(text: &str) -> CString {
     CString::new(text).unwrap_or_default()
 }
 
-/// Lets the tool attach that the environment names, if there is one. Any number of calls is fine.
+/// Attaches the tool that the environment names, if there is one. Idempotent.
 pub fn attach() {
     if profiler::is_attached() {
         return;
@@ -80,7 +79,7 @@ pub fn attach() {
                 );
             }
             let counters = [const { OnceBox::new() }; DEVICES];
-            // For as long as the process lives: the heap may tell it of anything until then.
+            // For as long as the process lives: the heap may report to it until then.
             profiler::attach(Box::leak(Box::new(Attached { tool, texts, counters })));
         }
         Err(reason) => log::warn!("nvtx:on: the tool {} cannot be used: {reason}", path.display()),
@@ -112,7 +111,7 @@ impl Profiler for Attached {
             return;
         }
         let Some(cell) = self.counters.get(device as usize) else { return };
-        // Two threads may make them at once; the tool has one set too many then, which is never
+        // Two threads may make them at once; the tool then has one set too many, which is never
         // sampled.
         let counters = cell.get_or_init(|| {
             Box::new(COUNTERS.map(|(name, description)| {

@@ -1,7 +1,7 @@
-//! What every [`Driver`] promises, one function a promise. `driver_phantom.rs` instantiates it for
-//! the in-process face of the stand-in GPU, `driver_cuda_on_phantom.rs` for CUDA's driver over the
-//! ABI face; a driver of at least two devices that can do everything is expected. Each promise
-//! leaves the devices as empty as it found them.
+//! Promises of every [`Driver`], one function each. `driver_phantom.rs` instantiates them for the
+//! in-process face of the simulator, `driver_cuda_on_phantom.rs` for CUDA's driver over the ABI
+//! face. They expect at least two devices with every feature, and leave the devices as empty as
+//! before.
 
 use gruyere::driver::{
     CaptureStatus, DeviceId, Driver, DriverError, ErrorKind, PhysicalHandle, PoolAttribute, Result,
@@ -54,7 +54,7 @@ fn free(driver: &dyn Driver, device: DeviceId) -> u64 {
     driver.memory_info(device).unwrap().free
 }
 
-/// The kind of error that a call must answer.
+/// The kind of a call's expected error.
 fn refusal<T: std::fmt::Debug>(result: Result<T>) -> ErrorKind {
     result.expect_err("a misuse was accepted").kind
 }
@@ -349,7 +349,7 @@ pub fn streams_are_told_apart(driver: &dyn Driver) {
         let id = driver.stream_id(0, stream).unwrap();
         assert_eq!(driver.stream_id(0, stream), Ok(id), "an id stays");
         ids.push(id);
-        // Its handle may come again with the next stream; its id may not.
+        // The next stream may get its handle, but not its id.
         driver.stream_destroy(0, stream).unwrap();
     }
     ids.push(driver.stream_id(0, LEGACY).unwrap());

@@ -11,7 +11,7 @@ use std::sync::{Mutex, RwLock};
 pub enum Plan {
     /// Never.
     Sound,
-    /// One call in so many, with out-of-memory or an invalid value.
+    /// One call in this many, with out of memory or an invalid value.
     OneIn(u64),
     /// The n-th call from now on (1: the next), with this error.
     Nth(u64, ErrorKind),
@@ -19,10 +19,10 @@ pub enum Plan {
     From(u64, ErrorKind),
 }
 
-/// The name of a call, and what runs before it.
+/// The name of a call, and a function to run before it.
 type Intrusion = (&'static str, Box<dyn FnOnce() + Send>);
 
-/// [`PhantomDriver`] with faults. A call that fails has not been made.
+/// [`PhantomDriver`] with faults. A failed call has no effect.
 pub struct FlakyDriver {
     inner: PhantomDriver,
     calls: AtomicU64,
@@ -30,13 +30,13 @@ pub struct FlakyDriver {
     /// Calls that unmap or grant access over this address fail.
     bad: AtomicU64,
     refuses_peers: AtomicBool,
-    /// The call before which this runs, once.
+    /// Runs once, before the call of this name.
     intrusion: Mutex<Option<Intrusion>>,
     seed: u64,
 }
 
 impl FlakyDriver {
-    /// A sound driver, until told otherwise.
+    /// A driver, sound until [`FlakyDriver::set`].
     pub fn new(inner: PhantomDriver, seed: u64) -> Self {
         Self {
             inner,
@@ -49,7 +49,7 @@ impl FlakyDriver {
         }
     }
 
-    /// Counts calls from 1 again, and fails them by `plan`.
+    /// Restarts the count of calls at 1, and fails them by `plan`.
     pub fn set(&self, plan: Plan) {
         *self.plan.write().unwrap() = plan;
         self.calls.store(0, Ordering::SeqCst);
@@ -65,12 +65,12 @@ impl FlakyDriver {
         self.bad.store(address, Ordering::SeqCst);
     }
 
-    /// Refuses peers access from now on (`CUDA_ERROR_PEER_ACCESS_UNSUPPORTED`), or no longer.
+    /// Refuses or allows access by peers from now on (`CUDA_ERROR_PEER_ACCESS_UNSUPPORTED`).
     pub fn refuse_peers(&self, refuse: bool) {
         self.refuses_peers.store(refuse, Ordering::SeqCst);
     }
 
-    /// Runs `body` in the thread that makes the next call of this name, before it is made.
+    /// Runs `body` before the next call of this name, in its thread.
     pub fn intrude(&self, call: &'static str, body: impl FnOnce() + Send + 'static) {
         *self.intrusion.lock().unwrap() = Some((call, Box::new(body)));
     }
@@ -110,7 +110,7 @@ impl FlakyDriver {
     }
 }
 
-/// Fails where the call of that name, with those arguments, is to fail.
+/// Returns the error of a call if the plan fails it.
 macro_rules! fault {
     (set_access, $driver:ident, $device:ident, $address:ident, $bytes:ident, $peers:ident) => {
         if !$peers.is_empty() && $driver.refuses_peers.load(Ordering::SeqCst) {
@@ -140,10 +140,10 @@ macro_rules! flaky {
 
 gruyere::heap::each_driver_call!(flaky);
 
-/// Runs a program once soundly, and once for each driver call that the allocator makes in it and
-/// each of `kinds`, that call failing: a device that is lost stays so, all else fails once. `make`
-/// makes the world of a run, with its driver; `run` is told which call fails (0: none), and `end`
-/// whether the driver is sound again.
+/// Runs a program once without faults, then once for each of the allocator's driver calls in it and
+/// each of `kinds`, with that call failing: a lost device stays lost, any other fault happens once.
+/// `make` creates a run's world with its driver; `run` gets the number of the failing call (0:
+/// none), and `end` whether the driver is sound again.
 #[track_caller]
 pub fn fail_every_call<W>(
     named: &str,

@@ -1,4 +1,4 @@
-//! What the heap's tests share: a heap on the stand-in GPU.
+//! Shared parts of the heap's tests: a heap on the simulator.
 #![allow(dead_code)]
 
 use gruyere::config::Config;
@@ -11,25 +11,24 @@ use std::sync::Arc;
 pub const MIB: u64 = 1 << 20;
 pub const GIB: u64 = 1 << 30;
 
-/// Every way to get memory, with all of the device to use.
+/// Every way to get memory, each with the whole device.
 pub const BACKINGS: [&str; 4] = [
     "backing:stitch,headroom:0",
     "backing:pool,headroom:0",
     "backing:fixed,headroom:0",
     "backing:passthrough",
 ];
-/// Of [`BACKINGS`], those that keep memory.
+/// Those of [`BACKINGS`] that keep memory.
 pub const KEEPING: [&str; 3] = [BACKINGS[0], BACKINGS[1], BACKINGS[2]];
 
-/// A heap, and the device under it.
+/// A heap and its device.
 pub struct Rig {
     pub gpu: Arc<Gpu>,
     pub heap: Heap,
 }
 
 impl Rig {
-    /// One device of 16 GiB, with the hooks announced. The record is off unless `conf` says
-    /// otherwise.
+    /// One device of 16 GiB, with the hooks announced. The record is off unless `conf` turns it on.
     pub fn new(conf: &str) -> Self {
         let rig = Self::bare(16 * GIB, conf);
         rig.heap.announce_hooks(3);
@@ -41,7 +40,7 @@ impl Rig {
         Self::over(GpuConfig::new(memory), conf)
     }
 
-    /// Any stand-in GPU.
+    /// Any simulated GPU.
     pub fn over(config: GpuConfig, conf: &str) -> Self {
         let gpu = Arc::new(Gpu::new(config));
         let mut config = Config::parse(conf).unwrap();
@@ -55,31 +54,31 @@ impl Rig {
         Self { gpu, heap }
     }
 
-    /// A stream of the program's, which the heap is told lasts: as those of torch's pools do.
+    /// A stream of the program, announced to the heap as lasting, like those of torch's pools.
     pub fn stream(&self) -> StreamHandle {
         let stream = self.passing_stream();
         self.announce(stream);
         stream
     }
 
-    /// A stream of the program's of which nothing is said.
+    /// A stream of the program, not announced.
     pub fn passing_stream(&self) -> StreamHandle {
         StreamHandle(as_program(|| self.gpu.stream_create(0, StreamKind::NonBlocking)).unwrap())
     }
 
-    /// Tells the heap that a stream lasts.
+    /// Announces to the heap that a stream lasts.
     pub fn announce(&self, stream: StreamHandle) {
         self.gpu.stream_lasts(0, stream.0);
         vouching(stream.0, || self.heap.stream_lasts(0, stream)).unwrap();
     }
 
-    /// Tells the heap that a stream ends, and destroys it.
+    /// Announces the end of a stream to the heap, and destroys it.
     pub fn end(&self, stream: StreamHandle) {
         vouching(stream.0, || self.heap.stream_ends(0, stream)).unwrap();
         self.destroy(stream);
     }
 
-    /// Destroys a stream of which the heap was told nothing.
+    /// Destroys a stream that was not announced.
     pub fn destroy(&self, stream: StreamHandle) {
         as_program(|| self.gpu.stream_destroy(0, stream.0)).unwrap();
     }
@@ -100,7 +99,7 @@ impl Rig {
 }
 
 impl Rig {
-    /// As [`Rig::check`], and that the oracle has seen nothing out of order.
+    /// As [`Rig::check`], and that the oracle has found no fault.
     #[track_caller]
     pub fn check_order(&self) {
         self.check();
@@ -108,7 +107,7 @@ impl Rig {
         assert!(faults.is_empty(), "{} faults, the first: {}", faults.len(), faults[0]);
     }
 
-    /// Every block is freed: sees the device as empty as it was, and ends the heap.
+    /// Ends the heap after all frees, and checks that the device is as empty as before.
     #[track_caller]
     pub fn finish(self) {
         assert_eq!(self.heap.stats(0).unwrap().live, 0);

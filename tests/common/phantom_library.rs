@@ -1,8 +1,8 @@
-//! libphantom_cuda.so, the ABI face of the stand-in GPU, in a process of its own.
+//! libphantom_cuda.so, the ABI face of the simulator, in its own process.
 //!
-//! What a process has loaded cannot be taken back and the stand-in is set up by environment
-//! variables, so a test that wants one runs itself again: [`on_phantom`] starts this executable
-//! once more for the one test, and there runs the body.
+//! A loaded library cannot be unloaded, and environment variables configure the simulator, so a
+//! test that needs it runs itself again: [`on_phantom`] starts this executable once more for that
+//! test, and runs the body there.
 
 #[path = "phantom_owner.rs"]
 #[allow(dead_code)]
@@ -13,10 +13,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-/// Set in the child: the test that it runs.
+/// Set in the child: its test.
 const ROLE: &str = "GRUYERE_TEST_ROLE";
 
-/// Builds the library (a no-op where it is fresh) and tells where it is.
+/// Builds the library (a no-op if fresh) and returns its path.
 pub fn library() -> &'static Path {
     static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
     LIBRARY.get_or_init(|| {
@@ -33,7 +33,7 @@ pub fn library() -> &'static Path {
     })
 }
 
-/// How the stand-in gets into the process.
+/// The way of the simulator into the process.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Entry {
     /// As `libcuda.so.1` on the library path.
@@ -42,8 +42,7 @@ pub enum Entry {
     Preload,
 }
 
-/// Runs `body` in a process that finds the stand-in where a real one finds the driver. `name` is
-/// the test's own.
+/// Runs `body` in a process that finds the simulator in place of the driver. `name` is the test's.
 pub fn on_phantom(name: &str, entry: Entry, settings: &[(&str, &str)], body: impl FnOnce()) {
     if std::env::var(ROLE).is_ok_and(|role| role == name) {
         return body();
@@ -65,8 +64,7 @@ pub fn on_phantom(name: &str, entry: Entry, settings: &[(&str, &str)], body: imp
     assert!(text.contains("1 passed"), "the child ran no test: {text}");
 }
 
-/// A function of the stand-in that this process has loaded (libcuda's, or one of its own
-/// `phantom_*`).
+/// A function of the loaded simulator (libcuda's, or a `phantom_*` one).
 ///
 /// # Safety
 /// `F` is the type of a pointer to that function.

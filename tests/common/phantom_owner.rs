@@ -1,13 +1,13 @@
-//! The lock without which nobody runs on the stand-in GPU (`phantom/abi/src/owner.rs`): held by
-//! this process until it ends, for what it starts.
+//! The lock required to run on the simulator (`phantom/abi/src/owner.rs`): this process holds it
+//! until it ends, for its child processes.
 
 use std::fs::File;
 use std::io::{Error, Result, Write};
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::sync::Mutex;
 
-/// The variable that names the file, and its name: a file in memory, so that nothing is left behind
-/// however this process ends. What is started finds it among this process's descriptors.
+/// The variable for the file, and the file's name: a memory file, so that nothing is left behind
+/// however this process ends. Child processes find it among this process's descriptors.
 pub fn variable() -> Result<(&'static str, String)> {
     static HELD: Mutex<Option<File>> = Mutex::new(None);
     let mut held =
@@ -28,7 +28,7 @@ fn locked() -> Result<File> {
     if number < 0 {
         return Err(Error::last_os_error());
     }
-    // SAFETY: the descriptor is new, and nobody else's.
+    // SAFETY: the descriptor is new, and owned here alone.
     let mut file = unsafe { File::from_raw_fd(number) };
     // SAFETY: all-zero is a valid flock; it means the whole file.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
@@ -38,14 +38,15 @@ fn locked() -> Result<File> {
         return Err(Error::last_os_error());
     }
     let stat = std::fs::read_to_string("/proc/self/stat")?;
-    // The start is the 22nd field; the second one, a name in parentheses, may hold anything.
+    // The start time is field 22; the second field, a name in parentheses, may contain any
+    // characters.
     let fields = stat.rsplit_once(')').map_or("", |(_, after)| after);
     let start = fields.split_whitespace().nth(22 - 3).unwrap_or_default();
     writeln!(file, "{} {start}", std::process::id())?;
     Ok(file)
 }
 
-/// What a program said, without the line of the stand-in's that this is no GPU.
+/// A program's output without the simulator's line that this is no GPU.
 pub fn without_its_line(said: &[u8]) -> String {
     let said = String::from_utf8_lossy(said);
     let lines = said.split_inclusive('\n');

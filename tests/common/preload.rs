@@ -1,4 +1,4 @@
-//! Programs in C that run under LD_PRELOAD on the stand-in.
+//! C programs that run under LD_PRELOAD on the simulator.
 #![allow(dead_code)]
 
 #[path = "phantom_owner.rs"]
@@ -7,7 +7,7 @@ pub mod phantom_owner;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Builds a package's shared library as this test was built, and tells where it is.
+/// Builds a package's shared library as this test was built, and returns its path.
 pub fn build(package: &str, file: &str) -> PathBuf {
     let folder = std::env::current_exe()
         .unwrap()
@@ -41,12 +41,12 @@ pub fn build(package: &str, file: &str) -> PathBuf {
     )
 }
 
-/// A folder with the libraries under the names that programs look for, and what was compiled.
+/// A folder with the libraries under the names that programs look for, and the compiled programs.
 pub struct Workshop {
     pub folder: PathBuf,
 }
 
-/// How a program ended.
+/// The result of a program.
 pub struct Run {
     pub success: bool,
     pub status: String,
@@ -55,7 +55,7 @@ pub struct Run {
 }
 
 impl Run {
-    /// The program has kept its promise.
+    /// Asserts that the program kept its promise.
     #[track_caller]
     pub fn kept(&self) {
         let Self { success, status, stdout, stderr } = self;
@@ -65,7 +65,7 @@ impl Run {
 
 impl Workshop {
     pub fn new() -> Self {
-        // One for each test program, new at each run of it.
+        // One folder per test program, new at each run.
         let name = std::env::current_exe().unwrap().file_stem().unwrap().to_owned();
         let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
         let _ = std::fs::remove_dir_all(&folder);
@@ -76,9 +76,8 @@ impl Workshop {
         let phantom = build("gruyere-phantom-abi", "libphantom_cuda.so");
         link(&phantom, "libcudart.so.12");
         link(&phantom, "libcuda.so.1");
-        // The one that this test is built with: to build the package again by itself, with other
-        // features of its dependencies, would take its place under the same name, and whoever links
-        // it afterwards finds another.
+        // The library built with this test: building the package by itself, with other features of
+        // its dependencies, would replace it under the same name for every later link.
         let own = std::env::current_exe().unwrap().with_file_name("libgruyere.so");
         assert!(own.is_file(), "{}: cargo builds it beside the tests", own.display());
         link(&own, "libgruyere.so");
@@ -111,7 +110,7 @@ impl Workshop {
 
     /// Compiles a program of tests/preload, linked with `libraries`.
     pub fn program(&self, source: &str, name: &str, libraries: &str) {
-        // Written elsewhere first: another test may run it.
+        // Written elsewhere first: another test may be running it.
         let fresh = format!("{name}.new");
         self.compile(source, &fresh, &[], libraries);
         std::fs::rename(self.folder.join(fresh), self.folder.join(name)).unwrap();
@@ -127,7 +126,7 @@ impl Workshop {
         self.command(&self.folder.join(name), arguments, settings, true)
     }
 
-    /// Runs a program without.
+    /// Runs a program without preload.
     pub fn bare(&self, name: &str, arguments: &[&str], settings: &[(&str, &str)]) -> Run {
         self.command(&self.folder.join(name), arguments, settings, false)
     }

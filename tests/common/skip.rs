@@ -1,11 +1,10 @@
-//! Tests that can't run here say so, in words that `cargo xtask test` counts as skipped
-//! (xtask/src/said.rs): libtest knows no test that is skipped while it runs.
+//! Tests that cannot run here print a line that `cargo xtask test` counts as skipped
+//! (xtask/src/said.rs): libtest has no skip at run time.
 #![allow(dead_code)] // not every test program has both reasons
 
 use std::io::Write as _;
 
-/// This test needs a tool that is not there (a name of xtask/src/tools.rs). With CI=true that is a
-/// failure.
+/// This test needs a missing tool (a name of xtask/src/tools.rs). A failure with CI=true.
 #[track_caller]
 pub fn lacks(tool: &str) {
     assert_ne!(
@@ -16,12 +15,12 @@ pub fn lacks(tool: &str) {
     say(&format!("skipped test, lacks {tool}"));
 }
 
-/// This user or this machine does not allow what this test does.
+/// This user or this machine does not allow the test.
 pub fn refused(reason: &str) {
     say(&format!("skipped test, not allowed here: {reason}"));
 }
 
-/// Past libtest, which keeps what a test prints to itself if the test passes.
+/// Prints past libtest, which hides the output of passing tests.
 fn say(line: &str) {
     let mut out = std::io::stdout().lock();
     let _ = writeln!(out, "{line}").and_then(|()| out.flush());

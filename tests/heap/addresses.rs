@@ -1,5 +1,5 @@
-//! Address space: it is finite, reserved in steps, given back where it is of no use; and no driver
-//! call crosses the end of a reservation.
+//! Address space: finite, reserved in steps, released when useless; and no driver call crosses the
+//! end of a reservation.
 
 use crate::common::{DEFAULT, GIB, MIB, Rig};
 use crate::flaky::FlakyDriver;
@@ -21,7 +21,7 @@ fn rig(config: GpuConfig, conf: &str) -> Rig {
     rig
 }
 
-/// A heap over a driver that refuses what it is told to.
+/// A heap over a driver with injectable faults.
 fn flaky_rig(config: GpuConfig) -> (Rig, Arc<FlakyDriver>) {
     let gpu = Arc::new(Gpu::new(config));
     let driver = Arc::new(FlakyDriver::new(PhantomDriver::new(gpu.clone()), 0));
@@ -32,8 +32,7 @@ fn flaky_rig(config: GpuConfig) -> (Rig, Arc<FlakyDriver>) {
     (Rig { gpu, heap }, driver)
 }
 
-/// A device of which the ordinary space is reserved in steps: there is no room for twice the device
-/// at once.
+/// A device with ordinary space reserved in steps: there is no room for twice the device at once.
 fn short_of_addresses() -> GpuConfig {
     GpuConfig { address_bits: 33, ..GpuConfig::new(8 * GIB) }
 }
@@ -43,7 +42,7 @@ fn two_short_of_addresses() -> GpuConfig {
     GpuConfig { address_bits: 33, ..GpuConfig::devices(2, 8 * GIB) }
 }
 
-/// Blocks that fill one reservation and begin the next, which lies beside it.
+/// Blocks that fill one reservation and begin the adjacent one.
 fn over_two_reservations(rig: &Rig) -> Vec<u64> {
     let blocks: Vec<u64> = (0..3).map(|_| rig.malloc(512 * MIB, DEFAULT)).collect();
     assert_eq!(rig.gpu.held().reservations, 2);
@@ -63,7 +62,7 @@ fn calls(rig: &Rig, kind: CallKind) -> u64 {
     rig.gpu.counts(Caller::Allocator).of(kind)
 }
 
-/// A graph with memory of its own, as torch.cuda.graph captures it: a large block and a small one,
+/// A graph with its own memory, as torch.cuda.graph captures it: a large block and a small one,
 /// both dropped at the end of the capture.
 fn capture(rig: &Rig, pool: u64, stream: StreamHandle) -> Result<u64, Error> {
     rig.heap.begin_allocate_to_pool(0, (0, pool))?;
@@ -109,7 +108,8 @@ fn a_program_with_graphs_fits_into_two_tebibytes_of_addresses() {
     let rig = rig(GpuConfig { address_bits: 41, ..GpuConfig::new(80 * GIB) }, STITCH);
     let stream = rig.stream();
     let graphs: Vec<u64> = (1..=200).map(|pool| capture(&rig, pool, stream).unwrap()).collect();
-    // Steps of a program whose sizes never repeat, on two streams, close to what the device has.
+    // Steps of a program with sizes that never repeat, on two streams, close to the device's
+    // memory.
     let mut live = Vec::new();
     for step in 0..60u64 {
         for i in 0..40 {
@@ -170,11 +170,11 @@ fn an_out_of_memory_for_want_of_addresses_says_so_and_passes() {
     let Error::OutOfMemory(report) = refused else { panic!("{refused}") };
     assert_eq!(report.addresses, Some(4 * GIB));
     assert!(report.to_string().contains("It is addresses that ran out, not memory"), "{report}");
-    // What is reserved and of no use makes room for what fits nowhere else.
+    // Useless reservations make room for requests that fit nowhere else.
     free_all(&rig, blocks);
     let long = rig.malloc(3 * GIB, DEFAULT);
     rig.check();
-    // Where memory is what is missing, it is memory.
+    // If memory runs out, the report does not blame addresses.
     rig.gpu.set_taken(0, 77 * GIB);
     let Err(Error::OutOfMemory(report)) = rig.heap.malloc(GIB / 2, 0, DEFAULT) else {
         panic!("served")
@@ -250,7 +250,7 @@ fn a_mapping_that_cannot_be_unmapped_keeps_no_other() {
     rig.heap.trim();
     assert_eq!(rig.gpu.books(0).physical, chunk);
     assert_eq!(calls(&rig, CallKind::Unmap), tries, "it has been made for no other since");
-    // Nor those that come to lie beside it.
+    // Nor mappings that become adjacent.
     let block = rig.malloc(128 * MIB, DEFAULT);
     assert!(rig.heap.free(block));
     rig.heap.trim();
@@ -260,8 +260,8 @@ fn a_mapping_that_cannot_be_unmapped_keeps_no_other() {
     rig.finish();
 }
 
-/// How many mappings from `address` on only their own device reaches, and how many the other one
-/// does too.
+/// The numbers of mappings from `address` on that only their own device reaches, and that the other
+/// reaches too.
 fn reached(rig: &Rig, address: u64, bytes: u64) -> [usize; 2] {
     let pieces = rig.gpu.backing(address, bytes);
     [0b01, 0b11].map(|access| pieces.iter().filter(|piece| piece.access == access).count())
@@ -317,7 +317,7 @@ fn memory_is_served_where_a_peer_is_refused_it() {
     let mut blocks = vec![rig.heap.malloc(1, 1, DEFAULT).unwrap(), rig.malloc(1, DEFAULT)];
     driver.refuse_peers(true);
     let block = rig.malloc(256 * MIB, DEFAULT);
-    // The block may begin in what was mapped before.
+    // The block may begin in an older mapping.
     let [alone, shared] = reached(&rig, block + 128 * MIB, 128 * MIB);
     assert!(alone > 0 && shared == 0, "{alone}, {shared}");
     driver.refuse_peers(false);
@@ -356,8 +356,8 @@ fn pages_are_not_stitched_where_the_granularity_is_longer() {
     }
 }
 
-/// Old mappings at the end of a program whose pages move often enough that they are unmapped in
-/// batches; the program, and its blocks.
+/// Old mappings at the end of a program with enough page moves that the heap unmaps in batches; the
+/// program, and its blocks.
 fn moves(conf: &str) -> (Rig, Vec<u64>, usize) {
     let rig = Rig::over(GpuConfig::new(80 * GIB), conf);
     rig.heap.announce_hooks(3);
@@ -389,7 +389,7 @@ fn for_debugging_what_was_freed_stays_mapped_until_memory_is_given_back() {
     rig.finish();
     let (rig, blocks, gone) = moves("slack:0%,debug:mapped");
     assert_eq!(gone, 0, "whoever uses memory after its free reads stale data, and does not fault");
-    // Not at the price of an out-of-memory.
+    // Not at the price of an out of memory.
     blocks.into_iter().for_each(|address| assert!(rig.heap.free(address)));
     let all = rig.malloc(80 * GIB - 600 * MIB, DEFAULT);
     assert!(rig.heap.free(all));

@@ -1,5 +1,5 @@
-//! CUDA graphs: where the blocks of a capture come from, what may be done while one runs, and when
-//! the memory of a graph goes to others. Every test runs under the oracle, one test a promise.
+//! CUDA graphs: the source of a capture's blocks, the calls allowed during a capture, and the reuse
+//! of a graph's memory. Every test runs under the oracle, one test per promise.
 
 use crate::common::{BACKINGS, DEFAULT, GIB, MIB, Rig};
 use crate::world::World;
@@ -15,7 +15,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Once;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// What must not be called while a pool scope is open on the device.
+/// Calls forbidden while a pool scope is open on the device.
 const FORBIDDEN: [CallKind; 8] = [
     CallKind::EventCreate,
     CallKind::EventRecord,
@@ -43,7 +43,7 @@ impl World {
         Ok(address)
     }
 
-    /// Restores a state; `facts` has size and stream of what it may allocate.
+    /// Restores a state; `facts` has size and stream of the blocks that it may allocate.
     fn restore_noted(
         &self,
         state: &PoolState,
@@ -79,7 +79,7 @@ impl World {
     }
 }
 
-/// Without the hooks, and with the warnings counted.
+/// A world without the hooks, with the warnings counted.
 fn bare(memory: u64, conf: &str) -> World {
     Warnings::watch();
     World::over(GpuConfig::new(memory), conf)
@@ -150,8 +150,7 @@ fn reuse_inside_a_capture_is_for_the_same_stream_only() {
         world.free(address);
         let others = world.malloc(size, second);
         assert_ne!(others, address, "{size}");
-        // Its own stream gets it back: nothing is taken for the block, and the other stream's is
-        // left alone.
+        // Its own stream gets it back: the block takes no new memory, and the other stream's stays.
         let held = world.captured();
         let again = world.malloc(size, first);
         assert_eq!(world.captured(), held, "{size}");
@@ -183,7 +182,7 @@ fn frees_of_ordinary_blocks_during_a_capture_wait_for_its_end() {
             matches!(world.try_malloc(140 * MIB, 0, other), Err(Error::OutOfMemory(_))),
             "{backing}"
         );
-        // Its own stream may have it at once.
+        // Its own stream may reuse it at once.
         assert_eq!(world.malloc(140 * MIB, one), large);
         world.free(large);
         assert_eq!(world.forbidden_calls(), calls, "{backing}");
@@ -462,8 +461,8 @@ fn memory_of_a_graph_goes_to_others_after_a_device_wide_point_later_than_release
     }
 }
 
-/// What a graph's pool holds nobody else can use: a step that an eager heap takes in advance would
-/// be lost, once for each graph.
+/// Only the graph can use its pool's memory: a step that an eager heap takes in advance would be
+/// lost, once per graph.
 #[test]
 fn many_graphs_hold_little_more_than_they_use() {
     const BLOCK: u64 = 4 * MIB;
@@ -495,7 +494,7 @@ fn many_graphs_hold_little_more_than_they_use() {
 
 #[test]
 fn what_little_a_graph_captures_takes_a_page_however_much_the_heap_held() {
-    // The driver's pools give no less than a step of theirs.
+    // The driver's pools grow by at least one of their steps.
     for (backing, most) in
         [("backing:stitch", 2 * MIB), ("backing:pool", 32 * MIB), ("backing:fixed", 2 * MIB)]
     {
@@ -519,8 +518,7 @@ fn what_little_a_graph_captures_takes_a_page_however_much_the_heap_held() {
     }
 }
 
-/// Memory that is nobody's, and that the driver has not been given back yet, comes in the long
-/// chunks of the peak.
+/// Free memory not yet returned to the driver lies in the long chunks of the peak.
 #[test]
 fn what_little_a_graph_captures_takes_no_long_chunk_while_there_is_other_memory() {
     for full in [false, true] {
@@ -577,7 +575,8 @@ fn a_capture_on_one_device_does_not_stop_another() {
     world.rig.heap.announce_hooks(3);
     let capturing = world.rig.stream();
     world.begin(1, capturing);
-    // The other device is full of one stream's freed memory: only a wait makes it another's.
+    // The other device is full of one stream's freed memory: only a wait makes it available to
+    // another.
     let block = world.try_malloc(200 * MIB, 1, DEFAULT).unwrap();
     as_program(|| world.rig.gpu.launch(1, 0, 1, 20_000)).unwrap();
     world.free(block);
@@ -672,8 +671,7 @@ fn a_capture_that_fails_leaves_nothing_behind() {
     }
 }
 
-/// What torch does when the driver will not give it the graph: it throws, and neither ends nor
-/// releases.
+/// If the driver refuses the graph, torch throws, and neither ends nor releases.
 #[test]
 fn a_failed_capture_that_nobody_ends_or_releases_is_forgotten_at_the_next_request() {
     for backing in BACKINGS {
@@ -772,7 +770,7 @@ fn without_the_hooks_captured_memory_is_never_reused() {
 #[test]
 fn without_the_hooks_every_malloc_asks_whether_its_stream_captures_and_one_warning_says_what_is_missing()
  {
-    // The warning comes once in the life of a process.
+    // The warning appears once per process.
     if !crate::alone(
         "captures::without_the_hooks_every_malloc_asks_whether_its_stream_captures_and_one_warning_says_what_is_missing",
     ) {
@@ -933,7 +931,7 @@ fn a_stream_first_seen_in_a_capture_is_the_same_stream_outside_of_it() {
         let first = world.malloc(100 * MIB, stream);
         world.free(first);
         let graph = world.end(1, stream);
-        // Here it is asked who it is.
+        // Here the heap queries the stream's id.
         let outside = world.malloc(5000, stream);
         world.free(outside);
         world.begin(1, stream);
@@ -956,7 +954,7 @@ fn a_stream_first_seen_in_a_capture_is_the_same_stream_outside_of_it() {
 fn hooks_out_of_order_are_harmless() {
     let world = World::new(512 * MIB, "headroom:0");
     let (stream, other) = (world.rig.stream(), world.rig.stream());
-    // Nothing of it was begun.
+    // None of it was begun.
     world.close(1);
     world.release(1);
     world.release(1);
@@ -1058,7 +1056,7 @@ fn captures_survive_threads_that_run_out_of_memory_beside_them() {
     assert_eq!(rig.gpu.books(0).physical, 0);
 }
 
-/// One thing that a program with graphs does. Numbers are reduced to what there is.
+/// One action of a program with graphs. Numbers are reduced to existing objects.
 #[derive(Clone, Debug)]
 enum Action {
     Malloc {
@@ -1079,11 +1077,11 @@ enum Action {
     HostSpend {
         microseconds: u64,
     },
-    /// The host waits for a stream: on one that captures, that breaks the capture.
+    /// The host waits for a stream; if the stream captures, that breaks the capture.
     HostWait {
         stream: usize,
     },
-    /// A stream waits for another: out of a capture, it joins it.
+    /// A stream waits for another; if that one captures, the stream joins.
     Join {
         waiting: usize,
         other: usize,
@@ -1091,12 +1089,12 @@ enum Action {
     OpenScope {
         pool: u64,
     },
-    /// On the latest pool scope that has no capture, if there is one.
+    /// On the latest pool scope without a capture, if any.
     BeginCapture {
         stream: usize,
         relaxed: bool,
     },
-    /// A capture that nobody announces, on a stream that the heap has seen; it is nobody's pool.
+    /// An unannounced capture, without a pool, on a stream that the heap has seen.
     DestroyStream {
         stream: usize,
         announce: bool,
@@ -1107,7 +1105,7 @@ enum Action {
     EndUnannounced {
         capture: usize,
     },
-    /// Ends the capture of a pool scope, if it has one, and the pool scope.
+    /// Ends a pool scope, and its capture if any.
     Close {
         scope: usize,
     },
@@ -1115,18 +1113,18 @@ enum Action {
         graph: usize,
         stream: usize,
     },
-    /// The graph goes, and its pool is released.
+    /// The graph is destroyed, and its pool released.
     Reset {
         graph: usize,
         destroy_first: bool,
     },
-    /// As the graph trees warm up and copy inputs.
+    /// As in the warm-up and the input copies of graph trees.
     MallocBeside {
         size: u64,
         stream: usize,
         pool: u64,
     },
-    /// Which blocks of a pool are live is noted.
+    /// Notes the live blocks of a pool.
     TakeState {
         pool: u64,
     },
@@ -1174,8 +1172,7 @@ fn action() -> impl Strategy<Value = Action> {
     ]
 }
 
-/// As [`action`], with few streams and pools, much of it inside captures, and states restored all
-/// the time.
+/// As [`action`], with few streams and pools, mostly inside captures, and with frequent restores.
 fn action_with_states() -> impl Strategy<Value = Action> {
     let (n, near) = (0..64usize, 1..3usize);
     prop_oneof![
@@ -1207,7 +1204,7 @@ fn action_with_states() -> impl Strategy<Value = Action> {
     ]
 }
 
-/// A pool's state, and what the program knows of its blocks.
+/// A pool's state, and the program's knowledge of its blocks.
 struct Taken {
     state: PoolState,
     pool: u64,
@@ -1219,18 +1216,18 @@ struct Program {
     world: World,
     streams: Vec<StreamHandle>,
     live: Vec<u64>,
-    /// Size and stream of each live block whose stream is there.
+    /// Size and stream of each live block with an existing stream.
     facts: HashMap<u64, (u64, StreamHandle)>,
     states: Vec<Taken>,
-    /// Pools of the open pool scopes, and the stream on which the capture of each was begun.
+    /// Pools of the open pool scopes, and the stream of each one's capture.
     scopes: Vec<(u64, Option<StreamHandle>)>,
-    /// What is to be released: the pool, and the graph if the capture was good.
+    /// Pools to release, with the graph if the capture succeeded.
     graphs: Vec<(u64, Option<u64>)>,
-    /// Streams of captures that nobody announced, and their graphs, which are never gone.
+    /// Streams of unannounced captures, and their graphs, which are never destroyed.
     unannounced: Vec<StreamHandle>,
     nobodys_graphs: Vec<u64>,
     announces_all: bool,
-    /// Which streams the heap was told last.
+    /// Streams announced as lasting.
     announced: [bool; 5],
 }
 
@@ -1259,8 +1256,7 @@ impl Program {
         }
     }
 
-    /// Captures that nobody announces too. The heap has seen every stream: of others it could not
-    /// know.
+    /// Adds unannounced captures. The heap has seen every stream: it cannot know of others.
     fn unannounced(mut self) -> Self {
         self.announces_all = false;
         for stream in self.streams.clone() {
@@ -1274,8 +1270,8 @@ impl Program {
         self.streams[number % self.streams.len()]
     }
 
-    /// What a program does may be refused by the driver (a wait in a capture, a launch in one that
-    /// has failed): then it has not been done.
+    /// The driver may refuse an action (a wait in a capture, a launch in a failed one), which then
+    /// has no effect.
     fn run(&mut self, action: &Action) {
         let gpu = self.world.rig.gpu.clone();
         match *action {
@@ -1335,8 +1331,7 @@ impl Program {
                 gpu.event_destroy(0, event).unwrap();
             }),
             Action::OpenScope { pool } => {
-                // A capture that nobody announced would be taken for the one that a pool scope
-                // waits for.
+                // The heap would take an unannounced capture for the one that a pool scope expects.
                 if self.scopes.len() < 3 && self.announces_all {
                     self.world.open(pool);
                     self.scopes.push((pool, None));
@@ -1400,12 +1395,12 @@ impl Program {
             }
             Action::DestroyStream { stream, announce } => {
                 let number = stream % self.streams.len();
-                // A capture that nobody announces is found on streams that last only.
+                // The heap finds an unannounced capture only on lasting streams.
                 if number == 0 || !self.announces_all {
                     return;
                 }
                 let (rig, stream) = (&self.world.rig, self.streams[number]);
-                // The driver does not destroy a stream that captures.
+                // The driver does not destroy a capturing stream.
                 if as_program(|| gpu.capture_status(0, stream.0)) != Ok(CaptureStatus::None) {
                     return;
                 }
@@ -1414,7 +1409,8 @@ impl Program {
                 } else {
                     rig.destroy(stream)
                 }
-                // Its handle may be another's next: the oracle could not be told of a block of it.
+                // Another stream may get its handle, so the harness could not report a block of it
+                // to the oracle.
                 self.states.retain(|taken| taken.facts.values().all(|facts| facts.1 != stream));
                 self.facts.retain(|_, facts| facts.1 != stream);
                 self.streams[number] = if announce { rig.stream() } else { rig.passing_stream() };
@@ -1439,8 +1435,8 @@ impl Program {
         }
     }
 
-    /// What the restore has done is what the state and the pool before it differ by, and nothing at
-    /// all where it is refused.
+    /// The restore's effect equals the difference between the state and the pool before; a refused
+    /// restore has none.
     fn restore(&mut self, number: usize) {
         let heap = &self.world.rig.heap;
         let Taken { state, pool, facts } = &self.states[number];
@@ -1471,7 +1467,7 @@ impl Program {
         assert_eq!(live().ok(), before.ok(), "{reason}");
     }
 
-    /// Runs the actions, looks at everything after each, and ends with an empty device.
+    /// Runs the actions, checks everything after each, and ends with an empty device.
     fn run_all(mut self, actions: &[Action]) {
         for action in actions {
             let asks = self.scopes.is_empty();
@@ -1581,7 +1577,7 @@ proptest! {
     }
 }
 
-/// Runs a program of which the `nth` call of each kind fails that only the allocator makes.
+/// Runs a program in which the `nth` call fails, of each kind that only the allocator calls.
 fn run_failing(
     actions: &[Action],
     backing: usize,
@@ -1589,8 +1585,8 @@ fn run_failing(
     pages: u64,
 ) {
     let program = Program::new(pages * 2 * MIB, BACKINGS[backing]);
-    // The program's own calls must not fail, or it would not be this program: only what the
-    // allocator calls.
+    // Only calls of the allocator fail: with failures of its own calls the program would be
+    // another.
     for kind in ALLOCATOR_CALLS {
         program.world.rig.gpu.inject(Injection { kind: Some(kind), nth, code, from_then_on });
     }
@@ -1600,8 +1596,7 @@ fn run_failing(
     program.run_all(&actions);
 }
 
-/// What only the allocator calls in [`Program`], once the actions that record and wait are left
-/// out.
+/// Kinds that only the allocator calls in [`Program`] without actions that record and wait.
 const ALLOCATOR_CALLS: [CallKind; 15] = [
     CallKind::MemoryInfo,
     CallKind::PoolCreate,

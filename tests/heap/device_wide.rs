@@ -1,6 +1,6 @@
-//! Callers that keep CUDA's own rules, under the oracle: what `cudaMalloc` gives may be used on any
-//! stream at once, `cudaFree` lets it go only when the whole device is past it, `cudaFreeAsync`
-//! when one stream is; whatever the program's streams, captures and synchronisations do meanwhile.
+//! Callers that keep CUDA's own rules, under the oracle: memory of `cudaMalloc` is usable on any
+//! stream at once; `cudaFree` frees it once the whole device is past it, `cudaFreeAsync` once one
+//! stream is; whatever the program's streams, captures and synchronisations do meanwhile.
 
 use crate::common::{DEFAULT, GIB, MIB, Rig};
 use gruyere::driver::StreamHandle;
@@ -24,17 +24,17 @@ enum Action {
         size: u64,
         stream: usize,
     },
-    /// `cudaMalloc` of what `cudaFreeAsync` will free: used on one stream.
+    /// `cudaMalloc` of a block for `cudaFreeAsync`: used on one stream.
     MallocForAsyncFree {
         size: u64,
         stream: usize,
     },
-    /// Frees as the block's malloc asks for, or more strictly.
+    /// Frees as the block's malloc requires, or more strictly.
     Free {
         block: usize,
         strictly: bool,
     },
-    /// `cudaFreeAsync` on another stream, which the program has made to wait for the block's.
+    /// `cudaFreeAsync` on another stream, which waits for the block's.
     FreeElsewhere {
         block: usize,
         stream: usize,
@@ -111,17 +111,17 @@ enum Freed {
 struct Block {
     address: u64,
     freed: Freed,
-    /// It belongs to a stream, not to all.
+    /// Whether it belongs to one stream, not to all.
     is_streams: bool,
 }
 
 struct Program {
     rig: Rig,
     streams: Vec<StreamHandle>,
-    /// Which of them the heap was told last.
+    /// Streams announced as lasting.
     announced: [bool; 4],
-    /// Streams that are only named to the oracle: nobody ever waits for them or records an event on
-    /// them, so what is ordered behind them is ordered behind the whole device.
+    /// A stream named only to the oracle: without waits or events of its own, so work ordered
+    /// behind it is ordered behind the whole device.
     nobody: StreamHandle,
     blocks: Vec<Block>,
     next: u64,
@@ -230,7 +230,7 @@ impl Program {
                 }
             }
             Action::Use { block, stream } => {
-                // A block that one stream's free gives up is used on that stream only.
+                // A block freed on one stream is used on that stream only.
                 if let Some(&Block { address, freed: Freed::DeviceWide, .. }) =
                     self.blocks.get(block % self.blocks.len().max(1))
                 {
@@ -251,15 +251,15 @@ impl Program {
             Action::DestroyStream { stream, told, announced } => {
                 let number = stream % count;
                 if number != 0 {
-                    // The next stream gets the same handle. What the old one would have freed, the
-                    // program frees strictly.
+                    // The next stream gets the same handle. The program frees the old stream's
+                    // blocks strictly.
                     for block in
                         self.blocks.iter_mut().filter(|block| block.freed == Freed::On(number))
                     {
                         block.freed = Freed::DeviceWide;
                     }
-                    // Its end is told of where the door sees it, as it must be of a stream whose
-                    // beginning was seen.
+                    // The door announces the end if it saw it; for a stream with an announced
+                    // beginning it must.
                     if told || self.announced[number] {
                         self.rig.end(self.streams[number]);
                     } else {
@@ -294,7 +294,7 @@ impl Program {
         }
     }
 
-    /// Frees everything, and sees the device as empty as it was.
+    /// Frees everything, and checks that the device is as empty as before.
     fn finish(mut self) {
         while !self.blocks.is_empty() {
             self.free(0, false);
@@ -347,7 +347,7 @@ proptest! {
         for kind in ALLOCATOR_CALLS {
             program.rig.gpu.inject(Injection { kind: Some(kind), nth, code, from_then_on });
         }
-        // What the program itself must be able to call is left out.
+        // Without the calls that the program itself needs.
         let of_the_program = |action: &&Action| !matches!(
             action, Action::FreeElsewhere { .. } | Action::Synchronize
         );
@@ -392,7 +392,7 @@ fn a_free_never_waits_and_its_memory_comes_back_when_the_whole_device_is_past_it
     let unseen = rig.stream();
     for turn in 0..200 {
         let address = rig.malloc(30 * MIB, ALL_STREAMS);
-        // A stream that the heap has never heard of works on it.
+        // A stream unknown to the heap works on it.
         busy(&rig, unseen, 1_000_000);
         let before = rig.gpu.host_time().now;
         assert!(rig.heap.free_device_wide(address));
@@ -429,7 +429,7 @@ fn before_cuda_12_5_a_synchronisation_of_the_programs_own_releases_what_is_parke
     let rig =
         Rig::over(GpuConfig { context_events: false, ..GpuConfig::new(16 * GIB) }, "record:on");
     rig.heap.announce_ordered_callers();
-    // So much that there is slack for what is parked: short of it the heap would synchronise
+    // Enough memory that there is slack for parked blocks: without slack the heap would synchronise
     // itself.
     let kept: Vec<u64> = (0..160).map(|_| rig.malloc(50 * MIB, ALL_STREAMS)).collect();
     for _ in 0..200 {
@@ -613,7 +613,7 @@ fn a_watched_program_is_on_the_record_and_the_driver_is_never_asked() {
     let device = reader.device(1).unwrap();
     assert_eq!(device.live, 30 * MIB + 1024);
     assert_eq!(device.gauge(gruyere::record::DeviceGauge::Reserved), 30 * MIB + 1024);
-    // Freed where we do not see, and given out again.
+    // Freed unseen, and handed out again.
     heap.saw_malloc(1, small, 2000, ALL_STREAMS);
     assert!(heap.saw_free(large, DEFAULT));
     assert!(!heap.saw_free(large, DEFAULT));

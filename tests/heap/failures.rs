@@ -1,5 +1,5 @@
-//! Every position of failure: a fixed program, run once for every driver call that the allocator
-//! makes in it, with exactly that call failing.
+//! Every position of failure: a fixed program, run once for each of the allocator's driver calls in
+//! it, with exactly that call failing.
 
 use crate::common::{DEFAULT, MIB};
 use crate::flaky::{self, Plan};
@@ -85,7 +85,7 @@ impl Program {
         self.world.rig.heap.trim();
         self.world.rig.heap.trim();
         self.world.rig.heap.validate().unwrap();
-        // A device whose first question was not answered was never made.
+        // A device whose first query failed was never set up.
         assert_eq!(self.world.rig.heap.stats(0).map_or(0, |stats| stats.live), 0);
         assert_eq!(self.world.rig.gpu.faults(), []);
         assert_eq!(self.world.rig.gpu.misuses(), []);
@@ -97,7 +97,7 @@ impl Program {
 
 fn fail_every_call(conf: &str, kinds: &[ErrorKind]) {
     let run = |program: &mut Program, nth| {
-        // Validated all along where nothing fails, and in every fourth run.
+        // Validated throughout in the run without failure, and in every fourth run.
         program.program(nth % 4 == 0);
         if nth == 0 {
             assert!(

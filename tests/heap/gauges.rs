@@ -1,5 +1,5 @@
-//! What the gauges of fragmentation say is so: a request of the size that they call satisfiable is
-//! satisfied, and not a larger one.
+//! The gauges of fragmentation are correct: a request of the size that they call satisfiable
+//! succeeds, a larger one fails.
 
 use crate::common::{DEFAULT, GIB, MIB, Rig};
 use gruyere::heap::Error;
@@ -10,8 +10,7 @@ use std::time::{Duration, Instant};
 
 const PAGE: u64 = 2 * MIB;
 
-/// A device of 4 GiB with live blocks and holes between them, all of whose work is done; the live
-/// blocks.
+/// A device of 4 GiB with live blocks and holes between them, and all work done; the live blocks.
 fn with_holes(conf: &str, seed: u64) -> (Rig, Vec<u64>) {
     let rig = Rig::bare(4 * GIB, &format!("{conf},headroom:0,record:on"));
     rig.heap.announce_hooks(3);
@@ -58,7 +57,7 @@ fn the_largest_request_fits_without_growth_and_more_than_is_free_does_not() {
         // Whole chunks may have gone back and been taken again in one piece.
         assert!(rig.heap.stats(0).unwrap().reserved <= stats.reserved, "seed {seed}");
         assert!(rig.heap.free(address));
-        // The gauge is a lower bound; all that is free is an upper one.
+        // The gauge is a lower bound; the sum of free memory is an upper bound.
         let free = stats.reserved - stats.live;
         assert!(stats.largest_request <= free, "seed {seed}");
         assert!(is_out_of_memory(&rig, free + 2 * PAGE), "seed {seed}");
@@ -100,7 +99,7 @@ fn the_three_fragmentations_are_what_they_are_defined_as() {
     assert_eq!(stats.internal_fragmentation(), 1200.0 / (40 * MIB) as f64);
     let free = stats.reserved - stats.live;
     assert_eq!(stats.external_fragmentation(), missing_share(stats.largest_request, free));
-    // And the record tells other processes the same.
+    // The record reports the same to other processes.
     let snapshot = &Reader::own(rig.heap.record()).unwrap().device_snapshots()[0];
     assert_eq!(snapshot.held(), stats.held());
     assert_eq!(snapshot.external_fragmentation(), stats.external_fragmentation());
@@ -158,7 +157,7 @@ fn a_healthy_program_is_not_fragmented_between_its_steps() {
     rig.heap.announce_hooks(3);
     let _weights: Vec<u64> = (0..64).map(|_| rig.malloc(16 * MIB, DEFAULT)).collect();
     for _ in 0..4 {
-        // What a step needs lies idle until the next one.
+        // A step's memory lies idle until the next step.
         let step: Vec<u64> = (0..64).map(|_| rig.malloc(16 * MIB, DEFAULT)).collect();
         step.iter().for_each(|&block| assert!(rig.heap.free(block)));
         rig.heap.mark_step();
@@ -167,7 +166,7 @@ fn a_healthy_program_is_not_fragmented_between_its_steps() {
         assert!(held.unused() > 0.45, "torn in two by the field's ratio: {held:?}");
         assert!(held.fragmentation() < 0.001, "{held:?}");
         assert!(held.idle() >= GIB, "{held:?}");
-        // Within a step the gauges of its beginning are told as of one moment.
+        // Within a step, the gauges are those of its beginning.
         let more = rig.malloc(512 * MIB, DEFAULT);
         let within = &Reader::own(rig.heap.record()).unwrap().device_snapshots()[0];
         assert_eq!(within.external_fragmentation(), device.external_fragmentation());

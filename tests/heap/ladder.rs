@@ -16,8 +16,8 @@ const GAUGES: [[DeviceGauge; 3]; RUNGS] = [
     [DeviceGauge::Rung5Calls, DeviceGauge::Rung5Bytes, DeviceGauge::Rung5Microseconds],
 ];
 
-/// Runs a device of 1 GiB out of memory: half of it is freed, but a kernel of another stream uses
-/// that still.
+/// Runs a device of 1 GiB out of memory: half of it is freed, but a kernel of another stream still
+/// uses that half.
 fn run_out(rig: &Rig) -> Ladder {
     let side = rig.stream();
     let (kept, busy) = (rig.malloc(400 * MIB, DEFAULT), rig.malloc(400 * MIB, side));
@@ -36,8 +36,8 @@ fn each_rung_that_was_tried_has_its_calls_and_host_time_on_the_record() {
     let rig = Rig::bare(GIB, "headroom:0,record:on");
     rig.heap.announce_hooks(3);
     let ladder = run_out(&rig);
-    // The events are asked, the slabs looked through, memory given back, the device waited for, and
-    // the headroom tried.
+    // The ladder queries the events, searches the slabs, releases memory, waits for the device, and
+    // tries the headroom.
     for number in [0, 1, 2, 4, 5] {
         let rung = ladder.rungs[number];
         assert!(rung.calls > 0 && rung.nanoseconds > 0, "rung {number}: {rung:?}");

@@ -1,8 +1,8 @@
-//! Streams that last and streams that pass: when the heap may use a stream's handle, and what
-//! becomes of memory that was freed on one which it may not use.
+//! Lasting and passing streams: when the heap may use a stream's handle, and the fate of memory
+//! freed on a stream that it may not use.
 //!
-//! In all of them the stand-in knows for which streams the program vouches, and takes a call on any
-//! other for a misuse.
+//! In all tests the simulator knows the streams that the program vouches for, and notes a call on
+//! any other as a misuse.
 
 use crate::common::{GIB, MIB, Rig};
 use gruyere::driver::StreamHandle;
@@ -21,7 +21,7 @@ fn over(config: GpuConfig, conf: &str) -> Rig {
     rig
 }
 
-/// A driver that records no events behind a whole context.
+/// A rig with a driver without events behind a whole context.
 fn old(memory: u64, conf: &str) -> Rig {
     over(GpuConfig { context_events: false, ..GpuConfig::new(memory) }, conf)
 }
@@ -87,7 +87,7 @@ fn memory_of_a_stream_that_was_destroyed_without_a_word_comes_back_after_a_synch
         let (passing, other) = (rig.passing_stream(), rig.stream());
         let freed = use_and_free(&rig, 100 * MIB, passing, 1_000_000);
         rig.destroy(passing);
-        // Its handle names another by now, of which the heap has not heard.
+        // Its handle now names another stream, unknown to the heap.
         assert_eq!(rig.passing_stream(), passing);
         assert_ne!(rig.malloc(100 * MIB, other), freed, "{conf}");
         let held = rig.gpu.books(0).physical;
@@ -143,7 +143,7 @@ fn a_stream_that_is_told_to_end_leaves_an_event_behind_its_frees() {
         rig.end(stream);
         rig.gpu.host_spend(1_000_000);
         assert_eq!(rig.malloc(100 * MIB, other), freed, "announced: {announced}");
-        // Whoever has its handle now is another.
+        // Another stream has its handle now.
         assert_eq!(rig.passing_stream(), stream);
         rig.malloc(100 * MIB, stream);
         rig.malloc(100 * MIB, other);
@@ -193,7 +193,7 @@ fn a_stream_that_is_announced_by_a_handle_of_one_that_is_gone_gets_none_of_its_m
         let stream = rig.passing_stream();
         assert_eq!(stream, old);
         if capturing {
-            // Who it is cannot be asked then.
+            // Its id is unavailable then.
             as_program(|| rig.gpu.begin_capture(0, stream.0, CaptureMode::Relaxed, None)).unwrap();
         }
         rig.announce(stream);
@@ -291,7 +291,7 @@ fn threads_on_streams_of_their_own_keep_stream_order_while_numbers_are_taken_awa
                 let mut blocks = VecDeque::new();
                 let mut at = 0;
                 while !done.load(Ordering::Relaxed) {
-                    // Now and then it has nothing, so that its number may be taken.
+                    // At times it has no block, so that its number may be taken.
                     at += 1;
                     if at % 7 > 0 {
                         let size = 1000 + at % 5 * 300_000;

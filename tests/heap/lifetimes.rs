@@ -1,5 +1,5 @@
-//! Lifetimes beyond the tag of a request: memory reserved for them, blocks tagged when they are
-//! live, checkpoints, and alerts.
+//! Lifetimes beyond the tag of a request: reserved memory, tags of live blocks, checkpoints, and
+//! alerts.
 
 use crate::common::{DEFAULT, GIB, KEEPING, MIB, Rig};
 use gruyere::config::keys::KEYS;
@@ -23,7 +23,7 @@ fn tagged(rig: &Rig, lifetime: Lifetime, size: u64) -> u64 {
     address
 }
 
-/// Live bytes by lifetime, as the record has them.
+/// Live bytes by lifetime, from the record.
 fn live(rig: &Rig) -> [u64; 4] {
     let reader = gruyere::record::Reader::own(rig.heap.record()).unwrap();
     let snapshot = reader.device(0).unwrap();
@@ -239,7 +239,7 @@ fn those_who_want_alerts_hear_of_short_memory_on_the_thread_that_asked() {
     let inner = rig.clone();
     ALERTS.listen(Some(Arc::new(move |alert: &Alert| {
         if alert.asked == 777 * MIB {
-            // No lock is held: the heap serves from inside.
+            // No lock is held: the heap serves requests from inside.
             assert!(inner.heap.free(inner.malloc(1000, DEFAULT)));
             inner.heap.validate().unwrap();
             log.lock().unwrap().push((*alert, std::thread::current().id()));
@@ -257,7 +257,7 @@ fn those_who_want_alerts_hear_of_short_memory_on_the_thread_that_asked() {
     refused(true);
     ALERTS.listen(None);
     refused(true);
-    // A door has found another way: memory was short, and the program was served.
+    // A door found another way: memory was short, and the request succeeded.
     refused(false);
     assert!(rig.heap.free(held));
     let heard = heard.lock().unwrap();

@@ -1,4 +1,4 @@
-//! The heap's promises, on the stand-in GPU: a file for each part of the heap.
+//! The heap's promises, on the simulator: one file per part of the heap.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -40,8 +40,8 @@ fn alone_with_alerts() -> std::sync::MutexGuard<'static, ()> {
     LISTENING.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-/// Whether this is the process in which test `name` runs alone: at first it starts that process
-/// and answers false, and has failed where the test does there. For what the process has once.
+/// Whether this is the process in which test `name` runs alone. The first call starts that process,
+/// fails if the test fails there, and returns false. For state that exists once per process.
 #[track_caller]
 fn alone(name: &str) -> bool {
     const ALONE: &str = "GRUYERE_TEST_ALONE";

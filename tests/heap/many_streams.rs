@@ -1,7 +1,6 @@
-//! What a program asks of the driver does not grow with its streams: counted calls, so that it can
-//! be told without a clock.
+//! A program's driver calls do not grow with its streams: counted calls, so no clock is needed.
 //!
-//! What it costs the host is `cargo bench -p gruyere-replay --bench many_streams`, and a bar of
+//! For the host's cost, see `cargo bench -p gruyere-replay --bench many_streams`, and a bar of
 //! `cargo xtask instructions`.
 
 use crate::common::{GIB, MIB, Rig};
@@ -14,7 +13,7 @@ const FEW: u64 = 10;
 const MANY: u64 = 1000;
 /// Rounds that are counted.
 const ROUNDS: u64 = 400;
-/// How many times the calls at [`FEW`] streams a program at [`MANY`] may make.
+/// Largest ratio of the calls at [`MANY`] streams to those at [`FEW`].
 const MOST: f64 = 3.0;
 
 fn rig() -> Rig {
@@ -22,22 +21,22 @@ fn rig() -> Rig {
     Rig::over(quiet, "")
 }
 
-/// Driver calls but those that bring memory: in how many chunks a heap grows is by what it holds,
-/// and with more streams it holds more.
+/// Driver calls except those that bring memory: the number of chunks depends on held memory, which
+/// grows with the streams.
 fn calls(rig: &Rig) -> u64 {
     let counts = rig.gpu.counts(Caller::Allocator);
     let memory = [CallKind::Create, CallKind::Map, CallKind::SetAccess];
     counts.total() - memory.map(|kind| counts.of(kind)).iter().sum::<u64>()
 }
 
-/// Driver calls a round, in the rounds that are counted.
+/// Driver calls per round, in the counted rounds.
 fn counted(rig: &Rig, mut round: impl FnMut(u64)) -> f64 {
     let before = calls(rig);
     (0..ROUNDS).for_each(&mut round);
     (calls(rig) - before) as f64 / ROUNDS as f64
 }
 
-/// Streams, each with memory that it has freed.
+/// Streams, each with freed memory.
 fn streams_at_work(rig: &Rig, count: u64, work: u64) -> Vec<StreamHandle> {
     let streams: Vec<_> = (0..count).map(|_| rig.stream()).collect();
     for &stream in &streams {
@@ -124,7 +123,7 @@ fn cuda_malloc_and_cuda_free_beside_a_thousand_streams_ask_the_driver_at_most_th
 fn every_busy_stream_is_asked_before_long_however_many_there_are() {
     let rig = rig();
     rig.heap.announce_hooks(3);
-    // All are busy but the last, which has what the requester needs; the others' events are asked
+    // All are busy except the last, which has the needed memory; the others' events are queried
     // first.
     let busy = streams_at_work(&rig, MANY, SECONDS);
     let done = rig.stream();

@@ -1,6 +1,6 @@
-//! The heap under the oracle: random programs on several streams whose kernels take time, with
-//! graphs, destroyed streams and driver calls that fail. Two live blocks never overlap; nothing is
-//! reused before its stream order allows it; nothing is lost when a driver call fails.
+//! The heap under the oracle: random programs on several streams with kernels that take time,
+//! graphs, destroyed streams and failing driver calls. Two live blocks never overlap; nothing is
+//! reused before stream order allows it; nothing is lost when a driver call fails.
 
 use crate::common::{DEFAULT, MIB, Rig};
 use gruyere::driver::StreamHandle;
@@ -10,7 +10,7 @@ use gruyere::heap::{Lifetime, lifetime};
 use gruyere_phantom::{CallKind, Config as GpuConfig, Injection, as_program, vouching};
 use proptest::prelude::*;
 
-/// One thing that a program does. Numbers are reduced to what there is: a stream, a block.
+/// One action of a program. Numbers are reduced to existing streams and blocks.
 #[derive(Clone, Debug)]
 enum Action {
     Malloc {
@@ -40,8 +40,8 @@ enum Action {
     HostSpend {
         microseconds: u64,
     },
-    /// The stream ends, and another comes. `told`: the heap hears of the end, as it must of a
-    /// stream that was announced; `announced`: it is told that the new one lasts.
+    /// The stream ends, and another begins. `told`: the end is announced to the heap, as it must be
+    /// for an announced stream; `announced`: the new stream is announced as lasting.
     DestroyStream {
         stream: usize,
         told: bool,
@@ -82,16 +82,16 @@ fn action() -> impl Strategy<Value = Action> {
     ]
 }
 
-/// A program on a rig: the oracle is told of what it does, as it does it.
+/// A program on a rig: it reports its actions to the oracle.
 struct Program {
     rig: Rig,
     streams: Vec<StreamHandle>,
-    /// Which of them the heap was told last.
+    /// Streams announced as lasting.
     announced: [bool; 4],
     /// Live blocks: address, the stream's handle, and the streams recorded.
     blocks: Vec<u64>,
-    /// Blocks by the stream that they were allocated or recorded on: those of a destroyed stream
-    /// may still be freed.
+    /// Blocks by their streams of allocation or record: those of a destroyed stream may still be
+    /// freed.
     next: u64,
     failed: u64,
     steps: u32,
@@ -196,7 +196,7 @@ impl Program {
         }
     }
 
-    /// Frees everything, and sees the device as empty as it was.
+    /// Frees everything, and checks that the device is as empty as before.
     fn finish(mut self) {
         while !self.blocks.is_empty() {
             self.run(&Action::Free { block: 0 });
@@ -247,8 +247,8 @@ proptest! {
         pages in prop_oneof![Just(8192u64), 40..400u64],
     ) {
         let mut program = Program::new(pages * 2 * MIB, CONFS[conf]);
-        // The program's own calls must not fail, or it would not be this program: only what the
-        // allocator calls.
+        // Only calls of the allocator fail: with failures of its own calls the program would be
+        // another.
         for kind in ALLOCATOR_CALLS {
             program.rig.gpu
                 .inject(Injection { kind: Some(kind), nth: nth.div_ceil(3), code, from_then_on });
@@ -265,8 +265,7 @@ proptest! {
     }
 }
 
-/// What only the allocator calls in [`Program`], once its actions that synchronise or record are
-/// left out.
+/// Kinds that only the allocator calls in [`Program`] without actions that synchronise or record.
 const ALLOCATOR_CALLS: [CallKind; 18] = [
     CallKind::AddressReserve,
     CallKind::Create,

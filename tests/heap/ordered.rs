@@ -1,5 +1,4 @@
-//! Memory that other streams have used: what a stream may have at once, what it waits for, and when
-//! events are recorded.
+//! Memory used by other streams: immediate reuse, waits, and records of events.
 
 use crate::common::{GIB, MIB, Rig};
 use gruyere::driver::StreamHandle;
@@ -7,7 +6,7 @@ use gruyere_phantom::{CallKind, Caller, as_program};
 
 const KERNEL: u64 = 20_000;
 
-/// A program on a rig, of which the oracle is told.
+/// A program on a rig, reported to the oracle.
 struct Program {
     rig: Rig,
     next: u64,
@@ -29,7 +28,7 @@ impl Program {
         as_program(|| self.rig.gpu.launch(0, stream.0, kernels, KERNEL)).unwrap();
     }
 
-    /// `user` uses the block after what `owner` has been given to do.
+    /// `user` uses the block after the work of `owner`.
     fn lend(&self, address: u64, owner: StreamHandle, user: StreamHandle) {
         let gpu = &self.rig.gpu;
         as_program(|| {

@@ -1,12 +1,12 @@
-//! Pools whose memory comes from outside, in whole segments: what was brought alone serves them,
-//! and comes out again whole, once, when no work uses it any more.
+//! Pools with memory from outside, in whole segments: only the given segments serve them, and each
+//! comes out again whole, once, when no work uses it.
 
 use crate::common::{DEFAULT, GIB, KEEPING, MIB, Rig};
 use gruyere::driver::StreamHandle;
 use gruyere::heap::Error;
 use gruyere::heap::{PoolError, PoolKey};
 
-/// A pool of the rig's, whose segments are the driver's.
+/// A pool of the rig, with segments from the driver.
 struct Outside<'a> {
     rig: &'a Rig,
     key: PoolKey,
@@ -20,7 +20,7 @@ impl<'a> Outside<'a> {
         Self { rig, key, brought: Vec::new() }
     }
 
-    /// The block that is asked for, from what was brought.
+    /// A block from the given segments.
     fn ask(&self, size: u64, stream: StreamHandle) -> Result<u64, Error> {
         self.rig.heap.pool_enter(self.key).unwrap();
         let answer = self.rig.heap.malloc(size, 0, stream);
@@ -28,7 +28,7 @@ impl<'a> Outside<'a> {
         answer
     }
 
-    /// The same, after a segment was brought that it needs.
+    /// The same, with a new segment if needed.
     fn malloc(&mut self, size: u64, stream: StreamHandle) -> u64 {
         let bytes = match self.ask(size, stream) {
             Err(Error::NoSegment(bytes)) => bytes,
@@ -43,7 +43,7 @@ impl<'a> Outside<'a> {
         block
     }
 
-    /// Takes out what is idle, and gives it to the driver.
+    /// Takes out idle segments and returns them to the driver.
     fn take(&mut self) -> usize {
         let taken = self.rig.heap.pool_take(self.key);
         for segment in &taken {
@@ -140,7 +140,7 @@ fn what_cannot_be_managed_is_refused_and_stays_its_makers() {
     }
     assert!(!rig.heap.pool_has_room(pool.key, 2 * GIB));
     assert!(matches!(rig.heap.pool_release(pool.key), Err(PoolError::Outside(_))));
-    // A pool that has memory keeps to where it came from.
+    // A pool with memory keeps its source.
     let kept = rig.heap.pool_create("kept", 0, 2 * MIB, None).unwrap();
     assert!(matches!(rig.heap.pool_from_outside(kept, true), Err(PoolError::Begun(_))));
     let block = pool.malloc(MIB, DEFAULT);

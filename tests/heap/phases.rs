@@ -1,4 +1,4 @@
-//! Low-memory phases: who gets memory back, and who is left alone.
+//! Low-memory phases: programs whose memory goes back to the device, and programs left alone.
 
 use crate::common::{DEFAULT, MIB, Rig};
 use gruyere::driver::StreamHandle;
@@ -9,8 +9,7 @@ use gruyere_phantom::{CallCounts, CallKind, Caller, as_program};
 const BACKINGS: [&str; 2] = ["backing:stitch", "backing:pool"];
 const KERNEL: u64 = 20_000;
 
-/// A training program: weights that stay, and steps that need `layers` activations of 16 MiB beside
-/// them.
+/// A training program: lasting weights, and steps with `layers` activations of 16 MiB.
 struct Program {
     rig: Rig,
     weights: Vec<u64>,
@@ -26,8 +25,8 @@ impl Program {
         Self { rig, weights, stream, marks }
     }
 
-    /// Forward and backward: activations pile up and go, each with a kernel; some workspaces on the
-    /// way.
+    /// Forward and backward: activations grow and shrink, each with a kernel; some workspaces in
+    /// between.
     fn step(&self, layers: u64) {
         let work = |address: u64| {
             as_program(|| self.rig.gpu.launch(0, self.stream.0, 1, KERNEL)).unwrap();
@@ -43,7 +42,7 @@ impl Program {
             let gradient = work(self.rig.malloc(5 * MIB, self.stream));
             assert!(self.rig.heap.free(address) && self.rig.heap.free(gradient));
         }
-        // The program looks at its loss.
+        // The program reads its loss.
         as_program(|| self.rig.gpu.stream_synchronize(0, self.stream.0)).unwrap();
         if self.marks {
             self.rig.heap.mark_step();
@@ -62,7 +61,7 @@ impl Program {
         self.rig.gpu.counts(Caller::Allocator)
     }
 
-    /// Times that a phase gave memory back.
+    /// The number of trims by phases.
     fn trims(&self) -> u64 {
         let reader = Reader::own(self.rig.heap.record()).unwrap();
         reader.device_snapshots()[0].gauge(DeviceGauge::LowPhaseTrims)
@@ -153,8 +152,8 @@ fn validation_that_is_announced_gives_back_at_once_and_keeps_what_it_needs() {
             let kept = program.held();
             (0..40).for_each(|_| program.step(6));
             if turn > 0 && conf == "backing:stitch" {
-                // What validation needs was kept, but for what lies idle in chunks that are partly
-                // in use; and once it has what it needs, nothing is given back and taken again.
+                // The memory of validation stays, except idle parts of partly used chunks; from
+                // then on nothing is released and taken again.
                 assert!(
                     program.held() <= kept + kept / 4,
                     "turn {turn}: {} B after {kept}",
@@ -175,7 +174,7 @@ fn validation_that_is_announced_gives_back_at_once_and_keeps_what_it_needs() {
 #[test]
 fn a_phase_leaves_what_is_reserved() {
     for conf in BACKINGS {
-        // Nobody has used it yet: all of it lies idle.
+        // Unused so far: all of it is idle.
         let reserve = 512 * MIB;
         let program = Program::new(&format!("{conf},reserve:persistent={reserve}"), false, true);
         program.train(20);

@@ -1,6 +1,6 @@
-//! Every position of failure in a program with pools and reserves: run once for every driver call
-//! that the allocator makes in it, with exactly that call failing. Nothing is lost, and what is
-//! refused can be had later.
+//! Every position of failure in a program with pools and reserves: run once for each of the
+//! allocator's driver calls in it, with exactly that call failing. Nothing is lost, and a refused
+//! request succeeds later.
 
 use crate::common::{DEFAULT, MIB};
 use crate::flaky::{self, FlakyDriver, Plan};
@@ -17,12 +17,12 @@ struct Rig {
     gpu: Arc<Gpu>,
     driver: Arc<FlakyDriver>,
     heap: Heap,
-    /// The driver's pools hold memory in chunks of their own, in which spans of several of our
-    /// pools may lie.
+    /// The driver's pools hold memory in their own chunks, which may contain spans of several of
+    /// our pools.
     in_driver_pools: bool,
     /// Whether memory ran out.
     refused: AtomicBool,
-    /// Pools over the driver that hold something yet.
+    /// Pools over the driver that still hold memory.
     outside: Mutex<Vec<PoolKey>>,
 }
 
@@ -44,8 +44,8 @@ impl Rig {
         }
     }
 
-    /// Pools are made, used on two streams, run out of memory, released and destroyed; the
-    /// invariants are checked all along.
+    /// Creates pools, uses them on two streams, exhausts, releases and destroys them, and checks
+    /// the invariants throughout.
     fn program(&self) {
         let side = StreamHandle(
             as_program(|| self.gpu.stream_create(0, StreamKind::NonBlocking)).unwrap(),
@@ -102,7 +102,7 @@ impl Rig {
         }
     }
 
-    /// The same with a pool whose segments are brought to it, and taken back.
+    /// The same with a pool of given segments, which are taken back.
     fn program_outside(&self) {
         let key = match self.heap.pool_create("outside", 0, 0, None) {
             Ok(key) => key,
@@ -139,8 +139,8 @@ impl Rig {
         }
     }
 
-    /// Takes what lies idle back, and forgets the pools that hold nothing. What the driver does not
-    /// take stays in its pool.
+    /// Takes idle segments back, and drops empty pools. Segments refused by the driver stay in
+    /// their pool.
     fn take_outside(&self) {
         self.outside.lock().unwrap().retain(|&key| {
             for (address, bytes) in self.heap.pool_take(key) {

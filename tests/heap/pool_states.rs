@@ -1,5 +1,5 @@
-//! States of a graph's pool: which of its blocks are live, taken and restored. One test a promise;
-//! and every position of failure in a program of captures and restores.
+//! States of a graph's pool (its live blocks), taken and restored. One test per promise, and every
+//! position of failure in a program of captures and restores.
 
 use crate::common::{BACKINGS, DEFAULT, GIB, MIB};
 use crate::flaky;
@@ -13,11 +13,11 @@ use gruyere_phantom::{CaptureMode, as_program, vouching};
 /// Sizes in slabs, and above them.
 const SIZES: [u64; 6] = [512, 5000, 70_000, 900_000, 3 * MIB, 40 * MIB];
 
-/// A segment: where it is, its bytes, and address, length and bytes asked for of what tiles it.
+/// A segment: address, bytes, and address, length and requested bytes of its blocks.
 type Tiled = (u64, u64, Vec<(u64, u64, u64)>);
 
 impl World {
-    /// A graph of blocks of `sizes`; the graph, and where they are.
+    /// Captures blocks of `sizes`; the graph, and their addresses.
     fn graph(&self, pool: u64, stream: StreamHandle, sizes: &[u64]) -> (u64, Vec<u64>) {
         self.begin(pool, stream);
         let blocks = sizes.iter().map(|&size| self.malloc(size, stream)).collect();
@@ -41,7 +41,7 @@ impl World {
     fn try_restore(&self, pool: u64, state: &PoolState) -> Result<Restored, StateError> {
         let calls = self.driver.calls();
         let restored = self.rig.heap.restore_pool(state)?;
-        // Events may be recorded and asked; nothing is taken or given.
+        // Events may be recorded and queried; no memory is taken or released.
         assert!(self.driver.calls() - calls <= 16);
         restored.freed.iter().for_each(|&address| self.rig.gpu.block_free(address));
         let is_new = |block: &(u64, u64)| restored.allocated.contains(&block.0);
@@ -57,8 +57,8 @@ impl World {
         self.try_restore(pool, state).unwrap()
     }
 
-    /// What a program sees of the pool: rows of pages (a snapshot tells one in parts) and the
-    /// blocks that tile them. Free neighbours are told as one, whichever stream they are kept for.
+    /// The program's view of the pool: rows of pages (a snapshot reports a row in parts) and their
+    /// blocks. Free neighbours count as one, whatever their streams.
     fn layout(&self, pool: u64) -> Vec<Tiled> {
         let Snapshot { segments, .. } = self.rig.heap.snapshot(0).unwrap();
         let of_pool: Vec<Segment> =
@@ -81,7 +81,7 @@ impl World {
             .collect()
     }
 
-    /// Frees what is live in the pool and ends its graphs; nothing is left.
+    /// Frees the pool's live blocks and ends its graphs; nothing is left.
     fn finish(&self, pool: u64, graphs: &[u64]) {
         for address in self.live(pool) {
             self.free(address);
@@ -117,12 +117,12 @@ fn what_died_is_live_again_at_its_old_address_and_the_pool_looks_as_it_did() {
     }
 }
 
-/// Asks for a block at just that address; whether it is there.
+/// Allocates a block; whether it is at that address.
 fn again(world: &World, pool: u64, size: u64, stream: StreamHandle, address: u64) -> bool {
     let calls = world.driver.calls();
     let ask = || world.rig.heap.malloc_at(size, 0, stream, address, Some((0, pool)));
     let served = vouching(stream.0, ask).unwrap();
-    // The driver is asked about the stream; no memory is taken or given.
+    // Queries of the stream are allowed; no memory is taken or released.
     assert!(world.driver.calls() - calls <= 3);
     if let Some(served) = served {
         assert_eq!(served, address);
@@ -300,7 +300,7 @@ fn a_state_does_not_keep_its_pool_and_says_so_when_the_pool_is_gone() {
         let state = world.state(1);
         world.free(blocks[0]);
         world.drop_graph(1, graph);
-        // A block is live, so its memory stays; but nobody may be given what the graph had.
+        // A block is live, so its memory stays; but no request may get the graph's memory.
         let error = world.try_restore(1, &state).unwrap_err();
         assert!(matches!(error, StateError::Released((0, 1))), "{error}");
         blocks[1..].iter().for_each(|&address| world.free(address));
@@ -329,7 +329,7 @@ fn memory_of_a_state_stays_while_another_graph_of_the_pool_lives() {
         let (second, _) = world.graph(1, stream, &[512]);
         world.drop_graph(1, first);
         world.rig.heap.trim();
-        // Nobody gets it, whatever there is to be had.
+        // No request gets it, even when memory is short.
         let huge: Vec<u64> =
             (0..).map_while(|_| world.malloc_if_possible(40 * MIB, other)).collect();
         world.restore(1, &state);
@@ -382,7 +382,7 @@ fn what_other_streams_may_still_use_is_in_the_way_until_they_are_past_it() {
         assert!(world.live(1).is_empty(), "nothing was changed");
         as_program(|| world.rig.gpu.device_synchronize(0)).unwrap();
         assert_eq!(world.restore(1, &state).allocated, blocks);
-        // What is to be freed may wait too, where nothing is to be put in its place.
+        // A block to free may have pending work too, if nothing replaces it.
         let empty = {
             world.free(blocks[0]);
             let empty = world.state(1);
@@ -452,7 +452,7 @@ fn the_history_tells_what_was_freed_and_allocated_and_nothing_of_what_was_kept()
         .iter()
         .map(|entry| (entry.action, entry.address, entry.bytes))
         .collect();
-    // As asked for.
+    // As requested.
     let small = 70_000;
     assert_eq!(
         told,
@@ -492,7 +492,7 @@ fn what_is_allocated_beside_graphs_lies_in_their_memory_and_is_nobody_elses() {
         let state = world.state(1);
         inputs.iter().for_each(|&address| world.free(address));
         world.rig.heap.trim();
-        // Its own stream has it again, and nobody else at all.
+        // Only its own stream gets it again.
         let huge: Vec<u64> =
             (0..).map_while(|_| world.malloc_if_possible(40 * MIB, other)).collect();
         let again: Vec<u64> = SIZES.iter().map(|&size| beside(size)).collect();
@@ -524,8 +524,8 @@ fn a_request_beside_graphs_has_idle_memory_given_back_before_it_is_refused() {
     }
 }
 
-/// Graphs that share a pool are captured; states are taken, and restored in any order, whatever
-/// fails meanwhile.
+/// Captures graphs that share a pool; takes states, and restores them in any order, whatever fails
+/// meanwhile.
 fn program(world: &World) -> Vec<u64> {
     let (stream, other) = (world.unannounced_stream(), world.unannounced_stream());
     let (mut states, mut graphs) = (vec![], vec![]);

@@ -1,5 +1,5 @@
-//! Named pools: threads enter them, they go back to the device whole, and never a moment too early.
-//! Under the oracle, one test a promise.
+//! Named pools: threads enter them; they return to the device whole, and never too early. Under the
+//! oracle, one test per promise.
 
 use crate::common::{DEFAULT, GIB, KEEPING, MIB, Rig};
 use crate::world::World;
@@ -123,7 +123,7 @@ fn a_release_waits_for_the_work_that_uses_the_pool() {
             "{conf}: released before its kernels were done"
         );
         assert_eq!(world.physical(), 0, "{conf}");
-        // The same physical memory, at once, for somebody else.
+        // The same physical memory, at once, for another request.
         let again = world.malloc(250 * MIB, other);
         world.work(other, 1000);
         world.free(again);
@@ -145,7 +145,7 @@ fn nothing_is_released_while_a_graph_is_captured() {
             .unwrap();
         assert!(matches!(world.rig.heap.pool_release(pool), Err(PoolError::Unquiet)), "{conf}");
         assert_eq!(world.held(pool), held);
-        // What the graph allocates is the graph's, also inside the pool.
+        // The graph's allocations belong to the graph, also inside the pool.
         let captured = world.inside(pool, || world.malloc(5 * MIB, stream));
         assert_eq!(world.rig.heap.pool_stats(pool).unwrap().live_blocks, 0, "{conf}");
         as_program(|| world.rig.gpu.end_capture(0, stream.0)).unwrap();
@@ -206,7 +206,7 @@ fn each_thread_has_its_own_route() {
         }
     });
     assert_eq!(world.rig.heap.pool_stats(pool).unwrap().live_blocks, 2);
-    // Anybody frees them.
+    // Any thread frees them.
     blocks.into_inner().unwrap().into_iter().for_each(|address| world.free(address));
     assert_eq!(world.rig.heap.pool_stats(pool).unwrap().live_blocks, 0);
     assert!(world.rig.heap.pool_release(pool).unwrap() > 0);
@@ -269,7 +269,7 @@ fn the_limit_of_a_pool_is_enforced_and_named() {
                 && text.contains("Pool \"cache\" is full: raise its limit"),
             "{text}"
         );
-        // Others are not concerned, and the pool goes on.
+        // Other memory is unaffected, and the pool goes on.
         let outside = world.malloc(6 * MIB, DEFAULT);
         let second = world.inside(pool, || world.malloc(5 * MIB, DEFAULT));
         [first, outside, second].into_iter().for_each(|address| world.free(address));
@@ -492,8 +492,7 @@ fn threads_allocate_in_pools_while_others_release_them() {
                 while !done.load(Ordering::Relaxed) {
                     match world.rig.heap.pool_release(pool) {
                         Ok(_) => released.fetch_add(1, Ordering::Relaxed),
-                        // Somebody was inside, or used it again each time that the device had been
-                        // waited for.
+                        // A thread was inside, or used it again after each wait for the device.
                         Err(PoolError::Live { .. } | PoolError::Busy | PoolError::Kept { .. }) => 0,
                         Err(other) => panic!("{conf}: {other}"),
                     };
@@ -539,7 +538,7 @@ fn the_driver_makes_the_same_calls_with_and_without_a_pool_that_nobody_enters() 
     assert_eq!(calls(true), calls(false));
 }
 
-/// Live bytes by lifetime, as the record has them.
+/// Live bytes by lifetime, from the record.
 fn live_by_lifetime(rig: &Rig) -> [u64; 4] {
     let reader = gruyere::record::Reader::own(rig.heap.record()).unwrap();
     let snapshot = reader.device(0).unwrap();

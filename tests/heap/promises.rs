@@ -1,4 +1,4 @@
-//! What the heap promises its callers, one test a promise.
+//! The heap's promises to its callers, one test each.
 
 use crate::common::{BACKINGS, DEFAULT, GIB, MIB, Rig};
 use gruyere::driver::StreamHandle;
@@ -6,7 +6,7 @@ use gruyere::heap::Error;
 use gruyere::heap::{Lifetime, lifetime};
 use gruyere_phantom::{CallKind, Caller, Config as GpuConfig, DeviceConfig, as_program};
 
-/// Sizes around every rounding that the heap does.
+/// Sizes around every rounding of the heap.
 const SIZES: [u64; 14] = [
     1,
     511,
@@ -274,7 +274,7 @@ fn threads_may_allocate_and_free_each_others_blocks() {
 
 #[test]
 fn host_memory_does_not_grow_with_the_number_of_operations() {
-    // Other tests of this program allocate beside it.
+    // Other tests of this program allocate in parallel.
     if !crate::alone("promises::host_memory_does_not_grow_with_the_number_of_operations") {
         return;
     }
@@ -345,7 +345,7 @@ fn of_a_device_that_shares_the_hosts_memory_no_more_is_held_than_the_host_had() 
         };
         assert_eq!(report.limit, GIB, "{backing}");
         assert!(rig.heap.free(most));
-        // Who knows better says so.
+        // A setting overrides that.
         let rig = Rig::over(host.clone(), &format!("{backing},limit:100%"));
         let more = rig.malloc(2 * GIB, DEFAULT);
         assert!(rig.heap.free(more), "{backing}");

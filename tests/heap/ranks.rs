@@ -1,14 +1,15 @@
-//! Random programs of two to four ranks, whose collectives and messages really meet: none hangs
-//! with `waits:auto` that goes through with `waits:off`.
+//! Random programs of two to four ranks, whose collectives and messages really meet: none that
+//! completes with `waits:off` hangs with `waits:auto`.
 //!
-//! Each rank has a heap, a device and a host of its own. The heap is told what the Python package
-//! would tell it (`python_loader/gruyere/_waits.py`): that waits are allowed, where no launcher
-//! speaks of more ranks, and that they are not, before the first group, host function or wait for a
-//! value. With `waits:budget`, which asks nobody, programs of each kind that is not safe do hang,
-//! so the test bites; two kinds never do, which is the argument of `heap/src/order/waits.rs`: ranks
-//! that are alone, and ranks that all keep to one order of everything that they share.
+//! Each rank has its own heap, device and host. The heap gets the reports of the Python package
+//! (`python_loader/gruyere/_waits.py`): that waits are allowed, if no launcher reports more ranks,
+//! and that they are forbidden, before the first group, host function or wait for a value. With
+//! `waits:budget`, which ignores these reports, programs of each unsafe kind do hang, so the test
+//! is effective; two kinds never do, which is the argument of `heap/src/order/waits.rs`: ranks that
+//! are alone, and ranks that all use everything they share in one order.
 //!
-//! `PROPTEST_CASES=1500 cargo test --test heap ranks` runs 1,500 programs of each kind, thrice.
+//! `PROPTEST_CASES=1500 cargo test --test heap ranks` runs 1,500 programs of each kind, three
+//! times.
 
 use crate::common::{GIB, MIB};
 use gruyere::config::Config;
@@ -27,18 +28,18 @@ use std::sync::Arc;
 
 const KERNEL: u64 = 40_000;
 
-/// The streams of a rank: one to compute on, one for each communicator, one for each direction of
-/// messages, and one to spare.
+/// The streams of a rank: one for computation, one per communicator, one per direction of messages,
+/// and a spare one.
 const COMPUTE: usize = 0;
 const SEND: usize = 4;
 const RECEIVE: usize = 5;
 const SPARE: usize = 6;
 const STREAMS: usize = 7;
 
-/// The communicator that messages go by.
+/// The communicator of messages.
 const PAIRS: u64 = 100;
 
-/// One thing that the host of a rank does.
+/// One action of a rank's host.
 #[derive(Clone, Debug)]
 enum Action {
     Malloc {
@@ -98,19 +99,19 @@ enum Action {
     Hear {
         message: u64,
     },
-    /// The n-th driver call of this kind fails, of the next malloc that makes as many.
+    /// The n-th driver call of this kind fails, in the next malloc with as many.
     Fault {
         kind: CallKind,
         nth: u64,
     },
 }
 
-/// What the host of each rank does, in its order.
+/// The actions of each rank's host, in order.
 #[derive(Clone, Debug)]
 struct Program {
     /// By communicator, its ranks.
     communicators: Vec<Vec<usize>>,
-    /// By rank. Whether its launcher says how many there are.
+    /// By rank: whether its launcher reports the number of ranks.
     launched: Vec<bool>,
     actions: Vec<Vec<Action>>,
 }
@@ -122,11 +123,11 @@ enum Waits {
     Budget,
 }
 
-/// How a program ended.
+/// The end of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct End {
     hangs: bool,
-    /// Streams that the heaps made wait.
+    /// Waits that the heaps added.
     waits: u64,
     /// Driver calls that failed.
     faults: u64,
@@ -140,7 +141,7 @@ struct Rank {
     next: usize,
     blocks: HashMap<u64, u64>,
     fault: Option<Injection>,
-    /// What a program's loader has told the heap.
+    /// Whether the loader has made its report to the heap.
     is_told: bool,
 }
 
@@ -164,7 +165,7 @@ impl Rank {
         Self { heap, device, streams, next: 0, blocks, fault, is_told: launched }
     }
 
-    /// Tells the heap, as the package does, before such work is enqueued.
+    /// Forbids waits to the heap, as the package does, before such work is enqueued.
     fn forbid(&mut self, why: &str) {
         if !std::mem::replace(&mut self.is_told, true) {
             self.heap.forbid_waits(why);
@@ -187,7 +188,7 @@ impl<'a> Job<'a> {
     /// With the setting of each rank.
     fn new(program: &'a Program, waits: impl Fn(usize) -> Waits) -> Self {
         let count = program.actions.len();
-        // So much that it is never exhausted.
+        // So large that it is never exhausted.
         let gpu = Arc::new(Gpu::new(GpuConfig::devices(count as u32, 256 * GIB)));
         let rank = |rank| Rank::new(&gpu, rank as u32, waits(rank), program.launched[rank]);
         let ranks = (0..count).map(rank).collect();
@@ -297,7 +298,7 @@ impl<'a> Job<'a> {
                 rank.fault = Some(Injection { kind, nth, code: 999, from_then_on });
             }
         }
-        // What runs on the host beside all that.
+        // Host functions run beside all that.
         loop {
             let running = gpu.host_functions();
             let done = |function| self.raised.contains(&self.functions[function]);
@@ -306,7 +307,7 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// Runs all ranks, in an order that `turns` says, as long as one of them goes on.
+    /// Runs all ranks, in the order of `turns`, as long as one of them can go on.
     fn run(mut self, turns: u64) -> End {
         let mut turns = turns | 1;
         loop {
@@ -343,38 +344,38 @@ fn end(program: &Program, waits: Waits, turns: u64) -> End {
     Job::new(program, |_| waits).run(turns)
 }
 
-/// Something that some ranks do together. Numbers are reduced to what there is.
+/// A joint action of some ranks. Numbers are reduced to existing objects.
 #[derive(Clone, Debug)]
 enum Phase {
     /// Streams take turns with memory; nothing is shared with other ranks.
     Local { rank: usize, turns: Vec<(usize, u64, u64)> },
-    /// As FSDP does: gather on the communicator's stream, compute with what was gathered, and
-    /// reduce gradients. The gathers go ahead of the computation.
+    /// As FSDP does: gather on the communicator's stream, compute with the gathered data, and
+    /// reduce gradients. The gathers run ahead of the computation.
     Sharded { communicator: usize, layers: u64, mib: u64 },
-    /// As tensor parallelism does: the computation waits for its collective at once.
+    /// As tensor parallelism does: the computation waits at once for its collective.
     Split { communicator: usize, mib: u64 },
-    /// An exchange that nobody waits for yet, as all_to_all with `async_op`.
+    /// An exchange without a wait yet, as all_to_all with `async_op`.
     Exchange { communicator: usize, mib: u64 },
     /// One rank sends, another receives.
     Pass { from: usize, to: usize, mib: u64 },
     /// The host waits.
     Sync { rank: usize, stream: usize },
-    /// A host tells another, once it has waited for a stream.
+    /// A host sends a message to another after a wait for a stream.
     Message { from: usize, to: usize, stream: usize },
-    /// A driver call of a malloc to come fails.
+    /// A driver call of a later malloc fails.
     Fault { rank: usize, kind: usize, nth: u64 },
     /// Collectives of two communicators with nothing between them, as two threads launch them: each
     /// rank of `swapped` in the other order.
     Threads { communicators: [usize; 2], swapped: usize, mib: u64 },
-    /// Two ranks send to each other, each on a stream for each direction, and launch what they
-    /// receive first.
+    /// Two ranks send to each other, with a stream per direction, and launch the receives first.
     BothWays { ranks: [usize; 2], mib: u64 },
-    /// A stream waits in a host function for what the host does after it has waited for another.
+    /// A host function on a stream waits for an action of the host after its wait for another
+    /// stream.
     HostFunction { rank: usize, mib: u64 },
     /// A stream waits for a value that the host, or another stream, writes later.
     Value { rank: usize, by_host: bool, mib: u64 },
-    /// One rank launches a collective and then tells the others, which launch theirs when they have
-    /// heard that it has done something else meanwhile.
+    /// One rank launches a collective, does something else, and then notifies the others, which
+    /// launch theirs only then.
     LaunchThenTell { communicator: usize, mib: u64 },
 }
 
@@ -398,7 +399,7 @@ impl Writer {
         self.program.actions[rank].extend(actions);
     }
 
-    /// Memory of a stream, kernels on it, `work`, and the memory is given back.
+    /// Allocates on a stream, launches kernels, does `work`, and frees.
     fn with_block(
         &mut self,
         rank: usize,
@@ -581,7 +582,7 @@ fn writer(ranks: usize, communicators: &[&[usize]]) -> Writer {
     Writer { program: Program { communicators, launched, actions }, next: 0 }
 }
 
-/// Goes through while no stream of rank 0 is made to wait, and hangs where one is.
+/// The program completes without a wait of rank 0's streams, and hangs with one.
 #[track_caller]
 fn a_wait_of_one_rank_hangs(program: &Program) {
     for turns in 0..50 {
@@ -597,8 +598,8 @@ fn a_wait_of_one_rank_hangs(program: &Program) {
 
 #[test]
 fn one_wait_closes_a_ring_of_three_ranks_though_every_two_keep_one_order() {
-    // Each rank has nothing but two collectives, each with another rank; of two ranks, both take
-    // part in one. The others have a wait of their own between theirs; rank 0 has none.
+    // Each rank has only two collectives, each with another rank; each pair of ranks shares one.
+    // The others have their own wait between the two; rank 0 has none.
     let mut job = writer(3, &[&[0, 1], &[1, 2], &[2, 0]]);
     let (with_one, between, with_two) = (0, 1, 2);
     for (rank, first, second) in
@@ -637,7 +638,7 @@ fn mib() -> impl Strategy<Value = u64> {
     prop_oneof![3 => 2..64u64, 1 => Just(32u64)]
 }
 
-/// What any program does. Where ranks share something, each does it at the same place of one order.
+/// Phases of any program. Ranks do shared work in one common order.
 fn common_phase(alone: bool) -> BoxedStrategy<Phase> {
     let n = 0..16usize;
     let turns = prop::collection::vec((n.clone(), mib(), 1..8u64), 2..6);
@@ -675,7 +676,7 @@ fn common_phase(alone: bool) -> BoxedStrategy<Phase> {
     .boxed()
 }
 
-/// What only programs of this kind do.
+/// Phases of this kind of program only.
 fn own_phase(kind: Kind) -> BoxedStrategy<Phase> {
     let n = 0..16usize;
     match kind {
@@ -729,9 +730,8 @@ fn program(kind: Kind) -> impl Strategy<Value = Program> {
         })
 }
 
-/// Of the programs of a kind that go through with `waits:off`: how many there were, how many of
-/// them hung with `waits:budget`, how many waits that and `waits:auto` added to them, and how many
-/// driver calls failed meanwhile.
+/// Counts over the programs of a kind that complete with `waits:off`: programs, hangs with
+/// `waits:budget`, waits added by that and by `waits:auto`, and failed driver calls.
 #[derive(Debug, Default)]
 struct Tally {
     sound: Cell<u64>,

@@ -1,5 +1,5 @@
-//! Who knows where requests come from is asked once for each large block and each slab, with no
-//! lock of the heap held, and what it says is on the record.
+//! The heap queries the source of sites once for each large block and each slab, with no lock held,
+//! and the result is on the record.
 
 use crate::common::{BACKINGS, DEFAULT, MIB, Rig};
 use gruyere::heap::Sites;
@@ -10,14 +10,14 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
-/// Answers each question with a site of its own: that of module `1`, `2` and so on.
+/// Returns a new site for each query: that of module `1`, `2` and so on.
 #[derive(Default)]
 struct Asked {
     times: AtomicU32,
-    /// What it uses, when it is asked, as a collector that runs meanwhile would.
+    /// The rig that it uses during a query, as a garbage collector run would.
     rig: OnceLock<Weak<Rig>>,
     is_used: AtomicBool,
-    /// Answers nothing.
+    /// Returns no site.
     is_dumb: bool,
 }
 
@@ -32,7 +32,7 @@ struct Provider(Arc<Asked>);
 impl Sites for Provider {
     fn current(&self, record: &Record, _: u64) -> SiteId {
         let number = self.0.times.fetch_add(1, Ordering::Relaxed) + 1;
-        // What it asks for itself asks it again.
+        // Its own requests query it again.
         if let Some(rig) = self.0.rig.get().and_then(Weak::upgrade)
             && !self.0.is_used.swap(true, Ordering::Relaxed)
         {
@@ -57,7 +57,7 @@ fn asking(conf: &str, all: bool, asked: Asked) -> (Arc<Rig>, Arc<Asked>) {
     (Arc::new(rig), asked)
 }
 
-/// The modules of the sites of blocks, and of slabs, by address; those without have none.
+/// The modules of the sites of blocks and of slabs, by address; without those that have no site.
 fn told(rig: &Rig) -> [BTreeMap<u64, String>; 2] {
     let reader = Reader::own(rig.heap.record()).unwrap();
     let sites = reader.sites();
@@ -82,7 +82,7 @@ fn each_large_block_is_asked_for_once_and_has_the_answer_and_a_small_one_has_non
         let is_direct = backing == "backing:passthrough";
         assert_eq!(slabs, if is_direct { vec![] } else { vec!["3".to_owned()] }, "{backing}");
         assert_eq!(asked.times(), if is_direct { 2 } else { 3 }, "{backing}");
-        // Of another life of the slot, nothing is left.
+        // Nothing is left of the slot's former block.
         assert!(rig.heap.free(first));
         let again = rig.malloc(4 * MIB, DEFAULT);
         assert_eq!(told(&rig)[0][&again], asked.times().to_string(), "{backing}");
@@ -98,7 +98,7 @@ fn the_hot_path_asks_too() {
     let address = rig.heap.serve::<true>(3 * MIB, 0, DEFAULT);
     assert_ne!(address, 0);
     assert_eq!((&*told(&rig)[0][&address], asked.times()), ("2", 2));
-    // A request that it leaves to the slow path is not asked for there.
+    // A request left to the slow path causes no query there.
     assert_eq!(rig.heap.serve::<true>(300 * MIB, 0, DEFAULT), 0);
     assert_eq!(asked.times(), 2);
 }

@@ -50,7 +50,7 @@ fn small_blocks_of_all_sizes_share_a_page() {
     assert_eq!(rig.gpu.books(0).physical, PAGE);
     assert!(blocks.iter().all(|block| block / PAGE == blocks[0] / PAGE), "{blocks:x?}");
     rig.check_order();
-    // The one that left makes room for others, of any size.
+    // The freed one makes room for others, of any size.
     assert!(rig.heap.free(blocks[11]));
     let others: Vec<u64> = (0..5).map(|n| rig.malloc(100_000 + n, DEFAULT)).collect();
     assert_eq!(rig.gpu.books(0).physical, PAGE);
@@ -169,7 +169,7 @@ proptest! {
         let (mut live, mut next): (Vec<u64>, u64) = (Vec::new(), 1);
         for (turn, &(grows, which, size, stream)) in actions.iter().enumerate() {
             let stream = streams[stream];
-            // Most requests are a tenth of a tenth: many of them in a page.
+            // Most requests are small: many of them in a page.
             let size = if turn == 60
                 && large > 0 { large } else if which % 3 == 0 { size } else { size / 90 + 1 };
             if grows || live.is_empty() {

@@ -1,5 +1,4 @@
-//! Memory in spans (`backing:pool`, `backing:fixed`): how long they are, what lies in which, and
-//! when they go back.
+//! Memory in spans (`backing:pool`, `backing:fixed`): their lengths, contents and release.
 
 use crate::common::{DEFAULT, GIB, MIB, Rig};
 use gruyere_phantom::{CallKind, Caller};
@@ -25,7 +24,7 @@ fn on_a_small_device_a_span_is_as_long_as_it_must_be() {
 fn near_the_end_of_a_large_device_spans_are_a_small_part_of_what_is_left() {
     for conf in SPANS {
         let rig = Rig::bare(64 * GIB, conf);
-        // While all is free, a span is of whole steps.
+        // While all is free, a span has whole steps.
         let mut blocks = vec![rig.malloc(12 * MIB, DEFAULT)];
         assert_eq!(reserved(&rig), 32 * MIB, "{conf}");
         blocks.push(rig.malloc(62 * GIB, DEFAULT));
@@ -41,8 +40,8 @@ fn near_the_end_of_a_large_device_spans_are_a_small_part_of_what_is_left() {
     }
 }
 
-/// cuMemFree waits for the device: a heap of pools calls it only for a program that would run out
-/// of memory otherwise.
+/// cuMemFree waits for the device: a heap of pools calls it only if the program would otherwise run
+/// out of memory.
 #[test]
 fn what_a_heap_of_pools_took_beside_them_goes_back_once_memory_is_exhausted() {
     let rig = Rig::bare(GIB, SPANS[0]);
@@ -58,7 +57,7 @@ fn what_a_heap_of_pools_took_beside_them_goes_back_once_memory_is_exhausted() {
     rig.finish();
 }
 
-/// Sizes lie apart there, and the span of a reserve that a large block is in cannot be given up.
+/// Sizes lie apart there, and a reserve's span with a large block cannot be released.
 #[test]
 fn what_is_free_among_large_blocks_serves_small_ones_before_a_small_device_is_out_of_memory() {
     for conf in SPANS {

@@ -1,5 +1,4 @@
-//! Programs that make a stream for each request: far more streams than the allocator has numbers
-//! for.
+//! Programs with a new stream for each request: far more streams than the allocator's numbers.
 
 use crate::common::{DEFAULT, GIB, MIB, Rig};
 use crate::flaky::{FlakyDriver, Plan};
@@ -12,9 +11,9 @@ use gruyere_phantom_driver::PhantomDriver;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// `requests` streams, `alive` of them at a time; blocks outlive their streams, and are used by the
-/// streams of others. The oracle's clocks grow with the square of the streams that there were, so
-/// it watches the shorter runs.
+/// `requests` streams, `alive` of them at a time; blocks outlive their streams, and streams of
+/// other requests use them. The oracle's clocks grow with the square of all streams so far, so it
+/// watches only the shorter runs.
 fn many_short_lived_streams(conf: &str, requests: u64, alive: usize) {
     let oracle = requests < 20_000;
     let rig =

@@ -5,7 +5,7 @@ use gruyere::driver::StreamHandle;
 use gruyere::heap::{Lifetime, lifetime};
 use gruyere_phantom::as_program;
 
-/// How a program tags its weights, its activations and its workspaces.
+/// A program's tags of weights, activations and workspaces.
 type Tags = [Lifetime; 3];
 
 const RIGHT: Tags = [Lifetime::Persistent, Lifetime::Step, Lifetime::Transient];
@@ -15,8 +15,8 @@ const WRONG: [Tags; 3] = [
     [Lifetime::Transient, Lifetime::Transient, Lifetime::Transient],
 ];
 
-/// Trains with `tags` under the oracle of stream order; the peak of what was held. Weights live to
-/// the end, activations to the end of their step, and a side stream uses every eighth of them.
+/// Trains with `tags` under the oracle; returns the peak of held memory. Weights live to the end,
+/// activations to the end of their step, and a side stream uses every eighth of them.
 fn train(tags: Tags, conf: &str) -> u64 {
     let rig = Rig::new(conf);
     let side = rig.stream();

@@ -1,6 +1,6 @@
-//! Threads in one heap: random programs on several streams, blocks freed by others than their
-//! makers, trims, steps, statistics and captures in between. Live blocks never overlap, stream
-//! order holds, and nothing is lost.
+//! Threads in one heap: random programs on several streams, frees by other threads, trims, steps,
+//! statistics and captures in between. Live blocks never overlap, stream order holds, and nothing
+//! is lost.
 
 use crate::common::MIB;
 use crate::flaky::{FlakyDriver, Plan};
@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// A live block: its bytes, and who made it.
+/// Live blocks by address: bytes and number.
 type Live = BTreeMap<u64, (u64, u64)>;
 
 struct Arena {
@@ -24,7 +24,7 @@ struct Arena {
     heap: Heap,
     streams: Vec<StreamHandle>,
     live: Mutex<Live>,
-    /// Blocks that anybody may free.
+    /// Blocks that any thread may free.
     handed: Mutex<Vec<(u64, u64)>>,
     next: AtomicU64,
     done: AtomicBool,
@@ -145,7 +145,7 @@ impl Arena {
         own.into_iter().for_each(|block| self.free(block));
     }
 
-    /// Captures one graph after another, on a stream that nobody else uses, while the others go on.
+    /// Captures one graph after another, on its own stream, while the other threads go on.
     fn capture(&self) {
         let stream = StreamHandle(
             as_program(|| self.gpu.stream_create(0, StreamKind::NonBlocking)).unwrap(),
@@ -168,7 +168,7 @@ impl Arena {
         }
     }
 
-    /// `threads` of them for `time`, then everything is freed and nothing is held.
+    /// Runs `threads` threads for `time`, then frees everything; nothing is held.
     fn play(&self, threads: u64, captures: bool, time: Duration) {
         let until = Instant::now() + time;
         std::thread::scope(|scope| {
@@ -177,7 +177,7 @@ impl Arena {
             if captures {
                 workers.push(scope.spawn(|| self.capture()));
             }
-            // One that fails ends the others too.
+            // A failing thread ends the others too.
             while Instant::now() < until && workers.iter().all(|worker| !worker.is_finished()) {
                 std::thread::sleep(Duration::from_millis(10));
             }

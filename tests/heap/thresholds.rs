@@ -1,4 +1,4 @@
-//! The thresholds of `alert:` in the process itself: who is told, when, and how seldom.
+//! The thresholds of `alert:` in the process itself: the listeners, the times, and the rate limit.
 
 use crate::common::{DEFAULT, GIB, MIB, Rig};
 use gruyere::heap::{ALERTS, Alert, AlertKind};
@@ -56,7 +56,7 @@ fn a_listener_hears_of_a_passed_threshold_once_with_no_lock_held() {
             rig(&format!("record:{record},headroom:0,alert:live>1GiB=callback+live>7GiB=callback"));
         let inner = rig.clone();
         let heard = Heard::listen(move || {
-            // The heap serves from inside.
+            // The heap serves requests from inside.
             assert!(inner.heap.free(inner.malloc(3 * MIB, DEFAULT)));
             inner.heap.validate().unwrap();
             inner.heap.mark_step();
@@ -72,7 +72,7 @@ fn a_listener_hears_of_a_passed_threshold_once_with_no_lock_held() {
         let Alert { device, threshold, value, count, live, .. } = alerts[0];
         assert_eq!((device, threshold, count), (0, 0, 1));
         assert_eq!((value, live), ((GIB + 500 * MIB) as f64, GIB + 500 * MIB));
-        // It was back, but a threshold speaks once a minute at most.
+        // It was back, but a threshold raises at most one alert a minute.
         assert!(rig.heap.free(large));
         step(&rig);
         let large = rig.malloc(GIB, DEFAULT);

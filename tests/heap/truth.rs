@@ -1,4 +1,4 @@
-//! What torch is told: numbers against a model that looks at every block, snapshots that tile, and
+//! The figures reported to torch: numbers against a model of every block, snapshots that tile, and
 //! the history.
 
 use crate::common::{BACKINGS, DEFAULT, GIB, MIB, Rig};
@@ -17,7 +17,7 @@ fn round(size: u64) -> u64 {
     size.next_multiple_of(512)
 }
 
-/// One number by pool, kept by looking at everything after each call.
+/// One number by pool, updated from everything after each call.
 #[derive(Default)]
 struct Counter {
     now: [u64; 3],
@@ -65,15 +65,15 @@ impl Counter {
     }
 }
 
-/// A program on a heap, with counters of its own. Blocks that wait for streams count as active
-/// until the snapshot shows them free.
+/// A program on a heap, with its own counters. Blocks that wait for streams count as active until
+/// the snapshot shows them free.
 struct Program {
     rig: Rig,
     streams: Vec<StreamHandle>,
-    /// Bytes asked for, by address.
+    /// Requested bytes, by address.
     live: BTreeMap<u64, u64>,
     waiting: BTreeMap<u64, u64>,
-    /// Live blocks, live bytes, active blocks, active bytes, bytes asked for.
+    /// Live blocks, live bytes, active blocks, active bytes, requested bytes.
     counters: [Counter; 5],
 }
 
@@ -127,7 +127,7 @@ impl Program {
         self.check();
     }
 
-    /// What waited and is not pending any more is not active either.
+    /// Blocks no longer pending are no longer active.
     fn complete_frees(&mut self) {
         let snapshot = self.rig.heap.snapshot(0).unwrap();
         let pending: Vec<u64> =
@@ -237,7 +237,8 @@ proptest! {
     }
 }
 
-/// Segments lie apart and by address, blocks tile them, and all of them are what is held.
+/// Segments are disjoint and ordered by address, blocks tile them, and their sum is the held
+/// memory.
 fn check_tiling(snapshot: &Snapshot, reserved: u64) {
     let mut end = 0;
     for segment in &snapshot.segments {
@@ -309,7 +310,7 @@ fn threads_lose_no_update_and_counts_only_grow() {
     let rig = Rig::new("");
     let streams: Vec<StreamHandle> = (0..THREADS).map(|_| rig.stream()).collect();
     let done = AtomicBool::new(false);
-    // On a busy machine the workers would be through before the watcher looks at all.
+    // On a busy machine the workers could finish before the watcher's first look.
     let looked = Barrier::new(THREADS as usize + 1);
     let size = |i: u64| if i.is_multiple_of(17) { 2 * MIB } else { 512 * (1 + i % 9) };
     std::thread::scope(|scope| {
@@ -317,7 +318,7 @@ fn threads_lose_no_update_and_counts_only_grow() {
             let mut before = [Stat::default(); 3];
             let mut looks = 0;
             loop {
-                // Known before the look, so that the last one is of all that was done.
+                // Read before the look, so that the last look covers all work.
                 let is_last = done.load(Ordering::Acquire);
                 let stats = rig.heap.torch_stats(0).unwrap().blocks.allocation;
                 for (now, before) in stats.iter().zip(before) {
@@ -505,7 +506,7 @@ fn the_history_tells_of_spans_and_of_what_could_not_be_met() {
     assert_eq!(spans(Action::OutOfMemory), 2 * GIB);
 }
 
-/// What is held where, by the history alone: pieces of 512 B.
+/// Held memory by the history alone: pieces of 512 B.
 fn replay(found: &history::Collected) -> BTreeSet<u64> {
     let mut held = BTreeSet::new();
     for entry in &found.entries {
@@ -519,7 +520,7 @@ fn replay(found: &history::Collected) -> BTreeSet<u64> {
                     assert!(held.remove(&piece), "{piece:#x} went before it came")
                 });
             }
-            // A block lies in what is held.
+            // A block lies in held memory.
             Action::Alloc => {
                 pieces.for_each(|piece| assert!(held.contains(&piece), "{piece:#x} is not held"))
             }
@@ -532,7 +533,7 @@ fn replay(found: &history::Collected) -> BTreeSet<u64> {
 #[test]
 fn the_history_of_segments_ends_at_what_the_snapshot_shows() {
     for backing in BACKINGS {
-        // A ceiling that makes pages move.
+        // A limit that makes pages move.
         let rig = Rig::new(&format!("{backing},limit:48MiB,headroom:0,slack:1%"));
         rig.heap.start_history(usize::MAX, false);
         let mut random = 1u64;

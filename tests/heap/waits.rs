@@ -1,10 +1,10 @@
-//! What waits that the program did not ask for can do to a program of several ranks, and when the
-//! heap makes any.
+//! Effects of the heap's own waits on a program of several ranks, and the conditions for such
+//! waits.
 //!
-//! Two ranks, a heap and a device each. Both use two communicators on two streams, whose
+//! Two ranks, each with a heap and a device. Both use two communicators on two streams, whose
 //! collectives run on a rank only when the other rank has reached its counterpart, as NCCL's
 //! kernels do. The ranks launch them in opposite orders: allowed, since nothing orders the two
-//! streams of a rank. A wait of one of them for the other does.
+//! streams of a rank. A wait of one stream for the other does.
 
 use crate::common::MIB;
 use crate::flaky::FlakyDriver;
@@ -36,7 +36,7 @@ fn heap(driver: Arc<dyn Driver>, conf: &str) -> Heap {
     heap
 }
 
-/// A stream of the program's that lasts.
+/// A lasting stream of the program.
 fn stream(gpu: &Gpu, heap: &Heap, device: u32) -> StreamHandle {
     let stream = as_program(|| gpu.stream_create(device, StreamKind::NonBlocking)).unwrap();
     heap.stream_lasts(device.into(), StreamHandle(stream)).unwrap();
@@ -54,9 +54,9 @@ fn job(memory: u64, conf: &str) -> (Arc<Gpu>, [Rank; 2]) {
     (gpu, ranks)
 }
 
-/// A step of a rank: buffers of `bytes`, a kernel and a collective on each of its streams. What the
-/// first stream has used and freed is what the second asks for. `inject`: between the two, the
-/// second is made to wait for the first, as an allocator would that hands the memory over.
+/// A step of a rank: buffers of `bytes`, a kernel and a collective on each of its streams. The
+/// second stream requests as much as the first has used and freed. `inject`: between the two, the
+/// second waits for the first, as it would if an allocator handed the memory over.
 fn step(gpu: &Gpu, rank: &Rank, bytes: u64, inject: bool) {
     let device = rank.device;
     let mut freed_on: Option<StreamHandle> = None;
@@ -78,9 +78,9 @@ fn step(gpu: &Gpu, rank: &Rank, bytes: u64, inject: bool) {
     }
 }
 
-/// Waits that the allocator asked for: of streams for events, of the host for events and devices,
-/// and the host's time in waits of any kind. (Pools synchronise their own stream, on which no work
-/// of the program's ever is.)
+/// Waits of the allocator: of streams for events, of the host for events and devices, and the
+/// host's time in waits of any kind. (Pools synchronise their own stream, which never has work of
+/// the program.)
 fn waits(gpu: &Gpu) -> [u64; 4] {
     let counts = gpu.counts(Caller::Allocator);
     let kinds =
@@ -124,7 +124,7 @@ fn the_default_settings_inject_no_wait_while_memory_is_not_exhausted() {
 
 #[test]
 fn no_wait_is_injected_while_the_other_rank_is_steps_behind() {
-    // One host runs far ahead: all that it frees lies behind collectives that have not met.
+    // One host runs far ahead: all its freed memory lies behind collectives that have not met.
     let (gpu, ranks) = job(4 << 30, "");
     let before = waits(&gpu);
     for _ in 0..8 {
@@ -139,8 +139,8 @@ fn no_wait_is_injected_while_the_other_rank_is_steps_behind() {
 
 #[test]
 fn a_heap_that_may_wait_to_hold_its_slack_closes_the_cycle_by_itself() {
-    // Why `waits:budget` is for programs that know: the same job as above, and no wait but the
-    // heap's own.
+    // The reason why `waits:budget` is only for safe programs: the same job as above, with no wait
+    // but the heap's own.
     let (gpu, ranks) = job(1 << 30, "slack:0.5%,waits:budget");
     for rank in &ranks {
         step(&gpu, rank, 64 * MIB, false);
@@ -187,8 +187,8 @@ fn where_memory_runs_out_a_stream_waits_on_the_device_and_the_host_does_not() {
     }
 }
 
-/// A rank on its own: two streams take turns with blocks of `bytes`, whose work lies before the
-/// device all the while. Bytes held at the peak.
+/// A rank on its own: two streams take turns with blocks of `bytes`, with their work always
+/// pending. Bytes held at the peak.
 fn turns(gpu: &Gpu, rank: &Rank, bytes: u64) -> u64 {
     let device = rank.device;
     for _ in 0..20 {
@@ -201,7 +201,7 @@ fn turns(gpu: &Gpu, rank: &Rank, bytes: u64) -> u64 {
     gpu.books(device).physical_peak
 }
 
-/// What is said to a heap before the program runs.
+/// Reports to a heap before the program runs.
 type Said<'a> = &'a dyn Fn(&Heap);
 
 #[test]
@@ -263,8 +263,8 @@ fn up_to_the_slack_more_than_live_blocks_need_is_held_before_a_stream_waits() {
     assert!(waits(&gpu)[0] > 0);
 }
 
-/// A process that is alone and holds nothing beyond live blocks before streams wait; and so many
-/// streams of its.
+/// A process that is alone and holds nothing beyond live blocks before streams wait; and its
+/// streams.
 fn alone<const STREAMS: usize>() -> (Arc<Gpu>, Heap, [StreamHandle; STREAMS]) {
     let gpu = Arc::new(Gpu::new(GpuConfig::new(4 << 30)));
     let heap = heap(Arc::new(PhantomDriver::new(gpu.clone())), "slack:0B");
@@ -288,7 +288,7 @@ fn a_stream_waits_for_the_one_event_that_alone_brings_a_block_and_for_no_other()
     for block in blocks {
         free_behind(&gpu, &heap, block, 100);
     }
-    // What the first has freed comes first, and is not enough.
+    // The first stream's freed memory comes first, and is not enough.
     let address = heap.malloc(64 * MIB, 0, third).unwrap();
     assert_eq!(waits(&gpu)[0], 1);
     assert_eq!(gpu.books(0).physical_peak, 80 * MIB, "no fresh memory");
@@ -302,7 +302,7 @@ fn where_one_event_is_not_enough_a_stream_waits_for_those_that_it_need_not_stand
         let (gpu, heap, [first, second, third]) = alone();
         let blocks = [first, second, third]
             .map(|stream| (stream, heap.malloc(32 * MIB, 0, stream).unwrap()));
-        // The third has as much work of its own before it as the others, or none.
+        // The third stream has as much pending work as the others, or none.
         for block in blocks.into_iter().rev() {
             if block.0 != third || is_busy {
                 free_behind(&gpu, &heap, block, 100);

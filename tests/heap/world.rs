@@ -1,5 +1,5 @@
-//! A program on the stand-in GPU whose every block the oracle watches, over a driver whose calls
-//! may fail.
+//! A program on the simulator, with every block watched by the oracle, over a driver with
+//! injectable faults.
 
 use crate::common::Rig;
 use crate::flaky::FlakyDriver;
@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex};
 
 pub struct World {
     pub rig: Rig,
-    /// Sound, until a test says otherwise.
+    /// Sound until a test injects faults.
     pub driver: Arc<FlakyDriver>,
     blocks: AtomicU64,
     /// The stream of each block ever allocated, by address: the latest one there.
@@ -47,7 +47,7 @@ impl World {
         }
     }
 
-    /// A stream of the program's of which the heap is told nothing.
+    /// A stream of the program, not announced to the heap.
     pub fn unannounced_stream(&self) -> StreamHandle {
         StreamHandle(as_program(|| self.rig.gpu.stream_create(0, StreamKind::NonBlocking)).unwrap())
     }
@@ -64,7 +64,7 @@ impl World {
         Ok(address)
     }
 
-    /// `None` where memory ran out or the driver failed.
+    /// `None` if memory ran out or the driver failed.
     pub fn malloc_if_possible(&self, size: u64, stream: StreamHandle) -> Option<u64> {
         match self.try_malloc(size, 0, stream) {
             Ok(address) => Some(address),
@@ -94,7 +94,7 @@ impl World {
         as_program(|| self.rig.gpu.launch(0, stream.0, kernels, 20_000)).unwrap();
     }
 
-    /// Calls of the allocator's.
+    /// The allocator's calls of `kind`.
     pub fn count(&self, kind: CallKind) -> u64 {
         self.rig.gpu.counts(Caller::Allocator).of(kind)
     }
@@ -108,7 +108,7 @@ impl World {
         self.rig.check_order();
     }
 
-    /// Nothing is live and no graph is left: all memory can be had back.
+    /// With nothing live and no graph left, all memory must come back.
     #[track_caller]
     pub fn check_all_comes_back(&self) {
         self.rig.heap.trim();

@@ -1,5 +1,5 @@
-//! Which files that come into a folder a process of this run made: asked of the kernel while the
-//! process is there, since nobody knows afterwards whose child it was.
+//! Finds the new files in a folder that processes of this run made. Asks the kernel while the
+//! process exists: afterwards, its parent is unknown.
 
 use std::collections::BTreeSet;
 use std::ffi::{CString, OsStr, OsString};
@@ -10,21 +10,22 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The names that came, and are of this run.
+/// Names of new files from this run.
 pub struct Arrivals(Arc<Mutex<BTreeSet<OsString>>>);
 
 impl Arrivals {
-    /// Watches `folder` from now on, for as long as this process runs; `is_ours` is asked of each
-    /// file that comes, at once.
+    /// Watches `folder` from now on, for as long as this process runs; calls `is_ours` at once for
+    /// each new file.
     ///
     /// # Errors
-    /// The kernel watches no more (`fs.inotify.max_user_instances`), or the folder is not there.
+    /// The kernel allows no more watches (`fs.inotify.max_user_instances`), or the folder does not
+    /// exist.
     pub fn watch(
         folder: &Path,
         is_ours: impl Fn(&OsStr) -> bool + Send + 'static,
     ) -> io::Result<Arrivals> {
         let name = CString::new(folder.as_os_str().as_bytes())?;
-        // SAFETY: a C string; the descriptor is new, and nobody else's.
+        // SAFETY: a C string; the descriptor is new and ours alone.
         let mut events = unsafe {
             let fd = libc::inotify_init1(libc::IN_CLOEXEC);
             if fd < 0 {
@@ -49,14 +50,14 @@ impl Arrivals {
         Ok(Arrivals(ours))
     }
 
-    /// Whether a file of this name came, and is of this run.
+    /// Whether a file of this name arrived, from this run.
     pub fn has(&self, name: &OsStr) -> bool {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).contains(name)
     }
 }
 
-/// The names in inotify's events: each four numbers of four bytes, of which the last is how long
-/// the name is, and the name, filled up with zeros.
+/// The names in inotify's events: each event has four numbers of four bytes, the last of them the
+/// name's length, then the name, padded with zeros.
 fn names(mut events: &[u8]) -> impl Iterator<Item = &OsStr> {
     const HEAD: usize = size_of::<libc::inotify_event>();
     std::iter::from_fn(move || {

@@ -1,8 +1,8 @@
-//! Commands that end within a time: each in a process group of its own, which is ended with all
-//! that the command started when its time is over.
+//! Commands with a time limit: each has its own process group; at the limit, we end the group and
+//! all descendants of the command.
 //!
-//! A terminal's Ctrl-C reaches the group in front only, so that signals which end this process are
-//! handed on to the groups ([`hand_signals_on`]).
+//! A terminal's Ctrl-C reaches only the foreground group, so signals that end this process are
+//! forwarded to the groups ([`hand_signals_on`]).
 
 use std::collections::BTreeSet;
 use std::io::{self, Read};
@@ -16,27 +16,27 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGKILL, SIGTERM};
 
 use crate::processes::{Process, descendants};
 
-/// What one program of the Rust tests may take. On two cores the longest takes about two minutes.
+/// Limit of a Rust test program. On two cores the longest takes about two minutes.
 pub const PROGRAM: Duration = Duration::from_secs(10 * 60);
-/// What one command of a part may take, an installation or a build included.
+/// Limit of a part's command, an installation or a build included.
 pub const COMMAND: Duration = Duration::from_secs(40 * 60);
 
-/// A factor for all deadlines, on machines that are slow.
+/// A factor for all deadlines, for slow machines.
 const PATIENCE: &str = "GRUYERE_TEST_PATIENCE";
-/// Between the word that a group is to end, and its end by force.
+/// Time between the request that a group end, and its end by force.
 const GRACE: Duration = Duration::from_secs(5);
-/// Between two looks at a process that writes nothing any more.
+/// Time between two checks of a process that no longer writes.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// How a command went.
+/// Result of a command.
 #[derive(Debug)]
 pub struct Ended {
     pub status: ExitStatus,
-    /// Whether it was ended because its time was over.
+    /// Whether it exceeded its limit.
     pub overdue: bool,
 }
 
-/// Where a command has written something.
+/// Source of a command's output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stream {
     Out,
@@ -46,7 +46,7 @@ pub enum Stream {
 /// The factor of [`PATIENCE`].
 ///
 /// # Errors
-/// It is no number above zero.
+/// Not a number above zero.
 pub fn patience() -> Result<f64, String> {
     let Ok(text) = std::env::var(PATIENCE) else { return Ok(1.0) };
     match text.parse() {
@@ -63,11 +63,11 @@ pub fn stretched(limit: Duration) -> Duration {
     limit.mul_f64(patience().unwrap_or(1.0))
 }
 
-/// Runs `command` with no input, for at most `limit`; `hear` gets what it writes to stdout, and to
-/// stderr if that is piped, as it comes.
+/// Runs `command` without input, for at most `limit`; calls `hear` with its output as it comes:
+/// stdout, and stderr if that is piped.
 ///
 /// # Errors
-/// It can't be started or waited for.
+/// The command can't be started or waited for.
 pub fn run(
     command: &mut Command,
     limit: Duration,
@@ -85,7 +85,7 @@ pub fn run(
         read(Stream::Err, err, said.clone());
     }
     drop(said);
-    // A program may close its output and go on; what it started may hold its output and go on.
+    // A program may close its output and continue; its children may hold its output and continue.
     let mut overdue = !drain(&heard, end, &mut hear);
     while !overdue && !has_ended(&child)? {
         std::thread::sleep(LOOK);
@@ -100,13 +100,13 @@ pub fn run(
         }
         group.send(SIGKILL);
         started.iter().for_each(Process::kill);
-        // Whoever still holds the pipe isn't waited for.
+        // Does not wait for other holders of the pipe.
         drain(&heard, Instant::now() + GRACE, &mut hear);
     }
     Ok(Ended { status: child.wait()?, overdue })
 }
 
-/// Whether it has ended. It is not waited for by that: its number, which is its group's, stays its.
+/// Whether it has ended. Does not reap it: its pid, which is its group's number, stays reserved.
 fn has_ended(child: &Child) -> io::Result<bool> {
     // SAFETY: all-zero is a valid value, which the call writes over.
     unsafe {
@@ -119,7 +119,7 @@ fn has_ended(child: &Child) -> io::Result<bool> {
     }
 }
 
-/// Hears until nobody can write any more, which is `true`, or until `end`.
+/// Reads until all writers are gone, which returns `true`, or until `end`.
 fn drain(
     heard: &mpsc::Receiver<(Stream, Vec<u8>)>,
     end: Instant,
@@ -156,7 +156,7 @@ fn read(stream: Stream, mut from: impl Read + Send + 'static, to: mpsc::Sender<(
     });
 }
 
-/// The groups that run.
+/// The running groups.
 static GROUPS: Mutex<BTreeSet<libc::pid_t>> = Mutex::new(BTreeSet::new());
 
 fn groups() -> MutexGuard<'static, BTreeSet<libc::pid_t>> {
@@ -174,8 +174,8 @@ impl Group {
     }
 
     fn send(&self, signal: i32) {
-        // SAFETY: no memory is involved; the group's leader has not been waited for, so that its
-        // number is nobody else's.
+        // SAFETY: no memory is involved; the group's leader has not been reaped, so its number is
+        // still its own.
         unsafe { libc::kill(-self.0, signal) };
     }
 }
@@ -186,17 +186,17 @@ impl Drop for Group {
     }
 }
 
-/// Whether a process descends from this one, or is in the group of a command that runs: its parents
+/// Whether a process descends from this one, or is in the group of a running command: its parents
 /// may have ended.
 pub fn is_of_this_run(process: &Process) -> bool {
     groups().contains(&process.group) || process.descends_from(std::process::id())
 }
 
-/// From here on a signal that ends this process goes to the groups first. What was ignored at the
-/// start (`nohup`, a script's `&`) stays ignored.
+/// From here on, forwards a signal that ends this process to the groups first. A signal ignored at
+/// the start (`nohup`, a script's `&`) stays ignored.
 ///
 /// # Errors
-/// Signals can't be listened to.
+/// The signal handlers can't be installed.
 pub fn hand_signals_on() -> Result<(), String> {
     let wanted = [SIGHUP, SIGINT, SIGTERM].into_iter().filter(|&signal| !is_ignored(signal));
     let mut signals = signal_hook::iterator::Signals::new(wanted)
@@ -204,11 +204,11 @@ pub fn hand_signals_on() -> Result<(), String> {
     std::thread::spawn(move || {
         for signal in signals.forever() {
             for group in groups().iter() {
-                // SAFETY: no memory is involved; a group is in the set while its leader has not
-                // been waited for, or a moment longer.
+                // SAFETY: no memory is involved; a group is in the set until its leader is reaped,
+                // or a moment longer.
                 unsafe { libc::kill(-group, signal) };
             }
-            // It ends this process as if nobody had listened.
+            // Ends this process by the default action.
             let _ = signal_hook::low_level::emulate_default_handler(signal);
         }
     });
@@ -252,7 +252,7 @@ mod tests {
 
     #[test]
     fn what_hangs_is_ended_with_all_that_it_started() {
-        // One in the group, one in a session of its own, and one that hears no signal.
+        // One in the group, one in a session of its own, and one that ignores SIGTERM.
         let script = "sleep 300 & echo $!; setsid sleep 300 & echo $!; trap '' TERM; echo $$; \
                       while :; do sleep 300; done";
         let begun = Instant::now();

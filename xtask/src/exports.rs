@@ -1,13 +1,13 @@
-//! What the shared libraries show to the dynamic linker: their own names, the functions that they
-//! stand in for and no others, and that they are never unloaded.
+//! Dynamic symbols of the shared libraries: their own names, exactly the functions that they
+//! interpose, and a flag against unloading.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::parts::{cargo, output};
 
-/// The functions of the CUDA runtime and of NCCL that the LD_PRELOAD door interposes: every one,
-/// and nothing else, or programs are half served.
+/// The functions of the CUDA runtime and of NCCL that the LD_PRELOAD door interposes: exactly
+/// these, or programs are half served.
 const INTERPOSED: [&str; 35] = [
     "cudaDeviceEnablePeerAccess",
     "cudaDeviceReset",
@@ -46,8 +46,8 @@ const INTERPOSED: [&str; 35] = [
     "ncclCommInitRankScalable",
 ];
 
-/// What libgruyere_driver.so stands in for: how the driver's functions are found, and those that a
-/// program may be linked to. More would change what programs find that have nothing to do with us.
+/// The functions that libgruyere_driver.so interposes: the driver's lookup functions, and those
+/// that a program may link to. More would affect programs in ways unrelated to us.
 const OF_THE_DRIVER: [&str; 47] = [
     "cuCtxSynchronize",
     "cuDevicePrimaryCtxReset_v2",
@@ -102,9 +102,9 @@ const OF_THE_DRIVER: [&str; 47] = [
 struct Library {
     package: &'static str,
     file: &'static str,
-    /// How its own names begin, where it has any.
+    /// Prefix of its own names, if any.
     own: Option<&'static str>,
-    /// What it interposes: every one of these, and nothing else, or programs are half served.
+    /// The functions it interposes: exactly these, or programs are half served.
     interposed: &'static [&'static str],
 }
 
@@ -152,12 +152,12 @@ impl Library {
         if !missing.is_empty() {
             return Err(format!("{} does not interpose {}", library.display(), missing.join(", ")));
         }
-        // Threads and exit handlers of the host may still be inside when somebody calls dlclose.
+        // The host's threads and exit handlers may still be inside during a dlclose.
         let dynamic = output(Command::new("readelf").arg("-d").arg(&library))?;
         if !dynamic.contains("NODELETE") {
             return Err(format!("{} is not linked with -z nodelete", library.display()));
         }
-        // cudarc's dynamic loading is why the library loads on a machine without a driver.
+        // The library loads on a machine without a driver because cudarc loads it dynamically.
         if let Some(line) =
             dynamic.lines().find(|line| line.contains("NEEDED") && line.contains("libcu"))
         {
@@ -172,14 +172,14 @@ impl Library {
         Ok(())
     }
 
-    /// Builds the library and tells where cargo put it.
+    /// Builds the library and returns cargo's path to it.
     fn build(&self, root: &Path) -> Result<PathBuf, String> {
         let messages = output(&mut cargo(
             root,
             &["build", "--package", self.package, "--lib", "--message-format=json"],
         ))?;
         let ending = format!("/{}", self.file);
-        // One JSON object a line; file names need no unescaping unless they hold quotes or
+        // A JSON object per line; file names need no unescaping unless they contain quotes or
         // backslashes.
         let file = messages
             .lines()

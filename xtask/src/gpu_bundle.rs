@@ -1,4 +1,4 @@
-//! `cargo xtask gpu-bundle`: one folder that runs on a bare machine with a driver
+//! `cargo xtask gpu-bundle`: a folder that runs on a bare machine with a driver
 //! (tests/gpu/bundle/README.md), and its rehearsal on the stand-in.
 
 use std::path::{Path, PathBuf};
@@ -10,23 +10,23 @@ use serde_json::Value;
 use crate::deadline::{self, Stream};
 use crate::parts::{cargo, output, succeed};
 
-/// The most that it may have, bytes: it is copied to machines by hand.
+/// Maximum size, bytes: people copy it to machines by hand.
 const MOST: u64 = 20_000_000;
 const NAME: &str = "gruyere-gpu";
 
-/// What is built from C, and from what.
+/// C programs, with their sources.
 const PROGRAMS: [(&str, &[&str]); 2] = [
     ("probe", &["tests/gpu/probe"]),
     ("canaries", &["tests/gpu/canaries", "tests/gpu/probe/driver.c", "tests/gpu/probe/kernels.c"]),
 ];
-/// What is copied as it is: a file, or the files of a folder with this ending; where to.
+/// Files copied unchanged: a file, or a folder's files with this ending; and the destination.
 const COPIED: [(&str, &str, &str); 7] = [
     ("tests/gpu/bundle", "sh", ""),
     ("tests/gpu/bundle", "md", ""),
     ("traces", "zst", "traces"),
     ("tests/gpu", "py", "acceptance"),
     ("tests/gpu", "md", "acceptance"),
-    // With which the acceptance program puts the library into torch.
+    // The acceptance program uses these to put the library into torch.
     ("python_loader/gruyere", "py", "python_loader/gruyere"),
     (".", "LICENSE-MIT", ""),
 ];
@@ -35,7 +35,7 @@ fn told<T>(path: &Path, result: std::io::Result<T>) -> Result<T, String> {
     result.map_err(|error| format!("{}: {error}", path.display()))
 }
 
-/// Makes the folder and its archive under `out`; the archive.
+/// Makes the folder and its archive under `out`; returns the archive.
 pub fn make(root: &Path, out: &Path) -> Result<PathBuf, String> {
     succeed(&mut cargo(root, &["build", "--release", "--locked"]))?;
     let target =
@@ -46,7 +46,7 @@ pub fn make(root: &Path, out: &Path) -> Result<PathBuf, String> {
     }
     told(&folder, std::fs::create_dir_all(&folder))?;
     for name in ["libgruyere.so", "libgruyere_driver.so", "gruyere"] {
-        // What the dynamic linker needs stays.
+        // Keeps the dynamic linker's symbols.
         let built = target.join("release").join(name);
         output(
             Command::new("strip")
@@ -99,7 +99,7 @@ fn mb(bytes: u64) -> f64 {
     bytes as f64 / 1e6
 }
 
-/// The files of `folder` that end in `ending` (or are called so).
+/// The files of `folder` that end in `ending` (or have that name).
 fn files(folder: &Path, ending: &str) -> Result<Vec<PathBuf>, String> {
     let mut found = Vec::new();
     for entry in told(folder, std::fs::read_dir(folder))? {
@@ -126,9 +126,9 @@ fn size(folder: &Path) -> Result<u64, String> {
 }
 
 /// The bundle on the stand-in, unpacked in an empty folder: every part that needs no torch runs and
-/// says that all is well; the second call has nothing left to do; a program that overwrites its
-/// blocks is corruption, and stops the session; a part that hangs is ended by its limit, and one
-/// that is interrupted is run again.
+/// reports success; the second call has nothing left to do; a program that overwrites its blocks is
+/// corruption, and stops the session; the limit ends a part that hangs, and an interrupted part
+/// runs again.
 pub fn rehearse(root: &Path) -> Result<(), String> {
     let place = tempfile::tempdir().map_err(|error| format!("a temporary folder: {error}"))?;
     let archive = make(root, place.path())?;
@@ -181,7 +181,7 @@ pub fn rehearse(root: &Path) -> Result<(), String> {
 struct Session {
     folder: PathBuf,
     library: PathBuf,
-    /// What says that we hold the lock of the stand-in.
+    /// Marks us as the holder of the stand-in's lock.
     owner: (&'static str, String),
 }
 
@@ -233,7 +233,7 @@ impl Session {
 }
 
 impl Session {
-    /// With a program in the probe's place that never ends: interrupted, then by its limit.
+    /// With a program in the probe's place that never ends: interrupted, then ended by its limit.
     fn hangs_end(&self) -> Result<(), String> {
         let probe = self.folder.join("probe");
         told(&probe, std::fs::rename(&probe, self.folder.join("probe-kept")))?;
@@ -287,7 +287,7 @@ impl Ended {
             .ok_or_else(|| format!("summary.json has no part {name}"))
     }
 
-    /// The session ended with `code`, and these parts as `outcome`.
+    /// Checks that the session ended with `code`, and these parts as `outcome`.
     fn expect(&self, code: i32, parts: &[&str], outcome: &str) -> Result<(), String> {
         if self.code != Some(code) {
             return Err(format!(

@@ -1,5 +1,5 @@
-//! Instructions of a malloc and of a free: callgrind's count, inclusive, without what the
-//! stand-in's driver does.
+//! Instructions of a malloc and of a free: callgrind's inclusive count, without the stand-in's
+//! driver.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader};
@@ -9,28 +9,27 @@ use std::process::{Command, Stdio};
 use crate::observed;
 use crate::parts::{cargo, output};
 
-/// What replays it (a package of the workspace).
+/// The program that replays the trace (a package of the workspace).
 const PROGRAM: &str = "gruyere-instructions";
-/// The trace that the bar is set on.
+/// The trace of the bar.
 const TRACE: &str = "traces/moe.trace.zst";
-/// The trace that is replayed while others read, the longest; and at most how many of its
-/// operations a second: so that it takes three seconds at least, of which `gruyere top` needs one
-/// to find it.
+/// The trace for a replay under a reader, the longest; and its maximum operations per second, so
+/// that it takes at least three seconds, of which `gruyere top` needs one to find it.
 const READ_TRACE: &str = "traces/llama7b_full.trace.zst";
 const READ_PACE: u32 = 75_000;
-/// The bar: instructions of a malloc or a free, on average over both.
+/// The bar: instructions per malloc or free, on average over both.
 const BAR: u64 = 375;
-/// Streams of a random program, and how many times the instructions at the few an operation may
-/// take at the many.
+/// Streams of a random program, and the maximum ratio of instructions per operation with many
+/// streams to those with few.
 const FEW_STREAMS: u32 = 10;
 const MANY_STREAMS: u32 = 1000;
 const STREAMS_BAR: f64 = 3.0;
 /// The bar on the record's share of them, in percent.
 const RECORD_BAR: u64 = 25;
-/// Where the record's code is, and the atomics that the compiler has put into it. (The heap's own
-/// atomics are counted with them: so this is an upper bound.)
+/// Source files of the record, and of the atomics inlined into it. (This includes the heap's own
+/// atomics, so it is an upper bound.)
 const RECORD: [&str; 2] = ["record/src/", "core/src/sync/atomic.rs"];
-/// How the stand-in's driver calls are named.
+/// Prefix of the stand-in's driver calls.
 const DRIVER: &str = "PhantomDriver as gruyere_heap::driver::Driver>::";
 
 /// Inclusive cost of all calls of a function.
@@ -40,14 +39,14 @@ struct Cost {
     instructions: u64,
 }
 
-/// By how many instructions two counts may differ: which calls are timed, and when the clock's
-/// facts are refreshed, is by the clock.
+/// Tolerance between two counts, instructions: the clock determines which calls are timed, and when
+/// its facts are refreshed.
 const CHANCE: f64 = 1.0;
-/// Samples of the process that `gruyere top` must have taken, or nothing was tried.
+/// The fewest samples of the process by `gruyere top` for a valid test.
 const LEAST_SAMPLES: usize = 3;
 
-/// Counts, prints, and fails above the bars; then counts once more while `gruyere top` reads the
-/// record ten times a second; then what a watched call costs.
+/// Counts, prints, and fails above the bars; then counts again while `gruyere top` reads the record
+/// ten times a second; then counts a watched call.
 pub fn check(root: &Path) -> Result<(), String> {
     let packages = ["--package", PROGRAM, "--package", "gruyere-cli"];
     output(cargo(root, &["build", "--release", "--quiet"]).args(packages))?;
@@ -73,7 +72,7 @@ pub fn check(root: &Path) -> Result<(), String> {
     observed::check(root, &target)
 }
 
-/// What the number of streams costs: one random program at few streams and at many.
+/// Cost of the number of streams: a random program with few streams and with many.
 fn streams(root: &Path, target: &Path) -> Result<(), String> {
     let [few, many] = [FEW_STREAMS, MANY_STREAMS].map(|streams| {
         Ok::<_, String>(average(&calls(&count(root, target, &[&format!("streams:{streams}")])?)))
@@ -94,7 +93,7 @@ fn streams(root: &Path, target: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// Runs the program with `arguments` under callgrind; the profile.
+/// Runs the program with `arguments` under callgrind; returns the profile.
 fn count(root: &Path, target: &Path, arguments: &[&str]) -> Result<String, String> {
     let profile = target.join("callgrind.out");
     let mut valgrind = Command::new("valgrind");
@@ -110,8 +109,8 @@ fn count(root: &Path, target: &Path, arguments: &[&str]) -> Result<String, Strin
     std::fs::read_to_string(&profile).map_err(|error| format!("{}: {error}", profile.display()))
 }
 
-/// Runs `body` while `gruyere top` reads all records at 10 Hz; how many of its samples had the
-/// program.
+/// Runs `body` while `gruyere top` reads all records at 10 Hz; returns the number of its samples
+/// that include the program.
 fn while_read(
     target: &Path,
     body: impl FnOnce() -> Result<String, String>,
@@ -127,13 +126,13 @@ fn while_read(
         lines.lines().map_while(Result::ok).filter(|line| line.contains(PROGRAM)).count()
     });
     let profile = body();
-    // It reads until it is told to stop.
+    // It reads until it is killed.
     let _ = top.kill();
     let _ = top.wait();
     Ok((profile?, samples.join().map_err(|_| "reading what gruyere top says failed")?))
 }
 
-/// Instructions of a malloc or a free, without the driver's.
+/// Instructions per malloc or free, without the driver's.
 fn average(calls: &HashMap<&str, Cost>) -> f64 {
     let [malloc, free] =
         ["gruyere_malloc", "gruyere_free"].map(|name| calls.get(name).copied().unwrap_or_default());
@@ -181,9 +180,9 @@ fn report(calls: &HashMap<&str, Cost>, record: u64) -> Result<(), String> {
     Ok(())
 }
 
-/// Instructions of lines in files whose names contain one of `names`, whatever functions they were
-/// inlined into. In callgrind's format `fl=`, `fi=` and `fe=` name the file of the lines that
-/// follow, each a position and a cost; a line after `calls=` is the callee's.
+/// Instructions of lines in files whose names contain one of `names`, including inlined lines. In
+/// callgrind's format `fl=`, `fi=` and `fe=` name the file of the lines that follow, each a
+/// position and a cost; a line after `calls=` is the callee's.
 fn in_files(profile: &str, names: &[&str]) -> u64 {
     let (mut inside, mut sum) = (false, 0);
     let mut lines = profile.lines();

@@ -109,7 +109,7 @@ enum Write {
     Site,
 }
 
-/// The root of the repository.
+/// The repository's root.
 fn root() -> PathBuf {
     let manifest = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
     manifest.parent().map(PathBuf::from).unwrap_or(manifest)
@@ -120,8 +120,7 @@ fn test(root: &Path, all: bool, only: Option<&str>) -> Result<(), String> {
     let records = records::Records::begin()?;
     let (names, folder) = records.variables();
     for name in names {
-        // SAFETY: the only other thread waits for what comes into /dev/shm, and reads no
-        // environment.
+        // SAFETY: the only other thread waits for new files in /dev/shm, and reads no environment.
         unsafe { std::env::set_var(name, folder) };
     }
     deadline::hand_signals_on()?;

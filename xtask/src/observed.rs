@@ -1,21 +1,21 @@
-//! Instructions of a call that the LD_PRELOAD door passes on and writes down (`preload:observe`):
+//! Instructions of a call that the LD_PRELOAD door passes on and records (`preload:observe`):
 //! callgrind's count.
 //!
-//! A program in C makes many mallocs and frees over a runtime that does next to nothing, once with
-//! some calls and once with twice as many: the difference is what the calls cost, without the start
-//! and the end. What the program and that runtime take themselves is left out, by the object that
-//! the instructions are in; what is left is ours, and what ours calls.
+//! A C program makes many mallocs and frees over an almost empty runtime, once with some calls and
+//! once with twice as many: the difference is the cost of the calls, without start and end. We
+//! exclude the program and that runtime by the object of the instructions; the rest is ours, and
+//! our callees'.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::parts::{cargo, output};
 
-/// The bar: instructions of a malloc or a free, on average over both.
+/// The bar: instructions per malloc or free, on average over both.
 const BAR: u64 = 300;
 /// Calls of the shorter run.
 const CALLS: u64 = 20_000;
-/// What is not ours: the program and its runtime, as they are named here.
+/// Objects that are not ours: the program and its runtime.
 const THEIRS: [&str; 2] = ["many_calls", "libcudart.so.12"];
 
 /// Counts, prints, and fails above the bar.
@@ -36,7 +36,7 @@ pub fn check(root: &Path, target: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// Compiles the runtime and the program that is linked with it; the program.
+/// Compiles the runtime and the program linked with it; returns the program.
 fn compile(root: &Path, folder: &Path) -> Result<PathBuf, String> {
     let sources = root.join("tests/preload");
     let compiler = || {
@@ -58,7 +58,7 @@ fn compile(root: &Path, folder: &Path) -> Result<PathBuf, String> {
     Ok(program)
 }
 
-/// Instructions of a run that are ours.
+/// Our instructions in a run.
 fn count(program: &Path, library: &Path, folder: &Path, calls: u64) -> Result<u64, String> {
     let profile = folder.join(format!("callgrind.{calls}"));
     let mut valgrind = Command::new("valgrind");

@@ -1,4 +1,4 @@
-//! The parts of the test run, in order: cheap and telling first.
+//! The parts of the test run, in order: cheap and informative first.
 
 use std::path::Path;
 use std::process::Command;
@@ -16,12 +16,12 @@ pub fn command(root: &Path, program: impl AsRef<std::ffi::OsStr>, arguments: &[&
     command
 }
 
-/// The cargo that runs us.
+/// The cargo that started us.
 pub fn cargo(root: &Path, arguments: &[&str]) -> Command {
     command(root, std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()), arguments)
 }
 
-/// Everything that is tested.
+/// All parts.
 pub fn all(root: &Path) -> Vec<Part> {
     let at = |run: fn(&Path) -> Outcome| {
         let root = root.to_path_buf();
@@ -50,7 +50,7 @@ pub fn all(root: &Path) -> Vec<Part> {
         slow("pytorch", &["python3-venv", "c++"], |root| {
             runner::command(&mut command(root, root.join("tests/pytorch/run"), &[]))
         }),
-        // After what builds the library.
+        // After the part that builds the library.
         slow("plain torch", &["python3-venv", "c++"], wheels::plain),
         slow("torch suite", &["python3-venv", "c++"], |root| {
             runner::command(&mut command(root, root.join("tests/pytorch/suite/run"), &[]))
@@ -75,11 +75,11 @@ fn check(result: Result<(), String>) -> Outcome {
     }
 }
 
-// The whole workspace is named below: of one package by itself the dependencies' features, and so
-// the library, would be others, under the same file's name.
+// The whole workspace is named below: a single package would build its dependencies, and so the
+// library, with other features under the same file name.
 
-/// Starts and exits of a small program under preload: ten thousand where GRUYERE_PROOF_STARTS says
-/// so (three minutes and more), else some of them (a plain test run makes a few hundred).
+/// Starts and exits of a small program under preload: ten thousand if GRUYERE_PROOF_STARTS is set
+/// (three minutes or more), else some of them (a plain test run makes a few hundred).
 fn starts(root: &Path) -> Outcome {
     let arguments = ["test", "--workspace", "--test", "preload_proof", "programs_start"];
     let starts = std::env::var("GRUYERE_PROOF_STARTS").unwrap_or_else(|_| "2000".into());
@@ -102,7 +102,7 @@ fn prometheus(root: &Path) -> Outcome {
 }
 
 /// The model-checked tests: every test target of the record's package with "loom" in its name,
-/// built with `--cfg loom` in a folder of its own (the flag would rebuild the other one each time),
+/// built with `--cfg loom` in a separate folder (the flag would rebuild the other one each time),
 /// optimised (a model visits millions of states).
 fn loom(root: &Path) -> Outcome {
     let targets = match test_targets(root, "loom") {
@@ -126,7 +126,7 @@ fn loom(root: &Path) -> Outcome {
     )
 }
 
-/// The files of record/tests/ whose name contains `word`, without their ending.
+/// The files of record/tests/ with `word` in their names, without their ending.
 fn test_targets(root: &Path, word: &str) -> Result<Vec<String>, String> {
     let files = std::fs::read_dir(root.join("record/tests"))
         .map_err(|error| format!("record/tests/: {error}"))?;

@@ -1,8 +1,8 @@
-//! The processes that this one has started, directly or not.
+//! The descendants of this process.
 
 use std::collections::BTreeSet;
 
-/// A process, by its number and the time of its start.
+/// A process: its number and start time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Process {
     /// Its number.
@@ -14,22 +14,22 @@ pub struct Process {
 }
 
 impl Process {
-    /// What the kernel knows of a process that is there, if only until its parent asks for its end.
+    /// The kernel's facts about an existing process, zombies included.
     pub fn read(pid: u32) -> Option<Process> {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        // The fields behind the command in brackets are the 3rd and on: the 4th is the parent, the
-        // 5th the group, the 22nd the start.
+        // Behind the command in brackets come fields 3 and up: the 4th is the parent, the 5th the
+        // group, the 22nd the start.
         let fields: Vec<&str> = stat.rsplit_once(") ")?.1.split(' ').collect();
         let (parent, group) = (fields.get(1)?.parse().ok()?, fields.get(2)?.parse().ok()?);
         Some(Process { pid, group, parent, start: (*fields.get(19)?).to_owned() })
     }
 
-    /// Whether it started at this time, which records and the kernel count alike.
+    /// Whether it started at this time; records and the kernel use the same count.
     pub fn started_at(&self, start: &str) -> bool {
         self.start == start
     }
 
-    /// Kills it, if it is the same still.
+    /// Kills it, if it is still the same process.
     pub fn kill(&self) {
         if Process::read(self.pid).is_some_and(|now| now.start == self.start) {
             // SAFETY: no memory is involved.
@@ -40,7 +40,7 @@ impl Process {
     /// Whether `ancestor` is its parent, or its parent's, and so on.
     pub fn descends_from(&self, ancestor: u32) -> bool {
         let mut parent = self.parent;
-        // A process that ends meanwhile may have its number taken: a walk has an end all the same.
+        // A pid may be reused during the walk, so the walk has a limit.
         for _ in 0..1000 {
             if parent == ancestor {
                 return true;
@@ -54,7 +54,7 @@ impl Process {
     }
 }
 
-/// What `root` started that has a parent still, directly or not: in sessions of its own too.
+/// Living descendants of `root` whose parents live: in sessions of their own too.
 pub fn descendants(root: u32) -> Vec<Process> {
     let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let mut others: Vec<Process> = entries

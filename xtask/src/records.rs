@@ -1,10 +1,9 @@
-//! The records of what a test run starts: in a folder of the run's own, and nothing of them is left
-//! when it ends.
+//! Records made during a test run: in a folder of the run's own, with none left at the end.
 //!
 //! Test programs have folders of their own within it (.cargo/test-runner,
-//! tests/pytorch/conftest.py). What has lost the run's environment keeps its record in /dev/shm, as
-//! the programs of others do: such a record counts if the process that made it descends from this
-//! run. Of the rest the run warns alone: a program of the same user may have been killed meanwhile.
+//! tests/pytorch/conftest.py). A process that lost the run's environment keeps its record in
+//! /dev/shm, as other programs do: such a record counts if its process descends from this run. For
+//! the rest, the run only warns: another program of the same user may have been killed meanwhile.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -23,7 +22,7 @@ const DEFAULT: &str = "/dev/shm";
 const RECORDS: &str = "gruyere-";
 /// Where .cargo/test-runner and conftest.py make their folders.
 const MEMORY: &str = "GRUYERE_TEST_MEMORY";
-/// As they name them.
+/// Prefix of their names.
 const FOLDERS: &str = "gruyere-test-records.";
 
 /// A test run's records.
@@ -32,15 +31,15 @@ pub struct Records {
     place: Place,
 }
 
-/// Where records of this run must not be.
+/// The folder that must stay free of this run's records.
 struct Place {
     folder: PathBuf,
     before: BTreeSet<OsString>,
-    /// `None`: the kernel doesn't tell what comes.
+    /// `None`: the kernel does not report new files.
     arrivals: Option<Arrivals>,
 }
 
-/// Records that have come and stayed.
+/// New records that stayed.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Left {
     /// Of processes of this run.
@@ -50,28 +49,28 @@ struct Left {
 }
 
 impl Records {
-    /// Makes the folder, and notes what is there already. Children are to find it in the
-    /// environment: [`Records::variables`].
+    /// Makes the folder, and notes existing records. Children find it through the environment:
+    /// [`Records::variables`].
     ///
     /// # Errors
-    /// It can't be made.
+    /// The folder can't be made.
     pub fn begin() -> Result<Records, String> {
-        // In memory, as records are, where it can be.
+        // In memory, as records are, if possible.
         let folder = TempDir::with_prefix_in(FOLDERS, DEFAULT)
             .or_else(|_| TempDir::with_prefix(FOLDERS))
             .map_err(|error| format!("{}: {error}; set TMPDIR", std::env::temp_dir().display()))?;
         Ok(Records { folder, place: Place::new(DEFAULT.into()) })
     }
 
-    /// The variables' names, and the value of all.
+    /// The variables' names, and their common value.
     pub fn variables(&self) -> ([&'static str; 2], &Path) {
         ([VARIABLE, MEMORY], self.folder.path())
     }
 
-    /// Removes the folder; fails where something of the run is left.
+    /// Removes the folder; fails if records of the run are left.
     pub fn end(self) -> Outcome {
         let path = self.folder.path().display().to_string();
-        // The processes' own records go with the folder; who made a folder in it takes that away.
+        // The processes' own records go with the folder; the maker of a folder in it removes that.
         let mut left = self.place.left();
         let folders = names(self.folder.path(), FOLDERS);
         left.ours.extend(folders.into_iter().map(|name| self.folder.path().join(name)));
@@ -117,7 +116,7 @@ impl Place {
         Place { folder, before, arrivals }
     }
 
-    /// What has come since, and is not of a process that runs.
+    /// New records of processes that no longer run.
     fn left(&self) -> Left {
         let namespace = pid_namespace();
         let mut left = Left::default();
@@ -142,7 +141,7 @@ fn names(folder: &Path, prefix: &str) -> BTreeSet<OsString> {
         .collect()
 }
 
-/// The number of this process's pid namespace, as records have it in their names.
+/// The number of this process's pid namespace, as in names of records.
 fn pid_namespace() -> Option<String> {
     let link = std::fs::read_link("/proc/self/ns/pid").ok()?;
     let number = link.to_str()?.strip_prefix("pid:[")?.strip_suffix(']')?;
@@ -150,7 +149,7 @@ fn pid_namespace() -> Option<String> {
 }
 
 /// The process that made a record of this name (`gruyere-NAMESPACE-PID-START-COUNT.record`), if it
-/// is there still. Numbers of another namespace mean nothing here.
+/// still exists. Pids of another namespace mean nothing here.
 fn maker(name: &str, namespace: Option<&str>) -> Option<Process> {
     let mut parts = name.strip_prefix(RECORDS)?.split('-');
     let (its, pid, start) = (parts.next()?, parts.next()?, parts.next()?);
@@ -167,11 +166,12 @@ mod tests {
     use std::process::{Command, Stdio};
     use std::time::{Duration, Instant};
 
-    /// Makes a record in the name of the shell that runs it.
+    /// Makes a record in the name of the running shell.
     const MAKES: &str = "set -- $(cat /proc/$$/stat); shift 21; \
                          name=gruyere-$NAMESPACE-$$-$1-0.record; : > \"$name\"; ";
 
-    /// A shell, with the file `makes` in its folder: [`MAKES`], and a while to be seen.
+    /// A shell with the file `makes` in its folder: it runs [`MAKES`], and waits a while to be
+    /// seen.
     fn shell(script: &str, folder: &Path) -> Command {
         std::fs::write(folder.join("makes"), format!("{MAKES} sleep \"${{WHILE:-300}}\"")).unwrap();
         let mut command = Command::new("sh");
@@ -200,19 +200,19 @@ mod tests {
         write(&format!("gruyere-{namespace}-4194305-7-0.record"));
         let place = Place::new(folder.path().to_path_buf());
         assert_eq!(place.left(), Left::default());
-        // Of a process that runs; what is no record; the folder of another run.
+        // Of a running process; not a record; the folder of another run.
         let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
         let start = stat.rsplit_once(") ").unwrap().1.split(' ').nth(19).unwrap().to_owned();
         write(&format!("gruyere-{namespace}-{}-{start}-0.record", std::process::id()));
         write("others-1-4194305-7-0.record");
         std::fs::create_dir(folder.path().join("gruyere-test-records.abc")).unwrap();
         assert_eq!(place.left(), Left::default());
-        // Of nobody that is known: dead before, and of another namespace.
+        // Of no known process: dead before, and of another namespace.
         let others = [
             write(&format!("gruyere-{namespace}-4194306-7-0.record")),
             write("gruyere-1-1-1-0.record"),
         ];
-        // A child's child, which is killed.
+        // A grandchild, which is killed.
         let mut child = shell("sh makes & wait", folder.path());
         let mut child = child.process_group(0).spawn().unwrap();
         let arrivals = place.arrivals.as_ref().expect("inotify");
@@ -222,7 +222,7 @@ mod tests {
             ours.retain(|name| arrivals.has(name));
             !ours.is_empty()
         });
-        // SAFETY: no memory is involved; the group's leader has not been waited for.
+        // SAFETY: no memory is involved; the group's leader has not been reaped.
         unsafe { libc::kill(-(child.id() as libc::pid_t), libc::SIGKILL) };
         child.wait().unwrap();
         until("it ends", || !place.left().ours.is_empty());
@@ -236,7 +236,7 @@ mod tests {
     fn a_record_of_a_process_whose_parent_is_another_is_not_ours() {
         let folder = tempfile::tempdir().unwrap();
         let place = Place::new(folder.path().to_path_buf());
-        // Its parent has ended, and it is in a session of its own: as of another shell.
+        // Its parent has ended, and it is in a session of its own: as if from another shell.
         let waits = "while [ -e /proc/$OUTER ]; do sleep 0.05; done; WHILE=0.5; . ./makes";
         std::fs::write(folder.path().join("waits"), waits).unwrap();
         let script = "OUTER=$$ setsid sh waits > said 2>&1 &";

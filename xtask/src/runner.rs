@@ -9,13 +9,13 @@ pub use crate::said::Counts;
 use crate::said::{Reason, Said};
 use crate::tools;
 
-/// How a part went.
+/// Result of a part.
 pub enum Outcome {
     /// The whole part passed.
     Passed(Counts),
-    /// It could not be run, for this reason.
+    /// It could not run, for this reason.
     Skipped(String),
-    /// Something failed.
+    /// A test or command failed.
     Failed(Counts, String),
 }
 
@@ -43,24 +43,24 @@ impl Outcome {
 
 /// A part of the test run.
 pub struct Part {
-    /// Its heading.
+    /// Heading of the part.
     pub name: &'static str,
-    /// What it does.
+    /// Runs the part.
     pub run: Box<dyn Fn() -> Outcome>,
-    /// The tools without which it is skipped (names of [`tools::TOOLS`]).
+    /// Required tools; without them the part is skipped (names of [`tools::TOOLS`]).
     pub needs: &'static [&'static str],
-    /// Whether it takes too long to be waited for, so that only a run of all parts has it.
+    /// Whether the part is slow, so that only a run of all parts includes it.
     pub only_with_all: bool,
 }
 
-/// Which parts are to be run.
+/// The parts to run.
 #[derive(Clone, Copy)]
 pub enum Chosen<'a> {
-    /// The parts that one can wait for.
+    /// The quick parts.
     Quick,
     /// All parts.
     All,
-    /// The parts whose name contains this.
+    /// The parts whose names contain this.
     Named(&'a str),
 }
 
@@ -74,12 +74,11 @@ impl Chosen<'_> {
     }
 }
 
-/// What a part's exit code means if it is this one: it could not be run, and its last line says why
-/// (automake's custom).
+/// Exit code of a part that could not run; its last line has the reason (automake's convention).
 const SKIPPED: i32 = 77;
 
-/// Runs the chosen parts, and then `last`, whatever they are; fails at the end if one of them did.
-/// Skipping is failing where CI is set.
+/// Runs the chosen parts, and then `last` in any case; fails at the end if one failed. If CI is
+/// set, skipping counts as failing.
 pub fn run(
     root: &Path,
     parts: &[Part],
@@ -117,7 +116,7 @@ pub fn run(
     done
 }
 
-/// The summary, whose last line is the tests' number alone: tools read that.
+/// The summary; its last line is only the number of tests, for tools to read.
 fn sum_up(
     results: &[(&str, Outcome, Duration)],
     left: &[&str],
@@ -170,7 +169,7 @@ fn sum_up(
     (lines.join("\n"), done)
 }
 
-/// Runs a command with no input, showing its output as it comes.
+/// Runs a command without input, showing its output as it comes.
 pub fn command(command: &mut Command) -> Outcome {
     command_within(command, deadline::stretched(deadline::COMMAND))
 }
@@ -179,7 +178,7 @@ fn command_within(command: &mut Command, limit: Duration) -> Outcome {
     let name = command.get_program().to_string_lossy().into_owned();
     let mut said = Said::default();
     let ended = deadline::run(command, limit, |_, bytes| print!("{}", said.hear(bytes)));
-    // Before the last line is taken for whole: it may name the test that runs.
+    // Before the last line counts as complete: it may name the running test.
     let running = said.running();
     let rest = said.end();
     if !rest.is_empty() {
@@ -191,7 +190,7 @@ fn command_within(command: &mut Command, limit: Duration) -> Outcome {
     }
 }
 
-/// How a program of the tests went that has ended.
+/// Result of a test program that has ended.
 pub fn outcome(
     name: &str,
     ended: &Ended,
@@ -283,7 +282,7 @@ mod tests {
                 "7 passed, 0 failed, 4 skipped",
             ]
         );
-        // What could be installed must be there in CI; what this user may not is no fault of CI's.
+        // CI must have every installable tool; missing permissions are not CI's fault.
         let reason = sum_up(&results[..1], &[], true).1.unwrap_err();
         assert!(reason.contains("chromium") && !reason.contains("root"), "{reason}");
     }

@@ -1,6 +1,6 @@
-//! The Rust tests. cargo builds them and would run one test program after the other, so that one
-//! core waits for the last test of each; here as many programs run side by side as there are cores,
-//! each with one test at a time.
+//! Runs the Rust tests. cargo would run the test programs one after another, so that a core waits
+//! for the last test of each; here cargo only builds, and as many programs run side by side as
+//! there are cores, each with a single test at a time.
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
@@ -15,11 +15,11 @@ use crate::parts::{cargo, output};
 use crate::runner::{self, Counts, Outcome};
 use crate::said::Said;
 
-/// Programs that wait for more than half a minute of clock; they begin first, so that nobody waits
-/// for them at the end.
+/// Programs that wait for more than half a minute; they begin first, so that the end of the run
+/// does not wait for them.
 const PATIENT: [&str; 1] = ["forecast"];
 
-/// A program that cargo has built of a test target.
+/// A test program built by cargo.
 #[derive(Debug, PartialEq, Eq)]
 struct Program {
     name: String,
@@ -28,8 +28,8 @@ struct Program {
     folder: PathBuf,
 }
 
-/// Unit, integration, property and doc tests of every package; the freshness of the documentation
-/// is one of them.
+/// Unit, integration, property and doc tests of every package, including the check that the
+/// documentation is fresh.
 pub fn part(root: &Path) -> Outcome {
     let programs = match build(root) {
         Ok(programs) => programs,
@@ -42,7 +42,7 @@ pub fn part(root: &Path) -> Outcome {
 }
 
 fn build(root: &Path) -> Result<VecDeque<Program>, String> {
-    // What the compiler says goes to stderr as it comes; stdout has a JSON object a line.
+    // The compiler's messages go to stderr as they come; stdout has a JSON object per line.
     let arguments = ["test", "--workspace", "--no-run", "--message-format=json-render-diagnostics"];
     let mut programs: Vec<_> =
         output(&mut cargo(root, &arguments))?.lines().filter_map(program).collect();
@@ -53,7 +53,7 @@ fn build(root: &Path) -> Result<VecDeque<Program>, String> {
     Ok(programs.into())
 }
 
-/// The program of which a line of cargo's tells, if it does.
+/// The program in a line of cargo's output, if any.
 fn program(line: &str) -> Option<Program> {
     let message: Value = serde_json::from_str(line).ok()?;
     if message["reason"] != "compiler-artifact" || message["profile"]["test"] != true {
@@ -89,7 +89,7 @@ fn run(root: &Path, programs: VecDeque<Program>, limit: Duration) -> Outcome {
     })
 }
 
-/// Runs it as cargo would, and shows all that it says when it has ended.
+/// Runs it as cargo would, and prints its output when it has ended.
 fn run_one(root: &Path, program: &Program, limit: Duration) -> Outcome {
     let start = Instant::now();
     let mut command = Command::new(root.join(".cargo/test-runner"));
@@ -113,7 +113,7 @@ fn run_one(root: &Path, program: &Program, limit: Duration) -> Outcome {
             Outcome::Failed(said.counts(), reason)
         }
     };
-    // One call, so that what two programs say does not mix.
+    // A single call, so that the output of two programs does not mix.
     print!(
         "--- {} [{:.1} s]\n{text}{}{}",
         program.name,

@@ -1,32 +1,32 @@
-//! What the programs of the tests say: how many tests passed and failed, which were skipped and
-//! why, and which one runs.
+//! Parses the output of test programs: the number of passed and failed tests, the skipped ones with
+//! their reasons, and the running test.
 
 use std::collections::BTreeMap;
 
-/// With this begins what a Rust test says that lacks something which could be installed
-/// (`tests/common/skip.rs`; libtest knows no test that is skipped while it runs).
+/// Prefix in a Rust test's output if an installable tool is missing (`tests/common/skip.rs`;
+/// libtest cannot skip a running test).
 const LACKS: &str = "skipped test, lacks ";
-/// With this, one that this user or this machine does not allow.
+/// Prefix if this user or this machine does not allow the test.
 const REFUSED: &str = "skipped test, not allowed here: ";
-/// As pytest's `-rs` lists them: `SKIPPED [2] test_a.py:3: why`.
+/// pytest's `-rs` format: `SKIPPED [2] test_a.py:3: why`.
 const OF_PYTEST: &str = "SKIPPED [";
 
-/// Tests, as cargo's and pytest's closing lines count them.
+/// Numbers of tests, as in the closing lines of cargo and pytest.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     pub passed: u32,
     pub failed: u32,
     pub skipped: u32,
-    /// How many were skipped for which reason, where they gave one.
+    /// Number of skipped tests by reason, if known.
     pub reasons: BTreeMap<Reason, u32>,
 }
 
-/// Why a test was skipped.
+/// Reason of a skipped test.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Reason {
-    /// Something that could be installed.
+    /// A missing, installable tool.
     Lacks(String),
-    /// Something else: what this user or this machine does not allow, or pytest's reason.
+    /// Any other: not allowed for this user or machine, or pytest's reason.
     Other(String),
 }
 
@@ -44,7 +44,7 @@ impl Counts {
         }
     }
 
-    /// As it stands behind a part's name.
+    /// Text behind a part's name.
     pub fn note(&self) -> String {
         match (self.passed, self.failed, self.skipped) {
             (0, 0, 0) => String::new(),
@@ -56,8 +56,8 @@ impl Counts {
         }
     }
 
-    /// Reads a closing line: cargo's `test result: ok. 3 passed; 0 failed; ...` or pytest's
-    /// `== 1 failed, 3 passed in 2s ==`.
+    /// Parses a closing line: cargo's `test result: ok. 3 passed; 0 failed; ...` or pytest's `== 1
+    /// failed, 3 passed in 2s ==`.
     fn of_line(line: &str) -> Option<Self> {
         if !line.starts_with("test result:") && !line.starts_with('=') {
             return None;
@@ -77,24 +77,24 @@ impl Counts {
     }
 }
 
-/// What one program has said until now.
+/// Output of a program so far.
 #[derive(Debug, Default)]
 pub struct Said {
     counts: Counts,
-    /// Tests that have begun; of a program that runs several at once, those that take long.
+    /// Tests that have begun; if a program runs several at once, the slow ones.
     running: Vec<String>,
-    /// The tests that were skipped since the last closing line, which counts them as passed.
+    /// Tests skipped since the last closing line, which counts them as passed.
     uncounted: u32,
-    /// Whether the test that runs has said that it is skipped.
+    /// Whether the running test has reported that it is skipped.
     told: bool,
-    /// The last line with words.
+    /// The last non-blank line.
     last: String,
-    /// A line that has no end yet.
+    /// An incomplete line.
     rest: Vec<u8>,
 }
 
 impl Said {
-    /// Takes in what was written; the lines that are whole now.
+    /// Takes in output; returns the lines complete by now.
     pub fn hear(&mut self, bytes: &[u8]) -> String {
         self.rest.extend_from_slice(bytes);
         let end = self.rest.iter().rposition(|&byte| byte == b'\n').map_or(0, |at| at + 1);
@@ -104,7 +104,7 @@ impl Said {
         lines
     }
 
-    /// Nothing more will come; the last line, if it has no end.
+    /// Ends the output; returns the last line if it is incomplete.
     pub fn end(&mut self) -> String {
         let rest = std::mem::take(&mut self.rest);
         let rest = String::from_utf8_lossy(&rest).into_owned();
@@ -113,7 +113,7 @@ impl Said {
         rest
     }
 
-    /// How many tests of each outcome.
+    /// Number of tests by outcome.
     pub fn counts(&self) -> Counts {
         self.counts.clone()
     }
@@ -123,7 +123,7 @@ impl Said {
         &self.last
     }
 
-    /// The tests that have begun and not ended, as far as the program tells.
+    /// The tests that have begun and not ended, as far as the output shows.
     pub fn running(&self) -> Vec<String> {
         let mut running = self.running.clone();
         if let Some((name, "")) = verdict(&String::from_utf8_lossy(&self.rest)) {
@@ -159,13 +159,13 @@ impl Said {
         self.skip(line);
     }
 
-    /// Counts a test that says in `line` that it is skipped: behind its name, or on a line of its
-    /// own.
+    /// Counts a test that reports in `line` that it is skipped: behind its name, or on a line of
+    /// its own.
     fn skip(&mut self, line: &str) {
         let reason = |prefix| Some(line.split_once(prefix)?.1.trim().to_owned());
         let found = reason(LACKS).map(Reason::Lacks).or_else(|| reason(REFUSED).map(Reason::Other));
         if let Some(reason) = found {
-            // Where one test runs after the other, it counts once.
+            // If tests run one after another, each counts once.
             if !(self.told && self.running.len() == 1) {
                 self.told = true;
                 self.uncounted += 1;
@@ -183,7 +183,7 @@ impl Said {
     }
 }
 
-/// The test of a line of libtest's, and what is said of it: `test name ... ok`.
+/// The test of a libtest line, and its verdict: `test name ... ok`.
 fn verdict(line: &str) -> Option<(&str, &str)> {
     let (name, outcome) = line.strip_prefix("test ")?.split_once(" ...")?;
     Some((name, outcome.trim()))
@@ -203,7 +203,7 @@ mod tests {
 
     fn said(text: &str) -> Said {
         let mut said = Said::default();
-        // In pieces, as a pipe gives it.
+        // In pieces, as from a pipe.
         text.as_bytes().chunks(7).for_each(|piece| drop(said.hear(piece)));
         said
     }

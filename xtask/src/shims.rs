@@ -1,4 +1,4 @@
-//! `cargo xtask shims`: the native door's shims that a wheel brings, built before the release from
+//! `cargo xtask shims`: builds the wheel's shims of the native door, before the release, from
 //! torch's own wheels (python_loader/build_shims.py).
 
 use std::path::{Path, PathBuf};
@@ -6,26 +6,26 @@ use std::process::Command;
 
 use crate::parts::succeed;
 
-/// Where they are built, and where the parts of torch's wheels are kept that they are built from.
+/// Folder of the build, and of the parts of torch's wheels that it needs.
 const OUT: &str = "target/shims-prebuilt";
 const WHEELS: &str = "target/torch-headers";
 
-/// The newest version that is served: what `pip install torch` gives, and what continuous
-/// integration builds a shim for besides that of the tests' torch.
+/// The newest supported version: the one that `pip install torch` installs, and for which
+/// continuous integration builds a shim besides that of the tests' torch.
 pub const NEWEST: &str = "2.15.0";
 
-/// Which of them.
+/// The shims to build.
 #[derive(Debug, Default, Clone)]
 pub struct Which {
-    /// For these machines; this one, where none is named.
+    /// Machines; empty: this one.
     pub machines: Vec<String>,
-    /// For these versions of torch; all that are listed, where none is named.
+    /// Versions of torch; empty: all listed ones.
     pub versions: Vec<String>,
-    /// For the torch that is installed in these folders too, which needs no download.
+    /// Folders with an installed torch, to be supported too, without a download.
     pub installed: Vec<PathBuf>,
 }
 
-/// Builds them; the folder.
+/// Builds the shims; returns the folder.
 pub fn make(root: &Path, which: &Which) -> Result<PathBuf, String> {
     let out = root.join(OUT);
     let mut python = Command::new("python3");

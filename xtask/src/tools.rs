@@ -1,54 +1,54 @@
-//! The programs of others that the tests call: which are missing here, what that leaves out, and
+//! External programs that the tests call: which are missing here, what is skipped without them, and
 //! the command that installs them (`cargo xtask tools --install`; .ci/run calls it too).
 //!
-//! docs/developing.md has the same list in words.
+//! docs/developing.md has the same list in prose.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::parts::{cargo, command, output, succeed};
 
-/// Something that tests call.
+/// An external tool of the tests.
 #[derive(Debug)]
 pub struct Tool {
-    /// As parts name it that need it, and tests that say that they lack it.
+    /// Its name in parts that need it, and in tests that lack it.
     pub name: &'static str,
     is_there: Found,
     install: Install,
-    /// What is left out without it of parts that do the rest: the part, and what.
+    /// Skipped portions of parts that run without it: the part, and the portion.
     leaves_out: &'static [(&'static str, &'static str)],
 }
 
-/// When it is there.
+/// Condition for a tool to be present.
 #[derive(Debug)]
 enum Found {
     /// All of these programs.
     All(&'static [&'static str]),
     /// One of these programs.
     One(&'static [&'static str]),
-    /// Python that can make virtual environments.
+    /// Python with virtual environments.
     Venv,
 }
 
-/// How it is installed.
+/// Method of installation.
 #[derive(Debug)]
 enum Install {
     /// By Debian's package.
     Debian(&'static str),
-    /// Debian's package, unpacked and not installed: it would start a service and bring two dozen
-    /// others.
+    /// Debian's package, unpacked and not installed: the installation would start a service and add
+    /// two dozen packages.
     Unpacked(&'static str),
     /// By cargo, into a folder of its own.
     Cargo(&'static [&'static str]),
 }
 
-/// Where [`Install::Unpacked`] and [`Install::Cargo`] put programs.
+/// Folders of [`Install::Unpacked`] and [`Install::Cargo`].
 const FOLDERS: [&str; 2] = ["target/prometheus/usr/bin", "target/mdbook/bin"];
 
-/// The part whose single tests lack tools.
+/// The part whose individual tests lack tools.
 const RUST: &str = "rust tests";
 
-/// All of them. Rust and a C compiler are not here: without them this doesn't run.
+/// All tools. Rust and a C compiler are not listed: without them this doesn't run.
 pub const TOOLS: [Tool; 8] = [
     Tool {
         name: "c++",
@@ -120,12 +120,12 @@ pub const TOOLS: [Tool; 8] = [
 /// The command that installs what is missing.
 pub const COMMAND: &str = "cargo xtask tools --install";
 
-/// The tools that are not there.
+/// The missing tools.
 pub fn missing(root: &Path) -> Vec<&'static Tool> {
     TOOLS.iter().filter(|tool| !tool.is_there(root)).collect()
 }
 
-/// A program: where [`COMMAND`] has put it, or on the path.
+/// Path of a program: where [`COMMAND`] has put it, or on the PATH.
 pub fn find(root: &Path, program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let ours = FOLDERS.iter().map(|folder| root.join(folder));
@@ -152,7 +152,7 @@ impl Tool {
         }
     }
 
-    /// What is left out of `parts` where it is missing.
+    /// The portions of `parts` skipped without it.
     fn leaves_out(&self, parts: &[(&str, &[&str])]) -> Vec<String> {
         let needing = parts.iter().filter(|(_, needs)| needs.contains(&self.name));
         let some = self.leaves_out.iter().filter(|(of, _)| parts.iter().any(|(it, _)| it == of));
@@ -163,8 +163,8 @@ impl Tool {
     }
 }
 
-/// What is said before a test run: what is missing, what that leaves out of these parts (each with
-/// what it needs), and how to install it. Nothing where all is there.
+/// Notice before a test run: the missing tools, what is skipped in these parts (each with its
+/// needs), and how to install the tools. Empty if nothing is missing.
 pub fn notice(missing: &[&Tool], parts: &[(&str, &[&str])]) -> String {
     let mut text = String::new();
     for tool in missing {
@@ -179,17 +179,17 @@ pub fn notice(missing: &[&Tool], parts: &[(&str, &[&str])]) -> String {
     format!("missing here:\n{text}to install all of it: {COMMAND}\n")
 }
 
-/// `cargo xtask tools`: what is there and what is not.
+/// `cargo xtask tools`: lists the present and the missing tools.
 pub fn list(root: &Path) {
     for tool in &TOOLS {
         println!("{:>8}  {}", if tool.is_there(root) { "there" } else { "MISSING" }, tool.name);
     }
 }
 
-/// Installs what is missing.
+/// Installs the missing tools.
 ///
 /// # Errors
-/// It can't be: by name, with the reason.
+/// Those that can't be installed: by name, with the reason.
 pub fn install(root: &Path) -> Result<(), String> {
     let missing = missing(root);
     let mut packages: Vec<&str> = missing
@@ -231,7 +231,7 @@ pub fn install(root: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// A command with the rights of root: by sudo, which must not ask, for other users.
+/// A command with root's rights: for other users by sudo, which must not prompt.
 fn as_root(root: &Path, words: &[&str]) -> Result<Command, String> {
     let mut all = Vec::new();
     if output(Command::new("id").arg("-u"))?.trim() != "0" {
@@ -280,7 +280,7 @@ mod tests {
              it: cargo xtask tools --install\n"
         );
         assert_eq!(notice(&[], &parts), "");
-        // What no chosen part needs is not spoken of.
+        // A tool that no chosen part needs is not mentioned.
         assert_eq!(notice(&[tool("prometheus")], &parts), "");
         assert_eq!(notice(&[tool("chromium")], &parts[..1]), "");
     }

@@ -1,5 +1,5 @@
-//! `cargo xtask wheels`: what a release is made of. Wheels for pip, the source, their checksums,
-//! and the notes.
+//! `cargo xtask wheels`: the files of a release. Wheels for pip, the source, their checksums, and
+//! the notes.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -9,15 +9,15 @@ use crate::parts::{command, output, succeed, text};
 use crate::runner::{self, Counts, Outcome};
 use crate::shims::{self, Which};
 
-/// Machines that wheels are for.
+/// Machines with wheels.
 const MACHINES: [&str; 2] = ["x86_64", "aarch64"];
-/// What they are called where they are built, and the oldest glibc: that of torch's own wheels.
+/// Suffix of their build target, with the oldest glibc: that of torch's own wheels.
 const TARGET: &str = "-unknown-linux-gnu.2.28";
-/// The most that a wheel may have, bytes: it is stripped.
+/// Maximum size of a wheel, bytes: it is stripped.
 const MOST: u64 = 8_000_000;
-/// Where a release's files are made, for the part of the test run.
+/// Folder of a release's files in the test run.
 const OUT: &str = "target/dist";
-/// The Python that has the tests' torch (tests/pytorch/run).
+/// The Python with the tests' torch (tests/pytorch/run).
 const TORCH: &str = ".venv-torch/bin/python";
 /// Whether this run has made the tests' wheel.
 static MADE: AtomicBool = AtomicBool::new(false);
@@ -79,7 +79,7 @@ pub fn part(root: &Path) -> Outcome {
     })
 }
 
-/// With the tests' torch: where it cannot be had, the part says so.
+/// Runs `then` with the tests' torch; if that is unavailable, the outcome has the reason.
 fn with_torch(root: &Path, then: impl FnOnce() -> Outcome) -> Outcome {
     let script = root.join("tests/pytorch/run");
     match runner::command(&mut command(root, script, &["--environment"])) {
@@ -88,7 +88,7 @@ fn with_torch(root: &Path, then: impl FnOnce() -> Outcome) -> Outcome {
     }
 }
 
-/// A wheel for this machine, with the shims for the newest torch and for that of the tests.
+/// Makes a wheel for this machine, with the shims for the newest torch and for that of the tests.
 fn make_for_tests(root: &Path) -> Result<(), String> {
     let installed = vec![packages(&root.join(TORCH))?];
     let which = Which { versions: vec![shims::NEWEST.into()], installed, ..Default::default() };
@@ -106,7 +106,7 @@ fn made(root: &Path) -> Result<PathBuf, String> {
 /// The part that installs the newest torch as its users do, and the wheel beside it.
 pub fn plain(root: &Path) -> Outcome {
     let try_it = || {
-        // The part "release" has made it, but for a run of this part alone.
+        // Made by the part "release", unless this part runs alone.
         if !MADE.load(Ordering::Relaxed) {
             make_for_tests(root)?;
         }
@@ -127,13 +127,13 @@ fn packages(python: &Path) -> Result<PathBuf, String> {
     Ok(output(Command::new(python).args(["-c", asked]))?.trim().into())
 }
 
-/// This machine's wheel, installed where there is no Rust, and on the stand-in GPU.
+/// Installs this machine's wheel without Rust, and runs it on the stand-in GPU.
 fn check(root: &Path) -> Result<(), String> {
     make_for_tests(root)?;
     let wheel = made(root)?;
     let python = environment(root, "target/dist-user")?;
     let path = "/usr/bin:/bin";
-    // A user's environment: nothing of ours, and no cargo to be found.
+    // A user's environment: without our variables and without cargo.
     let user = |program: &Path| {
         let mut command = Command::new(program);
         command.env_clear().env("PATH", path).env("HOME", root.join("target/dist-user"));
@@ -152,7 +152,7 @@ fn check(root: &Path) -> Result<(), String> {
     if said.trim() != "loaded" {
         return Err(format!("python said {said:?}"));
     }
-    // What every page is drawn with.
+    // Assets of every page.
     let asked = "from pathlib import Path; import gruyere; \
                  page = Path(gruyere.__file__).with_name('_page'); \
                  print(*sorted(f.name for f in page.iterdir()))";
@@ -160,8 +160,8 @@ fn check(root: &Path) -> Result<(), String> {
     if said.trim() != "shared.js style.css" {
         return Err(format!("the package's _page has {said:?}"));
     }
-    // The stand-in GPU and the native door, from the wheel alone, where there is a torch and
-    // neither a compiler nor a home.
+    // The stand-in GPU and the native door, from the wheel alone, with a torch and with neither a
+    // compiler nor a home.
     let site = packages(&python)?;
     let torch = packages(&root.join(TORCH))?.display().to_string();
     let seen = site.join("torch-is-there.pth");
@@ -174,7 +174,7 @@ fn check(root: &Path) -> Result<(), String> {
     if said == wanted { Ok(()) } else { Err(format!("torch said {said:?}, not {wanted:?}")) }
 }
 
-/// What a user of the installed package does to run torch on the stand-in.
+/// The steps of a user of the installed package to run torch on the stand-in.
 const ON_THE_STAND_IN: &str = "
 import os, subprocess, sys, tempfile
 from pathlib import Path
@@ -192,7 +192,7 @@ with tempfile.TemporaryDirectory() as folder, _stand_in.Owner(Path(folder)) as o
     subprocess.run([sys.executable, '-c', program], env=environment, check=True)
 ";
 
-/// The Python of a virtual environment, made if need be.
+/// The Python of a virtual environment, which is made if necessary.
 fn environment(root: &Path, folder: &str) -> Result<PathBuf, String> {
     let folder = root.join(folder);
     let python = folder.join("bin/python");
@@ -213,7 +213,7 @@ fn files(folder: &Path) -> Result<Vec<String>, String> {
     Ok(names)
 }
 
-/// What the changelog says of `version`.
+/// The changelog's section on `version`.
 fn notes(changelog: &str, version: &str) -> Result<String, String> {
     let heading = format!("## [{version}]");
     let from = changelog

@@ -1,8 +1,8 @@
-//! Reads callgrind's output: how many instructions were spent in and below a function.
+//! Reads callgrind's output: instructions spent in and below a function.
 //!
 //! The format is described in valgrind's manual ("Callgrind Format Specification"). Names are
-//! compressed (`fn=(12) name`, later `fn=(12)`); a `calls=` line is followed by a line whose last
-//! number is the inclusive cost of those calls.
+//! compressed (`fn=(12) name`, later `fn=(12)`); the last number on the line after a `calls=` line
+//! is the inclusive cost of those calls.
 
 use std::collections::HashMap;
 
@@ -60,7 +60,7 @@ impl Profile {
         self.own.get(function).copied().unwrap_or(0) + below.sum::<u64>()
     }
 
-    /// Instructions in and below the functions that `is_inside`, entered from outside of them.
+    /// Instructions in and below the functions that satisfy `is_inside`, entered from others.
     pub fn entered(&self, is_inside: impl Fn(&str) -> bool) -> u64 {
         let entries =
             self.calls.iter().filter(|(caller, callee, _)| is_inside(callee) && !is_inside(caller));

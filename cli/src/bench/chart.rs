@@ -1,8 +1,7 @@
-//! The chart: held memory over each trace, a small picture a trace, readable on light and dark
+//! The chart: held memory over each trace, a small plot per trace, readable on light and dark
 //! pages.
 //!
-//! Written by hand as SVG: the chart is a file that a README shows, and it takes no more than
-//! paths, texts and two palettes.
+//! Hand-written SVG: a README shows the chart, which needs only paths, texts and two palettes.
 
 use super::report::{Report, TraceReport};
 use crate::percent::percent;
@@ -13,11 +12,11 @@ const WIDTH: usize = 1200;
 const COLUMNS: usize = 4;
 const MARGIN: usize = 28;
 const GAP: usize = 26;
-/// Where the key begins, the height of its rows, and what separates it from the panels.
+/// Start of the key, the height of its rows, and its distance from the panels.
 const KEY: usize = 92;
 const KEY_ROW: usize = 24;
 const KEY_FOOT: usize = 18;
-/// Of a panel: its title lines, its plot, and what separates it from the next row.
+/// Of a panel: its title lines, its plot, and its distance from the next row.
 const TITLE: usize = 46;
 const PLOT: usize = 150;
 const FOOT: usize = 34;
@@ -50,14 +49,14 @@ stroke:#30363d}.g{stroke:#30363d}.l{fill:#333b46}.p{stroke:#9198a1}\
 .b0{fill:#7d8796}.b1{fill:#58a0f5}.b2{fill:#ffb52e}.b3{fill:#e07fc1}.b4{fill:#56d39b}\
 .b5{fill:#a78bfa}}";
 
-/// Figures that fit under a trace's name.
+/// The most figures that fit under a trace's name.
 const FIGURES: usize = 4;
 /// Height of an allocator's bar with its name.
 const LINE: usize = 46;
-/// Columns that a curve is drawn in, the highest of each: so wide that one peak can be seen.
+/// Columns of a curve, the highest value of each: wide enough to show a single peak.
 const STEPS: usize = 96;
 
-/// Classes of colour that there are.
+/// Number of colour classes.
 const COLOURS: usize = 6;
 
 /// The SVG text of `report`.
@@ -104,8 +103,7 @@ pub fn draw(report: &Report) -> String {
     svg
 }
 
-/// The clock that the picture is of, in a sentence; nothing of a real device, or of one that is
-/// done at once.
+/// The clock of the picture, in a sentence; empty for a real device, or a device without delay.
 fn lags(report: &Report) -> String {
     match report.measured.clocks.first() {
         Some(clock) if clock.lags() && report.device == "phantom" => {
@@ -115,7 +113,7 @@ fn lags(report: &Report) -> String {
     }
 }
 
-/// The key, in as many rows as it takes: each allocator's line, live and its peak.
+/// The key, in as many rows as needed: each allocator's line, live and its peak.
 fn key(report: &Report) -> (String, usize) {
     let mut entries: Vec<(String, String)> = Vec::new();
     if let Some(first) = report.traces.first() {
@@ -130,7 +128,7 @@ fn key(report: &Report) -> (String, usize) {
     entries.push(("<path class=\"p\" d=\"M0 -4h22\"/>".to_owned(), "peak of live".to_owned()));
     let (mut svg, mut x, mut rows) = (String::new(), MARGIN, 1);
     for (mark, words) in entries {
-        // Of a text in the widest of the fonts.
+        // For text in the widest of the fonts.
         let width = 30 + words.chars().count() * 37 / 5 + GAP;
         if x > MARGIN && x + width > WIDTH - MARGIN + GAP {
             (x, rows) = (MARGIN, rows + 1);
@@ -179,7 +177,7 @@ fn panel(svg: &mut String, x: usize, y: usize, trace: &TraceReport) {
         "<path class=\"p\" d=\"M0 {:.1}H{PANEL_WIDTH}\"/>",
         height_of(trace.peak_live, top)
     );
-    // Gruyère as it comes last, on top.
+    // Gruyère's default comes last, on top.
     let mut runs: Vec<_> = trace.runs.iter().enumerate().collect();
     runs.sort_by_key(|(_, run)| run.conf.as_deref() == Some(""));
     for (index, run) in runs {
@@ -201,19 +199,19 @@ fn panel(svg: &mut String, x: usize, y: usize, trace: &TraceReport) {
     );
 }
 
-/// Where `bytes` is drawn in a plot that ends at `top`, from the plot's upper edge.
+/// Position of `bytes`, from the upper edge, in a plot that ends at `top`.
 fn height_of(bytes: u64, top: u64) -> f64 {
     PLOT as f64 - bytes as f64 / top as f64 * PLOT as f64
 }
 
-/// `curve` in at most [`STEPS`] points, the highest of each part: a peak is as wide as a point, and
-/// no curve is above another that it was below.
+/// Reduces `curve` to at most [`STEPS`] points, the highest of each part: a peak is as wide as a
+/// point, and the order of two curves stays.
 fn highs(curve: &[u64]) -> Vec<u64> {
     let parts = curve.chunks(curve.len().div_ceil(STEPS).max(1));
     parts.map(|part| part.iter().copied().max().unwrap_or(0)).collect()
 }
 
-/// A path of steps, a point of `curve` each, with what does not move left out.
+/// A path of steps, one for each point of `curve`, without repeated values.
 fn steps(curve: &[u64], top: u64) -> String {
     let mut path = String::new();
     let mut last = String::new();
@@ -231,7 +229,7 @@ fn steps(curve: &[u64], top: u64) -> String {
     path
 }
 
-/// How much more than the peak of live each allocator holds, averaged over the traces.
+/// Memory held beyond the peak of live by each allocator, averaged over the traces.
 fn means(svg: &mut String, x: usize, y: usize, report: &Report) {
     let Some(first) = report.traces.first() else { return };
     let excess: Vec<f64> = (0..first.runs.len()).map(|index| mean_excess(report, index)).collect();
@@ -262,7 +260,7 @@ fn means(svg: &mut String, x: usize, y: usize, report: &Report) {
     svg.push_str("</g>\n");
 }
 
-/// A part of the peak of live, in per cent with its sign.
+/// A part of the peak of live, in percent with its sign.
 fn beyond(part: f64) -> String {
     let sign = if part < 0.0 { "" } else { "+" };
     format!("{sign}{}", percent(part * 100.0))
@@ -303,8 +301,8 @@ fn summary(report: &Report) -> String {
     )
 }
 
-/// The least of 1, 1.5, 2, 3, 4, 5, 6, 8 and 10 times a power of two GiB (MiB below one) that holds
-/// `bytes`.
+/// The least of 1, 1.5, 2, 3, 4, 5, 6, 8 and 10 times a power of two GiB (MiB below one) that is at
+/// least `bytes`.
 fn nice(bytes: u64) -> u64 {
     let unit: u64 = if bytes > 1 << 30 { 1 << 30 } else { 1 << 20 };
     let mut decade = unit;

@@ -1,8 +1,8 @@
-//! `gruyere bench --instructions`: what a malloc and a free cost, counted by callgrind.
+//! `gruyere bench --instructions`: the cost of a malloc and a free, counted by callgrind.
 //!
-//! This command runs itself under valgrind: it replays a trace once to warm up and once more while
-//! the instructions in and below `gruyere_malloc` and `gruyere_free` are collected; the stand-in
-//! GPU's are taken off.
+//! The command runs itself under valgrind: it replays a trace once to warm up, and once more while
+//! callgrind collects the instructions in and below `gruyere_malloc` and `gruyere_free`; the
+//! stand-in GPU's are subtracted.
 
 use super::callgrind::Profile;
 use crate::signals;
@@ -18,9 +18,9 @@ use std::process::{Command, Stdio};
 pub struct Counted {
     /// The trace.
     pub trace: String,
-    /// A pass over it once an earlier one has warmed up.
+    /// A pass after the first has warmed up.
     pub warm: Instructions,
-    /// The first pass, in which memory is taken from the driver.
+    /// The first pass, which takes memory from the driver.
     pub first: Instructions,
 }
 
@@ -35,11 +35,11 @@ pub struct Instructions {
     pub collected: u64,
     /// Of those, the stand-in GPU's.
     pub phantom: u64,
-    /// In and below `gruyere_malloc`, a malloc, the stand-in GPU included.
+    /// Per malloc, in and below `gruyere_malloc`, the stand-in GPU included.
     pub per_malloc: f64,
-    /// In and below `gruyere_free`, a free, the stand-in GPU included.
+    /// Per free, in and below `gruyere_free`, the stand-in GPU included.
     pub per_free: f64,
-    /// Without the stand-in GPU, a malloc or free.
+    /// Per malloc or free, without the stand-in GPU.
     pub per_operation: f64,
 }
 
@@ -69,15 +69,15 @@ impl Instructions {
     }
 }
 
-/// Counts them for `trace`, the file at `path`.
+/// Counts the instructions for `trace`, the file at `path`.
 ///
 /// # Errors
-/// Where valgrind cannot be run, or does not say what is needed.
+/// valgrind cannot run, or lacks a figure in its output.
 pub fn count(trace: &Trace, path: &Path) -> Result<Counted, String> {
     let folder = std::env::temp_dir().join(format!("gruyere-callgrind-{}", std::process::id()));
     std::fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
     let counted = [2, 1].map(|passes| count_last(passes, path, &folder.join("callgrind.out")));
-    // Whatever happened, the folder is ours and of no further use.
+    // The folder is ours and of no further use, whatever happened.
     let _ = std::fs::remove_dir_all(&folder);
     let [warm, first] = counted;
     Ok(Counted { trace: trace.name.clone(), warm: warm?, first: first? })
@@ -140,10 +140,10 @@ fn evaluate(pass: Pass, profile: &Profile) -> Instructions {
     }
 }
 
-/// The run under valgrind: passes to warm up, and the one that counts.
+/// The run under valgrind: warm-up passes, then the counted pass.
 ///
 /// # Errors
-/// Where a replay breaks off.
+/// A replay breaks off.
 pub fn counted_passes(trace: &Trace, passes: u32) -> Result<Pass, BenchError> {
     let mut state = SteadyState::new(trace, "")?;
     for _ in 1..passes {
@@ -152,7 +152,7 @@ pub fn counted_passes(trace: &Trace, passes: u32) -> Result<Pass, BenchError> {
     gruyere_bench_measured_pass(&mut state)
 }
 
-/// A function of its own, so that callgrind can begin to count where it is entered.
+/// A separate function, so that callgrind can begin to count at its entry.
 #[inline(never)]
 fn gruyere_bench_measured_pass(state: &mut SteadyState<'_>) -> Result<Pass, BenchError> {
     std::hint::black_box(state).pass()

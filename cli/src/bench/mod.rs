@@ -24,9 +24,9 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use summary::COLUMNS;
 
-/// Something could not be read, written or run.
+/// Failure to read, write or run.
 const FAILED: u8 = 1;
-/// The oracle, the driver's books or an invariant found a fault.
+/// Fault found by the oracle, the driver's books or an invariant.
 const FAULTS: u8 = 3;
 /// A trace did not complete although the device had room to spare.
 const OUT_OF_MEMORY: u8 = 4;
@@ -136,7 +136,6 @@ enum Device {
     Cuda,
 }
 
-/// Runs the subcommand.
 pub fn main(args: &Args) -> ExitCode {
     match bench(args) {
         Ok(code) => code,
@@ -174,7 +173,7 @@ fn bench(args: &Args) -> Result<ExitCode, Box<dyn std::error::Error>> {
         }
         return Ok(ExitCode::SUCCESS);
     }
-    // A wrong --out must not cost the whole run.
+    // A wrong `--out` must fail before the run.
     std::fs::create_dir_all(&args.out).map_err(|e| format!("{}: {e}", args.out.display()))?;
     let prices = args.prices()?;
     let wanted = args.wanted(&prices);
@@ -220,7 +219,8 @@ fn instructions(args: &Args) -> Result<ExitCode, Box<dyn std::error::Error>> {
 }
 
 impl Args {
-    /// The small programs go beside the bundled traces, on the stand-in: a real GPU's time is dear.
+    /// Whether to add the small programs to the bundled traces: only on the stand-in, since a real
+    /// GPU's time is expensive.
     fn has_small(&self) -> bool {
         self.trace.is_empty() && self.device == Device::Phantom
     }
@@ -245,8 +245,8 @@ impl Args {
     }
 }
 
-/// The prices that `--prices` names. What a file leaves out is said on stderr: those figures are
-/// not its own.
+/// The prices that `--prices` names. Prints to stderr the prices missing from a file, which are
+/// by-call's instead.
 fn open_prices(name: Option<&str>) -> Result<Prices, String> {
     let Some(name) = name else { return Ok(Prices::by_call().clone()) };
     let prices = Prices::open(name).map_err(|error| format!("--prices: {error}"))?;
@@ -262,7 +262,7 @@ fn open_prices(name: Option<&str>) -> Result<Prices, String> {
     Ok(prices)
 }
 
-/// Where the files are, and how to see more.
+/// Paths of the files, and a hint to more figures.
 fn written(args: &Args) -> String {
     let (json, chart) = (args.out.join("bench.json"), args.out.join("bench.svg"));
     let more = if args.full { "" } else { "; every figure: --full" };
@@ -271,7 +271,7 @@ fn written(args: &Args) -> String {
     format!("\n{lines}\n")
 }
 
-/// Says on stderr what is wrong, and answers with the exit status.
+/// Prints problems to stderr, and returns the exit status.
 fn verdict(report: &Report) -> u8 {
     let mut status = 0;
     for (trace, run) in report.runs() {
@@ -309,7 +309,7 @@ fn traces(args: &Args) -> Result<Vec<Trace>, Box<dyn std::error::Error>> {
     Ok(paths.iter().map(|path| Trace::open(path)).collect::<Result<_, _>>()?)
 }
 
-/// The traces of small programs, where they are.
+/// The traces of small programs, if they are there.
 fn small() -> Result<Vec<Trace>, Box<dyn std::error::Error>> {
     let bundled = bundled()?;
     let folder = bundled.first().and_then(|path| path.parent()).map(|folder| folder.join("small"));
@@ -317,7 +317,7 @@ fn small() -> Result<Vec<Trace>, Box<dyn std::error::Error>> {
     Ok(paths.iter().map(|path| Trace::open(path)).collect::<Result<_, _>>()?)
 }
 
-/// The traces of the source tree: in the current folder, or where this command was built.
+/// The traces of the source tree: in the current folder, or in the folder of this command's build.
 fn bundled() -> Result<Vec<PathBuf>, String> {
     let here = Path::new("traces");
     let built = Path::new(env!("CARGO_MANIFEST_DIR")).join("../traces");
@@ -331,7 +331,7 @@ fn bundled() -> Result<Vec<PathBuf>, String> {
         .to_owned())
 }
 
-/// The compressed traces of a folder, by name; none where it cannot be read.
+/// The compressed traces of a folder, by name; empty if it is unreadable.
 fn traces_in(folder: &Path) -> Vec<PathBuf> {
     let paths = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
     let mut paths: Vec<_> =

@@ -1,4 +1,4 @@
-//! The report: what bench.json holds, and what table and chart are drawn from.
+//! The report: the contents of bench.json, and the source of table and chart.
 
 use super::schedule::Runs;
 use super::{Args, Device};
@@ -10,7 +10,7 @@ use serde::Serialize;
 use std::path::Path;
 use std::process::Command;
 
-/// Raised when a field changes its meaning or goes away; new fields do not raise it.
+/// Raised when a field changes its meaning or is removed, not for new fields.
 const SCHEMA_VERSION: u32 = 2;
 
 /// bench.json.
@@ -24,16 +24,15 @@ pub struct Report {
     pub date: String,
     /// Version of the command.
     pub gruyere: &'static str,
-    /// The commit that the command was run at, `-dirty` where files differ from it; absent outside
-    /// of a checkout.
+    /// The command's commit in a checkout, `-dirty` if files differ from it; absent elsewhere.
     pub git_commit: Option<String>,
-    /// Where it was run.
+    /// The machine of the run.
     pub machine: Machine,
     /// `phantom` or `cuda`.
     pub device: &'static str,
-    /// Further configurations of Gruyère that were asked for.
+    /// The requested further configurations of Gruyère.
     pub confs: Vec<String>,
-    /// What was measured beside the peaks.
+    /// The measurements beside the peaks.
     pub measured: Measured,
     /// The traces.
     pub traces: Vec<TraceReport>,
@@ -52,20 +51,20 @@ pub struct Machine {
     pub os: String,
 }
 
-/// What was measured beside the peaks.
+/// The measurements beside the peaks.
 #[derive(Debug, Serialize)]
 pub struct Measured {
-    /// The clock of all figures, then those on which what is held was measured, too.
+    /// The clock of all figures, then the further clocks for held memory.
     pub clocks: Vec<Clock>,
     /// The smallest device that completes.
     pub fit: bool,
     /// Device and host time.
     pub timeline: bool,
-    /// The prices of driver calls there: a name, or a file's path.
+    /// The prices of driver calls on the timeline: a name, or a file's path.
     pub prices: String,
 }
 
-/// One trace. Bytes.
+/// A trace. Bytes.
 #[derive(Clone, Debug, Serialize)]
 pub struct TraceReport {
     /// Its name.
@@ -76,14 +75,14 @@ pub struct TraceReport {
     pub streams: usize,
     /// Highest sum of live blocks, each rounded up to 512 bytes.
     pub peak_live: u64,
-    /// Live memory over the operations, the highest of each of equal parts.
+    /// Live memory over the operations: the highest value in each of equal parts.
     pub live_curve: Vec<u64>,
     /// Each allocator's run.
     pub runs: Vec<Run>,
 }
 
 impl Report {
-    /// The report of `runs`, a list for each of `traces`, and of those of the small programs.
+    /// The report of `runs`, a list for each of `traces`, and of the runs of the small programs.
     pub fn new(
         (traces, runs): (&[Trace], Runs),
         (small, of_small): (&[Trace], Runs),
@@ -121,7 +120,7 @@ impl Report {
         }
     }
 
-    /// Every run with its trace, those of the small programs too.
+    /// Every run with its trace, including the small programs.
     pub fn runs(&self) -> impl Iterator<Item = (&TraceReport, &Run)> {
         let all = self.traces.iter().chain(&self.small);
         all.flat_map(|trace| trace.runs.iter().map(move |run| (trace, run)))
@@ -130,7 +129,7 @@ impl Report {
     /// The JSON text, ending in a newline.
     ///
     /// # Errors
-    /// Never in practice: there is no map with other keys than strings.
+    /// Never in practice: all maps have strings as keys.
     pub fn to_json(&self) -> serde_json::Result<String> {
         serde_json::to_string(self).map(|text| text + "\n")
     }

@@ -1,4 +1,4 @@
-//! Who runs when: Gruyère's replays one after the other (the process has one heap), the models
+//! Schedule of the replays: Gruyère's one after another (the process has a single heap), the models
 //! beside them on another core.
 
 use crate::failure::say;
@@ -21,7 +21,7 @@ struct Job<'a> {
     place: (usize, usize),
 }
 
-/// Jobs that any worker takes from.
+/// A queue of jobs shared by the workers.
 struct Queue<'a> {
     jobs: Vec<Job<'a>>,
     next: AtomicUsize,
@@ -33,11 +33,11 @@ impl<'a> Queue<'a> {
     }
 }
 
-/// Replays every trace through every contender on stand-in GPUs; `timed`: ours once more, alone, by
-/// the clock.
+/// Replays every trace through every contender on stand-in GPUs; `timed`: repeats ours alone, timed
+/// by the clock.
 ///
 /// # Errors
-/// The first that could not be measured.
+/// The first failed measurement.
 pub fn on_phantom(
     traces: &[Trace],
     contenders: &[Contender],
@@ -95,10 +95,10 @@ pub fn on_phantom(
     Ok(results.into_iter().map(|runs| runs.into_iter().flatten().collect()).collect())
 }
 
-/// Replays every trace through Gruyère on a real GPU, once for each configuration.
+/// Replays every trace through Gruyère on a real GPU, once per configuration.
 ///
 /// # Errors
-/// Why the GPU or the library cannot be used.
+/// The GPU or the library is unusable: the reason.
 pub fn on_cuda(traces: &[Trace], confs: &[String]) -> Result<Runs, String> {
     let driver = CudaDriver::load().map_err(|error| format!("--device cuda: {error}"))?;
     let driver: Arc<dyn Driver> = Arc::new(driver);
@@ -126,7 +126,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What is done now: beside the bar, or as a line of its own where stderr is no terminal.
+/// Prints the current job: beside the bar, or as a line of its own if stderr is not a terminal.
 pub(super) fn at(bar: &ProgressBar, what: String) {
     if bar.is_hidden() {
         let length = bar.length().unwrap_or(0);
@@ -135,7 +135,7 @@ pub(super) fn at(bar: &ProgressBar, what: String) {
     bar.set_message(what);
 }
 
-/// A bar on stderr, hidden where that is no terminal.
+/// A bar on stderr, hidden if stderr is not a terminal.
 pub(super) fn progress(jobs: usize) -> ProgressBar {
     let bar = ProgressBar::new(jobs as u64);
     if let Ok(style) =

@@ -1,5 +1,5 @@
-//! What the bench comes to: the verdict, and README's table. (README's is written from bench.json
-//! by `cargo xtask figures`; a test holds the two to the same cells.)
+//! Summary of the bench: the verdict, and README's table. (`cargo xtask figures` writes README's
+//! from bench.json; a test keeps the cells of the two equal.)
 
 use super::report::{Report, TraceReport};
 use crate::percent::percent;
@@ -14,19 +14,19 @@ use gruyere_replay::clock::Clock;
 use std::fmt::Write as _;
 use std::ops::Range;
 
-/// Columns of the text at most.
+/// Width of the text.
 pub const COLUMNS: usize = 80;
-/// Traces that a sentence names.
+/// The most traces named in a sentence.
 const MOST_NAMED: usize = 5;
-/// Of a setting in a heading.
+/// The most characters of a setting in a heading.
 const MOST_SETTING: usize = 20;
 
-/// What is compared: the less, the better.
+/// A compared figure: less is better.
 struct Figure {
     title: &'static str,
-    /// Beyond the least that there can be, in per cent; `None` where it was not measured.
+    /// Excess over the least possible value, in percent; `None` if not measured.
     beyond: fn(&Run) -> Option<f64>,
-    /// What a cell says without a figure.
+    /// Text of a cell without a figure.
     without: &'static str,
 }
 
@@ -49,8 +49,8 @@ const TIME: Figure = Figure {
     without: "-",
 };
 
-/// Who holds the least and who completes on the smallest device, trace by trace, and whether all
-/// went well: a few lines.
+/// The allocator that holds the least and the one that completes on the smallest device, trace by
+/// trace, and any trouble: a few lines.
 pub fn verdict(report: &Report) -> String {
     let mut said = Vec::new();
     for (traces, kind) in [(&report.traces, "traces"), (&report.small, "small programs")] {
@@ -84,14 +84,13 @@ pub fn verdict(report: &Report) -> String {
         .fold(String::new(), |text, line| text + &line + "\n")
 }
 
-/// A figure as the full table shows it, to a thousandth: what nobody can see there is no
-/// difference.
+/// A figure as in the full table, to a thousandth: smaller differences do not count.
 fn shown(figure: &Figure, run: &Run) -> Option<i64> {
     (figure.beyond)(run).map(|beyond| (beyond * 10.0).round() as i64)
 }
 
-/// On how many of `traces`, which are of a `kind`, ours has the least, and who has less on which;
-/// nothing where there is nobody to compare with.
+/// On how many of `traces`, which are of a `kind`, ours has the least, and which allocator has less
+/// on which trace; `None` without another allocator.
 fn ours_and_theirs(
     all: &[TraceReport],
     kind: &str,
@@ -112,7 +111,7 @@ fn ours_and_theirs(
             continue;
         }
         traces += 1;
-        // One that did not complete has no figure, and lost.
+        // A run that did not complete has no figure, and lost.
         let ours = shown(run).unwrap_or(i64::MAX);
         let better: Vec<&Run> =
             models.iter().filter(|(_, theirs)| *theirs < ours).map(|(run, _)| *run).collect();
@@ -140,7 +139,7 @@ fn ours_and_theirs(
     said
 }
 
-/// The figure of one run against another's, with a digit more where they would look the same.
+/// A run's figure against another's, with a further digit if they would look the same.
 fn against(figure: &Figure, one: &Run, other: &Run) -> String {
     let told = |cell: fn(f64) -> String| {
         [one, other].map(|run| (figure.beyond)(run).map_or(figure.without.to_owned(), cell))
@@ -152,12 +151,12 @@ fn against(figure: &Figure, one: &Run, other: &Run) -> String {
     format!("{one} against {other}")
 }
 
-/// What stands behind by the most, in the order of the traces, and how many others there are.
+/// The worst of the list, in the order of the traces, and the number of others.
 fn worst(mut on: Vec<(i64, String)>) -> Vec<String> {
     let mut behind: Vec<i64> = on.iter().map(|(behind, _)| *behind).collect();
     behind.sort_unstable_by(|one, other| other.cmp(one));
     let others = on.len().saturating_sub(MOST_NAMED);
-    // One is named as shortly as it is counted.
+    // Naming a single other is as short as counting it.
     if others > 1 {
         let least = behind[MOST_NAMED - 1];
         let mut left = MOST_NAMED;
@@ -174,7 +173,8 @@ fn worst(mut on: Vec<(i64, String)>) -> Vec<String> {
     named
 }
 
-/// How far the figure is from the least that there can be over all traces: ours, then the models'.
+/// Range of the figure's excess over the least possible value, over all traces: ours, then the
+/// models'.
 fn ranges(report: &Report, figure: &Figure, what: &str) -> Option<String> {
     let is_ours = |run: &Run| run.conf.as_deref() == Some("");
     let mut shown: Vec<&Run> = report.traces.first()?.runs.iter().collect();
@@ -214,7 +214,7 @@ fn listed(words: &[String]) -> String {
     }
 }
 
-/// An allocator as README calls it, in the lines of a heading.
+/// An allocator's name in README, in the lines of a heading.
 fn heading(run: &Run) -> Vec<String> {
     let words = |words: &[&str]| words.iter().map(|&word| word.to_owned()).collect();
     match (run.allocator.as_str(), run.conf.as_deref()) {
@@ -234,7 +234,7 @@ fn signed(beyond: f64) -> String {
     format!("{sign}{}", percent(beyond))
 }
 
-/// The tables of what was measured.
+/// The tables of the measurements.
 pub fn draw(report: &Report) -> String {
     let mut text = String::new();
     let clocks = report.measured.clocks.iter().copied();
@@ -263,7 +263,7 @@ pub fn on(clock: Clock) -> String {
     }
 }
 
-/// The same traces with what was held on `clock`.
+/// The same traces with the held memory on `clock`.
 fn on_clock(traces: &[TraceReport], clock: Clock) -> Vec<TraceReport> {
     let mut traces = traces.to_vec();
     for run in traces.iter_mut().flat_map(|trace| &mut trace.runs) {
@@ -274,7 +274,7 @@ fn on_clock(traces: &[TraceReport], clock: Clock) -> Vec<TraceReport> {
     traces
 }
 
-/// One figure of all traces, and of the small programs where there are any.
+/// A figure of all traces, and of the small programs if there are any.
 fn tables(
     (traces, small): (&[TraceReport], &[TraceReport]),
     figure: &Figure,
@@ -287,7 +287,7 @@ fn tables(
     text
 }
 
-/// One figure of all allocators: in one table, or, where they are too many for a line, in several.
+/// A figure of all allocators: in a single table, or in several if they are too wide for a line.
 fn split(traces: &[TraceReport], figure: &Figure, with_summary: bool) -> String {
     let mut text = String::new();
     let all = traces.first().map_or(0, |trace| trace.runs.len());
@@ -313,7 +313,7 @@ fn split(traces: &[TraceReport], figure: &Figure, with_summary: bool) -> String 
     text
 }
 
-/// The rows of `traces`, of the allocators in `columns`; and what they come to, below a rule.
+/// The rows of `traces` for the allocators in `columns`; below a rule, their summary.
 fn table(
     traces: &[TraceReport],
     figure: &Figure,
@@ -361,7 +361,7 @@ fn table(
     text
 }
 
-/// Bytes in GiB, or below one in MiB.
+/// Bytes in GiB, or MiB below one.
 fn live(bytes: u64) -> String {
     match bytes >> 30 {
         0 => format!("{:.0} MiB", bytes as f64 / (1u64 << 20) as f64),
@@ -369,8 +369,8 @@ fn live(bytes: u64) -> String {
     }
 }
 
-/// What the rows of `traces` come to: the most, the median, and on how many an allocator is above
-/// each of torch's.
+/// Summary of the rows of `traces`: the most, the median, and the number of traces on which an
+/// allocator is above each of torch's.
 fn come_to(
     traces: &[TraceReport],
     figure: &Figure,
@@ -415,7 +415,7 @@ mod tests {
     use super::*;
     use crate::bench::tests::report;
 
-    /// Two traces with torch, expandable segments, Gruyère and so many more of it.
+    /// Two traces with torch, expandable segments, Gruyère and `confs` more of it.
     fn two(held: [[f64; 3]; 2], confs: usize) -> Report {
         let mut report = report(|_| {});
         let run = report.traces[0].runs[0].clone();

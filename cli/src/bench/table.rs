@@ -8,7 +8,7 @@ use comfy_table::{CellAlignment, ColumnConstraint, ContentArrangement, Table};
 use gruyere_replay::bench::Run;
 use std::fmt::Write as _;
 
-/// One column: its heading, what it says of a run, and whether it is shown in a report.
+/// A column: its heading, its text for a run, and whether a report shows it.
 struct Column {
     heading: &'static str,
     note: &'static str,
@@ -70,7 +70,7 @@ const COLUMNS: &[Column] = &[
         heading: "device\nend",
         note: "device end: end of the last kernel, driver calls charged / with an allocator that \
                costs nothing",
-        // A trace without kernels has no end of the device's.
+        // A trace without kernels has no end of the device's work.
         cell: |_, run| {
             timeline(run, |time| match time.perfect_end_ns {
                 0 => "-".to_owned(),
@@ -148,7 +148,7 @@ pub fn draw(report: &Report) -> String {
     text
 }
 
-/// How long the driver's calls took, of the runs on a real device.
+/// Time in driver calls, for the runs on a real device.
 pub fn driver_calls(report: &Report) -> String {
     let mut text = String::new();
     for (trace, run) in report.runs().filter(|(_, run)| run.replay_ns.is_some()) {

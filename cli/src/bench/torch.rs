@@ -1,7 +1,7 @@
 //! `gruyere bench --torch`: real PyTorch programs under torch's own allocators and under Gruyère.
 //!
-//! What is measured, is measured by the Python package (`python_loader/gruyere/_bench`): this finds
-//! an interpreter that has it, and becomes it.
+//! The Python package (`python_loader/gruyere/_bench`) does the measurements: this module finds an
+//! interpreter that has it, and executes it.
 
 use crate::failure::say;
 use crate::house::House;
@@ -12,7 +12,7 @@ use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// The arguments are fine, and what they name cannot be had.
+/// Exit code: valid arguments that name something unavailable.
 pub const WRONG: u8 = 2;
 
 const EXAMPLES: &str = "\
@@ -106,10 +106,10 @@ enum Allocator {
     Gruyere,
 }
 
-/// What the Python side is asked.
+/// Request to the Python side.
 #[derive(Serialize)]
 struct Request<'a> {
-    /// Built-in ones and scripts. With no module either: all that are built in.
+    /// Built-in programs and scripts. If there are no modules either: all built-in ones.
     programs: &'a [String],
     modules: &'a [String],
     arguments: &'a [String],
@@ -118,37 +118,37 @@ struct Request<'a> {
     conf: &'a [String],
     stand_in: bool,
     sandbox: &'a sandbox::Options,
-    /// A folder in which the stand-in may be.
+    /// A folder that may contain the stand-in.
     beside: Option<&'a Path>,
     fit: bool,
     runs: NonZeroU32,
     timeout: NonZeroU32,
     json: Option<&'a str>,
     list: bool,
-    /// Of the interpreter that runs a script or a module.
+    /// Options of the interpreter that runs a script or a module.
     python_options: &'a [String],
-    /// The table is Markdown.
+    /// Whether to print the table as Markdown.
     markdown: bool,
 }
 
 /// A program for [`compare`].
 pub struct One {
-    /// What it is, and of which interpreter.
+    /// The program, and its interpreter.
     pub program: Program,
-    /// It ends after so many steps.
+    /// Steps after which it ends.
     pub steps: Option<Steps>,
-    /// On the stand-in GPU.
+    /// Whether to run on the stand-in GPU.
     pub stand_in: bool,
-    /// What it may change.
+    /// What the program may change.
     pub sandbox: sandbox::Options,
-    /// Seconds after which a run is taken for hung.
+    /// Seconds after which a run counts as hung.
     pub timeout: NonZeroU32,
-    /// Where every number goes too.
+    /// File for all numbers.
     pub json: Option<String>,
 }
 
 /// Runs a program once under torch's default, expandable segments and Gruyère, for `gruyere
-/// compare`. Returns only where the Python side could not be started.
+/// compare`. Returns only if the Python side could not start.
 pub fn compare(one: One) -> ExitCode {
     let args = Args {
         python: one.program.python,
@@ -169,7 +169,7 @@ pub fn compare(one: One) -> ExitCode {
     start(&args, &one.program.python_options, true)
 }
 
-/// Runs the subcommand. Returns only where the Python side could not be started.
+/// Runs the subcommand. Returns only if the Python side could not start.
 pub fn main(args: &Args) -> ExitCode {
     start(args, &[], false)
 }

@@ -1,4 +1,4 @@
-//! Bounds on what a comparison may show.
+//! Bounds on the result of a comparison.
 #![deny(unsafe_code)]
 
 use std::str::FromStr;
@@ -7,7 +7,7 @@ use gruyere_record::size::Size;
 
 use super::compare::{Change, DeviceChange};
 
-/// What is bounded.
+/// A bounded quantity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Metric {
     Live,
@@ -19,7 +19,7 @@ enum Metric {
 const METRICS: [(&str, Metric); 5] = [
     ("live", Metric::Live),
     ("held", Metric::Reserved),
-    // Its name before, in scripts.
+    // Its former name, still used in scripts.
     ("reserved", Metric::Reserved),
     ("pending", Metric::Pending),
     ("blocks", Metric::Blocks),
@@ -30,7 +30,7 @@ const METRICS: [(&str, Metric); 5] = [
 pub struct Bound {
     text: String,
     metric: Metric,
-    /// Of the growth, rather than of what is there in the end.
+    /// Whether it bounds the growth, rather than the final value.
     growth: bool,
     most: Size,
 }
@@ -59,7 +59,7 @@ impl FromStr for Bound {
 }
 
 impl Bound {
-    /// What to say where it is passed.
+    /// The message if the bound is passed.
     pub fn passed_by(&self, change: &DeviceChange) -> Option<String> {
         let Change { before, after } = match self.metric {
             Metric::Live => change.live,

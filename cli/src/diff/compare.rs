@@ -1,4 +1,4 @@
-//! The comparison itself.
+//! The comparison of two states.
 #![deny(unsafe_code)]
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -18,7 +18,7 @@ pub struct Change {
     pub after: u64,
 }
 
-/// A live block that the other state has not.
+/// A live block absent from the other state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Block {
     pub address: u64,
@@ -27,7 +27,7 @@ pub struct Block {
     pub step: Option<u32>,
 }
 
-/// Live blocks that the other state has not.
+/// Live blocks absent from the other state.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Blocks {
     pub blocks: u64,
@@ -38,19 +38,19 @@ pub struct Blocks {
 /// Changes by class, in the order of the classes.
 type Table = Vec<(String, Change)>;
 
-/// What changed on a device.
+/// Changes on a device.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct DeviceChange {
     pub device: u32,
     pub reserved: Change,
     pub live: Change,
     pub pending: Change,
-    /// Free, or over, beside blocks on their pages.
+    /// Free or surplus bytes beside blocks on their pages.
     pub partly_used: Change,
     pub blocks: Change,
-    /// By line of the program (with the whole path), what changed most first.
+    /// By line of the program (with the whole path), largest change first.
     pub lines: Table,
-    /// By module; by line where none is known.
+    /// By module; by line if no module is known.
     pub modules: Table,
     pub lifetimes: Table,
     pub sizes: Table,
@@ -61,13 +61,13 @@ pub struct DeviceChange {
 }
 
 impl DeviceChange {
-    /// The tables of a few rows, with what their classes are.
+    /// The short tables, each with the name of its classes.
     pub fn tables(&self) -> [(&'static str, &Table); 3] {
         [("lifetime", &self.lifetimes), ("size", &self.sizes), ("stream", &self.streams)]
     }
 
-    /// What changed by the step of allocation: steps of which the same came or went as one, with
-    /// the rows that they are of.
+    /// Changes by the step of allocation: steps with equal changes are joined, with the range of
+    /// their rows.
     pub fn step_runs(&self) -> Vec<(Run, Change)> {
         let rows =
             self.steps.iter().filter_map(|(step, change)| Some((step.parse().ok()?, *change)));
@@ -148,12 +148,12 @@ fn device(number: u32, before: &DeviceState, after: &DeviceState, largest: usize
     }
 }
 
-/// The live blocks by step: of all steps, where the state itself has those with the most bytes.
+/// The live blocks by step: all steps, although the state itself lists only the largest.
 fn by_step(device: &DeviceState) -> Vec<Class> {
     device.live_by_step().into_iter().map(|(class, sum)| Class { class, sum }).collect()
 }
 
-/// Live bytes by line or by module, what changed most first; nothing where no line is known.
+/// Live bytes by line or by module, largest change first; empty if no line is known.
 fn sites(before: (&State, &DeviceState), after: (&State, &DeviceState), by: By) -> Table {
     if before.0.sites.is_empty() && after.0.sites.is_empty() {
         return Table::new();
@@ -193,7 +193,7 @@ fn classes(before: &[Class], after: &[Class], name: impl Fn(&Class) -> String) -
     changes.into_values().collect()
 }
 
-/// What makes a block the same: address, bytes, bytes asked for, step.
+/// Identity of a block: address, bytes, requested bytes, step.
 type Key = (u64, u64, u64, Option<u32>);
 
 /// The live blocks, with their lifetimes.

@@ -1,4 +1,4 @@
-//! The configuration in force, and where it came from.
+//! The configuration in force, and its source.
 #![deny(unsafe_code, clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
@@ -14,7 +14,7 @@ use super::finding::Findings;
 /// An environment.
 pub type Environment<'a> = &'a dyn Fn(&str) -> Option<String>;
 
-/// Examines the configuration of this shell, and that of processes that run.
+/// Examines the configuration of this shell, and of running processes.
 pub fn examine(findings: &mut Findings, environment: Environment, records: &[Found]) {
     let set = environment(VARIABLE);
     match Config::parse(set.as_deref().unwrap_or("")) {
@@ -67,7 +67,7 @@ pub fn examine(findings: &mut Findings, environment: Environment, records: &[Fou
     running(findings, set.as_deref().unwrap_or(""), records);
 }
 
-/// What follows from settings that are fine in themselves.
+/// Consequences of settings that are valid in themselves.
 fn consequences(findings: &mut Findings, config: &Config, environment: Environment) {
     if let Some(folder) = &config.dump_dir
         && !std::fs::metadata(folder)
@@ -103,7 +103,7 @@ fn consequences(findings: &mut Findings, config: &Config, environment: Environme
     }
 }
 
-/// LD_PRELOAD and `preload:`, which want each other.
+/// LD_PRELOAD and `preload:`, which require each other.
 fn preload(findings: &mut Findings, config: &Config, environment: Environment) {
     let list = environment("LD_PRELOAD").unwrap_or_default();
     let files = || list.split([' ', ':']).filter(|file| !file.is_empty()).map(Path::new);
@@ -113,7 +113,7 @@ fn preload(findings: &mut Findings, config: &Config, environment: Environment) {
     };
     let library = named("libgruyere.so");
     for file in ["libgruyere.so", "libgruyere_driver.so"].into_iter().filter_map(named) {
-        // Without a slash it is looked for where libraries are.
+        // Without a slash, the loader searches the library path.
         if file.components().count() > 1 && !file.is_file() {
             findings.problem(
                 "configuration",
@@ -150,7 +150,7 @@ fn preload(findings: &mut Findings, config: &Config, environment: Environment) {
     }
 }
 
-/// Processes that run with another configuration than this shell's.
+/// Running processes whose configuration differs from this shell's.
 fn running(findings: &mut Findings, here: &str, records: &[Found]) {
     let mut by_text: BTreeMap<String, Vec<u64>> = BTreeMap::new();
     for found in records.iter().filter(|found| found.state != State::Stale) {

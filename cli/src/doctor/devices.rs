@@ -1,8 +1,8 @@
-//! The driver, NVML, and who holds what on each device.
+//! The driver, NVML, and the memory of each device by holder.
 //!
-//! The driver is asked through the library's own layer, so that what is said here is what a program
-//! will meet. That and NVML run in processes of their own ([`super::probe`]). Asking the driver for
-//! free memory makes a context on each device for a moment; NVML needs none and is asked first.
+//! Calls the driver through the library's own layer, so the findings match what a program will
+//! meet. Driver and NVML run in processes of their own ([`super::probe`]). Reading free memory from
+//! the driver makes a context on each device for a moment; NVML needs none and comes first.
 #![deny(unsafe_code, clippy::unwrap_used)]
 
 use std::collections::HashMap;
@@ -34,11 +34,11 @@ pub enum Probe {
     Nvml,
 }
 
-/// What the driver says.
+/// Facts from the driver.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct DriverFacts {
     library: String,
-    /// It is the stand-in GPU.
+    /// Whether the driver is the stand-in GPU.
     stand_in: bool,
     /// The CUDA version, 12020 for 12.2.
     pub version: i32,
@@ -69,7 +69,7 @@ struct DeviceSays {
     trouble: Option<String>,
 }
 
-/// What NVML says.
+/// Facts from NVML.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct NvmlFacts {
     driver: String,
@@ -84,14 +84,14 @@ struct NvmlDevice {
     free_bytes: u64,
     compute_mode: Option<String>,
     mig: bool,
-    /// Pids (of the host's namespace) and bytes, where those are told.
+    /// Pids (of the host's namespace) and bytes, where NVML reports them.
     processes: Vec<(u32, Option<u64>)>,
 }
 
-/// Answers a probe, in its process.
+/// Runs a probe, in its own process.
 ///
 /// # Errors
-/// Why it cannot be answered.
+/// The probe's failure, in words.
 pub fn answer(probe: Probe) -> Result<String, String> {
     let value = match probe {
         Probe::Driver => serde_json::to_string(&driver(false)?),
@@ -163,7 +163,7 @@ fn nvml() -> Result<NvmlFacts, String> {
     let count = nvml.device_count().map_err(|error| error.to_string())?;
     let mut devices = Vec::new();
     for index in 0..count {
-        // One that fell off the bus must not hide the others.
+        // A device that fell off the bus must not hide the others.
         let Ok(device) = nvml.device_by_index(index) else { continue };
         let Ok(memory) = device.memory_info() else { continue };
         let compute = device.running_compute_processes().unwrap_or_default();
@@ -191,13 +191,13 @@ fn nvml() -> Result<NvmlFacts, String> {
     Ok(NvmlFacts { driver: nvml.sys_driver_version().unwrap_or_default(), devices })
 }
 
-/// Asks this program itself.
+/// Runs a probe in a child of this program.
 fn asked<T: serde::de::DeserializeOwned>(probe: &str, limit: Duration) -> Result<T, Silence> {
-    // The file may have been replaced since we began; this is still the one that runs.
+    // The file may have been replaced since the start; /proc/self/exe is the running program.
     let text = ask(Command::new("/proc/self/exe").args(["doctor", "--probe", probe]), limit)
         .map_err(|silence| {
             match silence {
-                // Its own words, which it says as any command does.
+                // The child's words, without the prefix of a command's error.
                 Silence::Died(how) => Silence::Died(
                     how.rsplit_once("gruyere doctor: ")
                         .map_or(how.clone(), |(_, words)| words.to_owned()),
@@ -209,15 +209,15 @@ fn asked<T: serde::de::DeserializeOwned>(probe: &str, limit: Duration) -> Result
         .map_err(|error| Silence::Died(format!("an answer that is none: {error}")))
 }
 
-/// What was learnt of the devices.
+/// Facts about the devices.
 pub struct Devices {
-    /// The driver's word, where it works.
+    /// The driver's facts, if it works.
     pub driver: Option<DriverFacts>,
-    /// NVML's, where there is one.
+    /// NVML's facts, if it is installed.
     pub nvml: Option<NvmlFacts>,
 }
 
-/// Examines driver, devices, and who holds what on them.
+/// Examines the driver, the devices, and their memory by holder.
 pub fn examine(findings: &mut Findings, records: &[Found], limit: Duration) -> Devices {
     let module = std::fs::read_to_string("/proc/driver/nvidia/version").ok();
     if let Some(line) = module.as_deref().and_then(|text| text.lines().next()) {
@@ -304,7 +304,7 @@ fn devices(count: usize) -> String {
     if count == 1 { "1 device".to_owned() } else { format!("{count} devices") }
 }
 
-/// How to come to a real GPU from the stand-in.
+/// How to get from the stand-in to a real GPU.
 const NO_STAND_IN: &str = "for a real GPU: unset LD_PRELOAD LD_LIBRARY_PATH";
 
 fn no_driver(findings: &mut Findings, silence: &Silence, module: bool) {
@@ -313,7 +313,7 @@ fn no_driver(findings: &mut Findings, silence: &Silence, module: bool) {
             "the driver hangs: see the kernel's log (`dmesg | grep -i nvrm`); a GPU that hangs \
              needs a reset or a reboot"
         }
-        // The stand-in has ended the process that asked.
+        // The stand-in has ended the probe's process.
         Silence::Died(how) if how.contains("the stand-in GPU") => NO_STAND_IN,
         _ if module => {
             "the kernel has the driver, this system does not have its library: in a container, \
@@ -412,7 +412,7 @@ fn capabilities(findings: &mut Findings, number: usize, device: &DeviceSays) {
     );
 }
 
-/// Bytes that live processes with records hold, by the device's UUID.
+/// Bytes held by live processes with records, by device UUID.
 fn held_by_records(records: &[Found]) -> HashMap<String, u64> {
     let mut held = HashMap::new();
     for found in records.iter().filter(|found| found.state != State::Stale) {
@@ -426,7 +426,7 @@ fn held_by_records(records: &[Found]) -> HashMap<String, u64> {
     held
 }
 
-/// Who holds what: our records, other processes, and what nobody owns to.
+/// Memory by holder: our records, other processes, unaccounted.
 fn memory(
     findings: &mut Findings,
     number: usize,
@@ -469,7 +469,7 @@ fn memory(
     if others.len() > 8 {
         text.push_str(&format!("; and {} more", others.len() - 8));
     }
-    // A context takes half a gigabyte; more than a twentieth of a device is somebody's.
+    // A context takes half a gigabyte; more than a twentieth of a device has another holder.
     if elsewhere > (1 << 30) && elsewhere > total / 20 {
         findings.warning(
             "memory",

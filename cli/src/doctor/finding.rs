@@ -1,4 +1,4 @@
-//! What the doctor finds, and how it is said.
+//! The doctor's findings, and their text.
 #![deny(unsafe_code, clippy::unwrap_used)]
 
 use std::fmt::Write as _;
@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use gruyere_record::plain;
 use serde::Serialize;
 
-/// How bad it is.
+/// Severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Level {
@@ -14,9 +14,9 @@ pub enum Level {
     Ok,
     /// Worth knowing.
     Note,
-    /// Something is lost, and could be had.
+    /// A fixable loss.
     Warning,
-    /// Gruyère does not work so.
+    /// Gruyère cannot work.
     Problem,
 }
 
@@ -34,13 +34,13 @@ impl Level {
 /// One finding.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// What it is about.
+    /// Subject of the finding.
     pub area: &'static str,
-    /// How bad it is.
+    /// Its severity.
     pub level: Level,
     /// One line.
     pub text: String,
-    /// What to change.
+    /// The remedy.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub remedy: Option<String>,
 }
@@ -54,32 +54,32 @@ impl Findings {
         self.0.push(Finding { area, level, text: plain(text), remedy: remedy.map(plain) });
     }
 
-    /// As it should be.
+    /// Adds a finding: as it should be.
     pub fn ok(&mut self, area: &'static str, text: impl AsRef<str>) {
         self.add(area, Level::Ok, text.as_ref(), None);
     }
 
-    /// Worth knowing.
+    /// Adds a finding: worth knowing.
     pub fn note(&mut self, area: &'static str, text: impl AsRef<str>) {
         self.add(area, Level::Note, text.as_ref(), None);
     }
 
-    /// Something is lost, and could be had.
+    /// Adds a finding: a fixable loss.
     pub fn warning(&mut self, area: &'static str, text: impl AsRef<str>, remedy: impl AsRef<str>) {
         self.add(area, Level::Warning, text.as_ref(), Some(remedy.as_ref()));
     }
 
-    /// Gruyère does not work so.
+    /// Adds a finding: Gruyère cannot work.
     pub fn problem(&mut self, area: &'static str, text: impl AsRef<str>, remedy: impl AsRef<str>) {
         self.add(area, Level::Problem, text.as_ref(), Some(remedy.as_ref()));
     }
 
-    /// How many there are of a level.
+    /// Number of findings of a level.
     pub fn count(&self, level: Level) -> usize {
         self.0.iter().filter(|finding| finding.level == level).count()
     }
 
-    /// For people.
+    /// The findings as text for people.
     pub fn text(&self) -> String {
         let mut out = String::new();
         let width = self.0.iter().map(|finding| finding.area.len()).max().unwrap_or(0);

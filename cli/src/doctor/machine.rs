@@ -1,4 +1,4 @@
-//! What of the machine and the container matters: shared memory, records, limits.
+//! Machine and container: shared memory, records, limits.
 
 use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt as _;
@@ -9,9 +9,9 @@ use indicatif::BinaryBytes;
 
 use super::finding::Findings;
 
-/// Room that a few processes with busy heaps take.
+/// Room for a few processes with busy heaps.
 const ENOUGH: u64 = 256 << 20;
-/// A process needs about this at least.
+/// Approximate minimum of a process.
 const LEAST: u64 = 8 << 20;
 
 const MORE_ROOM: &str = "docker run --shm-size=1g or --ipc=host; in Kubernetes, mount an emptyDir \
@@ -42,14 +42,14 @@ fn room(folder: &Path) -> Option<Room> {
     })
 }
 
-/// Whether we may make files there.
+/// Whether we may create files in `folder`.
 fn is_writable(folder: &Path) -> bool {
     let Ok(name) = CString::new(folder.as_os_str().as_bytes()) else { return false };
     // SAFETY: the name is NUL-terminated.
     unsafe { libc::access(name.as_ptr(), libc::W_OK | libc::X_OK) == 0 }
 }
 
-/// Examines the folder of the records.
+/// Examines the records' folder.
 pub fn shared_memory(findings: &mut Findings, folder: &Path) {
     const AREA: &str = "shared memory";
     let name = folder.display();
@@ -104,7 +104,7 @@ pub fn shared_memory(findings: &mut Findings, folder: &Path) {
     }
 }
 
-/// Examines the records that there are.
+/// Examines the existing records.
 pub fn records(findings: &mut Findings, found: &[Found]) {
     let of = |state| found.iter().filter(|found| found.state == state).count();
     let stale = of(State::Stale);
@@ -137,7 +137,7 @@ pub fn records(findings: &mut Findings, found: &[Found]) {
     }
 }
 
-/// The first line of a file, if there is one.
+/// The first line of a file, if it exists.
 fn line(path: &str) -> Option<String> {
     Some(std::fs::read_to_string(path).ok()?.lines().next()?.trim().to_owned())
 }
@@ -146,7 +146,7 @@ fn number(path: &str) -> Option<u64> {
     line(path)?.parse().ok()
 }
 
-/// What a limit of this process is; `None`: there is none.
+/// A limit of this process; `None`: unlimited.
 fn limit(resource: libc::__rlimit_resource_t) -> Option<u64> {
     // SAFETY: all-zero is a valid rlimit.
     let mut limit: libc::rlimit = unsafe { std::mem::zeroed() };
@@ -186,7 +186,7 @@ pub fn limits(findings: &mut Findings) {
             number("/sys/fs/cgroup/memory/memory.limit_in_bytes")
                 .zip(number("/sys/fs/cgroup/memory/memory.usage_in_bytes"))
         })
-        // cgroup v1 says "no limit" with the largest number of pages.
+        // cgroup v1 expresses "no limit" as the largest number of pages.
         .filter(|(most, _)| *most < 1 << 60);
     match cgroup {
         Some((most, used)) if used > most / 10 * 9 => findings.warning(

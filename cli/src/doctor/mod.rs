@@ -1,4 +1,4 @@
-//! `gruyere doctor`: what stands in the way, and what to change.
+//! `gruyere doctor`: obstacles, and their remedies.
 
 mod configuration;
 mod devices;
@@ -68,11 +68,10 @@ pub struct Arguments {
     folder: Folder,
 }
 
-/// Runs it.
 pub fn run(arguments: &Arguments) -> Ended {
     if let Some(probe) = arguments.probe {
         let answer = devices::answer(probe).map_err(Failure::new)?;
-        // Nobody else reads this.
+        // Only the parent process reads this.
         output::print(format_args!("{answer}\n"))?;
         return Ok(Exit::Fine);
     }

@@ -1,7 +1,7 @@
-//! Questions that may hang or crash, asked in a process of their own with a time limit.
+//! Probes that may hang or crash, each in a process of its own with a time limit.
 //!
-//! A driver that is stuck leaves its caller in the kernel, where no signal reaches it: such a
-//! process is left behind, and told of.
+//! A stuck driver keeps its caller in the kernel, where no signal reaches it; we abandon such a
+//! process, and report it.
 #![deny(unsafe_code, clippy::unwrap_used)]
 
 use std::io::Read;
@@ -12,17 +12,17 @@ use std::time::{Duration, Instant};
 
 use crate::signals;
 
-/// An answer longer than this is none.
+/// A longer answer is invalid.
 const LONGEST: u64 = 4 << 20;
 
 /// Why there is no answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Silence {
-    /// The program is not there, or cannot be run.
+    /// The program is missing or cannot run.
     NotRun(String),
     /// No answer within the limit.
     TooLate(Duration),
-    /// It ended badly: how, and its last words.
+    /// It ended badly: the status, and the end of its output.
     Died(String),
 }
 
@@ -36,10 +36,10 @@ impl std::fmt::Display for Silence {
     }
 }
 
-/// Runs `command` for what it prints, for no longer than `limit`.
+/// Runs `command` for at most `limit`, and returns its output.
 ///
 /// # Errors
-/// It cannot be run, prints nothing in time, or fails.
+/// The command cannot run, prints nothing in time, or fails.
 pub fn ask(command: &mut Command, limit: Duration) -> Result<String, Silence> {
     let deadline = Instant::now() + limit;
     let mut child = signals::ends_with_us(command)
@@ -62,11 +62,10 @@ pub fn ask(command: &mut Command, limit: Duration) -> Result<String, Silence> {
     Err(died(status, &left(words)))
 }
 
-/// Waits for the end of `child`, and looks at what there is to see every `pause`. Past `limit` it
-/// is killed.
+/// Waits for `child` to end, and calls `look` every `pause`. Kills it after `limit`.
 ///
 /// # Errors
-/// It took too long, or cannot be waited for.
+/// The child took too long, or cannot be waited for.
 pub fn wait(
     child: &mut Child,
     limit: Duration,
@@ -88,7 +87,7 @@ pub fn wait(
     }
 }
 
-/// That a process ended with `status`, which is not as it should be, and the last of its `words`.
+/// Error for a process that ended badly with `status`, with the end of its `words`.
 pub fn died(status: ExitStatus, words: &str) -> Silence {
     let last = words
         .lines()
@@ -118,7 +117,7 @@ fn listen(from: Option<impl Read + Send + 'static>) -> Receiver<String> {
 
 fn give_up(child: &mut Child) {
     let _ = child.kill();
-    // Stuck in the kernel, it does not even die.
+    // A process stuck in the kernel does not even die.
     for _ in 0..20 {
         if !matches!(child.try_wait(), Ok(None)) {
             return;

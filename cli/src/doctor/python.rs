@@ -1,6 +1,6 @@
-//! torch and the package `gruyere`, as an interpreter would find them. Neither is imported: that
-//! takes seconds, and may hang as the driver may. Whether they work together,
-//! `python -m gruyere --doctor` tries.
+//! torch and the package `gruyere`, as an interpreter would find them. Imports neither: an import
+//! takes seconds, and may hang as the driver may. `python -m gruyere --doctor` checks whether they
+//! work together.
 #![deny(unsafe_code, clippy::unwrap_used)]
 
 use std::path::Path;
@@ -12,7 +12,8 @@ use serde::Deserialize;
 use super::finding::Findings;
 use super::probe::{Silence, ask};
 
-/// What an interpreter says; finds specs and reads files, and imports nothing of either package.
+/// Prints an interpreter's facts; finds specs and reads files, and imports nothing of either
+/// package.
 const SCRIPT: &str = r#"
 import importlib.metadata, importlib.util, json, os, platform, re, sys
 def found(name):
@@ -56,18 +57,18 @@ struct Says {
     library: bool,
 }
 
-/// `python -P` is not there before 3.11; a file of the current folder must not stand in for torch
-/// all the same.
+/// `python -P` needs 3.11; in older ones, too, a file of the current folder must not stand in for
+/// torch.
 const ELSEWHERE: &str = "/";
 
-/// Examines what `python` has. `driver`: the driver's CUDA version, where it works.
+/// Examines the packages of `python`. `driver`: the driver's CUDA version, if it works.
 pub fn examine(
     findings: &mut Findings,
     python: Option<&Path>,
     driver: Option<i32>,
     limit: Duration,
 ) {
-    // A name is looked up on the PATH; a path is one from here, wherever it is run.
+    // The PATH resolves a name; a path is relative to this folder, wherever the command runs.
     let program = match python {
         Some(path) if path.components().count() > 1 => {
             std::path::absolute(path).unwrap_or(path.to_owned())
@@ -98,7 +99,7 @@ pub fn examine(
     package(findings, &says);
 }
 
-/// Major and minor of a version.
+/// Major and minor version.
 fn two(version: &str) -> Option<(u32, u32)> {
     let mut parts = version.split('.').map(|part| part.parse().ok());
     Some((parts.next()??, parts.next()??))

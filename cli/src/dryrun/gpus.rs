@@ -1,13 +1,13 @@
-//! The GPUs that a dry run knows: what the stand-in says of itself for each.
+//! The GPUs of a dry run: the stand-in's properties for each.
 //!
-//! Memory is what the driver calls the total (`cuMemGetInfo`, torch's `total_memory` and "total
-//! capacity"): less than what is sold, and a little different from driver to driver. Each is what
-//! somebody printed on such a GPU, with the address; of several, the smallest. Of "79.10 GiB" it is
-//! the least that prints so.
+//! Memory is the driver's total (`cuMemGetInfo`, torch's `total_memory` and "total capacity"): less
+//! than the advertised size, and slightly different from driver to driver. Each figure was printed
+//! on such a GPU, at the given address; of several, the table has the smallest. A figure such as
+//! "79.10 GiB" stands for the least value that prints so.
 //!
-//! What a CUDA context takes beside the allocators is published nowhere. It is derived from
-//! out-of-memory messages of torch's, as what the process has in use, less what PyTorch has
-//! allocated and reserved. `docs/gpus.md` has them all, and the rule; tests hold this table to it.
+//! No source publishes the memory of a CUDA context. It is derived from torch's out-of-memory
+//! messages: the process's memory in use, minus PyTorch's allocated and reserved memory.
+//! `docs/gpus.md` lists them all, with the rule; tests compare this table with it.
 
 use serde::Serialize;
 
@@ -17,32 +17,32 @@ const GIB: u64 = 1 << 30;
 /// A GPU.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Gpu {
-    /// How it is asked for: the model and the GB that it is sold with.
+    /// Name on the command line: the model and its advertised GB.
     pub id: String,
-    /// What `cuDeviceGetName` says.
+    /// The name that `cuDeviceGetName` returns.
     pub name: &'static str,
     /// Compute capability, as in `9.0`.
     pub capability: &'static str,
     /// Streaming multiprocessors.
     pub multiprocessors: u32,
-    /// Bytes that the driver calls the total.
+    /// The driver's total, bytes.
     pub memory: u64,
-    /// Who says so.
+    /// Source of the total.
     pub memory_source: &'static str,
     /// Bytes of a context.
     pub context: u64,
-    /// Whether that is of this GPU; false: an assumption.
+    /// Whether the figure is this GPU's; false: an assumption.
     pub context_known: bool,
-    /// Who says so.
+    /// Source of the context's figure.
     pub context_source: &'static str,
 }
 
 /// MiB of a context.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Context {
-    /// The largest of the messages of two programs or more, on this GPU.
+    /// The largest in messages of two programs or more, on this GPU.
     Seen(u64),
-    /// By the messages on GPUs like it.
+    /// From messages on similar GPUs.
     Like(u64),
 }
 use Context::{Like, Seen};
@@ -142,10 +142,10 @@ const KNOWN: [Known; 29] = [
         "https://github.com/antirez/ds4/issues/431"),
 ];
 
-/// The one that is meant where none is named.
+/// The default GPU.
 pub const USUAL: &str = "h100-80";
 
-/// All of them, smallest first within each family as people list them.
+/// All GPUs, smallest first within each family, in their usual order.
 pub fn all() -> Vec<Gpu> {
     KNOWN.iter().map(Gpu::from).collect()
 }
@@ -172,10 +172,10 @@ impl From<&Known> for Gpu {
     }
 }
 
-/// The GPU that `word` names: an id, or the model alone where it is sold in one size.
+/// The GPU named `word`: an id, or the model alone if it has a single size.
 ///
 /// # Errors
-/// There is none, or several: the text names what there is.
+/// No GPU or several match; the text lists the choices.
 pub fn find(word: &str) -> Result<Gpu, String> {
     let wanted = word.to_lowercase();
     let model = |known: &Known| known.id.rsplit_once('-').map_or(known.id, |parts| parts.0);
@@ -197,7 +197,7 @@ pub fn find(word: &str) -> Result<Gpu, String> {
     }
 }
 
-/// A GPU of so many GiB that is like the usual one in all else.
+/// A GPU of `gibibytes` GiB, otherwise like the default.
 pub fn of_size(gibibytes: f64) -> Gpu {
     let like = find(USUAL).expect("the usual one is in the table");
     Gpu {
@@ -254,7 +254,7 @@ mod tests {
         }
     }
 
-    /// Rows of docs/gpus.md with so many columns, by GPU.
+    /// Rows of docs/gpus.md with `columns` columns, by GPU.
     fn rows(columns: usize) -> Vec<Vec<&'static str>> {
         let cells = |line: &'static str| -> Vec<&'static str> {
             line.trim_matches('|').split('|').map(str::trim).collect()
@@ -281,7 +281,7 @@ mod tests {
         }
     }
 
-    /// What docs/gpus.md says that a context is, from the messages that stand there.
+    /// The context figures in docs/gpus.md match the messages listed there.
     #[test]
     fn every_context_follows_from_the_messages_in_the_docs() {
         struct Message {

@@ -1,7 +1,7 @@
-//! `gruyere dryrun`: will a training program fit, and where does the memory go, without a GPU.
+//! `gruyere dryrun`: whether a training program will fit, and what takes the memory, without a GPU.
 //!
-//! The Python package does it (`python_loader/gruyere/_dryrun`): this reads the arguments, knows
-//! the GPUs, finds an interpreter that has the package, and becomes it.
+//! The Python package (`python_loader/gruyere/_dryrun`) does the work: this module parses the
+//! arguments, knows the GPUs, finds an interpreter that has the package, and executes it.
 
 mod gpus;
 mod sweep;
@@ -23,7 +23,7 @@ use crate::sandbox;
 use gpus::Gpu;
 use sweep::Sweep;
 
-/// The arguments are wrong, or what they name cannot be had.
+/// Exit code: invalid arguments, or arguments that name something unavailable.
 const WRONG: u8 = 2;
 
 /// Will it fit? Runs a training program for a few steps on a stand-in GPU, without a real one,
@@ -138,19 +138,19 @@ enum Allocator {
     Async,
 }
 
-/// What the Python side is asked.
+/// Request to the Python side.
 #[derive(Serialize)]
 struct Request<'a> {
-    /// One of the two.
+    /// Either a script or a module.
     script: Option<&'a str>,
     module: Option<&'a str>,
     arguments: &'a [String],
-    /// Of the interpreter, in each run.
+    /// Options of the interpreter, in each run.
     python_options: &'a [String],
     steps: NonZeroU32,
     allocators: &'a [Allocator],
     gpus: Vec<Gpu>,
-    /// GPUs that nobody asked for: the books say what can be said of them.
+    /// GPUs beyond those requested: the books can predict them.
     others: Vec<Gpu>,
     sweep: Option<&'a Sweep>,
     smallest: bool,
@@ -163,7 +163,7 @@ struct Request<'a> {
     timeout: NonZeroU32,
     sandbox: &'a sandbox::Options,
     jobs: Option<NonZeroU32>,
-    /// A folder in which the stand-in may be.
+    /// A folder that may contain the stand-in.
     beside: Option<&'a Path>,
 }
 
@@ -182,7 +182,7 @@ fn name(text: &str) -> Result<String, String> {
     ))
 }
 
-/// Runs it. Returns only where nothing could be started.
+/// Runs the command. Returns only if nothing could start.
 pub fn main(arguments: &Arguments) -> ExitCode {
     if arguments.wants_list() {
         return match output::print(gpus::table()) {
@@ -232,7 +232,7 @@ impl Arguments {
         self.gpu.iter().any(|word| word == "list")
     }
 
-    /// What is run, and on which GPUs.
+    /// The program, and its GPUs.
     fn checked(&self) -> Result<(launch_line::Program, Vec<Gpu>), String> {
         let program = launch_line::read(&self.program, "dryrun")?;
         let gpus = self.gpus().map_err(|reason| format!("--gpu {reason}"))?;
@@ -242,20 +242,20 @@ impl Arguments {
         }
     }
 
-    /// Why it would not run.
+    /// The error of invalid arguments.
     #[cfg(test)]
     pub fn fault(&self) -> Option<String> {
         if self.wants_list() { None } else { self.checked().err() }
     }
 
-    /// The GPUs on which it is to run.
+    /// The GPUs to run on.
     fn gpus(&self) -> Result<Vec<Gpu>, String> {
         let mut found = Vec::new();
         for word in &self.gpu {
             found.push(gpus::find(word)?);
         }
         found.extend(self.gb.iter().map(|&gib| gpus::of_size(gib)));
-        // `h100,h100-80` is one.
+        // `h100,h100-80` names a single GPU.
         let mut ids = HashSet::new();
         found.retain(|gpu: &Gpu| ids.insert(gpu.id.clone()));
         if found.is_empty() {
@@ -271,7 +271,7 @@ impl Arguments {
         Ok(found)
     }
 
-    /// Those of which only the books tell: none where the user has named some.
+    /// GPUs predicted from the books alone: none if the user has named any.
     fn others(&self) -> Vec<Gpu> {
         if !self.gpu.is_empty() || !self.gb.is_empty() {
             return Vec::new();

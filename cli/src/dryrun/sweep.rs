@@ -1,4 +1,4 @@
-//! An argument of the program's own, and the values to try.
+//! An argument of the program, with values to try.
 
 use std::str::FromStr;
 
@@ -7,13 +7,13 @@ use serde::Serialize;
 /// `NAME=VALUES` or `NAME=--flag:VALUES`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Sweep {
-    /// What the table calls it; `{NAME}` stands for it in the program's arguments.
+    /// Its name in the table; `{NAME}` stands for it in the program's arguments.
     pub name: String,
-    /// The program's own flag, where the value goes behind it.
+    /// The program's own flag, which precedes the value.
     pub flag: Option<String>,
-    /// Every value, in order, where they are listed.
+    /// Listed values, in order.
     pub values: Vec<String>,
-    /// The smallest and the largest, where the largest that fits is to be found.
+    /// The smallest and the largest value of a search for the largest that fits.
     pub range: Option<(u64, u64)>,
 }
 
@@ -46,7 +46,7 @@ impl FromStr for Sweep {
 }
 
 impl Sweep {
-    /// What is wrong with it, where the program's arguments have no place for the value.
+    /// The error if the program's arguments have no place for the value.
     pub fn misses(&self, arguments: &[String]) -> Option<String> {
         let place = format!("{{{}}}", self.name);
         if self.flag.is_some() || arguments.iter().any(|word| word.contains(&place)) {

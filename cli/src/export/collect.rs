@@ -1,9 +1,9 @@
-//! One look at all records of the folder.
+//! Reads all records of the folder once.
 //!
-//! Records come and go, some cannot be read, and anybody may write one that claims to be another
-//! process's: nothing of that may spoil what the others say. Two samples with the same labels would
-//! make a scrape invalid as a whole: a second record of a process has a label of its own, and a
-//! record whose claim is known to be false is only counted.
+//! Records come and go, some are unreadable, and any user may write one that claims to be another
+//! process's: none of these may spoil the rest. Two samples with the same labels would make a whole
+//! scrape invalid: a second record of a process gets a label of its own, and a record whose claim
+//! is known to be false is only counted.
 #![deny(unsafe_code, clippy::unwrap_used)]
 
 use std::collections::{HashMap, HashSet};
@@ -21,22 +21,22 @@ use crate::failure::{Failure, say};
 use crate::sites::SeldomRead;
 use crate::target::Folder;
 
-/// Looks at records, and remembers what may not fall.
+/// Reads records, and remembers the values that may not fall.
 pub struct Collector {
     folder: Folder,
     job: Option<String>,
     most: usize,
     namespace: u64,
-    /// By family, labels and birth: where counters were at the last look.
+    /// Counters at the last scrape, by family, labels and birth.
     reached: HashMap<(&'static str, Labels, u64), Value>,
-    /// Files whose trouble has been told.
+    /// Files whose trouble has been reported.
     told: HashSet<PathBuf>,
     read_errors: u64,
     looks: u64,
     lines: SeldomRead,
 }
 
-/// How many records of each state there were.
+/// Number of records by state.
 #[derive(Default)]
 struct States {
     live: u64,
@@ -47,14 +47,14 @@ struct States {
     claimed: u64,
     duplicate: u64,
     beyond: u64,
-    /// Of those that are live: the process is in another pid namespace, or hidden, and the file's
-    /// owner alone vouches for it.
+    /// Of the live ones: the process is in another pid namespace, or hidden, and only the file's
+    /// owner vouches for it.
     unseen: u64,
 }
 
 impl Collector {
-    /// For the records of `folder`. `job` is what all processes are said to belong to; of more than
-    /// `most` processes the rest are left out.
+    /// Collects the records of `folder`. `job` overrides the job of all processes; only `most`
+    /// processes are exported.
     pub fn new(folder: Folder, job: Option<String>, most: usize) -> Collector {
         Collector {
             folder,
@@ -69,15 +69,15 @@ impl Collector {
         }
     }
 
-    /// Looks once.
+    /// Reads all records once.
     ///
     /// # Errors
     /// The folder can't be read.
     pub fn look(&mut self) -> Result<Vec<Family>, Failure> {
         let began = Instant::now();
         let Listing { mut found, stale, foreign } = self.folder.living()?;
-        // Should there be too many: our own before those of others, those that are seen before
-        // those that only say so, and the newest, which run now.
+        // If there are too many: our own before other users', verified before unverified, and the
+        // newest first, which run now.
         found.sort_by_cached_key(|Found { reader, claim, .. }| {
             let reader = reader.as_ref().ok();
             let is_ours = reader.and_then(Reader::owner) == Some(effective_user());
@@ -108,7 +108,7 @@ impl Collector {
                     }
                     Err(error) => self.unreadable(&error, &mut states),
                 },
-                // Another user's, of whom we are not meant to know.
+                // Another user's, which we may not read.
                 Err(error) if is_forbidden(&error) => states.forbidden += 1,
                 Err(error) => self.unreadable(&error, &mut states),
             }
@@ -126,8 +126,7 @@ impl Collector {
         Ok(families)
     }
 
-    /// What one record says, if it can be believed; `None`: another has said that it is the very
-    /// same.
+    /// Exports a record, if it can be believed; `None`: another record claims to be the very same.
     fn export(
         &mut self,
         reader: &Reader<'_>,
@@ -208,8 +207,8 @@ impl Collector {
         );
     }
 
-    /// Counters only rise, though a record is read while it is written: a sum over shards may come
-    /// out one short of what it was.
+    /// Keeps counters from falling: a record is read while it is written, so a sum over shards may
+    /// come out short of its last value.
     fn hold(&mut self, families: &mut [Family]) {
         let mut reached = HashMap::new();
         for family in families
@@ -227,9 +226,9 @@ impl Collector {
         self.reached = reached;
     }
 
-    /// Tells of a record's trouble once.
+    /// Reports a record's trouble once.
     fn tell(&mut self, path: &Path, trouble: impl std::fmt::Display) {
-        // Names are never used twice, so the set is bounded by forgetting it now and then.
+        // Names are never reused, so clearing the set now and then bounds it.
         if self.told.len() >= 1024 {
             self.told.clear();
         }
@@ -245,7 +244,7 @@ fn is_forbidden(error: &ReadError) -> bool {
     )
 }
 
-/// Lifts `value` to what it was before, where it is less.
+/// Raises `value` to its last value.
 fn raise(value: &mut Value, before: &Value) {
     match (value, before) {
         (Value::Count(now), Value::Count(before)) => *now = (*now).max(*before),

@@ -1,8 +1,8 @@
-//! The two text formats of metrics: Prometheus 0.0.4, which promtool, node_exporter and everything
-//! old read, and OpenMetrics 1.0.
+//! The two text formats of metrics: Prometheus 0.0.4, for promtool, node_exporter and all older
+//! readers, and OpenMetrics 1.0.
 //!
-//! They differ in what a counter's family is called, in units, in infos and in the last line. No
-//! kept crate writes both (docs/decisions/readers.md).
+//! They differ in the names of counter families, in units, in infos and in the last line. No
+//! maintained crate writes both (docs/decisions/readers.md).
 #![deny(unsafe_code, clippy::unwrap_used)]
 
 use std::fmt::Write as _;
@@ -18,7 +18,7 @@ pub enum Format {
 }
 
 impl Format {
-    /// As HTTP calls it.
+    /// The HTTP content type.
     pub fn content_type(self) -> &'static str {
         match self {
             Format::Prometheus => "text/plain; version=0.0.4; charset=utf-8",
@@ -26,8 +26,8 @@ impl Format {
         }
     }
 
-    /// What a client that sends this `Accept` header is answered with: OpenMetrics where it is
-    /// named and not less welcome than plain text.
+    /// Format for a client with this `Accept` header: OpenMetrics if the header names it with at
+    /// least the weight of plain text.
     pub fn accepted(accept: &str) -> Format {
         let (mut open, mut plain) = (0.0f32, 0.0f32);
         for range in accept.split(',') {
@@ -54,7 +54,7 @@ impl Format {
     }
 }
 
-/// What a family measures.
+/// Type of a family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Only rises; samples get the suffix `_total`.
@@ -77,7 +77,7 @@ impl Kind {
     }
 }
 
-/// Labels of a sample; those that all samples of a process or a device have are shared.
+/// Labels of a sample; samples of a process or a device share theirs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Labels {
     shared: Arc<str>,
@@ -88,7 +88,7 @@ pub struct Labels {
 const LONGEST_VALUE: usize = 128;
 
 impl Labels {
-    /// With these, in order. Those without a value are left out, as Prometheus itself would.
+    /// These pairs, in order. Omits those without a value, as Prometheus itself would.
     pub fn new(pairs: &[(&str, &str)]) -> Labels {
         let mut text = String::new();
         for (name, value) in pairs.iter().filter(|(_, value)| !value.is_empty()) {
@@ -109,7 +109,7 @@ impl Labels {
         Labels { shared: text.into(), own: None }
     }
 
-    /// And this one, whose value needs no escape.
+    /// Adds a label whose value needs no escape.
     pub fn with(&self, name: &'static str, value: &'static str) -> Labels {
         Labels { shared: self.shared.clone(), own: Some((name, value)) }
     }
@@ -126,14 +126,14 @@ impl Labels {
     }
 }
 
-/// What a sample says.
+/// Value of a sample.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Value {
     /// A whole number.
     Count(u64),
     /// Any other.
     Number(f64),
-    /// Counts of values up to each bound, not cumulative; the last bound is infinite. And the sum
+    /// Counts of values up to each bound, not cumulative; the last bound is infinite. Then the sum
     /// of all values.
     Buckets(Vec<(String, u64)>, f64),
 }
@@ -141,32 +141,29 @@ pub enum Value {
 /// One sample.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sample {
-    /// Its labels.
     pub labels: Labels,
-    /// Its value.
     pub value: Value,
-    /// When what it tells of came into being (ns since 1970); with the labels it names one counter
-    /// for good.
+    /// Creation time (ns since 1970); with the labels, a counter's identity.
     pub born: u64,
 }
 
 /// A family of samples.
 #[derive(Clone, Debug)]
 pub struct Family {
-    /// Without the suffix of its kind.
+    /// Name without the suffix of its kind.
     pub name: &'static str,
-    /// What it measures.
+    /// Type of the family.
     pub kind: Kind,
-    /// Its base unit, with which the name ends; empty: none.
+    /// Base unit, which ends the name; empty: none.
     pub unit: &'static str,
-    /// One sentence.
+    /// A sentence of help.
     pub help: &'static str,
-    /// Its samples; a family without any is not written.
+    /// Samples; a family without any is not written.
     pub samples: Vec<Sample>,
 }
 
 impl Family {
-    /// Without samples.
+    /// A family without samples.
     pub fn new(name: &'static str, kind: Kind, unit: &'static str, help: &'static str) -> Family {
         Family { name, kind, unit, help, samples: Vec::new() }
     }

@@ -1,4 +1,4 @@
-//! What a record says, as families of metrics: names, units, types, labels. Pure.
+//! A record's values as families of metrics: names, units, types, labels. Pure.
 #![deny(unsafe_code, clippy::unwrap_used)]
 
 use std::collections::{BTreeMap, HashMap};
@@ -20,17 +20,17 @@ use crate::device_uuid::uuid_text;
 use crate::recent;
 use crate::sites::SeldomRead;
 
-/// Devices of one process that are exported; a damaged record may speak of more.
+/// Exported devices of a process; a damaged record may list more.
 const MOST_DEVICES: usize = 64;
 
-/// Families as they come together, in the order of their first samples.
+/// Families, in the order of their first samples.
 #[derive(Default)]
 pub struct Families {
     families: Vec<Family>,
     places: HashMap<&'static str, usize>,
 }
 
-/// What a sample is of: labels, and when that came into being.
+/// Subject of a sample: labels, and creation time.
 #[derive(Clone)]
 pub struct Of {
     labels: Labels,
@@ -38,7 +38,7 @@ pub struct Of {
 }
 
 impl Of {
-    /// With these labels, and no beginning.
+    /// These labels, without a creation time.
     pub fn labels(pairs: &[(&str, &str)]) -> Of {
         Of { labels: Labels::new(pairs), born: 0 }
     }
@@ -48,7 +48,7 @@ impl Of {
     }
 }
 
-/// Name, base unit (the name's end, or empty) and one sentence of help.
+/// Name, base unit (the end of the name, or empty) and a sentence of help.
 type Said = (&'static str, &'static str, &'static str);
 
 impl Families {
@@ -70,7 +70,7 @@ impl Families {
         self.add(Kind::Gauge, said, of, Value::Count(value));
     }
 
-    /// Adds a gauge that is no whole number.
+    /// Adds a gauge with a fraction.
     pub fn number(&mut self, said: Said, of: &Of, value: f64) {
         self.add(Kind::Gauge, said, of, Value::Number(value));
     }
@@ -80,7 +80,7 @@ impl Families {
         self.add(Kind::Counter, said, of, Value::Count(value));
     }
 
-    /// Adds all of another's.
+    /// Adds all families of `other`.
     pub fn append(&mut self, other: Families) {
         for family in other.families {
             match self.places.get(family.name) {
@@ -99,8 +99,8 @@ impl Families {
     }
 }
 
-/// A device's gauge as a metric: its kind and words, and what its number is divided by to be in the
-/// base unit.
+/// A device's gauge as a metric: kind, words, and the divisor that converts its number to the base
+/// unit.
 fn of_gauge(gauge: DeviceGauge) -> Option<(Kind, Said, u64)> {
     use DeviceGauge as G;
     let gauge_of = |said: Said| Some((Kind::Gauge, said, 1));
@@ -198,9 +198,9 @@ fn of_gauge(gauge: DeviceGauge) -> Option<(Kind, Said, u64)> {
             "bytes",
             "Memory that low-memory phases gave back.",
         )),
-        // By lifetime, of the blocks themselves; as it is now.
+        // By lifetime, from the blocks themselves; current.
         G::Pending | G::Lost | G::FreeHeld => None,
-        // By rung, below; what is neither is told in tests.
+        // By rung, below; a test reports any gauge covered by neither.
         _ => None,
     }
 }
@@ -218,26 +218,26 @@ pub const RUNGS: [[DeviceGauge; 3]; RUNG_NAMES.len()] = {
     ]
 };
 
-/// Who a process is, in labels. `namespace`: of our own pids.
+/// A process's identity as labels. `namespace`: of our own pids.
 pub struct Identity {
     pid: String,
     rank: String,
     local_rank: String,
     job: String,
-    /// The user, where it is not the exporter's; else empty, as below.
+    /// The user, if other than the exporter's; else empty, as below.
     user: String,
-    /// Which of the process's records it is, where it is not the first.
+    /// The record's number among the process's records, if not the first.
     record: String,
     born: u64,
 }
 
 impl Identity {
-    /// Of `process`; `job` overrides what it says itself.
+    /// Identity of `process`; `job` overrides the process's own.
     pub fn new(process: &Process, namespace: u64, job: Option<&str>) -> Identity {
         let number = |value: Option<u64>| value.map_or(String::new(), |value| value.to_string());
         let pid = match process.pid_namespace == namespace {
             true => process.pid.to_string(),
-            // Another container's: the number alone may be somebody else's here.
+            // In another container: the bare number may be another process's here.
             false => format!("{}@{}", process.pid, process.pid_namespace),
         };
         Identity {
@@ -251,17 +251,17 @@ impl Identity {
         }
     }
 
-    /// It is a process of another user than the exporter's.
+    /// Marks the process as another user's.
     pub fn of_user(&mut self, user: u32) {
         self.user = user.to_string();
     }
 
-    /// It is this record of its process, counted from 0.
+    /// Marks the record as the process's `number`th, counted from 0.
     pub fn of_record(&mut self, number: u32) {
         self.record = if number == 0 { String::new() } else { number.to_string() };
     }
 
-    /// What no two records have in common that are exported together.
+    /// A key that differs between any two records exported together.
     pub fn unique(&self) -> String {
         format!("{} {} {}", self.pid, self.user, self.record)
     }
@@ -280,7 +280,7 @@ impl Identity {
     }
 }
 
-/// Everything that one record says.
+/// All metrics of a record.
 pub fn of_record(
     families: &mut Families,
     reader: &Reader,
@@ -316,7 +316,7 @@ pub fn of_record(
     families.counter(said, &of, health.segments_unrecorded);
     let histograms = reader.histograms();
     if let Some(scale) = reader.scale() {
-        // Rounded, so that it does not change from scrape to scrape as the clock is known better.
+        // Rounded, so that it stays the same from scrape to scrape as the clock estimate improves.
         let seconds =
             format!("{:.2e}", scale.nanoseconds_per_tick).parse::<f64>().unwrap_or(1.0) / 1e9;
         let said = (
@@ -357,16 +357,16 @@ pub fn of_record(
     }
 }
 
-/// Characters of a line's or a module's name at most, as a label.
+/// The most characters of a line's or a module's name in a label.
 const LONGEST_NAME: usize = 120;
 
-/// A device of a process.
+/// Subject: a device of a process.
 fn of_place(device: &DeviceSnapshot, identity: &Identity) -> Of {
     let (gpu, uuid) = (device.device.to_string(), uuid_text(&device.facts.uuid));
     identity.of(&[("gpu", gpu.as_str()), ("uuid", &uuid)])
 }
 
-/// The lines that hold most, and those that grow most.
+/// The lines that hold most, and the lines that grow most.
 fn of_lines(families: &mut Families, device: &DeviceSnapshot, found: &[Line], identity: &Identity) {
     let said = (
         "gruyere_site_live_bytes",
@@ -383,7 +383,7 @@ fn of_lines(families: &mut Families, device: &DeviceSnapshot, found: &[Line], id
     by_line(families, said, device, growth::most_growing(found).into_iter(), identity);
 }
 
-/// Bytes by line and module. Labels must not be there twice: lines that are written alike are one.
+/// Bytes by line and module. Labels must be unique, so lines with the same text are merged.
 fn by_line<'a>(
     families: &mut Families,
     said: Said,
@@ -391,7 +391,7 @@ fn by_line<'a>(
     lines: impl Iterator<Item = (&'a Line, u64)>,
     identity: &Identity,
 ) {
-    // A path's end says most of it.
+    // The end of a path says most.
     let label = |name: &str| {
         let excess = name.chars().count().saturating_sub(LONGEST_NAME);
         name.chars().skip(excess).collect::<String>()
@@ -409,7 +409,7 @@ fn by_line<'a>(
     }
 }
 
-/// The configured backing, if one of the known ones is.
+/// The configured backing, if it is a known one.
 fn backing(configuration: &str) -> &'static str {
     match gruyere::config::Config::parse(configuration).map(|config| config.heap.backing) {
         Ok(gruyere::config::Backing::Auto) => "auto",
@@ -421,16 +421,15 @@ fn backing(configuration: &str) -> &'static str {
     }
 }
 
-/// Counters of different shards are read some microseconds apart, so a difference may come out
-/// below nothing.
+/// A difference of counters, 0 if negative: different shards are read some microseconds apart.
 fn whole(difference: u64) -> u64 {
     if difference > i64::MAX as u64 { 0 } else { difference }
 }
 
-/// A training step goes up and down: what is in use is told at its highest in this time.
+/// Time over which the highest use is reported: a training step goes up and down.
 const RECENT: Duration = Duration::from_secs(60);
 
-/// The most that was in use of late. Where nothing has happened for longer, what is in use now is.
+/// Highest use in that time; if nothing has happened for longer, the current use.
 fn recent_peak(timeline: &[TimelineEntry], device: &DeviceSnapshot) -> u64 {
     let since = recent::now().saturating_sub(RECENT.as_nanos() as u64);
     let recent = timeline.iter().rev().take_while(|entry| entry.realtime_nanoseconds >= since);
@@ -551,8 +550,7 @@ fn scaled(value: u64, scale: u64) -> Value {
     if scale == 1 { Value::Count(value) } else { Value::Number(value as f64 / scale as f64) }
 }
 
-/// Powers of two at which sizes are told apart. Our own buckets begin at them, so a bound is one
-/// byte less.
+/// Powers of two that separate sizes. Our own buckets begin at them, so a bound is a byte less.
 const SIZE_POWERS: [u32; 14] = [10, 12, 14, 16, 18, 20, 21, 22, 24, 26, 28, 30, 32, 34];
 
 fn sizes(counts: &Counts, sum: u64) -> Value {
@@ -568,7 +566,7 @@ const DURATIONS: [&str; 14] = [
     "0.001", "0.01", "0.1", "1.0",
 ];
 
-/// A bucket of ticks counts where its middle lies.
+/// A bucket of ticks counts at its middle.
 fn durations(counts: &Counts, seconds_per_tick: f64) -> Value {
     let middle = |bucket| {
         let floor = bucket_floor(bucket);
@@ -579,12 +577,12 @@ fn durations(counts: &Counts, seconds_per_tick: f64) -> Value {
     Value::Buckets(in_seconds(&DURATIONS, counted), sum)
 }
 
-/// The buckets that counted something, and what.
+/// The non-empty buckets with their counts.
 fn taken(counts: &Counts) -> impl Iterator<Item = (usize, u64)> + Clone + '_ {
     counts.0.iter().copied().enumerate().filter(|&(_, count)| count > 0)
 }
 
-/// The class of sizes as a label's value; empty for calls that are not told by size.
+/// The class of sizes as a label's value; empty for calls that are not split by size.
 fn size_class(calls: &Calls) -> &'static str {
     let class = calls.up_to.and_then(|most| SIZE_CLASSES.iter().position(|&class| class == most));
     class.map_or("", |class| ["2MiB", "32MiB", "256MiB", "larger"][class])
@@ -596,7 +594,7 @@ const CALL_DURATIONS: [&str; 14] = [
     "0.002", "0.01", "0.1", "1.0",
 ];
 
-/// A bucket of ticks counts where its middle lies; the sum is exact.
+/// A bucket of ticks counts at its middle; the sum is exact.
 fn call_durations(calls: &Calls, seconds_per_tick: f64) -> Value {
     let counted = calls.buckets().map(|(middle, count)| (middle as f64 * seconds_per_tick, count));
     Value::Buckets(in_seconds(&CALL_DURATIONS, counted), calls.ticks as f64 * seconds_per_tick)
@@ -608,8 +606,7 @@ fn in_seconds(names: &[&str], counted: impl Iterator<Item = (f64, u64)>) -> Vec<
     grouped(names.iter().map(|name| (*name).to_owned()), &bounds, counted)
 }
 
-/// Counts by the first bound that is not below what is counted; the last group is of all that is
-/// above the bounds.
+/// Counts by the first bound not below the value; the last group takes all values above the bounds.
 fn grouped<T: PartialOrd>(
     names: impl Iterator<Item = String>,
     bounds: &[T],

@@ -1,5 +1,4 @@
-//! What grows, by how much and until when, as metrics; and the peak of late, without which growth
-//! can't be judged.
+//! Growth and forecast as metrics, with the recent peak, without which growth can't be judged.
 #![deny(unsafe_code, clippy::unwrap_used)]
 
 use std::cmp::Reverse;
@@ -12,10 +11,10 @@ use gruyere_record::watch::{Forecast, Point, capacity, forecast, minute_peak};
 use super::families::{Families, Of};
 use crate::recent;
 
-/// Lines of the program that are exported by their growth, of a device.
+/// Lines of the program exported by growth, per device.
 pub const GROWING: usize = 5;
 
-/// The forecast of a device, its growth and the peak of its last minute.
+/// A device's forecast, its growth and the peak of its last minute.
 pub fn of_device(
     families: &mut Families,
     device: &DeviceSnapshot,
@@ -29,7 +28,7 @@ pub fn of_device(
     );
     families.gauge(said, of, minute_peak(timeline, device, recent::now()));
     let points: Vec<Point> = timeline.iter().map(Point::from).collect();
-    // Where nothing grows there is no sample: a panel of the soonest shows who has one.
+    // No sample without growth: a panel of the soonest shows only devices that have a forecast.
     if let Forecast::Growing(growth) = forecast(&points, capacity(device)) {
         let said = (
             "gruyere_out_of_memory_forecast_seconds",
@@ -46,7 +45,7 @@ pub fn of_device(
     }
 }
 
-/// The lines that grow most, with what a step leaves of them.
+/// The lines that grow most, with their growth per step.
 pub fn most_growing(found: &[Line]) -> Vec<(&Line, u64)> {
     let mut growing: Vec<(&Line, u64)> =
         found.iter().filter_map(|line| Some((line, line.growth?.bytes_a_step))).collect();

@@ -81,18 +81,17 @@ pub struct Arguments {
     folder: Folder,
 }
 
-/// Runs it.
 pub fn run(arguments: &Arguments) -> Ended {
     let mut collector = Collector::new(
         arguments.folder.clone(),
         arguments.job.clone(),
         usize::try_from(arguments.max_processes).unwrap_or(usize::MAX),
     );
-    // A folder that can't be read is said at once, not at the first scrape.
+    // Reports an unreadable folder at once, not at the first scrape.
     if arguments.print {
         let format = if arguments.openmetrics { Format::OpenMetrics } else { Format::Prometheus };
         let text = exposition::write(&collector.look()?, format);
-        // A closed pipe (`| head`) is no trouble.
+        // A closed pipe (`| head`) is not an error.
         let _ = io::stdout().write_all(text.as_bytes());
         return Ok(Exit::Fine);
     }

@@ -1,9 +1,9 @@
 //! The HTTP server: two pages, GET and HEAD, one request a connection.
 //!
-//! Whoever can reach the address may connect, so a request has a deadline, a length and few
-//! company: of too many connections those that have been silent for longest are closed, which a
-//! scraper, who speaks at once, never is. The parser is hyper's (`httparse`); a server with
-//! keep-alive, chunks and upgrades would be more to attack and nothing that a scraper needs.
+//! Any client that can reach the address may connect, so requests have a deadline, a maximum length
+//! and a limit of connections: of too many, the server closes the longest silent, never a scraper,
+//! which sends its request at once. The parser is hyper's (`httparse`); a server with keep-alive,
+//! chunks and upgrades would offer more to attack and nothing that a scraper needs.
 #![deny(unsafe_code, clippy::unwrap_used)]
 
 use std::collections::VecDeque;
@@ -16,16 +16,16 @@ use super::collect::Collector;
 use super::exposition::{self, Family, Format};
 use crate::failure::Failure;
 
-/// Connections at a time.
+/// The most connections at a time.
 const MOST_CONNECTIONS: usize = 32;
-/// A request must have come within this, and its answer gone within as much again.
+/// Limit for a request to arrive, and again for its answer to leave.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// A request is no longer than this.
+/// The longest request.
 const MOST_BYTES: usize = 16 << 10;
-/// A look at the records serves whoever asks within this.
+/// Requests within this time share a read of the records.
 const FRESH: Duration = Duration::from_millis(100);
 
-/// Locks; a panic of another holder is no reason to stop serving.
+/// Locks; after another holder's panic, the server continues.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -33,7 +33,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// Listens at `address`.
 ///
 /// # Errors
-/// It is no address, or it can't be had.
+/// `address` is invalid, or can't be bound.
 pub fn listen(address: &str) -> Result<(TcpListener, SocketAddr), Failure> {
     let addresses: Vec<SocketAddr> = address
         .to_socket_addrs()
@@ -65,23 +65,23 @@ pub fn listen(address: &str) -> Result<(TcpListener, SocketAddr), Failure> {
     Ok((listener, at))
 }
 
-/// Who asks now.
+/// Open connections.
 #[derive(Default)]
 struct Guests {
-    /// Connections whose request is not complete, oldest first.
+    /// Connections with an incomplete request, oldest first.
     silent: VecDeque<(u64, TcpStream)>,
-    /// All connections.
+    /// Number of connections.
     all: usize,
     next: u64,
 }
 
-/// Looks at records, at most so often.
+/// Reads records, with a limit of frequency.
 struct Looks {
     collector: Collector,
     latest: Option<(Instant, Vec<Family>)>,
 }
 
-/// Serves for good.
+/// Serves forever.
 pub fn serve(listener: &TcpListener, collector: Collector) -> ! {
     let guests = Mutex::new(Guests::default());
     let looks = Mutex::new(Looks { collector, latest: None });
@@ -89,7 +89,7 @@ pub fn serve(listener: &TcpListener, collector: Collector) -> ! {
         loop {
             let stream = match listener.accept() {
                 Ok((stream, _)) => stream,
-                // Out of descriptors, say: the next ones must not spin.
+                // Out of descriptors, for example: wait, rather than spin.
                 Err(_) => {
                     std::thread::sleep(Duration::from_millis(50));
                     continue;
@@ -99,7 +99,7 @@ pub fn serve(listener: &TcpListener, collector: Collector) -> ! {
             let (guests, looks) = (&guests, &looks);
             let spawned =
                 std::thread::Builder::new().stack_size(256 << 10).spawn_scoped(scope, move || {
-                    // What goes wrong with one connection is its own affair.
+                    // An error of a connection concerns only that connection.
                     let _leaving = Leaving(guests, number);
                     let _ = answer(stream, number, guests, looks);
                 });
@@ -110,7 +110,7 @@ pub fn serve(listener: &TcpListener, collector: Collector) -> ! {
     })
 }
 
-/// A connection leaves at the end of its thread, also at that of a panic.
+/// Removes the connection at the end of its thread, also after a panic.
 struct Leaving<'a>(&'a Mutex<Guests>, u64);
 
 impl Drop for Leaving<'_> {
@@ -119,13 +119,13 @@ impl Drop for Leaving<'_> {
     }
 }
 
-/// Makes room for a connection; its number.
+/// Makes room for a connection; returns its number.
 fn admit(guests: &Mutex<Guests>, stream: &TcpStream) -> Option<u64> {
     let copy = stream.try_clone().ok()?;
     let mut guests = lock(guests);
     if guests.all >= MOST_CONNECTIONS {
-        // Its thread wakes up, and leaves. With all of them being answered there is nobody to send
-        // away but this one.
+        // Its thread wakes up and leaves. If all are being answered, this connection is the only
+        // one to refuse.
         let (_, oldest) = guests.silent.pop_front()?;
         let _ = oldest.shutdown(Shutdown::Both);
     }
@@ -146,7 +146,7 @@ fn leave(guests: &Mutex<Guests>, number: u64) {
     guests.all -= 1;
 }
 
-/// A request, as far as it matters.
+/// The relevant part of a request.
 #[derive(Debug, PartialEq, Eq)]
 struct Asked {
     method: String,
@@ -154,7 +154,7 @@ struct Asked {
     accept: String,
 }
 
-/// What came, once it is complete; `None`: more must come.
+/// Parses the bytes of a complete request; `None`: incomplete.
 fn parse(bytes: &[u8]) -> Result<Option<Asked>, httparse::Error> {
     let mut headers = [httparse::EMPTY_HEADER; 64];
     let mut request = httparse::Request::new(&mut headers);
@@ -204,7 +204,7 @@ fn read(stream: &mut TcpStream, deadline: Instant) -> io::Result<Result<Asked, &
     }
 }
 
-/// Writes all of `bytes` until `deadline`, however slowly the other side takes them.
+/// Writes all of `bytes` until `deadline`, however slowly the client reads.
 fn write(stream: &mut TcpStream, mut bytes: &[u8], deadline: Instant) -> io::Result<()> {
     while !bytes.is_empty() {
         let left = deadline.saturating_duration_since(Instant::now());

@@ -7,11 +7,11 @@ use gruyere_record::file;
 
 use crate::failure::Failure;
 
-/// Puts `text` at `path` at once: a reader finds the whole of the old text or the whole of the new.
-/// Readable by all, as node_exporter is another user.
+/// Replaces `path` by `text` atomically: a reader finds the whole old text or the whole new text.
+/// Readable by all, since node_exporter is another user.
 ///
 /// # Errors
-/// It can't be written.
+/// The file can't be written.
 pub fn write(path: &Path, text: &str) -> Result<(), Failure> {
     let failure = |error: std::io::Error| {
         Failure::new(format_args!(
@@ -27,7 +27,7 @@ pub fn write(path: &Path, text: &str) -> Result<(), Failure> {
             path.display()
         )));
     }
-    // Whatever the umask: the collector runs as another user.
+    // Ignores the umask: the collector runs as another user.
     file::replace(path, u64::MAX, file::PUBLIC, |out| out.write_all(text.as_bytes()))
         .map_err(failure)
 }

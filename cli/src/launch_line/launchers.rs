@@ -1,23 +1,24 @@
-//! Launchers, which start the processes of a training. Those cannot be watched from the launcher's,
-//! and a run is of one process and one device: the program itself is to be named.
+//! Launchers, which start the processes of a training. The launcher's process cannot watch these,
+//! and a run has a single process and device, so the user must name the program itself.
 //!
-//! A launcher is not unwrapped: which of its words are values of its options only its own parser
-//! knows, and a configuration file may say more. What is proposed in its place is a proposal.
+//! We do not unwrap a launcher: only its own parser knows which words are values of its options,
+//! and a configuration file may add more. We only suggest a replacement.
 
 use super::{Main, Program};
 
-/// What launchers of torch's kind tell the only process of a job. Port 0: each run has a free one.
+/// Settings that launchers like torch's give to the only process of a job. Port 0: each run gets a
+/// free port.
 const ONE_RANK: &str = "RANK=0 LOCAL_RANK=0 WORLD_SIZE=1 MASTER_ADDR=127.0.0.1 MASTER_PORT=0 ";
 
 /// How a launcher starts a program as its only process.
 struct Launcher {
-    /// Set in its environment.
+    /// Variables in its environment.
     environment: &'static str,
     /// Its first argument.
     argument: Option<&'static str>,
-    /// With one of these words the launcher leaves that out.
+    /// If one of these words is present, the launcher omits that argument.
     without: &'static [&'static str],
-    /// What else is to be known.
+    /// A note for the user.
     note: &'static str,
 }
 
@@ -33,7 +34,7 @@ const TORCH_LAUNCH: Launcher = Launcher {
 const DEEPSPEED: Launcher =
     Launcher { argument: Some("--local_rank=0"), without: &["--no_local_rank"], ..TORCHRUN };
 
-/// It tells a single process of no ranks.
+/// It gives a single process no ranks.
 const ACCELERATE: Launcher = Launcher {
     environment: "",
     note: "\nWhat accelerate's options and configuration say (`accelerate env`) goes before it, as \
@@ -41,7 +42,7 @@ const ACCELERATE: Launcher = Launcher {
     ..TORCHRUN
 };
 
-/// The launcher that a program is.
+/// The launcher, if `program` is one.
 fn known(program: &Program) -> Option<Launcher> {
     let launches = program.arguments.first().is_some_and(|word| word == "launch");
     Some(match &program.main {
@@ -63,7 +64,7 @@ fn known(program: &Program) -> Option<Launcher> {
     })
 }
 
-/// Why a program cannot be run by `gruyere NAME`, where it is a launcher; with what to write.
+/// Why `gruyere NAME` cannot run the program, if it is a launcher, with a suggestion.
 pub fn reason(program: &Program, name: &str) -> Option<String> {
     let launcher = known(program)?;
     let said = match &program.main {
@@ -88,8 +89,8 @@ pub fn reason(program: &Program, name: &str) -> Option<String> {
     ))
 }
 
-/// What these words of a launcher's seem to start, as python is told it, and its arguments: the
-/// first module that is named, or the first file of Python's.
+/// The program that the launcher's words appear to start, as python's words, and its arguments: the
+/// first named module, or the first Python file.
 fn launched(words: &[String]) -> (Vec<String>, &[String]) {
     let mut at = 0;
     while at < words.len() {
@@ -108,7 +109,7 @@ fn launched(words: &[String]) -> (Vec<String>, &[String]) {
     (vec!["train.py".to_owned()], &[])
 }
 
-/// A word as a shell reads it.
+/// A word quoted for a shell.
 fn quoted(word: &str) -> String {
     let plain = |letter: char| letter.is_alphanumeric() || "-_./=:,+@%".contains(letter);
     if !word.is_empty() && word.chars().all(plain) {
@@ -122,7 +123,7 @@ mod tests {
     use super::super::read;
     use std::ffi::OsString;
 
-    /// What is proposed in place of a launch line.
+    /// The suggestion for a launch line.
     fn proposed(line: &[&str]) -> String {
         let words: Vec<_> = line.iter().map(OsString::from).collect();
         let reason = read(&words, "dryrun").unwrap_err();
@@ -149,7 +150,7 @@ mod tests {
             of("/venv/bin/torchrun -m pkg.train --x 1"),
             format!("{RANK} -m pkg.train --x 1")
         );
-        // The launch line of this project's own.
+        // This project's own launch line.
         let line = "torchrun --nproc-per-node 1 -m gruyere train.py";
         assert_eq!(of(line), format!("{RANK} train.py"));
         assert_eq!(of("torchrun -m --nproc-per-node 1 pkg.train"), format!("{RANK} train.py"));

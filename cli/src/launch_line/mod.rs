@@ -1,5 +1,5 @@
 //! A Python program as a user starts it: `python -u train.py --lr 3`, `-m package.train`. For
-//! commands that run it themselves, each time in a process of its own (`compare`, `dryrun`).
+//! commands that run it themselves, each time in a new process (`compare`, `dryrun`).
 
 mod launchers;
 
@@ -9,20 +9,20 @@ use std::path::PathBuf;
 
 use gruyere_record::run;
 
-/// What [`read`] finds.
+/// Result of [`read`].
 #[derive(Debug, Default, PartialEq)]
 pub struct Program {
-    /// The interpreter, where one is named.
+    /// The interpreter, if named.
     pub python: Option<PathBuf>,
-    /// Options of the interpreter's, for each run.
+    /// Options of the interpreter, for each run.
     pub python_options: Vec<String>,
-    /// What runs.
+    /// The script or module.
     pub main: Main,
     /// Its arguments.
     pub arguments: Vec<String>,
 }
 
-/// What an interpreter runs.
+/// The interpreter's target.
 #[derive(Debug, PartialEq)]
 pub enum Main {
     /// A file, a folder or an archive.
@@ -38,7 +38,7 @@ impl Default for Main {
 }
 
 impl Main {
-    /// The script, where it is one.
+    /// The script, if it is one.
     pub fn script(&self) -> Option<&str> {
         match self {
             Main::Script(file) => Some(file),
@@ -46,7 +46,7 @@ impl Main {
         }
     }
 
-    /// The module, where it is one.
+    /// The module, if it is one.
     pub fn module(&self) -> Option<&str> {
         match self {
             Main::Script(_) => None,
@@ -54,7 +54,7 @@ impl Main {
         }
     }
 
-    /// What its run is called where nobody gave it a name.
+    /// Default name of its run.
     pub fn name_of_run(&self) -> String {
         match self {
             Main::Script(file) => run::name_of(&format!("python {file}")),
@@ -63,16 +63,15 @@ impl Main {
     }
 }
 
-/// Options of python that a run gets: those that change how a program runs, and neither what runs
-/// nor whether the interpreter finds the package (as -E, -I and -S do).
+/// Options of python passed to a run: they change how a program runs, but neither which program
+/// runs nor whether the interpreter finds the package (as -E, -I and -S do).
 const FLAGS: &str = "bBdOPqRsuv";
 const WITH_VALUE: &str = "WX";
 
-/// What is given to `gruyere NAME`. The interpreter may be left out, and `-m gruyere` is passed
-/// over.
+/// Parses the words after `gruyere NAME`. The interpreter is optional, and `-m gruyere` is skipped.
 ///
 /// # Errors
-/// It is no Python program, or one that starts others: the text says why, and what to write.
+/// Not a Python program, or a launcher: the text has the reason and a suggestion.
 pub fn read(command: &[OsString], name: &str) -> Result<Program, String> {
     let mut words = VecDeque::new();
     for word in command {
@@ -111,13 +110,13 @@ pub fn read(command: &[OsString], name: &str) -> Result<Program, String> {
     }
 }
 
-/// Whether a word is an interpreter's name.
+/// Whether a word names an interpreter.
 fn is_python(word: &str) -> bool {
     let name = word.rsplit('/').next().unwrap_or(word);
     name.starts_with("python") && !name.ends_with(".py")
 }
 
-/// Whether a word is an assignment of the shell's, as in `RANK=0 python train.py`.
+/// Whether a word is a shell assignment, as in `RANK=0 python train.py`.
 fn is_setting(word: &str) -> bool {
     word.split_once('=').is_some_and(|(name, _)| {
         !name.is_empty()
@@ -126,8 +125,8 @@ fn is_setting(word: &str) -> bool {
 }
 
 impl Program {
-    /// Takes options off `words` as python reads them: letters may share a dash, and a value may
-    /// be joined on. The module, where they end with -m.
+    /// Takes options off `words` as python parses them: letters may share a dash, and a value may
+    /// be joined on. Returns the module if the options end with -m.
     fn options(
         &mut self,
         words: &mut VecDeque<String>,
@@ -178,7 +177,7 @@ impl Program {
     }
 }
 
-/// The options of python that a run gets, for people.
+/// The options of python passed to a run, for people.
 fn passed_on() -> String {
     let letters = FLAGS.chars().chain(WITH_VALUE.chars());
     letters.map(|letter| format!("-{letter}")).collect::<Vec<_>>().join(" ")

@@ -1,13 +1,13 @@
-//! Cells: all memory of a device, in the order of addresses or of physical pages, cut into equal
-//! parts, and what each part holds.
+//! Cells: the memory of a device cut into equal parts, in order of addresses or of physical pages,
+//! with the contents of each part.
 
 use super::strokes::{CLASSES, Classes, INKS, Ink, Stroke, of_range};
 use gruyere_record::picture::{Page, Picture};
 
-/// A part of the memory.
+/// An equal part of the memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cell {
-    /// Where it begins: an address, or in the physical view a chunk and a page.
+    /// Start: an address, or in the physical view a chunk and a page.
     pub place: Place,
     /// Bytes by ink.
     pub inks: [u64; INKS],
@@ -16,7 +16,7 @@ pub struct Cell {
 }
 
 impl Cell {
-    /// Its length.
+    /// Length in bytes.
     pub fn bytes(&self) -> u64 {
         self.inks.iter().sum()
     }
@@ -26,7 +26,7 @@ impl Cell {
         self.inks[ink as usize]
     }
 
-    /// Bytes of blocks.
+    /// Bytes of live and pending blocks.
     pub fn taken(&self) -> u64 {
         self.of(Ink::Live) + self.of(Ink::Pending)
     }
@@ -36,13 +36,13 @@ impl Cell {
         Ink::ALL.iter().filter(|ink| ink.is_unusable()).map(|&ink| self.of(ink)).sum()
     }
 
-    /// The class that most of its live bytes are of.
+    /// The class with the most live bytes.
     pub fn class(&self) -> usize {
         (0..CLASSES).rev().max_by_key(|&class| self.classes[class]).unwrap_or(0)
     }
 }
 
-/// Where a cell begins.
+/// Start of a cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     /// At an address.
@@ -60,8 +60,8 @@ impl Default for Place {
 /// A row of cells over memory that is contiguous in the view.
 pub type Stretch = Vec<Cell>;
 
-/// Cuts memory into cells of `cell` bytes. A cell does not reach over the end of a range, unless
-/// they are `joined`.
+/// Cuts memory into cells of `cell` bytes. A cell ends at the end of its range, unless ranges are
+/// `joined`.
 pub fn by_address(
     picture: &Picture,
     classes: &Classes<'_>,
@@ -80,8 +80,8 @@ pub fn by_address(
     cutter.finish()
 }
 
-/// As [`by_address`], in the order of chunks and their pages; what is no chunk's comes behind them,
-/// by address.
+/// As [`by_address`], in the order of chunks and their pages; memory of no chunk follows, by
+/// address.
 pub fn by_page(picture: &Picture, classes: &Classes<'_>, cell: u64) -> Vec<Stretch> {
     let strokes: Vec<Stroke<'_>> =
         picture.ranges.iter().flat_map(|range| of_range(picture, range)).collect();
@@ -104,7 +104,7 @@ pub fn by_page(picture: &Picture, classes: &Classes<'_>, cell: u64) -> Vec<Stret
     cutter.finish()
 }
 
-/// The pages by chunk and number, then those of spans by address.
+/// The pages by chunk and number, then the pages of spans by address.
 pub fn in_physical_order(picture: &Picture) -> Vec<&Page> {
     let mut pages: Vec<&Page> = picture.pages.iter().collect();
     pages.sort_by_key(|page| {

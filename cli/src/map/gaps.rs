@@ -1,24 +1,24 @@
-//! What the picture does not show: entries that did not fit together, and what the record's tables
-//! had no room for.
+//! Gaps of a picture: entries that do not fit together, and entries that the record's tables had no
+//! room for.
 
 use gruyere_record::Reader;
 use gruyere_record::picture::Picture;
 
-/// What is missing in a picture.
+/// Entries missing from a picture.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Missing {
-    /// Live blocks that the block map had no room for: drawn as free.
+    /// Live blocks that did not fit into the block map; the picture shows them as free.
     pub blocks: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// Segments that the table had no room for, of all devices and since the start: what is in them
-    /// is missing, or drawn without its range.
+    /// Segments that did not fit into the table, of all devices since the start. Their contents are
+    /// missing, or drawn without a range.
     pub segments: u64,
 }
 
 impl Missing {
-    /// What `picture` lacks of what the gauges count. The gauges are of another moment, so blocks
-    /// count as missing only where the map was ever full.
+    /// Compares `picture` with the gauges. The gauges are of another moment, so blocks count as
+    /// missing only if the map was ever full.
     pub fn of(reader: &Reader<'_>, picture: &Picture) -> Missing {
         let health = reader.health();
         let mut missing = Missing { segments: health.segments_unrecorded, ..Missing::default() };
@@ -30,7 +30,7 @@ impl Missing {
     }
 }
 
-/// Sentences for people; none where all is there.
+/// Sentences for people; empty if the picture is complete.
 pub fn notes(picture: &Picture, missing: Missing) -> Vec<String> {
     let mut notes = Vec::new();
     if missing.blocks > 0 {

@@ -1,9 +1,8 @@
 //! The layout as one HTML file that opens offline.
 //!
-//! What is many goes in as columns of numbers: written one behind the other, compressed (raw
-//! deflate), and embedded as base64, which the page turns back into typed arrays. So a million
-//! blocks are a few MiB, and no parser of JSON meets them. All text from the record is JSON's, with
-//! `<` escaped, and the page sets it as text only.
+//! Long lists are columns of numbers: concatenated, compressed (raw deflate) and embedded as
+//! base64, which the page decodes into typed arrays. A million blocks take a few MiB and no JSON
+//! parser. Text from the record is JSON with `<` escaped, and the page sets it as text only.
 
 use std::collections::{BTreeSet, HashMap};
 use std::hash::Hash;
@@ -23,7 +22,7 @@ use super::strokes::{Class, Ink, Stroke, of_range};
 
 const PAGE: &str = include_str!("page/page.html");
 const STYLE: &str = include_str!("page/page.css");
-/// One script to the browser.
+/// The page's scripts, concatenated.
 const SCRIPT: &str = concat!(
     include_str!("page/data.js"),
     include_str!("page/canvas.js"),
@@ -32,10 +31,10 @@ const SCRIPT: &str = concat!(
     include_str!("page/page.js"),
 );
 
-/// Stands for a page of no chunk.
+/// Marks a page of no chunk.
 const NO_CHUNK: u32 = u32::MAX;
 
-/// Columns of 32-bit numbers, by name; the page knows them by these names.
+/// Columns of 32-bit numbers, keyed by the names that the page uses.
 #[derive(Default)]
 struct Columns {
     named: Vec<(&'static str, Vec<u32>)>,
@@ -55,7 +54,8 @@ impl Columns {
     }
 
     /// # Errors
-    /// Writing to memory does not fail; the encoder's signature says it may.
+    /// Never in practice: writing to memory cannot fail, although the encoder's signature allows
+    /// it.
     fn encoded(&self) -> io::Result<String> {
         let mut encoder = DeflateEncoder::new(Vec::new(), Compression::new(4));
         let mut bytes = Vec::new();
@@ -68,16 +68,16 @@ impl Columns {
     }
 }
 
-/// What strokes have in common, said once: (ink, lifetime, capture, stream, slot, site).
+/// Properties that strokes share, stored once: (ink, lifetime, capture, stream, slot, site).
 type Kind = (u8, u8, u8, u32, u64, u32);
 
-/// The strokes, one behind the other; ranges and pages say where they lie.
+/// The strokes, concatenated; ranges and pages refer to them by position.
 struct Strokes {
-    /// Lengths are in this many bytes.
+    /// Unit of lengths, bytes.
     unit: u64,
     lengths: Vec<u32>,
     kinds: Vec<u32>,
-    /// Of blocks: bytes that were not asked for.
+    /// Of blocks: bytes beyond the request.
     slack: Vec<u32>,
     steps: Vec<u32>,
     table: Vec<Kind>,
@@ -97,8 +97,8 @@ impl Strokes {
         let slack = if is_block { piece.bytes.saturating_sub(piece.requested) } else { 0 };
         let mut left = stroke.bytes / self.unit;
         while left > 0 {
-            // Longer ones than a column takes are several: only in a record whose lengths are not
-            // whole units.
+            // A stroke too long for a column becomes several: only in a record whose lengths are
+            // not whole units.
             let part = left.min(u64::from(u32::MAX));
             self.lengths.push(part as u32);
             self.kinds.push(number);
@@ -109,7 +109,7 @@ impl Strokes {
     }
 }
 
-/// The page. `facts` are about the process and the device; more is added here.
+/// The page. `facts` describe the process and the device; this function adds the rest.
 ///
 /// # Errors
 /// As [`Columns::encoded`].
@@ -164,12 +164,12 @@ pub fn html(
     facts["kinds"] = json!(strokes.table);
     facts["mapped_pages"] = json!(pages.iter().filter(|page| !page.is_spare()).count());
     facts["timeline"] = timeline_columns(timeline);
-    // The one character that could end the script element.
+    // Only `<` could end the script element.
     let facts = facts.to_string().replace('<', "\\u003c");
     Ok(filled(&facts, &text))
 }
 
-/// Texts, each kept once.
+/// Texts, each stored once.
 struct Texts<T> {
     numbers: HashMap<T, usize>,
     texts: Vec<String>,
@@ -180,7 +180,7 @@ impl<T: Clone + Eq + Hash + ToString> Texts<T> {
         Self { numbers: HashMap::new(), texts: Vec::new() }
     }
 
-    /// The number of one.
+    /// The number of a text.
     fn number(&mut self, of: T) -> usize {
         *self.numbers.entry(of).or_insert_with_key(|of| {
             self.texts.push(of.to_string());
@@ -189,8 +189,8 @@ impl<T: Clone + Eq + Hash + ToString> Texts<T> {
     }
 }
 
-/// What is known of these sites, by number: its line and its module (numbers of `places`), the
-/// phase, the stack (numbers of `frames`), and the modules that share its module's colour.
+/// Facts of these sites, by number: line and module (numbers of `places`), phase, stack (numbers of
+/// `frames`), and the modules that share its module's colour.
 fn site_table(of: &BTreeSet<SiteId>, sites: &Sites) -> Value {
     let (mut places, mut frames) = (Texts::<Class>::new(), Texts::<String>::new());
     let told = |id: SiteId| {
@@ -223,7 +223,7 @@ fn timeline_columns(entries: &[TimelineEntry]) -> Value {
     })
 }
 
-/// The page with its parts put in.
+/// The page with data and scripts inserted.
 fn filled(facts: &str, columns: &str) -> String {
     fill(
         PAGE,

@@ -1,5 +1,5 @@
-//! The sums and ranges as JSON (docs/map.md). Addresses are text, in hexadecimal: they may be
-//! beyond what JSON's readers keep exact.
+//! The sums and ranges as JSON (docs/map.md). Addresses are hexadecimal text: JSON readers may not
+//! keep such numbers exact.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -14,7 +14,7 @@ use super::gaps::Missing;
 use super::strokes::{Ink, of_range};
 use crate::{shares, sites};
 
-/// Largest blocks and free runs that are listed.
+/// The most blocks and free runs in a list, largest first.
 const LISTED: usize = 20;
 
 fn address(address: u64) -> String {
@@ -25,7 +25,7 @@ fn lifetime(number: u8) -> &'static str {
     LIFETIME_NAMES[usize::from(number) % LIFETIMES]
 }
 
-/// Whose record it is.
+/// Identity of the record's process.
 pub fn process(reader: &Reader<'_>) -> Value {
     let process = reader.process();
     json!({
@@ -80,7 +80,7 @@ pub fn sums(picture: &Picture) -> Value {
     })
 }
 
-/// Entries that did not fit together, by name.
+/// Counts of entries that do not fit together, by name.
 fn misfits(picture: &Picture) -> Value {
     picture
         .misfits
@@ -91,7 +91,7 @@ fn misfits(picture: &Picture) -> Value {
         .into()
 }
 
-/// A site's number, and `null` where it is not known.
+/// A site's number; `null` if unknown.
 fn site(id: SiteId) -> Option<u32> {
     (id != SiteId::NONE).then_some(id.0)
 }
@@ -134,7 +134,7 @@ fn range(picture: &Picture, range: &Range) -> Value {
     })
 }
 
-/// The sites of live blocks, with what they hold, the largest first.
+/// The sites of live blocks with their bytes, largest first.
 fn sites_in_use(picture: &Picture, sites: &Sites) -> Vec<Value> {
     let mut of_site: HashMap<SiteId, (u64, u64)> = HashMap::new();
     for piece in picture.pieces.iter().filter(|piece| piece.kind == PieceKind::Live) {
@@ -183,7 +183,7 @@ pub fn value(reader: &Reader<'_>, picture: &Picture) -> Value {
             .map(|run| json!({ "address": address(run.address), "bytes": run.bytes }))
             .collect::<Vec<_>>(),
         "largest_live_blocks": picture.largest_live(LISTED).iter().map(block).collect::<Vec<_>>(),
-        // None where nobody asked for them: every block's would be unknown.
+        // Empty unless the user asked for sites: else every block's would be unknown.
         "sites": if sites.is_empty() { Vec::new() } else { sites_in_use(picture, &sites) },
     });
     let ratio = device.as_ref().and_then(DeviceSnapshot::peak_ratio);

@@ -1,4 +1,4 @@
-//! `gruyere map`: where every byte of a device is.
+//! `gruyere map`: the layout of a device's memory, byte by byte.
 
 mod cells;
 mod gaps;
@@ -96,14 +96,13 @@ enum Colour {
     Never,
 }
 
-/// The last events that a conclusion looks at.
+/// The last events that a conclusion reads.
 const EVENTS: usize = 64;
-/// Lines around the rows of cells, about.
+/// Lines around the rows of cells, roughly.
 const AROUND: usize = 12;
-/// Fewer rows of cells than this are no picture.
+/// The fewest rows of cells that make a picture.
 const LEAST_ROWS: usize = 6;
 
-/// Runs it.
 pub fn run(arguments: &Arguments) -> Ended {
     let reader = arguments.target.open()?;
     let device = device(&reader, arguments.device)?;
@@ -123,7 +122,7 @@ pub fn run(arguments: &Arguments) -> Ended {
     Ok(if picture.misfits.torn > 0 { Exit::Torn } else { Exit::Fine })
 }
 
-/// Which device is meant.
+/// Number of the device to draw.
 fn device(reader: &Reader<'_>, asked: Option<u32>) -> Result<u32, Failure> {
     let devices = reader.devices();
     match asked {
@@ -171,14 +170,14 @@ fn title(reader: &Reader<'_>, device: u32) -> String {
     format!("process {}{life}{rank}, device {device} {name}, step {step}", process.pid)
 }
 
-/// The picture as text, in as many rows as the terminal has room for.
+/// The picture as text, in as many rows as fit the terminal.
 fn drawn(picture: &Picture, reader: &Reader<'_>, arguments: &Arguments) -> String {
     let title = title(reader, picture.device);
     let notes = gaps::notes(picture, Missing::of(reader, picture));
     let (mut style, lines) = style(arguments);
     let sites = reader.sites();
     let mut text = terminal::draw(picture, &sites, &title, &notes, style);
-    // How many lines the legend takes is known once it is written. One is the prompt's.
+    // The legend's height is known only after it is written. One line is the prompt's.
     for _ in 0..3 {
         let excess = lines.map_or(0, |lines| (text.lines().count() + 1).saturating_sub(lines));
         if excess == 0 || arguments.rows.is_some() || style.rows <= LEAST_ROWS {
@@ -190,7 +189,7 @@ fn drawn(picture: &Picture, reader: &Reader<'_>, arguments: &Arguments) -> Strin
     text
 }
 
-/// How to draw, and how many lines the terminal has, where there is one.
+/// Drawing style, and the terminal's height if there is a terminal.
 fn style(arguments: &Arguments) -> (Style, Option<usize>) {
     let terminal = io::stdout().is_terminal();
     let size = terminal.then(terminal_size::terminal_size).flatten();
@@ -216,12 +215,12 @@ fn style(arguments: &Arguments) -> (Style, Option<usize>) {
     (style, lines)
 }
 
-/// Draws again and again. Ends well when the process does, or nobody reads on.
+/// Draws repeatedly. Ends with success when the process ends or the reader closes the output.
 fn watch(reader: &Reader<'_>, device: u32, arguments: &Arguments, pause: Duration) -> Ended {
     loop {
         let picture = look(reader, device)?;
         let text = drawn(&picture, reader, arguments);
-        // Each line is overwritten and its rest cleared, so nothing flickers.
+        // Overwrites each line and clears its rest, to avoid flicker.
         let text = match io::stdout().is_terminal() {
             true => format!("\x1b[H{}\x1b[J", text.replace('\n', "\x1b[K\n")),
             false => text,
@@ -269,7 +268,7 @@ fn write_page(
         ))
     };
     let page = html::html(picture, &sites, &timeline.entries, facts).map_err(failed)?;
-    // A command line may hold what others shall not read: for its owner only, as records are.
+    // A command line may hold secrets, so the file is for its owner only, as records are.
     file::replace(path, u64::MAX, file::PRIVATE, |out| out.write_all(page.as_bytes()))
         .map_err(failed)
 }

@@ -1,6 +1,5 @@
-//! Strokes: the pieces of a picture as they are drawn, in one row of all memory. Free memory is cut
-//! where whole pages begin and end, since what lies in partly used pages is lost and what lies in
-//! whole ones is not.
+//! Strokes: the pieces of a picture as drawn, in one row of all memory. Free memory is cut at the
+//! bounds of whole pages: free bytes in partly used pages are lost, those in whole pages are not.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -10,27 +9,27 @@ use gruyere_record::picture::{PAGE, Picture, Piece, PieceKind, Range, RangeKind}
 use gruyere_record::sites::{NOT_KNOWN, Phase, Place, SiteId, Sites};
 use gruyere_record::{LIFETIME_NAMES, LIFETIMES};
 
-/// What a stroke shows.
+/// Kind of memory that a stroke shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Ink {
     /// A live block.
     Live = 0,
-    /// A block that waits for streams.
+    /// A freed block that waits for streams.
     Pending = 1,
-    /// Free, in whole pages that can move or go back.
+    /// Free, in whole pages that can move or return to the driver.
     Whole = 2,
-    /// Free, in whole pages that stay: of a span in use, or of a capture.
+    /// Free, in whole pages that must stay: of a span in use, or of a capture.
     Bound = 3,
     /// Free between blocks, in partly used pages.
     Gap = 4,
     /// Free slots of a slab in use.
     Slots = 5,
-    /// What a block leaves of its slot.
+    /// The rest of a slot behind its block.
     Rest = 6,
     /// The end of a slab, too short for a slot.
     Tail = 7,
-    /// Mapped nowhere.
+    /// Not mapped.
     Spare = 8,
 }
 
@@ -57,20 +56,20 @@ impl Ink {
     }
 }
 
-/// A part of a piece, all of one ink.
+/// Part of a piece, of a single ink.
 #[derive(Clone, Copy, Debug)]
 pub struct Stroke<'a> {
     /// First byte.
     pub address: u64,
     /// Length.
     pub bytes: u64,
-    /// What it shows.
+    /// Kind of memory.
     pub ink: Ink,
-    /// The piece that it is a part of.
+    /// The piece that contains it.
     pub piece: &'a Piece,
 }
 
-/// The strokes of a range, by address; they tile it.
+/// The strokes that tile a range, by address.
 pub fn of_range<'a>(picture: &'a Picture, range: &'a Range) -> impl Iterator<Item = Stroke<'a>> {
     let pages = picture.pages_of(range);
     let in_use = pages.iter().any(|page| !page.is_free());
@@ -131,13 +130,13 @@ pub enum By {
     Phase,
 }
 
-/// Classes at the most.
+/// Upper bound of the number of classes.
 pub const CLASSES: usize = NAMED + 2;
-/// Lines or modules that have a class of their own; behind them the others, and what is not known.
+/// Lines or modules with a class of their own; then come "others" and "unknown".
 const NAMED: usize = 10;
 const OTHERS: usize = NAMED;
 const UNKNOWN: usize = NAMED + 1;
-/// Streams that look unlike.
+/// Streams with distinct colours.
 pub const STREAMS: usize = 8;
 const AGES: [(u32, &str); 6] = [
     (0, "this step"),
@@ -156,18 +155,18 @@ const SIZES: [(u64, &str); 6] = [
     (u64::MAX, "larger"),
 ];
 
-/// Of which class each block is.
+/// Assigns blocks to classes.
 pub struct Classes<'a> {
     by: By,
     step: u32,
     sites: &'a Sites,
-    /// By line or module: those that have a class of their own.
+    /// By line or module: the class of each site that has its own.
     of_site: HashMap<SiteId, usize>,
     names: Vec<String>,
 }
 
 impl<'a> Classes<'a> {
-    /// Those of a picture whose blocks came from `sites`.
+    /// Classes of a picture whose blocks came from `sites`.
     pub fn new(picture: &Picture, sites: &'a Sites, by: By) -> Self {
         let named = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
         let phases = || Phase::ALL.iter().skip(1).map(|phase| phase.name());
@@ -203,32 +202,32 @@ impl<'a> Classes<'a> {
         }
     }
 
-    /// What the classes are called.
+    /// Names of the classes.
     pub fn names(&self) -> &[String] {
         &self.names
     }
 }
 
-/// What has a colour: a line, or modules that differ in numbers only.
+/// A coloured entity: a line, or modules that differ only in numbers.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Class {
-    /// What is shown.
+    /// The displayed name.
     pub name: String,
-    /// What tells it from others that are shown alike: lines of files of one name.
+    /// Distinguishes entities with the same name: lines of files with one name.
     whole: String,
 }
 
 impl Class {
-    /// Of a line.
+    /// Class of a line.
     pub fn of(place: Place<'_>) -> Self {
         Self { name: place.to_string(), whole: format!("{place:?}") }
     }
 
-    /// Of a module: `layers.*.mlp` for those of all layers, which would have a colour each.
+    /// Class of a module: `layers.*.mlp` for all layers, instead of a colour for each.
     pub fn of_module(place: Place<'_>) -> Self {
         let Place::Module(path) = place else { return Self::of(place) };
         let is_number = |part: &str| !part.is_empty() && part.bytes().all(|c| c.is_ascii_digit());
-        // `3`, and `Sequential[3]`.
+        // Numbers as `3` and as `Sequential[3]`.
         let alike = |part: &str| match part.strip_suffix(']').and_then(|part| part.split_once('['))
         {
             Some((class, number)) if is_number(number) => format!("{class}[*]"),
@@ -246,7 +245,7 @@ impl fmt::Display for Class {
     }
 }
 
-/// The lines or modules that hold most, as names of classes, and the class of each site.
+/// The largest lines or modules as class names, and the class of each site.
 fn largest_places(
     picture: &Picture,
     sites: &Sites,

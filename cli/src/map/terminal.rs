@@ -1,5 +1,4 @@
-//! The layout in the terminal: rows of cells, a legend with the sums, and what was noted while
-//! reading.
+//! The layout in the terminal: rows of cells, a legend with the sums, and the reader's notes.
 
 use std::fmt::Write as _;
 
@@ -10,46 +9,46 @@ use gruyere_record::picture::{Picture, Piece, Sums};
 use gruyere_record::sites::Sites;
 use indicatif::BinaryBytes;
 
-/// How to draw.
+/// Drawing style.
 #[derive(Clone, Copy, Debug)]
 pub struct Style {
-    /// Columns there are.
+    /// Width in columns.
     pub columns: usize,
-    /// Rows of cells there should be.
+    /// Rows of cells to fill.
     pub rows: usize,
-    /// Only characters of ASCII.
+    /// ASCII characters only.
     pub ascii: bool,
-    /// Escape codes of 256 colours.
+    /// Use escape codes of 256 colours.
     pub colour: bool,
-    /// In the order of physical pages.
+    /// Order by physical pages.
     pub physical: bool,
-    /// What live blocks are coloured by.
+    /// Property that colours live blocks.
     pub by: By,
 }
 
-/// Foreground of live classes (xterm's 256 colours). Each can be seen on a white ground and on a
-/// black one, and none is red, which is what is lost. Lifetimes, then phases.
+/// Foreground of live classes (xterm's 256 colours). Each is visible on a white and on a black
+/// background; none is red, the colour of lost memory. Lifetimes, then phases.
 const LIFETIMES: [u8; 8] = [110, 150, 43, 24, 141, 93, 214, 65];
 /// From new to old, and from small to large.
 const RAMP: [u8; 6] = [150, 79, 37, 32, 26, 61];
 const OF_STREAMS: [u8; STREAMS] = [32, 43, 150, 110, 68, 37, 72, 104];
-/// Lines and modules; then the others, and what is not known.
+/// Lines and modules; then "others" and "unknown".
 const SITES: [u8; CLASSES] = [69, 136, 57, 214, 107, 43, 149, 73, 58, 25, 96, 243];
-/// Not known, then by [`gruyere_record::sites::Phase`].
+/// Unknown, then by [`gruyere_record::sites::Phase`].
 const PHASES: [u8; 5] = [110, 141, 93, 214, 65];
 const PENDING: u8 = 176;
-/// Background of what is lost. What else is free has the terminal's own background: a colour would
+/// Background of lost memory. Other free memory keeps the terminal's own background: a colour would
 /// be dark on a light terminal, or light on a dark one.
 const RED: u8 = 160;
 const FAINT: u8 = 244;
 
-/// By eighths of a cell that blocks have.
+/// By eighths of a cell that blocks take.
 const FILL: [char; 9] = [' ', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 const LETTERS: [char; CLASSES] = ['a', 'b', 'c', 'd', 'e', 'f', 'g', 'h', 'i', 'j', 'o', 'x'];
 const LIFETIME_LETTERS: [char; 8] = ['a', 't', 's', 'p', 'f', 'b', 'o', 'c'];
 const PHASE_LETTERS: [char; 5] = ['x', 'f', 'b', 'o', 'c'];
 
-/// A row's label and the space behind it.
+/// Width of a row's label and the space behind it.
 const LABEL: usize = 16;
 
 impl Style {
@@ -71,7 +70,7 @@ impl Style {
         }
     }
 
-    /// Letters in place of fills: where there are no colours, fills would all be alike.
+    /// Whether to draw letters in place of fills: without colours, all fills would look alike.
     fn letters(&self) -> bool {
         self.ascii || !self.colour
     }
@@ -94,7 +93,7 @@ impl Style {
     fn glyph(&self, cell: &Cell) -> (char, Option<u8>, Option<u8>) {
         let bytes = cell.bytes().max(1);
         let (taken, lost) = (cell.taken(), cell.unusable());
-        // Where it is an eighth of the cell, or most of what is free there.
+        // Lost bytes take an eighth of the cell, or most of its free bytes.
         let is_lost = lost > 0 && (lost * 8 >= bytes || lost * 2 > bytes - taken);
         let is_pending = cell.of(Ink::Pending) > cell.of(Ink::Live);
         let front = if is_pending { PENDING } else { self.class_colour(cell.class()) };
@@ -108,7 +107,7 @@ impl Style {
         let back = is_lost.then_some(RED);
         let colours = |letter| (letter, Some(front), back);
         if !self.letters() {
-            // Any free eighth is shown, and so is any block.
+            // Shows any free eighth, and any block.
             let eighths = (taken * 8 / bytes).clamp(u64::from(taken > 0), 8);
             return colours(FILL[eighths as usize]);
         }
@@ -123,7 +122,7 @@ impl Style {
     }
 }
 
-/// The whole picture, as text; `notes` come last.
+/// The whole picture as text; `notes` come last.
 pub fn draw(
     picture: &Picture,
     sites: &Sites,
@@ -165,7 +164,7 @@ pub fn draw(
     let stretches = if style.physical {
         cells::by_page(picture, &classes, cell)
     } else {
-        // Many small ranges would each take a row's part of their own.
+        // Many small ranges would each need a row of their own.
         let joined = picture.ranges.len() * 24 > width * style.rows;
         cells::by_address(picture, &classes, cell, joined)
     };
@@ -194,8 +193,8 @@ pub fn draw(
     out
 }
 
-/// The bytes of a cell, such that all that is held fits in the rows, about: eighths of a power of
-/// two, so that the rows are used.
+/// Bytes of a cell such that all held memory roughly fits the rows: eighths of a power of two, so
+/// that the rows are used.
 fn cell_bytes(held: u64, width: usize, rows: usize) -> u64 {
     let cells = (width * rows.max(1)) as u64;
     let least = held.div_ceil(cells).max(512);
@@ -203,7 +202,7 @@ fn cell_bytes(held: u64, width: usize, rows: usize) -> u64 {
     least.next_multiple_of(step)
 }
 
-/// Cells in rows; a bar where the address jumps.
+/// Cells in rows; a bar marks a jump of the address.
 fn rows(out: &mut String, stretches: &[Stretch], width: usize, style: Style) {
     let bar = if style.letters() { "|" } else { "│" };
     let mut column = 0;
@@ -235,7 +234,7 @@ fn label(place: Place) -> String {
     }
 }
 
-/// What each colour and letter means, with the bytes.
+/// Meaning of each colour and letter, with the bytes.
 fn legend(
     out: &mut String,
     picture: &Picture,
@@ -257,7 +256,7 @@ fn legend(
         let letter = style.class_letter(class).to_ascii_uppercase();
         let mark = if style.letters() { letter } else { '█' };
         let mark = style.paint(&mark.to_string(), Some(style.class_colour(class)), None);
-        // Lines and modules have long names: one below the other, the amounts in columns.
+        // Lines and modules have long names: a row each, the amounts in columns.
         if matches!(style.by, By::Site | By::Module) {
             let amounts = format!("{:>11} {:>6}", bytes(amount), share(amount, sums.live));
             let amounts = amounts.replace('\u{a0}', " ");
@@ -289,7 +288,7 @@ fn legend(
     add('!', ' ', RED, Some(RED), LOST, sums.free_partial, true);
     let mut column = 0;
     for (mark, name) in &entries {
-        // The mark and a space, and three spaces between two entries.
+        // The mark, its space, and three spaces between two entries.
         let width = name.chars().count() + 2;
         if column > 0 && column + 3 + width <= style.columns {
             out.push_str("   ");
@@ -298,7 +297,7 @@ fn legend(
             out.push('\n');
             column = 0;
         }
-        // Where even one entry is too long, its amount goes below.
+        // If even a single entry is too long, its amount goes below.
         let (said, below) = match name.rsplit_once(' ') {
             Some((said, amount)) if width > style.columns => (said, Some(amount)),
             _ => (&**name, None),
@@ -332,7 +331,8 @@ fn legend(
     wrapped(out, &parts, style.columns);
 }
 
-/// A name in so many columns: of a longer one the beginning goes, since its end says most.
+/// A name in at most `columns` columns: drops the beginning of a longer name, since the end says
+/// most.
 fn within(name: &str, columns: usize) -> String {
     let excess = name.chars().count().saturating_sub(columns.max(1));
     match excess {
@@ -341,7 +341,7 @@ fn within(name: &str, columns: usize) -> String {
     }
 }
 
-/// A line, broken between words; a number and its unit are one word.
+/// Breaks a line between words; a number and its unit are one word.
 fn wrapped(out: &mut String, text: &str, columns: usize) {
     let mut column = 0;
     for word in text.split(' ') {
@@ -376,7 +376,7 @@ fn share(part: u64, whole: u64) -> String {
 mod tests {
     use super::*;
 
-    /// Red, green and blue of one of xterm's 256 colours, of linear light.
+    /// Red, green and blue of an xterm colour (of 256), as linear light.
     fn light(colour: u8) -> [f64; 3] {
         let levels = [0u8, 95, 135, 175, 215, 255];
         let parts = match colour {

@@ -1,15 +1,15 @@
-//! Events of a record in the order in which they are lines of a trace.
+//! Orders a record's events as the lines of a trace.
 //!
-//! Each shard of the heap has a ring of its own, and an event's time is that of the call's
-//! beginning. What lies in one ring is in the right order ([`Event::turn`]). Between rings that is
-//! told by time, and a look at the rings divides it too: what was not there at a look happened
-//! after it, whenever it began. So lines are written up to the beginning of a look.
+//! Each shard of the heap has its own ring, and an event's time is the start of its call. Within a
+//! ring, the order is right ([`Event::turn`]). Between rings, times give the order, and so do the
+//! reads of the rings: an event absent from a read happened after it, whenever it began. So lines
+//! are written up to the start of a read.
 //!
-//! That leaves calls on memory that went from one shard to another between two looks. Of a free and
-//! a malloc at one address, the malloc may have begun first: then the free that is missing is
-//! written before it, and passed over when it comes. Of two mallocs, the one that came later may
-//! have begun first: then the free in between is of the wrong size, and the block that it leaves is
-//! written again.
+//! That leaves calls on memory that moved from one shard to another between two reads. Of a free
+//! and a malloc at the same address, the malloc may have begun first: then the missing free is
+//! written before it, and skipped when it comes. Of two mallocs, the later to arrive may have begun
+//! first: then the free in between has the wrong size, and the block that it leaves is written
+//! again.
 #![deny(unsafe_code)]
 
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -19,22 +19,22 @@ use gruyere_record::ring::Event;
 use gruyere_record::trace::{Lines, stream_name};
 use gruyere_record::{BlockEntry, EventKind};
 
-/// What happened to a trace.
+/// Statistics of a trace.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Events read.
     pub events: u64,
-    /// Events that the rings did not have any more.
+    /// Events already overwritten in the rings.
     pub lost: u64,
-    /// Blocks that came or went by lost events, by the block map.
+    /// Blocks added or removed by lost events, by the block map.
     pub mended: u64,
-    /// Frees of blocks that the trace does not know.
+    /// Frees of blocks unknown to the trace.
     pub unknown_frees: u64,
     /// Blocks that were live at the start.
     pub at_start: u64,
 }
 
-/// A live block, but for its address.
+/// A live block, without its address.
 #[derive(Clone, Copy, Debug)]
 struct Live {
     requested: u64,
@@ -43,33 +43,33 @@ struct Live {
 }
 
 impl Live {
-    /// Whether this free may be of this block: a free tells the rounded size.
+    /// Whether this free may be of this block: a free has the rounded size.
     fn is_freed_by(&self, free: &Event) -> bool {
         self.requested.checked_next_multiple_of(ALIGNMENT) == Some(free.size)
             && (self.device, self.stream) == (u32::from(free.device), free.stream)
     }
 }
 
-/// A block whose free was written before it came.
+/// A block whose free was written before it arrived.
 #[derive(Clone, Copy, Debug)]
 struct Owed {
     block: Live,
-    /// When: the time of the malloc that took its place.
+    /// Time of the malloc that took its place.
     since: u64,
 }
 
-/// Turns events into lines.
+/// Converts events to lines.
 #[derive(Debug)]
 pub struct Follower {
     /// The lines.
     pub lines: Lines,
-    /// What happened to them.
+    /// Their statistics.
     pub counts: Counts,
-    /// Ticks by which a free may be later than the malloc at its address, where events were lost.
+    /// Ticks by which a free may be later than the malloc at its address, if events were lost.
     early: u64,
     waiting: Vec<Event>,
-    /// Blocks whose frees were written before they came: by address, the oldest first. Several,
-    /// where several mallocs of one address began before the frees between them did.
+    /// Blocks whose frees were written before they arrived: by address, oldest first. There are
+    /// several if several mallocs of an address began before the frees between them did.
     owed: HashMap<u64, VecDeque<Owed>>,
     /// The live blocks.
     live: HashMap<u64, Live>,
@@ -77,7 +77,7 @@ pub struct Follower {
 }
 
 impl Follower {
-    /// Nothing is known yet. `early` is in ticks.
+    /// A follower without any blocks. `early` is in ticks.
     pub fn new(early: u64) -> Follower {
         Follower {
             lines: Lines::default(),
@@ -90,8 +90,8 @@ impl Follower {
         }
     }
 
-    /// The blocks that were live at the start, or came since; `since`: the events that came while
-    /// they were looked at.
+    /// Sets the blocks that were live at the start, or came since; `since`: the events during the
+    /// read of the map.
     pub fn begin(&mut self, blocks: &[BlockEntry], since: &[Event]) {
         let came = firsts(since, EventKind::Malloc);
         for block in blocks.iter().filter(|block| !came.contains(&block.address)) {
@@ -104,19 +104,19 @@ impl Follower {
         ));
     }
 
-    /// Adds events; their lines come with [`Follower::apply`].
+    /// Adds events; [`Follower::apply`] writes their lines.
     pub fn add(&mut self, events: Vec<Event>) {
         self.counts.events += events.len() as u64;
         self.waiting.extend(events);
     }
 
-    /// Events were lost.
+    /// Counts lost events.
     pub fn lost(&mut self, count: u64) {
         self.counts.lost += count;
     }
 
-    /// Writes the lines of what had its turn before `now`, the beginning of the last look; of
-    /// everything, at the end of time.
+    /// Writes the lines of all events whose turn was before `now`, the start of the last read; at
+    /// the end of time, all of them.
     pub fn apply(&mut self, now: u64) {
         self.waiting.sort_by_key(|event| event.turn);
         let old = self.waiting.partition_point(|event| event.turn <= now);
@@ -140,7 +140,7 @@ impl Follower {
             EventKind::RecordStream => {
                 self.lines.record_stream(address, stream_name(device, event.stream));
             }
-            // Each device tells of it.
+            // Each device reports it.
             EventKind::Step if self.step != Some(event.size) => {
                 self.step = Some(event.size);
                 self.lines.mark("step");
@@ -152,8 +152,8 @@ impl Follower {
     fn free(&mut self, event: &Event) {
         let (address, live) = (event.address, self.live.get(&event.address).copied());
         let mut owed = self.owed.remove(&address).unwrap_or_default();
-        // The oldest that it fits. One that fits none but the live block is that block's, so the
-        // malloc of one of those came after it. One that fits nothing has a size that we do not
+        // The oldest block that it fits. A free that fits only the live block is that block's, so
+        // an owed block's malloc came after it. A free that fits no block has a size that we do not
         // understand.
         let fits = owed.iter().position(|owed| owed.block.is_freed_by(event));
         let is_of_live = fits.is_none() && live.is_some_and(|live| live.is_freed_by(event));
@@ -161,8 +161,8 @@ impl Follower {
         if !owed.is_empty() {
             self.owed.insert(address, owed);
         }
-        // Where nothing was lost, the free that is owed does come. Else it may have been lost, and
-        // this is another.
+        // Without losses, the owed free does come. With losses it may be lost, and this may be
+        // another.
         let paid = paid.filter(|owed| {
             self.counts.lost == 0 || event.time.saturating_sub(owed.since) < self.early
         });
@@ -184,8 +184,8 @@ impl Follower {
         self.live.insert(address, block);
     }
 
-    /// Makes the live blocks of the trace those of the block map, after events were lost; `since`:
-    /// the events that came while the map was looked at, which are still to be added.
+    /// After lost events, replaces the trace's live blocks by the block map's; `since`: the events
+    /// during the read of the map, which are still to be added.
     pub fn mend(&mut self, blocks: &[BlockEntry], since: &[Event]) {
         let touched: HashSet<u64> = since
             .iter()
@@ -221,7 +221,7 @@ impl Follower {
     }
 }
 
-/// The addresses of which the first event is of this kind.
+/// The addresses whose first event is of this kind.
 fn firsts(events: &[Event], kind: EventKind) -> HashSet<u64> {
     let mut firsts: HashMap<u64, EventKind> = HashMap::new();
     for event in events.iter().filter(|event| super::is_of_block(event.kind)) {
@@ -308,8 +308,8 @@ mod tests {
     #[test]
     fn of_several_mallocs_of_an_address_that_began_early_each_has_its_free() {
         let mut follower = Follower::new(10);
-        // In truth each free came before the next malloc, which had begun long before and was kept
-        // from its lock.
+        // In truth each free came before the next malloc, which had begun long before and waited
+        // for its lock.
         let mallocs = [(1, 1), (2, 2), (3, 3)].map(|(size, time)| event(M, 1, size, time));
         let frees = [(1, 7), (2, 8), (3, 9)].map(|(size, time)| event(F, 1, size, time));
         follower.add([mallocs, frees].concat());
@@ -320,8 +320,8 @@ mod tests {
 
     #[test]
     fn of_two_mallocs_of_an_address_the_first_to_begin_may_be_the_last_to_come() {
-        // In truth 7 bytes came and went, and then 600 came there, on another shard: that call had
-        // begun first, and waited.
+        // In truth 7 bytes came and went, and then 600 came there, on another shard, whose call had
+        // begun first and waited.
         let mallocs = [event(M, 1, 600, 1), event(M, 1, 7, 2)];
         let mut follower = Follower::new(10);
         follower.add([&mallocs[..], &[event(F, 1, 512, 3)]].concat());
@@ -335,7 +335,7 @@ mod tests {
         follower.apply(u64::MAX);
         assert_eq!(follower.lines.take(), "f 3\n");
         assert_eq!(follower.counts, Counts { events: 4, ..Counts::default() });
-        // Three of them: each free is that of the block that it fits.
+        // Three of them: each free belongs to the block that it fits.
         let mut follower = Follower::new(10);
         follower.add(
             [&mallocs[..], &[event(M, 1, 2000, 3), event(F, 1, 512, 4), event(F, 1, 2048, 5)]]
@@ -349,7 +349,7 @@ mod tests {
     #[test]
     fn the_start_has_each_live_block_once() {
         let mut follower = Follower::new(10);
-        // 1 was there, 2 came while the map was read, 3 went, 4 went and came again.
+        // 1 was there, 2 came during the read of the map, 3 went, 4 went and came again.
         let since =
             vec![event(M, 2, 20, 1), event(F, 3, 30, 2), event(F, 4, 40, 3), event(M, 4, 44, 4)];
         follower.begin(&[block(1, 10), block(2, 20), block(4, 44)], &since);

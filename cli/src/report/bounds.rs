@@ -1,4 +1,4 @@
-//! What was and what is, and what `gruyere report` takes for worse.
+//! Before/after pairs, and the bounds that count as a regression.
 
 use std::str::FromStr;
 
@@ -19,7 +19,7 @@ impl FromStr for Share {
     }
 }
 
-/// What was and what is.
+/// Values before and now.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Pair<T> {
     pub before: Option<T>,
@@ -27,7 +27,7 @@ pub struct Pair<T> {
 }
 
 impl Pair<u64> {
-    /// By how much of what it was it grew; `None` where there is nothing to compare with.
+    /// Growth as a share of the value before; `None` if there is nothing to compare.
     pub fn growth(self) -> Option<f64> {
         let before = self.before.filter(|&before| before > 0)?;
         Some(self.now as f64 / before as f64 - 1.0)
@@ -35,13 +35,14 @@ impl Pair<u64> {
 }
 
 impl Pair<f64> {
-    /// By how much it rose.
+    /// Difference to the ratio before.
     pub fn rise(self) -> Option<f64> {
         Some(self.now - self.before?)
     }
 }
 
-/// What is worse: more by more than a share of what it was, or a ratio that rose by more than this.
+/// Bounds of a regression: growth by more than a share of the value before, or a ratio that rose by
+/// more than this.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Bounds {
     pub growth: Option<Share>,
@@ -53,7 +54,7 @@ impl Bounds {
         self.growth.is_some() || self.ratio.is_some()
     }
 
-    /// In words, where `what` of `whose` grew past the bound.
+    /// Message if `what` of `whose` grew past the bound.
     pub fn growth_of(&self, whose: &str, what: &str, pair: Pair<u64>) -> Option<String> {
         let (Share(bound), grew) = (self.growth?, pair.growth()?);
         let (before, now) = (bytes(pair.before.unwrap_or(0)), bytes(pair.now));
@@ -66,7 +67,7 @@ impl Bounds {
         })
     }
 
-    /// In words, where the ratio `what` of `whose` rose past the bound.
+    /// Message if the ratio `what` of `whose` rose past the bound.
     pub fn rise_of(&self, whose: &str, what: &str, pair: Pair<f64>) -> Option<String> {
         let (Share(bound), rise) = (self.ratio?, pair.rise()?);
         let (before, now) = (pair.before.unwrap_or(0.0), pair.now);
@@ -81,7 +82,7 @@ pub fn bytes(value: u64) -> String {
     BinaryBytes(value).to_string()
 }
 
-/// A change of a share, as in `+2.50%`.
+/// Change of a share, as in `+2.50%`.
 pub fn percent(share: f64) -> String {
     format!("{:+.2}%", share * 100.0)
 }

@@ -1,4 +1,4 @@
-//! What `gruyere dryrun` said, beside what it said before, or beside what a GPU took.
+//! Results of `gruyere dryrun`, compared with earlier ones, or with a run on a GPU.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,30 +14,30 @@ use super::bounds::{Bounds, Pair, bytes, percent};
 use super::files::Kept;
 use super::{Compared, when};
 
-/// What [`DryRun::schema`] says.
+/// Value of [`DryRun::schema`].
 pub const SCHEMA: &str = "gruyere.dryrun";
-/// What [`DryRun::version`] says.
+/// Value of [`DryRun::version`].
 pub const VERSION: u32 = 1;
-/// How the files of `--history` end.
+/// File name suffix in `--history`.
 pub const FILE_SUFFIX: &str = ".dryrun.json";
-/// Our own allocator, as rows of a dry run call it.
+/// Our own allocator's name in rows of a dry run.
 const OURS: &str = "gruyere";
-/// Lines of the program that are shown; the JSON has all.
+/// The most lines of the program to show; the JSON has all.
 const LINES: usize = 10;
 
-/// What is read of an answer of `gruyere dryrun` (docs/dryrun.md has all of it).
+/// The part of a `gruyere dryrun` result that we read (docs/dryrun.md has all of it).
 #[derive(Debug, Deserialize)]
 pub struct DryRun {
     pub run: Who,
     program: Program,
     machine: Machine,
     gpus: Vec<Gpu>,
-    /// Of the run that was looked at; none where it had no steps to look at.
+    /// Of the examined run; `None` if it had no steps.
     peak: Option<Peak>,
     trust: Trust,
 }
 
-/// Which run it was.
+/// Identity of the run.
 #[derive(Debug, Deserialize)]
 pub struct Who {
     pub name: String,
@@ -60,7 +60,7 @@ struct Machine {
 #[derive(Debug, Deserialize)]
 struct Gpu {
     id: String,
-    /// The driver's name of it.
+    /// The driver's name of the GPU.
     name: String,
     runs: Vec<Row>,
 }
@@ -70,7 +70,7 @@ struct Gpu {
 struct Row {
     allocator: String,
     fits: bool,
-    /// The program failed under it, by its own words. There are no peaks then.
+    /// The program's own words if it failed. There are no peaks then.
     #[serde(default)]
     failed: bool,
     peak_live: Option<u64>,
@@ -94,13 +94,13 @@ struct Trust {
     reasons: Vec<String>,
 }
 
-/// Peaks under one allocator: of a GPU of a dry run, or of a device of a run.
+/// Peaks under an allocator: on a GPU of a dry run, or on a device of a run.
 struct Peaks<'a> {
     gpu: &'a str,
     /// The driver's name of the GPU.
     name: &'a str,
     allocator: &'a str,
-    /// Not told by a run, which was there.
+    /// Absent for a run on a GPU, which fitted.
     fits: Option<bool>,
     live: u64,
     held: u64,
@@ -150,8 +150,8 @@ fn of_device(device: &gruyere_record::run::RunDevice) -> Peaks<'_> {
     }
 }
 
-/// The same allocator on the same GPU: as it was asked for, else as the driver calls it, which is
-/// how a run tells it.
+/// The same allocator on the same GPU: by the requested name, else by the driver's name, which a
+/// run has.
 fn counterpart<'a>(of: &Peaks, among: &'a [Peaks<'a>]) -> Option<&'a Peaks<'a>> {
     let same = |other: &&Peaks| other.allocator == of.allocator;
     let asked = among.iter().filter(same).find(|other| other.gpu == of.gpu);
@@ -160,7 +160,7 @@ fn counterpart<'a>(of: &Peaks, among: &'a [Peaks<'a>]) -> Option<&'a Peaks<'a>> 
     asked.or_else(named)
 }
 
-/// Compares two, of which one at least is a dry run.
+/// Compares two results, at least one of them a dry run.
 pub fn compare(now: &Kept, before: Option<&Kept>, bounds: Bounds) -> Compared {
     let rows = Peaks::all(now);
     let earlier = before.map_or_else(Vec::new, Peaks::all);
@@ -201,7 +201,7 @@ pub fn compare(now: &Kept, before: Option<&Kept>, bounds: Bounds) -> Compared {
     Compared { value, text, worse }
 }
 
-/// What is worse, in words. That it fits no more is worse than any bound.
+/// Regressions, in words. No longer fitting is worse than any bound.
 fn worse((now, before): &(&Peaks, Option<&Peaks>), bounds: Bounds) -> Vec<String> {
     let Some(before) = before else { return Vec::new() };
     let whose = format!("{} under {}", plain(now.gpu), plain(now.allocator));
@@ -217,7 +217,7 @@ fn worse((now, before): &(&Peaks, Option<&Peaks>), bounds: Bounds) -> Vec<String
     found.into_iter().flatten().collect()
 }
 
-/// Rows under which the program fails, and has not before.
+/// New failures of the program, by row.
 fn failures(now: &Kept, earlier: &[Peaks]) -> Vec<String> {
     let Kept::Dry(dry) = now else { return Vec::new() };
     let rows = dry.gpus.iter().flat_map(|gpu| gpu.runs.iter().map(move |row| (gpu, row)));
@@ -231,8 +231,8 @@ fn failures(now: &Kept, earlier: &[Peaks]) -> Vec<String> {
     failed.map(said).collect()
 }
 
-/// Bytes by name of both, the largest first. Only dry runs tell what was live at the peak; a run
-/// has no such list, and then there is none.
+/// Bytes by name of both, largest first. Only dry runs have a list of what was live at the peak;
+/// for a run, this is empty.
 fn amounts<'a>(
     now: &'a Kept,
     before: Option<&'a Kept>,

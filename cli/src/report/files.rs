@@ -1,4 +1,4 @@
-//! What `gruyere report` reads: the files that `history:` and `gruyere dryrun` made, and records.
+//! Input of `gruyere report`: files made by `history:` and `gruyere dryrun`, and records.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,32 +11,32 @@ use super::dry::{self, DryRun};
 use crate::failure::{Failure, say};
 use crate::target::{Folder, Target};
 
-/// No file of ours is near it.
+/// Larger files are refused; ours are some dozen KiB.
 const MOST_BYTES: u64 = 64 << 20;
 const REMEDY: &str =
     "name a file that `history:` made, or `gruyere dryrun` with --history or --json";
 
-/// What is kept of a run.
+/// A kept run.
 pub enum Kept {
-    /// Of one on a GPU.
+    /// A run on a GPU.
     Run(Run),
-    /// Of `gruyere dryrun`.
+    /// A result of `gruyere dryrun`.
     Dry(DryRun),
 }
 
-/// Which runs are meant.
+/// Selects runs.
 #[derive(Clone, Copy)]
 pub struct Wanted<'a> {
-    /// Any, where there is none.
+    /// `None`: any name.
     pub name: Option<&'a str>,
     pub rank: u64,
 }
 
 impl Kept {
-    /// What `name` names: a file of JSON, a process, or the file of its record.
+    /// Loads `name`: a JSON file, a process, or the file of its record.
     ///
     /// # Errors
-    /// There is no such thing, or it can't be read.
+    /// Not found, or unreadable.
     pub fn load(name: &str, folder: &Folder) -> Result<Kept, Failure> {
         if name.ends_with(".json") {
             return Kept::read(Path::new(name));
@@ -78,7 +78,7 @@ impl Kept {
         }
     }
 
-    /// What it is, for people.
+    /// Kind of the run, for people.
     pub fn kind(&self) -> &'static str {
         match self {
             Kept::Run(_) => "run",
@@ -86,7 +86,7 @@ impl Kept {
         }
     }
 
-    /// What it is compared under.
+    /// Name for comparisons.
     pub fn name(&self) -> &str {
         match self {
             Kept::Run(run) => &run.name,
@@ -94,7 +94,7 @@ impl Kept {
         }
     }
 
-    /// The rank; a dry run is of one process.
+    /// The rank; a dry run has a single process.
     fn rank(&self) -> u64 {
         match self {
             Kept::Run(run) => run.rank.unwrap_or(0),
@@ -102,7 +102,7 @@ impl Kept {
         }
     }
 
-    /// Runs in the order of time.
+    /// Sort key: time.
     fn moment(&self) -> (u64, u64) {
         match self {
             Kept::Run(run) => (run.started_nanoseconds, run.pid),
@@ -131,7 +131,7 @@ fn parsed<T: DeserializeOwned>(path: &Path, text: &str) -> Result<T, Failure> {
     })
 }
 
-/// The latest that is wanted of the folder.
+/// The latest selected run of the folder.
 ///
 /// # Errors
 /// The folder can't be read.
@@ -139,7 +139,7 @@ pub fn latest(history: &Path, wanted: Wanted) -> Result<Option<Kept>, Failure> {
     newest(history, wanted, |_| true)
 }
 
-/// The latest of its kind, name and rank before `now`.
+/// The latest of the same kind, name and rank before `now`.
 ///
 /// # Errors
 /// The folder can't be read.
@@ -171,8 +171,8 @@ fn newest(
     Ok(found.max_by_key(Kept::moment))
 }
 
-/// The runs on GPUs of a folder, in no order, for the command `command`; none where there is no
-/// such folder.
+/// The runs on GPUs of a folder, unordered, for the command `command`; empty if the folder does not
+/// exist.
 pub fn runs(history: &Path, command: &'static str) -> Vec<Run> {
     let entries = fs::read_dir(history).into_iter().flatten().flatten();
     let found = readable(entries.map(|entry| entry.path()), &[run::FILE_SUFFIX], command);
@@ -183,8 +183,7 @@ pub fn runs(history: &Path, command: &'static str) -> Vec<Run> {
     runs.collect()
 }
 
-/// Those of `files` that end with one of `suffixes`. One that is damaged does not stand in the way
-/// of the others.
+/// The `files` that end with one of `suffixes`. Skips damaged files.
 fn readable(
     files: impl Iterator<Item = PathBuf>,
     suffixes: &[&str],

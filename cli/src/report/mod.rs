@@ -1,4 +1,4 @@
-//! `gruyere report`: a run, and how it compares with an earlier one of the same name.
+//! `gruyere report`: a run, compared with an earlier one of the same name.
 
 mod bounds;
 mod dry;
@@ -87,15 +87,14 @@ pub struct Arguments {
     folder: Folder,
 }
 
-/// What a comparison comes to.
+/// Result of a comparison.
 struct Compared {
     value: Value,
     text: String,
-    /// A sentence for each bound that was passed.
+    /// A sentence for each passed bound.
     worse: Vec<String>,
 }
 
-/// Runs it.
 pub fn run(arguments: &Arguments) -> Ended {
     let bounds = Bounds { growth: arguments.max_growth, ratio: arguments.max_ratio };
     let wanted = Wanted { name: arguments.name.as_deref(), rank: arguments.rank };
@@ -151,7 +150,7 @@ fn no_run(history: &Path, arguments: &Arguments) -> Failure {
     ))
 }
 
-/// A moment since 1970, for people.
+/// A time (nanoseconds since 1970), for people.
 fn when(nanoseconds: u64) -> String {
     jiff::Timestamp::from_nanosecond(i128::from(nanoseconds))
         .map_or_else(|_| "at an unknown time".to_owned(), |time| format!("{time:.0}"))

@@ -1,4 +1,4 @@
-//! Two runs beside each other: their peaks, and how they went by step.
+//! Compares two runs: their peaks, and their course by step.
 
 use std::collections::HashSet;
 use std::fmt::Write as _;
@@ -12,7 +12,7 @@ use super::bounds::{Bounds, Pair, bytes, percent};
 use super::{Compared, when};
 use crate::driver_calls;
 
-/// Compares them, by step in `parts` parts.
+/// Compares two runs, with the steps in `parts` parts.
 pub fn compare(now: &Run, before: Option<&Run>, parts: u64, bounds: Bounds) -> Compared {
     let counterpart =
         |device: &RunDevice| before?.devices.iter().find(|other| other.device == device.device);
@@ -30,11 +30,11 @@ pub fn compare(now: &Run, before: Option<&Run>, parts: u64, bounds: Bounds) -> C
     }
 }
 
-/// A device of the run, beside that of the earlier one.
+/// A device of the run, with the earlier run's.
 struct Comparison<'a> {
     now: &'a RunDevice,
     before: Option<&'a RunDevice>,
-    /// What both say of the same steps.
+    /// Both runs' values for the same steps.
     steps: Vec<Pair<Steps>>,
 }
 
@@ -60,7 +60,7 @@ impl<'a> Comparison<'a> {
         Pair { before: self.before.map(&of), now: of(self.now) }
     }
 
-    /// What got worse than the bounds, in words.
+    /// Regressions past the bounds, in words.
     fn worse(&self, bounds: Bounds) -> Vec<String> {
         let device = format!("device {}", self.now.device);
         let growth = |what: &str, pair| bounds.growth_of(&device, what, pair);
@@ -92,7 +92,7 @@ impl<'a> Comparison<'a> {
     }
 }
 
-/// A number of a device of a run.
+/// A figure of a run's device.
 type Amount = fn(&RunDevice) -> u64;
 
 fn steps_text(steps: &Steps) -> String {
@@ -167,8 +167,8 @@ fn value(now: &Run, before: Option<&Run>, comparisons: &[Comparison], worse: &[S
     })
 }
 
-/// What the lines of the program held at the end of both runs, by what they hold now; lines are the
-/// same where they are written alike.
+/// Live memory by line of the program at the end of both runs, ordered by the current one; lines
+/// with the same text are the same.
 fn lines_table(comparison: &Comparison) -> Vec<String> {
     let before = comparison.before.map_or(&[][..], |before| &before.lines);
     let now = &comparison.now.lines;
@@ -185,7 +185,7 @@ fn lines_table(comparison: &Comparison) -> Vec<String> {
     names.retain(|name| seen.insert(*name));
     let row = |name: &str| {
         let (before, after) = (held(before, name), held(now, name));
-        // Of a line that is not among the ten, nothing is known.
+        // A line outside the ten largest is unknown.
         let amount = |amount: Option<u64>| amount.map_or_else(|| "-".to_owned(), bytes);
         let change = match (before, after) {
             (Some(before @ 1..), Some(after)) => percent(after as f64 / before as f64 - 1.0),

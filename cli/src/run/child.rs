@@ -2,16 +2,16 @@
 //! had started it.
 //!
 //! The terminal's signals (Ctrl-C, Ctrl-\, Ctrl-Z) reach the whole process group, the program
-//! included, so they are not sent on: it would get them twice. Signals that a process sends are
-//! sent on, except the program's own (`kill(0, ...)`), which reached it as well. Who signals the
-//! whole group from outside (`kill %1`) reaches the program twice: a process is not told whether it
-//! was meant alone.
+//! included, so we do not forward them: it would get them twice. We forward signals from a process,
+//! except from the program itself (`kill(0, ...)`): these have reached it as well. A signal to the
+//! whole group from outside (`kill %1`) reaches the program twice: a process cannot tell whether it
+//! was the only target.
 //!
 //! When the program stops, we stop in the same way, so that the shell gets its terminal back; `fg`
 //! wakes both.
 //!
-//! All of this is one loop over `sigwaitinfo`, with every signal blocked: no handler runs, and none
-//! is missed.
+//! All of this is a single loop over `sigwaitinfo`, with every signal blocked: no handler runs, and
+//! no signal is missed.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -29,7 +29,7 @@ use crate::signals::{self, deliver, die_of, disposition};
 pub struct Ended(ExitStatus);
 
 impl Ended {
-    /// The exit code; does not return where a signal ended the program and can end us too.
+    /// Returns the exit code; does not return if a signal ended the program and can end us too.
     pub fn pass_on(self) -> u8 {
         let Some(signal) = self.0.signal() else {
             return u8::try_from(self.0.code().unwrap_or(1)).unwrap_or(u8::MAX);
@@ -43,7 +43,7 @@ impl Ended {
 /// Runs `program` to its end.
 ///
 /// # Errors
-/// It cannot be executed.
+/// The program cannot be executed.
 pub fn run(
     program: &OsStr,
     words: &[OsString],
@@ -79,7 +79,7 @@ pub fn run(
                 }
             }
             Some(signal) if signal.number == libc::SIGCONT => {
-                // Who woke us may have meant both; a program that is awake already needs no second
+                // The waker may have meant both; a program that is already awake needs no second
                 // signal.
                 if is_stopped(pid) {
                     send(pid, libc::SIGCONT);
@@ -90,7 +90,7 @@ pub fn run(
                     send(pid, signal.number);
                 }
             }
-            // Interrupted; or the kernel refuses, and then only the child's end is waited for.
+            // Interrupted; or the kernel refuses, and the loop waits only for the child's end.
             None => {
                 if io::Error::last_os_error().kind() != io::ErrorKind::Interrupted {
                     return child.wait().map(Ended);
@@ -100,17 +100,17 @@ pub fn run(
     }
 }
 
-/// A signal that came, and from whom.
+/// A received signal, and its sender.
 struct Signal {
     number: c_int,
-    /// The process that sent it; `None`: the kernel did, the terminal's signals among them.
+    /// The process that sent it; `None`: the kernel, as for the terminal's signals.
     sender: Option<libc::pid_t>,
 }
 
 impl Signal {
-    /// Whether it is to be sent on: a process sent it, and not the program or one that it started,
-    /// for those mean their process group. Of a terminal that closes, the kernel tells the leader
-    /// of the session alone, and leaves it to that to tell its jobs.
+    /// Whether to forward it: a process sent it, other than the program or its descendants, whose
+    /// signals mean their process group. If a terminal closes, the kernel signals only the leader
+    /// of the session, and leaves the leader's jobs to the leader.
     fn is_for_the_program(&self) -> bool {
         match self.sender {
             Some(sender) => !is_below(sender, std::process::id() as c_int),
@@ -119,22 +119,22 @@ impl Signal {
     }
 }
 
-/// Whether this process is the first of its session: `ssh -t HOST gruyere run ...`, a container's,
-/// a terminal window's own command.
+/// Whether this process leads its session: `ssh -t HOST gruyere run ...`, a container's, a terminal
+/// window's own command.
 fn leads_its_session() -> bool {
     // SAFETY: no memory is involved.
     unsafe { libc::getsid(0) == libc::getpid() }
 }
 
-/// Whether `process` was started by `ancestor`, or by who was, as far as that can be seen.
+/// Whether `process` descends from `ancestor`, as far as /proc shows.
 fn is_below(mut process: libc::pid_t, ancestor: libc::pid_t) -> bool {
-    // No tree is deeper; and numbers that are used anew must not make a circle.
+    // No tree is deeper; and reused numbers must not make a circle.
     for _ in 0..64 {
         if process <= 1 {
             return false;
         }
         let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
-        // The fields behind the command in brackets are the state and the parent.
+        // Behind the command in brackets: the state and the parent.
         let parent =
             stat.rsplit_once(") ").and_then(|(_, rest)| rest.split(' ').nth(1)?.parse().ok());
         match parent {
@@ -146,7 +146,7 @@ fn is_below(mut process: libc::pid_t, ancestor: libc::pid_t) -> bool {
     false
 }
 
-/// The signals that are blocked for the loop, and what there was before.
+/// The signals blocked for the loop, and the previous mask.
 #[derive(Clone, Copy)]
 struct Signals {
     taken: libc::sigset_t,
@@ -156,7 +156,7 @@ struct Signals {
 }
 
 impl Signals {
-    /// Blocks all that are sent on, or tell of the child.
+    /// Blocks all signals to forward, and those about the child.
     fn block() -> Signals {
         // SAFETY: sets are written before they are read; handlers are not involved. One thread.
         unsafe {
@@ -167,7 +167,7 @@ impl Signals {
             }
             let child_ignored = disposition::was_ignored(libc::SIGCHLD);
             if child_ignored {
-                // Else the kernel would reap the child, and its status were lost.
+                // Else the kernel would reap the child, and its status would be lost.
                 libc::signal(libc::SIGCHLD, libc::SIG_DFL);
             }
             libc::pthread_sigmask(libc::SIG_BLOCK, &taken, &mut before);
@@ -176,20 +176,22 @@ impl Signals {
         }
     }
 
-    /// As before [`Signals::block`].
+    /// Restores the mask from before [`Signals::block`].
     fn restore(&self) {
         // SAFETY: a set that the kernel wrote.
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &self.before, null_mut()) };
     }
 
-    /// In the child, before it executes: signals as this process found them, and an end with ours.
+    /// In the child, before it executes: restores this process's original signals, and ties its end
+    /// to ours.
     fn as_the_program_expects(&self, parent: u32) -> io::Result<()> {
         // SAFETY: system calls that a forked child may make; a set that the kernel wrote.
         unsafe {
             let action = |ignored| if ignored { libc::SIG_IGN } else { libc::SIG_DFL };
             libc::signal(libc::SIGCHLD, action(self.child_ignored));
             libc::signal(libc::SIGPIPE, action(self.pipe_ignored));
-            // A launcher that kills us with SIGKILL means the program; nobody else could tell it.
+            // A launcher that kills us with SIGKILL means the program; only the kernel can pass
+            // that on.
             signals::end_with(parent)?;
             libc::pthread_sigmask(libc::SIG_SETMASK, &self.before, null_mut());
         }
@@ -198,8 +200,8 @@ impl Signals {
 
     /// The next signal.
     fn wait(&self) -> Option<Signal> {
-        // SAFETY: a set of ours; the kernel writes `info`, whose sender is there where a process
-        // sent it.
+        // SAFETY: a set of ours; the kernel writes `info`, whose sender is set if a process sent
+        // the signal.
         unsafe {
             let mut info: libc::siginfo_t = zeroed();
             let number = libc::sigwaitinfo(&self.taken, &mut info);
@@ -210,8 +212,8 @@ impl Signals {
     }
 }
 
-/// Whether a signal is waited for: not what cannot be, not our own faults, not what glibc uses, and
-/// not what is ignored, which stays so.
+/// Whether the loop waits for a signal. Excluded: signals that cannot be blocked, our own faults,
+/// glibc's signals, and ignored signals, which stay ignored.
 fn is_taken(signal: c_int) -> bool {
     const NEVER: [c_int; 8] = [
         libc::SIGKILL,
@@ -234,11 +236,12 @@ fn is_taken(signal: c_int) -> bool {
 }
 
 fn send(pid: c_int, signal: c_int) {
-    // SAFETY: no memory is involved. The child has not been waited for, so the number is still its.
+    // SAFETY: no memory is involved. The child has not been waited for, so the number is still its
+    // own.
     unsafe { libc::kill(pid, signal) };
 }
 
-/// What has become of the child since the last time.
+/// Change of the child's state since the last call.
 fn news_of(pid: c_int) -> Option<ExitStatus> {
     let mut status = 0;
     // SAFETY: `status` may be written.
@@ -246,15 +249,14 @@ fn news_of(pid: c_int) -> Option<ExitStatus> {
     (answer == pid).then(|| ExitStatus::from_raw(status))
 }
 
-/// As the first process of a container this one inherits those whose parents have ended; their ends
-/// must be taken by somebody.
+/// As the first process of a container, this one inherits the orphans, and must reap them.
 fn reap_orphans(child: c_int) {
     if std::process::id() != 1 {
         return;
     }
     loop {
-        // SAFETY: the kernel writes `info`, zeroed where nobody has ended; the child's own end is
-        // left for `news_of`.
+        // SAFETY: the kernel writes `info`, zeroed if no child has ended; `news_of` collects the
+        // child's own end.
         unsafe {
             let mut info: libc::siginfo_t = zeroed();
             let flags = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
@@ -275,10 +277,10 @@ fn is_stopped(pid: c_int) -> bool {
     stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
 }
 
-/// The program was stopped by `signal`: we stop too, until somebody wakes us.
+/// `signal` stopped the program: stops this process too, until a signal wakes it.
 fn stop_as(signal: c_int) {
-    // Nobody's terminal is given back by our stopping, and who stops one process with SIGSTOP wakes
-    // that one only.
+    // Stopping us would give back no terminal, and a sender of SIGSTOP to a single process wakes
+    // only that process.
     if signal == libc::SIGSTOP && !in_front() {
         return;
     }

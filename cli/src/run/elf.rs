@@ -1,4 +1,4 @@
-//! What an ELF file says of how it is loaded.
+//! How an ELF file is loaded.
 #![deny(unsafe_code)]
 
 use std::fs::File;
@@ -8,23 +8,23 @@ use object::elf::{EM_AARCH64, EM_X86_64, FileHeader64, Machine};
 use object::read::elf::{FileHeader as _, ProgramHeader as _};
 use object::{Endianness, ReadCache};
 
-/// The machine that this command is built for.
+/// The machine of this command's build.
 const MACHINE: Machine = if cfg!(target_arch = "aarch64") { EM_AARCH64 } else { EM_X86_64 };
 
 /// A file, as the kernel and the dynamic loader see it.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Not ELF: a script, or nothing that can be run.
+    /// Not ELF: a script, or not executable at all.
     NotElf,
     /// For another machine, or 32 bits wide.
     Foreign,
-    /// Without a loader: a program that is linked statically, or a library.
+    /// Without a loader: a statically linked program, or a library.
     NoLoader,
-    /// Loaded by this one.
+    /// Loaded by this loader.
     Loaded(String),
 }
 
-/// Whether the library defines a symbol for others.
+/// Whether the library exports a symbol.
 pub fn defines(path: &Path, symbol: &str) -> bool {
     use object::{Object as _, ObjectSymbol as _};
     let Ok(file) = File::open(path) else { return false };
@@ -34,7 +34,7 @@ pub fn defines(path: &Path, symbol: &str) -> bool {
     })
 }
 
-/// Looks at the file. What cannot be read is [`Kind::NotElf`]: whoever executes it says why.
+/// Kind of the file. An unreadable file is [`Kind::NotElf`]: its execution reports the error.
 pub fn kind(path: &Path) -> Kind {
     let Ok(file) = File::open(path) else { return Kind::NotElf };
     let data = ReadCache::new(file);

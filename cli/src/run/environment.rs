@@ -1,4 +1,4 @@
-//! What the program finds in its environment.
+//! The program's environment.
 #![deny(unsafe_code)]
 
 use std::ffi::{OsStr, OsString};
@@ -17,29 +17,29 @@ use crate::failure::{Failure, say};
 /// The loader's variable.
 const PRELOAD: &str = "LD_PRELOAD";
 
-/// What the command line asks for.
+/// Requests of the command line.
 pub struct Wanted<'a> {
     pub observe: bool,
     pub manage: bool,
     pub conf: &'a [String],
-    /// Whether a summary will be made.
+    /// Whether a summary will follow.
     pub keeps_runs: bool,
 }
 
-/// The variables that are set, and what must live as long as they do.
+/// The variables to set, and the resources that must live as long.
 pub struct Environment {
     config: Config,
     run: u64,
-    /// Runs are kept here where the user keeps none.
+    /// Folder of the runs if the user keeps none.
     own_history: Option<TempDir>,
     variables: Vec<(OsString, OsString)>,
 }
 
 impl Environment {
-    /// Settings: the environment's, then those of the command line.
+    /// Merges the settings: the environment's, then those of the command line.
     ///
     /// # Errors
-    /// What is wrong with them, in the library's words.
+    /// Invalid settings, in the library's words.
     pub fn new(wanted: &Wanted<'_>) -> Result<Environment, Failure> {
         let inherited = match std::env::var(VARIABLE) {
             Ok(text) => text,
@@ -75,7 +75,7 @@ impl Environment {
             add(format!("history:{}", folder.path().display()));
         }
         config = Config::parse(&conf).map_err(Failure::new)?;
-        // The program may go to another folder before it writes there.
+        // The program may change its folder before it writes there.
         if let Some(folder) = config.history.as_mut()
             && folder.is_relative()
         {
@@ -88,53 +88,53 @@ impl Environment {
             conf = format!("{conf},history:{}", absolute.display());
             *folder = absolute;
         }
-        // Below 2^53, so that it stays itself in everybody's JSON.
+        // Below 2^53, so that every JSON reader keeps it exact.
         let fresh = || std::collections::hash_map::RandomState::new().build_hasher().finish() >> 11;
-        // Within another run its processes are of that one too, which sums them up with all others.
+        // Within another run, its processes belong to that run too, whose summary covers them all.
         let run = Process::current().run.unwrap_or_else(fresh);
         let variables =
             vec![(VARIABLE.into(), conf.into()), (RUN_VARIABLE.into(), run.to_string().into())];
         Ok(Environment { config, run, own_history, variables })
     }
 
-    /// Whether calls of the driver are asked for.
+    /// Whether the settings ask for calls of the driver.
     pub fn needs_driver_library(&self) -> bool {
         self.config.preload.driver
     }
 
-    /// Puts the libraries into the program.
+    /// Adds the libraries to LD_PRELOAD.
     pub fn preload(&mut self, libraries: &Libraries) {
         let before = std::env::var_os(PRELOAD).unwrap_or_default();
         self.variables.push((PRELOAD.into(), preloaded(&before, libraries)));
     }
 
-    /// What is to be set.
+    /// The variables to set.
     pub fn variables(&self) -> &[(OsString, OsString)] {
         &self.variables
     }
 
-    /// The number that the processes' records have.
+    /// The run number in the processes' records.
     pub fn run(&self) -> u64 {
         self.run
     }
 
-    /// What they are configured with.
+    /// The processes' configuration.
     pub fn config(&self) -> &Config {
         &self.config
     }
 
-    /// Where their runs are kept.
+    /// Folder of their runs.
     pub fn history(&self) -> Option<&Path> {
         self.config.history.as_deref()
     }
 
-    /// A folder of ours that processes may still write to stays; where it is.
+    /// Keeps our own folder, which processes may still write to; returns its path.
     pub fn leave_history(&mut self) -> Option<PathBuf> {
         self.own_history.take().map(TempDir::keep)
     }
 }
 
-/// A folder for the runs of a user who keeps none.
+/// A folder for the runs if the user keeps none.
 fn own_history() -> Option<TempDir> {
     let usual = std::env::temp_dir();
     // A comma ends an entry of the configuration.
@@ -156,8 +156,8 @@ fn own_history() -> Option<TempDir> {
     }
 }
 
-/// LD_PRELOAD with ours in it: in front of what is there, so that no other library answers a call
-/// before us; but behind a sanitizer's runtime, which must be the first.
+/// LD_PRELOAD with our libraries: in front of the others, so that no other library gets a call
+/// before us; but behind a sanitizer's runtime, which must be first.
 fn preloaded(before: &OsStr, libraries: &Libraries) -> OsString {
     let is_separator = |byte: &u8| matches!(byte, b':' | b' ' | b'\t' | b'\n');
     let words = before.as_bytes().split(is_separator).filter(|word| !word.is_empty());

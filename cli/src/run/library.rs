@@ -1,4 +1,4 @@
-//! Where libgruyere.so is.
+//! Location of libgruyere.so.
 #![deny(unsafe_code)]
 
 use std::os::unix::ffi::OsStrExt as _;
@@ -7,18 +7,18 @@ use std::path::{Path, PathBuf};
 use super::elf::{self, Kind};
 use crate::failure::Failure;
 
-/// Names a library, as for the Python package.
+/// Path of a library, as for the Python package.
 pub const VARIABLE: &str = "GRUYERE_LIBRARY";
-/// The library.
+/// File name of the library.
 pub const NAME: &str = "libgruyere.so";
-/// What it needs for calls of the driver.
+/// File name of the library for calls of the driver.
 pub const DRIVER_NAME: &str = "libgruyere_driver.so";
 
-/// What no other library has, of the first and of the second.
+/// Symbols unique to the first and to the second.
 const SYMBOL: &str = "gruyere_version";
 const DRIVER_SYMBOL: &str = "cuGetProcAddress_v2";
 
-/// What goes into the program.
+/// The libraries to preload.
 #[derive(Debug)]
 pub struct Libraries {
     /// libgruyere.so.
@@ -27,10 +27,10 @@ pub struct Libraries {
     pub driver: Option<PathBuf>,
 }
 
-/// Finds them: `chosen`, else what the environment names, else what was installed.
+/// Finds the libraries: `chosen`, else the environment's, else the installed one.
 ///
 /// # Errors
-/// It is not there, or cannot be put into a program.
+/// The library is missing, or cannot be preloaded.
 pub fn find(chosen: Option<&Path>, with_driver: bool) -> Result<Libraries, Failure> {
     let named = chosen.map(|path| (path.to_owned(), "--library".to_owned())).or_else(|| {
         let path = std::env::var_os(VARIABLE).filter(|path| !path.is_empty())?;
@@ -63,10 +63,10 @@ pub fn find(chosen: Option<&Path>, with_driver: bool) -> Result<Libraries, Failu
     Ok(Libraries { library, driver })
 }
 
-/// `preload:driver` needs the second library, which comes with the first.
+/// `preload:driver` needs the second library, which is installed with the first.
 fn beside(library: &Path) -> Result<PathBuf, Failure> {
     let file = library.with_file_name(DRIVER_NAME);
-    // `cargo run` leaves the one in deps, and the other above.
+    // `cargo run` leaves the first in deps, and the second above.
     let above = library.parent().and_then(Path::parent).map(|folder| folder.join(DRIVER_NAME));
     let found = std::iter::once(file.clone()).chain(above).find(|file| file.is_file());
     let Some(found) = found else {
@@ -79,9 +79,9 @@ fn beside(library: &Path) -> Result<PathBuf, Failure> {
     usable(&found, "found", DRIVER_SYMBOL)
 }
 
-/// Where an installation puts it, the nearest first.
+/// Places of an installation, nearest first.
 fn places() -> Vec<PathBuf> {
-    // The link that was called may be in another folder than the command.
+    // The command may be a link in another folder.
     let executable = std::env::current_exe().ok();
     let Some(folder) = executable.as_deref().and_then(Path::parent) else { return Vec::new() };
     // `cargo run` leaves the library of a dependency in deps.
@@ -101,7 +101,7 @@ fn places() -> Vec<PathBuf> {
     places
 }
 
-/// The Python package's under a prefix; of several interpreters, the newest first.
+/// The Python package's libraries under a prefix; of several interpreters, the newest first.
 fn packages(prefix: &Path) -> Vec<PathBuf> {
     let mut interpreters: Vec<(u32, PathBuf)> = ["lib", "lib64"]
         .into_iter()
@@ -119,7 +119,7 @@ fn packages(prefix: &Path) -> Vec<PathBuf> {
     interpreters.into_iter().flat_map(in_one).filter(|file| file.is_file()).collect()
 }
 
-/// The file, absolute, if a program can load it.
+/// The absolute path, if a program can load the file.
 fn usable(path: &Path, by: &str, symbol: &str) -> Result<PathBuf, Failure> {
     let name = path.display();
     let absolute = std::path::absolute(path)

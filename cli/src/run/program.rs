@@ -1,4 +1,4 @@
-//! Whether the loader will put a library into a program: what can be known before it starts.
+//! Whether the loader will load a library into a program, as far as it is known before the start.
 
 use std::ffi::{CString, OsStr};
 use std::io::Read as _;
@@ -8,12 +8,12 @@ use std::path::{Path, PathBuf};
 
 use super::elf::{self, Kind};
 
-/// What was found.
+/// Result of the check.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Finding {
-    /// Nothing stands in the way.
+    /// No obstacle.
     Fine,
-    /// This program will not have the library; those that it starts may.
+    /// This program will not load the library; programs that it starts may.
     Doubtful(String),
     /// It cannot work, for this program and all that it starts.
     Impossible(String),
@@ -21,7 +21,7 @@ pub enum Finding {
 
 /// Examines `program`, as execvp would find it, and the interpreter of a script.
 pub fn examine(program: &OsStr) -> Finding {
-    // What is not there says so when it is executed.
+    // A missing program fails with its own message when executed.
     let Some(path) = find(program) else { return Finding::Fine };
     match interpreter(&path) {
         Some(interpreter) => match of_file(&interpreter) {
@@ -75,22 +75,22 @@ fn is_executable(file: &Path) -> bool {
     file.metadata().is_ok_and(|facts| facts.is_file() && facts.permissions().mode() & 0o111 != 0)
 }
 
-/// The first line of a script names it.
+/// The interpreter in a script's first line.
 fn interpreter(script: &Path) -> Option<PathBuf> {
     let mut start = Vec::new();
-    // Longer lines the kernel cuts too (BINPRM_BUF_SIZE).
+    // The kernel cuts longer lines too (BINPRM_BUF_SIZE).
     std::fs::File::open(script).ok()?.take(256).read_to_end(&mut start).ok()?;
     let line = start.strip_prefix(b"#!")?.split(|&byte| byte == b'\n').next()?;
     let word = line.trim_ascii().split(|byte| byte.is_ascii_whitespace()).next()?;
     (!word.is_empty()).then(|| PathBuf::from(std::ffi::OsString::from_vec(word.to_vec())))
 }
 
-/// Rights that this file would give us beyond our own: with them the loader trusts no environment.
+/// Privileges that this file would add to ours: with them, the loader ignores the environment.
 fn privilege(path: &Path) -> Option<&'static str> {
     let facts = path.metadata().ok()?;
     let name = CString::new(path.as_os_str().as_bytes()).ok()?;
-    // SAFETY: a NUL-terminated name; all-zero is a valid value, which the call writes; no value of
-    // the attribute is asked for.
+    // SAFETY: a NUL-terminated name; all-zero is a valid value, which the call writes; the
+    // attribute is queried without a buffer for its value.
     let (without_rights, user, group, has_capabilities) = unsafe {
         let mut system: libc::statvfs = std::mem::zeroed();
         let known = libc::statvfs(name.as_ptr(), &mut system) == 0;
@@ -105,7 +105,7 @@ fn privilege(path: &Path) -> Option<&'static str> {
     privilege_of(facts.mode(), (owner, owners), (user, group), has_capabilities)
 }
 
-/// Rights by mode and owner, for a user.
+/// Privileges by mode and owner, for a user.
 fn privilege_of(
     mode: u32,
     (owner, owners): (u32, u32),

@@ -1,4 +1,4 @@
-//! What the processes of a run did with device memory, told when it is over.
+//! Summary of a finished run: the device memory of its processes.
 #![deny(unsafe_code)]
 
 use std::fmt::Write as _;
@@ -19,7 +19,7 @@ use crate::target::Folder;
 /// How a process of the run ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
-    /// It kept its run, and took its record away.
+    /// The process kept its run, and removed its record.
     Clean,
     /// Its record is left.
     Killed,
@@ -33,22 +33,22 @@ struct Process {
     end: End,
 }
 
-/// What keeps a summary from being all there is to tell.
+/// Reasons why a summary may be incomplete.
 #[derive(Clone, Copy, Debug, Default)]
 struct Doubts {
-    /// No run is kept, so that processes that ended well have left nothing.
+    /// No run is kept, so processes that ended well have left nothing.
     no_history: bool,
     /// Records that could not be read.
     unreadable: usize,
-    /// torch is told to map its memory itself.
+    /// The settings make torch map its memory itself.
     maps_by_itself: bool,
 }
 
-/// Why memory is not seen that torch is told to map.
+/// Message: why memory that torch maps itself is not seen.
 const MAPS_BY_ITSELF: &str = "torch's expandable segments (PYTORCH_ALLOC_CONF) map memory by \
                               themselves, past every allocation call";
 
-/// Longest command line that is shown.
+/// The longest command line shown.
 const COMMAND: usize = 100;
 
 /// Prints the summary.
@@ -60,7 +60,7 @@ pub fn print(environment: &mut Environment, folder: &Folder) {
     };
     let processes = collect(environment, folder, &mut doubts);
     let text = text(&processes, environment.config(), doubts);
-    // Nobody reading is no trouble.
+    // A missing reader is not an error.
     let _ = write!(io::stderr(), "{text}");
     if processes.iter().any(|process| process.end == End::Runs)
         && let Some(kept) = environment.leave_history()
@@ -76,7 +76,7 @@ pub fn print(environment: &mut Environment, folder: &Folder) {
     }
 }
 
-/// The run's processes: those whose record is there tell more than what they have kept.
+/// The run's processes: an existing record says more than the kept run.
 fn collect(environment: &Environment, folder: &Folder, doubts: &mut Doubts) -> Vec<Process> {
     let is_ours = |run: &Run| run.gruyere_run == Some(environment.run());
     let mut processes: Vec<Process> = Vec::new();
@@ -121,13 +121,13 @@ fn collect(environment: &Environment, folder: &Folder, doubts: &mut Doubts) -> V
     processes
 }
 
-/// What its settings say of a process.
+/// A process's mode, by its settings.
 fn mode(run: &Run) -> &'static str {
     match Config::parse(&run.configuration).map(|config| config.preload.mode) {
         Ok(PreloadMode::Observe) => "observed",
         Ok(PreloadMode::Off) => "off",
         Ok(PreloadMode::Auto | PreloadMode::Manage) => "managed",
-        // Cut to what the record has room for.
+        // Cut to the space in the record.
         Err(_) => "?",
     }
 }
@@ -204,7 +204,7 @@ fn text(processes: &[Process], config: &Config, doubts: Doubts) -> String {
     out
 }
 
-/// Why there is nothing to tell.
+/// Why there is nothing to report.
 fn nothing_was_seen(
     line: &mut impl FnMut(std::fmt::Arguments<'_>),
     config: &Config,
@@ -249,7 +249,7 @@ fn nothing_was_seen(
     }
 }
 
-/// Whether torch is told to map its memory itself.
+/// Whether the settings make torch map its memory itself.
 fn uses_expandable_segments() -> bool {
     ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"].iter().any(|name| {
         let conf = std::env::var(name).unwrap_or_default().to_lowercase().replace(' ', "");

@@ -1,9 +1,9 @@
-//! Which signals this process found ignored when it started: the program must find them so too
+//! Signals that this process inherited as ignored: the program must inherit them as ignored too
 //! (`nohup`, a shell's `&`).
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Whether SIGPIPE was ignored. Rust's start-up ignores it before `main`, so this is asked earlier.
+/// Whether SIGPIPE was ignored. Rust's start-up ignores it before `main`, so we check earlier.
 ///
 /// ```text
 ///   false -> true    the initialiser below, before there is a second thread

@@ -1,4 +1,4 @@
-//! What the screen says, and what keys do to it: no terminal, no drawing.
+//! State of the screen, and its response to keys: no terminal, no drawing.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
@@ -21,38 +21,38 @@ use crate::ending::Ending;
 use crate::follow::{Follower, Life};
 use crate::sites::{Order, SeldomRead};
 
-/// A device of a process: its record, and its number there.
+/// A device of a process: the path of the record, and the device's number in it.
 pub type Key = (PathBuf, u32);
 
-/// A line of the table.
+/// Row of the table.
 #[derive(Clone, Debug)]
 pub struct Row {
-    /// Which it is.
+    /// Identity of the row.
     pub key: Key,
-    /// Whose it is.
+    /// The process.
     pub process: Process,
-    /// How it stands with the process.
+    /// State of the process.
     pub life: Life,
-    /// How it ended, and what is left of it.
+    /// How the process ended, and what is left of it.
     pub ending: Option<Ending>,
     /// The device's numbers.
     pub snapshot: DeviceSnapshot,
-    /// The highest live memory of the last step, or of the last minute where no steps are marked.
+    /// The highest live bytes of the last step, or of the last minute if no steps are marked.
     pub peak: u64,
-    /// Bytes allocated a second.
+    /// Bytes allocated per second.
     pub rate: Option<f64>,
-    /// When its memory will have run out.
+    /// Forecast of out of memory.
     pub forecast: Forecast,
 }
 
 impl Row {
-    /// What metrics go by.
+    /// Input of the metrics.
     pub fn facts(&self) -> Facts<'_> {
         Facts { device: &self.snapshot, rate: self.rate, forecast: self.forecast }
     }
 }
 
-/// One look at a device, for the small graphs.
+/// A sample of a device, for the small graphs.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Tick {
     /// Seconds since 1970.
@@ -63,14 +63,14 @@ pub struct Tick {
     pub reserved: u64,
     /// Lost / held.
     pub fragmentation: f64,
-    /// Bytes allocated a second.
+    /// Bytes allocated per second.
     pub rate: f64,
 }
 
-/// Looks that are remembered: ten minutes at two a second.
+/// Samples kept: ten minutes at two per second.
 const TICKS: usize = 1200;
 
-/// The part of the run that the graph shows.
+/// The time span of the graph.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Span {
     /// From its start.
@@ -85,7 +85,7 @@ pub enum Span {
 }
 
 impl Span {
-    /// Seconds; `None`: all.
+    /// Seconds; `None`: the whole run.
     pub fn seconds(self) -> Option<f64> {
         match self {
             Self::Run => None,
@@ -115,83 +115,83 @@ impl Span {
     }
 }
 
-/// What fills the screen.
+/// Content of the screen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum View {
     /// The table and the graphs.
     #[default]
     Main,
-    /// All of one process.
+    /// A single process in full.
     Detail,
     /// The keys.
     Help,
 }
 
-/// What a key asks for.
+/// Effect of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flow {
-    /// Nothing but drawing.
+    /// Redraw only.
     Stay,
-    /// A look at once.
+    /// Read now.
     Look,
-    /// Processes that died are to go.
+    /// Drop the processes that died.
     ForgetDead,
-    /// The job is to stop, until it is woken up.
+    /// Stop the job until it is continued.
     Stop,
-    /// The end.
+    /// Quit.
     Quit,
 }
 
 /// The screen's state.
 pub struct App {
-    /// Lines of the table, in order.
+    /// Rows of the table, in order.
     pub rows: Vec<Row>,
-    /// What the table is sorted by.
+    /// Sort order of the table.
     pub sort: Sort,
-    /// The other way round.
+    /// Whether the order is reversed.
     pub is_reversed: bool,
-    /// What the user sorts lines of the program by; `None`: by growth where the device grows.
+    /// The user's order of program lines; `None`: by growth if the device grows.
     pub lines_by: Option<Order>,
-    /// Nothing is read while it is.
+    /// While paused, nothing is read.
     pub is_paused: bool,
-    /// What fills the screen.
+    /// Content of the screen.
     pub view: View,
-    /// Lines of the detail that are above the screen.
+    /// Lines of the detail view scrolled off the top.
     pub scroll: u16,
-    /// The part of the run that the graph shows.
+    /// The time span of the graph.
     pub span: Span,
-    /// Between two looks.
+    /// Time between two samples.
     pub interval: Duration,
-    /// How things look.
+    /// Colours and weights.
     pub theme: Theme,
     /// The timeline of the chosen device.
     pub timeline: Vec<TimelineEntry>,
-    /// What is read of the chosen process only.
+    /// Data read for the chosen process only.
     pub details: Details,
-    /// Records of processes that had ended before.
+    /// Number of records whose processes ended before the start.
     pub old: usize,
-    /// Records of other users, which are not read.
+    /// Number of other users' records, which are not read.
     pub foreign: usize,
-    /// Why records could not be read.
+    /// Errors of records that could not be read.
     pub trouble: Vec<String>,
-    /// This machine.
+    /// Name of this machine.
     pub host: String,
     chosen: Option<Key>,
     /// The device that runs out of memory soonest.
     sick: Option<Key>,
-    /// Its lines, where another one is chosen.
+    /// Its lines and verdict, if another device is chosen.
     sick_lines: SeldomRead<(Vec<Line>, Verdict)>,
-    /// What is said of it above all.
+    /// The sentence at the top about it.
     pub alarm: Option<String>,
-    /// Below it, of one that has ended: what to do, and where to look.
+    /// Below the alarm, for an ended process: remedies and places to look.
     pub next: Vec<String>,
-    /// What grew at the last look at which anything did.
+    /// Growth at the last sample with any growth.
     grew: Option<Grew>,
     ticks: BTreeMap<Key, VecDeque<Tick>>,
 }
 
 impl App {
-    /// Before the first look.
+    /// State before the first sample.
     pub fn new(sort: Sort, interval: Duration, theme: Theme) -> Self {
         Self {
             rows: Vec::new(),
@@ -220,13 +220,13 @@ impl App {
         }
     }
 
-    /// The chosen row; where none was chosen, or the chosen one is gone: the one that runs out of
+    /// The chosen row; if none is chosen, or the chosen row is gone, the row that runs out of
     /// memory soonest, or the first.
     pub fn chosen(&self) -> Option<&Row> {
         self.rows.get(self.chosen_at())
     }
 
-    /// Its place in the table.
+    /// Position of the chosen row in the table.
     pub fn chosen_at(&self) -> usize {
         let place = |key: &Option<Key>| {
             let key = key.as_ref()?;
@@ -240,29 +240,29 @@ impl App {
         self.rows.iter().find(|row| Some(&row.key) == self.sick.as_ref())
     }
 
-    /// Whether that is the chosen one.
+    /// Whether the sick row is the chosen row.
     pub fn sick_is_chosen(&self) -> bool {
         self.sick.is_some() && self.sick.as_ref() == chosen_key(self)
     }
 
-    /// What lines of the program are sorted by.
+    /// Order of the program lines.
     pub fn order_of_lines(&self) -> Order {
         let grows = || self.chosen().is_some_and(|row| sick::growth(row).is_some());
         self.lines_by.unwrap_or_else(|| if grows() { Order::Growth } else { Order::Bytes })
     }
 
-    /// The latest looks at the chosen device, the oldest first.
+    /// Samples of the chosen device, oldest first.
     pub fn ticks(&self) -> impl DoubleEndedIterator<Item = &Tick> {
         self.chosen().and_then(|row| self.ticks.get(&row.key)).into_iter().flatten()
     }
 
-    /// Looks at a device that were made elsewhere.
+    /// Adds samples of a device made elsewhere.
     #[cfg(test)]
     pub fn remember(&mut self, key: Key, ticks: impl Iterator<Item = Tick>) {
         self.ticks.insert(key, ticks.collect());
     }
 
-    /// Takes in what was read.
+    /// Takes in what the follower read.
     pub fn update(&mut self, follower: &Follower, now: Instant) {
         if self.is_paused {
             return;
@@ -274,11 +274,12 @@ impl App {
         self.trouble = follower.trouble().map(str::to_owned).collect();
         let before = std::mem::take(&mut self.rows);
         for (path, followed) in follower.followed() {
-            // A process that has used no device yet is there all the same, with its first.
+            // A process that has used no device yet still has a row, with its first device.
             let first = followed.devices.first().filter(|_| followed.used().next().is_none());
             for device in followed.used().chain(first) {
                 let key = (path.clone(), device.snapshot.device);
-                // One that left no record stays as it was seen last: at its end all may be freed.
+                // An ended process without a record keeps its last sample: at its end all memory
+                // may be freed.
                 let is_gone = followed.ending.as_ref().is_some_and(|end| end.record.is_none());
                 if let Some(row) = before.iter().find(|row| is_gone && row.key == key) {
                     let (life, ending) = (followed.life, followed.ending.clone());
@@ -343,8 +344,8 @@ impl App {
         self.sick_lines = seldom;
     }
 
-    /// Finds the row that runs out of memory soonest; of none that does, the one that ran out or
-    /// died last. It comes first where that is the order.
+    /// Finds the row that runs out of memory soonest; failing that, the row that ran out or died
+    /// last. In the default order, it comes first.
     pub fn arrange(&mut self) {
         let (sort, is_reversed) = (self.sort, self.is_reversed);
         let first = sick::soonest(&self.rows, self.sick.as_ref())
@@ -361,8 +362,8 @@ impl App {
         }
     }
 
-    /// Writes the sentence above all; `other`: lines and verdict of the sick device, where another
-    /// is chosen.
+    /// Writes the sentence at the top; `other`: lines and verdict of the sick device, if another
+    /// device is chosen.
     pub fn raise_alarm(&mut self, other: Option<(&[Line], &Verdict)>) {
         let unknown = (&[][..], &Verdict::default());
         let (lines, verdict) = match self.sick_is_chosen() {
@@ -384,7 +385,7 @@ impl App {
         self.alarm = said;
     }
 
-    /// What a key does.
+    /// Handles a key.
     pub fn key(&mut self, key: KeyEvent) -> Flow {
         let with_control = key.modifiers.contains(KeyModifiers::CONTROL);
         match (key.code, self.view) {
@@ -459,5 +460,5 @@ fn chosen_key(app: &App) -> Option<&Key> {
     app.chosen().map(|row| &row.key)
 }
 
-/// The longest time between two looks that a key makes.
+/// The longest interval that keys can set.
 const LONGEST: Duration = Duration::from_secs(10);

@@ -1,4 +1,4 @@
-//! The columns of the table: what they say, how wide they are, and what sorting by one means.
+//! Columns of the table: their text, their width, and the order they sort by.
 
 use std::cmp::Ordering;
 
@@ -41,14 +41,14 @@ pub enum Sort {
 }
 
 impl Sort {
-    /// The next one.
+    /// The next order.
     pub fn next(self) -> Self {
         let all = Self::value_variants();
         let at = all.iter().position(|sort| *sort == self).unwrap_or(0);
         all[(at + 1) % all.len()]
     }
 
-    /// The column that it sorts by.
+    /// The column of this order.
     pub fn column(self) -> Column {
         match self {
             Self::Sick | Self::Rank => Column::Rank,
@@ -66,7 +66,7 @@ impl Sort {
 
     /// The order of two rows.
     pub fn compare(self, a: &Row, b: &Row) -> Ordering {
-        // Those without a value come last.
+        // Rows without a value come last.
         let least = |metric: Metric| {
             let value = |row: &Row| metric.value(&row.facts()).unwrap_or(f64::INFINITY);
             value(a).total_cmp(&value(b))
@@ -87,7 +87,7 @@ impl Sort {
             Self::Rate => most(Metric::Rate),
             Self::OomIn => least(Metric::OomIn),
         };
-        // Those without a rank come last.
+        // Rows without a rank come last.
         let rank = |row: &Row| row.process.rank.unwrap_or(u64::MAX);
         let name = |row: &Row| (rank(row), row.process.pid, row.key.clone());
         by.then_with(|| name(a).cmp(&name(b)))
@@ -111,7 +111,7 @@ pub enum Column {
     Peak,
     /// Bytes held.
     Held,
-    /// A bar: live, peak and held, of the ceiling.
+    /// A bar of live, peak and held bytes against the ceiling.
     Bar,
     /// Held and free in whole pages.
     Idle,
@@ -119,16 +119,16 @@ pub enum Column {
     Fragmentation,
     /// The largest satisfiable request.
     Largest,
-    /// Bytes allocated a second.
+    /// Bytes allocated per second.
     Rate,
     /// Time to out of memory.
     OomIn,
-    /// What runs, or how it ended.
+    /// The command, or how the process ended.
     Command,
 }
 
 impl Column {
-    /// The columns for a screen of this width, in order. The last takes what is left.
+    /// The columns for a screen of this width, in order. The last takes the remaining width.
     pub fn fitting(width: u16) -> Vec<Column> {
         use Column::*;
         let wide = [
@@ -148,11 +148,11 @@ impl Column {
             Command,
         ];
         let mut columns = wide.to_vec();
-        // What goes first where there is no room. The bar shows what IDLE can't: what a step needs
-        // again and again of what is idle in between.
+        // Columns to drop, in order, if there is no room. The bar shows what IDLE cannot: which
+        // idle memory each step needs again.
         for gone in [Rate, Idle, Step, Bar, Largest, Command, Peak] {
             let used: u16 = columns.iter().map(|column| column.width() + 1).sum();
-            // Fewer cells say nothing of a command.
+            // Fewer cells cannot show a command.
             let command = if columns.contains(&Command) { COMMAND } else { 0 };
             if used + command <= width {
                 break;
@@ -162,7 +162,7 @@ impl Column {
         columns
     }
 
-    /// Cells; 0 for the one that takes what is left.
+    /// Width in cells; 0 for the column that takes the rest.
     pub fn width(self) -> u16 {
         match self {
             Self::Pid => 7,
@@ -198,12 +198,12 @@ impl Column {
         }
     }
 
-    /// Whether it is numbers, which stand to the right.
+    /// Whether the column holds numbers, which align right.
     pub fn is_number(self) -> bool {
         !matches!(self, Self::Bar | Self::Command)
     }
 
-    /// What it says of a row; nothing for the bar.
+    /// The cell's text for a row; empty for the bar.
     pub fn text(self, row: &Row) -> String {
         let metric = |metric: Metric| {
             let value = metric.value(&row.facts());
@@ -238,7 +238,7 @@ impl Column {
     }
 }
 
-/// The least that is left for the command.
+/// Minimum width of the command.
 const COMMAND: u16 = 10;
 
 /// A forecast in a few cells.

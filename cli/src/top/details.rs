@@ -1,5 +1,5 @@
-//! What is read of the chosen process only: its slabs by size class, who holds blocks on which
-//! stream and from which line of the program, and its latest events.
+//! Data read for the chosen process only: slabs by size class, live blocks by stream and by line of
+//! the program, and the latest events.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -16,17 +16,16 @@ use super::verdict::Verdict;
 use crate::follow::Followed;
 use crate::sites::{auto_by_phase, is_due, shares_of_phases};
 
-/// Events that are shown at most.
+/// The most events shown.
 const EVENTS: usize = 200;
-/// Lines of the program that are kept, of those that hold most and of those that grow most.
+/// Lines of the program kept: of the largest, and of the fastest growing.
 const LINES: usize = 20;
-/// Between two looks at the segments.
+/// Time between two reads of the segments.
 const SEGMENTS_EVERY: Duration = Duration::from_secs(2);
 
-/// Blocks or slabs of one kind.
+/// Sum over blocks or slabs of a kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sum {
-    /// How many.
     pub count: u64,
     /// Their bytes.
     pub bytes: u64,
@@ -38,43 +37,43 @@ impl Sum {
     }
 }
 
-/// What is known of the chosen device.
+/// Data of the chosen device.
 #[derive(Debug, Default)]
 pub struct Details {
-    /// Slabs by the size of their slots.
+    /// Slabs by slot size.
     pub slabs: BTreeMap<u64, Sum>,
-    /// Segments that are no slabs, by their kind's number.
+    /// Segments other than slabs, by the number of their kind.
     pub segments: BTreeMap<u8, Sum>,
-    /// Live blocks by stream, those with the most bytes first.
+    /// Live blocks by stream, largest sum first.
     pub streams: Vec<(u32, Sum)>,
-    /// What was live when the blocks were looked at.
+    /// Live bytes when the blocks were read.
     pub live: u64,
-    /// What the lines of the program hold; `None`: the record keeps no sites.
+    /// Live bytes by line of the program; `None`: the record keeps no sites.
     pub lines: Option<Vec<Line>>,
-    /// What its memory comes to.
+    /// Verdict on the device's memory.
     pub verdict: Verdict,
-    /// Of the blocks without a lifetime, what the program was doing; `None`: not known.
+    /// Phases of the blocks without a lifetime; `None`: unknown.
     pub auto: Option<String>,
-    /// When the blocks were looked at.
+    /// When the blocks were read.
     pub streams_at: Option<Instant>,
-    /// The latest events that are no mallocs and no frees, the oldest first.
+    /// The latest events other than mallocs and frees, oldest first.
     pub events: VecDeque<Event>,
-    /// Events of the kind that were overwritten before they could be read.
+    /// Such events lost: overwritten before we could read them.
     pub lost: u64,
-    /// What turns their ticks into time.
+    /// Converts their ticks to time.
     pub scale: Option<Scale>,
-    /// How long the driver's calls took the process, on all its devices.
+    /// Time the process spent in driver calls, over all its devices.
     pub calls: Vec<CallTime>,
     key: Option<Key>,
     cursor: Cursor,
     segments_at: Option<Instant>,
     took: Duration,
-    /// It was looked at after the process's end: nothing changes any more.
+    /// Read after the process ended: final.
     is_final: bool,
 }
 
 impl Details {
-    /// Looks at what is due of the device `key` of a process.
+    /// Reads what is due of the device `key`.
     pub fn look(&mut self, key: &Key, followed: &Followed, now: Instant) {
         let reader = &followed.reader;
         let is_seen = self.key.as_ref() == Some(key);
@@ -82,7 +81,7 @@ impl Details {
             *self = Self { key: Some(key.clone()), ..Self::default() };
         }
         if let Some(ending) = &followed.ending {
-            // Of one that left no record, what was seen while it ran is more than what is there.
+            // For a process that left no record, the last live sample says more than the remains.
             if self.is_final || (is_seen && ending.record.is_none()) {
                 return;
             }
@@ -95,7 +94,7 @@ impl Details {
         self.calls = self.scale.map_or_else(Vec::new, scaled);
         let is_first = self.cursor == Cursor::default();
         let events = reader.rare_events(&mut self.cursor);
-        // What was before the first look is not lost: nobody wanted it.
+        // Events from before the first read do not count as lost.
         self.lost += if is_first { 0 } else { events.lost };
         self.events
             .extend(events.entries.into_iter().filter(|event| u32::from(event.device) == device));
@@ -127,7 +126,7 @@ impl Details {
             (self.lines, self.auto) = (None, None);
             self.verdict = Verdict::read(reader, device);
             let snapshot = reader.device(device).unwrap_or_default();
-            // Blocks come and go while they are read; and a record may say anything.
+            // Blocks come and go during the read, and a record may hold any number: saturate.
             let sum = live.iter().fold(0u64, |sum, block| sum.saturating_add(block.size));
             self.live = snapshot.live.max(sum);
             if reader.keeps_sites() {

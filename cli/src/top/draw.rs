@@ -1,5 +1,4 @@
-//! Puts the state into a frame: where the panels are on a screen of any size, the table and the
-//! help.
+//! Draws the state into a frame: the table, the help, and the layout of panels for any screen size.
 
 use gruyere_record::plain;
 use gruyere_record::watch::Duration;
@@ -21,12 +20,11 @@ use crate::follow::Life;
 
 /// From this width on, panels stand side by side.
 const WIDE: u16 = 100;
-/// And from this one on, three of them.
+/// From this width on, three panels stand side by side.
 const VERY_WIDE: u16 = 150;
-/// Lower ones have no room for the lines of the program below panels that stand side by side.
+/// Lower screens have no room for program lines below panels that stand side by side.
 const TALL: u16 = 24;
 
-/// Draws all of it.
 pub fn draw(frame: &mut Frame, app: &mut App) {
     let area = frame.area();
     if area.width < 20 || area.height < 4 {
@@ -152,7 +150,7 @@ fn main(frame: &mut Frame, area: Rect, app: &App) {
         return;
     }
     let area = alarm(frame, area, app);
-    // The table takes what it needs, up to a third; all of it where there is no room for more.
+    // The table takes what it needs, up to a third; all of the height if nothing else fits.
     let rows = app.rows.len() as u16 + 1;
     let most =
         if area.height < 14 { area.height.saturating_sub(1) } else { (area.height / 3).max(4) };
@@ -181,7 +179,7 @@ fn main(frame: &mut Frame, area: Rect, app: &App) {
     }
 }
 
-/// Who runs out of memory soonest, above all else; what is left of the area.
+/// The alarm at the top: the process that runs out of memory soonest. Returns the rest of the area.
 fn alarm(frame: &mut Frame, area: Rect, app: &App) -> Rect {
     let (Some(text), Some(row)) = (&app.alarm, app.sick()) else { return area };
     let is_soon = row.forecast.seconds().is_some_and(|seconds| seconds < panels::SOON);
@@ -191,13 +189,13 @@ fn alarm(frame: &mut Frame, area: Rect, app: &App) -> Rect {
     if row.ending.is_none() {
         let mut line = Line::styled(format!(" {}", plain(text)), style);
         let remedy = format!("  What to do: gruyere post {}", row.process.pid);
-        // Of the chosen one it stands below the table.
+        // The chosen row's remedy stands below the table.
         if !app.sick_is_chosen() && line.width() + remedy.len() < width {
             line.push_span(Span::styled(remedy, app.theme.dim()));
         }
         lines.push(cut(line, width));
     } else {
-        // Of one that has ended nothing else is as much wanted.
+        // For an ended process, nothing else matters as much.
         lines
             .extend(wrap(&plain(text), width, 2).into_iter().map(|text| Line::styled(text, style)));
         let next = app.next.iter().flat_map(|text| wrap(&plain(text), width, 2));
@@ -210,16 +208,16 @@ fn alarm(frame: &mut Frame, area: Rect, app: &App) -> Rect {
     rest
 }
 
-/// Lines of each sentence of a verdict at most: an advice takes three at 80 columns.
+/// The most lines of a sentence in a verdict: a remedy takes three at 80 columns.
 const SENTENCE: usize = 3;
-/// A screen with less room below the table keeps it for the lines of the program and the graph.
+/// With less height below the table, program lines and graph take all of it.
 const LEAST_BELOW: u16 = 11;
 
-/// What the memory of the chosen process comes to and what to do about it, before all its figures;
-/// what is left of the area.
+/// The verdict on the chosen process, with its remedy, before the figures. Returns the rest of the
+/// area.
 fn verdict(frame: &mut Frame, area: Rect, app: &App) -> Rect {
     let Some(row) = app.chosen() else { return area };
-    // Of one that has ended the lines above all have said it.
+    // The alarm at the top already says this for an ended process.
     if area.height < LEAST_BELOW || (row.ending.is_some() && app.sick_is_chosen()) {
         return area;
     }
@@ -233,12 +231,12 @@ fn verdict(frame: &mut Frame, area: Rect, app: &App) -> Rect {
     rest
 }
 
-/// Lines of the panels, headings included.
+/// Heights of the panels, headings included.
 const SIZES: u16 = 10;
 fn lifetimes_height(app: &App) -> u16 {
     8 + u16::from(app.details.auto.is_some())
 }
-/// Of the lines of the program, a few; where none are known, the one that says so.
+/// Height for a few program lines; if none are known, for the line that says so.
 fn lines_height(app: &App) -> u16 {
     app.details.lines.as_ref().map_or(1, |lines| lines.len().clamp(1, 8) as u16 + 1)
 }
@@ -307,13 +305,12 @@ fn wide(frame: &mut Frame, area: Rect, app: &App) {
     }
 }
 
-/// What a graph needs, and the least of it; the least of the lines of the program. Headings
-/// included.
+/// Preferred and minimum height of a graph; minimum height of the program lines. Headings included.
 const GRAPH: u16 = 8;
 const LEAST_GRAPH: u16 = 5;
 const LEAST_LINES: u16 = 4;
 
-/// One below the other, the most wanted first, as many as fit. What grows comes before the graph.
+/// Stacks as many panels as fit, most important first. Growing lines precede the graph.
 fn narrow(frame: &mut Frame, area: Rect, app: &App) {
     type Draw = fn(&mut Frame, Rect, &App);
     let mut lines = lines_height(app);
@@ -342,7 +339,7 @@ fn narrow(frame: &mut Frame, area: Rect, app: &App) {
             shown.push((height, draw));
         }
     }
-    // What is left is the graph's.
+    // The graph takes the rest.
     let graph = if grows { 1 } else { 0 };
     if let Some(graph) = shown.get_mut(graph) {
         graph.0 += left;
@@ -376,7 +373,7 @@ fn table(frame: &mut Frame, area: Rect, app: &App) {
         chosen.saturating_sub(room.saturating_sub(1)).min(app.rows.len().saturating_sub(room));
     let commands: Vec<&str> = app.rows.iter().map(|row| &*row.process.command).collect();
     let commands = command::told_apart(&commands, last);
-    // As few lines move as can while the chosen one stays on the screen.
+    // Scrolls as little as possible to keep the chosen row on the screen.
     for (at, row) in app.rows.iter().enumerate().skip(first).take(room) {
         let is_chosen = at == chosen;
         let mut spans: Vec<Span> = Vec::new();

@@ -1,4 +1,4 @@
-//! What the screen says of processes that have ended.
+//! Tests of the screen for processes that have ended.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime};
@@ -20,7 +20,7 @@ use crate::ending::Ending;
 use crate::follow::{Follower, Life, Which};
 use crate::target::Folder;
 
-/// Rank 1 of four, which grew, and ran out of memory.
+/// Rank 1 of four, which grew and ran out of memory.
 fn ran_out() -> App {
     let mut app = app(Theme::new(false));
     let row = app.rows.iter_mut().find(|row| row.process.pid == 4201).expect("a rank");
@@ -70,14 +70,14 @@ fn one_that_ran_out_is_chosen_and_the_lines_above_all_say_what_to_do_and_where_t
         app.view = View::Detail;
         assert!(shown(&mut app, width, height).contains("More: gruyere post 4201"));
     }
-    // The page that the program left is named.
+    // The screen names the page that the program left.
     let mut app = ran_out();
     let ending = app.rows[0].ending.as_mut().expect("it ended");
     ending.page = Some(PathBuf::from("/dumps/gruyere-oom-4201-gpu1-1-x.html"));
     app.raise_alarm(None);
     let last = app.next.last().expect("a line");
     assert_eq!(last, "More: gruyere post 4201; the page: /dumps/gruyere-oom-4201-gpu1-1-x.html");
-    // One that will run out is more urgent than one that did.
+    // A forecast of out of memory is more urgent than a past one.
     app.rows.push(row(5, Life::Live, super::tests::growing(400.0)));
     app.arrange();
     app.raise_alarm(None);
@@ -95,7 +95,7 @@ fn an_empty_screen_says_where_those_that_died_are() {
 
 const BLOCKS: u64 = 10;
 
-/// The record of this process, in which a line keeps so many blocks of a GiB.
+/// The record of this process, in which a line keeps `BLOCKS` blocks of a GiB.
 fn record(folder: &std::path::Path) -> (&'static Record, impl FnOnce()) {
     let options = RecordOptions {
         directory: folder.to_owned(),
@@ -127,14 +127,14 @@ fn record(folder: &std::path::Path) -> (&'static Record, impl FnOnce()) {
     (record, free_nearly_all)
 }
 
-/// What `top` shows of the record in `folder` at a look.
+/// Text that `top` shows for the record in `folder`.
 fn look(follower: &mut Follower, app: &mut App) -> String {
     follower.look(Instant::now());
     app.update(follower, Instant::now());
     shown(app, 80, 24)
 }
 
-/// The share that the line of [`record`] is told to hold.
+/// The share displayed for the line of [`record`].
 fn share(screen: &str) -> u64 {
     let line = screen.lines().find(|line| line.contains("train.py:28")).expect("the line");
     let share = line.split_whitespace().find_map(|word| word.strip_suffix('%'));
@@ -153,7 +153,7 @@ fn one_that_ended_by_an_out_of_memory_stays_as_it_was_then() {
     record.device(0).add(DeviceGauge::OutOfMemories, 1);
     let copy = record.leave_copy().expect("written").expect("a file");
     free_nearly_all();
-    // The lines are of the look before, and so is what they are a share of.
+    // The lines are of the read before, and so is the total of their shares.
     let unwinding = look(&mut follower, &mut app);
     assert!(share(&unwinding) <= 100, "{unwinding}");
     record.close();
@@ -161,7 +161,7 @@ fn one_that_ended_by_an_out_of_memory_stays_as_it_was_then() {
     assert_eq!((share(&ended), app.rows[0].snapshot.live), (100, BLOCKS * GIB));
     let pid = std::process::id();
     assert!(ended.contains("ran out of memory") && ended.contains(&format!("gruyere post {pid}")));
-    // Until the record is swept, or the user lets go of it.
+    // The row stays until the record is swept or the user drops it.
     assert_eq!(look(&mut follower, &mut app), ended);
     assert_eq!(follower.old(), 0);
     press(&mut app, KeyCode::Char('x'));

@@ -1,4 +1,4 @@
-//! Texts in so many cells: what is cut ends in an ellipsis.
+//! Fits text into cells; an ellipsis marks a cut.
 
 use ratatui::Frame;
 use ratatui::layout::Rect;
@@ -7,7 +7,7 @@ use ratatui::widgets::{Block, Paragraph};
 
 use crate::wrap as sentences;
 
-/// `text` in exactly `width` cells (of what is no number, the end goes first).
+/// `text` in exactly `width` cells (text other than a number loses its end).
 pub fn fit(text: &str, width: usize, to_the_right: bool) -> String {
     let cells = |text: &str| Span::raw(text).width();
     let mut text = text.to_owned();
@@ -21,7 +21,7 @@ pub fn fit(text: &str, width: usize, to_the_right: bool) -> String {
     if to_the_right { room + &text } else { text + &room }
 }
 
-/// `line` in at most `width` cells; what is cut ends in an ellipsis.
+/// `line` in at most `width` cells; an ellipsis marks a cut.
 pub fn cut(mut line: Line<'_>, width: usize) -> Line<'_> {
     if line.width() <= width {
         return line;
@@ -35,7 +35,7 @@ pub fn cut(mut line: Line<'_>, width: usize) -> Line<'_> {
             spans.push(span);
             continue;
         }
-        // Without the spaces that `fit` fills up with.
+        // Without the spaces that `fit` pads with.
         let kept = if width > 0 { fit(&span.content, room + 1, false) } else { String::new() };
         let kept = kept.trim_end().to_owned();
         let mark = if kept.ends_with('…') || width == 0 { "" } else { "…" };
@@ -46,7 +46,7 @@ pub fn cut(mut line: Line<'_>, width: usize) -> Line<'_> {
     line
 }
 
-/// `text` in lines of at most `width` cells, all of them indented, at most `most` of them.
+/// `text` in at most `most` lines of at most `width` cells, all indented.
 pub fn wrap(text: &str, width: usize, most: usize) -> Vec<String> {
     let mut lines = sentences::wrap(&format!(" {text}"), width, "   ");
     let is_cut = lines.len() > most;
@@ -57,7 +57,7 @@ pub fn wrap(text: &str, width: usize, most: usize) -> Vec<String> {
     lines
 }
 
-/// Puts lines of text below each other into a block.
+/// Puts lines of text into a block, a row each.
 pub fn put(frame: &mut Frame, area: Rect, lines: Vec<Line<'_>>, block: Block<'_>) {
     let width = usize::from(block.inner(area).width);
     let lines: Vec<Line> = lines.into_iter().map(|line| cut(line, width)).collect();

@@ -1,8 +1,8 @@
-//! `gruyere top`: all processes on one screen, for as long as one likes.
+//! `gruyere top`: all processes on one screen, until the user quits.
 //!
-//! [`app`] is what the screen says and what keys do to it, without a terminal; [`draw`] puts it
-//! into a buffer; [`details`] reads of the chosen process what is too much to read of all;
-//! [`sick`] finds who runs out of memory soonest; [`sample`] is the same for programs.
+//! [`app`] holds the state and handles keys, without a terminal; [`draw`] puts it into a buffer;
+//! [`details`] reads more of the chosen process than would be affordable for all; [`sick`] finds
+//! the process that runs out of memory soonest; [`sample`] prints the same for programs.
 
 mod app;
 mod columns;
@@ -85,14 +85,13 @@ pub struct Arguments {
     folder: Folder,
 }
 
-/// The shortest time between two looks: more would show no more, and cost.
+/// The shortest time between two samples: more would show no more, and cost.
 const SHORTEST: Duration = Duration::from_millis(100);
-/// The first sample's rates need two looks; longer apart than [`watch::Rate`] asks.
+/// The first sample's rates need two reads, further apart than [`watch::Rate`] requires.
 const RATE: Duration = Duration::from_millis(450);
-/// A screen where there is no terminal to ask.
+/// Size of the screen if there is no terminal to ask.
 const SCREEN: (u16, u16) = (120, 40);
 
-/// Runs it.
 pub fn run(arguments: &Arguments) -> Ended {
     let which = match arguments.target.as_str() {
         "all" => Which::All(arguments.folder.clone()),
@@ -124,7 +123,7 @@ pub fn run(arguments: &Arguments) -> Ended {
     watch(&mut follower, &mut app)
 }
 
-/// The size of the terminal, or what COLUMNS and LINES say, or a middling one.
+/// Size of the terminal; else COLUMNS and LINES; else a medium size.
 fn size() -> (u16, u16) {
     let variable = |name| std::env::var(name).ok().and_then(|value| value.parse::<u16>().ok());
     let asked = ratatui::crossterm::terminal::size()
@@ -136,7 +135,7 @@ fn size() -> (u16, u16) {
     (sized("COLUMNS", width), sized("LINES", height))
 }
 
-/// The screen as text, without what trails on each line.
+/// The screen as text, without trailing blanks.
 fn text(app: &mut App, (width, height): (u16, u16)) -> Result<String, Failure> {
     let cannot = |error| Failure::new(format_args!("the screen could not be drawn: {error}"));
     let mut terminal = Terminal::new(TestBackend::new(width, height)).map_err(cannot)?;
@@ -188,20 +187,21 @@ fn print_samples(follower: &mut Follower, count: Option<u64>, interval: Duration
     Ok(Exit::Fine)
 }
 
-/// Until the user quits.
+/// Watches until the user quits.
 fn watch(follower: &mut Follower, app: &mut App) -> Ended {
     let ended = Screen::take().and_then(|mut screen| turn(&mut screen, follower, app));
     match ended {
         Ok(()) => Ok(Exit::Fine),
-        // Seen here before it was heard of.
+        // The closed terminal shows here before its signal arrives.
         Err(_) if output::pause(Duration::ZERO) == Audience::Gone => signals::end(libc::SIGHUP),
         Err(error) => Err(Failure::new(format_args!("the terminal: {error}"))),
     }
 }
 
-/// Between two times that the screen is drawn, at most: who goes on after a stop sees it soon.
+/// The longest time between two drawings: after a stopped job continues, the user soon sees the
+/// screen.
 const REDRAW: Duration = Duration::from_millis(250);
-/// Between two looks, whatever is asked for.
+/// The longest time between two samples.
 const LONGEST: Duration = Duration::from_secs(86_400);
 
 fn turn(screen: &mut Screen, follower: &mut Follower, app: &mut App) -> io::Result<()> {
@@ -211,7 +211,7 @@ fn turn(screen: &mut Screen, follower: &mut Follower, app: &mut App) -> io::Resu
         if now >= next {
             follower.look(now);
             app.update(follower, now);
-            // From now, not from then: after a suspended terminal nothing is made up for.
+            // Counts from now: missed samples of a suspended terminal are not made up for.
             next = now.checked_add(app.interval).unwrap_or(now + LONGEST);
         }
         screen.draw(|frame| draw::draw(frame, app))?;
@@ -226,7 +226,7 @@ fn turn(screen: &mut Screen, follower: &mut Follower, app: &mut App) -> io::Resu
                     follower.forget_dead();
                     next = now;
                 }
-                // What was chosen is looked at at once.
+                // Reads the chosen row at once.
                 Flow::Look => next = now,
                 Flow::Stay => {}
             }

@@ -1,4 +1,4 @@
-//! The panels below the table: each draws into the area that it is given.
+//! The panels below the table; each draws into its area.
 
 use gruyere_record::histogram::bucket_floor;
 use gruyere_record::plain;
@@ -39,11 +39,11 @@ pub fn count(value: u64) -> String {
     }
 }
 
-/// A bar of `width` cells, an eighth of a cell fine, of `share` of it.
+/// A bar of `width` cells, filled to `share` in steps of an eighth of a cell.
 pub fn bar(share: f64, width: usize) -> String {
     const EIGHTHS: [&str; 8] = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"];
     let eighths = (share.clamp(0.0, 1.0) * (width * 8) as f64).round() as usize;
-    // What there is shows.
+    // Any share above zero is visible.
     let eighths = if share > 0.0 { eighths.max(1) } else { 0 };
     let mut bar = "█".repeat(eighths / 8);
     bar.push_str(EIGHTHS[eighths % 8]);
@@ -67,7 +67,7 @@ fn heading<'a>(app: &App, name: &'a str, rest: String) -> Line<'a> {
     ])
 }
 
-/// What the chosen device is and how it stands, in one line. A short one says the worst.
+/// The chosen device and its state in a line; the short form says only the worst.
 pub fn summary<'a>(app: &App, row: &Row, is_short: bool) -> Line<'a> {
     let rank = row.process.rank.map(|rank| format!("rank {rank} ")).unwrap_or_default();
     let theme = app.theme;
@@ -91,7 +91,7 @@ pub fn summary<'a>(app: &App, row: &Row, is_short: bool) -> Line<'a> {
         Span::styled(" of ", theme.dim()),
         Span::styled(bytes(limit), theme.limit()),
     ];
-    // Of the one that runs out soonest the line above all has said it.
+    // The alarm at the top already gives the growth of the row that runs out soonest.
     let growth = sick::growth(row).filter(|_| app.sick().is_none_or(|sick| sick.key != row.key));
     if !(is_short && growth.is_some()) {
         spans.extend(amounts);
@@ -112,7 +112,7 @@ pub fn summary<'a>(app: &App, row: &Row, is_short: bool) -> Line<'a> {
 /// A forecast below this many seconds is red.
 pub const SOON: f64 = 600.0;
 
-/// Live and held memory over time.
+/// Graph of live and held memory over time.
 pub fn memory(frame: &mut Frame, area: Rect, app: &App) {
     let Some(row) = app.chosen() else { return };
     let title = heading(app, "memory", app.span.name().to_owned());
@@ -124,7 +124,7 @@ pub fn memory(frame: &mut Frame, area: Rect, app: &App) {
         return;
     };
     let (begin, end) = (first.seconds, last.seconds.max(first.seconds + 1.0));
-    // Highs and lows in turn: what goes up and down in every step shows as a band.
+    // Highs and lows alternate: a value that rises and falls in every step shows as a band.
     let live: Vec<(f64, f64)> = series
         .iter()
         .flat_map(|cell| [(cell.seconds, cell.low), (cell.seconds, cell.high)])
@@ -136,7 +136,7 @@ pub fn memory(frame: &mut Frame, area: Rect, app: &App) {
         .map(|point| point.1)
         .fold(1.0, f64::max)
         .max(live.iter().map(|point| point.1).fold(1.0, f64::max));
-    // The ceiling shows once it is not far.
+    // Shows the ceiling once live memory is near it.
     let top = if highest > 0.5 * limit { limit.max(highest) } else { round(highest * 1.05) };
     let ceiling = [(begin, limit), (end, limit)];
     let line = |data, style| {
@@ -173,7 +173,7 @@ pub fn memory(frame: &mut Frame, area: Rect, app: &App) {
     frame.render_widget(chart, area);
 }
 
-/// The next amount that is one, two, four or eight of a unit or ten or a hundred times that.
+/// Rounds up to 1, 2, 4 or 8 of a unit, times 1, 10 or 100.
 fn round(value: f64) -> f64 {
     let mut unit = 1.0;
     while value >= 1024.0 * unit {
@@ -207,7 +207,7 @@ struct Cell {
     held: f64,
 }
 
-/// What the graph shows in so many columns: the record's timeline, and after its end our own looks.
+/// The graph's columns: the record's timeline, then our own samples after its end.
 fn series(app: &App, columns: u16) -> Vec<Cell> {
     let mut cells: Vec<Cell> = app
         .timeline
@@ -220,7 +220,7 @@ fn series(app: &App, columns: u16) -> Vec<Cell> {
         })
         .collect();
     let timeline_ends = cells.last().map_or(0.0, |cell| cell.seconds);
-    // Of one that ended, its record has the end.
+    // After the end of a process, its record has the end.
     let has_ended = app.chosen().and_then(|row| row.ending.as_ref()?.record.as_ref()).is_some();
     let ticks = app.ticks().filter(|tick| !has_ended && tick.seconds > timeline_ends);
     cells.extend(ticks.map(|tick| Cell {
@@ -249,16 +249,16 @@ fn series(app: &App, columns: u16) -> Vec<Cell> {
     merged
 }
 
-/// A fragmentation that has not been above this has no graph: one line says all of it.
+/// A fragmentation that has always been below this gets a line of text instead of a graph.
 const LITTLE: f64 = 0.05;
 
-/// The rate of allocation and the fragmentation over time.
+/// Allocation rate and fragmentation over time.
 pub fn sparklines(frame: &mut Frame, area: Rect, app: &App) {
     let width = usize::from(area.width);
     let latest = |value: fn(&super::app::Tick) -> f64| -> Vec<f64> {
         app.ticks().rev().take(width).map(value).collect()
     };
-    // The latest first: they are drawn from the right.
+    // Latest first: they are drawn from the right.
     let rates = latest(|tick| tick.rate);
     let fragmentation = latest(|tick| tick.fragmentation);
     let most = |values: &[f64], least: f64| values.iter().copied().fold(least, f64::max);
@@ -298,10 +298,10 @@ fn sparkline(
     frame.render_widget(line, area);
 }
 
-/// What the host runs ahead of the device, nanoseconds, from which on it is told.
+/// Lead of the host over the device, nanoseconds, from which on the panel shows it.
 const NOTABLE_LAG: u64 = 1_000_000;
 
-/// Live memory by lifetime, and what is held without being live.
+/// Live memory by lifetime, and memory held but not live.
 pub fn lifetimes(frame: &mut Frame, area: Rect, app: &App) {
     let Some(row) = app.chosen() else { return };
     let held = row.snapshot.gauge(DeviceGauge::Reserved).max(row.snapshot.live).max(1);
@@ -328,7 +328,7 @@ pub fn lifetimes(frame: &mut Frame, area: Rect, app: &App) {
     add("idle", held.idle(), None, app.theme.dim());
     add("lost", held.lost(), None, app.theme.warn());
     if let Some(auto) = &app.details.auto {
-        // In the place of what `auto` does not say.
+        // Replaces what `auto` does not say.
         lines.insert(1, Line::styled(format!("   {auto}"), app.theme.dim()));
     }
     let note = match ahead {
@@ -339,7 +339,7 @@ pub fn lifetimes(frame: &mut Frame, area: Rect, app: &App) {
     put(frame, area, lines, panel(app, title));
 }
 
-/// The classes of the size histogram: each ends at eight times the last.
+/// Classes of the size histogram: each ends at eight times the previous end.
 const CLASSES: [(u64, &str); 9] = [
     (4 << 10, "to 4 KiB"),
     (32 << 10, "32 KiB"),
@@ -419,10 +419,10 @@ pub fn streams(frame: &mut Frame, area: Rect, app: &App) {
     put(frame, area, lines, panel(app, title));
 }
 
-/// Why no line of the program is told.
+/// Message: why no line of the program is shown.
 pub const NO_LINES: &str = " by line: not kept; blame:large in GRUYERE_CONF keeps it";
 
-/// Live memory by line of the program: what each holds, and what of it grows.
+/// Live memory by line of the program, with its growth.
 pub fn lines(frame: &mut Frame, area: Rect, app: &App) {
     let Some(found) = app.details.lines.clone() else {
         let line = Line::styled(NO_LINES, app.theme.dim());
@@ -438,18 +438,18 @@ pub fn lines(frame: &mut Frame, area: Rect, app: &App) {
     put(frame, area, lines, panel(app, title));
 }
 
-/// The same as lines of text in so many columns; the chosen order's first.
+/// As text in `columns` columns, sorted by the chosen order.
 pub fn lines_of(app: &App, mut found: Vec<sites::Line>, columns: usize) -> Vec<Line<'static>> {
     app.order_of_lines().sort(&mut found);
     let theme = app.theme;
-    // Of what was live when the lines were read, which is seldom.
+    // A share of what was live when the lines were read, which is seldom.
     let all = app.details.live.max(1) as f64;
     let growth_of = |line: &sites::Line| {
         line.growth.map_or_else(String::new, |growth| {
             format!(" +{}/step since {}", bytes(growth.bytes_a_step), growth.since)
         })
     };
-    // Bytes, share and growth are needed; modules and blocks come where there is room.
+    // Bytes, share and growth are required; modules and blocks appear if there is room.
     let grown = found.iter().map(|line| growth_of(line).len()).max().unwrap_or(0);
     let module = if columns >= 100 { columns / 4 } else { 0 };
     let blocks = if columns >= 76 { 8 } else { 0 };
@@ -483,7 +483,7 @@ pub fn events(frame: &mut Frame, area: Rect, app: &App) {
     let title = heading(app, "events", lost);
     let room = usize::from(area.height.saturating_sub(1));
     let is_step = |event: &&Event| event.kind == EventKind::Step;
-    // Steps would drown the rest: one line for all of them.
+    // Steps would drown the rest, so all of them share a line.
     let steps: Vec<&Event> = app.details.events.iter().filter(is_step).collect();
     let mut lines: Vec<Line> =
         steps.last().map(|last| steps_line(app, &steps, last)).into_iter().collect();
@@ -495,7 +495,7 @@ pub fn events(frame: &mut Frame, area: Rect, app: &App) {
     put(frame, area, lines, panel(app, title));
 }
 
-/// The latest step, and how long steps take.
+/// The latest step, and the duration of steps.
 fn steps_line<'a>(app: &App, steps: &[&Event], last: &Event) -> Line<'a> {
     let between =
         steps.first().zip(app.details.scale).filter(|_| steps.len() > 1).map(|(first, scale)| {
@@ -535,15 +535,14 @@ fn event_line<'a>(app: &App, event: &Event) -> Line<'a> {
     ])
 }
 
-/// The shares of a device's memory in one bar: live, what is live at the peak of late, a tick for
-/// that peak, held, ceiling.
+/// A device's memory as a bar: live, live at the recent peak, a tick for that peak, held, ceiling.
 pub fn shares<'a>(app: &App, row: &Row, width: usize) -> Vec<Span<'a>> {
     let limit = row.facts().limit().max(1) as f64;
     let cells =
         |bytes: u64| ((bytes as f64 / limit).clamp(0.0, 1.0) * width as f64).round() as usize;
     let live = cells(row.snapshot.live);
     let held = cells(row.snapshot.gauge(DeviceGauge::Reserved)).max(live);
-    // Held pages that the latest peak did not need are those that only waste memory.
+    // Held pages above the recent peak are pure waste.
     let peak = cells(row.peak).clamp(live, held);
     let has_tick = row.peak > row.snapshot.live && peak > live;
     let tick = usize::from(has_tick);
@@ -556,7 +555,7 @@ pub fn shares<'a>(app: &App, row: &Row, width: usize) -> Vec<Span<'a>> {
     ]
 }
 
-/// How a value of the table looks: red and yellow where it is worth a look.
+/// Style of a table's value: red or yellow if it needs attention.
 pub fn urgency(app: &App, row: &Row, column: super::columns::Column) -> Style {
     use super::columns::Column;
     let theme = app.theme;

@@ -1,5 +1,5 @@
-//! A screen as a picture, in the colours of a light and of a dark terminal: what tests keep, and
-//! what people look at.
+//! A screen as a picture, in the colours of a light and of a dark terminal: for snapshots of tests,
+//! and for people.
 
 use std::fmt::Write as _;
 
@@ -20,7 +20,7 @@ pub const DARK: Palette = Palette { name: "dark", text: "#eeeeec", ground: "#000
 const CELL: (usize, usize) = (8, 16);
 
 impl Palette {
-    /// The colours of text and ground of a cell. The palette is Tango's, as of GNOME's terminal.
+    /// Text and background colour of a cell. The palette is Tango's, as in GNOME's terminal.
     pub fn colours(&self, cell: &Cell) -> (&'static str, &'static str) {
         let named = |colour: Color, other| match colour {
             Color::Reset => other,
@@ -39,7 +39,7 @@ impl Palette {
         if cell.modifier.contains(Modifier::REVERSED) { (ground, text) } else { (text, ground) }
     }
 
-    /// The screen as SVG: a text for each run of cells that look alike.
+    /// The screen as SVG: a text element for each run of cells with the same style.
     pub fn svg(&self, buffer: &Buffer) -> String {
         let (columns, rows) = (usize::from(buffer.area.width), usize::from(buffer.area.height));
         let (width, height) = (columns * CELL.0, rows * CELL.1);
@@ -92,7 +92,7 @@ impl Palette {
     }
 }
 
-/// The contrast of two colours, 1 to 21 (WCAG 2).
+/// Contrast of two colours, 1 to 21 (WCAG 2).
 pub fn contrast(a: &str, b: &str) -> f64 {
     let linear = |text: &str, at: usize| {
         let value = f64::from(u8::from_str_radix(&text[at..at + 2], 16).expect("a colour")) / 255.0;

@@ -1,4 +1,4 @@
-//! All that is known of one process: the view that Enter opens.
+//! The detail view of a process, which Enter opens.
 
 use gruyere::heap::rungs::RUNG_NAMES;
 use gruyere_record::plain;
@@ -15,7 +15,7 @@ use crate::driver_calls;
 use crate::export::RUNGS;
 use crate::stat::{configuration, words};
 
-/// The lines of the view, for so many columns: what grows, what holds memory, then the facts.
+/// The lines of the view for `width` columns: growth, then memory, then facts.
 pub fn lines(app: &App, row: &Row, width: usize) -> Vec<Line<'static>> {
     let theme = app.theme;
     let mut lines: Vec<Line<'static>> = Vec::new();

@@ -1,4 +1,4 @@
-//! The same as the screen, for programs.
+//! The screen's data as JSON, for programs.
 
 use std::time::Instant;
 
@@ -11,8 +11,8 @@ use crate::follow::{Device, Followed, Follower};
 use crate::shares;
 use crate::sites::SeldomRead;
 
-/// One sample: `time`, `processes`, `stale`, `of_other_users`. Bytes are bytes, times seconds,
-/// shares 0 to 1; null is what is not known.
+/// A sample: `time`, `processes`, `stale`, `of_other_users`. Bytes are bytes, times seconds, shares
+/// 0 to 1; null is unknown.
 pub fn sample(follower: &Follower, lines: &mut SeldomRead, now: Instant) -> Value {
     let trouble: Vec<&str> = follower.trouble().collect();
     let processes: Vec<Value> =

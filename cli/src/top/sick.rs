@@ -1,4 +1,5 @@
-//! The device that runs out of memory soonest, or ran out last, and what is said of it above all.
+//! The device that runs out of memory soonest, or ran out last, and the sentence about it at the
+//! top.
 
 use gruyere_record::DeviceGauge;
 use gruyere_record::conclusion::{Accused, Cause};
@@ -11,20 +12,20 @@ use crate::candidates;
 use crate::ending::Ending;
 use crate::follow::Life;
 
-/// Another device takes the place of the one that was soonest only if its time is shorter by this
-/// factor: forecasts of ranks that leak alike change places at every look.
+/// Another device replaces the soonest only if its time is shorter by this factor: forecasts of
+/// ranks that leak alike change places at every sample.
 const SOONER: f64 = 0.8;
 
-/// What is known of a device beside its numbers.
+/// Facts about a device besides its numbers.
 #[derive(Clone, Copy)]
 pub struct Told<'a> {
     /// The lines that hold most and grow most.
     pub lines: &'a [Line],
-    /// What its memory comes to.
+    /// Verdict on its memory.
     pub verdict: &'a Verdict,
 }
 
-/// How a row grows, where its memory will run out.
+/// Growth of a row whose memory will run out.
 pub fn growth(row: &Row) -> Option<watch::Growth> {
     match row.forecast {
         Forecast::Growing(growth) if row.life == Life::Live => Some(growth),
@@ -32,7 +33,7 @@ pub fn growth(row: &Row) -> Option<watch::Growth> {
     }
 }
 
-/// The row that runs out soonest; `before`: the one that did at the last look.
+/// The row that runs out soonest; `before`: the soonest at the last sample.
 pub fn soonest<'a>(rows: &'a [Row], before: Option<&Key>) -> Option<&'a Row> {
     let seconds = |row: &Row| growth(row).map(|growth| growth.seconds);
     let growing = || rows.iter().filter_map(|row| Some((seconds(row)?, row)));
@@ -63,7 +64,7 @@ pub fn sentence(row: &Row, rows: &[Row], told: Told<'_>) -> Option<String> {
     Some(format!("{}{gpu} runs out {when}: {cause}{others}", name(row)))
 }
 
-/// What grew on a device, for when it has run out of memory and grows no more.
+/// What grew on a device, kept for when it has run out of memory and stopped growing.
 #[derive(Clone, Debug)]
 pub struct Grew {
     key: Key,
@@ -78,20 +79,20 @@ pub fn grew(row: &Row, told: Told<'_>) -> Option<Grew> {
 }
 
 impl Grew {
-    /// The sentence of a row that has run out.
+    /// The sentence about a row that has run out.
     pub fn refusal(&self, row: &Row) -> String {
         format!("{} ran out of memory: {}", name(row), self.cause)
     }
 }
 
-/// The row that grew before, runs, and was refused memory since then.
+/// The row that grew before, still runs, and has been refused memory since.
 pub fn refused<'a>(rows: &'a [Row], grew: Option<&Grew>) -> Option<&'a Row> {
     let grew = grew?;
     let row = rows.iter().find(|row| row.key == grew.key && row.life == Life::Live)?;
     (row.snapshot.gauge(DeviceGauge::OutOfMemories) > grew.out_of_memories).then_some(row)
 }
 
-/// The row of the process that died last, where there is more to say than that it ended.
+/// The row of the process that died last, if there is more to say than that it ended.
 pub fn last_dead(rows: &[Row]) -> Option<&Row> {
     let told =
         |row: &&Row| row.ending.as_ref().is_some_and(|end| end.ran_out || !end.says.is_empty());
@@ -99,7 +100,7 @@ pub fn last_dead(rows: &[Row]) -> Option<&Row> {
     rows.iter().filter(told).max_by_key(since)
 }
 
-/// The sentence of a process that has died: how, and what its memory came to.
+/// The sentence about a process that died: how it ended, and the verdict on its memory.
 pub fn epitaph(row: &Row, ending: &Ending) -> Option<String> {
     let how = match (ending.ran_out, row.life) {
         (true, _) => "ran out of memory",
@@ -112,7 +113,7 @@ pub fn epitaph(row: &Row, ending: &Ending) -> Option<String> {
     Some(format!("{name} {how} {age} ago{says}"))
 }
 
-/// What to do about it, and where there is more.
+/// Remedies, and where to find more.
 pub fn way_on(row: &Row, ending: &Ending) -> Vec<String> {
     let pid = row.process.pid;
     let look = match (&ending.page, &ending.record) {
@@ -126,7 +127,7 @@ pub fn way_on(row: &Row, ending: &Ending) -> Vec<String> {
     ending.remedy.iter().cloned().chain([look]).collect()
 }
 
-/// The process, by its rank where it has one.
+/// Name of the process: by rank if it has a rank.
 pub fn name(row: &Row) -> String {
     match row.process.rank {
         Some(rank) => format!("rank {rank}"),
@@ -134,10 +135,9 @@ pub fn name(row: &Row) -> String {
     }
 }
 
-/// A line is named only if it and the other lines that grow keep at least half of what the device
-/// grows by: else the growth is elsewhere, and the line only stands beside it.
-/// The line that the conclusion accuses goes before the one that holds most: it may be that of the
-/// caller.
+/// Names a line only if it and the other growing lines keep at least half of the device's growth:
+/// else the growth is elsewhere, and the line only stands beside it. The line accused by the
+/// conclusion precedes the largest line: it may be the caller's.
 fn cause(growth: &watch::Growth, Told { lines, verdict }: Told<'_>) -> String {
     let a_step = growth
         .steps
@@ -179,7 +179,7 @@ fn kept_by(place: &str, more: usize, what: &str) -> String {
     }
 }
 
-/// Bytes without zeros that say nothing: 62.5 MiB, 64 MiB.
+/// Bytes without meaningless zeros: 62.5 MiB, 64 MiB.
 fn short(bytes: f64) -> String {
     let text = Unit::Bytes.show(bytes);
     match text.split_once(' ') {
@@ -203,7 +203,7 @@ mod tests {
         Line { name: name.to_owned(), growth, ..Line::default() }
     }
 
-    /// A step a second, which leaves so many bytes.
+    /// A step per second, each of which leaks `bytes`.
     fn leak(bytes: u64) -> watch::Growth {
         watch::Growth { seconds: 60.0, bytes_per_second: bytes as f64, steps: Some(60.0) }
     }
@@ -227,7 +227,7 @@ mod tests {
         assert_eq!(said(&graphs), "train.py:21 keeps graphs, 64 MiB a step");
         let leak = verdict(Cause::Leak, 64 * MIB, 1);
         assert_eq!(said(&leak), "train.py:21 and 1 more line keep 64 MiB a step");
-        // What explains a little of the growth is not accused of it.
+        // A line that explains only a little of the growth is not accused.
         let little = verdict(Cause::Leak, MIB, 0);
         assert_eq!(said(&little), "layers.py:9 keeps 40 MiB a step");
     }

@@ -1,5 +1,5 @@
-//! The screen in a buffer: what it shows of made-up processes, on screens of every size, and what
-//! keys do.
+//! The screen in a buffer: its content for made-up processes on screens of every size, and its
+//! response to keys.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -37,7 +37,7 @@ use crate::target::{Folder, Target};
 pub const GIB: u64 = 1 << 30;
 const NOW: u64 = 1_790_000_000;
 
-/// A process of this rank: its live bytes grow with it.
+/// A process of this rank; its live bytes grow with the rank.
 pub fn row(rank: u64, life: Life, forecast: Forecast) -> Row {
     let mut snapshot = DeviceSnapshot {
         device: rank as u32 % 8,
@@ -90,7 +90,7 @@ pub fn growing(seconds: f64) -> Forecast {
     Forecast::Growing(Growth { seconds, bytes_per_second: 5.6e7, steps: Some(seconds / 3.0) })
 }
 
-/// Four ranks, of which one will be out of memory soon and one was killed.
+/// Four ranks: one will soon be out of memory, one was killed.
 pub fn app(theme: Theme) -> App {
     let mut app = App::new(Sort::Sick, Duration::from_millis(500), theme);
     app.host = "node-17".to_owned();
@@ -211,7 +211,7 @@ pub fn press(app: &mut App, code: KeyCode) -> Flow {
     app.key(KeyEvent::new(code, KeyModifiers::NONE))
 }
 
-/// Sizes of terminals that people have.
+/// Common terminal sizes.
 pub const SIZES: [(u16, u16); 3] = [(80, 24), (120, 40), (200, 50)];
 
 pub fn buffer(app: &mut App, (width, height): (u16, u16)) -> ratatui::buffer::Buffer {
@@ -220,7 +220,7 @@ pub fn buffer(app: &mut App, (width, height): (u16, u16)) -> ratatui::buffer::Bu
     terminal.backend().buffer().clone()
 }
 
-/// Open `snapshots/*.svg` in a browser to see them.
+/// To see them, open `snapshots/*.svg` in a browser.
 #[test]
 fn pictures_of_the_usual_sizes_on_light_and_dark_terminals_are_kept() {
     for size in SIZES {
@@ -265,25 +265,25 @@ fn the_rank_that_runs_out_soonest_comes_first_is_chosen_and_a_line_above_all_say
         let said =
             " rank 1 runs out in 7 min: metrics.py:12 keeps 96 MiB a step; 1 other grows too";
         assert_eq!(second, said);
-        // What it comes to and what to do, before all figures.
+        // Verdict and remedy precede all figures.
         let place = |what: &str| screen.lines().position(|line| line.contains(what));
         let sentences = [place("keeps 96 MiB a step since step 1010"), place("To do: find what")];
         assert!(sentences.is_sorted() && sentences[0].is_some(), "{screen}");
         assert!(screen.contains("its place.") && sentences[1] < place("memory whole"), "{screen}");
-        // The lines that grow, too; on a small terminal before the graph.
+        // So do the growing lines; on a small terminal, before the graph.
         let (line, graph) = (place("train.py:88 in step"), place(" memory whole run"));
         assert!(line.is_some() && (width > 80 || line < graph), "{screen}");
     }
-    // Another row that is chosen changes neither the line nor the order.
+    // Choosing another row changes neither the line nor the order.
     press(&mut app, KeyCode::Down);
     app.raise_alarm(None);
     assert_eq!((app.chosen().map(|row| row.process.pid), app.chosen_at()), (Some(4200), 1));
     let said = app.alarm.clone().expect("it still runs out");
     assert!(said.starts_with("rank 1 runs out in 7 min: it grows by "), "{said}");
-    // What to do about the one that is not chosen is said elsewhere.
+    // Another part of the screen says what to do about the row that is not chosen.
     let screen = shown(&mut app, 120, 40);
     assert!(screen.contains("What to do: gruyere post 4201"), "{screen}");
-    // A sooner one takes its place only if it is sooner by a good part.
+    // A sooner row replaces it only if it is sooner by a good part.
     for (seconds, first) in [(390.0, 4201), (200.0, 4202)] {
         let row = app.rows.iter_mut().find(|row| row.process.pid == 4202).expect("a rank");
         row.forecast = growing(seconds);
@@ -307,7 +307,7 @@ fn at_eighty_by_twenty_four_what_grows_comes_before_the_facts_of_the_record() {
     assert!(grows.is_some() && (fact.is_none() || grows < fact), "{screen}");
     let remedy = place("To do: find what keeps");
     assert!(remedy.is_some() && remedy < grows, "{screen}");
-    // With as many ranks as a machine has devices, too.
+    // The same with as many ranks as a machine has devices.
     app.view = View::Main;
     app.rows.extend((4..8).map(|rank| row(rank, Life::Live, Forecast::NoGrowth)));
     let screen = shown(&mut app, 80, 24);
@@ -473,7 +473,7 @@ fn without_colour_no_cell_has_one() {
         for cell in terminal.backend().buffer().content() {
             assert_eq!((cell.fg, cell.bg), (Color::Reset, Color::Reset), "{cell:?}");
         }
-        // What is urgent stands out all the same.
+        // Urgent values still stand out.
         let urgent = |cell: &ratatui::buffer::Cell| cell.modifier.contains(Modifier::REVERSED);
         assert!(view != View::Main || terminal.backend().buffer().content().iter().any(urgent));
     }
@@ -490,7 +490,7 @@ fn keys_choose_sort_pause_and_quit() {
     assert_eq!(chosen(&app), Some(4203));
     press(&mut app, KeyCode::Down);
     assert_eq!(chosen(&app), Some(4203), "there is nobody further down");
-    // The chosen one stays chosen, wherever it is sorted to.
+    // The chosen row stays chosen, wherever the sort puts it.
     press(&mut app, KeyCode::Char('r'));
     assert_eq!((chosen(&app), app.chosen_at()), (Some(4203), 1));
     app.sort = Sort::Rate;
@@ -553,7 +553,7 @@ fn a_damaged_record_is_drawn_or_refused_but_never_a_panic() {
     }
     let whole = std::fs::read(record.path().expect("a file")).expect("read");
     record.close();
-    // What is not zero is where something is said.
+    // Changes only bytes that are not zero: the others say nothing.
     let said: Vec<usize> = (0..whole.len()).filter(|&at| whole[at] != 0).collect();
     let mut seed = 7u64;
     let mut draw_lot = move |below: usize| {

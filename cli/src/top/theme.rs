@@ -2,7 +2,7 @@
 
 use ratatui::style::{Color, Modifier, Style};
 
-/// How things look.
+/// Style of the screen.
 #[derive(Clone, Copy, Debug)]
 pub struct Theme {
     plain: bool,
@@ -26,7 +26,7 @@ impl Theme {
         Style::new().add_modifier(Modifier::BOLD)
     }
 
-    /// What is seldom read.
+    /// Rarely read text.
     pub fn dim(self) -> Style {
         if self.plain {
             Style::new().add_modifier(Modifier::DIM)
@@ -35,13 +35,13 @@ impl Theme {
         }
     }
 
-    /// The chosen row: the terminal's own colours, reversed, which can be read on a light terminal
-    /// and on a dark one.
+    /// The chosen row: the terminal's own colours, reversed, readable on a light and on a dark
+    /// terminal.
     pub fn chosen(self) -> Style {
         Style::new().add_modifier(Modifier::REVERSED | Modifier::BOLD)
     }
 
-    /// A part of the chosen row: without its colour, which reversed would be a background.
+    /// A part of the chosen row: without its colour, which would become a background when reversed.
     pub fn of_chosen(self, style: Style) -> Style {
         Style { fg: None, bg: None, ..style.remove_modifier(Modifier::DIM) }
     }
@@ -51,12 +51,12 @@ impl Theme {
         self.coloured(Color::Cyan)
     }
 
-    /// Memory that is not live now, and was at the peak of late.
+    /// Memory that is free now, but was live at the recent peak.
     pub fn peak(self) -> Style {
         self.coloured(Color::Blue)
     }
 
-    /// Memory held that is not live.
+    /// Held memory that is not live.
     pub fn reserved(self) -> Style {
         self.coloured(Color::Yellow)
     }
@@ -76,12 +76,12 @@ impl Theme {
         self.coloured(Color::Green)
     }
 
-    /// Worth a look.
+    /// Needs a look.
     pub fn warn(self) -> Style {
         self.coloured(Color::Yellow).add_modifier(Modifier::BOLD)
     }
 
-    /// Worth getting up for.
+    /// Needs action now.
     pub fn bad(self) -> Style {
         if self.plain {
             Style::new().add_modifier(Modifier::BOLD | Modifier::REVERSED)
@@ -90,7 +90,7 @@ impl Theme {
         }
     }
 
-    /// A key, in the line of keys.
+    /// A key in the line of keys.
     pub fn key(self) -> Style {
         if self.plain {
             self.title()

@@ -1,4 +1,4 @@
-//! What a running process's memory comes to, as `gruyere post` would say at this moment.
+//! Verdict on a running process's memory: what `gruyere post` would say now.
 
 use gruyere::dump::outside;
 use gruyere_record::Reader;
@@ -9,28 +9,28 @@ use super::app::Row;
 use crate::candidates::{LAST_EVENTS, remedy};
 use crate::wrap::unfold;
 
-/// The part of a conclusion that a screen has room for.
+/// The part of a conclusion that fits on a screen.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Verdict {
     /// The cause of the first sentence.
     pub cause: Cause,
-    /// The first sentence; empty: nothing is wrong, as far as is known.
+    /// The first sentence; empty: no known problem.
     pub says: String,
-    /// What to do about it.
+    /// The remedy.
     pub remedy: Option<String>,
-    /// What the sentence accuses of growth.
+    /// The line or block accused of growth.
     pub accused: Option<Accused>,
 }
 
 impl Verdict {
-    /// On a device at this moment. It reads all blocks.
+    /// Reads all blocks of a device for its verdict at this moment.
     pub fn read(reader: &Reader<'_>, device: u32) -> Verdict {
         let mut state = outside::state(reader, LAST_EVENTS);
         state.devices.retain(|state| state.device == device);
         Conclusion::of(&state, &[]).into()
     }
 
-    /// The same of a row: of a process that has ended, what its end says.
+    /// The verdict of a row; for an ended process, the verdict at its end.
     pub fn of(row: &Row, now: &Verdict) -> Verdict {
         match &row.ending {
             Some(ending) => Verdict {
@@ -42,7 +42,7 @@ impl Verdict {
         }
     }
 
-    /// What is wrong, then what to do about it.
+    /// The problem, then the remedy.
     pub fn sentences(&self) -> Vec<String> {
         let says = Some(self.says.clone()).filter(|says| !says.is_empty());
         says.into_iter().chain(self.remedy.clone()).collect()

@@ -1,4 +1,4 @@
-//! The commands, each with how it begins and ends.
+//! The commands, each with its begin and its end.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -11,45 +11,45 @@ use crate::live_record;
 use crate::signals::{as_from_a_shell, state, until};
 use crate::terminal::Terminal;
 
-/// On the alternate screen.
+/// Switches to the alternate screen.
 pub const TAKEN: &str = "\x1b[?1049h";
 
-/// How a command that follows something ends.
+/// How a command that follows a process ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// Of the signal that ends it.
+    /// By the signal.
     Signal,
     /// With this code, whatever the signal.
     Code(i32),
-    /// It goes on.
+    /// It continues.
     Not,
 }
 
-/// When a command has begun.
+/// Sign that a command has begun.
 pub enum Ready {
-    /// It has written this to the terminal.
+    /// It has written this text to the terminal.
     Words(&'static str),
-    /// This file is there, and not empty.
+    /// This file exists, and is not empty.
     File(PathBuf),
 }
 
-/// A command that follows something until it is ended.
+/// A command that follows a process until it is ended.
 pub struct Case {
     pub command: &'static str,
     pub arguments: Vec<String>,
     pub ready: Ready,
-    /// By a signal.
+    /// End by a signal.
     pub ends: End,
-    /// When its terminal goes, and SIGHUP is ignored: what has nobody left to tell ends; what works
-    /// for others goes on.
+    /// End when its terminal closes, and SIGHUP is ignored: a command without any reader ends; one
+    /// that works for others continues.
     pub without_terminal: End,
-    /// When nobody reads its standard output.
+    /// End when its standard output loses its reader.
     pub without_reader: End,
-    /// The file that has the pid of a process which it started, and which ends with it.
+    /// The file with the pid of a process that it started, which ends with it.
     pub helper: Option<PathBuf>,
 }
 
-/// A record of this process, and a folder for what commands write.
+/// A record of this process, and a folder for the commands' files.
 pub struct Place {
     pub records: TempDir,
     pub files: TempDir,
@@ -67,7 +67,7 @@ impl Place {
         self.files.path().join(name)
     }
 
-    /// All that follow something. Each call's files are others.
+    /// All commands that follow a process. Each call has its own files.
     pub fn cases(&self, round: &str) -> Vec<Case> {
         let directory = self.records.path().to_str().unwrap();
         let case = |words: &[&str], ready, ends, without_terminal, without_reader| Case {
@@ -126,7 +126,7 @@ impl Place {
                 Code(0),
                 Code(0),
             ),
-            // A trace is finished before the end.
+            // It finishes the trace before it ends.
             case(
                 &["record", &pid, "-o", trace.to_str().unwrap(), "--directory", directory],
                 Ready::File(trace.clone()),
@@ -214,7 +214,7 @@ pub fn gruyere() -> Command {
     command
 }
 
-/// Commands that print and end, with the codes that they end with when somebody reads.
+/// Commands that print and end, with their exit codes if the reader stays.
 pub fn that_print(place: &Place) -> Vec<(Vec<String>, i32)> {
     let directory = place.records.path().to_str().unwrap();
     let pid = std::process::id().to_string();

@@ -23,12 +23,12 @@ pub fn command(folder: &Path, arguments: &[&str], settings: &[(&str, &str)]) -> 
     command
 }
 
-/// What it answers.
+/// Runs the command.
 pub fn doctor(folder: &Path, arguments: &[&str], settings: &[(&str, &str)]) -> Output {
     command(folder, arguments, settings).output().expect("the command runs")
 }
 
-/// What it found.
+/// The findings in its output.
 pub fn findings(output: &Output) -> Value {
     serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {output:?}"))
 }
@@ -43,21 +43,21 @@ pub fn of(value: &Value, area: &str) -> Vec<String> {
         .collect()
 }
 
-/// A libcuda whose cuInit does this.
+/// A libcuda with this cuInit.
 pub fn libcuda(folder: &Path, init: &str) {
     let text =
         format!("#include <unistd.h>\nint cuInit(unsigned flags) {{ (void)flags; {init} }}\n");
     library(&text, &folder.join("libcuda.so.1"));
 }
 
-/// A library of this C.
+/// Compiles a library from C text.
 pub fn library(text: &str, file: &Path) {
     let source = file.with_extension("c");
     std::fs::write(&source, text).unwrap();
     cc(&source, file, &[]);
 }
 
-/// A library of a C file.
+/// Compiles a library from a C file.
 pub fn cc(source: &Path, library: &Path, more: &[&str]) {
     let mut command = Command::new("cc");
     command.args(["-shared", "-fPIC", "-O3", "-o"]).args([library, source]).args(more);

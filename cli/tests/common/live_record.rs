@@ -9,8 +9,7 @@ use std::time::Duration;
 use gruyere_record::calls::DriverCall;
 use gruyere_record::{BlockEntry, DeviceFacts, DeviceGauge, Record, RecordOptions, SHARDS};
 
-/// Two devices, of which only the second is used: 3 blocks live (8, 16 and 32 MiB), one of 4 MiB
-/// pending.
+/// Two devices, only the second used: 3 live blocks (8, 16 and 32 MiB), one pending of 4 MiB.
 pub fn record(directory: &Path) -> &'static Record {
     let options = RecordOptions {
         directory: directory.to_owned(),
@@ -58,15 +57,15 @@ pub fn record(directory: &Path) -> &'static Record {
     record
 }
 
-/// `gruyere export` that serves, until it is dropped.
+/// A serving `gruyere export`, until dropped.
 pub struct Exporter {
     child: Child,
-    /// Where it listens.
+    /// Its address.
     pub address: String,
 }
 
 impl Exporter {
-    /// Starts it at a free port.
+    /// Starts it on a free port.
     pub fn start(directory: &Path, more: &[&str]) -> Exporter {
         let mut child = Command::new(env!("CARGO_BIN_EXE_gruyere"))
             .args(["export", "--listen", "127.0.0.1:0", "--directory"])
@@ -82,7 +81,7 @@ impl Exporter {
         Exporter { child, address }
     }
 
-    /// The answer's head and body.
+    /// Head and body of the answer.
     #[allow(dead_code)] // not of every test program
     pub fn get(&self, path: &str, accept: &str) -> (String, String) {
         let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nAccept: {accept}\r\n\r\n");
@@ -99,7 +98,7 @@ impl Drop for Exporter {
     }
 }
 
-/// What is answered to these bytes.
+/// Answer to these bytes.
 pub fn ask(address: &str, request: &[u8]) -> String {
     let mut stream = TcpStream::connect(address).expect("somebody listens");
     stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a timeout");
@@ -109,9 +108,8 @@ pub fn ask(address: &str, request: &[u8]) -> String {
     String::from_utf8(answer).expect("text")
 }
 
-/// A copy of `record` as somebody may write it: `change` is done to its bytes, `owner` given the
-/// file, and its lock held for as long as the file is open. `None` where a file can't be given
-/// away, which takes root.
+/// A copy of `record` as another program may write it: `change` alters its bytes, `owner` gets the
+/// file, and the open file holds its lock. `None` if a file can't be given away, which needs root.
 #[allow(dead_code)] // not of every test program
 pub fn forged(
     record: &Record,
@@ -137,7 +135,7 @@ pub fn forged(
     Some(file)
 }
 
-/// The word at `at` of a record's bytes.
+/// The word at `at` in a record's bytes.
 #[allow(dead_code)] // not of every test program
 pub fn word(bytes: &[u8], at: usize) -> usize {
     u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes")) as usize

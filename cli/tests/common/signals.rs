@@ -1,10 +1,10 @@
-//! Processes under signals, whatever this process was started with.
+//! Processes under signals, independent of the signals that this process inherited.
 
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// A busy machine does within this what takes a moment.
+/// Time in which even a busy machine does something brief.
 pub const SOON: Duration = Duration::from_secs(20);
 
 /// Signals that launchers ignore: `nohup`, a script's `&`, a daemon's supervisor.
@@ -19,8 +19,8 @@ const OFTEN_IGNORED: [libc::c_int; 8] = [
     libc::SIGUSR1,
 ];
 
-/// The command finds its signals as an interactive shell leaves them: none ignored, none blocked.
-/// These tests may have been started by who ignores some, and children inherit that.
+/// Gives the command the signals of an interactive shell: none ignored, none blocked. The parent of
+/// these tests may ignore some, and children inherit that.
 pub fn as_from_a_shell(command: &mut Command) -> &mut Command {
     // SAFETY: the closure makes system calls only, which a forked child may.
     unsafe {
@@ -36,7 +36,7 @@ pub fn as_from_a_shell(command: &mut Command) -> &mut Command {
     }
 }
 
-/// The command finds `signals` ignored, as under `nohup`.
+/// Makes the command ignore `signals`, as under `nohup`.
 pub fn ignoring<'a>(command: &'a mut Command, signals: &[libc::c_int]) -> &'a mut Command {
     let signals = signals.to_vec();
     // SAFETY: the closure makes system calls only, which a forked child may.
@@ -66,7 +66,7 @@ pub fn until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// The letter of a process's state; none where it is gone.
+/// The letter of a process's state; `None` if it is gone.
 pub fn state(pid: i32) -> Option<char> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     stat.rsplit_once(") ")?.1.chars().next()

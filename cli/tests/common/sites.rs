@@ -10,10 +10,10 @@ use gruyere_record::{
 pub const PAGE: u64 = 2 << 20;
 pub const BASE: u64 = 0x7f00_0000_0000;
 
-/// A record of this process with blocks of thirteen lines, the n-th of n pages: the first is a
-/// persistent one's, those of odd numbers are of a module's forward, and there is the backward of
-/// the first. A block in a slab has the site of the slab, and one block has none. One more line has
-/// left a MiB in each of five steps.
+/// A record of this process with blocks of thirteen lines, the n-th of n pages: the first block is
+/// persistent, odd ones come from a module's forward, and the first has a backward too. A block in
+/// a slab has the slab's site, and one block has none. A further line has left a MiB in each of
+/// five steps.
 pub fn record_with_sites(directory: &Path) -> &'static Record {
     let options = RecordOptions {
         directory: directory.to_owned(),

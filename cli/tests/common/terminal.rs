@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use crate::signals::{SOON, until};
 
-/// The terminal, and the leader of its session.
+/// The terminal, and its session's leader.
 pub struct Terminal {
     child: Child,
     /// `None`: closed.
@@ -20,13 +20,13 @@ pub struct Terminal {
 }
 
 impl Terminal {
-    /// Runs `command` as the leader of a session of its own, with a terminal of 100 columns and 40
-    /// lines as its standard streams.
+    /// Runs `command` as the leader of a new session, with a terminal of 100 columns and 40 lines
+    /// as its standard streams.
     pub fn with(command: Command) -> Terminal {
         Terminal::sized(command, 100, 40)
     }
 
-    /// The same with a terminal of this size.
+    /// As [`Terminal::with`], with a terminal of this size.
     pub fn sized(mut command: Command, columns: u16, lines: u16) -> Terminal {
         let (master, slave) = open(columns, lines).unwrap();
         let terminal = slave.as_raw_fd();
@@ -46,7 +46,7 @@ impl Terminal {
         Terminal { child, master: Some(master), seen: String::new() }
     }
 
-    /// An interactive shell, `bash`, that says `prompt> ` when it waits.
+    /// An interactive shell, `bash`, that prints `prompt> ` when it waits.
     pub fn with_shell(mut bash: Command) -> Terminal {
         bash.args(["--norc", "--noprofile", "--noediting", "-i"])
             .env("PS1", "prompt> ")
@@ -66,7 +66,7 @@ impl Terminal {
         self.master.as_mut().expect("open").write_all(keys.as_bytes()).unwrap();
     }
 
-    /// Waits for `words`, and forgets what was before their end.
+    /// Waits for `words`, and drops the output up to their end.
     #[track_caller]
     pub fn expect(&mut self, words: &str) -> String {
         let deadline = Instant::now() + SOON;
@@ -82,7 +82,7 @@ impl Terminal {
         }
     }
 
-    /// All that was written since, without waiting for more.
+    /// The output since then, without waiting for more.
     pub fn seen(&mut self) -> &str {
         while self.read() {}
         &self.seen
@@ -97,7 +97,7 @@ impl Terminal {
         true
     }
 
-    /// Whether it works as for a shell: lines are edited, keys are shown, Ctrl-C is a signal.
+    /// Whether it is in a shell's mode: lines are edited, keys are echoed, Ctrl-C is a signal.
     pub fn is_cooked(&self) -> bool {
         let master = self.master.as_ref().expect("open").as_raw_fd();
         // SAFETY: all-zero is a valid value, which the call writes over.
@@ -110,15 +110,16 @@ impl Terminal {
         modes & cooked == cooked
     }
 
-    /// Until the shell has given the terminal to a job, keys are the shell's.
+    /// Waits until the shell has given the terminal to a job: before that, the shell reads the
+    /// keys.
     pub fn wait_for_a_job(&self) {
         let (master, shell) = (self.master.as_ref().expect("open").as_raw_fd(), self.pid());
         // SAFETY: a descriptor of ours.
         until("a job is in front", || unsafe { libc::tcgetpgrp(master) } != shell as libc::pid_t);
     }
 
-    /// Until the job in front goes on: a shell gives it the terminal first and continues it then,
-    /// and a stop that comes between is forgotten.
+    /// Waits until the job in front continues: a shell first gives it the terminal, then continues
+    /// it, and loses a stop that comes between.
     pub fn wait_until_the_job_goes_on(&self) {
         let master = self.master.as_ref().expect("open").as_raw_fd();
         let is_stopped = |group: libc::pid_t| {
@@ -126,7 +127,7 @@ impl Terminal {
             processes
                 .filter_map(|process| std::fs::read_to_string(process.path().join("stat")).ok())
                 .any(|stat| {
-                    // Behind the name, which may hold anything: state, parent, group.
+                    // Behind the name, which may be any text: state, parent, group.
                     let fields: Vec<&str> =
                         stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
                     fields.first() == Some(&"T")
@@ -137,12 +138,12 @@ impl Terminal {
         until("the job goes on", || !is_stopped(unsafe { libc::tcgetpgrp(master) }));
     }
 
-    /// Closes it, as a connection that is lost does.
+    /// Closes it, as a lost connection does.
     pub fn close(&mut self) {
         self.master = None;
     }
 
-    /// How the leader ended, which it does soon; what is written meanwhile is read.
+    /// How the leader ended, which it soon does; reads its output meanwhile.
     #[track_caller]
     pub fn ended(&mut self) -> ExitStatus {
         let deadline = Instant::now() + SOON;
@@ -158,13 +159,13 @@ impl Terminal {
     }
 }
 
-/// The end of what was written.
+/// The end of the output.
 fn last(seen: &str) -> &str {
     let from = seen.char_indices().rev().nth(1500).map_or(0, |(at, _)| at);
     &seen[from..]
 }
 
-/// Both ends. No child of a test beside this one inherits them, even for a moment: it would hold
+/// Opens both ends. No child of a parallel test may inherit them, even for a moment: it would keep
 /// the terminal open.
 fn open(columns: u16, lines: u16) -> std::io::Result<(File, File)> {
     let failed = |answer: libc::c_int| {

@@ -1,6 +1,6 @@
-//! How every exported function is entered and left: counted, guarded, and answering with a code.
+//! Entry and exit of every exported function: counted, guarded, with a code as result.
 //!
-//! The driver and the runtime number the errors that matter here alike, so one set of codes serves
+//! The driver and the runtime share the numbers of all errors used here, so one set of codes serves
 //! both.
 
 use crate::process::{self, Phase};
@@ -10,8 +10,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering::*};
 
-/// The error codes that this library answers besides the simulator's own (`CUresult` and
-/// `cudaError_t` alike).
+/// The error codes that this library returns besides the simulator's (both `CUresult` and
+/// `cudaError_t`).
 pub mod code {
     pub const INVALID_VALUE: u32 = 1;
     pub const NOT_INITIALIZED: u32 = 3;
@@ -26,22 +26,22 @@ pub mod code {
     pub const UNKNOWN: u32 = 999;
 }
 
-/// What the body of an exported function answers: nothing, or an error code.
+/// The result of an exported function's body: nothing, or an error code.
 pub type Answer = Result<(), u32>;
 
-/// Which of the two libraries a function belongs to.
+/// The library of a function.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Face {
-    /// libcuda: `cuInit` comes first. Its caller is, as far as the books go, the allocator.
+    /// libcuda: needs `cuInit` first. The books count its caller as the allocator.
     Driver,
     /// libcuda, and allowed before `cuInit`.
     DriverEarly,
-    /// libcudart: initialises by itself, and remembers the thread's last error. Its caller is the
+    /// libcudart: initialises itself, and remembers the thread's last error. Its caller is the
     /// program.
     Runtime,
 }
 
-/// The number of calls of one exported function, linked into a list of all that were ever called.
+/// The number of calls of one exported function, linked into a list of all called functions.
 ///
 /// ```text
 /// linked: false --(the first caller, by swap)--> true; then that caller alone pushes it on HEAD
@@ -67,7 +67,7 @@ impl Counter {
         }
     }
 
-    /// The function's.
+    /// The function's name.
     pub const fn name(&self) -> &'static str {
         self.name
     }
@@ -90,7 +90,7 @@ impl Counter {
     }
 }
 
-/// Every function that was called so far, with its count.
+/// Every function called so far, with its count.
 pub fn call_counts() -> Vec<(&'static str, u64)> {
     let mut counts = Vec::new();
     let mut at = HEAD.load(Acquire);
@@ -139,11 +139,11 @@ pub fn entry(counter: &'static Counter, face: Face, body: impl FnOnce() -> Answe
     code
 }
 
-/// A result whose type hangs on another argument.
+/// A result whose type depends on another argument.
 #[repr(C)]
 pub struct SomeResult([u8; 0]);
 
-/// A pointer of the C caller's through which a result goes back.
+/// The C caller's pointer to a result.
 #[repr(transparent)]
 pub struct Out<T>(*mut T);
 
@@ -156,7 +156,7 @@ impl<T> Clone for Out<T> {
 impl<T> Copy for Out<T> {}
 
 impl<T> Out<T> {
-    /// One of our own results.
+    /// A pointer to a result of our own.
     pub fn to(place: &mut T) -> Self {
         Self(place)
     }
@@ -179,7 +179,7 @@ impl<T> Out<T> {
         }
     }
 
-    /// The same place, for what an attribute's number says is there.
+    /// The same place, as the type that the attribute's number implies.
     pub fn cast<U>(self) -> Out<U> {
         Out(self.0.cast())
     }
@@ -190,7 +190,7 @@ impl<T> Out<T> {
     }
 }
 
-/// A pointer of the C caller's from which one or more values are read.
+/// The C caller's pointer to one or more values to read.
 #[repr(transparent)]
 pub struct In<T>(*const T);
 
@@ -220,7 +220,7 @@ impl<T: Copy> In<T> {
     }
 }
 
-/// A string of the C caller's.
+/// The C caller's string.
 #[repr(transparent)]
 #[derive(Clone, Copy)]
 pub struct Text(*const c_char);
@@ -256,7 +256,7 @@ macro_rules! driver {
     )*};
 }
 
-/// Exports functions of libcuda that may be called before `cuInit`.
+/// Exports functions of libcuda that work before `cuInit`.
 macro_rules! driver_early {
     ($($(#[$doc:meta])* fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $body:block)*) => {$(
         $(#[$doc])*
@@ -294,8 +294,8 @@ macro_rules! runtime {
     )*};
 }
 
-/// Exports functions that are counted and answer success, whatever their arguments: on the C ABI of
-/// x86-64 and AArch64 the caller owns the arguments, so a callee may ignore them.
+/// Exports functions that only count the call and return success: in the C ABI of x86-64 and
+/// AArch64 the caller owns the arguments, so a callee may ignore them.
 macro_rules! succeeds {
     ($($name:ident)*) => {$(
         #[unsafe(no_mangle)]

@@ -1,4 +1,4 @@
-//! cuBLAS and cuBLASLt: handles are real, products are launches of nothing.
+//! cuBLAS and cuBLASLt: handles are real, products are empty launches.
 
 use crate::abi::{Counter, In, Out, succeeds};
 use crate::handle::{HandlePtr, kernels, launched};
@@ -35,13 +35,13 @@ pub extern "C" fn cublasGetPointerMode_v2(_handle: HandlePtr, mode: Out<u32>) ->
     mode.put(0).err().unwrap_or(0)
 }
 
-/// The version of the cuBLASLt that CUDA 13.0 ships.
+/// The version of cuBLASLt in CUDA 13.0.
 #[unsafe(no_mangle)]
 pub extern "C" fn cublasLtGetVersion() -> usize {
     130_002
 }
 
-/// The descriptors say nothing to a library that multiplies nothing: one object serves for all.
+/// A library that multiplies nothing ignores descriptors: one object serves for all.
 fn descriptor(out: Out<usize>) -> u32 {
     static OPAQUE: [u64; 64] = [0; 64];
     out.put(OPAQUE.as_ptr() as usize).err().unwrap_or(0)
@@ -150,8 +150,8 @@ kernels! { EXECUTION_FAILED =>
     cublasZtrmv_v2 cublasZtrsmBatched cublasZtrsm_v2 cublasZtrsv_v2
 }
 
-/// Exports functions that launch one kernel, and say on the host that their arguments were right:
-/// through the argument behind those named.
+/// Exports functions that launch one kernel and report valid arguments on the host, through the
+/// argument behind the named ones.
 macro_rules! checked_kernels {
     ($before:tt => $($name:ident)*) => { $(checked_kernels! { @one $name $before })* };
     (@one $name:ident ($($before:ident)*)) => {

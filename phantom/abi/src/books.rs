@@ -1,4 +1,4 @@
-//! The books as JSON: what each device holds and held, who called what, and what was refused.
+//! The books as JSON: memory of each device, calls by caller, and refusals.
 
 use crate::abi::call_counts;
 use crate::gpu::try_gpu;
@@ -12,7 +12,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Once;
 
-/// What a device holds, bytes.
+/// A device's memory, bytes.
 #[derive(Serialize)]
 struct DeviceReport {
     capacity: u64,
@@ -23,7 +23,7 @@ struct DeviceReport {
     handles: u64,
 }
 
-/// What the host read of device memory.
+/// The host's reads of device memory.
 #[derive(Serialize)]
 struct HostReads {
     count: u64,
@@ -37,26 +37,25 @@ struct Report {
     /// Address space in use and its peak, bytes.
     address_space: u64,
     address_space_peak: u64,
-    /// Physical handles not yet released, and address reservations not yet freed.
+    /// Unreleased physical handles, and unfreed address reservations.
     vmm_handles: usize,
     vmm_reservations: usize,
     /// Page-locked host memory, bytes.
     host_bytes: usize,
     /// Copies from the devices to the host.
     host_reads: HostReads,
-    /// Calls that would have taken memory nobody knows the size of, and how often each was made.
+    /// Calls that would have taken an unknown amount of memory, with their counts.
     unknown_workspaces: BTreeMap<&'static str, u64>,
-    /// Exported functions and how often each was called.
+    /// Exported functions and their counts of calls.
     calls: BTreeMap<&'static str, u64>,
-    /// Simulated calls that came in through libcuda (the allocator's) and through libcudart
-    /// (torch's own).
+    /// Simulated calls through libcuda (the allocator's) and through libcudart (torch's own).
     allocator: BTreeMap<&'static str, u64>,
     program: BTreeMap<&'static str, u64>,
-    /// Calls that forked children made of a CUDA that they do not have.
+    /// Calls of forked children, which have no CUDA.
     forked_calls: u64,
-    /// What was refused because its caller broke the driver's rules.
+    /// Calls refused for breaking the driver's rules.
     misuse: Vec<String>,
-    /// What the oracle found, where it watched.
+    /// The oracle's findings; `None`: it was off.
     hazards: Option<Vec<String>>,
 }
 
@@ -103,25 +102,25 @@ fn report() -> Option<Report> {
 /// Writes the books to `path`.
 pub fn write_to(path: &Path) -> io::Result<()> {
     let Some(report) = report() else { return Ok(()) };
-    // Whole or not at all: a reader may be waiting for the file.
+    // Written aside and renamed: a reader may be waiting for the file.
     let part = path.with_extension("part");
     std::fs::write(&part, serde_json::to_vec_pretty(&report)?)?;
     std::fs::rename(part, path)
 }
 
-/// The file that `PHANTOM_BOOKS` names, where it does.
+/// The file that `PHANTOM_BOOKS` names, if set.
 pub fn file() -> Option<PathBuf> {
     named_by("PHANTOM_BOOKS")
 }
 
-/// The file that a variable names, where it does; `%p` in it becomes the process id.
+/// The file that a variable names, if set; `%p` in it becomes the process id.
 fn named_by(variable: &str) -> Option<PathBuf> {
     let name = std::env::var(variable).ok().filter(|name| !name.is_empty())?;
     Some(PathBuf::from(name.replace("%p", &std::process::id().to_string())))
 }
 
-/// Makes the file that `PHANTOM_CONTEXTS` names: this process has a context. The books come at the
-/// exit, which a process that is killed does not have.
+/// Creates the file that `PHANTOM_CONTEXTS` names: this process has a context. (A killed process
+/// writes no books, as those come at exit.)
 pub fn note_context() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -133,7 +132,7 @@ pub fn note_context() {
     });
 }
 
-/// Writes the books where `PHANTOM_BOOKS` says.
+/// Writes the books to the file of `PHANTOM_BOOKS`.
 pub fn write() {
     if let Some(path) = file()
         && let Err(error) = write_to(&path)

@@ -1,12 +1,11 @@
-//! The call log: one line for each call of an exported function, with its arguments and what came
-//! of it, so that a program can be compared call for call with the same program without whatever
-//! sits between it and here.
+//! The call log: one line per call of an exported function, with its arguments and result. It
+//! serves to compare a program call for call with and without a layer between it and this library.
 //!
-//! `PHANTOM_CALL_LOG` names the file (`%p`: the process id). A line is
-//! `cudaMalloc(out, 1024) = 0 d+0x200000`: the function, its arguments, the code, and after a
-//! success what its result pointers got. What differs from run to run without meaning is left out:
-//! addresses of device memory count from the start of the window (`d+`), those of the host's are
-//! `host`. Functions that are not simulated, and those that tell of errors, are not in it.
+//! `PHANTOM_CALL_LOG` names the file (`%p`: the process id). A line is `cudaMalloc(out, 1024) = 0
+//! d+0x200000`: the function, its arguments, the code, and after a success the values written to
+//! its result pointers. Meaningless differences between runs are left out: addresses of device
+//! memory count from the start of the window (`d+`), those of the host's are `host`. The log omits
+//! functions that are not simulated or only report errors.
 
 use crate::abi::{In, Out, Text};
 use crate::gpu::try_gpu;
@@ -16,7 +15,7 @@ use std::fs::{File, OpenOptions};
 use std::io::Write as _;
 use std::sync::OnceLock;
 
-/// `None`: nobody wants one.
+/// `None`: no log.
 fn file() -> Option<&'static File> {
     static FILE: OnceLock<Option<File>> = OnceLock::new();
     FILE.get_or_init(|| {
@@ -33,10 +32,10 @@ fn file() -> Option<&'static File> {
     .as_ref()
 }
 
-/// A line that waits for its call's end.
+/// A line for a call that has not ended.
 pub struct Line(String);
 
-/// Begins a line, where a log is wanted.
+/// Begins a line if there is a log.
 pub fn begin(name: &str, arguments: impl FnOnce(&mut String)) -> Option<Line> {
     file().filter(|_| process::phase() != Phase::ForkedChild)?;
     let mut text = format!("{name}(");
@@ -47,7 +46,7 @@ pub fn begin(name: &str, arguments: impl FnOnce(&mut String)) -> Option<Line> {
 }
 
 impl Line {
-    /// Writes it, whole, so that lines of several threads do not mix.
+    /// Writes the line whole, so that lines of several threads do not mix.
     pub fn end(mut self, code: u32, results: impl FnOnce(&mut String)) {
         let _ = write!(self.0, ") = {code}");
         if code == 0 {
@@ -55,7 +54,7 @@ impl Line {
         }
         self.0.push('\n');
         if let Some(mut file) = file() {
-            // A full disk is no reason to fail the program's call; the log will be found short.
+            // A full disk must not fail the program's call; the log shows as short.
             let _ = file.write_all(self.0.as_bytes());
         }
     }
@@ -63,16 +62,15 @@ impl Line {
 
 /// An argument of an exported function.
 pub trait Argument {
-    /// Appends what the caller passed.
+    /// Appends the caller's value.
     fn passed(&self, line: &mut String);
-    /// Appends what the caller got through it.
+    /// Appends the result that the caller got through it.
     fn got(&self, _line: &mut String) {}
 }
 
-/// What a result pointer points to.
+/// The target of a result pointer.
 pub trait Shown {
-    /// Appends the value at `place`, which has been written. What is too much for a line is not
-    /// read.
+    /// Appends the value at `place`, which has been written. Omits values too long for a line.
     fn show(_place: *const Self, _line: &mut String) {}
 }
 
@@ -136,7 +134,7 @@ impl<T: Copy> Argument for Option<T> {
     }
 }
 
-/// Structures that are passed by value.
+/// Structures passed by value.
 macro_rules! by_value {
     ($($ty:ty)*) => {$(
         impl Argument for $ty {
@@ -147,7 +145,7 @@ macro_rules! by_value {
     )*};
 }
 
-/// Results that are more than a number.
+/// Results larger than a number.
 macro_rules! large {
     ($($ty:ty)*) => {$(
         impl Shown for $ty {}

@@ -1,10 +1,10 @@
-//! What mapped memory contains, where a test asks for it (`PHANTOM_CONTENTS=handles`).
+//! Contents of mapped memory, on a test's request (`PHANTOM_CONTENTS=handles`).
 //!
 //! Contents belong to the physical handle (CUDA programming guide, virtual memory management): they
-//! are the same through each of its mappings, and gone with the last of handle and mappings. So a
-//! handle is a file in memory here, and a mapping a shared mapping of it; the host's own rules are
-//! the driver's then. New memory is full of [`POISON`], and where nothing is mapped the host faults
-//! too.
+//! are the same through each of its mappings, and last as long as the handle or a mapping. So a
+//! handle is a memory file here, and a mapping a shared mapping of it; the host's rules then equal
+//! the driver's. New memory is full of [`POISON`], and an access to unmapped memory faults on the
+//! host too.
 //!
 //! ```text
 //!   reservation   no access -- cuMemMap -->  the handle's file  -- cuMemUnmap -->  no access
@@ -12,9 +12,9 @@
 //!   handle        a file full of poison  -- cuMemRelease -->  closed: lives on in its mappings
 //! ```
 //!
-//! On, all that is created takes the host's memory, since it is written once: for programs that are
-//! small, on a device that is (`PHANTOM_MEMORY`). Off, memory is what lies at an address, whatever
-//! is mapped there; that costs nothing, and full-size models stay cheap.
+//! If on, all created memory takes host memory, since poison is written to it: for small programs
+//! on a small device (`PHANTOM_MEMORY`). If off, contents belong to the address, whatever is mapped
+//! there; that costs nothing, and full-size models stay cheap.
 
 use crate::abi::{Answer, code};
 use gruyere_phantom::error;
@@ -24,23 +24,23 @@ use std::io::Write;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::sync::{Mutex, PoisonError};
 
-/// What every byte of new physical memory is.
+/// Every byte of new physical memory.
 const POISON: u8 = 0xdb;
 
-/// The files behind handles that have not been released.
+/// The files of unreleased handles.
 #[derive(Default)]
 pub struct Contents {
     files: Mutex<HashMap<u64, File>>,
 }
 
-/// A new file in memory of `bytes`, full of poison.
+/// A new memory file of `bytes`, full of poison.
 fn poisoned(bytes: usize) -> std::io::Result<File> {
     // SAFETY: a NUL-terminated name, and no flag but the usual one.
     let descriptor = unsafe { libc::memfd_create(c"phantom handle".as_ptr(), libc::MFD_CLOEXEC) };
     if descriptor < 0 {
         return Err(std::io::Error::last_os_error());
     }
-    // SAFETY: just opened, and nobody else's.
+    // SAFETY: just opened, and owned here alone.
     let mut file = unsafe { File::from_raw_fd(descriptor) };
     let chunk = vec![POISON; bytes.min(1 << 20)];
     let mut left = bytes;
@@ -52,7 +52,7 @@ fn poisoned(bytes: usize) -> std::io::Result<File> {
     Ok(file)
 }
 
-/// Puts a mapping in the place of whatever is there.
+/// Replaces the mapping of a range.
 fn replace(address: u64, bytes: usize, protection: i32, file: Option<&File>) -> Answer {
     let (flags, descriptor) = match file {
         Some(file) => (libc::MAP_SHARED, file.as_raw_fd()),
@@ -78,29 +78,29 @@ impl Contents {
         then(&mut self.files.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// `cuMemAddressReserve` gave the range: nothing is mapped there.
+    /// After `cuMemAddressReserve`: nothing is mapped in the range.
     pub fn reserved(&self, address: u64, bytes: usize) -> Answer {
         replace(address, bytes, libc::PROT_NONE, None)
     }
 
-    /// `cuMemAddressFree` took it back: any memory may come there.
+    /// After `cuMemAddressFree`: any memory may use the range.
     pub fn freed(&self, address: u64, bytes: usize) -> Answer {
         replace(address, bytes, libc::PROT_READ | libc::PROT_WRITE, None)
     }
 
-    /// `cuMemCreate` made the handle.
+    /// After `cuMemCreate`.
     pub fn created(&self, handle: u64, bytes: usize) -> Answer {
         let file = poisoned(bytes).map_err(|_| error::code::OUT_OF_MEMORY)?;
         self.with(|files| files.insert(handle, file));
         Ok(())
     }
 
-    /// `cuMemRelease` gave the handle up.
+    /// After `cuMemRelease`.
     pub fn released(&self, handle: u64) {
         self.with(|files| files.remove(&handle));
     }
 
-    /// `cuMemMap` mapped the whole of the handle.
+    /// After `cuMemMap` of the whole handle.
     pub fn mapped(&self, address: u64, bytes: usize, handle: u64) -> Answer {
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         self.with(|files| {
@@ -113,7 +113,7 @@ impl Contents {
         })
     }
 
-    /// `cuMemUnmap` unmapped the range.
+    /// After `cuMemUnmap`.
     pub fn unmapped(&self, address: u64, bytes: usize) -> Answer {
         replace(address, bytes, libc::PROT_NONE, None)
     }

@@ -1,4 +1,4 @@
-//! Contexts: one primary context a device, and a stack of current ones a thread.
+//! Contexts: one primary context per device, and a stack of current ones per thread.
 
 use crate::abi::{Out, code, driver, runtime};
 use crate::books;
@@ -10,17 +10,16 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::*};
 /// A `CUcontext`. 0: none.
 pub type Context = usize;
 
-/// Contexts look like the pointers that they are: BASE + device * STEP is the primary one of a
-/// device, and others of that device lie whole ROUNDs above it.
+/// Contexts look like pointers: BASE + device * STEP is a device's primary context, and its other
+/// contexts lie whole ROUNDs above.
 const BASE: usize = 0x6000_0000;
 const STEP: usize = 0x100;
 const ROUND: usize = 0x1_0000;
 
-/// How deep the stack of a thread may be.
+/// Maximal depth of a thread's stack.
 const DEPTH: usize = 16;
 
-/// A thread's stack of current contexts. No destructor: it works to the last instruction of a
-/// thread.
+/// A thread's stack of current contexts. Without a destructor, so it works until the thread ends.
 #[derive(Clone, Copy)]
 struct Stack {
     depth: usize,
@@ -31,14 +30,14 @@ thread_local! {
     static STACK: Cell<Stack> = const { Cell::new(Stack { depth: 0, contexts: [0; DEPTH] }) };
 }
 
-/// How often each primary context is retained. 64 devices are enough.
+/// Retain counts of the primary contexts. 64 devices are enough.
 static RETAINED: [AtomicU32; 64] = [const { AtomicU32::new(0) }; 64];
 
-/// By device: the runtime has used its primary context, which is active from then on without being
-/// retained.
+/// By device: the runtime has used its primary context, which is active from then on without a
+/// retain.
 static IN_RUNTIME: [AtomicBool; 64] = [const { AtomicBool::new(false) }; 64];
 
-/// Contexts that `cuCtxCreate` made so far.
+/// Contexts created by `cuCtxCreate` so far.
 static CREATED: AtomicUsize = AtomicUsize::new(0);
 
 /// The primary context of `device`.
@@ -46,7 +45,7 @@ pub fn primary(device: u32) -> Context {
     BASE + device as usize * STEP
 }
 
-/// The device of a context; refuses what is none.
+/// The device of a context; refuses anything else.
 pub fn device_of(context: Context) -> Result<u32, u32> {
     let offset = context.checked_sub(BASE).ok_or(code::INVALID_CONTEXT)?;
     if offset % STEP != 0 {
@@ -61,7 +60,7 @@ fn current() -> Context {
     stack.depth.checked_sub(1).map_or(0, |top| stack.contexts[top])
 }
 
-/// Makes `context` (0: none) the thread's current one, in place of the top of its stack.
+/// Replaces the top of the thread's stack by `context` (0: none).
 fn set(context: Context) {
     let mut stack = STACK.get();
     match (context, stack.depth) {
@@ -76,13 +75,13 @@ fn set(context: Context) {
     STACK.set(stack);
 }
 
-/// The device of the thread's current context, as driver calls need it.
+/// The device of the thread's current context, for driver calls.
 pub fn driver_device() -> Result<u32, u32> {
     device_of(current())
 }
 
-/// The device of the runtime calls of this thread: that of the current context; where there is
-/// none, device 0's primary context becomes current, as the runtime does it.
+/// The device of this thread's runtime calls: that of the current context. Without one, device 0's
+/// primary context becomes current, as in the runtime.
 pub fn runtime_device() -> u32 {
     driver_device().unwrap_or_else(|_| {
         use_primary(0);
@@ -90,14 +89,14 @@ pub fn runtime_device() -> u32 {
     })
 }
 
-/// A context is made: whether the process may still run here is looked at again, since what was
-/// forked or has waited may have outlived who started it.
+/// On the creation of a context: checks the owner again, since a forked or waiting process may have
+/// outlived its starter.
 fn made() {
     owner::check();
     books::note_context();
 }
 
-/// The runtime makes a primary context current, and so active.
+/// The runtime makes a primary context current and thereby active.
 fn use_primary(device: u32) {
     set(primary(device));
     if !IN_RUNTIME[device as usize].swap(true, Relaxed) {
@@ -110,8 +109,8 @@ pub fn is_active(device: u32) -> bool {
     RETAINED[device as usize].load(Relaxed) > 0 || IN_RUNTIME[device as usize].load(Relaxed)
 }
 
-/// The device for a call on a stream: the current one, or any where none is current and the
-/// stream's handle says it all.
+/// The device for a call on a stream: the current one, or any if none is current and the stream's
+/// handle determines the device.
 pub fn stream_device(stream: usize) -> Result<u32, u32> {
     match driver_device() {
         Ok(device) => Ok(device),
@@ -248,8 +247,8 @@ driver! {
         gpu().device_synchronize(device_of(context)?)
     }
 
-    /// Everything that was enqueued on any stream of the context. Drivers before 12.5 have no such
-    /// function; `PHANTOM_WITHOUT` makes it answer "not supported".
+    /// Records everything enqueued on any stream of the context. Drivers before 12.5 lack the
+    /// function; with `PHANTOM_WITHOUT` it returns "not supported".
     fn cuCtxRecordEvent(context: Context, event: usize) {
         let device = if context == 0 { driver_device()? } else { device_of(context)? };
         gpu().sim.context_event_record(device, event).map_err(failed)

@@ -1,4 +1,4 @@
-//! The test's own way in: `phantom_*` functions, for ctypes. Codes are `CUresult`s, 0 for success.
+//! Control functions for tests: `phantom_*`, for ctypes. Codes are `CUresult`s, 0 for success.
 
 use crate::abi::{Answer, Text, code};
 use crate::context::stream_device;
@@ -14,12 +14,12 @@ fn answer(body: impl FnOnce() -> Answer) -> u32 {
     catch_unwind(AssertUnwindSafe(body)).map_or(code::UNKNOWN, |answer| answer.err().unwrap_or(0))
 }
 
-/// A number out of a device's books; 0 before initialisation.
+/// A number from a device's books; 0 before initialisation.
 fn of_device(device: u32, read: impl FnOnce(DeviceBooks) -> u64) -> u64 {
     try_gpu().filter(|gpu| device < gpu.device_count()).map_or(0, |gpu| read(gpu.sim.books(device)))
 }
 
-/// Initialises CUDA without a call of CUDA's.
+/// Initialises CUDA without a CUDA call.
 #[unsafe(no_mangle)]
 pub extern "C" fn phantom_initialize() -> u32 {
     answer(|| {
@@ -34,31 +34,31 @@ pub extern "C" fn phantom_physical(device: u32) -> u64 {
     of_device(device, |books| books.physical)
 }
 
-/// The highest of them since the last reset.
+/// The highest value since the last reset.
 #[unsafe(no_mangle)]
 pub extern "C" fn phantom_physical_peak(device: u32) -> u64 {
     of_device(device, |books| books.physical_peak)
 }
 
-/// Of the physical bytes: what plain allocations (`cuMemAlloc`, `cudaMalloc`) hold.
+/// Physical bytes in plain allocations (`cuMemAlloc`, `cudaMalloc`).
 #[unsafe(no_mangle)]
 pub extern "C" fn phantom_plain(device: u32) -> u64 {
     of_device(device, |books| books.in_plain)
 }
 
-/// Of the physical bytes: what pools hold.
+/// Physical bytes in pools.
 #[unsafe(no_mangle)]
 pub extern "C" fn phantom_pools(device: u32) -> u64 {
     of_device(device, |books| books.in_pools)
 }
 
-/// Of the physical bytes: what VMM handles hold.
+/// Physical bytes in VMM handles.
 #[unsafe(no_mangle)]
 pub extern "C" fn phantom_handles(device: u32) -> u64 {
     of_device(device, |books| books.in_handles)
 }
 
-/// Begins new peaks, on every device, at what is held now.
+/// Resets the peaks of every device to the current values.
 #[unsafe(no_mangle)]
 pub extern "C" fn phantom_reset_peaks() {
     if let Some(gpu) = try_gpu() {
@@ -72,14 +72,14 @@ pub extern "C" fn phantom_misuses() -> u64 {
     try_gpu().map_or(0, |gpu| gpu.sim.misuses().len() as u64)
 }
 
-/// Calls that forked children made.
+/// Calls of forked children.
 #[unsafe(no_mangle)]
 pub extern "C" fn phantom_forked_calls() -> u64 {
     process::forked_calls()
 }
 
-/// From now on `device` has `bytes` for this process, at most what it was set up with: others hold
-/// the rest.
+/// Leaves `bytes` of `device` to this process from now on, at most its configured memory: others
+/// hold the rest.
 #[unsafe(no_mangle)]
 pub extern "C" fn phantom_set_capacity(device: u32, bytes: u64) -> u32 {
     answer(|| {
@@ -88,8 +88,8 @@ pub extern "C" fn phantom_set_capacity(device: u32, bytes: u64) -> u32 {
     })
 }
 
-/// The handle types (a mask of `CUmemAllocationHandleType`) with which the memory mapped at
-/// `address` was created, and 256 where it was created for RDMA; -1: nothing is mapped there.
+/// The handle types (a mask of `CUmemAllocationHandleType`) of the memory mapped at `address`, plus
+/// 256 if created for RDMA; -1: nothing is mapped there.
 #[unsafe(no_mangle)]
 pub extern "C" fn phantom_created_as(address: u64) -> i32 {
     let mapped =
@@ -103,8 +103,8 @@ fn kind_named(name: &str) -> Option<CallKind> {
     CallKind::ALL.iter().copied().find(|kind| kind.name() == name)
 }
 
-/// The `nth` call of a kind (named as the driver names it: "cuMemCreate"; NULL: of any kind) from
-/// now on fails with `code`, and all later ones too where `from_then_on` is not 0.
+/// Fails the `nth` call of a kind from now on (by the driver's name: "cuMemCreate"; NULL: any kind)
+/// with code `with`, and all later ones too if `from_then_on` is not 0.
 #[unsafe(no_mangle)]
 pub extern "C" fn phantom_fail(call: Text, nth: u64, with: u32, from_then_on: i32) -> u32 {
     answer(|| {
@@ -118,7 +118,7 @@ pub extern "C" fn phantom_fail(call: Text, nth: u64, with: u32, from_then_on: i3
     })
 }
 
-/// Disarms what [`phantom_fail`] armed.
+/// Disarms the faults of [`phantom_fail`].
 #[unsafe(no_mangle)]
 pub extern "C" fn phantom_clear_failures() {
     if let Some(gpu) = try_gpu() {
@@ -126,7 +126,7 @@ pub extern "C" fn phantom_clear_failures() {
     }
 }
 
-/// How often a kind of call was simulated for anybody, by the driver's name of it.
+/// The number of simulated calls of a kind, by the driver's name, for all callers.
 #[unsafe(no_mangle)]
 pub extern "C" fn phantom_calls(call: Text) -> u64 {
     let kind = call.get().ok().and_then(|name| name.to_str().ok()).and_then(kind_named);
@@ -140,12 +140,11 @@ pub extern "C" fn phantom_launch(stream: usize, count: u64) -> u32 {
     answer(|| gruyere_phantom::as_program(|| gpu().launch_many(stream, count)))
 }
 
-/// `stream` for [`phantom_owns`]: any, as with what `cudaMalloc` gives.
+/// `stream` for [`phantom_owns`]: any, as for memory of `cudaMalloc`.
 const EVERY_STREAM: usize = usize::MAX;
 
-/// With `PHANTOM_ORACLE=on`: the program got `bytes` at `address`, to be used in the order of
-/// `stream`, or (all bits set) by any stream at once. To be told after the call that gave it has
-/// returned.
+/// With `PHANTOM_ORACLE=on`: the program got `bytes` at `address`, usable in the order of `stream`,
+/// or (all bits set) by any stream at once. Call after the allocation returns.
 #[unsafe(no_mangle)]
 pub extern "C" fn phantom_owns(address: u64, bytes: u64, stream: usize) {
     if let Some(gpu) = try_gpu() {
@@ -153,7 +152,7 @@ pub extern "C" fn phantom_owns(address: u64, bytes: u64, stream: usize) {
     }
 }
 
-/// The program gives the block at `address` back. To be told before the call that frees it is made.
+/// The program frees the block at `address`. Call before the call that frees it.
 #[unsafe(no_mangle)]
 pub extern "C" fn phantom_disowns(address: u64) {
     if let Some(gpu) = try_gpu() {
@@ -161,7 +160,7 @@ pub extern "C" fn phantom_disowns(address: u64) {
     }
 }
 
-/// Bytes that the program owns.
+/// Bytes of the program's blocks.
 #[unsafe(no_mangle)]
 pub extern "C" fn phantom_owned() -> u64 {
     try_gpu().map_or(0, |gpu| gpu.sim.owned().1)
@@ -174,8 +173,8 @@ pub extern "C" fn phantom_touch(stream: usize, address: u64, bytes: u64) -> u32 
     answer(|| gruyere_phantom::as_program(|| gpu().touch(stream, address, bytes)))
 }
 
-/// What the oracle has found so far, each named on stderr. All bits set where nothing watches
-/// (`PHANTOM_ORACLE`).
+/// The number of the oracle's findings so far, each named on stderr. All bits set if the oracle is
+/// off (`PHANTOM_ORACLE`).
 #[unsafe(no_mangle)]
 pub extern "C" fn phantom_hazards() -> u64 {
     match try_gpu() {
@@ -198,7 +197,7 @@ pub extern "C" fn phantom_host_now() -> u64 {
     try_gpu().map_or(0, |gpu| gpu.sim.host_time().now)
 }
 
-/// When all work of all devices is done, virtual nanoseconds.
+/// The end of all work of all devices, virtual nanoseconds.
 #[unsafe(no_mangle)]
 pub extern "C" fn phantom_device_end() -> u64 {
     try_gpu().map_or(0, |gpu| gpu.sim.host_time().device_end)
@@ -214,8 +213,8 @@ pub extern "C" fn phantom_begin_capture(stream: usize, mode: u32) -> u32 {
     })
 }
 
-/// Ends the capture that was begun on `stream`, and drops its graph. Answers the capture's error
-/// where it had failed.
+/// Ends the capture begun on `stream` and drops its graph. Returns the capture's error if it had
+/// failed.
 #[unsafe(no_mangle)]
 pub extern "C" fn phantom_end_capture(stream: usize) -> u32 {
     answer(|| {
@@ -227,7 +226,7 @@ pub extern "C" fn phantom_end_capture(stream: usize) -> u32 {
     })
 }
 
-/// Writes the books now, to `path` or (NULL) where `PHANTOM_BOOKS` says.
+/// Writes the books now, to `path` or (NULL) to the file of `PHANTOM_BOOKS`.
 #[unsafe(no_mangle)]
 pub extern "C" fn phantom_write_books(path: Text) -> u32 {
     answer(|| {

@@ -1,4 +1,4 @@
-//! What torch built for CUDA 12 calls, and CUDA 13's libraries have otherwise or not at all.
+//! Functions of torch for CUDA 12 that CUDA 13's libraries lack or define differently.
 
 use crate::abi::{Out, runtime};
 use crate::context::runtime_device;
@@ -8,13 +8,13 @@ use crate::numbers::*;
 use crate::properties::{attribute, uuid};
 use std::ffi::c_char;
 
-/// What a device's properties have in CUDA 12. CUDA 13 took clock rates and modes out of them.
+/// Size of a device's properties in CUDA 12. CUDA 13 removed clock rates and modes.
 const PROPERTIES_BYTES: usize = 1032;
 
 #[repr(C, align(8))]
 pub struct Properties([u8; PROPERTIES_BYTES]);
 
-/// A struct that is written member by member, each where C puts it.
+/// A struct written member by member, each at its C offset.
 struct Members {
     bytes: [u8; PROPERTIES_BYTES],
     at: usize,
@@ -36,15 +36,15 @@ impl Members {
     }
 }
 
-/// What follows the memory's size.
+/// A member after the memory's size.
 enum Member {
     /// An attribute, as an `int`.
     Int(i32),
     /// An attribute, as a `size_t`.
     Size(i32),
-    /// So many limits of textures and surfaces.
+    /// This many limits of textures and surfaces.
     Limits(usize),
-    /// So many `int`s that are 0 here, or reserved.
+    /// This many `int`s that are 0 here, or reserved.
     Nothing(usize),
 }
 
@@ -127,7 +127,7 @@ const MEMBERS: &[Member] = &[
     Nothing(63), // reserved
 ];
 
-/// Writes all members, the values of attributes as `value` says them.
+/// Writes all members, with `value` for the attributes.
 fn write(members: &mut Members, value: impl Fn(i32) -> i32) {
     for member in MEMBERS {
         match *member {
@@ -171,8 +171,7 @@ runtime! {
     }
 }
 
-// libnvToolsExt, which torch was linked with up to 2.7: marks for profilers, of which there are
-// none here.
+// libnvToolsExt, linked by torch up to 2.7: marks for profilers, which do not exist here.
 
 #[unsafe(no_mangle)]
 pub extern "C" fn nvtxMarkA(_message: *const c_char) {}

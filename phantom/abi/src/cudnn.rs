@@ -1,10 +1,9 @@
-//! cuDNN: convolutions, batch normalisation, grid samplers and whatever its graph interface is
-//! asked for are launches of nothing. Recurrent networks are in `cudnn_rnn.rs`; CTC is not
-//! simulated.
+//! cuDNN: convolutions, batch normalisation, grid samplers and every operation of its graph
+//! interface are empty launches. Recurrent networks are in `cudnn_rnn.rs`; CTC is not simulated.
 //!
-//! How much memory cuDNN would want beside its operands is its heuristics' secret, and depends on
-//! its version: it wants none here, and each call that might have is counted
-//! (`unknown_workspaces` in the books).
+//! The size of cuDNN's workspaces is known only to its heuristics and depends on its version: here
+//! they are empty, and each call that might want one is counted (`unknown_workspaces` in the
+//! books).
 
 use crate::abi::{Counter, In, Out, succeeds};
 use crate::handle::{HandlePtr, kernels, launched, objects};
@@ -16,12 +15,12 @@ pub const BAD_PARAM: u32 = 2000;
 pub const NULL_POINTER: u32 = 2002;
 pub const EXECUTION_FAILED: u32 = 5000;
 
-/// The code of a result that was written, or of a NULL place.
+/// The code of a written result, or of a NULL place.
 pub fn done(answer: Result<(), u32>) -> u32 {
     answer.map_or(NULL_POINTER, |()| 0)
 }
 
-/// The cuDNN that torch 2.11.0 was built for: 9.19.0.
+/// torch 2.11.0's cuDNN: 9.19.0.
 const VERSION: [i32; 3] = [9, 19, 0];
 
 #[unsafe(no_mangle)]
@@ -71,7 +70,7 @@ pub extern "C" fn cudnnGetStream(handle: HandlePtr, out: Out<usize>) -> u32 {
 // The graph interface (cudnnBackend...): operations become a graph, a heuristic offers
 // configurations of engines for it, and a plan made of one is executed.
 
-/// `cudnnBackendDescriptorType_t`, as far as it is looked at.
+/// The used part of `cudnnBackendDescriptorType_t`.
 mod kind {
     pub const OPERATION_CONVOLUTION_FORWARD: u32 = 10;
     pub const OPERATION_CONVOLUTION_BACKWARD_FILTER: u32 = 11;
@@ -85,7 +84,7 @@ mod kind {
 const DESCRIPTOR: u32 = 15;
 const INT32: u32 = 23;
 
-/// `cudnnBackendAttributeName_t`, as far as it is looked at.
+/// The used part of `cudnnBackendAttributeName_t`.
 mod attribute {
     pub const HEURISTIC_RESULTS: u32 = 202;
     pub const CONFIGURATION_ENGINE: u32 = 300;
@@ -96,8 +95,8 @@ mod attribute {
     pub const ENGINE_INDEX: u32 = 1301;
 }
 
-/// What a graph does, by the name under which its unknown workspace is counted. Whatever is made of
-/// a descriptor does what it does.
+/// Purposes of a graph; the name is that of its unknown workspace in the books. Objects made of a
+/// descriptor share its purpose.
 const PURPOSES: [&str; 5] = [
     "cudnnBackendExecute",
     "cudnnConvolutionForward",
@@ -106,13 +105,13 @@ const PURPOSES: [&str; 5] = [
     "cudnn attention",
 ];
 
-/// A descriptor of the graph interface: an index into [`PURPOSES`], written by whoever makes it,
-/// before it is shared.
+/// A descriptor of the graph interface: an index into [`PURPOSES`], written by its creator before
+/// it is shared.
 pub struct Descriptor {
     purpose: AtomicU8,
 }
 
-/// A descriptor as the C caller holds it.
+/// The C caller's pointer to a descriptor.
 #[repr(transparent)]
 #[derive(Clone, Copy)]
 pub struct DescriptorPtr(*const Descriptor);
@@ -124,7 +123,7 @@ impl DescriptorPtr {
         unsafe { self.0.as_ref() }
     }
 
-    /// Does what `other` does, unless it is known already what this does.
+    /// Takes on the purpose of `other`, unless it has one.
     fn does(self, other: Self) {
         if let (Some(this), Some(other)) = (self.get(), other.get())
             && this.purpose.load(Relaxed) == 0
@@ -175,8 +174,8 @@ pub extern "C" fn cudnnBackendSetAttribute(
     0
 }
 
-/// One configuration is offered for every graph, whose engine is number 0 and needs no workspace.
-/// Of notes, knobs and all else there is nothing.
+/// Offers one configuration for every graph, with engine 0 and no workspace. Notes, knobs and all
+/// else are empty.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudnnBackendGetAttribute(
     descriptor: DescriptorPtr,
@@ -213,7 +212,7 @@ pub extern "C" fn cudnnBackendGetAttribute(
     0
 }
 
-/// Writes a number of 32 bits where the caller asks for one of those, else of 64.
+/// Writes a number of 32 bits if the caller asks for that, else of 64.
 fn put_number(elements: Out<i64>, element_type: u32, number: i32) {
     match element_type {
         INT32 => elements.cast::<i32>().put_if_wanted(number),
@@ -263,7 +262,7 @@ pub struct Algorithm {
     reserved: [i32; 3],
 }
 
-/// One algorithm, number 1, which needs no workspace and is deterministic.
+/// One algorithm, number 1: deterministic, without a workspace.
 fn one_algorithm(wanted: i32, found: Out<i32>, results: Out<Algorithm>) -> u32 {
     if wanted > 0 {
         let one = Algorithm { number: 1, determinism: 1, ..Algorithm::default() };
@@ -356,7 +355,7 @@ pub extern "C" fn cudnnGetBatchNormalizationTrainingExReserveSpaceSize(
     done(bytes.put(0))
 }
 
-/// Exports functions that launch one kernel, beside which they might want a workspace.
+/// Exports functions that launch one kernel and might want a workspace.
 macro_rules! kernels_with_workspace {
     ($($name:ident)*) => {$(
         #[unsafe(no_mangle)]

@@ -1,5 +1,5 @@
-//! cuDNN's recurrent networks: where each weight lies in the buffer of all is exact, what a pass
-//! does is a launch of nothing, and what it would keep or want beside is not known.
+//! cuDNN's recurrent networks: the place of each weight in their common buffer is exact, a pass is
+//! an empty launch, and its reserve and workspace are unknown.
 
 use crate::abi::{Counter, Out};
 use crate::cudnn::{BAD_PARAM, EXECUTION_FAILED, NULL_POINTER, done};
@@ -7,7 +7,7 @@ use crate::handle::{HandlePtr, launched};
 use crate::workspaces;
 use std::sync::{Mutex, PoisonError};
 
-/// `cudnnRNNMode_t`, `cudnnRNNBiasMode_t`, `cudnnRNNInputMode_t`, as far as they are looked at.
+/// The used parts of `cudnnRNNMode_t`, `cudnnRNNBiasMode_t` and `cudnnRNNInputMode_t`.
 const LSTM: u32 = 2;
 const GRU: u32 = 3;
 const NO_BIAS: u32 = 0;
@@ -26,7 +26,7 @@ struct Shape {
     data: u32,
     input: usize,
     hidden: usize,
-    /// What goes from step to step: the hidden state, or its projection.
+    /// Size of the state between steps: the hidden state, or its projection.
     carried: usize,
     layers: usize,
 }
@@ -40,7 +40,7 @@ struct Weight {
 }
 
 impl Shape {
-    /// Gates, whose matrices are one for the input and one for the recurrence each.
+    /// Number of gates; each has one matrix for the input and one for the recurrence.
     fn gates(&self) -> usize {
         match self.cell {
             LSTM => 4,
@@ -53,7 +53,7 @@ impl Shape {
         self.carried != self.hidden
     }
 
-    /// Rows and columns of matrix `number` of a layer in one direction; (0, 0): there is none.
+    /// Rows and columns of matrix `number` of a layer in one direction; (0, 0): none.
     fn matrix(&self, pseudo_layer: usize, number: usize) -> (usize, usize) {
         let first = pseudo_layer < self.directions;
         match number {
@@ -78,8 +78,8 @@ impl Shape {
         if there { self.hidden } else { 0 }
     }
 
-    /// All matrices, then all vectors, each by layers: layer, number, whether it is a matrix, and
-    /// where it lies.
+    /// All matrices, then all vectors, each by layer: layer, number, whether it is a matrix, and
+    /// its place.
     fn weights(&self) -> impl Iterator<Item = (usize, usize, bool, Weight)> + '_ {
         let mut offset = 0;
         [true, false]
@@ -100,7 +100,7 @@ impl Shape {
             })
     }
 
-    /// The weight; none where the network has no such.
+    /// The weight, if the network has it.
     fn weight(&self, layer: usize, number: usize, is_matrix: bool) -> Option<Weight> {
         self.weights()
             .find(|&(l, n, m, _)| (l, n, m) == (layer, number, is_matrix))
@@ -128,10 +128,10 @@ fn element(data: u32) -> Result<usize, u32> {
     }
 }
 
-/// An object of cuDNN's that remembers something, written by whoever sets it.
+/// A cuDNN object that remembers the value last set.
 pub struct Remembers<T>(Mutex<T>);
 
-/// The same as the C caller holds it.
+/// The C caller's pointer to it.
 #[repr(transparent)]
 pub struct Held<T>(*const Remembers<T>);
 
@@ -160,7 +160,7 @@ impl<T: Copy + Default> Held<T> {
     }
 }
 
-/// What a tensor descriptor was told of a weight: data type, rows, columns.
+/// A tensor descriptor of a weight: data type, rows, columns.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Told(u32, i32, i32);
 
@@ -178,7 +178,7 @@ pub extern "C" fn cudnnDestroyTensorDescriptor(tensor: Held<Told>) -> u32 {
     tensor.destroy()
 }
 
-/// Of the descriptor of a weight; of any other nothing is remembered.
+/// Works for the descriptor of a weight; no other is remembered.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudnnGetTensorNdDescriptor(
     tensor: Held<Told>,
@@ -276,7 +276,7 @@ extern "C" fn cudnnGetRNNWeightParams(
     let one = |shape: Shape, is_matrix, told: Held<Told>, address: Out<usize>| {
         let weight = shape.weight(layer as usize, number as usize, is_matrix);
         if let Some(Weight { offset, rows, columns }) = weight {
-            // Whoever wants one of the two passes no descriptor for the other.
+            // A caller that wants only one of the two passes no descriptor for the other.
             if !told.0.is_null() {
                 told.with(|told| *told = Told(shape.data, rows as i32, columns as i32))?;
             }
@@ -306,7 +306,7 @@ extern "C" fn cudnnGetRNNTempSpaceSizes(
     0
 }
 
-/// What a dropout keeps of its random numbers.
+/// The size of a dropout's random state.
 #[unsafe(no_mangle)]
 extern "C" fn cudnnDropoutGetStatesSize(_handle: HandlePtr, bytes: Out<usize>) -> u32 {
     workspaces::unknown("cudnnDropoutGetStatesSize");
@@ -330,7 +330,8 @@ passes! { cudnnRNNForward cudnnRNNBackwardData_v8 cudnnRNNBackwardWeights_v8 }
 mod tests {
     use super::*;
 
-    /// As torch counts the parameters of `nn.LSTM(10, 20, 2, bidirectional=True, proj_size=5)`.
+    /// Equals torch's count of the parameters of `nn.LSTM(10, 20, 2, bidirectional=True,
+    /// proj_size=5)`.
     #[test]
     fn the_weights_of_an_lstm_are_torchs() {
         let shape = Shape {

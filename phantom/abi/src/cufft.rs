@@ -1,8 +1,7 @@
-//! cuFFT: plans are real, transforms are launches of nothing.
+//! cuFFT: plans are real, transforms are empty launches.
 //!
-//! A plan's work area, which torch allocates by the size that the plan tells, and what a plan holds
-//! by itself are cuFFT's secret: there is none here, and each plan is counted (`unknown_workspaces`
-//! in the books).
+//! The sizes of a plan's work area, which torch allocates, and of a plan's own memory are known
+//! only to cuFFT: here both are 0, and each plan is counted (`unknown_workspaces` in the books).
 
 use crate::abi::{Counter, Out, succeeds};
 use crate::handle::launched;
@@ -15,7 +14,7 @@ const INVALID_PLAN: u32 = 1;
 const INVALID_VALUE: u32 = 4;
 const EXEC_FAILED: u32 = 6;
 
-/// Plans by their number, each with the stream that was set.
+/// Plans by number, each with its stream.
 static PLANS: Mutex<BTreeMap<i32, usize>> = Mutex::new(BTreeMap::new());
 
 fn plans() -> MutexGuard<'static, BTreeMap<i32, usize>> {
@@ -68,7 +67,7 @@ pub extern "C" fn cufftXtMakePlanMany(
 #[unsafe(no_mangle)]
 pub extern "C" fn cufftXtExec(plan: i32, _in: usize, _out: usize, _direction: i32) -> u32 {
     static CALLS: Counter = Counter::new("cufftXtExec");
-    // The lock is let go before the launch.
+    // The lock is released before the launch.
     let stream = plans().get(&plan).copied();
     stream.map_or(INVALID_PLAN, |stream| launched(&CALLS, stream, EXEC_FAILED))
 }

@@ -1,7 +1,7 @@
-//! cuSOLVER: handles are real, factorisations are launches of nothing, and none fails.
+//! cuSOLVER: handles are real, factorisations are empty launches, and none fails.
 //!
-//! How much memory one wants beside its operands is cuSOLVER's secret; torch asks for the size and
-//! allocates that. It is 0 here, and each question is counted (`unknown_workspaces` in the books).
+//! The size of a workspace is known only to cuSOLVER; torch queries and allocates it. Here it is 0,
+//! and each query is counted (`unknown_workspaces` in the books).
 
 use crate::abi::{Out, succeeds};
 use crate::handle::{HandlePtr, kernels, objects};

@@ -1,8 +1,8 @@
-//! cuSPARSE: handles are real, products of sparse and dense matrices, solves by triangular ones and
-//! sorts are launches of nothing.
+//! cuSPARSE: handles are real; products of sparse and dense matrices, triangular solves and sorts
+//! are empty launches.
 //!
-//! Workspaces are as cuSOLVER's (`cusolver.rs`). What is not simulated is in `unsupported.rs`: how
-//! much memory a sum or a product of two sparse matrices takes, hangs on the values.
+//! Workspaces are as in cuSOLVER (`cusolver.rs`). `unsupported.rs` has the rest: the memory of a
+//! sum or product of two sparse matrices depends on the values.
 
 use crate::abi::{Out, succeeds};
 use crate::handle::{HandlePtr, kernels, objects};

@@ -8,7 +8,7 @@ use crate::properties::{self, attribute, pci_bus_id, put_text};
 use crate::{lookup, process};
 use std::ffi::{CStr, c_char};
 
-/// CUDA 13.0, which torch 2.11.0 is built for.
+/// CUDA 13.0, the version of torch 2.11.0.
 pub const VERSION: i32 = 13_000;
 
 driver_early! {
@@ -21,8 +21,8 @@ driver_early! {
         out.put(VERSION)
     }
 
-    /// Who listens to the driver's log; torch newer than 2.11 does. The stand-in writes none, so
-    /// nobody is ever called.
+    /// Registers a listener of the driver's log, as torch after 2.11 does. The simulator writes no
+    /// log and never calls it.
     fn cuLogsRegisterCallback(callback: usize, _data: usize, handle: Out<usize>) {
         if callback == 0 {
             return Err(code::INVALID_VALUE);
@@ -107,7 +107,7 @@ driver! {
         out.put(i32::from(gpu().can_access_peer(device, peer)?))
     }
 
-    /// The others (performance rank, arrays): 0.
+    /// The other attributes (performance rank, arrays) are 0.
     fn cuDeviceGetP2PAttribute(out: Out<i32>, number: i32, device: i32, peer: i32) {
         let (device, peer) = (gpu().device(device)?, gpu().device(peer)?);
         out.put(match number {
@@ -139,7 +139,7 @@ driver! {
     }
 }
 
-/// Name and text of an error, driver and runtime alike.
+/// Name and text of an error of driver or runtime.
 pub fn error_texts(error: u32) -> (&'static CStr, &'static CStr) {
     match error {
         0 => (c"CUDA_SUCCESS", c"no error"),

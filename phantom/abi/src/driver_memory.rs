@@ -15,7 +15,7 @@ pub struct Location {
 }
 
 impl Location {
-    /// The device; refuses memory of the host.
+    /// The device; refuses host memory.
     pub fn device(self) -> Result<u32, u32> {
         if self.kind != CU_MEM_LOCATION_TYPE_DEVICE {
             return Err(code::NOT_SUPPORTED);
@@ -36,7 +36,7 @@ pub struct PoolProps {
     reserved: [u8; 56],
 }
 
-/// `CUmemAccessDesc` and `cudaMemAccessDesc`; flags 3 is reading and writing, 0 neither.
+/// `CUmemAccessDesc` and `cudaMemAccessDesc`; flags 3: read and write, 0: none.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct AccessDesc {
@@ -81,7 +81,7 @@ pub fn pool_set_access(pool: usize, descs: In<AccessDesc>, n: usize) -> Answer {
 /// Rows of `width` bytes begin at multiples of this, bytes.
 const PITCH: usize = 512;
 
-/// `cudaMallocPitch`; nothing: NULL.
+/// `cudaMallocPitch`; 0 bytes: NULL.
 pub fn alloc_rows(
     device: u32,
     out: Out<u64>,
@@ -95,8 +95,8 @@ pub fn alloc_rows(
     pitch.put(row)
 }
 
-/// `cudaMallocFromPoolAsync`: what a captured stream allocates is its graph's memory, and no
-/// pool's.
+/// `cudaMallocFromPoolAsync`: on a captured stream the memory belongs to the graph, not to the
+/// pool.
 pub fn alloc_from_pool(
     device: u32,
     out: Out<u64>,
@@ -112,7 +112,7 @@ pub fn alloc_from_pool(
     out.put(address.map_err(failed)?)
 }
 
-/// `cudaMallocAsync`: from the current pool of the stream's device; nothing: NULL.
+/// `cudaMallocAsync`: from the current pool of the stream's device; 0 bytes: NULL.
 pub fn alloc_from_current(device: u32, out: Out<u64>, bytes: usize, stream: usize) -> Answer {
     let owner = gpu().sim.stream_device(device, stream).map_err(failed)?;
     if bytes == 0 {
@@ -179,8 +179,8 @@ driver! {
         driver_malloc_async(out, bytes, own(stream))
     }
 
-    /// On a captured stream refused, unlike a real driver: it is what an allocator calls, which
-    /// must never make a graph's memory its own.
+    /// Refused on a captured stream, unlike a real driver: an allocator makes this call, and must
+    /// never take a graph's memory.
     fn cuMemAllocFromPoolAsync(out: Out<u64>, bytes: usize, pool: usize, stream: usize) {
         driver_alloc_from_pool(out, bytes, pool, stream)
     }

@@ -21,7 +21,7 @@ pub fn ready(done: bool) -> Answer {
     if done { Ok(()) } else { Err(code::NOT_READY) }
 }
 
-/// What a stream says of its capture: `CUstreamCaptureStatus` and the id.
+/// A stream's capture: `CUstreamCaptureStatus` and the id.
 pub fn capture_info(device: u32, stream: usize) -> Result<(u32, u64), u32> {
     Ok(match gpu().sim.capture_status(device, stream).map_err(failed)? {
         CaptureStatus::None => (CU_STREAM_CAPTURE_STATUS_NONE, 0),
@@ -39,7 +39,7 @@ pub fn capture_mode(mode: u32) -> Result<CaptureMode, u32> {
     }
 }
 
-/// Sets this thread's capture mode to `*mode` and puts the old one there.
+/// Swaps this thread's capture mode with `*mode`.
 pub fn exchange_mode(mode: Out<u32>) -> Answer {
     if mode.raw().is_null() {
         return Err(code::INVALID_VALUE);
@@ -123,7 +123,7 @@ driver! {
         put_capture_info(stream, status, id)
     }
 
-    /// The graph and its dependencies are nobody's business here: NULL and none.
+    /// Reports no graph and no dependencies: NULL and 0.
     fn cuStreamGetCaptureInfo_v2(
         stream: usize, status: Out<u32>, id: Out<u64>, graph: Out<usize>, dependencies: Out<usize>,
         n: Out<usize>,
@@ -200,8 +200,8 @@ driver! {
     }
 }
 
-/// On the virtual clock. Kernels take no time on it but where `PHANTOM_KERNEL_NS` or the kernel
-/// itself says so (`launch.rs`).
+/// Elapsed time on the virtual clock. Kernels take no time unless `PHANTOM_KERNEL_NS` or the kernel
+/// itself sets one (`launch.rs`).
 pub fn elapsed(out: Out<f32>, from: usize, to: usize) -> Answer {
     let nanoseconds = gpu().sim.event_elapsed(0, from, to).map_err(failed)?;
     out.put(nanoseconds.ok_or(code::NOT_READY)? as f32 / 1e6)

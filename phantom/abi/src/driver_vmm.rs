@@ -15,7 +15,7 @@ use gruyere_phantom::{SimResult, Source};
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct AllocationProp {
-    /// Pinned is the only kind there is.
+    /// Pinned is the only kind.
     kind: u32,
     handle_types: u32,
     location: Location,
@@ -27,7 +27,7 @@ pub struct AllocationProp {
 }
 
 impl AllocationProp {
-    /// What is asked for; an error where the devices do not offer it.
+    /// The requested properties; an error if the devices do not offer them.
     fn creation(&self) -> Result<Creation, u32> {
         let creation =
             Creation { handle_types: self.handle_types, rdma: self.gpu_direct_rdma != 0 };
@@ -41,8 +41,8 @@ impl AllocationProp {
     }
 }
 
-/// Does to the contents, where they are kept, what a call has just done to the books; where the
-/// host cannot, the call is undone.
+/// Repeats on the contents, if kept, a call's change to the books; undoes the call if the host
+/// fails.
 fn kept(change: impl FnOnce(&Contents) -> Answer, undo: impl FnOnce() -> SimResult<()>) -> Answer {
     let changed = gpu().contents.as_ref().map_or(Ok(()), change);
     if changed.is_err() {
@@ -87,8 +87,8 @@ driver! {
         out.put(handle)
     }
 
-    /// What was created without the type can never be exported. A file is a real one, with nothing
-    /// in it; a fabric handle is 64 bytes.
+    /// Memory created without the type cannot be exported. A file is real but empty; a fabric
+    /// handle is 64 bytes.
     fn cuMemExportToShareableHandle(out: Out<SomeResult>, handle: u64, kind: u32, flags: u64) {
         let creation = sharing::of(handle)?;
         if flags != 0 || kind.count_ones() != 1 || creation.handle_types & kind == 0 {

@@ -1,13 +1,13 @@
-//! Which GPUs a kernel is compiled for, as the "fat binary" says that nvcc puts into a library and
-//! the library registers when it is loaded. Code that is compiled for some generations only asks
-//! for the one that serves (CUB chooses its tuning by it), which need not be the device's own: an
-//! RTX 4090 (8.9) runs what was compiled for 8.6.
+//! The GPUs that a kernel is compiled for, from the "fat binary" that nvcc puts into a library and
+//! the library registers when loaded. Code compiled for some generations asks which of them serves
+//! the device (CUB chooses its tuning by it). That need not be the device's own: an RTX 4090 (8.9)
+//! runs code for 8.6.
 //!
-//! The wrapper is `__fatBinC_Wrapper_t` of CUDA's `fatbinary_section.h`. What it points at NVIDIA
-//! documents nowhere: a header (magic number, version, its size, the size of what follows), then
-//! entries, each with its kind, the size of its head and of its body, and at byte 28 the number of
-//! its generation. Read so, each of the 444 of torch 2.11 comes to its end, with the generations
-//! that torch names.
+//! The wrapper is `__fatBinC_Wrapper_t` of CUDA's `fatbinary_section.h`. NVIDIA does not document
+//! its target: a header (magic number, version, its size, the size of the rest), then entries, each
+//! with its kind, the sizes of its head and its body, and at byte 28 the number of its generation.
+//! Under this reading, each of the 444 fat binaries of torch 2.11 parses to its end, with the
+//! generations that torch names.
 
 use std::slice;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -16,7 +16,7 @@ const WRAPPER_MAGIC: u32 = 0x4662_43b1;
 const MAGIC: u32 = 0xba55_ed50;
 const HEADER_BYTES: usize = 16;
 const LEAST_ENTRY_BYTES: usize = 32;
-/// PTX, which serves every later generation; all else is code for its own.
+/// PTX, which serves every later generation; other kinds are code for one generation.
 const PTX: u16 = 1;
 
 #[repr(C)]
@@ -28,13 +28,13 @@ pub struct Wrapper {
 }
 
 /// Kernels by the addresses of their host stubs, each with the address of its wrapper. Written
-/// while libraries are loaded, read by the few who ask.
+/// while libraries are loaded, seldom read.
 static REGISTERED: Mutex<Registered> =
     Mutex::new(Registered { functions: Vec::new(), gone: Vec::new() });
 
 struct Registered {
     functions: Vec<(usize, usize)>,
-    /// Wrappers of libraries that were unloaded.
+    /// Wrappers of unloaded libraries.
     gone: Vec<usize>,
 }
 
@@ -42,7 +42,7 @@ fn registered() -> MutexGuard<'static, Registered> {
     REGISTERED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A library brings its kernels.
+/// Registers a library's kernels.
 pub fn register(wrapper: usize) {
     registered().gone.retain(|&gone| gone != wrapper);
 }
@@ -52,13 +52,13 @@ pub fn unregister(wrapper: usize) {
     registered().gone.push(wrapper);
 }
 
-/// A kernel of a library's.
+/// Registers one kernel of a library.
 pub fn register_function(wrapper: usize, stub: usize) {
     registered().functions.push((stub, wrapper));
 }
 
-/// The number of the generation (86 for 8.6) whose code of a kernel serves a device of generation
-/// `device`; `device` where nothing is known of the kernel.
+/// The generation (86 for 8.6) whose code of a kernel serves a device of generation `device`;
+/// `device` if the kernel is unknown.
 pub fn serving(stub: usize, device: i32) -> i32 {
     let registered = registered();
     let of_it = registered.functions.iter().rev().find(|(function, _)| *function == stub);
@@ -71,7 +71,7 @@ pub fn serving(stub: usize, device: i32) -> i32 {
     chosen(&entries, device)
 }
 
-/// Where none serves, the first: no kernel runs here, and who asks is to go on.
+/// The first if none serves: no kernel runs here, and the caller has to go on.
 fn chosen(entries: &[(u16, i32)], device: i32) -> i32 {
     let serves = |&&(kind, number): &&(u16, i32)| {
         number <= device && (kind == PTX || number / 10 == device / 10)
@@ -81,10 +81,10 @@ fn chosen(entries: &[(u16, i32)], device: i32) -> i32 {
     best.or(entries.first()).map_or(device, |(_, number)| *number)
 }
 
-/// Kind and generation of each entry; nothing where it is no fat binary that we know.
+/// Kind and generation of each entry; empty for an unknown format.
 ///
 /// # Safety
-/// `wrapper` is what a loaded library registered.
+/// `wrapper` was registered by a loaded library.
 unsafe fn entries(wrapper: *const Wrapper) -> Vec<(u16, i32)> {
     // SAFETY: the caller's promise; a library's data lies where it was linked.
     let Some(wrapper) = (unsafe { wrapper.as_ref() }) else { return Vec::new() };

@@ -1,4 +1,4 @@
-//! The one simulator behind both libraries, set up from the environment.
+//! The simulator behind both libraries, configured by the environment.
 
 use crate::abi::{Answer, code};
 use crate::contents::Contents;
@@ -17,31 +17,31 @@ use std::collections::HashSet;
 use std::sync::atomic::{AtomicUsize, Ordering::*};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-/// The simulator and what the C interface needs besides.
+/// The simulator, and the state of the C interface.
 pub struct Phantom {
     pub sim: Gpu,
     pub host: HostMemory,
     devices: u32,
-    /// Each device's default pool, created when first asked for.
+    /// Each device's default pool, created at first use.
     default_pools: Vec<OnceLock<usize>>,
-    /// The pool that each device's `cudaMallocAsync` takes from. 0: the default one.
+    /// The pool of each device's `cudaMallocAsync`. 0: the default one.
     current_pools: Vec<AtomicUsize>,
     peers_enabled: Mutex<HashSet<(u32, u32)>>,
     /// The host addresses behind device memory.
     window: (u64, u64),
-    /// What handles contain, where that is kept.
+    /// Contents of handles, if kept.
     pub contents: Option<Contents>,
-    /// Copies and fills above this many bytes are skipped.
+    /// Larger copies and fills are skipped, bytes.
     copy_limit: usize,
-    /// What the host sees of what kernels would have written, where that is chosen.
+    /// Values that the host reads in place of kernels' results, if set.
     values: Option<Arc<Values>>,
-    /// What the devices say they are.
+    /// The devices' identity.
     pub looks: Looks,
-    /// How long a kernel runs, virtual nanoseconds.
+    /// A kernel's duration, virtual nanoseconds.
     kernel: u64,
     /// The kinds of shareable handle.
     pub handle_types: HandleTypes,
-    /// What becomes of the wish for RDMA.
+    /// Support of RDMA.
     pub rdma: Rdma,
     /// The devices share the host's memory.
     pub integrated: bool,
@@ -52,18 +52,17 @@ static PHANTOM: OnceLock<Phantom> = OnceLock::new();
 /// The simulator.
 ///
 /// # Panics
-/// Before `cuInit`, which [`crate::abi::entry`] sees to.
+/// Before `cuInit`; [`crate::abi::entry`] prevents that.
 pub fn gpu() -> &'static Phantom {
     PHANTOM.get().expect("initialised by entry()")
 }
 
-/// The simulator, where there is one yet.
+/// The simulator, if initialised.
 pub fn try_gpu() -> Option<&'static Phantom> {
     PHANTOM.get()
 }
 
-/// Sets the simulator up. A setting that makes no sense ends the process with a message: nothing
-/// sensible can follow.
+/// Sets the simulator up. An invalid setting ends the process with a message.
 pub fn start() {
     PHANTOM.get_or_init(|| match Phantom::from_environment() {
         Ok(phantom) => phantom,
@@ -105,22 +104,21 @@ fn switch(text: &str) -> Option<bool> {
     }
 }
 
-/// Real host addresses: one mapping, of which only touched pages exist, cut up as plain numbers
+/// Real host addresses: one mapping, of which only touched pages exist, divided as plain numbers
 /// are.
 struct HostAddresses {
     numbers: CountingAddresses,
-    /// What to add to a number to get an address.
+    /// Added to a number to get an address.
     offset: u64,
     end: u64,
-    /// Who knows what was copied into them.
+    /// The record of copied values.
     values: Option<Arc<Values>>,
 }
 
-/// Address space behind all device memory and all reservations: 16 TiB, of which only touched pages
-/// cost anything. (Under valgrind a process has much less.)
+/// Address space for all device memory and all reservations: 16 TiB, of which only touched pages
+/// cost memory. (Under valgrind a process has much less.)
 const WINDOW: u64 = 16 << 40;
-/// The window's alignment, where it is not smaller itself: above every alignment that anybody asks
-/// for.
+/// The window's alignment, if the window is not smaller: above every requested alignment.
 const WINDOW_ALIGN: u64 = 4 << 30;
 
 impl HostAddresses {
@@ -151,8 +149,7 @@ impl HostAddresses {
         if first % align != 0 {
             return Err(format!("the numbers begin at {first:#x}, which is not aligned"));
         }
-        // The granule just taken stays taken: a pointer just below or at the window's start is
-        // nobody's.
+        // The first granule stays taken: no allocation is just below or at the window's start.
         Ok((
             Self { numbers, offset: base.wrapping_sub(first), end: base + window, values },
             (base, base + window),
@@ -182,7 +179,7 @@ impl AddressProvider for HostAddresses {
     }
 }
 
-/// The stream that a call of the `_ptsz` or `_ptds` kind means: 0 is the calling thread's own.
+/// The stream of a `_ptsz` or `_ptds` call: 0 is the calling thread's own.
 pub fn own(stream: usize) -> usize {
     if stream == 0 { 2 } else { stream }
 }
@@ -223,7 +220,7 @@ impl Phantom {
         let prices = std::env::var("PHANTOM_PRICES").ok().filter(|name| !name.is_empty());
         let prices = prices.map(|name| Prices::open(&name)).transpose();
         let prices = prices.map_err(|error| format!("PHANTOM_PRICES: {error}"))?;
-        // Who names prices wants them charged.
+        // A price file implies that calls are charged.
         let unsaid = prices.as_ref().map_or(Costs::zero(), |prices| prices.costs);
         let prices = prices.map_or(Costs::default(), |prices| prices.costs);
         let costs = setting("PHANTOM_COSTS", unsaid, |text| match text {
@@ -303,7 +300,7 @@ impl Phantom {
         })
     }
 
-    /// The addresses of device memory: first, and behind the last.
+    /// The addresses of device memory: the first, and one past the last.
     pub fn window(&self) -> (u64, u64) {
         self.window
     }
@@ -372,7 +369,7 @@ impl Phantom {
         }
     }
 
-    /// The pool that `cudaMallocAsync` takes from on `device`.
+    /// The pool of `cudaMallocAsync` on `device`.
     pub fn current_pool(&self, device: u32) -> Result<usize, u32> {
         match self.current_pools.get(device as usize).ok_or(code::INVALID_DEVICE)?.load(Relaxed) {
             0 => self.default_pool(device),
@@ -386,7 +383,7 @@ impl Phantom {
         Ok(())
     }
 
-    /// `cudaDeviceReset`: everything that this process has on `device` is gone.
+    /// `cudaDeviceReset`: drops everything of this process on `device`.
     pub fn reset(&self, device: u32) -> Answer {
         let default = self.default_pools.get(device as usize).and_then(|pool| pool.get().copied());
         self.sim.reset_device(device, default).map_err(failed)?;
@@ -394,7 +391,7 @@ impl Phantom {
         Ok(())
     }
 
-    /// `cudaFreeAsync`: of pool memory, and of a graph's.
+    /// `cudaFreeAsync`, of a pool's or a graph's memory.
     pub fn free_async(&self, device: u32, address: u64, stream: usize) -> Answer {
         match self.sim.allocation(address).map(|backing| backing.source) {
             _ if address == 0 => Err(code::INVALID_VALUE),
@@ -405,7 +402,7 @@ impl Phantom {
         }
     }
 
-    /// Frees what `cuMemAlloc` or a pool gave, as `cuMemFree` does.
+    /// Frees memory of `cuMemAlloc` or of a pool, as `cuMemFree` does.
     pub fn free(&self, address: u64) -> Answer {
         if address == 0 {
             return Ok(());
@@ -425,7 +422,7 @@ impl Phantom {
         .map_err(failed)
     }
 
-    /// The device whose memory lies at `address`; `None`: not device memory.
+    /// The device with memory at `address`; `None`: not device memory.
     pub fn device_of_address(&self, address: u64) -> Option<u32> {
         if !(self.window.0..self.window.1).contains(&address) {
             return None;
@@ -441,31 +438,30 @@ impl Phantom {
         self.sim.allocation(address).map(|backing| (backing.address, backing.bytes))
     }
 
-    /// One kernel on `stream`.
+    /// Launches one kernel on `stream`.
     pub fn launch(&self, stream: usize) -> Answer {
         self.launch_many(stream, 1)
     }
 
-    /// Kernels on `stream`.
+    /// Launches `count` kernels on `stream`.
     pub fn launch_many(&self, stream: usize, count: u64) -> Answer {
         let device = context::stream_device(stream).unwrap_or_else(|_| context::runtime_device());
         self.sim.launch(device, stream, count, self.kernel).map_err(failed)
     }
 
-    /// One kernel on `stream` of which is known how long it runs.
+    /// Launches one kernel of known duration on `stream`.
     pub fn launch_of_length(&self, stream: usize, nanoseconds: u64) -> Answer {
         let device = context::stream_device(stream).unwrap_or_else(|_| context::runtime_device());
         self.sim.launch(device, stream, 1, nanoseconds).map_err(failed)
     }
 
-    /// One kernel on `stream`, that reads and writes a range.
+    /// Launches one kernel on `stream` that reads and writes a range.
     pub fn touch(&self, stream: usize, address: u64, bytes: u64) -> Answer {
         let device = context::stream_device(stream).unwrap_or_else(|_| context::runtime_device());
         self.sim.launch_touching(device, stream, self.kernel, &[(address, bytes)]).map_err(failed)
     }
 
-    /// A function of the host's in the order of `stream`: run at once, or never while the stream
-    /// captures.
+    /// A host function in the order of `stream`: runs at once, or never while the stream captures.
     pub fn host_function(&self, stream: usize, function: impl FnOnce()) -> Answer {
         let device = context::stream_device(stream).unwrap_or_else(|_| context::runtime_device());
         if self.sim.capture_status(device, stream).map_err(failed)? == CaptureStatus::None {
@@ -474,8 +470,8 @@ impl Phantom {
         Ok(())
     }
 
-    /// True where every byte of the range may be touched by `device`: host memory, or backed device
-    /// memory; where contents are kept, memory to which access was set.
+    /// True if `device` may access every byte of the range: host memory, or backed device memory;
+    /// if contents are kept, only with access set.
     fn accessible(&self, device: u32, address: u64, bytes: usize) -> bool {
         if !(self.window.0..self.window.1).contains(&address) {
             return address != 0;
@@ -495,19 +491,19 @@ impl Phantom {
         self.sim.stream_synchronize(device, stream).map_err(failed)
     }
 
-    /// [`Phantom::copy`], and the host waits for it.
+    /// [`Phantom::copy`], followed by a host wait.
     pub fn copy_and_wait(&self, to: u64, from: u64, bytes: usize, stream: usize) -> Answer {
         self.copy(to, from, bytes, stream)?;
         self.wait_for_stream(stream)
     }
 
-    /// Copies between any two memories, in the order of `stream`, where it is small enough to be
-    /// worth it.
+    /// Copies between any two memories, in the order of `stream`; copies above the limit move no
+    /// bytes.
     pub fn copy(&self, to: u64, from: u64, bytes: usize, stream: usize) -> Answer {
         self.copy_rows((to, bytes), (from, bytes), bytes, 1, stream)
     }
 
-    /// Copies `rows` rows of `bytes` each; the places have an address and a pitch.
+    /// Copies `rows` rows of `bytes` each; a place is an address and a pitch.
     pub fn copy_rows(
         &self,
         (to, to_pitch): (u64, usize),
@@ -533,7 +529,7 @@ impl Phantom {
         (self.window.0..self.window.1).contains(&address)
     }
 
-    /// A copy from device memory to the host's.
+    /// Whether this is a copy from device to host memory.
     fn is_read(&self, to: u64, from: u64) -> bool {
         self.is_device(from) && !self.is_device(to)
     }
@@ -618,7 +614,7 @@ impl Phantom {
         Ok(())
     }
 
-    /// Changes what a device has (for `phantom_set_capacity`): others take the difference.
+    /// Changes a device's memory (for `phantom_set_capacity`): others take the difference.
     pub fn set_capacity(&self, device: u32, bytes: u64) -> Answer {
         let capacity = self.sim.books(device).capacity;
         self.sim.set_taken(device, capacity.checked_sub(bytes).ok_or(code::INVALID_VALUE)?);
@@ -626,7 +622,7 @@ impl Phantom {
     }
 }
 
-/// `CUmemPool_attribute` and `cudaMemPoolAttr`, numbered alike.
+/// `CUmemPool_attribute` and `cudaMemPoolAttr`, which share their numbers.
 pub fn pool_attribute(number: i32) -> Result<(PoolAttribute, bool), u32> {
     // True: the value is an int, else 64 bits.
     Ok(match number {
@@ -665,7 +661,7 @@ mod tests {
         let (mut addresses, window) = HostAddresses::new(WINDOW, None).expect("address space");
         let first = addresses.reserve(4 << 20, 2 << 20).expect("room");
         assert!(window.0 < first && first + (4 << 20) <= window.1 && first.is_multiple_of(2 << 20));
-        // SAFETY: the provider has just given these bytes to nobody else.
+        // SAFETY: the provider has just reserved these bytes for this test alone.
         unsafe { (first as *mut u64).write(7) };
         addresses.release(first, 4 << 20);
         // SAFETY: the window stays mapped for the life of the process.

@@ -1,5 +1,5 @@
-//! Graphs: what captures become. A template and its executables share the simulated graphs, which
-//! go with the last of them.
+//! Graphs, the results of captures. A template and its executables share the simulated graphs,
+//! which go with the last of them.
 
 use crate::abi::{Answer, Out, code, driver, runtime};
 use crate::context::{runtime_device, stream_device};
@@ -8,7 +8,7 @@ use crate::gpu::{failed, gpu, own};
 use std::collections::HashMap;
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
-/// Handles look like the pointers that they are. Bit 7 tells an executable from a template.
+/// Handles look like pointers. Bit 7 distinguishes an executable from a template.
 const BASE: usize = 0x2000_0000;
 const STEP: usize = 0x100;
 const EXECUTABLE: usize = 0x80;
@@ -16,9 +16,9 @@ const EXECUTABLE: usize = 0x80;
 /// A template with its executables.
 #[derive(Default)]
 struct Graph {
-    /// How many handles there are of it.
+    /// Number of its handles.
     handles: u32,
-    /// What was captured into it, in order.
+    /// The captures in it, in order.
     captured: Vec<u64>,
 }
 
@@ -26,7 +26,7 @@ struct Graph {
 struct Graphs {
     made: usize,
     by_number: HashMap<usize, Graph>,
-    /// Streams that capture into a graph that was there before.
+    /// Streams that capture into an existing graph.
     into: HashMap<usize, usize>,
 }
 
@@ -37,7 +37,7 @@ fn graphs() -> MutexGuard<'static, Graphs> {
 }
 
 impl Graphs {
-    /// A new template, of what was captured.
+    /// A new template of these captures.
     fn add(&mut self, captured: Vec<u64>) -> usize {
         self.made += 1;
         self.by_number.insert(self.made, Graph { handles: 1, captured });
@@ -61,7 +61,7 @@ pub fn begin(device: u32, stream: usize, mode: u32) -> Answer {
     gpu().sim.begin_capture(device, stream, capture_mode(mode)?, None).map(|_| ()).map_err(failed)
 }
 
-/// What is captured goes to the end of a graph that is there already.
+/// Begins a capture to the end of an existing graph.
 fn begin_into(device: u32, stream: usize, graph: usize, mode: u32) -> Answer {
     let number = number_of(graph)?;
     graphs().get(graph)?;
@@ -132,7 +132,7 @@ runtime! {
         begin(runtime_device(), stream, mode)
     }
 
-    /// The dependencies of what comes first are nobody's business here.
+    /// Ignores the dependencies of the first nodes.
     fn cudaStreamBeginCaptureToGraph(
         stream: usize, graph: usize, _dependencies: usize, _edges: usize, _n: usize, mode: u32,
     ) {
@@ -179,7 +179,7 @@ runtime! {
         destroy_executable(handle)
     }
 
-    /// The number of kernels; there are no nodes to hand out.
+    /// Reports the number of kernels; there are no node handles.
     fn cudaGraphGetNodes(handle: usize, nodes: Out<usize>, n: Out<usize>) {
         let captured = graphs().get(handle)?.captured.clone();
         let kernels: u64 = captured.iter().filter_map(|&id| gpu().sim.graph_work(id)).map(

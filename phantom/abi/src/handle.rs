@@ -1,18 +1,17 @@
-//! What programs hold of a library: handles, which remember the stream that they are to use, and
-//! objects that say nothing here.
+//! A library's objects in programs: handles, which remember their stream, and objects without
+//! content here.
 
 use crate::abi::{Counter, Face, Out, entry};
 use crate::call_log::{self, Argument};
 use crate::gpu::gpu;
 use std::sync::atomic::{AtomicUsize, Ordering::*};
 
-/// The stream that was set, written by the handle's user, who may not share it between threads
-/// without a lock of his own.
+/// The handle's stream, written by the program, which must lock a handle shared between threads.
 pub struct Handle {
     stream: AtomicUsize,
 }
 
-/// A handle as the C caller holds it.
+/// The C caller's pointer to a handle.
 #[repr(transparent)]
 #[derive(Clone, Copy)]
 pub struct HandlePtr(*const Handle);
@@ -50,8 +49,8 @@ impl HandlePtr {
     }
 }
 
-/// One kernel on `stream`; `failed` is what the library answers where the launch failed. The call
-/// log has the function and the stream: the other arguments are the library's own.
+/// Launches one kernel on `stream`; returns `failed`, the library's code, if the launch fails. The
+/// call log has the function and the stream, not the library's other arguments.
 pub fn launched(calls: &'static Counter, stream: usize, failed: u32) -> u32 {
     let line = call_log::begin(calls.name(), |line| Argument::passed(&stream, line));
     let code = match entry(calls, Face::Runtime, || gpu().launch(stream)) {
@@ -75,8 +74,8 @@ macro_rules! kernels {
     )*};
 }
 
-/// Exports functions that make an object, through their first argument. It says nothing to a
-/// library that computes nothing: one serves for all. `null` is the answer to a NULL place.
+/// Exports functions that create an object through their first argument. A library that computes
+/// nothing ignores it: one object serves for all. `null` is the result for a NULL place.
 macro_rules! objects {
     ($null:ident => $($name:ident)*) => {$(
         #[unsafe(no_mangle)]

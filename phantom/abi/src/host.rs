@@ -1,4 +1,4 @@
-//! Page-locked host memory, and which memory a pointer points to.
+//! Page-locked host memory, and attributes of pointers.
 
 use crate::abi::{In, Out, SomeResult, code, driver, runtime};
 use crate::gpu::gpu;
@@ -25,7 +25,7 @@ impl HostMemory {
         self.ranges.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// True where `address` lies in page-locked memory.
+    /// True if `address` is in page-locked memory.
     pub fn contains(&self, address: usize) -> bool {
         self.ranges()
             .range(..=address)
@@ -33,13 +33,13 @@ impl HostMemory {
             .is_some_and(|(start, range)| address - start < range.bytes.max(1))
     }
 
-    /// Bytes that are page-locked now.
+    /// Page-locked bytes.
     pub fn bytes(&self) -> usize {
         self.ranges().values().map(|range| range.bytes).sum()
     }
 
-    /// Fresh pages, zero, of which only touched ones take memory: copies above the limit are
-    /// skipped, so most never are.
+    /// Fresh zero pages, of which only touched ones take memory: copies above the limit are
+    /// skipped, so most never do.
     fn allocate(&self, bytes: usize) -> Result<usize, u32> {
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
@@ -78,7 +78,7 @@ impl HostMemory {
     }
 }
 
-/// `cudaPointerAttributes` as CUDA 13 lays it out.
+/// `cudaPointerAttributes` in CUDA 13's layout.
 #[repr(C)]
 pub struct PointerAttributes {
     kind: u32,
@@ -88,7 +88,7 @@ pub struct PointerAttributes {
     reserved: [i64; 8],
 }
 
-/// `CU_MEMORYTYPE_HOST` and `cudaMemoryTypeHost`. What CUDA does not know is 0.
+/// `CU_MEMORYTYPE_HOST` and `cudaMemoryTypeHost`. Memory unknown to CUDA is 0.
 const HOST: u32 = 1;
 /// `CU_MEMORYTYPE_DEVICE` and `cudaMemoryTypeDevice`.
 const DEVICE: u32 = 2;
@@ -133,7 +133,7 @@ runtime! {
         if out.raw().is_null() {
             return Err(code::INVALID_VALUE);
         }
-        // The caller's struct ends before the reserved words where it was built for CUDA 12.
+        // A caller's struct for CUDA 12 ends before the reserved words.
         let bytes = std::mem::offset_of!(PointerAttributes, reserved);
         // SAFETY: not null, and by the C contract the caller's struct, which has at least these.
         unsafe {
@@ -176,7 +176,7 @@ driver! {
         pointer_attribute(out, attribute, address)
     }
 
-    /// What a pointer does not have is answered with zero, not with an error.
+    /// A missing attribute is zero, not an error.
     fn cuPointerGetAttributes(n: u32, wanted: In<i32>, outs: In<usize>, address: usize) {
         for i in 0..n as usize {
             let (attribute, out) = (wanted.nth(i)?, outs.nth(i)?);
@@ -192,7 +192,7 @@ driver! {
     }
 }
 
-/// One `CUpointer_attribute`. Results are of several sizes: an int is written as an int.
+/// One `CUpointer_attribute`. Results have several sizes: an int is written as an int.
 fn pointer_attribute(out: Out<SomeResult>, attribute: i32, address: usize) -> Result<(), u32> {
     let facts = attributes(address);
     if facts.kind == 0 {
@@ -211,7 +211,7 @@ fn pointer_attribute(out: Out<SomeResult>, attribute: i32, address: usize) -> Re
         }
         CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL => put_int(facts.device as u32),
         CU_POINTER_ATTRIBUTE_IS_MANAGED => put_int(0),
-        // What cudaIpcGetMemHandle takes.
+        // Memory that cudaIpcGetMemHandle accepts.
         CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE => {
             put_int(u32::from(source(address) == Some(Source::Plain)))
         }

@@ -1,9 +1,9 @@
-//! Memory of other processes: handles of plain allocations, as bytes that may travel.
+//! Memory of other processes: handles of plain allocations, as bytes to send.
 //!
-//! A handle names the whole allocation that holds the address, and the process that exported it. To
-//! open it in another process of a phantom gives fresh memory of the same size there, since no two
-//! processes share device memory here: what is checked is who may export, open and close, and how
-//! often; not what is in it.
+//! A handle names the whole allocation at the address, and the exporting process. Opening it in
+//! another process on the simulator gives fresh memory of the same size, since processes share no
+//! device memory here: the simulator checks the rules of export, open and close, and their counts,
+//! not the contents.
 
 use crate::abi::{Answer, Out, code, driver, runtime};
 use crate::context::{driver_device, runtime_device};
@@ -26,15 +26,14 @@ pub struct MemHandle {
 
 const MARK: [u8; 16] = *b"phantom memory\0\0";
 
-/// What this process has opened: by handle, the address here and how often.
+/// Handles opened by this process, with the address here and a count.
 static OPENED: Mutex<BTreeMap<MemHandle, (u64, u32)>> = Mutex::new(BTreeMap::new());
 
 fn opened() -> MutexGuard<'static, BTreeMap<MemHandle, (u64, u32)>> {
     OPENED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Neither mappings nor a pool's memory have handles of this kind, nor has memory that is another
-/// process's.
+/// Mappings, pool memory and another process's memory have no such handles.
 fn export(out: Out<MemHandle>, address: u64) -> Answer {
     let whole = gpu().sim.allocation(address).ok_or(code::INVALID_VALUE)?;
     let imported = opened().values().any(|&(start, _)| start == whole.address);
@@ -55,7 +54,7 @@ fn open(out: Out<u64>, handle: MemHandle, device: u32) -> Answer {
     if handle.mark != MARK {
         return Err(code::INVALID_VALUE);
     }
-    // The exporter has it already.
+    // The exporter cannot open its own handle.
     if handle.pid == u64::from(std::process::id()) {
         return Err(code::INVALID_CONTEXT);
     }

@@ -17,7 +17,7 @@ pub struct Dim3 {
     z: u32,
 }
 
-/// What `<<<...>>>` pushed and the kernel's host stub pops.
+/// A configuration, pushed by `<<<...>>>` and popped by the kernel's host stub.
 #[derive(Clone, Copy)]
 struct Configuration {
     grid: Dim3,
@@ -33,7 +33,7 @@ thread_local! {
         const { Cell::new(Configuration { grid: ONE, block: ONE, shared: 0, stream: 0 }) };
 }
 
-/// The start of `cudaLaunchConfig_t` and `CUlaunchConfig` alike is enough: the stream.
+/// The start of `cudaLaunchConfig_t` and `CUlaunchConfig`, up to the stream.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct LaunchConfig {
@@ -50,8 +50,8 @@ pub struct DriverLaunchConfig {
     stream: usize,
 }
 
-/// The host stub of torch's kernel that spins for as many cycles as its argument says
-/// (`torch.cuda._sleep`): the one kernel that runs for as long as a program means it to.
+/// The host stub of torch's kernel that spins for its argument's number of cycles
+/// (`torch.cuda._sleep`): the only kernel with a duration set by the program.
 ///
 /// ```text
 /// 0 --(torch's static constructors register the kernel)--> the address of its stub
@@ -59,9 +59,9 @@ pub struct DriverLaunchConfig {
 static SPIN: AtomicUsize = AtomicUsize::new(0);
 
 // Registration runs thousands of times in static constructors, before anything else: no counters
-// here, no state but the above and where kernels come from.
+// here, and no state but the above and the origins of kernels.
 
-/// The handle is the address of what is registered.
+/// The handle is the address of the registered wrapper.
 #[unsafe(no_mangle)]
 pub extern "C" fn __cudaRegisterFatBinary(wrapper: usize) -> usize {
     fatbin::register(wrapper);
@@ -126,18 +126,18 @@ pub extern "C" fn __cudaGetKernel(kernel: Out<usize>, stub: usize) -> u32 {
     kernel.put(stub).err().unwrap_or(0)
 }
 
-/// One kernel that never runs, in its place on the stream.
+/// Launches one kernel on the stream, which never runs.
 fn launched(stream: usize) -> Answer {
     gpu().launch(stream)
 }
 
-/// As the runtime does it: a thread without a context is in the primary one from now on.
+/// As the runtime: a thread without a context gets the primary one.
 fn launched_by_runtime(stream: usize) -> Answer {
     runtime_device();
     launched(stream)
 }
 
-/// As above; a kernel that spins takes a nanosecond a cycle.
+/// As above; a spinning kernel takes a nanosecond per cycle.
 fn launched_with(function: usize, arguments: In<In<u64>>, stream: usize) -> Answer {
     if function == 0 || function != SPIN.load(Relaxed) {
         return launched_by_runtime(stream);
@@ -180,7 +180,8 @@ runtime! {
         launched_by_runtime(config.get()?.stream)
     }
 
-    /// Called at once: everything before it on the stream is done, since nothing takes time here.
+    /// Calls the function at once: everything before it on the stream is done, since nothing takes
+    /// time here.
     fn cudaLaunchHostFunc(stream: usize, function: Option<extern "C" fn(usize)>, data: usize) {
         gpu().host_function(stream, move || if let Some(function) = function { function(data) })
     }
@@ -203,8 +204,8 @@ runtime! {
         Ok(())
     }
 
-    /// A place of its own for every symbol would need the fat binary's table: one page of zeros
-    /// serves, since no kernel reads it.
+    /// Separate memory for each symbol would need the fat binary's table; one page of zeros serves,
+    /// since no kernel reads it.
     fn cudaGetSymbolAddress(out: Out<usize>, _symbol: usize) {
         static PLACE: [u64; 512] = [0; 512];
         out.put(PLACE.as_ptr() as usize)

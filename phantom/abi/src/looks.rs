@@ -1,19 +1,18 @@
-//! Which GPU the devices say they are: `PHANTOM_NAME`, `PHANTOM_CAPABILITY`,
-//! `PHANTOM_MULTIPROCESSORS`.
+//! The devices' reported GPU: `PHANTOM_NAME`, `PHANTOM_CAPABILITY`, `PHANTOM_MULTIPROCESSORS`.
 
 use crate::owner;
 
-/// What every name ends in, so that nobody takes the device for a GPU: but where a dry run shows
-/// the program the GPU that it asks about.
+/// End of every name, so that no user takes the device for a GPU. A dry run omits it, since it
+/// shows the program the GPU in question.
 const MARK: &str = " (stand-in)";
 
-/// What hangs on the compute capability.
+/// Limits that depend on the compute capability.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Generation {
     pub capability: (i32, i32),
     /// Shared memory of a multiprocessor, KiB.
     shared: i32,
-    /// Threads and blocks that may be on a multiprocessor at once.
+    /// Threads and blocks on a multiprocessor at once.
     pub threads: i32,
     pub blocks: i32,
     /// L2 cache, MiB.
@@ -55,7 +54,7 @@ impl Generation {
         GENERATIONS.iter().find(|generation| generation.capability == capability)
     }
 
-    /// As `sm_` has it: 90 for 9.0.
+    /// The number after `sm_`: 90 for 9.0.
     pub fn number(&self) -> i32 {
         self.capability.0 * 10 + self.capability.1
     }
@@ -65,7 +64,7 @@ impl Generation {
         self.shared << 10
     }
 
-    /// What one block may have of it: from Ampere on 1 KiB a block is the system's.
+    /// The part of it for one block: since Ampere the system takes 1 KiB per block.
     pub fn shared_bytes_of_block(&self) -> i32 {
         (self.shared - i32::from(self.capability.0 >= 8)) << 10
     }
@@ -75,7 +74,7 @@ impl Generation {
     }
 }
 
-/// What all devices say of themselves.
+/// The reported properties of all devices.
 #[derive(Debug)]
 pub struct Looks {
     pub name: String,
@@ -100,7 +99,7 @@ impl Looks {
         capability: &str,
         multiprocessors: &str,
     ) -> Result<Self, String> {
-        // The driver's callers bring 256 bytes, and a NUL ends it.
+        // Callers of the driver pass 256 bytes, with a NUL at the end.
         let most = 255 - mark.len();
         if name.is_empty() || name.len() > most {
             return Err(format!("PHANTOM_NAME={name}: 1 to {most} bytes are wanted"));

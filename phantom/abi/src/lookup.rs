@@ -1,10 +1,10 @@
-//! Driver functions by name, as `cuGetProcAddress` gives them.
+//! Driver functions by name, for `cuGetProcAddress`.
 
 use std::ffi::{CStr, CString, c_void};
 use std::sync::OnceLock;
 
-/// The functions whose newest version is not simply the one with the highest suffix: name, and the
-/// CUDA version from which on each variant is meant, newest first.
+/// Functions whose newest version is not simply the one with the highest suffix: name, and the
+/// first CUDA version of each variant, newest first.
 const VERSIONED: &[(&str, &[(i32, &str)])] = &[
     (
         "cuStreamGetCaptureInfo",
@@ -22,8 +22,8 @@ const VERSIONED: &[(&str, &[(i32, &str)])] = &[
 /// `CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM` and its like in the runtime.
 const PER_THREAD: u64 = 2;
 
-/// The address of the function that `name` means in CUDA `version` (12020 for 12.2), and with the
-/// thread's own stream as stream 0 where `flags` say so.
+/// The address of function `name` in CUDA `version` (12020 for 12.2); `flags` can choose the
+/// variant with the thread's own stream as stream 0.
 pub fn driver_symbol(name: &CStr, version: i32, flags: u64) -> Option<usize> {
     let text = name.to_str().ok()?;
     if !text.starts_with("cu") {
@@ -39,7 +39,7 @@ pub fn driver_symbol(name: &CStr, version: i32, flags: u64) -> Option<usize> {
     of_thread.chain(&plain).find_map(|ending| own_symbol(&format!("{text}{ending}")))
 }
 
-/// A function of this very library, wherever it was loaded from: other libraries of the process may
+/// A function of this library, wherever it was loaded from: other libraries of the process may
 /// define the same names.
 fn own_symbol(name: &str) -> Option<usize> {
     let name = CString::new(name).ok()?;

@@ -1,6 +1,5 @@
-//! NCCL on one rank: what a collective leaves in the receiver is what the sender had. A
-//! communicator of several ranks is refused. What NCCL holds for its channels is not known
-//! (`workspaces.rs`).
+//! NCCL on one rank: a collective copies the sender's data to the receiver. A communicator of
+//! several ranks is refused. The memory of NCCL's channels is unknown (`workspaces.rs`).
 
 use crate::abi::{Answer, Counter, Face, In, Out, entry};
 use crate::gpu::{failed, gpu};
@@ -32,7 +31,7 @@ fn communicator(out: Out<usize>, name: &'static str, ranks: i32) -> u32 {
     }
 }
 
-/// Runs `body` as a call of the program's.
+/// Runs `body` as a call of the program.
 fn called(calls: &'static Counter, body: impl FnOnce() -> Answer) -> u32 {
     if entry(calls, Face::Runtime, body) == 0 { 0 } else { UNHANDLED }
 }
@@ -59,7 +58,7 @@ nothing! {
 
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclGetUniqueId(out: Out<UniqueId>) -> u32 {
-    // Nobody else reads it.
+    // No other rank reads it.
     out.put(UniqueId([0x6e; 128])).map_or(INVALID_ARGUMENT, |()| 0)
 }
 
@@ -127,7 +126,7 @@ pub extern "C" fn ncclCommGetAsyncError(_communicator: usize, out: Out<u32>) -> 
     out.put(0).map_or(INVALID_ARGUMENT, |()| 0)
 }
 
-/// Any number that is not a usual operation's.
+/// Returns any number that is not a built-in operation.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclRedOpCreatePreMulSum(
     out: Out<u32>,
@@ -150,7 +149,7 @@ fn size(kind: u32) -> Result<usize, u32> {
     }
 }
 
-/// From the sender's memory to the receiver's, in the order of `stream`.
+/// Copies the sender's memory to the receiver's, in the order of `stream`.
 fn passed(from: u64, to: u64, count: usize, kind: u32, stream: usize) -> Answer {
     if from == to || count == 0 {
         return gpu().launch(stream);
@@ -165,11 +164,11 @@ enum Half {
     Received,
 }
 
-/// The halves that wait for their others, all of one kind, and where each lies. A rank that sends
-/// to itself receives in the order in which it sends, in one group.
+/// The halves that wait for their counterparts, all of one kind, and their addresses. A rank that
+/// sends to itself receives in the order of its sends, in one group.
 static WAITING: Mutex<VecDeque<(Half, u64)>> = Mutex::new(VecDeque::new());
 
-/// The other half's place; none where it is yet to come.
+/// The other half's address, if it has come.
 fn meet(half: Half, place: u64) -> Option<u64> {
     let mut waiting = WAITING.lock().unwrap_or_else(PoisonError::into_inner);
     match waiting.front() {

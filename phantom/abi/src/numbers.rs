@@ -1,9 +1,8 @@
-//! The numbers of CUDA's that this library is asked with and answers, under the names that `cuda.h`
-//! has for them.
+//! CUDA's numbers in this library's arguments and results, under their names in `cuda.h`.
 //!
-//! `cargo xtask test` holds each to NVIDIA's own headers.
+//! `cargo xtask test` checks each against NVIDIA's headers.
 
-// `CUdevice_attribute`, and `cudaDeviceAttr`, which numbers alike.
+// `CUdevice_attribute`, and `cudaDeviceAttr`, with the same numbers.
 pub const CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK: i32 = 1;
 pub const CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X: i32 = 2;
 pub const CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Y: i32 = 3;

@@ -1,11 +1,11 @@
-//! NVML (libnvidia-ml), as far as torch and programs ask it: the devices, their memory, the
-//! processes on them. All of it is the simulator's: there is one machine, and this process alone
-//! on it. What no simulator has (temperature, power, clocks, utilization) is not exported, which
-//! callers take for a driver that is too old for it.
+//! The part of NVML (libnvidia-ml) that torch and programs use: the devices, their memory, the
+//! processes on them. All of it comes from the simulator: one machine, with this process alone on
+//! it. Functions without a simulated counterpart (temperature, power, clocks, utilization) are not
+//! exported; callers take that for an old driver.
 //!
 //! As on a GPU, NVML makes no context: it works before `cuInit`, and in a forked child. There the
-//! books are a copy that another thread may have held as the child began, so memory and processes
-//! are not told.
+//! books are a copy, possibly locked by another thread at the fork, so memory and processes are not
+//! reported.
 
 use crate::abi::{Counter, Out, Text};
 use crate::context;
@@ -33,15 +33,15 @@ const P2P_NOT_SUPPORTED: u32 = 5;
 /// `nvmlGpuFabricState_t`.
 const FABRIC_NOT_SUPPORTED: u8 = 0;
 const FABRIC_COMPLETED: u8 = 3;
-/// The first driver that has CUDA 13.
+/// The first driver with CUDA 13.
 const DRIVER: &str = "580.65.06";
-/// What `gpuInstanceId` and `computeInstanceId` are without MIG.
+/// `gpuInstanceId` and `computeInstanceId` without MIG.
 const NO_INSTANCE: u32 = u32::MAX;
 
-/// How often it was initialised and not shut down since.
+/// Initialisations minus shutdowns.
 static USERS: AtomicU32 = AtomicU32::new(0);
 
-/// `nvmlDevice_t`: the device's number and one, so that none is NULL.
+/// `nvmlDevice_t`: the device's number plus one, so that none is NULL.
 type Device = usize;
 
 fn called(calls: &'static Counter, early: bool, body: impl FnOnce() -> Result<(), u32>) -> u32 {
@@ -53,7 +53,7 @@ fn called(calls: &'static Counter, early: bool, body: impl FnOnce() -> Result<()
     answer.map_or(UNKNOWN, |answer| answer.err().unwrap_or(0))
 }
 
-/// Exports functions of NVML; `early`: those that may be called before `nvmlInit`.
+/// Exports functions of NVML; `early`: those that work before `nvmlInit`.
 macro_rules! nvml {
     ($early:literal: $($(#[$doc:meta])* fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $body:block)*)
         => {$(
@@ -72,23 +72,23 @@ fn device(handle: Device) -> Result<u32, u32> {
     known(u32::try_from(number).map_err(|_| INVALID_ARGUMENT)?, INVALID_ARGUMENT)
 }
 
-/// The device of that number; `otherwise` where there is none.
+/// The device of that number; the code `otherwise` if there is none.
 fn known(number: u32, otherwise: u32) -> Result<u32, u32> {
     if number < gpu().device_count() { Ok(number) } else { Err(otherwise) }
 }
 
-/// A device whose books can be read.
+/// A device with readable books.
 fn with_books(handle: Device) -> Result<u32, u32> {
     let device = device(handle)?;
     if phase() == Phase::ForkedChild { Err(UNKNOWN) } else { Ok(device) }
 }
 
-/// What the face of CUDA refuses, here too.
+/// Translates a refusal of the CUDA face.
 fn given<T>(result: Result<T, u32>) -> Result<T, u32> {
     result.map_err(|_| INVALID_ARGUMENT)
 }
 
-/// Nothing, where the text does not fit.
+/// Writes nothing if the text does not fit.
 fn whole_text(text: Out<u8>, length: u32, value: &str) -> Result<(), u32> {
     if value.len() >= length as usize {
         return Err(INSUFFICIENT_SIZE);
@@ -96,7 +96,7 @@ fn whole_text(text: Out<u8>, length: u32, value: &str) -> Result<(), u32> {
     given(put_text(text, i32::try_from(length).unwrap_or(i32::MAX), value))
 }
 
-/// As `nvmlDeviceGetUUID` writes it: of the driver's bytes.
+/// The driver's UUID bytes in the format of `nvmlDeviceGetUUID`.
 fn uuid_text(device: u32) -> String {
     let hex: String = uuid(device).iter().map(|byte| format!("{byte:02x}")).collect();
     let [a, b, c, d] = [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20]];
@@ -115,7 +115,7 @@ fn at_pci(text: &str) -> Option<u32> {
 }
 
 fn initialize() -> Result<(), u32> {
-    // Who asks here alone never comes to CUDA's own check.
+    // A program that uses NVML alone never reaches CUDA's check.
     owner::check();
     gpu::start();
     USERS.fetch_add(1, Relaxed);
@@ -186,7 +186,7 @@ nvml! { false:
         given(out.put(Memory::of(with_books(handle)?)?))
     }
 
-    /// Which says in the caller's structure which version of it is meant.
+    /// The caller's structure states its version.
     fn nvmlDeviceGetMemoryInfo_v2(handle: Device, out: Out<MemoryV2>) {
         let device = with_books(handle)?;
         version(out, &[versioned::<MemoryV2>(2)])?;
@@ -214,7 +214,7 @@ nvml! { false:
         processes(handle, count, |process| given(out.put(process.without_mig())))
     }
 
-    /// There is no NVLink: peers are reached over PCIe.
+    /// There is no NVLink: peers are connected by PCIe.
     fn nvmlDeviceGetNvLinkRemoteDeviceType(handle: Device, _link: u32, _out: Out<u32>) {
         device(handle).and(Err(NOT_SUPPORTED))
     }
@@ -229,7 +229,7 @@ nvml! { false:
         given(out.put(if is_peer { P2P_OK } else { P2P_NOT_SUPPORTED }))
     }
 
-    /// Where handles for a fabric are offered, the device is in one.
+    /// The device is in a fabric if it offers fabric handles.
     fn nvmlDeviceGetGpuFabricInfoV(handle: Device, out: Out<Fabric>) {
         device(handle)?;
         let asked = version(out, &[versioned::<Fabric>(2), versioned::<FabricV3>(3)])?;
@@ -273,12 +273,12 @@ fn handle_at(text: Text, out: Out<Device>) -> Result<(), u32> {
     handle(at_pci(said).ok_or(NOT_FOUND)?, out)
 }
 
-/// What a structure says first that has versions: its size, and the version above it.
+/// The first word of a versioned structure: its size, and the version above it.
 const fn versioned<T>(version: u32) -> u32 {
     size_of::<T>() as u32 | version << 24
 }
 
-/// The version that the caller's structure says, one of `known`.
+/// The version of the caller's structure, one of `known`.
 fn version<T>(place: Out<T>, known: &[u32]) -> Result<u32, u32> {
     let place = place.cast::<u32>().raw();
     if place.is_null() {
@@ -290,8 +290,8 @@ fn version<T>(place: Out<T>, known: &[u32]) -> Result<u32, u32> {
     if known.contains(&asked) { Ok(asked) } else { Err(VERSION_MISMATCH) }
 }
 
-/// The processes that have a context on the device, of which this can be one. `count`: how many
-/// there is room for, then how many there are.
+/// The processes with a context on the device: this one or none. `count`: room on entry, number on
+/// return.
 fn processes(
     handle: Device,
     count: Out<u32>,
@@ -340,8 +340,8 @@ pub struct MemoryV2 {
     used: u64,
 }
 
-/// `nvmlProcessInfo_v1_t`. What others and the context take is nobody's by name, so `used` is what
-/// the process has asked for.
+/// `nvmlProcessInfo_v1_t`. Memory of others and of the context has no named process, so `used` is
+/// the memory that this process requested.
 #[repr(C)]
 pub struct Process {
     pid: u32,

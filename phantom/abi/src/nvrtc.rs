@@ -1,7 +1,7 @@
-//! NVRTC: every program compiles, to nothing, since no kernel runs.
+//! NVRTC: every program compiles to nothing, since no kernel runs.
 //!
-//! torch keeps what was compiled in a cache of the user's, by NVRTC's version among others. A GPU's
-//! runs must never find ours there: the version is one that NVIDIA's will not have.
+//! torch caches compiled programs in the user's files, keyed by NVRTC's version among others. A run
+//! on a GPU must never find ours there, so the version is one that NVIDIA will not use.
 
 use crate::abi::{Out, succeeds};
 use crate::handle::objects;
@@ -18,8 +18,7 @@ pub extern "C" fn nvrtcVersion(major: Out<i32>, minor: Out<i32>) -> u32 {
     0
 }
 
-/// Exports a function that tells the size of a text, and one that writes it: there is nothing but
-/// its end.
+/// Exports a function that returns the size of a text and one that writes it: only the final NUL.
 macro_rules! empty {
     ($($size:ident $text:ident)*) => {$(
         #[unsafe(no_mangle)]
@@ -40,7 +39,7 @@ empty! {
     nvrtcGetProgramLogSize nvrtcGetProgramLog
 }
 
-/// The name itself.
+/// The lowered name is the name itself.
 #[unsafe(no_mangle)]
 pub extern "C" fn nvrtcGetLoweredName(
     _program: usize,

@@ -1,12 +1,12 @@
-//! Whether this process may run on the stand-in. It computes nothing, so nobody may take it for a
-//! GPU by mistake: a process that has outlived the command that started it, or an environment that
-//! was left in a shell or an image, on a machine with a real GPU perhaps.
+//! Permission of this process to run on the simulator. It computes nothing, so no program may take
+//! it for a GPU by mistake: a process that outlives the command that started it, or an environment
+//! left in a shell or an image, perhaps on a machine with a real GPU.
 //!
-//! Who starts the stand-in holds a write lock of `fcntl` on the file that `PHANTOM_OWNER` names,
-//! which has a line "PID STARTTIME" of that process (`_stand_in.py`, class `Owner`). The kernel
-//! gives the lock up when the process ends, however it ends, and shows it in every namespace of
-//! process ids. It is looked at when CUDA is first used, and when a context is made; a process that
-//! has its contexts, and works on when its owner has ended, is not found out.
+//! The process that starts the simulator, its owner, holds an `fcntl` write lock on the file that
+//! `PHANTOM_OWNER` names, which has its line "PID STARTTIME" (`_stand_in.py`, class `Owner`). The
+//! kernel releases the lock when the owner ends, however it ends, and shows it in every namespace
+//! of process ids. It is checked at the first use of CUDA and at the creation of a context; a
+//! process that has its contexts and outlives its owner goes unnoticed.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -17,27 +17,27 @@ use std::path::{Path, PathBuf};
 
 /// The file with the lock.
 const OWNER: &str = "PHANTOM_OWNER";
-/// `1`: a dry run reads what the program does, and says itself that there is no GPU.
+/// `1`: a dry run reads the program's calls, and itself reports that there is no GPU.
 const DRYRUN: &str = "PHANTOM_DRYRUN";
-/// A folder in which a real driver's device files are looked for, beside /dev.
+/// A folder to search for a real driver's device files, beside /dev.
 const DEV_FOLDER: &str = "PHANTOM_DEV_FOLDER";
 
-/// Files that a real driver makes in /dev; the last one is a Jetson's.
+/// Files of a real driver in /dev; the last one is a Jetson's.
 const DEVICE_FILES: [&str; 5] = ["nvidiactl", "nvidia0", "nvidia-uvm", "nvidia-caps", "nvhost-gpu"];
 
-/// How a process ends that may not run on the stand-in: EX_CONFIG of `sysexits.h`.
+/// Exit code of a process that may not run on the simulator: EX_CONFIG of `sysexits.h`.
 const EXIT: i32 = 78;
 
-/// Why a process may not run on the stand-in.
+/// Reasons to refuse the simulator to a process.
 #[derive(Debug, PartialEq, Eq)]
 enum Refusal {
-    /// Nobody says that it holds a lock.
+    /// `PHANTOM_OWNER` is unset or empty.
     NoOwner,
-    /// The file can't be asked, for the reason given.
+    /// The file cannot be read, for this reason.
     Unreadable(PathBuf, String),
-    /// Nobody holds a lock on the file.
+    /// No process holds a lock on the file.
     NotHeld(PathBuf),
-    /// A real driver's device file is there.
+    /// A real driver's device file exists.
     RealDriver(PathBuf),
 }
 
@@ -63,12 +63,12 @@ impl std::fmt::Display for Refusal {
     }
 }
 
-/// Whether a dry run reads what the program does.
+/// Whether a dry run reads the program's calls.
 pub fn is_dry_run() -> bool {
     std::env::var_os(DRYRUN).is_some_and(|value| value == "1")
 }
 
-/// Lets the process go on, and says on stderr that there is no GPU, where no dry run says it; or
+/// Lets the process go on, and reports on stderr that there is no GPU, unless a dry run does; or
 /// ends the process with a line.
 pub fn admit() {
     check();
@@ -80,7 +80,7 @@ pub fn admit() {
     }
 }
 
-/// Ends the process with a line, where it may not run on the stand-in.
+/// Ends the process with a line if it may not run on the simulator.
 pub fn check() {
     let beside = std::env::var_os(DEV_FOLDER).map(PathBuf::from);
     let folders = [Some(PathBuf::from("/dev")), beside];
@@ -106,7 +106,7 @@ fn in_force(name: &str) -> String {
     }
 }
 
-/// A line on stderr, in one piece. Who can't read it has closed stderr.
+/// Writes a line on stderr, in one piece. Fails only if stderr is closed.
 fn say(line: &str) {
     let _ = io::stderr().write_all(format!("{line}\n").as_bytes());
 }
@@ -131,8 +131,8 @@ fn refusal(owner: Option<OsString>, is_dry_run: bool, folders: &[PathBuf]) -> Op
 
 /// Whether a process holds a lock on `file`, or this one is its owner.
 fn is_held(file: &Path) -> io::Result<bool> {
-    // A process that closes any descriptor of a file gives up its locks on it: this one stays open
-    // where it may be ours.
+    // A process that closes any descriptor of a file gives up its locks on it: this descriptor
+    // stays open if the lock may be ours.
     let mut file = ManuallyDrop::new(File::open(file)?);
     // SAFETY: all-zero is a valid flock.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
@@ -156,10 +156,10 @@ fn is_held(file: &Path) -> io::Result<bool> {
     Ok(is_held_by_another)
 }
 
-/// "PID STARTTIME" of this process; the start is the 22nd field of `stat`.
+/// "PID STARTTIME" of this process; the start time is field 22 of `stat`.
 fn this_process() -> Option<String> {
     let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
-    // The second field is the program's name in parentheses, which may hold anything.
+    // The second field is the program's name in parentheses, with arbitrary characters.
     let start = stat.rsplit_once(')')?.1.split_whitespace().nth(22 - 3)?;
     Some(format!("{} {start}", std::process::id()))
 }

@@ -1,5 +1,4 @@
-//! The life of the process as CUDA sees it: before `cuInit`, running, a forked child, on the way
-//! out.
+//! The phases of the process for CUDA: before `cuInit`, running, a forked child, at exit.
 
 use crate::books;
 use crate::gpu;
@@ -8,18 +7,18 @@ use std::ptr::{self, NonNull};
 use std::sync::Once;
 use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU64, Ordering::*};
 
-/// Where the process stands.
+/// The phase of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Phase {
-    /// Nobody has called `cuInit` yet.
+    /// Before `cuInit`.
     Fresh = 0,
     /// CUDA works.
     Running = 1,
-    /// A child forked from a process in which CUDA ran: it has no usable CUDA.
+    /// A child forked from a process with CUDA: it has no usable CUDA.
     ForkedChild = 2,
-    /// Past the exit handlers, where `PHANTOM_EXIT=deinitialize` asks for the answer of a driver
-    /// that is gone.
+    /// After the exit handlers, with `PHANTOM_EXIT=deinitialize`: calls fail as in an unloaded
+    /// driver.
     Gone = 3,
 }
 
@@ -30,8 +29,8 @@ pub enum Phase {
 /// ```
 static PHASE: AtomicU8 = AtomicU8::new(Phase::Fresh as u8);
 
-/// Calls that forked children made, in a page that parent and children share. Null until
-/// initialisation, then never changes.
+/// Calls of forked children, in a page shared by parent and children. Null until initialisation,
+/// constant afterwards.
 static FORKED_CALLS: AtomicPtr<AtomicU64> = AtomicPtr::new(ptr::null_mut());
 
 pub fn phase() -> Phase {
@@ -43,7 +42,7 @@ pub fn phase() -> Phase {
     }
 }
 
-/// What `cuInit` does; the runtime does it by itself.
+/// The work of `cuInit`; the runtime does it implicitly.
 pub fn initialize() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -92,15 +91,15 @@ pub fn count_forked_call() {
     }
 }
 
-/// Calls that forked children of this process made.
+/// Calls of this process's forked children.
 pub fn forked_calls() -> u64 {
     // SAFETY: as in `count_forked_call`.
     NonNull::new(FORKED_CALLS.load(Acquire))
         .map_or(0, |counter| unsafe { counter.as_ref() }.load(Relaxed))
 }
 
-/// The last thing that happens: the finalisers of libraries that need this one run before its own,
-/// so the books see frees that come from static destructors too.
+/// Runs last: the finalisers of libraries that need this one run first, so the books include frees
+/// from static destructors.
 extern "C" fn finalize() {
     if matches!(phase(), Phase::Running | Phase::Gone) {
         let _ = std::panic::catch_unwind(books::write);

@@ -1,4 +1,4 @@
-//! What the stand-in device says it is.
+//! The reported properties of a simulated device.
 
 use crate::abi::{Answer, In, Out, code, runtime};
 use crate::fatbin;
@@ -25,8 +25,8 @@ pub fn pci_bus(device: u32) -> i32 {
     0x10 + device as i32
 }
 
-/// `CUdevice_attribute` and `cudaDeviceAttr` (numbered alike). What a GPU of this kind does not
-/// have is 0.
+/// `CUdevice_attribute` and `cudaDeviceAttr` (with the same numbers). Attributes that such a GPU
+/// lacks are 0.
 pub fn attribute(device: u32, attribute: i32) -> i32 {
     let looks = &gpu().looks;
     match attribute {
@@ -84,7 +84,7 @@ pub fn attribute(device: u32, attribute: i32) -> i32 {
         CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED => offered(CU_MEM_HANDLE_TYPE_FABRIC),
         CU_DEVICE_ATTRIBUTE_INTEGRATED => i32::from(gpu().integrated),
         CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR => looks.generation.blocks,
-        // From Ampere on part of the cache may be set aside.
+        // Since Ampere part of the cache may be set aside.
         CU_DEVICE_ATTRIBUTE_MAX_PERSISTING_L2_CACHE_SIZE
         | CU_DEVICE_ATTRIBUTE_MAX_ACCESS_POLICY_WINDOW_SIZE
             if looks.generation.capability.0 >= 8 =>
@@ -108,12 +108,12 @@ pub fn attribute(device: u32, attribute: i32) -> i32 {
     }
 }
 
-/// Whether physical memory can be asked for with that handle type.
+/// Whether the devices offer physical memory with that handle type.
 fn offered(handle_type: i32) -> i32 {
     i32::from(gpu().handle_types.offered & handle_type as u32 != 0)
 }
 
-/// `cudaDeviceProp` as CUDA 13 lays it out.
+/// `cudaDeviceProp` in CUDA 13's layout.
 #[repr(C)]
 pub struct DeviceProp {
     name: [u8; 256],
@@ -371,7 +371,7 @@ pub fn pci_bus_id(text: Out<u8>, length: i32, device: u32) -> Answer {
     put_text(text, length, &format!("0000:{:02x}:00.0", pci_bus(device)))
 }
 
-/// Writes `value` with its NUL into a buffer of `length` bytes, cut where it must be.
+/// Writes `value` with its NUL into a buffer of `length` bytes, truncated if needed.
 pub fn put_text(text: Out<u8>, length: i32, value: &str) -> Answer {
     let length = usize::try_from(length).ok().filter(|&n| n > 0).ok_or(code::INVALID_VALUE)?;
     if text.raw().is_null() {

@@ -55,7 +55,7 @@ runtime! {
         alloc_rows(runtime_device(), out, pitch, width, height)
     }
 
-    /// As many rows as height times depth.
+    /// Allocates height times depth rows.
     fn cudaMalloc3D(out: Out<PitchedPtr>, extent: Extent) {
         let Extent { width, height, depth } = extent;
         let (mut address, mut pitch) = (0, 0);

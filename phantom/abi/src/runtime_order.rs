@@ -54,7 +54,7 @@ runtime! {
         out.put(capture_info(runtime_device(), stream)?.0)
     }
 
-    /// As CUDA 13 has it.
+    /// CUDA 13's signature.
     fn cudaStreamGetCaptureInfo(
         stream: usize, status: Out<u32>, id: Out<u64>, graph: Out<usize>, dependencies: Out<usize>,
         edges: Out<usize>,
@@ -107,7 +107,7 @@ runtime! {
     }
 }
 
-// These tell of errors and so must not make any: no entry(), no initialisation.
+// These report errors and so must not cause any: no entry(), no initialisation.
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaGetLastError() -> u32 {

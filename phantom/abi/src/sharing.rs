@@ -1,23 +1,22 @@
-//! What physical memory was asked to be: whether it can leave the process, and whether a NIC may
-//! reach it.
+//! Requested properties of physical memory: whether it can be exported, and whether a NIC can
+//! access it.
 
 use crate::abi::code;
 use crate::numbers::{CU_MEM_HANDLE_TYPE_FABRIC, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR};
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
-/// The kinds of shareable handle that the devices say they have (`PHANTOM_HANDLE_TYPES`).
+/// The kinds of shareable handle that the devices report (`PHANTOM_HANDLE_TYPES`).
 #[derive(Clone, Copy, Debug)]
 pub struct HandleTypes {
     /// A mask of `CUmemAllocationHandleType`.
     pub offered: u32,
-    /// An export is refused all the same, as that of a fabric handle is where no channel is set up
-    /// (IMEX).
+    /// Exports fail nevertheless, as those of fabric handles do without a channel (IMEX).
     pub refused: bool,
 }
 
 impl HandleTypes {
-    /// From `posix,fabric`, `none`, and `refused` beside them.
+    /// Parses `posix,fabric` or `none`, each with an optional `refused`.
     pub fn parse(text: &str) -> Option<Self> {
         let mut types = Self { offered: 0, refused: false };
         for word in text.split(',').map(str::trim) {
@@ -33,18 +32,18 @@ impl HandleTypes {
     }
 }
 
-/// What becomes of the wish that a NIC may reach the memory (`PHANTOM_RDMA`). Seen on hardware: a
-/// device that says it can, and where access to such memory is refused (WSL2 before driver R615:
+/// The result of requesting memory that a NIC can access (`PHANTOM_RDMA`). Seen on hardware: a
+/// device that reports support but refuses access to such memory (WSL2 before driver R615:
 /// pytorch/pytorch#192330).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rdma {
-    /// The devices can do it.
+    /// The devices support it.
     Works,
-    /// They say that they can't.
+    /// The devices report no support.
     Missing,
-    /// They say that they can, and `cuMemCreate` refuses.
+    /// The devices report support, but `cuMemCreate` fails.
     Refused,
-    /// They say that they can, and `cuMemSetAccess` refuses.
+    /// The devices report support, but `cuMemSetAccess` fails.
     WithoutAccess,
 }
 
@@ -60,7 +59,7 @@ impl Rdma {
     }
 }
 
-/// What a handle was created as.
+/// The properties that a handle was created with.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Creation {
     /// The mask of `requestedHandleTypes`.
@@ -69,16 +68,16 @@ pub struct Creation {
     pub rdma: bool,
 }
 
-/// By handle. A handle that was given up stays: its memory may still be mapped.
+/// By handle. A released handle stays: its memory may still be mapped.
 static CREATED: Mutex<Option<HashMap<u64, Creation>>> = Mutex::new(None);
 
-/// Notes what `handle` was created as.
+/// Notes the properties of `handle`.
 pub fn note(handle: u64, creation: Creation) {
     let mut created = CREATED.lock().unwrap_or_else(PoisonError::into_inner);
     created.get_or_insert_default().insert(handle, creation);
 }
 
-/// What `handle` was created as.
+/// The properties of `handle`.
 pub fn of(handle: u64) -> Result<Creation, u32> {
     let created = CREATED.lock().unwrap_or_else(PoisonError::into_inner);
     created.as_ref().and_then(|created| created.get(&handle).copied()).ok_or(code::INVALID_VALUE)

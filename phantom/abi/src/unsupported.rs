@@ -1,9 +1,8 @@
-//! What torch's libraries need to be there when they are loaded, and nothing here simulates: parts
-//! of cuSPARSE, cuDNN and NCCL and the like, and the driver calls that have no part in memory or
-//! order.
+//! Functions that torch's libraries need at load time but nothing here simulates: parts of
+//! cuSPARSE, cuDNN, NCCL and others, and driver calls unrelated to memory or order.
 //!
-//! Each answers its library's "not supported", is counted in the books, and names itself on stderr
-//! the first time.
+//! Each returns its library's "not supported", is counted in the books, and names itself on stderr
+//! at its first call.
 
 use crate::abi::{Counter, Out};
 use std::ffi::c_char;
@@ -25,7 +24,7 @@ macro_rules! unsupported {
     )*};
 }
 
-/// Functions that answer a string.
+/// Functions that return a string.
 macro_rules! texts {
     ($($name:ident)*) => {$(
         #[unsafe(no_mangle)]
@@ -35,7 +34,7 @@ macro_rules! texts {
     )*};
 }
 
-/// Functions that answer a version through their first argument.
+/// Functions that return a version through their first argument.
 macro_rules! versions {
     ($($name:ident = $version:literal)*) => {$(
         #[unsafe(no_mangle)]
@@ -58,7 +57,7 @@ versions! {
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cudnnGetLastErrorString(text: Out<u8>, length: usize) {
-    // A buffer of no length gets nothing.
+    // An empty buffer gets nothing.
     let _ = crate::properties::put_text(
         text,
         i32::try_from(length).unwrap_or(i32::MAX),
@@ -140,7 +139,7 @@ unsupported! { 7 =>
     nvshmemx_signal_wait_until_on_stream
 }
 
-// The driver calls that cudarc 0.19 or torch 2.11 may look for and that are not simulated.
+// Driver calls that cudarc 0.19 or torch 2.11 may look up and that are not simulated.
 unsupported! { 801 =>
     cuArray3DCreate_v2 cuArray3DGetDescriptor_v2 cuArrayCreate_v2 cuArrayDestroy
     cuArrayGetDescriptor_v2
@@ -265,8 +264,8 @@ unsupported! { 801 =>
     cuUserObjectRetain cuWaitExternalSemaphoresAsync
 }
 
-// The runtime calls that torch 2.11 or a plain program needs to be there and that are not
-// simulated. Managed memory is refused on purpose.
+// Runtime calls that torch 2.11 or a plain program links and that are not simulated. Managed memory
+// is refused on purpose.
 unsupported! { 801 =>
     cudaIpcGetEventHandle cudaIpcOpenEventHandle cudaMallocManaged cudaMemPrefetchAsync
 }

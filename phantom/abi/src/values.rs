@@ -1,45 +1,44 @@
-//! What the host sees that reads device memory (`PHANTOM_VALUES`).
+//! Values that the host reads from device memory (`PHANTOM_VALUES`).
 //!
-//! No kernel runs here, so what one would have written has to be made up. Without the setting it is
-//! whatever lies at the address, and copies above the limit leave the host's memory as it was. With
-//! it every copy to the host writes all of its destination: what an earlier copy or fill put there
+//! No kernel runs here, so a kernel's results have to be made up. Without the setting the host
+//! reads the bytes at the address, and copies above the limit leave the host's memory as it was.
+//! With it every copy to the host writes all of its destination: data of an earlier copy or fill
 //! (at most `PHANTOM_COPY_LIMIT` bytes each) is read back, and all else is made up.
 //!
 //! - `zeros`: zeros.
 //! - `random:SEED`: in the first `PHANTOM_COPY_LIMIT` bytes of a copy, every eighth byte of device
 //!   memory is 1 to 7 and the others are 0: small integers of 8, 16, 32 and 64 bits, and finite,
-//!   tiny floats of every width. A copy of one byte is 0 or 1, which a bool may be. Behind them
-//!   zeros. A value depends on the seed and on where it lies, so it is the same however often it is
-//!   read, and whichever kernel would have changed it.
+//!   tiny floats of every width. A copy of one byte is 0 or 1, as a bool. The rest is zeros. A
+//!   value depends on the seed and its place, so it is the same at every read, whichever kernel
+//!   would have changed it.
 //!
-//! What a kernel writes over is not known here: where memory is used again, a read may find what
-//! was copied in before, until the memory goes back to the driver.
+//! A kernel's overwrites are unknown here: in reused memory, a read may return data copied there
+//! before, until the memory goes back to the driver.
 //!
-//! Zeros are written only where something else is, so memory that nobody touched stays untouched.
+//! Zeros are written only over other values, so untouched memory stays untouched.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// What is made up.
+/// The made-up values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Made {
     Zeros,
     Random(u64),
 }
 
-/// What the host sees.
+/// Values that the host reads.
 #[derive(Debug)]
 pub struct Values {
     made: Made,
-    /// Bytes of a copy that are made up with more than zeros.
+    /// Bytes of a copy with made-up values other than zero.
     limit: usize,
-    /// Ranges of device memory that a copy or fill has written: start to end, apart from each
-    /// other.
+    /// Ranges of device memory written by a copy or fill: start to end, disjoint.
     known: Mutex<BTreeMap<u64, u64>>,
 }
 
 impl Values {
-    /// `zeros` or `random:SEED`.
+    /// Parses `zeros` or `random:SEED`.
     pub fn parse(text: &str, limit: usize) -> Option<Self> {
         let made = match text.split_once(':') {
             None if text == "zeros" => Made::Zeros,
@@ -60,13 +59,13 @@ impl Values {
         known.insert(address, address + bytes);
     }
 
-    /// Nobody knows what is in the range any more: a copy into it was skipped, or it went back to
-    /// the driver.
+    /// The contents of the range are unknown: a copy into it was skipped, or it went back to the
+    /// driver.
     pub fn lost(&self, address: u64, bytes: u64) {
         forget(&mut self.known(), address, address + bytes);
     }
 
-    /// A copy within device memory: what was known of one range is known of the other.
+    /// A copy within device memory: the known parts carry over.
     pub fn moved(&self, to: u64, from: u64, bytes: u64) {
         let mut known = self.known();
         let carried: Vec<_> = within(&known, from, from + bytes).collect();
@@ -76,8 +75,8 @@ impl Values {
         }
     }
 
-    /// Writes `into` as a copy from device memory at `address`, an `offset` from `base`; `device`
-    /// is what lies there.
+    /// Writes `into` as a copy from device memory at `address`, counted from `base`; `device` is
+    /// the memory there.
     pub fn read(&self, into: &mut [u8], device: &[u8], address: u64, base: u64) {
         let end = address + into.len() as u64;
         let known: Vec<_> = within(&self.known(), address, end).collect();
@@ -90,7 +89,7 @@ impl Values {
         }
     }
 
-    /// The part of `into`, whose first byte is that at `address`, that nobody knows.
+    /// Makes up an unknown `part` of `into`, whose first byte is that at `address`.
     fn make_up(&self, into: &mut [u8], part: (u64, u64), address: u64, base: u64) {
         let (from, to) = ((part.0 - address) as usize, (part.1 - address) as usize);
         let single = into.len() == 1;
@@ -110,7 +109,7 @@ impl Values {
 
 /// The byte at `offset` of device memory.
 fn value(seed: u64, offset: u64, single: bool) -> u8 {
-    // SplitMix64 (Steele, Lea and Flood 2014): every bit hangs on every bit of its input.
+    // SplitMix64 (Steele, Lea and Flood 2014): every bit depends on every bit of its input.
     let mut word = (seed ^ (offset / 8)).wrapping_add(0x9e37_79b9_7f4a_7c15);
     word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -122,7 +121,7 @@ fn value(seed: u64, offset: u64, single: bool) -> u8 {
     }
 }
 
-/// Zeros, written where something else is.
+/// Zeroes the bytes; writes only over other values.
 fn clear(bytes: &mut [u8]) {
     for part in bytes.chunks_mut(4096) {
         if part.iter().any(|&byte| byte != 0) {

@@ -1,9 +1,8 @@
-//! A witness between torch and an allocator: it forwards every malloc and free, keeps books of its
-//! own, and checks what came back. What it counts is what torch thinks is live.
+//! A witness between torch and an allocator: it forwards every malloc and free, keeps its own
+//! books, and checks the results. It counts the memory that torch considers live.
 //!
-//! `phantom_witness_set(malloc, free)` names the allocator by address; then torch gets
-//! `phantom_witness_malloc` and `phantom_witness_free` as its functions. An exception that the
-//! allocator throws passes through.
+//! `phantom_witness_set(malloc, free)` names the allocator by address; torch then gets
+//! `phantom_witness_malloc` and `phantom_witness_free`. The allocator's exceptions pass through.
 
 use crate::gpu::try_gpu;
 use crate::process::{self, Phase};
@@ -19,7 +18,7 @@ type Free = extern "C" fn(*mut c_void, isize, i32, usize);
 static MALLOC: AtomicUsize = AtomicUsize::new(0);
 static FREE: AtomicUsize = AtomicUsize::new(0);
 
-/// What torch rounds sizes to.
+/// torch's rounding of sizes.
 const ALIGNMENT: u64 = 512;
 
 #[derive(Clone, Copy)]
@@ -139,7 +138,7 @@ pub extern "C" fn phantom_witness_free(
     device: i32,
     stream: usize,
 ) {
-    // Before the allocator hears of it: another thread may get the address at once.
+    // Noted before the allocator's free: another thread may get the address at once.
     if !pointer.is_null() && counting() {
         books().note_free(pointer as u64, size, device, stream);
     }
@@ -169,14 +168,14 @@ pub extern "C" fn phantom_witness_mallocs() -> u64 {
     books().mallocs
 }
 
-/// Blocks that came back so far.
+/// Blocks freed so far.
 #[unsafe(no_mangle)]
 pub extern "C" fn phantom_witness_frees() -> u64 {
     books().frees
 }
 
-/// Things that must not happen: overlapping, unaligned or unbacked blocks, frees of what is not
-/// live. Each is named on stderr.
+/// Violations: overlapping, unaligned or unbacked blocks, frees of addresses that are not live.
+/// Each is named on stderr.
 #[unsafe(no_mangle)]
 pub extern "C" fn phantom_witness_violations() -> u64 {
     books().violations

@@ -1,5 +1,5 @@
-//! Memory that a library would have taken beside its operands, where nobody outside of NVIDIA knows
-//! how much: counted, so that whoever reads the books knows what is missing in them.
+//! Library workspaces of a size known only to NVIDIA: counted, so that a reader of the books knows
+//! what is missing.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -11,14 +11,15 @@ pub fn unknown(call: &'static str) {
     *UNKNOWN.lock().unwrap_or_else(PoisonError::into_inner).entry(call).or_default() += 1;
 }
 
-/// Which calls might have, and how often each was made.
+/// The calls that might have wanted memory, with their counts.
 pub fn all() -> BTreeMap<&'static str, u64> {
     UNKNOWN.lock().unwrap_or_else(PoisonError::into_inner).clone()
 }
 
-/// Exports functions that are asked how much memory a call wants, which answer none, and count it
-/// as unknown under the call's name. The size goes through the argument behind those named, which
-/// are integers or pointers; callers may pass more behind it. `null` is the answer to a NULL place.
+/// Exports functions that query the size of a call's workspace: they return 0 and count it as
+/// unknown under the call's name. The size goes through the argument behind the named ones, which
+/// are integers or pointers; callers may pass more behind it. `null` is the result for a NULL
+/// place.
 macro_rules! sizes {
     ($null:ident $size:ty: $before:tt => $($name:ident)*) => {
         $(sizes! { @one $null $size, $name $before })*
@@ -34,7 +35,7 @@ macro_rules! sizes {
 
 pub(crate) use sizes;
 
-/// The call that a question is about.
+/// The call that a query is about.
 pub fn asked_for(question: &'static str) -> &'static str {
     question.split("_bufferSize").next().unwrap_or(question)
 }

@@ -1,4 +1,4 @@
-//! Plain programs on the stand-in's runtime: C, built here, linked with the library as with
+//! Plain C programs on the simulator's runtime, built here and linked with the library as with
 //! libcudart.
 
 #[path = "../../../tests/common/phantom_owner.rs"]
@@ -11,7 +11,7 @@ use std::sync::OnceLock;
 
 const HERE: &str = env!("CARGO_MANIFEST_DIR");
 
-/// A folder that has the library under its own name, and the program.
+/// A folder with the library under its own name, and the program.
 fn built() -> &'static (PathBuf, PathBuf) {
     static BUILT: OnceLock<(PathBuf, PathBuf)> = OnceLock::new();
     BUILT.get_or_init(|| {
@@ -144,7 +144,7 @@ fn copies_to_the_host_are_in_the_books() {
     assert_eq!(books["host_reads"], serde_json::json!({"count": 2, "bytes": 1700}));
 }
 
-/// Also of a process that has no exit handlers.
+/// Also for a process without exit handlers.
 #[test]
 fn a_process_with_a_context_says_so_at_once() {
     let folder = tempfile::tempdir().unwrap();
@@ -159,7 +159,7 @@ fn the_oracle_names_hazards_of_programs() {
     assert_eq!(text.matches("which is in no live block").count(), 1, "{text}");
 }
 
-/// The same program gives the same log, wherever it was loaded.
+/// The same program gives the same log at any load address.
 #[test]
 fn the_call_log_is_the_same_from_run_to_run() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,8 +1,8 @@
-//! The in-process face of the stand-in GPU: [`gruyere_heap::driver::Driver`] over a
+//! The in-process face of the simulator: [`gruyere_heap::driver::Driver`] over a
 //! [`gruyere_phantom::Gpu`].
 //!
-//! Every call is the allocator's (see [`gruyere_phantom::as_program`]) and runs under the relaxed
-//! capture mode, as the CUDA driver's side of gruyere runs its own.
+//! Every call counts as the allocator's (see [`gruyere_phantom::as_program`]) and runs under the
+//! relaxed capture mode, as gruyere's CUDA driver does.
 
 #![deny(unsafe_code)]
 
@@ -14,14 +14,14 @@ use gruyere_heap::driver::{
 };
 use gruyere_phantom::{Gpu, SimError, SimResult, StreamKind, relaxed};
 
-/// A driver whose device is simulated.
+/// A driver with a simulated device.
 #[derive(Clone, Debug)]
 pub struct PhantomDriver {
     gpu: Arc<Gpu>,
 }
 
 impl PhantomDriver {
-    /// A driver over `gpu`, which others may share: the harness launches and waits on it, several
+    /// A driver over `gpu`, which can be shared: the harness launches and waits on it, and several
     /// drivers may allocate from it.
     pub fn new(gpu: Arc<Gpu>) -> Self {
         Self { gpu }
@@ -37,7 +37,7 @@ fn error(error: SimError) -> DriverError {
     DriverError::from_code(error.call, error.code)
 }
 
-/// Makes a call as gruyere makes it.
+/// Makes a call as gruyere does.
 fn call<T>(make: impl FnOnce() -> SimResult<T>) -> Result<T> {
     relaxed(make).map_err(error)
 }
@@ -189,7 +189,7 @@ impl Driver for PhantomDriver {
         call(|| self.gpu.free(device, address))
     }
 
-    /// Nothing is filled, since no memory exists; the range must be backed.
+    /// Fills nothing, since no memory exists; the range must be backed.
     fn memset(
         &self,
         device: DeviceId,

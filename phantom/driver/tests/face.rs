@@ -1,4 +1,4 @@
-//! What the in-process face promises on top of the simulator.
+//! Promises of the in-process face beyond the simulator's.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Memory that a captured stream allocates: its graph's, and no pool's.
+//! Memory allocated by a captured stream: it belongs to the graph, not to a pool.
 
 use super::{Gpu, fail};
 use crate::GRANULARITY;
@@ -8,9 +8,9 @@ use crate::calls::CallKind;
 use crate::error::{SimResult, code};
 
 impl Gpu {
-    /// An allocation that becomes a part of what `stream` captures. Its memory is there at once,
-    /// where a driver waits for the graph's first launch. Code 901 where the stream does not
-    /// capture, or its capture has failed.
+    /// Allocates memory as part of the capture of `stream`. The memory exists at once; a driver
+    /// waits for the graph's first launch. Code 901 if the stream does not capture, or its capture
+    /// has failed.
     pub fn graph_alloc(&self, device: u32, bytes: u64, stream: usize) -> SimResult<u64> {
         const KIND: CallKind = CallKind::PoolAlloc;
         let mut guard = self.lock();
@@ -50,8 +50,7 @@ impl Gpu {
         Ok(address)
     }
 
-    /// Frees what [`Gpu::graph_alloc`] gave: at once, or, on a stream that captures, with the
-    /// graph.
+    /// Frees memory of [`Gpu::graph_alloc`]: at once, or, on a capturing stream, with the graph.
     pub fn graph_free(&self, device: u32, address: u64, stream: usize) -> SimResult<()> {
         const KIND: CallKind = CallKind::PoolFree;
         let mut guard = self.lock();
@@ -73,7 +72,7 @@ impl Gpu {
         Ok(())
     }
 
-    /// A graph is gone, and with it the memory that it freed itself.
+    /// Drops a graph's self-freed memory with the graph.
     pub(super) fn drop_graph_memory(state: &mut super::State, graph: u64) {
         let freed = Source::Graph { capture: graph, freed: true };
         let gone: Vec<Backing> =

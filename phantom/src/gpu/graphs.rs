@@ -8,13 +8,13 @@ use crate::error::{SimResult, code};
 use crate::streams::StreamKey;
 
 impl State {
-    /// The capture that a stream takes part in.
+    /// The stream's capture.
     pub(crate) fn capture_of(&self, key: StreamKey) -> Option<&Capture> {
         let id = self.streams.get(key).capture?;
         self.captures.iter().find(|capture| capture.id == id)
     }
 
-    /// Reports a call of the allocator's on a stream that captures.
+    /// Reports a call of the allocator on a capturing stream.
     pub(crate) fn frown_at_capture(&mut self, kind: CallKind, key: StreamKey) {
         if let Some(id) = self.streams.get(key).capture {
             self.frown(kind, key, id);
@@ -35,8 +35,7 @@ impl State {
         }
     }
 
-    /// Refuses a call that may not be made while anything captures in a mode that forbids it, and
-    /// invalidates the capture.
+    /// Refuses a call that a capture's mode forbids, and invalidates the capture.
     pub(crate) fn forbidden_by_capture(&mut self, kind: CallKind) -> SimResult<()> {
         if self.captures.is_empty() {
             return Ok(());
@@ -50,7 +49,7 @@ impl State {
         if forbidding.is_empty() { Ok(()) } else { fail(kind, code::CAPTURE_UNSUPPORTED) }
     }
 
-    /// Refuses a call that may never be made on a capturing stream, and invalidates the capture.
+    /// Refuses a call that is never allowed on a capturing stream, and invalidates the capture.
     pub(crate) fn refused_by_capture(&mut self, kind: CallKind, key: StreamKey) -> SimResult<()> {
         match self.streams.get(key).capture {
             None => Ok(()),
@@ -62,7 +61,7 @@ impl State {
         }
     }
 
-    /// Refuses to tell the id of a capturing stream, where the driver does.
+    /// Refuses the id of a capturing stream if the configured driver does.
     pub(crate) fn id_in_capture(&mut self, kind: CallKind, key: StreamKey) -> SimResult<()> {
         match (self.config.capturing_ids, self.streams.get(key).capture) {
             (CapturingIds::Told, _) | (_, None) => Ok(()),
@@ -74,8 +73,8 @@ impl State {
         }
     }
 
-    /// Refuses what encompasses a device on which streams capture (a wait for it, an event behind
-    /// all its work), and invalidates their captures.
+    /// Refuses a call that covers a whole device (a wait for it, an event behind all its work)
+    /// while its streams capture, and invalidates their captures.
     pub(crate) fn no_capture_on(&mut self, kind: CallKind, device: u32) -> SimResult<()> {
         let on_device = |capture: &&Capture| self.streams.get(capture.origin).device == device;
         let conflicting: Vec<_> = self
@@ -91,7 +90,7 @@ impl State {
         if conflicting.is_empty() { Ok(()) } else { fail(kind, code::CAPTURE_UNSUPPORTED) }
     }
 
-    /// The host asked about an event that was recorded in a capture.
+    /// Refuses the host's query of an event recorded in a capture.
     pub(crate) fn captured_event<T>(&mut self, kind: CallKind, capture: u64) -> SimResult<T> {
         if let Some(origin) = self.captures.iter().find(|c| c.id == capture).map(|c| c.origin) {
             self.frown(kind, origin, capture);
@@ -100,7 +99,7 @@ impl State {
         fail(kind, code::CAPTURED_EVENT)
     }
 
-    /// A stream's wait where a capture is involved; true: it has been dealt with.
+    /// Handles a stream's wait that involves a capture; true: handled.
     pub(crate) fn wait_in_capture(
         &mut self,
         kind: CallKind,
@@ -131,7 +130,7 @@ impl State {
         }
     }
 
-    /// A launch on a capturing stream goes to the graph; true: it has been dealt with.
+    /// Adds a launch on a capturing stream to the graph; true: handled.
     pub(crate) fn launch_in_capture(
         &mut self,
         kind: CallKind,
@@ -155,7 +154,7 @@ impl State {
 }
 
 impl Gpu {
-    /// What `stream` is doing about capture.
+    /// The capture status of `stream`.
     pub fn capture_status(&self, device: u32, stream: usize) -> SimResult<CaptureStatus> {
         const KIND: CallKind = CallKind::CaptureStatus;
         let mut guard = self.lock();
@@ -170,8 +169,8 @@ impl Gpu {
     }
 
     /// Begins a capture on `stream`. Captures of one `group` may share memory, as those of one
-    /// torch pool id do; `None`: a group of its own. Gives the capture's id. Code 900 on the legacy
-    /// default stream.
+    /// torch pool id do; `None`: a group of its own. Returns the capture's id. Code 900 on the
+    /// legacy default stream.
     pub fn begin_capture(
         &self,
         device: u32,
@@ -194,7 +193,7 @@ impl Gpu {
         let id = state.next_capture;
         let group = group.unwrap_or_else(|| {
             state.next_group += 1;
-            // Above what a caller would number by hand.
+            // Above any number that a caller picks by hand.
             (1 << 63) | state.next_group
         });
         state.streams.get_mut(key).capture = Some(id);
@@ -216,8 +215,8 @@ impl Gpu {
         Ok(id)
     }
 
-    /// Ends the capture that was begun on `stream` and gives the graph. Code 901 where the capture
-    /// had failed: it is over then too.
+    /// Ends the capture begun on `stream` and returns the graph. Code 901 if the capture had
+    /// failed; it is over then too.
     pub fn end_capture(&self, device: u32, stream: usize) -> SimResult<u64> {
         const KIND: CallKind = CallKind::EndCapture;
         let mut guard = self.lock();
@@ -242,7 +241,7 @@ impl Gpu {
         Ok(id)
     }
 
-    /// Launches a graph on `stream`: its kernels run one after the other, and touch all memory of
+    /// Launches a graph on `stream`: its kernels run one after the other and touch all memory of
     /// its captures.
     pub fn replay(&self, device: u32, graph: u64, stream: usize) -> SimResult<()> {
         const KIND: CallKind = CallKind::GraphLaunch;
@@ -262,7 +261,7 @@ impl Gpu {
         Ok(())
     }
 
-    /// Destroys a graph: it will not be replayed again, though a replay may still run.
+    /// Destroys a graph. A replay may still run; no further one is possible.
     pub fn graph_destroy(&self, device: u32, graph: u64) -> SimResult<()> {
         const KIND: CallKind = CallKind::GraphDestroy;
         let mut guard = self.lock();
@@ -280,7 +279,7 @@ impl Gpu {
         }
     }
 
-    /// Kernels in a graph, and how long they run, nanoseconds; `None`: no such graph.
+    /// Kernels in a graph, and their total time, nanoseconds; `None`: no such graph.
     pub fn graph_work(&self, graph: u64) -> Option<(u64, u64)> {
         self.lock().graphs.get(&graph).map(|graph| (graph.kernels, graph.work))
     }

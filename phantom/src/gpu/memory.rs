@@ -42,7 +42,7 @@ impl State {
 
 impl Gpu {
     /// Reserves `bytes` of address space, aligned to `align` (0:
-    /// [`crate::Config::default_alignment`]). Code 2 where none is left.
+    /// [`crate::Config::default_alignment`]). Code 2 if none is left.
     pub fn address_reserve(&self, device: u32, bytes: u64, align: u64) -> SimResult<u64> {
         const KIND: CallKind = CallKind::AddressReserve;
         let mut state = self.lock();
@@ -55,7 +55,7 @@ impl Gpu {
             return state.refuse(KIND, "reservation that is not whole granules", bytes);
         }
         let align = if align == 0 { state.config.default_alignment } else { align };
-        // No better aligned than was asked for: what is over is a gap before it.
+        // No better aligned than requested: a gap before it takes up the excess.
         let gap = if align < GRANULARITY { align } else { 0 };
         let Some(address) = state.take_space(bytes + gap, align.max(GRANULARITY)) else {
             return fail(KIND, code::OUT_OF_MEMORY);
@@ -67,7 +67,7 @@ impl Gpu {
         Ok(address + gap)
     }
 
-    /// Gives a whole reservation back, in which nothing is mapped.
+    /// Frees a whole reservation, in which nothing may be mapped.
     pub fn address_free(&self, device: u32, address: u64, bytes: u64) -> SimResult<()> {
         const KIND: CallKind = CallKind::AddressFree;
         let mut guard = self.lock();
@@ -82,7 +82,7 @@ impl Gpu {
         }
     }
 
-    /// Creates physical memory. Code 2 where the device has not enough.
+    /// Creates physical memory. Code 2 if the device has too little.
     pub fn physical_create(&self, device: u32, bytes: u64) -> SimResult<u64> {
         const KIND: CallKind = CallKind::Create;
         let mut guard = self.lock();
@@ -103,7 +103,7 @@ impl Gpu {
         Ok(state.vmm.create(device, bytes, physical))
     }
 
-    /// Gives up a handle; its memory lives on while it is mapped.
+    /// Releases a handle; its memory lives on while mapped.
     pub fn physical_release(&self, device: u32, handle: u64) -> SimResult<()> {
         const KIND: CallKind = CallKind::Release;
         let mut guard = self.lock();
@@ -122,7 +122,7 @@ impl Gpu {
         }
     }
 
-    /// Maps the whole of `handle` at `address`; `offset` must be 0, as the driver demands.
+    /// Maps the whole of `handle` at `address`; `offset` must be 0, as the driver requires.
     pub fn map(
         &self,
         device: u32,

@@ -1,4 +1,5 @@
-//! The simulator: one state under one lock, the driver's calls as methods, a file a group of calls.
+//! The simulator: one state under one lock, the driver's calls as methods, one file per group of
+//! calls.
 
 mod graph_memory;
 mod graphs;
@@ -37,19 +38,19 @@ pub use queries::{Held, HostTime};
 pub use rendezvous::Half;
 pub use values::HostFunction;
 
-/// Questions in a row after which a program is taken to wait: more than an allocator asks about its
-/// blocks, soon over for a thread that does nothing else.
+/// Unsuccessful queries in a row after which the simulator takes the program to be waiting: more
+/// than an allocator makes about its blocks, soon reached by a thread that does nothing else.
 const PATIENCE: u32 = 10_000;
 
-/// A call whose caller broke the driver's rules; the simulator refused it, unless the rule is about
-/// whose stream it is.
+/// A call that broke the driver's rules. The simulator refused it, unless the rule concerns the
+/// owner of a stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Misuse {
     /// The call.
     pub call: &'static str,
-    /// What was wrong with it.
+    /// The broken rule.
     pub what: &'static str,
-    /// The address or the handle that it was about.
+    /// The address or handle in question.
     pub about: u64,
 }
 
@@ -59,31 +60,31 @@ impl std::fmt::Display for Misuse {
     }
 }
 
-/// An event: what it was last recorded behind.
+/// An event and the work that it was last recorded behind.
 #[derive(Debug)]
 pub(crate) struct Event {
     pub(crate) device: u32,
     pub(crate) recorded: Recorded,
-    /// What its stream knew then.
+    /// The stream's clock at the record.
     pub(crate) clock: Clock,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Recorded {
-    /// Never: complete, and no order.
+    /// Never recorded: complete, and no order.
     Not,
-    /// Complete at this time.
+    /// Complete at this time, virtual nanoseconds.
     At(u64),
-    /// Complete when this open work is.
+    /// Complete with this open work.
     Behind(WorkId),
-    /// In this capture.
+    /// Recorded in this capture.
     Captured(u64),
 }
 
 #[derive(Debug)]
 pub(crate) struct Device {
     pub(crate) books: DeviceBooks,
-    /// When everything enqueued on any of its streams is done.
+    /// The end of all work enqueued on the device's streams.
     pub(crate) tail: u64,
 }
 
@@ -106,23 +107,23 @@ pub(crate) struct State {
     pub(crate) next_capture: u64,
     pub(crate) next_group: u64,
     pub(crate) counts: [CallCounts; 2],
-    /// Questions in a row, with no other call between, to which the answer was "not yet".
+    /// Queries in a row, with no other call between, that returned "not yet".
     pub(crate) asked_in_vain: u32,
     injections: Injections,
     pub(crate) misuses: Vec<Misuse>,
     pub(crate) oracle: Option<Oracle>,
-    /// The sticky error, once there is one.
+    /// The sticky error, if any.
     lost: Option<u32>,
-    /// The number of the next physical byte to be created.
+    /// The number of the next physical byte.
     next_physical: u64,
 }
 
-/// A stand-in GPU (or several).
+/// A simulated GPU (or several).
 ///
-/// Methods named after the driver's calls take the device where the driver would take it from the
-/// current context. Streams, events and pools are raw handles, as the driver has them: stream 0 and
-/// 1 are the legacy default stream of the given device, 2 the calling thread's. Everything outside
-/// of [`crate::as_program`] is the allocator's call.
+/// Methods named after the driver's calls take the device as an argument; the driver takes it from
+/// the current context. Streams, events and pools are raw handles, as in the driver: streams 0 and
+/// 1 are the legacy default stream of the given device, 2 the calling thread's. Every call outside
+/// [`crate::as_program`] is the allocator's.
 pub struct Gpu {
     state: Mutex<State>,
 }
@@ -142,7 +143,7 @@ impl Gpu {
     /// A GPU whose addresses come from `addresses`.
     ///
     /// # Panics
-    /// With more than 64 devices: access is kept as a bit each.
+    /// With more than 64 devices: access is a mask of 64 bits.
     pub fn with_addresses(config: Config, addresses: Box<dyn AddressProvider>) -> Self {
         assert!(config.devices.len() <= 64, "at most 64 devices");
         let devices = config.devices.iter().map(|device| Device {
@@ -180,7 +181,8 @@ impl Gpu {
         Self { state: Mutex::new(state) }
     }
 
-    /// A panic under the lock is a test's failing assertion: the books are still worth reading.
+    /// Ignores poison: a panic under the lock is a test's failed assertion, and the books stay
+    /// useful.
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -190,15 +192,15 @@ impl Gpu {
         self.lock().injections.arm(injection);
     }
 
-    /// Disarms every fault that has not struck yet. A lost device stays lost.
+    /// Disarms every fault that is still pending. A lost device stays lost.
     pub fn clear_injections(&self) {
         self.lock().injections.clear();
     }
 }
 
 impl State {
-    /// The beginning of every call: counts it, and fails it where the device is lost, does not
-    /// exist, or a fault is armed.
+    /// Begins every call: counts it, and fails it if the device is lost or does not exist, or a
+    /// fault is armed.
     pub(crate) fn enter(&mut self, kind: CallKind, device: u32) -> SimResult<()> {
         if !matches!(kind, CallKind::EventQuery | CallKind::StreamQuery) {
             self.asked_in_vain = 0;
@@ -219,9 +221,10 @@ impl State {
         Ok(())
     }
 
-    /// Whether what will be done at `time` is done. Nobody's clock runs while a program asks that
-    /// over and over and does nothing else (torch's watchdog of NCCL, as a process group ends): it
-    /// waits, and after so many questions in a row the clock goes where its wait ends.
+    /// Whether work that ends at `time` is done. The virtual clock stands still while a program
+    /// only repeats this query (torch's NCCL watchdog at the end of a process group). Such a
+    /// program waits, so after [`PATIENCE`] queries in a row the clock advances to the end of its
+    /// wait.
     pub(crate) fn is_done(&mut self, time: u64) -> bool {
         if time <= self.time.now() {
             return true;
@@ -235,7 +238,7 @@ impl State {
         true
     }
 
-    /// [`State::enter`] for a call of a fixed price.
+    /// [`State::enter`] for a call with a fixed price.
     pub(crate) fn enter_for(&mut self, kind: CallKind, device: u32, cost: u64) -> SimResult<()> {
         self.enter(kind, device)?;
         self.time.spend(cost);
@@ -248,7 +251,7 @@ impl State {
         Err(SimError { call: kind.name(), code: code::INVALID_VALUE })
     }
 
-    /// The stream that a handle names; code 400 where it names none.
+    /// The stream of a handle; code 400 if there is none.
     pub(crate) fn stream(
         &mut self,
         kind: CallKind,
@@ -266,7 +269,7 @@ impl State {
         Ok(key)
     }
 
-    /// Notes a call of the allocator on a created stream that may be gone.
+    /// Notes a call of the allocator on a created stream that may no longer exist.
     fn judge_use_of(&mut self, kind: CallKind, handle: usize, found: Option<StreamKey>) {
         let what = match found {
             None if self.config.destroyed_streams == DestroyedStreams::Misuse
@@ -286,7 +289,7 @@ impl State {
         self.misuses.push(Misuse { call: kind.name(), what, about: handle as u64 });
     }
 
-    /// Numbers for `bytes` physical bytes.
+    /// Assigns numbers to `bytes` physical bytes; returns the first.
     pub(crate) fn number(&mut self, bytes: u64) -> u64 {
         let first = self.next_physical;
         self.next_physical += bytes;

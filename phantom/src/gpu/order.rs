@@ -8,7 +8,8 @@ use crate::rendezvous::Task;
 use crate::streams::{StreamKey, StreamKind};
 
 impl State {
-    /// The rule of the legacy default stream: new work of `key` comes after what it implies.
+    /// Applies the rule of the legacy default stream: new work of `key` comes after the work of the
+    /// streams that the rule names.
     pub(crate) fn follow_default_stream(&mut self, key: StreamKey) {
         let tail =
             self.streams.implied(key).iter().map(|&other| self.streams.get(other).tail).max();
@@ -44,7 +45,7 @@ impl State {
         device.tail = device.tail.max(stream.tail);
     }
 
-    /// Puts `kernels` of `each` nanoseconds on the stream, launched at the cost of `launch` each.
+    /// Enqueues `kernels` of `each` nanoseconds on the stream, at a host cost of `launch` each.
     pub(crate) fn enqueue(&mut self, key: StreamKey, kernels: u64, each: u64, launch: u64) {
         self.follow_default_stream(key);
         let tail = self.streams.get(key).tail;
@@ -72,7 +73,7 @@ impl State {
         self.synchronize_pools(device);
     }
 
-    /// The host knows that what `event` was recorded behind is done.
+    /// The host learns that the work recorded by `event` is done.
     fn host_saw_event(&mut self, event: usize) {
         if let Some(oracle) = &mut self.oracle
             && let Some(event) = self.events.get(&event)
@@ -112,8 +113,8 @@ impl Gpu {
         }
     }
 
-    /// Records the work enqueued on `stream` so far. Code 400 where event and stream are not of one
-    /// device.
+    /// Records the work enqueued on `stream` so far. Code 400 if event and stream belong to
+    /// different devices.
     pub fn event_record(&self, device: u32, event: usize, stream: usize) -> SimResult<()> {
         const KIND: CallKind = CallKind::EventRecord;
         let mut guard = self.lock();
@@ -142,8 +143,8 @@ impl Gpu {
         Ok(())
     }
 
-    /// Records all work enqueued on `device` so far, whatever its stream. Code 801 where the driver
-    /// cannot; code 900 while a stream of the device captures, and the capture fails.
+    /// Records all work enqueued on `device` so far, on any stream. Code 801 if the driver lacks
+    /// the call; code 900 while a stream of the device captures, and the capture fails.
     pub fn context_event_record(&self, device: u32, event: usize) -> SimResult<()> {
         const KIND: CallKind = CallKind::ContextEventRecord;
         let mut guard = self.lock();
@@ -197,8 +198,8 @@ impl Gpu {
         }
     }
 
-    /// Nanoseconds from the end of what `from` was recorded behind to the end of what `to` was;
-    /// `None`: not done yet. Refused where one was never recorded, and of two devices.
+    /// Nanoseconds from the end of the work recorded by `from` to that of `to`; `None`: not done
+    /// yet. Refused if either was never recorded, or the events belong to two devices.
     pub fn event_elapsed(&self, device: u32, from: usize, to: usize) -> SimResult<Option<i64>> {
         const KIND: CallKind = CallKind::EventQuery;
         let mut guard = self.lock();
@@ -278,13 +279,13 @@ impl Gpu {
         Ok(handle)
     }
 
-    /// The program tells the allocator that this stream is there until it is destroyed (see
-    /// [`crate::Config::vouched_streams`]). No call of the driver's.
+    /// The program promises the allocator that this stream lasts until destroyed (see
+    /// [`crate::Config::vouched_streams`]). Not a driver call.
     pub fn stream_lasts(&self, device: u32, stream: usize) {
         self.lock().outlasts(device, stream);
     }
 
-    /// Destroys a stream; its work goes on. Its handle is the next one to be recycled.
+    /// Destroys a stream; its work goes on. Its handle is recycled next.
     pub fn stream_destroy(&self, device: u32, stream: usize) -> SimResult<()> {
         const KIND: CallKind = CallKind::StreamDestroy;
         let mut guard = self.lock();
@@ -345,7 +346,7 @@ impl Gpu {
         Ok(())
     }
 
-    /// The stream's id, unique and never reused. Code 801 where the driver has none; on a capturing
+    /// The stream's id, unique and never reused. Code 801 if the driver has no ids; on a capturing
     /// stream as [`crate::CapturingIds`] says.
     pub fn stream_id(&self, device: u32, stream: usize) -> SimResult<u64> {
         const KIND: CallKind = CallKind::StreamId;
@@ -381,8 +382,8 @@ impl Gpu {
     }
 
     /// Launches `kernels` kernels of `each` nanoseconds on `stream`; while it captures, they become
-    /// part of the graph. The host is charged [`crate::Costs::launch`] for each, and blocks where
-    /// the device lags too far behind.
+    /// part of the graph. Each costs the host [`crate::Costs::launch`], and the host blocks if the
+    /// device lags too far behind.
     pub fn launch(&self, device: u32, stream: usize, kernels: u64, each: u64) -> SimResult<()> {
         const KIND: CallKind = CallKind::Launch;
         let mut guard = self.lock();
@@ -402,7 +403,7 @@ impl Gpu {
         Ok(())
     }
 
-    /// Fills memory in the order of `stream`: a kernel of no length here. Code 1 where the range is
+    /// Fills memory in the order of `stream`: here a kernel of no length. Code 1 if the range is
     /// not backed.
     pub fn memset(&self, device: u32, address: u64, bytes: u64, stream: usize) -> SimResult<()> {
         const KIND: CallKind = CallKind::Memset;

@@ -16,11 +16,11 @@ pub struct PoolBooks {
     pub reserved: u64,
     /// Bytes handed out.
     pub used: u64,
-    /// Bytes that any stream may have now.
+    /// Free bytes that any stream may use now.
     pub ready: u64,
-    /// The largest range of them.
+    /// The largest range of `ready`, bytes.
     pub largest_ready: u64,
-    /// Address space charged for it, bytes.
+    /// Address space charged for the pool, bytes.
     pub address_space: u64,
 }
 
@@ -29,7 +29,7 @@ impl State {
         self.pools.get_mut(&pool).ok_or(SimError { call: kind.name(), code: code::INVALID_HANDLE })
     }
 
-    /// A chunk with room for `bytes`; false: no memory, no room under the pool's bound, or no
+    /// Adds a chunk with room for `bytes`; false: no memory, no room under the pool's bound, or no
     /// address space.
     fn grow_pool(&mut self, handle: usize, bytes: u64) -> bool {
         let Some(chunk_bytes) = bytes.checked_next_multiple_of(POOL_CHUNK) else { return false };
@@ -42,7 +42,7 @@ impl State {
         if !self.devices[device as usize].books.take(chunk_bytes, Part::Pools, now) {
             return false;
         }
-        // The pool paid for its address space when it was made; this only picks the numbers.
+        // The pool paid for its address space at creation; this only picks the numbers.
         let Some(address) = self.addresses.reserve(chunk_bytes, GRANULARITY) else {
             self.devices[device as usize].books.give(chunk_bytes, Part::Pools, now);
             return false;
@@ -56,7 +56,7 @@ impl State {
         true
     }
 
-    /// Gives idle chunks back while more than `keep` bytes stay.
+    /// Releases idle chunks as long as at least `keep` bytes stay.
     fn shrink_pool(&mut self, call: &'static str, handle: usize, keep: u64) {
         while let Some(pool) = self.pools.get_mut(&handle) {
             let device = pool.device;
@@ -83,8 +83,8 @@ impl State {
         }
     }
 
-    /// What every host synchronisation does to the pools of a device: complete frees are shared,
-    /// and what exceeds the release threshold goes back.
+    /// The effect of a host synchronisation on a device's pools: complete frees become available to
+    /// all streams, and idle chunks above the release threshold go back to the device.
     pub(crate) fn synchronize_pools(&mut self, device: u32) {
         if self.pools.is_empty() {
             return;
@@ -102,9 +102,9 @@ impl State {
 }
 
 impl Gpu {
-    /// Creates a pool on `device` that holds at most `max_size` bytes (0: no bound) and takes as
-    /// much address space, or twice the device's memory without a bound. Code 2 where no address
-    /// space is left.
+    /// Creates a pool on `device` of at most `max_size` bytes (0: no bound). It takes `max_size` of
+    /// address space; without a bound, twice the device's memory. Code 2 if no address space is
+    /// left.
     pub fn pool_create(&self, device: u32, max_size: u64) -> SimResult<usize> {
         const KIND: CallKind = CallKind::PoolCreate;
         let mut guard = self.lock();
@@ -159,7 +159,7 @@ impl Gpu {
         Ok(state.pool(KIND, pool)?.attribute(attribute))
     }
 
-    /// Sets an attribute; code 1 where it cannot take the value.
+    /// Sets an attribute; code 1 if it cannot take the value.
     pub fn pool_set_attribute(
         &self,
         device: u32,
@@ -177,7 +177,7 @@ impl Gpu {
         Ok(())
     }
 
-    /// Gives idle chunks back while `keep` bytes stay reserved.
+    /// Releases idle chunks as long as `keep` bytes stay reserved.
     pub fn pool_trim(&self, device: u32, pool: usize, keep: u64) -> SimResult<()> {
         const KIND: CallKind = CallKind::PoolTrim;
         let mut guard = self.lock();
@@ -189,7 +189,7 @@ impl Gpu {
         Ok(())
     }
 
-    /// Lets `peer` read and write the pool's memory.
+    /// Grants `peer` read and write access to the pool's memory.
     pub fn pool_allow_peer(&self, device: u32, pool: usize, peer: u32) -> SimResult<()> {
         const KIND: CallKind = CallKind::PoolSetAccess;
         let mut guard = self.lock();
@@ -204,7 +204,7 @@ impl Gpu {
         Ok(())
     }
 
-    /// Allocates `bytes` from `pool`, usable in the order of `stream`. Code 2 where the pool cannot
+    /// Allocates `bytes` from `pool`, usable in the order of `stream`. Code 2 if the pool cannot
     /// grow.
     pub fn pool_alloc(
         &self,
@@ -255,7 +255,7 @@ impl Gpu {
         Ok(address)
     }
 
-    /// Frees an address that [`Gpu::pool_alloc`] gave, in the order of `stream`.
+    /// Frees an address of [`Gpu::pool_alloc`] in the order of `stream`.
     pub fn pool_free(&self, device: u32, address: u64, stream: usize) -> SimResult<()> {
         const KIND: CallKind = CallKind::PoolFree;
         let mut guard = self.lock();
@@ -276,7 +276,7 @@ impl Gpu {
         if let Some(oracle) = &mut state.oracle {
             oracle.pool_took_back(Taken::of(&backing), key);
         }
-        // Behind open work it stays its stream's: nobody else can be told when it is complete.
+        // Behind open work the memory stays with its stream: the time of completion is unknown.
         let stream = state.streams.get(key);
         let (now, tail) = (state.time.now(), stream.open.map_or(stream.tail, |_| u64::MAX));
         state.pool(KIND, pool)?.free(address, backing.bytes, key, tail, now);

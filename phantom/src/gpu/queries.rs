@@ -1,4 +1,4 @@
-//! Facts and books: what the driver would tell, and what only a simulator knows.
+//! Facts and books: what the driver reports, and what only a simulator knows.
 
 use super::{Gpu, Misuse, State};
 use crate::backing::{Backing, Source};
@@ -7,7 +7,7 @@ use crate::calls::{CallCounts, CallKind, Caller};
 use crate::config::DeviceConfig;
 use crate::error::SimResult;
 
-/// What exists at this moment: where nothing leaks, all of it is what it was before.
+/// Existing objects; without leaks, every count returns to its former value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Held {
     /// Pools.
@@ -28,27 +28,27 @@ pub struct Held {
     pub streams: usize,
 }
 
-/// Where the host's time went, virtual nanoseconds.
+/// The uses of the host's time, virtual nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostTime {
     /// The host's clock.
     pub now: u64,
-    /// When the last work of any device is done.
+    /// The end of the last work of any device.
     pub device_end: u64,
-    /// Waited because the allocator asked to.
+    /// Time in waits of the allocator.
     pub blocked_by_allocator: u64,
-    /// Waited because the program asked to.
+    /// Time in waits of the program.
     pub blocked_by_program: u64,
-    /// What the allocator's calls cost, waits not counted.
+    /// Cost of the allocator's calls, without waits.
     pub charged_to_allocator: u64,
-    /// What the program's calls cost, waits and launches not counted.
+    /// Cost of the program's calls, without waits and launches.
     pub charged_to_program: u64,
-    /// Waited because the device's queue was full.
+    /// Time spent on a full device queue.
     pub throttled: u64,
 }
 
 impl State {
-    /// `device` can map memory of `owner`.
+    /// Whether `device` can map memory of `owner`.
     pub(crate) fn reaches(&self, device: u32, owner: u32) -> bool {
         (device as usize) < self.devices.len()
             && (device == owner
@@ -58,7 +58,7 @@ impl State {
                     .is_none_or(|p| p.contains(&device)))
     }
 
-    /// The devices that can map memory of `owner`, a bit each.
+    /// Mask of the devices that can map memory of `owner`.
     pub(crate) fn all_reaching(&self, owner: u32) -> u64 {
         (0..self.devices.len() as u32).filter(|&d| self.reaches(d, owner)).map(|d| 1 << d).sum()
     }
@@ -70,7 +70,7 @@ impl Gpu {
         self.lock().devices.len() as u32
     }
 
-    /// What a device can do. Fails where a fault is armed for a [`CallKind::DeviceQuery`].
+    /// The device's configuration. Fails if a fault is armed for [`CallKind::DeviceQuery`].
     pub fn device_config(&self, device: u32) -> SimResult<DeviceConfig> {
         let mut guard = self.lock();
         let state = &mut *guard;
@@ -88,7 +88,7 @@ impl Gpu {
         self.lock().config.context_events
     }
 
-    /// Whether `device` can map memory of `peer`; false for itself, as the driver answers.
+    /// Whether `device` can map memory of `peer`; false for itself, as in the driver.
     pub fn can_access_peer(&self, device: u32, peer: u32) -> SimResult<bool> {
         let mut guard = self.lock();
         let state = &mut *guard;
@@ -105,19 +105,18 @@ impl Gpu {
         Ok((books.free(), books.capacity))
     }
 
-    /// Others (processes, libraries) take `bytes` of the device's memory from now on, in place of
-    /// what they took before.
+    /// Sets the bytes of the device's memory that others (processes, libraries) hold from now on.
     ///
     /// # Panics
-    /// Where there is no such device.
+    /// If there is no such device.
     pub fn set_taken(&self, device: u32, bytes: u64) {
         self.lock().devices[device as usize].books.taken = bytes;
     }
 
-    /// A device's account, its area counted up to now.
+    /// A device's account, with its area counted up to now.
     ///
     /// # Panics
-    /// Where there is no such device.
+    /// If there is no such device.
     pub fn books(&self, device: u32) -> DeviceBooks {
         let mut guard = self.lock();
         let now = guard.time.now();
@@ -126,10 +125,10 @@ impl Gpu {
         *books
     }
 
-    /// Begins a new peak of physical memory at what is held now.
+    /// Resets the peak of physical memory to the current value.
     ///
     /// # Panics
-    /// Where there is no such device.
+    /// If there is no such device.
     pub fn reset_peak(&self, device: u32) {
         let books = &mut self.lock().devices[device as usize].books;
         books.physical_peak = books.physical;
@@ -140,7 +139,7 @@ impl Gpu {
         self.lock().space
     }
 
-    /// Where the host's time went.
+    /// The uses of the host's time.
     pub fn host_time(&self) -> HostTime {
         let state = self.lock();
         HostTime {
@@ -159,7 +158,7 @@ impl Gpu {
         self.lock().time.work(ns);
     }
 
-    /// How often `caller` made each kind of call, failed ones included.
+    /// The number of calls of `caller` by kind, failed ones included.
     pub fn counts(&self, caller: Caller) -> CallCounts {
         self.lock().counts[caller as usize].clone()
     }
@@ -169,8 +168,8 @@ impl Gpu {
         self.lock().misuses.clone()
     }
 
-    /// What backs a range, piece by piece from its start to its first hole: by which handle, pool
-    /// or allocation, at which offset.
+    /// The backing of a range, piece by piece from its start to its first hole: the handle, pool or
+    /// allocation, and the offset.
     pub fn backing(&self, address: u64, bytes: u64) -> Vec<Backing> {
         self.lock().backings.pieces(address, bytes).collect()
     }
@@ -180,18 +179,17 @@ impl Gpu {
         self.lock().backings.holding(address).copied()
     }
 
-    /// True where every byte of the range is backed.
+    /// True if every byte of the range is backed.
     pub fn is_backed(&self, address: u64, bytes: u64) -> bool {
         self.lock().backings.pieces(address, bytes).map(|piece| piece.bytes).sum::<u64>() == bytes
     }
 
-    /// Every backed range, by address: the driver's own map, for a heap that wants to check its
-    /// own.
+    /// Every backed range, by address: the driver's map, against which a heap can check its own.
     pub fn all_backings(&self) -> Vec<Backing> {
         self.lock().backings.iter().copied().collect()
     }
 
-    /// What exists at this moment.
+    /// Counts of the existing objects.
     pub fn held(&self) -> Held {
         let state = self.lock();
         let (handles, reservations) = state.vmm.counts();
@@ -213,7 +211,7 @@ impl Gpu {
         held
     }
 
-    /// Handles not yet released, and address reservations: both 0 where nothing leaks.
+    /// Unreleased handles, and address reservations: both 0 if nothing leaks.
     pub fn vmm_counts(&self) -> (usize, usize) {
         self.lock().vmm.counts()
     }

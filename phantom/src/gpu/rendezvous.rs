@@ -8,7 +8,7 @@ use crate::rendezvous::{Deadlock, Meeting, Task, WorkId};
 use crate::streams::StreamKey;
 
 impl State {
-    /// Puts `task` on the stream, behind what is there and behind the open works `others`.
+    /// Enqueues `task` on the stream, behind its work so far and the open works `others`.
     pub(crate) fn add_open(
         &mut self,
         key: StreamKey,
@@ -29,7 +29,7 @@ impl State {
         }
     }
 
-    /// Gives what has ended to the timeline.
+    /// Passes ended work to the timeline.
     pub(crate) fn close_ended_works(&mut self) {
         for ended in self.rendezvous.close_ended() {
             self.raise_tail(ended.stream, ended.end);
@@ -43,14 +43,14 @@ impl State {
         }
     }
 
-    /// The works of `device` that are open.
+    /// The open works of `device`.
     pub(crate) fn open_works(&self, device: u32) -> Vec<WorkId> {
         let streams = (0..self.streams.len() as StreamKey).map(|key| self.streams.get(key));
         streams.filter(|stream| stream.device == device).filter_map(|stream| stream.open).collect()
     }
 
-    /// Refuses a host wait for work of `device` that is open: with one host for all ranks it would
-    /// never end. Real ranks end in their watchdog, so the code is that of a timeout.
+    /// Refuses a host wait for open work of `device`: with one host for all ranks it would never
+    /// end. On real ranks the watchdog ends such a wait, so the code is that of a timeout.
     pub(crate) fn no_endless_wait(&self, kind: CallKind, device: u32) -> SimResult<()> {
         if self.rendezvous.any(|key| self.streams.get(key).device == device) {
             return fail(kind, code::LAUNCH_TIMEOUT);
@@ -67,15 +67,15 @@ impl State {
 /// One half of a message between two ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Half {
-    /// To that rank.
+    /// Sends to that rank.
     Send(u32),
-    /// From that rank.
+    /// Receives from that rank.
     Receive(u32),
 }
 
 impl State {
-    /// Puts work on the stream that ends when something that the timeline does not know comes
-    /// about. Code 801 where the stream captures.
+    /// Enqueues work whose end depends on something unknown to the timeline. Code 801 if the stream
+    /// captures.
     pub(crate) fn launch_open(
         &mut self,
         kind: CallKind,
@@ -88,7 +88,7 @@ impl State {
         self.follow_default_stream(key);
         self.time.work(self.config.costs.launch);
         let launched = self.time.now();
-        // Not before the host has launched it.
+        // Starts no earlier than its launch.
         self.raise_tail(key, launched);
         let work = self.add_open(key, [], task);
         if let Some(oracle) = &mut self.oracle {
@@ -116,12 +116,11 @@ impl State {
 
 impl Gpu {
     /// Launches a collective kernel, as NCCL does: the n-th launch of a device on a `communicator`
-    /// of `ranks` devices runs when the n-th launches of all of them have been reached by their
-    /// streams, for `nanoseconds`.
+    /// of `ranks` devices runs, for `nanoseconds`, once the streams of all ranks have reached their
+    /// n-th launches.
     ///
-    /// Until then it is open, and what comes behind it too; a host wait for it is refused with
-    /// code 702. Code 801 on a stream that captures, code 1 where the communicator has another
-    /// number of ranks.
+    /// Until then it and all work behind it are open; a host wait for it fails with code 702. Code
+    /// 801 on a capturing stream, code 1 if the communicator has another number of ranks.
     pub fn launch_collective(
         &self,
         device: u32,
@@ -146,9 +145,9 @@ impl Gpu {
     }
 
     /// Launches a kernel that passes messages, as NCCL does with the sends and receives of a group:
-    /// all at once, each with its own counterpart, whose stream must have reached it. The n-th half
-    /// of a sender on a `communicator` meets the n-th of that receiver. It ends when the last of
-    /// them is over, `nanoseconds` after it began; until then as [`Gpu::launch_collective`].
+    /// all at once, each once the counterpart's stream has reached its half. A sender's n-th half
+    /// on a `communicator` meets that receiver's n-th. The kernel ends with the last message,
+    /// `nanoseconds` after that began; until then it is open, as in [`Gpu::launch_collective`].
     pub fn launch_messages(
         &self,
         device: u32,
@@ -175,9 +174,8 @@ impl Gpu {
         state.launch_meeting(key, meetings, 2, nanoseconds)
     }
 
-    /// The streams whose work waits for what has not come about: collectives and messages that not
-    /// all ranks have reached, values that nobody has written, host functions that have not
-    /// returned.
+    /// The streams with open work: collectives and messages not yet reached by all ranks, values
+    /// not yet written, host functions not yet returned.
     pub fn open_streams(&self) -> Vec<StreamName> {
         let state = self.lock();
         let open = |&key: &StreamKey| state.streams.get(key).open.is_some();
@@ -187,8 +185,7 @@ impl Gpu {
             .collect()
     }
 
-    /// A circle of streams that wait for each other, if there is one: they will wait for ever,
-    /// whatever is launched yet.
+    /// A circle of streams that wait for each other, if any: no later launch can end their wait.
     pub fn deadlock(&self) -> Option<Deadlock> {
         let state = self.lock();
         let streams = state.rendezvous.cycle()?;

@@ -1,4 +1,4 @@
-//! A device's reset: its primary context goes, and all that was in it.
+//! A device's reset: ends its primary context with everything in it.
 
 use super::{Gpu, State};
 use crate::backing::{Backing, Source};
@@ -8,7 +8,7 @@ use crate::error::SimResult;
 use crate::pool::Pool;
 
 impl State {
-    /// A range that nobody uses any more goes back to its device.
+    /// Returns an unused range to its device.
     pub(crate) fn drop_allocation(&mut self, gone: Backing) {
         self.backings.remove(gone.address);
         if let Some(oracle) = &mut self.oracle {
@@ -22,8 +22,8 @@ impl State {
 
 impl Gpu {
     /// `cuDevicePrimaryCtxReset`: waits for `device`, then drops its plain memory, its pools, its
-    /// streams and its events. The pool `keep`, its default one, becomes empty instead. What
-    /// virtual memory management made is no context's: it stays.
+    /// streams and its events. The pool `keep`, its default one, becomes empty instead. Memory of
+    /// virtual memory management belongs to no context and stays.
     pub fn reset_device(&self, device: u32, keep: Option<usize>) -> SimResult<()> {
         const KIND: CallKind = CallKind::DeviceReset;
         let mut guard = self.lock();
@@ -41,7 +41,7 @@ impl Gpu {
             }
             match backing.source {
                 Source::Mapping(_) => {}
-                // Its chunk goes below.
+                // Its chunk is released below.
                 Source::Pool(_) => drop(state.backings.remove(backing.address)),
                 Source::Plain | Source::Graph { .. } => state.drop_allocation(backing),
             }

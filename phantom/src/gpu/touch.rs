@@ -1,5 +1,5 @@
-//! What the harness says of a program that allocates and frees by CUDA's own rules: whose memory is
-//! whose, and what kernels touch.
+//! Reports of the harness about a program that allocates and frees by CUDA's own rules: its blocks,
+//! and the memory that its kernels touch.
 
 use super::{Gpu, State};
 use crate::calls::CallKind;
@@ -8,7 +8,7 @@ use crate::oracle::Kernel;
 use crate::streams::StreamKey;
 
 impl State {
-    /// The kernel just put on `key`, of `nanoseconds`, reads and writes these ranges.
+    /// The kernel just enqueued on `key`, of `nanoseconds`, reads and writes these ranges.
     pub(crate) fn note_touches(&mut self, key: StreamKey, nanoseconds: u64, ranges: &[(u64, u64)]) {
         let end = self.streams.get(key).tail;
         let start = end.saturating_sub(nanoseconds);
@@ -20,7 +20,7 @@ impl State {
         }
     }
 
-    /// The same for copies and fills: of interest only to who has said whose memory is whose.
+    /// The same for copies and fills, if the harness has reported the program's blocks.
     pub(crate) fn note_copy(&mut self, key: StreamKey, ranges: &[(u64, u64)]) {
         if self.oracle.as_ref().is_some_and(|oracle| oracle.touches.is_watching()) {
             self.note_touches(key, 0, ranges);
@@ -30,7 +30,7 @@ impl State {
 
 impl Gpu {
     /// The program got `bytes` at `address`, usable in the order of `stream`, or (`None`, as from
-    /// `cudaMalloc`) at once by any stream. To be told after the call that gave it has returned.
+    /// `cudaMalloc`) at once by any stream. Call after the allocation returns.
     pub fn owns(&self, address: u64, bytes: u64, stream: Option<usize>) {
         let mut guard = self.lock();
         let state = &mut *guard;
@@ -48,21 +48,20 @@ impl Gpu {
         }
     }
 
-    /// The program gives the block at `address` back. To be told before the call that frees it is
-    /// made.
+    /// The program frees the block at `address`. Call before the call that frees it.
     pub fn disowns(&self, address: u64) {
         if let Some(oracle) = &mut self.lock().oracle {
             oracle.disowns(address);
         }
     }
 
-    /// Blocks that the program owns, and their bytes.
+    /// The program's blocks, and their bytes.
     pub fn owned(&self) -> (usize, u64) {
         self.lock().oracle.as_ref().map_or((0, 0), |oracle| oracle.touches.owned())
     }
 
     /// Launches a kernel of `nanoseconds` that reads and writes `ranges` (address, bytes). In a
-    /// capture it is only launched: what replays touch is not judged.
+    /// capture it is only launched: touches of replays are not judged.
     pub fn launch_touching(
         &self,
         device: u32,
@@ -107,7 +106,7 @@ impl Gpu {
         self.lock().oracle.is_some()
     }
 
-    /// From now on every fault is printed on stderr as it is found.
+    /// Prints every later fault on stderr as it is found.
     pub fn print_faults(&self) {
         if let Some(oracle) = &mut self.lock().oracle {
             oracle.loud = true;

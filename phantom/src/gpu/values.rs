@@ -1,4 +1,4 @@
-//! What the host can make a stream wait for: values in memory, and functions that run on it.
+//! Waits of a stream on the host: for values in memory, and for host functions.
 
 use super::{Gpu, fail};
 use crate::calls::CallKind;
@@ -6,7 +6,7 @@ use crate::error::{SimResult, code};
 use crate::rendezvous::{Task, WorkId};
 use crate::values::{Comparison, Condition};
 
-/// A host function that has been enqueued.
+/// An enqueued host function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct HostFunction(WorkId);
 
@@ -27,9 +27,9 @@ impl Gpu {
         Ok(work)
     }
 
-    /// Makes later work of `stream` wait until the word at `address` compares so with `value`. A
-    /// word is a number of the program's; 0 while nobody has written it. While it waits it is open,
-    /// as a collective is ([`Gpu::launch_collective`]). Code 801 on a stream that captures.
+    /// Makes later work of `stream` wait until the word at `address` fulfils `comparison` with
+    /// `value`. A word is 0 until written. The wait is open, as a collective is
+    /// ([`Gpu::launch_collective`]). Code 801 on a capturing stream.
     pub fn stream_wait_value(
         &self,
         device: u32,
@@ -42,7 +42,7 @@ impl Gpu {
         self.launch_task(CallKind::StreamWaitValue, device, stream, task).map(|_| ())
     }
 
-    /// Writes a word in the order of `stream`. Code 801 on a stream that captures.
+    /// Writes a word in the order of `stream`. Code 801 on a capturing stream.
     pub fn stream_write_value(
         &self,
         device: u32,
@@ -54,7 +54,7 @@ impl Gpu {
         self.launch_task(CallKind::StreamWriteValue, device, stream, task).map(|_| ())
     }
 
-    /// The host writes a word. No call of the driver.
+    /// The host writes a word. Not a driver call.
     pub fn host_write_value(&self, address: u64, value: u64) {
         let mut guard = self.lock();
         let now = guard.time.now();
@@ -62,21 +62,19 @@ impl Gpu {
         guard.close_ended_works();
     }
 
-    /// Enqueues a function of the program's that runs on the host in the order of `stream`. Until
-    /// [`Gpu::host_function_returns`] it is open, as a collective is. Code 801 on a stream that
-    /// captures.
+    /// Enqueues a host function in the order of `stream`. Until [`Gpu::host_function_returns`] it
+    /// is open, as a collective is. Code 801 on a capturing stream.
     pub fn launch_host_function(&self, device: u32, stream: usize) -> SimResult<HostFunction> {
         let task = Task::HostFunction { returned: None };
         self.launch_task(CallKind::HostFunction, device, stream, task).map(HostFunction)
     }
 
-    /// The host functions that their streams have come to and that have not returned, by their
-    /// launches.
+    /// The running host functions, by launch: reached by their streams and not returned.
     pub fn host_functions(&self) -> Vec<HostFunction> {
         self.lock().rendezvous.host_functions().into_iter().map(HostFunction).collect()
     }
 
-    /// A host function returns, and its stream goes on. Code 1 where it does not run.
+    /// A host function returns, and its stream goes on. Code 1 if it does not run.
     pub fn host_function_returns(&self, function: HostFunction) -> SimResult<()> {
         let mut guard = self.lock();
         let now = guard.time.now();

@@ -1,4 +1,4 @@
-//! What the harness tells the oracle, and what it hears.
+//! Reports of the harness to the oracle, and the oracle's findings.
 
 use super::{Gpu, State};
 use crate::calls::{CallKind, as_program};
@@ -6,14 +6,14 @@ use crate::oracle::{Fault, NewBlock};
 use crate::streams::StreamKey;
 
 impl State {
-    /// The stream that the harness speaks of; a fault where there is none.
+    /// The stream in a report of the harness; a fault if there is none.
     pub(crate) fn known_stream(
         &mut self,
         address: u64,
         device: u32,
         handle: usize,
     ) -> Option<StreamKey> {
-        // What the harness tells of the program.
+        // Reports of the harness are about the program.
         let key = as_program(|| self.stream(CallKind::Launch, device, handle)).ok();
         if key.is_none()
             && let Some(oracle) = &mut self.oracle
@@ -25,9 +25,8 @@ impl State {
 }
 
 impl Gpu {
-    /// The allocator has handed out `bytes` at `address` for `stream` of `device`. `id` is the
-    /// harness's name for the block, for reports. To be told after the allocator's malloc has
-    /// returned. An address of 0 is no block.
+    /// The allocator has handed out `bytes` at `address` for `stream` of `device`. `id` names the
+    /// block in reports. Call after the allocator's malloc returns. Address 0 is no block.
     pub fn block_malloc(&self, id: u64, address: u64, bytes: u64, device: u32, stream: usize) {
         let mut guard = self.lock();
         let state = &mut *guard;
@@ -47,8 +46,8 @@ impl Gpu {
         }
     }
 
-    /// As [`Gpu::block_malloc`], of a block that is of no capture, and lies in the memory of the
-    /// graphs of `group`: replays beside it are the program's part, the order of frees is not.
+    /// As [`Gpu::block_malloc`], for a block outside any capture in the memory of the graphs of
+    /// `group`: the program answers for replays beside it, the allocator for the order of frees.
     pub fn block_of_group(
         &self,
         id: u64,
@@ -70,7 +69,7 @@ impl Gpu {
         }
     }
 
-    /// Whether a stream captures. No call of the driver: for those who watch.
+    /// Whether a stream captures. Not a driver call; for the harness.
     pub fn is_capturing(&self, device: u32, stream: usize) -> bool {
         let mut guard = self.lock();
         let state = &mut *guard;
@@ -78,8 +77,7 @@ impl Gpu {
         key.is_some_and(|key| state.streams.get(key).capture.is_some())
     }
 
-    /// The program gives the block at `address` back. To be told before the allocator's free is
-    /// called.
+    /// The program frees the block at `address`. Call before the allocator's free.
     pub fn block_free(&self, address: u64) {
         let mut guard = self.lock();
         let state = &mut *guard;
@@ -88,7 +86,7 @@ impl Gpu {
         }
     }
 
-    /// The program uses the block at `address` on `stream` of `device` too.
+    /// The program also uses the block at `address` on `stream` of `device`.
     pub fn block_record_stream(&self, address: u64, device: u32, stream: usize) {
         let mut guard = self.lock();
         let state = &mut *guard;
@@ -103,17 +101,17 @@ impl Gpu {
         self.lock().oracle.as_ref().map_or_else(Vec::new, |oracle| oracle.faults().to_vec())
     }
 
-    /// How many faults there were.
+    /// The number of faults.
     pub fn fault_count(&self) -> u64 {
         self.lock().oracle.as_ref().map_or(0, |oracle| oracle.fault_count())
     }
 
-    /// The faults so far, which are forgotten.
+    /// Takes the faults so far.
     pub fn take_faults(&self) -> Vec<Fault> {
         self.lock().oracle.as_mut().map_or_else(Vec::new, |oracle| oracle.take_faults())
     }
 
-    /// Blocks that the harness has told of and not freed.
+    /// The number of live blocks reported by the harness.
     pub fn live_blocks(&self) -> usize {
         self.lock().oracle.as_ref().map_or(0, |oracle| oracle.live_blocks())
     }

@@ -1,4 +1,4 @@
-//! Blocks: what the allocator hands out and takes back.
+//! Blocks that the allocator hands out and takes back.
 
 use crate::backing::{Backing, Backings, Source};
 use crate::oracle::Oracle;
@@ -13,7 +13,7 @@ struct Place {
     address: u64,
     physical: u64,
     bytes: u64,
-    /// It goes through a mapping, so that other addresses may reach it.
+    /// Part of a mapping, so other addresses may reach it.
     mapped: bool,
 }
 
@@ -24,7 +24,7 @@ impl Place {
     }
 }
 
-/// The places of a block: one of most, so that one needs no memory of its own.
+/// The places of a block. Most have one, which needs no heap memory.
 #[derive(Debug, Default)]
 struct Places {
     last: Option<Place>,
@@ -32,7 +32,7 @@ struct Places {
 }
 
 impl Places {
-    /// Adds a place, as a part of the last one where it goes on there.
+    /// Adds a place, merged with the last one if contiguous.
     fn push(&mut self, place: Place) {
         match &mut self.last {
             Some(last)
@@ -49,7 +49,8 @@ impl Places {
     }
 }
 
-/// Marks as former use what block `id` still has of a range; what others took meanwhile is theirs.
+/// Marks as former use the parts of a range that block `id` still has, not those that others took
+/// meanwhile.
 fn vacate(map: &mut Intervals<Content>, start: u64, bytes: u64, id: u64, past: &Past) {
     let is_own = |content: &Content| matches!(content, Content::Live(live) if live.id == id);
     if let Some(content) = map.exact_mut(start, start + bytes)
@@ -75,13 +76,13 @@ pub(crate) struct Block {
     id: u64,
     places: Places,
     stream: StreamKey,
-    /// Streams recorded on it, its own not among them.
+    /// Streams recorded on the block, without its own.
     recorded: Vec<StreamKey>,
-    /// The capture that it was allocated in, 0: none.
+    /// The capture of its allocation, 0: none.
     capture: u64,
 }
 
-/// A block that the allocator has handed out.
+/// A block handed out by the allocator.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NewBlock {
     pub(crate) id: u64,
@@ -89,9 +90,9 @@ pub(crate) struct NewBlock {
     pub(crate) bytes: u64,
     pub(crate) device: u32,
     pub(crate) stream: StreamKey,
-    /// The capture that its stream is in, 0: none.
+    /// The capture of its stream, 0: none.
     pub(crate) capture: u64,
-    /// It is of no capture, and belongs with those of a group, for which `capture` stands.
+    /// Outside any capture, in the memory of a group, for which `capture` stands.
     pub(crate) apart: bool,
 }
 
@@ -120,8 +121,7 @@ impl Oracle {
         self.blocks.insert(address, Block { id, places, stream, recorded: Vec::new(), capture });
     }
 
-    /// Puts a block over what was in a place, and judges that. One fault of a kind is enough for a
-    /// place.
+    /// Puts a block in a place and judges the former uses. Reports one fault of a kind per place.
     fn occupy(&mut self, place: Place, new: NewBlock) {
         let live = Live { id: new.id, address: new.address, capture: new.capture };
         let mut faults: Vec<Fault> = Vec::new();
@@ -167,8 +167,7 @@ impl Oracle {
     fn judge_reuse(&self, past: &Past, new: NewBlock, address: u64) -> Option<Fault> {
         if past.capture != 0 && past.capture != new.capture {
             if self.share_memory(past.capture, new.capture) {
-                // Graphs that share memory are replayed one after the other: that is the program's
-                // part.
+                // The program must replay graphs that share memory one after the other.
                 if !new.apart {
                     return None;
                 }
@@ -185,8 +184,8 @@ impl Oracle {
                 return Some(Fault::GraphMemory { by, address, capture: past.capture });
             }
         }
-        // Replays run on streams that the capture does not know, and no wait may be captured for
-        // them: what used the memory before a capture must be over.
+        // Replays run on streams unknown to the capture, which cannot capture a wait for them:
+        // earlier uses of the memory must be over.
         let outside = past.capture != new.capture;
         let is_fine = |past| {
             if outside && new.capture != 0 {
@@ -199,7 +198,7 @@ impl Oracle {
         self.unordered(past, new, address, is_fine, replays)
     }
 
-    /// The fault that a use of `past`, or one of `replays`, is not in order before the new block.
+    /// The fault if a use of `past`, or one of `replays`, is not ordered before the new block.
     fn unordered(
         &self,
         past: &Past,

@@ -1,9 +1,9 @@
-//! Vector clocks: how far each stream is known to have come.
+//! Vector clocks: the known progress of each stream.
 
 use crate::streams::StreamKey;
 
-/// For each stream, the position up to which its work is known to come before. Streams not
-/// mentioned stand at 0.
+/// For each stream, the position up to which its work is known to come before. Missing streams are
+/// at 0.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Clock(Vec<u64>);
 
@@ -20,7 +20,7 @@ impl Clock {
         self.0[index] = self.0[index].max(position);
     }
 
-    /// Learns all that `other` knows.
+    /// Joins with `other`: the maximum per stream.
     pub(crate) fn join(&mut self, other: &Clock) {
         if self.0.len() < other.0.len() {
             self.0.resize(other.0.len(), 0);
@@ -30,7 +30,7 @@ impl Clock {
         }
     }
 
-    /// Becomes a copy of `other`, in the memory it has.
+    /// Copies `other`, reusing memory.
     pub(crate) fn assign(&mut self, other: &Clock) {
         self.0.clone_from(&other.0);
     }

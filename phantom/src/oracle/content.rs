@@ -1,15 +1,15 @@
-//! What the oracle knows of each byte.
+//! The oracle's knowledge of each byte.
 
 use crate::streams::StreamKey;
 
-/// A use that may still be under way: everything on `stream` up to `position`.
+/// A use that may still run: everything on `stream` up to `position`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Use {
     pub(crate) stream: StreamKey,
     pub(crate) position: u64,
 }
 
-/// The last uses of a byte: one on nearly all of them, so that one needs no memory of its own.
+/// The last uses of a byte. Nearly all bytes have one, which needs no heap memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Uses {
     One(Use),
@@ -34,21 +34,21 @@ pub(crate) enum Content {
     Past(Past),
 }
 
-/// A live block, as far as its bytes must say.
+/// The live block of a byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Live {
     pub(crate) id: u64,
     pub(crate) address: u64,
-    /// The capture that it was allocated in, 0: none.
+    /// The capture of its allocation, 0: none.
     pub(crate) capture: u64,
 }
 
 /// Former use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Past {
-    /// The block that had it last; `None`: the pool handed it out or took it back.
+    /// The last block with this byte; `None`: the pool handed it out or took it back.
     pub(crate) id: Option<u64>,
-    /// The capture that the block was allocated in, 0: none.
+    /// The capture of the block's allocation, 0: none.
     pub(crate) capture: u64,
     pub(crate) uses: Uses,
 }

@@ -7,7 +7,7 @@ use crate::oracle::content::{Content, Past, Use, Uses};
 use crate::oracle::fault::{Fault, Taker};
 use crate::streams::StreamKey;
 
-/// Physical memory, and the address where a call takes it.
+/// Physical memory that a call takes away, and its address.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Taken {
     pub(crate) address: u64,
@@ -16,22 +16,22 @@ pub(crate) struct Taken {
 }
 
 impl Taken {
-    /// The whole of a backed range.
+    /// A whole backed range.
     pub(crate) fn of(backing: &Backing) -> Self {
         Self { address: backing.address, physical: backing.physical, bytes: backing.bytes }
     }
 }
 
 impl Oracle {
-    /// A pool hands memory out: usable in the order of `stream`, and of nobody else before that
-    /// position is known.
+    /// A pool hands memory out, usable in the order of `stream`; other streams need that position
+    /// first.
     pub(crate) fn pool_handed_out(&mut self, physical: u64, bytes: u64, stream: StreamKey) {
         let uses = Uses::One(self.advance(stream));
         let content = Content::Past(Past { id: None, capture: 0, uses });
         self.physical.replace(physical, physical + bytes, content, |_, _, _| {});
     }
 
-    /// A pool takes memory back in the order of `stream`: all uses must come before.
+    /// A pool takes memory back in the order of `stream`; all uses must come before.
     pub(crate) fn pool_took_back(&mut self, taken: Taken, stream: StreamKey) {
         let Taken { physical, bytes, .. } = taken;
         let faults = self.judge_taking(taken, CallKind::PoolFree.name(), |oracle, past| {
@@ -46,15 +46,14 @@ impl Oracle {
                 live.push((from, to, old.clone()));
             }
         });
-        // A live block stays where it is, so that whoever gets its memory next is found out as
-        // well.
+        // A live block stays in the map, so that the next block in its memory is a fault too.
         for (from, to, block) in live {
             self.physical.replace(from, to, block, |_, _, _| {});
         }
     }
 
-    /// A pool gives a chunk back to the device. It does so only when its own frees are complete:
-    /// what can go wrong is a block in it.
+    /// A pool returns a chunk to the device. Its own frees are complete then, so only a live block
+    /// in the chunk can be a fault.
     pub(crate) fn pool_gave_back(&mut self, call: &'static str, taken: Taken) {
         let faults = self.judge_taking(taken, call, |_, _| true);
         self.report_all(faults);
@@ -62,7 +61,7 @@ impl Oracle {
         self.forget_touches(taken.physical, taken.bytes);
     }
 
-    /// Plain memory is freed, after the wait that this implies.
+    /// Plain memory is freed, after the implied wait.
     pub(crate) fn plain_freed(&mut self, taken: Taken) {
         let faults =
             self.judge_taking(taken, CallKind::Free.name(), |oracle, past| oracle.is_over(past));
@@ -71,8 +70,7 @@ impl Oracle {
         self.forget_touches(taken.physical, taken.bytes);
     }
 
-    /// A mapping goes away: everything that went through its addresses must be over, and the host
-    /// must know.
+    /// A mapping is removed: all work through its addresses must be over, and the host must know.
     pub(crate) fn unmapped(&mut self, address: u64, bytes: u64) {
         let mut mapped = std::mem::take(&mut self.mapped);
         let mut faults = Vec::new();
@@ -85,7 +83,7 @@ impl Oracle {
         self.report_all(faults);
     }
 
-    /// Physical memory is gone: released, and mapped nowhere.
+    /// Physical memory no longer exists: released, and mapped nowhere.
     pub(crate) fn vanished(&mut self, physical: u64, bytes: u64) {
         self.physical.clear(physical, physical + bytes, |_, _, _| {});
         self.forget_touches(physical, bytes);
@@ -143,7 +141,7 @@ impl Oracle {
     }
 }
 
-/// One fault a block says enough, however many pieces of it were hit.
+/// Adds one fault per block, for any number of its pieces.
 fn push_new(faults: &mut Vec<Fault>, fault: Option<Fault>) {
     let about = |fault: &Fault| match *fault {
         Fault::TakenUnderLive { block, .. } => (1, block),

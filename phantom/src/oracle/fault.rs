@@ -1,13 +1,13 @@
-//! What the oracle reports.
+//! Faults that the oracle reports.
 
 use std::fmt;
 
-/// A stream, as a report names it.
+/// A stream's name in a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct StreamName {
     /// Its id, unique.
     pub id: u64,
-    /// Its handle, which may have been another stream's before or since.
+    /// Its handle, which may belong to another stream before or later.
     pub handle: usize,
     /// Its device.
     pub device: u32,
@@ -23,46 +23,46 @@ impl fmt::Display for StreamName {
     }
 }
 
-/// A promise that the allocator broke. Block ids are the harness's own.
+/// A promise that the allocator broke. Block ids come from the harness.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// Memory was handed out while former work may still use it.
+    /// The allocator handed out memory that former work may still use.
     OutOfOrder {
         /// The new block.
         block: u64,
-        /// Where the shared bytes begin in it.
+        /// Start of the shared bytes in it.
         address: u64,
-        /// The stream that it is for.
+        /// The new block's stream.
         stream: StreamName,
-        /// The block that had the bytes before; `None`: the pool handed them out in the order of
-        /// `on` only.
+        /// The previous block of the bytes; `None`: the pool handed them out in the order of `on`
+        /// only.
         previous: Option<u64>,
-        /// The stream whose work is not known to be done.
+        /// The stream with work not known to be done.
         on: StreamName,
     },
     /// Two live blocks share a physical byte.
     TwoLive {
         /// The new block.
         block: u64,
-        /// Where the shared bytes begin in it.
+        /// Start of the shared bytes in it.
         address: u64,
-        /// The block that was there.
+        /// The existing block.
         other: u64,
-        /// Where that one begins: another place where the memory is mapped twice.
+        /// The other block's address: elsewhere if the memory is mapped twice.
         other_address: u64,
     },
-    /// A block lies over addresses that nothing backs.
+    /// A block covers unbacked addresses.
     Unbacked {
         /// The block.
         block: u64,
-        /// The first address that nothing backs.
+        /// The first unbacked address.
         address: u64,
-        /// Bytes of the block that are backed before it.
+        /// Backed bytes of the block before that address.
         backed: u64,
         /// Bytes of the block.
         bytes: u64,
     },
-    /// A block lies over memory that its device may not read.
+    /// A block covers memory that its device may not access.
     NoAccess {
         /// The block.
         block: u64,
@@ -71,80 +71,81 @@ pub enum Fault {
         /// The device.
         device: u32,
     },
-    /// Memory was unmapped, freed or given back while a block in it was live.
+    /// A call unmapped, freed or returned memory under a live block.
     TakenUnderLive {
-        /// The call that took it.
+        /// The call that took the memory.
         call: &'static str,
-        /// Where it took from.
+        /// The address.
         address: u64,
         /// The live block.
         block: u64,
     },
-    /// Memory was unmapped, freed or given back while former work may still use it.
+    /// A call unmapped, freed or returned memory that former work may still use.
     TakenUnderWork {
-        /// The call that took it.
+        /// The call that took the memory.
         call: &'static str,
-        /// Where it took from.
+        /// The address.
         address: u64,
-        /// The block that was used last; `None`: the pool's own hand-out.
+        /// The last block there; `None`: the pool's own allocation.
         block: Option<u64>,
-        /// The stream whose work is not known to be done.
+        /// The stream with work not known to be done.
         on: StreamName,
     },
-    /// The allocator called what must not be called while a stream captures.
+    /// The allocator made a call that is forbidden while a stream captures.
     Capturing {
         /// The call.
         call: &'static str,
-        /// The stream that captures.
+        /// The capturing stream.
         stream: StreamName,
         /// The capture.
         capture: u64,
     },
-    /// Memory of a graph that may still be replayed was handed to others, or taken.
+    /// The allocator reused or removed memory of a graph that may still be replayed.
     GraphMemory {
-        /// The call, or the block that it was handed to.
+        /// The call, or the block that got the memory.
         by: Taker,
-        /// Where.
+        /// The address.
         address: u64,
-        /// The capture whose memory it is.
+        /// The capture that owns the memory.
         capture: u64,
     },
-    /// A program got memory on which a kernel still runs that does not come before its use.
+    /// A program got memory that a kernel still uses, with no order between the kernel and the new
+    /// use.
     HandedOutBusy {
         /// The new block.
         block: u64,
-        /// Where the busy bytes begin in it.
+        /// Start of the busy bytes in it.
         address: u64,
-        /// The stream that it may be used on first; `None`: all of them, at once.
+        /// The stream of its first use; `None`: any stream, at once.
         stream: Option<StreamName>,
-        /// The block that the kernel uses.
+        /// The kernel's block.
         previous: u64,
         /// The kernel's stream.
         on: StreamName,
     },
-    /// A kernel uses memory that another one still uses, and neither comes before the other.
+    /// A kernel uses memory that another kernel still uses, and neither comes before the other.
     Race {
-        /// The block that it means, 0: none.
+        /// The kernel's block, 0: none.
         block: u64,
-        /// Where the shared bytes begin.
+        /// Start of the shared bytes.
         address: u64,
         /// The kernel's stream.
         stream: StreamName,
-        /// The block that the other one means.
+        /// The other kernel's block.
         previous: u64,
-        /// The other one's stream.
+        /// The other kernel's stream.
         on: StreamName,
     },
-    /// A kernel uses memory that is not all in one block of the program's: freed, or never given.
+    /// A kernel uses memory that is not inside one block of the program: freed, or never allocated.
     TouchedNobodys {
-        /// Where.
+        /// The address.
         address: u64,
-        /// How much.
+        /// Bytes.
         bytes: u64,
         /// The kernel's stream.
         stream: StreamName,
     },
-    /// A block was handed out for a stream, or a stream recorded, that does not exist (any more): a
+    /// The harness reported a block for, or recorded, a stream that does not exist (any more): a
     /// fault of the harness.
     UnknownStream {
         /// The block's address.
@@ -152,7 +153,7 @@ pub enum Fault {
         /// The handle.
         handle: usize,
     },
-    /// A block was freed, or a stream recorded on it, that the oracle does not know: a fault of the
+    /// The harness freed, or recorded a stream on, a block unknown to the oracle: a fault of the
     /// harness.
     UnknownBlock {
         /// Its address.
@@ -160,7 +161,7 @@ pub enum Fault {
     },
 }
 
-/// Who took memory that was not theirs.
+/// The cause of a wrong use of a graph's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Taker {
     /// A new block.

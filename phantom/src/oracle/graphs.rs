@@ -1,5 +1,5 @@
-//! Memory of graphs: it is in use for as long as a graph may be replayed, on streams that nobody
-//! announced.
+//! Memory of graphs: in use for as long as a graph may be replayed, on streams not known in
+//! advance.
 
 use crate::oracle::Oracle;
 use crate::oracle::content::Use;
@@ -8,7 +8,7 @@ use crate::streams::StreamKey;
 /// Captures and graphs that share memory.
 #[derive(Debug, Default)]
 pub(crate) struct Group {
-    /// Captures under way and graphs not destroyed.
+    /// Running captures and graphs not destroyed.
     alive: u32,
     /// The last replay on each stream.
     replays: Vec<Use>,
@@ -21,13 +21,13 @@ impl Oracle {
         self.joined_capture(stream);
     }
 
-    /// A stream takes part in a capture: what it learns there holds in the graph only.
+    /// A stream joins a capture: order learned there holds in the graph only.
     pub(crate) fn joined_capture(&mut self, stream: StreamKey) {
         let clock = self.clock(stream).clone();
         self.before_capture.insert(stream, clock);
     }
 
-    /// A capture ends on the streams that took part; without a graph its memory is nobody's.
+    /// A capture ends on its streams; without a graph its memory becomes free.
     pub(crate) fn capture_ended(&mut self, group: u64, streams: &[StreamKey], with_graph: bool) {
         for &stream in streams {
             if let Some(mut before) = self.before_capture.remove(&stream) {
@@ -55,9 +55,9 @@ impl Oracle {
         }
     }
 
-    /// What stands for a capture where a block is none's, and belongs with those of a group.
+    /// The pseudo-capture of a block outside any capture, in the memory of a group.
     pub(crate) fn beside_captures(&mut self, group: u64) -> u64 {
-        // Captures are counted up from 1.
+        // Capture ids count up from 1.
         let beside = !group;
         self.captures.insert(beside, group);
         beside
@@ -70,7 +70,7 @@ impl Oracle {
         self.groups.get(self.captures.get(&capture)?)
     }
 
-    /// A graph of the capture's group may still be replayed.
+    /// Whether a graph of the capture's group may still be replayed.
     pub(super) fn may_replay(&self, capture: u64) -> bool {
         self.group_of(capture).is_some_and(|group| group.alive > 0)
     }
@@ -80,7 +80,7 @@ impl Oracle {
         self.group_of(capture).map_or(&[], |group| &group.replays)
     }
 
-    /// Two captures are of one group.
+    /// Whether two captures belong to one group.
     pub(super) fn share_memory(&self, a: u64, b: u64) -> bool {
         match (self.captures.get(&a), self.captures.get(&b)) {
             (Some(a), Some(b)) => a == b,

@@ -1,12 +1,12 @@
-//! A map from ranges to values: each point has at most one, and the last one written counts.
+//! A map from ranges to values: each point has at most one, the last written.
 
 use std::collections::BTreeMap;
 
 /// Disjoint ranges with a value each.
 ///
-/// A write costs a lookup where it hits the very range that stands there (a slab's slot, over and
-/// over), and otherwise a step a range that it replaces; since a write leaves at most two ranges
-/// more than before, the steps are paid for by earlier writes.
+/// A write costs one lookup if it hits exactly an existing range (a slab's slot, over and over),
+/// otherwise one step per replaced range. A write adds at most two ranges, so earlier writes pay
+/// for the steps.
 #[derive(Debug)]
 pub(crate) struct Intervals<T> {
     by_start: BTreeMap<u64, (u64, T)>,
@@ -19,7 +19,7 @@ impl<T> Default for Intervals<T> {
 }
 
 impl<T: Clone> Intervals<T> {
-    /// Shows each part of the range that has a value to `see`.
+    /// Passes each part of the range that has a value to `see`.
     pub(crate) fn visit(&self, start: u64, end: u64, mut see: impl FnMut(u64, u64, &T)) {
         if let Some((_, (before_end, value))) = self.by_start.range(..start).next_back()
             && *before_end > start
@@ -31,12 +31,12 @@ impl<T: Clone> Intervals<T> {
         }
     }
 
-    /// The value of exactly this range, if it is one.
+    /// The value of exactly this range, if there is one.
     pub(crate) fn exact_mut(&mut self, start: u64, end: u64) -> Option<&mut T> {
         self.by_start.get_mut(&start).and_then(|(to, value)| (*to == end).then_some(value))
     }
 
-    /// Forgets the values of the range, showing each part to `see` before.
+    /// Removes the values of the range, and passes each part to `see` first.
     pub(crate) fn clear(&mut self, start: u64, end: u64, mut see: impl FnMut(u64, u64, &T)) {
         if let Some((_, (before_end, value))) = self.by_start.range_mut(..start).next_back()
             && *before_end > start
@@ -59,7 +59,7 @@ impl<T: Clone> Intervals<T> {
         }
     }
 
-    /// Gives the range a value, showing what it replaces to `see` before.
+    /// Sets the range's value, and passes each replaced part to `see` first.
     pub(crate) fn replace(
         &mut self,
         start: u64,

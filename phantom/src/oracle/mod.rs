@@ -1,26 +1,26 @@
-//! The oracle: judges whether the allocator keeps the order of streams.
+//! The oracle: checks that the allocator keeps the order of streams.
 //!
-//! The harness tells it of blocks ([`crate::Gpu::block_malloc`] after the allocator's malloc has
-//! returned, [`crate::Gpu::block_free`] before the allocator's free is called,
-//! [`crate::Gpu::block_record_stream`]); launches, event records, waits, host synchronisations,
-//! pool calls and mappings it sees as they are made. It never looks at virtual time: what merely
-//! happens to be done is not in order; only what the program or the allocator made sure of is.
+//! The harness reports blocks ([`crate::Gpu::block_malloc`] after the allocator's malloc returns,
+//! [`crate::Gpu::block_free`] before the allocator's free, [`crate::Gpu::block_record_stream`]);
+//! the oracle sees launches, event records, waits, host synchronisations, pool calls and mappings
+//! itself. It ignores virtual time: work that merely happens to be done is not ordered; only the
+//! program or the allocator can order it.
 //!
 //! **Positions.** A stream is a sequence of positions; each launch and each free takes the next
-//! one. A *free* means: the last possible use of the block is now, on its stream and on each stream
-//! recorded on it. So an event proves a free only if it was recorded after it.
+//! one. A *free* marks the last possible use of the block, on its stream and on each stream
+//! recorded on it. So an event proves a free only if recorded after it.
 //!
 //! **Clocks.** Each stream has a vector clock: the positions of other streams that come before its
-//! next work. An event carries the clock of its stream at its record; a stream that waits for it
-//! joins it. The host has one too, joined whenever the host has waited for an event, stream or
-//! device, or has asked and heard yes: work enqueued from then on, on any stream, comes after all
-//! of it, since it is done. (One clock for all host threads: they are taken to talk to each other.)
+//! next work. An event carries the clock of its stream at its record; a stream that waits for the
+//! event joins that clock. The host has a clock too; it joins whenever the host waits for an event,
+//! stream or device, or a query returns done: later work on any stream comes after all of that,
+//! since it is done. (All host threads share one clock: the oracle assumes that they synchronise.)
 //!
-//! **Bytes.** What the last uses of a byte were is kept by physical byte, so that remapping and
-//! aliases change nothing, and for mappings by address as well, since unmapping an address is
-//! judged by the work that went through that address. A pool orders its memory itself: what it
-//! takes back must be in order before the free on that stream, and what it hands out is usable in
-//! the order of the allocation's stream only.
+//! **Bytes.** The oracle keeps the last uses by physical byte, so that remapping and aliases change
+//! nothing; for mappings also by address, since it judges an unmap by the work through that
+//! address. A pool orders its memory itself: uses of memory that it takes back must be ordered
+//! before the free on that stream, and memory that it hands out is usable only in the order of the
+//! allocation's stream.
 
 mod blocks;
 mod clock;
@@ -47,7 +47,7 @@ use intervals::Intervals;
 pub(crate) use touches::Kernel;
 use touches::Touches;
 
-/// Faults kept; more are only counted.
+/// Faults kept; further ones are only counted.
 const KEPT: usize = 10_000;
 
 #[derive(Debug)]
@@ -60,26 +60,26 @@ struct Watched {
 #[derive(Debug, Default)]
 pub(crate) struct Oracle {
     streams: Vec<Watched>,
-    /// Streams of each device on which work may be that the host does not know to be done.
+    /// Streams of each device with work that the host may not know to be done.
     open: Vec<Vec<StreamKey>>,
     host: Clock,
     blocks: FxHashMap<u64, Block>,
     physical: Intervals<Content>,
     mapped: Intervals<Content>,
-    /// The group of each capture that ever was.
+    /// The group of every capture so far.
     captures: FxHashMap<u64, u64>,
     groups: FxHashMap<u64, Group>,
-    /// What streams knew before a capture; captured waits order nothing outside of it.
+    /// Clocks of streams from before a capture; captured waits order nothing outside it.
     before_capture: FxHashMap<StreamKey, Clock>,
     faults: Vec<Fault>,
     fault_count: u64,
     pub(crate) touches: Touches,
-    /// Faults are printed as they are found.
+    /// Print faults as they are found.
     pub(crate) loud: bool,
 }
 
 impl Oracle {
-    /// Makes the acquaintance of streams that are new.
+    /// Adds new streams.
     pub(crate) fn meet(&mut self, streams: &Streams) {
         while self.streams.len() < streams.len() {
             let key = self.streams.len() as StreamKey;
@@ -103,8 +103,8 @@ impl Oracle {
         &mut self.streams[key as usize].clock
     }
 
-    /// Takes the next position of a stream. A destroyed one gets no more work: it stays where it
-    /// is.
+    /// Takes the next position of a stream. A destroyed stream gets no more work and keeps its
+    /// position.
     pub(crate) fn advance(&mut self, key: StreamKey) -> Use {
         let stream = &mut self.streams[key as usize];
         let mut position = stream.clock.of(key);
@@ -127,7 +127,7 @@ impl Oracle {
         *self.clock(other) = clock;
     }
 
-    /// Later work of `key` comes after what an event stands for.
+    /// Later work of `key` comes after the work behind an event.
     pub(crate) fn wait(&mut self, key: StreamKey, event: &Clock) {
         self.clock(key).join(event);
     }
@@ -145,7 +145,7 @@ impl Oracle {
         }
     }
 
-    /// The host knows that what an event stands for is done.
+    /// The host knows that the work behind an event is done.
     pub(crate) fn host_saw(&mut self, event: &Clock) {
         self.host.join(event);
     }
@@ -168,14 +168,14 @@ impl Oracle {
         self.streams[key as usize].destroyed = true;
     }
 
-    /// A use on another stream comes before new work of `key`.
+    /// Whether a use on another stream comes before new work of `key`.
     fn is_before(&self, past: Use, key: StreamKey) -> bool {
         past.stream == key
             || self.host.of(past.stream) >= past.position
             || self.streams[key as usize].clock.of(past.stream) >= past.position
     }
 
-    /// The host knows that a use is over.
+    /// Whether the host knows that a use is over.
     fn is_over(&self, past: Use) -> bool {
         self.host.of(past.stream) >= past.position
     }
@@ -190,7 +190,7 @@ impl Oracle {
         }
     }
 
-    /// The allocator called what it must not call while `key` captures.
+    /// The allocator made a call that is forbidden while `key` captures.
     pub(crate) fn report_capturing(&mut self, call: &'static str, key: StreamKey, capture: u64) {
         let stream = self.name(key);
         self.report(Fault::Capturing { call, stream, capture });
@@ -214,7 +214,7 @@ impl Oracle {
     }
 }
 
-/// One fault about a pair of blocks says enough, however many pieces of them it was found in.
+/// Adds one fault per pair of blocks, for any number of their pieces.
 fn push_of_block(faults: &mut Vec<Fault>, fault: Fault) {
     let pair = |fault: &Fault| match *fault {
         Fault::HandedOutBusy { block, previous, on, .. }

@@ -1,12 +1,11 @@
-//! Touches: what kernels really use, for programs that allocate and free by CUDA's own rules.
+//! Touches: memory that kernels really use, for programs that allocate and free by CUDA's rules.
 //!
-//! Torch's rule is that a free is the last possible use on the block's streams ([`super`]).
-//! `cudaFree` promises more: that no work of *any* stream still uses the memory. To judge that, the
-//! harness says what each kernel touches, and whose the memory is. The rule: when bytes are handed
-//! out again, or a kernel touches them, no other kernel may still be running on them, unless it
-//! comes before by the order of streams. Running is meant literally here, on the virtual clock:
-//! what is done is done, however one came to know it. So kernels must be long for this to see
-//! anything.
+//! By torch's rule, a free is the last possible use on the block's streams ([`super`]). `cudaFree`
+//! promises more: no work of *any* stream still uses the memory. To judge that, the harness reports
+//! the program's blocks and the touches of each kernel. The rule: when bytes are handed out again,
+//! or a kernel touches them, no other kernel may still run on them, unless the order of streams
+//! puts it before. Running is literal here, on the virtual clock: finished work is finished,
+//! whether or not the host knows. So only long kernels reveal a fault.
 
 use std::collections::BTreeMap;
 
@@ -22,15 +21,15 @@ use crate::streams::StreamKey;
 #[derive(Clone, Copy, Debug)]
 struct Touch {
     by: Use,
-    /// When the kernel is done, virtual nanoseconds.
+    /// The kernel's end, virtual nanoseconds.
     end: u64,
-    /// The block that it was, 0: none.
+    /// The block at that time, 0: none.
     block: u64,
-    /// The address that it went through, less the number of the physical byte.
+    /// The address used, minus the number of the physical byte.
     way: u64,
 }
 
-/// A block of the program's.
+/// A block of the program.
 #[derive(Clone, Copy, Debug)]
 struct Owned {
     id: u64,
@@ -45,7 +44,7 @@ pub(crate) struct Touches {
     blocks: u64,
 }
 
-/// A kernel, for which its place on a stream is known.
+/// A kernel with its place on a stream.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Kernel {
     pub(crate) by: Use,
@@ -54,12 +53,12 @@ pub(crate) struct Kernel {
 }
 
 impl Touches {
-    /// Somebody has said whose memory is whose.
+    /// Whether the harness has ever reported a block of the program.
     pub(crate) fn is_watching(&self) -> bool {
         self.blocks > 0
     }
 
-    /// Blocks of the program's, and their bytes.
+    /// The program's blocks, and their bytes.
     pub(crate) fn owned(&self) -> (usize, u64) {
         (self.owned.len(), self.owned.values().map(|block| block.bytes).sum())
     }
@@ -75,8 +74,8 @@ impl Touches {
 }
 
 impl Oracle {
-    /// The program got `bytes` at `address`, to be used in the order of `stream`, or (`None`) by
-    /// any stream at once.
+    /// The program got `bytes` at `address`, usable in the order of `stream`, or (`None`) by any
+    /// stream at once.
     pub(crate) fn owns(
         &mut self,
         address: u64,
@@ -138,7 +137,7 @@ impl Oracle {
         self.report_all(faults);
     }
 
-    /// The program gives the block at `address` back.
+    /// The program frees the block at `address`.
     pub(crate) fn disowns(&mut self, address: u64) {
         if self.touches.owned.remove(&address).is_none() {
             self.report(Fault::UnknownBlock { address });
@@ -203,8 +202,8 @@ impl Oracle {
         self.report_all(faults);
     }
 
-    /// A driver call takes memory away at the time `now`: no kernel may still use it there. What
-    /// goes through another mapping of it goes on.
+    /// A driver call takes memory away at the time `now`: no kernel may still use it there. Work
+    /// through another mapping of it goes on.
     pub(crate) fn taken_from_kernels(&mut self, call: &'static str, taken: Taken, now: u64) {
         let Taken { address, physical, bytes } = taken;
         let mut faults = Vec::new();
@@ -221,12 +220,12 @@ impl Oracle {
         self.report_all(faults);
     }
 
-    /// Physical memory is no more.
+    /// Physical memory no longer exists.
     pub(super) fn forget_touches(&mut self, physical: u64, bytes: u64) {
         self.touches.forget(physical, bytes);
     }
 
-    /// A device's blocks are gone with its context.
+    /// Removes a device's blocks with its context.
     pub(crate) fn disowned_within(&mut self, address: u64, bytes: u64) {
         let starts: Vec<u64> =
             self.touches.owned.range(address..address + bytes).map(|(&start, _)| start).collect();

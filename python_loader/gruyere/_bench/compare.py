@@ -26,7 +26,7 @@ from .runners import TORCH_CONF, Contender, Launch, Server, run_launch
 # Exit codes, those of `gruyere bench`.
 _CODES = {COMPLETED: 0, FAILED: 1, FAULTS: 3, OUT_OF_MEMORY: 4}
 WRONG_ARGUMENTS = 2
-# Steps of a program where the user has named no number, and of any the first that are not timed:
+# Steps of a program if the user names no number, and the first steps of any, which are not timed:
 # they load kernels and take memory.
 STEPS = 12
 ALL = "all"
@@ -113,7 +113,7 @@ def main(text: str) -> None:
         print("".join(f"{name:<12} {what}\n" for name, what in PROGRAMS.items()), end="")
         return
     if request["markdown"]:
-        # A file of the user's, whatever it is called.
+        # A file of the user's, whatever its name.
         request["programs"] = [
             f"./{name}" if name in PROGRAMS else name for name in request["programs"]
         ]
@@ -194,7 +194,7 @@ class Comparison:
             if self.request["modules"] or set(self.request["programs"]) - set(PROGRAMS):
                 self.box = sandbox(folder, self.request["sandbox"])
                 print(f"gruyere {self.command}: {self.box.said()}", file=sys.stderr, flush=True)
-            # The user's own programs are no server's; one says what torch there is.
+            # Servers run none of the user's own programs; one reports the version of torch.
             served = (
                 self.contenders
                 if set(self.request["programs"]) & set(PROGRAMS)
@@ -206,7 +206,7 @@ class Comparison:
             finally:
                 for server in servers:
                     server.close()
-        # The last word of progress stands where the table begins.
+        # The table begins over the last word of progress.
         self._progress("")
         draw = table.markdown if self.request["markdown"] else table.draw
         said = report.to_json() if self.json == "-" else draw(report)
@@ -215,7 +215,7 @@ class Comparison:
         except BrokenPipeError:
             # The reader has seen enough.
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        # Below the table that people post, a terminal has them already, as far as two lines go.
+        # Below the table for posting; a terminal has them already, up to two lines.
         are_shown = self.request["markdown"] and sys.stdout.isatty()
         for program in report.programs:
             for row in program.rows:
@@ -239,7 +239,7 @@ class Comparison:
                 program.arguments = self.request["arguments"]
             report.programs.append(program)
             for _ in self._measure(program, machine, servers, folder):
-                # After each part, so that a crash later loses nothing.
+                # After each part, so that a later crash loses nothing.
                 report.seconds = time.monotonic() - self.began
                 if self.json not in (None, "-"):
                     _write(Path(self.json), report.to_json())
@@ -255,7 +255,7 @@ class Comparison:
             self._progress(f"{program.name}, {self.contenders[index].name}{what}")
             return self._run(program, machine, servers, index, folder, memory)
 
-        # Runs of each in turn, so that what else the machine does meanwhile meets all alike.
+        # Runs alternate, so that other load of the machine meets all alike.
         found: list[list[Result]] = [[] for _ in self.contenders]
         for number in range(self.request["runs"]):
             going = [
@@ -286,14 +286,14 @@ class Comparison:
         yield
         if not self.request["fit"]:
             return
-        # What torch lets cudaMallocAsync be allowed on a real GPU counts live bytes, not held ones:
-        # no bound on memory.
+        # torch's limit for cudaMallocAsync on a real GPU counts live bytes, not held ones: no bound
+        # on memory.
         wanted = [
             index
             for index, row in enumerate(program.rows)
             if row.outcome == COMPLETED and (row.allocator != "async" or machine.is_stand_in)
         ]
-        # A GPU is everybody's; each process has a stand-in of its own.
+        # All share a GPU; each process has a stand-in of its own.
         with ThreadPoolExecutor((os.cpu_count() or 1) if machine.is_stand_in else 1) as threads:
             jobs = [
                 threads.submit(
@@ -426,7 +426,7 @@ def _relate(
     if row.outcome != COMPLETED or not program.peak_live:
         return
     row.hold_ratio = row.physical_peak / program.peak_live
-    # The same step of the same round: the same work, measured beside each other.
+    # The same step of the same round: the same work, measured side by side.
     ratios = [
         ours / theirs
         for result, base in zip(results, default or [])

@@ -10,9 +10,8 @@ from typing import Optional
 from .. import _stand_in
 from .._errors import GruyereError
 
-# What takes time on the stand-in's clock, where the user has said nothing: kernels of 20 us, 8 us
-# of host a launch. So a device lags behind its host, and memory that another stream has used is not
-# free at once.
+# Times on the stand-in's clock, unless the user sets them: kernels of 20 us, 8 us of host a launch.
+# So a device lags behind its host, and memory that another stream has used is not free at once.
 _CLOCK = {"PHANTOM_KERNEL_NS": "20000", "PHANTOM_COSTS": "launches"}
 
 

@@ -70,10 +70,10 @@ class Meter:
         self.allocator = allocator
         self.memory = memory
         self.phantom = stand_in()
-        # What others hold on a real device, and the most that was held with them.
+        # Bytes of other processes on a real device, and the most that was held with them.
         self.others: Optional[int] = None
         self.used_most = 0
-        # torch's peaks, as far as the program has reset them.
+        # torch's peaks from before the program's resets.
         self.peaks: dict[str, int] = {}
         if memory is not None and self.phantom is not None:
             os.environ["PHANTOM_MEMORY"] = str(memory)
@@ -81,12 +81,12 @@ class Meter:
     def prepare(self, torch: Any, cudnn: bool = False) -> None:
         """Once torch is imported. Uses no CUDA. `cudnn`: leave it on, on the stand-in too."""
         if self.phantom is not None and not cudnn:
-            # What cuDNN takes of memory is not known there.
+            # cuDNN's memory use is not known there.
             torch.backends.cudnn.enabled = False
             torch.backends.cuda.enable_cudnn_sdp(False)
         elif self.phantom is None:
             torch.cuda._lazy_call(lambda: self._begin_on_gpu(torch))
-        # Peaks are of the whole run, also where the program wants its own of each step.
+        # Peaks are of the whole run, even if the program resets them each step.
         for module in (torch.cuda, torch.cuda.memory, getattr(torch, "accelerator", None)):
             reset = getattr(module, "reset_peak_memory_stats", None)
             if reset is not None:

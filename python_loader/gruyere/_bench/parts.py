@@ -9,9 +9,9 @@ import time
 from dataclasses import dataclass
 from typing import Any, Optional
 
-# Between two looks of the thread, seconds; and after each, so many times as long as it took.
+# Between two looks of the thread, seconds; and after each, so many times its duration.
 EVERY, REST = 0.001, 0.5
-# A look speaks for the peak if it saw so much of the peaks.
+# A look counts for the peak if it saw so much of the peaks.
 OF_LIVE, OF_HELD = 0.95, 0.98
 # A part is a reason if it is so much of the difference.
 OF_DIFFERENCE = 0.5
@@ -52,7 +52,7 @@ def of(stats: Any, first: int) -> dict[str, int]:
     """The parts of what is held and neither live nor asked for; `first`: what was held at first."""
     free = max(0, stats.reserved - stats.live - stats.pending)
     idle = min(stats.idle, stats.arena_free)
-    # What no other part claims lies with the graphs, where there are any.
+    # The rest belongs to the graphs, if there are any.
     rest = max(0, free - stats.slab_free - stats.arena_free)
     return {
         "start": idle if stats.reserved_peak <= first else 0,
@@ -104,7 +104,7 @@ class Sampler:
         self.next = ended + REST * (ended - began)
 
     def look(self) -> None:
-        # A look must not be what brings CUDA up.
+        # A look must not initialise CUDA.
         if not self.torch.cuda.is_initialized():
             return
         import gruyere
@@ -123,7 +123,7 @@ class Sampler:
 
     def parts(self, live_peak: int, held_peak: int) -> dict[str, int]:
         """What was found, where a look came near the peaks; else nothing. The end of looking."""
-        # Of a program that has just begun this is the first.
+        # For a program that has just begun, this is the first look.
         self.look()
         self.is_over.set()
         if sys.getprofile() == self._returned:

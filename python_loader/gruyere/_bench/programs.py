@@ -243,7 +243,7 @@ class Serving:
     def __init__(self, model: Decoder) -> None:
         self.model = model
         self.draw = random.Random(SEED)
-        # What each sequence will grow to, and its caches.
+        # Each sequence's final length, and its caches.
         self.sequences: list[tuple[int, list[Optional[Cache]]]] = []
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
@@ -344,7 +344,7 @@ def graph(steps: int) -> Iterator[None]:
         )
     optimizer = torch.optim.Adam(layers.parameters(), lr=3e-3)
     for _ in range(steps):
-        # Neighbours that two nodes share are taken once: layers of any size.
+        # Neighbours that two nodes share count once: layers of any size.
         counts = [1024]
         for most in (15, 10, 5):
             counts.append(int(counts[-1] * (1 + most * draw.uniform(0.3, 0.7))))

@@ -27,13 +27,13 @@ TORCH_CONF = {
     "async": "backend:cudaMallocAsync",
     "gruyere": "",
 }
-# Newer versions of torch read the first of these, older ones know the second only.
+# Newer versions of torch read the first of these, older ones only the second.
 VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-# Settings of the caller's that would make rows other than what they are called.
+# The caller's settings that would falsify a row's name.
 _FOREIGN = (*VARIABLES, "PYTORCH_NO_CUDA_MEMORY_CACHING", "GRUYERE_ENABLE", "GRUYERE_CONF")
 
 
-# Bytes of what a program has said that are looked at.
+# Bytes of a program's output that are searched.
 _SAID = 1 << 20
 
 
@@ -253,9 +253,9 @@ class Log:
         return blame(how, self.said())
 
 
-# How a warning begins: Python's, with the line that gave it below it, and torch's own.
+# The beginning of a warning: Python's, with its line below it, and torch's own.
 _WARNING = re.compile(r"\S.*:\d+: \w*Warning: |(\[rank\d+\]:)?\[W\d{4} |\w*Warning: ")
-# What a process says that dies by itself: faulthandler, C++, and the loader of libraries.
+# Last words of a process that dies by itself: faulthandler, C++, and the loader of libraries.
 _DYING = re.compile(
     r"Fatal Python error: |terminate called |  what\(\): |.*: symbol lookup error: |"
     r".*: error while loading shared libraries: |thread '.*' panicked at "

@@ -34,7 +34,7 @@ def main(text: str) -> None:
 
 def run(watch: Watch, request: dict[str, Any]) -> None:
     """The program of the request, watched; what was found goes into the file `answer`."""
-    # Who dies of a signal says at which line.
+    # A death by signal names its line.
     faulthandler.enable()
     when_imported("torch", watch.imported)
     if request["allocator"] == "gruyere":
@@ -47,7 +47,7 @@ def run(watch: Watch, request: dict[str, Any]) -> None:
         watch.stopped_by(error)
         raise
     finally:
-        # What the program forks may come by here too.
+        # Forks of the program may come by here too.
         if os.getpid() == pid:
             with open(request["answer"], "w") as file:
                 file.write(watch.result().to_json())
@@ -60,7 +60,7 @@ class Enough(SystemExit):
 class Watch:
     # Whether cuDNN stays on where it can't be measured.
     cudnn = False
-    # Whether it is asked what Gruyère holds beyond live memory, which costs the run its times.
+    # Whether to ask what Gruyère holds beyond live memory, which costs the run its times.
     wants_parts = False
 
     def __init__(
@@ -68,7 +68,7 @@ class Watch:
     ) -> None:
         self.reach = reach
         reach.watch()
-        # What of its sandbox the program has failed of.
+        # The failures of the program at its sandbox.
         self.refused: list[dict[str, str]] = []
         self.meter = Meter(allocator, memory)
         self.sampler: Optional[Sampler] = None
@@ -115,7 +115,7 @@ class Watch:
         if isinstance(error, SystemExit) and error.code in (None, 0):
             return
         if self.torch is not None and measure.is_out_of_memory(self.torch, error):
-            # Also one that was caught, and then the program gave up: sys.exit(1).
+            # Also if it was caught before the program gave up: sys.exit(1).
             self.found.outcome, self.found.reason = OUT_OF_MEMORY, measure.first_line(error)
         elif isinstance(error, SystemExit):
             self.found.outcome, self.found.reason = FAILED, f"it exited with {error.code!r}"

@@ -30,7 +30,7 @@ def main(text: str) -> None:
     setup = json.loads(text)
     allocator: str = setup["allocator"]
     turns = socket.socket(fileno=setup["turns"])
-    # Whatever libraries print belongs with the log.
+    # The output of libraries belongs in the log.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     try:
@@ -76,7 +76,7 @@ def _import_what_torch_puts_off(torch: Any) -> None:
     """An optimiser's first use imports half of torch, some seconds of every run. Here once, before
     the first fork."""
     # Some of it asks whether there is a GPU, after which torch refuses CUDA to forked children. So
-    # none is shown meanwhile.
+    # hide the GPU meanwhile.
     shown = torch.cuda._is_compiled
     torch.cuda._is_compiled = lambda: False
     try:
@@ -96,7 +96,7 @@ def _forked(torch: Any, allocator: str, request: dict[str, Any], turns: socket.s
         os.close(readable)
         code = 1
         try:
-            # The parent's requests are not the child's to read.
+            # The child must not read the parent's requests.
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
             with os.fdopen(writable, "w") as answer:
                 answer.write(run(torch, allocator, **request, turns=turns).to_json())
@@ -202,8 +202,8 @@ def _drive(
         torch.cuda.synchronize(0)
         result.steps += 1
         if meter.phantom is not None:
-            # Nothing here waits for a device, so what the processor did is what a step costs,
-            # whoever else uses the machine.
+            # Nothing here waits for a device, so the processor's work is the cost of a step,
+            # whatever else the machine runs.
             result.host_ns.append(worked)
         else:
             result.host_ns.append(host)
@@ -214,7 +214,7 @@ def _drive(
 
 
 def _await_turn(turn: int, turns: socket.socket) -> None:
-    # Others are those of an earlier run, which did not live to take them.
+    # Other turns are those of an earlier run that died before it took them.
     given = b""
     while given != bytes([turn]):
         given = turns.recv(1)

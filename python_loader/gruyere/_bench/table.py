@@ -43,7 +43,7 @@ def draw(report: Report) -> str:
     return "\n".join([*text, rule, *_notes(report, on_gpu)]) + "\n"
 
 
-# Columns of a terminal, which the table that people post has too.
+# Columns of a terminal, also for the table for posting.
 _WIDTH = 80
 # Characters of a reason, below that table.
 _REASON = 200
@@ -115,7 +115,7 @@ def _failure(row: Row) -> str:
 
 def _posted(program: Program, row: Row, default: Optional[Row], on_gpu: bool) -> list[str]:
     if row.outcome != COMPLETED:
-        # The words are as wide as a cell, the reason stands below the table.
+        # The words are as wide as a cell; the reason stands below the table.
         return [_titled(row), "-", _SHORT.get(row.outcome, row.outcome), "-", "-", "-"]
     against = "-"
     if default is not None and default.outcome == COMPLETED and default.physical_peak:

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-# As `gruyere report` looks for them (cli/src/report/dry.rs).
+# The suffix that `gruyere report` looks for (cli/src/report/dry.rs).
 _SUFFIX = ".dryrun.json"
 
 
@@ -26,7 +26,7 @@ def keep(folder: str, run: dict[str, Any], text: str) -> Path:
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as unfinished:
             unfinished.write(text)
-        # Others who may read the folder may read what is in it, as with what else a program writes.
+        # Readers of the folder may read the file, as any other output of a program.
         mask = os.umask(0)
         os.umask(mask)
         os.chmod(name, 0o666 & ~mask)

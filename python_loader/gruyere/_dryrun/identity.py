@@ -28,7 +28,7 @@ class ByIdentity(Generic[Value]):
         known, number = self.known, id(key)
 
         def gone(ref: weakref.ref[Any]) -> None:
-            # Another may have its number by now.
+            # Another object may have its number by now.
             if number in known and known[number][0] is ref:
                 del known[number]
 

@@ -45,11 +45,11 @@ class Known:
         from torch.library import Library
 
         def check(info: Any, _name: str, *, is_matrix: bool) -> None:
-            # What asking takes.
+            # The cost of asking.
             info.any()
             self.answered[FACTORED] += 1
 
-        # It stays for as long as this does.
+        # It stays as long as this object.
         self.library = Library("aten", "IMPL")
         self.library.impl("_linalg_check_errors", check, "CUDA")
 

@@ -29,7 +29,7 @@ class Lines:
         )
         self.own = () if module is None else _places(module)
         self.folder = os.path.join(os.path.realpath(folder), "")
-        # By file as frames name it: how it is called here, or None for a library's.
+        # By the file in a frame: its name here, or None for a library's.
         self.known: dict[str, Optional[str]] = {}
 
     def name(self, file: str) -> Optional[str]:

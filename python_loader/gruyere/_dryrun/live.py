@@ -18,11 +18,11 @@ WORKSPACES, OTHER = "workspaces", "other"
 KINDS = (WEIGHTS, GRADIENTS, STATES, ACTIVATIONS, RECOMPUTED, TEMPORARIES, WORKSPACES, OTHER)
 _PRECEDENCE = {WEIGHTS: 0, STATES: 1, GRADIENTS: 2}
 _PHASES = ("the program", "backward", "the optimiser's step", "backward, computing again")
-# Where torch.utils.checkpoint computes again, by whether it is reentrant.
+# The frames in which torch.utils.checkpoint computes again, by whether it is reentrant.
 _AGAIN = ("backward", "unpack_hook")
-# What a step leaves behind that is worth no word.
+# Bytes left behind by a step that are not worth a word.
 _LITTLE = 1 << 20
-# Moments that the timeline tells.
+# Moments in the timeline.
 _MOMENTS = 600
 NEVER = 1 << 62
 
@@ -63,7 +63,7 @@ class History:
         self.blocks: list[Block] = []
         self.groups: list[str] = []
         self.events = 0
-        # Whether torch wrote beside its history what it was told.
+        # Whether torch wrote our metadata into its history.
         self.told = any(entry.get("user_metadata") for entry in trace)
         self._read(trace)
         for block in self.blocks:
@@ -78,7 +78,7 @@ class History:
             if action not in ("alloc", "free_requested"):
                 continue
             mark, phase, module, place = _metadata(entry)
-            # What was sighted before this event was of the blocks that are live here.
+            # Sightings before this event concern the blocks that are live here.
             while at < len(sightings) and sightings[at][0] <= mark:
                 _sighted(live, *sightings[at][1:])
                 at += 1
@@ -120,11 +120,11 @@ class History:
             return RECOMPUTED
         if block.phase == BACKWARD:
             return TEMPORARIES
-        # What a forward leaves for the next backward.
+        # Blocks that a forward leaves for the next backward.
         following = bisect_right(seen.backwards, block.mark)
         steps = bisect_right(seen.steps, block.end_mark) - bisect_right(seen.steps, block.mark)
         if following < len(seen.backwards) and block.end_mark >= seen.backwards[following]:
-            # One that stays over several steps is the program's own.
+            # A block that stays over several steps is the program's own.
             return ACTIVATIONS if steps <= 1 else OTHER
         return TEMPORARIES if block.end_mark != NEVER and steps == 0 else OTHER
 
@@ -206,7 +206,7 @@ def _peak(live: list[Block], most: int, at: int, history: History) -> dict[str, 
         kinds[block.kind] += block.bytes
         module = block.name.rpartition(".")[0] if block.name else block.module
         if block.kind == WORKSPACES:
-            # Whoever needed cuBLAS first.
+            # Charged to the first user of cuBLAS.
             module = "(cuBLAS)"
         path = collapsed(module)
         modules[path][block.kind] += block.bytes
@@ -274,7 +274,7 @@ def _timeline(changes: list[tuple[int, int, Block]], events: int, seen: Seen) ->
     for index, change, block in changes:
         if index // width != part:
             parts.append(kept)
-            # Parts in which nothing changed cannot be: each event is a change.
+            # No part is without a change: each event is one.
             part, highest = index // width, -1
         now[block.kind] += change
         total += change

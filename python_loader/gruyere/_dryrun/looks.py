@@ -26,14 +26,14 @@ from typing import Any, Callable
 from .identity import ByIdentity, named_modules, named_tensors
 from .lines import NOWHERE, Lines
 
-# The phases. The last is a forward within a backward: what was not kept is computed again.
+# The phases. The last is a forward within a backward, which computes again what was not kept.
 PROGRAM, BACKWARD, OPTIMIZER, RECOMPUTING = range(4)
-# The kinds of memory that are told by whose it is. Of two the first one counts.
+# The kinds of memory with an owner. Of two, the first counts.
 WEIGHTS, STATES, GRADIENTS = "weights", "optimizer states", "gradients"
 
-# What wrappers call the module inside of them.
+# Wrappers' names for the module inside.
 _WRAPPERS = frozenset(("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"))
-# What a read of the device is called that one of these makes; any other is an operator's.
+# Methods that name a read of the device; any other read is an operator's.
 _READS = (
     "item", "tolist", "cpu", "to", "nonzero",
     "__bool__", "__int__", "__float__", "__index__", "__complex__",
@@ -73,23 +73,23 @@ class Looks:
         self.mark = 0
         self.phase = PROGRAM
         self.place = 0
-        # The phases in which the optimisers that are at work began to step.
+        # The phases that the running optimisers' steps interrupted.
         self.interrupted: list[int] = []
         # Modules whose forward runs, outermost first, and the one whose backward does.
         self.running: list[int] = []
         self.backward_of = 0
-        # How many of those that run had begun before the backward pass did.
+        # How many of the running ones began before the backward pass.
         self.outer = 0
         self.numbers: ByIdentity[int] = ByIdentity()
-        # The module that each was put into last.
+        # The module around each, the latest.
         self.owners: ByIdentity[weakref.ref[Any]] = ByIdentity()
         self.by_place: dict[str, int] = {"": 0}
         self.by_name: dict[str, int] = {"": 0}
         # By the id of a parameter or buffer.
         self.parameters: dict[int, tuple[weakref.ref[Any], str]] = {}
-        # Outermost modules that were looked through since the last step.
+        # Outermost modules searched since the last step.
         self.fresh: set[int] = set()
-        # In a child that was forked.
+        # In a forked child.
         self.is_child = False
         self.tell_torch: Callable[[str], None] = lambda _: None
         self.reader = _Reader()
@@ -105,7 +105,7 @@ class Looks:
             self.tell_torch = tell
         record = torch.cuda.memory._record_memory_history
         torch.cuda._lazy_call(lambda: self._begin_history(record))
-        # One that the program begins or ends would take the place of ours.
+        # A history that the program begins or ends would replace ours.
         torch.cuda.memory._record_memory_history = lambda *_, **__: None
         modules = torch.nn.modules.module
         modules.register_module_module_registration_hook(self._owned)
@@ -120,10 +120,10 @@ class Looks:
             original = getattr(torch.Tensor, name, None)
             if original is not None:
                 setattr(torch.Tensor, name, self._reading(name, original))
-        # Operators read too, by themselves: a mask as an index has to be counted. The stand-in
-        # tells of each copy to the host, on the thread that makes it.
+        # Operators read by themselves too: a mask as an index must be counted. The stand-in reports
+        # each copy to the host, on the thread that makes it.
         self._listen(self.listener)
-        # Python's end is before that of torch's threads.
+        # Python ends before torch's threads.
         atexit.register(self._listen, None)
         clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
         if clear is not None:
@@ -183,7 +183,7 @@ class Looks:
         if self.is_child or self.torch.compiler.is_compiling():
             return
         if self.phase == OPTIMIZER:
-            # No forward is in a step, but for the closure's: the last step did not come to its end.
+            # No forward is in a step, but for the closure's: the last step did not finish.
             self.phase = PROGRAM
             self.interrupted.clear()
         if not self.running and id(module) not in self.fresh:
@@ -257,12 +257,12 @@ class Looks:
 
     def _sight_modules(self) -> None:
         """What is a module's without a forward of it: an average of the weights, say."""
-        # Whether it is one is asked of its type: objects may answer anything.
+        # The type answers, because an object may answer anything.
         kind = self.torch.nn.Module
         modules = [
             value
             for value in gc.get_objects()
-            # Others are not made to their end.
+            # Other modules are only half made.
             if issubclass(type(value), kind) and {"_modules", "_parameters"} <= vars(value).keys()
         ]
         parts = {id(part) for module in modules for part in module._modules.values()}
@@ -312,13 +312,14 @@ class Looks:
             self.phase, self.outer = BACKWARD, len(self.running)
             line = self.lines.of_stack(sys._getframe(1))
             if line != NOWHERE or before[0] != BACKWARD:
-                # One inside of another (checkpointing's) is of the line that called the outer.
+                # A backward inside another (checkpointing's) belongs to the line that called the
+                # outer.
                 if line not in self.by_place:
                     self.by_place[line] = len(self.seen.places)
                     self.seen.places.append(line)
                 self.place = self.by_place[line]
             self.seen.backwards.append(self.next_mark())
-            # torch keeps what it was told by thread, and backward has threads of its own.
+            # torch keeps metadata by thread, and backward has threads of its own.
             nodes = [tensor.grad_fn for tensor in _tensors(self.torch, outputs, 1)]
             handles = [node.register_prehook(told) for node in nodes if node is not None]
             try:
@@ -345,7 +346,7 @@ class Looks:
         self.interrupted.append(self.phase)
         self.phase = OPTIMIZER
         self.tell()
-        # What the closure does is the program's: forward and backward.
+        # The closure's work is the program's: forward and backward.
         if options.get("closure") is not None:
             return arguments, {**options, "closure": self._closure(options["closure"])}
         if len(arguments) > 1 and callable(arguments[1]):
@@ -379,7 +380,7 @@ class Looks:
                 self._sight(mark, value, WEIGHTS, name)
                 if value.grad is not None:
                     self._sight(mark, value.grad, GRADIENTS, name)
-                # A defaultdict, in which asking makes entries.
+                # A defaultdict: a lookup would add an entry.
                 state = optimizer.state.get(value) if value in optimizer.state else None
                 for tensor in _tensors(self.torch, state, 3):
                     self._sight(mark, tensor, STATES, name)
@@ -395,8 +396,8 @@ class Looks:
                     address = part.untyped_storage().data_ptr()
                     self.seen.sightings.append((mark, address, kind, name))
             except Exception:
-                # It has no memory of its own (a fake one, a lazy one, a wrapper that tells
-                # nothing), and says so in any way. The program must not fail of being looked at.
+                # It has no memory of its own (a fake one, a lazy one, a wrapper that hides it), and
+                # raises any error. The program must not fail of being looked at.
                 continue
 
     # Reads.

@@ -37,10 +37,10 @@ def main(request: str) -> None:
     asked = json.loads(request)
     began, began_nanoseconds = time.monotonic(), time.time_ns()
     for number in (signal.SIGTERM, signal.SIGHUP):
-        # What nohup has the process pass over stays passed over.
+        # A signal that nohup made the process ignore stays ignored.
         if signal.getsignal(number) == signal.SIG_DFL:
             signal.signal(number, _end)
-    # The bars of the answer are worth no more than the answer.
+    # Without its bars the answer is as good.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
@@ -103,7 +103,7 @@ def _check(asked: dict[str, Any]) -> None:
             except OSError as error:
                 raise GruyereError(f"--{option} {name}: {error.strerror}") from error
             if is_new:
-                # Where the program fails there is no answer, and no file.
+                # A failed program gives no answer, and no file.
                 os.unlink(name)
     if asked["history"] is not None:
         try:
@@ -211,13 +211,13 @@ class DryRun:
         first, second = self.analysed(arguments)
         pairs = [(gpu, allocator) for gpu in self.gpus for allocator in self.allocators]
         plain = self.together((self.plain(*pair, arguments) for pair in pairs), may_fail=True)
-        # What it would have taken, where it did not get it.
+        # The need of a program that did not get it.
         short = [ran for ran in plain if ran.found.outcome == OUT_OF_MEMORY]
         room = self.together(
             (self.plain(ran.plan.gpu, ran.plan.allocator, arguments, ROOM) for ran in short),
             may_fail=True,
         )
-        # Where it fails with room too, more memory is not what the row lacks.
+        # If it fails with room too, the row does not lack memory.
         lame = {id(ran): with_room for ran, with_room in zip(short, room) if with_room.failed}
         plain = self.standing([lame.get(id(ran), ran) for ran in plain])
         with_room = {(ran.plan.gpu["id"], ran.plan.allocator): ran for ran in room}
@@ -261,7 +261,7 @@ class DryRun:
         memory = self.usable(gpu)
         first = self.run(plan(memory, ZEROS))
         if self.runner.box.has_compiled():
-            # What is compiled is kept for all runs. This one found none of it, and all others do.
+            # All runs share the compiled kernels. This one found none of them, all others do.
             self.known.clear()
             first = self.run(plan(memory, ZEROS))
         if first.found.outcome == OUT_OF_MEMORY:
@@ -270,7 +270,7 @@ class DryRun:
         if first.found.outcome == OUT_OF_MEMORY:
             raise Broken(first)
         self.jobs = at_once(self.asked["jobs"])
-        # Other values may well make it fail; that is for the report to say.
+        # Other values may well make it fail; the report says so.
         second = self.run(plan(memory, RANDOM), may_fail=True)
         return first, second
 
@@ -284,7 +284,7 @@ class DryRun:
         def search(pair: tuple[Gpu, str]) -> None:
             sweep.search(*pair, partial(ran, *pair))
 
-        # How much host memory a run takes is known after one.
+        # One run shows how much host memory a run takes.
         ran(*pairs[0], sweep.first())
         self.jobs = at_once(self.asked["jobs"])
         with self.threads() as threads:

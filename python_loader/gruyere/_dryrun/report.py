@@ -11,8 +11,8 @@ from .trust import difference
 
 SCHEMA, VERSION = "gruyere.dryrun", 1
 FITS, BROKEN, TOO_LARGE, UNTRUSTED = 0, 1, 3, 4
-# NVIDIA's libraries that want memory beside their operands: what names of their calls begin with,
-# how the row is called, and what is known of the size.
+# NVIDIA's libraries that want memory beside their operands: the prefix of their calls, the row's
+# name, and the knowledge of the size.
 _ASKED = "decided by the library, which is not here, and allocated by torch"
 _LIBRARIES = {
     "cudnn": ("workspaces of cuDNN", _ASKED),
@@ -25,7 +25,7 @@ _LIBRARIES = {
         "GB for an all-to-all between eight H100s (NVIDIA/nccl#1685)",
     ),
 }
-# Facts of a run that are no machine's.
+# Facts of a run that do not describe the machine.
 _TOLD = ("answered", "left_out")
 _WORDS = {
     FITS: "fits", BROKEN: "failed", TOO_LARGE: "does not fit", UNTRUSTED: "not trustworthy",
@@ -72,7 +72,7 @@ def made(
     if not all(gpu["fits"] for gpu in gpus) or is_more:
         code = TOO_LARGE
     if any(ran.failed for ran in plain):
-        # Of the rows that failed nothing is known, and what failed may be the program's.
+        # Nothing is known of the failed rows, and the failure may be the program's.
         code = BROKEN
     if trust["reasons"]:
         code = UNTRUSTED
@@ -139,7 +139,7 @@ def _row(
     has = usable(gpu)
     margin: Optional[int] = has - told.physical_peak
     if not fits:
-        # What is held can be given back, what is live cannot.
+        # Held memory can be given back, live memory cannot.
         margin = has - told.allocated_peak
     return {
         "allocator": called(ran.plan.allocator),

@@ -21,7 +21,7 @@ from .._bench.server import ended
 from .._sandbox import LOOKS, Box, Run, behind, remedy
 from .worker import NOTHING, REFUSED, Found
 
-# A device on which nothing is short, to tell what a program would take.
+# A device on which nothing is short, to find a program's needs.
 ROOM = 1 << 40
 ZEROS, RANDOM = "zeros", "random:1"
 
@@ -83,7 +83,7 @@ class Runner:
         self.box = box
         self.count = 0
         self.running = 0
-        # Said once the program has been seen to want something that one process can have.
+        # Set once the program wanted something that only one process can have.
         self.one_at_a_time = False
         self.turns = threading.Condition()
         self.going: set[Run] = set()
@@ -126,7 +126,7 @@ class Runner:
     def _run(self, plan: Plan, progress: Callable[[str], None], number: int) -> Ran:
         log = Log(self.folder)
         folder = self.box.new_folder()
-        # Where the program may write, and we read.
+        # A folder that the program may write and we read.
         own = folder / "own"
         contexts = own / "contexts"
         contexts.mkdir(parents=True)
@@ -142,7 +142,7 @@ class Runner:
         environment.update(
             device(plan), PHANTOM_BOOKS=f"{books}.%p", PHANTOM_CONTEXTS=f"{contexts}/%p"
         )
-        # The stand-in has one device, and no other has a say.
+        # The stand-in has one device; other settings must not choose.
         environment.pop("CUDA_VISIBLE_DEVICES", None)
         command = [
             sys.executable, *self.request["python_options"], "-m", "gruyere._dryrun", "worker",
@@ -175,7 +175,7 @@ class Runner:
         self, plan: Plan, run: Run, code: int, answer: Path, contexts: Path, said: list[str]
     ) -> Ran:
         """What a run that has ended with `code` comes to."""
-        # Empty, where the reading of the numbers failed: the log says why.
+        # Empty if the numbers could not be read: the log says why.
         told = answer.read_text() if answer.is_file() else ""
         found = Found(**json.loads(told)) if told else Found(FAILED)
         if not answer.is_file() and code >= 0:
@@ -211,7 +211,7 @@ class Runner:
             if text:
                 progress(text.decode().splitlines()[-1])
             elif ready:
-                # The program has ended, but for what runs at its exit.
+                # The program has ended, but for its exit handlers.
                 try:
                     return run.process.wait(max(0.0, deadline - time.monotonic()))
                 except subprocess.TimeoutExpired:
@@ -229,13 +229,13 @@ class Runner:
 def device(plan: Plan) -> dict[str, str]:
     """The stand-in's variables for a plan."""
     return {
-        # Its answers say that there is no GPU; the program sees the one that was asked for.
+        # The report says that there is no GPU; the program sees the GPU in question.
         "PHANTOM_DRYRUN": "1",
         "PHANTOM_DEVICES": "1",
         "PHANTOM_NAME": plan.gpu["name"],
         "PHANTOM_CAPABILITY": plan.gpu["capability"],
         "PHANTOM_MULTIPROCESSORS": str(plan.gpu["multiprocessors"]),
-        # A program that asks is told the GPU's total, and of it the context's part as not free.
+        # The program is told the GPU's total, and the context's part of it as not free.
         "PHANTOM_MEMORY": str(plan.memory + plan.gpu["context"]),
         "PHANTOM_TAKEN": str(plan.gpu["context"]),
         "PHANTOM_VALUES": plan.values,

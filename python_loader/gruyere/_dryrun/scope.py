@@ -59,6 +59,6 @@ def spread(report: dict[str, Any]) -> Optional[tuple[int, int]]:
     if not found or program["steps"] < program["steps_asked"]:
         return None
     least, most = min(found["activations"]), max(found["activations"])
-    # What steps leave behind is told as that.
+    # Memory left behind by steps is reported as that.
     left = report["growth"]["bytes_a_step"] * program["steps"] if report["growth"] else 0
     return (least, most) if most > least * (1 + FEW) + left else None

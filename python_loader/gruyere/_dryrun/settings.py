@@ -18,14 +18,14 @@ import gruyere
 
 from .._bench.runners import TORCH_CONF, VARIABLES
 
-# What chooses the allocator.
+# The part that chooses the allocator.
 _CHOICE = re.compile(r"(?:^|,)\s*(?:backend|expandable_segments)\s*:[^,\]]*")
 
 
 class Settings(MetaPathFinder):
     def __init__(self, allocator: str) -> None:
         self.own = TORCH_CONF[allocator]
-        # What was put in the place of the program's words.
+        # The settings in place of the program's words.
         self.settled = ""
         self.left_out: set[str] = set()
         """What of the program's does not hold."""
@@ -43,7 +43,7 @@ class Settings(MetaPathFinder):
     def imported(self, torch: ModuleType) -> None:
         if self in sys.meta_path:
             sys.meta_path.remove(self)
-        # torch reads the rest when it allocates first.
+        # torch reads the rest at its first allocation.
         torch.cuda._lazy_call(self._settle)
         original = getattr(torch.cuda.memory, "_set_allocator_settings", None)
         if original is not None:
@@ -61,7 +61,7 @@ class Settings(MetaPathFinder):
             text = os.environ.get(name, "")
             if text not in ("", self.own, self.settled):
                 self.settled = self.kept(text)
-                # Whichever of them this torch reads.
+                # Both variables: torch reads one of them, by version.
                 os.environ.update(dict.fromkeys(VARIABLES, self.settled))
                 return
 

@@ -14,14 +14,14 @@ from typing import Any, Callable
 from .._bench.script import Enough
 from .._imports import when_imported
 
-# Steps that a trainer may still take once it was asked.
+# Steps that a trainer may still take after the request to stop.
 PATIENCE = 2
 
 
 class Stops:
     def __init__(self) -> None:
         self.enough = False
-        # Trainings under way that can be asked.
+        # Running trainings that can be asked.
         self.trainings = 0
 
     def watch(self) -> None:
@@ -55,7 +55,7 @@ class Stops:
         trainer: Any = module.Trainer
         trainer.fit = self._training(trainer.fit)
 
-        # An attribute of each trainer's, which its loops ask.
+        # An attribute of each trainer's, read by its loops.
         def get(of: Any) -> bool:
             return self.enough or bool(vars(of).get("_gruyere_should_stop", False))
 

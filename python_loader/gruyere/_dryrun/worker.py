@@ -20,11 +20,11 @@ from .looks import Looks
 from .settings import Settings
 from .stops import Stops
 
-# torch cannot do it: the user has another one to install.
+# torch cannot do it: the user must install another one.
 UNUSABLE = "unusable"
-# The program did what it does, and there is nothing to measure.
+# The program did its work, and there is nothing to measure.
 NOTHING = "nothing"
-# The sandbox kept the program from something, and it could not go on without.
+# The sandbox refused the program something that it needed.
 REFUSED = "refused"
 
 
@@ -65,7 +65,7 @@ class Worker(Watch):
         )
         self.found = Found(COMPLETED, pid=os.getpid())
         self.progress: int = request["progress"]
-        # What the program starts is not to hold it open.
+        # Processes that the program starts must not hold it open.
         os.set_inheritable(self.progress, False)
         self.pid = os.getpid()
         self.analysed: bool = request["analysed"]
@@ -109,7 +109,7 @@ class Worker(Watch):
     def stopped_by(self, error: BaseException) -> None:
         ended = any(isinstance(cause, Enough) for cause in causes(error))
         if ended and not (self.torch is not None and is_out_of_memory(self.torch, error)):
-            # What a program does when it is stopped after its steps may fail: they were done.
+            # A program stopped after its steps may fail at its end: the steps were done.
             return
         super().stopped_by(error)
         if self.refused:
@@ -119,7 +119,7 @@ class Worker(Watch):
         try:
             os.write(self.progress, f"{what}\n".encode())
         except OSError:
-            # Nobody reads it any more.
+            # It has no reader any more.
             pass
 
     def result(self) -> Result:
@@ -146,7 +146,7 @@ class Worker(Watch):
             return found
         result = super().result()
         if self.torch is not None:
-            # The kernels that this build of torch has.
+            # The kernels in this build of torch.
             found.facts["architectures"] = self.torch.cuda.get_arch_list()
             found.facts["metadata"] = hasattr(self.torch._C, "_cuda_setMemoryMetadata")
             found.facts["answered"] = dict(self.known.answered)

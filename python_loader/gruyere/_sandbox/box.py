@@ -20,23 +20,23 @@ from .._errors import GruyereError
 from . import landlock
 from .enter import LANDLOCK, NONE, OVERLAY
 
-# Bytes that a run may write, where nobody has said so, and what is left free on the disk.
+# Bytes that a run may write unless the user says so, and bytes left free on the disk.
 ROOM = 10 << 30
 _LEFT_FREE = 1 << 30
-# Seconds between two looks at what a run has written.
+# Seconds between two looks at a run's writes.
 LOOKS = 1.0
 # <linux/magic.h>: file systems that lie in memory.
 _IN_MEMORY = {"tmpfs", "ramfs"}
-# What ends a path for the loader of libraries, and for the options of a mount.
+# Characters that end a path for the loader of libraries, and for the options of a mount.
 _SEPARATES = re.compile(r"[\s:;,$\\]")
-# Caches of what is compiled. Empty at first and shared by all runs, so that none depends on what
-# the user has compiled before.
+# Caches of compiled code. Empty at first and shared by all runs, so that none depends on the user's
+# earlier compilations.
 _CACHES = {
     "TORCHINDUCTOR_CACHE_DIR": "inductor",
     "TRITON_CACHE_DIR": "triton",
     "PYTORCH_KERNEL_CACHE_PATH": "torch",
 }
-# Reporters and hubs are told that there is no network, each in its own words.
+# Reporters and hubs learn that there is no network, each in its own words.
 _OFFLINE = {
     "WANDB_MODE": "offline",
     "COMET_START_ONLINE": "0",
@@ -304,7 +304,7 @@ class Box:
         found.update({name: str(self.caches / what) for name, what in _CACHES.items()})
         if not self.allowed.network:
             for name, word in _OFFLINE.items():
-                # Who has turned a reporter off has it off.
+                # A reporter that the user turned off stays off.
                 if found.get(name) != "disabled":
                     found[name] = word
         tracking = own / "mlflow"
@@ -313,7 +313,7 @@ class Box:
         records = own / "records"
         records.mkdir(exist_ok=True)
         found["GRUYERE_RECORD_DIR"] = str(records)
-        # They go with the sandbox: nothing is to be kept for later.
+        # They go with the sandbox: nothing is kept for later.
         found["GRUYERE_SANDBOX"] = "1"
         if self.way == LANDLOCK:
             temporary = own / "tmp"
@@ -322,12 +322,12 @@ class Box:
             found["PWD"] = mirror + cwd
             if found.get("HOME", "").startswith("/"):
                 found["HOME"] = mirror + found["HOME"]
-            # Beside modules that lie elsewhere they could not be kept.
+            # Bytecode beside modules elsewhere could not be kept.
             found["PYTHONDONTWRITEBYTECODE"] = "1"
         return found
 
 
-# The folder that the package is in, and what finds it there whatever the interpreter's options.
+# The package's folder, and code that finds it there whatever the interpreter's options.
 _PACKAGES = Path(__file__).resolve().parent.parent.parent
 _ENTER = """
 import sys
@@ -337,7 +337,7 @@ main(sys.argv[2])
 """
 
 
-# What programs say when they may not, by the kind of what was refused.
+# Messages of refused programs, by the kind of the refusal.
 _WORDS = {
     "write": ("permission denied", "read-only file system", "operation not permitted",
               "cannot be opened", "can't open", "unable to open", "readonly database"),
@@ -385,7 +385,7 @@ def choose(folder: Path, asked: dict[str, Any]) -> Box:
         return Box(folder, NONE, allowed, room)
     reasons = []
     for way, why_not in ((OVERLAY, ""), (LANDLOCK, landlock.why_not())):
-        # Without what the user allows: our own folder may lie in it.
+        # Without the user's allowances: our own folder may lie in them.
         why_not = why_not or _try(Box(folder, way, Allowed(network=allowed.network), room))
         if not why_not:
             return Box(folder, way, allowed, room)
@@ -397,7 +397,7 @@ def choose(folder: Path, asked: dict[str, Any]) -> Box:
     )
 
 
-# What is tried: a file is read, written to and removed, a new one is made; nothing is reached.
+# The attempt: reads, writes and removes a file, makes a new one; reaches nothing.
 _ATTEMPT = """
 import errno, os, socket, sys
 assert open("kept").read() == "before", "a file can't be read"

@@ -21,7 +21,7 @@ from . import filter, kernel, landlock, overlay
 from .guard import Guard, Refusals
 from .links import Mirror
 
-# As Box knows them.
+# Box's names.
 OVERLAY, LANDLOCK, NONE = "overlay", "landlock", "none"
 # The sandbox could not be made; the reason is on stderr.
 NO_SANDBOX = 125
@@ -48,7 +48,7 @@ def main(file: str) -> NoReturn:
     if child == 0:
         ours.close()
         _become(request, theirs, identities is not None)
-    # Who asks us to end wants the program ended, and nothing left of it.
+    # A request to end means the program, with nothing left of it.
     signal.signal(signal.SIGTERM, lambda *_: os.kill(child, signal.SIGKILL))
     theirs.close()
     listener = _help(request, ours, child, identities)
@@ -62,7 +62,7 @@ def main(file: str) -> NoReturn:
     _end_as(status)
 
 
-# In the program's process, until it is the program.
+# In the program's process, until the exec.
 
 
 def _become(request: dict[str, Any], helper: socket.socket, privileged: bool) -> NoReturn:
@@ -70,7 +70,7 @@ def _become(request: dict[str, Any], helper: socket.socket, privileged: bool) ->
     try:
         kernel.die_with_parent(signal.SIGKILL)
         limit = resource.getrlimit(resource.RLIMIT_CORE)[1]
-        # A core would be written by the kernel, where the machine has them.
+        # The kernel would write a core where the machine keeps them.
         resource.setrlimit(resource.RLIMIT_CORE, (0, limit))
         cwd = request["cwd"]
         if request["way"] == OVERLAY:
@@ -80,7 +80,7 @@ def _become(request: dict[str, Any], helper: socket.socket, privileged: bool) ->
             _restricted(request, helper)
         os.chdir(cwd)
         helper.close()
-        # A change of who we are may have taken it away.
+        # A change of identity may have cleared it.
         kernel.die_with_parent(signal.SIGKILL)
         environment = request["environment"]
         os.execvpe(request["command"][0], request["command"], environment)
@@ -111,7 +111,7 @@ def _overlaid(request: dict[str, Any], helper: socket.socket, privileged: bool) 
         request["writable"], request["network"]
     )
     kernel.forbid_new_privileges()
-    # Root would keep the power to take the overlays away.
+    # Root would keep the power to remove the overlays.
     kernel.drop_from_bounding_set(kernel.CAP_SYS_ADMIN)
 
 
@@ -123,7 +123,7 @@ def _restricted(request: dict[str, Any], helper: socket.socket) -> None:
     os.close(listener)
 
 
-# In ours.
+# In our process.
 
 
 def _help(
@@ -140,7 +140,7 @@ def _help(
                 overlay.write_map(child, kind, text)
             channel.send(b"m")
     except OSError as error:
-        # The child is told by the end of the channel, and says so.
+        # The end of the channel informs the child, which reports it.
         print(f"the sandbox could not be made: {error}", file=sys.stderr)
     finally:
         channel.close()

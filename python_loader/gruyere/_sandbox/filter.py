@@ -89,8 +89,8 @@ _NUMBERS = {
         "fremovexattr": 16, CONNECT: 203, SEND: 206,
     },
 }  # fmt: skip
-# What would pass by the guard, and what every program does without: io_uring; openat2, whose flags
-# a filter can't see (programs fall back to openat); the newer calls on attributes by file.
+# Calls that would bypass the guard, and that every program does without: io_uring; openat2, whose
+# flags a filter can't see (programs fall back to openat); the newer calls on attributes by file.
 _ABSENT = {"io_uring_setup": 425, "openat2": 437, "setxattrat": 463, "removexattrat": 466,
            "file_setattr": 469}  # fmt: skip
 
@@ -136,7 +136,7 @@ def program(network: bool) -> bytes:
         _instruction(_EQUAL, _ARCHITECTURE[kernel.machine()], 1, 0),
         absent,
         _instruction(_LOAD, _NUMBER),
-        # x32, and the numbers of no architecture.
+        # x32, and numbers of no architecture.
         _instruction(_AT_LEAST, 0x40000000, 0, 1),
         absent,
     ]
@@ -165,7 +165,7 @@ def program(network: bool) -> bytes:
             )
     if network:
         when(known[CONNECT], [_return(_NOTIFY)])
-        # An address that is given: a datagram to somewhere.
+        # A given address: a datagram to somewhere.
         low = _ARGUMENTS + 8 * 4
         when(
             known[SEND],

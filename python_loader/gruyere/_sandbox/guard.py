@@ -111,7 +111,7 @@ class Guard:
         else:
             could = os.access(os.path.dirname(real), os.W_OK)
         if could:
-            # Where it could not anyway, it is not we who refuse.
+            # A call that would fail anyway is no refusal of ours.
             self.refusals.add("write", real)
         return errno.EACCES if is_change else 0
 

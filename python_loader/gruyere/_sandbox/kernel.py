@@ -13,7 +13,7 @@ from typing import Optional
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
-# Numbers that are the same on every architecture that has them (include/uapi/asm-generic/unistd.h).
+# Numbers common to all architectures that have them (include/uapi/asm-generic/unistd.h).
 _MOUNT_SETATTR = 442
 _LANDLOCK_CREATE_RULESET, _LANDLOCK_ADD_RULE, _LANDLOCK_RESTRICT_SELF = 444, 445, 446
 _SECCOMP = {"x86_64": 317, "aarch64": 277}
@@ -106,8 +106,8 @@ def raise_loopback() -> None:
 # Landlock (include/uapi/linux/landlock.h).
 
 _WRITE_FILE = 1 << 1
-# What changes a folder: remove, make (of each kind), and from version 2 on move between folders,
-# from 3 on truncate.
+# Changes of a folder: remove, make (of each kind), and from version 2 on move between folders, from
+# 3 on truncate.
 _CHANGES = sum(1 << bit for bit in range(4, 13))
 _REFER, _TRUNCATE = 1 << 13, 1 << 14
 
@@ -177,7 +177,7 @@ class Call:
 
     _WHOLE = struct.Struct("=QIIiIQ6Q")
     _RECEIVE, _SEND = 0xC0502100, 0xC0182101
-    # The kernel goes on with the call as it stands.
+    # Lets the kernel go on with the call unchanged.
     _CONTINUE = 1
 
     def __init__(self, listener: int) -> None:

@@ -40,7 +40,7 @@ def devices() -> Iterator[str]:
             continue
         for entry in entries:
             try:
-                # A link of /dev/fd or /dev/stdout leads to what is open already.
+                # A link of /dev/fd or /dev/stdout leads to an open file.
                 if stat.S_ISCHR(os.stat(entry.path).st_mode):
                     yield entry.path
             except OSError:

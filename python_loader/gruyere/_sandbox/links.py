@@ -18,7 +18,7 @@ from typing import Optional
 # Entries of the working folder that are mirrored one by one; folders beyond are links (a data set
 # of a million files costs nothing).
 _ENTRIES = 2_000
-# A file up to this size is copied, and all of them up to that.
+# The largest file that is copied, and the most bytes of all copies.
 _SMALL, _COPIES = 256 << 10, 64 << 20
 # Links to links, as the kernel counts them.
 _LOOPS = 40
@@ -36,7 +36,7 @@ class Mirror:
         self.hidden = hidden
         self.writable = set(writable)
         self.room = room
-        # By device and inode: they are known wherever the program moves them.
+        # By device and inode: known wherever the program moves them.
         self.links: set[tuple[int, int]] = set()
 
     def of(self, path: str) -> str:
@@ -68,7 +68,8 @@ class Mirror:
                 if not entry.is_symlink() or not self._is_ours(entry.path):
                     continue
                 if os.path.isdir(entry.path):
-                    # An environment, a history: nobody writes there, and they are large.
+                    # An environment, a history: the program does not write there, and they are
+                    # large.
                     original = os.readlink(entry.path)
                     is_kept = entry.name == ".git" or os.path.exists(f"{original}/pyvenv.cfg")
                     if not is_kept and self._expand(entry.path):
@@ -78,7 +79,7 @@ class Mirror:
                     if size <= _SMALL and copied + size <= _COPIES and self._copy(entry.path):
                         copied += size
 
-    # What the guard asks for, just before the program does it.
+    # The guard calls these just before the program acts.
 
     def ready_to_write(self, path: str, truncates: bool = False) -> None:
         """A file may be written to, or a folder changed. Raises Full."""
@@ -93,7 +94,7 @@ class Mirror:
     def ready_entry(self, path: str) -> None:
         """The entry itself may be made, removed or replaced."""
         here = self._walk(path, follow=False)
-        # Else a folder could be unlinked, or renamed over, as only a file can.
+        # Else a folder could be unlinked, or renamed over, like a file.
         if here is not None and self._is_ours(here) and os.path.isdir(here):
             self._expand(here)
 

@@ -10,11 +10,11 @@ from typing import Optional
 
 from . import kernel
 
-# Made anew for the program: what it shares through memory is its own.
+# Made anew for the program: what it shares through memory stays its own.
 _SHARED_MEMORY = "/dev/shm"
-# The kernel's own, which a program needs to write to (its terminal, its devices, /proc/self).
+# The kernel's own, which a program must write to (its terminal, its devices, /proc/self).
 _LEFT = ("/proc", "/dev")
-# More would say that something is wrong with how mounts are told.
+# More would mean that the list of mounts is wrong.
 _MOST = 4000
 
 
@@ -124,7 +124,7 @@ class Overlay:
         try:
             os.chown(upper, told.st_uid, told.st_gid)
         except OSError:
-            # Another user's: its entries are what matters.
+            # Another user's folder: its entries are what matters.
             pass
         os.chmod(upper, told.st_mode & 0o7777)
         self._lead(path, upper)
@@ -166,7 +166,7 @@ def _mounts() -> list[_Mount]:
         try:
             found.append(_Mount(path, os.open(path, os.O_PATH)))
         except OSError:
-            # Not to be reached, so not to be written to.
+            # Out of reach, so not writable.
             continue
     return found
 

@@ -13,10 +13,10 @@ from typing import Any
 
 from .._bench.measure import causes
 
-# An overlay can't copy another user's file, which a group may write to.
+# An overlay can't copy another user's file that a group may write to.
 _DENIED = (errno.EPERM, errno.EACCES, errno.EOVERFLOW)
 _UNREACHED = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN)
-# Errors of clients of HTTP and of hubs, by the names of their classes: none is imported for it.
+# Errors of clients of HTTP and of hubs, by the names of their classes: this imports none of them.
 _OF_NETWORK = {
     "ConnectError", "ConnectionError", "ConnectTimeout", "URLError", "MaxRetryError",
     "NewConnectionError", "NameResolutionError", "ClientConnectorError", "EndpointConnectionError",
@@ -36,7 +36,7 @@ class Reach:
         sys.addaudithook(self._heard)
 
     def _heard(self, event: str, arguments: tuple[Any, ...]) -> None:
-        # Of every event there is: what it does for most is this.
+        # For every event there is: most end here.
         if event == "socket.getaddrinfo" or event == "socket.gethostbyname":
             self._asked(arguments[0])
         elif event == "socket.connect" and isinstance(arguments[1], tuple):

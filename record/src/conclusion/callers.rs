@@ -1,5 +1,5 @@
-//! Who called a module's `forward`: the line that the program's author looks for, where the line
-//! that made a block is of a layer.
+//! Callers of a module's `forward`: the line that the program's author looks for when a layer's
+//! line made a block.
 
 use std::collections::HashMap;
 
@@ -7,18 +7,18 @@ use super::words::Names;
 use crate::BlockEntry;
 use crate::sites::{Frame, Site, SiteId, Sites};
 
-/// Of what a line holds, the share (one in so many) that may have been called from elsewhere.
+/// The share of a line's memory (one part in so many) that may come from other callers.
 const ELSEWHERE: u64 = 10;
 
-/// The innermost of the program's own frames that all of these have called through and that is no
-/// module's `forward`: the line that calls the model, where there is one.
+/// The innermost of the program's own frames common to all these stacks and outside a module's
+/// `forward`: the line that calls the model, if there is one.
 pub fn caller<'a>(sites: &[&'a Site]) -> Option<&'a Frame> {
     let shared = common(sites);
     let is_forward = |frame: &&Frame| frame.function.ends_with("forward");
     shared.iter().rev().copied().find(|frame| !is_forward(frame)).or(shared.last().copied())
 }
 
-/// The program's own frames that all of these have called through, the outermost first.
+/// The program's own frames common to all these stacks, outermost first.
 fn common<'a>(sites: &[&'a Site]) -> Vec<&'a Frame> {
     let own = |site: &&'a Site| -> Vec<&'a Frame> {
         site.frames.iter().rev().filter(|frame| frame.is_own()).collect()
@@ -33,11 +33,11 @@ fn common<'a>(sites: &[&'a Site]) -> Vec<&'a Frame> {
     shared
 }
 
-/// For each line of a module's `forward`, the line that called it.
+/// For each line of a module's `forward`, its caller.
 pub struct Callers<'a>(HashMap<&'a Frame, &'a Frame>);
 
 impl<'a> Callers<'a> {
-    /// Those of nearly all that each line holds.
+    /// The callers of nearly all of each line's memory.
     pub fn of(live: &[BlockEntry], sites: &'a Sites) -> Self {
         let mut by_site: HashMap<SiteId, u64> = HashMap::new();
         for block in live {
@@ -60,12 +60,12 @@ impl<'a> Callers<'a> {
         Self(by_line.into_iter().filter_map(most).collect())
     }
 
-    /// The line that called the one of a site.
+    /// The caller of a site's line.
     pub fn of_site(&self, sites: &Sites, id: SiteId) -> Option<&'a Frame> {
         self.0.get(sites.line(id)?).copied()
     }
 
-    /// Where the blocks of a site are made: its line, and who called it.
+    /// Origin of a site's blocks: its line and its caller.
     pub fn made(&self, names: &Names, sites: &Sites, id: SiteId) -> Option<String> {
         let place = names.place(sites, id)?;
         let called = self.of_site(sites, id);

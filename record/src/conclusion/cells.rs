@@ -1,8 +1,8 @@
-//! Results of a notebook's cells, which live on in its variables and in `Out`.
+//! Results of a notebook's cells that live on in its variables and in `Out`.
 //!
-//! A cell is a file of its own name to the interpreter, so blocks of many cells that are over are
-//! evidence of repetition where no step is marked. A cell that is run again has the same name in a
-//! notebook of Jupyter's, and counts once.
+//! The interpreter sees each cell as a file of its own name, so blocks of many finished cells are
+//! evidence of repetition without step marks. In Jupyter, a cell run again has the same name, and
+//! counts once.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,9 +11,9 @@ use super::words::of;
 use super::{Cause, Finding};
 use crate::sites::{Frame, Phase, Site, SiteId};
 
-/// Results of less than this share of what is live (one in so many) are no cause.
+/// Results below this share of live memory (one part in so many) are no cause.
 const LEAST_SHARE: u64 = 4;
-/// Cells from which on they pile up: weights, data and states are made in a few.
+/// From this number on, cells pile up: weights, data and states are made in a few.
 const MANY: usize = 12;
 
 const KEPT: &[&str] = &[
@@ -21,17 +21,17 @@ const KEPT: &[&str] = &[
      `%reset -f out` empties Out, `del NAME` a variable.",
 ];
 
-/// Whether a frame is of a cell: as IPython names it, and as its kernel for Jupyter does.
+/// Whether a frame is of a cell, by the file names of IPython and its Jupyter kernel.
 fn is_cell(frame: &Frame) -> bool {
     frame.file.starts_with("<ipython-input-") || frame.file.contains("/ipykernel_")
 }
 
-/// The cell in which a site's blocks were made.
+/// The cell that made a site's blocks.
 fn cell(site: &Site) -> Option<&Frame> {
     site.frames.iter().rev().find(|frame| is_cell(frame))
 }
 
-/// Results of many cells, where they are much of what is live.
+/// Results of many cells, if they are much of live memory.
 pub fn find(evidence: &Evidence<'_>) -> Option<Finding> {
     let (mut cells, mut whole) = (BTreeSet::new(), 0u64);
     let mut lines: BTreeMap<&Frame, (u64, SiteId)> = BTreeMap::new();

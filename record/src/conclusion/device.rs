@@ -1,4 +1,4 @@
-//! Causes that are told by where the bytes are, without looking for growth.
+//! Causes found by the use of bytes, without a look for growth.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -10,12 +10,12 @@ use crate::sites::{By, SiteId, usage};
 use crate::stream::StreamNumber;
 use crate::{DeviceGauge, EventKind};
 
-/// A share of what is held (or of the device) from which on something is a cause: one in so many.
+/// Share of held memory (or of the device) that makes a cause: one part in so many.
 const CAUSE: u64 = 4;
-/// Capture pools from which on they are many.
+/// From this number on, capture pools are many.
 const MANY_POOLS: usize = 8;
 
-/// All that is found. `is_steady`: nothing grows.
+/// All findings. `is_steady`: nothing grows.
 pub fn find(evidence: &Evidence<'_>, is_steady: bool) -> Vec<Finding> {
     let pieces = pieces(evidence);
     let of_request = evidence.refused.iter().flat_map(|refused| {
@@ -38,7 +38,7 @@ pub fn find(evidence: &Evidence<'_>, is_steady: bool) -> Vec<Finding> {
 
 fn large_request(evidence: &Evidence<'_>, refused: &Refused) -> Option<Finding> {
     let (asked, room) = (refused.asked, evidence.room());
-    // Beside more than that, it is one of many.
+    // Beside more memory than that, it is one request of many.
     if asked < room / CAUSE || asked / 2 < evidence.live_bytes() / 3 {
         return None;
     }
@@ -69,7 +69,7 @@ const LARGE: &[&str] = &[
      the sequence, attention that keeps no matrix of scores, logits of the last position only).",
 ];
 
-/// One block of the running step that is large beside all else.
+/// One block of the running step, large beside all else.
 fn large_block(evidence: &Evidence<'_>) -> Option<Finding> {
     let largest = evidence.live.iter().max_by_key(|block| block.size)?;
     evidence.refused.as_ref()?;
@@ -93,7 +93,7 @@ fn large_block(evidence: &Evidence<'_>) -> Option<Finding> {
     })
 }
 
-/// One step's peak was far above that of all others, and is past.
+/// One step's peak, far above all others, and past.
 fn large_once(evidence: &Evidence<'_>) -> Option<Finding> {
     if evidence.refused.is_some() {
         return None;
@@ -162,7 +162,7 @@ fn ceiling(evidence: &Evidence<'_>, refused: &Refused) -> Option<Finding> {
     let set = place.map_or(String::new(), |place| format!(": {place} has set it"));
     (limit < total && has_room).then(|| Finding {
         cause: Cause::Ceiling,
-        // It is what refused, but not what took the memory.
+        // It was refused, but did not take the memory.
         bytes: 0,
         says: format!(
             "The ceiling of {} is reached, while the device of {} has room{set}",
@@ -248,7 +248,7 @@ fn streams(evidence: &Evidence<'_>) -> Option<Finding> {
     })
 }
 
-/// Whether there would be room for the request if no free memory lay in pieces.
+/// Whether the request would fit if no free memory lay in pieces.
 fn fits_but_for_pieces(evidence: &Evidence<'_>, refused: &Refused) -> bool {
     let held = &evidence.device.held;
     let free = held.between_bytes.saturating_add(held.slab_free_bytes);
@@ -260,11 +260,11 @@ fn fits_but_for_pieces(evidence: &Evidence<'_>, refused: &Refused) -> bool {
 fn pieces(evidence: &Evidence<'_>) -> Option<Finding> {
     let held = &evidence.device.held;
     let free = held.between_bytes.saturating_add(held.slab_free_bytes);
-    // Of a small program, a few pages are a large share.
+    // In a small program, a few pages are a large share.
     if free < (held.reserved_bytes / CAUSE).max(64 << 20) {
         return None;
     }
-    // The line of which most blocks lie between.
+    // The line whose blocks share most of the pieces' pages.
     let mut found = usage(&evidence.live, evidence.sites, By::Line, evidence.now);
     found.sort_by_key(|usage| std::cmp::Reverse(usage.blocks));
     let most = found.first().filter(|most| most.blocks > evidence.device.live.all.blocks / 2);
@@ -298,7 +298,7 @@ fn pieces(evidence: &Evidence<'_>) -> Option<Finding> {
     })
 }
 
-/// Nothing of all that was found.
+/// No finding.
 pub fn nothing(evidence: &Evidence<'_>) -> Finding {
     let live = evidence.live_bytes();
     let peak = bytes(evidence.device.live_peak_bytes.max(live));

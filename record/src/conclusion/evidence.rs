@@ -1,4 +1,4 @@
-//! What is known of a device at the end, as the causes ask for it.
+//! The evidence about a device at the end, for the causes.
 
 use crate::dump::state::{BlockKind, DeviceState, Event, State, Stretch, Training};
 use crate::sites::{Frame, SiteId, Sites};
@@ -7,44 +7,43 @@ use crate::{BlockEntry, EventKind, LIFETIME_NAMES};
 use super::callers::Callers;
 use super::words::Names;
 
-/// A request that could not be met.
+/// A refused request.
 pub struct Refused {
-    /// What was asked for.
+    /// Bytes asked for.
     pub asked: u64,
-    /// Where in the program.
+    /// The site of the request.
     pub site: SiteId,
-    /// Where in the program the ceiling was set, where a line of it did.
+    /// The site that set the ceiling, if a line of the program did.
     pub limit_site: SiteId,
-    /// What others hold of the device. From outside of the process it is only known that it was at
-    /// least so much.
+    /// Bytes held by others on the device; from outside the process, a lower bound.
     pub others: u64,
-    /// What of the device is free, where the driver said so.
+    /// Free bytes of the device, if the driver reported them.
     pub free: Option<u64>,
-    /// The largest request that what is held could satisfy, where that is known.
+    /// The largest request that held memory could satisfy, if known.
     pub largest: Option<u64>,
 }
 
-/// What is known.
+/// The evidence.
 pub struct Evidence<'a> {
     pub state: &'a State,
-    /// The device that it is about: that of the refused request, else the one with most held.
+    /// The device: that of the refused request, else the one with most held.
     pub device: &'a DeviceState,
     pub sites: &'a Sites,
     pub names: Names,
-    /// The step that runs.
+    /// The running step.
     pub now: u32,
-    /// The live blocks of which the step is known.
+    /// The live blocks of known step.
     pub live: Vec<BlockEntry>,
-    /// Who called the lines that hold them.
+    /// The callers of their lines.
     pub callers: Callers<'a>,
-    /// Those that wait for streams.
+    /// The blocks waiting for streams.
     pub pending: Vec<BlockEntry>,
-    /// The request that could not be met, if that is how it ended.
+    /// The refused request, if the run ended with one.
     pub refused: Option<Refused>,
 }
 
 impl<'a> Evidence<'a> {
-    /// What `state` has; `None`: no device.
+    /// The evidence in `state`; `None`: no device.
     pub fn of(state: &'a State) -> Option<Self> {
         let device = device_of(state, None)?;
         let refused = match &state.out_of_memory {
@@ -79,12 +78,12 @@ impl<'a> Evidence<'a> {
         })
     }
 
-    /// All that is live.
+    /// All live bytes.
     pub fn live_bytes(&self) -> u64 {
         self.device.live.all.bytes
     }
 
-    /// What the program may have of the device.
+    /// The bytes of the device available to the program.
     pub fn room(&self) -> u64 {
         match self.device.limit_bytes {
             0 => self.device.total_bytes,
@@ -92,8 +91,8 @@ impl<'a> Evidence<'a> {
         }
     }
 
-    /// Whether code that was called from `frame` is no training: a backward has run through other
-    /// lines and not through this, or nothing was trained at all, nor is to be.
+    /// Whether code called from `frame` is no training: a backward has run through other lines and
+    /// not through this one, or nothing was or will be trained at all.
     pub fn is_untrained(&self, frame: &Frame) -> bool {
         let Training { has_optimizer, backward_lines } = &self.state.training;
         match backward_lines.is_empty() {
@@ -102,22 +101,22 @@ impl<'a> Evidence<'a> {
         }
     }
 
-    /// The stretches of the timeline in which these steps ran.
+    /// The stretches of the timeline with these steps.
     pub fn stretches(&self, first: u32, last: u32) -> impl Iterator<Item = &'a Stretch> {
         let steps = u64::from(first)..=u64::from(last);
         self.device.timeline.iter().filter(move |stretch| steps.contains(&stretch.step))
     }
 
-    /// How far live memory has risen from step `since` to the end, by its lows, or where the
-    /// timeline is too coarse for those by its highs. `None`: it does not tell.
+    /// The rise of live memory from step `since` to the end, by its lows, or by its highs if the
+    /// timeline is too coarse. `None`: unknown.
     pub fn rise(&self, since: u32) -> Option<u64> {
-        // Lows within a step are not compared with those between two.
+        // Lows within a step must not be compared with lows between two.
         let few = (self.now.saturating_sub(since) / 8).max(1);
         let low = |first, last| self.stretches(first, last).map(|one| one.live_low_bytes).min();
-        // Steps that were shorter than a stretch are in that of a later step.
+        // Steps shorter than a stretch are in that of a later step.
         let nearest = |step| self.stretches(0, step).last();
         let late = self.now.saturating_sub(few);
-        // A stretch that holds several steps has the low of the first of them.
+        // A stretch of several steps has the low of the first.
         let start = nearest(late.saturating_sub(1)).map_or(0, |one| one.step);
         if start < u64::from(self.now.saturating_sub(2 * few)) {
             // The last one may have begun a moment ago.
@@ -129,7 +128,7 @@ impl<'a> Evidence<'a> {
         Some(low(late, u32::MAX)?.saturating_sub(before))
     }
 
-    /// What to say where lines are missing: nobody asked for them.
+    /// The sentence about missing lines, if sites are off.
     pub fn untold(&self) -> Option<String> {
         self.sites.is_empty().then(|| {
             "No lines of the program are known; `blame:large` in GRUYERE_CONF keeps them, under \
@@ -139,8 +138,8 @@ impl<'a> Evidence<'a> {
     }
 }
 
-/// The device that a state is about: the one `asked` for, else that of the refused request, else
-/// the one with most held.
+/// The device of a state: the one `asked` for, else that of the refused request, else the one with
+/// most held.
 pub fn device_of(state: &State, asked: Option<u32>) -> Option<&DeviceState> {
     let refused = || state.out_of_memory.as_ref().map(|refused| refused.device);
     let last = || last_refused(state).map(|event| u32::from(event.device));
@@ -154,7 +153,7 @@ pub fn is_persistent(block: &BlockEntry) -> bool {
     LIFETIME_NAMES.get(usize::from(block.lifetime)) == Some(&"persistent")
 }
 
-/// The live blocks of a device, and those that wait for streams.
+/// The live and the waiting blocks of a device.
 pub fn blocks(device: &DeviceState) -> (Vec<BlockEntry>, Vec<BlockEntry>) {
     let (mut live, mut pending) = (Vec::new(), Vec::new());
     for segment in &device.segments {
@@ -181,14 +180,15 @@ pub fn blocks(device: &DeviceState) -> (Vec<BlockEntry>, Vec<BlockEntry>) {
     (live, pending)
 }
 
-/// The last request, if it was refused: what a program that died of it leaves.
+/// The last request, if refused: the end of a program that died of it.
 fn last_refused(state: &State) -> Option<&Event> {
     let kinds = [EventKind::OutOfMemory, EventKind::Malloc].map(EventKind::name);
     let last = state.events.entries.iter().rev().find(|event| kinds.contains(&&*event.kind))?;
     (last.kind == kinds[0]).then_some(last)
 }
 
-/// What others held when so much was refused, at least: the device had less than that free.
+/// A lower bound of the bytes held by others when `asked` bytes were refused: the device had less
+/// than that free.
 fn others_at_least(device: &DeviceState, asked: u64) -> u64 {
     if device.limit_bytes > 0 && device.limit_bytes < device.total_bytes {
         return 0;

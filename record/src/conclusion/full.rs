@@ -1,5 +1,4 @@
-//! A device that is full of live blocks of which none is to be accused: what they are, and what
-//! helps in that state.
+//! A device full of live blocks without a culprit: their purposes, and remedies for that state.
 
 use std::collections::HashMap;
 
@@ -10,20 +9,20 @@ use super::words::{bytes, percent};
 use super::{Cause, Finding};
 use crate::sites::{Frame, Phase};
 
-/// Steps that must have been made before they are compared.
+/// Steps needed before they are compared.
 const LEAST_STEPS: u32 = 3;
-/// A step needs more than others from this many per cent of their median on, and steps vary where
-/// the highest of them does.
+/// A step needs more than others from this percentage of their median on; steps vary if the highest
+/// reaches it.
 const MORE: u64 = 125;
-/// Of what a step has live, a part of less than one in so many is left out.
+/// Parts of less than one part in so many of a step's live memory are left out.
 const LEAST_PART: u64 = 50;
-/// Forwards from which on it may be that several wait for one backward.
+/// From this number on, several forwards may wait for one backward.
 const SEVERAL: usize = 3;
-/// Lines that are told of who called the model: that one, and the one that called its function.
+/// Lines shown of the model's callers: the caller, and the caller of its function.
 const CALLERS: usize = 2;
 const ACTIVATIONS: &str = "activations of the forward";
 
-/// What is live, by what it is for.
+/// Live memory by purpose.
 #[derive(Default)]
 struct Parts<'a> {
     weights: u64,
@@ -31,7 +30,7 @@ struct Parts<'a> {
     states: u64,
     activations: u64,
     without_gradients: u64,
-    /// The activations by the lines that called the model, the innermost first.
+    /// The activations by the lines that called the model, innermost first.
     called: HashMap<Vec<&'a Frame>, u64>,
 }
 
@@ -60,7 +59,7 @@ impl<'a> Parts<'a> {
         parts
     }
 
-    /// The named parts, the largest first.
+    /// The named parts, largest first.
     fn named(&self) -> Vec<(&'static str, u64)> {
         let mut named = vec![
             (ACTIVATIONS, self.activations),
@@ -73,7 +72,7 @@ impl<'a> Parts<'a> {
         named
     }
 
-    /// From where the model was called that made nearly all activations.
+    /// The call of the model that made nearly all activations.
     fn from(&self, evidence: &Evidence<'_>) -> Option<String> {
         let (lines, &most) = self.called.iter().max_by_key(|&(lines, bytes)| (bytes, lines))?;
         let is_most = most >= self.activations - self.activations / 10;
@@ -81,7 +80,7 @@ impl<'a> Parts<'a> {
         (is_most && !lines.is_empty()).then(|| format!(", called from {}", lines.join(", ")))
     }
 
-    /// All of it in a sentence: each part's share of what is live.
+    /// One sentence with each part's share of live memory.
     fn told(&self, evidence: &Evidence<'_>) -> Option<String> {
         let live = evidence.live_bytes();
         let told = |(name, part): (&str, u64)| {
@@ -128,15 +127,15 @@ pub fn find(evidence: &Evidence<'_>, refused: &Refused) -> Finding {
     Finding { cause: Cause::Full, bytes: live, says, advice, ..Finding::default() }
 }
 
-/// What the steps that are over had live at their peaks.
+/// Live memory at the peaks of past steps.
 struct Before {
-    /// Half of them had less. The first step makes what the others find, and is left out.
+    /// The median. The first step makes what the others find, and is left out.
     typical: u64,
     highest: u64,
 }
 
 impl Before {
-    /// `None`: too few of them are known.
+    /// `None`: too few steps.
     fn of(evidence: &Evidence<'_>) -> Option<Self> {
         let now = u64::from(evidence.now);
         let peaks = evidence.device.peaks_by_step();
@@ -147,13 +146,13 @@ impl Before {
         (evidence.now >= LEAST_STEPS).then_some(Self { typical, highest })
     }
 
-    /// Whether they differ among each other, as steps of random lengths do.
+    /// Whether the steps differ, as steps of random lengths do.
     fn vary(&self) -> bool {
         self.highest >= self.typical / 100 * MORE
     }
 }
 
-/// What helps depends on what it is that fills the device.
+/// The remedy depends on what fills the device.
 fn advice(
     evidence: &Evidence<'_>,
     parts: &Parts<'_>,

@@ -1,4 +1,4 @@
-//! What grows: blocks that step after step leaves behind.
+//! Growth: blocks left behind step after step.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -13,18 +13,18 @@ use crate::sites::{By, Frame, Growth, Phase, Site, SiteId, Usage, usage};
 /// What grew.
 #[derive(Default)]
 pub struct Grown {
-    /// What is to be said of it, by cause.
+    /// Findings, by cause.
     pub findings: Vec<Finding>,
-    /// What looks alike and is level.
+    /// Sentences about level memory that looks alike.
     pub level: Vec<String>,
 }
 
-/// Growth of less than this share of what is live (one in so many) is no cause.
+/// Growth below this share of live memory (one part in so many) is no cause.
 const LEAST_SHARE: u64 = 50;
-/// Steps by which lines that grow together may differ in their first.
+/// Lines that grow together differ in their first step by at most this.
 const TOGETHER: u32 = 2;
 
-/// Lines that grow, of about the same first step.
+/// Lines that grow from about the same first step.
 struct Group {
     lines: Vec<(Usage, Growth)>,
 }
@@ -41,14 +41,14 @@ impl Group {
     }
 }
 
-/// All that grows.
+/// All growth.
 ///
-/// `are_states_told`: of the states of optimisers more is known than that they grow.
+/// `are_states_told`: a better finding covers the states of optimisers.
 pub fn find(evidence: &Evidence<'_>, are_states_told: bool) -> Grown {
     let mut grown = Grown::default();
     let mut explained: Vec<Group> = Vec::new();
     for group in groups(evidence, are_states_told) {
-        // What has grown for longer is the surer, and is not counted for the others again.
+        // Longer growth is more certain, and is not counted again for the others.
         let steps = u64::from(evidence.now.saturating_sub(group.since()));
         let known: u64 = explained.iter().map(|group| group.bytes_a_step() * steps).sum();
         let rise = evidence.rise(group.since());
@@ -69,7 +69,7 @@ fn is_much(evidence: &Evidence<'_>, bytes: u64) -> bool {
     bytes >= (evidence.live_bytes() / LEAST_SHARE).max(1)
 }
 
-/// The lines that have survivors from many steps, the oldest first.
+/// The lines with survivors from many steps, oldest first.
 fn groups(evidence: &Evidence<'_>, are_states_told: bool) -> Vec<Group> {
     let is_state = |usage: &Usage| {
         evidence.sites.get(usage.site).is_some_and(|site| site.phase == Phase::Optimizer)
@@ -94,7 +94,7 @@ fn groups(evidence: &Evidence<'_>, are_states_told: bool) -> Vec<Group> {
     groups
 }
 
-/// Survivors of many steps, while live memory has not risen.
+/// Survivors of many steps, though live memory has not risen.
 fn level(evidence: &Evidence<'_>, group: &Group) -> String {
     let place = place(evidence, group.lines[0].0.site);
     let steps = evidence.now.saturating_sub(group.since());
@@ -104,7 +104,7 @@ fn level(evidence: &Evidence<'_>, group: &Group) -> String {
     )
 }
 
-/// A stack that grows, and its blocks.
+/// A growing stack and its blocks.
 struct Stack<'a> {
     site: &'a Site,
     blocks: Vec<&'a BlockEntry>,
@@ -117,13 +117,13 @@ impl Stack<'_> {
     fn bytes(&self) -> u64 {
         self.blocks.iter().map(|block| block.size).sum()
     }
-    /// How many blocks a step has of it.
+    /// Number of its blocks per step.
     fn again(&self) -> usize {
         self.blocks.len() / self.steps().len().max(1)
     }
 }
 
-/// What a group is, by which modules left it.
+/// Classifies a group by the modules that left it.
 fn grows(evidence: &Evidence<'_>, group: &Group) -> Finding {
     let (since, rate) = (group.since(), bytes(group.bytes_a_step()));
     let whole = of(group.bytes(), evidence.live_bytes());
@@ -160,7 +160,7 @@ fn grows(evidence: &Evidence<'_>, group: &Group) -> Finding {
     }
     let (first, growth) = &group.lines[0];
     let mut place = place(evidence, first.site);
-    // What grows beside it by as much has a part in it.
+    // A line that grows beside it by a quarter as much has a part in it.
     let more = group.lines[1..].iter().filter(|(_, other)| other.bytes >= growth.bytes / 4).count();
     match more {
         0 => {}
@@ -198,7 +198,7 @@ const HOOKS: &[&str] =
     &["To do: remove hooks when they are done (handle.remove()), empty what they fill, or keep \
      copies on the host (.detach().cpu())."];
 
-/// The stacks of a group's lines, with the blocks that grow.
+/// The stacks of a group's lines, with the growing blocks.
 fn stacks<'a>(evidence: &'a Evidence<'_>, group: &Group) -> Vec<Stack<'a>> {
     let lines: Vec<Option<&Frame>> =
         group.lines.iter().map(|(usage, _)| evidence.sites.line(usage.site)).collect();
@@ -213,31 +213,31 @@ fn stacks<'a>(evidence: &'a Evidence<'_>, group: &Group) -> Vec<Stack<'a>> {
             stack.blocks.push(block);
         }
     }
-    // What only the last steps have is in the ordinary course.
+    // Blocks of only the last steps are in the ordinary course.
     let mut stacks: Vec<Stack<'a>> =
         stacks.into_values().filter(|stack| stack.steps().len() > 2).collect();
     stacks.sort_by_key(|stack| std::cmp::Reverse(stack.bytes()));
     stacks
 }
 
-/// Modules that left blocks, as often as they ran.
+/// Modules that left blocks each time they ran.
 struct Called<'a> {
-    /// The line from which all of them were called.
+    /// The line that called them all.
     place: String,
     modules: usize,
-    /// Whether more is kept than what each module returned.
+    /// Whether more is kept than the return value of each module.
     is_graph: bool,
-    /// Other code was trained, and no backward has run through this.
+    /// Other code was trained, but no backward has run through this.
     is_untrained: bool,
-    /// One of the line itself, where it makes what grows too.
+    /// A site of the line itself, if it makes growing blocks too.
     site: SiteId,
     /// The same as `place`.
     line: Option<&'a Frame>,
 }
 
-/// What is known of the modules, where most of what grows is theirs. Autograd keeps what its
-/// backward needs: several blocks of a module, and inputs from outside of all modules. A hook keeps
-/// what its module returned, and nothing else.
+/// The modules, if most of the growth is theirs. Autograd keeps what its backward needs: several
+/// blocks of a module, and inputs from outside all modules. A hook keeps the return value of its
+/// module, and nothing else.
 fn of_modules<'a>(evidence: &Evidence<'_>, stacks: &[Stack<'a>]) -> Option<Called<'a>> {
     let is_inside = |stack: &&Stack<'_>| !stack.site.module.is_empty();
     let inside: Vec<&Stack<'a>> = stacks.iter().filter(is_inside).collect();
@@ -256,7 +256,7 @@ fn of_modules<'a>(evidence: &Evidence<'_>, stacks: &[Stack<'a>]) -> Option<Calle
         stack.site.module.is_empty() && matches!(stack.site.phase, Phase::Unknown | Phase::Forward)
     };
     let has_outside = stacks.iter().any(|stack| is_outside(&stack));
-    // With gradients off there is no graph.
+    // Without gradients there is no graph.
     let has_graph = inside.iter().any(|stack| !stack.site.no_grad);
     let is_graph = has_graph && (has_outside || by_module.values().any(|&blocks| blocks > again));
     let sites: Vec<&'a Site> = inside.iter().map(|stack| stack.site).collect();
@@ -278,7 +278,7 @@ fn is_like_a_cache(stacks: &[Stack<'_>]) -> bool {
     2 * sizes.len() >= first.blocks.len().max(6)
 }
 
-/// A site's line, or, where none is known, what its blocks are like.
+/// A site's line, or if unknown, a description of its blocks.
 pub(super) fn place(evidence: &Evidence<'_>, site: SiteId) -> String {
     if let Some(place) = evidence.names.place(evidence.sites, site) {
         return place;

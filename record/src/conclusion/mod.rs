@@ -1,12 +1,12 @@
-//! What a process's memory comes to, in at most ten lines: what held it, what grew since when by
-//! how much a step, which line of the program to suspect, what to do.
+//! The conclusion about a process's memory, in at most ten lines: its holders, its growth per step
+//! and since when, the suspected line of the program, the remedy.
 //!
-//! Each cause is a function from what is known ([`evidence`]) to what it found, weighed by the
-//! bytes that it explains. What explains most is the conclusion; others are told after it.
+//! Each cause is a function from the [`evidence`] to a finding, weighed by the bytes it explains.
+//! The finding that explains most is the conclusion; the others follow.
 //!
-//! How a leak is told from what is only large: its blocks survive from many steps, and the lows of
+//! A leak differs from mere size in two ways: its blocks survive from many steps, and the lows of
 //! live memory have risen since the first of them. A bounded queue has survivors too, but live
-//! memory is level. What two causes look alike in, both are named, the likelier first.
+//! memory is level. If two causes look alike, both are named, the likelier first.
 #![deny(unsafe_code, clippy::unwrap_used)]
 
 mod callers;
@@ -33,11 +33,11 @@ use words::{Names, bytes, percent};
 
 /// Lines of a conclusion at most.
 pub const MOST_LINES: usize = 10;
-/// What is told of others than the cause: holders of memory, and further causes.
+/// Lines about other holders of memory and further causes, at most.
 const MOST_HOLDERS: usize = 3;
 const MOST_BESIDES: usize = 2;
 
-/// What made memory go.
+/// The cause of the loss of memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Cause {
@@ -46,17 +46,17 @@ pub enum Cause {
     Nothing,
     /// A line leaves blocks behind step after step.
     Leak,
-    /// The same, of ever new sizes or not in every step.
+    /// The same, with ever new sizes or not in every step.
     Cache,
-    /// The graphs of autograd of past steps are kept.
+    /// The program keeps the autograd graphs of past steps.
     AutogradGraphs,
     /// Hooks keep outputs of modules.
     Hooks,
-    /// Graphs of autograd pile up where no step is made.
+    /// Autograd graphs pile up without a step.
     NoGrad,
     /// Many blocks of one line pile up within a step.
     Collected,
-    /// The states of an optimiser are there twice.
+    /// The states of an optimiser exist twice.
     OptimizerTwice,
     /// One rank holds much more than others.
     UnevenRanks,
@@ -64,11 +64,11 @@ pub enum Cause {
     LargeRequest,
     /// Others hold much of the device.
     Others,
-    /// The ceiling is reached, and the device has room.
+    /// The ceiling is reached, though the device has room.
     Ceiling,
     /// CUDA graphs hold memory of their own.
     CudaGraphs,
-    /// What is freed waits for other streams.
+    /// Freed memory waits for other streams.
     Streams,
     /// Free memory lies in pieces between blocks.
     Pieces,
@@ -76,14 +76,14 @@ pub enum Cause {
     Full,
 }
 
-/// What it comes to.
+/// A conclusion.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Conclusion {
-    /// The cause that the first line names.
+    /// The cause in the first line.
     pub cause: Cause,
     /// At most [`MOST_LINES`], of at most [`MOST_COLUMNS`] columns.
     pub lines: Vec<String>,
-    /// What the first line accuses of growth; files have it in words.
+    /// The growth in the first line; files have it as text.
     #[serde(skip)]
     pub accused: Option<Accused>,
 }
@@ -91,33 +91,33 @@ pub struct Conclusion {
 /// A line that the first sentence accuses of growth, for views that list lines themselves.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Accused {
-    /// The line: one that makes what grows, or that calls the modules which do.
+    /// The line: it makes the growing blocks, or calls the modules that do.
     pub line: Frame,
-    /// What all lines that grow with it leave in a step, bytes.
+    /// Bytes per step left by all lines that grow with it.
     pub bytes_a_step: u64,
-    /// Lines beside it that leave much of that.
+    /// Other lines that leave much of that.
     pub more: usize,
 }
 
-/// What one cause has to say.
+/// The finding of one cause.
 #[derive(Clone, Debug, Default)]
 struct Finding {
     cause: Cause,
-    /// How much of the memory it explains.
+    /// Bytes of memory that it explains.
     bytes: u64,
-    /// The sentence that names it.
+    /// The sentence naming it.
     says: String,
-    /// What to do about it, in sentences.
+    /// Remedies, in sentences.
     advice: &'static [&'static str],
-    /// The site whose line the sentence names, where that is one of those that hold memory.
+    /// The site of the line in the sentence, if it holds memory.
     names: SiteId,
-    /// What the sentence accuses of growth.
+    /// The growth in the sentence.
     accused: Option<Accused>,
 }
 
 impl Conclusion {
-    /// What `state` comes to; `ranks` are those of the same job, this one included, where others
-    /// are known.
+    /// The conclusion about `state`; `ranks` are those of the same job, this one included, if
+    /// others are known.
     pub fn of(state: &State, ranks: &[Rank]) -> Conclusion {
         let Some(evidence) = Evidence::of(state) else {
             return Conclusion {
@@ -129,13 +129,13 @@ impl Conclusion {
         let twice = optimizer::twice(&evidence);
         let grown = growth::find(&evidence, twice.is_some());
         let mut findings = grown.findings;
-        // Where something grows, the last step is the highest of itself.
+        // With growth, the last step is always the highest.
         let is_steady = findings.is_empty();
         findings.extend(device::find(&evidence, is_steady));
         findings.extend(twice);
         findings.extend(cells::find(&evidence));
         findings.extend(ranks::uneven(&evidence, ranks));
-        // Stable: of equals, the one that was looked for first.
+        // Stable: among equals, the first in order of search.
         findings.sort_by_key(|finding| std::cmp::Reverse(finding.bytes));
         let mut findings = findings.into_iter();
         let first = findings.next().unwrap_or_else(|| device::nothing(&evidence));
@@ -160,20 +160,20 @@ impl Conclusion {
     }
 }
 
-/// A line or a module that holds live blocks.
+/// A line or a module with live blocks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holder {
-    /// For people, as short as tells it from the others.
+    /// For users, as short as keeps it distinct.
     pub name: String,
     /// The same in any state of the program: with the whole path of the file.
     pub key: String,
-    /// What it holds.
+    /// Its memory.
     pub usage: Usage,
-    /// Of a line in a module's `forward`: the line that called it, by its name.
+    /// For a line in a module's `forward`: its caller, by name.
     pub called: Option<(String, Frame)>,
 }
 
-/// What holds the live blocks of a device, the largest first.
+/// The holders of a device's live blocks, largest first.
 pub fn holders(state: &State, device: &DeviceState, by: By) -> Vec<Holder> {
     let (live, _) = evidence::blocks(device);
     let now = u32::try_from(device.step).unwrap_or(u32::MAX);
@@ -195,8 +195,8 @@ pub fn holders(state: &State, device: &DeviceState, by: By) -> Vec<Holder> {
     found.map(holder).collect()
 }
 
-/// Adds what holds most of what is live, a sentence each. The line of the site `named` has been
-/// told of, and a line that calls others is told once.
+/// Adds the largest holders of live memory, a sentence each. Skips the line of the site `named`; a
+/// line that calls others is named once.
 fn holders_told(evidence: &Evidence<'_>, named: SiteId, said: &mut Vec<String>) {
     let Evidence { live, sites, names, now, .. } = evidence;
     let is_told_of = |usage: &&Usage| match sites.line(named) {
@@ -233,7 +233,7 @@ fn holders_told(evidence: &Evidence<'_>, named: SiteId, said: &mut Vec<String>) 
         let amount = format!("{} ({share}%{base}), {blocks}", bytes(usage.bytes));
         let whole = format!("{what} {}: {amount}", names.holder(sites, usage.site));
         let called = called(usage.site, said);
-        // The line matters more than the module, and who called it too.
+        // The line matters more than the module, and its caller too.
         let place = names.place(sites, usage.site);
         said.push(match (place, called) {
             (Some(place), Some(called)) => {

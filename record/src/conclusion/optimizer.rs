@@ -1,4 +1,4 @@
-//! States of an optimiser that are there twice.
+//! States of an optimiser that exist twice.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,15 +8,15 @@ use super::{Cause, Finding};
 use crate::BlockEntry;
 use crate::sites::{Frame, Phase};
 
-/// Of what is live, the least share that is worth a word.
+/// The least share of live memory worth a sentence (one part in so many).
 const LEAST_SHARE: u64 = 20;
 
-/// When states were made: in which step, called from which line of the program.
+/// The time of the states' making: the step, and the calling line of the program.
 type When<'a> = (u32, Option<&'a Frame>);
 
-/// An optimiser makes a state once for each weight, in one line of its own. So where one line made
-/// blocks at several times, those are too many that are as large as weights, and more than these,
-/// or (where no weight has their size) that it made the same of each time.
+/// An optimiser makes one state per weight, in one line of its own. So if one line made blocks at
+/// several times, some are in excess: of a weight's size, those beyond the number of such weights;
+/// of a size that no weight has, those beyond the most of one time, if every time made some.
 pub fn twice(evidence: &Evidence<'_>) -> Option<Finding> {
     let mut weights: BTreeMap<u64, u64> = BTreeMap::new();
     // By the innermost frame: the sizes by time.

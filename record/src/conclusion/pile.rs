@@ -1,10 +1,10 @@
-//! What piles up within a step, though no step of the past had it: forwards that keep their graphs
-//! and that no backward is to run through, and results that are collected.
+//! Blocks that pile up within a step, unlike any past step: forwards that keep their graphs though
+//! no backward will run through them, and collected results.
 //!
-//! A step of a training may well have hundreds of blocks of one line: four operations on it, a
-//! layer that is called twelve times, a cell that runs over time. So no count of blocks is
-//! evidence, but what torch says: whether gradients were on, whether there is an optimiser, which
-//! lines a backward has run through.
+//! A training step may well have hundreds of blocks of one line: four operations on it, a layer
+//! called twelve times, a cell that runs over time. So no count of blocks is evidence, only torch's
+//! facts: whether gradients were on, whether there is an optimiser, which lines a backward has run
+//! through.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -16,18 +16,18 @@ use super::{Cause, Finding};
 use crate::BlockEntry;
 use crate::sites::{Phase, Site, SiteId};
 
-/// A pile of less than this share of what is live (one in so many) is no cause: a step may well
-/// hold much of its own.
+/// A pile below this share of live memory (one part in so many) is no cause: a step may well hold
+/// much of its own.
 const LEAST_SHARE: u64 = 4;
-/// Forwards from which on they pile up.
+/// From this number on, forwards pile up.
 const AGAIN: usize = 3;
-/// Of the bytes of the forwards, the share (one in so many) that may be of other counts: what the
-/// latest one still works on.
+/// Share of the forwards' bytes (one part in so many) that may have other counts: the latest
+/// forward is still at work.
 const UNDER_WAY: u64 = 50;
-/// Blocks of one site from which on they are collected.
+/// From this number on, blocks of one site are collected.
 const COLLECTED: usize = 8;
 
-/// What to do where graphs are kept that nobody wants.
+/// The remedy for unwanted graphs.
 pub const NO_GRAD: &[&str] = &[
     "To do: run it in torch.no_grad() or torch.inference_mode(), and of its results keep .item() \
      or .detach().cpu().",
@@ -42,16 +42,16 @@ const UNMARKED: &[&str] = &[
      gruyere.step() after each request shows what grows.",
 ];
 
-/// The blocks of the step that runs, by their site.
+/// The blocks of the running step, by site.
 type Stacks<'a> = HashMap<SiteId, Vec<&'a BlockEntry>>;
 
-/// What piled up.
+/// The pile, if there is one.
 pub fn find(evidence: &Evidence<'_>) -> Option<Finding> {
     forwards(evidence).or_else(|| collected(evidence))
 }
 
-/// The blocks of the step that runs, or of the one that was over a moment ago, of sites that
-/// `are_meant`. What CUDA graphs keep is theirs, and told of them.
+/// The blocks of the running step, or of one just over, at sites that `are_meant`. Blocks kept by
+/// CUDA graphs are left to that cause.
 fn stacks<'a>(evidence: &'a Evidence<'_>, are_meant: impl Fn(&Site) -> bool) -> Stacks<'a> {
     let young = evidence.now.saturating_sub(1);
     let mut stacks = Stacks::new();
@@ -67,19 +67,19 @@ fn size(blocks: &[&BlockEntry]) -> u64 {
     blocks.iter().map(|block| block.size).sum()
 }
 
-/// How much it is, unless that is little, or usual.
+/// Its bytes, unless few or usual.
 fn much(evidence: &Evidence<'_>, stacks: &Stacks<'_>) -> Option<u64> {
     let whole: u64 = stacks.values().map(|blocks| size(blocks)).sum();
     let is_much = whole > 0 && whole >= evidence.live_bytes() / LEAST_SHARE;
     (is_much && !is_usual(evidence, whole)).then_some(whole)
 }
 
-/// Whether a site is of a forward with gradients.
+/// Whether a site belongs to a forward with gradients.
 fn keeps_graph(site: &Site) -> bool {
     !site.no_grad && site.phase == Phase::Forward && !site.module.is_empty()
 }
 
-/// Forwards with gradients, of code that was never trained.
+/// Forwards with gradients in code that was never trained.
 fn forwards(evidence: &Evidence<'_>) -> Option<Finding> {
     let stacks = stacks(evidence, keeps_graph);
     let sites: Vec<&Site> = stacks.keys().filter_map(|&id| evidence.sites.get(id)).collect();
@@ -103,7 +103,7 @@ fn forwards(evidence: &Evidence<'_>) -> Option<Finding> {
     })
 }
 
-/// How many forwards with gradients wait in the step that runs, at most.
+/// Forwards with gradients waiting in the running step, at most.
 pub fn forwards_at_once(evidence: &Evidence<'_>) -> usize {
     let mut stacks = stacks(evidence, keeps_graph);
     stacks.values_mut().for_each(|blocks| blocks.retain(|block| block.step == evidence.now));
@@ -111,7 +111,7 @@ pub fn forwards_at_once(evidence: &Evidence<'_>) -> usize {
     passes(&stacks, whole)
 }
 
-/// How often the forward ran, at most: each of its sites has left at least so many blocks.
+/// Runs of the forward, at most: each of its sites has left at least so many blocks.
 fn passes(stacks: &Stacks<'_>, whole: u64) -> usize {
     let mut counts: Vec<(usize, u64)> =
         stacks.values().map(|blocks| (blocks.len(), size(blocks))).collect();
@@ -126,8 +126,7 @@ fn passes(stacks: &Stacks<'_>, whole: u64) -> usize {
     0
 }
 
-/// One line of which many results are there, with gradients off: no graph keeps them, the program
-/// does.
+/// Many results of one line, made without gradients: no graph keeps them, so the program does.
 fn collected(evidence: &Evidence<'_>) -> Option<Finding> {
     let is_result = |site: &Site| site.no_grad && site.phase != Phase::Optimizer;
     let mut stacks = stacks(evidence, is_result);
@@ -143,7 +142,7 @@ fn collected(evidence: &Evidence<'_>) -> Option<Finding> {
     let step = largest.iter().map(|block| block.step).max()?;
     let told = of(whole, evidence.live_bytes());
     if evidence.now == 0 {
-        // A server, say: each request may have left one.
+        // In a server, say, each request may have left one.
         return Some(Finding {
             cause: Cause::Leak,
             bytes: whole,
@@ -163,12 +162,12 @@ fn collected(evidence: &Evidence<'_>) -> Option<Finding> {
     })
 }
 
-/// Whether earlier steps had as much, or it has all been there for long.
+/// Whether earlier steps had as much, or all of it is old.
 fn is_usual(evidence: &Evidence<'_>, pile: u64) -> bool {
     let live = evidence.live_bytes();
     let timeline = &evidence.device.timeline;
     match evidence.now.checked_sub(2) {
-        // A step that is over had as much.
+        // A past step had as much.
         Some(last) => {
             evidence.stretches(1, last).any(|stretch| stretch.live_high_bytes >= live - live / 5)
         }

@@ -1,19 +1,19 @@
-//! Ranks of one job that do not hold the same.
+//! Ranks of one job with unequal memory.
 
 use super::evidence::Evidence;
 use super::words::bytes;
 use super::{Cause, Finding};
 
-/// What is known of a rank.
+/// A rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rank {
     /// Its number.
     pub rank: u64,
-    /// The highest that its live blocks were, on the device that it holds most of.
+    /// The peak of its live blocks, on the device where it holds most.
     pub live_peak_bytes: u64,
 }
 
-/// One rank's peak is much above that of the others.
+/// One rank's peak is far above the others'.
 pub fn uneven(evidence: &Evidence<'_>, ranks: &[Rank]) -> Option<Finding> {
     let most = ranks.iter().max_by_key(|rank| rank.live_peak_bytes)?;
     let mut others: Vec<u64> = ranks

@@ -1,4 +1,4 @@
-//! Conclusions on made states: each cause, and programs to which nothing is wrong.
+//! Conclusions on made-up states: each cause, and healthy programs.
 
 use super::*;
 use crate::DeviceGauge;
@@ -15,7 +15,7 @@ mod twice;
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
-/// A state that is put together.
+/// A made-up state.
 struct Made {
     state: State,
     sites: Vec<Site>,
@@ -28,7 +28,7 @@ fn frame(file: &str, line: u32, function: &str) -> Frame {
 }
 
 impl Made {
-    /// A device of 16 GiB at the beginning of step `now`.
+    /// A device of 16 GiB at the start of step `now`.
     fn at(now: u64) -> Self {
         let device = DeviceState { step: now, total_bytes: 16 * GIB, ..DeviceState::default() };
         Self { state: State::default(), sites: Vec::new(), device, blocks: Vec::new() }
@@ -41,12 +41,12 @@ impl Made {
         SiteId(self.sites.len() as u32)
     }
 
-    /// A site of one line of the program's own.
+    /// A site with one own line of the program.
     fn line(&mut self, line: u32, function: &str) -> SiteId {
         self.site(&[frame("/home/me/train.py", line, function)], "", Phase::Unknown)
     }
 
-    /// One inside of a module, called from line 20 of `function`.
+    /// A site inside a module, called from line 20 of `function`.
     fn module(&mut self, module: &str, torchs: u32, function: &str) -> SiteId {
         let torch = "/venv/lib/python3.12/site-packages/torch/nn/functional.py";
         let frames = [frame(torch, torchs, "op"), frame("/home/me/train.py", 20, function)];
@@ -72,7 +72,7 @@ impl Made {
         self.device.timeline = (0..=self.device.step).map(stretch).collect();
     }
 
-    /// A request that was refused, with so much of the device in others' hands.
+    /// A refused request, with `others` bytes of the device held by others.
     fn refused(&mut self, asked_bytes: u64, others: u64, site: SiteId) {
         let mut refused = OutOfMemory { asked_bytes, site, ..OutOfMemory::default() };
         refused.cause.others_bytes = Some(others);
@@ -139,7 +139,7 @@ fn a_leak_is_named_with_its_line_its_rate_and_its_beginning() {
         conclusion.lines[0],
         "train.py:42 in step keeps 64 MiB a step since step 3: 2.2 GiB of the 3.4 GiB live (67%)"
     );
-    // What the first sentence says is not said again.
+    // The first sentence is not repeated.
     assert_eq!(
         conclusion.lines[1],
         "Next most is from train.py:5: 1 GiB (30% of the 3.4 GiB live), 16 blocks"
@@ -164,9 +164,9 @@ fn a_queue_that_is_full_is_no_leak_while_live_memory_is_level() {
     assert_eq!(queue(|step| GIB + 64 * MIB * step.saturating_sub(68)).cause, Cause::Leak);
 }
 
-/// What a program of steps alike had live: `kept` at the end of a step, and within it up to
-/// `activations` more; `looks` a step. Cells of so many looks, the first of `first`. It ended so
-/// many looks before the end of the last step.
+/// A program of equal steps: `kept` live at the end of a step, and within it up to `activations`
+/// more; `looks` per step. Cells of so many looks, the first of `first`. It ended so many looks
+/// before the end of the last step.
 fn seen_in_cells(
     steps: u64,
     kept: impl Fn(u64) -> u64,
@@ -175,7 +175,7 @@ fn seen_in_cells(
 ) -> Vec<Stretch> {
     let look = |look: u64| {
         let (step, within) = (look / looks, look % looks);
-        // Up through the forward, down through the backward; what is kept comes last.
+        // Up through the forward, down through the backward; kept memory comes last.
         let live = kept(step) + activations * within.min(looks - 1 - within) * 2 / looks;
         Sample { step, live_low: live, live_high: live, ..Sample::default() }
     };
@@ -188,8 +188,8 @@ fn seen_in_cells(
     timeline(&cells.collect::<Vec<_>>())
 }
 
-/// Programs of so many steps, each looked at so often, in cells of so many looks: many steps in a
-/// cell, or many cells in a step. Three cells at least: the rest may be of what came before.
+/// Programs of so many steps, each with so many looks, in cells of so many looks: many steps in a
+/// cell, or many cells in a step. At least three cells: the rest may be of earlier steps.
 fn widths() -> impl Iterator<Item = (u64, u64, u64)> {
     let programs = [20, 40, 100, 1000]
         .into_iter()
@@ -282,7 +282,7 @@ fn what_no_line_is_known_of_is_told_by_its_size_and_the_remedy_is_said() {
     assert!(conclusion.lines.iter().any(|line| line.contains("blame:large")), "{conclusion:?}");
 }
 
-/// Two layers whose forward leaves blocks in every step, as autograd keeps them or as hooks do.
+/// Two layers whose forward leaves blocks in every step, kept by autograd or by hooks.
 fn forwards(outside: bool, a_step: usize) -> Made {
     let mut made = with_weights(20);
     let input = made.line(19, "train");
@@ -382,7 +382,7 @@ fn a_request_that_was_the_last_before_the_death_is_known_from_outside_too() {
     let died = vec![event("malloc", 1), event("out_of_memory", 12 * GIB), event("free", 1)];
     assert_eq!(first(died.clone()), Cause::LargeRequest);
     assert_eq!(first([died.clone(), vec![event("malloc", 1)]].concat()), Cause::Nothing);
-    // With its line, where the event has it.
+    // With its line, if the event has it.
     let mut made = with_weights(5);
     let scores = made.line(16, "scores");
     made.state.events.entries = died;
@@ -456,8 +456,7 @@ fn many_cuda_graphs_are_told_with_their_pools() {
     );
 }
 
-/// Twelve hundred small blocks that `Net.forward` made, called from line 27, in pages of which the
-/// rest is free.
+/// Twelve hundred small blocks made by `Net.forward`, called from line 27, in pages otherwise free.
 fn in_pieces() -> Made {
     let mut made = with_weights(0);
     let frames = [("Net.forward", 15), ("add", 27)]
@@ -494,7 +493,7 @@ fn pieces_are_told_with_the_request_that_found_no_room_and_the_line_between_them
     let (cause, first) = made.first();
     assert_eq!(cause, Cause::Pieces);
     assert!(first.ends_with("in pieces: no room for the 12 GiB asked for"), "{first}");
-    // It would not fit beside what is live: the pieces are not why.
+    // It would not fit beside live memory: the pieces are not the cause.
     let mut made = in_pieces();
     made.refused(15 * GIB, 0, SiteId::NONE);
     assert_eq!(made.first().0, Cause::LargeRequest);

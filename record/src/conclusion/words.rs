@@ -1,13 +1,13 @@
-//! How a conclusion says things: sizes, places, lines that fit.
+//! Text of conclusions: sizes, places, lines that fit.
 
 use std::collections::{HashMap, HashSet};
 
 use crate::sites::{At, Frame, Phase, Site, SiteId, Sites};
 use crate::{cut, plain};
 
-/// Columns of a line at most.
+/// Columns per line at most.
 pub const MOST_COLUMNS: usize = 100;
-/// Characters of the name of a place at most: the rest of a line must have room beside it.
+/// Characters per place name at most: the rest of a line must fit beside it.
 const MOST_PLACE: usize = 44;
 
 /// Bytes in few digits.
@@ -30,22 +30,22 @@ pub fn percent(part: u64, whole: u64) -> u64 {
     if whole == 0 { 0 } else { (100.0 * part as f64 / whole as f64).round() as u64 }
 }
 
-/// A part, and how much of what is live that is.
+/// A part, and its share of live memory.
 pub fn of(part: u64, live: u64) -> String {
     format!("{} of the {} live ({}%)", bytes(part), bytes(live), percent(part, live))
 }
 
-/// `line`, cut where it would be too long.
+/// `line`, cut if too long.
 pub fn fit(line: &str) -> String {
     cut(&plain(line), MOST_COLUMNS)
 }
 
-/// Names of files, as short as tells them apart.
+/// Names of files, as short as keeps them distinct.
 #[derive(Clone, Debug, Default)]
 pub struct Names(HashMap<String, String>);
 
 impl Names {
-    /// Those of all of the program's own frames of these sites.
+    /// The files of all of the program's own frames in these sites.
     pub fn of(sites: &Sites) -> Self {
         let frames = sites.iter().flat_map(|(_, site)| &site.frames);
         let files: HashSet<&str> =
@@ -84,7 +84,7 @@ impl Names {
         cut(&at.to_string(), MOST_PLACE)
     }
 
-    /// Where a site is: its line, else its module.
+    /// A site's line, else its module.
     pub fn place(&self, sites: &Sites, id: SiteId) -> Option<String> {
         let site = sites.get(id)?;
         match sites.line(id) {
@@ -94,7 +94,7 @@ impl Names {
         }
     }
 
-    /// The same as [`Names::place`] with the module and the phase, where they are known.
+    /// [`Names::place`] with the module and the phase, if known.
     pub fn holder(&self, sites: &Sites, id: SiteId) -> String {
         let Some(place) = self.place(sites, id) else {
             return "code that is not known".to_owned();
@@ -104,7 +104,7 @@ impl Names {
     }
 }
 
-/// The module that ran, or else the phase, in brackets.
+/// The running module, or else the phase, in brackets.
 fn about(site: &Site) -> String {
     let has_line = site.line().is_some();
     match (site.phase, &*site.module) {
@@ -121,7 +121,7 @@ fn tail(path: &str, parts: usize) -> &str {
     slashes.nth(parts - 1).map_or(path, |at| &path[at + 1..])
 }
 
-/// `text` in lines, of which the later ones are indented.
+/// `text` in lines, the later ones indented.
 pub fn wrap(text: &str) -> Vec<String> {
     let mut lines = vec![String::new()];
     for word in text.split(' ') {

@@ -1,14 +1,14 @@
-//! Steps that were alike, told as one.
+//! Joins steps that were alike.
 #![deny(unsafe_code)]
 
-/// Consecutive rows of a table by steps that are alike, or that differ by the same each.
+/// Consecutive rows of a table by steps: alike, or changing by the same amount each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
     /// The first step.
     pub first: u64,
     /// The last step.
     pub last: u64,
-    /// How many rows it is made of.
+    /// Number of rows in it.
     pub rows: u64,
     /// Bytes of the first.
     pub from: u64,
@@ -16,9 +16,9 @@ pub struct Run {
     pub to: u64,
 }
 
-/// What two rows may differ in and be alike: one part in so many, and at least so many bytes.
+/// Two rows are alike if they differ by at most one part in so many, or by `LEAST` bytes.
 const PART: u64 = 20;
-/// The same of a row and the line on which it lies.
+/// The same for a row and the line it should lie on.
 const LINE: u64 = 50;
 const LEAST: u64 = 64 << 10;
 
@@ -27,7 +27,7 @@ impl Run {
         Self { first: step, last: step, rows: 1, from: bytes, to: bytes }
     }
 
-    /// Whether its rows are alike, and not of a steady growth or fall.
+    /// Whether its rows are alike, without steady growth or fall.
     pub fn is_level(&self) -> bool {
         are_alike(self.from, self.to)
     }
@@ -42,8 +42,7 @@ impl Run {
         }
     }
 
-    /// Whether the next row belongs to it: it is as the first was, or where the line through the
-    /// ends goes on.
+    /// Whether the next row belongs to it: like the first row, or on the line through the ends.
     fn takes(&self, (step, bytes): (u64, u64)) -> bool {
         let steps = i128::from(self.last.saturating_sub(self.first).max(1));
         let a_step = (i128::from(self.to) - i128::from(self.from)) / steps;
@@ -65,14 +64,14 @@ fn differs_by(one: u64, other: u64, part: u64) -> bool {
     one.abs_diff(other) <= (one.max(other) / part).max(LEAST)
 }
 
-/// The rows, which are by step, in runs.
+/// Joins rows, sorted by step, into runs.
 pub fn runs(rows: &[(u64, u64)]) -> Vec<Run> {
     let mut runs: Vec<Run> = Vec::new();
     for (at, &row) in rows.iter().enumerate() {
         let taken = runs.last_mut().is_some_and(|run| {
             let mut longer = *run;
             longer.take(row);
-            // Two rows are always a line: three make one.
+            // Two rows always lie on a line: it takes three.
             let begins_line =
                 run.rows == 1 && rows.get(at + 1).is_some_and(|&next| longer.takes(next));
             let takes = run.takes(row) || begins_line;

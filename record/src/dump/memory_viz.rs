@@ -1,5 +1,5 @@
-//! A state in the form of torch's memory snapshots, as `torch.cuda.memory._snapshot()` gives them:
-//! what memory_viz and `torch.cuda._memory_viz` open.
+//! A state in the form of torch's memory snapshots (`torch.cuda.memory._snapshot()`), as memory_viz
+//! and `torch.cuda._memory_viz` open them.
 #![deny(unsafe_code)]
 
 use super::pickle::Again;
@@ -11,7 +11,7 @@ use serde::{Serialize, Serializer};
 use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
 
-/// A stack frame, or a note in the place of one.
+/// A stack frame, or a note in its place.
 #[derive(Clone, Debug, Serialize)]
 struct Frame {
     name: String,
@@ -19,7 +19,7 @@ struct Frame {
     line: u32,
 }
 
-/// The stacks of all sites: frames, each kept once, and by site the numbers of its own.
+/// The stacks of all sites: each frame once, and per site the numbers of its frames.
 #[derive(Debug, Default)]
 struct Stacks {
     frames: Vec<Frame>,
@@ -32,7 +32,7 @@ impl Stacks {
         let mut stacks = Self { sites: sites.clone(), ..Self::default() };
         let mut known: HashMap<&sites::Frame, u32> = HashMap::new();
         for (_, site) in sites.iter() {
-            // A backward's stack says nothing without that of its forward.
+            // A backward's stack says nothing without its forward's.
             let forward = sites.get(site.forward).into_iter().flat_map(|site| &site.frames);
             let number = |frame| {
                 *known.entry(frame).or_insert_with(|| {
@@ -63,7 +63,7 @@ impl Stacks {
     }
 }
 
-/// What a block says where it came from: nothing, of a free one.
+/// A block's origin; none for a free one.
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
 enum Frames<'a> {
@@ -71,8 +71,7 @@ enum Frames<'a> {
     Of(Stack<'a>),
 }
 
-/// The stack of a block, the innermost frame first: what is known of the block, then where it came
-/// from.
+/// A block's stack, innermost frame first: a note about the block, then its origin.
 #[derive(Debug)]
 struct Stack<'a> {
     note: Frame,
@@ -101,7 +100,7 @@ struct VizBlock<'a> {
     frames: Frames<'a>,
 }
 
-/// The blocks of a segment, made one at a time while they are written: there may be millions.
+/// The blocks of a segment, made one at a time while written: there may be millions.
 #[derive(Debug)]
 struct Blocks<'a>(&'a Segment, Rc<Stacks>);
 
@@ -170,7 +169,7 @@ pub struct Snapshot<'a> {
     external_annotations: Vec<()>,
 }
 
-/// What is known of a block, as a frame: viewers show it where they show where it came from.
+/// A note about a block, as a frame: viewers show it beside the origin.
 fn note(said: String, step: Option<u32>) -> Frame {
     let step = step.map_or(String::new(), |step| format!(", step {step}"));
     Frame { name: format!("{said}{step}"), filename: "gruyere".to_owned(), line: 0 }
@@ -192,12 +191,12 @@ fn block<'a>(address: u64, block: &Block, stacks: &'a Stacks) -> VizBlock<'a> {
 
 fn segment<'a>(device: u32, segment: &'a Segment, stacks: &Rc<Stacks>) -> VizSegment<'a> {
     let sum = |kinds: &[BlockKind], bytes: fn(&Block) -> u64| {
-        // Saturating, here and below: the numbers may be a record's.
+        // Saturating, here and below: the numbers may come from a record.
         let chosen = segment.blocks.iter().filter(|block| kinds.contains(&block.1));
         chosen.map(bytes).fold(0, u64::saturating_add)
     };
-    // As in the Python package: memory belongs to no stream for good. A span in which all blocks
-    // are of one is told as that stream's.
+    // As in the Python package: no stream owns memory for good. A span whose blocks are all of one
+    // stream is shown as that stream's.
     let mut streams: Vec<u64> = segment
         .blocks
         .iter()
@@ -221,7 +220,7 @@ fn segment<'a>(device: u32, segment: &'a Segment, stacks: &Rc<Stacks>) -> VizSeg
     }
 }
 
-/// An event as entries of a trace; most kinds have none there.
+/// An event as entries of a trace; most kinds give none.
 fn traces(event: &Event, state: &State, out: &mut Vec<Trace>) {
     let entry = |action, user_metadata: &str| Trace {
         action,
@@ -238,7 +237,7 @@ fn traces(event: &Event, state: &State, out: &mut Vec<Trace>) {
     if is(EventKind::Malloc) {
         out.push(entry("alloc", ""));
     } else if is(EventKind::Free) {
-        // When the streams are past it is not among the events.
+        // The events do not show when the streams were done with the block.
         out.extend([entry("free_requested", ""), entry("free_completed", "")]);
     } else if is(EventKind::OutOfMemory) {
         let free = state.out_of_memory.as_ref().and_then(|oom| oom.cause.free_bytes).unwrap_or(0);
@@ -247,7 +246,7 @@ fn traces(event: &Event, state: &State, out: &mut Vec<Trace>) {
 }
 
 impl<'a> Snapshot<'a> {
-    /// The form of `state`.
+    /// Wraps `state`.
     pub fn of(state: &'a State) -> Snapshot<'a> {
         // torch's lists are by the device's number.
         let devices =

@@ -1,7 +1,7 @@
-//! The state of a process's memory, as files have it: JSON, and a snapshot that memory_viz opens.
+//! The state of a process's memory in files: JSON, and a snapshot for memory_viz.
 //!
 //! [`state`] is the model. The library fills it from the heap's books, the `gruyere` command from
-//! the record of another process.
+//! another process's record.
 
 pub mod alike;
 pub mod memory_viz;
@@ -16,16 +16,16 @@ use std::io::{self, Write};
 /// Writes a state as JSON.
 ///
 /// # Errors
-/// `out`'s.
+/// The error of `out`.
 pub fn write_json(out: &mut dyn Write, state: &State) -> io::Result<()> {
     serde_json::to_writer(&mut *out, state)?;
     out.write_all(b"\n")
 }
 
-/// Writes a state as a snapshot of torch's.
+/// Writes a state as a torch snapshot.
 ///
 /// # Errors
-/// `out`'s.
+/// The error of `out`.
 pub fn write_snapshot(out: &mut dyn Write, state: &State) -> io::Result<()> {
     Ok(pickle::write(out, &memory_viz::Snapshot::of(state))?)
 }

@@ -1,4 +1,4 @@
-//! Where the blocks of a record came from, as files number it: only sites that a block has.
+//! Renumbers sites for a file, keeping those in use.
 #![deny(unsafe_code)]
 
 use std::collections::{BTreeSet, HashMap};
@@ -13,13 +13,13 @@ pub struct Origins {
     known: Sites,
     /// By device and address.
     blocks: HashMap<(u8, u64), SiteId>,
-    /// The numbers given so far.
+    /// Numbers given so far.
     numbers: HashMap<SiteId, SiteId>,
     told: Vec<Site>,
 }
 
 impl Origins {
-    /// Those of a record now.
+    /// Reads the sites of a record's blocks now.
     pub fn read(reader: &Reader<'_>) -> Self {
         let origins = Self::of_sites(reader.sites());
         if origins.known.is_empty() {
@@ -34,19 +34,19 @@ impl Origins {
         Self { blocks, ..origins }
     }
 
-    /// Those of whoever knows the sites of blocks himself.
+    /// For a caller that knows the sites of its blocks.
     pub fn of_sites(known: Sites) -> Self {
         Self { known, ..Self::default() }
     }
 
-    /// Where the block at `address` came from, by its number in the file.
+    /// The site of the block at `address`, by its number in the file.
     pub fn of(&mut self, device: u32, address: u64) -> SiteId {
         let place = u8::try_from(device).ok().map(|device| (device, address));
         let site = place.and_then(|place| self.blocks.get(&place)).copied();
         self.number(site.unwrap_or_default())
     }
 
-    /// The number that a site of the record has in the file.
+    /// The number in the file of a site of the record.
     pub fn number(&mut self, id: SiteId) -> SiteId {
         if let Some(&number) = self.numbers.get(&id) {
             return number;
@@ -71,7 +71,7 @@ impl Origins {
         number
     }
 
-    /// What all the sites of the record say of the training.
+    /// What all sites of the record show about the training.
     pub fn training(&self) -> Training {
         let mut lines = BTreeSet::new();
         let mut has_optimizer = false;
@@ -84,7 +84,7 @@ impl Origins {
         Training { has_optimizer, backward_lines: lines.into_iter().cloned().collect() }
     }
 
-    /// The sites that were given a number.
+    /// The numbered sites.
     pub fn into_sites(self) -> Sites {
         Sites::new(self.told)
     }

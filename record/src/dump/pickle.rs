@@ -1,10 +1,10 @@
 //! Python pickles, protocol 4, of plain data: dictionaries, lists, tuples, texts, numbers, `None`,
 //! `True`, `False`.
 //!
-//! PyTorch's viewers of memory snapshots read pickles. The kept crate for pickles (serde-pickle)
-//! writes protocols 2 and 3 only. The opcodes are those of Python's `pickletools`; framing is
-//! optional, and left out. Texts that come again are memoised, as Python does it: the keys of a
-//! million blocks are written once. So is what is [`Again`].
+//! PyTorch's viewers of memory snapshots read pickles. The maintained crate for pickles
+//! (serde-pickle) writes only protocols 2 and 3. The opcodes are those of Python's `pickletools`;
+//! framing is optional and omitted. Repeated texts are memoised, as in Python: the keys of a
+//! million blocks are written once. So are values of [`Again`].
 #![deny(unsafe_code)]
 
 use serde::{Serialize, ser};
@@ -12,19 +12,18 @@ use std::collections::HashMap;
 use std::fmt;
 use std::io::{self, Write};
 
-/// The longest text that is memoised, and how many are: their numbers have one byte.
+/// The longest memoised text, and the most texts: their numbers have one byte.
 const MEMO_BYTES: usize = 40;
 const MEMO_TEXTS: u32 = 256;
-/// Items that the reader holds on its stack before they go into their list or dictionary; as many
-/// as Python writes.
+/// Items on the reader's stack before they go into their list or dictionary; as in Python.
 const BATCH: usize = 1000;
 
-/// Why nothing was written, or not all.
+/// Why writing failed or stopped.
 #[derive(Debug)]
 pub enum Error {
     /// The file could not be written.
     Io(io::Error),
-    /// What was to be written says so.
+    /// Serialising the value failed.
     Other(String),
 }
 
@@ -63,7 +62,7 @@ impl ser::Error for Error {
 /// Writes `value` as a pickle.
 ///
 /// # Errors
-/// `out`'s, and what `value` says of itself.
+/// The error of `out`, or of serialising `value`.
 pub fn write(out: impl Write, value: &(impl Serialize + ?Sized)) -> Result<(), Error> {
     let mut pickler = Pickler { out, memo: HashMap::new(), again: HashMap::new(), memoised: 0 };
     pickler.out.write_all(b"\x80\x04")?;
@@ -72,12 +71,11 @@ pub fn write(out: impl Write, value: &(impl Serialize + ?Sized)) -> Result<(), E
     Ok(pickler.out.flush()?)
 }
 
-/// A value that comes again and again: the one of this number is written once, and whoever reads it
-/// has the same object each time.
+/// A repeated value, written once per number; the reader gets the same object each time.
 #[derive(Debug)]
 pub struct Again<'a, T>(pub u32, pub &'a T);
 
-/// How [`Again`] is told from what is serialised like it.
+/// The name that marks [`Again`] for the serialiser.
 const AGAIN: &str = "gruyere-again";
 
 impl<T: Serialize> Serialize for Again<'_, T> {
@@ -88,7 +86,7 @@ impl<T: Serialize> Serialize for Again<'_, T> {
 
 struct Pickler<W> {
     out: W,
-    /// Places in the reader's memo, of texts and of what is [`Again`]; and how many are taken.
+    /// Places in the reader's memo, for texts and [`Again`]; and how many are taken.
     memo: HashMap<Box<str>, u8>,
     again: HashMap<u32, u32>,
     memoised: u32,
@@ -124,7 +122,7 @@ impl<W: Write> Pickler<W> {
         Ok(())
     }
 
-    /// What was written last gets the next place in the reader's memo.
+    /// Gives the last written value the next place in the reader's memo.
     fn memoise(&mut self) -> Result<u32, Error> {
         self.code(0x94)?;
         self.memoised += 1;
@@ -157,7 +155,7 @@ impl<W: Write> Pickler<W> {
                 self.code(b'J')?;
                 Ok(self.out.write_all(&(value as i32).to_le_bytes())?)
             }
-            // Two's complement, as short as it can be.
+            // Two's complement, as short as possible.
             _ => {
                 let bits = if value < 0 { (!value).leading_zeros() } else { value.leading_zeros() };
                 let length = (i128::BITS - bits) as usize / 8 + 1;
@@ -167,7 +165,7 @@ impl<W: Write> Pickler<W> {
         }
     }
 
-    /// The one entry of the dictionary that a variant with a value is.
+    /// The single dictionary entry of a variant with a value.
     fn variant<T: Serialize + ?Sized>(&mut self, name: &str, value: &T) -> Result<(), Error> {
         self.code(b'}')?;
         self.text(name)?;
@@ -194,7 +192,7 @@ impl<W: Write> Pickler<W> {
     }
 }
 
-/// A list, tuple or dictionary that is being written.
+/// A list, tuple or dictionary under write.
 struct Items<'a, W> {
     pickler: &'a mut Pickler<W>,
     count: usize,
@@ -458,7 +456,7 @@ mod tests {
         assert_eq!(pickled(&vec!["ab", "ab", "ab"]), b"\x80\x04](\x8c\x02ab\x94h\0h\0e.");
     }
 
-    /// Also behind more texts than have a place, and as the same object to Python.
+    /// Also after more texts than have a place, and as the same object in Python.
     #[test]
     fn what_comes_again_is_written_once() {
         let long: Vec<u32> = (0..1000).collect();
@@ -492,7 +490,7 @@ mod tests {
         assert!(write(Vec::new(), &Odd::Pair(1, 2)).unwrap_err().to_string().contains("Odd::Pair"));
     }
 
-    /// What Python's own reader makes of it.
+    /// Reads the pickles with Python's own reader.
     #[test]
     fn python_reads_what_was_meant() {
         #[derive(Serialize)]

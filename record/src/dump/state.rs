@@ -1,8 +1,8 @@
-//! The state of a process's memory as it goes into files: dumps at an out-of-memory, and what
-//! `gruyere snapshot --json` writes. Described by docs/schema/oom-dump.json.
+//! The state of a process's memory in files: dumps at an out-of-memory, and the output of
+//! `gruyere snapshot --json`. Described by docs/schema/oom-dump.json.
 //!
-//! All sizes are in bytes, and all times in nanoseconds since 1970. Blocks are short lists rather
-//! than objects: there are many.
+//! All sizes are in bytes, and all times in nanoseconds since 1970. Blocks are short lists, not
+//! objects: there are many.
 #![deny(unsafe_code)]
 
 use super::super::held::{IDLE, LOST, Shares};
@@ -25,21 +25,21 @@ pub const VERSION: u32 = 3;
 pub struct State {
     /// Always [`FORMAT`].
     pub format: String,
-    /// Goes up when a reader of the one before could go wrong.
+    /// Rises when a reader of the version before could go wrong.
     pub version: u32,
     /// The version of the library that wrote it.
     pub gruyere: String,
     /// The time of the dump.
     pub time_nanoseconds: u64,
-    /// What it comes to, where that was asked for.
+    /// The conclusion, if asked for.
     pub conclusion: Option<Conclusion>,
-    /// The process that it is of.
+    /// The process.
     pub process: ProcessState,
-    /// The request that could not be met, in the dump of an out-of-memory.
+    /// The refused request, in the dump of an out-of-memory.
     pub out_of_memory: Option<OutOfMemory>,
-    /// Where in the program the blocks came from: what their sites' numbers stand for, from 1 on.
+    /// The sites of the blocks, by number from 1 on.
     pub sites: Sites,
-    /// What is known of its training.
+    /// The process's training, as far as known.
     #[serde(default)]
     pub training: Training,
     /// The devices that the process uses.
@@ -48,12 +48,12 @@ pub struct State {
     pub events: Events,
 }
 
-/// What a program has trained, as far as its sites tell.
+/// A program's training, as far as its sites show it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Training {
-    /// It has made an optimiser.
+    /// Whether it has made an optimiser.
     pub has_optimizer: bool,
-    /// The program's own lines whose forwards a backward has run through, callers included.
+    /// The program's own lines whose forwards have had a backward, callers included.
     pub backward_lines: Vec<Frame>,
 }
 
@@ -62,11 +62,11 @@ pub struct Training {
 pub struct ProcessState {
     /// Its pid.
     pub pid: u64,
-    /// Its rank, where it has one.
+    /// Its rank, if it has one.
     pub rank: Option<u64>,
     /// Its rank on this machine.
     pub local_rank: Option<u64>,
-    /// How many ranks there are.
+    /// The number of ranks.
     pub world_size: Option<u64>,
     /// The machine.
     pub host: String,
@@ -84,18 +84,18 @@ impl From<Process> for ProcessState {
     }
 }
 
-/// A request that could not be met, and why.
+/// A refused request, and the reason.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct OutOfMemory {
-    /// All of it in words, as the exception has it.
+    /// The whole text of the exception.
     pub message: String,
-    /// What would help.
+    /// Remedies.
     pub advice: Vec<String>,
     /// The device.
     pub device: u32,
-    /// How many there were on it, this one included.
+    /// Refusals on the device, this one included.
     pub count: u64,
-    /// What was asked for.
+    /// Bytes asked for.
     pub asked_bytes: u64,
     /// The tag of the request.
     pub lifetime: String,
@@ -105,36 +105,36 @@ pub struct OutOfMemory {
     pub stream_handle: u64,
     /// The training step.
     pub step: u32,
-    /// Where in the program it came from.
+    /// The site of the request.
     pub site: SiteId,
-    /// Where in the program the ceiling on what may be reserved was set, where a line of it did.
+    /// The site that set the ceiling on reserved bytes, if a line of the program did.
     #[serde(default)]
     pub limit_site: SiteId,
     /// The requesting thread's context, a number of its loader's; 0: none.
     pub context: u64,
     /// The requesting thread, as the system names it.
     pub thread: String,
-    /// The named pool that it was for.
+    /// The named pool of the request.
     pub pool: Option<String>,
-    /// Whether a capture kept the allocator from asking and waiting.
+    /// Whether a capture kept the allocator from asking the driver and waiting.
     pub capturing: bool,
     /// The causes.
     pub cause: Cause,
-    /// What each rung of the reclaim ladder was tried for and gave.
+    /// Each rung of the reclaim ladder, with its uses and gains.
     pub ladder: Vec<Rung>,
 }
 
-/// The causes, as they were when the request was refused. They overlap: what CUDA graphs hold may
-/// be live, too. [`Held`] counts each byte once.
+/// The causes when the request was refused. They overlap: memory held by CUDA graphs may be live,
+/// too. [`Held`] counts each byte once.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Cause {
     /// Physical memory of the device.
     pub total_bytes: u64,
-    /// Of it free, as the driver says.
+    /// Of it free, by the driver.
     pub free_bytes: Option<u64>,
-    /// Taken by others on the device: processes, contexts, libraries that allocate for themselves.
+    /// Taken by others on the device: processes, contexts, libraries with allocators of their own.
     pub others_bytes: Option<u64>,
-    /// The ceiling on what may be reserved.
+    /// The ceiling on reserved bytes.
     pub limit_bytes: u64,
     /// Bytes held.
     pub reserved_bytes: u64,
@@ -146,31 +146,31 @@ pub struct Cause {
     pub captured_bytes: u64,
     /// Held by named pools.
     pub pooled_bytes: u64,
-    /// Free, on pages that blocks lie on too.
+    /// Free, on pages shared with blocks.
     pub partly_used_bytes: u64,
-    /// The largest request that what is held could satisfy.
+    /// The largest request that held memory could satisfy.
     pub largest_request_bytes: u64,
-    /// The driver would not take it back.
+    /// Held because the driver refused to take it back.
     pub orphaned_bytes: u64,
 }
 
 /// A rung of the reclaim ladder.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rung {
-    /// What it does.
+    /// Its name.
     pub name: String,
-    /// Since the process began.
+    /// Uses since the process began.
     pub all: RungUse,
-    /// For this request; `None`: the ladder was not tried for it.
+    /// Uses for this request; `None`: the ladder was not tried for it.
     pub this_time: Option<RungUse>,
 }
 
-/// What a rung did.
+/// Uses of a rung.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RungUse {
-    /// Times that the rung was tried.
+    /// Times tried.
     pub calls: u64,
-    /// Bytes that it gained.
+    /// Bytes gained.
     pub bytes: u64,
     /// Host time in it.
     pub nanoseconds: u64,
@@ -181,38 +181,38 @@ pub struct RungUse {
 pub struct DeviceState {
     /// Its number in the process.
     pub device: u32,
-    /// The driver's name of it.
+    /// The driver's name for it.
     pub name: String,
     /// Its physical memory.
     pub total_bytes: u64,
-    /// The ceiling on what may be reserved.
+    /// The ceiling on reserved bytes.
     pub limit_bytes: u64,
-    /// The highest that live blocks were.
+    /// The highest live bytes.
     pub live_peak_bytes: u64,
-    /// The highest that was reserved.
+    /// The highest reserved bytes.
     pub reserved_peak_bytes: u64,
     /// The training step.
     pub step: u64,
-    /// What of what is held serves nobody, in the words of every command.
+    /// Shares of lost, idle and unused memory, in the words of every command.
     pub shares: Shares,
-    /// Where the bytes held are, each counted once.
+    /// Held bytes by use, each counted once.
     pub held: Held,
-    /// The live blocks by what they have in common.
+    /// The live blocks by common properties.
     pub live: Live,
-    /// The gauges of the record, where it is on.
+    /// The gauges of the record, if it is on.
     pub gauges: BTreeMap<String, u64>,
-    /// How the run went.
+    /// The course of the run.
     pub timeline: Vec<Stretch>,
-    /// What lies where.
+    /// The memory by address.
     pub segments: Vec<Segment>,
-    /// Small blocks that are told as one with others, because there were too many.
+    /// Small blocks merged into others, because there were too many.
     pub merged_blocks: u64,
     /// Blocks and segments that could not be read whole.
     pub torn: u64,
 }
 
 impl DeviceState {
-    /// The live blocks by the step of their allocation, of those of which it is known.
+    /// The live blocks by the step of their allocation, if known.
     pub fn live_by_step(&self) -> BTreeMap<u64, Sum> {
         let mut steps: BTreeMap<u64, Sum> = BTreeMap::new();
         for block in self.segments.iter().flat_map(|segment| &segment.blocks) {
@@ -235,21 +235,21 @@ impl DeviceState {
     }
 }
 
-/// Where the bytes held are: `reserved_bytes` is the sum of the others, while nobody else allocates
+/// Held bytes by use: `reserved_bytes` is the sum of the others, unless another thread allocates
 /// meanwhile.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Held {
-    /// All of it.
+    /// The sum.
     pub reserved_bytes: u64,
     /// Live blocks, each rounded up to 512 B.
     pub live_bytes: u64,
     /// Freed by the program, waiting for streams.
     pub pending_bytes: u64,
-    /// In slabs that have blocks: free slots, and what is over at the ends of slots and slabs.
+    /// In slabs that have blocks: free slots, and the ends of slots and slabs.
     pub slab_free_bytes: u64,
-    /// Free, on pages that blocks lie on too.
+    /// Free, on pages shared with blocks.
     pub between_bytes: u64,
-    /// Whole pages that nobody uses.
+    /// Free whole pages.
     pub whole_pages_bytes: u64,
     /// Free, and kept for CUDA graphs.
     pub captured_free_bytes: u64,
@@ -257,14 +257,14 @@ pub struct Held {
     pub pooled_free_bytes: u64,
     /// Mapped nowhere.
     pub unmapped_bytes: u64,
-    /// The driver would not take it back.
+    /// Held because the driver refused to take it back.
     pub orphaned_bytes: u64,
-    /// Ends of spans that no page fits into, and what is not known better.
+    /// Ends of spans too short for a page, and unexplained bytes.
     pub rest_bytes: u64,
 }
 
 impl Held {
-    /// The parts, with what they are.
+    /// The parts with their descriptions.
     pub fn parts(&self) -> [(&'static str, u64); 9] {
         [
             ("live", self.live_bytes),
@@ -280,19 +280,19 @@ impl Held {
     }
 }
 
-/// Blocks, and their bytes.
+/// A number of blocks and their bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sum {
-    /// How many.
+    /// Number of blocks.
     pub blocks: u64,
     /// Their bytes, each rounded up to 512.
     pub bytes: u64,
-    /// What the program asked for.
+    /// Bytes asked for by the program.
     pub requested_bytes: u64,
 }
 
 impl Sum {
-    /// Adds others.
+    /// Adds `other`.
     pub fn add(&mut self, other: Sum) {
         self.blocks += other.blocks;
         self.bytes = self.bytes.saturating_add(other.bytes);
@@ -300,18 +300,18 @@ impl Sum {
     }
 }
 
-/// Live blocks of one kind.
+/// A class of live blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Class {
-    /// Which: by size, the power of two that no block of it exceeds; by age, the most steps ago;
-    /// else the step's or stream's number.
+    /// By size: the power of two that no block of it exceeds; by age: the most steps ago; else the
+    /// step's or stream's number.
     pub class: u64,
     /// The blocks.
     #[serde(flatten)]
     pub sum: Sum,
 }
 
-/// The live blocks by what they have in common. Each list has every live block once.
+/// The live blocks by common properties. Each list counts every live block once.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Live {
     /// All live blocks.
@@ -320,22 +320,22 @@ pub struct Live {
     pub lifetimes: BTreeMap<String, Sum>,
     /// Live blocks by size.
     pub sizes: Vec<Class>,
-    /// By step of allocation: those with the most bytes.
+    /// By step of allocation: the steps with the most bytes.
     pub steps: Vec<Class>,
-    /// Of other steps, or of which the step is not known.
+    /// Of other steps, or of unknown step.
     pub other_steps: Sum,
-    /// By how many steps ago they were allocated, where that is known.
+    /// By age in steps, if known.
     pub ages: Vec<Class>,
     /// Live blocks by stream.
     pub streams: Vec<Class>,
-    /// The largest.
+    /// The largest blocks.
     pub largest: Vec<Largest>,
 }
 
 /// A live block.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Largest {
-    /// Where it lies.
+    /// Its address.
     pub address: u64,
     /// Bytes that the program asked for.
     pub requested_bytes: u64,
@@ -347,31 +347,31 @@ pub struct Largest {
     pub step: Option<u32>,
 }
 
-/// What a device held between two moments.
+/// A device's memory between two moments.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stretch {
-    /// When it ended.
+    /// End of the stretch.
     pub time_nanoseconds: u64,
     /// The training step then.
     pub step: u64,
-    /// The least that was live whenever it was looked at.
+    /// Lowest live bytes at any look.
     pub live_low_bytes: u64,
-    /// The most that was live whenever it was looked at.
+    /// Highest live bytes at any look.
     pub live_high_bytes: u64,
-    /// The most that blocks above 16 KiB and slabs took.
+    /// Highest bytes of blocks above 16 KiB and slabs.
     pub in_use_high_bytes: u64,
-    /// The most that was held.
+    /// Highest bytes held.
     pub reserved_high_bytes: u64,
     /// The lowest largest satisfiable request.
     pub largest_low_bytes: u64,
-    /// The most that waited for streams.
+    /// Highest bytes waiting for streams.
     pub pending_high_bytes: u64,
 }
 
-/// The most stretches that files have of a device.
+/// Stretches per device in a file, at most.
 pub const MOST_STRETCHES: usize = 512;
 
-/// A timeline in at most [`MOST_STRETCHES`], the oldest first.
+/// A timeline in at most [`MOST_STRETCHES`], oldest first.
 pub fn timeline(entries: &[TimelineEntry]) -> Vec<Stretch> {
     let together = entries.len().div_ceil(MOST_STRETCHES).max(1);
     let stretch = |entries: &[TimelineEntry]| {
@@ -399,90 +399,90 @@ pub struct Segment {
     pub address: u64,
     /// Length.
     pub bytes: u64,
-    /// Whose: the name of a lifetime, `captured`, `pool NAME`, `orphaned`, `direct`.
+    /// The owner: the name of a lifetime, `captured`, `pool NAME`, `orphaned`, `direct`.
     pub holder: String,
     /// torch's id of the capture pool.
     pub pool_id: (u64, u64),
-    /// It may grow and shrink page by page.
+    /// Whether it may grow and shrink page by page.
     pub stitched: bool,
-    /// It serves small blocks, and no larger one.
+    /// Whether it serves small blocks only.
     pub small: bool,
     /// The blocks that tile the segment, by address.
     pub blocks: Vec<Block>,
 }
 
-/// What a block is.
+/// Kind of a block.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
 )]
 #[serde(rename_all = "lowercase")]
 pub enum BlockKind {
-    /// Nobody's.
+    /// Free.
     #[default]
     Free,
-    /// The program's.
+    /// Held by the program.
     Live,
     /// Freed by the program, waiting for streams.
     Pending,
 }
 
-/// A piece of a segment: bytes, what it is, bytes asked for, the lifetime's number, the stream, the
-/// step, the site.
+/// A piece of a segment: bytes, kind, bytes asked for, the lifetime's number, the stream, the step,
+/// the site.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Block(
     /// Length.
     pub u64,
-    /// What it is.
+    /// Its kind.
     pub BlockKind,
     /// Bytes that the program asked for.
     pub u64,
     /// The lifetime's number.
     pub u8,
-    /// The stream: its handle in a dump, its number in what was read from outside.
+    /// The stream: its handle in a dump, its number if read from outside.
     pub u64,
     /// The step of its allocation.
     pub Option<u32>,
-    /// Where in the program it came from.
+    /// The site of its allocation.
     pub SiteId,
 );
 
 /// The last events.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Events {
-    /// Events before the first one that is told, and others that were lost.
+    /// Events before the first in `entries`, and lost ones.
     pub earlier: u64,
     /// The events, by time.
     pub entries: Vec<Event>,
 }
 
-/// Something that happened.
+/// One event.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Event {
     /// The time of the event.
     pub time_nanoseconds: u64,
-    /// What.
+    /// Its kind.
     pub kind: String,
     /// The device.
     pub device: u8,
-    /// Where.
+    /// The address.
     pub address: u64,
-    /// Bytes; of a wait, nanoseconds; of a step, its number.
+    /// Bytes; for a wait, nanoseconds; for a step, its number.
     pub size: u64,
     /// The number of the stream.
     pub stream: u32,
     /// The lifetime's name.
     pub lifetime: String,
-    /// Of an out-of-memory: where in the program the request came from.
+    /// For an out-of-memory: the site of the request.
     #[serde(default, skip_serializing_if = "SiteId::is_none")]
     pub site: SiteId,
 }
 
-/// The name of a lifetime's number, which may come from anywhere.
+/// The name of a lifetime's number, which may be out of range.
 pub fn lifetime_name(number: u8) -> String {
     LIFETIME_NAMES.get(number as usize).copied().unwrap_or("?").to_owned()
 }
 
-/// The latest `most` events of a record; their sites get numbers of `origins`.
+/// The latest `most` events of a record; `origins` numbers their sites.
 pub fn events(reader: &reader::Reader<'_>, most: usize, origins: &mut Origins) -> Events {
     let mut found = reader.events(&mut reader::Cursor::default());
     let Some(scale) = reader.scale() else {

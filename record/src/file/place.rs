@@ -1,8 +1,8 @@
-//! Where a path leads: the folder that a file is in, held open, and the file's name in it.
+//! Resolves a path: the folder of a file, held open, and the file's name in it.
 //!
-//! The kernel follows links whoever made them; in /tmp anybody may. So each link on the way is
-//! looked at before it is followed, and what is done in the end is done in the folder that was
-//! found: whoever swaps a part of the path meanwhile changes nothing.
+//! The kernel follows links of any owner; in /tmp any user may make them. So each link on the way
+//! is checked before it is followed, and the final operation uses the folder found: swapping a part
+//! of the path meanwhile changes nothing.
 
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
@@ -22,40 +22,39 @@ use rustix::io::Errno;
 
 use crate::open::effective_user;
 
-/// Links that are followed for one path, as many as the kernel does.
+/// Links followed per path, as many as in the kernel.
 const MOST_LINKS: u32 = 40;
-/// Random names that are tried.
+/// Random names tried.
 const MOST_NAMES: u32 = 8;
 
-/// A name in a folder. Whether there is something of that name is another matter.
+/// A name in a folder, existing or not.
 pub(super) struct Place {
     folder: OwnedFd,
     name: OsString,
 }
 
-/// What a name leads to in the end.
+/// The final target of a name.
 pub(super) struct Target {
     place: Place,
-    /// Of what is there, which is no link.
+    /// Metadata of the target, which is no link.
     pub about: Metadata,
-    /// The name is one of /proc's links, such as that of a descriptor, which the kernel alone can
-    /// follow.
+    /// The name is one of /proc's links, such as a descriptor's, which only the kernel can follow.
     is_of_proc: bool,
 }
 
 impl Place {
-    /// Where `path` leads, without its last part being followed.
+    /// Resolves `path` without following its last part.
     ///
     /// # Errors
-    /// The system's; a link on the way is another user's; the last part can only be a folder.
+    /// The system's error; a link on the way is another user's; the last part can only be a folder.
     pub fn of(path: &Path) -> io::Result<Place> {
         Walk { links: 0, makes: false }.place(start(path)?, path)
     }
 
-    /// What is here, without a link being followed; `None`: nothing.
+    /// Metadata of the file here, without following a link; `None`: no file.
     ///
     /// # Errors
-    /// The system's.
+    /// The system's error.
     pub fn look(&self) -> io::Result<Option<Metadata>> {
         match open_path(&self.folder, &self.name, OFlags::NOFOLLOW) {
             Ok(there) => Ok(Some(File::from(there).metadata()?)),
@@ -64,19 +63,19 @@ impl Place {
         }
     }
 
-    /// Opens what is here, which is no link.
+    /// Opens the file here, which is no link.
     ///
     /// # Errors
-    /// The system's.
+    /// The system's error.
     pub fn open(&self, flags: OFlags) -> io::Result<File> {
         let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         Ok(openat(&self.folder, &self.name, flags, Mode::RUSR | Mode::WUSR)?.into())
     }
 
-    /// What this leads to in the end; `None`: nothing.
+    /// The final target of this name; `None`: no file.
     ///
     /// # Errors
-    /// The system's; a link on the way is another user's.
+    /// The system's error; a link on the way is another user's.
     pub fn target(&self) -> io::Result<Option<Target>> {
         let mut walk = Walk { links: 0, makes: false };
         let mut place = Place { folder: self.folder.try_clone()?, name: self.name.clone() };
@@ -105,10 +104,10 @@ impl Place {
         }
     }
 
-    /// Makes a new file in the same folder, of a name that nobody can guess.
+    /// Makes a new file in the same folder, under an unguessable name.
     ///
     /// # Errors
-    /// The system's.
+    /// The system's error.
     pub fn beside(&self) -> io::Result<Beside<'_>> {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL;
         let mut failed = Errno::EXIST;
@@ -135,7 +134,7 @@ impl Target {
     /// Opens it.
     ///
     /// # Errors
-    /// The system's.
+    /// The system's error.
     pub fn open(&self, flags: OFlags) -> io::Result<File> {
         if self.is_of_proc {
             let Place { folder, name } = &self.place;
@@ -145,7 +144,7 @@ impl Target {
     }
 }
 
-/// A file that is to take its place's name, and goes if it doesn't.
+/// A file that will take its place's name, or else be removed.
 pub(super) struct Beside<'a> {
     place: &'a Place,
     name: OsString,
@@ -159,10 +158,10 @@ impl Beside<'_> {
         &self.file
     }
 
-    /// Takes the name: what had it is gone, if it was a link the link.
+    /// Takes the name, replacing its file (a link itself, not its target).
     ///
     /// # Errors
-    /// The system's; then the file goes.
+    /// The system's error; then the file is removed.
     pub fn take_name(mut self) -> io::Result<()> {
         let folder = &self.place.folder;
         renameat(folder, &self.name, folder, &self.place.name)?;
@@ -179,41 +178,41 @@ impl Drop for Beside<'_> {
     }
 }
 
-/// A word that nobody can guess.
+/// An unguessable word.
 pub fn random_name() -> String {
     // Its keys are the system's random numbers.
     format!("{:016x}", RandomState::new().hash_one(std::process::id()))
 }
 
-/// Makes the folder `path`, and those that it is in, where they are not there.
+/// Makes the folder `path` and its parents, if missing.
 ///
 /// # Errors
-/// The system's; a link on the way is another user's.
+/// The system's error; a link on the way is another user's.
 pub(super) fn make_folders(path: &Path) -> io::Result<()> {
     Walk { links: 0, makes: true }.folder(start(path)?, path).map(drop)
 }
 
-/// On the way to a place.
+/// State of a path's resolution.
 struct Walk {
-    /// How many were followed.
+    /// Links followed.
     links: u32,
-    /// Whether folders that are not there are made.
+    /// Whether to make missing folders.
     makes: bool,
 }
 
 impl Walk {
-    /// Where `path` leads from `folder`.
+    /// Resolves `path` from `folder`.
     fn place(&mut self, folder: OwnedFd, path: &Path) -> io::Result<Place> {
         let Some(name) = path.file_name() else { return Err(io::ErrorKind::IsADirectory.into()) };
         let outer = path.parent().unwrap_or(Path::new(""));
         Ok(Place { folder: self.folder(folder, outer)?, name: name.to_owned() })
     }
 
-    /// The folder that `path` leads to from `folder`.
+    /// The folder at `path` from `folder`.
     fn folder(&mut self, mut folder: OwnedFd, path: &Path) -> io::Result<OwnedFd> {
         let mut parts = parts(path);
         while let Some(part) = parts.pop_front() {
-            // As a folder first: a folder that is mounted when somebody goes there is, then.
+            // As a folder first: that triggers automounts.
             match open_path(&folder, &part, OFlags::NOFOLLOW | OFlags::DIRECTORY) {
                 Ok(next) => {
                     folder = next;
@@ -251,7 +250,7 @@ impl Walk {
         Ok(folder)
     }
 
-    /// That the link `name` in `folder` may be followed.
+    /// Checks that the link `name` in `folder` may be followed.
     fn expect_followable(
         &mut self,
         folder: &OwnedFd,
@@ -277,29 +276,29 @@ impl Walk {
     }
 }
 
-/// Where a link is.
+/// The position of a link.
 struct Way {
-    /// It is the last part of a path, not a folder on the way.
+    /// Whether it is the last part of a path, not a folder on the way.
     is_last: bool,
-    /// The mode of the folder that it is in.
+    /// The mode of its folder.
     mode: u32,
 }
 
-/// Whether `user` may follow a link of `owner`'s. Root's links are the system's. On the way to a
-/// file a user who is not root also goes through those of others, as teams share folders, but not
-/// where anybody could have made one.
+/// Whether `user` may follow a link of `owner`. Root's links are the system's. On the way to a
+/// file, a user other than root also follows links of others, as teams share folders, but not where
+/// any user could have made one.
 fn may_follow(owner: u32, at: &Way, user: u32) -> bool {
     let is_everybodys = at.mode & 0o002 != 0;
     owner == user || owner == 0 || (user != 0 && !at.is_last && !is_everybodys)
 }
 
-/// Where to begin.
+/// The folder to begin in.
 fn start(path: &Path) -> io::Result<OwnedFd> {
     let at = if path.has_root() { "/" } else { "." };
     Ok(openat(CWD, at, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?)
 }
 
-/// Where to begin with a link's text, which is in `folder`.
+/// The folder to begin a link's text in; the link is in `folder`.
 fn beginning(text: &Path, folder: OwnedFd) -> io::Result<OwnedFd> {
     if text.has_root() { start(text) } else { Ok(folder) }
 }

@@ -1,11 +1,11 @@
-//! The system calls that std does not have.
+//! System calls missing in std.
 #![allow(unsafe_code)]
 
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd as _;
 
-/// How long this process may make a file (bytes).
+/// The longest file that this process may make (bytes).
 pub fn limit() -> u64 {
     let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
     // SAFETY: a valid place for the answer.
@@ -15,10 +15,10 @@ pub fn limit() -> u64 {
     }
 }
 
-/// Makes writes to `file`, which was opened with `O_NONBLOCK`, wait for room.
+/// Makes writes to `file`, opened with `O_NONBLOCK`, wait for room.
 ///
 /// # Errors
-/// The system's.
+/// The system's error.
 pub fn block(file: &File) -> io::Result<()> {
     let descriptor = file.as_raw_fd();
     // SAFETY: plain calls on an open descriptor.

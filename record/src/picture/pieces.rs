@@ -1,4 +1,4 @@
-//! Pieces: the blocks of each range, and what lies between them.
+//! Pieces: the blocks of each range, and the memory between them.
 
 use super::{NO_STREAM, PAGE, Page, Picture, Piece, PieceKind, Range};
 use crate::sites::SiteId;
@@ -30,7 +30,7 @@ pub fn blocks_of(picture: &mut Picture, blocks: &[(BlockEntry, BlockState)]) -> 
             site: block.site,
         });
     }
-    // Of two at one address, the longer first: it is the one that stays.
+    // Of two at one address, the longer comes first and stays.
     found.sort_unstable_by_key(|piece| (piece.address, u64::MAX - piece.bytes));
     found
 }
@@ -58,7 +58,7 @@ struct Tiler<'a> {
     slab: usize,
     /// The next block.
     block: usize,
-    /// Up to where the range is tiled.
+    /// End of the tiled part.
     at: u64,
 }
 
@@ -98,7 +98,7 @@ impl Tiler<'_> {
         pieces
     }
 
-    /// The next slab that begins before `end` and behind all that is tiled.
+    /// The next slab that begins before `end` and after the tiled part.
     fn next_slab(&mut self, end: u64) -> Option<SegmentEntry> {
         loop {
             let slab = self.slabs.get(self.slab).filter(|slab| slab.address < end)?;
@@ -110,7 +110,7 @@ impl Tiler<'_> {
         }
     }
 
-    /// The next block that begins before `end` and behind all that is tiled; it is consumed.
+    /// Consumes the next block that begins before `end` and after the tiled part.
     fn next_block(&mut self, end: u64) -> Option<Piece> {
         loop {
             let block = *self.blocks.get(self.block).filter(|block| block.address < end)?;
@@ -130,14 +130,14 @@ impl Tiler<'_> {
         }
     }
 
-    /// A block, which begins where all is tiled so far, up to `most`.
+    /// Adds a block at the end of the tiled part, up to `most`.
     fn place(&mut self, block: Piece, most: u64) {
         let end = block.end().min(most);
         self.picture.misfits.blocks_cut += u64::from(end < block.end());
         self.fill(end, block);
     }
 
-    /// A slab, which begins where all is tiled so far.
+    /// Adds a slab at the end of the tiled part.
     fn slab(&mut self, slab: &SegmentEntry, range_end: u64) {
         self.slab += 1;
         let told = slab.address + slab.bytes;
@@ -163,7 +163,7 @@ impl Tiler<'_> {
             let offset = (block.address - slab.address) % slab.slot;
             self.picture.misfits.blocks_off_slot +=
                 u64::from(offset != 0 || block.bytes > slab.slot);
-            // The request that the slab was made for stands for all that share it.
+            // The request that made the slab stands for all that share it.
             let site = if block.site == SiteId::NONE { slab.site } else { block.site };
             self.place(Piece { slot: slab.slot, site, ..block }, end);
         }
@@ -174,8 +174,7 @@ impl Tiler<'_> {
         }
     }
 
-    /// What lies between the end of a slab's block and `to`: the rest of its slot, free slots, the
-    /// tail.
+    /// Fills from the end of a slab's block to `to`: the rest of its slot, free slots, the tail.
     fn between_slots(&mut self, slab: &SegmentEntry, slots_end: u64, to: u64, like: Piece) {
         let inside = (self.at - slab.address) % slab.slot;
         if inside != 0 && self.at < slots_end {
@@ -187,7 +186,7 @@ impl Tiler<'_> {
     }
 }
 
-/// Tells the pages of a range what is in them.
+/// Adds the pieces of a range to the sums of its pages.
 fn spread(pieces: &[Piece], range: &Range, pages: &mut [Page]) {
     let pages = &mut pages[range.pages.clone()];
     for piece in pieces {

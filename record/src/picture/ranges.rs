@@ -1,4 +1,4 @@
-//! Ranges and pages: which address space has memory behind it, and which memory that is.
+//! Ranges and pages: address space with memory behind it, and that memory.
 
 use std::collections::HashMap;
 use std::collections::btree_map::{BTreeMap, Entry};
@@ -15,12 +15,12 @@ struct Part {
     address: u64,
     end: u64,
     kind: RangeKind,
-    /// Of a stitched part: the chunk and the first page of it.
+    /// For a stitched part: the chunk and its first page.
     chunk: Option<u32>,
     number: u32,
     lifetime: u8,
     capture: u8,
-    /// Which reservation it lies in; parts of different ones are not joined.
+    /// Its reservation; parts of different ones are not joined.
     reservation: Option<usize>,
 }
 
@@ -30,9 +30,8 @@ impl Part {
     }
 }
 
-/// Fills in the picture's ranges, without their pieces, and its pages, stale aliases and
-/// reservations. `blocks`, by address, are asked for those that lie in no segment. The slabs, by
-/// address.
+/// Fills in the picture's ranges (without their pieces), pages, stale aliases and reservations.
+/// Finds among `blocks` those outside all segments. Blocks and slabs are by address.
 pub fn build(
     picture: &mut Picture,
     segments: &[SegmentEntry],
@@ -64,7 +63,7 @@ fn reservation(segment: &SegmentEntry) -> Reservation {
     Reservation { address, bytes, lifetime, capture }
 }
 
-/// Takes `pages` out of the budget, where it has as many.
+/// Takes `pages` from the budget, if it has as many.
 fn afford(budget: &mut usize, pages: usize) -> bool {
     let left = budget.checked_sub(pages);
     *budget = left.unwrap_or(*budget);
@@ -106,8 +105,8 @@ fn chunks<'a>(
     for segment in segments {
         let pages = u32::try_from(segment.bytes / PAGE).unwrap_or(u32::MAX);
         let sound = segment.bytes % PAGE == 0 && pages <= CHUNK_PAGES;
-        // A number may be used again: the old chunk's entry and the new one's, where they were read
-        // at different moments.
+        // A number may be used again: the old chunk's entry and the new one's, read at different
+        // moments.
         if !sound || chunks.contains_key(&segment.chunk) || !afford(budget, pages as usize) {
             picture.misfits.segments += 1;
             continue;
@@ -117,7 +116,7 @@ fn chunks<'a>(
     chunks
 }
 
-/// The parts in which pages belong to the arena; the stale aliases go into the picture.
+/// The parts with pages of the arena; stale aliases go into the picture.
 fn views<'a>(
     picture: &mut Picture,
     segments: impl Iterator<Item = &'a SegmentEntry>,
@@ -201,14 +200,14 @@ fn runs(bits: u128, count: u32) -> Vec<(std::ops::Range<u32>, bool)> {
     found
 }
 
-/// By address, none upon another.
+/// Sorts by address and cuts overlaps.
 fn apart(picture: &mut Picture, mut parts: Vec<Part>) -> Vec<Part> {
     parts.sort_by_key(|part| part.address);
     let mut end = 0;
     parts.retain_mut(|part| {
         if part.address < end {
             picture.misfits.segments += 1;
-            // The pages before the cut are left out whole: their memory is another's here.
+            // The pages before the cut are left out whole: their memory is another part's here.
             let cut = (end - part.address).div_ceil(PAGE);
             let Some(address) =
                 cut.checked_mul(PAGE).and_then(|bytes| part.address.checked_add(bytes))
@@ -227,7 +226,7 @@ fn apart(picture: &mut Picture, mut parts: Vec<Part>) -> Vec<Part> {
     parts
 }
 
-/// Blocks that begin in no part become parts.
+/// Makes parts of blocks that begin in no part.
 fn add_lone_blocks(
     picture: &mut Picture,
     parts: &mut Vec<Part>,
@@ -249,7 +248,7 @@ fn add_lone_blocks(
         let end = block.end().min(before);
         match lone.last_mut() {
             Some(last) if last.end >= block.address => {
-                // Joined, so that blocks next to each other share pages.
+                // Joined, so that adjacent blocks share pages.
                 let longer = Part { end: last.end.max(end), ..*last };
                 if afford(budget, longer.pages() - last.pages()) {
                     *last = longer;
@@ -276,7 +275,7 @@ fn add_lone_blocks(
     parts.sort_by_key(|part| part.address);
 }
 
-/// Joins parts to ranges, and writes their pages down.
+/// Joins parts into ranges, and adds their pages.
 fn lay_out(picture: &mut Picture, parts: &[Part]) {
     for part in parts {
         let first = picture.pages.len();
@@ -296,7 +295,7 @@ fn lay_out(picture: &mut Picture, parts: &[Part]) {
         }
         let pages = first..picture.pages.len();
         match picture.ranges.last_mut() {
-            // Its reservation's entry may be missing: then what touches is one.
+            // Its reservation's entry may be missing: then adjacent parts are one range.
             Some(last)
                 if part.kind == RangeKind::Stitched
                     && last.kind == RangeKind::Stitched
@@ -319,7 +318,7 @@ fn lay_out(picture: &mut Picture, parts: &[Part]) {
     }
 }
 
-/// Pages of chunks that belong nowhere.
+/// Pages of chunks mapped nowhere.
 fn add_spare(picture: &mut Picture, parts: &[Part], chunks: &BTreeMap<u32, u32>) {
     let mut mapped: HashMap<u32, u128> = HashMap::new();
     for part in parts {

@@ -1,4 +1,4 @@
-//! Events, read by who follows them at any pace.
+//! Events, for readers at any pace.
 
 use super::Reader;
 use crate::EventKind;
@@ -9,46 +9,46 @@ use crate::shard_ring::ShardRingCell;
 use crate::source::Source;
 use crate::sync::Ordering;
 
-/// Where a follower of the events has come to; the default is the beginning.
+/// A follower's place in the events; the default is the beginning.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cursor {
     ring: Place,
-    /// Of each shard's event ring, the next position, and the latest time of an event before it.
+    /// Per shard's event ring, the next position, and the latest time of an event before it.
     shard_rings: Vec<(u64, u64)>,
 }
 
 impl Cursor {
-    /// Events of the shared ring that were begun and not written yet at the last look: neither read
-    /// nor lost, the next look tells. Of a process that does not run any more there are none.
+    /// Events of the shared ring begun but unwritten at the last look: neither read nor lost, the
+    /// next look decides. None if the process has ended.
     pub fn late(&self) -> u64 {
         self.ring.late()
     }
 
-    /// Does not wait for them any more; how many they are.
+    /// Stops waiting for them; returns their number.
     pub fn give_up(&mut self) -> u64 {
         self.ring.give_up()
     }
 }
 
-/// Events, and how many of the same time are lost.
+/// Events, and the number lost among them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Events {
-    /// In the order of [`Event::turn`]: what happened to a block is in the order in which it
+    /// In the order of [`Event::turn`]: the events of a block are in the order in which they
     /// happened.
     pub entries: Vec<Event>,
-    /// Overwritten before they were read, dropped, or left half-written by a process that does not
-    /// run any more.
+    /// Overwritten before they were read, dropped, or left half-written by a process that has
+    /// ended.
     pub lost: u64,
 }
 
 /// Counts of a process's events.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EventFacts {
-    /// Ever written.
+    /// Events ever written.
     pub written: u64,
     /// Dropped, because two writers met on a slot of the shared ring a lap apart.
     pub dropped: u64,
-    /// The latest that the rings can hold.
+    /// The most that the rings can hold.
     pub capacity: u64,
 }
 
@@ -66,9 +66,9 @@ impl Reader<'_> {
         Some(unsafe { Ring::new(cells.as_ptr(), cells.len() as u64, head) })
     }
 
-    /// The events after those that `cursor` has seen, in the order of [`Event::turn`], and moves
-    /// the cursor behind them. What was overwritten or dropped meanwhile is counted in
-    /// [`Events::lost`]; what is being written comes with a later look ([`Cursor::late`]).
+    /// The events after those `cursor` has seen, in the order of [`Event::turn`]; moves the cursor
+    /// behind them. [`Events::lost`] counts events overwritten or dropped meanwhile; events being
+    /// written come with a later look ([`Cursor::late`]).
     pub fn events(&self, cursor: &mut Cursor) -> Events {
         let mut events = self.ring_events(&mut cursor.ring);
         let shards = self.many::<Shard>(Section::Shards);
@@ -90,7 +90,7 @@ impl Reader<'_> {
                 *since = end;
             }
         }
-        // Stable: those of one ring stay as they are.
+        // Stable: events of one ring keep their order.
         events.entries.sort_by_key(|event| event.turn);
         events
     }
@@ -101,7 +101,7 @@ impl Reader<'_> {
         let (mut entries, mut lost) = ring.follow(place, || self.ring_reach());
         let is_over = || matches!(self.source, Source::Copy(_)) || self.is_live() == Some(false);
         if place.late() > 0 && is_over() {
-            // Once more: what was written before the end is there now, and nothing else comes.
+            // Again: everything written before the end is there now, and nothing else comes.
             let (rest, more) = ring.follow(place, || self.ring_reach());
             entries.extend(rest);
             lost = lost.saturating_add(more).saturating_add(place.give_up());
@@ -109,18 +109,18 @@ impl Reader<'_> {
         Events { entries, lost }
     }
 
-    /// The events of the shared ring after those that `cursor` has seen that are neither mallocs
-    /// nor frees nor uses of a block by a stream, and moves the cursor behind them: what a reader
-    /// can follow at any pace, since the events of blocks are not even read. Without an event ring
-    /// of its own, a shard writes into the same ring; [`Events::lost`] counts those too.
+    /// The events of the shared ring after those `cursor` has seen, except mallocs, frees and uses
+    /// of blocks by streams; moves the cursor behind them. A reader can follow these at any pace,
+    /// since it does not read the events of blocks. A shard without an event ring of its own writes
+    /// into the same ring; [`Events::lost`] counts those too.
     pub fn rare_events(&self, cursor: &mut Cursor) -> Events {
         let mut events = self.ring_events(&mut cursor.ring);
         events.entries.retain(|event| event.kind as u8 > EventKind::RecordStream as u8);
         events
     }
 
-    /// Events ever written, those dropped by writers that met on a slot, and those that the rings
-    /// can hold.
+    /// Number of events ever written, dropped by writers that met on a slot, and held at most by
+    /// the rings.
     pub fn event_facts(&self) -> EventFacts {
         let (position, capacity, dropped) = self
             .ring()
@@ -158,13 +158,13 @@ mod tests {
         Box::leak(Box::new(Record::create(&options, &[facts])))
     }
 
-    /// An event of the shared ring, in the way of [`Record::event`]; `meanwhile` comes between the
-    /// taking of its position and the writing, and tells whether it may be written.
+    /// Adds an event to the shared ring like [`Record::event`]; `meanwhile` runs between taking its
+    /// position and writing, and returns whether to write.
     fn push(reader: &Reader<'_>, time: u64, meanwhile: impl FnOnce() -> bool) {
         reader.ring().unwrap().push(EventKind::Grow, 0, 0, 0, time, 512, time, |_| meanwhile());
     }
 
-    /// The addresses, the losses, and how many are late.
+    /// The addresses, the losses, and the number late.
     fn look(reader: &Reader<'_>, cursor: &mut Cursor) -> (Vec<u64>, u64, u64) {
         let events = reader.events(cursor);
         (events.entries.iter().map(|event| event.address).collect(), events.lost, cursor.late())
@@ -221,7 +221,7 @@ mod tests {
         push(&reader, 2, || false);
         assert_eq!(look(&reader, &mut cursor), (vec![], 1, 0), "dropped before the look");
         push(&reader, 3, || {
-            // One of them is dropped, and comes never: which, is known when the other is there.
+            // One of them is dropped, and never comes: which one is clear when the other is there.
             push(&reader, 4, || false);
             assert_eq!(look(&reader, &mut cursor), (vec![], 0, 2));
             true

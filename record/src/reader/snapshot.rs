@@ -1,4 +1,4 @@
-//! A device as the record tells it at a moment.
+//! A device at a moment, from the record.
 
 use crate::gauges::{BlockCounts, DeviceFactsRead};
 use crate::held::{Held, peak_ratio};
@@ -19,15 +19,14 @@ pub struct DeviceSnapshot {
     pub live_peak: u64,
     /// By pool (small, large), then lifetime; sums over shards.
     pub blocks: [[BlockCounts; LIFETIMES]; 2],
-    /// Shards whose counters are not of one moment: their writer was killed half-way, or never
+    /// Shards whose counters are not of one moment: the writer was killed half-way, or never
     /// paused.
     pub torn_shards: u32,
     /// Sizes of all requests so far, rounded as the blocks were.
     pub malloc_sizes: Counts,
     /// The device's gauges, by [`DeviceGauge`].
     pub gauges: Vec<u64>,
-    /// The gauges are not of one moment: their writer was killed half-way, or never stopped
-    /// writing.
+    /// Whether the gauges are not of one moment: the writer was killed half-way, or never paused.
     pub torn_gauges: bool,
 }
 
@@ -42,7 +41,7 @@ impl DeviceSnapshot {
         self.sum(|_, _| true)
     }
 
-    /// Sums over those pools and lifetimes that `chosen` says.
+    /// Sums over the pools and lifetimes for which `chosen` returns true.
     pub fn sum(&self, chosen: impl Fn(usize, usize) -> bool) -> BlockCounts {
         let mut sum = BlockCounts::default();
         for (pool, lifetimes) in self.blocks.iter().enumerate() {
@@ -55,8 +54,7 @@ impl DeviceSnapshot {
         sum
     }
 
-    /// What is held, and what of it serves nobody. What is lost was true when the gauges were
-    /// written last.
+    /// Held memory by use. Lost is as of the last write of the gauges.
     pub fn held(&self) -> Held {
         Held {
             held: self.gauge(DeviceGauge::Reserved),
@@ -67,9 +65,9 @@ impl DeviceSnapshot {
         }
     }
 
-    /// Reads what is lost from the device's map in `reader`: the gauge is written at steps, alerts
-    /// and every so many frees, so that of a process at rest it is of any time before. A map that
-    /// does not fit together (the process was at work) is no better, and is left alone.
+    /// Computes lost from the device's map in `reader`. The gauge is written at steps, alerts and
+    /// every so many frees, so that of a process at rest may be old. A map that does not fit
+    /// together (the process was at work) is no better, and changes nothing.
     pub fn read_lost(&mut self, reader: &Reader<'_>) {
         let Some(picture) = Picture::read(reader, self.device) else { return };
         let held = picture.held();
@@ -80,13 +78,13 @@ impl DeviceSnapshot {
         }
     }
 
-    /// Peak held / peak live; `None` where nothing was live.
+    /// Peak held / peak live; `None` if nothing was live.
     pub fn peak_ratio(&self) -> Option<f64> {
         peak_ratio(self.gauge(DeviceGauge::ReservedPeak), self.live_peak)
     }
 
-    /// 1 - largest satisfiable request / free bytes held, both of when the gauges were written
-    /// last: what is free now may be a step's memory more.
+    /// 1 - largest satisfiable request / free bytes held, both as of the last write of the gauges:
+    /// what is free now may be a step's memory more.
     pub fn external_fragmentation(&self) -> f64 {
         let free = match self.gauge(DeviceGauge::FreeHeld) {
             0 => self.held().free(),
@@ -101,7 +99,7 @@ impl DeviceSnapshot {
         missing_share(total.live_requested(), total.live_bytes())
     }
 
-    /// The size that 99 of 100 requests so far do not exceed, within 7%. 0 before the first.
+    /// The size of the 99th-percentile request so far, within 7%. 0 before the first.
     pub fn request_p99(&self) -> u64 {
         if self.malloc_sizes.total() == 0 {
             return 0;
@@ -109,14 +107,14 @@ impl DeviceSnapshot {
         self.malloc_sizes.to_hdr(1.0).value_at_quantile(0.99)
     }
 
-    /// The size that half of all bytes are asked for in requests of at most; within an eighth, 0
-    /// before the first.
+    /// Half of all bytes are asked for in requests of at most this size; within an eighth, 0 before
+    /// the first.
     pub fn typical_request(&self) -> u64 {
         self.malloc_sizes.middle_of_bytes()
     }
 
-    /// How many times the 99th-percentile request the largest satisfiable one is, the ceiling
-    /// reached for it; `None` before the first.
+    /// Largest satisfiable request, growth to the ceiling included, / 99th-percentile request;
+    /// `None` before the first.
     pub fn p99_fits(&self) -> Option<f64> {
         let request = self.request_p99();
         let largest = self.gauge(DeviceGauge::LargestGrowing);

@@ -1,4 +1,4 @@
-//! What the lines of the program hold, for views and files.
+//! Memory by line of the program, for views and files.
 
 use std::cmp::Reverse;
 
@@ -7,23 +7,23 @@ use serde::{Deserialize, Serialize};
 use super::{By, Frame, Growth, Place, SiteId, Sites, Usage, fill_from_slabs, usage};
 use crate::{BlockEntry, BlockState, DeviceGauge, Reader, SegmentEntry};
 
-/// Lines that files and metrics tell of at most.
+/// Lines listed in files and metrics at most.
 pub const LISTED: usize = 10;
 
-/// What a line of the program holds on a device.
+/// A line of the program and its memory on a device.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Line {
-    /// As every view writes it.
+    /// Its name in every view.
     pub name: String,
-    /// The module that most of it is of.
+    /// The module of most of it.
     pub module: Option<String>,
     /// Live bytes.
     pub live_bytes: u64,
     /// Live blocks.
     pub live_blocks: u64,
-    /// What of it grows.
+    /// Its growing part.
     pub growth: Option<Growth>,
-    /// The site that most of it is of.
+    /// The site of most of it.
     #[serde(skip)]
     pub site: SiteId,
 }
@@ -44,8 +44,7 @@ impl Line {
         }
     }
 
-    /// Whether most of it was made below `caller`, or in the backward of what was: in a line that
-    /// `caller` called.
+    /// Whether `caller` called the line, or the forward of its backward, for most of its memory.
     pub fn is_called_from(&self, caller: &Frame, sites: &Sites) -> bool {
         let Some(site) = sites.get(self.site) else { return false };
         let site = sites.get(site.forward).unwrap_or(site);
@@ -53,7 +52,7 @@ impl Line {
     }
 }
 
-/// The live blocks of a device, those in slabs with the sites of their slabs.
+/// The live blocks of a device; those in slabs have the sites of their slabs.
 pub fn live_blocks(
     blocks: &[(BlockEntry, BlockState)],
     segments: &[SegmentEntry],
@@ -67,8 +66,8 @@ pub fn live_blocks(
     live
 }
 
-/// What each line holds of `blocks`, all live ones of a device whose step is `now`: the `most`
-/// that hold most, and the `most` that grow most, the largest first.
+/// The memory of each line in `blocks`, all live ones of a device whose step is `now`: the `most`
+/// largest lines and the `most` fastest growing ones, largest first.
 pub fn lines(blocks: &[BlockEntry], sites: &Sites, now: u64, most: usize) -> Vec<Line> {
     let all = usage(blocks, sites, By::Place, now.try_into().unwrap_or(u32::MAX));
     let mut growing: Vec<u64> =
@@ -81,14 +80,14 @@ pub fn lines(blocks: &[BlockEntry], sites: &Sites, now: u64, most: usize) -> Vec
     all.iter().enumerate().filter(is_wanted).map(|(_, usage)| Line::new(usage, sites)).collect()
 }
 
-/// The same, read: `None` where the record keeps no sites. It reads the whole block map.
+/// The same from a record. `None`: the record keeps no sites. Reads the whole block map.
 pub fn read_lines(reader: &Reader<'_>, device: u32, most: usize) -> Option<Vec<Line>> {
     if !reader.keeps_sites() {
         return None;
     }
     let live = live_blocks(&reader.blocks().entries, &reader.segments().entries, device);
     let step = reader.device(device).map_or(0, |device| device.gauge(DeviceGauge::Step));
-    // What a block says is known by now: the tables of sites only grow.
+    // The sites of all read blocks are published by now: the tables only grow.
     Some(lines(&live, &reader.sites(), step, most))
 }
 
@@ -97,7 +96,7 @@ mod tests {
     use super::super::{Frame, Phase, Site, SiteId};
     use super::*;
 
-    /// As the native door tells backwards: the node that runs is their only frame.
+    /// Backwards as the native door reports them: the running node is their only frame.
     #[test]
     fn backwards_of_one_line_are_one_and_of_two_lines_are_two() {
         let frame = |file: &str, function: &str, line| Frame {

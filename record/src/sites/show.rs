@@ -1,4 +1,4 @@
-//! Sites in words, the same in every view: `train.py:42 in step`, `model.layers.3.mlp`,
+//! Sites as text, the same in every view: `train.py:42 in step`, `model.layers.3.mlp`,
 //! `backward of train.py:42 in step`.
 
 use std::fmt;
@@ -6,19 +6,19 @@ use std::fmt;
 use super::{Frame, Phase, Site, SiteId, Sites};
 use crate::{LIFETIME_NAMES, LIFETIMES};
 
-/// What stands for a site that is not known, in every view.
+/// Text for an unknown site, in every view.
 pub const NOT_KNOWN: &str = "not known";
-/// What stands for the sites that the table had no room for.
+/// Text for sites without room in the table.
 pub const BEYOND: &str = "sites beyond the table";
 
 /// A line of a file: `train.py:42 in step`.
 pub struct At<'a> {
-    /// The file, as it is to be written.
+    /// The file, as written.
     pub file: &'a str,
-    /// 0: none, as of a node of autograd's.
+    /// 0: no line, as in a node of autograd's.
     pub line: u32,
-    /// The function, as the interpreter names it; written without those around it, `{:#}`: in
-    /// full.
+    /// The function, by the interpreter's name; written without the enclosing ones, or in full with
+    /// `{:#}`.
     pub function: &'a str,
 }
 
@@ -29,7 +29,7 @@ impl<'a> At<'a> {
     }
 }
 
-/// What is behind the last `mark`, or all of it.
+/// The text after the last `mark`, or all of it.
 fn after<'a>(text: &'a str, mark: &str) -> &'a str {
     text.rsplit_once(mark).map_or(text, |(_, behind)| behind)
 }
@@ -61,16 +61,16 @@ impl fmt::Display for Frame {
     }
 }
 
-/// What a view names in place of a site. Sites of one place are shown as one.
+/// The text for a site in a view. Sites with the same place are shown together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Place<'a> {
-    /// A line of the program, which ran.
+    /// A line of the program.
     Line(&'a str, u32, &'a str),
     /// The backward of a line of the program.
     BackwardOf(&'a str, u32, &'a str),
     /// A module's path.
     Module(&'a str),
-    /// No line and no module, but what the program was doing.
+    /// Neither line nor module, only the program's activity.
     Phase(Phase),
     /// See [`BEYOND`].
     Beyond,
@@ -94,7 +94,7 @@ impl fmt::Display for Place<'_> {
 }
 
 impl Sites {
-    /// The line that a site is shown as.
+    /// The line shown for a site.
     pub fn place(&self, id: SiteId) -> Place<'_> {
         let Some(site) = self.get(id) else {
             return if id == SiteId::OTHER { Place::Beyond } else { Place::NotKnown };
@@ -110,20 +110,20 @@ impl Sites {
         }
     }
 
-    /// The module that a site is shown as; where none is known, its line.
+    /// The module shown for a site; its line if the module is unknown.
     pub fn module(&self, id: SiteId) -> Place<'_> {
         let of = |id| self.get(id).map(|site| site.module.as_str()).filter(|path| !path.is_empty());
         let forward = self.get(id).map_or(SiteId::NONE, |site| site.forward);
         of(id).or_else(|| of(forward)).map_or_else(|| self.place(id), Place::Module)
     }
 
-    /// What the program was doing at a site.
+    /// The program's activity at a site.
     pub fn phase(&self, id: SiteId) -> Phase {
         self.get(id).map_or(Phase::Unknown, |site| site.phase)
     }
 
-    /// How long a block will live, by its tag; of one without a tag (`auto`, as nearly all are)
-    /// what the program was doing, where that is known.
+    /// The block's lifetime by its tag; without a tag (`auto`, nearly all) the program's activity,
+    /// if known.
     pub fn lifetime_or_phase(&self, lifetime: u8, id: SiteId) -> &'static str {
         match (usize::from(lifetime) % LIFETIMES, self.phase(id)) {
             (0, phase) if phase != Phase::Unknown => phase.name(),
@@ -131,8 +131,8 @@ impl Sites {
         }
     }
 
-    /// All that is known of a site, a line each: the stack from the innermost frame on in
-    /// full, and of a backward the stack of its forward.
+    /// Everything known about a site, a line each: the full stack from the innermost frame on, and
+    /// for a backward the stack of its forward.
     pub fn stack(&self, id: SiteId) -> Vec<String> {
         let frames = |id| {
             let frames = self.get(id).map_or(&[][..], |site| &site.frames);

@@ -1,4 +1,4 @@
-//! What lines, modules and phases of the program hold, and what of it grows.
+//! Memory of lines, modules and phases, and its growing part.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -7,55 +7,55 @@ use serde::{Deserialize, Serialize};
 use super::{Place, SiteId, Sites};
 use crate::{BlockEntry, SegmentEntry, SegmentKind};
 
-/// By what blocks are put together.
+/// The key by which blocks are grouped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum By {
     /// [`Sites::line`].
     Line,
-    /// What views show it as ([`Sites::place`]): a line, or the backward of one.
+    /// The place in views ([`Sites::place`]): a line, or the backward of one.
     Place,
-    /// The module's path; where none is known, the line.
+    /// The module's path; the line if unknown.
     Module,
     /// The site: whole stack, module and phase.
     Site,
 }
 
-/// Steps whose blocks may still go in the ordinary course: the one that runs, and the one before
-/// it, whose gradients are freed when the next ones come.
+/// Steps whose blocks may still go in the ordinary course: the running one, and the one before,
+/// whose gradients are freed when the next ones come.
 const YOUNG_STEPS: u32 = 2;
-/// Steps that must have left something before that is called growth.
+/// Steps that must have left blocks before it counts as growth.
 const LEAST_STEPS: usize = 3;
-/// What a step left that is more than so many times the median was made once (weights, optimiser
-/// states), and is no part of the growth.
+/// Bytes above this many times the median of a step were made once (weights, optimiser states), and
+/// are no part of the growth.
 const MADE_ONCE: u64 = 4;
 
-/// Blocks that every so often a step leaves behind.
+/// Blocks left behind at regular steps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Growth {
-    /// What a step leaves, bytes: as most steps since have left, or on average over them.
+    /// Bytes left per step: as in most steps since, or on average over them.
     pub bytes_a_step: u64,
-    /// The first step that left something.
+    /// The first step that left blocks.
     #[serde(rename = "since_step")]
     pub since: u32,
-    /// What all of them have left, bytes.
+    /// Bytes left by all steps.
     pub bytes: u64,
 }
 
-/// What blocks that belong together hold.
+/// The memory of a group of blocks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Usage {
-    /// The site that holds most of it; [`SiteId::NONE`] for blocks whose site is not known.
+    /// The site of most of it; [`SiteId::NONE`] for blocks of unknown site.
     pub site: SiteId,
     /// Bytes of the blocks, as [`BlockEntry::size`] counts them.
     pub bytes: u64,
-    /// How many they are.
+    /// Number of blocks.
     pub blocks: u64,
-    /// What of it grows.
+    /// Its growing part.
     pub growth: Option<Growth>,
 }
 
-/// Gives blocks without a site of their own that of the slab in which they lie: the request for
-/// which it was made stands for all that share it.
+/// Gives blocks without a site the site of their slab: the request that made the slab stands for
+/// all that share it.
 pub fn fill_from_slabs(blocks: &mut [BlockEntry], segments: &[SegmentEntry]) {
     let is_told =
         |segment: &&SegmentEntry| segment.kind == SegmentKind::Slab && segment.site != SiteId::NONE;
@@ -71,7 +71,7 @@ pub fn fill_from_slabs(blocks: &mut [BlockEntry], segments: &[SegmentEntry]) {
     }
 }
 
-/// What each line, module or site holds, the largest first. `now` is the step that runs.
+/// The memory of each line, module or site, largest first. `now` is the running step.
 pub fn usage(blocks: &[BlockEntry], sites: &Sites, by: By, now: u32) -> Vec<Usage> {
     #[derive(Default)]
     struct Sum {
@@ -102,7 +102,7 @@ pub fn usage(blocks: &[BlockEntry], sites: &Sites, by: By, now: u32) -> Vec<Usag
     found
 }
 
-/// What belongs together.
+/// Key of a group.
 #[derive(PartialEq, Eq, Hash)]
 enum Key<'a> {
     Line(&'a str, u32),
@@ -123,9 +123,8 @@ fn key(sites: &Sites, id: SiteId, by: By) -> Key<'_> {
     }
 }
 
-/// What of `by_step` (bytes by the step of their allocation) has been left behind step after step.
-/// A queue of bounded length looks the same while one looks once: what it holds is what its last
-/// steps have left.
+/// The part of `by_step` (bytes by step of allocation) left behind step after step. In a single
+/// look a bounded queue looks the same: it holds what its last steps have left.
 fn growth(by_step: &BTreeMap<u32, u64>, now: u32) -> Option<Growth> {
     let old = now.checked_sub(YOUNG_STEPS)?;
     let left: Vec<(u32, u64)> =
@@ -139,14 +138,14 @@ fn growth(by_step: &BTreeMap<u32, u64>, now: u32) -> Option<Growth> {
     if left.len() < LEAST_STEPS {
         return None;
     }
-    // Every so many steps one leaves something; if it has been silent for longer, it is over.
+    // One step in every so many leaves blocks; a longer silence means the end of the growth.
     let every = (latest - since) / (left.len() as u32 - 1);
     if old - latest > 2 * every {
         return None;
     }
     let bytes: u64 = left.iter().map(|&(_, bytes)| bytes).sum();
     let steps = u64::from(old - since + 1);
-    // Where most steps have left the same, that is what a step leaves, and the first has left more.
+    // If most steps have left the same, that is the amount per step; the first left more.
     let alike = left.iter().filter(|&&(_, bytes)| bytes == median).count();
     let is_steady = left.len() as u64 == steps && 2 * alike > left.len();
     let bytes_a_step = if is_steady { median } else { bytes / steps };

@@ -1,13 +1,13 @@
-//! A threshold that speaks when it is passed, but neither again and again nor too often.
+//! Reports a passed threshold, but neither repeatedly nor too often.
 
 use super::metric::Facts;
 use super::threshold::{Standing, Threshold};
 
-/// A threshold on one device, and when it spoke last.
+/// A threshold on one device, and the time of its last report.
 ///
-/// *Hysteresis:* it speaks when the value passes the bound, and is armed again once the value is
-/// back by a tenth of the bound. *Rate limit:* never twice within `every` seconds; a passing that
-/// falls into that time is spoken of at its end if it still stands.
+/// *Hysteresis:* it reports when the value passes the bound, and is armed again once the value is
+/// back by a tenth of the bound. *Rate limit:* never twice within `every` seconds; a threshold
+/// passed in that time is reported at its end if the value is still beyond the bound.
 #[derive(Clone, Debug)]
 pub struct Alarm {
     threshold: Threshold,
@@ -22,12 +22,12 @@ pub struct Alarm {
 pub struct Passed {
     /// The value, in the metric's unit.
     pub value: f64,
-    /// Times that this alarm spoke, this one included.
+    /// Reports of this alarm, this one included.
     pub count: u64,
 }
 
 impl Alarm {
-    /// Armed; it speaks at most once in `every` seconds.
+    /// Armed; reports at most once in `every` seconds.
     pub fn new(threshold: Threshold, every: f64) -> Self {
         Self { threshold, every, is_armed: true, last: None, count: 0 }
     }
@@ -37,8 +37,8 @@ impl Alarm {
         &self.threshold
     }
 
-    /// Looks at what there is at a moment (seconds on a clock that only goes on). A value that is
-    /// not known changes nothing.
+    /// Checks the values of a moment (seconds on a monotonic clock). An unknown value changes
+    /// nothing.
     pub fn look(&mut self, seconds: f64, facts: &Facts<'_>) -> Option<Passed> {
         let value = self.threshold.metric.value(facts)?;
         match self.threshold.standing(value, facts) {
@@ -65,7 +65,7 @@ mod tests {
     use crate::reader::DeviceSnapshot;
     use crate::watch::Forecast;
 
-    /// Of a device of 1000 bytes with so many live: whether the alarm spoke.
+    /// Whether the alarm reports on a device of 1000 bytes with `live` bytes live.
     fn look(alarm: &mut Alarm, seconds: f64, live: u64) -> bool {
         let mut device =
             DeviceSnapshot { live, gauges: vec![0; DeviceGauge::ALL.len()], ..Default::default() };

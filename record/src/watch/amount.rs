@@ -1,9 +1,9 @@
-//! Amounts as people write and read them: durations, shares, sizes, rates, counts.
+//! Amounts as users write and read them: durations, shares, sizes, rates, counts.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// A span of time as users write it: `10min`, `90s`, `1.5h`.
+/// A duration as users write it: `10min`, `90s`, `1.5h`.
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
 pub struct Duration(
     /// In seconds.
@@ -13,8 +13,7 @@ pub struct Duration(
 /// The ways to write a duration, for messages.
 pub const DURATION_FORMS: &str = "a duration such as 500ms, 90s, 10min, 1.5h or 2d";
 
-/// The longest unit that a suffix could be comes first: `min` and `ms` end in neither `m` nor `s`
-/// alone.
+/// The longest possible suffix comes first: `min` and `ms` end in neither `m` nor `s` alone.
 const UNITS: [(&str, f64); 7] = [
     ("ms", 1e-3),
     ("min", 60.0),
@@ -38,7 +37,7 @@ impl FromStr for Duration {
     }
 }
 
-/// A plain decimal number: no sign, no exponent, no `inf`, all of which `f64::from_str` would take.
+/// A plain decimal number: no sign, exponent or `inf`, all of which `f64::from_str` accepts.
 pub(super) fn decimal(text: &str) -> Option<f64> {
     let plain = text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
     plain.then(|| text.parse().ok()).flatten()
@@ -53,7 +52,7 @@ impl From<Duration> for std::time::Duration {
 impl fmt::Display for Duration {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let seconds = self.0;
-        // Where one unit's text would round up to the next unit, the next is taken.
+        // If one unit's text would round up to the next unit, takes the next.
         if !seconds.is_finite() {
             f.write_str("never")
         } else if seconds < 0.9995 {
@@ -72,14 +71,14 @@ impl fmt::Display for Duration {
     }
 }
 
-/// What a metric is counted in.
+/// Unit of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
     /// A share of a whole, 0 to 1; written and shown in per cent.
     Share,
     /// Bytes.
     Bytes,
-    /// Bytes a second.
+    /// Bytes per second.
     BytesPerSecond,
     /// Seconds.
     Seconds,
@@ -88,7 +87,7 @@ pub enum Unit {
 }
 
 impl Unit {
-    /// `value` for people.
+    /// `value` as text for users.
     pub fn show(self, value: f64) -> String {
         match self {
             Self::Share => format!("{:.1}%", value * 100.0),
@@ -111,7 +110,7 @@ impl Unit {
     }
 }
 
-/// Bytes with the unit that leaves one to four digits before the point.
+/// Bytes, in the unit that leaves one to four digits before the point.
 fn bytes(value: f64) -> String {
     let units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
     let (mut value, mut unit) = (value, 0);

@@ -1,45 +1,43 @@
 //! The time to out of memory.
 //!
-//! In every step of a program, what is live goes up and down by far more than a leak grows in it.
-//! So the forecast goes by the *lows* and the *highs* of windows, each of whole steps where steps
-//! are marked:
+//! Within a step, live memory goes up and down by far more than a leak grows. So the forecast uses
+//! the *lows* and the *highs* of windows, each of whole steps if steps are marked:
 //!
 //! 1. The run's latest half is cut into windows, then its latest quarter, and so on down to a
-//!    thirty-second: the longest of these *spans* that grows is believed. So a leak from the start
-//!    is measured over a long time, and one that has just begun is found soon.
-//! 2. A span grows if its lows do, or its highs, steadily and by no accident ([`Trend`]); where
-//!    only the lows do, the highs must not speak against it. The slope is that of the series whose
-//!    slope is the surer.
-//! 3. What is needed now is the line of that slope above all highs: out of memory comes with the
-//!    hungriest step, not with the mean.
-//! 4. The rest is the way from there to what can be used of the [`capacity`], divided by the slope.
-//!    What can be used is the share of what was ever held that was ever needed: blocks that stay
-//!    between blocks that go leave pages partly used, and a leak leaves ever more of them.
+//!    thirty-second. The longest of these *spans* that grows decides: a leak from the start is
+//!    measured over a long time, and a new one is found soon.
+//! 2. A span grows if its lows or its highs grow steadily and significantly ([`Trend`]); if only
+//!    the lows do, the highs must not contradict. The slope is that of the series whose slope is
+//!    the surer.
+//! 3. The need now is the line of that slope above all highs: the hungriest step runs out of
+//!    memory, not the mean one.
+//! 4. The time left is the usable part of the [`capacity`] less that need, divided by the slope.
+//!    The usable share is the most ever needed of the most ever held: lasting blocks between
+//!    passing ones leave pages partly used, and a leak leaves ever more of them.
 //!
-//! **What is no growth.** Where steps are marked, what was before the second one is not looked at
-//! (weights, optimizer state), and a span has ten steps at least. Where none are, a slow rhythm of
-//! the program could look like growth, so more is asked for: each quarter of the span must have
-//! gone beyond all that was needed before it, it must have gone up and down several times by much
-//! more than it grew meanwhile, and the run's first half must have needed most of what is needed
-//! now (or a model is just being loaded). Growth that would take far longer than it was seen for is
-//! none either.
+//! **What is no growth.** With step marks, the time before the second step is ignored (weights,
+//! optimizer state), and a span has at least ten steps. Without, a slow rhythm of the program could
+//! look like growth, so more is required: each quarter of the span must exceed all earlier need;
+//! the span must have gone up and down several times by much more than it grew; and the run's first
+//! half must have needed most of the need now (or a model is just being loaded). Growth that would
+//! take far longer than it was seen for is none either.
 
 use super::trend::Trend;
 use crate::reader::DeviceSnapshot;
 use crate::timeline::TimelineEntry;
 
-/// A part of the run, as the record's timeline tells it.
+/// A part of the run, from the record's timeline.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Point {
-    /// Its end, seconds on a clock that only goes on.
+    /// Its end, seconds on a monotonic clock.
     pub seconds: f64,
     /// The training step at its end.
     pub step: u64,
-    /// The least that was live, bytes.
+    /// Lowest live bytes.
     pub low: u64,
-    /// The most that was needed, bytes.
+    /// Highest need, bytes.
     pub high: u64,
-    /// The most that was held for it, bytes; 0 where that is not known.
+    /// Highest bytes held for it; 0 if unknown.
     pub held: u64,
 }
 
@@ -58,28 +56,28 @@ impl From<&TimelineEntry> for Point {
 /// How memory grows.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Growth {
-    /// Until it will have run out, from the last point on; 0: now.
+    /// Seconds from the last point until memory runs out; 0: now.
     pub seconds: f64,
-    /// Bytes a second.
+    /// Bytes per second.
     pub bytes_per_second: f64,
-    /// Steps until then, where steps are marked.
+    /// Steps until then, if steps are marked.
     pub steps: Option<f64>,
 }
 
-/// When memory will have run out.
+/// When memory runs out.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Forecast {
-    /// Too little was seen.
+    /// Too few points.
     #[default]
     Unknown,
-    /// Not by what was seen: nothing grows steadily.
+    /// No steady growth in the points.
     NoGrowth,
-    /// It grows, as the numbers say.
+    /// Memory grows, by these numbers.
     Growing(Growth),
 }
 
 impl Forecast {
-    /// Seconds until memory will have run out; `None` where nothing grows, or too little was seen.
+    /// Seconds until memory runs out; `None` without growth or with too few points.
     pub fn seconds(&self) -> Option<f64> {
         match self {
             Self::Growing(growth) => Some(growth.seconds),
@@ -94,27 +92,26 @@ const WINDOWS: usize = 48;
 const LEAST_WINDOWS: usize = 10;
 /// The shortest span is this part of the run.
 const SHORTEST: f64 = 1.0 / 32.0;
-/// Of what can be held, at least so much can be used: more was held only because it had been needed
-/// for a moment between two looks.
+/// At least this share of what can be held is usable: more was held only for a need between two
+/// looks.
 const LEAST_USABLE: f64 = 0.9;
-/// Growth is believed for so many times as long as it was seen.
+/// Growth counts for so many times as long as it was seen.
 const HORIZON: f64 = 50.0;
 /// Steps that belong to the warm-up.
 const WARM_UP_STEPS: u64 = 2;
-/// Without marks: times that a span must have turned down, by so much of the way between its lowest
-/// and its highest.
+/// Without marks: times that a span must have turned down, by this share of the way between its
+/// lowest and its highest.
 const TURNS: usize = 4;
 const TURN: f64 = 0.3;
-/// Without marks: what the run's first half must have needed of what is needed now.
+/// Without marks: the share of the need now that the run's first half must have reached.
 const OLD: f64 = 0.6;
 
-/// The ceiling on what a device may hold, bytes; 0 where it has not been used.
+/// The ceiling on a device's held bytes; 0 for an unused device.
 pub fn capacity(device: &DeviceSnapshot) -> u64 {
     super::metric::limit(device)
 }
 
-/// When memory will have run out, by a run's points in the order of time and what the device can
-/// hold (bytes).
+/// When memory runs out, from a run's points in order of time and the device's capacity (bytes).
 pub fn forecast(points: &[Point], capacity: u64) -> Forecast {
     let (Some(first), Some(last)) = (points.first(), points.last()) else {
         return Forecast::Unknown;
@@ -157,8 +154,8 @@ pub fn forecast(points: &[Point], capacity: u64) -> Forecast {
     if seen { Forecast::NoGrowth } else { Forecast::Unknown }
 }
 
-/// What of `capacity` can be used: partly used pages are held too. Of the most that was ever held,
-/// the most that was ever needed.
+/// The usable part of `capacity`: the most ever needed of the most ever held, since partly used
+/// pages are held too.
 fn usable(points: &[Point], capacity: u64) -> f64 {
     let most = |value: fn(&Point) -> u64| points.iter().map(value).max().unwrap_or(0) as f64;
     let (needed, held) = (most(|point| point.high), most(|point| point.held));
@@ -169,7 +166,7 @@ fn usable(points: &[Point], capacity: u64) -> f64 {
     }
 }
 
-/// Points put together: as many as make a whole step and a fair share of the span.
+/// Joins points into windows: each a whole step and a fair share of the span.
 fn windows(span: &[Point], is_marked: bool) -> Vec<Point> {
     let (Some(first), Some(last)) = (span.first(), span.last()) else { return Vec::new() };
     let width = (last.seconds - first.seconds) / WINDOWS as f64;
@@ -190,15 +187,15 @@ fn windows(span: &[Point], is_marked: bool) -> Vec<Point> {
             windows.push(Point { seconds: (begun.seconds + point.seconds) / 2.0, ..whole });
         }
     }
-    // What is left is no whole window, but its high is one all the same.
+    // The rest is no whole window, but its high counts all the same.
     if let (Some((_, rest)), Some(window)) = (open, windows.last_mut()) {
         window.high = window.high.max(rest.high);
     }
     windows
 }
 
-/// Without marks: whether the span's highs go beyond all before, it is no rhythm, and not the run's
-/// beginning.
+/// Without marks: whether the span's highs exceed all before, without rhythm, and it is not the
+/// run's beginning.
 fn is_new(before: &[Point], span: &[Point], middle: f64) -> bool {
     let highest = |points: &[Point]| points.iter().map(|point| point.high).max().unwrap_or(0);
     let n = span.len();
@@ -211,7 +208,7 @@ fn is_new(before: &[Point], span: &[Point], middle: f64) -> bool {
     is_rising && was_needed >= OLD * quarters[3] as f64 && turns(span, TURN * way) >= TURNS
 }
 
-/// Times that the lows fell by at least `depth` from a high, and rose again.
+/// Times that the lows fell by at least `depth` from a high and rose again.
 fn turns(span: &[Point], depth: f64) -> usize {
     let (mut count, mut is_falling) = (0, false);
     let (mut top, mut bottom) = (f64::NEG_INFINITY, f64::INFINITY);
@@ -248,14 +245,14 @@ fn growth(before: &[Point], windows: &[Point], now: f64, usable: f64) -> Option<
             }
         }
         (false, true) => highs.slope,
-        // The highs may be too noisy to tell, but then they must leave room for it.
+        // The highs may be too noisy to decide, but then they must leave room for growth.
         (true, false) if highs.slope + 2.0 * highs.error >= lows.slope => lows.slope,
         _ => return None,
     };
     let first = windows.first()?.seconds;
     let above = |window: &Point| window.high as f64 + slope * (now - window.seconds);
     let needed = windows.iter().map(above).fold(0.0, f64::max);
-    // As if it had only begun to grow with the span.
+    // As if growth had begun only with the span.
     let earlier =
         before.iter().map(|point| point.high).max().unwrap_or(0) as f64 + slope * (now - first);
     let needed = if before.is_empty() { needed } else { needed.max(earlier) };

@@ -1,23 +1,23 @@
-//! What can be watched, by name.
+//! Metrics that can be watched, by name.
 
 use super::amount::Unit;
 use super::forecast::Forecast;
 use crate::DeviceGauge;
 use crate::reader::DeviceSnapshot;
 
-/// What the values of metrics are taken from.
+/// The source of the metrics' values.
 #[derive(Clone, Copy, Debug)]
 pub struct Facts<'a> {
     /// The device now.
     pub device: &'a DeviceSnapshot,
-    /// Bytes allocated a second of late, where that is known yet.
+    /// Recent bytes allocated per second, if known yet.
     pub rate: Option<f64>,
-    /// When its memory will have run out.
+    /// When its memory runs out.
     pub forecast: Forecast,
 }
 
 impl Facts<'_> {
-    /// The ceiling on what may be held, bytes; 0 where the device has not been used.
+    /// The ceiling on held bytes; 0 for an unused device.
     pub fn limit(&self) -> u64 {
         limit(self.device)
     }
@@ -28,7 +28,7 @@ pub(super) fn limit(device: &DeviceSnapshot) -> u64 {
     if limit == 0 || total == 0 { limit.max(total) } else { limit.min(total) }
 }
 
-/// Something that has a value on each device at each moment.
+/// A quantity with a value on each device at each moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Metric {
     /// Lost / held.
@@ -43,23 +43,23 @@ pub enum Metric {
     External,
     /// 1 - requested / live.
     Internal,
-    /// The largest request that could be satisfied, with what may still be taken from the driver.
+    /// The largest request that could be satisfied, counting what the driver may still give.
     Largest,
     /// Live bytes.
     Live,
     /// Bytes held from the driver.
     Reserved,
-    /// Bytes that the program freed and that wait for streams.
+    /// Bytes freed by the program and waiting for streams.
     Pending,
-    /// Bytes allocated a second.
+    /// Bytes allocated per second.
     Rate,
-    /// Seconds until memory will have run out.
+    /// Seconds until memory runs out.
     OomIn,
     /// A gauge of the record.
     Gauge(DeviceGauge),
 }
 
-/// The metrics that are no gauges.
+/// The metrics besides gauges.
 const NAMED: [(&str, Metric); 12] = [
     ("fragmentation", Metric::Fragmentation),
     ("lost", Metric::Lost),
@@ -75,7 +75,7 @@ const NAMED: [(&str, Metric); 12] = [
     ("oom-in", Metric::OomIn),
 ];
 
-/// Alike enough to be what was meant ([`strsim::jaro_winkler`]).
+/// Likeness at which a name is suggested ([`strsim::jaro_winkler`]).
 const NEAR: f64 = 0.8;
 /// Names suggested at most.
 const SUGGESTIONS: usize = 3;
@@ -95,12 +95,12 @@ impl Metric {
         }
     }
 
-    /// The metric of a name; `-` and `_` are the same, and `-bytes` at the end of a gauge's name
-    /// may be left out.
+    /// The metric of a name. `-` and `_` are the same; `-bytes` at the end of a gauge's name is
+    /// optional.
     pub fn named(name: &str) -> Option<Metric> {
         let plain = |text: &str| text.to_ascii_lowercase().replace('_', "-");
         let wanted = match plain(name).as_str() {
-            // As torch and the record's gauge call it.
+            // torch's name, and the gauge's.
             "reserved" => "held".to_owned(),
             other => other.to_owned(),
         };
@@ -111,14 +111,14 @@ impl Metric {
         Self::all().find(is)
     }
 
-    /// Names like `name`, the likest first; none where nothing is like it.
+    /// Names like `name`, likest first; may be empty.
     pub fn near(name: &str) -> Vec<&'static str> {
         let wanted = name.to_ascii_lowercase().replace('_', "-");
         let likeness = |metric: Metric| {
             let name = metric.name().replace('_', "-");
             let whole = strsim::jaro_winkler(&wanted, &name);
-            // `host-wait` is near `host_waits`, and `grow` is near `grows`: but a part is a
-            // likeness too, as `driver` of `driver_calls`.
+            // `host-wait` is near `host_waits`, and `grow` near `grows`; but containment counts
+            // too, as in `driver` for `driver_calls`.
             if wanted.len() >= 3 && name.contains(&wanted) { whole.max(0.9) } else { whole }
         };
         let mut found: Vec<(f64, &'static str)> = Self::all()
@@ -129,7 +129,7 @@ impl Metric {
         found.into_iter().take(SUGGESTIONS).map(|(_, name)| name).collect()
     }
 
-    /// What it is counted in.
+    /// The unit of its value.
     pub fn unit(self) -> Unit {
         match self {
             Self::Fragmentation | Self::Unused | Self::External | Self::Internal => Unit::Share,
@@ -151,8 +151,8 @@ impl Metric {
         }
     }
 
-    /// Its value, in its unit. `None`: not known (yet), as where nothing was allocated on the
-    /// device. `oom-in` is infinite where nothing grows.
+    /// Its value, in its unit. `None`: not known (yet), for instance before the device's first
+    /// allocation. `oom-in` is infinite if nothing grows.
     pub fn value(self, facts: &Facts<'_>) -> Option<f64> {
         let device = facts.device;
         if facts.limit() == 0 {
@@ -166,8 +166,8 @@ impl Metric {
             Self::External => device.external_fragmentation(),
             Self::Internal => device.internal_fragmentation(),
             Self::Largest => {
-                // The gauge is as old as the last step mark; what may still be taken from the
-                // driver is known at every moment.
+                // The gauge is as old as the last step mark; what the driver may still give is
+                // known at every moment.
                 let room = facts.limit().saturating_sub(device.gauge(DeviceGauge::Reserved));
                 device.gauge(DeviceGauge::LargestGrowing).max(room) as f64
             }
@@ -244,7 +244,7 @@ mod tests {
         let value = |metric: Metric| metric.value(&facts);
         assert_eq!(value(Metric::OomIn), Some(90.0));
         assert_eq!(value(Metric::Rate), None);
-        // 30 GiB may still be taken, whatever an older gauge says.
+        // The driver may still give 30 GiB, whatever an older gauge says.
         assert_eq!(value(Metric::Largest), Some((30u64 << 30) as f64));
         assert_eq!(value(Metric::Gauge(DeviceGauge::HostWaitNanoseconds)), Some(2.5));
         assert_eq!(value(Metric::Gauge(DeviceGauge::Rung1Microseconds)), Some(0.0015));

@@ -1,16 +1,16 @@
-//! Thresholds on what a device's numbers say, and a forecast of when its memory will have run out.
+//! Thresholds on a device's numbers, and a forecast of when its memory runs out.
 //!
-//! Pure logic: it is given what was read, and answers. `gruyere watch` and `gruyere top` give it
-//! what they read from outside, the process itself what its record says (`alert:` in the
-//! configuration), so that all of them mean the same by a name.
+//! Pure logic. `gruyere watch` and `gruyere top` pass in what they read from outside, the process
+//! itself the numbers of its record (`alert:` in the configuration), so that a name means the same
+//! to all of them.
 //!
-//! - [`Metric`]: what can be watched, by name. [`Facts`] are what its value is taken from.
+//! - [`Metric`]: what can be watched, by name. [`Facts`]: the source of its value.
 //! - [`Threshold`]: `fragmentation>30%`, `largest<2GiB`, `oom-in<10min`.
-//! - [`Alarm`]: a threshold that speaks once when it is passed, and again only after the value was
+//! - [`Alarm`]: reports a threshold once when it is passed, then again only after the value was
 //!   back, and not too often.
-//! - [`Rule`]: a threshold with what the process does then, as `alert:` says it.
+//! - [`Rule`]: a threshold and the process's action, from `alert:`.
 //! - [`forecast`]: the time to out of memory.
-//! - [`recent_peak`]: what the last step needed.
+//! - [`recent_peak`]: the need of the last step.
 #![deny(unsafe_code, clippy::unwrap_used)]
 
 mod alarm;

@@ -1,7 +1,6 @@
-//! How much is allocated a second, from a counter that only grows.
+//! Bytes allocated per second, from a counter that only grows.
 
-/// Two looks are at least so long apart, seconds: a shorter time would show the pattern of one
-/// step.
+/// Shortest time between two looks, seconds: a shorter one would show the pattern of one step.
 const SHORTEST: f64 = 0.4;
 
 /// The rate of a counter.
@@ -12,8 +11,8 @@ pub struct Rate {
 }
 
 impl Rate {
-    /// Looks at the counter; its rate a second, once there were two looks. A counter that went back
-    /// (another process under the same name) begins anew.
+    /// Reads the counter; returns its rate per second from the second look on. A counter that went
+    /// back (another process under the same name) starts over.
     pub fn look(&mut self, seconds: f64, counter: u64) -> Option<f64> {
         match self.last {
             Some((_, before)) if counter < before => {

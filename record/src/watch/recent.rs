@@ -1,20 +1,20 @@
-//! The peak of late: what a program needs of a device again and again.
+//! The recent peak: a program's recurring need of a device.
 //!
-//! Between two steps little is live, so `live` alone makes a training look as if it wasted most of
-//! what it holds. The peak of late says what the steps need; the peak of the whole run would say
-//! what a warm-up needed once.
+//! Between two steps little is live, so `live` alone makes a training look wasteful. The recent
+//! peak shows the need of the steps; the peak of the whole run would show what a warm-up needed
+//! once.
 
 use crate::reader::DeviceSnapshot;
 use crate::timeline::{Sample, TimelineEntry};
 
-/// Where no steps are marked, the peak is that of the latest so many nanoseconds.
+/// Without step marks, the span of the peak (ns).
 const MINUTE: u64 = 60_000_000_000;
 
-/// The highest live memory of the last step, bytes; where no steps are marked, of the last minute.
-/// `now`: nanoseconds since 1970; of a process that has ended, the end of its timeline.
+/// The highest live memory of the last step, bytes; without step marks, of the last minute. `now`:
+/// nanoseconds since 1970; for an ended process, the end of its timeline.
 ///
-/// The step that runs counts, and so does the whole one before it: at the beginning of a step only
-/// that one says what a step needs. Blocks of up to 16 KiB count by the slabs that hold them.
+/// Both the running step and the whole one before it count: at the start of a step only the latter
+/// shows a step's need. Blocks of up to 16 KiB count by their slabs.
 pub fn recent_peak(timeline: &[TimelineEntry], device: &DeviceSnapshot, now: u64) -> u64 {
     let is_marked = timeline
         .last()
@@ -37,11 +37,10 @@ fn highest<'a>(recent: impl Iterator<Item = &'a TimelineEntry>, device: &DeviceS
     recent.map(|entry| needed(&entry.sample)).max().unwrap_or(0).max(device.live)
 }
 
-/// The most that was needed at once. With `backing:passthrough` there are neither runs nor slabs:
-/// what was live at the looks is all that is known.
+/// The highest need at once. `backing:passthrough` has neither runs nor slabs: only the live bytes
+/// at the looks are known.
 pub(super) fn needed(sample: &Sample) -> u64 {
-    // Counters of different shards are read some microseconds apart: a difference may come out
-    // below zero.
+    // Counters of different shards are read some microseconds apart: a difference may be negative.
     let whole = |bytes: u64| if bytes > i64::MAX as u64 { 0 } else { bytes };
     whole(sample.in_use_high).max(whole(sample.live_high))
 }
@@ -52,7 +51,7 @@ mod tests {
 
     const SECOND: u64 = 1_000_000_000;
 
-    /// A run of a look a second: its steps and highs.
+    /// A run with a look each second: its steps and highs.
     fn timeline(looks: &[(u64, u64)]) -> Vec<TimelineEntry> {
         let entry = |(n, &(step, high)): (usize, &(u64, u64))| TimelineEntry {
             realtime_nanoseconds: n as u64 * SECOND,

@@ -1,17 +1,17 @@
-//! What `alert:` in the configuration says: `THRESHOLD[=ACTION]`, joined by `+`.
+//! Rules of `alert:` in the configuration: `THRESHOLD[=ACTION]`, joined by `+`.
 
 use super::threshold::{ParseError, Threshold};
 use std::fmt;
 
-/// What the process does when a threshold is passed.
+/// The process's action when a threshold is passed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Action {
     /// One line of the log, at level `warn`.
     #[default]
     Log,
-    /// That, and what nobody uses goes back to the device, as `empty_cache` does.
+    /// That, and unused memory goes back to the device, as with `empty_cache`.
     Trim,
-    /// Those who listen to alerts are told.
+    /// Calls the listeners for alerts.
     Callback,
 }
 
@@ -21,12 +21,12 @@ impl Action {
         [("log", Action::Log), ("trim", Action::Trim), ("callback", Action::Callback)];
 }
 
-/// A threshold, and what is done when it is passed.
+/// A threshold and its action.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rule {
-    /// The threshold that is watched.
+    /// The watched threshold.
     pub threshold: Threshold,
-    /// What is done when it is passed.
+    /// The action when it is passed.
     pub action: Action,
 }
 
@@ -40,10 +40,10 @@ impl fmt::Display for Rule {
     }
 }
 
-/// The rules of a value of `alert:`.
+/// Parses the value of `alert:`.
 ///
 /// # Errors
-/// Which of them is wrong, what is wrong with it, and what would be right.
+/// The wrong rule, its fault and the remedy.
 pub fn parse_rules(text: &str) -> Result<Vec<Rule>, ParseError> {
     text.split('+').map(str::trim).map(parse_rule).collect()
 }

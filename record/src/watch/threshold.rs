@@ -6,22 +6,22 @@ use crate::size::Size;
 use std::fmt;
 use std::str::FromStr;
 
-/// How far a value must be back before its threshold is armed again, as a share of the threshold.
+/// How far a value must return before its threshold is armed again, as a share of the threshold.
 const MARGIN: f64 = 0.1;
 
-/// What a metric is compared with.
+/// The limit for a metric.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Bound {
     /// A number in the metric's unit.
     Value(f64),
-    /// A share of the ceiling on the device's memory, for bytes.
+    /// For bytes: a share of the ceiling on the device's memory.
     OfLimit(f64),
 }
 
-/// A metric, and the bound that it should not pass.
+/// A metric and its bound.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Threshold {
-    /// What is watched.
+    /// The watched metric.
     pub metric: Metric,
     /// Passed above the bound (`>`), rather than below (`<`).
     pub is_above: bool,
@@ -32,12 +32,12 @@ pub struct Threshold {
     text: String,
 }
 
-/// Why a threshold could not be understood: the input, the reason and the remedy.
+/// Why a threshold does not parse: the input, the reason and the remedy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ParseError {
-    /// As the user wrote it.
+    /// The user's text.
     pub input: String,
-    /// What is wrong, and what would be right.
+    /// The fault and the remedy.
     pub reason: String,
 }
 
@@ -140,19 +140,19 @@ impl fmt::Display for Threshold {
     }
 }
 
-/// How a value stands to a threshold.
+/// A value's place relative to a threshold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Standing {
     /// On the wrong side.
     Passed,
-    /// On the right side, not far from it.
+    /// On the right side, within the margin.
     Near,
-    /// Back by the margin.
+    /// On the right side, beyond the margin.
     Clear,
 }
 
 impl Threshold {
-    /// As the user wrote it, without spaces.
+    /// The user's text, without spaces.
     pub fn text(&self) -> &str {
         &self.text
     }
@@ -165,7 +165,7 @@ impl Threshold {
         }
     }
 
-    /// How `value` stands to it.
+    /// Where `value` stands.
     pub(super) fn standing(&self, value: f64, facts: &Facts<'_>) -> Standing {
         let bound = self.bound(facts);
         let margin = bound.abs() * MARGIN;

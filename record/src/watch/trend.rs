@@ -1,27 +1,26 @@
 //! Whether a series grows steadily, and how fast.
 //!
-//! The slope is Theil's and Sen's: the median of the slopes of all pairs of points, which up to 29%
-//! of wild points do not move (P. K. Sen, "Estimates of the regression coefficient based on
-//! Kendall's tau", JASA 63, 1968). Whether there is a trend at all is Mann's and Kendall's test,
-//! which counts the pairs that rise against those that fall (M. G. Kendall, "Rank Correlation
-//! Methods"; ties corrected).
+//! The slope is Theil's and Sen's: the median of the slopes of all pairs of points, unmoved by up
+//! to 29% of wild points (P. K. Sen, "Estimates of the regression coefficient based on Kendall's
+//! tau", JASA 63, 1968). Mann's and Kendall's test decides whether there is a trend at all: it
+//! counts rising pairs against falling ones (M. G. Kendall, "Rank Correlation Methods"; ties
+//! corrected).
 
-/// Standard deviations beyond which growth is no accident. Looked at again and again, so far out: 1
-/// in 4,000 looks at pure noise.
+/// Standard deviations beyond which growth is no accident. So high because the test runs again and
+/// again: 1 in 4,000 looks at pure noise passes.
 const SIGNIFICANT: f64 = 3.5;
-/// Each quarter of the series must grow by what is between this share of the mean growth a quarter,
-/// and one over it: a step up, or a warm-up that levels off, is no steady growth.
+/// Each quarter of the series must grow by between this share of the mean growth per quarter and
+/// the mean divided by it: a step up, or a warm-up that levels off, is no steady growth.
 const EVEN: f64 = 0.3;
 /// Median absolute deviation to standard deviation, for a normal distribution.
 const MAD_TO_SIGMA: f64 = 1.4826;
-/// How much less efficient the median slope is than the least squares one, for a normal
-/// distribution.
+/// Efficiency lost by the median slope against least squares, for a normal distribution.
 const MEDIAN_LOSS: f64 = 1.05;
 
 /// A line through a series.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Trend {
-    /// Units a second.
+    /// Units per second.
     pub slope: f64,
     /// The standard error of the slope.
     pub error: f64,
@@ -32,8 +31,8 @@ pub struct Trend {
 }
 
 impl Trend {
-    /// The trend of `(seconds, value)` in the order of time; `None` for fewer than four points or
-    /// none a second apart from another.
+    /// The trend of `(seconds, value)` in order of time; `None` for fewer than four points, or if
+    /// no point is later than another.
     pub fn of(points: &[(f64, f64)]) -> Option<Trend> {
         let n = points.len();
         if n < 4 {
@@ -65,13 +64,13 @@ impl Trend {
         })
     }
 
-    /// Whether it rises, no accident, and as fast all along.
+    /// Whether it rises significantly and evenly.
     pub fn grows(&self) -> bool {
         self.slope > 0.0 && self.kendall >= SIGNIFICANT && self.is_even
     }
 }
 
-/// The median; of an even number the mean of the two in the middle. `None`: there are none.
+/// The median; for an even number the mean of the middle two. `None` if empty.
 pub fn median(values: &mut [f64]) -> Option<f64> {
     if values.is_empty() {
         return None;
@@ -100,7 +99,7 @@ fn kendall(points: &[(f64, f64)], rising: i64) -> f64 {
     corrected as f64 / variance.sqrt()
 }
 
-/// By the medians of the quarters.
+/// Compares the medians of the quarters.
 fn is_even(points: &[(f64, f64)], slope: f64) -> bool {
     let n = points.len();
     let quarter = |k: usize| {
@@ -122,7 +121,7 @@ fn is_even(points: &[(f64, f64)], slope: f64) -> bool {
 mod tests {
     use super::*;
 
-    /// A noise that repeats: -1 to 1.
+    /// Repeatable noise, -1 to 1.
     fn noise(n: u64) -> f64 {
         let mixed = (n + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
         (mixed ^ mixed >> 31).wrapping_mul(0xBF58_476D_1CE4_E5B9) as f64 / u64::MAX as f64 * 2.0

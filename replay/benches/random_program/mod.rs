@@ -1,5 +1,4 @@
-//! The random programs of `random_trace.py`, each with the capacity of the device that it is meant
-//! for.
+//! The random programs of `random_trace.py`, each with the capacity of its device.
 
 use gruyere_replay::trace::Trace;
 use std::path::Path;
@@ -9,16 +8,16 @@ pub type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
 /// A random program near a device's capacity.
 pub struct Program {
-    /// What it does.
+    /// The program.
     pub trace: Trace,
-    /// The device that it is meant for (bytes).
+    /// Capacity of its device (bytes).
     pub capacity: u64,
-    /// What it is like.
+    /// The kind of program.
     pub kind: String,
 }
 
 impl Program {
-    /// The program of a seed; `file` is written, and read again.
+    /// The program of a seed, by way of `file`.
     pub fn of(seed: u64, file: &Path) -> Outcome<Self> {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/random_trace.py");
         let said = Command::new("python3").arg(&script).arg(seed.to_string()).arg(file).output()?;

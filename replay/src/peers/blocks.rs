@@ -3,7 +3,7 @@
 use gruyere::driver::StreamHandle;
 use std::collections::BTreeSet;
 
-/// Place of a block in [`Blocks`].
+/// Index of a block in [`Blocks`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct BlockId(pub u32);
 
@@ -24,13 +24,13 @@ pub(super) struct Block {
     pub stream: StreamHandle,
     pub pool: PoolKind,
     pub allocated: bool,
-    /// False for address space of an expandable segment that no memory stands behind.
+    /// False for unbacked address space of an expandable segment.
     pub mapped: bool,
     /// Index of its expandable segment.
     pub segment: Option<u32>,
     pub prev: Option<BlockId>,
     pub next: Option<BlockId>,
-    /// Recorded streams, the allocation's own excluded; emptied when the free records an event on
+    /// Recorded streams, without the allocation's own; emptied when the free records an event on
     /// each.
     pub uses: Vec<StreamHandle>,
     /// Events that must complete before the block is free.
@@ -54,7 +54,7 @@ impl Block {
         }
     }
 
-    /// Nobody has it and no stream is waited for. Mapped or not.
+    /// Whether the block is free with no pending event. Mapped or not.
     pub fn is_idle(&self) -> bool {
         !self.allocated && self.events == 0 && self.uses.is_empty()
     }
@@ -64,7 +64,7 @@ impl Block {
     }
 }
 
-/// All blocks of a device. Places are reused.
+/// All blocks of a device. Indices are reused.
 #[derive(Default)]
 pub(super) struct Blocks {
     blocks: Vec<Block>,
@@ -81,12 +81,12 @@ impl Blocks {
         BlockId(self.blocks.len() as u32 - 1)
     }
 
-    /// The place may be taken by the next insertion.
+    /// Frees the index for the next insertion.
     pub fn remove(&mut self, id: BlockId) {
         self.vacant.push(id);
     }
 
-    /// Places in use, in no order.
+    /// Indices in use, unordered.
     pub fn in_use(&self) -> impl Iterator<Item = BlockId> + '_ {
         let vacant: std::collections::HashSet<u32> = self.vacant.iter().map(|id| id.0).collect();
         (0..self.blocks.len() as u32).filter(move |id| !vacant.contains(id)).map(BlockId)

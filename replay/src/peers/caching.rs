@@ -1,5 +1,5 @@
-//! The caching allocator of one device: pools, best fit, splitting, merging, and the order in which
-//! memory is sought.
+//! The caching allocator of one device: pools, best fit, splitting, merging, and the order of the
+//! search for memory.
 
 use super::blocks::{Block, BlockId, Blocks, Pool, PoolKind};
 use super::events::Events;
@@ -9,18 +9,18 @@ use std::sync::Arc;
 
 /// Smallest block, and the unit of sizes. Bytes.
 pub(super) const MIN_BLOCK: u64 = 512;
-/// Largest request that the small pool serves. Bytes.
+/// Largest request of the small pool. Bytes.
 pub(super) const SMALL_SIZE: u64 = 1 << 20;
 /// Segment of the small pool. Bytes.
 pub(super) const SMALL_SEGMENT: u64 = 2 << 20;
 /// Segment for large requests below [`LARGE_ALLOC`]. Bytes.
 pub(super) const LARGE_SEGMENT: u64 = 20 << 20;
-/// From this size on a request gets a segment of its own size. Bytes.
+/// Requests from this size on get a segment of their own size. Bytes.
 const LARGE_ALLOC: u64 = 10 << 20;
 /// Own segments are multiples of this. Bytes.
 const ROUND_LARGE: u64 = 2 << 20;
 
-/// How segments are had.
+/// The source of segments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Rules {
     /// Memory comes from cudaMalloc.
@@ -73,10 +73,10 @@ impl DeviceAllocator {
         self.reserved
     }
 
-    /// Completed events, a cached block, fresh memory, and fresh memory once all that is cached has
-    /// been given back.
+    /// Tries completed events, a cached block, fresh memory, and fresh memory after the release of
+    /// the cache.
     ///
-    /// An out-of-memory error of the driver is the caller's: everything was tried.
+    /// Passes on the driver's out-of-memory error if all of them fail.
     pub fn malloc(&mut self, requested: u64, stream: StreamHandle) -> Result<(BlockId, u64)> {
         self.return_finished_blocks()?;
         let size = requested.div_ceil(MIN_BLOCK) * MIN_BLOCK;
@@ -144,7 +144,7 @@ impl DeviceAllocator {
         Some(best)
     }
 
-    /// Best fit among the stream's free blocks. Where segments expand, a block counts with the
+    /// Best fit among the stream's free blocks. With expandable segments, a block counts with the
     /// address space after it, so that the end of a segment is the last resort.
     fn best_fit(&self, pool: PoolKind, stream: StreamHandle, size: u64) -> Option<BlockId> {
         let mut fitting = self.pools[pool as usize].fitting(stream, size);
@@ -187,7 +187,7 @@ impl DeviceAllocator {
         }
     }
 
-    /// Cuts `id` down to `size`; what follows it becomes a free block.
+    /// Cuts `id` down to `size`; the rest becomes a free block.
     fn split(&mut self, id: BlockId, size: u64) {
         let block = &mut self.blocks[id];
         let mut rest =
@@ -215,7 +215,7 @@ impl DeviceAllocator {
         self.pool_insert(id);
     }
 
-    /// `id`, which is in no set, takes in its idle neighbours of the same kind (mapped or not).
+    /// Merges `id`, which is in no set, with its idle neighbours of the same kind (mapped or not).
     pub(super) fn merge_with_neighbours(&mut self, id: BlockId) {
         for neighbour in [self.blocks[id].prev, self.blocks[id].next].into_iter().flatten() {
             let (block, other) = (&self.blocks[id], &self.blocks[neighbour]);
@@ -237,7 +237,7 @@ impl DeviceAllocator {
         }
     }
 
-    /// Waits for the blocks that other streams use and gives every idle segment back, large ones
+    /// Waits for the blocks used by other streams and releases every idle segment, large ones
     /// first.
     pub fn release_cached(&mut self) -> Result<()> {
         self.with_finished(|events, driver, device, done| {

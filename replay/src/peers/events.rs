@@ -1,11 +1,10 @@
-//! Blocks that other streams use: an event for each at the free, polled at every malloc.
+//! Blocks used by other streams: an event for each use at the free, polled at every malloc.
 
 use super::blocks::BlockId;
 use gruyere::driver::{DeviceId, Driver, EventHandle, Result, StreamHandle};
 use std::collections::{BTreeMap, VecDeque};
 
-/// Outstanding events of a device, a queue for each stream, and the events that wait to be used
-/// again.
+/// Outstanding events of a device, one queue per stream, and events for reuse.
 #[derive(Default)]
 pub(super) struct Events {
     queues: BTreeMap<StreamHandle, VecDeque<(EventHandle, BlockId)>>,
@@ -47,7 +46,7 @@ impl Events {
                 done.push(block);
             }
         }
-        // As torch does: streams without events are not looked at again.
+        // As torch does: streams without events are no longer polled.
         self.queues.retain(|_, queue| !queue.is_empty());
         Ok(())
     }

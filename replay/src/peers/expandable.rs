@@ -1,4 +1,4 @@
-//! Expandable segments: address space for more than the device holds, memory mapped granule by
+//! Expandable segments: address space beyond the device's memory, with memory mapped granule by
 //! granule.
 
 use super::blocks::{Block, BlockId, PoolKind};
@@ -18,8 +18,8 @@ impl Segment {
         self.granule * self.handles.len() as u64
     }
 
-    /// Backs the granules from `address` on that `size` bytes need; the bytes mapped, which may be
-    /// more.
+    /// Maps the granules needed for `size` bytes from `address` on; returns the mapped bytes, which
+    /// may be more.
     ///
     /// Either all of them or, out of memory, none.
     fn map(
@@ -57,8 +57,8 @@ impl Segment {
         Ok(bytes)
     }
 
-    /// Unmaps the whole granules of a range: where the unmapped part starts, and its bytes (0:
-    /// there is no whole one).
+    /// Unmaps the whole granules of a range; returns the start of the unmapped part and its bytes
+    /// (0: no whole granule).
     fn unmap(
         &mut self,
         driver: &dyn Driver,
@@ -99,8 +99,7 @@ impl DeviceAllocator {
         if !self.blocks[block].mapped {
             self.map_block(block, size.min(self.blocks[block].size))?;
         }
-        // What follows is unmapped space, free blocks and unmapped space in turn, until there is
-        // room.
+        // Unmapped space and free blocks follow in turn, until there is room.
         while self.blocks[block].size < size {
             let missing = size - self.blocks[block].size;
             let Some(next) = self.blocks[block].next else { break };
@@ -221,7 +220,7 @@ impl DeviceAllocator {
         piece
     }
 
-    /// Gives the address space of a segment back that is one unmapped block.
+    /// Releases the address space of a segment that is one unmapped block.
     fn release_segment(&mut self, id: BlockId) -> Result<()> {
         let Some(index) = self.blocks[id].segment else { return Ok(()) };
         if let Some(segment) = self.segments[index as usize].take() {

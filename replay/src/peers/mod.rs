@@ -1,10 +1,10 @@
-//! Models of the peers: torch's caching allocator as it comes, and with expandable segments.
+//! Models of other allocators: torch's caching allocator by default, and with expandable segments.
 //!
-//! They follow the rules of `c10/cuda/CUDACachingAllocator.cpp` in PyTorch 2.11.0 to the byte, the
-//! retry paths included, and ask for memory and order through [`Driver`], as Gruyère does: so the
-//! same driver calls cost the same on the same device. What the traces do not use is left out:
-//! graph captures, memory pools of the user, garbage collection (`garbage_collection_threshold`),
-//! `max_split_size_mb` and memory fractions, all of which are off by default.
+//! They follow the rules of `c10/cuda/CUDACachingAllocator.cpp` in PyTorch 2.11.0 to the byte,
+//! including the retry paths, and use [`Driver`] for memory and order, as Gruyère does, so the same
+//! driver calls cost the same on the same device. The models omit features that the traces do not
+//! use: graph captures, memory pools of the user, garbage collection
+//! (`garbage_collection_threshold`), `max_split_size_mb` and memory fractions, all off by default.
 
 #![deny(unsafe_code)]
 #![deny(clippy::unwrap_used)]
@@ -31,7 +31,7 @@ impl Torch {
     /// torch with its default settings: segments from cudaMalloc.
     ///
     /// # Errors
-    /// Where the driver cannot say what devices there are.
+    /// If the driver cannot list its devices.
     pub fn native(driver: &Arc<dyn Driver>) -> Result<Self> {
         Self::new("torch", driver, Rules::Native)
     }
@@ -39,7 +39,7 @@ impl Torch {
     /// torch with `expandable_segments:True`.
     ///
     /// # Errors
-    /// Where the driver cannot say what devices there are.
+    /// If the driver cannot list its devices.
     pub fn expandable(driver: &Arc<dyn Driver>) -> Result<Self> {
         Self::new("expandable", driver, Rules::Expandable)
     }
@@ -51,7 +51,7 @@ impl Torch {
         Ok(Self { name, devices, owners: HashMap::new() })
     }
 
-    /// Physical bytes held on `device`, by the allocator's own count.
+    /// Physical bytes held on `device`, by the allocator's count.
     pub fn reserved(&self, device: DeviceId) -> u64 {
         self.devices.get(device as usize).map_or(0, DeviceAllocator::reserved)
     }

@@ -1,9 +1,9 @@
-//! What can be wrong with a trace, and what to do about it.
+//! Faults in a trace, and remedies.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-/// What is wrong at a line.
+/// A fault at a line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Damage {
@@ -15,36 +15,36 @@ pub enum Damage {
     CutShort,
     /// The input has no event at all.
     Empty,
-    /// The line is longer than any event can be.
+    /// The line is longer than any event.
     LineTooLong,
-    /// The line holds bytes that are not text.
+    /// The line contains bytes that are not text.
     NotText,
     /// The line is blank.
     Blank,
     /// The line starts with a word that is no verb of the format.
     UnknownVerb(String),
-    /// `h` is followed by something else than `e`, `s` or `d`.
+    /// `h` is not followed by `e`, `s` or `d`.
     UnknownHostWait(String),
-    /// A field is missing; its name.
+    /// A missing field, by name.
     MissingField(&'static str),
-    /// There are more fields than the verb takes.
+    /// A field beyond those of the verb.
     ExtraField(String),
-    /// A field is no number in its range: name, text, highest allowed value.
+    /// A field that is not a number in its range: name, text, largest allowed value.
     BadNumber(&'static str, String, u64),
-    /// An allocation takes an identifier that an earlier one had.
+    /// An allocation reuses an identifier.
     IdReused(u64),
     /// A free or record_stream names an identifier that was never allocated.
     UnknownId(u64),
-    /// A free or record_stream names an identifier that has been freed; the line of the free.
+    /// A free or record_stream names a freed identifier; second, the line of the free.
     DeadId(u64, u64),
     /// A wait names an event that was never recorded.
     UnknownEvent(u64),
-    /// More of something than a replay can number; what, and how many at most.
+    /// More items than a replay can number: the kind, and the largest number.
     TooMany(&'static str, u64),
 }
 
 impl Damage {
-    /// What the reader of the message can do.
+    /// A remedy for the user.
     pub fn remedy(&self) -> &'static str {
         match self {
             Self::Unreadable(_) => "check the path and its permissions",
@@ -105,7 +105,7 @@ impl fmt::Display for Damage {
     }
 }
 
-/// A trace was refused.
+/// An error in a trace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TraceError {
     file: Option<PathBuf>,
@@ -126,12 +126,12 @@ impl TraceError {
         self
     }
 
-    /// The line, counted from 1; 0 where the file could not be read at all.
+    /// The line, counted from 1; 0 if the file could not be read at all.
     pub fn line(&self) -> u64 {
         self.line
     }
 
-    /// What is wrong.
+    /// The fault.
     pub fn damage(&self) -> &Damage {
         &self.damage
     }

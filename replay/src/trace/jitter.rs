@@ -1,35 +1,33 @@
-//! Traces of other sizes: what a program of the same shape would have asked for, had its batches
-//! been longer or shorter.
+//! Traces with other sizes: the requests of a program of the same shape with longer or shorter
+//! batches.
 //!
-//! A held-out set: whoever tunes an allocator to the bundled traces sees here whether the idea
-//! holds or only the numbers do.
+//! A held-out set: shows whether an allocator tuned on the bundled traces generalises.
 
 use super::{Op, Trace, rounded};
 use std::collections::HashSet;
 
-/// Blocks that live over this many step marks are persistent: weights and optimiser state, not
-/// gradients that the next step drops.
+/// Blocks that live across this many step marks are persistent: weights and optimiser state, not
+/// gradients, which the next step drops.
 const PERSISTENT_STEPS: u32 = 2;
-/// Sizes up to this many bytes are scalars and the like, which no batch makes longer.
+/// Sizes up to this many bytes are scalars and the like, independent of the batch.
 const SCALAR: u64 = 512;
 /// A step is between half and one and a half times as long as the traced one, and seldom the
 /// longest.
 const SHORTEST: f64 = 0.5;
 const LONGEST: f64 = 1.5;
-/// A kind of block (one size in the trace) is up to so much wider or narrower in all steps.
+/// A kind of block (one size in the trace) is up to this fraction wider or narrower in all steps.
 const WIDTH: f64 = 0.1;
-/// Sizes keep the power of two that divides them, up to this one, bytes: a tensor of half the
-/// tokens still has whole rows.
+/// Sizes keep their largest power-of-two divisor, up to this, bytes: a tensor of half the tokens
+/// still has whole rows.
 const ROW: u64 = 1024;
 
 impl Trace {
-    /// The trace with other sizes, drawn from `seed`: the same operations in the same order on the
-    /// same streams.
+    /// The trace with other sizes, drawn from `seed`: same operations, order and streams.
     ///
-    /// What is persistent keeps its size, and so do gradients and copies of weights, which are
-    /// known by having the size of something persistent. Every other size is scaled by a factor of
-    /// its step, drawn with a long tail as lengths are, and by a factor of its kind; so what had
-    /// one size within a step still has one.
+    /// Persistent blocks keep their sizes, and so do gradients and copies of weights, recognised by
+    /// the size of a persistent block. Every other size is scaled by a factor of its step, drawn
+    /// with a long tail as lengths are, and by a factor of its kind; so blocks of equal size within
+    /// a step stay equal.
     #[must_use]
     pub fn jittered(&self, seed: u64) -> Self {
         let steps = self.steps();
@@ -50,7 +48,7 @@ impl Trace {
         trace
     }
 
-    /// The steps in which each block is allocated and freed; never freed: `u32::MAX`.
+    /// The steps of each block's allocation and free; `u32::MAX`: never freed.
     fn steps(&self) -> Vec<(u32, u32)> {
         let mut steps = vec![(0, u32::MAX); self.blocks()];
         let mut step = 0;
@@ -112,15 +110,15 @@ fn kind_factor(seed: u64, size: u64) -> f64 {
     1.0 + WIDTH * (2.0 * uniform(seed, 1, size) - 1.0)
 }
 
-/// A number in [0, 1) that hangs on all three arguments.
+/// A number in [0, 1) that depends on all three arguments.
 fn uniform(seed: u64, what: u64, which: u64) -> f64 {
     let bits = mixed(mixed(mixed(seed) ^ what) ^ which);
     (bits >> 11) as f64 / (1u64 << 53) as f64
 }
 
 /// SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA
-/// 2014): one step from `state`. A hash of few lines whose answers no library's next version
-/// changes, so that a seed names the same trace for good.
+/// 2014): one step from `state`. A short hash whose results no new library version changes, so that
+/// a seed names the same trace for good.
 pub(super) fn mixed(state: u64) -> u64 {
     let z = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -151,7 +149,7 @@ mod tests {
         size.expect("allocated")
     }
 
-    /// All but the sizes.
+    /// Everything except the sizes.
     fn shape(trace: &Trace) -> Vec<Op> {
         let bare = |op: &Op| match *op {
             Op::Alloc { block, stream, device, .. } => Op::Alloc { size: 0, block, stream, device },

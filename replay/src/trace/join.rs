@@ -1,17 +1,17 @@
-//! Traces one after the other in one process: a long run.
+//! A long run: several traces one after the other in one process.
 
 use super::jitter::mixed;
 use super::{Damage, Op, Trace, TraceError};
 use std::collections::HashMap;
 
 impl Trace {
-    /// `pieces` one after the other: blocks and events are numbered anew, a stream of one number is
-    /// one stream in all of them, and what a piece leaves live is freed, in the order of its
-    /// allocation, before the next begins. A mark names each piece.
+    /// Joins `pieces` one after the other: blocks and events get new numbers, streams with the same
+    /// number are one stream, and the live blocks of a piece are freed, in the order of their
+    /// allocation, before the next piece. A mark names each piece.
     ///
     /// # Errors
-    /// Where the pieces together have more blocks, events or streams than a replay can number, or
-    /// where there is none.
+    /// If there is no piece, or the pieces together have more blocks, events or streams than a
+    /// replay can number.
     pub fn joined(name: &str, pieces: &[&Self]) -> Result<Self, TraceError> {
         if pieces.iter().all(|piece| piece.ops.is_empty()) {
             return Err(TraceError::new(0, Damage::Empty));
@@ -37,8 +37,7 @@ impl Trace {
     }
 }
 
-/// `count` picks among `of` things, each as often as the others to within one, in an order drawn
-/// from `seed`.
+/// `count` picks among `of` items, equally often to within one, in an order drawn from `seed`.
 pub fn drawn_order(of: usize, count: usize, seed: u64) -> Vec<usize> {
     let mut order: Vec<usize> = (0..count).map(|index| index % of.max(1)).collect();
     // Fisher and Yates.

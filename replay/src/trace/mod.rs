@@ -1,8 +1,8 @@
-//! Traces: what a program asked of its allocator, in order.
+//! Traces: a program's requests to its allocator, in order.
 //!
-//! The text format is described in `traces/FORMAT.md`. [`Trace::read`] checks every line and turns
-//! the text into a vector of small operations in which allocations, events and streams are dense
-//! indices: replaying touches no hash table of identifiers and no text.
+//! `traces/FORMAT.md` describes the text format. [`Trace::read`] checks every line and converts the
+//! text to a vector of small operations in which allocations, events and streams are dense indices:
+//! a replay touches no hash table of identifiers and no text.
 
 #![deny(unsafe_code)]
 #![deny(clippy::unwrap_used)]
@@ -17,7 +17,7 @@ pub use join::drawn_order;
 
 use std::path::Path;
 
-/// Sizes are accounted in units of this many bytes, as every allocator here rounds them.
+/// Unit of accounted sizes, bytes: the rounding of every allocator here.
 pub const ALIGNMENT: u64 = 512;
 
 /// `bytes` as it counts towards live memory.
@@ -25,13 +25,12 @@ pub const fn rounded(bytes: u64) -> u64 {
     bytes.div_ceil(ALIGNMENT) * ALIGNMENT
 }
 
-/// One operation of a trace. Blocks, events and streams are indices that start at 0 and have no
-/// gaps.
+/// One operation of a trace. Blocks, events and streams are indices from 0 without gaps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
     /// Allocate `size` bytes (as requested, may be 0) for `stream`.
     Alloc {
-        /// Bytes asked for.
+        /// Requested bytes.
         size: u64,
         /// The block; every `Alloc` has the next one.
         block: u32,
@@ -54,7 +53,7 @@ pub enum Op {
     },
     /// `count` kernels were launched on `stream`.
     Kernels {
-        /// How many.
+        /// Their number.
         count: u32,
         /// Index into [`Trace::streams`].
         stream: u16,
@@ -94,23 +93,23 @@ pub enum Op {
     },
 }
 
-/// A trace that was read and checked: identifiers resolve, nothing is freed twice, nobody waits for
-/// what never was.
+/// A checked trace: identifiers resolve, nothing is freed twice, and every awaited event was
+/// recorded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trace {
     /// Name for reports: the file's name without its extensions.
     pub name: String,
     /// The operations in order.
     pub ops: Vec<Op>,
-    /// Stream numbers as the file writes them; index 0 is always the default stream 0.
+    /// Stream numbers in the file; index 0 is always the default stream 0.
     pub streams: Vec<u64>,
     /// Marks other than `step`.
     pub marks: Vec<String>,
-    /// The blocks' identifiers as the file writes them.
+    /// The blocks' identifiers in the file.
     pub ids: Vec<u64>,
     /// Number of the program's events.
     pub events: u32,
-    /// Number of devices: one more than the highest that the trace names.
+    /// Number of devices: the highest in the trace plus one.
     pub devices: u8,
     /// Allocations and frees together.
     pub operations: u64,
@@ -119,21 +118,22 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// Number of allocations, so of blocks.
+    /// Number of allocations, and so of blocks.
     pub fn blocks(&self) -> usize {
         self.ids.len()
     }
 
-    /// Ranks of the job of which the traced process was one, as a mark `ranks N` says; 1 without.
+    /// Number of ranks in the traced process's job, from a mark `ranks N`; 1 without a mark.
     pub fn ranks(&self) -> u32 {
         let said = self.marks.iter().find_map(|mark| mark.strip_prefix("ranks ")?.parse().ok());
         said.unwrap_or(1)
     }
 
-    /// Reads the trace at `path`, zstd-compressed or plain (told apart by content).
+    /// Reads the trace at `path`, zstd-compressed or plain (detected by content).
     ///
     /// # Errors
-    /// [`TraceError`] names the file, the line, what is wrong there and what can be done about it.
+    /// [`TraceError`] if the file is unreadable or invalid; it names the file, the line, the fault
+    /// and a remedy.
     pub fn open(path: &Path) -> Result<Self, TraceError> {
         let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
         let name = name.trim_end_matches(".zst").trim_end_matches(".trace").to_owned();
@@ -142,10 +142,10 @@ impl Trace {
         Self::read(&name, file).map_err(|e| e.in_file(path))
     }
 
-    /// Reads the compressed traces of a folder (`*.trace.zst`), by name; none where there are none.
+    /// Reads the compressed traces of a folder (`*.trace.zst`), by name; may be empty.
     ///
     /// # Errors
-    /// The folder cannot be read, or a trace of it: as for [`Trace::open`].
+    /// If the folder or one of its traces cannot be read: as for [`Trace::open`].
     pub fn open_all(folder: &Path) -> Result<Vec<Self>, TraceError> {
         let unreadable = |e: std::io::Error| {
             TraceError::new(0, Damage::Unreadable(e.to_string())).in_file(folder)
@@ -167,8 +167,8 @@ impl Trace {
         reader::read(name, input)
     }
 
-    /// Highest sum of live blocks on one device, each rounded up to [`ALIGNMENT`]: what a device
-    /// must have. [`Trace::peak_live`] where there is one device.
+    /// Highest sum of live blocks on one device, each rounded up to [`ALIGNMENT`]: the least memory
+    /// of a device. Equals [`Trace::peak_live`] for one device.
     #[must_use]
     pub fn peak_live_of_a_device(&self) -> u64 {
         if self.devices <= 1 {
@@ -193,8 +193,8 @@ impl Trace {
         peak
     }
 
-    /// The same without the program's kernels, events, waits and marks: what the allocator is
-    /// asked, and nothing else.
+    /// The trace without the program's kernels, events, waits and marks: only the requests to the
+    /// allocator.
     #[must_use]
     pub fn allocator_calls_only(&self) -> Self {
         let asked = |op: &&Op| {

@@ -13,7 +13,7 @@ pub(super) const LONGEST_LINE: usize = 4096;
 const LARGEST_SIZE: u64 = 1 << 50;
 const ZSTD_MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 
-/// Where an identifier stands.
+/// State of an identifier.
 struct Known {
     block: u32,
     size: u64,
@@ -21,9 +21,9 @@ struct Known {
     freed_at: u64,
 }
 
-/// The text of compressed pieces (zstd frames), one after the other. Programs that write their own
-/// trace add a piece now and then, and may be killed while they do: a last piece that is cut short
-/// ends the text. Of one piece only, it is damage, as of any file that was not fetched whole.
+/// The text of compressed pieces (zstd frames), one after the other. A program that writes its own
+/// trace appends pieces and may be killed during a write: a truncated last piece ends the text. If
+/// the file has only one piece, truncation is damage, as in an incomplete download.
 struct Pieces<'a, R: BufRead> {
     decoder: Option<Decoder<'static, R>>,
     first: bool,
@@ -60,7 +60,7 @@ impl<R: BufRead> Read for Pieces<'_, R> {
 
 struct Reader<'a> {
     trace: Trace,
-    /// Set where the text ends because its last piece is not whole.
+    /// Set if the text ends with a truncated piece.
     cut: Option<&'a Cell<bool>>,
     ids: HashMap<u64, Known>,
     events: HashMap<u64, u32>,
@@ -199,7 +199,7 @@ impl Reader<'_> {
         self.ids.insert(id, Known { block, size, freed_at: 0 });
         self.trace.devices = self.trace.devices.max(device + 1);
         self.trace.operations += 1;
-        // At most 2^32 blocks of 2^50 bytes: only a made-up trace gets near the end of u64.
+        // At most 2^32 blocks of 2^50 bytes: only an artificial trace gets near the end of u64.
         self.live =
             self.live.checked_add(rounded(size)).ok_or(Damage::TooMany("live bytes", u64::MAX))?;
         self.trace.peak_live = self.trace.peak_live.max(self.live);
@@ -289,7 +289,7 @@ impl<'a> Fields<'a> {
         self.rest.next().ok_or(Damage::MissingField(name))
     }
 
-    /// Digits only: `parse` alone would take a leading plus.
+    /// Digits only: `parse` alone accepts a leading plus.
     fn number(&mut self, name: &'static str, max: u64) -> Result<u64, Damage> {
         let text = self.text(name)?;
         let digits = text.bytes().all(|b| b.is_ascii_digit());

@@ -1,4 +1,4 @@
-//! What torch hands over and the library keeps: a pointer that only the shim can read, and the
+//! Objects of torch's that the library keeps: a pointer that only the shim can read, and the
 //! function that drops it.
 
 use super::super::torch::CudaStream;
@@ -21,7 +21,7 @@ pub(super) struct Boxed(GruyereBoxed);
 
 // SAFETY: the shim promises that its objects may be used and dropped on any thread.
 unsafe impl Send for Boxed {}
-// SAFETY: as above; the library itself never looks into them.
+// SAFETY: as above; the library itself never dereferences them.
 unsafe impl Sync for Boxed {}
 
 impl Boxed {
@@ -45,7 +45,7 @@ impl Drop for Boxed {
 pub type GruyereFilter = extern "C" fn(filter: *mut c_void, stream: CudaStream) -> c_int;
 
 thread_local! {
-    /// How many filters the thread is in.
+    /// The depth of filter calls on this thread.
     static INSIDE: Cell<u32> = const { Cell::new(0) };
 }
 
@@ -61,8 +61,8 @@ impl Filter {
         Self { boxed, ask }
     }
 
-    /// Whether a request goes to its pool; `None`: it failed. To be asked with no lock held: it
-    /// calls the driver, and may call torch.
+    /// Whether a request goes to the filter's pool; `None`: the filter failed. Call with no lock
+    /// held: it calls the driver, and may call torch.
     pub(super) fn matches(&self, stream: CudaStream) -> Option<bool> {
         let step =
             |by: i32| INSIDE.try_with(|inside| inside.set(inside.get().wrapping_add_signed(by)));
@@ -76,7 +76,7 @@ impl Filter {
         }
     }
 
-    /// Whether the calling thread is in a filter.
+    /// Whether the calling thread is inside a filter.
     pub(super) fn is_inside() -> bool {
         INSIDE.try_with(|inside| inside.get() > 0).unwrap_or(true)
     }

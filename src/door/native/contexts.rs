@@ -1,9 +1,9 @@
-//! Where requests came from, in torch's words: the boxes that the shim makes while the history is
-//! on, by the numbers that the heap notes.
+//! The origins of requests in torch's words: boxes that the shim makes while the history is on, by
+//! the numbers that the heap notes.
 //!
-//! The heap's history keeps a number with each entry and drops entries that there is no room for
-//! without a word, so a box whose number nobody has is found by a look at all of them, each time
-//! that there are twice as many as were left by the last.
+//! The heap's history keeps a number with each entry and drops entries silently once it is full. So
+//! each time the boxes have doubled since the last search, a search of all of them finds the boxes
+//! whose number is unused.
 
 use super::boxed::Boxed;
 use crate::heap::Heap;
@@ -11,15 +11,15 @@ use crate::heap::history::{self, Collected};
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// So many boxes are no reason to look.
+/// Up to this many boxes, no search.
 const FEW: usize = 1 << 14;
 
 struct Contexts {
     boxes: HashMap<u64, Arc<Boxed>>,
-    /// Those of calls that are under way: the heap may not have noted them yet.
+    /// Numbers of running calls: the heap may not have noted them yet.
     running: HashSet<u64>,
     last: u64,
-    /// How many boxes are a reason to look.
+    /// The number of boxes that starts a search.
     many: usize,
 }
 
@@ -43,7 +43,7 @@ impl Contexts {
         self.last
     }
 
-    /// Takes out what is neither of `used` nor newer than `since`.
+    /// Takes out the boxes that are neither in `used` nor newer than `since`.
     fn unused(&mut self, used: &HashSet<u64>, since: u64) -> Vec<Arc<Boxed>> {
         let gone = self.boxes.extract_if(|number, _| *number <= since && !used.contains(number));
         let gone = gone.map(|(_, boxed)| boxed).collect();
@@ -52,8 +52,8 @@ impl Contexts {
     }
 }
 
-/// The calling thread's requests come from here, until [`leave`]; the number of where they came
-/// from before.
+/// Makes `boxed` the origin of the calling thread's requests until [`leave`]; returns the number of
+/// the previous origin.
 pub(super) fn enter(heap: &Heap, boxed: Boxed) -> u64 {
     let (number, running) = {
         let mut guard = contexts();
@@ -63,7 +63,7 @@ pub(super) fn enter(heap: &Heap, boxed: Boxed) -> u64 {
     };
     let before = history::set_context(number);
     if let Some(mut used) = running {
-        // Whatever is noted from here on is of a call that runs now, or is newer.
+        // Entries noted from here on belong to a running call or are newer.
         used.extend(numbers(&heap.history()));
         let gone = contexts().as_mut().map(|all| all.unused(&used, number));
         // Here, with no lock held.
@@ -72,8 +72,7 @@ pub(super) fn enter(heap: &Heap, boxed: Boxed) -> u64 {
     before
 }
 
-/// The calling thread's requests come from where they came from before: what [`enter`] has
-/// answered.
+/// Restores the calling thread's previous origin; `before` is what [`enter`] returned.
 pub(super) fn leave(before: u64) {
     let number = history::set_context(before);
     if let Some(all) = contexts().as_mut() {
@@ -81,7 +80,7 @@ pub(super) fn leave(before: u64) {
     }
 }
 
-/// Forgets all but those of calls that are under way. The history is over, or is cleared.
+/// Forgets all boxes but those of running calls. The history is over, or is cleared.
 pub(super) fn forget() {
     let gone = contexts().as_mut().map(|all| {
         let (running, last) = (all.running.clone(), all.last);
@@ -95,7 +94,7 @@ fn numbers(collected: &Collected) -> HashSet<u64> {
     entries.chain(collected.origins.iter().map(|origin| origin.context)).collect()
 }
 
-/// The boxes of these numbers, `None` for what has none.
+/// The boxes of these numbers; `None` where a number has none.
 pub(super) fn of(numbers: impl Iterator<Item = u64>) -> Vec<Option<Arc<Boxed>>> {
     let guard = contexts();
     numbers.map(|number| guard.as_ref().and_then(|all| all.boxes.get(&number).cloned())).collect()

@@ -1,11 +1,11 @@
-//! The native door: the table of functions that the package's shim calls, a subclass of torch's own
-//! `CUDAAllocator` in C++ (`python_loader/gruyere/native/shim.cpp`).
+//! The native door: a table of functions for the package's shim, a C++ subclass of torch's own
+//! `CUDAAllocator` (`python_loader/gruyere/native/shim.cpp`).
 //!
-//! The shim has no state of the heap, and this side knows nothing of C++: what torch hands over
-//! comes as a pointer with a function that drops it ([`boxed`]), and a failure goes as NULL or a
-//! code. What was wrong is then asked for on the same thread, and thrown by the shim: nothing
-//! unwinds in either direction. The shim is built on the user's machine and may be older or newer
-//! than the library, so the table has a version, and functions are only ever added at its end.
+//! The shim holds no state of the heap, and this side knows no C++. Objects of torch's arrive as a
+//! pointer and a function that drops it ([`boxed`]); a failure is NULL or a code. The shim then
+//! asks for the failure on the same thread and throws it: nothing unwinds in either direction. The
+//! shim is built on the user's machine and may be older or newer than the library, so the table has
+//! a version, and new functions are only appended.
 
 mod boxed;
 mod contexts;
@@ -225,26 +225,26 @@ pub extern "C" fn gruyere_native_table(version: u32) -> *const GruyereNativeTabl
 
 /// | state | means | next |
 /// |---|---|---|
-/// | false | nobody has asked for the table | true, for good |
+/// | false | no shim has asked for the table | true, for good |
 /// | true | a shim has it | |
 static TAKEN: AtomicBool = AtomicBool::new(false);
 
-/// Whether torch comes in by this door.
+/// Whether a shim has the table: torch uses this door.
 pub(super) fn is_taken() -> bool {
     TAKEN.load(Ordering::Relaxed)
 }
 
-/// Why a call failed.
+/// A call's failure.
 enum Failure {
-    /// The report, and the stream that asked.
+    /// The report, and the requesting stream.
     OutOfMemory(Box<Report>, CudaStream),
     Other(c_int, String),
 }
 
 thread_local! {
-    /// What the latest failed call of this thread has left.
+    /// The failure of this thread's latest failed call.
     static FAILURE: RefCell<Option<Failure>> = const { RefCell::new(None) };
-    /// What [`failure`] gives out.
+    /// The text that [`failure`] returns.
     static TEXT: RefCell<CString> = RefCell::default();
 }
 
@@ -264,7 +264,7 @@ impl Failure {
         }
     }
 
-    /// Kept for the question that follows. On a thread that is ending nobody asks any more.
+    /// Keeps the failure for the question that follows. A thread that is ending asks no more.
     fn keep(self) {
         let _ = FAILURE.try_with(|last| last.replace(Some(self)));
     }
@@ -282,7 +282,7 @@ impl From<PoolError> for Failure {
     }
 }
 
-/// Runs `body` with the heap, made if need be; what is wrong is kept, and its code returned.
+/// Runs `body` with the heap, made if need be; keeps a failure and returns its code.
 fn answered(body: impl FnOnce(&'static Heap) -> Result<c_int, Failure>) -> c_int {
     let panicked = || {
         Err(Failure::unavailable(
@@ -374,7 +374,7 @@ fn allocate(heap: &Heap, size: u64, device: c_int, stream: CudaStream) -> Result
         other => return other.map_err(|error| Failure::of(error, stream)),
     };
     for key in pools::last_resorts(device) {
-        // A pool that is gone meanwhile, or has nothing, is not the one.
+        // A pool that is gone by now, or empty, cannot help.
         if let Ok(Ok(address)) = pools::inside(heap, key, ask) {
             return Ok(address);
         }
@@ -382,7 +382,7 @@ fn allocate(heap: &Heap, size: u64, device: c_int, stream: CudaStream) -> Result
     Err(Failure::OutOfMemory(refused, stream))
 }
 
-/// The pool that a request goes to.
+/// The pool of a request.
 fn routed(device: c_int, stream: CudaStream) -> Result<Option<Route>, Failure> {
     if !pools::has_filters() {
         return Ok(None);
@@ -445,7 +445,7 @@ unsafe extern "C" fn failure(failure: *mut GruyereNativeFailure) -> c_int {
             ),
         };
         let text = CString::new(text.replace('\0', " ")).unwrap_or_default();
-        // The buffer stays where it is when the string moves into its place.
+        // Moving the string leaves its buffer in place.
         let face = text.as_ptr();
         let face =
             if TEXT.try_with(|place| place.replace(text)).is_ok() { face } else { c"".as_ptr() };
@@ -479,7 +479,7 @@ extern "C" fn empty_cache(pool: MempoolId) {
     }
 }
 
-/// The answer about a pool that may not be there.
+/// The code for a pool that may not exist.
 fn found(is_there: bool) -> c_int {
     if is_there { GRUYERE_OK } else { 1 }
 }
@@ -494,7 +494,7 @@ extern "C" fn pool_begin(
     filter: GruyereBoxed,
     ask: GruyereFilter,
 ) -> c_int {
-    // Owned before anything else may fail.
+    // Owned first: later steps may fail.
     let filter = Boxed::new(filter).map(|boxed| Filter::new(boxed, ask));
     answered(|heap| Ok(pools::begin(heap, device, pool.pair(), filter).map(|()| GRUYERE_OK)?))
 }
@@ -522,7 +522,7 @@ extern "C" fn pool_create_over(
     give: GruyereGive,
     take: GruyereTake,
 ) -> c_int {
-    // Owned before anything else may fail.
+    // Owned first: later steps may fail.
     let allocator = Boxed::new(allocator);
     answered(|heap| {
         let none = || Failure::invalid("a memory pool has no allocator to be over");

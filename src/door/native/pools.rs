@@ -1,18 +1,18 @@
 //! torch's pools: `torch.cuda.MemPool`, and the pool scopes of captures.
 //!
-//! torch knows one kind of pool scope: a pool's id, and a filter that says for a stream whether a
-//! request belongs to it. A capture's filter matches once its stream captures, which the heap asks
-//! the driver about anyway (`heap/src/pools/capture.rs`), so it is only told. All other filters
-//! (this thread's requests, those of a stream, everybody's) match from the beginning, and are asked
-//! here at each request while they are open, in the order in which they were opened and with no
-//! lock held. What they match comes from a named pool of the heap, whose memory is brought to it
+//! torch knows one kind of pool scope: a pool's id, and a filter that decides by stream whether a
+//! request belongs to it. A capture's filter matches once its stream captures; the heap asks the
+//! driver about that anyway (`heap/src/pools/capture.rs`), so such a scope is only announced to it.
+//! All other filters (this thread's requests, a stream's, all requests) match from the beginning.
+//! While open, they are asked here at each request, in the order of their opening and with no lock
+//! held. Their requests get memory from a named pool of the heap, which is fed with segments
 //! ([`super::segments`]).
 //!
-//! One id may serve both: a MemPool that a graph is captured into, or a pool of graphs for which
-//! the graph trees warm up and copy inputs. While a graph uses it, all its requests go to the
-//! graphs' memory: a captured kernel may read where an input was, long after the input is freed, so
-//! that must stay where it is. Which of its references a release gives up is not said, so the
-//! pool's are given up first: a graph's memory stays until nothing can use it.
+//! One id may serve both: a MemPool that a graph is captured into, or a pool of graphs in which the
+//! graph trees warm up and copy inputs. While a graph uses it, all its requests go to the graphs'
+//! memory: a captured kernel may read an input's address long after the input is freed, so that
+//! memory must stay. A release does not name the reference that it gives up, so the pool's go
+//! first: a graph's memory stays until nothing can use it.
 
 use super::super::torch::CudaStream;
 use super::boxed::Filter;
@@ -25,7 +25,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};
 
-/// How the heap's named pools that are torch's begin.
+/// Prefix of the names of the heap's pools that are torch's.
 const NAME: &str = "torch MemPool ";
 
 /// A begin without its end.
@@ -40,17 +40,17 @@ struct PoolScope {
 /// A pool of torch's.
 #[derive(Default)]
 struct Known {
-    /// References that are not a capture's.
+    /// References other than captures.
     uses: u32,
     /// Captures begun and not released.
     captures: u32,
-    /// Its memory, where it has any, and where that comes from.
+    /// Its memory, if any, with its source.
     memory: Option<Memory>,
-    /// Whether it serves others before there is an out-of-memory.
+    /// Whether it serves other requests before an out-of-memory.
     on_oom: bool,
 }
 
-/// The memory of a pool.
+/// A pool's memory.
 #[derive(Clone)]
 pub(super) struct Memory {
     pub(super) key: PoolKey,
@@ -58,7 +58,7 @@ pub(super) struct Memory {
 }
 
 impl Memory {
-    /// What the pool that has it is called.
+    /// The pool with this memory.
     pub(super) fn held<'a>(&'a self, heap: &'a Heap, device: i32, id: PoolId) -> Held<'a> {
         Held { heap, device, id, key: self.key, source: &self.source }
     }
@@ -77,10 +77,10 @@ struct Books {
 }
 
 static BOOKS: Mutex<Books> = Mutex::new(Books { pool_scopes: Vec::new(), known: BTreeMap::new() });
-/// Held, before the books, while a pool is made or destroyed: what one finds unused another must
-/// not take up meanwhile.
+/// Held, before the books, while a pool is made or destroyed: no thread may take up a pool that
+/// another has found unused.
 static CHANGES: Mutex<()> = Mutex::new(());
-/// Pool scopes with a filter that are open: requests look no further where there is none.
+/// Open pool scopes with a filter; at 0, requests look no further.
 static FILTERS: AtomicU32 = AtomicU32::new(0);
 
 fn books() -> MutexGuard<'static, Books> {
@@ -101,16 +101,16 @@ pub(super) fn id_of(name: &str) -> Option<PoolId> {
     Some((first.parse().ok()?, second.parse().ok()?))
 }
 
-/// Whether a request must ask [`route`].
+/// Whether a request must call [`route`].
 #[inline]
 pub(super) fn has_filters() -> bool {
     FILTERS.load(Ordering::Acquire) != 0
 }
 
-/// A filter could not say whether it matches.
+/// A filter failed to decide.
 pub(super) struct FilterFailed;
 
-/// Where the requests of a pool scope go.
+/// The destination of a pool scope's requests.
 pub(super) enum Route {
     /// To the pool's own segments.
     Segments(PoolId, Memory),
@@ -123,7 +123,7 @@ impl Known {
         let memory = self.memory.as_ref();
         let is_foreign =
             memory.is_some_and(|memory| matches!(*memory.source, Source::Foreign { .. }));
-        // Who has made a pool over another allocator wants its memory, graphs or not.
+        // A pool over another allocator keeps to that allocator's memory, graphs or not.
         if self.captures > 0 && !is_foreign {
             return Some(Route::Graphs(id));
         }
@@ -131,7 +131,7 @@ impl Known {
     }
 }
 
-/// The pool that a request goes to.
+/// The pool of a request.
 pub(super) fn route(device: i32, stream: CudaStream) -> Result<Option<Route>, FilterFailed> {
     let open: Vec<(Arc<Filter>, Option<Route>)> = {
         let books = books();
@@ -151,7 +151,7 @@ pub(super) fn route(device: i32, stream: CudaStream) -> Result<Option<Route>, Fi
     Ok(None)
 }
 
-/// Runs `request` with the calling thread inside of pool `key`.
+/// Runs `request` with the calling thread inside pool `key`.
 pub(super) fn inside<T>(
     heap: &Heap,
     key: PoolKey,
@@ -163,15 +163,15 @@ pub(super) fn inside<T>(
     Ok(answer)
 }
 
-/// The pools of `device` that serve others before there is an out-of-memory.
+/// The pools of `device` that serve other requests before an out-of-memory.
 pub(super) fn last_resorts(device: i32) -> Vec<PoolKey> {
     let books = books();
     let here = books.known.iter().filter(|((on, _), known)| *on == device && known.on_oom);
     here.filter_map(|(_, known)| Some(known.memory.as_ref()?.key)).collect()
 }
 
-/// A pool is made, or gets one reference more. A new one's segments come from `foreign`; where
-/// there is none, from the driver.
+/// Makes a pool, or adds a reference. The segments of a new pool come from `foreign`, or from the
+/// driver where that is `None`.
 pub(super) fn create(
     heap: &Heap,
     device: i32,
@@ -196,14 +196,14 @@ pub(super) fn create(
     Ok(())
 }
 
-/// Blocks of the pool have segments of their own from now on. False: there is no such pool.
+/// Gives the pool's blocks segments of their own from now on. False: there is no such pool.
 pub(super) fn set_no_split(heap: &Heap, device: i32, id: PoolId) -> Result<bool, PoolError> {
     let memory = books().known.get(&(device, id)).and_then(|known| known.memory.clone());
     let Some(memory) = memory else { return Ok(false) };
     heap.pool_from_outside(memory.key, false).map(|()| true)
 }
 
-/// Gives back what the pools of `device` hold that nobody uses any more. Whether any did.
+/// Gives back what the unused pools of `device` hold. Returns whether there was such a pool.
 pub(super) fn give_back_unused(heap: &Heap, device: i32) -> bool {
     let unused: Vec<(PoolId, Memory)> = {
         let books = books();
@@ -216,12 +216,11 @@ pub(super) fn give_back_unused(heap: &Heap, device: i32) -> bool {
     !unused.is_empty()
 }
 
-/// Gives back what lies idle of a pool that nobody uses any more, and forgets it where that was
-/// all.
+/// Gives back the idle memory of an unused pool, and forgets the pool once it holds nothing.
 fn give_back(heap: &Heap, device: i32, id: PoolId, memory: &Memory) {
-    // Whoever takes the pool up meanwhile has to ask for its segments anew.
+    // A thread that takes the pool up meanwhile must get its segments anew.
     memory.held(heap, device, id).give_back();
-    // Dropped last, with no lock held: its allocator goes with it.
+    // Dropped last, with no lock held: this drops the pool's allocator.
     let mut _gone = None;
     let _changes = changes();
     let mut books = books();
@@ -235,8 +234,7 @@ fn give_back(heap: &Heap, device: i32, id: PoolId, memory: &Memory) {
     }
 }
 
-/// A pool scope begins; `filter` is that of one that is no capture's. It is a reference to the
-/// pool.
+/// Begins a pool scope, which references the pool; `filter` is `None` for a capture.
 pub(super) fn begin(
     heap: &Heap,
     device: i32,
@@ -257,8 +255,7 @@ pub(super) fn begin(
     Ok(())
 }
 
-/// The latest pool scope of the pool ends: the calling thread's, where it has one. False: none is
-/// open.
+/// Ends the pool's latest scope, preferring the calling thread's. False: none is open.
 pub(super) fn end(heap: &Heap, device: i32, id: PoolId) -> Result<bool, PoolError> {
     let mine = thread::current().id();
     let pool_scope = {
@@ -283,8 +280,7 @@ pub(super) fn end(heap: &Heap, device: i32, id: PoolId) -> Result<bool, PoolErro
     Ok(true)
 }
 
-/// Waits until no thread asks the filter any more: what it looks at may be gone once its pool scope
-/// has ended.
+/// Waits until no thread uses the filter: what it reads may be gone once its pool scope has ended.
 fn outlast(mut filter: Arc<Filter>) {
     // A filter that ends a pool scope itself would wait for itself.
     while !Filter::is_inside() {
@@ -296,7 +292,7 @@ fn outlast(mut filter: Arc<Filter>) {
     }
 }
 
-/// A reference to the pool is given up. False: there is none.
+/// Gives up a reference to the pool. False: there is none.
 pub(super) fn release(heap: &Heap, device: i32, id: PoolId) -> Result<bool, PoolError> {
     let of_capture = {
         let mut books = books();
@@ -325,20 +321,21 @@ pub(super) fn uses(device: i32, id: PoolId) -> u32 {
     books().known.get(&(device, id)).map_or(0, |known| known.uses + known.captures)
 }
 
-/// Whether the pool serves others before there is an out-of-memory. False: there is no such pool.
+/// Sets whether the pool serves other requests before an out-of-memory. False: there is no such
+/// pool.
 pub(super) fn set_on_oom(device: i32, id: PoolId, wanted: bool) -> bool {
     books().known.get_mut(&(device, id)).map(|known| known.on_oom = wanted).is_some()
 }
 
-/// `emptyCache`, of all memory or of one pool's, on all devices: what nobody uses goes back to the
-/// device. A pool that is in use keeps what it holds, as under torch's own allocator: only its
-/// maker knows whether memory of another allocator is there at the moment.
+/// `emptyCache`, of all memory or of one pool's, on all devices: unused memory goes back to the
+/// device. A pool in use keeps its memory, as under torch's own allocator: only its maker knows
+/// whether another allocator's memory is available now.
 pub(super) fn empty(heap: &Heap, only: Option<PoolId>) {
     let mut whole = only.is_none();
     let unused: Vec<(i32, PoolId, Memory)> = {
         let books = books();
         let wanted = books.known.iter().filter(|((_, id), _)| only.is_none_or(|only| only == *id));
-        // A graph's memory is no pool's: only a look at everything finds it.
+        // A graph's memory belongs to no pool: only a search of everything finds it.
         wanted
             .filter_map(|(&(device, id), known)| {
                 whole |= known.captures > 0;
@@ -375,7 +372,7 @@ mod tests {
     }
 
     extern "C" fn ends_itself(filter: *mut c_void, _: CudaStream) -> c_int {
-        // SAFETY: the test's own pointer, to what outlives the call.
+        // SAFETY: the test's own pointer; its target outlives the call.
         let filter = unsafe { &*filter.cast::<Mutex<Option<Arc<Filter>>>>() };
         let kept = filter.lock().unwrap().take().unwrap();
         outlast(kept);

@@ -1,9 +1,10 @@
-//! Where the segments of torch's MemPools come from: another allocator of torch's, which the pool
-//! was made over, or the driver.
+//! The source of the segments of torch's MemPools: another allocator of torch's, given when the
+//! pool was made, or the driver.
 //!
-//! A MemPool's memory is whole segments, as under torch's own allocator: what is registered with
-//! NCCL or a network card, or belongs to another allocator, must never move, nor be in pieces. The
-//! heap says when a pool needs one; it is got, told of and given back here, with no lock held.
+//! A MemPool's memory is whole segments, as under torch's own allocator: memory that is registered
+//! with NCCL or a network card, or belongs to another allocator, must never move nor be split. The
+//! heap reports when a pool needs a segment; this module gets it, announces it and gives it back,
+//! with no lock held.
 
 use super::super::torch::{CudaStream, MempoolId};
 use super::Failure;
@@ -31,21 +32,21 @@ pub type GruyereGive = extern "C" fn(
 /// Takes back what [`GruyereGive`] gave, once. It never unwinds.
 pub type GruyereTake = extern "C" fn(object: *mut c_void, block: *mut c_void);
 
-/// Where the segments of a pool come from.
+/// The source of a pool's segments.
 pub(super) enum Source {
     /// The driver's plain allocations.
     Driver,
-    /// Another allocator's, kept until the last of them is given back.
+    /// Another allocator, kept until its last segment is given back.
     Foreign { allocator: Boxed, give: GruyereGive, take: GruyereTake },
 }
 
-/// Segments of small blocks have this length (bytes), and no others.
+/// Length (bytes) of segments for small blocks, and of no other segment.
 const SHORTEST: u64 = 2 << 20;
 
-/// The allocator threw: the shim knows what.
+/// The allocator threw; the shim keeps the exception.
 struct Threw;
 
-/// The segments that there are, by device and address, with how many there were before each.
+/// The live segments, by device and address, each with the number of segments before it.
 #[derive(Default)]
 struct Order {
     next: i32,
@@ -65,7 +66,7 @@ fn in_order<T>(body: impl FnOnce(&mut Order) -> T) -> T {
     body(ORDER.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_default())
 }
 
-/// How many segments there were before the one at `address`; -1: none of a MemPool's is there.
+/// The number of segments before the one at `address`; -1: no segment of a MemPool is there.
 pub(super) fn number_of(device: i32, address: u64) -> i32 {
     in_order(|order| order.known.get(&(device, address)).copied().unwrap_or(-1))
 }
@@ -80,8 +81,8 @@ pub(super) struct Held<'a> {
 }
 
 impl Held<'_> {
-    /// A block of `size` bytes of the pool, which `ask` asks the heap for. What else can be done
-    /// where no segment can be had, `make_room` does.
+    /// Serves a block of `size` bytes from the pool; `ask` asks the heap for it. Without a segment
+    /// to be had, `make_room` frees memory.
     pub(super) fn serve(
         &self,
         size: u64,
@@ -101,7 +102,7 @@ impl Held<'_> {
                     let refused = self.heap.pool_refusal(self.key, size, stream.1);
                     return Err(Failure::of(refused, stream.0));
                 }
-                // As torch: what is cached goes back, and the allocator is asked once more.
+                // As torch: cached memory goes back, and the allocator is asked once more.
                 Ok(None) => {
                     is_last = true;
                     make_room();
@@ -113,7 +114,7 @@ impl Held<'_> {
         }
     }
 
-    /// A segment; `None`: there is none to be had.
+    /// Gets a segment; `None`: there is none to be had.
     fn get(&self, bytes: u64, stream: CudaStream) -> Result<Option<u64>, Threw> {
         if !self.heap.pool_has_room(self.key, bytes) {
             return Ok(None);
@@ -142,20 +143,20 @@ impl Held<'_> {
         })
     }
 
-    /// Numbers a segment and tells of it, before anybody can use it.
+    /// Numbers and announces a segment before its first use.
     fn announce(&self, address: u64, bytes: u64) {
         in_order(|order| order.add(self.device, address));
         self.tell(false, address, bytes);
     }
 
-    /// Gives back, each once, what no work uses any more.
+    /// Gives back, each once, the segments that no work uses any more.
     pub(super) fn give_back(&self) {
         for (address, bytes) in self.heap.pool_take(self.key) {
             self.put(address, bytes);
         }
     }
 
-    /// Tells that a segment goes, and gives it to where it came from.
+    /// Announces the end of a segment, and returns it to its source.
     fn put(&self, address: u64, bytes: u64) {
         self.tell(true, address, bytes);
         in_order(|order| order.known.remove(&(self.device, address)));

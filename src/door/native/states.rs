@@ -1,4 +1,4 @@
-//! States of graphs' pools: torch's checkpoints (`heap/src/pools/restore.rs`).
+//! States of graphs' pools, for torch's checkpoints (`heap/src/pools/restore.rs`).
 
 use super::super::control::GRUYERE_OK;
 use super::super::guarded;
@@ -26,7 +26,7 @@ pub struct GruyereRestored {
     pub after_count: usize,
 }
 
-/// What [`GruyereRestored`] points into; the struct is its first field.
+/// Owns the memory behind [`GruyereRestored`], its first field.
 #[repr(C)]
 struct Held {
     face: GruyereRestored,
@@ -76,7 +76,7 @@ pub(super) unsafe extern "C" fn pool_restore(
             after: after.as_ptr(),
             after_count: after.len(),
         };
-        // A vector's buffer stays where it is when the vector moves.
+        // Moving a vector leaves its buffer in place.
         told = Box::into_raw(Box::new(Held { face, addresses })).cast();
         Ok(GRUYERE_OK)
     });

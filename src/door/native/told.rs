@@ -1,4 +1,4 @@
-//! What lies where and what has happened, as the native door tells torch.
+//! The memory layout and its history, as the native door reports them to torch.
 
 use super::super::control::GRUYERE_OK;
 use super::super::history::{
@@ -27,7 +27,7 @@ pub struct GruyereNativeHistory {
     pub entry_origins: *const *mut c_void,
 }
 
-/// What [`GruyereNativeHistory`] points into; the struct is its first field.
+/// Owns the memory behind [`GruyereNativeHistory`], its first field.
 #[repr(C)]
 struct Held {
     face: GruyereNativeHistory,
@@ -59,7 +59,7 @@ pub(super) extern "C" fn history_stop() {
 }
 
 pub(super) extern "C" fn context_enter(context: GruyereBoxed) -> u64 {
-    // Owned first: whatever happens, it is dropped once.
+    // Owned first: dropped once, whatever happens.
     let Some(boxed) = Boxed::new(context) else { return 0 };
     if fork::is_forked_child() {
         return 0;
@@ -97,7 +97,7 @@ pub(super) extern "C" fn history() -> *mut GruyereNativeHistory {
             origin_contexts: objects[1].as_ptr(),
             entry_origins: objects[2].as_ptr(),
         };
-        // A vector's buffer stays where it is when the vector moves.
+        // Moving a vector leaves its buffer in place.
         Box::into_raw(Box::new(Held { face, objects, boxes })).cast()
     })
 }
@@ -111,7 +111,7 @@ pub(super) unsafe extern "C" fn history_free(history: *mut GruyereNativeHistory)
     // SAFETY: the caller's promise; `history` made it from a box of `Held`, whose first field the
     // struct is.
     let held = unsafe { Box::from_raw(history.cast::<Held>()) };
-    // SAFETY: `give` made it, and nobody else has it.
+    // SAFETY: `give` made it, and nothing else owns it.
     unsafe { gruyere_history_free(held.face.noted) };
     guarded((), || drop(held));
 }

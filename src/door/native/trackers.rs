@@ -1,4 +1,4 @@
-//! Who tracks segments: the shim's one function, which tells torch's trackers.
+//! Trackers of segments: one function of the shim's, which calls torch's trackers.
 
 use super::super::torch::MempoolId;
 use std::ffi::c_int;
@@ -26,7 +26,7 @@ pub type GruyereTracker = extern "C" fn(event: *const GruyereSegmentEvent);
 
 static TRACKER: OnceLock<GruyereTracker> = OnceLock::new();
 
-/// Tells `tracker` from now on; the first one.
+/// Sets the tracker; the first one stays.
 pub(super) extern "C" fn track(tracker: GruyereTracker) {
     let _ = TRACKER.set(tracker);
 }

@@ -1,6 +1,6 @@
-//! Where the calling thread is: its device, its context, the device of a stream. Only primary
-//! contexts are served, as the runtime itself knows no others; memory of any other context is the
-//! real functions' business.
+//! The calling thread's device and context, and the device of a stream. Only primary contexts are
+//! served, as the runtime itself knows no others; memory of any other context is left to the real
+//! functions.
 
 use super::runtime::{Runtime, Stream, has};
 use crate::heap::MAX_DEVICES;
@@ -17,11 +17,11 @@ pub fn device(runtime: Runtime) -> Option<i64> {
     (unsafe { runtime.cudaGetDevice(&mut device) } == 0).then_some(i64::from(device))
 }
 
-/// The device on which a request of this thread can be served; `None` where another context than
-/// the device's primary one is current.
+/// The device that can serve a request of this thread; `None` where a context other than the
+/// device's primary one is current.
 ///
-/// A thread that has no context gets what the first call to the runtime would have given it: later
-/// calls to the driver may rely on that.
+/// A thread without a context gets the one that its first call to the runtime would have given it:
+/// later calls to the driver may rely on that.
 pub fn served_device(runtime: Runtime) -> Option<i64> {
     let device = device(runtime)?;
     let Some(driver) = driver() else { return Some(device) };
@@ -29,24 +29,24 @@ pub fn served_device(runtime: Runtime) -> Option<i64> {
     if current == 0 {
         // SAFETY: cudaFree(NULL) frees nothing; it is how programs ask for their context.
         let made = unsafe { runtime.cudaFree(ptr::null_mut()) } == 0;
-        // Which device that is may have been decided only now (`cudaSetValidDevices`).
+        // `cudaSetValidDevices` may have left the choice of the device to this call.
         return if made { self::device(runtime) } else { None };
     }
     (driver.primary(device) == Some(current)).then_some(device)
 }
 
-/// The device whose memory a request on `stream` gets: the stream's, where it has one. `None`: a
-/// stream of a context that is no primary one, or that the driver does not know.
+/// The device whose memory a request on `stream` gets: the stream's own, if it has one. `None`: a
+/// stream of a context that is not primary, or one unknown to the driver.
 pub fn device_of_stream(runtime: Runtime, stream: Stream, devices: u32) -> Option<i64> {
     let device = served_device(runtime)?;
-    // The default streams are of the current device; with one device there is no question.
+    // The default streams belong to the current device; with one device there is no question.
     if stream <= 2 || devices <= 1 {
         return Some(device);
     }
     let Some(driver) = driver() else { return Some(device) };
     let context = driver.of_stream(stream)?;
     let is_primary = |&device: &i64| driver.primary(device) == Some(context);
-    // The current one first: it nearly always is.
+    // The current device first: nearly always right.
     std::iter::once(device).chain(0..i64::from(devices)).find(is_primary)
 }
 
@@ -58,8 +58,8 @@ pub fn is_default_pool(runtime: Runtime, pool: *mut c_void, device: i64) -> bool
     found && default == pool
 }
 
-/// Whether cudaMallocAsync takes from the default pool of `device`: the program may have put one of
-/// its own in its place.
+/// Whether cudaMallocAsync allocates from the default pool of `device`; the program may have set
+/// its own pool instead.
 pub fn default_pool_is_current(runtime: Runtime, device: i64) -> bool {
     if !has::cudaDeviceGetMemPool(runtime) {
         return true;
@@ -70,7 +70,7 @@ pub fn default_pool_is_current(runtime: Runtime, device: i64) -> bool {
     found && is_default_pool(runtime, current, device)
 }
 
-/// Forgets the primary context of a device: it is about to be reset.
+/// Forgets the primary context of a device before a reset.
 pub fn forget_context(device: i64) {
     if let Some(known) = PRIMARY.get(device as usize) {
         known.store(0, Ordering::Relaxed);
@@ -93,7 +93,7 @@ type Retain = unsafe extern "C" fn(*mut usize, c_int) -> c_uint;
 type AddressRange = unsafe extern "C" fn(*mut u64, *mut usize, u64) -> c_uint;
 type StreamContext = unsafe extern "C" fn(usize, *mut usize) -> c_uint;
 
-/// What is asked of the driver about contexts.
+/// The driver's functions about contexts.
 struct Driver {
     get_current: GetCurrent,
     device_get: DeviceGet,
@@ -116,7 +116,7 @@ impl Driver {
         (unsafe { (self.stream_context)(stream, &mut context) } == 0).then_some(context)
     }
 
-    /// The primary context of `device`, where it is active: none is made just to be compared.
+    /// The primary context of `device` if active: a comparison creates none.
     fn primary(&self, device: i64) -> Option<usize> {
         let known = PRIMARY.get(usize::try_from(device).ok()?)?;
         match known.load(Ordering::Relaxed) {
@@ -138,7 +138,7 @@ impl Driver {
     }
 }
 
-/// The start of the driver's allocation that `address` lies in, where the driver can tell.
+/// The start of the driver's allocation around `address`, if the driver knows it.
 pub fn start_of_allocation(address: u64) -> Option<u64> {
     let (mut start, mut bytes) = (0, 0);
     // SAFETY: any address may be asked for; each pointer may be written.
@@ -150,7 +150,7 @@ fn driver() -> Option<&'static Driver> {
     static DRIVER: OnceLock<Driver> = OnceLock::new();
     match DRIVER.get() {
         Some(driver) => Some(driver),
-        // Not there yet: the runtime loads it when it is first needed.
+        // Not there yet: the runtime loads it when first needed.
         None => find().map(|driver| DRIVER.get_or_init(|| driver)),
     }
 }
@@ -162,7 +162,7 @@ fn find() -> Option<Driver> {
         unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOLOAD | libc::RTLD_LAZY) };
     let look = |name: &CStr| {
         [libc::RTLD_DEFAULT, handle].into_iter().enumerate().find_map(|(place, scope)| {
-            // RTLD_DEFAULT is null, as is a handle that was not got.
+            // RTLD_DEFAULT is null, as is a handle that could not be had.
             if place == 1 && scope.is_null() {
                 return None;
             }

@@ -1,7 +1,7 @@
-//! The interposed functions: each decides who serves the call.
+//! The interposed functions: each decides what serves the call.
 //!
-//! A call goes straight through where the door is shut ([`mode`]) and where the thread is in the
-//! library already ([`inside`]). Bodies get the caller's return address as their last argument
+//! A call passes through where the door is shut ([`mode`]) and where the thread is already in the
+//! library ([`inside`]). Bodies get the caller's return address as their last argument
 //! ([`shim`](super::shim)).
 
 use super::later::forbid_waits_before;
@@ -52,9 +52,9 @@ export! {
     cudaGraphAddHostNode after 5 => graph_add_host_node;
 }
 
-// SAFETY of every body below: it is called by its shim alone, with the arguments of the program,
-// which keep the promises of the CUDA function of that name; they are handed to the real function,
-// or to what stands in for it and asks for no more.
+// SAFETY of every body below: its shim alone calls it, with the arguments of the program, which
+// keep the promises of the CUDA function of that name; they go to the real function, or to its
+// replacement here, which asks for no more.
 
 unsafe extern "C" fn malloc(out: *mut *mut c_void, bytes: usize, caller: Caller) -> CudaError {
     // SAFETY: as above.
@@ -67,8 +67,8 @@ unsafe extern "C" fn malloc(out: *mut *mut c_void, bytes: usize, caller: Caller)
     }
 }
 
-/// `cudaMalloc` while watching the runtime alone. Apart from the other ways, so that it saves its
-/// own registers only.
+/// `cudaMalloc` while watching the runtime alone. A function apart, so that it saves its own
+/// registers only.
 #[inline(never)]
 unsafe fn watched_malloc(out: *mut *mut c_void, bytes: usize, caller: Caller) -> CudaError {
     let runtime = Runtime::of(caller);
@@ -550,7 +550,7 @@ unsafe extern "C" fn ipc_get_mem_handle(
     }
 }
 
-// What the host may hold up: the real call, before which the heap is told.
+// Calls that the host may hold up: the heap is told, then the real call runs.
 
 /// A function with its name in the log.
 macro_rules! told {

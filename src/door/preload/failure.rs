@@ -1,5 +1,5 @@
-//! Errors of ours, as the CUDA runtime tells of its own: the code is answered, and the thread's
-//! last error says the same.
+//! Our errors, reported as the CUDA runtime reports its own: the call returns the code, and the
+//! thread's last error is the same.
 
 use super::super::oom;
 use super::runtime::{CudaError, Runtime};
@@ -13,20 +13,20 @@ use std::ptr;
 pub(super) const INVALID_VALUE: CudaError = 1;
 /// `cudaErrorMemoryAllocation`.
 pub(super) const OUT_OF_MEMORY: CudaError = 2;
-/// More than any device has, and a multiple of whatever a runtime rounds to.
+/// More than any device has, and a multiple of any rounding of a runtime's.
 const IMPOSSIBLE: usize = 1 << 62;
 /// `cudaStreamCaptureModeRelaxed`.
 const RELAXED: c_uint = 2;
 
-/// The dump and the log of any out-of-memory of ours.
+/// Dumps and logs an out-of-memory of ours.
 #[cold]
 pub fn tell_of_out_of_memory(heap: &Heap, report: &mut Report, stream: StreamHandle) {
     oom::note(heap, report, stream);
-    // The program may have an answer to it: torch gives its cache back and asks again.
+    // The program may handle it: torch gives its cache back and asks again.
     log::warn!("{report}");
 }
 
-/// Answers `cudaErrorMemoryAllocation`.
+/// Returns `cudaErrorMemoryAllocation`.
 #[cold]
 pub fn out_of_memory(
     runtime: Runtime,
@@ -39,13 +39,14 @@ pub fn out_of_memory(
     OUT_OF_MEMORY
 }
 
-/// The runtime's last error becomes 2: only the runtime can set it, so it is asked for what it
-/// cannot give.
+/// Sets the runtime's last error to 2: only the runtime can, so it gets a request that it cannot
+/// serve.
 fn set_last_error_out_of_memory(runtime: Runtime) {
     let mut address = ptr::null_mut();
     let mut mode = RELAXED;
     // SAFETY: `mode` and `address` may be written. In the relaxed mode an allocation disturbs no
-    // capture; the mode is put back. What should be impossible and was given is freed again.
+    // capture; the mode is put back. An allocation that should be impossible and succeeded is freed
+    // again.
     unsafe {
         let relaxed = runtime.cudaThreadExchangeStreamCaptureMode(&mut mode) == 0;
         if runtime.cudaMalloc(&mut address, IMPOSSIBLE) == 0 {
@@ -57,7 +58,7 @@ fn set_last_error_out_of_memory(runtime: Runtime) {
     }
 }
 
-/// Answers `cudaErrorInvalidValue`. The log has said why.
+/// Returns `cudaErrorInvalidValue`. The log has the reason.
 #[cold]
 pub fn invalid_value(runtime: Runtime) -> CudaError {
     // SAFETY: the documented answer to NULL is this very error, and nothing is written.

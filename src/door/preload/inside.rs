@@ -1,22 +1,22 @@
-//! Knowing that the calling thread is already inside the library: what it calls from there goes
-//! straight to the real functions.
+//! Notes that the calling thread is inside the library: its calls from there go straight to the
+//! real functions.
 
 use std::cell::Cell;
 
 thread_local! {
     /// Whether the thread is inside. A plain cell: nothing runs at the thread's end, so it works to
-    /// its last instruction.
+    /// the thread's last instruction.
     static INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// The thread is inside until this is dropped. (The address of the thread's cell: to look it up
-/// again would cost as much as all else here.)
+/// Keeps the thread inside until dropped. (Holds the address of the thread's cell: a second lookup
+/// would cost as much as all else here.)
 pub struct Inside(*const Cell<bool>);
 
 /// Enters, unless the thread is inside already.
 #[inline]
 pub fn enter() -> Option<Inside> {
-    // Made only where it is wanted: one that is dropped lets the thread out.
+    // Made only on success: dropping one lets the thread out.
     INSIDE.with(|cell| (!cell.replace(true)).then(|| Inside(cell)))
 }
 
@@ -24,15 +24,15 @@ impl Drop for Inside {
     #[inline]
     fn drop(&mut self) {
         // SAFETY: the cell of this very thread, since a pointer keeps this from being sent to
-        // another; it stands as long as the thread does.
+        // another; it lives as long as the thread does.
         unsafe { &*self.0 }.set(false);
     }
 }
 
-/// The thread is outside until this is dropped, and then as it was.
+/// Keeps the thread outside until dropped, then restores its previous state.
 pub struct Outside(bool);
 
-/// Leaves for a while: the program's own code is about to be called.
+/// Leaves for a while, before a call of the program's own code.
 pub fn leave() -> Outside {
     Outside(INSIDE.replace(false))
 }

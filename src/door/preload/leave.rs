@@ -1,4 +1,4 @@
-//! The end of a process: a program in which no call was seen is told so, with what would help.
+//! The end of a process: reports a program in which no call was seen, with the remedy.
 
 use super::super::{current, fork, guarded};
 use super::mode;
@@ -6,10 +6,10 @@ use crate::config::{Config, PreloadMode, logging};
 use std::ffi::{CStr, c_int, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Whether an allocation came by. States: false -> true, at the first.
+/// Whether an allocation was seen. States: false -> true, at the first.
 static SEEN: AtomicBool = AtomicBool::new(false);
 
-/// An allocation came by.
+/// Notes an allocation.
 #[inline]
 pub fn saw_a_call() {
     // A load first: all threads share the word.
@@ -18,18 +18,18 @@ pub fn saw_a_call() {
     }
 }
 
-/// From now on the end of the process is looked at.
+/// Registers the check at the end of the process.
 pub fn watch() {
     extern "C" fn at_exit() {
         guarded((), tell);
     }
     // SAFETY: the handler is a function of this library, which is never unloaded (`-z nodelete`).
-    // Where there is no memory for it, there is no message.
+    // Without memory for it there is no message.
     unsafe { libc::atexit(at_exit) };
 }
 
 fn tell() {
-    // A forked child that ends by exit would say it once more. A program that uses the library by
+    // A forked child that ends by exit would repeat the message. A program that uses the library by
     // its own functions (gruyere.h, `python -m gruyere`) has its heap without an interposed call.
     if SEEN.load(Ordering::Relaxed)
         || current().is_some()
@@ -60,7 +60,7 @@ fn tell() {
     );
 }
 
-/// Whether a library is among those of the process, in any version.
+/// Whether the process has loaded a library, in any version.
 fn is_loaded(library: &str) -> bool {
     struct Search<'a> {
         library: &'a str,
@@ -71,8 +71,8 @@ fn is_loaded(library: &str) -> bool {
         _: usize,
         data: *mut c_void,
     ) -> c_int {
-        // SAFETY: the loader's own structure, and the search that was passed below, which nothing
-        // else refers to meanwhile.
+        // SAFETY: the loader's own structure, and the search passed below, which nothing else
+        // refers to meanwhile.
         let (name, search) = unsafe { ((*info).dlpi_name, &mut *data.cast::<Search<'_>>()) };
         // SAFETY: where it is not null, the loader's string.
         search.found |=
@@ -80,7 +80,7 @@ fn is_loaded(library: &str) -> bool {
         c_int::from(search.found)
     }
     let mut search = Search { library, found: false };
-    // SAFETY: `visit` is called back with the pointer that is passed here, before this returns.
+    // SAFETY: `visit` is called back with the pointer passed here, before this returns.
     unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut search).cast()) };
     search.found
 }

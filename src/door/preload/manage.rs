@@ -1,9 +1,9 @@
 //! `manage`: the heap serves the calls.
 //!
 //! A pointer of ours never reaches the real functions, which would not know it or, worse, would
-//! take it for the span that it lies in; and a pointer of anybody else's never stays here. What the
-//! heap cannot serve, short of an out-of-memory, goes to the real functions too: both kinds of
-//! memory may live side by side.
+//! take it for the span around it; and a foreign pointer never stays here. A request that the heap
+//! cannot serve, short of an out-of-memory, goes to the real functions: both kinds of memory may
+//! live side by side.
 
 use super::current;
 use super::failure::{invalid_value, out_of_memory};
@@ -16,12 +16,12 @@ use crate::driver::StreamHandle;
 use crate::heap::{Error, Heap};
 use std::ffi::{c_int, c_uint, c_void};
 
-/// What became of a request.
+/// The outcome of a request.
 enum Outcome {
     Served(u64),
-    /// Answered with this error.
+    /// The call returns this error.
     Refused(CudaError),
-    /// For the real function.
+    /// The real function serves it.
     NotOurs,
 }
 
@@ -33,7 +33,7 @@ fn allocate(
     place: impl FnOnce(&Heap) -> Option<i64>,
 ) -> Outcome {
     let Ok(heap) = heap() else {
-        // The log has said why.
+        // The log has the reason.
         mode::fall_back();
         return Outcome::NotOurs;
     };
@@ -50,7 +50,7 @@ fn allocate(
     }
 }
 
-/// `cudaMalloc`. Size 0 and NULL are answered by the real function, as each runtime does it.
+/// `cudaMalloc`. Size 0 and NULL go to the real function, as runtimes differ.
 ///
 /// # Safety
 /// `out` is NULL or may be written.
@@ -66,7 +66,7 @@ pub unsafe fn malloc(runtime: Runtime, out: *mut *mut c_void, bytes: usize) -> C
     unsafe { answer(outcome, out, || runtime.cudaMalloc(out, bytes)) }
 }
 
-/// Writes what was served; asks the real function where that is for it.
+/// Writes a served address; calls the real function for `NotOurs`.
 ///
 /// # Safety
 /// `out` may be written where something was served.
@@ -145,8 +145,8 @@ pub unsafe fn malloc_3d(runtime: Runtime, out: *mut PitchedPtr, extent: Extent) 
     }
 }
 
-/// The device on which a request on `stream` may be served from the heap. Not while the stream
-/// captures: what a capture allocates becomes a node of its graph, which ours never are.
+/// The device on which the heap may serve a request on `stream`. `None` while the stream captures:
+/// an allocation in a capture becomes a node of its graph, and ours cannot.
 fn place_on_stream(runtime: Runtime, heap: &Heap, stream: Stream) -> Option<i64> {
     let device = current::device_of_stream(runtime, stream, heap.device_count())?;
     (capturing(runtime, stream) == Ok(false)).then_some(device)
@@ -156,7 +156,7 @@ fn place_on_stream(runtime: Runtime, heap: &Heap, stream: Stream) -> Option<i64>
 ///
 /// # Errors
 /// The runtime's, where the stream cannot be used: there is no such stream, or (the legacy default
-/// stream) another one captures.
+/// stream) another stream captures.
 fn capturing(runtime: Runtime, stream: Stream) -> Result<bool, CudaError> {
     let mut status: c_uint = 0;
     // SAFETY: the stream is the caller's; `status` may be written.
@@ -166,8 +166,8 @@ fn capturing(runtime: Runtime, stream: Stream) -> Result<bool, CudaError> {
     }
 }
 
-/// `cudaMallocAsync`. Where the program has made a pool of its own the current one, its properties
-/// are the program's wish: the real function serves it.
+/// `cudaMallocAsync`. If the program has made its own pool current, it wants that pool's
+/// properties: the real function serves it.
 ///
 /// # Safety
 /// `out` is NULL or may be written.
@@ -193,8 +193,7 @@ pub unsafe fn malloc_async(
     unsafe { answer(outcome, out, || runtime.malloc_async(per_thread, stream, out, bytes)) }
 }
 
-/// `cudaMallocFromPoolAsync`: the default pool of a device is served, any other is the program's
-/// own.
+/// `cudaMallocFromPoolAsync`: serves the default pool of a device; any other is the program's own.
 ///
 /// # Safety
 /// `out` is NULL or may be written.
@@ -248,8 +247,8 @@ fn is_of(runtime: Runtime, heap: &Heap, device: u32, stream: Stream) -> bool {
     devices <= 1 || current::device_of_stream(runtime, stream, devices) == Some(i64::from(device))
 }
 
-/// `cudaFreeAsync`. In a capture it would have to become a node of the graph, which takes graph
-/// memory only: CUDA refuses any other, and so do we.
+/// `cudaFreeAsync`. In a capture it would become a node of the graph, which takes graph memory
+/// only: CUDA refuses any other memory, and so do we.
 ///
 /// # Safety
 /// As cudaFreeAsync.
@@ -267,8 +266,8 @@ pub unsafe fn free_async(
                     if is_of(runtime, heap, device, on) {
                         heap.free_on(pointer as u64, StreamHandle(on));
                     } else {
-                        // The heap has no events on another device's streams. Rare enough to be
-                        // waited for.
+                        // The heap has no events on another device's streams. Rare enough to wait
+                        // for.
                         // SAFETY: the stream is the caller's, who promises that it is one.
                         unsafe { runtime.cudaStreamSynchronize(on) };
                         heap.free_device_wide(pointer as u64);
@@ -284,7 +283,7 @@ pub unsafe fn free_async(
                     );
                     invalid_value(runtime)
                 }
-                // As the real function would answer; the runtime's last error is this one already.
+                // As the real function; the runtime's last error is this one already.
                 Err(error) => {
                     log::error!(
                         "cudaFreeAsync({pointer:p}): stream {on:#x} cannot be used now (error \
@@ -301,7 +300,7 @@ pub unsafe fn free_async(
     done.unwrap_or_else(|| unsafe { runtime.free_async(per_thread, stream, pointer) })
 }
 
-/// `cudaMemGetInfo`: what we would give back counts as free.
+/// `cudaMemGetInfo`: memory that we would give back counts as free.
 ///
 /// # Safety
 /// `free` and `total` are NULL or may be written.
@@ -339,7 +338,7 @@ pub unsafe fn stream_destroy(runtime: Runtime, stream: Stream) -> CudaError {
     unsafe { runtime.cudaStreamDestroy(stream) }
 }
 
-/// A synchronisation of the device by `real`: what was freed before it is free for all after it.
+/// Synchronises the device by `real`: blocks freed before it are free for all streams after it.
 pub fn device_synchronize(runtime: Runtime, real: impl FnOnce() -> CudaError) -> CudaError {
     let before = guarded(None, || {
         let heap = heap_in_use()?;
@@ -355,7 +354,7 @@ pub fn device_synchronize(runtime: Runtime, real: impl FnOnce() -> CudaError) ->
     error
 }
 
-/// A reset of the device by `real`: all blocks on it are gone.
+/// Resets the device by `real`: all blocks on it are gone.
 pub fn device_reset(runtime: Runtime, real: impl FnOnce() -> CudaError) -> CudaError {
     guarded((), || {
         if let Some(heap) = heap_in_use()
@@ -369,15 +368,15 @@ pub fn device_reset(runtime: Runtime, real: impl FnOnce() -> CudaError) -> CudaE
     real()
 }
 
-/// The current device may reach the memory of `peer` from now on, by `real`. Mapped memory does not
-/// follow by itself: the heap grants access once both devices are in use.
+/// Lets the current device reach the memory of `peer`, by `real`. Mapped memory does not follow by
+/// itself: the heap grants access once both devices are in use.
 pub fn enable_peer_access(
     runtime: Runtime,
     peer: c_int,
     real: impl FnOnce() -> CudaError,
 ) -> CudaError {
     let error = real();
-    // An error may say that it was enabled before, which is the same to us.
+    // The error may be that access was enabled before: all the same to us.
     guarded((), || {
         if let Ok(heap) = heap()
             && let Some(device) = current::served_device(runtime)
@@ -388,15 +387,14 @@ pub fn enable_peer_access(
     error
 }
 
-/// A capture that `real` begins on `stream`.
+/// Begins a capture on `stream` by `real`.
 pub fn begin_capture(
     runtime: Runtime,
     stream: Stream,
     real: impl FnOnce() -> CudaError,
 ) -> CudaError {
     let place = guarded(None, || {
-        // A heap that is made while something captures would ask the driver what it must not be
-        // asked then.
+        // A heap made during a capture would make driver calls that the capture forbids.
         let heap = heap().ok()?;
         let device = current::device_of_stream(runtime, stream, heap.device_count())?;
         heap.capture_begins(device, StreamHandle(stream));
@@ -411,8 +409,8 @@ pub fn begin_capture(
     error
 }
 
-/// The end of the capture on `stream`, by `real`. A failed capture ends as well; a call that the
-/// runtime refuses (from another thread) leaves it open.
+/// Ends the capture on `stream` by `real`. A failed capture ends as well; a call that the runtime
+/// refuses (from another thread) leaves it open.
 pub fn end_capture(
     runtime: Runtime,
     stream: Stream,
@@ -430,8 +428,8 @@ pub fn end_capture(
     error
 }
 
-/// `cudaIpcGetMemHandle`. A handle names the driver's allocation that a pointer lies in, and opens
-/// at its start: so only a block that starts its span can be exported, and only where spans are the
+/// `cudaIpcGetMemHandle`. A handle names the driver's allocation around a pointer, and opens at its
+/// start: so only a block that starts its span can be exported, and only where spans are the
 /// driver's plain allocations.
 ///
 /// # Safety

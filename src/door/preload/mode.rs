@@ -1,5 +1,5 @@
-//! What the interposed calls of this process do: the configuration's wish, and how the library came
-//! in.
+//! What the interposed calls of this process do, from the configuration and from how the library
+//! was loaded.
 
 use super::runtime;
 use crate::config::{Config, Preload, PreloadMode, logging};
@@ -8,21 +8,21 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, Ordering};
 
-/// What is done with an interposed call.
+/// The treatment of an interposed call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Mode {
-    /// The call goes through.
+    /// The call passes through.
     Off = 1,
     /// The heap serves it.
     Manage = 2,
-    /// It goes through and is recorded.
+    /// It passes through and is recorded.
     Observe = 3,
-    /// The process is ending: mallocs go through, and frees of what the heap served are swallowed.
+    /// The process is ending: mallocs pass through, frees of the heap's blocks are swallowed.
     Leaving = 4,
 }
 
-/// The [`Mode`], 0 while nobody has asked, 5 for Observe without the driver's calls.
+/// The [`Mode`], 0 while undecided, 5 for Observe without the driver's calls.
 ///
 /// ```text
 /// 0              -> Off | Manage | Observe | 5   decide(), at the first call
@@ -31,18 +31,17 @@ pub enum Mode {
 /// Manage         -> Leaving                      leave(), the exit handler
 /// Observe, 5     -> Off                          fall_back(), leave(), a forked child
 /// ```
-/// Relaxed: nothing else hangs on it; the heap is published on its own.
+/// Relaxed: nothing else depends on it; the heap is published on its own.
 static MODE: AtomicU8 = AtomicU8::new(UNDECIDED);
 const UNDECIDED: u8 = 0;
 const RUNTIME_ALONE: u8 = 5;
 
-/// The process in which the library was put in by LD_PRELOAD, 0 where it was not (or its
-/// initialiser has not run). States: 0 -> pid, once, in the initialiser; a forked child keeps its
-/// parent's.
+/// The process that loaded the library by LD_PRELOAD, 0 where there is none (or the initialiser has
+/// not run). States: 0 -> pid, once, in the initialiser; a forked child keeps its parent's.
 static PRELOADED_IN: AtomicI32 = AtomicI32::new(0);
 
-/// Whether the library's initialiser has run. States: false -> true, once. Before that calls go
-/// through: Rust's own initialisers may be among those that have not run.
+/// Whether the library's initialiser has run. States: false -> true, once. Before that calls pass
+/// through: Rust's own initialisers may not have run either.
 static LOADED: AtomicBool = AtomicBool::new(false);
 
 /// The mode in force.
@@ -58,8 +57,8 @@ pub fn mode() -> Mode {
     }
 }
 
-/// Whether the runtime's calls are watched, and the driver's are not: then a watched call has no
-/// call inside it that would be seen again, and need not say that it is under way.
+/// Whether the runtime's calls are watched and the driver's are not: then a watched call contains
+/// no second watched call, and need not mark itself as under way.
 #[inline(always)]
 pub fn watches_runtime_alone() -> bool {
     MODE.load(Ordering::Relaxed) == RUNTIME_ALONE
@@ -79,8 +78,8 @@ fn decide() -> Mode {
             Preload { mode: PreloadMode::Off, driver: false }
         }
     };
-    // A runtime inside the program may answer to the runtime's names itself; the driver's calls
-    // come here all the same.
+    // A runtime inside the program may define the runtime's names itself; the driver's calls come
+    // here all the same.
     let reached = || reached() || preload.driver && PRELOADED_IN.load(Ordering::Relaxed) != 0;
     let mode = match preload.mode {
         PreloadMode::Auto if PRELOADED_IN.load(Ordering::Relaxed) == 0 => Mode::Off,
@@ -88,8 +87,7 @@ fn decide() -> Mode {
         PreloadMode::Observe if reached() => Mode::Observe,
         _ => Mode::Off,
     };
-    // Threads that decide at once decide alike; only a change that came meanwhile (an exit) must
-    // stay.
+    // Threads that decide at once decide alike; only a change made meanwhile (an exit) must stay.
     let state = if mode == Mode::Observe && !preload.driver { RUNTIME_ALONE } else { mode as u8 };
     match MODE.compare_exchange(UNDECIDED, state, Ordering::Relaxed, Ordering::Relaxed) {
         Ok(_) => mode,
@@ -97,24 +95,24 @@ fn decide() -> Mode {
     }
 }
 
-/// Whether the program's calls come here at all: not where the library was loaded by dlopen, or
-/// after the runtime. A second copy of the library in the process is behind the first.
+/// Whether the program's calls come here at all: not after a dlopen of the library, nor behind the
+/// runtime. A second copy of the library in the process is behind the first.
 fn reached() -> bool {
     runtime::is_bound_to_us(c"cudaMalloc")
 }
 
-/// Whether calls may be served or watched, now or once the library's initialiser has run.
+/// Whether calls may be served or watched, now or after the library's initialiser.
 pub fn may_open() -> bool {
     !LOADED.load(Ordering::Acquire) || mode() != Mode::Off
 }
 
-/// There can be no heap in this process, or it is a forked child whose parent had one: its calls go
-/// through. Async-signal-safe: one store.
+/// Lets calls pass through: there can be no heap in this process, or it is a forked child whose
+/// parent had one. Async-signal-safe: one store.
 pub fn fall_back() {
     MODE.store(Mode::Off as u8, Ordering::Relaxed);
 }
 
-/// The process ends; what comes now comes from static destructors and other exit handlers.
+/// Notes the end of the process; later calls come from static destructors and other exit handlers.
 pub fn leave() {
     let _ = MODE.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |mode| match mode {
         mode if mode == Mode::Manage as u8 => Some(Mode::Leaving as u8),
@@ -123,8 +121,7 @@ pub fn leave() {
     });
 }
 
-/// Whether LD_PRELOAD put the library into this very process (not into one that it was forked
-/// from).
+/// Whether LD_PRELOAD put the library into this very process (not only into its parent).
 pub fn was_preloaded_here() -> bool {
     // SAFETY: getpid has no preconditions.
     PRELOADED_IN.load(Ordering::Relaxed) == unsafe { libc::getpid() }
@@ -132,7 +129,7 @@ pub fn was_preloaded_here() -> bool {
 
 /// The library's initialiser.
 extern "C" fn initialize() {
-    // A panic here would end programs that never heard of us.
+    // A panic here would end programs that do not use us.
     super::super::guarded((), || {
         if is_preloaded() {
             // SAFETY: getpid has no preconditions.
@@ -162,8 +159,8 @@ pub fn is_second_copy() -> bool {
     !reached() && bound_to.is_some_and(|path| path.file_name() == own_name())
 }
 
-/// Whether a list of the dynamic linker's (files, parted by spaces, colons or lines) names a file
-/// called `own`.
+/// Whether a list of the dynamic linker's (files, separated by spaces, colons or lines) names a
+/// file called `own`.
 fn names(list: &[u8], own: &OsStr) -> bool {
     let mut files = list.split(|byte| byte.is_ascii_whitespace() || *byte == b':');
     files.any(|file| Path::new(OsStr::from_bytes(file)).file_name() == Some(own))
@@ -172,7 +169,7 @@ fn names(list: &[u8], own: &OsStr) -> bool {
 /// The file name of this library.
 fn own_name() -> Option<&'static OsStr> {
     let mut info = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
-    // SAFETY: the address is of this library; dladdr fills `info` where it answers other than 0,
+    // SAFETY: the address is of this library; dladdr fills `info` where it returns anything but 0,
     // and zeroed it is valid too.
     let (found, info): (c_int, _) =
         unsafe { (libc::dladdr(own_name as *const _, info.as_mut_ptr()), info.assume_init()) };

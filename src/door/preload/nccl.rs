@@ -1,6 +1,6 @@
-//! NCCL's functions that make communicators: the real calls, before which the heap is told of more
-//! ranks than one ([`super::later`]). A communicator that is split or shrunk was made by one of
-//! these.
+//! NCCL's functions that make communicators: each announces more than one rank to the heap, then
+//! makes the real call ([`super::later`]). Splitting or shrinking takes a communicator
+//! that one of these made.
 
 use super::later::forbid_waits_before_ranks;
 use super::runtime::{CudaError, Runtime, UniqueId};
@@ -18,8 +18,8 @@ export! {
 type NcclResult = CudaError;
 type Caller = *const c_void;
 
-// SAFETY of every body below: it is called by its shim alone, with the arguments of the program,
-// which keep the promises of NCCL's function of that name and are handed to it.
+// SAFETY of every body below: its shim alone calls it, with the arguments of the program, which
+// keep the promises of NCCL's function of that name and go to that function.
 
 unsafe extern "C" fn comm_init_rank(
     out: *mut *mut c_void,

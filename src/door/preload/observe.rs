@@ -1,7 +1,7 @@
-//! `observe`: the real call with the caller's very arguments, its answer untouched; what it did is
-//! written down.
+//! `observe`: makes the real call with the caller's very arguments, leaves its result untouched,
+//! and records its effect.
 //!
-//! Nothing of our own is called but cudaGetDevice, which makes no context.
+//! Of CUDA it calls nothing else but cudaGetDevice, which makes no context.
 
 use super::current;
 use super::mode;
@@ -11,7 +11,7 @@ use crate::driver::StreamHandle;
 use crate::heap::Heap;
 use std::ffi::c_void;
 
-/// The real call gave `bytes` at `*out`, if it answered 0.
+/// Records the `bytes` at `*out` where the real call returned 0.
 ///
 /// # Safety
 /// `out` may be read where `error` is 0.
@@ -41,16 +41,16 @@ fn note(runtime: Runtime, address: u64, bytes: usize, stream: StreamHandle) {
     }
 }
 
-/// The book, at the first call.
+/// The heap that records, made at the first call.
 #[cold]
 #[inline(never)]
 fn begin() -> Option<&'static Heap> {
-    // Where there is none, the log has said why.
+    // Without one, the log has the reason.
     heap().inspect_err(|_| mode::fall_back()).ok()
 }
 
-/// The block at `pointer` is about to be freed: noted before, as another thread may get the address
-/// at once.
+/// Records the coming free of the block at `pointer`: before the call, as another thread may get
+/// the address at once.
 #[inline(always)]
 pub fn freeing(pointer: *const c_void, stream: StreamHandle) {
     if !pointer.is_null() {
@@ -62,13 +62,13 @@ pub fn freeing(pointer: *const c_void, stream: StreamHandle) {
     }
 }
 
-/// The stream of a caller, as the record counts it.
+/// The record's handle of a caller's stream.
 #[inline]
 pub fn on(stream: Stream, per_thread: bool) -> StreamHandle {
     StreamHandle(effective(per_thread, stream))
 }
 
-/// The device is about to be reset: what was on it is gone.
+/// Records the coming reset of the device: all blocks on it are gone.
 pub fn resetting(runtime: Runtime) {
     guarded((), || {
         if let Some(heap) = heap_in_use()

@@ -1,10 +1,10 @@
-//! The real CUDA runtime behind the interposed functions: whichever the caller would have called
+//! The real CUDA runtime behind the interposed functions: the one that the caller would have called
 //! without us.
 //!
-//! Usually it is the next one in the global scope (`RTLD_NEXT`). It is not there where the runtime
-//! came in privately (Python loads extension modules so, with all that they need), and a process
-//! may have several runtimes. So the caller's own libraries are asked too: the object that the
-//! return address lies in, and what it depends on.
+//! Usually it is the next one in the global scope (`RTLD_NEXT`). It is missing there where the
+//! runtime came in privately (Python loads extension modules and their dependencies so), and a
+//! process may have several runtimes. So a search of the caller's own libraries follows: the object
+//! around the return address, and its dependencies.
 
 use std::ffi::{CStr, OsStr, c_char, c_int, c_uint, c_void};
 use std::mem::MaybeUninit;
@@ -55,14 +55,14 @@ pub struct IpcMemHandle([u8; 64]);
 #[derive(Clone, Copy)]
 pub struct UniqueId([u8; 128]);
 
-/// The runtime that serves a caller, found function by function.
+/// A caller's runtime, found function by function.
 #[derive(Clone, Copy)]
 pub struct Runtime {
     caller: *const c_void,
 }
 
 impl Runtime {
-    /// The runtime of whoever called from `caller`, a return address.
+    /// The runtime of the code at `caller`, a return address.
     pub fn of(caller: *const c_void) -> Self {
         Self { caller }
     }
@@ -235,8 +235,8 @@ twins! {
         malloc_from_pool_async(out: *mut *mut c_void, bytes: usize, pool: *mut c_void);
 }
 
-/// The stream that a caller means: for those that were compiled for per-thread default streams, 0
-/// is the thread's own (handle 2).
+/// The stream that a caller means: in code compiled for per-thread default streams, 0 is the
+/// thread's own (handle 2).
 #[inline]
 pub fn effective(per_thread: bool, stream: Stream) -> Stream {
     if per_thread && stream == 0 { 2 } else { stream }
@@ -263,9 +263,9 @@ fn missing(function: Function) -> CudaError {
 ///       BUSY -> key the same thread, after it has written `address` (release; readers acquire)
 ///       key         for good
 /// ```
-/// What is found stays right: libraries that were found are kept loaded. (A caller's library may be
-/// unloaded and another be loaded in its place, with another runtime: it would get the first one's.
-/// Nobody has been seen to do that.)
+/// A found address stays right: found libraries are kept loaded. (If a caller's library is unloaded
+/// and another, with another runtime, is loaded in its place, it gets the first one's runtime. No
+/// program has been seen to do that.)
 struct Found {
     key: AtomicUsize,
     address: AtomicUsize,
@@ -274,7 +274,7 @@ struct Found {
 const BUSY: usize = 1;
 /// A power of two. Programs have some dozen call sites.
 const SLOTS: usize = 512;
-/// Slots looked at for a key, before it is looked up each time.
+/// Slots tried for a key; a key without a slot is looked up each time.
 const PROBES: usize = 8;
 
 static FOUND: [Found; SLOTS] =
@@ -284,8 +284,8 @@ impl Runtime {
     /// The address of the real function, 0 where there is none.
     #[inline]
     fn find(self, function: Function) -> usize {
-        // Code lies below 2^48 on both architectures. The number is counted from 1, so that no key
-        // is 0 or BUSY.
+        // Code lies below 2^48 on both architectures. The function counts from 1, so that no key is
+        // 0 or BUSY.
         let key = self.caller as usize ^ ((function as usize + 1) << 48);
         let hash = (key as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 48;
         let first = &FOUND[hash as usize % SLOTS];
@@ -319,24 +319,24 @@ impl Runtime {
     }
 }
 
-/// What the caller would have called, null where there is nothing.
+/// The function that the caller would have called, null where there is none.
 fn search(caller: *const c_void, symbol: &CStr) -> *mut c_void {
-    // SAFETY: dlsym reads a NUL-terminated name. RTLD_NEXT is relative to the library that the call
-    // is in, which is ours.
+    // SAFETY: dlsym reads a NUL-terminated name. RTLD_NEXT is relative to the library of the call,
+    // which is ours.
     let next = not_ours(unsafe { libc::dlsym(libc::RTLD_NEXT, symbol.as_ptr()) });
     let own = in_tree_of(caller, symbol);
     if next.is_null() {
         return if own.is_null() { in_any_runtime(symbol) } else { own };
     }
-    // References carry the runtime's version, ours satisfies them all: a caller that is linked with
-    // another major version than the next one's would have passed it by.
+    // References carry the runtime's version, and ours satisfies them all: a caller linked with
+    // another major version than the next runtime's would have skipped that one.
     match (runtime_version(next), runtime_version(own)) {
         (Some(one), Some(other)) if one != other => own,
         _ => next,
     }
 }
 
-/// The object that an address lies in.
+/// The loaded object around an address.
 fn object_of(address: *const c_void) -> Option<libc::Dl_info> {
     let mut info = MaybeUninit::<libc::Dl_info>::zeroed();
     // SAFETY: dladdr takes any address and fills `info` where it answers other than 0; zeroed it is
@@ -352,8 +352,7 @@ fn not_ours(address: *mut c_void) -> *mut c_void {
     if its.is_some() && its == ours { ptr::null_mut() } else { address }
 }
 
-/// Whether a symbol that this library exports is the one that the program's references are bound
-/// to.
+/// Whether the program's references to an exported symbol are bound to this library.
 pub fn is_bound_to_us(symbol: &CStr) -> bool {
     // SAFETY: dlsym reads a NUL-terminated name.
     let first = unsafe { libc::dlsym(libc::RTLD_DEFAULT, symbol.as_ptr()) };
@@ -371,7 +370,7 @@ pub fn file_of(symbol: &CStr) -> Option<&'static Path> {
     Some(Path::new(OsStr::from_bytes(name.to_bytes())))
 }
 
-/// Looks in the object of `caller` and in what it depends on.
+/// Searches the object of `caller` and its dependencies.
 fn in_tree_of(caller: *const c_void, symbol: &CStr) -> *mut c_void {
     match object_of(caller) {
         Some(object) => in_loaded(object.dli_fname, symbol),
@@ -379,7 +378,7 @@ fn in_tree_of(caller: *const c_void, symbol: &CStr) -> *mut c_void {
     }
 }
 
-/// Looks in a library that is loaded, and in what it depends on; never loads one.
+/// Searches a loaded library and its dependencies; loads nothing.
 fn in_loaded(file: *const c_char, symbol: &CStr) -> *mut c_void {
     // SAFETY: `file` is the name of a loaded object, as the loader keeps it. The reference that the
     // handle holds is leaked, so that what is found stays loaded.
@@ -401,11 +400,11 @@ fn version_in(path: &CStr) -> Option<&[u8]> {
 
 fn runtime_version(function: *mut c_void) -> Option<&'static [u8]> {
     let object = (!function.is_null()).then(|| object_of(function))??;
-    // SAFETY: the name of a loaded object, kept loaded by whoever found the function in it.
+    // SAFETY: the name of a loaded object; the search that found the function keeps it loaded.
     version_in(unsafe { CStr::from_ptr(object.dli_fname) })
 }
 
-/// Looks in every libcudart of the process, however it came in.
+/// Searches every libcudart of the process, however loaded.
 fn in_any_runtime(symbol: &CStr) -> *mut c_void {
     struct Search<'a> {
         symbol: &'a CStr,

@@ -1,13 +1,13 @@
-//! The exported functions: shims that jump to their bodies with the caller's return address as one
-//! argument more.
+//! The exported functions: shims that jump to their bodies with the caller's return address as an
+//! extra argument.
 //!
-//! Who called tells which CUDA runtime is meant where the process has several, or where none is in
-//! the global scope ([`super::runtime`]). A function in Rust cannot know its return address, so the
-//! shims are two instructions of assembly: on entry it lies on top of the stack (x86-64) or in the
-//! link register (AArch64). What the caller passed stays where it is.
+//! The caller determines the CUDA runtime where the process has several, or where none is in the
+//! global scope ([`super::runtime`]). A Rust function cannot know its return address, so the shims
+//! are two instructions of assembly: on entry it lies on top of the stack (x86-64) or in the link
+//! register (AArch64). The caller's arguments stay in place.
 
-/// Exports `$name`, a shim before `$body`. `after n`: the function has n arguments that take a
-/// register each, n at most 5.
+/// Exports `$name`, a shim before `$body`. `after n`: the function has n arguments of one register
+/// each, n at most 5.
 macro_rules! export {
     ($($name:ident after $count:tt => $body:path;)*) => {$(
         $crate::door::preload::shim::export_one!($name, $count, $body);

@@ -1,17 +1,17 @@
-//! Which way a call goes, of the runtime or of the driver.
+//! The way of a call, of the runtime or of the driver.
 
 use super::inside::{self, Inside};
 use super::mode::{self, Mode};
 
-/// What to do with a call.
+/// The treatment of a call.
 pub enum Way {
     /// Straight through.
     Through,
     /// The heap serves it.
     Manage(Inside),
-    /// It goes through and is recorded.
+    /// It passes through and is recorded.
     Observe(Inside),
-    /// As at the end of the process.
+    /// The process is ending.
     Leaving(Inside),
 }
 

@@ -1,4 +1,4 @@
-//! Whose a request and a pointer are, of the runtime's callers or of the driver's.
+//! Classifies requests and pointers, for the runtime and the driver: ours or the real library's.
 
 use crate::door::{current as heap_in_use, guarded};
 use crate::heap::Heap;
@@ -8,18 +8,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// alignment.
 pub(crate) const PITCH: usize = 512;
 
-/// Whose a pointer that is to be freed is.
+/// The owner of a pointer to be freed.
 pub enum Whose {
     /// A live block of ours, on this device.
     Ours(&'static Heap, u32),
     /// In memory of ours, but no live block starts there: freed twice, or never handed out. (The
-    /// real function might take it for the span that it lies in.)
+    /// real function might take it for the span around it.)
     OursAndWrong,
-    /// Anybody else's.
+    /// Not in our memory.
     NotOurs,
 }
 
-/// Asks the heap. What is ours and wrong is logged: `call` will answer `error`.
+/// Asks the heap. Logs a pointer that is ours and wrong: `call` will return `error`.
 pub fn whose(address: u64, call: &str, error: &str) -> Whose {
     let Some(heap) = heap_in_use().filter(|_| address != 0) else { return Whose::NotOurs };
     if let Some(block) = heap.owns(address) {
@@ -35,8 +35,7 @@ pub fn whose(address: u64, call: &str, error: &str) -> Whose {
     Whose::OursAndWrong
 }
 
-/// Whether a pointer that is freed after the exit handlers is ours: then nothing is left to be
-/// done.
+/// Whether a pointer freed after the exit handlers is ours: then nothing is left to do.
 pub fn is_ours_at_exit(address: u64) -> bool {
     guarded(false, || {
         let heap = heap_in_use().filter(|_| address != 0);
@@ -44,7 +43,8 @@ pub fn is_ours_at_exit(address: u64) -> bool {
     })
 }
 
-/// What the heap could not serve, and `who` does; the first few times, then ever more rarely.
+/// Logs a request that the heap could not serve, and `who` does; the first few times, then ever
+/// more rarely.
 #[cold]
 pub fn complain(reason: &str, who: &str) {
     static COUNT: AtomicU64 = AtomicU64::new(0);

@@ -1,11 +1,11 @@
-//! Where in autograd the calling thread is, as the native door's shim tells.
+//! The calling thread's place in autograd, as the native door's shim reports it.
 //!
 //! torch runs a backward on threads of its own that run no Python. But each operator of a forward
-//! takes a number, counted by thread, for the node that stands for it in the backward, before it
-//! allocates its output; and the node that runs has that number, and knows how large that output
-//! was. So the site of a forward's request is kept under its thread, number and size, and a request
-//! of the node's finds it. The size tells an output from what was allocated next under the same
-//! number where an operator allocates nothing (in place, or a view).
+//! takes a number, counted by thread, for its node in the backward, before it allocates its output;
+//! and the running node has that number, and knows the output's size. So the site of a forward's
+//! request is kept under its thread, number and size, and a request of the node finds it there. The
+//! size tells an output from the next allocation under the same number where an operator allocates
+//! nothing (in place, or a view).
 
 use super::interpreter::mix;
 use super::known::Known;
@@ -38,15 +38,15 @@ pub struct GruyereAutograd {
 /// waits for nobody.
 pub type GruyereAskAutograd = extern "C" fn(origin: *mut GruyereAutograd, is_name_wanted: c_int);
 
-/// Unset: nobody can tell. Then the first who can.
+/// Unset: no shim can report. Then the first `ask`, for good.
 static ASK: OnceLock<GruyereAskAutograd> = OnceLock::new();
 
-/// `ask` can tell from now on; the first one stays.
+/// Sets `ask`; the first one stays.
 pub(in crate::door) extern "C" fn origins(ask: GruyereAskAutograd) {
     let _ = ASK.set(ask);
 }
 
-/// Where the calling thread is. `None`: nobody can tell.
+/// The calling thread's place. `None`: no shim can report it.
 #[inline]
 pub(super) fn origin() -> Option<GruyereAutograd> {
     ASK.get().map(|ask| asked(*ask, false))
@@ -67,13 +67,12 @@ fn asked(ask: GruyereAskAutograd, is_name_wanted: bool) -> GruyereAutograd {
 }
 
 impl GruyereAutograd {
-    /// Under which the site of a request of `bytes` is kept until its backward; `None`: it has
-    /// none.
+    /// The key of a request of `bytes` until its backward; `None`: it has no backward.
     pub(super) fn forward_key(&self, bytes: u64) -> Option<u64> {
         (self.kind == 0 && self.next > 0).then(|| key(self.thread, self.next - 1, bytes))
     }
 
-    /// Under which the site of the forward is found whose node runs; `None`: none runs.
+    /// The key of the forward whose node runs; `None`: none runs.
     pub(super) fn backward_key(&self) -> Option<u64> {
         (self.kind != 0).then(|| key(self.node_thread, self.node, self.node_bytes))
     }
@@ -92,20 +91,20 @@ pub(super) fn name() -> String {
         .map_or_else(|_| String::new(), |name| name.to_string_lossy().into_owned())
 }
 
-/// The sites of forwards, by their keys: of the latest, as many as there is room for.
+/// The sites of the latest forwards, by their keys, as many as fit.
 #[derive(Default)]
 pub(super) struct Forwards(Known);
 
 impl Forwards {
-    /// A request of the operator with this key came from `site`. The first one counts: what comes
-    /// later under the same number is of an operator that has none.
+    /// Notes `site` for the operator with this key. The first request counts: a later one under the
+    /// same number belongs to an operator without a number.
     pub(super) fn set(&self, key: u64, site: SiteId) {
         if self.0.get(key).is_none() {
             self.0.set(key, site);
         }
     }
 
-    /// Where the forward of that key was. NONE: not known.
+    /// The site of the forward with that key. NONE: not known.
     pub(super) fn get(&self, key: u64) -> SiteId {
         self.0.get(key).unwrap_or(SiteId::NONE)
     }

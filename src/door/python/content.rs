@@ -1,28 +1,28 @@
-//! What is in a string or in bytes of Python's, as a number: it tells a code object from another
-//! one that has got its address, and whose strings have got the addresses of the first one's.
+//! A number for the content of a Python string or bytes: it tells a code object from a later one at
+//! the same address, whose strings lie at the addresses of the first one's.
 //!
-//! Python keeps the hash of what was looked up once, which all is that `compile()` and `exec()`
-//! make (3.10 and 3.11). Else, mostly of code that was loaded from a file, which is hardly ever
-//! freed, the length, the beginning and the end are read: each stack is walked in some hundred
+//! Python keeps the hash of any string that was looked up once, which covers all that `compile()`
+//! and `exec()` make (3.10 and 3.11). Otherwise (mostly code loaded from a file, which is hardly
+//! ever freed) the length, the beginning and the end are read: each stack is walked in some hundred
 //! nanoseconds.
 
 use super::interpreter::{mix, number, word};
 
-/// Of a string and of bytes: how long it is, and its hash, all bits set where nobody has asked for
+/// Offsets in a string and in bytes: the length, and the hash, all bits set until Python computes
 /// it.
 const LENGTH: usize = 16;
 const HASH: usize = 24;
-/// Of a string: bits that say how its characters are kept.
+/// Offset in a string: bits for the layout of its characters.
 const STATE: usize = 32;
-/// Of a string: how much further its characters are where they are not all ASCII.
+/// Further offset of a string's characters where not all are ASCII.
 const WIDE: usize = 24;
-/// Of bytes: where they are.
+/// Offset in bytes: the first byte.
 const BYTES: usize = 32;
 
-/// Of a string whose characters are at `characters`, where all of them are ASCII.
+/// The number of a string, whose characters are at `characters` if all of them are ASCII.
 ///
 /// # Safety
-/// It is one, of a version up to 3.11, and somebody keeps it.
+/// `string` is a string, of a version up to 3.11, and is kept alive.
 #[inline(always)]
 pub(super) unsafe fn of_string(string: usize, characters: usize) -> u64 {
     // SAFETY: the caller's promise.
@@ -33,10 +33,10 @@ pub(super) unsafe fn of_string(string: usize, characters: usize) -> u64 {
     }
 }
 
-/// Of a `bytes` object.
+/// The number of a `bytes` object.
 ///
 /// # Safety
-/// It is one, and somebody keeps it.
+/// `bytes` is one, and is kept alive.
 #[inline(always)]
 pub(super) unsafe fn of_bytes(bytes: usize) -> u64 {
     // SAFETY: the caller's promise.
@@ -57,7 +57,7 @@ unsafe fn read_string(string: usize, characters: usize) -> u64 {
         let (state, length) = (number(string, STATE), word(string, LENGTH));
         let (kind, is_compact, is_ascii) = (state >> 2 & 7, state >> 5 & 1 == 1, state >> 6 & 1);
         if !is_compact {
-            // Its characters are elsewhere. Nobody makes such a string any more.
+            // Its characters are elsewhere. No current code makes such a string.
             return length as u64;
         }
         let at = string + characters + if is_ascii == 1 { 0 } else { WIDE };
@@ -68,7 +68,7 @@ unsafe fn read_string(string: usize, characters: usize) -> u64 {
 /// The first 8 bytes and the last 16.
 ///
 /// # Safety
-/// There are so many at `at`.
+/// `bytes` bytes at `at` may be read.
 #[inline(always)]
 unsafe fn read(at: usize, bytes: usize) -> u64 {
     // SAFETY: the caller's promise: each of them is within the bytes.
@@ -91,7 +91,7 @@ unsafe fn read(at: usize, bytes: usize) -> u64 {
 mod tests {
     use super::*;
 
-    /// A string of ASCII as Python keeps it up to 3.11, with the hash that is known of it.
+    /// A string of ASCII as Python keeps it up to 3.11, with this hash.
     fn string(text: &[u8], hash: u64) -> Vec<u64> {
         let mut words = vec![0, 0, text.len() as u64, hash, 1 << 2 | 1 << 5 | 1 << 6, 0];
         for part in text.chunks(8) {

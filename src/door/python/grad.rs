@@ -1,5 +1,5 @@
-//! Whether gradients are on for the calling thread, as torch says: what is allocated while they are
-//! off (`torch.no_grad()`, `torch.inference_mode()`) is kept by no graph of autograd's.
+//! Whether gradients are on for the calling thread, by torch: no graph of autograd's keeps memory
+//! that is allocated while they are off (`torch.no_grad()`, `torch.inference_mode()`).
 
 use super::super::raise::symbol;
 use std::ffi::c_void;
@@ -23,8 +23,8 @@ pub(super) fn is_off() -> bool {
     if function.is_null() {
         return false;
     }
-    // SAFETY: the symbol names this very function: no arguments, a bool. It reads a variable of the
-    // thread's, and torch is never unloaded.
+    // SAFETY: the symbol names this very function: no arguments, a bool. It reads a thread-local
+    // variable, and torch is never unloaded.
     let is_enabled = unsafe { std::mem::transmute::<*mut c_void, IsEnabled>(function) };
     !is_enabled()
 }

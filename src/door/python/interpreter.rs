@@ -1,20 +1,19 @@
 //! The CPython of this process, and the frames of its threads.
 //!
-//! torch's operators let go of the interpreter's lock before they allocate: a request mostly comes
-//! on a thread that does not hold it, and must not wait for it. But the frames of a thread change
-//! only while it runs Python: as long as it is in our call, what its frames and their code objects
-//! say stands still, lock or not. So they are read as a debugger reads them, by the [`Layout`] of
-//! the version: nothing counts references, allocates, raises, or runs a collector or a finalizer.
-//! Of Python's functions only those are called meanwhile that read what never changes: the
-//! characters of a string, the line of a place in a code object.
+//! torch's operators release the interpreter's lock before they allocate: most requests come on a
+//! thread that does not hold it, and must not wait for it. But a thread's frames change only while
+//! it runs Python: during our call its frames and their code objects stand still, lock or not. So
+//! they are read as a debugger reads them, by the [`Layout`] of the version: nothing counts
+//! references, allocates, raises, or runs a collector or a finalizer. The only Python functions
+//! called meanwhile read constant data: the characters of a string, the line of a place in a code
+//! object.
 //!
-//! A thread's state may run on another thread while this one is in our call: an embedder may hand
-//! it over. Frames of such a run would change under our eyes, so only those are read that began on
-//! this thread ([`Innermost`]).
+//! An embedder may hand a thread's state over to another thread during our call. The frames of such
+//! a run would change while they are read, so only frames that began on this thread are read
+//! ([`Innermost`]).
 //!
-//! That the layout is right is not taken on trust: before its first use, on a thread that holds the
-//! lock, the frames are read by Python's own functions too, and must be the same
-//! ([`Interpreter::check`]).
+//! The layout is verified: before its first use, on a thread that holds the lock, Python's own
+//! functions must find the same frames ([`Interpreter::check`]).
 
 use super::content;
 use super::layout::{self, Entry, GENERATOR, Identity, Innermost, Layout, Place};
@@ -27,23 +26,23 @@ type Ask<T> = unsafe extern "C" fn() -> T;
 type Of<T> = unsafe extern "C" fn(Object) -> T;
 type OfAt<A, T> = unsafe extern "C" fn(Object, A) -> T;
 
-/// Frames that are looked at: the innermost.
+/// Frames that are read: the innermost.
 const MOST_FRAMES: usize = 256;
-/// Frames that are passed on the way to the one by which C entered Python: a run of the loop has as
-/// many as functions of Python call each other.
+/// Frames passed on the way to the one by which C entered Python: a run of the loop has as many as
+/// Python functions call each other.
 const MOST_OF_A_RUN: usize = 1 << 14;
-/// Characters of a name that are read.
+/// Characters read of a name.
 const MOST_CHARACTERS: isize = 512;
 /// Bytes of an instruction.
 const INSTRUCTION: i32 = 2;
-/// Of every object: its type.
+/// Offset of `ob_type` in every object, bytes.
 const TYPE: usize = 8;
-/// Of a type: the bytes of its objects; and those of `object`, where objects begin as they do in
+/// Offset in a type: the bytes of its objects; and those of `object`, where objects begin as in
 /// usual builds.
 const BASIC_SIZE: usize = 32;
 const USUAL_SIZE: usize = 16;
 
-/// Functions of Python's, those that are called without the lock first.
+/// Functions of Python's, those called without the lock first.
 struct Functions {
     this_thread: Ask<Object>,
     is_finalizing: Ask<c_int>,
@@ -68,12 +67,12 @@ pub(super) struct Interpreter {
     layout: &'static Layout,
 }
 
-/// A frame, as far as it says where the program is.
+/// A frame, reduced to the program's place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct At {
     /// Its code object.
     pub code: usize,
-    /// How far in its bytecode, in bytes.
+    /// Progress in its bytecode, bytes.
     pub offset: i32,
 }
 
@@ -85,14 +84,14 @@ pub(super) struct Frame {
     pub line: u32,
 }
 
-/// What is found without a name being read: all that tells one stack from another.
+/// A walk that reads no name: all that tells one stack from another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Walk {
-    /// Of all frames, with what says that a code object is still the one that it was.
+    /// Of all frames, with the identities of their code objects.
     pub hash: u64,
-    /// How many there are.
+    /// The number of frames.
     pub frames: usize,
-    /// The first argument of the innermost call of the code that was asked for; 0: there is none.
+    /// The first argument of the innermost call of the wanted code; 0: there is none.
     pub argument: usize,
 }
 
@@ -105,7 +104,7 @@ fn symbol(name: &CStr) -> Option<*mut c_void> {
 /// The word at `at` bytes of `base`.
 ///
 /// # Safety
-/// There is one, and nobody writes it meanwhile.
+/// The word exists, and no thread writes it meanwhile.
 #[inline(always)]
 pub(super) unsafe fn word(base: usize, at: usize) -> usize {
     // SAFETY: the caller's promise; Python aligns its words.
@@ -122,10 +121,10 @@ pub(super) unsafe fn number(base: usize, at: usize) -> i32 {
     unsafe { ((base + at) as *const i32).read() }
 }
 
-/// As [`word`], of what others may write meanwhile.
+/// As [`word`], for a word that other threads may write meanwhile.
 ///
 /// # Safety
-/// There is one.
+/// The word exists.
 #[inline(always)]
 unsafe fn word_now(base: usize, at: usize) -> usize {
     // SAFETY: the caller's promise; Python aligns its words.
@@ -150,14 +149,14 @@ pub(super) fn mix(hash: u64, word: u64) -> u64 {
 }
 
 impl Interpreter {
-    /// The interpreter that this process has loaded.
+    /// The interpreter loaded in this process.
     ///
     /// # Errors
     /// Why its frames cannot be read, in words for the log; `None`: there is no interpreter.
     pub(super) fn find() -> Result<Self, Option<String>> {
         let version = symbol(c"Py_GetVersion").ok_or(None)?;
         // SAFETY: the symbol is CPython's function of that name, in this version as in all of them:
-        // it answers a static text, initialised or not.
+        // it returns a static text, initialised or not.
         let version = unsafe {
             let version = std::mem::transmute::<*mut c_void, Ask<*const c_char>>(version);
             CStr::from_ptr(version()).to_string_lossy().into_owned()
@@ -209,8 +208,8 @@ impl Interpreter {
         Ok(Self { functions, code_type, layout })
     }
 
-    /// Whether the calling thread holds the interpreter's lock. Up to 3.11 Python tells only which
-    /// state runs, not where: that it is this thread's own is taken for it where its frames are.
+    /// Whether the calling thread holds the interpreter's lock. Up to 3.11 Python reports only
+    /// which state runs, not on which thread: this thread's own frames are taken as proof.
     pub(super) fn holds_lock(&self) -> bool {
         let Some(state) = self.this_thread() else { return false };
         // SAFETY: this thread's state is there.
@@ -237,15 +236,14 @@ impl Interpreter {
         }
     }
 
-    /// The innermost frame of `state` that began on the calling thread; 0: there is none, or that
-    /// is not known. What the state says may change meanwhile.
+    /// The innermost frame of `state` that began on the calling thread; 0: none, or not known. The
+    /// state may change meanwhile.
     ///
     /// # Safety
-    /// It is the calling thread's.
+    /// `state` is the calling thread's.
     #[inline(always)]
     unsafe fn innermost(&self, state: usize) -> usize {
-        // SAFETY: the caller's promise; a frame is followed only as long as it is known to be
-        // there.
+        // SAFETY: the caller's promise; a frame is followed only as long as it is known to exist.
         unsafe {
             match self.layout.innermost {
                 Innermost::Kept(frame) => {
@@ -253,8 +251,8 @@ impl Interpreter {
                     if frame != 0 && stack::holds(frame) { frame } else { 0 }
                 }
                 Innermost::Beside { frame, run, state: is_over } => {
-                    // The loop sets the run before the frame; at the end it says that the frame's
-                    // run is over, then takes back the run, and then the frame.
+                    // The loop sets the run before the frame; at the end it marks the frame's run
+                    // as over, then takes back the run, and then the frame.
                     let found = word_now(state, frame);
                     let is_there = found != 0
                         && stack::has(word_now(state, run))
@@ -272,7 +270,7 @@ impl Interpreter {
         }
     }
 
-    /// As [`Self::innermost`], where the loop's own frame has to be looked for.
+    /// As [`Self::innermost`], where the loop's own frame must be searched for.
     ///
     /// # Safety
     /// As there.
@@ -301,14 +299,14 @@ impl Interpreter {
         0
     }
 
-    /// Calls `each` with the frames of the calling thread, the innermost first, and where their
-    /// local variables are.
+    /// Calls `each` with the frames of the calling thread, the innermost first, and the address of
+    /// each frame's local variables.
     #[inline(always)]
     fn each_frame(&self, mut each: impl FnMut(At, usize)) {
         let Some(state) = self.this_thread() else { return };
         let Layout { back, code, place, entry, locals, .. } = *self.layout;
-        // SAFETY: the thread is in our call, so its state is there, and the frames that began on it
-        // stand still; where things are in them was checked.
+        // SAFETY: the thread is in our call, so its state exists, and the frames that began on it
+        // stand still; the offsets in them were checked.
         unsafe {
             let mut frame = self.innermost(state);
             for _ in 0..MOST_FRAMES {
@@ -337,14 +335,14 @@ impl Interpreter {
         }
     }
 
-    /// What tells the stack of the calling thread from others; and the first argument of its
-    /// innermost call of the code object `call`.
+    /// The hash of the calling thread's stack; and the first argument of its innermost call of the
+    /// code object `call`.
     #[inline]
     pub(super) fn walk(&self, call: usize) -> Walk {
         let mut walk = Walk { hash: 0, frames: 0, argument: 0 };
         let Layout { file, name, first_line, identity, .. } = *self.layout;
         self.each_frame(|At { code, offset }, locals| {
-            // SAFETY: a code object that a frame names is there as long as the frame is.
+            // SAFETY: a code object that a frame names lives as long as the frame.
             unsafe {
                 let strings = (word(code, file) as u64).rotate_left(32) ^ word(code, name) as u64;
                 let which = match identity {
@@ -388,10 +386,10 @@ impl Interpreter {
         }
     }
 
-    /// The characters of a string of Python's.
+    /// The characters of a Python string.
     ///
     /// # Safety
-    /// It is one, and somebody keeps it.
+    /// `string` is one, and is kept alive.
     unsafe fn text(&self, string: usize) -> String {
         let Functions { length, character, .. } = self.functions;
         // SAFETY: the caller's promise; strings never change, and no index is out of bounds.
@@ -402,14 +400,13 @@ impl Interpreter {
         }
     }
 
-    /// Whether the frames that are found by the layout are those that Python's own functions find.
-    /// Called with the interpreter's lock held, and with no lock of ours: Python may run its
-    /// collector meanwhile.
+    /// Whether the layout finds the same frames as Python's own functions. Call it with the
+    /// interpreter's lock held, and with no lock of ours: Python may run its collector meanwhile.
     pub(super) fn check(&self) -> bool {
         let Functions { this_thread, frame, back, code, line_of_frame, drop, .. } = self.functions;
         let Functions { occurred, clear, .. } = self.functions;
         let mut told = Vec::new();
-        // SAFETY: the lock is held. Each function but the last two answers a reference of ours or
+        // SAFETY: the lock is held. Each function but the last two returns a reference of ours or
         // NULL, which is dropped; an error is only cleared where there was none before.
         unsafe {
             let state = this_thread();
@@ -437,7 +434,7 @@ impl Interpreter {
             unsafe { (self.functions.line)(at.code as Object, at.offset) }
         };
         let found: Vec<_> = self.stack().iter().map(|at| (at.code, line(at))).collect();
-        // Of a stack that is deeper than is looked at, the innermost.
+        // Of a stack deeper than the limit, the innermost.
         let is_whole = found.len() == told.len() || told.len() == MOST_FRAMES;
         !found.is_empty() && is_whole && found.iter().zip(&told).all(|(found, told)| found == told)
     }

@@ -1,7 +1,7 @@
-//! Which stacks have been seen: by their hash, the site that the record has for each.
+//! Known stacks: maps a stack's hash to its site on the record.
 //!
-//! A table without a lock, of fixed size: a stack that finds its two cells taken has the older
-//! thrown out, and is looked up on the record again when it comes back.
+//! A lock-free table of fixed size. A stack that finds its two cells taken evicts the older one; an
+//! evicted stack is looked up on the record again when it comes back.
 
 use crate::record::sites::SiteId;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -45,7 +45,7 @@ impl Known {
     pub(super) fn get(&self, key: u64) -> Option<SiteId> {
         self.cells(key).into_iter().find_map(|cell| {
             let value = cell.value.load(Ordering::Relaxed);
-            // 0 is no site: an empty cell is the one of key 0.
+            // 0 is no site: an empty cell belongs to key 0.
             (cell.lock.load(Ordering::Relaxed) ^ value == key && value != 0)
                 .then_some(SiteId(value as u32))
         })

@@ -1,69 +1,69 @@
-//! Where CPython keeps a thread's frames: offsets in bytes, by version.
+//! Offsets of a thread's frames in CPython, in bytes, by version.
 //!
-//! They are fixed for a minor version, from its first release on. What is here was read from the
-//! headers of 3.9.18, 3.10.13, 3.11.7, 3.12.1 and 3.13.0, and is held against the interpreter's own
-//! functions before it is used (`super::interpreter`).
+//! They are fixed for a minor version, from its first release on. These were read from the headers
+//! of 3.9.18, 3.10.13, 3.11.7, 3.12.1 and 3.13.0, and are checked against the interpreter's own
+//! functions before use (`super::interpreter`).
 
-/// Where things are in a version of CPython.
+/// The offsets of a version of CPython.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Layout {
-    /// How a thread's state leads to the innermost frame that is the thread's own.
+    /// The way from a thread's state to the innermost frame that is the thread's own.
     pub innermost: Innermost,
-    /// Of a frame: the one that called it.
+    /// In a frame: its caller.
     pub back: usize,
-    /// Of a frame: its code object.
+    /// In a frame: its code object.
     pub code: usize,
-    /// Of a frame: how far it is.
+    /// In a frame: its progress.
     pub place: Place,
-    /// How frames that are no function's, or have not begun yet, are told from others.
+    /// Marks frames that belong to no function, or have not begun yet.
     pub entry: Option<Entry>,
-    /// Of a frame: its local variables, the arguments first.
+    /// In a frame: its local variables, the arguments first.
     pub locals: usize,
-    /// Of a code object: its file, its name (qualified from 3.11 on) and its first line.
+    /// In a code object: its file, its name (qualified from 3.11 on) and its first line.
     pub file: usize,
     pub name: usize,
     pub first_line: usize,
-    /// Of a code object: which one it is.
+    /// In a code object: its identity.
     pub identity: Identity,
 }
 
-/// How a thread's state leads to its innermost frame, and how that is known to be of a run on the
-/// calling thread. A state may run on another thread meanwhile: what it says is read once, and
-/// believed only where the calling thread's stack agrees ([`super::stack`]).
+/// The way from a thread's state to its innermost frame, with the proof that the frame's run is on
+/// the calling thread. A state may run on another thread meanwhile: it is read once, and believed
+/// only where the calling thread's stack agrees ([`super::stack`]).
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Innermost {
-    /// 3.9: the state has the frame at this offset. Nothing says whose it is but that the loop,
+    /// 3.9: the state has the frame at this offset. The only proof of its thread is that the loop,
     /// which has its frame in a variable, keeps it on the stack.
     Kept(usize),
-    /// 3.10: the state has the frame at `frame`, and at `run` what the loop has on the stack. A
+    /// 3.10: the state has the frame at `frame`, and at `run` a structure on the loop's stack. A
     /// frame whose run is not over has 0 at `state`.
     Beside { frame: usize, run: usize, state: usize },
-    /// 3.11 and 3.12: the state has at the first offset what the loop has on the stack, and that
-    /// has the frame at the second.
+    /// 3.11 and 3.12: the state has, at the first offset, a structure on the loop's stack; that has
+    /// the frame at the second.
     Through(usize, usize),
-    /// 3.13: the state has the frame at `frame`; and at `status` the bits `active` are set while
-    /// some thread runs it. The loop has a frame of its own on the stack, below those that it runs.
+    /// 3.13: the state has the frame at `frame`; at `status` the bits `active` are set while some
+    /// thread runs it. The loop has a frame of its own on the stack, below those that it runs.
     Entered { frame: usize, status: usize, active: u32 },
 }
 
-/// How a code object is told from one that had its address before.
+/// Tells a code object from an earlier one at the same address.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Identity {
-    /// It has a number that no other has had.
+    /// The object has a number that no other has had.
     Number(usize),
-    /// It has none: by what is in its file's name, in its name and in its table of lines. The table
-    /// is at the first offset of it, and the characters of a plain string at the second.
+    /// It has none: the contents of its file's name, its name and its table of lines identify it.
+    /// The first offset is that of the table, the second that of a plain string's characters.
     Content(usize, usize),
 }
 
-/// What Python's own functions go by (`_PyFrame_IsIncomplete`).
+/// The marks that Python's own functions use (`_PyFrame_IsIncomplete`).
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Entry {
-    /// Of a frame: who owns it.
+    /// In a frame: its owner.
     pub owner: usize,
-    /// The owner of frames by which C enters Python; no owner, where there are none.
+    /// The owner of frames by which C enters Python; an unused value where there are none.
     pub of_c: u8,
-    /// Of a code object: the first instruction that a tracer would see. Before it, only the frame
+    /// In a code object: the first instruction that a tracer would see. Before it, only the frame
     /// of a generator counts.
     pub first: usize,
 }
@@ -71,12 +71,12 @@ pub(super) struct Entry {
 /// The owner of a generator's frame.
 pub(super) const GENERATOR: u8 = 1;
 
-/// How a frame says how far it is.
+/// A frame's progress.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Place {
     /// A number in the frame at this offset, in units of so many bytes of bytecode.
     Number(usize, i32),
-    /// A pointer in the frame at the first offset, into the bytecode, which begins at the second of
+    /// A pointer in the frame at the first offset, into the bytecode, which begins at the second in
     /// the code object.
     Pointer(usize, usize),
 }
@@ -132,8 +132,8 @@ const V13: Layout = Layout {
     ..V12
 };
 
-/// The layout of the interpreter whose `Py_GetVersion` says `version`; `None`: it is not known, or
-/// the build is one whose threads share no lock.
+/// The layout of the interpreter whose `Py_GetVersion` returns `version`; `None`: it is not known,
+/// or the build's threads share no lock.
 pub(super) fn of(version: &str) -> Option<&'static Layout> {
     if version.contains("free-threading") {
         return None;

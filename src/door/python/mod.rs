@@ -1,10 +1,10 @@
-//! Where in a Python program a request comes from (`blame:`): the frames of the calling thread, the
-//! module of torch's that is running, and the phase, as a site of the record.
+//! The place in a Python program that a request comes from (`blame:`): the calling thread's frames,
+//! the running module of torch's, and the phase, as a site of the record.
 //!
-//! [`interpreter`] reads the frames, with or without the interpreter's lock; [`known`] has the
-//! stacks that were seen before, so that a repeated one costs the walk alone; [`modules`] the paths
-//! of modules, which the package tells; [`autograd`] the forward that a backward belongs to, which
-//! the native door's shim tells. A thread that runs neither Python nor a backward has no site.
+//! [`interpreter`] reads the frames, with or without the interpreter's lock; [`known`] holds known
+//! stacks, so that a repeated one costs the walk alone; [`modules`] the paths of modules, from the
+//! package; [`autograd`] the forward of a running backward, from the native door's shim. A thread
+//! that runs neither Python nor a backward has no site.
 
 pub mod autograd;
 mod content;
@@ -29,23 +29,22 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// How often the interpreter's frames are compared with what it says itself before they are given
-/// up.
+/// Failed comparisons of our frames with the interpreter's own before they are given up.
 const TRIES: u32 = 4;
-/// How long the end of the interpreter waits for those who read its frames.
+/// How long the interpreter's end waits for threads that read frames.
 const PATIENCE: Duration = Duration::from_millis(200);
 
-/// The interpreter; looked for once. `None`: there is none that could be asked.
+/// The interpreter; searched for once. `None`: there is none with readable frames.
 static INTERPRETER: OnceLock<Option<Interpreter>> = OnceLock::new();
 
-/// Whether the interpreter's frames are what we think.
+/// Whether the interpreter's frames match our layout.
 ///
 /// ```text
 /// state      meaning                        changed by
-/// UNTRIED    nobody has compared them       -> TRYING: the first who holds the lock
-/// TRYING     somebody does                  -> TRUSTED, REFUSED, or UNTRIED again: that one
-/// TRUSTED    they are                       -> ENDED: who says that the interpreter ends
-/// REFUSED    they are not                   never
+/// UNTRIED    not compared yet               -> TRYING: the first thread that holds the lock
+/// TRYING     a thread compares them         -> TRUSTED, REFUSED, or UNTRIED again: that thread
+/// TRUSTED    they match                     -> ENDED: the end of the interpreter
+/// REFUSED    they do not match              never
 /// ENDED      the interpreter ends           never
 /// ```
 static TRUST: AtomicU8 = AtomicU8::new(UNTRIED);
@@ -55,18 +54,18 @@ const TRUSTED: u8 = 2;
 const REFUSED: u8 = 3;
 const ENDED: u8 = 4;
 
-/// Who reads frames at this moment: raised before TRUST is looked at, so that whoever ends the
-/// interpreter sees them, or they see that it ends. SeqCst, both.
+/// Threads that read frames now: raised before the thread looks at TRUST, so that the end of the
+/// interpreter sees the reader, or the reader sees the end. SeqCst, both.
 static READING: AtomicU32 = AtomicU32::new(0);
 
-/// The code object of `torch.nn.Module.__call__`, as the package tells: 0, then that for good.
+/// The code object of `torch.nn.Module.__call__`, from the package: 0, then that for good.
 static CALL: AtomicUsize = AtomicUsize::new(0);
 
-/// The program has made an optimiser that no record knows of yet: set by the package's call, taken
-/// back by who tells the record.
+/// The program has made an optimiser that no record knows yet: set by the package's call, cleared
+/// by the thread that notes it on the record.
 static OPTIMIZER: AtomicBool = AtomicBool::new(false);
 
-/// The package has said that it is there: false, then true for good.
+/// The package has begun: false, then true for good.
 static BEGUN: AtomicBool = AtomicBool::new(false);
 
 /// Whether the Python package serves this process.
@@ -90,8 +89,8 @@ fn interpreter() -> Option<&'static Interpreter> {
     INTERPRETER.get_or_init(find).as_ref()
 }
 
-/// Whether frames may be read; where that is not known yet, and the calling thread holds the lock,
-/// it is found out.
+/// Whether frames may be read. Compares them first where that is not known yet and the calling
+/// thread holds the lock.
 #[cold]
 fn is_trusted_now(python: &Interpreter) -> bool {
     static TRIED: AtomicU32 = AtomicU32::new(0);
@@ -116,7 +115,7 @@ fn is_trusted_now(python: &Interpreter) -> bool {
     next == TRUSTED
 }
 
-/// Somebody reads frames; until it is dropped, the interpreter does not end.
+/// A read of frames; the interpreter does not end before it is dropped.
 struct Reading;
 
 impl Reading {
@@ -137,16 +136,16 @@ impl Drop for Reading {
     }
 }
 
-/// What tells a heap where its requests come from.
+/// Reports to a heap where its requests come from.
 pub(super) struct Program {
     python: &'static Interpreter,
     known: Known,
     forwards: Forwards,
 }
 
-/// A request, as far as it is told from others before a name is read.
+/// A request, as far as it differs from others before any name is read.
 struct Asked {
-    /// The calling thread's stack, where there is one.
+    /// The calling thread's stack, if any.
     stack: Option<Walk>,
     /// The site of the forward whose backward runs; `None`: none runs.
     backward: Option<SiteId>,
@@ -155,7 +154,7 @@ struct Asked {
 }
 
 impl Program {
-    /// Of the interpreter that the process has by now. `None`: there is none that can be asked.
+    /// Of the interpreter that the process has by now. `None`: there is none with readable frames.
     pub(super) fn find() -> Option<Self> {
         let python = interpreter()?;
         Some(Self { python, known: Known::default(), forwards: Forwards::default() })
@@ -165,7 +164,7 @@ impl Program {
     #[inline(never)]
     fn learn(&self, record: &Record, asked: &Asked, key: u64) -> SiteId {
         if OPTIMIZER.load(Ordering::Relaxed) && OPTIMIZER.swap(false, Ordering::Relaxed) {
-            // A site without blocks: that there is one is what it says.
+            // A site without blocks: its existence is the message.
             record.site(&NewSite { phase: Phase::Optimizer, ..NewSite::default() });
         }
         let stack: Vec<Frame> = match asked.stack {
@@ -188,7 +187,7 @@ impl Program {
             module: &modules::path(asked.stack.map_or(0, |walk| walk.argument)),
             phase,
             forward: asked.backward.unwrap_or(SiteId::NONE),
-            // A backward runs with gradients off, and says nothing by it.
+            // A backward runs with gradients off: that means nothing.
             no_grad: asked.no_grad && phase != Phase::Backward,
         });
         self.known.set(key, site);
@@ -224,7 +223,7 @@ impl Program {
 }
 
 impl Asked {
-    /// What tells its site from others; `node`: the kind of the node that runs.
+    /// The key of its site; `node`: the kind of the running node.
     fn key(&self, node: u64) -> u64 {
         let (hash, module) =
             self.stack.map_or((0, 0), |walk| (walk.hash, modules::number(walk.argument)));

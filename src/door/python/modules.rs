@@ -1,8 +1,8 @@
-//! torch's modules by the addresses of their objects, as the package tells them: what each is
-//! called by the module that it is in.
+//! torch's modules by the addresses of their objects, from the package: each with its name in the
+//! module around it.
 //!
-//! The package tells of a module while it lives, and takes the word back before its address can be
-//! another's (a weak reference's callback), so no module has a name that was another's.
+//! The package announces a module while it lives, and withdraws it before its address can be
+//! another's (a weak reference's callback), so no module gets another one's name.
 
 use std::collections::HashMap;
 use std::sync::{PoisonError, RwLock};
@@ -11,9 +11,9 @@ use std::sync::{PoisonError, RwLock};
 struct Module {
     /// A number that no other has had.
     number: u64,
-    /// Its name in the module that it is in; of one that is in none, that of its class.
+    /// Its name in the module around it; of an outermost module, that of its class.
     name: Box<str>,
-    /// The address and the number of the module that it is in.
+    /// The address and the number of the module around it.
     outer: Option<(usize, u64)>,
 }
 
@@ -23,14 +23,14 @@ struct Table {
     latest: u64,
 }
 
-/// Modules that are known at a time; of more, the later ones have no name.
+/// Known modules at a time; beyond that, later ones have no name.
 const MOST_MODULES: usize = 1 << 17;
-/// Modules that are in each other; more is a circle.
+/// Depth of modules; more is a circle.
 const MOST_DEPTH: usize = 64;
 
 static MODULES: RwLock<Table> = RwLock::new(Table { by_address: None, latest: 0 });
 
-/// The module at `address` is called `name` by the one at `outer`; by its class, if that is 0.
+/// Names the module at `address`, inside the one at `outer`; where `outer` is 0, by its class.
 pub(super) fn name(address: usize, outer: usize, name: &str) {
     let table = &mut *MODULES.write().unwrap_or_else(PoisonError::into_inner);
     let modules = table.by_address.get_or_insert_default();
@@ -39,12 +39,12 @@ pub(super) fn name(address: usize, outer: usize, name: &str) {
     }
     let outer = modules.get(&outer).map(|module| (outer, module.number));
     table.latest += 1;
-    // What is in it stays in it.
+    // Its children stay its children.
     let number = modules.get(&address).map_or(table.latest, |module| module.number);
     modules.insert(address, Module { number, name: name.into(), outer });
 }
 
-/// The module at `address` is no more.
+/// Forgets the module at `address`.
 pub(super) fn forget(address: usize) {
     let table = &mut *MODULES.write().unwrap_or_else(PoisonError::into_inner);
     if let Some(modules) = table.by_address.as_mut() {
@@ -63,9 +63,9 @@ pub(super) fn number(address: usize) -> u64 {
     module.map_or(0, |module| module.number)
 }
 
-/// The path of the module at `address`, from the outermost one that it is in: `layers.3.mlp`, or
-/// `Sequential[3].mlp` where that one numbers its children; of that one itself, its class. Empty:
-/// it has no name.
+/// The path of the module at `address`, from the outermost module around it: `layers.3.mlp`, or
+/// `Sequential[3].mlp` where that one numbers its children; of an outermost module, its class.
+/// Empty: it has no name.
 pub(super) fn path(address: usize) -> String {
     let table = MODULES.read().unwrap_or_else(PoisonError::into_inner);
     let Some(modules) = table.by_address.as_ref() else { return String::new() };
@@ -84,7 +84,7 @@ pub(super) fn path(address: usize) -> String {
     let class = if names.len() > 1 { names.pop() } else { None };
     names.reverse();
     let is_number = |name: &str| !name.is_empty() && name.bytes().all(|c| c.is_ascii_digit());
-    // The number of a child says nothing without what it is a child of.
+    // A child's number needs its parent.
     match class.zip(names.split_first()) {
         Some((class, (first, rest))) if is_number(first) => {
             let inner: String = rest.iter().flat_map(|name| [".", name]).collect();
@@ -135,7 +135,7 @@ mod tests {
         name(0x200, 0, "Second");
         name(0x220, 0x200, "other");
         assert_ne!(number(0x200), first);
-        // It was in the first, and is in none now.
+        // It was inside the first, and is outermost now.
         name(0x230, 0x210, "leaf");
         assert_eq!((path(0x230).as_str(), path(0x220).as_str()), ("leaf", "other"));
     }

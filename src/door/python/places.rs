@@ -1,22 +1,21 @@
-//! What the frames of a program that uses torch say beside where it is: the phase.
+//! The phase of a program that uses torch, from its frames.
 #![deny(unsafe_code)]
 
 use super::interpreter::Frame;
 use crate::record::sites::Phase;
 
 /// Whether a frame is torch's way from a module's call to its `forward`: two or three a module,
-/// which say nothing that the module's path does not.
+/// which add nothing to the module's path.
 pub(super) fn is_plumbing(frame: &Frame) -> bool {
     frame.file.ends_with("torch/nn/modules/module.py") && frame.function.contains("_call_impl")
 }
 
-/// Whether a frame is torch's way into its engine: a node that runs on the same thread is called
-/// from here.
+/// Whether a frame is torch's way into its engine, which calls a node that runs on the same thread.
 pub(super) fn is_engine(frame: &Frame) -> bool {
     frame.file.ends_with("torch/autograd/graph.py") && frame.function == "_engine_run_backward"
 }
 
-/// Whose frame it is.
+/// The phase of a frame.
 fn of(frame: &Frame) -> Phase {
     if is_plumbing(frame) {
         return Phase::Forward;
@@ -40,9 +39,8 @@ fn of(frame: &Frame) -> Phase {
     }
 }
 
-/// The phase that a stack is in (the innermost frame first): that of the innermost frame that says
-/// one. A forward pass inside a backward one (checkpointed activations, computed again) is the
-/// backward's.
+/// The phase of a stack (the innermost frame first): that of the innermost frame with a phase. A
+/// forward pass inside a backward one (checkpointed activations, computed again) is the backward's.
 pub(super) fn phase(stack: &[Frame]) -> Phase {
     let mut phases = stack.iter().map(of).filter(|phase| *phase != Phase::Unknown);
     match phases.next() {

@@ -1,10 +1,10 @@
-//! The calling thread's own C stack, which tells whose the frames are that a thread's state leads
-//! to.
+//! The calling thread's own C stack, which proves whether a thread state's frames are this
+//! thread's.
 //!
-//! A state that was made on this thread may run on another one meanwhile, while this thread waits
-//! in C without the interpreter's lock. Then the innermost frames are the other thread's, and
-//! change. But the interpreter's loop leaves something of each run on the stack of the thread that
-//! it runs on; and what another thread begins on top changes nothing of what is below.
+//! A state made on this thread may run on another one meanwhile, while this thread waits in C
+//! without the interpreter's lock. Then the innermost frames are the other thread's, and change.
+//! But the interpreter's loop leaves a mark of each run on the stack of the running thread; and the
+//! runs that another thread begins on top leave those below unchanged.
 
 use std::cell::Cell;
 use std::mem::MaybeUninit;
@@ -13,7 +13,7 @@ use std::mem::MaybeUninit;
 const MOST_SEARCHED: usize = 64 << 10;
 
 thread_local! {
-    /// Where the calling thread's stack begins and ends; an end of 0: nobody has asked yet.
+    /// The bounds of the calling thread's stack; an end of 0: not asked yet.
     static BOUNDS: Cell<(usize, usize)> = const { Cell::new((0, 0)) };
 }
 
@@ -34,14 +34,14 @@ pub(super) fn holds(wanted: usize) -> bool {
         return false;
     }
     let end = high.min(here + MOST_SEARCHED);
-    // SAFETY: between where the stack is now and where it began, all of it can be read; volatile,
-    // as whatever is there is no variable of ours.
+    // SAFETY: all of the stack can be read from its current end to its beginning; volatile, as the
+    // words there are no variables of ours.
     (here..end - (WORD - 1))
         .step_by(WORD)
         .any(|at| unsafe { (at as *const usize).read_volatile() } == wanted)
 }
 
-/// Where the stack is.
+/// The current end of the stack.
 #[inline(always)]
 fn here() -> usize {
     let mark = 0u8;
@@ -61,15 +61,15 @@ fn bounds() -> (usize, usize) {
         .unwrap_or(NOWHERE)
 }
 
-/// Nothing is in there.
+/// Bounds that contain nothing.
 const NOWHERE: (usize, usize) = (usize::MAX, 1);
 
 #[cold]
 fn ask() -> (usize, usize) {
     let mut about = MaybeUninit::<libc::pthread_attr_t>::uninit();
     let (mut low, mut bytes) = (std::ptr::null_mut(), 0);
-    // SAFETY: the calling thread is there; its attributes are filled before they are read, and
-    // given back once.
+    // SAFETY: the calling thread exists; its attributes are filled before they are read, and given
+    // back once.
     unsafe {
         if libc::pthread_getattr_np(libc::pthread_self(), about.as_mut_ptr()) != 0 {
             return NOWHERE;
@@ -87,8 +87,8 @@ fn ask() -> (usize, usize) {
 mod tests {
     use super::*;
 
-    /// Asks from a frame of its own: where a variable lies in the frame that asks, before or behind
-    /// what marks that frame, is the compiler's to choose.
+    /// Asks from a frame of its own: the compiler chooses whether a variable lies before or behind
+    /// the mark in the asking frame.
     #[inline(never)]
     fn of_a_caller(address: usize) -> bool {
         has(address)
@@ -111,7 +111,7 @@ mod tests {
 
     #[test]
     fn a_word_is_found_on_the_stack_that_holds_it() {
-        // No constant of it is in the program.
+        // The program holds no constant of this value.
         let wanted = std::hint::black_box(0x5bd1_e995usize).wrapping_mul(0x2545_f491_4f6c_dd1d);
         let kept = std::hint::black_box([wanted]);
         assert!(holds(kept[0]));

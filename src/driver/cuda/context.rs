@@ -1,16 +1,16 @@
 //! The calling thread's state: its current context and its capture mode, changed for a call and
-//! left as they were.
+//! restored afterwards.
 
 use cudarc::driver::sys;
 
 use super::super::Result;
 use super::symbols::Symbols;
 
-/// The thread is in a device's primary context until this is dropped.
+/// Keeps the thread in a device's primary context until dropped.
 ///
-/// `cuCtxGetCurrent` is a read of thread-local memory, so a thread that is in the right context
-/// already (torch's are) pays no more than that; any other thread, one with no context at all
-/// included, gets a push now and a pop at the end.
+/// `cuCtxGetCurrent` reads thread-local memory, so a thread already in the right context (as
+/// torch's are) pays no more than that; any other thread, also one without a context, pays a push
+/// now and a pop at the end.
 pub(super) struct Entered<'a> {
     symbols: &'a Symbols,
     pushed: bool,
@@ -34,18 +34,17 @@ impl<'a> Entered<'a> {
         Ok(Self { symbols, pushed, mode: None })
     }
 
-    /// As [`Entered::new`], and this thread's calls no longer count against captures of other
-    /// threads.
+    /// As [`Entered::new`], and exempts this thread's calls from the captures of other threads.
     ///
     /// While any stream captures in the global mode (torch's default), the driver refuses calls
     /// that might be unsafe for the capture (`cuMemAlloc`, `cuEventQuery`, synchronisations) from
-    /// every thread, and invalidates the capture. Ours depend on nothing that is captured, so they
-    /// run under the relaxed mode.
+    /// every thread, and invalidates the capture. Our calls depend on nothing captured, so they run
+    /// in the relaxed mode.
     pub(super) fn relaxed(symbols: &'a Symbols, context: sys::CUcontext) -> Result<Self> {
         let mut entered = Self::new(symbols, context)?;
         let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED as u32;
-        // SAFETY: `mode` is read and written as the driver's 32-bit enum; a u32 holds whatever
-        // comes back.
+        // SAFETY: `mode` is read and written as the driver's 32-bit enum; a u32 holds any value
+        // that comes back.
         if unsafe { symbols.cuThreadExchangeStreamCaptureMode((&raw mut mode).cast()) }.is_ok() {
             entered.mode = Some(mode);
         }
@@ -56,8 +55,8 @@ impl<'a> Entered<'a> {
 impl Drop for Entered<'_> {
     fn drop(&mut self) {
         if let Some(mut mode) = self.mode {
-            // SAFETY: the value is what the driver gave us. Nothing can be done about a failure:
-            // the driver is gone then.
+            // SAFETY: the value is the driver's own. Nothing can be done about a failure: the
+            // driver is gone then.
             let _ =
                 unsafe { self.symbols.cuThreadExchangeStreamCaptureMode((&raw mut mode).cast()) };
         }

@@ -1,12 +1,12 @@
-//! As what physical memory is created: what a device says that it can do, tried once by doing it.
+//! The properties of new physical memory: a device's claims, each tried once.
 //!
-//! Memory that was created without a handle type can never leave the process, and NCCL, which
-//! exports what it registers, ends the program over it (`p2p.cc`); torch asks for a POSIX file
-//! descriptor on every segment. Memory that a NIC is to reach must be created so too. Devices have
-//! said that they can do either, and then refused: an export where no fabric channel is set up,
-//! access to memory for RDMA under WSL2 before driver R615 (pytorch/pytorch#192330). So the first
-//! creation on a device is tried whole, of one granule: create, export, map, access; what does not
-//! work is left out from then on.
+//! Memory created without a handle type can never leave the process, and NCCL, which exports the
+//! memory that it registers, ends the program over it (`p2p.cc`); torch asks for a POSIX file
+//! descriptor on every segment. Memory that a NIC is to reach needs such properties too. Devices
+//! have claimed both, and then refused: an export where no fabric channel is set up, access to
+//! memory for RDMA under WSL2 before driver R615 (pytorch/pytorch#192330). So the first creation on
+//! a device is tried whole, with one granule: create, export, map, access; a property that fails is
+//! left out from then on.
 
 use std::ffi::c_void;
 use std::os::fd::{FromRawFd, OwnedFd};
@@ -48,14 +48,14 @@ const FABRIC: Raw = Raw(8);
 /// `CU_IPC_HANDLE_SIZE`: bytes of a `CUmemFabricHandle`.
 const FABRIC_HANDLE: usize = 64;
 
-/// As what memory of a device is created.
+/// The properties of a device's new memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Creation {
     pub(super) handle_type: Raw,
     pub(super) rdma: bool,
 }
 
-/// What a device says that it can do.
+/// A device's claims.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Offer {
     pub(super) device: sys::CUdevice,
@@ -65,14 +65,14 @@ pub(super) struct Offer {
 }
 
 impl Offer {
-    /// The ways to create memory that are worth a try, the best first; the last asks for nothing.
+    /// The properties worth a try, the best first; the last asks for nothing.
     fn candidates(&self, wish: HandleType) -> Vec<Creation> {
         let kind = match wish {
             HandleType::Auto | HandleType::Posix if self.posix => {
                 Raw::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
             }
-            // Whether the device has them is an attribute that the bindings do not know: the
-            // attempt tells.
+            // The bindings lack the attribute that would say whether the device has them: the
+            // attempt decides.
             HandleType::Fabric => FABRIC,
             _ => Raw::CU_MEM_HANDLE_TYPE_NONE,
         };
@@ -85,10 +85,10 @@ impl Offer {
         ways.collect()
     }
 
-    /// The first way that works. The device's context must be current.
+    /// The first properties that work. The device's context must be current.
     ///
     /// # Errors
-    /// There is no memory to try it with: ask again. Or no later call can succeed either.
+    /// There is no memory for the attempt: ask again. Or no later call can succeed either.
     pub(super) fn choose(&self, symbols: &Symbols, wish: HandleType) -> Result<Creation> {
         let candidates = self.candidates(wish);
         let plain = Creation { handle_type: Raw::CU_MEM_HANDLE_TYPE_NONE, rdma: false };
@@ -108,7 +108,7 @@ impl Offer {
         Ok(chosen)
     }
 
-    /// Says what the user, or the device, promised and cannot be had.
+    /// Logs a wish of the user's, or a claim of the device's, that cannot be had.
     fn tell(&self, wish: HandleType, chosen: Creation, failure: Option<(Creation, DriverError)>) {
         let why = failure.map(|(_, error)| format!(": {error}")).unwrap_or_default();
         if matches!(wish, HandleType::Posix | HandleType::Fabric)
@@ -169,7 +169,7 @@ impl Offer {
     }
 }
 
-/// Exports a handle as NCCL would, and drops what came of it.
+/// Exports a handle as NCCL would, and drops the result.
 fn export(symbols: &Symbols, handle: sys::CUmemGenericAllocationHandle, kind: Raw) -> Result<()> {
     if kind == Raw::CU_MEM_HANDLE_TYPE_NONE {
         return Ok(());
@@ -182,20 +182,20 @@ fn export(symbols: &Symbols, handle: sys::CUmemGenericAllocationHandle, kind: Ra
         let [a, b, c, d, ..] = exported;
         let file = i32::from_ne_bytes([a, b, c, d]);
         if file >= 0 {
-            // SAFETY: the driver has just opened it for us, and nobody else knows it.
+            // SAFETY: the driver has just opened it for us, and nothing else knows it.
             drop(unsafe { OwnedFd::from_raw_fd(file) });
         }
     }
     Ok(())
 }
 
-/// Times that access is asked for. It was answered so while other threads launched
-/// (comfy-aimdo#100); llama.cpp's forks ask 100 times too.
+/// Attempts to set access. The driver was not ready while other threads launched
+/// (comfy-aimdo#100); llama.cpp's forks try 100 times too.
 const ATTEMPTS: u32 = 100;
 /// The longest wait between two of them, microseconds: a tenth of a second in all.
 const LONGEST_WAIT: u64 = 1_000;
 
-/// `cuMemSetAccess`, again where the driver is not ready for it.
+/// `cuMemSetAccess`, repeated where the driver is not ready for it.
 pub(super) fn set_access(
     symbols: &Symbols,
     address: sys::CUdeviceptr,

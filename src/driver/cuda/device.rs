@@ -1,4 +1,4 @@
-//! One device: what it can do and its primary context, each found out once, when first asked for.
+//! One device: its capabilities and its primary context, each found when first needed.
 
 use std::ffi::{CStr, c_char, c_int};
 
@@ -45,13 +45,13 @@ impl Device {
         Ok(*self.context.get_or_try_init(retain)? as sys::CUcontext)
     }
 
-    /// What the device can do. Needs no context.
+    /// The device's capabilities. Needs no context.
     pub(super) fn capabilities(&self, symbols: &Symbols) -> Result<&Capabilities> {
         self.capabilities.get_or_try_init(|| self.probe(symbols))
     }
 
-    /// As what physical memory is created here, tried out at the first call, with the device's
-    /// context current.
+    /// The properties of physical memory created here, tried out at the first call, with the
+    /// device's context current.
     pub(super) fn creation(&self, symbols: &Symbols, wish: HandleType) -> Result<Creation> {
         let choose = || {
             let can = self.capabilities(symbols)?;
@@ -72,7 +72,7 @@ impl Device {
         unsafe { symbols.cuDeviceTotalMem_v2(&mut total_memory, self.handle) }?;
         let gpu_direct_rdma = self
             .flag(symbols, Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED);
-        // A device that says it has VMM and cannot tell its granularity has none that we could use.
+        // A device that claims VMM without a granularity has none that we could use.
         let granularity = if symbols.missing(VMM).is_empty()
             && self
                 .flag(symbols, Attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)
@@ -115,7 +115,7 @@ impl Device {
         }
     }
 
-    /// How memory of the device can be handed to other processes.
+    /// The ways to hand the device's memory to other processes.
     pub(super) fn handle_types(&self, symbols: &Symbols) -> HandleTypes {
         let posix = Attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED;
         let pools = Attribute::CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES;
@@ -151,7 +151,7 @@ impl Device {
             .unwrap_or_default())
     }
 
-    /// The UUID; zeros where the driver cannot tell it, since it is for reports only.
+    /// The UUID; zeros where the driver cannot tell it: it is for reports only.
     fn uuid(&self, symbols: &Symbols) -> [u8; 16] {
         let mut uuid = sys::CUuuid { bytes: [0; 16] };
         // SAFETY: writes 16 bytes.
@@ -162,7 +162,7 @@ impl Device {
     }
 }
 
-/// What the kernel believes that programs can take without swapping (`MemAvailable` in
+/// The kernel's estimate of the memory that programs can take without swapping (`MemAvailable` in
 /// /proc/meminfo), bytes.
 fn available_host_memory() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
@@ -170,7 +170,7 @@ fn available_host_memory() -> Option<u64> {
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// `device` as a place of memory.
+/// `device` as a location of memory.
 pub(super) fn location(device: sys::CUdevice) -> sys::CUmemLocation {
     sys::CUmemLocation { type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: device }
 }
@@ -183,7 +183,7 @@ pub(super) fn access(device: sys::CUdevice) -> sys::CUmemAccessDesc {
     }
 }
 
-/// What `cuMemCreate` is asked for.
+/// The properties for `cuMemCreate`.
 pub(super) fn physical_properties(
     device: sys::CUdevice,
     creation: Creation,
@@ -202,7 +202,7 @@ pub(super) fn physical_properties(
     }
 }
 
-/// What `cuMemPoolCreate` is asked for.
+/// The properties for `cuMemPoolCreate`.
 pub(super) fn pool_properties(device: sys::CUdevice, max_size: usize) -> sys::CUmemPoolProps {
     sys::CUmemPoolProps {
         allocType: sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,

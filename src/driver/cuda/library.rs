@@ -1,4 +1,4 @@
-//! Finding libcuda: the one that the process uses already, never a second one, never the toolkit's
+//! Finds libcuda: the one that the process already uses, never a second one, never the toolkit's
 //! stub.
 
 use std::ffi::{CStr, CString, c_void};
@@ -12,12 +12,12 @@ use super::symbols::{REQUIRED, Symbols};
 /// `cuInit` of the toolkit's stub (`CUDA_ERROR_STUB_LIBRARY`).
 const STUB_LIBRARY: u32 = 34;
 
-/// Why the driver cannot be used, and what was tried; its `Display` is for the user.
+/// Why the driver cannot be used, and the attempts; its `Display` is for the user.
 #[derive(Clone, Debug)]
 pub struct LoadError {
-    /// For those who act on it; always [`ErrorKind::NoDriver`].
+    /// For code that acts on it; always [`ErrorKind::NoDriver`].
     pub error: DriverError,
-    /// What was tried, in order, and how it went.
+    /// The attempts, in order, with their results.
     pub tried: Vec<String>,
 }
 
@@ -38,21 +38,21 @@ impl From<LoadError> for DriverError {
 /// A libcuda whose `cuInit` succeeded. It stays loaded for good.
 pub(super) struct Library {
     pub(super) symbols: Symbols,
-    /// Where it was found.
+    /// Its file.
     pub(super) path: PathBuf,
 }
 
-/// Places where symbols are looked up, in order: handles of `dlopen`, or `RTLD_DEFAULT`.
+/// Scopes of symbol lookups, in order: handles of `dlopen`, or `RTLD_DEFAULT`.
 type Scopes = Vec<*mut c_void>;
 
 impl Library {
     /// Searches the process, then the system.
     pub(super) fn find() -> Result<Self, LoadError> {
         let mut search = Search::default();
-        // What the process uses already: preloaded or linked, then loaded by the CUDA runtime
-        // (privately, so not in the global scope). An interposer may define some of the functions
-        // only: the rest is behind it, so both are asked, in the order in which the dynamic linker
-        // would ask them.
+        // The library that the process already uses: preloaded or linked, then loaded by the CUDA
+        // runtime (privately, so not in the global scope). An interposer may define some of the
+        // functions only, with the rest behind it, so both are searched, in the dynamic linker's
+        // order.
         let mut scopes = Scopes::new();
         if !symbol(libc::RTLD_DEFAULT, c"cuInit").is_null() {
             scopes.push(libc::RTLD_DEFAULT);
@@ -88,7 +88,7 @@ impl Library {
     }
 }
 
-/// A search under way: what has been tried so far.
+/// A search under way: the attempts so far.
 struct Search {
     tried: Vec<String>,
     error: DriverError,
@@ -115,8 +115,8 @@ impl Search {
         }
     }
 
-    /// `Some` ends the search: a library to use, or a genuine one that refuses. `None`: a stub or
-    /// nothing, look further.
+    /// `Some` ends the search: a usable library, or a genuine one that refuses. `None`: a stub or
+    /// nothing, so the search goes on.
     fn attempt(
         &mut self,
         what: &str,
@@ -130,11 +130,11 @@ impl Search {
                 .unwrap_or_default()
         };
         let path = path_of(find(c"cuInit")).unwrap_or_else(|| PathBuf::from(what));
-        // SAFETY: the names are libcuda's, and whoever defines them in this process stands in for
-        // it; the handles are never closed.
+        // SAFETY: the names are libcuda's, and a library that defines them in this process stands
+        // in for it; the handles are never closed.
         let symbols = unsafe { Symbols::look_up(find) };
         // SAFETY: cuInit takes no pointer and may be called any number of times. A missing one
-        // answers an error.
+        // returns an error.
         if let Err(error) = unsafe { symbols.cuInit(0) } {
             self.error = DriverError::new(error.call, ErrorKind::NoDriver, error.code);
             let reason = match error.code {
@@ -180,8 +180,8 @@ impl Search {
     }
 }
 
-/// Whether the libcuda that this process has loaded is the stand-in GPU, which keeps books of
-/// memory and computes nothing. Asked for a function of its own: a name can be anything.
+/// Whether this process's libcuda is the stand-in GPU, which keeps books of memory and computes
+/// nothing. Checked by a function of its own: a file name can be anything.
 pub(super) fn is_stand_in() -> bool {
     let own = c"phantom_physical";
     !symbol(libc::RTLD_DEFAULT, own).is_null()
@@ -189,7 +189,7 @@ pub(super) fn is_stand_in() -> bool {
             .is_ok_and(|handle| !symbol(handle, own).is_null())
 }
 
-/// `dlopen`, with the linker's own words where it fails.
+/// `dlopen`; an error is the linker's own text.
 fn open(name: &CStr, flags: libc::c_int) -> Result<*mut c_void, String> {
     // SAFETY: `name` is NUL-terminated. Loading runs the library's initialisers, which is what a
     // CUDA program asks for.
@@ -213,7 +213,7 @@ fn symbol(scope: *mut c_void, name: &CStr) -> *mut c_void {
     unsafe { libc::dlsym(scope, name.as_ptr()) }
 }
 
-/// The file that an address was loaded from.
+/// The file around an address.
 fn path_of(address: *mut c_void) -> Option<PathBuf> {
     // SAFETY: all-zero is a valid Dl_info.
     let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };

@@ -1,8 +1,7 @@
 //! The CUDA driver, through cudarc's bindings.
 //!
 //! [`CudaDriver::load`] finds the libcuda of this process and initialises it. Nothing here panics:
-//! a missing library is a [`LoadError`] that tells what was tried, a missing symbol is a capability
-//! that is not there.
+//! a missing library is a [`LoadError`] with the attempts, a missing symbol a missing capability.
 
 mod context;
 mod creation;
@@ -27,11 +26,11 @@ use super::{
 
 /// `CUDA_ERROR_NOT_READY`.
 const NOT_READY: u32 = 600;
-/// Since this driver, `CUmemPoolProps` has `maxSize`; before, those bytes are reserved and must
+/// From this driver on, `CUmemPoolProps` has `maxSize`; before, those bytes are reserved and must
 /// be 0.
 const POOL_MAX_SIZE_SINCE: i32 = 12020;
 
-/// How memory of a device can be handed to other processes, as the device says: for reports.
+/// The ways to hand a device's memory to other processes, as the device reports them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HandleTypes {
     /// Physical handles, as POSIX file descriptors.
@@ -40,7 +39,7 @@ pub struct HandleTypes {
     pub pools: u32,
 }
 
-/// The CUDA driver of this process. May be shared by all threads.
+/// The CUDA driver of this process. All threads may share it.
 pub struct CudaDriver {
     library: Library,
     version: i32,
@@ -49,7 +48,7 @@ pub struct CudaDriver {
 }
 
 impl CudaDriver {
-    /// Finds and initialises the driver: the libcuda that the process uses already (preloaded,
+    /// Finds and initialises the driver: the libcuda that the process already uses (preloaded,
     /// linked, or loaded by the CUDA runtime), else the system's.
     ///
     /// This calls `cuInit`. Call it when CUDA is first needed, not before: a process that has
@@ -75,7 +74,7 @@ impl CudaDriver {
         }
     }
 
-    /// With physical memory that may leave the process so.
+    /// Sets the way for physical memory to leave the process.
     pub fn with_handle_type(self, handle_type: HandleType) -> Self {
         Self { handle_type, ..self }
     }
@@ -102,7 +101,7 @@ impl CudaDriver {
         self.version
     }
 
-    /// How memory of `device` can be handed to other processes.
+    /// The ways to hand memory of `device` to other processes.
     ///
     /// # Errors
     /// There is no such device.
@@ -131,8 +130,8 @@ impl CudaDriver {
     }
 }
 
-/// Whether the libcuda that this process has loaded is the stand-in GPU, which keeps books of
-/// memory and computes nothing. Takes the loader's lock.
+/// Whether this process's libcuda is the stand-in GPU, which keeps books of memory and computes
+/// nothing. Takes the loader's lock.
 pub fn is_stand_in() -> bool {
     library::is_stand_in()
 }
@@ -170,15 +169,15 @@ fn pool_attribute(attribute: PoolAttribute) -> (sys::CUmemPool_attribute, bool) 
     }
 }
 
-/// `bytes` as the driver takes them. Only a 32-bit host could fail, and none has CUDA.
+/// `bytes` as a `usize`. Only a 32-bit host could fail, and none has CUDA.
 fn length(bytes: u64) -> usize {
     bytes as usize
 }
 
-// SAFETY of every block below, unless it says more: pointers are to locals of the type that the
-// signature (cudarc's) asks for; the device's context is current; handles and addresses are values
-// that the driver checks itself, and whose lifetimes are the heap's to keep (a stale stream or
-// event handle is the caller's error in CUDA's own terms).
+// SAFETY of every block below, unless it says more: pointers are to locals of the type in the
+// signature (cudarc's); the device's context is current; the driver itself checks handles and
+// addresses, which are values, and the heap keeps their lifetimes (a stale stream or event handle
+// is the caller's error in CUDA's own terms).
 impl Driver for CudaDriver {
     fn device_count(&self) -> Result<u32> {
         Ok(self.devices.len() as u32)

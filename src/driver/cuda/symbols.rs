@@ -1,16 +1,16 @@
 //! The driver's entry points that we call, looked up once.
 //!
-//! The types are cudarc's, and so are the signatures: each one below is checked against cudarc's
-//! binding when this file is compiled (but for `newer`). cudarc's own functions are not called,
-//! because they cannot be used safely inside somebody's Python:
+//! The types and signatures are cudarc's: the compiler checks each one below against cudarc's
+//! binding (but for `newer`). cudarc's own functions are not called, because they are unsafe inside
+//! a user's Python:
 //!
 //! - they panic on a missing library or symbol, and an old driver lacks some;
 //! - they open `libcuda.so` before `libcuda.so.1`. The first may be the toolkit's stub, in which
 //!   every call fails, and opening it beside the real one gives the process two drivers. There is
 //!   no way to hand cudarc the library that is loaded already (which a preloaded interposer or
 //!   stand-in may be);
-//! - they return the enum `CUresult`, and a newer driver may answer a code that the enum of an
-//!   older binding does not have, which is undefined behaviour. Here a result is a plain `u32`.
+//! - they return the enum `CUresult`, and a newer driver may return a code that an older binding's
+//!   enum lacks, which is undefined behaviour. Here a result is a plain `u32`.
 #![allow(non_snake_case)]
 
 use std::ffi::{CStr, c_char, c_int, c_uchar, c_uint, c_ulonglong, c_void};
@@ -204,7 +204,7 @@ symbols! {
     }
 }
 
-/// Without these there is no allocator: every driver since CUDA 11.4 has them.
+/// Required symbols: every driver since CUDA 11.4 has them.
 pub(super) const REQUIRED: &[&str] = &[
     "cuInit",
     "cuDriverGetVersion",
@@ -235,7 +235,7 @@ pub(super) const REQUIRED: &[&str] = &[
     "cuStreamGetCaptureInfo_v2",
 ];
 
-/// What stream-ordered pools take.
+/// The symbols of stream-ordered pools.
 pub(super) const POOLS: &[&str] = &[
     "cuMemPoolCreate",
     "cuMemPoolDestroy",
@@ -247,7 +247,7 @@ pub(super) const POOLS: &[&str] = &[
     "cuMemFreeAsync",
 ];
 
-/// What virtual memory management takes.
+/// The symbols of virtual memory management.
 pub(super) const VMM: &[&str] = &[
     "cuMemGetAllocationGranularity",
     "cuMemAddressReserve",

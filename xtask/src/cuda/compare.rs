@@ -1,17 +1,17 @@
-//! Whether two declarations of one function agree in what the machine sees: how arguments are
-//! passed, and what pointers point to.
+//! Whether two declarations of a function agree for the machine: how arguments are passed, and what
+//! pointers point to.
 //!
-//! A handle may be a number on one side and a pointer on the other, and signedness is nobody's
-//! concern: both are passed alike.
+//! A handle may be a number on one side and a pointer on the other, and signedness does not matter:
+//! they are passed alike.
 
 use super::dwarf::{Field, Kind, Record, Signature, Type};
 
-/// What differs between ours and the header's, a line each. `is_callee`: ours is called as the
-/// header says, and may look at fewer arguments.
+/// Differences of ours from the header's, a line each. `is_callee`: the header's callers call ours,
+/// which may read fewer arguments.
 pub fn differences(ours: &Signature, theirs: &Signature, is_callee: bool) -> Vec<String> {
     let (our, their) = (&ours.parameters, &theirs.parameters);
-    // One that ignores all its arguments is never asked which they are: on the ABIs that we know,
-    // they are the caller's.
+    // A callee that ignores all its arguments has none to compare: on the ABIs that we know, they
+    // are the caller's.
     if is_callee && our.is_empty() {
         return Vec::new();
     }
@@ -40,7 +40,7 @@ fn result_difference(ours: &Type, theirs: &Type) -> Option<String> {
     }
 }
 
-/// How what is passed, or pointed to, differs.
+/// Difference between passed types, or pointed-to types.
 fn difference(ours: &Type, theirs: &Type) -> Option<String> {
     match (ours, theirs) {
         (Type::Nothing, Type::Nothing) | (Type::Unknown, _) | (_, Type::Unknown) => None,
@@ -65,17 +65,17 @@ fn difference(ours: &Type, theirs: &Type) -> Option<String> {
 
 fn behind_pointers(ours: &Type, theirs: &Type, read_only: bool) -> Option<String> {
     match (ours, theirs) {
-        // `void *` may be anything.
+        // `void *` may point to anything.
         (Type::Nothing, _) | (_, Type::Nothing) => None,
         (Type::Record(our), Type::Record(their)) => {
-            // Who only reads may know the beginning alone.
+            // A reader may know only the beginning.
             if our.size == their.size || read_only && our.size < their.size {
                 fields(our, their)
             } else {
                 Some(sizes(our, their))
             }
         }
-        // Handles that are read from an array, and the like.
+        // For example, handles read from an array.
         _ => difference(ours, theirs),
     }
 }
@@ -84,7 +84,7 @@ fn sizes(ours: &Record, theirs: &Record) -> String {
     format!("{} has {} bytes, {} in the header {}", ours.name, ours.size, theirs.name, theirs.size)
 }
 
-/// The first field of either that the other does not have, as far as ours goes.
+/// The first field missing from either, within the length of ours.
 fn fields(ours: &Record, theirs: &Record) -> Option<String> {
     let named = |record: &Record, field: &Field| {
         format!("{}.{} ({} bytes at {})", record.name, field.path, field.size, field.offset)
@@ -105,7 +105,7 @@ fn fields(ours: &Record, theirs: &Record) -> Option<String> {
     Some(format!("{}, a field in the header, is none of {}", named(theirs, unknown), ours.name))
 }
 
-/// Whether `field` is the same as `other`, or lies in bytes whose use `other` does not tell.
+/// Whether `field` equals `other`, or lies in bytes for which `other` gives no use.
 fn covers(other: &Field, field: &Field) -> bool {
     let same_kind = other.kind == field.kind
         || !matches!((other.kind, field.kind), (Kind::Float, _) | (_, Kind::Float));
@@ -203,7 +203,7 @@ mod tests {
     fn other_fields_differ() {
         let ours = |fields: &str| format!("struct p {{ {fields} }}; int f(const struct p *);");
         let theirs = format!("{PROP} int f(const Prop *);");
-        // One that is as long, and has a pointer where two numbers are.
+        // The same length, with a pointer in place of two numbers.
         differ(&ours("int kind, types; void *where; void *win; char flags[8];"), &theirs, "where");
         differ(
             &ours("int kind, types, type, id; char win[4]; float rest; char flags[8];"),
@@ -211,7 +211,7 @@ mod tests {
             "rest",
         );
         differ(&ours("int kind, types, type, id; void *win, *flags, *more;"), &theirs, "bytes");
-        // A hole where the header has a field.
+        // A hole in place of a field of the header.
         differ(
             &ours("int kind; _Alignas(8) int type; void *win; char flags[8];"),
             &theirs,

@@ -1,6 +1,6 @@
-//! The numbers in our sources that stand for names of CUDA's.
+//! Numbers in our sources that stand for CUDA's names.
 //!
-//! Three ways of saying so, all of them in use before anybody checked them:
+//! Three notations, all in use before this check existed:
 //!
 //! ```text
 //! /// `CUDA_ERROR_INVALID_VALUE`, and whatever else is to be said.
@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 use super::dwarf::is_cudas;
 
-/// A number, and the name that it stands for.
+/// A number, and its name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Constant {
     pub name: String,
@@ -24,7 +24,7 @@ pub struct Constant {
     pub place: String,
 }
 
-/// Those in the Rust files under `folder`.
+/// The constants in Rust files under `folder`.
 pub fn under(root: &Path, folder: &str) -> Result<Vec<Constant>, String> {
     let mut files = Vec::new();
     collect(&root.join(folder), &mut files).map_err(|error| format!("{folder}: {error}"))?;
@@ -75,7 +75,7 @@ fn in_text(text: &str, file: &str) -> Vec<Constant> {
     found
 }
 
-/// The names that a comment begins with: `` `A` `` or `` `A` and `B` ``.
+/// The names at the start of a comment: `` `A` `` or `` `A` and `B` ``.
 fn names_at_start(comment: &str) -> Vec<String> {
     let mut names = Vec::new();
     let mut rest = comment.trim_start();
@@ -92,7 +92,7 @@ fn names_at_start(comment: &str) -> Vec<String> {
     names
 }
 
-/// `const NAME: TYPE = 1;`, with whatever visibility.
+/// `const NAME: TYPE = 1;`, with any visibility.
 fn constant(line: &str) -> Option<(&str, i128)> {
     let (_, after) = line
         .split_once("const ")

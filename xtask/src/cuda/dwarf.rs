@@ -1,5 +1,5 @@
-//! Signatures and layouts as a compiler wrote them down beside the code it made (DWARF): what a
-//! library really does, not what a table says of it.
+//! Signatures and layouts from the compiler's debug information (DWARF): a library's actual code,
+//! not a table about it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -12,21 +12,21 @@ use object::{Object, ObjectSection};
 type Slice<'a> = EndianSlice<'a, RunTimeEndian>;
 type Entry<'a> = DebuggingInformationEntry<Slice<'a>>;
 
-/// Pointers to pointers are followed this far: the interface has `void ***` at most.
+/// Maximum depth of pointers to pointers: the interface has `void ***` at most.
 const DEPTH: u32 = 4;
 
-/// What is passed or pointed to.
+/// The type of an argument, or of a pointer's target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Type {
     /// `void`.
     Nothing,
-    /// Not told, or of no interest: an incomplete structure, a function.
+    /// Unknown or irrelevant: an incomplete structure, a function.
     Unknown,
-    /// Whole numbers, booleans and enumerations, of so many bytes.
+    /// Integers, booleans and enumerations, with their size in bytes.
     Integer(u64),
-    /// Of so many bytes.
+    /// Floating point, with its size in bytes.
     Float(u64),
-    /// A pointer, and whether only reading is promised.
+    /// A pointer; `read_only` if it promises only to read.
     Pointer { read_only: bool, to: Box<Type> },
     /// A structure, a union or an array.
     Record(Record),
@@ -41,7 +41,7 @@ pub struct Record {
     pub fields: Vec<Field>,
 }
 
-/// What lies at a place of a record.
+/// A field of a record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Field {
     pub path: String,
@@ -55,37 +55,37 @@ pub enum Kind {
     Integer,
     Float,
     Pointer,
-    /// Bytes whose use is not told: an array of them, a union.
+    /// Bytes without a known use: an array of bytes, a union.
     Bytes,
 }
 
-/// A function, or (in C) what a variable points to.
+/// A function, or (in C) the target of a variable.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Signature {
-    /// Modules, types and functions around it, joined by `::`.
+    /// Enclosing modules, types and functions, joined by `::`.
     pub scope: String,
     pub name: String,
     pub result: Type,
     pub parameters: Vec<Type>,
 }
 
-/// What was found in an object.
+/// Contents of an object.
 #[derive(Debug, Default)]
 pub struct Model {
     pub functions: Vec<Signature>,
-    /// Enumerators with their values. One that has several is in it several times.
+    /// Enumerators with their values. An enumerator with several values has several entries.
     pub enumerators: BTreeSet<(String, i128)>,
 }
 
-/// Reads the functions that `wanted` wants by scope and name, and all enumerators of CUDA's names.
+/// Reads the functions that `wanted` selects by scope and name, and all enumerators with CUDA's
+/// names.
 pub fn read(file: &Path, wanted: &dyn Fn(&str, &str) -> bool) -> Result<Model, String> {
     let failed = |error: &dyn std::fmt::Display| format!("{}: {error}", file.display());
     let data = std::fs::read(file).map_err(|error| failed(&error))?;
     let object = object::File::parse(&*data).map_err(|error| failed(&error))?;
     let endian = if object.is_little_endian() { RunTimeEndian::Little } else { RunTimeEndian::Big };
     let section = |id: gimli::SectionId| -> Result<Slice<'_>, gimli::Error> {
-        // Compressed sections are not looked into: neither rustc nor cc compresses unless it is
-        // told to.
+        // Does not read compressed sections: neither rustc nor cc compresses by default.
         let data = object.section_by_name(id.name()).and_then(|section| section.data().ok());
         Ok(EndianSlice::new(data.unwrap_or_default(), endian))
     };
@@ -114,7 +114,7 @@ struct Unit<'u, 'a> {
 
 impl<'a> Unit<'_, 'a> {
     fn collect(&self, wanted: &dyn Fn(&str, &str) -> bool, model: &mut Model) -> gimli::Result<()> {
-        // Where each declared function stands: a definition elsewhere refers to it.
+        // Scope and name of each declared function: a separate definition refers to it.
         let mut declared: BTreeMap<usize, (String, String)> = BTreeMap::new();
         let mut definitions = Vec::new();
         let mut scopes: Vec<(isize, String)> = Vec::new();
@@ -156,7 +156,7 @@ impl<'a> Unit<'_, 'a> {
                 }
                 _ => {}
             }
-            // The unit itself is named after its file.
+            // The unit itself has the name of its file.
             if let Some(name) = name.filter(|_| depth > 0) {
                 scopes.push((depth, name));
             }
@@ -256,7 +256,7 @@ impl<'a> Unit<'_, 'a> {
                 _ if size == 0 => Type::Nothing,
                 _ => Type::Integer(size),
             },
-            // Rust's `c_void` is an enum that nobody makes.
+            // Rust's `c_void` is an enum without values.
             gimli::DW_TAG_enumeration_type if self.name(&entry)?.as_deref() == Some("c_void") => {
                 Type::Nothing
             }
@@ -286,7 +286,7 @@ impl<'a> Unit<'_, 'a> {
         if entry.attr_value(gimli::DW_AT_declaration).is_some() {
             return Ok(Type::Unknown);
         }
-        // Rust's function pointer that may be NULL.
+        // Rust's nullable function pointer.
         if self
             .name(entry)?
             .is_some_and(|name| name.starts_with("Option<") && name.contains("extern \"C\" fn("))
@@ -298,7 +298,7 @@ impl<'a> Unit<'_, 'a> {
         if size == 0 {
             return Ok(Type::Unknown);
         }
-        // A wrapper of one value is passed as that value.
+        // A wrapper of a single value is passed as that value.
         let members = self.children(offset)?;
         let members: Vec<_> =
             members.iter().filter(|child| child.tag() == gimli::DW_TAG_member).collect();
@@ -318,8 +318,8 @@ impl<'a> Unit<'_, 'a> {
         }))
     }
 
-    /// Adds the fields of the type at `offset`, which lies `base` bytes into the whole; the type's
-    /// size.
+    /// Adds the fields of the type at `offset`, which lies `base` bytes into the whole; returns the
+    /// type's size.
     fn flatten(
         &self,
         offset: UnitOffset,
@@ -414,7 +414,7 @@ impl<'a> Unit<'_, 'a> {
 }
 
 impl Type {
-    /// Bytes, where it is something that can be passed.
+    /// Size in bytes of a passable type.
     pub fn size(&self) -> Option<u64> {
         match self {
             Self::Nothing | Self::Unknown => None,
@@ -435,7 +435,7 @@ fn is_alias(tag: DwTag) -> bool {
     )
 }
 
-/// Whether an enumerator or a constant is one of CUDA's by its name.
+/// Whether an enumerator or a constant has a CUDA name.
 pub fn is_cudas(name: &str) -> bool {
     let capital = |rest: &str| rest.starts_with(|first: char| first.is_ascii_uppercase());
     name.starts_with("CU_")

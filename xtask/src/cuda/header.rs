@@ -1,4 +1,5 @@
-//! NVIDIA's headers, compiled: the functions that they declare, and whether our numbers are theirs.
+//! NVIDIA's compiled headers: the functions that they declare, and whether our numbers equal
+//! theirs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -10,12 +11,13 @@ use super::ours::Declared;
 use super::wheels::Headers;
 use crate::parts::output;
 
-/// The headers declare other names with these set.
+/// Settings under which the headers declare different names.
 #[derive(Clone, Copy, Debug)]
 pub enum Mode {
-    /// As a program gets them.
+    /// As for a program.
     Plain,
-    /// With the thread's own stream as stream 0: the functions that end in `_ptsz` and `_ptds`.
+    /// With the thread's own stream as stream 0: the functions with the suffixes `_ptsz` and
+    /// `_ptds`.
     PerThread,
     /// With older versions of functions, under the names that libcuda exports.
     Old,
@@ -33,31 +35,31 @@ impl Mode {
     }
 }
 
-/// What is checked against.
+/// The headers to check against.
 const INCLUDES: &str = "#include <cuda.h>
 #include <cuda_runtime_api.h>
 #include <cudaProfiler.h>
 #include <cuda_profiler_api.h>
 ";
 
-/// A version's headers in a mode.
+/// Headers of a version, in a mode.
 pub struct Header {
     pub version: u32,
     functions: BTreeMap<String, Signature>,
     text: Text,
-    /// What the compiler said of our numbers.
+    /// The compiler's errors about our numbers.
     pub wrong_numbers: Vec<String>,
 }
 
-/// The names in C after the preprocessor.
+/// The C names after the preprocessor.
 struct Text {
-    /// What stands before an opening parenthesis.
+    /// Names before an opening parenthesis.
     called: BTreeSet<String>,
-    /// What may be a number: words, and macros.
+    /// Possible numbers: words, and macros.
     numbers: BTreeSet<String>,
 }
 
-/// What variables are called whose type is that of a function's address.
+/// Prefix of variables with the type of a function's address.
 const ADDRESS_OF: &str = "address_of_";
 
 impl Header {
@@ -92,7 +94,7 @@ impl Header {
         self.text.numbers.contains(name)
     }
 
-    /// Our numbers as static assertions; those that the compiler refuses.
+    /// Checks our numbers as static assertions; returns those that the compiler refuses.
     fn check_numbers(
         &self,
         stem: &Path,
@@ -140,7 +142,7 @@ impl Text {
         Self { called, numbers }
     }
 
-    /// Those of `names` that are declared as functions.
+    /// The `names` that are declared as functions.
     fn declared_of<'n>(&self, names: impl Iterator<Item = &'n str>) -> Vec<&'n str> {
         names
             .filter(|name| self.called.contains(*name))
@@ -150,7 +152,7 @@ impl Text {
     }
 }
 
-/// The words of C code, and where they end.
+/// The words of C code, with their ends.
 fn words(code: &str) -> impl Iterator<Item = (usize, &str)> {
     let mut at = 0;
     code.split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_').filter_map(
@@ -162,15 +164,14 @@ fn words(code: &str) -> impl Iterator<Item = (usize, &str)> {
     )
 }
 
-/// Whether a word is the name of a function of the driver's or the runtime's.
+/// Whether a word names a function of the driver or the runtime.
 pub fn is_function_of_cuda(word: &str) -> bool {
     let rest = word.strip_prefix("cuda").or_else(|| word.strip_prefix("cu"));
     let is_name = word.chars().all(|letter| letter.is_ascii_alphanumeric() || letter == '_');
     is_name && rest.is_some_and(|rest| rest.starts_with(|first: char| first.is_ascii_uppercase()))
 }
 
-/// The names of CUDA's functions that stand before an opening parenthesis in `code`, once or more
-/// each.
+/// The names of CUDA's functions before an opening parenthesis in `code`, once or more each.
 pub fn functions_in(code: &str) -> impl Iterator<Item = &str> {
     let is_called = |end: usize| code[end..].trim_start().starts_with('(');
     words(code)
@@ -199,7 +200,7 @@ pub fn preprocess(
     output(Command::new("cc").args(["-std=c11", "-E", "-P"]).args(more).args(flags).arg(&file))
 }
 
-/// What C declares the functions `names` to be, and the enumerators that it has.
+/// C's declarations of the functions `names`, and its enumerators.
 pub fn declarations(
     stem: &Path,
     includes: &str,
@@ -208,14 +209,13 @@ pub fn declarations(
 ) -> Result<Model, String> {
     let mut code = includes.to_owned();
     for name in names {
-        // Macros of the headers lead from a function's name to that of a version: here the very
-        // name is meant.
+        // The headers' macros map a function's name to a version's name: here we need the function
+        // itself.
         let _ = write!(code, "#undef {name}\n__typeof__(&{name}) {ADDRESS_OF}{name};\n");
     }
     let file = written(stem, "functions", &code)?;
     let object = file.with_extension("o.so");
-    // A library and not an object file: nothing in it is left to be relocated. Enumerations that
-    // nothing uses are wanted too.
+    // A library and not an object file: it has no relocations left. Keeps unused enumerations too.
     let made =
         ["-std=gnu11", "-g", "-O0", "-fPIC", "-shared", "-w", "-fno-eliminate-unused-debug-types"];
     output(Command::new("cc").args(made).args(flags).arg(&file).arg("-o").arg(&object))?;

@@ -1,10 +1,10 @@
-//! What we declare of CUDA, held to NVIDIA's own headers: signatures, structures and numbers.
+//! Compares our CUDA declarations with NVIDIA's own headers: signatures, structures and numbers.
 //!
-//! Nothing here is a list of what we declare. Ours is read from the libraries as the compiler made
-//! them, from the sources where a number stands for a name, and from the headers of the tests;
-//! theirs from `cuda.h` and `cuda_runtime_api.h`, compiled. Numbers are static assertions;
-//! signatures and structures are compared in what both compilers wrote down ([`dwarf`]), which
-//! knows every field of every structure that a pointer leads to, without anybody naming them.
+//! Nothing here lists our declarations. Ours come from the compiled libraries, from the sources for
+//! numbers that stand for names, and from the headers of the tests; NVIDIA's from `cuda.h` and
+//! `cuda_runtime_api.h`, compiled. Static assertions check numbers; the debug information of both
+//! compilers ([`dwarf`]) provides signatures and structures, with every field of every structure
+//! behind a pointer, without a list of names.
 
 mod compare;
 mod constants;
@@ -21,11 +21,10 @@ use crate::runner::{Counts, Outcome};
 use header::{Header, Mode};
 use ours::Declared;
 
-/// Names that look like the driver's and are another library's, of which nothing is simulated:
-/// cuFile's.
+/// Names that look like the driver's but belong to another library, which is not simulated: cuFile.
 const OF_OTHERS: &str = "cuFile";
 
-/// The part of the test run.
+/// This part of the test run.
 pub fn part(root: &Path) -> Outcome {
     let headers = match wheels::get(root) {
         Ok(headers) => headers,
@@ -40,8 +39,8 @@ pub fn part(root: &Path) -> Outcome {
 fn check(root: &Path, headers: &[wheels::Headers]) -> Result<(), String> {
     let declared = ours::declared(root)?;
     let mut found = Found::default();
-    // The newest first: what is a stand-in for its runtime alone is asked of older ones only where
-    // the newest has no such function.
+    // Newest first: older runtimes check a stand-in for a single runtime only if the newest has no
+    // such function.
     for headers in headers.iter().rev() {
         for mode in Mode::ALL {
             let header = Header::compile(root, headers, mode, &declared)?;
@@ -75,7 +74,7 @@ fn check(root: &Path, headers: &[wheels::Headers]) -> Result<(), String> {
 
 #[derive(Default)]
 struct Found<'a> {
-    /// Names that some header has.
+    /// Names in some header.
     known: BTreeSet<&'a str>,
     problems: BTreeSet<String>,
     comparisons: usize,

@@ -1,5 +1,5 @@
-//! What we declare of CUDA: functions that we call, functions that we are called as, and numbers
-//! that stand for names.
+//! Our declarations of CUDA: functions that we call, functions that we implement, and numbers that
+//! stand for names.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -9,27 +9,27 @@ use super::dwarf::{self, Signature, Type};
 use super::header;
 use crate::parts::{cargo, succeed};
 
-/// A function of CUDA's as we have it.
+/// Our declaration of a CUDA function.
 pub struct Function {
     pub signature: Signature,
-    /// Where it is declared, for messages.
+    /// Its place, for messages.
     pub place: String,
-    /// We are called, and may look at fewer arguments than there are.
+    /// Whether CUDA's callers call it; it may read fewer arguments than there are.
     pub is_callee: bool,
-    /// It stands in for, or is built against, one version of the runtime: the newest.
+    /// Whether it replaces, or is built against, a single version of the runtime: the newest.
     pub newest_runtime_alone: bool,
 }
 
-/// All that the project declares of CUDA.
+/// All CUDA declarations of the project.
 pub struct Declared {
     pub functions: Vec<Function>,
     pub constants: Vec<Constant>,
 }
 
-/// The sources that name numbers.
+/// The sources with named numbers.
 const NUMBERS: [&str; 5] =
     ["heap/src/driver", "src/driver", "src/door", "phantom/src", "phantom/abi/src"];
-/// The headers that our C programs are built with, and what they need to be included.
+/// The headers of our C programs, and what they need to compile.
 const HEADERS: [&str; 4] = [
     "tests/preload/cuda.h",
     "tests/preload/cudart.h",
@@ -37,11 +37,10 @@ const HEADERS: [&str; 4] = [
     "tests/gpu/probe/driver.h",
 ];
 
-/// Builds the libraries and reads what they and the sources say.
+/// Builds the libraries and reads the declarations in them and in the sources.
 pub fn declared(root: &Path) -> Result<Declared, String> {
-    // Whatever the profiles say: the types of what is built are asked for, and a function that is
-    // inlined everywhere has none. In a folder of its own, so that the tests' libraries stay what
-    // they are.
+    // Overrides the profiles: this needs debug information, and a function inlined everywhere has
+    // none. Uses a folder of its own, to leave the tests' libraries unchanged.
     let target =
         std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
     let target = target.join("declared");
@@ -70,15 +69,15 @@ pub fn declared(root: &Path) -> Result<Declared, String> {
     Ok(Declared { functions, constants: all })
 }
 
-/// Modules whose functions have CUDA's names and signatures: what the library calls, how many
-/// parameters come before CUDA's, and the file whose lines begin with each function once.
+/// Modules whose functions have CUDA's names and signatures: the functions that the library calls,
+/// the number of parameters before CUDA's, and the file in which a line begins with each function
+/// once.
 const CALLED: [(&str, usize, &str); 3] = [
     ("gruyere::driver::cuda::symbols", 1, "src/driver/cuda/symbols.rs"),
     ("gruyere::door::preload::runtime", 1, "src/door/preload/runtime.rs"),
     ("gruyere::door::preload::driver::real", 0, "src/door/preload/driver/real.rs"),
 ];
-/// What the library is called as: the module of the functions, and the file that says under which
-/// names of CUDA's.
+/// The functions that the library implements: their module, and the file with their CUDA names.
 const SERVED: [(&str, &str); 2] = [
     ("gruyere::door::preload::entry", "src/door/preload/entry.rs"),
     ("gruyere::door::preload::driver::calls", "src/door/preload/driver/calls.rs"),
@@ -102,8 +101,7 @@ fn of_library(root: &Path, library: &Path) -> Result<(Vec<Function>, Vec<Constan
         else {
             continue;
         };
-        // Methods take themselves first; `has::cudaX(runtime)` and the like are no functions of
-        // CUDA's.
+        // Methods take `self` first; `has::cudaX(runtime)` and similar are not CUDA's functions.
         if signature.scope.ends_with("::has") {
             continue;
         }
@@ -119,8 +117,7 @@ fn of_library(root: &Path, library: &Path) -> Result<(Vec<Function>, Vec<Constan
             newest_runtime_alone: false,
         });
     }
-    // A function that nobody uses is not in the library: the sources say which ones there have to
-    // be.
+    // An unused function is not in the library: the sources list the required ones.
     for (module, _, file) in CALLED {
         let text =
             std::fs::read_to_string(root.join(file)).map_err(|error| format!("{file}: {error}"))?;
@@ -164,7 +161,7 @@ fn of_library(root: &Path, library: &Path) -> Result<(Vec<Function>, Vec<Constan
                 return Err(format!("{file}: no function {body} for {name}"));
             };
             if let Some(shim) = shim {
-                // The caller's address comes last, in the place that the shim counts to.
+                // The caller's address comes last, at the shim's argument count.
                 signature.parameters.pop();
                 let counted = shim.parse().unwrap_or(EXTENT_ARGUMENTS);
                 if counted != signature.parameters.len() {
@@ -188,8 +185,8 @@ fn of_library(root: &Path, library: &Path) -> Result<(Vec<Function>, Vec<Constan
             });
         }
     }
-    // Those of the driver: our own enumerations of functions have the runtime's names. The last one
-    // of some only counts the others, and every version of CUDA has more.
+    // The driver's only: our own enumerations of functions have the runtime's names. The last
+    // enumerator of some only counts the others, and grows with every version of CUDA.
     let counts = |name: &str| name.ends_with("_MAX") || name.ends_with("_NUM_OPTIONS");
     model.enumerators.retain(|(name, _)| name.starts_with("CU") && !counts(name));
     let constant =
@@ -200,12 +197,12 @@ fn of_library(root: &Path, library: &Path) -> Result<(Vec<Function>, Vec<Constan
 struct Served {
     name: String,
     body: String,
-    /// What the shim counts, where there is one: arguments, or `extent`.
+    /// The shim's count, if there is a shim: arguments, or `extent`.
     shim: Option<String>,
 }
 
-/// The arguments of `after extent`: a pointer, then a structure by value, to which the shim hands
-/// on a pointer.
+/// The arguments of `after extent`: a pointer, then a structure by value, which the shim passes on
+/// as a pointer.
 const EXTENT_ARGUMENTS: usize = 2;
 
 /// `cudaMalloc after 2 => malloc;`
@@ -228,7 +225,7 @@ fn handed_out(text: &str) -> Vec<Served> {
     text.lines().filter_map(line).collect()
 }
 
-/// What the stand-in exports under CUDA's names.
+/// The stand-in's exports with CUDA's names.
 fn of_stand_in(library: &Path) -> Result<Vec<Function>, String> {
     let model = dwarf::read(library, &|scope, name| {
         scope.starts_with("phantom_cuda::") && header::is_function_of_cuda(name)
@@ -242,7 +239,7 @@ fn of_stand_in(library: &Path) -> Result<Vec<Function>, String> {
     Ok(model.functions.into_iter().map(function).collect())
 }
 
-/// What a header of our tests declares.
+/// The declarations in a header of our tests.
 fn of_c_header(root: &Path, file: &str) -> Result<(Vec<Function>, Vec<Constant>), String> {
     let stem = root.join("target/cuda-headers").join(file.replace('/', "-"));
     let includes = format!("#include \"{}\"\n", root.join(file).display());

@@ -1,20 +1,20 @@
-//! NVIDIA's headers, from the wheels that have them: pinned, downloaded once into target/.
+//! NVIDIA's headers, from wheels: pinned, downloaded once into target/.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::parts::output;
 
-/// A CUDA version's headers.
+/// Headers of a CUDA version.
 pub struct Headers {
     /// The major version.
     pub version: u32,
-    /// The folders of `cuda.h`, `cuda_runtime_api.h` and what they include.
+    /// The folders of `cuda.h`, `cuda_runtime_api.h` and their includes.
     pub folders: Vec<PathBuf>,
 }
 
-/// The wheels: what pip calls them, and where their headers lie. They hold no program of ours; for
-/// x86-64, whose headers are those of AArch64.
+/// The wheels: pip's names, and the folders of their headers. They contain no program of ours; for
+/// x86-64, whose headers equal AArch64's.
 const CUDA_12: (&str, &str) = ("nvidia-cuda-runtime-cu12==12.9.79", "nvidia/cuda_runtime/include");
 const CUDA_13: (&str, &str) = ("nvidia-cuda-runtime==13.5.37", "nvidia/cu13/include");
 /// `crt/host_defines.h`, which they include, and the profiler's headers. CUDA 12 has them in a
@@ -24,7 +24,7 @@ const BESIDE: [(&str, &str); 2] = [
     ("nvidia-cuda-profiler-api==13.5.25", "nvidia/cu13/include"),
 ];
 
-/// Gets all of them. Fails where pip cannot.
+/// Downloads all of them. Fails if pip fails.
 pub fn get(root: &Path) -> Result<Vec<Headers>, String> {
     [(12, CUDA_12), (13, CUDA_13)]
         .into_iter()
@@ -38,7 +38,7 @@ pub fn get(root: &Path) -> Result<Vec<Headers>, String> {
         .collect()
 }
 
-/// A pip, in a virtual environment: the system's Python may have none, or forbid its use.
+/// A pip in a virtual environment: the system's Python may lack it, or forbid its use.
 fn pip(root: &Path) -> Result<Command, String> {
     let venv = root.join("target/cuda-headers/venv");
     let python = venv.join("bin/python");

@@ -1,9 +1,9 @@
-//! The figures that README and docs give: measured by `gruyere bench --fit --timeline` on four
-//! clocks, kept in `benches/results/figures.json`, and written between marks of the pages, so that
-//! none of them is older than the last measurement.
+//! The figures in README and docs: measured by `gruyere bench --fit --timeline` on four clocks,
+//! kept in `benches/results/figures.json`, and written between marks in the pages, so that none is
+//! older than the last measurement.
 //!
-//! All of them repeat to the byte on any machine (they are of the traces, the stand-in's books and
-//! its virtual clock), so the test measures again and compares.
+//! All of them repeat to the byte on any machine (they depend on the traces, the stand-in's books
+//! and its virtual clock), so the test measures again and compares.
 
 mod pages;
 mod tables;
@@ -14,32 +14,32 @@ use std::path::Path;
 
 use crate::parts::{cargo, succeed, text};
 
-/// What was measured last.
+/// The last measurement.
 const KEPT: &str = "benches/results/figures.json";
 /// The picture that the bench draws.
 const PICTURE: &str = "docs/bench.svg";
-/// Where a run writes its own.
+/// Output of a run.
 const FRESH: &str = "target/figures";
 
-/// The clocks that `bench` measures on, as it calls them: kernels of so long. The first is that of
-/// the picture and of all that no clock is named of.
+/// The clocks of `bench`, by its names: the duration of kernels. The first is the clock of the
+/// picture and of all figures without a named clock.
 const CLOCKS: [&str; 4] = ["20us", AT_ONCE, "5us", "100us"];
-/// A device that is done at once.
+/// The clock of a device without delay.
 const AT_ONCE: &str = "0";
 
 /// One allocator on one trace.
 struct Run {
-    /// As the bench calls it: `torch`, `expandable`, `gruyere`.
+    /// The bench's name: `torch`, `expandable`, `gruyere`.
     allocator: String,
-    /// Bytes, on a device that is done at once.
+    /// Bytes, on a device without delay.
     peak_reserved: u64,
     /// Peak reserved over peak live there.
     hold: f64,
     /// Smallest device that completes over peak live.
     fit: f64,
-    /// `hold` where kernels take time: of 5, 20 and 100 us.
+    /// `hold` with kernels that take time: 5, 20 and 100 us.
     lags: [f64; 3],
-    /// End of the device's work over that with an allocator that costs nothing.
+    /// End of the device's work over that with an allocator without cost.
     device_end: Option<f64>,
     /// Calls of the driver.
     driver_calls: u64,
@@ -57,7 +57,7 @@ struct Trace {
     small: bool,
 }
 
-/// `cargo xtask figures`: measures, and writes what is kept, the picture and the pages; with
+/// `cargo xtask figures`: measures, and writes the kept figures, the picture and the pages; with
 /// `torch`, measures the real programs too.
 pub fn write(root: &Path, torch: bool) -> Result<(), String> {
     if torch {
@@ -72,7 +72,7 @@ pub fn write(root: &Path, torch: bool) -> Result<(), String> {
     Ok(())
 }
 
-/// The part of the test run: what is kept is what is measured now, and the pages say it.
+/// This part of the test run: the kept figures equal a new measurement, and the pages have them.
 pub fn check(root: &Path) -> Result<(), String> {
     let report = measure(root)?;
     let last = read(&root.join(KEPT))?;
@@ -94,7 +94,7 @@ pub fn check(root: &Path) -> Result<(), String> {
     Err(format!("older than what is measured now: {}; `cargo xtask figures`", stale.join(", ")))
 }
 
-/// All that pages give figures of.
+/// Source of all figures in pages.
 struct Known {
     traces: Vec<Trace>,
     torch: Vec<torch::Program>,
@@ -104,7 +104,7 @@ fn known(root: &Path, report: &Value) -> Result<Known, String> {
     Ok(Known { traces: traces(report)?, torch: torch::last(root)? })
 }
 
-/// The report of a run of now.
+/// The report of a new run.
 fn measure(root: &Path) -> Result<Value, String> {
     let bench = ["run", "--release", "--quiet", "--locked", "--package", "gruyere-cli", "--"];
     let options = ["bench", "--fit", "--timeline", "--out", FRESH, "--clock"];
@@ -120,7 +120,8 @@ fn put(path: &Path, text: &str) -> Result<(), String> {
     std::fs::write(path, text).map_err(|error| format!("{}: {error}", path.display()))
 }
 
-/// What is kept of a report: when and where it was measured, and its figures, a run a line.
+/// The part of a report to keep: date and machine of the measurement, and its figures, a run per
+/// line.
 fn kept(report: &Value) -> Result<String, String> {
     let command = format!("gruyere bench --fit --timeline --clock {}", CLOCKS.join(","));
     let head = serde_json::json!({
@@ -131,7 +132,7 @@ fn kept(report: &Value) -> Result<String, String> {
     Ok(format!("{{\n\"measured\": {head},\n\"figures\": [\n{}\n]\n}}\n", lines.join(",\n")))
 }
 
-/// The figures of a report, a run each.
+/// The figures of a report, one entry per run.
 fn figures(report: &Value) -> Result<Vec<Value>, String> {
     let figures = |trace: &Trace| {
         let one = |run: &Run| {
@@ -152,12 +153,12 @@ fn figures(report: &Value) -> Result<Vec<Value>, String> {
     Ok(traces(report)?.iter().flat_map(figures).collect())
 }
 
-/// So many digits as a reader of JSON gives back unchanged.
+/// Rounds to digits that a JSON reader returns unchanged.
 fn short(ratio: f64) -> f64 {
     (ratio * 1e6).round() / 1e6
 }
 
-/// The traces of a report, the small programs behind the others.
+/// The traces of a report, with the small programs last.
 fn traces(report: &Value) -> Result<Vec<Trace>, String> {
     let list = |value: &Value, what: &str| {
         value[what].as_array().cloned().ok_or_else(|| format!("bench.json: no list {what:?}"))

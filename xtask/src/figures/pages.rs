@@ -1,5 +1,5 @@
-//! The pages that give figures: what stands between `<!-- figure: NAME -->` and `<!-- . -->` is
-//! written by `cargo xtask figures`.
+//! The pages with figures: `cargo xtask figures` writes the text between `<!-- figure: NAME -->`
+//! and `<!-- . -->`.
 
 use super::{Known, tables, torch};
 use crate::parts::text;
@@ -9,7 +9,7 @@ const BEGIN: &str = "<!-- figure: ";
 const NAMED: &str = " -->";
 const END: &str = "<!-- . -->";
 
-/// Every page of the documentation that has marks, as it should be.
+/// Every documentation page with marks, as it should be.
 pub fn fresh(root: &Path, known: &Known) -> Result<Vec<(PathBuf, String)>, String> {
     let mut pages = vec![root.join("README.md")];
     find(&root.join("docs"), &mut pages)?;
@@ -42,7 +42,7 @@ fn find(folder: &Path, pages: &mut Vec<PathBuf>) -> Result<(), String> {
     Ok(())
 }
 
-/// `page` with what `figure` says between its marks.
+/// `page` with the text of `figure` between its marks.
 fn with_figures(page: &str, figure: impl Fn(&str) -> Option<String>) -> Result<String, String> {
     let mut written = String::with_capacity(page.len());
     let mut rest = page;

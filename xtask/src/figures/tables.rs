@@ -1,17 +1,17 @@
-//! What the marks of the pages stand for.
+//! Text for the marks in the pages.
 
 use super::{Run, Trace};
 use std::fmt::Write as _;
 
-/// The allocators, as the bench calls them and as people do.
+/// The allocators: the bench's names, and names for people.
 const ALLOCATORS: [(&str, &str); 3] = [
     ("torch", "torch, default"),
     ("expandable", "torch, expandable segments"),
     ("gruyere", "**Gruyère**"),
 ];
 
-/// What stands between the marks of `name`, which begins with `small` where it is of the small
-/// programs; `None`: there is no such figure.
+/// Text between the marks of `name`, which begins with `small` for the small programs; `None`:
+/// there is no such figure.
 pub fn figure(name: &str, traces: &[Trace]) -> Option<String> {
     match name {
         "lagging" => return Some(lagging(traces)),
@@ -56,12 +56,12 @@ fn runs<'a>(traces: &'a [&'a Trace], allocator: &'a str) -> impl Iterator<Item =
     all.filter(move |run| run.allocator == allocator)
 }
 
-/// Percent that is held beyond the peak of live.
+/// Held memory beyond the peak of live, percent.
 fn excesses(traces: &[&Trace], allocator: &str) -> Vec<f64> {
     beyond(traces, allocator, |run| run.hold)
 }
 
-/// Percent by which a ratio to live is above one.
+/// Excess of a ratio to live over 1, percent.
 fn beyond(traces: &[&Trace], allocator: &str, ratio: Figure) -> Vec<f64> {
     runs(traces, allocator).map(|run| (ratio(run) - 1.0) * 100.0).collect()
 }
@@ -78,12 +78,12 @@ fn range(percents: Vec<f64>) -> String {
     format!("{} to {}", percent(least(&percents)), percent(most(&percents)))
 }
 
-/// Two digits that say something.
+/// Two significant digits.
 fn percent(value: f64) -> String {
     if value < 9.95 { format!("{value:.1}%") } else { format!("{value:.0}%") }
 }
 
-/// The traces on which an allocator's figure is above `other`'s, as it is printed.
+/// The traces on which an allocator's printed figure is above `other`'s.
 fn above<'a>(
     traces: &[&'a Trace],
     allocator: &str,
@@ -92,7 +92,7 @@ fn above<'a>(
 ) -> Vec<&'a Trace> {
     let one = |trace: &Trace, allocator: &str| {
         let run = trace.runs.iter().find(|run| run.allocator == allocator)?;
-        // As the table shows it: what nobody can see there is no difference.
+        // Rounded as in the table: smaller differences do not count.
         Some((of(run) * 1000.0).round())
     };
     let worse = |trace: &&&Trace| one(trace, allocator) > one(trace, other);
@@ -115,15 +115,15 @@ pub fn gib(bytes: u64) -> String {
     format!("{:.2}", bytes as f64 / (1u64 << 30) as f64)
 }
 
-/// Small programs that stand beside the large ones in README: one with a loader's stream, one with
-/// a stream a thread.
+/// Small programs beside the large ones in README: one with a loader's stream, one with a stream
+/// per thread.
 const SHOWN: [&str; 2] = ["prefetch", "threads"];
 
-/// The clock of [`Run::lags`] on which figures are that name none: kernels of 20 us.
+/// Index in [`Run::lags`] of the default clock: kernels of 20 us.
 const USUAL: usize = 1;
 
-/// One row a trace, two small programs among them: what each allocator holds beyond the peak of
-/// live where kernels take time.
+/// A row per trace, two small programs included: each allocator's held memory beyond the peak of
+/// live, with kernels that take time.
 fn lagging(traces: &[Trace]) -> String {
     let mut table = "\n\n| trace | peak live | torch, default | torch, expandable segments | \
                      **Gruyère** |\n|---|---:|---:|---:|---:|\n"
@@ -141,8 +141,8 @@ fn lagging(traces: &[Trace]) -> String {
     table + "\n"
 }
 
-/// Of the traces with several streams: what each allocator holds beyond the peak of live, on a
-/// device that is done at once and on each clock.
+/// For traces with several streams: each allocator's held memory beyond the peak of live, on a
+/// device without delay and on each clock.
 fn clocks(traces: &[Trace]) -> String {
     let mut table = "\n\n| trace | allocator | peak live | at once | 5 us | 20 us | 100 us |\n\
                      |---|---|---:|---:|---:|---:|---:|\n"
@@ -165,7 +165,7 @@ fn clocks(traces: &[Trace]) -> String {
     table + "\n"
 }
 
-/// How much the hold of a trace of one stream differs between clocks at most, in per cent.
+/// The largest difference between clocks in the hold of a trace with a single stream, percent.
 fn spread(traces: &[&Trace], allocator: &str) -> String {
     let single: Vec<&Trace> = traces.iter().copied().filter(|trace| trace.streams == 1).collect();
     let spread = |run: &Run| {
@@ -175,7 +175,7 @@ fn spread(traces: &[&Trace], allocator: &str) -> String {
     percent(runs(&single, allocator).map(spread).fold(0.0, f64::max))
 }
 
-/// A row an allocator, over all traces.
+/// A row per allocator, over all traces.
 fn summary(traces: &[&Trace]) -> String {
     let mut table = "\n\n| allocator | held beyond live | on average | fit |\n\
                      |---|---:|---:|---:|\n"
@@ -191,11 +191,11 @@ fn summary(traces: &[&Trace]) -> String {
     table + "\n"
 }
 
-/// Of a run.
+/// A figure of a run.
 type Figure = fn(&Run) -> f64;
 
-/// Of the small programs what each allocator holds beyond live and the smallest device, and what
-/// the rows come to.
+/// For the small programs: each allocator's held memory beyond live, the smallest device, and a
+/// summary of the rows.
 fn small_programs(traces: &[&Trace]) -> String {
     let mut table = "\n\n| program | peak live |".to_owned();
     for what in ["held", "smallest device"] {
@@ -254,7 +254,7 @@ fn median(mut values: Vec<f64>) -> f64 {
     }
 }
 
-/// Every figure, a row an allocator and trace.
+/// Every figure, a row per allocator and trace.
 fn everything(traces: &[&Trace]) -> String {
     let mut table = "\n\n| trace | allocator | peak live | peak held | hold | fit | hold on time \
                      | device end | driver calls |\n|---|---|---:|---:|---:|---:|---:|---:|---:|\n"

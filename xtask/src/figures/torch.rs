@@ -1,8 +1,8 @@
-//! The figures of `gruyere bench --torch --stand-in`: real programs of torch under its allocators
+//! The figures of `gruyere bench --torch --stand-in`: real torch programs under torch's allocators
 //! and ours.
 //!
-//! It runs for ten minutes and more, so no part of the test run does it again: what is kept is what
-//! was measured last, and the pages say that.
+//! It runs for ten minutes or more, so the test run does not repeat it: the file keeps the last
+//! measurement, and the pages say so.
 
 use super::tables::gib;
 use super::{count, number, read, short, word};
@@ -12,12 +12,12 @@ use std::path::Path;
 
 use crate::parts::{cargo, succeed};
 
-/// What was measured last.
+/// The last measurement.
 const KEPT: &str = "benches/results/torch.json";
-/// Where a run writes its own.
+/// Output of a run.
 const FRESH: &str = "target/figures/torch.json";
 
-/// One program.
+/// A program.
 pub struct Program {
     name: String,
     /// Bytes.
@@ -25,9 +25,9 @@ pub struct Program {
     runs: Vec<Run>,
 }
 
-/// One allocator under it.
+/// An allocator's run of the program.
 struct Run {
-    /// As the bench calls it.
+    /// The bench's name for it.
     allocator: String,
     /// Bytes.
     held: u64,
@@ -35,13 +35,13 @@ struct Run {
     hold: f64,
     /// The smallest device that completes, bytes.
     fit: u64,
-    /// The same over peak live.
+    /// The smallest device over peak live.
     fit_ratio: f64,
     /// Host time of a step over that under torch's default.
     host: f64,
 }
 
-/// Measures, and keeps it.
+/// Measures, and keeps the result.
 pub fn measure(root: &Path) -> Result<(), String> {
     let bench = ["run", "--release", "--quiet", "--locked", "--package", "gruyere-cli", "--"];
     let options = ["bench", "--torch", "--stand-in", "--runs", "2", "--json", FRESH];
@@ -73,7 +73,7 @@ fn kept(program: &Program) -> Value {
     serde_json::json!({"program": program.name, "peak_live": program.peak_live, "rows": rows})
 }
 
-/// What was measured last.
+/// The last measurement.
 pub fn last(root: &Path) -> Result<Vec<Program>, String> {
     programs(&read(&root.join(KEPT))?)
 }
@@ -106,7 +106,7 @@ fn programs(report: &Value) -> Result<Vec<Program>, String> {
     rows(report, "programs")?.iter().map(program).collect()
 }
 
-/// What stands between the marks of `torch WHAT`; `None`: there is no such figure.
+/// Text between the marks of `torch WHAT`; `None`: there is no such figure.
 pub fn figure(what: &str, programs: &[Program]) -> Option<String> {
     match what.split_whitespace().collect::<Vec<_>>()[..] {
         ["table"] => Some(table(programs)),
@@ -130,7 +130,7 @@ fn range(programs: &[Program], allocator: &str, of: impl Fn(&Run) -> f64) -> Str
     format!("{least:.digits$} to {most:.digits$}")
 }
 
-/// Every figure, a row an allocator and program.
+/// Every figure, a row per allocator and program.
 fn table(programs: &[Program]) -> String {
     let mut table =
         "\n\n| program | allocator | peak live | peak physical | hold | smallest device \
@@ -158,7 +158,7 @@ fn table(programs: &[Program]) -> String {
     table + "\n"
 }
 
-/// One program as the README shows it.
+/// A program's figures for the README.
 fn before_and_after(program: &Program) -> Option<String> {
     let mut table = "\n\n| | peak live | peak held | smallest device on which it completes |\n\
                      |---|---:|---:|---:|\n"

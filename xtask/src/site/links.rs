@@ -1,22 +1,22 @@
-//! The links and headings of a page of Markdown.
+//! Links and headings of a Markdown page.
 
 use pulldown_cmark::{Event, Options, Parser, Tag, TagEnd};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// What a page links to, and what can be linked to in it.
+/// A page's links, and its link targets.
 #[derive(Debug, Default)]
 pub struct Page {
     /// Anchors of its headings, as GitHub and mdBook name them.
     pub anchors: Vec<String>,
-    /// Its links and pictures, in their order.
+    /// Its links and pictures, in order.
     pub links: Vec<Link>,
 }
 
 /// A link or a picture.
 #[derive(Debug)]
 pub struct Link {
-    /// Where its address stands in the page.
+    /// Position of its address in the page.
     pub at: Range<usize>,
     /// The address before `#`; empty: the page itself.
     pub path: String,
@@ -64,7 +64,7 @@ pub fn read(markdown: &str) -> Page {
 
 /// The link whose text and address are at `range`.
 fn link(markdown: &str, range: Range<usize>, address: &str) -> Option<Link> {
-    // Of `[![picture](a)](b)` the outer address is the last.
+    // In `[![picture](a)](b)`, the outer address is the last.
     let start = range.start + markdown[range].rfind(address)?;
     let (path, anchor) = match address.split_once('#') {
         Some((path, anchor)) => (path, Some(anchor.to_owned())),
@@ -73,7 +73,7 @@ fn link(markdown: &str, range: Range<usize>, address: &str) -> Option<Link> {
     Some(Link { at: start..start + address.len(), path: path.to_owned(), anchor })
 }
 
-/// How a heading is linked to.
+/// Anchor of a heading.
 fn anchor(heading: &str) -> String {
     let kept = heading.trim().to_lowercase();
     kept.chars()

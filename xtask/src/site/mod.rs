@@ -1,5 +1,5 @@
-//! The documentation: every link of every page leads somewhere, and `docs/` becomes a site
-//! (mdBook; `docs/SUMMARY.md` is its order, `book.toml` its settings).
+//! The documentation: checks every link of every page, and builds a site from `docs/` (mdBook;
+//! `docs/SUMMARY.md` is its order, `book.toml` its settings).
 
 mod links;
 
@@ -16,14 +16,13 @@ use links::Page;
 const PAGES: &str = "docs";
 /// Their order.
 const SUMMARY: &str = "docs/SUMMARY.md";
-/// Where mdBook finds them, with the links as they are on the site, and where it writes
-/// (`book.toml`).
+/// mdBook's source folder, with the site's links; `book.toml` names its output folder.
 const SOURCE: &str = "target/site/source";
 const BOOK: &str = "target/site/book";
-/// Where files of the repository are, for readers of the site.
+/// Address of the repository's files, for readers of the site.
 const REPOSITORY: &str = "https://github.com/gruyere-allocator/gruyere";
 
-/// The part of the test run: no link leads nowhere.
+/// This part of the test run: every link has a target.
 pub fn check_links(root: &Path) -> Result<(), String> {
     let pages = pages(root)?;
     let mut wrong = Vec::new();
@@ -59,7 +58,7 @@ fn leads_somewhere(
     match pages.get(&path) {
         Some((_, page)) if page.anchors.contains(anchor) => Ok(()),
         Some(_) => Err(format!("{} has no heading #{anchor}", path.display())),
-        // A line of a file of code.
+        // A line in a source file.
         None => Ok(()),
     }
 }
@@ -79,7 +78,7 @@ fn target(from: &Path, link: &str) -> PathBuf {
     path
 }
 
-/// The pages of Markdown that git knows or would add, by their path from the root.
+/// The Markdown pages that git tracks or would add, by path from the root.
 fn pages(root: &Path) -> Result<BTreeMap<PathBuf, (String, Page)>, String> {
     let mut git = Command::new("git");
     git.args(["ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", "*.md"]);
@@ -89,7 +88,7 @@ fn pages(root: &Path) -> Result<BTreeMap<PathBuf, (String, Page)>, String> {
         let page = links::read(&text);
         Ok((PathBuf::from(name), (text, page)))
     };
-    // A page that is deleted and not yet committed is listed still.
+    // A deleted page is listed until the commit.
     let there = listed.split('\0').filter(|name| !name.is_empty() && root.join(name).exists());
     there.map(read).collect()
 }
@@ -101,7 +100,7 @@ pub fn write(root: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// Builds the site; its first page.
+/// Builds the site; returns its first page.
 pub fn build(root: &Path) -> Result<PathBuf, String> {
     let mdbook = tools::find(root, "mdbook")
         .ok_or_else(|| format!("no mdbook: install it with `{}`", tools::COMMAND))?;
@@ -121,10 +120,10 @@ pub fn build(root: &Path) -> Result<PathBuf, String> {
     if first.exists() { Ok(first) } else { Err(format!("mdBook made no {BOOK}/index.html")) }
 }
 
-/// A page with its links to files that are not of the site leading to the repository.
+/// A page whose links to files outside the site lead to the repository.
 fn for_site(root: &Path, path: &Path, text: &str, page: &Page) -> String {
     let mut changed = text.to_owned();
-    // From the end, so that what is found before stays where it is.
+    // From the end, so that earlier positions stay valid.
     let mut links: Vec<_> = page.links.iter().collect();
     links.sort_by_key(|link| std::cmp::Reverse(link.at.start));
     for link in links.into_iter().filter(|link| !link.is_outside() && !link.path.is_empty()) {

@@ -1,10 +1,10 @@
-//! The bars: what each figure has to be, and whether it is.
+//! The bars: the required value of each figure, and whether it is met.
 
 use super::figures::{Case, Proof, Role, Runs};
 use gruyere_replay::observe::Observed;
 use serde::Serialize;
 
-/// A figure of the proof, the column group in which it is shown.
+/// A figure of the proof: the column group that shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Figure {
@@ -22,13 +22,13 @@ pub enum Figure {
     Instructions,
 }
 
-/// One bar, judged.
+/// A judged bar.
 #[derive(Clone, Debug, Serialize)]
 pub struct Bar {
     pub figure: Figure,
     /// The trace.
     pub trace: String,
-    /// Place of the setting; absent where the figure has none.
+    /// Position of the setting; absent if the figure has none.
     pub setting: Option<usize>,
     /// The figure and the bar in words.
     pub what: String,
@@ -51,25 +51,25 @@ const OF_TRACES: &[OfTrace] = &[
     OfTrace { name: "moe", tight_hold: 1.010, fit: 1.010 },
     OfTrace { name: "offload", tight_hold: 1.013, fit: 1.006 },
 ];
-/// For a trace that is none of the seven.
+/// For any other trace.
 const OF_OTHERS: OfTrace = OfTrace { name: "", tight_hold: 1.02, fit: 1.010 };
 
-/// The trace whose host runs far ahead of recorded streams: bars of its own.
+/// The trace whose host runs far ahead of recorded streams; it has bars of its own.
 const OFFLOAD: &str = "offload";
 const DEFAULT_HOLD: f64 = 1.02;
 const DEFAULT_LATENESS: f64 = 0.005;
 const TIGHT_TIMED_HOLD: f64 = 1.02;
 const TIGHT_LATENESS: f64 = 0.01;
-/// For `offload` on the timeline: a hold ratio, and the lateness at which it must be reached.
+/// For `offload` on the timeline: a hold ratio, and the lateness allowed for it.
 const OFFLOAD_TRADES: [(f64, f64); 2] = [(1.40, 0.01), (1.05, 0.025)];
 const SMALL_LATENESS: f64 = 0.03;
-/// Public traces above this peak of live have bars, bytes.
+/// Public traces with a peak of live above this have bars, bytes.
 const PUBLIC_LARGE: u64 = 1 << 30;
 const PUBLIC_TIGHT_HOLD: f64 = 1.02;
 const LONG_GROWTH: f64 = 0.002;
 const INSTRUCTIONS: f64 = 250.0;
 
-/// All bars for which there is a figure.
+/// The bars of all available figures.
 pub fn judge(proof: &Proof) -> Vec<Bar> {
     let mut judge = Judge { proof, bars: Vec::new() };
     for case in &proof.cases {
@@ -229,8 +229,8 @@ impl<'a> Judge<'a> {
                 late * 100.0,
                 by * 100.0
             );
-            // Two points of one curve: another configuration may reach the one that this one does
-            // not.
+            // Two points of the same curve: another configuration may reach the point that this one
+            // misses.
             let reaches = |run: &Observed| {
                 run.hold_ratio <= hold && case.lateness(run).is_some_and(|late| late <= by)
             };
@@ -264,7 +264,7 @@ impl<'a> Judge<'a> {
     }
 
     fn public(&mut self, case: &'a Case) {
-        // Small ones are reported: slabs are many times what a program of a MiB needs.
+        // Small ones have no bar: slabs are many times the need of a program of a MiB.
         if case.peak_live <= PUBLIC_LARGE {
             return;
         }
@@ -325,7 +325,7 @@ mod tests {
 
     #[test]
     fn each_bar_is_where_the_issue_puts_it() {
-        // Worse than expandable segments, and so in area; above 1.02; late.
+        // Worse than expandable segments, also in area; above 1.02; late.
         let proof = ours("fsdp", (1.2, 0.04), (1.004, 0.004), (1.0, 0.0));
         let default = Some(2);
         let mut figures = unmet(&proof);

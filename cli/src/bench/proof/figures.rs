@@ -1,10 +1,10 @@
-//! What the proof found, in the order in which it is shown.
+//! The proof's results, in the order of their display.
 
 use gruyere_replay::floor::Ends;
 use gruyere_replay::observe::Observed;
 use serde::Serialize;
 
-/// Which setting a run belongs to.
+/// Setting of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
@@ -12,9 +12,9 @@ pub enum Role {
     Torch,
     /// The model of torch's expandable segments.
     Expandable,
-    /// Gruyère as it comes.
+    /// Gruyère's default.
     Default,
-    /// Gruyère told to hold little.
+    /// Gruyère set to hold little.
     Tight,
     /// Another configuration of Gruyère, without bars.
     Other,
@@ -28,24 +28,24 @@ pub struct Setting {
     pub name: String,
     /// `GRUYERE_CONF`; absent for the models.
     pub conf: Option<String>,
-    /// The configuration was refused, with this reason.
+    /// Reason why the configuration was refused.
     pub refused: Option<String>,
 }
 
-/// A trace and what each setting made of it, in the order of the settings.
+/// A trace and the results of each setting on it, in the order of the settings.
 #[derive(Clone, Debug, Serialize)]
 pub struct Case {
-    /// Name of the trace, with its seed where it has other sizes.
+    /// Name of the trace, with the seed if its sizes are changed.
     pub trace: String,
     pub operations: u64,
     /// Bytes.
     pub peak_live: u64,
-    /// When the device is done at best.
+    /// Best end of the device's work.
     pub ends: Option<Ends>,
     pub runs: Vec<Runs>,
 }
 
-/// The runs of one setting on one trace; what was not asked for is absent.
+/// The runs of a setting on a trace; unrequested runs are absent.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Runs {
     /// Nothing takes time.
@@ -63,7 +63,7 @@ pub struct Runs {
 }
 
 impl Runs {
-    /// Those on a device with room to spare.
+    /// The runs on a device with room to spare.
     pub fn with_room(&self) -> impl Iterator<Item = &Observed> {
         [&self.still, &self.calls_free, &self.calls_charged].into_iter().flatten()
     }
@@ -75,12 +75,12 @@ impl Case {
         self.trace.split('~').next().unwrap_or_default()
     }
 
-    /// The device's end in `run` over that of a perfect allocator, minus 1.
+    /// End of the device's work in `run` over that with a perfect allocator, minus 1.
     pub fn lateness(&self, run: &Observed) -> Option<f64> {
         self.over_perfect(run.device_end_ns)
     }
 
-    /// `end` over that of a perfect allocator, minus 1.
+    /// `end` over that with a perfect allocator, minus 1.
     pub fn over_perfect(&self, end: u64) -> Option<f64> {
         let perfect = self.ends?.perfect_ns.max(1) as f64;
         Some((end as f64 - perfect) / perfect)
@@ -94,7 +94,7 @@ pub struct Proof {
     pub schema: &'static str,
     /// Version of the schema.
     pub version: u32,
-    /// What driver calls cost: a name of prices, or a file's path.
+    /// Prices of driver calls: a name, or a file's path.
     pub prices: String,
     pub settings: Vec<Setting>,
     /// The traces.
@@ -103,12 +103,12 @@ pub struct Proof {
     pub public: Vec<Case>,
     /// The traces joined.
     pub long: Option<Case>,
-    /// Instructions a malloc or free, by callgrind; or why they were not counted.
+    /// Instructions per malloc or free, by callgrind; or why they were not counted.
     pub instructions: Option<Result<f64, String>>,
 }
 
 impl Proof {
-    /// Place of the setting with `role`.
+    /// Position of the setting with `role`.
     pub fn place(&self, role: Role) -> Option<usize> {
         self.settings.iter().position(|setting| setting.role == role)
     }
@@ -122,7 +122,7 @@ impl Proof {
     }
 }
 
-/// Made-up proofs for tests of what is said of them.
+/// Made-up proofs, for tests of the text about them.
 #[cfg(test)]
 pub mod fixture {
     use super::*;
@@ -146,8 +146,8 @@ pub mod fixture {
         }
     }
 
-    /// A proof of one trace: the runs of torch, expandable, default, tight and one more
-    /// configuration, alike in all figures.
+    /// A proof of a single trace: the runs of torch, expandable, default, tight and another
+    /// configuration, each with the same figures throughout.
     fn proof(trace: &str, runs: [(f64, f64); 5]) -> Proof {
         let roles = [Role::Torch, Role::Expandable, Role::Default, Role::Tight, Role::Other];
         let setting = |role| Setting {
@@ -190,7 +190,7 @@ pub mod fixture {
         }
     }
 
-    /// Torch at 1.5, expandable at 1.1; then ours.
+    /// Torch at 1.5, expandable at 1.1; then Gruyère's.
     pub fn ours(trace: &str, default: (f64, f64), tight: (f64, f64), other: (f64, f64)) -> Proof {
         proof(trace, [(1.5, 0.01), (1.1, 0.01), default, tight, other])
     }

@@ -1,5 +1,5 @@
-//! One measurement of the proof, in a process of its own: Gruyère's heap is the process's, so what
-//! runs beside it needs another.
+//! A measurement of the proof, in a process of its own: each process has a single Gruyère heap, so
+//! parallel jobs need processes of their own.
 
 use crate::signals;
 use gruyere_replay::allocator::AllocError;
@@ -13,32 +13,32 @@ use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-/// What to measure, on which trace.
+/// A measurement and its trace.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Job {
     /// The trace.
     pub source: Source,
     /// What to measure.
     pub task: Task,
-    /// What driver calls cost: a name or a file's path.
+    /// Prices of driver calls: a name or a file's path.
     pub prices: String,
 }
 
-/// Where a trace comes from.
+/// Origin of a trace.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Source {
-    /// The files: one, or those that are joined.
+    /// The file, or the files to join.
     pub paths: Vec<PathBuf>,
-    /// Draw other sizes from this seed.
+    /// Changes the sizes by this seed.
     pub jitter: Option<u64>,
-    /// Join so many pieces, in an order drawn from the seed.
+    /// Joins this many pieces, in an order drawn from the seed.
     pub joined: Option<(usize, u64)>,
 }
 
-/// What to measure.
+/// A measurement.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Task {
-    /// When the device is done at best.
+    /// Best end of the device's work.
     Ends,
     /// A run of an allocator.
     Observe { who: Who, clock: Clock, room: Room },
@@ -54,7 +54,7 @@ pub enum Who {
     Gruyere(String),
 }
 
-/// What takes time.
+/// Which operations take time.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub enum Clock {
     /// Nothing.
@@ -65,16 +65,16 @@ pub enum Clock {
     CallsCharged,
 }
 
-/// How large the device is.
+/// Size of the device.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub enum Room {
     /// Room to spare.
     Ample,
-    /// So many times the peak of live.
+    /// This many times the peak of live.
     Times(f64),
 }
 
-/// What a job found.
+/// A job's results.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Answer {
     /// The trace's name.
@@ -92,22 +92,22 @@ pub struct Answer {
 pub enum Found {
     Ends(Ends),
     Observed(Observed),
-    /// Smallest device, bytes; `None`: none completes.
+    /// Smallest device, bytes; `None`: no device completes.
     Fit(Option<u64>),
     /// The configuration was refused.
     Refused(String),
 }
 
 impl Source {
-    /// One file as it is, or with other sizes.
+    /// A single file, unchanged or with other sizes.
     pub fn file(path: PathBuf, jitter: Option<u64>) -> Self {
         Self { paths: vec![path], jitter, joined: None }
     }
 
-    /// Reads it.
+    /// Reads the trace.
     ///
     /// # Errors
-    /// What is wrong with a file.
+    /// A file's error.
     pub fn read(&self) -> Result<Trace, String> {
         let read = |path: &PathBuf| {
             let trace = Trace::open(path).map_err(|error| error.to_string())?;
@@ -140,11 +140,10 @@ impl From<&Who> for Contender {
 }
 
 impl Job {
-    /// Does the job in this process.
+    /// Runs the job in this process.
     ///
     /// # Errors
-    /// What is wrong with the trace, or why it cannot be measured. A refused configuration is an
-    /// answer.
+    /// The trace's error, or why it cannot be measured. A refused configuration is a result.
     pub fn run(&self) -> Result<Answer, String> {
         let trace = self.source.read()?;
         let prices = Prices::open(&self.prices).map_err(|error| error.to_string())?.costs;
@@ -180,10 +179,10 @@ impl Job {
         })
     }
 
-    /// Does the job in another process of this program.
+    /// Runs the job in another process of this program.
     ///
     /// # Errors
-    /// As [`Job::run`]; or the other process could not be run.
+    /// As [`Job::run`]; or the other process could not run.
     pub fn run_apart(&self) -> Result<Answer, String> {
         let this =
             std::env::current_exe().map_err(|error| format!("this program's own file: {error}"))?;

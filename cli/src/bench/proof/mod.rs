@@ -1,5 +1,5 @@
-//! `gruyere bench proof`: every figure by which this allocator is judged, beside torch's, each with
-//! its bar.
+//! `gruyere bench proof`: every figure that judges this allocator, beside torch's, each with its
+//! bar.
 
 mod bars;
 mod figures;
@@ -17,13 +17,13 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use workers::Work;
 
-/// A bar is not met.
+/// Exit code: a bar is not met.
 const NOT_MET: u8 = 5;
-/// Devices of the tight runs, in peaks of live.
+/// Size of the device in the tight runs, in peaks of live.
 const SMALL: f64 = 1.02;
 /// Seed of the long run's order.
 const LONG_SEED: u64 = 1;
-/// The trace on which instructions are counted.
+/// The trace whose instructions are counted.
 const COUNTED: &str = "moe.trace.zst";
 
 const EXAMPLES: &str = "\
@@ -116,7 +116,7 @@ enum Part {
     Instructions,
 }
 
-/// Where an answer goes.
+/// Position of a result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Place {
     case: Where,
@@ -124,7 +124,7 @@ struct Place {
     figure: What,
 }
 
-/// Which case.
+/// A case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Where {
     Trace(usize),
@@ -132,7 +132,7 @@ enum Where {
     Long,
 }
 
-/// Which figure.
+/// A figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum What {
     Ends,
@@ -143,10 +143,9 @@ enum What {
     Fit,
 }
 
-/// Runs the subcommand.
 ///
 /// # Errors
-/// What could not be read, written or run.
+/// Failure to read, write or run.
 pub fn main(args: &Args) -> Result<ExitCode, Box<dyn std::error::Error>> {
     if let Some(job) = &args.job {
         output::print(serde_json::to_string(&serde_json::from_str::<Job>(job)?.run()?)? + "\n")?;
@@ -167,7 +166,7 @@ pub fn main(args: &Args) -> Result<ExitCode, Box<dyn std::error::Error>> {
     Ok(ExitCode::from(verdict(&proof, &bars)))
 }
 
-/// Says on stderr what is broken, and answers with the exit status.
+/// Prints broken rules to stderr, and returns the exit status.
 fn verdict(proof: &Proof, bars: &[bars::Bar]) -> u8 {
     let mut status = if bars.iter().all(|bar| bar.met) { 0 } else { NOT_MET };
     if proof.settings.iter().any(|setting| setting.refused.is_some()) {
@@ -192,7 +191,7 @@ fn verdict(proof: &Proof, bars: &[bars::Bar]) -> u8 {
             run.faults.iter().for_each(|fault| failure::say("bench proof", fault));
             status = FAULTS;
         }
-        // Nobody is done before the floor: if somebody is, the floor is wrong.
+        // No run ends before the floor: else the floor is wrong.
         let floor = case.ends.map_or(0, |ends| ends.floor_ns);
         let charged = runs.calls_charged.iter().chain(&runs.small);
         for run in charged.filter(|run| run.completed() && run.device_end_ns < floor) {
@@ -208,13 +207,14 @@ fn verdict(proof: &Proof, bars: &[bars::Bar]) -> u8 {
 }
 
 impl Args {
-    /// The bundled traces and the settings that users get: what instructions are counted with.
+    /// Whether this judges the bundled traces with the default settings: only then it counts
+    /// instructions.
     fn judges_what_is_bundled(&self) -> bool {
         self.trace.is_empty() && self.jitter.is_empty() && self.default.is_empty()
     }
 }
 
-/// What is to be measured.
+/// The planned measurements.
 struct Plan<'a> {
     args: &'a Args,
     settings: Vec<Setting>,
@@ -278,7 +278,7 @@ impl<'a> Plan<'a> {
         self.args.part.is_empty() || self.args.part.contains(&part)
     }
 
-    /// The longest first, so that no worker is left with one at the end.
+    /// Longest first, so that no worker ends with a long job.
     fn jobs(&self) -> Vec<(Place, Job)> {
         let mut jobs = Vec::new();
         let mut add = |case, source: &Source, setting, figure, task| {
@@ -358,7 +358,7 @@ impl<'a> Plan<'a> {
         let counted = self.wants(Part::Instructions) && self.args.judges_what_is_bundled();
         if counted {
             let path = bundled()?.into_iter().find(|path| path.ends_with(COUNTED));
-            // First, for it takes longest.
+            // First, since it takes longest.
             works.insert(
                 0,
                 Work::Instructions(path.ok_or_else(|| format!("{COUNTED} is not bundled"))?),

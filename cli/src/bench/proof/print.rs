@@ -1,4 +1,4 @@
-//! The tables of the proof, and the list of bars that are not met.
+//! The tables of the proof, and the list of missed bars.
 
 use super::bars::{Bar, Figure};
 use super::figures::{Case, Proof, Role, Runs};
@@ -7,7 +7,7 @@ use comfy_table::{CellAlignment, ColumnConstraint, ContentArrangement, Table};
 use gruyere_replay::observe::Observed;
 use std::fmt::Write as _;
 
-/// A table: a row a trace, a column a setting.
+/// A table: a row per trace, a column per setting.
 struct Section {
     title: &'static str,
     figure: Option<Figure>,
@@ -110,7 +110,7 @@ fn percent(part: f64) -> String {
     format!("{:+.2}%", part * 100.0)
 }
 
-/// The text of `proof`, its figures marked by `bars`.
+/// The text of `proof`, with figures marked by `bars`.
 pub fn draw(proof: &Proof, bars: &[Bar]) -> String {
     let mut text = format!("Prices of driver calls: {}\n\n", proof.prices);
     for section in OF_TRACES {
@@ -183,7 +183,7 @@ fn cell(section: &Section, case: &Case, place: usize) -> Option<String> {
     (section.cell)(case, case.runs.get(place)?)
 }
 
-/// What is the least that the device's end can be.
+/// The earliest possible end of the device's work.
 fn at_best(cases: &[Case]) -> String {
     if cases.iter().all(|case| case.ends.is_none()) {
         return String::new();

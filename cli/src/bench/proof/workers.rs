@@ -1,5 +1,5 @@
-//! Who measures when: as many processes side by side as there are cores. No figure hangs on a
-//! clock, so none disturbs another.
+//! Schedule of the measurements: as many processes side by side as there are cores. No figure
+//! depends on a clock, so they do not disturb each other.
 
 use super::job::{Answer, Job};
 use crate::bench::instructions;
@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// A piece of work.
+/// A unit of work.
 pub enum Work {
     /// A job in a process of its own.
     Apart(Job),
@@ -17,7 +17,7 @@ pub enum Work {
     Instructions(PathBuf),
 }
 
-/// What a piece of work gave.
+/// Result of a unit of work.
 pub enum Done {
     Answer(Answer),
     Instructions(Result<f64, String>),
@@ -32,7 +32,7 @@ impl Done {
         }
     }
 
-    /// Instructions a malloc or free, or why they were not counted.
+    /// Instructions per malloc or free, or why they were not counted.
     pub fn instructions(self) -> Option<Result<f64, String>> {
         match self {
             Self::Answer(_) => None,
@@ -41,10 +41,10 @@ impl Done {
     }
 }
 
-/// Does `works` side by side; the results in their order.
+/// Runs `works` side by side; returns the results in their order.
 ///
 /// # Errors
-/// The first that could not be done; what has not begun by then is left.
+/// The first failure; work that has not begun by then is dropped.
 pub fn all(works: &[Work], workers: Option<usize>) -> Result<Vec<Done>, String> {
     let workers =
         workers.or_else(|| std::thread::available_parallelism().ok().map(usize::from)).unwrap_or(1);

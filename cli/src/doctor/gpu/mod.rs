@@ -1,8 +1,8 @@
-//! `gruyere doctor --gpu`: the probe and a short stress on the first visible device, and what they
-//! mean for a program.
+//! `gruyere doctor --gpu`: the probe and a short stress on the first visible device, and their
+//! meaning for a program.
 //!
-//! Both are C programs that come with the command ([`program`]); each runs in a process of its own,
-//! within a limit of time ([`place`]).
+//! Both are C programs built into the command ([`program`]); each runs in a process of its own,
+//! within a time limit ([`place`]).
 #![deny(unsafe_code, clippy::unwrap_used)]
 
 mod place;
@@ -51,13 +51,13 @@ pub struct Trial {
     gpu_limit: u64,
 }
 
-/// The probe takes a minute; its cases' own limits end what hangs in one.
+/// The probe takes a minute; its cases' own limits end a case that hangs.
 const PROBE_LIMIT: u64 = 240;
 const STRESS_SECONDS: u64 = 20;
-/// Contexts of machines with many GPUs take their time.
+/// Machines with many GPUs create contexts slowly.
 const STRESS_LIMIT: u64 = STRESS_SECONDS + 100;
 
-/// Examines the device. What the programs wrote, for `--json`.
+/// Examines the device. Returns the programs' output, for `--json`.
 pub fn examine(findings: &mut Findings, trial: &Trial, driver: Option<&DriverFacts>) -> Value {
     let mut told = json!({ "probe": null, "stress": null, "folder": null });
     if !driver.is_some_and(DriverFacts::has_a_device) {
@@ -124,7 +124,7 @@ fn words(text: &str) -> Vec<String> {
 fn judge_probe(findings: &mut Findings, probe: &Ran, files: &str) {
     match probe.document.as_ref().map(rules::Document::deserialize) {
         Ok(Ok(document)) if probe.is_whole() => {
-            // What is wrong with it is a finding of its own.
+            // An invalid configuration is a finding of its own.
             let config =
                 Config::parse(&std::env::var(VARIABLE).unwrap_or_default()).unwrap_or_default();
             rules::examine(findings, &document, config.heap.backing, files);

@@ -1,5 +1,5 @@
-//! Where the C programs run and write: a folder that nobody else can write to. What is kept goes
-//! from there to `--out`; without it, the folder stays if a finding asks for it.
+//! The folder in which the C programs run and write; no other user can write to it. Kept files move
+//! from it to `--out`; without `--out`, the folder stays if a finding refers to it.
 #![deny(unsafe_code, clippy::unwrap_used)]
 
 use std::fs::File;
@@ -16,40 +16,40 @@ use tempfile::TempDir;
 use super::super::probe::{Silence, died, wait};
 use super::program::Program;
 
-/// A longer document is none.
+/// A longer document is invalid.
 const LONGEST: u64 = 4 << 20;
-/// Of what a program said, so much of the end is looked at.
+/// The length read from the end of a program's output.
 const LAST_WORDS: u64 = 64 << 10;
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// A program that has run.
+/// Result of a program's run.
 pub struct Ran {
-    /// How it ended, or why it did not.
+    /// The exit status, or why there is none.
     pub ended: Result<ExitStatus, Silence>,
-    /// The end of what it said.
+    /// The end of its output.
     pub words: String,
-    /// What it wrote.
+    /// The document it wrote.
     pub document: Result<Value, String>,
 }
 
 impl Ran {
-    /// Its exit code, where it had one.
+    /// The exit code, if there is one.
     pub fn code(&self) -> Option<i32> {
         self.ended.as_ref().ok()?.code()
     }
 
-    /// Whether the probe came to its end: with 1, some case of it did not, which the document
-    /// tells.
+    /// Whether the probe ran to its end. Code 1 counts: it means that a case did not end, which the
+    /// document reports.
     pub fn is_whole(&self) -> bool {
         matches!(self.code(), Some(0 | 1))
     }
 
-    /// The case that the probe was in at last.
+    /// The last case that the probe began.
     pub fn case(&self) -> Option<&str> {
         case(&self.words)
     }
 
-    /// How it ended, which was not as it should.
+    /// The reason of a bad end.
     pub fn trouble(&self) -> Silence {
         match (&self.ended, &self.document) {
             (Err(silence), _) => silence.clone(),
@@ -61,17 +61,17 @@ impl Ran {
     }
 }
 
-/// Where the programs write.
+/// The programs' folder.
 pub struct Place<'a> {
     folder: TempDir,
     out: Option<&'a Path>,
 }
 
-/// A folder or a file that cannot be written.
+/// Error: a folder or a file that cannot be written.
 pub struct Unwritten {
-    /// Which, and why.
+    /// Its path, and the reason.
     pub text: String,
-    /// What to change.
+    /// The remedy.
     pub remedy: &'static str,
 }
 
@@ -84,12 +84,12 @@ impl Unwritten {
 const ANOTHER_OUT: &str = "name a folder that can be written, with room, with --out";
 
 impl<'a> Place<'a> {
-    /// One more, for what goes to `out` at the end.
+    /// Makes a folder whose files go to `out` at the end.
     ///
     /// # Errors
-    /// It or `out` cannot be made.
+    /// The folder or `out` cannot be made.
     pub fn make(out: Option<&'a Path>) -> Result<Place<'a>, Unwritten> {
-        // Before the minutes that fill it.
+        // Fails before the minutes that fill the folder.
         if let Some(out) = out {
             std::fs::create_dir_all(out)
                 .map_err(|error| Unwritten::new(out, &error, ANOTHER_OUT))?;
@@ -105,12 +105,12 @@ impl<'a> Place<'a> {
         Ok(Place { folder: made.map_err(failed)?, out })
     }
 
-    /// Where what is kept will be.
+    /// Where the kept files will be.
     pub fn name(&self) -> String {
         self.out.unwrap_or(self.folder.path()).display().to_string()
     }
 
-    /// Runs a program for no longer than `limit`, and tells a terminal how far it is. Its files are
+    /// Runs a program for at most `limit`, and shows its progress on a terminal. Its files are
     /// called `name`.
     pub fn run(&self, program: Program, name: &str, words: &[String], limit: Duration) -> Ran {
         let document = self.folder.path().join(format!("{name}.json"));
@@ -139,11 +139,11 @@ impl<'a> Place<'a> {
         Ran { ended, words: last_words(&said), document: read(&document) }
     }
 
-    /// Copies the files to `--out`; without it leaves them where they are, if they `are_needed`.
-    /// Where they are then.
+    /// Copies the files to `--out`; without `--out`, leaves them where they are if they
+    /// `are_needed`. Returns their folder.
     ///
     /// # Errors
-    /// `--out` cannot be written: they are where the text says.
+    /// `--out` cannot be written; the text says where the files are.
     pub fn keep(self, are_needed: bool) -> Result<Option<PathBuf>, Unwritten> {
         let Some(out) = self.out else {
             return Ok(are_needed.then(|| self.folder.keep()));
@@ -166,7 +166,7 @@ impl<'a> Place<'a> {
                 Ok(mut file) => file::replace(&to, u64::MAX, file::PUBLIC, |to| {
                     io::copy(&mut file, to).map(drop)
                 }),
-                // Nothing was written; what an earlier run left is not of this one.
+                // The program wrote nothing; a file of an earlier run is not this run's.
                 Err(_) => match std::fs::remove_file(&to) {
                     Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
                     _ => Ok(()),
@@ -178,7 +178,7 @@ impl<'a> Place<'a> {
     }
 }
 
-/// The case that a program of cases was in, by its last words.
+/// The last case that a program of cases began, by its output.
 fn case(words: &str) -> Option<&str> {
     words.lines().rev().find_map(|line| line.strip_prefix('[')?.strip_suffix(']'))
 }

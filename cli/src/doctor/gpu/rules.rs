@@ -1,5 +1,5 @@
-//! What Gruyère relies on of a driver, by what follows where it does not hold; and what the probe's
-//! document says of it.
+//! The driver's rules that Gruyère relies on, grouped by the consequence of their failure; and the
+//! verdict of the probe's document on them.
 #![deny(unsafe_code, clippy::unwrap_used)]
 
 use std::collections::HashMap;
@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::super::finding::Findings;
 use crate::driver_calls::span;
 
-/// What the probe writes (tests/gpu/README.md), as far as it is read here.
+/// The probe's document (tests/gpu/README.md), as far as we read it.
 #[derive(Debug, Deserialize)]
 pub struct Document {
     facts: HashMap<String, Value>,
@@ -60,14 +60,14 @@ impl Document {
         self.number("kernels_run").map(|run| run != 0.0)
     }
 
-    /// The stand-in GPU without its tests' kernels: books of memory, and no contents that belong to
-    /// a handle.
+    /// Whether this is the stand-in GPU without its tests' kernels: it keeps books of memory, but
+    /// no contents that belong to a handle.
     fn keeps_books_only(&self) -> bool {
         self.device().starts_with("Phantom") && self.kernels_run() == Some(false)
     }
 }
 
-/// Who relies on a rule.
+/// The backing that relies on a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum By {
     All,
@@ -77,17 +77,17 @@ enum By {
     Pools,
 }
 
-/// Rules that are relied on, and what it means where one is false.
+/// Rules that Gruyère relies on, and the meaning of a false one.
 struct Reliance {
     by: By,
-    /// Of what lies in memory, which the stand-in does not keep.
+    /// Whether the rules are about contents of memory, which the stand-in does not keep.
     is_of_contents: bool,
     rules: &'static [&'static str],
     weight: Weight,
     meaning: &'static str,
 }
 
-/// How bad it is, and what to change.
+/// Severity and remedy.
 enum Weight {
     Note,
     Warning(&'static str),
@@ -249,10 +249,10 @@ const RELIED_ON: &[Reliance] = &[
 
 /// The area of the findings.
 const AREA: &str = "rules";
-/// Names that one line holds.
+/// The most names in a line.
 const MOST_NAMES: usize = 3;
 
-/// Judges what the probe told. `backing` is the configured one, `files` is where the document lies.
+/// Judges the probe's document. `backing` is the configured one; `files` is the document's folder.
 pub fn examine(findings: &mut Findings, document: &Document, backing: Backing, files: &str) {
     let told: HashMap<&str, &Rule> =
         document.rules.iter().map(|rule| (rule.name.as_str(), rule)).collect();

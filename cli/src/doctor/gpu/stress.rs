@@ -1,15 +1,15 @@
-//! What the canaries found: whether blocks of the library kept what was written into them.
+//! The canaries' result: whether blocks of the library kept their contents.
 #![deny(unsafe_code, clippy::unwrap_used)]
 
 use serde::Deserialize;
 
 use super::super::finding::Findings;
 
-/// The exit code of the canaries for corruption: a word that was not what had been written, blocks
-/// that lay over each other, an access that the device refused.
+/// The canaries' exit code for corruption: a changed word, overlapping blocks, or an access refused
+/// by the device.
 pub const CORRUPTION: i32 = 3;
 
-/// What the canaries write (tests/gpu/canaries), as far as it is read here.
+/// The canaries' document (tests/gpu/canaries), as far as we read it.
 #[derive(Debug, Deserialize)]
 pub struct Document {
     wrong: u64,
@@ -28,7 +28,7 @@ pub struct Document {
 
 const AREA: &str = "stress";
 
-/// Judges it. `files` is where all of it lies.
+/// Judges the document. `files` is the folder of all the files.
 pub fn examine(findings: &mut Findings, document: &Document, files: &str) {
     let Document {
         wrong, overlaps, blocks, refused, handed_over, streams_destroyed, seconds, ..
@@ -79,7 +79,7 @@ pub fn examine(findings: &mut Findings, document: &Document, files: &str) {
     }
 }
 
-/// Data was overwritten, or could have been.
+/// Reports data that was overwritten, or could have been.
 pub fn corruption(findings: &mut Findings, what: &str, files: &str) {
     findings.problem(
         AREA,

@@ -23,7 +23,7 @@ pub(crate) struct Resolved<'a> {
     /// The capture status that the stream gave. `None`: it cannot capture, so was not asked.
     pub(crate) status: Option<Status>,
     /// Whether other work is due while the stream can be reached
-    /// ([`super::super::device::Device::attend`]).
+    /// ([`crate::device::Device`]).
     pub(crate) due: bool,
     /// The stream to leave when the call is over.
     pub(super) call: Option<&'a Stream>,

@@ -109,7 +109,7 @@ impl Stream {
     }
 
     /// Takes a passing stream's number away, unless a call names it now. Call it under the lock of
-    /// [`Numbers`].
+    /// `Numbers`.
     pub(super) fn withdraw(&self) -> bool {
         if self
             .state

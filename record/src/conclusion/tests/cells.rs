@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Weights, and a result of 64 MiB of each of so many cells, which `file` names.
+/// Weights, and one result of 64 MiB per cell; `file` names the cells.
 fn notebook(cells: u32, phase: Phase, file: impl Fn(u32) -> String) -> Made {
     let mut made = with_weights(0);
     for number in 0..cells {

@@ -1,4 +1,4 @@
-//! What piles up within a step, and a device that is full of what a step needs.
+//! Piles within a step, and a device full of what a step needs.
 
 use super::*;
 
@@ -30,7 +30,7 @@ fn forwards_that_pile_up_are_a_forgotten_no_grad_where_nothing_trains_on_them() 
     let mut trained = piled("train", &[20, 20]);
     trained.trains(&[("train", 20)]);
     assert_eq!(trained.concludes().cause, Cause::Nothing);
-    // There is an optimiser, and no step was made yet: three encoders of a first batch.
+    // There is an optimiser, but no step yet: three encoders of a first batch.
     let mut first_step = piled("train", &[3, 3]);
     first_step.trains(&[]);
     assert_eq!(first_step.concludes().cause, Cause::Nothing);
@@ -49,8 +49,8 @@ fn forwards_that_pile_up_are_a_forgotten_no_grad_where_nothing_trains_on_them() 
 
 #[test]
 fn many_blocks_of_one_forward_are_no_pile_of_forwards() {
-    // Four operations on one line of attention, and a layer that is called twelve times, beside
-    // what runs once.
+    // Four operations on one line of attention, and a layer called twelve times, beside code that
+    // runs once.
     for counts in [[1, 4, 4, 4], [1, 12, 12, 12]] {
         let mut made = piled("evaluate", &counts);
         made.trains(&[("train", 12)]);
@@ -75,7 +75,7 @@ fn a_step_that_is_larger_than_the_others_is_told_with_what_it_needs_and_who_call
         let mut made = with_weights(9);
         let own = |line, name| frame("/home/me/train.py", line, name);
         let called = [own(20, "Net.forward"), own(37, "train"), own(49, "<module>")];
-        // What runs once.
+        // Code that runs once.
         let head =
             made.site(&[&[own(21, "Net.forward")], &called[1..]].concat(), "", Phase::Forward);
         made.block(head, 9, GIB);
@@ -104,7 +104,7 @@ fn a_step_that_is_larger_than_the_others_is_told_with_what_it_needs_and_who_call
         "{larger}"
     );
     assert!(larger.contains("those before were alike") && !larger.contains("lengths,"), "{larger}");
-    // Some steps before had nearly as much, and one had more than there is now.
+    // Some past steps had nearly as much, and one had more than now.
     let vary = full(&[6 * GIB, 6 * GIB, 11 * GIB]);
     assert!(vary.contains("steps differ") && vary.contains("bucket the lengths"), "{vary}");
     let most = full(&[6 * GIB, 6 * GIB, 17 * GIB]);
@@ -130,7 +130,7 @@ fn forwards_that_may_wait_for_one_backward_are_told_in_the_advice_and_accused_of
     let several = full(&[40, 40]);
     assert_eq!(several.cause, Cause::Full);
     assert!(several.lines.iter().any(|line| line.contains("for one backward")), "{several:?}");
-    // A layer that runs twenty times beside what runs once is one forward.
+    // A layer that runs twenty times beside code that runs once is one forward.
     let one = full(&[1, 20, 20]);
     assert!(!one.lines.iter().any(|line| line.contains("for one backward")), "{one:?}");
 }

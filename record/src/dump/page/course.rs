@@ -1,11 +1,11 @@
-//! How the run went: what is live at the end, by line, over the time at which it was allocated,
-//! under the highs of all that was live.
+//! The course of the run: what is live at the end, by line, over the time of its allocation, under
+//! the highs of all live memory.
 //!
-//! The timeline tells of all live memory, not by line; the block map tells of each block its line
-//! and the step of its allocation. Together they tell how what is live at the end has come to be:
-//! a block is counted from the moment of its allocation, which the ring of events has exactly for
-//! the last ones. Blocks of one step of which it is not known come in proportion, as fast as the
-//! lows of later live memory leave room for: what lives to the end was part of every low since.
+//! The timeline has all live memory, but not by line; the block map has each block's line and the
+//! step of its allocation. Together they show how the live memory of the end arose. A block counts
+//! from the moment of its allocation, exact for the latest blocks, from the ring of events. The
+//! other blocks of a step come in proportion, as fast as the lows of later live memory leave room:
+//! memory that lives to the end was part of every low since.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -15,27 +15,28 @@ use super::super::state::{DeviceState, State, Stretch};
 use super::lines::{CLASSES, Lines, live};
 use crate::EventKind;
 
-/// What is no gap between two parts: so many times their length, or one part of so many of the run.
+/// Shorter times are no gap between two parts: so many times a part's length, or one part of so
+/// many of the run.
 const LONG: u64 = 3;
 const SEEN: u64 = 50;
 
-/// Live memory over time: parts of it, and in each what is live.
+/// Live memory over time, in parts.
 #[derive(Debug, Default, PartialEq, Serialize)]
 pub struct Course {
-    /// Where parts begin and end, in seconds before the end: one more than there are parts.
+    /// Edges of the parts, in seconds before the end: one more than there are parts.
     pub edges: Vec<f64>,
-    /// The step of each.
+    /// The step of each part.
     pub steps: Vec<u64>,
-    /// By line, and the others last: what is live at the end and was there at the end of the part.
+    /// By line, the others last: bytes live at the end that were there at the end of the part.
     pub layers: Vec<Vec<u64>>,
-    /// The highest live.
+    /// The highest live bytes.
     pub high: Vec<u64>,
-    /// The highest held; empty: it is not known.
+    /// The highest held bytes; empty if unknown.
     pub held: Vec<u64>,
 }
 
 impl Course {
-    /// The whole run's. `None`: there is no timeline.
+    /// The course of the whole run. `None`: there is no timeline.
     pub fn of(state: &State, device: &DeviceState, lines: &Lines<'_>) -> Option<Self> {
         let timeline = &device.timeline;
         if timeline.len() < 2 {
@@ -43,7 +44,7 @@ impl Course {
         }
         let births = births(state, device);
         let mut added = vec![vec![0u64; timeline.len()]; CLASSES];
-        // Of blocks whose moment is not known: by step, what each line has of them.
+        // Blocks of unknown moment: bytes of each line by step.
         let mut by_step: BTreeMap<u64, [u64; CLASSES]> = BTreeMap::new();
         for (address, block) in live(device) {
             let line = lines.number(block);
@@ -71,7 +72,7 @@ impl Course {
     }
 }
 
-/// When blocks were allocated, by address, of those whose last malloc is among the events.
+/// Allocation times by address, for blocks whose last malloc is among the events.
 fn births(state: &State, device: &DeviceState) -> HashMap<u64, u64> {
     let is_malloc = |kind: &str| kind == EventKind::Malloc.name();
     let entries = state.events.entries.iter();
@@ -84,14 +85,14 @@ fn births(state: &State, device: &DeviceState) -> HashMap<u64, u64> {
 /// Adds the blocks of each step to the parts in which it ran.
 fn spread(added: &mut [Vec<u64>], by_step: &BTreeMap<u64, [u64; CLASSES]>, timeline: &[Stretch]) {
     let last = timeline.len() - 1;
-    // What of the blocks whose moment is known was there at the end of each part.
+    // Bytes at the end of each part from blocks of known moment.
     let mut known = vec![0u64; timeline.len()];
     let mut sum = 0u64;
     for (part, known) in known.iter_mut().enumerate() {
         sum = added.iter().fold(sum, |sum, line| sum.saturating_add(line[part]));
         *known = sum;
     }
-    // The least that was live after each part: what lives to the end is no more.
+    // The lowest live bytes after each part: memory that lives to the end is no more.
     let mut least = vec![u64::MAX; timeline.len()];
     for part in (0..last).rev() {
         least[part] = least[part + 1].min(timeline[part + 1].live_low_bytes);
@@ -108,7 +109,7 @@ fn spread(added: &mut [Vec<u64>], by_step: &BTreeMap<u64, [u64; CLASSES]>, timel
             let room = most.saturating_sub(before.saturating_add(known[part]));
             let now = if part == end { whole } else { room.min(whole).max(there) };
             for (line, &bytes) in added.iter_mut().zip(sums) {
-                // As much of each line as of all of them.
+                // The same share of each line as of all.
                 let share = |of: u64| u128::from(bytes) * u128::from(of) / u128::from(whole.max(1));
                 line[part] = line[part].saturating_add((share(now) - share(there)) as u64);
             }
@@ -118,8 +119,8 @@ fn spread(added: &mut [Vec<u64>], by_step: &BTreeMap<u64, [u64; CLASSES]>, timel
     }
 }
 
-/// The course with its times. Where nothing was noted for longer than a part lasts, live memory
-/// stayed as it was: that is a part of its own, or it would look as the one after it.
+/// The course with its times. If nothing was noted for longer than a part lasts, live memory stayed
+/// as it was: that becomes a part of its own, or it would look like the next one.
 fn drawn(timeline: &[Stretch], layers: &[Vec<u64>]) -> Course {
     let end = timeline.last().map_or(0, |last| last.time_nanoseconds);
     let before = |time: u64| -(end.saturating_sub(time) as f64) / 1e9;
@@ -127,7 +128,7 @@ fn drawn(timeline: &[Stretch], layers: &[Vec<u64>]) -> Course {
         |pair: &[Stretch]| pair[1].time_nanoseconds.saturating_sub(pair[0].time_nanoseconds);
     let mut lengths: Vec<u64> = timeline.windows(2).map(lasts).collect();
     lengths.sort_unstable();
-    // When a part began is not told: parts are of one length, but for those that end early.
+    // The start of a part is unknown: parts have one length, except those that end early.
     let length = lengths.get(lengths.len() / 2).copied().unwrap_or(0);
     let began = timeline.first().map_or(0, |first| first.time_nanoseconds);
     let gap = (LONG * length).max(end.saturating_sub(began) / SEEN);

@@ -1,4 +1,4 @@
-//! The last moments, event by event: from what is live at the end, backwards.
+//! The last moments, event by event, backwards from the live memory of the end.
 
 use std::collections::HashMap;
 
@@ -9,12 +9,12 @@ use crate::EventKind;
 
 /// Parts of the picture.
 const PARTS: usize = 400;
-/// Fewer events than this are no picture.
+/// Fewer events than this make no picture.
 const LEAST_EVENTS: usize = 8;
-/// Small blocks are rounded up, and events have what was asked for: so much may be over.
+/// Small blocks are rounded up, and events have the bytes asked for: tolerated excess.
 const TOLERANCE: u64 = 32 << 20;
 
-/// Live memory after an event: by line what is live at the end too, and what was freed before it.
+/// Live memory after an event: by line what is still live at the end, and what was freed before it.
 #[derive(Clone, Copy)]
 struct Moment {
     time: u64,
@@ -22,9 +22,9 @@ struct Moment {
     freed: u64,
 }
 
-/// The last events of a device, as far back as they are whole. A ring that was written over has
-/// gaps: a block is freed twice or allocated twice, or more would be live than ever was; there the
-/// picture begins. `None`: too few.
+/// The last events of a device, as far back as they are whole. An overwritten ring has gaps, where
+/// a block is freed or allocated twice, or more would be live than ever was; the picture begins
+/// there. `None`: too few events.
 pub fn course(state: &State, device: &DeviceState, lines: &Lines<'_>) -> Option<Course> {
     let names = [EventKind::Malloc, EventKind::Free].map(EventKind::name);
     let of_device = |event: &&Event| {

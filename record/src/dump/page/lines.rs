@@ -1,5 +1,5 @@
-//! The lines of the program that hold what is live: the largest have a letter and a colour, the
-//! others are one.
+//! The lines of the program that hold live memory: the largest have a letter and a colour, the
+//! others are joined.
 
 use std::collections::HashMap;
 use std::io;
@@ -14,18 +14,18 @@ use crate::sites::{By, Growth, SiteId, Sites};
 
 /// Lines that have a letter.
 pub const NAMED: usize = 8;
-/// Where the others are counted.
+/// The class of the others.
 pub const OTHERS: usize = NAMED;
 /// Lines with a letter, and the others.
 pub const CLASSES: usize = NAMED + 1;
-/// Lines of source that are told before and after one.
+/// Lines of source shown before and after a line.
 const AROUND: usize = 2;
-/// Frames of a stack that are told.
+/// Frames shown of a stack.
 const MOST_FRAMES: usize = 16;
-/// Characters of a frame.
+/// Characters shown of a frame.
 const MOST_CHARACTERS: usize = 300;
 
-/// What belongs together. Where no site is known, the size of blocks is all that tells them apart.
+/// Groups blocks. Without a site, only their size tells them apart.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum Key<'a> {
     Line(&'a str, u32),
@@ -47,7 +47,7 @@ fn key_of_site(sites: &Sites, id: SiteId) -> Key<'_> {
     }
 }
 
-/// What a line holds.
+/// The sum of a line's blocks.
 #[derive(Clone, Copy, Debug, Default)]
 struct Sum {
     bytes: u64,
@@ -59,11 +59,11 @@ pub struct Lines<'a> {
     sites: &'a Sites,
     named: Vec<(Key<'a>, Sum)>,
     numbers: HashMap<Key<'a>, usize>,
-    /// How many others there are, and what they hold.
+    /// Number of other lines, and their sum.
     others: (u64, Sum),
 }
 
-/// A line, as the page has it.
+/// A line for the page.
 #[derive(Debug, Serialize)]
 pub struct Line {
     name: String,
@@ -71,7 +71,7 @@ pub struct Line {
     blocks: u64,
     growth: Option<Growth>,
     source: Option<Excerpt>,
-    /// Of a line in a module's `forward`: the line that called it.
+    /// For a line in a module's `forward`: its caller.
     called: Option<Called>,
     stack: Vec<String>,
 }
@@ -96,7 +96,7 @@ pub fn live(device: &DeviceState) -> impl Iterator<Item = (u64, &Block)> {
 }
 
 impl<'a> Lines<'a> {
-    /// Those of `device`.
+    /// The lines of `device`.
     pub fn of(state: &'a State, device: &DeviceState) -> Self {
         let sites = &state.sites;
         let mut sums: HashMap<Key<'a>, Sum> = HashMap::new();
@@ -118,21 +118,21 @@ impl<'a> Lines<'a> {
         Self { sites, named, numbers, others }
     }
 
-    /// The number of a block's line: below [`CLASSES`].
+    /// The class of a block's line: below [`CLASSES`].
     pub fn number(&self, block: &Block) -> usize {
         self.numbers.get(&key(self.sites, block)).copied().unwrap_or(OTHERS)
     }
 
-    /// How many lines have no letter, and what they hold.
+    /// Number and sum of the lines without a letter.
     pub fn others(&self) -> serde_json::Value {
         let (count, Sum { bytes, blocks, .. }) = self.others;
         serde_json::json!({ "count": count, "bytes": bytes, "blocks": blocks })
     }
 
-    /// The lines that have a letter, with their source where it can be read.
+    /// The lines with a letter, with their source if it can be read.
     ///
     /// # Errors
-    /// `in_time`'s.
+    /// The error of `in_time`.
     pub fn told(
         &self,
         state: &State,
@@ -148,7 +148,7 @@ impl<'a> Lines<'a> {
         let began = device.timeline.first().map(|stretch| stretch.time_nanoseconds);
         let mut told = Vec::new();
         for (key, sum) in &self.named {
-            // A file may lie on a disk that has gone slow.
+            // A file may lie on a slow disk.
             in_time()?;
             let holder = names.get(key);
             let name = match (holder, key) {

@@ -1,4 +1,4 @@
-//! What lies where, in a bounded number of cells: the heap of a device in rows, by address.
+//! A map of the memory in a bounded number of cells: a device's heap in rows, by address.
 
 use serde::Serialize;
 
@@ -10,11 +10,11 @@ use crate::picture::PAGE;
 const COLUMNS: u64 = 128;
 /// Rows at most.
 const ROWS: u64 = 64;
-/// Parts that a cell's shares are told in.
+/// Parts of a cell by which shares are counted.
 const PARTS: u64 = 8;
 
-/// The map. A cell is three digits: its line (see [`Lines`]) or [`PENDING`], which has most of what
-/// blocks take of it; eighths that blocks take; eighths that are lost.
+/// The map. A cell is three digits: the line (see [`Lines`]) or [`PENDING`] with the most bytes of
+/// its blocks; eighths taken by blocks; lost eighths.
 #[derive(Debug, Serialize)]
 pub struct Map {
     /// Bytes of a row.
@@ -24,16 +24,16 @@ pub struct Map {
     rows: Vec<String>,
 }
 
-/// The class of cells that freed blocks fill which wait for streams.
+/// The class of cells filled by freed blocks that wait for streams.
 const PENDING: usize = CLASSES;
-/// Free in parts of pages that blocks lie on too.
+/// Free parts of pages shared with blocks.
 const LOST: usize = CLASSES + 1;
 const PARTS_OF_CELL: usize = CLASSES + 2;
 
 type Cell = [u64; PARTS_OF_CELL];
 
 impl Map {
-    /// That of what `device` holds. `None`: nothing is held.
+    /// The map of `device`. `None`: nothing is held.
     pub fn of(device: &DeviceState, lines: &Lines<'_>) -> Option<Self> {
         let mut segments: Vec<&Segment> = device.segments.iter().collect();
         segments.sort_by_key(|segment| segment.address);
@@ -103,7 +103,7 @@ impl Region {
         if class != LOST {
             return self.fill(cells, from, to, class);
         }
-        // Whole pages serve whoever comes; what is beside them shares its page with a block.
+        // Whole pages serve any request; the memory beside them shares its page with a block.
         let page = |offset: u64| address.saturating_add(offset);
         let first = page(from).div_ceil(PAGE).saturating_mul(PAGE).saturating_sub(address);
         let last = (page(to) / PAGE * PAGE).saturating_sub(address);
@@ -133,7 +133,7 @@ impl Region {
 fn digits(cell: &Cell, bytes: u64) -> [char; 3] {
     let taken = cell[..LOST].iter().fold(0u64, |sum, &bytes| sum.saturating_add(bytes));
     let most = (0..LOST).max_by_key(|&class| (cell[class], std::cmp::Reverse(class))).unwrap_or(0);
-    // What is there at all is seen.
+    // Any share above 0 shows.
     let eighths = |part: u64| match part {
         0 => 0,
         _ => (part.saturating_mul(PARTS) / bytes.max(1)).clamp(1, PARTS),

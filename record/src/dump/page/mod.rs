@@ -1,10 +1,10 @@
-//! A page to share: what a process's memory comes to, how it came to be so by line of the program,
-//! and what lies where, as one HTML file that opens offline.
+//! A page to share: the conclusion about a process's memory, its course by line of the program, and
+//! a map, as one HTML file that opens offline.
 //!
-//! It is made from a [`State`] alone, so an out-of-memory writes the same page that `gruyere post
-//! --html` writes from the record. All text of the program's is JSON's, with `<` escaped, and the
-//! page sets it as text only. What it takes is bounded: its tables by their rows, the source by
-//! excerpts, the map by its cells, the time by a deadline.
+//! It is made from a [`State`] alone, so an out-of-memory writes the same page that
+//! `gruyere post --html` writes from the record. All of the program's text goes through JSON, with
+//! `<` escaped, and the page sets it as text only. The size is bounded: tables by their rows, the
+//! source by excerpts, the map by its cells, the time by a deadline.
 #![deny(unsafe_code)]
 
 mod course;
@@ -24,33 +24,32 @@ use course::Course;
 use lines::Lines;
 use map::Map;
 
-/// The style that all pages have, those of Python too (`gruyere/_page`).
+/// The style of all pages, Python's too (`gruyere/_page`).
 pub const STYLE: &str = include_str!("../../../../python_loader/gruyere/_page/style.css");
-/// The functions that pages draw with.
+/// The drawing functions of the pages.
 pub const SHARED: &str = include_str!("../../../../python_loader/gruyere/_page/shared.js");
 const PAGE: &str = include_str!("page.html");
 const OWN_STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = concat!(include_str!("map.js"), include_str!("page.js"));
 
-/// The longest page that is written, bytes. One of the fullest state has some 400 KiB.
+/// The longest page written, bytes. The fullest state has some 400 KiB.
 pub const MOST_BYTES: u64 = 4 << 20;
 
-/// What the state does not say.
+/// Facts beside the state.
 #[derive(Clone, Debug, Default)]
 pub struct About {
-    /// How it ended, or why there is a page, in a sentence or two.
+    /// How the process ended, or the reason for the page, in a sentence or two.
     pub said: String,
-    /// The device that it is about, where that is known: else that of the refused request, or the
-    /// one with most held.
+    /// The device of the page; if unset, that of the refused request, or the one with most held.
     pub device: Option<u32>,
-    /// When to give up.
+    /// The time to give up.
     pub deadline: Option<Instant>,
 }
 
 /// Writes the page.
 ///
 /// # Errors
-/// `out`'s; [`io::ErrorKind::TimedOut`] at the deadline; a state without a device.
+/// The error of `out`; [`io::ErrorKind::TimedOut`] at the deadline; a state without a device.
 pub fn write(out: &mut dyn Write, state: &State, about: &About) -> io::Result<()> {
     let in_time = || match about.deadline {
         Some(deadline) if Instant::now() >= deadline => {
@@ -109,8 +108,8 @@ pub fn write(out: &mut dyn Write, state: &State, about: &About) -> io::Result<()
     out.write_all(filled.as_bytes())
 }
 
-/// The page with its parts put in, each at its mark, in their order; what is put in is not looked
-/// through for marks.
+/// Inserts the parts into the page, each at its mark, in order; inserted text is not searched for
+/// marks.
 pub fn fill(page: &str, parts: &[(&str, &str)]) -> String {
     let mut out =
         String::with_capacity(page.len() + parts.iter().map(|part| part.1.len()).sum::<usize>());
@@ -142,7 +141,7 @@ fn facts_of(device: &DeviceState) -> Value {
     })
 }
 
-/// The devices that the page is not about, a line each.
+/// The other devices, a line each.
 fn others(state: &State, device: &DeviceState) -> Vec<Value> {
     let others = state.devices.iter().filter(|other| other.device != device.device);
     let told = |other: &DeviceState| {

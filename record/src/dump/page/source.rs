@@ -1,4 +1,4 @@
-//! A few lines of the program's source, where the file can be read and is the one that ran.
+//! A few lines of the program's source, if the file can be read and is the one that ran.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::plain;
 
-/// The longest file that is read, bytes.
+/// The longest file read, bytes.
 const MOST_BYTES: u64 = 2 << 20;
 /// Characters of a line.
 const MOST_CHARACTERS: usize = 160;
@@ -20,22 +20,22 @@ const MOST_CHARACTERS: usize = 160;
 pub struct Excerpt {
     /// The file, as it was opened.
     path: String,
-    /// The number of the first.
+    /// Number of the first line.
     first: u32,
-    /// The number of the one that is meant.
+    /// Number of the wanted line.
     line: u32,
     lines: Vec<String>,
 }
 
-/// `line` of `path`, and so many lines around it. `None`: there is no such file or line, it is no
-/// Python source (a record may name any file, and a page is shared), or it was changed after
-/// `began` (nanoseconds since 1970), so that its lines are others by now.
+/// `line` of `path`, with `around` lines before and after. `None`: the file or line is missing; it
+/// is no Python source (a record may name any file, and a page is shared); or it was changed after
+/// `began` (nanoseconds since 1970), so that its lines may differ.
 pub fn excerpt(path: &str, line: u32, around: usize, began: Option<u64>) -> Option<Excerpt> {
     let shown = Path::new(path);
     if shown.extension()? != "py" {
         return None;
     }
-    // A pipe of that name must not hold us up.
+    // A pipe of that name must not block.
     let open = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(shown);
     let mut file = open.ok()?;
     let about = file.metadata().ok()?;

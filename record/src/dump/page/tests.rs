@@ -8,8 +8,8 @@ const MIB: u64 = 1 << 20;
 const SECOND: u64 = 1_000_000_000;
 
 /// Three steps of a second each, of which line 10 has left 100 MiB and line 20 nothing, and a
-/// fourth in which line 20 has 200 MiB. Each step had 300 MiB more at its highest, and lows of what
-/// is left.
+/// fourth in which line 20 has 200 MiB. Each step peaks 300 MiB higher, and falls back to what is
+/// left.
 fn state() -> State {
     let site = |line| Site {
         frames: vec![Frame { file: "/no/train.py".into(), function: "f".into(), line }],
@@ -136,7 +136,7 @@ fn the_last_events_are_drawn_as_far_back_as_they_are_whole() {
         time_nanoseconds: 14 * SECOND + SECOND / 4 + n * SECOND / 100,
         ..Event::default()
     };
-    // Eight that are whole, and before them a free of 1 GiB, which was never live at once.
+    // Eight whole events, and before them a free of 1 GiB, more than was ever live.
     let mut events = vec![
         event(EventKind::Malloc, 3, 10, 0),
         event(EventKind::Free, 1, 1024, 0),

@@ -1,4 +1,4 @@
-//! The functions that are handed out in place of the driver's: each decides who serves the call.
+//! The functions handed out in place of the driver's: each decides what serves the call.
 #![allow(non_snake_case)]
 
 use super::super::later::forbid_waits_before;
@@ -12,7 +12,7 @@ use super::{manage, observe};
 use crate::driver::StreamHandle;
 use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
 
-/// Ours for one of the driver's functions, where we have one.
+/// Our replacement of a function of the driver's, if there is one.
 pub fn of(function: Function) -> Option<*const c_void> {
     Some(match function {
         Function::cuMemAlloc_v2 => malloc as *const c_void,
@@ -65,9 +65,9 @@ pub fn of(function: Function) -> Option<*const c_void> {
     })
 }
 
-// SAFETY of every body below: it is called by the program alone, whose arguments keep the promises
-// of the CUDA function of that name; they are handed to the real function, or to what stands in for
-// it and asks for no more.
+// SAFETY of every body below: the program alone calls it, and its arguments keep the promises of
+// the CUDA function of that name; they go to the real function, or to its replacement here, which
+// asks for no more.
 
 unsafe extern "C" fn malloc(out: *mut DevicePtr, bytes: usize) -> CuResult {
     saw_a_call();
@@ -358,7 +358,7 @@ unsafe extern "C" fn mem_unmap(address: DevicePtr, bytes: usize) -> CuResult {
     unsafe { real::cuMemUnmap(address, bytes) }
 }
 
-// What the host may hold up: the real call, before which the heap is told.
+// Calls that the host may hold up: the heap is told, then the real call runs.
 
 /// A call on a stream that takes two more arguments and perhaps flags; each has a twin for
 /// per-thread default streams.

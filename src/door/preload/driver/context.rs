@@ -1,4 +1,4 @@
-//! Where the calling thread is, as the driver's functions see it: they act on the current context,
+//! The calling thread's context, as the driver's functions see it: they act on the current context,
 //! and only a device's primary one is served.
 
 use super::real::{self, Context, Stream};
@@ -20,18 +20,18 @@ const LAST_DEFAULT_STREAM: Stream = 2;
 static PRIMARY: [AtomicUsize; MAX_DEVICES as usize] =
     [const { AtomicUsize::new(0) }; MAX_DEVICES as usize];
 
-/// A stream as the heap has it.
+/// A stream's handle in the heap.
 #[inline]
 pub fn handle(stream: Stream) -> StreamHandle {
     StreamHandle(stream)
 }
 
-/// Whether `stream` is one that was not created, and cannot be destroyed.
+/// Whether `stream` is a default stream, which can be neither created nor destroyed.
 pub fn is_default_stream(stream: Stream) -> bool {
     stream <= LAST_DEFAULT_STREAM
 }
 
-/// The device of the current context, whichever that is. No side effect.
+/// The device of the current context, primary or not. No side effect.
 pub fn device() -> Option<i64> {
     let mut device = -1;
     // SAFETY: writes one int.
@@ -45,7 +45,7 @@ pub fn served_device() -> Option<i64> {
     if unsafe { real::cuCtxGetCurrent(&mut context) } != 0 || context == 0 {
         return None;
     }
-    // The one that was current the last time, nearly always: no second question then.
+    // Nearly always the context of the last call: then the second question is saved.
     if let Some(device) = PRIMARY.iter().position(|known| known.load(Ordering::Relaxed) == context)
     {
         return Some(device as i64);
@@ -54,8 +54,8 @@ pub fn served_device() -> Option<i64> {
     (primary(device) == Some(context)).then_some(device)
 }
 
-/// The device that memory for `stream` is on; `None`: not one whose primary context it belongs to,
-/// or the driver does not know the stream.
+/// The device of the memory for `stream`; `None`: the stream belongs to no primary context, or the
+/// driver does not know it.
 pub fn device_of_stream(stream: Stream) -> Option<i64> {
     if is_default_stream(stream) {
         return served_device();
@@ -65,13 +65,13 @@ pub fn device_of_stream(stream: Stream) -> Option<i64> {
     if unsafe { real::cuStreamGetCtx(stream, &mut context) } != 0 {
         return None;
     }
-    // The current one first: it nearly always is.
+    // The current device first: nearly always right.
     let current = device();
     let others = (0..devices()).map(i64::from);
     current.into_iter().chain(others).find(|&device| primary(device) == Some(context))
 }
 
-/// Whether work is being captured on `stream`, or the driver will not say.
+/// Whether `stream` captures, or the driver will not say.
 pub fn may_capture(stream: Stream) -> bool {
     let mut status = 0;
     // SAFETY: the stream is the caller's; writes one status.
@@ -87,8 +87,8 @@ pub fn is_default_pool(pool: *mut c_void, device: i64) -> bool {
     }
 }
 
-/// Whether `cuMemAllocAsync` takes from the default pool of `device`: the program may have put one
-/// of its own in its place.
+/// Whether `cuMemAllocAsync` allocates from the default pool of `device`; the program may have set
+/// its own pool instead.
 pub fn default_pool_is_current(device: i64) -> bool {
     let mut current = ptr::null_mut();
     // SAFETY: writes one pool.
@@ -98,7 +98,7 @@ pub fn default_pool_is_current(device: i64) -> bool {
     }
 }
 
-/// Forgets the primary context of a device: it is about to be reset.
+/// Forgets the primary context of a device before a reset.
 pub fn forget(device: i64) {
     if let Some(known) = PRIMARY.get(device as usize) {
         known.store(0, Ordering::Relaxed);
@@ -112,7 +112,7 @@ fn devices() -> u32 {
     if code == 0 { u32::try_from(count).unwrap_or(0).min(MAX_DEVICES) } else { 0 }
 }
 
-/// The primary context of `device`, where it is active: none is made just to be compared.
+/// The primary context of `device` if active: a comparison creates none.
 fn primary(device: i64) -> Option<Context> {
     let known = PRIMARY.get(usize::try_from(device).ok()?)?;
     match known.load(Ordering::Relaxed) {

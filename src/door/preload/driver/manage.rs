@@ -1,6 +1,6 @@
 //! `manage`: the heap serves the driver's calls, by the rules of the runtime's ([`super::super`]):
-//! a pointer of ours never reaches the real functions, one of anybody else's never stays here, and
-//! what the heap cannot serve, short of an out-of-memory, is theirs.
+//! a pointer of ours never reaches the real functions, a foreign one never stays here, and a
+//! request that the heap cannot serve, short of an out-of-memory, goes to the real functions.
 
 use super::context;
 use super::real::{self, CuResult, DevicePtr, INVALID_VALUE, OUT_OF_MEMORY, Stream};
@@ -13,17 +13,17 @@ use crate::driver::StreamHandle;
 use crate::heap::Error;
 use std::ffi::{c_int, c_uint, c_void};
 
-/// What became of a request.
+/// The outcome of a request.
 enum Outcome {
     Served(u64),
-    /// Answered with this error.
+    /// The call returns this error.
     Refused(CuResult),
-    /// For the real function.
+    /// The real function serves it.
     NotOurs,
 }
 
 impl Outcome {
-    /// Writes what was served; asks the real function where that is for it.
+    /// Writes a served address; calls the real function for `NotOurs`.
     ///
     /// # Safety
     /// `out` may be written where something was served.
@@ -45,7 +45,7 @@ fn allocate(bytes: usize, stream: StreamHandle, place: impl FnOnce() -> Option<i
     // First: a request that is not ours makes no heap.
     let Some(device) = place() else { return Outcome::NotOurs };
     let Ok(heap) = heap() else {
-        // The log has said why.
+        // The log has the reason.
         mode::fall_back();
         return Outcome::NotOurs;
     };
@@ -62,7 +62,7 @@ fn allocate(bytes: usize, stream: StreamHandle, place: impl FnOnce() -> Option<i
     }
 }
 
-/// `cuMemAlloc`. Size 0 and NULL are refused by the real function.
+/// `cuMemAlloc`. The real function refuses size 0 and NULL.
 ///
 /// # Safety
 /// `out` is NULL or may be written.
@@ -111,9 +111,9 @@ pub unsafe fn malloc_pitch(
     unsafe { outcome.answer(out, real) }
 }
 
-/// `cuMemAllocAsync` (no pool is named) and `cuMemAllocFromPoolAsync`: the device's default pool is
-/// ours, any other the program's own. While the stream captures, an allocation becomes a node of
-/// its graph, which ours never are.
+/// `cuMemAllocAsync` (without a named pool) and `cuMemAllocFromPoolAsync`: the device's default
+/// pool is ours, any other the program's own. While the stream captures, an allocation becomes a
+/// node of its graph, and ours cannot.
 ///
 /// # Safety
 /// `out` is NULL or may be written.
@@ -154,8 +154,8 @@ pub fn free(address: DevicePtr, real: impl FnOnce() -> CuResult) -> CuResult {
     done.unwrap_or_else(real)
 }
 
-/// `cuMemFreeAsync`. In a capture it would have to become a node of the graph, which takes graph
-/// memory only: the driver refuses any other, and so do we.
+/// `cuMemFreeAsync`. In a capture it would become a node of the graph, which takes graph memory
+/// only: the driver refuses any other memory, and so do we.
 pub fn free_async(address: DevicePtr, stream: Stream, real: impl FnOnce() -> CuResult) -> CuResult {
     let done = guarded(None, || {
         match whose(address, "cuMemFreeAsync", "CUDA_ERROR_INVALID_VALUE") {
@@ -172,8 +172,8 @@ pub fn free_async(address: DevicePtr, stream: Stream, real: impl FnOnce() -> CuR
                 if context::device_of_stream(stream) == Some(i64::from(device)) {
                     heap.free_on(address, context::handle(stream));
                 } else {
-                    // A stream of another device, or of another context: the heap has no events
-                    // there. Rare enough to be waited for.
+                    // A stream of another device or context, where the heap has no events. Rare
+                    // enough to wait for.
                     // SAFETY: the stream is the caller's, who promises that it is one.
                     unsafe { real::cuStreamSynchronize(stream) };
                     heap.free_device_wide(address);
@@ -187,7 +187,7 @@ pub fn free_async(address: DevicePtr, stream: Stream, real: impl FnOnce() -> CuR
     done.unwrap_or_else(real)
 }
 
-/// `cuMemGetInfo`: what we would give back counts as free.
+/// `cuMemGetInfo`: memory that we would give back counts as free.
 ///
 /// # Safety
 /// `free` and `total` are NULL or may be written.
@@ -211,7 +211,7 @@ pub unsafe fn mem_get_info(
     code
 }
 
-/// `cuCtxSynchronize`: what was freed before it is free for all after it.
+/// `cuCtxSynchronize`: blocks freed before it are free for all streams after it.
 pub fn ctx_synchronize(real: impl FnOnce() -> CuResult) -> CuResult {
     let before = guarded(None, || {
         let heap = heap_in_use()?;
@@ -240,12 +240,11 @@ pub fn stream_destroy(stream: Stream, real: impl FnOnce() -> CuResult) -> CuResu
     real()
 }
 
-/// A capture that `real` begins on `stream`.
+/// Begins a capture on `stream` by `real`.
 pub fn begin_capture(stream: Stream, real: impl FnOnce() -> CuResult) -> CuResult {
     let place = guarded(None, || {
         let device = context::device_of_stream(stream)?;
-        // A heap that is made while something captures would ask the driver what it must not be
-        // asked then.
+        // A heap made during a capture would make driver calls that the capture forbids.
         let heap = heap().ok()?;
         heap.capture_begins(device, context::handle(stream));
         Some((heap, device))
@@ -259,8 +258,8 @@ pub fn begin_capture(stream: Stream, real: impl FnOnce() -> CuResult) -> CuResul
     code
 }
 
-/// The end of the capture on `stream`, by `real`. A failed capture ends as well; a call that the
-/// driver refuses (from another thread) leaves it open.
+/// Ends the capture on `stream` by `real`. A failed capture ends as well; a call that the driver
+/// refuses (from another thread) leaves it open.
 pub fn end_capture(stream: Stream, real: impl FnOnce() -> CuResult) -> CuResult {
     let code = real();
     guarded((), || {
@@ -274,8 +273,8 @@ pub fn end_capture(stream: Stream, real: impl FnOnce() -> CuResult) -> CuResult 
     code
 }
 
-/// `cuIpcGetMemHandle`. A handle names the driver's allocation that a pointer lies in, and opens at
-/// its start: so only a block that starts its span can be exported, and only where spans are the
+/// `cuIpcGetMemHandle`. A handle names the driver's allocation around a pointer, and opens at its
+/// start: so only a block that starts its span can be exported, and only where spans are the
 /// driver's plain allocations.
 pub fn ipc_get_mem_handle(address: DevicePtr, real: impl FnOnce() -> CuResult) -> CuResult {
     let refused = guarded(true, || {

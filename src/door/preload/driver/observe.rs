@@ -1,7 +1,7 @@
-//! `observe`: the real call with the caller's very arguments, its answer untouched; what it did is
-//! written down.
+//! `observe`: makes the real call with the caller's very arguments, leaves its result untouched,
+//! and records its effect.
 //!
-//! Nothing of our own is called but cuCtxGetDevice, which makes no context.
+//! Of CUDA it calls nothing else but cuCtxGetDevice, which makes no context.
 
 use super::context;
 use super::real::{AllocationProp, CuResult, DevicePtr};
@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::{c_int, c_ulonglong};
 
-/// The real call gave `bytes` at `*out`, if it answered 0.
+/// Records the `bytes` at `*out` where the real call returned 0.
 ///
 /// # Safety
 /// `out` may be read where `code` is 0.
@@ -37,13 +37,13 @@ pub unsafe fn allocated(
 fn note(device: i64, address: DevicePtr, bytes: usize, stream: StreamHandle) {
     match heap_in_use().map_or_else(heap, Ok) {
         Ok(heap) => heap.saw_malloc(device, address, bytes as u64, stream),
-        // The log has said why.
+        // The log has the reason.
         Err(_) => mode::fall_back(),
     }
 }
 
-/// The block at `address` is about to be freed: noted before, as another thread may get the address
-/// at once.
+/// Records the coming free of the block at `address`: before the call, as another thread may get
+/// the address at once.
 pub fn freeing(address: DevicePtr, stream: StreamHandle) {
     if address != 0 {
         guarded((), || {
@@ -54,7 +54,7 @@ pub fn freeing(address: DevicePtr, stream: StreamHandle) {
     }
 }
 
-/// The device is about to be reset: what was on it is gone.
+/// Records the coming reset of the device: all blocks on it are gone.
 pub fn resetting(device: c_int) {
     guarded((), || {
         if let Some(heap) = heap_in_use() {
@@ -64,10 +64,10 @@ pub fn resetting(device: c_int) {
 }
 
 /// Pages that the program maps itself (torch's expandable segments, vLLM's sleep mode): a mapping
-/// is a block. Pages that are mapped twice are counted twice, and a range that is unmapped in
-/// pieces is unmapped whole: the driver takes whole mappings only.
+/// is a block. Pages mapped twice count twice; a range unmapped in pieces counts as unmapped whole:
+/// the driver takes whole mappings only.
 struct Pages {
-    /// Devices of the handles that were created, by handle.
+    /// Devices of the created handles, by handle.
     devices: HashMap<c_ulonglong, i64>,
     /// Bytes of the mappings, by address.
     mapped: BTreeMap<DevicePtr, u64>,
@@ -83,7 +83,7 @@ fn with_pages<T>(body: impl FnOnce(&mut Pages) -> T) -> T {
 /// `CU_MEM_LOCATION_TYPE_DEVICE`.
 const ON_A_DEVICE: u32 = 1;
 
-/// Pages were created.
+/// Records created pages.
 pub fn created(pages: c_ulonglong, properties: &AllocationProp) {
     if properties.location_kind == ON_A_DEVICE {
         guarded((), || {
@@ -92,14 +92,14 @@ pub fn created(pages: c_ulonglong, properties: &AllocationProp) {
     }
 }
 
-/// A handle is given up; what it names lives on while it is mapped.
+/// Records a released handle; its pages live on while they are mapped.
 pub fn releasing(pages: c_ulonglong) {
     guarded((), || {
         with_pages(|known| known.devices.remove(&pages));
     });
 }
 
-/// Pages were mapped. Those of the host, and those that another process exported, are not counted.
+/// Records mapped pages, but for the host's and those that another process exported.
 pub fn mapped(address: DevicePtr, bytes: usize, pages: c_ulonglong) {
     guarded((), || {
         let device = with_pages(|known| {
@@ -113,7 +113,7 @@ pub fn mapped(address: DevicePtr, bytes: usize, pages: c_ulonglong) {
     });
 }
 
-/// A range is about to be unmapped, which may hold several mappings.
+/// Records the coming unmapping of a range, which may hold several mappings.
 pub fn unmapping(address: DevicePtr, bytes: usize) {
     guarded((), || {
         let end = address.saturating_add(bytes as u64);

@@ -1,4 +1,5 @@
-//! The real driver behind the interposed functions: the libcuda that the program looked them up in.
+//! The real driver behind the interposed functions: the libcuda in which the program looked them
+//! up.
 #![allow(non_snake_case)]
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
@@ -146,7 +147,7 @@ functions! {
         node: *mut *mut c_void, graph: *mut c_void, dependencies: *const *mut c_void, count: usize,
         parameters: *const c_void
     );
-    // Not interposed: what our versions ask.
+    // Not interposed: questions of our replacements.
     cuCtxGetCurrent(context: *mut Context);
     cuCtxGetDevice(device: *mut c_int);
     cuDevicePrimaryCtxGetState(device: c_int, flags: *mut c_uint, active: *mut c_int);
@@ -161,7 +162,7 @@ functions! {
 
 const COUNT: usize = Function::cuStreamSynchronize as usize + 1;
 
-/// Where the driver's functions are.
+/// Addresses of the driver's functions.
 ///
 /// ```text
 /// 0 -> address   found(), with the address that a program looked up, or find(): the first stands,
@@ -169,11 +170,11 @@ const COUNT: usize = Function::cuStreamSynchronize as usize + 1;
 /// ```
 static ADDRESSES: [AtomicUsize; COUNT] = [const { AtomicUsize::new(0) }; COUNT];
 
-/// An address in the libcuda that programs looked their functions up in. 0 -> address, at the first
-/// lookup.
+/// An address in the libcuda in which programs looked their functions up. 0 -> address, at the
+/// first lookup.
 static LIBRARY: AtomicUsize = AtomicUsize::new(0);
 
-/// A program has looked `function` up, and the driver's lies at `address`.
+/// Notes that a program has looked `function` up, and that the driver's lies at `address`.
 pub fn found(function: Function, address: *mut c_void) {
     keep(&ADDRESSES[function as usize], address as usize);
     keep(&LIBRARY, address as usize);
@@ -198,7 +199,7 @@ fn find_slowly(function: Function) -> usize {
         return 0;
     };
     // SAFETY: the name of a loaded object, which is found again and not loaded; the handle is kept.
-    // What is looked up by this library, nobody replaces.
+    // Lookups of this library itself are never replaced.
     let address = unsafe {
         let handle = libc::dlopen(path, libc::RTLD_NOLOAD | libc::RTLD_LAZY);
         if handle.is_null() {
@@ -212,7 +213,7 @@ fn find_slowly(function: Function) -> usize {
     address
 }
 
-/// The object that an address lies in.
+/// The loaded object around an address.
 fn object_of(address: *const c_void) -> Option<libc::Dl_info> {
     let mut info = MaybeUninit::<libc::Dl_info>::zeroed();
     // SAFETY: dladdr takes any address and fills `info` where it answers other than 0; zeroed it is
@@ -221,7 +222,7 @@ fn object_of(address: *const c_void) -> Option<libc::Dl_info> {
     (found != 0 && !info.dli_fname.is_null()).then_some(info)
 }
 
-/// Whether two addresses are of one loaded object.
+/// Whether two addresses lie in one loaded object.
 pub fn same_object(one: *const c_void, other: *const c_void) -> bool {
     match (object_of(one), object_of(other)) {
         (Some(one), Some(other)) => one.dli_fbase == other.dli_fbase,
@@ -229,7 +230,7 @@ pub fn same_object(one: *const c_void, other: *const c_void) -> bool {
     }
 }
 
-/// Whether an address is of the CUDA toolkit's stub of libcuda, in which every call fails.
+/// Whether an address lies in the CUDA toolkit's stub of libcuda, where every call fails.
 pub fn is_in_stub(address: *const c_void) -> bool {
     object_of(address).is_some_and(|object| {
         // SAFETY: the name of a loaded object, NUL-terminated; read at once.

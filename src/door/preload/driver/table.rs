@@ -1,4 +1,4 @@
-//! What libgruyere_driver.so asks: which function to hand out in place of one of the driver's.
+//! Chooses, for libgruyere_driver.so, the function to hand out in place of one of the driver's.
 
 use super::super::super::fork;
 use super::super::mode;
@@ -62,7 +62,7 @@ fn is_wanted() -> bool {
     wanted
 }
 
-/// See [`DriverDoor`]. Runs inside somebody's `dlsym`.
+/// See [`DriverDoor`]. Runs inside the program's `dlsym`.
 ///
 /// # Safety
 /// `name` is NULL or NUL-terminated; `real` is the address of the driver's function of that name.
@@ -76,13 +76,13 @@ unsafe extern "C" fn replacement(
     }
     // SAFETY: the caller's promise.
     let name = unsafe { CStr::from_ptr(name) };
-    // Nothing is logged about a panic: no log may work here.
+    // A panic is not logged: no log may work here.
     catch_unwind(|| choose(name, real, caller)).unwrap_or(ptr::null_mut())
 }
 
 fn choose(name: &CStr, real: *mut c_void, caller: *const c_void) -> *mut c_void {
-    // What is handed out before the library's initialiser has run may be kept for ever; ours goes
-    // straight through until then.
+    // A program may keep for ever a function handed out before the library's initialiser has run;
+    // ours passes calls through until then.
     let shut = || !mode::may_open() || !is_wanted();
     // Our own lookups; the stub's functions, which all fail; a door that is shut.
     if real::same_object(caller, replacement as *const c_void) || real::is_in_stub(real) || shut() {
@@ -96,9 +96,9 @@ fn choose(name: &CStr, real: *mut c_void, caller: *const c_void) -> *mut c_void 
         return ptr::null_mut();
     };
     let Some(ours) = calls::of(function) else { return ptr::null_mut() };
-    // Known before anybody can call ours. Of two addresses for one function (a name looked up in
-    // two ways), the first serves both: handing out the second as it is would part the frees from
-    // the mallocs.
+    // Noted before any call of ours. Of two addresses for one function (a name looked up in two
+    // ways), the first serves both: handing out the second as it is would part the frees from the
+    // mallocs.
     real::found(function, real);
     ours.cast_mut()
 }
