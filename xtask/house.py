@@ -37,14 +37,14 @@ def module(path: Path) -> list[str]:
     return list((path.parent if path.stem == "mod" else path.with_suffix("")).parts)
 
 
-def uses(text: str, module: list[str]) -> set[str]:
+def uses(text: str, inside: list[str]) -> set[str]:
     """The modules of the crate that a file names outside of its tests, as paths from the crate."""
     code = re.sub(r"(?m)^\s*//.*$", "", text.split(TESTS)[0])
     code = re.sub(r"(?m)^pub(\([a-z]+\))? use [^;]*;", "", code)
     trees = re.findall(r"\b(?:crate|super|self)::[\w:]*(?:\{[^;]*?\}(?=;))?", code)
     found = set()
     for path in (path for tree in trees for path in expand(tree)):
-        parts, base = path.split("::"), list(module)
+        parts, base = path.split("::"), inside
         while parts[0] in ("crate", "self", "super"):
             base = {"crate": [], "self": base, "super": base[:-1]}[parts.pop(0)]
         found.add("::".join([*base, *parts]))

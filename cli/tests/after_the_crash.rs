@@ -15,8 +15,7 @@ use std::time::Duration;
 
 use gruyere::config::Config;
 use gruyere::driver::StreamHandle;
-use gruyere::heap::{Error, Heap};
-use gruyere::heap::{Lifetime, lifetime};
+use gruyere::heap::{Error, Heap, Lifetime, lifetime};
 use gruyere_phantom::{Config as GpuConfig, Gpu, StreamKind, as_program};
 use gruyere_phantom_driver::PhantomDriver;
 use gruyere_replay::trace::{Op, Trace};

@@ -2,8 +2,7 @@
 
 use super::control::{GRUYERE_INVALID, GRUYERE_OK, GRUYERE_UNAVAILABLE};
 use super::{current, fork, guarded};
-use crate::heap::Lifetime;
-use crate::heap::{ALERTS, Alert};
+use crate::heap::{ALERTS, Alert, Lifetime};
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::Arc;
 use std::time::{Duration, Instant};

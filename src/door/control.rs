@@ -6,9 +6,7 @@
 use super::torch::{CudaStream, handle};
 use super::{allow_waits, announce, config, current, forbid_waits, fork, guarded, heap, run_file};
 use crate::file;
-use crate::heap::Error;
-use crate::heap::Phase;
-use crate::heap::{Lifetime, lifetime};
+use crate::heap::{Error, Lifetime, Phase, lifetime};
 use std::ffi::{CStr, OsStr, c_char, c_int};
 use std::os::unix::ffi::OsStrExt;
 

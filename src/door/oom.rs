@@ -5,9 +5,7 @@ use super::{config, current, guarded, run_file};
 use crate::config::Config;
 use crate::driver::StreamHandle;
 use crate::dump::Explained;
-use crate::heap::ALERTS;
-use crate::heap::Heap;
-use crate::heap::Report;
+use crate::heap::{ALERTS, Heap, Report};
 
 /// Makes an out-of-memory the program's: counts it, dumps it, notes it in the run's file and in the
 /// history, and adds the program's lines that caused it to `report`.

@@ -5,8 +5,7 @@
 
 use super::control::{GRUYERE_BROKEN, GRUYERE_INVALID, GRUYERE_OK, GRUYERE_UNAVAILABLE};
 use super::{fork, guarded, heap};
-use crate::heap::Heap;
-use crate::heap::{PoolError, PoolKey};
+use crate::heap::{Heap, PoolError, PoolKey};
 use std::cell::RefCell;
 use std::ffi::{CStr, c_char, c_int};
 

@@ -6,8 +6,7 @@ use std::io::{self, IsTerminal as _, Write as _};
 
 use super::config;
 use crate::config::{Config, Summary};
-use crate::heap::Bytes;
-use crate::heap::Heap;
+use crate::heap::{Bytes, Heap};
 use crate::record::Reader;
 use crate::record::run::{Run, RunDevice, shown_command};
 

@@ -29,10 +29,7 @@
 use super::{ONLY_WATCHED, current, fork, guarded, heap, oom, profiler, raise};
 use crate::driver::StreamHandle;
 use crate::dump::limits;
-use crate::heap::Device;
-use crate::heap::Page;
-use crate::heap::SMALL_MAX;
-use crate::heap::{Error, Heap, Owned};
+use crate::heap::{Device, Error, Heap, Owned, Page, SMALL_MAX};
 use crate::record::SiteId;
 use std::ffi::{c_int, c_void};
 

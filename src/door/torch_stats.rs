@@ -5,10 +5,8 @@
 //! its failure value. The Python package wires them (`gruyere._truth`).
 
 use super::{current, fork, guarded, heap};
-use crate::heap::CapturePoolHeld;
-use crate::heap::PoolId;
 use crate::heap::snapshot::{Segment, Snapshot};
-use crate::heap::{Error, Heap};
+use crate::heap::{CapturePoolHeld, Error, Heap, PoolId};
 use crate::record::peaks::Stat;
 use std::ffi::c_int;
 

@@ -5,11 +5,10 @@ use super::state::{
     self, Block, BlockKind, Cause, Class, DeviceState, Held, Largest, Live, OutOfMemory, Rung,
     RungUse, Segment, State, Sum, lifetime_name,
 };
-use crate::heap::Heap;
-use crate::heap::Report;
 use crate::heap::rungs::{self, Ladder, RUNG_NAMES};
 use crate::heap::segment_stats::{self, Place, SegmentStats};
 use crate::heap::snapshot::{self, BlockState, Holder, Snapshot};
+use crate::heap::{Heap, Report};
 use crate::record::clock::Moment;
 use crate::record::conclusion::Conclusion;
 use crate::record::dump::origins::Origins;

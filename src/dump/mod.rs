@@ -16,8 +16,7 @@ pub mod text;
 pub use gruyere_record::dump::{memory_viz, pickle, state, write_json, write_snapshot};
 
 use crate::file;
-use crate::heap::Heap;
-use crate::heap::Report;
+use crate::heap::{Heap, Report};
 use crate::record::{Reader, plain};
 use state::State;
 use std::io::{self, Write};

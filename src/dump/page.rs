@@ -4,8 +4,7 @@
 use super::gather;
 use super::state::State;
 use crate::file;
-use crate::heap::Heap;
-use crate::heap::Report;
+use crate::heap::{Heap, Report};
 use crate::record::conclusion::Conclusion;
 use crate::record::dump::page::{self, About, MOST_BYTES};
 use std::panic::{AssertUnwindSafe, catch_unwind};

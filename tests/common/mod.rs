@@ -2,7 +2,7 @@
 #![allow(dead_code)]
 
 use gruyere::config::Config;
-use gruyere::driver::StreamHandle;
+use gruyere::driver::{Driver, StreamHandle};
 use gruyere::heap::Heap;
 use gruyere_phantom::{Config as GpuConfig, Gpu, StreamKind, as_program, vouching};
 use gruyere_phantom_driver::PhantomDriver;
@@ -43,6 +43,12 @@ impl Rig {
     /// Any simulated GPU.
     pub fn over(config: GpuConfig, conf: &str) -> Self {
         let gpu = Arc::new(Gpu::new(config));
+        let driver = Arc::new(PhantomDriver::new(gpu.clone()));
+        Self::with(gpu, driver, conf)
+    }
+
+    /// A heap over `driver`, which is one of `gpu`.
+    pub fn with(gpu: Arc<Gpu>, driver: Arc<dyn Driver>, conf: &str) -> Self {
         let mut config = Config::parse(conf).unwrap();
         if !conf.contains("record") {
             config.heap.record = false;
@@ -50,7 +56,7 @@ impl Rig {
         if config.nvtx {
             gruyere::nvtx::attach();
         }
-        let heap = Heap::new(Arc::new(PhantomDriver::new(gpu.clone())), config.heap).unwrap();
+        let heap = Heap::new(driver, config.heap).unwrap();
         Self { gpu, heap }
     }
 

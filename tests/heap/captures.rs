@@ -4,8 +4,7 @@
 use crate::common::{BACKINGS, DEFAULT, GIB, MIB, Rig};
 use crate::world::World;
 use gruyere::driver::StreamHandle;
-use gruyere::heap::Error;
-use gruyere::heap::{PoolState, Restored, StateError};
+use gruyere::heap::{Error, PoolState, Restored, StateError};
 use gruyere_phantom::{
     CallKind, Caller, CaptureMode, CaptureStatus, CapturingIds, Config as GpuConfig, Injection,
     as_program, vouching,

@@ -5,9 +5,7 @@ use crate::common::{DEFAULT, MIB};
 use crate::flaky::{self, Plan};
 use crate::world::World;
 use gruyere::driver::{ErrorKind, StreamHandle};
-use gruyere::heap::Error;
-use gruyere::heap::MAX_STREAMS;
-use gruyere::heap::Phase;
+use gruyere::heap::{Error, MAX_STREAMS, Phase};
 use gruyere_phantom::{StreamKind, as_program};
 
 struct Program {
@@ -21,7 +19,7 @@ impl Program {
     fn new(conf: &str) -> Self {
         // Small enough that the ladder is tried.
         let world = World::new(160 * MIB, conf);
-        let streams = [DEFAULT, world.unannounced_stream(), world.unannounced_stream()];
+        let streams = [DEFAULT, world.rig.passing_stream(), world.rig.passing_stream()];
         Self { world, streams, blocks: Vec::new(), random: 7 }
     }
 

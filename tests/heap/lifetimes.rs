@@ -3,9 +3,7 @@
 
 use crate::common::{DEFAULT, GIB, KEEPING, MIB, Rig};
 use gruyere::config::keys::KEYS;
-use gruyere::heap::Error;
-use gruyere::heap::{ALERTS, Alert, AlertKind};
-use gruyere::heap::{Lifetime, lifetime};
+use gruyere::heap::{ALERTS, Alert, AlertKind, Error, Lifetime, lifetime};
 use gruyere_phantom::{Caller, Config as GpuConfig, as_program};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};

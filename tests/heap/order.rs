@@ -4,9 +4,7 @@
 
 use crate::common::{DEFAULT, MIB, Rig};
 use gruyere::driver::StreamHandle;
-use gruyere::heap::Error;
-use gruyere::heap::Phase;
-use gruyere::heap::{Lifetime, lifetime};
+use gruyere::heap::{Error, Lifetime, Phase, lifetime};
 use gruyere_phantom::{CallKind, Config as GpuConfig, Injection, as_program, vouching};
 use proptest::prelude::*;
 

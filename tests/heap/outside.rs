@@ -3,8 +3,7 @@
 
 use crate::common::{DEFAULT, GIB, KEEPING, MIB, Rig};
 use gruyere::driver::StreamHandle;
-use gruyere::heap::Error;
-use gruyere::heap::{PoolError, PoolKey};
+use gruyere::heap::{Error, PoolError, PoolKey};
 
 /// A pool of the rig, with segments from the driver.
 struct Outside<'a> {

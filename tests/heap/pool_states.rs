@@ -98,7 +98,7 @@ impl World {
 fn what_died_is_live_again_at_its_old_address_and_the_pool_looks_as_it_did() {
     for backing in BACKINGS {
         let world = World::new(2 * GIB, backing);
-        let stream = world.unannounced_stream();
+        let stream = world.rig.passing_stream();
         let (graph, blocks) = world.graph(1, stream, &SIZES);
         world.free(blocks[1]);
         let (state, layout) = (world.state(1), world.layout(1));
@@ -138,7 +138,7 @@ fn again(world: &World, pool: u64, size: u64, stream: StreamHandle, address: u64
 fn a_block_of_a_graphs_pool_is_had_back_at_its_address_and_nowhere_else() {
     for backing in BACKINGS {
         let world = World::new(2 * GIB, backing);
-        let (stream, other) = (world.unannounced_stream(), world.unannounced_stream());
+        let (stream, other) = (world.rig.passing_stream(), world.rig.passing_stream());
         let (graph, blocks) = world.graph(1, stream, &SIZES);
         let all = || SIZES.iter().copied().zip(blocks.iter().copied());
         for (size, address) in all() {
@@ -171,7 +171,7 @@ fn a_block_of_a_graphs_pool_is_had_back_at_its_address_and_nowhere_else() {
 fn ordinary_memory_is_had_at_an_address_where_it_lies_free_for_the_stream() {
     for backing in &BACKINGS[..3] {
         let world = World::new(2 * GIB, backing);
-        let stream = world.unannounced_stream();
+        let stream = world.rig.passing_stream();
         let (_kept, block) = (world.malloc(40 * MIB, stream), world.malloc(40 * MIB, stream));
         let ask = |size, address| {
             vouching(stream.0, || world.rig.heap.malloc_at(size, 0, stream, address, None)).unwrap()
@@ -192,7 +192,7 @@ fn ordinary_memory_is_had_at_an_address_where_it_lies_free_for_the_stream() {
 fn what_came_later_is_freed_and_what_stayed_is_left_alone() {
     for backing in BACKINGS {
         let world = World::new(2 * GIB, backing);
-        let stream = world.unannounced_stream();
+        let stream = world.rig.passing_stream();
         let (first, blocks) = world.graph(1, stream, &SIZES);
         let (state, layout) = (world.state(1), world.layout(1));
         let (second, later) = world.graph(1, stream, &[600, 70_000]);
@@ -217,7 +217,7 @@ fn what_came_later_is_freed_and_what_stayed_is_left_alone() {
 fn memory_that_serves_other_sizes_by_now_is_what_it_was_again() {
     for backing in BACKINGS {
         let world = World::new(2 * GIB, backing);
-        let stream = world.unannounced_stream();
+        let stream = world.rig.passing_stream();
         // Large blocks where slabs were, slabs where large blocks were, other classes in slabs.
         let (first, blocks) = world.graph(1, stream, &[[700; 40].as_slice(), &SIZES].concat());
         let state = world.state(1);
@@ -245,7 +245,7 @@ fn memory_that_serves_other_sizes_by_now_is_what_it_was_again() {
 #[test]
 fn restored_blocks_are_freed_one_by_one_and_their_memory_is_used_again() {
     let world = World::new(GIB, "headroom:0");
-    let stream = world.unannounced_stream();
+    let stream = world.rig.passing_stream();
     let (graph, blocks) = world.graph(1, stream, &SIZES);
     let state = world.state(1);
     blocks.iter().for_each(|&address| world.free(address));
@@ -265,7 +265,7 @@ fn restored_blocks_are_freed_one_by_one_and_their_memory_is_used_again() {
 #[test]
 fn each_stream_of_a_pool_gets_its_own_blocks_back() {
     let world = World::new(GIB, "headroom:0");
-    let (one, other) = (world.unannounced_stream(), world.unannounced_stream());
+    let (one, other) = (world.rig.passing_stream(), world.rig.passing_stream());
     world.begin(1, one);
     as_program(|| {
         let event = world.rig.gpu.event_create(0).unwrap();
@@ -295,7 +295,7 @@ fn each_stream_of_a_pool_gets_its_own_blocks_back() {
 fn a_state_does_not_keep_its_pool_and_says_so_when_the_pool_is_gone() {
     for backing in BACKINGS {
         let world = World::new(GIB, backing);
-        let stream = world.unannounced_stream();
+        let stream = world.rig.passing_stream();
         let (graph, blocks) = world.graph(1, stream, &SIZES);
         let state = world.state(1);
         world.free(blocks[0]);
@@ -322,7 +322,7 @@ fn a_state_does_not_keep_its_pool_and_says_so_when_the_pool_is_gone() {
 fn memory_of_a_state_stays_while_another_graph_of_the_pool_lives() {
     for backing in BACKINGS {
         let world = World::new(512 * MIB, backing);
-        let (stream, other) = (world.unannounced_stream(), world.unannounced_stream());
+        let (stream, other) = (world.rig.passing_stream(), world.rig.passing_stream());
         let (first, blocks) = world.graph(1, stream, &SIZES);
         let state = world.state(1);
         blocks.iter().for_each(|&address| world.free(address));
@@ -342,7 +342,7 @@ fn memory_of_a_state_stays_while_another_graph_of_the_pool_lives() {
 #[test]
 fn a_restore_during_another_capture_calls_no_driver() {
     let world = World::new(GIB, "headroom:0");
-    let (stream, other) = (world.unannounced_stream(), world.unannounced_stream());
+    let (stream, other) = (world.rig.passing_stream(), world.rig.passing_stream());
     let (graph, blocks) = world.graph(1, stream, &SIZES);
     let state = world.state(1);
     blocks.iter().for_each(|&address| world.free(address));
@@ -361,7 +361,7 @@ fn a_restore_during_another_capture_calls_no_driver() {
 fn what_other_streams_may_still_use_is_in_the_way_until_they_are_past_it() {
     for size in [5000, 3 * MIB] {
         let world = World::new(GIB, "headroom:0");
-        let (stream, other) = (world.unannounced_stream(), world.unannounced_stream());
+        let (stream, other) = (world.rig.passing_stream(), world.rig.passing_stream());
         let (graph, blocks) = world.graph(1, stream, &[size]);
         let state = world.state(1);
         let use_elsewhere = |address: u64| {
@@ -401,7 +401,7 @@ fn what_other_streams_may_still_use_is_in_the_way_until_they_are_past_it() {
 #[test]
 fn a_refused_restore_changes_nothing_though_much_of_it_could_be_done() {
     let world = World::new(GIB, "headroom:0");
-    let (stream, other) = (world.unannounced_stream(), world.unannounced_stream());
+    let (stream, other) = (world.rig.passing_stream(), world.rig.passing_stream());
     let (first, blocks) = world.graph(1, stream, &[512, 3 * MIB, 70_000, 5 * MIB]);
     let state = world.state(1);
     blocks.iter().for_each(|&address| {
@@ -437,7 +437,7 @@ fn only_a_pool_of_graphs_has_states() {
 #[test]
 fn the_history_tells_what_was_freed_and_allocated_and_nothing_of_what_was_kept() {
     let world = World::new(GIB, "headroom:0");
-    let stream = world.unannounced_stream();
+    let stream = world.rig.passing_stream();
     let (first, blocks) = world.graph(1, stream, &[600, 3 * MIB]);
     let state = world.state(1);
     world.free(blocks[1]);
@@ -471,7 +471,7 @@ fn the_history_tells_what_was_freed_and_allocated_and_nothing_of_what_was_kept()
 fn what_is_allocated_beside_graphs_lies_in_their_memory_and_is_nobody_elses() {
     for backing in BACKINGS {
         let world = World::new(512 * MIB, backing);
-        let (stream, other) = (world.unannounced_stream(), world.unannounced_stream());
+        let (stream, other) = (world.rig.passing_stream(), world.rig.passing_stream());
         let beside = |size: u64| {
             let ask = || world.rig.heap.malloc_for_graphs(size, 0, stream, (0, 1));
             let address = vouching(stream.0, ask).unwrap();
@@ -509,7 +509,7 @@ fn what_is_allocated_beside_graphs_lies_in_their_memory_and_is_nobody_elses() {
 fn a_request_beside_graphs_has_idle_memory_given_back_before_it_is_refused() {
     for backing in &BACKINGS[..3] {
         let world = World::new(400 * MIB, backing);
-        let stream = world.unannounced_stream();
+        let stream = world.rig.passing_stream();
         let (graph, _) = world.graph(1, stream, &[512]);
         let idle = world.malloc(300 * MIB, DEFAULT);
         world.free(idle);
@@ -527,7 +527,7 @@ fn a_request_beside_graphs_has_idle_memory_given_back_before_it_is_refused() {
 /// Captures graphs that share a pool; takes states, and restores them in any order, whatever fails
 /// meanwhile.
 fn program(world: &World) -> Vec<u64> {
-    let (stream, other) = (world.unannounced_stream(), world.unannounced_stream());
+    let (stream, other) = (world.rig.passing_stream(), world.rig.passing_stream());
     let (mut states, mut graphs) = (vec![], vec![]);
     for round in 0..4 {
         if world.rig.heap.begin_allocate_to_pool(0, (0, 1)).is_err() {

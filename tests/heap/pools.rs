@@ -4,9 +4,7 @@
 use crate::common::{DEFAULT, GIB, KEEPING, MIB, Rig};
 use crate::world::World;
 use gruyere::driver::StreamHandle;
-use gruyere::heap::Error;
-use gruyere::heap::lifetime;
-use gruyere::heap::{PoolError, PoolKey};
+use gruyere::heap::{Error, PoolError, PoolKey, lifetime};
 use gruyere_phantom::{CallKind, Caller, CaptureMode, Config as GpuConfig, as_program};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

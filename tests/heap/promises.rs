@@ -2,8 +2,7 @@
 
 use crate::common::{BACKINGS, DEFAULT, GIB, MIB, Rig};
 use gruyere::driver::StreamHandle;
-use gruyere::heap::Error;
-use gruyere::heap::{Lifetime, lifetime};
+use gruyere::heap::{Error, Lifetime, lifetime};
 use gruyere_phantom::{CallKind, Caller, Config as GpuConfig, DeviceConfig, as_program};
 
 /// Sizes around every rounding of the heap.

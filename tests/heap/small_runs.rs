@@ -1,8 +1,7 @@
 //! Small blocks, slots of slabs and runs: all sizes share a page.
 
 use crate::common::{DEFAULT, GIB, MIB, Rig};
-use gruyere::heap::Lifetime;
-use gruyere::heap::PAGE;
+use gruyere::heap::{Lifetime, PAGE};
 use gruyere_phantom::{CallKind, Config as GpuConfig, Injection, as_program};
 use proptest::prelude::*;
 

@@ -3,9 +3,8 @@
 use crate::common::{DEFAULT, GIB, MIB, Rig};
 use crate::flaky::{FlakyDriver, Plan};
 use gruyere::driver::{ErrorKind, StreamHandle};
-use gruyere::heap::MAX_STREAMS;
 use gruyere::heap::settings::Settings;
-use gruyere::heap::{Error, Heap};
+use gruyere::heap::{Error, Heap, MAX_STREAMS};
 use gruyere_phantom::{Config as GpuConfig, Gpu, StreamKind, as_program};
 use gruyere_phantom_driver::PhantomDriver;
 use std::collections::VecDeque;

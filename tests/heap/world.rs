@@ -3,11 +3,11 @@
 
 use crate::common::Rig;
 use crate::flaky::FlakyDriver;
-use gruyere::config::Config;
 use gruyere::driver::StreamHandle;
-use gruyere::heap::{Error, Heap};
-use gruyere_phantom::{CallKind, Caller, CaptureMode, Config as GpuConfig, Gpu, as_program};
-use gruyere_phantom::{StreamKind, vouching};
+use gruyere::heap::Error;
+use gruyere_phantom::{
+    CallKind, Caller, CaptureMode, Config as GpuConfig, Gpu, as_program, vouching,
+};
 use gruyere_phantom_driver::PhantomDriver;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -34,22 +34,12 @@ impl World {
     pub fn over(config: GpuConfig, conf: &str) -> Self {
         let gpu = Arc::new(Gpu::new(config));
         let driver = Arc::new(FlakyDriver::new(PhantomDriver::new(gpu.clone()), 0));
-        let mut config = Config::parse(conf).unwrap();
-        if !conf.contains("record") {
-            config.heap.record = false;
-        }
-        let heap = Heap::new(driver.clone(), config.heap).unwrap();
         Self {
-            rig: Rig { gpu, heap },
+            rig: Rig::with(gpu, driver.clone(), conf),
             driver,
             blocks: AtomicU64::new(0),
             streams: Mutex::default(),
         }
-    }
-
-    /// A stream of the program, not announced to the heap.
-    pub fn unannounced_stream(&self) -> StreamHandle {
-        StreamHandle(as_program(|| self.rig.gpu.stream_create(0, StreamKind::NonBlocking)).unwrap())
     }
 
     /// The oracle's number for the next block.

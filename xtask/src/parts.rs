@@ -30,7 +30,7 @@ pub fn all(root: &Path) -> Vec<Part> {
     let part = |name, needs, run| Part { name, run: at(run), needs, only_with_all: false };
     let slow = |name, needs, run| Part { name, run: at(run), needs, only_with_all: true };
     vec![
-        part("house", &[], |root| {
+        part("house", &["python3-venv"], |root| {
             runner::command(&mut command(root, "python3", &["xtask/house.py"]))
         }),
         part("links", &[], |root| check(site::check_links(root))),

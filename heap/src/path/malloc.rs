@@ -7,7 +7,7 @@
 //! ladder ([`Device::climb`]).
 
 use crate::central::Central;
-use crate::device::{Device, is_large};
+use crate::device::{Device, ShardCell, is_large};
 use crate::driver::StreamHandle;
 use crate::error::Error;
 use crate::heap::{ALL_SITES, HISTORY, Heap, POISON_FRESH, UNANNOUNCED, WATCH_CAPTURES};
@@ -243,8 +243,7 @@ impl Device {
     /// and [`Device::malloc`] finds memory.
     #[inline(always)]
     pub(crate) fn serve_small(&self, shared: &Shared, request: Request) -> u64 {
-        let cell = &mut *self.shard(request.stream);
-        cell.shard.allocate(&mut cell.writer, request, || shared.step())
+        self.shard(request.stream).take_slot(shared, request)
     }
 
     /// The hot path of a large malloc: the best fit among the free runs. 0 as
@@ -267,8 +266,8 @@ impl Device {
     /// A slot of an existing slab, else of a new one.
     fn malloc_small(&self, shared: &Shared, request: Request) -> Result<u64, Error> {
         let waits = {
-            let cell = &mut *self.shard(request.stream);
-            let address = cell.shard.allocate(&mut cell.writer, request, || shared.step());
+            let mut cell = self.shard(request.stream);
+            let address = cell.take_slot(shared, request);
             if address != 0 {
                 return Ok(address);
             }
@@ -294,9 +293,9 @@ impl Device {
                 self.make_slab(shared, &mut central, run, class, &request, 0)
             };
             let Some(slab) = slab else { return Err(Error::Internal("a run vanished")) };
-            let cell = &mut *self.shard(request.stream);
+            let mut cell = self.shard(request.stream);
             self.add_slab(shared, Self::shard_number(request.stream), &mut cell.shard, slab);
-            let address = cell.shard.allocate(&mut cell.writer, request, || shared.step());
+            let address = cell.take_slot(shared, request);
             if address != 0 {
                 return Ok(address);
             }
@@ -340,6 +339,14 @@ impl Device {
         };
         let (mut central, run) = self.allocate_run(shared, request, None, bytes, PAGE)?;
         Ok(central.publish(&shared.table, run, &request, shared.step(), 0))
+    }
+}
+
+impl ShardCell {
+    /// A slot of a slab in this shard. 0: none is free.
+    #[inline(always)]
+    fn take_slot(&mut self, shared: &Shared, request: Request) -> u64 {
+        self.shard.allocate(&mut self.writer, request, || shared.step())
     }
 }
 

@@ -217,7 +217,7 @@ impl Heap {
                 None => central.add_named_pool(name).ok_or(PoolError::Name(name.to_owned()))?,
             };
             let Some(pool) = central.pools.get_mut(number) else {
-                return Err(crate::heap::Error::Internal("a pool vanished").into());
+                return Err(Error::Internal("a pool vanished").into());
             };
             let before = pool.rules.reserve;
             pool.rules.limit = limit;

@@ -9,8 +9,7 @@
 use crate::driver::{
     DeviceId, Driver, DriverError, ErrorKind, PoolAttribute, PoolHandle, Result, StreamHandle,
 };
-use crate::journal::Action;
-use crate::journal::SegmentLog;
+use crate::journal::{Action, SegmentLog};
 use crate::lifetime::{LIFETIMES, Lifetime};
 use crate::settings::{PoolReuse, Settings};
 use crate::small::size_class::{PAGE, round_up};

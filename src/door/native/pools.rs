@@ -17,9 +17,7 @@
 use super::super::torch::CudaStream;
 use super::boxed::Filter;
 use super::segments::{Held, Source};
-use crate::heap::Heap;
-use crate::heap::PoolId;
-use crate::heap::{PoolError, PoolKey};
+use crate::heap::{Heap, PoolError, PoolId, PoolKey};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -4,8 +4,7 @@
 use super::super::oom;
 use super::runtime::{CudaError, Runtime};
 use crate::driver::StreamHandle;
-use crate::heap::Heap;
-use crate::heap::Report;
+use crate::heap::{Heap, Report};
 use std::ffi::c_uint;
 use std::ptr;
 

@@ -22,8 +22,7 @@
 //! unmapping what it mapped.
 
 use crate::driver::{DeviceId, Driver, PhysicalHandle, Result};
-use crate::journal::Action;
-use crate::journal::SegmentLog;
+use crate::journal::{Action, SegmentLog};
 use crate::small::size_class::PAGE;
 use crate::supply::pages::mapping_book::MappingBook;
 use crate::supply::pages::reservations::{Reservations, Row};
