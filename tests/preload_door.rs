@@ -94,20 +94,6 @@ fn a_wrong_configuration_leaves_the_program_alone_and_is_told() {
 }
 
 #[test]
-fn a_key_of_an_earlier_release_is_accepted_with_one_warning() {
-    let run = call(
-        "all_kinds",
-        "backing:pool,reuse_internal:off,reuse_opportunistic:off,reuse_internal:off",
-    );
-    run.kept();
-    for key in ["reuse_internal", "reuse_opportunistic"] {
-        assert_eq!(run.stderr.matches(key).count(), 1, "{}", run.stderr);
-    }
-    assert_eq!(run.stderr.matches("pool_reuse:exact").count(), 2, "{}", run.stderr);
-    assert_eq!(call("all_kinds", "backing:pool,pool_reuse:exact").stderr, "");
-}
-
-#[test]
 fn requests_of_nothing_are_the_runtime_s() {
     for mode in ["manage", "observe"] {
         call("nothing", &format!("preload:{mode}")).kept();

@@ -14,9 +14,9 @@ use gruyere_record::plain;
 use indicatif::BinaryBytes;
 use serde_json::{Value, json};
 
+use crate::amounts::growth;
 use crate::failure::{Ended, Exit, Failure, say};
 use crate::output;
-use crate::percent;
 use crate::target::{Folder, Target};
 use bound::Bound;
 use compare::{Change, DeviceChange};
@@ -180,7 +180,7 @@ fn in_words(change: Change) -> String {
         std::cmp::Ordering::Equal => return format!("is the same ({})", BinaryBytes(change.after)),
         std::cmp::Ordering::Greater => "grew",
     };
-    match percent::growth(change.before, change.after) {
+    match growth(change.before, change.after) {
         Some(share) => format!("{verb} by {} ({bytes})", share.trim_start_matches(['+', '-'])),
         None => format!("{verb} from nothing to {bytes}"),
     }
@@ -230,7 +230,7 @@ fn text(before: &State, after: &State, changes: &[DeviceChange]) -> String {
         ));
         let mut row = |name: &str, change: Change| {
             let [a, b] = [change.before, change.after].map(|bytes| BinaryBytes(bytes).to_string());
-            let share = percent::growth(change.before, change.after).unwrap_or("new".to_owned());
+            let share = growth(change.before, change.after).unwrap_or("new".to_owned());
             let name = end_of(name);
             line(format_args!("  {name:<NAME$} {a:>11} {b:>11} {:>12} {share:>7}", signed(change)));
         };

@@ -1,6 +1,7 @@
 //! The `gruyere` command.
 
 mod address;
+mod amounts;
 mod bench;
 mod candidates;
 mod command;
@@ -19,7 +20,6 @@ mod house;
 mod launch_line;
 mod map;
 mod output;
-mod percent;
 mod post;
 mod ps;
 mod recent;

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use gruyere::dump::gather::MOST_EVENTS;
 use gruyere::dump::{brief, outside, text};
 use gruyere::heap::Bytes;
-use gruyere::heap::rungs::RUNG_NAMES;
 use gruyere_record::conclusion::{Conclusion, Rank};
+use gruyere_record::device_gauge::RUNGS;
 use gruyere_record::dump::page;
 use gruyere_record::dump::state::{Event, State};
 use gruyere_record::file;
@@ -245,17 +245,15 @@ struct Rung {
 }
 
 fn ladder(device: &DeviceSnapshot) -> Vec<Rung> {
-    let gauge = |name: String| {
-        let gauges = gruyere_record::DeviceGauge::ALL.iter();
-        gauges.filter(|gauge| gauge.name() == name).map(|&gauge| device.gauge(gauge)).sum()
-    };
-    let rung = |(number, &name): (usize, &&'static str)| Rung {
-        name,
-        calls: gauge(format!("rung{number}_calls")),
-        bytes: gauge(format!("rung{number}_bytes")),
-        microseconds: gauge(format!("rung{number}_microseconds")),
-    };
-    RUNG_NAMES.iter().enumerate().map(rung).collect()
+    RUNGS
+        .iter()
+        .map(|rung| Rung {
+            name: rung.name,
+            calls: device.gauge(rung.calls),
+            bytes: device.gauge(rung.bytes),
+            microseconds: device.gauge(rung.microseconds),
+        })
+        .collect()
 }
 
 /// The longest time, nanoseconds, between the starts of two ranks of the same job.

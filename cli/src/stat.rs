@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use gruyere::heap::rungs::RUNG_NAMES;
+use gruyere_record::device_gauge::{RUNGS, Rung, Unit};
 use gruyere_record::facts::Process;
 use gruyere_record::gauges::BlockCounts;
 use gruyere_record::held::{IDLE, LOST};
@@ -12,11 +12,10 @@ use gruyere_record::layout::Degraded;
 use gruyere_record::reader::{Cursor, DeviceSnapshot};
 use gruyere_record::sites::{Phase, live_blocks};
 use gruyere_record::{BlockState, DeviceGauge, LIFETIME_NAMES, Reader, SegmentKind};
-use indicatif::BinaryBytes;
 use serde_json::{Map, Value, json};
 
+use crate::amounts::bytes;
 use crate::driver_calls;
-use crate::export::RUNGS;
 use crate::failure::{Ended, Exit};
 use crate::output;
 use crate::shares;
@@ -223,53 +222,17 @@ fn degraded(bits: u64) -> Vec<&'static str> {
     names.iter().filter(|(bit, _)| bits & bit != 0).map(|(_, name)| *name).collect()
 }
 
-fn bytes(value: u64) -> String {
-    BinaryBytes(value).to_string()
-}
-
 /// A process's configuration, for people.
 pub fn configuration(process: &Process) -> &str {
     if process.configuration.trim().is_empty() { "all defaults" } else { &process.configuration }
 }
 
-/// Name of a gauge on the screen. `None`: another part of the screen shows it.
-pub fn words(gauge: DeviceGauge) -> Option<String> {
-    use DeviceGauge as G;
-    if RUNGS.iter().flatten().any(|&rung| rung == gauge) {
-        return None;
-    }
-    let said = match gauge {
-        G::Lost | G::TypicalRequest | G::FreeHeld => return None,
-        G::Reserved => "held",
-        G::ReservedPeak => "held, at the peak",
-        G::ArenaFree => "free, but for slots of slabs",
-        G::LargestFree => "largest free piece",
-        G::CapturePinned => "kept for CUDA graphs",
-        G::Pending => "freed, waiting for streams",
-        G::SlabBytes => "slabs of small blocks",
-        G::Limit => "ceiling",
-        G::TotalMemory => "memory of the device",
-        G::BadFrees => "frees of no live block",
-        G::Retries => "requests after a retry",
-        G::OutOfMemories => "out of memory",
-        G::HostWaitNanoseconds => "time in host waits",
-        G::HostAhead => "host ahead of the device",
-        G::LowPhaseTrims => "low-memory phases, trims",
-        G::LowPhaseBytes => "low-memory phases, given back",
-        G::LargestRequest => "largest request, as held",
-        G::LargestGrowing => "largest request, with growth",
-        G::MovedBytes => "moved pages",
-        other => return Some(other.name().replace('_', " ")),
-    };
-    Some(said.to_owned())
-}
-
 fn gauge_text(gauge: DeviceGauge, value: u64) -> String {
-    match gauge.name() {
-        name if name.ends_with("_bytes") => bytes(value),
-        name if name.ends_with("_nanoseconds") => format!("{:.3} ms", value as f64 / 1e6),
-        name if name.ends_with("_microseconds") => format!("{:.3} ms", value as f64 / 1e3),
-        _ => value.to_string(),
+    match gauge.unit() {
+        Unit::Count => value.to_string(),
+        Unit::Bytes => bytes(value),
+        Unit::Nanoseconds => format!("{:.3} ms", value as f64 / 1e6),
+        Unit::Microseconds => format!("{:.3} ms", value as f64 / 1e3),
     }
 }
 
@@ -329,19 +292,21 @@ fn text(reader: &Reader, devices: &[DeviceSnapshot], value: &Value) -> String {
         line(format_args!("{}", fact("99th-percentile request", bytes(snapshot.request_p99()))));
         line(format_args!("{}", fact("  which would fit", fits)));
         for &gauge in DeviceGauge::ALL {
-            if let Some(name) = words(gauge) {
-                line(format_args!("{}", fact(&name, gauge_text(gauge, snapshot.gauge(gauge)))));
+            if let Some(name) = gauge.screen() {
+                line(format_args!("{}", fact(name, gauge_text(gauge, snapshot.gauge(gauge)))));
             }
         }
-        let climbed = |rung: &[DeviceGauge; 3]| snapshot.gauge(rung[0]) > 0;
+        let climbed = |rung: &Rung| snapshot.gauge(rung.calls) > 0;
         if RUNGS.iter().any(climbed) {
             line(format_args!(
                 "\n  {:<30} {:>14} {:>11} {:>11}",
                 "memory reclaimed, by what", "TIMES", "GAINED", "TOOK"
             ));
         }
-        for (name, rung) in RUNG_NAMES.iter().zip(RUNGS).filter(|(_, rung)| climbed(rung)) {
-            let [calls, gained, took] = rung.map(|gauge| gauge_text(gauge, snapshot.gauge(gauge)));
+        for rung in RUNGS.iter().filter(|rung| climbed(rung)) {
+            let [calls, gained, took] =
+                rung.gauges().map(|gauge| gauge_text(gauge, snapshot.gauge(gauge)));
+            let name = rung.name;
             line(format_args!("  {name:<30} {calls:>14} {gained:>11} {took:>11}"));
         }
         let head = ["BLOCKS", "LIVE", "REQUESTED", "PENDING", "MALLOCS", "FREES"];

@@ -16,7 +16,6 @@ from . import (
     _blame,
     _library,
     _limits,
-    _modes,
     _nccl,
     _settings,
     _shim,
@@ -67,24 +66,18 @@ _reason = (
 )
 
 
-def enable(mode: Optional[str] = None, **settings: object) -> None:
+def enable(**settings: object) -> None:
     """Makes Gruyère the allocator of this process and of the processes that it starts. Call it
     before the program touches CUDA.
 
     `settings` are keys of GRUYERE_CONF: `enable(limit="90%", share=False)`; they come after those
-    of the environment. `mode` is of earlier versions, and warned of.
+    of the environment.
 
     Raises GruyereError, and changes nothing, where it is too late (CUDA is in use), where it has
     been called before with other settings, where there is no CUDA or no library, where torch lacks
     something, and where a setting is wrong. A call that asks for nothing else than an earlier one,
     or than a launch with `python -m gruyere` or GRUYERE_ENABLE=1, does nothing.
     """
-    global _reason
-    try:
-        settings = _modes.meant(mode, f"mode={mode!r}", settings)
-    except GruyereError as error:
-        _reason = str(error)
-        raise
     _enable(settings, automatic=False)
 
 
@@ -92,7 +85,7 @@ def enable_automatically(required: bool) -> None:
     """As the launch line says, once torch is imported. Where there is no CUDA: an error if
     `required`, which the launch line reports (`_launch.main`), else the program goes on."""
     try:
-        _enable(settings_of_environment(), automatic=True)
+        _enable({}, automatic=True)
     except NoCuda:
         # disable_reason() has the reason. A launcher, a data worker or a node without a GPU has
         # nothing to allocate.
@@ -105,22 +98,12 @@ def is_wanted() -> bool:
 
     Raises GruyereError where it cannot be understood.
     """
-    text = _asked()
+    text = os.environ.get(VARIABLE, "").strip().lower()
     if text in ("", "0", "off", "false", "no"):
         return False
-    if text in ("1", "on", "true", "yes", *_modes.NAMES):
+    if text in ("1", "on", "true", "yes"):
         return True
     raise GruyereError(f"{VARIABLE}={text}: say 1, or 0")
-
-
-def settings_of_environment() -> dict[str, object]:
-    """What the variable says beside yes or no: a mode, in earlier versions."""
-    text = _asked()
-    return _modes.meant(text if text in _modes.NAMES else None, f"{VARIABLE}={text}", {})
-
-
-def _asked() -> str:
-    return os.environ.get(VARIABLE, "").strip().lower()
 
 
 def is_enabled() -> bool:

@@ -56,8 +56,6 @@ class Options:
     """What stands before the program."""
 
     def __init__(self, arguments: list[str]) -> None:
-        # An option of earlier versions.
-        self.mode: Optional[str] = None
         self.settings: dict[str, object] = {}
         self.action = "run"
         self.stand_in = False
@@ -93,9 +91,7 @@ class Options:
                     if not rest:
                         raise UsageError(f"{word}: a value is missing")
                     value = rest.pop(0)
-                if key == "mode":
-                    self.mode = value
-                elif key == "steps":
+                if key == "steps":
                     self.steps = value
                 else:
                     self.settings[key.replace("-", "_")] = value
@@ -188,12 +184,11 @@ def _refuse(text: str) -> NoReturn:
 def _prepare(options: Options) -> None:
     """Checks what can be checked without torch, and leaves word for the moment when torch is
     imported, here and in children."""
-    from . import _enable, _modes, _settings, _startup
+    from . import _enable, _settings, _startup
 
-    settings = _modes.meant(options.mode, f"--mode {options.mode}", options.settings)
-    if options.mode is None and _enable.is_wanted():
-        settings = {**_enable.settings_of_environment(), **settings}
-    os.environ[_settings.VARIABLE] = _settings.checked(settings)
+    # A wrong variable stops the launch here.
+    _enable.is_wanted()
+    os.environ[_settings.VARIABLE] = _settings.checked(options.settings)
     os.environ[_enable.VARIABLE] = "1"
     if options.action == "run":
         _startup.required = True

@@ -15,6 +15,7 @@ pub mod calls;
 pub mod claim;
 pub mod clock;
 pub mod conclusion;
+pub mod device_gauge;
 pub mod dump;
 pub mod facts;
 pub mod file;
@@ -52,6 +53,7 @@ pub mod trace;
 pub mod watch;
 mod writer;
 
+pub use device_gauge::{DEVICE_GAUGES, DeviceGauge};
 pub use histogram::bucket_of;
 pub use open::{Owners, ReadError};
 pub use plain::{cut, plain};
@@ -292,133 +294,6 @@ numbered! {
         /// theirs.
         Move = 15 "move",
     }
-}
-
-/// Defines [`DeviceGauge`] with the names of its variants.
-macro_rules! gauges {
-    ($($(#[$doc:meta])* $variant:ident $text:literal,)*) => {
-        /// Device-wide counters, written under the device's lock (one writer), published under a
-        /// seqlock.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        #[repr(usize)]
-        pub enum DeviceGauge { $($(#[$doc])* $variant,)* }
-        impl DeviceGauge {
-            /// All of them, in the order of the record.
-            pub const ALL: &[DeviceGauge] = &[$(DeviceGauge::$variant,)*];
-            /// Its name in reports.
-            pub fn name(self) -> &'static str {
-                match self { $(DeviceGauge::$variant => $text,)* }
-            }
-        }
-        /// Number of [`DeviceGauge`]s.
-        pub const DEVICE_GAUGES: usize = DeviceGauge::ALL.len();
-    };
-}
-
-gauges! {
-    /// Physical bytes held from the driver.
-    Reserved "reserved_bytes",
-    /// The highest that was.
-    ReservedPeak "reserved_peak_bytes",
-    /// Free bytes of arenas (whole spans included).
-    ArenaFree "arena_free_bytes",
-    /// The largest free run of the arenas.
-    LargestFree "largest_free_bytes",
-    /// Bytes pinned by captures.
-    CapturePinned "capture_pinned_bytes",
-    /// Bytes waiting for streams.
-    Pending "pending_bytes",
-    /// Bytes of slabs.
-    SlabBytes "slab_bytes",
-    /// The ceiling on reserved bytes.
-    Limit "limit_bytes",
-    /// Physical bytes of the device.
-    TotalMemory "total_memory_bytes",
-    /// Calls of the driver.
-    DriverCalls "driver_calls",
-    /// Driver calls that failed.
-    DriverErrors "driver_errors",
-    /// Times that memory was taken from the driver.
-    Grows "grows",
-    /// Times that memory was given back.
-    Releases "releases",
-    /// Driver pools trimmed.
-    Trims "trims",
-    /// Events recorded.
-    EventRecords "event_records",
-    /// Events queried.
-    EventQueries "event_queries",
-    /// Waits on the host.
-    HostWaits "host_waits",
-    /// Time in them.
-    HostWaitNanoseconds "host_wait_nanoseconds",
-    /// Requests met only after a retry.
-    Retries "retries",
-    /// Requests not met.
-    OutOfMemories "out_of_memories",
-    /// Frees of what is no live block.
-    BadFrees "bad_frees",
-    /// Captures begun.
-    CapturesBegun "captures_begun",
-    /// The training step.
-    Step "step",
-    /// Calls of the reclaim ladder's first rung.
-    Rung0Calls "rung0_calls",
-    /// Bytes it gained.
-    Rung0Bytes "rung0_bytes",
-    /// Host time in it.
-    Rung0Microseconds "rung0_microseconds",
-    /// Calls of the second rung.
-    Rung1Calls "rung1_calls",
-    /// Bytes it gained.
-    Rung1Bytes "rung1_bytes",
-    /// Host time in it.
-    Rung1Microseconds "rung1_microseconds",
-    /// Calls of the third rung.
-    Rung2Calls "rung2_calls",
-    /// Bytes it gained.
-    Rung2Bytes "rung2_bytes",
-    /// Host time in it.
-    Rung2Microseconds "rung2_microseconds",
-    /// Calls of the fourth rung.
-    Rung3Calls "rung3_calls",
-    /// Bytes it gained.
-    Rung3Bytes "rung3_bytes",
-    /// Host time in it.
-    Rung3Microseconds "rung3_microseconds",
-    /// Calls of the fifth rung.
-    Rung4Calls "rung4_calls",
-    /// Bytes it gained.
-    Rung4Bytes "rung4_bytes",
-    /// Host time in it.
-    Rung4Microseconds "rung4_microseconds",
-    /// Calls of the sixth rung.
-    Rung5Calls "rung5_calls",
-    /// Bytes it gained.
-    Rung5Bytes "rung5_bytes",
-    /// Host time in it.
-    Rung5Microseconds "rung5_microseconds",
-    /// Times that a low-memory phase gave memory back.
-    LowPhaseTrims "low_phase_trims",
-    /// The memory that went back so.
-    LowPhaseBytes "low_phase_given_bytes",
-    /// The largest request that what is held could satisfy (docs/gauges.md).
-    LargestRequest "largest_request_bytes",
-    /// The largest request that could be satisfied if the ceiling is reached for it.
-    LargestGrowing "largest_request_growing_bytes",
-    /// Times that idle pages were mapped where a row of them was needed.
-    Moves "moves",
-    /// The bytes of those pages.
-    MovedBytes "moved_bytes",
-    /// Free and unable to serve ([`held::Held::found_lost`]).
-    Lost "lost_bytes",
-    /// The request by which that was told; 0: by pages ([`held::Held::typical_request`]).
-    TypicalRequest "typical_request_bytes",
-    /// Free bytes held when [`DeviceGauge::LargestRequest`] was written.
-    FreeHeld "free_held_then_bytes",
-    /// How far the host ran ahead of the device in this step or the one before, at least: the
-    /// longest that an event was seen unfinished.
-    HostAhead "host_ahead_nanoseconds",
 }
 
 /// 1 - `part` / `whole`, at least 0; 0 if `whole` is 0. Every kind of fragmentation is one of

@@ -25,6 +25,8 @@ use std::time::Instant;
 /// A device with room to spare has this many times the peak of live. torch's default holds four
 /// times the peak on one trace.
 const AMPLE: u64 = 8;
+/// Timed passes; their median counts.
+const TIMED_PASSES: usize = 5;
 /// Number of faults in a report.
 const LISTED_FAULTS: usize = 10;
 
@@ -353,6 +355,26 @@ fn report(
         faults: Vec::new(),
         fault_count: 0,
     }
+}
+
+/// Host nanoseconds per malloc or free of Gruyère configured by `conf`: the allocator's calls
+/// alone, from a fresh heap, without the program's kernels, events and waits, without virtual costs
+/// and without the oracle. The median of five passes. (A model's time would be meaningless.)
+///
+/// # Errors
+/// If `conf` is invalid, or a replay breaks off.
+pub fn ns_per_operation(trace: &Trace, conf: &str) -> Result<f64, BenchError> {
+    let bare = trace.allocator_calls_only();
+    let mut times = Vec::with_capacity(TIMED_PASSES);
+    for _ in 0..TIMED_PASSES {
+        let mut stage = PhantomStage::new(&bare, Setup::instant(ample(trace)));
+        let mut gruyere = Gruyere::install(stage.driver(), conf)?;
+        let start = Instant::now();
+        replay(&bare, &mut stage, &mut gruyere, &mut Blind)?;
+        times.push(start.elapsed().as_nanos() as f64 / trace.operations.max(1) as f64);
+    }
+    times.sort_by(f64::total_cmp);
+    Ok(times[TIMED_PASSES / 2])
 }
 
 /// Memory of a device with room to spare for every allocator, bytes.

@@ -16,7 +16,6 @@ pub mod observe;
 pub mod ours;
 pub mod peers;
 pub mod stage;
-pub mod steady;
 pub mod trace;
 
 pub use gruyere_phantom::{Costs, PriceError, Prices};

@@ -1,4 +1,4 @@
-//! Foundations of `gruyere bench proof` on the bundled traces: the floor is a lower bound, and
+//! Foundations of `cargo xtask proof` on the bundled traces: the floor is a lower bound, and
 //! traces of other sizes and long runs are valid programs.
 
 use gruyere_replay::bench::{Contender, ample};

@@ -5,16 +5,13 @@
 //! behind.
 #![deny(unsafe_code, clippy::unwrap_used)]
 
-pub mod dropped;
 pub mod keys;
 pub mod logging;
 
 use crate::driver::cuda::HandleType;
 use crate::heap::settings::Settings;
-use dropped::Dropped;
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 pub use crate::heap::settings::{Backing, Debug, PoolReuse, Waits};
 pub use gruyere_record::{record_dir, size};
@@ -108,8 +105,6 @@ pub struct Config {
     pub preload: Preload,
     /// Whether a profiler is told what the heap does.
     pub nvtx: bool,
-    /// The keys that were given and that the next release will not know.
-    pub dropped: Vec<&'static Dropped>,
 }
 
 impl Default for Config {
@@ -125,7 +120,6 @@ impl Default for Config {
             blame: Blame::default(),
             preload: Preload::default(),
             nvtx: false,
-            dropped: Vec::new(),
         }
     }
 }
@@ -165,10 +159,6 @@ impl Config {
                 None => (entry, ""),
             };
             let error = |reason| ConfigError { key: name.into(), value: value.into(), reason };
-            if let Some(dropped) = dropped::find(name) {
-                dropped.apply(&mut config, value).map_err(error)?;
-                continue;
-            }
             let key = keys::find(name).map_err(error)?;
             if value.is_empty() {
                 return Err(error(format!("a value is missing; {}", key.expects())));
@@ -188,15 +178,6 @@ impl Config {
                 value: String::new(),
                 reason: "not valid UTF-8".into(),
             }),
-        }
-    }
-
-    /// Warns of keys that the next release will not know: once in a process, when there is a
-    /// logger.
-    pub fn warn_of_dropped_keys(&self) {
-        static DONE: AtomicBool = AtomicBool::new(false);
-        if !self.dropped.is_empty() && !DONE.swap(true, Ordering::Relaxed) {
-            self.dropped.iter().for_each(|dropped| log::warn!("{}", dropped.warning()));
         }
     }
 }
@@ -267,7 +248,6 @@ mod tests {
             blame: Blame::All,
             preload: Preload { mode: PreloadMode::Observe, driver: true },
             nvtx: true,
-            dropped: Vec::new(),
         };
         assert_eq!(Config::parse(text), Ok(expected));
         for key in keys::KEYS {

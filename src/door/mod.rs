@@ -120,7 +120,6 @@ fn make() -> Result<&'static Heap, String> {
     // Without the lock: reading the configuration takes the loader's lock. A thread may hold that
     // one while its library allocates on loading, and wait for ours.
     let found = Config::from_env().map_err(|error| error.to_string()).and_then(|config| {
-        config.warn_of_dropped_keys();
         if is_only_watched() {
             return Ok((config, None));
         }

@@ -244,9 +244,8 @@ pub extern "C" fn gruyere_init(_device_count: c_int) {
         // logged now.
         guarded((), || {
             crate::config::logging::init();
-            match crate::config::Config::from_env() {
-                Ok(config) => config.warn_of_dropped_keys(),
-                Err(error) => log::error!("{error}"),
+            if let Err(error) = crate::config::Config::from_env() {
+                log::error!("{error}");
             }
         });
     }

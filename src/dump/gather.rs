@@ -5,12 +5,13 @@ use super::state::{
     self, Block, BlockKind, Cause, Class, DeviceState, Held, Largest, Live, OutOfMemory, Rung,
     RungUse, Segment, State, Sum, lifetime_name,
 };
-use crate::heap::rungs::{self, Ladder, RUNG_NAMES};
+use crate::heap::rungs::{self, Ladder};
 use crate::heap::segment_stats::{self, Place, SegmentStats};
 use crate::heap::snapshot::{self, BlockState, Holder, Snapshot};
 use crate::heap::{Heap, Report};
 use crate::record::clock::Moment;
 use crate::record::conclusion::Conclusion;
+use crate::record::device_gauge::RUNGS;
 use crate::record::dump::origins::Origins;
 use crate::record::facts::Process;
 use crate::record::held::peak_ratio;
@@ -79,8 +80,8 @@ fn out_of_memory(report: &Report, site: SiteId) -> OutOfMemory {
         let rungs::Rung { calls, bytes, nanoseconds } = ladder.rungs[number];
         RungUse { calls, bytes, nanoseconds }
     };
-    let rungs = RUNG_NAMES.iter().enumerate().map(|(number, name)| Rung {
-        name: (*name).to_owned(),
+    let rungs = RUNGS.iter().enumerate().map(|(number, rung)| Rung {
+        name: rung.name.to_owned(),
         all: rung_use(&report.ladder, number),
         this_time: report.this_time.as_ref().map(|ladder| rung_use(ladder, number)),
     });

@@ -3,18 +3,10 @@
 
 use crate::common::{DEFAULT, GIB, MIB, Rig};
 use gruyere::heap::Error;
-use gruyere::heap::rungs::{Ladder, RUNGS};
-use gruyere::record::{DeviceGauge, Reader};
+use gruyere::heap::rungs::Ladder;
+use gruyere::record::Reader;
+use gruyere::record::device_gauge::{DeviceGauge, RUNGS, Rung};
 use gruyere_phantom::as_program;
-
-const GAUGES: [[DeviceGauge; 3]; RUNGS] = [
-    [DeviceGauge::Rung0Calls, DeviceGauge::Rung0Bytes, DeviceGauge::Rung0Microseconds],
-    [DeviceGauge::Rung1Calls, DeviceGauge::Rung1Bytes, DeviceGauge::Rung1Microseconds],
-    [DeviceGauge::Rung2Calls, DeviceGauge::Rung2Bytes, DeviceGauge::Rung2Microseconds],
-    [DeviceGauge::Rung3Calls, DeviceGauge::Rung3Bytes, DeviceGauge::Rung3Microseconds],
-    [DeviceGauge::Rung4Calls, DeviceGauge::Rung4Bytes, DeviceGauge::Rung4Microseconds],
-    [DeviceGauge::Rung5Calls, DeviceGauge::Rung5Bytes, DeviceGauge::Rung5Microseconds],
-];
 
 /// Runs a device of 1 GiB out of memory: half of it is freed, but a kernel of another stream still
 /// uses that half.
@@ -43,7 +35,7 @@ fn each_rung_that_was_tried_has_its_calls_and_host_time_on_the_record() {
         assert!(rung.calls > 0 && rung.nanoseconds > 0, "rung {number}: {rung:?}");
     }
     let snapshot = &Reader::own(rig.heap.record()).unwrap().device_snapshots()[0];
-    for (number, (rung, gauges)) in ladder.rungs.iter().zip(GAUGES).enumerate() {
+    for (number, (rung, gauges)) in ladder.rungs.iter().zip(RUNGS.map(Rung::gauges)).enumerate() {
         let expected = [rung.calls, rung.bytes, rung.nanoseconds / 1000];
         assert_eq!(gauges.map(|gauge| snapshot.gauge(gauge)), expected, "rung {number}");
     }
@@ -68,7 +60,7 @@ fn a_request_that_fits_tries_no_rung() {
     let before = Reader::own(rig.heap.record()).unwrap().device_snapshots()[0].clone();
     assert!(rig.heap.free(rig.malloc(5 * MIB, DEFAULT)));
     let after = Reader::own(rig.heap.record()).unwrap().device_snapshots()[0].clone();
-    for gauges in GAUGES {
+    for gauges in RUNGS.map(Rung::gauges) {
         assert_eq!(gauges.map(|gauge| after.gauge(gauge)), gauges.map(|gauge| before.gauge(gauge)));
     }
 }

@@ -251,7 +251,6 @@ def test_exits_and_exceptions_are_the_programs_own(installed):
         (["-x", "program.py"], "no such option"),
         (["--bogus", "1", "program.py"], "backing"),
         (["--share=maybe", "program.py"], "on|off"),
-        (["--mode=beside", "program.py"], "no modes"),
     ],
 )
 def test_a_launch_line_that_is_wrong_stops_with_words_that_help(installed, line, named):
@@ -261,9 +260,17 @@ def test_a_launch_line_that_is_wrong_stops_with_words_that_help(installed, line,
     assert named in ran.err and "Traceback" not in ran.err
 
 
+@pytest.mark.parametrize("variable", ["beside", "2"])
+def test_a_variable_that_says_neither_yes_nor_no_stops_the_program_with_what_to_say(
+    installed, variable
+):
+    ran = installed.code("import torch", GRUYERE_ENABLE=variable)
+    assert ran.code == 1 and f"GRUYERE_ENABLE={variable}: say 1, or 0" in ran.err
+
+
 def test_help_and_version(installed):
     help_ = installed.python("-m", "gruyere", "--help").check().out
-    assert "--build-shim" in help_ and "--mode" not in help_
+    assert "--build-shim" in help_
     assert installed.python("-m", "gruyere", "--version").check().out.startswith("gruyere 0.")
 
 
@@ -394,7 +401,6 @@ OBSTACLES = {
     "bad value": ("", {"CALL": "limit='lots'"}, ["limit:lots", "512KiB"]),
     "comma": ("", {"CALL": "limit='1GiB,share:off'"}, ["limit=", "comma"]),
     "bad environment": ("", {"GRUYERE_CONF": "share:perhaps"}, ["share:perhaps", "on|off"]),
-    "unknown mode": ("", {"CALL": "mode='beside'"}, ["beside", "no modes"]),
     "another allocator": (
         "torch.cuda.memory.change_current_allocator(torch.cuda.memory.CUDAPluggableAllocator(str(library), "
         "'gruyere_malloc', 'gruyere_free'))"

@@ -91,6 +91,14 @@ enum Arguments {
     },
     /// Count the instructions of one malloc and one free, under callgrind.
     Instructions,
+    /// Print every figure of traces under torch's models and under Gruyère, as JSON: to compare two
+    /// versions of the heap (`cargo xtask proof --help` lists the parts).
+    #[command(disable_help_flag = true)]
+    Proof {
+        /// Arguments of `replay/examples/proof.rs`.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<std::ffi::OsString>,
+    },
 }
 
 #[derive(Subcommand)]
@@ -153,6 +161,7 @@ fn main() -> ExitCode {
         }
         Arguments::Conclusions { names } => parts::conclusions(&root, &names),
         Arguments::Instructions => instructions::check(&root),
+        Arguments::Proof { arguments } => parts::proof(&root, &arguments),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

@@ -68,6 +68,17 @@ pub fn conclusions(root: &Path, names: &[String]) -> Result<(), String> {
     }
 }
 
+/// Prints every figure of traces (`replay/examples/proof.rs`).
+pub fn proof(root: &Path, arguments: &[std::ffi::OsString]) -> Result<(), String> {
+    let build = ["run", "--release", "--quiet", "--package", "gruyere-replay", "--example"];
+    let mut run = cargo(root, &build);
+    let status = run.args(["proof", "--"]).args(arguments).status();
+    match status.map_err(|error| format!("cargo: {error}"))?.success() {
+        true => Ok(()),
+        false => Err("proof: see above".to_owned()),
+    }
+}
+
 fn check(result: Result<(), String>) -> Outcome {
     match result {
         Ok(()) => Outcome::Passed(Counts::default()),

@@ -4,7 +4,7 @@
 //! Hand-written SVG: a README shows the chart, which needs only paths, texts and two palettes.
 
 use super::report::{Report, TraceReport};
-use crate::percent::percent;
+use crate::amounts::percent;
 use gruyere_replay::bench::Run;
 use std::fmt::Write as _;
 

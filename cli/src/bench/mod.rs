@@ -1,10 +1,7 @@
 //! `gruyere bench`: real PyTorch traffic through Gruyère and through exact models of torch's own
 //! allocators.
 
-mod callgrind;
 mod chart;
-mod instructions;
-mod proof;
 mod report;
 mod schedule;
 mod summary;
@@ -47,11 +44,8 @@ Examples:
                                     nothing, by little and by much
   gruyere bench --prices by-mapping
                                     time, where access costs by the mapping
-  gruyere bench proof               every figure that is promised, with its bar
   gruyere bench --torch             real PyTorch programs, beside torch's real
                                     allocators (--torch --help)
-  gruyere bench --instructions      instructions a malloc and a free, counted
-                                    by callgrind
   gruyere bench --device cuda --trace my.trace.zst
                                     the same on a real GPU
 
@@ -105,15 +99,6 @@ pub struct Args {
     /// calls are timed, each kind of them and the whole.
     #[arg(long, value_enum, default_value_t = Device::Phantom, value_name = "DEVICE")]
     device: Device,
-    /// Count the instructions of a malloc and a free on the `moe` trace (or each --trace); needs
-    /// valgrind.
-    #[arg(
-        long, conflicts_with_all = ["fit", "timeline", "prices", "models_only", "conf", "device"]
-    )]
-    instructions: bool,
-    /// The run under valgrind: so many passes over the trace, of which the last counts.
-    #[arg(long, hide = true, requires = "trace")]
-    counted_passes: Option<u32>,
     /// List the bundled traces and stop.
     #[arg(long)]
     list: bool,
@@ -121,7 +106,6 @@ pub struct Args {
 
 #[derive(clap::Subcommand, Debug)]
 enum Command {
-    Proof(Box<proof::Args>),
     // A subcommand that is written as an option.
     #[command(long_flag = "torch")]
     Torch(Box<torch::Args>),
@@ -147,22 +131,11 @@ pub fn main(args: &Args) -> ExitCode {
 }
 
 fn bench(args: &Args) -> Result<ExitCode, Box<dyn std::error::Error>> {
-    match &args.command {
-        Some(Command::Proof(args)) => return proof::main(args),
-        Some(Command::Torch(args)) => return Ok(torch::main(args)),
-        None => {}
-    }
-    if args.instructions {
-        return instructions(args);
+    if let Some(Command::Torch(args)) = &args.command {
+        return Ok(torch::main(args));
     }
     let traces = traces(args)?;
     let small = if args.has_small() { small()? } else { Vec::new() };
-    if let Some(passes) = args.counted_passes {
-        output::print(
-            serde_json::to_string(&instructions::counted_passes(&traces[0], passes)?)? + "\n",
-        )?;
-        return Ok(ExitCode::SUCCESS);
-    }
     if args.list {
         for trace in traces.iter().chain(&small) {
             let gib = trace.peak_live as f64 / (1u64 << 30) as f64;
@@ -200,24 +173,6 @@ fn bench(args: &Args) -> Result<ExitCode, Box<dyn std::error::Error>> {
     Ok(ExitCode::from(verdict(&report)))
 }
 
-fn instructions(args: &Args) -> Result<ExitCode, Box<dyn std::error::Error>> {
-    let bundled = || {
-        Ok::<_, String>(
-            bundled()?.into_iter().filter(|path| path.ends_with("moe.trace.zst")).collect(),
-        )
-    };
-    let paths: Vec<PathBuf> = if args.trace.is_empty() { bundled()? } else { args.trace.clone() };
-    for path in paths {
-        let counted = instructions::count(&Trace::open(&path)?, &path)?;
-        output::print(if args.json {
-            serde_json::to_string(&counted)? + "\n"
-        } else {
-            counted.to_string()
-        })?;
-    }
-    Ok(ExitCode::SUCCESS)
-}
-
 impl Args {
     /// Whether to add the small programs to the bundled traces: only on the stand-in, since a real
     /// GPU's time is expensive.
@@ -240,26 +195,17 @@ impl Args {
         self.timeline || self.prices.is_some()
     }
 
+    /// The prices that `--prices` names. Prints to stderr the prices missing from a file, which are
+    /// by-call's instead.
     fn prices(&self) -> Result<Prices, String> {
-        open_prices(self.prices.as_deref())
+        let Some(name) = &self.prices else { return Ok(Prices::by_call().clone()) };
+        let prices = Prices::open(name).map_err(|error| format!("--prices: {error}"))?;
+        if !prices.left_out.is_empty() {
+            let left_out = prices.left_out.join(", ");
+            say("bench", format_args!("prices {name}: not in it, so as in by-call: {left_out}"));
+        }
+        Ok(prices)
     }
-}
-
-/// The prices that `--prices` names. Prints to stderr the prices missing from a file, which are
-/// by-call's instead.
-fn open_prices(name: Option<&str>) -> Result<Prices, String> {
-    let Some(name) = name else { return Ok(Prices::by_call().clone()) };
-    let prices = Prices::open(name).map_err(|error| format!("--prices: {error}"))?;
-    if !prices.left_out.is_empty() {
-        say(
-            "bench",
-            format_args!(
-                "prices {name}: not in it, so as in by-call: {}",
-                prices.left_out.join(", ")
-            ),
-        );
-    }
-    Ok(prices)
 }
 
 /// Paths of the files, and a hint to more figures.
@@ -313,7 +259,7 @@ fn traces(args: &Args) -> Result<Vec<Trace>, Box<dyn std::error::Error>> {
 fn small() -> Result<Vec<Trace>, Box<dyn std::error::Error>> {
     let bundled = bundled()?;
     let folder = bundled.first().and_then(|path| path.parent()).map(|folder| folder.join("small"));
-    let paths = folder.as_deref().map(traces_in).unwrap_or_default();
+    let paths = folder.and_then(|folder| Trace::files_in(&folder).ok()).unwrap_or_default();
     Ok(paths.iter().map(|path| Trace::open(path)).collect::<Result<_, _>>()?)
 }
 
@@ -322,22 +268,13 @@ fn bundled() -> Result<Vec<PathBuf>, String> {
     let here = Path::new("traces");
     let built = Path::new(env!("CARGO_MANIFEST_DIR")).join("../traces");
     for folder in [here, &built] {
-        let paths = traces_in(folder);
+        let paths = Trace::files_in(folder).unwrap_or_default();
         if !paths.is_empty() {
             return Ok(paths);
         }
     }
     Err("the bundled traces are not here: run in the source tree, or name traces with --trace FILE"
         .to_owned())
-}
-
-/// The compressed traces of a folder, by name; empty if it is unreadable.
-fn traces_in(folder: &Path) -> Vec<PathBuf> {
-    let paths = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
-    let mut paths: Vec<_> =
-        paths.filter(|path| path.to_string_lossy().ends_with(".trace.zst")).collect();
-    paths.sort();
-    paths
 }
 
 fn write(path: &Path, text: &str) -> Result<(), String> {

@@ -5,7 +5,6 @@ use crate::failure::say;
 use gruyere::driver::Driver;
 use gruyere::driver::cuda::CudaDriver;
 use gruyere_replay::bench::{self, BenchError, Contender, Run, Wanted};
-use gruyere_replay::steady;
 use gruyere_replay::trace::Trace;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -84,7 +83,7 @@ pub fn on_phantom(
         let Contender::Gruyere(conf) = job.contender else { continue };
         at(&bar, format!("{} · {} · time", job.trace.name, job.contender.name()));
         let time =
-            steady::ns_per_operation(job.trace, conf).map_err(|error| describe(job, &error))?;
+            bench::ns_per_operation(job.trace, conf).map_err(|error| describe(job, &error))?;
         if let Some(run) = &mut lock(&results)[job.place.0][job.place.1] {
             run.ns_per_operation = Some(time);
         }
@@ -127,7 +126,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 }
 
 /// Prints the current job: beside the bar, or as a line of its own if stderr is not a terminal.
-pub(super) fn at(bar: &ProgressBar, what: String) {
+fn at(bar: &ProgressBar, what: String) {
     if bar.is_hidden() {
         let length = bar.length().unwrap_or(0);
         say("bench", format_args!("{} of {length} done; {what}", bar.position()));
@@ -136,7 +135,7 @@ pub(super) fn at(bar: &ProgressBar, what: String) {
 }
 
 /// A bar on stderr, hidden if stderr is not a terminal.
-pub(super) fn progress(jobs: usize) -> ProgressBar {
+fn progress(jobs: usize) -> ProgressBar {
     let bar = ProgressBar::new(jobs as u64);
     if let Ok(style) =
         ProgressStyle::with_template("{bar:28.yellow/dim} {pos:>3}/{len} {elapsed:>4} {wide_msg}")

@@ -2,7 +2,7 @@
 //! from bench.json; a test keeps the cells of the two equal.)
 
 use super::report::{Report, TraceReport};
-use crate::percent::percent;
+use crate::amounts::percent;
 use crate::wrap::wrap;
 use comfy_table::{
     CellAlignment, ColumnConstraint, ContentArrangement, LineStyle, Table, TableStyle,

@@ -33,9 +33,6 @@ pub fn examine(findings: &mut Findings, environment: Environment, records: &[Fou
                 _ => findings
                     .ok("configuration", format!("{VARIABLE} is not set here: the defaults hold")),
             }
-            for dropped in &config.dropped {
-                findings.warning("configuration", dropped.warning(), dropped.instead);
-            }
             consequences(findings, &config, environment);
             preload(findings, &config, environment);
         }

@@ -4,8 +4,8 @@
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
 
-use gruyere::heap::rungs::RUNG_NAMES;
 use gruyere_record::calls::{Calls, SIZE_CLASSES};
+use gruyere_record::device_gauge::{self, RUNGS};
 use gruyere_record::facts::Process;
 use gruyere_record::histogram::{Counts, bucket_ceiling, bucket_floor};
 use gruyere_record::reader::DeviceSnapshot;
@@ -98,125 +98,6 @@ impl Families {
         self.families
     }
 }
-
-/// A device's gauge as a metric: kind, words, and the divisor that converts its number to the base
-/// unit.
-fn of_gauge(gauge: DeviceGauge) -> Option<(Kind, Said, u64)> {
-    use DeviceGauge as G;
-    let gauge_of = |said: Said| Some((Kind::Gauge, said, 1));
-    let counter = |said: Said| Some((Kind::Counter, said, 1));
-    match gauge {
-        G::Reserved => {
-            gauge_of(("gruyere_reserved_bytes", "bytes", "Physical memory held from the driver."))
-        }
-        G::ReservedPeak => gauge_of((
-            "gruyere_reserved_peak_bytes",
-            "bytes",
-            "The most that was ever held from the driver.",
-        )),
-        G::ArenaFree => gauge_of((
-            "gruyere_arena_free_bytes",
-            "bytes",
-            "Free memory of the arenas (large blocks).",
-        )),
-        G::LargestFree => {
-            gauge_of(("gruyere_largest_free_bytes", "bytes", "The largest free run of the arenas."))
-        }
-        G::CapturePinned => {
-            gauge_of(("gruyere_capture_pinned_bytes", "bytes", "Memory that CUDA graphs hold."))
-        }
-        G::SlabBytes => {
-            gauge_of(("gruyere_slab_bytes", "bytes", "Memory cut into slabs (small blocks)."))
-        }
-        G::Limit => gauge_of(("gruyere_limit_bytes", "bytes", "The ceiling on held memory.")),
-        G::TotalMemory => {
-            gauge_of(("gruyere_device_memory_bytes", "bytes", "Physical memory of the device."))
-        }
-        G::LargestRequest => gauge_of((
-            "gruyere_largest_request_bytes",
-            "bytes",
-            "The largest request that what is held could satisfy.",
-        )),
-        G::LargestGrowing => gauge_of((
-            "gruyere_largest_request_growing_bytes",
-            "bytes",
-            "The largest request that could be satisfied if the ceiling is reached for it.",
-        )),
-        G::TypicalRequest => gauge_of((
-            "gruyere_typical_request_bytes",
-            "bytes",
-            "Where pages cannot move: lost is what this request does not fit into; 0: they can.",
-        )),
-        G::Step => gauge_of(("gruyere_step", "", "The training step.")),
-        G::DriverCalls => counter(("gruyere_driver_calls", "", "Calls of the driver.")),
-        G::DriverErrors => {
-            counter(("gruyere_driver_errors", "", "Calls of the driver that failed."))
-        }
-        G::Grows => counter(("gruyere_grows", "", "Times that memory was taken from the driver.")),
-        G::Moves => counter((
-            "gruyere_moves",
-            "",
-            "Times that idle pages were mapped where a row of them was needed.",
-        )),
-        G::MovedBytes => counter(("gruyere_moved_bytes", "bytes", "The bytes of those pages.")),
-        G::Releases => {
-            counter(("gruyere_releases", "", "Times that memory was given back to the driver."))
-        }
-        G::Trims => counter(("gruyere_trims", "", "Driver pools trimmed.")),
-        G::EventRecords => counter(("gruyere_event_records", "", "CUDA events recorded.")),
-        G::EventQueries => counter(("gruyere_event_queries", "", "CUDA events asked.")),
-        G::HostWaits => counter(("gruyere_host_waits", "", "Waits of the host for the device.")),
-        G::HostWaitNanoseconds => Some((
-            Kind::Counter,
-            ("gruyere_host_wait_seconds", "seconds", "Time in waits of the host."),
-            1_000_000_000,
-        )),
-        G::HostAhead => Some((
-            Kind::Gauge,
-            (
-                "gruyere_host_ahead_seconds",
-                "seconds",
-                "How far the host runs ahead of the device, at least (where streams share memory).",
-            ),
-            1_000_000_000,
-        )),
-        G::Retries => {
-            counter(("gruyere_retries", "", "Requests met only after memory was reclaimed."))
-        }
-        G::OutOfMemories => {
-            counter(("gruyere_out_of_memory", "", "Requests that could not be met."))
-        }
-        G::BadFrees => counter(("gruyere_bad_frees", "", "Frees of what is no live block.")),
-        G::CapturesBegun => counter(("gruyere_captures", "", "CUDA graph captures begun.")),
-        G::LowPhaseTrims => counter((
-            "gruyere_low_memory_trims",
-            "",
-            "Times that a low-memory phase gave memory back to the device.",
-        )),
-        G::LowPhaseBytes => counter((
-            "gruyere_low_memory_trimmed_bytes",
-            "bytes",
-            "Memory that low-memory phases gave back.",
-        )),
-        // By lifetime, from the blocks themselves; current.
-        G::Pending | G::Lost | G::FreeHeld => None,
-        // By rung, below; a test reports any gauge covered by neither.
-        _ => None,
-    }
-}
-
-/// Calls, bytes and microseconds of each rung of the reclaim ladder.
-pub const RUNGS: [[DeviceGauge; 3]; RUNG_NAMES.len()] = {
-    use DeviceGauge::*;
-    [
-        [Rung0Calls, Rung0Bytes, Rung0Microseconds],
-        [Rung1Calls, Rung1Bytes, Rung1Microseconds],
-        [Rung2Calls, Rung2Bytes, Rung2Microseconds],
-        [Rung3Calls, Rung3Bytes, Rung3Microseconds],
-        [Rung4Calls, Rung4Bytes, Rung4Microseconds],
-        [Rung5Calls, Rung5Bytes, Rung5Microseconds],
-    ]
-};
 
 /// A process's identity as labels. `namespace`: of our own pids.
 pub struct Identity {
@@ -520,22 +401,27 @@ fn of_device(families: &mut Families, device: &DeviceSnapshot, recent: u64, iden
     );
     families.gauge(said, &of, held.free());
     for &gauge in DeviceGauge::ALL {
-        if let Some((kind, said, scale)) = of_gauge(gauge) {
-            let value = device.gauge(gauge);
-            families.add(kind, said, &of, scaled(value, scale));
-        }
+        let Some(name) = gauge.metric() else { continue };
+        let kind = match gauge.kind() {
+            device_gauge::Kind::Gauge => Kind::Gauge,
+            device_gauge::Kind::Counter => Kind::Counter,
+        };
+        let unit = gauge.unit();
+        let value = scaled(device.gauge(gauge), unit.per_base());
+        families.add(kind, (name, unit.base(), gauge.help()), &of, value);
     }
-    for (name, [calls, bytes, microseconds]) in RUNG_NAMES.into_iter().zip(RUNGS) {
-        let of = of.with("rung", name);
+    for rung in RUNGS {
+        let of = of.with("rung", rung.name);
         let said =
             ("gruyere_reclaim_calls", "", "Times that a rung of the reclaim ladder was climbed.");
-        families.counter(said, &of, device.gauge(calls));
+        families.counter(said, &of, device.gauge(rung.calls));
         let said =
             ("gruyere_reclaim_bytes", "bytes", "Memory that a rung of the reclaim ladder gained.");
-        families.counter(said, &of, device.gauge(bytes));
+        families.counter(said, &of, device.gauge(rung.bytes));
         let said =
             ("gruyere_reclaim_seconds", "seconds", "Host time in a rung of the reclaim ladder.");
-        families.add(Kind::Counter, said, &of, scaled(device.gauge(microseconds), 1_000_000));
+        let seconds = scaled(device.gauge(rung.microseconds), rung.microseconds.unit().per_base());
+        families.add(Kind::Counter, said, &of, seconds);
     }
     let torn = device.torn_gauges || device.torn_shards > 0;
     let said = ("gruyere_torn", "", "1: the values of this device are not of one moment.");
@@ -624,34 +510,6 @@ fn grouped<T: PartialOrd>(
 mod tests {
     use super::*;
     use gruyere_record::bucket_of;
-
-    #[test]
-    fn every_gauge_of_a_device_is_exported() {
-        for &gauge in DeviceGauge::ALL {
-            let by_rung = RUNGS.iter().flatten().any(|&other| other == gauge);
-            let otherwise = by_rung
-                || matches!(
-                    gauge,
-                    DeviceGauge::Pending | DeviceGauge::Lost | DeviceGauge::FreeHeld
-                );
-            assert_ne!(
-                of_gauge(gauge).is_some(),
-                otherwise,
-                "{} is not exported, or twice",
-                gauge.name()
-            );
-        }
-    }
-
-    #[test]
-    fn names_end_in_their_units_and_counters_have_no_suffix_of_their_own() {
-        for (_, (name, unit, help), _) in
-            DeviceGauge::ALL.iter().filter_map(|&gauge| of_gauge(gauge))
-        {
-            assert!(name.starts_with("gruyere_") && name.ends_with(unit), "{name} in {unit}");
-            assert!(!name.ends_with("_total") && help.ends_with('.'), "{name}: {help}");
-        }
-    }
 
     #[test]
     fn sizes_are_counted_at_or_below_their_bounds() {

@@ -13,7 +13,6 @@ use std::time::Duration;
 
 use collect::Collector;
 use exposition::Format;
-pub use families::RUNGS;
 
 use crate::failure::{Ended, Exit, say};
 use crate::target::Folder;

@@ -1,8 +1,7 @@
 //! Before/after pairs, and the bounds that count as a regression.
 
+use crate::amounts::bytes;
 use std::str::FromStr;
-
-use indicatif::BinaryBytes;
 
 /// A share of 1, written as percent.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -75,11 +74,6 @@ impl Bounds {
             format!("{whose}: {what} rose from {before:.4} to {now:.4} (bound +{bound:.4})")
         })
     }
-}
-
-/// Bytes for people.
-pub fn bytes(value: u64) -> String {
-    BinaryBytes(value).to_string()
 }
 
 /// Change of a share, as in `+2.50%`.

@@ -10,9 +10,10 @@ use gruyere_record::run::{Run, shown_command};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::bounds::{Bounds, Pair, bytes, percent};
+use super::bounds::{Bounds, Pair, percent};
 use super::files::Kept;
 use super::{Compared, when};
+use crate::amounts::bytes;
 
 /// Value of [`DryRun::schema`].
 pub const SCHEMA: &str = "gruyere.dryrun";

@@ -8,8 +8,9 @@ use gruyere_record::run::{Run, RunDevice, Steps};
 use gruyere_record::sites::Line;
 use serde_json::{Value, json};
 
-use super::bounds::{Bounds, Pair, bytes, percent};
+use super::bounds::{Bounds, Pair, percent};
 use super::{Compared, when};
+use crate::amounts::bytes;
 use crate::driver_calls;
 
 /// Compares two runs, with the steps in `parts` parts.

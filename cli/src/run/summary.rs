@@ -8,9 +8,9 @@ use gruyere::config::{Config, PreloadMode};
 use gruyere_record::plain;
 use gruyere_record::run::{Run, RunDevice};
 use gruyere_record::sweep::{Opened, State};
-use indicatif::BinaryBytes;
 
 use super::environment::Environment;
+use crate::amounts::bytes;
 use crate::driver_calls;
 use crate::failure::say;
 use crate::report;
@@ -255,10 +255,6 @@ fn uses_expandable_segments() -> bool {
         let conf = std::env::var(name).unwrap_or_default().to_lowercase().replace(' ', "");
         conf.contains("expandable_segments:true")
     })
-}
-
-fn bytes(value: u64) -> String {
-    BinaryBytes(value).to_string()
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! The detail view of a process, which Enter opens.
 
-use gruyere::heap::rungs::RUNG_NAMES;
+use gruyere_record::device_gauge::RUNGS;
 use gruyere_record::plain;
 use gruyere_record::stream::StreamNumber;
 use gruyere_record::watch::{Duration, Metric, Unit};
@@ -12,8 +12,7 @@ use super::fit::wrap;
 use super::panels::{self, bytes, count};
 use super::sick;
 use crate::driver_calls;
-use crate::export::RUNGS;
-use crate::stat::{configuration, words};
+use crate::stat::configuration;
 
 /// The lines of the view for `width` columns: growth, then memory, then facts.
 pub fn lines(app: &App, row: &Row, width: usize) -> Vec<Line<'static>> {
@@ -162,7 +161,7 @@ pub fn lines(app: &App, row: &Row, width: usize) -> Vec<Line<'static>> {
     };
     let gauges: Vec<String> = DeviceGauge::ALL
         .iter()
-        .filter_map(|&gauge| Some(format!("   {:<30} {:>12}", words(gauge)?, value(gauge))))
+        .filter_map(|&gauge| Some(format!("   {:<30} {:>12}", gauge.screen()?, value(gauge))))
         .collect();
     let each = 3 + 30 + 1 + 12;
     let across = (width / each).clamp(1, 3);
@@ -175,8 +174,9 @@ pub fn lines(app: &App, row: &Row, width: usize) -> Vec<Line<'static>> {
     lines.push(Line::raw(""));
     let columns = format!("{:>9} {:>11} {:>11}", "TIMES", "GAINED", "TOOK");
     lines.push(head(format!("{:<22}{columns}", "memory reclaimed")));
-    for (name, rung) in RUNG_NAMES.iter().zip(RUNGS) {
-        let [times, gained, took] = rung.map(value);
+    for rung in RUNGS {
+        let [times, gained, took] = rung.gauges().map(value);
+        let name = rung.name;
         lines.push(Line::raw(format!("   {name:<19} {times:>9} {gained:>11} {took:>11}")));
     }
     lines

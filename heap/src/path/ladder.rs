@@ -21,14 +21,15 @@ use crate::central::Central;
 use crate::device::Device;
 use crate::error::Error;
 use crate::profiler::{self, What};
-use crate::report::rungs::{GAUGES, Stopwatch};
+use crate::report::rungs::Stopwatch;
 use crate::request::{Eviction, Growth, Request, Want};
 use crate::runs::arena::{RunId, SpaceId};
 use crate::shared::Shared;
 use crate::small::size_class::round;
 use crate::sync::{MutexGuard, lock};
 use crate::upkeep::alerts::AlertKind;
-use gruyere_record::{DeviceGauge, EventKind};
+use gruyere_record::EventKind;
+use gruyere_record::device_gauge::{DeviceGauge, RUNGS};
 use std::time::{Duration, Instant};
 
 /// How far growth may go.
@@ -322,7 +323,7 @@ impl Central {
         rung.calls += 1;
         rung.bytes += bytes;
         rung.nanoseconds += u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX);
-        let [calls, gained, microseconds] = GAUGES[number];
+        let [calls, gained, microseconds] = RUNGS[number].gauges();
         let values =
             [(calls, rung.calls), (gained, rung.bytes), (microseconds, rung.nanoseconds / 1000)];
         self.gauges.set(&values);

@@ -2,31 +2,9 @@
 //! rungs themselves.
 
 use crate::bytes::Bytes;
-use gruyere_record::DeviceGauge;
+use gruyere_record::device_gauge::RUNGS;
 use std::fmt;
 use std::time::{Duration, Instant};
-
-/// Number of rungs.
-pub const RUNGS: usize = 6;
-
-/// The work of each rung, for reports.
-pub const RUNG_NAMES: [&str; RUNGS] = [
-    "ask events",
-    "return slabs",
-    "give back",
-    "wait for events",
-    "synchronise",
-    "use the headroom",
-];
-
-pub(crate) const GAUGES: [[DeviceGauge; 3]; RUNGS] = [
-    [DeviceGauge::Rung0Calls, DeviceGauge::Rung0Bytes, DeviceGauge::Rung0Microseconds],
-    [DeviceGauge::Rung1Calls, DeviceGauge::Rung1Bytes, DeviceGauge::Rung1Microseconds],
-    [DeviceGauge::Rung2Calls, DeviceGauge::Rung2Bytes, DeviceGauge::Rung2Microseconds],
-    [DeviceGauge::Rung3Calls, DeviceGauge::Rung3Bytes, DeviceGauge::Rung3Microseconds],
-    [DeviceGauge::Rung4Calls, DeviceGauge::Rung4Bytes, DeviceGauge::Rung4Microseconds],
-    [DeviceGauge::Rung5Calls, DeviceGauge::Rung5Bytes, DeviceGauge::Rung5Microseconds],
-];
 
 /// The figures of one rung since the device's heap was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -51,13 +29,13 @@ impl fmt::Display for Rung {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ladder {
     /// The rungs, by number.
-    pub rungs: [Rung; RUNGS],
+    pub rungs: [Rung; RUNGS.len()],
 }
 
 impl Ladder {
     /// The rungs tried at least once, with their names.
     pub fn tried(&self) -> impl Iterator<Item = (&'static str, &Rung)> {
-        RUNG_NAMES.into_iter().zip(&self.rungs).filter(|(_, rung)| rung.calls > 0)
+        RUNGS.iter().map(|rung| rung.name).zip(&self.rungs).filter(|(_, rung)| rung.calls > 0)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::amount::Unit;
 use super::forecast::Forecast;
-use crate::DeviceGauge;
+use crate::device_gauge::{self, DeviceGauge};
 use crate::reader::DeviceSnapshot;
 
 /// The source of the metrics' values.
@@ -141,12 +141,10 @@ impl Metric {
             | Self::Pending => Unit::Bytes,
             Self::Rate => Unit::BytesPerSecond,
             Self::OomIn => Unit::Seconds,
-            Self::Gauge(gauge) => match gauge.name() {
-                name if name.ends_with("_bytes") => Unit::Bytes,
-                name if name.ends_with("_nanoseconds") || name.ends_with("_microseconds") => {
-                    Unit::Seconds
-                }
-                _ => Unit::Count,
+            Self::Gauge(gauge) => match gauge.unit() {
+                device_gauge::Unit::Count => Unit::Count,
+                device_gauge::Unit::Bytes => Unit::Bytes,
+                device_gauge::Unit::Nanoseconds | device_gauge::Unit::Microseconds => Unit::Seconds,
             },
         }
     }
@@ -180,14 +178,7 @@ impl Metric {
                 Forecast::NoGrowth => f64::INFINITY,
                 Forecast::Growing(growth) => growth.seconds,
             },
-            Self::Gauge(gauge) => {
-                let value = device.gauge(gauge) as f64;
-                match gauge.name() {
-                    name if name.ends_with("_nanoseconds") => value / 1e9,
-                    name if name.ends_with("_microseconds") => value / 1e6,
-                    _ => value,
-                }
-            }
+            Self::Gauge(gauge) => device.gauge(gauge) as f64 / gauge.unit().per_base() as f64,
         })
     }
 }

@@ -15,7 +15,7 @@ mod reader;
 pub use damage::{Damage, TraceError};
 pub use join::drawn_order;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Unit of accounted sizes, bytes: the rounding of every allocator here.
 pub const ALIGNMENT: u64 = 512;
@@ -142,11 +142,11 @@ impl Trace {
         Self::read(&name, file).map_err(|e| e.in_file(path))
     }
 
-    /// Reads the compressed traces of a folder (`*.trace.zst`), by name; may be empty.
+    /// Paths of the compressed traces of a folder (`*.trace.zst`), by name; may be empty.
     ///
     /// # Errors
-    /// If the folder or one of its traces cannot be read: as for [`Trace::open`].
-    pub fn open_all(folder: &Path) -> Result<Vec<Self>, TraceError> {
+    /// If the folder cannot be read.
+    pub fn files_in(folder: &Path) -> Result<Vec<PathBuf>, TraceError> {
         let unreadable = |e: std::io::Error| {
             TraceError::new(0, Damage::Unreadable(e.to_string())).in_file(folder)
         };
@@ -156,7 +156,15 @@ impl Trace {
             .collect::<Result<_, _>>()?;
         paths.retain(|path| path.to_string_lossy().ends_with(".trace.zst"));
         paths.sort();
-        paths.iter().map(|path| Self::open(path)).collect()
+        Ok(paths)
+    }
+
+    /// Reads the compressed traces of a folder, by name; may be empty.
+    ///
+    /// # Errors
+    /// If the folder or one of its traces cannot be read: as for [`Trace::open`].
+    pub fn open_all(folder: &Path) -> Result<Vec<Self>, TraceError> {
+        Self::files_in(folder)?.iter().map(|path| Self::open(path)).collect()
     }
 
     /// Reads a trace from `input`, zstd-compressed or plain.

@@ -1,4 +1,11 @@
-//! Ratios for people: percent, with two significant digits.
+//! Bytes and ratios for people.
+
+use indicatif::BinaryBytes;
+
+/// Bytes with two digits after the point, in the unit that leaves one to four before it.
+pub fn bytes(value: u64) -> String {
+    BinaryBytes(value).to_string()
+}
 
 /// `percent` with two digits: `0.4%`, `9.9%`, `50%`.
 pub fn percent(percent: f64) -> String {
