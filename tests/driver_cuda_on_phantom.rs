@@ -120,7 +120,7 @@ fn a_capture_elsewhere_neither_stops_us_nor_breaks() {
             let driver = CudaDriver::load().unwrap();
             let stream = driver.stream_create(0).unwrap();
             let event = driver.event_create(0).unwrap();
-            // SAFETY: declared so in phantom/abi/src/control.rs.
+            // SAFETY: declared so in crates/phantom/abi/src/control.rs.
             let (begin, end) = unsafe {
                 (
                     function::<extern "C" fn(usize, u32) -> u32>(c"phantom_begin_capture"),
@@ -246,7 +246,7 @@ fn a_forked_child_is_told_that_cuda_is_not_for_it() {
 
 /// As what the memory behind `address` was created: its handle types, and [`RDMA`].
 fn created_as(address: u64) -> i32 {
-    // SAFETY: declared so in phantom/abi/src/control.rs.
+    // SAFETY: declared so in crates/phantom/abi/src/control.rs.
     let ask: extern "C" fn(u64) -> i32 = unsafe { function(c"phantom_created_as") };
     ask(address)
 }
@@ -329,7 +329,7 @@ fn a_device_without_any_of_it_creates_memory_all_the_same() {
 
 /// The next `cuMemSetAccess` calls from the `nth` on answer that the driver is not ready.
 fn is_not_ready(nth: u64, for_ever: bool) {
-    // SAFETY: declared so in phantom/abi/src/control.rs.
+    // SAFETY: declared so in crates/phantom/abi/src/control.rs.
     let fail: extern "C" fn(*const std::ffi::c_char, u64, u32, i32) -> u32 =
         unsafe { function(c"phantom_fail") };
     assert_eq!(fail(c"cuMemSetAccess".as_ptr(), nth, 600, i32::from(for_ever)), 0);

@@ -30,7 +30,7 @@ from ._errors import GruyereError
 
 VARIABLE = "GRUYERE_PHANTOM"
 LIBRARY = "libphantom_cuda.so"
-# The stand-in reads these (phantom/abi/src/owner.rs).
+# The stand-in reads these (crates/phantom/abi/src/owner.rs).
 OWNER = "PHANTOM_OWNER"
 DRYRUN = "PHANTOM_DRYRUN"
 DEV_FOLDER = "PHANTOM_DEV_FOLDER"

@@ -27,7 +27,7 @@ STEPS = 12
 ALL = "all"
 # The caller's variables that would hide the stand-in from the program.
 _HIDING = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
-# The sandbox that `gruyere dryrun` asks for by default (cli/src/sandbox.rs).
+# The sandbox that `gruyere dryrun` asks for by default (crates/cli/src/sandbox.rs).
 _SANDBOX: dict[str, Any] = {"allow_writes": [], "allow_network": False, "scratch": 10 << 30}
 
 

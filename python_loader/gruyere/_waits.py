@@ -4,8 +4,9 @@ The allocator can hold much less where it makes one stream wait, on the device, 
 another has freed. Such a wait can hang a program whose enqueued work waits for something that comes
 later: collectives and point-to-point communication with other processes, which those may enqueue in
 another order; a host function, or a wait on a value in memory, for what the host does later
-(heap/src/order/waits.rs has the argument). So the package allows waits in a process that is alone
-and in which it sees nothing of the kind, and forbids them, for good, before the first such thing:
+(crates/heap/src/order/waits.rs has the argument). So the package allows waits in a process that is
+alone and in which it sees nothing of the kind, and forbids them, for good, before the first such
+thing:
 
 - a launcher's variable that says that there are more ranks;
 - a process group of torch.distributed of more than one rank, or a communicator of torch.cuda.nccl;

@@ -18,9 +18,9 @@
 //! | **sum** | **221** | **403** | **205** | **344** |
 //!
 //! The average over the trace is 264 an operation; requests without memory at hand, growth and
-//! moved pages add 58, new peaks 14 (`record/src/peaks.rs`), slabs that run full or empty, gauges
-//! and low-memory watch 7: 343 in all. That was counted while small ended at 1 MiB; it ends at 16
-//! KiB, and the total is 371 (docs/decisions/hot-path.md).
+//! moved pages add 58, new peaks 14 (`crates/record/src/write/peaks.rs`), slabs that run full or
+//! empty, gauges and low-memory watch 7: 343 in all. That was counted while small ended at 1 MiB;
+//! it ends at 16 KiB, and the total is 371 (docs/decisions/hot-path.md).
 //!
 //! The slow path resolves a request without memory at hand (one malloc in 100) anew, in about 150
 //! instructions. Three attempts to hand over what the hot path knows failed: each keeps that at

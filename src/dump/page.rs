@@ -6,7 +6,7 @@ use super::state::State;
 use crate::file;
 use crate::heap::{Heap, Report};
 use crate::record::conclusion::Conclusion;
-use crate::record::dump::page::{self, About, MOST_BYTES};
+use crate::record::page::{self, About, MOST_BYTES};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -1,5 +1,5 @@
-//! The lock required to run on the simulator (`phantom/abi/src/owner.rs`): this process holds it
-//! until it ends, for its child processes.
+//! The lock required to run on the simulator (`crates/phantom/abi/src/owner.rs`): this process
+//! holds it until it ends, for its child processes.
 
 use std::fs::File;
 use std::io::{Error, Result, Write};

@@ -1,10 +1,10 @@
 //! Tests that cannot run here print a line that `cargo xtask test` counts as skipped
-//! (xtask/src/said.rs): libtest has no skip at run time.
+//! (crates/xtask/src/said.rs): libtest has no skip at run time.
 #![allow(dead_code)] // not every test program has both reasons
 
 use std::io::Write as _;
 
-/// This test needs a missing tool (a name of xtask/src/tools.rs). A failure with CI=true.
+/// This test needs a missing tool (a name of crates/xtask/src/tools.rs). A failure with CI=true.
 #[track_caller]
 pub fn lacks(tool: &str) {
     assert_ne!(

@@ -35,7 +35,7 @@ from driver import (
 from machine import GIB, MIB
 
 # The handles that the library creates: from a page to its longest chunk
-# (`LONGEST_CHUNK` in heap/src/supply/pages/mod.rs).
+# (`LONGEST_CHUNK` in crates/heap/src/supply/pages/mod.rs).
 MAPPED = (PAGE, 16 * MIB, 64 * MIB)
 POOLED = (2 * MIB, 32 * MIB, 128 * MIB)
 

@@ -114,7 +114,7 @@ int cuMemAllocManaged(CUdeviceptr *address, size_t bytes, unsigned flags);
 int cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, size_t width, size_t height,
                        unsigned element);
 
-/* The stand-in's own (phantom/abi/src/control.rs). */
+/* The stand-in's own (crates/phantom/abi/src/control.rs). */
 #define EVERY_STREAM ((cudaStream_t)-1)
 uint64_t phantom_physical(uint32_t device);
 uint64_t phantom_plain(uint32_t device);

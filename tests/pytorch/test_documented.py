@@ -1,5 +1,5 @@
 """The launch lines that README and the pages show are understood by `python -m gruyere`. (Commands
-of `gruyere`: cli/src/documented.rs.)"""
+of `gruyere`: crates/cli/src/documented.rs.)"""
 
 import json
 import re

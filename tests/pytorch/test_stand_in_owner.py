@@ -118,7 +118,7 @@ def test_a_process_that_asks_nvml_alone_is_refused_too():
 
 def test_a_process_that_outlives_its_owner_is_refused(tmp_path):
     """In a session of its own, its owner killed. One that has its context works on: it is not found
-    out (phantom/abi/src/owner.rs)."""
+    out (crates/phantom/abi/src/owner.rs)."""
     readable, writable = os.pipe()
     programs = [
         f"{before}\nprint('begun', flush=True)\nsys.stdin.read()\n{after}\n"

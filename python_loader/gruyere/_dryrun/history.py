@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-# The suffix that `gruyere report` looks for (cli/src/report/dry.rs).
+# The suffix that `gruyere report` looks for (crates/cli/src/report/dry.rs).
 _SUFFIX = ".dryrun.json"
 
 

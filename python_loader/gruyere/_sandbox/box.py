@@ -371,7 +371,8 @@ def remedy(refused: dict[str, str]) -> str:
 
 
 def choose(folder: Path, asked: dict[str, Any]) -> Box:
-    """The first way that holds here. `asked`: what the command was asked (cli/src/sandbox.rs).
+    """The first way that holds here. `asked`: the command's options
+    (crates/cli/src/sandbox.rs).
 
     Raises GruyereError where none does.
     """

@@ -2,11 +2,11 @@
 //!
 //! torch knows one kind of pool scope: a pool's id, and a filter that decides by stream whether a
 //! request belongs to it. A capture's filter matches once its stream captures; the heap asks the
-//! driver about that anyway (`heap/src/pools/capture.rs`), so such a scope is only announced to it.
-//! All other filters (this thread's requests, a stream's, all requests) match from the beginning.
-//! While open, they are asked here at each request, in the order of their opening and with no lock
-//! held. Their requests get memory from a named pool of the heap, which is fed with segments
-//! ([`super::segments`]).
+//! driver about that anyway (`crates/heap/src/pools/capture.rs`), so such a scope is only announced
+//! to it. All other filters (this thread's requests, a stream's, all requests) match from the
+//! beginning. While open, they are asked here at each request, in the order of their opening and
+//! with no lock held. Their requests get memory from a named pool of the heap, which is fed with
+//! segments ([`super::segments`]).
 //!
 //! One id may serve both: a MemPool that a graph is captured into, or a pool of graphs in which the
 //! graph trees warm up and copy inputs. While a graph uses it, all its requests go to the graphs'

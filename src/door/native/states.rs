@@ -1,4 +1,4 @@
-//! States of graphs' pools, for torch's checkpoints (`heap/src/pools/restore.rs`).
+//! States of graphs' pools, for torch's checkpoints (`crates/heap/src/pools/restore.rs`).
 
 use super::super::control::GRUYERE_OK;
 use super::super::guarded;

@@ -1,7 +1,7 @@
 //! Calls that enqueue work which may wait for a later action of the host or of another process. The
 //! first such call is announced to the heap before it runs. From then on the heap makes no stream
 //! wait where that could close a cycle (`waits:auto`; the argument is in
-//! `heap/src/order/waits.rs`).
+//! `crates/heap/src/order/waits.rs`).
 
 use super::way::{Way, way};
 use crate::door::{forbid_waits, guarded};

@@ -175,8 +175,8 @@ static void write_prices(FILE *to) {
         }
         fprintf(to, "]}");
     }
-    /* The stand-in's own names (phantom/src/costs.rs): for the first page and mapping that a call
-     * covers, each further page, each further mapping. */
+    /* The stand-in's own names (crates/phantom/src/costs.rs): for the first page and mapping that a
+     * call covers, each further page, each further mapping. */
     static const struct {
         const char *cost, *call, *more, *mapping;
     } costs[] = {

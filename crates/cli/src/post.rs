@@ -1,0 +1,499 @@
+//! `gruyere post`: the last state of a dead process: the named process, or the latest to die.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use gruyere::dump::gather::MOST_EVENTS;
+use gruyere::dump::{brief, outside, text};
+use gruyere::heap::Bytes;
+use gruyere_record::conclusion::{Conclusion, Rank};
+use gruyere_record::device_gauge::RUNGS;
+use gruyere_record::dump::state::{Event, State};
+use gruyere_record::file;
+use gruyere_record::page;
+use gruyere_record::plain;
+use gruyere_record::reader::DeviceSnapshot;
+use gruyere_record::{EventKind, Reader, facts};
+use serde::Serialize;
+use serde_json::json;
+
+use crate::candidates::{self, By, Candidate, LAST_EVENTS, ran_out};
+use crate::ending::dump_folder;
+use crate::failure::{Ended, Exit, Failure};
+use crate::output;
+use crate::target::{Folder, LastDead, Target};
+use crate::wrap::{self, unfold};
+
+/// Shows the last state of a process that died: what it comes to, how it ended, what was live, the
+/// last events. Of the process of yours that died last, where none is named.
+#[derive(clap::Args)]
+#[command(mut_arg("target", |target| target.help(WITHOUT_A_NAME)))]
+#[command(after_help = "\
+Examples:
+  gruyere post                          the process that died last
+  gruyere post 4242                     another one, by its pid
+  gruyere post /dev/shm/gruyere-4026531836-4242-99-0.record
+  gruyere post 4242 --full              every table, the map, the last events
+  gruyere post 4242 --html              a page to share: by line, over time
+  gruyere post 4242 --json | jq -r '.conclusion.lines[]'
+
+The record of a process that was killed stays in /dev/shm until `gruyere ps --sweep` or a restart \
+of the machine; so does a copy of that of a program under the Python package which ended by a \
+torch.OutOfMemoryError that nobody caught. One that ends by itself otherwise leaves none.
+
+Exit codes: 0 all well; 1 no such process or record, or it can't be read; 2 wrong usage; 3 read, \
+but some values are not of one moment (marked torn: the process was killed while it wrote).")]
+pub struct Arguments {
+    #[command(flatten)]
+    target: Target,
+    /// Show all of it: live blocks by lifetime, size, age and stream, the map, each step, the last
+    /// events.
+    #[arg(long)]
+    full: bool,
+    /// The last events to read.
+    #[arg(long, value_name = "COUNT", default_value_t = 64)]
+    events: usize,
+    /// Print JSON: `state` is as in docs/schema/oom-dump.json.
+    #[arg(long)]
+    json: bool,
+    /// Write a page to share to FILE (else gruyere-post-PID.html), which needs no other file: what
+    /// was live over time, by line with its source, the map. Since it has source the file is yours
+    /// alone (mode 0600): you give it to whom you want.
+    #[arg(long, value_name = "FILE", num_args = 0..=1, conflicts_with_all = ["json", "full"])]
+    html: Option<Option<PathBuf>>,
+}
+
+/// Help text: the default process.
+const WITHOUT_A_NAME: &str = "The process (its pid; in a container, the pid there) or the file of \
+                              its record. Without it: the process of yours that died last, or, \
+                              where none left a record, the one that runs";
+
+/// How a process ended, as far as its record shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum End {
+    /// The process holds the lock of its record.
+    Runs,
+    /// The process closed its record.
+    Clean,
+    /// Lock gone, record not closed: killed.
+    Killed,
+    /// Undecidable, for example for a copy on another machine.
+    Unknown,
+}
+
+/// The record's facts about the end.
+#[derive(Clone, Debug, Serialize)]
+struct Ending {
+    how: End,
+    /// The latest time in the record (nanoseconds since 1970).
+    last_sign_of_life_nanoseconds: Option<u64>,
+    /// Whether the machine has not been restarted since.
+    same_boot: bool,
+    out_of_memories: u64,
+    /// Whether the last event is an out-of-memory.
+    last_event_is_out_of_memory: bool,
+    /// Whether the last request was refused.
+    ran_out: bool,
+    /// Counters of shards, gauges of devices, and entries that mix several moments.
+    torn_lanes: u32,
+    torn_gauges: u32,
+    torn_entries: u64,
+}
+
+pub fn run(arguments: &Arguments) -> Ended {
+    let last = arguments.target.open_or_last_dead()?;
+    let reader = &last.reader;
+    let devices = reader.device_snapshots();
+    // As many events as an out-of-memory's page draws.
+    let events = match arguments.html {
+        Some(_) => arguments.events.max(MOST_EVENTS),
+        None => arguments.events,
+    };
+    let mut state = outside::state(reader, events.max(LAST_EVENTS));
+    reader.expect_sound()?;
+    let ran_out = ran_out(&state.events.entries);
+    let more = state.events.entries.len().saturating_sub(events);
+    state.events.entries.drain(..more);
+    state.events.earlier += more as u64;
+    let conclusion = Conclusion::of(&state, &ranks(reader, &arguments.target));
+    let ended = Ending { ran_out, ..ended(reader, &devices, &state) };
+    let next = next(&ended, &state, reader);
+    if let Some(file) = &arguments.html {
+        state.conclusion = Some(conclusion);
+        let path = file.clone();
+        let pid = state.process.pid;
+        let path = path.unwrap_or_else(|| PathBuf::from(format!("gruyere-post-{pid}.html")));
+        write_page(&state, &end_in_words(&ended), &path)?;
+        output::print(format!("{}\n", plain(&path.display().to_string())))?;
+        return Ok(exit(&ended));
+    }
+    let text = match arguments.json {
+        true => {
+            let ladder: Vec<_> = devices.iter().map(ladder).collect();
+            let timelines: Vec<_> =
+                devices.iter().map(|device| timeline(reader, device.device)).collect();
+            format!(
+                "{:#}\n",
+                json!({
+                    "conclusion": conclusion, "ended": ended, "ladder": ladder,
+                    "died_last": last.last_sign.is_some(),
+                    "timelines": timelines, "next": next,
+                    "state": state
+                })
+            )
+        }
+        false => {
+            state.conclusion = Some(conclusion);
+            let page = page(&ended, reader, &devices, &state, &next, arguments.full);
+            format!("{}{page}{}", chosen(&last), others(&last, &arguments.target.folder))
+        }
+    };
+    output::print(text)?;
+    Ok(exit(&ended))
+}
+
+fn exit(ended: &Ending) -> Exit {
+    let torn = ended.torn_lanes + ended.torn_gauges > 0 || ended.torn_entries > 0;
+    if torn { Exit::Torn } else { Exit::Fine }
+}
+
+fn write_page(state: &State, said: &str, path: &Path) -> Result<(), Failure> {
+    // `--html 4242` means the process.
+    let name = path.to_string_lossy();
+    if name.bytes().all(|digit| digit.is_ascii_digit()) {
+        return Err(Failure::new(format_args!(
+            "--html {name} names a file, and this looks like a process: write gruyere post {name} \
+             --html, or --html ./{name}"
+        )));
+    }
+    if state.devices.is_empty() {
+        return Err(Failure::new("its process has no device, so there is no page to draw"));
+    }
+    let about = page::About { said: said.to_owned(), ..page::About::default() };
+    file::replace(path, page::MOST_BYTES, file::PRIVATE, |out| page::write(out, state, &about))
+        .map_err(|error: io::Error| {
+            Failure::new(format_args!(
+                "{}: {error}; name a file in a folder that can be written, with room",
+                path.display()
+            ))
+        })
+}
+
+/// Names the process, if the user named none.
+fn chosen(last: &LastDead) -> String {
+    let Some(time) = last.last_sign else { return String::new() };
+    let (path, process) = (last.reader.path(), last.reader.process());
+    let who = candidates::in_words(path, &process);
+    let who = format!("The process that died last, {} ago: {who}", candidates::age(time));
+    let mut out = String::new();
+    tell(&mut out, &who, "  ");
+    out + "\n"
+}
+
+/// The most processes in the list of those that died before, latest first.
+const OTHERS: usize = 5;
+
+fn others(last: &LastDead, folder: &Folder) -> String {
+    let read = |dead| Candidate::dead(dead, folder.owners());
+    let found: Vec<Candidate> = last.others.iter().filter_map(read).take(OTHERS).collect();
+    if found.is_empty() {
+        return String::new();
+    }
+    let mut out = "\nDied before (`gruyere post PID`)\n".to_owned();
+    out += &candidates::table(&found, By::Pid, candidates::columns(std::io::stdout()));
+    if last.others.len() > OTHERS {
+        let _ = writeln!(out, "{} more: `gruyere ps`", last.others.len() - OTHERS);
+    }
+    out
+}
+
+fn ended(reader: &Reader<'_>, devices: &[DeviceSnapshot], state: &State) -> Ending {
+    let how = match (reader.health().closed, reader.is_live()) {
+        (true, _) => End::Clean,
+        (_, Some(true)) => End::Runs,
+        (_, Some(false)) => End::Killed,
+        (_, None) => End::Unknown,
+    };
+    let last: Option<&Event> = state.events.entries.last();
+    let process = reader.process();
+    Ending {
+        how,
+        last_sign_of_life_nanoseconds: last.map(|event| event.time_nanoseconds),
+        same_boot: process.boot == facts::boot_id(),
+        out_of_memories: devices
+            .iter()
+            .map(|device| device.gauge(gruyere_record::DeviceGauge::OutOfMemories))
+            .sum(),
+        last_event_is_out_of_memory: last
+            .is_some_and(|event| event.kind == EventKind::OutOfMemory.name()),
+        ran_out: false,
+        torn_lanes: devices.iter().map(|device| device.torn_shards).sum(),
+        torn_gauges: devices.iter().map(|device| u32::from(device.torn_gauges)).sum(),
+        torn_entries: state.devices.iter().map(|device| device.torn).sum(),
+    }
+}
+
+#[derive(Serialize)]
+struct Rung {
+    name: &'static str,
+    calls: u64,
+    bytes: u64,
+    microseconds: u64,
+}
+
+fn ladder(device: &DeviceSnapshot) -> Vec<Rung> {
+    RUNGS
+        .iter()
+        .map(|rung| Rung {
+            name: rung.name,
+            calls: device.gauge(rung.calls),
+            bytes: device.gauge(rung.bytes),
+            microseconds: device.gauge(rung.microseconds),
+        })
+        .collect()
+}
+
+/// The longest time, nanoseconds, between the starts of two ranks of the same job.
+const TOGETHER: u64 = 600_000_000_000;
+
+/// The ranks of the process's job whose records exist.
+fn ranks(reader: &Reader<'_>, target: &Target) -> Vec<Rank> {
+    let ours = reader.process();
+    if ours.world_size.is_none_or(|size| size < 2) {
+        return Vec::new();
+    }
+    let Ok(listing) = target.folder.list() else { return Vec::new() };
+    let mut found: BTreeMap<u64, Rank> = BTreeMap::new();
+    let readers = listing.found.iter().filter_map(|found| found.reader.as_ref().ok());
+    for reader in readers.chain([reader]) {
+        let process = reader.process();
+        let is_ours = (process.world_size, &process.job, process.run, &process.boot)
+            == (ours.world_size, &ours.job, ours.run, &ours.boot)
+            && process.created.abs_diff(ours.created) < TOGETHER;
+        if let Some(rank) = process.rank.filter(|_| is_ours) {
+            let devices = reader.device_snapshots();
+            let peaks = devices.iter().map(|device| device.live_peak);
+            found.insert(rank, Rank { rank, live_peak_bytes: peaks.max().unwrap_or(0) });
+        }
+    }
+    found.into_values().collect()
+}
+
+/// What to look at next, as far as it applies.
+fn next(ended: &Ending, state: &State, reader: &Reader<'_>) -> Vec<String> {
+    let mut next = Vec::new();
+    let pid = state.process.pid;
+    let path = reader.path().display();
+    match ended.how {
+        End::Runs => {
+            next.push(format!("It runs: `gruyere top` and `gruyere map {pid}` show it live."))
+        }
+        End::Clean => {}
+        End::Killed | End::Unknown => {
+            if ended.same_boot && !ended.ran_out {
+                next.push(
+                    "Who killed it: `dmesg | grep -i -e oom -e 'killed process'` (the kernel, out \
+                     of host memory), the scheduler's log (a time limit, a cgroup's limit), `dmesg \
+                     | grep -i xid` (the GPU driver)."
+                        .to_owned(),
+                );
+            }
+            next.push(format!(
+                "What lay where: `gruyere map {path}`, or `gruyere snapshot {path} -o end.pickle` \
+                 for memory_viz."
+            ));
+        }
+    }
+    if ended.out_of_memories > 0 {
+        match dump_folder(&state.process.configuration) {
+            Some(folder) => next.push(format!(
+                "It ran out of device memory: the dumps are {}/gruyere-oom-{pid}-gpu*, as text, \
+                 JSON and a snapshot.",
+                folder.display()
+            )),
+            None => next.push(
+                "It ran out of device memory: with `dump_dir:FOLDER` in GRUYERE_CONF the next run \
+                 leaves the causes in a file."
+                    .to_owned(),
+            ),
+        }
+    }
+    if ended.how != End::Runs {
+        next.push(
+            "When you are done: `gruyere ps --sweep` removes the records of processes that are \
+             gone."
+                .to_owned(),
+        );
+    }
+    next
+}
+
+/// The end in words.
+fn end_in_words(ended: &Ending) -> String {
+    let mut words = match ended.how {
+        End::Runs => "It runs: this is its state now.".to_owned(),
+        End::Clean => "It ended cleanly.".to_owned(),
+        End::Killed if ended.ran_out => "It ended by an out-of-memory.".to_owned(),
+        End::Killed => {
+            "It ended without a clean exit: killed (SIGKILL, the host's memory, a scheduler), \
+             crashed, or left by _exit."
+                .to_owned()
+        }
+        End::Unknown => "Whether it runs can't be told from here.".to_owned(),
+    };
+    if let Some(time) = ended.last_sign_of_life_nanoseconds {
+        let time = i128::from(time);
+        if let Ok(time) = jiff::Timestamp::from_nanosecond(time) {
+            let _ = write!(words, " The last event is of {time:.3}.");
+        }
+    }
+    if !ended.same_boot {
+        words.push_str(" The machine was restarted since, or is another one.");
+    }
+    if ended.out_of_memories > 0 {
+        let times = match ended.out_of_memories {
+            1 => "once".to_owned(),
+            times => format!("{times} times"),
+        };
+        let _ = write!(words, " It ran out of device memory {times}");
+        words.push_str(match ended.ran_out {
+            true => "; nothing was served after the last refusal.",
+            false => ", and went on.",
+        });
+    }
+    if ended.torn_lanes + ended.torn_gauges > 0 || ended.torn_entries > 0 {
+        let _ = write!(
+            words,
+            " Torn (it was killed while it wrote): counters of {} lanes, gauges of {} devices, {} \
+             entries.",
+            ended.torn_lanes, ended.torn_gauges, ended.torn_entries
+        );
+    }
+    words
+}
+
+/// The end of a device's timeline.
+#[derive(Serialize)]
+struct Stretch {
+    time_nanoseconds: u64,
+    step: u64,
+    live_high_bytes: u64,
+    reserved_high_bytes: u64,
+    largest_low_bytes: u64,
+    pending_high_bytes: u64,
+}
+
+/// The most stretches of a timeline to show, latest first.
+const STRETCHES: usize = 24;
+
+fn timeline(reader: &Reader<'_>, device: u32) -> Vec<Stretch> {
+    let entries = reader.timeline(device).entries;
+    let latest = &entries[entries.len().saturating_sub(STRETCHES)..];
+    let stretch = |entry: &gruyere_record::timeline::TimelineEntry| Stretch {
+        time_nanoseconds: entry.realtime_nanoseconds,
+        step: entry.sample.step,
+        live_high_bytes: entry.sample.live_high,
+        reserved_high_bytes: entry.sample.reserved_high,
+        largest_low_bytes: entry.sample.largest_low,
+        pending_high_bytes: entry.sample.pending_high,
+    };
+    latest.iter().map(stretch).collect()
+}
+
+fn timeline_in_words(out: &mut String, stretches: &[Stretch], device: u32) {
+    let Some(last) = stretches.last() else { return };
+    let head = ["LIVE", "HELD", "LARGEST", "WAITING"];
+    let [live, held, largest, pending] = head;
+    let _ = writeln!(out, "\nThe end of the timeline of device {device}, in s before its last\n");
+    let _ =
+        writeln!(out, "{:>12} {:>8} {live:>12} {held:>12} {largest:>12} {pending:>12}", "", "STEP");
+    for stretch in stretches {
+        let before = last.time_nanoseconds.saturating_sub(stretch.time_nanoseconds) as f64 / 1e9;
+        let _ = writeln!(
+            out,
+            "{:>12} {:>8} {:>12} {:>12} {:>12} {:>12}",
+            format!("-{before:.3}"),
+            stretch.step,
+            Bytes(stretch.live_high_bytes).to_string(),
+            Bytes(stretch.reserved_high_bytes).to_string(),
+            Bytes(stretch.largest_low_bytes).to_string(),
+            Bytes(stretch.pending_high_bytes).to_string()
+        );
+    }
+}
+
+fn page(
+    ended: &Ending,
+    reader: &Reader<'_>,
+    devices: &[DeviceSnapshot],
+    state: &State,
+    next: &[String],
+    full: bool,
+) -> String {
+    let mut out = String::new();
+    match (&state.conclusion, wrap::columns()) {
+        (Some(conclusion), Some(_)) => {
+            unfold(&conclusion.lines).iter().for_each(|said| tell(&mut out, said, "  "));
+        }
+        // In lines as the dump has them.
+        (Some(conclusion), None) => {
+            conclusion.lines.iter().for_each(|line| tell(&mut out, line, ""));
+        }
+        (None, _) => {}
+    }
+    out.push('\n');
+    tell(&mut out, &end_in_words(ended), "");
+    out.push('\n');
+    let columns = wrap::columns().unwrap_or(usize::MAX);
+    let told = match full {
+        // The conclusion is already printed.
+        true => text::fitting(&State { conclusion: None, ..state.clone() }, columns),
+        false => brief::brief(state, columns),
+    };
+    // Rows of tables begin with blanks, and fit; all else is sentences.
+    for line in told.lines() {
+        match line.starts_with(' ') {
+            true => out.extend([line, "\n"]),
+            false => tell(&mut out, line, "  "),
+        }
+    }
+    for device in devices.iter().filter(|_| full) {
+        timeline_in_words(&mut out, &timeline(reader, device.device), device.device);
+    }
+    for device in devices {
+        let tried: Vec<Rung> = ladder(device).into_iter().filter(|rung| rung.calls > 0).collect();
+        if !tried.is_empty() {
+            let _ = writeln!(out, "\nThe reclaim ladder of device {}", device.device);
+        }
+        for Rung { name, calls, bytes, microseconds } in tried {
+            let _ = writeln!(
+                out,
+                "  {name:<18} {calls:>8} times {:>12} {microseconds:>10} us",
+                Bytes(bytes).to_string()
+            );
+        }
+    }
+    if !next.is_empty() {
+        let _ = writeln!(out, "\nWhat to look at next");
+    }
+    next.iter().for_each(|said| tell(&mut out, &format!("- {said}"), "  "));
+    if !full {
+        let path = reader.path().display();
+        tell(&mut out, &format!("- All of it: `gruyere post {path} --full`."), "  ");
+    }
+    out
+}
+
+/// A sentence, wrapped to the terminal, with later lines indented by `indent`; a single line if
+/// there is no terminal.
+fn tell(out: &mut String, sentence: &str, indent: &str) {
+    let sentence = plain(sentence);
+    let columns = wrap::columns().unwrap_or(usize::MAX);
+    for line in wrap::wrap(&sentence, columns, indent) {
+        out.push_str(&line);
+        out.push('\n');
+    }
+}

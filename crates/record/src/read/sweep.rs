@@ -1,0 +1,210 @@
+//! Finds the records in a folder, sorts them by whether their processes live, and sweeps the dead
+//! ones. A sweep maps no file: it reads headers and locks.
+
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use crate::claim::Claim;
+use crate::facts::boot_id;
+use crate::mapping::{FILE_PREFIX, FILE_SUFFIX};
+use crate::reader::Reader;
+
+pub use crate::open::{Opened, Owners, ReadError, State};
+
+/// A file named like a record.
+#[derive(Debug)]
+pub struct Found {
+    /// Its path.
+    pub path: PathBuf,
+    /// Whether its process lives.
+    pub state: State,
+    /// The record, or why it can't be read.
+    pub reader: Result<Reader<'static>, ReadError>,
+    /// Whether it belongs to the process it names (unknown if it can't be read).
+    pub claim: Claim,
+}
+
+/// The records in a folder.
+#[derive(Debug, Default)]
+pub struct Listing {
+    /// The opened records, by name.
+    pub found: Vec<Found>,
+    /// Records of processes that ended without a clean exit, if these were only counted.
+    pub stale: Vec<PathBuf>,
+    /// Number of other users' records, left alone.
+    pub foreign: usize,
+}
+
+/// The records of `owners` in `directory`.
+///
+/// # Errors
+/// The system's error from reading the folder.
+pub fn list(directory: &Path, owners: Owners) -> io::Result<Listing> {
+    read(directory, owners, |_| true)
+}
+
+/// The records of `owners` whose processes live; of dead ones only the paths. For repeated looks:
+/// reading a dead record copies it.
+///
+/// # Errors
+/// The system's error from reading the folder.
+pub fn living(directory: &Path, owners: Owners) -> io::Result<Listing> {
+    read(directory, owners, |opened| opened.state() != State::Stale)
+}
+
+/// The records that are `wanted`; the paths of the others count as stale.
+///
+/// # Errors
+/// The system's error from reading the folder.
+pub fn read(
+    directory: &Path,
+    owners: Owners,
+    wanted: impl Fn(&Opened) -> bool,
+) -> io::Result<Listing> {
+    let mut listing = Listing::default();
+    for path in names(directory)? {
+        match look(path, owners, &wanted) {
+            Look::Gone => {}
+            Look::Foreign => listing.foreign += 1,
+            Look::Unwanted(path) => listing.stale.push(path),
+            Look::Found(found) => listing.found.push(*found),
+        }
+    }
+    Ok(listing)
+}
+
+/// What lies at the path of a record.
+#[derive(Debug)]
+pub enum Look {
+    /// Nothing any more: the process made a clean exit.
+    Gone,
+    /// Another user's record, left alone.
+    Foreign,
+    /// The path of a record that was not wanted.
+    Unwanted(PathBuf),
+    /// A record, or why it can't be read.
+    Found(Box<Found>),
+}
+
+/// Looks at `path`, and opens the record there if it is `wanted`, by its state or by the process it
+/// names.
+pub fn look(path: PathBuf, owners: Owners, wanted: impl Fn(&Opened) -> bool) -> Look {
+    let opened = match Opened::new(&path, owners) {
+        Ok(opened) => opened,
+        Err(error) if error.is_missing() => return Look::Gone,
+        Err(error) if error.is_foreign() => return Look::Foreign,
+        Err(error) => {
+            let (state, claim) = (State::Unknown, Claim::Unseen);
+            return Look::Found(Box::new(Found { path, state, reader: Err(error), claim }));
+        }
+    };
+    let mut state = opened.state();
+    if !wanted(&opened) {
+        return Look::Unwanted(path);
+    }
+    let reader = Reader::over_opened(opened);
+    let claim = reader.as_ref().map_or(Claim::Unseen, Claim::of);
+    // The process may have been killed since.
+    if state == State::Live && reader.as_ref().is_ok_and(|reader| reader.is_live() == Some(false)) {
+        state = State::Stale;
+    }
+    Look::Found(Box::new(Found { path, state, reader, claim }))
+}
+
+/// Whether a file of this name may be a record.
+pub fn is_record_name(name: &str) -> bool {
+    name.starts_with(FILE_PREFIX) && name.ends_with(FILE_SUFFIX)
+}
+
+/// A record's number among its process's records, from its name ([`crate::mapping::file_name`]); 0
+/// if the name has none.
+pub fn number(path: &Path) -> u32 {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let number =
+        name.strip_suffix(FILE_SUFFIX).and_then(|name| name.rsplit('-').next()?.parse().ok());
+    number.unwrap_or(0)
+}
+
+/// The pid in a record's name.
+pub fn pid(path: &Path) -> Option<u64> {
+    path.file_name()?.to_str()?.split('-').nth(2)?.parse().ok()
+}
+
+/// The files in `directory` named like records, in order.
+///
+/// # Errors
+/// The system's error from reading the folder.
+pub fn names(directory: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(directory)? {
+        let entry = entry?;
+        if is_record_name(&entry.file_name().to_string_lossy()) {
+            found.push(entry.path());
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// The result of a sweep.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Swept {
+    /// Files removed.
+    pub removed: usize,
+    /// Files of dead processes that could not be removed.
+    pub failed: usize,
+}
+
+/// Removes the records of dead processes of `owners` from `directory`; never one whose lock is held
+/// or can't be checked.
+pub fn sweep(directory: &Path, owners: Owners) -> Swept {
+    remove_abandoned(directory, owners, 0, |_| true)
+}
+
+/// Sweeps this user's records, but keeps the `kept` with the latest signs of life; every new
+/// process does this. Since no user asked for it, it leaves alone records that another machine may
+/// have written: on a network folder locks are unreliable.
+pub fn tidy(directory: &Path, kept: usize) -> Swept {
+    let here = boot_id();
+    let is_of_here = |opened: &Opened| opened.process().is_none_or(|process| process.boot == here);
+    remove_abandoned(directory, Owners::Mine, kept, is_of_here)
+}
+
+fn remove_abandoned(
+    directory: &Path,
+    owners: Owners,
+    kept: usize,
+    chosen: impl Fn(&Opened) -> bool,
+) -> Swept {
+    let mut abandoned: Vec<(SystemTime, PathBuf, (u64, u64))> = Vec::new();
+    for path in names(directory).unwrap_or_default() {
+        let Ok(opened) = Opened::new(&path, owners) else { continue };
+        if opened.state() == State::Stale && chosen(&opened) {
+            let identity = (opened.metadata.dev(), opened.metadata.ino());
+            abandoned.push((opened.last_sign(), path, identity));
+        }
+    }
+    // Newest first; equal times are ordered by name, so that two sweeps at once agree.
+    abandoned.sort_by(|one, other| other.cmp(one));
+    let mut swept = Swept::default();
+    for (_, path, identity) in abandoned.into_iter().skip(kept) {
+        match remove(&path, identity) {
+            Ok(()) => swept.removed += 1,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(_) => swept.failed += 1,
+        }
+    }
+    swept
+}
+
+/// Removes `path` if it still is the file judged before: names are never used twice, but a file can
+/// be replaced.
+fn remove(path: &Path, identity: (u64, u64)) -> io::Result<()> {
+    let now = std::fs::symlink_metadata(path)?;
+    if (now.dev(), now.ino()) != identity {
+        return Err(io::ErrorKind::NotFound.into());
+    }
+    std::fs::remove_file(path)
+}

@@ -1,0 +1,258 @@
+//! Facts of the process that writes a record. Written once, before the record is published.
+
+use crate::layout::Shared;
+use crate::plain;
+use crate::sync::{AtomicU64, Ordering};
+
+/// Writes `text`, cut to fit at a character.
+pub(crate) fn store_text(bytes: &AtomicU64, words: &[AtomicU64], text: &str) {
+    let mut length = text.len().min(words.len() * 8);
+    while !text.is_char_boundary(length) {
+        length -= 1;
+    }
+    for (word, chunk) in words.iter().zip(text.as_bytes()[..length].chunks(8)) {
+        let mut eight = [0; 8];
+        eight[..chunk.len()].copy_from_slice(chunk);
+        word.store(u64::from_le_bytes(eight), Ordering::Relaxed);
+    }
+    bytes.store(length as u64, Ordering::Relaxed);
+}
+
+/// Reads a text back; replaces damaged bytes by replacement characters, control characters by
+/// spaces (the text goes to terminals).
+pub(crate) fn load_text(bytes: &AtomicU64, words: &[AtomicU64]) -> String {
+    let length = (bytes.load(Ordering::Relaxed)).min(words.len() as u64 * 8) as usize;
+    let mut raw: Vec<u8> =
+        words.iter().flat_map(|word| word.load(Ordering::Relaxed).to_le_bytes()).collect();
+    raw.truncate(length);
+    plain(&String::from_utf8_lossy(&raw))
+}
+
+/// The environment variable with a number by which `gruyere run` recognises its processes and their
+/// descendants.
+pub const RUN_VARIABLE: &str = "GRUYERE_RUN";
+
+/// The process facts in the mapping, 4 KiB.
+#[repr(C)]
+pub struct ProcessFacts {
+    /// Pid in its own namespace, start time (clock ticks since boot), inode of the pid namespace,
+    /// creation (ns since 1970).
+    numbers: [AtomicU64; 4],
+    /// RANK, LOCAL_RANK, WORLD_SIZE plus one each; 0 where unset.
+    ranks: [AtomicU64; 3],
+    /// 1: the processor guarantees that its counter never stops or changes speed.
+    steady_counter: AtomicU64,
+    host_bytes: AtomicU64,
+    host: [AtomicU64; 31],
+    version_bytes: AtomicU64,
+    version: [AtomicU64; 7],
+    boot_bytes: AtomicU64,
+    boot: [AtomicU64; 7],
+    command_bytes: AtomicU64,
+    command: [AtomicU64; 255],
+    configuration_bytes: AtomicU64,
+    configuration: [AtomicU64; 127],
+    job_bytes: AtomicU64,
+    job: [AtomicU64; 15],
+    /// GRUYERE_RUN plus one; 0 where unset.
+    run: AtomicU64,
+    _room: [AtomicU64; 55],
+}
+
+#[cfg(not(loom))]
+const _: () = assert!(size_of::<ProcessFacts>() == 4096);
+
+// SAFETY: repr(C), atomics throughout.
+unsafe impl Shared for ProcessFacts {}
+
+/// The identity of a process.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Process {
+    /// In its own pid namespace.
+    pub pid: u64,
+    /// In clock ticks since boot: with the pid and the namespace it identifies a process for good.
+    pub start_time: u64,
+    /// Inode of the pid namespace.
+    pub pid_namespace: u64,
+    /// When the record was made, in nanoseconds since 1970.
+    pub created: u64,
+    /// RANK.
+    pub rank: Option<u64>,
+    /// LOCAL_RANK.
+    pub local_rank: Option<u64>,
+    /// WORLD_SIZE.
+    pub world_size: Option<u64>,
+    /// Whether the processor guarantees a steady tick counter.
+    pub steady_counter: bool,
+    /// Host name.
+    pub host: String,
+    /// Version of gruyere.
+    pub version: String,
+    /// The kernel's boot id.
+    pub boot: String,
+    /// The command line, cut to 2 KiB.
+    pub command: String,
+    /// GRUYERE_CONF, cut to 1 KiB.
+    pub configuration: String,
+    /// Its Slurm job or torchrun run, cut to 120 bytes; empty: none.
+    pub job: String,
+    /// GRUYERE_RUN: the `gruyere run` that started it or one of its ancestors.
+    pub run: Option<u64>,
+}
+
+impl Process {
+    /// The facts of this process; unavailable ones stay empty.
+    pub fn current() -> Process {
+        let number =
+            |name: &str| std::env::var(name).ok().and_then(|text| text.trim().parse().ok());
+        let line = |path: &str| std::fs::read_to_string(path).unwrap_or_default().trim().to_owned();
+        let command = std::fs::read("/proc/self/cmdline").unwrap_or_default();
+        let command = String::from_utf8_lossy(&command).trim_end_matches('\0').replace('\0', " ");
+        Process {
+            pid: u64::from(std::process::id()),
+            start_time: start_time(),
+            pid_namespace: pid_namespace(),
+            created: crate::clock::Moment::take().realtime,
+            rank: number("RANK"),
+            local_rank: number("LOCAL_RANK"),
+            world_size: number("WORLD_SIZE"),
+            steady_counter: steady_counter(),
+            host: line("/proc/sys/kernel/hostname"),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            boot: line("/proc/sys/kernel/random/boot_id"),
+            command,
+            configuration: std::env::var("GRUYERE_CONF").unwrap_or_default(),
+            job: job(|name| std::env::var(name).ok()),
+            run: number(RUN_VARIABLE),
+        }
+    }
+}
+
+/// The job in an environment: Slurm's, else torchrun's run, except its default id `none`.
+fn job(variable: impl Fn(&str) -> Option<String>) -> String {
+    let named = |name| variable(name).filter(|id| !id.is_empty() && id != "none");
+    named("SLURM_JOB_ID").or_else(|| named("TORCHELASTIC_RUN_ID")).unwrap_or_default()
+}
+
+/// The kernel's id of this boot: ticks of two boots are not comparable.
+pub fn boot_id() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
+}
+
+/// This process's start, in clock ticks since boot; 0 without /proc.
+pub fn start_time() -> u64 {
+    start_time_of("/proc/self/stat")
+}
+
+/// As [`start_time`], of the process whose `stat` file this is; 0 if there is none.
+pub(crate) fn start_time_of(stat: &str) -> u64 {
+    let stat = std::fs::read_to_string(stat).unwrap_or_default();
+    // Field 22. The second field is the command in brackets, with any content: count from the last
+    // bracket.
+    let rest = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
+    rest.split_whitespace().nth(19).and_then(|field| field.parse().ok()).unwrap_or(0)
+}
+
+/// Whether /proc shows our own pid namespace.
+pub(crate) fn proc_is_ours() -> bool {
+    let me = std::fs::read_link("/proc/self").ok();
+    me.and_then(|me| me.to_str()?.parse().ok()) == Some(std::process::id())
+}
+
+/// Whether a process of this number exists in our pid namespace, including other users' and hidden
+/// ones.
+pub(crate) fn is_there(pid: u64) -> bool {
+    // Numbers below 1 are groups of processes.
+    let Some(pid) = libc::pid_t::try_from(pid).ok().filter(|&pid| pid > 0) else { return false };
+    // SAFETY: signal 0 sends nothing: it only checks whether a signal could be sent.
+    let asked = unsafe { libc::kill(pid, 0) };
+    asked == 0 || std::io::Error::last_os_error().raw_os_error() == Some(libc::EPERM)
+}
+
+/// Inode of this process's pid namespace; 0 without /proc.
+pub fn pid_namespace() -> u64 {
+    use std::os::unix::fs::MetadataExt;
+    std::fs::metadata("/proc/self/ns/pid").map_or(0, |metadata| metadata.ino())
+}
+
+fn steady_counter() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use core::arch::x86_64::__cpuid;
+        // Intel SDM vol. 3, 19.17.1; AMD APM vol. 3, appendix E: leaf 0x8000_0007, EDX bit 8.
+        #[allow(unused_unsafe)] // safe or not, by the version of std
+        // SAFETY: every x86-64 processor has CPUID.
+        unsafe {
+            __cpuid(0x8000_0000).eax >= 0x8000_0007 && __cpuid(0x8000_0007).edx & (1 << 8) != 0
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    true
+}
+
+impl ProcessFacts {
+    /// Writes the facts, before the record is published.
+    pub fn write(&self, process: &Process) {
+        let numbers = [process.pid, process.start_time, process.pid_namespace, process.created];
+        for (word, number) in self.numbers.iter().zip(numbers) {
+            word.store(number, Ordering::Relaxed);
+        }
+        for (word, rank) in
+            self.ranks.iter().zip([process.rank, process.local_rank, process.world_size])
+        {
+            word.store(rank.map_or(0, |rank: u64| rank.saturating_add(1)), Ordering::Relaxed);
+        }
+        self.steady_counter.store(u64::from(process.steady_counter), Ordering::Relaxed);
+        store_text(&self.host_bytes, &self.host, &process.host);
+        store_text(&self.version_bytes, &self.version, &process.version);
+        store_text(&self.boot_bytes, &self.boot, &process.boot);
+        store_text(&self.command_bytes, &self.command, &process.command);
+        store_text(&self.configuration_bytes, &self.configuration, &process.configuration);
+        store_text(&self.job_bytes, &self.job, &process.job);
+        self.run.store(process.run.map_or(0, |run| run.saturating_add(1)), Ordering::Relaxed);
+    }
+
+    /// Reads them back.
+    pub fn read(&self) -> Process {
+        let number = |word: &AtomicU64| word.load(Ordering::Relaxed);
+        let [pid, start_time, pid_namespace, created] =
+            [0, 1, 2, 3].map(|i| number(&self.numbers[i]));
+        let [rank, local_rank, world_size] =
+            [0, 1, 2].map(|i| number(&self.ranks[i]).checked_sub(1));
+        Process {
+            pid,
+            start_time,
+            pid_namespace,
+            created,
+            rank,
+            local_rank,
+            world_size,
+            steady_counter: number(&self.steady_counter) == 1,
+            host: load_text(&self.host_bytes, &self.host),
+            version: load_text(&self.version_bytes, &self.version),
+            boot: load_text(&self.boot_bytes, &self.boot),
+            command: load_text(&self.command_bytes, &self.command),
+            configuration: load_text(&self.configuration_bytes, &self.configuration),
+            job: load_text(&self.job_bytes, &self.job),
+            run: number(&self.run).checked_sub(1),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::job;
+
+    #[test]
+    fn a_job_is_slurms_or_torchruns_and_the_default_run_is_none() {
+        let of = |set: &[(&str, &str)]| {
+            job(|name| {
+                set.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned())
+            })
+        };
+        assert_eq!(of(&[("SLURM_JOB_ID", "4711"), ("TORCHELASTIC_RUN_ID", "llama")]), "4711");
+        assert_eq!(of(&[("SLURM_JOB_ID", ""), ("TORCHELASTIC_RUN_ID", "llama")]), "llama");
+        assert_eq!(of(&[("TORCHELASTIC_RUN_ID", "none")]), "");
+        assert_eq!(of(&[]), "");
+    }
+}

@@ -1,0 +1,186 @@
+//! The conclusion about a process's memory, in at most ten lines: its holders, its growth per step
+//! and since when, the suspected line of the program, the remedy.
+//!
+//! Each cause is a function from the [`evidence`] to a finding, weighed by the bytes it explains.
+//! The finding that explains most is the conclusion; the others follow.
+//!
+//! A leak differs from mere size in two ways: its blocks survive from many steps, and the lows of
+//! live memory have risen since the first of them. A bounded queue has survivors too, but live
+//! memory is level. If two causes look alike, both are named, the likelier first.
+#![deny(unsafe_code, clippy::unwrap_used)]
+
+mod callers;
+mod cells;
+mod device;
+mod evidence;
+mod full;
+mod growth;
+mod optimizer;
+mod pile;
+mod ranks;
+mod words;
+
+pub use crate::dump::concluded::{Accused, Cause, Conclusion};
+pub use crate::dump::concluded::{MOST_COLUMNS, MOST_LINES};
+use crate::dump::state::{DeviceState, State};
+use crate::sites::{By, Frame, Site, SiteId, Usage, usage};
+use callers::Callers;
+use evidence::Evidence;
+pub use evidence::device_of;
+pub use ranks::Rank;
+use words::{Names, bytes, percent};
+
+/// Lines about other holders of memory and further causes, at most.
+const MOST_HOLDERS: usize = 3;
+const MOST_BESIDES: usize = 2;
+
+/// The finding of one cause.
+#[derive(Clone, Debug, Default)]
+struct Finding {
+    cause: Cause,
+    /// Bytes of memory that it explains.
+    bytes: u64,
+    /// The sentence naming it.
+    says: String,
+    /// Remedies, in sentences.
+    advice: &'static [&'static str],
+    /// The site of the line in the sentence, if it holds memory.
+    names: SiteId,
+    /// The growth in the sentence.
+    accused: Option<Accused>,
+}
+
+impl Conclusion {
+    /// The conclusion about `state`; `ranks` are those of the same job, this one included, if
+    /// others are known.
+    pub fn of(state: &State, ranks: &[Rank]) -> Conclusion {
+        let Some(evidence) = Evidence::of(state) else {
+            return Conclusion {
+                cause: Cause::Nothing,
+                lines: vec!["No device memory is known of this process.".to_owned()],
+                accused: None,
+            };
+        };
+        let twice = optimizer::twice(&evidence);
+        let grown = growth::find(&evidence, twice.is_some());
+        let mut findings = grown.findings;
+        // With growth, the last step is always the highest.
+        let is_steady = findings.is_empty();
+        findings.extend(device::find(&evidence, is_steady));
+        findings.extend(twice);
+        findings.extend(cells::find(&evidence));
+        findings.extend(ranks::uneven(&evidence, ranks));
+        // Stable: among equals, the first in order of search.
+        findings.sort_by_key(|finding| std::cmp::Reverse(finding.bytes));
+        let mut findings = findings.into_iter();
+        let first = findings.next().unwrap_or_else(|| device::nothing(&evidence));
+        let mut said = vec![first.says.clone()];
+        let besides = findings.take(MOST_BESIDES);
+        said.extend(besides.map(|finding| format!("Besides: {}", finding.says)));
+        said.extend(grown.level);
+        holders_told(&evidence, first.names, &mut said);
+        said.extend(evidence.untold());
+        let advice: Vec<String> = first.advice.iter().flat_map(|said| words::wrap(said)).collect();
+        let room = MOST_LINES.saturating_sub(advice.len());
+        let mut lines: Vec<String> = Vec::new();
+        for told in said.iter().map(|said| words::wrap(said)) {
+            if lines.len() + told.len() > room {
+                break;
+            }
+            lines.extend(told);
+        }
+        lines.extend(advice);
+        let lines = lines.iter().map(|line| words::fit(line)).collect();
+        Conclusion { cause: first.cause, lines, accused: first.accused }
+    }
+}
+
+/// A line or a module with live blocks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Holder {
+    /// For users, as short as keeps it distinct.
+    pub name: String,
+    /// The same in any state of the program: with the whole path of the file.
+    pub key: String,
+    /// Its memory.
+    pub usage: Usage,
+    /// For a line in a module's `forward`: its caller, by name.
+    pub called: Option<(String, Frame)>,
+}
+
+/// The holders of a device's live blocks, largest first.
+pub fn holders(state: &State, device: &DeviceState, by: By) -> Vec<Holder> {
+    let (live, _) = evidence::blocks(device);
+    let now = u32::try_from(device.step).unwrap_or(u32::MAX);
+    let names = Names::of(&state.sites);
+    let found = usage(&live, &state.sites, by, now).into_iter();
+    let callers = Callers::of(&live, &state.sites);
+    let holder = |usage: Usage| {
+        let site = state.sites.get(usage.site);
+        let line = site.and_then(Site::line).filter(|line| line.line > 0);
+        let key = match (site, line) {
+            (Some(site), _) if by == By::Module && !site.module.is_empty() => site.module.clone(),
+            (_, Some(line)) => format!("{}:{} in {}", line.file, line.line, line.function),
+            _ => "not known".to_owned(),
+        };
+        let called = callers.of_site(&state.sites, usage.site);
+        let called = called.map(|frame| (names.frame(frame), frame.clone()));
+        Holder { name: names.holder(&state.sites, usage.site), key, usage, called }
+    };
+    found.map(holder).collect()
+}
+
+/// Adds the largest holders of live memory, a sentence each. Skips the line of the site `named`; a
+/// line that calls others is named once.
+fn holders_told(evidence: &Evidence<'_>, named: SiteId, said: &mut Vec<String>) {
+    let Evidence { live, sites, names, now, .. } = evidence;
+    let is_told_of = |usage: &&Usage| match sites.line(named) {
+        Some(line) => sites.line(usage.site) == Some(line),
+        None => named != SiteId::NONE && usage.site == named,
+    };
+    let found = usage(live, sites, By::Line, *now);
+    let has_told = found.iter().any(|usage| is_told_of(&usage));
+    // A remnant says nothing.
+    let is_much = |usage: &&Usage| usage.bytes >= evidence.live_bytes() / 50;
+    let told = found.iter().filter(is_much).filter(|usage| !is_told_of(usage)).take(MOST_HOLDERS);
+    let called = |id, said: &[String]| {
+        let called = names.frame(evidence.callers.of_site(sites, id)?);
+        (!said.iter().any(|said| said.contains(&called))).then_some(called)
+    };
+    if has_told && let Some(called) = called(named, said) {
+        said.push(format!("That line is called from {called}"));
+    }
+    for (number, usage) in told.enumerate() {
+        let what = match (number, has_told) {
+            (0, false) => "Most is from",
+            (0, true) => "Next most is from",
+            _ => "then from",
+        };
+        let base = match number {
+            0 => format!(" of the {} live", bytes(evidence.live_bytes())),
+            _ => String::new(),
+        };
+        let blocks = match usage.blocks {
+            1 => "1 block".to_owned(),
+            count => format!("{count} blocks"),
+        };
+        let share = percent(usage.bytes, evidence.live_bytes());
+        let amount = format!("{} ({share}%{base}), {blocks}", bytes(usage.bytes));
+        let whole = format!("{what} {}: {amount}", names.holder(sites, usage.site));
+        let called = called(usage.site, said);
+        // The line matters more than the module, and its caller too.
+        let place = names.place(sites, usage.site);
+        said.push(match (place, called) {
+            (Some(place), Some(called)) => {
+                format!("{what} {place}, called from {called}: {amount}")
+            }
+            (Some(place), None) if whole.chars().count() > MOST_COLUMNS => {
+                format!("{what} {place}: {amount}")
+            }
+            _ => whole,
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests;

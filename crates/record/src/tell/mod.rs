@@ -1,0 +1,9 @@
+//! What is derived from a record, and files: conclusions, dumps, runs, traces, alerts.
+
+pub mod conclusion;
+pub mod dump;
+pub mod file;
+pub mod page;
+pub mod run;
+pub mod trace;
+pub mod watch;

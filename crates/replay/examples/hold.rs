@@ -1,0 +1,122 @@
+//! The bar of hold as tables: peaks of held memory of Gruyère and of torch's allocators.
+//!
+//!     cargo run --profile quick -p gruyere-replay --example hold
+//!     ... --example hold -- traces drawn bottom spans    # these parts; all but spans as it comes
+//!     ... --example hold -- --conf slack:0.1%            # with this configuration
+//!     ... --example hold -- --most 400000                # drawn: up to so many blocks (100,000)
+//!     ... --example hold -- traces --clock 100us         # where kernels take so long
+//!     ... --example hold -- --fit                        # and the smallest devices, of the traces
+//!     ... --example hold -- --write DIR                  # drawn, as traces: tests/pytorch/pace
+//!
+//! Exits with 1 if the bar is not kept; lists the breaches at the end.
+
+use gruyere_replay::bench::{Contender, smallest_device};
+use gruyere_replay::clock::Clock;
+use gruyere_replay::drawn;
+use gruyere_replay::hold::{Bar, SPANS, Table};
+use gruyere_replay::trace::Trace;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
+
+struct Arguments {
+    parts: Vec<String>,
+    conf: String,
+    most: u64,
+    clock: Clock,
+    fit: bool,
+    folder: Option<PathBuf>,
+}
+
+impl Arguments {
+    fn read() -> Outcome<Self> {
+        let (parts, conf) = (Vec::new(), String::new());
+        let clock = Clock::INSTANT;
+        let mut arguments = Self { parts, conf, most: 100_000, clock, fit: false, folder: None };
+        let mut words = std::env::args().skip(1);
+        while let Some(word) = words.next() {
+            match word.as_str() {
+                "--conf" => arguments.conf = words.next().ok_or("--conf: which?")?,
+                "--most" => arguments.most = words.next().ok_or("--most: how many?")?.parse()?,
+                "--clock" => arguments.clock = words.next().ok_or("--clock: which?")?.parse()?,
+                "--fit" => arguments.fit = true,
+                "--write" => {
+                    arguments.folder = Some(words.next().ok_or("--write: which folder?")?.into());
+                }
+                "traces" | "drawn" | "bottom" | "spans" => arguments.parts.push(word),
+                _ => return Err(format!("{word}: traces, drawn, bottom or spans").into()),
+            }
+        }
+        if arguments.parts.is_empty() {
+            arguments.parts = ["traces", "drawn", "bottom"].map(str::to_owned).to_vec();
+        }
+        Ok(arguments)
+    }
+}
+
+/// The small traces and the seven large ones.
+fn traces() -> Outcome<Vec<Trace>> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../traces");
+    let mut traces = Trace::open_all(&folder.join("small"))?;
+    traces.extend(Trace::open_all(&folder)?);
+    Ok(traces)
+}
+
+fn drawn(most: u64) -> Outcome<Vec<Trace>> {
+    let programs = drawn::bar(most, 1..=4);
+    Ok(programs.iter().map(drawn::Program::trace).collect::<Result<_, _>>()?)
+}
+
+/// Prints the smallest devices that complete, over the peak of live.
+fn show_fit(conf: &str) -> Outcome<()> {
+    let ours = Contender::Gruyere(conf.to_owned());
+    println!("{:<28}{:>9}{:>9}{:>9}", "smallest device / live", "torch", "expand.", "ours");
+    for trace in traces()? {
+        print!("{:<28}", trace.name);
+        for contender in [&Contender::Torch, &Contender::Expandable, &ours] {
+            let bytes = smallest_device(&trace, contender)?;
+            let ratio = bytes.map(|bytes| bytes as f64 / trace.peak_live_of_a_device() as f64);
+            print!("{:>9}", ratio.map_or("none".to_owned(), |ratio| format!("{ratio:.4}")));
+        }
+        println!();
+    }
+    Ok(())
+}
+
+fn main() -> Outcome<ExitCode> {
+    let arguments = Arguments::read()?;
+    if let Some(folder) = &arguments.folder {
+        for program in drawn::bar(arguments.most, 1..=1) {
+            std::fs::write(folder.join(format!("{}.trace", program.name())), program.text())?;
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    let (mut breaches, conf) = (Vec::new(), [arguments.conf.as_str()]);
+    let mut show = |table: Table| {
+        println!("{table}");
+        breaches.extend(table.breaches());
+    };
+    for part in &arguments.parts {
+        match part.as_str() {
+            "traces" if arguments.clock.lags() => {
+                show(Table::on(arguments.clock, &traces()?, &conf, Bar::Lagging)?);
+            }
+            "traces" => show(Table::of(&traces()?, &conf, Bar::Trace)?),
+            "drawn" => show(Table::of(&drawn(arguments.most)?, &conf, Bar::Drawn)?),
+            "bottom" => show(Table::of(&drawn::bottom()?, &conf, Bar::Bottom)?),
+            _ => {
+                show(Table::of(&traces()?, &SPANS, Bar::Span)?);
+                show(Table::of(&drawn(arguments.most)?, &SPANS, Bar::Span)?);
+                show(Table::of(&drawn::bottom()?, &SPANS, Bar::Span)?);
+            }
+        }
+    }
+    if arguments.fit {
+        show_fit(&arguments.conf)?;
+    }
+    for breach in &breaches {
+        println!("beyond the bar: {breach}");
+    }
+    Ok(ExitCode::from(u8::from(!breaches.is_empty())))
+}

@@ -1,0 +1,115 @@
+//! Held memory on a device that lags behind its host, as every GPU does: kernels of 5, 20 and 100
+//! us, default settings. Only traces with several streams: with one, memory is reused in stream
+//! order without waits. `cargo run --profile quick -p gruyere-replay --example hold -- traces
+//! --clock 20us` prints the tables of all.
+
+use gruyere_replay::bench::{Contender, on_clock};
+use gruyere_replay::clock::Clock;
+use gruyere_replay::hold::{Bar, Table};
+use gruyere_replay::trace::Trace;
+use std::path::Path;
+
+/// The traces with several streams.
+fn traces() -> Vec<Trace> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../traces");
+    let mut traces = Trace::open_all(&folder.join("small")).unwrap();
+    traces.extend(Trace::open_all(&folder).unwrap());
+    traces.retain(|trace| trace.streams.len() > 1);
+    assert!(traces.len() >= 12, "{}", traces.len());
+    traces
+}
+
+#[test]
+fn on_a_device_that_lags_no_trace_holds_more_than_under_torch_by_more_than_a_page() {
+    let traces = traces();
+    let mut breaches = Vec::new();
+    for clock in Clock::LAGGING {
+        let table = Table::on(clock, &traces, &[""], Bar::Lagging).unwrap();
+        println!("kernels of {clock}\n{table}");
+        breaches.extend(table.breaches().into_iter().map(|breach| format!("{clock}: {breach}")));
+    }
+    assert!(breaches.is_empty(), "beyond the bar:\n  {}", breaches.join("\n  "));
+}
+
+/// Bars of peak held / peak live on every clock, by default. Ranks of a job of several (`fsdp`,
+/// `fsdp1`, `fsdp2_of_8`) keep `waits:oom`, so their streams do not wait for each other, and hold
+/// more than the aim, 1.04. So does `prefetch_events`, on the instant device too. The streams of
+/// `threads` work in parallel, and a wait between them would be long.
+const KEPT: [(&str, f64); 12] = [
+    ("activations", 1.03),
+    ("ddp", 1.02),
+    ("fsdp", 1.05),
+    ("fsdp1", 1.15),
+    ("fsdp2", 1.03),
+    ("fsdp2_of_8", 1.22),
+    ("offload", 1.08),
+    ("pipeline", 1.02),
+    ("prefetch", 1.06),
+    ("prefetch_events", 1.12),
+    ("threads", 1.43),
+    ("zero3", 1.05),
+];
+
+#[test]
+fn on_a_device_that_lags_each_trace_holds_little_beyond_live() {
+    let traces = traces();
+    let mut breaches = Vec::new();
+    for trace in &traces {
+        let kept = KEPT.iter().find(|(name, _)| *name == trace.name);
+        let (_, bar) = kept.unwrap_or_else(|| panic!("{} has no bar", trace.name));
+        for clock in Clock::LAGGING {
+            let lag = on_clock(trace, &Contender::Gruyere(String::new()), clock).unwrap();
+            if !lag.completed || lag.hold_ratio > *bar {
+                breaches.push(format!("{} on {clock}: {:.4}, {bar}", trace.name, lag.hold_ratio));
+            }
+        }
+    }
+    assert!(breaches.is_empty(), "beyond the bar:\n  {}", breaches.join("\n  "));
+}
+
+#[test]
+fn a_step_takes_no_longer_on_the_device_for_the_waits() {
+    for trace in traces().iter().filter(|trace| trace.ranks() == 1) {
+        for clock in Clock::LAGGING {
+            let later = |conf: &str| {
+                let ours = Contender::Gruyere(conf.to_owned());
+                on_clock(trace, &ours, clock).unwrap().later_steps_ns
+            };
+            // A trace without steps has no later steps.
+            let (Some(with), Some(without)) = (later(""), later("waits:off")) else { continue };
+            // A batch of `prefetch` waits once more than without, in a run of eight steps.
+            let bar = if trace.name == "prefetch" { 1.007 } else { 1.005 };
+            let ratio = with as f64 / without as f64;
+            println!("{} on {clock}: {ratio:.4}", trace.name);
+            assert!(ratio <= bar, "{} on {clock}: {ratio:.4}", trace.name);
+        }
+    }
+}
+
+/// Ranks of several give this up by default, since a wait could close a cycle with other ranks.
+/// `fsdp2_of_8` holds the most, 1.068 with kernels of 100 us.
+#[test]
+fn with_waits_budget_a_rank_of_several_holds_at_most_7_per_cent_beyond_live() {
+    for trace in traces().iter().filter(|trace| trace.ranks() > 1) {
+        for clock in Clock::LAGGING {
+            let budget = Contender::Gruyere("waits:budget".to_owned());
+            let lag = on_clock(trace, &budget, clock).unwrap();
+            assert!(lag.completed && lag.hold_ratio <= 1.07, "{} on {clock}: {lag:?}", trace.name);
+        }
+    }
+}
+
+#[test]
+fn a_trace_of_one_stream_is_held_the_same_where_the_device_lags() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../traces/small");
+    for name in ["resnet50", "chat", "classify"] {
+        let trace = Trace::open(&folder.join(format!("{name}.trace.zst"))).unwrap();
+        assert_eq!(trace.streams.len(), 1, "{name}");
+        let ours = Contender::Gruyere(String::new());
+        let held = |clock| on_clock(&trace, &ours, clock).unwrap().hold_ratio;
+        let at_once = held(Clock::INSTANT);
+        for clock in Clock::LAGGING {
+            assert!((held(clock) - at_once).abs() < 0.003, "{name} on {clock}: {}", held(clock));
+        }
+    }
+}

@@ -1,0 +1,188 @@
+//! The parts of the test run, in order: cheap and informative first.
+
+use std::path::Path;
+use std::process::Command;
+
+use crate::runner::{self, Counts, Outcome, Part};
+use crate::{
+    cuda, deadline, exports, figures, gpu_bundle, header, instructions, rust_tests, site, tools,
+    wheels,
+};
+
+/// A command in the repository's root.
+pub fn command(root: &Path, program: impl AsRef<std::ffi::OsStr>, arguments: &[&str]) -> Command {
+    let mut command = Command::new(program);
+    command.args(arguments).current_dir(root);
+    command
+}
+
+/// The cargo that started us.
+pub fn cargo(root: &Path, arguments: &[&str]) -> Command {
+    command(root, std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()), arguments)
+}
+
+/// All parts.
+pub fn all(root: &Path) -> Vec<Part> {
+    let at = |run: fn(&Path) -> Outcome| {
+        let root = root.to_path_buf();
+        Box::new(move || run(&root)) as Box<dyn Fn() -> Outcome>
+    };
+    let part = |name, needs, run| Part { name, run: at(run), needs, only_with_all: false };
+    let slow = |name, needs, run| Part { name, run: at(run), needs, only_with_all: true };
+    vec![
+        part("house", &["python3-venv"], |root| {
+            runner::command(&mut command(root, "python3", &["crates/xtask/house.py"]))
+        }),
+        part("links", &[], |root| check(site::check_links(root))),
+        slow("site", &["mdbook"], |root| check(site::build(root).map(|_| ()))),
+        part("header", &[], header::part),
+        part("cuda headers", &["python3-venv"], cuda::part),
+        part("rust tests", &[], rust_tests::part),
+        part("exports", &["binutils"], |root| check(exports::check(root))),
+        slow("figures", &[], |root| check(figures::check(root))),
+        slow("starts", &[], starts),
+        part("memcheck", &["valgrind"], memcheck),
+        part("loom", &[], loom),
+        part("instructions", &["valgrind"], |root| check(instructions::check(root))),
+        slow("prometheus", &["prometheus"], prometheus),
+        slow("gpu rehearsal", &["binutils"], |root| check(gpu_bundle::rehearse(root))),
+        slow("release", &["python3-venv"], wheels::part),
+        slow("pytorch", &["python3-venv", "c++"], |root| {
+            runner::command(&mut command(root, root.join("tests/pytorch/run"), &[]))
+        }),
+        // After the part that builds the library.
+        slow("plain torch", &["python3-venv", "c++"], wheels::plain),
+        slow("torch suite", &["python3-venv", "c++"], |root| {
+            runner::command(&mut command(root, root.join("tests/pytorch/suite/run"), &[]))
+        }),
+    ]
+}
+
+/// The conclusion on programs with known causes.
+pub fn conclusions(root: &Path, names: &[String]) -> Result<(), String> {
+    let mut run = command(root, root.join("tests/pytorch/run"), &["--conclusions"]);
+    let status = run.args(names).status().map_err(|error| format!("tests/pytorch/run: {error}"))?;
+    match status.success() {
+        true => Ok(()),
+        false => Err("a conclusion is wrong, or too many are silent: see above".to_owned()),
+    }
+}
+
+/// Prints every figure of traces (`crates/replay/examples/proof.rs`).
+pub fn proof(root: &Path, arguments: &[std::ffi::OsString]) -> Result<(), String> {
+    let build = ["run", "--release", "--quiet", "--package", "gruyere-replay", "--example"];
+    let mut run = cargo(root, &build);
+    let status = run.args(["proof", "--"]).args(arguments).status();
+    match status.map_err(|error| format!("cargo: {error}"))?.success() {
+        true => Ok(()),
+        false => Err("proof: see above".to_owned()),
+    }
+}
+
+fn check(result: Result<(), String>) -> Outcome {
+    match result {
+        Ok(()) => Outcome::Passed(Counts::default()),
+        Err(reason) => Outcome::Failed(Counts::default(), reason),
+    }
+}
+
+// The whole workspace is named below: a single package would build its dependencies, and so the
+// library, with other features under the same file name.
+
+/// Starts and exits of a small program under preload: ten thousand if GRUYERE_PROOF_STARTS is set
+/// (three minutes or more), else some of them (a plain test run makes a few hundred).
+fn starts(root: &Path) -> Outcome {
+    let arguments = ["test", "--workspace", "--test", "preload_proof", "programs_start"];
+    let starts = std::env::var("GRUYERE_PROOF_STARTS").unwrap_or_else(|_| "2000".into());
+    runner::command(cargo(root, &arguments).env("GRUYERE_PROOF_STARTS", starts))
+}
+
+/// Programs under preload and memcheck.
+fn memcheck(root: &Path) -> Outcome {
+    runner::command(&mut cargo(root, &["test", "--workspace", "--test", "preload_memcheck"]))
+}
+
+/// The exporter under a real Prometheus: installed, or unpacked by `cargo xtask tools --install`.
+fn prometheus(root: &Path) -> Outcome {
+    let program = tools::find(root, "prometheus");
+    let Some(folder) = program.as_deref().and_then(Path::parent) else {
+        return check(Err(format!("no prometheus: {}", tools::COMMAND)));
+    };
+    let arguments = ["test", "--package", "gruyere-cli", "--test", "prometheus"];
+    runner::command(cargo(root, &arguments).env("GRUYERE_PROMETHEUS", folder))
+}
+
+/// The model-checked tests: every test target of the record's package with "loom" in its name,
+/// built with `--cfg loom` in a separate folder (the flag would rebuild the other one each time),
+/// optimised (a model visits millions of states).
+fn loom(root: &Path) -> Outcome {
+    let targets = match test_targets(root, "loom") {
+        Ok(targets) if !targets.is_empty() => targets,
+        Ok(_) => return check(Err("crates/record/tests/ has no loom test".into())),
+        Err(reason) => return check(Err(reason)),
+    };
+    let mut arguments = vec!["test", "--release", "--package", "gruyere-record"];
+    for target in &targets {
+        arguments.extend(["--test", target]);
+    }
+    let flags = std::env::var("RUSTFLAGS").unwrap_or_default();
+    runner::command(
+        cargo(root, &arguments)
+            .env("RUSTFLAGS", format!("{flags} --cfg loom"))
+            .env("CARGO_TARGET_DIR", root.join("target/loom"))
+            // The models take seconds; linking as for a release would take minutes.
+            .env("CARGO_PROFILE_RELEASE_LTO", "off")
+            .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16")
+            .env("CARGO_PROFILE_RELEASE_DEBUG", "0"),
+    )
+}
+
+/// The files of crates/record/tests/ with `word` in their names, without their ending.
+fn test_targets(root: &Path, word: &str) -> Result<Vec<String>, String> {
+    let files = std::fs::read_dir(root.join("crates/record/tests"))
+        .map_err(|error| format!("crates/record/tests/: {error}"))?;
+    let mut targets: Vec<_> = files
+        .filter_map(|file| file.ok()?.file_name().into_string().ok())
+        .filter_map(|name| Some(name.strip_suffix(".rs")?.to_owned()))
+        .filter(|name| name.contains(word))
+        .collect();
+    targets.sort();
+    Ok(targets)
+}
+
+/// Runs a command for its effect.
+pub fn succeed(command: &mut Command) -> Result<(), String> {
+    match runner::command(command) {
+        Outcome::Passed(_) => Ok(()),
+        Outcome::Skipped(reason) | Outcome::Failed(_, reason) => Err(reason),
+    }
+}
+
+/// `cargo xtask docs`.
+pub fn write_docs(root: &Path) -> Result<(), String> {
+    succeed(
+        cargo(root, &["test", "--package", "gruyere", "--test", "docs_fresh"])
+            .env("GRUYERE_BLESS", "1"),
+    )
+}
+
+/// A file's text.
+pub fn text(path: &Path) -> Result<String, String> {
+    std::fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))
+}
+
+/// A command's output.
+pub fn output(command: &mut Command) -> Result<String, String> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    let mut said = Vec::new();
+    let limit = deadline::stretched(deadline::COMMAND);
+    let ended = deadline::run(command, limit, |_, bytes| said.extend_from_slice(bytes))
+        .map_err(|error| format!("{name}: {error}"))?;
+    if ended.overdue {
+        return Err(format!("{name} took longer than {} s and was ended", limit.as_secs()));
+    }
+    if !ended.status.success() {
+        return Err(format!("{name} ended with {}", ended.status));
+    }
+    Ok(String::from_utf8_lossy(&said).into_owned())
+}
