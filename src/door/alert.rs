@@ -1,7 +1,8 @@
 //! Alerts, tags and checkpoints: what a program and the allocator exchange beside the requests.
 
-use super::control::{GRUYERE_INVALID, GRUYERE_OK, GRUYERE_UNAVAILABLE};
-use super::{current, fork, guarded};
+use super::fork;
+use super::process::{GRUYERE_INVALID, GRUYERE_OK, GRUYERE_UNAVAILABLE};
+use super::process::{current, guarded};
 use crate::heap::{ALERTS, Alert, Lifetime};
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::Arc;
@@ -87,7 +88,7 @@ pub extern "C" fn gruyere_on_alert(callback: GruyereAlertCallback, context: *mut
             Arc::new(move |alert: &Alert| {
                 let Context(context) = &context;
                 let alert = GruyereAlert::new(alert, 0);
-                super::as_the_program(|| callback(&raw const alert, *context));
+                as_the_program(|| callback(&raw const alert, *context));
             })
         }));
         GRUYERE_OK
@@ -189,4 +190,12 @@ pub extern "C" fn gruyere_checkpoint() -> u64 {
         return 0;
     }
     guarded(0, || current().map_or(0, |heap| heap.checkpoint(Instant::now())))
+}
+
+/// Runs `body`, a function of the program's, inside a call of the library's: its allocations and
+/// frees count as the program's.
+fn as_the_program(body: impl FnOnce()) {
+    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+    let _outside = super::preload::inside::leave();
+    body();
 }

@@ -3,23 +3,17 @@
 //! Any thread may call every function. In a forked child, or without usable CUDA, each returns its
 //! failure value.
 
+use super::begin::heap;
+pub use super::process::{
+    GRUYERE_BROKEN, GRUYERE_INVALID, GRUYERE_IO, GRUYERE_OK, GRUYERE_UNAVAILABLE,
+};
+use super::process::{allow_waits, announce, config, current, forbid_waits, guarded};
 use super::torch::{CudaStream, handle};
-use super::{allow_waits, announce, config, current, forbid_waits, fork, guarded, heap, run_file};
+use super::{fork, run_file};
 use crate::file;
 use crate::heap::{Error, Lifetime, Phase, lifetime};
 use std::ffi::{CStr, OsStr, c_char, c_int};
 use std::os::unix::ffi::OsStrExt;
-
-/// All is well.
-pub const GRUYERE_OK: c_int = 0;
-/// The library cannot work in this process; the log says why.
-pub const GRUYERE_UNAVAILABLE: c_int = -1;
-/// An argument is wrong.
-pub const GRUYERE_INVALID: c_int = -2;
-/// A file could not be written.
-pub const GRUYERE_IO: c_int = -3;
-/// An invariant is broken.
-pub const GRUYERE_BROKEN: c_int = -4;
 
 /// Announces which hooks the loader has wired: 1 is record_stream, 2 are the capture hooks (begin,
 /// end, release), 3 both. Until then memory never passes from stream to stream, and every request

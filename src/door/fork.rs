@@ -47,7 +47,9 @@ pub fn is_forked_child() -> bool {
 /// Async-signal-safe, as code between a fork and an exec must be: three stores.
 unsafe extern "C" fn mark_child() {
     FORKED.store(true, Ordering::Relaxed);
-    super::forget();
+    super::process::forget();
+    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+    super::preload::mode::fall_back();
 }
 
 #[cfg(test)]

@@ -4,11 +4,13 @@
 //! costs nothing. It never calls back and takes no lock of Python's. A block's origin is the number
 //! that the calling thread set with [`gruyere_history_context`]; the loader turns it into a stack.
 
-use super::{current, fork, guarded, heap};
+use super::begin::heap;
+use super::fork;
+use super::process::{current, guarded};
 use crate::heap::history::{self, Collected};
 use std::ffi::c_int;
 
-use super::control::{GRUYERE_OK, GRUYERE_UNAVAILABLE};
+use super::process::{GRUYERE_OK, GRUYERE_UNAVAILABLE};
 
 /// Begins to note mallocs and frees: the latest `entries` of them, and where each live block came
 /// from (0 entries: only that). `clear` other than 0 forgets what was noted before.

@@ -1,7 +1,7 @@
 //! Checks a loader's settings before they take effect.
 
-use super::control::{GRUYERE_INVALID, GRUYERE_OK};
-use super::guarded;
+use super::process::guarded;
+use super::process::{GRUYERE_INVALID, GRUYERE_OK};
 use crate::config::Config;
 use std::ffi::{CStr, c_char, c_int};
 

@@ -1,7 +1,8 @@
 //! Reports an out-of-memory, where the configuration wants it.
 #![deny(unsafe_code)]
 
-use super::{config, current, guarded, run_file};
+use super::process::{config, current, guarded};
+use super::run_file;
 use crate::config::Config;
 use crate::driver::StreamHandle;
 use crate::dump::Explained;

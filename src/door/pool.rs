@@ -3,8 +3,10 @@
 //! Any thread may call every function. In a forked child each returns [`GRUYERE_UNAVAILABLE`].
 //! [`gruyere_last_error`] returns the failure's text on the calling thread.
 
-use super::control::{GRUYERE_BROKEN, GRUYERE_INVALID, GRUYERE_OK, GRUYERE_UNAVAILABLE};
-use super::{fork, guarded, heap};
+use super::begin::heap;
+use super::fork;
+use super::process::guarded;
+use super::process::{GRUYERE_BROKEN, GRUYERE_INVALID, GRUYERE_OK, GRUYERE_UNAVAILABLE};
 use crate::heap::{Heap, PoolError, PoolKey};
 use std::cell::RefCell;
 use std::ffi::{CStr, c_char, c_int};

@@ -5,9 +5,10 @@
 //! ([`crate::heap::Heap::tell_of_blocks`]). torch's functions know themselves whether the calling
 //! thread is profiled.
 
-use super::control::{GRUYERE_OK, GRUYERE_UNAVAILABLE};
+use super::fork;
+use super::process::{GRUYERE_OK, GRUYERE_UNAVAILABLE};
+use super::process::{current, guarded};
 use super::raise::symbol;
-use super::{current, fork, guarded};
 use std::ffi::{c_int, c_void};
 use std::sync::OnceLock;
 
@@ -66,7 +67,7 @@ pub extern "C" fn gruyere_tell_profiler(wanted: c_int) -> c_int {
         if wanted != 0 && profiler().is_none() {
             return GRUYERE_UNAVAILABLE;
         }
-        super::tell_of_blocks(wanted != 0);
+        super::process::tell_of_blocks(wanted != 0);
         GRUYERE_OK
     })
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use super::{config, guarded};
+use super::process::{config, guarded};
 use crate::file;
 use crate::heap::Heap;
 use crate::record::Reader;

@@ -4,7 +4,7 @@
 use std::fmt::Write as _;
 use std::io::{self, IsTerminal as _, Write as _};
 
-use super::config;
+use super::process::config;
 use crate::config::{Config, Summary};
 use crate::heap::{Bytes, Heap};
 use crate::record::Reader;

@@ -26,7 +26,9 @@
 //! instructions. Three attempts to hand over what the hot path knows failed: each keeps that at
 //! hand for every request, which costs each malloc 7 to 10.
 
-use super::{ONLY_WATCHED, current, fork, guarded, heap, oom, profiler, raise};
+use super::begin::{ONLY_WATCHED, heap};
+use super::process::{current, guarded};
+use super::{fork, oom, profiler, raise};
 use crate::driver::StreamHandle;
 use crate::dump::limits;
 use crate::heap::{Device, Error, Heap, Owned, Page, SMALL_MAX};
@@ -136,7 +138,7 @@ fn allocate(size: isize, device: c_int, stream: CudaStream) -> Result<u64, Refus
     if size >= EXABYTE {
         return Err(Refusal::Exabyte);
     }
-    if super::is_only_watched() {
+    if super::begin::is_only_watched() {
         return Err(Refusal::Other(format!("gruyere_malloc: {ONLY_WATCHED}")));
     }
     heap.meet_hooks();

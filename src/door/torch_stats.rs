@@ -4,13 +4,15 @@
 //! Any thread may call every function; torch calls none of them, so in a forked child each returns
 //! its failure value. The Python package wires them (`gruyere._truth`).
 
-use super::{current, fork, guarded, heap};
+use super::begin::heap;
+use super::fork;
+use super::process::{current, guarded};
 use crate::heap::snapshot::{Segment, Snapshot};
 use crate::heap::{CapturePoolHeld, Error, Heap, PoolId};
 use crate::record::peaks::Stat;
 use std::ffi::c_int;
 
-use super::control::{GRUYERE_INVALID, GRUYERE_OK, GRUYERE_UNAVAILABLE};
+use super::process::{GRUYERE_INVALID, GRUYERE_OK, GRUYERE_UNAVAILABLE};
 
 /// One number over time.
 #[repr(C)]

@@ -15,12 +15,14 @@ mod states;
 mod told;
 mod trackers;
 
-use super::control::{GRUYERE_INVALID, GRUYERE_OK, GRUYERE_UNAVAILABLE, GruyereStats};
+use super::begin::{ONLY_WATCHED, heap};
+use super::control::GruyereStats;
 use super::pool::GRUYERE_MEMORY;
+use super::process::{self, GRUYERE_INVALID, GRUYERE_OK, GRUYERE_UNAVAILABLE, current, guarded};
 use super::python::autograd::{self, GruyereAskAutograd};
 use super::torch::{CudaStream, MempoolId, gruyere_free, gruyere_record_stream, handle};
 use super::torch_stats::{GruyereSnapshot, GruyereTorchStats};
-use super::{ONLY_WATCHED, current, fork, guarded, heap, oom};
+use super::{fork, oom};
 use crate::heap::{Error, Heap, PoolError, Report, SMALL_MAX, StateError};
 use boxed::{Boxed, Filter};
 pub use boxed::{GruyereBoxed, GruyereFilter};
@@ -30,7 +32,6 @@ pub use segments::{GruyereGive, GruyereTake};
 pub use states::{GruyerePoolState, GruyereRestored};
 use std::cell::RefCell;
 use std::ffi::{CString, c_char, c_int, c_void};
-use std::sync::atomic::{AtomicBool, Ordering};
 pub use told::GruyereNativeHistory;
 pub use trackers::{GruyereSegmentEvent, GruyereTracker};
 
@@ -215,19 +216,8 @@ pub extern "C" fn gruyere_native_table(version: u32) -> *const GruyereNativeTabl
     if version != GRUYERE_NATIVE_VERSION {
         return std::ptr::null();
     }
-    TAKEN.store(true, Ordering::Relaxed);
+    process::take_native();
     &raw const TABLE
-}
-
-/// | state | means | next |
-/// |---|---|---|
-/// | false | no shim has asked for the table | true, for good |
-/// | true | a shim has it | |
-static TAKEN: AtomicBool = AtomicBool::new(false);
-
-/// Whether a shim has the table: torch uses this door.
-pub(super) fn is_taken() -> bool {
-    TAKEN.load(Ordering::Relaxed)
 }
 
 /// A call's failure.
@@ -340,7 +330,7 @@ fn malloc_slowly(size: u64, device: c_int, stream: CudaStream) -> *mut c_void {
 }
 
 fn allocate(heap: &Heap, size: u64, device: c_int, stream: CudaStream) -> Result<u64, Failure> {
-    if super::is_only_watched() {
+    if super::begin::is_only_watched() {
         return Err(Failure::unavailable(ONLY_WATCHED.to_owned()));
     }
     heap.meet_hooks();
@@ -389,7 +379,7 @@ fn routed(device: c_int, stream: CudaStream) -> Result<Option<Route>, Failure> {
 extern "C" fn malloc_at(size: u64, device: c_int, stream: CudaStream, address: u64) -> *mut c_void {
     let mut block = 0;
     answered(|heap| {
-        if super::is_only_watched() {
+        if super::begin::is_only_watched() {
             return Err(Failure::unavailable(ONLY_WATCHED.to_owned()));
         }
         heap.meet_hooks();

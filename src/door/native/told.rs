@@ -1,11 +1,12 @@
 //! The memory layout and its history, as the native door reports them to torch.
 
-use super::super::control::GRUYERE_OK;
+use super::super::fork;
 use super::super::history::{
     GruyereHistory, give, gruyere_history_free, gruyere_history_start, gruyere_history_stop,
 };
+use super::super::process::GRUYERE_OK;
+use super::super::process::{current, guarded};
 use super::super::torch_stats::{self, GruyereSnapshot};
-use super::super::{current, fork, guarded};
 use super::boxed::{Boxed, GruyereBoxed};
 use super::{contexts, pools};
 use crate::heap::snapshot::Holder;

@@ -4,7 +4,7 @@
 //! `crates/heap/src/order/waits.rs`).
 
 use super::way::{Way, way};
-use crate::door::{forbid_waits, guarded};
+use crate::door::process::{forbid_waits, guarded};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Whether the heap has been told. false -> true, for good, by any thread that has told it.

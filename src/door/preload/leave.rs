@@ -1,6 +1,7 @@
 //! The end of a process: reports a program in which no call was seen, with the remedy.
 
-use super::super::{current, fork, guarded};
+use super::super::fork;
+use super::super::process::{current, guarded};
 use super::mode;
 use crate::config::{Config, PreloadMode, logging};
 use std::ffi::{CStr, c_int, c_void};

@@ -130,7 +130,7 @@ pub fn was_preloaded_here() -> bool {
 /// The library's initialiser.
 extern "C" fn initialize() {
     // A panic here would end programs that do not use us.
-    super::super::guarded((), || {
+    super::super::process::guarded((), || {
         if is_preloaded() {
             // SAFETY: getpid has no preconditions.
             PRELOADED_IN.store(unsafe { libc::getpid() }, Ordering::Relaxed);

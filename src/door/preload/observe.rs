@@ -6,7 +6,8 @@
 use super::current;
 use super::mode;
 use super::runtime::{CudaError, Runtime, Stream, effective};
-use crate::door::{current as heap_in_use, guarded, heap};
+use crate::door::process::guarded;
+use crate::door::{current as heap_in_use, heap};
 use crate::driver::StreamHandle;
 use crate::heap::Heap;
 use std::ffi::c_void;

@@ -16,8 +16,9 @@ mod modules;
 mod places;
 mod stack;
 
-use super::control::{GRUYERE_INVALID, GRUYERE_OK, GRUYERE_UNAVAILABLE};
-use super::{fork, guarded};
+use super::fork;
+use super::process::guarded;
+use super::process::{GRUYERE_INVALID, GRUYERE_OK, GRUYERE_UNAVAILABLE};
 use crate::heap::Sites;
 use crate::record::Record;
 use crate::record::sites::{DEPTH, FrameId, NewSite, Phase, SiteId};
