@@ -15,7 +15,7 @@ from . import (
     _backward_end,
     _blame,
     _library,
-    _limits,
+    _unsupported,
     _nccl,
     _settings,
     _shim,
@@ -154,7 +154,7 @@ def _enable(settings: dict[str, object], automatic: bool) -> None:
     os.environ[VARIABLE] = "1"
     if _enabled.door == "pluggable":
         # The native door needs none of these: torch's own numbers are true there.
-        _install("_truth")
+        _install("_torch_stats")
         _install("_profiler")
     _install("_steps")
     _install("_streams")
@@ -233,13 +233,13 @@ def _take(torch: Any, settings: str) -> tuple[str, str, Any]:
     door, why = open_door(torch, settings)
     if door == "native":
         _library.library().gruyere_announce_hooks(_ALL_HOOKS)
-        _limits.install(torch, native=True)
+        _unsupported.install(torch, native=True)
         return door, why, None
     if not why.startswith("door:"):
         _say(f"{why}. The pluggable door serves (door:pluggable says nothing)")
     allocator = _pluggable(torch)
     _library.library().gruyere_announce_hooks(_ALL_HOOKS)
-    _limits.install(torch)
+    _unsupported.install(torch)
     return "pluggable", why, allocator
 
 

@@ -32,9 +32,9 @@ def _enable(torch: ModuleType) -> None:
     if enabling.is_wanted():
         enabling.enable_automatically(required)
     else:
-        from . import _unheard
+        from . import _trace_warning
 
-        _unheard.watch(torch)
+        _trace_warning.watch(torch)
 
 
 watch()

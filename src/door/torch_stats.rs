@@ -2,7 +2,7 @@
 //! resets, and the memory layout.
 //!
 //! Any thread may call every function; torch calls none of them, so in a forked child each returns
-//! its failure value. The Python package wires them (`gruyere._truth`).
+//! its failure value. The Python package wires them (`gruyere._torch_stats`).
 
 use super::begin::heap;
 use super::fork;

@@ -30,9 +30,9 @@ sys.path.insert(0, str(ROOT / "python_loader"))
 from gruyere._bench.measure import COMPLETED, FAILED, OUT_OF_MEMORY  # noqa: E402
 from gruyere._bench.runners import blame  # noqa: E402
 from gruyere._bench.script import Enough  # noqa: E402
-from gruyere._dryrun import known, live, text, trust  # noqa: E402
+from gruyere._dryrun import answers, live, text, trust  # noqa: E402
 from gruyere._dryrun.identity import ByIdentity, named_modules, named_tensors  # noqa: E402
-from gruyere._dryrun.looks import Seen  # noqa: E402
+from gruyere._dryrun.hooks import Seen  # noqa: E402
 from gruyere._dryrun.main import DryRun  # noqa: E402
 from gruyere._dryrun.runs import Plan, Ran  # noqa: E402
 from gruyere._dryrun.settings import Settings  # noqa: E402
@@ -446,10 +446,10 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from gruyere._dryrun.lines import Lines
 from gruyere._dryrun.live import analyse
-from gruyere._dryrun.looks import Looks
+from gruyere._dryrun.hooks import Hooks
 
 way, rows, width, wide = sys.argv[1], *map(int, sys.argv[2:])
-looks = Looks(torch, Lines(os.getcwd()))
+looks = Hooks(torch, Lines(os.getcwd()))
 looks.install()
 block = nn.Sequential(nn.Linear(width, wide), nn.GELU(), nn.Linear(wide, width)).cuda()
 first, _, second = block
@@ -535,7 +535,7 @@ def test_what_a_scaler_and_a_print_ask_is_answered_and_told(tmp_path):
     document = told(dryrun(tmp_path, "--alloc", "torch", "--json", "train.py"))
     assert document["program"]["steps"] == 3
     assert document["trust"]["reasons"] == []
-    assert document["trust"]["answered"] == {known.INFINITE: 3, known.PRINTED: 3}
+    assert document["trust"]["answered"] == {answers.INFINITE: 3, answers.PRINTED: 3}
 
 
 def test_deepspeed_is_told_that_no_gradient_is_infinite():
@@ -547,12 +547,12 @@ def test_deepspeed_is_told_that_no_gradient_is_infinite():
         "    def has_overflow(self, params):\n        return any(map(has_inf_or_nan, params))\n",
         vars(utils),
     )
-    asks = known.Known()
+    asks = answers.Answers()
     asks._overflows(utils)
     assert utils.CheckOverflow().has_overflow([1, 2]) is False
     # Of each, since none of them ended the search.
     assert utils.asked == [1, 2]
-    assert asks.answered == {known.OVERFLOW: 3}
+    assert asks.answered == {answers.OVERFLOW: 3}
 
 
 # A layer that convolves by Fourier transforms, and an optimiser that takes roots of matrices.

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from gruyere._dryrun import live, page, text
-from gruyere._dryrun.looks import OPTIMIZER, Seen
+from gruyere._dryrun.hooks import OPTIMIZER, Seen
 from gruyere._dryrun.scope import spread
 
 MIB, GIB = 1 << 20, 1 << 30

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Optional
 
 from .lines import NOWHERE, Lines
-from .looks import BACKWARD, GRADIENTS, OPTIMIZER, RECOMPUTING, STATES, WEIGHTS, Seen
+from .hooks import BACKWARD, GRADIENTS, OPTIMIZER, RECOMPUTING, STATES, WEIGHTS, Seen
 from .scope import scope
 
 ACTIVATIONS, RECOMPUTED, TEMPORARIES = "activations", "recomputed", "temporaries"

@@ -24,7 +24,7 @@ def scope(history: History, changes: list[tuple[int, int, Block]]) -> Optional[d
       those of the size of a weight do not.
     """
     from .live import ACTIVATIONS, RECOMPUTED, TEMPORARIES
-    from .looks import OPTIMIZER
+    from .hooks import OPTIMIZER
 
     steps = history.seen.steps
     if not history.told or not steps:

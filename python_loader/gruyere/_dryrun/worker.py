@@ -12,11 +12,11 @@ from typing import Any, Optional
 from .._bench.measure import COMPLETED, FAILED, Result, causes, is_out_of_memory
 from .._bench.script import Enough, Watch, run
 from .._sandbox.reach import Reach
-from .known import Known
+from .answers import Answers
 from . import standing
 from .lines import Lines
 from .live import analyse
-from .looks import Looks
+from .hooks import Hooks
 from .settings import Settings
 from .stops import Stops
 
@@ -70,11 +70,11 @@ class Worker(Watch):
         self.pid = os.getpid()
         self.analysed: bool = request["analysed"]
         self.module: Optional[str] = request["module"]
-        self.looks: Optional[Looks] = None
+        self.hooks: Optional[Hooks] = None
         self.stops = Stops()
         self.stops.watch()
-        self.known = Known()
-        self.known.watch()
+        self.answers = Answers()
+        self.answers.watch()
         self.settings = Settings(request["allocator"])
         self.settings.watch()
 
@@ -86,8 +86,8 @@ class Worker(Watch):
             # The answer has the reason.
             raise Enough(0)
         if self.analysed:
-            self.looks = Looks(torch, Lines(os.getcwd(), self.module))
-            self.looks.install()
+            self.hooks = Hooks(torch, Lines(os.getcwd(), self.module))
+            self.hooks.install()
         self.settings.imported(torch)
         super().imported(torch)
         self._tell("torch is there")
@@ -98,8 +98,8 @@ class Worker(Watch):
 
     def _note_host_time(self) -> None:
         super()._note_host_time()
-        if self.looks is not None:
-            self.looks.step_is_over()
+        if self.hooks is not None:
+            self.hooks.step_is_over()
         self._tell(f"step {self.found.steps + 1}")
 
     def _enough(self) -> None:
@@ -149,12 +149,12 @@ class Worker(Watch):
             # The kernels in this build of torch.
             found.facts["architectures"] = self.torch.cuda.get_arch_list()
             found.facts["metadata"] = hasattr(self.torch._C, "_cuda_setMemoryMetadata")
-            found.facts["answered"] = dict(self.known.answered)
+            found.facts["answered"] = dict(self.answers.answered)
             found.facts["left_out"] = sorted(self.settings.left_out)
-        if self.looks is not None and found.outcome == COMPLETED:
+        if self.hooks is not None and found.outcome == COMPLETED:
             self._tell("reading the history")
             try:
-                found.analysis = self._analysis(self.looks)
+                found.analysis = self._analysis(self.hooks)
             except Exception as error:
                 found.outcome = FAILED
                 found.reason = f"the run cannot be analysed: {type(error).__name__}: {error}"
@@ -163,8 +163,8 @@ class Worker(Watch):
     def _used_cuda(self) -> bool:
         return self.torch is not None and self.torch.cuda.is_initialized()
 
-    def _analysis(self, looks: Looks) -> dict[str, Any]:
+    def _analysis(self, hooks: Hooks) -> dict[str, Any]:
         assert self.torch is not None
-        looks.close()
+        hooks.close()
         traces = self.torch.cuda.memory._snapshot()["device_traces"]
-        return analyse(traces[0] if traces else [], looks.seen, looks.lines)
+        return analyse(traces[0] if traces else [], hooks.seen, hooks.lines)

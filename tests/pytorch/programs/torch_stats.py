@@ -10,9 +10,9 @@ import gpu
 
 gpu.install()
 if gpu.witnessed:
-    from gruyere import _truth
+    from gruyere import _torch_stats
 
-    _truth.install()
+    _torch_stats.install()
 torch.manual_seed(0)
 told = []
 

@@ -22,7 +22,7 @@ PADDED = "transformers: some row is padded, so that a mask is made (the larger o
 PRINTED = "print: the digits of a tensor are found on the host, not on the device (some bytes)"
 
 
-class Known:
+class Answers:
     def __init__(self) -> None:
         self.answered: Counter[str] = Counter()
 

@@ -65,7 +65,7 @@ class Seen:
     mark, but for those of threads at the same time."""
 
 
-class Looks:
+class Hooks:
     def __init__(self, torch: Any, lines: Lines) -> None:
         self.torch = torch
         self.lines = lines

@@ -14,10 +14,10 @@ FIELDS = ("current", "peak", "allocated", "freed")
 PRELUDE = """
 import torch, gpu
 gpu.install()
-from gruyere import _truth
-_truth.install()
+from gruyere import _torch_stats
+_torch_stats.install()
 # Older versions of torch have fewer functions: 2.8 came with the one, 2.9 with the other.
-fraction = getattr(torch.cuda, "get_per_process_memory_fraction", lambda: _truth.memory_fraction(0))
+fraction = getattr(torch.cuda, "get_per_process_memory_fraction", lambda: _torch_stats.memory_fraction(0))
 accelerator = torch.accelerator if hasattr(torch._C, "_accelerator_getDeviceStats") else None
 """
 
@@ -35,7 +35,7 @@ def mended(phantom, program="", code=None, **settings):
 def native(tmp_path_factory):
     phantom = Phantom(tmp_path_factory.mktemp("native"))
     return {
-        kind: phantom.run("truth", allocator=kind).check().report
+        kind: phantom.run("torch_stats", allocator=kind).check().report
         for kind in ("native", "expandable")
     }
 
@@ -44,7 +44,7 @@ def native(tmp_path_factory):
     "conf", ["", "backing:pool", "backing:fixed", "backing:passthrough", "record:off"]
 )
 def test_counts_and_bytes_are_those_of_torchs_own_allocator_at_every_step(phantom, native, conf):
-    ours = dict(mended(phantom, "truth", GRUYERE_CONF=conf).report["told"])
+    ours = dict(mended(phantom, "torch_stats", GRUYERE_CONF=conf).report["told"])
     # Expandable segments cut every block at 512 B, as Gruyère does; torch's default keeps up to 1
     # MiB more with a large block.
     for kind, numbers in (("expandable", COUNTS + BYTES), ("native", (*COUNTS, "requested_bytes"))):
@@ -59,7 +59,7 @@ def test_counts_and_bytes_are_those_of_torchs_own_allocator_at_every_step(phanto
 
 
 def test_what_torch_says_is_what_the_record_and_the_driver_say(phantom):
-    report = mended(phantom, "truth").report
+    report = mended(phantom, "torch_stats").report
     last = dict(report["told"])["end"]
     assert last["allocated_bytes.all.current"] == report["live"] == report["outside"]["live_bytes"]
     assert (
@@ -76,7 +76,7 @@ def test_what_torch_says_is_what_the_record_and_the_driver_say(phantom):
 
 
 def test_every_key_that_torch_gives_is_there_and_summaries_are_as_torchs(phantom, native):
-    ours = mended(phantom, "truth").report
+    ours = mended(phantom, "torch_stats").report
     theirs = native["native"]
     assert set(theirs["told"][0][1]) <= set(ours["told"][0][1])
     for mine, torchs in zip(ours["summary"], theirs["summary"]):
