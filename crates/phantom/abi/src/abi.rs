@@ -1,12 +1,10 @@
-//! Entry and exit of every exported function: counted, guarded, with a code as result.
+//! What every exported function is written with: error codes, pointers of the C caller, the count of
+//! its calls.
 //!
 //! The driver and the runtime share the numbers of all errors used here, so one set of codes serves
 //! both.
 
-use crate::process::{self, Phase};
-use std::cell::Cell;
 use std::ffi::{CStr, c_char};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering::*};
 
@@ -28,18 +26,6 @@ pub mod code {
 
 /// The result of an exported function's body: nothing, or an error code.
 pub type Answer = Result<(), u32>;
-
-/// The library of a function.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Face {
-    /// libcuda: needs `cuInit` first. The books count its caller as the allocator.
-    Driver,
-    /// libcuda, and allowed before `cuInit`.
-    DriverEarly,
-    /// libcudart: initialises itself, and remembers the thread's last error. Its caller is the
-    /// program.
-    Runtime,
-}
 
 /// The number of calls of one exported function, linked into a list of all called functions.
 ///
@@ -101,42 +87,6 @@ pub fn call_counts() -> Vec<(&'static str, u64)> {
     }
     counts.sort_unstable();
     counts
-}
-
-thread_local! {
-    static LAST_ERROR: Cell<u32> = const { Cell::new(0) };
-}
-
-/// The thread's last runtime error; `take` resets it, as `cudaGetLastError` does.
-pub fn last_error(take: bool) -> u32 {
-    if take { LAST_ERROR.replace(0) } else { LAST_ERROR.get() }
-}
-
-/// Runs the body of an exported function. Nothing unwinds out of it.
-pub fn entry(counter: &'static Counter, face: Face, body: impl FnOnce() -> Answer) -> u32 {
-    counter.hit();
-    let code = match process::phase() {
-        Phase::ForkedChild => {
-            process::count_forked_call();
-            code::NOT_INITIALIZED
-        }
-        Phase::Gone => code::DEINITIALIZED,
-        Phase::Fresh if face == Face::Driver => code::NOT_INITIALIZED,
-        phase => {
-            if phase == Phase::Fresh && face == Face::Runtime {
-                process::initialize();
-            }
-            let answer = catch_unwind(AssertUnwindSafe(|| match face {
-                Face::Runtime => gruyere_phantom::as_program(body),
-                _ => body(),
-            }));
-            answer.map_or(code::UNKNOWN, |answer| answer.err().unwrap_or(0))
-        }
-    };
-    if face == Face::Runtime && code != 0 {
-        LAST_ERROR.set(code);
-    }
-    code
 }
 
 /// A result whose type depends on another argument.
@@ -236,75 +186,3 @@ impl Text {
         Ok(unsafe { CStr::from_ptr(self.0) })
     }
 }
-
-/// Exports functions of libcuda.
-macro_rules! driver {
-    ($($(#[$doc:meta])* fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $body:block)*) => {$(
-        $(#[$doc])*
-        #[unsafe(no_mangle)]
-        pub extern "C" fn $name($($arg: $ty),*) -> u32 {
-            static CALLS: $crate::abi::Counter = $crate::abi::Counter::new(stringify!($name));
-            let line = $crate::call_log::begin(stringify!($name), |_line| {
-                $($crate::call_log::Argument::passed(&$arg, _line); _line.push_str(", ");)*
-            });
-            let code = $crate::abi::entry(&CALLS, $crate::abi::Face::Driver, move || $body);
-            if let Some(line) = line {
-                line.end(code, |_line| { $($crate::call_log::Argument::got(&$arg, _line);)* });
-            }
-            code
-        }
-    )*};
-}
-
-/// Exports functions of libcuda that work before `cuInit`.
-macro_rules! driver_early {
-    ($($(#[$doc:meta])* fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $body:block)*) => {$(
-        $(#[$doc])*
-        #[unsafe(no_mangle)]
-        pub extern "C" fn $name($($arg: $ty),*) -> u32 {
-            static CALLS: $crate::abi::Counter = $crate::abi::Counter::new(stringify!($name));
-            let line = $crate::call_log::begin(stringify!($name), |_line| {
-                $($crate::call_log::Argument::passed(&$arg, _line); _line.push_str(", ");)*
-            });
-            let code = $crate::abi::entry(&CALLS, $crate::abi::Face::DriverEarly, move || $body);
-            if let Some(line) = line {
-                line.end(code, |_line| { $($crate::call_log::Argument::got(&$arg, _line);)* });
-            }
-            code
-        }
-    )*};
-}
-
-/// Exports functions of libcudart.
-macro_rules! runtime {
-    ($($(#[$doc:meta])* fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $body:block)*) => {$(
-        $(#[$doc])*
-        #[unsafe(no_mangle)]
-        pub extern "C" fn $name($($arg: $ty),*) -> u32 {
-            static CALLS: $crate::abi::Counter = $crate::abi::Counter::new(stringify!($name));
-            let line = $crate::call_log::begin(stringify!($name), |_line| {
-                $($crate::call_log::Argument::passed(&$arg, _line); _line.push_str(", ");)*
-            });
-            let code = $crate::abi::entry(&CALLS, $crate::abi::Face::Runtime, move || $body);
-            if let Some(line) = line {
-                line.end(code, |_line| { $($crate::call_log::Argument::got(&$arg, _line);)* });
-            }
-            code
-        }
-    )*};
-}
-
-/// Exports functions that only count the call and return success: in the C ABI of x86-64 and
-/// AArch64 the caller owns the arguments, so a callee may ignore them.
-macro_rules! succeeds {
-    ($($name:ident)*) => {$(
-        #[unsafe(no_mangle)]
-        pub extern "C" fn $name() -> u32 {
-            static CALLS: $crate::abi::Counter = $crate::abi::Counter::new(stringify!($name));
-            CALLS.hit();
-            0
-        }
-    )*};
-}
-
-pub(crate) use {driver, driver_early, runtime, succeeds};

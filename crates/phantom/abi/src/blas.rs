@@ -1,6 +1,7 @@
 //! cuBLAS and cuBLASLt: handles are real, products are empty launches.
 
-use crate::abi::{Counter, In, Out, succeeds};
+use crate::abi::{Counter, In, Out};
+use crate::entry::succeeds;
 use crate::handle::{HandlePtr, kernels, launched};
 
 /// `cublasStatus_t` of a product whose launch failed.

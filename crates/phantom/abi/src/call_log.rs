@@ -7,7 +7,7 @@
 //! memory count from the start of the window (`d+`), those of the host's are `host`. The log omits
 //! functions that are not simulated or only report errors.
 
-use crate::abi::{In, Out, Text};
+use crate::abi::{In, Out, SomeResult, Text};
 use crate::gpu::try_gpu;
 use crate::process::{self, Phase};
 use std::fmt::Write as _;
@@ -137,7 +137,7 @@ impl<T: Copy> Argument for Option<T> {
 /// Structures passed by value.
 macro_rules! by_value {
     ($($ty:ty)*) => {$(
-        impl Argument for $ty {
+        impl $crate::call_log::Argument for $ty {
             fn passed(&self, line: &mut String) {
                 line.push_str("..");
             }
@@ -148,14 +148,11 @@ macro_rules! by_value {
 /// Results larger than a number.
 macro_rules! large {
     ($($ty:ty)*) => {$(
-        impl Shown for $ty {}
+        impl $crate::call_log::Shown for $ty {}
     )*};
 }
 
-by_value! { crate::launch::Dim3 crate::ipc::MemHandle crate::runtime_memory::Extent f32 f64 }
-large! {
-    crate::abi::SomeResult crate::launch::Dim3 crate::ipc::MemHandle
-    crate::runtime_memory::PitchedPtr crate::cuda12::Properties crate::host::PointerAttributes
-    crate::properties::DeviceProp crate::properties::FuncAttributes
-    f32 [u8; 16] *const std::ffi::c_char
-}
+by_value! { f32 f64 }
+large! { SomeResult f32 [u8; 16] *const std::ffi::c_char }
+
+pub(crate) use {by_value, large};

@@ -1,7 +1,8 @@
 //! Contexts: one primary context per device, and a stack of current ones per thread.
 
-use crate::abi::{Out, code, driver, runtime};
+use crate::abi::{Out, code};
 use crate::books;
+use crate::entry::{driver, runtime};
 use crate::gpu::{failed, gpu};
 use crate::owner;
 use std::cell::Cell;

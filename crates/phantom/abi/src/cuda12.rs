@@ -1,12 +1,16 @@
 //! Functions of torch for CUDA 12 that CUDA 13's libraries lack or define differently.
 
-use crate::abi::{Out, runtime};
+use crate::abi::Out;
+use crate::call_log::large;
 use crate::context::runtime_device;
 use crate::driver_order::capture_info;
+use crate::entry::runtime;
 use crate::gpu::gpu;
 use crate::numbers::*;
 use crate::properties::{attribute, uuid};
 use std::ffi::c_char;
+
+large! { Properties }
 
 /// Size of a device's properties in CUDA 12. CUDA 13 removed clock rates and modes.
 const PROPERTIES_BYTES: usize = 1032;

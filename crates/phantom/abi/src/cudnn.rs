@@ -5,7 +5,8 @@
 //! they are empty, and each call that might want one is counted (`unknown_workspaces` in the
 //! books).
 
-use crate::abi::{Counter, In, Out, succeeds};
+use crate::abi::{Counter, In, Out};
+use crate::entry::succeeds;
 use crate::handle::{HandlePtr, kernels, launched, objects};
 use crate::workspaces;
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};

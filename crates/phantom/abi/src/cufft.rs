@@ -3,7 +3,8 @@
 //! The sizes of a plan's work area, which torch allocates, and of a plan's own memory are known
 //! only to cuFFT: here both are 0, and each plan is counted (`unknown_workspaces` in the books).
 
-use crate::abi::{Counter, Out, succeeds};
+use crate::abi::{Counter, Out};
+use crate::entry::succeeds;
 use crate::handle::launched;
 use crate::workspaces;
 use std::collections::BTreeMap;

@@ -3,7 +3,8 @@
 //! The size of a workspace is known only to cuSOLVER; torch queries and allocates it. Here it is 0,
 //! and each query is counted (`unknown_workspaces` in the books).
 
-use crate::abi::{Out, succeeds};
+use crate::abi::Out;
+use crate::entry::succeeds;
 use crate::handle::{HandlePtr, kernels, objects};
 use crate::workspaces::{self, sizes};
 

@@ -4,7 +4,8 @@
 //! Workspaces are as in cuSOLVER (`cusolver.rs`). `unsupported.rs` has the rest: the memory of a
 //! sum or product of two sparse matrices depends on the values.
 
-use crate::abi::{Out, succeeds};
+use crate::abi::Out;
+use crate::entry::succeeds;
 use crate::handle::{HandlePtr, kernels, objects};
 use crate::workspaces::sizes;
 

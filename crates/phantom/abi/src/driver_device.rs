@@ -1,7 +1,8 @@
 //! libcuda: initialisation, devices, and errors by name.
 
-use crate::abi::{Out, Text, code, driver, driver_early};
+use crate::abi::{Out, Text, code};
 use crate::context::driver_device;
+use crate::entry::{driver, driver_early};
 use crate::gpu::gpu;
 use crate::numbers::*;
 use crate::properties::{self, attribute, pci_bus_id, put_text};

@@ -1,7 +1,8 @@
 //! libcuda: plain memory, pools, copies and fills.
 
-use crate::abi::{Answer, In, Out, SomeResult, code, driver};
+use crate::abi::{Answer, In, Out, SomeResult, code};
 use crate::context::{driver_device, stream_device};
+use crate::entry::driver;
 use crate::gpu::{failed, gpu, own, pool_attribute};
 use crate::numbers::CU_MEM_LOCATION_TYPE_DEVICE;
 use gruyere_phantom::{CaptureStatus, error};

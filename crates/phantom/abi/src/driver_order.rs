@@ -1,7 +1,8 @@
 //! libcuda: streams, events and captures.
 
-use crate::abi::{Answer, Out, code, driver};
+use crate::abi::{Answer, Out, code};
 use crate::context::{self, driver_device, stream_device};
+use crate::entry::driver;
 use crate::gpu::{failed, gpu, own};
 use crate::graph;
 use crate::numbers::*;

@@ -1,8 +1,9 @@
 //! libcuda: virtual memory management.
 
-use crate::abi::{Answer, In, Out, SomeResult, code, driver};
+use crate::abi::{Answer, In, Out, SomeResult, code};
 use crate::contents::Contents;
 use crate::driver_memory::{AccessDesc, Location};
+use crate::entry::driver;
 use crate::gpu::{failed, gpu};
 use crate::numbers::{
     CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_HANDLE_TYPE_FABRIC,

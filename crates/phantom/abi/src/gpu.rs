@@ -52,7 +52,7 @@ static PHANTOM: OnceLock<Phantom> = OnceLock::new();
 /// The simulator.
 ///
 /// # Panics
-/// Before `cuInit`; [`crate::abi::entry`] prevents that.
+/// Before `cuInit`; [`crate::entry::entry`] prevents that.
 pub fn gpu() -> &'static Phantom {
     PHANTOM.get().expect("initialised by entry()")
 }

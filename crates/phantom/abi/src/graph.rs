@@ -1,9 +1,10 @@
 //! Graphs, the results of captures. A template and its executables share the simulated graphs,
 //! which go with the last of them.
 
-use crate::abi::{Answer, Out, code, driver, runtime};
+use crate::abi::{Answer, Out, code};
 use crate::context::{runtime_device, stream_device};
 use crate::driver_order::capture_mode;
+use crate::entry::{driver, runtime};
 use crate::gpu::{failed, gpu, own};
 use std::collections::HashMap;
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};

@@ -1,8 +1,9 @@
 //! A library's objects in programs: handles, which remember their stream, and objects without
 //! content here.
 
-use crate::abi::{Counter, Face, Out, entry};
+use crate::abi::{Counter, Out};
 use crate::call_log::{self, Argument};
+use crate::entry::{Face, entry};
 use crate::gpu::gpu;
 use std::sync::atomic::{AtomicUsize, Ordering::*};
 

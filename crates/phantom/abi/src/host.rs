@@ -1,12 +1,16 @@
 //! Page-locked host memory, and attributes of pointers.
 
-use crate::abi::{In, Out, SomeResult, code, driver, runtime};
+use crate::abi::{In, Out, SomeResult, code};
+use crate::call_log::large;
+use crate::entry::{driver, runtime};
 use crate::gpu::gpu;
 use crate::numbers::*;
 use gruyere_phantom::Source;
 use std::collections::BTreeMap;
 use std::ptr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+
+large! { PointerAttributes }
 
 /// The ranges of page-locked memory: start to bytes, and whether this library allocated it.
 #[derive(Default)]

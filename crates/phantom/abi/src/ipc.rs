@@ -5,12 +5,17 @@
 //! device memory here: the simulator checks the rules of export, open and close, and their counts,
 //! not the contents.
 
-use crate::abi::{Answer, Out, code, driver, runtime};
+use crate::abi::{Answer, Out, code};
+use crate::call_log::{by_value, large};
 use crate::context::{driver_device, runtime_device};
+use crate::entry::{driver, runtime};
 use crate::gpu::{failed, gpu};
 use gruyere_phantom::Source;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+
+by_value! { MemHandle }
+large! { MemHandle }
 
 /// `cudaIpcMemHandle_t` and `CUipcMemHandle`.
 #[repr(C)]

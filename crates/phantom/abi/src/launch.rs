@@ -1,12 +1,17 @@
 //! Kernels: registered, counted, never run.
 
-use crate::abi::{Answer, In, Out, Text, driver, runtime};
+use crate::abi::{Answer, In, Out, Text};
+use crate::call_log::{by_value, large};
 use crate::context::runtime_device;
+use crate::entry::{driver, runtime};
 use crate::fatbin;
 use crate::gpu::{gpu, own};
 use crate::numbers::*;
 use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+by_value! { Dim3 }
+large! { Dim3 }
 
 /// `dim3`.
 #[repr(C)]

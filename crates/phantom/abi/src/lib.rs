@@ -71,6 +71,7 @@ mod driver_device;
 mod driver_memory;
 mod driver_order;
 mod driver_vmm;
+mod entry;
 mod fatbin;
 mod gpu;
 mod graph;

@@ -1,7 +1,8 @@
 //! NCCL on one rank: a collective copies the sender's data to the receiver. A communicator of
 //! several ranks is refused. The memory of NCCL's channels is unknown (`workspaces.rs`).
 
-use crate::abi::{Answer, Counter, Face, In, Out, entry};
+use crate::abi::{Answer, Counter, In, Out};
+use crate::entry::{Face, entry};
 use crate::gpu::{failed, gpu};
 use crate::{context, workspaces};
 use std::collections::VecDeque;
@@ -49,7 +50,7 @@ macro_rules! nccl {
 
 /// Exports functions that do nothing on one rank.
 macro_rules! nothing {
-    ($($name:ident)*) => { $crate::abi::succeeds! { $($name)* } };
+    ($($name:ident)*) => { $crate::entry::succeeds! { $($name)* } };
 }
 
 nothing! {

@@ -3,7 +3,8 @@
 //! torch caches compiled programs in the user's files, keyed by NVRTC's version among others. A run
 //! on a GPU must never find ours there, so the version is one that NVIDIA will not use.
 
-use crate::abi::{Out, succeeds};
+use crate::abi::Out;
+use crate::entry::succeeds;
 use crate::handle::objects;
 use std::ffi::c_char;
 

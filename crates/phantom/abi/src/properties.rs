@@ -1,10 +1,14 @@
 //! The reported properties of a simulated device.
 
-use crate::abi::{Answer, In, Out, code, runtime};
+use crate::abi::{Answer, In, Out, code};
+use crate::call_log::large;
+use crate::entry::runtime;
 use crate::fatbin;
 use crate::gpu::gpu;
 use crate::numbers::*;
 use crate::sharing::Rdma;
+
+large! { DeviceProp FuncAttributes }
 
 const WARP: i32 = 32;
 const SHARED_PER_BLOCK: i32 = 48 << 10;

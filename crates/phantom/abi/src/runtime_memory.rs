@@ -1,13 +1,18 @@
 //! libcudart: memory, pools, copies and fills.
 
-use crate::abi::{Answer, In, Out, SomeResult, runtime};
+use crate::abi::{Answer, In, Out, SomeResult};
+use crate::call_log::{by_value, large};
 use crate::context::runtime_device;
 use crate::driver_memory::{
     AccessDesc, PoolProps, alloc_from_current, alloc_from_pool, alloc_rows, pool_create,
     pool_get_attribute, pool_set_access, pool_set_attribute,
 };
+use crate::entry::runtime;
 use crate::gpu::{failed, gpu, own};
 use gruyere_phantom::error;
+
+by_value! { Extent }
+large! { PitchedPtr }
 
 /// `cudaPitchedPtr`.
 #[repr(C)]

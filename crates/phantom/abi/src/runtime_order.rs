@@ -1,9 +1,10 @@
 //! libcudart: streams, events, captures, errors and versions.
 
-use crate::abi::{Out, Text, last_error, runtime};
+use crate::abi::{Out, Text};
 use crate::context::runtime_device;
 use crate::driver_device::{VERSION, error_texts};
 use crate::driver_order::{capture_info, elapsed, exchange_mode, ready, stream_create};
+use crate::entry::{last_error, runtime};
 use crate::gpu::{failed, gpu, own};
 use crate::lookup;
 use std::ffi::c_char;
