@@ -1,0 +1,164 @@
+"""What the PyTorch tests and measurements run in: virtual environments, libraries, the stand-in GPU.
+Each program of this folder imports it.
+"""
+
+import atexit
+import functools
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+SKIPPED = 77
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+VENV = ROOT / ".venv-torch"
+PYTHON = VENV / "bin" / "python"
+REQUIREMENTS = HERE / "requirements.txt"
+LAYER = ROOT / ".venv-frameworks"
+LAYER_REQUIREMENTS = HERE / "requirements-frameworks.txt"
+# CUDA's headers, which the tests' own C++ is compiled against.
+TOOLKIT = ["nvidia-cuda-runtime==13.5.37", "nvidia-cuda-crt==13.5.37"]
+PURELIB = f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
+PACKAGE = ROOT / "python_loader"
+TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")).resolve()
+
+
+def skip(reason):
+    print(f"the PyTorch tests were skipped: {reason}", flush=True)
+    sys.exit(SKIPPED)
+
+
+def make_venv(venv, requirements, lines=""):
+    """A virtual environment, complete: its stamp says what it was made of. `lines` are those of a
+    .pth file: folders to see, and what to run when the interpreter starts."""
+    stamp = venv / "complete"
+    wanted = f"{sys.version}\n{requirements.read_text()}{lines}"
+    if stamp.exists() and stamp.read_text() == wanted:
+        return
+    print(f"making {venv} from {requirements.name}", flush=True)
+    shutil.rmtree(venv, ignore_errors=True)
+    if subprocess.run([sys.executable, "-m", "venv", venv]).returncode != 0:
+        skip("python3 -m venv does not work here (Debian: apt install python3-venv)")
+    pip = [
+        venv / "bin" / "python",
+        "-m",
+        "pip",
+        "--disable-pip-version-check",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--retries",
+        "2",
+    ]
+    result = subprocess.run([*pip, "-r", requirements], stderr=subprocess.PIPE, text=True)
+    if result.returncode != 0:
+        sys.stderr.write(result.stderr)
+        errors = [line for line in result.stderr.splitlines() if line.startswith("ERROR")]
+        skip(f"pip could not install {requirements.name}: {errors[-1] if errors else 'see above'}")
+    if lines:
+        (venv / PURELIB / "layer.pth").write_text(lines)
+    stamp.write_text(wanted)
+
+
+def layer():
+    """What the frameworks' environment sees besides its own: torch's, and our package as an
+    installation would have left it."""
+    return (
+        f"{(VENV / PURELIB).resolve()}\n{PACKAGE}\n{(PACKAGE / 'gruyere_startup.pth').read_text()}"
+    )
+
+
+def build():
+    packages = ["gruyere", "gruyere-cli", "gruyere-phantom-abi", "gruyere-torch-driver"]
+    command = [
+        "cargo",
+        "build",
+        "--release",
+        "--locked",
+        *[part for name in packages for part in ("-p", name)],
+    ]
+    # What reads where blocks come from (test_blame.py).
+    reader = [*command[:4], "-p", "gruyere-record", "--example", "sites"]
+    if any(subprocess.run(words, cwd=ROOT).returncode != 0 for words in (command, reader)):
+        sys.exit("the build failed")
+
+
+def fetch_toolkit(python=PYTHON):
+    folder = TARGET / "cuda-toolkit"
+    stamp = folder / "complete"
+    if stamp.exists() and stamp.read_text() == str(TOOLKIT):
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    pip = [
+        python,
+        "-m",
+        "pip",
+        "--disable-pip-version-check",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--retries",
+        "2",
+        "--target",
+        folder,
+    ]
+    # Headers alone are wanted: those of x86-64 are those of every machine.
+    pip += ["--only-binary=:all:", "--platform", "manylinux2014_x86_64"]
+    if subprocess.run([*pip, *TOOLKIT]).returncode != 0:
+        skip("pip could not install CUDA's headers")
+    stamp.write_text(str(TOOLKIT))
+
+
+def link():
+    folder = TARGET / "phantom-libs"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    # The names are the package's.
+    _stand_in().link(TARGET / "release" / _stand_in().LIBRARY, folder)
+
+
+def build_shim(python=PYTHON):
+    """The native door's, before the tests: who builds one says so, and who waits for it too."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(PACKAGE),
+        "LD_LIBRARY_PATH": str(TARGET / "phantom-libs"),
+        "XDG_CACHE_HOME": str(TARGET / "shims"),
+    }
+    code = "import torch; from gruyere import _shim; _shim.build(torch)"
+    if subprocess.run([python, "-c", code], env=environment).returncode != 0:
+        sys.exit("the native door's shim could not be built")
+
+
+def _stand_in():
+    if str(PACKAGE) not in sys.path:
+        sys.path.insert(0, str(PACKAGE))
+    from gruyere import _stand_in
+
+    return _stand_in
+
+
+@functools.lru_cache(maxsize=None)
+def owned():
+    """The variable without which nobody runs on the phantom: this process holds the lock for what
+    it starts, until it ends."""
+    folder = tempfile.mkdtemp(prefix="gruyere-owner.")
+    owner = _stand_in().Owner(Path(folder))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return owner.environment()
+
+
+def door_of(version):
+    """The door that a version of torch is to get."""
+    return "native" if tuple(map(int, version.split(".")[:2])) >= (2, 11) else "pluggable"
+
+
+def prepare():
+    """Makes everything that tests with torch need."""
+    make_venv(VENV, REQUIREMENTS)
+    fetch_toolkit()
+    build()
+    link()
