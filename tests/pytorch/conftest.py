@@ -53,8 +53,8 @@ def pytest_unconfigure():
 
 
 # What one test, its fixtures or their end may take, each; GRUYERE_TEST_PATIENCE is a factor for
-# slow machines, as in crates/xtask/src/deadline.rs. A test that hangs fails by name, and the program
-# that it waits for is ended (subprocess.run does that where it is interrupted).
+# slow machines, as in crates/xtask/src/deadline.rs. A test that hangs fails by name, and the
+# program that it waits for is ended (subprocess.run does that where it is interrupted).
 LIMIT = 900 * float(os.environ.get("GRUYERE_TEST_PATIENCE", "1"))
 
 

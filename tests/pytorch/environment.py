@@ -1,4 +1,4 @@
-"""What the PyTorch tests and measurements run in: virtual environments, libraries, the stand-in GPU.
+"""What the PyTorch tests and measurements run in: environments, libraries, the stand-in GPU.
 Each program of this folder imports it.
 """
 

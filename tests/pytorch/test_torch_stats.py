@@ -17,7 +17,9 @@ gpu.install()
 from gruyere import _torch_stats
 _torch_stats.install()
 # Older versions of torch have fewer functions: 2.8 came with the one, 2.9 with the other.
-fraction = getattr(torch.cuda, "get_per_process_memory_fraction", lambda: _torch_stats.memory_fraction(0))
+fraction = getattr(
+    torch.cuda, "get_per_process_memory_fraction", lambda: _torch_stats.memory_fraction(0)
+)
 accelerator = torch.accelerator if hasattr(torch._C, "_accelerator_getDeviceStats") else None
 """
 

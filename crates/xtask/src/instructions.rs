@@ -240,7 +240,8 @@ mod tests {
     #[test]
     fn lines_are_summed_by_file_and_what_they_call_is_not() {
         let profile = "fl=src/door/torch.rs\nfn=gruyere_malloc\n7 4\n\
-                       fi=crates/record/src/write/shard.rs\n9 2\n+1 3\ncfi=x.rs\ncfn=y\ncalls=1 5\n9 100\n\
+                       fi=crates/record/src/write/shard.rs\n9 2\n\
+                       +1 3\ncfi=x.rs\ncfn=y\ncalls=1 5\n9 100\n\
                        * 1\nfe=src/door/torch.rs\n-2 50\n";
         assert_eq!(in_files(profile, &["crates/record/src/"]), 6);
         assert_eq!(in_files(profile, &["torch"]), 54);

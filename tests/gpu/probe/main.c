@@ -2,8 +2,8 @@
  *
  *     cc -O2 -o probe tests/gpu/probe/[a-z]*.c -ldl && ./probe --json probe.json
  *
- * `gruyere doctor --gpu` has it inside (crates/cli/build.rs). Each case runs in a process of its own
- * and under a limit of time, so a crash or a hang is an answer. */
+ * `gruyere doctor --gpu` has it inside (crates/cli/build.rs). Each case runs in a process of its
+ * own and under a limit of time, so a crash or a hang is an answer. */
 #include "cases.h"
 #include "driver.h"
 #include "output.h"

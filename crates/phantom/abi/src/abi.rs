@@ -1,5 +1,5 @@
-//! What every exported function is written with: error codes, pointers of the C caller, the count of
-//! its calls.
+//! What every exported function is written with: error codes, pointers of the C caller, the count
+//! of its calls.
 //!
 //! The driver and the runtime share the numbers of all errors used here, so one set of codes serves
 //! both.

@@ -55,7 +55,10 @@ pub fn entry(counter: &'static Counter, face: Face, body: impl FnOnce() -> Answe
 
 /// Exports functions of the library `$face`.
 macro_rules! exported {
-    ($face:ident $($(#[$doc:meta])* fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $body:block)*) => {$(
+    (
+        $face:ident
+        $($(#[$doc:meta])* fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $body:block)*
+    ) => {$(
         $(#[$doc])*
         #[unsafe(no_mangle)]
         pub extern "C" fn $name($($arg: $ty),*) -> u32 {
