@@ -206,6 +206,6 @@ fn close_at_exit() {
 }
 
 /// Why torch gets no memory in a process that is only watched, and the remedy.
-pub(super) const ONLY_WATCHED: &str = "this process is only watched (preload:observe), so \
-     torch must keep its own allocator: leave out what makes gruyere torch's allocator (python -m gruyere, \
-     GRUYERE_ENABLE, gruyere.enable), or preload:observe";
+pub(super) const ONLY_WATCHED: &str = "this process is only watched (preload:observe), so torch \
+    must keep its own allocator: leave out what makes gruyere torch's allocator (python -m \
+    gruyere, GRUYERE_ENABLE, gruyere.enable), or preload:observe";
