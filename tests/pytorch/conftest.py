@@ -46,6 +46,10 @@ OWNERS = tempfile.mkdtemp(prefix="gruyere-test-owner.")
 OWNER = _stand_in.Owner(Path(OWNERS))
 
 
+def pytest_configure(config):
+    config.addinivalue_line("markers", "thorough: takes long; run by `run --thorough` or by name")
+
+
 # Not atexit: a worker of pytest-xdist's ends without.
 def pytest_unconfigure():
     for folder in (RECORDS, OWNERS):

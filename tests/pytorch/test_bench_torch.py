@@ -156,6 +156,7 @@ for step in range(100):
 """
 
 
+@pytest.mark.thorough
 def test_a_script_is_run_as_it_is_and_ends_after_its_steps(tmp_path):
     (tmp_path / "train.py").write_text(SCRIPT)
     options = [
@@ -211,6 +212,7 @@ FAILING = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", FAILING)
 def test_a_script_that_fails_is_a_row_with_the_reason(tmp_path, name):
     code, outcome, reason, status = FAILING[name]
@@ -234,6 +236,7 @@ def test_a_script_that_fails_is_a_row_with_the_reason(tmp_path, name):
     assert row["reason"] in ran.stderr
 
 
+@pytest.mark.thorough
 def test_a_script_that_hangs_is_ended(tmp_path):
     (tmp_path / "train.py").write_text("import time\ntime.sleep(600)")
     ran = bench(
@@ -252,6 +255,7 @@ def test_a_script_that_hangs_is_ended(tmp_path):
     assert "took more than 2 s" in ran.stdout
 
 
+@pytest.mark.thorough
 def test_a_device_that_is_too_small_is_out_of_memory_for_every_allocator(tmp_path):
     ran = bench(
         tmp_path,

@@ -172,6 +172,7 @@ def test_what_nvidias_libraries_take_is_named_one_by_one(found, tmp_path):
     assert " x" in workspaces["source"]
 
 
+@pytest.mark.thorough
 def test_two_runs_agree_to_the_byte(found, folder):
     again = told(dryrun(folder, "--gb", 2, "--alloc", "torch", "--json", "train.py", 2048, 50))
     assert row(again, "torch") == row(found, "torch")
@@ -232,6 +233,7 @@ def test_on_a_phone_nothing_of_the_page_is_cut_or_scrolled_sideways(found, folde
     assert not told["cut"] and not told["exceptions"] and told["drawn"] > 0, told
 
 
+@pytest.mark.thorough
 def test_the_smallest_device_is_really_run(folder, phantom):
     ran = dryrun(
         folder, "--gb", 0.25, "--alloc", "torch", "--context", "64MiB", "--smallest", "--json",
@@ -314,6 +316,7 @@ main()
 """
 
 
+@pytest.mark.thorough
 def test_a_leak_that_fits_three_steps_is_told_and_a_queue_is_not(tmp_path):
     for keeps in (True, False):
         (tmp_path / "train.py").write_text(LEAVES.replace("KEEPS", str(keeps)))
@@ -334,6 +337,7 @@ def test_a_leak_that_fits_three_steps_is_told_and_a_queue_is_not(tmp_path):
         assert said in text.verdict(document)
 
 
+@pytest.mark.thorough
 def test_a_dry_run_is_compared_with_the_last_one_of_its_name(found, folder):
     arguments = "--gb", 2, "--alloc", "torch", "--history", "runs/dry", "train.py", 2304, 50
     ran = dryrun(folder, *arguments)
@@ -356,6 +360,7 @@ def test_a_dry_run_is_compared_with_the_last_one_of_its_name(found, folder):
     assert told["run"]["command"] == "train.py 2304 50" and not told["worse"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "condition", ['os.environ["PHANTOM_VALUES"] != "zeros"', "out.item() != 0"]
 )
@@ -420,6 +425,7 @@ optimizer.step()
 """
 
 
+@pytest.mark.thorough
 def test_every_read_of_the_device_has_its_line_also_where_the_runs_part(tmp_path):
     (tmp_path / "train.py").write_text(READS)
     document = told(dryrun(tmp_path, "--alloc", "torch", "--json", "train.py"), 4)
@@ -581,6 +587,7 @@ for _ in range(5):
 """
 
 
+@pytest.mark.thorough
 def test_a_program_that_factors_matrices_is_trusted_and_what_that_takes_is_told(tmp_path):
     (tmp_path / "train.py").write_text(FACTORS)
     document = told(dryrun(tmp_path, "--alloc", "torch", "--json", "train.py"))
@@ -650,6 +657,7 @@ open("went on", "w").close()
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "program, module", [(TRAINER, "LlamaForCausalLM.model"), (LIGHTNING, "Model.net")]
 )
@@ -727,6 +735,7 @@ finally:
 """
 
 
+@pytest.mark.thorough
 def test_what_a_program_measures_and_sets_by_itself_changes_no_answer(tmp_path):
     (tmp_path / "train.py").write_text(OF_ITS_OWN)
     document = told(dryrun(tmp_path, "--alloc", "gruyere,expandable", "--json", "train.py"))
@@ -806,6 +815,7 @@ assert 0 <= total // 2 // (64 << 20) - len(blocks) <= 1, len(blocks)
 """
 
 
+@pytest.mark.thorough
 def test_a_program_that_asks_is_told_the_gpus_total_and_the_contexts_part_as_taken(tmp_path):
     (tmp_path / "train.py").write_text(ASKS)
     ran = dryrun(tmp_path, "--gb", 8, "--context", "640MiB", "--json", "train.py",
@@ -827,6 +837,7 @@ subprocess.run([sys.executable, "-c", another])
 """
 
 
+@pytest.mark.thorough
 def test_processes_that_use_the_device_beside_the_programs_own_are_told(tmp_path):
     (tmp_path / "train.py").write_text(OTHERS)
     ran = dryrun(tmp_path, "--alloc", "torch", "train.py")
@@ -872,6 +883,7 @@ def runs_still(pid):
     return state != "Z"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "number, runs", [(signal.SIGINT, 2), (signal.SIGTERM, 0), (signal.SIGKILL, 2)]
 )
@@ -930,6 +942,7 @@ while True:
 """
 
 
+@pytest.mark.thorough
 def test_a_program_that_swallows_exceptions_ends_after_its_steps(tmp_path):
     (tmp_path / "train.py").write_text(SWALLOWS)
     ran = dryrun(
@@ -997,6 +1010,7 @@ for batch in DataLoader(Data(), 16, num_workers=2):
 """
 
 
+@pytest.mark.thorough
 def test_loader_workers_are_left_alone_and_modules_are_told_apart_whatever_they_equal(tmp_path):
     (tmp_path / "train.py").write_text(WORKERS)
     document = told(dryrun(tmp_path, "--alloc", "torch", "--json", "train.py"))
@@ -1033,6 +1047,7 @@ def test_a_module_in_two_places_is_named_by_the_first_as_torch_does():
     assert [path for path, _ in named_tensors(root)] == ["w", "a.w", "a.x.w", "c.w"]
 
 
+@pytest.mark.thorough
 def test_a_program_with_a_port_of_its_own_finds_it_free_in_every_run(tmp_path):
     with socket.socket() as any_port:
         any_port.bind(("127.0.0.1", 0))
@@ -1062,6 +1077,7 @@ if "expandable" in os.environ.get("PYTORCH_ALLOC_CONF", ""):
 """
 
 
+@pytest.mark.thorough
 def test_a_row_that_fails_leaves_the_others_standing(tmp_path):
     (tmp_path / "train.py").write_text(DIES + TRAIN)
     arguments = ["--gb", 2, "--alloc", "torch,expandable", "--jobs", 2, "--json=all.json"]
@@ -1156,6 +1172,7 @@ def test_a_torch_that_cannot_serve_is_said(tmp_path, torch, code, reason):
 ONE = "import torch\ntorch.zeros(1000, device='cuda')\n"
 
 
+@pytest.mark.thorough
 def test_paths_with_blanks_and_colons_reach_the_loader_of_libraries(tmp_path):
     odd = tmp_path / "a folder: of $ORIGIN; mine"
     (odd / "tmp").mkdir(parents=True)
@@ -1230,6 +1247,7 @@ def package(folder):
     (inside / "__main__.py").write_text(MODULE)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["package.train", "package"])
 def test_a_module_runs_as_python_runs_it(tmp_path, name):
     package(tmp_path)
@@ -1297,6 +1315,7 @@ torch.distributed.destroy_process_group()
 """
 
 
+@pytest.mark.thorough
 def test_what_is_proposed_in_place_of_a_launcher_runs(tmp_path):
     (tmp_path / "train.py").write_text(RANK)
     refused = dryrun(tmp_path, "--", "torchrun", "--nproc-per-node", 1, "train.py", "--x", 1)
@@ -1316,6 +1335,7 @@ def test_wrong_arguments_are_refused_before_anything_runs(tmp_path):
     assert ran.returncode == 2 and "no/such/page.html" in ran.stderr
 
 
+@pytest.mark.thorough
 def test_a_sweep_finds_the_largest_that_fits(tmp_path):
     (tmp_path / "train.py").write_text(
         "import sys, torch\n"
@@ -1336,6 +1356,7 @@ def test_a_sweep_finds_the_largest_that_fits(tmp_path):
     assert document["peak"]["kinds"]["other"] == document["peak"]["bytes"] == 180 * MIB
 
 
+@pytest.mark.thorough
 def test_the_values_of_a_list_are_all_run(folder):
     ran = dryrun(folder, "--alloc", "torch", "--steps", 1, "--sweep", "width=64,128", "--json",
                  "train.py", "{width}", 1)  # fmt: skip

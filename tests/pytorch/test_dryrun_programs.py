@@ -7,6 +7,8 @@ import pytest
 import framework_runs
 from framework_runs import MODULE, PLAIN
 
+pytestmark = pytest.mark.thorough
+
 PROGRAMS = ["diffusers_unet", "compile_eager", "amp_scaler"]
 
 

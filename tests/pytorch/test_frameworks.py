@@ -40,6 +40,7 @@ def test_data_loader_workers_pinned_memory_and_a_prefetching_stream(tmp_path):
     assert both(tmp_path, "data_loader")["steps"] == 36
 
 
+@pytest.mark.thorough
 def test_multiprocessing_spawn(tmp_path):
     answer = both(tmp_path, "spawn", lines=(PLAIN, VARIABLE), PHANTOM_DEVICES=2, processes=3)
     assert answer["ranks"] == [0, 1] and answer["steps"] == 8
@@ -53,6 +54,7 @@ def test_multiprocessing_spawn_inherits_the_launch_line(tmp_path):
 
 
 # Who launches and by which door are two questions: the doors take turns.
+@pytest.mark.thorough
 @pytest.mark.parametrize("line, door", [*zip(LAUNCHERS, itertools.cycle(DOORS))])
 def test_launchers_ranks_their_workers_and_children_are_on_gruyere(tmp_path, line, door):
     ran = run(
@@ -68,6 +70,7 @@ def test_fsdp2(tmp_path):
     assert both(tmp_path, "fsdp2")["steps"] == 8
 
 
+@pytest.mark.thorough
 def test_accelerate_launch(tmp_path):
     assert both(tmp_path, "accelerated", lines=(ACCELERATE_PLAIN, ACCELERATE_MODULE)) == {
         "steps": 16,
@@ -79,19 +82,23 @@ def test_transformers_trainer(tmp_path):
     assert both(tmp_path, "trainer", "small")["steps"] == 12
 
 
+@pytest.mark.thorough
 def test_transformers_trainer_on_seven_billion_parameters(tmp_path):
     answer = both(tmp_path, "trainer", "7b")
     assert answer == {"steps": 4, "parameters": 6_738_415_616}
 
 
+@pytest.mark.thorough
 def test_lightning(tmp_path):
     assert both(tmp_path, "lightning_fit") == {"steps": 32, "device": "cuda:0"}
 
 
+@pytest.mark.thorough
 def test_peft_lora(tmp_path):
     answer = both(tmp_path, "lora")
     assert answer["steps"] == 4 and answer["trainable"] == 6 * 2 * (512 * 16 * 2)
 
 
+@pytest.mark.thorough
 def test_the_transformer_of_diffusers(tmp_path):
     assert both(tmp_path, "diffusion") == {"steps": 4, "image": [4, 4, 32, 32]}

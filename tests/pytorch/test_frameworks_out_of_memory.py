@@ -33,12 +33,14 @@ def test_a_loop_that_halves_the_batch(tmp_path):
         )
 
 
+@pytest.mark.thorough
 def test_accelerates_finder_and_the_trainer_that_uses_it(tmp_path):
     for ours, torchs in both(tmp_path, "batch_size_accelerate"):
         assert ours["batch"] >= torchs["batch"] and ours["trainer"] >= torchs["trainer"]
         assert len(ours["tried"]) >= 3 and ours["trainer_steps"] == 3
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("mode", ["power", "binsearch"])
 def test_lightnings_finder(tmp_path, mode):
     for ours, torchs in both(tmp_path, "batch_size_lightning", mode):

@@ -76,6 +76,7 @@ def hanging(tmp_path):
     return {"PYTHONPATH": str(tmp_path)}
 
 
+@pytest.mark.thorough
 def test_acceptance_keeps_its_books_on_the_phantom(whole):
     document = document_of(whole)
     assert document["machine"]["kernels_run"] is False
@@ -155,6 +156,7 @@ gpu.report(library=created_as(block.data_ptr()), calibration=created_as(address)
     assert ran.report["calibration"] == ran.report["library"] >= 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("capturing_ids", ["refused", "invalidate"])
 def test_graphs_hold_where_a_driver_tells_no_id_of_a_capturing_stream(tmp_path, capturing_ids):
     """Whoever asks for the id of a stream in a capture gets 900, and the capture is lost."""
@@ -229,6 +231,7 @@ def test_the_readme_has_the_parts_in_their_order_with_their_limits():
     assert rows == [(letter, str(part.limit)) for letter, part in PARTS.items()]
 
 
+@pytest.mark.thorough
 def test_the_parts_with_torch_run_in_the_bundle(tmp_path):
     """From a folder that has nothing of the repository beside it."""
     build = ["cargo", "xtask", "gpu-bundle", "--out", tmp_path]
@@ -266,6 +269,7 @@ done
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("does", "verdict", "result"),
     [

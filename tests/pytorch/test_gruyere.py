@@ -126,6 +126,7 @@ def test_a_bad_configuration_stops_with_a_message_that_helps(phantom, gruyere, c
         assert word in ran.err
 
 
+@pytest.mark.thorough
 def test_data_loader_workers_inherit_tensors(phantom, gruyere):
     ran = phantom.run("forked", allocator=gruyere).check()
     assert ran.report["total"] == 2 * 4 * sum(range(64))

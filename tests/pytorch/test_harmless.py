@@ -108,6 +108,7 @@ def test_the_first_line_of_the_answer_says_what_ran(folder):
     assert second.startswith("It fits on")
 
 
+@pytest.mark.thorough
 def test_what_the_user_allows_is_written(way, folder):
     ran = dryrun(way, folder, "--allow-writes=log.txt", "train.py")
     assert ran.returncode == 0, ran.stderr
@@ -159,6 +160,7 @@ def test_too_much_on_the_disk_ends_with_4(way, folder):
     assert "16 MiB" in ran.stderr and "--scratch" in ran.stderr
 
 
+@pytest.mark.thorough
 def test_reporters_are_told_that_they_are_offline(folder):
     (folder / "reports.py").write_text(
         "import os, torch\ntorch.zeros(1).cuda()\n"
@@ -169,6 +171,7 @@ def test_reporters_are_told_that_they_are_offline(folder):
     assert ran.returncode == 0, ran.stderr
 
 
+@pytest.mark.thorough
 def test_cold_and_warm_caches_answer_alike(folder, tmp_path):
     # A compiler that measures its kernels when it has none of them in its cache.
     (folder / "compiles.py").write_text(
@@ -199,6 +202,7 @@ def test_where_nothing_keeps_files_no_program_runs(folder):
     assert sums(folder) == before
 
 
+@pytest.mark.thorough
 def test_compare_leaves_files_as_they_were_and_its_rows_are_of_one_program(way, folder):
     before = sums(folder)
     _, environment = dry()
@@ -212,6 +216,7 @@ def test_compare_leaves_files_as_they_were_and_its_rows_are_of_one_program(way, 
     assert len({row["requested_peak"] for row in rows}) == 1
 
 
+@pytest.mark.thorough
 def test_compare_goes_on_to_the_end_where_that_is_asked_for(folder):
     (folder / "short.py").write_text(TRAIN.replace("1000", "21"))
     _, environment = dry()

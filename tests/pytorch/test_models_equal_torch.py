@@ -7,6 +7,8 @@ import pytest
 
 from conftest import HERE, RELEASE, ROOT
 
+pytestmark = pytest.mark.thorough
+
 DRIVER = RELEASE / "libtorch_driver.so"
 EXPECTED = json.loads((HERE / "expected_peaks.json").read_text())["peak_bytes"]
 TRACES = sorted(

@@ -3,6 +3,8 @@ trees that are built on them."""
 
 import json
 
+import pytest
+
 from door import PRELUDE, settings, through
 
 CAPTURE = """
@@ -305,6 +307,7 @@ def manager():
 """
 
 
+@pytest.mark.thorough
 def test_a_compiled_training_loop_replays_graphs_and_captures_again(phantom):
     """torch.compile's graph trees without Triton, every assertion of theirs on: after each step the
     live blocks of the pool are exactly the live outputs. They do the same as over torch's own
@@ -384,6 +387,7 @@ gpu.check_books()
 """)
 
 
+@pytest.mark.thorough
 def test_compiled_graphs_that_run_out_of_memory_leave_the_device_usable(phantom):
     through(phantom, PHANTOM_MEMORY="600MiB", GRUYERE_CONF="headroom:0", code=CAPTURE + TREES + """
 def work(x):

@@ -73,6 +73,7 @@ def test_one_of_another_build_is_not_loaded_under_whatever_name(phantom, package
     assert ran.code == 0 and ran.out.startswith("pluggable None there is no native door"), ran.out
 
 
+@pytest.mark.thorough
 def test_it_wants_no_newer_libraries_than_torchs_wheels_and_is_the_same_each_time(
     builder, built, tmp_path
 ):

@@ -118,6 +118,7 @@ def test_a_script_ends_with_one_line_of_what_it_did(newcomer):
     assert told[0].endswith(f"gruyere compare --stand-in -- {python} train.py"), "it is on one"
 
 
+@pytest.mark.thorough
 def test_the_line_is_for_terminals_and_rank_0_unless_it_is_asked_for(newcomer):
     launch = ("-m", "gruyere", "train.py")
     assert newcomer.python(*launch).stderr == ""
@@ -127,6 +128,7 @@ def test_the_line_is_for_terminals_and_rank_0_unless_it_is_asked_for(newcomer):
     assert re.match(SUMMARY, asked.stderr), asked.stderr
 
 
+@pytest.mark.thorough
 def test_the_line_is_of_processes_that_used_a_device_and_of_no_forked_child(newcomer):
     launch = ("-m", "gruyere", "--summary", "on", "-c")
     forks = (
@@ -139,6 +141,7 @@ def test_the_line_is_of_processes_that_used_a_device_and_of_no_forked_child(newc
     assert newcomer.python(*launch, "import torch; torch.ones(1)").stderr == ""
 
 
+@pytest.mark.thorough
 def test_the_log_says_at_the_start_what_runs_and_how(newcomer):
     launch = ("-m", "gruyere", "--limit", "90%")
     said = newcomer.python(*launch, "--door", "pluggable", "train.py", GRUYERE_LOG="info").stderr
@@ -185,6 +188,7 @@ def test_compare_prints_the_table_that_people_post(newcomer):
     assert "gruyere compare: train.py, gruyere" in done.stderr, "progress, also in a file"
 
 
+@pytest.mark.thorough
 def test_compare_runs_a_module_with_options_of_python(newcomer):
     package = newcomer.folder / "package"
     package.mkdir()
@@ -223,6 +227,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.thorough
 def test_no_pid_is_asked_for_where_there_is_one_process(newcomer):
     (newcomer.folder / "holds.py").write_text(HOLDS)
     held = []

@@ -7,6 +7,8 @@ import pytest
 
 from conftest import RELEASE, ROOT
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.mark.parametrize("allocator", ["native", "expandable"])
 @pytest.mark.parametrize("trace, operations", [("moe", 170_643), ("offload", 141_436)])

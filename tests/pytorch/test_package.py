@@ -66,6 +66,7 @@ def numbers(device=0):
 """
 
 
+@pytest.mark.thorough
 def test_one_wheel_for_every_python_holds_library_command_and_types(wheel_installed):
     wheel = wheel_installed[1]
     name, version, python, abi, platform = wheel.name.removesuffix(".whl").split("-")

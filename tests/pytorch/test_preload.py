@@ -19,6 +19,7 @@ def preloaded(phantom, mode, allocator="native", **settings):
     )
 
 
+@pytest.mark.thorough
 def test_watched_torchs_allocator_is_itself_and_seen_from_outside(phantom):
     watched = preloaded(phantom, "observe").check()
     report = watched.report
@@ -62,6 +63,7 @@ def test_served_torchs_allocator_gets_its_segments_from_the_heap(phantom):
     assert report["map"]["reserved_bytes"] == report["high"]["reserved"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("mode", ["observe", "manage"])
 def test_expandable_segments_are_left_alone(phantom, mode):
     """torch maps them itself (cuMemCreate and cuMemMap, which the driver hands out by address):
@@ -126,6 +128,7 @@ assert ran.returncode == 0 and ran.stdout.strip() == str(256 << 20), ran
     assert "observed" in ran.err and "256.00 MiB" in ran.err
 
 
+@pytest.mark.thorough
 def test_the_table_of_uncached_torch_is_made():
     command = [
         sys.executable,

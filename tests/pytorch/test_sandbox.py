@@ -328,6 +328,7 @@ def test_a_copy_that_is_too_large_is_refused_by_its_name(user, files):
     assert told["refused"] == [{"kind": "space", "name": str(files / "large.bin")}]
 
 
+@pytest.mark.thorough
 def test_folders_beyond_those_mirrored_one_by_one_are_there_and_written_to(user, files):
     many = files / "data" / "many"
     many.mkdir()

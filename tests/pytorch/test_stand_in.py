@@ -310,6 +310,7 @@ print(json.dumps({
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("values", [None, "zeros", "random:1"])
 def test_memory_that_nobody_touches_takes_none_of_the_hosts(phantom, values):
     settings = {"PHANTOM_VALUES": values} if values else {}
@@ -329,6 +330,7 @@ print(json.dumps({
 """
 
 
+@pytest.mark.thorough
 def test_what_a_kernel_would_have_written_reads_as_asked_and_what_was_copied_in_as_it_was(phantom):
     zeros = phantom.run(None, code=READS, PHANTOM_VALUES="zeros").check()
     assert zeros.report == {

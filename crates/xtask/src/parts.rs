@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use crate::runner::{self, Counts, Outcome, Part};
+use crate::runner::{self, Counts, Outcome, Part, When};
 use crate::{
     cuda, deadline, exports, figures, gpu_bundle, header, instructions, rust_tests, site, tools,
     wheels,
@@ -27,8 +27,9 @@ pub fn all(root: &Path) -> Vec<Part> {
         let root = root.to_path_buf();
         Box::new(move || run(&root)) as Box<dyn Fn() -> Outcome>
     };
-    let part = |name, needs, run| Part { name, run: at(run), needs, only_with_all: false };
-    let slow = |name, needs, run| Part { name, run: at(run), needs, only_with_all: true };
+    let part = |name, needs, run| Part { name, run: at(run), needs, when: When::Always };
+    let slow = |name, needs, run| Part { name, run: at(run), needs, when: When::WithAll };
+    let long = |name, needs, run| Part { name, run: at(run), needs, when: When::Named };
     vec![
         part("house", &["python3-venv"], |root| {
             runner::command(&mut command(root, "python3", &["crates/xtask/house.py"]))
@@ -39,7 +40,7 @@ pub fn all(root: &Path) -> Vec<Part> {
         part("cuda headers", &["python3-venv"], cuda::part),
         part("rust tests", &[], rust_tests::part),
         part("exports", &["binutils"], |root| check(exports::check(root))),
-        slow("figures", &[], |root| check(figures::check(root))),
+        long("figures", &[], |root| check(figures::check(root))),
         slow("starts", &[], starts),
         part("memcheck", &["valgrind"], memcheck),
         part("loom", &[], loom),
@@ -49,6 +50,9 @@ pub fn all(root: &Path) -> Vec<Part> {
         slow("release", &["python3-venv"], wheels::part),
         slow("pytorch", &["python3-venv", "c++"], |root| {
             runner::command(&mut command(root, root.join("tests/pytorch/run"), &[]))
+        }),
+        long("thorough", &["python3-venv", "c++"], |root| {
+            runner::command(&mut command(root, root.join("tests/pytorch/run"), &["--thorough"]))
         }),
         // After the part that builds the library.
         slow("plain torch", &["python3-venv", "c++"], wheels::plain),

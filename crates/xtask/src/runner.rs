@@ -49,8 +49,19 @@ pub struct Part {
     pub run: Box<dyn Fn() -> Outcome>,
     /// Required tools; without them the part is skipped (names of [`tools::TOOLS`]).
     pub needs: &'static [&'static str],
-    /// Whether the part is slow, so that only a run of all parts includes it.
-    pub only_with_all: bool,
+    /// The runs that include it.
+    pub when: When,
+}
+
+/// The runs that include a part.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum When {
+    /// All.
+    Always,
+    /// Those of all parts (`--all`): it takes minutes.
+    WithAll,
+    /// Those that name it (`--only`): it takes too long for continuous integration.
+    Named,
 }
 
 /// The parts to run.
@@ -67,8 +78,8 @@ pub enum Chosen<'a> {
 impl Chosen<'_> {
     fn has(self, part: &Part) -> bool {
         match self {
-            Chosen::Quick => !part.only_with_all,
-            Chosen::All => true,
+            Chosen::Quick => part.when == When::Always,
+            Chosen::All => part.when != When::Named,
             Chosen::Named(name) => part.name.contains(name),
         }
     }
@@ -297,7 +308,12 @@ mod tests {
                 ran.set(ran.get() + 1);
                 if good { Outcome::Passed(Counts::default()) } else { failed() }
             };
-            Part { name, run: Box::new(run), needs: &[], only_with_all: name == "slow" }
+            Part {
+                name,
+                run: Box::new(run),
+                needs: &[],
+                when: if name == "slow" { When::WithAll } else { When::Always },
+            }
         };
         let root = Path::new("/nowhere");
         let run = |parts: &[Part], choice, last: (&'static str, _)| run(root, parts, choice, last);
