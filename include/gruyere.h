@@ -21,21 +21,6 @@
 // The kind of an alert: a threshold of `alert:` with the action `callback` is passed.
 #define GRUYERE_ALERT_THRESHOLD 3
 
-// All is well.
-#define GRUYERE_OK 0
-
-// The library cannot work in this process; the log says why.
-#define GRUYERE_UNAVAILABLE -1
-
-// An argument is wrong.
-#define GRUYERE_INVALID -2
-
-// A file could not be written.
-#define GRUYERE_IO -3
-
-// An invariant is broken.
-#define GRUYERE_BROKEN -4
-
 // The version of [`GruyereStats`] that this header describes.
 #define GRUYERE_STATS_VERSION 3
 
@@ -53,6 +38,21 @@
 
 // Not now: a CUDA graph is being captured, or the device could not be synchronised.
 #define GRUYERE_LATER -7
+
+// All is well.
+#define GRUYERE_OK 0
+
+// The library cannot work in this process; the log says why.
+#define GRUYERE_UNAVAILABLE -1
+
+// An argument is wrong.
+#define GRUYERE_INVALID -2
+
+// A file could not be written.
+#define GRUYERE_IO -3
+
+// An invariant is broken.
+#define GRUYERE_BROKEN -4
 
 // The version of [`GruyereTorchStats`] that this header describes.
 #define GRUYERE_TORCH_STATS_VERSION 1
