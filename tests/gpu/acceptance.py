@@ -23,14 +23,13 @@ import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, TextIO, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Sequence, TextIO, Tuple
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
-from machine import ALLOCATORS, GIB, MIB, library_file  # noqa: E402
+from machine import ALLOCATORS, GIB, library_file  # noqa: E402
 
-PROGRAMS = ("pretrain", "varied", "generate")
 # Seconds to tell what machine this is.
 FACTS_LIMIT = 60.0
 
@@ -342,142 +341,6 @@ def out_of_memory(report: Report) -> None:
     )
 
 
-def programs(report: Report) -> None:
-    tries, seconds = (1, 10.0) if report.quick else (6, 12.0)
-    table: Dict[str, Dict[str, Any]] = {}
-    report.details["programs"] = table
-    for program in PROGRAMS:
-        table[program] = {}
-        live: Optional[int] = None
-        # Ours first: its peak of live bytes is exact, and the same program's under every allocator.
-        for allocator in ("gruyere", "native", "expandable", "async"):
-            try:
-                answer = report.run(
-                    "programs",
-                    allocator,
-                    share=1 / 4,
-                    program=program,
-                    tries=tries,
-                    seconds=seconds,
-                    live=live,
-                )
-            except PartFailed as failure:
-                table[program][allocator] = {"failed": str(failure)}
-                report.add(
-                    f"{program}, {allocator}",
-                    FAILED if allocator == "gruyere" else MEASURED,
-                    str(failure),
-                )
-                continue
-            live = live or answer["live"]
-            table[program][allocator] = answer
-            near = answer.get("near_limit")
-            result = f"hold {answer['hold']:.3f}"
-            result += f", fit {answer['fit']:.3f}" if answer["fit"] else ""
-            if report.kernels:
-                result += (
-                    f", {answer['step_ms']:.1f} ms a step, {answer['tokens_per_s']:,.0f} tokens/s"
-                )
-            if near:
-                done = "completes" if near["completed"] else f"fails after {near['steps']} steps"
-                result += f"; at {near['allowed']:.2f} of live: {done}"
-                result += (
-                    f", {near['step_ms']:.1f} ms a step"
-                    if report.kernels and near["completed"]
-                    else ""
-                )
-            report.add(f"{program}, {allocator}", MEASURED if report.kernels else BOOKS, result)
-
-
-def calibrate(report: Report) -> None:
-    found = report.run("calibrate", "native", rounds=8 if report.quick else 40)
-    report.details["calibrate"] = found
-    verdict = MEASURED if report.kernels else BOOKS
-    if "created_with" in found:
-        way = found["created_with"]
-        report.add(
-            "what the library asks of memory here",
-            verdict,
-            f"handle type {way['handle_type']}, RDMA {'on' if way['rdma'] else 'off'}",
-        )
-    for kind, name in (
-        ("vmm", "mappings"),
-        ("vmm_plain", "plain mappings"),
-        ("pools", "pools and plain allocations"),
-    ):
-        for size, costs in found.get(kind, {}).items():
-            parts = ", ".join(f"{call} {cost['median_us']:.1f}" for call, cost in costs.items())
-            calls = sum(cost["calls"] for cost in costs.values())
-            report.add(
-                f"{name} of {size}, us a call",
-                verdict,
-                parts if report.kernels else f"{calls} calls made; times need a driver",
-            )
-    if "stalls" in found:
-        waits = [
-            name
-            for name in ("map", "setAccess", "unmap")
-            if found["stalls"][f"{name}: the host waits for a running kernel"]
-        ]
-        slower = [
-            value
-            for name, values in found["stalls"].items()
-            if name.startswith("kernels with")
-            for value in values
-            if value
-        ]
-        result = "needs kernels"
-        if slower:
-            result = (
-                f"the host waits in {', '.join(waits) or 'none of them'}; kernels beside them "
-                f"last up to {max(slower):.2f} times as long"
-            )
-        report.add("do map, setAccess and unmap stall kernels?", verdict, result)
-    if "aliases" in found:
-        stale = found["aliases"]
-        result = (
-            f"{stale['stale_copies'] + stale['stale_elements_in_kernels']} stale reads in "
-            f"{stale['rounds']} rounds"
-            if report.kernels
-            else "needs kernels"
-        )
-        report.add("reuse of a page through an alias, in stream order", report.judged(), result)
-    if "pool_address_space" in found:
-        spaces = found["pool_address_space"]
-        taken = {name: space["after_one_alloc_bytes"] for name, space in spaces.items()}
-        report.add(
-            "address space of a pool",
-            verdict,
-            ", ".join(
-                f"{name}: {'refused' if size is None else f'{size / GIB:.2f} GiB'}"
-                for name, size in taken.items()
-            ),
-        )
-        fragmented = found["pool_fragmentation"]
-        report.add(
-            "a driver pool on a fragmenting trace",
-            verdict,
-            f"reserved {fragmented['reserved_high'] / GIB:.2f} GiB for "
-            f"{fragmented['used_high'] / GIB:.2f} used ({fragmented['hold']:.3f});"
-            f" trimmed with {fragmented['live_at_trim'] / GIB:.2f} live: "
-            f"{fragmented['reserved_after_trim'] / GIB:.2f}",
-        )
-        rates = ", ".join(
-            f"{threads}: {measured['pairs_per_s']:,.0f}"
-            for threads, measured in found["concurrent_pool"].items()
-        )
-        result = (
-            rates
-            if report.kernels
-            else (
-                f"{', '.join(found['concurrent_pool'])} threads, nothing was left; times need "
-                "a driver"
-            )
-        )
-        report.add("alloc and free from one pool, pairs a second, by threads", verdict, result)
-    report.add("left on the device afterwards", verdict, f"{found['leaked_bytes'] / MIB:.0f} MiB")
-
-
 @dataclass(frozen=True)
 class Part:
     name: str
@@ -487,16 +350,13 @@ class Part:
     run: Callable[[Report], None]
 
 
-# In the order of what they decide: whether data is lost, then whether a program's numbers and its
-# graphs are right, whether it goes on where memory runs out, what the design rests on, and what is
-# only measured.
+# In the order of what they decide: whether data is lost, whether a program's numbers and its graphs
+# are right, and whether it goes on where memory runs out.
 PARTS = {
     "b": Part("canaries", 230, canaries),
     "a": Part("the same losses", 75, losses),
     "c": Part("graphs among eager work", 75, graphs),
     "d": Part("out of memory", 75, out_of_memory),
-    "f": Part("calibration of the driver", 220, calibrate),
-    "e": Part("three programs, four allocators", 400, programs),
 }
 
 

@@ -16,7 +16,7 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 results=${GRUYERE_SESSION_RESULTS:-$here/results}
 parts=(
     probe canaries canaries-destroyed canaries-planted bench stress sanitizer
-    torch-canaries torch-graphs torch-calibration torch-programs
+    torch-canaries torch-graphs torch-bench
 )
 # Seconds: a part's most (GRUYERE_SESSION_LIMIT lowers it), and all parts' together.
 part_limit=${GRUYERE_SESSION_LIMIT:-480} all_limit=1500
@@ -25,7 +25,7 @@ quick=
 declare -A limits=(
     [probe]=180 [canaries]=150 [canaries-destroyed]=150 [canaries-planted]=60
     [bench]=480 [stress]=240 [sanitizer]=180
-    [torch-canaries]=300 [torch-graphs]=300 [torch-calibration]=300 [torch-programs]=480
+    [torch-canaries]=300 [torch-graphs]=300 [torch-bench]=480
 )
 declare -A decides=(
     [probe]="the rules that the driver has, and what its calls cost"
@@ -37,8 +37,7 @@ declare -A decides=(
     [sanitizer]="compute-sanitizer's opinion of the canaries"
     [torch-canaries]="canaries under torch, with graphs"
     [torch-graphs]="torch: the same losses, graphs, out of memory"
-    [torch-calibration]="torch: the driver's calls, aliases, pools"
-    [torch-programs]="torch: three programs under four allocators"
+    [torch-bench]="torch: two programs under four allocators"
 )
 # What a failure asks for.
 declare -A next=(
@@ -56,8 +55,7 @@ free"
 with canaries, which need no torch"
     [torch-graphs]="its table names the file of what the part said; graph rules of the driver are \
 capture.* of the probe"
-    [torch-calibration]="its table names the file of what the part said"
-    [torch-programs]="its table names the file of what the program said"
+    [torch-bench]="its table names the program and the reason"
 )
 
 # A part that is interrupted has no outcome, and is run again.
@@ -123,8 +121,11 @@ part() {
         ;;
     torch-canaries) acceptance b ;;
     torch-graphs) acceptance acd ;;
-    torch-calibration) acceptance f ;;
-    torch-programs) acceptance e ;;
+    torch-bench)
+        PYTHONPATH="$here/python_loader" GRUYERE_LIBRARY="$here/libgruyere.so" "$here/gruyere" \
+            bench --torch --python "$(command -v python3)" --program moe --program offload \
+            --runs 1 ${quick:+--no-fit --steps 3} --json "$folder/document.json"
+        ;;
     esac
 }
 
@@ -133,10 +134,11 @@ figure() {
     case $1 in
     probe) tail -n 5 "$results/$1/stderr" | grep ' rules: ' ;;
     bench) [ -s "$results/$1/stdout" ] && echo "the table is in bench/stdout" ;;
+    torch-bench) [ -s "$results/$1/document.json" ] && echo "the table is in torch-bench/stdout" ;;
     # The first that failed, if one did.
     torch-*)
         grep ' FAILED ' "$results/$1/stdout" | tr -s ' ' | head -n 1 | grep . ||
-            grep -c -E 'passed|measured|books only' "$results/$1/stdout" |
+            grep -c -E 'passed|books only' "$results/$1/stdout" |
                 sed 's/$/ lines of the acceptance table/'
         ;;
     *) grep -E '^(ok|FAILED|CORRUPTION): ' "$results/$1/stdout" | tail -n 1 ;;
