@@ -253,10 +253,7 @@ fn prices_that_cannot_be_read_are_refused_before_the_work() {
         ("bad.json", "\"creat\" is no call's price"),
         ("by-cal", "by-mapping-and-page or a JSON file"),
     ] {
-        for args in [
-            ["--trace", "small.trace", "--prices", prices].as_slice(),
-            &["proof", "--trace", "small.trace", "--prices", prices],
-        ] {
+        for args in [["--trace", "small.trace", "--prices", prices].as_slice()] {
             let output = bench(folder.path(), args);
             assert_eq!(output.status.code(), Some(1), "{args:?}");
             let message = text(&output.stderr);
