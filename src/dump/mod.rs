@@ -6,18 +6,16 @@
 //! are copied, one after the other, and none while files are written. No dump fails the program:
 //! errors are logged.
 
-pub mod brief;
 pub mod gather;
 pub mod limits;
 pub mod outside;
 pub mod page;
-pub mod text;
 
 pub use gruyere_record::dump::{memory_viz, pickle, state, write_json, write_snapshot};
 
 use crate::file;
 use crate::heap::{Heap, Report};
-use crate::record::{Reader, plain};
+use crate::record::{Reader, plain, text};
 use state::State;
 use std::io::{self, Write};
 use std::path::Path;

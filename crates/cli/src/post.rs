@@ -6,7 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use gruyere::dump::gather::MOST_EVENTS;
-use gruyere::dump::{brief, outside, text};
+use gruyere::dump::outside;
 use gruyere::heap::Bytes;
 use gruyere_record::conclusion::{Conclusion, Rank};
 use gruyere_record::device_gauge::RUNGS;
@@ -15,7 +15,7 @@ use gruyere_record::file;
 use gruyere_record::page;
 use gruyere_record::plain;
 use gruyere_record::reader::DeviceSnapshot;
-use gruyere_record::{EventKind, Reader, facts};
+use gruyere_record::{EventKind, Reader, brief, facts, text};
 use serde::Serialize;
 use serde_json::json;
 

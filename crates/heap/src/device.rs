@@ -1,6 +1,5 @@
 //! A GPU's heap: its streams, its shards, the central lock, and the guards around captures.
 
-use crate::bytes::Bytes;
 use crate::central::Central;
 use crate::driver::{Capabilities, DeviceId, StreamHandle};
 use crate::error::Error;
@@ -18,6 +17,7 @@ use crate::sync::{Mutex, MutexGuard, lock};
 use crate::upkeep::phase::Watch;
 use crate::upkeep::watching::Watching;
 use crossbeam_utils::{Backoff, CachePadded};
+use gruyere_record::size::Bytes;
 use gruyere_record::{EventKind, ShardWriter, clock};
 use std::sync::atomic::{AtomicU32, Ordering};
 

@@ -1,10 +1,10 @@
 //! Errors of requests.
 
-use crate::bytes::Bytes;
 use crate::driver::DriverError;
 use crate::lifetime::Lifetime;
 use crate::order::streams;
 use crate::report::cause::Report;
+use gruyere_record::size::Bytes;
 use std::fmt;
 
 /// Why a request was not served.

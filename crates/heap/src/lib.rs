@@ -41,7 +41,6 @@
 #![forbid(unsafe_code)]
 #![warn(unreachable_pub)]
 
-mod bytes;
 mod callers;
 mod central;
 mod device;
@@ -72,7 +71,7 @@ pub use error::Error;
 pub use heap::{Heap, POISON_FREED, POISON_FRESH};
 pub use order::streams::MAX_STREAMS;
 
-pub use bytes::Bytes;
+pub use gruyere_record::size::Bytes;
 pub use lifetime::Lifetime;
 pub use pools::capture::PoolId;
 pub use pools::key::{LiveBlock, PoolError, PoolKey, PoolStats};

@@ -30,7 +30,7 @@ pub use shared::{
     block_map, calls, clock, device_gauge, facts, gauges, histogram, layout, mapping, ring,
     segments, seqlock, shard_ring, sites, sync, timeline, totals,
 };
-pub use tell::{conclusion, dump, file, page, run, trace, watch};
+pub use tell::{brief, conclusion, dump, file, page, run, text, trace, watch};
 pub use write::peaks;
 pub(crate) use write::{shard, slots, writer};
 

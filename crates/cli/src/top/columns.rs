@@ -94,66 +94,106 @@ impl Sort {
     }
 }
 
-/// A column.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Column {
+/// Defines [`Column`]. A row: what it is, variant, heading, width in cells (0: what the others
+/// leave), the place in the order in which columns go where there is no room (0: it stays), and the
+/// cell's text.
+macro_rules! columns {
+    ($(
+        $(#[$doc:meta])*
+        $variant:ident $heading:literal $width:literal $goes:literal $text:expr;
+    )*) => {
+        /// A column.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Column { $($(#[$doc])* $variant,)* }
+
+        impl Column {
+            /// All, in the order of the screen.
+            const ALL: &[Column] = &[$(Column::$variant,)*];
+
+            /// The heading.
+            pub fn name(self) -> &'static str {
+                match self { $(Self::$variant => $heading,)* }
+            }
+
+            /// Width in cells; 0 for the column that takes the rest.
+            pub fn width(self) -> u16 {
+                match self { $(Self::$variant => $width,)* }
+            }
+
+            /// Its place in the order in which columns go; 0: it stays.
+            fn goes(self) -> u8 {
+                match self { $(Self::$variant => $goes,)* }
+            }
+
+            /// The cell's text for a row; empty for the bar.
+            pub fn text(self, row: &Row) -> String {
+                let text: fn(&Row) -> String = match self { $(Self::$variant => $text,)* };
+                text(row)
+            }
+        }
+    };
+}
+
+columns! {
     /// Process number.
-    Pid,
+    Pid "PID" 7 0 |row| row.process.pid.to_string();
     /// Rank.
-    Rank,
+    Rank "RANK" 5 0 |row| or_dash(row.process.rank.map(|rank| rank.to_string()));
     /// Device number.
-    Device,
+    Device "GPU" 4 0 |row| row.key.1.to_string();
     /// Training step.
-    Step,
+    Step "STEP" 7 3 |row| {
+        let step = row.snapshot.gauge(DeviceGauge::Step);
+        or_dash((step > 0).then(|| step.to_string()))
+    };
     /// Live bytes.
-    Live,
+    Live "LIVE" 10 0 |row| metric(row, Metric::Live);
     /// The highest live bytes of the last step, or of the last minute.
-    Peak,
+    Peak "PEAK" 10 7 |row| {
+        or_dash((row.facts().limit() > 0).then(|| Unit::Bytes.show(row.peak as f64)))
+    };
     /// Bytes held.
-    Held,
-    /// A bar of live, peak and held bytes against the ceiling.
-    Bar,
+    Held "HELD" 10 0 |row| metric(row, Metric::Reserved);
+    /// A bar of live, peak and held bytes against the ceiling. It shows what IDLE cannot: which idle
+    /// memory each step needs again.
+    Bar "OF THE CEILING" 16 4 |_| String::new();
     /// Held and free in whole pages.
-    Idle,
+    Idle "IDLE" 10 2 |row| metric(row, Metric::Idle);
     /// Lost / held.
-    Fragmentation,
+    Fragmentation "LOST" 6 0 |row| metric(row, Metric::Fragmentation);
     /// The largest satisfiable request.
-    Largest,
+    Largest "LARGEST" 10 5 |row| metric(row, Metric::Largest);
     /// Bytes allocated per second.
-    Rate,
+    Rate "ALLOC/S" 12 1 |row| or_dash(row.rate.map(|rate| Unit::BytesPerSecond.show(rate)));
     /// Time to out of memory.
-    OomIn,
+    OomIn "OOM IN" 8 0 |row| match row.life {
+        _ if row.ending.as_ref().is_some_and(|ending| ending.ran_out) => "ran out".to_owned(),
+        Life::Live => oom_in(row.forecast),
+        life => life.name().to_owned(),
+    };
     /// The command, or how the process ended.
-    Command,
+    Command "COMMAND" 0 6 |row| command::short(&row.process.command);
+}
+
+fn or_dash(text: Option<String>) -> String {
+    text.unwrap_or_else(|| "-".to_owned())
+}
+
+fn metric(row: &Row, metric: Metric) -> String {
+    or_dash(metric.value(&row.facts()).map(|value| metric.unit().show(value)))
 }
 
 impl Column {
     /// The columns for a screen of this width, in order. The last takes the remaining width.
     pub fn fitting(width: u16) -> Vec<Column> {
-        use Column::*;
-        let wide = [
-            Pid,
-            Rank,
-            Device,
-            Step,
-            Live,
-            Peak,
-            Held,
-            Bar,
-            Idle,
-            Fragmentation,
-            Largest,
-            Rate,
-            OomIn,
-            Command,
-        ];
-        let mut columns = wide.to_vec();
-        // Columns to drop, in order, if there is no room. The bar shows what IDLE cannot: which
-        // idle memory each step needs again.
-        for gone in [Rate, Idle, Step, Bar, Largest, Command, Peak] {
+        let mut columns = Self::ALL.to_vec();
+        let mut going: Vec<Column> =
+            columns.iter().copied().filter(|column| column.goes() > 0).collect();
+        going.sort_by_key(|column| column.goes());
+        for gone in going {
             let used: u16 = columns.iter().map(|column| column.width() + 1).sum();
             // Fewer cells cannot show a command.
-            let command = if columns.contains(&Command) { COMMAND } else { 0 };
+            let command = if columns.contains(&Column::Command) { COMMAND } else { 0 };
             if used + command <= width {
                 break;
             }
@@ -162,79 +202,9 @@ impl Column {
         columns
     }
 
-    /// Width in cells; 0 for the column that takes the rest.
-    pub fn width(self) -> u16 {
-        match self {
-            Self::Pid => 7,
-            Self::Rank => 5,
-            Self::Device => 4,
-            Self::Step => 7,
-            Self::Live | Self::Peak | Self::Held | Self::Idle | Self::Largest => 10,
-            Self::Bar => 16,
-            Self::Fragmentation => 6,
-            Self::Rate => 12,
-            Self::OomIn => 8,
-            Self::Command => 0,
-        }
-    }
-
-    /// The heading.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Pid => "PID",
-            Self::Rank => "RANK",
-            Self::Device => "GPU",
-            Self::Step => "STEP",
-            Self::Live => "LIVE",
-            Self::Peak => "PEAK",
-            Self::Held => "HELD",
-            Self::Bar => "OF THE CEILING",
-            Self::Idle => "IDLE",
-            Self::Fragmentation => "LOST",
-            Self::Largest => "LARGEST",
-            Self::Rate => "ALLOC/S",
-            Self::OomIn => "OOM IN",
-            Self::Command => "COMMAND",
-        }
-    }
-
     /// Whether the column holds numbers, which align right.
     pub fn is_number(self) -> bool {
         !matches!(self, Self::Bar | Self::Command)
-    }
-
-    /// The cell's text for a row; empty for the bar.
-    pub fn text(self, row: &Row) -> String {
-        let metric = |metric: Metric| {
-            let value = metric.value(&row.facts());
-            value.map_or_else(|| "-".to_owned(), |value| metric.unit().show(value))
-        };
-        match self {
-            Self::Pid => row.process.pid.to_string(),
-            Self::Rank => row.process.rank.map_or_else(|| "-".to_owned(), |rank| rank.to_string()),
-            Self::Device => row.key.1.to_string(),
-            Self::Step => match row.snapshot.gauge(DeviceGauge::Step) {
-                0 => "-".to_owned(),
-                step => step.to_string(),
-            },
-            Self::Live => metric(Metric::Live),
-            Self::Peak if row.facts().limit() == 0 => "-".to_owned(),
-            Self::Peak => Unit::Bytes.show(row.peak as f64),
-            Self::Held => metric(Metric::Reserved),
-            Self::Bar => String::new(),
-            Self::Idle => metric(Metric::Idle),
-            Self::Fragmentation => metric(Metric::Fragmentation),
-            Self::Largest => metric(Metric::Largest),
-            Self::Rate => {
-                row.rate.map_or_else(|| "-".to_owned(), |rate| Unit::BytesPerSecond.show(rate))
-            }
-            Self::OomIn if row.ending.as_ref().is_some_and(|ending| ending.ran_out) => {
-                "ran out".to_owned()
-            }
-            Self::OomIn if row.life != Life::Live => row.life.name().to_owned(),
-            Self::OomIn => oom_in(row.forecast),
-            Self::Command => command::short(&row.process.command),
-        }
     }
 }
 

@@ -12,7 +12,6 @@
 //! - `cudaFreeAsync` names a stream, and the program guarantees that every use comes before that
 //!   point of it, whichever stream allocated the block.
 
-use crate::bytes::Bytes;
 use crate::central::Central;
 use crate::device::{Device, Owned};
 use crate::driver::StreamHandle;
@@ -26,6 +25,7 @@ use crate::runs::page_table::Owner;
 use crate::shared::Shared;
 use crate::small::size_class::PAGE;
 use crate::sync::lock;
+use gruyere_record::size::Bytes;
 use gruyere_record::{DeviceGauge, EventKind, clock};
 use std::collections::HashMap;
 use std::convert::Infallible;

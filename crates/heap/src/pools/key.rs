@@ -7,10 +7,10 @@
 //! keeps what it holds: no pages move out of it, and the reclaim ladder takes only idle memory
 //! above its reserve.
 
-use crate::bytes::Bytes;
 use crate::driver::DriverError;
 use crate::error::Error;
 use crate::pools::{FIRST_NAMED, PoolNumber};
+use gruyere_record::size::Bytes;
 use std::fmt;
 
 /// Pools that one thread may be in at a time.

@@ -14,7 +14,6 @@
 //! [`Heap::restore_pool`] plans the whole restore under the central lock and changes nothing if one
 //! block cannot be put back. It calls the driver only to ask which waits are over.
 
-use crate::bytes::Bytes;
 use crate::central::{Central, SMALL};
 use crate::device::Device;
 use crate::error::Error;
@@ -31,6 +30,7 @@ use crate::small::size_class::{SIZE_CLASSES, round};
 use crate::small::slab::{Slab, SlotState};
 use crate::sync::lock;
 use gruyere_record::clock;
+use gruyere_record::size::Bytes;
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
 

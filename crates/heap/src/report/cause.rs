@@ -1,9 +1,9 @@
 //! The report of an out-of-memory: its cause in bytes, and advice. [`crate::path::oom`] gathers it.
 
-pub(crate) use crate::bytes::Bytes;
 use crate::lifetime::{LIFETIMES, Lifetime};
 use crate::report::rungs::Ladder;
 use gruyere_record::held::{IDLE, LOST};
+pub(crate) use gruyere_record::size::Bytes;
 use std::fmt;
 
 /// The way to raise a ceiling.

@@ -1,8 +1,8 @@
 //! Figures of the reclaim ladder's rungs: calls, bytes, host time. `path::ladder` has the
 //! rungs themselves.
 
-use crate::bytes::Bytes;
 use gruyere_record::device_gauge::RUNGS;
+use gruyere_record::size::Bytes;
 use std::fmt;
 use std::time::{Duration, Instant};
 

@@ -243,7 +243,8 @@ impl Page<'_> {
 impl PageTable {
     #[inline]
     pub(crate) fn get(&self, address: u64) -> Owner {
-        self.page(address).map_or(Owner::None, Page::owner)
+        // Of one read: between two, the page may be split, and then it names nothing itself.
+        self.lookup(address).map_or(Owner::None, |(_, word)| Owner::decode(word.0))
     }
 
     /// The page or cell of `address`; `None` if no range there was ever covered.
@@ -398,6 +399,40 @@ mod tests {
         assert_eq!((cell.word().device(), cell.remove_block(Some)), (3, None));
         cell.clear_overflow();
         assert_eq!(table.get(PAGE), Owner::None);
+    }
+
+    #[test]
+    fn a_block_is_found_while_its_page_is_split() {
+        const PAGES: u64 = 20_000;
+        let table = PageTable::default();
+        assert!(table.cover(PAGE, PAGES * PAGE));
+        let pages = || (1..=PAGES).map(|page| page * PAGE);
+        for address in pages() {
+            assert!(table.page(address).is_some_and(|page| page.add_block(3, 7)));
+        }
+        let named = Owner::Large { device: 3, blocks: [Some(7), None] };
+        let splits = AtomicU64::new(PAGE);
+        let mut missed = 0;
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for address in pages() {
+                    // The reader is at this page.
+                    while splits.load(Ordering::Relaxed) < address {
+                        std::hint::spin_loop();
+                    }
+                    table.split(address, 1, |_| Some(address));
+                }
+            });
+            for address in pages() {
+                splits.store(address, Ordering::Relaxed);
+                while !table.page(address).is_some_and(|page| page.word().0 == named.encode())
+                    || table.entry(address).is_some_and(|entry| !Page(&entry.word).is_split())
+                {
+                    missed += u32::from(table.get(address) != named);
+                }
+            }
+        });
+        assert_eq!(missed, 0);
     }
 
     #[test]

@@ -4,7 +4,6 @@
 //! them nor go back at a trim. Those of lifetimes are mapped when a device comes into use, and
 //! given up as the last step before out of memory.
 
-use crate::bytes::Bytes;
 use crate::central::Central;
 use crate::device::Device;
 use crate::driver::{DriverError, ErrorKind};
@@ -15,6 +14,7 @@ use crate::runs::arena::{SpaceId, UNOWNED};
 use crate::shared::Shared;
 use crate::small::size_class::{PAGE, round_up};
 use crate::sync::lock;
+use gruyere_record::size::Bytes;
 
 impl Device {
     /// Maps the reserves of `reserve:`, at the device's start, before its first use.

@@ -2,12 +2,12 @@
 //! row. [`super::text`] has all of it.
 #![deny(unsafe_code)]
 
-use super::state::{DeviceState, State};
-use super::text::{PART, about, events};
-use crate::heap::Bytes;
-use crate::record::dump::alike::{self, Run};
-use crate::record::sites::{By, Usage};
-use crate::record::{conclusion, cut, plain};
+use crate::dump::alike::{self, Run};
+use crate::dump::state::{DeviceState, State};
+use crate::sites::{By, Usage};
+use crate::size::Bytes;
+use crate::text::{PART, about, events};
+use crate::{conclusion, cut, plain};
 use std::fmt::{self, Write};
 
 /// Rows of each table.
@@ -48,7 +48,7 @@ fn of_device(out: &mut String, state: &State, device: &DeviceState, most: usize)
         Bytes(device.reserved_peak_bytes)
     )?;
     for (name, bytes) in held.parts().into_iter().filter(|part| part.1 > 0) {
-        let percent = super::text::share(bytes, held.reserved_bytes);
+        let percent = crate::text::share(bytes, held.reserved_bytes);
         writeln!(out, "  {name:<PART$} {:>12} {percent:>5.1}%", Bytes(bytes).to_string())?;
     }
     lines(out, state, device, most)?;
@@ -72,7 +72,7 @@ fn lines(out: &mut String, state: &State, device: &DeviceState, most: usize) -> 
             "  {:<name$} {blocks:>8} {:>12} {:>5.1}%",
             cut(said, name),
             Bytes(bytes).to_string(),
-            super::text::share(bytes, device.live.all.bytes)
+            crate::text::share(bytes, device.live.all.bytes)
         )
     };
     for holder in found.iter().take(MOST_LINES) {
@@ -144,8 +144,8 @@ fn table(out: &mut String, runs: &[Run], told: impl Fn(&Run) -> String) -> fmt::
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::SiteId;
     use crate::dump::state::{Block, BlockKind, Segment, Stretch};
-    use crate::record::SiteId;
 
     #[test]
     fn eight_hundred_steps_are_a_few_rows() {

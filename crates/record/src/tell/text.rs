@@ -1,11 +1,11 @@
 //! The whole state as text, for people.
 #![deny(unsafe_code)]
 
-use super::state::{Class, DeviceState, ProcessState, Segment, State, Sum};
-use crate::heap::Bytes;
-use crate::record::held::{IDLE, LOST};
-use crate::record::plain;
-use crate::record::stream::{NO_STREAM, StreamNumber};
+use crate::dump::state::{Class, DeviceState, ProcessState, Segment, State, Sum};
+use crate::held::{IDLE, LOST};
+use crate::plain;
+use crate::size::Bytes;
+use crate::stream::{NO_STREAM, StreamNumber};
 use std::fmt::{self, Write};
 
 /// Segments drawn, the longest first; events listed; characters of a drawing.
@@ -283,8 +283,8 @@ pub(super) fn events(out: &mut String, state: &State, most: usize) -> fmt::Resul
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::SiteId;
     use crate::dump::state::{Block, BlockKind};
-    use crate::record::SiteId;
 
     #[test]
     fn a_strip_shows_what_lies_where() {
