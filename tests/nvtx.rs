@@ -182,7 +182,7 @@ fn a_tool_without_counters_gets_ranges_and_marks_with_bytes() {
             && log.contains("mark gruyere: out of memory"),
         "{log}"
     );
-    assert!(said.contains("takes no counters"), "{said}");
+    assert!(said.contains("does not support counters"), "{said}");
 }
 
 #[test]
@@ -203,5 +203,5 @@ fn a_tool_that_declines_or_is_not_there_is_told_and_changes_nothing() {
     assert!(said.contains("/nowhere/tool.so") && said.contains("cannot be used"), "{said}");
     // A library that is no tool.
     let Some((_, said)) = run(Path::new("libc.so.6"), &[]) else { return };
-    assert!(said.contains("it is no NVTX tool"), "{said}");
+    assert!(said.contains("it is not an NVTX tool"), "{said}");
 }

@@ -291,7 +291,7 @@ fn a_library_before_us_that_goes_past_us_leaves_the_program_to_the_driver() {
         &[("GRUYERE_CONF", "preload:driver")],
     );
     run.kept();
-    assert!(run.stderr.contains("no allocation that could be seen"), "{}", run.stderr);
+    assert!(run.stderr.contains("Gruyère saw no allocation"), "{}", run.stderr);
     assert!(run.stderr.contains("libgruyere_driver.so is preloaded"), "{}", run.stderr);
 }
 

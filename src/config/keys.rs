@@ -14,19 +14,19 @@ const PAGE: u64 = 2 << 20;
 
 /// A key of `GRUYERE_CONF`.
 pub struct Key {
-    /// As users write it.
+    /// The name, as users write it.
     pub name: &'static str,
     /// The default, as users would write it.
     pub default: &'static str,
-    /// What it does, for docs/configuration.md's table.
+    /// Its description, for docs/configuration.md's table.
     pub meaning: &'static str,
     kind: Kind,
 }
 
-/// Finds the switch that a key or a flag turns.
+/// Finds the switch that a key or a flag sets.
 type SwitchField = fn(&mut Config) -> &mut bool;
 
-/// What a key takes, and where the value goes.
+/// The values that a key takes, and the field for the value.
 enum Kind {
     Choice(&'static [(&'static str, Backing)], fn(&mut Config) -> &mut Backing),
     Waits(&'static [(&'static str, Waits)], fn(&mut Config) -> &mut Waits),
@@ -74,12 +74,12 @@ pub static KEYS: &[Key] = &[
     Key {
         name: "backing",
         default: "auto",
-        meaning: "Where device memory comes from: 2 MiB pages that are mapped where they are \
-                  needed (`stitch`), the driver's stream-ordered pools (`pool`; what is shorter \
-                  than their step of 32 MiB, as on devices below 8 GiB and near the end of larger \
-                  ones, is `cuMemAlloc`'s), `cuMemAlloc` (`fixed`; for CUDA IPC), or every call \
-                  straight to the driver (`passthrough`; to answer \"is it you?\"). `auto` is the \
-                  first of them that the device can do.",
+        meaning: "Source of device memory: 2 MiB pages, mapped where they are needed (`stitch`); \
+                  the driver's stream-ordered pools (`pool`; spans shorter than the pools' step of \
+                  32 MiB, as on devices below 8 GiB and near the end of larger ones, come from \
+                  `cuMemAlloc`); `cuMemAlloc` (`fixed`; for CUDA IPC); or the driver for each \
+                  request (`passthrough`; to rule Gruyère out as the cause of a problem). `auto`: \
+                  the first of these that the device supports.",
         kind: Kind::Choice(
             &[
                 ("auto", Backing::Auto),
@@ -94,10 +94,10 @@ pub static KEYS: &[Key] = &[
     Key {
         name: "handle_type",
         default: "auto",
-        meaning: "How pages (`stitch`) may leave the process, for NCCL and others who export what \
-                  they register: as a file descriptor (`posix`), over multi-node NVLink \
-                  (`fabric`), or not at all (`none`). `auto`: `posix` where a first export of the \
-                  device's works.",
+        meaning: "How pages (`stitch`) can be exported to other processes, for NCCL and other \
+                  libraries that export the memory they register: as a file descriptor (`posix`), \
+                  over multi-node NVLink (`fabric`), or not at all (`none`). `auto`: `posix` if a \
+                  first export on the device works, else `none`.",
         kind: Kind::HandleType(
             &[
                 ("auto", HandleType::Auto),
@@ -111,18 +111,18 @@ pub static KEYS: &[Key] = &[
     Key {
         name: "share",
         default: "on",
-        meaning: "Memory freed on one stream may serve another once an event proves it safe. `off` \
-                  is what PyTorch's own allocator does.",
+        meaning: "Memory freed on one stream may serve another once an event proves it safe. \
+                  `off`: as PyTorch's own allocator.",
         kind: Kind::Switch(|config| &mut config.heap.share),
     },
     Key {
         name: "debug",
         default: "off",
-        meaning: "`poison` fills memory with a pattern when it is handed out, and when it is freed \
-                  by a stream that is known to last; `sync` synchronises the device before memory \
-                  is handed out again. Slow. `mapped` keeps the old mappings of pages that have \
-                  moved, so that work on memory that was freed reads stale data, as under \
-                  PyTorch's own allocator, in place of a fault. Several: `poison+sync`.",
+        meaning: "`poison` fills memory with a pattern when it is allocated, and when it is freed \
+                  by a stream that is known to last; `sync` synchronises the device before it \
+                  reuses memory. Slow. `mapped` keeps the old mappings of moved pages: work on \
+                  freed memory then reads stale data, as under PyTorch's own allocator, instead of \
+                  faulting. Combined: `poison+sync`.",
         kind: Kind::Flags(&[
             ("poison", |config| &mut config.heap.debug.poison),
             ("sync", |config| &mut config.heap.debug.sync),
@@ -133,8 +133,8 @@ pub static KEYS: &[Key] = &[
         name: "limit",
         default: "none",
         meaning: "Ceiling on the physical memory held on each device, in bytes or as a share of \
-                  the device. `none`: the device's memory; of one that shares the host's, what the \
-                  host has available at the start.",
+                  the device. `none`: the device's memory; on a device that shares the host's \
+                  memory, the host memory available at the start.",
         kind: Kind::Bound {
             least: 2 << 20,
             unbounded: "none",
@@ -144,31 +144,31 @@ pub static KEYS: &[Key] = &[
     Key {
         name: "headroom",
         default: "512MiB",
-        meaning: "Left free on each device for those who cannot call us back: NCCL's buffers, \
-                  cuBLAS and cuDNN handles, lazily loaded kernels, other processes. Given up only \
-                  where the alternative is out of memory, and then until memory is given back (a \
-                  trim, a low-memory phase).",
+        meaning: "Memory left free on each device for users that cannot ask Gruyère to release \
+                  memory: NCCL's buffers, cuBLAS and cuDNN handles, lazily loaded kernels, other \
+                  processes. Used only where the alternative is out of memory, and then until \
+                  memory is released (a trim, a low-memory phase).",
         kind: Kind::Size { least: 0, field: |config| &mut config.heap.headroom },
     },
     Key {
         name: "slack",
         default: "none",
-        meaning: "With pages that move (`stitch`): how much more may be held than the peak of live \
-                  bytes, as a share of that peak or in bytes. Past it, idle memory is moved, and \
-                  fresh memory is taken only where none lies idle. `none`: 0.8%, and up to 64 MiB \
-                  in a small heap. Less slack is less memory and more driver calls.",
+        meaning: "With pages that move (`stitch`): how far held memory may exceed the peak of live \
+                  bytes, as a share of that peak or in bytes. Beyond it, Gruyère moves idle \
+                  memory, and takes fresh memory only if none is idle. `none`: 0.8%, and up to 64 \
+                  MiB in a small heap. Less slack means less memory and more driver calls.",
         kind: Kind::Bound { least: 0, unbounded: "none", field: |config| &mut config.heap.slack },
     },
     Key {
         name: "waits",
         default: "auto",
-        meaning: "When one stream may be made to wait on the device for another, to have memory \
-                  that the other has freed: never (`off`), where the alternative is out of memory \
-                  (`oom`), or also where the process would else hold more than its live blocks \
-                  have needed and the `slack` (`budget`). Such a wait can hang a program of \
-                  several ranks, or one whose enqueued work waits for what its host does later; \
-                  `auto` is `budget` in a process that is alone, on one device, where the package \
-                  sees nothing of the kind, and `oom` elsewhere.",
+        meaning: "When Gruyère may make one stream wait on the device for another, to reuse memory \
+                  that the other has freed: never (`off`), if the alternative is out of memory \
+                  (`oom`), or also if the process would otherwise hold more than the peak of its \
+                  live bytes plus the `slack` (`budget`). Such a wait can hang a program of \
+                  several ranks, or one whose enqueued work waits for later actions of its host. \
+                  `auto`: `budget` in a process that is alone, on one device, if the package sees \
+                  no such work, else `oom`.",
         kind: Kind::Waits(
             &[
                 ("auto", Waits::Auto),
@@ -182,20 +182,20 @@ pub static KEYS: &[Key] = &[
     Key {
         name: "auto_trim",
         default: "on",
-        meaning: "Give idle memory back to the device in low-memory phases: when the program has \
+        meaning: "Release idle memory to the device in low-memory phases: when the program has \
                   used less than half of its peak for a long time (32,768 frees of large blocks \
-                  and slabs), or says that it validates or writes a checkpoint. `off`: only \
-                  `empty_cache` and memory pressure do.",
+                  and slabs), or marks a validation or a checkpoint. `off`: only `empty_cache` and \
+                  memory pressure release memory.",
         kind: Kind::Switch(|config| &mut config.heap.auto_trim),
     },
     Key {
         name: "reserve",
         default: "none",
-        meaning: "Memory that is mapped for lifetimes when a device is first used: \
-                  `auto=10GiB+step=2GiB`, in bytes or as a share of the device; `auto` is what the \
-                  program does not tag. It stays mapped, and for that lifetime, until the \
-                  alternative is out of memory. Where it cannot be had, the first request fails \
-                  and says so.",
+        meaning: "Memory to map for each lifetime when a device is first used: \
+                  `auto=10GiB+step=2GiB`, in bytes or as a share of the device; `auto` is for \
+                  untagged requests. It stays mapped, for that lifetime alone, until the \
+                  alternative is out of memory. If it cannot be mapped, the first request fails \
+                  with an error that says so.",
         kind: Kind::Reserves(|config| &mut config.heap.reserve),
     },
     Key {
@@ -208,8 +208,8 @@ pub static KEYS: &[Key] = &[
     Key {
         name: "record_blocks",
         default: "4194304",
-        meaning: "Live blocks that the record has room for. Address space; only what is used takes \
-                  memory.",
+        meaning: "Number of live blocks that the record has room for. The room is address space: \
+                  only the used part takes memory.",
         kind: Kind::Count {
             least: 1024,
             most: 1 << 28,
@@ -219,10 +219,10 @@ pub static KEYS: &[Key] = &[
     Key {
         name: "records_kept",
         default: "8",
-        meaning: "Records of this user's processes that ended without a clean exit (killed, \
-                  `_exit`), which a new process leaves in the folder for `gruyere post`: so many, \
-                  the newest; none where the folder is full. Older ones it removes; never one \
-                  whose process lives.",
+        meaning: "Number of records that a new process keeps in the folder for `gruyere post`, of \
+                  this user's processes that ended without a clean exit (killed, `_exit`): the \
+                  newest, and none if the folder is full. It removes older ones, but never the \
+                  record of a live process.",
         kind: Kind::Count {
             least: 0,
             most: 1 << 20,
@@ -232,7 +232,7 @@ pub static KEYS: &[Key] = &[
     Key {
         name: "ring_events",
         default: "65536",
-        meaning: "Latest events that the record keeps, rounded up to a power of two.",
+        meaning: "Number of latest events that the record keeps, rounded up to a power of two.",
         kind: Kind::Count {
             least: 1024,
             most: 1 << 24,
@@ -242,31 +242,31 @@ pub static KEYS: &[Key] = &[
     Key {
         name: "dump_dir",
         default: "none",
-        meaning: "Folder to write out-of-memory dumps to, with a page to share, which a threshold \
-                  of `alert:` leaves too; `none`: they only go to the log. The path must have no \
-                  comma.",
+        meaning: "Folder for out-of-memory dumps, with a page to share; a passed threshold of \
+                  `alert:` leaves a page too. `none`: out-of-memories go to the log only. The path \
+                  must not contain a comma.",
         kind: Kind::Folder(|config| &mut config.dump_dir),
     },
     Key {
         name: "history",
         default: "none",
-        meaning: "Folder to keep what each run did: peaks and a timeline, some dozen KiB a \
-                  process, written at exit, at an out-of-memory and now and then. `gruyere report` \
-                  compares runs. The path must have no comma.",
+        meaning: "Folder for the history of each run: peaks and a timeline, a few dozen KiB per \
+                  process, written at exit, at an out-of-memory and from time to time. `gruyere \
+                  report` compares runs. The path must not contain a comma.",
         kind: Kind::Folder(|config| &mut config.history),
     },
     Key {
         name: "name",
         default: "none",
-        meaning: "The run's name in its history; `none`: that of its script or program.",
+        meaning: "The run's name in its history; `none`: the name of its script or program.",
         kind: Kind::Name(|config| &mut config.name),
     },
     Key {
         name: "summary",
         default: "auto",
-        meaning: "One line on stderr when the program ends: what was live and held at the peak, \
-                  and where more is said. `auto`: under the Python package, where stderr is a \
-                  terminal, of rank 0.",
+        meaning: "One line on stderr when the program ends: live and held memory at the peak, and \
+                  the command for more. `auto`: under the Python package, if stderr is a terminal, \
+                  for rank 0.",
         kind: Kind::Summary(
             &[("auto", Summary::Auto), ("on", Summary::On), ("off", Summary::Off)],
             |config| &mut config.summary,
@@ -275,9 +275,9 @@ pub static KEYS: &[Key] = &[
     Key {
         name: "blame",
         default: "auto",
-        meaning: "Which blocks say where in a Python program they come from (file, function, line, \
-                  the module and the phase that runs): none (`off`), those above 16 KiB and the \
-                  slabs of smaller ones (`large`), or all (`all`; each malloc takes some hundred \
+        meaning: "Blocks that record their place in a Python program (file, function, line, \
+                  running module and phase): none (`off`), those above 16 KiB and the slabs of \
+                  smaller ones (`large`), or all (`all`; each malloc takes a few hundred \
                   nanoseconds more). `auto`: `large` under the Python package, else `off`.",
         kind: Kind::Blame(
             &[
@@ -303,9 +303,9 @@ pub static KEYS: &[Key] = &[
     Key {
         name: "pool_reuse",
         default: "on",
-        meaning: "When a driver pool may hand memory that was freed on one stream to another: \
-                  whenever it can (`on`), or only where the program's events order the streams \
-                  (`exact`), so that runs repeat.",
+        meaning: "When a driver pool may reuse memory freed on one stream for another: whenever it \
+                  can (`on`), or only if the program's events order the streams (`exact`), so that \
+                  runs are reproducible.",
         kind: Kind::PoolReuse(&[("on", PoolReuse::On), ("exact", PoolReuse::Exact)], |config| {
             &mut config.heap.pool_reuse
         }),
@@ -313,12 +313,11 @@ pub static KEYS: &[Key] = &[
     Key {
         name: "preload",
         default: "auto",
-        meaning: "What is done with the program's own CUDA allocations: they are served \
-                  (`manage`), or go through untouched and are recorded (`observe`). `auto`: \
-                  `manage` where the library was put in by LD_PRELOAD, else `off`. `driver`, alone \
-                  or joined by `+`: the driver's calls too, for programs that link the CUDA \
-                  runtime statically (libgruyere_driver.so must be preloaded then; `gruyere run` \
-                  does it).",
+        meaning: "Treatment of the program's own CUDA allocations: Gruyère serves them (`manage`), \
+                  or passes them through unchanged and records them (`observe`). `auto`: `manage` \
+                  if LD_PRELOAD loaded the library, else `off`. `driver`, alone or joined by `+`: \
+                  the driver's calls too, for programs that link the CUDA runtime statically \
+                  (libgruyere_driver.so must be preloaded too; `gruyere run` does that).",
         kind: Kind::Preload(
             &[
                 ("auto", PreloadMode::Auto),
@@ -332,10 +331,10 @@ pub static KEYS: &[Key] = &[
     Key {
         name: "door",
         default: "auto",
-        meaning: "How torch comes in, where the Python package puts Gruyère in its allocator's \
-                  place: by torch's own interface (`auto`, `native`; the wheel brings a small \
-                  library for it or a C++ compiler builds one once, and where neither can be, the \
-                  pluggable door serves and one line says why), or by the hooks of \
+        meaning: "How torch is connected when the Python package replaces its allocator: through \
+                  torch's own allocator interface (`auto`, `native`; this takes a small library, \
+                  which the wheel contains or a C++ compiler builds once; without either, the \
+                  pluggable door is used, and one line says why), or through the hooks of \
                   `CUDAPluggableAllocator` (`pluggable`).",
         kind: Kind::Door(
             &[("auto", Door::Auto), ("native", Door::Native), ("pluggable", Door::Pluggable)],
@@ -346,24 +345,24 @@ pub static KEYS: &[Key] = &[
         name: "nvtx",
         default: "off",
         meaning: "Show growth, moved pages, waits, trims and out-of-memory in Nsight Systems, in \
-                  the domain `gruyere`, with counters of what is held and live.",
+                  the domain `gruyere`, with counters of held and live memory.",
         kind: Kind::Switch(|config| &mut config.nvtx),
     },
     Key {
         name: "trace",
         default: "none",
-        meaning: "File to write a trace of every malloc, free and record_stream to, for `gruyere \
-                  bench --trace`: `%p` in it stands for the pid, `%r` for the rank. Every call \
-                  takes some hundred nanoseconds more. The path must have no comma.",
+        meaning: "File for a trace of every malloc, free and record_stream, for `gruyere bench \
+                  --trace`; `%p` in the path stands for the pid, `%r` for the rank. Every call \
+                  takes a few hundred nanoseconds more. The path must not contain a comma.",
         kind: Kind::File(|config| &mut config.heap.trace),
     },
     Key {
         name: "alert",
         default: "none",
-        meaning: "Thresholds, and what the process does when one is passed: \
-                  `fragmentation>30%=log+oom-in<10min=callback`. The actions: `log` a warning, \
-                  `trim` as `empty_cache` does (and log), `callback` to those who listen \
-                  (`gruyere.on_alert`). docs/watching.md has the metrics.",
+        meaning: "Thresholds, each with an action when it is passed: \
+                  `fragmentation>30%=log+oom-in<10min=callback`. Actions: `log` a warning, `trim` \
+                  as `empty_cache` does (and log), `callback` to the listeners \
+                  (`gruyere.on_alert`). docs/watching.md lists the metrics.",
         kind: Kind::Alerts(|config| &mut config.heap.alert),
     },
 ];
@@ -401,7 +400,7 @@ impl Key {
         }
     }
 
-    /// What the key takes, for messages.
+    /// The values that the key takes, for messages.
     pub(super) fn expects(&self) -> String {
         match &self.kind {
             Kind::Choice(..)
@@ -433,7 +432,7 @@ impl Key {
             Kind::Preload(modes, _) => {
                 format!(
                     "expected {}, or driver, or one of them and driver joined by +, as in \
-                     manage+driver; off goes with nothing",
+                     manage+driver; off stands alone",
                     names(modes)
                 )
             }

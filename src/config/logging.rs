@@ -6,9 +6,9 @@ use std::sync::Once;
 /// The environment variable with the filter (`warn`, `debug`, `gruyere_heap=trace`, ...).
 pub const VARIABLE: &str = "GRUYERE_LOG";
 
-/// Starts logging to stderr. Any number of calls is fine, from any thread; a logger that the host
-/// program has set stays. Neither this nor a later log line panics: env_logger ignores a stderr
-/// that is closed.
+/// Starts logging to stderr. May be called any number of times, from any thread; keeps a logger
+/// that the host program has set. Neither this nor a later log line panics: env_logger ignores a
+/// stderr that is closed.
 pub fn init() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {

@@ -23,43 +23,42 @@ pub const VARIABLE: &str = "GRUYERE_CONF";
 /// What the interposed CUDA calls of the process do ([`crate::door::preload`]).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PreloadMode {
-    /// [`PreloadMode::Manage`] where the library was put in by LD_PRELOAD, else
-    /// [`PreloadMode::Off`].
+    /// [`PreloadMode::Manage`] if LD_PRELOAD loaded the library, else [`PreloadMode::Off`].
     #[default]
     Auto,
     /// The heap serves the calls.
     Manage,
-    /// The calls go through untouched and are recorded.
+    /// The calls pass through unchanged and are recorded.
     Observe,
-    /// The calls go through.
+    /// The calls pass through.
     Off,
 }
 
 /// `preload:`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Preload {
-    /// What is done with a call.
+    /// The treatment of a call.
     pub mode: PreloadMode,
     /// Whether the driver's calls are interposed too.
     pub driver: bool,
 }
 
-/// By which door torch comes in (`door:`). The package's choice to make: the library has both.
+/// How torch is connected (`door:`). The Python package decides: the library offers both ways.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Door {
-    /// [`Door::Native`] where it can be had.
+    /// [`Door::Native`] if available.
     #[default]
     Auto,
-    /// torch's own interface ([`crate::door::native`]).
+    /// Through torch's own interface ([`crate::door::native`]).
     Native,
-    /// torch's hooks ([`crate::door::torch`]).
+    /// Through torch's hooks ([`crate::door::torch`]).
     Pluggable,
 }
 
-/// Whether a program's end has one line of ours.
+/// Whether a line about its device memory follows the end of a program (`summary:`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Summary {
-    /// Under the Python package, on a terminal, of rank 0.
+    /// Under the Python package, on a terminal, for rank 0.
     #[default]
     Auto,
     /// Always.
@@ -68,7 +67,7 @@ pub enum Summary {
     Off,
 }
 
-/// Which blocks say where in the program they come from (`blame:`).
+/// The blocks that record their place in the program (`blame:`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Blame {
     /// [`Blame::Large`] under the Python package, else [`Blame::Off`].
@@ -82,28 +81,28 @@ pub enum Blame {
     All,
 }
 
-/// Everything `GRUYERE_CONF` can say. The default is what an empty variable means.
+/// All settings of `GRUYERE_CONF`. The default is that of an empty variable.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
-    /// What the heap is told.
+    /// The heap's settings.
     pub heap: Settings,
     /// How physical memory may leave the process.
     pub handle_type: HandleType,
-    /// Folder for out-of-memory dumps; `None`: they only go to the log.
+    /// Folder for out-of-memory dumps; `None`: the log only.
     pub dump_dir: Option<PathBuf>,
-    /// Folder that keeps what runs did; `None`: nothing is kept.
+    /// Folder for the histories of runs; `None`: no history.
     pub history: Option<PathBuf>,
     /// The run's name; `None`: that of its program.
     pub name: Option<String>,
-    /// By which door torch comes in.
+    /// How torch is connected.
     pub door: Door,
-    /// Whether one line tells at the end what the program did.
+    /// Whether a line about its device memory follows the end of a program.
     pub summary: Summary,
-    /// Which blocks say where they come from.
+    /// The blocks that record their place in the program.
     pub blame: Blame,
     /// What the interposed CUDA calls do.
     pub preload: Preload,
-    /// Whether a profiler is told what the heap does.
+    /// Whether to report the heap's work to a profiler.
     pub nvtx: bool,
 }
 
@@ -124,14 +123,14 @@ impl Default for Config {
     }
 }
 
-/// What is wrong with a `GRUYERE_CONF`.
+/// An error in `GRUYERE_CONF`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigError {
     /// The key, as the user wrote it.
     pub key: String,
-    /// The value, as the user wrote it; empty where there was none.
+    /// The value, as the user wrote it; empty if there was none.
     pub value: String,
-    /// What is wrong, and what would be right: the keys, the values or the range.
+    /// The error, and what is allowed: the keys, the values or the range.
     pub reason: String,
 }
 

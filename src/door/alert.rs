@@ -1,4 +1,4 @@
-//! Alerts, tags and checkpoints: what a program and the allocator exchange beside the requests.
+//! Alerts, tags and checkpoints: what a program and the allocator exchange apart from requests.
 
 use super::fork;
 use super::process::{GRUYERE_INVALID, GRUYERE_OK, GRUYERE_UNAVAILABLE};
@@ -8,38 +8,38 @@ use std::ffi::{c_char, c_int, c_void};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The kind of an alert: a request was answered with out of memory.
+/// Alert kind: a request failed with out of memory.
 pub const GRUYERE_ALERT_OUT_OF_MEMORY: u32 = 1;
-/// The kind of an alert: a request fitted nowhere, and memory is being reclaimed for it.
+/// Alert kind: a request fitted nowhere, and the allocator is reclaiming memory for it.
 pub const GRUYERE_ALERT_RECLAIM: u32 = 2;
-/// The kind of an alert: a threshold of `alert:` with the action `callback` is passed.
+/// Alert kind: a threshold of `alert:` with the action `callback` is passed.
 pub const GRUYERE_ALERT_THRESHOLD: u32 = 3;
 
-/// Something that a program may want to hear of. Bytes where not said otherwise.
+/// An alert to the program, in bytes unless noted.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct GruyereAlert {
-    /// What happened.
+    /// The kind, `GRUYERE_ALERT_*`.
     pub kind: u32,
     /// The device.
     pub device: u32,
-    /// What was asked for; 0 of a threshold.
+    /// Bytes requested; 0 for a threshold.
     pub asked: u64,
-    /// Held then.
+    /// Bytes held at that time.
     pub reserved: u64,
-    /// Live then.
+    /// Bytes live at that time.
     pub live: u64,
-    /// The most that was ever live.
+    /// Peak of live bytes.
     pub live_peak: u64,
-    /// How many of this kind (of a threshold: of this one) there were on the device, this one
+    /// Alerts of this kind (for a threshold: of this threshold) on the device so far, this one
     /// included.
     pub count: u64,
-    /// Alerts that nobody took in time, since the last one that was taken (`gruyere_next_alert`).
+    /// Alerts dropped from the full queue since the last one that `gruyere_next_alert` took.
     pub lost: u64,
-    /// Of a threshold: the value of its metric: bytes, bytes a second, seconds, a count, or a share
-    /// from 0 to 1.
+    /// For a threshold: the value of its metric, in bytes, bytes per second, seconds, a count, or a
+    /// share from 0 to 1.
     pub value: f64,
-    /// Of a threshold: its place in `alert:`, from 0 (`gruyere_alert_threshold`).
+    /// For a threshold: its index in `alert:`, from 0 (`gruyere_alert_threshold`).
     pub threshold: u64,
 }
 
@@ -53,11 +53,11 @@ impl GruyereAlert {
     }
 }
 
-/// Who is called with an alert, and with what was given for it.
+/// A callback for alerts; `context` is the pointer given to [`gruyere_on_alert`].
 pub type GruyereAlertCallback =
     Option<extern "C" fn(alert: *const GruyereAlert, context: *mut c_void)>;
 
-/// The context of a callback, which its registrar says may be used from any thread.
+/// The context of a callback; its registrar promises that any thread may use it.
 struct Context(*mut c_void);
 
 // SAFETY: the pointer goes back to the registrar's own function only; the contract of
@@ -66,17 +66,19 @@ unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
 
-/// Calls `callback` with each alert and with `context`; NULL: nobody. It takes the place of the one
-/// before, which may still be running on other threads when this returns.
+/// Calls `callback` with each alert and with `context` from now on; NULL ends the calls. A new
+/// callback replaces the former one, which may still be running on other threads when this function
+/// returns.
 ///
-/// It is called on the thread whose request caused the alert, inside `gruyere_malloc`, before that
-/// throws or goes on (of a threshold: inside `gruyere_malloc` or `gruyere_mark_step`); so from any
-/// thread of the program that allocates, several at a time. No lock of the allocator is held, and
-/// it may allocate and free; but the thread may hold locks of torch's or of Python's interpreter,
-/// or be waited for by one that does: it must not wait for any of these (for Python, take alerts
-/// with `gruyere_next_alert`). It must not throw.
+/// The library calls it on the thread whose request caused the alert, inside `gruyere_malloc`,
+/// before that function throws or goes on (for a threshold: inside `gruyere_malloc` or
+/// `gruyere_mark_step`). So the calls come from any thread of the program that allocates, several
+/// at a time. The library holds no lock of its own during the call, and the callback may allocate
+/// and free. But the thread may hold locks of torch's or of Python's interpreter, or a thread that
+/// holds one may wait for it: the callback must not wait for any of these locks (in Python, take
+/// alerts with `gruyere_next_alert`). It must not throw.
 ///
-/// 0; -1: this is a forked child.
+/// Returns 0, or -1 in a forked child.
 #[unsafe(no_mangle)]
 pub extern "C" fn gruyere_on_alert(callback: GruyereAlertCallback, context: *mut c_void) -> c_int {
     if fork::is_forked_child() {
@@ -95,13 +97,13 @@ pub extern "C" fn gruyere_on_alert(callback: GruyereAlertCallback, context: *mut
     })
 }
 
-/// Waits up to `milliseconds` for an alert, and writes the oldest that nobody has taken to
-/// `*alert`. Alerts are kept from the first call on, the latest 256.
+/// Waits up to `milliseconds` for an alert, and takes the oldest one from the queue into `*alert`.
+/// The library queues alerts from the first call on, and keeps the latest 256.
 ///
-/// 1: there was one; 0: there was none; -1: this is a forked child; -2: `alert` is NULL.
+/// Returns 1 if there was an alert, 0 if not; -1 in a forked child; -2 if `alert` is NULL.
 ///
 /// # Safety
-/// `alert` is NULL or may be written.
+/// `alert` is NULL or valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gruyere_next_alert(alert: *mut GruyereAlert, milliseconds: u32) -> c_int {
     if alert.is_null() {
@@ -122,14 +124,14 @@ pub unsafe extern "C" fn gruyere_next_alert(alert: *mut GruyereAlert, millisecon
     })
 }
 
-/// Writes the text of a threshold of `alert:`, the one at place `threshold` from 0, to `text`, with
-/// a NUL: as much as fits in `bytes`.
+/// Writes the text of the threshold at index `threshold` (from 0) of `alert:` to `text`, as a
+/// NUL-terminated string truncated to `bytes` bytes.
 ///
-/// The length of the whole text; -1: nothing has been allocated here; -2: there is no such
-/// threshold, or `text` is NULL and `bytes` is not 0.
+/// Returns the length of the whole text; -1 if the library has not allocated in this process; -2 if
+/// there is no such threshold, or `text` is NULL and `bytes` is not 0.
 ///
 /// # Safety
-/// `bytes` bytes at `text` may be written.
+/// `text` is valid for writes of `bytes` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gruyere_alert_threshold(
     threshold: u64,
@@ -164,10 +166,10 @@ pub unsafe extern "C" fn gruyere_alert_threshold(
 }
 
 /// Counts the live block that starts at `pointer` under another lifetime: 0 auto, 1 transient, 2
-/// step, 3 persistent. The block stays where it is.
+/// step, 3 persistent. The block does not move.
 ///
-/// 0; -1: nothing has been allocated here; -2: no such lifetime, or no live block of ours starts
-/// there.
+/// Returns 0; -1 if the library has not allocated in this process; -2 if there is no such lifetime,
+/// or no live block of the library starts there.
 #[unsafe(no_mangle)]
 pub extern "C" fn gruyere_tag(pointer: *mut c_void, lifetime: u8) -> c_int {
     let Some(lifetime) = Lifetime::from_u8(lifetime) else { return GRUYERE_INVALID };
@@ -181,9 +183,10 @@ pub extern "C" fn gruyere_tag(pointer: *mut c_void, lifetime: u8) -> c_int {
     })
 }
 
-/// The program says that memory is low: a checkpoint, the end of an epoch. Gives idle memory back
-/// on devices where less than three quarters of the peak is live and that this call has not trimmed
-/// within 30 seconds; the bytes given. Synchronises those devices.
+/// Announces that the program uses little memory now: a checkpoint, the end of an epoch. Releases
+/// the idle memory of each device whose live bytes are below three quarters of their peak, unless a
+/// call has done so within the last 30 seconds. Synchronises those devices. Returns the number of
+/// bytes released.
 #[unsafe(no_mangle)]
 pub extern "C" fn gruyere_checkpoint() -> u64 {
     if fork::is_forked_child() {

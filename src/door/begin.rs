@@ -82,7 +82,7 @@ fn make() -> Result<&'static Heap, String> {
             }
             let conf = std::env::var("GRUYERE_CONF").unwrap_or_default();
             log::info!(
-                "gruyere {}, by {}{device}, settings: {}",
+                "gruyere {}, through {}{device}, settings: {}",
                 env!("CARGO_PKG_VERSION"),
                 came_in(beginning.announced),
                 if conf.trim().is_empty() { "all defaults" } else { conf.trim() }
@@ -132,14 +132,14 @@ fn is_program_served() -> bool {
 fn came_in(announced: u32) -> &'static str {
     match (is_program_served(), is_only_watched(), announced, process::is_native()) {
         (true, ..) => "LD_PRELOAD (the program's CUDA calls are served)",
-        (_, true, ..) => "LD_PRELOAD (the program's CUDA calls are watched)",
+        (_, true, ..) => "LD_PRELOAD (the program's CUDA calls are observed)",
         (_, _, 0, _) => "its C functions",
         (.., true) => "torch's allocator interface (door:native)",
         (.., false) => "torch's pluggable allocator (door:pluggable)",
     }
 }
 
-/// Whether the program's own CUDA calls are only watched.
+/// Whether the program's own CUDA calls are only observed.
 pub(super) fn is_only_watched() -> bool {
     #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
     return preload::mode() == preload::Mode::Observe;
@@ -205,7 +205,7 @@ fn close_at_exit() {
     });
 }
 
-/// Why torch gets no memory in a process that is only watched, and the remedy.
-pub(super) const ONLY_WATCHED: &str = "this process is only watched (preload:observe), so torch \
-    must keep its own allocator: leave out what makes gruyere torch's allocator (python -m \
-    gruyere, GRUYERE_ENABLE, gruyere.enable), or preload:observe";
+/// Why torch gets no memory in a process that is only observed, and the remedy.
+pub(super) const ONLY_WATCHED: &str = "this process is only observed (preload:observe), so \
+    torch must keep its own allocator: remove either preload:observe or what makes Gruyère torch's \
+    allocator (python -m gruyere, GRUYERE_ENABLE, gruyere.enable)";

@@ -15,12 +15,12 @@ use crate::heap::{Error, Lifetime, Phase, lifetime};
 use std::ffi::{CStr, OsStr, c_char, c_int};
 use std::os::unix::ffi::OsStrExt;
 
-/// Announces which hooks the loader has wired: 1 is record_stream, 2 are the capture hooks (begin,
-/// end, release), 3 both. Until then memory never passes from stream to stream, and every request
+/// Announces the hooks that the loader has wired: 1 is record_stream, 2 the capture hooks (begin,
+/// end, release), 3 both. Until then, memory never passes from stream to stream, and every request
 /// asks whether its stream captures.
 ///
-/// CUDA is not touched by this: announced early, it is remembered until the first request, and
-/// children may still be forked.
+/// Does not touch CUDA: an early announcement is kept until the first request, and the process may
+/// still fork children.
 #[unsafe(no_mangle)]
 pub extern "C" fn gruyere_announce_hooks(bits: u32) {
     if !fork::is_forked_child() {
@@ -28,10 +28,10 @@ pub extern "C" fn gruyere_announce_hooks(bits: u32) {
     }
 }
 
-/// Says that no wait of one stream for another can close a cycle in this process: it is alone (no
-/// collectives or point-to-point communication with other processes), and nothing that it enqueues
-/// waits for what its host does later (host functions, waits on values in memory). From now on
-/// `waits:auto` is `waits:budget`. CUDA is not touched by this: said early, it is remembered until
+/// Declares that no wait of one stream for another can close a cycle in this process: the process
+/// is alone (no collectives or point-to-point communication with other processes), and nothing that
+/// it enqueues waits for later actions of its host (host functions, waits on values in memory).
+/// From now on, `waits:auto` means `waits:budget`. Does not touch CUDA: an early call is kept until
 /// the first request.
 #[unsafe(no_mangle)]
 pub extern "C" fn gruyere_allow_waits() {
@@ -40,12 +40,12 @@ pub extern "C" fn gruyere_allow_waits() {
     }
 }
 
-/// Takes [`gruyere_allow_waits`] back, for good: from now on `waits:auto` is `waits:oom`. Call it
-/// before work is enqueued that may wait for what comes later. `why`, a string that ends in 0, is
-/// for the log; null is allowed.
+/// Revokes [`gruyere_allow_waits`] for good: from now on, `waits:auto` means `waits:oom`. Call it
+/// before enqueuing work that may wait for a later action of the host or of another process. `why`,
+/// a NUL-terminated string, is for the log; NULL is allowed.
 ///
 /// # Safety
-/// `why` is null, or points to a string that ends in 0.
+/// `why` is NULL or a NUL-terminated string.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gruyere_forbid_waits(why: *const c_char) {
     if fork::is_forked_child() {
@@ -53,18 +53,18 @@ pub unsafe extern "C" fn gruyere_forbid_waits(why: *const c_char) {
     }
     // SAFETY: the caller's promise; the text is read before this returns only.
     let why = (!why.is_null()).then(|| unsafe { CStr::from_ptr(why) }.to_string_lossy());
-    guarded((), || forbid_waits(why.as_deref().unwrap_or("the loader says so")));
+    guarded((), || forbid_waits(why.as_deref().unwrap_or("requested by the loader")));
 }
 
-/// Promises that `stream` of `device` is not destroyed before [`gruyere_stream_ends`] is told of
-/// it. The library may then ask about it and record events on it at any time; of any other created
-/// stream it does so only inside a call that names it, since a call on a destroyed stream is
-/// undefined. What a stream that was not announced has freed comes to other streams later: with an
-/// event that its next call records, with one behind all work of the device, or with a
-/// synchronisation. It also saves a driver call at each request. Default streams last anyway, and
-/// need not be announced.
+/// Promises that `stream` of `device` is not destroyed before a call of [`gruyere_stream_ends`] for
+/// it. The library may then query it and record events on it at any time. It uses any other created
+/// stream only inside a call that names the stream, since a call on a destroyed stream is
+/// undefined. Memory freed on a stream that was not announced reaches other streams later: after an
+/// event that the stream's next call records, an event behind all work of the device, or a
+/// synchronisation. An announcement also saves a driver call at each request. Default streams
+/// always last, and need no announcement.
 ///
-/// 0; -1: the library cannot work here; -2: there is no such device.
+/// Returns 0; -1 if the library cannot work in this process; -2 if there is no such device.
 #[unsafe(no_mangle)]
 pub extern "C" fn gruyere_stream_lasts(device: c_int, stream: CudaStream) -> c_int {
     if fork::is_forked_child() {
@@ -78,13 +78,13 @@ pub extern "C" fn gruyere_stream_lasts(device: c_int, stream: CudaStream) -> c_i
     })
 }
 
-/// `stream` of `device` is about to be destroyed: what it has freed gets its event now, and its
-/// handle is not used again. Call it before the stream is destroyed, while nothing is allocated or
-/// recorded on it; for streams that were announced ([`gruyere_stream_lasts`]) it must be called,
-/// for any other it may be.
+/// Announces that `stream` of `device` is about to be destroyed: the library records an event
+/// behind the stream's frees now, and does not use the handle again. Call it before destroying the
+/// stream, while no thread allocates or records on it. The call is required for streams announced
+/// with [`gruyere_stream_lasts`], and optional for all others.
 ///
-/// 0, also of a stream that is not known; -1: the library cannot work here; -2: there is no such
-/// device.
+/// Returns 0, also for an unknown stream; -1 if the library cannot work in this process; -2 if
+/// there is no such device.
 #[unsafe(no_mangle)]
 pub extern "C" fn gruyere_stream_ends(device: c_int, stream: CudaStream) -> c_int {
     if fork::is_forked_child() {
@@ -108,10 +108,10 @@ fn stream_answer(result: Result<(), Error>) -> c_int {
     }
 }
 
-/// Tags the calling thread's next requests: 0 auto, 1 transient, 2 step, 3 persistent. Tags nest,
-/// up to 31.
+/// Tags the calling thread's requests from now on: 0 auto, 1 transient, 2 step, 3 persistent. Tags
+/// nest, up to 31.
 ///
-/// 0, or -2: no such lifetime, or too many tags are open.
+/// Returns 0, or -2 if there is no such lifetime, or too many tags are open.
 #[unsafe(no_mangle)]
 pub extern "C" fn gruyere_lifetime_push(lifetime: u8) -> c_int {
     match Lifetime::from_u8(lifetime) {
@@ -120,17 +120,17 @@ pub extern "C" fn gruyere_lifetime_push(lifetime: u8) -> c_int {
     }
 }
 
-/// Takes the calling thread's innermost tag away. 0, or -2: none is open.
+/// Removes the calling thread's innermost tag. Returns 0, or -2 if none is open.
 #[unsafe(no_mangle)]
 pub extern "C" fn gruyere_lifetime_pop() -> c_int {
     if lifetime::pop() { GRUYERE_OK } else { GRUYERE_INVALID }
 }
 
-/// The program ends now by an out-of-memory that nobody has caught: leaves its record for `gruyere
-/// post`, as it was when the request was refused.
+/// Keeps the record for `gruyere post`. Call it when an uncaught out-of-memory ends the program;
+/// the record is kept as it was when the request was refused.
 ///
-/// 0; -1: there is no record, or none is to be left (`records_kept:0`); -3: it could not be written
-/// (the log says why).
+/// Returns 0; -1 if there is no record, or none is to be kept (`records_kept:0`); -3 if it could
+/// not be written (the log says why).
 #[unsafe(no_mangle)]
 pub extern "C" fn gruyere_keep_record() -> c_int {
     if fork::is_forked_child() {
@@ -150,7 +150,7 @@ pub extern "C" fn gruyere_keep_record() -> c_int {
     })
 }
 
-/// A training step, or a request of a server, is over.
+/// Marks the end of a training step, or of a request to a server.
 #[unsafe(no_mangle)]
 pub extern "C" fn gruyere_mark_step() {
     if !fork::is_forked_child() {
@@ -163,11 +163,11 @@ pub extern "C" fn gruyere_mark_step() {
     }
 }
 
-/// What the program does from now on: 0 training or serving, 1 validation, 2 a checkpoint. At the
-/// beginning of 1 and 2, memory that they have not needed before goes back to the device; 0 ends
-/// them. Cheap while nothing lies idle, and never waits for the device.
+/// Sets the program's phase: 0 training or serving, 1 validation, 2 checkpoint. At the beginning of
+/// phase 1 or 2, memory that the phase has not needed before goes back to the device; 0 ends the
+/// phase. Cheap while no memory is idle, and never waits for the device.
 ///
-/// 0; -1: the library has not allocated anything here; -2: no such phase.
+/// Returns 0; -1 if the library has not allocated in this process; -2 if there is no such phase.
 #[unsafe(no_mangle)]
 pub extern "C" fn gruyere_mark_phase(phase: u8) -> c_int {
     let Some(phase) = Phase::from_u8(phase) else { return GRUYERE_INVALID };
@@ -183,7 +183,8 @@ pub extern "C" fn gruyere_mark_phase(phase: u8) -> c_int {
     })
 }
 
-/// Gives back to the device what nobody uses (as `empty_cache`); the bytes that it got.
+/// Releases unused memory to the device, as `empty_cache` does. Returns the number of bytes
+/// released.
 #[unsafe(no_mangle)]
 pub extern "C" fn gruyere_trim() -> u64 {
     if fork::is_forked_child() {
@@ -195,26 +196,25 @@ pub extern "C" fn gruyere_trim() -> u64 {
 /// The version of [`GruyereStats`] that this header describes.
 pub const GRUYERE_STATS_VERSION: u32 = 3;
 
-/// Numbers of one device, in bytes where not said otherwise. Later versions add fields at the end
-/// only.
+/// Statistics of a device, in bytes unless noted. Later versions append fields.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct GruyereStats {
-    /// In: the bytes that the caller has room for. Out: the bytes that were written.
+    /// In: size of the caller's struct in bytes. Out: number of bytes written.
     pub size: u32,
-    /// Out: the version that the library has.
+    /// Out: version of the struct in the library.
     pub version: u32,
     /// Physical memory of the device.
     pub total_memory: u64,
-    /// The ceiling on what may be reserved.
+    /// Ceiling on held memory.
     pub limit: u64,
     /// Physical memory held.
     pub reserved: u64,
-    /// Its peak.
+    /// Peak of held memory.
     pub reserved_peak: u64,
     /// Live blocks, each rounded up to 512 B.
     pub live: u64,
-    /// Their peak.
+    /// Peak of live blocks.
     pub live_peak: u64,
     /// Freed by the program, waiting for streams.
     pub pending: u64,
@@ -224,58 +224,60 @@ pub struct GruyereStats {
     pub largest_free: u64,
     /// Memory of slabs.
     pub slab_bytes: u64,
-    /// Free slots in them.
+    /// Free slots of slabs.
     pub slab_free: u64,
     /// Held for CUDA graphs.
     pub captured: u64,
-    /// Times the reclaim ladder was climbed.
+    /// Times that requests climbed the reclaim ladder.
     pub retries: u64,
-    /// Out-of-memory answers.
+    /// Requests that failed with out of memory.
     pub out_of_memories: u64,
-    /// Frees of what was no live block, on all devices.
+    /// Frees of addresses at which no live block starts, on all devices.
     pub bad_frees: u64,
     /// Events recorded.
     pub events_recorded: u64,
-    /// Events asked about.
+    /// Event queries.
     pub events_queried: u64,
-    /// Live blocks as they were asked for. Here begins what version 2 has added.
+    /// Live blocks by their requested sizes. First field of version 2.
     pub requested: u64,
-    /// The largest request that what is held could satisfy, once the work on what was freed is
-    /// done. Whole free pages count wherever they lie, where they can move.
+    /// The largest request that held memory could satisfy once the work on freed memory is done.
+    /// Where pages can move, whole free pages count wherever they are.
     pub largest_request: u64,
-    /// The largest request that could be satisfied if the ceiling is reached for it (others on the
-    /// device may have taken some of that).
+    /// The largest request that could be satisfied by growing to the ceiling (other users of the
+    /// device may have taken some of that memory).
     pub largest_request_growing: u64,
-    /// The size that 99 of 100 requests so far do not exceed, within 7%; 0 where the record is off.
+    /// 99th percentile of all request sizes so far, within 7%; 0 if the record is off.
     pub request_p99: u64,
-    /// Times that a low-memory phase gave memory back.
+    /// Times that a low-memory phase returned memory to the device.
     pub low_phase_trims: u64,
-    /// The memory that went back so.
+    /// Bytes returned in low-memory phases.
     pub low_phase_bytes: u64,
-    /// lost / reserved: the share of what is held that is free and cannot serve.
+    /// lost / reserved: the share of held memory that is free and cannot serve.
     pub fragmentation: f64,
     /// 1 - largest_request / (reserved - live - pending).
     pub external_fragmentation: f64,
     /// 1 - requested / live.
     pub internal_fragmentation: f64,
-    /// Free between live blocks, or, with typical_request, what a typical request does not fit
-    /// into. Here begins what version 3 has added.
+    /// Free memory between live blocks; if typical_request is not 0, free memory that a typical
+    /// request does not fit into. First field of version 3.
     pub lost: u64,
     /// Whole free pages.
     pub idle: u64,
-    /// 0 where pages move (lost is by pages). Else the request by which lost is told: half of all
-    /// bytes are asked for in requests of at most this size.
+    /// 0 if pages can move: lost is then counted by pages. Else the request size by which lost is
+    /// measured: requests of at most this size make up half of all requested bytes.
     pub typical_request: u64,
     /// 1 - live / reserved.
     pub unused: f64,
 }
 
-/// Writes the numbers of `device` to `*stats`, whose `size` the caller has set; as much as fits.
+/// Writes the statistics of `device` to `*stats`, at most `stats->size` bytes of them. Set `size`
+/// before the call.
 ///
-/// 0; -1: the library cannot work here; -2: no such device, or `size` is less than 8.
+/// Returns 0; -1 if the library cannot work in this process; -2 if there is no such device, `stats`
+/// is NULL, or `size` is less than 8.
 ///
 /// # Safety
-/// `stats` is NULL, or `stats->size` bytes there may be written.
+/// `stats` is NULL or valid for writes of `stats->size` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gruyere_stats(device: c_int, stats: *mut GruyereStats) -> c_int {
     if stats.is_null() {
@@ -341,10 +343,10 @@ pub unsafe extern "C" fn gruyere_stats(device: c_int, stats: *mut GruyereStats) 
     })
 }
 
-/// Writes a dump for people to the file `path`.
+/// Writes a human-readable dump to the file `path`.
 ///
-/// 0; -1: the library has not allocated anything here; -2: `path` is NULL; -3: the file could not
-/// be written (the log says why).
+/// Returns 0; -1 if the library has not allocated in this process; -2 if `path` is NULL; -3 if the
+/// file could not be written (the log says why).
 ///
 /// # Safety
 /// `path` is NULL or a NUL-terminated string.
@@ -372,10 +374,11 @@ pub unsafe extern "C" fn gruyere_dump(path: *const c_char) -> c_int {
     })
 }
 
-/// Walks every page and block and holds the books against the driver's. For tests: no other thread
-/// may be allocating.
+/// Walks every page and block, and compares the heap's counts with the driver's. For tests: no
+/// other thread may be allocating.
 ///
-/// 0; -1: the library has not allocated anything here; -4: something is broken (the log says what).
+/// Returns 0; -1 if the library has not allocated in this process; -4 if an invariant is broken
+/// (the log names it).
 #[unsafe(no_mangle)]
 pub extern "C" fn gruyere_validate() -> c_int {
     if fork::is_forked_child() {
@@ -391,7 +394,7 @@ pub extern "C" fn gruyere_validate() -> c_int {
     })
 }
 
-/// The library's version, a static string.
+/// Returns the library's version, a static string.
 #[unsafe(no_mangle)]
 pub extern "C" fn gruyere_version() -> *const c_char {
     const VERSION: &CStr =

@@ -1,8 +1,9 @@
 //! The history of blocks, for a loader that implements torch's `_record_memory_history`.
 //!
-//! While on, every malloc and free adds an entry under one lock (some hundred nanoseconds); off, it
-//! costs nothing. It never calls back and takes no lock of Python's. A block's origin is the number
-//! that the calling thread set with [`gruyere_history_context`]; the loader turns it into a stack.
+//! While it is on, every malloc and free adds an entry under one lock (a few hundred nanoseconds);
+//! off, it costs nothing. It never calls back, and takes none of Python's locks. A block's origin
+//! is the number that the calling thread set with [`gruyere_history_context`]; the loader turns it
+//! into a stack.
 
 use super::begin::heap;
 use super::fork;
@@ -12,10 +13,11 @@ use std::ffi::c_int;
 
 use super::process::{GRUYERE_OK, GRUYERE_UNAVAILABLE};
 
-/// Begins to note mallocs and frees: the latest `entries` of them, and where each live block came
-/// from (0 entries: only that). `clear` other than 0 forgets what was noted before.
+/// Starts the history of mallocs and frees. It keeps the latest `entries` entries, and the origin
+/// of each live block; with 0 entries, only the origins. If `clear` is not 0, drops what was
+/// recorded before.
 ///
-/// 0; -1: the library cannot work here.
+/// Returns 0, or -1 if the library cannot work in this process.
 #[unsafe(no_mangle)]
 pub extern "C" fn gruyere_history_start(entries: u64, clear: c_int) -> c_int {
     if fork::is_forked_child() {
@@ -28,7 +30,7 @@ pub extern "C" fn gruyere_history_start(entries: u64, clear: c_int) -> c_int {
     })
 }
 
-/// Ends it, and forgets all of it.
+/// Stops the history and drops its contents.
 #[unsafe(no_mangle)]
 pub extern "C" fn gruyere_history_stop() {
     if !fork::is_forked_child() {
@@ -40,8 +42,8 @@ pub extern "C" fn gruyere_history_stop() {
     }
 }
 
-/// The calling thread's requests are noted with this number from now on; 0: with none. The number
-/// that it was before.
+/// Sets the number that the history records with the calling thread's requests from now on; 0:
+/// none. Returns the previous number.
 #[unsafe(no_mangle)]
 pub extern "C" fn gruyere_history_context(context: u64) -> u64 {
     history::set_context(context)
@@ -50,18 +52,20 @@ pub extern "C" fn gruyere_history_context(context: u64) -> u64 {
 /// The version of [`GruyereHistory`] that this header describes.
 pub const GRUYERE_HISTORY_VERSION: u32 = 1;
 
-/// Something that happened.
+/// An event in the history.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GruyereHistoryEntry {
-    /// 0: alloc; 1: free requested; 2: free completed; 3: a span from the driver; 4: it goes back;
-    /// 5: out of memory; 6: pages are mapped here now; 7: they belong here no more.
+    /// 0: alloc; 1: free requested; 2: free completed; 3: span allocated from the driver; 4: span
+    /// returned to the driver; 5: out of memory; 6: pages mapped at this address; 7: pages no
+    /// longer mapped at this address.
     pub action: u32,
     /// The device.
     pub device: u32,
-    /// Where; of an out-of-memory, the bytes that the driver said are free.
+    /// Start address; for an out-of-memory, the free bytes that the driver reported.
     pub address: u64,
-    /// How much: of a block, what was asked for; of an out-of-memory, that rounded up to 512.
+    /// Length in bytes: for a block, the requested size; for an out-of-memory, the requested size
+    /// rounded up to 512.
     pub bytes: u64,
     /// The stream's handle.
     pub stream: u64,
@@ -69,46 +73,46 @@ pub struct GruyereHistoryEntry {
     pub time: u64,
     /// See [`gruyere_history_context`].
     pub context: u64,
-    /// Of a free: that of its block's allocation, where it was noted; else 0.
+    /// For a free: the context of the block's allocation, if recorded; else 0.
     pub origin: u64,
 }
 
-/// Where a live block came from.
+/// The origin of a live block.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GruyereOrigin {
-    /// Its first byte.
+    /// Start address.
     pub address: u64,
     /// See [`gruyere_history_context`].
     pub context: u64,
     /// The device.
     pub device: u32,
-    /// Always 0.
+    /// Padding; always 0.
     pub room: u32,
 }
 
-/// What was noted. Later versions add fields at the end of each struct only: step through the
-/// arrays by the sizes given here.
+/// The recorded history. Later versions append fields to each struct: step through the arrays by
+/// the sizes given here.
 #[repr(C)]
 #[derive(Debug)]
 pub struct GruyereHistory {
-    /// Bytes of this struct.
+    /// Size of this struct in bytes.
     pub size: u32,
-    /// Its version.
+    /// Version of this struct.
     pub version: u32,
-    /// Bytes of an entry.
+    /// Size of an entry in bytes.
     pub entry_size: u32,
-    /// Bytes of an origin.
+    /// Size of an origin in bytes.
     pub origin_size: u32,
-    /// By time.
+    /// Entries, ordered by time.
     pub entries: *const GruyereHistoryEntry,
-    /// How many.
+    /// Number of entries.
     pub entry_count: u64,
-    /// Of the blocks that are live and were allocated since the start, in no order.
+    /// Origins of the live blocks that were allocated since the start, unordered.
     pub origins: *const GruyereOrigin,
-    /// How many.
+    /// Number of origins.
     pub origin_count: u64,
-    /// Entries that made room for later ones.
+    /// Number of entries that later ones replaced.
     pub lost: u64,
 }
 
@@ -157,9 +161,8 @@ pub(super) fn give(found: &Collected) -> *mut GruyereHistory {
     Box::into_raw(hold(found)).cast()
 }
 
-/// What was noted until now, to be given to [`gruyere_history_free`] once; the history goes on.
-///
-/// NULL: there is no history.
+/// Returns a copy of the history so far, or NULL if there is none. Recording goes on. Free the copy
+/// with [`gruyere_history_free`].
 #[unsafe(no_mangle)]
 pub extern "C" fn gruyere_history() -> *mut GruyereHistory {
     if fork::is_forked_child() {
@@ -171,7 +174,7 @@ pub extern "C" fn gruyere_history() -> *mut GruyereHistory {
     })
 }
 
-/// Frees what [`gruyere_history`] gave. NULL is fine.
+/// Frees a history from [`gruyere_history`]. NULL is allowed.
 ///
 /// # Safety
 /// `history` is NULL, or from [`gruyere_history`] and not freed yet.
@@ -191,25 +194,24 @@ pub unsafe extern "C" fn gruyere_history_free(history: *mut GruyereHistory) {
 pub struct GruyereOutOfMemory {
     /// The device.
     pub device: u32,
-    /// How many there were on it, this one included.
+    /// Out-of-memories on the device so far, this one included.
     pub count: u32,
-    /// Bytes asked for.
+    /// Bytes requested.
     pub asked: u64,
-    /// Bytes held then.
+    /// Bytes held at that time.
     pub reserved: u64,
-    /// The ceiling on that, in bytes.
+    /// The ceiling on held bytes.
     pub limit: u64,
-    /// Bytes of the device that the driver said were free; all bits set: it could not say.
+    /// Free bytes of the device, as the driver reported them; all bits set if it could not.
     pub free: u64,
 }
 
-/// Writes the latest out-of-memory to `*out`, of which `size` bytes may be written; as much as
-/// fits.
+/// Writes the latest out-of-memory of the process to `*out`, at most `size` bytes of it.
 ///
-/// The bytes written; 0: there was none.
+/// Returns the number of bytes written; 0 if there was no out-of-memory.
 ///
 /// # Safety
-/// `out` may be written, `size` bytes.
+/// `out` is NULL or valid for writes of `size` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gruyere_latest_out_of_memory(
     out: *mut GruyereOutOfMemory,

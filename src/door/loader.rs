@@ -5,14 +5,14 @@ use super::process::{GRUYERE_INVALID, GRUYERE_OK};
 use crate::config::Config;
 use std::ffi::{CStr, c_char, c_int};
 
-/// Checks `settings`, written as in `GRUYERE_CONF`. What is wrong is written to `message` as a
-/// NUL-terminated text, cut to `room` bytes. Does not touch CUDA, and changes nothing.
+/// Checks `settings`, in the syntax of `GRUYERE_CONF`. Writes the error, if any, to `message` as a
+/// NUL-terminated string, truncated to `room` bytes. Changes nothing, and does not touch CUDA.
 ///
-/// 0; -2: something is wrong, or `settings` is NULL or not UTF-8.
+/// Returns 0 if the settings are valid; -2 if they are not, or `settings` is NULL or not UTF-8.
 ///
 /// # Safety
-/// `settings` is NULL or a NUL-terminated string; `message` is NULL, or `room` bytes there may be
-/// written.
+/// `settings` is NULL or a NUL-terminated string; `message` is NULL or valid for writes of `room`
+/// bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gruyere_check_configuration(
     settings: *const c_char,

@@ -1,5 +1,6 @@
-//! The entrances: torch's hooks ([`torch`]), its own interface ([`native`]), any program's CUDA
-//! calls ([`preload`]), the control API ([`control`]); and the one heap of the process behind them.
+//! The library's entry points: torch's hooks ([`torch`]), its own interface ([`native`]), any
+//! program's CUDA calls ([`preload`]), the control API ([`control`]); and the one heap of the
+//! process behind them.
 
 pub mod alert;
 mod begin;

@@ -11,11 +11,11 @@ use crate::heap::{Heap, PoolError, PoolKey};
 use std::cell::RefCell;
 use std::ffi::{CStr, c_char, c_int};
 
-/// Blocks are live in the pool, or a thread is allocating from it.
+/// The pool has live blocks, or a thread is allocating from it.
 pub const GRUYERE_BUSY: c_int = -5;
-/// The memory could not be had, or the driver did not take it back.
+/// The memory could not be allocated, or the driver did not take it back.
 pub const GRUYERE_MEMORY: c_int = -6;
-/// Not now: a CUDA graph is being captured, or the device could not be synchronised.
+/// Not possible now: a CUDA graph is being captured, or the device could not be synchronised.
 pub const GRUYERE_LATER: c_int = -7;
 
 thread_local! {
@@ -24,7 +24,7 @@ thread_local! {
 }
 
 fn fail(code: c_int, text: String) -> c_int {
-    // A thread that is ending asks no more.
+    // A thread that is ending makes no more calls.
     let _ = LAST.try_with(|last| last.replace(text));
     code
 }
@@ -39,7 +39,7 @@ fn refuse(error: &PoolError) -> c_int {
     fail(code, error.to_string())
 }
 
-/// Runs `body` with the heap, made if need be.
+/// Runs `body` with the heap, which it creates if needed.
 fn with_heap(body: impl FnOnce(&Heap) -> Result<(), PoolError>) -> c_int {
     if fork::is_forked_child() {
         return fail(
@@ -56,11 +56,13 @@ fn with_heap(body: impl FnOnce(&Heap) -> Result<(), PoolError>) -> c_int {
     })
 }
 
-/// Copies what was wrong with this thread's latest failed call about pools to `message`, as a
-/// NUL-terminated text cut to `room` bytes. The bytes that the whole text has.
+/// Copies the error message of the calling thread's latest failed pool function to `message`, as a
+/// NUL-terminated string truncated to `room` bytes.
+///
+/// Returns the length of the whole message in bytes.
 ///
 /// # Safety
-/// `message` is NULL, or `room` bytes there may be written.
+/// `message` is NULL or valid for writes of `room` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gruyere_last_error(message: *mut c_char, room: usize) -> usize {
     guarded(0, || {
@@ -80,16 +82,16 @@ pub unsafe extern "C" fn gruyere_last_error(message: *mut c_char, room: usize) -
     })
 }
 
-/// Makes the pool called `name` (UTF-8, 1 to 128 bytes) on `device`, or finds the one that there
-/// is, and writes its key to `*pool`. `reserve` bytes are mapped for it at once and stay; of a pool
-/// that there is, the reserve is raised to that. `limit` is a ceiling on the bytes that may be live
-/// in it, 0 for none of its own (or no change).
+/// Creates the pool `name` (UTF-8, 1 to 128 bytes) on `device`, or finds the existing one, and
+/// writes its key to `*pool`. The library maps `reserve` bytes for the pool at once, and keeps them
+/// mapped; it raises the reserve of an existing pool to `reserve`. `limit` is a ceiling on the
+/// pool's live bytes; 0 sets none (and leaves that of an existing pool unchanged).
 ///
-/// 0; -1: the library cannot work here; -2: an argument is wrong; -6: the memory cannot be had.
-/// `gruyere_last_error` says why.
+/// Returns 0; -1 if the library cannot work in this process; -2 if an argument is invalid; -6 if
+/// the memory cannot be allocated. `gruyere_last_error` returns the reason.
 ///
 /// # Safety
-/// `name` is NULL or a NUL-terminated string; `pool` is NULL or may be written.
+/// `name` is NULL or a NUL-terminated string; `pool` is NULL or valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gruyere_pool_create(
     name: *const c_char,
@@ -99,10 +101,7 @@ pub unsafe extern "C" fn gruyere_pool_create(
     pool: *mut u64,
 ) -> c_int {
     if name.is_null() || pool.is_null() {
-        return fail(
-            GRUYERE_INVALID,
-            "no name, or nowhere to write the pool's key to (NULL)".to_owned(),
-        );
+        return fail(GRUYERE_INVALID, "name or pool is NULL".to_owned());
     }
     // SAFETY: the caller's promise.
     let name = unsafe { CStr::from_ptr(name) };
@@ -118,46 +117,49 @@ pub unsafe extern "C" fn gruyere_pool_create(
     })
 }
 
-/// Sends the calling thread's next requests on the pool's device to the pool. Pools nest, up to 16
-/// on a thread; the innermost of a device counts. What a captured CUDA graph allocates goes to the
-/// graph's own memory all the same.
+/// Routes the calling thread's requests on the pool's device to the pool from now on. Pools nest,
+/// up to 16 on a thread; the innermost pool of a device serves its requests. Allocations in a CUDA
+/// graph's capture still come from the graph's own memory.
 ///
-/// 0; -1; -2: no such pool, or too many.
+/// Returns 0; -1 if the library cannot work in this process; -2 if there is no such pool, or the
+/// thread is in 16 pools already.
 #[unsafe(no_mangle)]
 pub extern "C" fn gruyere_pool_enter(pool: u64) -> c_int {
     with_heap(|heap| heap.pool_enter(PoolKey(pool)))
 }
 
-/// Ends the calling thread's latest `gruyere_pool_enter`, which must have been of this pool; it may
-/// be destroyed since.
+/// Ends the calling thread's latest `gruyere_pool_enter`, which must have named this pool. The pool
+/// may have been destroyed meanwhile.
 ///
-/// 0; -1; -2: the thread has entered another last, or none.
+/// Returns 0; -1 if the library cannot work in this process; -2 if the thread entered another pool
+/// last, or is in no pool.
 #[unsafe(no_mangle)]
 pub extern "C" fn gruyere_pool_leave(pool: u64) -> c_int {
     with_heap(|heap| heap.pool_leave(PoolKey(pool)))
 }
 
-/// Gives all memory of the pool back to the device at once, and writes the bytes to `*given` (where
-/// it is not NULL). The device is synchronised first, so that no work uses it. The pool can be used
-/// again; its reserve is gone.
+/// Returns all memory of the pool to the device at once, and writes the number of bytes to
+/// `*given`, if `given` is not NULL. Synchronises the device first, so that no work uses the
+/// memory. The pool can be used again; its reserve is gone.
 ///
-/// 0; -1; -2: no such pool; -5: blocks are live in it (`gruyere_pool_blocks` tells which), and
-/// nothing has been done; -6: the driver did not take everything back, and gets it at the next
-/// trim; -7: not during a capture.
+/// Returns 0; -1 if the library cannot work in this process; -2 if there is no such pool; -5 if
+/// blocks are live in it (`gruyere_pool_blocks` lists them) or a thread is allocating from it, and
+/// nothing is done; -6 if the driver did not take everything back: the next trim tries again; -7
+/// during a capture, or if the device could not be synchronised.
 ///
 /// # Safety
-/// `given` is NULL or may be written.
+/// `given` is NULL or valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gruyere_pool_release(pool: u64, given: *mut u64) -> c_int {
     // SAFETY: the caller's promise.
     with_heap(|heap| heap.pool_release(PoolKey(pool)).map(|bytes| unsafe { write(given, bytes) }))
 }
 
-/// As `gruyere_pool_release`, and forgets the pool: its key is good for nothing but
-/// `gruyere_pool_leave` from then on.
+/// As `gruyere_pool_release`, and destroys the pool: from then on, its key is valid for
+/// `gruyere_pool_leave` only.
 ///
 /// # Safety
-/// `given` is NULL or may be written.
+/// `given` is NULL or valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gruyere_pool_destroy(pool: u64, given: *mut u64) -> c_int {
     // SAFETY: the caller's promise.
@@ -165,7 +167,7 @@ pub unsafe extern "C" fn gruyere_pool_destroy(pool: u64, given: *mut u64) -> c_i
 }
 
 /// # Safety
-/// `place` is NULL or may be written.
+/// `place` is NULL or valid for writes.
 unsafe fn write<T>(place: *mut T, value: T) {
     if !place.is_null() {
         // SAFETY: the caller's promise.
@@ -173,35 +175,36 @@ unsafe fn write<T>(place: *mut T, value: T) {
     }
 }
 
-/// Numbers of one pool, in bytes where not said otherwise. Later versions add fields at the end
-/// only.
+/// Statistics of a pool, in bytes unless noted. Later versions append fields.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GruyerePoolStats {
-    /// In: the bytes that the caller has room for. Out: the bytes that were written.
+    /// In: size of the caller's struct in bytes. Out: number of bytes written.
     pub size: u32,
-    /// Out: 1.
+    /// Out: version of this struct, 1.
     pub version: u32,
-    /// What it keeps whatever lies idle.
+    /// Memory that stays mapped for the pool, even if idle.
     pub reserve: u64,
-    /// Ceiling on its live bytes; 0: none of its own.
+    /// Ceiling on live bytes; 0 if the pool has none.
     pub limit: u64,
-    /// Memory that it holds.
+    /// Memory held.
     pub held: u64,
     /// Live blocks, each rounded up to 512 B.
     pub live: u64,
-    /// How many.
+    /// Number of live blocks.
     pub live_blocks: u64,
     /// Freed by the program, waiting for streams.
     pub pending: u64,
 }
 
-/// Writes the numbers of a pool to `*stats`, whose `size` the caller has set; as much as fits.
+/// Writes the statistics of a pool to `*stats`, at most `stats->size` bytes of them. Set `size`
+/// before the call.
 ///
-/// 0; -1; -2: no such pool, or `size` is less than 8.
+/// Returns 0; -1 if the library cannot work in this process; -2 if there is no such pool, `stats`
+/// is NULL, or `size` is less than 8.
 ///
 /// # Safety
-/// `stats` is NULL, or `stats->size` bytes there may be written.
+/// `stats` is NULL or valid for writes of `stats->size` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gruyere_pool_stats(pool: u64, stats: *mut GruyerePoolStats) -> c_int {
     // SAFETY: the caller's promise; read as a plain word, since an older caller's struct may be
@@ -240,21 +243,22 @@ pub unsafe extern "C" fn gruyere_pool_stats(pool: u64, stats: *mut GruyerePoolSt
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GruyerePoolBlock {
-    /// Where it starts.
+    /// Start address.
     pub address: u64,
-    /// Bytes asked for.
+    /// Bytes requested.
     pub requested: u64,
-    /// The step in which it was allocated; -1: not known (`record:off`).
+    /// Step of the allocation; -1 if unknown (`record:off`).
     pub step: i64,
 }
 
 /// Writes the largest live blocks of a pool to `blocks`, at most `room` of them, and their number
 /// to `*count`.
 ///
-/// 0; -1; -2: no such pool, or a NULL.
+/// Returns 0; -1 if the library cannot work in this process; -2 if there is no such pool, or
+/// `blocks` or `count` is NULL.
 ///
 /// # Safety
-/// `blocks` is NULL, or has room for `room` of them; `count` is NULL or may be written.
+/// `blocks` is NULL or valid for writes of `room` blocks; `count` is NULL or valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gruyere_pool_blocks(
     pool: u64,
@@ -263,7 +267,7 @@ pub unsafe extern "C" fn gruyere_pool_blocks(
     count: *mut u32,
 ) -> c_int {
     if blocks.is_null() || count.is_null() {
-        return fail(GRUYERE_INVALID, "nowhere to write the blocks to (NULL)".to_owned());
+        return fail(GRUYERE_INVALID, "blocks or count is NULL".to_owned());
     }
     with_heap(|heap| {
         let found = heap.pool_blocks(PoolKey(pool), room as usize)?;

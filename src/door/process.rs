@@ -8,11 +8,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// All is well.
+/// Success.
 pub const GRUYERE_OK: c_int = 0;
 /// The library cannot work in this process; the log says why.
 pub const GRUYERE_UNAVAILABLE: c_int = -1;
-/// An argument is wrong.
+/// Invalid argument.
 pub const GRUYERE_INVALID: c_int = -2;
 /// A file could not be written.
 pub const GRUYERE_IO: c_int = -3;
@@ -53,11 +53,11 @@ pub(super) struct Beginning {
     pub(super) announced: u32,
     /// Whether the future heap reports blocks to torch's profiler.
     pub(super) tells_of_blocks: bool,
-    /// What a loader said about waits, for the future heap.
+    /// A loader's declaration about waits, for the future heap.
     pub(super) waits: Waits,
 }
 
-/// What a loader said about waits of one stream for another.
+/// A loader's declaration about waits of one stream for another.
 pub(super) enum Waits {
     Unknown,
     Allowed,
@@ -70,13 +70,13 @@ pub(super) fn installed() -> Option<&'static Installed> {
     unsafe { HEAP.load(Ordering::Acquire).as_ref() }
 }
 
-/// The heap, if made.
+/// The heap, if it exists.
 #[inline]
 pub fn current() -> Option<&'static Heap> {
     installed().map(|installed| &installed.heap)
 }
 
-/// The heap's configuration, once the heap is made.
+/// The heap's configuration, once the heap exists.
 pub(super) fn config() -> Option<&'static Config> {
     installed().map(|installed| &installed.config)
 }
@@ -130,8 +130,8 @@ pub(super) fn forbid_waits(why: &str) {
     }
 }
 
-/// Takes the requests of the heap, or of the future one, off the hot path while torch's profiler is
-/// told of blocks, or back to it.
+/// Moves the requests of the heap, or of the future one, off the hot path while blocks are reported
+/// to torch's profiler (`wanted`), or back onto it.
 pub(super) fn tell_of_blocks(wanted: bool) {
     let mut beginning = INIT.lock().unwrap_or_else(PoisonError::into_inner);
     beginning.tells_of_blocks = wanted;

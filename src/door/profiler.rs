@@ -2,7 +2,7 @@
 //! own allocator does. (At the native door the shim reports them.)
 //!
 //! It costs nothing otherwise: requests leave the hot path only while memory is profiled
-//! ([`crate::heap::Heap::tell_of_blocks`]). torch's functions know themselves whether the calling
+//! ([`crate::heap::Heap::tell_of_blocks`]). torch's functions check themselves whether the calling
 //! thread is profiled.
 
 use super::fork;
@@ -53,11 +53,11 @@ fn profiler() -> Option<&'static Profiler> {
     FOUND.get_or_init(find).as_ref()
 }
 
-/// Begins (`wanted` is not 0) or ends to tell torch's profiler of each malloc, free and
-/// out-of-memory, as torch's own allocator does. Meant for the time in which memory is profiled:
-/// meanwhile each of them takes some microseconds. Does not touch CUDA.
+/// Turns reports to torch's profiler on (`wanted` is not 0) or off. While they are on, the library
+/// reports each malloc, free and out-of-memory, as torch's own allocator does, and each takes some
+/// microseconds: turn them on only while memory is profiled. Does not touch CUDA.
 ///
-/// 0; -1: there is no torch in this process, or the library cannot work here.
+/// Returns 0, or -1 if the process has no torch, or the library cannot work in it.
 #[unsafe(no_mangle)]
 pub extern "C" fn gruyere_tell_profiler(wanted: c_int) -> c_int {
     if fork::is_forked_child() {
@@ -72,7 +72,7 @@ pub extern "C" fn gruyere_tell_profiler(wanted: c_int) -> c_int {
     })
 }
 
-/// A block came, or is about to go.
+/// A block that was allocated, or is about to be freed.
 #[derive(Clone, Copy)]
 pub(super) struct Told {
     bytes: u64,

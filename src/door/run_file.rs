@@ -66,7 +66,7 @@ fn wanted() -> Option<(&'static Path, Option<&'static str>)> {
 /// takes longer.
 fn write(heap: &Heap, folder: &Path, name: Option<&str>, ends: bool) {
     let Some(reader) = Reader::own(heap.record()) else {
-        log::warn!("history: nothing is kept while the record is off; take record:off away");
+        log::warn!("history: nothing is kept while the record is off; remove record:off");
         return;
     };
     heap.sample();
@@ -74,7 +74,7 @@ fn write(heap: &Heap, folder: &Path, name: Option<&str>, ends: bool) {
     if ends {
         run = run.with_lines(&reader);
     }
-    // A process that only looked at the device is no run.
+    // A process that only queried the device is not a run.
     if run.devices.is_empty() {
         return;
     }

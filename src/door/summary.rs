@@ -21,7 +21,7 @@ pub(super) fn at_exit(heap: &Heap) {
     let Some(reader) = Reader::own(heap.record()) else { return };
     let run = Run::of(&reader, config.name.as_deref());
     if let Some(line) = line(&run, config, std::env::var_os(STAND_IN).is_some()) {
-        // A missing reader is no trouble.
+        // A closed stderr is not an error.
         let _ = writeln!(io::stderr(), "{line}");
     }
 }
@@ -76,7 +76,7 @@ fn line(run: &Run, config: &Config, on_stand_in: bool) -> Option<String> {
             let option = if on_stand_in { "--stand-in " } else { "" };
             write!(
                 said,
-                " beside torch's: gruyere compare {option}-- {}",
+                " compare with torch's: gruyere compare {option}-- {}",
                 shown_command(&run.command)
             )
         }
@@ -106,7 +106,7 @@ mod tests {
         assert_eq!(
             line(&run(), &Config::default(), false).unwrap(),
             "gruyere: peak live 100.00 MiB, held 102.00 MiB (+2.0%); 0.00 s in driver calls; \
-             beside torch's: gruyere compare -- python3 train.py --lr 3"
+             compare with torch's: gruyere compare -- python3 train.py --lr 3"
         );
         // There, it says so.
         let said = line(&run(), &Config::default(), true).unwrap();

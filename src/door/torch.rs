@@ -35,16 +35,16 @@ use crate::heap::{Device, Error, Heap, Owned, Page, SMALL_MAX};
 use crate::record::SiteId;
 use std::ffi::{c_int, c_void};
 
-/// `cudaStream_t`: 0 and 1 are the legacy default stream, 2 the calling thread's.
+/// `cudaStream_t`: 0 and 1 are the legacy default stream, 2 is the calling thread's own.
 pub type CudaStream = *mut c_void;
 
-/// torch's `c10::MempoolId_t`, a pair by value.
+/// torch's `c10::MempoolId_t`, a pair passed by value.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MempoolId {
-    /// Set for pools that graphs make themselves.
+    /// Not 0 for pools that graphs create.
     pub first: u64,
-    /// Set for pools that the user made.
+    /// Not 0 for pools that the user creates.
     pub second: u64,
 }
 
@@ -64,17 +64,17 @@ const EXABYTE: u64 = 1 << 60;
 /// The reason for not serving a request.
 enum Refusal {
     OutOfMemory(String),
-    /// So much that nothing was tried.
+    /// A size too large to try.
     Exabyte,
     Other(String),
     /// There is no heap; the log has the reason.
     Unavailable(String),
 }
 
-/// Allocates `size` bytes on `device`, for use in the order of `stream`. Size 0 answers NULL.
+/// Allocates `size` bytes on `device`, for use in the order of `stream`. Returns NULL for size 0.
 ///
-/// Out of memory: throws `torch.OutOfMemoryError` (any other trouble: `RuntimeError`); in a process
-/// without torch, logs and answers NULL.
+/// Throws `torch.OutOfMemoryError` when out of memory, and `RuntimeError` on any other failure. In
+/// a process without torch, logs the failure and returns NULL.
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn gruyere_malloc(
     size: isize,
@@ -106,7 +106,7 @@ fn malloc_hot<const LARGE: bool>(
 }
 
 /// The requests that the hot path leaves: the first call, a negative size, growth, captures,
-/// trouble.
+/// failures.
 #[cold]
 #[inline(never)]
 fn malloc_slowly(size: isize, device: c_int, stream: CudaStream) -> *mut c_void {
@@ -178,8 +178,8 @@ fn refuse(refusal: Refusal) {
     log::error!("{}", unraisable.message);
 }
 
-/// Frees what [`gruyere_malloc`] gave. `size`, `device` and `stream` are not needed. NULL is fine;
-/// what is no live block is counted, logged and left alone.
+/// Frees a block from [`gruyere_malloc`]. Ignores `size`, `device` and `stream`. NULL is allowed; a
+/// pointer at which no live block starts is counted, logged and otherwise ignored.
 #[unsafe(no_mangle)]
 pub extern "C" fn gruyere_free(
     pointer: *mut c_void,
@@ -237,8 +237,7 @@ extern "C" fn free_of_nothing(pointer: *mut c_void) {
     });
 }
 
-/// torch's initialisation, with the number of devices. Called with 0 when the allocator object is
-/// made.
+/// torch's initialisation hook, with the number of devices; 0 when the allocator object is created.
 #[unsafe(no_mangle)]
 pub extern "C" fn gruyere_init(_device_count: c_int) {
     if !fork::is_forked_child() {
@@ -253,7 +252,7 @@ pub extern "C" fn gruyere_init(_device_count: c_int) {
     }
 }
 
-/// `torch.cuda.empty_cache()`: gives back to the device what nobody uses.
+/// `torch.cuda.empty_cache()`: releases unused memory to the device.
 #[unsafe(no_mangle)]
 pub extern "C" fn gruyere_reset() {
     if !fork::is_forked_child() {
@@ -265,8 +264,8 @@ pub extern "C" fn gruyere_reset() {
     }
 }
 
-/// `torch.cuda.set_per_process_memory_fraction()`: caps what is held on `device` at `fraction` of
-/// its memory.
+/// `torch.cuda.set_per_process_memory_fraction()`: caps the memory held on `device` at `fraction`
+/// of its total memory.
 #[unsafe(no_mangle)]
 pub extern "C" fn gruyere_memory_fraction(fraction: f64, device: c_int) {
     if fork::is_forked_child() {
@@ -282,7 +281,8 @@ pub extern "C" fn gruyere_memory_fraction(fraction: f64, device: c_int) {
     });
 }
 
-/// Notes the program's place, for an out-of-memory under the ceiling that it has just set.
+/// Notes the place in the program that has just set the ceiling, for a later out-of-memory under
+/// it.
 fn note_who_capped(heap: &Heap, fraction: f64, device: c_int) {
     let Ok(number) = u32::try_from(device) else { return };
     let Ok(stats) = heap.stats(device.into()) else { return };
@@ -292,11 +292,12 @@ fn note_who_capped(heap: &Heap, fraction: f64, device: c_int) {
     limits::set_at(number, if is_its_own { heap.site_here() } else { SiteId::NONE });
 }
 
-/// The start of the piece of memory that `pointer` lies in, and its bytes in `*size` (where `size`
-/// is not NULL). A pointer that is not ours is answered with itself and 0.
+/// Returns the start of the region (torch's segment) that contains `pointer`, and writes its length
+/// to `*size`, if `size` is not NULL. For a pointer that is not the library's, returns the pointer
+/// itself and a length of 0.
 ///
 /// # Safety
-/// `size` is NULL or may be written.
+/// `size` is NULL or valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gruyere_base_alloc(pointer: *mut c_void, size: *mut usize) -> *mut c_void {
     let found = if fork::is_forked_child() {
@@ -312,7 +313,8 @@ pub unsafe extern "C" fn gruyere_base_alloc(pointer: *mut c_void, size: *mut usi
     base as *mut c_void
 }
 
-/// `Tensor.record_stream`: `stream` uses the block too, so after its free it waits for that stream.
+/// `Tensor.record_stream`: notes that `stream` uses the block too. After its free, the block is not
+/// reused before that stream is past the free.
 #[unsafe(no_mangle)]
 pub extern "C" fn gruyere_record_stream(pointer: *mut c_void, stream: CudaStream) {
     if fork::is_forked_child() || pointer.is_null() {
@@ -325,8 +327,8 @@ pub extern "C" fn gruyere_record_stream(pointer: *mut c_void, stream: CudaStream
     });
 }
 
-/// A capture into pool `id` is about to begin on a stream of `device`. `filter`, a `std::function`
-/// of torch's that tells which stream, is not needed: the driver is asked.
+/// Announces a capture into pool `id` on a stream of `device`. Ignores `filter`, a `std::function`
+/// of torch's that identifies the stream: the library asks the driver instead.
 #[unsafe(no_mangle)]
 pub extern "C" fn gruyere_begin_allocate_to_pool(
     device: c_int,
@@ -338,7 +340,7 @@ pub extern "C" fn gruyere_begin_allocate_to_pool(
     });
 }
 
-/// The bracket that [`gruyere_begin_allocate_to_pool`] opened ends.
+/// Ends the pool scope that [`gruyere_begin_allocate_to_pool`] opened.
 #[unsafe(no_mangle)]
 pub extern "C" fn gruyere_end_allocate_to_pool(device: c_int, id: MempoolId) {
     pool_hook("gruyere_end_allocate_to_pool", device, |heap| {
@@ -346,7 +348,7 @@ pub extern "C" fn gruyere_end_allocate_to_pool(device: c_int, id: MempoolId) {
     });
 }
 
-/// The graph that used pool `id` is gone. Its blocks may be freed later.
+/// Notes that the graph that used pool `id` is gone. Its blocks may be freed later.
 #[unsafe(no_mangle)]
 pub extern "C" fn gruyere_release_pool(device: c_int, id: MempoolId) {
     pool_hook("gruyere_release_pool", device, |heap| {

@@ -1,5 +1,5 @@
-//! Numbers that make torch's own functions tell the truth: statistics by pool with peaks and
-//! resets, and the memory layout.
+//! The data behind torch's own statistics functions: statistics by pool with peaks and resets, and
+//! the memory layout.
 //!
 //! Any thread may call every function; torch calls none of them, so in a forked child each returns
 //! its failure value. The Python package wires them (`gruyere._torch_stats`).
@@ -14,17 +14,17 @@ use std::ffi::c_int;
 
 use super::process::{GRUYERE_INVALID, GRUYERE_OK, GRUYERE_UNAVAILABLE};
 
-/// One number over time.
+/// A statistic over time.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GruyereStat {
-    /// Now.
+    /// Current value.
     pub current: u64,
-    /// The highest since the last `gruyere_reset_peaks`.
+    /// Highest value since the last `gruyere_reset_peaks`.
     pub peak: u64,
-    /// All that came since the last `gruyere_reset_accumulated`.
+    /// Sum of all increases since the last `gruyere_reset_accumulated`.
     pub allocated: u64,
-    /// All that went since then.
+    /// Sum of all decreases since then.
     pub freed: u64,
 }
 
@@ -38,58 +38,60 @@ impl From<Stat> for GruyereStat {
 /// The version of [`GruyereTorchStats`] that this header describes.
 pub const GRUYERE_TORCH_STATS_VERSION: u32 = 1;
 
-/// What `torch.cuda.memory_stats` tells. The arrays are by pool: all, blocks of up to 1 MiB, larger
-/// ones. Later versions add fields at the end only.
+/// The statistics of `torch.cuda.memory_stats`. The arrays are by pool: all, small (blocks of up to
+/// 1 MiB), large. Later versions append fields.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GruyereTorchStats {
-    /// In: the bytes that the caller has room for. Out: the bytes that were written.
+    /// In: size of the caller's struct in bytes. Out: number of bytes written.
     pub size: u32,
-    /// Out: the version that the library has.
+    /// Out: version of the struct in the library.
     pub version: u32,
-    /// Blocks in the program's hands.
+    /// Live blocks.
     pub allocation: [GruyereStat; 3],
-    /// Pieces of memory that the driver gave: pages, spans, or blocks, by the backing. Pages of
-    /// slabs are small; spans may serve both, and are large.
+    /// Pieces of memory allocated from the driver: pages, spans or blocks, depending on the
+    /// backing. Pages of slabs count as small; spans may serve both, and count as large.
     pub segment: [GruyereStat; 3],
-    /// Blocks in the program's hands, or freed and waiting for streams.
+    /// Live blocks, and freed blocks that wait for streams.
     pub active: [GruyereStat; 3],
-    /// Free pieces that cannot be given back, since a used one shares their page or span. Known
-    /// when somebody looks: a peak is the highest that was seen by a call of this function.
+    /// Free pieces that cannot go back to the driver, since a used piece shares their page or span.
+    /// Computed at each call of `gruyere_torch_stats`: a peak is the highest value that a call has
+    /// found.
     pub inactive_split: [GruyereStat; 3],
     /// Bytes of `allocation`, each block rounded up to 512.
     pub allocated_bytes: [GruyereStat; 3],
     /// Bytes of `segment`.
     pub reserved_bytes: [GruyereStat; 3],
-    /// Bytes of `active`, rounded.
+    /// Bytes of `active`, each block rounded up to 512.
     pub active_bytes: [GruyereStat; 3],
     /// Bytes of `inactive_split`.
     pub inactive_split_bytes: [GruyereStat; 3],
-    /// Bytes of `active` as asked for.
+    /// Bytes of `active`, as requested.
     pub requested_bytes: [GruyereStat; 3],
-    /// Times that the reclaim ladder was climbed, since the last `gruyere_reset_accumulated`.
+    /// Times that requests climbed the reclaim ladder, since the last `gruyere_reset_accumulated`.
     pub num_alloc_retries: u64,
-    /// Out-of-memory answers since then.
+    /// Requests that failed with out of memory, since then.
     pub num_ooms: u64,
-    /// Times since then that the whole device was synchronised to get memory back.
+    /// Synchronisations of the whole device to reclaim memory, since then.
     pub num_sync_all_streams: u64,
-    /// Pieces of memory taken from the driver since then.
+    /// Pieces of memory allocated from the driver, since then.
     pub num_device_alloc: u64,
-    /// Pieces given back since then.
+    /// Pieces returned to the driver, since then.
     pub num_device_free: u64,
-    /// The ceiling on what may be reserved, in bytes.
+    /// Ceiling on held memory, in bytes.
     pub limit: u64,
     /// Physical memory of the device, in bytes.
     pub total_memory: u64,
 }
 
-/// Writes what `torch.cuda.memory_stats` tells of `device` to `*stats`, whose `size` the caller has
-/// set; as much as fits.
+/// Writes the statistics of `torch.cuda.memory_stats` for `device` to `*stats`, at most
+/// `stats->size` bytes of them. Set `size` before the call.
 ///
-/// 0; -1: the library cannot work here; -2: no such device, or `size` is less than 8.
+/// Returns 0; -1 if the library cannot work in this process; -2 if there is no such device, `stats`
+/// is NULL, or `size` is less than 8.
 ///
 /// # Safety
-/// `stats` is NULL, or `stats->size` bytes there may be written.
+/// `stats` is NULL or valid for writes of `stats->size` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gruyere_torch_stats(
     device: c_int,
@@ -141,19 +143,19 @@ pub unsafe extern "C" fn gruyere_torch_stats(
     })
 }
 
-/// The peaks of [`gruyere_torch_stats`] begin again at what there is now; those of `gruyere_stats`
-/// are of the whole life of the process.
+/// Resets the peaks of [`gruyere_torch_stats`] to the current values. The peaks of `gruyere_stats`
+/// cover the whole life of the process.
 ///
-/// 0; -1: the library cannot work here; -2: no such device.
+/// Returns 0; -1 if the library cannot work in this process; -2 if there is no such device.
 #[unsafe(no_mangle)]
 pub extern "C" fn gruyere_reset_peaks(device: c_int) -> c_int {
     with_heap(|heap| heap.reset_peaks(i64::from(device)))
 }
 
-/// What [`gruyere_torch_stats`] accumulates (`allocated`, `freed` and the `num_` fields) begins
-/// again at 0.
+/// Resets the accumulated values of [`gruyere_torch_stats`] (`allocated`, `freed` and the `num_`
+/// fields) to 0.
 ///
-/// 0; -1: the library cannot work here; -2: no such device.
+/// Returns 0; -1 if the library cannot work in this process; -2 if there is no such device.
 #[unsafe(no_mangle)]
 pub extern "C" fn gruyere_reset_accumulated(device: c_int) -> c_int {
     with_heap(|heap| heap.reset_accumulated(i64::from(device)))
@@ -170,17 +172,17 @@ fn with_heap(ask: impl FnOnce(&'static Heap) -> Result<(), Error>) -> c_int {
     })
 }
 
-/// What a capture pool holds.
+/// The memory of a capture pool.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GruyerePool {
-    /// torch's id of it, the first number.
+    /// First number of torch's id.
     pub first: u64,
-    /// The second.
+    /// Second number of torch's id.
     pub second: u64,
-    /// Bytes.
+    /// Bytes held.
     pub bytes: u64,
-    /// Of these, in slabs: for small blocks, up to 16 KiB.
+    /// Of these, bytes of slabs (for blocks of up to 16 KiB).
     pub small: u64,
 }
 
@@ -194,26 +196,26 @@ impl From<&CapturePoolHeld> for GruyerePool {
 /// The version of [`GruyereSnapshot`] that this header describes.
 pub const GRUYERE_SNAPSHOT_VERSION: u32 = 1;
 
-/// A contiguous range of memory held: a span, a row of mapped pages, a block that the driver gave.
-/// [`GruyereBlock`]s tile it.
+/// A contiguous range of held memory: a span, a row of mapped pages, or a block allocated from the
+/// driver. [`GruyereBlock`]s tile it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GruyereSegment {
-    /// First byte.
+    /// Start address.
     pub address: u64,
     /// Length in bytes.
     pub bytes: u64,
-    /// torch's id of the capture pool that it belongs to, or 0 and 0.
+    /// torch's id of the capture pool that the segment belongs to; 0 and 0 if none.
     pub pool_first: u64,
     /// See `pool_first`.
     pub pool_second: u64,
-    /// Its first block, an index into the snapshot's blocks.
+    /// Index of the first block in the snapshot's blocks.
     pub first_block: u64,
-    /// The number of its blocks.
+    /// Number of blocks.
     pub block_count: u64,
-    /// 1: it serves blocks of up to 1 MiB, and no larger one; what is free in it does not count.
+    /// 1 if the segment serves blocks of up to 1 MiB and none larger; free memory does not matter.
     pub small: u32,
-    /// 1: it grows and shrinks page by page.
+    /// 1 if the segment grows and shrinks page by page.
     pub stitched: u32,
 }
 
@@ -221,46 +223,46 @@ pub struct GruyereSegment {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GruyereBlock {
-    /// First byte.
+    /// Start address.
     pub address: u64,
     /// Length in bytes, a multiple of 512.
     pub bytes: u64,
-    /// Bytes that the program asked for; 0 where it is nobody's.
+    /// Bytes requested by the program; 0 if the block is free.
     pub requested: u64,
-    /// The stream's handle; of free memory, that of the stream whose it is, or 0.
+    /// Handle of the block's stream; for free memory, of the stream that owns it, or 0.
     pub stream: u64,
-    /// 0: free; 1: the program's; 2: freed by the program, and waiting for streams.
+    /// 0: free; 1: live; 2: freed by the program, waiting for streams.
     pub state: u32,
-    /// Always 0.
+    /// Padding; always 0.
     pub room: u32,
 }
 
-/// What lies where on a device. Later versions add fields at the end of each struct only: step
-/// through the arrays by the sizes given here.
+/// The memory layout of a device. Later versions append fields to each struct: step through the
+/// arrays by the sizes given here.
 #[repr(C)]
 #[derive(Debug)]
 pub struct GruyereSnapshot {
-    /// Bytes of this struct.
+    /// Size of this struct in bytes.
     pub size: u32,
-    /// Its version.
+    /// Version of this struct.
     pub version: u32,
-    /// Bytes of a segment.
+    /// Size of a segment in bytes.
     pub segment_size: u32,
-    /// Bytes of a block.
+    /// Size of a block in bytes.
     pub block_size: u32,
-    /// By address.
+    /// Segments, ordered by address.
     pub segments: *const GruyereSegment,
-    /// How many.
+    /// Number of segments.
     pub segment_count: u64,
-    /// By segment, then by address.
+    /// Blocks, ordered by segment, then by address.
     pub blocks: *const GruyereBlock,
-    /// How many.
+    /// Number of blocks.
     pub block_count: u64,
     /// Capture pools.
     pub pools: *const GruyerePool,
-    /// How many.
+    /// Number of capture pools.
     pub pool_count: u64,
-    /// Bytes held that are mapped nowhere, so in no segment.
+    /// Held bytes that are mapped nowhere, and so are in no segment.
     pub unmapped: u64,
 }
 
@@ -314,11 +316,11 @@ fn hold(snapshot: &Snapshot, pool_of: impl Fn(&Segment) -> PoolId) -> Box<Held> 
     Box::new(Held { face, segments, blocks, pools })
 }
 
-/// What lies where on `device` now, to be given to [`gruyere_snapshot_free`] once. Lanes are looked
-/// at one after the other, so beside threads that allocate meanwhile its parts are some
+/// Returns the current memory layout of `device`; free it with [`gruyere_snapshot_free`]. The
+/// library reads one shard after the other: if other threads allocate meanwhile, the parts are some
 /// microseconds apart.
 ///
-/// NULL: nothing has been allocated in this process, or there is no such device.
+/// Returns NULL if the library has not allocated in this process, or there is no such device.
 #[unsafe(no_mangle)]
 pub extern "C" fn gruyere_snapshot(device: c_int) -> *mut GruyereSnapshot {
     snapshot(device, |segment| segment.pool)
@@ -339,7 +341,7 @@ pub(super) fn snapshot(
     })
 }
 
-/// Frees a snapshot and all that it points to. NULL is fine.
+/// Frees a snapshot and everything it points to. NULL is allowed.
 ///
 /// # Safety
 /// `snapshot` is NULL, or from [`gruyere_snapshot`] and not freed yet.
@@ -353,13 +355,15 @@ pub unsafe extern "C" fn gruyere_snapshot_free(snapshot: *mut GruyereSnapshot) {
     }
 }
 
-/// Writes what each capture pool of `device` holds to `pools`, at most `room` of them, and how many
-/// there are to `*count`. Cheap, where [`gruyere_snapshot`] looks at every block.
+/// Writes the memory of each capture pool of `device` to `pools`, at most `room` of them, and the
+/// number of all capture pools to `*count`. Cheap, unlike [`gruyere_snapshot`], which walks every
+/// block.
 ///
-/// 0; -1: the library cannot work here; -2: no such device, or a NULL.
+/// Returns 0; -1 if the library cannot work in this process; -2 if there is no such device, or
+/// `pools` or `count` is NULL.
 ///
 /// # Safety
-/// `pools` is NULL, or has room for `room` of them; `count` is NULL or may be written.
+/// `pools` is NULL or valid for writes of `room` pools; `count` is NULL or valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gruyere_capture_pools(
     device: c_int,

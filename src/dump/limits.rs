@@ -1,4 +1,4 @@
-//! The places where the program set the ceilings of its devices.
+//! The places in the program that set its devices' ceilings.
 #![deny(unsafe_code)]
 
 use crate::record::SiteId;

@@ -59,7 +59,7 @@ pub fn out_of_memory(heap: &Heap, report: &Report, folder: Option<&Path>) -> Exp
 /// Writes the dump; returns its name without the extension. `None`: the folder can't be made.
 fn write(state: &State, report: &Report, folder: &Path) -> Option<String> {
     if let Err(error) = file::make_folders(folder) {
-        log::error!("out of memory: no dump is written: {}: {error}", folder.display());
+        log::error!("out of memory: no dump could be written to {}: {error}", folder.display());
         return None;
     }
     // No other process may have taken the name: the folder may be writable for all.

@@ -102,7 +102,7 @@ pub fn of_out_of_memory(
     name: &str,
 ) -> Option<String> {
     let place = written().place(Reason::OutOfMemory, Instant::now())?;
-    let said = format!("Out of memory, number {} on this device.", report.count);
+    let said = format!("Out of memory number {} on this device.", report.count);
     let path = match place {
         // The folder may have changed meanwhile.
         Place::Of(path) if path.parent() == Some(folder) => path,
@@ -117,7 +117,7 @@ pub fn of_threshold(heap: &Heap, device: u32, threshold: &str, folder: &Path) {
         return;
     }
     if let Err(error) = file::make_folders(folder) {
-        log::warn!("alert: no page is written: {}: {error}", folder.display());
+        log::warn!("alert: no page could be written to {}: {error}", folder.display());
         return;
     }
     // The run so far.
@@ -125,7 +125,7 @@ pub fn of_threshold(heap: &Heap, device: u32, threshold: &str, folder: &Path) {
     let mut state = gather::state(heap, None);
     state.conclusion = Some(Conclusion::of(&state, &[]));
     let name = format!("gruyere-alert-{}-gpu{device}-{}", std::process::id(), file::random_name());
-    let said = format!("The alert {threshold} of `alert:` is passed.");
+    let said = format!("The threshold {threshold} of `alert:` is passed.");
     let path = folder.join(format!("{name}.html"));
     if let Some(told) = write(&state, Some(device), said, &path) {
         written().is_at(&path);
@@ -144,7 +144,7 @@ fn write(state: &State, device: Option<u32>, said: String, path: &Path) -> Optio
             Some(whole.display().to_string())
         }
         Ok(Err(error)) => {
-            log::warn!("no page is written to {}: {error}", path.display());
+            log::warn!("no page could be written to {}: {error}", path.display());
             None
         }
         Err(_) => {

@@ -213,8 +213,8 @@ impl Tool {
     /// Loads the tool at `path` and lets it attach; `domain` names our events' domain.
     ///
     /// # Errors
-    /// The library can't be loaded, is no tool, or declines. It stays loaded then: it may have left
-    /// something behind.
+    /// The library can't be loaded, is not a tool, or declines. It stays loaded then: it may have
+    /// left something behind.
     pub fn attach(path: &Path, domain: &CStr) -> Result<Tool, String> {
         let name = CString::new(path.as_os_str().as_bytes())
             .map_err(|_| "the path has a NUL".to_owned())?;
@@ -234,7 +234,7 @@ impl Tool {
         let symbol = |name: &CStr| unsafe { libc::dlsym(library, name.as_ptr()) };
         let start = symbol(c"InitializeInjectionNvtx2");
         if start.is_null() {
-            return Err("has no InitializeInjectionNvtx2: it is no NVTX tool".to_owned());
+            return Err("has no InitializeInjectionNvtx2: it is not an NVTX tool".to_owned());
         }
         for (module, table) in TABLES.iter().enumerate() {
             for (slot, place) in SLOTS[module][..MODULE_SLOTS[module]].iter().zip(table).skip(1) {
@@ -246,10 +246,10 @@ impl Tool {
         let start: Start = unsafe { std::mem::transmute(start) };
         // SAFETY: as the protocol has it; our tables are statics.
         if unsafe { start(export_table) } == 0 {
-            return Err("declined (InitializeInjectionNvtx2 answered 0)".to_owned());
+            return Err("declined (InitializeInjectionNvtx2 returned 0)".to_owned());
         }
         let Some(create) = core2(Core2::DomainCreate) else {
-            return Err("takes no domains".to_owned());
+            return Err("does not support domains".to_owned());
         };
         // SAFETY: that slot holds a function of this type; `domain` is NUL-terminated.
         let domain = unsafe {

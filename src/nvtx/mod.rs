@@ -36,9 +36,9 @@ const KINDS: [(&str, u32); 9] = [
 /// Names and meanings, by [`Counter`].
 const COUNTERS: [(&str, &str); 4] = [
     ("reserved", "bytes held from the driver"),
-    ("live", "bytes in the program's hands"),
+    ("live", "bytes of live blocks"),
     ("pending", "freed bytes that streams may still use"),
-    ("largest request", "the largest request, in bytes, that what is held could satisfy"),
+    ("largest request", "the largest request, in bytes, that held memory could satisfy"),
 ];
 
 /// Devices that have counters; those beyond have only ranges and marks.
@@ -63,7 +63,7 @@ pub fn attach() {
         return;
     }
     let Some(path) = std::env::var_os(VARIABLE).map(PathBuf::from) else {
-        log::info!("nvtx:on, and no tool: {VARIABLE} is not set (`nsys profile` sets it)");
+        log::info!("nvtx:on has no effect: {VARIABLE} is not set (`nsys profile` sets it)");
         return;
     };
     match Tool::attach(&path, c"gruyere") {
@@ -74,8 +74,8 @@ pub fn attach() {
             }
             if !tool.counts {
                 log::info!(
-                    "nvtx:on: this tool takes no counters (NVTX 3.1); ranges and marks have bytes \
-                     for payload"
+                    "nvtx:on: this tool does not support counters (NVTX 3.1); ranges and marks \
+                     have bytes as payload"
                 );
             }
             let counters = [const { OnceBox::new() }; DEVICES];

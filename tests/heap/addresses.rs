@@ -169,7 +169,7 @@ fn an_out_of_memory_for_want_of_addresses_says_so_and_passes() {
     assert_eq!(blocks.len(), 4, "all that there is: 4 GiB");
     let Error::OutOfMemory(report) = refused else { panic!("{refused}") };
     assert_eq!(report.addresses, Some(4 * GIB));
-    assert!(report.to_string().contains("It is addresses that ran out, not memory"), "{report}");
+    assert!(report.to_string().contains("Address space ran out, not memory"), "{report}");
     // Useless reservations make room for requests that fit nowhere else.
     free_all(&rig, blocks);
     let long = rig.malloc(3 * GIB, DEFAULT);

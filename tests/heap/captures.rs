@@ -727,7 +727,7 @@ impl log::Log for Warnings {
     }
 
     fn log(&self, record: &log::Record<'_>) {
-        if record.args().to_string().starts_with("not wired:") {
+        if record.args().to_string().starts_with("hooks not wired:") {
             WARNINGS.fetch_add(1, Ordering::Relaxed);
         }
     }

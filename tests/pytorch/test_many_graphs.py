@@ -17,5 +17,5 @@ def test_graphs_that_run_out_of_addresses_are_told_so(phantom):
     """An eighth of that: the limit is felt, and torch's own exception names it."""
     ran = phantom.run("many_graphs", 1000, allocator="hooked", PHANTOM_WINDOW="1TiB")
     assert ran.code == 1
-    assert "OutOfMemoryError" in ran.err and "It is addresses that ran out, not memory" in ran.err
+    assert "OutOfMemoryError" in ran.err and "Address space ran out, not memory" in ran.err
     assert ran.books["misuse"] == []

@@ -145,9 +145,9 @@ def test_the_line_is_of_processes_that_used_a_device_and_of_no_forked_child(newc
 def test_the_log_says_at_the_start_what_runs_and_how(newcomer):
     launch = ("-m", "gruyere", "--limit", "90%")
     said = newcomer.python(*launch, "--door", "pluggable", "train.py", GRUYERE_LOG="info").stderr
-    assert re.search(r"gruyere \d+\.\d+\.\d+, by torch's pluggable allocator", said), said
+    assert re.search(r"gruyere \d+\.\d+\.\d+, through torch's pluggable allocator", said), said
     said = newcomer.python(*launch, "train.py", GRUYERE_LOG="info").stderr
-    assert re.search(r"gruyere \d+\.\d+\.\d+, by torch's allocator interface", said), said
+    assert re.search(r"gruyere \d+\.\d+\.\d+, through torch's allocator interface", said), said
     assert "settings: limit:90%" in said
     assert re.search(r"device 0 \(.+\): backing stitch", said), said
 

@@ -94,8 +94,8 @@ impl Device {
         let limit = ceiling(&shared.settings, &capabilities);
         if limit < total && shared.settings.limit.is_none() {
             log::info!(
-                "device {id} shares the host's memory: at most {} of it will be held, which is \
-                 what the host has available now; `limit` sets another bound",
+                "device {id} shares the host's memory: at most {} of it will be held, the host \
+                 memory available now; `limit` sets another ceiling",
                 Bytes(limit)
             );
         }
@@ -125,7 +125,7 @@ impl Device {
             shards: shards
                 .collect::<Box<[_]>>()
                 .try_into()
-                .map_err(|_| Error::Internal("lanes were miscounted"))?,
+                .map_err(|_| Error::Internal("shards were miscounted"))?,
             central: Mutex::new(central),
             pool_scopes: AtomicU32::new(0),
             capturing: Mutex::default(),

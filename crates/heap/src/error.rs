@@ -43,14 +43,15 @@ impl fmt::Display for Error {
             }
             Self::TooManyStreams => write!(
                 f,
-                "gruyere: more than {} streams of one device have live blocks or were announced, \
-                 or so many were seen and a capture keeps the allocator from looking which have \
-                 none; create streams once and keep them",
+                "gruyere: more than {} streams of one device have live blocks or were announced \
+                 (or so many were used, and a capture keeps the allocator from finding those \
+                 without blocks); create streams once and reuse them",
                 streams::MAX_STREAMS
             ),
             Self::NoSegment(bytes) => write!(
                 f,
-                "gruyere: the pool needs a segment of {bytes} bytes, which only its maker can bring"
+                "gruyere: the pool needs a segment of {bytes} bytes, which only its creator can \
+                 provide"
             ),
             Self::Reserve(refused) => refused.fmt(f),
             Self::Internal(what) => write!(f, "gruyere: internal error: {what}; please report it"),
@@ -83,7 +84,8 @@ impl std::fmt::Display for Refused {
         write!(
             f,
             "gruyere: GRUYERE_CONF reserve:{}={bytes}: {} could not be mapped on device {device} \
-             ({error}), which has {free} free; reserve less, free the device, or lower headroom:",
+             ({error}), which has {free} free; reserve less, free memory of the device, or lower \
+             headroom:",
             lifetime.name(),
             Bytes(*bytes)
         )

@@ -9,16 +9,16 @@
 //! driver.
 //!
 //! Libraries that hook both `dlsym` and `cuGetProcAddress` have died of infinite recursion: they
-//! looked the driver up through themselves, or the driver, or a library that it loads, asked them.
-//! The rules against that:
+//! looked the driver up through themselves, or the driver, or a library that it loads, looked
+//! functions up through them. The rules against that:
 //!
 //! - a name that is not ours leaves by a jump, with the caller's registers, stack and return
 //!   address: glibc's `dlsym` identifies its caller by the return address, and `RTLD_NEXT` and
 //!   `RTLD_DEFAULT` depend on it. Nothing is allocated, locked or called before that jump;
 //! - nothing here calls the exported `dlsym`: our own lookups go to the real one by its address
 //!   ([`real`]);
-//! - the real `dlsym` always answers `RTLD_NEXT`: a library behind us asks for the driver that way,
-//!   and an answer that leads back to us would close a circle;
+//! - the real `dlsym` always serves `RTLD_NEXT`: a library behind us looks the driver up that way,
+//!   and a result that leads back to us would close a circle;
 //! - the driver's own lookups, libgruyere.so's, and those of an object for its own functions get
 //!   the real function ([`lookup`]).
 //!

@@ -23,7 +23,7 @@ pub unsafe extern "C" fn answer(
         return undefined(name);
     }
     let answer = names::of_symbol(name).map_or(found, |index| in_place_of(index, found, caller));
-    // A failed step on the way is no failure of the program's lookup: its dlerror must say nothing.
+    // A failed step on the way is no failure of the program's lookup: its dlerror must be empty.
     // SAFETY: no preconditions.
     unsafe { libc::dlerror() };
     answer

@@ -9,13 +9,13 @@ use crate::real;
 /// The version of the table that this library understands.
 const VERSION: u32 = 1;
 
-/// `struct gruyere_driver_door` of libgruyere.so. Newer ones may be longer.
+/// `struct gruyere_driver_door` of libgruyere.so. Newer versions may be longer.
 #[repr(C)]
 struct Door {
     version: u32,
-    /// Bytes of it.
+    /// Size of this struct in bytes.
     size: u32,
-    /// Our function for the one that the driver exports as `name` and has at `real`, for code at
+    /// Returns libgruyere.so's replacement of the driver's function `name` at `real`, for code at
     /// `caller`; NULL: hand out the real one.
     replacement: Option<
         unsafe extern "C" fn(
@@ -74,7 +74,7 @@ fn find() -> Option<NonNull<Door>> {
     }
     complain(
         c"gruyere: libgruyere_driver.so and libgruyere.so are of different versions, so the \
-          driver's functions are left alone; preload two of one build\n",
+          driver's functions stay unchanged; preload both from one build\n",
     );
     None
 }

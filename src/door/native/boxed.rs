@@ -5,13 +5,13 @@ use super::super::torch::CudaStream;
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
 
-/// Something of torch's, kept by the library.
+/// An object of torch's that the library keeps.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct GruyereBoxed {
-    /// What it is; NULL: nothing.
+    /// The object; NULL for none.
     pub object: *mut c_void,
-    /// Drops it. Called once, on any thread, with no lock of the library held.
+    /// Drops the object. Called once, on any thread, with no lock of the library held.
     pub drop: extern "C" fn(*mut c_void),
 }
 
@@ -40,8 +40,8 @@ impl Drop for Boxed {
     }
 }
 
-/// Tells whether a request on this stream, made by the calling thread, goes to the filter's pool:
-/// 1, or 0; -1: it failed. It never unwinds.
+/// Decides whether a request of the calling thread on `stream` goes to the filter's pool. Returns 1
+/// if it does, 0 if not, -1 on failure. Must not unwind.
 pub type GruyereFilter = extern "C" fn(filter: *mut c_void, stream: CudaStream) -> c_int;
 
 thread_local! {

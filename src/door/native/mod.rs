@@ -38,43 +38,43 @@ pub use trackers::{GruyereSegmentEvent, GruyereTracker};
 /// The version of [`GruyereNativeTable`] that this header describes.
 pub const GRUYERE_NATIVE_VERSION: u32 = 1;
 
-/// Why the calling thread's latest call failed.
+/// The calling thread's latest failure.
 #[repr(C)]
 #[derive(Debug)]
 pub struct GruyereNativeFailure {
-    /// What to say; valid until the thread's next failure.
+    /// The error message, valid until the thread's next failure.
     pub text: *const c_char,
-    /// Of an out-of-memory: bytes asked for.
+    /// For an out-of-memory: bytes requested.
     pub asked: u64,
-    /// Of an out-of-memory: the ceiling on what may be held, in bytes.
+    /// For an out-of-memory: the ceiling on held bytes.
     pub limit: u64,
-    /// Of an out-of-memory: bytes of the device that the driver said were free; 0 where it could
-    /// not say.
+    /// For an out-of-memory: free bytes of the device, as the driver reported them; 0 if it could
+    /// not.
     pub free: u64,
 }
 
-/// What the native door calls. Codes are 0, or one of the negative ones above; where one of those
-/// is returned by a function about pools, `failure` tells why.
+/// The functions of the native door. Codes are 0 or one of the negative ones above; after a
+/// negative code of a pool function, `failure` returns the reason.
 #[repr(C)]
 #[derive(Debug)]
 pub struct GruyereNativeTable {
-    /// Bytes of this struct.
+    /// Size of this struct in bytes.
     pub size: u32,
-    /// Its version.
+    /// Version of this struct.
     pub version: u32,
-    /// `size` bytes on `device`, for use in the order of `stream`. NULL: size 0, or a failure.
-    /// Never throws.
+    /// Allocates `size` bytes on `device`, for use in the order of `stream`. Returns NULL for size
+    /// 0 and on failure. Never throws.
     pub malloc: extern "C" fn(size: u64, device: c_int, stream: CudaStream) -> *mut c_void,
-    /// Whether the calling thread's latest failure is an out-of-memory: 1, or 0. Nobody has been
-    /// told of it before `failure`.
+    /// Returns 1 if the calling thread's latest failure is an out-of-memory, else 0. It is reported
+    /// only when `failure` is called.
     pub is_out_of_memory: extern "C" fn() -> c_int,
-    /// What it was; returns the code. An out-of-memory is the program's from now on: it is
-    /// counted, dumped and noted, and alerts are raised.
+    /// Takes the latest failure into `*failure`, and returns its code. An out-of-memory becomes the
+    /// program's with this call: it is counted, dumped and recorded, and alerts are raised.
     pub failure: unsafe extern "C" fn(failure: *mut GruyereNativeFailure) -> c_int,
     /// See `gruyere_free`.
     pub free: extern "C" fn(pointer: *mut c_void, size: isize, device: c_int, stream: CudaStream),
-    /// The live block that starts at `pointer`: its bytes, rounded up to 512, and its device. 0:
-    /// there is none.
+    /// Returns the length of the live block that starts at `pointer`, rounded up to 512 bytes, and
+    /// writes its device to `*device`. Returns 0 if there is none.
     pub block: unsafe extern "C" fn(pointer: *mut c_void, device: *mut c_int) -> u64,
     /// See `gruyere_base_alloc`.
     pub base: unsafe extern "C" fn(pointer: *mut c_void, size: *mut usize) -> *mut c_void,
@@ -82,8 +82,8 @@ pub struct GruyereNativeTable {
     pub record_stream: extern "C" fn(pointer: *mut c_void, stream: CudaStream),
     /// See `gruyere_stream_lasts`.
     pub stream_lasts: extern "C" fn(device: c_int, stream: CudaStream) -> c_int,
-    /// Gives back to the devices what nobody uses: all of it, or (an id other than 0 and 0) of that
-    /// pool.
+    /// Releases unused memory to the devices: all of it or, for an id other than 0 and 0, that of
+    /// the pool.
     pub empty_cache: extern "C" fn(pool: MempoolId),
     /// See `gruyere_memory_fraction`.
     pub set_fraction: extern "C" fn(fraction: f64, device: c_int),
@@ -95,44 +95,45 @@ pub struct GruyereNativeTable {
     pub reset_peaks: extern "C" fn(device: c_int) -> c_int,
     /// See `gruyere_reset_accumulated`.
     pub reset_accumulated: extern "C" fn(device: c_int) -> c_int,
-    /// See `gruyere_snapshot`; segments of MemPools tell their ids.
+    /// As `gruyere_snapshot`; segments of MemPools have their pool's id.
     pub snapshot: extern "C" fn(device: c_int) -> *mut GruyereSnapshot,
     /// See `gruyere_snapshot_free`.
     pub snapshot_free: unsafe extern "C" fn(snapshot: *mut GruyereSnapshot),
-    /// A reference to a pool more, which is made if need be.
+    /// Adds a reference to a pool, and creates the pool if needed.
     pub pool_create: extern "C" fn(device: c_int, pool: MempoolId) -> c_int,
-    /// Requests go to a pool until `pool_end`, those that `filter` says; no filter: those of a
-    /// capture that begins now. It is a reference too.
+    /// Routes requests to a pool until `pool_end`: those for which `ask` returns 1; without a
+    /// filter, those of a capture that begins now. Adds a reference to the pool.
     pub pool_begin: extern "C" fn(
         device: c_int,
         pool: MempoolId,
         filter: GruyereBoxed,
         ask: GruyereFilter,
     ) -> c_int,
-    /// The pool's latest `pool_begin` is over; 1: there is none.
+    /// Ends the pool's latest `pool_begin`. Returns 1 if there is none.
     pub pool_end: extern "C" fn(device: c_int, pool: MempoolId) -> c_int,
-    /// A reference less; 1: there is none.
+    /// Drops a reference to the pool. Returns 1 if there is none.
     pub pool_release: extern "C" fn(device: c_int, pool: MempoolId) -> c_int,
-    /// How many references there are.
+    /// Returns the number of references to the pool.
     pub pool_uses: extern "C" fn(device: c_int, pool: MempoolId) -> u32,
-    /// Whether the pool serves other requests before they are out of memory; 1: there is no such
-    /// pool.
+    /// Sets whether the pool serves other requests before they are out of memory. Returns 1 if
+    /// there is no such pool.
     pub pool_on_oom: extern "C" fn(device: c_int, pool: MempoolId, wanted: c_int) -> c_int,
-    /// See `gruyere_history_start`. With `clear`, boxes are forgotten too.
+    /// As `gruyere_history_start`; `clear` also drops the boxes.
     pub history_start: extern "C" fn(entries: u64, clear: c_int) -> c_int,
-    /// See `gruyere_history_stop`. Forgets all boxes.
+    /// As `gruyere_history_stop`; also drops all boxes.
     pub history_stop: extern "C" fn(),
-    /// The calling thread's requests and frees come from `context`, which the library keeps as long
-    /// as its history names it. What `context_leave` is to be given.
+    /// Makes `context` the origin of the calling thread's requests and frees. The library keeps it
+    /// as long as the history refers to it. Returns the value for `context_leave`.
     pub context_enter: extern "C" fn(context: GruyereBoxed) -> u64,
-    /// They come from where they came from before that `context_enter`.
+    /// Restores the origin from before that `context_enter`.
     pub context_leave: extern "C" fn(before: u64),
-    /// What was noted until now, to be given to `history_free` once. NULL: there is no history.
+    /// Returns a copy of the history so far, or NULL if there is none. Free it with `history_free`.
     pub history: extern "C" fn() -> *mut GruyereNativeHistory,
-    /// Frees what `history` gave.
+    /// Frees a history from `history`.
     pub history_free: unsafe extern "C" fn(history: *mut GruyereNativeHistory),
-    /// As `pool_create`, of a pool that there is not yet, whose segments `give` gets of `allocator`
-    /// and `take` gives back to it, each once and on any thread. It is dropped after the last.
+    /// As `pool_create`, for a new pool whose segments come from `allocator`: `give` allocates a
+    /// segment and `take` returns it, each once, on any thread. The library drops `allocator` after
+    /// the last segment.
     pub pool_create_over: extern "C" fn(
         device: c_int,
         pool: MempoolId,
@@ -140,28 +141,30 @@ pub struct GruyereNativeTable {
         give: GruyereGive,
         take: GruyereTake,
     ) -> c_int,
-    /// Blocks of a pool that holds nothing yet have segments of their own; 1: there is no such
-    /// pool.
+    /// Gives each block of a pool a segment of its own. The pool must hold no memory yet. Returns 1
+    /// if there is no such pool.
     pub pool_no_split: extern "C" fn(device: c_int, pool: MempoolId) -> c_int,
-    /// Tells `tracker` of the segments of pools from now on. Once.
+    /// Reports the segments of pools to `tracker` from now on. Only the first call counts.
     pub track: extern "C" fn(tracker: GruyereTracker),
-    /// How many segments of pools came before the one at `address`; -1: there is none.
+    /// Returns the number of pool segments before the one at `address`; -1 if there is none at
+    /// `address`.
     pub segment_number: extern "C" fn(device: c_int, address: u64) -> c_int,
-    /// Which blocks of a pool of graphs are live, to be given to `pool_restore` as often as wanted,
-    /// and to `pool_state_free` once. NULL: a failure.
+    /// Returns the state of a pool of graphs: which of its blocks are live. `pool_restore` may use
+    /// it any number of times; free it with `pool_state_free`. Returns NULL on failure.
     pub pool_state: extern "C" fn(device: c_int, pool: MempoolId) -> *mut GruyerePoolState,
-    /// Frees what `pool_state` gave; no block is touched.
+    /// Frees a state from `pool_state`, and touches no block.
     pub pool_state_free: unsafe extern "C" fn(state: *mut GruyerePoolState),
-    /// Makes the live blocks of a pool those of the state, each at its old address; what was done,
-    /// to be given to `restored_free` once. NULL: a failure, and nothing is changed.
+    /// Restores a pool to a state: its live blocks become those of the state, each at its old
+    /// address. Returns the changes, to be freed with `restored_free`. Returns NULL on failure,
+    /// with nothing changed.
     pub pool_restore: unsafe extern "C" fn(state: *const GruyerePoolState) -> *mut GruyereRestored,
-    /// Frees what `pool_restore` gave.
+    /// Frees the changes from `pool_restore`.
     pub restored_free: unsafe extern "C" fn(restored: *mut GruyereRestored),
-    /// Lets the library ask `ask`, on the thread of a request, where in autograd that comes from.
-    /// Once.
+    /// Sets the function that returns a request's place in autograd; the library calls it on the
+    /// thread of the request. Only the first call counts.
     pub origins: extern "C" fn(ask: GruyereAskAutograd),
-    /// As `malloc`, at `address` and nowhere else. NULL: a failure, of which one is that no free
-    /// memory of the stream and its pool is there.
+    /// As `malloc`, at `address` and nowhere else. Returns NULL on failure, also if the stream and
+    /// its pool have no free memory there.
     pub malloc_at:
         extern "C" fn(size: u64, device: c_int, stream: CudaStream, address: u64) -> *mut c_void,
 }
@@ -209,8 +212,8 @@ static TABLE: GruyereNativeTable = GruyereNativeTable {
     malloc_at,
 };
 
-/// What the native door calls, for a shim that was built for `version`. NULL: the library has no
-/// such version, so that shim is not to be used.
+/// Returns the functions of the native door for a shim that was built for `version`; NULL if the
+/// library does not have that version: the shim must not be used then.
 #[unsafe(no_mangle)]
 pub extern "C" fn gruyere_native_table(version: u32) -> *const GruyereNativeTable {
     if version != GRUYERE_NATIVE_VERSION {
@@ -250,7 +253,8 @@ impl Failure {
         }
     }
 
-    /// Keeps the failure for the question that follows. A thread that is ending asks no more.
+    /// Keeps the failure for the call of `failure` that follows. A thread that is ending makes no
+    /// more calls.
     fn keep(self) {
         let _ = FAILURE.try_with(|last| last.replace(Some(self)));
     }
@@ -268,7 +272,7 @@ impl From<PoolError> for Failure {
     }
 }
 
-/// Runs `body` with the heap, made if need be; keeps a failure and returns its code.
+/// Runs `body` with the heap, which it creates if needed; keeps a failure and returns its code.
 fn answered(body: impl FnOnce(&'static Heap) -> Result<c_int, Failure>) -> c_int {
     let panicked = || {
         Err(Failure::unavailable(
@@ -391,9 +395,9 @@ extern "C" fn malloc_at(size: u64, device: c_int, stream: CudaStream, address: u
         };
         block = served.map_err(|error| Failure::of(error, stream))?.ok_or_else(|| {
             Failure::invalid(&format!(
-                "could not allocate {size} bytes at exactly {address:#x}: no such free memory of \
-                 the current stream and memory pool is there (a tensor of a CUDA graph comes back \
-                 on the stream of its capture, inside of the graph's pool)"
+                "could not allocate {size} bytes at exactly {address:#x}: the current stream and \
+                 memory pool have no free memory there (allocate a tensor of a CUDA graph on the \
+                 stream of its capture, inside the graph's pool)"
             ))
         })?;
         Ok(GRUYERE_OK)
@@ -408,7 +412,7 @@ extern "C" fn is_out_of_memory() -> c_int {
 }
 
 /// # Safety
-/// `failure` may be written.
+/// `failure` is valid for writes.
 unsafe extern "C" fn failure(failure: *mut GruyereNativeFailure) -> c_int {
     guarded(GRUYERE_UNAVAILABLE, || {
         let last = FAILURE.try_with(RefCell::take).ok().flatten();
@@ -426,7 +430,7 @@ unsafe extern "C" fn failure(failure: *mut GruyereNativeFailure) -> c_int {
             Some(Failure::Other(code, text)) => (code, text, [0; 3]),
             None => (
                 GRUYERE_UNAVAILABLE,
-                "gruyere: nobody knows what failed; see the log".to_owned(),
+                "gruyere: unknown failure; see the log".to_owned(),
                 [0; 3],
             ),
         };
@@ -442,7 +446,7 @@ unsafe extern "C" fn failure(failure: *mut GruyereNativeFailure) -> c_int {
 }
 
 /// # Safety
-/// `device` may be written.
+/// `device` is valid for writes.
 unsafe extern "C" fn block(pointer: *mut c_void, device: *mut c_int) -> u64 {
     let found = if fork::is_forked_child() {
         None
@@ -511,7 +515,7 @@ extern "C" fn pool_create_over(
     // Owned first: later steps may fail.
     let allocator = Boxed::new(allocator);
     answered(|heap| {
-        let none = || Failure::invalid("a memory pool has no allocator to be over");
+        let none = || Failure::invalid("the allocator of a memory pool is NULL");
         let source = Source::Foreign { allocator: allocator.ok_or_else(none)?, give, take };
         Ok(pools::create(heap, device, pool.pair(), Some(source)).map(|()| GRUYERE_OK)?)
     })

@@ -326,7 +326,7 @@ pub(super) fn set_on_oom(device: i32, id: PoolId, wanted: bool) -> bool {
 }
 
 /// `emptyCache`, of all memory or of one pool's, on all devices: unused memory goes back to the
-/// device. A pool in use keeps its memory, as under torch's own allocator: only its maker knows
+/// device. A pool in use keeps its memory, as under torch's own allocator: only its creator knows
 /// whether another allocator's memory is available now.
 pub(super) fn empty(heap: &Heap, only: Option<PoolId>) {
     let mut whole = only.is_none();

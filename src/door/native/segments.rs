@@ -17,8 +17,8 @@ use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::sync::{Mutex, PoisonError};
 
-/// Gives `bytes` on `device`, as the allocator `object` does for a request of the calling thread's
-/// on `stream`; NULL: it cannot. It never unwinds; `failed` says whether it threw.
+/// Allocates `bytes` on `device` with the allocator `object`, for a request of the calling thread
+/// on `stream`. Returns NULL if it cannot, and sets `*failed` to 1 if it threw. Must not unwind.
 pub type GruyereGive = extern "C" fn(
     object: *mut c_void,
     bytes: u64,
@@ -27,7 +27,7 @@ pub type GruyereGive = extern "C" fn(
     failed: *mut c_int,
 ) -> *mut c_void;
 
-/// Takes back what [`GruyereGive`] gave, once. It never unwinds.
+/// Returns memory from [`GruyereGive`] to the allocator `object`, once. Must not unwind.
 pub type GruyereTake = extern "C" fn(object: *mut c_void, block: *mut c_void);
 
 /// The source of a pool's segments.
@@ -79,8 +79,8 @@ pub(super) struct Held<'a> {
 }
 
 impl Held<'_> {
-    /// Serves a block of `size` bytes from the pool; `ask` asks the heap for it. Without a segment
-    /// to be had, `make_room` frees memory.
+    /// Serves a block of `size` bytes from the pool; `ask` asks the heap for it. If no segment is
+    /// available, `make_room` frees memory.
     pub(super) fn serve(
         &self,
         size: u64,
@@ -112,7 +112,7 @@ impl Held<'_> {
         }
     }
 
-    /// Gets a segment; `None`: there is none to be had.
+    /// Gets a segment; `None`: none is available.
     fn get(&self, bytes: u64, stream: CudaStream) -> Result<Option<u64>, Threw> {
         if !self.heap.pool_has_room(self.key, bytes) {
             return Ok(None);

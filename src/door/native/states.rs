@@ -7,22 +7,22 @@ use super::answered;
 use crate::heap::PoolState;
 use std::ffi::c_int;
 
-/// Which blocks of a pool of CUDA graphs were live at one moment. It holds no memory.
+/// The live blocks of a pool of CUDA graphs at one moment. It holds no device memory.
 #[derive(Debug)]
 pub struct GruyerePoolState(PoolState);
 
-/// What was live in a pool before a restore, and what is live since: addresses, in order. What is
-/// in both has not been touched.
+/// The blocks of a pool that were live before a restore and those that are live after it: their
+/// addresses, in ascending order. The restore has not touched blocks that are in both.
 #[repr(C)]
 #[derive(Debug)]
 pub struct GruyereRestored {
-    /// What was live.
+    /// Addresses of the blocks that were live.
     pub before: *const u64,
-    /// How many.
+    /// Their number.
     pub before_count: usize,
-    /// What is live.
+    /// Addresses of the blocks that are live.
     pub after: *const u64,
-    /// How many.
+    /// Their number.
     pub after_count: usize,
 }
 

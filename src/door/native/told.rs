@@ -13,18 +13,18 @@ use crate::heap::snapshot::Holder;
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
-/// [`GruyereHistory`], and the boxes that its numbers stand for.
+/// [`GruyereHistory`], with the objects behind its context numbers.
 #[repr(C)]
 #[derive(Debug)]
 pub struct GruyereNativeHistory {
-    /// What was noted.
+    /// The history.
     pub noted: *mut GruyereHistory,
-    /// The object of each entry's context, NULL where it has none.
+    /// Object of each entry's context; NULL if it has none.
     pub entry_contexts: *const *mut c_void,
-    /// The object of each origin's context, NULL where it has none.
+    /// Object of each origin's context; NULL if it has none.
     pub origin_contexts: *const *mut c_void,
-    /// The object of the context of the allocation that an entry's free is of, NULL where it is
-    /// none or that has none.
+    /// For each entry that is a free: object of the context of the block's allocation; NULL if it
+    /// has none, and for other entries.
     pub entry_origins: *const *mut c_void,
 }
 

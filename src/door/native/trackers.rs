@@ -4,11 +4,11 @@ use super::super::torch::MempoolId;
 use std::ffi::c_int;
 use std::sync::OnceLock;
 
-/// A segment of a MemPool comes or goes.
+/// A segment of a MemPool is new, or about to be freed.
 #[repr(C)]
 #[derive(Debug)]
 pub struct GruyereSegmentEvent {
-    /// 0: it is there, and nobody has used it yet; 1: it is about to go, and still there.
+    /// 0: the segment is new, and not used yet; 1: it is about to be freed, and still there.
     pub is_freed: c_int,
     /// Its device.
     pub device: c_int,
@@ -20,8 +20,8 @@ pub struct GruyereSegmentEvent {
     pub bytes: u64,
 }
 
-/// Hears of segments, with no lock of the library held, on the thread that asks or gives back. It
-/// never unwinds.
+/// Receives events of segments, on the thread that allocates or frees, with no lock of the library
+/// held. Must not unwind.
 pub type GruyereTracker = extern "C" fn(event: *const GruyereSegmentEvent);
 
 static TRACKER: OnceLock<GruyereTracker> = OnceLock::new();

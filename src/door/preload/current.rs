@@ -39,7 +39,7 @@ pub fn served_device(runtime: Runtime) -> Option<i64> {
 /// stream of a context that is not primary, or one unknown to the driver.
 pub fn device_of_stream(runtime: Runtime, stream: Stream, devices: u32) -> Option<i64> {
     let device = served_device(runtime)?;
-    // The default streams belong to the current device; with one device there is no question.
+    // The default streams belong to the current device; with one device, all streams do.
     if stream <= 2 || devices <= 1 {
         return Some(device);
     }
@@ -162,7 +162,7 @@ fn find() -> Option<Driver> {
         unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOLOAD | libc::RTLD_LAZY) };
     let look = |name: &CStr| {
         [libc::RTLD_DEFAULT, handle].into_iter().enumerate().find_map(|(place, scope)| {
-            // RTLD_DEFAULT is null, as is a handle that could not be had.
+            // RTLD_DEFAULT is null, as is a handle that could not be opened.
             if place == 1 && scope.is_null() {
                 return None;
             }

@@ -550,7 +550,7 @@ unsafe extern "C" fn ipc_get_mem_handle(
     }
 }
 
-// Calls that the host may hold up: the heap is told, then the real call runs.
+// Calls that the host may hold up: the heap is notified, then the real call runs.
 
 /// A function with its name in the log.
 macro_rules! told {

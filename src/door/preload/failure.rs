@@ -21,7 +21,7 @@ const RELAXED: c_uint = 2;
 #[cold]
 pub fn tell_of_out_of_memory(heap: &Heap, report: &mut Report, stream: StreamHandle) {
     oom::note(heap, report, stream);
-    // The program may handle it: torch gives its cache back and asks again.
+    // The program may handle it: torch frees its cache and tries again.
     log::warn!("{report}");
 }
 

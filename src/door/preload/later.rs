@@ -7,7 +7,7 @@ use super::way::{Way, way};
 use crate::door::process::{forbid_waits, guarded};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Whether the heap has been told. false -> true, for good, by any thread that has told it.
+/// Whether the heap has been notified. false -> true, for good, by any thread that has notified it.
 static TOLD: AtomicBool = AtomicBool::new(false);
 
 /// Announces that the program is about to make `call`.

@@ -47,18 +47,16 @@ fn tell() {
     logging::init();
     let remedy = if config.preload.driver && is_loaded("libgruyere_driver.so") {
         "libgruyere_driver.so is preloaded, so the program has allocated nothing itself, or there \
-         is no device (`gruyere doctor` tells), or another library or a loader of the program's \
-         own goes past it (one before it in LD_PRELOAD, RTLD_DEEPBIND)"
+         is no device (check with `gruyere doctor`), or another library or a loader of the \
+         program's own bypasses it (one before it in LD_PRELOAD, RTLD_DEEPBIND)"
     } else if config.preload.driver {
-        "libgruyere_driver.so is not preloaded: `gruyere run` does it"
+        "libgruyere_driver.so is not preloaded: `gruyere run` preloads it"
     } else {
-        "Its CUDA runtime is linked in statically (nvcc's default, JAX, TensorFlow), or is called \
+        "Its CUDA runtime is linked statically (nvcc's default, JAX, TensorFlow), or is called \
          past the dynamic linker (RTLD_DEEPBIND, dlsym, a library that is preloaded before): \
-         GRUYERE_CONF=preload:driver, with `gruyere run`, sees its driver calls"
+         GRUYERE_CONF=preload:driver, with `gruyere run`, intercepts its driver calls"
     };
-    log::warn!(
-        "this program loaded the CUDA driver, but made no allocation that could be seen. {remedy}"
-    );
+    log::warn!("this program loaded the CUDA driver, but Gruyère saw no allocation. {remedy}");
 }
 
 /// Whether the process has loaded a library, in any version.

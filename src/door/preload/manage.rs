@@ -279,8 +279,8 @@ pub unsafe fn free_async(
                     log::error!(
                         "cudaFreeAsync({pointer:p}) on stream {on:#x}, which is capturing: the \
                          block was not allocated in the capture, so a graph cannot free it. It \
-                         stays allocated, and cudaErrorInvalidValue is answered; free it outside \
-                         of the capture"
+                         stays allocated, and the call returns cudaErrorInvalidValue; free it \
+                         outside the capture"
                     );
                     invalid_value(runtime)
                 }
@@ -454,9 +454,9 @@ pub unsafe fn ipc_get_mem_handle(
             return false;
         };
         log::error!(
-            "cudaIpcGetMemHandle({pointer:p}): {reason}; cudaErrorInvalidValue is answered. \
-             GRUYERE_CONF=backing:fixed serves blocks of 1 MiB and more that can be exported, each \
-             by the address that cudaMalloc gave"
+            "cudaIpcGetMemHandle({pointer:p}): {reason}; the call returns cudaErrorInvalidValue. \
+             With GRUYERE_CONF=backing:fixed, blocks of 1 MiB and more can be exported, each by \
+             the address that cudaMalloc returned"
         );
         true
     });

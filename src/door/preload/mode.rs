@@ -74,7 +74,7 @@ fn decide() -> Mode {
         Ok(config) => config.preload,
         Err(error) => {
             logging::init();
-            log::error!("{error}. The program's CUDA calls go through as they are");
+            log::error!("{error}. The program's CUDA calls pass through unchanged");
             Preload { mode: PreloadMode::Off, driver: false }
         }
     };

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 pub type CudaError = c_int;
 /// `cudaStream_t`.
 pub type Stream = usize;
-/// `cudaErrorSharedObjectSymbolNotFound`: what is answered where the process has no such function.
+/// `cudaErrorSharedObjectSymbolNotFound`: returned if the process has no such function.
 pub(super) const SYMBOL_NOT_FOUND: CudaError = 302;
 
 /// `struct cudaPitchedPtr`.
@@ -28,7 +28,7 @@ pub struct PitchedPtr {
     pub ptr: *mut c_void,
     /// Bytes from row to row.
     pub pitch: usize,
-    /// Bytes of a row that were asked for.
+    /// Bytes of a row, as requested.
     pub xsize: usize,
     /// Rows.
     pub ysize: usize,
@@ -46,7 +46,7 @@ pub struct Extent {
     pub depth: usize,
 }
 
-/// `struct cudaIpcMemHandle_st`, never looked into.
+/// `struct cudaIpcMemHandle_st`, opaque.
 #[repr(C)]
 pub struct IpcMemHandle([u8; 64]);
 
@@ -248,7 +248,7 @@ fn missing(function: Function) -> CudaError {
     TOLD.call_once(|| {
         crate::config::logging::init();
         log::error!(
-            "{}: this process has no CUDA runtime that defines it; the call is answered with error \
+            "{}: this process has no CUDA runtime that defines it; the call returns error \
              {SYMBOL_NOT_FOUND}. Load libcudart before the first call",
             function.symbol().to_string_lossy()
         );
@@ -272,7 +272,7 @@ struct Found {
 }
 
 const BUSY: usize = 1;
-/// A power of two. Programs have some dozen call sites.
+/// A power of two. Programs have a few dozen call sites.
 const SLOTS: usize = 512;
 /// Slots tried for a key; a key without a slot is looked up each time.
 const PROBES: usize = 8;

@@ -30,8 +30,8 @@ pub fn whose(address: u64, call: &str, error: &str) -> Whose {
         return Whose::NotOurs;
     }
     log::error!(
-        "{call}({address:#x}): no live block starts there (it was freed before, or is the inside \
-         of a block); nothing is freed, and {error} is answered"
+        "{call}({address:#x}): no live block starts there (freed before, or an address inside a \
+         block); nothing is freed, and the call returns {error}"
     );
     Whose::OursAndWrong
 }

@@ -4,8 +4,8 @@
 //! takes a number, counted by thread, for its node in the backward, before it allocates its output;
 //! and the running node has that number, and knows the output's size. So the site of a forward's
 //! request is kept under its thread, number and size, and a request of the node finds it there. The
-//! size tells an output from the next allocation under the same number where an operator allocates
-//! nothing (in place, or a view).
+//! size distinguishes an output from the next allocation under the same number where an operator
+//! allocates nothing (in place, or a view).
 
 use super::interpreter::mix;
 use super::known::Known;
@@ -13,29 +13,29 @@ use crate::record::sites::SiteId;
 use std::ffi::{CStr, c_char, c_int};
 use std::sync::OnceLock;
 
-/// Where in autograd a thread is.
+/// A thread's place in autograd.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct GruyereAutograd {
-    /// Torch's number of the thread.
+    /// torch's number of the thread.
     pub thread: u64,
-    /// The number that the next node of the thread gets; 0: the thread makes none.
+    /// Number of the thread's next node; 0 if the thread creates none.
     pub next: u64,
-    /// The kind of the node that runs on the thread, the same for all of a kind; 0: none runs.
+    /// Kind of the node that runs on the thread, equal for all nodes of a kind; 0 if none runs.
     pub kind: u64,
-    /// Of that node: the thread that made it.
+    /// Of that node: the thread that created it.
     pub node_thread: u64,
-    /// Of that node: its number there.
+    /// Of that node: its number on that thread.
     pub node: u64,
-    /// Of that node: the bytes of what its operator gave in the forward, the first if it gave
-    /// several; 0: not known.
+    /// Of that node: bytes of its operator's output in the forward, or of the first of several
+    /// outputs; 0 if unknown.
     pub node_bytes: u64,
-    /// Of that node, where it was asked for: its name, with a NUL at its end.
+    /// Of that node: its NUL-terminated name, if requested.
     pub name: [c_char; 128],
 }
 
-/// Fills `origin` for the calling thread, the name only if that `is_wanted`. It never unwinds, and
-/// waits for nobody.
+/// Fills `origin` for the calling thread, the name only if `is_name_wanted` is not 0. Must not
+/// unwind or wait.
 pub type GruyereAskAutograd = extern "C" fn(origin: *mut GruyereAutograd, is_name_wanted: c_int);
 
 /// Unset: no shim can report. Then the first `ask`, for good.

@@ -1,10 +1,10 @@
-//! A number for the content of a Python string or bytes: it tells a code object from a later one at
-//! the same address, whose strings lie at the addresses of the first one's.
+//! A number for the content of a Python string or bytes. It distinguishes a code object from a
+//! later one at the same address, whose strings lie at the addresses of the first one's strings.
 //!
 //! Python keeps the hash of any string that was looked up once, which covers all that `compile()`
 //! and `exec()` make (3.10 and 3.11). Otherwise (mostly code loaded from a file, which is hardly
-//! ever freed) the length, the beginning and the end are read: each stack is walked in some hundred
-//! nanoseconds.
+//! ever freed) the length, the beginning and the end are read: each stack is walked in a few
+//! hundred nanoseconds.
 
 use super::interpreter::{mix, number, word};
 

@@ -84,7 +84,7 @@ pub(super) struct Frame {
     pub line: u32,
 }
 
-/// A walk that reads no name: all that tells one stack from another.
+/// A walk that reads no name: it only distinguishes one stack from another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Walk {
     /// Of all frames, with the identities of their code objects.
@@ -163,7 +163,7 @@ impl Interpreter {
         };
         let short = version.split(" (").next().unwrap_or_default().to_owned();
         let layout = layout::of(&version)
-            .ok_or_else(|| Some(format!("how Python {short} keeps its frames is not known")))?;
+            .ok_or_else(|| Some(format!("the frame layout of Python {short} is unknown")))?;
         let missing =
             |name: &CStr| Some(format!("Python {short} has no {}", name.to_string_lossy()));
         macro_rules! function {
@@ -203,7 +203,7 @@ impl Interpreter {
         // SAFETY: a type, which begins as every object of variable size does, and then has a name
         // and this number.
         if unsafe { word(object, BASIC_SIZE) } != USUAL_SIZE {
-            return Err(Some(format!("objects of this build of Python {short} begin otherwise")));
+            return Err(Some(format!("this build of Python {short} has other object headers")));
         }
         Ok(Self { functions, code_type, layout })
     }

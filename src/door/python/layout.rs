@@ -46,7 +46,7 @@ pub(super) enum Innermost {
     Entered { frame: usize, status: usize, active: u32 },
 }
 
-/// Tells a code object from an earlier one at the same address.
+/// Distinguishes a code object from an earlier one at the same address.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Identity {
     /// The object has a number that no other has had.

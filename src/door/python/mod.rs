@@ -80,8 +80,8 @@ fn interpreter() -> Option<&'static Interpreter> {
         Err(reason) => {
             if let Some(reason) = reason {
                 log::warn!(
-                    "blame: blocks will not say where in the program they come from: {reason} \
-                     (blame:off says nothing)"
+                    "blame: blocks will not record their place in the program: {reason} (blame:off \
+                     turns this warning off)"
                 );
             }
             None
@@ -105,9 +105,9 @@ fn is_trusted_now(python: &Interpreter) -> bool {
         false if TRIED.fetch_add(1, Ordering::Relaxed) + 1 < TRIES => UNTRIED,
         false => {
             log::warn!(
-                "blame: blocks will not say where in the program they come from: the frames of \
-                 this build of Python are not where they are in others of its version (blame:off \
-                 says nothing)"
+                "blame: blocks will not record their place in the program: the frame layout of \
+                 this build of Python differs from that of its version (blame:off turns this \
+                 warning off)"
             );
             REFUSED
         }
@@ -137,7 +137,7 @@ impl Drop for Reading {
     }
 }
 
-/// Reports to a heap where its requests come from.
+/// Finds the sites of a heap's requests.
 pub(super) struct Program {
     python: &'static Interpreter,
     known: Known,
@@ -234,12 +234,12 @@ impl Asked {
     }
 }
 
-/// The Python package is there, and Gruyère is about to be torch's allocator: with `blame:auto`,
-/// large blocks say where in the program they come from. `call` is the code object of
-/// `torch.nn.Module.__call__`, which is kept for as long as the process lives, or NULL. To be
-/// called by a thread that holds the interpreter's lock, from Python.
+/// Announces that the Python package is about to make Gruyère torch's allocator: with `blame:auto`,
+/// large blocks then record their place in the program. `call` is the code object of
+/// `torch.nn.Module.__call__`, which must stay alive as long as the process, or NULL. Call this
+/// from Python, on a thread that holds the interpreter's lock.
 ///
-/// 0; -1: there is no interpreter here whose frames can be read, and the log says why.
+/// Returns 0, or -1 if the process has no interpreter whose frames can be read (the log says why).
 #[unsafe(no_mangle)]
 pub extern "C" fn gruyere_blame_begin(call: *const c_void) -> c_int {
     if fork::is_forked_child() {
@@ -255,7 +255,8 @@ pub extern "C" fn gruyere_blame_begin(call: *const c_void) -> c_int {
     })
 }
 
-/// The interpreter is about to end: no frame is read from now on, nor when this returns.
+/// Announces the end of the interpreter: the library reads no frame from now on, nor when this
+/// returns.
 #[unsafe(no_mangle)]
 pub extern "C" fn gruyere_blame_end() {
     if fork::is_forked_child() {
@@ -268,20 +269,20 @@ pub extern "C" fn gruyere_blame_end() {
     }
 }
 
-/// The program makes an optimiser: it trains.
+/// Notes that the program creates an optimiser, so that it trains.
 #[unsafe(no_mangle)]
 pub extern "C" fn gruyere_blame_optimizer() {
     OPTIMIZER.store(true, Ordering::Relaxed);
 }
 
-/// The module object at `module` is in the one at `outer`, which calls it `name` (NULL: it is in
-/// none, and has the name of its class), until `gruyere_blame_forget`, which is to be called before
-/// that object's memory can be another's.
+/// Names the module object at `module`: it is the child `name` of the module at `outer`, or, if
+/// `outer` is NULL, an outermost module of class `name`. The name holds until
+/// `gruyere_blame_forget`, which must be called before the object's memory can be reused.
 ///
-/// 0; -2: the name is NULL or no UTF-8.
+/// Returns 0, or -2 if `name` is NULL or not UTF-8.
 ///
 /// # Safety
-/// `name` is NULL, or a NUL-terminated string.
+/// `name` is NULL or a NUL-terminated string.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gruyere_blame_module(
     module: *const c_void,
@@ -306,7 +307,7 @@ pub unsafe extern "C" fn gruyere_blame_module(
     })
 }
 
-/// The module object at `module` is no more.
+/// Forgets the module object at `module`.
 #[unsafe(no_mangle)]
 pub extern "C" fn gruyere_blame_forget(module: *const c_void) {
     if !fork::is_forked_child() {

@@ -1,8 +1,8 @@
 //! torch's modules by the addresses of their objects, from the package: each with its name in the
 //! module around it.
 //!
-//! The package announces a module while it lives, and withdraws it before its address can be
-//! another's (a weak reference's callback), so no module gets another one's name.
+//! The package announces a module while it lives, and withdraws it before its address can be reused
+//! (a weak reference's callback), so no module gets the name of another.
 
 use std::collections::HashMap;
 use std::sync::{PoisonError, RwLock};

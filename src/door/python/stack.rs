@@ -50,7 +50,7 @@ fn here() -> usize {
 
 #[inline]
 fn bounds() -> (usize, usize) {
-    // A thread that ends has none any more.
+    // A thread that is ending has no value any more.
     BOUNDS
         .try_with(|bounds| {
             if bounds.get().1 == 0 {

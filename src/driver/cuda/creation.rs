@@ -2,10 +2,10 @@
 //!
 //! Memory created without a handle type can never leave the process, and NCCL, which exports the
 //! memory that it registers, ends the program over it (`p2p.cc`); torch asks for a POSIX file
-//! descriptor on every segment. Memory that a NIC is to reach needs such properties too. Devices
-//! have claimed both, and then refused: an export where no fabric channel is set up, access to
-//! memory for RDMA under WSL2 before driver R615 (pytorch/pytorch#192330). So the first creation on
-//! a device is tried whole, with one granule: create, export, map, access; a property that fails is
+//! descriptor on every segment. Memory that a NIC accesses needs such properties too. Devices have
+//! claimed both, and then refused: an export where no fabric channel is set up, access to memory
+//! for RDMA under WSL2 before driver R615 (pytorch/pytorch#192330). So the first creation on a
+//! device is tried whole, with one granule: create, export, map, access; a property that fails is
 //! left out from then on.
 
 use std::ffi::c_void;
@@ -17,7 +17,7 @@ use super::super::{DriverError, Result};
 use super::symbols::Symbols;
 use super::{NOT_READY, device, length};
 
-/// How physical memory may leave the process (`handle_type:`).
+/// How physical memory can be exported to other processes (`handle_type:`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum HandleType {
     /// [`HandleType::Posix`] where the device offers it.
@@ -32,7 +32,7 @@ pub enum HandleType {
 }
 
 impl HandleType {
-    /// The word of the configuration.
+    /// The value in the configuration.
     pub fn name(self) -> &'static str {
         match self {
             Self::Auto => "auto",
@@ -88,7 +88,7 @@ impl Offer {
     /// The first properties that work. The device's context must be current.
     ///
     /// # Errors
-    /// There is no memory for the attempt: ask again. Or no later call can succeed either.
+    /// There is no memory for the attempt (try again later), or no later call can succeed.
     pub(super) fn choose(&self, symbols: &Symbols, wish: HandleType) -> Result<Creation> {
         let candidates = self.candidates(wish);
         let plain = Creation { handle_type: Raw::CU_MEM_HANDLE_TYPE_NONE, rdma: false };
@@ -108,15 +108,15 @@ impl Offer {
         Ok(chosen)
     }
 
-    /// Logs a wish of the user's, or a claim of the device's, that cannot be had.
+    /// Logs a wish of the user's, or a claim of the device's, that does not work.
     fn tell(&self, wish: HandleType, chosen: Creation, failure: Option<(Creation, DriverError)>) {
         let why = failure.map(|(_, error)| format!(": {error}")).unwrap_or_default();
         if matches!(wish, HandleType::Posix | HandleType::Fabric)
             && chosen.handle_type == Raw::CU_MEM_HANDLE_TYPE_NONE
         {
             log::warn!(
-                "handle_type:{} was asked for, but device {} cannot do it{why}; its memory cannot \
-                 be shared with other processes",
+                "handle_type:{} was requested, but device {} does not support it{why}; its memory \
+                 cannot be shared with other processes",
                 wish.name(),
                 self.device
             );
@@ -124,13 +124,13 @@ impl Offer {
             && tried.handle_type != chosen.handle_type
         {
             log::info!(
-                "memory of device {} cannot be exported, though the device says so: {error}",
+                "device {} claims that its memory can be exported, but it cannot: {error}",
                 self.device
             );
         }
         if self.rdma && !chosen.rdma {
             log::info!(
-                "memory of device {} cannot be made for RDMA, though the device says so{why}",
+                "device {} claims to support memory for RDMA, but cannot create it{why}",
                 self.device
             );
         }

@@ -33,8 +33,8 @@ impl Device {
         })
     }
 
-    /// The primary context, retained at the first call and never released: memory is freed until
-    /// the process is gone.
+    /// The primary context, retained at the first call and never released: frees go on until the
+    /// process ends.
     pub(super) fn context(&self, symbols: &Symbols) -> Result<sys::CUcontext> {
         let retain = || -> Result<usize> {
             let mut context = std::ptr::null_mut();
@@ -115,7 +115,7 @@ impl Device {
         }
     }
 
-    /// The ways to hand the device's memory to other processes.
+    /// The ways to export the device's memory to other processes.
     pub(super) fn handle_types(&self, symbols: &Symbols) -> HandleTypes {
         let posix = Attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED;
         let pools = Attribute::CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES;
@@ -151,7 +151,7 @@ impl Device {
             .unwrap_or_default())
     }
 
-    /// The UUID; zeros where the driver cannot tell it: it is for reports only.
+    /// The UUID; zeros if the driver cannot report it: it is for reports only.
     fn uuid(&self, symbols: &Symbols) -> [u8; 16] {
         let mut uuid = sys::CUuuid { bytes: [0; 16] };
         // SAFETY: writes 16 bytes.

@@ -61,7 +61,7 @@ impl Library {
             scopes.push(handle);
         }
         if !scopes.is_empty()
-            && let Some(found) = search.attempt("libcuda as this process has it loaded", &scopes)
+            && let Some(found) = search.attempt("libcuda as loaded in this process", &scopes)
         {
             return found;
         }
@@ -73,7 +73,7 @@ impl Library {
         Err(search.nothing())
     }
 
-    /// Takes the library at `path` and no other.
+    /// Loads the library at `path` and no other.
     pub(super) fn at(path: &Path) -> Result<Self, LoadError> {
         let mut search = Search::default();
         match CString::new(path.as_os_str().as_bytes()) {
@@ -147,10 +147,10 @@ impl Search {
                 }
                 803 => "does not match the kernel's driver (CUDA_ERROR_SYSTEM_DRIVER_MISMATCH)",
                 804 => "is a compatibility library that this device does not support",
-                _ => "refused to initialise",
+                _ => "failed to initialise",
             };
             self.tried.push(format!(
-                "{} {reason} (cuInit answered {})",
+                "{} {reason} (cuInit returned {})",
                 path.display(),
                 error.code
             ));

@@ -30,7 +30,7 @@ const NOT_READY: u32 = 600;
 /// be 0.
 const POOL_MAX_SIZE_SINCE: i32 = 12020;
 
-/// The ways to hand a device's memory to other processes, as the device reports them.
+/// The ways to export a device's memory to other processes, as the device reports them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HandleTypes {
     /// Physical handles, as POSIX file descriptors.
@@ -74,7 +74,7 @@ impl CudaDriver {
         }
     }
 
-    /// Sets the way for physical memory to leave the process.
+    /// Sets how physical memory can be exported to other processes.
     pub fn with_handle_type(self, handle_type: HandleType) -> Self {
         Self { handle_type, ..self }
     }
@@ -101,7 +101,7 @@ impl CudaDriver {
         self.version
     }
 
-    /// The ways to hand memory of `device` to other processes.
+    /// The ways to export memory of `device` to other processes.
     ///
     /// # Errors
     /// There is no such device.

@@ -32,7 +32,7 @@ macro_rules! symbols {
         $(const _: unsafe fn($($bound_type),*) -> sys::CUresult = sys::$bound;)*
     };
     (all: $($name:ident($($argument:ident: $type:ty),*);)*) => {
-        /// The driver's functions, each under its own name. A missing one answers `NotSupported`.
+        /// The driver's functions, each under its own name. A missing one returns `NotSupported`.
         pub(super) struct Symbols {
             $($name: Option<unsafe extern "C" fn($($type),*) -> u32>,)*
         }
@@ -41,7 +41,7 @@ macro_rules! symbols {
             /// Looks every symbol up.
             ///
             /// # Safety
-            /// `find` gives, for a symbol's name, null or the address of the driver's function of
+            /// `find` returns, for a symbol's name, null or the address of the driver's function of
             /// that name (or of one with the same signature) that stays loaded for good.
             pub(super) unsafe fn look_up(find: impl Fn(&CStr) -> *mut c_void) -> Self {
                 Self {

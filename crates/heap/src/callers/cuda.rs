@@ -232,8 +232,8 @@ impl Heap {
             device.supply.close(&mut central, &*shared.driver);
         } else {
             log::warn!(
-                "cudaDeviceReset: {} of device {} could not be given back before it (captured \
-                 graphs or named pools keep them)",
+                "cudaDeviceReset: {} of device {} could not be released before it (captured graphs \
+                 or named pools keep them)",
                 Bytes(central.backing.held),
                 device.id
             );

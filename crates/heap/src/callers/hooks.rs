@@ -73,8 +73,7 @@ impl Heap {
         let effect = |hook: u32, text: &'static str| if hooks & hook == 0 { text } else { "" };
         ONCE.call_once(|| {
             log::warn!(
-                "not wired: {}.{}{} Set the hooks and call gruyere_announce_hooks(3) to have all \
-                 of it.",
+                "hooks not wired: {}.{}{} Wire them and call gruyere_announce_hooks(3).",
                 missing.join(", "),
                 effect(
                     HOOK_RECORD_STREAM,

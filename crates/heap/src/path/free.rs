@@ -119,7 +119,7 @@ impl Heap {
         if count <= 10 || count.is_power_of_two() {
             log::error!(
                 "{call}({address:#x}): no live block of this allocator starts there (freed twice, \
-                 or allocated by somebody else); ignored, {count} so far"
+                 or allocated by another allocator); ignored, {count} so far"
             );
         }
     }

@@ -282,8 +282,7 @@ impl Device {
             // would split idle pages that the request after it could have had whole.
             central.headroom_is_open = true;
             log::info!(
-                "device {}: nothing else helped, so the headroom is used until memory is given \
-                 back",
+                "device {}: memory is short, so the headroom is used until memory is released",
                 self.id
             );
         }

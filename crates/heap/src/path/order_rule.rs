@@ -213,9 +213,9 @@ impl Heap {
     pub fn allow_waits(&self) {
         if self.shared.permission.allow() && self.shared.settings.waits == Waits::Auto {
             log::info!(
-                "waits:auto: a stream waits for another, on the device, where the process would \
-                 else hold more than its live blocks have needed and the slack: the process is \
-                 alone, on one device"
+                "waits:auto: a stream waits for another on the device where the process would \
+                 otherwise hold more than the peak of its live bytes plus the slack: the process \
+                 is alone, on one device"
             );
         }
     }

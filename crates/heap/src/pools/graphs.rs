@@ -240,7 +240,7 @@ impl Heap {
         let closed = central.captures.find(id).is_some_and(|number| central.captures.close(number));
         if !closed {
             drop(central);
-            log::warn!("end of an allocation to pool {id:?} that was not begun; ignored");
+            log::warn!("end of an allocation to pool {id:?} without a begin; ignored");
             return Ok(());
         }
         self.pool_scopes_closed(device, 1);
@@ -282,8 +282,7 @@ impl Heap {
         if forgotten > 0 {
             self.pool_scopes_closed(device, forgotten);
             log::debug!(
-                "{forgotten} captures that failed on device {} are forgotten, and their memory is \
-                 taken back",
+                "forgot {forgotten} failed captures on device {}, and reclaimed their memory",
                 device.id
             );
         }
@@ -299,7 +298,7 @@ impl Heap {
         let number = central.captures.find(id);
         let Some(pool) = number.and_then(|number| central.captures.get_mut(number)) else {
             drop(central);
-            log::warn!("release of pool {id:?}, which is not known; ignored");
+            log::warn!("release of unknown pool {id:?}; ignored");
             return Ok(());
         };
         pool.uses = pool.uses.saturating_sub(1);

@@ -144,12 +144,12 @@ impl fmt::Display for PoolError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NoSuchPool(key) => {
-                write!(f, "there is no pool {:#x}: it was never made, or is destroyed", key.0)
+                write!(f, "there is no pool {:#x}: it was never created, or is destroyed", key.0)
             }
             Self::Name(name) => {
                 write!(
                     f,
-                    "a pool cannot be called {name:?}: a name has 1 to {MAX_NAME} bytes of UTF-8"
+                    "a pool cannot be named {name:?}: a name has 1 to {MAX_NAME} bytes of UTF-8"
                 )
             }
             Self::ReserveOverLimit { reserve, limit } => write!(
@@ -188,7 +188,8 @@ impl fmt::Display for PoolError {
                 }
                 write!(
                     f,
-                    "; free them first (in Python: drop every tensor that was made inside the pool)"
+                    "; free them first (in Python: drop every tensor that was created inside the \
+                     pool)"
                 )
             }
             Self::Busy => {
@@ -196,19 +197,20 @@ impl fmt::Display for PoolError {
             }
             Self::Outside(key) => write!(
                 f,
-                "the memory of pool {:#x} comes from another allocator, which alone takes it back",
+                "the memory of pool {:#x} comes from another allocator, which alone can take it \
+                 back",
                 key.0
             ),
             Self::Begun(key) => write!(
                 f,
-                "pool {:#x} holds memory of Gruyère's already: say where its memory is to come \
-                 from before the first request",
+                "pool {:#x} already holds memory of Gruyère's: set the source of its memory before \
+                 the first request",
                 key.0
             ),
             Self::Segment(address) => write!(
                 f,
-                "the pool's allocator gave memory at {address:#x}, which cannot be served from: \
-                 an address must be a multiple of 512 below 2^48"
+                "the pool's allocator returned memory at {address:#x}, which cannot be used: an \
+                 address must be a multiple of 512 below 2^48"
             ),
             Self::Unquiet => write!(
                 f,
@@ -219,10 +221,10 @@ impl fmt::Display for PoolError {
                 write!(f, "the driver did not take {} of it back; try again later", Bytes(*bytes))
             }
             Self::TooDeep => {
-                write!(f, "a thread may be in {} pools at a time; leave some first", ROUTE_DEPTH)
+                write!(f, "a thread can be in {} pools at most; leave one first", ROUTE_DEPTH)
             }
             Self::NotInnermost(key) => {
-                write!(f, "pool {:#x} is not the one that this thread has entered last", key.0)
+                write!(f, "pool {:#x} is not the pool that this thread entered last", key.0)
             }
             Self::Heap(error) => error.fmt(f),
         }

@@ -284,7 +284,7 @@ impl Central {
             })?;
         }
         if !self.arenas.has_room_for(plan.allocated.len()) {
-            return Err(Error::Internal("there are no numbers for more runs").into());
+            return Err(Error::Internal("run numbers are exhausted").into());
         }
         Ok(plan)
     }
@@ -462,7 +462,7 @@ impl fmt::Display for Obstacle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Gone => {
-                "is not its stream's any more, which is a bug of Gruyère: please report it"
+                "no longer belongs to its stream, which is a bug of Gruyère: please report it"
             }
             Self::Waits => {
                 "may still be used by other streams (record_stream); wait for them first \
@@ -477,13 +477,13 @@ impl fmt::Display for StateError {
         match self {
             Self::NoSuchPool((first, second)) => write!(
                 f,
-                "could not find pool ({first}, {second}): no graph was captured into it, or all \
-                 that were are destroyed; keep one of them as long as states of the pool are used"
+                "could not find pool ({first}, {second}): no graph was captured into it, or all of \
+                 its graphs are destroyed; keep one of them as long as states of the pool are used"
             ),
             Self::Released((first, second)) => write!(
                 f,
-                "pool ({first}, {second}) is used by no graph any more, and its memory goes with \
-                 its blocks; keep a graph of it as long as states of the pool are used"
+                "no graph uses pool ({first}, {second}) any more, and its memory goes with its \
+                 blocks; keep a graph of it as long as states of the pool are used"
             ),
             Self::Over((first, second)) => write!(
                 f,

@@ -151,17 +151,15 @@ impl Report {
             return Some(format!("Pool {name:?} is full: raise its limit, or free blocks of it."));
         }
         if asked > self.total {
-            return Some(
-                "The request alone is larger than the device: look at its shape.".to_owned(),
-            );
+            return Some("The request alone is larger than the device: check its shape.".to_owned());
         }
         if asked > self.limit {
-            return Some(format!("The request alone is larger than what is allowed: {RAISE}."));
+            return Some(format!("The request alone is larger than the ceiling: {RAISE}."));
         }
         // No memory would cure it, so no advice on memory applies.
         self.addresses.is_some().then(|| {
-            "Fewer CUDA graphs with pools of their own (they may share one, or be dropped), and \
-             torch.cuda.empty_cache() between phases, take less address space."
+            "Use fewer CUDA graphs with pools of their own (let them share one, or drop them), and \
+             call torch.cuda.empty_cache() between phases: both save address space."
                 .to_owned()
         })
     }
@@ -178,45 +176,46 @@ impl Report {
         }
         if self.others().is_some_and(|others| others > self.total / 4) {
             advice.push(
-                "Others hold more than a quarter of the device: `nvidia-smi` and `gruyere ps` show \
-                 which processes."
+                "Others hold more than a quarter of the device: `nvidia-smi` and `gruyere ps` list \
+                 the processes."
                     .to_owned(),
             );
         }
         if self.capturing {
             advice.push(
-                "A CUDA graph is being captured, so nothing could be waited for: run the same work \
-                 once before the capture."
+                "A CUDA graph is being captured, so the allocator could not wait for freed memory: \
+                 run the same work once before the capture."
                     .to_owned(),
             );
         } else if self.captured >= asked {
             advice.push(
-                "CUDA graphs hold more than was asked for: drop those that are replayed no more."
+                "CUDA graphs hold more memory than requested: drop those that are no longer \
+                 replayed."
                     .to_owned(),
             );
         }
         if self.pending >= asked {
             advice.push(
-                "More than was asked for is freed but still used by other streams (record_stream): \
-                 let the host wait for them now and then."
+                "More memory than requested is freed but still used by other streams \
+                 (record_stream): let the host wait for them from time to time."
                     .to_owned(),
             );
         }
         if self.between() >= asked {
             let why = match (self.apart, self.immovable) {
                 (true, _) => {
-                    "More than was asked for lies free, but memory stays with the stream that \
-                     freed it: `share:on`, with all of torch's hooks wired (gruyere.enable() \
-                     does), lets it pass."
+                    "More memory than requested is free, but it stays with the stream that freed \
+                     it: `share:on`, with all of torch's hooks wired (gruyere.enable() wires \
+                     them), shares it."
                 }
                 (false, true) => {
-                    "More than was asked for lies free, in pieces: `backing:auto` would move free \
-                     pages together."
+                    "More memory than requested is free, but in pieces: `backing:auto` would move \
+                     free pages together."
                 }
                 (false, false) => {
-                    "More than was asked for lies free, in pieces between blocks that live on: \
-                     copies of those (one torch.cat, or clone() of each) free the pages between, \
-                     or ask for it in parts."
+                    "More memory than requested is free, but in pieces between live blocks: copy \
+                     those blocks (one torch.cat, or clone() of each) to free the pages between \
+                     them, or allocate in parts."
                 }
             };
             advice.push(why.to_owned());
@@ -264,10 +263,10 @@ impl Report {
         }
         said.push('.');
         if self.largest > 0 && is_much(self.between(), self.reserved) {
-            said.push_str(&format!(" The largest free piece has {}.", Bytes(self.largest)));
+            said.push_str(&format!(" The largest free piece is {}.", Bytes(self.largest)));
         }
         if is_much(self.live_peak.saturating_sub(self.live), self.live) {
-            said.push_str(&format!(" Live was {} at its peak.", Bytes(self.live_peak)));
+            said.push_str(&format!(" Live memory peaked at {}.", Bytes(self.live_peak)));
         }
         if let Some(others) = self.others().filter(|&others| is_much(others, self.total)) {
             said.push_str(&format!(" Others hold {}.", Bytes(others)));
@@ -292,8 +291,8 @@ impl fmt::Display for Report {
         if let Some(reserved) = self.addresses {
             write!(
                 f,
-                "\nIt is addresses that ran out, not memory: Gruyère has reserved {} of address \
-                 space on this device, and the driver gave no more.",
+                "\nAddress space ran out, not memory: Gruyère has reserved {} of it on this \
+                 device, and the driver gave no more.",
                 Bytes(reserved)
             )?;
         }
@@ -364,7 +363,7 @@ mod tests {
             ("full of live blocks", full()),
             ("The ceiling is reached", capped.clone()),
             ("larger than the device", Report { asked: 81 * GIB, ..full() }),
-            ("larger than what is allowed", Report { asked: 11 * GIB, ..capped.clone() }),
+            ("larger than the ceiling", Report { asked: 11 * GIB, ..capped.clone() }),
             ("nvidia-smi", Report { reserved: 10 * GIB, live: 10 * GIB, ..full() }),
             ("is being captured", Report { capturing: true, captured: 5 * GIB, ..full() }),
             ("CUDA graphs hold", Report { captured: 5 * GIB, ..full() }),
@@ -390,7 +389,7 @@ mod tests {
     fn want_of_addresses_is_not_called_want_of_memory() {
         let text = Report { addresses: Some(2 << 40), free: Some(40 << 30), ..full() }.to_string();
         assert!(text.contains(
-            "addresses that ran out, not memory: Gruyère has reserved 2048.00 GiB of address space"
+            "Address space ran out, not memory: Gruyère has reserved 2048.00 GiB of it"
         ));
         assert!(!text.contains("full of live blocks") && !text.contains("smaller batch"), "{text}");
     }
@@ -415,9 +414,9 @@ mod tests {
         let (slab_free, partly) = (9 << 30, 5 << 30);
         let report = Report { slab_free, partly, largest: 1 << 20, total: 90 << 30, ..full() };
         let told = "5.00 GiB lost (free between live blocks), 4.00 GiB idle (whole free pages). \
-                    The largest free piece has 1.00 MiB. Others";
+                    The largest free piece is 1.00 MiB. Others";
         assert!(report.held().contains(told), "{report}");
         let fell = Report { live: 70 << 30, ..full() }.to_string();
-        assert!(fell.contains("Live was 79.00 GiB at its peak."));
+        assert!(fell.contains("Live memory peaked at 79.00 GiB."));
     }
 }

@@ -35,7 +35,7 @@ impl Visitor for Audit<'_> {
         let &WalkedShard { number, shard, pool, .. } = walked;
         shard.validate()?;
         if pool.is_none() && shard.overlooks_waits(&self.device.streams) {
-            return Err(format!("shard {number} does not look at a block whose wait is over"));
+            return Err(format!("shard {number} overlooks a block whose wait is over"));
         }
         for (id, slab) in shard.slabs() {
             self.check_pages(number, id, slab)?;
@@ -175,13 +175,13 @@ impl Device {
         if let Some(stream) =
             central.arenas.overlooked(&|stream| self.streams.completed(stream), &is_further)
         {
-            return Err(format!("nobody looks at what stream {stream} has freed and is past"));
+            return Err(format!("the arenas overlook what stream {stream} has freed and is past"));
         }
         if central
             .pending
             .overlooks(self.streams.strides(), |stream| self.streams.completed(stream))
         {
-            return Err("nobody looks at a large block whose wait is over".to_owned());
+            return Err("the pending frees overlook a large block whose wait is over".to_owned());
         }
         central.validate_overflow(&shared.table)?;
         audit.close(&central)

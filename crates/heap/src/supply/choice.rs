@@ -34,8 +34,8 @@ pub(crate) fn choose(wish: Backing, device: &Capabilities, dedicated: bool) -> &
     };
     if device.vmm && !is_movable && matches!(wish, Backing::Auto | Backing::Stitch) {
         log::warn!(
-            "this device maps memory in units of {} B, of which pages of {PAGE} B are not made; \
-             memory cannot be moved, using backing:{}",
+            "this device maps memory in units of {} B, and a page of {PAGE} B is not a multiple of \
+             that: memory cannot be moved; using backing:{}",
             device.granularity,
             best.name()
         );
@@ -51,7 +51,7 @@ pub(crate) fn choose(wish: Backing, device: &Capabilities, dedicated: bool) -> &
         return wanted;
     }
     log::warn!(
-        "backing:{} was asked for, but the device cannot do it; using backing:{}",
+        "backing:{} was requested, but the device does not support it; using backing:{}",
         wanted.name(),
         instead.name()
     );

@@ -66,7 +66,7 @@ impl Central {
             Some(Ok(())) => self.backing.log.note(Action::SegmentFree, address, size),
             Some(Err(error)) if error.kind == ErrorKind::Deinitialized => {}
             Some(Err(error)) => {
-                log::warn!("cuMemFree({address:#x}) failed: {error}; it will be tried again");
+                log::warn!("cuMemFree({address:#x}) failed: {error}; it will be retried");
                 self.backing.errors += 1;
                 self.backing.keep_orphan(address, size);
             }

@@ -69,7 +69,7 @@ impl Spans {
         if !ctx.table.cover(span.address, span.bytes) {
             central.backing.return_unseen(ctx.driver, span.origin, span.taken);
             log::error!(
-                "the driver gave address {:#x}, beyond 48 bits: this device cannot be managed",
+                "the driver returned address {:#x}, beyond 48 bits: this device cannot be managed",
                 span.address
             );
             return Err(DriverError::new("address range", ErrorKind::Other, 0));

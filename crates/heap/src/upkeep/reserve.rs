@@ -27,7 +27,7 @@ impl Device {
             return Ok(());
         }
         if let Err(who) = self.supply.may_keep() {
-            log::warn!("reserve: has no meaning with {who}");
+            log::warn!("reserve: has no effect with {who}");
             return Ok(());
         }
         for lifetime in Lifetime::ALL {
@@ -122,7 +122,7 @@ impl Device {
         self.supply.release(&mut central, &*shared.driver);
         central.publish_reserved();
         log::warn!(
-            "device {}: memory is short, so the {} of `reserve:` are given up",
+            "device {}: memory is short, so the {} of `reserve:` are released",
             self.id,
             Bytes(reserved)
         );

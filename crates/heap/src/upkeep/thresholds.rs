@@ -89,7 +89,7 @@ impl Device {
                 let metric = rule.threshold.metric;
                 let value = metric.unit().show(passed.value);
                 let given = if rule.action == Action::Trim {
-                    format!("; {} B were given back", self.trim(shared))
+                    format!("; {} B were released", self.trim(shared))
                 } else {
                     String::new()
                 };

@@ -1,5 +1,5 @@
-//! A state in brief for people: where the bytes are, the lines that hold them, similar steps in one
-//! row. [`super::text`] has all of it.
+//! A short, human-readable form of a state: where the bytes are, the lines that hold them, similar
+//! steps in one row. [`super::text`] has the whole state.
 #![deny(unsafe_code)]
 
 use crate::dump::alike::{self, Run};
@@ -93,7 +93,7 @@ fn steps(out: &mut String, device: &DeviceState) -> fmt::Result {
         device.live_by_step().into_iter().map(|(step, sum)| (step, sum.bytes)).collect();
     let runs = alike::runs(&rows);
     if !runs.is_empty() {
-        writeln!(out, "\n  Live blocks by the step that made them")?;
+        writeln!(out, "\n  Live blocks by the step that allocated them")?;
     }
     let told = |run: &Run| {
         let of_run = rows.iter().filter(|row| (run.first..=run.last).contains(&row.0));
@@ -130,7 +130,7 @@ fn table(out: &mut String, runs: &[Run], told: impl Fn(&Run) -> String) -> fmt::
             let steps = (runs[1].first, runs[left_out].last);
             writeln!(
                 out,
-                "  {:<29} {left_out} rows: --full",
+                "  {:<29} {left_out} more rows: --full",
                 format!("{} to {}", steps.0, steps.1)
             )?;
         }
@@ -174,7 +174,7 @@ mod tests {
         let timeline = (0..100).map(stretch).collect();
         let device = DeviceState { timeline, ..DeviceState::default() };
         let page = brief(&State { devices: vec![device], ..State::default() }, 80);
-        assert!(page.contains("94 rows: --full") && page.contains("step 99 "), "{page}");
+        assert!(page.contains("94 more rows: --full") && page.contains("step 99 "), "{page}");
         assert!(page.lines().count() < 14, "{page}");
     }
 }

@@ -1,4 +1,4 @@
-//! The whole state as text, for people.
+//! The whole state as human-readable text.
 #![deny(unsafe_code)]
 
 use crate::dump::state::{Class, DeviceState, ProcessState, Segment, State, Sum};
@@ -63,7 +63,7 @@ fn write(out: &mut String, state: &State, cells: u64) -> fmt::Result {
         )?;
         writeln!(
             out,
-            "\nThe reclaim ladder{:>21} {:>12} {:>10}   all in all",
+            "\nThe reclaim ladder{:>21} {:>12} {:>10}   in total",
             "this time", "gained", "us"
         )?;
         for rung in &oom.ladder {
@@ -214,7 +214,7 @@ fn map(out: &mut String, device: &DeviceState, cells: u64) -> fmt::Result {
     if device.merged_blocks > 0 {
         writeln!(
             out,
-            "  {} small blocks are told as one with others of their slab",
+            "  {} small blocks are merged with others of their slab",
             device.merged_blocks
         )?;
     }

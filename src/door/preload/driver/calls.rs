@@ -305,7 +305,7 @@ unsafe extern "C" fn primary_ctx_reset(device: c_int) -> CuResult {
     }
 }
 
-// Pages that the program maps itself are its own business; they are only watched.
+// Pages that the program maps itself are only observed.
 
 unsafe extern "C" fn mem_create(
     out: *mut c_ulonglong,
@@ -358,7 +358,7 @@ unsafe extern "C" fn mem_unmap(address: DevicePtr, bytes: usize) -> CuResult {
     unsafe { real::cuMemUnmap(address, bytes) }
 }
 
-// Calls that the host may hold up: the heap is told, then the real call runs.
+// Calls that the host may hold up: the heap is notified, then the real call runs.
 
 /// A call on a stream that takes two more arguments and perhaps flags; each has a twin for
 /// per-thread default streams.

@@ -71,7 +71,7 @@ pub fn device_of_stream(stream: Stream) -> Option<i64> {
     current.into_iter().chain(others).find(|&device| primary(device) == Some(context))
 }
 
-/// Whether `stream` captures, or the driver will not say.
+/// Whether `stream` captures, or the driver cannot report it.
 pub fn may_capture(stream: Stream) -> bool {
     let mut status = 0;
     // SAFETY: the stream is the caller's; writes one status.

@@ -164,7 +164,7 @@ pub fn free_async(address: DevicePtr, stream: Stream, real: impl FnOnce() -> CuR
                 log::error!(
                     "cuMemFreeAsync({address:#x}) on stream {stream:#x}, which is capturing: the \
                      block was not allocated in the capture, so a graph cannot free it. It stays \
-                     allocated, and CUDA_ERROR_INVALID_VALUE is answered; free it outside of the \
+                     allocated, and the call returns CUDA_ERROR_INVALID_VALUE; free it outside the \
                      capture"
                 );
                 Some(INVALID_VALUE)
@@ -292,9 +292,9 @@ pub fn ipc_get_mem_handle(address: DevicePtr, real: impl FnOnce() -> CuResult) -
             return false;
         };
         log::error!(
-            "cuIpcGetMemHandle({address:#x}): {reason}; CUDA_ERROR_INVALID_VALUE is answered. \
-             GRUYERE_CONF=backing:fixed serves blocks of 1 MiB and more that can be exported, each \
-             by the address that cuMemAlloc gave"
+            "cuIpcGetMemHandle({address:#x}): {reason}; the call returns CUDA_ERROR_INVALID_VALUE. \
+             With GRUYERE_CONF=backing:fixed, blocks of 1 MiB and more can be exported, each by \
+             the address that cuMemAlloc returned"
         );
         true
     });

@@ -19,8 +19,7 @@ pub type Context = usize;
 pub(super) const INVALID_VALUE: CuResult = 1;
 /// `CUDA_ERROR_OUT_OF_MEMORY`.
 pub(super) const OUT_OF_MEMORY: CuResult = 2;
-/// `CUDA_ERROR_SHARED_OBJECT_SYMBOL_NOT_FOUND`: what is answered where the driver has no such
-/// function.
+/// `CUDA_ERROR_SHARED_OBJECT_SYMBOL_NOT_FOUND`: returned if the driver has no such function.
 const SYMBOL_NOT_FOUND: CuResult = 302;
 
 /// `CUmemAllocationProp`, as far as it is read.

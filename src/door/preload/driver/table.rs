@@ -13,18 +13,18 @@ use std::sync::atomic::{AtomicU8, Ordering};
 /// The version of [`DriverDoor`].
 const VERSION: u32 = 1;
 
-/// `struct gruyere_driver_door`: what libgruyere_driver.so knows of this library. Newer ones may be
-/// longer.
+/// `struct gruyere_driver_door`: this library's table for libgruyere_driver.so. Newer versions may
+/// be longer.
 ///
-/// Not for programs: it is no part of gruyere.h.
+/// Not for programs: gruyere.h does not declare it.
 #[repr(C)]
 pub struct DriverDoor {
     version: u32,
-    /// Bytes of it.
+    /// Size of this struct in bytes.
     size: u32,
-    /// Our function for the one that the driver exports as `name` and has at `real`, for code at
-    /// `caller`; NULL: hand out the real one. For `cuGetProcAddress` and `cuGetProcAddress_v2` it
-    /// answers `real`, where the door is open: libgruyere_driver.so has those itself.
+    /// Returns our replacement of the driver's function `name` at `real`, for code at `caller`;
+    /// NULL: hand out the real one. For `cuGetProcAddress` and `cuGetProcAddress_v2` it returns
+    /// `real` if the door is open: libgruyere_driver.so replaces those itself.
     replacement: unsafe extern "C" fn(
         name: *const c_char,
         real: *mut c_void,
@@ -35,7 +35,7 @@ pub struct DriverDoor {
 static DOOR: DriverDoor =
     DriverDoor { version: VERSION, size: size_of::<DriverDoor>() as u32, replacement };
 
-/// The table, for a libgruyere_driver.so that understands `version`; NULL for any other.
+/// Returns the table for a libgruyere_driver.so of `version`; NULL for any other version.
 ///
 /// cbindgen:ignore
 #[unsafe(no_mangle)]

@@ -65,7 +65,7 @@ impl Pages {
             let (count, device, peers) = (self.unshared.len(), self.device, &self.peers);
             log::warn!(
                 "devices {peers:?} cannot all be given access to {count} mappings of device \
-                 {device}: {error}; it is asked for again as the heap grows"
+                 {device}: {error}; retried as the heap grows"
             );
         }
     }

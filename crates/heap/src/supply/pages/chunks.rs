@@ -493,9 +493,9 @@ impl Pages {
             let wrong = |what: &str| {
                 Err(format!("the view at {address:#x} of chunk {} {what}", view.chunk))
             };
-            let Some(chunk) = self.chunk(view.chunk) else { return wrong("is of none") };
+            let Some(chunk) = self.chunk(view.chunk) else { return wrong("names no chunk") };
             if self.reservations.end_of(address).is_none_or(|end| address + chunk.bytes() > end) {
-                return wrong("lies in no one reservation");
+                return wrong("is not within one reservation");
             }
             let (views, pages) = found.entry(view.chunk).or_insert((0, 0));
             if *pages & view.pages != 0 || view.pages & !bits(0, chunk.pages) != 0 {
