@@ -428,11 +428,9 @@ unsafe extern "C" fn failure(failure: *mut GruyereNativeFailure) -> c_int {
                 )
             }
             Some(Failure::Other(code, text)) => (code, text, [0; 3]),
-            None => (
-                GRUYERE_UNAVAILABLE,
-                "gruyere: unknown failure; see the log".to_owned(),
-                [0; 3],
-            ),
+            None => {
+                (GRUYERE_UNAVAILABLE, "gruyere: unknown failure; see the log".to_owned(), [0; 3])
+            }
         };
         let text = CString::new(text.replace('\0', " ")).unwrap_or_default();
         // Moving the string leaves its buffer in place.

@@ -151,7 +151,9 @@ impl Report {
             return Some(format!("Pool {name:?} is full: raise its limit, or free blocks of it."));
         }
         if asked > self.total {
-            return Some("The request alone is larger than the device: check its shape.".to_owned());
+            return Some(
+                "The request alone is larger than the device: check its shape.".to_owned(),
+            );
         }
         if asked > self.limit {
             return Some(format!("The request alone is larger than the ceiling: {RAISE}."));
@@ -388,9 +390,11 @@ mod tests {
     #[test]
     fn want_of_addresses_is_not_called_want_of_memory() {
         let text = Report { addresses: Some(2 << 40), free: Some(40 << 30), ..full() }.to_string();
-        assert!(text.contains(
-            "Address space ran out, not memory: Gruyère has reserved 2048.00 GiB of it"
-        ));
+        assert!(
+            text.contains(
+                "Address space ran out, not memory: Gruyère has reserved 2048.00 GiB of it"
+            )
+        );
         assert!(!text.contains("full of live blocks") && !text.contains("smaller batch"), "{text}");
     }
 
