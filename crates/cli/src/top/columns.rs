@@ -154,8 +154,8 @@ columns! {
     };
     /// Bytes held.
     Held "HELD" 10 0 |row| metric(row, Metric::Reserved);
-    /// A bar of live, peak and held bytes against the ceiling. It shows what IDLE cannot: which idle
-    /// memory each step needs again.
+    /// A bar of live, peak and held bytes against the ceiling. It shows what IDLE cannot: which
+    /// idle memory each step needs again.
     Bar "OF THE CEILING" 16 4 |_| String::new();
     /// Held and free in whole pages.
     Idle "IDLE" 10 2 |row| metric(row, Metric::Idle);
