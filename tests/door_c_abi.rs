@@ -266,7 +266,7 @@ fn a_threshold_that_is_passed_leaves_a_page_and_a_second_one_within_the_minute_n
     let stem = format!("gruyere-alert-{}-gpu0-", std::process::id());
     assert!(names.len() == 1 && names[0].starts_with(&stem), "{names:?}");
     let page = std::fs::read_to_string(pages[0].path()).unwrap();
-    assert!(page.contains("The alert live>100MiB"), "what it is about");
+    assert!(page.contains("The threshold live>100MiB"), "what it is about");
     blocks.into_iter().for_each(free);
 }
 

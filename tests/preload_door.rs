@@ -116,9 +116,7 @@ fn pools_of_the_program_s_own_serve_it() {
 fn ours_are_never_part_of_a_graph() {
     let run = call("captures", "");
     run.kept();
-    assert!(
-        run.stderr.contains("capturing") && run.stderr.contains("free it outside of the capture")
-    );
+    assert!(run.stderr.contains("capturing") && run.stderr.contains("free it outside the capture"));
 }
 
 #[test]
