@@ -148,6 +148,11 @@ pub struct Page<'a>(&'a AtomicU64);
 pub(crate) struct Word(u64);
 
 impl Word {
+    #[inline]
+    pub(crate) fn owner(self) -> Owner {
+        Owner::decode(self.0)
+    }
+
     /// The device, if there is an owner.
     #[inline(always)]
     pub(crate) fn device(self) -> u32 {
@@ -175,10 +180,6 @@ impl Page<'_> {
         Word(self.0.load(Ordering::Acquire))
     }
 
-    pub(crate) fn owner(self) -> Owner {
-        Owner::decode(self.word().0)
-    }
-
     /// Notes that block `id` of the arena starts there (under the central lock). False: the word
     /// has no room for it.
     #[inline(always)]
@@ -199,7 +200,7 @@ impl Page<'_> {
     /// Makes the cell an overflow cell (under the central lock, whose holder knows its blocks from
     /// now on); returns the blocks that the word named.
     pub(crate) fn become_overflow(self, device: u32) -> [Option<BlockId>; 2] {
-        let named = match self.owner() {
+        let named = match self.word().owner() {
             Owner::Large { blocks, .. } => blocks,
             _ => [None, None],
         };
@@ -244,7 +245,7 @@ impl PageTable {
     #[inline]
     pub(crate) fn get(&self, address: u64) -> Owner {
         // Of one read: between two, the page may be split, and then it names nothing itself.
-        self.lookup(address).map_or(Owner::None, |(_, word)| Owner::decode(word.0))
+        self.lookup(address).map_or(Owner::None, |(_, word)| word.owner())
     }
 
     /// The page or cell of `address`; `None` if no range there was ever covered.
@@ -306,7 +307,7 @@ impl PageTable {
     #[cold]
     fn split_entry(entry: &Entry, at: &impl Fn(BlockId) -> Option<u64>) {
         let cells = entry.cells.get_or_init(boxed);
-        if let Owner::Large { device, blocks } = Page(&entry.word).owner() {
+        if let Owner::Large { device, blocks } = Page(&entry.word).word().owner() {
             for id in blocks.into_iter().flatten() {
                 if let Some(start) = at(id) {
                     // A cell that held nothing has room for both.
@@ -372,17 +373,17 @@ mod tests {
         assert!(!whole.add_block(3, 11) && !whole.is_split());
         table.split(PAGE + 512, 1, |id| Some(PAGE + (u64::from(id) - 7) * CELL));
         assert!(whole.is_split() && !whole.is_overflow());
-        assert_eq!((whole.owner(), whole.remove_block(Some)), (Owner::None, None));
+        assert_eq!((whole.word().owner(), whole.remove_block(Some)), (Owner::None, None));
         let cell = |number| table.page(PAGE + number * CELL + 512).unwrap();
         let named = |id| Owner::Large { device: 3, blocks: [Some(id), None] };
         assert_eq!(
-            [cell(0).owner(), cell(1).owner(), cell(2).owner()],
+            [cell(0).word().owner(), cell(1).word().owner(), cell(2).word().owner()],
             [named(7), Owner::None, named(9)]
         );
         assert!(cell(1).add_block(3, 11));
         for (number, id) in [(0, 7), (1, 11), (2, 9)] {
             assert_eq!(cell(number).remove_block(|other| (other == id).then_some(id)), Some(id));
-            assert_eq!(cell(number).owner(), Owner::None);
+            assert_eq!(cell(number).word().owner(), Owner::None);
         }
     }
 
