@@ -1,8 +1,7 @@
 //! Alerts, tags and checkpoints: what a program and the allocator exchange apart from requests.
 
 use super::fork;
-use super::process::{GRUYERE_INVALID, GRUYERE_OK, GRUYERE_UNAVAILABLE};
-use super::process::{current, guarded};
+use super::process::{GRUYERE_INVALID, GRUYERE_OK, GRUYERE_UNAVAILABLE, current, guarded};
 use crate::heap::{ALERTS, Alert, Lifetime};
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::Arc;

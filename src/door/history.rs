@@ -7,11 +7,9 @@
 
 use super::begin::heap;
 use super::fork;
-use super::process::{current, guarded};
+use super::process::{GRUYERE_OK, GRUYERE_UNAVAILABLE, current, guarded};
 use crate::heap::history::{self, Collected};
 use std::ffi::c_int;
-
-use super::process::{GRUYERE_OK, GRUYERE_UNAVAILABLE};
 
 /// Starts the history of mallocs and frees. It keeps the latest `entries` entries, and the origin
 /// of each live block; with 0 entries, only the origins. If `clear` is not 0, drops what was

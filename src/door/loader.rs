@@ -1,7 +1,6 @@
 //! Checks a loader's settings before they take effect.
 
-use super::process::guarded;
-use super::process::{GRUYERE_INVALID, GRUYERE_OK};
+use super::process::{GRUYERE_INVALID, GRUYERE_OK, guarded};
 use crate::config::Config;
 use std::ffi::{CStr, c_char, c_int};
 

@@ -5,8 +5,7 @@
 
 use super::begin::heap;
 use super::fork;
-use super::process::guarded;
-use super::process::{GRUYERE_BROKEN, GRUYERE_INVALID, GRUYERE_OK, GRUYERE_UNAVAILABLE};
+use super::process::{GRUYERE_BROKEN, GRUYERE_INVALID, GRUYERE_OK, GRUYERE_UNAVAILABLE, guarded};
 use crate::heap::{Heap, PoolError, PoolKey};
 use std::cell::RefCell;
 use std::ffi::{CStr, c_char, c_int};

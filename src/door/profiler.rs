@@ -6,8 +6,7 @@
 //! thread is profiled.
 
 use super::fork;
-use super::process::{GRUYERE_OK, GRUYERE_UNAVAILABLE};
-use super::process::{current, guarded};
+use super::process::{GRUYERE_OK, GRUYERE_UNAVAILABLE, current, guarded};
 use super::raise::symbol;
 use std::ffi::{c_int, c_void};
 use std::sync::OnceLock;

@@ -6,13 +6,11 @@
 
 use super::begin::heap;
 use super::fork;
-use super::process::{current, guarded};
+use super::process::{GRUYERE_INVALID, GRUYERE_OK, GRUYERE_UNAVAILABLE, current, guarded};
 use crate::heap::snapshot::{Segment, Snapshot};
 use crate::heap::{CapturePoolHeld, Error, Heap, PoolId};
 use crate::record::peaks::Stat;
 use std::ffi::c_int;
-
-use super::process::{GRUYERE_INVALID, GRUYERE_OK, GRUYERE_UNAVAILABLE};
 
 /// A statistic over time.
 #[repr(C)]

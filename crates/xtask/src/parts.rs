@@ -65,22 +65,21 @@ pub fn all(root: &Path) -> Vec<Part> {
 /// The conclusion on programs with known causes.
 pub fn conclusions(root: &Path, names: &[String]) -> Result<(), String> {
     let mut run = command(root, root.join("tests/pytorch/run"), &["--conclusions"]);
-    let status = run.args(names).status().map_err(|error| format!("tests/pytorch/run: {error}"))?;
-    match status.success() {
-        true => Ok(()),
-        false => Err("a conclusion is wrong, or too many are silent: see above".to_owned()),
-    }
+    plainly(run.args(names), "a conclusion is wrong, or too many are silent: see above")
 }
 
 /// Prints every figure of traces (`crates/replay/examples/proof.rs`).
 pub fn proof(root: &Path, arguments: &[std::ffi::OsString]) -> Result<(), String> {
     let build = ["run", "--release", "--quiet", "--package", "gruyere-replay", "--example"];
     let mut run = cargo(root, &build);
-    let status = run.args(["proof", "--"]).args(arguments).status();
-    match status.map_err(|error| format!("cargo: {error}"))?.success() {
-        true => Ok(()),
-        false => Err("proof: see above".to_owned()),
-    }
+    plainly(run.args(["proof", "--"]).args(arguments), "proof: see above")
+}
+
+/// Runs a command with our own stdout and without a time limit; `failed` is the error if it fails.
+fn plainly(command: &mut Command, failed: &str) -> Result<(), String> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    let status = command.status().map_err(|error| format!("{name}: {error}"))?;
+    if status.success() { Ok(()) } else { Err(failed.to_owned()) }
 }
 
 fn check(result: Result<(), String>) -> Outcome {
@@ -164,10 +163,13 @@ pub fn succeed(command: &mut Command) -> Result<(), String> {
 
 /// `cargo xtask docs`.
 pub fn write_docs(root: &Path) -> Result<(), String> {
-    succeed(
-        cargo(root, &["test", "--package", "gruyere", "--test", "docs_fresh"])
-            .env("GRUYERE_BLESS", "1"),
-    )
+    let tables = [
+        ["--package", "gruyere", "--test", "docs_fresh"].as_slice(),
+        &["--package", "gruyere-cli", "the_docs_table_is_that_of_the_data"],
+    ];
+    tables
+        .into_iter()
+        .try_for_each(|table| succeed(cargo(root, &["test"]).args(table).env("GRUYERE_BLESS", "1")))
 }
 
 /// A file's text.

@@ -1,7 +1,6 @@
 //! States of graphs' pools, for torch's checkpoints (`crates/heap/src/pools/restore.rs`).
 
-use super::super::process::GRUYERE_OK;
-use super::super::process::guarded;
+use super::super::process::{GRUYERE_OK, guarded};
 use super::super::torch::MempoolId;
 use super::answered;
 use crate::heap::PoolState;

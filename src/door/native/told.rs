@@ -4,8 +4,7 @@ use super::super::fork;
 use super::super::history::{
     GruyereHistory, give, gruyere_history_free, gruyere_history_start, gruyere_history_stop,
 };
-use super::super::process::GRUYERE_OK;
-use super::super::process::{current, guarded};
+use super::super::process::{GRUYERE_OK, current, guarded};
 use super::super::torch_stats::{self, GruyereSnapshot};
 use super::boxed::{Boxed, GruyereBoxed};
 use super::{contexts, pools};

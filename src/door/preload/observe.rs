@@ -6,8 +6,8 @@
 use super::current;
 use super::mode;
 use super::runtime::{CudaError, Runtime, Stream, effective};
-use crate::door::process::guarded;
-use crate::door::{current as heap_in_use, heap};
+use crate::door::begin::heap;
+use crate::door::process::{current as heap_in_use, guarded};
 use crate::driver::StreamHandle;
 use crate::heap::Heap;
 use std::ffi::c_void;

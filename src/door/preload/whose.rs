@@ -1,7 +1,6 @@
 //! Classifies requests and pointers, for the runtime and the driver: ours or the real library's.
 
-use crate::door::current as heap_in_use;
-use crate::door::process::guarded;
+use crate::door::process::{current as heap_in_use, guarded};
 use crate::heap::Heap;
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -17,8 +17,7 @@ mod places;
 mod stack;
 
 use super::fork;
-use super::process::guarded;
-use super::process::{GRUYERE_INVALID, GRUYERE_OK, GRUYERE_UNAVAILABLE};
+use super::process::{GRUYERE_INVALID, GRUYERE_OK, GRUYERE_UNAVAILABLE, guarded};
 use crate::heap::Sites;
 use crate::record::Record;
 use crate::record::sites::{DEPTH, FrameId, NewSite, Phase, SiteId};

@@ -6,9 +6,9 @@
 //! "79.10 GiB" stands for the least value that prints so.
 //!
 //! No source publishes the memory of a CUDA context. It is derived from torch's out-of-memory
-//! messages: the process's memory in use, minus PyTorch's allocated and reserved memory.
-//! gpus.json has the GPUs; `docs/gpus.md` lists them, with the messages and the rule
-//! (`GRUYERE_BLESS=1 cargo test -p gruyere-cli the_docs` writes its table anew).
+//! messages: the process's memory in use, minus PyTorch's allocated and reserved memory. gpus.json
+//! has the GPUs; `docs/gpus.md` lists them (`cargo xtask docs` writes its table), with the messages
+//! and the rule.
 
 use std::sync::OnceLock;
 
@@ -59,9 +59,9 @@ struct Known {
     multiprocessors: u32,
     memory_mib: u64,
     /// What was printed on such a GPU.
-    #[cfg_attr(not(test), allow(dead_code))]
+    #[cfg(test)]
     printed: &'static str,
-    #[cfg_attr(not(test), allow(dead_code))]
+    #[cfg(test)]
     source_name: &'static str,
     source: &'static str,
     context_mib: u64,
@@ -222,7 +222,7 @@ mod tests {
         if std::env::var_os("GRUYERE_BLESS").is_some() {
             std::fs::write(page, fresh).unwrap();
         } else {
-            assert!(text == fresh, "docs/gpus.md is stale: {}", "GRUYERE_BLESS=1 writes it");
+            assert!(text == fresh, "docs/gpus.md is stale: run `cargo xtask docs`");
         }
     }
 

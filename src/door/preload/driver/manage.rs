@@ -5,11 +5,11 @@
 use super::context;
 use super::real::{self, CuResult, DevicePtr, INVALID_VALUE, OUT_OF_MEMORY, Stream};
 use crate::config::Backing;
+use crate::door::begin::heap;
 use crate::door::preload::failure::tell_of_out_of_memory;
 use crate::door::preload::whose::{PITCH, Whose, complain, whose};
 use crate::door::preload::{current, mode};
-use crate::door::process::guarded;
-use crate::door::{current as heap_in_use, heap};
+use crate::door::process::{current as heap_in_use, guarded};
 use crate::driver::StreamHandle;
 use crate::heap::Error;
 use std::ffi::{c_int, c_uint, c_void};

@@ -5,9 +5,9 @@
 
 use super::context;
 use super::real::{AllocationProp, CuResult, DevicePtr};
+use crate::door::begin::heap;
 use crate::door::preload::mode;
-use crate::door::process::guarded;
-use crate::door::{current as heap_in_use, heap};
+use crate::door::process::{current as heap_in_use, guarded};
 use crate::driver::StreamHandle;
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
