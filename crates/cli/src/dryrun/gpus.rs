@@ -165,8 +165,8 @@ impl From<&Known> for Gpu {
                 },
             context_known: matches!(known.context, Seen(_)),
             context_source: match known.context {
-                Seen(_) => "the largest seen in out-of-memory messages of torch's on this GPU",
-                Like(_) => "assumed, by out-of-memory messages of torch's on like GPUs (--context)",
+                Seen(_) => "the largest in torch's out-of-memory messages on this GPU",
+                Like(_) => "assumed: torch's out-of-memory messages on similar GPUs (--context)",
             },
         }
     }
@@ -187,7 +187,7 @@ pub fn find(word: &str) -> Result<Gpu, String> {
     match found.as_slice() {
         [one] => Ok(Gpu::from(*one)),
         [] => Err(format!(
-            "{word}: no such GPU here; there are {}, and --gb N for any other",
+            "{word}: unknown GPU; the known ones are {}; --gb N stands for any other",
             KNOWN.map(|known| known.id).join(", ")
         )),
         several => Err(format!(
@@ -228,8 +228,8 @@ pub fn table() -> String {
             gpu.name
         );
     }
-    text + "Memory: the driver's total. Context: by torch's out-of-memory messages; ?: by those on \
-            like\nGPUs (--context sets it). Where each number is from: docs/gpus.md.\n"
+    text + "Memory: the driver's total. Context: from torch's out-of-memory messages; ?: from \
+            those on\nsimilar GPUs (--context sets it). Sources of all numbers: docs/gpus.md.\n"
 }
 
 #[cfg(test)]
