@@ -214,7 +214,7 @@ def test_compare_runs_a_module_with_options_of_python(newcomer):
 def test_run_points_a_python_program_to_the_package(newcomer):
     done = newcomer.command("run", "--library", GRUYERE, "--", sys.executable, "-c", "pass")
     assert done.returncode == 0, done.stderr
-    assert "PyTorch keeps a cache of its own" in done.stderr
+    assert "PyTorch keeps its own cache" in done.stderr
     assert "-m gruyere -c pass" in done.stderr
 
 

@@ -18,23 +18,24 @@ use crate::failure::{Ended, Exit};
 use crate::target::Target;
 use crate::{output, sites};
 
-/// Tells what lies at a device's address, and which blocks lay there before.
+/// Shows what lies at a device address, and which blocks lay there before.
 #[derive(clap::Args)]
 #[command(
     allow_missing_positional = true,
     after_help = "\
 Examples:
   gruyere address 4242 0x7f3a40200400
-                               an address that compute-sanitizer or cuda-gdb named
+                               an address from compute-sanitizer or cuda-gdb
   gruyere address 4242 0x7f3a40200400 --json | jq '.before[0]'
 
-For illegal accesses: a tensor that is used after it was freed (a missing record_stream) reads \
-stale data under torch's allocator; here its pages may lie elsewhere by then, and the access \
-faults. Blocks that lay there are known as far as the record's latest events go back \
-(`ring_events:` in GRUYERE_CONF keeps more). docs/after-the-crash.md has the whole way.
+Use it after an illegal access. Under torch's allocator, a tensor that is used after its free (a \
+missing record_stream) reads stale data; under Gruyère, its pages may have moved by then, and the \
+access faults. Earlier blocks are known as far back as the record's events reach (`ring_events:` \
+in GRUYERE_CONF keeps more). docs/after-the-crash.md has the whole procedure.
 
-Exit codes: 0 all well; 1 no such process or record, or it can't be read; 2 wrong usage; 3 read, \
-but some values are not of one moment (marked torn: the process was killed while it wrote)."
+Exit codes: 0 success; 1 no such process or record, or it can't be read; 2 wrong usage; 3 read, \
+but some values are marked torn: they are not from one moment, since the process was killed while \
+it wrote."
 )]
 pub struct Arguments {
     #[command(flatten)]
@@ -42,7 +43,7 @@ pub struct Arguments {
     /// The address: hexadecimal with 0x, or decimal.
     #[arg(value_parser = parse, required = true)]
     address: u64,
-    /// Print JSON. Bytes are bytes, times nanoseconds.
+    /// Print JSON. Sizes are in bytes, times in nanoseconds.
     #[arg(long)]
     json: bool,
 }
@@ -54,7 +55,7 @@ fn parse(text: &str) -> Result<u64, String> {
         Some(hexadecimal) => u64::from_str_radix(hexadecimal, 16),
         None => digits.parse(),
     };
-    parsed.map_err(|_| "no address: write it as 0x7f3a40200400, or in decimal".to_owned())
+    parsed.map_err(|_| "not an address: write it as 0x7f3a40200400, or in decimal".to_owned())
 }
 
 /// Backing of an address.
@@ -116,8 +117,9 @@ impl Backed {
                 )
             }
             Self::StaleAlias(segment) => format!(
-                "in a mapping of {} at {:#x} on device {} whose pages here serve elsewhere: an \
-                 access reads what lies there, and faults once it is unmapped",
+                "in a mapping of {} at {:#x} on device {} whose pages here are now used at other \
+                 addresses: an access reads their present contents, and faults once this mapping \
+                 is gone",
                 Bytes(segment.bytes),
                 segment.address,
                 segment.device
@@ -126,7 +128,7 @@ impl Backed {
                 format!("nothing is mapped there (device {}): an access faults", segment.device)
             }
             Self::Unknown => {
-                "not in memory of Gruyère's: an access faults, or it is somebody else's".to_owned()
+                "not Gruyère's memory: another library's, or unmapped (an access faults)".to_owned()
             }
         }
     }
@@ -295,9 +297,9 @@ impl Found {
         let _ = match self.block {
             Some((block, state)) => writeln!(
                 text,
-                "now     a {} of {} at {:#x} (byte {} of it), {} asked for, stream {}, {}{}",
+                "now     a {} of {} at {:#x} (byte {} of it), {} requested, stream {}, {}{}",
                 if state == BlockState::Pending {
-                    "freed block, which waits for streams,"
+                    "pending block (freed, waits for streams)"
                 } else {
                     "live block"
                 },
@@ -317,17 +319,17 @@ impl Found {
         let before: Vec<&Tenant> = self.before().collect();
         for tenant in before.iter().take(SHOWN) {
             let handed_out =
-                tenant.handed_out.map_or("earlier than the record remembers".to_owned(), ago);
+                tenant.handed_out.map_or("before the oldest event in the record".to_owned(), ago);
             let _ = writeln!(
                 text,
-                "before  a block of {} at {:#x} (byte {} of it), stream {}, {}: handed out \
+                "before  a block of {} at {:#x} (byte {} of it), stream {}, {}: allocated \
                  {handed_out}, {}",
                 Bytes(tenant.bytes),
                 tenant.address,
                 self.address - tenant.address,
                 StreamNumber(tenant.stream),
                 lifetime_name(tenant.lifetime),
-                tenant.freed.map_or("not seen to be freed".to_owned(), |ticks| format!(
+                tenant.freed.map_or("its free is not in the record".to_owned(), |ticks| format!(
                     "freed {}",
                     ago(ticks)
                 ))
@@ -335,21 +337,21 @@ impl Found {
         }
         if before.len() > SHOWN {
             let _ =
-                writeln!(text, "        and {} before them (--json has all)", before.len() - SHOWN);
+                writeln!(text, "        and {} earlier (--json lists all)", before.len() - SHOWN);
         }
         let _ = match before.first() {
             Some(tenant) => writeln!(
                 text,
-                "Work that meant the block of {} used memory that the program had given back: look \
-                 for a tensor of stream {} that another stream used without record_stream, or that \
-                 was dropped while work on it was queued.",
+                "If the access was meant for the block of {}, the program had already freed that \
+                 memory: look for a tensor of stream {} that another stream used without \
+                 record_stream, or that was dropped while work on it was queued.",
                 Bytes(tenant.bytes),
                 StreamNumber(tenant.stream)
             ),
             None => writeln!(
                 text,
-                "The latest {} events name no other block there; ring_events: in GRUYERE_CONF \
-                 keeps more of them.",
+                "The latest {} events show no other block there; ring_events: in GRUYERE_CONF \
+                 keeps more events.",
                 self.events
             ),
         };

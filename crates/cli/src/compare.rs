@@ -10,42 +10,42 @@ use crate::failure::say;
 use crate::launch_line;
 use crate::sandbox::{self, Steps};
 
-/// Runs a program under torch's default allocator, under expandable segments and under Gruyère, one
-/// after the other, and prints a table in Markdown.
+/// Runs a program under torch's default allocator, expandable segments and Gruyère, one after the
+/// other, and prints a Markdown table.
 ///
-/// That can't harm: each run sees the program's files as they are and may write, what it writes is
-/// thrown away, and it reaches no network.
+/// The runs change nothing: each run sees the program's files as they are and may write, but its
+/// writes are discarded, and it has no network.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
   gruyere compare -- python train.py --batch-size 8
   gruyere compare -- python -m package.train      a module
-  gruyere compare --steps 20 -- python train.py   20 steps of it under each
+  gruyere compare --steps 20 -- python train.py   20 steps under each allocator
   gruyere compare --stand-in -- python train.py   without a GPU, on the stand-in
 
-Each run is a process of its own, with the real code of its allocator, on this machine's GPU, or, \
-with --stand-in, on a stand-in that keeps books of memory and computes nothing. `gruyere bench \
---torch` has more: built-in programs, the smallest device, rows for settings.
+Each run is a separate process with the allocator's real code, on this machine's GPU or, with \
+--stand-in, on a stand-in GPU that keeps books of memory and computes nothing. `gruyere bench \
+--torch` does more: built-in programs, the smallest device, rows for settings.
 
-Exit codes: 0 all well; 1 a run failed; 2 wrong usage, or no GPU; 3 the driver's books found a \
+Exit codes: 0 success; 1 a run failed; 2 wrong usage, or no GPU; 3 the driver's books found a \
 fault; 4 out of memory.")]
 pub struct Arguments {
-    /// The program ends after so many steps of its optimiser (default: 12); `all`: by itself.
+    /// End the program after this many optimiser steps (default: 12); `all`: run it to its end.
     #[arg(long, value_name = "COUNT")]
     steps: Option<Steps>,
     /// Run on the stand-in GPU, which keeps books of memory and computes nothing.
     #[arg(long)]
     stand_in: bool,
-    /// Seconds after which a run is taken for hung.
+    /// Seconds after which a run counts as hung.
     #[arg(long, value_name = "SECONDS", default_value_t = NonZeroU32::new(86_400).unwrap())]
     timeout: NonZeroU32,
     #[command(flatten)]
     sandbox: sandbox::Options,
-    /// Write every number to FILE too.
+    /// Also write all numbers to FILE.
     #[arg(long, value_name = "FILE")]
     json: Option<String>,
-    /// The interpreter, its options, the script or -m and the module, its arguments: as you would
-    /// run it, without a launcher.
+    /// The command as you would run it, without a launcher: interpreter, its options, script (or -m
+    /// and the module), arguments.
     #[arg(
         value_name = "COMMAND",
         required = true,

@@ -13,7 +13,7 @@ Examples:
   gruyere completions zsh > ~/.zfunc/_gruyere    (a folder of $fpath)
   gruyere completions fish > ~/.config/fish/completions/gruyere.fish
 
-Exit codes: 0 printed; 2 wrong usage, or a shell that is not known.")]
+Exit codes: 0 printed; 2 wrong usage, or an unknown shell.")]
 pub struct Arguments {
     /// The shell.
     shell: Shell,

@@ -21,12 +21,12 @@ use crate::target::{Folder, Target};
 use bound::Bound;
 use compare::{Change, DeviceChange};
 
-/// Compares two states of a process's memory, or of two processes': how much it grew, by which
-/// lines, what is new, what is gone.
+/// Compares two states of a process's memory, or the memory of two processes: growth in total and
+/// by line, new blocks, gone blocks.
 #[derive(clap::Args)]
 #[command(after_help = "\
-Each of A and B is a process (its pid), the file of a record, or JSON: of `gruyere snapshot \
---json`, or of an out-of-memory dump (dump_dir:).
+A and B are each a process (its pid), a record file, or a JSON file from `gruyere snapshot --json` \
+or an out-of-memory dump (dump_dir:).
 
 Examples:
   gruyere snapshot 4242 --json -o before.json
@@ -35,14 +35,14 @@ Examples:
   gruyere diff monday.json tuesday.json --fail-if 'live>+1GiB'
   gruyere diff monday.json tuesday.json --fail-if 'held>+5%'
 
-A block is the same in both where its address, size and step of allocation are.
+A block is the same in both if its address, size and allocation step are.
 
-Bounds (--fail-if, as often as you like): METRIC>BOUND with one of live, held, pending, blocks, \
-and a size, a count (blocks), or a share; with a plus, of the growth from A to B; without, of B. \
-They hold for each device by itself.
+Bounds (--fail-if, may be repeated): METRIC>BOUND, where METRIC is live, held, pending or blocks, \
+and BOUND is a size, a count (for blocks) or a share. With a plus, a bound applies to the growth \
+from A to B; without, to B. Each device is checked separately.
 
-Exit codes: 0 all well; 1 A or B is missing or can't be read; 2 wrong usage; 3 some entries of a \
-record could not be read whole; 4 a bound is passed.")]
+Exit codes: 0 success; 1 A or B is missing or can't be read; 2 wrong usage; 3 some entries of a \
+record could not be read in full; 4 a bound is passed.")]
 pub struct Arguments {
     /// The earlier state.
     #[arg(value_name = "A")]
@@ -50,13 +50,13 @@ pub struct Arguments {
     /// The later state.
     #[arg(value_name = "B")]
     after: String,
-    /// Exit with 4 where this is passed, as in 'live>+1GiB'.
+    /// Exit with 4 if this bound is passed, as in 'live>+1GiB'; may be repeated.
     #[arg(long, value_name = "BOUND")]
     fail_if: Vec<Bound>,
-    /// Largest new and gone blocks to list.
+    /// How many of the largest new and gone blocks to list.
     #[arg(long, value_name = "COUNT", default_value_t = 10)]
     largest: usize,
-    /// Print JSON. Bytes are bytes.
+    /// Print JSON. Sizes are in bytes.
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -96,8 +96,8 @@ fn load(name: &str, folder: &Folder) -> Result<State, Failure> {
     }
     if begins_with(Path::new(name), b"\x80") {
         return Err(Failure::new(format_args!(
-            "{name}: a pickle; a snapshot to compare is written as JSON, by `gruyere snapshot \
-             --json`, and the dump of an out-of-memory has one beside it"
+            "{name}: this is a pickle; write the snapshot as JSON with `gruyere snapshot --json`, \
+             or name the JSON file beside the out-of-memory dump"
         )));
     }
     let reader = target.open()?;
@@ -119,7 +119,7 @@ fn load_json(path: &Path) -> Result<State, Failure> {
     let name = path.display();
     let wrong = |reason: &dyn std::fmt::Display| {
         Failure::new(format_args!(
-            "{name}: {reason}; name a file of `gruyere snapshot --json`, or the JSON of an \
+            "{name}: {reason}; name a file from `gruyere snapshot --json`, or the JSON of an \
              out-of-memory dump"
         ))
     };
@@ -130,7 +130,7 @@ fn load_json(path: &Path) -> Result<State, Failure> {
     match (state.format.as_str(), state.version) {
         (state::FORMAT, state::VERSION) => Ok(state),
         (state::FORMAT, version) => Err(wrong(&format_args!(
-            "version {version} of the format, and this command reads version {}",
+            "format version {version}, but this command reads version {}",
             state::VERSION
         ))),
         _ => Err(wrong(&"not the state of a process's memory")),

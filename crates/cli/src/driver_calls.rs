@@ -68,7 +68,7 @@ pub fn line(times: &[CallTime]) -> Option<String> {
         parts.push(format!("driver calls took {} ({})", span(total(&calls)), costliest.join(", ")));
     }
     if !waits.is_empty() {
-        parts.push(format!("its own waits {}", span(total(&waits))));
+        parts.push(format!("the library waited {}", span(total(&waits))));
     }
     (!parts.is_empty()).then(|| parts.join("; "))
 }
@@ -109,7 +109,7 @@ mod tests {
         assert_eq!(
             line(&times).unwrap(),
             "driver calls took 983 us (cuMemCreate 730 us in 20 calls, cuMemSetAccess 190 us in 5 \
-             calls, cuMemMap 40.0 us in 20 calls); its own waits 5.00 ms"
+             calls, cuMemMap 40.0 us in 20 calls); the library waited 5.00 ms"
         );
         assert_eq!(line(&[]), None);
         let table = table(&times);

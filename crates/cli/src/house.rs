@@ -18,12 +18,12 @@ pub struct House {
 const PROBE: &str = "
 import sys
 if sys.version_info < (3, 9):
-    sys.exit('it is Python %d.%d, and 3.9 or newer is needed' % sys.version_info[:2])
+    sys.exit('it is Python %d.%d, but 3.9 or newer is needed' % sys.version_info[:2])
 try:
     import gruyere._bench.compare, gruyere._dryrun.main
     print('it can')
 except ImportError as error:
-    sys.exit('it has not the package gruyere, or an older one (%s): run %s -m pip install \
+    sys.exit('it lacks the package gruyere, or has an older one (%s): run %s -m pip install \
     ./python_loader in the source tree' % (error, sys.executable))
 ";
 
@@ -73,8 +73,8 @@ impl House {
         }
         let said = String::from_utf8_lossy(&output.stderr);
         let last =
-            said.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("it ended without a word");
-        Err(format!("{} cannot serve: {last}; or {remedy}", python.display()))
+            said.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("it printed nothing");
+        Err(format!("{} is not usable: {last}; or {remedy}", python.display()))
     }
 
     /// The interpreter that a user would expect.

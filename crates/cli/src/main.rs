@@ -47,28 +47,28 @@ const HELP: &str = "\
 {usage-heading} {usage}
 
 Try it:
-  python -m gruyere train.py   a script, served by Gruyère (the Python package)
-  compare      Run a program under torch's allocators and Gruyère, in a table
-  dryrun       Tell whether a script will fit, and where it goes, without a GPU
-  doctor       Look for what stands in the way: driver, memory, settings, torch
-  run          Run any CUDA program with the library in it
+  python -m gruyere train.py   run a script under Gruyère (the Python package)
+  compare      Run a program under torch's allocators and Gruyère; print a table
+  dryrun       Check without a GPU whether a script fits, and what takes memory
+  doctor       Check this machine: driver, memory, settings, torch
+  run          Run any CUDA program with the library preloaded
   bench        Replay real PyTorch traffic through Gruyère and torch's own
 
-What runs now:
+Running processes:
   top          Watch all processes on one screen
-  ps           List the processes that use Gruyère, with what they hold
+  ps           List the processes that use Gruyère and the memory they hold
   stat         Print all gauges of one process
-  map          Draw a device's memory: blocks, what is idle, what is lost
-  watch        Say when a threshold is passed
+  map          Draw a device's memory: blocks, idle memory, lost memory
+  watch        Report when a threshold is passed
   export       Serve Prometheus metrics of all processes
 
 What went wrong:
-  post         Show how a process died, and why: the last, where none is named
-  diff         Compare two states of a process: what is new, what is gone
-  address      Tell what lies, and lay, at an address of a device
+  post         Show how a process died, and why (default: the last to die)
+  diff         Compare two states of a process: growth, new and gone blocks
+  address      Show what is, and what was, at a device address
   snapshot     Write a snapshot of a process's memory for PyTorch's memory_viz
 
-Runs, kept:
+Saved runs:
   report       Compare a run with an earlier one
   record       Write a trace of a running process, for `gruyere bench --trace`
 
@@ -78,8 +78,8 @@ Runs, kept:
 Options:
 {options}
 
-Where a command wants a process, it may be left out while there is only one;
-`post` takes the one that died last.
+A command's process may be left out while there is only one; `post` defaults
+to the one that died last.
 ";
 
 /// The widest help, and its width if the terminal's is unknown. clap wraps longer lines to the
@@ -97,30 +97,30 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Tell what lies, and lay, at an address of a device.
+    /// Show what is, and what was, at a device address.
     Address(address::Arguments),
     Bench(Box<bench::Args>),
     Compare(Box<compare::Arguments>),
     /// Print the completions of this command for a shell.
     Completions(completions::Arguments),
-    /// Compare two states of a process's memory: what is new, what is gone.
+    /// Compare two states of a process's memory: growth, new and gone blocks.
     Diff(diff::Arguments),
-    /// Look for what stands in the way: driver, devices, memory, configuration, torch.
+    /// Check this machine: driver, devices, memory, configuration, torch.
     Doctor(doctor::Arguments),
     Dryrun(Box<dryrun::Arguments>),
     /// Serve Prometheus metrics of all processes.
     Export(export::Arguments),
-    /// Draw the layout of a device's memory: blocks, what is idle, what is lost.
+    /// Draw the layout of a device's memory: blocks, idle memory, lost memory.
     Map(map::Arguments),
-    /// Show how a process died, and why: the last, where none is named.
+    /// Show how a process died, and why. Default: the last to die.
     Post(post::Arguments),
-    /// List the processes that use Gruyère, with what they hold.
+    /// List the processes that use Gruyère and the memory they hold.
     Ps(ps::Arguments),
     /// Write a trace of a running process, for `gruyere bench --trace`.
     Record(record::Arguments),
     /// Compare a run with an earlier one.
     Report(report::Arguments),
-    /// Run a program with the library in it: managed, or only watched.
+    /// Run a program with the library preloaded: managed, or only watched.
     Run(run::Arguments),
     /// Write a snapshot of a process's memory for PyTorch's memory_viz.
     Snapshot(snapshot::Arguments),
@@ -128,7 +128,7 @@ enum Command {
     Stat(stat::Arguments),
     /// Watch all processes on one screen.
     Top(top::Arguments),
-    /// Say when a threshold is passed.
+    /// Report when a threshold is passed.
     Watch(watch::Arguments),
 }
 

@@ -28,7 +28,7 @@ pub fn print(text: impl fmt::Display) -> Result<Audience, Failure> {
         Ok(()) => Ok(Audience::There),
         Err(error) if is_of_a_reader(&error) => Ok(Audience::Gone),
         Err(error) => Err(Failure::new(format_args!(
-            "standard output: {error}; let it go to a file system with room, or to a pipe"
+            "standard output: {error}; send it to a file system with free space, or to a pipe"
         ))),
     }
 }

@@ -26,8 +26,8 @@ use crate::output;
 use crate::target::{Folder, LastDead, Target};
 use crate::wrap::{self, unfold};
 
-/// Shows the last state of a process that died: what it comes to, how it ended, what was live, the
-/// last events. Of the process of yours that died last, where none is named.
+/// Shows the last state of a process that died: the conclusion, how it ended, live memory, the last
+/// events. Default: your process that died last.
 #[derive(clap::Args)]
 #[command(mut_arg("target", |target| target.help(WITHOUT_A_NAME)))]
 #[command(after_help = "\
@@ -39,36 +39,37 @@ Examples:
   gruyere post 4242 --html              a page to share: by line, over time
   gruyere post 4242 --json | jq -r '.conclusion.lines[]'
 
-The record of a process that was killed stays in /dev/shm until `gruyere ps --sweep` or a restart \
-of the machine; so does a copy of that of a program under the Python package which ended by a \
-torch.OutOfMemoryError that nobody caught. One that ends by itself otherwise leaves none.
+A killed process leaves its record in /dev/shm until `gruyere ps --sweep` or a restart of the \
+machine. A program under the Python package that ends with an uncaught torch.OutOfMemoryError \
+leaves a copy of its record there. A process that ends by itself in any other way leaves no record.
 
-Exit codes: 0 all well; 1 no such process or record, or it can't be read; 2 wrong usage; 3 read, \
-but some values are not of one moment (marked torn: the process was killed while it wrote).")]
+Exit codes: 0 success; 1 no such process or record, or it can't be read; 2 wrong usage; 3 read, \
+but some values are marked torn: they are not from one moment, since the process was killed while \
+it wrote.")]
 pub struct Arguments {
     #[command(flatten)]
     target: Target,
-    /// Show all of it: live blocks by lifetime, size, age and stream, the map, each step, the last
+    /// Show everything: live blocks by lifetime, size, age and stream, the map, each step, the last
     /// events.
     #[arg(long)]
     full: bool,
-    /// The last events to read.
+    /// How many of the last events to read.
     #[arg(long, value_name = "COUNT", default_value_t = 64)]
     events: usize,
     /// Print JSON: `state` is as in docs/schema/oom-dump.json.
     #[arg(long)]
     json: bool,
-    /// Write a page to share to FILE (else gruyere-post-PID.html), which needs no other file: what
-    /// was live over time, by line with its source, the map. Since it has source the file is yours
-    /// alone (mode 0600): you give it to whom you want.
+    /// Write a self-contained page for sharing to FILE (default: gruyere-post-PID.html): live
+    /// memory over time, by line with its source, the map. Since it contains source, only you can
+    /// read the file (mode 0600) until you share it.
     #[arg(long, value_name = "FILE", num_args = 0..=1, conflicts_with_all = ["json", "full"])]
     html: Option<Option<PathBuf>>,
 }
 
 /// Help text: the default process.
-const WITHOUT_A_NAME: &str = "The process (its pid; in a container, the pid there) or the file of \
-                              its record. Without it: the process of yours that died last, or, \
-                              where none left a record, the one that runs";
+const WITHOUT_A_NAME: &str = "The process (its pid; in a container, the pid there) or its record \
+                              file. Default: your process that died last or, if none left a \
+                              record, the one that runs";
 
 /// How a process ended, as far as its record shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -165,7 +166,7 @@ fn write_page(state: &State, said: &str, path: &Path) -> Result<(), Failure> {
     let name = path.to_string_lossy();
     if name.bytes().all(|digit| digit.is_ascii_digit()) {
         return Err(Failure::new(format_args!(
-            "--html {name} names a file, and this looks like a process: write gruyere post {name} \
+            "--html takes a file, but {name} looks like a process: write gruyere post {name} \
              --html, or --html ./{name}"
         )));
     }
@@ -176,7 +177,7 @@ fn write_page(state: &State, said: &str, path: &Path) -> Result<(), Failure> {
     file::replace(path, page::MOST_BYTES, file::PRIVATE, |out| page::write(out, state, &about))
         .map_err(|error: io::Error| {
             Failure::new(format_args!(
-                "{}: {error}; name a file in a folder that can be written, with room",
+                "{}: {error}; name a file in a writable folder with free space",
                 path.display()
             ))
         })
@@ -202,7 +203,7 @@ fn others(last: &LastDead, folder: &Folder) -> String {
     if found.is_empty() {
         return String::new();
     }
-    let mut out = "\nDied before (`gruyere post PID`)\n".to_owned();
+    let mut out = "\nDied earlier (`gruyere post PID`)\n".to_owned();
     out += &candidates::table(&found, By::Pid, candidates::columns(std::io::stdout()));
     if last.others.len() > OTHERS {
         let _ = writeln!(out, "{} more: `gruyere ps`", last.others.len() - OTHERS);
@@ -295,15 +296,15 @@ fn next(ended: &Ending, state: &State, reader: &Reader<'_>) -> Vec<String> {
         End::Killed | End::Unknown => {
             if ended.same_boot && !ended.ran_out {
                 next.push(
-                    "Who killed it: `dmesg | grep -i -e oom -e 'killed process'` (the kernel, out \
+                    "What killed it: `dmesg | grep -i -e oom -e 'killed process'` (the kernel, out \
                      of host memory), the scheduler's log (a time limit, a cgroup's limit), `dmesg \
                      | grep -i xid` (the GPU driver)."
                         .to_owned(),
                 );
             }
             next.push(format!(
-                "What lay where: `gruyere map {path}`, or `gruyere snapshot {path} -o end.pickle` \
-                 for memory_viz."
+                "Its memory layout: `gruyere map {path}`, or `gruyere snapshot {path} -o \
+                 end.pickle` for memory_viz."
             ));
         }
     }
@@ -315,8 +316,8 @@ fn next(ended: &Ending, state: &State, reader: &Reader<'_>) -> Vec<String> {
                 folder.display()
             )),
             None => next.push(
-                "It ran out of device memory: with `dump_dir:FOLDER` in GRUYERE_CONF the next run \
-                 leaves the causes in a file."
+                "It ran out of device memory: with `dump_dir:FOLDER` in GRUYERE_CONF, the next run \
+                 writes the causes to a file."
                     .to_owned(),
             ),
         }
@@ -334,24 +335,24 @@ fn next(ended: &Ending, state: &State, reader: &Reader<'_>) -> Vec<String> {
 /// The end in words.
 fn end_in_words(ended: &Ending) -> String {
     let mut words = match ended.how {
-        End::Runs => "It runs: this is its state now.".to_owned(),
+        End::Runs => "It is running: this is its state now.".to_owned(),
         End::Clean => "It ended cleanly.".to_owned(),
-        End::Killed if ended.ran_out => "It ended by an out-of-memory.".to_owned(),
+        End::Killed if ended.ran_out => "It ended with an out-of-memory error.".to_owned(),
         End::Killed => {
             "It ended without a clean exit: killed (SIGKILL, the host's memory, a scheduler), \
-             crashed, or left by _exit."
+             crashed, or exited through _exit."
                 .to_owned()
         }
-        End::Unknown => "Whether it runs can't be told from here.".to_owned(),
+        End::Unknown => "Whether it still runs is not visible from here.".to_owned(),
     };
     if let Some(time) = ended.last_sign_of_life_nanoseconds {
         let time = i128::from(time);
         if let Ok(time) = jiff::Timestamp::from_nanosecond(time) {
-            let _ = write!(words, " The last event is of {time:.3}.");
+            let _ = write!(words, " Its last event was at {time:.3}.");
         }
     }
     if !ended.same_boot {
-        words.push_str(" The machine was restarted since, or is another one.");
+        words.push_str(" The machine has restarted since, or this is another machine.");
     }
     if ended.out_of_memories > 0 {
         let times = match ended.out_of_memories {
@@ -360,7 +361,7 @@ fn end_in_words(ended: &Ending) -> String {
         };
         let _ = write!(words, " It ran out of device memory {times}");
         words.push_str(match ended.ran_out {
-            true => "; nothing was served after the last refusal.",
+            true => "; no request succeeded after the last refusal.",
             false => ", and went on.",
         });
     }
@@ -407,7 +408,7 @@ fn timeline_in_words(out: &mut String, stretches: &[Stretch], device: u32) {
     let Some(last) = stretches.last() else { return };
     let head = ["LIVE", "HELD", "LARGEST", "WAITING"];
     let [live, held, largest, pending] = head;
-    let _ = writeln!(out, "\nThe end of the timeline of device {device}, in s before its last\n");
+    let _ = writeln!(out, "\nEnd of device {device}'s timeline, in s before its last entry\n");
     let _ =
         writeln!(out, "{:>12} {:>8} {live:>12} {held:>12} {largest:>12} {pending:>12}", "", "STEP");
     for stretch in stretches {
@@ -482,7 +483,7 @@ fn page(
     next.iter().for_each(|said| tell(&mut out, &format!("- {said}"), "  "));
     if !full {
         let path = reader.path().display();
-        tell(&mut out, &format!("- All of it: `gruyere post {path} --full`."), "  ");
+        tell(&mut out, &format!("- Everything: `gruyere post {path} --full`."), "  ");
     }
     out
 }

@@ -19,24 +19,24 @@ use crate::recent;
 use crate::shares;
 use crate::target::{Folder, Whose};
 
-/// Lists the processes that use gruyere, a line for each device they use, and those that died and
-/// left a record, a line each, the newest first.
+/// Lists the processes that use gruyere, one line for each device they use, then the dead processes
+/// that left a record, one line each, the newest first.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
-  gruyere ps                 who holds what on this machine
+  gruyere ps                 processes on this machine and what they hold
   gruyere ps --json | jq '.processes[] | select(.rank == 0)'
   gruyere ps --json | jq -r '.dead[0].conclusion'
   gruyere ps --sweep         remove the records that dead processes left
 
-Processes of other users are listed with --all-users; those whose record is not in /dev/shm (it \
-was full) never are: `gruyere stat PID` finds them. A record is left out, and named, whose file is \
-not of the user of the process that it says, or which can't be read whole.
+--all-users also lists processes of other users. A process whose record is not in /dev/shm (it was \
+full) is never listed: `gruyere stat PID` finds it. A record is left out, and named, if its file \
+does not belong to the user whose process it names, or if it can't be read in full.
 
-Exit codes: 0 all well (also when there is no process); 1 a record could not be read, or the \
-folder could not; 2 wrong usage.")]
+Exit codes: 0 success (also if there is no process); 1 a record or the folder could not be read; 2 \
+wrong usage.")]
 pub struct Arguments {
-    /// Print JSON: processes, the dead and their files, how many were swept.
+    /// Print JSON: processes, dead processes and their files, the number of swept records.
     #[arg(long)]
     json: bool,
     /// Remove the records of processes that ended without a clean exit. Live ones are never
@@ -287,7 +287,7 @@ fn print_table(
         writeln!(
             out,
             "{unseen} of other users can't be seen from here (in another container, or hidden): \
-             the owner of the file alone says which process it is"
+             only the file's owner vouches for them"
         )?;
     }
     if foreign > 0 {

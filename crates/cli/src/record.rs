@@ -17,28 +17,28 @@ use crate::signals;
 use crate::target::Target;
 use follow::Follower;
 
-/// Writes a trace of a running process, which `gruyere bench --trace` replays.
+/// Writes a trace of a running process, for `gruyere bench --trace` to replay.
 ///
-/// From outside: the process is not asked and does not wait. The events are those of its record's
-/// rings, which older ones leave when they are full: what was lost is counted, marked in the trace,
-/// and mended by the map of live blocks. For a trace without loss start the program with
+/// It reads the process's record from outside; the process never waits. The events come from the
+/// record's rings; a full ring drops its oldest events. Lost events are counted, marked in the
+/// trace, and mended from the map of live blocks. For a trace without loss, start the program with
 /// `python -m gruyere --trace FILE`, or with `trace:FILE` in the configuration of `gruyere run`.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
   gruyere record 4242 -o run.trace.zst  until the process ends, or Ctrl-C
   gruyere record 4242 -o run.trace.zst --for 30s
-  gruyere bench --trace run.trace.zst   what others would have made of it
+  gruyere bench --trace run.trace.zst   replay it under each allocator
   python -m gruyere --trace run-%p.trace.zst train.py
                                         without loss, from the first request on
 
-Where SIGINT was ignored at the start (a script's `&`), SIGTERM (`kill`) ends it, the trace whole. \
-Blocks that are live when it begins come first in the trace. What is written is on the file system \
-within 0.2 s, in pieces that can be read whatever happens to the recorder. With `ring_events:` of \
-the process the rings are longer.
+If SIGINT was ignored at the start (a script's `&`), SIGTERM (`kill`) ends the recording, and the \
+trace is complete. The trace begins with the blocks that are live at the start. Events reach the \
+file system within 0.2 s, in pieces that stay readable even if the recorder dies. `ring_events:` \
+of the process makes its rings longer.
 
-Exit codes: 0 all well; 1 no such process or record, or it can't be read, or the file can't be \
-written; 2 wrong usage; 3 written, but events were lost (the trace says where).")]
+Exit codes: 0 success; 1 no such process or record, or it can't be read, or the file can't be \
+written; 2 wrong usage; 3 written, but events were lost (the trace marks where).")]
 pub struct Arguments {
     #[command(flatten)]
     target: Target,
@@ -67,8 +67,8 @@ pub fn run(arguments: &Arguments) -> Ended {
     let reader = arguments.target.open()?;
     if reader.is_live() != Some(true) {
         return Err(Failure::new(format_args!(
-            "{}: its process does not run any more, so there is nothing to record; `gruyere post` \
-             shows its last state",
+            "{}: its process no longer runs, so there is nothing to record; `gruyere post` shows \
+             its last state",
             reader.path().display()
         )));
     }
@@ -113,7 +113,7 @@ pub fn run(arguments: &Arguments) -> Ended {
             format!("{summary:#}\n")
         }
         false => format!(
-            "{path}: {} events and {} blocks of before, {bytes} bytes; {} events lost, {} blocks \
+            "{path}: {} events and {} earlier blocks, {bytes} bytes; {} events lost, {} blocks \
              mended, {} frees of unknown blocks left out\n",
             counts.events, counts.at_start, counts.lost, counts.mended, counts.unknown_frees
         ),

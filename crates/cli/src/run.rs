@@ -23,50 +23,50 @@ const FAILED: u8 = 125;
 const CANNOT_BE_RUN: u8 = 126;
 const NOT_FOUND: u8 = 127;
 
-/// Runs a program with the library in it: its device memory comes from Gruyère, or is only watched.
+/// Runs a program with the library preloaded: Gruyère serves its device memory, or only watches it.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
   gruyere run -- ./simulation --grid 512
-                                    its cudaMalloc and cudaFree are served by
-                                    Gruyère
+                                    Gruyère serves its cudaMalloc and cudaFree
   gruyere run --observe -- python train.py
                                     nothing changes; `gruyere top`, `map` and
                                     `record` see torch's own allocator
   gruyere run --conf limit:80%,dump_dir:dumps -- ./simulation
-                                    settings, as in GRUYERE_CONF; they are
-                                    added to those of the environment
+                                    settings as in GRUYERE_CONF, added to those
+                                    of the environment
   gruyere run --observe --conf preload:driver -- ./program
-                                    calls of the driver too: for programs that
-                                    link the CUDA runtime statically (nvcc's
-                                    default, JAX, TensorFlow)
+                                    driver calls too: for programs that link the
+                                    CUDA runtime statically (nvcc's default,
+                                    JAX, TensorFlow)
 
-The program is a child in the same terminal and process group, with the standard streams of this \
-command. Signals reach it, and its end is this command's: the same exit code, or the same signal. \
-This command killed with SIGKILL takes the program with it. What the program starts is covered too.
+The program runs as a child in the same terminal and process group, with the standard streams of \
+this command. It receives all signals, and this command ends as the program does: with the same \
+exit code, or the same signal. Killing this command with SIGKILL also kills the program. Processes \
+that the program starts are covered too.
 
-At the end, stderr has a line for each process and device: what was live and held at the peak, \
-calls, and what failed. Where no call was seen it says why that may be. With `history:FOLDER` the \
-runs are kept there, for `gruyere report`.
+At the end, this command prints to stderr a line for each process and device: peak live and held \
+memory, calls, and failures. If it saw no call, it says why that may be. `history:FOLDER` saves \
+the runs there, for `gruyere report`.
 
-Exit codes: the program's; 125 this command could not do its part, and the program was not \
-started; 126 the program cannot be run; 127 it is not there; 2 wrong usage.")]
+Exit codes: the program's; 125 this command failed before it started the program; 126 the program \
+cannot be run; 127 the program was not found; 2 wrong usage.")]
 pub struct Arguments {
-    /// Only watch: every call goes on as it is (`preload:observe`).
+    /// Only watch: pass every call on unchanged (`preload:observe`).
     #[arg(long, conflicts_with = "manage")]
     observe: bool,
     /// Serve the calls (`preload:manage`), whatever the environment's GRUYERE_CONF says.
     #[arg(long)]
     manage: bool,
-    /// Settings as in GRUYERE_CONF, added to the environment's: of a key that is in both, these
-    /// count. May be given more than once.
+    /// Settings as in GRUYERE_CONF, added to the environment's. If both set a key, these win. May
+    /// be repeated.
     #[arg(long, value_name = "KEY:VALUE,...")]
     conf: Vec<String>,
-    /// libgruyere.so. Without it: $GRUYERE_LIBRARY, or the one that was installed with this command
-    /// or with the Python package.
+    /// Path of libgruyere.so. Default: $GRUYERE_LIBRARY, or the one installed with this command or
+    /// with the Python package.
     #[arg(long, value_name = "PATH")]
     library: Option<PathBuf>,
-    /// No summary at the end.
+    /// Print no summary at the end.
     #[arg(long, short)]
     quiet: bool,
     #[command(flatten)]
@@ -142,8 +142,8 @@ fn caches_above(program: &[OsString]) -> Option<String> {
     (interpreter.starts_with("python") && !is_launched).then(|| {
         let rest = words[1..].join(" ");
         format!(
-            "PyTorch keeps a cache of its own above cudaMalloc, so Gruyère serves the cache here, \
-             and not the tensors; for those: {interpreter} -m gruyere {rest}"
+            "PyTorch keeps its own cache above cudaMalloc, so here Gruyère serves the cache, not \
+             the tensors; to serve the tensors: {interpreter} -m gruyere {rest}"
         )
     })
 }

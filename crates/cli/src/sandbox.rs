@@ -10,15 +10,15 @@ use serde::{Serialize, Serializer};
 /// What the program may change.
 #[derive(Clone, Debug, Serialize, clap::Args)]
 pub struct Options {
-    /// What the program writes to FILE or FOLDER stays; may be repeated. With no path: all that it
-    /// writes, and there is no sandbox.
+    /// Keep what the program writes to PATH, a file or a folder; may be repeated. Without a path:
+    /// keep all that it writes, without a sandbox.
     #[arg(long, value_name = "PATH", num_args = 0..=1, require_equals = true,
           default_missing_value = "")]
     allow_writes: Vec<String>,
-    /// Let the program reach the network, which is closed to it otherwise.
+    /// Give the program access to the network; by default it has none.
     #[arg(long)]
     allow_network: bool,
-    /// What a run may write to the disk, all of which is thrown away at its end.
+    /// Limit on what a run may write to disk; all of it is discarded when the run ends.
     #[arg(long, value_name = "SIZE", value_parser = bytes, default_value = "10GiB")]
     scratch: u64,
 }

@@ -13,9 +13,9 @@ use crate::target::Target;
 
 /// Writes a snapshot of a process's memory, living or killed, for PyTorch's memory_viz.
 ///
-/// From outside: the process is not asked and does not wait. The file is what
-/// `torch.cuda.memory._dump_snapshot` writes: open it at pytorch.org/memory_viz, or with
-/// `python -m torch.cuda._memory_viz`.
+/// It reads the process's record from outside; the process never waits. The file has the format of
+/// `torch.cuda.memory._dump_snapshot`: open it at pytorch.org/memory_viz, or with `python -m
+/// torch.cuda._memory_viz`.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -24,14 +24,14 @@ Examples:
   gruyere snapshot 4242 --json -o before.json     for `gruyere diff`
   gruyere snapshot 4242 --json -o - | jq '.devices[0].held'
 
-A block's first stack frame is what Gruyère knows of it: its lifetime or what the program was \
-doing, the module, and the step of its allocation; behind it is where it came from, where `blame:` \
-keeps that. Streams are numbers of the record, not handles. The trace is what is left of the \
-latest events (`ring_events:`).
+A block's first stack frame is what Gruyère knows of it: its lifetime or the phase of the program, \
+the module, and the step of its allocation. The frames after it are the call stack, if `blame:` \
+keeps it. Streams are numbers of the record, not handles. The trace is what the record still has \
+of the latest events (`ring_events:`).
 
-Exit codes: 0 all well; 1 no such process or record, or it can't be read, or the file can't be \
-written; 2 wrong usage; 3 written, but some entries of the record could not be read whole or do \
-not fit together.")]
+Exit codes: 0 success; 1 no such process or record, or it can't be read, or the file can't be \
+written; 2 wrong usage; 3 written, but some entries of the record could not be read in full or are \
+inconsistent.")]
 pub struct Arguments {
     #[command(flatten)]
     target: Target,
@@ -41,7 +41,7 @@ pub struct Arguments {
     /// Write JSON, as out-of-memory dumps have it (docs/schema/oom-dump.json), instead of a pickle.
     #[arg(long)]
     json: bool,
-    /// The latest events to write, at most.
+    /// Write at most this many events, the latest ones.
     #[arg(long, value_name = "COUNT", default_value_t = 1 << 18)]
     events: usize,
 }
@@ -56,7 +56,7 @@ pub fn run(arguments: &Arguments) -> Ended {
         say(
             "snapshot",
             format_args!(
-                "{torn} entries of the record could not be read whole, or do not fit together"
+                "{torn} entries of the record could not be read in full, or are inconsistent"
             ),
         );
     }
@@ -83,7 +83,7 @@ fn write(state: &State, arguments: &Arguments) -> Result<(), Failure> {
     };
     written.map_err(|error| {
         Failure::new(format_args!(
-            "{path} could not be written: {error}; name a file in a folder with room, with -o"
+            "{path} could not be written: {error}; name a file in a folder with free space, with -o"
         ))
     })
 }

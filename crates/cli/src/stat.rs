@@ -28,21 +28,21 @@ use crate::target::Target;
 Examples:
   gruyere stat 4242                     a process, by its pid
   gruyere stat /dev/shm/gruyere-4026531836-4242-99-0.record
-                                        a record, for instance of a killed process
+                                        the record of a killed process
   gruyere stat 4242 --json | jq '.devices[0].lifetimes'
 
-Bytes live are rounded as they were handed out; `requested` is what the program asked for. Lost, \
-which fragmentation is told from, is by the map of the moment, as in `gruyere map` (while the \
-process is at work and the map does not fit together: of when the gauges were written last, as \
-the largest requests are: at a step's mark, or every few thousand frees). Latencies are of sampled \
-calls.
+Live bytes are rounded up, as allocated; `requested` is what the program asked for. Lost memory, \
+from which fragmentation is computed, comes from the current map, as in `gruyere map`. If the \
+process is at work and the map is inconsistent, it is as of the last write of the gauges, as the \
+largest requests are: at a step's mark, or every few thousand frees. Latencies are of sampled calls.
 
-Exit codes: 0 all well; 1 no such process or record, or it can't be read; 2 wrong usage; 3 read, \
-but some values are not of one moment (marked torn: the process was killed while it wrote).")]
+Exit codes: 0 success; 1 no such process or record, or it can't be read; 2 wrong usage; 3 read, \
+but some values are marked torn: they are not from one moment, since the process was killed while \
+it wrote.")]
 pub struct Arguments {
     #[command(flatten)]
     target: Target,
-    /// Print JSON. Bytes are bytes, times nanoseconds.
+    /// Print JSON. Sizes are in bytes, times in nanoseconds.
     #[arg(long)]
     json: bool,
 }
@@ -217,7 +217,7 @@ fn degraded(bits: u64) -> Vec<&'static str> {
         (Degraded::SMALL_MAP, "a smaller block map"),
         (Degraded::MEMFD, "no file in the folder of the records"),
         (Degraded::PRIVATE, "private memory"),
-        (Degraded::NO_LOCK, "no lock, so life or death can't be told"),
+        (Degraded::NO_LOCK, "no lock, so it is unknown whether the process runs"),
     ];
     names.iter().filter(|(bit, _)| bits & bit != 0).map(|(_, name)| *name).collect()
 }

@@ -22,16 +22,16 @@ pub struct Folder {
     #[arg(long, value_name = "FOLDER", help = help_of_the_folder())]
     #[arg(default_value_os_t = record_dir(), hide_default_value = true)]
     pub directory: PathBuf,
-    /// Read the records of other users too, as far as the system lets you. Without, files of others
-    /// are not opened, not even by root.
+    /// Also read other users' records, as far as the system permits. Without this, other users'
+    /// files are not opened, not even by root.
     #[arg(long)]
     pub all_users: bool,
 }
 
 fn help_of_the_folder() -> String {
     format!(
-        "The folder of the records; without it $GRUYERE_RECORD_DIR, where programs keep theirs \
-         too, else /dev/shm (now: {})",
+        "The folder of the records. Default: $GRUYERE_RECORD_DIR, where programs keep theirs too, \
+         else /dev/shm (now: {})",
         record_dir().display()
     )
 }
@@ -123,8 +123,8 @@ impl Whose {
 /// One record, named on the command line.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Target {
-    /// The process (its pid; in a container, the pid there) or the file of its record. Without it:
-    /// the one process that uses Gruyère, where there is one.
+    /// The process (its pid; in a container, the pid there) or its record file. Default: the only
+    /// process that uses Gruyère, if there is only one.
     #[arg(value_name = "PID|FILE")]
     pub target: Option<String>,
     #[command(flatten)]
@@ -179,17 +179,17 @@ fn one_of(listing: Listing) -> Result<Option<Reader<'static>>, Failure> {
 
 fn none(folder: &Folder) -> Failure {
     Failure::new(format_args!(
-        "no process uses gruyere here: start one, as with `python -m gruyere train.py`, or name \
-         the file of a record (records are in {})",
+        "no process uses gruyere here: start one, as with `python -m gruyere train.py`, or name a \
+         record file (records are in {})",
         folder.directory.display()
     ))
 }
 
 fn nobody_died(folder: &Folder) -> Failure {
     Failure::new(format_args!(
-        "no process of yours left a record in {} and none runs: a killed one does, and one \
-         that ends by an out-of-memory under `python -m gruyere`; name the file of a record that \
-         lies elsewhere",
+        "none of your processes left a record in {}, and none runs: a process leaves one if it is \
+         killed, or if it ends with an out-of-memory error under `python -m gruyere`; if the \
+         record is elsewhere, name its file",
         folder.directory.display()
     ))
 }
@@ -200,7 +200,7 @@ fn several(what: &str, candidates: impl Iterator<Item = Candidate>, by: By) -> F
     candidates.sort_by_key(|candidate| std::cmp::Reverse(candidate.since));
     let name = if by == By::File { "name one of the files" } else { "name one" };
     let table = candidates::table(&candidates, by, candidates::columns(io::stderr()));
-    Failure::new(format_args!("{what}; {name}, the newest is first:\n{}", table.trim_end()))
+    Failure::new(format_args!("{what}; {name} (newest first):\n{}", table.trim_end()))
 }
 
 /// The record for `gruyere post`, and the other candidates.
@@ -285,11 +285,11 @@ fn of_process(pid: u64, folder: &Folder) -> Result<Reader<'static>, Failure> {
         let directory = folder.directory.display();
         let others = match foreign {
             0 => String::new(),
-            _ => format!(" ({foreign} of other users were left alone: `--all-users` reads them)"),
+            _ => format!(" ({foreign} of other users were skipped: `--all-users` reads them)"),
         };
         Failure::new(format_args!(
-            "process {pid} has no record in {directory}{trouble}; `gruyere ps` lists those there \
-             are{others}, and a record is readable by its owner only"
+            "process {pid} has no record in {directory}{trouble}; `gruyere ps` lists the existing \
+             ones{others}; only its owner can read a record"
         ))
     })
 }

@@ -16,59 +16,59 @@ use crate::follow::{Device, Followed, Follower, Life, Which};
 use crate::output::{self, Audience};
 use crate::target::{Folder, Target};
 
-/// Watches one process, or all of them, and says when a threshold is passed.
+/// Watches one process, or all of them, and reports when a threshold is passed.
 #[derive(clap::Args)]
 #[command(
     allow_missing_positional = true,
     after_help = "\
 Examples:
   gruyere watch 'fragmentation>30%' 'oom-in<10min'
-                                        all processes, those that come later too
+                                        all processes, also later ones
   gruyere watch 4242 'largest<2GiB' --exit || echo trouble
-                                        ends with code 4 as soon as it is
-                                        passed, with 0 when the process ends
+                                        exits with 4 as soon as it is passed,
+                                        with 0 when the process ends
   gruyere watch all 'held>95%' \\
       --command 'logger -t gruyere \"$GRUYERE_WATCH_MESSAGE\"'
   gruyere watch 4242 'retries>=1' --json --for 1h
 
 Metrics: fragmentation, external, internal (per cent); largest, live, reserved, pending (a size, \
 or a share of the device's ceiling); rate (a size a second); oom-in (a duration); and every gauge \
-that `gruyere stat` prints. `<`, `<=`, `>` and `>=` are known; mind the shell's quotes.
+that `gruyere stat` prints. The operators are `<`, `<=`, `>` and `>=`; quote them for the shell.
 
-A threshold speaks once when it is passed, and again only after the value was back by a tenth of \
-the bound, and not more often than --every says, for each process and device.
+For each process and device, a threshold reports once when it is passed. It reports again only \
+after the value has come back by a tenth of the bound, and no more often than --every.
 
---command runs in `sh -c`, with what happened in the environment, never in the text: \
-GRUYERE_WATCH_ and MESSAGE, THRESHOLD, METRIC, VALUE, VALUE_TEXT, UNIT, PID, RANK, LOCAL_RANK, \
-HOST, COMMAND, RECORD, DEVICE, DEVICE_NAME, LIVE_BYTES, RESERVED_BYTES, LIMIT_BYTES. It runs \
-beside the watch.
+--command runs in `sh -c`. The event is in its environment, never in its text: GRUYERE_WATCH_ \
+followed by MESSAGE, THRESHOLD, METRIC, VALUE, VALUE_TEXT, UNIT, PID, RANK, LOCAL_RANK, HOST, \
+COMMAND, RECORD, DEVICE, DEVICE_NAME, LIVE_BYTES, RESERVED_BYTES, LIMIT_BYTES. The watch continues \
+meanwhile.
 
 Exit codes: 0 the process ended, or --for is over; 1 no such process or record, or it can't be \
 read; 2 wrong usage; 4 with --exit: a threshold is passed."
 )]
 pub struct Arguments {
-    /// The process: its pid, or the file of its record; left out or `all`: all of them.
+    /// The process (its pid) or its record file. Default, or `all`: all processes.
     #[arg(value_name = "PID|FILE|all")]
     target: Option<String>,
-    /// What is watched for, as in 'fragmentation>30%'.
+    /// Threshold to watch for, as in 'fragmentation>30%'.
     #[arg(value_name = "THRESHOLD", required = true)]
     thresholds: Vec<String>,
-    /// End with code 4 at the first threshold that is passed.
+    /// Exit with 4 when the first threshold is passed.
     #[arg(long)]
     exit: bool,
     /// Run CMD with the shell whenever a threshold is passed.
     #[arg(long, value_name = "CMD")]
     command: Option<String>,
-    /// One line of JSON for each.
+    /// Print one line of JSON for each passed threshold.
     #[arg(long)]
     json: bool,
-    /// The least time between two times that one threshold speaks.
+    /// Shortest time between two reports of one threshold.
     #[arg(long, value_name = "DURATION", default_value = "1min")]
     every: thresholds::Duration,
-    /// End after so long.
+    /// Exit after this time.
     #[arg(long = "for", value_name = "DURATION")]
     time: Option<thresholds::Duration>,
-    /// Between two looks; 100ms at least.
+    /// Time between two samples, at least 100ms.
     #[arg(long, value_name = "DURATION", default_value = "1s")]
     interval: thresholds::Duration,
     #[command(flatten)]
@@ -168,7 +168,7 @@ pub fn run(arguments: &Arguments) -> Ended {
         if follower.is_over() {
             if follower.followed().is_empty() {
                 return Err(Failure::new(
-                    "the process's record can't be read any more (above), so it is not watched",
+                    "the process's record can no longer be read (see above), so it is not watched",
                 ));
             }
             for followed in

@@ -415,7 +415,7 @@ fn killed() {
         if round == 0 {
             let brief = [
                 "without a clean exit",
-                "The last event is of",
+                "Its last event was at",
                 "The last events",
                 "What to look at next",
                 "--sweep",
@@ -425,7 +425,7 @@ fn killed() {
             for part in brief {
                 assert!(page.contains(part) && full.contains(part), "no {part:?} in\n{page}");
             }
-            for part in ["  lifetime ", "The map", "The end of the timeline"] {
+            for part in ["  lifetime ", "The map", "'s timeline, in s"] {
                 assert!(full.contains(part) && !page.contains(part), "{part}: {page}");
             }
             assert!(page.lines().count() <= 60, "{page}");
@@ -478,7 +478,7 @@ fn died_last() {
     let post = |more: &[&str]| gruyere(&[&["post", "--directory", directory], more].concat());
     let nobody = post(&[]);
     assert_eq!(nobody.status.code(), Some(1), "{nobody:?}");
-    assert!(text(&nobody.stderr).contains("ends by an out-of-memory"), "{nobody:?}");
+    assert!(text(&nobody.stderr).contains("with an out-of-memory error"), "{nobody:?}");
     let [first, refused, last] = three_dead(folder.path());
     // A running process is not the one wanted.
     let mut program = Running::start_in(folder.path(), "forever");
@@ -490,7 +490,7 @@ fn died_last() {
     assert!(said.starts_with("The process that died last, "), "{page}");
     assert!(said.contains(&format!(" s ago: {last} (")), "{page}");
     assert!(page.contains(&format!("pid {last},")), "{page}");
-    let others = rows(page.split("\nDied before").nth(1).expect("a list"));
+    let others = rows(page.split("\nDied earlier").nth(1).expect("a list"));
     assert!(others.len() == 2 && !page.contains(&format!("\n{} ", program.pid())), "{page}");
     for pid in [&first, &refused] {
         assert!(others.iter().any(|line| line.trim().starts_with(&**pid)), "{pid}: {others:?}");

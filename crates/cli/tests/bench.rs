@@ -46,7 +46,7 @@ fn a_trace_of_ones_own_gives_table_json_and_chart() {
     assert!(table.starts_with("Gruyère holds the least.\n"), "{table}");
     assert!(table.contains("\nNo faults; every run completed.\n"), "{table}");
     let last = table.lines().last().unwrap();
-    assert_eq!(last, "written: ./bench.json and ./bench.svg; every figure: --full");
+    assert_eq!(last, "written: ./bench.json and ./bench.svg; all figures: --full");
     let svg = std::fs::read_to_string(folder.path().join("bench.svg")).unwrap();
     assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>\n"));
     let json = std::fs::read_to_string(folder.path().join("bench.json")).unwrap();
@@ -240,7 +240,7 @@ fn prices_move_device_ends_and_nothing_else() {
     let (mine, said) = run(&["--prices", "mine.json"]);
     assert_eq!(end(&mine), end(&by_call) + 3_000_000);
     assert!(
-        said.contains("not in it, so as in by-call: query") && !said.contains(" create,"),
+        said.contains("missing, so by-call's are used: query") && !said.contains(" create,"),
         "{said}"
     );
 }

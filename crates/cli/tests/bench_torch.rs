@@ -172,5 +172,5 @@ fn an_interpreter_that_cannot_serve_is_named_with_the_reason_and_the_remedy() {
     assert!(message.contains("it is Python 3.8") && message.contains("--python"), "{message}");
     // It runs, but is not Python.
     let message = refused(Path::new("/bin/true"), &["--torch"]);
-    assert!(message.contains("/bin/true cannot serve"), "{message}");
+    assert!(message.contains("/bin/true is not usable"), "{message}");
 }

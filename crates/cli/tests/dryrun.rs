@@ -134,7 +134,7 @@ fn the_list_of_gpus_needs_no_interpreter() {
     for id in ["t4-16", "v100-32", "h200-141", "b200-180", "rtx5090-32", "l40s-48"] {
         assert!(text.contains(id), "{id}: {text}");
     }
-    assert!(text.contains("MiB?") && text.contains("?: by those on like\nGPUs"), "{text}");
+    assert!(text.contains("MiB?") && text.contains("?: from those on\nsimilar GPUs"), "{text}");
     assert!(!text.contains("https://") && text.lines().all(|line| line.len() <= 105), "{text}");
 }
 
@@ -148,7 +148,7 @@ fn a_module_and_options_of_python_reach_the_python_side() {
 
 #[test]
 fn wrong_arguments_are_refused() {
-    assert!(refused(&["--gpu", "h99", "train.py"]).contains("h99: no such GPU"));
+    assert!(refused(&["--gpu", "h99", "train.py"]).contains("h99: unknown GPU"));
     assert!(refused(&["--gpu", "a100", "train.py"]).contains("a100-40, a100-80"));
     assert!(refused(&["--gb", "many", "train.py"]).contains("--gb"));
     assert!(refused(&["--steps", "0", "train.py"]).contains("--steps"));
@@ -162,6 +162,6 @@ fn wrong_arguments_are_refused() {
 #[test]
 fn an_interpreter_that_cannot_serve_is_named_with_the_reason_and_the_remedy() {
     let message = refused(&["--python", "/bin/true", "train.py"]);
-    assert!(message.starts_with("gruyere dryrun: /bin/true cannot serve"), "{message}");
+    assert!(message.starts_with("gruyere dryrun: /bin/true is not usable"), "{message}");
     assert!(message.contains("--python"), "{message}");
 }

@@ -185,12 +185,12 @@ fn bad_input_is_named_with_its_reason_and_remedy() {
     write("newer.run.json", &newer);
     std::fs::create_dir(folder.path().join("folder.run.json")).unwrap();
     let cases: [(&[&str], &str); 7] = [
-        (&["missing.run.json"], "name a file that `history:` made"),
+        (&["missing.run.json"], "name a file from `history:`"),
         (&["cut.run.json"], "delete it, or name another"),
         (&["other.run.json"], "delete it, or name another"),
         (&["newer.run.json"], "use the command of the version that wrote it"),
         (&["folder.run.json"], "not the history of a run"),
-        (&["--history", "nowhere"], "name the folder that `history:` names"),
+        (&["--history", "nowhere"], "name the folder of `history:`"),
         (&["--history", ".", "--name", "other"], "no run of \"other\""),
     ];
     for (arguments, words) in cases {
@@ -210,9 +210,5 @@ fn bad_input_is_named_with_its_reason_and_remedy() {
     // Unreadable files of the folder are skipped, and reported.
     let output = report(folder.path(), &["--history", "."]);
     assert_eq!(output.status.code(), Some(0));
-    assert!(
-        text(&output.stderr).contains("passed over: ./cut.run.json"),
-        "{}",
-        text(&output.stderr)
-    );
+    assert!(text(&output.stderr).contains("skipped: ./cut.run.json"), "{}", text(&output.stderr));
 }

@@ -130,7 +130,7 @@ fn a_row_under_which_the_program_fails_is_worse_and_has_no_peaks() {
     let output = report(folder.path(), &["new.json", "--against", "old.json"]);
     assert_eq!(output.status.code(), Some(4), "{}", text(&output.stderr));
     let said = text(&output.stdout);
-    assert!(said.contains("h100-80 under expandable: the program fails there now"), "{said}");
+    assert!(said.contains("h100-80 under expandable: the program now fails there"), "{said}");
     assert!(said.contains("h100-80 under gruyere\n"), "{said}");
     let compared = json_of(folder.path(), &["new.json", "--against", "old.json", "--json"]);
     assert_eq!(compared["gpus"].as_array().map(Vec::len), Some(1), "{compared}");
@@ -147,7 +147,7 @@ fn a_dry_run_that_fits_no_more_is_worse_without_any_bound() {
     let output = report(folder.path(), &["now.json", "--against", "old.json", "--json"]);
     assert_eq!(output.status.code(), Some(4));
     let value: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(value["worse"], json!(["h100-80 under gruyere: it does not fit any more"]));
+    assert_eq!(value["worse"], json!(["h100-80 under gruyere: it no longer fits"]));
     // In the other direction, it improved.
     let output = report(folder.path(), &["old.json", "--against", "now.json"]);
     assert_eq!(output.status.code(), Some(0));
@@ -182,7 +182,7 @@ fn allocators_kinds_and_lines_are_compared_by_their_names() {
         ])
     );
     let said = shown(folder.path(), &["now.json", "--against", "old.json"]);
-    assert!(said.contains("h100-80 under async: not in the earlier one"), "{said}");
+    assert!(said.contains("h100-80 under async: not in the earlier run"), "{said}");
     let row = |name: &str| said.lines().find(|line| line.contains(name)).unwrap().to_owned();
     assert!(row("train.py:9").ends_with("gone") && row("train.py:11").ends_with("new"), "{said}");
 }
@@ -221,8 +221,8 @@ fn an_earlier_answer_that_was_not_trusted_says_so_and_other_files_are_refused() 
     keep(folder.path(), "newer.json", &newer);
     keep(folder.path(), "other.json", &json!({ "schema": "coco", "version": 1 }));
     for (name, words) in [
-        ("newer.json", "gruyere.dryrun of version 2, this command reads version 1"),
-        ("other.json", "\"coco\" is no history of a run; name a file that"),
+        ("newer.json", "gruyere.dryrun of version 2, but this command reads version 1"),
+        ("other.json", "\"coco\" is not the history of a run; name a file from"),
     ] {
         let output = report(folder.path(), &[name]);
         assert_eq!(output.status.code(), Some(1));

@@ -227,7 +227,7 @@ fn a_library_that_is_not_there_is_refused_with_what_was_looked_at() {
     );
     let output = run(Some(("GRUYERE_LIBRARY", "/bin/sh")));
     assert!(
-        output.status.code() == Some(125) && text(&output.stderr).contains("no shared library")
+        output.status.code() == Some(125) && text(&output.stderr).contains("not a shared library")
     );
 
     // As pip installs it.

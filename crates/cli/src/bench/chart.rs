@@ -88,8 +88,8 @@ pub fn draw(report: &Report) -> String {
     );
     let _ = writeln!(
         svg,
-        "<text x=\"{MARGIN}\" y=\"63\">Held over each run, against what is live. Under each name: \
-         what is held at the peak, beyond what is live.{}</text>",
+        "<text x=\"{MARGIN}\" y=\"63\">Memory held over each run, and live memory. Under each \
+         name: memory held at the peak beyond live memory.{}</text>",
         lags(report)
     );
     svg.push_str(&key);

@@ -30,33 +30,35 @@ const OUT_OF_MEMORY: u8 = 4;
 
 const EXAMPLES: &str = "\
 Examples:
-  gruyere bench                     the bundled traces: seven large programs, and
-                                    the small ones in a table of their own
+  gruyere bench                     the bundled traces: seven large programs,
+                                    and the small ones in a table of their own
   gruyere bench --full --fit --timeline
-                                    every figure: also the smallest device that
-                                    completes, and time
+                                    all figures, with the smallest device that
+                                    completes and the device's time
   gruyere bench --trace my.trace.zst --out /tmp
                                     a trace of your own (traces/FORMAT.md)
   gruyere bench --conf share:off --conf backing:fixed
-                                    a column more for each configuration
+                                    one more column per configuration
   gruyere bench --clock 0,5us,100us
-                                    on devices that lag behind their host by
-                                    nothing, by little and by much
+                                    on devices that lag behind the host not at
+                                    all, a little and a lot
   gruyere bench --prices by-mapping
-                                    time, where access costs by the mapping
+                                    the device's time, with access priced per
+                                    mapping
   gruyere bench --torch             real PyTorch programs, beside torch's real
                                     allocators (--torch --help)
   gruyere bench --device cuda --trace my.trace.zst
                                     the same on a real GPU
 
-Exit status: 0 all is well; 1 something could not be read, written or run; 2 wrong arguments; \
-3 the oracle, the driver's books or an invariant found a fault; 4 a trace did not complete.";
+Exit codes: 0 success; 1 something could not be read, written or run; 2 wrong arguments; 3 the \
+oracle, the driver's books or an invariant found a fault; 4 a trace did not complete.";
 
 /// Replay real PyTorch traffic through Gruyère and through torch's own allocators.
 ///
 /// Gruyère runs through its C ABI on a stand-in GPU with exact books and an oracle of stream order;
 /// torch's default allocator and its expandable segments are models, equal to the real ones to the
-/// byte. Prints who holds the least and a table in per cent, and writes bench.json and bench.svg.
+/// byte. Prints which allocator holds the least and a table in per cent, and writes bench.json and
+/// bench.svg.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES, args_conflicts_with_subcommands = true)]
 pub struct Args {
@@ -65,25 +67,25 @@ pub struct Args {
     /// Replay this trace, zstd-compressed or plain, in place of the bundled ones; may be repeated.
     #[arg(long, value_name = "FILE")]
     trace: Vec<PathBuf>,
-    /// Once more Gruyère, configured by STRING, as GRUYERE_CONF would be; may be repeated.
+    /// Add a column for Gruyère configured with STRING, as in GRUYERE_CONF; may be repeated.
     #[arg(long, value_name = "STRING", conflicts_with = "models_only")]
     conf: Vec<String>,
-    /// Print every figure, in wider tables: ratios, areas, driver calls, host time.
+    /// Print all figures, in wider tables: ratios, areas, driver calls, host time.
     #[arg(long)]
     full: bool,
     /// Also find the smallest device that completes each trace, by bisection.
     #[arg(long)]
     fit: bool,
-    /// How long a kernel takes on the stand-in GPU, where a launch takes 8 us of the host, which is
-    /// at most 10 ms ahead; 0: the device is done at once. With several, what is held is measured
-    /// on each, all else on the first.
+    /// Time that a kernel takes on the stand-in GPU; a launch takes 8 us of host time, and the host
+    /// runs at most 10 ms ahead of the device. 0: the device finishes its work at once. With
+    /// several values, held memory is measured with each, all else with the first.
     #[arg(long, value_name = "TIME", value_delimiter = ',', default_value = "20us")]
     clock: Vec<Clock>,
-    /// Also the device's time, with driver calls charged (of `--clock 0`: on 20us).
+    /// Also measure the device's time, with driver calls charged (for `--clock 0`: with 20us).
     #[arg(long)]
     timeline: bool,
-    /// What driver calls cost on the timeline, which it implies: by-call, by-mapping,
-    /// by-mapping-and-page, or a JSON file (also that of tests/gpu/probe).
+    /// Prices of driver calls on the timeline: by-call, by-mapping, by-mapping-and-page, or a JSON
+    /// file (also one from tests/gpu/probe). Implies --timeline.
     #[arg(long, value_name = "NAME|FILE", conflicts_with = "device")]
     prices: Option<String>,
     /// Folder for bench.json and bench.svg.
@@ -95,8 +97,8 @@ pub struct Args {
     /// Leave Gruyère out.
     #[arg(long)]
     models_only: bool,
-    /// What to replay on; `cuda` is the real driver, for Gruyère only, with kernels left out: its
-    /// calls are timed, each kind of them and the whole.
+    /// What to replay on. `cuda` is the real driver; it replays Gruyère only, without kernels, and
+    /// times the driver calls by kind, and the whole replay.
     #[arg(long, value_enum, default_value_t = Device::Phantom, value_name = "DEVICE")]
     device: Device,
     /// List the bundled traces and stop.
@@ -202,7 +204,7 @@ impl Args {
         let prices = Prices::open(name).map_err(|error| format!("--prices: {error}"))?;
         if !prices.left_out.is_empty() {
             let left_out = prices.left_out.join(", ");
-            say("bench", format_args!("prices {name}: not in it, so as in by-call: {left_out}"));
+            say("bench", format_args!("prices {name}: missing, so by-call's are used: {left_out}"));
         }
         Ok(prices)
     }
@@ -211,7 +213,7 @@ impl Args {
 /// Paths of the files, and a hint to more figures.
 fn written(args: &Args) -> String {
     let (json, chart) = (args.out.join("bench.json"), args.out.join("bench.svg"));
-    let more = if args.full { "" } else { "; every figure: --full" };
+    let more = if args.full { "" } else { "; all figures: --full" };
     let line = format!("written: {} and {}{more}", json.display(), chart.display());
     let lines = wrap(&line, COLUMNS, "  ").join("\n");
     format!("\n{lines}\n")
@@ -273,7 +275,7 @@ fn bundled() -> Result<Vec<PathBuf>, String> {
             return Ok(paths);
         }
     }
-    Err("the bundled traces are not here: run in the source tree, or name traces with --trace FILE"
+    Err("the bundled traces are missing: run in the source tree, or name traces with --trace FILE"
         .to_owned())
 }
 
@@ -281,7 +283,7 @@ fn write(path: &Path, text: &str) -> Result<(), String> {
     file::replace(path, u64::MAX, file::PUBLIC, |out| out.write_all(text.as_bytes())).map_err(
         |error| {
             format!(
-                "{}: {error}; name a file in a folder that can be written, with room",
+                "{}: {error}; name a file in a writable folder with free space",
                 path.display()
             )
         },

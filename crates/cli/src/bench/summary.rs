@@ -31,12 +31,12 @@ struct Figure {
 }
 
 const HELD: Figure = Figure {
-    title: "Held at the peak, beyond what is live",
+    title: "Held at the peak, beyond live memory",
     beyond: |run| run.completed.then_some((run.hold_ratio - 1.0) * 100.0),
     without: "out of memory",
 };
 const FIT: Figure = Figure {
-    title: "The smallest device that completes, beyond what is live",
+    title: "The smallest device that completes, beyond live memory",
     beyond: |run| run.fit_ratio.map(|ratio| (ratio - 1.0) * 100.0),
     without: "none",
 };
@@ -62,7 +62,7 @@ pub fn verdict(report: &Report) -> String {
         }
     }
     if report.measured.timeline {
-        said.extend(ranges(report, &TIME, "The device's work ends later than it could by"));
+        said.extend(ranges(report, &TIME, "Allocation delays the end of the device's work by"));
     }
     let faults: usize = report.runs().map(|(_, run)| run.fault_count).sum();
     let short = report.runs().filter(|(_, run)| !run.completed).count();

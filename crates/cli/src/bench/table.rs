@@ -53,7 +53,7 @@ const COLUMNS: &[Column] = &[
     },
     Column {
         heading: "hold on\neach clock",
-        note: "hold on each clock: the hold ratio on each, in the order of --clock",
+        note: "hold on each clock: the hold ratio with each value of --clock, in that order",
         cell: |_, run| {
             let holds = run.clocks.iter().map(|lag| format!("{:.3}", lag.hold_ratio));
             holds.collect::<Vec<_>>().join(" ")
@@ -62,7 +62,7 @@ const COLUMNS: &[Column] = &[
     },
     Column {
         heading: "hold\ncharged",
-        note: "hold charged: the hold ratio where driver calls take time, too",
+        note: "hold charged: the hold ratio with driver calls charged",
         cell: |_, run| timeline(run, |time| format!("{:.2}", time.hold_ratio_charged)),
         shown: |report| report.measured.timeline,
     },
@@ -81,7 +81,7 @@ const COLUMNS: &[Column] = &[
     },
     Column {
         heading: "host\nblocked ms",
-        note: "host blocked: host time in waits of the allocator, on the timeline",
+        note: "host blocked: host time that the allocator spends waiting, on the timeline",
         cell: |_, run| timeline(run, |time| format!("{:.1}", time.host_blocked_ns as f64 / 1e6)),
         shown: |report| report.measured.timeline,
     },
@@ -93,8 +93,8 @@ const COLUMNS: &[Column] = &[
     },
     Column {
         heading: "ns/op",
-        note: "ns/op: host nanoseconds a malloc or free through the C ABI, record on (a model's \
-               time would mean nothing)",
+        note: "ns/op: host nanoseconds per malloc or free through the C ABI, with the record on (a \
+               model's time would mean nothing)",
         cell: |_, run| run.ns_per_operation.map_or("".into(), |ns| format!("{ns:.0}")),
         shown: |report| report.runs().any(|(_, run)| run.ns_per_operation.is_some()),
     },
@@ -157,7 +157,7 @@ pub fn driver_calls(report: &Report) -> String {
         let (whole, calls) = (driver_calls::span(whole), driver_calls::span(calls));
         let _ = writeln!(
             text,
-            "\n{} on {}: the replay took {whole}, of it {calls} in driver calls",
+            "\n{} on {}: the replay took {whole}, {calls} of it in driver calls",
             run.allocator, trace.trace
         );
         driver_calls::table(times).iter().for_each(|row| {

@@ -50,9 +50,7 @@ impl FromStr for Bound {
         };
         let most: Size = bound.parse().map_err(|reason| format!("{bound:?}: {reason}"))?;
         if !growth && matches!(most, Size::Percent(_)) {
-            return Err(
-                "a share is of what was there: write it with a plus, as in live>+5%".to_owned()
-            );
+            return Err("a share is relative to A: write it with a plus, as in live>+5%".to_owned());
         }
         Ok(Bound { text: text.to_owned(), metric, growth, most })
     }

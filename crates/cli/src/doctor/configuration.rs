@@ -22,16 +22,16 @@ pub fn examine(findings: &mut Findings, environment: Environment, records: &[Fou
             "configuration",
             error.to_string(),
             format!(
-                "correct {VARIABLE} in this environment: with it as it is, programs do not start"
+                "correct {VARIABLE} in this environment: programs do not start with this value"
             ),
         ),
         Ok(config) => {
             match &set {
                 Some(text) if !text.trim().is_empty() => {
-                    findings.ok("configuration", format!("{VARIABLE} of this environment: {text}"));
+                    findings.ok("configuration", format!("{VARIABLE} in this environment: {text}"));
                 }
                 _ => findings
-                    .ok("configuration", format!("{VARIABLE} is not set here: the defaults hold")),
+                    .ok("configuration", format!("{VARIABLE} is not set here: the defaults apply")),
             }
             consequences(findings, &config, environment);
             preload(findings, &config, environment);
@@ -43,7 +43,7 @@ pub fn examine(findings: &mut Findings, environment: Environment, records: &[Fou
             findings.problem(
                 "configuration",
                 format!("{name}={value}: no such file"),
-                format!("name libgruyere.so, or unset {name}"),
+                format!("set it to the path of libgruyere.so, or unset {name}"),
             );
         } else {
             findings.ok("configuration", format!("{name}={value}"));
@@ -54,9 +54,10 @@ pub fn examine(findings: &mut Findings, environment: Environment, records: &[Fou
             findings.note(
                 "configuration",
                 format!(
-                    "{name}={value}: torch's own; `python -m gruyere --doctor` says what of it \
-                     holds with the package. Under LD_PRELOAD torch's allocator stays, and all of \
-                     it holds; memory that expandable_segments maps is not seen there"
+                    "{name}={value}: a torch setting; `python -m gruyere --doctor` shows which \
+                     parts apply with the package. Under LD_PRELOAD torch's allocator stays, and \
+                     all parts apply; Gruyère does not see memory that expandable_segments maps \
+                     there"
                 ),
             );
         }
@@ -72,23 +73,23 @@ fn consequences(findings: &mut Findings, config: &Config, environment: Environme
     {
         findings.warning(
             "configuration",
-            format!("dump_dir:{}: no folder that can be written to", folder.display()),
-            "make it; dumps only go to the log as it is",
+            format!("dump_dir:{}: not a writable folder", folder.display()),
+            "create it; until then, dumps go only to the log",
         );
     }
     if !config.heap.record {
         findings.note(
             "configuration",
-            "record:off: `gruyere ps`, `top` and `export` do not see such processes",
+            "record:off: `gruyere ps`, `top` and `export` do not see processes with this setting",
         );
     }
     if config.heap.debug.poison || config.heap.debug.sync {
-        findings.note("configuration", "debug: is on: programs are slow, as they are meant to be");
+        findings.note("configuration", "debug: is on: programs run slowly, as expected");
     }
     if config.nvtx && environment(nvtx::VARIABLE).is_none() {
         findings.note(
             "configuration",
-            format!("nvtx:on: and no tool in {}, which `nsys profile` sets", nvtx::VARIABLE),
+            format!("nvtx:on, but {} is not set; `nsys profile` sets it", nvtx::VARIABLE),
         );
     }
     if matches!(config.heap.headroom, Size::Percent(share) if share >= 50.0) {
@@ -123,23 +124,23 @@ fn preload(findings: &mut Findings, config: &Config, environment: Environment) {
     match library {
         None if config.preload != Preload::default() => findings.note(
             "configuration",
-            "preload: is set, and LD_PRELOAD does not name libgruyere.so: it holds for programs \
-             under `gruyere run`",
+            "preload: is set, but LD_PRELOAD does not name libgruyere.so: it applies only under \
+             `gruyere run`",
         ),
         Some(_) if config.preload.mode == PreloadMode::Off => findings.note(
             "configuration",
-            "preload:off: libgruyere.so is preloaded and passes all calls on",
+            "preload:off: libgruyere.so is preloaded, but passes all calls through",
         ),
         Some(_) if lacks_driver => findings.warning(
             "configuration",
-            "preload:driver, and LD_PRELOAD does not name libgruyere_driver.so: the driver's calls \
-             are not seen",
+            "preload:driver is set, but LD_PRELOAD does not name libgruyere_driver.so: Gruyère \
+             does not see driver calls",
             "put libgruyere_driver.so before libgruyere.so there, or use `gruyere run`",
         ),
         Some(file) => findings.ok(
             "configuration",
             format!(
-                "LD_PRELOAD has {}: programs of this environment are served or watched",
+                "LD_PRELOAD has {}: programs in this environment are managed or watched",
                 file.display()
             ),
         ),
@@ -185,7 +186,7 @@ mod tests {
     fn what_is_set_is_told_and_what_is_wrong_is_a_problem() {
         let plain = found(&[]);
         assert_eq!((plain.count(Level::Problem), plain.count(Level::Warning)), (0, 0));
-        assert!(plain.text().contains("the defaults hold"));
+        assert!(plain.text().contains("the defaults apply"));
         let wrong = found(&[
             ("GRUYERE_CONF", "slack:none,limits:1GiB"),
             ("GRUYERE_LIBRARY", "/nowhere/libgruyere.so"),

@@ -206,7 +206,7 @@ fn asked<T: serde::de::DeserializeOwned>(probe: &str, limit: Duration) -> Result
             }
         })?;
     serde_json::from_str(&text)
-        .map_err(|error| Silence::Died(format!("an answer that is none: {error}")))
+        .map_err(|error| Silence::Died(format!("an invalid answer: {error}")))
 }
 
 /// Facts about the devices.
@@ -239,15 +239,15 @@ pub fn examine(findings: &mut Findings, records: &[Found], limit: Duration) -> D
             findings.problem(
                 "NVML",
                 format!("no answer within {} s: the driver hangs", limit.as_secs()),
-                "see the kernel's log (`dmesg | grep -i nvrm`); a GPU that hangs needs a reset or \
-                 a reboot",
+                "see the kernel log (`dmesg | grep -i nvrm`); a GPU that hangs needs a reset or a \
+                 reboot",
             );
             None
         }
         Err(silence) => {
             findings.note(
                 "NVML",
-                format!("not usable here, so other processes are not told: {silence}"),
+                format!("not usable here, so other processes are not listed: {silence}"),
             );
             None
         }
@@ -269,7 +269,7 @@ pub fn examine(findings: &mut Findings, records: &[Found], limit: Duration) -> D
             if facts.devices.is_empty() {
                 findings.problem(
                     "driver",
-                    "it shows no device",
+                    "the driver shows no device",
                     "CUDA_VISIBLE_DEVICES may hide them (unset it, or name one); a container needs \
                      --gpus",
                 );
@@ -310,21 +310,21 @@ const NO_STAND_IN: &str = "for a real GPU: unset LD_PRELOAD LD_LIBRARY_PATH";
 fn no_driver(findings: &mut Findings, silence: &Silence, module: bool) {
     let remedy = match silence {
         Silence::TooLate(_) => {
-            "the driver hangs: see the kernel's log (`dmesg | grep -i nvrm`); a GPU that hangs \
-             needs a reset or a reboot"
+            "the driver hangs: see the kernel log (`dmesg | grep -i nvrm`); a GPU that hangs needs \
+             a reset or a reboot"
         }
         // The stand-in has ended the probe's process.
         Silence::Died(how) if how.contains("the stand-in GPU") => NO_STAND_IN,
         _ if module => {
-            "the kernel has the driver, this system does not have its library: in a container, \
-             start it with --gpus all (NVIDIA Container Toolkit); else install the driver's \
-             libcuda, or name its folder in LD_LIBRARY_PATH"
+            "the kernel module is loaded, but this system lacks the driver's library: start a \
+             container with --gpus all (NVIDIA Container Toolkit); elsewhere install the driver's \
+             libcuda, or put its folder in LD_LIBRARY_PATH"
         }
         _ => {
-            "on a machine with an NVIDIA GPU, install its driver (nvidia-smi must work); in a \
-             container, start it with --gpus all; without a GPU records and traces alone can be \
-             read here, and a program can be tried: `gruyere dryrun train.py` (will it fit), \
-             `gruyere compare --stand-in train.py`, `python -m gruyere --stand-in train.py`"
+            "on a machine with an NVIDIA GPU, install its driver (nvidia-smi must work); start a \
+             container with --gpus all; without a GPU, you can still read records and traces, and \
+             try a program: `gruyere dryrun train.py` (will it fit), `gruyere compare --stand-in \
+             train.py`, `python -m gruyere --stand-in train.py`"
         }
     };
     findings.problem("driver", silence.to_string(), remedy);
@@ -340,8 +340,8 @@ fn capabilities(findings: &mut Findings, number: usize, device: &DeviceSays) {
         findings.problem(
             "device",
             format!("{number}: {trouble}"),
-            "another process may hold it for itself (compute mode), or it is broken: nvidia-smi -q \
-             -d COMPUTE,ECC",
+            "another process may hold it exclusively (compute mode), or it is broken: nvidia-smi \
+             -q -d COMPUTE,ECC",
         );
         return;
     }
@@ -349,11 +349,11 @@ fn capabilities(findings: &mut Findings, number: usize, device: &DeviceSays) {
         (true, _) if !pages_fit(device.granularity_bytes) => findings.warning(
             "device",
             format!(
-                "{number}: virtual memory in units of {}, of which pages of 2 MiB are not made: \
-                 pages cannot move",
+                "{number}: virtual memory in units of {}, which do not divide 2 MiB: pages cannot \
+                 move",
                 BinaryBytes(device.granularity_bytes)
             ),
-            "none is known: backing:auto takes the driver's pools, or plain allocations",
+            "no remedy is known: backing:auto uses the driver's pools, or plain allocations",
         ),
         (true, pools) => {
             let pools = if pools { "memory pools" } else { "no memory pools" };
@@ -369,7 +369,7 @@ fn capabilities(findings: &mut Findings, number: usize, device: &DeviceSays) {
         (false, true) => findings.warning(
             "device",
             format!(
-                "{number}: no virtual memory management, so pages cannot move; backing:auto takes \
+                "{number}: no virtual memory management, so pages cannot move; backing:auto uses \
                  the driver's pools"
             ),
             "vGPUs and some containers lack it: use the GPU itself, or a newer driver",
@@ -377,7 +377,7 @@ fn capabilities(findings: &mut Findings, number: usize, device: &DeviceSays) {
         (false, false) => findings.warning(
             "device",
             format!(
-                "{number}: neither virtual memory management nor memory pools; backing:auto takes \
+                "{number}: neither virtual memory management nor memory pools; backing:auto uses \
                  plain allocations"
             ),
             "vGPUs and old drivers lack both: use the GPU itself, or a driver of CUDA 11.4 or \
@@ -388,8 +388,8 @@ fn capabilities(findings: &mut Findings, number: usize, device: &DeviceSays) {
         findings.note(
             "device",
             format!(
-                "{number}: no stream ids (drivers before CUDA 12.0): a stream that takes a dead \
-                 one's handle counts as the same"
+                "{number}: no stream ids (drivers before CUDA 12.0): a new stream with the handle \
+                 of a destroyed one counts as the same stream"
             ),
         );
     }
@@ -474,8 +474,8 @@ fn memory(
         findings.warning(
             "memory",
             text,
-            "what others hold is not there for you: end them, or expect out-of-memory earlier \
-             (`nvidia-smi` and `gruyere ps` name processes)",
+            "memory that other processes hold is not available to yours: end them, or expect to \
+             run out of memory earlier (`nvidia-smi` and `gruyere ps` list processes)",
         );
     } else {
         findings.ok("memory", text);
@@ -499,8 +499,8 @@ fn memory(
             findings.note(
                 "device",
                 format!(
-                    "{number}: MIG is on; instances have UUIDs of their own, and NVML does not \
-                     tell their processes"
+                    "{number}: MIG is on; instances have their own UUIDs, and NVML does not list \
+                     their processes"
                 ),
             );
         }

@@ -60,8 +60,7 @@ pub fn shared_memory(findings: &mut Findings, folder: &Path) {
                 "{name}: {}; processes keep their record where `gruyere ps` does not see it",
                 std::io::Error::last_os_error()
             ),
-            "mount a tmpfs there; a container without one is given it by --ipc=private or \
-             --shm-size",
+            "mount a tmpfs there; for a container, --ipc=private or --shm-size adds one",
         );
         return;
     };
@@ -79,7 +78,7 @@ pub fn shared_memory(findings: &mut Findings, folder: &Path) {
         findings.warning(
             AREA,
             format!(
-                "{size}: a record does not fit; `gruyere ps --sweep` removes those of dead \
+                "{size}: too little for a record; `gruyere ps --sweep` removes those of dead \
                  processes"
             ),
             MORE_ROOM,
@@ -99,7 +98,7 @@ pub fn shared_memory(findings: &mut Findings, folder: &Path) {
     if !is_memory {
         findings.note(
             AREA,
-            format!("{name} is no file system in memory: writing a record costs disk traffic"),
+            format!("{name} is not an in-memory file system: writing a record costs disk traffic"),
         );
     }
 }
@@ -175,7 +174,7 @@ pub fn limits(findings: &mut Findings) {
     if number("/proc/sys/vm/overcommit_memory") == Some(2) {
         findings.warning(
             "limits",
-            "vm.overcommit_memory is 2: address space counts as memory, and CUDA reserves much of \
+            "vm.overcommit_memory is 2: address space counts as memory, and CUDA reserves a lot of \
              it",
             "sysctl vm.overcommit_memory=0, or a higher vm.overcommit_ratio",
         );
@@ -192,12 +191,12 @@ pub fn limits(findings: &mut Findings) {
         Some((most, used)) if used > most / 10 * 9 => findings.warning(
             "limits",
             format!(
-                "the container uses {} of {} of host memory, in which records and pinned memory \
-                 count",
+                "the container uses {} of {} of host memory, which includes records and pinned \
+                 memory",
                 BinaryBytes(used),
                 BinaryBytes(most)
             ),
-            "give the container more memory: it is killed without a word when there is no more",
+            "give the container more memory: it is killed without a message when it runs out",
         ),
         Some((most, used)) => {
             findings.ok(

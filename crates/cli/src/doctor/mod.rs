@@ -19,41 +19,41 @@ use crate::target::Folder;
 use finding::{Findings, Level};
 pub use gpu::program::run_as_asked;
 
-/// Looks for what stands in the way: driver and devices, who holds what, shared memory,
-/// configuration, torch.
+/// Checks this machine for Gruyère: driver and devices, the holders of device memory, shared
+/// memory, configuration, torch.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
   gruyere doctor                    this machine, this environment, the python3
-                                    of the PATH
+                                    on the PATH
   gruyere doctor --python .venv/bin/python
                                     another interpreter
   gruyere doctor --json | jq '.findings[] | select(.level == \"problem\")'
   srun gruyere doctor               on the nodes of a job, in its environment
-  gruyere doctor --gpu --out gpu    try the GPU too, and keep what that told,
-                                    for a report
+  gruyere doctor --gpu --out gpu    test the GPU too, and keep the results for a
+                                    report
 
-Each line: ok, note, warning (something is lost, and could be had) or problem (Gruyère does not \
-work so), and below it what to change. Driver, NVML and Python are asked in processes of their \
-own, so one that hangs is told and waited for no longer than --time-limit. Where NVML is missing, \
-a context is made on each device for a moment to ask for free memory. `python -m gruyere \
---doctor` tries Gruyère with torch.
+Each finding is ok, a note, a warning (something available is not used) or a problem (Gruyère does \
+not work this way); the remedy is on the line below. The driver, NVML and Python are queried in \
+separate processes; one that hangs is reported after --time-limit. Without NVML, the command \
+briefly creates a context on each device to query its free memory. `python -m gruyere --doctor` \
+tests Gruyère with torch.
 
---gpu tries the first device of CUDA_VISIBLE_DEVICES with two programs that come with this \
-command. Nobody else should use the device meanwhile. A rule of the driver that Gruyère relies on \
-and that is false is told with what follows from it; data that was overwritten is a problem that \
-says CORRUPTION. With --json all that was told is under `gpu`. Where a finding asks for a report, \
-the files are kept without --out too, and the finding says where. GRUYERE_CONF holds for the stress.
+--gpu tests the first device of CUDA_VISIBLE_DEVICES with two programs that come with this \
+command. No other process should use the device meanwhile. If a driver rule that Gruyère relies on \
+is false, a finding states the consequence; overwritten data is a problem marked CORRUPTION. With \
+--json, all results are under `gpu`. If a finding asks for a report, the files are kept even \
+without --out, and the finding names their folder. GRUYERE_CONF applies to the stress test.
 
 Exit codes: 0 no problem; 1 a problem, or the findings can't be printed; 2 wrong usage.")]
 pub struct Arguments {
     /// Print JSON: findings, and the facts behind them.
     #[arg(long)]
     json: bool,
-    /// The interpreter whose torch is looked for. Default: the python3 of the PATH.
+    /// The Python interpreter to look for torch in. Default: the python3 on the PATH.
     #[arg(long, value_name = "PYTHON")]
     python: Option<PathBuf>,
-    /// Seconds that driver, NVML and Python have for an answer each.
+    /// Seconds that the driver, NVML and Python each have to answer.
     #[arg(
         long, value_name = "SECONDS", default_value = "20",
         value_parser = clap::value_parser!(u32).range(1..=3600)
@@ -77,7 +77,7 @@ pub fn run(arguments: &Arguments) -> Ended {
     }
     let limit = Duration::from_secs(arguments.time_limit.into());
     let mut findings = Findings::default();
-    findings.ok("gruyere", format!("command of version {}", env!("CARGO_PKG_VERSION")));
+    findings.ok("gruyere", format!("command version {}", env!("CARGO_PKG_VERSION")));
     machine::limits(&mut findings);
     let mut records = arguments.folder.list().unwrap_or_default().found;
     records.retain(|found| !found.claim.is_false());

@@ -93,7 +93,7 @@ pub fn died(status: ExitStatus, words: &str) -> Silence {
         .lines()
         .rev()
         .find(|line| !line.trim().is_empty())
-        .unwrap_or("it said nothing")
+        .unwrap_or("it printed nothing")
         .trim();
     let how = match status.signal() {
         Some(signal) => format!("killed by signal {signal}"),
@@ -143,7 +143,7 @@ mod tests {
         );
         assert_eq!(
             shell("kill -9 $$", 10_000),
-            Err(Silence::Died("killed by signal 9: it said nothing".to_owned()))
+            Err(Silence::Died("killed by signal 9: it printed nothing".to_owned()))
         );
         let began = Instant::now();
         assert_eq!(shell("exec sleep 60", 100), Err(Silence::TooLate(Duration::from_millis(100))));

@@ -87,7 +87,7 @@ pub fn examine(
                 Some(_) => findings.problem(
                     "python",
                     text,
-                    "name the interpreter that runs your programs with --python",
+                    "name the interpreter of your programs with --python",
                 ),
                 None => findings.note("python", format!("{text}; --python names another")),
             }
@@ -126,8 +126,8 @@ fn torch(findings: &mut Findings, says: &Says, driver: Option<i32>) {
         }
         (Some((needs, _)), Some(has)) if needs > has => findings.problem(
             "torch",
-            format!("{text}, and the driver is of CUDA {has}"),
-            format!("install a driver of CUDA {needs} or newer, or a torch for CUDA {has}"),
+            format!("{text}, but the driver supports only CUDA {has}"),
+            format!("install a driver for CUDA {needs} or newer, or a torch for CUDA {has}"),
         ),
         _ => findings.ok("torch", text),
     }
@@ -147,7 +147,7 @@ fn package(findings: &mut Findings, says: &Says) {
         findings.warning(
             "package",
             format!(
-                "gruyere in {place} is not installed, only found: GRUYERE_ENABLE=1 is not heard"
+                "gruyere in {place} is importable but not installed: GRUYERE_ENABLE=1 has no effect"
             ),
             "`pip install ./python_loader` in a clone of the repository",
         );
@@ -157,7 +157,7 @@ fn package(findings: &mut Findings, says: &Says) {
     if version != OURS {
         findings.warning(
             "package",
-            format!("{text}, and this command is {OURS}: they may not read each other's records"),
+            format!("{text}, but this command is {OURS}: they may not read each other's records"),
             "install both from one wheel (pip install --force-reinstall gruyere), or use the \
              command beside that interpreter",
         );
@@ -168,7 +168,7 @@ fn package(findings: &mut Findings, says: &Says) {
             "install it again: the wheel was built without the library",
         );
     } else {
-        findings.ok("package", format!("{text}; `python -m gruyere --doctor` tries it"));
+        findings.ok("package", format!("{text}; `python -m gruyere --doctor` tests it"));
     }
 }
 

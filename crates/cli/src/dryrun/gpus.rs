@@ -95,11 +95,9 @@ impl From<&Known> for Gpu {
             context: known.context_mib * MIB,
             context_known: known.context == Context::Seen,
             context_source: match known.context {
-                Context::Seen => {
-                    "the largest seen in out-of-memory messages of torch's on this GPU"
-                }
+                Context::Seen => "the largest in torch's out-of-memory messages on this GPU",
                 Context::Like => {
-                    "assumed, by out-of-memory messages of torch's on like GPUs (--context)"
+                    "assumed: torch's out-of-memory messages on similar GPUs (--context)"
                 }
             },
         }
@@ -121,7 +119,7 @@ pub fn find(word: &str) -> Result<Gpu, String> {
     match found.as_slice() {
         [one] => Ok(Gpu::from(*one)),
         [] => Err(format!(
-            "{word}: no such GPU here; there are {}, and --gb N for any other",
+            "{word}: unknown GPU; the known ones are {}; --gb N stands for any other",
             known().iter().map(|known| known.id).collect::<Vec<_>>().join(", ")
         )),
         several => Err(format!(
@@ -162,8 +160,8 @@ pub fn table() -> String {
             gpu.name
         );
     }
-    text + "Memory: the driver's total. Context: by torch's out-of-memory messages; ?: by those on \
-            like\nGPUs (--context sets it). Where each number is from: docs/gpus.md.\n"
+    text + "Memory: the driver's total. Context: from torch's out-of-memory messages; ?: from \
+            those on\nsimilar GPUs (--context sets it). Sources of all numbers: docs/gpus.md.\n"
 }
 
 #[cfg(test)]

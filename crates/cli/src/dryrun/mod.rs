@@ -26,25 +26,25 @@ use sweep::Sweep;
 /// Exit code: invalid arguments, or arguments that name something unavailable.
 const WRONG: u8 = 2;
 
-/// Will it fit? Runs a training program for a few steps on a stand-in GPU, without a real one,
-/// and tells what it takes.
+/// Will it fit? Runs a training program for a few steps on a stand-in GPU, without a real one, and
+/// reports the memory that it takes.
 ///
-/// The program runs as it is, with the real torch and the real allocators; the stand-in keeps exact
-/// books of memory and computes nothing.
+/// The program runs unchanged, with the real torch and the real allocators; the stand-in keeps
+/// exact books of memory and computes nothing.
 ///
-/// It runs several times: twice to be looked at, and once for each GPU and allocator. That can't
-/// harm: it sees its files as they are and may write, what it writes is thrown away, and it reaches
-/// no network.
+/// It runs several times: twice for analysis, and once for each GPU and allocator. The runs change
+/// nothing: the program sees its files as they are and may write, but its writes are discarded, and
+/// it has no network.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
   gruyere dryrun train.py --batch-size 8
-                                    on an H100, and what the others would say
+                                    on an H100, with a prediction for others
   gruyere dryrun --gpu a100-40,rtx4090 train.py
-                                    on these, each really run at its size
+                                    on these, with a real run at each size
   gruyere dryrun -m package.train --batch-size 8
                                     a module, as python -m runs it
-  gruyere dryrun --gpu list         what there is
+  gruyere dryrun --gpu list         the known GPUs
   gruyere dryrun --gb 24 --alloc torch train.py
                                     on any GPU of 24 GiB, torch's allocator only
   gruyere dryrun --gpu a100-80 --sweep batch=--batch-size:1..64 train.py
@@ -53,71 +53,72 @@ Examples:
   gruyere dryrun --max-gb 79 --json=dry.json train.py
                                     for continuous integration
   gruyere dryrun --history runs train.py
-                                    keeps the answer: `gruyere report --history
+                                    saves the answer: `gruyere report --history
                                     runs` compares it with the last one
 
-Options stand before the program; all that follows it is its own. One process and one device.
+Options go before the program; everything after the program is passed to it. The program runs as \
+one process on one device.
 
-Exit status: 0 it fits; 1 the program failed, in some rows or in all; 2 wrong arguments, or no \
-torch or no stand-in; 3 it does not fit; 4 it fits or not, but the answer is not to be trusted: \
-the program asks for other memory with other values on the device; or the program could not go on \
-without what the sandbox refuses it.")]
+Exit codes: 0 it fits; 1 the program failed, in some rows or in all; 2 wrong arguments, or no \
+torch or no stand-in; 3 it does not fit; 4 the answer (fits or not) can't be trusted: the \
+program's memory depends on values on the device, or the program could not continue without \
+something that the sandbox refuses.")]
 pub struct Arguments {
-    /// The GPUs, separated by commas; `list` prints what there is. Default: h100-80, with what the
-    /// books say of all others.
+    /// GPUs, separated by commas; `list` prints the known ones. Default: h100-80, with a prediction
+    /// from the books for all others.
     #[arg(long, value_delimiter = ',', value_name = "NAMES")]
     gpu: Vec<String>,
-    /// A GPU of so many GiB, like an H100 in all else; may be repeated.
+    /// A GPU with this many GiB, otherwise like an H100; may be repeated.
     #[arg(long, value_name = "GIB", value_parser = gibibytes)]
     gb: Vec<f64>,
-    /// The program ends after so many steps of its optimiser.
+    /// End the program after this many optimiser steps.
     #[arg(long, value_name = "COUNT", default_value_t = NonZeroU32::new(3).unwrap())]
     steps: NonZeroU32,
-    /// Which allocators, separated by commas. It fits where it does with one of them.
+    /// Allocators, separated by commas. A program fits if it fits with any of them.
     #[arg(long, value_enum, value_delimiter = ',', value_name = "NAMES",
           default_values_t = [Allocator::Gruyere, Allocator::Torch, Allocator::Expandable])]
     alloc: Vec<Allocator>,
-    /// An argument of the program's to try: `batch=--batch-size:1..64` finds the largest that fits,
-    /// `batch=1,2,4` runs each ({batch} stands for it in the program's arguments).
+    /// Vary an argument of the program: `batch=--batch-size:1..64` finds the largest value that
+    /// fits, `batch=1,2,4` runs each value ({batch} stands for it in the program's arguments).
     #[arg(long, value_name = "NAME=VALUES")]
     sweep: Option<Sweep>,
-    /// Find the smallest device too, by bisection.
+    /// Also find the smallest device, by bisection.
     #[arg(long)]
     smallest: bool,
-    /// What a CUDA context takes of the GPU, where you know it (512MiB).
+    /// Memory that a CUDA context takes on the GPU, if you know it (as in 512MiB).
     #[arg(long, value_name = "SIZE", value_parser = sandbox::bytes)]
     context: Option<u64>,
-    /// Exit 3 where what is held at the peak, with the context, is more GiB than this with every
-    /// allocator.
+    /// Exit with 3 if the memory held at the peak, with the context, is more than this many GiB
+    /// with every allocator.
     #[arg(long, value_name = "GIB", value_parser = gibibytes)]
     max_gb: Option<f64>,
-    /// Print JSON in place of the page, or write it to FILE beside it.
+    /// Print JSON in place of the page; with FILE, print the page and write the JSON to FILE.
     #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true,
           default_missing_value = "-")]
     json: Option<String>,
-    /// Keep the answer in FOLDER, in a file of its own, for `gruyere report --history FOLDER`.
+    /// Save the answer as a new file in FOLDER, for `gruyere report --history FOLDER`.
     #[arg(long, value_name = "FOLDER")]
     history: Option<String>,
-    /// The name of the answer in it (default: that of the program); answers of one name are
-    /// compared.
+    /// Name of the answer in FOLDER (default: the program's name); `report` compares answers of the
+    /// same name.
     #[arg(long, value_name = "NAME", requires = "history", value_parser = name)]
     name: Option<String>,
     /// Write one HTML page with the timeline.
     #[arg(long, value_name = "FILE")]
     html: Option<String>,
-    /// The interpreter that has torch; default: that of the active virtual environment, the one
+    /// The Python interpreter that has torch. Default: the active virtual environment's, the one
     /// beside this command, or python3.
     #[arg(long, value_name = "PYTHON")]
     python: Option<PathBuf>,
-    /// Seconds after which a run is taken for hung.
+    /// Seconds after which a run counts as hung.
     #[arg(long, value_name = "SECONDS", default_value_t = NonZeroU32::new(3600).unwrap())]
     timeout: NonZeroU32,
     #[command(flatten)]
     sandbox: sandbox::Options,
-    /// Runs at once (default: a core each, as far as the host's memory lasts).
+    /// Parallel runs (default: one per core, as far as host memory allows).
     #[arg(long, value_name = "COUNT")]
     jobs: Option<NonZeroU32>,
-    /// The script, or -m and the module, and its arguments, as you would run it (with python before
+    /// The script (or -m and the module) and its arguments, as you would run it (with python before
     /// it or not), without a launcher.
     #[arg(value_name = "PROGRAM", trailing_var_arg = true, allow_hyphen_values = true)]
     program: Vec<OsString>,
@@ -129,7 +130,7 @@ pub struct Arguments {
 enum Allocator {
     /// Gruyère.
     Gruyere,
-    /// torch's caching allocator as it comes.
+    /// torch's caching allocator with its default settings.
     #[serde(rename = "default")]
     Torch,
     /// The same with expandable_segments:True.
@@ -177,7 +178,7 @@ fn name(text: &str) -> Result<String, String> {
         return Ok(text.to_owned());
     }
     Err(format!(
-        "expected at most {} letters, digits and ._- that do not begin with a dot",
+        "expected at most {} letters, digits and ._-, not beginning with a dot",
         run::MAX_NAME
     ))
 }

@@ -21,7 +21,7 @@ impl FromStr for Sweep {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Sweep, String> {
-        let forms = "expected NAME=1,2,4 or NAME=1..64, with --flag: before the values where the \
+        let forms = "expected NAME=1,2,4 or NAME=1..64, with --flag: before the values if the \
                      program's arguments have no {NAME}";
         let (name, rest) = text.split_once('=').ok_or(forms)?;
         let is_flag = rest.starts_with('-');

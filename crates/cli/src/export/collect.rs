@@ -93,7 +93,7 @@ impl Collector {
                 states.claimed += 1;
                 self.tell(
                     &path,
-                    format_args!("{} {lie}; it is counted, and not exported", path.display()),
+                    format_args!("{} {lie}; it is counted, but not exported", path.display()),
                 );
                 continue;
             }
@@ -118,7 +118,7 @@ impl Collector {
         let said = (
             "gruyere_exporter_scrape_duration_seconds",
             "seconds",
-            "How long this look at the records took.",
+            "Time that this scan of the records took.",
         );
         families.number(said, &Of::labels(&[]), began.elapsed().as_secs_f64());
         let mut families = families.into_inner();
@@ -182,7 +182,7 @@ impl Collector {
             let said = (
                 "gruyere_exporter_records",
                 "",
-                "Records in the folder; only those that are live are exported.",
+                "Records in the folder; only live ones are exported.",
             );
             families.gauge(said, &Of::labels(&[("state", state)]), count);
         }
@@ -190,18 +190,18 @@ impl Collector {
         let said = (
             "gruyere_exporter_unseen_processes",
             "",
-            "Of the live records, those whose process can't be seen from here, for which the owner \
-             of the file alone vouches.",
+            "Live records whose process can't be seen from here; only the file's owner vouches for \
+             them.",
         );
         families.gauge(said, &of, unseen);
         let said = (
             "gruyere_exporter_read_errors",
             "",
-            "Records that could not be read, each time that they were tried.",
+            "Failed reads of records, counted at each attempt.",
         );
         families.counter(said, &of, self.read_errors);
         families.counter(
-            ("gruyere_exporter_scrapes", "", "Looks at the records."),
+            ("gruyere_exporter_scrapes", "", "Scans of the records."),
             &of,
             self.looks,
         );

@@ -187,7 +187,7 @@ pub fn of_record(
     let said = (
         "gruyere_process_start_time_seconds",
         "seconds",
-        "When the record of the process was made, since 1970.",
+        "Creation time of the process's record, since 1970.",
     );
     families.number(said, &of, process.created as f64 / 1e9);
     let health = reader.health();
@@ -217,8 +217,8 @@ pub fn of_record(
             let said = (
                 "gruyere_driver_call_duration_seconds",
                 "seconds",
-                "Host time of the library's calls of the driver that change memory or wait, all \
-                 devices together.",
+                "Host time of the library's driver calls that change memory or wait, over all \
+                 devices.",
             );
             families.add(Kind::Histogram, said, &of, call_durations(&calls, seconds));
         }
@@ -259,7 +259,7 @@ fn of_lines(families: &mut Families, device: &DeviceSnapshot, found: &[Line], id
     let said = (
         "gruyere_site_growth_bytes",
         "bytes",
-        "What a step leaves behind, of the five lines of the program that grow most.",
+        "Memory that a step leaves behind, of the five lines of the program that grow most.",
     );
     by_line(families, said, device, growth::most_growing(found).into_iter(), identity);
 }
@@ -328,17 +328,12 @@ fn of_device(families: &mut Families, device: &DeviceSnapshot, recent: u64, iden
     for (lifetime, &name) in LIFETIME_NAMES.iter().enumerate() {
         let counts = device.sum(|_, number| number == lifetime);
         let of = of.with("lifetime", name);
-        let said =
-            ("gruyere_live_bytes", "bytes", "Memory in the program's hands, as it was handed out.");
+        let said = ("gruyere_live_bytes", "bytes", "Live memory, with requests rounded up.");
         families.gauge(said, &of, whole(counts.live_bytes()));
-        let said = (
-            "gruyere_requested_bytes",
-            "bytes",
-            "Memory in the program's hands, as it was asked for.",
-        );
+        let said = ("gruyere_requested_bytes", "bytes", "Live memory, as requested.");
         families.gauge(said, &of, whole(counts.live_requested()));
         families.gauge(
-            ("gruyere_live_blocks", "", "Blocks in the program's hands."),
+            ("gruyere_live_blocks", "", "Live blocks."),
             &of,
             whole(counts.live_blocks()),
         );
@@ -349,37 +344,36 @@ fn of_device(families: &mut Families, device: &DeviceSnapshot, recent: u64, iden
         );
         families.gauge(said, &of, whole(counts.pending_bytes()));
     }
-    let said =
-        ("gruyere_live_peak_bytes", "bytes", "The most that was ever in the program's hands.");
+    let said = ("gruyere_live_peak_bytes", "bytes", "Highest live memory so far.");
     families.gauge(said, &of, device.live_peak);
     let said = (
         "gruyere_in_use_peak_bytes",
         "bytes",
-        "The most that was in use (live, waiting, in slabs) in the last minute.",
+        "Highest memory in use (live, waiting, in slabs) in the last minute.",
     );
     families.gauge(said, &of, recent);
     // By pool and not by lifetime: a block may change its lifetime, and a counter must not fall.
     for (pool, name) in [(0, "small"), (1, "large")] {
         let counts = device.sum(|number, _| number == pool);
         let of = of.with("pool", name);
-        families.counter(("gruyere_allocations", "", "Blocks handed out."), &of, counts.mallocs);
+        families.counter(("gruyere_allocations", "", "Blocks allocated."), &of, counts.mallocs);
         families.counter(
             ("gruyere_frees", "", "Blocks that the program freed."),
             &of,
             counts.frees,
         );
         let said =
-            ("gruyere_allocated_bytes", "bytes", "Bytes handed out, as they were handed out.");
+            ("gruyere_allocated_bytes", "bytes", "Bytes allocated, with requests rounded up.");
         families.counter(said, &of, counts.malloc_bytes);
         let said = ("gruyere_freed_bytes", "bytes", "Bytes that the program freed.");
         families.counter(said, &of, counts.free_bytes);
     }
     let held = device.held();
-    let said = ("gruyere_fragmentation_ratio", "ratio", "What is lost, of all that is held.");
+    let said = ("gruyere_fragmentation_ratio", "ratio", "Lost memory / held memory.");
     families.number(said, &of, held.fragmentation());
-    let said = ("gruyere_lost_bytes", "bytes", "Lost: held, and free between live blocks.");
+    let said = ("gruyere_lost_bytes", "bytes", "Held memory that is free between live blocks.");
     families.gauge(said, &of, held.lost());
-    let said = ("gruyere_idle_bytes", "bytes", "Idle: held, whole free pages.");
+    let said = ("gruyere_idle_bytes", "bytes", "Held memory in whole free pages.");
     families.gauge(said, &of, held.idle());
     let said = ("gruyere_unused_ratio", "ratio", "1 - live / held.");
     families.number(said, &of, held.unused());
@@ -397,7 +391,7 @@ fn of_device(families: &mut Families, device: &DeviceSnapshot, recent: u64, iden
     let said = (
         "gruyere_free_held_bytes",
         "bytes",
-        "Memory held that is neither live nor waiting for streams.",
+        "Held memory that is neither live nor waiting for streams.",
     );
     families.gauge(said, &of, held.free());
     for &gauge in DeviceGauge::ALL {
@@ -413,7 +407,7 @@ fn of_device(families: &mut Families, device: &DeviceSnapshot, recent: u64, iden
     for rung in RUNGS {
         let of = of.with("rung", rung.name);
         let said =
-            ("gruyere_reclaim_calls", "", "Times that a rung of the reclaim ladder was climbed.");
+            ("gruyere_reclaim_calls", "", "Times that a rung of the reclaim ladder was used.");
         families.counter(said, &of, device.gauge(rung.calls));
         let said =
             ("gruyere_reclaim_bytes", "bytes", "Memory that a rung of the reclaim ladder gained.");
@@ -424,10 +418,10 @@ fn of_device(families: &mut Families, device: &DeviceSnapshot, recent: u64, iden
         families.add(Kind::Counter, said, &of, seconds);
     }
     let torn = device.torn_gauges || device.torn_shards > 0;
-    let said = ("gruyere_torn", "", "1: the values of this device are not of one moment.");
+    let said = ("gruyere_torn", "", "1: the values of this device are not from one moment.");
     families.gauge(said, &of, u64::from(torn));
     let total = device.total();
-    let said = ("gruyere_malloc_size_bytes", "bytes", "Sizes of mallocs, as they were handed out.");
+    let said = ("gruyere_malloc_size_bytes", "bytes", "Sizes of mallocs, rounded up.");
     let sizes = sizes(&device.malloc_sizes, total.malloc_bytes);
     families.add(Kind::Histogram, said, &of, sizes);
 }

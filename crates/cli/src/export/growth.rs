@@ -24,7 +24,7 @@ pub fn of_device(
     let said = (
         "gruyere_live_recent_peak_bytes",
         "bytes",
-        "The highest live memory of the last minute; small blocks count by their slabs.",
+        "Highest live memory in the last minute; small blocks count by their slabs.",
     );
     families.gauge(said, of, minute_peak(timeline, device, recent::now()));
     let points: Vec<Point> = timeline.iter().map(Point::from).collect();
@@ -33,13 +33,13 @@ pub fn of_device(
         let said = (
             "gruyere_out_of_memory_forecast_seconds",
             "seconds",
-            "Time until memory runs out if it grows on as it does; absent where nothing grows.",
+            "Time until memory runs out at the current growth; absent if nothing grows.",
         );
         families.number(said, of, growth.seconds);
         let said = (
             "gruyere_growth_bytes_per_second",
             "bytes_per_second",
-            "By how much live memory grows; absent where nothing grows.",
+            "Growth of live memory; absent if nothing grows.",
         );
         families.number(said, of, growth.bytes_per_second);
     }

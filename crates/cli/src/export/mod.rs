@@ -23,8 +23,8 @@ use crate::target::Folder;
 Examples:
   gruyere export                    serve http://127.0.0.1:9404/metrics
   gruyere export --listen 0.0.0.0:9404
-                                    for a Prometheus on another machine;
-                                    anybody there may read it
+                                    for a Prometheus on another machine; every
+                                    host that reaches the port can read it
   gruyere export --textfile /var/lib/prometheus/node-exporter/gruyere.prom
                                     for node_exporter's textfile collector,
                                     every 15 s
@@ -34,43 +34,45 @@ Examples:
 
 Pages: /metrics (Prometheus text, or OpenMetrics where the client accepts it) and /-/healthy.
 
-One exporter tells of the processes of its own user; as root and with --all-users, of all users' \
-(the label `user` is set on those of others). A record is believed if its file is the user's whose \
-process it says it is; of a process in another container the owner of the file alone vouches \
-(gruyere_exporter_unseen_processes).
+An exporter covers the processes of its own user; as root with --all-users, those of all users \
+(the label `user` marks those of other users). It trusts a record if the file belongs to the user \
+whose process the record names. For a process in another container, the file's owner is the only \
+evidence (gruyere_exporter_unseen_processes counts these).
 
-In Prometheus, set `honor_labels: true`, so that `job` is the Slurm job or torchrun run and not \
-the scrape's. Alert rules and a Grafana dashboard are in dashboards/ of the repository.
+In Prometheus, set `honor_labels: true`, so that `job` is the Slurm job or torchrun run, not the \
+scrape job. Alert rules and a Grafana dashboard are in dashboards/ of the repository.
 
-Exit codes: 0 written or printed; 1 the folder can't be read, the address can't be had, or the \
-file can't be written; 2 wrong usage. Serving ends with a signal.")]
+Exit codes: 0 written or printed; 1 the folder can't be read, the address is not available, or the \
+file can't be written; 2 wrong usage. A signal ends serving.")]
 pub struct Arguments {
-    /// Address and port to serve at. Anything but loopback is open to whoever can reach it.
+    /// Address and port to listen on. Any address but loopback is open to every host that can reach
+    /// it.
     #[arg(
         long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:9404",
         conflicts_with_all = ["textfile", "print"]
     )]
     listen: String,
-    /// Write this file, at once and again, in place of serving.
+    /// Write this file, at once and then every --interval, in place of serving.
     #[arg(long, value_name = "FILE", conflicts_with = "print")]
     textfile: Option<PathBuf>,
-    /// With --textfile: write it once, and end.
+    /// With --textfile: write it once, then exit.
     #[arg(long, requires = "textfile", conflicts_with = "interval")]
     once: bool,
-    /// With --textfile: seconds between two writings.
+    /// With --textfile: seconds between writes.
     #[arg(long, value_name = "SECONDS", requires = "textfile", default_value = "15",
           value_parser = clap::value_parser!(u32).range(1..=86400))]
     interval: u32,
-    /// Print the metrics once, and end.
+    /// Print the metrics once, then exit.
     #[arg(long)]
     print: bool,
     /// With --print: OpenMetrics in place of Prometheus text.
     #[arg(long, requires = "print")]
     openmetrics: bool,
-    /// The label `job` of all processes. Default: the Slurm job or the torchrun run of each.
+    /// Value of the label `job` for all processes. Default: the Slurm job or the torchrun run of
+    /// each.
     #[arg(long, value_name = "NAME")]
     job: Option<String>,
-    /// Processes that are exported, the newest first; the rest are only counted.
+    /// Export at most this many processes, the newest first; the rest are only counted.
     #[arg(
         long, value_name = "COUNT", default_value = "256",
         value_parser = clap::value_parser!(u32).range(1..=65536)
@@ -110,8 +112,8 @@ pub fn run(arguments: &Arguments) -> Ended {
         say(
             "export",
             format_args!(
-                "{at} is not loopback, as was asked for: whoever can reach it may read what \
-                 processes of this machine hold, without a password"
+                "{at} is not loopback, as you asked: every host that can reach it can read, \
+                 without a password, what processes of this machine hold"
             ),
         );
     }

@@ -46,11 +46,11 @@ pub fn listen(address: &str) -> Result<(TcpListener, SocketAddr), Failure> {
     let listener = TcpListener::bind(&addresses[..]).map_err(|error| {
         let remedy = match error.kind() {
             io::ErrorKind::AddrInUse => {
-                "another exporter, or another program, has it: one exporter tells of all processes \
-                 of the machine; stop that one, or choose another port with --listen"
+                "another exporter or program uses it: one exporter covers all processes of the \
+                 machine; stop that one, or choose another port with --listen"
             }
             io::ErrorKind::PermissionDenied => {
-                "ports below 1024 are the system's: choose another with --listen"
+                "ports below 1024 are reserved for the system: choose another with --listen"
             }
             io::ErrorKind::AddrNotAvailable => {
                 "this machine has no such address: `ip addr` lists those it has"

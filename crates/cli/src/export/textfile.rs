@@ -15,14 +15,14 @@ use crate::failure::Failure;
 pub fn write(path: &Path, text: &str) -> Result<(), Failure> {
     let failure = |error: std::io::Error| {
         Failure::new(format_args!(
-            "--textfile {}: {error}; name a file in a folder that you may write to (node_exporter \
-             reads that of its --collector.textfile.directory)",
+            "--textfile {}: {error}; name a file in a folder that you can write to (node_exporter \
+             reads the folder of its --collector.textfile.directory)",
             path.display()
         ))
     };
     if std::fs::metadata(path).is_ok_and(|file| !file.is_file()) {
         return Err(Failure::new(format_args!(
-            "{}: a pipe, a device or a folder, which would be replaced; name a file, or use \
+            "{}: this is a pipe, a device or a folder, and would be replaced; name a file, or use \
              --print",
             path.display()
         )));

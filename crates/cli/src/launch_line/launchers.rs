@@ -37,8 +37,8 @@ const DEEPSPEED: Launcher =
 /// It gives a single process no ranks.
 const ACCELERATE: Launcher = Launcher {
     environment: "",
-    note: "\nWhat accelerate's options and configuration say (`accelerate env`) goes before it, as \
-           in ACCELERATE_MIXED_PRECISION=bf16",
+    note: "\nPut the settings of accelerate's options and configuration (`accelerate env`) before \
+           it, as in ACCELERATE_MIXED_PRECISION=bf16",
     ..TORCHRUN
 };
 
@@ -81,8 +81,8 @@ pub fn reason(program: &Program, name: &str) -> Option<String> {
     line.extend(argument.map(str::to_owned));
     line.extend_from_slice(arguments);
     Some(format!(
-        "{said}: a launcher; the processes that it starts cannot be watched. Name the program \
-         itself, which then runs as one process on one device:\n    {}gruyere {name} -- {}{}",
+        "{said}: a launcher; Gruyère cannot watch the processes that it starts. Name the program \
+         itself; it then runs as one process on one device:\n    {}gruyere {name} -- {}{}",
         launcher.environment,
         line.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" "),
         launcher.note,

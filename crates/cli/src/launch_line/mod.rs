@@ -76,14 +76,14 @@ pub fn read(command: &[OsString], name: &str) -> Result<Program, String> {
     let mut words = VecDeque::new();
     for word in command {
         let text = word.to_str().ok_or_else(|| {
-            format!("{}: no UTF-8; name the program another way", word.to_string_lossy())
+            format!("{}: not UTF-8; name the program another way", word.to_string_lossy())
         })?;
         words.push_back(text.to_owned());
     }
     if let Some(setting) = words.front().filter(|word| is_setting(word)) {
         return Err(format!(
-            "{setting}: a setting of the environment stands before the command: {setting} gruyere \
-             {name} -- ..."
+            "{setting}: put environment settings before the command: {setting} gruyere {name} -- \
+             ..."
         ));
     }
     let mut program = Program::default();
@@ -136,8 +136,8 @@ impl Program {
             let word = words.pop_front().expect("there is one");
             if word == "-" {
                 return Err(format!(
-                    "-: each run reads the program anew, which standard input cannot give; name a \
-                     file: gruyere {name} -- python train.py"
+                    "-: each run reads the program again, and standard input can be read only \
+                     once; name a file: gruyere {name} -- python train.py"
                 ));
             }
             for (at, letter) in word.char_indices().skip(1) {
@@ -154,8 +154,8 @@ impl Program {
                     'm' => return value().map(Some),
                     'c' => {
                         return Err(format!(
-                            "-c: what runs is a script or a module, not a line of code; write it \
-                             to a file: gruyere {name} -- python train.py"
+                            "-c: the program must be a script or a module, not a line of code; \
+                             write it to a file: gruyere {name} -- python train.py"
                         ));
                     }
                     _ if WITH_VALUE.contains(letter) => {
@@ -164,8 +164,8 @@ impl Program {
                     }
                     _ => {
                         return Err(format!(
-                            "{word}: neither an option of gruyere {name} (--help lists them) nor \
-                             one of python that its runs get ({}); leave it out",
+                            "{word}: neither an option of gruyere {name} (--help lists them) nor a \
+                             python option that it passes to its runs ({}); leave it out",
                             passed_on()
                         ));
                     }

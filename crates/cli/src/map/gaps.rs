@@ -35,15 +35,15 @@ pub fn notes(picture: &Picture, missing: Missing) -> Vec<String> {
     let mut notes = Vec::new();
     if missing.blocks > 0 {
         notes.push(format!(
-            "{} live blocks ({} bytes) are drawn as free: the record has no room for them; give it \
-             more with record_blocks",
+            "{} live blocks ({} bytes) are drawn as free: the record has no room for them; raise \
+             record_blocks",
             missing.blocks, missing.bytes
         ));
     }
     if missing.segments > 0 {
         notes.push(format!(
-            "the record had no room for {} segments, so what is in them may be missing here: give \
-             it more with record_blocks",
+            "the record had no room for {} segments, so their contents may be missing here: raise \
+             record_blocks",
             missing.segments
         ));
     }
@@ -51,7 +51,7 @@ pub fn notes(picture: &Picture, missing: Missing) -> Vec<String> {
         let there = picture.misfits.parts().into_iter().filter(|part| part.1 > 0);
         let parts: Vec<String> = there.map(|(name, count)| format!("{name} {count}")).collect();
         notes.push(format!(
-            "did not fit together (the record was read while it was written): {}",
+            "inconsistent entries (the record was read while it was written): {}",
             parts.join(", ")
         ));
     }

@@ -28,61 +28,61 @@ use gaps::Missing;
 use strokes::By;
 use terminal::Style;
 
-/// Draws the layout of a device's memory: blocks, what is idle, what is lost.
+/// Draws the layout of a device's memory: blocks, idle memory, lost memory.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
   gruyere map 4242                    the address space, coloured by lifetime
-  gruyere map 4242 --by age --watch   by age, drawn again every second
+  gruyere map 4242 --by age --watch   by age, redrawn every second
   gruyere map 4242 --by site          by the line of the program; --by module,
                                       --by phase
   gruyere map 4242 --physical         in the order of physical pages
-  gruyere map 4242 --html heap.html   a page to zoom in; it opens offline
+  gruyere map 4242 --html heap.html   a zoomable page that works offline
   gruyere map /dev/shm/gruyere-4026531836-4242-99-0.record --json | jq .sums
                                       the last state of a killed process
 
-A cell is filled from below by what blocks take of it. What is left has no colour where it is \
-idle: whole free pages, which serve any request or go back. It is red where it is lost: free \
-between live blocks, until these go. docs/map.md tells more.
+Each cell is filled from below, as far as blocks take it up. The rest has no colour if it is idle: \
+whole free pages, which can serve any request or go back to the driver. It is red if it is lost: \
+free between live blocks, until they are freed. docs/map.md has the details.
 
-Exit codes: 0 all well; 1 no such process, record or device, or it can't be read or written; 2 \
-wrong usage; 3 drawn, but some entries could not be read whole (the process was killed while it \
+Exit codes: 0 success; 1 no such process, record or device, or it can't be read or written; 2 \
+wrong usage; 3 drawn, but some entries could not be read in full (the process was killed while it \
 wrote them).")]
 pub struct Arguments {
     #[command(flatten)]
     target: Target,
-    /// The device, by its number in the process; else the first that holds memory.
+    /// Device, by its number in the process. Default: the first that holds memory.
     #[arg(long, value_name = "NUMBER")]
     device: Option<u32>,
-    /// What live blocks are coloured by; else the lifetime, and in a page the line of the program
-    /// where lines are known.
+    /// Property that colours live blocks. Default: the lifetime; in a page, the line of the
+    /// program, if lines are known.
     #[arg(long, value_enum)]
     by: Option<By>,
-    /// In the order of physical pages, in place of addresses.
+    /// Draw in the order of physical pages, not of addresses.
     #[arg(long)]
     physical: bool,
-    /// Letters of ASCII only.
+    /// Draw with ASCII letters only.
     #[arg(long)]
     ascii: bool,
-    /// Colours; `auto` is where the output is a terminal and NO_COLOR is not set.
+    /// When to use colours; `auto`: if the output is a terminal and NO_COLOR is not set.
     #[arg(long, value_enum, default_value_t)]
     color: Colour,
-    /// Columns of text; else the terminal's, or 100.
+    /// Columns of text. Default: the terminal's, or 100.
     #[arg(long, value_name = "COLUMNS", value_parser = clap::value_parser!(u16).range(40..))]
     width: Option<u16>,
-    /// Rows of cells; else what fits the terminal, or 32.
+    /// Rows of cells. Default: as many as fit the terminal, or 32.
     #[arg(long, value_name = "ROWS", value_parser = clap::value_parser!(u16).range(1..))]
     rows: Option<u16>,
-    /// Draw it again, every so many seconds, until it is interrupted or the process is gone.
+    /// Redraw at this interval, in seconds, until interrupted or until the process is gone.
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1",
         require_equals = true,
           value_parser = clap::value_parser!(u32).range(1..=86_400),
           conflicts_with_all = ["json", "html"])]
     watch: Option<u32>,
-    /// Print the sums and ranges as JSON. Bytes are bytes.
+    /// Print the sums and ranges as JSON. Sizes are in bytes.
     #[arg(long, conflicts_with = "html")]
     json: bool,
-    /// Write a page to FILE, which needs no other file.
+    /// Write a self-contained page to FILE.
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
 }
@@ -149,7 +149,7 @@ fn look(reader: &Reader<'_>, device: u32) -> Result<Picture, Failure> {
     reader.look_again();
     let picture = Picture::read(reader, device).ok_or_else(|| {
         Failure::new(format_args!(
-            "{}: it tells nothing of device {device}",
+            "{}: it has no data about device {device}",
             reader.path().display()
         ))
     })?;
@@ -263,7 +263,7 @@ fn write_page(
     });
     let failed = |error: io::Error| {
         Failure::new(format_args!(
-            "{}: {error}; name a file in a folder that can be written, with room",
+            "{}: {error}; name a file in a writable folder with free space",
             path.display()
         ))
     };

@@ -171,7 +171,7 @@ pub fn draw(
     rows(&mut out, &stretches, width, style);
     legend(&mut out, picture, &classes, &stretches, style);
     let longest = format!(
-        "largest free run {}; idle, and can move: {} ({} of what is free)",
+        "largest free run {}; idle and movable: {} ({} of free memory)",
         bytes(sums.largest_run),
         bytes(sums.movable()),
         of_free(sums.movable())
@@ -311,13 +311,13 @@ fn legend(
     }
     out.push('\n');
     if style.letters() {
-        wrapped(out, "capital: 15 of 16 parts of the cell are taken; small: less", style.columns);
+        wrapped(out, "capital: at least 15/16 of the cell is taken; small: less", style.columns);
     }
     let beyond = |piece: &Piece| piece.kind.is_block() && piece.stream as usize >= STREAMS;
     if style.by == By::Stream && picture.pieces.iter().any(beyond) {
         wrapped(
             out,
-            "a stream of 8 or more is drawn as its number less 8, 16, and so on",
+            "streams from 8 on are drawn as their number minus 8, 16, and so on",
             style.columns,
         );
     }

@@ -210,7 +210,7 @@ fn worse((now, before): &(&Peaks, Option<&Peaks>), bounds: Bounds) -> Vec<String
     let no_longer = before.fits == Some(true) && now.fits == Some(false);
     let ratio = now.ratio().map(|ratio| Pair { before: before.ratio(), now: ratio });
     let found = [
-        no_longer.then(|| format!("{whose}: it does not fit any more")),
+        no_longer.then(|| format!("{whose}: it no longer fits")),
         bounds.growth_of(&whose, "held at the peak", pair(|row| row.held)),
         bounds.growth_of(&whose, "live at the peak", pair(|row| row.live)),
         ratio.and_then(|ratio| bounds.rise_of(&whose, "the peak ratio", ratio)),
@@ -227,7 +227,7 @@ fn failures(now: &Kept, earlier: &[Peaks]) -> Vec<String> {
         row.failed && earlier.iter().any(same)
     });
     let said = |(gpu, row): (&Gpu, &Row)| {
-        format!("{} under {}: the program fails there now", plain(&gpu.id), plain(&row.allocator))
+        format!("{} under {}: the program now fails there", plain(&gpu.id), plain(&row.allocator))
     };
     failed.map(said).collect()
 }
@@ -325,7 +325,7 @@ fn of_pair((now, before): &(&Peaks, Option<&Peaks>), is_compared: bool) -> Strin
         Some(before) if before.gpu != now.gpu => {
             let _ = write!(out, ", against {}", plain(before.gpu));
         }
-        None if is_compared => out += ": not in the earlier one",
+        None if is_compared => out += ": not in the earlier run",
         _ => {}
     }
     let _ = writeln!(out, "\n  {:<26} {:>12} {:>12} {:>9}", "", "BEFORE", "NOW", "CHANGE");

@@ -14,7 +14,7 @@ use crate::target::{Folder, Target};
 /// Larger files are refused; ours are some dozen KiB.
 const MOST_BYTES: u64 = 64 << 20;
 const REMEDY: &str =
-    "name a file that `history:` made, or `gruyere dryrun` with --history or --json";
+    "name a file from `history:`, or from `gruyere dryrun` with --history or --json";
 
 /// A kept run.
 pub enum Kept {
@@ -61,8 +61,8 @@ impl Kept {
                 return Ok(());
             }
             Err(Failure::new(format_args!(
-                "{}: {} of version {}, this command reads version {version}; use the command of \
-                 the version that wrote it",
+                "{}: {} of version {}, but this command reads version {version}; use the command \
+                 of the version that wrote it",
                 path.display(),
                 head.schema,
                 head.version
@@ -72,7 +72,7 @@ impl Kept {
             run::SCHEMA => expect(run::VERSION).and_then(|()| parsed(path, &text).map(Kept::Run)),
             dry::SCHEMA => expect(dry::VERSION).and_then(|()| parsed(path, &text).map(Kept::Dry)),
             other => Err(Failure::new(format_args!(
-                "{}: {other:?} is no history of a run; {REMEDY}",
+                "{}: {other:?} is not the history of a run; {REMEDY}",
                 path.display()
             ))),
         }
@@ -156,7 +156,7 @@ fn newest(
     let folder = history.display();
     let entries = fs::read_dir(history).map_err(|error| {
         Failure::new(format_args!(
-            "{folder}: {error}; name the folder that `history:` names with --history"
+            "{folder}: {error}; name the folder of `history:` with --history"
         ))
     })?;
     let files = entries.flatten().map(|entry| entry.path()).filter(|file| {
@@ -196,7 +196,7 @@ fn readable(
     files.filter(is_kept).filter_map(move |file| match Kept::read(&file) {
         Ok(kept) => Some(kept),
         Err(failure) => {
-            say(command, format_args!("passed over: {failure}"));
+            say(command, format_args!("skipped: {failure}"));
             None
         }
     })

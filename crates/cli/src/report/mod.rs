@@ -24,63 +24,63 @@ pub use files::runs;
 #[command(after_help = "\
 Examples:
   GRUYERE_CONF=history:/var/lib/gruyere python -m gruyere train.py
-                                    keeps what the run did, under the name
+                                    saves the figures of the run, under the name
                                     `train`
   gruyere report --history /var/lib/gruyere --name train
                                     its latest run, compared with the one before
   gruyere report 4242 --against runs/train.rank0.1763763600-31.run.json
                                     a process that runs now, or its record,
-                                    against a kept run
+                                    against a saved run
   gruyere report dry.json --against dry-of-main.json --max-growth 2%
                                     two dry runs (`gruyere dryrun
                                     --json=dry.json`, or --history)
   gruyere report 4242 --against dry.json
-                                    what a GPU took, beside what the dry run
-                                    said
+                                    memory on a GPU, against the prediction of
+                                    the dry run
   gruyere report --history runs --name train --max-growth 2% --max-ratio 1%
-                                    for continuous integration: exit code 4
-                                    where it got worse than that
+                                    for continuous integration: exit code 4 if
+                                    the run is worse than a bound
 
-A run is the file that `history:` makes, a process, or the file of its record. Steps are those \
-that the program (or an optimiser) marks; they are compared as far as both runs went. In use: \
-blocks above 1 MiB, and slabs. Ratio: held / in use, both at their highest in these steps; peak \
-ratio: held / live, both at their highest in the run (1 is the least there can be).
+A run is a file from `history:`, a process, or its record file. The program (or an optimiser) \
+marks the steps; steps that both runs reached are compared. In use: blocks above 1 MiB, and slabs. \
+Ratio: held / in use, both at their highest in these steps; peak ratio: held / live, both at their \
+highest in the run (1 is the lowest possible).
 
-Exit codes: 0 all well; 1 a run is missing or can't be read; 2 wrong usage; 4 it got worse than a \
-bound.")]
+Exit codes: 0 success; 1 a run is missing or can't be read; 2 wrong usage; 4 the run is worse than \
+a bound.")]
 pub struct Arguments {
-    /// The run: a file of the history, a process, or the file of its record. Without it: the latest
-    /// of --name in --history.
+    /// The run: a history file, a process, or its record file. Default: the latest run of --name in
+    /// --history.
     #[arg(value_name = "RUN|PID|FILE", required_unless_present = "history")]
     run: Option<String>,
-    /// The run to compare with, as RUN. Without it: the latest earlier one of the same name and
-    /// rank in --history, if that is given.
+    /// The run to compare with, in the form of RUN. Default: the latest earlier run of the same
+    /// name and rank in --history, if given.
     #[arg(long, value_name = "RUN|PID|FILE")]
     against: Option<String>,
-    /// The folder that `history:` names.
+    /// The folder of `history:`.
     #[arg(long, value_name = "FOLDER")]
     history: Option<PathBuf>,
-    /// The name of the runs in it.
+    /// The name of the runs in that folder.
     #[arg(long, value_name = "NAME", requires = "history")]
     name: Option<String>,
-    /// The rank of the runs in it.
+    /// The rank of the runs in that folder.
     #[arg(long, value_name = "RANK", default_value_t = 0, requires = "history")]
     rank: u64,
-    /// Worse: more was held, or in use, at the peak or in any steps, by more than this share of
-    /// what it was.
+    /// The run is worse if held or in-use memory, at the peak or in any steps, grew by more than
+    /// this share.
     #[arg(long, value_name = "PERCENT")]
     max_growth: Option<Share>,
-    /// Worse: the peak ratio (held / live), or held / in use in any steps, rose by more than this
-    /// (1.05 to 1.065 is 1.5%).
+    /// The run is worse if the peak ratio (held / live), or held / in use in any steps, rose by
+    /// more than this (1.05 to 1.065 is 1.5%).
     #[arg(long, value_name = "PERCENT")]
     max_ratio: Option<Share>,
-    /// How many parts the steps are told in.
+    /// Number of parts to group the steps into.
     #[arg(
         long, value_name = "COUNT", default_value_t = 16,
         value_parser = clap::value_parser!(u64).range(1..=4096)
     )]
     parts: u64,
-    /// Print JSON. Bytes are bytes, shares are of 1.
+    /// Print JSON. Sizes are in bytes, shares are fractions of 1.
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -114,7 +114,7 @@ pub fn run(arguments: &Arguments) -> Ended {
         let (kind, name) = (now.kind(), now.name());
         say(
             "report",
-            format_args!("no earlier {kind} of {name:?} to compare with: the bounds say nothing"),
+            format_args!("no earlier {kind} of {name:?} to compare with: no bound is checked"),
         );
     }
     let compared = match (&now, &before) {
@@ -145,7 +145,7 @@ fn no_run(history: &Path, arguments: &Arguments) -> Failure {
     let of = arguments.name.as_ref().map_or_else(String::new, |name| format!("{name:?}, "));
     let of = format!("{of}rank {rank}");
     Failure::new(format_args!(
-        "{folder}: no run of {of}; runs are kept where GRUYERE_CONF has history:{folder}, and by \
+        "{folder}: no run of {of}; history:{folder} in GRUYERE_CONF saves runs there, and so does \
          gruyere dryrun --history {folder}"
     ))
 }

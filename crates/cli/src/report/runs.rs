@@ -258,7 +258,7 @@ fn text(now: &Run, before: Option<&Run>, comparisons: &[Comparison]) -> String {
             line(format_args!("{row}"));
         }
         if comparison.steps.is_empty() {
-            line(format_args!("  no step was marked, so nothing is told by step"));
+            line(format_args!("  no step was marked, so there are no figures by step"));
             continue;
         }
         let head = ["IN USE", "HELD", "RATIO", "IN USE", "HELD", "RATIO"];

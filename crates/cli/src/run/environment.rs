@@ -81,7 +81,7 @@ impl Environment {
         {
             let absolute = std::path::absolute(&*folder).map_err(|error| {
                 Failure::new(format_args!(
-                    "history:{}: {error}; give its whole path",
+                    "history:{}: {error}; give the full path",
                     folder.display()
                 ))
             })?;
@@ -147,7 +147,7 @@ fn own_history() -> Option<TempDir> {
             say(
                 "run",
                 format_args!(
-                    "{folder}: {error}; there will be no summary of processes that end well: set \
+                    "{folder}: {error}; the summary will lack processes that exit cleanly: set \
                      TMPDIR"
                 ),
             );

@@ -40,7 +40,7 @@ pub fn find(chosen: Option<&Path>, with_driver: bool) -> Result<Libraries, Failu
         Some((path, by)) if path.is_file() => usable(&path, &by, SYMBOL)?,
         Some((path, by)) => {
             return Err(Failure::new(format_args!(
-                "{by} {}: no such file; name {NAME} there",
+                "{by} {}: no such file; it must name {NAME}",
                 path.display()
             )));
         }
@@ -52,7 +52,7 @@ pub fn find(chosen: Option<&Path>, with_driver: bool) -> Result<Libraries, Failu
                 return Err(Failure::new(format_args!(
                     "{NAME} was not found; looked for {}. Name it with --library or {VARIABLE}; \
                      `pip install ./python_loader` installs it beside this command, `cargo build \
-                     --release` makes it (cargo install leaves libraries out)",
+                     --release` builds it (cargo install does not install libraries)",
                     looked.join(", ")
                 )));
             };
@@ -72,7 +72,7 @@ fn beside(library: &Path) -> Result<PathBuf, Failure> {
     let Some(found) = found else {
         return Err(Failure::new(format_args!(
             "{}: no such file; `preload:driver` needs it beside {NAME} (cargo build --release \
-             --workspace makes both)",
+             --workspace builds both)",
             file.display()
         )));
     };
@@ -123,7 +123,7 @@ fn packages(prefix: &Path) -> Vec<PathBuf> {
 fn usable(path: &Path, by: &str, symbol: &str) -> Result<PathBuf, Failure> {
     let name = path.display();
     let absolute = std::path::absolute(path)
-        .map_err(|error| Failure::new(format_args!("{by} {name}: {error}; give its whole path")))?;
+        .map_err(|error| Failure::new(format_args!("{by} {name}: {error}; give its full path")))?;
     // The loader splits LD_PRELOAD at both, and knows no quotes.
     if absolute
         .as_os_str()
@@ -133,7 +133,7 @@ fn usable(path: &Path, by: &str, symbol: &str) -> Result<PathBuf, Failure> {
     {
         return Err(Failure::new(format_args!(
             "{by} {name}: LD_PRELOAD cannot hold a path with a space or a colon; put the library, \
-             or a link to it, elsewhere and name that with --library"
+             or a link to it, elsewhere, and name that path with --library"
         )));
     }
     match elf::kind(&absolute) {
@@ -143,10 +143,10 @@ fn usable(path: &Path, by: &str, symbol: &str) -> Result<PathBuf, Failure> {
             "{by} {name}: this is not Gruyère's library (it has no {symbol}); name {NAME}"
         ))),
         Kind::Loaded(_) | Kind::NotElf => {
-            Err(Failure::new(format_args!("{by} {name}: this is no shared library; name {NAME}")))
+            Err(Failure::new(format_args!("{by} {name}: not a shared library; name {NAME}")))
         }
         Kind::Foreign => Err(Failure::new(format_args!(
-            "{by} {name}: it is damaged, or made for another machine; name {NAME} of this one"
+            "{by} {name}: it is damaged, or built for another machine; name {NAME} of this one"
         ))),
     }
 }

@@ -41,22 +41,22 @@ fn of_file(path: &Path) -> Finding {
     let name = path.display();
     if let Some(right) = privilege(path) {
         return Finding::Impossible(format!(
-            "{name}: it is {right}, so the loader takes LD_PRELOAD out of its environment; put \
-             gruyere run on its inside, as in `sudo gruyere run -- program`"
+            "{name}: it is {right}, so the loader removes LD_PRELOAD from its environment; use \
+             gruyere run inside it, as in `sudo gruyere run -- program`"
         ));
     }
     match elf::kind(path) {
         Kind::NoLoader => Finding::Doubtful(format!(
-            "{name}: it is linked statically, so LD_PRELOAD does nothing to it: no call of its own \
-             will be seen, only those of programs that it starts; link it dynamically"
+            "{name}: it is linked statically, so LD_PRELOAD has no effect on it: Gruyère will see \
+             none of its own calls, only those of programs that it starts; link it dynamically"
         )),
         Kind::Loaded(loader) if loader.contains("ld-musl") => Finding::Impossible(format!(
-            "{name}: it is made for musl ({loader}), and libgruyere.so for glibc, as the CUDA \
-             driver is; build it for glibc"
+            "{name}: it is built for musl ({loader}), but libgruyere.so and the CUDA driver are \
+             built for glibc; build it for glibc"
         )),
         Kind::Foreign => Finding::Doubtful(format!(
-            "{name}: it is made for another machine than libgruyere.so, which its loader will not \
-             take"
+            "{name}: it is built for another machine than libgruyere.so, so its loader will not \
+             load the library"
         )),
         Kind::Loaded(_) | Kind::NotElf => Finding::Fine,
     }

@@ -45,8 +45,8 @@ struct Doubts {
 }
 
 /// Message: why memory that torch maps itself is not seen.
-const MAPS_BY_ITSELF: &str = "torch's expandable segments (PYTORCH_ALLOC_CONF) map memory by \
-                              themselves, past every allocation call";
+const MAPS_BY_ITSELF: &str = "torch's expandable segments (PYTORCH_ALLOC_CONF) map memory \
+                              directly, past every allocation call";
 
 /// The longest command line shown.
 const COMMAND: usize = 100;
@@ -68,8 +68,8 @@ pub fn print(environment: &mut Environment, folder: &Folder) {
         say(
             "run",
             format_args!(
-                "what still runs will keep its run in {}, to be read with `gruyere report`; remove \
-                 it then",
+                "processes that still run will save their runs in {}; read them with `gruyere \
+                 report`, then remove the folder",
                 kept.display()
             ),
         );
@@ -192,13 +192,13 @@ fn text(processes: &[Process], config: &Config, doubts: Doubts) -> String {
     }
     if processes.iter().any(|process| mode(&process.run) == "observed") {
         line(format_args!(
-            "observed: held is what the program had in hand; what its own allocators keep cached \
-             counts as live"
+            "observed: held is the memory that the program had allocated; memory that its own \
+             allocators cache counts as live"
         ));
     }
     if doubts.maps_by_itself && !config.preload.driver {
         line(format_args!(
-            "{MAPS_BY_ITSELF}: what they map is not in the table where torch's own allocator serves"
+            "{MAPS_BY_ITSELF}: while torch's own allocator serves, this memory is not in the table"
         ));
     }
     out
@@ -215,11 +215,11 @@ fn nothing_was_seen(
             "nothing was seen: GRUYERE_CONF has preload:off; --manage or --observe turns it on"
         ));
     } else if !config.heap.record {
-        line(format_args!("nothing is told: GRUYERE_CONF has record:off"));
+        line(format_args!("no summary: GRUYERE_CONF has record:off"));
     } else if doubts.no_history {
         line(format_args!(
-            "nothing can be told of processes that ended well: there was no folder for their runs; \
-             set TMPDIR, or name one with --conf history:FOLDER"
+            "no summary of processes that exited cleanly: there was no folder for their runs; set \
+             TMPDIR, or name a folder with --conf history:FOLDER"
         ));
     } else if doubts.unreadable > 0 {
         line(format_args!(
@@ -230,13 +230,13 @@ fn nothing_was_seen(
         line(format_args!(
             "no CUDA call was seen, of the runtime or the driver: the program asked for no device \
              memory, had no GPU, or is linked statically as a whole (`ldd` says so); `gruyere \
-             doctor` looks at this machine"
+             doctor` checks this machine"
         ));
     } else {
         if doubts.maps_by_itself {
             line(format_args!(
                 "no CUDA call was seen. {MAPS_BY_ITSELF}: --observe --conf preload:driver shows \
-                 their mappings; to have them served, take the setting away, or use python -m \
+                 their mappings; to let Gruyère serve them, remove the setting, or use python -m \
                  gruyere"
             ));
             return;

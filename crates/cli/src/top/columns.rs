@@ -13,7 +13,7 @@ use crate::follow::Life;
 /// What the table is sorted by. The highest first, but ranks, pids and times.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Sort {
-    /// The device that runs out of memory soonest, then by rank.
+    /// The device that runs out of memory soonest, then rank.
     #[default]
     Sick,
     /// Rank, then pid, then device.
@@ -34,7 +34,7 @@ pub enum Sort {
     Idle,
     /// The largest satisfiable request, the least first.
     Largest,
-    /// Bytes allocated a second.
+    /// Bytes allocated per second.
     Rate,
     /// Time to out of memory, the soonest first.
     OomIn,

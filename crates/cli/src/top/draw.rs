@@ -99,7 +99,7 @@ fn footer(frame: &mut Frame, area: Rect, app: &App) {
         View::Main => &[
             ("q", "quit"),
             ("↑↓", "choose"),
-            ("⏎", "all of it"),
+            ("⏎", "details"),
             ("s", "sort"),
             ("␣", "pause"),
             ("t", "time"),
@@ -131,7 +131,7 @@ fn main(frame: &mut Frame, area: Rect, app: &App) {
         let mut lines = vec![
             Line::raw(""),
             Line::styled(
-                " no process here uses gruyère; those that come will show",
+                " no process here uses gruyère; new ones will appear",
                 app.theme.dim(),
             ),
         ];
@@ -424,25 +424,25 @@ fn help(frame: &mut Frame, area: Rect, app: &App) {
     let theme = app.theme;
     let text: &[(&str, &str)] = &[
         ("↑ ↓ j k", "choose a process's device; PgUp, PgDn, Home, End"),
-        ("Enter", "all that is known of it; q or Esc leads back"),
+        ("Enter", "details of the process; q or Esc goes back"),
         ("s", "sort by the next column"),
-        ("r", "the other way round"),
-        ("Space p", "pause: nothing is read, what is there can be looked at"),
-        ("g", "lines of the program by what they hold, or by growth"),
-        ("t", "what the graph shows: run, minute, 10 minutes, hour"),
-        ("+ -", "look twice, or half as often"),
-        ("x", "drop the processes that died from the table"),
+        ("r", "reverse the order"),
+        ("Space p", "pause: stop reading, to look at what is on the screen"),
+        ("g", "lines of the program by memory held, or by growth"),
+        ("t", "time span of the graph: run, minute, 10 minutes, hour"),
+        ("+ -", "sample twice or half as often"),
+        ("x", "remove dead processes from the table"),
         ("q", "quit"),
         ("", ""),
-        ("LIVE", "what the program has now"),
-        ("PEAK", "its highest of the last step, or of the last minute"),
-        ("HELD", "what the process holds of the device"),
+        ("LIVE", "live memory of the program now"),
+        ("PEAK", "highest LIVE of the last step, or of the last minute"),
+        ("HELD", "memory that the process holds on the device"),
         ("█░┃▒·", "live, peak (┃), held, of the ceiling"),
         ("IDLE", "whole free pages: for any request, or to give back"),
         ("LOST", "the share of HELD that is free between live blocks"),
-        ("LARGEST", "the largest request that could be met"),
-        ("ALLOC/S", "bytes allocated a second"),
-        ("OOM IN", "at this growth; -: none; ...: seen too little yet"),
+        ("LARGEST", "the largest request that would fit"),
+        ("ALLOC/S", "bytes allocated per second"),
+        ("OOM IN", "at this growth; -: no growth; ...: too little data yet"),
         ("waiting", "freed, but a stream may still use it"),
     ];
     let width = 70.min(area.width);

@@ -46,27 +46,27 @@ use theme::Theme;
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
-  gruyere top                    all processes; who runs out of memory soonest comes first
-  gruyere top 4242               one
-  gruyere top --sort peak        who needs most comes first
+  gruyere top                    all processes, soonest out of memory first
+  gruyere top 4242               one process
+  gruyere top --sort peak        the highest peak first
   gruyere top --once             the screen as text, once
   gruyere top --json | jq '.processes[].devices[0].oom_in_seconds'
   gruyere top --json --count 60 --interval 1s
                                  a line a second for a minute
 
-Keys: arrows choose, Enter shows all of a process, s sorts by the next column, Space pauses, t \
-changes the time that the graph shows, ? helps, q quits. NO_COLOR is honoured.
+Keys: arrows choose, Enter shows the details of a process, s sorts by the next column, Space \
+pauses, t changes the graph's time span, ? shows help, q quits. NO_COLOR is honoured.
 
-Reading never disturbs a process: no lock, no signal, and the tables of blocks are only read for \
-the chosen process, and seldom.
+Reading never disturbs a process: `top` takes no lock, sends no signal, and reads the tables of \
+blocks only for the chosen process, and seldom.
 
-Exit codes: 0 fine (also when the process that was named has ended); 1 no such process or record, \
-it can't be read, or there is no terminal; 2 wrong usage.")]
+Exit codes: 0 success (also if the named process has ended); 1 no such process or record, it can't \
+be read, or there is no terminal; 2 wrong usage.")]
 pub struct Arguments {
-    /// The process (its pid) or the file of its record; left out or `all`: all of them.
+    /// The process (its pid) or its record file. Default, or `all`: all processes.
     #[arg(value_name = "PID|FILE|all", default_value = "all")]
     target: String,
-    /// Between two looks; 100ms at least.
+    /// Time between two samples, at least 100ms.
     #[arg(long, value_name = "DURATION", default_value = "500ms")]
     interval: watch::Duration,
     /// Sort by this column.
@@ -75,7 +75,7 @@ pub struct Arguments {
     /// Print a sample as JSON.
     #[arg(long, conflicts_with = "once")]
     json: bool,
-    /// With --json: so many samples, one a line, an interval apart.
+    /// With --json: print this many samples, one per line, an interval apart.
     #[arg(long, value_name = "N", requires = "json")]
     count: Option<u64>,
     /// Print the screen as text, once.
@@ -117,7 +117,7 @@ pub fn run(arguments: &Arguments) -> Ended {
     }
     if !io::stdout().is_terminal() {
         return Err(Failure::new(
-            "stdout is no terminal; --once prints the screen, --json a sample",
+            "stdout is not a terminal; --once prints the screen, --json a sample",
         ));
     }
     watch(&mut follower, &mut app)

@@ -119,7 +119,7 @@ pub fn memory(frame: &mut Frame, area: Rect, app: &App) {
     let block = panel(app, title).title(legend(app).alignment(Alignment::Right));
     let series = series(app, area.width.saturating_sub(10));
     let (Some(first), Some(last)) = (series.first(), series.last()) else {
-        let text = Paragraph::new(" nothing was looked at yet").style(app.theme.dim()).block(block);
+        let text = Paragraph::new(" no sample yet").style(app.theme.dim()).block(block);
         frame.render_widget(text, area);
         return;
     };
@@ -333,7 +333,7 @@ pub fn lifetimes(frame: &mut Frame, area: Rect, app: &App) {
     }
     let note = match ahead {
         Some(ahead) => format!("the host is {ahead} or more ahead of the device"),
-        None => "of what is held; blocks".to_owned(),
+        None => "share of held; blocks".to_owned(),
     };
     let title = heading(app, "by lifetime", note);
     put(frame, area, lines, panel(app, title));
@@ -478,7 +478,7 @@ pub fn lines_of(app: &App, mut found: Vec<sites::Line>, columns: usize) -> Vec<L
 pub fn events(frame: &mut Frame, area: Rect, app: &App) {
     let lost = match app.details.lost {
         0 => String::new(),
-        lost => format!("({} were overwritten unseen)", count(lost)),
+        lost => format!("({} overwritten unseen)", count(lost)),
     };
     let title = heading(app, "events", lost);
     let room = usize::from(area.height.saturating_sub(1));
@@ -516,7 +516,7 @@ fn event_line<'a>(app: &App, event: &Event) -> Line<'a> {
         app.details.scale.map(|scale| (now - scale.realtime(event.time) as f64 / 1e9).max(0.0));
     let ago = ago.map_or_else(|| "?".to_owned(), |seconds| format!("{} ago", Duration(seconds)));
     let (style, text) = match event.kind {
-        EventKind::OutOfMemory => (theme.bad(), format!("{} could not be had", bytes(event.size))),
+        EventKind::OutOfMemory => (theme.bad(), format!("{} refused", bytes(event.size))),
         EventKind::BadFree => (theme.bad(), format!("{:#x} is no live block", event.address)),
         EventKind::DriverError => (theme.bad(), String::new()),
         EventKind::Wait => (theme.warn(), format!("{}", Duration(event.size as f64 / 1e9))),

@@ -95,7 +95,7 @@ pub fn lines(app: &App, row: &Row, width: usize) -> Vec<Line<'static>> {
     if row.snapshot.torn_gauges || row.snapshot.torn_shards > 0 {
         fact(
             "torn",
-            "the process was killed while it wrote: not all values are of one moment".to_owned(),
+            "the process was killed while it wrote: not all values are from one moment".to_owned(),
         );
     }
     lines.push(Line::raw(""));

@@ -28,17 +28,17 @@ use program::Program;
 /// What is asked for.
 #[derive(clap::Args)]
 pub struct Trial {
-    /// Try the first visible GPU too, for about a minute and a half: which rules its driver has and
-    /// what calls cost (the probe), and whether blocks keep what is written into them (a stress of
-    /// 20 s). It takes most of the free memory for a moment.
+    /// Also test the first visible GPU, for about a minute and a half: the rules of its driver and
+    /// the cost of calls (the probe), and whether blocks keep their contents (a 20 s stress test).
+    /// This briefly takes most of the free memory.
     #[arg(long = "gpu")]
     pub is_wanted: bool,
-    /// The libgruyere.so that is stressed. Default: as `gruyere run` finds it ($GRUYERE_LIBRARY,
+    /// The libgruyere.so to stress. Default: the one that `gruyere run` finds ($GRUYERE_LIBRARY,
     /// beside this command, the Python package's).
     #[arg(long, value_name = "PATH", requires = "is_wanted")]
     library: Option<PathBuf>,
-    /// Keep what probe and stress wrote in FOLDER: probe.json (also a file for
-    /// `gruyere bench --prices`), stress.json, and what they said.
+    /// Keep the results of the probe and the stress test in FOLDER: probe.json (also a file for
+    /// `gruyere bench --prices`), stress.json, and their output.
     #[arg(long, value_name = "FOLDER", requires = "is_wanted")]
     out: Option<PathBuf>,
     /// More options of the probe, and of the canaries: for tests.
@@ -63,8 +63,7 @@ pub fn examine(findings: &mut Findings, trial: &Trial, driver: Option<&DriverFac
     if !driver.is_some_and(DriverFacts::has_a_device) {
         findings.note(
             "probe",
-            "not run, and no stress either: there is no device that can be used (see driver, \
-             above)",
+            "not run, nor the stress test: there is no usable device (see driver, above)",
         );
         return told;
     }
@@ -85,7 +84,7 @@ pub fn examine(findings: &mut Findings, trial: &Trial, driver: Option<&DriverFac
             Err(failure) => findings.problem(
                 "stress",
                 format!("not run: {failure}"),
-                "once the library is there: gruyere doctor --gpu",
+                "once the library is there, run gruyere doctor --gpu",
             ),
             Ok(found) => {
                 let seconds = STRESS_SECONDS.to_string();
@@ -101,14 +100,14 @@ pub fn examine(findings: &mut Findings, trial: &Trial, driver: Option<&DriverFac
             }
         }
     } else {
-        findings.note("stress", "not run: the probe did not come to its end");
+        findings.note("stress", "not run: the probe did not finish");
     }
     told["probe"] = probe.document.unwrap_or_default();
     let is_named = |remedy: &String| remedy.contains(&files);
     match place.keep(findings.0.iter().filter_map(|finding| finding.remedy.as_ref()).any(is_named))
     {
         Ok(Some(folder)) => {
-            findings.ok("files", format!("what probe and stress wrote is in {}", folder.display()));
+            findings.ok("files", format!("the probe and stress files are in {}", folder.display()));
             told["folder"] = json!(folder);
         }
         Ok(None) => {}
@@ -135,7 +134,7 @@ fn judge_probe(findings: &mut Findings, probe: &Ran, files: &str) {
             let (within, remedy) = match &probe.ended {
                 Err(Silence::TooLate(_)) => (
                     probe.case().map_or(String::new(), |case| format!(", in the case {case}")),
-                    "the driver hangs: see the kernel's log (`dmesg | grep -i nvrm`); a GPU that \
+                    "the driver hangs: see the kernel log (`dmesg | grep -i nvrm`); a GPU that \
                      hangs needs a reset or a reboot"
                         .to_owned(),
                 ),
@@ -160,7 +159,7 @@ fn no_document(
 ) {
     findings.problem(
         area,
-        format!("its document is not one: {reason}"),
+        format!("its document is invalid: {reason}"),
         format!("report it with {files}"),
     );
 }
@@ -211,7 +210,7 @@ mod tests {
             (judge_stress, json!({ "wrong": -1 })),
         ] {
             let text = told(judge, &ran(0, "", Ok(document)));
-            assert!(text.contains("its document is not one") && text.contains("/tmp/x"), "{text}");
+            assert!(text.contains("its document is invalid") && text.contains("/tmp/x"), "{text}");
         }
     }
 

@@ -81,7 +81,7 @@ impl Unwritten {
     }
 }
 
-const ANOTHER_OUT: &str = "name a folder that can be written, with room, with --out";
+const ANOTHER_OUT: &str = "name a writable folder with free space, with --out";
 
 impl<'a> Place<'a> {
     /// Makes a folder whose files go to `out` at the end.
@@ -99,7 +99,7 @@ impl<'a> Place<'a> {
             Unwritten::new(
                 &std::env::temp_dir(),
                 &error,
-                "name a folder that can be written, with room, with TMPDIR",
+                "set TMPDIR to a writable folder with free space",
             )
         };
         Ok(Place { folder: made.map_err(failed)?, out })
@@ -153,7 +153,7 @@ impl<'a> Place<'a> {
             Err(Unwritten { text, remedy }) => {
                 let folder = self.folder.keep();
                 let text =
-                    format!("{text}; what probe and stress wrote stays in {}", folder.display());
+                    format!("{text}; the probe and stress files stay in {}", folder.display());
                 Err(Unwritten { text, remedy })
             }
         }

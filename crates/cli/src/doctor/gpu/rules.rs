@@ -94,7 +94,7 @@ enum Weight {
     Problem(&'static str),
 }
 
-const POOLS_INSTEAD: &str = "GRUYERE_CONF=backing:pool takes the driver's pools, whose pages \
+const POOLS_INSTEAD: &str = "GRUYERE_CONF=backing:pool uses the driver's pools, whose pages \
                              Gruyère does not map; and report it with";
 
 const RELIED_ON: &[Reliance] = &[
@@ -136,10 +136,10 @@ const RELIED_ON: &[Reliance] = &[
             "beside_capture.survives_memory_info_relaxed",
         ],
         weight: Weight::Problem(
-            "capture none under Gruyère (torch.compile without mode=\"reduce-overhead\"); and \
-             report it with",
+            "capture no CUDA graph under Gruyère (torch.compile without mode=\"reduce-overhead\"); \
+             and report it with",
         ),
-        meaning: "CUDA graphs cannot be captured, or not while anything is allocated",
+        meaning: "CUDA graphs cannot be captured, at least not while the program allocates",
     },
     Reliance {
         by: By::Pages,
@@ -161,7 +161,7 @@ const RELIED_ON: &[Reliance] = &[
             "beside_capture.survives_alloc_async_on_another",
         ],
         weight: Weight::Problem(
-            "GRUYERE_CONF=backing:fixed takes none of the driver's pools; and report it with",
+            "GRUYERE_CONF=backing:fixed does not use the driver's pools; and report it with",
         ),
         meaning: "memory cannot grow while a CUDA graph is captured",
     },
@@ -170,7 +170,7 @@ const RELIED_ON: &[Reliance] = &[
         is_of_contents: false,
         rules: &["granularity.divides_2_mib", "map.second_mapping_of_a_handle_is_accepted"],
         weight: Weight::Warning(POOLS_INSTEAD),
-        meaning: "pages cannot move, so more memory is held than need be",
+        meaning: "pages cannot move, so more memory is held than needed",
     },
     Reliance {
         by: By::Pages,
@@ -182,23 +182,23 @@ const RELIED_ON: &[Reliance] = &[
             "many.all_are_mapped_twice",
         ],
         weight: Weight::Warning(POOLS_INSTEAD),
-        meaning: "a large heap takes more driver calls, or ends early",
+        meaning: "a large heap needs more driver calls, or stops growing early",
     },
     Reliance {
         by: By::Pages,
         is_of_contents: false,
         rules: &["address_space.its_end_is_out_of_memory"],
         weight: Weight::Note,
-        meaning: "where addresses run out (very many live CUDA graphs), none are taken back to go \
-                  on",
+        meaning: "when addresses run out (very many live CUDA graphs), Gruyère does not reclaim \
+                  any to continue",
     },
     Reliance {
         by: By::Pages,
         is_of_contents: false,
         rules: &["handle_type.posix_is_created", "handle_type.posix_is_exported"],
         weight: Weight::Note,
-        meaning: "memory cannot leave the process as a file descriptor, so NCCL registers no \
-                  buffers; handle_type:auto finds that out too",
+        meaning: "memory cannot be exported as a file descriptor, so NCCL registers no buffers; \
+                  handle_type:auto detects that too",
     },
     Reliance {
         by: By::Pages,
@@ -281,7 +281,7 @@ pub fn examine(findings: &mut Findings, document: &Document, backing: Backing, f
     let asked = document.rules.len();
     let seconds = document.number("seconds").unwrap_or(0.0);
     let text = format!(
-        "{}: {hold} rules that Gruyère relies on hold ({asked} asked in {seconds:.0} s)",
+        "{}: {hold} rules that Gruyère relies on hold ({asked} tested in {seconds:.0} s)",
         document.device()
     );
     findings.ok(AREA, text);
@@ -291,7 +291,7 @@ pub fn examine(findings: &mut Findings, document: &Document, backing: Backing, f
         match reliance.weight {
             _ if reliance.is_of_contents && document.keeps_books_only() => findings.note(
                 AREA,
-                format!("the stand-in GPU keeps no contents by handle: {}", some_of(&broken)),
+                format!("the stand-in GPU does not keep contents per handle: {}", some_of(&broken)),
             ),
             Weight::Problem(remedy) => findings.problem(AREA, text, with_files(remedy)),
             Weight::Warning(remedy) => findings.warning(AREA, text, with_files(remedy)),
@@ -303,7 +303,7 @@ pub fn examine(findings: &mut Findings, document: &Document, backing: Backing, f
         let count = unknown.len();
         findings.note(
             AREA,
-            format!("{why}{count} more that it relies on are not known: {}", some_of(&unknown)),
+            format!("{why}{count} more of these rules are unknown: {}", some_of(&unknown)),
         );
     }
     if !document.broken_cases.is_empty() {
@@ -314,7 +314,7 @@ pub fn examine(findings: &mut Findings, document: &Document, backing: Backing, f
             .collect();
         findings.warning(
             "probe",
-            format!("did not end as they should: {}", some_of(&cases)),
+            format!("unfinished cases: {}", some_of(&cases)),
             format!("report it with {files}"),
         );
     }

@@ -41,7 +41,7 @@ pub fn examine(findings: &mut Findings, document: &Document, files: &str) {
         corruption(
             findings,
             &format!(
-                "{wrong} words were not what had been written, {overlaps} blocks lay over live \
+                "{wrong} words differed from what was written, {overlaps} blocks overlapped live \
                  ones; {did}"
             ),
             files,
@@ -49,7 +49,7 @@ pub fn examine(findings: &mut Findings, document: &Document, files: &str) {
     } else if document.sees_a_fault == 0 {
         findings.problem(
             AREA,
-            format!("a fault that was planted was not seen, so nothing can be said; {did}"),
+            format!("the stress test missed a planted fault, so it proves nothing; {did}"),
             format!("report it with {files}"),
         );
     } else if document.valid == 0 || document.left_bytes > 0 {
@@ -69,11 +69,11 @@ pub fn examine(findings: &mut Findings, document: &Document, files: &str) {
             format!("report it with {files}"),
         );
     } else {
-        findings.ok(AREA, format!("every word was what had been written: {did}"));
+        findings.ok(AREA, format!("every word read back as written: {did}"));
         if document.kernels == 0 {
             findings.note(
                 AREA,
-                "no kernel runs here: the beginning of each block was compared, by copies",
+                "no kernel runs here: only the beginning of each block was compared, by copies",
             );
         }
     }

@@ -186,6 +186,6 @@ function setViewButtons() {
 }
 
 start().catch((error) => {
-  $("subtitle").textContent = "This page could not be drawn: " + error.message + ". It needs a browser of 2023 or later.";
+  $("subtitle").textContent = "This page could not be drawn: " + error.message + ". It needs a browser from 2023 or later.";
   document.documentElement.dataset.failed = String(error);
 });
