@@ -1290,7 +1290,7 @@ def test_a_module_that_is_not_there_is_refused_before_anything_runs(tmp_path):
     assert ran.returncode == 2, ran.stderr
     assert f"-m packages.train: no module 'packages' in {tmp_path}" in ran.stderr
     ran = dryrun(tmp_path, "-m", "package/train.py")
-    assert ran.returncode == 2 and "-m package/train.py: a file; a module is named" in ran.stderr
+    assert ran.returncode == 2 and "-m package/train.py: this is a file; write a" in ran.stderr
 
 
 def test_a_module_of_a_package_that_lacks_it_fails_in_pythons_words(tmp_path):
