@@ -16,7 +16,7 @@ def draw(report: dict[str, Any]) -> str:
     peak = report["peak"] or {"modules": [], "lines": []}
     steps = report["program"]["steps"]
     words = "; ".join(report["program"]["left_out"])
-    left_out = f" Ignored of its settings: {words}. {text.LEFT_OUT}" if words else ""
+    left_out = f" Ignored settings: {words}. {text.LEFT_OUT}" if words else ""
     facts = {
         "report": report,
         "command": report["program"]["command"],

@@ -21,7 +21,7 @@ from .._bench.server import ended
 from .._sandbox import LOOKS, Box, Run, behind, remedy
 from .worker import NOTHING, REFUSED, Found
 
-# Memory of a device on which a program never runs out, to measure what it needs.
+# The memory of a device that is large enough for any program, to measure what it needs.
 ROOM = 1 << 40
 ZEROS, RANDOM = "zeros", "random:1"
 

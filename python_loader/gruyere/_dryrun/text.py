@@ -194,7 +194,7 @@ def _head(report: dict[str, Any], width: int) -> str:
         ),
     ]
     if left_out:
-        lines.append(_wrapped(f"Ignored of its settings: {left_out}. {LEFT_OUT}", width))
+        lines.append(_wrapped(f"Ignored settings: {left_out}. {LEFT_OUT}", width))
     return "\n".join(lines)
 
 

@@ -1,5 +1,5 @@
-"""A sandbox: runs a program so that nothing changes outside a folder of ours. The program sees its
-files as they are and may write; what it writes is removed with that folder.
+"""A sandbox: runs a program so that nothing changes outside a temporary folder. The program sees
+its files as they are and may write; what it writes is removed with that folder.
 
     with Folder("dryrun") as folder:
         box = choose(folder, request["sandbox"])

@@ -1,4 +1,4 @@
-"""A mirror of the program's files in a folder of ours, made of links. Its working folder and its
+"""A mirror of the program's files in the run's folder, made of links. Its working folder and its
 home look the same there, and a write to a link goes to a copy.
 
 The mirror contains the tree from `/` as far as the program needs it. A folder is mirrored as a
