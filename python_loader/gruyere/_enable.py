@@ -269,7 +269,7 @@ def _pluggable(torch: Any) -> Any:
     except RuntimeError as error:
         raise GruyereError(
             f"torch refuses to change its allocator ({str(error).splitlines()[0]}): the program "
-            "has already changed it; enable Gruyère first, and no other allocator"
+            "has already set another allocator; enable Gruyère first, and only Gruyère"
         ) from error
     return allocator
 
