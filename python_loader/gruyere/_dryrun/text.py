@@ -245,7 +245,7 @@ def _devices(report: dict[str, Any]) -> str:
         notes.append("Tight: the program completed only after cached memory was released.")
     least = report["peak"]["bytes"] if report["peak"] else None
     if any(row["allocator"] == "torch" and row["peak_live"] != least for row in runs):
-        notes.append("torch's default also counts remainders that it does not split off as live.")
+        notes.append("torch's default also counts remainders that it does not split off.")
     return "\n".join([*_table(rows, 3), *notes])
 
 

@@ -141,7 +141,7 @@ class Worker(Watch):
             found.outcome = NOTHING
             found.reason = (
                 "there is nothing to measure: the program used no CUDA memory in its own process. "
-                "If its child processes do, run the script that one of them runs"
+                "If its child processes do, give the script that one of them runs"
             )
             return found
         result = super().result()
