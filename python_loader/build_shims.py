@@ -1,12 +1,12 @@
-"""Builds the native door's shims that a wheel brings: one for each build of torch in shims.txt.
+"""Builds the native door's shims for a wheel: one for each build of torch in shims.txt.
 
     python build_shims.py --out FOLDER [--wheels FOLDER] [--machine MACHINE ...]
                           [--installed FOLDER ...] [VERSION ...]
 
-pip fetches torch's wheels, by hash, into the folder of --wheels (a temporary one, where none is
-named; of each wheel its headers and two small libraries stay there). The same compiler makes the
-same bytes. For another machine it is Debian's cross compiler (g++-aarch64-linux-gnu), with the C++
-library of GCC. `cargo xtask shims` calls it.
+pip downloads torch's wheels, verified by hash, into the folder of --wheels (default: a temporary
+one); the headers and two small libraries of each wheel stay there. The same compiler produces the
+same bytes. Shims for another machine are built with Debian's cross compiler (g++-aarch64-linux-gnu)
+and GCC's C++ library. `cargo xtask shims` calls this script.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 MACHINES = ("x86_64", "aarch64")
 LIST = HERE / "shims.txt"
-# What a shim may want at most: glibc, GCC 8's C++ library and its runtime, as torch's own wheels.
+# The newest versions that a shim may need of glibc and of GCC 8's C++ library and runtime, as in
+# torch's own wheels.
 MOST = {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 25), "CXXABI": (1, 3, 11)}
 
 sys.path.insert(0, str(HERE))
@@ -34,13 +35,13 @@ from gruyere import _shim, _shim_compiler  # noqa: E402
 
 
 def listed(machine: str) -> dict[str, str]:
-    """The hashes of torch's wheels for the machine in shims.txt, by version."""
+    """The hashes in shims.txt of torch's wheels for the machine, by version."""
     lines = (line.split() for line in LIST.read_text().splitlines())
     return {line[1]: line[2] for line in lines if line[:1] == [machine]}
 
 
 def unpacked(version: str, wheels: Path, machine: str) -> Path:
-    """The part of torch's wheel that a shim is built from, in a folder."""
+    """A folder with the part of torch's wheel that a shim is built from."""
     folder = wheels / machine / version
     line = f"torch=={version} --hash={listed(machine)[version]}\n"
     if (folder / "complete").exists() and (folder / "complete").read_text() == line:
@@ -50,7 +51,7 @@ def unpacked(version: str, wheels: Path, machine: str) -> Path:
         wanted.write_text(line)
         pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet"]
         pip += ["--no-deps", "--no-cache-dir", "--only-binary=:all:", "--require-hashes"]
-        # Of the wheels of a version all have the same C++ part, and this one's hash is listed.
+        # All wheels of a version have the same C++ part; this is the one whose hash is listed.
         pip += ["--python-version", "3.11", "--platform", f"manylinux_2_28_{machine}"]
         subprocess.run([*pip, "--dest", there, "-r", wanted], check=True)
         (wheel,) = Path(there).glob("*.whl")
@@ -62,12 +63,12 @@ def unpacked(version: str, wheels: Path, machine: str) -> Path:
 
 
 def torch_in(folder: Path) -> types.SimpleNamespace:
-    """What the package asks of torch, of one that is not imported."""
+    """An object with the attributes of torch that the package uses, without importing torch."""
     told: dict[str, object] = {}
     exec((folder / "torch" / "version.py").read_text(), told)
-    # Of all that are listed; a library of the other kind has no such names.
+    # All listed builds have the new ABI; a library of the old ABI has no such names.
     if b"__cxx11" not in (folder / "torch" / "lib" / "libc10.so").read_bytes():
-        raise SystemExit(f"{folder} has a torch of the C++ library's old ABI")
+        raise SystemExit(f"{folder} has a torch built with the old ABI of the C++ library")
     return types.SimpleNamespace(
         __version__=told["__version__"],
         __file__=str(folder / "torch" / "__init__.py"),
@@ -91,7 +92,7 @@ def build(folder: Path, out: Path, machine: str = platform.machine()) -> Path:
     key = _shim.key(torch, machine)
     request = _shim.request(torch, key)
     more = ["-DGRUYERE_PORTABLE", "-g0", "-Wl,--build-id=none", "-Wl,--strip-all"]
-    # No path of this machine is in it.
+    # The shim must not contain paths of this machine.
     more += [f"-ffile-prefix-map={path}=/" for path in (folder, HERE, HERE.parent)]
     with tempfile.TemporaryDirectory() as work:
         words = _shim_compiler.command(compiler(machine), request, Path(work), tuple(more))
@@ -104,8 +105,8 @@ def build(folder: Path, out: Path, machine: str = platform.machine()) -> Path:
 
 
 def wants(file: Path) -> dict[str, tuple[int, ...]]:
-    """The newest version of each library that the shim wants."""
-    # Which knows the files of every machine.
+    """The newest version of each library that the shim needs."""
+    # readelf reads the files of every machine.
     told = subprocess.run(
         ["readelf", "--version-info", file], check=True, stdout=subprocess.PIPE, text=True
     ).stdout
@@ -119,7 +120,7 @@ def wants(file: Path) -> dict[str, tuple[int, ...]]:
 def check(file: Path) -> None:
     for name, found in wants(file).items():
         if found > MOST[name]:
-            raise SystemExit(f"{file} wants {name}_{'.'.join(map(str, found))}")
+            raise SystemExit(f"{file} needs {name}_{'.'.join(map(str, found))}, which is too new")
 
 
 def main() -> None:
@@ -135,8 +136,8 @@ def main() -> None:
         default=[],
         type=Path,
         metavar="FOLDER",
-        help="build for the torch that is installed there too, without a download; "
-        "and where no VERSION is named, for that alone",
+        help="also build for the torch installed there, without a download; without a VERSION, "
+        "build only for it",
     )
     parser.add_argument("versions", nargs="*", metavar="VERSION")
     options = parser.parse_args()

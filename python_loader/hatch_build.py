@@ -1,14 +1,14 @@
-"""Builds what is not Python: the libraries (package data) and the `gruyere` command (a script of
-the wheel), with cargo.
+"""The build hook: builds the Rust parts with cargo, that is the libraries (package data) and the
+`gruyere` command (a script of the wheel).
 
 Environment:
 
-- `CARGO_TARGET_DIR`, `RUSTFLAGS` and the like mean what they mean to cargo.
+- `CARGO_TARGET_DIR`, `RUSTFLAGS` and other variables of cargo apply.
 - `GRUYERE_WHEEL_TARGET=aarch64-unknown-linux-gnu.2.28` builds for another machine, or for an older
-  glibc than this one's, with cargo-zigbuild (which is then a build requirement). Without it the
-  wheel is for this machine, and its tag says the glibc that it needs.
-- `GRUYERE_WHEEL_SHIMS=FOLDER` takes the native door's shims of that folder into the wheel, those
-  for its machine (`cargo xtask shims` builds them).
+  glibc than this machine's, with cargo-zigbuild (which is then a build requirement). Without it the
+  wheel is for this machine, and its tag gives the glibc that it needs.
+- `GRUYERE_WHEEL_SHIMS=FOLDER` adds the native door's shims in that folder to the wheel, those for
+  its machine (`cargo xtask shims` builds them).
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ SHIMS = "GRUYERE_WHEEL_SHIMS"
 
 
 def cargo() -> str:
-    """The cargo command; it need not be on the PATH of whoever calls pip."""
+    """The cargo command, even if it is not in pip's PATH."""
     found = shutil.which("cargo") or shutil.which("cargo", path=str(Path.home() / ".cargo" / "bin"))
     if not found:
         raise RuntimeError(
-            "gruyere is built from Rust and cargo was not found: install Rust 1.90 or newer "
+            "gruyere is built from Rust, and cargo was not found: install Rust 1.90 or newer "
             "(rustup), then try again"
         )
     return found
 
 
 def workspace() -> dict[str, Any]:
-    """What cargo says of the workspace."""
+    """The workspace's metadata from cargo."""
     if not (WORKSPACE / "Cargo.toml").exists():
         raise RuntimeError(
             f"{WORKSPACE} has no Cargo.toml: build from the repository (pip install "
@@ -56,7 +56,7 @@ def workspace() -> dict[str, Any]:
 
 
 class Version(MetadataHookInterface):
-    """The version is Cargo.toml's."""
+    """Takes the version from Cargo.toml."""
 
     def update(self, metadata: dict[str, Any]) -> None:
         packages = {package["name"]: package["version"] for package in workspace()["packages"]}
@@ -64,7 +64,7 @@ class Version(MetadataHookInterface):
 
 
 class Rust(BuildHookInterface[Any]):
-    """Library and command, and the wheel's tag."""
+    """Builds the libraries and the command, and sets the wheel's tag."""
 
     def dependencies(self) -> list[str]:
         return ["cargo-zigbuild>=0.20", "ziglang"] if os.environ.get(TARGET) else []
@@ -77,25 +77,25 @@ class Rust(BuildHookInterface[Any]):
         command += ["-p", "gruyere-phantom-abi"]
         if target:
             command += ["--target", target]
-            # A target may end in the glibc that is wanted; cargo's folder has the name without it.
+            # A target may end in a glibc version, which cargo's folder name does not contain.
             release /= target.split(".")[0]
         subprocess.run(command, cwd=WORKSPACE, check=True)
         release /= "release"
         names = ("libgruyere.so", "libgruyere_driver.so", "libphantom_cuda.so", "gruyere")
         library, driver, stand_in, executable = stripped([release / name for name in names])
         build_data["force_include"][str(library)] = "gruyere/libgruyere.so"
-        # Beside it, for `gruyere run` with preload:driver.
+        # Beside the library, for `gruyere run` with preload:driver.
         build_data["force_include"][str(driver)] = "gruyere/libgruyere_driver.so"
         # The stand-in GPU, for programs on machines without one (`_stand_in.py`).
         build_data["force_include"][str(stand_in)] = "gruyere/libphantom_cuda.so"
-        # Beside the source that is compiled against it on the user's machine.
+        # Beside the shim's source, which is compiled against it on the user's machine.
         build_data["force_include"][str(WORKSPACE / "include" / "gruyere.h")] = (
             "gruyere/native/gruyere.h"
         )
         for shim in prebuilt(library):
             build_data["force_include"][str(shim)] = f"gruyere/native/prebuilt/{shim.name}"
         build_data["shared_scripts"][str(executable)] = "gruyere"
-        # At the root, where the interpreter looks for it when it starts.
+        # At the root, where the interpreter looks for .pth files when it starts.
         build_data["force_include"][str(Path(self.root, "gruyere_startup.pth"))] = (
             "gruyere_startup.pth"
         )
@@ -104,7 +104,7 @@ class Rust(BuildHookInterface[Any]):
 
 
 def prebuilt(library: Path) -> list[Path]:
-    """The shims of GRUYERE_WHEEL_SHIMS that are for the library's machine."""
+    """The shims in GRUYERE_WHEEL_SHIMS for the library's machine."""
     folder = os.environ.get(SHIMS)
     found = sorted(Path(folder).glob("torch-*.so")) if folder else []
     return [shim for shim in found if machine(shim) == machine(library)]
@@ -116,8 +116,8 @@ def machine(file: Path) -> str:
 
 
 def objcopy() -> Optional[tuple[Path, dict[str, str]]]:
-    """The objcopy of Rust's toolchain, which knows every machine, and the environment that it
-    needs. None where the toolchain (a distribution's) comes without."""
+    """The objcopy of Rust's toolchain, which supports every machine, and the environment that it
+    needs. None if the toolchain (a distribution's) does not include it."""
     rustc = Path(cargo()).with_name("rustc")
     ask = [rustc, "--print", "sysroot", "--print", "target-libdir"]
     answer = subprocess.run(ask, check=True, stdout=subprocess.PIPE, text=True).stdout
@@ -128,8 +128,8 @@ def objcopy() -> Optional[tuple[Path, dict[str, str]]]:
 
 
 def stripped(files: list[Path]) -> list[Path]:
-    """Copies without debug information, which is three quarters of the bytes; the names of
-    functions stay, for backtraces and profilers."""
+    """Copies without debug information, which is three quarters of the size. Function names stay,
+    for backtraces and profilers."""
     found = objcopy()
     if found is None:
         print("Rust's toolchain has no rust-objcopy: the wheel keeps its debug information")
@@ -144,7 +144,7 @@ def stripped(files: list[Path]) -> list[Path]:
 
 
 def platform(*files: Path) -> str:
-    """PEP 600's tag: the newest glibc symbol that the files need, and their machine."""
+    """The wheel's PEP 600 tag: the newest glibc version that the files need, and their machine."""
     newest, machine = (0, 0), ""
     for path in files:
         with path.open("rb") as file:
@@ -155,13 +155,13 @@ def platform(*files: Path) -> str:
             )
     if newest == (0, 0):
         raise RuntimeError(
-            f"{files[0]} needs no versioned symbol of glibc: is this not Linux with glibc?"
+            f"{files[0]} needs no versioned glibc symbol: is this a Linux without glibc?"
         )
     return f"manylinux_{newest[0]}_{newest[1]}_{machine}"
 
 
 def glibcs(section: Any) -> list[tuple[int, int]]:
-    """The versions of glibc that a section of needed versions names."""
+    """The glibc versions in a section of needed versions."""
     if not isinstance(section, GNUVerNeedSection):
         return []
     names = [auxiliary.name for _, versions in section.iter_versions() for auxiliary in versions]

@@ -4,9 +4,10 @@
 
     gruyere.enable()  # before the program touches CUDA
 
-or, with the program as it is: `python -m gruyere train.py`, or `GRUYERE_ENABLE=1 python train.py`.
+or, without changes to the program, `python -m gruyere train.py` or
+`GRUYERE_ENABLE=1 python train.py`.
 
-Importing this imports neither torch nor the library.
+Importing this package imports neither torch nor the library.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-# For type checkers: the names that __getattr__ below serves.
+# For type checkers: the names that __getattr__ below returns.
 if TYPE_CHECKING:
     from ._control import Alert as Alert
     from ._control import Stats as Stats
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from ._steps import checkpoint as checkpoint
     from ._steps import step as step
 
-# The home of each public name.
+# The module of each public name.
 _HOMES = {
     "enable": "_enable",
     "is_enabled": "_enable",

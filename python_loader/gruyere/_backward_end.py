@@ -1,10 +1,10 @@
-"""Lets the threads of a failed backward come to rest before the interpreter ends.
+"""Waiting at exit for the threads of a failed backward.
 
-From 2.15 on, torch keeps a Python object (a copy of the caller's `contextvars`) with each backward.
-Where a backward fails, the thread that has called it goes on while a thread of torch's
-(`pt_autograd_0`) still holds the backward, and may let go of it last. It needs the interpreter's
-lock for that. Where the interpreter ends while it waits for the lock, Python up to 3.13 ends the
-thread, in C++ code that cannot be left so, and the process aborts. See docs/pytorch.md.
+torch 2.15 and newer keep a Python object (a copy of the caller's `contextvars`) with each backward.
+If a backward fails, the calling thread goes on while one of torch's threads (`pt_autograd_0`) still
+holds the backward and may be the last to release it. That thread needs the GIL to do so. If the
+interpreter exits while the thread waits for the GIL, Python up to 3.13 ends the thread inside C++
+code that does not allow it, and the process aborts. See docs/pytorch.md.
 """
 
 from __future__ import annotations
@@ -14,25 +14,27 @@ import glob
 import time
 from typing import Any
 
-# Prefix of torch's names for its backward threads.
+# Prefix of the names that torch gives its backward threads.
 _NAME = "pt_autograd"
-# How long the end of a program may wait for them (seconds), and between two looks.
+# How long the exit of a program may wait for them, and the pause between two checks (seconds).
 _PATIENCE = 0.2
 _PAUSE = 0.001
-# So many looks in a row must find them asleep: a lock puts a thread to sleep for moments too.
+# The number of consecutive checks that must find them asleep: a lock also makes a thread sleep, for
+# moments.
 _LOOKS = 2
 
 
 def install(torch: Any) -> None:
-    """Called by enable(), where torch is imported: its own functions for the end run later."""
+    """Register the exit handler. Called by enable(), after torch is imported: exit handlers run in
+    reverse order, so torch's run later."""
     run = getattr(torch.autograd.graph, "_engine_run_backward", None)
     if "_stash_obj_in_tls" in getattr(getattr(run, "__code__", None), "co_names", ()):
         atexit.register(wait)
 
 
 def wait(patience: float = _PATIENCE) -> bool:
-    """Waits until torch's threads of a backward sleep, for `patience` seconds at most, and without
-    the interpreter's lock, which they may need. Whether they sleep."""
+    """Wait until torch's backward threads sleep, for at most `patience` seconds. Does not hold the
+    GIL, which they may need. Returns whether they sleep."""
     end = time.monotonic() + patience
     asleep = 0
     threads = _threads()
@@ -47,14 +49,14 @@ def wait(patience: float = _PATIENCE) -> bool:
 
 
 def _threads() -> list[str]:
-    """The folders in /proc of this process's threads of a backward."""
+    """The /proc folders of this process's backward threads."""
     folders = glob.glob("/proc/self/task/*")
     return [folder for folder in folders if _read(f"{folder}/comm").startswith(_NAME)]
 
 
 def _is_running(folder: str) -> bool:
-    """Whether the thread runs, or would if it had a core. One that has ended does not."""
-    # The state follows the name, which may contain anything and ends with the last parenthesis.
+    """Whether the thread is running or runnable. A thread that has ended is not."""
+    # The state follows the name, which may contain anything and ends at the last parenthesis.
     return _read(f"{folder}/stat").rpartition(")")[2].split()[:1] == ["R"]
 
 

@@ -1,8 +1,8 @@
-"""Where in the program memory comes from (`blame:`): what the library cannot find out by itself.
+"""Allocation sites (`blame:`): what the library cannot find out by itself.
 
-It reads the frames of the thread that allocates. Told from here are that there is a package (which
-turns `blame:auto` on), which code calls modules, what each module is called by the one that it is
-in, that an optimiser was made, and that the interpreter ends.
+The library reads the frames of the allocating thread. This module reports the rest to it: that the
+package is in use (which turns `blame:auto` on), the code object that calls modules, the name of
+each module in its parent, that an optimiser was created, and that the interpreter exits.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from . import _library, _settings
 if TYPE_CHECKING:
     import torch
 
-# By the module's address: a weak reference that withdraws its name.
+# By a module's address: a weak reference whose callback removes the module's name.
 _known: dict[int, weakref.ref[Any]] = {}
-# Objects whose addresses the library compares must live as long as the process.
+# Objects whose addresses the library compares; they must live as long as the process.
 _kept: list[Any] = []
 
 
 def install(settings: str) -> None:
-    """Lets the library read where requests come from, unless `settings` say that it is not to.
-    Called by enable(), before CUDA is used."""
+    """Let the library read the sites of requests, unless `settings` turn that off. Called by
+    enable(), before CUDA is used."""
     if _settings.entries(settings).get("blame", "auto") == "off":
         return
     import torch
@@ -34,7 +34,7 @@ def install(settings: str) -> None:
 
     call = getattr(torch.nn.Module.__call__, "__code__", None)
     _kept.append(call)
-    # With the interpreter's lock: the library compares its own reading with Python's answers.
+    # With the GIL held: the library compares its own reading with Python's answers.
     begin = _holding_the_lock("gruyere_blame_begin", ctypes.c_void_p)
     if begin(id(call) if call else None) != 0:
         return
@@ -52,8 +52,8 @@ def install(settings: str) -> None:
 
 
 def _telling(make: Callable[..., None], tell: Callable[[], object]) -> Callable[..., None]:
-    """`Optimizer.__init__`, which says that there is one: forwards that wait for their backward
-    are then no inference that forgot torch.no_grad()."""
+    """Wrap `Optimizer.__init__` to report that there is an optimiser. Then forwards without a
+    backward so far are not taken for inference without torch.no_grad()."""
 
     @functools.wraps(make)
     def wrapper(*args: Any, **kwargs: Any) -> None:
@@ -64,7 +64,7 @@ def _telling(make: Callable[..., None], tell: Callable[[], object]) -> Callable[
 
 
 def _holding_the_lock(name: str, *arguments: Any) -> Callable[..., int]:
-    """The library's function `name`, which is quick, called without letting go of the lock."""
+    """The library's function `name`, which is short, to be called with the GIL held."""
     return ctypes.PYFUNCTYPE(ctypes.c_int, *arguments)(_library.address(name))
 
 
@@ -77,7 +77,7 @@ _forget: Callable[..., int] = _unset
 
 
 def _registered(outer: torch.nn.Module, name: str, inner: Any) -> None:
-    """A module gets another."""
+    """Hook: a module is registered as a submodule of another."""
     if inner is not None:
         _name(inner, outer, name)
 
@@ -92,7 +92,8 @@ def _name(inner: torch.nn.Module, outer: torch.nn.Module, name: str) -> None:
 
 
 def _name_inside(module: torch.nn.Module) -> None:
-    """The modules in `module` that are not known: a copy has some that nobody registered."""
+    """Name the unknown submodules of `module`: a copy has submodules that were never
+    registered."""
     for name, child in module._modules.items():
         if child is not None and id(child) not in _known:
             _name(child, module, name)
@@ -103,7 +104,7 @@ def _add(module: torch.nn.Module) -> None:
     try:
         _known[address] = weakref.ref(module, functools.partial(_gone, address))
     except TypeError:
-        # Its end would go unnoticed.
+        # No weak reference: its deletion would go unnoticed.
         return
     _tell(address, None, type(module).__name__.encode(errors="replace"))
 
@@ -114,8 +115,8 @@ def _gone(address: int, _: Any) -> None:
 
 
 def _moving(apply: Callable[..., Any]) -> Callable[..., Any]:
-    """`Module._apply`, which is how a module that was copied or loaded whole comes to the device:
-    it calls itself for the modules inside."""
+    """Wrap `Module._apply` to name modules that were copied or loaded as a whole: it moves them to
+    the device, and calls itself for the submodules."""
 
     @functools.wraps(apply)
     def wrapper(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:

@@ -1,5 +1,4 @@
-"""What the library says of itself, and what it is told beside requests: numbers, trimming,
-alerts."""
+"""Statistics, trimming and alerts: the library's calls besides allocation."""
 
 from __future__ import annotations
 
@@ -18,12 +17,12 @@ from ._errors import GruyereError
 
 @dataclass(frozen=True)
 class Stats:
-    """Numbers of one device, in bytes where not said otherwise."""
+    """Statistics of one device, in bytes unless stated otherwise."""
 
     total_memory: int
     """Physical memory of the device."""
     limit: int
-    """The ceiling on what may be held."""
+    """The ceiling on the memory held."""
     reserved: int
     """Physical memory held."""
     reserved_peak: int
@@ -31,54 +30,55 @@ class Stats:
     """Live blocks, each rounded up to 512 bytes."""
     live_peak: int
     pending: int
-    """Freed by the program, waiting for streams."""
+    """Blocks that the program has freed and streams may still use."""
     arena_free: int
     """Free runs between blocks."""
     largest_free: int
-    """The largest of them."""
+    """The largest free run."""
     slab_bytes: int
     slab_free: int
     """Free slots of slabs."""
     captured: int
-    """Held for CUDA graphs."""
+    """Memory held for CUDA graphs."""
     retries: int
-    """Times that memory had to be reclaimed for a request."""
+    """Number of requests for which memory had to be reclaimed."""
     out_of_memories: int
-    """Out-of-memory answers."""
+    """Number of requests refused for lack of memory."""
     bad_frees: int
-    """Frees of what was no live block, on all devices."""
+    """Number of frees of an address that is no live block, on all devices."""
     events_recorded: int
     events_queried: int
     requested: int
-    """Live blocks as they were asked for."""
+    """Live blocks in the sizes that the program requested."""
     largest_request: int
-    """The largest request that what is held could satisfy."""
+    """The largest request that the memory held could satisfy."""
     largest_request_growing: int
-    """The largest request that could be satisfied if the ceiling is reached for it."""
+    """The largest request that could be satisfied by growing up to the ceiling."""
     request_p99: int
     """The size that 99 of 100 requests so far do not exceed."""
     low_phase_trims: int
-    """Times that a low-memory phase gave memory back."""
+    """Number of times that memory was released in a phase of low memory."""
     low_phase_bytes: int
-    """The memory that went back so."""
+    """Memory released in phases of low memory."""
     fragmentation: float
-    """The share of what is held that is free and cannot serve: lost / held."""
+    """Share of the memory held that is free and unusable: lost / held."""
     external_fragmentation: float
     """1 - largest request / free memory held."""
     internal_fragmentation: float
     """1 - requested / live."""
     lost: int
-    """Free between live blocks."""
+    """Free memory between live blocks."""
     idle: int
     """Whole free pages."""
     typical_request: int
-    """0 where pages move. Else the request by which `lost` is told: what it does not fit into."""
+    """0 if pages move. Otherwise the request size behind `lost`: free memory that it does not fit
+    into is lost."""
     unused: float
-    """The share of what is held that is not live, torch's 1 - allocated / reserved."""
+    """Share of the memory held that is not live; torch's 1 - allocated / reserved."""
 
 
 class _Stats(ctypes.Structure):
-    # GruyereStats; later versions add fields at the end, and write no more than fits.
+    # GruyereStats; later versions add fields at the end and write no more than fits.
     _fields_ = [
         ("size", ctypes.c_uint32),
         ("version", ctypes.c_uint32),
@@ -121,8 +121,8 @@ def current_device() -> int:
 
 
 def device_number(device: Any) -> int:
-    """The number of a device as torch's functions take one: None for the current, a number,
-    "cuda:1", a torch.device."""
+    """The number of a device given as for torch's functions: None (the current device), a number,
+    "cuda:1" or a torch.device."""
     if device is None:
         return current_device()
     if isinstance(device, int):
@@ -136,48 +136,50 @@ def device_number(device: Any) -> int:
 
 
 def stats(device: Any = None) -> Stats:
-    """Numbers of `device` (None: the current one). Raises GruyereError where there is no such
-    device, or no CUDA."""
+    """Return the statistics of `device` (None: the current one).
+
+    Raises GruyereError if there is no such device, or no CUDA.
+    """
     number = device_number(device)
     raw = _Stats(size=ctypes.sizeof(_Stats))
     if _declared().gruyere_stats(number, ctypes.byref(raw)) != 0:
         raise GruyereError(
-            f"stats({device!r}): there is no device {number} that Gruyère can use; "
-            "gruyere.disable_reason() may say why"
+            f"stats({device!r}): Gruyère has no device {number}; gruyere.disable_reason() may say "
+            "why"
         )
     return Stats(*(getattr(raw, field.name) for field in fields(Stats)))
 
 
 def trim() -> int:
-    """Gives back to the devices what nobody uses, as torch.cuda.empty_cache() does; the bytes that
-    they got."""
+    """Release unused memory to all devices, as torch.cuda.empty_cache() does. Returns the number of
+    bytes released."""
     return int(_library.library().gruyere_trim())
 
 
 @dataclass(frozen=True)
 class Alert:
-    """Memory was short, or a threshold of `alert:` is passed. Bytes where not said otherwise."""
+    """An event of low memory, or a threshold of `alert:` that is passed. Sizes are in bytes."""
 
     kind: str
-    """"out_of_memory": a request was refused; "reclaim": one fitted nowhere, and memory was
-    reclaimed for it; "threshold": one of `alert:` with the action `callback` is passed."""
+    """"out_of_memory": a request was refused; "reclaim": a request fitted nowhere, and memory was
+    reclaimed for it; "threshold": a threshold of `alert:` with the action `callback` is passed."""
     device: int
     asked: int
-    """What was asked for; 0 of a threshold."""
+    """The size of the request; 0 for a threshold."""
     reserved: int
-    """Held then."""
+    """Memory held at that time."""
     live: int
-    """Live then."""
+    """Live memory at that time."""
     live_peak: int
     count: int
-    """How many of this kind (of a threshold: of this one) there were on the device."""
+    """Number of alerts of this kind (for a threshold: of this threshold) on the device so far."""
     lost: int
-    """Alerts that came too fast to be delivered, before this one."""
+    """Number of alerts before this one that came too fast to be delivered."""
     threshold: Optional[str] = None
-    """Of a threshold: its text, as `oom-in<10min`."""
+    """The text of the threshold, such as `oom-in<10min`; None for other kinds."""
     value: Optional[float] = None
-    """Of a threshold: the value of its metric: bytes, bytes a second, seconds, a count, or a share
-    from 0 to 1."""
+    """The value of the threshold's metric: bytes, bytes per second, seconds, a count, or a share
+    from 0 to 1; None for other kinds."""
 
 
 _THRESHOLD = 3
@@ -187,24 +189,27 @@ _Listener = TypeVar("_Listener", bound=Callable[[Alert], object])
 _listeners: list[Callable[[Alert], object]] = []
 _thread: Optional[threading.Thread] = None
 _lock = threading.Lock()
-# How long the thread waits in the library at a time: the end of a process waits for no alert, but
-# for this.
+# How long one wait of the thread in the library lasts. The end of the process may have to wait for
+# it.
 _BREATH_MILLISECONDS = 500
 
 
 def on_alert(function: _Listener) -> _Listener:
-    """Has `function` called with an Alert whenever memory is short or a threshold of `alert:` is
-    passed; it may decorate one. It runs on a thread of Gruyère's own, a moment after: the thread
-    that allocates must not wait for Python. What it raises is printed, and it is called again the
-    next time."""
+    """Call `function` with an Alert whenever memory is short or a threshold of `alert:` is passed.
+    Can be used as a decorator.
+
+    `function` runs on a thread of Gruyère, shortly after the event: the allocating thread must not
+    wait for Python. If it raises an exception, the exception is printed, and later alerts still
+    call it.
+    """
     if not callable(function):
-        raise GruyereError(f"on_alert({function!r}): give it a function that takes an Alert")
+        raise GruyereError(f"on_alert({function!r}): expected a function that takes an Alert")
     global _thread
     with _lock:
         if function not in _listeners:
             _listeners.append(function)
         if _thread is None:
-            # Alerts are kept from here on.
+            # The library keeps alerts from the first call on.
             _deliver(0)
             _thread = threading.Thread(target=_listen, name="gruyere-alerts", daemon=True)
             _thread.start()
@@ -224,7 +229,8 @@ def _threshold(number: int) -> Optional[str]:
 
 
 def _deliver(milliseconds: int) -> bool:
-    """Takes one alert and hands it on. False: none will come in this process."""
+    """Take one alert from the library and pass it to the listeners. Returns False if this process
+    will never have any."""
     raw = _Alert()
     found = _declared().gruyere_next_alert(ctypes.byref(raw), milliseconds)
     if found < 0:
@@ -241,13 +247,13 @@ def _deliver(milliseconds: int) -> bool:
             try:
                 function(alert)
             except Exception:
-                print(f"gruyere: {function!r}, which listens to alerts, failed:", file=sys.stderr)
+                print(f"gruyere: the alert listener {function!r} failed:", file=sys.stderr)
                 traceback.print_exc()
     return True
 
 
 def _in_child() -> None:
-    """A forked child has not this thread, and no CUDA that could be short."""
+    """Reset in a forked child, which has neither this thread nor CUDA."""
     global _thread, _lock
     _thread, _lock = None, threading.Lock()
     _listeners.clear()

@@ -1,5 +1,5 @@
-"""`python -m gruyere --doctor`: tries Gruyère in this process and tells what it finds. torch's
-side; `gruyere stat` and `gruyere ps` tell of processes that run."""
+"""`python -m gruyere --doctor`: checks whether Gruyère works in this process and prints the
+findings on torch's side. (`gruyere stat` and `gruyere ps` report on running processes.)"""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from typing import Any, Optional
 from . import _enable, _library, _settings, _shim, _stand_in, _torch_conf
 from ._errors import GruyereError, NoGpu
 
-# The options without a GPU.
+# What works without a GPU.
 _WAYS = (
-    "records and traces alone can be read, and without a GPU there are:",
-    "gruyere dryrun train.py                 will it fit",
-    "gruyere compare --stand-in train.py     beside torch's, on a stand-in GPU",
-    "python -m gruyere --stand-in train.py   some steps of it there",
+    "without a GPU, records and traces can be read, and these commands work:",
+    "gruyere dryrun train.py                 does it fit?",
+    "gruyere compare --stand-in train.py     against torch's, on a stand-in GPU",
+    "python -m gruyere --stand-in train.py   runs some steps on a stand-in GPU",
 )
 
 
 def examine() -> int:
-    """Prints the findings; the exit code: 0 where Gruyère works here."""
+    """Print the findings. Returns the exit code: 0 if Gruyère works here."""
     warnings.simplefilter("ignore")
-    # Before importing torch, which may enable Gruyère: then our settings have it already.
+    # Before torch is imported: the import may enable Gruyère, and then our settings have a limit.
     limit_is_ours = _enable.takes_limit({})
     for what, finding in _findings():
         _row(what, finding)
@@ -60,12 +60,11 @@ def _findings() -> Iterator[tuple[str, str]]:
     except GruyereError as error:
         yield "library", str(error)
     heard = (
-        "is heard by this interpreter, in child processes too"
+        "works with this interpreter and its child processes"
         if _hears()
         else (
-            "is NOT heard by this interpreter, nor by child processes: the package is used "
-            "without being installed; "
-            "`pip install ./python_loader` in a clone of the repository"
+            "does NOT work with this interpreter and its child processes: the package is not "
+            "installed; run `pip install ./python_loader` in a clone of the repository"
         )
     )
     yield "GRUYERE_ENABLE", heard
@@ -75,7 +74,7 @@ def _findings() -> Iterator[tuple[str, str]]:
 
 
 def _hears() -> bool:
-    """Whether an interpreter that starts with GRUYERE_ENABLE=1 runs our start-up file."""
+    """Whether an interpreter started with GRUYERE_ENABLE=1 runs our start-up file."""
     question = "import sys; sys.exit('gruyere._startup' not in sys.modules)"
     environment = {**os.environ, _enable.VARIABLE: "1"}
     return (
@@ -85,20 +84,20 @@ def _hears() -> bool:
 
 
 def _door(name: str, why: str) -> str:
-    """Which door, why, and how to get the better one."""
+    """The door, the reason for it, and how to get the native one."""
     if name == "native":
-        return f"{name} ({why}), by {_shim.file()}"
+        return f"{name} ({why}), shim {_shim.file()}"
     if not why.startswith("door:"):
         version = (_library.library().gruyere_version() or b"").decode()
         return f"{name} ({why}); this is gruyere {version}"
     return (
-        f"{name} ({why}); without that setting torch's own interface is taken, which has more of "
-        "torch (docs/pytorch.md, The native door)"
+        f"{name} ({why}); without that setting Gruyère uses the native door, which supports more "
+        "of torch (docs/pytorch.md, The native door)"
     )
 
 
 def _tell_door(torch: Any, name: str, why: str, limit_is_ours: bool) -> None:
-    """Which door, and what of torch's own settings holds there."""
+    """Print the door, and which of torch's own settings take effect there."""
     _row("door", _door(name, why))
     said = _torch_conf.line(limit_is_ours, _shim.counts_rejections(torch, name))
     if said:
@@ -106,7 +105,7 @@ def _tell_door(torch: Any, name: str, why: str, limit_is_ours: bool) -> None:
 
 
 def _tried(limit_is_ours: bool) -> tuple[Optional[str], tuple[str, ...]]:
-    """Why Gruyère does not work here, or None, and what can be done all the same."""
+    """Why Gruyère does not work here (or None), and lines that say what works anyway."""
     if "torch" not in sys.modules:
         return "torch cannot be imported (above): install PyTorch 2.4 or newer, built for CUDA", ()
     try:
@@ -120,8 +119,8 @@ def _tried(limit_is_ours: bool) -> tuple[Optional[str], tuple[str, ...]]:
 
 
 def _trial(limit_is_ours: bool) -> Optional[str]:
-    """Enables Gruyère, allocates on each device, and asks the library about it: why that fails, or
-    None. Raises NoGpu where there is none."""
+    """Enable Gruyère and allocate on each device. Returns why that fails, or None. Raises NoGpu if
+    there is no GPU."""
     try:
         _enable.enable()
         import torch
@@ -132,13 +131,13 @@ def _trial(limit_is_ours: bool) -> Optional[str]:
 
         if torch.cuda.device_count() == 0:
             return (
-                "libcuda is there, and it shows no device; see `nvidia-smi`, "
+                "libcuda can be loaded, but it shows no device; check `nvidia-smi`, "
                 "CUDA_VISIBLE_DEVICES and the container's devices "
                 "(docker run --gpus all)"
             )
         if _stand_in.is_device():
             print(
-                f"{'device':<22}the stand-in GPU, which keeps books of memory and computes "
+                f"{'device':<22}the stand-in GPU, which accounts for memory and computes "
                 "nothing; for a real GPU: unset LD_PRELOAD LD_LIBRARY_PATH"
             )
         for device in range(torch.cuda.device_count()):
@@ -150,7 +149,7 @@ def _trial(limit_is_ours: bool) -> Optional[str]:
             )
             if not block.data_ptr():
                 return (
-                    f"an allocation on cuda:{device} was answered with NULL; the log above says why"
+                    f"an allocation on cuda:{device} returned NULL; the log above says why"
                 )
         torch.cuda.empty_cache()
     except NoGpu:

@@ -1,4 +1,4 @@
-"""Puts Gruyère in the place of torch's allocator."""
+"""gruyere.enable(): replaces torch's CUDA allocator with Gruyère."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from . import (
 )
 from ._errors import GruyereError, NoCuda, NoGpu, warn_once
 
-# Makes child processes do the same; set by `GRUYERE_ENABLE=1 python train.py`.
+# Child processes inherit it and enable Gruyère too; set by `GRUYERE_ENABLE=1 python train.py`.
 VARIABLE = "GRUYERE_ENABLE"
 
-# Each hook's setter on torch's allocator object, and our function for it. All exist from torch 2.4
-# on.
+# The setter of each hook on torch's allocator object, and our function for it. torch has all of
+# them since 2.4.
 _HOOKS = {
     "set_init_fn": "gruyere_init",
     "set_reset_fn": "gruyere_reset",
@@ -49,11 +49,11 @@ class Enabled:
     """How this process was enabled."""
 
     settings: str
-    # By the launch line, not by a call of the program's.
+    # Enabled by the launch line, not by a call in the program.
     automatic: bool
-    # torch keeps a pointer to the allocator object; this keeps the object.
+    # torch keeps only a pointer to the allocator object; this reference keeps it alive.
     allocator: Any
-    # torch's door ("native" or "pluggable"), and the reason.
+    # The door ("native" or "pluggable") and the reason for it.
     door: str
     door_reason: str
 
@@ -67,62 +67,61 @@ _reason = (
 
 
 def enable(**settings: object) -> None:
-    """Makes Gruyère the allocator of this process and of the processes that it starts. Call it
-    before the program touches CUDA.
+    """Make Gruyère the CUDA allocator of this process and of the processes that it starts.
 
-    `settings` are keys of GRUYERE_CONF: `enable(limit="90%", share=False)`; they come after those
-    of the environment.
+    Call it before the program touches CUDA. `settings` are keys of GRUYERE_CONF, as in
+    `enable(limit="90%", share=False)`; they override the settings of the environment.
 
-    Raises GruyereError, and changes nothing, where it is too late (CUDA is in use), where it has
-    been called before with other settings, where there is no CUDA or no library, where torch lacks
-    something, and where a setting is wrong. A call that asks for nothing else than an earlier one,
-    or than a launch with `python -m gruyere` or GRUYERE_ENABLE=1, does nothing.
+    Raises GruyereError and changes nothing if CUDA is already in use, if Gruyère was enabled before
+    with other settings, if there is no CUDA or no library, if torch lacks a function that Gruyère
+    needs, or if a setting is wrong. A call that adds nothing to an earlier call, or to a launch
+    with `python -m gruyere` or GRUYERE_ENABLE=1, does nothing.
     """
     _enable(settings, automatic=False)
 
 
 def enable_automatically(required: bool) -> None:
-    """As the launch line says, once torch is imported. Where there is no CUDA: an error if
-    `required`, which the launch line reports (`_launch.main`), else the program goes on."""
+    """Enable Gruyère for the launch line, once torch is imported. Without CUDA: raise NoCuda if
+    `required`, which the launch line reports (`_launch.main`); otherwise let the program go on."""
     try:
         _enable({}, automatic=True)
     except NoCuda:
-        # disable_reason() has the reason. A launcher, a data worker or a node without a GPU has
+        # disable_reason() returns the reason. A launcher, a data worker or a node without a GPU has
         # nothing to allocate.
         if required:
             raise
 
 
 def is_wanted() -> bool:
-    """Whether the environment asks for Gruyère.
+    """Whether GRUYERE_ENABLE asks for Gruyère.
 
-    Raises GruyereError where it cannot be understood.
+    Raises GruyereError if its value is neither yes nor no.
     """
     text = os.environ.get(VARIABLE, "").strip().lower()
     if text in ("", "0", "off", "false", "no"):
         return False
     if text in ("1", "on", "true", "yes"):
         return True
-    raise GruyereError(f"{VARIABLE}={text}: say 1, or 0")
+    raise GruyereError(f"{VARIABLE}={text}: expected 1 or 0")
 
 
 def is_enabled() -> bool:
-    """Whether Gruyère serves this process's CUDA memory."""
+    """Return whether Gruyère is this process's CUDA allocator."""
     return disable_reason() is None
 
 
 def door() -> Optional[tuple[str, str]]:
-    """By which door torch comes in, "native" or "pluggable", and why; None where Gruyère is not
+    """The door in use, "native" or "pluggable", and the reason for it; None if Gruyère is not
     enabled."""
     return (_enabled.door, _enabled.door_reason) if _enabled and is_enabled() else None
 
 
 def disable_reason() -> Optional[str]:
-    """Why Gruyère is not enabled, in words for the user; None where it is."""
+    """Return why Gruyère is not enabled, as text for the user, or None if it is enabled."""
     torch = sys.modules.get("torch")
     if _enabled is None:
         if torch is None and os.environ.get(VARIABLE) and "gruyere._startup" in sys.modules:
-            return "torch has not been imported yet; Gruyère is enabled when it is"
+            return "torch has not been imported yet; Gruyère will be enabled when it is imported"
         return _reason
     if torch is not None and _in_bad_fork(torch):
         return (
@@ -131,8 +130,8 @@ def disable_reason() -> Optional[str]:
         )
     if _enabled.door == "native" and not _shim.is_current():
         return (
-            "something has put another allocator in Gruyère's place since "
-            "(torch.cuda.memory.change_current_allocator): leave that out"
+            "Gruyère was replaced by another allocator after it was enabled "
+            "(torch.cuda.memory.change_current_allocator): remove that call"
         )
     return None
 
@@ -150,10 +149,10 @@ def _enable(settings: dict[str, object], automatic: bool) -> None:
         except GruyereError as error:
             _reason = str(error)
             raise
-    # Children that are started afresh do the same when they import torch.
+    # Child processes enable Gruyère when they import torch.
     os.environ[VARIABLE] = "1"
     if _enabled.door == "pluggable":
-        # The native door needs none of these: torch's own numbers are true there.
+        # The native door needs neither: torch's own functions return the right numbers there.
         _install("_torch_stats")
         _install("_profiler")
     _install("_steps")
@@ -161,8 +160,8 @@ def _enable(settings: dict[str, object], automatic: bool) -> None:
 
 
 def _check_again(before: Enabled, settings: dict[str, object]) -> None:
-    """A second call is a mistake, but for one that asks for nothing else: the launch line has
-    brought it already, or a notebook's cell runs again."""
+    """Raise GruyereError for a second call with other settings. A call that adds nothing is
+    allowed: the launch line has enabled Gruyère already, or a notebook cell runs again."""
     asked = {entry for entry in before.settings.split(",") if entry}
     new = sorted(f"{key}:{_settings.value(key, value)}" for key, value in settings.items())
     missing = [entry for entry in new if entry not in asked]
@@ -170,20 +169,20 @@ def _check_again(before: Enabled, settings: dict[str, object]) -> None:
         if missing:
             raise GruyereError(
                 "gruyere.enable() was called before in this process, with other settings "
-                f"({before.settings!r}; now {', '.join(missing)}): one call is enough, "
-                "and the first one counts until the process ends; restart it (a notebook: its "
-                "kernel) for other settings"
+                f"({before.settings!r}; now {', '.join(missing)}): the settings of the first call "
+                "hold until the process ends; to change them, restart the process (in a notebook, "
+                "the kernel)"
             )
         return
     if missing:
         raise GruyereError(
-            f"Gruyère was enabled by the launch line already (settings {before.settings!r}), and "
-            f"the program asks for something else ({', '.join(missing)}): set "
-            f"{_settings.VARIABLE} there, or launch without Gruyère and let the program enable it"
+            f"the launch line has already enabled Gruyère (settings {before.settings!r}), and the "
+            f"program asks for other settings ({', '.join(missing)}): put them into "
+            f"{_settings.VARIABLE}, or launch without Gruyère and let the program enable it"
         )
 
 
-# Errors of `import torch` if torch is incomplete (without the nvidia packages: ValueError).
+# Errors that `import torch` raises if torch is incomplete (ValueError without the nvidia packages).
 BROKEN = (ImportError, OSError, ValueError)
 
 
@@ -203,7 +202,7 @@ def _swap(torch: Any, settings: dict[str, object], automatic: bool) -> Enabled:
     whole = _settings.checked({**({"limit": limit} if limit else {}), **settings})
     _check_cuda(torch)
     chosen, why, allocator = _take(torch, whole)
-    # The library reads them at the first request, and children at their start.
+    # The library reads it at the first request, child processes when they start.
     os.environ[_settings.VARIABLE] = whole
     _nccl.install(torch, whole)
     _waits.install(torch)
@@ -213,30 +212,30 @@ def _swap(torch: Any, settings: dict[str, object], automatic: bool) -> Enabled:
     said = _torch_conf.line(limit is not None, _shim.counts_rejections(torch, chosen))
     if said:
         _say(said)
-    # A dry run says it itself.
+    # A dry run reports it itself.
     if _stand_in.is_device() and os.environ.get(_stand_in.DRYRUN) != "1":
         _say(
-            "the GPU of this process is the stand-in, which keeps books of memory and computes "
-            "nothing"
+            "this process runs on the stand-in GPU, which accounts for memory and computes nothing"
         )
     return Enabled(whole, automatic, allocator, chosen, why)
 
 
 def _say(line: str) -> None:
-    """Once a node: its ranks all find the same."""
+    """Warn once per node: every rank would print the same line."""
     if os.environ.get("LOCAL_RANK", "0") == "0":
         warn_once(line)
 
 
 def _take(torch: Any, settings: str) -> tuple[str, str, Any]:
-    """Makes Gruyère torch's allocator: by which door, why, and what is to be kept alive for it."""
+    """Make Gruyère torch's allocator. Returns the door, the reason for it, and the object to keep
+    alive."""
     door, why = open_door(torch, settings)
     if door == "native":
         _library.library().gruyere_announce_hooks(_ALL_HOOKS)
         _unsupported.install(torch, native=True)
         return door, why, None
     if not why.startswith("door:"):
-        _say(f"{why}. The pluggable door serves (door:pluggable says nothing)")
+        _say(f"{why}. The pluggable door is used instead (door:pluggable hides this warning)")
     allocator = _pluggable(torch)
     _library.library().gruyere_announce_hooks(_ALL_HOOKS)
     _unsupported.install(torch)
@@ -244,14 +243,14 @@ def _take(torch: Any, settings: str) -> tuple[str, str, Any]:
 
 
 def open_door(torch: Any, settings: str) -> tuple[str, str]:
-    """By which door torch comes in with these settings, and why. The native one is in place then,
-    which needs no GPU."""
+    """The door for these settings, and the reason for it. If it is the native door, it is installed
+    on return; that needs no GPU."""
     wanted = _settings.entries(settings).get("door", "auto")
     if wanted != "pluggable":
         try:
             _shim.install(torch)
         except _shim.Unavailable as error:
-            return "pluggable", f"there is no native door here: {error}"
+            return "pluggable", f"the native door is not available: {error}"
         return "native", f"door:{wanted}"
     return "pluggable", f"door:{wanted}"
 
@@ -269,21 +268,20 @@ def _pluggable(torch: Any) -> Any:
         torch._C._cuda_changeCurrentAllocator(allocator)
     except RuntimeError as error:
         raise GruyereError(
-            f"torch refuses another allocator ({str(error).splitlines()[0]}): something has "
-            "put one in place before; enable Gruyère first,"
-            " and only Gruyère"
+            f"torch refuses to change its allocator ({str(error).splitlines()[0]}): the program "
+            "has already set another allocator; enable Gruyère first, and only Gruyère"
         ) from error
     return allocator
 
 
 def _limit(settings: dict[str, object]) -> Optional[str]:
-    """torch's memory fraction as our limit, where nobody has set one of ours."""
+    """torch's memory fraction as our limit, if `limit` itself is not set."""
     ours = _settings.keys(os.environ.get(_settings.VARIABLE, "")) | set(settings)
     return None if "limit" in ours else _torch_conf.limit()
 
 
 def takes_limit(settings: dict[str, object]) -> bool:
-    """Whether torch's memory fraction becomes our limit with these settings of a call's."""
+    """Whether torch's memory fraction becomes our limit, given a call's settings."""
     return _limit(settings) is not None
 
 
@@ -291,12 +289,12 @@ def _check_torch(torch: Any) -> None:
     if getattr(torch.version, "hip", None):
         raise NoCuda(
             "this torch is built for ROCm, and Gruyère manages CUDA memory: install a torch "
-            "that is built for CUDA"
+            "built for CUDA"
         )
     if torch.version.cuda is None:
         raise NoCuda(
-            f"this torch ({torch.__version__}) is built without CUDA: install one that is "
-            "built with it"
+            f"this torch ({torch.__version__}) is built without CUDA: install a torch built for "
+            "CUDA"
         )
     if not hasattr(torch._C, "_cuda_customAllocator"):
         raise _too_old(torch, ["_cuda_customAllocator"])
@@ -316,10 +314,9 @@ def _check_cuda(torch: Any) -> None:
         )
     if torch.cuda.is_initialized():
         raise GruyereError(
-            "too late: this process uses CUDA already, and torch cannot change its allocator "
-            "any more. Call gruyere.enable() at the top of"
-            " the program, before anything is moved to the GPU, or launch it with python -m "
-            "gruyere or GRUYERE_ENABLE=1"
+            "too late: this process already uses CUDA, and torch can no longer change its "
+            "allocator. Call gruyere.enable() at the top of the program, before anything is moved "
+            "to the GPU, or launch the program with python -m gruyere or GRUYERE_ENABLE=1"
         )
     reason = _no_device(torch)
     if reason:
@@ -327,19 +324,19 @@ def _check_cuda(torch: Any) -> None:
 
 
 def _no_device(torch: Any) -> Optional[str]:
-    """Why there is no CUDA device. Asked without initialising CUDA: this process may fork children
-    that will."""
+    """Why there is no CUDA device, or None. Does not initialise CUDA: this process may fork
+    children that will."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None and visible.strip() in ("", "-1"):
         return f"CUDA_VISIBLE_DEVICES={visible!r} hides every device"
     try:
         ctypes.CDLL("libcuda.so.1")
     except OSError as error:
-        # The loader's words, but for the usual case.
+        # The loader's message, except in the usual case.
         cause = "was not found" if "No such file" in str(error) else f"cannot be loaded: {error}"
         return f"there is no NVIDIA driver here (libcuda.so.1 {cause})"
-    # NVML counts without CUDA; below 0, and if torch has no such function, the count is not known
-    # before CUDA is in use.
+    # NVML counts devices without CUDA. If the count is negative or torch has no such function, it
+    # is not known before CUDA is in use.
     count = getattr(torch.cuda, "_device_count_nvml", lambda: -1)()
     return "the NVIDIA driver shows no device to this process" if count == 0 else None
 
@@ -349,7 +346,7 @@ def _in_bad_fork(torch: Any) -> bool:
 
 
 def _install(part: str) -> None:
-    """Lets another part of the package put its changes to torch in place."""
+    """Call install() of another module of the package, which changes torch."""
     name = f"{__package__}.{part}"
     if importlib.util.find_spec(name):
         importlib.import_module(name).install()

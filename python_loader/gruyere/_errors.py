@@ -1,4 +1,4 @@
-"""What this package raises and warns of."""
+"""The package's exceptions and warnings."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import warnings
 
 
 class GruyereError(RuntimeError):
-    """Gruyère cannot do what was asked; the text says why, and what to do."""
+    """Gruyère cannot do what was requested; the message says why and what to do."""
 
 
 class NoCuda(GruyereError):
-    """There is no CUDA here that Gruyère could serve."""
+    """CUDA is not available to this process."""
 
     def with_ways(self, _what: str) -> str:
-        """The text, and what can be done with the program all the same."""
+        """The message, and what can still be done with the program."""
         return str(self)
 
 
 class NoGpu(NoCuda):
-    """This torch is built for CUDA, and there is no GPU."""
+    """This torch is built for CUDA, but there is no GPU."""
 
     def with_ways(self, what: str) -> str:
         return (
@@ -30,8 +30,7 @@ class NoGpu(NoCuda):
 
 
 class GruyereWarning(UserWarning):
-    """Something will not do what the program may expect of it; the text says what to use
-    instead."""
+    """Something will not work as the program may expect; the message says what to use instead."""
 
 
 _said: set[str] = set()
@@ -41,8 +40,7 @@ _INSIDE = ("gruyere", "torch", "importlib", "runpy")
 
 
 def warn_once(text: str) -> None:
-    """Warns of `text`, once in the life of the process, at the line of the program that led to
-    it."""
+    """Issue the warning `text`, once per process, at the line of the program that led to it."""
     if text in _said:
         return
     _said.add(text)

@@ -1,20 +1,20 @@
-"""The history of blocks, for `torch.cuda.memory._record_memory_history`: which were allocated and
-freed, when, and from where.
+"""The allocation history behind `torch.cuda.memory._record_memory_history`: which blocks were
+allocated and freed, when, and from where.
 
-The library notes every malloc and free while it is asked to. It never asks Python for a stack:
-torch calls it with and without Python's global lock, and taking that lock inside an allocation can
-deadlock. Instead a torch function mode of this module sees each call of torch's functions before it
-is done, numbers the Python stack, and tells the library the number for the calling thread. So:
+While the history is on, the library records every malloc and free. It never asks Python for a
+stack: torch calls it with and without the GIL, and taking the GIL inside an allocation can
+deadlock. Instead a torch function mode in this module sees each call of a torch function before it
+runs, numbers the Python stack, and passes the number to the library for the calling thread. So:
 
 - frames are known for what the thread that started the history does through torch's functions and
-  operators. Frees between such calls, blocks of other threads (autograd's own among them) and of
-  extensions that allocate by themselves have none;
+  operators. Frees between such calls have none, nor have blocks of other threads (including
+  autograd's) and of extensions that allocate by themselves;
 - there are no C++ frames, whatever `stacks` says;
 - the stack ends at the call into torch: frames of torch's own Python code below it are left out;
-- torch.compile traces through the mode and breaks its graphs at it: there, ask for `context=None`.
+- torch.compile traces through the mode and breaks its graphs at it: use `context=None` there.
 
-On, a call of a torch function costs some microseconds more, and a malloc or free some hundred
-nanoseconds; off, neither costs anything.
+With the history on, a call of a torch function costs some microseconds more, and a malloc or free
+some hundred nanoseconds. With the history off, neither costs anything.
 """
 
 from __future__ import annotations
@@ -99,12 +99,12 @@ class _OutOfMemory(ctypes.Structure):
 
 
 class _Stacks:
-    """Python stacks, each with a number from 1 on."""
+    """Python stacks, numbered from 1."""
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[int, ...], int] = {}
         self._frames: list[Frames] = [[]]
-        # Keeps alive the objects whose ids are the keys of `_numbers`.
+        # Keeps alive the code objects whose ids are in the keys of `_numbers`.
         self._codes: dict[int, CodeType] = {}
 
     def number(self, frame: Any) -> int:
@@ -135,13 +135,13 @@ class _Stacks:
         return number
 
     def frames(self, number: int) -> Frames:
-        """The frames of a stack, innermost first; none for 0 and for what nobody knows."""
+        """The frames of a stack, innermost first; none for 0 and for unknown numbers."""
         return self._frames[number] if number < len(self._frames) else []
 
 
 @dataclass
 class _On:
-    """How the history was asked for."""
+    """The options with which the history was started."""
 
     context: Optional[str]
     skipped: frozenset[str]
@@ -150,13 +150,14 @@ class _On:
 
 @dataclass
 class Collected:
-    """What the history knows, for a snapshot."""
+    """The contents of the history, for a snapshot."""
 
     traces: list[list[dict[str, Any]]]
     origins: list[dict[int, Frames]]
 
     def frames_of(self, device: int) -> Callable[[int], Frames]:
-        """What tells where the block at an address of `device` was allocated."""
+        """A function that returns the frames in which the block at an address of `device` was
+        allocated."""
         known = self.origins[device]
         return lambda address: known.get(address, [])
 
@@ -235,7 +236,7 @@ def is_enabled() -> bool:
 
 
 def collect(devices: int) -> Collected:
-    """What is known now, for so many devices."""
+    """The current contents of the history for `devices` devices."""
     found = Collected([[] for _ in range(devices)], [{} for _ in range(devices)])
     if _on is None:
         return found
@@ -268,7 +269,7 @@ def collect(devices: int) -> Collected:
 
 
 def _trace(entry: _Entry, action: str, context: Optional[str]) -> dict[str, Any]:
-    """An entry in torch's form."""
+    """An entry in torch's format."""
     wanted = context == "all" or (context == "alloc" and action in ("alloc", "oom"))
     return {
         "action": action,
@@ -283,16 +284,16 @@ def _trace(entry: _Entry, action: str, context: Optional[str]) -> dict[str, Any]
 
 
 def _enter() -> Any:
-    """Begins to number the stacks of this thread's calls of torch's functions."""
+    """Start numbering the stacks of this thread's calls of torch functions."""
     from torch.overrides import TorchFunctionMode
 
     library = _library.library()
-    # It neither waits nor calls back, so it may keep Python's global lock.
+    # The function neither waits nor calls back, so it may run with the GIL held.
     tell = ctypes.PYFUNCTYPE(ctypes.c_uint64, ctypes.c_uint64)(("gruyere_history_context", library))
     number = _stacks.number
 
     class Stacks(TorchFunctionMode):  # type: ignore[misc]
-        """Tells the library which stack the calling thread's requests are of."""
+        """Passes the number of the calling thread's stack to the library."""
 
         def __torch_function__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -309,7 +310,7 @@ def _enter() -> Any:
 
 
 def _leave(mode: Any) -> None:
-    """Takes the mode off this thread's stack of modes, wherever in it it is."""
+    """Remove the mode from this thread's stack of modes, wherever it is in the stack."""
     if mode is None:
         return
     import torch.overrides as overrides
@@ -317,7 +318,7 @@ def _leave(mode: Any) -> None:
     above = []
     stack = overrides._get_current_function_mode_stack()
     if mode not in stack:
-        # Another thread started the history; its mode goes on numbering, and nothing listens.
+        # Another thread started the history. Its mode keeps numbering, without effect.
         return
     while True:
         top = overrides._pop_mode()
@@ -329,9 +330,8 @@ def _leave(mode: Any) -> None:
 
 
 def attach_out_of_memory_observer(observer: Observer) -> None:
-    """`torch._C._cuda_attach_out_of_memory_observer`: called when torch makes the exception for
-    Python, so before any handler of the program, and with Python's global lock held as it must
-    be."""
+    """`torch._C._cuda_attach_out_of_memory_observer`. The observer is called when torch creates the
+    Python exception: before any handler of the program, and with the GIL held, as it must be."""
     import torch
 
     if not _observers:
@@ -345,7 +345,7 @@ def _init(self: RuntimeError, *arguments: object) -> None:
     global _seen_oom
     latest = _latest_out_of_memory()
     if latest is None or (latest.device, latest.count) == _seen_oom:
-        # Not ours, or a copy.
+        # An error that is not ours, or a copy of one.
         return
     _seen_oom = (latest.device, latest.count)
     for observer in _observers:

@@ -1,4 +1,4 @@
-"""Doing something when a module is first imported, without importing it."""
+"""Running an action when a module is first imported."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any, Callable, Optional
 
 
 def when_imported(name: str, action: Callable[[ModuleType], None]) -> None:
-    """Calls `action` with the module `name` once it has been imported; at once where it has been.
-    What it raises, the import raises."""
+    """Call `action` with the module `name` once it is imported, or at once if it is imported
+    already. An exception from `action` propagates from the import."""
     module = sys.modules.get(name)
     if module is not None:
         action(module)
@@ -22,12 +22,12 @@ def when_imported(name: str, action: Callable[[ModuleType], None]) -> None:
 
 
 class _Watch(MetaPathFinder):
-    """Finds nothing itself: it lets the others find the module, and follows its loader."""
+    """A finder that lets the other finders find the module and wraps its loader."""
 
     def __init__(self, name: str, action: Callable[[ModuleType], None]) -> None:
         self.name = name
         self.action = action
-        # find_spec asks the other finders, and so comes by here again, in the same thread.
+        # find_spec calls the other finders, which calls this one again, in the same thread.
         self.asking = threading.local()
 
     def find_spec(
@@ -46,8 +46,8 @@ class _Watch(MetaPathFinder):
         original = loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
-            # Later readers of the loader see it unchanged. Many only ask for the spec, so the watch
-            # ends here and not before.
+            # Restore the loader for later readers. The watch ends here and not earlier, because
+            # callers often request only the spec.
             vars(loader).pop("exec_module", None)
             original(module)
             if self in sys.meta_path:

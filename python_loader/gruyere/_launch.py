@@ -1,4 +1,4 @@
-"""`python -m gruyere [options] script.py args`: the script as it is, with Gruyère in the place of
+"""`python -m gruyere [options] script.py args`: runs an unchanged script with Gruyère in place of
 torch's allocator."""
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ usage: python -m gruyere [options] script.py [arguments]
        python -m gruyere --doctor
        python -m gruyere --build-shim
 
-Runs a program as python itself would, with Gruyère in the place of torch's CUDA allocator, in it
-and in the processes that it starts.
+Runs a program as python itself would, with Gruyère in place of torch's CUDA allocator, in the
+program and in the processes that it starts.
 
 options:
-  --KEY VALUE           any key of GRUYERE_CONF: --limit 90% --share off; an unknown one is answered
-                        with the list
+  --KEY VALUE           sets any key of GRUYERE_CONF: --limit 90% --share off; the error for an
+                        unknown key lists all keys
   -m module             runs a module, as python -m does:
                         -m torch.distributed.run --nproc-per-node 8 train.py
   -c code               runs a line of code, as python -c does
-  --stand-in            without a GPU: runs the program on the stand-in GPU, which keeps books of
-                        memory and computes nothing, for 12 steps of its optimiser; what it writes
-                        is thrown away
-  --steps COUNT         of --stand-in: so many steps; all: to the program's end
-  --doctor              tries Gruyère here and tells what it finds
-  --build-shim          builds what `--door native` needs (once for a torch, with the machine's
-                        C++ compiler), also where it is there already
+  --stand-in            without a GPU: runs the program for 12 steps of its optimiser on the
+                        stand-in GPU, which accounts for memory and computes nothing; discards the
+                        files that the program writes
+  --steps COUNT         with --stand-in: ends after COUNT steps; all: runs to the program's end
+  --doctor              checks whether Gruyère works here and prints the findings
+  --build-shim          builds the shim that `--door native` needs (once per torch, with the
+                        machine's C++ compiler), even if there is one already
   --version             prints the version
-  --help                prints this
+  --help                prints this help
 
 With other launchers:
   torchrun --nproc-per-node 8 -m gruyere train.py
@@ -49,11 +49,11 @@ With other launchers:
 
 
 class UsageError(GruyereError):
-    """The command line cannot be understood."""
+    """The command line is invalid."""
 
 
 class Options:
-    """What stands before the program."""
+    """The options before the program on the command line."""
 
     def __init__(self, arguments: list[str]) -> None:
         self.settings: dict[str, object] = {}
@@ -97,22 +97,22 @@ class Options:
                     self.settings[key.replace("-", "_")] = value
             elif word.startswith("-") and word not in ("-", "--"):
                 raise UsageError(
-                    f"{word}: no such option (options of python itself stand before -m gruyere)"
+                    f"{word}: no such option (python's own options go before -m gruyere)"
                 )
             else:
                 self.program = rest if word == "--" else [word, *rest]
                 break
         if self.steps is not None and not self.stand_in:
-            raise UsageError(f"--steps {self.steps}: an option of --stand-in, which is not given")
+            raise UsageError(f"--steps {self.steps}: only valid together with --stand-in")
         if self.stand_in and self.action != "run":
-            raise UsageError(f"--stand-in: runs a program, and --{self.action} runs none")
+            raise UsageError(f"--stand-in: runs a program, but --{self.action} does not run one")
         if self.action == "run" and not self.program:
             missing = "-m: no module was named" if self.is_module else "no program was named"
             raise UsageError("-c: no code was given" if self.is_code else missing)
 
 
 def main() -> None:
-    """The command. Returns when the program has; its errors and exits are its own."""
+    """Run the command. Returns when the program returns; its errors and exits pass through."""
     try:
         options = Options(sys.argv[1:])
         if options.action == "help":
@@ -143,12 +143,12 @@ def main() -> None:
     try:
         _go(options)
     except NoGpu as error:
-        # The program has no part in it, so a traceback would say nothing.
+        # The program is not at fault, so a traceback would not help.
         _refuse(error.with_ways(_what(options)))
 
 
 def _what(options: Options) -> str:
-    """What is run, as it is typed."""
+    """The program as the user typed it."""
     if options.is_code:
         return "-c CODE"
     return f"-m {options.program[0]}" if options.is_module else options.program[0]
@@ -182,11 +182,11 @@ def _refuse(text: str) -> NoReturn:
 
 
 def _prepare(options: Options) -> None:
-    """Checks what can be checked without torch, and leaves word for the moment when torch is
-    imported, here and in children."""
+    """Check what can be checked without torch, and arrange for Gruyère to be enabled when torch is
+    imported, here and in child processes."""
     from . import _enable, _settings, _startup
 
-    # A wrong variable stops the launch here.
+    # An invalid GRUYERE_ENABLE stops the launch here.
     _enable.is_wanted()
     os.environ[_settings.VARIABLE] = _settings.checked(options.settings)
     os.environ[_enable.VARIABLE] = "1"
@@ -196,8 +196,8 @@ def _prepare(options: Options) -> None:
 
 
 def _run(script: Optional[str], module: Optional[str], arguments: list[str]) -> None:
-    """A script or a module, for those who start a program by another way than this command: they
-    were started with -m too."""
+    """Run a script or a module for the package's other commands, which were also started with
+    -m."""
     if module is not None:
         _run_module([module, *arguments])
     else:
@@ -206,22 +206,21 @@ def _run(script: Optional[str], module: Optional[str], arguments: list[str]) -> 
 
 
 def _check_module(name: str) -> None:
-    """Whether there may be such a module, as far as can be told without importing any. Raises
-    GruyereError."""
+    """Raise GruyereError if there cannot be such a module. Imports nothing."""
     if os.path.isfile(name):
         raise GruyereError(
-            f"-m {name}: a file; a module is named as in -m package.train, a script without -m"
+            f"-m {name}: this is a file; write a module as -m package.train, a script without -m"
         )
     top = name.partition(".")[0]
     try:
         there = bool(top) and importlib.util.find_spec(top) is not None
     except (ImportError, ValueError):
-        # It exists, but describes nothing.
+        # The module exists but has no spec.
         there = True
     if not there:
         raise GruyereError(
-            f"-m {name}: no module {top!r} in {os.getcwd()} nor in this Python; name it as "
-            "`python -m` would take it, in the folder where that works"
+            f"-m {name}: no module {top!r} in {os.getcwd()} nor in this Python; write it as for "
+            "`python -m`, and start in the folder where that works"
         )
 
 
@@ -244,14 +243,14 @@ def _run_code(program: list[str]) -> None:
 def _run_script(program: list[str]) -> None:
     script = program[0]
     sys.argv = program
-    # `-m gruyere` put the current folder first; python script.py puts the script's there. With -I
-    # or -P neither is there.
+    # `-m gruyere` put the current folder first; python script.py puts the script's folder first.
+    # With -I or -P neither is in sys.path.
     if not getattr(sys.flags, "safe_path", sys.flags.isolated) and sys.path:
         del sys.path[0]
         own_folder = True
     else:
         own_folder = False
-    # Absolute as python makes it: without resolving anything.
+    # Absolute as python makes it: without resolving links.
     file = os.path.join(os.getcwd(), script)
     if _holds_main(script):
         sys.path.insert(0, file)
@@ -281,7 +280,7 @@ def _run_script(program: list[str]) -> None:
 
 
 def _holds_main(path: str) -> bool:
-    """Whether python would run the `__main__` inside of `path`, a folder or an archive."""
+    """Whether python would run the `__main__` inside `path`, a folder or an archive."""
     if os.path.isdir(path):
         return True
     importer = pkgutil.get_importer(path)
@@ -289,8 +288,8 @@ def _holds_main(path: str) -> bool:
 
 
 def _become_main() -> dict[str, object]:
-    """Empties the module `__main__`, which so far was ours, and makes it what a program finds when
-    it starts."""
+    """Clear the module `__main__`, which was ours so far, and set it up as a program finds it at
+    its start."""
     namespace = vars(sys.modules["__main__"])
     builtins = namespace["__builtins__"]
     namespace.clear()

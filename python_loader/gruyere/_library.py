@@ -1,4 +1,4 @@
-"""libgruyere.so: where it is, and the functions of it that every part of the package needs."""
+"""libgruyere.so: finding and loading it, and the functions that the whole package uses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _loaded: Optional[ctypes.CDLL] = None
 
 
 class _Object(ctypes.Structure):
-    """`Dl_info`: the shared object that an address is in, and the symbol."""
+    """`Dl_info`: the shared object and the symbol at an address."""
 
     _fields_ = [
         ("file", ctypes.c_char_p),
@@ -27,8 +27,8 @@ class _Object(ctypes.Structure):
 
 
 def preloaded() -> Optional[Path]:
-    """The file of the copy that LD_PRELOAD has put into this process, if it has. There must not be
-    a second one: a process has one heap."""
+    """The file of the copy that LD_PRELOAD has loaded into this process, or None. There must not be
+    a second copy: a process has one heap."""
     process = ctypes.CDLL(None)
     try:
         function = ctypes.cast(process.gruyere_malloc, ctypes.c_void_p)
@@ -41,10 +41,10 @@ def preloaded() -> Optional[Path]:
 
 
 def path() -> Path:
-    """The library's file: the one that is preloaded, else `$GRUYERE_LIBRARY`, else the one that was
-    installed with this package.
+    """The library's file: the preloaded one, else `$GRUYERE_LIBRARY`, else the one installed with
+    this package.
 
-    Raises GruyereError where there is none.
+    Raises GruyereError if there is none.
     """
     inside = preloaded()
     if inside is not None:
@@ -55,31 +55,30 @@ def path() -> Path:
         return file.absolute()
     if chosen:
         raise GruyereError(
-            f"{VARIABLE}={chosen}: no such file; name libgruyere.so there, or unset {VARIABLE} "
-            "to use the installed one"
+            f"{VARIABLE}={chosen}: no such file; set it to the path of libgruyere.so, or unset "
+            f"{VARIABLE} to use the installed library"
         )
     raise GruyereError(
-        f"{file} is missing: this copy of the package was not built. Install it (pip install "
-        "./python_loader, which needs Rust), or"
-        " build the library (cargo build --release) and set "
+        f"{file} is missing: this copy of the package has not been built. Install it (pip install "
+        "./python_loader, which needs Rust), or build the library (cargo build --release) and set "
         f"{VARIABLE}=target/release/libgruyere.so"
     )
 
 
 def library() -> ctypes.CDLL:
-    """The library, loaded once. Calls through it release the GIL. Whoever uses a function that is
-    not declared here declares it where it is used."""
+    """The library, loaded once. Calls through it release the GIL. A function that is not declared
+    in `_declare` is declared by the module that uses it."""
     global _loaded
     if _loaded is None:
         file = path()
         try:
-            # A preloaded library is found here as the copy that is there.
+            # For a preloaded library this returns the copy that is loaded already.
             loaded = ctypes.CDLL(str(file))
             _declare(loaded)
         except (OSError, AttributeError) as error:
             raise GruyereError(
-                f"{file} cannot be loaded ({error}): it is damaged, made for another machine "
-                "or of another version; install gruyere again"
+                f"{file} cannot be loaded ({error}): it is damaged, built for another machine, or "
+                "of another version; reinstall gruyere"
             ) from error
         if preloaded() is not None:
             _check_version(file, (loaded.gruyere_version() or b"").decode())
@@ -88,18 +87,17 @@ def library() -> ctypes.CDLL:
 
 
 def _check_version(file: Path, found: str) -> None:
-    """Refuses a preloaded library that is not of this package's version. A copy that was never
-    installed has none, and takes what there is."""
+    """Raise GruyereError if a preloaded library is not of this package's version. A package that is
+    not installed has no version and accepts any library."""
     try:
         expected = metadata.version("gruyere")
     except metadata.PackageNotFoundError:
         return
     if found != expected:
         raise GruyereError(
-            f"LD_PRELOAD has put {file}, of version {found}, into this process, and this "
-            f"package is of version {expected}: preload the"
-            f" libgruyere.so of version {expected} (`gruyere run` of the same installation "
-            "does), or unset LD_PRELOAD"
+            f"LD_PRELOAD has loaded {file}, version {found}, into this process, but this package "
+            f"is version {expected}: preload libgruyere.so of version {expected} (as `gruyere run` "
+            "of the same installation does), or unset LD_PRELOAD"
         )
 
 
@@ -123,7 +121,7 @@ def _declare(loaded: ctypes.CDLL) -> None:
 
 
 def address(name: str) -> int:
-    """The address of the library's function `name`, as torch wants it."""
+    """The address of the library's function `name`, in the form that torch takes."""
     found = ctypes.cast(getattr(library(), name), ctypes.c_void_p).value
     assert found is not None, name
     return found

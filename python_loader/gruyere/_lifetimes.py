@@ -1,5 +1,4 @@
-"""How long memory will live: what the program says, and what is known of a tensor once it is
-there."""
+"""Lifetimes of memory: those that the program declares, and tags on the memory of tensors."""
 
 from __future__ import annotations
 
@@ -36,31 +35,35 @@ def _functions() -> tuple[Callable[[int], int], Callable[[], int], Callable[[int
 
 
 class lifetime(contextlib.ContextDecorator):
-    """Says how long what this thread allocates will live, so that blocks of unlike lifetimes do not
-    share pages:
+    """Declare how long the memory that this thread allocates will live.
 
         with gruyere.lifetime("persistent"):
             cache = torch.empty(...)
 
-    "transient": workspaces; "step": activations and gradients; "persistent": weights and optimiser
-    states; "auto": not said. It nests, up to 31 deep, the innermost counts; it also decorates
-    functions. It is the thread's own: backward passes run on threads of autograd's.
+    Blocks of different lifetimes do not share pages. Lifetimes: "transient" for workspaces, "step"
+    for activations and gradients, "persistent" for weights and optimiser states, "auto" for no
+    declaration.
 
-    Raises GruyereError where there is no such lifetime.
+    Contexts nest up to 31 deep, and the innermost one counts. Can also be used as a decorator. It
+    applies to the calling thread only, not to backward passes, which run on autograd's threads.
+
+    Raises GruyereError if there is no such lifetime.
     """
 
     def __init__(self, name: str) -> None:
         number = NUMBERS.get(name)
         if number is None:
-            raise GruyereError(f"lifetime({name!r}): there are {', '.join(map(repr, NUMBERS))}")
+            raise GruyereError(
+                f"lifetime({name!r}): expected one of {', '.join(map(repr, NUMBERS))}"
+            )
         self.name = name
         self._number = number
 
     def __enter__(self) -> lifetime:
         if _functions()[0](self._number) != 0:
             raise GruyereError(
-                f"lifetime({self.name!r}): 31 lifetimes are open on this thread; is one of "
-                "them entered in a loop and never left?"
+                f"lifetime({self.name!r}): 31 lifetimes are already open on this thread; does a "
+                "loop enter one and never leave it?"
             )
         return self
 
@@ -77,9 +80,9 @@ class lifetime(contextlib.ContextDecorator):
 
 
 def tag(tensors: Any, number: int = PERSISTENT) -> int:
-    """Has the live memory of `tensors` (a tensor, or lists, tuples, sets and dicts of them, as deep
-    as may be) counted under the lifetime of that number. How many blocks were; tensors on other
-    devices, and memory that is not ours, are left alone."""
+    """Count the live memory of `tensors` (a tensor, or lists, tuples, sets and dicts of tensors,
+    nested to any depth) under the lifetime `number`. Returns the number of blocks tagged; skips
+    tensors on other devices, and memory that is not ours."""
     mark = _functions()[2]
     return sum(
         mark(address, number) == 0
@@ -89,8 +92,8 @@ def tag(tensors: Any, number: int = PERSISTENT) -> int:
 
 
 def _tensors(things: Any) -> Iterator[torch.Tensor]:
-    """The plain tensors in `things`; what a wrapper (DTensor and the like) holds, in place of
-    itself."""
+    """The plain tensors in `things`; wrappers (DTensor and the like) are replaced by the tensors
+    inside them."""
     import torch
 
     waiting, seen = [things], set()
@@ -108,7 +111,7 @@ def _tensors(things: Any) -> Iterator[torch.Tensor]:
 
 
 def _address(tensor: torch.Tensor) -> int:
-    """Where the memory under a CUDA tensor starts; 0 for others, and for those that have none."""
+    """The address of a CUDA tensor's storage; 0 for other tensors and for those without memory."""
     try:
         return int(tensor.untyped_storage().data_ptr()) if tensor.is_cuda else 0
     except (RuntimeError, NotImplementedError, ValueError):

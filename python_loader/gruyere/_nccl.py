@@ -1,7 +1,7 @@
-"""NCCL_GRAPH_REGISTER=0 where captured collectives would read registrations that are gone.
+"""NCCL_GRAPH_REGISTER=0, set where captured collectives could read stale registrations.
 
 NCCL registers the buffers of captured collectives by the mappings that it finds at capture, and
-keeps the registration with the graph. Under an allocator that maps pages anew (torch's expandable
+keeps the registration with the graph. Under an allocator that remaps pages (torch's expandable
 segments, and Gruyère's pages) devices below compute capability 10 then read freed registrations:
 Megatron-LM refuses to capture there without this variable (NVIDIA/Megatron-LM#5474, #2572)."""
 
@@ -14,15 +14,15 @@ from . import _settings
 from ._errors import warn_once
 
 VARIABLE = "NCCL_GRAPH_REGISTER"
-# The first compute capability (major) said to be without the fault.
+# The first compute capability (major) that reportedly does not have the bug.
 _SOUND_FROM = 10
 # The backings that remap pages, by their names in GRUYERE_CONF.
 _PAGES = ("auto", "stitch")
 
 
 def install(torch: Any, settings: str) -> None:
-    """Once torch has initialised CUDA, which is before NCCL can start. `settings`: GRUYERE_CONF's.
-    What the user has set stays."""
+    """Set the variable once torch has initialised CUDA, which is before NCCL can start. `settings`
+    are GRUYERE_CONF's. A value that the user has set stays."""
     if _settings.entries(settings).get("backing", "auto") in _PAGES and VARIABLE not in os.environ:
         torch.cuda._lazy_call(lambda: _switch_off(torch))
 
@@ -36,7 +36,7 @@ def _switch_off(torch: Any) -> None:
     os.environ[VARIABLE] = "0"
     if int(os.environ.get("WORLD_SIZE") or 1) > 1 and os.environ.get("LOCAL_RANK", "0") == "0":
         warn_once(
-            f"{VARIABLE}=0 is set: with pages that move, captured collectives could use "
-            "registrations that are gone on devices below compute"
-            f" capability {_SOUND_FROM}. Set {VARIABLE} yourself to decide otherwise"
+            f"Gruyère has set {VARIABLE}=0: since its pages move, captured collectives could use "
+            f"stale registrations on devices below compute capability {_SOUND_FROM}. To choose "
+            f"yourself, set {VARIABLE}"
         )

@@ -1,4 +1,4 @@
-"""Named pools: memory that goes back to the device whole."""
+"""Named pools: memory that can be released to the device as a whole."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from . import _control, _enable, _library, _sizes
 from ._errors import GruyereError
 
 _BUSY = -5
-# Blocks named by a refused release.
+# The number of blocks that the error of a refused release lists.
 _NAMED = 8
 
 
@@ -70,20 +70,20 @@ def _last_error() -> str:
 
 @dataclass(frozen=True)
 class PoolStats:
-    """Numbers of one pool. Bytes where not said otherwise."""
+    """Statistics of one pool, in bytes unless stated otherwise."""
 
     reserve: int
-    """What it keeps whatever lies idle."""
+    """Memory that the pool keeps even if it is idle."""
     limit: Optional[int]
-    """Ceiling on its live bytes; None: none of its own."""
+    """Ceiling on the live bytes of the pool; None if it has none of its own."""
     held: int
-    """Memory that it holds."""
+    """Memory that the pool holds."""
     live: int
     """Live blocks, each rounded up to 512 bytes."""
     live_blocks: int
-    """How many."""
+    """Number of live blocks."""
     pending: int
-    """Freed by the program, waiting for streams."""
+    """Blocks that the program has freed and streams may still use."""
 
 
 @dataclass(frozen=True)
@@ -92,13 +92,14 @@ class PoolBlock:
 
     address: int
     bytes: int
-    """As asked for."""
+    """The size that the program requested."""
     step: Optional[int]
-    """The step in which it was allocated; None where that is not known (`record:off`)."""
+    """The step in which the block was allocated; None if that is not known (`record:off`)."""
 
 
 class PoolInUse(GruyereError):
-    """A pool cannot be given back: tensors live in it. `blocks` are the largest of them."""
+    """A pool cannot be released because tensors live in it. `blocks` lists the largest of their
+    blocks."""
 
     def __init__(self, text: str, blocks: list[PoolBlock]) -> None:
         super().__init__(text)
@@ -106,10 +107,10 @@ class PoolInUse(GruyereError):
 
 
 class Pool:
-    """A named pool of one device; made by gruyere.pool().
+    """A named pool of one device, made by gruyere.pool().
 
-    `with pool:` sends what this thread allocates on that device to the pool; pools nest.
-    `release()` gives all of it back.
+    Inside `with pool:`, the calling thread's allocations on that device come from the pool; pools
+    nest. `release()` releases all of its memory.
     """
 
     def __init__(self, name: str, device: int, key: int) -> None:
@@ -130,33 +131,36 @@ class Pool:
         self._check("left", _declared().gruyere_pool_leave(self._key))
 
     def release(self) -> int:
-        """Gives all memory of the pool back to the device at once, when no work uses it any more
-        (the device is synchronised); the bytes given. The pool can be used again; its reserve is
-        gone.
+        """Release all memory of the pool to the device at once. Returns the number of bytes
+        released.
 
-        Raises PoolInUse, which names sizes and steps, where tensors live in it: nothing has
-        happened then. Raises GruyereError where it is not possible now (a CUDA graph is being
-        captured), or where the driver refuses.
+        Synchronises the device first, so that no work uses the pool any more. The pool can be used
+        again; its reserve is gone.
+
+        Raises PoolInUse, which lists sizes and steps, if tensors live in the pool; nothing has
+        changed then. Raises GruyereError if it is not possible now (a CUDA graph is being captured)
+        or if the driver refuses.
         """
         return self._give("released", _declared().gruyere_pool_release)
 
     def destroy(self) -> int:
-        """As release(), and forgets the pool: its name is free for another."""
+        """Release the pool's memory as release() does, and remove the pool, so that another pool
+        can have its name."""
         return self._give("destroyed", _declared().gruyere_pool_destroy)
 
     def stats(self) -> PoolStats:
-        """The pool's numbers."""
+        """Return the pool's statistics."""
         raw = _Stats(size=ctypes.sizeof(_Stats))
-        self._check("looked at", _declared().gruyere_pool_stats(self._key, ctypes.byref(raw)))
+        self._check("read", _declared().gruyere_pool_stats(self._key, ctypes.byref(raw)))
         return PoolStats(
             raw.reserve, raw.limit or None, raw.held, raw.live, raw.live_blocks, raw.pending
         )
 
     def blocks(self, most: int = _NAMED) -> list[PoolBlock]:
-        """The largest live blocks, at most so many."""
+        """Return the largest live blocks, at most `most` of them."""
         found, count = (_Block * most)(), ctypes.c_uint32()
         self._check(
-            "looked at",
+            "read",
             _declared().gruyere_pool_blocks(self._key, found, most, ctypes.byref(count)),
         )
         return [
@@ -171,7 +175,7 @@ class Pool:
         given = ctypes.c_uint64()
         code = function(self._key, ctypes.byref(given))
         if code == _BUSY:
-            # Unreachable tensors in cycles.
+            # Collect unreachable tensors in reference cycles.
             gc.collect()
             code = function(self._key, ctypes.byref(given))
         self._check(what, code)
@@ -187,11 +191,11 @@ class Pool:
 def pool(
     name: str, reserve: Union[int, str] = 0, limit: Union[int, str, None] = None, device: Any = None
 ) -> Pool:
-    """The pool called `name` on `device` (None: the current one): a new one, or the one that there
-    is.
+    """Return the pool called `name` on `device` (None: the current device), created if there is
+    none.
 
-    `reserve` ("20GiB", "50%", bytes) is mapped for it at once, and stays; of a pool that there is,
-    the reserve is raised to that. `limit` is a ceiling on the bytes that may be live in it.
+    `reserve` ("20GiB", "50%" or bytes) is mapped at once and stays in the pool; the reserve of an
+    existing pool is raised to it. `limit` is a ceiling on the live bytes of the pool.
 
         cache = gruyere.pool("kv-cache", reserve="20GiB")
         with cache:
@@ -199,7 +203,7 @@ def pool(
         del keys
         cache.release()
 
-    Raises GruyereError where Gruyère is not enabled, and where the memory cannot be had.
+    Raises GruyereError if Gruyère is not enabled or the memory is not available.
     """
     reason = _enable.disable_reason()
     if reason:
@@ -213,10 +217,11 @@ def pool(
     ceiling = 0 if limit is None else _sizes.size("limit", limit, total)
     if limit is not None and ceiling == 0:
         raise GruyereError(
-            f"pool({name!r}): limit={limit!r} would let nothing live in it; say None for no limit"
+            f"pool({name!r}): limit={limit!r} would leave no room for a block; use None for no "
+            "limit"
         )
     if "\0" in name:
-        raise GruyereError(f"pool({name!r}): a name cannot have a NUL character")
+        raise GruyereError(f"pool({name!r}): a name cannot contain a NUL character")
     key = ctypes.c_uint64()
     if (
         _declared().gruyere_pool_create(name.encode(), number, wanted, ceiling, ctypes.byref(key))

@@ -1,8 +1,9 @@
-"""torch's profiler hears of memory.
+"""Memory events for torch's profiler.
 
-torch's own allocator tells the profiler of each malloc and free, and asks it each time whether it
-wants to hear. Here the library is told when a profiler with `profile_memory` starts and stops, so
-nobody else pays: meanwhile requests leave its hot path.
+torch's own allocator checks at each malloc and free whether a profiler is active, and reports the
+event to it. Here the package notifies the library when a profiler with `profile_memory` starts and
+stops. Between the two, requests leave the library's hot path; at other times they cost nothing
+more.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from typing import Any
 from . import _library
 
 _lock = threading.Lock()
-# Running profilers, of any thread.
+# Running profilers of all threads.
 _running: set[int] = set()
 
 
 def install() -> None:
-    """Watches torch's profilers start and stop: all of them in Python come by these two classes."""
+    """Watch torch's profilers start and stop. All Python profilers go through these two classes."""
     for module in ("torch.autograd.profiler", "torch.autograd.profiler_legacy"):
         _watch(importlib.import_module(module).profile)
 

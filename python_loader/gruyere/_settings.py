@@ -1,5 +1,5 @@
-"""GRUYERE_CONF: settings given as keywords or options are checked by the library, and left in the
-environment, where the library and child processes read them."""
+"""GRUYERE_CONF: converts settings given as keywords or options to its format and has the library
+check them. The library and child processes read them from the environment."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ VARIABLE = "GRUYERE_CONF"
 
 
 def checked(keywords: Mapping[str, object]) -> str:
-    """The environment's settings and then `keywords` (the later value of a key counts), as
-    GRUYERE_CONF writes them.
+    """The environment's settings followed by `keywords`, in the format of GRUYERE_CONF. The later
+    value of a key counts.
 
-    Raises GruyereError with the library's words, where it would refuse them: the key, the value,
-    what would be right.
+    Raises GruyereError with the library's message if it would refuse them. The message names the
+    key, the value and what is allowed.
     """
     given = [f"{key}:{value(key, chosen)}" for key, chosen in keywords.items()]
     whole = ",".join(part for part in (os.environ.get(VARIABLE, ""), *given) if part)
@@ -27,10 +27,10 @@ def checked(keywords: Mapping[str, object]) -> str:
 
 
 def check(settings: str) -> None:
-    """Raises GruyereError where the library would refuse `settings`."""
+    """Raise GruyereError if the library would refuse `settings`."""
     message = ctypes.create_string_buffer(8192)
     if "\0" in settings:
-        raise GruyereError(f"{VARIABLE}: a value has a NUL character: {settings!r}")
+        raise GruyereError(f"{VARIABLE}: a value contains a NUL character: {settings!r}")
     if (
         _library.library().gruyere_check_configuration(settings.encode(), message, len(message))
         != 0
@@ -39,19 +39,18 @@ def check(settings: str) -> None:
 
 
 def keys(settings: str) -> set[str]:
-    """The keys that `settings` names."""
+    """The keys in `settings`."""
     return set(entries(settings))
 
 
 def entries(settings: str) -> dict[str, str]:
-    """`settings` by key, as the library reads them: of a key that is named twice the later value
-    counts."""
+    """`settings` by key, as the library reads them: the later value of a key counts."""
     pairs = (entry.partition(":") for entry in settings.split(",") if entry.strip())
     return {key.strip(): value.strip() for key, _, value in pairs}
 
 
 def value(key: str, chosen: object) -> str:
-    """`chosen` as GRUYERE_CONF writes it. Raises GruyereError where it cannot be written."""
+    """`chosen` in the format of GRUYERE_CONF. Raises GruyereError if it has a comma."""
     if isinstance(chosen, bool):
         return "on" if chosen else "off"
     if chosen is None:
@@ -59,7 +58,7 @@ def value(key: str, chosen: object) -> str:
     text = os.fspath(chosen) if isinstance(chosen, os.PathLike) else str(chosen)
     if "," in text:
         raise GruyereError(
-            f"{key}={chosen!r}: a value cannot have a comma, it separates settings; give each "
-            "key as a keyword of its own"
+            f"{key}={chosen!r}: a value cannot contain a comma, which separates settings; pass "
+            "each key as its own keyword"
         )
     return text

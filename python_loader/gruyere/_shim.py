@@ -1,11 +1,11 @@
 """The native door's shim: a small C++ library between torch's own allocator interface and
 libgruyere.
 
-It fits one build of torch and no other. The package brings those for the builds of torch that the
-index has. For another it is built on this machine, once, with the machine's C++ compiler
-(`_shim_compiler.py`), against the headers of the torch that is installed, and kept in a folder of
-the user's (`_shim_folders.py`) under a name made of all that it depends on. Whatever is missing is
-no error: the pluggable door serves then, and one line says why.
+A shim fits one build of torch and no other. The package includes shims for the builds of torch on
+the package index. For another build, the machine's C++ compiler builds the shim once
+(`_shim_compiler.py`) against the headers of the installed torch. The shim is stored in a folder of
+the user (`_shim_folders.py`), under a name derived from everything it depends on. If anything is
+missing, that is not an error: the pluggable door is used, and one line says why.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ _file: Optional[Path] = None
 
 @contextlib.contextmanager
 def _unavailable() -> Iterator[None]:
-    """Whatever the machine refuses is a reason why there is no shim, and never an error of the
-    program."""
+    """Turn errors of the operating system into Unavailable: they mean that there is no shim, and
+    must not become errors of the program."""
     try:
         yield
     except (OSError, ValueError) as error:
-        raise Unavailable(f"the shim cannot be had: {error}") from error
+        raise Unavailable(f"the shim cannot be used: {error}") from error
 
 
 def install(torch: Any) -> None:
-    """Makes the native door's object torch's allocator, building the shim first where there is
-    none. Raises Unavailable, and changes nothing, where that cannot be."""
+    """Make the native door's object torch's allocator; build the shim first if there is none.
+    Raises Unavailable and changes nothing if that is not possible."""
     global _loaded, _file
     with _unavailable():
         wanted = key(torch)
@@ -56,7 +56,7 @@ def install(torch: Any) -> None:
         find = ctypes.cast(_library.library().gruyere_native_table, ctypes.c_void_p)
     except AttributeError as error:
         raise Unavailable(
-            "this libgruyere.so is older than the native door: install gruyere again"
+            "this libgruyere.so is too old to have a native door: reinstall gruyere"
         ) from error
     if shim.gruyere_shim_install(find, message, ctypes.c_size_t(len(message))) != 0:
         raise Unavailable(message.value.decode(errors="replace"))
@@ -64,23 +64,23 @@ def install(torch: Any) -> None:
 
 
 def is_current() -> bool:
-    """Whether what `install` put in place still is."""
+    """Whether the allocator that `install` put in place is still torch's allocator."""
     return _loaded is not None and bool(_loaded.gruyere_shim_is_current())
 
 
 def counts_rejections(torch: Any, door: str) -> bool:
-    """Whether, by this door, requests above the limit count as torch counts those that its setting
-    `throw_on_cudamalloc_oom` refuses: torch has the setting from 2.12 on."""
+    """Whether requests above the limit are counted through this door as torch counts those refused
+    by its setting `throw_on_cudamalloc_oom`, which exists from torch 2.12 on."""
     return door == "native" and _version(torch.__version__) >= (2, 12)
 
 
 def file() -> Optional[Path]:
-    """The shim that `install` has loaded."""
+    """The file of the shim that `install` has loaded."""
     return _file
 
 
 def _prebuilt(wanted: str) -> tuple[Optional[Path], Optional[ctypes.CDLL]]:
-    """The one that the package brings for this build of torch, where there is one that this machine
+    """The shim that the package includes for this build of torch, if there is one that this machine
     can load."""
     for file in (_HERE / "native" / "prebuilt").glob(f"*-{wanted}.so"):
         with contextlib.suppress(Unavailable):
@@ -94,31 +94,31 @@ def _load(file: Path, wanted: str) -> ctypes.CDLL:
         shim.gruyere_shim_build.restype = ctypes.c_char_p
         built_from = shim.gruyere_shim_build().decode()
     except (OSError, AttributeError) as error:
-        remedy = "python -m gruyere --build-shim builds it anew"
+        remedy = "python -m gruyere --build-shim rebuilds it"
         if "GLIBCXX_" in str(error) or "CXXABI_" in str(error):
             remedy = (
                 "the compiler's C++ library is newer than the one that this Python has loaded: "
-                "name an older compiler, or this environment's (conda install gxx), in CXX"
+                "set CXX to an older compiler, or to this environment's (conda install gxx)"
             )
         raise Unavailable(f"{file} cannot be loaded ({error}); {remedy}") from error
     if built_from != wanted:
         raise Unavailable(
             f"{file} was built for another torch or gruyere; python -m gruyere --build-shim "
-            "builds it anew"
+            "rebuilds it"
         )
     return shim
 
 
 def build(torch: Any, anew: bool = False) -> Path:
-    """The shim's file, built where there is none (or `anew`). Raises Unavailable where it cannot be
-    had."""
+    """The shim's file, built if there is none (or if `anew`). Raises Unavailable if that is not
+    possible."""
     with _unavailable():
         return _find(torch, key(torch), anew)
 
 
 def _find(torch: Any, wanted: str, anew: bool = False) -> Path:
-    """As `build`, of a shim whose `key` is `wanted`: in the first of the folders that has it, or
-    built in the first in which that can be."""
+    """Like `build`, for the shim with the key `wanted`: from the first folder that has it, else
+    built in the first folder that allows it."""
     reasons: list[str] = []
     folders: list[Path] = []
     for make in (_shim_folders.home, _shim_folders.temporary):
@@ -137,8 +137,8 @@ def _find(torch: Any, wanted: str, anew: bool = False) -> Path:
 
 
 def _built(folder: Path, torch: Any, wanted: str) -> Optional[Path]:
-    """The shim in `folder` that was built from the headers that this torch has, if there is one.
-    Nobody is waited for: it takes its name when it is whole."""
+    """The shim in `folder` that was built from this torch's headers, or None. Does not wait: a shim
+    gets its name only when it is complete."""
     with contextlib.suppress(OSError):
         headers = (folder / f"shim-{wanted}.headers").read_text(encoding="utf-8").splitlines()
         file = folder / _name(torch, wanted, headers)
@@ -147,9 +147,10 @@ def _built(folder: Path, torch: Any, wanted: str) -> Optional[Path]:
 
 
 def _name(torch: Any, wanted: str, headers: list[str]) -> str:
-    """What the shim is called that was built from these headers of torch's. Those of the compiler
-    and of the system are no part of it: what they have become changes nothing in what is built, and
-    a node without a compiler takes what another has built in the same home."""
+    """The file name of the shim built from these headers of torch. The headers of the compiler and
+    of the system are not part of the name: later changes to them do not affect a shim that is
+    built, and a node without a compiler can use one that another node built in the same home
+    directory."""
     root = _include_of(torch)
     contents = (part for name in headers for part in (name, (root / name).read_bytes()))
     return f"shim-{wanted}-{_digest(*contents)}.so"
@@ -163,10 +164,10 @@ def _build(
     reasons: list[str],
     anew: bool,
 ) -> Path:
-    """Builds it in the first of the folders, or where that is what stands in the way in the
-    next."""
+    """Build the shim in the first of the folders, or in the next one if the build fails because of
+    the folder."""
     folder, *others = folders
-    # Another compiler may take what one refused.
+    # Another compiler may accept what one rejected.
     failed = folder / f"shim-{wanted}-{compiler.digest}.failed"
 
     def known() -> Optional[Path]:
@@ -174,7 +175,7 @@ def _build(
             return None
         if failed.exists():
             before = failed.read_text(encoding="utf-8").strip()
-            raise Unavailable(f"{before} (python -m gruyere --build-shim tries again)")
+            raise Unavailable(f"{before} (python -m gruyere --build-shim retries)")
         return next(filter(None, (_built(one, torch, wanted) for one in folders)), None)
 
     with contextlib.ExitStack() as turn:
@@ -184,7 +185,7 @@ def _build(
             return found or _compiled(torch, wanted, compiler, folder, failed)
         except (_shim_compiler.Elsewhere, OSError) as error:
             reasons.append(f"the shim could not be built in {folder}: {error}")
-        # With the turn still kept: the others would find the same, each after a build in vain.
+        # Still holding the lock: each waiting process would fail the same way after its own build.
         if others:
             return _build(torch, wanted, compiler, others, reasons, anew)
     raise Unavailable("; ".join(reasons))
@@ -210,12 +211,12 @@ def _compiled(
 
 
 def request(torch: Any, wanted: str) -> _shim_compiler.Request:
-    """What is to be compiled for this torch."""
+    """The compile request for this torch."""
     include = _include_of(torch)
     if not (include / "c10" / "cuda" / "CUDACachingAllocator.h").is_file():
         raise Unavailable(
-            f"torch's C++ headers are not in {include}, as in a frozen application: install torch "
-            "with pip or conda"
+            f"torch's C++ headers are not in {include} (a frozen application?): install torch with "
+            "pip or conda"
         )
     major, minor = _version(torch.version.cuda)
     return _shim_compiler.Request(
@@ -233,17 +234,17 @@ def request(torch: Any, wanted: str) -> _shim_compiler.Request:
 
 
 def key(torch: Any, machine: str = platform.machine()) -> str:
-    """What a shim must have been built from to be used: this torch, this source."""
+    """The key that identifies what a usable shim is built from: this torch and this source."""
     version = _version(torch.__version__)
     if version < OLDEST:
         raise Unavailable(
-            f"torch {torch.__version__} has an older interface; torch {_words(OLDEST)} to "
-            f"{_words(NEWEST)} have a native door"
+            f"torch {torch.__version__} has an older interface; the native door supports torch "
+            f"{_words(OLDEST)} to {_words(NEWEST)}"
         )
     if version > NEWEST:
         raise Unavailable(
-            f"torch {torch.__version__} is newer than {_words(NEWEST)}, the newest whose interface "
-            "this gruyere knows: a newer gruyere may (pip install --upgrade gruyere)"
+            f"torch {torch.__version__} is newer than {_words(NEWEST)}, the newest version that "
+            "this gruyere supports: a newer gruyere may support it (pip install --upgrade gruyere)"
         )
     try:
         return _digest(
@@ -256,15 +257,15 @@ def key(torch: Any, machine: str = platform.machine()) -> str:
         )
     except OSError as error:
         raise Unavailable(
-            f"{error.filename} is missing, which the native door's shim is built from: install "
-            "gruyere again, as files in a folder"
+            f"{error.filename} is missing, and the native door's shim is built from it: reinstall "
+            "gruyere, as files in a folder"
         ) from error
 
 
 def _version(text: Any) -> tuple[int, int]:
     found = re.match(r"(\d+)\.(\d+)", str(text))
     if not found:
-        raise Unavailable(f"this torch's version ({text}) cannot be read")
+        raise Unavailable(f"torch's version ({text}) cannot be parsed")
     return int(found[1]), int(found[2])
 
 
@@ -273,15 +274,15 @@ def _words(version: tuple[int, int]) -> str:
 
 
 def sources() -> list[Path]:
-    """What is compiled, and before it what it includes."""
+    """The files that are included, followed by the one that is compiled."""
     folder = _HERE / "native"
     headers = sorted({*folder.glob("*.h"), *folder.glob("cuda/*.h")} - {folder / "gruyere.h"})
     return [*headers, folder / "shim.cpp"]
 
 
 def gruyere_h() -> Path:
-    """Beside the source in an installed package, and in a clone of the repository where it is
-    written."""
+    """gruyere.h: beside the source in an installed package, in include/ in a clone of the
+    repository."""
     installed = _HERE / "native" / "gruyere.h"
     return installed if installed.is_file() else _HERE.parent.parent / "include" / "gruyere.h"
 

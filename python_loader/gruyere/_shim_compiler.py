@@ -1,4 +1,4 @@
-"""The C++ compiler that builds a shim: which one, how it is called, and what its errors mean."""
+"""The C++ compiler that builds a shim: how it is found and called, and what its errors mean."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from typing import Optional
 
 from ._shim_folders import BUILDING, Unavailable, has_room, say
 
-# Time allowed for a compiler; it needs some seconds.
+# Time limit for the compiler; a build takes some seconds.
 PATIENCE_SECONDS = 300
-# Messages of a compiler, whatever its exit code, if the folder was at fault.
+# Compiler messages that mean that the folder is at fault, whatever the exit code.
 _FOLDER = ("no space left", "quota exceeded", "read-only file system", "input/output error")
-# And if the machine was, for lack of memory: parts of the compiler are killed.
+# Messages that mean that the machine ran out of memory and parts of the compiler were killed.
 _PASSING = (
     "signal terminated",
     "due to signal",
@@ -35,8 +35,8 @@ _PASSING = (
     "allocate memory",
     "memory exhausted",
 )
-# Neither the compiler nor its files must outlive the process that started it: a shell of the same
-# process group reads from a pipe that ends with that process, and ends the group.
+# Neither the compiler nor its files must outlive the process that started it: a shell in the same
+# process group reads from a pipe that closes with that process, and then kills the group.
 _WATCHED = """
 exec 3<&0
 folder=$1; shift
@@ -51,17 +51,17 @@ _INSTALL = (
 
 
 class Refused(Unavailable):
-    """The compiler has seen the source and does not take it: it will not the next time either."""
+    """The compiler rejects the source, and would reject it again."""
 
 
 class Elsewhere(Exception):
-    """It is the folder that stands in the way, so another may do; the text says how."""
+    """The folder is at fault, so another folder may work; the message says why."""
 
 
 @dataclass(frozen=True)
 class Compiler:
     command: str
-    # The digest of the compiler's file: its successor may take what this one refuses.
+    # Identifies the compiler's file: a newer version may accept what this one rejects.
     digest: str
 
 
@@ -81,57 +81,57 @@ class Request:
 
 @dataclass(frozen=True)
 class Made:
-    """What was built: files that are to be moved to where they are kept."""
+    """The built files, which the caller moves to their final place."""
 
     file: Path
-    # The file with the names of torch's headers that the compiler has read, and the names.
+    # The file that lists the headers of torch that the compiler has read, and the list itself.
     list: Path
     headers: list[str]
 
 
 def compiler() -> Compiler:
-    """The machine's C++ compiler. Raises Unavailable where there is none."""
+    """The machine's C++ compiler. Raises Unavailable if there is none."""
     chosen = os.environ.get("CXX")
-    # conda's has a name of its own.
+    # conda's compiler has a name of its own.
     own = sorted(glob.glob(f"{glob.escape(sys.prefix)}/bin/{platform.machine()}-*-linux-gnu-c++"))
     for command in [chosen] if chosen else ["c++", "g++", "clang++", *map(shlex.quote, own)]:
         try:
             words = shlex.split(command)
         except ValueError as error:
             raise Unavailable(
-                f"CXX={command} is no command ({error}): name a C++ compiler there, or nothing"
+                f"CXX={command} is not a command ({error}): set CXX to a C++ compiler, or unset it"
             ) from error
         program = shutil.which(words[0]) if words else None
         if program:
             about = os.stat(program)
             known = f"{command}\n{os.path.realpath(program)}\n{about.st_size}\n{about.st_mtime_ns}"
             return Compiler(command, hashlib.sha256(known.encode()).hexdigest()[:24])
-    looked = f"CXX={chosen} is not there" if chosen else "no c++, g++ or clang++ is in PATH"
+    looked = f"CXX={chosen} was not found" if chosen else "no c++, g++ or clang++ in PATH"
     raise Unavailable(
-        f"there is no C++ compiler to build its shim with ({looked}): {_INSTALL}, or name one in "
-        "CXX; then python -m gruyere --build-shim"
+        f"there is no C++ compiler to build its shim ({looked}): {_INSTALL}, or set CXX; then run "
+        "python -m gruyere --build-shim"
     )
 
 
 def command(
     compiler: Compiler, request: Request, work: Path, more: tuple[str, ...] = ()
 ) -> list[str]:
-    """How the compiler is called. torch's libraries are found by their names, since they are loaded
-    already: nothing of where they are now is kept in the shim."""
+    """The compiler's command line. The shim refers to torch's libraries by name, without their
+    path: they are loaded already."""
     return [
         *shlex.split(compiler.command),
         *(f"-std={request.standard}", "-O2", "-fPIC", "-shared", "-w"),
         f"-D_GLIBCXX_USE_CXX11_ABI={request.abi}",
         f"-DCUDA_VERSION={request.cuda}",
-        # Without torch's 2,000 headers of operators: the shim calls none of them.
+        # Leaves out torch's 2,000 headers of operators: the shim calls none of them.
         "-DAT_PER_OPERATOR_HEADERS",
         f'-DGRUYERE_SHIM_BUILD="{request.key}"',
-        # For folders of the system's the compiler would name other paths, if they are shorter.
+        # Not -isystem: for system folders the compiler may list other, shorter paths.
         *(f"-I{folder}" for folder in (request.ours, request.headers, request.cuda_headers)),
         *("-MD", "-MF", str(work / "shim.d")),
         str(request.source),
         *("-o", str(work / "shim.so"), f"-L{request.libraries}", "-lc10_cuda", "-lc10"),
-        # It is never unloaded: the last code of all may free memory.
+        # Never unload the shim: memory may be freed until the very end of the process.
         "-Wl,-z,nodelete",
         *more,
     ]
@@ -139,12 +139,12 @@ def command(
 
 @contextlib.contextmanager
 def built(compiler: Compiler, request: Request, folder: Path) -> Iterator[Made]:
-    """Builds the shim in a folder of its own in `folder`, which is gone afterwards, with all that
-    was not moved out of it. Raises Elsewhere, Refused and Unavailable."""
+    """Build the shim in a temporary folder inside `folder`. At exit the temporary folder is removed
+    with everything that was not moved out of it. Raises Elsewhere, Refused and Unavailable."""
     if not has_room(folder):
         raise Elsewhere("the disk is full")
     say(
-        f"builds the native door's shim for torch {request.torch} in {folder}, once: about 15 s"
+        f"building the native door's shim for torch {request.torch} in {folder}, once: about 15 s"
     )
     work = Path(tempfile.mkdtemp(prefix=BUILDING, dir=folder))
     log = folder / f"shim-{request.key}.log"
@@ -159,7 +159,7 @@ def built(compiler: Compiler, request: Request, folder: Path) -> Iterator[Made]:
                 code = process.wait(PATIENCE_SECONDS)
             except subprocess.TimeoutExpired:
                 raise Unavailable(
-                    f"the C++ compiler did not end in {PATIENCE_SECONDS} s"
+                    f"the C++ compiler did not finish within {PATIENCE_SECONDS} s"
                 ) from None
         if code != 0:
             said = (work / "output").read_text(encoding="utf-8", errors="replace")
@@ -194,15 +194,15 @@ def _start(words: list[str], work: Path, output: object) -> subprocess.Popen[byt
 
 
 def read(listed: Path, root: Path) -> list[str]:
-    """Of what a compiler says that it has read (a rule of make) the files below `root`, in
-    order."""
+    """The files below `root` that the compiler has read, sorted. `listed` is its output of -MD (a
+    rule for make)."""
     text = listed.read_text(encoding="utf-8", errors="surrogateescape").replace("\\\n", " ")
     words = re.findall(r"(?:\\.|[^\s\\])+", text.partition(": ")[2])
     files = {re.sub(r"\\(.)", r"\1", word).replace("$$", "$") for word in words}
     below = f"{root}{os.sep}"
     found = sorted(file[len(below) :] for file in files if file.startswith(below))
     if not found:
-        raise Unavailable("the C++ compiler has not said which headers it has read (-MD)")
+        raise Unavailable("the C++ compiler did not list the headers that it read (-MD)")
     return found
 
 
@@ -216,13 +216,13 @@ def _failure(
     is_final = 0 < code < 128 and not any(words in told for words in _PASSING)
     kind = Refused if is_final else Unavailable
     return kind(
-        f"{compiler.command} does not make the shim for torch {request.torch}: "
-        f"{explained(output, request)} (all that it said: {log})"
+        f"{compiler.command} cannot build the shim for torch {request.torch}: "
+        f"{explained(output, request)} (full output: {log})"
     )
 
 
 def explained(output: str, request: Request) -> str:
-    """What was missing, and how it is had."""
+    """What is missing, and how to get it."""
     told = output.lower()
     missing = r"fatal error: '?([^':]+?)'?(?:: no such file| file not found)"
     found = re.search(missing, output, re.IGNORECASE)
@@ -230,22 +230,23 @@ def explained(output: str, request: Request) -> str:
     if "-std=" in told and ("unrecognized" in told or "invalid value" in told):
         return f"it is too old for {request.standard}: {_CXX20}"
     if header and (request.headers / header.partition("/")[0]).exists():
-        return f"torch's header {header} is missing: install torch again"
+        return f"torch's header {header} is missing: reinstall torch"
     if header.endswith(".h"):
         return f"the C library's header {header} is missing: apt install libc6-dev, or {_INSTALL}"
     if header:
         return f"the C++ library's header {header} is missing or too old: {_INSTALL}"
     if "is not the one that is known" in told or "abstract" in told:
         return (
-            f"the interface of this torch is not that of the {request.torch.partition('+')[0]} "
-            f"that this gruyere knows: a newer gruyere may serve it ({_line(output)})"
+            "the interface of this torch differs from that of the "
+            f"{request.torch.partition('+')[0]} that this gruyere supports: a newer gruyere may "
+            f"support it ({_line(output)})"
         )
     if "cc1plus" in told:
-        return f"the compiler is not whole: {_INSTALL}"
+        return f"the compiler's installation is incomplete: {_INSTALL}"
     if re.search(r"cannot find -l|cannot find 'ld'|unable to .*linker|collect2: fatal", told):
         return f"it cannot link ({_line(output)}): apt install binutils libstdc++6, or {_INSTALL}"
     if request.standard == "c++20" and "std" in told:
-        return f"{_line(output)}; torch's headers want C++20: {_CXX20}"
+        return f"{_line(output)}; torch's headers need C++20: {_CXX20}"
     return _line(output)
 
 
@@ -254,5 +255,5 @@ def _line(output: str) -> str:
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     return next(
         (line for line in lines if "error" in line.lower()),
-        lines[-1] if lines else "the compiler said nothing",
+        lines[-1] if lines else "the compiler printed nothing",
     )

@@ -1,4 +1,4 @@
-"""Sizes as GRUYERE_CONF writes them."""
+"""Sizes in the format of GRUYERE_CONF."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _FORM = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([KMGT]iB|B|%|)\s*\Z")
 
 
 def size(what: str, given: Union[int, str], total: Callable[[], int]) -> int:
-    """`given` in bytes: an int, "20GiB", "512MiB", "90%" of what `total` says. Raises GruyereError,
-    naming `what`, where it is none of these."""
+    """`given` in bytes: an int, "20GiB", "512MiB", or "90%" of what `total` returns. Raises
+    GruyereError, which names `what`, if it is none of these."""
     if isinstance(given, int) and not isinstance(given, bool) and 0 <= given < 1 << 64:
         return given
     match = _FORM.match(given) if isinstance(given, str) else None
@@ -30,5 +30,6 @@ def size(what: str, given: Union[int, str], total: Callable[[], int]) -> int:
             if found < 1 << 64:
                 return found
     raise GruyereError(
-        f"{what}={given!r}: not a size; say 512KiB, 2MiB, 1.5GiB, 90% of the device, or plain bytes"
+        f"{what}={given!r}: not a size; expected 512KiB, 2MiB, 1.5GiB, 90% (of the device), or a "
+        "number of bytes"
     )

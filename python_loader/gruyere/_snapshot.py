@@ -1,5 +1,5 @@
-"""What lies where, in the form of torch's memory snapshots: from the library's own books, which
-memory_viz and its like can open."""
+"""Memory snapshots in torch's format, made from the library's own books. memory_viz and similar
+tools can open them."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ Frames = list[dict[str, Any]]
 def segments(
     device: int, frames_of: Callable[[int], Frames], pool: Optional[tuple[int, int]] = None
 ) -> list[dict[str, Any]]:
-    """The segments of `device` (only those of capture pool `pool`, where one is named); `frames_of`
-    an address is where its block was allocated."""
+    """The segments of `device`, or only those of the capture pool `pool`. `frames_of(address)`
+    returns the frames in which the block at an address was allocated."""
     taken = _take(device)
     if not taken:
         return []
@@ -93,7 +93,8 @@ def segments(
 
 
 def capture_pools(device: int) -> dict[tuple[int, int], tuple[int, int]]:
-    """What each capture pool of `device` holds, and how much of it for small blocks, in bytes."""
+    """For each capture pool of `device`, the bytes that it holds, and how many of them are for
+    small blocks."""
     room, count = 16, ctypes.c_uint32()
     while True:
         pools = (_Pool * room)()
@@ -133,9 +134,9 @@ def _segment(
         for at in range(segment.first_block, segment.first_block + segment.block_count)
     ]
     active = [block for block in blocks if block.state]
-    # Memory here belongs to no stream. A span whose blocks are all of one stream is reported as
-    # that stream's; of pages each row is as its pages came and went in the history, where a row
-    # that grew has to be of one stream for viewers to join its parts.
+    # Gruyère's memory belongs to no stream. A span whose blocks all belong to one stream is
+    # reported with that stream. Rows of pages are reported with stream 0, as in the history, where
+    # viewers join the parts of a row that grew only if they have the same stream.
     streams = set() if segment.stitched else {block.stream for block in active}
     return {
         "device": device,

@@ -1,5 +1,5 @@
-"""The stand-in GPU: one library that takes the place of the driver and of every library of NVIDIA's
-that torch is linked with, so that a program written for a GPU runs where there is none.
+"""The stand-in GPU: one library that replaces the driver and every NVIDIA library that torch is
+linked with, so that a GPU program runs on a machine without a GPU.
 
     from gruyere import _stand_in
     with _stand_in.Owner(folder) as owner:
@@ -7,8 +7,8 @@ that torch is linked with, so that a program written for a GPU runs where there 
 
 or by hand: python -m gruyere._stand_in python train.py
 
-It is in the wheel. What is needed besides is torch built for CUDA, on Linux; no driver, and none of
-the nvidia-* packages.
+The wheel includes it. It needs Linux and a torch built for CUDA, but no driver and none of the
+nvidia-* packages.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ LIBRARY = "libphantom_cuda.so"
 OWNER = "PHANTOM_OWNER"
 DRYRUN = "PHANTOM_DRYRUN"
 DEV_FOLDER = "PHANTOM_DEV_FOLDER"
-# A function that no other library has.
+# A function that only the stand-in has.
 SYMBOL = "phantom_physical"
-# The names of a real driver's files in /dev.
+# The names of a real driver's device files in /dev.
 DEVICE_FILES = ("nvidiactl", "nvidia0", "nvidia-uvm", "nvidia-caps", "nvhost-gpu")
 
-# Every library of NVIDIA's that a torch of CUDA 13 or CUDA 12 links or opens, libcuda and NVML too.
-# Torch's own tests link the same names.
+# Every NVIDIA library that a torch for CUDA 13 or CUDA 12 links or opens, including libcuda and
+# NVML. The suite of PyTorch's own tests links the same names.
 NAMES = """libcuda.so.1
     libcudart.so.13 libcublas.so.13 libcublasLt.so.13 libcufft.so.12 libcupti.so.13
     libcusolver.so.12 libnvrtc.so.13 libnvJitLink.so.13
@@ -49,34 +49,34 @@ NAMES = """libcuda.so.1
     libcudnn.so.9 libcufile.so.0 libcurand.so.10 libcusparse.so.12 libcusparseLt.so.0 libnccl.so.2
     libnvshmem_host.so.3 libnvidia-ml.so.1""".split()
 
-# Characters that no path for the loader of libraries may have: LD_PRELOAD or LD_LIBRARY_PATH ends
-# there, or a name begins that the loader replaces.
+# Characters that a path in LD_PRELOAD or LD_LIBRARY_PATH cannot contain: they end the path, or
+# begin a token that the dynamic loader replaces.
 _ENDS = re.compile(r"[\s:;$]")
-# The way to a torch built for CUDA.
+# How to get a torch built for CUDA.
 _REMEDY = (
-    "install one that is, for Linux on x86-64 or aarch64: pip install torch --index-url "
-    "https://download.pytorch.org/whl/cu130 (no GPU and no driver is needed)"
+    "install a torch built for CUDA, for Linux on x86-64 or aarch64: pip install torch --index-url "
+    "https://download.pytorch.org/whl/cu130 (it needs neither a GPU nor a driver)"
 )
 
 
 class Owner:
-    """Holds the lock without which nobody runs on the stand-in, for as long as this process may
-    have processes there. Whatever outlives it is ended when it first uses CUDA.
+    """Holds the lock that processes need to run on the stand-in. A process that outlives the lock
+    is ended when it first uses CUDA.
 
-    The file is in `folder`, which is to be one of ours alone, that the processes see as we do: a
-    lock on another layer of an overlay is not the same. The kernel frees the lock when this process
-    ends, however it ends; a child that was forked does not hold it.
+    The lock file is in `folder`, which must be private to us and must be the same folder for those
+    processes: a lock on another layer of an overlay is a different lock. The kernel releases the
+    lock when this process ends, however it ends; a forked child does not hold it.
     """
 
     def __init__(self, folder: Path) -> None:
-        # Windows has no such locks, and no stand-in; yet it must import the package.
+        # Windows has neither such locks nor a stand-in, but must be able to import the package.
         import fcntl
 
         with open("/proc/self/stat") as stat:
-            # The 22nd field; the second, a name in parentheses, may hold anything.
+            # The 22nd field. The second one, a name in parentheses, may contain anything.
             start = stat.read().rpartition(")")[2].split()[22 - 3]
         self.file = Path(folder).absolute() / "owner"
-        # Nothing else in this process may open the file: closing it would give up the lock.
+        # Nothing else in this process may open the file: closing it would release the lock.
         self._descriptor: Optional[int] = os.open(
             self.file, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644
         )
@@ -88,11 +88,11 @@ class Owner:
             raise
 
     def environment(self) -> dict[str, str]:
-        """What tells the stand-in of the lock."""
+        """The environment variable that names the lock file for the stand-in."""
         return {OWNER: str(self.file)}
 
     def close(self) -> None:
-        """Gives the lock up: who uses CUDA for the first time after that is ended."""
+        """Release the lock. A process that first uses CUDA after that is ended."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)
@@ -107,8 +107,8 @@ class Owner:
 
 
 def real_driver() -> Optional[Path]:
-    """A device file of a real driver's, beside which the stand-in serves dry runs alone; None where
-    there is none."""
+    """A device file of a real driver, or None. On a machine with a real driver the stand-in serves
+    only dry runs."""
     for folder in ("/dev", os.environ.get(DEV_FOLDER)):
         for name in DEVICE_FILES if folder else ():
             file = Path(folder or "", name)
@@ -118,8 +118,8 @@ def real_driver() -> Optional[Path]:
 
 
 def is_device() -> bool:
-    """Whether the CUDA of this process is the stand-in. Asks the library, since names can be
-    anything; loads none."""
+    """Whether this process's CUDA is the stand-in. Looks for a symbol, because library names prove
+    nothing; loads no library."""
     process = ctypes.CDLL(None)
     if hasattr(process, SYMBOL):
         return True
@@ -131,16 +131,17 @@ def is_device() -> bool:
 
 
 def library(beside: Optional[str] = None) -> Optional[Path]:
-    """The stand-in's file: $GRUYERE_PHANTOM, else the one in the folder `beside`, else the one that
-    was installed with this package. None where there is none.
+    """The stand-in's file: $GRUYERE_PHANTOM, else the one in the folder `beside`, else the one
+    installed with this package. None if there is none.
 
-    Raises GruyereError where $GRUYERE_PHANTOM names no file.
+    Raises GruyereError if $GRUYERE_PHANTOM is not a file.
     """
     chosen = os.environ.get(VARIABLE)
     if chosen:
         if not Path(chosen).is_file():
             raise GruyereError(
-                f"{VARIABLE}={chosen}: no such file; name {LIBRARY} there, or unset {VARIABLE}"
+                f"{VARIABLE}={chosen}: no such file; set it to the path of {LIBRARY}, or unset "
+                f"{VARIABLE}"
             )
         return Path(chosen).absolute()
     folders = [Path(beside)] if beside else []
@@ -151,22 +152,22 @@ def library(beside: Optional[str] = None) -> Optional[Path]:
 
 
 def check_torch(platform: str = sys.platform) -> None:
-    """Raises GruyereError where the torch of this interpreter is there and cannot use the stand-in.
-    Does not import it."""
+    """Raise GruyereError if this interpreter has a torch that cannot use the stand-in. Does not
+    import torch."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return
     folder = Path(spec.origin).parent
     if platform != "linux":
         raise GruyereError(
-            f"the stand-in GPU needs Linux, and this is {platform}: run this in a container or a "
-            f"virtual machine of Linux, and there {_REMEDY}"
+            f"the stand-in GPU needs Linux, and this is {platform}: use a Linux container or "
+            f"virtual machine, and there {_REMEDY}"
         )
     if not (folder / "lib" / "libtorch_cuda.so").exists():
         said = re.search(r"^__version__ = '([^']*)'", _text(folder / "version.py"), re.MULTILINE)
         version = f"torch {said[1]}" if said else "the torch"
         raise GruyereError(
-            f"{version} in {folder} is not built for CUDA, so it never asks for a GPU: {_REMEDY}"
+            f"{version} in {folder} is not built for CUDA, so it never uses a GPU: {_REMEDY}"
         )
 
 
@@ -178,14 +179,14 @@ def _text(file: Path) -> str:
 
 
 def link(stand_in: Path, folder: Path) -> None:
-    """Makes `folder` one that has the stand-in under each name."""
+    """Link the stand-in into `folder` under each name."""
     for name in NAMES:
         (folder / name).symlink_to(stand_in)
 
 
 def links(stand_in: Path) -> Path:
-    """A folder of the user's cache that has the stand-in under each name; made where it is not
-    there. Without a cache that can be written to it is made in the folder for temporary files."""
+    """A folder in the user's cache that has the stand-in under each name, created if missing. If no
+    cache is writable, it is created in the folder for temporary files."""
     parts = "\n".join([str(stand_in), *NAMES]).encode()
     name = f"stand-in-{hashlib.sha256(parts).hexdigest()[:16]}"
     for cache in _caches():
@@ -196,7 +197,7 @@ def links(stand_in: Path) -> Path:
             return folder
         with contextlib.suppress(OSError):
             cache.mkdir(parents=True, exist_ok=True)
-            # Whole or not at all: another process may be making the same.
+            # Atomically: another process may be creating the same folder.
             part = Path(tempfile.mkdtemp(prefix=f"{name}.", dir=cache))
             link(stand_in, part)
             with contextlib.suppress(OSError):
@@ -207,18 +208,17 @@ def links(stand_in: Path) -> Path:
             if _ours(folder):
                 return folder
     raise GruyereError(
-        "there is no folder to keep the stand-in GPU's links in: name one that can be written to "
-        "in XDG_CACHE_HOME"
+        "there is no folder for the stand-in GPU's links: set XDG_CACHE_HOME to a writable folder"
     )
 
 
 def _ours(folder: Path) -> bool:
-    """Whether it is there, and nobody else can have put anything into it."""
+    """Whether the folder exists and belongs to this user, so that its contents can be trusted."""
     return folder.is_dir() and folder.stat().st_uid == os.getuid()
 
 
 def _caches() -> list[Path]:
-    """Where links may be kept, the best first."""
+    """The folders in which links may be stored, best first."""
     chosen = os.environ.get("XDG_CACHE_HOME", "")
     found = [Path(chosen)] if Path(chosen).is_absolute() else []
     with contextlib.suppress(RuntimeError):
@@ -227,24 +227,24 @@ def _caches() -> list[Path]:
 
 
 def temporary() -> str:
-    """Where folders for temporary files may be that have the stand-in's names: the usual one,
-    unless the loader of libraries can't be told of its path."""
+    """The folder for temporary folders with the stand-in's links: the default one, unless its path
+    cannot be passed to the dynamic loader."""
     usual = tempfile.gettempdir()
     for folder in (usual, "/tmp", "/var/tmp", "/dev/shm"):
         if not _ENDS.search(folder) and os.access(folder, os.W_OK | os.X_OK):
             return folder
     raise GruyereError(
-        f"TMPDIR={usual}: the loader of libraries can't be told of a path with a blank, a colon, a "
-        "semicolon or a dollar sign, and neither /tmp nor /var/tmp can be written to; name another "
-        "folder in TMPDIR"
+        f"TMPDIR={usual}: the dynamic loader cannot handle a path with a space, a colon, a "
+        "semicolon or a dollar sign, and neither /tmp nor /var/tmp is writable; set TMPDIR to "
+        "another folder"
     )
 
 
 def environment(owner: Owner) -> dict[str, str]:
-    """What a process needs in its environment to run on the stand-in, beside what is in ours, for
-    as long as `owner` lives.
+    """The environment variables, in addition to ours, that a process needs to run on the stand-in
+    while `owner` lives.
 
-    Raises GruyereError where there is no stand-in, or torch cannot use it.
+    Raises GruyereError if there is no stand-in or torch cannot use it.
     """
     stand_in = library()
     if stand_in is None:
@@ -254,11 +254,11 @@ def environment(owner: Owner) -> dict[str, str]:
 
 
 def loaded_from(stand_in: Path, folder: Path, owner: Owner) -> dict[str, str]:
-    """The same for a stand-in under its names in `folder`, whatever torch there is."""
+    """Like `environment`, for a stand-in linked into `folder`. Does not check torch."""
     where, found = str(folder), os.environ.get("LD_LIBRARY_PATH")
     preloaded = os.environ.get("LD_PRELOAD", "")
     if _ENDS.search(str(stand_in)):
-        # The loader knows the file itself, by any link.
+        # The dynamic loader recognises the file by any link to it.
         stand_in = folder / NAMES[0]
     return {
         **owner.environment(),
@@ -269,21 +269,22 @@ def loaded_from(stand_in: Path, folder: Path, owner: Owner) -> dict[str, str]:
     }
 
 
-# The remedy if it was not found.
+# The remedy if the stand-in was not found.
 MISSING = (
-    "It comes with Gruyère's wheel; in the source tree build it (cargo build --release -p "
-    f"gruyere-phantom-abi) and name it: {VARIABLE}=target/release/{LIBRARY}"
+    "It comes with Gruyère's wheel; in the source tree, build it (cargo build --release -p "
+    f"gruyere-phantom-abi) and set {VARIABLE}=target/release/{LIBRARY}"
 )
 
 
 _USAGE = """usage: python -m gruyere._stand_in COMMAND [ARGUMENT ...]
 
-Runs a command on the stand-in GPU, which keeps books of memory and computes nothing, for people who
-work on Gruyère. What the command leaves running is ended when it first uses CUDA after that."""
+Runs a command on the stand-in GPU, which accounts for memory and computes nothing. For developers
+of Gruyère. Processes that the command leaves running are ended when they first use CUDA after
+that."""
 
 
 def main(words: list[str]) -> int:
-    """Runs a command on the stand-in, holding the lock; its exit code."""
+    """Run a command on the stand-in, holding the lock. Returns its exit code."""
     if not words or words[0].startswith("-"):
         print(_USAGE, file=sys.stderr)
         return 0 if words[:1] in (["-h"], ["--help"]) else 2
@@ -300,10 +301,10 @@ def main(words: list[str]) -> int:
 
 
 def _run(words: list[str], environment: dict[str, str]) -> int:
-    """Runs a command and waits for its end: its exit code as a shell tells it. Signals to end are
-    the command's: a terminal sends its own to both."""
+    """Run a command and wait for it. Returns its exit code as a shell reports it. Signals that end
+    a process are left to the command: a terminal sends them to both processes."""
     for number in (signal.SIGINT, signal.SIGQUIT):
-        # The command ignores what is ignored here, as under `nohup`.
+        # What is ignored here, as under `nohup`, stays ignored in the command too.
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, lambda *_: None)
     process = subprocess.Popen(words, env=environment)

@@ -1,6 +1,8 @@
-"""What `gruyere_startup.pth` runs when an interpreter starts with GRUYERE_ENABLE set: from then on,
-importing torch enables Gruyère. And with a `trace:` in GRUYERE_CONF: where nothing enables Gruyère,
-the program is told that there will be none.
+"""The start-up hook: `gruyere_startup.pth` imports it when an interpreter starts with
+GRUYERE_ENABLE set, or with a `trace:` in GRUYERE_CONF.
+
+After that, importing torch enables Gruyère if GRUYERE_ENABLE asks for it; otherwise the program is
+warned that no trace will be written.
 
 It costs one small import, touches neither torch nor the library, and must never keep an interpreter
 from starting."""
@@ -11,15 +13,14 @@ from types import ModuleType
 
 from ._imports import when_imported
 
-# Whether a torch without CUDA is an error (python -m gruyere) or not our business
-# (GRUYERE_ENABLE=1).
+# Whether a torch without CUDA is an error (python -m gruyere) or is ignored (GRUYERE_ENABLE=1).
 required = False
 _watching = False
 
 
 def watch() -> None:
-    """Enables Gruyère once torch is imported, if the environment still asks for it then. Any number
-    of calls is fine."""
+    """Enable Gruyère once torch is imported, if the environment still asks for it then. May be
+    called any number of times."""
     global _watching
     if not _watching:
         _watching = True

@@ -1,12 +1,13 @@
-"""Steps and lifetimes without a change to the program: hooks of torch's optimisers and modules.
+"""Steps and lifetimes detected without changes to the program, by hooks on torch's optimisers and
+modules.
 
-What is known is counted (`tag`), and places nothing: memory is placed among others of its lifetime
-only where the program says so.
-- When a module has moved to the device (`Module._apply`, under `to`, `cuda`, `half`), its
-  parameters and buffers are persistent; when it gets one that was made on the device, that one is.
-- When an optimiser has stepped, all that it has is: its parameters, and what is in
-  `optimizer.state`.
-- A step is over when an optimiser has stepped. Of several that step in turn, one marks.
+A detected lifetime is only counted (`tag`) and places nothing: only lifetimes that the program
+declares decide where memory lies.
+- When a module has moved to the device (`Module._apply`, called by `to`, `cuda`, `half`), its
+  parameters and buffers are persistent; so is one that was made on the device, once a module gets
+  it.
+- When an optimiser has stepped, its parameters and the tensors in `optimizer.state` are persistent.
+- A step ends when an optimiser has stepped. If several take turns, one of them marks the step.
 """
 
 from __future__ import annotations
@@ -28,16 +29,19 @@ _lock = threading.Lock()
 _installed = False
 # The program marks its steps itself.
 _explicit = False
-# The latest mark was an optimiser's.
+# The latest mark was made by an optimiser.
 _automatic = False
 
-# Optimisers are searched after each of so many first steps; then only when they have more.
+# An optimiser is searched after each of its first steps, later only when its contents change.
 _FIRST_STEPS = 3
 
 
 def step() -> None:
-    """Marks the end of a step: of training, or a request of a server. Steps of optimisers are
-    marked without it; once a program calls this, only by it."""
+    """Mark the end of a step: a training step, or a request to a server.
+
+    Optimiser steps are marked automatically. Once the program calls this function, only its own
+    calls mark steps.
+    """
     global _explicit, _automatic
     # The first time, an optimiser may just have marked the same step.
     again, _explicit, _automatic = _automatic, True, False
@@ -50,16 +54,18 @@ def _mark() -> None:
 
 
 def checkpoint() -> int:
-    """Says that memory is low now (a checkpoint is written, an epoch is over): gives idle memory
-    back to the device if less than three quarters of the peak is live, and no oftener than every 30
-    seconds. The bytes given. `torch.save` does this by itself."""
+    """Declare a moment of low memory, such as the writing of a checkpoint or the end of an epoch.
+
+    Releases idle memory to the device if less than three quarters of the peak is live, at most once
+    every 30 seconds. Returns the number of bytes released. `torch.save` calls it.
+    """
     function = _library.library().gruyere_checkpoint
     function.restype = ctypes.c_uint64
     return int(function())
 
 
 def install() -> None:
-    """Puts the hooks in place, once. Called by enable()."""
+    """Install the hooks, once. Called by enable()."""
     global _installed
     import torch
     from torch.nn.modules import module
@@ -70,7 +76,7 @@ def install() -> None:
             return
         _installed = True
     optimizer.register_optimizer_step_post_hook(_after_step)
-    # cuDNN's recurrent layers move once more, into one flat block.
+    # Recurrent layers for cuDNN move once more, into one flat block.
     for kind in (torch.nn.Module, torch.nn.RNNBase):
         kind._apply = _moving(kind._apply)
     module.register_module_parameter_registration_hook(_registered)
@@ -80,11 +86,11 @@ def install() -> None:
 
 
 class _Leader:
-    """Which of the optimisers marks the steps of the program.
+    """The optimiser that marks the program's steps.
 
-    The first one, until it is gone, or until another has stepped twice since it did: then that one.
-    So several that take turns (of a generator and its discriminator, of each layer, one inside
-    another) make one step, not several.
+    It is the first optimiser to step, until it is gone or another one has stepped twice since its
+    last step; then the other one takes over. So several optimisers that take turns (a generator's
+    and its discriminator's, one per layer, one inside another) make one step, not several.
     """
 
     def __init__(self) -> None:
@@ -92,7 +98,7 @@ class _Leader:
         self._others: set[int] = set()
 
     def stepped(self, optimizer: Any) -> bool:
-        """`optimizer` has stepped: whether a step of the program is over."""
+        """Note that `optimizer` has stepped. Returns whether a step of the program is over."""
         leader = self._leader() if self._leader else None
         if leader is not None and leader is not optimizer and id(optimizer) not in self._others:
             self._others.add(id(optimizer))
@@ -103,13 +109,13 @@ class _Leader:
 
 
 _leader = _Leader()
-# By optimiser: the number of searches, and its contents at the last.
+# For each optimiser, the number of searches and its contents at the last one.
 _known: weakref.WeakKeyDictionary[Any, tuple[int, tuple[int, ...]]] = weakref.WeakKeyDictionary()
 
 
 def _harmless(hook: Callable[[Any], None]) -> Callable[[Any, Any, Any], None]:
-    """`hook` as an optimiser's: whatever an optimiser that we do not know makes of it, the program
-    goes on, and is told once."""
+    """Wrap an optimiser hook so that an error in it (with an unusual optimiser) becomes one warning
+    and the program goes on."""
 
     @functools.wraps(hook)
     def harmless(optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -118,7 +124,7 @@ def _harmless(hook: Callable[[Any], None]) -> Callable[[Any, Any, Any], None]:
         except Exception as error:
             kind = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
             warn_once(
-                f"the steps and states of {kind} cannot be followed ({error!r}): mark them "
+                f"Gruyère cannot follow the steps and states of {kind} ({error!r}): mark them "
                 "with gruyere.step() and gruyere.lifetime()"
             )
 
@@ -136,7 +142,7 @@ def _after_step(optimizer: torch.optim.Optimizer) -> None:
 
 def _tag_states(optimizer: torch.optim.Optimizer) -> None:
     groups = optimizer.param_groups
-    # load_state_dict brings new dicts.
+    # load_state_dict replaces the dicts.
     has = (
         id(optimizer.state),
         len(optimizer.state),
@@ -152,13 +158,13 @@ def _tag_states(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _moving(apply: Callable[..., Any]) -> Callable[..., Any]:
-    """`Module._apply`, after which what this module has is persistent. It calls itself for the
-    modules inside."""
+    """Wrap `Module._apply` so that the module's tensors are tagged as persistent afterwards. It
+    calls itself for the submodules."""
 
     @functools.wraps(apply)
     def wrapper(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         moved = apply(module, *args, **kwargs)
-        # A compiler that looks through this must see the wrapped function.
+        # A compiler that traces this must see the wrapped function only.
         if not _is_compiling():
             tag([*module._parameters.values(), *module._buffers.values()])
         return moved
@@ -173,7 +179,7 @@ def _is_compiling() -> bool:
 
 
 def _registered(owner: torch.nn.Module, name: str, value: Any) -> None:
-    """A module gets a parameter or a buffer."""
+    """Hook: a parameter or a buffer is registered with a module."""
     import torch
 
     if isinstance(value, torch.Tensor):

@@ -1,15 +1,14 @@
-"""Tells the library which streams last: those of torch's pools.
+"""Announcing lasting streams to the library: those of torch's stream pools.
 
-torch makes 32 streams a priority for a device when the first one is asked for, deals them out in
-turn, and never destroys any (c10/cuda/CUDAStream.cpp leaves them to the end of the process on
-purpose). So the library may record events on them at any time, where of other streams it may only
-while a call names them: `torch.cuda.ExternalStream`, and what C++ code makes for itself, may be
-destroyed without a word.
+torch creates 32 streams per priority for each device when the first one is requested, hands them
+out in turn and never destroys any (c10/cuda/CUDAStream.cpp deliberately leaves them to the end of
+the process). So the library may record events on them at any time. On other streams it may do so
+only during a call that names them, because they may be destroyed without notice:
+`torch.cuda.ExternalStream`, and streams that C++ code creates.
 
-A stream is known to be a pool's by how it is made: `torch.cuda.Stream()`, with neither an id nor a
-pointer that somebody else has. The first one on a device tells of its whole pool. Pool streams of a
-program that makes them in C++ only are not told of; they are served all the same, as streams that
-may end.
+A pool stream is recognised by its construction: `torch.cuda.Stream()` without an id or a pointer.
+The first one on a device announces the device's whole pool. Pool streams that only C++ code
+requests are not announced; the library serves them as streams that may end.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ _lock = threading.Lock()
 _installed = False
 # Devices with announced pools.
 _told: set[int] = set()
-# More than any pool has: a series that never repeats its first stream is no pool.
+# More streams than any pool has: if none repeats by then, they are not from a pool.
 _MOST = 1024
 
 
 def install() -> None:
-    """Puts the hook in place, once. Called by enable()."""
+    """Install the hook, once. Called by enable()."""
     global _installed
     import torch
 
@@ -49,7 +48,7 @@ def _watching(torch: Any, make: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(make)
     def new(cls: type, *arguments: Any, **named: Any) -> Any:
         stream = make(cls, *arguments, **named)
-        # Another's name, an id or a pointer, may be of any stream.
+        # An id or a pointer may refer to any stream.
         if not set(named) - {"device", "priority"}:
             _tell(torch, stream.device.index, make)
         return stream
@@ -71,8 +70,8 @@ def _tell(torch: Any, device: int, make: Callable[..., Any]) -> None:
 
 
 def _pool(next_stream: Callable[[], Any]) -> list[int]:
-    """The handles of a pool, by going round it twice: afterwards the next stream is the one that it
-    was before."""
+    """The handles of a pool. Goes round it twice, so that the next stream afterwards is the same as
+    before."""
     found: list[int] = []
     for _ in range(_MOST):
         handle = next_stream().cuda_stream
@@ -81,7 +80,7 @@ def _pool(next_stream: Callable[[], Any]) -> list[int]:
         found.append(handle)
     else:
         return []
-    # One stream of the second round has been taken.
+    # The loop above has taken the first stream of the second round.
     for _ in range(len(found) - 1):
         next_stream()
     return found

@@ -1,8 +1,8 @@
-"""torch's own memory functions, made true.
+"""torch's memory functions with Gruyère's numbers.
 
-torch raises an error, or answers 0, where a program asks about the memory of an allocator that is
-not its own. `install()` puts functions of ours where torch looks theirs up at each call. All
-numbers, peaks and resets are the library's; nothing is counted here.
+For an allocator that is not its own, torch raises an error or returns 0 when a program asks about
+memory. `install()` replaces the functions that torch looks up at each call. All numbers, peaks and
+resets come from the library; nothing is counted here.
 """
 
 from __future__ import annotations
@@ -35,22 +35,21 @@ _COUNTS = (
     "num_device_free",
 )
 # GruyereTorchStats, version 1: size and version, a GruyereStat by number and pool, the counts,
-# limit and total memory. Training loops ask at every step, so it is unpacked at once, not field by
-# field.
+# limit and total memory. Training loops read it at every step, so it is unpacked at once, not field
+# by field.
 _STATS = struct.Struct(f"=2I{len(_NUMBERS) * len(_POOLS) * 4 + len(_COUNTS) + 2}Q")
 
 
 class _PoolId(tuple[int, int]):
     """A capture pool's id as a key of the statistics. Newer versions of torch flatten such a key to
-    "0_1"; older ones add it to a text."""
+    "0_1"; older ones append it to a string."""
 
     def __radd__(self, prefix: str) -> str:
         return prefix + "_".join(map(str, self))
 
 
 def install() -> None:
-    """Puts true answers in the place of torch's. Gruyère must be torch's allocator. Twice is as
-    once."""
+    """Replace torch's functions. Gruyère must be torch's allocator. A second call has no effect."""
     import torch
 
     patches = {
@@ -77,8 +76,7 @@ def install() -> None:
 
 
 def memory_stats(device: int) -> dict[str, Any]:
-    """torch's nested dictionary of statistics, with every key of every version that there has
-    been."""
+    """torch's nested dictionary of statistics, with the keys of all versions so far."""
     stats = _stats(device)
     answer: dict[str, Any] = dict(zip(_COUNTS, stats[-len(_COUNTS) - 2 :]))
     at = 2
@@ -87,7 +85,7 @@ def memory_stats(device: int) -> dict[str, Any]:
         for pool in _POOLS:
             pools[pool] = _dictionary(stats[at : at + 4])
             at += 4
-    # Blocks of any size may be split, and every request is tried before a refusal.
+    # Blocks of any size may be split, and no request is refused without a try.
     answer["max_split_size"] = -1
     answer["num_oom_rejections"] = 0
     answer["oversize_allocations"] = _dictionary((0, 0, 0, 0))
@@ -99,40 +97,40 @@ def memory_stats(device: int) -> dict[str, Any]:
 
 
 def reset_peak_memory_stats(device: int) -> None:
-    """Peaks begin again at what there is."""
+    """Reset the peaks to the current values."""
     _check(_library.library().gruyere_reset_peaks(ctypes.c_int(device)), device)
 
 
 def reset_accumulated_memory_stats(device: int) -> None:
-    """`allocated`, `freed` and the counts of events begin again at 0."""
+    """Reset `allocated`, `freed` and the counts of events to 0."""
     _check(_library.library().gruyere_reset_accumulated(ctypes.c_int(device)), device)
 
 
 def memory_fraction(device: int) -> float:
-    """The share of the device's memory that may be held: as was set, or less where `limit:` says
-    so."""
+    """The share of the device's memory that may be held: the fraction that was set, or less if
+    `limit:` is lower."""
     limit, total_memory = _stats(device)[-2:]
     return limit / total_memory
 
 
 def set_memory_fraction(fraction: float, device: int) -> None:
-    """Caps what may be held of the device's memory, in torch's own bounds: they are its own
-    allocator's, not torch's, and the hook of another could not say what is wrong."""
+    """Limit the share of the device's memory that may be held. Checks the bounds here: in torch its
+    own allocator does that, and the hook of a pluggable one cannot report an error."""
     memory_fraction(device)
-    # As torch: NaN is not in the range either.
+    # As in torch, NaN is out of range too.
     if not 0 <= fraction <= 1:
         raise RuntimeError(f"invalid fraction:{fraction:g}. Please set within [0, 1].")
     _library.library().gruyere_memory_fraction(ctypes.c_double(fraction), ctypes.c_int(device))
 
 
 def memory_snapshot(argument: Any = None) -> dict[str, Any]:
-    """torch's snapshot: of everything, or of one pool; a third number of the argument that is 0
-    leaves the traces out."""
+    """torch's snapshot, of everything or of one pool. The argument is None or a pool's id,
+    optionally followed by a third number that is 0 to leave out the traces."""
     import torch
 
     pool = tuple(argument[:2]) if argument is not None else (0, 0)
     traces = argument is None or len(argument) < 3 or bool(argument[2])
-    # Asking torch for devices before CUDA is in use would keep children from being forked.
+    # Counting devices before CUDA is in use would prevent children from being forked.
     devices = torch.cuda.device_count() if torch.cuda.is_initialized() else 0
     history = _history.collect(devices)
     return {
@@ -157,7 +155,7 @@ def memory_snapshot(argument: Any = None) -> dict[str, Any]:
 
 
 def _stats(device: int) -> tuple[int, ...]:
-    """The numbers of GruyereTorchStats."""
+    """The values of GruyereTorchStats."""
     written = ctypes.create_string_buffer(_STATS.size.to_bytes(4, sys.byteorder), _STATS.size)
     _check(_library.library().gruyere_torch_stats(ctypes.c_int(device), written), device)
     return _STATS.unpack_from(written)
@@ -169,8 +167,8 @@ def _dictionary(stat: tuple[int, ...]) -> dict[str, int]:
 
 
 def _of_pool(held: tuple[int, int]) -> dict[str, dict[str, int]]:
-    """What a capture pool holds. It only grows until it is given back whole, so that is its peak,
-    too."""
+    """The statistics of a capture pool. It only grows until it is released as a whole, so what it
+    holds is also its peak."""
     whole, small = held
     amounts = zip(_POOLS, (whole, small, whole - small))
     return {

@@ -1,5 +1,5 @@
-"""A `trace:` in GRUYERE_CONF of a process in which nothing loads Gruyère: there will be no trace,
-and somebody counts on it."""
+"""The warning about a `trace:` in GRUYERE_CONF that will not be written because nothing loads
+Gruyère in the process."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ._errors import warn_once
 
 
 def wanted_trace() -> Optional[str]:
-    """The file that GRUYERE_CONF asks for."""
+    """The trace file named in GRUYERE_CONF, or None."""
     file = _settings.entries(os.environ.get(_settings.VARIABLE, "")).get("trace", "none")
     return file if file not in ("", "none") else None
 
 
 def watch(torch: ModuleType) -> None:
-    """Warns when the program first uses CUDA: whoever loads the library has loaded it by then, and
-    a process that never does is silent."""
+    """Check, and warn, when the program first uses CUDA. A program that loads the library has done
+    so by then; a process that never uses CUDA gets no warning."""
     later = getattr(getattr(torch, "cuda", None), "_lazy_call", None)
     if later is not None and wanted_trace() is not None:
         later(_warn)
@@ -29,16 +29,15 @@ def _warn() -> None:
     file = wanted_trace()
     if file is not None and not _is_loaded():
         warn_once(
-            f"{_settings.VARIABLE} asks for a trace ({file}), and nothing loads Gruyère in "
-            "this process, so none will be written: start the"
-            " program with python -m gruyere, set GRUYERE_ENABLE=1, or, to trace torch's own "
-            "allocator, use gruyere run --observe"
+            f"{_settings.VARIABLE} asks for a trace ({file}), but Gruyère is not loaded in this "
+            "process, so none will be written: start the program with python -m gruyere, set "
+            "GRUYERE_ENABLE=1, or, to trace torch's own allocator, use gruyere run --observe"
         )
 
 
 def _is_loaded() -> bool:
-    """Whether the library is in this process, by whatever way: a preload, torch's constructor,
-    ours."""
+    """Whether the library is loaded in this process, whether by a preload, by torch's constructor
+    or by this package."""
     try:
         with open("/proc/self/maps") as maps:
             return any("gruyere" in os.path.basename(line.rstrip()) for line in maps)

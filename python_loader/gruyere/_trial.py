@@ -1,9 +1,9 @@
-"""`python -m gruyere --stand-in train.py`: the program under Gruyère, for some steps, on the
-stand-in GPU, where there is no real one.
+"""`python -m gruyere --stand-in train.py`: runs some steps of a program under Gruyère on the
+stand-in GPU, on a machine without a real one.
 
-It runs in the sandbox of dry runs, so what it writes is thrown away. Within the sandbox the same
-command runs once more, with VARIABLE in its environment: the program's command line stays what the
-user typed.
+The program runs in the sandbox of dry runs, so what it writes is discarded. Inside the sandbox the
+same command runs again, with VARIABLE in its environment, so that the program sees the command line
+that the user typed.
 """
 
 from __future__ import annotations
@@ -20,19 +20,20 @@ from ._errors import GruyereError
 from ._imports import when_imported
 from ._steps import _Leader
 
-# How many steps the process in the sandbox is to do.
+# The number of steps that the process in the sandbox runs.
 VARIABLE = "GRUYERE_STAND_IN_STEPS"
-# If the user names no number, as in `gruyere compare`.
+# The default number of steps, as in `gruyere compare`.
 STEPS = 12
 ALL = "all"
-# The caller's variables that would hide the stand-in from the program.
+# Variables of the caller that would hide the stand-in from the program.
 _HIDING = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
-# The sandbox that `gruyere dryrun` asks for by default (crates/cli/src/sandbox.rs).
+# The default sandbox of `gruyere dryrun` (crates/cli/src/sandbox.rs).
 _SANDBOX: dict[str, Any] = {"allow_writes": [], "allow_network": False, "scratch": 10 << 30}
 
 
 def steps(text: str) -> Optional[int]:
-    """A number of steps; None: all. Raises GruyereError where it is neither."""
+    """The number of steps in `text`, or None for all steps. Raises GruyereError if it is
+    neither."""
     if text == ALL:
         return None
     if text.isascii() and text.isdigit() and int(text) > 0:
@@ -41,8 +42,8 @@ def steps(text: str) -> Optional[int]:
 
 
 def begin(asked: Optional[int], what: str) -> None:
-    """In the user's process: runs the command in the sandbox and exits as it does. In the sandbox:
-    returns, and the program ends after its steps."""
+    """In the user's process: run the command in the sandbox and exit as it does. In the sandbox:
+    return, after arranging for the program to end after its steps."""
     given = os.environ.pop(VARIABLE, None)
     if given is None:
         _run(asked, what)
@@ -72,7 +73,7 @@ def _run(asked: Optional[int], what: str) -> NoReturn:
                 ) from error
             far = f"{asked} steps" if asked is not None else "all steps"
             print(
-                f"gruyere: {far} of {what} on a stand-in GPU; nothing is computed or kept",
+                f"gruyere: {far} of {what} on a stand-in GPU; nothing is computed or saved",
                 file=sys.stderr,
                 flush=True,
             )
@@ -89,8 +90,8 @@ def _run(asked: Optional[int], what: str) -> NoReturn:
     if code != 0 and refused:
         named = ", ".join(dict.fromkeys(one["name"] for one in refused[-3:]))
         print(
-            f"gruyere: --stand-in: the sandbox refused the program {named}; `gruyere compare "
-            "--stand-in` has options that allow it",
+            f"gruyere: --stand-in: the sandbox denied the program access to {named}; `gruyere "
+            "compare --stand-in` has options that allow it",
             file=sys.stderr,
         )
     sys.exit(128 - code if code < 0 else code)
@@ -101,11 +102,11 @@ def _end(number: int, _frame: Any) -> NoReturn:
 
 
 def _command() -> list[str]:
-    """This command once more, options of the interpreter's too."""
+    """This command again, with the options of the interpreter."""
     typed: Optional[list[str]] = getattr(sys, "orig_argv", None)
     if typed is not None:
         return [sys.executable, *typed[1:]]
-    # Python 3.9 does not keep it; as multiprocessing starts an interpreter like its own.
+    # Python 3.9 has no orig_argv; this is how multiprocessing starts an interpreter like its own.
     flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     return [sys.executable, *flags, "-m", "gruyere", *sys.argv[1:]]
 
@@ -114,20 +115,20 @@ def _environment(asked: Optional[int], machine: dict[str, str]) -> dict[str, str
     kept = {key: value for key, value in os.environ.items() if key not in _HIDING}
     settings = kept.get(_settings.VARIABLE, "")
     if "summary" not in _settings.keys(settings):
-        # A trial is run for this summary.
+        # The summary is the result of a trial.
         kept[_settings.VARIABLE] = ",".join(filter(None, [settings, "summary:on"]))
-    # The one line is ours.
+    # DRYRUN silences the stand-in's own line: this command has printed one.
     kept |= {**machine, _stand_in.DRYRUN: "1", VARIABLE: ALL if asked is None else str(asked)}
-    # Kernels that the stand-in compiled are no kernels.
+    # What the stand-in compiles must not stay in torch's cache of kernels.
     kept["USE_PYTORCH_KERNEL_CACHE"] = "0"
     return kept
 
 
 class _Count:
-    """Ends the program after so many steps of its optimiser."""
+    """Ends the program after a number of steps of its optimiser."""
 
     def __init__(self, limit: int) -> None:
-        # Stops torch's trainers that can be asked to stop; the others end as by sys.exit().
+        # Requests trainers to stop if they support it; other programs end as by sys.exit().
         from ._dryrun.stops import Stops
 
         self.limit = limit

@@ -1,8 +1,8 @@
-"""Keeps the record of a program that ends by an out-of-memory which nobody has caught.
+"""Keeping the record of a program that ends with an uncaught out-of-memory error.
 
-A program that ends by an exception ends cleanly, and takes its record away; what was live is freed
-on the way out. So the record is copied when Python shows the exception, while the traceback still
-holds everything, and `gruyere post` finds it.
+A program that ends with an exception exits cleanly: it frees its live memory and removes its
+record. So the record is copied when Python prints the exception, while the traceback still keeps
+everything alive, and `gruyere post` finds the copy.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any, Optional
 from . import _library
 
 _SAYS = (
-    "gruyere: `gruyere post {pid}` has what was live then, `gruyere post {pid} --html` makes a page"
-    " of it"
+    "gruyere: `gruyere post {pid}` shows what was live then, `gruyere post {pid} --html` writes it "
+    "as a page"
 )
 
 
 def install(torch: Any) -> None:
-    """Called by enable()."""
+    """Install the exception hook. Called by enable()."""
     if os.environ.get("GRUYERE_SANDBOX") == "1":
         return
     error = torch.cuda.OutOfMemoryError

@@ -1,6 +1,7 @@
-"""What cannot work: torch asks its own allocator for things that it does not let a pluggable one
-offer. Each is warned of once, or its error says what to use instead. The table in docs/pytorch.md
-has them all, with the lines of torch's that force them."""
+"""Warnings and errors for what cannot work through the pluggable door: torch calls functions of its
+own allocator that a pluggable allocator cannot provide. Each causes one warning, or an error that
+says what to use instead. The table in docs/pytorch.md lists them, with the lines of torch that are
+the cause."""
 
 from __future__ import annotations
 
@@ -12,52 +13,52 @@ from ._errors import GruyereError, warn_once
 from ._imports import when_imported
 
 _NATIVE = (
-    "the native door keeps it (python -m gruyere --door native, GRUYERE_CONF=door:native, or "
+    "the native door supports it (python -m gruyere --door native, GRUYERE_CONF=door:native, or "
     'gruyere.enable(door="native"))'
 )
 
 CUDNN = (
-    "cudnn.benchmark stays off: to try convolution algorithms torch asks its allocator how much it "
-    "caches, and lets no pluggable one answer. cuDNN's heuristics choose instead; "
-    f"{_NATIVE}"
+    "cudnn.benchmark stays off: before torch tries convolution algorithms, it asks its allocator "
+    "how much memory is cached, which a pluggable allocator cannot answer. cuDNN's heuristics "
+    f"choose the algorithms instead; {_NATIVE}"
 )
 REDUCE_OVERHEAD = (
-    "torch.compile's CUDA graphs (mode 'reduce-overhead' and the like) are left off, the "
-    "rest of the compilation stays: Inductor's graph trees need checkpoints of the allocator, "
-    f"which torch lets no pluggable one make; {_NATIVE}. torch.cuda.graph and "
+    "torch.compile's CUDA graphs (mode 'reduce-overhead' and the like) are turned off, the rest "
+    "of the compilation stays: Inductor's graph trees need checkpoints of the allocator, which a "
+    f"pluggable allocator cannot make; {_NATIVE}. torch.cuda.graph and "
     "make_graphed_callables work here"
 )
 GRAPH_TREES = (
     "CUDA graph trees (torch.compile's backend 'cudagraphs', Inductor's triton.cudagraphs) need "
-    "checkpoints of the allocator, which torch lets no pluggable one make: leave the backend or "
-    "the option out and take torch.cuda.make_graphed_callables or torch.cuda.graph, which work "
-    f"here; or {_NATIVE}"
+    "checkpoints of the allocator, which a pluggable allocator cannot make: remove the backend or "
+    "the option and use torch.cuda.make_graphed_callables or torch.cuda.graph, which work here; "
+    f"or {_NATIVE}"
 )
 IPC = (
     "CUDA tensors cannot be shared with other processes while Gruyère serves them: send a "
     "copy in host memory (tensor.cpu()), or use collectives (torch.distributed)"
 )
 MEM_POOL = (
-    "torch.cuda.MemPool needs an allocator that is no pluggable one: gruyere.pool(name) is a pool "
-    f"that is given back whole; {_NATIVE}"
+    "torch.cuda.MemPool does not work with a pluggable allocator: use gruyere.pool(name), a pool "
+    f"that is released as a whole; {_NATIVE}"
 )
 NCCL = (
-    "TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK is turned off: NCCL would follow the "
-    "segments of torch's own allocator, which there are none of. Collectives work without"
+    "TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK is turned off: NCCL would track the segments "
+    "of torch's own allocator, and there are none. Collectives work without it"
 )
 
 _NCCL_HOOK = "TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK"
 
 
 def install(torch: Any, native: bool = False) -> None:
-    """Watches for what cannot work. By the native door there is less of it, and what torch asks for
-    says itself why not."""
+    """Put the warnings and errors in place. The native door needs none of them: what it does not
+    support raises an error of its own."""
     if native:
         return
     _inductor(torch)
     _nccl_hook()
     _cudnn(torch)
-    # torch 2.4 asks CUDA itself for the handle, which CUDA refuses for memory mapped page by page.
+    # torch 2.4 requests the handle from CUDA itself, which refuses it for memory mapped by page.
     _explained(torch.UntypedStorage, "_share_cuda_", IPC, ("does not yet support", "CUDA error"))
     if hasattr(torch.cuda, "MemPool"):
         _explained(torch.cuda.MemPool, "__init__", MEM_POOL, ("does not yet support",))
@@ -70,7 +71,7 @@ def _nccl_hook() -> None:
 
 
 def _cudnn(torch: Any) -> None:
-    """Keeps `torch.backends.cudnn.benchmark` off."""
+    """Keep `torch.backends.cudnn.benchmark` off."""
     original = torch._C._set_cudnn_benchmark
 
     def set_cudnn_benchmark(wanted: bool) -> None:
@@ -102,7 +103,7 @@ def _inductor(torch: Any) -> None:
             return answer
 
         wrapper.apply_options = apply_options
-    # By any other way: `torch._inductor.config`, or Dynamo's backend "cudagraphs".
+    # All other ways: `torch._inductor.config`, and Dynamo's backend "cudagraphs".
     when_imported("torch._inductor.cudagraph_trees", _no_graph_trees)
 
 
@@ -114,8 +115,8 @@ def _no_graph_trees(trees: Any) -> None:
 
 
 def _explained(owner: Any, name: str, remedy: str, refusals: tuple[str, ...]) -> None:
-    """Makes torch's refusal in `owner.name`, known by one of `refusals` in its text, an error that
-    says what to use instead."""
+    """Replace the error that `owner.name` raises (known by one of `refusals` in its text) by one
+    that says what to use instead."""
     original: Callable[..., Any] = getattr(owner, name)
 
     @functools.wraps(original)

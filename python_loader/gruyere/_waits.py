@@ -1,21 +1,22 @@
-"""Says when streams may wait for each other before memory is exhausted (`waits:auto`).
+"""`waits:auto`: deciding whether streams may wait for each other before memory is exhausted.
 
-The allocator can hold much less where it makes one stream wait, on the device, for memory that
-another has freed. Such a wait can hang a program whose enqueued work waits for something that comes
-later: collectives and point-to-point communication with other processes, which those may enqueue in
-another order; a host function, or a wait on a value in memory, for what the host does later
-(crates/heap/src/order/waits.rs has the argument). So the package allows waits in a process that is
-alone and in which it sees nothing of the kind, and forbids them, for good, before the first such
-thing:
+The allocator can hold much less memory if it may make one stream wait, on the device, for memory
+that another stream has freed. Such a wait can hang a program whose enqueued work waits for
+something that comes later: collectives and point-to-point communication with other processes, which
+may enqueue them in another order; a host function, or a wait on a value in memory, for something
+that the host does later (crates/heap/src/order/waits.rs has the argument). So the package allows
+waits if the process is the only one and none of this is seen, and forbids them for good before the
+first of these:
 
-- a launcher's variable that says that there are more ranks;
-- a process group of torch.distributed of more than one rank, or a communicator of torch.cuda.nccl;
-- a module that gives Python the calls in question, or communication of its own; of cuda.bindings,
-  which torch itself imports, the calls.
+- a launcher's variable that announces more than one rank;
+- a torch.distributed process group of more than one rank, or a torch.cuda.nccl communicator;
+- the import of a module that offers these calls to Python or has communication of its own; for
+  cuda.bindings, which torch itself imports, the calls themselves.
 
-The heap itself forbids them once a second device is used. Kernels and C++ extensions are not looked
-into: one that polls memory until the program's other stream has run hangs with these waits, as it
-does under cudaMallocAsync, which adds such waits unless told not to. `waits:oom` is for it.
+The heap itself forbids waits once a second device is used. Kernels and C++ extensions are not
+checked: a kernel that polls memory until another stream of the program has run hangs with these
+waits, as it does under cudaMallocAsync, which adds such waits unless told not to. Use `waits:oom`
+for such programs.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from typing import Any, Callable, Optional
 from . import _library
 from ._imports import when_imported
 
-# The number of processes of a launcher: torchrun and its kin, Open MPI, MPICH and Intel's MPI,
-# MVAPICH, PMIx, Slurm.
+# The variables in which launchers pass the number of processes: torchrun and the like, Open MPI,
+# MPICH and Intel MPI, MVAPICH, PMIx, Slurm.
 _LAUNCHERS = (
     "WORLD_SIZE",
     "OMPI_COMM_WORLD_SIZE",
@@ -39,7 +40,7 @@ _LAUNCHERS = (
     "PMIX_SIZE",
     "SLURM_NTASKS",
 )
-# Host functions and waits on values from Python; communication unknown to torch.
+# Modules with host functions, waits on values, or communication that torch does not know of.
 _MODULES = (
     "cuda.core",
     "cupy",
@@ -55,8 +56,8 @@ _MODULES = (
     "ucp",
 )
 
-# Calls that make a stream wait for its host, for a value or for another interface's semaphore, and
-# calls that add such a node to a graph.
+# Calls that make a stream wait for the host, for a value or for another API's semaphore, and calls
+# that add such a node to a graph.
 _CALLS = {
     "cuda.bindings.driver": (
         "cuGraphAddBatchMemOpNode",
@@ -87,8 +88,8 @@ _installed = False
 
 
 def install(torch: Any) -> None:
-    """Allows waits if this process is alone, and watches for what forbids them. Called by
-    enable(), once torch's requests come to Gruyère."""
+    """Allow waits if this process is the only one, and watch for whatever forbids them. Called by
+    enable(), once Gruyère is torch's allocator."""
     global _installed
     with _lock:
         if _installed:
@@ -98,24 +99,24 @@ def install(torch: Any) -> None:
         if os.environ.get(variable, "1").strip() not in ("", "0", "1"):
             forbid(f"{variable}={os.environ[variable]}")
             return
-    # Modules imported already forbid at once.
+    # A module that is imported already forbids waits at once.
     for name in _MODULES:
         when_imported(name, _foreign)
     for name, calls in _CALLS.items():
         when_imported(name, functools.partial(_watch_calls, calls))
     if not _watch_groups(torch):
-        forbid("this torch makes process groups in a way that is not known")
+        forbid("this torch creates process groups in a way that Gruyère does not know")
         return
     _library.library().gruyere_allow_waits()
 
 
 def forbid(why: str) -> None:
-    """Tells the library that a wait may close a cycle from now on."""
+    """Forbid waits in the library: from now on a wait may close a cycle."""
     _library.library().gruyere_forbid_waits(why.encode())
 
 
 def _foreign(module: ModuleType) -> None:
-    forbid(f"the program imports {module.__name__}, which may enqueue what waits for its host")
+    forbid(f"the program imports {module.__name__}, which may enqueue work that waits for the host")
 
 
 def _watch_calls(calls: tuple[str, ...], module: ModuleType) -> None:
@@ -126,8 +127,8 @@ def _watch_calls(calls: tuple[str, ...], module: ModuleType) -> None:
 
 
 def _watch_groups(torch: Any) -> bool:
-    """Forbids waits before a group of more than one rank, or a communicator, is made. False: that
-    cannot be seen."""
+    """Forbid waits before a group of more than one rank or a communicator is created. Returns False
+    if that cannot be watched."""
     if not torch.distributed.is_available():
         return True
 
@@ -135,7 +136,7 @@ def _watch_groups(torch: Any) -> bool:
         def why(*arguments: Any, **named: Any) -> Optional[str]:
             named_size = named.get("group_size", named.get("num_ranks", named.get("size")))
             ranks = arguments[place] if len(arguments) > place else named_size
-            return None if ranks == 1 else f"the program makes {what}, of {ranks} ranks"
+            return None if ranks == 1 else f"the program creates {what} of {ranks} ranks"
 
         return why
 
@@ -143,17 +144,17 @@ def _watch_groups(torch: Any) -> bool:
     nccl = getattr(torch.distributed, "ProcessGroupNCCL", None)
     if not hasattr(groups, "_new_process_group_helper"):
         return False
-    _before(groups, "_new_process_group_helper", of_ranks(0, "a group of torch.distributed"))
+    _before(groups, "_new_process_group_helper", of_ranks(0, "a torch.distributed process group"))
     if nccl is not None:
-        # Made without torch.distributed's own functions, from a store, a rank and a size.
-        _before(nccl, "__init__", of_ranks(3, "a group of NCCL"))
+        # Created without torch.distributed's own functions, from a store, a rank and a size.
+        _before(nccl, "__init__", of_ranks(3, "an NCCL process group"))
     if hasattr(torch.cuda, "nccl") and hasattr(torch.cuda.nccl, "init_rank"):
-        _before(torch.cuda.nccl, "init_rank", of_ranks(0, "a communicator of torch.cuda.nccl"))
+        _before(torch.cuda.nccl, "init_rank", of_ranks(0, "a torch.cuda.nccl communicator"))
     return True
 
 
 def _before(owner: Any, name: str, reason: Callable[..., Optional[str]]) -> None:
-    """Forbids waits before `owner.name` is called with arguments for which there is a `reason`."""
+    """Forbid waits before a call of `owner.name` for whose arguments `reason` returns a text."""
     original: Callable[..., Any] = getattr(owner, name)
 
     @functools.wraps(original)

@@ -124,7 +124,7 @@ def without_the_phantoms_line(said):
     """What a process said, without that it has no GPU (test_stand_in_owner.py): a line of the
     phantom's, and a warning of the package's, with the program's line where that is known."""
     said = re.sub(r"^gruyere: stand-in GPU \(PID \d+\): .*\n", "", said, flags=re.MULTILINE)
-    warning = r"^.*GruyereWarning: the GPU of this process is the stand-in.*\n(  .*\n)?"
+    warning = r"^.*GruyereWarning: this process runs on the stand-in GPU.*\n(  .*\n)?"
     return re.sub(warning, "", said, flags=re.MULTILINE)
 
 

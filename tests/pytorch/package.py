@@ -144,7 +144,8 @@ class Installed:
         said = without_the_phantoms_line(done.stderr)
         if "GRUYERE_TEST_WITHOUT_SHIM" in os.environ:
             # With its line of the program, as Python's warnings have it.
-            said = re.sub(r"^.*there is no native door here: .*\n(  .*\n)?", "", said, flags=re.M)
+            line = r"^.*the native door is not available: .*\n(  .*\n)?"
+            said = re.sub(line, "", said, flags=re.M)
         return Ended(done.returncode, done.stdout, said)
 
     def code(self, code, *arguments, **settings):

@@ -324,9 +324,9 @@ int cuGetErrorName(int code, const char **name) {{ *name = "CUDA_ERROR_UNKNOWN";
     ("init", "cause"),
     [
         (None, "there is no NVIDIA driver (libcuda.so.1: "),
-        (999, "cuInit of the driver answered 999 (CUDA_ERROR_UNKNOWN)"),
+        (999, "the driver's cuInit returned 999 (CUDA_ERROR_UNKNOWN)"),
         (0, "the driver shows no device to this process"),
-        ("the stand-in", "the driver of this environment is the stand-in for one"),
+        ("the stand-in", "the driver in this environment is that of the stand-in GPU"),
     ],
 )
 @pytest.mark.parametrize("command", ["compare", "bench --torch"])

@@ -88,7 +88,7 @@ def test_the_stand_ins_clock_is_in_words(nanoseconds, lag):
 
 def test_on_the_stand_in_the_last_line_says_on_which():
     last = said(76.5, 64.5, 63.0, on_gpu=False).rstrip().split("\n\n")[-1].replace("\n", " ")
-    assert last.startswith("On the NVIDIA H100 80GB HBM3: what is held is exact"), last
+    assert last.startswith("On the NVIDIA H100 80GB HBM3: memory figures are exact"), last
 
 
 @pytest.mark.parametrize("part", list(parts.REASONS))

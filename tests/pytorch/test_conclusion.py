@@ -149,7 +149,7 @@ def test_the_exception_ends_with_the_path_of_its_page_which_has_the_line_and_its
     (page,) = dumps.glob("*.html")
     # Below it, that the record was kept.
     *_, last, kept = message.splitlines()
-    said = f"gruyere: `gruyere post {process.pid}` has"
+    said = f"gruyere: `gruyere post {process.pid}` shows"
     assert last == f"The page: {page}" and kept.startswith(said), message
     assert page.stat().st_mode & 0o777 == 0o600
     found = page.read_text().split('<script type="application/json" id="facts">')[1]

@@ -97,14 +97,14 @@ def test_a_dry_run_leaves_checkpoints_logs_and_folders_as_they_were(way, folder)
     assert document["sandbox"]["way"] == way
     # Each of them found the checkpoint as it is.
     assert document["sandbox"]["runs"] == 3 and document["program"]["steps"] == 3
-    assert "can't harm your files" in ran.stderr.splitlines()[0]
+    assert "cannot change your files" in ran.stderr.splitlines()[0]
 
 
 def test_the_first_line_of_the_answer_says_what_ran(folder):
     ran = dryrun("overlay", folder, "train.py")
     assert ran.returncode == 0, ran.stderr
     first, second = ran.stdout.splitlines()[:2]
-    assert first == "train.py: 3 runs of 3 steps; your files are as before."
+    assert first == "train.py: 3 runs of 3 steps; your files are unchanged."
     assert second.startswith("It fits on")
 
 

@@ -238,7 +238,7 @@ def test_one_that_goes_on_is_waited_for_with_a_line_until_a_deadline(shim, machi
             shim.build(machine.torch())
         assert 1.5 <= time.monotonic() - start < 5 and machine.calls() == []
         (line,) = capfd.readouterr().err.splitlines()
-        assert f"waits for process {holder.pid}" in line and "1.5 s at most" in line
+        assert f"waiting for process {holder.pid}" in line and "1.5 s at most" in line
         # Who waits goes on when the shim is there, whether the lock is given back or not.
         machine.monkeypatch.setattr(shim._shim_folders, "TURN_SECONDS", 60)
         with get_context("fork").Pool(1) as pool:
@@ -339,7 +339,7 @@ def test_without_any_folder_it_is_said_of_each(shim, machine):
     root.mkdir()
     root.chmod(0o777)
     machine.monkeypatch.setattr(tempfile, "tempdir", str(root))
-    with pytest.raises(shim.Unavailable, match="others may rename what lies in"):
+    with pytest.raises(shim.Unavailable, match="other users may rename files in"):
         shim.build(machine.torch())
     assert machine.calls() == []
 
@@ -363,11 +363,11 @@ def test_the_headers_of_each_version_have_their_standard_of_cxx(shim, machine, v
     [
         ("fatal error: stdlib.h: No such file or directory", "libc6-dev"),
         ("fatal error: 'compare' file not found", "C\\+\\+ library's header compare"),
-        ("fatal error: c10/cuda/CUDAStream.h: No such file or directory", "install torch again"),
+        ("fatal error: c10/cuda/CUDAStream.h: No such file or directory", "reinstall torch"),
         ("unrecognized command line option '-std=c++20'", "too old for c\\+\\+20: g\\+\\+ 11"),
-        ("error trying to exec 'cc1plus': execvp: No such file", "not whole: apt install g\\+\\+"),
+        ("error trying to exec 'cc1plus': execvp: No such file", "incomplete: apt install g\\+\\+"),
         ("ld: cannot find -lstdc++", "cannot link .*apt install binutils"),
-        ("DeviceStats of this torch is not the one that is known", "a newer gruyere may serve"),
+        ("DeviceStats of this torch is not the one that is known", "a newer gruyere may support"),
     ],
 )
 def test_a_failure_says_in_words_what_is_missing_and_where_the_rest_is(
@@ -392,7 +392,7 @@ assert tensor(4).numel() == 4 * MIB and torch.cuda.get_allocator_backend() == "p
     assert ran.code == 0, ran.err
     (line,) = [line for line in ran.err.splitlines() if "GruyereWarning" in line]
     assert f"process {holder.pid} has been building" in line, line
-    assert "The pluggable door serves" in line, line
+    assert "The pluggable door is used instead" in line, line
 
 
 def test_without_a_compiler_what_another_node_has_built_serves(shim, machine):
@@ -424,7 +424,7 @@ def test_a_failed_build_is_remembered_until_it_is_asked_for(shim, machine):
 def test_a_failure_that_is_the_machines_is_not_remembered(shim, machine, passing):
     machine.set("FAKE_ERROR", passing)
     for tries in (1, 2):
-        with pytest.raises(shim.Unavailable, match="does not make the shim|No space left"):
+        with pytest.raises(shim.Unavailable, match="cannot build the shim|No space left"):
             shim.build(machine.torch())
         # A full disk sends it to the other folder.
         assert len(machine.calls()) == tries * (2 if "No space" in passing else 1)
@@ -436,7 +436,7 @@ def test_a_failure_that_is_the_machines_is_not_remembered(shim, machine, passing
     machine.set("FAKE_ERROR", "")
     machine.set("FAKE_SECONDS", 5)
     machine.monkeypatch.setattr(shim._shim_compiler, "PATIENCE_SECONDS", 0.1)
-    with pytest.raises(shim.Unavailable, match="did not end"):
+    with pytest.raises(shim.Unavailable, match="did not finish"):
         shim.build(machine.torch())
     machine.set("FAKE_SECONDS", 0)
     machine.monkeypatch.setattr(shim._shim_compiler, "PATIENCE_SECONDS", 60)
@@ -507,11 +507,11 @@ def test_the_folder_above_is_the_users_own_too_and_there_must_be_a_home(shim, ma
     assert above.stat().st_mode & 0o022 == 0
     if os.geteuid() == 0:
         os.chown(above, 12345, 12345)
-        with pytest.raises(shim.Unavailable, match="this user's alone"):
+        with pytest.raises(shim.Unavailable, match="private folder of this user"):
             shim.build(machine.torch())
     above.rename(above.with_name("elsewhere"))
     above.symlink_to(above.with_name("elsewhere"))
-    with pytest.raises(shim.Unavailable, match="this user's alone"):
+    with pytest.raises(shim.Unavailable, match="private folder of this user"):
         shim.build(machine.torch())
     machine.set("XDG_CACHE_HOME", "relative")
     machine.set("HOME", "relative")
@@ -529,7 +529,7 @@ def test_a_home_that_cannot_be_written_and_folders_of_others_are_refused(shim, m
     (machine.folder / "linked" / "gruyere").mkdir(parents=True)
     (machine.folder / "elsewhere").mkdir(mode=0o700)
     (machine.folder / "linked" / "gruyere" / "shims").symlink_to(machine.folder / "elsewhere")
-    with pytest.raises(shim.Unavailable, match="this user's alone"):
+    with pytest.raises(shim.Unavailable, match="private folder of this user"):
         shim.build(machine.torch())
     # One that is only open too wide is closed.
     machine.set("XDG_CACHE_HOME", machine.folder / "wide")
@@ -540,7 +540,7 @@ def test_a_home_that_cannot_be_written_and_folders_of_others_are_refused(shim, m
     assert wide.stat().st_mode & 0o777 == 0o700
     if os.geteuid() == 0:
         os.chown(wide, 12345, 12345)
-        with pytest.raises(shim.Unavailable, match="this user's alone"):
+        with pytest.raises(shim.Unavailable, match="private folder of this user"):
             shim.build(machine.torch())
         os.chown(wide, 0, 0)
     file.chmod(0o666)
@@ -590,10 +590,10 @@ print(door, why)
         "", code=code, allocator="door", **settings(XDG_CACHE_HOME=tmp_path, CXX="/nowhere/c++")
     )
     assert ran.code == 0, ran.err
-    assert ran.out.startswith("pluggable there is no native door here")
+    assert ran.out.startswith("pluggable the native door is not available")
     assert "apt install g++" in ran.out
     (line,) = [line for line in ran.err.splitlines() if "GruyereWarning" in line]
-    assert "no C++ compiler" in line and "The pluggable door serves" in line
+    assert "no C++ compiler" in line and "The pluggable door is used instead" in line
     # The other ranks of the node keep silent.
     ran = phantom.run(
         "",
@@ -608,7 +608,7 @@ def test_the_doctor_says_how_the_better_door_is_had(phantom):
     ran = launched(phantom, "--door", "pluggable", "--doctor")
     assert (
         ran.returncode == 0
-        and "pluggable (door:pluggable); without that setting torch's own interface" in ran.stdout
+        and "pluggable (door:pluggable); without that setting Gruyère uses the" in ran.stdout
     ), ran.stdout
 
 

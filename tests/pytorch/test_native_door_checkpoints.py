@@ -352,7 +352,7 @@ print(json.dumps(done))
     done = []
     for allocator in ("door", "native"):
         ran = phantom.run(None, code=code, allocator=allocator, **settings()).check()
-        assert "left off" not in ran.err
+        assert "are turned off" not in ran.err
         done.append(json.loads(ran.out.splitlines()[-1]))
     assert done[0] == done[1]
     graphs, _, checkpoints = done[0]

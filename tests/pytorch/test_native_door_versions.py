@@ -231,11 +231,11 @@ assert torch.cuda.memory_allocated() == 3 << 20
 print(_doctor._door(*_enable.door()))
 """)
     assert ran.code == 0, ran.out + ran.err
-    said = f"pluggable (there is no native door here: torch {version} "
+    said = f"pluggable (the native door is not available: torch {version} "
     assert ran.out.startswith(said) and words in ran.out, ran.out
     assert "; this is gruyere " in ran.out, ran.out
     (line,) = [line for line in ran.err.splitlines() if "GruyereWarning" in line]
-    assert words in line and "The pluggable door serves" in line
+    assert words in line and "The pluggable door is used instead" in line
 
 
 def test_a_table_in_another_order_is_noticed_before_it_is_used(phantom):
@@ -262,7 +262,7 @@ print(*_enable.door())
 assert torch.cuda.get_allocator_backend() == "pluggable"
 """)
     assert ran.code == 0, ran.out + ran.err
-    assert ran.out.startswith("pluggable there is no native door here: function "), ran.out
+    assert ran.out.startswith("pluggable the native door is not available: function "), ran.out
     assert "is raw_delete(void*) where it is loaded and raw_alloc(unsigned long) in its" in ran.out
     (line,) = [line for line in ran.err.splitlines() if "GruyereWarning" in line]
-    assert "The pluggable door serves" in line
+    assert "The pluggable door is used instead" in line

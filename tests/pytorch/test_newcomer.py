@@ -206,7 +206,7 @@ def test_compare_runs_a_module_with_options_of_python(newcomer):
     assert [row["outcome"] for row in program["rows"]] == ["completed"] * 3
     done = newcomer.command("compare", "--stand-in", "--", "moe")
     assert done.returncode == 2, "a script, and no built-in program"
-    assert done.stderr == "gruyere compare: ./moe: no such file; name it as python would run it\n"
+    assert done.stderr == "gruyere compare: ./moe: no such file; give the path as for python\n"
     done = newcomer.command("compare", "--stand-in", "--", "-m", "packages.train")
     assert done.returncode == 2 and "-m packages.train: no module" in done.stderr
 

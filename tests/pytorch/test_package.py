@@ -266,7 +266,7 @@ def test_a_variable_that_says_neither_yes_nor_no_stops_the_program_with_what_to_
     installed, variable
 ):
     ran = installed.code("import torch", GRUYERE_ENABLE=variable)
-    assert ran.code == 1 and f"GRUYERE_ENABLE={variable}: say 1, or 0" in ran.err
+    assert ran.code == 1 and f"GRUYERE_ENABLE={variable}: expected 1 or 0" in ran.err
 
 
 def test_help_and_version(installed):
@@ -396,7 +396,7 @@ OBSTACLES = {
     "not a library": (
         "",
         {"GRUYERE_LIBRARY": "/etc/passwd"},
-        ["/etc/passwd", "install gruyere again"],
+        ["/etc/passwd", "reinstall gruyere"],
     ),
     "unknown key": ("", {"CALL": "bogus=1"}, ["bogus", "backing", "limit"]),
     "bad value": ("", {"CALL": "limit='lots'"}, ["limit:lots", "512KiB"]),
@@ -493,12 +493,12 @@ def test_torchs_settings_are_honoured_or_named_in_one_line(installed, variable):
     assert f"{variable}: expandable_segments:True: has no meaning here: it says whether" in line
     assert "per_process_memory_fraction:0.5: is honoured (limit:50%)" in line
     assert "roundup_power2_divisions:[256:1,512:2]: has no meaning here: it rounds sizes" in line
-    assert "pinned_use_background_threads:True: holds as before (host memory" in line
+    assert "pinned_use_background_threads:True: applies as before (host memory" in line
     ours = installed.code(
         code, GRUYERE_ENABLE=1, GRUYERE_CONF="limit:75%", **{variable: conf}
     ).check()
     assert float(ours.out.splitlines()[-1]) == pytest.approx(0.75, abs=0.01)
-    assert "gives way to limit" in ours.warnings()[0]
+    assert "is overridden by limit" in ours.warnings()[0]
     # One line a node, not one a rank.
     assert (
         installed.code(code, GRUYERE_ENABLE=1, LOCAL_RANK=1, **{variable: conf}).check().warnings()
@@ -521,7 +521,7 @@ def test_the_doctor_tries_and_tells(installed):
         "python",
         "torch",
         "libgruyere.so",
-        "is heard",
+        "works with this interpreter",
         "max_split_size_mb:64",
         "Phantom H100 (stand-in)",
         "the stand-in GPU",
@@ -566,7 +566,7 @@ def test_a_program_of_several_ranks_is_told_of_nccls_registrations_once(installe
     ended = installed.code(
         GRAPH_REGISTER, GRUYERE_ENABLE="1", WORLD_SIZE="2", LOCAL_RANK="0"
     ).check()
-    assert ended.err.count("NCCL_GRAPH_REGISTER=0 is set") == 1
+    assert ended.err.count("Gruyère has set NCCL_GRAPH_REGISTER=0") == 1
     ended = installed.code(
         GRAPH_REGISTER, GRUYERE_ENABLE="1", WORLD_SIZE="2", LOCAL_RANK="1"
     ).check()

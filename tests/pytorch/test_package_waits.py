@@ -62,7 +62,7 @@ def test_a_group_of_several_ranks_ends_the_waits_before_it_is_made_and_one_of_on
     assert held <= 80 and FORBIDDEN not in said
     held, said = turns(installed, GROUP.format(ranks=2))
     assert held >= 128
-    assert "a group of torch.distributed, of 2 ranks" in said
+    assert "a torch.distributed process group of 2 ranks" in said
 
 
 def test_a_module_with_communication_of_its_own_ends_the_waits(installed):

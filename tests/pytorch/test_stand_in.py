@@ -437,6 +437,6 @@ torch.zeros(4, device="cuda")
     )
     assert ran.returncode == 0, ran.stderr
     assert ran.stderr.count(", ON THE STAND-IN GPU, ") == 1, ran.stderr
-    warning = "GruyereWarning: the GPU of this process is the stand-in"
+    warning = "GruyereWarning: this process runs on the stand-in GPU"
     assert ran.stderr.count(warning) == 1 - is_dry_run, ran.stderr
     assert ran.stderr.count("gruyere: stand-in GPU (PID ") == 1 - is_dry_run, ran.stderr

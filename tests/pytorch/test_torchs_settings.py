@@ -46,10 +46,10 @@ def test_every_setting_of_torchs_is_answered_with_what_replaces_it(monkeypatch):
         for counts in (True, False):
             said = _torch_conf.line(_torch_conf.limit() is not None, counts)
             assert said.startswith(f"PYTORCH_CUDA_ALLOC_CONF: {key}:{value}: "), said
-            answers = ("honoured", "holds as before", "has no meaning here: it", "refuses what is")
+            answers = ("honoured", "applies as before", "has no meaning here: it", "refuses")
             assert any(answer in said for answer in answers), said
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "no_such_key:1")
-    assert "is no setting that Gruyère knows" in _torch_conf.line(False, True)
+    assert "is not known to Gruyère" in _torch_conf.line(False, True)
 
 
 def test_of_two_variables_the_one_is_taken_that_torch_takes(monkeypatch):
@@ -59,7 +59,7 @@ def test_of_two_variables_the_one_is_taken_that_torch_takes(monkeypatch):
     assert _torch_conf.limit() == "50%"
     said = _torch_conf.line(True, True)
     assert "per_process_memory_fraction:0.5: is honoured (limit:50%)" in said
-    assert "per_process_memory_fraction:0.25: PYTORCH_CUDA_ALLOC_CONF stands before it" in said
+    assert "per_process_memory_fraction:0.25: PYTORCH_CUDA_ALLOC_CONF takes precedence" in said
     assert "backend:native: has no meaning here" in said
 
 

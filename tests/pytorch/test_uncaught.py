@@ -72,7 +72,7 @@ def test_post_finds_what_was_live_at_an_out_of_memory_that_ended_the_program(tmp
     ran, left = run(tmp_path, LEAK)
     assert ran.returncode == 1 and len(left) == 1, ran.stderr
     said = ran.stderr.splitlines()[-1]
-    assert re.match(r"gruyere: `gruyere post \d+` has what was live then", said), said
+    assert re.match(r"gruyere: `gruyere post \d+` shows what was live then", said), said
     page = post(tmp_path)
     assert page.startswith("The process that died last, "), page
     assert "program.py:5 in remember" in page, page

@@ -1,5 +1,5 @@
-"""python -m gruyere._bench: see the package. Functions called from here live elsewhere: a script of
-the user's takes this module's place."""
+"""python -m gruyere._bench: see the package. It calls functions in other modules only, because a
+user's script replaces this module."""
 
 import sys
 

@@ -1,4 +1,5 @@
-"""The comparison: programs under allocators, run in turn; the smallest device; the report."""
+"""The comparison: runs the programs under each allocator in turn, searches for the smallest device,
+and makes the report."""
 
 from __future__ import annotations
 
@@ -23,11 +24,11 @@ from .machine import Machine, check_alone, choose
 from .measure import COMPLETED, FAILED, FAULTS, OUT_OF_MEMORY, Result
 from .runners import TORCH_CONF, Contender, Launch, Server, run_launch
 
-# Exit codes, those of `gruyere bench`.
+# Exit codes, as in `gruyere bench`.
 _CODES = {COMPLETED: 0, FAILED: 1, FAULTS: 3, OUT_OF_MEMORY: 4}
 WRONG_ARGUMENTS = 2
-# Steps of a program if the user names no number, and the first steps of any, which are not timed:
-# they load kernels and take memory.
+# The default number of steps, and the number of first steps that are not timed, because they load
+# kernels and take memory.
 STEPS = 12
 ALL = "all"
 FIRST_STEPS = 2
@@ -67,18 +68,18 @@ class Row:
 
 @dataclass
 class Program:
-    """A program, and its rows."""
+    """A program and its rows."""
 
     program: str
     arguments: list[str]
     peak_live: int = 0
     rows: list[Row] = field(default_factory=list)
     module: bool = False
-    """Whether `program` is a module's name, not a built-in program's or a script's."""
+    """Whether `program` is the name of a module, not of a built-in program or a script."""
 
     @property
     def name(self) -> str:
-        """As python is told of it."""
+        """The program as given to python."""
         return f"-m {self.program}" if self.module else self.program
 
     @property
@@ -88,7 +89,7 @@ class Program:
 
 @dataclass
 class Report:
-    """Everything that was found. Versioned: what reads it may refuse what it does not know."""
+    """All results. It has a version, so that readers can refuse versions that they do not know."""
 
     machine: dict[str, Any]
     settings: dict[str, Any]
@@ -113,7 +114,7 @@ def main(text: str) -> None:
         print("".join(f"{name:<12} {what}\n" for name, what in PROGRAMS.items()), end="")
         return
     if request["markdown"]:
-        # A file of the user's, whatever its name.
+        # A file of the user, even if it has the name of a built-in program.
         request["programs"] = [
             f"./{name}" if name in PROGRAMS else name for name in request["programs"]
         ]
@@ -129,17 +130,16 @@ def main(text: str) -> None:
 
 
 def command(request: dict[str, Any]) -> str:
-    """What the user typed."""
+    """The command that the user typed."""
     return "compare" if request["markdown"] else "bench --torch"
 
 
 def checked(request: dict[str, Any]) -> list[Contender]:
-    """The rows that are asked for. Raises GruyereError where something is asked for that there is
-    not."""
+    """The requested rows. Raises GruyereError if the request is invalid."""
     for program in request["programs"]:
         if request["markdown"]:
             if not Path(program).exists():
-                raise GruyereError(f"{program}: no such file; name it as python would run it")
+                raise GruyereError(f"{program}: no such file; give the path as for python")
         elif program not in PROGRAMS and not Path(program).is_file():
             raise GruyereError(
                 f"--program {program}: neither a built-in program ({', '.join(PROGRAMS)}) nor "
@@ -149,16 +149,18 @@ def checked(request: dict[str, Any]) -> list[Contender]:
         _launch._check_module(module)
     unknown = [name for name in request["allocators"] if name not in TORCH_CONF]
     if unknown:
-        raise GruyereError(f"--allocators {','.join(unknown)}: there are {', '.join(TORCH_CONF)}")
+        raise GruyereError(
+            f"--allocators {','.join(unknown)}: expected some of {', '.join(TORCH_CONF)}"
+        )
     own = request["modules"] or set(request["programs"]) - set(PROGRAMS)
     if request["arguments"] and not own:
         raise GruyereError(
-            "arguments after -- are for scripts and modules, and every program is built in: "
+            "arguments after -- are for scripts and modules, but all programs are built in: "
             f"{' '.join(request['arguments'])}"
         )
     if request["conf"] and "gruyere" not in request["allocators"]:
         raise GruyereError(
-            f"--conf {request['conf'][0]}: it configures Gruyère, which --allocators leaves out"
+            f"--conf {request['conf'][0]}: configures Gruyère, which --allocators leaves out"
         )
     if "gruyere" in request["allocators"]:
         from .. import _settings
@@ -194,7 +196,7 @@ class Comparison:
             if self.request["modules"] or set(self.request["programs"]) - set(PROGRAMS):
                 self.box = sandbox(folder, self.request["sandbox"])
                 print(f"gruyere {self.command}: {self.box.said()}", file=sys.stderr, flush=True)
-            # Servers run none of the user's own programs; one reports the version of torch.
+            # Servers run only built-in programs. Without any, one server reports torch's version.
             served = (
                 self.contenders
                 if set(self.request["programs"]) & set(PROGRAMS)
@@ -206,7 +208,7 @@ class Comparison:
             finally:
                 for server in servers:
                     server.close()
-        # The table begins over the last word of progress.
+        # Clear the line of progress before the table.
         self._progress("")
         draw = table.markdown if self.request["markdown"] else table.draw
         said = report.to_json() if self.json == "-" else draw(report)
@@ -215,7 +217,7 @@ class Comparison:
         except BrokenPipeError:
             # The reader has seen enough.
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        # Below the table for posting; a terminal has them already, up to two lines.
+        # The Markdown table already shows failures on a terminal, up to two lines each.
         are_shown = self.request["markdown"] and sys.stdout.isatty()
         for program in report.programs:
             for row in program.rows:
@@ -239,7 +241,7 @@ class Comparison:
                 program.arguments = self.request["arguments"]
             report.programs.append(program)
             for _ in self._measure(program, machine, servers, folder):
-                # After each part, so that a later crash loses nothing.
+                # Write after each part, so that a later crash loses nothing.
                 report.seconds = time.monotonic() - self.began
                 if self.json not in (None, "-"):
                     _write(Path(self.json), report.to_json())
@@ -248,14 +250,14 @@ class Comparison:
     def _measure(
         self, program: Program, machine: Machine, servers: list[Server], folder: Path
     ) -> Iterator[None]:
-        """Fills in the program's rows."""
+        """Fill in the program's rows."""
 
         def run(index: int, memory: Optional[int] = None) -> Result:
             what = "" if memory is None else f", on {table.size(memory)}"
             self._progress(f"{program.name}, {self.contenders[index].name}{what}")
             return self._run(program, machine, servers, index, folder, memory)
 
-        # Runs alternate, so that other load of the machine meets all alike.
+        # Runs alternate, so that other load on the machine affects all allocators alike.
         found: list[list[Result]] = [[] for _ in self.contenders]
         for number in range(self.request["runs"]):
             going = [
@@ -286,14 +288,14 @@ class Comparison:
         yield
         if not self.request["fit"]:
             return
-        # torch's limit for cudaMallocAsync on a real GPU counts live bytes, not held ones: no bound
-        # on memory.
+        # On a real GPU torch's limit for cudaMallocAsync counts live bytes, not held ones, so it
+        # does not bound memory.
         wanted = [
             index
             for index, row in enumerate(program.rows)
             if row.outcome == COMPLETED and (row.allocator != "async" or machine.is_stand_in)
         ]
-        # All share a GPU; each process has a stand-in of its own.
+        # All runs share a real GPU, but each process has its own stand-in.
         with ThreadPoolExecutor((os.cpu_count() or 1) if machine.is_stand_in else 1) as threads:
             jobs = [
                 threads.submit(
@@ -311,20 +313,20 @@ class Comparison:
     def _ask_why(
         self, program: Program, machine: Machine, servers: list[Server], folder: Path
     ) -> None:
-        """Where Gruyère holds more than another of `gruyere compare`: runs it once more, to be told
-        which part of what it holds that is."""
+        """If Gruyère holds more than another allocator of `gruyere compare`, run it again to find
+        out which part of the memory held is the reason."""
         completed = [row for row in program.rows if row.outcome == COMPLETED]
         least = min(completed, key=lambda row: row.physical_peak, default=None)
         for index, row in enumerate(program.rows):
             if self.request["markdown"] and row in completed and row.allocator == "gruyere":
                 if least is not None and row.physical_peak > least.physical_peak:
-                    self._progress(f"{program.name}, {row.name}, once more: why it holds more")
+                    self._progress(f"{program.name}, {row.name}, again: why it holds more")
                     again = self._run(program, machine, servers, index, folder, None, parts=True)
                     row.parts = again.parts
 
     def _in_turn(self, program: Program, servers: list[Server], turn: int) -> list[Result]:
-        """A run of each, all at once and a step of each after the other: what is compared was
-        measured within milliseconds. For the stand-in only, of which each process has its own."""
+        """Run all servers at once, one step of each in turn, so that compared steps are measured
+        within milliseconds. Only for the stand-in, since each process has its own."""
         for server in servers:
             server.begin(
                 program.program, self._steps() or STEPS, None, self.request["timeout"], turn
@@ -341,7 +343,7 @@ class Comparison:
             print(f"gruyere {self.command}: {what}", file=sys.stderr, flush=True)
 
     def _steps(self) -> Optional[int]:
-        """After how many steps a program ends; None: a script goes on to its end."""
+        """The number of steps after which a program ends; None: a script runs to its end."""
         steps: Any = self.request["steps"] or STEPS
         return None if steps == ALL else int(steps)
 
@@ -374,8 +376,8 @@ class Comparison:
 
 
 def _row(contender: Contender, results: list[Result]) -> Row:
-    """What runs of one allocator come to: the worst outcome, the highest peaks, the median of the
-    runs' medians."""
+    """The row for the runs of one allocator: the worst outcome, the highest peaks, and the median
+    of the runs' medians."""
     worst = max(results, key=lambda result: _CODES[result.outcome])
     row = Row(contender.allocator, contender.conf, worst.outcome, worst.reason)
     for name in (
@@ -407,9 +409,9 @@ def _after_first(times: list[int]) -> list[int]:
 
 
 def peak_live(rows: list[Row]) -> int:
-    """The program's peak of live bytes, each block rounded up to 512 B: the least that an allocator
-    counts. Gruyère and expandable segments count just that; torch's default adds remainders that it
-    does not split off. cudaMallocAsync does not round."""
+    """The program's peak of live bytes, with each block rounded up to 512 B: the least that an
+    allocator counts. Gruyère and expandable segments count exactly that; torch's default adds
+    remainders that it does not split off. cudaMallocAsync does not round."""
     counted = [
         row.allocated_peak for row in rows if row.outcome == COMPLETED and row.allocator != "async"
     ]
@@ -421,12 +423,11 @@ def peak_live(rows: list[Row]) -> int:
 def _relate(
     row: Row, results: list[Result], program: Program, default: Optional[list[Result]]
 ) -> None:
-    """Fills in what is said in relation to the program and to torch's default (`default`: its
-    runs)."""
+    """Fill in the ratios to the program's peak and to torch's default (`default`: its runs)."""
     if row.outcome != COMPLETED or not program.peak_live:
         return
     row.hold_ratio = row.physical_peak / program.peak_live
-    # The same step of the same round: the same work, measured side by side.
+    # The same step of the same round is the same work, measured at almost the same time.
     ratios = [
         ours / theirs
         for result, base in zip(results, default or [])
@@ -437,8 +438,8 @@ def _relate(
 
 
 def fit(row: Row, live: int, attempt: Callable[[int], Result]) -> None:
-    """Finds the smallest device on which the program completes, by bisection between its peak of
-    live bytes and what it held with room to spare."""
+    """Find the smallest device on which the program completes, by bisection between its peak of
+    live bytes and the memory that it held with room to spare."""
     low, high = whole_pages(live) - PAGE, whole_pages(row.physical_peak)
 
     def completes(memory: int) -> bool:
@@ -475,7 +476,7 @@ def whole_pages(size: int) -> int:
 
 
 def _check_writable(path: Path) -> None:
-    """A wrong --json must not cost the whole run."""
+    """Raise GruyereError if --json is not writable, before any run."""
     try:
         with path.open("a"):
             pass

@@ -1,4 +1,4 @@
-"""On what the programs run: a real GPU, or the stand-in for one."""
+"""The machine on which the programs run: a real GPU or the stand-in GPU."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from typing import Optional
 from .. import _stand_in
 from .._errors import GruyereError
 
-# Times on the stand-in's clock, unless the user sets them: kernels of 20 us, 8 us of host a launch.
-# So a device lags behind its host, and memory that another stream has used is not free at once.
+# Default times on the stand-in's clock: 20 us per kernel, 8 us of host time per launch. So the
+# device lags behind the host, and memory that another stream has used is not free at once.
 _CLOCK = {"PHANTOM_KERNEL_NS": "20000", "PHANTOM_COSTS": "launches"}
 
 
 def gpu() -> str:
-    """The name of the first GPU. Loads the driver into this process, and makes no context.
+    """The name of the first GPU. Loads the driver into this process, but creates no context.
 
-    Raises GruyereError with the cause where there is none that can be used.
+    Raises GruyereError with the cause if there is no usable GPU.
     """
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError as error:
         raise _no_gpu(f"there is no NVIDIA driver ({error})") from error
-    # A preloaded one too: torch would take it, whatever driver there is.
+    # Also if the stand-in is preloaded: torch would use it in place of any driver.
     if _stand_in.is_device():
-        raise _no_gpu("the driver of this environment is the stand-in for one")
+        raise _no_gpu("the driver in this environment is that of the stand-in GPU")
     count, name = ctypes.c_int(), ctypes.create_string_buffer(256)
     for call, arguments in (
         ("cuInit", (0,)),
@@ -35,14 +35,14 @@ def gpu() -> str:
     ):
         code = getattr(driver, call)(*arguments)
         if code != 0:
-            raise _no_gpu(f"{call} of the driver answered {_error(driver, code)}")
+            raise _no_gpu(f"the driver's {call} returned {_error(driver, code)}")
         if call == "cuDeviceGetCount" and count.value == 0:
             raise _no_gpu("the driver shows no device to this process")
     return name.value.decode(errors="replace")
 
 
 def _error(driver: ctypes.CDLL, code: int) -> str:
-    """A code of the driver's, with its name where it has one."""
+    """An error code of the driver, with its name if it has one."""
     name = ctypes.c_char_p()
     if hasattr(driver, "cuGetErrorName"):
         driver.cuGetErrorName(code, ctypes.byref(name))
@@ -54,30 +54,30 @@ def _no_gpu(cause: str) -> GruyereError:
     hidden = "" if visible is None else f"; CUDA_VISIBLE_DEVICES is {visible!r}"
     return GruyereError(
         f"no GPU can be used here: {cause}{hidden}\n"
-        "--stand-in runs this on the stand-in GPU, which keeps books of memory and computes "
+        "--stand-in runs this on the stand-in GPU, which accounts for memory and computes "
         "nothing.\n"
-        "`gruyere dryrun train.py` tells which GPU a program would fit on."
+        "`gruyere dryrun train.py` shows which GPU a program would fit on."
     )
 
 
 def check_alone() -> None:
-    """Raises GruyereError where a real driver is here, beside which the stand-in serves dry runs
-    alone."""
+    """Raise GruyereError on a machine with a real driver, where the stand-in serves only dry
+    runs."""
     file = _stand_in.real_driver()
     if file is not None:
         raise GruyereError(
-            f"--stand-in: this machine has a real GPU's driver ({file}), beside which only "
-            "`gruyere dryrun` uses the stand-in: leave --stand-in out"
+            f"--stand-in: this machine has a real GPU's driver ({file}), and there only `gruyere "
+            "dryrun` may use the stand-in: leave --stand-in out"
         )
 
 
 class Machine:
-    """Where the programs run."""
+    """A real GPU or the stand-in."""
 
     def __init__(self, name: str, environment: dict[str, str]) -> None:
         self.name = name
         self.environment = environment
-        """What a process needs to run there."""
+        """The environment variables that a process needs to run there."""
 
     @property
     def is_stand_in(self) -> bool:
@@ -85,7 +85,8 @@ class Machine:
 
 
 def _lag(nanoseconds: str) -> str:
-    """How far the device lags behind its host. What is no number, the stand-in refuses."""
+    """How far the device lags behind the host, as text. The stand-in refuses a value that is not a
+    number."""
     try:
         microseconds = int(nanoseconds) / 1000
     except ValueError:
@@ -94,11 +95,11 @@ def _lag(nanoseconds: str) -> str:
 
 
 def choose(stand_in: bool, beside: Optional[str], folder: Path) -> Machine:
-    """The stand-in where it is asked for, else a real GPU. `beside`: a folder in which the stand-in
-    may be. `folder`: of ours, for links and the lock, which this process holds until it ends; no
-    overlay may be over it (`_stand_in.Owner`).
+    """The stand-in if it is requested, else a real GPU. `beside`: a folder in which to look for the
+    stand-in. `folder`: our folder for the links and for the lock, which this process holds until it
+    ends; no overlay may cover it (`_stand_in.Owner`).
 
-    Raises GruyereError where there is not what is asked for.
+    Raises GruyereError if the requested one is not available.
     """
     if not stand_in:
         return Machine(gpu(), {})

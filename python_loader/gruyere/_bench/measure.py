@@ -1,4 +1,5 @@
-"""In the process of a run: the allocator in place, the device capped, the numbers read."""
+"""Measurement in the process of a run: limits the device's memory, checks the allocator, and reads
+the figures."""
 
 from __future__ import annotations
 
@@ -16,43 +17,43 @@ COMPLETED, OUT_OF_MEMORY, FAILED, FAULTS = "completed", "out of memory", "failed
 
 @dataclass
 class Result:
-    """What one run found. Bytes of device 0."""
+    """The results of one run. Memory is that of device 0, in bytes."""
 
     outcome: str
     reason: str = ""
-    """Why it did not complete, in one line."""
+    """Why the run did not complete, in one line."""
     steps: int = 0
-    """Steps that ended."""
+    """The number of finished steps."""
     allocated_peak: int = 0
-    """Peak of live bytes, as the allocator counts them (torch's default counts what it does not
-    split off, too)."""
+    """Peak of live bytes, as the allocator counts them (torch's default also counts remainders that
+    it does not split off)."""
     requested_peak: int = 0
-    """Peak of the bytes that the program asked for; 0 where the allocator does not count them."""
+    """Peak of requested bytes; 0 if the allocator does not count them."""
     reserved_peak: int = 0
-    """Peak of what the allocator says that it held."""
+    """Peak of the memory that the allocator reports as held."""
     physical_peak: int = 0
-    """Peak of physical memory: by the stand-in's books, or as `on_gpu` tells."""
+    """Peak of physical memory: from the stand-in's books, or on a GPU as in `read`."""
     retries: int = 0
-    """Times that the allocator had to give memory back before a request could be served."""
+    """Number of requests for which the allocator had to release memory."""
     caught: int = 0
-    """Times that a request could not be served; of a program that completed: and it went on."""
+    """Number of requests that failed; if the program completed, it caught these errors."""
     host_ns: list[int] = field(default_factory=list)
     """Host time of each step."""
     step_ns: list[int] = field(default_factory=list)
-    """Time of each step until the device was done; empty on the stand-in and for scripts."""
+    """Time of each step until the device had finished; empty on the stand-in and for scripts."""
     parts: dict[str, int] = field(default_factory=dict)
-    """Of Gruyère, where it was asked: what it held beyond live memory at the peak (`parts`)."""
+    """For Gruyère, if requested: the memory held beyond live memory at the peak (`parts`)."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
 
 
 class Unfit(Exception):
-    """This run cannot be measured as asked; the text says why."""
+    """This run cannot be measured as requested; the message says why."""
 
 
 def stand_in() -> Optional[ctypes.CDLL]:
-    """The stand-in GPU, where it is preloaded."""
+    """The stand-in GPU if it is preloaded, else None."""
     process = ctypes.CDLL(None)
     if not hasattr(process, "phantom_physical"):
         return None
@@ -62,31 +63,32 @@ def stand_in() -> Optional[ctypes.CDLL]:
 
 
 class Meter:
-    """The numbers of one run, from before CUDA is used to its end."""
+    """Measures one run, from before CUDA is used to its end."""
 
     def __init__(self, allocator: str, memory: Optional[int]) -> None:
-        """`memory`: bytes that the device may seem to have; None: all. Before CUDA is initialised,
-        and before torch is imported or after."""
+        """`memory`: the bytes that the device appears to have; None: all. Create it before CUDA is
+        initialised, before or after torch is imported."""
         self.allocator = allocator
         self.memory = memory
         self.phantom = stand_in()
-        # Bytes of other processes on a real device, and the most that was held with them.
+        # Bytes that other processes use on a real device, and the most in use together with them.
         self.others: Optional[int] = None
         self.used_most = 0
-        # torch's peaks from before the program's resets.
+        # torch's peaks before the program reset them.
         self.peaks: dict[str, int] = {}
         if memory is not None and self.phantom is not None:
             os.environ["PHANTOM_MEMORY"] = str(memory)
 
     def prepare(self, torch: Any, cudnn: bool = False) -> None:
-        """Once torch is imported. Uses no CUDA. `cudnn`: leave it on, on the stand-in too."""
+        """Call once torch is imported. Uses no CUDA. `cudnn`: leave cuDNN on, even on the
+        stand-in."""
         if self.phantom is not None and not cudnn:
-            # cuDNN's memory use is not known there.
+            # cuDNN's memory use is unknown on the stand-in.
             torch.backends.cudnn.enabled = False
             torch.backends.cuda.enable_cudnn_sdp(False)
         elif self.phantom is None:
             torch.cuda._lazy_call(lambda: self._begin_on_gpu(torch))
-        # Peaks are of the whole run, even if the program resets them each step.
+        # Peaks must cover the whole run, even if the program resets them at each step.
         for module in (torch.cuda, torch.cuda.memory, getattr(torch, "accelerator", None)):
             reset = getattr(module, "reset_peak_memory_stats", None)
             if reset is not None:
@@ -114,17 +116,17 @@ class Meter:
             torch.cuda.set_per_process_memory_fraction(min(1.0, self.memory / total), 0)
 
     def sample(self, torch: Any) -> None:
-        """Looks at what is held on a real device."""
+        """Record the memory in use on a real device."""
         if self.phantom is None and torch.cuda.is_initialized():
             free, total = torch.cuda.mem_get_info(0)
             self.used_most = max(self.used_most, total - free)
 
     def read(self, torch: Any, result: Result) -> None:
-        """Fills in what was held. Raises Unfit where the run was not what it should have been."""
+        """Fill in the figures. Raises Unfit if the run is not valid."""
         if not torch.cuda.is_initialized():
             raise Unfit(
-                "it used no CUDA memory in its own process; what its child processes use is "
-                "not measured"
+                "the program used no CUDA memory in its own process; that of its child processes "
+                "is not measured"
             )
         self._check_allocator(torch)
         self._note_peaks(torch)
@@ -144,13 +146,13 @@ class Meter:
             result.outcome, result.reason = FAULTS, faults[0]
 
     def _check_allocator(self, torch: Any) -> None:
-        """That the run had the allocator that its row names: a setting that torch does not know
-        would pass in silence."""
+        """Raise Unfit if the run did not use the allocator that its row names: torch silently
+        ignores settings that it does not know."""
         if self.allocator == "gruyere":
             import gruyere
 
             if not gruyere.is_enabled():
-                raise Unfit(f"Gruyère was not in place: {gruyere.disable_reason()}")
+                raise Unfit(f"Gruyère was not enabled: {gruyere.disable_reason()}")
             return
         backend = torch.cuda.get_allocator_backend()
         wanted = "cudaMallocAsync" if self.allocator == "async" else "native"
@@ -166,7 +168,7 @@ class Meter:
                 )
 
     def _faults(self, torch: Any) -> list[str]:
-        """What the driver's books and the library's own check object to."""
+        """The faults found by the driver's books and by the library's own check."""
         found = []
         if self.phantom is not None and self.phantom.phantom_misuses():
             with tempfile.TemporaryDirectory(prefix="gruyere-bench-") as folder:
@@ -185,12 +187,12 @@ class Meter:
             if _library.library().gruyere_validate() != 0:
                 found.append("gruyere_validate found a broken invariant; the log says which")
             if gruyere.stats().bad_frees:
-                found.append(f"{gruyere.stats().bad_frees} frees of what was no live block")
+                found.append(f"{gruyere.stats().bad_frees} frees of addresses without a live block")
         return found
 
 
 def is_out_of_memory(torch: Any, error: BaseException) -> bool:
-    """Whether `error`, or what it was raised from, is torch's out-of-memory."""
+    """Whether `error`, or an exception that caused it, is torch's out-of-memory error."""
     return any(
         isinstance(cause, torch.cuda.OutOfMemoryError)
         or (isinstance(cause, RuntimeError) and "CUDA out of memory." in str(cause))
@@ -199,7 +201,7 @@ def is_out_of_memory(torch: Any, error: BaseException) -> bool:
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
-    """The error, what it was raised from, and so on."""
+    """The error and the chain of exceptions that caused it."""
     seen = set()
     cause: Optional[BaseException] = error
     while cause is not None and id(cause) not in seen:

@@ -1,5 +1,5 @@
-"""What Gruyère holds beyond live memory where most is live, part by part: what the heap says of
-itself, for who asks why it holds more than another allocator."""
+"""The parts of the memory that Gruyère holds beyond live memory at the peak, from the heap's own
+statistics: they explain why it holds more than another allocator."""
 
 from __future__ import annotations
 
@@ -9,33 +9,34 @@ import time
 from dataclasses import dataclass
 from typing import Any, Optional
 
-# Between two looks of the thread, seconds; and after each, so many times its duration.
+# The interval between two samples of the thread (seconds), and the pause after each sample as a
+# multiple of its duration.
 EVERY, REST = 0.001, 0.5
-# A look counts for the peak if it saw so much of the peaks.
+# A sample represents the peak if it saw at least these shares of the live and held peaks.
 OF_LIVE, OF_HELD = 0.95, 0.98
-# A part is a reason if it is so much of the difference.
+# A part is the reason if it is at least this share of the difference.
 OF_DIFFERENCE = 0.5
 
 
 @dataclass(frozen=True)
 class Reason:
-    """Why more is held."""
+    """Why Gruyère holds more."""
 
     says: str
-    """Behind "Gruyère holds so much more"; {} is the part's bytes."""
+    """The text after "Gruyère holds ... more:"; {} is the part's bytes."""
     remedy: str
-    """What to set, or that nothing is to be set."""
+    """What to set, or that no setting helps."""
 
 
 REASONS = {
     "start": Reason(
         "its first growth took {} more than was needed",
-        "That is the same for every program: of larger ones it is little.",
+        "The amount is the same for every program, and small for larger ones.",
     ),
     "small": Reason("{} lay free in slabs of small blocks", "No setting changes that."),
     "streams": Reason(
         "{} was freed and waited for other streams",
-        "GRUYERE_CONF=waits:budget lets a stream wait for another, and may hold less.",
+        "GRUYERE_CONF=waits:budget lets streams wait for each other, and may hold less.",
     ),
     "graphs": Reason(
         "{} lay free in the memory of CUDA graphs",
@@ -49,10 +50,11 @@ REASONS = {
 
 
 def of(stats: Any, first: int) -> dict[str, int]:
-    """The parts of what is held and neither live nor asked for; `first`: what was held at first."""
+    """The parts of the memory that is held but not live. `first`: the memory held at the first
+    sample."""
     free = max(0, stats.reserved - stats.live - stats.pending)
     idle = min(stats.idle, stats.arena_free)
-    # The rest belongs to the graphs, if there are any.
+    # The rest belongs to CUDA graphs, if there are any.
     rest = max(0, free - stats.slab_free - stats.arena_free)
     return {
         "start": idle if stats.reserved_peak <= first else 0,
@@ -64,9 +66,9 @@ def of(stats: Any, first: int) -> dict[str, int]:
 
 
 class Sampler:
-    """Looks at the heap while a program runs, and keeps the look at which most was live. It looks
-    whenever the program comes back from a call into C, as torch's are, and from a thread of its
-    own, for a backward: so the run's times are not the program's."""
+    """Samples the heap while a program runs, and keeps the sample with the most live memory. It
+    samples whenever the program returns from a C call, as those of torch are, and on a thread of
+    its own, to cover backward passes. So the run's times are not those of the program."""
 
     def __init__(self, torch: Any) -> None:
         self.torch = torch
@@ -77,12 +79,12 @@ class Sampler:
         self.thread = threading.Thread(target=self._watch, name="gruyere-parts", daemon=True)
 
     def start(self) -> None:
-        """Begins once CUDA is in use."""
+        """Start sampling once CUDA is in use."""
         self.torch.cuda._lazy_call(self._begin)
 
     def _begin(self) -> None:
         self.thread.start()
-        # A profiler of the program's own comes first.
+        # A profiler of the program takes precedence.
         if sys.getprofile() is None:
             threading.setprofile(self._returned)
             sys.setprofile(self._returned)
@@ -104,7 +106,7 @@ class Sampler:
         self.next = ended + REST * (ended - began)
 
     def look(self) -> None:
-        # A look must not initialise CUDA.
+        # Sampling must not initialise CUDA.
         if not self.torch.cuda.is_initialized():
             return
         import gruyere
@@ -116,14 +118,14 @@ class Sampler:
         self.note(stats)
 
     def note(self, stats: Any) -> None:
-        """Takes a look in."""
+        """Take a sample into account."""
         self.first = self.first or stats.reserved
         if self.best is None or stats.live > self.best.live:
             self.best = stats
 
     def parts(self, live_peak: int, held_peak: int) -> dict[str, int]:
-        """What was found, where a look came near the peaks; else nothing. The end of looking."""
-        # For a program that has just begun, this is the first look.
+        """Stop sampling. Returns the parts at the peak, or nothing if no sample came near it."""
+        # For a very short program this is the first sample.
         self.look()
         self.is_over.set()
         if sys.getprofile() == self._returned:
@@ -136,7 +138,7 @@ class Sampler:
 
 
 def why(parts: dict[str, int], difference: int) -> Optional[tuple[Reason, int]]:
-    """The part that explains `difference`, and its bytes; None where none explains half of it."""
+    """The part that explains `difference`, and its bytes; None if none explains half of it."""
     name = max(parts, key=lambda name: parts[name], default=None)
     if name is None or difference <= 0 or parts[name] < OF_DIFFERENCE * difference:
         return None

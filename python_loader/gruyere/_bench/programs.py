@@ -1,9 +1,9 @@
-"""The built-in programs: generators that yield after each step. Seeded, so every allocator is asked
-for the same.
+"""The built-in programs: generators that yield after each step. They are seeded, so every allocator
+gets the same requests.
 
-What would depend on values that kernels compute (how many tokens an expert gets) is drawn on the
-host, so that the programs ask for the same memory on a stand-in that runs no kernel. They need
-torch and nothing else.
+What would depend on values computed by kernels (the number of tokens per expert) is drawn on the
+host, so that the programs request the same memory on the stand-in, which runs no kernels. They need
+nothing but torch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Cache = tuple[torch.Tensor, torch.Tensor]
 
 
 class Block(nn.Module):  # type: ignore[misc]
-    """A decoder's layer, LLaMA's: attention without biases, and a gated MLP."""
+    """A decoder layer as in LLaMA: attention without biases, and a gated MLP."""
 
     def __init__(self, width: int, heads: int, inner: int) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ def lengths(steps: int) -> Iterator[None]:
 
 
 class Experts(Block):
-    """A layer whose MLP is one of several, chosen for each token; two for every token."""
+    """A layer with several MLPs, two of which are chosen for each token."""
 
     CHOICES = 2
 
@@ -182,8 +182,8 @@ def moe(steps: int) -> Iterator[None]:
 
 
 class Offload:
-    """Saved tensors of a MiB and more go to pinned host memory, and come back for the backward
-    pass, on a stream of their own."""
+    """Offloads saved tensors of at least 1 MiB to pinned host memory and copies them back for the
+    backward pass, on a separate stream."""
 
     LEAST = 1 << 20
 
@@ -229,8 +229,8 @@ def offload(steps: int) -> Iterator[None]:
 
 
 def generate(steps: int) -> Iterator[None]:
-    """Up to 16 sequences at a time; each starts with a prompt and grows by a chunk a step until it
-    is done."""
+    """Serve up to 16 sequences at a time; each starts with a prompt and grows by a chunk per step
+    until it is done."""
     with torch.device("cuda"):
         model = Decoder([Block(1024, 16, 2816) for _ in range(16)], 1024, 32000).to(torch.bfloat16)
     serving = Serving(model)
@@ -344,7 +344,7 @@ def graph(steps: int) -> Iterator[None]:
         )
     optimizer = torch.optim.Adam(layers.parameters(), lr=3e-3)
     for _ in range(steps):
-        # Neighbours that two nodes share count once: layers of any size.
+        # Neighbours shared by several nodes count once, so layers have arbitrary sizes.
         counts = [1024]
         for most in (15, 10, 5):
             counts.append(int(counts[-1] * (1 + most * draw.uniform(0.3, 0.7))))
@@ -362,7 +362,8 @@ def graph(steps: int) -> Iterator[None]:
 
 
 def adapters(steps: int) -> Iterator[None]:
-    """One model, and the small weights of many tasks: room for a hundred of them."""
+    """Serve one model with the small weights of many tasks, of which a hundred are loaded at a
+    time."""
     draw, width, depth = random.Random(SEED), 1024, 12
     with torch.device("cuda"):
         model = Decoder([Block(width, 16, 2816) for _ in range(depth)], width, 32000).half()

@@ -1,5 +1,5 @@
-"""Runs of a program under one allocator: by a server for built-in programs, in a process each for
-the user's own."""
+"""Runs of a program under one allocator: by a server for built-in programs, in separate processes
+for the user's programs."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ TORCH_CONF = {
 }
 # Newer versions of torch read the first of these, older ones only the second.
 VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-# The caller's settings that would falsify a row's name.
+# Settings of the caller that would give a row another allocator than its name says.
 _FOREIGN = (*VARIABLES, "PYTORCH_NO_CUDA_MEMORY_CACHING", "GRUYERE_ENABLE", "GRUYERE_CONF")
 
 
-# Bytes of a program's output that are searched.
+# The number of bytes at the end of a program's output that are searched.
 _SAID = 1 << 20
 
 
 class Contender:
-    """A row of the table: an allocator, and for Gruyère its configuration."""
+    """A row of the table: an allocator and, for Gruyère, its configuration."""
 
     def __init__(self, allocator: str, conf: str = "") -> None:
         self.allocator = allocator
@@ -58,7 +58,7 @@ class Contender:
 
 
 class Server:
-    """A process that has torch imported, and forks for each run."""
+    """A process that has imported torch and forks for each run."""
 
     def __init__(self, contender: Contender, machine: Machine, folder: Path) -> None:
         self.log = Log(folder)
@@ -80,12 +80,12 @@ class Server:
                 text=True,
             )
         self.turn = 0
-        # Read when the first run wants it: meanwhile other servers start.
+        # Read when the first run needs it, so that the servers start in parallel.
         self._facts: Optional[dict[str, Any]] = None
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What it has: "torch" and the like, or "failed" and why."""
+        """Facts about the server: "torch" and the like, or "failed" with the reason."""
         if self._facts is None:
             self._facts = self._read()
         return self._facts
@@ -99,15 +99,15 @@ class Server:
         return {"failed": self.log.blame(ended(self.process.wait()))}
 
     def run(self, program: str, steps: int, memory: Optional[int], seconds: float) -> Result:
-        """A run from its beginning to its end."""
+        """Do a run from beginning to end."""
         self.begin(program, steps, memory, seconds)
         return self.end()
 
     def begin(
         self, program: str, steps: int, memory: Optional[int], seconds: float, turn: int = 0
     ) -> None:
-        """Begins a run; where `turn`, a number of this run's from 1 to 255, is given, its steps
-        wait for `step`."""
+        """Begin a run. If `turn` is not 0 but this run's number from 1 to 255, its steps wait for
+        `step`."""
         self.turn = turn
         if "failed" in self.facts:
             return
@@ -126,7 +126,7 @@ class Server:
             self._facts = {"failed": self.log.blame("its process is gone")}
 
     def step(self) -> bool:
-        """Lets a run that goes in turn do its next step. False: it has none, and has ended."""
+        """Let a run that goes in turn do its next step. Returns False if it has ended."""
         if "failed" in self.facts:
             return False
         assert self.process.stdout
@@ -136,7 +136,7 @@ class Server:
         return self.turns in ready and bool(self.turns.recv(1))
 
     def end(self) -> Result:
-        """What the run that was begun has found."""
+        """Wait for the current run and return its result."""
         answer = self.facts if "failed" in self.facts else self._read()
         if "failed" in answer:
             self._facts = answer
@@ -162,7 +162,7 @@ class Server:
 
 @dataclass(frozen=True)
 class Launch:
-    """A program of the user's, as python is told of it."""
+    """A user's program, as given to python."""
 
     script: Optional[str]
     module: Optional[str]
@@ -180,9 +180,9 @@ def run_launch(
     seconds: float,
     parts: bool = False,
 ) -> Result:
-    """A program of the user's in a process of its own, in the current folder as it is now: what the
-    program writes is thrown away, so that each run sees what the first one saw. `parts`: whether it
-    is to say what Gruyère holds beyond live memory, in place of times."""
+    """Run a user's program in its own process, in the current folder as it is now. What the program
+    writes is discarded, so that each run sees the same files. `parts`: measure what Gruyère holds
+    beyond live memory instead of times."""
     folder = box.new_folder()
     own = folder / "own"
     own.mkdir()
@@ -222,7 +222,7 @@ def run_launch(
 
 
 class Log:
-    """What a process says, kept for the moment when it fails."""
+    """The output of a process, kept in case it fails."""
 
     def __init__(self, folder: Path) -> None:
         handle, name = tempfile.mkstemp(dir=folder, suffix=".log")
@@ -231,31 +231,31 @@ class Log:
         self.from_byte = 0
 
     def mark(self) -> None:
-        """What comes from here on belongs to the next run."""
+        """Mark the current end: later output belongs to the next run."""
         self.from_byte = self.path.stat().st_size
 
     def said(self) -> list[str]:
-        """The lines that came since, the last ones where they are many."""
+        """The lines since the mark; only the last ones if there are many."""
         with self.path.open("rb") as file:
             end = file.seek(0, os.SEEK_END)
             file.seek(max(self.from_byte, end - _SAID))
             return file.read().decode(errors="replace").splitlines()
 
     def close(self) -> list[str]:
-        """The same; the file is gone then."""
+        """Return the same lines and remove the file."""
         said = self.said()
         self.file.close()
         self.path.unlink()
         return said
 
     def blame(self, how: str) -> str:
-        """`how` it ended, with the words of its own that say why."""
+        """`how` the process ended, with the part of its output that says why."""
         return blame(how, self.said())
 
 
-# The beginning of a warning: Python's, with its line below it, and torch's own.
+# The beginning of a warning: Python's (its source line follows), and torch's own.
 _WARNING = re.compile(r"\S.*:\d+: \w*Warning: |(\[rank\d+\]:)?\[W\d{4} |\w*Warning: ")
-# Last words of a process that dies by itself: faulthandler, C++, and the loader of libraries.
+# Messages of a process that dies: from faulthandler, C++, the dynamic loader, and Rust.
 _DYING = re.compile(
     r"Fatal Python error: |terminate called |  what\(\): |.*: symbol lookup error: |"
     r".*: error while loading shared libraries: |thread '.*' panicked at "
@@ -264,16 +264,15 @@ _TRACEBACK = "Traceback (most recent call last):"
 
 
 def blame(how: str, said: list[str]) -> str:
-    """`how` something ended, with those of the lines that it said which say why: what a process
-    that dies says of that, else the end of its last traceback, else its last line. A warning is no
-    reason."""
+    """`how` a process ended, with the lines of its output that say why: the message of a dying
+    process, else the end of its last traceback, else its last line. Warnings are skipped."""
     lines = _without_warnings(said)
     why = _dying(lines)
     if why is None and not how.startswith("killed"):
         why = _raised(lines)
     if why is None and lines:
         why = lines[-1].strip()
-    return f"{how}: {why}" if why else f"{how}, without a word"
+    return f"{how}: {why}" if why else f"{how}, without any output"
 
 
 def _without_warnings(said: list[str]) -> list[str]:
@@ -287,7 +286,7 @@ def _without_warnings(said: list[str]) -> list[str]:
 
 
 def _dying(lines: list[str]) -> Optional[str]:
-    """The last of them that a process says which dies, with where in the program it was."""
+    """The last message of a dying process, with the place in the program."""
     said = [index for index, line in enumerate(lines) if _DYING.match(line)]
     if not said:
         return None

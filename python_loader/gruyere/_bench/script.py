@@ -1,7 +1,7 @@
-"""A program of the user's: run as python itself would run it, measured from its import of torch to
-its end.
+"""Runs a user's program as python itself would, and measures it from its import of torch to its
+end.
 
-Steps are told by the optimisers of torch: the first one's, where several take turns."""
+Steps are those of torch's optimisers; if several take turns, those of the first."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def main(text: str) -> None:
 
 
 def run(watch: Watch, request: dict[str, Any]) -> None:
-    """The program of the request, watched; what was found goes into the file `answer`."""
-    # A death by signal names its line.
+    """Run and measure the program of the request. Writes the results to its file `answer`."""
+    # If a signal kills the program, the output names the line.
     faulthandler.enable()
     when_imported("torch", watch.imported)
     if request["allocator"] == "gruyere":
@@ -47,20 +47,20 @@ def run(watch: Watch, request: dict[str, Any]) -> None:
         watch.stopped_by(error)
         raise
     finally:
-        # Forks of the program may come by here too.
+        # A forked child of the program may get here too.
         if os.getpid() == pid:
             with open(request["answer"], "w") as file:
                 file.write(watch.result().to_json())
 
 
 class Enough(SystemExit):
-    """The steps that were asked for are done."""
+    """The requested number of steps is done."""
 
 
 class Watch:
-    # Whether cuDNN stays on where it can't be measured.
+    # Whether cuDNN stays on where its memory cannot be measured.
     cudnn = False
-    # Whether to ask what Gruyère holds beyond live memory, which costs the run its times.
+    # Whether to measure what Gruyère holds beyond live memory, which makes the times invalid.
     wants_parts = False
 
     def __init__(
@@ -68,7 +68,7 @@ class Watch:
     ) -> None:
         self.reach = reach
         reach.watch()
-        # The failures of the program at its sandbox.
+        # What the sandbox denied the program.
         self.refused: list[dict[str, str]] = []
         self.meter = Meter(allocator, memory)
         self.sampler: Optional[Sampler] = None
@@ -90,7 +90,7 @@ class Watch:
         self.last = now()
 
     def stepped(self, optimizer: Any, *_: Any) -> None:
-        """An optimiser has stepped."""
+        """Hook: an optimiser has stepped."""
         if not self.leader.stepped(optimizer):
             return
         self._note_host_time()
@@ -101,8 +101,7 @@ class Watch:
             self._enough()
 
     def _note_host_time(self) -> None:
-        """A step has ended: the processor's time since the last on the stand-in, the wall's on a
-        GPU."""
+        """Record the time of a step: processor time on the stand-in, wall time on a GPU."""
         wall, processor = now()
         self.found.host_ns.append(
             processor - self.last[1] if self.meter.phantom is not None else wall - self.last[0]
@@ -115,7 +114,7 @@ class Watch:
         if isinstance(error, SystemExit) and error.code in (None, 0):
             return
         if self.torch is not None and measure.is_out_of_memory(self.torch, error):
-            # Also if it was caught before the program gave up: sys.exit(1).
+            # Also if the program caught the error and then gave up with sys.exit(1).
             self.found.outcome, self.found.reason = OUT_OF_MEMORY, measure.first_line(error)
         elif isinstance(error, SystemExit):
             self.found.outcome, self.found.reason = FAILED, f"it exited with {error.code!r}"
@@ -126,7 +125,7 @@ class Watch:
                 self.found.reason += f". {remedy(self.refused[-1])}"
 
     def result(self) -> Result:
-        """After the script has ended, however it did."""
+        """The results, after the script has ended in any way."""
         found = self.found
         if found.outcome == FAILED:
             return found
@@ -134,7 +133,7 @@ class Watch:
             found.outcome, found.reason = FAILED, "it did not import torch"
             return found
         if not found.host_ns:
-            # No optimiser: the whole is one step.
+            # Without an optimiser, the whole run is one step.
             self._note_host_time()
         try:
             self.meter.read(self.torch, found)
@@ -149,5 +148,5 @@ class Watch:
 
 
 def now() -> tuple[int, int]:
-    """The wall's clock and the processor's, nanoseconds."""
+    """The wall time and the processor time, in nanoseconds."""
     return time.perf_counter_ns(), time.process_time_ns()

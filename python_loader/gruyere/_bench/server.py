@@ -1,9 +1,9 @@
-"""A process for one allocator. It imports torch once, and forks for each run of a built-in program:
-the child begins with torch imported and no CUDA, as a fresh process would, without the seconds that
-the import takes.
+"""The server process of one allocator. It imports torch once and forks for each run of a built-in
+program. The child starts with torch imported and without CUDA, like a fresh process, but without
+the seconds that the import takes.
 
-Requests are lines of JSON on stdin, answers lines of JSON on what stdout was when it started. The
-first line that it writes says what torch it has.
+Requests are lines of JSON on stdin; answers are lines of JSON on the original stdout. The first
+line describes its torch.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def main(text: str) -> None:
     setup = json.loads(text)
     allocator: str = setup["allocator"]
     turns = socket.socket(fileno=setup["turns"])
-    # The output of libraries belongs in the log.
+    # Output of libraries goes to the log.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     try:
@@ -46,7 +46,8 @@ def main(text: str) -> None:
 
 
 def _torch() -> tuple[Any, dict[str, Any]]:
-    """torch, and what it is. Raises with words for the user where it cannot serve."""
+    """torch, and facts about it. Raises an error with a message for the user if this torch cannot
+    be used."""
     try:
         import torch
     except Exception as error:
@@ -58,11 +59,11 @@ def _torch() -> tuple[Any, dict[str, Any]]:
     if tuple(numbers) < OLDEST:
         raise RuntimeError(
             f"torch {version} is too old: install {'.'.join(map(str, OLDEST))} or newer, or "
-            "name another interpreter with --python"
+            "choose another interpreter with --python"
         )
     if torch.version.cuda is None:
         raise RuntimeError(
-            f"torch {version} is built without CUDA: install one that is built with it"
+            f"torch {version} is built without CUDA: install a torch built for CUDA"
         )
     return torch, {
         "torch": version,
@@ -73,10 +74,10 @@ def _torch() -> tuple[Any, dict[str, Any]]:
 
 
 def _import_what_torch_puts_off(torch: Any) -> None:
-    """An optimiser's first use imports half of torch, some seconds of every run. Here once, before
-    the first fork."""
-    # Some of it asks whether there is a GPU, after which torch refuses CUDA to forked children. So
-    # hide the GPU meanwhile.
+    """Import before the first fork what torch imports lazily: an optimiser's first use imports half
+    of torch, which would take some seconds of every run."""
+    # Some of it checks for a GPU, after which torch refuses CUDA in forked children. So hide the
+    # GPU meanwhile.
     shown = torch.cuda._is_compiled
     torch.cuda._is_compiled = lambda: False
     try:
@@ -89,7 +90,7 @@ def _import_what_torch_puts_off(torch: Any) -> None:
 
 
 def _forked(torch: Any, allocator: str, request: dict[str, Any], turns: socket.socket) -> str:
-    """Runs the request in a child: its answer."""
+    """Run the request in a child. Returns its answer."""
     readable, writable = os.pipe()
     child = os.fork()
     if child == 0:
@@ -110,16 +111,16 @@ def _forked(torch: Any, allocator: str, request: dict[str, Any], turns: socket.s
 
 
 def _exit(code: int) -> NoReturn:
-    """Ends the process as C ends it: exit handlers and destructors of libraries run (the record and
-    the driver's books are put away in them). To take the interpreter down with all modules of
-    torch's would cost more than the run."""
+    """Exit the process by C's exit(), which runs exit handlers and destructors of libraries (they
+    close the record and the driver's books). Shutting down the interpreter with all of torch's
+    modules would take longer than the run."""
     sys.stderr.flush()
     ctypes.CDLL(None).exit(code)
     raise AssertionError("exit() returned")
 
 
 def _answer_of(child: int, readable: int, seconds: float) -> str:
-    """What the child writes, once it has ended well; else why not."""
+    """The child's answer if it ended normally; otherwise a result with the reason."""
     text = b""
     deadline = time.monotonic() + seconds
     with os.fdopen(readable, "rb", buffering=0) as pipe:
@@ -142,8 +143,7 @@ def _answer_of(child: int, readable: int, seconds: float) -> str:
 
 
 def ended(code: int) -> str:
-    """A process's exit in words. The log's last line, where there is one, is the reader's to
-    add."""
+    """A process's exit code as text. The caller adds the reason from the log."""
     return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
@@ -157,8 +157,8 @@ def run(
     turn: int,
     turns: socket.socket,
 ) -> Result:
-    """A built-in program, from nothing to its end, on a device of `memory` bytes. Where `turn` is
-    not 0, each step waits for that number."""
+    """Run a built-in program from beginning to end, on a device of `memory` bytes. If `turn` is not
+    0, each step waits for that number."""
     result = Result(COMPLETED)
     meter = Meter(allocator, memory)
     try:
@@ -202,8 +202,8 @@ def _drive(
         torch.cuda.synchronize(0)
         result.steps += 1
         if meter.phantom is not None:
-            # Nothing here waits for a device, so the processor's work is the cost of a step,
-            # whatever else the machine runs.
+            # Nothing here waits for a device, so processor time is the cost of a step, whatever
+            # else the machine runs.
             result.host_ns.append(worked)
         else:
             result.host_ns.append(host)
@@ -214,7 +214,7 @@ def _drive(
 
 
 def _await_turn(turn: int, turns: socket.socket) -> None:
-    # Other turns are those of an earlier run that died before it took them.
+    # Other numbers are left over from an earlier run that died before it read them.
     given = b""
     while given != bytes([turn]):
         given = turns.recv(1)

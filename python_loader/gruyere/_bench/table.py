@@ -1,4 +1,4 @@
-"""The table."""
+"""The result tables."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ MIB, GIB = 1 << 20, 1 << 30
 
 
 def size(number: int) -> str:
-    """Bytes for people."""
+    """A number of bytes as text."""
     return f"{number / GIB:.2f} GiB" if number >= GIB else f"{number / MIB:.0f} MiB"
 
 
 def draw(report: Report) -> str:
-    """The table, with what its columns mean."""
+    """The table, with an explanation of its columns."""
     on_gpu = not report.machine["stand_in"]
     heads = ["program", "allocator", "peak live", "peak physical", "hold"]
     heads += ["smallest device", "fit"] if report.settings["fit"] else []
@@ -43,14 +43,14 @@ def draw(report: Report) -> str:
     return "\n".join([*text, rule, *_notes(report, on_gpu)]) + "\n"
 
 
-# Columns of a terminal, also for the table for posting.
+# The width of text around the Markdown table.
 _WIDTH = 80
-# Characters of a reason, below that table.
+# The most characters of a reason below the Markdown table.
 _REASON = 200
 
 
 def markdown(report: Report) -> str:
-    """The table as people post it, whose columns stand below each other on a terminal too."""
+    """The table in Markdown, aligned so that it is readable on a terminal too."""
     on_gpu = not report.machine["stand_in"]
     heads = ["allocator", "peak live", "peak held", "over live", "vs. torch"]
     heads += ["a step"] if on_gpu else ["host step"]
@@ -71,8 +71,8 @@ def markdown(report: Report) -> str:
     if not on_gpu:
         text.append(
             _wrapped(
-                f"On the {report.machine['device']}: what is held is exact, times are the host's "
-                "and say nothing of a device's."
+                f"On the {report.machine['device']}: memory figures are exact; times are those of "
+                "the host and do not predict a GPU's."
             )
         )
     return "\n".join(text) + "\n"
@@ -98,24 +98,24 @@ def _wrapped(text: str) -> str:
 
 
 def _called(row: Row) -> str:
-    """Its name in a sentence."""
+    """The row's name in a sentence."""
     return _titled(row).strip("*")
 
 
 def _titled(row: Row) -> str:
-    """Its name in the table."""
+    """The row's name in the table."""
     return " ".join([_NAMES.get(row.allocator, row.allocator), row.conf]).strip()
 
 
 def _failure(row: Row) -> str:
-    """Why a row has no figures, as far as two lines go."""
+    """Why a row has no figures, cut to about two lines."""
     said = f"{_called(row)}: {row.outcome}: {row.reason}"
     return said if len(said) <= _REASON else f"{said[: _REASON - 1].rstrip()}…"
 
 
 def _posted(program: Program, row: Row, default: Optional[Row], on_gpu: bool) -> list[str]:
     if row.outcome != COMPLETED:
-        # The words are as wide as a cell; the reason stands below the table.
+        # The outcome fits into a cell; the reason is printed below the table.
         return [_titled(row), "-", _SHORT.get(row.outcome, row.outcome), "-", "-", "-"]
     against = "-"
     if default is not None and default.outcome == COMPLETED and default.physical_peak:
@@ -136,8 +136,8 @@ _TORCHS = ("default", "expandable")
 
 
 def _verdict(program: Program) -> str:
-    """Who holds least, and by how much; where that is not Gruyère, why, and what to set. Of what
-    did not complete nobody knows what it would hold, so it is no base for less and more."""
+    """Which allocator holds least, and by how much; if it is not Gruyère, the reason and what to
+    set. Runs that did not complete are not compared, since what they would have held is unknown."""
     completed = [row for row in program.rows if row.outcome == COMPLETED]
     missing = [
         f"{_called(row)} {'ran out of memory' if row.outcome == OUT_OF_MEMORY else 'failed'}"
@@ -195,7 +195,7 @@ def _cells(program: Program, row: Row, fit: bool, on_gpu: bool) -> list[str]:
 
 
 def _line(cells: list[str], widths: list[int]) -> str:
-    # A reason goes on to the end of the line.
+    # A reason extends to the end of the line.
     ended = len(cells) < len(widths)
     parts = [
         cell.ljust(width)
@@ -224,32 +224,34 @@ def _head(report: Report) -> str:
 
 def _notes(report: Report, on_gpu: bool) -> list[str]:
     held = (
-        "the most that the allocator says it held, or that the device had in use at the end of "
-        "a step beyond what others used before, if more"
+        "the most that the allocator reports as held, or that the device had in use at the end of "
+        "a step beyond what was in use before, if that is more"
         if on_gpu
         else "by the stand-in's books"
     )
     notes = [
-        "peak live        the program's, each block rounded up to 512 B",
-        f"peak physical    {held}; hold: / peak live",
+        "peak live        of the program, each block rounded up to 512 B",
+        f"peak physical    {held}; hold: peak physical / peak live",
     ]
     if report.settings["fit"]:
         least = (
-            "what the allocator must be allowed to hold" if on_gpu else "the memory of the stand-in"
+            "least memory that the allocator must be allowed to hold"
+            if on_gpu
+            else "least memory of the stand-in"
         )
         notes.append(
             f"smallest device  {least} for the program to complete, to 0.5% of peak live; fit: "
-            "/ peak live"
+            "smallest device / peak live"
         )
     host = (
-        "until the step has been launched; a step: until the device is done with it"
+        "time until the step is launched; a step: time until the device has finished it"
         if on_gpu
-        else "processor time of the real host code; a driver's calls cost next to nothing here"
+        else "processor time of the real host code; driver calls cost almost nothing here"
     )
     runs = report.settings["runs"]
     notes.append(
-        f"host a step      {host}. Median of steps, then of {runs} runs; of default: / that of "
-        "the same step, median"
+        f"host a step      {host}. Median of steps, then of {runs} runs; of default: ratio to the "
+        "same step under default, median"
     )
     builtin = [program.program for program in report.programs if program.built_in]
     notes += [f"{name:<15}  {PROGRAMS[name]}" for name in builtin]

@@ -1,16 +1,18 @@
-"""`gruyere dryrun`: will a program fit on a GPU, and where does its memory go, without one.
+"""`gruyere dryrun`: finds out, without a GPU, whether a program fits on one and where its memory
+goes.
 
 The command `gruyere` reads the arguments, finds the interpreter, and runs
-`python -m gruyere._dryrun main REQUEST`. What runs where:
+`python -m gruyere._dryrun main REQUEST`. The parts:
 
-- `main` (that process, which imports no torch): which run comes when, the verdict, the answer
-  (`report`, `text`, `page`).
-- `worker` (a process a run): the program as python itself would run it, on the stand-in GPU.
-  `known` answers for the device, `stops` ends it, `settings` keeps it to the run's allocator.
-  A plain run has one allocator and is only measured, as `_bench.script` does it. An analysed run
-  has torch's own allocator with its history on, and `looks` at the program's modules, optimisers
-  and reads beside it; `live` makes of these what was live at the peak, and `trust` compares two.
+- `main` (in that process, which does not import torch): the order of the runs, the verdict, and the
+  answer (`report`, `text`, `page`).
+- `worker` (one process per run): runs the program as python itself would, on the stand-in GPU.
+  `answers` answers questions to the device, `stops` ends the program, `settings` enforces the run's
+  allocator. A plain run has one allocator and is only measured, as by `_bench.script`. An analysed
+  run uses torch's own allocator with its history on, while `hooks` watch the program's modules,
+  optimisers and reads; from both, `live` determines what was live at the peak. `trust` compares two
+  analysed runs.
 
-What an analysed run sees is a property of the program, whichever allocator serves it; that looking
-changed nothing is checked by its peak, which must be that of the plain runs.
+The results of an analysed run are properties of the program and do not depend on the allocator. Its
+peak must equal that of the plain runs, which shows that the hooks changed nothing.
 """

@@ -1,5 +1,5 @@
-"""python -m gruyere._dryrun: see the package. Functions called from here live elsewhere: the
-program takes this module's place."""
+"""python -m gruyere._dryrun: see the package. It calls functions in other modules only, because the
+program replaces this module."""
 
 import sys
 

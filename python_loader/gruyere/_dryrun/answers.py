@@ -1,7 +1,7 @@
-"""Questions to the device that are answered for the program: their answer is known in any training
-that goes as it should, and an invented one would send the program another way.
+"""Answers to questions that the program asks the device. The answers are known in any training that
+goes well, and invented values would make the program take another path.
 
-Each that was asked is told with the answer, so that who trains otherwise sees it.
+The report lists each question with its answer, so that users whose training differs can tell.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Answers:
         self.answered: Counter[str] = Counter()
 
     def watch(self) -> None:
-        """Before anything of them is imported."""
+        """Install the hooks. Call before the modules are imported."""
         when_imported("torch", self._linalg)
         when_imported("torch.amp.grad_scaler", self._scaler)
         when_imported("torch._tensor_str", self._words)
@@ -38,23 +38,23 @@ class Answers:
         when_imported("transformers.trainer", self._losses)
 
     def _linalg(self, torch: ModuleType) -> None:
-        """Every function of torch.linalg whose kernels may fail asks whether they have."""
-        # None where torch is not built for CUDA, and in a test's own.
+        """torch.linalg: functions whose kernels may fail check whether they have."""
+        # None if torch is not built for CUDA, and in the tests' fake torch.
         if getattr(getattr(torch, "version", None), "cuda", None) is None:
             return
         from torch.library import Library
 
         def check(info: Any, _name: str, *, is_matrix: bool) -> None:
-            # The cost of asking.
+            # Allocates what the check itself would.
             info.any()
             self.answered[FACTORED] += 1
 
-        # It stays as long as this object.
+        # The registration lasts as long as this object.
         self.library = Library("aten", "IMPL")
         self.library.impl("_linalg_check_errors", check, "CUDA")
 
     def _scaler(self, module: ModuleType) -> None:
-        """A step that is left out takes less memory than one that is done."""
+        """GradScaler: a skipped step takes less memory than a step that is done."""
 
         def step(_scaler: Any, optimizer: Any, state: Any, *more: Any, **options: Any) -> Any:
             for found in state["found_inf_per_device"].values():
@@ -66,12 +66,12 @@ class Answers:
         scaler._maybe_opt_step = step
 
     def _words(self, module: ModuleType) -> None:
-        """How many digits it takes is found with kernels, on what is no zero."""
+        """print: the number of digits is found by kernels on the nonzero values."""
         original: Any = vars(module)["_str"]
 
         @functools.wraps(original)
         def words(tensor: Any, **options: Any) -> str:
-            # Those that others made of tensors have words of their own.
+            # Other tensor types have their own text.
             if tensor.is_cuda and type(tensor).__name__ in ("Tensor", "Parameter"):
                 self.answered[PRINTED] += 1
                 tensor = tensor.detach().to("cpu")
@@ -81,8 +81,8 @@ class Answers:
         vars(module)["_str"] = words
 
     def _overflows(self, module: ModuleType) -> None:
-        """As a scaler, DeepSpeed's optimisers ask whether a gradient is infinite. Who imports a
-        function by name does so after this."""
+        """DeepSpeed: like a scaler, its optimisers check whether a gradient is infinite. Modules
+        that import these functions by name do so after this."""
         for name in ("has_inf_or_nan", "is_invalid_grad_norm"):
             function = getattr(module, name, None)
             if function is not None and function.__module__ == module.__name__:
@@ -96,7 +96,7 @@ class Answers:
     def _finite(self, ask: Callable[..., Any]) -> Callable[..., bool]:
         @functools.wraps(ask)
         def asking(*arguments: Any, **options: Any) -> bool:
-            # What asking takes.
+            # Allocates what the check itself would.
             ask(*arguments, **options)
             self.answered[OVERFLOW] += 1
             return False
@@ -104,7 +104,7 @@ class Answers:
         return asking
 
     def _losses(self, module: ModuleType) -> None:
-        """One that is, is left out of the sum that is logged."""
+        """transformers' trainer: leaves infinite losses out of the logged sum."""
         trainer: Any = module.Trainer
         original = trainer.train
 
@@ -118,7 +118,8 @@ class Answers:
         trainer.train = train
 
     def _masks(self, module: ModuleType) -> None:
-        """Both read what a kernel has made: counted positions, and whether a mask is all true."""
+        """transformers' masks: both checks read results of kernels, namely counted positions and
+        whether a mask is all true."""
         for name in ("_ignore_causal_mask_sdpa", "_ignore_bidirectional_mask_sdpa"):
             ignore = getattr(module, name, None)
             if ignore is not None:
@@ -130,7 +131,7 @@ class Answers:
 
         @functools.wraps(find)
         def found(position_ids: Any) -> Any:
-            # It is asked all the same: what it takes meanwhile is part of the program.
+            # Call it anyway: the memory that it takes is part of the program.
             find(position_ids)
             self.answered[PACKED] += 1
             return None
@@ -142,7 +143,7 @@ class Answers:
         def ignoring(padding_mask: Any = None, *arguments: Any, **options: Any) -> bool:
             if padding_mask is None:
                 return ignore(padding_mask, *arguments, **options)
-            # Not asked at all: what it asks next depends on the first answer. It is of some bytes.
+            # Do not call it: what it checks next depends on the first answer. It takes some bytes.
             self.answered[PADDED] += 1
             return False
 

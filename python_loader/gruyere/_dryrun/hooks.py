@@ -1,12 +1,12 @@
-"""What is seen of the program in an analysed run: which module is at work, when backward begins,
-when an optimiser steps, which memory is whose, which values are read from the device.
+"""Hooks for an analysed run. They observe which module runs, when backward begins, when optimisers
+step, what each piece of memory belongs to, and which values are read from the device.
 
-Nothing here holds a tensor, runs an operator or changes what one does. What is seen is written
-beside each allocation as torch's user metadata (of the thread that allocates), four numbers: the
-mark, the phase, the module, the place. The mark grows with each sighting, so that a sighting ("this
-address is a gradient") can be put between the allocations before it and those after it.
+The hooks hold no tensor, run no operator and change no operator's result. They write their state
+into torch's user metadata of the allocating thread, which torch records with each allocation, as
+four numbers: mark, phase, module, place. The mark grows with each sighting, so a sighting ("this
+address is a gradient") can be ordered between the allocations before and after it.
 
-A child that the program forks (a DataLoader's worker) is left alone: it has no CUDA to ask.
+The hooks do nothing in a child that the program forks (a DataLoader worker), which has no CUDA.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from typing import Any, Callable
 from .identity import ByIdentity, named_modules, named_tensors
 from .lines import NOWHERE, Lines
 
-# The phases. The last is a forward within a backward, which computes again what was not kept.
+# The phases. The last is a forward inside a backward, which recomputes what was not kept.
 PROGRAM, BACKWARD, OPTIMIZER, RECOMPUTING = range(4)
-# The kinds of memory with an owner. Of two, the first counts.
+# The kinds of memory with an owner. If a block is of two kinds, the first counts.
 WEIGHTS, STATES, GRADIENTS = "weights", "optimizer states", "gradients"
 
-# Wrappers' names for the module inside.
+# The names that wrappers give the module inside.
 _WRAPPERS = frozenset(("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"))
-# Methods that name a read of the device; any other read is an operator's.
+# Methods by which a read of the device is named; all other reads are named "operator".
 _READS = (
     "item", "tolist", "cpu", "to", "nonzero",
     "__bool__", "__int__", "__float__", "__index__", "__complex__",
@@ -46,23 +46,23 @@ class _Reader(threading.local):
 
 @dataclass
 class Seen:
-    """What was seen, as numbers and names."""
+    """The observations, as numbers and names."""
 
     names: list[str] = field(default_factory=lambda: [""])
-    """Modules by number; 0 is none."""
+    """Names of modules by number; 0 is none."""
     places: list[str] = field(default_factory=lambda: [""])
     """Lines of the program by number; 0 is none."""
     sightings: list[tuple[int, int, str, str]] = field(default_factory=list)
-    """Mark, address, kind, and the parameter or buffer by name; by mark."""
+    """Mark, address, kind, and name of the parameter or buffer; sorted by mark."""
     backwards: list[int] = field(default_factory=list)
     """Marks at which a backward pass began."""
     steps: list[int] = field(default_factory=list)
-    """Marks at which a step was over."""
+    """Marks at which a step ended."""
     cleared: set[int] = field(default_factory=set)
-    """Marks at which torch gave up its workspaces, and nothing else was freed."""
+    """Marks at which torch freed its workspaces and nothing else."""
     reads: list[tuple[int, str, str, str]] = field(default_factory=list)
-    """Reads from the device: mark, line, function, and the line of the library that reads; by
-    mark, but for those of threads at the same time."""
+    """Reads from the device: mark, line, function, and the line in the library that reads; sorted
+    by mark, except for those of concurrent threads."""
 
 
 class Hooks:
@@ -73,31 +73,31 @@ class Hooks:
         self.mark = 0
         self.phase = PROGRAM
         self.place = 0
-        # The phases that the running optimisers' steps interrupted.
+        # The phases that running optimiser steps have interrupted.
         self.interrupted: list[int] = []
-        # Modules whose forward runs, outermost first, and the one whose backward does.
+        # Modules whose forward is running, outermost first, and the one whose backward is running.
         self.running: list[int] = []
         self.backward_of = 0
-        # How many of the running ones began before the backward pass.
+        # The number of running forwards that began before the backward pass.
         self.outer = 0
         self.numbers: ByIdentity[int] = ByIdentity()
-        # The module around each, the latest.
+        # The latest parent of each module.
         self.owners: ByIdentity[weakref.ref[Any]] = ByIdentity()
         self.by_place: dict[str, int] = {"": 0}
         self.by_name: dict[str, int] = {"": 0}
-        # By the id of a parameter or buffer.
+        # By the id of the parameter or buffer.
         self.parameters: dict[int, tuple[weakref.ref[Any], str]] = {}
         # Outermost modules searched since the last step.
         self.fresh: set[int] = set()
-        # In a forked child.
+        # Whether this process is a forked child.
         self.is_child = False
         self.tell_torch: Callable[[str], None] = lambda _: None
         self.reader = _Reader()
-        # C calls it: it has to stay.
+        # Called from C, so it must be kept alive.
         self.listener = ctypes.CFUNCTYPE(None)(self._read)
 
     def install(self) -> None:
-        """Once torch is imported, before it uses CUDA."""
+        """Install the hooks. Call once torch is imported, before it uses CUDA."""
         torch = self.torch
         os.register_at_fork(after_in_child=self._forked)
         tell = getattr(torch._C, "_cuda_setMemoryMetadata", None)
@@ -105,7 +105,7 @@ class Hooks:
             self.tell_torch = tell
         record = torch.cuda.memory._record_memory_history
         torch.cuda._lazy_call(lambda: self._begin_history(record))
-        # A history that the program begins or ends would replace ours.
+        # If the program started or stopped a history, it would replace ours.
         torch.cuda.memory._record_memory_history = lambda *_, **__: None
         modules = torch.nn.modules.module
         modules.register_module_module_registration_hook(self._owned)
@@ -120,10 +120,10 @@ class Hooks:
             original = getattr(torch.Tensor, name, None)
             if original is not None:
                 setattr(torch.Tensor, name, self._reading(name, original))
-        # Operators read by themselves too: a mask as an index must be counted. The stand-in reports
-        # each copy to the host, on the thread that makes it.
+        # Operators also read by themselves: an index that is a mask must be counted. The stand-in
+        # reports each copy to the host, on the thread that makes it.
         self._listen(self.listener)
-        # Python ends before torch's threads.
+        # The interpreter exits before torch's threads end.
         atexit.register(self._listen, None)
         clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
         if clear is not None:
@@ -139,7 +139,7 @@ class Hooks:
         self.tell()
 
     def tell(self) -> None:
-        """Writes what is so now beside all that comes."""
+        """Write the current state into the metadata of coming allocations."""
         at = self.running[-1] if self.running else self.backward_of
         again = self.phase == BACKWARD and len(self.running) > self.outer
         phase = RECOMPUTING if again else self.phase
@@ -151,7 +151,7 @@ class Hooks:
         return self.mark
 
     def close(self) -> None:
-        """The program has ended: torch gives up its workspaces, which shows which they are."""
+        """Finish at the end of the program: torch frees its workspaces, which identifies them."""
         self._sight_modules()
         self.running.clear()
         self.phase, self.backward_of, self.place = PROGRAM, 0, 0
@@ -160,7 +160,8 @@ class Hooks:
             clear()
 
     def _clearing(self, clear: Callable[[], None]) -> Callable[[], None]:
-        """Some trainers do it too when they are done."""
+        """Wrap the function that frees torch's workspaces, which some trainers call at their
+        end."""
 
         def clearing() -> None:
             if self.is_child:
@@ -183,7 +184,7 @@ class Hooks:
         if self.is_child or self.torch.compiler.is_compiling():
             return
         if self.phase == OPTIMIZER:
-            # No forward is in a step, but for the closure's: the last step did not finish.
+            # An optimiser's step has no forward except its closure's: the last step did not finish.
             self.phase = PROGRAM
             self.interrupted.clear()
         if not self.running and id(module) not in self.fresh:
@@ -205,7 +206,7 @@ class Hooks:
         self.tell()
 
     def _mark_backward(self, output: Any, number: int) -> None:
-        """When backward comes to what this module gave, it is in this module."""
+        """Note when backward enters this module, by hooks on the nodes of its output."""
 
         def entered(_gradients: Any) -> None:
             if self.is_child:
@@ -219,7 +220,8 @@ class Hooks:
                 node.register_prehook(entered)
 
     def _look_through(self, root: Any) -> None:
-        """Names what is in `root`, an outermost module that runs, and says what is its own."""
+        """Name the modules and parameters in `root`, an outermost running module, and sight its
+        parameters and buffers."""
         if root not in self.numbers:
             self._name_variables()
         if root not in self.numbers:
@@ -238,8 +240,8 @@ class Hooks:
                 self._sight(mark, value, WEIGHTS, name)
 
     def _name_variables(self) -> None:
-        """A module of a variable's knows better than one of its own parts that runs alone, and a
-        whole better than a part of it that has a variable too."""
+        """Name modules after global variables of the program. Prefer a whole module's variable to
+        that of a part of it."""
         variables = {
             name: value
             for name, value in list(vars(sys.modules["__main__"]).items())
@@ -256,13 +258,14 @@ class Hooks:
                 self._name(value, name)
 
     def _sight_modules(self) -> None:
-        """What is a module's without a forward of it: an average of the weights, say."""
-        # The type answers, because an object may answer anything.
+        """Sight the parameters of all modules, including those without a forward, such as averages
+        of weights."""
+        # issubclass(type(...)) instead of isinstance(), which objects can override.
         kind = self.torch.nn.Module
         modules = [
             value
             for value in gc.get_objects()
-            # Other modules are only half made.
+            # Skip modules under construction.
             if issubclass(type(value), kind) and {"_modules", "_parameters"} <= vars(value).keys()
         ]
         parts = {id(part) for module in modules for part in module._modules.values()}
@@ -312,14 +315,14 @@ class Hooks:
             self.phase, self.outer = BACKWARD, len(self.running)
             line = self.lines.of_stack(sys._getframe(1))
             if line != NOWHERE or before[0] != BACKWARD:
-                # A backward inside another (checkpointing's) belongs to the line that called the
-                # outer.
+                # A backward inside another one (checkpointing) belongs to the line that called the
+                # outer one.
                 if line not in self.by_place:
                     self.by_place[line] = len(self.seen.places)
                     self.seen.places.append(line)
                 self.place = self.by_place[line]
             self.seen.backwards.append(self.next_mark())
-            # torch keeps metadata by thread, and backward has threads of its own.
+            # torch's metadata is per thread, and backward has threads of its own.
             nodes = [tensor.grad_fn for tensor in _tensors(self.torch, outputs, 1)]
             handles = [node.register_prehook(told) for node in nodes if node is not None]
             try:
@@ -346,7 +349,7 @@ class Hooks:
         self.interrupted.append(self.phase)
         self.phase = OPTIMIZER
         self.tell()
-        # The closure's work is the program's: forward and backward.
+        # The closure does work of the program: forward and backward.
         if options.get("closure") is not None:
             return arguments, {**options, "closure": self._closure(options["closure"])}
         if len(arguments) > 1 and callable(arguments[1]):
@@ -368,7 +371,7 @@ class Hooks:
     def _after_step(self, optimizer: Any, _arguments: Any, _options: Any) -> None:
         if self.is_child:
             return
-        # Backward, where a hook of a gradient's steps.
+        # The interrupted phase is backward if a gradient's hook calls the optimiser.
         self.phase = self.interrupted.pop() if self.interrupted else PROGRAM
         self._sight_optimizer(optimizer)
 
@@ -380,7 +383,7 @@ class Hooks:
                 self._sight(mark, value, WEIGHTS, name)
                 if value.grad is not None:
                     self._sight(mark, value.grad, GRADIENTS, name)
-                # A defaultdict: a lookup would add an entry.
+                # It is a defaultdict: a plain lookup would add an entry.
                 state = optimizer.state.get(value) if value in optimizer.state else None
                 for tensor in _tensors(self.torch, state, 3):
                     self._sight(mark, tensor, STATES, name)
@@ -396,8 +399,8 @@ class Hooks:
                     address = part.untyped_storage().data_ptr()
                     self.seen.sightings.append((mark, address, kind, name))
             except Exception:
-                # It has no memory of its own (a fake one, a lazy one, a wrapper that hides it), and
-                # raises any error. The program must not fail of being looked at.
+                # A tensor without memory of its own (fake, lazy, or a wrapper that hides it) may
+                # raise any error. Observing must not make the program fail.
                 continue
 
     # Reads.
@@ -423,13 +426,13 @@ class Hooks:
         return read
 
     def _read(self) -> None:
-        """The host has read from the device, on this thread."""
+        """Called by the stand-in: this thread has copied from the device to the host."""
         if self.is_child:
             return
         frame = sys._getframe().f_back
         line, inside = self.lines.of_stack(frame), self.lines.inside_stack(frame)
         if line == NOWHERE and self.place:
-            # A thread of autograd's: the line that called backward waits for it.
+            # A thread of autograd: use the line that called backward and waits for it.
             line = self.seen.places[self.place]
         self.seen.reads.append((self.next_mark(), line, self.reader.name, inside))
 
@@ -440,7 +443,7 @@ def _joined(name: str, path: str) -> str:
 
 
 def _tensors(torch: Any, value: Any, depth: int) -> Iterator[Any]:
-    """The tensors in what a module gives or an optimiser keeps."""
+    """The tensors in a module's output or an optimiser's state."""
     if isinstance(value, torch.Tensor):
         yield value
     elif depth and isinstance(value, dict):
@@ -454,8 +457,8 @@ def _tensors(torch: Any, value: Any, depth: int) -> Iterator[Any]:
 
 
 def _parts(torch: Any, tensor: Any) -> Iterator[Any]:
-    """The tensor, or those inside of one that wraps others (a sharded or a quantized one), and what
-    hangs on it (the scales of a quantized one)."""
+    """The tensor, or the tensors inside a wrapper (sharded or quantized), and tensors in its
+    attributes (such as the scales of a quantized one)."""
     if hasattr(tensor, "__tensor_flatten__"):
         for name in tensor.__tensor_flatten__()[0]:
             yield from _parts(torch, getattr(tensor, name))

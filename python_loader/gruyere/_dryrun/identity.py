@@ -1,5 +1,5 @@
-"""Objects as what they are, whatever they say of themselves: a module's own `==` and hash may be
-anything (torchmetrics' `==` makes another module of the two), and are not asked."""
+"""Lookups by object identity. A module's own `==` and hash are never called, because they may do
+anything (torchmetrics' `==` makes a third module of the two)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Value = TypeVar("Value")
 
 
 class ByIdentity(Generic[Value]):
-    """What is known of objects, for as long as each lives."""
+    """A mapping keyed by object identity; an entry lasts as long as its key lives."""
 
     def __init__(self) -> None:
         self.known: dict[int, tuple[weakref.ref[Any], Value]] = {}
@@ -28,7 +28,7 @@ class ByIdentity(Generic[Value]):
         known, number = self.known, id(key)
 
         def gone(ref: weakref.ref[Any]) -> None:
-            # Another object may have its number by now.
+            # Another object may have the same id by now.
             if number in known and known[number][0] is ref:
                 del known[number]
 
@@ -36,7 +36,7 @@ class ByIdentity(Generic[Value]):
 
 
 def named_modules(root: Any) -> Iterator[tuple[str, Any]]:
-    """The module and all inside of it, each once, with its path, in torch's order."""
+    """The module and all its submodules, each once, with its path, in torch's order."""
     seen: set[int] = set()
     waiting = [("", root)]
     while waiting:
@@ -50,7 +50,7 @@ def named_modules(root: Any) -> Iterator[tuple[str, Any]]:
 
 
 def named_tensors(root: Any) -> Iterator[tuple[str, Any]]:
-    """The parameters and buffers of the module and of all inside of it, each once, by path."""
+    """The parameters and buffers of the module and its submodules, each once, with its path."""
     seen: set[int] = set()
     for path, module in named_modules(root):
         for kind in ("_parameters", "_buffers"):

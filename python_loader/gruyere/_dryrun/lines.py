@@ -1,5 +1,5 @@
-"""Which line of the program something happened at: the innermost frame that is neither a library's
-nor Python's own. The package of a module that is run is the program, installed or not."""
+"""The line of the program in a stack: the innermost frame outside libraries and Python itself. If a
+module is run, its package counts as the program, even if it is installed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ NOWHERE = "(libraries)"
 
 class Lines:
     def __init__(self, folder: str, module: Optional[str] = None) -> None:
-        """Files below `folder` are named from there. `module`: what runs, where it is one."""
+        """File names are relative to `folder` if they are below it. `module`: the module that is
+        run, if the program is one."""
         paths = sysconfig.get_paths()
         self.foreign = tuple(
             os.path.join(os.path.realpath(path), "")
@@ -29,11 +30,11 @@ class Lines:
         )
         self.own = () if module is None else _places(module)
         self.folder = os.path.join(os.path.realpath(folder), "")
-        # By the file in a frame: its name here, or None for a library's.
+        # For each file in a frame: its name, or None for a library's file.
         self.known: dict[str, Optional[str]] = {}
 
     def name(self, file: str) -> Optional[str]:
-        """What a file of the program is called; None for one that is not the program's."""
+        """The name of a file of the program; None for any other file."""
         if file not in self.known:
             self.known[file] = self._name(file)
         return self.known[file]
@@ -55,7 +56,7 @@ class Lines:
         return _of_package(path) or path
 
     def of_frames(self, frames: list[dict[str, Any]]) -> str:
-        """Of a stack as torch's history tells it, innermost first."""
+        """The line of the program in a stack from torch's history, innermost frame first."""
         for frame in frames:
             name = self.name(frame["filename"])
             if name is not None:
@@ -63,8 +64,8 @@ class Lines:
         return NOWHERE
 
     def inside(self, frames: list[dict[str, Any]]) -> str:
-        """The innermost frame of a library other than torch and this, as
-        `transformers/trainer.py:1900`; "" where the program itself calls torch."""
+        """The innermost frame in a library other than torch and gruyere, such as
+        `transformers/trainer.py:1900`; "" if the program itself calls torch."""
         for frame in frames:
             file = frame["filename"]
             if self.name(file) is not None:
@@ -75,7 +76,7 @@ class Lines:
         return ""
 
     def inside_stack(self, frame: Optional[FrameType]) -> str:
-        """The same of a running stack."""
+        """Like `inside`, for a running stack."""
         frames = []
         while frame is not None:
             frames.append({"filename": frame.f_code.co_filename, "line": frame.f_lineno})
@@ -83,7 +84,7 @@ class Lines:
         return self.inside(frames)
 
     def of_stack(self, frame: Optional[FrameType]) -> str:
-        """Of a running stack."""
+        """Like `of_frames`, for a running stack."""
         while frame is not None:
             name = self.name(frame.f_code.co_filename)
             if name is not None:
@@ -93,7 +94,7 @@ class Lines:
 
 
 def _places(module: str) -> tuple[str, ...]:
-    """The folders of the package that a module is of, or its file where it is of none."""
+    """The folders of a module's package, or its file if it is not in a package."""
     try:
         spec = importlib.util.find_spec(module.partition(".")[0])
     except (ImportError, ValueError):
@@ -106,7 +107,7 @@ def _places(module: str) -> tuple[str, ...]:
 
 
 def _of_package(file: str) -> str:
-    """A file's name below the folder in which packages are installed; "" where it is in none."""
+    """A file's name relative to the folder of installed packages; "" if it is not in one."""
     for folder in ("site-packages", "dist-packages"):
         _, found, short = file.rpartition(f"{os.sep}{folder}{os.sep}")
         if found:

@@ -1,5 +1,5 @@
-"""What torch's history of allocations and what was seen beside it say: what was live at the peak,
-by kind, module and line; how it went; which requests came, in order. Pure logic."""
+"""Analysis of torch's allocation history and of what the hooks saw: the memory live at the peak by
+kind, module and line, its course over time, and the sequence of requests. Pure logic."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ WORKSPACES, OTHER = "workspaces", "other"
 KINDS = (WEIGHTS, GRADIENTS, STATES, ACTIVATIONS, RECOMPUTED, TEMPORARIES, WORKSPACES, OTHER)
 _PRECEDENCE = {WEIGHTS: 0, STATES: 1, GRADIENTS: 2}
 _PHASES = ("the program", "backward", "the optimiser's step", "backward, computing again")
-# The frames in which torch.utils.checkpoint computes again, by whether it is reentrant.
+# The functions in which torch.utils.checkpoint recomputes: the reentrant and the other kind.
 _AGAIN = ("backward", "unpack_hook")
-# Bytes left behind by a step that are not worth a word.
+# Fewer bytes than this left behind by a step are not reported.
 _LITTLE = 1 << 20
-# Moments in the timeline.
+# The most moments in the timeline.
 _MOMENTS = 600
 NEVER = 1 << 62
 
@@ -34,23 +34,23 @@ class Block:
     bytes: int
     requested: int
     begin: int
-    """Its place among all events."""
+    """The index of its allocation among all events."""
     mark: int
     phase: int
     module: str
     line: str
     inside: str
-    """The line of a library other than torch; "" where there is none."""
+    """The line in a library other than torch; "" if there is none."""
     group: int
     end: int = NEVER
     end_mark: int = NEVER
     kind: str = ""
     name: str = ""
-    """Of the parameter that it belongs to."""
+    """The name of the parameter that it belongs to."""
 
 
 def whole(size: int) -> int:
-    """A request as allocators count it."""
+    """The size of a request as allocators count it."""
     return max(512, -(-size // 512) * 512)
 
 
@@ -63,7 +63,7 @@ class History:
         self.blocks: list[Block] = []
         self.groups: list[str] = []
         self.events = 0
-        # Whether torch wrote our metadata into its history.
+        # Whether torch's history contains our metadata.
         self.told = any(entry.get("user_metadata") for entry in trace)
         self._read(trace)
         for block in self.blocks:
@@ -78,7 +78,7 @@ class History:
             if action not in ("alloc", "free_requested"):
                 continue
             mark, phase, module, place = _metadata(entry)
-            # Sightings before this event concern the blocks that are live here.
+            # Sightings before this event refer to the blocks that are live now.
             while at < len(sightings) and sightings[at][0] <= mark:
                 _sighted(live, *sightings[at][1:])
                 at += 1
@@ -91,7 +91,7 @@ class History:
                 frames = entry["frames"]
                 line = self.lines.of_frames(frames)
                 if line == NOWHERE and place:
-                    # A thread of autograd's: the line that called backward waits for it.
+                    # A thread of autograd: use the line that called backward and waits for it.
                     line = self.seen.places[place]
                 if phase == BACKWARD and _computes_again(frames):
                     phase = RECOMPUTING
@@ -110,7 +110,7 @@ class History:
         self.groups = list(groups)
 
     def _kind(self, block: Block) -> str:
-        """Of a block that nobody has seen whose it is."""
+        """The kind of a block that no sighting has identified."""
         seen = self.seen
         if block.end_mark in seen.cleared:
             return WORKSPACES
@@ -120,16 +120,16 @@ class History:
             return RECOMPUTED
         if block.phase == BACKWARD:
             return TEMPORARIES
-        # Blocks that a forward leaves for the next backward.
+        # A block that is live when the next backward begins was left by a forward.
         following = bisect_right(seen.backwards, block.mark)
         steps = bisect_right(seen.steps, block.end_mark) - bisect_right(seen.steps, block.mark)
         if following < len(seen.backwards) and block.end_mark >= seen.backwards[following]:
-            # A block that stays over several steps is the program's own.
+            # A block that lives longer than a step is not an activation.
             return ACTIVATIONS if steps <= 1 else OTHER
         return TEMPORARIES if block.end_mark != NEVER and steps == 0 else OTHER
 
     def changes(self) -> list[tuple[int, int, Block]]:
-        """Every event as (its place, the bytes that it adds or takes, its block)."""
+        """All events as (index, bytes added or removed, block)."""
         found = [(block.begin, block.bytes, block) for block in self.blocks]
         found += [(block.end, -block.bytes, block) for block in self.blocks if block.end != NEVER]
         found.sort(key=lambda change: change[0])
@@ -138,7 +138,7 @@ class History:
 
 def _metadata(entry: dict[str, Any]) -> tuple[int, int, int, int]:
     words = entry.get("user_metadata", "").split()
-    # The program may write there too.
+    # The program may write metadata too.
     if len(words) != 4 or not all(map(str.isdigit, words)):
         return 0, 0, 0, 0
     mark, phase, module, place = map(int, words)
@@ -146,7 +146,8 @@ def _metadata(entry: dict[str, Any]) -> tuple[int, int, int, int]:
 
 
 def _computes_again(frames: list[dict[str, Any]]) -> bool:
-    """Whether what runs on this stack, innermost first, is a function that is checkpointed."""
+    """Whether the stack, innermost frame first, is that of a checkpointed function that is being
+    recomputed."""
     for frame in frames:
         if frame["name"] == "_engine_run_backward":
             return False
@@ -166,7 +167,7 @@ def _sighted(live: dict[int, Block], address: int, kind: str, name: str) -> None
 
 
 def analyse(trace: list[dict[str, Any]], seen: Seen, lines: Lines) -> dict[str, Any]:
-    """All of it, as plain data."""
+    """The whole analysis, as plain data."""
     history = History(trace, seen, lines)
     changes = history.changes()
     total, most, at = 0, 0, -1
@@ -206,7 +207,7 @@ def _peak(live: list[Block], most: int, at: int, history: History) -> dict[str, 
         kinds[block.kind] += block.bytes
         module = block.name.rpartition(".")[0] if block.name else block.module
         if block.kind == WORKSPACES:
-            # Charged to the first user of cuBLAS.
+            # Otherwise they would be charged to the first module that used cuBLAS.
             module = "(cuBLAS)"
         path = collapsed(module)
         modules[path][block.kind] += block.bytes
@@ -235,14 +236,14 @@ def _largest(of: dict[str, Counter[str]]) -> list[tuple[str, Counter[str]]]:
 
 
 def collapsed(path: str) -> str:
-    """The path with numbers left out: `model.layers.*.mlp` for each of its layers."""
+    """The path with numbers replaced: `model.layers.*.mlp` for every layer."""
     return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", path)
 
 
 def _growth(history: History) -> Optional[dict[str, Any]]:
-    """What each step leaves behind when the last one is over, where every step but the last left
-    some at the same line: the last one's may still go, and what only the first left is there once.
-    None where there is less than three steps, or little of it."""
+    """The memory that each step leaves behind at the end of the last one, at lines where every step
+    but the last left some: the last step's may still be freed, and memory that only the first step
+    left is not growth. None if there are fewer than three steps, or if it is little."""
     steps = history.seen.steps
     if len(steps) < 3 or not history.told:
         return None
@@ -264,7 +265,7 @@ def _growth(history: History) -> Optional[dict[str, Any]]:
 
 
 def _timeline(changes: list[tuple[int, int, Block]], events: int, seen: Seen) -> dict[str, Any]:
-    """The highest moment of each part of the run, by kind."""
+    """The live memory by kind at the highest moment of each part of the run."""
     now = dict.fromkeys(KINDS, 0)
     width = max(1, -(-events // _MOMENTS))
     parts: list[dict[str, int]] = []
@@ -274,7 +275,7 @@ def _timeline(changes: list[tuple[int, int, Block]], events: int, seen: Seen) ->
     for index, change, block in changes:
         if index // width != part:
             parts.append(kept)
-            # No part is without a change: each event is one.
+            # No part is empty: each event is a change.
             part, highest = index // width, -1
         now[block.kind] += change
         total += change
@@ -287,8 +288,8 @@ def _timeline(changes: list[tuple[int, int, Block]], events: int, seen: Seen) ->
 
 
 def _sequence(history: History) -> dict[str, Any]:
-    """The requests in order: sizes, and which thread asked at which line, and the line that read a
-    value from the device last before it, by number (-1: none did)."""
+    """The requests in order: for each its size, thread and line, and the line of the last read from
+    the device before it (-1: none). Lines and threads are given by number."""
     numbers: dict[str, int] = {}
     lines = [numbers.setdefault(block.line, len(numbers)) for block in history.blocks]
     insides = [numbers.setdefault(block.inside, len(numbers)) for block in history.blocks]

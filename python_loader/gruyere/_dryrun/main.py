@@ -1,4 +1,4 @@
-"""Which run comes when; what they come to."""
+"""The dry run's main process: the order of the runs, and the answer."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def main(request: str) -> None:
         # A signal that nohup made the process ignore stays ignored.
         if signal.getsignal(number) == signal.SIG_DFL:
             signal.signal(number, _end)
-    # Without its bars the answer is as good.
+    # A terminal that cannot show the bars still gets the rest of the answer.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
@@ -71,12 +71,12 @@ def main(request: str) -> None:
 
 
 def _end(number: int, _frame: Any) -> NoReturn:
-    """A signal asks for the end: programs that run end too, and our files go."""
+    """Signal handler: exit, which also ends the running programs and removes our files."""
     sys.exit(128 + number)
 
 
 class Unusable(Exception):
-    """torch cannot do it; the text says what can."""
+    """The dry run is not possible with this torch or environment; the message says what to do."""
 
 
 class Broken(Exception):
@@ -88,11 +88,11 @@ class Broken(Exception):
 
 
 def _check(asked: dict[str, Any]) -> None:
-    """What is wrong with the request, before anything runs. Raises GruyereError."""
+    """Check the request before anything runs. Raises GruyereError."""
     if asked["module"] is not None:
         _launch._check_module(asked["module"])
     elif not Path(asked["script"]).exists():
-        raise GruyereError(f"{asked['script']}: no such file; name the script as python would run")
+        raise GruyereError(f"{asked['script']}: no such file; give the path as for python")
     for option in ("json", "html"):
         name = asked[option]
         if name not in (None, "-"):
@@ -103,7 +103,7 @@ def _check(asked: dict[str, Any]) -> None:
             except OSError as error:
                 raise GruyereError(f"--{option} {name}: {error.strerror}") from error
             if is_new:
-                # A failed program gives no answer, and no file.
+                # If the program fails, there is no answer and must be no file.
                 os.unlink(name)
     if asked["history"] is not None:
         try:
@@ -113,7 +113,7 @@ def _check(asked: dict[str, Any]) -> None:
 
 
 def _write(asked: dict[str, Any], found: dict[str, Any]) -> bool:
-    """Prints the answer, and writes it where that was asked for; whether all of it was written."""
+    """Print the answer and write the requested files. Returns whether all files were written."""
     whole = json.dumps(found, indent=1) + "\n"
     try:
         print(whole if asked["json"] == "-" else text.draw(found), end="", flush=True)
@@ -139,7 +139,7 @@ def _write(asked: dict[str, Any], found: dict[str, Any]) -> bool:
 
 
 def _show(ran: Ran) -> None:
-    """What the program said before it failed: its own traceback, where it has one."""
+    """Print the output of a failed program: its own traceback, if there is one."""
     if ran.found.outcome == NOTHING:
         print(f"gruyere dryrun: {ran.found.reason}", file=sys.stderr)
         return
@@ -155,7 +155,7 @@ def _show(ran: Ran) -> None:
 
 
 class Progress:
-    """One line on a terminal, one a run elsewhere."""
+    """The progress display: one line that is updated on a terminal, one line per run elsewhere."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -202,7 +202,7 @@ class DryRun:
         self.jobs = 1
 
     def all(self) -> dict[str, Any]:
-        """Every run, and the report. Raises Broken where the program fails."""
+        """Do all runs and make the report. Raises Broken if the program fails."""
         arguments = tuple(self.asked["arguments"])
         sweep = None
         if self.asked["sweep"] is not None:
@@ -211,13 +211,13 @@ class DryRun:
         first, second = self.analysed(arguments)
         pairs = [(gpu, allocator) for gpu in self.gpus for allocator in self.allocators]
         plain = self.together((self.plain(*pair, arguments) for pair in pairs), may_fail=True)
-        # The need of a program that did not get it.
+        # Measure with room to spare what the programs need that ran out of memory.
         short = [ran for ran in plain if ran.found.outcome == OUT_OF_MEMORY]
         room = self.together(
             (self.plain(ran.plan.gpu, ran.plan.allocator, arguments, ROOM) for ran in short),
             may_fail=True,
         )
-        # If it fails with room too, the row does not lack memory.
+        # A program that fails even with room to spare does not fail for lack of memory.
         lame = {id(ran): with_room for ran, with_room in zip(short, room) if with_room.failed}
         plain = self.standing([lame.get(id(ran), ran) for ran in plain])
         with_room = {(ran.plan.gpu["id"], ran.plan.allocator): ran for ran in room}
@@ -232,8 +232,8 @@ class DryRun:
         )  # fmt: skip
 
     def standing(self, rows: list[Ran]) -> list[Ran]:
-        """The rows. One that failed leaves the others standing, and its program's words are shown.
-        Raises Broken where all failed."""
+        """The rows, after printing the output of those that failed. Raises Broken if all failed;
+        otherwise the other rows remain valid."""
         if all(ran.failed for ran in rows):
             raise Broken(rows[0])
         for ran in rows:
@@ -242,7 +242,7 @@ class DryRun:
         return rows
 
     def usable(self, gpu: Gpu) -> int:
-        """What the GPU has for allocators."""
+        """The GPU's memory that is available to allocators."""
         return report.usable(gpu)
 
     def plain(
@@ -251,8 +251,7 @@ class DryRun:
         return Plan(allocator, gpu, memory or self.usable(gpu), arguments)
 
     def analysed(self, arguments: tuple[str, ...]) -> tuple[Ran, Ran]:
-        """The two runs that are looked at: on the first GPU, or with room to spare where it is too
-        small."""
+        """The two analysed runs: on the first GPU, or with room to spare if that is too small."""
         gpu = self.gpus[0]
 
         def plan(memory: int, values: str) -> Plan:
@@ -261,7 +260,7 @@ class DryRun:
         memory = self.usable(gpu)
         first = self.run(plan(memory, ZEROS))
         if self.runner.box.has_compiled():
-            # All runs share the compiled kernels. This one found none of them, all others do.
+            # All runs share the compiled kernels. Only this run had to compile them, so repeat it.
             self.known.clear()
             first = self.run(plan(memory, ZEROS))
         if first.found.outcome == OUT_OF_MEMORY:
@@ -270,12 +269,13 @@ class DryRun:
         if first.found.outcome == OUT_OF_MEMORY:
             raise Broken(first)
         self.jobs = at_once(self.asked["jobs"])
-        # Other values may well make it fail; the report says so.
+        # Other values may make the program fail; the report says so.
         second = self.run(plan(memory, RANDOM), may_fail=True)
         return first, second
 
     def sweep(self, sweep: Sweep) -> tuple[str, ...]:
-        """Runs every value; the arguments of the one that the rest is told of."""
+        """Run every value. Returns the arguments with the value that the rest of the answer is
+        about."""
         pairs = [(gpu, allocator) for gpu in self.gpus for allocator in self.allocators]
 
         def ran(gpu: Gpu, allocator: str, value: str) -> Ran:
@@ -284,7 +284,7 @@ class DryRun:
         def search(pair: tuple[Gpu, str]) -> None:
             sweep.search(*pair, partial(ran, *pair))
 
-        # One run shows how much host memory a run takes.
+        # The first run shows how much host memory a run takes.
         ran(*pairs[0], sweep.first())
         self.jobs = at_once(self.asked["jobs"])
         with self.threads() as threads:
@@ -292,7 +292,7 @@ class DryRun:
         return sweep.arguments(sweep.chosen(self.gpus[0]["id"]))
 
     def smallest(self, done: list[Ran]) -> dict[tuple[str, str], int]:
-        """The smallest device for each, by bisection, each try really run."""
+        """The smallest device for each run, by bisection; each try is a real run."""
 
         def search(ran: Ran) -> Row:
             row = Row(ran.plan.allocator, "", physical_peak=ran.found.physical_peak)
@@ -301,7 +301,7 @@ class DryRun:
                 plan = self.plain(ran.plan.gpu, ran.plan.allocator, ran.plan.arguments, memory)
                 found = self.run(plan, may_fail=True).found
                 if found.outcome == FAILED:
-                    # Short of memory, a program may end with an error of its own.
+                    # A program that is short of memory may end with an error of its own.
                     found.outcome = OUT_OF_MEMORY
                 return found
 
@@ -322,7 +322,7 @@ class DryRun:
 
     @contextmanager
     def threads(self) -> Iterator[ThreadPoolExecutor]:
-        """Runs beside each other. An error, or the user, ends them all."""
+        """A pool of threads for concurrent runs. An error or an interrupt ends all of them."""
         with ThreadPoolExecutor(self.jobs) as threads:
             try:
                 yield threads
@@ -331,7 +331,7 @@ class DryRun:
                 raise
 
     def run(self, plan: Plan, may_fail: bool = False) -> Ran:
-        """Runs it, once. Raises Unusable and Broken."""
+        """Do the run of a plan, or return its earlier result. Raises Unusable and Broken."""
         key = (
             plan.allocator, plan.gpu["id"], plan.memory, plan.arguments, plan.values, plan.analysed
         )  # fmt: skip

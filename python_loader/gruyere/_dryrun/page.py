@@ -1,5 +1,5 @@
-"""The answer as one HTML file that opens offline. All text of the program's is JSON's, with `<`
-escaped, and the page sets it as text only."""
+"""The answer as a single HTML file that works offline. All text from the program is in the JSON,
+with `<` escaped, and the page inserts it as text only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def draw(report: dict[str, Any]) -> str:
     peak = report["peak"] or {"modules": [], "lines": []}
     steps = report["program"]["steps"]
     words = "; ".join(report["program"]["left_out"])
-    left_out = f" Left out of it: {words}. {text.LEFT_OUT}" if words else ""
+    left_out = f" Ignored settings: {words}. {text.LEFT_OUT}" if words else ""
     facts = {
         "report": report,
         "command": report["program"]["command"],
@@ -26,17 +26,17 @@ def draw(report: dict[str, Any]) -> str:
             f"a stand-in GPU, {report.get('seconds', 0):.0f} s. {text.SILICON}{left_out}"
         ),
         "notes": (
-            "Each was really run at its size, less the context; left is what the books leave, "
-            "negative what lacks at least. ?: with a context that is assumed. *: on a device with "
-            "room, since at its size the program ran out of memory. Tight: the allocator had to "
-            "give cached memory back to get through."
+            "Each row was run at the GPU's size less the context. Left: memory free at the peak; "
+            "if negative, the least that is missing. ?: the context is assumed. *: measured on a "
+            "larger device, since at this size the program ran out of memory. Tight: the program "
+            "completed only after cached memory was released."
         ),
         "modules": [text.named(row) for row in peak["modules"]],
         "sources": [text.source(row["line"]) for row in peak["lines"]],
         "scope": text.scope(report),
         "silicon": text.SILICON,
     }
-    # The one character that could end the element.
+    # `<` is the only character that could end the element.
     facts_text = json.dumps(facts).replace("<", "\\u003c")
     return _fill(
         _read(_HERE / "page.html"),
@@ -53,8 +53,8 @@ def _read(path: Path) -> str:
 
 
 def _fill(whole: str, parts: dict[str, str]) -> str:
-    """The page with its parts put in, each at its mark, in their order; what is put in is not
-    looked through for marks."""
+    """Insert the parts at their marks, which must be in this order. Inserted text is not searched
+    for marks."""
     filled = []
     for mark, part in parts.items():
         before, _, whole = whole.partition(mark)

@@ -1,4 +1,4 @@
-"""What the runs come to: the verdict and the figures, as plain data. Its keys are the JSON's."""
+"""The report: the verdict and the figures as plain data. Its keys are those of the JSON."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from .trust import difference
 
 SCHEMA, VERSION = "gruyere.dryrun", 1
 FITS, BROKEN, TOO_LARGE, UNTRUSTED = 0, 1, 3, 4
-# NVIDIA's libraries that want memory beside their operands: the prefix of their calls, the row's
-# name, and the knowledge of the size.
-_ASKED = "decided by the library, which is not here, and allocated by torch"
+# NVIDIA libraries that need memory beside their operands: the prefix of their calls, the name of
+# the row, and what is known of the size.
+_ASKED = "decided by the library, which the stand-in replaces, and allocated by torch"
 _LIBRARIES = {
     "cudnn": ("workspaces of cuDNN", _ASKED),
     "cusolver": ("workspaces of cuSOLVER", _ASKED),
@@ -21,8 +21,8 @@ _LIBRARIES = {
     "cufft": ("workspaces of cuFFT", _ASKED),
     "nccl": (
         "buffers of NCCL",
-        "544 to 688 MB a group were seen on A100s (NVIDIA/nccl#964), 1.6 GB (NVIDIA/nccl#864), 3.3 "
-        "GB for an all-to-all between eight H100s (NVIDIA/nccl#1685)",
+        "544 to 688 MB per group were seen on A100s (NVIDIA/nccl#964), 1.6 GB (NVIDIA/nccl#864), "
+        "3.3 GB for an all-to-all between eight H100s (NVIDIA/nccl#1685)",
     ),
 }
 # Facts of a run that do not describe the machine.
@@ -33,7 +33,7 @@ _WORDS = {
 
 
 def usable(gpu: dict[str, Any]) -> int:
-    """What the GPU has for allocators."""
+    """The GPU's memory that is available to allocators."""
     memory: int = gpu["memory"]
     context: int = gpu["context"]
     return max(0, memory - context)
@@ -49,7 +49,7 @@ def made(
     smallest: dict[tuple[str, str], int],
     sweep: Optional[dict[str, Any]],
 ) -> dict[str, Any]:
-    """The report. `first`, `second`: the two analysed runs."""
+    """The report. `first` and `second` are the two analysed runs."""
     gpus = []
     for gpu in asked["gpus"]:
         rows = []
@@ -72,7 +72,7 @@ def made(
     if not all(gpu["fits"] for gpu in gpus) or is_more:
         code = TOO_LARGE
     if any(ran.failed for ran in plain):
-        # Nothing is known of the failed rows, and the failure may be the program's.
+        # The failed rows have no figures, and the failure may be the program's own.
         code = BROKEN
     if trust["reasons"]:
         code = UNTRUSTED
@@ -122,8 +122,8 @@ def _gpu(gpu: dict[str, Any]) -> dict[str, Any]:
 def _row(
     ran: Ran, room: Optional[Ran], smallest: Optional[int], gpu: dict[str, Any]
 ) -> dict[str, Any]:  # fmt: skip
-    """A GPU under one allocator. Peaks of a run that ended early are of one that had room; of one
-    that failed there are none."""
+    """The row of a GPU under one allocator. If the run ended early, the peaks are those of a run
+    with room to spare; a run that failed has none."""
     fits = ran.completed
     if ran.failed:
         return {
@@ -139,7 +139,7 @@ def _row(
     has = usable(gpu)
     margin: Optional[int] = has - told.physical_peak
     if not fits:
-        # Held memory can be given back, live memory cannot.
+        # Held memory can be released, live memory cannot.
         margin = has - told.allocated_peak
     return {
         "allocator": called(ran.plan.allocator),
@@ -161,7 +161,7 @@ def _row(
 
 
 def _kernels(gpu: dict[str, Any], ran: Ran) -> Optional[bool]:
-    """Whether this build of torch has kernels for the GPU; None where it does not say."""
+    """Whether this build of torch has kernels for the GPU; None if it does not list them."""
     built = ran.found.facts.get("architectures")
     if not built:
         return None
@@ -181,7 +181,7 @@ def _kernels(gpu: dict[str, Any], ran: Ran) -> Optional[bool]:
 
 
 def _other(gpu: dict[str, Any], measured: dict[str, Any]) -> dict[str, Any]:
-    """What the books of one GPU say of another, on which nothing was run."""
+    """The row of a GPU on which nothing was run, judged by the figures of another."""
     has = usable(gpu)
     rows = []
     for row in measured["runs"]:
@@ -195,7 +195,7 @@ def _other(gpu: dict[str, Any], measured: dict[str, Any]) -> dict[str, Any]:
 
 
 def _fixed(gpu: dict[str, Any], first: Ran) -> list[dict[str, Any]]:
-    """What it takes whatever the model, each with its source."""
+    """The costs that do not depend on the model, each with its source."""
     analysis = first.found.analysis or {}
     return [
         {
@@ -205,15 +205,15 @@ def _fixed(gpu: dict[str, Any], first: Ran) -> list[dict[str, Any]]:
         {
             "name": "cuBLAS workspaces", "bytes": analysis.get("workspaces"),
             "known": analysis.get("workspaces") is not None, "held": True,
-            "source": "torch's own code allocates them, one a thread and stream; at the peak. "
-            "torch 2.15 and newer keep none: each call has one, among the temporaries "
+            "source": "torch's own code allocates them, one per thread and stream; size at the "
+            "peak. torch 2.15 and newer keep none: each call allocates one, counted as temporary "
             "(TORCH_CUBLAS_WORKSPACE_CACHE=1 keeps them)",
         },
         {
             "name": "kernels and handles", "bytes": None, "known": False, "held": False,
-            "source": "those of the programs behind it are in the context's figure; all of torch's "
-            "kernels loaded at once, not when first used, took 362 MiB more "
-            "(pytorch/pytorch#86509); what cublasCreate takes is published nowhere "
+            "source": "the context's figure includes those of the programs that it was measured "
+            "with; loading all of torch's kernels at once, not at their first use, took 362 MiB "
+            "more (pytorch/pytorch#86509); the memory that cublasCreate takes is not published "
             "(pytorch/pytorch#128601)",
         },
         *_unknown(first.unknown),
@@ -221,19 +221,19 @@ def _fixed(gpu: dict[str, Any], first: Ran) -> list[dict[str, Any]]:
 
 
 def _unknown(calls: Optional[dict[str, int]]) -> list[dict[str, Any]]:
-    """What libraries want beside their operands: a row a library that was called."""
+    """The memory that libraries need beside their operands: one row per library called."""
 
     def row(name: str, source: str) -> dict[str, Any]:
         return {"name": name, "bytes": None, "known": False, "held": False, "source": source}
 
     if calls is None:
-        return [row("workspaces of libraries", "unknown: the stand-in's books are not there")]
+        return [row("workspaces of libraries", "unknown: the stand-in has written no books")]
     rows = []
     for prefix, (name, why) in _LIBRARIES.items():
         of = Counter({call: count for call, count in calls.items() if call.startswith(prefix)})
         if of:
             said = [f"{call} x{count}" for call, count in of.most_common(3)]
-            more = [f"{len(of) - 3} calls more"] if len(of) > 3 else []
+            more = [f"{len(of) - 3} more calls"] if len(of) > 3 else []
             rows.append(row(name, f"unknown, {why}: " + ", ".join(said + more)))
     return rows
 
@@ -244,7 +244,7 @@ def _trust(first: Ran, second: Ran, plain: list[Ran]) -> dict[str, Any]:
     parted = None
     if second.found.outcome != COMPLETED:
         reasons.append(
-            "with random values on the device the program did not get through its steps: "
+            "with random values on the device the program did not complete its steps: "
             f"{second.found.reason or second.found.outcome}"
         )
     elif second.found.analysis is not None:
@@ -252,28 +252,27 @@ def _trust(first: Ran, second: Ran, plain: list[Ran]) -> dict[str, Any]:
     if parted is not None:
         read = f", after a value was read at {parted['read']}" if parted["read"] else ""
         reasons.append(
-            "two runs, with zeros and with random values on the device, asked for other memory, "
+            "two runs, with zeros and with random values on the device, made different requests, "
             f"first at {parted['line']}{read}"
         )
     if analysis and analysis["requested_peak"] != first.found.requested_peak:
         reasons.append(
-            f"torch's history is not whole: by it {analysis['requested_peak']} B were asked for at "
-            f"the peak, by torch's statistics {first.found.requested_peak} B"
+            f"torch's history is incomplete: it has {analysis['requested_peak']} B requested at "
+            f"the peak, torch's statistics have {first.found.requested_peak} B"
         )
     others = max(ran.others for ran in (first, second, *plain))
     if others:
         reasons.append(
-            f"{others} other process{'es' * (others != 1)} of the program's used the device, and "
-            "what they take is in no figure here"
+            f"{others} other process{'es' * (others != 1)} of the program used the device, and no "
+            "figure here includes their memory"
         )
     for ran in plain:
         same = ran.plan.allocator == "default" and ran.plan.memory == first.plan.memory
         if same and ran.plan.gpu is first.plan.gpu and ran.completed:
             if ran.found.requested_peak != first.found.requested_peak:
                 reasons.append(
-                    "the peak moves from run to run: "
-                    f"{ran.found.requested_peak} B and {first.found.requested_peak} B were asked "
-                    "for at it in two runs with the same values"
+                    "the peak differs from run to run: two runs with the same values requested "
+                    f"{ran.found.requested_peak} B and {first.found.requested_peak} B at it"
                 )
     return {
         "reasons": reasons,

@@ -1,4 +1,4 @@
-"""A run: the program in a process of its own, under one allocator, on a stand-in of one size."""
+"""Runs: the program in its own process, under one allocator, on a stand-in of one size."""
 
 from __future__ import annotations
 
@@ -21,45 +21,46 @@ from .._bench.server import ended
 from .._sandbox import LOOKS, Box, Run, behind, remedy
 from .worker import NOTHING, REFUSED, Found
 
-# A device on which nothing is short, to find a program's needs.
+# The memory of a device that is large enough for any program, to measure what it needs.
 ROOM = 1 << 40
 ZEROS, RANDOM = "zeros", "random:1"
 
 
 def called(allocator: str) -> str:
-    """An allocator as the command calls it."""
+    """The command's name for an allocator."""
     return "torch" if allocator == "default" else allocator
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to run."""
+    """A run to do."""
 
     allocator: str
     gpu: dict[str, Any]
     memory: int
-    """Bytes that the stand-in has beside the context."""
+    """Bytes of the stand-in in addition to the context."""
     arguments: tuple[str, ...]
     values: str = ZEROS
-    """What reads of the device see that nobody has written to."""
+    """The values of device memory that was never written to."""
     analysed: bool = False
 
 
 @dataclass
 class Ran:
-    """What came of it."""
+    """A finished run."""
 
     plan: Plan
     found: Found
     said: list[str] = field(default_factory=list)
-    """What the program printed."""
+    """The program's output."""
     host_reads: Optional[dict[str, int]] = None
-    """Copies from the device to the host, by the stand-in's books, where it counts them."""
+    """Copies from the device to the host in the stand-in's books; None if it does not count
+    them."""
     unknown: Optional[dict[str, int]] = None
-    """Calls of NVIDIA's libraries that want memory nobody knows the size of, and how often each was
-    made, by the stand-in's books."""
+    """Calls of NVIDIA libraries that need an unknown amount of memory, with the number of calls of
+    each, from the stand-in's books."""
     others: int = 0
-    """Processes beside the program's own that used the device."""
+    """The number of other processes that used the device."""
 
     @property
     def completed(self) -> bool:
@@ -67,12 +68,12 @@ class Ran:
 
     @property
     def failed(self) -> bool:
-        """It has no figures: neither did it come through, nor was memory short."""
+        """Whether the run has no figures: it neither completed nor ran out of memory."""
         return self.found.outcome in (FAILED, FAULTS, NOTHING)
 
 
 class Stopped(Exception):
-    """No run is wanted any more."""
+    """Runs were stopped."""
 
 
 class Runner:
@@ -83,22 +84,23 @@ class Runner:
         self.box = box
         self.count = 0
         self.running = 0
-        # Set once the program wanted something that only one process can have.
+        # Set once the program needed something that only one process can have.
         self.one_at_a_time = False
         self.turns = threading.Condition()
         self.going: set[Run] = set()
         self.stopped = False
 
     def stop(self) -> None:
-        """Ends all runs that are under way, in whichever thread, and lets none begin."""
+        """End all current runs, of all threads, and start no more."""
         with self.turns:
             self.stopped = True
             for run in self.going:
                 run.end()
 
     def run(self, plan: Plan, progress: Callable[[str], None]) -> Ran:
-        """Runs it to its end; `progress` hears how far it is. A program that opens a port of its
-        own finds it taken by the run beside it: it is run again, and from then on one at a time."""
+        """Do the run of `plan`; calls `progress` with the state of the run. If the program opens a
+        port that a concurrent run has taken, it is run again, and from then on runs go one at a
+        time."""
         ran, had_company = self._in_turn(plan, progress)
         text = "\n".join([ran.found.reason, *ran.said]).lower()
         if had_company and ran.found.outcome == FAILED and "address already in use" in text:
@@ -108,7 +110,7 @@ class Runner:
         return ran
 
     def _in_turn(self, plan: Plan, progress: Callable[[str], None]) -> tuple[Ran, bool]:
-        """Runs it, and whether others ran meanwhile."""
+        """Do the run. Also returns whether other runs were active meanwhile."""
         with self.turns:
             self.turns.wait_for(lambda: self.running == 0 or not self.one_at_a_time)
             self.running += 1
@@ -126,7 +128,7 @@ class Runner:
     def _run(self, plan: Plan, progress: Callable[[str], None], number: int) -> Ran:
         log = Log(self.folder)
         folder = self.box.new_folder()
-        # A folder that the program may write and we read.
+        # A folder in which the program may write and that we read.
         own = folder / "own"
         contexts = own / "contexts"
         contexts.mkdir(parents=True)
@@ -142,7 +144,7 @@ class Runner:
         environment.update(
             device(plan), PHANTOM_BOOKS=f"{books}.%p", PHANTOM_CONTEXTS=f"{contexts}/%p"
         )
-        # The stand-in has one device; other settings must not choose.
+        # The stand-in has one device, which no setting of the caller may hide.
         environment.pop("CUDA_VISIBLE_DEVICES", None)
         command = [
             sys.executable, *self.request["python_options"], "-m", "gruyere._dryrun", "worker",
@@ -174,14 +176,14 @@ class Runner:
     def _ran(
         self, plan: Plan, run: Run, code: int, answer: Path, contexts: Path, said: list[str]
     ) -> Ran:
-        """What a run that has ended with `code` comes to."""
-        # Empty if the numbers could not be read: the log says why.
+        """The result of a run that has ended with `code`."""
+        # Empty if the figures could not be read: the log says why.
         told = answer.read_text() if answer.is_file() else ""
         found = Found(**json.loads(told)) if told else Found(FAILED)
         if not answer.is_file() and code >= 0:
             found.reason = (
-                f"its process ended with {ended(code)} before it could be measured, as by "
-                "os._exit() or os.execv()"
+                f"its process ended with {ended(code)} before it could be measured, for example "
+                "by os._exit() or os.execv()"
             )
         elif not told or (code < 0 and found.outcome != FAILED):
             found.outcome, found.reason = FAILED, blame(ended(code), said)
@@ -201,7 +203,7 @@ class Runner:
     def _await(
         self, run: Run, readable: int, progress: Callable[[str], None]
     ) -> Union[int, Found]:
-        """Its exit code; what was found where it was ended."""
+        """Wait for the run. Returns its exit code, or the result if it had to be ended."""
         seconds = self.request["timeout"]
         deadline = time.monotonic() + seconds
         looked = time.monotonic()
@@ -211,7 +213,7 @@ class Runner:
             if text:
                 progress(text.decode().splitlines()[-1])
             elif ready:
-                # The program has ended, but for its exit handlers.
+                # The program has ended, except for its exit handlers.
                 try:
                     return run.process.wait(max(0.0, deadline - time.monotonic()))
                 except subprocess.TimeoutExpired:
@@ -227,25 +229,25 @@ class Runner:
 
 
 def device(plan: Plan) -> dict[str, str]:
-    """The stand-in's variables for a plan."""
+    """The stand-in's environment variables for a plan."""
     return {
-        # The report says that there is no GPU; the program sees the GPU in question.
+        # The report says that there is no GPU; the program sees the requested GPU.
         "PHANTOM_DRYRUN": "1",
         "PHANTOM_DEVICES": "1",
         "PHANTOM_NAME": plan.gpu["name"],
         "PHANTOM_CAPABILITY": plan.gpu["capability"],
         "PHANTOM_MULTIPROCESSORS": str(plan.gpu["multiprocessors"]),
-        # The program is told the GPU's total, and the context's part of it as not free.
+        # The program sees the GPU's total, with the context's share as used.
         "PHANTOM_MEMORY": str(plan.memory + plan.gpu["context"]),
         "PHANTOM_TAKEN": str(plan.gpu["context"]),
         "PHANTOM_VALUES": plan.values,
-        # torch would keep kernels that were compiled to nothing.
+        # torch would otherwise cache kernels that the stand-in compiled to nothing.
         "USE_PYTORCH_KERNEL_CACHE": "0",
     }
 
 
 def _read(books: Path) -> dict[str, Any]:
-    """The stand-in's books; empty where it has written none."""
+    """The stand-in's books; empty if it has written none."""
     try:
         told = json.loads(books.read_text())
     except (OSError, ValueError):
@@ -254,7 +256,7 @@ def _read(books: Path) -> dict[str, Any]:
 
 
 def at_once(asked: Optional[int]) -> int:
-    """How many runs the host bears beside each other, once one has ended."""
+    """The number of concurrent runs that the host can take, estimated after a first run."""
     if asked:
         return asked
     cores = len(os.sched_getaffinity(0))

@@ -1,5 +1,5 @@
-"""What the steps that were run say of steps that were not: how much they differ, and what of a
-step's memory grows with its batch and its length."""
+"""Estimates for steps that were not run: how much the steps differ, and how much of a step's memory
+grows with its batch and length."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ FEW = 0.05
 
 
 def scope(history: History, changes: list[tuple[int, int, Block]]) -> Optional[dict[str, Any]]:
-    """None where torch did not say which step asks, or no step had a backward.
+    """The estimates; None if torch did not record the step of each request, or no step had a
+    backward.
 
-    - `activations`: of each step, the most that its forward left for its backward at a time, or was
-      computed again there. It goes with batch and length, and is the same in the first step, which
-      has no optimiser's states yet, as in later ones.
-    - `fixed_bytes`, `growing_bytes`: what does not grow with the batch and what does, at the moment
-      of all steps that would be the peak with twice the batch. Temporaries count as growing, which
-      those of the size of a weight do not.
+    - `activations`: for each step, the most memory at any moment that its forward left for its
+      backward, or that was recomputed there. It depends on batch and length only, so the first
+      step, which has no optimiser states yet, is comparable with later ones.
+    - `fixed_bytes`, `growing_bytes`: the memory that does not grow with the batch, and the memory
+      that does, at the moment that would be the peak with twice the batch. Temporaries count as
+      growing, although those of a weight's size do not grow.
     """
     from .live import ACTIVATIONS, RECOMPUTED, TEMPORARIES
     from .hooks import OPTIMIZER
@@ -52,13 +53,13 @@ def scope(history: History, changes: list[tuple[int, int, Block]]) -> Optional[d
 
 
 def spread(report: dict[str, Any]) -> Optional[tuple[int, int]]:
-    """The least and the most that a step's activations came to; None where steps do not differ, or
-    the program ended by itself, so that there are no others."""
+    """The smallest and the largest activations of a step; None if the steps do not differ, or if
+    the program ended by itself, so that there are no further steps."""
     found = report.get("steps")
     program = report["program"]
     if not found or program["steps"] < program["steps_asked"]:
         return None
     least, most = min(found["activations"]), max(found["activations"])
-    # Memory left behind by steps is reported as that.
+    # Memory that steps leave behind is reported separately.
     left = report["growth"]["bytes_a_step"] * program["steps"] if report["growth"] else 0
     return (least, most) if most > least * (1 + FEW) + left else None

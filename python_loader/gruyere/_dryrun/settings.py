@@ -1,8 +1,8 @@
-"""What the program says of the allocator by itself, where each run has been given one.
+"""The program's own allocator settings, in a run whose allocator is given.
 
-A program may set `PYTORCH_CUDA_ALLOC_CONF` before it imports torch, or after, or call
-`gruyere.enable()`. A run keeps the allocator that it is named for, with the rest of the program's
-settings (`max_split_size_mb` and the like), and the answer says so.
+A program may set `PYTORCH_CUDA_ALLOC_CONF` before or after it imports torch, or call
+`gruyere.enable()`. A run keeps the allocator that its row names, together with the program's other
+settings (`max_split_size_mb` and the like), and the answer lists what was ignored.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ import gruyere
 
 from .._bench.runners import TORCH_CONF, VARIABLES
 
-# The part that chooses the allocator.
+# The settings that choose the allocator.
 _CHOICE = re.compile(r"(?:^|,)\s*(?:backend|expandable_segments)\s*:[^,\]]*")
 
 
 class Settings(MetaPathFinder):
     def __init__(self, allocator: str) -> None:
         self.own = TORCH_CONF[allocator]
-        # The settings in place of the program's words.
+        # The settings that replace the program's.
         self.settled = ""
         self.left_out: set[str] = set()
-        """What of the program's does not hold."""
+        """The settings of the program that are ignored."""
 
     def watch(self) -> None:
-        """Before the program runs."""
-        # torch's libraries read the backend as they are loaded.
+        """Install the hooks. Call before the program runs."""
+        # torch's libraries read the backend when they are loaded.
         sys.meta_path.insert(0, self)
         vars(gruyere)["enable"] = self._enable
 
@@ -50,7 +50,7 @@ class Settings(MetaPathFinder):
             torch.cuda.memory._set_allocator_settings = lambda text: original(self.kept(text))
 
     def kept(self, text: str) -> str:
-        """The settings as they hold in this run."""
+        """The settings in `text` as they apply in this run."""
         rest = _CHOICE.sub("", text).strip(" ,")
         if rest != text.strip(" ,") and self.own not in text.split(","):
             self.left_out.add(text)
@@ -61,7 +61,7 @@ class Settings(MetaPathFinder):
             text = os.environ.get(name, "")
             if text not in ("", self.own, self.settled):
                 self.settled = self.kept(text)
-                # Both variables: torch reads one of them, by version.
+                # Both variables, because the one that torch reads depends on its version.
                 os.environ.update(dict.fromkeys(VARIABLES, self.settled))
                 return
 

@@ -1,5 +1,5 @@
-"""Whether this process is on the stand-in GPU: a dry run that is not would run on a real one, and
-tell its figures as those of the GPU that was asked for."""
+"""Check that this process runs on the stand-in GPU. Otherwise a dry run would use a real GPU and
+report its figures as those of the requested one."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import os
 import sys
 from typing import Any, Optional
 
-# A function of the stand-in's own, and one of libcuda's.
+# A function that only the stand-in has, and one of libcuda.
 _OWN, _DRIVERS = "phantom_physical", "cuInit"
-# <elf.h>: whether the kernel started this process in the loader's secure mode.
+# <elf.h>: whether the kernel started this process in the dynamic loader's secure mode.
 _AT_SECURE = 23
-_NOT = "the program's process is not on the stand-in GPU"
+_NOT = "the program's process does not run on the stand-in GPU"
 
 
 def away() -> Optional[str]:
-    """Why this process is not on the stand-in, and the remedy; None where it is."""
+    """Why this process does not run on the stand-in, and the remedy; None if it does."""
     process = ctypes.CDLL(None)
     own = _address(process, _OWN)
     if own is None:
@@ -26,32 +26,32 @@ def away() -> Optional[str]:
     except OSError as error:
         return _other(f"cannot be loaded ({error})")
     if _address(driver, _OWN) != own:
-        return _other("is another library than the stand-in")
+        return _other("is not the stand-in")
     if _address(process, _DRIVERS) != _address(driver, _DRIVERS):
         return (
-            f"{_NOT}: another library, that is loaded before it, has {_DRIVERS} too; take that "
-            f"out of LD_PRELOAD={os.environ.get('LD_PRELOAD', '')}"
+            f"{_NOT}: a library that is loaded before it also has {_DRIVERS}; remove that library "
+            f"from LD_PRELOAD={os.environ.get('LD_PRELOAD', '')}"
         )
     return None
 
 
 def _unloaded(process: ctypes.CDLL) -> str:
-    """Why LD_PRELOAD has not brought it."""
+    """Why LD_PRELOAD has not loaded the stand-in."""
     if process.getauxval(_AT_SECURE):
         return (
-            "the loader of libraries passes over LD_PRELOAD for privileged programs, and "
-            f"{sys.executable} is one (a set-user-ID or set-group-ID bit, or capabilities: ls -l "
-            "and getcap show them); name a copy of it without them with --python"
+            "the dynamic loader ignores LD_PRELOAD for privileged programs, and "
+            f"{sys.executable} is one (it has a set-user-ID or set-group-ID bit or capabilities: "
+            "ls -l and getcap show them); pass a copy of it without them to --python"
         )
     preloaded = os.environ.get("LD_PRELOAD")
     if preloaded is None:
         return (
-            f"LD_PRELOAD, which brings it, was taken out of the environment; {sys.executable} "
-            "seems to be a script that starts python without it: name python itself with --python"
+            f"LD_PRELOAD, which loads it, was removed from the environment; {sys.executable} "
+            "seems to be a script that starts python without it: pass python itself to --python"
         )
     return (
-        f"LD_PRELOAD={preloaded} has not brought it; {sys.executable} seems to be a script that "
-        "changes it, or a program without a loader of libraries: name python itself with --python"
+        f"LD_PRELOAD={preloaded} has not loaded it; {sys.executable} seems to be a script that "
+        "changes LD_PRELOAD, or a statically linked program: pass python itself to --python"
     )
 
 
@@ -59,7 +59,7 @@ def _other(what: str) -> str:
     return (
         f"{_NOT}: libcuda.so.1 {what}, with LD_LIBRARY_PATH="
         f"{os.environ.get('LD_LIBRARY_PATH', '')}; {sys.executable} seems to be a script that "
-        "changes it: name python itself with --python"
+        "changes it: pass python itself to --python"
     )
 
 

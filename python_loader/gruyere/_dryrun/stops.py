@@ -1,8 +1,8 @@
-"""How a run ends after its steps: the program is told nothing worse than a clean stop.
+"""Stopping a program cleanly after its steps.
 
-An optimiser's step raises `Enough`, which is no `Exception`, so that a program that goes on after
-errors ends all the same; what is to be done at its exit is done. Trainers that can be asked to stop
-are asked, and `Enough` comes where their training would have returned.
+An optimiser's step raises `Enough`. It is not an `Exception`, so a program that continues after
+errors ends too; exit handlers run. A trainer that supports it gets a request to stop, and `Enough`
+is raised when its training returns.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from typing import Any, Callable
 from .._bench.script import Enough
 from .._imports import when_imported
 
-# Steps that a trainer may still take after the request to stop.
+# The number of steps that a trainer may still take after the request to stop.
 PATIENCE = 2
 
 
 class Stops:
     def __init__(self) -> None:
         self.enough = False
-        # Running trainings that can be asked.
+        # The number of running trainings that can be requested to stop.
         self.trainings = 0
 
     def watch(self) -> None:
-        """Before anything of them is imported."""
+        """Install the hooks. Call before the trainers' modules are imported."""
         when_imported("transformers.trainer", self._transformers)
         for name in ("pytorch_lightning.trainer.trainer", "lightning.pytorch.trainer.trainer"):
             when_imported(name, self._lightning)
@@ -38,8 +38,8 @@ class Stops:
             setattr(handler, name, self._asking(getattr(handler, name)))
 
     def _asking(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """A callback of transformers', which tells the trainer to stop, and to leave nothing on the
-        disk that is not what was trained."""
+        """Wrap a callback of transformers to request that the trainer stop, without a further
+        evaluation or save."""
 
         @functools.wraps(call)
         def calling(*arguments: Any, **options: Any) -> Any:
@@ -55,7 +55,7 @@ class Stops:
         trainer: Any = module.Trainer
         trainer.fit = self._training(trainer.fit)
 
-        # An attribute of each trainer's, read by its loops.
+        # An attribute of each trainer, which its loops read.
         def get(of: Any) -> bool:
             return self.enough or bool(vars(of).get("_gruyere_should_stop", False))
 
@@ -79,8 +79,8 @@ class Stops:
         return training
 
     def reached(self, steps: int, asked: int) -> None:
-        """An optimiser has stepped so often that the run is to end. Raises Enough, unless a trainer
-        is there to be asked."""
+        """Called when the optimiser has done the steps of the run. Raises Enough, unless a running
+        trainer can be requested to stop."""
         self.enough = True
         if not self.trainings or steps >= asked + PATIENCE:
             raise Enough(0)

@@ -1,4 +1,4 @@
-"""An argument of the program's own, tried with several values."""
+"""Sweeps: runs with several values of one of the program's arguments."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class Sweep:
         self.rows: list[dict[str, Any]] = []
 
     def first(self) -> str:
-        """A value that is tried in any case."""
+        """A value that is always tried."""
         return str(self.range[0]) if self.range else self.values[0]
 
     def arguments(self, value: str) -> tuple[str, ...]:
-        """The program's arguments with this value: in place of `{name}`, behind the flag where it
-        is there already, else at the end."""
+        """The program's arguments with this value: in place of `{name}`, or after the flag if the
+        arguments have it, else appended with the flag."""
         words = [word.replace(f"{{{self.name}}}", value) for word in self.program]
         if self.flag is None:
             return tuple(words)
@@ -35,8 +35,8 @@ class Sweep:
         return (*words, self.flag, value)
 
     def search(self, gpu: dict[str, Any], allocator: str, run: Callable[[str], Ran]) -> None:
-        """Every listed value, or a bisection for the largest of the range that fits. It takes for
-        granted that what fits still does with a smaller value."""
+        """Run every listed value, or bisect for the largest value of the range that fits. Assumes
+        that if a value fits, every smaller value fits."""
 
         def fits(value: str) -> bool:
             found = run(value).found
@@ -59,7 +59,7 @@ class Sweep:
             low, high = (middle, high) if fits(str(middle)) else (low, middle)
 
     def largest(self, gpu: str, allocator: str) -> Any:
-        """The largest value that fits; None where none does."""
+        """The largest value that fits; None if none does."""
         fit = [
             row["value"]
             for row in self.rows
@@ -68,7 +68,8 @@ class Sweep:
         return max(fit, key=self._order, default=None)
 
     def _order(self, value: str) -> float:
-        """Of numbers their size, of other words their place in the list."""
+        """The sort key of a value: its size if all values are numbers, else its place in the
+        list."""
         try:
             numbers = {word: float(word) for word in (*self.values, value)}
         except ValueError:
@@ -76,13 +77,14 @@ class Sweep:
         return numbers[value]
 
     def chosen(self, gpu: str) -> str:
-        """The value that all else is told of: the largest that fits on `gpu` with any allocator."""
+        """The value for the rest of the answer: the largest that fits on `gpu` with any
+        allocator."""
         of = {row["allocator"] for row in self.rows}
         best = [value for name in of if (value := self.largest(gpu, name)) is not None]
         return max(best, key=self._order) if best else self.first()
 
     def table(self) -> dict[str, Any]:
-        """What was found, as plain data."""
+        """The results as plain data."""
         pairs = list(dict.fromkeys((row["gpu"], row["allocator"]) for row in self.rows))
         key = int if self.range else self.values.index
         return {

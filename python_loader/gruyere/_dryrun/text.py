@@ -1,4 +1,4 @@
-"""The answer in a terminal."""
+"""The answer as text for a terminal."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from .._bench import table
 from .runs import RANDOM, ROOM, Plan, called
 from .scope import spread
 
-SILICON = "Against silicon this has not been checked: no GPU has run it."
-LEFT_OUT = "Each row has the allocator that it names."
-# Rows of each list.
+SILICON = "Not checked against silicon: no GPU has run the program."
+LEFT_OUT = "Each row uses the allocator that it names."
+# The number of rows shown of each list.
 _ROWS = 10
 
 
 def size(number: int) -> str:
-    """Bytes for people, small ones too."""
+    """A number of bytes as text, down to single bytes."""
     if number >= 1 << 20:
         return table.size(number)
     return f"{number >> 10} KiB" if number >= 1 << 10 else f"{number} B"
 
 
 def of_plan(plan: Plan, usable: int) -> str:
-    """A run, for whoever waits."""
+    """A run, for the progress display. Must not contain ": "."""
     if plan.analysed:
-        values = "other values" if plan.values == RANDOM else "every allocation"
-        return f"{plan.gpu['id']} looking at {values}"
+        values = "with other values" if plan.values == RANDOM else "every allocation"
+        return f"{plan.gpu['id']}, analysing {values}"
     what = f"{plan.gpu['id']} under {called(plan.allocator)}"
     if plan.memory == ROOM:
         return f"{what}, with room to spare"
@@ -79,10 +79,10 @@ def verdict(report: dict[str, Any]) -> str:
             said.append(f"It fits{these} on {gpu['id']}: {spare}{beside}.")
             if best["caught"]:
                 times = f"{best['caught']} time{'s' * (best['caught'] != 1)}"
-                said.append(f"(It ran out of memory {times} there, caught that, and went on.)")
+                said.append(f"(It ran out of memory {times} there, caught the error and went on.)")
         elif not all(row["failed"] for row in gpu["runs"]):
             margins = [row["margin"] for row in gpu["runs"] if row["margin"] is not None]
-            by = f": {size(-max(margins))} too small at least" if margins else ""
+            by = f": at least {size(-max(margins))} too small" if margins else ""
             said.append(f"It does not fit on {gpu['id']}{by}.")
         for row in gpu["runs"]:
             if row["failed"]:
@@ -91,7 +91,7 @@ def verdict(report: dict[str, Any]) -> str:
         if gpu["kernels"] is False:
             said.append(
                 f"(This build of torch has no kernels for {gpu['name']}, capability "
-                f"{gpu['capability']}: it would not run there.)"
+                f"{gpu['capability']}: the program would not run there.)"
             )
     if differ:
         said.append(_differing(report, *differ))
@@ -106,7 +106,7 @@ def verdict(report: dict[str, Any]) -> str:
 
 
 def _about(number: float) -> str:
-    """Bytes to two digits, since no more is known."""
+    """A number of bytes to two digits, the precision of the estimate."""
     for unit, word in ((1 << 30, "GiB"), (1 << 20, "MiB")):
         if number >= unit:
             found = number / unit
@@ -115,69 +115,72 @@ def _about(number: float) -> str:
 
 
 def _larger(report: dict[str, Any]) -> str:
-    """What a larger step would need."""
+    """The memory that a larger step would need, as a formula."""
     steps = report["steps"]
     return f"about {_about(steps['fixed_bytes'])} + n x {_about(steps['growing_bytes'])} live"
 
 
 def _differing(report: dict[str, Any], least: int, most: int) -> str:
-    """That other steps may take more, how much that would be, and how to run them."""
+    """A warning that other steps may need more memory: how much, and how to run more steps."""
     return (
-        f"But steps differ: {_about(least)} to {_about(most)} of activations, and a larger one "
-        f"takes more: n times the largest, {_larger(report)}. --steps runs more of them."
+        f"But steps differ: their activations take {_about(least)} to {_about(most)}. A larger "
+        f"step needs more: one n times the largest, {_larger(report)}. --steps runs more steps."
     )
 
 
 def scope(report: dict[str, Any]) -> list[str]:
-    """What the steps that were run leave open, in sentences."""
+    """Sentences on what the steps that were run do not cover."""
     program, found = report["program"], report.get("steps")
     number = program["steps"]
     ran = f"{number} step{'s' * (number != 1)}"
     said = []
     if number >= program["steps_asked"]:
         said.append(
-            f"What was run are the first {ran}. What comes later (longer input, an evaluation, a "
-            "checkpoint) is not in it: --steps COUNT runs more."
+            f"The dry run covers the first {ran}, not what comes later (longer input, an "
+            "evaluation, a checkpoint): --steps COUNT runs more."
         )
     if found:
         least, most = min(found["activations"]), max(found["activations"])
         if spread(report):
-            said.append(f"Steps differ: {_about(least)} to {_about(most)} of activations.")
+            said.append(f"Steps differ: their activations take {_about(least)} to {_about(most)}.")
         elif number > 1:
-            said.append(f"Steps are alike: {_about(most)} of activations in each.")
+            said.append(f"Steps are alike: the activations of each take {_about(most)}.")
         than = " as the largest of these" if spread(report) else ""
         said.append(
             f"A batch n times as large, or a step n times as long{than}, would need "
-            f"{_larger(report)}; more, where something grows with the square of the length."
+            f"{_larger(report)}; more if something grows with the square of the length."
         )
     return said
 
 
 def _ran(report: dict[str, Any]) -> str:
-    """How often the program ran, and that it can't have harmed."""
+    """How often the program ran, and what became of its files."""
     program = report["program"]
     name = program["script"] or f"-m {program['module']}"
     runs = report["sandbox"]["runs"]
     is_kept = report["sandbox"]["way"] == "none"
-    harm = "what they wrote stays" if is_kept else "your files are as before"
+    harm = "what they wrote stays" if is_kept else "your files are unchanged"
     return f"{name}: {runs} runs of {program['steps']} steps; {harm}."
 
 
 def _growth(report: dict[str, Any]) -> str:
-    """What steps leave behind, and how long that can go on."""
+    """The memory that steps leave behind, and how long the GPU has room for it."""
     grown = report["growth"]["bytes_a_step"]
-    said = f"But each step leaves {size(grown)} behind, most at {report['growth']['line']}"
+    said = f"But each step leaves {size(grown)} behind, most of it at {report['growth']['line']}"
     runs = report["gpus"][0]["runs"]
     left = max((row["margin"] for row in runs if row["fits"]), default=0)
     if not left:
         return f"{said}."
-    return f"{said}: if that goes on, {report['gpus'][0]['id']} is full after {left // grown} more."
+    return (
+        f"{said}: if that goes on, {report['gpus'][0]['id']} is full after {left // grown} more "
+        "steps."
+    )
 
 
 def _head(report: dict[str, Any], width: int) -> str:
     steps = report["program"]["steps"]
     asked = report["program"]["steps_asked"]
-    ended = "" if steps >= asked else f" of {asked} asked, then it ended by itself"
+    ended = "" if steps >= asked else f" ({asked} requested; the program ended by itself)"
     left_out = "; ".join(report["program"]["left_out"])
     lines = [
         _cut(_ran(report), width),
@@ -191,12 +194,12 @@ def _head(report: dict[str, Any], width: int) -> str:
         ),
     ]
     if left_out:
-        lines.append(_wrapped(f"Left out of it: {left_out}. {LEFT_OUT}", width))
+        lines.append(_wrapped(f"Ignored settings: {left_out}. {LEFT_OUT}", width))
     return "\n".join(lines)
 
 
 def _table(rows: list[list[str]], left: int = 1) -> list[str]:
-    """Columns; the first `left` to the left."""
+    """Lines of aligned columns; the first `left` columns are left-aligned."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return [
         "  ".join(
@@ -232,22 +235,22 @@ def _devices(report: dict[str, Any]) -> str:
             if len(rows[0]) > len(cells):
                 cells.append(size(row["smallest_gpu"]) + mark if row["smallest_gpu"] else "-")
             rows.append(cells)
-    notes = ["Each was really run at its size, less the context; left is what the books leave."]
+    notes = ["Each row was run at the GPU's size less the context; left: memory free at the peak."]
     runs = [row for gpu in report["gpus"] for row in gpu["runs"] if not row["failed"]]
     if any(not gpu["context"]["known"] for gpu in report["gpus"]):
-        notes.append("? The context of this GPU is not known: an assumption (fixed costs).")
+        notes.append("? The context of this GPU is not known; it is assumed (see fixed costs).")
     if any(not row["at_size"] for row in runs):
-        notes.append("* On a device with room: at its size the program ran out of memory.")
+        notes.append("* Measured on a larger device: at this size the program ran out of memory.")
     if any(row["fits"] and row["retries"] for row in runs):
-        notes.append("Tight: the allocator had to give cached memory back to get through.")
+        notes.append("Tight: the program completed only after cached memory was released.")
     least = report["peak"]["bytes"] if report["peak"] else None
     if any(row["allocator"] == "torch" and row["peak_live"] != least for row in runs):
-        notes.append("torch's default counts remainders as live that it does not split off.")
+        notes.append("torch's default also counts remainders that it does not split off.")
     return "\n".join([*_table(rows, 3), *notes])
 
 
 def signed(margin: int) -> str:
-    """What is left, or lacks."""
+    """A margin as text, negative if memory is missing."""
     return size(margin) if margin >= 0 else f"-{size(-margin)}"
 
 
@@ -261,7 +264,7 @@ def _others(report: dict[str, Any], width: int) -> str:
         if best is not None:
             said[best].append(gpu["id"])
     shown = {"fits": "it fits on", "close": "it may fit on", "too small": "too small"}
-    lines = ["Other GPUs, by these figures (not run there; --gpu NAME does):"]
+    lines = ["Other GPUs, judged by these figures (not run; --gpu NAME runs it):"]
     for word, names in said.items():
         if names:
             lines.append(_wrapped(f"  {shown[word]:<13} {', '.join(names)}", width, " " * 16))
@@ -280,7 +283,7 @@ def _sweep(report: dict[str, Any]) -> str:
             size(row["peak_live"]) if done else "-", size(row["peak_held"]) if done else "-",
         ])  # fmt: skip
     command = report["program"]["command"]
-    lines = [f"{sweep['name']} tried; all else here is of {command}", *_table(rows, 2)]
+    lines = [f"{sweep['name']}, values tried; the rest is for {command}", *_table(rows, 2)]
     for row in sweep["largest"]:
         value = row["value"] or "none"
         lines.append(f"The largest that fits on {row['gpu']} with {row['allocator']}: {value}")
@@ -296,7 +299,7 @@ def _kinds(report: dict[str, Any], width: int) -> str:
     if not peak:
         return ""
     if not peak["bytes"]:
-        return "Nothing was ever live: the program asked for no memory."
+        return "Nothing was ever live: the program requested no memory."
     when = f"in step {peak['step']}, {peak['phase']}, " if peak["phase"] else ""
     where = f"{when}at {peak['line']}"
     lines = [_wrapped(f"Live at the peak: {size(peak['bytes'])}, {where}", width)]
@@ -308,9 +311,8 @@ def _kinds(report: dict[str, Any], width: int) -> str:
     if not report["machine"].get("metadata", True):
         lines.append(
             _wrapped(
-                "This torch does not say at which module and in which phase memory was asked for "
-                "(2.11 does): most of what is no weight is told as temporaries or other, and of no "
-                "module.",
+                "This torch does not record the module and phase of a request (2.11 does): most "
+                "memory other than weights is reported as temporaries or other, without a module.",
                 width,
             )
         )
@@ -327,7 +329,7 @@ def _cut(line: str, width: int) -> str:
 
 
 def _listed(title: str, rows: list[tuple[str, int, str]], width: int) -> str:
-    """A list of (what, bytes, more): the more as far as it goes."""
+    """A list of rows (name, bytes, details), with the details cut to the width."""
     shown = rows[:_ROWS]
     room = min(max(len(what) for what, _, _ in shown), width // 2)
     lines = [title]
@@ -343,8 +345,8 @@ def _listed(title: str, rows: list[tuple[str, int, str]], width: int) -> str:
 
 
 def named(row: dict[str, Any]) -> str:
-    """A module of the report's, with how often it repeats."""
-    name = row["module"] or "(outside of any module)"
+    """A module of the report, with the number of its repetitions."""
+    name = row["module"] or "(outside any module)"
     return f"{name} x{row['count']}" if row["count"] > 1 else name
 
 
@@ -357,7 +359,7 @@ def _modules(report: dict[str, Any], width: int) -> str:
 
 
 def source(line: str) -> str:
-    """The text of a line of the program."""
+    """The source text of a line of the program."""
     file, _, number = line.rpartition(":")
     return linecache.getline(file, int(number)).strip() if file else ""
 
@@ -375,7 +377,7 @@ def _fixed(report: dict[str, Any], width: int) -> str:
     for cost in report["fixed_costs"]:
         number = "unknown" if cost["bytes"] is None else size(cost["bytes"])
         number += "" if cost["known"] or cost["bytes"] is None else "?"
-        where = "in what is held" if cost["held"] else "beside what allocators hold"
+        where = "included in peak held" if cost["held"] else "in addition to peak held"
         said = f"  {number:>9}  {cost['name']} ({where}): {cost['source']}"
         lines.append(_wrapped(said, width, " " * 13))
     return "\n".join(lines)
@@ -396,7 +398,7 @@ def _trust(report: dict[str, Any], width: int) -> str:
             )
             for values, key in (("zeros", "zeros"), ("random values", "random")):
                 request = parted[key]
-                told = "nothing more was asked for"
+                told = "no further request"
                 if request is not None:
                     line = request["line"]
                     inside = request["inside"]
@@ -423,9 +425,9 @@ def _trust(report: dict[str, Any], width: int) -> str:
                 _cut(f"    {read['line']}  {read['what']} x{read['count']}{within}", width)
             )
         if len(trust["reads"]) > len(rows):
-            lines.append(f"    and {len(trust['reads']) - len(rows)} lines more (--json)")
+            lines.append(f"    and {len(trust['reads']) - len(rows)} more lines (--json)")
     else:
-        lines.append("  No line of it was seen to read values from the device.")
+        lines.append("  No line of the program was seen reading values from the device.")
     if trust["host_reads"]:
         told = trust["host_reads"]
         lines.append(

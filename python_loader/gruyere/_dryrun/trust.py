@@ -1,4 +1,4 @@
-"""Whether two runs of a program, with different values on the device, asked for the same memory."""
+"""Comparison of the requests of two runs with different values on the device."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Any, Optional
 
 
 def difference(first: dict[str, Any], second: dict[str, Any]) -> Optional[dict[str, Any]]:
-    """Where two sequences of requests (`live.analyse`) part first; None where they do not.
+    """The first difference between two sequences of requests (`live.analyse`); None if they are
+    equal.
 
-    Requests are compared in the order of each thread that asks: those of two threads that ask at
-    the same time may come in any order.
+    Requests are compared thread by thread, since the requests of concurrent threads may come in any
+    order.
     """
     ours, theirs = _by_thread(first), _by_thread(second)
     parted: list[tuple[int, Optional[int], Optional[int]]] = []
@@ -33,7 +34,7 @@ def difference(first: dict[str, Any], second: dict[str, Any]) -> Optional[dict[s
         "zeros": None if zeros is None else _request(first, zeros),
         "random": None if random is None else _request(second, random),
     }
-    # The run that went on has the line.
+    # The run that made a further request has the line.
     at: dict[str, Any] = asked["random"] or asked["zeros"] or {}
     return {"request": number + 1, "line": at["line"], "read": at["read"], **asked}
 

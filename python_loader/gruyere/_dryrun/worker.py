@@ -1,5 +1,5 @@
-"""In the process of a run: the program, watched as `_bench.script` does it; looked at, where the
-run is to be analysed."""
+"""The process of a run: runs and measures the program as `_bench.script` does, with hooks for an
+analysed run."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from .hooks import Hooks
 from .settings import Settings
 from .stops import Stops
 
-# torch cannot do it: the user must install another one.
+# The run is not possible with this torch or environment.
 UNUSABLE = "unusable"
-# The program did its work, and there is nothing to measure.
+# The program completed, but there is nothing to measure.
 NOTHING = "nothing"
-# The sandbox refused the program something that it needed.
+# The sandbox denied the program something that it needs.
 REFUSED = "refused"
 
 
 @dataclass
 class Found(Result):
-    """What a run found."""
+    """The results of a run."""
 
     facts: dict[str, Any] = field(default_factory=dict)
-    """What torch it is."""
+    """Facts about torch, and about what was answered and ignored."""
     analysis: Optional[dict[str, Any]] = None
     pid: int = 0
-    """The program's."""
+    """The program's process id."""
     refused: list[dict[str, str]] = field(default_factory=list)
-    """What the sandbox kept it from, the last last (`Run.refusals`)."""
+    """What the sandbox denied, in order (`Run.refusals`)."""
 
     def to_json(self) -> str:
         return json.dumps(vars(self))
@@ -56,7 +56,7 @@ def main(request: str) -> None:
 
 class Worker(Watch):
     found: Found
-    # The program as it is.
+    # cuDNN stays as the program sets it.
     cudnn = True
 
     def __init__(self, request: dict[str, Any]) -> None:
@@ -65,7 +65,7 @@ class Worker(Watch):
         )
         self.found = Found(COMPLETED, pid=os.getpid())
         self.progress: int = request["progress"]
-        # Processes that the program starts must not hold it open.
+        # Child processes of the program must not hold it open.
         os.set_inheritable(self.progress, False)
         self.pid = os.getpid()
         self.analysed: bool = request["analysed"]
@@ -83,14 +83,14 @@ class Worker(Watch):
         if torch.version.cuda is None:
             return
         if standing.away() is not None:
-            # The answer has the reason.
+            # `result` gives the reason.
             raise Enough(0)
         if self.analysed:
             self.hooks = Hooks(torch, Lines(os.getcwd(), self.module))
             self.hooks.install()
         self.settings.imported(torch)
         super().imported(torch)
-        self._tell("torch is there")
+        self._tell("torch is imported")
 
     def stepped(self, optimizer: Any, *more: Any) -> None:
         if os.getpid() == self.pid:
@@ -109,7 +109,7 @@ class Worker(Watch):
     def stopped_by(self, error: BaseException) -> None:
         ended = any(isinstance(cause, Enough) for cause in causes(error))
         if ended and not (self.torch is not None and is_out_of_memory(self.torch, error)):
-            # A program stopped after its steps may fail at its end: the steps were done.
+            # A program that is stopped after its steps may fail at its end; its steps are done.
             return
         super().stopped_by(error)
         if self.refused:
@@ -119,7 +119,7 @@ class Worker(Watch):
         try:
             os.write(self.progress, f"{what}\n".encode())
         except OSError:
-            # It has no reader any more.
+            # The reader is gone.
             pass
 
     def result(self) -> Result:
@@ -131,8 +131,8 @@ class Worker(Watch):
         if found.facts and found.facts["cuda"] is None:
             found.outcome = UNUSABLE
             found.reason = (
-                f"torch {found.facts['torch']} is built without CUDA; install one that is built "
-                "with it (https://pytorch.org/get-started), which needs no GPU to be installed"
+                f"torch {found.facts['torch']} is built without CUDA; install a torch built for "
+                "CUDA (https://pytorch.org/get-started), which does not require a GPU"
             )
             return found
         if found.outcome == REFUSED:
@@ -141,7 +141,7 @@ class Worker(Watch):
             found.outcome = NOTHING
             found.reason = (
                 "there is nothing to measure: the program used no CUDA memory in its own process. "
-                "If processes that it starts do, name the script that one of them runs"
+                "If its child processes do, give the script that one of them runs"
             )
             return found
         result = super().result()

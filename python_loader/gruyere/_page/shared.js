@@ -1,5 +1,5 @@
 "use strict";
-/* What every page draws with: the dry run's, and the one of an out-of-memory. */
+/* Functions shared by all pages: the dry run's page and the out-of-memory page. */
 const GIB = 2 ** 30, MIB = 2 ** 20;
 
 function size(number) {
@@ -24,7 +24,7 @@ function section(title) {
   return whole;
 }
 
-/* Columns whose name ends with a blank are of numbers. A cell is a text, an element (a bar), or
+/* A column whose name ends with a space holds numbers. A cell is a string, an element (a bar),
    {code}, or {text, kind}. */
 function table(parent, heads, rows) {
   const whole = put(parent, "table");
@@ -44,7 +44,7 @@ function table(parent, heads, rows) {
   }
 }
 
-/* Parts are {name, colour, bytes}; as wide as they are of `most`. */
+/* A stacked bar. Parts are {name, colour, bytes}; each is as wide as its share of `most`. */
 function stack(parts, most) {
   const bar = document.createElement("div");
   bar.className = "stack";
@@ -64,7 +64,7 @@ function swatch(parent, colour, letter, kind = "") {
   return mark;
 }
 
-/* Entries are {name, colour, letter, kind, note}. */
+/* A legend. Entries are {name, colour, letter, kind, note}. */
 function key(parent, entries) {
   const whole = put(parent, "div", null, "key");
   for (const { name, colour, letter, kind, note } of entries) {
@@ -81,10 +81,10 @@ function shape(parent, name, attributes) {
   return element;
 }
 
-/* Layers, one upon the other. `layers` are {name, colour, letter, values}, a value for each part;
-   `edges` is where the parts begin and end, from 0 to 1 (without it they are equally wide); `rest`
-   are the heights up to which a hatched layer goes on top; `line` is drawn dashed; `marks` are
-   {at, text}; `say(part)` is what the pointer is answered, below the picture. */
+/* A stacked area chart. `layers` are {name, colour, letter, values}, with a value for each part of
+   the x axis; `edges` are the bounds of the parts, from 0 to 1 (default: equally wide); `rest` are
+   the heights up to which a hatched layer fills the top; `line` is drawn dashed; `marks` are
+   {at, text}; `say(part)` returns the text shown below the chart for the part under the pointer. */
 function layered(parent, { title, layers, edges, rest, line, marks, say }) {
   const count = layers[0].values.length, width = 1000, height = 230, foot = 16;
   const at = edges || Array.from({ length: count + 1 }, (_, number) => number / count);
@@ -108,7 +108,7 @@ function layered(parent, { title, layers, edges, rest, line, marks, say }) {
     const above = below.map((from, part) => from + values[part]);
     if (values.some(value => value > 0)) {
       area(below, above, `fill: var(${colour})`);
-      // Where it is thickest; of equals, the last.
+      // The letter goes where the layer is thickest; among equals, the last.
       let best = 0;
       values.forEach((value, part) => { if (value >= values[best]) best = part; });
       if (letter && values[best] > most / 16)
@@ -131,7 +131,7 @@ function layered(parent, { title, layers, edges, rest, line, marks, say }) {
     shape(picture, "line", { x1: place * width, x2: place * width, y1: 0, y2: height - foot,
       style: "stroke: var(--soft); stroke-dasharray: 3 3; vector-effect: non-scaling-stroke" });
     const note = put(chart, "span", text, "mark");
-    // What would be cut stands on the other side of its mark, as on a narrow phone's 320 pixels.
+    // Text that would be cut off on a 320-pixel phone goes on the other side of its mark.
     if ((1 - place) * 320 < 7 * text.length + 6) note.style.right = 100 * (1 - place) + "%";
     else note.style.left = 100 * place + "%";
   }
@@ -155,7 +155,7 @@ function layered(parent, { title, layers, edges, rest, line, marks, say }) {
   });
 }
 
-/* The button that turns light into dark, which begins as the browser is set. */
+/* The button that switches between light and dark; the browser's setting is the default. */
 function listenToTheme(changed) {
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const root = document.documentElement;
@@ -167,7 +167,7 @@ function listenToTheme(changed) {
   dark.addEventListener("change", () => changed?.());
 }
 
-/* A colour of the style as the three numbers that a canvas takes. */
+/* A colour of the style sheet as the three numbers that a canvas takes. */
 function colourOf(name) {
   const probe = put(document.body, "i");
   probe.style.color = `var(${name})`;

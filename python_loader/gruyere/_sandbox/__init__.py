@@ -1,26 +1,26 @@
-"""Runs a program so that nothing outside of a folder of ours changes: the program sees its files as
-they are and may write, and what it writes goes away with that folder.
+"""A sandbox: runs a program so that nothing changes outside a temporary folder. The program sees
+its files as they are and may write; what it writes is removed with that folder.
 
     with Folder("dryrun") as folder:
         box = choose(folder, request["sandbox"])
         run = box.start(command, environment, output)
 
-The kernel keeps the promise, in one of two ways; `choose` tries each on a file of its own before it
-is taken.
+The kernel enforces this, in one of two ways; `choose` tests a way on temporary files before it uses
+it.
 
-- `overlay`: namespaces of user, mounts and network, with an overlay over each tree and loopback
-  alone. The program's paths are its own.
-- `landlock`, where a container forbids namespaces: reads everywhere, writes in the run's folder
-  alone. There `links` mirrors the program's files, and `guard` replaces a link by a copy just
-  before the program writes to it.
+- `overlay`: user, mount and network namespaces, with an overlay over each tree and a network that
+  has only loopback. The program's paths do not change.
+- `landlock`, if a container forbids namespaces: the program can read everywhere and write only in
+  the run's folder. `links` mirrors the program's files there, and `guard` replaces a link by a copy
+  just before the program writes to it.
 
-What is where:
+The modules:
 
 - `kernel`: system calls that Python has no function for.
 - `overlay`, `landlock`, `links`, `filter`, `guard`: the two ways.
 - `enter`: the process between us and the program. It starts the program in its sandbox, watches
   it, and ends with it.
-- `box`: what callers use.
+- `box`: the interface for callers.
 """
 
 from .box import LOOKS as LOOKS

@@ -1,4 +1,4 @@
-"""What callers use: a folder that goes away, the way that holds here, and runs in it."""
+"""The sandbox's interface: a temporary folder, the choice of the way, and runs."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from .._errors import GruyereError
 from . import landlock
 from .enter import LANDLOCK, NONE, OVERLAY
 
-# Bytes that a run may write unless the user says so, and bytes left free on the disk.
+# Bytes that a run may write by default, and bytes that must stay free on the disk.
 ROOM = 10 << 30
 _LEFT_FREE = 1 << 30
-# Seconds between two looks at a run's writes.
+# Seconds between two checks of the bytes that a run has written.
 LOOKS = 1.0
-# <linux/magic.h>: file systems that lie in memory.
+# <linux/magic.h>: file systems in memory.
 _IN_MEMORY = {"tmpfs", "ramfs"}
-# Characters that end a path for the loader of libraries, and for the options of a mount.
+# Characters that end a path for the dynamic loader or in the options of a mount.
 _SEPARATES = re.compile(r"[\s:;,$\\]")
-# Caches of compiled code. Empty at first and shared by all runs, so that none depends on the user's
-# earlier compilations.
+# Caches of compiled code. They are empty at first and shared by all runs, so that no run depends on
+# the user's earlier compilations.
 _CACHES = {
     "TORCHINDUCTOR_CACHE_DIR": "inductor",
     "TRITON_CACHE_DIR": "triton",
     "PYTORCH_KERNEL_CACHE_PATH": "torch",
 }
-# Reporters and hubs learn that there is no network, each in its own words.
+# Variables that tell experiment trackers and model hubs that there is no network.
 _OFFLINE = {
     "WANDB_MODE": "offline",
     "COMET_START_ONLINE": "0",
@@ -47,13 +47,13 @@ _OFFLINE = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "DO_NOT_TRACK": "1",
 }
-# How long an attempt on a file of ours may take.
+# The time limit for a test of the sandbox, and for a program to end (seconds).
 _PATIENCE = 30
 
 
 @dataclass(frozen=True)
 class Allowed:
-    """What the user lets a program change."""
+    """What the user allows a program to change or reach."""
 
     everything: bool = False
     """No sandbox at all."""
@@ -62,7 +62,7 @@ class Allowed:
 
 
 class Folder:
-    """A folder of ours on a disk, gone with all that runs wrote at the end."""
+    """A folder on a disk, removed at the end with everything that runs wrote."""
 
     def __init__(self, name: str) -> None:
         tried = []
@@ -76,8 +76,8 @@ class Folder:
             except OSError as error:
                 tried.append(f"{base} ({error.strerror})")
         raise GruyereError(
-            "there is no folder on a disk for what the program writes; tried "
-            f"{', '.join(tried)}: name one in TMPDIR"
+            "there is no folder on a disk for the files that the program writes; tried "
+            f"{', '.join(tried)}: set TMPDIR to one"
         )
 
     def __enter__(self) -> Path:
@@ -104,7 +104,7 @@ def _bases() -> list[str]:
 
 
 def _in_memory(path: str) -> bool:
-    """By the mount that the path is below."""
+    """Whether the path is on a file system in memory, according to its mount."""
     real, kind, longest = os.path.realpath(path), "", -1
     with open("/proc/self/mounts") as file:
         for line in file:
@@ -118,7 +118,7 @@ def _in_memory(path: str) -> bool:
 
 
 def remove(path: Path) -> None:
-    """Also folders that nobody may enter, as overlays leave them."""
+    """Remove a folder, including folders without access permissions, as overlays leave behind."""
 
     def again(call: Any, name: str, _: Any) -> None:
         try:
@@ -143,11 +143,11 @@ class Run:
 
     @property
     def own(self) -> Path:
-        """Where the program may write, and callers read."""
+        """The folder in which the program may write and that callers read."""
         return self.folder / "own"
 
     def refusals(self) -> list[dict[str, str]]:
-        """What was refused: its kind ("write", "network", "space") and its name."""
+        """The refusals: for each its kind ("write", "network", "space") and name."""
         try:
             lines = (self.folder / "refusals").read_text().splitlines()
         except OSError:
@@ -155,7 +155,7 @@ class Run:
         return [json.loads(line) for line in lines]
 
     def written(self) -> int:
-        """Bytes on the disk that the run has taken."""
+        """Bytes that the run has written to the disk."""
         total = 0
         for where, _, names in os.walk(self.folder):
             for name in names:
@@ -166,9 +166,9 @@ class Run:
         return total
 
     def end(self) -> None:
-        """Ends the program and all that it started, and waits for that."""
+        """End the program and all its processes, and wait for them."""
         if self.process.poll() is None:
-            # The process between us and the program ends it, and waits for it (`enter`).
+            # The process between us and the program (`enter`) ends it and waits for it.
             self.process.terminate()
             try:
                 self.process.wait(_PATIENCE)
@@ -181,13 +181,13 @@ class Run:
         self.process.wait()
 
     def close(self) -> None:
-        """What it wrote goes away."""
+        """Remove what the run wrote."""
         remove(self.folder)
 
 
 @dataclass
 class Box:
-    """How programs are run here."""
+    """The sandbox in the way that was chosen."""
 
     folder: Path
     way: str
@@ -200,13 +200,13 @@ class Box:
 
     @property
     def closed(self) -> list[str]:
-        """What programs can't change or reach."""
+        """What programs cannot change or reach."""
         if self.way == NONE:
             return []
         return ["files"] if self.allowed.network else ["files", "network"]
 
     def said(self) -> str:
-        """What holds here, in a sentence."""
+        """The sandbox's guarantees, in a sentence."""
         if self.way == NONE:
             return "What the program writes stays (--allow-writes)."
         network = "the network is open" if self.allowed.network else "no network but loopback"
@@ -215,30 +215,30 @@ class Box:
             LANDLOCK: "copies (Landlock)",
         }[self.way]
         kept = "".join(f"; what it writes in {path} stays" for path in self.allowed.paths)
-        return f"The program can't harm your files: it writes to {how}; {network}{kept}."
+        return f"The program cannot change your files: it writes to {how}; {network}{kept}."
 
     def has_compiled(self) -> bool:
-        """Whether a run has left something in the shared caches."""
+        """Whether a run has left files in the shared caches."""
         return any(names for _, _, names in os.walk(self.caches))
 
     def too_much(self, run: Run) -> str:
-        """Why a run may not go on writing; empty where it may."""
+        """Why a run must stop writing; empty if it may go on."""
         free = shutil.disk_usage(self.folder).free
         if free < _LEFT_FREE:
             return (
-                f"the disk of {self.folder} has {free >> 20} MiB left, and what the program "
-                "writes goes there: free some, or name a folder on another disk in TMPDIR"
+                f"the disk of {self.folder}, on which the program's files are written, has "
+                f"{free >> 20} MiB left: free some space, or set TMPDIR to a folder on another disk"
             )
         if run.written() > self.room:
             return (
-                f"the program wrote more than {self.room >> 20} MiB, which is as much as it may "
-                "write where all of it is thrown away: --scratch SIZE allows more"
+                f"the program wrote more than {self.room >> 20} MiB, the limit for files that are "
+                "discarded: --scratch SIZE allows more"
             )
         return ""
 
     def wait(self, run: Run, seconds: float) -> tuple[Optional[int], str]:
-        """Its exit code; None where it takes too long, or where it may not go on, for the reason
-        given."""
+        """Wait for the run. Returns its exit code and no reason; or None if it takes too long, or
+        None and the reason why it must stop."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             try:
@@ -258,8 +258,8 @@ class Box:
         folder: Optional[Path] = None,
         cwd: Optional[str] = None,
     ) -> Run:
-        """Starts it in a session of its own, with nothing to read. `output`: where it writes what
-        it says (None: where we do). `folder`: an empty one for this run (default: a new one)."""
+        """Start the command in its own session, with empty stdin. `output`: the file for its output
+        (None: ours). `folder`: an empty folder for this run (default: a new one)."""
         if folder is None:
             folder = self.new_folder()
         cwd = cwd or os.getcwd()
@@ -276,7 +276,7 @@ class Box:
             "network": self.allowed.network, "refusals": str(folder / "refusals"),
             "room": self.room,
         }  # fmt: skip
-        # The environment may hold more than an argument may, and secrets.
+        # Not as an argument: the environment may be too long for one, and may contain secrets.
         written = folder / "request"
         written.touch(mode=0o600)
         written.write_text(json.dumps(request))
@@ -292,7 +292,7 @@ class Box:
         return Run(folder, process)
 
     def new_folder(self) -> Path:
-        """A folder for a run."""
+        """Make a folder for a run."""
         return Path(tempfile.mkdtemp(prefix="run-", dir=self.folder))
 
     def _environment(
@@ -304,7 +304,7 @@ class Box:
         found.update({name: str(self.caches / what) for name, what in _CACHES.items()})
         if not self.allowed.network:
             for name, word in _OFFLINE.items():
-                # A reporter that the user turned off stays off.
+                # A tracker that the user has turned off stays off.
                 if found.get(name) != "disabled":
                     found[name] = word
         tracking = own / "mlflow"
@@ -313,7 +313,7 @@ class Box:
         records = own / "records"
         records.mkdir(exist_ok=True)
         found["GRUYERE_RECORD_DIR"] = str(records)
-        # They go with the sandbox: nothing is kept for later.
+        # Records are removed with the sandbox, so none is kept for later.
         found["GRUYERE_SANDBOX"] = "1"
         if self.way == LANDLOCK:
             temporary = own / "tmp"
@@ -322,12 +322,12 @@ class Box:
             found["PWD"] = mirror + cwd
             if found.get("HOME", "").startswith("/"):
                 found["HOME"] = mirror + found["HOME"]
-            # Bytecode beside modules elsewhere could not be kept.
+            # Bytecode could not be written beside modules outside the run's folder.
             found["PYTHONDONTWRITEBYTECODE"] = "1"
         return found
 
 
-# The package's folder, and code that finds it there whatever the interpreter's options.
+# The package's folder, and code that imports it from there whatever the interpreter's options.
 _PACKAGES = Path(__file__).resolve().parent.parent.parent
 _ENTER = """
 import sys
@@ -337,7 +337,7 @@ main(sys.argv[2])
 """
 
 
-# Messages of refused programs, by the kind of the refusal.
+# Parts of the messages with which programs fail, by the kind of the refusal.
 _WORDS = {
     "write": ("permission denied", "read-only file system", "operation not permitted",
               "cannot be opened", "can't open", "unable to open", "readonly database"),
@@ -347,7 +347,7 @@ _WORDS = {
 
 
 def behind(said: str, refused: list[dict[str, str]]) -> list[dict[str, str]]:
-    """Of what was refused, that which may be why a program failed that said this."""
+    """The refusals that may be the cause of a failure with the output `said`."""
     lower = said.lower()
     return [
         one
@@ -361,44 +361,44 @@ def remedy(refused: dict[str, str]) -> str:
     """What was refused, and the option that allows it."""
     kind, name = refused["kind"], refused["name"]
     if kind == "network":
-        return f"The network is closed to it, and it asked for {name}: --allow-network opens it"
+        return f"The sandbox has no network, and the program needs {name}: use --allow-network"
     if kind == "space":
-        return f"There was no room for a copy of {name}, which it writes to: --scratch SIZE"
+        return f"There is no room to copy {name}, to which the program writes: use --scratch SIZE"
     return (
-        f"It may not write to {name}, which would stay: --allow-writes={name} lets it (or name a "
-        "folder above that)"
+        f"The sandbox does not allow writes to {name}: use --allow-writes={name} (or a folder "
+        "above it), which keeps what is written"
     )
 
 
 def choose(folder: Path, asked: dict[str, Any]) -> Box:
-    """The first way that holds here. `asked`: the command's options
+    """The sandbox in the first way that works here. `asked`: the command's options
     (crates/cli/src/sandbox.rs).
 
-    Raises GruyereError where none does.
+    Raises GruyereError if none works.
     """
     paths = tuple(os.path.abspath(path) for path in asked["allow_writes"] if path)
     allowed = Allowed("" in asked["allow_writes"], paths, asked["allow_network"])
     room = asked["scratch"]
     for path in paths:
         if not os.path.exists(path):
-            raise GruyereError(f"--allow-writes={path}: no such file or folder; make it first")
+            raise GruyereError(f"--allow-writes={path}: no such file or folder; create it first")
     if allowed.everything:
         return Box(folder, NONE, allowed, room)
     reasons = []
     for way, why_not in ((OVERLAY, ""), (LANDLOCK, landlock.why_not())):
-        # Without the user's allowances: our own folder may lie in them.
+        # Without the paths that the user allows: our own folder may be below one of them.
         why_not = why_not or _try(Box(folder, way, Allowed(network=allowed.network), room))
         if not why_not:
             return Box(folder, way, allowed, room)
         reasons.append(f"{way}: {why_not}")
     raise GruyereError(
-        "the program would overwrite its files: no sandbox can be made here "
+        "no sandbox can be set up here, so the program would overwrite its files "
         f"({'; '.join(reasons)}). Use a kernel with Landlock (5.13 or newer) or a container that "
-        "allows user namespaces; or copy your folder, and run it there with --allow-writes"
+        "allows user namespaces; or copy your folder and run the program there with --allow-writes"
     )
 
 
-# The attempt: reads, writes and removes a file, makes a new one; reaches nothing.
+# The test program: reads, writes and removes files, makes a folder, and tries to connect.
 _ATTEMPT = """
 import errno, os, socket, sys
 assert open("kept").read() == "before", "a file can't be read"
@@ -418,7 +418,7 @@ if sys.argv[1] == "closed":
 
 
 def _try(box: Box) -> str:
-    """Why it does not hold; empty where it does."""
+    """Test the sandbox. Returns why it does not work; empty if it does."""
     folder = box.new_folder()
     files = Path(tempfile.mkdtemp(prefix="attempt-", dir=box.folder))
     try:
@@ -441,7 +441,7 @@ def _try(box: Box) -> str:
             said = output.read().decode(errors="replace").strip().splitlines()
         kept = all((files / name).is_file() for name in ("kept", "gone"))
         if not kept or (files / "kept").read_text() != "before" or os.listdir(files / "folder"):
-            return "what is written there arrives here"
+            return "what is written inside it changes the real files"
         if code:
             reason = said[-1] if said else f"exit code {code}"
             return reason.removeprefix("the sandbox could not be made: ")

@@ -1,8 +1,8 @@
 """The process between us and the program: `main(request)` starts the program in its sandbox and
-ends as it ended.
+exits as the program did.
 
-It is the program's parent, so that nothing that the program starts outlives the run: it adopts what
-the program leaves behind and ends it; and when we are killed, the kernel ends both.
+It is the parent of the program, so that no process of the program outlives the run: it adopts
+orphaned processes and kills them. If our process is killed, the kernel kills both.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from . import filter, kernel, landlock, overlay
 from .guard import Guard, Refusals
 from .links import Mirror
 
-# Box's names.
+# The ways of a Box.
 OVERLAY, LANDLOCK, NONE = "overlay", "landlock", "none"
-# The sandbox could not be made; the reason is on stderr.
+# Exit code: the sandbox could not be made; the reason is on stderr.
 NO_SANDBOX = 125
 
 
 def main(file: str) -> NoReturn:
-    """`file`: what is asked, as JSON; it is removed."""
+    """Run the request in `file` (JSON), which is removed."""
     with open(file) as opened:
         request = json.load(opened)
     os.unlink(file)
@@ -48,7 +48,7 @@ def main(file: str) -> NoReturn:
     if child == 0:
         ours.close()
         _become(request, theirs, identities is not None)
-    # A request to end means the program, with nothing left of it.
+    # SIGTERM ends the program; its other processes are killed below.
     signal.signal(signal.SIGTERM, lambda *_: os.kill(child, signal.SIGKILL))
     theirs.close()
     listener = _help(request, ours, child, identities)
@@ -62,7 +62,7 @@ def main(file: str) -> NoReturn:
     _end_as(status)
 
 
-# In the program's process, until the exec.
+# These run in the program's process, before the exec.
 
 
 def _become(request: dict[str, Any], helper: socket.socket, privileged: bool) -> NoReturn:
@@ -70,7 +70,7 @@ def _become(request: dict[str, Any], helper: socket.socket, privileged: bool) ->
     try:
         kernel.die_with_parent(signal.SIGKILL)
         limit = resource.getrlimit(resource.RLIMIT_CORE)[1]
-        # The kernel would write a core where the machine keeps them.
+        # The kernel would write a core file outside the sandbox.
         resource.setrlimit(resource.RLIMIT_CORE, (0, limit))
         cwd = request["cwd"]
         if request["way"] == OVERLAY:
@@ -80,7 +80,7 @@ def _become(request: dict[str, Any], helper: socket.socket, privileged: bool) ->
             _restricted(request, helper)
         os.chdir(cwd)
         helper.close()
-        # A change of identity may have cleared it.
+        # Again: a change of identity may have cleared it.
         kernel.die_with_parent(signal.SIGKILL)
         environment = request["environment"]
         os.execvpe(request["command"][0], request["command"], environment)
@@ -123,14 +123,14 @@ def _restricted(request: dict[str, Any], helper: socket.socket) -> None:
     os.close(listener)
 
 
-# In our process.
+# These run in our process.
 
 
 def _help(
     request: dict[str, Any], channel: socket.socket, child: int,
     identities: Optional[tuple[str, str]],
 ) -> Optional[int]:  # fmt: skip
-    """Does what the child can't do for itself; the descriptor of its calls, where it has one."""
+    """Do what the child cannot do itself. Returns the descriptor for its system calls, or None."""
     try:
         if request["way"] == LANDLOCK:
             told, handles, _, _ = socket.recv_fds(channel, 1, 1)
@@ -140,7 +140,7 @@ def _help(
                 overlay.write_map(child, kind, text)
             channel.send(b"m")
     except OSError as error:
-        # The end of the channel informs the child, which reports it.
+        # Closing the channel makes the child fail and report it.
         print(f"the sandbox could not be made: {error}", file=sys.stderr)
     finally:
         channel.close()
@@ -148,7 +148,7 @@ def _help(
 
 
 def _watch(child: int, listener: Optional[int], guard: Optional[Guard]) -> int:
-    """Until the program has ended: its status."""
+    """Serve the program's calls until it has ended. Returns its status."""
     if listener is None or guard is None:
         return os.waitpid(child, 0)[1]
     ended = os.pidfd_open(child)
@@ -168,9 +168,9 @@ def _watch(child: int, listener: Optional[int], guard: Optional[Guard]) -> int:
 
 
 def _end_the_rest() -> None:
-    """What the program has left behind is ours now."""
+    """Kill the processes that the program has left behind, which are our children now."""
     me = os.getpid()
-    # Each round ends a generation, whose children then are ours.
+    # Each round kills one generation; its children then become ours.
     for _ in range(1000):
         try:
             with open(f"/proc/{me}/task/{me}/children") as file:

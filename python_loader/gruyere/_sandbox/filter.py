@@ -1,8 +1,8 @@
-"""Which system calls of a program under Landlock are handed to the guard: those that change files
-by their names or by what they are, and those that reach out. What only reads is never held up.
+"""The seccomp filter: passes system calls of a program under Landlock to the guard if they change
+files or their attributes, or use the network. Calls that only read are never delayed.
 
-Landlock keeps programs from writing; it knows nothing of modes, owners, times and extended
-attributes, nor of addresses. The guard answers for these.
+Landlock prevents writes. It does not cover modes, owners, times and extended attributes, nor
+network addresses. The guard does.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from . import kernel
 
 @dataclass(frozen=True)
 class Named:
-    """Where a call has the name of a file: `folder` and `path` are numbers of arguments. Without a
-    folder the name is seen from the current one; without a path the descriptor is the file."""
+    """The arguments of a call that name a file: `folder` and `path` are argument numbers. Without a
+    folder the path is relative to the current one; without a path the descriptor is the file."""
 
     path: Optional[int] = None
     folder: Optional[int] = None
@@ -26,7 +26,7 @@ class Named:
 
 @dataclass(frozen=True)
 class Kind:
-    """What a call does to the file that it names last."""
+    """What a call does to the file that it names last, and the arguments that name its files."""
 
     what: str
     names: tuple[Named, ...]
@@ -49,7 +49,7 @@ CONNECT, SEND = "connect", "send"
 _TWO_AT = (Named(1, 0), Named(3, 2))
 _OF_DESCRIPTOR = Kind(_CHANGE, (Named(None, 0),))
 
-# By name; the numbers are below.
+# Calls by name; their numbers are below.
 KINDS: dict[str, Kind] = {
     "open": _plain(_OPEN, flags=1), "openat": _at(_OPEN, flags=2), "creat": _plain(_CREATE),
     "truncate": _plain(_TRUNCATE),
@@ -89,8 +89,8 @@ _NUMBERS = {
         "fremovexattr": 16, CONNECT: 203, SEND: 206,
     },
 }  # fmt: skip
-# Calls that would bypass the guard, and that every program does without: io_uring; openat2, whose
-# flags a filter can't see (programs fall back to openat); the newer calls on attributes by file.
+# Calls that would bypass the guard and that programs can do without: io_uring; openat2, whose flags
+# a filter cannot see (programs fall back to openat); and newer calls that set attributes.
 _ABSENT = {"io_uring_setup": 425, "openat2": 437, "setxattrat": 463, "removexattrat": 466,
            "file_setattr": 469}  # fmt: skip
 
@@ -109,7 +109,7 @@ def supported() -> bool:
 
 
 def kinds() -> dict[int, Kind]:
-    """What each call that is handed over does, by its number here."""
+    """The kind of each call that is passed to the guard, by its number on this machine."""
     numbers = _NUMBERS[kernel.machine()]
     return {numbers[name]: kind for name, kind in KINDS.items() if name in numbers}
 
@@ -127,16 +127,16 @@ def _return(action: int) -> bytes:
 
 
 def program(network: bool) -> bytes:
-    """The filter. `network`: calls that reach out are handed over too."""
+    """The filter program. `network`: pass network calls to the guard too."""
     known = _NUMBERS[kernel.machine()]
     absent = _return(_ERROR | errno.ENOSYS)
     parts = [
         _instruction(_LOAD, _ARCH),
-        # Another ABI (32 bits) has other numbers.
+        # Another ABI (32 bits) has different call numbers.
         _instruction(_EQUAL, _ARCHITECTURE[kernel.machine()], 1, 0),
         absent,
         _instruction(_LOAD, _NUMBER),
-        # x32, and numbers of no architecture.
+        # x32 calls, and invalid numbers.
         _instruction(_AT_LEAST, 0x40000000, 0, 1),
         absent,
     ]
@@ -165,7 +165,7 @@ def program(network: bool) -> bytes:
             )
     if network:
         when(known[CONNECT], [_return(_NOTIFY)])
-        # A given address: a datagram to somewhere.
+        # sendto with an address: a datagram.
         low = _ARGUMENTS + 8 * 4
         when(
             known[SEND],

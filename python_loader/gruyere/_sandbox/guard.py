@@ -1,9 +1,10 @@
-"""Answers the system calls that a program under Landlock may not make by itself: makes a copy of
-what it is about to write to, and refuses, with the name, what would reach out of its folder.
+"""The guard: handles the system calls that a program under Landlock may not make by itself. It
+copies files that the program is about to write to, and refuses what would reach outside the run's
+folder, noting the name.
 
-The guard is no wall against a program that means harm (what it reads of the program's memory may
-change before the kernel reads it): Landlock is. It is what makes the wall livable, and what names
-the stones.
+The guard does not protect against a malicious program, since the memory that it reads from the
+program may change before the kernel reads it. Landlock does. The guard makes Landlock usable, and
+finds the names for the error messages.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _EMPTY_PATH = b""
 
 
 class Refusals:
-    """What was refused, a line of JSON each, in a file that callers read (`box`)."""
+    """The list of refusals, in a file that callers read (`box`), one line of JSON each."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -51,7 +52,7 @@ class Guard:
         try:
             error = self._of_address(call) if call.number in self.network else self._of_file(call)
         except OSError:
-            # Its memory can't be read, or it is gone: Landlock decides.
+            # The process is gone or its memory cannot be read: Landlock decides.
             error = 0
         if error:
             call.refuse(error)
@@ -61,7 +62,7 @@ class Guard:
     # Files.
 
     def _of_file(self, call: kernel.Call) -> int:
-        """The error that it gets; 0: it goes on."""
+        """The error number with which to refuse a call on files; 0 to let it go on."""
         kind = self.kinds[call.number]
         paths = [self._path(call, named) for named in kind.names]
         truncates = kind.what in ("create", "truncate")
@@ -74,7 +75,7 @@ class Guard:
         except Full as full:
             self.refusals.add("space", str(full))
             return errno.ENOSPC
-        # Of two, the first is moved away, or stays.
+        # The first error counts: a call with two names moves or links the first.
         error = 0
         for path in paths:
             if path is not None:
@@ -87,13 +88,13 @@ class Guard:
         if kind.what in ("open", "create", "change"):
             self.mirror.ready_to_write(path, truncates)
         elif kind.what == "truncate":
-            # To a length that may keep some of it.
+            # The new length may keep part of the content.
             self.mirror.ready_to_write(path)
         else:
             self.mirror.ready_entry(path)
 
     def _outside(self, kind: Kind, path: str) -> int:
-        """Notes what Landlock is going to refuse; refuses what it knows nothing of."""
+        """Note what Landlock will refuse; refuse what Landlock does not cover."""
         of_entry = kind.what in ("entry", "move", "change link")
         real = (
             os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
@@ -111,7 +112,7 @@ class Guard:
         else:
             could = os.access(os.path.dirname(real), os.W_OK)
         if could:
-            # A call that would fail anyway is no refusal of ours.
+            # Otherwise the call would fail without the sandbox too.
             self.refusals.add("write", real)
         return errno.EACCES if is_change else 0
 
@@ -121,7 +122,7 @@ class Guard:
         return real.startswith(("/dev/", "/proc/")) or not real.startswith("/")
 
     def _path(self, call: kernel.Call, named: Named) -> Optional[str]:
-        """The file that the call means, from the root; None: none that has a name."""
+        """The absolute path of the file in the call; None if the file has no name."""
         task = f"/proc/{call.thread}"
         text = b""
         if named.path is not None:
@@ -135,12 +136,12 @@ class Guard:
         at = f"{task}/cwd" if folder in (-1, _AT_FDCWD) else f"{task}/fd/{folder}"
         base = os.readlink(at)
         if not base.startswith("/"):
-            # A pipe, a socket, memory: it has no name.
+            # A pipe, a socket or memory has no name.
             return None
         return os.path.join(base, os.fsdecode(text)) if text else base
 
     def _through_proc(self, call: kernel.Call, path: str) -> str:
-        """/proc/self is the program's there, and ours here."""
+        """Replace /proc/self in the program's path, which would mean our own process here."""
         for own in ("/proc/self/", "/proc/thread-self/"):
             if path.startswith(own):
                 return f"/proc/{call.thread}/{path[len(own) :]}"
@@ -159,7 +160,7 @@ class Guard:
 
 
 def outside(address: bytes) -> Optional[str]:
-    """Where an address (sockaddr) leads, if out of this machine."""
+    """The address in a sockaddr, as text; None if it is on this machine or of another family."""
     if len(address) < 8:
         return None
     (family,) = struct.unpack_from("=H", address)

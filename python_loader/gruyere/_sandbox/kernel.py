@@ -13,7 +13,7 @@ from typing import Optional
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
-# Numbers common to all architectures that have them (include/uapi/asm-generic/unistd.h).
+# Call numbers that are the same on all architectures (include/uapi/asm-generic/unistd.h).
 _MOUNT_SETATTR = 442
 _LANDLOCK_CREATE_RULESET, _LANDLOCK_ADD_RULE, _LANDLOCK_RESTRICT_SELF = 444, 445, 446
 _SECCOMP = {"x86_64": 317, "aarch64": 277}
@@ -50,12 +50,12 @@ def _prctl(option: int, value: int) -> None:
 
 
 def die_with_parent(signal: int) -> None:
-    """The kernel sends us `signal` when our parent ends."""
+    """Have the kernel send us `signal` when our parent ends."""
     _prctl(_PR_SET_PDEATHSIG, signal)
 
 
 def adopt_orphans() -> None:
-    """Descendants whose parent ends become our children."""
+    """Become the parent of descendants whose parent ends."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
@@ -85,7 +85,7 @@ def mount(source: str, target: str, kind: str = "", flags: int = 0, options: str
 
 
 def make_read_only(mounted: int) -> None:
-    """The mount that the descriptor is of, and none below it."""
+    """Make the mount of the descriptor read-only, without the mounts below it."""
     read_only, empty_path = 1, 0x1000
     attributes = struct.pack("=QQQQ", read_only, 0, 0, 0)
     _syscall(
@@ -95,7 +95,7 @@ def make_read_only(mounted: int) -> None:
 
 
 def raise_loopback() -> None:
-    """Brings up the loopback device of a network namespace of our own."""
+    """Bring up the loopback device of our own network namespace."""
     get_flags, set_flags, up = 0x8913, 0x8914, 1
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
         request = struct.pack("16sH14x", b"lo", 0)
@@ -106,14 +106,14 @@ def raise_loopback() -> None:
 # Landlock (include/uapi/linux/landlock.h).
 
 _WRITE_FILE = 1 << 1
-# Changes of a folder: remove, make (of each kind), and from version 2 on move between folders, from
-# 3 on truncate.
+# Changes of a folder: remove and make (each kind); from version 2 on, moves between folders; from
+# version 3 on, truncation.
 _CHANGES = sum(1 << bit for bit in range(4, 13))
 _REFER, _TRUNCATE = 1 << 13, 1 << 14
 
 
 def landlock_version() -> int:
-    """0 where the kernel has it not, or a container forbids it."""
+    """The version of Landlock; 0 if the kernel lacks it or a container forbids it."""
     try:
         return _syscall(_LANDLOCK_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint(1))
     except OSError:
@@ -121,13 +121,13 @@ def landlock_version() -> int:
 
 
 def landlock_rights(version: int) -> int:
-    """Every right to change files that this version knows."""
+    """All rights to change files in this version of Landlock."""
     newer = (_REFER if version >= 2 else 0) | (_TRUNCATE if version >= 3 else 0)
     return _WRITE_FILE | _CHANGES | newer
 
 
 class Ruleset:
-    """Changes of files that are allowed; all others of `rights` are refused."""
+    """A Landlock ruleset: of `rights`, everything that is not allowed is refused."""
 
     def __init__(self, rights: int) -> None:
         self.rights = rights
@@ -137,10 +137,10 @@ class Ruleset:
         )
 
     def allow(self, path: str) -> None:
-        """Everything at and below it."""
+        """Allow all rights at and below `path`."""
         handle = os.open(path, os.O_PATH | os.O_CLOEXEC)
         try:
-            # A file has no entries to make or to remove.
+            # The other rights apply to folders only.
             of_files = _WRITE_FILE | _TRUNCATE
             rights = self.rights if os.path.isdir(path) else self.rights & of_files
             beneath = 1
@@ -150,7 +150,7 @@ class Ruleset:
             os.close(handle)
 
     def restrict_self(self) -> None:
-        """This process and its children from now on. After `forbid_new_privileges`."""
+        """Restrict this process and its future children. Call after `forbid_new_privileges`."""
         _syscall(_LANDLOCK_RESTRICT_SELF, self.handle, ctypes.c_uint(0))
 
 
@@ -162,8 +162,8 @@ class _Program(ctypes.Structure):
 
 
 def install_filter(instructions: bytes) -> int:
-    """A filter on our system calls and our children's; the descriptor on which those arrive that it
-    hands over. After `forbid_new_privileges`."""
+    """Install a filter on the system calls of this process and its children. Returns the descriptor
+    on which the calls that it passes on arrive. Call after `forbid_new_privileges`."""
     set_mode_filter, new_listener = 1, 8
     program = _Program(len(instructions) // 8, instructions)
     return _syscall(
@@ -173,7 +173,7 @@ def install_filter(instructions: bytes) -> int:
 
 
 class Call:
-    """A system call that waits for our answer."""
+    """A system call that waits for our decision."""
 
     _WHOLE = struct.Struct("=QIIiIQ6Q")
     _RECEIVE, _SEND = 0xC0502100, 0xC0182101
@@ -181,7 +181,7 @@ class Call:
     _CONTINUE = 1
 
     def __init__(self, listener: int) -> None:
-        """The next one. Raises OSError (ENOENT) where its process has ended meanwhile."""
+        """Receive the next call. Raises OSError (ENOENT) if its process has ended meanwhile."""
         taken = bytearray(self._WHOLE.size)
         fcntl.ioctl(listener, self._RECEIVE, taken)
         self.listener = listener
@@ -202,13 +202,13 @@ class Call:
         self._answer(error, 0)
 
     def read(self, address: int, length: int) -> bytes:
-        """Memory of its process; less where less can be read."""
+        """Read memory of the process; returns less if less is readable."""
         with open(f"/proc/{self.thread}/mem", "rb", buffering=0) as memory:
             memory.seek(address)
             return memory.read(length)
 
     def text(self, address: int) -> bytes:
-        """A string of its process, as it stands in its memory."""
+        """Read a null-terminated string from the memory of the process."""
         page, longest = 4096, 4096
         found = b""
         while len(found) < longest:

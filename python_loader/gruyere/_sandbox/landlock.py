@@ -1,5 +1,5 @@
-"""Landlock: this process and its children change no file but in the folders that are allowed. Needs
-Linux 5.13, and no privilege. What it knows nothing of is the guard's (`filter`, `guard`)."""
+"""Landlock: this process and its children can change files only in the allowed folders. Needs Linux
+5.13 and no privilege. What Landlock does not cover is left to `filter` and `guard`."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from . import filter, kernel
 
 
 def why_not() -> str:
-    """What is missing; empty where nothing is."""
+    """Why Landlock is not available; empty if it is."""
     if not filter.supported():
-        return f"not known on {kernel.machine()}"
+        return f"not supported on {kernel.machine()}"
     if not kernel.landlock_version():
         return "this kernel has no Landlock, or a container forbids it"
     return ""
 
 
 def restrict(writable: list[str]) -> None:
-    """Raises OSError where the kernel won't. After `kernel.forbid_new_privileges`."""
+    """Restrict writes to `writable` and to devices. Call after `kernel.forbid_new_privileges`.
+    Raises OSError if the kernel refuses."""
     rules = kernel.Ruleset(kernel.landlock_rights(kernel.landlock_version()))
     for path in (*writable, *devices()):
         rules.allow(path)
@@ -29,8 +30,8 @@ def restrict(writable: list[str]) -> None:
 
 
 def devices() -> Iterator[str]:
-    """What is written to and holds nothing: terminals, /dev/null, a GPU; memory that processes
-    share; what a process says of itself. No disk."""
+    """Paths that a program writes to and that store nothing: terminals, /dev/null, GPUs, shared
+    memory, and a process's own files in /proc. No disks."""
     yield from (path for path in ("/dev/shm", "/dev/mqueue", "/dev/pts", "/proc/self")
                 if os.path.isdir(path))  # fmt: skip
     for folder in ("/dev", "/dev/dri", "/dev/nvidia-caps"):

@@ -1,9 +1,9 @@
-"""The program's files in a folder of ours, by links: its working folder and its home look there as
-they are, and what is written to a link is written to a copy.
+"""A mirror of the program's files in the run's folder, made of links. Its working folder and its
+home look the same there, and a write to a link goes to a copy.
 
-The mirror has the tree from `/` on, as far as the program needs it: a folder is a folder, or a link
-that becomes one when something is about to change in it. Small files of the working folder are
-copied at once, so that a script finds itself in the mirror, whichever way it asks.
+The mirror contains the tree from `/` as far as the program needs it. A folder is mirrored as a
+folder, or as a link that becomes a folder before something changes in it. Small files of the
+working folder are copied at once, so that a script that looks up its own path finds the mirror.
 """
 
 from __future__ import annotations
@@ -15,36 +15,36 @@ from collections import deque
 from pathlib import Path
 from typing import Optional
 
-# Entries of the working folder that are mirrored one by one; folders beyond are links (a data set
-# of a million files costs nothing).
+# The number of entries of the working folder that are mirrored one by one; further folders are
+# links, so a data set of a million files costs nothing.
 _ENTRIES = 2_000
-# The largest file that is copied, and the most bytes of all copies.
+# The largest file that is copied at once, and the limit on the bytes of all such copies.
 _SMALL, _COPIES = 256 << 10, 64 << 20
-# Links to links, as the kernel counts them.
+# The limit on links to links, as in the kernel.
 _LOOPS = 40
 
 
 class Full(Exception):
-    """A copy would take more than the folder may hold."""
+    """A copy would exceed the room for copies."""
 
 
 class Mirror:
     def __init__(self, folder: str, hidden: str, writable: list[str], room: int) -> None:
-        """`hidden`: a folder that is not mirrored, ours. `writable`: paths that the program writes
-        to itself. `room`: bytes that copies may take."""
+        """`hidden`: our own folder, which is not mirrored. `writable`: paths to which the program
+        writes directly. `room`: bytes that copies may take."""
         self.folder = folder
         self.hidden = hidden
         self.writable = set(writable)
         self.room = room
-        # By device and inode: known wherever the program moves them.
+        # By device and inode, so that they are recognised after the program moves them.
         self.links: set[tuple[int, int]] = set()
 
     def of(self, path: str) -> str:
-        """Where a path of the program's is in the mirror."""
+        """The path in the mirror for a path of the program."""
         return self.folder + path if path != "/" else self.folder
 
     def make(self, working_folder: str, others: list[str]) -> None:
-        """All of the working folder, and the way to it and to the others."""
+        """Mirror the working folder, and the paths to it and to the others."""
         os.makedirs(self.folder, exist_ok=True)
         self._fill(self.folder, "/")
         for path in (working_folder, *others):
@@ -52,7 +52,7 @@ class Mirror:
         self._deepen(working_folder)
 
     def _deepen(self, working_folder: str) -> None:
-        """Folders of the working folder become folders, the nearest first."""
+        """Expand folders of the working folder, the nearest first."""
         entries, copied = 0, 0
         waiting = deque([self.of(working_folder)])
         while waiting:
@@ -68,8 +68,8 @@ class Mirror:
                 if not entry.is_symlink() or not self._is_ours(entry.path):
                     continue
                 if os.path.isdir(entry.path):
-                    # An environment, a history: the program does not write there, and they are
-                    # large.
+                    # Skip virtual environments and .git: they are large, and the program does not
+                    # write there.
                     original = os.readlink(entry.path)
                     is_kept = entry.name == ".git" or os.path.exists(f"{original}/pyvenv.cfg")
                     if not is_kept and self._expand(entry.path):
@@ -79,10 +79,10 @@ class Mirror:
                     if size <= _SMALL and copied + size <= _COPIES and self._copy(entry.path):
                         copied += size
 
-    # The guard calls these just before the program acts.
+    # The guard calls these just before the program's call goes on.
 
     def ready_to_write(self, path: str, truncates: bool = False) -> None:
-        """A file may be written to, or a folder changed. Raises Full."""
+        """Prepare a write to a file, or a change of a folder. Raises Full."""
         here = self._walk(path, follow=True)
         if here is None or not self._is_ours(here):
             return
@@ -92,9 +92,9 @@ class Mirror:
             self._copy(here, 0 if truncates else None)
 
     def ready_entry(self, path: str) -> None:
-        """The entry itself may be made, removed or replaced."""
+        """Prepare the creation, removal or replacement of an entry."""
         here = self._walk(path, follow=False)
-        # Else a folder could be unlinked, or renamed over, like a file.
+        # A folder that is still a link could be unlinked, or renamed over, like a file.
         if here is not None and self._is_ours(here) and os.path.isdir(here):
             self._expand(here)
 
@@ -102,8 +102,8 @@ class Mirror:
         return path == self.folder or path.startswith(self.folder + "/")
 
     def _walk(self, path: str, follow: bool, expand_last: bool = False) -> Optional[str]:
-        """The path with no link on the way: those of ours are folders then. None where it leads out
-        of the mirror."""
+        """The path with all links on the way resolved; our own links become folders. None if it
+        leads out of the mirror."""
         if not self.has(path):
             return None
         here = self.folder
@@ -154,7 +154,7 @@ class Mirror:
         self.links.discard((told.st_dev, told.st_ino))
 
     def _fill(self, here: str, original: str) -> None:
-        """Entries of a folder, each as a link."""
+        """Link the entries of the folder `original` into `here`."""
         with os.scandir(original) as entries:
             for entry in entries:
                 there = f"{here}/{entry.name}"
@@ -164,13 +164,13 @@ class Mirror:
                     os.symlink(entry.path, there)
                 elif entry.is_symlink():
                     target = os.readlink(entry.path)
-                    # A link of the user's leads to the mirror's file too.
+                    # The user's own links must lead to files in the mirror.
                     os.symlink(self.of(target) if target.startswith("/") else target, there)
                 else:
                     self._link(entry.path, there)
 
     def _expand(self, here: str) -> bool:
-        """Makes a folder of a link to one; False where it can't be read."""
+        """Replace a link to a folder by a folder. Returns False if it cannot be read."""
         original = os.readlink(here)
         part = f"{here}.gruyere-part"
         try:
@@ -180,7 +180,7 @@ class Mirror:
         except OSError:
             shutil.rmtree(part, ignore_errors=True)
             return False
-        # Whole or not at all. A folder can't be renamed over a link.
+        # Atomic except for the moment after unlink: a folder cannot be renamed over a link.
         self._forget(here)
         os.unlink(here)
         os.rename(part, here)
@@ -188,7 +188,8 @@ class Mirror:
         return True
 
     def _copy(self, here: str, length: Optional[int] = None) -> bool:
-        """Makes a file of a link to one: a copy of its first `length` bytes. Raises Full."""
+        """Replace a link to a file by a copy of the file's first `length` bytes (None: all). Raises
+        Full."""
         original = os.readlink(here)
         part = f"{here}.gruyere-part"
         try:

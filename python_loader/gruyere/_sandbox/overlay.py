@@ -1,5 +1,5 @@
-"""Namespaces: an overlay over each tree that could be written to, all else read-only, and a network
-that has loopback alone. Needs Linux 5.12 and unprivileged user namespaces."""
+"""Namespaces: an overlay over each tree that could be written to, everything else read-only, and a
+network that has only loopback. Needs Linux 5.12 and unprivileged user namespaces."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Optional
 
 from . import kernel
 
-# Made anew for the program: what it shares through memory stays its own.
+# Mounted anew for the program, so that its shared memory is private.
 _SHARED_MEMORY = "/dev/shm"
-# The kernel's own, which a program must write to (its terminal, its devices, /proc/self).
+# File systems of the kernel, which a program must write to (its terminal, devices, /proc/self).
 _LEFT = ("/proc", "/dev")
-# More would mean that the list of mounts is wrong.
+# The limit on overlays. More would mean that the list of mounts is wrong.
 _MOST = 4000
 
 
@@ -25,8 +25,8 @@ class _Mount:
 
 
 def identities() -> Optional[tuple[str, str]]:
-    """The maps of users and groups that a child of ours is to have: all that we have, where we may
-    give them; None: its own alone."""
+    """The user and group maps for a child: all our ids, if we may map them; None if the child can
+    map only its own."""
     if os.geteuid() != 0:
         return None
 
@@ -39,7 +39,7 @@ def identities() -> Optional[tuple[str, str]]:
 
 
 def write_map(pid: int, kind: str, text: str) -> None:
-    # In one piece: the kernel takes a map once.
+    # In a single write: the kernel accepts a map only once.
     handle = os.open(f"/proc/{pid}/{kind}", os.O_WRONLY)
     try:
         os.write(handle, text.encode())
@@ -48,25 +48,25 @@ def write_map(pid: int, kind: str, text: str) -> None:
 
 
 def leave(network: bool) -> None:
-    """Into namespaces of our own. The maps are not written yet."""
+    """Move this process into new namespaces. The maps are not written yet."""
     flags = kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS
     kernel.unshare(flags if network else flags | kernel.CLONE_NEWNET)
 
 
 def map_self(uid: int, gid: int) -> None:
-    """What a process may say of itself."""
+    """Write the maps that a process may write for itself: its own user and group."""
     write_map(os.getpid(), "setgroups", "deny")
     write_map(os.getpid(), "uid_map", f"{uid} {uid} 1\n")
     write_map(os.getpid(), "gid_map", f"{gid} {gid} 1\n")
 
 
 class Overlay:
-    """The files of this process, once it has a namespace of its own for them."""
+    """The overlays over this process's files, once it has its own mount namespace."""
 
     def __init__(self, layers: str, hidden: str, homes: list[str]) -> None:
-        """`layers`: an empty folder of the run's for what is written. `hidden`: the folder that it
-        is in, which no overlay may be of. `homes`: folders in which the program writes first of
-        all."""
+        """`layers`: an empty folder of the run for what is written. `hidden`: the folder that it is
+        in, which must not be covered by an overlay. `homes`: folders in which the program is most
+        likely to write."""
         self.layers = layers
         self.hidden = hidden
         self.homes = homes
@@ -75,7 +75,8 @@ class Overlay:
         self.points = {mount.path for mount in self.mounts}
 
     def cover(self, writable: list[str], network: bool) -> None:
-        """`writable`: paths that stay as they are. Raises OSError where the kernel won't."""
+        """Mount the overlays. `writable`: paths without an overlay. Raises OSError if the kernel
+        refuses."""
         kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
         if not network:
             kernel.raise_loopback()
@@ -85,7 +86,7 @@ class Overlay:
                 if entry.is_dir(follow_symlinks=False) and entry.path not in _LEFT:
                     self._cover(entry.path)
         if not self.count:
-            raise OSError("no folder can have an overlay here")
+            raise OSError("no overlay can be mounted here")
         if os.path.isdir(_SHARED_MEMORY):
             kernel.mount("tmpfs", _SHARED_MEMORY, "tmpfs", options="mode=1777")
         for mount in kept:
@@ -97,7 +98,8 @@ class Overlay:
             os.close(mount.handle)
 
     def _cover(self, path: str) -> None:
-        """An overlay over a folder; over those in it where it has mounts below, or our own."""
+        """Mount an overlay over a folder, or over the folders in it if there are mounts below it or
+        our own folder is."""
         is_of_ours = path == self.hidden or self.hidden.startswith(path + "/")
         if not is_of_ours and self._mount(path):
             return
@@ -124,7 +126,7 @@ class Overlay:
         try:
             os.chown(upper, told.st_uid, told.st_gid)
         except OSError:
-            # Another user's folder: its entries are what matters.
+            # It is another user's folder. Only its entries matter.
             pass
         os.chmod(upper, told.st_mode & 0o7777)
         self._lead(path, upper)
@@ -141,8 +143,8 @@ class Overlay:
 
 
     def _lead(self, path: str, upper: str) -> None:
-        """Makes the way to the homes. The overlay would copy it from below when something is first
-        written there, and can't where a folder on it is of a user who is not mapped."""
+        """Create the folders on the way to the homes. Otherwise the overlay would copy them up at
+        the first write, which fails if one of them belongs to a user that is not mapped."""
         for home in self.homes:
             real = os.path.realpath(home)
             here, there = path, upper
@@ -157,16 +159,16 @@ class Overlay:
 
 
 def _mounts() -> list[_Mount]:
-    """What is mounted, as it is now: what is mounted over it later is another mount."""
+    """The current mounts, as open descriptors: a later mount over one of them is another mount."""
     found = []
     with open("/proc/self/mountinfo") as file:
-        # proc_pid_mountinfo(5): the fifth field, with blanks and the like in octal.
+        # proc_pid_mountinfo(5): the fifth field, with spaces and the like in octal.
         paths = [line.split()[4].encode().decode("unicode_escape") for line in file]
     for path in paths:
         try:
             found.append(_Mount(path, os.open(path, os.O_PATH)))
         except OSError:
-            # Out of reach, so not writable.
+            # Not accessible, so not writable.
             continue
     return found
 

@@ -1,5 +1,6 @@
-"""What a program fails of in a sandbox, by the error: a file that can't be written to, a host that
-can't be reached. What the kernel refuses without a name, Python's audit events have named before.
+"""Finds out from an exception what the sandbox denied: a file that cannot be written to, or a host
+that cannot be reached. The names of hosts, which the kernel's errors lack, come from Python's audit
+events.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from typing import Any
 
 from .._bench.measure import causes
 
-# An overlay can't copy another user's file that a group may write to.
+# EOVERFLOW: an overlay cannot copy another user's group-writable file.
 _DENIED = (errno.EPERM, errno.EACCES, errno.EOVERFLOW)
 _UNREACHED = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN)
-# Errors of clients of HTTP and of hubs, by the names of their classes: this imports none of them.
+# Errors of HTTP clients and model hubs, by class name, because their modules are not imported here.
 _OF_NETWORK = {
     "ConnectError", "ConnectionError", "ConnectTimeout", "URLError", "MaxRetryError",
     "NewConnectionError", "NameResolutionError", "ClientConnectorError", "EndpointConnectionError",
@@ -27,16 +28,16 @@ _OF_NETWORK = {
 
 class Reach:
     def __init__(self, closed: list[str]) -> None:
-        """`closed`: what the sandbox closes, of "files" and "network" (`Box.closed`)."""
+        """`closed`: what the sandbox denies, from "files" and "network" (`Box.closed`)."""
         self.closed = closed
         self.hosts: list[str] = []
 
     def watch(self) -> None:
-        """Before the program runs. Can't be taken back."""
+        """Install the audit hook, which cannot be removed. Call before the program runs."""
         sys.addaudithook(self._heard)
 
     def _heard(self, event: str, arguments: tuple[Any, ...]) -> None:
-        # For every event there is: most end here.
+        # Called for every audit event; most match none of these.
         if event == "socket.getaddrinfo" or event == "socket.gethostbyname":
             self._asked(arguments[0])
         elif event == "socket.connect" and isinstance(arguments[1], tuple):
@@ -48,7 +49,7 @@ class Reach:
             self.hosts.append(name)
 
     def behind(self, error: BaseException) -> list[dict[str, str]]:
-        """What the sandbox has to do with it; empty: nothing that is known."""
+        """The refusals behind an exception; empty if none is known."""
         found = []
         for cause in causes(error):
             names = {kind.__name__ for kind in type(cause).__mro__}
@@ -68,13 +69,13 @@ class Reach:
 
 
 def _file_of(error: BaseException) -> str:
-    """The file that an error is about; empty where none is named."""
+    """The file that an error names; empty if it names none."""
     name = error.filename if isinstance(error, OSError) else None
     return os.path.abspath(os.fsdecode(name)) if isinstance(name, (str, bytes)) else ""
 
 
 def _is_own(name: str) -> bool:
-    """Whether the user might write to it, so that it must be the sandbox that does not let them."""
+    """Whether the user has permission to write to it, so that the sandbox must be the cause."""
     return os.access(name if os.path.lexists(name) else os.path.dirname(name), os.W_OK)
 
 

@@ -1,5 +1,5 @@
-// Calls of the library's table, and what may go wrong in them. One file is compiled (shim.cpp), and
-// nothing of it is shared with another shim of the process: hence no name outside of it.
+// Calls through the library's table, and their errors. Only shim.cpp is compiled, and it must share
+// nothing with another shim in the process, so all names have internal linkage.
 
 #pragma once
 
@@ -28,8 +28,8 @@ using StreamFilter = std::function<bool(cudaStream_t)>;
 
 const GruyereNativeTable *table = nullptr;
 
-// What a function of torch's threw while the library called it: thrown again when the library's
-// answer is here.
+// The exception that a function of torch threw while the library called it. It is rethrown once the
+// library has returned.
 thread_local std::exception_ptr thrown;
 
 void rethrow() {
@@ -38,7 +38,7 @@ void rethrow() {
     }
 }
 
-// How many failures of this thread the library has kept, each in the place of the one before.
+// The number of failures of this thread; the library keeps only the latest.
 thread_local uint64_t failures = 0;
 
 GruyereNativeFailure failure() {
@@ -53,7 +53,7 @@ GruyereNativeFailure failure() {
     TORCH_CHECK(false, failure().text);
 }
 
-// Notes what the library keeps of a failure.
+// Counts a failed call.
 int counted(int code) {
     failures += code < 0;
     return code;
@@ -66,7 +66,7 @@ void check(int code) {
     }
 }
 
-// Of functions that say by their code alone what is wrong.
+// Checks the code of functions that keep no failure text.
 void check_device(int code, DeviceIndex device) {
     TORCH_CHECK(code != GRUYERE_INVALID, "Invalid device argument ", static_cast<int>(device),
                 ": this process has no such device");
@@ -111,8 +111,8 @@ void report(void *block, int64_t bytes, DeviceIndex device) {
                                      c10::Device(c10::kCUDA, device));
 }
 
-// torch's streams never end, but for those that it was given (an even id other than 0 is the
-// address of such a stream): once one is seen, the library may ask about it at any time.
+// Announces a lasting stream to the library, which may then query it at any time. torch's own
+// streams last; external ones do not (an even id other than 0 is the address of such a stream).
 void tell(const CUDAStream &stream) {
     constexpr size_t kDevices = 64;
     constexpr size_t kWords = 8;

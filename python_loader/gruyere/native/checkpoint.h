@@ -1,4 +1,4 @@
-// torch's checkpoints: states of graphs' pools, which the library takes and restores.
+// torch's checkpoints: states of graph pools, which the library records and restores.
 
 #pragma once
 
@@ -9,7 +9,7 @@
 namespace gruyere {
 namespace {
 
-// What the library has noted. It holds no memory, and may outlive its pool.
+// A state recorded by the library. It holds no memory and may outlive its pool.
 struct PoolState final : AllocatorState {
     PoolState(DeviceIndex device, GruyerePoolState *state) : device(device), state(state) {}
     ~PoolState() override {
@@ -31,8 +31,8 @@ std::shared_ptr<AllocatorState> take_state(DeviceIndex device, MempoolId_t id) {
     return state;
 }
 
-// torch frees every block of the pool and allocates every block of the state, so a block that stays
-// is told as both.
+// torch expects every block of the pool to be freed and every block of the state to be allocated,
+// so a block that stays is reported as both.
 CheckpointDelta restore(DeviceIndex device, const AllocatorState *wanted,
                         c10::DeleterFnPtr deleter) {
     const auto *state = dynamic_cast<const PoolState *>(wanted);

@@ -1,4 +1,4 @@
-// Where requests and frees come from, while the history is on.
+// The contexts of requests and frees, while the history is on.
 
 #pragma once
 
@@ -14,7 +14,7 @@
 namespace gruyere {
 namespace {
 
-// Where a request or a free came from, as torch's recorder saw it.
+// The context of a request or a free, from torch's recorder.
 struct Context {
     std::shared_ptr<c10::GatheredContext> gathered;
     std::string compile;
@@ -25,20 +25,21 @@ void drop_context(void *context) {
     delete static_cast<Context *>(context);
 }
 
-// torch's own, kept as long as the process: programs free memory after everything else is gone.
+// The state of torch's recording. Kept until the process ends: programs free memory until the very
+// end.
 struct Recording {
     std::atomic<bool> on{false};
     std::atomic<CreateContextFn> recorder{nullptr};
     std::atomic<RecordContext> when{RecordContext::NEVER};
     std::mutex mutex;
     std::vector<TraceEntry::Action> skipped;
-    // The latest `most`: a training loop annotates each of its steps.
+    // The latest `most` annotations: a training loop annotates each of its steps.
     std::deque<AnnotationEntry> annotations;
-    // What was said of live blocks, as many.
+    // The latest `most` annotations of live blocks.
     std::deque<TraceEntry> said_of_blocks;
     size_t most = 1;
 
-    // With the mutex held.
+    // Call with the mutex held.
     void trim() {
         while (annotations.size() > most) {
             annotations.pop_front();
@@ -54,8 +55,8 @@ Recording &recording() {
     return kept;
 }
 
-// What the calling thread says of itself. Frees come after it is gone: from destructors of the
-// thread's own, and after those of the main thread.
+// The calling thread's compile contexts and metadata. Frees may come after they are destroyed: from
+// other thread-local destructors, and after those of the main thread.
 thread_local bool is_ended = false;
 
 struct Said {
@@ -68,8 +69,8 @@ struct Said {
 
 thread_local Said said;
 
-// While the history is on, tells the library where what the thread does comes from. Gathered before
-// any lock of the library's is taken.
+// While the history is on, passes the context of the thread's current action to the library. The
+// context is gathered before the library takes any lock.
 class Noted {
 public:
     explicit Noted(RecordContext level) : on_(recording().on.load(std::memory_order_relaxed)) {
@@ -103,7 +104,7 @@ private:
     }
 
     bool on_;
-    // Calls nest: what frees memory in the middle of a request is a free of its own.
+    // Contexts nest: a free in the middle of a request has a context of its own.
     uint64_t before_ = 0;
 };
 

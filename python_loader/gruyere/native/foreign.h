@@ -1,5 +1,5 @@
-// Pools over another allocator of torch's (torch.cuda.MemPool(allocator=...)): their segments are
-// asked of it, and given back to it.
+// Pools over another allocator of torch (torch.cuda.MemPool(allocator=...)): their segments are
+// requested from it and returned to it.
 
 #pragma once
 
@@ -10,7 +10,7 @@
 namespace gruyere {
 namespace {
 
-// Kept until the last segment of it has gone.
+// Kept until the last segment from it has been returned.
 struct Foreign {
     std::shared_ptr<CUDAAllocator> allocator;
 };
@@ -23,8 +23,8 @@ void drop_foreign(void *foreign) {
     }
 }
 
-// For the calling thread's request: device and stream are the current ones, as torch's own
-// allocator calls it.
+// Called for a request of the calling thread. Device and stream are the current ones, as when
+// torch's own allocator calls it.
 void *give_foreign(void *foreign, uint64_t bytes, int32_t, GruyereStream, int32_t *failed) {
     try {
         return static_cast<Foreign *>(foreign)->allocator->raw_alloc(bytes);
@@ -35,8 +35,8 @@ void *give_foreign(void *foreign, uint64_t bytes, int32_t, GruyereStream, int32_
     }
 }
 
-// Never asked again: what the allocator did not take back is its own affair. Memory goes back in
-// destructors too, where nothing may be thrown.
+// Called once for each block: memory that the allocator fails to take back is left to it. Also
+// called from destructors, so it must not throw.
 void take_foreign(void *foreign, void *block) {
     try {
         static_cast<Foreign *>(foreign)->allocator->raw_delete(block);

@@ -1,4 +1,4 @@
-// How the object becomes torch's allocator.
+// Makes the object torch's allocator.
 
 #pragma once
 
@@ -11,10 +11,10 @@
 namespace gruyere {
 namespace {
 
-// torch's own function where it is to be had: then `torch.cuda.memory._get_current_allocator` knows
-// of the change. It is not linked to.
+// Calls torch's own function if it is available, so that
+// `torch.cuda.memory._get_current_allocator` knows of the change. The shim is not linked to it.
 void store(CUDAAllocator *chosen) {
-    // Its owners are torch's statics, which are destroyed at exit; the object is not.
+    // torch's statics own the pointer and are destroyed at exit; the object must not be.
     const std::shared_ptr<CUDAAllocator> shared(chosen, [](CUDAAllocator *) {});
     void *library = dlopen("libtorch_cuda.so", RTLD_NOLOAD | RTLD_LAZY);
     void *function =
@@ -26,9 +26,8 @@ void store(CUDAAllocator *chosen) {
         reinterpret_cast<void (*)(const std::shared_ptr<CUDAAllocator> &)>(function)(shared);
     }
     allocator.store(chosen);
-    // What asks for the allocator of a type of device (torch.accelerator) does not look there. It
-    // takes one of no lower priority than the one before, and torch 2.15's own has one above the
-    // default.
+    // The allocator of a device type (torch.accelerator) is registered separately. It is replaced
+    // only at the same or a higher priority, and torch 2.15's own has one above the default.
     for (int priority = 0; priority < 256 && c10::GetAllocator(c10::kCUDA) != chosen; ++priority) {
         c10::SetAllocator(c10::kCUDA, chosen, static_cast<uint8_t>(priority));
     }

@@ -1,6 +1,6 @@
-// Whether the torch that is loaded has the functions of its interface where its headers, which the
-// shim is built from, have them. It calls them by their place in a table: with another order it
-// would call another function.
+// Checks that the loaded torch has the functions of its allocator interface in the same order as
+// the headers from which the shim is built. torch calls them by their index in a virtual table, so
+// with another order it would call the wrong function.
 
 #pragma once
 
@@ -20,8 +20,8 @@
 namespace gruyere {
 namespace {
 
-// A class's table of virtual functions in a library that is loaded, its functions by name; "" for
-// those of which the library keeps the name to itself.
+// The virtual table of a class in a loaded library, as the names of its functions; "" for functions
+// whose name the library does not export.
 class Table {
 public:
     Table(void *library, const std::string &symbol) {
@@ -46,7 +46,7 @@ public:
             return;
         }
         const auto *words = reinterpret_cast<const uintptr_t *>(map->l_addr + table->st_value);
-        // Before the functions are the offset of the object and what describes its type.
+        // The functions follow the offset to the object's top and the pointer to its type info.
         for (size_t at = 2; at < table->st_size / sizeof(uintptr_t); ++at) {
             const auto name = names.find(words[at]);
             methods.push_back(name == names.end() ? "" : method(c10::demangle(name->second)));
@@ -56,7 +56,7 @@ public:
     std::vector<std::string> methods;
 
 private:
-    // What a name says after its class. That of a destructor has the class in it.
+    // The part of a name after the class. Empty for a destructor, whose name contains the class.
     static std::string method(const std::string &name) {
         const size_t end = name.find('(');
         const size_t colons = name.rfind("::", end);
@@ -75,14 +75,14 @@ private:
                 hash = reinterpret_cast<const uint32_t *>(one->d_un.d_ptr);
             }
         }
-        // A loader that does not add the library's address to these is not glibc.
+        // glibc's loader adds the library's address to these; others may not.
         const bool is_whole = symbols_ && strings_ && hash &&
                               reinterpret_cast<uintptr_t>(hash) >= map->l_addr;
         count_ = is_whole ? count(hash) : 0;
         return is_whole;
     }
 
-    // How many symbols there are, which only the chains of the hash table tell.
+    // The number of symbols, which can only be found from the chains of the hash table.
     static size_t count(const uint32_t *hash) {
         const uint32_t buckets = hash[0], first = hash[1], words = hash[2];
         const uint32_t *bucket = hash + 4 + words * (sizeof(ElfW(Addr)) / sizeof(uint32_t));
@@ -103,8 +103,8 @@ private:
     size_t count_ = 0;
 };
 
-// Throws where the loaded torch's interface is known to be another than that of the class whose
-// table is called `ours`. torch's pluggable allocator has the names of most functions.
+// Throws if the loaded torch's interface is known to differ from that of the class whose virtual
+// table is the symbol `ours`. torch's pluggable allocator exports the names of most functions.
 void check_order(const std::string &ours) {
     Dl_info self{};
     link_map *map = nullptr;

@@ -1,4 +1,4 @@
-// Where in autograd a request comes from.
+// The autograd node that a request comes from.
 
 #pragma once
 
@@ -21,12 +21,12 @@
 namespace gruyere {
 namespace {
 
-// torch's functions, looked up where it is loaded: the shim links to its allocator alone.
+// Functions of torch, looked up in the loaded library: the shim is linked only to its allocator.
 struct Autograd {
     decltype(&torch::autograd::get_current_node) node = nullptr;
     decltype(&at::sequence_number::peek) next = nullptr;
     decltype(&at::RecordFunction::currentThreadId) thread = nullptr;
-    // A method: called as a function of the object.
+    // A method, called as a function that takes the object.
     decltype(std::declval<const torch::autograd::InputMetadata &>().shape_as_dim_vector()) (*shape)(
         const torch::autograd::InputMetadata *) = nullptr;
 
@@ -52,8 +52,8 @@ const Autograd &autograd() {
     return found;
 }
 
-// How many bytes of memory the tensor has that the node's operator gave in the forward, the first
-// if it gave several; 0: that is not known.
+// The size in bytes of the tensor that the node's operator returned in the forward (of the first
+// one, if it returned several); 0 if that is not known.
 uint64_t given_bytes(const torch::autograd::Node &node) {
     if (node.num_inputs() == 0 || node.input_metadata(0).is_nested_tensor()) {
         return 0;
@@ -66,8 +66,8 @@ uint64_t given_bytes(const torch::autograd::Node &node) {
     return bytes;
 }
 
-// Called by the library in the middle of a request. It waits for nobody: a node's own name() would
-// take the interpreter's lock where the node is Python's.
+// Called by the library in the middle of a request. It must not wait: name() of a node implemented
+// in Python would take the GIL.
 void ask_origin(GruyereAutograd *origin, int32_t is_name_wanted) {
     try {
         origin->thread = autograd().thread();
@@ -89,7 +89,7 @@ void ask_origin(GruyereAutograd *origin, int32_t is_name_wanted) {
             std::snprintf(origin->name, sizeof(origin->name), "%s", name.c_str() + from);
         }
     } catch (...) {
-        // The request goes on, and its block has no site.
+        // The request goes on, and its block gets no site.
         origin->kind = origin->next = 0;
     }
 }

@@ -1,4 +1,4 @@
-// Requests that torch's setting `throw_on_cudamalloc_oom` has refused.
+// Requests that are refused as by torch's setting `throw_on_cudamalloc_oom`.
 
 #pragma once
 
@@ -14,8 +14,8 @@
 namespace gruyere {
 namespace {
 
-// Under Gruyère a request above the limit is refused before the driver is asked, whatever is set;
-// with the setting it counts as refused by it, and who wants to hear of those does.
+// Under Gruyère a request above the limit is always refused without calling the driver. If the
+// setting is on, such a request also counts as rejected, and the observers are notified.
 class Rejections {
 public:
     void attach(OomRejectionObserver observer) {
@@ -31,7 +31,7 @@ public:
         }
         counts_[slot(device)].fetch_add(1, std::memory_order_relaxed);
         for (const OomRejectionObserver &observer : observers) {
-            // As in torch: what an observer throws takes nothing from the error to come.
+            // As in torch, an exception in an observer must not replace the out-of-memory error.
             try {
                 observer(device, size, allocated, total);
             } catch (const std::exception &error) {

@@ -1,11 +1,11 @@
-// The native door's C++ side: torch's own allocator interface, each function of which is a call of
-// libgruyere's table (gruyere.h).
+// The native door's C++ side: an implementation of torch's own allocator interface, in which each
+// function calls libgruyere through its table (gruyere.h).
 //
 // Built once on the user's machine against the headers of the installed torch (gruyere/_shim.py),
-// and never unloaded. It knows nothing of the heap: what it keeps itself is torch's (who recorded
-// the history, observers, annotations). Errors of the library come as NULL or a code and are thrown
-// here; what torch's functions throw while the library calls them is caught here and thrown again
-// once the library has answered.
+// and never unloaded. It knows nothing of the heap and keeps only torch's own state (the history's
+// recorder, observers, annotations). Errors of the library arrive as NULL or a code and are thrown
+// here. Exceptions of torch's functions that the library calls are caught here and rethrown once
+// the library has returned.
 
 #include "portable.h"
 
@@ -39,7 +39,7 @@ constexpr auto kNoIpc =
 
 } // namespace
 
-// Of all the shim the one name that others see: by it the table of its functions is found.
+// The only exported class of the shim: its virtual table is looked up by this name.
 class Gruyere final : public CUDAAllocator {
 public:
     // Memory.
@@ -49,8 +49,7 @@ public:
                          "CUDA out of memory. Tried to allocate more than 1EB memory.");
         const DeviceIndex device = c10::cuda::current_device();
         void *block = nullptr;
-        // Asked once: another thread may turn it on or off, and the deleter must be that of what is
-        // allocated.
+        // Read once: another thread may change it, and the deleter must match the allocation.
         const bool is_plain = is_uncached();
         if (C10_UNLIKELY(is_plain)) {
             block = allocate_uncached(size);
@@ -78,7 +77,8 @@ public:
         return size == 0 ? nullptr : serve(size, c10::cuda::current_device(), stream);
     }
 
-    // UntypedStorage._resize_with_addr_: just there, of free memory of this stream and its pool.
+    // UntypedStorage._resize_with_addr_: allocates exactly at `address`, from free memory of the
+    // current stream and pool.
     c10::DataPtr allocateWithAddress(size_t size, void *address) GRUYERE_SINCE_213 {
         const DeviceIndex device = c10::cuda::current_device();
         TORCH_CHECK(size != 0 && !is_uncached(),
@@ -98,8 +98,8 @@ public:
         return {block, block, &delete_block, c10::Device(c10::kCUDA, device)};
     }
 
-    // torch goes by what is set now. Here a block goes back to where it came from, if caching was
-    // turned off or on since.
+    // torch goes by the current setting. Here a block is returned to where it came from, even if
+    // caching was turned off or on since.
     void raw_delete(void *block) override {
         DeviceIndex device = 0;
         if (C10_UNLIKELY(has_uncached_) && block && bytes_of(block, device) == 0) {
@@ -114,7 +114,7 @@ public:
     }
 
     void recordStream(const c10::DataPtr &block, CUDAStream stream) override {
-        // Of a tensor without elements, or of another allocator's.
+        // The tensor has no elements, or comes from another allocator.
         if (!block.get() || block.get_deleter() != &delete_block) {
             return;
         }
@@ -132,7 +132,7 @@ public:
         return base;
     }
 
-    // The whole.
+    // The allocator as a whole.
 
     void init(int device_count) override {
         int known = devices_.load();
@@ -203,11 +203,11 @@ public:
         to.num_sync_all_streams = from.num_sync_all_streams;
         to.num_device_alloc = from.num_device_alloc;
         to.num_device_free = from.num_device_free;
-        // There is no size beyond which a block may not be cut: torch says so with the largest of
-        // its unsigned sizes, which is -1 here.
+        // Blocks of any size may be split: torch reports that as the largest unsigned size, -1 in
+        // this type.
         to.max_split_size = -1;
         note_rejections(to, rejections_.count(device));
-        // Asked for by programs at every step: who has no pools need not look for them.
+        // Programs read this at every step: without pools, do not look for them.
         if (has_pools_.load(std::memory_order_relaxed)) {
             note_pools(to, device);
         }
@@ -259,7 +259,7 @@ public:
 
     void beginAllocateToPool(DeviceIndex device, MempoolId_t id, StreamFilter filter) override {
         has_pools_ = true;
-        // A capture's filter matches nothing yet, all others match what the caller does now.
+        // A capture's filter matches no stream yet; any other matches the caller's current stream.
         const bool is_capture = !filter(c10::cuda::getCurrentCUDAStream(device).stream());
         GruyereBoxed boxed{nullptr, drop_filter};
         if (!is_capture) {
@@ -268,8 +268,8 @@ public:
         check(table->pool_begin(device, ours(id), boxed, ask_filter));
     }
 
-    // markCaptureBegin and markCaptureEnd, torch's since 2.13, stay as they are: the library asks
-    // the driver which streams capture, and needs no notes of what torch has begun.
+    // markCaptureBegin and markCaptureEnd, in torch since 2.13, are not overridden: the library
+    // asks the driver which streams capture.
 
     void endAllocateToPool(DeviceIndex device, MempoolId_t id) override {
         const int code = table->pool_end(device, ours(id));
@@ -277,9 +277,9 @@ public:
         TORCH_CHECK(code == GRUYERE_OK, "endAllocatePool: not currently recording to mempool_id");
     }
 
-    // Called by destructors: what is wrong is said, and not thrown.
+    // Called by destructors, so errors become warnings.
     void releasePool(DeviceIndex device, MempoolId_t id) override {
-        // A forked child has none of its own, and lets go of its parent's without a word.
+        // A forked child has no pools of its own, and releases its parent's silently.
         if (counted(table->pool_release(device, ours(id))) == 1) {
             TORCH_WARN_ONCE("Gruyère: releasePool: there is no such pool");
         }
@@ -301,7 +301,7 @@ public:
     }
 
     void setUseOnOOM(DeviceIndex device, MempoolId_t id, bool wanted) override {
-        // As with releasePool: MemPool's destructor takes the wish back.
+        // As with releasePool: MemPool's destructor calls this with false.
         const int code = counted(table->pool_on_oom(device, ours(id), wanted));
         TORCH_CHECK(code == GRUYERE_OK || !wanted, "setUseOnOOM: there is no such pool");
     }
@@ -423,7 +423,7 @@ public:
         annotate(device, block, bytes, metadata);
     }
 
-    // Where the live block came from that the pointer is in.
+    // The context of the live block that contains the pointer.
     std::shared_ptr<c10::GatheredContext>
     getContextForPointer(const void *pointer) GRUYERE_SINCE_212 {
         return recording().on ? origin_of(pointer, devices_.load()) : nullptr;
@@ -445,8 +445,8 @@ public:
     // Other devices, other processes.
 
     void enablePeerAccess(DeviceIndex device, DeviceIndex peer) override {
-        // Gruyère's pages are open to all peers from the beginning; what others allocate by
-        // cudaMalloc is not.
+        // Gruyère's pages are accessible to all peers from the start; memory from cudaMalloc by
+        // others is not.
         c10::cuda::CUDAGuard guard(device);
         const cudaError_t error = cudaDeviceEnablePeerAccess(peer, 0);
         if (error == cudaErrorPeerAccessAlreadyEnabled) {
@@ -513,7 +513,7 @@ private:
         return block;
     }
 
-    // Tells torch's profiler and traces of a block.
+    // Reports a new block to torch's profiler and GPU traces.
     static void made(void *block, DeviceIndex device) {
         if (C10_UNLIKELY(c10::memoryProfilingEnabled())) {
             report(block, static_cast<int64_t>(bytes_of(block, device)), device);
@@ -521,8 +521,8 @@ private:
         trace_malloc(block);
     }
 
-    // The library has refused. Others may have memory to give; else torch's own order: the
-    // profiler, the observers, the error.
+    // The library has refused the request. Callbacks may free memory; otherwise proceed in torch's
+    // own order: the profiler, the observers, the error.
     void *serve_at_last(size_t size, DeviceIndex device, cudaStream_t stream) {
         rethrow();
         if (!table->is_out_of_memory()) {
@@ -534,8 +534,8 @@ private:
         for (const auto &name : callbacks->Keys()) {
             is_freed |= callbacks->Create(name)->Execute();
         }
-        // A request of a callback's own that failed, whoever has caught it, has taken the place of
-        // this one's failure: only asking again tells it.
+        // If a request made by a callback failed, its failure has replaced that of this request,
+        // even if it was caught. Only a retry restores it.
         if (is_freed || failures != before) {
             void *block = table->malloc(size, device, stream);
             if (block) {
@@ -603,10 +603,10 @@ private:
 
     std::atomic<int> devices_{0};
     std::atomic<bool> enabled_{true};
-    // Whether one was ever allocated past the library.
+    // Whether a block was ever allocated without the library.
     std::atomic<bool> has_uncached_{false};
     std::atomic<bool> has_pools_{false};
-    // Guards who asks for the history, and the observers.
+    // Guards changes of the history's recording, and the observers.
     std::mutex history_;
     std::vector<OutOfMemoryObserver> observers_;
     Rejections rejections_;
@@ -621,13 +621,13 @@ Gruyere *installed = nullptr;
 
 extern "C" {
 
-// What it was built from: a shim of another build is not used.
+// The key of what the shim was built from. A shim with another key is not used.
 const char *gruyere_shim_build() {
     return GRUYERE_SHIM_BUILD;
 }
 
-// Makes Gruyère torch's allocator. 0; else `message`, of which `room` bytes may be written, says
-// why not, and nothing is changed.
+// Makes Gruyère torch's allocator. Returns 0; otherwise nothing has changed, and the reason is in
+// `message`, which has `room` bytes.
 int gruyere_shim_install(const GruyereNativeTable *(*find)(uint32_t), char *message, size_t room) {
     try {
         gruyere::table = find(GRUYERE_NATIVE_VERSION);
@@ -639,7 +639,7 @@ int gruyere_shim_install(const GruyereNativeTable *(*find)(uint32_t), char *mess
         TORCH_CHECK(!before || before->name() != "pluggable",
                     "something has put another allocator in place before");
         gruyere::check_order("_ZTVN7gruyere7GruyereE");
-        // Never destroyed: memory is freed after everything else is gone.
+        // Never destroyed: memory is freed until the very end of the process.
         auto *chosen = new gruyere::Gruyere;
         gruyere::store(chosen);
         gruyere::installed = chosen;
@@ -655,7 +655,7 @@ int gruyere_shim_install(const GruyereNativeTable *(*find)(uint32_t), char *mess
     return -1;
 }
 
-// Whether it still is.
+// Returns whether Gruyère still is torch's allocator.
 int gruyere_shim_is_current() {
     return gruyere::installed &&
            c10::cuda::CUDACachingAllocator::allocator.load() == gruyere::installed;

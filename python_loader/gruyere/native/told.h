@@ -1,4 +1,4 @@
-// What lies where and what has happened, in torch's words.
+// Statistics, snapshots and history in torch's data structures.
 
 #pragma once
 
@@ -16,7 +16,7 @@ namespace {
 
 constexpr uint32_t kAllocated = 1;
 
-// What lies where on a device; empty where nothing was ever allocated.
+// The layout of a device's memory; empty if nothing was ever allocated.
 class Snapshot {
 public:
     template <class T> struct Range {
@@ -112,7 +112,7 @@ void collect(SnapshotInfo &info, Origins &origins, bool include_traces) {
         const auto *context = static_cast<const Context *>(taken->entry_contexts[at]);
         std::shared_ptr<c10::GatheredContext> gathered =
             context && has_contexts ? context->gathered : nullptr;
-        // Frees of which nothing was gathered are told to come from where their block came from.
+        // A free without a gathered context gets that of its block's allocation.
         const auto *origin = static_cast<const Context *>(taken->entry_origins[at]);
         if (!gathered && origin && has_contexts) {
             gathered = origin->gathered;
@@ -130,7 +130,7 @@ void collect(SnapshotInfo &info, Origins &origins, bool include_traces) {
     }
 }
 
-// Notes what the program says of a live block.
+// Records the program's annotation of a live block.
 void annotate(DeviceIndex device, const void *block, size_t bytes, const std::string &metadata) {
 #if GRUYERE_TORCH >= 214
     Recording &state = recording();
@@ -158,7 +158,7 @@ void annotate(DeviceIndex device, const void *block, size_t bytes, const std::st
 #endif
 }
 
-// Puts what was said of blocks among what has happened, in the order of time.
+// Inserts the annotations of blocks into the traces, sorted by time.
 void add_annotations(SnapshotInfo &info) {
     std::deque<TraceEntry> said;
     {
@@ -199,7 +199,7 @@ std::shared_ptr<c10::GatheredContext> origin_of(const void *pointer, int devices
     return nullptr;
 }
 
-// What each private pool holds now. What it held before is not kept: its peak is what it holds.
+// Fills in what each private pool holds now. Earlier values are not kept, so the peak is the same.
 void note_pools(c10::CachingDeviceAllocator::DeviceStats &to, DeviceIndex device) {
 #if GRUYERE_TORCH >= 213
     const Snapshot taken(device);
@@ -239,12 +239,12 @@ void add_segments(std::vector<SegmentInfo> &segments, DeviceIndex device, Mempoo
         to.is_expandable = from.stitched != 0;
         to.owner_private_pool_id = pool;
         to.registration_counter = table->segment_number(device, from.address);
-        // Memory here belongs to no stream. A span in which all blocks are of one is told as that
-        // stream's; pages come and go in the history as nobody's.
+        // Gruyère's memory belongs to no stream. A span whose blocks all belong to one stream is
+        // reported with that stream; pages are reported without a stream, as in the history.
         bool is_of_one = !from.stitched;
         void *stream = nullptr;
         for (const GruyereBlock &block : taken.blocks(from)) {
-            // Free neighbours are one block, whichever streams they are kept for.
+            // Adjacent free blocks are merged, whichever streams they are kept for.
             if (block.state == 0 && !to.blocks.empty() && !to.blocks.back().active) {
                 to.blocks.back().size += block.bytes;
                 continue;

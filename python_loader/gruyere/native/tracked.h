@@ -1,4 +1,4 @@
-// Who tracks segments: NCCL, which registers them.
+// Trackers of segments: NCCL registers segments by one.
 
 #pragma once
 
@@ -11,10 +11,10 @@
 namespace gruyere {
 namespace {
 
-// torch's own, kept as long as the process.
+// The trackers attached by torch, kept until the process ends.
 struct Tracking {
     std::mutex mutex;
-    // Replaced when one is added: they are called without the mutex.
+    // Replaced when a tracker is added, since trackers are called without the mutex.
     std::shared_ptr<const std::vector<AllocatorTraceTracker>> trackers =
         std::make_shared<const std::vector<AllocatorTraceTracker>>();
 };
@@ -39,7 +39,7 @@ void tell_trackers(const GruyereSegmentEvent *event) {
             tracker(entry);
         }
     } catch (const std::exception &error) {
-        // Without it the segment is as good as others are: only a registration is missing.
+        // The segment is usable without the tracker: only a registration is missing.
         TORCH_WARN("Gruyère: a tracker of segments failed: ", error.what());
     } catch (...) {
         TORCH_WARN("Gruyère: a tracker of segments failed");

@@ -1,5 +1,5 @@
-// What differs between the versions of torch: which functions its interface has, and how what they
-// take and give is laid out. Everything else of the shim is the same for all of them.
+// The differences between versions of torch: the functions of its interface, and the layouts of
+// their arguments and results. The rest of the shim is the same for all versions.
 
 #pragma once
 
@@ -18,8 +18,8 @@
 #error "this shim is written for torch 2.11 to 2.15"
 #endif
 
-// Behind a function that torch's interface has from that version on: there the compiler checks that
-// it is torch's, and before it is one that nobody calls.
+// Marks a function that torch's interface has from that version on. With such a torch the compiler
+// checks that it overrides torch's; with an older one the function is not called.
 #if GRUYERE_TORCH >= 212
 #define GRUYERE_SINCE_212 override
 #else
@@ -45,8 +45,8 @@ using c10::cuda::CUDACachingAllocator::OomRejectionObserver;
 using OomRejectionObserver = std::function<void(int64_t, size_t, size_t, size_t)>;
 #endif
 
-// Which layout is whose. What has another one has a field that this shim does not fill or read, so
-// it is not for that torch: a newer patch release, or one that somebody has changed.
+// The known layouts. A type with another layout has a field that this shim neither fills nor reads,
+// so the shim does not fit that torch: a newer patch release, or a modified torch.
 namespace layouts {
 
 namespace cuda = c10::cuda::CUDACachingAllocator;
@@ -59,7 +59,7 @@ constexpr size_t since(int version, size_t then, size_t before) {
 #define GRUYERE_LAYOUT(type, bytes)                                                                \
     static_assert(sizeof(type) == (bytes), #type " of this torch is not the one that is known")
 
-// The C++ library of before 2015 has strings of another size.
+// With the C++ library's old ABI (before 2015) strings have another size.
 #if _GLIBCXX_USE_CXX11_ABI
 GRUYERE_LAYOUT(c10::CachingAllocator::Stat, 32);
 GRUYERE_LAYOUT(c10::DataPtr, 32);
@@ -96,7 +96,7 @@ void note_rejections(c10::CachingDeviceAllocator::DeviceStats &to, int64_t count
 #endif
 }
 
-// Pinned memory's part of the settings.
+// Fills in the settings for pinned memory.
 void note_host_settings(c10::cuda::CUDACachingAllocator::AllocatorConfigInfo &to) {
 #if GRUYERE_TORCH >= 213
     using General = c10::CachingAllocator::AcceleratorAllocatorConfig;

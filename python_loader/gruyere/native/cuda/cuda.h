@@ -1,4 +1,4 @@
-// What torch's headers want of CUDA's driver.
+// The declarations of the CUDA driver API that torch's headers need.
 
 #pragma once
 

@@ -1,4 +1,4 @@
-// Without a CUDA compiler the runtime's headers are one.
+// Without a CUDA compiler this header is the same as cuda_runtime_api.h.
 
 #pragma once
 

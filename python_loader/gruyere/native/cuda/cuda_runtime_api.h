@@ -1,13 +1,13 @@
-// What torch's headers and the shim want of CUDA's runtime, declared as CUDA declares it: a plain
-// installation of torch has no whole set of CUDA's own. Types are those of torch's functions' names
-// (CUstream_st, cudaError_t), values those of the driver's and runtime's ABI, which stay the same
-// from CUDA 11 on. The functions come from the runtime that torch has loaded.
+// The declarations of the CUDA runtime API that torch's headers and the shim need, as in CUDA's own
+// headers: a plain installation of torch does not include all of those. The types are those in the
+// names of torch's functions (CUstream_st, cudaError_t); the values are those of the ABI of driver
+// and runtime, unchanged since CUDA 11. The functions come from the runtime that torch has loaded.
 
 #pragma once
 
 #include <cstddef>
 
-// Torch's headers ask for it; the build says which CUDA torch is built for (gruyere/_shim.py).
+// torch's headers use it; the build sets it to the CUDA that torch is built for (gruyere/_shim.py).
 #ifndef CUDA_VERSION
 #error "CUDA_VERSION is missing: python -m gruyere --build-shim gives it"
 #endif
@@ -95,7 +95,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream);
 cudaError_t cudaStreamGetPriority(cudaStream_t stream, int *priority);
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned int flags);
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus *status);
-// Torch's inline functions name them, and the shim calls none of those.
+// torch's inline functions use the following ones; the shim calls none of those functions.
 #if CUDA_VERSION >= 13000
 cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatus *status,
                                      unsigned long long *id, cudaGraph_t *graph = nullptr,
