@@ -2,11 +2,11 @@
 #![deny(unsafe_code)]
 
 use super::state::{
-    self, Block, BlockKind, Cause, Class, DeviceState, Held, Largest, Live, OutOfMemory, Rung,
-    RungUse, Segment, State, Sum, lifetime_name,
+    self, Block, BlockKind, Cause, DeviceState, Held, OutOfMemory, Rung, RungUse, Segment, State,
+    lifetime_name,
 };
 use crate::heap::rungs::{self, Ladder};
-use crate::heap::segment_stats::{self, Place, SegmentStats};
+use crate::heap::segment_stats::{Place, SegmentStats};
 use crate::heap::snapshot::{self, BlockState, Holder, Snapshot};
 use crate::heap::{Heap, Report};
 use crate::record::clock::Moment;
@@ -15,21 +15,11 @@ use crate::record::device_gauge::RUNGS;
 use crate::record::dump::origins::Origins;
 use crate::record::facts::Process;
 use crate::record::held::peak_ratio;
-use crate::record::{LIFETIMES, Reader, SiteId};
+use crate::record::{Reader, SiteId};
 
 /// Small blocks listed one by one; beyond them, those of a slab are listed as one. A dump of so
 /// many has some tens of MiB.
 pub const MOST_BLOCKS: usize = 1 << 18;
-/// The latest events listed.
-pub const MOST_EVENTS: usize = 1 << 15;
-/// Steps listed apart.
-const MOST_STEPS: usize = 64;
-
-/// A sum of the heap's, in the files' type.
-fn told(sum: segment_stats::Sum) -> Sum {
-    Sum { blocks: sum.blocks, bytes: sum.bytes, requested_bytes: sum.requested }
-}
-
 /// The heap's state now.
 pub fn state(heap: &Heap, report: Option<&Report>) -> State {
     // Before the sites are read: this may add one.
@@ -46,7 +36,8 @@ pub fn state(heap: &Heap, report: Option<&Report>) -> State {
     let here = origins.number(here);
     let set_at = report.map_or(SiteId::NONE, |report| super::limits::site(report.device));
     let limit_site = origins.number(set_at);
-    let events = reader.as_ref().map(|reader| state::events(reader, MOST_EVENTS, &mut origins));
+    let events =
+        reader.as_ref().map(|reader| state::events(reader, state::MOST_EVENTS, &mut origins));
     let mut state = State {
         format: state::FORMAT.to_owned(),
         version: state::VERSION,
@@ -151,7 +142,7 @@ fn device(
         step: step.into(),
         shares: stats.held().shares(peak_ratio(stats.reserved_peak, stats.live_peak)),
         held: held(&segment_stats),
-        live: live(&segment_stats, step),
+        live: segment_stats.live.live(step),
         gauges: gauges.collect(),
         merged_blocks: snapshot.merged,
         timeline: reader
@@ -165,7 +156,7 @@ fn device(
 fn held(segment_stats: &SegmentStats) -> Held {
     Held {
         reserved_bytes: segment_stats.reserved,
-        live_bytes: segment_stats.live.bytes,
+        live_bytes: segment_stats.live.all.bytes,
         pending_bytes: segment_stats.pending.bytes,
         slab_free_bytes: segment_stats.bytes_in(Place::Slab),
         between_bytes: segment_stats.bytes_in(Place::Between),
@@ -175,55 +166,6 @@ fn held(segment_stats: &SegmentStats) -> Held {
         unmapped_bytes: segment_stats.bytes_in(Place::Unmapped),
         orphaned_bytes: segment_stats.bytes_in(Place::Orphan),
         rest_bytes: segment_stats.rest,
-    }
-}
-
-/// The highest age (steps) of a class: the exponent is that of the power of two above the age.
-fn oldest(exponent: u32) -> u64 {
-    (1u64 << exponent.min(63)) - 1
-}
-
-pub(super) fn live(segment_stats: &SegmentStats, step: u32) -> Live {
-    let class = |class: u64, sum: segment_stats::Sum| Class { class, sum: told(sum) };
-    let mut steps: Vec<Class> =
-        segment_stats.steps.iter().map(|(&step, &sum)| class(step.into(), sum)).collect();
-    steps.sort_unstable_by_key(|entry| (std::cmp::Reverse(entry.sum.bytes), entry.class));
-    let mut other_steps = told(segment_stats.stepless);
-    steps.drain(MOST_STEPS.min(steps.len())..).for_each(|entry| other_steps.add(entry.sum));
-    let lifetimes = (0..LIFETIMES).filter(|&number| segment_stats.lifetimes[number].blocks > 0);
-    Live {
-        all: told(segment_stats.live),
-        lifetimes: lifetimes
-            .map(|number| (lifetime_name(number as u8), told(segment_stats.lifetimes[number])))
-            .collect(),
-        sizes: segment_stats
-            .sizes
-            .iter()
-            .map(|(&power, &sum)| class(1u64.checked_shl(power).unwrap_or(u64::MAX), sum))
-            .collect(),
-        steps,
-        other_steps,
-        ages: segment_stats
-            .ages(step)
-            .into_iter()
-            .map(|(power, sum)| class(oldest(power), sum))
-            .collect(),
-        streams: segment_stats
-            .streams
-            .iter()
-            .map(|(&stream, &sum)| class(stream.into(), sum))
-            .collect(),
-        largest: segment_stats
-            .largest()
-            .into_iter()
-            .map(|block| Largest {
-                address: block.address,
-                requested_bytes: block.requested,
-                lifetime: lifetime_name(block.lifetime),
-                stream: block.stream,
-                step: block.step,
-            })
-            .collect(),
     }
 }
 

@@ -1,14 +1,12 @@
 //! Explains an out-of-memory: the state of the process's memory as text, as JSON, and as a snapshot
 //! for memory_viz.
 //!
-//! The files hold the model ([`state`]); [`gather`] fills it from the heap's books, and the
-//! `gruyere` command from the record of another process. The heap's locks are held while its books
-//! are copied, one after the other, and none while files are written. No dump fails the program:
-//! errors are logged.
+//! The files hold the model ([`state`]); [`gather`] fills it from the heap's books. The heap's
+//! locks are held while its books are copied, one after the other, and none while files are
+//! written. No dump fails the program: errors are logged.
 
 pub mod gather;
 pub mod limits;
-pub mod outside;
 pub mod page;
 
 pub use gruyere_record::dump::{memory_viz, pickle, state, write_json, write_snapshot};

@@ -6,10 +6,10 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use gruyere::dump::outside;
 use gruyere::heap::Bytes;
 use gruyere_record::claim::Claim;
 use gruyere_record::conclusion::{Cause, Conclusion};
+use gruyere_record::dump::from_record;
 use gruyere_record::dump::state::Event;
 use gruyere_record::facts::{self, Process};
 use gruyere_record::layout::VERSION;
@@ -150,7 +150,7 @@ impl Candidate {
 
     /// The process that left this record.
     pub fn of(reader: &Reader<'_>, last_sign: SystemTime) -> Candidate {
-        let state = outside::state(reader, LAST_EVENTS);
+        let state = from_record::state(reader, LAST_EVENTS);
         let process = reader.process();
         // Without the other ranks of its job: `gruyere post` reads their records too.
         let Conclusion { cause, lines, .. } = Conclusion::of(&state, &[]);

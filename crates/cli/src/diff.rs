@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 use std::io;
 use std::path::Path;
 
-use gruyere::dump::outside;
+use gruyere_record::dump::from_record;
 use gruyere_record::dump::state::{self, State};
 use gruyere_record::held::LOST;
 use gruyere_record::plain;
@@ -101,7 +101,7 @@ fn load(name: &str, folder: &Folder) -> Result<State, Failure> {
         )));
     }
     let reader = target.open()?;
-    let state = outside::state(&reader, 0);
+    let state = from_record::state(&reader, 0);
     reader.expect_sound()?;
     Ok(state)
 }

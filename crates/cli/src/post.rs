@@ -5,11 +5,11 @@ use std::fmt::Write as _;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use gruyere::dump::gather::MOST_EVENTS;
-use gruyere::dump::outside;
 use gruyere::heap::Bytes;
 use gruyere_record::conclusion::{Conclusion, Rank};
 use gruyere_record::device_gauge::RUNGS;
+use gruyere_record::dump::from_record;
+use gruyere_record::dump::state::MOST_EVENTS;
 use gruyere_record::dump::state::{Event, State};
 use gruyere_record::file;
 use gruyere_record::page;
@@ -113,7 +113,7 @@ pub fn run(arguments: &Arguments) -> Ended {
         Some(_) => arguments.events.max(MOST_EVENTS),
         None => arguments.events,
     };
-    let mut state = outside::state(reader, events.max(LAST_EVENTS));
+    let mut state = from_record::state(reader, events.max(LAST_EVENTS));
     reader.expect_sound()?;
     let ran_out = ran_out(&state.events.entries);
     let more = state.events.entries.len().saturating_sub(events);

@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 use std::path::PathBuf;
 
-use gruyere::dump::outside;
+use gruyere_record::dump::from_record;
 use gruyere_record::dump::{self, state::State};
 use gruyere_record::file;
 
@@ -48,7 +48,7 @@ pub struct Arguments {
 
 pub fn run(arguments: &Arguments) -> Ended {
     let reader = arguments.target.open()?;
-    let state = outside::state(&reader, arguments.events);
+    let state = from_record::state(&reader, arguments.events);
     reader.expect_sound()?;
     let torn: u64 = state.devices.iter().map(|device| device.torn).sum();
     write(&state, arguments)?;

@@ -282,10 +282,7 @@ fn bundled() -> Result<Vec<PathBuf>, String> {
 fn write(path: &Path, text: &str) -> Result<(), String> {
     file::replace(path, u64::MAX, file::PUBLIC, |out| out.write_all(text.as_bytes())).map_err(
         |error| {
-            format!(
-                "{}: {error}; name a file in a writable folder with free space",
-                path.display()
-            )
+            format!("{}: {error}; name a file in a writable folder with free space", path.display())
         },
     )
 }

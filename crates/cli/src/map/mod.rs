@@ -12,8 +12,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::ValueEnum;
-use gruyere::dump::outside;
 use gruyere_record::conclusion::Conclusion;
+use gruyere_record::dump::from_record;
 use gruyere_record::file;
 use gruyere_record::picture::Picture;
 use gruyere_record::plain;
@@ -259,7 +259,7 @@ fn write_page(
         "sums": json::sums(picture),
         "notes": gaps::notes(picture, Missing::of(reader, picture)),
         "by": by,
-        "conclusion": Conclusion::of(&outside::state(reader, EVENTS), &[]),
+        "conclusion": Conclusion::of(&from_record::state(reader, EVENTS), &[]),
     });
     let failed = |error: io::Error| {
         Failure::new(format_args!(

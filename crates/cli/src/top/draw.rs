@@ -130,10 +130,7 @@ fn main(frame: &mut Frame, area: Rect, app: &App) {
     if app.rows.is_empty() {
         let mut lines = vec![
             Line::raw(""),
-            Line::styled(
-                " no process here uses gruyère; new ones will appear",
-                app.theme.dim(),
-            ),
+            Line::styled(" no process here uses gruyère; new ones will appear", app.theme.dim()),
         ];
         if app.old > 0 {
             lines.push(Line::raw(""));

@@ -333,7 +333,7 @@ pub fn lifetimes(frame: &mut Frame, area: Rect, app: &App) {
     }
     let note = match ahead {
         Some(ahead) => format!("the host is {ahead} or more ahead of the device"),
-        None => "share of held; blocks".to_owned(),
+        None => "share of memory held; blocks".to_owned(),
     };
     let title = heading(app, "by lifetime", note);
     put(frame, area, lines, panel(app, title));

@@ -1,8 +1,8 @@
 //! Verdict on a running process's memory: what `gruyere post` would say now.
 
-use gruyere::dump::outside;
 use gruyere_record::Reader;
 use gruyere_record::conclusion::{Accused, Cause, Conclusion};
+use gruyere_record::dump::from_record;
 use gruyere_record::sites::{Line, Sites};
 
 use super::app::Row;
@@ -25,7 +25,7 @@ pub struct Verdict {
 impl Verdict {
     /// Reads all blocks of a device for its verdict at this moment.
     pub fn read(reader: &Reader<'_>, device: u32) -> Verdict {
-        let mut state = outside::state(reader, LAST_EVENTS);
+        let mut state = from_record::state(reader, LAST_EVENTS);
         state.devices.retain(|state| state.device == device);
         Conclusion::of(&state, &[]).into()
     }

@@ -1,10 +1,12 @@
 //! The state of a process's memory in files: JSON, and a snapshot for memory_viz.
 //!
-//! [`state`] is the model. The library fills it from the heap's books, the `gruyere` command from
-//! another process's record.
+//! [`state`] is the model. The library fills it from the heap's books, [`from_record`] from another
+//! process's record.
 
 pub mod alike;
 pub mod concluded;
+pub mod from_record;
+pub mod live;
 pub mod memory_viz;
 pub mod origins;
 pub mod pickle;

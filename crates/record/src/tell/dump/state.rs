@@ -19,6 +19,8 @@ use std::collections::BTreeMap;
 pub const FORMAT: &str = "gruyere-state";
 /// [`State::version`].
 pub const VERSION: u32 = 3;
+/// The latest events that a dump lists.
+pub const MOST_EVENTS: usize = 1 << 15;
 
 /// A process's memory at a moment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -294,7 +296,8 @@ pub struct Sum {
 impl Sum {
     /// Adds `other`.
     pub fn add(&mut self, other: Sum) {
-        self.blocks += other.blocks;
+        // Saturating: the numbers may come from a record.
+        self.blocks = self.blocks.saturating_add(other.blocks);
         self.bytes = self.bytes.saturating_add(other.bytes);
         self.requested_bytes = self.requested_bytes.saturating_add(other.requested_bytes);
     }

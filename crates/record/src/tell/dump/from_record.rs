@@ -1,14 +1,13 @@
 //! The state of another process, living or dead, from its record.
 #![deny(unsafe_code)]
 
+use super::live::{LiveBlock, LiveSums};
+use super::origins::Origins;
 use super::state::{self, Block, BlockKind, DeviceState, Held, Segment, State, Sum, lifetime_name};
-use crate::heap::segment_stats::SegmentStats;
-use crate::heap::snapshot;
-use crate::record::clock::Moment;
-use crate::record::dump::origins::Origins;
-use crate::record::picture::{Picture, Piece, PieceKind, RangeKind};
-use crate::record::reader::DeviceSnapshot;
-use crate::record::{DeviceGauge, Reader, SiteId};
+use crate::clock::Moment;
+use crate::picture::{Picture, Piece, PieceKind, RangeKind};
+use crate::reader::DeviceSnapshot;
+use crate::{DeviceGauge, Reader, SiteId};
 
 /// The record's state now, with at most `most_events` of the last events.
 pub fn state(reader: &Reader<'_>, most_events: usize) -> State {
@@ -41,29 +40,16 @@ pub fn state(reader: &Reader<'_>, most_events: usize) -> State {
 pub fn device(recorded: &DeviceSnapshot, picture: &Picture, origins: &mut Origins) -> DeviceState {
     let gauges =
         DeviceGauge::ALL.iter().map(|&gauge| (gauge.name().to_owned(), recorded.gauge(gauge)));
-    let mut segment_stats = SegmentStats::default();
-    for piece in picture.pieces.iter().filter(|piece| piece.kind.is_block()) {
-        let state = match piece.kind {
-            PieceKind::Live => snapshot::BlockState::Allocated,
-            _ => snapshot::BlockState::PendingFree,
-        };
+    let mut live_sums = LiveSums::default();
+    for piece in picture.pieces.iter().filter(|piece| piece.kind == PieceKind::Live) {
         let &Piece { address, bytes, requested, stream, step, lifetime, .. } = piece;
         let step = Some(step);
-        let block = snapshot::Block {
-            address,
-            bytes,
-            requested,
-            stream: stream.into(),
-            state,
-            lifetime,
-            step,
-        };
-        segment_stats.block(&block, stream);
+        live_sums.add(LiveBlock { requested, address, bytes, lifetime, stream, step });
     }
     let sums = &picture.sums;
     let captured = free_in(picture, |range| range.capture != 0);
     let [slabs, gaps, whole] = free_in(picture, |range| range.capture == 0);
-    let mut live = super::gather::live(&segment_stats, picture.step);
+    let mut live = live_sums.live(picture.step);
     live.all =
         Sum { blocks: sums.live_blocks, bytes: sums.live, requested_bytes: sums.live_requested };
     DeviceState {
@@ -96,7 +82,7 @@ pub fn device(recorded: &DeviceSnapshot, picture: &Picture, origins: &mut Origin
 }
 
 /// Free bytes of some ranges: in slabs with blocks, beside blocks on their pages, in whole pages.
-fn free_in(picture: &Picture, chosen: impl Fn(&crate::record::picture::Range) -> bool) -> [u64; 3] {
+fn free_in(picture: &Picture, chosen: impl Fn(&crate::picture::Range) -> bool) -> [u64; 3] {
     let pages = picture
         .ranges
         .iter()
@@ -109,11 +95,7 @@ fn free_in(picture: &Picture, chosen: impl Fn(&crate::record::picture::Range) ->
     })
 }
 
-fn segment(
-    picture: &Picture,
-    range: &crate::record::picture::Range,
-    origins: &mut Origins,
-) -> Segment {
+fn segment(picture: &Picture, range: &crate::picture::Range, origins: &mut Origins) -> Segment {
     let pieces = picture.pieces_of(range);
     let mut blocks: Vec<Block> = Vec::with_capacity(pieces.len());
     for piece in pieces {
