@@ -1,15 +1,15 @@
 //! Checks the commands in README and the pages: the command line parses each, and the library its
-//! settings. (`python -m gruyere`: test_documented.py.)
+//! settings. (`python -m gruyere`: test_documented.py.) Writes docs/commands.md from their help.
 
 use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use clap::Parser as _;
 use clap::error::ErrorKind;
+use clap::{CommandFactory as _, Parser as _};
 use gruyere::config::Config;
 
-use super::{Cli, Command};
+use super::{Cli, Command, MOST_COLUMNS};
 use crate::launch_line;
 
 /// Pages whose commands are not for users, or belong to an earlier version.
@@ -191,5 +191,63 @@ fn a_command_that_is_none_is_noticed() {
         "    gruyere doctor [--python .venv/bin/python] [--json]\n",
     ] {
         assert_eq!(fault(page), None, "{page}");
+    }
+}
+
+/// The pages about commands, under docs/.
+const PAGES: [(&str, &str); 17] = [
+    ("address", "after-the-crash.md#an-illegal-access"),
+    ("bench", "measured.md"),
+    ("compare", "bench-torch.md#one-script-one-word"),
+    ("diff", "after-the-crash.md"),
+    ("doctor", "operations.md#gruyere-doctor---gpu"),
+    ("dryrun", "dryrun.md"),
+    ("export", "operations.md"),
+    ("map", "map.md"),
+    ("post", "after-the-crash.md"),
+    ("ps", "watching.md"),
+    ("record", "record-a-trace.md"),
+    ("report", "reports.md"),
+    ("run", "preload.md"),
+    ("snapshot", "after-the-crash.md"),
+    ("stat", "watching.md"),
+    ("top", "watching.md"),
+    ("watch", "watching.md#gruyere-watch"),
+];
+
+/// The help of the whole command and of each subcommand, as sections of a page.
+fn reference() -> String {
+    let mut whole = Cli::command().term_width(MOST_COLUMNS);
+    whole.build();
+    let help = |command: &mut clap::Command| {
+        let help = command.render_help().to_string();
+        let lines: Vec<&str> = help.lines().map(str::trim_end).collect();
+        format!("```text\n{}\n```\n", lines.join("\n").trim_end())
+    };
+    let mut text = format!("## gruyere\n\n{}", help(&mut whole));
+    for command in whole.get_subcommands_mut().filter(|command| command.get_name() != "help") {
+        let name = command.get_name().to_owned();
+        text += &format!("\n## gruyere {name}\n\n");
+        if let Some((_, page)) = PAGES.iter().find(|(of, _)| *of == name) {
+            let title = page.split(".md").next().unwrap_or_default().replace('-', " ");
+            text += &format!("How to: [{title}]({page}).\n\n");
+        }
+        text += &help(command);
+    }
+    text
+}
+
+#[test]
+fn the_page_of_the_commands_is_their_help() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/commands.md");
+    let text = fs::read_to_string(&path).unwrap();
+    let mark = "<!-- commands: written by `cargo xtask docs` -->\n";
+    let begin = text.find(mark).expect("the mark before the commands") + mark.len();
+    let end = text.find("<!-- commands: end -->").expect("the mark after the commands");
+    let fresh = format!("{}{}{}", &text[..begin], reference(), &text[end..]);
+    if std::env::var_os("GRUYERE_BLESS").is_some() {
+        fs::write(path, fresh).unwrap();
+    } else {
+        assert!(text == fresh, "docs/commands.md is stale: run `cargo xtask docs`");
     }
 }

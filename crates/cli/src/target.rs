@@ -18,22 +18,16 @@ use crate::failure::Failure;
 /// Where the records are.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Folder {
-    // Help text here and not clap's default, which is broken if the path is long.
-    #[arg(long, value_name = "FOLDER", help = help_of_the_folder())]
+    /// The folder of the records. Default: $GRUYERE_RECORD_DIR, where programs keep theirs too,
+    /// else /dev/shm.
+    // Not clap's default in the help: it is broken if the path is long.
+    #[arg(long, value_name = "FOLDER")]
     #[arg(default_value_os_t = record_dir(), hide_default_value = true)]
     pub directory: PathBuf,
     /// Also read other users' records, as far as the system permits. Without this, other users'
     /// files are not opened, not even by root.
     #[arg(long)]
     pub all_users: bool,
-}
-
-fn help_of_the_folder() -> String {
-    format!(
-        "The folder of the records. Default: $GRUYERE_RECORD_DIR, where programs keep theirs too, \
-         else /dev/shm (now: {})",
-        record_dir().display()
-    )
 }
 
 impl Folder {

@@ -166,6 +166,7 @@ pub fn write_docs(root: &Path) -> Result<(), String> {
     let tables = [
         ["--package", "gruyere", "--test", "docs_fresh"].as_slice(),
         &["--package", "gruyere-cli", "the_docs_table_is_that_of_the_data"],
+        &["--package", "gruyere-cli", "the_page_of_the_commands_is_their_help"],
     ];
     tables
         .into_iter()
