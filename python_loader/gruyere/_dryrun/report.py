@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Any, Optional
 
 from .._bench.measure import COMPLETED
+from .gpus import GIB
 from .runs import ROOM, Ran, called
 from .trust import difference
 
@@ -63,10 +64,11 @@ def made(
         })  # fmt: skip
     analysis = first.found.analysis or {}
     trust = _trust(first, second, plain)
-    bound = asked["max_bytes"]
+    bound = None if asked["max_gb"] is None else int(asked["max_gb"] * GIB)
     held = [row["peak_held"] for row in gpus[0]["runs"] if not row["failed"]]
     needs = min(held) + gpus[0]["context"]["bytes"] if held else None
-    program = [asked["script"]] if asked["module"] is None else ["-m", asked["module"]]
+    script, module = asked.get("script"), asked.get("module")
+    program = [script] if module is None else ["-m", module]
     code = FITS
     is_more = bound is not None and needs is not None and needs > bound
     if not all(gpu["fits"] for gpu in gpus) or is_more:
@@ -80,7 +82,7 @@ def made(
         "schema": SCHEMA,
         "version": VERSION,
         "program": {
-            "script": asked["script"], "module": asked["module"], "arguments": list(arguments),
+            "script": script, "module": module, "arguments": list(arguments),
             "command": " ".join([*program, *arguments]), "python_options": asked["python_options"],
             "steps_asked": asked["steps"], "steps": first.found.steps,
             "left_out": first.found.facts.get("left_out", []),
