@@ -248,10 +248,12 @@ class Comparison:
         report = Report(
             {"device": machine.name, "stand_in": machine.is_stand_in, **servers[0].facts},
             {
-                "steps": self.request["steps"], "runs": self.request["runs"],
-                "fit": not self.request["no_fit"], "allocators": self.request["allocators"],
+                "steps": self.request["steps"],
+                "runs": self.request["runs"],
+                "fit": not self.request["no_fit"],
+                "allocators": self.request["allocators"],
                 "conf": self.request["conf"],
-            },  # fmt: skip
+            },
         )
         programs = [Program(name, []) for name in self.request["program"]]
         programs += [Program(name, [], module=True) for name in self.request["module"]]

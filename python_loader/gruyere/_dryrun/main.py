@@ -6,7 +6,6 @@ import io
 import json
 import os
 import signal
-import socket
 import sys
 import threading
 import time
@@ -65,10 +64,7 @@ def main(request: str) -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     found["seconds"] = round(time.monotonic() - began, 1)
-    found["run"] = {
-        "name": asked["name"], "pid": os.getpid(), "host": socket.gethostname(),
-        "started_nanoseconds": began_nanoseconds, "gruyere": asked["gruyere"],
-    }  # fmt: skip
+    found["run"] = report.identity(asked, began_nanoseconds)
     all_written = _write(asked, found)
     sys.exit(found["verdict"]["exit"] if all_written else WRONG_ARGUMENTS)
 

@@ -1,7 +1,13 @@
-"""The report: the verdict and the figures as plain data. Its keys are those of the JSON."""
+"""The report: the verdict and the figures as plain data. Its keys are those of the JSON.
+
+`gruyere report` reads some of them (crates/cli/src/report/dry.rs). The tests of both sides share
+one answer, crates/cli/tests/dryrun_answer.json (tests/pytorch/test_dryrun_answer.py writes it).
+"""
 
 from __future__ import annotations
 
+import os
+import socket
 from collections import Counter
 from typing import Any, Optional
 
@@ -68,7 +74,7 @@ def made(
     held = [row["peak_held"] for row in gpus[0]["runs"] if not row["failed"]]
     needs = min(held) + gpus[0]["context"]["bytes"] if held else None
     script, module = asked.get("script"), asked.get("module")
-    program = [script] if module is None else ["-m", module]
+    program = [asked["script"]] if module is None else ["-m", module]
     code = FITS
     is_more = bound is not None and needs is not None and needs > bound
     if not all(gpu["fits"] for gpu in gpus) or is_more:
@@ -106,6 +112,14 @@ def made(
         "timeline": analysis.get("timeline"),
         "trust": trust,
         "sweep": sweep,
+    }  # fmt: skip
+
+
+def identity(asked: dict[str, Any], started_nanoseconds: int) -> dict[str, Any]:
+    """What tells this answer from others."""
+    return {
+        "name": asked["name"], "pid": os.getpid(), "host": socket.gethostname(),
+        "started_nanoseconds": started_nanoseconds, "gruyere": asked["gruyere"],
     }  # fmt: skip
 
 

@@ -34,9 +34,7 @@ class Sweep:
             match = _RANGE.match(values)
             low, high = map(int, match.groups()) if match else (1, 0)
             if low > high:
-                raise GruyereError(
-                    f"--sweep {text}: {values}: expected whole numbers, as in 1..64"
-                )
+                raise GruyereError(f"--sweep {text}: {values}: expected whole numbers, as in 1..64")
             self.range = low, high
         else:
             self.values = values.split(",")
