@@ -1,5 +1,6 @@
-"""The launch lines that README and the pages show are understood by `python -m gruyere`. (Commands
-of `gruyere`: crates/cli/src/documented.rs.)"""
+"""What README and the pages show is understood: launch lines by `python -m gruyere`, GPUs and
+sweeps by the dry run. (The other words of the commands of `gruyere`:
+crates/cli/src/documented.rs.)"""
 
 import json
 import re
@@ -7,7 +8,15 @@ import shlex
 import subprocess
 import sys
 
+import pytest
+
 from conftest import GRUYERE, ROOT, clean_environment
+
+sys.path.insert(0, str(ROOT / "python_loader"))
+
+from gruyere import GruyereError  # noqa: E402
+from gruyere._dryrun import gpus  # noqa: E402
+from gruyere._dryrun.sweep import Sweep  # noqa: E402
 
 PAGES = ["README.md", "python_loader/README.md", "dashboards/README.md", "docs"]
 # Settings and words as the launch line reads them; what it refuses, by line.
@@ -26,19 +35,19 @@ print(json.dumps(refused))
 """
 
 
-def shown(text):
-    """The launch lines on a page, each with the words behind `-m gruyere`."""
+def shown(text, command="-m gruyere "):
+    """The launch lines on a page, each with the words behind `-m gruyere` (or another command)."""
     blocks = re.findall(r"^```sh\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
     lines += re.findall(r"^    (\S.*?)(?:   .*)?$", text, re.MULTILINE)
     lines += re.findall(r"`([^`\n]+)`", text)
     found = {}
     for line in lines:
-        if "-m gruyere " not in line:
+        if command not in line:
             continue
         words = shlex.split(line, comments=True)
         ends = [at for at, word in enumerate(words) if word in ("|", "&", "&&", ">")]
-        at = words.index("gruyere") + 1
+        at = words.index(command.split()[-1]) + 1
         found[line] = words[at : min(ends, default=len(words))]
     return found
 
@@ -56,14 +65,49 @@ def refused(lines):
     return json.loads(ran.stdout)
 
 
-def test_every_launch_line_of_readme_and_the_pages_is_understood():
+def shown_by_all(*command):
     lines = {}
     for name in PAGES:
         page = ROOT / name
         pages = [page] if page.is_file() else page.rglob("*.md")
         for page in pages:
             if "decisions" not in page.parts:
-                lines |= shown(page.read_text())
+                lines |= shown(page.read_text(), *command)
+    return lines
+
+
+def check_dryrun(words):
+    """Raises GruyereError if a GPU or the sweep of a dry run is none."""
+    for at, word in enumerate(words[:-1]):
+        if word == "--gpu":
+            gpus.chosen([name for name in words[at + 1].split(",") if name != gpus.LIST], [], None)
+        if word == "--sweep":
+            Sweep(words[at + 1], tuple(words[at + 2 :]))
+
+
+def test_every_gpu_and_sweep_of_readme_and_the_pages_is_one():
+    lines = shown_by_all("gruyere dryrun ")
+    assert len(lines) > 5, lines
+    for words in lines.values():
+        check_dryrun(words)
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        "`gruyere dryrun --gpu a100-39 train.py`",
+        "```sh\ngruyere dryrun --sweep batch=8..1 train.py {batch}\n```",
+        "    gruyere dryrun --sweep batch=1,2 train.py",
+    ],
+)
+def test_a_gpu_or_sweep_that_is_none_is_noticed(page):
+    (words,) = shown(page, "gruyere dryrun ").values()
+    with pytest.raises(GruyereError):
+        check_dryrun(words)
+
+
+def test_every_launch_line_of_readme_and_the_pages_is_understood():
+    lines = shown_by_all()
     assert len(lines) > 15, lines
     assert refused(lines) == {}
 

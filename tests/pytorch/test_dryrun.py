@@ -1377,8 +1377,7 @@ def test_the_values_of_a_list_are_all_run(folder):
     ],
 )
 def test_a_value_goes_behind_its_flag(program, wanted):
-    asked = {"name": "batch", "flag": "--batch", "range": [1, 64], "values": []}
-    assert Sweep(asked, tuple(program)).arguments("8") == tuple(wanted)
+    assert Sweep("batch=--batch:1..64", tuple(program)).arguments("8") == tuple(wanted)
 
 
 def sequence(*requests):
@@ -1478,7 +1477,7 @@ def test_a_program_that_asked_for_no_memory_has_an_answer():
     "values, largest", [(["8", "16", "2"], "8"), (["small", "large", "huge"], "large")]
 )
 def test_the_largest_of_a_list_is_by_number_or_by_place(values, largest):
-    sweep = Sweep({"name": "n", "flag": None, "range": None, "values": values}, ())
+    sweep = Sweep(f"n={','.join(values)}", ("{n}",))
     sweep.rows = [
         {"value": value, "gpu": "g", "allocator": "torch", "fits": value not in ("16", "huge")}
         for value in values

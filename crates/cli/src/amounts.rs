@@ -1,6 +1,6 @@
 //! Bytes and ratios for people.
 
-use indicatif::BinaryBytes;
+use gruyere_record::size::BinaryBytes;
 
 /// Bytes with two digits after the point, in the unit that leaves one to four before it.
 pub fn bytes(value: u64) -> String {

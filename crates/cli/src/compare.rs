@@ -5,8 +5,11 @@ use std::ffi::OsString;
 use std::num::NonZeroU32;
 use std::process::ExitCode;
 
-use crate::bench::torch;
+use serde::Serialize;
+
+use crate::bench::torch::WRONG;
 use crate::failure::say;
+use crate::house;
 use crate::launch_line;
 use crate::sandbox::{self, Steps};
 
@@ -15,7 +18,7 @@ use crate::sandbox::{self, Steps};
 ///
 /// The runs change nothing: each run sees the program's files as they are and may write, but its
 /// writes are discarded, and it has no network.
-#[derive(clap::Args)]
+#[derive(clap::Args, Serialize)]
 #[command(after_help = "\
 Examples:
   gruyere compare -- python train.py --batch-size 8
@@ -52,6 +55,7 @@ pub struct Arguments {
         trailing_var_arg = true,
         allow_hyphen_values = true
     )]
+    #[serde(skip)]
     command: Vec<OsString>,
 }
 
@@ -65,18 +69,12 @@ impl Arguments {
 
 /// Runs the command. Returns only if nothing could start.
 pub fn main(arguments: &Arguments) -> ExitCode {
-    match launch_line::read(&arguments.command, "compare") {
-        Ok(program) => torch::compare(torch::One {
-            program,
-            steps: arguments.steps,
-            stand_in: arguments.stand_in,
-            sandbox: arguments.sandbox.clone(),
-            timeout: arguments.timeout,
-            json: arguments.json.clone(),
-        }),
-        Err(reason) => {
-            say("compare", reason);
-            ExitCode::from(torch::WRONG)
+    let reason = match launch_line::read(&arguments.command, "compare") {
+        Ok(program) => {
+            house::turn_into("gruyere._bench", "compare", arguments, None, Some(&program))
         }
-    }
+        Err(reason) => reason,
+    };
+    say("compare", reason);
+    ExitCode::from(WRONG)
 }

@@ -11,7 +11,7 @@ use gruyere_record::dump::from_record;
 use gruyere_record::dump::state::{self, State};
 use gruyere_record::held::LOST;
 use gruyere_record::plain;
-use indicatif::BinaryBytes;
+use gruyere_record::size::BinaryBytes;
 use serde_json::{Value, json};
 
 use crate::amounts::growth;

@@ -1,5 +1,6 @@
 //! Checks the commands in README and the pages: the command line parses each, and the library its
-//! settings. (`python -m gruyere`: test_documented.py.) Writes docs/commands.md from their help.
+//! settings. (`python -m gruyere`, and GPUs and sweeps of `gruyere dryrun`: test_documented.py.)
+//! Writes docs/commands.md from their help.
 
 use std::ffi::OsString;
 use std::fs;
@@ -179,7 +180,7 @@ fn a_command_that_is_none_is_noticed() {
         "the command `gruyere tops`",
         "`GRUYERE_CONF=limits:90% python train.py`",
         "```sh\ngruyere compare\n```",
-        "`gruyere dryrun --gpu a100-39 train.py`",
+        "`gruyere dryrun --steps 0 train.py`",
         "`gruyere compare -- python -I train.py`",
     ] {
         assert!(fault(page).is_some(), "{page}");

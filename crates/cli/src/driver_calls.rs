@@ -1,7 +1,7 @@
 //! Time in driver calls, for people.
 
 use gruyere_record::calls::CallTime;
-use indicatif::BinaryBytes;
+use gruyere_record::size::BinaryBytes;
 
 /// A duration with three digits.
 pub fn span(nanoseconds: u64) -> String {

@@ -1,14 +1,62 @@
 //! This command's folder, and the Python interpreter for work that needs torch: `bench --torch`,
-//! `compare` and `dryrun` find an interpreter that has the package, and execute it.
+//! `compare` and `dryrun` find an interpreter that has the package, and execute it. clap declares
+//! their options; the package reads the values.
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use serde::Serialize;
+
+use crate::launch_line::Program;
+
+/// A command's request to the package: the arguments as typed, and what only this command knows.
+#[derive(Serialize)]
+struct Request<'a, A> {
+    #[serde(flatten)]
+    arguments: &'a A,
+    #[serde(flatten)]
+    program: Option<&'a Program>,
+    /// Default name of the program's run: the name that `history:` would give it.
+    run_name: Option<String>,
+    gruyere: &'static str,
+    /// A folder that may contain the stand-in.
+    beside: Option<&'a Path>,
+}
+
+/// Executes `python -m PACKAGE COMMAND REQUEST`; the interpreter is `chosen`, the program's, or the
+/// default. Returns only if no interpreter is usable, with the reason and the remedy.
+pub fn turn_into(
+    package: &str,
+    command: &str,
+    arguments: &impl Serialize,
+    chosen: Option<&Path>,
+    program: Option<&Program>,
+) -> String {
+    let house = House::find();
+    let request = Request {
+        arguments,
+        program,
+        run_name: program.map(|program| program.main.name_of_run()),
+        gruyere: env!("CARGO_PKG_VERSION"),
+        beside: house.beside.as_deref(),
+    };
+    let request = serde_json::to_string(&request).expect("plain data");
+    let chosen = chosen.or_else(|| program?.python.as_deref());
+    match house.interpreter(chosen) {
+        Ok(python) => {
+            let mut line = house.command(&python);
+            let error = line.args(["-m", package, command, &request]).exec();
+            format!("{}: {error}", python.display())
+        }
+        Err(error) => error,
+    }
+}
+
 /// The place of this command: installed by the wheel, beside an interpreter that has the package;
 /// or built in the source tree, beside the library and the stand-in, with the package in the tree.
-pub struct House {
+struct House {
     beside: Option<PathBuf>,
     /// In a build of the source tree, the library and the package's folder.
     tree: Option<(PathBuf, PathBuf)>,
@@ -29,7 +77,7 @@ except ImportError as error:
 
 impl House {
     /// Finds this command's place.
-    pub fn find() -> Self {
+    fn find() -> Self {
         let beside =
             std::env::current_exe().ok().and_then(|file| Some(file.parent()?.to_path_buf()));
         let package = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../python_loader");
@@ -41,23 +89,6 @@ impl House {
             .filter(|_| package.join("gruyere/_bench").is_dir())
             .map(|library| (library, package));
         Self { beside, tree }
-    }
-
-    /// The folder of this command, which may also contain the stand-in GPU.
-    pub fn beside(&self) -> Option<&Path> {
-        self.beside.as_deref()
-    }
-
-    /// Executes an interpreter with these arguments: `chosen`, or the default. Returns only if no
-    /// interpreter is usable, with the reason and the remedy.
-    pub fn turn_into(&self, chosen: Option<&Path>, arguments: &[&str]) -> String {
-        match self.interpreter(chosen) {
-            Ok(python) => {
-                let error = self.command(&python).args(arguments).exec();
-                format!("{}: {error}", python.display())
-            }
-            Err(error) => error,
-        }
     }
 
     /// A usable interpreter.

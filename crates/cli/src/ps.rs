@@ -9,9 +9,9 @@ use gruyere_record::facts::Process;
 use gruyere_record::reader::DeviceSnapshot;
 use gruyere_record::sweep::{self, Found, Listing, State};
 use gruyere_record::{DeviceGauge, ReadError, Reader, cut};
-use indicatif::BinaryBytes;
 use serde_json::{Value, json};
 
+use crate::amounts::bytes;
 use crate::candidates::{self, By, Candidate};
 use crate::command;
 use crate::failure::{Ended, Exit, Failure, say};
@@ -249,7 +249,6 @@ fn print_table(
         let command = cut(&format!("{note}{command}"), room);
         for Device { now: device, peak } in &row.devices {
             let held = device.held();
-            let bytes = |value: u64| BinaryBytes(value).to_string();
             let cells = [
                 pid.to_string(),
                 rank.clone(),

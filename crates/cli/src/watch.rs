@@ -11,6 +11,7 @@ use gruyere_record::watch::{self as thresholds, Alarm, Passed, Threshold, Unit};
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
+use crate::amounts::bytes;
 use crate::failure::{Ended, Exit, Failure, say};
 use crate::follow::{Device, Followed, Follower, Life, Which};
 use crate::output::{self, Audience};
@@ -213,7 +214,6 @@ impl Event<'_> {
         let rank = self.followed.whose.note() + &rank;
         let (live, limit) = (self.device.snapshot.live, self.device.facts().limit());
         let reserved = self.device.snapshot.gauge(DeviceGauge::Reserved);
-        let bytes = |bytes: u64| Unit::Bytes.show(bytes as f64);
         format!(
             "pid {}{rank} device {}: {} is passed: {} is {} (live {}, held {} of {})",
             process.pid,

@@ -1,4 +1,4 @@
-//! `gruyere bench --torch`: its request to the Python side, and its choice of interpreter.
+//! `gruyere bench --torch`: its request to the Python package, and its choice of interpreter.
 //! tests/pytorch tests the results.
 
 use serde_json::{Value, json};
@@ -23,14 +23,14 @@ fn bench(python: &Path, args: &[&str]) -> Output {
     command.env_remove("GRUYERE_LIBRARY").output().unwrap()
 }
 
-/// The request to the Python side for the command's `args`.
+/// The request to the package for the command's `args`.
 fn asked(args: &[&str]) -> Value {
     let folder = tempfile::tempdir().unwrap();
     let output = bench(&interpreter(folder.path(), ABLE), args);
     assert_eq!(output.status.code(), Some(7), "the exit status is the interpreter's");
     let text = String::from_utf8(output.stdout).unwrap();
     let words: Vec<_> = text.lines().collect();
-    assert_eq!(words[..3], ["-m", "gruyere._bench", "compare"]);
+    assert_eq!(words[..3], ["-m", "gruyere._bench", "bench"]);
     let mut request: Value = serde_json::from_str(words[3]).unwrap();
     assert!(request["beside"].take().is_string());
     request
@@ -46,10 +46,10 @@ fn refused(python: &Path, args: &[&str]) -> String {
 #[test]
 fn without_options_it_asks_for_everything() {
     let wanted = json!({
-        "programs": [], "modules": [], "python_options": [], "arguments": [], "steps": null,
+        "program": [], "module": [], "arguments": [], "steps": null,
         "allocators": ["default", "expandable", "async", "gruyere"], "conf": [],
-        "stand_in": false, "beside": null, "fit": true, "runs": 3, "timeout": 600, "json": null,
-        "list": false, "markdown": false,
+        "stand_in": false, "no_fit": false, "runs": 3, "timeout": 600, "json": null,
+        "list": false, "gruyere": env!("CARGO_PKG_VERSION"), "beside": null, "run_name": null,
         "sandbox": {"allow_writes": [], "allow_network": false, "scratch": 10_u64 << 30},
     });
     assert_eq!(asked(&["--torch"]), wanted);
@@ -57,7 +57,7 @@ fn without_options_it_asks_for_everything() {
 }
 
 #[test]
-fn options_reach_the_python_side() {
+fn options_reach_the_package_as_they_are_typed() {
     let folder = tempfile::tempdir().unwrap();
     let python = interpreter(folder.path(), ABLE);
     let mut command = Command::new(env!("CARGO_BIN_EXE_gruyere"));
@@ -81,12 +81,11 @@ fn options_reach_the_python_side() {
     let mut request: Value = serde_json::from_str(text.lines().nth(3).unwrap()).unwrap();
     request["beside"].take();
     let wanted = json!({
-        "programs": ["moe", "train.py"], "modules": ["package.train"], "python_options": [],
-        "arguments": ["--epochs", "3"], "steps": 5,
-        "allocators": ["gruyere", "default"],
-        "conf": ["slack:0.5%,waits:budget"], "stand_in": true, "beside": null, "fit": false,
-        "runs": 9, "timeout": 60, "json": "-",
-        "list": false, "markdown": false,
+        "program": ["moe", "train.py"], "module": ["package.train"],
+        "arguments": ["--epochs", "3"], "steps": 5, "allocators": ["gruyere", "default"],
+        "conf": ["slack:0.5%,waits:budget"], "stand_in": true, "no_fit": true, "runs": 9,
+        "timeout": 60, "json": "-", "list": false, "gruyere": env!("CARGO_PKG_VERSION"),
+        "beside": null, "run_name": null,
         "sandbox": {"allow_writes": ["runs"], "allow_network": true, "scratch": 1 << 30},
     });
     assert_eq!(request, wanted);
@@ -113,17 +112,10 @@ fn compare_and_dryrun_hand_on_a_module_and_options_of_python() {
         let request: Value = serde_json::from_str(words[3]).unwrap();
         assert_eq!(request["arguments"], json!(["--x", "1"]));
         assert_eq!(request["python_options"], json!(["-u", "-X", "utf8"]));
-        if package == "gruyere._dryrun" {
-            assert_eq!(
-                (&request["module"], &request["script"]),
-                (&json!("package.train"), &json!(null))
-            );
-        } else {
-            assert_eq!(
-                (&request["modules"], &request["programs"]),
-                (&json!(["package.train"]), &json!([]))
-            );
-        }
+        assert_eq!(
+            (&request["module"], &request["script"]),
+            (&json!("package.train"), &Value::Null)
+        );
     }
 }
 

@@ -9,26 +9,29 @@ use serde_json::{Value, json};
 const MIB: u64 = 1 << 20;
 const H100: &str = "NVIDIA H100 80GB HBM3";
 
-/// A result of `gruyere dryrun`, as kept; peaks in MiB.
+/// An answer that the package has written (tests/pytorch/test_dryrun_answer.py), with a row that
+/// completed and one that failed.
+fn written() -> Value {
+    serde_json::from_str(include_str!("dryrun_answer.json")).unwrap()
+}
+
+/// Such an answer with other rows; peaks in MiB.
 fn answer(started: u64, rows: &[(&str, bool, u64, u64)], kinds: Value, lines: Value) -> Value {
+    let mut answer = written();
     let row = |&(allocator, fits, live, held): &(&str, bool, u64, u64)| {
-        json!({
-            "allocator": allocator, "fits": fits, "peak_live": live * MIB, "peak_held": held * MIB
-        })
+        let mut row = answer["gpus"][0]["runs"][0].clone();
+        row["allocator"] = json!(allocator);
+        row["fits"] = json!(fits);
+        row["peak_live"] = json!(live * MIB);
+        row["peak_held"] = json!(held * MIB);
+        row
     };
     let runs: Vec<Value> = rows.iter().map(row).collect();
-    json!({
-        "schema": "gruyere.dryrun", "version": 1,
-        "run": {
-            "name": "train", "pid": 7, "host": "box", "gruyere": "0.1.0",
-            "started_nanoseconds": started * 1_000_000_000,
-        },
-        "program": { "command": "train.py --batch 8", "steps": 3 },
-        "machine": { "torch": "2.11.0" },
-        "gpus": [{ "id": "h100-80", "name": H100, "runs": runs }],
-        "peak": { "kinds": kinds, "lines": lines },
-        "trust": { "reasons": [] },
-    })
+    answer["gpus"][0]["runs"] = json!(runs);
+    answer["run"]["started_nanoseconds"] = json!(started * 1_000_000_000);
+    answer["peak"]["kinds"] = kinds;
+    answer["peak"]["lines"] = lines;
+    answer
 }
 
 fn plain(started: u64, fits: bool, live: u64, held: u64) -> Value {
@@ -82,6 +85,27 @@ fn json_of(folder: &Path, arguments: &[&str]) -> Value {
 }
 
 #[test]
+fn an_answer_as_the_package_writes_it_is_read() {
+    let folder = tempfile::tempdir().unwrap();
+    keep(folder.path(), "dry.json", &written());
+    let value = json_of(folder.path(), &["dry.json", "--json"]);
+    let about = &value["run"];
+    assert_eq!(
+        (&about["name"], &about["host"], &about["pid"]),
+        (&json!("train"), &json!("box"), &json!(7))
+    );
+    assert_eq!((&about["command"], &about["steps"]), (&json!("train.py --batch 8"), &json!(3)));
+    assert_eq!((&about["torch"], &about["doubts"]), (&json!("2.11.0"), &json!([])));
+    let gpus = value["gpus"].as_array().unwrap();
+    assert_eq!(gpus.len(), 1, "the row that failed has no figures: {value}");
+    let now = &gpus[0]["now"];
+    assert_eq!((&now["gpu"], &now["fits"]), (&json!("h100-80"), &json!(true)));
+    assert_eq!((&now["peak_live"], &now["peak_held"]), (&json!(200 * MIB), &json!(210 * MIB)));
+    assert!(value["kinds"].as_array().unwrap().iter().any(|kind| kind["name"] == "weights"));
+    assert_eq!(value["lines"][0]["name"], "(libraries)");
+}
+
+#[test]
 fn a_dry_run_is_compared_with_the_dry_run_before_it_and_with_no_run_on_a_gpu() {
     let folder = tempfile::tempdir().unwrap();
     keep(folder.path(), "train.10-7.dryrun.json", &plain(10, true, 100, 110));
@@ -122,10 +146,7 @@ fn a_row_under_which_the_program_fails_is_worse_and_has_no_peaks() {
     let rows = [("gruyere", true, 100, 110), ("expandable", true, 100, 110)];
     let mut document = answer(1, &rows, json!({}), json!([]));
     keep(folder.path(), "old.json", &document);
-    document["gpus"][0]["runs"][1] = json!({
-        "allocator": "expandable", "outcome": "failed", "reason": "killed by SIGSEGV",
-        "fits": false, "failed": true, "peak_live": null, "peak_held": null,
-    });
+    document["gpus"][0]["runs"][1] = written()["gpus"][0]["runs"][1].clone();
     keep(folder.path(), "new.json", &document);
     let output = report(folder.path(), &["new.json", "--against", "old.json"]);
     assert_eq!(output.status.code(), Some(4), "{}", text(&output.stderr));

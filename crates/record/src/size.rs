@@ -85,7 +85,29 @@ impl fmt::Display for Size {
     }
 }
 
-/// Bytes as torch prints them: two digits, binary units.
+/// Bytes as the command prints them: two digits after the point, in the unit that leaves one to
+/// four before it.
+#[derive(Clone, Copy, Debug)]
+pub struct BinaryBytes(pub u64);
+
+impl fmt::Display for BinaryBytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&binary(self.0 as f64))
+    }
+}
+
+/// The text of [`BinaryBytes`], also of fractions and falls.
+pub fn binary(mut value: f64) -> String {
+    let units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+    let mut unit = 0;
+    // From here on, two digits would make it 1024.00.
+    while value.abs() >= 1023.995 && unit + 1 < units.len() {
+        (value, unit) = (value / 1024.0, unit + 1);
+    }
+    if unit == 0 { format!("{value:.0} B") } else { format!("{value:.2} {}", units[unit]) }
+}
+
+/// Bytes as torch prints them in its out-of-memory messages: two digits, GiB the largest unit.
 pub struct Bytes(pub u64);
 
 impl fmt::Display for Bytes {
@@ -143,6 +165,22 @@ mod tests {
         assert_eq!(Size::Percent(100.0).resolve(85_899_345_921), 85_899_345_921);
         assert_eq!(Size::Percent(50.0).resolve(80 << 30), 40 << 30);
         assert_eq!(Size::Bytes(7).resolve(80 << 30), 7);
+    }
+
+    #[test]
+    fn bytes_have_two_digits_in_the_fitting_unit() {
+        for (bytes, shown) in [
+            (0, "0 B"),
+            (1023, "1023 B"),
+            (1500, "1.46 KiB"),
+            ((1 << 20) - 1, "1.00 MiB"),
+            (3 << 29, "1.50 GiB"),
+            (1 << 40, "1.00 TiB"),
+            (u64::MAX, "16.00 EiB"),
+        ] {
+            assert_eq!(BinaryBytes(bytes).to_string(), shown);
+        }
+        assert_eq!(binary(-1536.0), "-1.50 KiB");
     }
 
     #[test]

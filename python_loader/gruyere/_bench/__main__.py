@@ -5,8 +5,10 @@ import sys
 
 if __name__ == "__main__":
     what, request = sys.argv[1:3]
-    if what == "compare":
-        from gruyere._bench.compare import main
+    if what == "bench":
+        from gruyere._bench.compare import bench as main
+    elif what == "compare":
+        from gruyere._bench.compare import compare as main
     elif what == "server":
         from gruyere._bench.server import main
     else:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Callable, Optional
+from typing import Any, Callable, NoReturn, Optional
 
 from .. import _launch
 from .._errors import GruyereError
@@ -27,6 +27,7 @@ from .runners import TORCH_CONF, Contender, Launch, Server, run_launch
 # Exit codes, as in `gruyere bench`.
 _CODES = {COMPLETED: 0, FAILED: 1, FAULTS: 3, OUT_OF_MEMORY: 4}
 WRONG_ARGUMENTS = 2
+BENCH, COMPARE = "bench --torch", "compare"
 # The default number of steps, and the number of first steps that are not timed, because they load
 # kernels and take memory.
 STEPS = 12
@@ -108,36 +109,50 @@ class Report:
         )
 
 
-def main(text: str) -> None:
-    request = json.loads(text)
-    if request["list"]:
+# `gruyere compare` is a short form of `bench --torch`, with these arguments.
+_OF_COMPARE = {
+    "allocators": ["default", "expandable", "gruyere"], "conf": [], "no_fit": True, "runs": 1
+}  # fmt: skip
+
+
+def bench(text: str) -> None:
+    """`gruyere bench --torch`."""
+    asked = json.loads(text)
+    if asked["list"]:
         print("".join(f"{name:<12} {what}\n" for name, what in PROGRAMS.items()), end="")
         return
-    if request["markdown"]:
-        # A file of the user, even if it has the name of a built-in program.
-        request["programs"] = [
-            f"./{name}" if name in PROGRAMS else name for name in request["programs"]
-        ]
-    elif not request["modules"]:
-        request["programs"] = request["programs"] or list(PROGRAMS)
+    if not asked["module"]:
+        asked["program"] = asked["program"] or list(PROGRAMS)
+    _end({**asked, "python_options": []}, BENCH)
+
+
+def compare(text: str) -> None:
+    """`gruyere compare`."""
+    asked = json.loads(text)
+    script, module = asked.get("script"), asked.get("module")
+    # A file of the user, even if it has the name of a built-in program.
+    script = f"./{script}" if script in PROGRAMS else script
+    _end({
+        **asked, **_OF_COMPARE, "program": [script] if script is not None else [],
+        "module": [module] if module is not None else [],
+    }, COMPARE)  # fmt: skip
+
+
+def _end(request: dict[str, Any], command: str) -> NoReturn:
+    """Make the comparison, and end with its exit code."""
     try:
-        sys.exit(Comparison(request).run())
+        sys.exit(Comparison(request, command).run())
     except GruyereError as error:
-        print(f"gruyere {command(request)}: {error}", file=sys.stderr)
+        print(f"gruyere {command}: {error}", file=sys.stderr)
         sys.exit(WRONG_ARGUMENTS)
     except KeyboardInterrupt:
         sys.exit(130)
 
 
-def command(request: dict[str, Any]) -> str:
-    """The command that the user typed."""
-    return "compare" if request["markdown"] else "bench --torch"
-
-
-def checked(request: dict[str, Any]) -> list[Contender]:
+def checked(request: dict[str, Any], command: str) -> list[Contender]:
     """The requested rows. Raises GruyereError if the request is invalid."""
-    for program in request["programs"]:
-        if request["markdown"]:
+    for program in request["program"]:
+        if command == COMPARE:
             if not Path(program).exists():
                 raise GruyereError(f"{program}: no such file; give the path as for python")
         elif program not in PROGRAMS and not Path(program).is_file():
@@ -145,14 +160,14 @@ def checked(request: dict[str, Any]) -> list[Contender]:
                 f"--program {program}: neither a built-in program ({', '.join(PROGRAMS)}) nor "
                 "a file"
             )
-    for module in request["modules"]:
+    for module in request["module"]:
         _launch._check_module(module)
     unknown = [name for name in request["allocators"] if name not in TORCH_CONF]
     if unknown:
         raise GruyereError(
             f"--allocators {','.join(unknown)}: expected some of {', '.join(TORCH_CONF)}"
         )
-    own = request["modules"] or set(request["programs"]) - set(PROGRAMS)
+    own = request["module"] or set(request["program"]) - set(PROGRAMS)
     if request["arguments"] and not own:
         raise GruyereError(
             "arguments after -- are for scripts and modules, but all programs are built in: "
@@ -177,10 +192,10 @@ def checked(request: dict[str, Any]) -> list[Contender]:
 
 
 class Comparison:
-    def __init__(self, request: dict[str, Any]) -> None:
+    def __init__(self, request: dict[str, Any], command: str) -> None:
         self.request = request
-        self.command = command(request)
-        self.contenders = checked(request)
+        self.command = command
+        self.contenders = checked(request, command)
         self.json: Optional[str] = request["json"]
         if self.json not in (None, "-"):
             _check_writable(Path(self.json))
@@ -193,13 +208,13 @@ class Comparison:
             if self.request["stand_in"]:
                 check_alone()
             machine = choose(self.request["stand_in"], self.request["beside"], folder)
-            if self.request["modules"] or set(self.request["programs"]) - set(PROGRAMS):
+            if self.request["module"] or set(self.request["program"]) - set(PROGRAMS):
                 self.box = sandbox(folder, self.request["sandbox"])
                 print(f"gruyere {self.command}: {self.box.said()}", file=sys.stderr, flush=True)
             # Servers run only built-in programs. Without any, one server reports torch's version.
             served = (
                 self.contenders
-                if set(self.request["programs"]) & set(PROGRAMS)
+                if set(self.request["program"]) & set(PROGRAMS)
                 else self.contenders[:1]
             )
             servers = [Server(contender, machine, folder) for contender in served]
@@ -210,7 +225,7 @@ class Comparison:
                     server.close()
         # Clear the line of progress before the table.
         self._progress("")
-        draw = table.markdown if self.request["markdown"] else table.draw
+        draw = table.markdown if self.command == COMPARE else table.draw
         said = report.to_json() if self.json == "-" else draw(report)
         try:
             print(said, end="", flush=True)
@@ -218,7 +233,7 @@ class Comparison:
             # The reader has seen enough.
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         # The Markdown table already shows failures on a terminal, up to two lines each.
-        are_shown = self.request["markdown"] and sys.stdout.isatty()
+        are_shown = self.command == COMPARE and sys.stdout.isatty()
         for program in report.programs:
             for row in program.rows:
                 if row.outcome != COMPLETED and not are_shown:
@@ -232,10 +247,16 @@ class Comparison:
     def _compare(self, machine: Machine, servers: list[Server], folder: Path) -> Report:
         report = Report(
             {"device": machine.name, "stand_in": machine.is_stand_in, **servers[0].facts},
-            {key: self.request[key] for key in ("steps", "runs", "fit", "allocators", "conf")},
+            {
+                "steps": self.request["steps"],
+                "runs": self.request["runs"],
+                "fit": not self.request["no_fit"],
+                "allocators": self.request["allocators"],
+                "conf": self.request["conf"],
+            },
         )
-        programs = [Program(name, []) for name in self.request["programs"]]
-        programs += [Program(name, [], module=True) for name in self.request["modules"]]
+        programs = [Program(name, []) for name in self.request["program"]]
+        programs += [Program(name, [], module=True) for name in self.request["module"]]
         for program in programs:
             if not program.built_in:
                 program.arguments = self.request["arguments"]
@@ -286,7 +307,7 @@ class Comparison:
             _relate(row, results, program, default)
         self._ask_why(program, machine, servers, folder)
         yield
-        if not self.request["fit"]:
+        if self.request["no_fit"]:
             return
         # On a real GPU torch's limit for cudaMallocAsync counts live bytes, not held ones, so it
         # does not bound memory.
@@ -318,7 +339,7 @@ class Comparison:
         completed = [row for row in program.rows if row.outcome == COMPLETED]
         least = min(completed, key=lambda row: row.physical_peak, default=None)
         for index, row in enumerate(program.rows):
-            if self.request["markdown"] and row in completed and row.allocator == "gruyere":
+            if self.command == COMPARE and row in completed and row.allocator == "gruyere":
                 if least is not None and row.physical_peak > least.physical_peak:
                     self._progress(f"{program.name}, {row.name}, again: why it holds more")
                     again = self._run(program, machine, servers, index, folder, None, parts=True)

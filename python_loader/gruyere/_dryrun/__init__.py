@@ -1,11 +1,12 @@
 """`gruyere dryrun`: finds out, without a GPU, whether a program fits on one and where its memory
 goes.
 
-The command `gruyere` reads the arguments, finds the interpreter, and runs
-`python -m gruyere._dryrun main REQUEST`. The parts:
+The command `gruyere` declares the options, finds the interpreter, and runs
+`python -m gruyere._dryrun main REQUEST`. The request is the arguments as typed, with the launch
+line split into the interpreter's options, the script or module, and its arguments. The parts:
 
-- `main` (in that process, which does not import torch): the order of the runs, the verdict, and the
-  answer (`report`, `text`, `page`).
+- `main` (in that process, which does not import torch): reads the arguments (`gpus`, `sweep`); the
+  order of the runs, the verdict, and the answer (`report`, `text`, `page`).
 - `worker` (one process per run): runs the program as python itself would, on the stand-in GPU.
   `answers` answers questions to the device, `stops` ends the program, `settings` enforces the run's
   allocator. A plain run has one allocator and is only measured, as by `_bench.script`. An analysed

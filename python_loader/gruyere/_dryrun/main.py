@@ -6,7 +6,6 @@ import io
 import json
 import os
 import signal
-import socket
 import sys
 import threading
 import time
@@ -24,17 +23,20 @@ from .._bench.measure import FAILED, OUT_OF_MEMORY
 from .._errors import GruyereError
 from .._sandbox import Folder
 from .._sandbox import choose as sandbox
-from . import history, page, report, text
-from .runs import RANDOM, ROOM, ZEROS, Plan, Ran, Runner, at_once, called
+from . import gpus, history, page, report, text
+from .gpus import Gpu
+from .runs import RANDOM, ROOM, ZEROS, Plan, Ran, Runner, at_once, called, named
 from .sweep import Sweep
 from .worker import NOTHING, REFUSED, UNUSABLE
 
 WRONG_ARGUMENTS = 2
-Gpu = dict[str, Any]
 
 
 def main(request: str) -> None:
     asked = json.loads(request)
+    if gpus.LIST in asked["gpu"]:
+        _print(gpus.table())
+        return
     began, began_nanoseconds = time.monotonic(), time.time_ns()
     for number in (signal.SIGTERM, signal.SIGHUP):
         # A signal that nohup made the process ignore stays ignored.
@@ -45,7 +47,7 @@ def main(request: str) -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     try:
-        _check(asked)
+        _read(asked)
         with Folder("dryrun") as folder:
             machine = choose(True, asked["beside"], folder)
             box = sandbox(folder, asked["sandbox"])
@@ -62,10 +64,7 @@ def main(request: str) -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     found["seconds"] = round(time.monotonic() - began, 1)
-    found["run"] = {
-        "name": asked["name"], "pid": os.getpid(), "host": socket.gethostname(),
-        "started_nanoseconds": began_nanoseconds, "gruyere": asked["gruyere"],
-    }  # fmt: skip
+    found["run"] = report.identity(asked, began_nanoseconds)
     all_written = _write(asked, found)
     sys.exit(found["verdict"]["exit"] if all_written else WRONG_ARGUMENTS)
 
@@ -87,9 +86,16 @@ class Broken(Exception):
         self.ran = ran
 
 
-def _check(asked: dict[str, Any]) -> None:
-    """Check the request before anything runs. Raises GruyereError."""
-    if asked["module"] is not None:
+def _read(asked: dict[str, Any]) -> None:
+    """Check the request before anything runs, and replace what was typed by what it names. Raises
+    GruyereError."""
+    asked["gpus"] = gpus.chosen(asked["gpu"], asked["gb"], asked["context"])
+    asked["others"] = gpus.others(asked["gpu"], asked["gb"])
+    asked["allocators"] = list(dict.fromkeys(map(named, asked["alloc"])))
+    if asked["sweep"] is not None:
+        asked["sweep"] = Sweep(asked["sweep"], tuple(asked["arguments"]))
+    asked["name"] = asked["name"] or asked["run_name"]
+    if "module" in asked:
         _launch._check_module(asked["module"])
     elif not Path(asked["script"]).exists():
         raise GruyereError(f"{asked['script']}: no such file; give the path as for python")
@@ -115,11 +121,7 @@ def _check(asked: dict[str, Any]) -> None:
 def _write(asked: dict[str, Any], found: dict[str, Any]) -> bool:
     """Print the answer and write the requested files. Returns whether all files were written."""
     whole = json.dumps(found, indent=1) + "\n"
-    try:
-        print(whole if asked["json"] == "-" else text.draw(found), end="", flush=True)
-    except BrokenPipeError:
-        # The reader has seen enough.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    _print(whole if asked["json"] == "-" else text.draw(found))
     writings: dict[str, Callable[[str], object]] = {
         "json": lambda name: Path(name).write_text(whole, "utf-8"),
         "html": lambda name: Path(name).write_text(page.draw(found), "utf-8"),
@@ -136,6 +138,14 @@ def _write(asked: dict[str, Any], found: dict[str, Any]) -> bool:
             print(f"gruyere dryrun: --{option} {name}: {error.strerror}", file=sys.stderr)
             all_written = False
     return all_written
+
+
+def _print(what: str) -> None:
+    try:
+        print(what, end="", flush=True)
+    except BrokenPipeError:
+        # The reader has seen enough.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _show(ran: Ran) -> None:
@@ -197,16 +207,15 @@ class DryRun:
         self.runner = runner
         self.progress = Progress()
         self.gpus: list[Gpu] = asked["gpus"]
-        self.allocators: list[str] = list(dict.fromkeys(asked["allocators"]))
+        self.allocators: list[str] = asked["allocators"]
         self.known: dict[tuple[Any, ...], Ran] = {}
         self.jobs = 1
 
     def all(self) -> dict[str, Any]:
         """Do all runs and make the report. Raises Broken if the program fails."""
         arguments = tuple(self.asked["arguments"])
-        sweep = None
-        if self.asked["sweep"] is not None:
-            sweep = Sweep(self.asked["sweep"], arguments)
+        sweep: Optional[Sweep] = self.asked["sweep"]
+        if sweep is not None:
             arguments = self.sweep(sweep)
         first, second = self.analysed(arguments)
         pairs = [(gpu, allocator) for gpu in self.gpus for allocator in self.allocators]

@@ -1,11 +1,18 @@
-"""The report: the verdict and the figures as plain data. Its keys are those of the JSON."""
+"""The report: the verdict and the figures as plain data. Its keys are those of the JSON.
+
+`gruyere report` reads some of them (crates/cli/src/report/dry.rs). The tests of both sides share
+one answer, crates/cli/tests/dryrun_answer.json (tests/pytorch/test_dryrun_answer.py writes it).
+"""
 
 from __future__ import annotations
 
+import os
+import socket
 from collections import Counter
 from typing import Any, Optional
 
 from .._bench.measure import COMPLETED
+from .gpus import GIB
 from .runs import ROOM, Ran, called
 from .trust import difference
 
@@ -63,10 +70,11 @@ def made(
         })  # fmt: skip
     analysis = first.found.analysis or {}
     trust = _trust(first, second, plain)
-    bound = asked["max_bytes"]
+    bound = None if asked["max_gb"] is None else int(asked["max_gb"] * GIB)
     held = [row["peak_held"] for row in gpus[0]["runs"] if not row["failed"]]
     needs = min(held) + gpus[0]["context"]["bytes"] if held else None
-    program = [asked["script"]] if asked["module"] is None else ["-m", asked["module"]]
+    script, module = asked.get("script"), asked.get("module")
+    program = [asked["script"]] if module is None else ["-m", module]
     code = FITS
     is_more = bound is not None and needs is not None and needs > bound
     if not all(gpu["fits"] for gpu in gpus) or is_more:
@@ -80,7 +88,7 @@ def made(
         "schema": SCHEMA,
         "version": VERSION,
         "program": {
-            "script": asked["script"], "module": asked["module"], "arguments": list(arguments),
+            "script": script, "module": module, "arguments": list(arguments),
             "command": " ".join([*program, *arguments]), "python_options": asked["python_options"],
             "steps_asked": asked["steps"], "steps": first.found.steps,
             "left_out": first.found.facts.get("left_out", []),
@@ -104,6 +112,14 @@ def made(
         "timeline": analysis.get("timeline"),
         "trust": trust,
         "sweep": sweep,
+    }  # fmt: skip
+
+
+def identity(asked: dict[str, Any], started_nanoseconds: int) -> dict[str, Any]:
+    """What tells this answer from others."""
+    return {
+        "name": asked["name"], "pid": os.getpid(), "host": socket.gethostname(),
+        "started_nanoseconds": started_nanoseconds, "gruyere": asked["gruyere"],
     }  # fmt: skip
 
 

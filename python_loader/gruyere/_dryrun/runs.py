@@ -31,6 +31,11 @@ def called(allocator: str) -> str:
     return "torch" if allocator == "default" else allocator
 
 
+def named(word: str) -> str:
+    """The allocator that the command calls `word`."""
+    return "default" if word == "torch" else word
+
+
 @dataclass(frozen=True)
 class Plan:
     """A run to do."""
@@ -136,7 +141,7 @@ class Runner:
         readable, writable = os.pipe()
         request = {
             "allocator": plan.allocator, "steps": self.request["steps"],
-            "script": self.request["script"], "module": self.request["module"],
+            "script": self.request.get("script"), "module": self.request.get("module"),
             "arguments": plan.arguments, "answer": str(answer), "progress": writable,
             "analysed": plan.analysed, "closed": self.box.closed,
         }  # fmt: skip

@@ -2,18 +2,48 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable
+import re
+from typing import Any, Callable, Optional
 
 from .._bench.measure import COMPLETED
+from .._errors import GruyereError
 from .runs import Ran, called
+
+_FORMS = (
+    "expected NAME=1,2,4 or NAME=1..64, with --flag: before the values if the program's arguments "
+    "have no {NAME}"
+)
+_RANGE = re.compile(r"([0-9]+)\.\.([0-9]+)\Z")
 
 
 class Sweep:
-    def __init__(self, asked: dict[str, Any], arguments: tuple[str, ...]) -> None:
-        self.name: str = asked["name"]
-        self.flag = asked["flag"]
-        self.range = asked["range"]
-        self.values: list[str] = asked["values"]
+    """The values to try, and the results. `text`: NAME=VALUES or NAME=--flag:VALUES."""
+
+    def __init__(self, text: str, arguments: tuple[str, ...]) -> None:
+        """Raises GruyereError if `text` has another form, or if the program's arguments have no
+        place for the value."""
+        self.name, _, values = text.partition("=")
+        self.flag: Optional[str] = None
+        if values.startswith("-") and ":" in values:
+            self.flag, _, values = values.rpartition(":")
+        self.range: Optional[tuple[int, int]] = None
+        self.values: list[str] = []
+        if not self.name or not all(values.split(",")):
+            raise GruyereError(f"--sweep {text}: {_FORMS}")
+        if ".." in values:
+            match = _RANGE.match(values)
+            low, high = map(int, match.groups()) if match else (1, 0)
+            if low > high:
+                raise GruyereError(f"--sweep {text}: {values}: expected whole numbers, as in 1..64")
+            self.range = low, high
+        else:
+            self.values = values.split(",")
+        place = f"{{{self.name}}}"
+        if self.flag is None and not any(place in word for word in arguments):
+            raise GruyereError(
+                f"--sweep {self.name}: the program's arguments have no {place}; write it where the "
+                f"value goes, or name the flag: --sweep {self.name}=--batch-size:1..64"
+            )
         self.program = arguments
         self.rows: list[dict[str, Any]] = []
 

@@ -1,15 +1,14 @@
 //! `gruyere bench --torch`: real PyTorch programs under torch's own allocators and under Gruyère.
 //!
-//! The Python package (`python_loader/gruyere/_bench`) does the measurements: this module finds an
-//! interpreter that has it, and executes it.
+//! The Python package (`python_loader/gruyere/_bench`) reads the arguments and does the
+//! measurements.
 
 use crate::failure::say;
-use crate::house::House;
-use crate::launch_line::Program;
+use crate::house;
 use crate::sandbox::{self, Steps};
 use serde::Serialize;
 use std::num::NonZeroU32;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 /// Exit code: valid arguments that name something unavailable.
@@ -42,12 +41,13 @@ invariant found a fault; 4 a program ran out of memory with the whole device to 
 /// Each run is a separate process with the allocator's real code: torch's default, torch's
 /// expandable segments, cudaMallocAsync, Gruyère. Prints one table: peak live, peak physical, the
 /// smallest device that completes, host time per step.
-#[derive(clap::Args, Debug)]
+#[derive(clap::Args, Debug, Serialize)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
     /// The Python interpreter that has torch. Default: the active virtual environment's, the one
     /// beside this command, or python3.
     #[arg(long, value_name = "PYTHON")]
+    #[serde(skip)]
     python: Option<PathBuf>,
     /// A built-in program by name, or a script; may be repeated. Default: all built-in programs.
     #[arg(long, value_name = "NAME|FILE.py")]
@@ -106,103 +106,9 @@ enum Allocator {
     Gruyere,
 }
 
-/// Request to the Python side.
-#[derive(Serialize)]
-struct Request<'a> {
-    /// Built-in programs and scripts. If there are no modules either: all built-in ones.
-    programs: &'a [String],
-    modules: &'a [String],
-    arguments: &'a [String],
-    steps: Option<Steps>,
-    allocators: &'a [Allocator],
-    conf: &'a [String],
-    stand_in: bool,
-    sandbox: &'a sandbox::Options,
-    /// A folder that may contain the stand-in.
-    beside: Option<&'a Path>,
-    fit: bool,
-    runs: NonZeroU32,
-    timeout: NonZeroU32,
-    json: Option<&'a str>,
-    list: bool,
-    /// Options of the interpreter that runs a script or a module.
-    python_options: &'a [String],
-    /// Whether to print the table as Markdown.
-    markdown: bool,
-}
-
-/// A program for [`compare`].
-pub struct One {
-    /// The program, and its interpreter.
-    pub program: Program,
-    /// Steps after which it ends.
-    pub steps: Option<Steps>,
-    /// Whether to run on the stand-in GPU.
-    pub stand_in: bool,
-    /// What the program may change.
-    pub sandbox: sandbox::Options,
-    /// Seconds after which a run counts as hung.
-    pub timeout: NonZeroU32,
-    /// File for all numbers.
-    pub json: Option<String>,
-}
-
-/// Runs a program once under torch's default, expandable segments and Gruyère, for `gruyere
-/// compare`. Returns only if the Python side could not start.
-pub fn compare(one: One) -> ExitCode {
-    let args = Args {
-        python: one.program.python,
-        program: one.program.main.script().map(str::to_owned).into_iter().collect(),
-        module: one.program.main.module().map(str::to_owned).into_iter().collect(),
-        steps: one.steps,
-        allocators: vec![Allocator::Default, Allocator::Expandable, Allocator::Gruyere],
-        conf: Vec::new(),
-        stand_in: one.stand_in,
-        sandbox: one.sandbox,
-        no_fit: true,
-        runs: NonZeroU32::MIN,
-        timeout: one.timeout,
-        json: one.json,
-        list: false,
-        arguments: one.program.arguments,
-    };
-    start(&args, &one.program.python_options, true)
-}
-
 /// Runs the subcommand. Returns only if the Python side could not start.
 pub fn main(args: &Args) -> ExitCode {
-    start(args, &[], false)
-}
-
-fn start(args: &Args, python_options: &[String], markdown: bool) -> ExitCode {
-    let house = House::find();
-    let request = Request { markdown, python_options, ..args.request(house.beside()) };
-    let request = serde_json::to_string(&request).expect("plain data");
-    let error =
-        house.turn_into(args.python.as_deref(), &["-m", "gruyere._bench", "compare", &request]);
-    say(if markdown { "compare" } else { "bench --torch" }, error);
+    let python = args.python.as_deref();
+    say("bench --torch", house::turn_into("gruyere._bench", "bench", args, python, None));
     ExitCode::from(WRONG)
-}
-
-impl Args {
-    fn request<'a>(&'a self, beside: Option<&'a Path>) -> Request<'a> {
-        Request {
-            programs: &self.program,
-            modules: &self.module,
-            arguments: &self.arguments,
-            steps: self.steps,
-            allocators: &self.allocators,
-            conf: &self.conf,
-            stand_in: self.stand_in,
-            sandbox: &self.sandbox,
-            beside,
-            fit: !self.no_fit,
-            runs: self.runs,
-            timeout: self.timeout,
-            json: self.json.as_deref(),
-            list: self.list,
-            python_options: &[],
-            markdown: false,
-        }
-    }
 }

@@ -7,8 +7,8 @@ use gruyere_record::conclusion;
 use gruyere_record::dump::alike::{self, Run};
 use gruyere_record::dump::state::{BlockKind, Class, DeviceState, State, Sum, lifetime_name};
 use gruyere_record::sites::By;
+use gruyere_record::size::BinaryBytes;
 use gruyere_record::stream::{NO_STREAM, StreamNumber};
-use indicatif::BinaryBytes;
 use serde::Serialize;
 
 /// Bytes (or a count) before and after.

@@ -4,8 +4,8 @@ use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 
+use gruyere_record::size::BinaryBytes;
 use gruyere_record::sweep::{Found, State};
-use indicatif::BinaryBytes;
 
 use super::finding::Findings;
 

@@ -8,22 +8,26 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use gruyere_record::run;
+use serde::Serialize;
 
 /// Result of [`read`].
-#[derive(Debug, Default, PartialEq)]
+#[derive(Debug, Default, PartialEq, Serialize)]
 pub struct Program {
     /// The interpreter, if named.
+    #[serde(skip)]
     pub python: Option<PathBuf>,
     /// Options of the interpreter, for each run.
     pub python_options: Vec<String>,
     /// The script or module.
+    #[serde(flatten)]
     pub main: Main,
     /// Its arguments.
     pub arguments: Vec<String>,
 }
 
 /// The interpreter's target.
-#[derive(Debug, PartialEq)]
+#[derive(Debug, PartialEq, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Main {
     /// A file, a folder or an archive.
     Script(String),
@@ -38,22 +42,6 @@ impl Default for Main {
 }
 
 impl Main {
-    /// The script, if it is one.
-    pub fn script(&self) -> Option<&str> {
-        match self {
-            Main::Script(file) => Some(file),
-            Main::Module(_) => None,
-        }
-    }
-
-    /// The module, if it is one.
-    pub fn module(&self) -> Option<&str> {
-        match self {
-            Main::Script(_) => None,
-            Main::Module(name) => Some(name),
-        }
-    }
-
     /// Default name of its run.
     pub fn name_of_run(&self) -> String {
         match self {

@@ -7,7 +7,7 @@ use super::strokes::{By, CLASSES, Classes, Ink, STREAMS};
 use gruyere_record::held::{IDLE, LOST};
 use gruyere_record::picture::{Picture, Piece, Sums};
 use gruyere_record::sites::Sites;
-use indicatif::BinaryBytes;
+use gruyere_record::size::BinaryBytes;
 
 /// Drawing style.
 #[derive(Clone, Copy, Debug)]

@@ -26,7 +26,8 @@ const OURS: &str = "gruyere";
 /// The most lines of the program to show; the JSON has all.
 const LINES: usize = 10;
 
-/// The part of a `gruyere dryrun` result that we read (docs/dryrun.md has all of it).
+/// The part of a `gruyere dryrun` result that we read. The package writes it
+/// (`_dryrun/report.py`; docs/dryrun.md has all of it); a test reads an answer of the package's.
 #[derive(Debug, Deserialize)]
 pub struct DryRun {
     pub run: Who,
@@ -72,7 +73,6 @@ struct Row {
     allocator: String,
     fits: bool,
     /// The program's own words if it failed. There are no peaks then.
-    #[serde(default)]
     failed: bool,
     peak_live: Option<u64>,
     peak_held: Option<u64>,

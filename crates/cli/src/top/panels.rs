@@ -20,14 +20,10 @@ use super::app::{App, Row};
 use super::columns::oom_in;
 use super::fit::{cut, fit, put};
 use super::sick;
+use crate::amounts::bytes;
 use crate::driver_calls::span;
 use crate::follow::Life;
 use crate::sites::Order;
-
-/// Bytes for people.
-pub fn bytes(value: u64) -> String {
-    Unit::Bytes.show(value as f64)
-}
 
 /// A count for people.
 pub fn count(value: u64) -> String {

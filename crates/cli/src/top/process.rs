@@ -9,8 +9,9 @@ use ratatui::text::{Line, Span};
 
 use super::app::{App, Row};
 use super::fit::wrap;
-use super::panels::{self, bytes, count};
+use super::panels::{self, count};
 use super::sick;
+use crate::amounts::bytes;
 use crate::driver_calls;
 use crate::stat::configuration;
 

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use crate::size::binary;
+
 /// A duration as users write it: `10min`, `90s`, `1.5h`.
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
 pub struct Duration(
@@ -91,8 +93,8 @@ impl Unit {
     pub fn show(self, value: f64) -> String {
         match self {
             Self::Share => format!("{:.1}%", value * 100.0),
-            Self::Bytes => bytes(value),
-            Self::BytesPerSecond => format!("{}/s", bytes(value)),
+            Self::Bytes => binary(value),
+            Self::BytesPerSecond => format!("{}/s", binary(value)),
             Self::Seconds => Duration(value).to_string(),
             Self::Count => format!("{value:.0}"),
         }
@@ -108,16 +110,6 @@ impl Unit {
             Self::Count => "count",
         }
     }
-}
-
-/// Bytes, in the unit that leaves one to four digits before the point.
-fn bytes(value: f64) -> String {
-    let units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
-    let (mut value, mut unit) = (value, 0);
-    while value.abs() >= 1023.995 && unit + 1 < units.len() {
-        (value, unit) = (value / 1024.0, unit + 1);
-    }
-    if unit == 0 { format!("{value:.0} B") } else { format!("{value:.2} {}", units[unit]) }
 }
 
 #[cfg(test)]

@@ -1,27 +1,22 @@
 //! `gruyere dryrun`: whether a training program will fit, and what takes the memory, without a GPU.
 //!
-//! The Python package (`python_loader/gruyere/_dryrun`) does the work: this module parses the
-//! arguments, knows the GPUs, finds an interpreter that has the package, and executes it.
+//! The Python package (`python_loader/gruyere/_dryrun`) does the work, and reads the GPUs and the
+//! sweep. Decided here: the launch line, since the interpreter may stand in it; names of runs, by
+//! the rule of `history:` (`gruyere_record::run`); and plain values, so that clap's errors name the
+//! option.
 
-mod gpus;
-mod sweep;
-
-use std::collections::HashSet;
 use std::ffi::OsString;
 use std::num::NonZeroU32;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use gruyere_record::run;
 use serde::Serialize;
 
 use crate::failure::say;
-use crate::house::House;
-use crate::launch_line;
-use crate::output;
+use crate::house;
+use crate::launch_line::{self, Program};
 use crate::sandbox;
-use gpus::Gpu;
-use sweep::Sweep;
 
 /// Exit code: invalid arguments, or arguments that name something unavailable.
 const WRONG: u8 = 2;
@@ -35,7 +30,7 @@ const WRONG: u8 = 2;
 /// It runs several times: twice for analysis, and once for each GPU and allocator. The runs change
 /// nothing: the program sees its files as they are and may write, but its writes are discarded, and
 /// it has no network.
-#[derive(clap::Args)]
+#[derive(clap::Args, Serialize)]
 #[command(after_help = "\
 Examples:
   gruyere dryrun train.py --batch-size 8
@@ -81,7 +76,7 @@ pub struct Arguments {
     /// Vary an argument of the program: `batch=--batch-size:1..64` finds the largest value that
     /// fits, `batch=1,2,4` runs each value ({batch} stands for it in the program's arguments).
     #[arg(long, value_name = "NAME=VALUES")]
-    sweep: Option<Sweep>,
+    sweep: Option<String>,
     /// Also find the smallest device, by bisection.
     #[arg(long)]
     smallest: bool,
@@ -109,6 +104,7 @@ pub struct Arguments {
     /// The Python interpreter that has torch. Default: the active virtual environment's, the one
     /// beside this command, or python3.
     #[arg(long, value_name = "PYTHON")]
+    #[serde(skip)]
     python: Option<PathBuf>,
     /// Seconds after which a run counts as hung.
     #[arg(long, value_name = "SECONDS", default_value_t = NonZeroU32::new(3600).unwrap())]
@@ -121,51 +117,22 @@ pub struct Arguments {
     /// The script (or -m and the module) and its arguments, as you would run it (with python before
     /// it or not), without a launcher.
     #[arg(value_name = "PROGRAM", trailing_var_arg = true, allow_hyphen_values = true)]
+    #[serde(skip)]
     program: Vec<OsString>,
 }
 
-/// Whose allocator. Named for the Python side as `bench --torch` names them.
+/// Whose allocator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 enum Allocator {
     /// Gruyère.
     Gruyere,
     /// torch's caching allocator with its default settings.
-    #[serde(rename = "default")]
     Torch,
     /// The same with expandable_segments:True.
     Expandable,
     /// torch's backend cudaMallocAsync.
     Async,
-}
-
-/// Request to the Python side.
-#[derive(Serialize)]
-struct Request<'a> {
-    /// Either a script or a module.
-    script: Option<&'a str>,
-    module: Option<&'a str>,
-    arguments: &'a [String],
-    /// Options of the interpreter, in each run.
-    python_options: &'a [String],
-    steps: NonZeroU32,
-    allocators: &'a [Allocator],
-    gpus: Vec<Gpu>,
-    /// GPUs beyond those requested: the books can predict them.
-    others: Vec<Gpu>,
-    sweep: Option<&'a Sweep>,
-    smallest: bool,
-    max_bytes: Option<u64>,
-    json: Option<&'a str>,
-    html: Option<&'a str>,
-    history: Option<&'a str>,
-    name: String,
-    gruyere: &'a str,
-    timeout: NonZeroU32,
-    sandbox: &'a sandbox::Options,
-    jobs: Option<NonZeroU32>,
-    /// A folder that may contain the stand-in.
-    beside: Option<&'a Path>,
 }
 
 fn gibibytes(text: &str) -> Result<f64, String> {
@@ -185,133 +152,29 @@ fn name(text: &str) -> Result<String, String> {
 
 /// Runs the command. Returns only if nothing could start.
 pub fn main(arguments: &Arguments) -> ExitCode {
-    if arguments.wants_list() {
-        return match output::print(gpus::table()) {
-            Ok(_) => ExitCode::SUCCESS,
-            Err(failure) => refuse(failure),
-        };
-    }
-    let (program, gpus) = match arguments.checked() {
-        Ok(found) => found,
-        Err(reason) => return refuse(reason),
+    let python = arguments.python.as_deref();
+    let reason = match arguments.read() {
+        Ok(program) => {
+            house::turn_into("gruyere._dryrun", "main", arguments, python, program.as_ref())
+        }
+        Err(reason) => reason,
     };
-    let house = House::find();
-    let request = Request {
-        script: program.main.script(),
-        module: program.main.module(),
-        arguments: &program.arguments,
-        python_options: &program.python_options,
-        steps: arguments.steps,
-        allocators: &arguments.alloc,
-        others: arguments.others(),
-        gpus,
-        sweep: arguments.sweep.as_ref(),
-        smallest: arguments.smallest,
-        max_bytes: arguments.max_gb.map(|gib| (gib * f64::from(1 << 30)) as u64),
-        json: arguments.json.as_deref(),
-        html: arguments.html.as_deref(),
-        history: arguments.history.as_deref(),
-        name: arguments.name.clone().unwrap_or_else(|| program.main.name_of_run()),
-        gruyere: env!("CARGO_PKG_VERSION"),
-        timeout: arguments.timeout,
-        sandbox: &arguments.sandbox,
-        jobs: arguments.jobs,
-        beside: house.beside(),
-    };
-    let request = serde_json::to_string(&request).expect("plain data");
-    let python = arguments.python.clone().or(program.python);
-    refuse(house.turn_into(python.as_deref(), &["-m", "gruyere._dryrun", "main", &request]))
-}
-
-fn refuse(reason: impl std::fmt::Display) -> ExitCode {
     say("dryrun", reason);
     ExitCode::from(WRONG)
 }
 
 impl Arguments {
-    fn wants_list(&self) -> bool {
-        self.gpu.iter().any(|word| word == "list")
-    }
-
-    /// The program, and its GPUs.
-    fn checked(&self) -> Result<(launch_line::Program, Vec<Gpu>), String> {
-        let program = launch_line::read(&self.program, "dryrun")?;
-        let gpus = self.gpus().map_err(|reason| format!("--gpu {reason}"))?;
-        match self.sweep.as_ref().and_then(|sweep| sweep.misses(&program.arguments)) {
-            Some(reason) => Err(reason),
-            None => Ok((program, gpus)),
+    /// The program; `--gpu list` needs none.
+    fn read(&self) -> Result<Option<Program>, String> {
+        if self.gpu.iter().any(|word| word == "list") {
+            return Ok(None);
         }
+        launch_line::read(&self.program, "dryrun").map(Some)
     }
 
-    /// The error of invalid arguments.
+    /// The error of an invalid launch line.
     #[cfg(test)]
     pub fn fault(&self) -> Option<String> {
-        if self.wants_list() { None } else { self.checked().err() }
-    }
-
-    /// The GPUs to run on.
-    fn gpus(&self) -> Result<Vec<Gpu>, String> {
-        let mut found = Vec::new();
-        for word in &self.gpu {
-            found.push(gpus::find(word)?);
-        }
-        found.extend(self.gb.iter().map(|&gib| gpus::of_size(gib)));
-        // `h100,h100-80` names a single GPU.
-        let mut ids = HashSet::new();
-        found.retain(|gpu: &Gpu| ids.insert(gpu.id.clone()));
-        if found.is_empty() {
-            found.push(gpus::find(gpus::USUAL)?);
-        }
-        if let Some(context) = self.context {
-            for gpu in &mut found {
-                gpu.context = context;
-                gpu.context_known = true;
-                gpu.context_source = "--context";
-            }
-        }
-        Ok(found)
-    }
-
-    /// GPUs predicted from the books alone: none if the user has named any.
-    fn others(&self) -> Vec<Gpu> {
-        if !self.gpu.is_empty() || !self.gb.is_empty() {
-            return Vec::new();
-        }
-        gpus::all().into_iter().filter(|gpu| gpu.id != gpus::USUAL).collect()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use clap::Parser as _;
-
-    #[derive(clap::Parser)]
-    struct Command {
-        #[command(flatten)]
-        arguments: Arguments,
-    }
-
-    fn of(line: &str) -> Arguments {
-        Command::parse_from(format!("dryrun {line} train.py").split_whitespace()).arguments
-    }
-
-    fn ids(gpus: Vec<Gpu>) -> Vec<String> {
-        gpus.into_iter().map(|gpu| gpu.id).collect()
-    }
-
-    #[test]
-    fn a_gpu_that_is_named_twice_is_run_once() {
-        let twice = of("--gpu h100,a100-40,h100-80 --gb 24 --gb 24.0");
-        assert_eq!(ids(twice.gpus().unwrap()), ["h100-80", "a100-40", "24gb"]);
-        assert_eq!(ids(twice.others()), [""; 0]);
-    }
-
-    #[test]
-    fn the_gpu_that_is_run_is_none_of_the_others() {
-        let usual = of("");
-        assert_eq!(ids(usual.gpus().unwrap()), [gpus::USUAL]);
-        assert_eq!(usual.others().len(), gpus::all().len() - 1);
-        assert!(!ids(usual.others()).contains(&gpus::USUAL.to_owned()));
+        self.read().err()
     }
 }
