@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import hashlib
+import importlib.metadata
 import importlib.util
 import os
 import re
@@ -34,6 +35,8 @@ LIBRARY = "libphantom_cuda.so"
 OWNER = "PHANTOM_OWNER"
 DRYRUN = "PHANTOM_DRYRUN"
 DEV_FOLDER = "PHANTOM_DEV_FOLDER"
+# And this one (crates/phantom/abi/src/cudnn.rs).
+CUDNN = "PHANTOM_CUDNN"
 # A function that only the stand-in has.
 SYMBOL = "phantom_physical"
 # The names of a real driver's device files in /dev.
@@ -262,11 +265,27 @@ def loaded_from(stand_in: Path, folder: Path, owner: Owner) -> dict[str, str]:
         stand_in = folder / NAMES[0]
     return {
         **owner.environment(),
+        **_cudnn_version(),
         "LD_PRELOAD": preloaded
         if str(stand_in) in preloaded
         else ":".join(filter(None, [str(stand_in), preloaded])),
         "LD_LIBRARY_PATH": f"{where}:{found}" if found else where,
     }
+
+
+def _cudnn_version() -> dict[str, str]:
+    """The environment variable with the version of cuDNN that the installed torch was built with:
+    torch refuses an older one. Empty if torch's metadata does not name it.
+    """
+    try:
+        required = importlib.metadata.requires("torch") or []
+    except importlib.metadata.PackageNotFoundError:
+        return {}
+    for requirement in required:
+        found = re.match(r"nvidia-cudnn-cu\d+\s*==\s*(\d+\.\d+\.\d+)", requirement)
+        if found and CUDNN not in os.environ:
+            return {CUDNN: found[1]}
+    return {}
 
 
 # The remedy if the stand-in was not found.

@@ -86,6 +86,17 @@ def test_recurrent_networks_train(phantom):
     assert (found["cudnnRNNForward"], found["cudnnRNNBackwardData_v8"]) == (4, 4)
 
 
+def test_the_stand_in_has_the_cudnn_that_torch_was_built_with(phantom, monkeypatch):
+    code = "import torch; print(torch.backends.cudnn.version(), '{}')"
+    found = phantom.run(None, code=code, PHANTOM_CUDNN="9.99.1").check()
+    assert found.output.startswith("99901 "), found.output
+    wanted = ["filelock", 'nvidia-cudnn-cu13==9.26.0.51; platform_system == "Linux"']
+    monkeypatch.setattr("importlib.metadata.requires", lambda name: wanted)
+    assert _stand_in._cudnn_version() == {"PHANTOM_CUDNN": "9.26.0"}
+    monkeypatch.setattr("importlib.metadata.requires", lambda name: None)
+    assert _stand_in._cudnn_version() == {}
+
+
 LINEAR_ALGEBRA = """
 import torch
 from torch import linalg

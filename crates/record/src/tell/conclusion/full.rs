@@ -18,6 +18,8 @@ const MORE: u64 = 125;
 const LEAST_PART: u64 = 50;
 /// From this number on, several forwards may wait for one backward.
 const SEVERAL: usize = 3;
+/// From this number of blocks on, a line fills a buffer.
+const BUFFERED: usize = 4;
 /// Lines shown of the model's callers: the caller, and the caller of its function.
 const CALLERS: usize = 2;
 const ACTIVATIONS: &str = "activations of the forward";
@@ -80,15 +82,18 @@ impl<'a> Parts<'a> {
         (is_most && !lines.is_empty()).then(|| format!(", called from {}", lines.join(", ")))
     }
 
-    /// One sentence with each part's share of live memory.
+    /// One sentence with each part's share of live memory. `None`: they are less than half of it.
     fn told(&self, evidence: &Evidence<'_>) -> Option<String> {
         let live = evidence.live_bytes();
         let told = |(name, part): (&str, u64)| {
             let from = self.from(evidence).filter(|_| name == ACTIVATIONS).unwrap_or_default();
             format!("{}% {name} ({}){from}", percent(part, live), bytes(part))
         };
-        let named = self.named().into_iter();
-        let named = named.filter(|&(_, part)| part > 0 && part >= live / LEAST_PART);
+        let named = self.named();
+        if named.iter().map(|&(_, part)| part).sum::<u64>() < live / 2 {
+            return None;
+        }
+        let named = named.into_iter().filter(|&(_, part)| part > 0 && part >= live / LEAST_PART);
         let named: Vec<String> = named.map(told).collect();
         (!named.is_empty()).then(|| format!("Of what is live: {}", named.join("; ")))
     }
@@ -104,21 +109,22 @@ pub fn find(evidence: &Evidence<'_>, refused: &Refused) -> Finding {
     let (now, asked) = (evidence.now, bytes(refused.asked));
     let by = evidence.names.place(evidence.sites, refused.site);
     let by = by.map_or(String::new(), |place| format!(" by {place}"));
-    let needs = format!("{} needed ({} live + {asked} asked for{by})", bytes(needed), bytes(live));
-    let device = match evidence.room() < evidence.device.total_bytes {
-        true => format!("ceiling {}", bytes(evidence.room())),
-        false => format!("device {}", bytes(evidence.room())),
+    let room = match evidence.room() < evidence.device.total_bytes {
+        true => format!("the ceiling of {}", bytes(evidence.room())),
+        false => bytes(evidence.room()),
     };
+    // No sum: memory held and not live is missing in it, and it would look like the device's size.
+    let needs = format!("{} of {room} live, {asked} more asked for{by}", bytes(live));
     let mut says = match larger {
         Some(before) => format!(
-            "Step {now} of the run is larger than {} before: {needs}, typical peak {}, {device}",
+            "Step {now} of the run is larger than {} before: {needs}; typical peak {}",
             if before.highest < needed { "those" } else { "most" },
             bytes(before.typical)
         ),
         None if now >= LEAST_STEPS => {
-            format!("The device is full of live blocks, and nothing grows: {needs}, {device}")
+            format!("The device is full of live blocks, and nothing grows: {needs}")
         }
-        None => format!("The device is full of live blocks: {needs}, {device}"),
+        None => format!("The device is full of live blocks: {needs}"),
     };
     if let Some(told) = parts.told(evidence) {
         says.push_str(&format!(". {told}"));
@@ -152,6 +158,35 @@ impl Before {
     }
 }
 
+const BUFFER: &[&str] = &[
+    "To do: keep fewer of that line's blocks at once: give its queue or buffer a bound, fetch fewer \
+     ahead, drop each before the next.",
+];
+
+/// Whether most of live memory is many blocks of one line outside of modules that is no part of the
+/// training: batches and weights fetched ahead, buffers.
+fn is_buffer(evidence: &Evidence<'_>) -> bool {
+    let backward_lines = &evidence.state.training.backward_lines;
+    let mut lines: HashMap<&Frame, (usize, u64)> = HashMap::new();
+    for block in evidence.live.iter().filter(|block| !is_persistent(block) && block.capture == 0) {
+        let Some(site) = evidence.sites.get(block.site) else { continue };
+        let Some(line) = evidence.sites.line(block.site) else { continue };
+        let is_outside = site.phase == Phase::Unknown && site.module.is_empty();
+        // Before the first backward, only an operation without gradients is known to be none of it.
+        let is_trained = match backward_lines.is_empty() {
+            true => !site.no_grad,
+            false => backward_lines.contains(line),
+        };
+        if is_outside && !is_trained {
+            let (blocks, bytes) = lines.entry(line).or_default();
+            *blocks += 1;
+            *bytes = bytes.saturating_add(block.size);
+        }
+    }
+    let half = evidence.live_bytes() / 2;
+    lines.values().any(|&(blocks, bytes)| blocks >= BUFFERED && bytes > half)
+}
+
 /// The remedy depends on what fills the device.
 fn advice(
     evidence: &Evidence<'_>,
@@ -161,6 +196,9 @@ fn advice(
     let live = evidence.live_bytes();
     let training = &evidence.state.training;
     let trains = training.has_optimizer || evidence.now > 0 || !training.backward_lines.is_empty();
+    if is_buffer(evidence) {
+        return BUFFER;
+    }
     let is_several = parts.activations > live / 2 && pile::forwards_at_once(evidence) >= SEVERAL;
     match larger {
         Some(_) if trains && is_several => {

@@ -21,6 +21,9 @@ pub struct Grown {
 
 /// Growth below this share of live memory (one part in so many) is no cause.
 const LEAST_SHARE: u64 = 50;
+/// A module with a smaller share of the growth (one part in so many) is no evidence of hooks: a
+/// single tensor that a loss keeps brings remnants of others along.
+const NOTABLE: u64 = 32;
 /// Lines that grow together differ in their first step by at most this.
 const TOGETHER: u32 = 2;
 
@@ -259,6 +262,15 @@ fn of_modules<'a>(evidence: &Evidence<'_>, stacks: &[Stack<'a>]) -> Option<Calle
     // Without gradients there is no graph.
     let has_graph = inside.iter().any(|stack| !stack.site.no_grad);
     let is_graph = has_graph && (has_outside || by_module.values().any(|&blocks| blocks > again));
+    let mut bytes_by_module: BTreeMap<&str, u64> = BTreeMap::new();
+    for stack in &inside {
+        *bytes_by_module.entry(&stack.site.module).or_default() += stack.bytes();
+    }
+    let notable = sum(&inside) / NOTABLE;
+    let modules = bytes_by_module.values().filter(|&&bytes| bytes >= notable).count();
+    if !is_graph && modules < 2 {
+        return None;
+    }
     let sites: Vec<&'a Site> = inside.iter().map(|stack| stack.site).collect();
     let called = caller(&sites);
     let is_untrained = called.is_some_and(|frame| evidence.is_untrained(frame));
@@ -268,7 +280,7 @@ fn of_modules<'a>(evidence: &Evidence<'_>, stacks: &[Stack<'a>]) -> Option<Calle
     let mut blocks = stacks.iter().flat_map(|stack| &stack.blocks);
     let site = called.and_then(|_| blocks.find(is_of_line));
     let site = site.map_or(SiteId::NONE, |block| block.site);
-    Some(Called { place, modules: by_module.len(), is_graph, is_untrained, site, line })
+    Some(Called { place, modules, is_graph, is_untrained, site, line })
 }
 
 /// Blocks of ever new sizes.

@@ -9,18 +9,21 @@
 use std::collections::{BTreeSet, HashMap};
 
 use super::callers::caller;
-use super::evidence::Evidence;
+use super::evidence::{Evidence, is_persistent};
 use super::growth::place;
 use super::words::of;
 use super::{Cause, Finding};
 use crate::BlockEntry;
-use crate::sites::{Phase, Site, SiteId};
+use crate::sites::{Frame, Phase, Site, SiteId};
 
 /// A pile below this share of live memory (one part in so many) is no cause: a step may well hold
 /// much of its own.
 const LEAST_SHARE: u64 = 4;
 /// From this number on, forwards pile up.
 const AGAIN: usize = 3;
+/// From this number on, they do even beside a large block that is there once. More than the calls of
+/// a layer that a model shares (12 in ALBERT).
+const MANY: usize = 16;
 /// Share of the forwards' bytes (one part in so many) that may have other counts: the latest
 /// forward is still at work.
 const UNDER_WAY: u64 = 50;
@@ -85,11 +88,17 @@ fn forwards(evidence: &Evidence<'_>) -> Option<Finding> {
     let sites: Vec<&Site> = stacks.keys().filter_map(|&id| evidence.sites.get(id)).collect();
     let modules: BTreeSet<&str> = sites.iter().map(|site| &*site.module).collect();
     let whole = much(evidence, &stacks)?;
-    let count = passes(&stacks, whole);
     let frame = caller(&sites)?;
-    if modules.len() < 2 || count < AGAIN || !evidence.is_untrained(frame) {
+    if modules.len() < 2 || !evidence.is_untrained(frame) {
         return None;
     }
+    let count = match passes(&stacks, whole) {
+        count if count >= AGAIN => count,
+        _ if is_under_way(evidence, frame) => {
+            Some(passes(&without_input(&stacks), whole)).filter(|&count| count >= MANY)?
+        }
+        _ => return None,
+    };
     let line = stacks.keys().find(|id| evidence.sites.line(**id) == Some(frame));
     let place = evidence.names.frame(frame);
     let told = of(whole, evidence.live_bytes());
@@ -101,6 +110,24 @@ fn forwards(evidence: &Evidence<'_>) -> Option<Finding> {
         names: line.copied().unwrap_or(SiteId::NONE),
         accused: None,
     })
+}
+
+/// Whether a request was refused in a forward called from `frame`, by code that is no first step:
+/// other code was trained.
+fn is_under_way(evidence: &Evidence<'_>, frame: &Frame) -> bool {
+    let refused = evidence.refused.as_ref().and_then(|refused| evidence.sites.get(refused.site));
+    let trains = !evidence.state.training.backward_lines.is_empty();
+    trains && refused.is_some_and(|site| site.frames.contains(frame))
+}
+
+/// The stacks without the largest of those that have one block: the input of the operation under
+/// way, which may well be large.
+fn without_input<'a>(stacks: &Stacks<'a>) -> Stacks<'a> {
+    let lone = stacks.iter().filter(|(_, blocks)| blocks.len() == 1);
+    let input = lone.max_by_key(|(id, blocks)| (size(blocks), **id)).map(|(&id, _)| id);
+    let mut others = stacks.clone();
+    others.retain(|&id, _| Some(id) != input);
+    others
 }
 
 /// Forwards with gradients waiting in the running step, at most.
@@ -130,16 +157,30 @@ fn passes(stacks: &Stacks<'_>, whole: u64) -> usize {
 fn collected(evidence: &Evidence<'_>) -> Option<Finding> {
     let is_result = |site: &Site| site.no_grad && site.phase != Phase::Optimizer;
     let mut stacks = stacks(evidence, is_result);
-    stacks.retain(|_, blocks| blocks.len() >= COLLECTED);
-    let whole = much(evidence, &stacks)?;
-    let (&site, largest) = stacks.iter().max_by_key(|(id, blocks)| (size(blocks), **id))?;
+    stacks.retain(|_, blocks| {
+        blocks.retain(|block| !is_persistent(block));
+        blocks.len() >= COLLECTED
+    });
+    much(evidence, &stacks)?;
+    // One line may have a site in each of many modules.
+    let mut lines: HashMap<(Option<&Frame>, &str), Vec<SiteId>> = HashMap::new();
+    for &id in stacks.keys() {
+        let line = evidence.sites.line(id);
+        let module = evidence.sites.get(id).map_or("", |site| &*site.module);
+        lines.entry((line, if line.is_some() { "" } else { module })).or_default().push(id);
+    }
+    let bytes = |ids: &[SiteId]| ids.iter().map(|id| size(&stacks[id])).sum::<u64>();
+    let ids = lines.into_values().max_by_key(|ids| (bytes(ids), ids.iter().min().copied()))?;
+    let site = ids.iter().copied().max_by_key(|id| (size(&stacks[id]), *id))?;
+    let blocks: Vec<&BlockEntry> = ids.iter().flat_map(|id| stacks[id].iter().copied()).collect();
+    let whole = size(&blocks);
     let is_made_before = evidence.sites.get(site).is_some_and(|site| site.module.is_empty())
-        && largest.iter().all(|block| block.step == 0);
-    if is_made_before {
+        && blocks.iter().all(|block| block.step == 0);
+    if is_made_before || whole < evidence.live_bytes() / LEAST_SHARE {
         return None;
     }
-    let (place, count) = (place(evidence, site), largest.len());
-    let step = largest.iter().map(|block| block.step).max()?;
+    let (place, count) = (place(evidence, site), blocks.len());
+    let step = blocks.iter().map(|block| block.step).max()?;
     let told = of(whole, evidence.live_bytes());
     if evidence.now == 0 {
         // In a server, say, each request may have left one.

@@ -320,6 +320,21 @@ fn graphs_of_past_steps_are_told_from_outputs_that_hooks_keep_and_both_are_named
 }
 
 #[test]
+fn one_output_kept_with_remnants_of_other_modules_is_not_blamed_on_hooks() {
+    let mut made = with_weights(20);
+    let head = made.module("head", 1, "train");
+    let others = [made.module("model.0", 2, "train"), made.module("model.1", 3, "train")];
+    for step in 2..=20 {
+        made.block(head, step, 64 * MIB);
+        others.iter().for_each(|&other| made.block(other, step, 8 << 10));
+    }
+    made.lows(|step| GIB + 64 * MIB * step.saturating_sub(1));
+    let (cause, first) = made.first();
+    assert_eq!(cause, Cause::Leak);
+    assert!(first.starts_with("train.py:20 in train keeps 64"), "{first}");
+}
+
+#[test]
 fn blocks_of_ever_new_sizes_are_a_cache_without_bound() {
     let mut made = with_weights(40);
     let lookup = made.line(30, "lookup");

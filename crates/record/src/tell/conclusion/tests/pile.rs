@@ -48,6 +48,64 @@ fn forwards_that_pile_up_are_a_forgotten_no_grad_where_nothing_trains_on_them() 
 }
 
 #[test]
+fn forwards_pile_up_also_where_the_last_of_them_is_refused_a_block_and_has_its_input() {
+    let validates = |counts: &[u32], refused: &str| {
+        let mut made = piled("evaluate", counts);
+        made.trains(&[("train", 12)]);
+        let site = made.module("model.9", 9, refused);
+        made.refused(32 * MIB, 0, site);
+        made.concludes().cause
+    };
+    assert_eq!(validates(&[1, 18, 19], "evaluate"), Cause::NoGrad);
+    // Refused elsewhere, or a layer that is called twelve times.
+    assert_eq!(validates(&[1, 18, 19], "train"), Cause::Full);
+    assert_eq!(validates(&[1, 12, 12], "evaluate"), Cause::Full);
+}
+
+#[test]
+fn what_one_line_buffers_is_told_to_be_fewer_at_once_and_what_was_trained_is_not() {
+    let buffered = |line: u32, no_grad: bool, trained: &[(&str, u32)]| {
+        let mut made = Made::at(9);
+        let fetched = made.line(line, "fetch");
+        made.sites[0].no_grad = no_grad;
+        (0..28).for_each(|_| made.block(fetched, 9, 500 * MIB));
+        made.trains(trained);
+        made.lows(|_| 13 * GIB);
+        made.refused(GIB, 0, fetched);
+        made.concludes().lines.join("\n")
+    };
+    let (before, after): (&[_], &[_]) = (&[], &[("step", 37)]);
+    for (said, is_buffer) in [
+        (buffered(24, false, after), true),
+        (buffered(24, true, before), true),
+        // An activation of a model without modules.
+        (buffered(37, false, &[("fetch", 37)]), false),
+        (buffered(24, false, before), false),
+    ] {
+        assert_eq!(said.contains("keep fewer of that line's blocks at once"), is_buffer, "{said}");
+        assert!(!said.contains("Of what is live"), "too little of it has a purpose: {said}");
+    }
+}
+
+#[test]
+fn results_of_a_line_in_many_modules_are_counted_together_and_weights_are_none() {
+    let mut made = Made::at(0);
+    let weights = made.line(63, "main");
+    made.sites[0].no_grad = true;
+    (0..50).for_each(|_| made.block(weights, 0, 80 * MIB));
+    made.blocks.iter_mut().for_each(|block| block.3 = 3);
+    for layer in 0..8 {
+        let site = made.module(&format!("attention.{layer}"), layer, "ask");
+        made.sites[site.0 as usize - 1].no_grad = true;
+        (0..10).for_each(|_| made.block(site, 0, 100 * MIB));
+    }
+    made.refused(GIB, 0, weights);
+    let (cause, first) = made.first();
+    assert_eq!(cause, Cause::Leak);
+    assert!(first.starts_with("train.py:20 in ask keeps 80 blocks (no step is marked): 7.8 GiB"));
+}
+
+#[test]
 fn many_blocks_of_one_forward_are_no_pile_of_forwards() {
     // Four operations on one line of attention, and a layer called twelve times, beside code that
     // runs once.
@@ -97,9 +155,8 @@ fn a_step_that_is_larger_than_the_others_is_told_with_what_it_needs_and_who_call
     let larger = full(&[6 * GIB]);
     assert!(
         larger.starts_with(&format!(
-            "Step 9 of the run is larger than those before: 16 GiB needed (15 GiB live + 1 GiB \
-             asked for by train.py:20 in Net.forward), typical peak 6 GiB, device 16 GiB. \
-             {of_live}"
+            "Step 9 of the run is larger than those before: 15 GiB of 16 GiB live, 1 GiB more \
+             asked for by train.py:20 in Net.forward; typical peak 6 GiB. {of_live}"
         )),
         "{larger}"
     );
@@ -110,9 +167,9 @@ fn a_step_that_is_larger_than_the_others_is_told_with_what_it_needs_and_who_call
     let most = full(&[6 * GIB, 6 * GIB, 17 * GIB]);
     assert!(most.starts_with("Step 9 of the run is larger than most before"), "{most}");
     let alike = full(&[15 * GIB]);
-    assert!(
-        alike.starts_with("The device is full of live blocks, and nothing grows: 16 GiB needed")
-    );
+    assert!(alike.starts_with(
+        "The device is full of live blocks, and nothing grows: 15 GiB of 16 GiB live"
+    ));
     assert!(alike.contains(of_live) && alike.contains("a smaller batch"), "{alike}");
 }
 
