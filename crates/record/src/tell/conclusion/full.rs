@@ -158,10 +158,9 @@ impl Before {
     }
 }
 
-const BUFFER: &[&str] = &[
-    "To do: keep fewer of that line's blocks at once: give its queue or buffer a bound, fetch fewer \
-     ahead, drop each before the next.",
-];
+const BUFFER: &[&str] =
+    &["To do: keep fewer of that line's blocks at once: give its queue or buffer a bound, fetch \
+     fewer ahead, drop each before the next."];
 
 /// Whether most of live memory is many blocks of one line outside of modules that is no part of the
 /// training: batches and weights fetched ahead, buffers.

@@ -21,8 +21,8 @@ use crate::sites::{Frame, Phase, Site, SiteId};
 const LEAST_SHARE: u64 = 4;
 /// From this number on, forwards pile up.
 const AGAIN: usize = 3;
-/// From this number on, they do even beside a large block that is there once. More than the calls of
-/// a layer that a model shares (12 in ALBERT).
+/// From this number on, they do even beside a large block that is there once. More than the calls
+/// of a layer that a model shares (12 in ALBERT).
 const MANY: usize = 16;
 /// Share of the forwards' bytes (one part in so many) that may have other counts: the latest
 /// forward is still at work.
