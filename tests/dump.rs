@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{DEFAULT, GIB, MIB, Rig};
+use common::{BACKINGS, DEFAULT, GIB, MIB, Rig};
 use gruyere::driver::StreamHandle;
 use gruyere::dump::state::{BlockKind, Class, State, Sum};
 use gruyere::dump::{self, gather};
@@ -12,9 +12,6 @@ use gruyere::record::text;
 use gruyere_phantom::{CaptureMode, as_program};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-
-const BACKINGS: [&str; 4] =
-    ["backing:stitch", "backing:pool", "backing:fixed", "backing:passthrough"];
 
 /// Fills a heap of 16 GiB with blocks of all kinds, some freed, some waiting for another stream.
 fn fill(rig: &Rig) {

@@ -42,9 +42,12 @@ impl Rig {
 
     /// Any simulated GPU.
     pub fn over(config: GpuConfig, conf: &str) -> Self {
-        let gpu = Arc::new(Gpu::new(config));
-        let driver = Arc::new(PhantomDriver::new(gpu.clone()));
-        Self::with(gpu, driver, conf)
+        Self::on(&Arc::new(Gpu::new(config)), conf)
+    }
+
+    /// A heap on a GPU that other heaps may use too, as other processes would.
+    pub fn on(gpu: &Arc<Gpu>, conf: &str) -> Self {
+        Self::with(gpu.clone(), Arc::new(PhantomDriver::new(gpu.clone())), conf)
     }
 
     /// A heap over `driver`, which is one of `gpu`.
@@ -62,8 +65,15 @@ impl Rig {
 
     /// A stream of the program, announced to the heap as lasting, like those of torch's pools.
     pub fn stream(&self) -> StreamHandle {
-        let stream = self.passing_stream();
-        self.announce(stream);
+        self.stream_of(0)
+    }
+
+    /// As [`Rig::stream`], of any device.
+    pub fn stream_of(&self, device: u32) -> StreamHandle {
+        let created = as_program(|| self.gpu.stream_create(device, StreamKind::NonBlocking));
+        let stream = StreamHandle(created.unwrap());
+        self.gpu.stream_lasts(device, stream.0);
+        vouching(stream.0, || self.heap.stream_lasts(device.into(), stream)).unwrap();
         stream
     }
 

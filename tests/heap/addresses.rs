@@ -2,15 +2,12 @@
 //! end of a reservation.
 
 use crate::common::{DEFAULT, GIB, MIB, Rig};
-use crate::flaky::FlakyDriver;
-use gruyere::config::Config;
+use crate::world::World;
 use gruyere::driver::StreamHandle;
-use gruyere::heap::{Error, Heap};
+use gruyere::heap::Error;
 use gruyere_phantom::{
     Backing, CallKind, Caller, CaptureMode, Config as GpuConfig, Gpu, Injection, as_program,
 };
-use gruyere_phantom_driver::PhantomDriver;
-use std::sync::Arc;
 
 const TIB: u64 = 1 << 40;
 const STITCH: &str = "backing:stitch,headroom:0";
@@ -22,14 +19,10 @@ fn rig(config: GpuConfig, conf: &str) -> Rig {
 }
 
 /// A heap over a driver with injectable faults.
-fn flaky_rig(config: GpuConfig) -> (Rig, Arc<FlakyDriver>) {
-    let gpu = Arc::new(Gpu::new(config));
-    let driver = Arc::new(FlakyDriver::new(PhantomDriver::new(gpu.clone()), 0));
-    let mut config = Config::parse(STITCH).unwrap();
-    config.heap.record = false;
-    let heap = Heap::new(driver.clone(), config.heap).unwrap();
-    heap.announce_hooks(3);
-    (Rig { gpu, heap }, driver)
+fn world(config: GpuConfig) -> World {
+    let world = World::over(config, STITCH);
+    world.rig.heap.announce_hooks(3);
+    world
 }
 
 /// A device with ordinary space reserved in steps: there is no room for twice the device at once.
@@ -237,7 +230,7 @@ fn mapping_at(rig: &Rig, address: u64) -> u64 {
 
 #[test]
 fn a_mapping_that_cannot_be_unmapped_keeps_no_other() {
-    let (rig, driver) = flaky_rig(short_of_addresses());
+    let World { rig, driver, .. } = world(short_of_addresses());
     let blocks = over_two_reservations(&rig);
     let bad = blocks[0] + 100 * MIB;
     let chunk = mapping_at(&rig, bad);
@@ -281,7 +274,7 @@ fn a_peer_reaches_mappings_in_every_reservation() {
 
 #[test]
 fn a_mapping_that_a_peer_is_refused_keeps_it_from_no_other_and_is_asked_for_again() {
-    let (rig, driver) = flaky_rig(two_short_of_addresses());
+    let World { rig, driver, .. } = world(two_short_of_addresses());
     let mut blocks = over_two_reservations(&rig);
     let mappings = rig.gpu.backing(blocks[0], 3 * GIB / 2).len();
     driver.refuse_at(blocks[0] + 100 * MIB);
@@ -313,7 +306,7 @@ fn a_row_that_is_refused_access_gets_it_mapping_by_mapping() {
 
 #[test]
 fn memory_is_served_where_a_peer_is_refused_it() {
-    let (rig, driver) = flaky_rig(two_short_of_addresses());
+    let World { rig, driver, .. } = world(two_short_of_addresses());
     let mut blocks = vec![rig.heap.malloc(1, 1, DEFAULT).unwrap(), rig.malloc(1, DEFAULT)];
     driver.refuse_peers(true);
     let block = rig.malloc(256 * MIB, DEFAULT);

@@ -1,12 +1,14 @@
 //! Every position of failure: a fixed program, run once for each of the allocator's driver calls in
 //! it, with exactly that call failing.
 
-use crate::common::{DEFAULT, MIB};
+use crate::common::{DEFAULT, KEEPING, MIB};
 use crate::flaky::{self, Plan};
 use crate::world::World;
-use gruyere::driver::{ErrorKind, StreamHandle};
+use gruyere::driver::{DriverError, ErrorKind, StreamHandle};
 use gruyere::heap::{Error, MAX_STREAMS, Phase};
-use gruyere_phantom::{StreamKind, as_program};
+use gruyere_phantom::{CallKind, Injection, StreamKind, as_program};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 struct Program {
     world: World,
@@ -164,6 +166,62 @@ fn a_device_that_is_lost_is_not_called_out_of_memory() {
             );
         }
     }
+}
+
+/// Two threads on the ladder of a device with 144 MiB left: one asks for `own`, and as its ladder
+/// synchronises, the other asks for 64 MiB. Calls of `kind` fail until then (`nth` 0), or the `nth`
+/// of the second request does. Returns the first answer and the requests that climbed past growth;
+/// `None`: the first did not synchronise, or the other was not served.
+fn two_climb(conf: &str, own: u64, kind: CallKind, nth: u64) -> Option<(Result<u64, Error>, u64)> {
+    let world = Arc::new(World::new(400 * MIB, conf));
+    world.malloc(256 * MIB, DEFAULT);
+    let (other, served) = (world.clone(), Arc::new(AtomicBool::new(false)));
+    let is_served = served.clone();
+    let fault = move |nth| Injection { kind: Some(kind), nth, code: 1, from_then_on: false };
+    world.driver.intrude("device_synchronize", move || {
+        other.rig.gpu.clear_injections();
+        if nth > 0 {
+            other.rig.gpu.inject(fault(nth));
+        }
+        let asked = std::thread::scope(|threads| {
+            threads.spawn(|| other.malloc_if_possible(64 * MIB, DEFAULT)).join().unwrap()
+        });
+        other.rig.gpu.clear_injections();
+        is_served.store(asked.is_some(), Ordering::Relaxed);
+    });
+    if nth == 0 {
+        world.rig.gpu.inject(Injection { from_then_on: true, ..fault(1) });
+    }
+    let answer = world.try_malloc(own, 0, DEFAULT);
+    world.check();
+    let climbed = world.rig.heap.stats(0).unwrap().retries;
+    served.load(Ordering::Relaxed).then_some((answer, climbed))
+}
+
+#[test]
+fn of_two_threads_on_the_ladder_each_gets_its_own_error() {
+    let kinds = [CallKind::Create, CallKind::Map, CallKind::PoolAlloc, CallKind::Alloc];
+    let (mut kept, mut spared) = ([0; KEEPING.len()], 0);
+    for (at, conf) in KEEPING.into_iter().enumerate() {
+        for kind in kinds {
+            // The driver refuses the first thread memory that is there; the other one gets it.
+            if let Some((own, _)) = two_climb(conf, 96 * MIB, kind, 0) {
+                let is_own = |error: &DriverError| error.kind == ErrorKind::InvalidValue;
+                let is_own = matches!(&own, Err(Error::Driver(error)) if is_own(error));
+                assert!(is_own, "{conf}, {kind:?} fails: {own:?}");
+                kept[at] += 1;
+            }
+            // The other one is served, maybe after its first growth has failed; for the first one
+            // memory runs out.
+            for nth in 1..4 {
+                let Some((own, climbed)) = two_climb(conf, 192 * MIB, kind, nth) else { continue };
+                let is_own = matches!(own, Err(Error::OutOfMemory(_)));
+                assert!(is_own, "{conf}, {kind:?} {nth} of the other fails: {own:?}");
+                spared += u32::from(climbed > 1);
+            }
+        }
+    }
+    assert!(kept.iter().all(|&kept| kept > 0) && spared > 0, "{kept:?} and {spared} failed");
 }
 
 #[test]

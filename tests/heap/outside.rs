@@ -151,4 +151,9 @@ fn what_cannot_be_managed_is_refused_and_stays_its_makers() {
     assert!(rig.heap.free(block));
     assert_eq!(pool.take(), 1);
     assert!(rig.heap.pool_forget(pool.key) && rig.heap.pool_forget(pool.key));
+    // A segment for a pool that is gone, and for one with memory of the heap's.
+    let refused = rig.heap.pool_bring(pool.key, MIB, 1 << 40, 2 * MIB);
+    assert!(matches!(refused, Err(PoolError::NoSuchPool(key)) if key == pool.key), "{refused:?}");
+    let refused = rig.heap.pool_bring(kept, MIB, 1 << 40, 2 * MIB);
+    assert!(matches!(refused, Err(PoolError::Begun(key)) if key == kept), "{refused:?}");
 }

@@ -3,19 +3,16 @@
 //! request succeeds later.
 
 use crate::common::{DEFAULT, MIB};
-use crate::flaky::{self, FlakyDriver, Plan};
-use gruyere::config::Config;
-use gruyere::driver::{ErrorKind, StreamHandle};
-use gruyere::heap::{Error, Heap, PoolError, PoolKey};
-use gruyere_phantom::{Config as GpuConfig, Gpu, StreamKind, as_program};
-use gruyere_phantom_driver::PhantomDriver;
+use crate::flaky::{self, Plan};
+use crate::world::World;
+use gruyere::driver::ErrorKind;
+use gruyere::heap::{Error, PoolError, PoolKey};
+use gruyere_phantom::as_program;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 
-struct Rig {
-    gpu: Arc<Gpu>,
-    driver: Arc<FlakyDriver>,
-    heap: Heap,
+struct Program {
+    world: World,
     /// The driver's pools hold memory in their own chunks, which may contain spans of several of
     /// our pools.
     in_driver_pools: bool,
@@ -25,18 +22,10 @@ struct Rig {
     outside: Mutex<Vec<PoolKey>>,
 }
 
-impl Rig {
+impl Program {
     fn new(conf: &str) -> Self {
-        let gpu = Arc::new(Gpu::new(GpuConfig::new(200 * MIB)));
-        let driver = Arc::new(FlakyDriver::new(PhantomDriver::new(gpu.clone()), 0));
-        let mut config = Config::parse(conf).unwrap();
-        config.heap.record = false;
-        let heap = Heap::new(driver.clone(), config.heap).unwrap();
-        heap.announce_hooks(3);
         Self {
-            gpu,
-            driver,
-            heap,
+            world: World::new(200 * MIB, conf),
             in_driver_pools: conf.contains("backing:pool"),
             refused: AtomicBool::new(false),
             outside: Mutex::default(),
@@ -45,15 +34,13 @@ impl Rig {
 
     /// Creates pools, uses them on two streams, exhausts, releases and destroys them, and checks
     /// the invariants throughout.
-    fn program(&self) {
-        let side = StreamHandle(
-            as_program(|| self.gpu.stream_create(0, StreamKind::NonBlocking)).unwrap(),
-        );
+    fn run(&self) {
+        let side = self.world.rig.passing_stream();
         let mut next = 1;
         for round in 0..3u64 {
             let keys = [("a", 20 * MIB), ("b", 0)].map(|(name, reserve)| {
-                let made = self.heap.pool_create(name, 0, reserve, None);
-                self.heap.validate().unwrap();
+                let made = self.world.rig.heap.pool_create(name, 0, reserve, None);
+                self.world.rig.heap.validate().unwrap();
                 match made {
                     Ok(key) => Some(key),
                     Err(PoolError::Reserve { .. } | PoolError::Heap(Error::Driver(_))) => None,
@@ -62,78 +49,84 @@ impl Rig {
             });
             let mut blocks = Vec::new();
             for key in keys.into_iter().flatten() {
-                self.heap.pool_enter(key).unwrap();
+                self.world.rig.heap.pool_enter(key).unwrap();
                 for (size, stream) in [
                     (3000, DEFAULT),
                     (50 * MIB, side),
                     (900_000, side),
                     (60 * MIB + round * MIB, DEFAULT),
                 ] {
-                    match self.heap.malloc(size, 0, stream) {
+                    match self.world.rig.heap.malloc(size, 0, stream) {
                         Ok(address) => {
-                            self.gpu.block_malloc(next, address, size, 0, stream.0);
+                            self.world.rig.gpu.block_malloc(next, address, size, 0, stream.0);
                             next += 1;
                             blocks.push(address);
-                            as_program(|| self.gpu.launch(0, stream.0, 1, 40_000)).unwrap();
+                            as_program(|| self.world.rig.gpu.launch(0, stream.0, 1, 40_000))
+                                .unwrap();
                         }
                         Err(Error::OutOfMemory(_)) => self.refused.store(true, Ordering::Relaxed),
                         Err(Error::Driver(_)) => {}
                         Err(other) => panic!("{other}"),
                     }
-                    self.heap.validate().unwrap();
+                    self.world.rig.heap.validate().unwrap();
                 }
-                self.heap.pool_leave(key).unwrap();
+                self.world.rig.heap.pool_leave(key).unwrap();
             }
             for address in blocks {
-                self.gpu.block_free(address);
-                assert!(self.heap.free(address));
+                self.world.rig.gpu.block_free(address);
+                assert!(self.world.rig.heap.free(address));
             }
             for (at, key) in keys.into_iter().enumerate() {
                 let Some(key) = key else { continue };
-                let given =
-                    if at == 0 { self.heap.pool_release(key) } else { self.heap.pool_destroy(key) };
+                let given = if at == 0 {
+                    self.world.rig.heap.pool_release(key)
+                } else {
+                    self.world.rig.heap.pool_destroy(key)
+                };
                 assert!(
                     matches!(given, Ok(_) | Err(PoolError::Kept { .. } | PoolError::Unquiet)),
                     "{given:?}"
                 );
-                self.heap.validate().unwrap();
+                self.world.rig.heap.validate().unwrap();
             }
         }
     }
 
     /// The same with a pool of given segments, which are taken back.
-    fn program_outside(&self) {
-        let key = match self.heap.pool_create("outside", 0, 0, None) {
+    fn run_outside(&self) {
+        let key = match self.world.rig.heap.pool_create("outside", 0, 0, None) {
             Ok(key) => key,
             Err(PoolError::Heap(Error::Driver(_))) => return,
             Err(other) => panic!("{other}"),
         };
         self.outside.lock().unwrap().push(key);
-        self.heap.pool_from_outside(key, true).unwrap();
+        self.world.rig.heap.pool_from_outside(key, true).unwrap();
         let mut blocks = Vec::new();
         for size in [3000, 5 * MIB, 4 * MIB, 30 * MIB, 300 * MIB] {
             for _ in 0..2 {
-                self.heap.pool_enter(key).unwrap();
-                let answer = self.heap.malloc(size, 0, DEFAULT);
-                self.heap.pool_leave(key).unwrap();
+                self.world.rig.heap.pool_enter(key).unwrap();
+                let answer = self.world.rig.heap.malloc(size, 0, DEFAULT);
+                self.world.rig.heap.pool_leave(key).unwrap();
                 match answer {
                     Ok(address) => {
                         blocks.push(address);
                         break;
                     }
-                    Err(Error::NoSegment(bytes)) if self.heap.pool_has_room(key, bytes) => {
-                        if let Ok(address) = self.heap.plain_segment(key, bytes) {
-                            self.heap.pool_bring(key, size, address, bytes).unwrap();
+                    Err(Error::NoSegment(bytes))
+                        if self.world.rig.heap.pool_has_room(key, bytes) =>
+                    {
+                        if let Ok(address) = self.world.rig.heap.plain_segment(key, bytes) {
+                            self.world.rig.heap.pool_bring(key, size, address, bytes).unwrap();
                         }
                     }
                     Err(Error::NoSegment(_) | Error::Driver(_)) => {}
                     Err(other) => panic!("{other}"),
                 }
-                self.heap.validate().unwrap();
+                self.world.rig.heap.validate().unwrap();
             }
         }
         for address in blocks {
-            assert!(self.heap.free(address));
+            assert!(self.world.rig.heap.free(address));
             self.take_outside();
         }
     }
@@ -142,14 +135,15 @@ impl Rig {
     /// their pool.
     fn take_outside(&self) {
         self.outside.lock().unwrap().retain(|&key| {
-            for (address, bytes) in self.heap.pool_take(key) {
-                if self.heap.free_plain(key, address).is_err() {
+            for (address, bytes) in self.world.rig.heap.pool_take(key) {
+                if self.world.rig.heap.free_plain(key, address).is_err() {
                     let size = if bytes == 2 * MIB { 1 } else { bytes };
-                    self.heap.pool_bring(key, size, address, bytes).unwrap();
+                    self.world.rig.heap.pool_bring(key, size, address, bytes).unwrap();
                 }
             }
-            self.heap.validate().unwrap();
-            self.heap.pool_stats(key).unwrap().live_blocks > 0 || !self.heap.pool_forget(key)
+            self.world.rig.heap.validate().unwrap();
+            self.world.rig.heap.pool_stats(key).unwrap().live_blocks > 0
+                || !self.world.rig.heap.pool_forget(key)
         });
     }
 
@@ -157,8 +151,8 @@ impl Rig {
         self.take_outside();
         assert!(self.outside.lock().unwrap().is_empty());
         for name in ["a", "b"] {
-            if let Ok(key) = self.heap.pool_create(name, 0, 0, None) {
-                match self.heap.pool_destroy(key) {
+            if let Ok(key) = self.world.rig.heap.pool_create(name, 0, 0, None) {
+                match self.world.rig.heap.pool_destroy(key) {
                     Ok(_) => {}
                     // The chunk goes with the other pool's span, at the next trim.
                     Err(PoolError::Kept { .. }) if self.in_driver_pools => {}
@@ -166,25 +160,26 @@ impl Rig {
                 }
             }
         }
-        self.heap.trim();
-        self.heap.trim();
-        self.heap.validate().unwrap();
-        assert_eq!(self.gpu.faults(), []);
-        assert_eq!(self.gpu.misuses(), []);
-        assert_eq!(self.gpu.books(0).physical, 0, "memory is lost");
+        self.world.rig.heap.trim();
+        self.world.rig.heap.trim();
+        self.world.rig.heap.validate().unwrap();
+        assert_eq!(self.world.rig.gpu.faults(), []);
+        assert_eq!(self.world.rig.gpu.misuses(), []);
+        assert_eq!(self.world.rig.gpu.books(0).physical, 0, "memory is lost");
     }
 }
 
 fn fail_every_call(conf: &str) {
-    let run = |rig: &mut Rig, nth| {
-        rig.program();
-        rig.program_outside();
-        let refused = rig.refused.load(Ordering::Relaxed);
+    let run = |program: &mut Program, nth| {
+        program.run();
+        program.run_outside();
+        let refused = program.refused.load(Ordering::Relaxed);
         assert!(nth > 0 || refused, "memory is short in the program");
     };
     let kinds = [ErrorKind::OutOfMemory, ErrorKind::InvalidValue];
-    let end = |rig: &mut Rig, _| rig.finish();
-    flaky::fail_every_call(conf, &kinds, || Rig::new(conf), |rig| &rig.driver, run, end);
+    let end = |program: &mut Program, _| program.finish();
+    let make = || Program::new(conf);
+    flaky::fail_every_call(conf, &kinds, make, |program| &program.world.driver, run, end);
 }
 
 #[test]
@@ -206,15 +201,13 @@ fn nothing_is_lost_whichever_plain_allocation_of_a_pool_fails() {
 fn nothing_is_lost_when_calls_fail_at_random_while_threads_use_and_release_pools() {
     for conf in ["backing:stitch,headroom:0", "backing:pool,headroom:0", "backing:fixed,headroom:0"]
     {
-        let rig = Rig::new(conf);
-        rig.driver.set(Plan::OneIn(12));
+        let program = Program::new(conf);
+        let World { rig, driver, .. } = &program.world;
+        driver.set(Plan::OneIn(12));
         std::thread::scope(|scope| {
             for thread in 0..3u64 {
-                let rig = &rig;
                 scope.spawn(move || {
-                    let stream = StreamHandle(
-                        as_program(|| rig.gpu.stream_create(0, StreamKind::NonBlocking)).unwrap(),
-                    );
+                    let stream = rig.passing_stream();
                     let mut random = thread + 1;
                     for round in 0..120u64 {
                         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -255,8 +248,8 @@ fn nothing_is_lost_when_calls_fail_at_random_while_threads_use_and_release_pools
                 });
             }
         });
-        rig.driver.set(Plan::Sound);
-        rig.finish();
+        driver.set(Plan::Sound);
+        program.finish();
     }
 }
 
@@ -265,31 +258,30 @@ fn a_reserve_of_the_configuration_that_meets_a_failure_leaves_nothing_and_is_had
  {
     for backing in ["stitch", "pool", "fixed"] {
         let conf = format!("backing:{backing},headroom:0,reserve:persistent=40MiB+step=10MiB");
-        let request = |rig: &Rig| {
+        let request = |World { rig, .. }: &World| {
             let address = rig.heap.malloc(1000, 0, DEFAULT)?;
             assert!(rig.gpu.books(0).physical >= 50 * MIB);
             assert!(rig.heap.free(address));
             Ok::<(), Error>(())
         };
-        let rig = Rig::new(&conf);
+        let world = World::new(200 * MIB, &conf);
         let calls = {
-            request(&rig).unwrap();
-            rig.driver.calls()
+            request(&world).unwrap();
+            world.driver.calls()
         };
         for nth in 1..=calls {
-            let rig = Rig::new(&conf);
-            rig.driver.set(Plan::Nth(nth, ErrorKind::InvalidValue));
-            if let Err(error) = request(&rig) {
+            let world = World::new(200 * MIB, &conf);
+            world.driver.set(Plan::Nth(nth, ErrorKind::InvalidValue));
+            if let Err(error) = request(&world) {
                 assert!(
                     matches!(error, Error::Reserve(_) | Error::Driver(_)),
                     "{conf} {nth}: {error}"
                 );
-                rig.driver.set(Plan::Sound);
-                assert_eq!(rig.gpu.books(0).physical, 0, "{conf}: call {nth} of {calls}");
-                request(&rig).unwrap();
+                world.driver.set(Plan::Sound);
+                assert_eq!(world.physical(), 0, "{conf}: call {nth} of {calls}");
+                request(&world).unwrap();
             }
-            rig.heap.validate().unwrap();
-            assert_eq!(rig.gpu.misuses(), []);
+            world.rig.check();
         }
     }
 }

@@ -11,15 +11,13 @@
 //! `PROPTEST_CASES=1500 cargo test --test heap ranks` runs 1,500 programs of each kind, three
 //! times.
 
-use crate::common::{GIB, MIB};
-use gruyere::config::Config;
+use crate::common::{GIB, MIB, Rig};
 use gruyere::driver::StreamHandle;
 use gruyere::heap::Heap;
 use gruyere_phantom::{
     CallKind, Caller, Comparison, Config as GpuConfig, Gpu, Half, HostFunction, Injection,
-    StreamKind, as_program,
+    as_program,
 };
-use gruyere_phantom_driver::PhantomDriver;
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 use std::cell::Cell;
@@ -148,20 +146,13 @@ struct Rank {
 impl Rank {
     fn new(gpu: &Arc<Gpu>, device: u32, waits: Waits, launched: bool) -> Self {
         let waits = format!("{waits:?}").to_lowercase();
-        let mut config = Config::parse(&format!("slack:0B,waits:{waits}")).unwrap();
-        config.heap.record = false;
-        let heap = Heap::new(Arc::new(PhantomDriver::new(gpu.clone())), config.heap).unwrap();
-        heap.announce_hooks(3);
+        let rig = Rig::on(gpu, &format!("slack:0B,waits:{waits}"));
+        rig.heap.announce_hooks(3);
         if !launched {
-            heap.allow_waits();
+            rig.heap.allow_waits();
         }
-        let stream = |_| {
-            let stream = as_program(|| gpu.stream_create(device, StreamKind::NonBlocking)).unwrap();
-            heap.stream_lasts(device.into(), StreamHandle(stream)).unwrap();
-            StreamHandle(stream)
-        };
-        let streams = (0..STREAMS).map(stream).collect();
-        let (blocks, fault) = (HashMap::new(), None);
+        let streams = (0..STREAMS).map(|_| rig.stream_of(device)).collect();
+        let (heap, blocks, fault) = (rig.heap, HashMap::new(), None);
         Self { heap, device, streams, next: 0, blocks, fault, is_told: launched }
     }
 

@@ -1,14 +1,12 @@
 //! Programs with a new stream for each request: far more streams than the allocator's numbers.
 
 use crate::common::{DEFAULT, GIB, MIB, Rig};
-use crate::flaky::{FlakyDriver, Plan};
+use crate::flaky::Plan;
+use crate::world::World;
 use gruyere::driver::{ErrorKind, StreamHandle};
-use gruyere::heap::settings::Settings;
-use gruyere::heap::{Error, Heap, MAX_STREAMS};
-use gruyere_phantom::{Config as GpuConfig, Gpu, StreamKind, as_program};
-use gruyere_phantom_driver::PhantomDriver;
+use gruyere::heap::{Error, MAX_STREAMS};
+use gruyere_phantom::{Config as GpuConfig, as_program};
 use std::collections::VecDeque;
-use std::sync::Arc;
 
 /// `requests` streams, `alive` of them at a time; blocks outlive their streams, and streams of
 /// other requests use them. The oracle's clocks grow with the square of all streams so far, so it
@@ -110,12 +108,10 @@ fn streams_that_are_all_alive_are_refused_past_the_last_number_and_their_uses_st
 fn a_driver_call_that_fails_while_numbers_are_looked_for_is_not_blamed_on_the_program() {
     let mut refused = 0;
     for call in 1.. {
-        let gpu = Arc::new(Gpu::new(GpuConfig { oracle: false, ..GpuConfig::new(16 * GIB) }));
-        let driver = Arc::new(FlakyDriver::new(PhantomDriver::new(gpu.clone()), 1));
-        let heap = Heap::new(driver.clone(), Settings::default()).unwrap();
+        let world = World::over(GpuConfig { oracle: false, ..GpuConfig::new(16 * GIB) }, "");
+        let (heap, driver) = (&world.rig.heap, &world.driver);
         heap.announce_hooks(3);
-        let passing =
-            || StreamHandle(as_program(|| gpu.stream_create(0, StreamKind::NonBlocking)).unwrap());
+        let passing = || world.rig.passing_stream();
         // All numbers are taken, by streams without a block.
         for _ in 1..MAX_STREAMS {
             assert!(heap.free(heap.malloc(MIB + 1, 0, passing()).unwrap()));

@@ -3,62 +3,52 @@
 //! is lost.
 
 use crate::common::MIB;
-use crate::flaky::{FlakyDriver, Plan};
-use gruyere::config::Config;
+use crate::flaky::Plan;
+use crate::world::World;
 use gruyere::driver::StreamHandle;
-use gruyere::heap::{Error, Heap, Lifetime, lifetime};
-use gruyere_phantom::{CaptureMode, Config as GpuConfig, Gpu, StreamKind, as_program};
-use gruyere_phantom_driver::PhantomDriver;
+use gruyere::heap::{Error, Lifetime, lifetime};
+use gruyere_phantom::{CaptureMode, Config as GpuConfig, as_program};
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// Live blocks by address: bytes and number.
 type Live = BTreeMap<u64, (u64, u64)>;
 
 struct Arena {
-    gpu: Arc<Gpu>,
-    driver: Arc<FlakyDriver>,
-    heap: Heap,
+    world: World,
     streams: Vec<StreamHandle>,
     live: Mutex<Live>,
     /// Blocks that any thread may free.
     handed: Mutex<Vec<(u64, u64)>>,
-    next: AtomicU64,
     done: AtomicBool,
     oracle: bool,
 }
 
 impl Arena {
     fn new(conf: &str, oracle: bool, memory: u64) -> Self {
-        let gpu = Arc::new(Gpu::new(GpuConfig { oracle, ..GpuConfig::new(memory) }));
-        let driver = Arc::new(FlakyDriver::new(PhantomDriver::new(gpu.clone()), 42));
-        let heap = Heap::new(driver.clone(), Config::parse(conf).unwrap().heap).unwrap();
-        heap.announce_hooks(3);
-        let stream =
-            || StreamHandle(as_program(|| gpu.stream_create(0, StreamKind::NonBlocking)).unwrap());
-        let streams = (0..3).map(|_| stream()).collect();
+        let gpu = GpuConfig { oracle, ..GpuConfig::new(memory) };
+        let world = World::seeded(gpu, conf, 42);
+        world.rig.heap.announce_hooks(3);
+        let streams = (0..3).map(|_| world.rig.passing_stream()).collect();
         Self {
-            gpu,
-            driver,
-            heap,
+            world,
             streams,
             live: Mutex::default(),
             handed: Mutex::default(),
-            next: AtomicU64::new(1),
             done: AtomicBool::new(false),
             oracle,
         }
     }
 
     fn malloc(&self, size: u64, stream: StreamHandle) -> Option<(u64, u64)> {
-        let address = match self.heap.malloc(size, 0, stream) {
+        let address = match self.world.rig.heap.malloc(size, 0, stream) {
             Ok(address) => address,
             Err(Error::OutOfMemory(_) | Error::Driver(_)) => return None,
             Err(other) => panic!("{other}"),
         };
-        let stamp = self.next.fetch_add(1, Ordering::Relaxed);
+        let stamp = self.world.next_id();
         {
             let mut live = self.live.lock().unwrap();
             let before = live.range(..address + size).next_back();
@@ -71,7 +61,7 @@ impl Arena {
             live.insert(address, (size, stamp));
         }
         if self.oracle {
-            self.gpu.block_malloc(stamp, address, size, 0, stream.0);
+            self.world.rig.gpu.block_malloc(stamp, address, size, 0, stream.0);
         }
         Some((address, stamp))
     }
@@ -80,16 +70,16 @@ impl Arena {
         let (_, found) = self.live.lock().unwrap().remove(&address).unwrap();
         assert_eq!(found, stamp, "{address:#x} was handed out twice");
         if self.oracle {
-            self.gpu.block_free(address);
+            self.world.rig.gpu.block_free(address);
         }
-        assert!(self.heap.free(address));
+        assert!(self.world.rig.heap.free(address));
     }
 
     fn record_stream(&self, address: u64, stream: StreamHandle) {
         if self.oracle {
-            self.gpu.block_record_stream(address, 0, stream.0);
+            self.world.rig.gpu.block_record_stream(address, 0, stream.0);
         }
-        assert!(self.heap.record_stream(address, stream));
+        assert!(self.world.rig.heap.record_stream(address, stream));
     }
 
     fn run(&self, seed: u64) {
@@ -126,14 +116,14 @@ impl Arena {
                     self.record_stream(own[random.below(own.len() as u64) as usize].0, stream);
                 }
                 60 if random.below(8) == 0 => {
-                    self.heap.trim();
+                    self.world.rig.heap.trim();
                 }
-                61 => self.heap.mark_step(),
+                61 => self.world.rig.heap.mark_step(),
                 62 if random.below(8) == 0 => {
-                    self.heap.stats(0).unwrap();
+                    self.world.rig.heap.stats(0).unwrap();
                 }
                 63.. if self.oracle => {
-                    as_program(|| self.gpu.launch(0, stream.0, 1, 20_000)).unwrap()
+                    as_program(|| self.world.rig.gpu.launch(0, stream.0, 1, 20_000)).unwrap()
                 }
                 _ => {}
             }
@@ -146,24 +136,25 @@ impl Arena {
 
     /// Captures one graph after another, on its own stream, while the other threads go on.
     fn capture(&self) {
-        let stream = StreamHandle(
-            as_program(|| self.gpu.stream_create(0, StreamKind::NonBlocking)).unwrap(),
-        );
+        let stream = self.world.rig.passing_stream();
         let mut random = Random(99);
         for graph in 1.. {
             if self.done.load(Ordering::Relaxed) {
                 break;
             }
-            self.heap.begin_allocate_to_pool(0, (0, graph)).unwrap();
-            as_program(|| self.gpu.begin_capture(0, stream.0, CaptureMode::Relaxed, None)).unwrap();
+            self.world.rig.heap.begin_allocate_to_pool(0, (0, graph)).unwrap();
+            as_program(|| {
+                self.world.rig.gpu.begin_capture(0, stream.0, CaptureMode::Relaxed, None)
+            })
+            .unwrap();
             let blocks: Vec<_> =
                 (0..10).filter_map(|_| self.malloc(1 + random.below(2 * MIB), stream)).collect();
-            as_program(|| self.gpu.launch(0, stream.0, 1, 1000)).unwrap();
+            as_program(|| self.world.rig.gpu.launch(0, stream.0, 1, 1000)).unwrap();
             blocks.into_iter().for_each(|block| self.free(block));
-            let graph_handle = as_program(|| self.gpu.end_capture(0, stream.0)).unwrap();
-            self.heap.end_allocate_to_pool(0, (0, graph)).unwrap();
-            as_program(|| self.gpu.graph_destroy(0, graph_handle)).unwrap();
-            self.heap.release_pool(0, (0, graph)).unwrap();
+            let graph_handle = as_program(|| self.world.rig.gpu.end_capture(0, stream.0)).unwrap();
+            self.world.rig.heap.end_allocate_to_pool(0, (0, graph)).unwrap();
+            as_program(|| self.world.rig.gpu.graph_destroy(0, graph_handle)).unwrap();
+            self.world.rig.heap.release_pool(0, (0, graph)).unwrap();
         }
     }
 
@@ -182,18 +173,13 @@ impl Arena {
             }
             self.done.store(true, Ordering::Relaxed);
         });
-        self.driver.set(Plan::Sound);
+        self.world.driver.set(Plan::Sound);
         let handed = std::mem::take(&mut *self.handed.lock().unwrap());
         handed.into_iter().for_each(|block| self.free(block));
-        self.heap.validate().unwrap();
-        assert_eq!(self.heap.stats(0).unwrap().live, 0);
-        self.heap.trim();
-        self.heap.trim();
-        self.heap.validate().unwrap();
-        assert_eq!(self.gpu.books(0).physical, 0, "memory is lost");
-        assert_eq!(self.gpu.misuses(), []);
-        assert_eq!(self.gpu.faults(), []);
-        assert!(self.next.load(Ordering::Relaxed) > 1000, "hardly anything was allocated");
+        self.world.rig.heap.validate().unwrap();
+        assert_eq!(self.world.rig.heap.stats(0).unwrap().live, 0);
+        self.world.check_all_comes_back();
+        assert!(self.world.next_id() > 1000, "hardly anything was allocated");
     }
 }
 
@@ -237,8 +223,8 @@ fn nothing_is_lost_when_driver_calls_of_threads_fail_at_random() {
     for conf in ["backing:pool,headroom:0,record:on", "backing:fixed,headroom:0,record:on"] {
         for memory in [16 << 30, 700 * MIB] {
             let arena = Arena::new(conf, true, memory);
-            arena.heap.free(arena.heap.malloc(1, 0, StreamHandle(0)).unwrap());
-            arena.driver.set(Plan::OneIn(20));
+            arena.world.rig.heap.free(arena.world.rig.heap.malloc(1, 0, StreamHandle(0)).unwrap());
+            arena.world.driver.set(Plan::OneIn(20));
             arena.play(4, false, TIME);
         }
     }

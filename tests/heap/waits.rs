@@ -6,13 +6,11 @@
 //! kernels do. The ranks launch them in opposite orders: allowed, since nothing orders the two
 //! streams of a rank. A wait of one stream for the other does.
 
-use crate::common::MIB;
-use crate::flaky::FlakyDriver;
-use gruyere::config::Config;
-use gruyere::driver::{Driver, StreamHandle};
+use crate::common::{GIB, MIB, Rig};
+use crate::world::World;
+use gruyere::driver::StreamHandle;
 use gruyere::heap::Heap;
-use gruyere_phantom::{CallKind, Caller, Config as GpuConfig, Gpu, StreamKind, as_program};
-use gruyere_phantom_driver::PhantomDriver;
+use gruyere_phantom::{CallKind, Caller, Config as GpuConfig, Gpu, as_program};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
@@ -27,29 +25,14 @@ struct Rank {
     order: [(u64, StreamHandle); 2],
 }
 
-/// A heap over `driver`, with torch's hooks and no record.
-fn heap(driver: Arc<dyn Driver>, conf: &str) -> Heap {
-    let mut config = Config::parse(conf).unwrap();
-    config.heap.record = false;
-    let heap = Heap::new(driver, config.heap).unwrap();
-    heap.announce_hooks(3);
-    heap
-}
-
-/// A lasting stream of the program.
-fn stream(gpu: &Gpu, heap: &Heap, device: u32) -> StreamHandle {
-    let stream = as_program(|| gpu.stream_create(device, StreamKind::NonBlocking)).unwrap();
-    heap.stream_lasts(device.into(), StreamHandle(stream)).unwrap();
-    StreamHandle(stream)
-}
-
 /// Two ranks of `memory` bytes each.
 fn job(memory: u64, conf: &str) -> (Arc<Gpu>, [Rank; 2]) {
     let gpu = Arc::new(Gpu::new(GpuConfig::devices(2, memory)));
     let ranks = [(0, [1, 2]), (1, [2, 1])].map(|(device, communicators)| {
-        let heap = heap(Arc::new(PhantomDriver::new(gpu.clone())), conf);
-        let order = communicators.map(|communicator| (communicator, stream(&gpu, &heap, device)));
-        Rank { heap, device, order }
+        let rig = Rig::on(&gpu, conf);
+        rig.heap.announce_hooks(3);
+        let order = communicators.map(|communicator| (communicator, rig.stream_of(device)));
+        Rank { heap: rig.heap, device, order }
     });
     (gpu, ranks)
 }
@@ -266,11 +249,11 @@ fn up_to_the_slack_more_than_live_blocks_need_is_held_before_a_stream_waits() {
 /// A process that is alone and holds nothing beyond live blocks before streams wait; and its
 /// streams.
 fn alone<const STREAMS: usize>() -> (Arc<Gpu>, Heap, [StreamHandle; STREAMS]) {
-    let gpu = Arc::new(Gpu::new(GpuConfig::new(4 << 30)));
-    let heap = heap(Arc::new(PhantomDriver::new(gpu.clone())), "slack:0B");
-    heap.allow_waits();
-    let streams = [(); STREAMS].map(|()| stream(&gpu, &heap, 0));
-    (gpu, heap, streams)
+    let rig = Rig::bare(4 * GIB, "slack:0B");
+    rig.heap.announce_hooks(3);
+    rig.heap.allow_waits();
+    let streams = [(); STREAMS].map(|()| rig.stream());
+    (rig.gpu, rig.heap, streams)
 }
 
 /// Frees a block behind the work of `kernels` on its stream.
@@ -322,11 +305,10 @@ fn where_one_event_is_not_enough_a_stream_waits_for_those_that_it_need_not_stand
 
 #[test]
 fn who_forbids_waits_goes_on_only_when_none_is_being_added() {
-    let gpu = Arc::new(Gpu::new(GpuConfig::new(4 << 30)));
-    let driver = Arc::new(FlakyDriver::new(PhantomDriver::new(gpu.clone()), 0));
-    let heap = heap(driver.clone(), "slack:0B");
-    heap.allow_waits();
-    let [first, second] = [(); 2].map(|()| stream(&gpu, &heap, 0));
+    let World { rig, driver, .. } = World::new(4 * GIB, "slack:0B");
+    rig.heap.allow_waits();
+    let [first, second] = [(); 2].map(|()| rig.stream());
+    let Rig { gpu, heap } = rig;
     let address = heap.malloc(64 * MIB, 0, first).unwrap();
     free_behind(&gpu, &heap, (first, address), 100);
     // A request has seen that it may make its stream wait, and stands just before that.

@@ -32,8 +32,13 @@ impl World {
 
     /// Without the hooks.
     pub fn over(config: GpuConfig, conf: &str) -> Self {
+        Self::seeded(config, conf, 0)
+    }
+
+    /// Without the hooks, over a driver whose random faults follow from `seed`.
+    pub fn seeded(config: GpuConfig, conf: &str, seed: u64) -> Self {
         let gpu = Arc::new(Gpu::new(config));
-        let driver = Arc::new(FlakyDriver::new(PhantomDriver::new(gpu.clone()), 0));
+        let driver = Arc::new(FlakyDriver::new(PhantomDriver::new(gpu.clone()), seed));
         Self {
             rig: Rig::with(gpu, driver.clone(), conf),
             driver,

@@ -2,7 +2,7 @@
 //! 16 KiB.
 
 use crate::callers::watched_blocks::Watched;
-use crate::driver::{DeviceId, DriverError};
+use crate::driver::DeviceId;
 use crate::order::pending::PendingFrees;
 use crate::order::waits::Order;
 use crate::pools::Pools;
@@ -68,8 +68,6 @@ pub(crate) struct Central {
     /// Growth has used the headroom, because nothing else helped: it stays open until the heap
     /// gives memory back.
     pub(crate) headroom_is_open: bool,
-    /// The driver's error in the latest growth, other than out of memory.
-    pub(crate) failure: Option<DriverError>,
     /// The latest growth failed because the driver had no more addresses, whatever memory there
     /// was.
     pub(crate) addresses_ran_out: bool,
@@ -124,7 +122,6 @@ impl Central {
             peak_reserved: 0,
             limit,
             headroom_is_open: false,
-            failure: None,
             addresses_ran_out: false,
             slack: None,
             order: Order::default(),

@@ -19,6 +19,7 @@
 
 use crate::central::Central;
 use crate::device::Device;
+use crate::driver::DriverError;
 use crate::error::Error;
 use crate::profiler::{self, What};
 use crate::report::rungs::Stopwatch;
@@ -76,7 +77,6 @@ impl Device {
         request: Request,
         want: Want,
     ) -> Result<(MutexGuard<'a, Central>, RunId), Error> {
-        central.failure = None;
         let before = central.ladder.clone();
         let looking = Instant::now();
         let run = self.look_again(shared, &mut central, want);
@@ -108,11 +108,13 @@ impl Device {
                 return Ok((central, run));
             }
         }
-        if let Some(run) = self.grow(shared, &mut central, &request, want, Room::Budget) {
-            return Ok((central, run));
-        }
-        if let Some(error) = central.failure.take_if(|error| error.is_final()) {
-            return Err(error.into());
+        // A local of this climb: another thread that climbs at the same time has its own.
+        let mut failure = None;
+        match self.grow(shared, &mut central, &request, want, Room::Budget) {
+            Ok(Some(run)) => return Ok((central, run)),
+            Ok(None) => {}
+            Err(error) if error.is_final() => return Err(error.into()),
+            Err(error) => failure = Some(error),
         }
         central.retries += 1;
         let retries = central.retries;
@@ -120,9 +122,9 @@ impl Device {
         let reserved = central.backing.reserved;
         drop(central);
         self.alert(shared, AlertKind::Reclaim, request.size, reserved, retries);
-        match self.reclaim(shared, &request, want) {
+        match self.reclaim(shared, &request, want, &mut failure) {
             Some(found) => Ok(found),
-            None => Err(match self.refusal(shared, &request) {
+            None => Err(match self.refusal(shared, &request, failure) {
                 Error::OutOfMemory(mut report) => {
                     report.this_time = Some(report.ladder.since(&before));
                     Error::OutOfMemory(report)
@@ -134,6 +136,9 @@ impl Device {
 
     /// Grows, or makes better use of the memory held: idle pages move, or, if more would be held
     /// than the slack allows, the stream first waits for others.
+    ///
+    /// # Errors
+    /// The driver's error, other than out of memory.
     fn grow(
         &self,
         shared: &Shared,
@@ -141,7 +146,7 @@ impl Device {
         request: &Request,
         want: Want,
         room: Room,
-    ) -> Option<RunId> {
+    ) -> Result<Option<RunId>, DriverError> {
         let completed = |stream| self.completed_for_all(shared, stream);
         let fresh = if room == Room::Budget { self.budget(shared, central) } else { u64::MAX };
         // Unmapping may wait for the device, and pages move only where streams share memory.
@@ -169,18 +174,16 @@ impl Device {
             && self.supply.prefers_idle(central, shared.record, want.bytes);
         let first = Growth { past_slack: !waits, ..growth };
         if waits && let Some(run) = self.wait_for_others(shared, central, &first, want, true) {
-            return Some(run);
+            return Ok(Some(run));
         }
         let may_release = || self.release_guard(shared);
         let mut grown = self.supply.grow(central, &first, want, &may_release);
         if waits && matches!(grown, Ok(None)) {
             grown = self.supply.grow(central, &growth, want, &may_release);
         }
-        grown.unwrap_or_else(|error| {
+        grown.inspect_err(|error| {
             log::debug!("device {}: growing by {} B failed: {error}", self.id, want.bytes);
-            central.failure = Some(error);
             self.event(shared, EventKind::DriverError, 0, u64::from(error.code));
-            None
         })
     }
 
@@ -205,11 +208,14 @@ impl Device {
             .map_or(u64::MAX, |info| info.free.saturating_sub(headroom))
     }
 
+    /// Climbs the rungs above growth. `failure`: the driver's error in the latest growth that
+    /// failed.
     fn reclaim<'a>(
         &'a self,
         shared: &Shared,
         request: &Request,
         want: Want,
+        failure: &mut Option<DriverError>,
     ) -> Option<(MutexGuard<'a, Central>, RunId)> {
         let _range = profiler::range(What::Reclaim, want.bytes);
         let driver = &*shared.driver;
@@ -219,7 +225,13 @@ impl Device {
             let run = want
                 .fit(&mut central.arenas)
                 .or_else(|| self.look_again(shared, &mut central, want))
-                .or_else(|| self.grow(shared, &mut central, request, want, room));
+                .or_else(|| {
+                    let grown = self.grow(shared, &mut central, request, want, room);
+                    grown.unwrap_or_else(|error| {
+                        *failure = Some(error);
+                        None
+                    })
+                });
             central.count_rung(rung, bytes, stopwatch.lap());
             run.map(|run| (central, run))
         };
@@ -302,12 +314,15 @@ impl Device {
         Some((central, run))
     }
 
-    /// The error for a request that cannot be served: out of memory, unless the driver failed
-    /// otherwise. A program that halves its batch on out of memory must not do so for ever on a
-    /// lost device.
+    /// The error for a request that cannot be served: `failure` of the driver, else out of memory.
+    /// A program that halves its batch on out of memory must not do so for ever on a lost device.
     #[cold]
-    pub(crate) fn refusal(&self, shared: &Shared, request: &Request) -> Error {
-        let failure = lock(&self.central).failure.take();
+    pub(crate) fn refusal(
+        &self,
+        shared: &Shared,
+        request: &Request,
+        failure: Option<DriverError>,
+    ) -> Error {
         match failure {
             Some(error) => error.into(),
             None => self.out_of_memory(shared, request.size, request.stream),

@@ -7,7 +7,7 @@
 
 use crate::central::Central;
 use crate::device::Device;
-use crate::driver::{CaptureStatus, ErrorKind, StreamHandle};
+use crate::driver::{CaptureStatus, DriverError, ErrorKind, StreamHandle};
 use crate::error::Error;
 use crate::heap::{Heap, WATCH_CAPTURES};
 use crate::order::streams::{DEFAULT_STREAM, Resolved};
@@ -96,6 +96,7 @@ impl Device {
             return Err(self.out_of_memory(shared, request.size, request.stream));
         }
         let request = self.located(shared, request);
+        let mut failure = None;
         for attempt in 0..2 + u32::from(waits) {
             match attempt {
                 0 => {}
@@ -110,11 +111,13 @@ impl Device {
             }
             let central = &mut *lock(&self.central);
             let Some(number) = pool(central) else { break };
-            if let Some(address) = self.captured_block(shared, central, number, &request) {
-                return Ok(address);
+            match self.captured_block(shared, central, number, &request) {
+                Ok(Some(address)) => return Ok(address),
+                Ok(None) => {}
+                Err(error) => failure = (!error.is_out_of_memory()).then_some(error),
             }
         }
-        Err(self.refusal(shared, &request))
+        Err(self.refusal(shared, &request, failure))
     }
 
     fn captured_block(
@@ -123,12 +126,12 @@ impl Device {
         central: &mut Central,
         number: PoolNumber,
         request: &Request,
-    ) -> Option<u64> {
+    ) -> Result<Option<u64>, DriverError> {
         if let Some(address) = central.block_of_pool(shared, number, request) {
-            return Some(address);
+            return Ok(Some(address));
         }
         let run = self.captured_run(shared, central, number, request)?;
-        self.serve_from(shared, central, number, run, request)
+        Ok(run.and_then(|run| self.serve_from(shared, central, number, run, request)))
     }
 
     /// A run of the pool's own memory, else the pool grows. In a capture the allocator may query no
@@ -139,17 +142,19 @@ impl Device {
         central: &mut Central,
         number: PoolNumber,
         request: &Request,
-    ) -> Option<RunId> {
-        let space = central.pools.get(number)?.space();
+    ) -> Result<Option<RunId>, DriverError> {
+        let Some(space) = central.pools.get(number).map(|pool| pool.space()) else {
+            return Ok(None);
+        };
         let (bytes, align) = run_for(request);
         let want = Want { space, bytes, align, stream: request.stream };
         if let Some(run) = want.fit(&mut central.arenas) {
-            return Some(run);
+            return Ok(Some(run));
         }
         if self.return_pool_slabs(shared, central, number) > 0
             && let Some(run) = want.fit(&mut central.arenas)
         {
-            return Some(run);
+            return Ok(Some(run));
         }
         let capture = capture_tag(number);
         let growth = Growth { capture, ..Growth::of(shared, &self.streams, request.lifetime) };
@@ -159,12 +164,9 @@ impl Device {
                 self.supply.release(central, &*shared.driver);
                 central.publish_reserved();
             }
-            if let Err(error) = self.supply.extend(central, &growth, want, false) {
-                central.failure = (!error.is_out_of_memory()).then_some(error);
-                return None;
-            }
+            self.supply.extend(central, &growth, want, false)?;
         }
-        want.fit_or_join(&mut central.arenas)
+        Ok(want.fit_or_join(&mut central.arenas))
     }
 
     /// Frees the memory of capture pool `number` if the pool was over (released, nothing live)

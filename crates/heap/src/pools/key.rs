@@ -114,7 +114,8 @@ pub enum PoolError {
     Busy,
     /// Its memory comes from outside: only its maker can take it back.
     Outside(PoolKey),
-    /// It holds memory already, or has a reserve, so its memory cannot come from outside.
+    /// Its memory comes from the heap, not from outside: it holds some already, has a reserve, or
+    /// was never opened to the outside.
     Begun(PoolKey),
     /// A segment brought to it cannot be managed; its address.
     Segment(u64),
@@ -203,8 +204,8 @@ impl fmt::Display for PoolError {
             ),
             Self::Begun(key) => write!(
                 f,
-                "pool {:#x} already holds memory of Gruyère's: set the source of its memory before \
-                 the first request",
+                "pool {:#x} gets its memory from Gruyère: set another source before the first \
+                 request",
                 key.0
             ),
             Self::Segment(address) => write!(

@@ -16,6 +16,7 @@ use crate::order::streams;
 use crate::pools::key::{PoolError, PoolKey};
 use crate::pools::{Pool, PoolNumber, Source};
 use crate::request::{Request, Want};
+use crate::runs::arena::SpaceId;
 use crate::runs::page_table::PageTable;
 use crate::shared::Shared;
 use crate::small::size_class::{ALIGNMENT, PAGE, round, round_up};
@@ -54,7 +55,8 @@ impl Heap {
     /// has it until [`Heap::pool_take`] returns it. No work may use it.
     ///
     /// # Errors
-    /// [`PoolError::Segment`] if it cannot be managed; the caller keeps it.
+    /// [`PoolError::NoSuchPool`]; [`PoolError::Begun`] if the pool's memory does not come from
+    /// outside; [`PoolError::Segment`] if the segment cannot be managed. The caller keeps it.
     pub fn pool_bring(
         &self,
         key: PoolKey,
@@ -63,8 +65,13 @@ impl Heap {
         bytes: u64,
     ) -> Result<(), PoolError> {
         let device = self.pool_device(key)?;
-        let segment = (address, bytes);
-        if lock(&device.central).add_outside(&self.shared, key.number(), size, segment) {
+        let mut central = lock(&device.central);
+        let pool = central.pools.get(key.number()).ok_or(PoolError::NoSuchPool(key))?;
+        if !pool.is_outside() {
+            return Err(PoolError::Begun(key));
+        }
+        let space = pool.space_of_size(size);
+        if central.add_outside(&self.shared, space, (address, bytes)) {
             Ok(())
         } else {
             Err(PoolError::Segment(address))
@@ -228,19 +235,13 @@ impl Central {
         self.publish_in_pool(shared, number, run, request)
     }
 
-    /// Takes in a segment brought for a block of `size` bytes. False, and nothing done: it cannot
-    /// be managed, or there is no such pool.
-    pub(crate) fn add_outside(
+    /// Takes a segment into a space of a pool. False, and nothing done: it cannot be managed.
+    fn add_outside(
         &mut self,
         shared: &Shared,
-        number: PoolNumber,
-        size: u64,
+        space: SpaceId,
         (address, bytes): (u64, u64),
     ) -> bool {
-        let Some(pool) = self.pools.get(number).filter(|pool| pool.is_outside()) else {
-            return false;
-        };
-        let space = pool.space_of_size(size);
         if !address.is_multiple_of(ALIGNMENT)
             || !PageTable::reaches(address, bytes)
             || !shared.table.cover(address, bytes)

@@ -1,6 +1,5 @@
 //! Small blocks: size classes, slabs of equal slots, and the shards in which streams find them.
 
-pub(crate) mod bins;
 pub(crate) mod shard;
 pub(crate) mod size_class;
 pub(crate) mod slab;

@@ -1,7 +1,6 @@
 //! The check of a shard's books against each other.
 
-use crate::small::bins::{Bins, NO_SLAB};
-use crate::small::shard::{Shard, SlabSums};
+use crate::small::shard::{Bins, NO_SLAB, Shard, SlabSums};
 use crate::small::size_class::class_of;
 use crate::small::slab::Slab;
 

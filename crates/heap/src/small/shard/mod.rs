@@ -6,11 +6,11 @@
 //! slab, and the caller comes back with one.
 
 mod check;
+use crate::lifetime::LIFETIMES;
 use crate::order::pending::PendingFrees;
 use crate::order::streams::{ALL_STREAMS, Streams};
 use crate::request::Request;
-use crate::small::bins::{Bin, Bins, NO_SLAB};
-use crate::small::size_class::{Small, round, small, small_again};
+use crate::small::size_class::{CLASSES, Small, round, small, small_again};
 use crate::small::slab::{Freed, Slab, SlotState};
 use gruyere_record::{Block, EventKind, ShardWriter};
 use std::collections::{HashMap, HashSet};
@@ -18,6 +18,37 @@ use std::collections::{HashMap, HashSet};
 /// Shards of a device for slabs of streams; the record has two more, for the central part.
 pub(crate) const SHARDS: usize = gruyere_record::SHARDS - 2;
 const _: () = assert!(SHARDS.is_power_of_two());
+
+/// No slab: the end of a list.
+const NO_SLAB: u32 = u32::MAX;
+
+/// The slabs with free slots of one (lifetime, size class) of a stream.
+#[derive(Clone, Copy)]
+struct Bin {
+    /// The first slab, or [`NO_SLAB`].
+    first: u32,
+    /// Empty slabs: one stays, so that a lone block that comes and goes costs nothing more.
+    empties: u32,
+}
+
+/// The bins of a stream. A row of classes is rounded up so that masked numbers need no check.
+struct Bins {
+    /// By lifetime and class ([`Bins::at`]).
+    all: [Bin; LIFETIMES * ROW],
+}
+
+const ROW: usize = CLASSES.next_power_of_two();
+
+impl Bins {
+    fn new() -> Self {
+        Self { all: [Bin { first: NO_SLAB, empties: 0 }; LIFETIMES * ROW] }
+    }
+
+    #[inline(always)]
+    fn at(lifetime: u8, class: u8) -> usize {
+        lifetime as usize % LIFETIMES * ROW + class as usize % ROW
+    }
+}
 
 /// Sums over the slabs of a shard.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
