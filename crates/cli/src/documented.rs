@@ -80,8 +80,10 @@ fn words(line: &str) -> Option<(Vec<String>, Option<String>)> {
     }
     let mut words: Vec<String> =
         words.take_while(|word| !ENDS.contains(&word.as_str())).filter(|w| w != "...").collect();
-    if words.starts_with(&["cargo", "run", "--release", "--"].map(str::to_owned)) {
-        words.splice(..4, ["gruyere".to_owned()]);
+    for cargo in [["cargo", "run", "--"].as_slice(), &["cargo", "run", "--release", "--"]] {
+        if words.iter().map(String::as_str).take(cargo.len()).eq(cargo.iter().copied()) {
+            words.splice(..cargo.len(), ["gruyere".to_owned()]);
+        }
     }
     (words.first().is_some_and(|word| word == "gruyere") && words.len() > 1 || settings.is_some())
         .then_some((words, settings))
