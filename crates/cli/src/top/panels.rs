@@ -152,8 +152,7 @@ pub fn memory(frame: &mut Frame, area: Rect, app: &App) {
     }
     let label =
         |value: f64| Span::styled(Unit::Bytes.show(value).replace(".00", ""), app.theme.dim());
-    let (before, last) =
-        if row.life == Life::Live { ("ago", "now") } else { ("before", "the end") };
+    let (before, last) = if row.runs() { ("ago", "now") } else { ("before", "the end") };
     let ago =
         |seconds: f64| Span::styled(format!("{} {before}", Duration(seconds)), app.theme.dim());
     let chart = Chart::new(sets)
