@@ -127,7 +127,7 @@ pub fn run(arguments: &Arguments) -> Ended {
         let path = file.clone();
         let pid = state.process.pid;
         let path = path.unwrap_or_else(|| PathBuf::from(format!("gruyere-post-{pid}.html")));
-        write_page(&state, &end_in_words(&ended), &path)?;
+        write_page(&state, (&end_in_words(&ended), ended.ran_out), &path)?;
         output::print(format!("{}\n", plain(&path.display().to_string())))?;
         return Ok(exit(&ended));
     }
@@ -161,7 +161,7 @@ fn exit(ended: &Ending) -> Exit {
     if torn { Exit::Torn } else { Exit::Fine }
 }
 
-fn write_page(state: &State, said: &str, path: &Path) -> Result<(), Failure> {
+fn write_page(state: &State, (said, ran_out): (&str, bool), path: &Path) -> Result<(), Failure> {
     // `--html 4242` means the process.
     let name = path.to_string_lossy();
     if name.bytes().all(|digit| digit.is_ascii_digit()) {
@@ -173,7 +173,7 @@ fn write_page(state: &State, said: &str, path: &Path) -> Result<(), Failure> {
     if state.devices.is_empty() {
         return Err(Failure::new("its process has no device, so there is no page to draw"));
     }
-    let about = page::About { said: said.to_owned(), ..page::About::default() };
+    let about = page::About { said: said.to_owned(), ran_out, ..page::About::default() };
     file::replace(path, page::MOST_BYTES, file::PRIVATE, |out| page::write(out, state, &about))
         .map_err(|error: io::Error| {
             Failure::new(format_args!(
