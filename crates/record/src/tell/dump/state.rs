@@ -363,7 +363,7 @@ pub struct Largest {
 pub struct Stretch {
     /// End of the stretch.
     pub time_nanoseconds: u64,
-    /// The training step then.
+    /// The training step of its highest memory.
     pub step: u64,
     /// Lowest live bytes at any look.
     pub live_low_bytes: u64,

@@ -62,14 +62,14 @@ function drawCourse(title, course, said, even) {
   if (isFirst) key(whole, [...classes.map(({ name, colour, letter, number }) =>
     ({ name, colour, letter, note: size(number === OTHERS ? rest.bytes : lines[number].bytes) })),
   { name: "freed before the end", colour: "--freed", kind: "hatched" },
-  ...(known ? [{ name: "live, lines not known", colour: "--soft" }] : [])]);
+  ...(known ? [{ name: "live, lines not known", colour: "--unknown" }] : [])]);
   hasKey = true;
   layered(whole, {
     title, edges: at, rest: course.high, marks: marksOf(course, at),
     line: course.held.length ? course.held : null,
     layers: [...classes.map(({ name, colour, letter, number }) =>
       ({ name, colour, letter, values: course.layers[number] })),
-    ...(known ? [{ name: "live", colour: "--soft",
+    ...(known ? [{ name: "live", colour: "--unknown",
       values: course.high.map((bytes, part) => part < known ? bytes : 0) }] : [])],
     // What stands below the first picture need not stand below the second too.
     isQuiet: !isFirst,
@@ -89,7 +89,8 @@ function drawCourse(title, course, said, even) {
   whole.querySelector(".chart").after(axis);
   const left = course.left_out > 0
     ? ` The ${seconds(course.left_out)} before it are left out: ${whereFrom(course)}.` : "";
-  put(whole, "p", said + left, "soft");
+  const grey = known ? " Grey: live, but the record does not know from which lines that long ago." : "";
+  put(whole, "p", said + grey + left, "soft");
 }
 
 /* Lines of source, without the indentation that they share; a long one goes on below its own text. */
@@ -163,8 +164,8 @@ for (const other of facts.others) put(figures, "span",
 
 const of = facts.knows_lines ? "by line of the program" : "by size of block";
 drawCourse(`Live over the run, ${of}`, facts.course,
-  "Colour: memory still live at the end. Hatched: memory freed before. Dashed: held from the driver. Older parts are "
-  + "approximate within a step.");
+  "Colour: memory still live at the end. Hatched: memory freed before. Dashed: held from the driver."
+  + (new Set(facts.course?.steps).size > 1 ? " Older parts are approximate within a step." : ""));
 drawCourse(`The last ${seconds(facts.latest ? facts.latest.edges[0] : 0)}, malloc by malloc`, facts.latest,
   "Colour: memory still live at the end. Hatched: memory freed before. Each malloc or free has the same width.", true);
 if (!facts.course && !facts.latest) put(section("Over the run"), "p",
