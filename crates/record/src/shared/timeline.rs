@@ -4,9 +4,9 @@
 //! A sample goes into the last cell, or into a new cell once the last has lasted for the *width*.
 //! The sample at the end of a step goes into the step's last cell: what came before was that
 //! step's. A cell that reaches from one step into another counts for the one with its highest
-//! memory, or that peak would be the next step's. When all cells are taken, neighbours are joined in pairs and the width doubles. So no
-//! cell is longer than the width unless nothing happened, lows and highs are never lost, and a long
-//! run fills between half of the cells and all of them.
+//! memory, or that peak would be the next step's. When all cells are taken, neighbours are joined
+//! in pairs and the width doubles. So no cell is longer than the width unless nothing happened,
+//! lows and highs are never lost, and a long run fills between half of the cells and all of them.
 #![deny(unsafe_code)]
 
 use crate::layout::Shared;

@@ -187,7 +187,7 @@ mod tests {
         // its one look is at its end, where 130 MiB less are live.
         let stretch = |step: u64| Stretch {
             step,
-            live_high_bytes: (600 + 14 * step - if step % 2 == 0 { 130 } else { 0 }) * mib,
+            live_high_bytes: (600 + 14 * step - if step.is_multiple_of(2) { 130 } else { 0 }) * mib,
             in_use_high_bytes: (602 + 14 * step) * mib,
             ..Stretch::default()
         };

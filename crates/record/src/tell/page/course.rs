@@ -74,7 +74,6 @@ fn first_part(device: &DeviceState) -> usize {
             timeline.iter().position(has_begun).unwrap_or(0)
         }
     };
-    let begin = begin.saturating_sub(1);
     let whole = last.time_nanoseconds.saturating_sub(first.time_nanoseconds);
     let before = timeline[begin].time_nanoseconds.saturating_sub(first.time_nanoseconds);
     if before < whole / LEFT_OUT { 0 } else { begin }
@@ -84,8 +83,20 @@ fn first_part(device: &DeviceState) -> usize {
 pub fn begin(device: &DeviceState) -> u64 {
     match first_part(device) {
         0 => 0,
-        part => device.timeline[part - 1].time_nanoseconds,
+        part => {
+            let shown = &device.timeline[part..];
+            shown[0].time_nanoseconds.saturating_sub(part_length(shown))
+        }
     }
+}
+
+/// The usual length of a part, nanoseconds.
+fn part_length(timeline: &[Stretch]) -> u64 {
+    let lasts =
+        |pair: &[Stretch]| pair[1].time_nanoseconds.saturating_sub(pair[0].time_nanoseconds);
+    let mut lengths: Vec<u64> = timeline.windows(2).map(lasts).collect();
+    lengths.sort_unstable();
+    lengths.get(lengths.len() / 2).copied().unwrap_or(0)
 }
 
 impl Course {
@@ -208,12 +219,8 @@ fn drawn(device: &DeviceState, first: usize, layers: &[&[u64]]) -> Course {
     let timeline = &device.timeline[first..];
     let end = timeline.last().map_or(0, |last| last.time_nanoseconds);
     let before = |time: u64| -(end.saturating_sub(time) as f64) / 1e9;
-    let lasts =
-        |pair: &[Stretch]| pair[1].time_nanoseconds.saturating_sub(pair[0].time_nanoseconds);
-    let mut lengths: Vec<u64> = timeline.windows(2).map(lasts).collect();
-    lengths.sort_unstable();
     // The start of a part is unknown: parts have one length, except those that end early.
-    let length = lengths.get(lengths.len() / 2).copied().unwrap_or(0);
+    let length = part_length(timeline);
     let began = timeline.first().map_or(0, |first| first.time_nanoseconds);
     let gap = (LONG * length).max(end.saturating_sub(began) / SEEN);
     let mut course = Course { layers: vec![Vec::new(); layers.len()], ..Course::default() };

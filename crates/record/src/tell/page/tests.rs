@@ -263,6 +263,15 @@ fn the_course_begins_with_the_first_step_and_not_with_the_loading_before_it() {
     let device = &state.devices[0];
     let course = Course::of(&state, device, &Lines::of(&state, device)).unwrap();
     assert!(course.edges[0] >= -5.5 && course.left_out > 9.0, "{:?}", course.edges);
+    // In which nothing was noted for long.
+    state.devices[0].timeline.drain(1..60);
+    for steps in [0, 1] {
+        let parts = state.devices[0].timeline.iter_mut().enumerate();
+        parts.for_each(|(n, part)| part.step = steps * (n as u64 / 2));
+        let device = &state.devices[0];
+        let course = Course::of(&state, device, &Lines::of(&state, device)).unwrap();
+        assert!(course.edges[0] >= -5.5 && course.left_out > 9.0, "{:?}", course.edges);
+    }
 }
 
 #[test]
