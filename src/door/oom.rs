@@ -12,19 +12,23 @@ use crate::heap::{ALERTS, Heap, Report};
 /// history, and adds the program's lines that caused it to `report`.
 pub(super) fn note(heap: &Heap, report: &mut Report, stream: StreamHandle) {
     heap.note_out_of_memory(report, stream);
+    // First: meanwhile other threads go on, or are refused too and free what they held.
+    keep_moment(heap);
     let explained = explain(heap, report);
     (report.conclusion, report.page) = (explained.conclusion, explained.page);
     run_file::at_an_out_of_memory(heap);
-    keep_moment(heap);
 }
 
 /// Keeps the record as it is, for [`super::control::gruyere_keep_record`]: `gruyere post` then
 /// reports what the exception says.
 fn keep_moment(heap: &Heap) {
     guarded((), || {
-        if config().is_some_and(|config| config.heap.records_kept > 0)
-            && let Err(error) = heap.record().keep_moment()
-        {
+        if config().is_none_or(|config| config.heap.records_kept == 0) {
+            return;
+        }
+        // The run so far.
+        heap.sample();
+        if let Err(error) = heap.record().keep_moment() {
             log::debug!("the record of this out-of-memory is not kept: {error}");
         }
     });

@@ -134,7 +134,8 @@ pub fn of_threshold(heap: &Heap, device: u32, threshold: &str, folder: &Path) {
 }
 
 fn write(state: &State, device: Option<u32>, said: String, path: &Path) -> Option<String> {
-    let about = About { said, device, deadline: Some(Instant::now() + PATIENCE) };
+    let deadline = Some(Instant::now() + PATIENCE);
+    let about = About { said, device, deadline, ..About::default() };
     let written = catch_unwind(AssertUnwindSafe(|| {
         file::replace(path, MOST_BYTES, file::PRIVATE, |out| page::write(out, state, &about))
     }));

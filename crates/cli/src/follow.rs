@@ -4,7 +4,9 @@
 //! its timeline. The block map is read once at first, then seldom, of a single device per sample,
 //! and only if memory has moved on it since: it shows lost memory, whereas that gauge is written at
 //! events, and is as old as the last event. The record of an ended process stays readable for as
-//! long as it is followed.
+//! long as it is followed. A process that ends by an out-of-memory takes seconds to shut down, and
+//! empties its heap first: until it is gone or goes on, it counts as it was at the refusal, by the
+//! copy of its record that it left then.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -140,8 +142,10 @@ impl Device {
 /// A followed process.
 #[derive(Debug)]
 pub struct Followed {
-    /// Its record.
+    /// Its record, or the copy of it that an out-of-memory left.
     pub reader: Reader<'static>,
+    /// Its record, while `reader` is the copy.
+    running: Option<Reader<'static>>,
     /// The process's identity.
     pub process: Process,
     /// The record's owner, and how far that is verified.
@@ -150,7 +154,7 @@ pub struct Followed {
     pub life: Life,
     /// Its devices, by number.
     pub devices: Vec<Device>,
-    /// How it ended, and what it left.
+    /// How it ended, or ends while it shuts down, and what it left.
     pub ending: Option<Ending>,
     /// When its end was seen.
     ended: Option<Instant>,
@@ -163,8 +167,8 @@ impl Followed {
         let life = life(&reader);
         let whose = Whose::of(&reader, claim);
         let devices = Vec::new();
-        let (ending, ended, timelines_at) = (None, None, None);
-        Self { reader, process, whose, life, devices, ending, ended, timelines_at }
+        let (running, ending, ended, timelines_at) = (None, None, None, None);
+        Self { reader, running, process, whose, life, devices, ending, ended, timelines_at }
     }
 
     /// The used devices.
@@ -178,17 +182,28 @@ impl Followed {
         if self.ended.is_some() {
             return Ok(());
         }
-        self.reader.look_again();
-        let mut snapshots = self.reader.device_snapshots();
-        self.reader.expect_sound()?;
-        self.life = life(&self.reader);
+        let running = self.running.as_mut().unwrap_or(&mut self.reader);
+        running.look_again();
+        let mut snapshots = running.device_snapshots();
+        running.expect_sound()?;
+        self.life = life(running);
         if self.life != Life::Live {
             // Another sample: the last words of the process.
             (self.ended, self.timelines_at) = (Some(now), None);
+            self.run_on();
             self.end(owners);
             snapshots = self.reader.device_snapshots();
             self.reader.expect_sound()?;
+        } else if self.running.is_some() {
+            if !has_gone_on(&self.reader.device_snapshots(), &snapshots) {
+                return Ok(());
+            }
+            self.run_on();
+        } else if self.shuts_down(&snapshots, owners) {
+            snapshots = self.reader.device_snapshots();
+            self.reader.expect_sound()?;
         }
+        let is_running = self.life == Life::Live && self.running.is_none();
         let seconds = now.duration_since(begin).as_secs_f64();
         let is_due = self.timelines_at.is_none_or(|at| now.duration_since(at) >= SECOND);
         if is_due {
@@ -213,12 +228,15 @@ impl Followed {
                 continue;
             }
             match device.map {
-                Some(map) if self.life == Life::Live => {
+                Some(map) if is_running => {
                     device.has_moved = map.moves != moves(&device.snapshot);
                     device.take_lost();
                 }
                 // At first, and for the last words of an ended process.
-                _ => device.look_at_map(&self.reader, now),
+                _ => {
+                    device.look_at_map(&self.reader, now);
+                    device.has_moved = false;
+                }
             }
             device.rate = device.rates.look(seconds, device.snapshot.total().malloc_bytes);
             if is_due {
@@ -226,16 +244,46 @@ impl Followed {
                 let points: Vec<Point> = device.timeline.iter().map(Point::from).collect();
                 device.forecast = forecast(&points, capacity(&device.snapshot));
             }
-            device.peak = recent::peak(&device.timeline, &device.snapshot, self.life == Life::Live);
+            device.peak = recent::peak(&device.timeline, &device.snapshot, is_running);
         }
         Ok(())
+    }
+
+    /// Takes the copy of the record that an out-of-memory left, if the process, with these devices,
+    /// has not gone on since.
+    fn shuts_down(&mut self, snapshots: &[DeviceSnapshot], owners: Owners) -> bool {
+        let is_refused = |device: &DeviceSnapshot| device.gauge(DeviceGauge::OutOfMemories) > 0;
+        if !snapshots.iter().any(is_refused) {
+            return false;
+        }
+        let Some(copy) = self.copy(owners) else { return false };
+        let ending = Ending::of(&copy);
+        let is_current = ending.ran_out && !has_gone_on(&copy.device_snapshots(), snapshots);
+        if is_current {
+            self.running = Some(std::mem::replace(&mut self.reader, copy));
+            (self.ending, self.timelines_at) = (Some(ending), None);
+        }
+        is_current
+    }
+
+    /// Takes its record again, in place of the copy.
+    fn run_on(&mut self) {
+        if let Some(running) = self.running.take() {
+            self.reader = running;
+            (self.ending, self.timelines_at) = (None, None);
+        }
+    }
+
+    /// The copy that the process left.
+    fn copy(&self, owners: Owners) -> Option<Reader<'static>> {
+        left_beside(self.reader.path(), owners)
+            .filter(|copy| copy.process().created == self.process.created)
     }
 
     /// Takes the state from the record for `gruyere post`: a process that ended by an out-of-memory
     /// left a copy, of the moment before the exception freed the live blocks.
     fn end(&mut self, owners: Owners) {
-        let copy = || left_beside(self.reader.path(), owners);
-        match (self.life, copy().filter(|copy| copy.process().created == self.process.created)) {
+        match (self.life, self.copy(owners)) {
             (Life::Ended, Some(copy)) => {
                 self.ending = Some(Ending::of(&copy));
                 self.reader = copy;
@@ -249,6 +297,16 @@ impl Followed {
     fn left(&self) -> Option<&PathBuf> {
         self.ending.as_ref()?.record.as_ref()
     }
+}
+
+/// Whether a process has gone on since an out-of-memory: to another step, or it has been served
+/// more than was live then. What is served while it shuts down is little.
+fn has_gone_on(then: &[DeviceSnapshot], now: &[DeviceSnapshot]) -> bool {
+    let served = |device: &DeviceSnapshot| device.total().malloc_bytes;
+    then.iter().zip(now).any(|(then, now)| {
+        now.gauge(DeviceGauge::Step) > then.gauge(DeviceGauge::Step)
+            || served(now).saturating_sub(served(then)) > then.live
+    })
 }
 
 fn life(reader: &Reader<'_>) -> Life {

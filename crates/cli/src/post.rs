@@ -13,9 +13,8 @@ use gruyere_record::dump::state::MOST_EVENTS;
 use gruyere_record::dump::state::{Event, State};
 use gruyere_record::file;
 use gruyere_record::page;
-use gruyere_record::plain;
 use gruyere_record::reader::DeviceSnapshot;
-use gruyere_record::{EventKind, Reader, brief, facts, text};
+use gruyere_record::{EventKind, Reader, brief, counted, facts, plain, record_dir, text};
 use serde::Serialize;
 use serde_json::json;
 
@@ -121,13 +120,14 @@ pub fn run(arguments: &Arguments) -> Ended {
     state.events.earlier += more as u64;
     let conclusion = Conclusion::of(&state, &ranks(reader, &arguments.target));
     let ended = Ending { ran_out, ..ended(reader, &devices, &state) };
-    let next = next(&ended, &state, reader);
+    let name = name(reader, &arguments.target);
+    let next = next(&ended, &state, &name);
     if let Some(file) = &arguments.html {
         state.conclusion = Some(conclusion);
         let path = file.clone();
         let pid = state.process.pid;
         let path = path.unwrap_or_else(|| PathBuf::from(format!("gruyere-post-{pid}.html")));
-        write_page(&state, &end_in_words(&ended), &path)?;
+        write_page(&state, (&end_in_words(&ended), ended.ran_out), &path)?;
         output::print(format!("{}\n", plain(&path.display().to_string())))?;
         return Ok(exit(&ended));
     }
@@ -148,7 +148,7 @@ pub fn run(arguments: &Arguments) -> Ended {
         }
         false => {
             state.conclusion = Some(conclusion);
-            let page = page(&ended, reader, &devices, &state, &next, arguments.full);
+            let page = page(&ended, reader, &devices, (&state, &name, &next), arguments.full);
             format!("{}{page}{}", chosen(&last), others(&last, &arguments.target.folder))
         }
     };
@@ -161,7 +161,7 @@ fn exit(ended: &Ending) -> Exit {
     if torn { Exit::Torn } else { Exit::Fine }
 }
 
-fn write_page(state: &State, said: &str, path: &Path) -> Result<(), Failure> {
+fn write_page(state: &State, (said, ran_out): (&str, bool), path: &Path) -> Result<(), Failure> {
     // `--html 4242` means the process.
     let name = path.to_string_lossy();
     if name.bytes().all(|digit| digit.is_ascii_digit()) {
@@ -173,7 +173,7 @@ fn write_page(state: &State, said: &str, path: &Path) -> Result<(), Failure> {
     if state.devices.is_empty() {
         return Err(Failure::new("its process has no device, so there is no page to draw"));
     }
-    let about = page::About { said: said.to_owned(), ..page::About::default() };
+    let about = page::About { said: said.to_owned(), ran_out, ..page::About::default() };
     file::replace(path, page::MOST_BYTES, file::PRIVATE, |out| page::write(out, state, &about))
         .map_err(|error: io::Error| {
             Failure::new(format_args!(
@@ -283,11 +283,21 @@ fn ranks(reader: &Reader<'_>, target: &Target) -> Vec<Rank> {
     found.into_values().collect()
 }
 
-/// What to look at next, as far as it applies.
-fn next(ended: &Ending, state: &State, reader: &Reader<'_>) -> Vec<String> {
+/// What other commands find this record by: the pid, or the file if the pid means another one.
+fn name(reader: &Reader<'_>, target: &Target) -> String {
+    let pid = reader.process().pid.to_string();
+    let by_pid = Target { target: Some(pid.clone()), folder: target.folder.clone() };
+    let is_usual = target.folder.directory == record_dir::record_dir();
+    match is_usual && by_pid.open().is_ok_and(|found| found.path() == reader.path()) {
+        true => pid,
+        false => reader.path().display().to_string(),
+    }
+}
+
+/// What to look at next, as far as it applies; `name`: the record's.
+fn next(ended: &Ending, state: &State, name: &str) -> Vec<String> {
     let mut next = Vec::new();
     let pid = state.process.pid;
-    let path = reader.path().display();
     match ended.how {
         End::Runs => {
             next.push(format!("It runs: `gruyere top` and `gruyere map {pid}` show it live."))
@@ -303,7 +313,7 @@ fn next(ended: &Ending, state: &State, reader: &Reader<'_>) -> Vec<String> {
                 );
             }
             next.push(format!(
-                "Its memory layout: `gruyere map {path}`, or `gruyere snapshot {path} -o \
+                "Its memory layout: `gruyere map {name}`, or `gruyere snapshot {name} -o \
                  end.pickle` for memory_viz."
             ));
         }
@@ -368,9 +378,13 @@ fn end_in_words(ended: &Ending) -> String {
     if ended.torn_lanes + ended.torn_gauges > 0 || ended.torn_entries > 0 {
         let _ = write!(
             words,
-            " Torn (it was killed while it wrote): counters of {} lanes, gauges of {} devices, {} \
-             entries.",
-            ended.torn_lanes, ended.torn_gauges, ended.torn_entries
+            " Torn (it was killed while it wrote): counters of {}, gauges of {}, {}.",
+            counted(ended.torn_lanes, "lane"),
+            counted(ended.torn_gauges, "device"),
+            match ended.torn_entries {
+                1 => "1 entry".to_owned(),
+                entries => format!("{entries} entries"),
+            }
         );
     }
     words
@@ -430,8 +444,7 @@ fn page(
     ended: &Ending,
     reader: &Reader<'_>,
     devices: &[DeviceSnapshot],
-    state: &State,
-    next: &[String],
+    (state, name, next): (&State, &str, &[String]),
     full: bool,
 ) -> String {
     let mut out = String::new();
@@ -454,16 +467,38 @@ fn page(
         true => text::fitting(&State { conclusion: None, ..state.clone() }, columns),
         false => brief::brief(state, columns),
     };
-    // Rows of tables begin with blanks, and fit; all else is sentences.
-    for line in told.lines() {
-        match line.starts_with(' ') {
-            true => out.extend([line, "\n"]),
-            false => tell(&mut out, line, "  "),
-        }
-    }
+    rows(&mut out, &told);
     for device in devices.iter().filter(|_| full) {
         timeline_in_words(&mut out, &timeline(reader, device.device), device.device);
     }
+    if full {
+        ladders(&mut out, devices);
+    }
+    if !next.is_empty() {
+        let _ = writeln!(out, "\nWhat to look at next");
+    }
+    next.iter().for_each(|said| tell(&mut out, &format!("- {said}"), "  "));
+    if !full {
+        tell(&mut out, &format!("- Everything: `gruyere post {name} --full`."), "  ");
+        // Seldom needed, so last.
+        rows(&mut out, &brief::last_events(state));
+        ladders(&mut out, devices);
+    }
+    out
+}
+
+/// Rows of tables begin with blanks, and fit; all else is sentences.
+fn rows(out: &mut String, told: &str) {
+    for line in told.lines() {
+        match line.starts_with(' ') {
+            true => out.extend([line, "\n"]),
+            false => tell(out, line, "  "),
+        }
+    }
+}
+
+/// What each rung of the reclaim ladder gave, on each device.
+fn ladders(out: &mut String, devices: &[DeviceSnapshot]) {
     for device in devices {
         let tried: Vec<Rung> = ladder(device).into_iter().filter(|rung| rung.calls > 0).collect();
         if !tried.is_empty() {
@@ -472,20 +507,12 @@ fn page(
         for Rung { name, calls, bytes, microseconds } in tried {
             let _ = writeln!(
                 out,
-                "  {name:<18} {calls:>8} times {:>12} {microseconds:>10} us",
+                "  {name:<18} {:>14} {:>12} {microseconds:>10} us",
+                counted(calls, "time"),
                 Bytes(bytes).to_string()
             );
         }
     }
-    if !next.is_empty() {
-        let _ = writeln!(out, "\nWhat to look at next");
-    }
-    next.iter().for_each(|said| tell(&mut out, &format!("- {said}"), "  "));
-    if !full {
-        let path = reader.path().display();
-        tell(&mut out, &format!("- Everything: `gruyere post {path} --full`."), "  ");
-    }
-    out
 }
 
 /// A sentence, wrapped to the terminal, with later lines indented by `indent`; a single line if

@@ -7,11 +7,12 @@ use crate::candidates;
 /// The widest line of a sentence, even on a wider terminal.
 const MOST: usize = 100;
 
-/// Columns for sentences on standard output; `None`: not a terminal, so lines are not broken, for
-/// text searches.
+/// Columns for sentences on standard output; `None`: neither a terminal nor a width in $COLUMNS, so
+/// lines are not broken, for text searches.
 pub fn columns() -> Option<usize> {
     let out = io::stdout();
-    out.is_terminal().then(|| candidates::columns(&out).min(MOST))
+    let is_wanted = out.is_terminal() || std::env::var_os("COLUMNS").is_some();
+    is_wanted.then(|| candidates::columns(&out).min(MOST))
 }
 
 /// `text` in lines of at most `columns` characters, broken at spaces; all but the first begin with

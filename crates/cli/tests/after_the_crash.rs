@@ -35,6 +35,7 @@ fn main() -> ExitCode {
         ("a_diff_tells_what_is_new_and_what_is_gone_and_fails_beyond_a_bound", diffs),
         ("post_reads_whatever_a_killed_process_leaves", killed),
         ("post_without_an_argument_takes_the_process_that_died_last", died_last),
+        ("post_names_the_pid_keeps_to_columns_and_ends_with_what_is_seldom_needed", as_asked),
         ("the_dead_are_listed_one_a_line_the_newest_first", listed),
         ("a_trace_in_the_process_has_every_call", traced),
         ("a_trace_survives_the_death_of_its_process", traced_and_killed),
@@ -240,6 +241,7 @@ fn command(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_gruyere"));
     // SIGINT ends a recorder, but these tests may have inherited it as ignored.
     signals::as_from_a_shell(&mut command).args(arguments).env("RUST_BACKTRACE", "0");
+    command.env_remove("COLUMNS");
     command
 }
 
@@ -470,6 +472,29 @@ fn rows(text: &str) -> Vec<&str> {
         first.is_some_and(|word| word.parse::<u64>().is_ok()) && !line.starts_with("          ")
     };
     lines.filter(has_pid).collect()
+}
+
+fn as_asked() {
+    let folder = tempfile::tempdir().unwrap();
+    let directory = folder.path().to_str().unwrap();
+    let [first, ..] = three_dead(folder.path());
+    let post = |columns: &[(&str, &str)]| {
+        let mut command = command(&["post", &first]);
+        let command = command.env("GRUYERE_RECORD_DIR", directory).envs(columns.iter().copied());
+        text(&command.output().unwrap().stdout)
+    };
+    let whole = |page: &str| {
+        page.lines().any(|line| line.contains("What killed it") && line.contains("the GPU driver"))
+    };
+    let (wide, narrow) = (post(&[]), post(&[("COLUMNS", "80")]));
+    assert!(whole(&wide) && !whole(&narrow), "{wide}\n{narrow}");
+    for page in [wide, narrow] {
+        assert!(page.contains(&format!("gruyere map {first}`")), "{page}");
+        assert!(page.contains(&format!("gruyere post {first} --full")), "{page}");
+        assert!(!page.contains(directory), "{page}");
+        let place = |part: &str| page.find(part).unwrap_or_else(|| panic!("{part}: {page}"));
+        assert!(place("What to look at next") < place("The last events"), "{page}");
+    }
 }
 
 fn died_last() {

@@ -37,7 +37,7 @@ pub(crate) use write::{shard, slots, writer};
 pub use device_gauge::{DEVICE_GAUGES, DeviceGauge};
 pub use histogram::bucket_of;
 pub use open::{Owners, ReadError};
-pub use plain::{cut, plain};
+pub use plain::{counted, cut, plain};
 pub use reader::Reader;
 pub use shard::{Block, ShardWriter};
 pub use sites::SiteId;

@@ -534,7 +534,13 @@ fn a_copy_that_is_left_after_an_out_of_memory_says_what_was_live_when_the_reques
     };
     let copy = record.leave_copy().expect("room").expect("a file");
     assert_eq!(sizes(&copy), [entry.size]);
-    // Another one within a second is not kept, and the one before is no answer to it.
+    // Another thread is refused while the exception frees the heap: the copy stays the first's.
+    record.keep_moment().unwrap();
+    let copy = record.leave_copy().expect("room").expect("a file");
+    assert_eq!(sizes(&copy), [entry.size]);
+    // The program went on to another step, where it was refused again.
+    record.device(0).set(&[(DeviceGauge::Step, 1)]);
+    std::thread::sleep(std::time::Duration::from_secs(1));
     record.keep_moment().unwrap();
     let copy = record.leave_copy().expect("room").expect("a file");
     assert!(sizes(&copy).is_empty());

@@ -84,8 +84,9 @@ function shape(parent, name, attributes) {
 /* A stacked area chart. `layers` are {name, colour, letter, values}, with a value for each part of
    the x axis; `edges` are the bounds of the parts, from 0 to 1 (default: equally wide); `rest` are
    the heights up to which a hatched layer fills the top; `line` is drawn dashed; `marks` are
-   {at, text}; `say(part)` returns the text shown below the chart for the part under the pointer. */
-function layered(parent, { title, layers, edges, rest, line, marks, say }) {
+   {at, text}; `say(part)` returns the text shown below the chart for the part under the pointer, and
+   for the last part before that, unless `isQuiet`. */
+function layered(parent, { title, layers, edges, rest, line, marks, say, isQuiet }) {
   const count = layers[0].values.length, width = 1000, height = 230, foot = 16;
   const at = edges || Array.from({ length: count + 1 }, (_, number) => number / count);
   const sums = Array.from({ length: count }, (_, part) =>
@@ -143,7 +144,7 @@ function layered(parent, { title, layers, edges, rest, line, marks, say }) {
   const peak = put(chart, "span", size(most), "amount");
   peak.style.top = Math.max(0, y(most) - 2) + "px";
   if (!say) return;
-  const rule = put(chart, "span", null, "hover"), words = put(parent, "output", say(count - 1));
+  const rule = put(chart, "span", null, "hover"), words = put(parent, "output", isQuiet ? "" : say(count - 1));
   rule.hidden = true;
   chart.addEventListener("pointermove", event => {
     const box = chart.getBoundingClientRect(), place = (event.clientX - box.left) / box.width;

@@ -33,7 +33,7 @@ pub struct Row {
     pub process: Process,
     /// State of the process.
     pub life: Life,
-    /// How the process ended, and what is left of it.
+    /// How the process ended, or ends while it shuts down, and what is left of it.
     pub ending: Option<Ending>,
     /// The device's numbers.
     pub snapshot: DeviceSnapshot,
@@ -46,6 +46,11 @@ pub struct Row {
 }
 
 impl Row {
+    /// Whether the process runs, and does not shut down after an out-of-memory.
+    pub fn runs(&self) -> bool {
+        self.life == Life::Live && self.ending.is_none()
+    }
+
     /// Input of the metrics.
     pub fn facts(&self) -> Facts<'_> {
         Facts { device: &self.snapshot, rate: self.rate, forecast: self.forecast }
@@ -286,6 +291,7 @@ impl App {
                     self.rows.push(Row { life, ending, ..row.clone() });
                     continue;
                 }
+                let runs = followed.life == Life::Live && followed.ending.is_none();
                 let row = Row {
                     key: key.clone(),
                     process: followed.process.clone(),
@@ -293,14 +299,10 @@ impl App {
                     ending: followed.ending.clone(),
                     snapshot: device.snapshot.clone(),
                     peak: device.peak,
-                    rate: device.rate.filter(|_| followed.life == Life::Live),
-                    forecast: if followed.life == Life::Live {
-                        device.forecast
-                    } else {
-                        Forecast::Unknown
-                    },
+                    rate: device.rate.filter(|_| runs),
+                    forecast: if runs { device.forecast } else { Forecast::Unknown },
                 };
-                if followed.life == Life::Live {
+                if runs {
                     let ticks = self.ticks.entry(key).or_default();
                     if ticks.len() == TICKS {
                         ticks.pop_front();

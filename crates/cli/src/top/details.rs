@@ -86,6 +86,9 @@ impl Details {
                 return;
             }
             (self.is_final, self.segments_at, self.streams_at) = (true, None, None);
+        } else if std::mem::take(&mut self.is_final) {
+            // It has gone on after the out-of-memory.
+            (self.segments_at, self.streams_at) = (None, None);
         }
         let device = key.1;
         self.scale = reader.scale();

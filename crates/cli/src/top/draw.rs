@@ -10,7 +10,7 @@ use ratatui::widgets::{Block, Clear, Paragraph};
 
 use super::app::{App, View};
 use super::columns::Column;
-use super::fit::{cut, fit, put, wrap};
+use super::fit::{cut, fit, number, put, wrap};
 use super::panels;
 use super::process;
 use super::sick;
@@ -231,7 +231,7 @@ fn verdict(frame: &mut Frame, area: Rect, app: &App) -> Rect {
 /// Heights of the panels, headings included.
 const SIZES: u16 = 10;
 fn lifetimes_height(app: &App) -> u16 {
-    8 + u16::from(app.details.auto.is_some())
+    panels::lifetime_lines(app, 0).len() as u16 + 1
 }
 /// Height for a few program lines; if none are known, for the line that says so.
 fn lines_height(app: &App) -> u16 {
@@ -391,7 +391,10 @@ fn table(frame: &mut Frame, area: Rect, app: &App) {
                     Column::Command => commands[at].clone(),
                     column => column.text(row),
                 };
-                let text = fit(&text, width(column), column.is_number());
+                let text = match column.is_number() {
+                    true => number(&text, width(column)),
+                    false => fit(&text, width(column), false),
+                };
                 let style = if is_chosen { app.theme.of_chosen(style) } else { style };
                 spans.push(Span::styled(text, style));
             }

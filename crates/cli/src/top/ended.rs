@@ -153,9 +153,7 @@ fn one_that_ended_by_an_out_of_memory_stays_as_it_was_then() {
     record.device(0).add(DeviceGauge::OutOfMemories, 1);
     let copy = record.leave_copy().expect("written").expect("a file");
     free_nearly_all();
-    // The lines are of the read before, and so is the total of their shares.
-    let unwinding = look(&mut follower, &mut app);
-    assert!(share(&unwinding) <= 100, "{unwinding}");
+    look(&mut follower, &mut app);
     record.close();
     let ended = look(&mut follower, &mut app);
     assert_eq!((share(&ended), app.rows[0].snapshot.live), (100, BLOCKS * GIB));
@@ -168,6 +166,34 @@ fn one_that_ended_by_an_out_of_memory_stays_as_it_was_then() {
     follower.forget_dead();
     assert_eq!((follower.followed().len(), follower.old()), (0, 1));
     std::fs::remove_file(copy).expect("removed");
+}
+
+#[test]
+fn one_that_shuts_down_after_an_out_of_memory_has_run_out_until_it_goes_on() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (record, free_nearly_all) = record(folder.path());
+    let which = Folder { directory: folder.path().to_owned(), all_users: false };
+    let mut follower = Follower::new(Which::All(which)).expect("a folder");
+    let mut app = App::new(Sort::Sick, Duration::from_millis(500), Theme::new(false));
+    look(&mut follower, &mut app);
+    // A refusal that the program may catch.
+    record.event(EventKind::OutOfMemory, 0, 0, 0, 0, 8 * GIB, clock::now());
+    record.device(0).add(DeviceGauge::OutOfMemories, 1);
+    record.keep_moment().expect("room");
+    assert!(!look(&mut follower, &mut app).contains("ran out"));
+    // Nothing caught it: the end of the program begins with the copy, then the heap empties.
+    record.leave_copy().expect("written").expect("a file");
+    free_nearly_all();
+    let ending = look(&mut follower, &mut app);
+    assert_eq!((share(&ending), app.rows[0].snapshot.live), (100, BLOCKS * GIB));
+    assert!(ending.contains("ran out of memory") && ending.contains("1 process "), "{ending}");
+    assert!(!ending.contains("stale"), "{ending}");
+    assert_eq!(look(&mut follower, &mut app), ending);
+    // At an interpreter's prompt, a program goes on: its next step is of its own.
+    record.device(0).set(&[(DeviceGauge::Step, 1)]);
+    let runs = look(&mut follower, &mut app);
+    assert_eq!(app.rows[0].snapshot.live, GIB);
+    assert!(!runs.contains("ran out"), "{runs}");
 }
 
 #[test]

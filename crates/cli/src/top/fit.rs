@@ -21,6 +21,36 @@ pub fn fit(text: &str, width: usize, to_the_right: bool) -> String {
     if to_the_right { room + &text } else { text + &room }
 }
 
+/// A number with its unit in exactly `width` cells, to the right: where both do not fit, without
+/// decimals. Neither a unit nor a digit before the point is cut.
+pub fn number(text: &str, width: usize) -> String {
+    let text = match text.split_once('.') {
+        Some((whole, rest)) if Span::raw(text).width() > width => {
+            whole.to_owned() + rest.trim_start_matches(|c: char| c.is_ascii_digit())
+        }
+        _ => text.to_owned(),
+    };
+    fit(&text, width, true)
+}
+
+/// The name of a line of the program in exactly `width` cells. Of a line with its caller, the
+/// caller's name loses its beginning first: what follows tells lines apart.
+pub fn name(text: &str, width: usize) -> String {
+    let cells = |text: &str| Span::raw(text).width();
+    let Some((_, called)) = text.split_once(" → ").filter(|_| cells(text) > width) else {
+        return fit(text, width, false);
+    };
+    // The arrow, and the ellipsis before it.
+    if cells(called) + 3 > width {
+        return fit(called, width, false);
+    }
+    let mut rest = text;
+    while cells(rest) + 1 > width {
+        rest = &rest[rest.chars().next().map_or(0, char::len_utf8)..];
+    }
+    fit(&format!("…{rest}"), width, false)
+}
+
 /// `line` in at most `width` cells; an ellipsis marks a cut.
 pub fn cut(mut line: Line<'_>, width: usize) -> Line<'_> {
     if line.width() <= width {
@@ -62,4 +92,34 @@ pub fn put(frame: &mut Frame, area: Rect, lines: Vec<Line<'_>>, block: Block<'_>
     let width = usize::from(block.inner(area).width);
     let lines: Vec<Line> = lines.into_iter().map(|line| cut(line, width)).collect();
     frame.render_widget(Paragraph::new(lines).block(block), area);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_and_its_unit_are_never_cut() {
+        assert_eq!(number("1004.00 MiB", 10), "  1004 MiB");
+        assert_eq!(number("959.90 MiB", 10), "959.90 MiB");
+        assert_eq!(number("1004.00 MiB/s", 12), "  1004 MiB/s");
+    }
+
+    #[test]
+    fn lines_that_one_caller_called_can_be_told_apart_in_few_cells() {
+        let names = [
+            "a2_hook.py:61 → 20 in Residual.forward",
+            "a2_hook.py:61 → 18 in Residual.forward",
+            "a2_hook.py:61 → backward of 18 in Residual.forward",
+            "a2_hook.py:61 → backward of 20 in Residual.forward",
+        ];
+        let shown = names.map(|text| name(text, 29));
+        assert_eq!(shown[0], "…:61 → 20 in Residual.forward");
+        assert!(shown.iter().all(|text| Span::raw(text.as_str()).width() == 29), "{shown:?}");
+        let mut different = shown.to_vec();
+        different.sort();
+        different.dedup();
+        assert_eq!(different.len(), 4, "{shown:?}");
+        assert_eq!(name("train.py:12 in f", 20), "train.py:12 in f    ");
+    }
 }

@@ -18,12 +18,16 @@ use ratatui::widgets::{
 
 use super::app::{App, Row};
 use super::columns::oom_in;
-use super::fit::{cut, fit, put};
+use super::fit::{cut, name, number, put};
 use super::sick;
-use crate::amounts::bytes;
+use crate::amounts;
 use crate::driver_calls::span;
-use crate::follow::Life;
 use crate::sites::Order;
+
+/// Bytes for people, in at most ten cells.
+pub fn bytes(value: u64) -> String {
+    number(&amounts::bytes(value), 10).trim_start().to_owned()
+}
 
 /// A count for people.
 pub fn count(value: u64) -> String {
@@ -148,8 +152,7 @@ pub fn memory(frame: &mut Frame, area: Rect, app: &App) {
     }
     let label =
         |value: f64| Span::styled(Unit::Bytes.show(value).replace(".00", ""), app.theme.dim());
-    let (before, last) =
-        if row.life == Life::Live { ("ago", "now") } else { ("before", "the end") };
+    let (before, last) = if row.runs() { ("ago", "now") } else { ("before", "the end") };
     let ago =
         |seconds: f64| Span::styled(format!("{} {before}", Duration(seconds)), app.theme.dim());
     let chart = Chart::new(sets)
@@ -297,15 +300,19 @@ fn sparkline(
 /// Lead of the host over the device, nanoseconds, from which on the panel shows it.
 const NOTABLE_LAG: u64 = 1_000_000;
 
-/// Live memory by lifetime, and memory held but not live.
-pub fn lifetimes(frame: &mut Frame, area: Rect, app: &App) {
-    let Some(row) = app.chosen() else { return };
+/// Live memory by lifetime, and memory held but not live, for `columns` columns. There are no rows
+/// for parts without memory.
+pub fn lifetime_lines(app: &App, columns: u16) -> Vec<Line<'static>> {
+    let Some(row) = app.chosen() else { return Vec::new() };
     let held = row.snapshot.gauge(DeviceGauge::Reserved).max(row.snapshot.live).max(1);
     let total = row.snapshot.total();
     let mut lines = Vec::new();
     let mut add = |name: &str, value: u64, blocks: Option<u64>, style: Style| {
+        if value == 0 {
+            return;
+        }
         let blocks = blocks.map(|blocks| format!("{:>8}", count(blocks))).unwrap_or_default();
-        let width = usize::from(area.width).saturating_sub(12 + 12 + 9).clamp(4, 60);
+        let width = usize::from(columns).saturating_sub(12 + 12 + 9).clamp(4, 60);
         lines.push(Line::from(vec![
             Span::raw(format!(" {name:<11}")),
             Span::raw(format!("{:>10} ", bytes(value))),
@@ -318,15 +325,24 @@ pub fn lifetimes(frame: &mut Frame, area: Rect, app: &App) {
         add(name, counts.live_bytes(), Some(counts.live_blocks()), app.theme.lifetime(number));
     }
     add("waiting", total.pending_bytes(), Some(total.pending_blocks()), app.theme.warn());
-    let ahead = row.snapshot.gauge(DeviceGauge::HostAhead);
-    let ahead = (ahead >= NOTABLE_LAG && total.pending_bytes() > 0).then(|| span(ahead));
     let held = row.snapshot.held();
     add("idle", held.idle(), None, app.theme.dim());
     add("lost", held.lost(), None, app.theme.warn());
-    if let Some(auto) = &app.details.auto {
+    let has_auto = row.snapshot.sum(|_, lifetime| lifetime == 0).live_bytes() > 0;
+    if let Some(auto) = app.details.auto.as_ref().filter(|_| has_auto) {
         // Replaces what `auto` does not say.
         lines.insert(1, Line::styled(format!("   {auto}"), app.theme.dim()));
     }
+    lines
+}
+
+/// [`lifetime_lines`], with a heading.
+pub fn lifetimes(frame: &mut Frame, area: Rect, app: &App) {
+    let Some(row) = app.chosen() else { return };
+    let lines = lifetime_lines(app, area.width);
+    let ahead = row.snapshot.gauge(DeviceGauge::HostAhead);
+    let is_notable = ahead >= NOTABLE_LAG && row.snapshot.total().pending_bytes() > 0;
+    let ahead = is_notable.then(|| span(ahead));
     let note = match ahead {
         Some(ahead) => format!("the host is {ahead} or more ahead of the device"),
         None => "share of memory held; blocks".to_owned(),
@@ -429,9 +445,53 @@ pub fn lines(frame: &mut Frame, area: Rect, app: &App) {
         Order::Bytes => "live; g: by growth",
         Order::Growth => "growth; g: by bytes",
     };
-    let lines = lines_of(app, found, usize::from(area.width));
+    let columns = usize::from(area.width);
+    let widths = Widths::of(&found, columns);
     let title = heading(app, "by line", by.to_owned());
-    put(frame, area, lines, panel(app, title));
+    let has_room = title.width() <= widths.name;
+    let block = panel(app, title);
+    let block = match has_room {
+        true => {
+            let heads = Line::styled(widths.heads(), app.theme.dim());
+            block.title(heads.alignment(Alignment::Right))
+        }
+        false => block,
+    };
+    put(frame, area, lines_of(app, found, columns), block);
+}
+
+/// Columns of the list of lines.
+struct Widths {
+    name: usize,
+    blocks: usize,
+    growth: usize,
+    module: usize,
+}
+
+impl Widths {
+    /// Bytes, share and growth are required; modules and blocks appear if there is room.
+    fn of(found: &[sites::Line], columns: usize) -> Self {
+        let growth = found.iter().map(|line| growth_of(line).len()).max().unwrap_or(0);
+        let module = if columns >= 100 { columns / 4 } else { 0 };
+        let blocks = if columns >= 76 { 8 } else { 0 };
+        let name = columns.saturating_sub(1 + 11 + 6 + growth + module + blocks).max(8);
+        Self { name, blocks, growth, module }
+    }
+
+    /// The headings of the columns behind the name.
+    fn heads(&self) -> String {
+        let Self { blocks, growth, module, .. } = *self;
+        let blocks = if blocks > 0 { format!("{:>blocks$}", "blocks") } else { String::new() };
+        let grows = if growth > 0 { " growth" } else { "" };
+        let of = if module > 0 { " module" } else { "" };
+        format!("{:>11}{:>6}{blocks}{grows:<growth$}{of:<module$}", "live", "share")
+    }
+}
+
+fn growth_of(line: &sites::Line) -> String {
+    line.growth.map_or_else(String::new, |growth| {
+        format!(" +{}/step since {}", bytes(growth.bytes_a_step), growth.since)
+    })
 }
 
 /// As text in `columns` columns, sorted by the chosen order.
@@ -440,21 +500,12 @@ pub fn lines_of(app: &App, mut found: Vec<sites::Line>, columns: usize) -> Vec<L
     let theme = app.theme;
     // A share of what was live when the lines were read, which is seldom.
     let all = app.details.live.max(1) as f64;
-    let growth_of = |line: &sites::Line| {
-        line.growth.map_or_else(String::new, |growth| {
-            format!(" +{}/step since {}", bytes(growth.bytes_a_step), growth.since)
-        })
-    };
-    // Bytes, share and growth are required; modules and blocks appear if there is room.
-    let grown = found.iter().map(|line| growth_of(line).len()).max().unwrap_or(0);
-    let module = if columns >= 100 { columns / 4 } else { 0 };
-    let blocks = if columns >= 76 { 8 } else { 0 };
-    let name = columns.saturating_sub(1 + 11 + 6 + grown + module + blocks).max(8);
+    let Widths { name: width, blocks, growth: grown, module } = Widths::of(&found, columns);
     let row = |line: sites::Line| {
         let growth = growth_of(&line);
         let share = format!("{:.0}%", 100.0 * line.live_bytes as f64 / all);
         let mut spans = vec![
-            Span::raw(format!(" {}", fit(&line.name, name - 1, false))),
+            Span::raw(format!(" {}", name(&line.name, width - 1))),
             Span::styled(format!("{:>11}", bytes(line.live_bytes)), theme.live()),
             Span::raw(format!("{share:>6}")),
         ];

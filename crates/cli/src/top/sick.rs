@@ -28,7 +28,7 @@ pub struct Told<'a> {
 /// Growth of a row whose memory will run out.
 pub fn growth(row: &Row) -> Option<watch::Growth> {
     match row.forecast {
-        Forecast::Growing(growth) if row.life == Life::Live => Some(growth),
+        Forecast::Growing(growth) if row.runs() => Some(growth),
         _ => None,
     }
 }
@@ -88,7 +88,7 @@ impl Grew {
 /// The row that grew before, still runs, and has been refused memory since.
 pub fn refused<'a>(rows: &'a [Row], grew: Option<&Grew>) -> Option<&'a Row> {
     let grew = grew?;
-    let row = rows.iter().find(|row| row.key == grew.key && row.life == Life::Live)?;
+    let row = rows.iter().find(|row| row.key == grew.key && row.runs())?;
     (row.snapshot.gauge(DeviceGauge::OutOfMemories) > grew.out_of_memories).then_some(row)
 }
 

@@ -49,12 +49,14 @@ impl Verdict {
     }
 
     /// Names the accused line before each line that it called: a conclusion names the line of the
-    /// program's author, a list the lines of the layers below it.
+    /// program's author, a list the lines of the layers below it. A file's name stands once.
     pub fn name_caller(&self, lines: &mut [Line], sites: &Sites) {
         let Some(Accused { line: caller, .. }) = &self.accused else { return };
         for line in lines.iter_mut().filter(|line| line.is_called_from(caller, sites)) {
             let at = caller.to_string();
-            line.name = format!("{} → {}", place(&at), line.name);
+            let at = place(&at);
+            let file = at.rsplit_once(':').map_or(at, |(file, _)| file);
+            line.name = format!("{at} → {}", line.name.replacen(&format!("{file}:"), "", 1));
         }
     }
 }
@@ -97,12 +99,17 @@ mod tests {
         let of_itself = Site { frames: vec![caller.clone()], ..Site::default() };
         let other = Site { frames: vec![frame("/a/train.py", 4, "build")], ..Site::default() };
         let backward = Site { phase: Phase::Backward, forward: SiteId(1), ..Site::default() };
-        let sites = Sites::new([inside, of_itself, other, backward]);
+        let beside = Site {
+            frames: vec![frame("/a/train.py", 40, "GPT.forward"), caller.clone()],
+            phase: Phase::Forward,
+            ..Site::default()
+        };
+        let sites = Sites::new([inside, of_itself, other, backward, beside]);
         let line = |number| {
             let site = SiteId(number);
             Line { name: sites.place(site).to_string(), site, ..Line::default() }
         };
-        let mut lines = [1, 2, 3, 4, 99].map(line);
+        let mut lines = [1, 2, 3, 4, 5, 99].map(line);
         let accused = Accused { line: caller, bytes_a_step: 1, more: 0 };
         let verdict = Verdict { accused: Some(accused), ..Verdict::default() };
         verdict.name_caller(&mut lines, &sites);
@@ -111,6 +118,7 @@ mod tests {
             "train.py:21 in step",
             "train.py:4 in build",
             "train.py:21 → backward of layers.py:9 in Block.forward",
+            "train.py:21 → 40 in GPT.forward",
             "not known",
         ];
         assert_eq!(lines.map(|line| line.name), expected);

@@ -3,9 +3,10 @@
 //!
 //! A sample goes into the last cell, or into a new cell once the last has lasted for the *width*.
 //! The sample at the end of a step goes into the step's last cell: what came before was that
-//! step's. When all cells are taken, neighbours are joined in pairs and the width doubles. So no
-//! cell is longer than the width unless nothing happened, lows and highs are never lost, and a long
-//! run fills between half of the cells and all of them.
+//! step's. A cell that reaches from one step into another counts for the one with its highest
+//! memory, or that peak would be the next step's. When all cells are taken, neighbours are joined
+//! in pairs and the width doubles. So no cell is longer than the width unless nothing happened,
+//! lows and highs are never lost, and a long run fills between half of the cells and all of them.
 #![deny(unsafe_code)]
 
 use crate::layout::Shared;
@@ -26,7 +27,7 @@ const WORDS: usize = 8;
 pub struct Sample {
     /// Time of its last note ([`crate::clock::now`]).
     pub ticks: u64,
-    /// The training step then.
+    /// The training step of its highest memory.
     pub step: u64,
     /// Lowest live bytes at any look.
     pub live_low: u64,
@@ -43,12 +44,20 @@ pub struct Sample {
 }
 
 impl Sample {
+    /// The highest memory: live at a look, or of blocks and slabs in use between looks.
+    pub fn high(&self) -> u64 {
+        // Counters of different shards are read some microseconds apart: a difference may be
+        // negative.
+        let whole = |bytes: u64| if bytes > i64::MAX as u64 { 0 } else { bytes };
+        whole(self.in_use_high).max(whole(self.live_high))
+    }
+
     /// Joins both samples; `later` is the later.
     #[must_use]
     pub fn and(self, later: Sample) -> Sample {
         Sample {
             ticks: later.ticks,
-            step: later.step,
+            step: if later.high() < self.high() { self.step } else { later.step },
             live_low: self.live_low.min(later.live_low),
             live_high: self.live_high.max(later.live_high),
             in_use_high: self.in_use_high.max(later.in_use_high),
@@ -298,6 +307,30 @@ mod tests {
         let told: Vec<_> = samples.iter().map(|cell| (cell.step, cell.in_use_high)).collect();
         assert_eq!(told, (0..20).map(|step| (step, 1000 + step)).collect::<Vec<_>>());
         assert_eq!(samples.last().map(|cell| cell.ticks), Some(ticks));
+    }
+
+    #[test]
+    fn a_look_at_the_start_of_the_next_step_leaves_a_peak_to_its_own_step() {
+        let timeline = empty();
+        let at = |ticks, step, high| Sample {
+            ticks,
+            step,
+            live_high: high,
+            in_use_high: high,
+            ..Sample::default()
+        };
+        let mut ticks = 1 << 40;
+        for step in 0..20 {
+            // The mark of the step before, a look right after it, and the end of the step.
+            timeline.add(at(ticks + 1, step, 10), CELLS);
+            ticks += FIRST_WIDTH * (1 + step % 3) / 2;
+            timeline.end_step(at(ticks, step, 1000 + step), CELLS);
+        }
+        let (samples, _) = timeline.read(1, || CELLS);
+        assert!(samples.len() >= 10);
+        for sample in samples {
+            assert_eq!(sample.high(), 1000 + sample.step);
+        }
     }
 
     #[test]

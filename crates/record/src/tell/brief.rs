@@ -7,7 +7,7 @@ use crate::dump::state::{DeviceState, State};
 use crate::sites::{By, Usage};
 use crate::size::Bytes;
 use crate::text::{PART, about, events};
-use crate::{conclusion, cut, plain};
+use crate::{conclusion, counted, cut, plain};
 use std::fmt::{self, Write};
 
 /// Rows of each table.
@@ -32,7 +32,14 @@ fn write(out: &mut String, state: &State, most: usize) -> fmt::Result {
     for device in &state.devices {
         of_device(out, state, device, most)?;
     }
-    events(out, state, MOST_EVENTS)
+    Ok(())
+}
+
+/// The few last events.
+pub fn last_events(state: &State) -> String {
+    let mut out = String::new();
+    let _ = events(&mut out, state, MOST_EVENTS);
+    out
 }
 
 fn of_device(out: &mut String, state: &State, device: &DeviceState, most: usize) -> fmt::Result {
@@ -52,8 +59,8 @@ fn of_device(out: &mut String, state: &State, device: &DeviceState, most: usize)
         writeln!(out, "  {name:<PART$} {:>12} {percent:>5.1}%", Bytes(bytes).to_string())?;
     }
     lines(out, state, device, most)?;
-    steps(out, device)?;
-    peaks(out, device)
+    steps(out, device, MOST_RUNS)?;
+    peaks(out, device, MOST_RUNS)
 }
 
 /// The lines that hold most of the live bytes.
@@ -81,14 +88,14 @@ fn lines(out: &mut String, state: &State, device: &DeviceState, most: usize) -> 
     let others = found.get(MOST_LINES..).unwrap_or_default();
     if !others.is_empty() {
         let sum = |of: fn(&Usage) -> u64| others.iter().map(|other| of(&other.usage)).sum();
-        let name = format!("{} other lines", others.len());
+        let name = counted(others.len() as u64, "other line");
         row(out, &name, sum(|usage| usage.blocks), sum(|usage| usage.bytes))?;
     }
     Ok(())
 }
 
-/// The live blocks by the steps of their allocation.
-fn steps(out: &mut String, device: &DeviceState) -> fmt::Result {
+/// The live blocks by the steps of their allocation, in at most `most` rows.
+pub(super) fn steps(out: &mut String, device: &DeviceState, most: usize) -> fmt::Result {
     let rows: Vec<(u64, u64)> =
         device.live_by_step().into_iter().map(|(step, sum)| (step, sum.bytes)).collect();
     let runs = alike::runs(&rows);
@@ -104,11 +111,11 @@ fn steps(out: &mut String, device: &DeviceState) -> fmt::Result {
             _ => format!("from {} to {}, {} in all", Bytes(run.from), Bytes(run.to), Bytes(sum)),
         }
     };
-    table(out, &runs, told)
+    table(out, &runs, most, told)
 }
 
-/// The peaks of the run.
-fn peaks(out: &mut String, device: &DeviceState) -> fmt::Result {
+/// The peaks of the run, in at most `most` rows.
+pub(super) fn peaks(out: &mut String, device: &DeviceState, most: usize) -> fmt::Result {
     let rows: Vec<(u64, u64)> = device.peaks_by_step().into_iter().collect();
     let runs = alike::runs(&rows);
     if !runs.is_empty() {
@@ -119,18 +126,24 @@ fn peaks(out: &mut String, device: &DeviceState) -> fmt::Result {
         (_, true) => format!("alike, {} at the peak of each", Bytes(run.from.max(run.to))),
         _ => format!("from {} to {}", Bytes(run.from), Bytes(run.to)),
     };
-    table(out, &runs, told)
+    table(out, &runs, most, told)
 }
 
-/// The first run and the last ones: those in between are seldom of interest.
-fn table(out: &mut String, runs: &[Run], told: impl Fn(&Run) -> String) -> fmt::Result {
-    let left_out = runs.len().saturating_sub(MOST_RUNS);
+/// The first run and the last ones, `most` in all: those in between are seldom of interest.
+fn table(
+    out: &mut String,
+    runs: &[Run],
+    most: usize,
+    told: impl Fn(&Run) -> String,
+) -> fmt::Result {
+    let left_out = runs.len().saturating_sub(most);
+    let more = if most == MOST_RUNS { ": --full" } else { "" };
     for (number, run) in runs.iter().enumerate() {
         if left_out > 1 && number == 1 {
             let steps = (runs[1].first, runs[left_out].last);
             writeln!(
                 out,
-                "  {:<29} {left_out} more rows: --full",
+                "  {:<29} {left_out} more rows{more}",
                 format!("{} to {}", steps.0, steps.1)
             )?;
         }
@@ -165,6 +178,38 @@ mod tests {
         );
         assert!(page.contains("steps 4 to 846                alike, 1.17 GiB at the peak of each"));
         assert!(page.lines().count() < 12, "{page}");
+    }
+
+    #[test]
+    fn the_peak_of_a_step_is_that_between_its_looks_too() {
+        let mib = 1 << 20;
+        // Steps that grow by 14 MiB. In each second one nothing is taken from the driver, so that
+        // its one look is at its end, where 130 MiB less are live.
+        let stretch = |step: u64| Stretch {
+            step,
+            live_high_bytes: (600 + 14 * step - if step.is_multiple_of(2) { 130 } else { 0 }) * mib,
+            in_use_high_bytes: (602 + 14 * step) * mib,
+            ..Stretch::default()
+        };
+        let timeline = (1..=20).map(stretch).collect();
+        let device = DeviceState { timeline, live_peak_bytes: 880 * mib, ..DeviceState::default() };
+        let page = brief(&State { devices: vec![device.clone()], ..State::default() }, 80);
+        assert!(page.contains("steps 1 to 20                 from 616.00 MiB to 880.00 MiB"));
+        assert_eq!(device.peaks_by_step()[&4], 658 * mib);
+    }
+
+    #[test]
+    fn all_rows_that_a_table_leaves_out_are_in_the_whole_text() {
+        let high = |step: u64| if step.is_multiple_of(2) { 1 << 30 } else { 1 << 20 };
+        let stretch = |step| Stretch { step, live_high_bytes: high(step), ..Stretch::default() };
+        let timeline = (0..100).map(stretch).collect();
+        let device = DeviceState { timeline, ..DeviceState::default() };
+        let state = State { devices: vec![device], ..State::default() };
+        assert!(brief(&state, 80).contains("94 more rows: --full"));
+        let whole = crate::text::fitting(&state, 80);
+        for step in 0..100 {
+            assert!(whole.contains(&format!("\n  step {step:<3} ")), "{step}: {whole}");
+        }
     }
 
     #[test]

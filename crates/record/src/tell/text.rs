@@ -3,14 +3,16 @@
 
 use crate::dump::state::{Class, DeviceState, ProcessState, Segment, State, Sum};
 use crate::held::{IDLE, LOST};
-use crate::plain;
 use crate::size::Bytes;
 use crate::stream::{NO_STREAM, StreamNumber};
+use crate::{brief, counted, plain};
 use std::fmt::{self, Write};
 
 /// Segments drawn, the longest first; events listed; characters of a drawing.
 const MOST_SEGMENTS: usize = 64;
 const MOST_EVENTS: usize = 64;
+/// Rows of a table by steps: all of a timeline.
+const MOST_STEPS: usize = 512;
 const MOST_WIDTH: usize = 64;
 const LEAST_WIDTH: usize = 16;
 /// Columns before a drawing.
@@ -70,16 +72,16 @@ fn write(out: &mut String, state: &State, cells: u64) -> fmt::Result {
             let this = rung.this_time.unwrap_or_default();
             writeln!(
                 out,
-                "  {:<18} {:>18} {:>12} {:>10}   {} times, {}, {} us",
+                "  {:<18} {:>18} {:>12} {:>10}   {}, {}, {} us",
                 rung.name,
                 if rung.this_time.is_some() {
-                    format!("{} times", this.calls)
+                    counted(this.calls, "time")
                 } else {
                     "not climbed".to_owned()
                 },
                 Bytes(this.bytes).to_string(),
                 this.nanoseconds / 1000,
-                rung.all.calls,
+                counted(rung.all.calls, "time"),
                 Bytes(rung.all.bytes),
                 rung.all.nanoseconds / 1000
             )?;
@@ -188,6 +190,8 @@ fn of_device(out: &mut String, device: &DeviceState, cells: u64) -> fmt::Result 
             StreamNumber(block.stream)
         )?;
     }
+    brief::steps(out, device, MOST_STEPS)?;
+    brief::peaks(out, device, MOST_STEPS)?;
     map(out, device, cells)
 }
 
@@ -209,14 +213,12 @@ fn map(out: &mut String, device: &DeviceState, cells: u64) -> fmt::Result {
         )?;
     }
     if left_out > 0 {
-        writeln!(out, "  and {left_out} shorter segments")?;
+        writeln!(out, "  and {}", counted(left_out as u64, "shorter segment"))?;
     }
     if device.merged_blocks > 0 {
-        writeln!(
-            out,
-            "  {} small blocks are merged with others of their slab",
-            device.merged_blocks
-        )?;
+        let are = if device.merged_blocks == 1 { "is" } else { "are" };
+        let blocks = counted(device.merged_blocks, "small block");
+        writeln!(out, "  {blocks} {are} merged with others of the same slab")?;
     }
     Ok(())
 }

@@ -48,21 +48,36 @@ pub struct Record {
     /// The sites of blocks.
     sites: sites::Tables,
     closed: AtomicBool,
-    moment: Mutex<Moment>,
+    moment: Mutex<Option<Moment>>,
 }
 
-/// The record at the last out-of-memory.
-#[derive(Default)]
+/// The record at an out-of-memory.
 struct Moment {
-    /// `None`: not kept.
-    file: Option<File>,
-    /// When a moment was last kept.
-    kept: Option<Instant>,
+    file: File,
+    /// When it was taken, and how long the copying took.
+    at: Instant,
+    took: Duration,
+    /// Live bytes and steps then, over all devices.
+    live: u64,
+    steps: u64,
 }
 
-/// After a kept out-of-memory, later ones within this time are not kept: a program may meet
-/// thousands.
-const BETWEEN_MOMENTS: Duration = Duration::from_secs(1);
+/// Copies take at most one part in so many of a program's time: it may meet thousands of refusals.
+const COPYING: u32 = 10;
+/// How long the exception of a refusal may take to free memory in which others are refused too.
+const UNWINDING: Duration = Duration::from_secs(5);
+
+impl Moment {
+    /// Whether a refusal takes the place of this one. The latest describes how the program ends, so
+    /// it does, unless it belongs to the same failure: another thread is refused while the
+    /// exception of this one empties the heap (less than half is live, soon after, in the same
+    /// step).
+    fn gives_way(&self, now: Instant, live: u64, steps: u64) -> bool {
+        let after = now.duration_since(self.at);
+        let goes_on = steps != self.steps || after >= UNWINDING;
+        after >= self.took * COPYING && (goes_on || live >= self.live / 2)
+    }
+}
 
 const _: () = assert!(SHARDS <= 64, "a bit each in `used_shards`");
 
@@ -483,26 +498,32 @@ impl Record {
         }
     }
 
-    /// Keeps the record as it is at an out-of-memory, in place of the last kept one: much live
-    /// memory is freed before the exception reaches the end of the program. Keeps nothing within a
-    /// second of a kept one.
+    /// Keeps the record as it is at an out-of-memory, in place of one kept before: much live memory
+    /// is freed before the exception reaches the end of the program. The one before stays if this
+    /// refusal comes of the same failure, while its exception frees memory, or within a few
+    /// milliseconds.
     ///
     /// # Errors
-    /// The system's error for lack of memory; then nothing is kept.
+    /// The system's error for lack of memory; then the one before stays.
     pub fn keep_moment(&self) -> io::Result<()> {
         if !self.detail || !self.mapping.is_creator() {
             return Ok(());
         }
         let mut moment = self.moment.lock().unwrap_or_else(PoisonError::into_inner);
-        moment.file = None;
-        if moment.kept.is_none_or(|kept| kept.elapsed() >= BETWEEN_MOMENTS) {
-            moment.file = self.mapping.moment()?;
-            moment.kept = Some(Instant::now());
+        let devices = 0..self.devices;
+        let live = devices.clone().fold(0, |sum: u64, of| sum.saturating_add(self.live(of).0));
+        let steps =
+            devices.fold(0, |sum: u64, of| sum.wrapping_add(self.area(of).own(DeviceGauge::Step)));
+        let at = Instant::now();
+        if moment.as_ref().is_none_or(|kept| kept.gives_way(at, live, steps)) {
+            let file = self.mapping.moment()?;
+            let took = at.elapsed();
+            *moment = file.map(|file| Moment { file, at, took, live, steps });
         }
         Ok(())
     }
 
-    /// Leaves a copy of the record for after the process's end, as it was at the last out-of-memory
+    /// Leaves a copy of the record for after the process's end, as it was at the kept out-of-memory
     /// ([`Record::keep_moment`]) or as it is now, as if the process had been killed at that moment:
     /// see [`Mapping::copy`].
     ///
@@ -512,8 +533,8 @@ impl Record {
         if !self.detail || !self.mapping.is_creator() {
             return Ok(None);
         }
-        match &self.moment.lock().unwrap_or_else(PoisonError::into_inner).file {
-            Some(moment) => self.mapping.copy_moment(moment),
+        match &*self.moment.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some(moment) => self.mapping.copy_moment(&moment.file),
             None => self.mapping.copy(),
         }
     }
@@ -765,5 +786,29 @@ impl DeviceWriter {
         if self.record.detail {
             self.area.add(gauge, n);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_latest_refusal_is_kept_but_none_that_comes_of_the_failure_before_it() {
+        let at = Instant::now();
+        let file = tempfile::tempfile().expect("a file");
+        let took = Duration::from_millis(5);
+        let kept = Moment { file, at, took, live: 1000, steps: 7 };
+        let after = |seconds: f64, live, steps| {
+            kept.gives_way(at + Duration::from_secs_f64(seconds), live, steps)
+        };
+        // A batch that is halved until it fits: each refusal takes the place of the one before.
+        assert!(after(0.2, 1000, 7) && after(0.2, 700, 7));
+        // A second thread is refused while the exception of the first frees the heap.
+        assert!(!after(0.2, 100, 7) && !after(4.0, 100, 7));
+        // The program went on: by a step, or for longer than an exception takes.
+        assert!(after(0.2, 100, 8) && after(6.0, 100, 7));
+        // Thousands of refusals cost a tenth of the time at most.
+        assert!(!after(0.04, 1000, 7));
     }
 }

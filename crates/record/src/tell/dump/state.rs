@@ -231,9 +231,17 @@ impl DeviceState {
         let mut peaks: BTreeMap<u64, u64> = BTreeMap::new();
         for stretch in &self.timeline {
             let peak = peaks.entry(stretch.step).or_default();
-            *peak = (*peak).max(stretch.live_high_bytes);
+            *peak = (*peak).max(self.peak_of(stretch));
         }
         peaks
+    }
+
+    /// Live bytes at the peak of a stretch. A look sees the live bytes of its moment only, and a
+    /// step that needs no memory from the driver has one look, at its end. The bytes in use have
+    /// the peak between looks too, with the free slots of slabs; more than the exact peak of the
+    /// run was never live.
+    pub fn peak_of(&self, stretch: &Stretch) -> u64 {
+        stretch.live_high_bytes.max(stretch.in_use_high_bytes.min(self.live_peak_bytes))
     }
 }
 
@@ -355,7 +363,7 @@ pub struct Largest {
 pub struct Stretch {
     /// End of the stretch.
     pub time_nanoseconds: u64,
-    /// The training step then.
+    /// The training step of its highest memory.
     pub step: u64,
     /// Lowest live bytes at any look.
     pub live_low_bytes: u64,

@@ -6,11 +6,17 @@
 //! from the moment of its allocation, exact for the latest blocks, from the ring of events. The
 //! other blocks of a step come in proportion, as fast as the lows of later live memory leave room:
 //! memory that lives to the end was part of every low since.
+//!
+//! Without marked steps, only the ring knows when a block was allocated: before the ring's first
+//! event, the parts of live memory are not known.
+//!
+//! The course begins at the first step, not with the loading before it.
 
 use std::collections::{BTreeMap, HashMap};
 
 use serde::Serialize;
 
+use super::latest;
 use super::lines::{CLASSES, Lines, live};
 use crate::EventKind;
 use crate::dump::state::{DeviceState, State, Stretch};
@@ -19,6 +25,10 @@ use crate::dump::state::{DeviceState, State, Stretch};
 /// many of the run.
 const LONG: u64 = 3;
 const SEEN: u64 = 50;
+/// Live memory above one part in so many of its peak has begun, if no steps are marked.
+const BEGUN: u64 = 10;
+/// Less than one part in so many of the run is not left out.
+const LEFT_OUT: u64 = 10;
 
 /// Live memory over time, in parts.
 #[derive(Debug, Default, PartialEq, Serialize)]
@@ -33,6 +43,60 @@ pub struct Course {
     pub high: Vec<u64>,
     /// The highest held bytes; empty if unknown.
     pub held: Vec<u64>,
+    /// Parts before this one are not known by line.
+    pub known_from: usize,
+    /// Seconds of the run before the first part.
+    pub left_out: f64,
+}
+
+/// The part with which the picture begins: that of the first step, or that in which live memory
+/// begins to rise.
+fn first_part(device: &DeviceState) -> usize {
+    let timeline = &device.timeline;
+    let (Some(first), Some(last)) = (timeline.first(), timeline.last()) else { return 0 };
+    // The ends of the steps.
+    let ends: Vec<u64> = timeline
+        .chunk_by(|one, other| one.step == other.step)
+        .filter_map(|step| Some(step.last()?.time_nanoseconds))
+        .collect();
+    let begin = match &ends[..] {
+        // What came before the first step counts as part of it: it is given as long as the longest
+        // of the others.
+        [end, _, _, ..] => {
+            let lasts = ends.windows(2).map(|pair| pair[1].saturating_sub(pair[0]));
+            let part = timeline.partition_point(|part| part.time_nanoseconds <= *end);
+            let begin = end.saturating_sub(lasts.max().unwrap_or(0));
+            timeline.partition_point(|part| part.time_nanoseconds < begin).min(part)
+        }
+        _ => {
+            let peak = timeline.iter().map(|part| part.live_high_bytes).max().unwrap_or(0);
+            let has_begun = |part: &Stretch| part.live_high_bytes > peak / BEGUN;
+            timeline.iter().position(has_begun).unwrap_or(0)
+        }
+    };
+    let whole = last.time_nanoseconds.saturating_sub(first.time_nanoseconds);
+    let before = timeline[begin].time_nanoseconds.saturating_sub(first.time_nanoseconds);
+    if before < whole / LEFT_OUT { 0 } else { begin }
+}
+
+/// When the picture of a device's run begins, nanoseconds since 1970; 0: with the run.
+pub fn begin(device: &DeviceState) -> u64 {
+    match first_part(device) {
+        0 => 0,
+        part => {
+            let shown = &device.timeline[part..];
+            shown[0].time_nanoseconds.saturating_sub(part_length(shown))
+        }
+    }
+}
+
+/// The usual length of a part, nanoseconds.
+fn part_length(timeline: &[Stretch]) -> u64 {
+    let lasts =
+        |pair: &[Stretch]| pair[1].time_nanoseconds.saturating_sub(pair[0].time_nanoseconds);
+    let mut lengths: Vec<u64> = timeline.windows(2).map(lasts).collect();
+    lengths.sort_unstable();
+    lengths.get(lengths.len() / 2).copied().unwrap_or(0)
 }
 
 impl Course {
@@ -60,7 +124,23 @@ impl Course {
                 }
             }
         }
-        spread(&mut added, &by_step, timeline);
+        let has_steps = timeline.iter().any(|part| part.step != timeline[0].step);
+        let last = timeline.len() - 1;
+        let known_from = match has_steps {
+            true => {
+                spread(&mut added, &by_step, timeline);
+                0
+            }
+            false => {
+                let since = latest::since(state, device, lines).unwrap_or(u64::MAX);
+                let part = timeline.partition_point(|part| part.time_nanoseconds < since);
+                let part = (part + usize::from(part > 0)).min(last);
+                for (line, bytes) in by_step.values().flat_map(|sums| sums.iter().enumerate()) {
+                    added[line][part] = added[line][part].saturating_add(*bytes);
+                }
+                part
+            }
+        };
         for line in &mut added {
             let mut sum = 0u64;
             for bytes in line {
@@ -68,7 +148,21 @@ impl Course {
                 *bytes = sum;
             }
         }
-        Some(drawn(timeline, &added))
+        let first = first_part(device);
+        let layers: Vec<&[u64]> = added.iter().map(|line| &line[first..]).collect();
+        let mut course = drawn(device, first, &layers);
+        // Blocks of the ring before that are not all of a line's.
+        let known = timeline[known_from].time_nanoseconds;
+        let end = timeline[last].time_nanoseconds;
+        let before = -(end.saturating_sub(known) as f64) / 1e9;
+        course.known_from = match known_from {
+            0 => 0,
+            _ => course.edges[1..].partition_point(|&edge| edge < before),
+        };
+        for line in &mut course.layers {
+            line[..course.known_from].fill(0);
+        }
+        Some(course)
     }
 }
 
@@ -121,15 +215,12 @@ fn spread(added: &mut [Vec<u64>], by_step: &BTreeMap<u64, [u64; CLASSES]>, timel
 
 /// The course with its times. If nothing was noted for longer than a part lasts, live memory stayed
 /// as it was: that becomes a part of its own, or it would look like the next one.
-fn drawn(timeline: &[Stretch], layers: &[Vec<u64>]) -> Course {
+fn drawn(device: &DeviceState, first: usize, layers: &[&[u64]]) -> Course {
+    let timeline = &device.timeline[first..];
     let end = timeline.last().map_or(0, |last| last.time_nanoseconds);
     let before = |time: u64| -(end.saturating_sub(time) as f64) / 1e9;
-    let lasts =
-        |pair: &[Stretch]| pair[1].time_nanoseconds.saturating_sub(pair[0].time_nanoseconds);
-    let mut lengths: Vec<u64> = timeline.windows(2).map(lasts).collect();
-    lengths.sort_unstable();
     // The start of a part is unknown: parts have one length, except those that end early.
-    let length = lengths.get(lengths.len() / 2).copied().unwrap_or(0);
+    let length = part_length(timeline);
     let began = timeline.first().map_or(0, |first| first.time_nanoseconds);
     let gap = (LONG * length).max(end.saturating_sub(began) / SEEN);
     let mut course = Course { layers: vec![Vec::new(); layers.len()], ..Course::default() };
@@ -152,10 +243,12 @@ fn drawn(timeline: &[Stretch], layers: &[Vec<u64>]) -> Course {
                 add(next, last.step, number, stayed, last.reserved_high_bytes);
             }
         }
-        let Stretch { time_nanoseconds, step, live_high_bytes, reserved_high_bytes, .. } = *stretch;
-        add(time_nanoseconds, step, part, live_high_bytes, reserved_high_bytes);
+        let Stretch { time_nanoseconds, step, reserved_high_bytes, .. } = *stretch;
+        add(time_nanoseconds, step, part, device.peak_of(stretch), reserved_high_bytes);
         earlier = Some((part, stretch));
     }
     course.edges.insert(0, before(began.saturating_sub(length)));
+    let run = device.timeline.first().map_or(0, |first| first.time_nanoseconds);
+    course.left_out = began.saturating_sub(run) as f64 / 1e9;
     course
 }

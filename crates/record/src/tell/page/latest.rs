@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::course::Course;
+use super::course::{self, Course};
 use super::lines::{CLASSES, Lines, live};
 use crate::EventKind;
 use crate::dump::state::{DeviceState, Event, State};
@@ -22,10 +22,27 @@ struct Moment {
     freed: u64,
 }
 
-/// The last events of a device, as far back as they are whole. An overwritten ring has gaps, where
-/// a block is freed or allocated twice, or more would be live than ever was; the picture begins
-/// there. `None`: too few events.
+/// The last events of a device, as far back as they are whole, and no further than the course of
+/// the run. `None`: too few events.
 pub fn course(state: &State, device: &DeviceState, lines: &Lines<'_>) -> Option<Course> {
+    let mut moments = moments(state, device, lines);
+    let begin = course::begin(device);
+    moments.drain(..moments.partition_point(|moment| moment.time < begin));
+    let (first, last) = (moments.first()?.time, moments.last()?.time);
+    if moments.len() < LEAST_EVENTS || first >= last {
+        return None;
+    }
+    Some(drawn(&moments, device))
+}
+
+/// The time from which on all events are known, nanoseconds since 1970.
+pub fn since(state: &State, device: &DeviceState, lines: &Lines<'_>) -> Option<u64> {
+    moments(state, device, lines).first().map(|moment| moment.time)
+}
+
+/// Live memory after each of the last events, oldest first. An overwritten ring has gaps, where a
+/// block is freed or allocated twice, or more would be live than ever was; the moments begin there.
+fn moments(state: &State, device: &DeviceState, lines: &Lines<'_>) -> Vec<Moment> {
     let names = [EventKind::Malloc, EventKind::Free].map(EventKind::name);
     let of_device = |event: &&Event| {
         u32::from(event.device) == device.device && names.contains(&event.kind.as_str())
@@ -61,11 +78,7 @@ pub fn course(state: &State, device: &DeviceState, lines: &Lines<'_>) -> Option<
         }
     }
     moments.reverse();
-    let (first, last) = (moments.first()?.time, moments.last()?.time);
-    if moments.len() < LEAST_EVENTS || first >= last {
-        return None;
-    }
-    Some(drawn(&moments, device))
+    moments
 }
 
 fn sum(layers: &[u64], freed: u64) -> u64 {

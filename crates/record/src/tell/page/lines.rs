@@ -14,6 +14,8 @@ use crate::sites::{By, Growth, SiteId, Sites};
 
 /// Lines that have a letter.
 pub const NAMED: usize = 8;
+/// A line with fewer live bytes than one part in so many has none.
+const LEAST_PART: u64 = 200;
 /// The class of the others.
 pub const OTHERS: usize = NAMED;
 /// Lines with a letter, and the others.
@@ -107,7 +109,9 @@ impl<'a> Lines<'a> {
         }
         let mut named: Vec<(Key<'a>, Sum)> = sums.into_iter().collect();
         named.sort_unstable_by_key(|&(key, sum)| (std::cmp::Reverse(sum.bytes), key));
-        let rest = named.split_off(NAMED.min(named.len()));
+        let all = named.iter().fold(0u64, |all, line| all.saturating_add(line.1.bytes));
+        let large = named.partition_point(|line| line.1.bytes >= all / LEAST_PART);
+        let rest = named.split_off(large.clamp(1, NAMED).min(named.len()));
         let add = |mut all: Sum, other: &(Key<'_>, Sum)| {
             all.bytes = all.bytes.saturating_add(other.1.bytes);
             all.blocks = all.blocks.saturating_add(other.1.blocks);

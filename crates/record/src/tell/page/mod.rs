@@ -20,6 +20,8 @@ use serde_json::{Value, json};
 
 use crate::conclusion::device_of;
 use crate::dump::state::{DeviceState, State};
+use crate::run::shown_command;
+use crate::{cut, plain};
 use course::Course;
 use lines::Lines;
 use map::Map;
@@ -35,11 +37,16 @@ const SCRIPT: &str = concat!(include_str!("map.js"), include_str!("page.js"));
 /// The longest page written, bytes. The fullest state has some 400 KiB.
 pub const MOST_BYTES: u64 = 4 << 20;
 
+/// Characters of the program's name.
+const MOST_NAME: usize = 80;
+
 /// Facts beside the state.
 #[derive(Clone, Debug, Default)]
 pub struct About {
     /// How the process ended, or the reason for the page, in a sentence or two.
     pub said: String,
+    /// Whether the process ran out of memory, even if the state has no refusal.
+    pub ran_out: bool,
     /// The device of the page; if unset, that of the refused request, or the one with most held.
     pub device: Option<u32>,
     /// The time to give up.
@@ -72,6 +79,8 @@ pub fn write(out: &mut dyn Write, state: &State, about: &About) -> io::Result<()
     let refused = state.out_of_memory.as_ref();
     let facts = json!({
         "command": process.command,
+        "program": program(&process.command),
+        "ran_out": about.ran_out || refused.is_some(),
         "conclusion": state.conclusion,
         "said": about.said,
         "process": {
@@ -122,6 +131,20 @@ pub fn fill(page: &str, parts: &[(&str, &str)]) -> String {
     }
     out.push_str(rest);
     out
+}
+
+/// The program's name: its script without the interpreter, its options and the path; else the first
+/// words of the command.
+fn program(command: &str) -> String {
+    let command = shown_command(&plain(command));
+    let mut words = command.split(' ');
+    let first = words.next().unwrap_or_default();
+    let script = match first.starts_with("python") {
+        true => words.find(|word| word.ends_with(".py")),
+        false => None,
+    };
+    let name = script.and_then(|script| script.rsplit('/').next());
+    cut(name.unwrap_or(&command), MOST_NAME)
 }
 
 fn facts_of(device: &DeviceState) -> Value {

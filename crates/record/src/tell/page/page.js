@@ -2,6 +2,10 @@ const facts = JSON.parse(document.getElementById("facts").textContent);
 const { device, lines } = facts;
 const LETTERS = "ABCDEFGH", OTHERS = 8;
 const share = (part, whole) => whole ? (100 * part / whole).toFixed(part < whole / 100 ? 1 : 0) + "%" : "-";
+const blocks = count => count === 1 ? "1 block" : `${count} blocks`;
+/* Why a picture begins where it does. */
+const whereFrom = course => new Set(course.steps).size > 1 ? "it begins with the first step"
+  : "it begins where live memory begins to rise";
 const amount = name => name.replace(/^blocks of (\d+) B$/, (_, bytes) => `blocks of ${size(+bytes)}`);
 
 /* What is drawn of each line: its name, colour and letter; the others are the last. */
@@ -54,21 +58,28 @@ function drawCourse(title, course, said, even) {
   if (!course) return;
   const whole = section(title), span = -course.edges[0], parts = course.high.length;
   const at = course.edges.map((edge, part) => even ? part / parts : span > 0 ? 1 + edge / span : 0);
-  if (!hasKey) key(whole, [...classes.map(({ name, colour, letter, number }) =>
+  const isFirst = !hasKey, known = course.known_from || 0;
+  if (isFirst) key(whole, [...classes.map(({ name, colour, letter, number }) =>
     ({ name, colour, letter, note: size(number === OTHERS ? rest.bytes : lines[number].bytes) })),
-  { name: "freed before the end", colour: "--freed", kind: "hatched" }]);
+  { name: "freed before the end", colour: "--freed", kind: "hatched" },
+  ...(known ? [{ name: "live, lines not known", colour: "--unknown" }] : [])]);
   hasKey = true;
   layered(whole, {
     title, edges: at, rest: course.high, marks: marksOf(course, at),
     line: course.held.length ? course.held : null,
-    layers: classes.map(({ name, colour, letter, number }) =>
+    layers: [...classes.map(({ name, colour, letter, number }) =>
       ({ name, colour, letter, values: course.layers[number] })),
+    ...(known ? [{ name: "live", colour: "--unknown",
+      values: course.high.map((bytes, part) => part < known ? bytes : 0) }] : [])],
+    // What stands below the first picture need not stand below the second too.
+    isQuiet: !isFirst,
     say: part => {
       const parts = classes.map(({ name, number }) => [name, course.layers[number][part]])
         .filter(entry => entry[1]).sort((one, other) => other[1] - one[1]).slice(0, 3);
       const when = seconds(course.edges[part + 1]);
-      return [`${when === "the end" ? "At the end" : when + " before the end"}, step ${course.steps[part]}: `
-        + `live up to ${size(course.high[part])}`, ...parts.map(([name, bytes]) => `${name} ${size(bytes)}`)].join("; ");
+      const isEnd = when === "the end";
+      return [`${isEnd ? "At the end" : when + " before the end"}, step ${course.steps[part]}: live `
+        + (isEnd ? size(device.live) : `up to ${size(course.high[part])}`), ...parts.map(([name, bytes]) => `${name} ${size(bytes)}`)].join("; ");
     },
   });
   const axis = document.createElement("div");
@@ -76,7 +87,10 @@ function drawCourse(title, course, said, even) {
   put(axis, "span", `${seconds(span)} before`);
   put(axis, "span", "the end");
   whole.querySelector(".chart").after(axis);
-  put(whole, "p", said, "soft");
+  const left = course.left_out > 0
+    ? ` The ${seconds(course.left_out)} before it are left out: ${whereFrom(course)}.` : "";
+  const grey = known ? " Grey: live, but the record does not know from which lines that long ago." : "";
+  put(whole, "p", said + grey + left, "soft");
 }
 
 /* Lines of source, without the indentation that they share; a long one goes on below its own text. */
@@ -100,8 +114,8 @@ function drawLine(parent, line, number) {
   put(head, "b", size(line.bytes));
   whole.append(stack([{ name, colour, bytes: line.bytes }], lines[0].bytes));
   const grows = line.growth ? `; grows by ${size(line.growth.bytes_a_step)} a step since step ${line.growth.since_step}` : "";
-  put(whole, "div", `${share(line.bytes, device.live)} of what is live, ${line.blocks} block`
-    + `${line.blocks === 1 ? "" : "s"}${grows}`, line.growth ? "" : "soft");
+  put(whole, "div", `${share(line.bytes, device.live)} of what is live, ${blocks(line.blocks)}${grows}`,
+    line.growth ? "" : "soft");
   if (line.source) {
     const text = put(whole, "pre");
     drawSource(text, line.source);
@@ -118,8 +132,9 @@ function drawLine(parent, line, number) {
 }
 
 const { process } = facts;
-document.getElementById("command").textContent = facts.command;
-document.title = `gruyere: ${facts.command}`;
+const heading = facts.program + (facts.ran_out ? " ran out of memory" : "");
+document.getElementById("command").textContent = heading;
+document.title = `gruyere: ${heading}`;
 const verdict = document.getElementById("verdict"), words = [];
 // A line that goes on where the one before it was cut begins with two blanks.
 for (const line of facts.conclusion?.lines || [])
@@ -130,7 +145,7 @@ const [first, ...others] = (words[0] || "Nothing is concluded.").split(/(?<=[^.]
 put(verdict, "b", first);
 for (const said of [...others, ...words.slice(1)]) put(verdict, "div", said);
 verdict.classList.toggle("bad", Boolean(facts.refused) || facts.conclusion?.cause !== "nothing");
-document.getElementById("said").textContent = `${facts.said} Process ${process.pid}`
+document.getElementById("said").textContent = `${facts.said} Process ${process.pid} (${facts.command})`
   + `${process.rank == null ? "" : `, rank ${process.rank}`} on ${process.host}, device ${device.number} `
   + `${device.name}, step ${device.step}, gruyere ${process.gruyere}.`;
 listenToTheme(() => drawMap());
@@ -149,8 +164,8 @@ for (const other of facts.others) put(figures, "span",
 
 const of = facts.knows_lines ? "by line of the program" : "by size of block";
 drawCourse(`Live over the run, ${of}`, facts.course,
-  "Colour: memory still live at the end. Hatched: memory freed before. Dashed: held from the driver. Older parts are "
-  + "approximate within a step.");
+  "Colour: memory still live at the end. Hatched: memory freed before. Dashed: held from the driver."
+  + (new Set(facts.course?.steps).size > 1 ? " Older parts are approximate within a step." : ""));
 drawCourse(`The last ${seconds(facts.latest ? facts.latest.edges[0] : 0)}, malloc by malloc`, facts.latest,
   "Colour: memory still live at the end. Hatched: memory freed before. Each malloc or free has the same width.", true);
 if (!facts.course && !facts.latest) put(section("Over the run"), "p",
@@ -158,7 +173,7 @@ if (!facts.course && !facts.latest) put(section("Over the run"), "p",
 
 const held = section(`Live at the end, ${of}`);
 lines.forEach((line, number) => drawLine(held, line, number));
-if (rest.count) put(held, "p", `${classes[classes.length - 1].name}: ${size(rest.bytes)} in ${rest.blocks} blocks.`, "soft");
+if (rest.count) put(held, "p", `${classes[classes.length - 1].name}: ${size(rest.bytes)} in ${blocks(rest.blocks)}.`, "soft");
 if (!facts.knows_lines) put(held, "p", "No lines of the program are known; `blame:large` in GRUYERE_CONF keeps them, "
   + "under python -m gruyere.", "soft");
 else if (!lines.some(line => line.source)) put(held, "p", "No source is shown: its files are not here, or were changed "

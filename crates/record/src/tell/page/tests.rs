@@ -240,3 +240,86 @@ fn a_million_blocks_of_ten_thousand_lines_are_a_page_of_bounded_size_within_its_
     segment.bytes = 512_000_000;
     assert!((page(&state).len() as u64) < MOST_BYTES / 4);
 }
+
+#[test]
+fn the_course_begins_with_the_first_step_and_not_with_the_loading_before_it() {
+    let mut state = state();
+    // A minute of loading, in step 1 too.
+    let early = Stretch {
+        time_nanoseconds: 0,
+        step: 1,
+        live_high_bytes: MIB,
+        ..state.devices[0].timeline[0]
+    };
+    let loading = (0..60).map(|n| Stretch { time_nanoseconds: n * SECOND / 6, ..early });
+    state.devices[0].timeline.splice(0..0, loading);
+    let device = &state.devices[0];
+    let lines = Lines::of(&state, device);
+    let course = Course::of(&state, device, &lines).unwrap();
+    assert!(course.edges[0] >= -5.5, "{:?}", course.edges);
+    assert!(course.left_out > 9.0, "{}", course.left_out);
+    // Without steps: where live memory begins to rise.
+    state.devices[0].timeline.iter_mut().for_each(|part| part.step = 0);
+    let device = &state.devices[0];
+    let course = Course::of(&state, device, &Lines::of(&state, device)).unwrap();
+    assert!(course.edges[0] >= -5.5 && course.left_out > 9.0, "{:?}", course.edges);
+    // In which nothing was noted for long.
+    state.devices[0].timeline.drain(1..60);
+    for steps in [0, 1] {
+        let parts = state.devices[0].timeline.iter_mut().enumerate();
+        parts.for_each(|(n, part)| part.step = steps * (n as u64 / 2));
+        let device = &state.devices[0];
+        let course = Course::of(&state, device, &Lines::of(&state, device)).unwrap();
+        assert!(course.edges[0] >= -5.5 && course.left_out > 9.0, "{:?}", course.edges);
+    }
+}
+
+#[test]
+fn without_steps_nothing_is_coloured_by_line_before_the_first_event_of_the_ring() {
+    let mut state = state();
+    state.devices[0].timeline.iter_mut().for_each(|part| part.step = 0);
+    let device = &state.devices[0];
+    let lines = Lines::of(&state, device);
+    let course = Course::of(&state, device, &lines).unwrap();
+    assert_eq!((course.known_from, course.high.len()), (7, 8));
+    for part in 0..8 {
+        let sum: u64 = course.layers.iter().map(|line| line[part]).sum();
+        assert_eq!(sum, if part < 7 { 0 } else { 500 * MIB }, "{part}");
+    }
+    // The ring has the allocation of the last 200 MiB.
+    let malloc = Event {
+        kind: EventKind::Malloc.name().into(),
+        address: (1 << 40) + 300 * MIB,
+        size: 200 * MIB,
+        time_nanoseconds: 13 * SECOND - 1,
+        ..Event::default()
+    };
+    state.events.entries = vec![malloc];
+    let device = &state.devices[0];
+    let course = Course::of(&state, device, &Lines::of(&state, device)).unwrap();
+    assert_eq!(course.known_from, 5);
+    assert_eq!(course.layers[0][4..], [0, 300 * MIB, 300 * MIB, 300 * MIB]);
+}
+
+#[test]
+fn a_line_below_half_a_percent_has_no_box_of_its_own() {
+    let mut state = state();
+    let small = Block(MIB, BlockKind::Live, MIB, 0, 0, Some(4), SiteId::NONE);
+    state.devices[0].segments[0].blocks.push(small);
+    let device = &state.devices[0];
+    let lines = Lines::of(&state, device);
+    let told = lines.told(&state, device, &|| Ok(())).unwrap();
+    assert_eq!((told.len(), lines.others()["count"].as_u64()), (2, Some(1)));
+}
+
+#[test]
+fn the_heading_is_the_name_of_the_script() {
+    for (command, name) in [
+        ("/tmp/venv/bin/python -m gruyere /work/a1_losses.py --lr 1", "a1_losses.py"),
+        ("python3 -u train.py other.py", "train.py"),
+        ("/opt/bin/simulation --fast", "simulation --fast"),
+        ("", ""),
+    ] {
+        assert_eq!(program(command), name);
+    }
+}

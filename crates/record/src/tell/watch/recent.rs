@@ -40,9 +40,7 @@ fn highest<'a>(recent: impl Iterator<Item = &'a TimelineEntry>, device: &DeviceS
 /// The highest need at once. `backing:passthrough` has neither runs nor slabs: only the live bytes
 /// at the looks are known.
 pub(super) fn needed(sample: &Sample) -> u64 {
-    // Counters of different shards are read some microseconds apart: a difference may be negative.
-    let whole = |bytes: u64| if bytes > i64::MAX as u64 { 0 } else { bytes };
-    whole(sample.in_use_high).max(whole(sample.live_high))
+    sample.high()
 }
 
 #[cfg(test)]
