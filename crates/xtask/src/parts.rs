@@ -49,7 +49,7 @@ pub fn all(root: &Path) -> Vec<Part> {
         part("loom", &[], loom),
         part("instructions", &["valgrind"], |root| check(instructions::check(root))),
         slow("prometheus", &["prometheus"], prometheus),
-        slow("gpu rehearsal", &["binutils"], |root| check(gpu_bundle::rehearse(root))),
+        long("gpu rehearsal", &["binutils"], |root| check(gpu_bundle::rehearse(root))),
         slow("release", &["python3-venv"], wheels::part),
         slow("pytorch", &["python3-venv", "c++"], |root| {
             runner::command(&mut command(root, root.join("tests/pytorch/run"), &[]))
