@@ -36,8 +36,8 @@ enum Arguments {
     /// Run the tests: the header, NVIDIA's headers, Rust, the exports, memcheck, loom, the bar on
     /// instructions. Runs all parts, then fails if one failed.
     Test {
-        /// Run what takes long too: thousands of program starts, a real Prometheus, real PyTorch (it
-        /// installs a wheel of half a gigabyte the first time), PyTorch's own tests.
+        /// Run what takes long too: thousands of program starts, a real Prometheus, real PyTorch
+        /// (it installs a wheel of half a gigabyte the first time), PyTorch's own tests.
         #[arg(long)]
         all: bool,
         /// Run only the parts whose name contains this, of all that there are.
