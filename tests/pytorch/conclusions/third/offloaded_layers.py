@@ -3,7 +3,7 @@
 cause: too_large
 device: 256 MiB
 ends: oom
-never: offload|checkpoint|smaller batch
+never: or offloading|checkpoint|smaller batch
 """
 
 import os, time

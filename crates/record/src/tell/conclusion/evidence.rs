@@ -7,6 +7,9 @@ use crate::{BlockEntry, EventKind, LIFETIME_NAMES};
 use super::callers::Callers;
 use super::words::Names;
 
+/// Steps in a stretch that are few.
+const FEW_STEPS: u64 = 3;
+
 /// A refused request.
 pub struct Refused {
     /// Bytes asked for.
@@ -125,7 +128,13 @@ impl<'a> Evidence<'a> {
         }
         let before = low(since, since.saturating_add(few));
         let before = before.or_else(|| nearest(since).map(|one| one.live_low_bytes))?;
-        Some(low(late, u32::MAX)?.saturating_sub(before))
+        // A last stretch of few steps may have begun within one. The stretch before it may reach
+        // into these steps, and have the low between them.
+        let just_before = nearest(late.saturating_sub(1))
+            .filter(|one| one.step + FEW_STEPS >= u64::from(self.now))
+            .map(|one| one.live_low_bytes);
+        let end = low(late, u32::MAX)?.min(just_before.unwrap_or(u64::MAX));
+        Some(end.saturating_sub(before))
     }
 
     /// The sentence about missing lines, if sites are off.

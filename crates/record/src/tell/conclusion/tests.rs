@@ -164,6 +164,20 @@ fn a_queue_that_is_full_is_no_leak_while_live_memory_is_level() {
     assert_eq!(queue(|step| GIB + 64 * MIB * step.saturating_sub(68)).cause, Cause::Leak);
 }
 
+#[test]
+fn a_step_under_way_is_no_growth_where_only_its_own_stretch_is_left_of_the_last_steps() {
+    let mut made = with_weights(120);
+    let queue = made.line(24, "collect");
+    (97..120).for_each(|step| made.block(queue, step, 16 * MIB));
+    let level = GIB + 23 * 16 * MIB;
+    made.lows(|_| level);
+    made.device.timeline.retain(|stretch| stretch.step < 118);
+    let (live_low_bytes, live_high_bytes) = (2 * GIB, 3 * GIB);
+    let last = Stretch { step: 120, live_low_bytes, live_high_bytes, ..Stretch::default() };
+    made.device.timeline.push(last);
+    assert_eq!(made.concludes().cause, Cause::Nothing);
+}
+
 /// A program of equal steps: `kept` live at the end of a step, and within it up to `activations`
 /// more; `looks` per step. Cells of so many looks, the first of `first`. It ended so many looks
 /// before the end of the last step.

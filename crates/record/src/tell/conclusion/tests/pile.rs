@@ -40,6 +40,12 @@ fn forwards_that_pile_up_are_a_forgotten_no_grad_where_nothing_trains_on_them() 
     usual.device.timeline = unusual;
     usual.device.timeline.iter_mut().for_each(|stretch| stretch.live_high_bytes = 2400 * MIB);
     assert_eq!(usual.concludes().cause, Cause::Nothing);
+    // The training's last scores are live too.
+    let mut remnant = piled("evaluate", &[20, 20]);
+    let scores = remnant.module("head", 7, "train");
+    remnant.block(scores, 10, MIB);
+    remnant.trains(&[("train", 12), ("train", 20)]);
+    assert_eq!(remnant.concludes().cause, Cause::NoGrad);
     // Gradients were off: no graph keeps them.
     let mut outputs = piled("evaluate", &[20, 20]);
     outputs.trains(&[("train", 12)]);
