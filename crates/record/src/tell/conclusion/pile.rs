@@ -115,8 +115,8 @@ fn forwards(evidence: &Evidence<'_>) -> Option<Finding> {
     })
 }
 
-/// The sites of nearly all bytes: a remnant of another forward (the last scores of the training) must
-/// not hide the line that called them all.
+/// The sites of nearly all bytes: a remnant of another forward (the last scores of the training)
+/// must not hide the line that called them all.
 fn main_sites(stacks: &Stacks<'_>, whole: u64) -> Vec<SiteId> {
     let mut sizes: Vec<(u64, SiteId)> =
         stacks.iter().map(|(&id, blocks)| (size(blocks), id)).collect();
