@@ -37,7 +37,9 @@ class Planted:
 
     def post(self, process, *arguments):
         words = [COMMAND, "post", str(process.pid), "--directory", self.records, *arguments]
-        ran = subprocess.run(words, env=clean_environment(), capture_output=True, text=True)
+        # As wide as no line is wrapped.
+        wide = clean_environment() | {"COLUMNS": "200"}
+        ran = subprocess.run(words, env=wide, capture_output=True, text=True)
         assert ran.returncode in (0, 3), ran.stderr
         return ran.stdout
 

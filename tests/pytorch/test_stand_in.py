@@ -89,7 +89,7 @@ def test_recurrent_networks_train(phantom):
 def test_the_stand_in_has_the_cudnn_that_torch_was_built_with(phantom, monkeypatch):
     code = "import torch; print(torch.backends.cudnn.version(), '{}')"
     found = phantom.run(None, code=code, PHANTOM_CUDNN="9.99.1").check()
-    assert found.output.startswith("99901 "), found.output
+    assert found.out.startswith("99901 "), found.out
     wanted = ["filelock", 'nvidia-cudnn-cu13==9.26.0.51; platform_system == "Linux"']
     monkeypatch.setattr("importlib.metadata.requires", lambda name: wanted)
     assert _stand_in._cudnn_version() == {"PHANTOM_CUDNN": "9.26.0"}
