@@ -7,7 +7,8 @@ use super::evidence::{Evidence, Refused, is_persistent};
 use super::pile;
 use super::words::{bytes, percent};
 use super::{Cause, Finding};
-use crate::sites::{Frame, Phase};
+use crate::BlockEntry;
+use crate::sites::{By, Frame, Phase, Usage, usage};
 
 /// Steps needed before they are compared.
 const LEAST_STEPS: u32 = 3;
@@ -19,7 +20,7 @@ const LEAST_PART: u64 = 50;
 /// From this number on, several forwards may wait for one backward.
 const SEVERAL: usize = 3;
 /// From this number of blocks on, a line fills a buffer.
-const BUFFERED: usize = 4;
+const BUFFERED: u64 = 4;
 /// Lines shown of the model's callers: the caller, and the caller of its function.
 const CALLERS: usize = 2;
 const ACTIVATIONS: &str = "activations of the forward";
@@ -165,25 +166,23 @@ const BUFFER: &[&str] =
 /// Whether most of live memory is many blocks of one line outside of modules that is no part of the
 /// training: batches and weights fetched ahead, buffers.
 fn is_buffer(evidence: &Evidence<'_>) -> bool {
+    let Evidence { live, sites, now, .. } = evidence;
     let backward_lines = &evidence.state.training.backward_lines;
-    let mut lines: HashMap<&Frame, (usize, u64)> = HashMap::new();
-    for block in evidence.live.iter().filter(|block| !is_persistent(block) && block.capture == 0) {
-        let Some(site) = evidence.sites.get(block.site) else { continue };
-        let Some(line) = evidence.sites.line(block.site) else { continue };
-        let is_outside = site.phase == Phase::Unknown && site.module.is_empty();
+    let is_buffered = |block: &&BlockEntry| {
+        let (Some(site), Some(line)) = (sites.get(block.site), sites.line(block.site)) else {
+            return false;
+        };
         // Before the first backward, only an operation without gradients is known to be none of it.
         let is_trained = match backward_lines.is_empty() {
             true => !site.no_grad,
             false => backward_lines.contains(line),
         };
-        if is_outside && !is_trained {
-            let (blocks, bytes) = lines.entry(line).or_default();
-            *blocks += 1;
-            *bytes = bytes.saturating_add(block.size);
-        }
-    }
-    let half = evidence.live_bytes() / 2;
-    lines.values().any(|&(blocks, bytes)| blocks >= BUFFERED && bytes > half)
+        let is_outside = site.phase == Phase::Unknown && site.module.is_empty();
+        is_outside && !is_trained && !is_persistent(block) && block.capture == 0
+    };
+    let buffered: Vec<BlockEntry> = live.iter().filter(is_buffered).copied().collect();
+    let is_most = |line: &Usage| line.blocks >= BUFFERED && line.bytes > evidence.live_bytes() / 2;
+    usage(&buffered, sites, By::Line, *now).first().is_some_and(is_most)
 }
 
 /// The remedy depends on what fills the device.

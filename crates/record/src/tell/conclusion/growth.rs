@@ -245,9 +245,12 @@ fn of_modules<'a>(evidence: &Evidence<'_>, stacks: &[Stack<'a>]) -> Option<Calle
     let is_inside = |stack: &&Stack<'_>| !stack.site.module.is_empty();
     let inside: Vec<&Stack<'a>> = stacks.iter().filter(is_inside).collect();
     let sum = |stacks: &[&Stack<'_>]| stacks.iter().map(|stack| stack.bytes()).sum::<u64>();
-    let mut by_module: BTreeMap<&str, usize> = BTreeMap::new();
+    // Blocks per step, and bytes.
+    let mut by_module: BTreeMap<&str, (usize, u64)> = BTreeMap::new();
     for stack in &inside {
-        *by_module.entry(&stack.site.module).or_default() += stack.again();
+        let (blocks, bytes) = by_module.entry(&stack.site.module).or_default();
+        *blocks += stack.again();
+        *bytes += stack.bytes();
     }
     if by_module.len() < 2 || 2 * sum(&inside) < stacks.iter().map(Stack::bytes).sum() {
         return None;
@@ -261,13 +264,10 @@ fn of_modules<'a>(evidence: &Evidence<'_>, stacks: &[Stack<'a>]) -> Option<Calle
     let has_outside = stacks.iter().any(|stack| is_outside(&stack));
     // Without gradients there is no graph.
     let has_graph = inside.iter().any(|stack| !stack.site.no_grad);
-    let is_graph = has_graph && (has_outside || by_module.values().any(|&blocks| blocks > again));
-    let mut bytes_by_module: BTreeMap<&str, u64> = BTreeMap::new();
-    for stack in &inside {
-        *bytes_by_module.entry(&stack.site.module).or_default() += stack.bytes();
-    }
+    let is_graph =
+        has_graph && (has_outside || by_module.values().any(|&(blocks, _)| blocks > again));
     let notable = sum(&inside) / NOTABLE;
-    let modules = bytes_by_module.values().filter(|&&bytes| bytes >= notable).count();
+    let modules = by_module.values().filter(|&&(_, bytes)| bytes >= notable).count();
     if !is_graph && modules < 2 {
         return None;
     }

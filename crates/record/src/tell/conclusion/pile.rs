@@ -14,7 +14,7 @@ use super::growth::place;
 use super::words::of;
 use super::{Cause, Finding};
 use crate::BlockEntry;
-use crate::sites::{Frame, Phase, Site, SiteId};
+use crate::sites::{By, Frame, Phase, Site, SiteId, Usage, usage};
 
 /// A pile below this share of live memory (one part in so many) is no cause: a step may well hold
 /// much of its own.
@@ -48,7 +48,8 @@ const UNMARKED: &[&str] = &[
 ];
 
 /// The blocks of the running step, by site.
-type Stacks<'a> = HashMap<SiteId, Vec<&'a BlockEntry>>;
+type Stacks<'a> = HashMap<SiteId, Stack<'a>>;
+type Stack<'a> = Vec<&'a BlockEntry>;
 
 /// The pile, if there is one.
 pub fn find(evidence: &Evidence<'_>) -> Option<Finding> {
@@ -95,10 +96,10 @@ fn forwards(evidence: &Evidence<'_>) -> Option<Finding> {
     if modules.len() < 2 || !evidence.is_untrained(frame) {
         return None;
     }
-    let count = match passes(&stacks, whole) {
+    let count = match passes(stacks.values(), whole) {
         count if count >= AGAIN => count,
         _ if is_under_way(evidence, frame) => {
-            Some(passes(&without_input(&stacks), whole)).filter(|&count| count >= MANY)?
+            Some(passes(without_input(&stacks), whole)).filter(|&count| count >= MANY)?
         }
         _ => return None,
     };
@@ -139,12 +140,10 @@ fn is_under_way(evidence: &Evidence<'_>, frame: &Frame) -> bool {
 
 /// The stacks without the largest of those that have one block: the input of the operation under
 /// way, which may well be large.
-fn without_input<'a>(stacks: &Stacks<'a>) -> Stacks<'a> {
+fn without_input<'a, 'b>(stacks: &'b Stacks<'a>) -> impl Iterator<Item = &'b Stack<'a>> {
     let lone = stacks.iter().filter(|(_, blocks)| blocks.len() == 1);
     let input = lone.max_by_key(|(id, blocks)| (size(blocks), **id)).map(|(&id, _)| id);
-    let mut others = stacks.clone();
-    others.retain(|&id, _| Some(id) != input);
-    others
+    stacks.iter().filter(move |(id, _)| Some(**id) != input).map(|(_, blocks)| blocks)
 }
 
 /// Forwards with gradients waiting in the running step, at most.
@@ -152,13 +151,12 @@ pub fn forwards_at_once(evidence: &Evidence<'_>) -> usize {
     let mut stacks = stacks(evidence, keeps_graph);
     stacks.values_mut().for_each(|blocks| blocks.retain(|block| block.step == evidence.now));
     let whole = stacks.values().map(|blocks| size(blocks)).sum();
-    passes(&stacks, whole)
+    passes(stacks.values(), whole)
 }
 
 /// Runs of the forward, at most: each of its sites has left at least so many blocks.
-fn passes(stacks: &Stacks<'_>, whole: u64) -> usize {
-    let mut counts: Vec<(usize, u64)> =
-        stacks.values().map(|blocks| (blocks.len(), size(blocks))).collect();
+fn passes<'a: 'b, 'b>(stacks: impl Iterator<Item = &'b Stack<'a>>, whole: u64) -> usize {
+    let mut counts: Vec<(usize, u64)> = stacks.map(|blocks| (blocks.len(), size(blocks))).collect();
     counts.sort_unstable();
     let mut left_out = 0;
     for (count, bytes) in counts {
@@ -179,25 +177,22 @@ fn collected(evidence: &Evidence<'_>) -> Option<Finding> {
         blocks.len() >= COLLECTED
     });
     much(evidence, &stacks)?;
+    let results: Vec<BlockEntry> = stacks.values().flatten().map(|block| **block).collect();
     // One line may have a site in each of many modules.
-    let mut lines: HashMap<(Option<&Frame>, &str), Vec<SiteId>> = HashMap::new();
-    for &id in stacks.keys() {
-        let line = evidence.sites.line(id);
-        let module = evidence.sites.get(id).map_or("", |site| &*site.module);
-        lines.entry((line, if line.is_some() { "" } else { module })).or_default().push(id);
-    }
-    let bytes = |ids: &[SiteId]| ids.iter().map(|id| size(&stacks[id])).sum::<u64>();
-    let ids = lines.into_values().max_by_key(|ids| (bytes(ids), ids.iter().min().copied()))?;
-    let site = ids.iter().copied().max_by_key(|id| (size(&stacks[id]), *id))?;
-    let blocks: Vec<&BlockEntry> = ids.iter().flat_map(|id| stacks[id].iter().copied()).collect();
-    let whole = size(&blocks);
-    let is_made_before = evidence.sites.get(site).is_some_and(|site| site.module.is_empty())
-        && blocks.iter().all(|block| block.step == 0);
+    let most = usage(&results, evidence.sites, By::Line, evidence.now).into_iter().next()?;
+    let Usage { site, bytes: whole, blocks: count, .. } = most;
+    let line = evidence.sites.line(site);
+    let is_of_line = |block: &&BlockEntry| match line {
+        Some(line) => evidence.sites.line(block.site) == Some(line),
+        None => block.site == site,
+    };
+    let step = results.iter().filter(is_of_line).map(|block| block.step).max()?;
+    let is_made_before =
+        evidence.sites.get(site).is_some_and(|site| site.module.is_empty()) && step == 0;
     if is_made_before || whole < evidence.live_bytes() / LEAST_SHARE {
         return None;
     }
-    let (place, count) = (place(evidence, site), blocks.len());
-    let step = blocks.iter().map(|block| block.step).max()?;
+    let place = place(evidence, site);
     let told = of(whole, evidence.live_bytes());
     if evidence.now == 0 {
         // In a server, say, each request may have left one.
