@@ -1,12 +1,12 @@
 //! The writer's side of a process's record.
 
-use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering as PrivateOrdering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
+use super::kept_copy::KeptCopy;
 use crate::calls::{CallTimes, DriverCall};
 use crate::facts::{Process, ProcessFacts};
 use crate::gauges::{BlockCounts, DeviceArea, Shard, ShardSizes, pool_of_shard};
@@ -48,35 +48,8 @@ pub struct Record {
     /// The sites of blocks.
     sites: sites::Tables,
     closed: AtomicBool,
-    moment: Mutex<Option<Moment>>,
-}
-
-/// The record at an out-of-memory.
-struct Moment {
-    file: File,
-    /// When it was taken, and how long the copying took.
-    at: Instant,
-    took: Duration,
-    /// Live bytes and steps then, over all devices.
-    live: u64,
-    steps: u64,
-}
-
-/// Copies take at most one part in so many of a program's time: it may meet thousands of refusals.
-const COPYING: u32 = 10;
-/// How long the exception of a refusal may take to free memory in which others are refused too.
-const UNWINDING: Duration = Duration::from_secs(5);
-
-impl Moment {
-    /// Whether a refusal takes the place of this one. The latest describes how the program ends, so
-    /// it does, unless it belongs to the same failure: another thread is refused while the
-    /// exception of this one empties the heap (less than half is live, soon after, in the same
-    /// step).
-    fn gives_way(&self, now: Instant, live: u64, steps: u64) -> bool {
-        let after = now.duration_since(self.at);
-        let goes_on = steps != self.steps || after >= UNWINDING;
-        after >= self.took * COPYING && (goes_on || live >= self.live / 2)
-    }
+    /// At an out-of-memory.
+    kept_copy: Mutex<Option<KeptCopy>>,
 }
 
 const _: () = assert!(SHARDS <= 64, "a bit each in `used_shards`");
@@ -201,7 +174,7 @@ impl Record {
             ring_growth: Mutex::new(()),
             sites: sites::Tables::new(),
             closed: AtomicBool::new(false),
-            moment: Mutex::default(),
+            kept_copy: Mutex::default(),
         };
         if options.enabled {
             record.publish(devices, degraded);
@@ -509,16 +482,16 @@ impl Record {
         if !self.detail || !self.mapping.is_creator() {
             return Ok(());
         }
-        let mut moment = self.moment.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept_copy = self.kept_copy.lock().unwrap_or_else(PoisonError::into_inner);
         let devices = 0..self.devices;
         let live = devices.clone().fold(0, |sum: u64, of| sum.saturating_add(self.live(of).0));
         let steps =
             devices.fold(0, |sum: u64, of| sum.wrapping_add(self.area(of).own(DeviceGauge::Step)));
         let at = Instant::now();
-        if moment.as_ref().is_none_or(|kept| kept.gives_way(at, live, steps)) {
+        if kept_copy.as_ref().is_none_or(|kept| kept.gives_way(at, live, steps)) {
             let file = self.mapping.moment()?;
             let took = at.elapsed();
-            *moment = file.map(|file| Moment { file, at, took, live, steps });
+            *kept_copy = file.map(|file| KeptCopy { file, at, took, live, steps });
         }
         Ok(())
     }
@@ -533,8 +506,8 @@ impl Record {
         if !self.detail || !self.mapping.is_creator() {
             return Ok(None);
         }
-        match &*self.moment.lock().unwrap_or_else(PoisonError::into_inner) {
-            Some(moment) => self.mapping.copy_moment(&moment.file),
+        match &*self.kept_copy.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some(kept) => self.mapping.copy_moment(&kept.file),
             None => self.mapping.copy(),
         }
     }
@@ -786,29 +759,5 @@ impl DeviceWriter {
         if self.record.detail {
             self.area.add(gauge, n);
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_latest_refusal_is_kept_but_none_that_comes_of_the_failure_before_it() {
-        let at = Instant::now();
-        let file = tempfile::tempfile().expect("a file");
-        let took = Duration::from_millis(5);
-        let kept = Moment { file, at, took, live: 1000, steps: 7 };
-        let after = |seconds: f64, live, steps| {
-            kept.gives_way(at + Duration::from_secs_f64(seconds), live, steps)
-        };
-        // A batch that is halved until it fits: each refusal takes the place of the one before.
-        assert!(after(0.2, 1000, 7) && after(0.2, 700, 7));
-        // A second thread is refused while the exception of the first frees the heap.
-        assert!(!after(0.2, 100, 7) && !after(4.0, 100, 7));
-        // The program went on: by a step, or for longer than an exception takes.
-        assert!(after(0.2, 100, 8) && after(6.0, 100, 7));
-        // Thousands of refusals cost a tenth of the time at most.
-        assert!(!after(0.04, 1000, 7));
     }
 }
