@@ -2,12 +2,16 @@
 //! settings. (`python -m gruyere`, and GPUs and sweeps of `gruyere dryrun`: test_documented.py.)
 //! Writes docs/commands.md from their help.
 
+#[path = "../../../tests/common/generated_table.rs"]
+mod generated_table;
+
 use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use clap::error::ErrorKind;
 use clap::{CommandFactory as _, Parser as _};
+use generated_table::check;
 use gruyere::config::Config;
 
 use super::{Cli, Command, MOST_COLUMNS};
@@ -242,15 +246,5 @@ fn reference() -> String {
 
 #[test]
 fn the_page_of_the_commands_is_their_help() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/commands.md");
-    let text = fs::read_to_string(&path).unwrap();
-    let mark = "<!-- commands: written by `cargo xtask docs` -->\n";
-    let begin = text.find(mark).expect("the mark before the commands") + mark.len();
-    let end = text.find("<!-- commands: end -->").expect("the mark after the commands");
-    let fresh = format!("{}{}{}", &text[..begin], reference(), &text[end..]);
-    if std::env::var_os("GRUYERE_BLESS").is_some() {
-        fs::write(path, fresh).unwrap();
-    } else {
-        assert!(text == fresh, "docs/commands.md is stale: run `cargo xtask docs`");
-    }
+    check("docs/commands.md", "commands", &reference());
 }
