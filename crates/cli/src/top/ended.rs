@@ -1,6 +1,6 @@
 //! Tests of the screen for processes that have ended.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
 use gruyere_record::sites::NewSite;
@@ -96,7 +96,7 @@ fn an_empty_screen_says_where_those_that_died_are() {
 const BLOCKS: u64 = 10;
 
 /// The record of this process, in which a line keeps `BLOCKS` blocks of a GiB.
-fn record(folder: &std::path::Path) -> (&'static Record, impl FnOnce()) {
+fn record(folder: &Path) -> (&'static Record, impl FnOnce()) {
     let options = RecordOptions {
         directory: folder.to_owned(),
         ring_events: 256,
@@ -127,6 +127,13 @@ fn record(folder: &std::path::Path) -> (&'static Record, impl FnOnce()) {
     (record, free_nearly_all)
 }
 
+/// `top` on the records in `folder`.
+fn following(folder: &Path) -> (Follower, App) {
+    let which = Folder { directory: folder.to_owned(), all_users: false };
+    let follower = Follower::new(Which::All(which)).expect("a folder");
+    (follower, App::new(Sort::Sick, Duration::from_millis(500), Theme::new(false)))
+}
+
 /// Text that `top` shows for the record in `folder`.
 fn look(follower: &mut Follower, app: &mut App) -> String {
     follower.look(Instant::now());
@@ -145,9 +152,7 @@ fn share(screen: &str) -> u64 {
 fn one_that_ended_by_an_out_of_memory_stays_as_it_was_then() {
     let folder = tempfile::tempdir().expect("a folder");
     let (record, free_nearly_all) = record(folder.path());
-    let which = Folder { directory: folder.path().to_owned(), all_users: false };
-    let mut follower = Follower::new(Which::All(which)).expect("a folder");
-    let mut app = App::new(Sort::Sick, Duration::from_millis(500), Theme::new(false));
+    let (mut follower, mut app) = following(folder.path());
     assert_eq!(share(&look(&mut follower, &mut app)), 100);
     record.event(EventKind::OutOfMemory, 0, 0, 0, 0, 8 * GIB, clock::now());
     record.device(0).add(DeviceGauge::OutOfMemories, 1);
@@ -172,9 +177,7 @@ fn one_that_ended_by_an_out_of_memory_stays_as_it_was_then() {
 fn one_that_shuts_down_after_an_out_of_memory_has_run_out_until_it_goes_on() {
     let folder = tempfile::tempdir().expect("a folder");
     let (record, free_nearly_all) = record(folder.path());
-    let which = Folder { directory: folder.path().to_owned(), all_users: false };
-    let mut follower = Follower::new(Which::All(which)).expect("a folder");
-    let mut app = App::new(Sort::Sick, Duration::from_millis(500), Theme::new(false));
+    let (mut follower, mut app) = following(folder.path());
     look(&mut follower, &mut app);
     // A refusal that the program may catch.
     record.event(EventKind::OutOfMemory, 0, 0, 0, 0, 8 * GIB, clock::now());
@@ -200,9 +203,7 @@ fn one_that_shuts_down_after_an_out_of_memory_has_run_out_until_it_goes_on() {
 fn one_that_left_no_record_stays_as_it_was_seen_last() {
     let folder = tempfile::tempdir().expect("a folder");
     let (record, free_nearly_all) = record(folder.path());
-    let which = Folder { directory: folder.path().to_owned(), all_users: false };
-    let mut follower = Follower::new(Which::All(which)).expect("a folder");
-    let mut app = App::new(Sort::Sick, Duration::from_millis(500), Theme::new(false));
+    let (mut follower, mut app) = following(folder.path());
     look(&mut follower, &mut app);
     record.device(0).add(DeviceGauge::OutOfMemories, 1);
     free_nearly_all();

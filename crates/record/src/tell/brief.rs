@@ -198,13 +198,18 @@ mod tests {
         assert_eq!(device.peaks_by_step()[&4], 658 * mib);
     }
 
-    #[test]
-    fn all_rows_that_a_table_leaves_out_are_in_the_whole_text() {
+    /// 100 steps whose peaks go up and down.
+    fn up_and_down() -> State {
         let high = |step: u64| if step.is_multiple_of(2) { 1 << 30 } else { 1 << 20 };
         let stretch = |step| Stretch { step, live_high_bytes: high(step), ..Stretch::default() };
         let timeline = (0..100).map(stretch).collect();
         let device = DeviceState { timeline, ..DeviceState::default() };
-        let state = State { devices: vec![device], ..State::default() };
+        State { devices: vec![device], ..State::default() }
+    }
+
+    #[test]
+    fn all_rows_that_a_table_leaves_out_are_in_the_whole_text() {
+        let state = up_and_down();
         assert!(brief(&state, 80).contains("94 more rows: --full"));
         let whole = crate::text::fitting(&state, 80);
         for step in 0..100 {
@@ -214,11 +219,7 @@ mod tests {
 
     #[test]
     fn a_run_that_goes_up_and_down_is_cut_and_says_where_all_of_it_is() {
-        let high = |step: u64| if step.is_multiple_of(2) { 1 << 30 } else { 1 << 20 };
-        let stretch = |step| Stretch { step, live_high_bytes: high(step), ..Stretch::default() };
-        let timeline = (0..100).map(stretch).collect();
-        let device = DeviceState { timeline, ..DeviceState::default() };
-        let page = brief(&State { devices: vec![device], ..State::default() }, 80);
+        let page = brief(&up_and_down(), 80);
         assert!(page.contains("94 more rows: --full") && page.contains("step 99 "), "{page}");
         assert!(page.lines().count() < 14, "{page}");
     }
