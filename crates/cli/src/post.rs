@@ -21,6 +21,7 @@ use serde_json::json;
 use crate::candidates::{self, By, Candidate, LAST_EVENTS, ran_out};
 use crate::ending::dump_folder;
 use crate::failure::{Ended, Exit, Failure};
+use crate::launch_line::quoted;
 use crate::output;
 use crate::target::{Folder, LastDead, Target};
 use crate::wrap::{self, unfold};
@@ -121,7 +122,7 @@ pub fn run(arguments: &Arguments) -> Ended {
     let conclusion = Conclusion::of(&state, &ranks(reader, &arguments.target));
     let ended = Ending { ran_out, ..ended(reader, &devices, &state) };
     let name = name(reader, &arguments.target);
-    let next = next(&ended, &state, &name);
+    let next = next(&ended, &state, if arguments.json { name.whole() } else { name.typed() });
     if let Some(file) = &arguments.html {
         state.conclusion = Some(conclusion);
         let path = file.clone();
@@ -283,14 +284,37 @@ fn ranks(reader: &Reader<'_>, target: &Target) -> Vec<Rank> {
     found.into_values().collect()
 }
 
-/// What other commands find this record by: the pid, or the file if the pid means another one.
-fn name(reader: &Reader<'_>, target: &Target) -> String {
+/// What other commands find this record by.
+enum Name {
+    Pid(String),
+    /// The path of its file, quoted for a shell, since the pid means another record or none.
+    File(String),
+}
+
+impl Name {
+    /// The path is long, and stands in several commands: they take it from a variable.
+    const VARIABLE: &str = "\"$RECORD\"";
+
+    fn typed(&self) -> &str {
+        match self {
+            Self::Pid(pid) => pid,
+            Self::File(_) => Self::VARIABLE,
+        }
+    }
+
+    fn whole(&self) -> &str {
+        let (Self::Pid(name) | Self::File(name)) = self;
+        name
+    }
+}
+
+fn name(reader: &Reader<'_>, target: &Target) -> Name {
     let pid = reader.process().pid.to_string();
     let by_pid = Target { target: Some(pid.clone()), folder: target.folder.clone() };
     let is_usual = target.folder.directory == record_dir::record_dir();
     match is_usual && by_pid.open().is_ok_and(|found| found.path() == reader.path()) {
-        true => pid,
-        false => reader.path().display().to_string(),
+        true => Name::Pid(pid),
+        false => Name::File(quoted(&reader.path().display().to_string())),
     }
 }
 
@@ -444,7 +468,7 @@ fn page(
     ended: &Ending,
     reader: &Reader<'_>,
     devices: &[DeviceSnapshot],
-    (state, name, next): (&State, &str, &[String]),
+    (state, name, next): (&State, &Name, &[String]),
     full: bool,
 ) -> String {
     let mut out = String::new();
@@ -477,9 +501,12 @@ fn page(
     if !next.is_empty() {
         let _ = writeln!(out, "\nWhat to look at next");
     }
+    if let Name::File(path) = name {
+        tell(&mut out, &format!("- First, for these commands: `RECORD={path}`"), "  ");
+    }
     next.iter().for_each(|said| tell(&mut out, &format!("- {said}"), "  "));
     if !full {
-        tell(&mut out, &format!("- Everything: `gruyere post {name} --full`."), "  ");
+        tell(&mut out, &format!("- Everything: `gruyere post {} --full`.", name.typed()), "  ");
         // Seldom needed, so last.
         rows(&mut out, &brief::last_events(state));
         ladders(&mut out, devices);

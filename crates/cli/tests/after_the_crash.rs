@@ -431,6 +431,9 @@ fn killed() {
                 assert!(full.contains(part) && !page.contains(part), "{part}: {page}");
             }
             assert!(page.lines().count() <= 60, "{page}");
+            // The pid is not enough to find it: the path once, then by a variable.
+            assert!(page.contains(&format!("RECORD={path}`")), "{page}");
+            assert!(page.contains("gruyere map \"$RECORD\"`"), "{page}");
             let snapshot = gruyere(&["snapshot", &path, "--json", "-o", "-"]);
             assert!(snapshot.status.code().is_some_and(|code| matches!(code, 0 | 3)));
         }

@@ -110,7 +110,7 @@ fn launched(words: &[String]) -> (Vec<String>, &[String]) {
 }
 
 /// A word quoted for a shell.
-fn quoted(word: &str) -> String {
+pub(crate) fn quoted(word: &str) -> String {
     let plain = |letter: char| letter.is_alphanumeric() || "-_./=:,+@%".contains(letter);
     if !word.is_empty() && word.chars().all(plain) {
         return word.to_owned();
