@@ -31,7 +31,7 @@ MOST = {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 25), "CXXABI": (1, 3, 11)}
 
 sys.path.insert(0, str(HERE))
 
-from gruyere import _shim, _shim_compiler  # noqa: E402
+from gruyere._native import shim, shim_compiler  # noqa: E402
 
 
 def listed(machine: str) -> dict[str, str]:
@@ -77,25 +77,25 @@ def torch_in(folder: Path) -> types.SimpleNamespace:
     )
 
 
-def compiler(machine: str) -> _shim_compiler.Compiler:
+def compiler(machine: str) -> shim_compiler.Compiler:
     if machine == platform.machine():
-        return _shim_compiler.compiler()
+        return shim_compiler.compiler()
     name = f"{machine}-linux-gnu-g++"
     if not shutil.which(name):
         raise SystemExit(f"{name} is missing: apt install g++-{machine}-linux-gnu")
-    return _shim_compiler.Compiler(name, "")
+    return shim_compiler.Compiler(name, "")
 
 
 def build(folder: Path, out: Path, machine: str = platform.machine()) -> Path:
     """The shim for the torch in `folder`."""
     torch = torch_in(folder)
-    key = _shim.key(torch, machine)
-    request = _shim.request(torch, key)
+    key = shim.key(torch, machine)
+    request = shim.request(torch, key)
     more = ["-DGRUYERE_PORTABLE", "-g0", "-Wl,--build-id=none", "-Wl,--strip-all"]
     # The shim must not contain paths of this machine.
     more += [f"-ffile-prefix-map={path}=/" for path in (folder, HERE, HERE.parent)]
     with tempfile.TemporaryDirectory() as work:
-        words = _shim_compiler.command(compiler(machine), request, Path(work), tuple(more))
+        words = shim_compiler.command(compiler(machine), request, Path(work), tuple(more))
         subprocess.run(words, check=True)
         content = Path(work, "shim.so").read_bytes()
     file = out / f"torch-{torch.__version__.partition('+')[0]}-{key}.so"

@@ -90,10 +90,10 @@ class Rust(BuildHookInterface[Any]):
         build_data["force_include"][str(stand_in)] = "gruyere/libphantom_cuda.so"
         # Beside the shim's source, which is compiled against it on the user's machine.
         build_data["force_include"][str(WORKSPACE / "include" / "gruyere.h")] = (
-            "gruyere/native/gruyere.h"
+            "gruyere/_native/cpp/gruyere.h"
         )
         for shim in prebuilt(library):
-            build_data["force_include"][str(shim)] = f"gruyere/native/prebuilt/{shim.name}"
+            build_data["force_include"][str(shim)] = f"gruyere/_native/prebuilt/{shim.name}"
         build_data["shared_scripts"][str(executable)] = "gruyere"
         # At the root, where the interpreter looks for .pth files when it starts.
         build_data["force_include"][str(Path(self.root, "gruyere_startup.pth"))] = (

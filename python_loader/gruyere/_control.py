@@ -11,8 +11,8 @@ from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any, Callable, Optional, TypeVar
 
-from . import _library
 from ._errors import GruyereError
+from ._native import library
 
 
 @dataclass(frozen=True)
@@ -104,14 +104,14 @@ class _Alert(ctypes.Structure):
 
 @lru_cache(maxsize=None)
 def _declared() -> ctypes.CDLL:
-    library = _library.library()
-    library.gruyere_stats.argtypes = [ctypes.c_int, ctypes.POINTER(_Stats)]
-    library.gruyere_stats.restype = ctypes.c_int
-    library.gruyere_next_alert.argtypes = [ctypes.POINTER(_Alert), ctypes.c_uint32]
-    library.gruyere_next_alert.restype = ctypes.c_int
-    library.gruyere_alert_threshold.argtypes = [ctypes.c_uint64, ctypes.c_char_p, ctypes.c_size_t]
-    library.gruyere_alert_threshold.restype = ctypes.c_int
-    return library
+    lib = library.load()
+    lib.gruyere_stats.argtypes = [ctypes.c_int, ctypes.POINTER(_Stats)]
+    lib.gruyere_stats.restype = ctypes.c_int
+    lib.gruyere_next_alert.argtypes = [ctypes.POINTER(_Alert), ctypes.c_uint32]
+    lib.gruyere_next_alert.restype = ctypes.c_int
+    lib.gruyere_alert_threshold.argtypes = [ctypes.c_uint64, ctypes.c_char_p, ctypes.c_size_t]
+    lib.gruyere_alert_threshold.restype = ctypes.c_int
+    return lib
 
 
 def current_device() -> int:
@@ -153,7 +153,7 @@ def stats(device: Any = None) -> Stats:
 def trim() -> int:
     """Release unused memory to all devices, as torch.cuda.empty_cache() does. Returns the number of
     bytes released."""
-    return int(_library.library().gruyere_trim())
+    return int(library.load().gruyere_trim())
 
 
 @dataclass(frozen=True)

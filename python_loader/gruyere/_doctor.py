@@ -11,8 +11,10 @@ import warnings
 from collections.abc import Iterator
 from typing import Any, Optional
 
-from . import _enable, _library, _settings, _shim, _stand_in, _torch_conf
+from . import _enable, _stand_in
 from ._errors import GruyereError, NoGpu
+from ._native import conf, library, shim
+from ._torch import alloc_conf
 
 # What works without a GPU.
 _WAYS = (
@@ -55,7 +57,7 @@ def _findings() -> Iterator[tuple[str, str]]:
     try:
         yield (
             "library",
-            f"{_library.path()}, version {(_library.library().gruyere_version() or b'').decode()}",
+            f"{library.path()}, version {(library.load().gruyere_version() or b'').decode()}",
         )
     except GruyereError as error:
         yield "library", str(error)
@@ -68,7 +70,7 @@ def _findings() -> Iterator[tuple[str, str]]:
         )
     )
     yield "GRUYERE_ENABLE", heard
-    yield "GRUYERE_CONF", os.environ.get(_settings.VARIABLE) or "not set"
+    yield "GRUYERE_CONF", os.environ.get(conf.VARIABLE) or "not set"
     if os.environ.get("GRUYERE_LIBRARY"):
         yield "GRUYERE_LIBRARY", os.environ["GRUYERE_LIBRARY"]
 
@@ -86,9 +88,9 @@ def _hears() -> bool:
 def _door(name: str, why: str) -> str:
     """The door, the reason for it, and how to get the native one."""
     if name == "native":
-        return f"{name} ({why}), shim {_shim.file()}"
+        return f"{name} ({why}), shim {shim.file()}"
     if not why.startswith("door:"):
-        version = (_library.library().gruyere_version() or b"").decode()
+        version = (library.load().gruyere_version() or b"").decode()
         return f"{name} ({why}); this is gruyere {version}"
     return (
         f"{name} ({why}); without that setting Gruyère uses the native door, which supports more "
@@ -99,7 +101,7 @@ def _door(name: str, why: str) -> str:
 def _tell_door(torch: Any, name: str, why: str, limit_is_ours: bool) -> None:
     """Print the door, and which of torch's own settings take effect there."""
     _row("door", _door(name, why))
-    said = _torch_conf.line(limit_is_ours, _shim.counts_rejections(torch, name))
+    said = alloc_conf.line(limit_is_ours, shim.counts_rejections(torch, name))
     if said:
         _row("torch's settings", said)
 
@@ -113,7 +115,7 @@ def _tried(limit_is_ours: bool) -> tuple[Optional[str], tuple[str, ...]]:
     except NoGpu as error:
         import torch
 
-        settings = os.environ.get(_settings.VARIABLE, "")
+        settings = os.environ.get(conf.VARIABLE, "")
         _tell_door(torch, *_enable.open_door(torch, settings), limit_is_ours)
         return str(error), _WAYS
 

@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import ctypes
-import importlib
-import importlib.util
 import os
 import sys
 import threading
 from dataclasses import dataclass
 from typing import Any, Optional
 
-from . import (
-    _backward_end,
-    _blame,
-    _library,
-    _unsupported,
-    _nccl,
-    _settings,
-    _shim,
-    _stand_in,
-    _torch_conf,
-    _uncaught,
-    _waits,
-)
+from . import _stand_in, _steps
 from ._errors import GruyereError, NoCuda, NoGpu, warn_once
+from ._native import conf, library, shim
+from ._torch import (
+    alloc_conf,
+    backward_end,
+    blame,
+    nccl,
+    profiler,
+    stats,
+    streams,
+    uncaught,
+    unsupported,
+    waits,
+)
 
 # Child processes inherit it and enable Gruyère too; set by `GRUYERE_ENABLE=1 python train.py`.
 VARIABLE = "GRUYERE_ENABLE"
@@ -128,7 +127,7 @@ def disable_reason() -> Optional[str]:
             "this process was forked from one that uses CUDA, so it cannot use CUDA itself; "
             "start it with the spawn method"
         )
-    if _enabled.door == "native" and not _shim.is_current():
+    if _enabled.door == "native" and not shim.is_current():
         return (
             "Gruyère was replaced by another allocator after it was enabled "
             "(torch.cuda.memory.change_current_allocator): remove that call"
@@ -153,17 +152,17 @@ def _enable(settings: dict[str, object], automatic: bool) -> None:
     os.environ[VARIABLE] = "1"
     if _enabled.door == "pluggable":
         # The native door needs neither: torch's own functions return the right numbers there.
-        _install("_torch_stats")
-        _install("_profiler")
-    _install("_steps")
-    _install("_streams")
+        stats.install()
+        profiler.install()
+    _steps.install()
+    streams.install()
 
 
 def _check_again(before: Enabled, settings: dict[str, object]) -> None:
     """Raise GruyereError for a second call with other settings. A call that adds nothing is
     allowed: the launch line has enabled Gruyère already, or a notebook cell runs again."""
     asked = {entry for entry in before.settings.split(",") if entry}
-    new = sorted(f"{key}:{_settings.value(key, value)}" for key, value in settings.items())
+    new = sorted(f"{key}:{conf.value(key, value)}" for key, value in settings.items())
     missing = [entry for entry in new if entry not in asked]
     if not before.automatic:
         if missing:
@@ -178,7 +177,7 @@ def _check_again(before: Enabled, settings: dict[str, object]) -> None:
         raise GruyereError(
             f"the launch line has already enabled Gruyère (settings {before.settings!r}), and the "
             f"program asks for other settings ({', '.join(missing)}): put them into "
-            f"{_settings.VARIABLE}, or launch without Gruyère and let the program enable it"
+            f"{conf.VARIABLE}, or launch without Gruyère and let the program enable it"
         )
 
 
@@ -199,17 +198,17 @@ def _import_torch() -> Any:
 def _swap(torch: Any, settings: dict[str, object], automatic: bool) -> Enabled:
     _check_torch(torch)
     limit = _limit(settings)
-    whole = _settings.checked({**({"limit": limit} if limit else {}), **settings})
+    whole = conf.checked({**({"limit": limit} if limit else {}), **settings})
     _check_cuda(torch)
     chosen, why, allocator = _take(torch, whole)
     # The library reads it at the first request, child processes when they start.
-    os.environ[_settings.VARIABLE] = whole
-    _nccl.install(torch, whole)
-    _waits.install(torch)
-    _blame.install(whole)
-    _backward_end.install(torch)
-    _uncaught.install(torch)
-    said = _torch_conf.line(limit is not None, _shim.counts_rejections(torch, chosen))
+    os.environ[conf.VARIABLE] = whole
+    nccl.install(torch, whole)
+    waits.install(torch)
+    blame.install(whole)
+    backward_end.install(torch)
+    uncaught.install(torch)
+    said = alloc_conf.line(limit is not None, shim.counts_rejections(torch, chosen))
     if said:
         _say(said)
     # A dry run reports it itself.
@@ -231,25 +230,25 @@ def _take(torch: Any, settings: str) -> tuple[str, str, Any]:
     alive."""
     door, why = open_door(torch, settings)
     if door == "native":
-        _library.library().gruyere_announce_hooks(_ALL_HOOKS)
-        _unsupported.install(torch, native=True)
+        library.load().gruyere_announce_hooks(_ALL_HOOKS)
+        unsupported.install(torch, native=True)
         return door, why, None
     if not why.startswith("door:"):
         _say(f"{why}. The pluggable door is used instead (door:pluggable hides this warning)")
     allocator = _pluggable(torch)
-    _library.library().gruyere_announce_hooks(_ALL_HOOKS)
-    _unsupported.install(torch)
+    library.load().gruyere_announce_hooks(_ALL_HOOKS)
+    unsupported.install(torch)
     return "pluggable", why, allocator
 
 
 def open_door(torch: Any, settings: str) -> tuple[str, str]:
     """The door for these settings, and the reason for it. If it is the native door, it is installed
     on return; that needs no GPU."""
-    wanted = _settings.entries(settings).get("door", "auto")
+    wanted = conf.entries(settings).get("door", "auto")
     if wanted != "pluggable":
         try:
-            _shim.install(torch)
-        except _shim.Unavailable as error:
+            shim.install(torch)
+        except shim.Unavailable as error:
             return "pluggable", f"the native door is not available: {error}"
         return "native", f"door:{wanted}"
     return "pluggable", f"door:{wanted}"
@@ -257,13 +256,13 @@ def open_door(torch: Any, settings: str) -> tuple[str, str]:
 
 def _pluggable(torch: Any) -> Any:
     allocator = torch._C._cuda_customAllocator(
-        _library.address("gruyere_malloc"), _library.address("gruyere_free")
+        library.address("gruyere_malloc"), library.address("gruyere_free")
     )
     missing = [setter for setter in _HOOKS if not hasattr(allocator, setter)]
     if missing:
         raise _too_old(torch, missing)
     for setter, function in _HOOKS.items():
-        getattr(allocator, setter)(_library.address(function))
+        getattr(allocator, setter)(library.address(function))
     try:
         torch._C._cuda_changeCurrentAllocator(allocator)
     except RuntimeError as error:
@@ -276,8 +275,8 @@ def _pluggable(torch: Any) -> Any:
 
 def _limit(settings: dict[str, object]) -> Optional[str]:
     """torch's memory fraction as our limit, if `limit` itself is not set."""
-    ours = _settings.keys(os.environ.get(_settings.VARIABLE, "")) | set(settings)
-    return None if "limit" in ours else _torch_conf.limit()
+    ours = conf.keys(os.environ.get(conf.VARIABLE, "")) | set(settings)
+    return None if "limit" in ours else alloc_conf.limit()
 
 
 def takes_limit(settings: dict[str, object]) -> bool:
@@ -343,10 +342,3 @@ def _no_device(torch: Any) -> Optional[str]:
 
 def _in_bad_fork(torch: Any) -> bool:
     return bool(getattr(torch.cuda, "_is_in_bad_fork", lambda: False)())
-
-
-def _install(part: str) -> None:
-    """Call install() of another module of the package, which changes torch."""
-    name = f"{__package__}.{part}"
-    if importlib.util.find_spec(name):
-        importlib.import_module(name).install()

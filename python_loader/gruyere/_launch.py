@@ -119,9 +119,9 @@ def main() -> None:
             print(USAGE, end="")
             return
         if options.action == "version":
-            from . import _library
+            from ._native import library
 
-            print(f"gruyere {(_library.library().gruyere_version() or b'').decode()}")
+            print(f"gruyere {(library.load().gruyere_version() or b'').decode()}")
             return
         if options.action == "build-shim":
             sys.exit(_build_shim())
@@ -164,13 +164,14 @@ def _go(options: Options) -> None:
 
 
 def _build_shim() -> int:
-    from . import _enable, _shim
+    from . import _enable
+    from ._native import shim
 
     try:
         import torch
 
-        print(_shim.build(torch, anew=True))
-    except (*_enable.BROKEN, _shim.Unavailable) as error:
+        print(shim.build(torch, anew=True))
+    except (*_enable.BROKEN, shim.Unavailable) as error:
         print(f"gruyere: no shim was built: {error}", file=sys.stderr)
         return 1
     return 0
@@ -184,11 +185,12 @@ def _refuse(text: str) -> NoReturn:
 def _prepare(options: Options) -> None:
     """Check what can be checked without torch, and arrange for Gruyère to be enabled when torch is
     imported, here and in child processes."""
-    from . import _enable, _settings, _startup
+    from . import _enable, _startup
+    from ._native import conf
 
     # An invalid GRUYERE_ENABLE stops the launch here.
     _enable.is_wanted()
-    os.environ[_settings.VARIABLE] = _settings.checked(options.settings)
+    os.environ[conf.VARIABLE] = conf.checked(options.settings)
     os.environ[_enable.VARIABLE] = "1"
     if options.action == "run":
         _startup.required = True

@@ -9,8 +9,8 @@ from functools import lru_cache
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Callable, Optional
 
-from . import _library
 from ._errors import GruyereError
+from ._native import library
 
 if TYPE_CHECKING:
     import torch
@@ -22,11 +22,11 @@ PERSISTENT = NUMBERS["persistent"]
 
 @lru_cache(maxsize=None)
 def _functions() -> tuple[Callable[[int], int], Callable[[], int], Callable[[int, int], int]]:
-    library = _library.library()
+    lib = library.load()
     push, pop, tag = (
-        library.gruyere_lifetime_push,
-        library.gruyere_lifetime_pop,
-        library.gruyere_tag,
+        lib.gruyere_lifetime_push,
+        lib.gruyere_lifetime_pop,
+        lib.gruyere_tag,
     )
     push.argtypes, push.restype = [ctypes.c_uint8], ctypes.c_int
     pop.argtypes, pop.restype = [], ctypes.c_int

@@ -9,8 +9,9 @@ from functools import lru_cache
 from types import TracebackType
 from typing import Any, Optional, Union
 
-from . import _control, _enable, _library, _sizes
+from . import _control, _enable
 from ._errors import GruyereError
+from ._native import library, sizes
 
 _BUSY = -5
 # The number of blocks that the error of a refused release lists.
@@ -39,7 +40,7 @@ class _Block(ctypes.Structure):
 
 @lru_cache(maxsize=None)
 def _declared() -> ctypes.CDLL:
-    library = _library.library()
+    lib = library.load()
     u64 = ctypes.c_uint64
     for name, arguments in {
         "gruyere_pool_create": [ctypes.c_char_p, ctypes.c_int, u64, u64, ctypes.POINTER(u64)],
@@ -55,11 +56,11 @@ def _declared() -> ctypes.CDLL:
             ctypes.POINTER(ctypes.c_uint32),
         ],
     }.items():
-        function = getattr(library, name)
+        function = getattr(lib, name)
         function.argtypes, function.restype = arguments, ctypes.c_int
-    library.gruyere_last_error.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
-    library.gruyere_last_error.restype = ctypes.c_size_t
-    return library
+    lib.gruyere_last_error.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
+    lib.gruyere_last_error.restype = ctypes.c_size_t
+    return lib
 
 
 def _last_error() -> str:
@@ -213,8 +214,8 @@ def pool(
     def total() -> int:
         return _control.stats(number).total_memory
 
-    wanted = _sizes.size("reserve", reserve, total)
-    ceiling = 0 if limit is None else _sizes.size("limit", limit, total)
+    wanted = sizes.size("reserve", reserve, total)
+    ceiling = 0 if limit is None else sizes.size("limit", limit, total)
     if limit is not None and ceiling == 0:
         raise GruyereError(
             f"pool({name!r}): limit={limit!r} would leave no room for a block; use None for no "

@@ -33,9 +33,9 @@ def _enable(torch: ModuleType) -> None:
     if enabling.is_wanted():
         enabling.enable_automatically(required)
     else:
-        from . import _trace_warning
+        from ._torch import trace_warning
 
-        _trace_warning.watch(torch)
+        trace_warning.watch(torch)
 
 
 watch()

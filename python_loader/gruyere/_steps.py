@@ -18,9 +18,9 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any, Callable, Optional
 
-from . import _library
 from ._errors import warn_once
 from ._lifetimes import tag
+from ._native import library
 
 if TYPE_CHECKING:
     import torch
@@ -50,7 +50,7 @@ def step() -> None:
 
 
 def _mark() -> None:
-    _library.library().gruyere_mark_step()
+    library.load().gruyere_mark_step()
 
 
 def checkpoint() -> int:
@@ -59,7 +59,7 @@ def checkpoint() -> int:
     Releases idle memory to the device if less than three quarters of the peak is live, at most once
     every 30 seconds. Returns the number of bytes released. `torch.save` calls it.
     """
-    function = _library.library().gruyere_checkpoint
+    function = library.load().gruyere_checkpoint
     function.restype = ctypes.c_uint64
     return int(function())
 

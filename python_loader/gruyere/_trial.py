@@ -15,9 +15,10 @@ import sys
 from types import ModuleType
 from typing import Any, NoReturn, Optional
 
-from . import _settings, _stand_in
+from . import _stand_in
 from ._errors import GruyereError
 from ._imports import when_imported
+from ._native import conf
 from ._steps import _Leader
 
 # The number of steps that the process in the sandbox runs.
@@ -113,10 +114,10 @@ def _command() -> list[str]:
 
 def _environment(asked: Optional[int], machine: dict[str, str]) -> dict[str, str]:
     kept = {key: value for key, value in os.environ.items() if key not in _HIDING}
-    settings = kept.get(_settings.VARIABLE, "")
-    if "summary" not in _settings.keys(settings):
+    settings = kept.get(conf.VARIABLE, "")
+    if "summary" not in conf.keys(settings):
         # The summary is the result of a trial.
-        kept[_settings.VARIABLE] = ",".join(filter(None, [settings, "summary:on"]))
+        kept[conf.VARIABLE] = ",".join(filter(None, [settings, "summary:on"]))
     # DRYRUN silences the stand-in's own line: this command has printed one.
     kept |= {**machine, _stand_in.DRYRUN: "1", VARIABLE: ALL if asked is None else str(asked)}
     # What the stand-in compiles must not stay in torch's cache of kernels.

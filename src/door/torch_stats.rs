@@ -2,7 +2,7 @@
 //! the memory layout.
 //!
 //! Any thread may call every function; torch calls none of them, so in a forked child each returns
-//! its failure value. The Python package wires them (`gruyere._torch_stats`).
+//! its failure value. The Python package wires them (`gruyere._torch.stats`).
 
 use super::begin::heap;
 use super::fork;

@@ -2,11 +2,12 @@
 //! completes with `waits:off` hangs with `waits:auto`.
 //!
 //! Each rank has its own heap, device and host. The heap gets the reports of the Python package
-//! (`python_loader/gruyere/_waits.py`): that waits are allowed, if no launcher reports more ranks,
-//! and that they are forbidden, before the first group, host function or wait for a value. With
-//! `waits:budget`, which ignores these reports, programs of each unsafe kind do hang, so the test
-//! is effective; two kinds never do, which is the argument of `crates/heap/src/order/waits.rs`:
-//! ranks that are alone, and ranks that all use everything they share in one order.
+//! (`python_loader/gruyere/_torch/waits.py`): that waits are allowed, if no launcher reports more
+//! ranks, and that they are forbidden, before the first group, host function or wait for a value.
+//! With `waits:budget`, which ignores these reports, programs of each unsafe kind do hang, so the
+//! test is effective; two kinds never do, which is the argument of
+//! `crates/heap/src/order/waits.rs`: ranks that are alone, and ranks that all use everything they
+//! share in one order.
 //!
 //! `PROPTEST_CASES=1500 cargo test --test heap ranks` runs 1,500 programs of each kind, three
 //! times.

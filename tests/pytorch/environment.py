@@ -128,7 +128,7 @@ def build_shim(python=PYTHON):
         "LD_LIBRARY_PATH": str(TARGET / "phantom-libs"),
         "XDG_CACHE_HOME": str(TARGET / "shims"),
     }
-    code = "import torch; from gruyere import _shim; _shim.build(torch)"
+    code = "import torch; from gruyere._native import shim; shim.build(torch)"
     if subprocess.run([python, "-c", code], env=environment).returncode != 0:
         sys.exit("the native door's shim could not be built")
 

@@ -13,8 +13,8 @@ PRELUDE = """
 import os, pickle, subprocess, sys
 import torch, gpu
 gpu.install()
-from gruyere import _torch_stats
-_torch_stats.install()
+from gruyere._torch import stats
+stats.install()
 from torch.cuda import _memory_viz
 
 def outside(*arguments):

@@ -1,5 +1,6 @@
-"""The end of a program whose backward has failed (gruyere._backward_end). torch keeps a Python
-object with a backward from 2.15 on, so a thread with the name of torch's stands for it here."""
+"""The end of a program whose backward has failed (gruyere._torch.backward_end). torch keeps a
+Python object with a backward from 2.15 on, so a thread with the name of torch's stands for it
+here."""
 
 import json
 import os
@@ -12,7 +13,7 @@ from conftest import ROOT
 # lock, as one that lets go of a backward does; then the program ends.
 PROGRAM = """
 import ctypes, hashlib, json, sys, threading, time
-from gruyere import _backward_end
+from gruyere._torch import backward_end
 
 named, done = threading.Event(), []
 
@@ -26,7 +27,7 @@ def backward(rounds, library=ctypes.CDLL(None)):
 threading.Thread(target=backward, args=[int(sys.argv[1])], daemon=True).start()
 named.wait()
 start = time.monotonic()
-asleep = _backward_end.wait(float(sys.argv[2]))
+asleep = backward_end.wait(float(sys.argv[2]))
 print(json.dumps([asleep, bool(done), time.monotonic() - start]))
 """
 
@@ -57,7 +58,7 @@ def test_the_end_waits_for_a_thread_that_goes_on_no_longer_than_it_says():
 def test_without_threads_of_a_backward_the_end_does_not_wait():
     sys.path.insert(0, str(ROOT / "python_loader"))
     try:
-        from gruyere import _backward_end
+        from gruyere._torch import backward_end
     finally:
         sys.path.pop(0)
-    assert _backward_end.wait(0)
+    assert backward_end.wait(0)

@@ -22,12 +22,13 @@ PAGES = ["README.md", "python_loader/README.md", "dashboards/README.md", "docs"]
 # Settings and words as the launch line reads them; what it refuses, by line.
 READER = """
 import json, sys
-from gruyere import GruyereError, _launch, _settings, _trial
+from gruyere import GruyereError, _launch, _trial
+from gruyere._native import conf
 refused = {}
 for line, words in json.load(sys.stdin).items():
     try:
         options = _launch.Options(words)
-        _settings.checked(options.settings)
+        conf.checked(options.settings)
         _trial.steps(options.steps or _trial.ALL)
     except GruyereError as error:
         refused[line] = str(error)

@@ -37,7 +37,7 @@ printf 'shim.so: /usr/include/string \\\n %s\n' "$FAKE_HEADERS" > "$list"
 @pytest.fixture
 def shim(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "python_loader"))
-    return importlib.import_module("gruyere._shim")
+    return importlib.import_module("gruyere._native.shim")
 
 
 class Machine:
@@ -142,20 +142,20 @@ def test_whatever_it_depends_on_gives_another_file_and_nothing_else_does(shim, m
 
 
 def _build(machine_torch_folder, at):
-    from gruyere import _shim
+    from gruyere._native import shim
 
     told = types.SimpleNamespace(git_version="70d9", cuda="13.0")
     torch = types.SimpleNamespace(__version__="2.11.0", __file__=machine_torch_folder, version=told)
     torch._C = types.SimpleNamespace(_GLIBCXX_USE_CXX11_ABI=True)
-    return str(_shim.build(torch))
+    return str(shim.build(torch))
 
 
 def _reason(machine_torch_folder, at):
-    from gruyere import _shim
+    from gruyere._native import shim
 
     try:
         return _build(machine_torch_folder, at)
-    except _shim.Unavailable as error:
+    except shim.Unavailable as error:
         return str(error)
 
 
@@ -210,7 +210,7 @@ def stopped():
 
 
 def test_a_stopped_process_that_builds_is_not_waited_for(shim, machine, stopped):
-    folder = shim._shim_folders.home()
+    folder = shim.shim_folders.home()
     holder = stopped(folder)
     start = time.monotonic()
     with pytest.raises(shim.Unavailable, match=f"process {holder.pid} .*is stopped"):
@@ -230,9 +230,9 @@ def test_a_stopped_process_that_builds_is_not_waited_for(shim, machine, stopped)
 
 
 def test_one_that_goes_on_is_waited_for_with_a_line_until_a_deadline(shim, machine, capfd):
-    folder = shim._shim_folders.home()
+    folder = shim.shim_folders.home()
     with holding(folder) as holder:
-        machine.monkeypatch.setattr(shim._shim_folders, "TURN_SECONDS", 1.5)
+        machine.monkeypatch.setattr(shim.shim_folders, "TURN_SECONDS", 1.5)
         start = time.monotonic()
         with pytest.raises(shim.Unavailable, match=f"process {holder.pid} has been building"):
             shim.build(machine.torch())
@@ -240,12 +240,12 @@ def test_one_that_goes_on_is_waited_for_with_a_line_until_a_deadline(shim, machi
         (line,) = capfd.readouterr().err.splitlines()
         assert f"waiting for process {holder.pid}" in line and "1.5 s at most" in line
         # Who waits goes on when the shim is there, whether the lock is given back or not.
-        machine.monkeypatch.setattr(shim._shim_folders, "TURN_SECONDS", 60)
+        machine.monkeypatch.setattr(shim.shim_folders, "TURN_SECONDS", 60)
         with get_context("fork").Pool(1) as pool:
             waits = pool.apply_async(_build, (machine.torch().__file__, 0))
             time.sleep(0.3)
             with machine.monkeypatch.context() as patch:
-                patch.setattr(shim._shim_folders, "alone", lambda *_: nullcontext())
+                patch.setattr(shim.shim_folders, "alone", lambda *_: nullcontext())
                 built = shim.build(machine.torch())
             assert waits.get(10) == str(built) and holder.poll() is None
         assert len(machine.calls()) == 1
@@ -269,7 +269,7 @@ def test_a_killed_process_leaves_neither_its_compiler_nor_its_files(shim, machin
     builder = get_context("fork").Process(target=_build, args=(machine.torch().__file__, 0))
     builder.start()
     pids = machine.folder / "calls.pids"
-    folder = shim._shim_folders.home()
+    folder = shim.shim_folders.home()
 
     def is_there():
         return any(os.path.exists(f"/proc/{pid}/exe") for pid in pids.read_text().split())
@@ -297,7 +297,7 @@ def until(is_so):
 
 @pytest.mark.parametrize("how", ["said by the disk", "seen by the compiler", "noexec"])
 def test_a_home_that_is_full_or_noexec_is_replaced_by_a_folder_that_lasts(shim, machine, how):
-    folders, home = shim._shim_folders, shim._shim_folders.home()
+    folders, home = shim.shim_folders, shim.shim_folders.home()
     if how == "seen by the compiler":
         machine.set("FAKE_FULL", home)
     else:
@@ -376,7 +376,7 @@ def test_a_failure_says_in_words_what_is_missing_and_where_the_rest_is(
     machine.set("FAKE_ERROR", said)
     with pytest.raises(shim.Unavailable, match=words) as raised:
         shim.build(machine.torch(version="2.15.0"))
-    (log,) = shim._shim_folders.home().glob("*.log")
+    (log,) = shim.shim_folders.home().glob("*.log")
     assert str(log) in str(raised.value)
     told = log.read_text()
     assert "-lc10_cuda" in told.splitlines()[0] and said in told
@@ -435,11 +435,11 @@ def test_a_failure_that_is_the_machines_is_not_remembered(shim, machine, passing
     machine.set("FAKE_END", "")
     machine.set("FAKE_ERROR", "")
     machine.set("FAKE_SECONDS", 5)
-    machine.monkeypatch.setattr(shim._shim_compiler, "PATIENCE_SECONDS", 0.1)
+    machine.monkeypatch.setattr(shim.shim_compiler, "PATIENCE_SECONDS", 0.1)
     with pytest.raises(shim.Unavailable, match="did not finish"):
         shim.build(machine.torch())
     machine.set("FAKE_SECONDS", 0)
-    machine.monkeypatch.setattr(shim._shim_compiler, "PATIENCE_SECONDS", 60)
+    machine.monkeypatch.setattr(shim.shim_compiler, "PATIENCE_SECONDS", 60)
     assert shim.build(machine.torch()).exists()
 
 
@@ -553,9 +553,9 @@ def test_what_is_no_shim_of_this_build_is_not_used(phantom, tmp_path):
     with an older libstdc++."""
     code = """
 import os, torch
-from gruyere import _shim
-file = _shim.build(torch)
-key, whole = _shim.key(torch), file.read_bytes()
+from gruyere._native import shim
+file = shim.build(torch)
+key, whole = shim.key(torch), file.read_bytes()
 assert whole.count(key.encode()) >= 1
 def reason(content):
     # A name of its own each time: the loader takes a name that it knows for what it has loaded.
@@ -563,12 +563,12 @@ def reason(content):
     open(other, "wb").write(content)
     os.chmod(other, 0o600)
     try:
-        _shim._load(_shim.Path(other), key)
-    except _shim.Unavailable as error:
+        shim._load(shim.Path(other), key)
+    except shim.Unavailable as error:
         return str(error)
 assert "was built for another torch" in reason(whole.replace(key.encode(), b"0" * len(key)))
 assert "cannot be loaded" in reason(b"no library")
-assert _shim._load(file, key).gruyere_shim_is_current() == 0
+assert shim._load(file, key).gruyere_shim_is_current() == 0
 print("refused")
 """
     ran = phantom.run("", code=code, **settings(HERE=tmp_path))

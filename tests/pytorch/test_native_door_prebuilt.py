@@ -11,8 +11,9 @@ from conftest import GRUYERE, HERE, ROOT
 from door import PRELUDE
 
 CODE = PRELUDE.replace("gpu.install()", "gruyere.enable()") + """
-from gruyere import _enable, _shim
-print(_enable.door()[0], _shim.file(), _enable.door()[1])
+from gruyere import _enable
+from gruyere._native import shim
+print(_enable.door()[0], shim.file(), _enable.door()[1])
 assert tensor(4).numel() == 4 * MIB
 """
 
@@ -38,7 +39,7 @@ def package(tmp_path):
     there = tmp_path / "site"
     shutil.copytree(ROOT / "python_loader" / "gruyere", there / "gruyere")
     shutil.copy(ROOT / "include" / "gruyere.h", there / "gruyere" / "native")
-    (there / "gruyere" / "native" / "prebuilt").mkdir()
+    (there / "gruyere" / "_native" / "prebuilt").mkdir()
     return there / "gruyere"
 
 
@@ -57,9 +58,9 @@ def run(phantom, package):
 
 
 def test_it_serves_without_a_compiler_or_a_folder_of_ones_own(phantom, package, built):
-    shutil.copy(built, package / "native" / "prebuilt")
+    shutil.copy(built, package / "_native" / "prebuilt")
     ran = run(phantom, package)
-    file = package / "native" / "prebuilt" / built.name
+    file = package / "_native" / "prebuilt" / built.name
     assert ran.code == 0 and ran.out.startswith(f"native {file} "), ran.out + ran.err
     assert ran.err == ""
 
@@ -67,8 +68,8 @@ def test_it_serves_without_a_compiler_or_a_folder_of_ones_own(phantom, package, 
 def test_one_of_another_build_is_not_loaded_under_whatever_name(phantom, package, built):
     key = built.stem.rpartition("-")[2]
     other = built.read_bytes().replace(key.encode(), b"0" * len(key))
-    (package / "native" / "prebuilt" / built.name).write_bytes(other)
-    (package / "native" / "prebuilt" / f"torch-2.11.0-{'0' * len(key)}.so").write_bytes(other)
+    (package / "_native" / "prebuilt" / built.name).write_bytes(other)
+    (package / "_native" / "prebuilt" / f"torch-2.11.0-{'0' * len(key)}.so").write_bytes(other)
     ran = run(phantom, package)
     said = "pluggable None the native door is not available"
     assert ran.code == 0 and ran.out.startswith(said), ran.out
@@ -91,7 +92,7 @@ def test_it_wants_no_newer_libraries_than_torchs_wheels_and_is_the_same_each_tim
 def test_there_is_one_for_each_version_that_is_served(builder, machine):
     listed = builder.listed(machine)
     minors = {tuple(map(int, version.split(".")[:2])) for version in listed}
-    shim = importlib.import_module("gruyere._shim")
+    shim = importlib.import_module("gruyere._native.shim")
     assert min(minors) == shim.OLDEST and max(minors) == shim.NEWEST
     assert len(minors) == shim.NEWEST[1] - shim.OLDEST[1] + 1
     assert all(hashed.startswith("sha256:") for hashed in listed.values())

@@ -51,7 +51,7 @@ print(
 
 LIBRARY_NUMBERS = """
 import ctypes
-from gruyere import _library
+from gruyere._native import library
 class Stats(ctypes.Structure):
     _fields_ = [("size", ctypes.c_uint32), ("version", ctypes.c_uint32)] + [
         (name, ctypes.c_uint64)
@@ -61,7 +61,7 @@ class Stats(ctypes.Structure):
 
 def numbers(device=0):
     stats = Stats(size=ctypes.sizeof(Stats))
-    assert _library.library().gruyere_stats(device, ctypes.byref(stats)) == 0
+    assert library.load().gruyere_stats(device, ctypes.byref(stats)) == 0
     return stats
 """
 
@@ -83,7 +83,7 @@ def test_one_wheel_for_every_python_holds_library_command_and_types(wheel_instal
     } <= names
     # What the native door's shim is built from on the user's machine.
     assert {
-        f"gruyere/native/{name}"
+        f"gruyere/_native/cpp/{name}"
         for name in ("calls.h", "checkpoint.h", "context.h", "told.h", "shim.cpp", "gruyere.h")
     } <= names
     assert f"gruyere-{version}.data/scripts/gruyere" in names
@@ -420,8 +420,7 @@ def test_what_stands_in_the_way_is_said_with_a_remedy(installed, what):
     call = settings.pop("CALL", "")
     code = f"""
 import json, os, sys, torch, gruyere
-from gruyere import _library
-library = _library.__file__.replace("_library.py", "libgruyere.so")
+library = os.path.join(os.path.dirname(gruyere.__file__), "libgruyere.so")
 conf = os.environ.get("GRUYERE_CONF")
 {before}
 try:

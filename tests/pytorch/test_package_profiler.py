@@ -105,8 +105,8 @@ print(json.dumps({"lived": lived(watched)}))
 
 def test_requests_are_told_of_while_a_profiler_of_memory_runs_and_at_no_other_time(phantom):
     code = """
-from gruyere import _library
-library, calls = _library.library(), []
+from gruyere._native.library import load
+library, calls = load(), []
 original = library.gruyere_tell_profiler
 library.gruyere_tell_profiler = lambda wanted: calls.append(wanted.value) or original(wanted)
 # Before CUDA is in use: it stays for the heap that comes.

@@ -19,7 +19,7 @@ def test_the_table_in_the_docs_has_everything_that_is_warned_of_or_refused():
         .split("## ")[0]
     )
     rows = [row for row in text.splitlines() if row.startswith("| ")][1:]
-    limits = (ROOT / "python_loader" / "gruyere" / "_unsupported.py").read_text()
+    limits = (ROOT / "python_loader" / "gruyere" / "_torch" / "unsupported.py").read_text()
     told = {
         "CUDNN": "cudnn.benchmark", "REDUCE_OVERHEAD": "reduce-overhead",
         "GRAPH_TREES": "triton.cudagraphs", "IPC": "storage IPC",

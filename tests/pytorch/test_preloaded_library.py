@@ -6,9 +6,9 @@ import sys
 from conftest import GRUYERE, ROOT, clean_environment
 
 COPIES = """
-from gruyere import _library
-print(_library.path())
-assert _library.library().gruyere_version()
+from gruyere._native import library
+print(library.path())
+assert library.load().gruyere_version()
 with open("/proc/self/maps") as maps:
     print(len({line.split()[5] for line in maps if line.rstrip().endswith("libgruyere.so")}))
 """
@@ -35,7 +35,7 @@ def installed(tmp_path, version):
 def version(tmp_path):
     ran = run(
         tmp_path,
-        "from gruyere import _library; print(_library.library().gruyere_version().decode())",
+        "from gruyere._native import library; print(library.load().gruyere_version().decode())",
     )
     assert ran.returncode == 0, ran.stderr
     return ran.stdout.strip()
@@ -60,7 +60,7 @@ def test_without_preload_the_chosen_copy_is_used(tmp_path):
 def test_a_preloaded_copy_of_another_version_is_refused(tmp_path):
     found = version(tmp_path)
     installed(tmp_path, "0.0.9")
-    ran = run(tmp_path, "from gruyere import _library; _library.library()")
+    ran = run(tmp_path, "from gruyere._native import library; library.load()")
     assert ran.returncode != 0
     for part in ("GruyereError", str(GRUYERE), found, "0.0.9", "unset LD_PRELOAD"):
         assert part in ran.stderr

@@ -14,11 +14,11 @@ FIELDS = ("current", "peak", "allocated", "freed")
 PRELUDE = """
 import torch, gpu
 gpu.install()
-from gruyere import _torch_stats
-_torch_stats.install()
+from gruyere._torch.stats import install, memory_fraction
+install()
 # Older versions of torch have fewer functions: 2.8 came with the one, 2.9 with the other.
 fraction = getattr(
-    torch.cuda, "get_per_process_memory_fraction", lambda: _torch_stats.memory_fraction(0)
+    torch.cuda, "get_per_process_memory_fraction", lambda: memory_fraction(0)
 )
 accelerator = torch.accelerator if hasattr(torch._C, "_accelerator_getDeviceStats") else None
 """

@@ -6,12 +6,12 @@ import pytest
 from conftest import ROOT
 from door import through
 
-from gruyere import _torch_conf
+from gruyere._torch import alloc_conf
 
 
 @pytest.fixture(autouse=True)
 def neither(monkeypatch):
-    for name in _torch_conf.VARIABLES:
+    for name in alloc_conf.VARIABLES:
         monkeypatch.delenv(name, raising=False)
 
 
@@ -44,20 +44,20 @@ def test_every_setting_of_torchs_is_answered_with_what_replaces_it(monkeypatch):
     for key, value in TORCHS_KEYS.items():
         monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", f"{key}:{value}")
         for counts in (True, False):
-            said = _torch_conf.line(_torch_conf.limit() is not None, counts)
+            said = alloc_conf.line(alloc_conf.limit() is not None, counts)
             assert said.startswith(f"PYTORCH_CUDA_ALLOC_CONF: {key}:{value}: "), said
             answers = ("honoured", "applies as before", "has no meaning here: it", "refuses")
             assert any(answer in said for answer in answers), said
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "no_such_key:1")
-    assert "is not known to Gruyère" in _torch_conf.line(False, True)
+    assert "is not known to Gruyère" in alloc_conf.line(False, True)
 
 
 def test_of_two_variables_the_one_is_taken_that_torch_takes(monkeypatch):
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "per_process_memory_fraction:0.25,backend:native")
-    assert _torch_conf.limit() == "25%"
+    assert alloc_conf.limit() == "25%"
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "per_process_memory_fraction:0.5")
-    assert _torch_conf.limit() == "50%"
-    said = _torch_conf.line(True, True)
+    assert alloc_conf.limit() == "50%"
+    said = alloc_conf.line(True, True)
     assert "per_process_memory_fraction:0.5: is honoured (limit:50%)" in said
     assert "per_process_memory_fraction:0.25: PYTORCH_CUDA_ALLOC_CONF takes precedence" in said
     assert "backend:native: has no meaning here" in said

@@ -147,7 +147,7 @@ fn check(root: &Path) -> Result<(), String> {
     if !said.contains(env!("CARGO_PKG_VERSION")) {
         return Err(format!("the installed command says {said:?}"));
     }
-    let asked = "from gruyere import _library; _library.library(); print('loaded')";
+    let asked = "from gruyere._native import library; library.load(); print('loaded')";
     let said = output(user(&python).args(["-c", asked]))?;
     if said.trim() != "loaded" {
         return Err(format!("python said {said:?}"));
@@ -169,7 +169,7 @@ fn check(root: &Path) -> Result<(), String> {
     let mut bare = user(&python);
     bare.env("PATH", "/nowhere").env("HOME", "/proc/nowhere").args(["-c", ON_THE_STAND_IN]);
     let said = output(&mut bare)?;
-    let prebuilt = site.join("gruyere/native/prebuilt");
+    let prebuilt = site.join("gruyere/_native/prebuilt");
     let wanted = format!("Phantom H100 (stand-in) 512 native {}\n", prebuilt.display());
     if said == wanted { Ok(()) } else { Err(format!("torch said {said:?}, not {wanted:?}")) }
 }
@@ -182,10 +182,11 @@ from gruyere import _stand_in
 program = '''
 import torch, gruyere
 gruyere.enable()
-from gruyere import _enable, _shim
+from gruyere import _enable
+from gruyere._native import shim
 block = torch.zeros(4, device=\"cuda\")
 print(torch.cuda.get_device_name(), torch.cuda.memory_allocated(), end=\" \")
-print(_enable.door()[0], _shim.file() and _shim.file().parent)
+print(_enable.door()[0], shim.file() and shim.file().parent)
 '''
 with tempfile.TemporaryDirectory() as folder, _stand_in.Owner(Path(folder)) as owner:
     environment = {**os.environ, **_stand_in.environment(owner)}

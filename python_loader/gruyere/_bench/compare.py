@@ -178,10 +178,10 @@ def checked(request: dict[str, Any], command: str) -> list[Contender]:
             f"--conf {request['conf'][0]}: configures Gruyère, which --allocators leaves out"
         )
     if "gruyere" in request["allocators"]:
-        from .. import _settings
+        from .._native.conf import check
 
         for conf in request["conf"]:
-            _settings.check(conf)
+            check(conf)
     contenders = []
     for name in dict.fromkeys(request["allocators"]):
         contenders += [

@@ -70,23 +70,23 @@ class Meter:
         initialised, before or after torch is imported."""
         self.allocator = allocator
         self.memory = memory
-        self.phantom = stand_in()
+        self.stand_in = stand_in()
         # Bytes that other processes use on a real device, and the most in use together with them.
         self.others: Optional[int] = None
         self.used_most = 0
         # torch's peaks before the program reset them.
         self.peaks: dict[str, int] = {}
-        if memory is not None and self.phantom is not None:
+        if memory is not None and self.stand_in is not None:
             os.environ["PHANTOM_MEMORY"] = str(memory)
 
     def prepare(self, torch: Any, cudnn: bool = False) -> None:
         """Call once torch is imported. Uses no CUDA. `cudnn`: leave cuDNN on, even on the
         stand-in."""
-        if self.phantom is not None and not cudnn:
+        if self.stand_in is not None and not cudnn:
             # cuDNN's memory use is unknown on the stand-in.
             torch.backends.cudnn.enabled = False
             torch.backends.cuda.enable_cudnn_sdp(False)
-        elif self.phantom is None:
+        elif self.stand_in is None:
             torch.cuda._lazy_call(lambda: self._begin_on_gpu(torch))
         # Peaks must cover the whole run, even if the program resets them at each step.
         for module in (torch.cuda, torch.cuda.memory, getattr(torch, "accelerator", None)):
@@ -117,7 +117,7 @@ class Meter:
 
     def sample(self, torch: Any) -> None:
         """Record the memory in use on a real device."""
-        if self.phantom is None and torch.cuda.is_initialized():
+        if self.stand_in is None and torch.cuda.is_initialized():
             free, total = torch.cuda.mem_get_info(0)
             self.used_most = max(self.used_most, total - free)
 
@@ -136,8 +136,8 @@ class Meter:
         statistics = torch.cuda.memory_stats(0)
         result.retries = statistics.get("num_alloc_retries", 0)
         result.caught = statistics.get("num_ooms", 0)
-        if self.phantom is not None:
-            result.physical_peak = self.phantom.phantom_physical_peak(0)
+        if self.stand_in is not None:
+            result.physical_peak = self.stand_in.phantom_physical_peak(0)
         else:
             self.sample(torch)
             result.physical_peak = max(result.reserved_peak, self.used_most - (self.others or 0))
@@ -170,10 +170,10 @@ class Meter:
     def _faults(self, torch: Any) -> list[str]:
         """The faults found by the driver's books and by the library's own check."""
         found = []
-        if self.phantom is not None and self.phantom.phantom_misuses():
+        if self.stand_in is not None and self.stand_in.phantom_misuses():
             with tempfile.TemporaryDirectory(prefix="gruyere-bench-") as folder:
                 books = os.path.join(folder, "books")
-                self.phantom.phantom_write_books(books.encode())
+                self.stand_in.phantom_write_books(books.encode())
                 with open(books) as file:
                     found += [
                         f"the driver's rules were broken: {misuse}"
@@ -181,10 +181,10 @@ class Meter:
                     ]
         if self.allocator == "gruyere":
             import gruyere
-            from gruyere import _library
+            from gruyere._native import library
 
             torch.cuda.synchronize(0)
-            if _library.library().gruyere_validate() != 0:
+            if library.load().gruyere_validate() != 0:
                 found.append("gruyere_validate found a broken invariant; the log says which")
             if gruyere.stats().bad_frees:
                 found.append(f"{gruyere.stats().bad_frees} frees of addresses without a live block")

@@ -104,7 +104,7 @@ class Watch:
         """Record the time of a step: processor time on the stand-in, wall time on a GPU."""
         wall, processor = now()
         self.found.host_ns.append(
-            processor - self.last[1] if self.meter.phantom is not None else wall - self.last[0]
+            processor - self.last[1] if self.meter.stand_in is not None else wall - self.last[0]
         )
 
     def _enough(self) -> None:

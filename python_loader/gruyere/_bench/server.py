@@ -201,7 +201,7 @@ def _drive(
         worked = time.process_time_ns() - worked
         torch.cuda.synchronize(0)
         result.steps += 1
-        if meter.phantom is not None:
+        if meter.stand_in is not None:
             # Nothing here waits for a device, so processor time is the cost of a step, whatever
             # else the machine runs.
             result.host_ns.append(worked)

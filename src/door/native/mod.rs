@@ -1,5 +1,5 @@
 //! The native door: a table of functions for the package's shim, a C++ subclass of torch's own
-//! `CUDAAllocator` (`python_loader/gruyere/native/shim.cpp`).
+//! `CUDAAllocator` (`python_loader/gruyere/_native/cpp/shim.cpp`).
 //!
 //! The shim holds no state of the heap, and this side knows no C++. Objects of torch's arrive as a
 //! pointer and a function that drops it ([`boxed`]); a failure is NULL or a code. The shim then
@@ -365,7 +365,7 @@ fn allocate(heap: &Heap, size: u64, device: c_int, stream: CudaStream) -> Result
     };
     for key in pools::last_resorts(device) {
         // A pool that is gone by now, or empty, cannot help.
-        if let Ok(Ok(address)) = pools::inside(heap, key, ask) {
+        if let Ok(Ok(address)) = segments::inside(heap, key, ask) {
             return Ok(address);
         }
     }
@@ -389,7 +389,7 @@ extern "C" fn malloc_at(size: u64, device: c_int, stream: CudaStream, address: u
         heap.meet_hooks();
         let ask = |id| heap.malloc_at(size, i64::from(device), handle(stream), address, id);
         let served = match routed(device, stream)? {
-            Some(Route::Segments(_, memory)) => pools::inside(heap, memory.key, || ask(None))?,
+            Some(Route::Segments(_, memory)) => segments::inside(heap, memory.key, || ask(None))?,
             Some(Route::Graphs(id)) => ask(Some(id)),
             None => ask(None),
         };

@@ -96,12 +96,13 @@ def announce_streams():
     """torch never destroys the streams of its pools, and the library is told so as the package does
     it (`gruyere_stream_lasts`): without, it may not ask such a stream whether a capture of its is
     over."""
-    package = types.ModuleType("announcing")
-    package.__path__ = []
-    package._library = types.SimpleNamespace(library=lambda: library)
-    sys.modules["announcing"] = package
-    source = Path(__file__).resolve().parents[3] / "python_loader" / "gruyere" / "_streams.py"
-    spec = importlib.util.spec_from_file_location("announcing._streams", source)
+    for name in ("announcing", "announcing._native", "announcing._torch"):
+        sys.modules[name] = types.ModuleType(name)
+    sys.modules["announcing._native"].library = types.SimpleNamespace(load=lambda: library)
+    package = Path(__file__).resolve().parents[3] / "python_loader" / "gruyere"
+    spec = importlib.util.spec_from_file_location(
+        "announcing._torch.streams", package / "_torch" / "streams.py"
+    )
     streams = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(streams)
     streams.install()

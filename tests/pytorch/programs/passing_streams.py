@@ -11,11 +11,11 @@ import sys
 import torch
 
 import gruyere
-from gruyere import _library
+from gruyere._native.library import load
 
 gruyere.enable()
 told = []
-library = _library.library()
+library = load()
 real = library.gruyere_stream_lasts
 real.argtypes, real.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_int
 

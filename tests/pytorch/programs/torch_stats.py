@@ -10,9 +10,9 @@ import gpu
 
 gpu.install()
 if gpu.witnessed:
-    from gruyere import _torch_stats
+    from gruyere._torch import stats
 
-    _torch_stats.install()
+    stats.install()
 torch.manual_seed(0)
 told = []
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Callable, Union
 
-from ._errors import GruyereError
+from .._errors import GruyereError
 
 _UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _FORM = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([KMGT]iB|B|%|)\s*\Z")

@@ -6,7 +6,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any, Callable, Optional
 
-from . import _library
+from .._native import library
 
 _STATES = ("inactive", "active_allocated", "active_pending_free")
 
@@ -89,7 +89,7 @@ def segments(
         ]
         return [_segment(device, face, segment, frames_of) for segment in wanted]
     finally:
-        _library.library().gruyere_snapshot_free(taken)
+        library.load().gruyere_snapshot_free(taken)
 
 
 def capture_pools(device: int) -> dict[tuple[int, int], tuple[int, int]]:
@@ -98,7 +98,7 @@ def capture_pools(device: int) -> dict[tuple[int, int], tuple[int, int]]:
     room, count = 16, ctypes.c_uint32()
     while True:
         pools = (_Pool * room)()
-        code = _library.library().gruyere_capture_pools(
+        code = library.load().gruyere_capture_pools(
             ctypes.c_int(device), pools, ctypes.c_uint32(room), ctypes.byref(count)
         )
         if code != 0:
@@ -111,12 +111,12 @@ def capture_pools(device: int) -> dict[tuple[int, int], tuple[int, int]]:
 
 
 def _take(device: int) -> Any:
-    library = _library.library()
-    library.gruyere_snapshot.argtypes = [ctypes.c_int]
-    library.gruyere_snapshot.restype = ctypes.POINTER(_Snapshot)
-    library.gruyere_snapshot_free.argtypes = [ctypes.POINTER(_Snapshot)]
-    library.gruyere_snapshot_free.restype = None
-    taken = library.gruyere_snapshot(device)
+    lib = library.load()
+    lib.gruyere_snapshot.argtypes = [ctypes.c_int]
+    lib.gruyere_snapshot.restype = ctypes.POINTER(_Snapshot)
+    lib.gruyere_snapshot_free.argtypes = [ctypes.POINTER(_Snapshot)]
+    lib.gruyere_snapshot_free.restype = None
+    taken = lib.gruyere_snapshot(device)
     if taken:
         face = taken.contents
         assert (face.segment_size, face.block_size) == (

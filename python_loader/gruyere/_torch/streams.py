@@ -18,7 +18,7 @@ import functools
 import threading
 from typing import Any, Callable
 
-from . import _library
+from .._native import library
 
 _lock = threading.Lock()
 _installed = False
@@ -37,7 +37,7 @@ def install() -> None:
         if _installed or not hasattr(torch.cuda.Stream, "priority_range"):
             return
         _installed = True
-    function = _library.library().gruyere_stream_lasts
+    function = library.load().gruyere_stream_lasts
     function.argtypes = [ctypes.c_int, ctypes.c_void_p]
     function.restype = ctypes.c_int
     watching = _watching(torch, torch.cuda.Stream.__new__)
@@ -66,7 +66,7 @@ def _tell(torch: Any, device: int, make: Callable[..., Any]) -> None:
     least, greatest = torch.cuda.Stream.priority_range()
     for priority in range(greatest, least + 1):
         for handle in _pool(functools.partial(make, torch.cuda.Stream, device, priority)):
-            _library.library().gruyere_stream_lasts(device, handle)
+            library.load().gruyere_stream_lasts(device, handle)
 
 
 def _pool(next_stream: Callable[[], Any]) -> list[int]:

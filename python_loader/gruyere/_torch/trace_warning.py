@@ -7,13 +7,13 @@ import os
 from types import ModuleType
 from typing import Optional
 
-from . import _settings
-from ._errors import warn_once
+from .._errors import warn_once
+from .._native import conf
 
 
 def wanted_trace() -> Optional[str]:
     """The trace file named in GRUYERE_CONF, or None."""
-    file = _settings.entries(os.environ.get(_settings.VARIABLE, "")).get("trace", "none")
+    file = conf.entries(os.environ.get(conf.VARIABLE, "")).get("trace", "none")
     return file if file not in ("", "none") else None
 
 
@@ -29,7 +29,7 @@ def _warn() -> None:
     file = wanted_trace()
     if file is not None and not _is_loaded():
         warn_once(
-            f"{_settings.VARIABLE} asks for a trace ({file}), but Gruyère is not loaded in this "
+            f"{conf.VARIABLE} asks for a trace ({file}), but Gruyère is not loaded in this "
             "process, so none will be written: start the program with python -m gruyere, set "
             "GRUYERE_ENABLE=1, or, to trace torch's own allocator, use gruyere run --observe"
         )

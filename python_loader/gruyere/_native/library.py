@@ -8,7 +8,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Optional
 
-from ._errors import GruyereError
+from .._errors import GruyereError
 
 VARIABLE = "GRUYERE_LIBRARY"
 
@@ -50,7 +50,7 @@ def path() -> Path:
     if inside is not None:
         return inside
     chosen = os.environ.get(VARIABLE)
-    file = Path(chosen) if chosen else Path(__file__).with_name("libgruyere.so")
+    file = Path(chosen) if chosen else Path(__file__).resolve().parent.with_name("libgruyere.so")
     if file.is_file():
         return file.absolute()
     if chosen:
@@ -65,7 +65,7 @@ def path() -> Path:
     )
 
 
-def library() -> ctypes.CDLL:
+def load() -> ctypes.CDLL:
     """The library, loaded once. Calls through it release the GIL. A function that is not declared
     in `_declare` is declared by the module that uses it."""
     global _loaded
@@ -122,6 +122,6 @@ def _declare(loaded: ctypes.CDLL) -> None:
 
 def address(name: str) -> int:
     """The address of the library's function `name`, in the form that torch takes."""
-    found = ctypes.cast(getattr(library(), name), ctypes.c_void_p).value
+    found = ctypes.cast(getattr(load(), name), ctypes.c_void_p).value
     assert found is not None, name
     return found

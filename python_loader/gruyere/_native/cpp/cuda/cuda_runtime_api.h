@@ -7,7 +7,7 @@
 
 #include <cstddef>
 
-// torch's headers use it; the build sets it to the CUDA that torch is built for (gruyere/_shim.py).
+// torch's headers use it; the build (_native/shim.py) sets it to the CUDA that torch is built for.
 #ifndef CUDA_VERSION
 #error "CUDA_VERSION is missing: python -m gruyere --build-shim gives it"
 #endif

@@ -12,7 +12,7 @@ import sys
 from types import TracebackType
 from typing import Any, Optional
 
-from . import _library
+from .._native import library
 
 _SAYS = (
     "gruyere: `gruyere post {pid}` shows what was live then, `gruyere post {pid} --html` writes it "
@@ -31,7 +31,7 @@ def install(torch: Any) -> None:
         kind: type[BaseException], value: BaseException, traceback: Optional[TracebackType]
     ) -> None:
         before(kind, value, traceback)
-        if issubclass(kind, error) and _library.library().gruyere_keep_record() == 0:
+        if issubclass(kind, error) and library.load().gruyere_keep_record() == 0:
             print(_SAYS.format(pid=os.getpid()), file=sys.stderr)
 
     sys.excepthook = hook

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from types import CodeType
 from typing import Any, Callable, Optional
 
-from . import _library
+from .._native import library
 
 _ACTIONS = (
     "alloc",
@@ -191,13 +191,13 @@ def record(
     if _on is not None:
         _leave(_on.mode)
         _on = None
-    library = _library.library()
+    lib = library.load()
     if enabled is None:
-        library.gruyere_history_stop()
+        lib.gruyere_history_stop()
         return
-    library.gruyere_history_start.argtypes = [ctypes.c_uint64, ctypes.c_int]
+    lib.gruyere_history_start.argtypes = [ctypes.c_uint64, ctypes.c_int]
     entries = min(max(int(max_entries), 0), _MOST) if enabled == "all" else 0
-    if library.gruyere_history_start(entries, int(clear_history)) != 0:
+    if lib.gruyere_history_start(entries, int(clear_history)) != 0:
         raise RuntimeError(
             "Gruyère cannot work in this process (it was forked from one that uses CUDA, or "
             "the log says why)"
@@ -240,12 +240,12 @@ def collect(devices: int) -> Collected:
     found = Collected([[] for _ in range(devices)], [{} for _ in range(devices)])
     if _on is None:
         return found
-    library = _library.library()
-    library.gruyere_history.argtypes = []
-    library.gruyere_history.restype = ctypes.POINTER(_Face)
-    library.gruyere_history_free.argtypes = [ctypes.POINTER(_Face)]
-    library.gruyere_history_free.restype = None
-    taken = library.gruyere_history()
+    lib = library.load()
+    lib.gruyere_history.argtypes = []
+    lib.gruyere_history.restype = ctypes.POINTER(_Face)
+    lib.gruyere_history_free.argtypes = [ctypes.POINTER(_Face)]
+    lib.gruyere_history_free.restype = None
+    taken = lib.gruyere_history()
     if not taken:
         return found
     try:
@@ -264,7 +264,7 @@ def collect(devices: int) -> Collected:
             if origin.context and origin.device < devices:
                 found.origins[origin.device][origin.address] = _stacks.frames(origin.context)
     finally:
-        library.gruyere_history_free(taken)
+        lib.gruyere_history_free(taken)
     return found
 
 
@@ -287,9 +287,9 @@ def _enter() -> Any:
     """Start numbering the stacks of this thread's calls of torch functions."""
     from torch.overrides import TorchFunctionMode
 
-    library = _library.library()
+    lib = library.load()
     # The function neither waits nor calls back, so it may run with the GIL held.
-    tell = ctypes.PYFUNCTYPE(ctypes.c_uint64, ctypes.c_uint64)(("gruyere_history_context", library))
+    tell = ctypes.PYFUNCTYPE(ctypes.c_uint64, ctypes.c_uint64)(("gruyere_history_context", lib))
     number = _stacks.number
 
     class Stacks(TorchFunctionMode):  # type: ignore[misc]
@@ -354,7 +354,7 @@ def _init(self: RuntimeError, *arguments: object) -> None:
 
 def _latest_out_of_memory() -> Optional[_OutOfMemory]:
     latest = _OutOfMemory()
-    function = _library.library().gruyere_latest_out_of_memory
+    function = library.load().gruyere_latest_out_of_memory
     function.argtypes = [ctypes.POINTER(_OutOfMemory), ctypes.c_size_t]
     function.restype = ctypes.c_size_t
     return latest if function(ctypes.byref(latest), ctypes.sizeof(_OutOfMemory)) else None

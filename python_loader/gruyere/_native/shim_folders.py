@@ -72,9 +72,7 @@ def _prepared(above: Path, remedy: str) -> Path:
             )
         return folder
     except OSError as error:
-        raise Unavailable(
-            f"there is no folder to store the shim in ({error}); {remedy}"
-        ) from error
+        raise Unavailable(f"there is no folder to store the shim in ({error}); {remedy}") from error
 
 
 def _make_private(folder: Path, closed: int, remedy: str) -> Path:

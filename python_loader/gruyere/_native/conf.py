@@ -7,8 +7,8 @@ import ctypes
 import os
 from collections.abc import Mapping
 
-from . import _library
-from ._errors import GruyereError
+from .._errors import GruyereError
+from . import library
 
 VARIABLE = "GRUYERE_CONF"
 
@@ -31,10 +31,7 @@ def check(settings: str) -> None:
     message = ctypes.create_string_buffer(8192)
     if "\0" in settings:
         raise GruyereError(f"{VARIABLE}: a value contains a NUL character: {settings!r}")
-    if (
-        _library.library().gruyere_check_configuration(settings.encode(), message, len(message))
-        != 0
-    ):
+    if library.load().gruyere_check_configuration(settings.encode(), message, len(message)) != 0:
         raise GruyereError(message.value.decode(errors="replace"))
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Optional
 
-from ._shim_folders import BUILDING, Unavailable, has_room, say
+from .shim_folders import BUILDING, Unavailable, has_room, say
 
 # Time limit for the compiler; a build takes some seconds.
 PATIENCE_SECONDS = 300
@@ -143,9 +143,7 @@ def built(compiler: Compiler, request: Request, folder: Path) -> Iterator[Made]:
     with everything that was not moved out of it. Raises Elsewhere, Refused and Unavailable."""
     if not has_room(folder):
         raise Elsewhere("the disk is full")
-    say(
-        f"building the native door's shim for torch {request.torch} in {folder}, once: about 15 s"
-    )
+    say(f"building the native door's shim for torch {request.torch} in {folder}, once: about 15 s")
     work = Path(tempfile.mkdtemp(prefix=BUILDING, dir=folder))
     log = folder / f"shim-{request.key}.log"
     words = command(compiler, request, work)
@@ -206,9 +204,7 @@ def read(listed: Path, root: Path) -> list[str]:
     return found
 
 
-def _failure(
-    compiler: Compiler, request: Request, code: int, output: str, log: Path
-) -> Exception:
+def _failure(compiler: Compiler, request: Request, code: int, output: str, log: Path) -> Exception:
     told = output.lower()
     if any(words in told for words in _FOLDER):
         return Elsewhere(_line(output))

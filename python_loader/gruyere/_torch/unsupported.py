@@ -9,8 +9,8 @@ import functools
 import os
 from typing import Any, Callable
 
-from ._errors import GruyereError, warn_once
-from ._imports import when_imported
+from .._errors import GruyereError, warn_once
+from .._imports import when_imported
 
 _NATIVE = (
     "the native door supports it (python -m gruyere --door native, GRUYERE_CONF=door:native, or "

@@ -14,7 +14,7 @@ import importlib
 import threading
 from typing import Any
 
-from . import _library
+from .._native import library
 
 _lock = threading.Lock()
 # Running profilers of all threads.
@@ -55,4 +55,4 @@ def _tell(profile: Any, runs: bool) -> None:
         before = bool(_running)
         (_running.add if runs else _running.discard)(id(profile))
         if bool(_running) != before:
-            _library.library().gruyere_tell_profiler(ctypes.c_int(runs))
+            library.load().gruyere_tell_profiler(ctypes.c_int(runs))

@@ -1,7 +1,7 @@
 // The native door's C++ side: an implementation of torch's own allocator interface, in which each
 // function calls libgruyere through its table (gruyere.h).
 //
-// Built once on the user's machine against the headers of the installed torch (gruyere/_shim.py),
+// Built once on the user's machine against the headers of the installed torch (_native/shim.py),
 // and never unloaded. It knows nothing of the heap and keeps only torch's own state (the history's
 // recorder, observers, annotations). Errors of the library arrive as NULL or a code and are thrown
 // here. Exceptions of torch's functions that the library calls are caught here and rethrown once

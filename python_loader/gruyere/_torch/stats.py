@@ -13,7 +13,8 @@ import struct
 import sys
 from typing import Any
 
-from . import _history, _library, _snapshot
+from .._native import library
+from . import history, snapshot
 
 _POOLS = ("all", "small_pool", "large_pool")
 _NUMBERS = (
@@ -59,10 +60,10 @@ def install() -> None:
         "_cuda_getMemoryFraction": memory_fraction,
         "_cuda_setMemoryFraction": set_memory_fraction,
         "_cuda_memorySnapshot": memory_snapshot,
-        "_cuda_record_memory_history": _history.record,
-        "_cuda_record_memory_history_legacy": _history.record_legacy,
-        "_cuda_isHistoryEnabled": _history.is_enabled,
-        "_cuda_attach_out_of_memory_observer": _history.attach_out_of_memory_observer,
+        "_cuda_record_memory_history": history.record,
+        "_cuda_record_memory_history_legacy": history.record_legacy,
+        "_cuda_isHistoryEnabled": history.is_enabled,
+        "_cuda_attach_out_of_memory_observer": history.attach_out_of_memory_observer,
         # torch.accelerator, from 2.9 on.
         "_accelerator_isAllocatorInitialized": torch.cuda.is_initialized,
         "_accelerator_getDeviceStats": memory_stats,
@@ -91,19 +92,19 @@ def memory_stats(device: int) -> dict[str, Any]:
     answer["oversize_allocations"] = _dictionary((0, 0, 0, 0))
     answer["oversize_segments"] = _dictionary((0, 0, 0, 0))
     answer["reserved_bytes_by_private_pools"] = {
-        _PoolId(id): _of_pool(held) for id, held in _snapshot.capture_pools(device).items()
+        _PoolId(id): _of_pool(held) for id, held in snapshot.capture_pools(device).items()
     }
     return answer
 
 
 def reset_peak_memory_stats(device: int) -> None:
     """Reset the peaks to the current values."""
-    _check(_library.library().gruyere_reset_peaks(ctypes.c_int(device)), device)
+    _check(library.load().gruyere_reset_peaks(ctypes.c_int(device)), device)
 
 
 def reset_accumulated_memory_stats(device: int) -> None:
     """Reset `allocated`, `freed` and the counts of events to 0."""
-    _check(_library.library().gruyere_reset_accumulated(ctypes.c_int(device)), device)
+    _check(library.load().gruyere_reset_accumulated(ctypes.c_int(device)), device)
 
 
 def memory_fraction(device: int) -> float:
@@ -120,7 +121,7 @@ def set_memory_fraction(fraction: float, device: int) -> None:
     # As in torch, NaN is out of range too.
     if not 0 <= fraction <= 1:
         raise RuntimeError(f"invalid fraction:{fraction:g}. Please set within [0, 1].")
-    _library.library().gruyere_memory_fraction(ctypes.c_double(fraction), ctypes.c_int(device))
+    library.load().gruyere_memory_fraction(ctypes.c_double(fraction), ctypes.c_int(device))
 
 
 def memory_snapshot(argument: Any = None) -> dict[str, Any]:
@@ -132,23 +133,23 @@ def memory_snapshot(argument: Any = None) -> dict[str, Any]:
     traces = argument is None or len(argument) < 3 or bool(argument[2])
     # Counting devices before CUDA is in use would prevent children from being forked.
     devices = torch.cuda.device_count() if torch.cuda.is_initialized() else 0
-    history = _history.collect(devices)
+    kept = history.collect(devices)
     return {
         "segments": [
             segment
             for device in range(devices)
-            for segment in _snapshot.segments(
-                device, history.frames_of(device), pool if any(pool) else None
+            for segment in snapshot.segments(
+                device, kept.frames_of(device), pool if any(pool) else None
             )
         ],
-        "device_traces": history.traces if traces else [[] for _ in range(devices)],
+        "device_traces": kept.traces if traces else [[] for _ in range(devices)],
         "allocator_settings": {
             "PYTORCH_CUDA_ALLOC_CONF": os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""),
             "max_split_size": -1,
             "garbage_collection_threshold": 0.0,
             "expandable_segments": False,
             "GRUYERE_CONF": os.environ.get("GRUYERE_CONF", ""),
-            "gruyere": _library.library().gruyere_version().decode(),
+            "gruyere": library.load().gruyere_version().decode(),
         },
         "external_annotations": [],
     }
@@ -157,7 +158,7 @@ def memory_snapshot(argument: Any = None) -> dict[str, Any]:
 def _stats(device: int) -> tuple[int, ...]:
     """The values of GruyereTorchStats."""
     written = ctypes.create_string_buffer(_STATS.size.to_bytes(4, sys.byteorder), _STATS.size)
-    _check(_library.library().gruyere_torch_stats(ctypes.c_int(device), written), device)
+    _check(library.load().gruyere_torch_stats(ctypes.c_int(device), written), device)
     return _STATS.unpack_from(written)
 
 

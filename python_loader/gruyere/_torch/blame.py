@@ -13,7 +13,7 @@ import functools
 import weakref
 from typing import TYPE_CHECKING, Any, Callable
 
-from . import _library, _settings
+from .._native import conf, library
 
 if TYPE_CHECKING:
     import torch
@@ -27,7 +27,7 @@ _kept: list[Any] = []
 def install(settings: str) -> None:
     """Let the library read the sites of requests, unless `settings` turn that off. Called by
     enable(), before CUDA is used."""
-    if _settings.entries(settings).get("blame", "auto") == "off":
+    if conf.entries(settings).get("blame", "auto") == "off":
         return
     import torch
     from torch.nn.modules import module
@@ -38,7 +38,7 @@ def install(settings: str) -> None:
     begin = _holding_the_lock("gruyere_blame_begin", ctypes.c_void_p)
     if begin(id(call) if call else None) != 0:
         return
-    atexit.register(_library.library().gruyere_blame_end)
+    atexit.register(library.load().gruyere_blame_end)
     global _tell, _forget
     _tell = _holding_the_lock(
         "gruyere_blame_module", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p
@@ -47,7 +47,7 @@ def install(settings: str) -> None:
     module.register_module_module_registration_hook(_registered)
     for kind in (torch.nn.Module, torch.nn.RNNBase):
         kind._apply = _moving(kind._apply)
-    made = _library.library().gruyere_blame_optimizer
+    made = library.load().gruyere_blame_optimizer
     torch.optim.Optimizer.__init__ = _telling(torch.optim.Optimizer.__init__, made)
 
 
@@ -65,7 +65,7 @@ def _telling(make: Callable[..., None], tell: Callable[[], object]) -> Callable[
 
 def _holding_the_lock(name: str, *arguments: Any) -> Callable[..., int]:
     """The library's function `name`, which is short, to be called with the GIL held."""
-    return ctypes.PYFUNCTYPE(ctypes.c_int, *arguments)(_library.address(name))
+    return ctypes.PYFUNCTYPE(ctypes.c_int, *arguments)(library.address(name))
 
 
 def _unset(*arguments: Any) -> int:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from . import _settings
-from ._errors import warn_once
+from .._errors import warn_once
+from .._native import conf
 
 VARIABLE = "NCCL_GRAPH_REGISTER"
 # The first compute capability (major) that reportedly does not have the bug.
@@ -23,7 +23,7 @@ _PAGES = ("auto", "stitch")
 def install(torch: Any, settings: str) -> None:
     """Set the variable once torch has initialised CUDA, which is before NCCL can start. `settings`
     are GRUYERE_CONF's. A value that the user has set stays."""
-    if _settings.entries(settings).get("backing", "auto") in _PAGES and VARIABLE not in os.environ:
+    if conf.entries(settings).get("backing", "auto") in _PAGES and VARIABLE not in os.environ:
         torch.cuda._lazy_call(lambda: _switch_off(torch))
 
 

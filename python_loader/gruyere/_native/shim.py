@@ -3,8 +3,8 @@ libgruyere.
 
 A shim fits one build of torch and no other. The package includes shims for the builds of torch on
 the package index. For another build, the machine's C++ compiler builds the shim once
-(`_shim_compiler.py`) against the headers of the installed torch. The shim is stored in a folder of
-the user (`_shim_folders.py`), under a name derived from everything it depends on. If anything is
+(`shim_compiler.py`) against the headers of the installed torch. The shim is stored in a folder of
+the user (`shim_folders.py`), under a name derived from everything it depends on. If anything is
 missing, that is not an error: the pluggable door is used, and one line says why.
 """
 
@@ -19,13 +19,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Optional, Union
 
-from . import _library, _shim_compiler, _shim_folders
-from ._shim_folders import Unavailable
+from . import library, shim_compiler, shim_folders
+from .shim_folders import Unavailable as Unavailable
 
-# The versions of torch whose interface native/ is written for.
+# The versions of torch whose interface cpp/ is written for.
 OLDEST, NEWEST = (2, 11), (2, 15)
 
 _HERE = Path(__file__).resolve().parent
+_SOURCES = _HERE / "cpp"
 _loaded: Optional[ctypes.CDLL] = None
 _file: Optional[Path] = None
 
@@ -49,11 +50,11 @@ def install(torch: Any) -> None:
         file, shim = _prebuilt(wanted)
         if shim is None:
             file = _find(torch, wanted)
-            _shim_folders.check_owner(file)
+            shim_folders.check_owner(file)
             shim = _load(file, wanted)
     message = ctypes.create_string_buffer(4096)
     try:
-        find = ctypes.cast(_library.library().gruyere_native_table, ctypes.c_void_p)
+        find = ctypes.cast(library.load().gruyere_native_table, ctypes.c_void_p)
     except AttributeError as error:
         raise Unavailable(
             "this libgruyere.so is too old to have a native door: reinstall gruyere"
@@ -82,7 +83,7 @@ def file() -> Optional[Path]:
 def _prebuilt(wanted: str) -> tuple[Optional[Path], Optional[ctypes.CDLL]]:
     """The shim that the package includes for this build of torch, if there is one that this machine
     can load."""
-    for file in (_HERE / "native" / "prebuilt").glob(f"*-{wanted}.so"):
+    for file in (_HERE / "prebuilt").glob(f"*-{wanted}.so"):
         with contextlib.suppress(Unavailable):
             return file, _load(file, wanted)
     return None, None
@@ -121,7 +122,7 @@ def _find(torch: Any, wanted: str, anew: bool = False) -> Path:
     built in the first folder that allows it."""
     reasons: list[str] = []
     folders: list[Path] = []
-    for make in (_shim_folders.home, _shim_folders.temporary):
+    for make in (shim_folders.home, shim_folders.temporary):
         try:
             folder = make()
         except Unavailable as error:
@@ -133,7 +134,7 @@ def _find(torch: Any, wanted: str, anew: bool = False) -> Path:
         folders.append(folder)
     if not folders:
         raise Unavailable("; ".join(reasons))
-    return _build(torch, wanted, _shim_compiler.compiler(), folders, reasons, anew)
+    return _build(torch, wanted, shim_compiler.compiler(), folders, reasons, anew)
 
 
 def _built(folder: Path, torch: Any, wanted: str) -> Optional[Path]:
@@ -159,7 +160,7 @@ def _name(torch: Any, wanted: str, headers: list[str]) -> str:
 def _build(
     torch: Any,
     wanted: str,
-    compiler: _shim_compiler.Compiler,
+    compiler: shim_compiler.Compiler,
     folders: list[Path],
     reasons: list[str],
     anew: bool,
@@ -181,9 +182,9 @@ def _build(
     with contextlib.ExitStack() as turn:
         try:
             # The first of many ranks builds it.
-            found = known() or turn.enter_context(_shim_folders.alone(folder, known)) or known()
+            found = known() or turn.enter_context(shim_folders.alone(folder, known)) or known()
             return found or _compiled(torch, wanted, compiler, folder, failed)
-        except (_shim_compiler.Elsewhere, OSError) as error:
+        except (shim_compiler.Elsewhere, OSError) as error:
             reasons.append(f"the shim could not be built in {folder}: {error}")
         # Still holding the lock: each waiting process would fail the same way after its own build.
         if others:
@@ -192,25 +193,25 @@ def _build(
 
 
 def _compiled(
-    torch: Any, wanted: str, compiler: _shim_compiler.Compiler, folder: Path, failed: Path
+    torch: Any, wanted: str, compiler: shim_compiler.Compiler, folder: Path, failed: Path
 ) -> Path:
-    _shim_folders.sweep(folder)
+    shim_folders.sweep(folder)
     with contextlib.suppress(OSError):
         failed.unlink()
     try:
-        with _shim_compiler.built(compiler, request(torch, wanted), folder) as made:
+        with shim_compiler.built(compiler, request(torch, wanted), folder) as made:
             file = folder / _name(torch, wanted, made.headers)
             made.file.chmod(0o600)
             made.file.rename(file)
             # Last, because this file makes it findable.
             made.list.rename(folder / f"shim-{wanted}.headers")
-    except _shim_compiler.Refused as error:
-        _shim_folders.remember(failed, str(error))
+    except shim_compiler.Refused as error:
+        shim_folders.remember(failed, str(error))
         raise
     return file
 
 
-def request(torch: Any, wanted: str) -> _shim_compiler.Request:
+def request(torch: Any, wanted: str) -> shim_compiler.Request:
     """The compile request for this torch."""
     include = _include_of(torch)
     if not (include / "c10" / "cuda" / "CUDACachingAllocator.h").is_file():
@@ -219,7 +220,7 @@ def request(torch: Any, wanted: str) -> _shim_compiler.Request:
             "pip or conda"
         )
     major, minor = _version(torch.version.cuda)
-    return _shim_compiler.Request(
+    return shim_compiler.Request(
         torch=torch.__version__,
         standard="c++20" if _version(torch.__version__) >= (2, 14) else "c++17",
         abi=int(torch._C._GLIBCXX_USE_CXX11_ABI),
@@ -228,7 +229,7 @@ def request(torch: Any, wanted: str) -> _shim_compiler.Request:
         source=sources()[-1],
         ours=gruyere_h().parent,
         headers=include,
-        cuda_headers=_HERE / "native" / "cuda",
+        cuda_headers=_SOURCES / "cuda",
         libraries=Path(torch.__file__).parent / "lib",
     )
 
@@ -275,7 +276,7 @@ def _words(version: tuple[int, int]) -> str:
 
 def sources() -> list[Path]:
     """The files that are included, followed by the one that is compiled."""
-    folder = _HERE / "native"
+    folder = _SOURCES
     headers = sorted({*folder.glob("*.h"), *folder.glob("cuda/*.h")} - {folder / "gruyere.h"})
     return [*headers, folder / "shim.cpp"]
 
@@ -283,8 +284,8 @@ def sources() -> list[Path]:
 def gruyere_h() -> Path:
     """gruyere.h: beside the source in an installed package, in include/ in a clone of the
     repository."""
-    installed = _HERE / "native" / "gruyere.h"
-    return installed if installed.is_file() else _HERE.parent.parent / "include" / "gruyere.h"
+    installed = _SOURCES / "gruyere.h"
+    return installed if installed.is_file() else _HERE.parents[2] / "include" / "gruyere.h"
 
 
 def _include_of(torch: Any) -> Path:

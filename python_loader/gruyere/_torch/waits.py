@@ -27,8 +27,8 @@ import threading
 from types import ModuleType
 from typing import Any, Callable, Optional
 
-from . import _library
-from ._imports import when_imported
+from .._imports import when_imported
+from .._native import library
 
 # The variables in which launchers pass the number of processes: torchrun and the like, Open MPI,
 # MPICH and Intel MPI, MVAPICH, PMIx, Slurm.
@@ -107,12 +107,12 @@ def install(torch: Any) -> None:
     if not _watch_groups(torch):
         forbid("this torch creates process groups in a way that Gruyère does not know")
         return
-    _library.library().gruyere_allow_waits()
+    library.load().gruyere_allow_waits()
 
 
 def forbid(why: str) -> None:
     """Forbid waits in the library: from now on a wait may close a cycle."""
-    _library.library().gruyere_forbid_waits(why.encode())
+    library.load().gruyere_forbid_waits(why.encode())
 
 
 def _foreign(module: ModuleType) -> None:
