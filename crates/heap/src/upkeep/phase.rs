@@ -35,8 +35,8 @@ pub(crate) const LEAST: u64 = 1 << 15;
 pub(crate) const MOST: u64 = 1 << 20;
 /// Tries of a phase to return memory.
 const TRIES: u32 = 16;
-/// Looks between two updates of the gauges.
-const PUBLISHING: u32 = 16;
+/// Looks between two updates of the gauges, at least.
+const PUBLISHING: u64 = 16;
 /// Frees between two marks that return memory.
 const MARK_INTERVAL: u64 = 1 << 10;
 /// The least that goes back at a time (bytes).
@@ -134,7 +134,7 @@ pub(crate) struct Watch {
     /// Returns of memory so far: their number and bytes.
     pub(crate) given: (u64, u64),
     /// Looks until the next update of the gauges.
-    until_publishing: u32,
+    until_publishing: u64,
 }
 
 /// The memory to keep after a use of `bytes`.
@@ -154,10 +154,15 @@ impl Watch {
         now >= self.next
     }
 
-    /// Whether this look updates the gauges, in case the program never marks a step.
-    pub(crate) fn is_time_to_publish(&mut self) -> bool {
+    /// Whether this look updates the gauges, in case the program never marks a step. An update
+    /// reads all `runs` of the arenas: at least as many frees pass between two, so that its time is
+    /// a small share at any size of the heap.
+    pub(crate) fn is_time_to_publish(&mut self, runs: usize) -> bool {
         let now = self.until_publishing == 0;
-        self.until_publishing = if now { PUBLISHING } else { self.until_publishing - 1 };
+        self.until_publishing = match now {
+            true => PUBLISHING.max(runs as u64 / INTERVAL),
+            false => self.until_publishing - 1,
+        };
         now
     }
 
@@ -316,6 +321,16 @@ mod tests {
                 self.busy = 1 << 30;
                 self.look(Occasion::Step);
             }
+        }
+    }
+
+    #[test]
+    fn as_many_frees_as_runs_pass_between_two_updates_of_the_gauges() {
+        for (runs, looks) in [(1, PUBLISHING), (1 << 20, (1 << 20) / INTERVAL)] {
+            let mut watch = Watch::new(true);
+            assert!(watch.is_time_to_publish(runs), "at the first look");
+            let waited = (1..).find(|_| watch.is_time_to_publish(runs));
+            assert_eq!(waited, Some(looks + 1), "{runs} runs");
         }
     }
 

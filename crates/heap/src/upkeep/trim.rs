@@ -23,7 +23,8 @@ impl Device {
         let now = Instant::now();
         let (drain, publish) = {
             let central = &mut *lock(&self.central);
-            let publish = occasion == Occasion::Due && central.watch.is_time_to_publish();
+            let publish = occasion == Occasion::Due
+                && central.watch.is_time_to_publish(central.arenas.most_runs());
             let recent = central.arenas.sample_busy_peak();
             let seen = Seen {
                 now: central.arenas.changes(),

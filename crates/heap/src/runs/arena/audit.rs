@@ -174,6 +174,11 @@ impl Arenas {
         self.changes
     }
 
+    /// The most runs that there have been at a time.
+    pub(crate) fn most_runs(&self) -> usize {
+        self.runs.len()
+    }
+
     /// Bytes of blocks and slabs, those that wait for streams included.
     pub(crate) fn busy(&self) -> u64 {
         self.busy
