@@ -149,18 +149,6 @@ pub(super) fn route(device: i32, stream: CudaStream) -> Result<Option<Route>, Fi
     Ok(None)
 }
 
-/// Runs `request` with the calling thread inside pool `key`.
-pub(super) fn inside<T>(
-    heap: &Heap,
-    key: PoolKey,
-    request: impl FnOnce() -> T,
-) -> Result<T, PoolError> {
-    heap.pool_enter(key)?;
-    let answer = request();
-    heap.pool_leave(key)?;
-    Ok(answer)
-}
-
 /// The pools of `device` that serve other requests before an out-of-memory.
 pub(super) fn last_resorts(device: i32) -> Vec<PoolKey> {
     let books = books();

@@ -9,10 +9,9 @@
 use super::super::torch::{CudaStream, MempoolId};
 use super::Failure;
 use super::boxed::Boxed;
-use super::pools::inside;
 use super::trackers::{self, GruyereSegmentEvent};
 use crate::driver::StreamHandle;
-use crate::heap::{Error, Heap, PoolId, PoolKey};
+use crate::heap::{Error, Heap, PoolError, PoolId, PoolKey};
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::sync::{Mutex, PoisonError};
@@ -67,6 +66,18 @@ fn in_order<T>(body: impl FnOnce(&mut Order) -> T) -> T {
 /// The number of segments before the one at `address`; -1: no segment of a MemPool is there.
 pub(super) fn number_of(device: i32, address: u64) -> i32 {
     in_order(|order| order.known.get(&(device, address)).copied().unwrap_or(-1))
+}
+
+/// Runs `request` with the calling thread inside pool `key`.
+pub(super) fn inside<T>(
+    heap: &Heap,
+    key: PoolKey,
+    request: impl FnOnce() -> T,
+) -> Result<T, PoolError> {
+    heap.pool_enter(key)?;
+    let answer = request();
+    heap.pool_leave(key)?;
+    Ok(answer)
 }
 
 /// A MemPool, as far as its segments go.

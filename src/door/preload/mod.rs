@@ -34,3 +34,18 @@ mod way;
 mod whose;
 
 pub use mode::{Mode, mode};
+
+/// The library's initialiser.
+extern "C" fn initialize() {
+    // A panic here would end programs that do not use us.
+    super::process::guarded((), || {
+        if mode::note_preloading() {
+            leave::watch();
+        }
+    });
+    mode::note_loaded();
+}
+
+#[used]
+#[unsafe(link_section = ".init_array")]
+static INITIALIZE: extern "C" fn() = initialize;

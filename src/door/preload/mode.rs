@@ -127,22 +127,21 @@ pub fn was_preloaded_here() -> bool {
     PRELOADED_IN.load(Ordering::Relaxed) == unsafe { libc::getpid() }
 }
 
-/// The library's initialiser.
-extern "C" fn initialize() {
-    // A panic here would end programs that do not use us.
-    super::super::process::guarded((), || {
-        if is_preloaded() {
-            // SAFETY: getpid has no preconditions.
-            PRELOADED_IN.store(unsafe { libc::getpid() }, Ordering::Relaxed);
-            super::leave::watch();
-        }
-    });
-    LOADED.store(true, Ordering::Release);
+/// Notes whether LD_PRELOAD put the library into this process, and says so. Part of the library's
+/// initialiser.
+pub(super) fn note_preloading() -> bool {
+    let preloaded = is_preloaded();
+    if preloaded {
+        // SAFETY: getpid has no preconditions.
+        PRELOADED_IN.store(unsafe { libc::getpid() }, Ordering::Relaxed);
+    }
+    preloaded
 }
 
-#[used]
-#[unsafe(link_section = ".init_array")]
-static INITIALIZE: extern "C" fn() = initialize;
+/// The library's initialiser has run.
+pub(super) fn note_loaded() {
+    LOADED.store(true, Ordering::Release);
+}
 
 /// Whether LD_PRELOAD or /etc/ld.so.preload names a file of this library's name. (The program may
 /// change the variable later; the initialiser runs before it.)

@@ -7,8 +7,8 @@
 //! size distinguishes an output from the next allocation under the same number where an operator
 //! allocates nothing (in place, or a view).
 
-use super::interpreter::mix;
 use super::known::Known;
+use super::word::mix;
 use crate::record::sites::SiteId;
 use std::ffi::{CStr, c_char, c_int};
 use std::sync::OnceLock;

@@ -6,7 +6,7 @@
 //! ever freed) the length, the beginning and the end are read: each stack is walked in a few
 //! hundred nanoseconds.
 
-use super::interpreter::{mix, number, word};
+use super::word::{mix, number, word};
 
 /// Offsets in a string and in bytes: the length, and the hash, all bits set until Python computes
 /// it.

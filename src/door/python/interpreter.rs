@@ -18,8 +18,8 @@
 use super::content;
 use super::layout::{self, Entry, GENERATOR, Identity, Innermost, Layout, Place};
 use super::stack;
+use super::word::{mix, number, number_now, word, word_now};
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 type Object = *mut c_void;
 type Ask<T> = unsafe extern "C" fn() -> T;
@@ -99,53 +99,6 @@ fn symbol(name: &CStr) -> Option<*mut c_void> {
     // SAFETY: dlsym reads a NUL-terminated string.
     let address = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
     (!address.is_null()).then_some(address)
-}
-
-/// The word at `at` bytes of `base`.
-///
-/// # Safety
-/// The word exists, and no thread writes it meanwhile.
-#[inline(always)]
-pub(super) unsafe fn word(base: usize, at: usize) -> usize {
-    // SAFETY: the caller's promise; Python aligns its words.
-    unsafe { ((base + at) as *const usize).read() }
-}
-
-/// As [`word`].
-///
-/// # Safety
-/// As [`word`].
-#[inline(always)]
-pub(super) unsafe fn number(base: usize, at: usize) -> i32 {
-    // SAFETY: as above.
-    unsafe { ((base + at) as *const i32).read() }
-}
-
-/// As [`word`], for a word that other threads may write meanwhile.
-///
-/// # Safety
-/// The word exists.
-#[inline(always)]
-unsafe fn word_now(base: usize, at: usize) -> usize {
-    // SAFETY: the caller's promise; Python aligns its words.
-    unsafe { AtomicUsize::from_ptr((base + at) as *mut usize) }.load(Ordering::Acquire)
-}
-
-/// As [`word_now`].
-///
-/// # Safety
-/// As [`word_now`].
-#[inline(always)]
-unsafe fn number_now(base: usize, at: usize) -> u32 {
-    // SAFETY: as above.
-    unsafe { AtomicU32::from_ptr((base + at) as *mut u32) }.load(Ordering::Acquire)
-}
-
-/// Adds a word to a hash.
-#[inline(always)]
-pub(super) fn mix(hash: u64, word: u64) -> u64 {
-    // The multiplier of FxHash, and a rotation, so that the order counts.
-    (hash.rotate_left(5) ^ word).wrapping_mul(0x517c_c1b7_2722_0a95)
 }
 
 impl Interpreter {

@@ -15,6 +15,7 @@ mod layout;
 mod modules;
 mod places;
 mod stack;
+mod word;
 
 use super::fork;
 use super::process::{GRUYERE_INVALID, GRUYERE_OK, GRUYERE_UNAVAILABLE, guarded};
@@ -22,12 +23,13 @@ use crate::heap::Sites;
 use crate::record::Record;
 use crate::record::sites::{DEPTH, FrameId, NewSite, Phase, SiteId};
 use autograd::{Forwards, GruyereAutograd};
-use interpreter::{Frame, Interpreter, Walk, mix};
+use interpreter::{Frame, Interpreter, Walk};
 use known::Known;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
+use word::mix;
 
 /// Failed comparisons of our frames with the interpreter's own before they are given up.
 const TRIES: u32 = 4;

@@ -2,7 +2,7 @@
 
 use crate::abi::call_counts;
 use crate::gpu::try_gpu;
-use crate::process;
+use crate::process::{self, Phase};
 use crate::reads;
 use crate::workspaces;
 use gruyere_phantom::{CallCounts, Caller};
@@ -140,3 +140,15 @@ pub fn write() {
         eprintln!("phantom: {}: {error}", path.display());
     }
 }
+
+/// Runs last: the finalisers of libraries that need this one run first, so the books include frees
+/// from static destructors.
+extern "C" fn finalize() {
+    if matches!(process::phase(), Phase::Running | Phase::Gone) {
+        let _ = std::panic::catch_unwind(write);
+    }
+}
+
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static FINALIZE: extern "C" fn() = finalize;

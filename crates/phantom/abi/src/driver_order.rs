@@ -31,15 +31,6 @@ pub fn capture_info(device: u32, stream: usize) -> Result<(u32, u64), u32> {
     })
 }
 
-pub fn capture_mode(mode: u32) -> Result<CaptureMode, u32> {
-    match mode {
-        CU_STREAM_CAPTURE_MODE_GLOBAL => Ok(CaptureMode::Global),
-        CU_STREAM_CAPTURE_MODE_THREAD_LOCAL => Ok(CaptureMode::ThreadLocal),
-        CU_STREAM_CAPTURE_MODE_RELAXED => Ok(CaptureMode::Relaxed),
-        _ => Err(code::INVALID_VALUE),
-    }
-}
-
 /// Swaps this thread's capture mode with `*mode`.
 pub fn exchange_mode(mode: Out<u32>) -> Answer {
     if mode.raw().is_null() {
@@ -47,7 +38,7 @@ pub fn exchange_mode(mode: Out<u32>) -> Answer {
     }
     // SAFETY: not null, and by the C contract the caller's mode, to be read and written.
     let wanted = unsafe { mode.raw().read() };
-    mode.put(match gruyere_phantom::exchange_capture_mode(capture_mode(wanted)?) {
+    mode.put(match gruyere_phantom::exchange_capture_mode(graph::capture_mode(wanted)?) {
         CaptureMode::Global => CU_STREAM_CAPTURE_MODE_GLOBAL,
         CaptureMode::ThreadLocal => CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
         CaptureMode::Relaxed => CU_STREAM_CAPTURE_MODE_RELAXED,

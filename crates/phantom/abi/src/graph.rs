@@ -3,9 +3,10 @@
 
 use crate::abi::{Answer, Out, code};
 use crate::context::{runtime_device, stream_device};
-use crate::driver_order::capture_mode;
 use crate::entry::{driver, runtime};
 use crate::gpu::{failed, gpu, own};
+use crate::numbers::*;
+use gruyere_phantom::CaptureMode;
 use std::collections::HashMap;
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
@@ -56,6 +57,15 @@ fn template(number: usize) -> usize {
 
 fn number_of(handle: usize) -> Result<usize, u32> {
     Ok(handle.checked_sub(BASE).ok_or(code::INVALID_VALUE)? / STEP)
+}
+
+pub fn capture_mode(mode: u32) -> Result<CaptureMode, u32> {
+    match mode {
+        CU_STREAM_CAPTURE_MODE_GLOBAL => Ok(CaptureMode::Global),
+        CU_STREAM_CAPTURE_MODE_THREAD_LOCAL => Ok(CaptureMode::ThreadLocal),
+        CU_STREAM_CAPTURE_MODE_RELAXED => Ok(CaptureMode::Relaxed),
+        _ => Err(code::INVALID_VALUE),
+    }
 }
 
 pub fn begin(device: u32, stream: usize, mode: u32) -> Answer {

@@ -1,6 +1,5 @@
 //! The phases of the process for CUDA: before `cuInit`, running, a forked child, at exit.
 
-use crate::books;
 use crate::gpu;
 use crate::owner;
 use std::ptr::{self, NonNull};
@@ -97,15 +96,3 @@ pub fn forked_calls() -> u64 {
     NonNull::new(FORKED_CALLS.load(Acquire))
         .map_or(0, |counter| unsafe { counter.as_ref() }.load(Relaxed))
 }
-
-/// Runs last: the finalisers of libraries that need this one run first, so the books include frees
-/// from static destructors.
-extern "C" fn finalize() {
-    if matches!(phase(), Phase::Running | Phase::Gone) {
-        let _ = std::panic::catch_unwind(books::write);
-    }
-}
-
-#[used]
-#[unsafe(link_section = ".fini_array")]
-static FINALIZE: extern "C" fn() = finalize;
