@@ -106,7 +106,7 @@ pub fn draw(report: &Report) -> String {
 /// The clock of the picture, in a sentence; empty for a real device, or a device without delay.
 fn lags(report: &Report) -> String {
     match report.measured.clocks.first() {
-        Some(clock) if clock.lags() && report.device == "phantom" => {
+        Some(clock) if clock.lags() && report.device == "stand-in" => {
             format!(" Kernels take {} us.", clock.kernel_ns() / 1000)
         }
         _ => String::new(),

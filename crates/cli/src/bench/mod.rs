@@ -99,7 +99,7 @@ pub struct Args {
     models_only: bool,
     /// What to replay on. `cuda` is the real driver; it replays Gruyère only, without kernels, and
     /// times the driver calls by kind, and the whole replay.
-    #[arg(long, value_enum, default_value_t = Device::Phantom, value_name = "DEVICE")]
+    #[arg(long, value_enum, default_value_t = Device::StandIn, value_name = "DEVICE")]
     device: Device,
     /// List the bundled traces and stop.
     #[arg(long)]
@@ -117,7 +117,7 @@ enum Command {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Device {
     /// The stand-in GPU.
-    Phantom,
+    StandIn,
     /// A real GPU.
     Cuda,
 }
@@ -154,7 +154,7 @@ fn bench(args: &Args) -> Result<ExitCode, Box<dyn std::error::Error>> {
     let wanted = args.wanted(&prices);
     let contenders = contenders(args);
     let runs = match args.device {
-        Device::Phantom => schedule::on_phantom(&traces, &contenders, &wanted, true)?,
+        Device::StandIn => schedule::on_phantom(&traces, &contenders, &wanted, true)?,
         Device::Cuda => schedule::on_cuda(&traces, &confs(args))?,
     };
     let of_small = schedule::on_phantom(&small, &contenders, &wanted, false)?;
@@ -179,7 +179,7 @@ impl Args {
     /// Whether to add the small programs to the bundled traces: only on the stand-in, since a real
     /// GPU's time is expensive.
     fn has_small(&self) -> bool {
-        self.trace.is_empty() && self.device == Device::Phantom
+        self.trace.is_empty() && self.device == Device::StandIn
     }
 
     fn wanted(&self, prices: &Prices) -> Wanted {

@@ -28,7 +28,7 @@ pub struct Report {
     pub git_commit: Option<String>,
     /// The machine of the run.
     pub machine: Machine,
-    /// `phantom` or `cuda`.
+    /// `stand-in` or `cuda`.
     pub device: &'static str,
     /// The requested further configurations of Gruyère.
     pub confs: Vec<String>,
@@ -105,7 +105,7 @@ impl Report {
             git_commit: git_commit(),
             machine: Machine::here(),
             device: match args.device {
-                Device::Phantom => "phantom",
+                Device::StandIn => "stand-in",
                 Device::Cuda => "cuda",
             },
             confs: args.conf.clone(),

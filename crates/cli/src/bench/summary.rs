@@ -238,7 +238,7 @@ fn signed(beyond: f64) -> String {
 pub fn draw(report: &Report) -> String {
     let mut text = String::new();
     let clocks = report.measured.clocks.iter().copied();
-    for clock in clocks.filter(|_| report.device == "phantom") {
+    for clock in clocks.filter(|_| report.device == "stand-in") {
         let [large, small] = [&report.traces, &report.small].map(|traces| on_clock(traces, clock));
         text += &tables((&large, &small), &HELD, &format!("{}; {}", HELD.title, on(clock)));
     }

@@ -137,7 +137,7 @@ pub fn draw(report: &Report) -> String {
     for column in columns.iter().filter(|column| !column.note.is_empty()) {
         let _ = writeln!(text, "  {}", column.note);
     }
-    if report.device == "phantom"
+    if report.device == "stand-in"
         && let Some(clock) = report.measured.clocks.first()
     {
         let _ = writeln!(text, "  {}", summary::on(*clock));
