@@ -238,7 +238,9 @@ impl Report {
     /// them.
     fn overriding(&self) -> Option<String> {
         let of_capture = || self.advice().into_iter().next().filter(|_| self.capturing);
-        self.of_the_request().or_else(of_capture)
+        // The conclusion has the line of a request that no device of this size could serve.
+        let is_concluded = self.asked > self.total && !self.conclusion.is_empty();
+        self.of_the_request().filter(|_| !is_concluded).or_else(of_capture)
     }
 
     /// The places of the bytes, in a sentence or two; small parts are in the dump.

@@ -151,7 +151,7 @@ impl fmt::Display for ReadError {
             ReadError::NotReady { .. } => {
                 write!(
                     f,
-                    "{path}: empty or unfinished, and nobody writes it; `gruyere ps --sweep` \
+                    "{path}: empty or unfinished, and no process writes it; `gruyere ps --sweep` \
                      removes it"
                 )
             }

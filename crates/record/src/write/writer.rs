@@ -125,8 +125,8 @@ fn map_record(options: &RecordOptions, devices: usize) -> (Mapping, Plan, u64) {
             }
         }
         log::warn!(
-            "record: no file in {directory} ({reason}) and no memfd; nobody outside can read this \
-             record"
+            "record: no file in {directory} ({reason}) and no memfd; no other process can read \
+             this record"
         );
         if let Ok(mapping) = Mapping::private(full.total_bytes) {
             return (mapping, full, Degraded::PRIVATE);

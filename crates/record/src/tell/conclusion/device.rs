@@ -18,22 +18,24 @@ const MANY_POOLS: usize = 8;
 /// All findings. `is_steady`: nothing grows.
 pub fn find(evidence: &Evidence<'_>, is_steady: bool) -> Vec<Finding> {
     let pieces = pieces(evidence);
-    let of_request = evidence.refused.iter().flat_map(|refused| {
+    let large_request = evidence.refused.as_ref().and_then(|refused| {
         let is_told = pieces.is_some() && fits_but_for_pieces(evidence, refused);
-        [
-            large_request(evidence, refused).filter(|_| !is_told),
-            others(evidence, refused),
-            ceiling(evidence, refused),
-        ]
+        large_request(evidence, refused).filter(|_| !is_told)
     });
+    // Its line has mostly made the large block too.
+    let large_block = large_block(evidence).filter(|_| large_request.is_none());
+    let of_request = evidence
+        .refused
+        .iter()
+        .flat_map(|refused| [others(evidence, refused), ceiling(evidence, refused)]);
     let of_state = [
         cuda_graphs(evidence),
         streams(evidence),
-        pieces.clone(),
-        large_block(evidence),
+        pieces,
+        large_block,
         large_once(evidence).filter(|_| is_steady),
     ];
-    of_request.chain(of_state).flatten().collect()
+    [large_request].into_iter().chain(of_request).chain(of_state).flatten().collect()
 }
 
 fn large_request(evidence: &Evidence<'_>, refused: &Refused) -> Option<Finding> {
@@ -46,13 +48,16 @@ fn large_request(evidence: &Evidence<'_>, refused: &Refused) -> Option<Finding> 
     let who = place.map_or("One request asks".to_owned(), |place| format!("{place} asks"));
     let live = bytes(evidence.live_bytes());
     let says = match asked > room {
-        true => {
-            format!(
-                "{who} for {} at once: more than the {} that it may have",
-                bytes(asked),
-                bytes(room)
-            )
-        }
+        true if bytes(asked) == bytes(room) => format!(
+            "{who} for {} at once: {} more than it may have",
+            bytes(asked),
+            bytes(asked - room)
+        ),
+        true => format!(
+            "{who} for {} at once: more than the {} that it may have",
+            bytes(asked),
+            bytes(room)
+        ),
         false => format!("{who} for {} at once, with {live} live of {}", bytes(asked), bytes(room)),
     };
     Some(Finding {
@@ -65,8 +70,9 @@ fn large_request(evidence: &Evidence<'_>, refused: &Refused) -> Option<Finding> 
 }
 
 const LARGE: &[&str] = &[
-    "To do: look at the shape of that one tensor; work on it in pieces (chunks of the batch or of \
-     the sequence, attention that keeps no matrix of scores, logits of the last position only).",
+    "To do: look at the shape of that one tensor: a smaller batch or shorter inputs there, or work \
+     on it in pieces (chunks, attention that keeps no matrix of scores, logits of the last \
+     position only).",
 ];
 
 /// One block of the running step, large beside all else.
@@ -302,10 +308,10 @@ fn pieces(evidence: &Evidence<'_>) -> Option<Finding> {
 pub fn nothing(evidence: &Evidence<'_>) -> Finding {
     let live = evidence.live_bytes();
     let peak = bytes(evidence.device.live_peak_bytes.max(live));
-    let steps = match evidence.now {
-        0 => "no step was marked".to_owned(),
-        1 => "1 step".to_owned(),
-        now => format!("{now} steps"),
+    let finding = match evidence.now {
+        0 => "No step is marked, so growth of a line is not known".to_owned(),
+        1 => "Nothing grows (1 step)".to_owned(),
+        now => format!("Nothing grows ({now} steps)"),
     };
     if let Some(refused) = &evidence.refused {
         return full::find(evidence, refused);
@@ -313,7 +319,7 @@ pub fn nothing(evidence: &Evidence<'_>) -> Finding {
     Finding {
         cause: Cause::Nothing,
         bytes: 0,
-        says: format!("Nothing grows ({steps}): {} live, {peak} at the peak", bytes(live)),
+        says: format!("{finding}: {} live, {peak} at the peak", bytes(live)),
         ..Finding::default()
     }
 }

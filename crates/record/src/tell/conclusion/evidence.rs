@@ -122,9 +122,19 @@ impl<'a> Evidence<'a> {
         // A stretch of several steps has the low of the first.
         let start = nearest(late.saturating_sub(1)).map_or(0, |one| one.step);
         if start < u64::from(self.now.saturating_sub(2 * few)) {
-            // The last one may have begun a moment ago.
-            let end = self.stretches(late, u32::MAX).map(|one| one.live_high_bytes).max()?;
-            return Some(end.saturating_sub(nearest(since)?.live_high_bytes));
+            // The last one may have begun a moment ago; but the running step may be larger than
+            // those before.
+            let high = |last| self.stretches(late, last).map(|one| one.live_high_bytes).max();
+            let before = nearest(since)?;
+            let rise = |end: u64| end.saturating_sub(before.live_high_bytes);
+            return match high(self.now.saturating_sub(1)) {
+                Some(end) => Some(rise(end)),
+                // What is kept is live at the lowest too, in the steps that share its stretch.
+                None => {
+                    let low = low(late, u32::MAX)?.saturating_sub(before.live_low_bytes);
+                    Some(rise(high(u32::MAX)?).min(low))
+                }
+            };
         }
         let before = low(since, since.saturating_add(few));
         let before = before.or_else(|| nearest(since).map(|one| one.live_low_bytes))?;

@@ -33,6 +33,7 @@ struct Parts<'a> {
     states: u64,
     activations: u64,
     without_gradients: u64,
+    outside: u64,
     /// The activations by the lines that called the model, innermost first.
     called: HashMap<Vec<&'a Frame>, u64>,
 }
@@ -55,6 +56,7 @@ impl<'a> Parts<'a> {
                     *bytes = bytes.saturating_add(block.size);
                     &mut parts.activations
                 }
+                Phase::Unknown => &mut parts.outside,
                 _ => continue,
             };
             *part = part.saturating_add(block.size);
@@ -70,6 +72,7 @@ impl<'a> Parts<'a> {
             ("made in the backward", self.gradients),
             ("states of the optimiser", self.states),
             ("made in forwards without gradients", self.without_gradients),
+            ("made outside of modules", self.outside),
         ];
         named.sort_by_key(|&(_, bytes)| std::cmp::Reverse(bytes));
         named
@@ -91,7 +94,8 @@ impl<'a> Parts<'a> {
             format!("{}% {name} ({}){from}", percent(part, live), bytes(part))
         };
         let named = self.named();
-        if named.iter().map(|&(_, part)| part).sum::<u64>() < live / 2 {
+        let known = named.iter().map(|&(_, part)| part).sum::<u64>() - self.outside;
+        if known < live / 2 {
             return None;
         }
         let named = named.into_iter().filter(|&(_, part)| part > 0 && part >= live / LEAST_PART);
@@ -227,24 +231,51 @@ fn advice(
         }
         None => {}
     }
-    if parts.states > parts.activations && parts.states > live / 4 {
-        return &[
-            "To do: the states of the optimiser are the most: one with fewer or smaller states \
-             (8 bits), or shard or offload them (FSDP, ZeRO).",
-        ];
-    }
-    if parts.weights > live / 2 {
-        return &[
-            "To do: the weights are the most: fewer bits (bfloat16, 8 or 4 bits), or shard them \
-             over GPUs (FSDP, tensor parallelism), or offload them.",
-        ];
+    if let Some(told) = of_the_model(parts, live, trains) {
+        return told;
     }
     if evidence.sites.iter().any(|(_, site)| site.phase == Phase::Forward) && !trains {
-        return &["To do: a smaller batch, shorter inputs, or weights of fewer bits."];
+        return &[
+            "To do: a smaller batch, shorter inputs or outputs (fewer beams, fewer new tokens), or \
+             weights of fewer bits.",
+        ];
     }
     if !trains {
         return &["To do: look whether all blocks of these lines are needed at once."];
     }
     &["To do: a smaller batch (gradients can be accumulated over several), activation \
          checkpointing (torch.utils.checkpoint) or offloading."]
+}
+
+/// The remedy where the model is the most, whatever the batch.
+fn of_the_model(parts: &Parts<'_>, live: u64, trains: bool) -> Option<&'static [&'static str]> {
+    let &Parts { weights, gradients, states, .. } = parts;
+    let is_most = weights + gradients + states > live / 3 * 2 && weights > live / 5;
+    Some(match (trains, is_most) {
+        // No step shows whether a server goes on loading.
+        (false, _) if weights > live / 2 => {
+            &["To do: the weights are the most. If more are loaded as requests come (adapters, \
+             models), keep fewer and drop the least used; else fewer bits (bfloat16, 8 or 4 bits), \
+             or shard them over GPUs (tensor parallelism), or offload them."]
+        }
+        (true, true) if states > live / 5 => {
+            &["To do: weights, gradients and states of the optimiser are the most, whatever the \
+             batch: an optimiser with fewer or smaller states (8 bits), freeze what is not to be \
+             trained, or shard or offload all three (FSDP, ZeRO)."]
+        }
+        (true, true) if gradients > live / 8 => &[
+            "To do: the weights and their gradients are the most, whatever the batch: freeze what \
+             is not to be trained (requires_grad_(False)); else fewer bits (bfloat16), or shard \
+             or offload them (FSDP).",
+        ],
+        (true, _) if weights > live / 2 => {
+            &["To do: the weights are the most: fewer bits (bfloat16, 8 or 4 bits), or shard them \
+             over GPUs (FSDP, tensor parallelism), or offload them."]
+        }
+        (true, _) if states > parts.activations && states > live / 4 => {
+            &["To do: the states of the optimiser are the most: one with fewer or smaller states \
+             (8 bits), or shard or offload them (FSDP, ZeRO)."]
+        }
+        _ => return None,
+    })
 }

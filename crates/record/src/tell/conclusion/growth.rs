@@ -186,8 +186,8 @@ fn accused(line: &Frame, group: &Group, more: usize) -> Accused {
 }
 
 const LEAK: &[&str] = &[
-    "To do: find what keeps that line's result (a list, an attribute, a closure) and bound it; of \
-     a loss or a metric store .item(), or a copy on the host (.detach().cpu()), in its place.",
+    "To do: find what keeps that line's result, or a view of it (a list, an attribute, a closure), \
+     and bound it; of a loss or a metric store .item(), or a copy on the host (.detach().cpu()).",
 ];
 const CACHE: &[&str] = &[
     "To do: give it a bound (functools.lru_cache(maxsize=...)), or keys that recur (lengths padded \
@@ -195,7 +195,7 @@ const CACHE: &[&str] = &[
 ];
 const GRAPHS: &[&str] = &[
     "To do: find what keeps a loss, an output or a state with its graph: add up loss.item(), keep \
-     .detach() of the others.",
+     .detach() of the others; of a caught exception keep str(error).",
 ];
 const HOOKS: &[&str] =
     &["To do: remove hooks when they are done (handle.remove()), empty what they fill, or keep \

@@ -18,6 +18,7 @@ mod growth;
 mod optimizer;
 mod pile;
 mod ranks;
+mod unmarked;
 mod words;
 
 pub use crate::dump::concluded::{Accused, Cause, Conclusion};
@@ -64,6 +65,9 @@ impl Conclusion {
         let twice = optimizer::twice(&evidence);
         let grown = growth::find(&evidence, twice.is_some());
         let mut findings = grown.findings;
+        if findings.is_empty() {
+            findings.extend(unmarked::find(&evidence));
+        }
         // With growth, the last step is always the highest.
         let is_steady = findings.is_empty();
         findings.extend(device::find(&evidence, is_steady));

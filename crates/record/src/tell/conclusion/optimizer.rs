@@ -11,6 +11,9 @@ use crate::sites::{Frame, Phase};
 /// The least share of live memory worth a sentence (one part in so many).
 const LEAST_SHARE: u64 = 20;
 
+/// Steps in the sentence, at most.
+const MOST_STEPS: usize = 4;
+
 /// The time of the states' making: the step, and the calling line of the program.
 type When<'a> = (u32, Option<&'a Frame>);
 
@@ -60,18 +63,27 @@ pub fn twice(evidence: &Evidence<'_>) -> Option<Finding> {
     if excess == 0 || excess < evidence.live_bytes() / LEAST_SHARE {
         return None;
     }
-    let steps: Vec<String> = steps.iter().take(4).map(u32::to_string).collect();
+    let times = match steps.len() {
+        0..=2 => "twice".to_owned(),
+        times => format!("{times} times"),
+    };
+    let mut steps: Vec<String> = steps.iter().map(u32::to_string).collect();
+    if steps.len() > MOST_STEPS {
+        steps.truncate(MOST_STEPS - 1);
+        steps.push("later ones".to_owned());
+    }
     let place = line.map_or(String::new(), |line| format!(" ({})", evidence.names.frame(line)));
     let copies = of(excess, evidence.live_bytes());
     let steps = match &steps[..] {
         [one] => format!("step {one}"),
-        steps => format!("steps {}", steps.join(" and ")),
+        [all @ .., last] => format!("steps {} and {last}", all.join(", ")),
+        [] => String::new(),
     };
     Some(Finding {
         cause: Cause::OptimizerTwice,
         bytes: excess,
         says: format!(
-            "The states of an optimiser are there twice, made in {steps}{place}: {copies}"
+            "The states of an optimiser are there {times}, made in {steps}{place}: {copies}"
         ),
         advice: &[
             "To do: let go of the first optimiser (and of its scheduler, which keeps it) before \

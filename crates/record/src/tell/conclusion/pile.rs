@@ -11,6 +11,7 @@ use std::collections::{BTreeSet, HashMap};
 use super::callers::caller;
 use super::evidence::{Evidence, is_persistent};
 use super::growth::place;
+use super::unmarked::UNMARKED;
 use super::words::of;
 use super::{Cause, Finding};
 use crate::BlockEntry;
@@ -40,11 +41,6 @@ pub const NO_GRAD: &[&str] = &[
 const COLLECT: &[&str] = &[
     "To do: move what is collected to the host as it comes (.cpu()), or keep its sum in place of \
      each.",
-];
-
-const UNMARKED: &[&str] = &[
-    "To do: find what keeps them, and give a cache a bound, or move results to the host (.cpu()); \
-     gruyere.step() after each request shows what grows.",
 ];
 
 /// The blocks of the running step, by site.

@@ -11,6 +11,7 @@ use crate::timeline::{Sample, TimelineEntry};
 mod cells;
 mod pile;
 mod twice;
+mod unmarked;
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
@@ -175,6 +176,29 @@ fn a_step_under_way_is_no_growth_where_only_its_own_stretch_is_left_of_the_last_
     let (live_low_bytes, live_high_bytes) = (2 * GIB, 3 * GIB);
     let last = Stretch { step: 120, live_low_bytes, live_high_bytes, ..Stretch::default() };
     made.device.timeline.push(last);
+    assert_eq!(made.concludes().cause, Cause::Nothing);
+}
+
+#[test]
+fn a_larger_step_under_way_is_no_growth_where_each_stretch_is_of_several_steps() {
+    [false, true].into_iter().for_each(a_larger_step_is_no_growth);
+}
+
+/// `without_the_last`: the running step shares its stretch with those just before.
+fn a_larger_step_is_no_growth(without_the_last: bool) {
+    let mut made = with_weights(120);
+    let queue = made.line(33, "collect");
+    (97..120).for_each(|step| made.block(queue, step, 16 * MIB));
+    made.lows(|_| GIB);
+    made.device
+        .timeline
+        .retain(|stretch| [97, 101, 105, 108, 111, 114, 118].contains(&stretch.step));
+    let (live_low_bytes, live_high_bytes) = (GIB, 3 * GIB);
+    let last = Stretch { step: 120, live_low_bytes, live_high_bytes, ..Stretch::default() };
+    made.device.timeline.push(last);
+    if without_the_last {
+        made.device.timeline.retain(|stretch| stretch.step != 118);
+    }
     assert_eq!(made.concludes().cause, Cause::Nothing);
 }
 

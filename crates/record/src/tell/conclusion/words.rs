@@ -7,7 +7,7 @@ use crate::sites::{At, Frame, Phase, Site, SiteId, Sites};
 use crate::{cut, plain};
 
 /// Characters per place name at most: the rest of a line must fit beside it.
-const MOST_PLACE: usize = 44;
+const MOST_PLACE: usize = 60;
 
 /// Bytes in few digits.
 pub fn bytes(bytes: u64) -> String {

@@ -1,0 +1,72 @@
+//! Programs that mark no steps.
+
+use super::*;
+use crate::EventKind;
+
+/// Requests between two loads.
+const WORK: u64 = 10;
+
+/// A server of `loads` requests, each of which works and loads weights of 64 MiB; work and loads
+/// alternate, unless all is loaded first. The timeline rises by `rise` in all.
+fn server(loads: u64, alternate: bool, rise: u64) -> Made {
+    let mut made = Made::at(0);
+    let site = made.line(35, "adapter_of");
+    let (mut events, mut time) = (Vec::new(), 1000);
+    let mut malloc = |address| {
+        time += 1000;
+        let kind = EventKind::Malloc.name().into();
+        events.push(Event { time_nanoseconds: time, kind, address, ..Event::default() });
+    };
+    for load in 0..loads {
+        made.block(site, 0, 64 * MIB);
+        // As the blocks of a segment follow each other.
+        malloc(load * 64 * MIB);
+        if alternate {
+            (0..WORK).for_each(|_| malloc(1 << 50));
+        }
+    }
+    if !alternate {
+        (0..loads * WORK).for_each(|_| malloc(1 << 50));
+    }
+    let end = time;
+    made.state.events.entries = events;
+    let stretch = |part: u64| Stretch {
+        time_nanoseconds: end / 16 * part,
+        live_low_bytes: GIB + rise / 16 * part,
+        live_high_bytes: 2 * GIB + rise / 16 * part,
+        ..Stretch::default()
+    };
+    made.device.timeline = (1..=16).map(stretch).collect();
+    made
+}
+
+#[test]
+fn a_server_that_goes_on_loading_is_told_its_line() {
+    let (cause, first) = server(20, true, 20 * 64 * MIB).first();
+    assert_eq!(cause, Cause::Leak);
+    assert_eq!(
+        first,
+        "train.py:35 in adapter_of keeps 20 blocks, more as it goes (no step is marked): 1.2 GiB \
+         of the 1.2 GiB live (100%)"
+    );
+}
+
+#[test]
+fn weights_loaded_before_the_work_are_no_growth() {
+    let (cause, first) = server(20, false, 20 * 64 * MIB).first();
+    assert_eq!(cause, Cause::Nothing, "{first}");
+    assert!(first.starts_with("No step is marked, so growth of a line is not known"), "{first}");
+}
+
+#[test]
+fn a_full_cache_whose_memory_is_level_is_no_growth() {
+    let (cause, first) = server(20, true, 0).first();
+    assert_eq!(cause, Cause::Nothing, "{first}");
+}
+
+#[test]
+fn a_training_that_marks_no_step_yet_is_none() {
+    let mut made = server(20, true, 20 * 64 * MIB);
+    made.trains(&[]);
+    assert_eq!(made.first().0, Cause::Nothing);
+}

@@ -1,0 +1,110 @@
+//! Growth of a program that marks no steps, such as a server: a line that makes blocks again and
+//! again between other work, all of which stay.
+//!
+//! The events know when a live block was made. The clock is the other requests, not time: however
+//! long it takes to load a model, hardly anything else is asked for meanwhile, so its weights are
+//! made in one part of the work.
+
+use std::collections::HashMap;
+
+use super::evidence::Evidence;
+use super::growth::place;
+use super::words::of;
+use super::{Cause, Finding};
+use crate::sites::{By, usage};
+use crate::{BlockEntry, EventKind};
+
+/// Parts of the work in the events.
+const PARTS: usize = 8;
+/// Parts, at least, in which the line has made blocks.
+const MOST_PARTS: u32 = 6;
+/// Other requests, at least.
+const LEAST_WORK: usize = 8 * PARTS;
+/// The least share of live memory (one part in so many).
+const LEAST_SHARE: u64 = 4;
+
+/// The remedy where no step shows what grows.
+pub const UNMARKED: &[&str] = &[
+    "To do: find what keeps them, and give a cache a bound, or move results to the host (.cpu()); \
+     gruyere.step() after each request shows what grows.",
+];
+
+/// The line whose blocks stay, if there is one.
+pub fn find(evidence: &Evidence<'_>) -> Option<Finding> {
+    let training = &evidence.state.training;
+    if evidence.now > 0 || training.has_optimizer || !training.backward_lines.is_empty() {
+        return None;
+    }
+    let most = usage(&evidence.live, evidence.sites, By::Line, 0).into_iter().next()?;
+    if most.bytes < evidence.live_bytes() / LEAST_SHARE {
+        return None;
+    }
+    let line = evidence.sites.line(most.site);
+    let is_of_line = |block: &BlockEntry| match line {
+        Some(line) => evidence.sites.line(block.site) == Some(line),
+        None => block.site == most.site,
+    };
+    let own: HashMap<u64, u64> = evidence
+        .live
+        .iter()
+        .filter(|block| is_of_line(block) && block.capture == 0)
+        .map(|block| (block.address, block.size))
+        .collect();
+    let mallocs: Vec<_> = evidence
+        .state
+        .events
+        .entries
+        .iter()
+        .filter(|event| event.kind == EventKind::Malloc.name())
+        .filter(|event| u32::from(event.device) == evidence.device.device)
+        .collect();
+    // An address may have had other blocks before.
+    let mut made = HashMap::new();
+    for (number, event) in mallocs.iter().enumerate() {
+        if own.contains_key(&event.address) {
+            made.insert(event.address, number);
+        }
+    }
+    let work = mallocs.len() - made.len();
+    if work < LEAST_WORK {
+        return None;
+    }
+    let (mut done, mut parts, mut bytes) = (0, 0u8, 0u64);
+    for (number, event) in mallocs.iter().enumerate() {
+        if made.get(&event.address) == Some(&number) {
+            parts |= 1 << (done * PARTS / work).min(PARTS - 1);
+            bytes = bytes.saturating_add(own[&event.address]);
+        } else {
+            done += 1;
+        }
+    }
+    let first = mallocs.first()?.time_nanoseconds;
+    if parts.count_ones() < MOST_PARTS || rise(evidence, first)? < bytes / 2 {
+        return None;
+    }
+    Some(Finding {
+        cause: Cause::Leak,
+        bytes: most.bytes,
+        says: format!(
+            "{} keeps {} blocks, more as it goes (no step is marked): {}",
+            place(evidence, most.site),
+            most.blocks,
+            of(most.bytes, evidence.live_bytes())
+        ),
+        advice: UNMARKED,
+        names: most.site,
+        accused: None,
+    })
+}
+
+/// The rise of live memory's lows since a time: from the first part of it to the last.
+fn rise(evidence: &Evidence<'_>, since_nanoseconds: u64) -> Option<u64> {
+    let timeline = &evidence.device.timeline;
+    let before = timeline.partition_point(|one| one.time_nanoseconds < since_nanoseconds);
+    let (_, since) = timeline.split_at(before);
+    let few = since.len().div_ceil(PARTS);
+    let low =
+        |part: &[crate::dump::state::Stretch]| part.iter().map(|one| one.live_low_bytes).min();
+    let (first, last) = (since.get(..few)?, since.get(since.len() - few..)?);
+    (since.len() > 1).then_some(low(last)?.saturating_sub(low(first)?))
+}
