@@ -77,7 +77,17 @@ fn one_that_ran_out_is_chosen_and_the_lines_above_all_say_what_to_do_and_where_t
     app.raise_alarm(None);
     let last = app.next.last().expect("a line");
     assert_eq!(last, "More: gruyere post 4201; the page: /dumps/gruyere-oom-4201-gpu1-1-x.html");
+    // One that has started since has the screen.
+    let mut app = ran_out();
+    let started = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("after 1970");
+    let mut next = row(6, Life::Live, Forecast::NoGrowth);
+    next.process.created = u64::try_from(started.as_nanos()).expect("before 2554");
+    app.rows.push(next);
+    app.arrange();
+    app.raise_alarm(None);
+    assert!(app.alarm.is_none() && app.chosen().is_some_and(|row| row.ending.is_none()));
     // A forecast of out of memory is more urgent than a past one.
+    let mut app = ran_out();
     app.rows.push(row(5, Life::Live, super::tests::growing(400.0)));
     app.arrange();
     app.raise_alarm(None);

@@ -34,18 +34,35 @@ pub fn number(text: &str, width: usize) -> String {
 }
 
 /// The name of a line of the program in exactly `width` cells. Of a line with its caller, the
-/// caller's name loses its beginning first: what follows tells lines apart.
+/// caller's name loses its beginning first: what follows tells lines apart. A line's number is
+/// kept.
 pub fn name(text: &str, width: usize) -> String {
     let cells = |text: &str| Span::raw(text).width();
-    let Some((_, called)) = text.split_once(" → ").filter(|_| cells(text) > width) else {
+    if cells(text) <= width {
         return fit(text, width, false);
-    };
-    // The arrow, and the ellipsis before it.
-    if cells(called) + 3 > width {
-        return fit(called, width, false);
     }
+    match text.split_once(" → ") {
+        // The arrow, and the ellipsis before it.
+        Some((_, called)) if cells(called) + 3 > width => numbered(called, width),
+        Some(_) => end(text, width),
+        None => numbered(text, width),
+    }
+}
+
+/// `train.py:35 in step` in exactly `width` cells: the function goes first, then the beginning.
+fn numbered(text: &str, width: usize) -> String {
+    let place = text.split(" in ").next().unwrap_or(text);
+    let has_number = place.contains(':') && place.ends_with(|c: char| c.is_ascii_digit());
+    match has_number && Span::raw(place).width() + 1 > width {
+        true => end(place, width),
+        false => fit(text, width, false),
+    }
+}
+
+/// The end of `text` in exactly `width` cells.
+fn end(text: &str, width: usize) -> String {
     let mut rest = text;
-    while cells(rest) + 1 > width {
+    while Span::raw(rest).width() + 1 > width && !rest.is_empty() {
         rest = &rest[rest.chars().next().map_or(0, char::len_utf8)..];
     }
     fit(&format!("…{rest}"), width, false)
@@ -103,6 +120,14 @@ mod tests {
         assert_eq!(number("1004.00 MiB", 10), "  1004 MiB");
         assert_eq!(number("959.90 MiB", 10), "959.90 MiB");
         assert_eq!(number("1004.00 MiB/s", 12), "  1004 MiB/s");
+    }
+
+    #[test]
+    fn the_number_of_a_line_is_never_cut() {
+        let long = "backward of slow_mining.py:35 in Net.forward";
+        assert_eq!(name(long, 30), "backward of slow_mining.py:35…");
+        assert_eq!(name(long, 20), "…f slow_mining.py:35");
+        assert_eq!(name("4 other lines of it", 10), "4 other l…");
     }
 
     #[test]
