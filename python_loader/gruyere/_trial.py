@@ -1,8 +1,9 @@
 """`python -m gruyere --stand-in train.py`: runs some steps of a program under Gruyère on the
 stand-in GPU, on a machine without a real one.
 
-The program runs in the sandbox of dry runs, so what it writes is discarded. Inside the sandbox the
-same command runs again, with VARIABLE in its environment, so that the program sees the command line
+The program runs in the sandbox of dry runs, so what it writes is discarded; what Gruyère writes
+(its record, dumps, histories) is kept, for `gruyere top` and `post`. Inside the sandbox the same
+command runs again, with VARIABLE in its environment, so that the program sees the command line
 that the user typed.
 """
 
@@ -67,7 +68,7 @@ def _run(asked: Optional[int], what: str) -> NoReturn:
         with Folder("stand-in") as folder:
             machine = choose(True, None, folder)
             try:
-                box = sandbox(folder, _SANDBOX)
+                box = sandbox(folder, {**_SANDBOX, "allow_writes": _outputs()})
             except GruyereError as error:
                 raise GruyereError(
                     f"--stand-in: {error} (an option of `gruyere compare --stand-in`)"
@@ -78,7 +79,8 @@ def _run(asked: Optional[int], what: str) -> NoReturn:
                 file=sys.stderr,
                 flush=True,
             )
-            run = box.start(_command(), _environment(asked, machine.environment), None)
+            environment = _environment(asked, machine.environment)
+            run = box.start(_command(), environment, None, records=_records())
             try:
                 code, why = box.wait(run, float("inf"))
             finally:
@@ -96,6 +98,19 @@ def _run(asked: Optional[int], what: str) -> NoReturn:
             file=sys.stderr,
         )
     sys.exit(128 - code if code < 0 else code)
+
+
+def _records() -> Optional[str]:
+    """The folder in which `gruyere top` and `post` look for records."""
+    folder = os.environ.get("GRUYERE_RECORD_DIR") or "/dev/shm"
+    return folder if os.path.isdir(folder) and os.access(folder, os.W_OK) else None
+
+
+def _outputs() -> list[str]:
+    """The folders of the user's that Gruyère is to write to."""
+    asked = conf.entries(os.environ.get(conf.VARIABLE, ""))
+    folders = [asked.get(key, "") for key in ("dump_dir", "history")]
+    return [folder for folder in folders if os.path.isdir(folder)]
 
 
 def _end(number: int, _frame: Any) -> NoReturn:

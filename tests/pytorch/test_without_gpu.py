@@ -78,6 +78,21 @@ def test_stand_in_runs_some_steps_of_the_program_and_keeps_no_file(user):
     assert (user.folder / "model.pt").read_text() == "theirs"
 
 
+def test_what_gruyere_writes_on_the_stand_in_is_kept(user, tmp_path_factory):
+    records, dumps = (tmp_path_factory.mktemp(name) for name in ("records", "dumps"))
+    code = "import torch; torch.empty(100 << 20, dtype=torch.uint8, device='cuda')"
+    ran = user.python(
+        "--stand-in", "-c", code, PHANTOM_MEMORY="64MiB", GRUYERE_RECORD_DIR=str(records),
+        GRUYERE_CONF=f"dump_dir:{dumps}",
+    )  # fmt: skip
+    assert ran.returncode == 1, ran.stderr
+    (page,) = dumps.glob("*.html")
+    assert f"The page: {page}" in ran.stderr, ran.stderr
+    pid = ran.stderr.partition("gruyere post ")[2].split("`")[0]
+    (record,) = records.iterdir()
+    assert f"-{pid}-" in record.name
+
+
 def test_stand_in_ends_as_the_program_ends(user):
     ran = user.python("--stand-in", "--steps", "all", "--summary", "off", "train.py")
     assert (ran.returncode, ran.stdout.splitlines()[-1]) == (0, "the end"), ran.stderr

@@ -257,9 +257,11 @@ class Box:
         pass_fds: tuple[int, ...] = (),
         folder: Optional[Path] = None,
         cwd: Optional[str] = None,
+        records: Optional[str] = None,
     ) -> Run:
         """Start the command in its own session, with empty stdin. `output`: the file for its output
-        (None: ours). `folder`: an empty folder for this run (default: a new one)."""
+        (None: ours). `folder`: an empty folder for this run (default: a new one). `records`: the
+        folder of Gruyère's records, if they are to be seen and kept."""
         if folder is None:
             folder = self.new_folder()
         cwd = cwd or os.getcwd()
@@ -270,9 +272,11 @@ class Box:
         request = {
             "way": self.way, "parent": os.getpid(), "command": command, "cwd": cwd,
             "homes": [home for home in homes if os.path.isdir(home)],
-            "environment": self._environment(environment, own, str(mirror), cwd),
+            "environment": self._environment(environment, own, str(mirror), cwd, records),
             "hidden": str(folder), "layers": str(layers), "mirror": str(mirror),
-            "writable": [str(own), str(self.caches), *self.allowed.paths],
+            "writable": [
+                str(own), str(self.caches), *([records] if records else []), *self.allowed.paths
+            ],
             "network": self.allowed.network, "refusals": str(folder / "refusals"),
             "room": self.room,
         }  # fmt: skip
@@ -296,7 +300,7 @@ class Box:
         return Path(tempfile.mkdtemp(prefix="run-", dir=self.folder))
 
     def _environment(
-        self, given: dict[str, str], own: Path, mirror: str, cwd: str
+        self, given: dict[str, str], own: Path, mirror: str, cwd: str, records: Optional[str]
     ) -> dict[str, str]:
         found = dict(given)
         if self.way == NONE:
@@ -310,11 +314,13 @@ class Box:
         tracking = own / "mlflow"
         if "://" in found.get("MLFLOW_TRACKING_URI", "") and not self.allowed.network:
             found["MLFLOW_TRACKING_URI"] = tracking.as_uri()
-        records = own / "records"
-        records.mkdir(exist_ok=True)
-        found["GRUYERE_RECORD_DIR"] = str(records)
-        # Records are removed with the sandbox, so none is kept for later.
-        found["GRUYERE_SANDBOX"] = "1"
+        if records is None:
+            discarded = own / "records"
+            discarded.mkdir(exist_ok=True)
+            # Records are removed with the sandbox, so none is kept for later.
+            found |= {"GRUYERE_RECORD_DIR": str(discarded), "GRUYERE_SANDBOX": "1"}
+        else:
+            found["GRUYERE_RECORD_DIR"] = records
         if self.way == LANDLOCK:
             temporary = own / "tmp"
             temporary.mkdir(exist_ok=True)

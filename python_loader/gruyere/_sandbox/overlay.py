@@ -90,6 +90,8 @@ class Overlay:
         if os.path.isdir(_SHARED_MEMORY):
             kernel.mount("tmpfs", _SHARED_MEMORY, "tmpfs", options="mode=1777")
         for mount in kept:
+            if mount.path.startswith(_SHARED_MEMORY + "/"):
+                os.makedirs(mount.path, exist_ok=True)
             kernel.mount(f"/proc/self/fd/{mount.handle}", mount.path, flags=kernel.MS_BIND)
         for mount in self.mounts:
             if not any(mount.path == left or mount.path.startswith(left + "/") for left in _LEFT):
