@@ -145,6 +145,23 @@ def main() -> None:
     except NoGpu as error:
         # The program is not at fault, so a traceback would not help.
         _refuse(error.with_ways(_what(options)))
+    except Exception as error:
+        _print_uncaught(error)
+        sys.exit(1)
+
+
+def _print_uncaught(error: Exception) -> None:
+    """Print an uncaught error as python does for a script: without the frames of the launcher."""
+    first = error.__traceback__
+    ours = (__file__, os.path.join(os.path.dirname(__file__), "__main__.py"), runpy.__file__)
+    while first is not None and first.tb_frame.f_code.co_filename in (*ours, "<frozen runpy>"):
+        first = first.tb_next
+    # An error of the launcher itself has no other frames; nor has a script that does not compile.
+    if first is not None or isinstance(error, SyntaxError):
+        error.__traceback__ = first
+    # As the interpreter leaves it for a debugger.
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
+    sys.excepthook(type(error), error, error.__traceback__)
 
 
 def _what(options: Options) -> str:

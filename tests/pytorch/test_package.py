@@ -238,9 +238,24 @@ def test_exits_and_exceptions_are_the_programs_own(installed):
     )
     ran = installed.python("-m", "gruyere", "exits.py")
     assert (ran.code, ran.out.strip()) == (5, "late")
-    installed.write("raises.py", "def inner():\n    raise KeyError('lost')\ninner()")
-    ran = installed.python("-m", "gruyere", "raises.py")
-    assert ran.code == 1 and ran.err.strip().endswith("KeyError: 'lost'")
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "def inner():\n    raise KeyError('lost')\ninner()",
+        "try:\n    1 / 0\nexcept ZeroDivisionError:\n    [][1]",
+        "def broken(:",
+        "import sys\nsys.excepthook = lambda *about: print(*about[:2])\nint('x')",
+        "raise KeyboardInterrupt",
+    ],
+)
+def test_an_uncaught_error_looks_as_without_us(installed, program):
+    installed.write("raises.py", program)
+    ours, pythons = installed.python("-m", "gruyere", "raises.py"), installed.python("raises.py")
+    assert (ours.code, ours.out) == (pythons.code, pythons.out)
+    if "KeyboardInterrupt" not in program:
+        assert ours.err == pythons.err
 
 
 @pytest.mark.parametrize(
