@@ -62,6 +62,7 @@ struct House {
     tree: Option<(PathBuf, PathBuf)>,
 }
 
+const LACKS: &str = "it lacks the package gruyere";
 /// Checks whether an interpreter is usable.
 const PROBE: &str = "
 import sys
@@ -71,8 +72,7 @@ try:
     import gruyere._bench.compare, gruyere._dryrun.main
     print('it can')
 except ImportError as error:
-    sys.exit('it lacks the package gruyere, or has an older one (%s): run %s -m pip install \
-    ./python_loader in the source tree' % (error, sys.executable))
+    sys.exit('it lacks the package gruyere, or has an older one (%s)' % error)
 ";
 
 impl House {
@@ -105,16 +105,30 @@ impl House {
         let said = String::from_utf8_lossy(&output.stderr);
         let last =
             said.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("it printed nothing");
-        Err(format!("{} is not usable: {last}; or {remedy}", python.display()))
+        let install = match (last.starts_with(LACKS), &self.tree, self.neighbour()) {
+            (false, ..) => String::new(),
+            (true, None, Some(neighbour)) => {
+                format!("install it as for {}, or ", neighbour.display())
+            }
+            (true, ..) => format!(
+                "run {} -m pip install ./python_loader in the source tree, or ",
+                python.display()
+            ),
+        };
+        Err(format!("{} is not usable: {last}; {install}{remedy}", python.display()))
+    }
+
+    /// The interpreter beside this command, if there is one.
+    fn neighbour(&self) -> Option<PathBuf> {
+        self.beside.as_ref().map(|folder| folder.join("python")).filter(|file| file.is_file())
     }
 
     /// The interpreter that a user would expect.
     fn usual(&self) -> PathBuf {
         let active =
             std::env::var_os("VIRTUAL_ENV").map(|folder| Path::new(&folder).join("bin/python"));
-        let neighbour = self.beside.as_ref().map(|folder| folder.join("python"));
-        let mut there = [active, neighbour].into_iter().flatten().filter(|file| file.is_file());
-        there.next().unwrap_or_else(|| PathBuf::from("python3"))
+        let active = active.filter(|file| file.is_file());
+        active.or_else(|| self.neighbour()).unwrap_or_else(|| PathBuf::from("python3"))
     }
 
     /// The interpreter's command, with paths to the package and the library.
