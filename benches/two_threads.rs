@@ -47,8 +47,10 @@ gruyere::heap::each_driver_call!(quick);
 /// What a thread asks for.
 #[derive(Clone, Copy)]
 enum Sizes {
-    /// Up to 64 KiB.
+    /// Up to 16 KiB: slots of slabs, without a shared lock.
     Small,
+    /// Up to 64 KiB: three of four are runs, through the device's central lock.
+    Medium,
     /// Mostly small, some up to a mebibyte; one in 64 above, through the device's central lock.
     Mix,
 }
@@ -64,7 +66,8 @@ fn work(heap: &Heap, stream: StreamHandle, sizes: Sizes, operations: u64, seed: 
             random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let bits = random >> 24;
         let size = match sizes {
-            Sizes::Small => 1 + bits % 65_536,
+            Sizes::Small => 1 + bits % 16_384,
+            Sizes::Medium => 1 + bits % 65_536,
             Sizes::Mix if random >> 58 == 0 => (1 << 20) + 1 + bits % (16 << 20),
             Sizes::Mix if random >> 61 == 1 => 1 + bits % (1 << 20),
             Sizes::Mix => 1 + bits % 16_384,
@@ -131,7 +134,8 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     // Many and short: on a machine that others use too, some find both cores free.
     const ROUNDS: usize = 150;
     const OPERATIONS: u64 = 400_000;
-    for (name, sizes) in [("small", Sizes::Small), ("mix", Sizes::Mix)] {
+    let all = [("small", Sizes::Small), ("medium", Sizes::Medium), ("mix", Sizes::Mix)];
+    for (name, sizes) in all {
         let (home, other) = (Home::new()?, Home::new()?);
         let shared = [(&home.heap, home.stream()?), (&home.heap, home.stream()?)];
         // What the machine gives to two threads that have nothing in common.
