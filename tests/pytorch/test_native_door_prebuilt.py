@@ -38,7 +38,7 @@ def package(tmp_path):
     temporary files."""
     there = tmp_path / "site"
     shutil.copytree(ROOT / "python_loader" / "gruyere", there / "gruyere")
-    shutil.copy(ROOT / "include" / "gruyere.h", there / "gruyere" / "native")
+    shutil.copy(ROOT / "include" / "gruyere.h", there / "gruyere" / "_native" / "cpp")
     (there / "gruyere" / "_native" / "prebuilt").mkdir()
     return there / "gruyere"
 

@@ -105,7 +105,7 @@ assert tensor(3).data_ptr()
         "backend:cudaMallocAsync",
     ),
     # Those that want torch's own, and say so.
-    "who wants native": (
+    "programs that continue only": (
         """
 assert torch.cuda.get_allocator_backend() != "native"
 block = tensor(3)
