@@ -431,9 +431,6 @@ fn killed() {
                 assert!(full.contains(part) && !page.contains(part), "{part}: {page}");
             }
             assert!(page.lines().count() <= 60, "{page}");
-            // The pid is not enough to find it: the path once, then by a variable.
-            assert!(page.contains(&format!("RECORD={path}`")), "{page}");
-            assert!(page.contains("gruyere map \"$RECORD\"`"), "{page}");
             let snapshot = gruyere(&["snapshot", &path, "--json", "-o", "-"]);
             assert!(snapshot.status.code().is_some_and(|code| matches!(code, 0 | 3)));
         }
@@ -498,6 +495,15 @@ fn as_asked() {
         let place = |part: &str| page.find(part).unwrap_or_else(|| panic!("{part}: {page}"));
         assert!(place("What to look at next") < place("The last events"), "{page}");
     }
+    // Where the pid is not enough to find the record: its path once, and then by a variable.
+    let mut files = std::fs::read_dir(folder.path()).unwrap().map(|file| file.unwrap().path());
+    let file = files.find(|file| file.to_string_lossy().contains(&format!("-{first}-"))).unwrap();
+    let page = text(&gruyere(&["post", file.to_str().unwrap()]).stdout);
+    assert!(page.contains(&format!("`RECORD={}`", file.display())), "{page}");
+    for command in ["gruyere map \"$RECORD\"`", "gruyere post \"$RECORD\" --full`"] {
+        assert!(page.contains(command), "{page}");
+    }
+    assert_eq!(page.matches(directory).count(), 1, "{page}");
 }
 
 fn died_last() {
