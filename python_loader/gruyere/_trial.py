@@ -103,7 +103,9 @@ def _run(asked: Optional[int], what: str) -> NoReturn:
 def _records() -> Optional[str]:
     """The folder in which `gruyere top` and `post` look for records."""
     folder = os.environ.get("GRUYERE_RECORD_DIR") or "/dev/shm"
-    return folder if os.path.isdir(folder) and os.access(folder, os.W_OK) else None
+    # The library takes no relative one.
+    is_usable = os.path.isabs(folder) and os.path.isdir(folder) and os.access(folder, os.W_OK)
+    return folder if is_usable else None
 
 
 def _outputs() -> list[str]:
