@@ -4,7 +4,7 @@
 use std::iter::repeat;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use gruyere::heap::Bytes;
 use gruyere_record::claim::Claim;
@@ -102,7 +102,7 @@ impl Candidate {
         let process = reader.process();
         Candidate {
             path: reader.path().to_owned(),
-            since: SystemTime::UNIX_EPOCH + Duration::from_nanos(process.created),
+            since: process.created_at(),
             pid: Some(process.pid),
             process: Some(process),
             user: other_user(reader),
@@ -331,6 +331,8 @@ pub fn in_words(path: &Path, process: &Process) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     fn candidate(pid: u64, rank: Option<u64>, seconds: u64, says: &str) -> Candidate {

@@ -1,7 +1,7 @@
 //! How a followed process ended, and the files it left.
 
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use gruyere_record::sweep;
 use gruyere_record::{DeviceGauge, Owners, Reader};
@@ -86,7 +86,7 @@ fn page(reader: &Reader<'_>) -> Option<PathBuf> {
     let pages = std::fs::read_dir(folder).ok()?.flatten().map(|entry| entry.path());
     let dated = |path: PathBuf| Some((path.metadata().ok()?.modified().ok()?, path));
     // Pids are reused.
-    let begun = SystemTime::UNIX_EPOCH + Duration::from_nanos(process.created);
+    let begun = process.created_at();
     let of_this_run = pages.filter(is_page).filter_map(dated).filter(|(time, _)| *time >= begun);
     of_this_run.max().map(|(_, path)| path)
 }

@@ -62,7 +62,8 @@ struct House {
     tree: Option<(PathBuf, PathBuf)>,
 }
 
-const LACKS: &str = "it lacks the package gruyere";
+/// Exit code of [`PROBE`] without the package.
+const LACKS: i32 = 3;
 /// Checks whether an interpreter is usable.
 const PROBE: &str = "
 import sys
@@ -72,7 +73,8 @@ try:
     import gruyere._bench.compare, gruyere._dryrun.main
     print('it can')
 except ImportError as error:
-    sys.exit('it lacks the package gruyere, or has an older one (%s)' % error)
+    print('it lacks the package gruyere, or has an older one (%s)' % error, file=sys.stderr)
+    sys.exit(3)
 ";
 
 impl House {
@@ -105,7 +107,7 @@ impl House {
         let said = String::from_utf8_lossy(&output.stderr);
         let last =
             said.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("it printed nothing");
-        let install = match (last.starts_with(LACKS), &self.tree, self.neighbour()) {
+        let install = match (output.status.code() == Some(LACKS), &self.tree, self.neighbour()) {
             (false, ..) => String::new(),
             (true, None, Some(neighbour)) => {
                 format!("install it as for {}, or ", neighbour.display())

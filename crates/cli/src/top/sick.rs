@@ -1,8 +1,6 @@
 //! The device that runs out of memory soonest, or ran out last, and the sentence about it at the
 //! top.
 
-use std::time::{self, SystemTime};
-
 use gruyere_record::DeviceGauge;
 use gruyere_record::conclusion::{Accused, Cause};
 use gruyere_record::sites::{Growth, Line};
@@ -97,9 +95,8 @@ pub fn refused<'a>(rows: &'a [Row], grew: Option<&Grew>) -> Option<&'a Row> {
 /// The row of the process that died last, if there is more to say than that it ended. Once a
 /// process has started since, the screen is that one's.
 pub fn last_dead(rows: &[Row]) -> Option<&Row> {
-    let started =
-        |row: &Row| SystemTime::UNIX_EPOCH + time::Duration::from_nanos(row.process.created);
-    let latest = rows.iter().filter(|row| row.runs()).map(started).max();
+    let running = rows.iter().filter(|row| row.runs());
+    let latest = running.map(|row| row.process.created_at()).max();
     let told = |row: &&Row| {
         row.ending.as_ref().is_some_and(|end| {
             (end.ran_out || !end.says.is_empty()) && latest.is_none_or(|latest| latest < end.since)

@@ -3,6 +3,7 @@
 use crate::layout::Shared;
 use crate::plain;
 use crate::sync::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime};
 
 /// Writes `text`, cut to fit at a character.
 pub(crate) fn store_text(bytes: &AtomicU64, words: &[AtomicU64], text: &str) {
@@ -101,6 +102,11 @@ pub struct Process {
 }
 
 impl Process {
+    /// When the record was made.
+    pub fn created_at(&self) -> SystemTime {
+        SystemTime::UNIX_EPOCH + Duration::from_nanos(self.created)
+    }
+
     /// The facts of this process; unavailable ones stay empty.
     pub fn current() -> Process {
         let number =

@@ -421,6 +421,14 @@ impl Sites {
         self.get(site.forward).unwrap_or(site).line()
     }
 
+    /// Whether two sites are of one line; where lines are not known, whether they are one.
+    pub fn are_of_one_line(&self, a: SiteId, b: SiteId) -> bool {
+        match self.line(a) {
+            Some(line) => self.line(b) == Some(line),
+            None => a == b,
+        }
+    }
+
     /// All sites with their numbers.
     pub fn iter(&self) -> impl Iterator<Item = (SiteId, &Site)> {
         (1..).map(SiteId).zip(&self.0)

@@ -17,25 +17,23 @@ const MANY_POOLS: usize = 8;
 
 /// All findings. `is_steady`: nothing grows.
 pub fn find(evidence: &Evidence<'_>, is_steady: bool) -> Vec<Finding> {
-    let pieces = pieces(evidence);
-    let large_request = evidence.refused.as_ref().and_then(|refused| {
-        let is_told = pieces.is_some() && fits_but_for_pieces(evidence, refused);
-        large_request(evidence, refused).filter(|_| !is_told)
-    });
+    let (pieces, refused) = (pieces(evidence), evidence.refused.as_ref());
+    let is_told = |refused: &&Refused| pieces.is_some() && fits_but_for_pieces(evidence, refused);
+    let large_request =
+        refused.filter(|one| !is_told(one)).and_then(|one| large_request(evidence, one));
     // Its line has mostly made the large block too.
     let large_block = large_block(evidence).filter(|_| large_request.is_none());
-    let of_request = evidence
-        .refused
-        .iter()
-        .flat_map(|refused| [others(evidence, refused), ceiling(evidence, refused)]);
-    let of_state = [
+    let findings = [
+        large_request,
+        refused.and_then(|one| others(evidence, one)),
+        refused.and_then(|one| ceiling(evidence, one)),
         cuda_graphs(evidence),
         streams(evidence),
         pieces,
         large_block,
         large_once(evidence).filter(|_| is_steady),
     ];
-    [large_request].into_iter().chain(of_request).chain(of_state).flatten().collect()
+    findings.into_iter().flatten().collect()
 }
 
 fn large_request(evidence: &Evidence<'_>, refused: &Refused) -> Option<Finding> {

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use super::callers::caller;
 use super::evidence::Evidence;
 use super::pile::{self, NO_GRAD};
+use super::unmarked;
 use super::words::{bytes, of};
 use super::{Accused, Cause, Finding};
 use crate::BlockEntry;
@@ -64,7 +65,7 @@ pub fn find(evidence: &Evidence<'_>, are_states_told: bool) -> Grown {
     grown.level.truncate(1);
     let much = explained.iter().filter(|group| is_much(evidence, group.bytes()));
     grown.findings = much.map(|group| grows(evidence, group)).collect();
-    grown.findings.extend(pile::find(evidence));
+    grown.findings.extend(pile::find(evidence).or_else(|| unmarked::find(evidence)));
     grown
 }
 

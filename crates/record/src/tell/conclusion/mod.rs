@@ -65,9 +65,6 @@ impl Conclusion {
         let twice = optimizer::twice(&evidence);
         let grown = growth::find(&evidence, twice.is_some());
         let mut findings = grown.findings;
-        if findings.is_empty() {
-            findings.extend(unmarked::find(&evidence));
-        }
         // With growth, the last step is always the highest.
         let is_steady = findings.is_empty();
         findings.extend(device::find(&evidence, is_steady));
@@ -138,10 +135,8 @@ pub fn holders(state: &State, device: &DeviceState, by: By) -> Vec<Holder> {
 /// line that calls others is named once.
 fn holders_told(evidence: &Evidence<'_>, named: SiteId, said: &mut Vec<String>) {
     let Evidence { live, sites, names, now, .. } = evidence;
-    let is_told_of = |usage: &&Usage| match sites.line(named) {
-        Some(line) => sites.line(usage.site) == Some(line),
-        None => named != SiteId::NONE && usage.site == named,
-    };
+    let is_told_of =
+        |usage: &&Usage| named != SiteId::NONE && sites.are_of_one_line(named, usage.site);
     let found = usage(live, sites, By::Line, *now);
     let has_told = found.iter().any(|usage| is_told_of(&usage));
     // A remnant says nothing.

@@ -177,11 +177,7 @@ fn collected(evidence: &Evidence<'_>) -> Option<Finding> {
     // One line may have a site in each of many modules.
     let most = usage(&results, evidence.sites, By::Line, evidence.now).into_iter().next()?;
     let Usage { site, bytes: whole, blocks: count, .. } = most;
-    let line = evidence.sites.line(site);
-    let is_of_line = |block: &&BlockEntry| match line {
-        Some(line) => evidence.sites.line(block.site) == Some(line),
-        None => block.site == site,
-    };
+    let is_of_line = |block: &&BlockEntry| evidence.sites.are_of_one_line(site, block.site);
     let step = results.iter().filter(is_of_line).map(|block| block.step).max()?;
     let is_made_before =
         evidence.sites.get(site).is_some_and(|site| site.module.is_empty()) && step == 0;

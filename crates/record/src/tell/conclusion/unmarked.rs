@@ -11,6 +11,7 @@ use super::evidence::Evidence;
 use super::growth::place;
 use super::words::of;
 use super::{Cause, Finding};
+use crate::dump::state::Stretch;
 use crate::sites::{By, usage};
 use crate::{BlockEntry, EventKind};
 
@@ -39,17 +40,11 @@ pub fn find(evidence: &Evidence<'_>) -> Option<Finding> {
     if most.bytes < evidence.live_bytes() / LEAST_SHARE {
         return None;
     }
-    let line = evidence.sites.line(most.site);
-    let is_of_line = |block: &BlockEntry| match line {
-        Some(line) => evidence.sites.line(block.site) == Some(line),
-        None => block.site == most.site,
+    let is_own = |block: &&BlockEntry| {
+        block.capture == 0 && evidence.sites.are_of_one_line(most.site, block.site)
     };
-    let own: HashMap<u64, u64> = evidence
-        .live
-        .iter()
-        .filter(|block| is_of_line(block) && block.capture == 0)
-        .map(|block| (block.address, block.size))
-        .collect();
+    let own: HashMap<u64, u64> =
+        evidence.live.iter().filter(is_own).map(|block| (block.address, block.size)).collect();
     let mallocs: Vec<_> = evidence
         .state
         .events
@@ -103,8 +98,7 @@ fn rise(evidence: &Evidence<'_>, since_nanoseconds: u64) -> Option<u64> {
     let before = timeline.partition_point(|one| one.time_nanoseconds < since_nanoseconds);
     let (_, since) = timeline.split_at(before);
     let few = since.len().div_ceil(PARTS);
-    let low =
-        |part: &[crate::dump::state::Stretch]| part.iter().map(|one| one.live_low_bytes).min();
+    let low = |part: &[Stretch]| part.iter().map(|one| one.live_low_bytes).min();
     let (first, last) = (since.get(..few)?, since.get(since.len() - few..)?);
     (since.len() > 1).then_some(low(last)?.saturating_sub(low(first)?))
 }
