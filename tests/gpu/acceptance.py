@@ -267,6 +267,15 @@ def canaries(report: Report) -> None:
         if report.kernels and not planted["wrong"]:
             result = "none seen: this device may be too fast for the canaries, so (b) says less"
         report.add(what, MEASURED if report.kernels else BOOKS, result)
+    # And of one that is right: a fault of the test's own would show here.
+    what = "the same under torch's own allocator"
+    with report.line(what):
+        native = report.run(
+            "canaries", "native", share=1 / 3, seconds=2 if report.quick else 10, threads=2
+        )
+        report.details["canaries_native"] = native
+        mismatches = f"{native['wrong']} mismatches" if report.kernels else "ran"
+        report.add(what, report.judged(), f"{mismatches}; {moves_of(native)}")
     memcheck(report)
 
 

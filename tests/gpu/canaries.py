@@ -14,6 +14,7 @@ is left, every invariant holds.
 from __future__ import annotations
 
 import bisect
+import gc
 import random
 import threading
 import time
@@ -95,9 +96,10 @@ class Eager:
         return self.random.choice(self.streams + [stream for _, stream in self.own])
 
     def linger(self) -> None:
-        """Keeps the current stream busy for some tens of microseconds, half of the time."""
+        """Keeps the current stream busy for up to a millisecond, half of the time: longer than the
+        host needs for a move, so that the device falls behind."""
         if self.random.random() < 0.5:
-            torch.cuda._sleep(self.random.choice((10_000, 50_000, 200_000)))
+            torch.cuda._sleep(self.random.choice((50_000, 500_000, 2_000_000)))
 
     def size(self) -> int:
         """Elements: any size from 512 B to 32 MiB, small ones most."""
@@ -295,10 +297,11 @@ class Graphs:
 
     def release(self) -> None:
         """The graph goes while its replay runs. Sometimes its output stays, and must keep what the
-        replay wrote."""
+        replay wrote: that of a graph with a pool of its own. In a shared pool, graphs that were
+        captured before may write to it again (torch's rule, under every allocator)."""
         captured = self.live.pop(self.random.randrange(len(self.live)))
         number = self.replay(captured)
-        if self.random.random() < 0.3:
+        if not captured.shared and self.random.random() < 0.6:
             self.orphans.append((captured.output, 4 * number + 6))
             self.counts["released_before_the_free"] += 1
         else:
@@ -344,6 +347,24 @@ def detector_sees_one_wrong_element(overlaps: Overlaps, driver: Driver) -> bool:
     return eager.end() == 1
 
 
+def what_is_left(stats: Dict[str, int]) -> str:
+    """Whose memory is left: tensors that Python still reaches, and live blocks."""
+    tensors = [
+        it for it in gc.get_objects() if isinstance(it, torch.Tensor) and it.is_cuda
+    ]
+    blocks = [
+        (block["size"], block["state"], segment["stream"], segment.get("segment_pool_id"))
+        for segment in torch.cuda.memory_snapshot()
+        for block in segment["blocks"]
+        if block["state"] != "inactive"
+    ]
+    blocks.sort(key=str)
+    return (
+        f"{stats}; {len(tensors)} tensors are still reached, of "
+        f"{sum(it.nbytes for it in tensors)} bytes; {len(blocks)} blocks: {blocks[:40]}"
+    )
+
+
 def main(
     allocator: str,
     seconds: float = 30.0,
@@ -381,14 +402,19 @@ def main(
     if failures:
         raise failures[0]
     torch.cuda.synchronize()
-    wrong = sum(eager.end() for eager in eagers) + graphs.end()
+    wrong_eager, wrong_graphs = sum(eager.end() for eager in eagers), graphs.end()
+    wrong = wrong_eager + wrong_graphs
     counts = dict(graphs.counts)
     for eager in eagers:
         for name, count in ({**eager.counts, "streams_destroyed": eager.destroyed}).items():
             counts[name] = counts.get(name, 0) + count
     assert not overlaps.found, overlaps.found[:5]
     if record_stream:
-        assert not run or wrong == 0, f"{wrong} elements were not what had been written"
+        # Under torch's own allocator it is this test that is wrong.
+        differ = "were not what had been written" if allocator == "gruyere" else "differ"
+        assert not run or wrong == 0, (
+            f"{wrong} elements {differ}: {wrong_eager} of eager blocks, {wrong_graphs} of graphs"
+        )
         assert not run or seen, "the check did not see the fault that was planted"
     eagers.clear()
     workers.clear()
@@ -398,7 +424,9 @@ def main(
         machine.clean()
         machine.books_are_sound()
         left = machine.gruyere_stats()
-        assert left["live"] == 0 and left["pending"] == 0 and left["captured"] == 0, left
+        assert left["live"] == 0 and left["pending"] == 0 and left["captured"] == 0, what_is_left(
+            left
+        )
     return {
         "wrong": wrong if run else None,
         "detector": seen if run else None,

@@ -20,16 +20,17 @@ const PROGRAMS: [(&str, &[&str]); 2] = [
     ("canaries", &["tests/gpu/canaries", "tests/gpu/probe/driver.c", "tests/gpu/probe/kernels.c"]),
 ];
 /// Files copied unchanged: a file, or a folder's files with this ending; and the destination.
-const COPIED: [(&str, &str, &str); 7] = [
+const COPIED: [(&str, &str, &str); 6] = [
     ("tests/gpu/bundle", "sh", ""),
     ("tests/gpu/bundle", "md", ""),
     ("traces", "zst", "traces"),
     ("tests/gpu", "py", "acceptance"),
     ("tests/gpu", "md", "acceptance"),
-    // The acceptance program uses these to put the library into torch.
-    ("python_loader/gruyere", "py", "python_loader/gruyere"),
     (".", "LICENSE-MIT", ""),
 ];
+
+/// Copied as a whole: the acceptance program and `bench --torch` put the library into torch with it.
+const PACKAGE: &str = "python_loader/gruyere";
 
 fn told<T>(path: &Path, result: std::io::Result<T>) -> Result<T, String> {
     result.map_err(|error| format!("{}: {error}", path.display()))
@@ -76,6 +77,7 @@ pub fn make(root: &Path, out: &Path) -> Result<PathBuf, String> {
             told(&file, std::fs::copy(&file, to.join(name)))?;
         }
     }
+    copy_package(&root.join(PACKAGE), &folder.join(PACKAGE))?;
     let bytes = size(&folder)?;
     if bytes > MOST {
         return Err(format!(
@@ -114,6 +116,23 @@ fn files(folder: &Path, ending: &str) -> Result<Vec<PathBuf>, String> {
     }
     found.sort();
     Ok(found)
+}
+
+/// Copies the package with its folders, without what Python has compiled of it.
+fn copy_package(from: &Path, to: &Path) -> Result<(), String> {
+    told(to, std::fs::create_dir_all(to))?;
+    for entry in told(from, std::fs::read_dir(from))? {
+        let path = told(from, entry)?.path();
+        let name = path.file_name().unwrap_or_default();
+        if name == "__pycache__" {
+            continue;
+        }
+        match path.is_dir() {
+            true => copy_package(&path, &to.join(name))?,
+            false => told(&path, std::fs::copy(&path, to.join(name))).map(drop)?,
+        }
+    }
+    Ok(())
 }
 
 fn size(folder: &Path) -> Result<u64, String> {

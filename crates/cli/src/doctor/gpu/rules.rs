@@ -157,8 +157,8 @@ const RELIED_ON: &[Reliance] = &[
         by: By::Pools,
         is_of_contents: false,
         rules: &[
-            "beside_capture.alloc_async_on_another_is_permitted",
-            "beside_capture.survives_alloc_async_on_another",
+            "beside_capture.alloc_async_relaxed_is_permitted",
+            "beside_capture.survives_alloc_async_relaxed",
         ],
         weight: Weight::Problem(
             "GRUYERE_CONF=backing:fixed does not use the driver's pools; and report it with",
