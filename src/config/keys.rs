@@ -155,8 +155,9 @@ pub static KEYS: &[Key] = &[
         default: "none",
         meaning: "With pages that move (`stitch`): how far held memory may exceed the peak of live \
                   bytes, as a share of that peak or in bytes. Beyond it, Gruyère moves idle \
-                  memory, and takes fresh memory only if none is idle. `none`: 0.8%, and up to 64 \
-                  MiB in a small heap. Less slack means less memory and more driver calls.",
+                  memory, and takes fresh memory only if none is idle. `none`: 0.8%, and in \
+                  a heap below 8 GiB up to 3.1% or 64 MiB. Less slack means less memory and more \
+                  driver calls.",
         kind: Kind::Bound { least: 0, unbounded: "none", field: |config| &mut config.heap.slack },
     },
     Key {

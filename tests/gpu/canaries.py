@@ -359,10 +359,22 @@ def what_is_left(stats: Dict[str, int]) -> str:
         if block["state"] != "inactive"
     ]
     blocks.sort(key=str)
+    holders: Dict[str, int] = {}
+    for index in range(len(tensors)):
+        for holder in gc.get_referrers(tensors[index]):
+            if holder is not tensors:
+                holders[named(holder)] = holders.get(named(holder), 0) + 1
     return (
         f"{stats}; {len(tensors)} tensors are still reached, of "
-        f"{sum(it.nbytes for it in tensors)} bytes; {len(blocks)} blocks: {blocks[:40]}"
+        f"{sum(it.nbytes for it in tensors)} bytes, held by {holders or 'C++ alone'}; "
+        f"{len(blocks)} blocks: {blocks[:20]}"
     )
+
+
+def named(holder: Any) -> str:
+    """An object that holds a tensor, in words."""
+    code = getattr(holder, "f_code", None)
+    return f"a frame of {code.co_name}" if code else type(holder).__name__
 
 
 def main(

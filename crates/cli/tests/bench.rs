@@ -219,9 +219,10 @@ fn prices_move_device_ends_and_nothing_else() {
     let (dear, _) = run(&["--prices", "by-mapping-and-page"]);
     assert_eq!(
         (&unsaid["measured"]["prices"], &dear["measured"]["prices"]),
-        (&"by-call".into(), &"by-mapping-and-page".into())
+        (&"h200".into(), &"by-mapping-and-page".into())
     );
-    assert_eq!(expandable(&unsaid), expandable(&by_call));
+    let (measured, _) = run(&["--prices", "h200"]);
+    assert_eq!(expandable(&unsaid), expandable(&measured));
     let end = |report: &serde_json::Value| {
         expandable(report)["timeline"]["device_end_ns"].as_u64().unwrap()
     };
@@ -249,10 +250,9 @@ fn prices_move_device_ends_and_nothing_else() {
 fn prices_that_cannot_be_read_are_refused_before_the_work() {
     let folder = folder_with(SMALL);
     std::fs::write(folder.path().join("bad.json"), r#"{"costs": {"creat": 1}}"#).unwrap();
-    for (prices, said) in [
-        ("bad.json", "\"creat\" is no call's price"),
-        ("by-cal", "by-mapping-and-page or a JSON file"),
-    ] {
+    for (prices, said) in
+        [("bad.json", "\"creat\" is no call's price"), ("by-cal", "h200 or a JSON file")]
+    {
         let output = bench(folder.path(), &["--trace", "small.trace", "--prices", prices]);
         assert_eq!(output.status.code(), Some(1), "{prices}");
         let message = text(&output.stderr);

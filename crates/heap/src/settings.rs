@@ -72,7 +72,7 @@ pub struct Settings {
     /// Memory left free on each device for users that cannot call the allocator back.
     pub headroom: Size,
     /// How far held memory may pass the peak of live bytes before idle memory moves, a share of
-    /// that peak or bytes; `None`: 1%, and more in a small heap.
+    /// that peak or bytes; `None`: 0.8%, and more in a small heap.
     pub slack: Option<Size>,
     /// Waits that the program did not ask for.
     pub waits: Waits,

@@ -34,15 +34,16 @@ fn on_a_device_that_lags_no_trace_holds_more_than_under_torch_by_more_than_a_pag
 /// Bars of peak held / peak live on every clock, by default. Ranks of a job of several (`fsdp`,
 /// `fsdp1`, `fsdp2_of_8`) keep `waits:oom`, so their streams do not wait for each other, and hold
 /// more than the aim, 1.04. So does `prefetch_events`, on the instant device too. The streams of
-/// `threads` work in parallel, and a wait between them would be long.
+/// `threads` work in parallel, and a wait between them would be long. Chunks of 16 MiB cost one to
+/// four per cent here, and gain a third of a step's time on a GPU (docs/decisions/moving-pages.md).
 const KEPT: [(&str, f64); 12] = [
-    ("activations", 1.03),
+    ("activations", 1.04),
     ("ddp", 1.02),
     ("fsdp", 1.05),
-    ("fsdp1", 1.15),
-    ("fsdp2", 1.03),
-    ("fsdp2_of_8", 1.22),
-    ("offload", 1.08),
+    ("fsdp1", 1.19),
+    ("fsdp2", 1.05),
+    ("fsdp2_of_8", 1.26),
+    ("offload", 1.11),
     ("pipeline", 1.02),
     ("prefetch", 1.06),
     ("prefetch_events", 1.12),
@@ -77,8 +78,13 @@ fn a_step_takes_no_longer_on_the_device_for_the_waits() {
             };
             // A trace without steps has no later steps.
             let (Some(with), Some(without)) = (later(""), later("waits:off")) else { continue };
-            // A batch of `prefetch` waits once more than without, in a run of eight steps.
-            let bar = if trace.name == "prefetch" { 1.007 } else { 1.005 };
+            // A batch of `prefetch`, or of one of `threads`, waits once more than without, in a run
+            // of eight steps.
+            let bar = match trace.name.as_str() {
+                "prefetch" => 1.007,
+                "threads" => 1.009,
+                _ => 1.005,
+            };
             let ratio = with as f64 / without as f64;
             println!("{} on {clock}: {ratio:.4}", trace.name);
             assert!(ratio <= bar, "{} on {clock}: {ratio:.4}", trace.name);
@@ -87,14 +93,14 @@ fn a_step_takes_no_longer_on_the_device_for_the_waits() {
 }
 
 /// Ranks of several give this up by default, since a wait could close a cycle with other ranks.
-/// `fsdp2_of_8` holds the most, 1.068 with kernels of 100 us.
+/// `fsdp1` holds the most, 1.088 with kernels of 5 us.
 #[test]
-fn with_waits_budget_a_rank_of_several_holds_at_most_7_per_cent_beyond_live() {
+fn with_waits_budget_a_rank_of_several_holds_at_most_9_per_cent_beyond_live() {
     for trace in traces().iter().filter(|trace| trace.ranks() > 1) {
         for clock in Clock::LAGGING {
             let budget = Contender::Gruyere("waits:budget".to_owned());
             let lag = on_clock(trace, &budget, clock).unwrap();
-            assert!(lag.completed && lag.hold_ratio <= 1.07, "{} on {clock}: {lag:?}", trace.name);
+            assert!(lag.completed && lag.hold_ratio <= 1.09, "{} on {clock}: {lag:?}", trace.name);
         }
     }
 }

@@ -29,7 +29,8 @@ const COPIED: [(&str, &str, &str); 6] = [
     (".", "LICENSE-MIT", ""),
 ];
 
-/// Copied as a whole: the acceptance program and `bench --torch` put the library into torch with it.
+/// Copied as a whole: the acceptance program and `bench --torch` put the library into torch with
+/// it.
 const PACKAGE: &str = "python_loader/gruyere";
 
 fn told<T>(path: &Path, result: std::io::Result<T>) -> Result<T, String> {
@@ -164,6 +165,11 @@ pub fn rehearse(root: &Path) -> Result<(), String> {
     let owner = crate::phantom_owner::variable()
         .map_err(|error| format!("the lock without which nobody runs on the stand-in: {error}"))?;
     let session = Session { folder: machine.join(NAME), library, owner };
+    // The parts with torch are not rehearsed; their package is whole.
+    let modules = "import gruyere._enable, gruyere._native.shim, gruyere._torch.blame, \
+                   gruyere._bench.parts";
+    let package = session.folder.join("python_loader");
+    output(Command::new("python3").args(["-c", modules]).env("PYTHONPATH", package))?;
     let first = session.run("results", &[])?;
     first.expect(
         0,

@@ -84,8 +84,8 @@ pub struct Args {
     /// Also measure the device's time, with driver calls charged (for `--clock 0`: with 20us).
     #[arg(long)]
     timeline: bool,
-    /// Prices of driver calls on the timeline: by-call, by-mapping, by-mapping-and-page, or a JSON
-    /// file (also one from tests/gpu/probe). Implies --timeline.
+    /// Prices of driver calls on the timeline: h200 (measured, the default), by-call, by-mapping,
+    /// by-mapping-and-page, or a JSON file (also one from tests/gpu/probe). Implies --timeline.
     #[arg(long, value_name = "NAME|FILE", conflicts_with = "device")]
     prices: Option<String>,
     /// Folder for bench.json and bench.svg.
@@ -200,7 +200,7 @@ impl Args {
     /// The prices that `--prices` names. Prints to stderr the prices missing from a file, which are
     /// by-call's instead.
     fn prices(&self) -> Result<Prices, String> {
-        let Some(name) = &self.prices else { return Ok(Prices::by_call().clone()) };
+        let Some(name) = &self.prices else { return Ok(Prices::measured()) };
         let prices = Prices::open(name).map_err(|error| format!("--prices: {error}"))?;
         if !prices.left_out.is_empty() {
             let left_out = prices.left_out.join(", ");

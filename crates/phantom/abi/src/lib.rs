@@ -27,7 +27,7 @@
 //! | `PHANTOM_VALUES` | values that the host reads in place of kernels' results: `zeros`, or `random:SEED`, small values valid in every type (`values.rs`); every copy to the host is then done in full, at any size | the bytes there |
 //! | `PHANTOM_KERNEL_NS` | a kernel's duration on the virtual clock, ns | 0 |
 //! | `PHANTOM_COSTS` | calls charged to the host on that clock: `none`, `launches`, or `calls` (every driver call) | none; `calls` with `PHANTOM_PRICES` |
-//! | `PHANTOM_PRICES` | prices of calls: `by-call`, `by-mapping`, `by-mapping-and-page`, or a JSON file (`crates/phantom/src/prices.rs`) | by-call |
+//! | `PHANTOM_PRICES` | prices of calls: `by-call`, `by-mapping`, `by-mapping-and-page`, `h200`, or a JSON file (`crates/phantom/src/prices.rs`) | by-call |
 //! | `PHANTOM_WITHOUT` | missing features of the devices: `vmm`, `pools`, `stream_ids`, `context_events` (`cuCtxRecordEvent`), comma-separated | |
 //! | `PHANTOM_GRANULARITY` | the unit of physical memory and of mappings: a power of two | 2MiB |
 //! | `PHANTOM_ALIGNMENT` | alignment of reservations that ask for none, and no better if below 2 MiB: a power of two | 2MiB |

@@ -99,8 +99,6 @@ pub(crate) struct Gathered {
     /// Pages of the first chunk before the row and of the last one behind it, if the row splits
     /// them.
     split: (u32, u32),
-    /// Bytes of idle pages that fit nowhere in the row.
-    pub(crate) idle: u64,
 }
 
 impl Gathered {
@@ -182,8 +180,6 @@ impl Gathered {
         if let Some(head) = &head {
             gathered.push(head);
         }
-        let bytes: u64 = parts.iter().map(|(_, part)| u64::from(part.count()) * PAGE).sum();
-        gathered.idle = bytes - gathered.pages * PAGE;
         gathered
     }
 }

@@ -1,18 +1,19 @@
 //! The growth of a stitched heap: its length each time, and the length of its chunks.
 //!
-//! Every growth costs the driver calls of its chunks and one access call, whatever its length, so
-//! few and long ones are fast. But memory taken too early may never be needed, and a long chunk in
-//! partial use is *split*: its idle pages serve only at the ends of a row. The program shows which
-//! of the two matters. While it loads, or grows without a free in between, it keeps what it takes,
-//! and long chunks are right. The more of the held memory lies idle and split, the shorter the next
-//! chunks are, down to single pages, which are never split. docs/decisions/moving-pages.md has the
-//! figures behind the constants.
+//! Every mapping of a chunk costs the same driver time whatever its length, some 50 us from its
+//! creation to its end on an H200, so few and long chunks are fast. But memory taken too early may
+//! never be needed, and a long chunk in partial use is *split*: its idle pages serve only at the
+//! ends of a row. While a program loads, or grows without a free in between, it keeps what it
+//! takes, and its chunks are longest. docs/decisions/moving-pages.md has the figures behind the
+//! constants.
 
 use crate::small::size_class::PAGE;
 use crate::supply::pages::LONGEST_CHUNK;
 
 /// `backing:stitch` takes fresh pages up to the peak of live bytes and one part in this more.
-pub(crate) const SLACK: u64 = 128;
+const SLACK: u64 = 128;
+/// In a small heap: up to one part in the first, but at most the second (bytes).
+const SMALL_SLACK: (u64, u64) = (32, 64 << 20);
 /// Within the slack, a heap grows by at least one part in this of what it holds, so that it grows
 /// in few steps.
 pub(crate) const STEP_SHARE: u64 = 88;
@@ -28,13 +29,9 @@ const LONGEST_STEP: u64 = 32 << 20;
 /// A program loads memory to keep while less than one part in this of the memory held has been
 /// freed since the start.
 const LOADING_SHARE: u64 = 2;
-/// Growth is by single pages if more than one part in this of the memory held lies idle and
-/// unusable.
-const SPLIT_SHARE: u64 = 512;
-
 /// A chunk is at most one part in this of the memory that may still be taken, and a step one part
 /// in [`LEFT_STEPS`]: with memory short, none may be split.
-const LEFT_CHUNKS: u64 = 256;
+const LEFT_CHUNKS: u64 = 512;
 const LEFT_STEPS: u64 = 16;
 
 /// The part of the pace that depends on whether `slack:` asks for little memory.
@@ -56,7 +53,7 @@ const USUAL: Shape = Shape {
     run_chunks: (16, 1),
     loading: (1, (8 << 20, LONGEST_CHUNK)),
     steps: STEPS,
-    chunks: (2048, (4 << 20, 16 << 20)),
+    chunks: (1, (16 << 20, 16 << 20)),
 };
 const TIGHT: Shape = Shape {
     run_chunks: (32, 4096),
@@ -64,6 +61,13 @@ const TIGHT: Shape = Shape {
     steps: 4 * STEPS,
     chunks: (8192, (PAGE, 8 << 20)),
 };
+
+/// How far (bytes) the memory held may exceed `wanted`, the peak of live bytes, before idle pages
+/// move.
+pub(crate) fn usual_slack(wanted: u64) -> u64 {
+    let (share, most) = SMALL_SLACK;
+    (wanted / SLACK).max((wanted / share).min(most))
+}
 
 /// The recent growth of a heap.
 pub(crate) struct Pace {
@@ -102,16 +106,14 @@ impl Pace {
     }
 
     /// The longest chunk of a growth (bytes, whole pages). `held` bytes are held, `left` more may
-    /// be taken, `freed` have been freed since the start, and `idle` lie idle though just asked
-    /// for.
-    pub(crate) fn longest_chunk(&self, held: u64, left: u64, freed: u64, idle: u64) -> u64 {
+    /// be taken, and `freed` have been freed since the start.
+    pub(crate) fn longest_chunk(&self, held: u64, left: u64, freed: u64) -> u64 {
         let (of_run, of_held) = self.shape.run_chunks;
         let of_run = (self.run / of_run).min(held / of_held).min(LONGEST_CHUNK);
         let loads = freed < held / LOADING_SHARE;
         let (share, (shortest, longest)) =
             if loads { self.shape.loading } else { self.shape.chunks };
-        let usual =
-            if idle > held / SPLIT_SHARE { PAGE } else { (held / share).clamp(shortest, longest) };
+        let usual = (held / share).clamp(shortest, longest);
         usual.max(of_run).min((left / LEFT_CHUNKS).max(PAGE)) / PAGE * PAGE
     }
 }
@@ -124,13 +126,21 @@ mod tests {
     const LEFT: u64 = HELD;
 
     #[test]
-    fn a_program_that_loads_gets_long_chunks_and_one_that_leaves_split_ones_idle_single_pages() {
+    fn a_program_that_loads_gets_the_longest_chunks_and_later_ones_of_16_mib() {
         let mut pace = Pace::new(false);
         pace.begin(0);
-        assert_eq!(pace.longest_chunk(HELD, LEFT, 0, 0), LONGEST_CHUNK);
-        assert_eq!(pace.longest_chunk(HELD, LEFT, HELD, HELD / 100), PAGE);
-        let later = pace.longest_chunk(HELD, LEFT, HELD, 0);
-        assert!((8 << 20..=16 << 20).contains(&later));
+        assert_eq!(pace.longest_chunk(HELD, LEFT, 0), LONGEST_CHUNK);
+        for held in [HELD, 1 << 30, 0] {
+            assert_eq!(pace.longest_chunk(held, LEFT, held), 16 << 20);
+        }
+    }
+
+    #[test]
+    fn the_slack_is_a_128th_and_in_a_small_heap_up_to_a_32nd_or_64_mib() {
+        const MIB: u64 = 1 << 20;
+        assert_eq!(usual_slack(320 * MIB), 10 * MIB);
+        assert_eq!(usual_slack(4096 * MIB), 64 * MIB);
+        assert_eq!(usual_slack(HELD), 256 * MIB);
     }
 
     #[test]
@@ -154,9 +164,7 @@ mod tests {
             pace.grew(8 << 30);
         }
         assert!(tight.step(HELD / 16, LEFT, false) < usual.step(HELD / 16, LEFT, false));
-        assert!(
-            tight.longest_chunk(HELD, LEFT, HELD, 0) < usual.longest_chunk(HELD, LEFT, HELD, 0)
-        );
+        assert!(tight.longest_chunk(HELD, LEFT, HELD) < usual.longest_chunk(HELD, LEFT, HELD));
     }
 
     #[test]
@@ -165,7 +173,7 @@ mod tests {
         pace.begin(0);
         pace.grew(8 << 30);
         assert_eq!((pace.step(HELD, 16 * PAGE, false), pace.step(HELD, 0, false)), (PAGE, 0));
-        assert_eq!(pace.longest_chunk(HELD, HELD / 64, 0, 0), PAGE);
+        assert_eq!(pace.longest_chunk(HELD, 512 * PAGE, 0), PAGE);
     }
 
     #[test]
@@ -177,8 +185,8 @@ mod tests {
                     pace.begin(0);
                     pace.grew(run);
                     assert!(pace.step(held, LEFT, true).is_multiple_of(PAGE));
-                    for (freed, idle) in [(0, 0), (held, 0), (held, held)] {
-                        let longest = pace.longest_chunk(held, LEFT, freed, idle);
+                    for freed in [0, held] {
+                        let longest = pace.longest_chunk(held, LEFT, freed);
                         assert!(longest >= PAGE && longest.is_multiple_of(PAGE));
                     }
                 }

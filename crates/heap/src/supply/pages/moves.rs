@@ -14,14 +14,14 @@ use crate::small::size_class::PAGE;
 use crate::supply::backing::SPAN;
 use crate::supply::pages::chunks::{Part, Piece};
 use crate::supply::pages::gather::{Gathered, Source, parts_of};
-use crate::supply::pages::growth::{OWN_SHARE, SLACK, STEP_SHARE};
+use crate::supply::pages::growth::{OWN_SHARE, STEP_SHARE, usual_slack};
 use crate::supply::pages::{ChunkId, LONGEST_CHUNK};
 use gruyere_record::{DeviceGauge, EventKind, Record, clock};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 impl Central {
-    /// Maps pages to make `want` fit: fresh ones up to [`SLACK`] above the peak of live bytes; past
+    /// Maps pages to make `want` fit: fresh ones up to the slack above the peak of live bytes; past
     /// that, idle whole pages from elsewhere first.
     pub(crate) fn stitch(&mut self, ctx: &Growth<'_>, want: Want) -> Result<()> {
         self.pace.begin(self.freed);
@@ -83,7 +83,7 @@ impl Central {
     fn soft_ceiling(&self, record: &Record, bytes: u64) -> u64 {
         let (live, peak) = record.live(self.device);
         let wanted = peak.max(live + bytes);
-        let slack = self.slack.map_or(wanted / SLACK, |slack| slack.resolve(wanted));
+        let slack = self.slack.map_or_else(|| usual_slack(wanted), |slack| slack.resolve(wanted));
         wanted + slack
     }
 
@@ -184,8 +184,7 @@ impl Central {
         if missing > 0 {
             // A split chunk ends the row.
             let room = if stale_aliases.1 > 0 || plan.needs[1].is_some() { 0 } else { behind };
-            let (fresh, bytes) =
-                self.fresh_row(ctx, want.space, missing, step, room, found.idle)?;
+            let (fresh, bytes) = self.fresh_row(ctx, want.space, missing, step, room)?;
             plan.bytes += bytes - missing;
             let at = pieces.len() - usize::from(stale_aliases.1 > 0);
             pieces.splice(at..at, fresh);
@@ -203,27 +202,25 @@ impl Central {
         missing: u64,
         step: u64,
         room: u64,
-        idle: u64,
     ) -> Result<(Vec<Piece>, u64)> {
         let (step, own) = (step.min(room), self.longest_step(space));
         if own < room {
-            match self.fresh_pieces(ctx, missing, step, own, idle) {
+            match self.fresh_pieces(ctx, missing, step, own) {
                 Err(error) if error.is_out_of_memory() => {}
                 done => return done,
             }
         }
-        self.fresh_pieces(ctx, missing, step, room, idle)
+        self.fresh_pieces(ctx, missing, step, room)
     }
 
-    /// Chunks without owners for `missing` bytes and `step` more (`idle`: see [`Gathered`]): spare
-    /// ones, up to `room` longer, then new ones. Returns the pieces and their bytes.
+    /// Chunks without owners for `missing` bytes and `step` more: spare ones, up to `room` longer,
+    /// then new ones. Returns the pieces and their bytes.
     fn fresh_pieces(
         &mut self,
         ctx: &Growth<'_>,
         missing: u64,
         step: u64,
         room: u64,
-        idle: u64,
     ) -> Result<(Vec<Piece>, u64)> {
         let mut spare: Vec<Piece> = self.backing.pages.spare_pieces().collect();
         spare.sort_unstable_by_key(|piece| Reverse(piece.count));
@@ -244,7 +241,7 @@ impl Central {
                 return Err(DriverError::new("limit", ErrorKind::OutOfMemory, 0));
             }
             let step = step.min(left - rest);
-            let longest = self.pace.longest_chunk(held, left, self.freed, idle);
+            let longest = self.pace.longest_chunk(held, left, self.freed);
             self.backing.pages.create(ctx.driver, rest, longest, &mut pieces)?;
             // In chunks of its own: an unused step can move whole.
             self.backing.pages.create(ctx.driver, step, longest, &mut pieces)?;
