@@ -1,6 +1,6 @@
 //! The growth of a stitched heap: its length each time, and the length of its chunks.
 //!
-//! Every mapping of a chunk costs the same driver time whatever its length, some 50 us from its
+//! Every mapping of a chunk costs the same driver time whatever its length, some 60 us from its
 //! creation to its end on an H200, so few and long chunks are fast. But memory taken too early may
 //! never be needed, and a long chunk in partial use is *split*: its idle pages serve only at the
 //! ends of a row. While a program loads, or grows without a free in between, it keeps what it
@@ -53,6 +53,7 @@ const USUAL: Shape = Shape {
     run_chunks: (16, 1),
     loading: (1, (8 << 20, LONGEST_CHUNK)),
     steps: STEPS,
+    // Whatever is held: a mapping costs the same for any length.
     chunks: (1, (16 << 20, 16 << 20)),
 };
 const TIGHT: Shape = Shape {
