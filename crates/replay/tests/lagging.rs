@@ -35,7 +35,7 @@ fn on_a_device_that_lags_no_trace_holds_more_than_under_torch_by_more_than_a_pag
 /// `fsdp1`, `fsdp2_of_8`) keep `waits:oom`, so their streams do not wait for each other, and hold
 /// more than the aim, 1.04. So does `prefetch_events`, on the instant device too. The streams of
 /// `threads` work in parallel, and a wait between them would be long. Chunks of 16 MiB cost one to
-/// four per cent here, and gain a third of a step's time on a GPU (docs/decisions/moving-pages.md).
+/// four per cent here and gain up to a quarter of a step on a GPU: docs/decisions/moving-pages.md.
 const KEPT: [(&str, f64); 12] = [
     ("activations", 1.04),
     ("ddp", 1.02),
