@@ -16,7 +16,6 @@ import json
 import os
 import runpy
 import statistics
-import subprocess
 import sys
 import time
 import types
@@ -28,7 +27,8 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
 import machine  # noqa: E402
-from machine import ALLOCATORS, MIB  # noqa: E402
+from acceptance import started  # noqa: E402
+from machine import MIB  # noqa: E402
 
 # In the bundle, in the repository.
 PROGRAMS = next(
@@ -98,30 +98,17 @@ def measured(name: str, allocator: str) -> Dict[str, Any]:
     return answer
 
 
-def run(name: str, allocator: str, limit: float, stderr: Path) -> Dict[str, Any]:
-    environment = {
-        key: value for key, value in os.environ.items() if not key.startswith("PYTORCH_")
-    }
-    environment |= {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
-    environment["TOKENIZERS_PARALLELISM"] = "false"
-    if ALLOCATORS[allocator]:
-        environment["PYTORCH_CUDA_ALLOC_CONF"] = ALLOCATORS[allocator]
-    command = [sys.executable, __file__, "--one", name, allocator]
-    file = stderr / f"{name}-{allocator}.txt"
-    with file.open("w") as err:
-        try:
-            ended = subprocess.run(
-                command, env=environment, stdout=subprocess.PIPE, stderr=err, text=True,
-                timeout=limit,
-            )
-        except subprocess.TimeoutExpired:
-            return {"failed": f"took more than {limit:.0f} s"}
-    answers = [line for line in ended.stdout.splitlines() if line.startswith('{"')]
-    if ended.returncode == 0 and answers:
+def run(name: str, allocator: str, limit: float, folder: Path) -> Dict[str, Any]:
+    file = folder / f"{name}-{allocator}.txt"
+    with file.open("w") as stderr:
+        command = [sys.executable, __file__, "--one", name, allocator]
+        out, ended = started(command, allocator, stderr, limit)
+    answers = [line for line in out.splitlines() if line.startswith('{"')]
+    if ended == "exit code 0" and answers:
         answer: Dict[str, Any] = json.loads(answers[-1])
         return answer
     lines = [line for line in file.read_text(errors="replace").splitlines() if line.strip()]
-    return {"failed": f"exit code {ended.returncode}: {lines[-1] if lines else 'no message'}"}
+    return {"failed": f"{ended}: {lines[-1] if lines else 'no message'}"}
 
 
 def median(values: List[float]) -> Optional[float]:
@@ -169,6 +156,8 @@ def main() -> int:
         parser.error(f"--only {name}: there is no such program; there are {', '.join(known)}")
     stderr = arguments.json.with_suffix(".stderr")
     stderr.mkdir(parents=True, exist_ok=True)
+    # Torch drops what autocast has kept in the order of hashes.
+    os.environ |= {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     results: Dict[str, Dict[str, Any]] = {name: {} for name in names}
 
     def one(job: tuple[str, str]) -> None:

@@ -59,6 +59,9 @@ static BY_CALL: LazyLock<Prices> = LazyLock::new(|| {
 });
 
 impl Prices {
+    /// The shipped file that was measured on a GPU.
+    pub const MEASURED: &str = "h200";
+
     /// The names of the shipped files.
     pub fn shipped() -> impl Iterator<Item = &'static str> {
         SHIPPED.iter().map(|&(name, _)| name)
@@ -68,13 +71,6 @@ impl Prices {
     /// mappings.
     pub fn by_call() -> &'static Prices {
         &BY_CALL
-    }
-
-    /// The prices that were measured on a GPU: those of the bench.
-    pub fn measured() -> Prices {
-        let (name, text) = SHIPPED[3];
-        // A test reads each shipped file.
-        Prices::read(name, text).unwrap_or_else(|error| panic!("{error}"))
     }
 
     /// The shipped prices called `name`, or those of the file at that path.

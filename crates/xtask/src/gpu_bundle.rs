@@ -20,12 +20,13 @@ const PROGRAMS: [(&str, &[&str]); 2] = [
     ("canaries", &["tests/gpu/canaries", "tests/gpu/probe/driver.c", "tests/gpu/probe/kernels.c"]),
 ];
 /// Files copied unchanged: a file, or a folder's files with this ending; and the destination.
-const COPIED: [(&str, &str, &str); 6] = [
+const COPIED: [(&str, &str, &str); 7] = [
     ("tests/gpu/bundle", "sh", ""),
     ("tests/gpu/bundle", "md", ""),
     ("traces", "zst", "traces"),
     ("tests/gpu", "py", "acceptance"),
     ("tests/gpu", "md", "acceptance"),
+    ("traces/small/programs", "py", "acceptance/programs"),
     (".", "LICENSE-MIT", ""),
 ];
 

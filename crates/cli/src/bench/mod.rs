@@ -197,10 +197,10 @@ impl Args {
         self.timeline || self.prices.is_some()
     }
 
-    /// The prices that `--prices` names. Prints to stderr the prices missing from a file, which are
-    /// by-call's instead.
+    /// The prices that `--prices` names, else the measured ones. Prints to stderr the prices
+    /// missing from a file, which are by-call's instead.
     fn prices(&self) -> Result<Prices, String> {
-        let Some(name) = &self.prices else { return Ok(Prices::measured()) };
+        let name = self.prices.as_deref().unwrap_or(Prices::MEASURED);
         let prices = Prices::open(name).map_err(|error| format!("--prices: {error}"))?;
         if !prices.left_out.is_empty() {
             let left_out = prices.left_out.join(", ");
