@@ -6,7 +6,7 @@ mod common;
 use common::{BACKINGS, DEFAULT, GIB, MIB, Rig};
 use gruyere::driver::StreamHandle;
 use gruyere::dump::state::{BlockKind, Class, State, Sum};
-use gruyere::dump::{self, gather};
+use gruyere::dump::{self, Dumps, gather};
 use gruyere::heap::{Error, Lifetime, Report, lifetime};
 use gruyere::record::text;
 use gruyere_phantom::{CaptureMode, as_program};
@@ -158,7 +158,12 @@ fn what_pools_and_captures_hold_is_counted_once_too() {
 }
 
 fn dump(rig: &Rig, folder: &Path, report: &Report) -> Vec<String> {
-    dump::out_of_memory(&rig.heap, report, Some(folder));
+    Dumps::new().out_of_memory(&rig.heap, report, Some(folder));
+    dumps_in(folder)
+}
+
+/// The names of the files in a folder, pages left out.
+fn dumps_in(folder: &Path) -> Vec<String> {
     // Pages are few, of all tests of this process together.
     let is_page = |name: &String| name.ends_with(".html");
     let mut names: Vec<String> = std::fs::read_dir(folder)
@@ -242,14 +247,16 @@ fn the_json_fits_its_schema_and_the_text_names_the_request_the_causes_and_the_la
 }
 
 #[test]
-fn only_so_many_dumps_are_written() {
+fn the_latest_dumps_stay_and_older_ones_go() {
     let folder = tempfile::tempdir().unwrap();
-    let rig = Rig::bare(GIB, "");
-    let mut names = Vec::new();
+    let (rig, dumps) = (Rig::bare(GIB, ""), Dumps::new());
     for _ in 0..40 {
-        names = dump(&rig, folder.path(), &refused(&rig, 2 * GIB));
+        dumps.out_of_memory(&rig.heap, &refused(&rig, 2 * GIB), Some(folder.path()));
     }
-    assert_eq!(names.len() as u64, 3 * dump::MOST_DUMPS);
+    let names = dumps_in(folder.path());
+    assert_eq!(names.len(), 3 * dump::MOST_DUMPS);
+    let number = |name: &String| name.split('-').nth(4).unwrap().parse::<usize>().unwrap();
+    assert!(names.iter().all(|name| number(name) > 40 - dump::MOST_DUMPS), "{names:?}");
 }
 
 #[test]
@@ -260,7 +267,7 @@ fn a_folder_that_can_not_be_written_to_fails_nobody() {
     for path in [&*file, Path::new("/proc/no/such/folder"), Path::new("/dev/full/x")] {
         let rig = Rig::bare(GIB, "");
         let report = refused(&rig, 2 * GIB);
-        dump::out_of_memory(&rig.heap, &report, Some(path));
+        Dumps::new().out_of_memory(&rig.heap, &report, Some(path));
         assert!(rig.heap.malloc(5 * MIB, 0, DEFAULT).is_ok());
     }
     let locked = folder.path().join("locked");

@@ -5,8 +5,10 @@ use super::process::{config, current, guarded};
 use super::run_file;
 use crate::config::Config;
 use crate::driver::StreamHandle;
-use crate::dump::Explained;
+use crate::dump::{Dumps, Explained};
 use crate::heap::{ALERTS, Heap, Report};
+
+static DUMPS: Dumps = Dumps::new();
 
 /// Makes an out-of-memory the program's: counts it, dumps it, notes it in the run's file and in the
 /// history, and adds the program's lines that caused it to `report`.
@@ -42,7 +44,7 @@ fn explain(heap: &Heap, report: &Report) -> Explained {
         // The run so far.
         heap.sample();
         let folder = config().and_then(|config| config.dump_dir.as_deref());
-        crate::dump::out_of_memory(heap, report, folder)
+        DUMPS.out_of_memory(heap, report, folder)
     })
 }
 

@@ -5,22 +5,27 @@
 //! locks are held while its books are copied, one after the other, and none while files are
 //! written. No dump fails the program: errors are logged.
 
+mod bounds;
 pub mod gather;
 pub mod limits;
 pub mod page;
 
+pub use bounds::MOST_DUMPS;
 pub use gruyere_record::dump::{memory_viz, pickle, state, write_json, write_snapshot};
 
 use crate::file;
 use crate::heap::{Heap, Report};
 use crate::record::{Reader, plain, text};
+use bounds::Bounds;
+use log::Level;
 use state::State;
 use std::io::{self, Write};
 use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
-/// Out-of-memories explained on each device: programs that halve their batch until it fits run out
-/// of memory on purpose.
-pub const MOST_DUMPS: u64 = 32;
+/// The files of a dump, the shortest first: a full disk may still have room for it.
+const EXTENSIONS: [&str; 3] = ["txt", "json", "pickle"];
 
 /// The longest file of a dump.
 const MOST_BYTES: u64 = 256 << 20;
@@ -34,28 +39,64 @@ pub struct Explained {
     pub page: Option<String>,
 }
 
-/// Explains an out-of-memory; writes its dumps and its page to `folder` (`dump_dir:`), if given.
-pub fn out_of_memory(heap: &Heap, report: &Report, folder: Option<&Path>) -> Explained {
-    let knows_lines = Reader::own(heap.record()).is_some_and(|reader| reader.keeps_sites());
-    if report.count > MOST_DUMPS || (folder.is_none() && !knows_lines) {
-        return Explained::default();
-    }
-    let state = gather::state(heap, Some(report));
-    let page = folder.and_then(|folder| {
-        let name = write(&state, report, folder);
-        page::of_out_of_memory(&state, report, folder, &name?)
-    });
-    let conclusion = match state.conclusion {
-        Some(conclusion) if !state.sites.is_empty() => {
-            conclusion.lines.iter().map(|line| plain(line)).collect()
-        }
-        _ => Vec::new(),
-    };
-    Explained { conclusion, page }
+/// Explains a process's out-of-memories, within [`bounds`].
+#[derive(Debug, Default)]
+pub struct Dumps {
+    bounds: Mutex<Bounds>,
 }
 
-/// Writes the dump; returns its name without the extension. `None`: the folder can't be made.
-fn write(state: &State, report: &Report, folder: &Path) -> Option<String> {
+impl Dumps {
+    /// No out-of-memory so far.
+    pub const fn new() -> Self {
+        Self { bounds: Mutex::new(Bounds::new()) }
+    }
+
+    fn bounds(&self) -> MutexGuard<'_, Bounds> {
+        self.bounds.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Explains an out-of-memory; writes its dump and its page to `folder` (`dump_dir:`), if given.
+    pub fn out_of_memory(&self, heap: &Heap, report: &Report, folder: Option<&Path>) -> Explained {
+        let knows_lines = Reader::own(heap.record()).is_some_and(|reader| reader.keeps_sites());
+        let began = Instant::now();
+        if (folder.is_none() && !knows_lines) || !self.bounds().has_time(began) {
+            return Explained::default();
+        }
+        let state = gather::state(heap, Some(report));
+        let page = folder.and_then(|folder| {
+            let level = if self.bounds().tells(began) { Level::Warn } else { Level::Info };
+            let name = write(&state, report, folder, level)?;
+            let oldest = self.bounds().keep(folder, report.device, name.clone());
+            if let Some(oldest) = oldest {
+                remove(folder, &oldest);
+            }
+            page::of_out_of_memory(&state, report, folder, &name)
+        });
+        self.bounds().spend(began.elapsed());
+        let conclusion = match state.conclusion {
+            Some(conclusion) if !state.sites.is_empty() => {
+                conclusion.lines.iter().map(|line| plain(line)).collect()
+            }
+            _ => Vec::new(),
+        };
+        Explained { conclusion, page }
+    }
+}
+
+/// Writes the state in one of a dump's forms.
+type Writer<'a> = dyn Fn(&mut dyn Write) -> io::Result<()> + 'a;
+
+/// Removes the files of a dump.
+fn remove(folder: &Path, name: &str) {
+    for extension in EXTENSIONS {
+        // The user may have moved it.
+        let _ = std::fs::remove_file(folder.join(format!("{name}.{extension}")));
+    }
+}
+
+/// Writes the dump; the log tells where at `level`. Returns its name without the extension. `None`:
+/// the folder can't be made.
+fn write(state: &State, report: &Report, folder: &Path, level: Level) -> Option<String> {
     if let Err(error) = file::make_folders(folder) {
         log::error!("out of memory: no dump could be written to {}: {error}", folder.display());
         return None;
@@ -68,7 +109,7 @@ fn write(state: &State, report: &Report, folder: &Path) -> Option<String> {
         report.count,
         file::random_name()
     );
-    let write = |extension: &str, write: &dyn Fn(&mut dyn Write) -> io::Result<()>| {
+    let write = |extension: &str, write: &Writer| {
         let path = folder.join(format!("{name}.{extension}"));
         let written = file::replace(&path, MOST_BYTES, file::PRIVATE, |out| write(out));
         if let Err(error) = &written {
@@ -79,15 +120,17 @@ fn write(state: &State, report: &Report, folder: &Path) -> Option<String> {
         }
         written.is_ok()
     };
-    // The shortest first: a full disk may still have room for it.
-    let written = [
-        ("txt", write("txt", &|out| out.write_all(text::text(state).as_bytes()))),
-        ("json", write("json", &|out| write_json(out, state))),
-        ("pickle", write("pickle", &|out| write_snapshot(out, state))),
+    let writers: [&Writer; 3] = [
+        &|out| out.write_all(text::text(state).as_bytes()),
+        &|out| write_json(out, state),
+        &|out| write_snapshot(out, state),
     ];
-    let names: Vec<&str> = written.into_iter().filter(|file| file.1).map(|file| file.0).collect();
+    let files = EXTENSIONS.into_iter().zip(writers);
+    let names: Vec<&str> =
+        files.filter(|(extension, writer)| write(extension, writer)).map(|file| file.0).collect();
     if !names.is_empty() {
-        log::warn!(
+        log::log!(
+            level,
             "out of memory: the dump is in {}.{{{}}}",
             folder.join(&name).display(),
             names.join(",")

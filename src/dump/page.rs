@@ -49,38 +49,44 @@ struct Last {
 #[derive(Debug, PartialEq, Eq)]
 enum Place {
     New,
-    /// In place of an alert's page, passed on the way to it.
+    /// In place of the last one.
     Of(PathBuf),
 }
 
 impl Written {
     const NOTHING: Self = Self { all: 0, of_thresholds: 0, last: None };
 
-    /// Reserves and counts a place for one more page; `None`: no page.
+    /// Reserves and counts a place for one more page; `None`: no page. The page of an
+    /// out-of-memory takes the last one's place within [`PAUSE`], and where there is no room for
+    /// more: the out-of-memory that ends the program is the last.
     fn place(&mut self, reason: Reason, now: Instant) -> Option<Place> {
-        let is_soon = |last: &&mut Last| now.saturating_duration_since(last.at) < PAUSE;
-        if let Some(last) = self.last.as_mut().filter(is_soon) {
-            if (last.reason, reason) != (Reason::Threshold, Reason::OutOfMemory) {
+        let is_alert = reason == Reason::Threshold;
+        let is_room =
+            self.all < MOST_PAGES && !(is_alert && self.of_thresholds == MOST_OF_THRESHOLDS);
+        let is_soon = |last: &Last| now.saturating_duration_since(last.at) < PAUSE;
+        if let Some(last) = self.last.as_mut().filter(|last| is_soon(last) || !is_room) {
+            if is_alert {
                 return None;
             }
-            if let Some(path) = last.path.take() {
-                *last = Last { at: now, reason, path: None };
-                return Some(Place::Of(path));
+            // An alert's page that was not written leaves its place to a new one.
+            let is_first = last.reason == Reason::Threshold;
+            last.reason = reason;
+            if !is_first || last.path.is_some() {
+                return last.path.clone().map(Place::Of);
             }
         }
-        let is_room = reason == Reason::OutOfMemory || self.of_thresholds < MOST_OF_THRESHOLDS;
-        if !is_room || self.all >= MOST_PAGES {
+        if !is_room {
             return None;
         }
         self.last = Some(Last { at: now, reason, path: None });
         self.all += 1;
-        self.of_thresholds += u32::from(reason == Reason::Threshold);
+        self.of_thresholds += u32::from(is_alert);
         Some(Place::New)
     }
 
-    /// Notes the path of the latest alert's page.
+    /// Notes the path of the last page.
     fn is_at(&mut self, path: &Path) {
-        if let Some(last) = self.last.as_mut().filter(|last| last.reason == Reason::Threshold) {
+        if let Some(last) = self.last.as_mut() {
             last.path = Some(path.to_owned());
         }
     }
@@ -92,9 +98,8 @@ fn written() -> MutexGuard<'static, Written> {
     WRITTEN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Writes the page of an out-of-memory beside its dump, or in place of an alert's within the
-/// minute, and returns its path. `None`: an out-of-memory within the minute had one, there were
-/// [`MOST_PAGES`], or the write failed, which is logged.
+/// Writes the page of an out-of-memory beside its dump, or in place of an earlier page, and returns
+/// its path. `None`: another thread writes one, or the write failed, which is logged.
 pub fn of_out_of_memory(
     state: &State,
     report: &Report,
@@ -108,7 +113,9 @@ pub fn of_out_of_memory(
         Place::Of(path) if path.parent() == Some(folder) => path,
         _ => folder.join(format!("{name}.html")),
     };
-    write(state, Some(report.device), said, &path)
+    let told = write(state, Some(report.device), said, &path)?;
+    written().is_at(&path);
+    Some(told)
 }
 
 /// Writes a page to `folder` where a device passes `threshold` of `alert:`.
@@ -160,14 +167,34 @@ mod tests {
     use super::*;
 
     #[test]
-    fn there_is_one_page_a_minute_and_eight_a_process() {
+    fn there_is_one_page_a_minute_and_eight_a_process_and_the_last_out_of_memory_has_one() {
         let mut written = Written::NOTHING;
         let began = Instant::now();
         let at = |seconds| began + Duration::from_secs(seconds);
-        let mut may = |seconds| written.place(Reason::OutOfMemory, at(seconds)).is_some();
-        assert_eq!([0, 1, 59, 60, 61].map(&mut may), [true, false, false, true, false]);
-        let later = (2..100).filter(|&minutes| may(60 * minutes)).count();
-        assert_eq!(later as u32, MOST_PAGES - 2);
+        let mut new = 0;
+        for seconds in 0..1000 {
+            let path = match written.place(Reason::OutOfMemory, at(seconds)) {
+                Some(Place::New) => {
+                    assert_eq!(seconds % 60, 0);
+                    new += 1;
+                    PathBuf::from(format!("{new}.html"))
+                }
+                Some(Place::Of(path)) => {
+                    assert_eq!(path, Path::new(&format!("{new}.html")));
+                    path
+                }
+                None => panic!("no page after {seconds} s"),
+            };
+            written.is_at(&path);
+        }
+        assert_eq!(new, MOST_PAGES);
+    }
+
+    #[test]
+    fn while_one_thread_writes_a_page_the_others_write_none() {
+        let (mut written, now) = (Written::NOTHING, Instant::now());
+        assert_eq!(written.place(Reason::OutOfMemory, now), Some(Place::New));
+        assert_eq!(written.place(Reason::OutOfMemory, now), None);
     }
 
     #[test]
@@ -211,11 +238,9 @@ mod tests {
         let place = written.place(Reason::OutOfMemory, at(20));
         assert_eq!(place, Some(Place::Of(path.to_owned())));
         assert_eq!(written.all, 1);
-        for reason in [Reason::OutOfMemory, Reason::Threshold] {
-            assert_eq!(written.place(reason, at(79)), None, "{reason:?}");
-        }
-        assert_eq!(written.place(Reason::Threshold, at(80)), Some(Place::New));
+        assert_eq!(written.place(Reason::Threshold, at(59)), None);
+        assert_eq!(written.place(Reason::Threshold, at(60)), Some(Place::New));
         // The alert's page failed.
-        assert_eq!(written.place(Reason::OutOfMemory, at(90)), Some(Place::New));
+        assert_eq!(written.place(Reason::OutOfMemory, at(70)), Some(Place::New));
     }
 }

@@ -298,8 +298,11 @@ def memcheck(report: Report) -> None:
         report.add(what, SKIPPED, "compute-sanitizer is not installed")
         return
     log = report.stderr / "memcheck.txt"
-    # The library asks for what a driver may refuse, to find out: such calls are no errors.
+    # The library asks for what a driver may refuse, to find out: such calls are no errors. For
+    # backtraces of the host the tool keeps Python's frames, and all tensors in them.
     options = (
+        "--show-backtrace",
+        "device",
         "--tool",
         "memcheck",
         "--report-api-errors",

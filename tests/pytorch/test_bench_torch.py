@@ -9,7 +9,7 @@ from collections import Counter
 
 import pytest
 
-from conftest import COMMAND, GRUYERE, PHANTOM, ROOT, clean_environment
+from conftest import COMMAND, GRUYERE, HERE, PHANTOM, ROOT, clean_environment
 
 sys.path.insert(0, str(ROOT / "python_loader"))
 
@@ -17,7 +17,7 @@ from gruyere._bench import compare  # noqa: E402
 from gruyere._bench.measure import COMPLETED, OUT_OF_MEMORY, Result  # noqa: E402
 
 ALLOCATORS = ["default", "expandable", "async", "gruyere"]
-GIB = 1 << 30
+MIB, GIB = 1 << 20, 1 << 30
 # An interpreter without torch.
 BARE = sys._base_executable
 
@@ -404,3 +404,35 @@ def test_the_search_stops_where_a_run_fails():
     compare.fit(row, 1000 * MIB, lambda memory: Result("failed", "killed by SIGSEGV"))
     assert (row.outcome, row.fit_bytes, len(row.fit_tries)) == ("failed", None, 1)
     assert row.reason == "on a device of 1.46 GiB: killed by SIGSEGV"
+
+
+def test_on_a_gpu_the_devices_times_and_what_is_beside_the_allocator_are_read(phantom):
+    """The stand-in serves as the GPU: how a script is measured on one."""
+    code = """
+import ctypes, gpu, torch
+gpu.install()
+from gruyere._bench import measure, script
+from gruyere._sandbox.reach import Reach
+measure.stand_in = lambda: None
+watch = script.Watch("default", None, None, Reach([]))
+watch.imported(torch)
+model = torch.nn.Linear(1000, 1000, device="cuda")
+optimizer = torch.optim.SGD(model.parameters())
+for _ in range(5):
+    model(torch.ones(10, 1000, device="cuda")).sum().backward()
+    optimizer.step()
+# Another library's memory, or another process's.
+driver = ctypes.CDLL("libcuda.so.1")
+assert driver.cuMemAlloc_v2(ctypes.byref(ctypes.c_uint64()), ctypes.c_size_t(100 << 20)) == 0
+optimizer.step()
+print(watch.result().to_json())
+"""
+    path = f"{HERE / 'programs'}:{ROOT / 'python_loader'}"
+    ran = phantom.run("", code=code, PYTHONPATH=path, PHANTOM_KERNEL_NS=1_000_000)
+    result = ran.check().report
+    assert (result["outcome"], result["steps"]) == ("completed", 6), result
+    assert result["physical_peak"] == result["reserved_peak"] > 0, result
+    assert 100 * MIB <= result["beside_peak"] < 110 * MIB, result
+    # From step to step, by the device's clock: several kernels of 1 ms.
+    assert len(result["step_ns"]) == 5, result
+    assert all(time > 2_000_000 for time in result["step_ns"][:4]), result

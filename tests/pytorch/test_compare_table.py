@@ -26,7 +26,8 @@ def said(default, expandable, gruyere, on_gpu=False, found=None):
         else:
             held = int(end * GIB)
             times = {"host_ns_a_step": 123.4e6, "step_ns": 1234.5e6}
-            rows.append(Row(name, "", physical_peak=held, hold_ratio=end / 62.5, **times))
+            peaks = {"physical_peak": held, "beside_peak": (220 + len(rows)) << 20}
+            rows.append(Row(name, "", hold_ratio=end / 62.5, **peaks, **times))
     rows[-1].parts = found or {}
     program = Program("train.py", ["--batch-size", "8"], peak_live=int(62.5 * GIB), rows=rows)
     facts = {"device": "NVIDIA H100 80GB HBM3", "stand_in": not on_gpu, "torch": "2.11.0+cu130",
@@ -153,6 +154,11 @@ def test_a_sampler_ends_and_wakes_no_cuda():
     assert sampler.parts(1, 1) == {}
     sampler.thread.join(5)
     assert not sampler.thread.is_alive() and sys.getprofile() is None
+
+
+def test_on_a_gpu_the_last_line_says_how_much_more_of_it_was_in_use():
+    last = said(76.5, 64.5, 63.0, on_gpu=True).rstrip().split("\n\n")[-1].replace("\n", " ")
+    assert "memory in use grew by 220 MiB to 222 MiB" in last, last
 
 
 @pytest.mark.parametrize("on_gpu", [False, True])

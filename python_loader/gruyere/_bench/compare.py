@@ -51,6 +51,7 @@ class Row:
     requested_peak: int = 0
     reserved_peak: int = 0
     physical_peak: int = 0
+    beside_peak: int = 0
     hold_ratio: Optional[float] = None
     retries: int = 0
     fit_bytes: Optional[int] = None
@@ -407,6 +408,7 @@ def _row(contender: Contender, results: list[Result]) -> Row:
         "requested_peak",
         "reserved_peak",
         "physical_peak",
+        "beside_peak",
         "retries",
     ):
         setattr(row, name, max(getattr(result, name) for result in results))

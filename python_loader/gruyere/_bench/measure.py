@@ -32,7 +32,10 @@ class Result:
     reserved_peak: int = 0
     """Peak of the memory that the allocator reports as held."""
     physical_peak: int = 0
-    """Peak of physical memory: from the stand-in's books, or on a GPU as in `read`."""
+    """Peak of physical memory: from the stand-in's books; on a GPU `reserved_peak`."""
+    beside_peak: int = 0
+    """On a GPU: the most by which the device's memory in use had grown, at the end of a step,
+    beyond what the allocator held: kernels and handles of libraries, or another process."""
     retries: int = 0
     """Number of requests for which the allocator had to release memory."""
     caught: int = 0
@@ -40,7 +43,7 @@ class Result:
     host_ns: list[int] = field(default_factory=list)
     """Host time of each step."""
     step_ns: list[int] = field(default_factory=list)
-    """Time of each step until the device had finished; empty on the stand-in and for scripts."""
+    """Time of each step on the device; empty on the stand-in."""
     parts: dict[str, int] = field(default_factory=dict)
     """For Gruyère, if requested: the memory held beyond live memory at the peak (`parts`)."""
 
@@ -71,9 +74,9 @@ class Meter:
         self.allocator = allocator
         self.memory = memory
         self.stand_in = stand_in()
-        # Bytes that other processes use on a real device, and the most in use together with them.
+        # Bytes in use on a real device before the program.
         self.others: Optional[int] = None
-        self.used_most = 0
+        self.beside_peak = 0
         # torch's peaks before the program reset them.
         self.peaks: dict[str, int] = {}
         if memory is not None and self.stand_in is not None:
@@ -116,10 +119,11 @@ class Meter:
             torch.cuda.set_per_process_memory_fraction(min(1.0, self.memory / total), 0)
 
     def sample(self, torch: Any) -> None:
-        """Record the memory in use on a real device."""
+        """Record the memory in use on a real device beside the allocator's."""
         if self.stand_in is None and torch.cuda.is_initialized():
             free, total = torch.cuda.mem_get_info(0)
-            self.used_most = max(self.used_most, total - free)
+            grown = total - free - (self.others or 0)
+            self.beside_peak = max(self.beside_peak, grown - torch.cuda.memory_reserved(0))
 
     def read(self, torch: Any, result: Result) -> None:
         """Fill in the figures. Raises Unfit if the run is not valid."""
@@ -140,7 +144,8 @@ class Meter:
             result.physical_peak = self.stand_in.phantom_physical_peak(0)
         else:
             self.sample(torch)
-            result.physical_peak = max(result.reserved_peak, self.used_most - (self.others or 0))
+            result.physical_peak = result.reserved_peak
+            result.beside_peak = self.beside_peak
         faults = self._faults(torch)
         if faults:
             result.outcome, result.reason = FAULTS, faults[0]

@@ -77,6 +77,8 @@ class Watch:
         self.leader = _Leader()
         self.found = Result(COMPLETED)
         self.last = (0, 0)
+        # On a GPU: recorded at the end of each step.
+        self.marks: list[Any] = []
 
     def imported(self, torch: ModuleType) -> None:
         self.torch = torch
@@ -94,6 +96,7 @@ class Watch:
         if not self.leader.stepped(optimizer):
             return
         self._note_host_time()
+        self._mark()
         self.found.steps += 1
         self.meter.sample(self.torch)
         self.last = now()
@@ -106,6 +109,22 @@ class Watch:
         self.found.host_ns.append(
             processor - self.last[1] if self.meter.stand_in is not None else wall - self.last[0]
         )
+
+    def _mark(self) -> None:
+        """Record the end of a step on a GPU, and the time of the one before it if it is done."""
+        if self.meter.stand_in is not None or self.torch is None:
+            return
+        cuda = self.torch.cuda
+        if cuda.is_initialized() and not cuda.is_current_stream_capturing():
+            mark = cuda.Event(enable_timing=True)
+            mark.record()
+            self.marks.append(mark)
+            self._note_device_times()
+
+    def _note_device_times(self) -> None:
+        while len(self.marks) > 1 and self.marks[1].query():
+            first = self.marks.pop(0)
+            self.found.step_ns.append(round(first.elapsed_time(self.marks[0]) * 1e6))
 
     def _enough(self) -> None:
         raise Enough(0)
@@ -136,6 +155,9 @@ class Watch:
             # Without an optimiser, the whole run is one step.
             self._note_host_time()
         try:
+            if self.marks:
+                self.torch.cuda.synchronize(0)
+                self._note_device_times()
             self.meter.read(self.torch, found)
             if self.sampler is not None:
                 found.parts = self.sampler.parts(found.allocated_peak, found.physical_peak)

@@ -67,7 +67,8 @@ def markdown(report: Report) -> str:
         text.append(f"|{'|'.join(rules)}|")
         text += [_barred(row, widths) for row in rows]
         failed = [_wrapped(_failure(row)) for row in program.rows if row.outcome != COMPLETED]
-        text += ["", *failed] if failed or not on_gpu else []
+        beside = [_wrapped(_beside(program.rows))] if on_gpu else []
+        text += ["", *failed, *beside] if failed or beside or not on_gpu else []
     if not on_gpu:
         text.append(
             _wrapped(
@@ -222,13 +223,19 @@ def _head(report: Report) -> str:
     return f"{machine['device']}, {torch}, {report.seconds:.0f} s"
 
 
-def _notes(report: Report, on_gpu: bool) -> list[str]:
-    held = (
-        "the most that the allocator reports as held, or that the device had in use at the end of "
-        "a step beyond what was in use before, if that is more"
-        if on_gpu
-        else "by the stand-in's books"
+def _beside(rows: list[Row]) -> str:
+    """How much of the device was in use that no allocator reports, on a GPU."""
+    grown = [row.beside_peak for row in rows if row.outcome == COMPLETED]
+    least, most = size(min(grown, default=0)), size(max(grown, default=0))
+    by = most if least == most else f"{least} to {most}"
+    return (
+        f"Beside what the allocator held, the device's memory in use grew by {by}: libraries and "
+        "kernels, and another process if one used the GPU meanwhile."
     )
+
+
+def _notes(report: Report, on_gpu: bool) -> list[str]:
+    held = "the most that the allocator held" if on_gpu else "by the stand-in's books"
     notes = [
         "peak live        of the program, each block rounded up to 512 B",
         f"peak physical    {held}; hold: peak physical / peak live",
@@ -253,6 +260,8 @@ def _notes(report: Report, on_gpu: bool) -> list[str]:
         f"host a step      {host}. Median of steps, then of {runs} runs; of default: ratio to the "
         "same step under default, median"
     )
+    if on_gpu:
+        notes.append(_beside([row for program in report.programs for row in program.rows]))
     builtin = [program.program for program in report.programs if program.built_in]
     notes += [f"{name:<15}  {PROGRAMS[name]}" for name in builtin]
     return notes

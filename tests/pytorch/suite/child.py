@@ -1,11 +1,12 @@
 """Runs tests of one of PyTorch's files in this process, in the order in which the file itself would
 run them, and writes what becomes of each to a file as it goes.
 
-    child.py FILE RESULTS [--wanted FILE] [--after N]
+    child.py FILE RESULTS [--wanted FILE] [--after N] [--gpu]
 
 RESULTS gets a line of JSON when a test begins and one when it has ended, so that whoever started us
 knows which test it was that ended the process. `--wanted` names a file of test names, one a line:
-without, all tests of the file run. `--after N` leaves the first N of them out.
+without, all tests of the file run. `--after N` leaves the first N of them out. `--gpu`: on a real
+one, where values are compared.
 """
 
 import argparse
@@ -20,8 +21,9 @@ import unittest
 import torch
 
 # The stand-in has no cuDNN. After the next import torch lets nobody say so.
-torch.backends.cudnn.enabled = False
-torch.backends.cuda.enable_cudnn_sdp(False)
+if "--gpu" not in sys.argv:
+    torch.backends.cudnn.enabled = False
+    torch.backends.cuda.enable_cudnn_sdp(False)
 
 from torch.testing._internal import common_utils  # noqa: E402
 
@@ -93,6 +95,7 @@ def main():
     parser.add_argument("results")
     parser.add_argument("--wanted")
     parser.add_argument("--after", type=int, default=0)
+    parser.add_argument("--gpu", action="store_true")
     options = parser.parse_args()
     wanted = None
     if options.wanted:
@@ -111,7 +114,8 @@ def main():
         sys.stderr.flush()
         os._exit(0)
 
-    values.leave_out()
+    if not options.gpu:
+        values.leave_out()
     # The files call it when they are run as programs.
     common_utils.run_tests = run_tests
     sys.argv = [options.file]
