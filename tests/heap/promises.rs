@@ -109,6 +109,16 @@ fn the_steady_state_makes_no_driver_call() {
 }
 
 #[test]
+fn after_a_request_for_most_of_the_device_a_small_one_takes_little_more() {
+    // As an inference engine's cache.
+    let rig = Rig::bare(16 * GIB, "");
+    rig.malloc(14 * GIB, DEFAULT);
+    let before = rig.gpu.books(0).physical;
+    rig.malloc(20 * MIB, rig.stream());
+    assert!(rig.gpu.books(0).physical - before <= 48 * MIB);
+}
+
+#[test]
 fn empty_cache_gives_everything_back() {
     for backing in ["backing:stitch", "backing:pool", "backing:fixed"] {
         let rig = Rig::new(backing);

@@ -11,7 +11,6 @@ use crate::runs::rows::joined;
 use crate::settings::Settings;
 use crate::small::size_class::{PAGE, round_up};
 use crate::supply::backing::{Backing, SPAN, Span};
-use crate::supply::pages::growth::STEP_SHARE;
 use crate::supply::{Idle, MayRelease, Supply, Way};
 use gruyere_record::gauges::SMALL_LIMIT;
 use gruyere_record::{DeviceGauge, EventKind, Record, SegmentEntry, SegmentKind, clock};
@@ -21,6 +20,8 @@ use std::collections::HashSet;
 const LEFT_SPANS: u64 = 256;
 /// While little is held, a span is at most this long (bytes), unless a request is longer.
 const SMALL_HEAP_SPAN: u64 = 256 << 20;
+/// Past that: one part in this of the memory held.
+const SPAN_SHARE: u64 = 88;
 
 pub(crate) struct Spans {
     name: &'static str,
@@ -127,7 +128,7 @@ fn span_for(central: &Central, space: SpaceId, pages: u64) -> u64 {
     if !central.spaces.is_ordinary(space) {
         return pages.saturating_add(central.longest_step(space).min(most / PAGE * PAGE));
     }
-    let share = (held / 16).min(SMALL_HEAP_SPAN).max(held / STEP_SHARE).min(most);
+    let share = (held / 16).min(SMALL_HEAP_SPAN).max(held / SPAN_SHARE).min(most);
     let step = if most < SPAN { PAGE } else { SPAN };
     pages.max(share).checked_next_multiple_of(step).unwrap_or(pages)
 }

@@ -14,9 +14,8 @@ use crate::supply::pages::LONGEST_CHUNK;
 const SLACK: u64 = 128;
 /// In a small heap: up to one part in the first, but at most the second (bytes).
 const SMALL_SLACK: (u64, u64) = (32, 64 << 20);
-/// Within the slack, a heap grows by at least one part in this of what it holds, so that it grows
-/// in few steps.
-pub(crate) const STEP_SHARE: u64 = 88;
+/// Within the slack, a heap grows by at least this much (bytes).
+pub(crate) const STEP: u64 = 48 << 20;
 /// Memory that only a graph or a named pool can use exceeds the need by at most one part in this of
 /// what its space holds: idle, it is lost to all others.
 pub(crate) const OWN_SHARE: u64 = 8;

@@ -11,10 +11,9 @@ use crate::profiler::{self, What};
 use crate::request::{Eviction, Growth, Want};
 use crate::runs::arena::{Arenas, Movable, MovablePages, Plan, RunId, SpaceId, UNOWNED};
 use crate::small::size_class::PAGE;
-use crate::supply::backing::SPAN;
 use crate::supply::pages::chunks::{Part, Piece};
 use crate::supply::pages::gather::{Gathered, Source, parts_of};
-use crate::supply::pages::growth::{OWN_SHARE, STEP_SHARE, usual_slack};
+use crate::supply::pages::growth::{OWN_SHARE, STEP, usual_slack};
 use crate::supply::pages::{ChunkId, LONGEST_CHUNK};
 use gruyere_record::{DeviceGauge, EventKind, Record, clock};
 use std::cmp::Reverse;
@@ -33,10 +32,9 @@ impl Central {
         let room = soft.saturating_sub(self.backing.pages.held()).min(ctx.fresh);
         let longest_step = self.longest_step(want.space);
         if plan.bytes <= room + spare {
-            // For fewer calls, a growing heap takes a span at a time, within the slack.
-            let span = SPAN.max(self.backing.pages.held() / STEP_SHARE / PAGE * PAGE);
+            // For fewer calls, a growing heap takes more than it needs, within the slack.
             let idle = (room + spare - plan.bytes).min(ctx.fresh / 2);
-            let step = span.saturating_sub(plan.bytes).min(idle / PAGE * PAGE).min(longest_step);
+            let step = STEP.saturating_sub(plan.bytes).min(idle / PAGE * PAGE).min(longest_step);
             match self.grow_by(ctx, want, plan, step, Gathered::default()) {
                 Ok(()) => return Ok(()),
                 Err(error) if error.is_out_of_memory() => {}
