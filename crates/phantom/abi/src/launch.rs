@@ -1,6 +1,6 @@
 //! Kernels: registered, counted, never run.
 
-use crate::abi::{Answer, In, Out, Text};
+use crate::abi::{Answer, In, Out, Text, code};
 use crate::call_log::{by_value, large};
 use crate::context::runtime_device;
 use crate::entry::{driver, runtime};
@@ -11,7 +11,14 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 by_value! { Dim3 }
-large! { Dim3 }
+large! { Dim3 TensorMap }
+
+/// `CUtensorMap`: a descriptor for the tensor memory accelerator, which only kernels read.
+#[repr(C, align(64))]
+#[derive(Clone, Copy)]
+pub struct TensorMap {
+    words: [u64; 16],
+}
 
 /// `dim3`.
 #[repr(C)]
@@ -296,5 +303,19 @@ driver! {
         out: Out<i32>, _function: usize, _block: i32, _shared: usize
     ) {
         out.put(2)
+    }
+
+    /// The kernels of Hopper's attention make some for each launch.
+    fn cuTensorMapEncodeTiled(
+        map: Out<TensorMap>, _element: u32, rank: u32, address: u64, _lengths: usize,
+        _strides: usize, _box: usize, _element_strides: usize, _interleave: u32, _swizzle: u32,
+        _promotion: u32, _fill: u32
+    ) {
+        if !(1..=5).contains(&rank) || !address.is_multiple_of(16) {
+            return Err(code::INVALID_VALUE);
+        }
+        let mut words = [0; 16];
+        words[0] = address;
+        map.put(TensorMap { words })
     }
 }

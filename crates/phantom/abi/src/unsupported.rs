@@ -250,7 +250,7 @@ unsupported! { 801 =>
     cuStreamWaitValue32_v2 cuStreamWaitValue64 cuStreamWaitValue64_v2 cuStreamWriteValue32
     cuStreamWriteValue64 cuSurfObjectCreate cuSurfObjectDestroy cuSurfObjectGetResourceDesc
     cuSurfRefGetArray cuSurfRefSetArray cuTensorMapEncodeIm2col cuTensorMapEncodeIm2colWide
-    cuTensorMapEncodeTiled cuTensorMapReplaceAddress cuTexObjectCreate cuTexObjectDestroy
+    cuTensorMapReplaceAddress cuTexObjectCreate cuTexObjectDestroy
     cuTexObjectGetResourceDesc cuTexObjectGetResourceViewDesc cuTexObjectGetTextureDesc
     cuTexRefCreate
     cuTexRefDestroy cuTexRefGetAddressMode cuTexRefGetAddress_v2 cuTexRefGetArray
@@ -262,6 +262,17 @@ unsupported! { 801 =>
     cuTexRefSetMaxAnisotropy cuTexRefSetMipmapFilterMode cuTexRefSetMipmapLevelBias
     cuTexRefSetMipmapLevelClamp cuTexRefSetMipmappedArray cuUserObjectCreate cuUserObjectRelease
     cuUserObjectRetain cuWaitExternalSemaphoresAsync
+}
+
+// nvJitLink's, which the real cuSPARSE of CUDA 12 is linked to: torch 2.4 loads that by a path of
+// its own, whatever LD_LIBRARY_PATH says, and finds nvJitLink here.
+unsupported! { 6 =>
+    __nvJitLinkAddData_12_1 __nvJitLinkComplete_12_1 __nvJitLinkCreate_12_1
+    __nvJitLinkDestroy_12_1 __nvJitLinkGetErrorLogSize_12_1 __nvJitLinkGetErrorLog_12_1
+    __nvJitLinkGetLinkedCubinSize_12_1 __nvJitLinkGetLinkedCubin_12_1
+    __nvJitLinkAddData_12_4 __nvJitLinkComplete_12_4 __nvJitLinkCreate_12_4
+    __nvJitLinkDestroy_12_4 __nvJitLinkGetErrorLogSize_12_4 __nvJitLinkGetErrorLog_12_4
+    __nvJitLinkGetLinkedCubinSize_12_4 __nvJitLinkGetLinkedCubin_12_4
 }
 
 // Runtime calls that torch 2.11 or a plain program links and that are not simulated. Managed memory
