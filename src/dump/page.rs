@@ -69,9 +69,9 @@ impl Written {
                 return None;
             }
             // An alert's page that was not written leaves its place to a new one.
-            let is_first = last.reason == Reason::Threshold;
+            let was_alert = last.reason == Reason::Threshold;
             last.reason = reason;
-            if !is_first || last.path.is_some() {
+            if !was_alert || last.path.is_some() {
                 return last.path.clone().map(Place::Of);
             }
         }

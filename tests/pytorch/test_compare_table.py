@@ -159,6 +159,7 @@ def test_a_sampler_ends_and_wakes_no_cuda():
 def test_on_a_gpu_the_last_line_says_how_much_more_of_it_was_in_use():
     last = said(76.5, 64.5, 63.0, on_gpu=True).rstrip().split("\n\n")[-1].replace("\n", " ")
     assert "memory in use grew by 220 MiB to 222 MiB" in last, last
+    assert "grew by" not in said(OUT_OF_MEMORY, FAILED, FAILED, on_gpu=True)
 
 
 @pytest.mark.parametrize("on_gpu", [False, True])

@@ -67,7 +67,7 @@ def markdown(report: Report) -> str:
         text.append(f"|{'|'.join(rules)}|")
         text += [_barred(row, widths) for row in rows]
         failed = [_wrapped(_failure(row)) for row in program.rows if row.outcome != COMPLETED]
-        beside = [_wrapped(_beside(program.rows))] if on_gpu else []
+        beside = [_wrapped(line) for line in _beside(program.rows)] if on_gpu else []
         text += ["", *failed, *beside] if failed or beside or not on_gpu else []
     if not on_gpu:
         text.append(
@@ -223,15 +223,18 @@ def _head(report: Report) -> str:
     return f"{machine['device']}, {torch}, {report.seconds:.0f} s"
 
 
-def _beside(rows: list[Row]) -> str:
-    """How much of the device was in use that no allocator reports, on a GPU."""
+def _beside(rows: list[Row]) -> list[str]:
+    """How much of the device was in use that no allocator reports, on a GPU: a line, if a run
+    completed."""
     grown = [row.beside_peak for row in rows if row.outcome == COMPLETED]
-    least, most = size(min(grown, default=0)), size(max(grown, default=0))
+    if not grown:
+        return []
+    least, most = size(min(grown)), size(max(grown))
     by = most if least == most else f"{least} to {most}"
-    return (
+    return [
         f"Beside what the allocator held, the device's memory in use grew by {by}: libraries and "
         "kernels, and another process if one used the GPU meanwhile."
-    )
+    ]
 
 
 def _notes(report: Report, on_gpu: bool) -> list[str]:
@@ -261,7 +264,7 @@ def _notes(report: Report, on_gpu: bool) -> list[str]:
         "same step under default, median"
     )
     if on_gpu:
-        notes.append(_beside([row for program in report.programs for row in program.rows]))
+        notes += _beside([row for program in report.programs for row in program.rows])
     builtin = [program.program for program in report.programs if program.built_in]
     notes += [f"{name:<15}  {PROGRAMS[name]}" for name in builtin]
     return notes
