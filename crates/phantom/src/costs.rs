@@ -137,10 +137,11 @@ impl Costs {
         scaled(self.free, self.free_more, bytes)
     }
 
-    /// A pool's growth by a chunk of `bytes`, visible to `devices` devices: create, map and set
-    /// access.
-    pub fn pool_growth_of(&self, bytes: u64, devices: u64) -> u64 {
-        self.create_of(bytes) + self.map + self.set_access_of(bytes, 1, devices)
+    /// A pool's growth by `new` bytes, and the mapping of these and others, `bytes` in all, visible
+    /// to `devices` devices: create, map and set access.
+    pub fn pool_growth_of(&self, new: u64, bytes: u64, devices: u64) -> u64 {
+        let create = if new == 0 { 0 } else { self.create_of(new) };
+        create + self.map + self.set_access_of(bytes, 1, devices)
     }
 
     /// A pool's return of a chunk of `bytes`: unmap and release.

@@ -102,13 +102,27 @@ impl FreeRanges {
         }
     }
 
-    /// Takes the range that begins at `address` if it has exactly `length` bytes.
-    pub(crate) fn take_exact(&mut self, address: u64, length: u64) -> bool {
-        if self.by_address.get(&address).is_some_and(|&(l, _)| l == length) {
-            self.pull(address);
-            return true;
+    /// Takes `bytes` at `address` out of the range that holds them.
+    pub(crate) fn take(&mut self, address: u64, bytes: u64) {
+        if let Some((&start, &(length, _))) = self.by_address.range(..=address).next_back() {
+            self.cut(Fit { range: (start, length), start: address }, bytes);
         }
-        false
+    }
+
+    /// Length of the range that begins at `address`.
+    pub(crate) fn length_at(&self, address: u64) -> Option<u64> {
+        self.by_address.get(&address).map(|&(length, _)| length)
+    }
+
+    /// Length of the range that ends at `end`.
+    pub(crate) fn ending_at(&self, end: u64) -> Option<u64> {
+        let (&start, &(length, _)) = self.by_address.range(..end).next_back()?;
+        (start + length == end).then_some(length)
+    }
+
+    /// The ranges of at least `length` bytes, shortest first.
+    pub(crate) fn longer_than(&self, length: u64) -> impl Iterator<Item = (u64, u64)> + '_ {
+        self.by_size.range((length, 0)..).map(|&(length, address)| (address, length))
     }
 
     /// Takes a range whose time has come.

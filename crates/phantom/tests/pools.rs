@@ -31,7 +31,7 @@ fn growth_in_multiples_of_32_mib() {
 }
 
 #[test]
-fn nothing_is_packed_across_chunks() {
+fn blocks_lie_across_chunks() {
     let gpu = gpu(1024 * MIB);
     let pool = gpu.pool_create(0, 0).unwrap();
     gpu.pool_set_attribute(0, pool, PoolAttribute::ReleaseThreshold, u64::MAX).unwrap();
@@ -39,12 +39,47 @@ fn nothing_is_packed_across_chunks() {
     for block in blocks {
         gpu.pool_free(0, block, 0).unwrap();
     }
-    gpu.pool_alloc(0, pool, 33 * MIB, 0).unwrap();
-    assert_eq!(gpu.books(0).physical, 128 * MIB);
+    let block = gpu.pool_alloc(0, pool, 40 * MIB, 0).unwrap();
+    assert_eq!(gpu.books(0).physical, 64 * MIB);
+    gpu.pool_alloc(0, pool, 50 * MIB, 0).unwrap();
+    assert_eq!(gpu.books(0).physical, 96 * MIB, "what is free at the end is part of it");
+    assert_eq!(gpu.backing(block, 40 * MIB).iter().map(|b| b.bytes).sum::<u64>(), 40 * MIB);
 }
 
 #[test]
-fn holes_close_inside_a_chunk_and_the_best_fit_wins() {
+fn idle_chunks_move_to_where_a_block_has_no_room() {
+    let gpu = gpu(1024 * MIB);
+    let pool = gpu.pool_create(0, 0).unwrap();
+    gpu.pool_set_attribute(0, pool, PoolAttribute::ReleaseThreshold, u64::MAX).unwrap();
+    let blocks = [0; 6].map(|_| gpu.pool_alloc(0, pool, 32 * MIB, 0).unwrap());
+    for at in [0, 2, 4] {
+        gpu.pool_free(0, blocks[at], 0).unwrap();
+    }
+    let large = gpu.pool_alloc(0, pool, 90 * MIB, 0).unwrap();
+    assert_eq!(gpu.books(0).physical, 192 * MIB);
+    assert_eq!(read(&gpu, pool, PoolAttribute::ReservedHigh), 192 * MIB);
+    assert!(large > blocks[5] && gpu.is_backed(large, 90 * MIB));
+    assert!(!gpu.is_backed(blocks[0], MIB));
+    assert_eq!((gpu.faults(), gpu.misuses()), (vec![], vec![]));
+}
+
+#[test]
+fn memory_that_a_kernel_still_uses_does_not_move() {
+    let gpu = gpu(96 * MIB);
+    let pool = gpu.pool_create(0, 0).unwrap();
+    let (a, b) = (stream(&gpu), stream(&gpu));
+    let blocks = [a, b].map(|stream| gpu.pool_alloc(0, pool, 32 * MIB, stream).unwrap());
+    gpu.launch(0, a, 1, 1_000).unwrap();
+    gpu.pool_free(0, blocks[0], a).unwrap();
+    assert_eq!(gpu.pool_alloc(0, pool, 64 * MIB, b).unwrap_err().code, code::OUT_OF_MEMORY);
+    gpu.host_spend(1_000);
+    gpu.pool_alloc(0, pool, 64 * MIB, b).unwrap();
+    assert_eq!(gpu.books(0).physical, 96 * MIB);
+    assert_eq!(gpu.faults(), []);
+}
+
+#[test]
+fn holes_close_and_the_best_fit_wins() {
     let gpu = gpu(1024 * MIB);
     let pool = gpu.pool_create(0, 0).unwrap();
     let at: Vec<u64> = [4, 4, 2, 2, 20]

@@ -166,7 +166,7 @@ fn calls_cost_what_was_published() {
     let first = gpu.pool_alloc(0, pool, MIB, 0).unwrap();
     assert_eq!(spent(&|| gpu.pool_free(0, first, 0).unwrap()), 1_000);
     assert_eq!(spent(&|| _ = gpu.pool_alloc(0, pool, MIB, 0)), 1_000);
-    let growth = Costs::default().pool_growth_of(32 * MIB, 1);
+    let growth = Costs::default().pool_growth_of(32 * MIB, 32 * MIB, 1);
     assert_eq!(spent(&|| _ = gpu.pool_alloc(0, pool, 32 * MIB, 0)), 1_000 + growth);
 }
 

@@ -1,13 +1,12 @@
 //! Stream-ordered pools.
 
 use super::{Gpu, State, fail};
-use crate::GRANULARITY;
 use crate::backing::{Backing, Source};
 use crate::books::Part;
 use crate::calls::CallKind;
 use crate::error::{SimError, SimResult, code};
 use crate::oracle::Taken;
-use crate::pool::{Chunk, POOL_ALIGNMENT, POOL_CHUNK, Pool, PoolAttribute};
+use crate::pool::{POOL_ALIGNMENT, POOL_CHUNK, Piece, Pool, PoolAttribute};
 
 /// A pool's account, for tests and reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,29 +28,41 @@ impl State {
         self.pools.get_mut(&pool).ok_or(SimError { call: kind.name(), code: code::INVALID_HANDLE })
     }
 
-    /// Adds a chunk with room for `bytes`; false: no memory, no room under the pool's bound, or no
-    /// address space.
+    /// Maps chunks that make room for `bytes`: idle ones from elsewhere in the pool, then new ones.
+    /// Returns false if there is no memory, no room under the pool's bound, or no address space.
     fn grow_pool(&mut self, handle: usize, bytes: u64) -> bool {
-        let Some(chunk_bytes) = bytes.checked_next_multiple_of(POOL_CHUNK) else { return false };
-        let now = self.time.now();
         let Some(pool) = self.pools.get_mut(&handle) else { return false };
-        if pool.max_size != 0 && pool.reserved + chunk_bytes > pool.max_size {
+        let (device, devices) = (pool.device, u64::from(pool.access.count_ones()));
+        if pool.arena.is_none() {
+            // The pool paid for its address space at creation; this only picks the numbers. Chunks
+            // need somewhere to move, under a bound too.
+            let space = (2 * pool.address_space).next_multiple_of(POOL_CHUNK);
+            let Some(address) = self.addresses.reserve(space, POOL_CHUNK) else { return false };
+            pool.settle(address, space);
+        }
+        let Some((address, room)) = pool.room_for(bytes) else { return false };
+        let moving = pool.movable(address).min(room);
+        let new = room - moving;
+        if pool.max_size != 0 && pool.reserved + new > pool.max_size {
             return false;
         }
-        let (device, access) = (pool.device, pool.access);
-        if !self.devices[device as usize].books.take(chunk_bytes, Part::Pools, now) {
+        let now = self.time.now();
+        if !self.devices[device as usize].books.take(new, Part::Pools, now) {
             return false;
         }
-        // The pool paid for its address space at creation; this only picks the numbers.
-        let Some(address) = self.addresses.reserve(chunk_bytes, GRANULARITY) else {
-            self.devices[device as usize].books.give(chunk_bytes, Part::Pools, now);
-            return false;
-        };
-        let physical = self.number(chunk_bytes);
-        self.time
-            .spend(self.config.costs.pool_growth_of(chunk_bytes, u64::from(access.count_ones())));
+        for _ in 0..moving / POOL_CHUNK {
+            let Some(piece) =
+                self.pools.get_mut(&handle).and_then(|pool| pool.take_movable(address))
+            else {
+                break;
+            };
+            self.time.spend(self.config.costs.unmap_of(piece.bytes, 1));
+            self.judge_returned("a pool's move", piece);
+        }
+        self.time.spend(self.config.costs.pool_growth_of(new, room, devices));
+        let physical = self.number(room);
         if let Some(pool) = self.pools.get_mut(&handle) {
-            pool.grow(address, Chunk { bytes: chunk_bytes, physical });
+            pool.map(address, room, physical);
         }
         true
     }
@@ -60,26 +71,37 @@ impl State {
     fn shrink_pool(&mut self, call: &'static str, handle: usize, keep: u64) {
         while let Some(pool) = self.pools.get_mut(&handle) {
             let device = pool.device;
-            let Some((address, chunk)) = pool.shrink(keep) else { return };
-            self.drop_chunk(call, device, address, chunk);
+            let Some(piece) = pool.shrink(keep) else { return };
+            self.drop_chunk(call, device, piece);
         }
     }
 
-    pub(crate) fn drop_chunk(
-        &mut self,
-        call: &'static str,
-        device: u32,
-        address: u64,
-        chunk: Chunk,
-    ) {
-        self.time.spend(self.config.costs.pool_shrink_of(chunk.bytes));
+    /// Returns a chunk to the device.
+    fn drop_chunk(&mut self, call: &'static str, device: u32, piece: Piece) {
+        self.time.spend(self.config.costs.pool_shrink_of(piece.bytes));
         let now = self.time.now();
-        self.devices[device as usize].books.give(chunk.bytes, Part::Pools, now);
-        self.addresses.release(address, chunk.bytes);
+        self.devices[device as usize].books.give(piece.bytes, Part::Pools, now);
+        self.judge_returned(call, piece);
+    }
+
+    /// The oracle's part of a chunk that leaves its address.
+    fn judge_returned(&mut self, call: &'static str, piece: Piece) {
+        let now = self.time.now();
         if let Some(oracle) = &mut self.oracle {
-            let taken = Taken { address, physical: chunk.physical, bytes: chunk.bytes };
+            let Piece { address, bytes, physical } = piece;
+            let taken = Taken { address, physical, bytes };
             oracle.taken_from_kernels(call, taken, now);
             oracle.pool_gave_back(call, taken);
+        }
+    }
+
+    /// Returns all memory of a pool that has left the table, and its addresses.
+    pub(crate) fn dissolve(&mut self, call: &'static str, pool: &Pool) {
+        for piece in pool.chunks() {
+            self.drop_chunk(call, pool.device, piece);
+        }
+        if let Some((address, bytes)) = pool.arena {
+            self.addresses.release(address, bytes);
         }
     }
 
@@ -137,9 +159,7 @@ impl Gpu {
             return state.refuse(KIND, "destruction of a pool that is in use", pool as u64);
         }
         if let Some(gone) = state.pools.remove(&pool) {
-            for (address, chunk) in gone.chunks() {
-                state.drop_chunk(KIND.name(), gone.device, address, chunk);
-            }
+            state.dissolve(KIND.name(), &gone);
             state.space.give(gone.address_space);
         }
         Ok(())
@@ -236,22 +256,21 @@ impl Gpu {
         let Some(address) = found else { return fail(KIND, code::OUT_OF_MEMORY) };
         let owner = state.pool(KIND, pool)?;
         let (owner_device, access) = (owner.device, owner.access);
-        if let Some((base, chunk)) = owner.chunk_of(address) {
-            let offset = address - base;
+        for Piece { address, bytes, physical } in owner.pieces(address, rounded) {
             state.backings.insert(Backing {
                 address,
-                bytes: rounded,
-                physical: chunk.physical + offset,
-                offset,
+                bytes,
+                physical,
+                offset: physical,
                 device: owner_device,
                 source: Source::Pool(pool),
                 access,
             });
-            state.follow_default_stream(key);
             if let Some(oracle) = &mut state.oracle {
-                oracle.pool_handed_out(chunk.physical + offset, rounded, key);
+                oracle.pool_handed_out(physical, bytes, key);
             }
         }
+        state.follow_default_stream(key);
         Ok(address)
     }
 
@@ -263,23 +282,27 @@ impl Gpu {
         state.enter_for(KIND, device, state.config.costs.pool_hit)?;
         let key = state.stream(KIND, device, stream)?;
         state.refused_by_capture(KIND, key)?;
-        let Some((backing, pool)) =
-            state.backings.get(address).copied().and_then(|backing| match backing.source {
-                Source::Pool(pool) => Some((backing, pool)),
-                _ => None,
-            })
-        else {
+        let owner = state.backings.get(address).and_then(|backing| match backing.source {
+            Source::Pool(pool) => Some(pool),
+            _ => None,
+        });
+        let block =
+            owner.and_then(|pool| Some((pool, state.pools.get(&pool)?.length_of(address)?)));
+        let Some((pool, bytes)) = block else {
             return state.refuse(KIND, "free of an address that no pool has handed out", address);
         };
         state.follow_default_stream(key);
-        state.backings.remove(address);
-        if let Some(oracle) = &mut state.oracle {
-            oracle.pool_took_back(Taken::of(&backing), key);
+        let pieces: Vec<_> = state.backings.pieces(address, bytes).collect();
+        for backing in pieces {
+            state.backings.remove(backing.address);
+            if let Some(oracle) = &mut state.oracle {
+                oracle.pool_took_back(Taken::of(&backing), key);
+            }
         }
         // Behind open work the memory stays with its stream: the time of completion is unknown.
         let stream = state.streams.get(key);
         let (now, tail) = (state.time.now(), stream.open.map_or(stream.tail, |_| u64::MAX));
-        state.pool(KIND, pool)?.free(address, backing.bytes, key, tail, now);
+        state.pool(KIND, pool)?.free(address, key, tail, now);
         Ok(())
     }
 

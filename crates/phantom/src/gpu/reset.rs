@@ -54,9 +54,7 @@ impl Gpu {
             .collect();
         for handle in pools {
             let Some(pool) = state.pools.remove(&handle) else { continue };
-            for (address, chunk) in pool.chunks() {
-                state.drop_chunk(KIND.name(), device, address, chunk);
-            }
+            state.dissolve(KIND.name(), &pool);
             if keep == Some(handle) {
                 let fresh = Pool::new(device, pool.max_size, pool.address_space);
                 state.pools.insert(handle, fresh);
