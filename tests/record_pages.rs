@@ -114,6 +114,56 @@ fn churn(rig: &Rig, streams: &[StreamHandle], mut look: impl FnMut(usize)) {
     blocks.into_iter().for_each(|address| assert!(rig.heap.free(address)));
 }
 
+/// The retired views, by address.
+fn retired(rig: &Rig) -> BTreeSet<u64> {
+    let entries = segments(&rig.heap);
+    of(&entries, SegmentKind::View).filter(|view| view.is_retired()).map(|v| v.address).collect()
+}
+
+#[test]
+fn old_mappings_stay_up_to_a_bound_and_the_oldest_go_first() {
+    // As in supply/pages/remapped.rs.
+    const KEPT: usize = 1024;
+    const BATCH: usize = 256;
+    let rig = rig(16 << 30);
+    let stream = rig.stream();
+    let (mut kept, mut batches) = (Vec::new(), 0);
+    // Of each retired view: the round in which it was first seen.
+    let mut since: BTreeMap<u64, u64> = BTreeMap::new();
+    for round in 0..400u64 {
+        let bytes = [7 * MIB, 11 * MIB, 17 * MIB][(round % 3) as usize];
+        let blocks = (0..24).map(|_| rig.heap.malloc(bytes, 0, stream).unwrap());
+        let blocks: Vec<u64> = blocks.collect();
+        as_program(|| rig.gpu.launch(0, stream.0, 3, 20_000)).unwrap();
+        kept.drain(..).for_each(|address| assert!(rig.heap.free(address)));
+        for (n, address) in blocks.into_iter().enumerate() {
+            match n % 4 {
+                0 => kept.push(address),
+                _ => assert!(rig.heap.free(address)),
+            }
+        }
+        as_program(|| rig.gpu.host_spend(3_000_000));
+        let now = retired(&rig);
+        // A batch goes before a growth, which retires some more.
+        assert!(now.len() <= KEPT + 2 * BATCH, "{} in round {round}", now.len());
+        let mut youngest_gone = None;
+        since.retain(|address, &mut since| {
+            let stays = now.contains(address);
+            youngest_gone = youngest_gone.max((!stays).then_some(since));
+            stays
+        });
+        if let Some(youngest) = youngest_gone {
+            batches += 1;
+            assert!(now.len() >= KEPT && since.values().all(|&since| since >= youngest));
+        }
+        now.into_iter().for_each(|address| {
+            since.entry(address).or_insert(round);
+        });
+    }
+    assert!(batches > 2, "{batches} batches");
+    compare(&rig);
+}
+
 #[test]
 fn after_every_run_of_moves_the_segments_are_the_drivers_mappings_and_its_physical_memory() {
     let rig = rig(16 << 30);
@@ -146,6 +196,9 @@ fn a_move_that_fails_half_way_leaves_the_segments_as_the_driver_has_it() {
                 from_then_on: false,
             });
             churn(&rig, &streams, |_| {});
+            compare(&rig);
+            // What has moved is unmapped now.
+            rig.heap.trim();
             compare(&rig);
             struck += errors(&rig);
         }

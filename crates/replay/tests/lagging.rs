@@ -43,7 +43,7 @@ const KEPT: [(&str, f64); 12] = [
     ("fsdp1", 1.17),
     ("fsdp2", 1.04),
     ("fsdp2_of_8", 1.24),
-    ("offload", 1.09),
+    ("offload", 1.1),
     ("pipeline", 1.03),
     ("prefetch", 1.06),
     ("prefetch_events", 1.09),

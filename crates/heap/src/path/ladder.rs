@@ -27,6 +27,7 @@ use crate::request::{Eviction, Growth, Request, Want};
 use crate::runs::arena::{RunId, SpaceId};
 use crate::shared::Shared;
 use crate::small::size_class::round;
+use crate::supply::pages::remapped::KEPT;
 use crate::sync::{MutexGuard, lock};
 use crate::upkeep::alerts::AlertKind;
 use gruyere_record::EventKind;
@@ -160,7 +161,7 @@ impl Device {
                 self.streams.poll_some(&*shared.driver);
             }
             if unmaps {
-                central.unmap_retired(&*shared.driver, &completed);
+                central.unmap_retired(&*shared.driver, &completed, KEPT);
             }
         }
         let growth = Growth {

@@ -26,7 +26,7 @@ impl Central {
         if result.as_ref().is_err_and(DriverError::is_out_of_memory) && ctx.moves {
             // Useless address space goes back. Unmapping may wait for the device: not during a
             // capture.
-            self.unmap_retired(ctx.driver, ctx.completed);
+            self.unmap_retired(ctx.driver, ctx.completed, 0);
             for space in self.open_spaces() {
                 self.free_addresses(ctx.driver, space);
             }

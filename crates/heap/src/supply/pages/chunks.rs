@@ -5,8 +5,8 @@
 //! page of a chunk belongs to the arena at one address at most: its *owner*. So a move maps a
 //! second view of the chunk where its pages are needed and makes them belong there, a few pages of
 //! a chunk if need be; work that still runs through the old view is ahead of them in stream order,
-//! and no stream waits. A view without pages is *retired*; it is unmapped later, in batches, once
-//! the last work through it is known to be done.
+//! and no stream waits. A view without pages is *retired*; it is unmapped later, in batches, the
+//! oldest first, once the last work through it is known to be done.
 //!
 //! ```text
 //!   chunk    (the driver's)  -- create -->  spare: no page has an owner
@@ -121,8 +121,9 @@ pub(crate) struct Pages {
     pub(crate) reservations: Reservations,
     /// The views by first byte.
     views: BTreeMap<u64, View>,
-    /// Views without pages, by first byte.
-    retired: BTreeSet<u64>,
+    /// Views without pages, by first byte, numbered in the order in which they retired.
+    retired: BTreeMap<u64, u64>,
+    next_retired: u64,
     /// Views that the driver refused to unmap: from then on each has a call of its own, so that it
     /// blocks no other.
     refused: BTreeSet<u64>,
@@ -351,8 +352,13 @@ impl Pages {
         self.owned += u64::from(pages.count_ones());
         self.views.insert(address, View { chunk: id, pages, uses: Vec::new(), slot });
         if pages == 0 {
-            self.retired.insert(address);
+            self.retire(address);
         }
+    }
+
+    fn retire(&mut self, address: u64) {
+        self.retired.insert(address, self.next_retired);
+        self.next_retired += 1;
     }
 
     fn remove_view(&mut self, address: u64) {
@@ -386,14 +392,15 @@ impl Pages {
         }
         view.pages &= !pages;
         self.book.set_pages(view.slot, view.pages);
-        if view.pages == 0 {
-            self.retired.insert(start);
-        }
+        let is_retired = view.pages == 0;
         if let Some((stream, epoch)) = used {
             match view.uses.iter_mut().find(|other| other.0 == stream) {
                 Some(other) => other.1 = other.1.max(epoch),
                 None => view.uses.push((stream, epoch)),
             }
+        }
+        if is_retired {
+            self.retire(start);
         }
         if let Some(chunk) = self.chunk_mut(part.chunk) {
             chunk.owned -= count;
@@ -416,17 +423,20 @@ impl Pages {
     }
 
     /// Unmaps the retired views with finished work (`completed` returns the last epoch that a
-    /// stream is past), neighbours in one call, or each by itself if that fails. Returns the
-    /// address ranges now clear.
+    /// stream is past), but for the last `keep` that retired: neighbours in one call, or each by
+    /// itself if that fails. Returns the address ranges now clear.
     pub(crate) fn unmap_retired(
         &mut self,
         driver: &dyn Driver,
         completed: &dyn Fn(u32) -> u64,
+        keep: usize,
     ) -> Vec<Range<u64>> {
+        let first_kept = self.first_of_last_retired(keep);
         let is_done =
             |view: &View| view.uses.iter().all(|&(stream, epoch)| completed(stream) >= epoch);
-        let range = |&address: &u64| {
-            let view = self.views.get(&address).filter(|view| is_done(view))?;
+        let range = |(&address, &number): (&u64, &u64)| {
+            let goes = |view: &&View| number < first_kept && is_done(view);
+            let view = self.views.get(&address).filter(goes)?;
             Some((address..address + self.bytes_of(view.chunk), self.refused.contains(&address)))
         };
         let rows = self.reservations.rows(self.retired.iter().filter_map(range));
@@ -452,6 +462,14 @@ impl Pages {
             }
         }
         clear
+    }
+
+    /// The number of the first among the last `count` views that retired; after all of them, none.
+    fn first_of_last_retired(&self, count: usize) -> u64 {
+        let mut numbers: Vec<u64> = self.retired.values().copied().collect();
+        numbers.sort_unstable();
+        let first = numbers.len().saturating_sub(count);
+        numbers.get(first).copied().unwrap_or(self.next_retired)
     }
 
     fn forget_views(&mut self, row: Row, clear: &mut Vec<Range<u64>>) {
@@ -501,7 +519,7 @@ impl Pages {
             if *pages & view.pages != 0 || view.pages & !bits(0, chunk.pages) != 0 {
                 return wrong("has pages that belong elsewhere");
             }
-            if self.retired.contains(&address) != (view.pages == 0) {
+            if self.retired.contains_key(&address) != (view.pages == 0) {
                 return wrong("is retired and has pages, or neither");
             }
             *views += 1;

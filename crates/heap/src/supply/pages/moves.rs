@@ -103,7 +103,7 @@ impl Central {
         // More addresses cost less than to unmap, which may wait for the device: not during a
         // capture.
         if ctx.moves && !self.may_reserve(want.space) {
-            self.unmap_retired(ctx.driver, ctx.completed);
+            self.unmap_retired(ctx.driver, ctx.completed, 0);
             if let Some(plan) = plan(&self.arenas) {
                 return Ok(plan);
             }
@@ -304,9 +304,14 @@ impl Central {
         }
     }
 
-    /// Unmaps the retired views with finished work.
-    pub(crate) fn unmap_retired(&mut self, driver: &dyn Driver, completed: &dyn Fn(u32) -> u64) {
-        for range in self.backing.pages.unmap_retired(driver, completed) {
+    /// Unmaps the retired views with finished work, but for the last `keep` that retired.
+    pub(crate) fn unmap_retired(
+        &mut self,
+        driver: &dyn Driver,
+        completed: &dyn Fn(u32) -> u64,
+        keep: usize,
+    ) {
+        for range in self.backing.pages.unmap_retired(driver, completed, keep) {
             self.arenas.clear(&range);
         }
     }
@@ -351,7 +356,7 @@ impl Central {
                 self.arenas.evict(run, part.pages);
             }
         }
-        self.unmap_retired(ctx.driver, &|stream| ctx.streams.completed(stream));
+        self.unmap_retired(ctx.driver, &|stream| ctx.streams.completed(stream), 0);
     }
 }
 

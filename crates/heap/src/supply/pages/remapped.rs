@@ -13,8 +13,10 @@ use crate::supply::pages::chunks::Part;
 use crate::supply::{Idle, Supply, Way};
 use gruyere_record::Record;
 
-/// Retired views are unmapped in batches of this many.
-const RETIRED_BATCH: usize = 256;
+/// Retired views that stay mapped: work through those that retired last may still run.
+pub(crate) const KEPT: usize = 1024;
+/// The others are unmapped in batches of this many.
+const BATCH: usize = 256;
 
 pub(crate) struct Remapped;
 
@@ -56,7 +58,7 @@ impl Supply for Remapped {
     }
 
     fn unmaps_before_growth(&self, central: &Central) -> bool {
-        central.backing.pages.retired() >= RETIRED_BATCH
+        central.backing.pages.retired() >= KEPT + BATCH
     }
 
     fn prefers_idle(&self, central: &Central, record: &Record, bytes: u64) -> bool {
