@@ -15,8 +15,10 @@ import argparse
 import platform
 import re
 import shutil
+import site
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import types
 import zipfile
@@ -68,7 +70,7 @@ def torch_in(folder: Path) -> types.SimpleNamespace:
     exec((folder / "torch" / "version.py").read_text(), told)
     # All listed builds have the new ABI; a library of the old ABI has no such names.
     if b"__cxx11" not in (folder / "torch" / "lib" / "libc10.so").read_bytes():
-        raise SystemExit(f"{folder} has a torch built with the old ABI of the C++ library")
+        raise shim.Unavailable(f"{folder} has a torch built with the old ABI of the C++ library")
     return types.SimpleNamespace(
         __version__=told["__version__"],
         __file__=str(folder / "torch" / "__init__.py"),
@@ -82,7 +84,7 @@ def compiler(machine: str) -> shim_compiler.Compiler:
         return shim_compiler.compiler()
     name = f"{machine}-linux-gnu-g++"
     if not shutil.which(name):
-        raise SystemExit(f"{name} is missing: apt install g++-{machine}-linux-gnu")
+        raise shim.Unavailable(f"{name} is missing: apt install g++-{machine}-linux-gnu")
     return shim_compiler.Compiler(name, "")
 
 
@@ -100,8 +102,20 @@ def build(folder: Path, out: Path, machine: str = platform.machine()) -> Path:
         content = Path(work, "shim.so").read_bytes()
     file = out / f"torch-{torch.__version__.partition('+')[0]}-{key}.so"
     file.write_bytes(content)
-    check(file)
     return file
+
+
+def build_for_installed(out: Path) -> Path:
+    """The shim for the torch among the packages of the Python that runs this, which pip hides from
+    the build of a wheel, but does not move. Raises Unavailable if there is none to build."""
+    folders = (*map(sysconfig.get_path, ("purelib", "platlib")), site.getusersitepackages())
+    found = next((f for f in map(Path, folders) if (f / "torch" / "version.py").is_file()), None)
+    if found is None:
+        raise shim.Unavailable(f"there is no torch in {', '.join(folders)}")
+    try:
+        return build(found, out)
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise shim.Unavailable(f"the shim for the torch in {found}: {error}") from error
 
 
 def wants(file: Path) -> dict[str, tuple[int, ...]]:
@@ -162,8 +176,12 @@ def main() -> None:
 
 
 def told(file: Path) -> None:
+    check(file)
     print(f"{file.stat().st_size:>10}  {file}", flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except shim.Unavailable as error:
+        raise SystemExit(str(error)) from None

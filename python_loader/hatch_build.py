@@ -8,7 +8,8 @@ Environment:
   glibc than this machine's, with cargo-zigbuild (which is then a build requirement). Without it the
   wheel is for this machine, and its tag gives the glibc that it needs.
 - `GRUYERE_WHEEL_SHIMS=FOLDER` adds the native door's shims in that folder to the wheel, those for
-  its machine (`cargo xtask shims` builds them).
+  its machine (`cargo xtask shims` builds them). Without it, a wheel for this machine gets the shim
+  for the torch that is installed beside it, if there is one.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any, Optional
 
@@ -92,7 +94,7 @@ class Rust(BuildHookInterface[Any]):
         build_data["force_include"][str(WORKSPACE / "include" / "gruyere.h")] = (
             "gruyere/_native/cpp/gruyere.h"
         )
-        for shim in prebuilt(library):
+        for shim in shims(release / "shims", library):
             build_data["force_include"][str(shim)] = f"gruyere/_native/prebuilt/{shim.name}"
         build_data["shared_scripts"][str(executable)] = "gruyere"
         # At the root, where the interpreter looks for .pth files when it starts.
@@ -103,11 +105,28 @@ class Rust(BuildHookInterface[Any]):
         build_data["tag"] = f"py3-none-{platform(library, driver, stand_in, executable)}"
 
 
-def prebuilt(library: Path) -> list[Path]:
-    """The shims in GRUYERE_WHEEL_SHIMS for the library's machine."""
+def shims(out: Path, library: Path) -> list[Path]:
+    """The shims in GRUYERE_WHEEL_SHIMS for the library's machine, or the one for the torch that is
+    installed here, built in `out`."""
     folder = os.environ.get(SHIMS)
-    found = sorted(Path(folder).glob("torch-*.so")) if folder else []
-    return [shim for shim in found if machine(shim) == machine(library)]
+    if folder:
+        found = sorted(Path(folder).glob("torch-*.so"))
+        return [shim for shim in found if machine(shim) == machine(library)]
+    return [] if os.environ.get(TARGET) else installed(out)
+
+
+def installed(out: Path) -> list[Path]:
+    """The shim for the torch that is installed here, which a machine that runs the program without
+    a compiler then has. Without it the package builds the shim when it first needs one."""
+    sys.path.insert(0, str(WORKSPACE / "python_loader"))
+    import build_shims
+
+    out.mkdir(exist_ok=True)
+    try:
+        return [build_shims.build_for_installed(out)]
+    except build_shims.shim.Unavailable as error:
+        print(f"the wheel contains no shim of the native door: {error}")
+        return []
 
 
 def machine(file: Path) -> str:

@@ -63,6 +63,22 @@ def make_venv(venv, requirements, lines=""):
     stamp.write_text(wanted)
 
 
+def make_plain_venv(venv, requirement):
+    """A virtual environment as a user makes it: what pip installs for this requirement, with all
+    that it depends on. Returns its python."""
+    python = venv / "bin" / "python"
+    if (venv / "complete").exists():
+        return python
+    subprocess.run([sys.executable, "-m", "venv", "--clear", venv], check=True)
+    pip = [python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", requirement]
+    done = subprocess.run(pip, stderr=subprocess.PIPE, text=True)
+    if done.returncode != 0:
+        sys.stderr.write(done.stderr)
+        skip(f"pip could not install {requirement} with what it depends on")
+    (venv / "complete").touch()
+    return python
+
+
 def layer():
     """What the frameworks' environment sees besides its own: torch's, and our package as an
     installation would have left it."""
@@ -159,6 +175,11 @@ def door_of(version):
 def prepare():
     """Makes everything that tests with torch need."""
     make_venv(VENV, REQUIREMENTS)
-    fetch_toolkit()
+    prepare_for(PYTHON)
+
+
+def prepare_for(python):
+    """What tests need beside an environment with torch."""
+    fetch_toolkit(python)
     build()
     link()

@@ -88,6 +88,21 @@ def test_it_wants_no_newer_libraries_than_torchs_wheels_and_is_the_same_each_tim
     assert str(root).encode() not in built.read_bytes()
 
 
+def test_a_wheel_of_a_clone_gets_the_one_for_the_torch_beside_it(
+    builder, built, tmp_path, monkeypatch
+):
+    assert builder.build_for_installed(tmp_path).name == built.name
+    # Without a compiler, or without a torch, there is none, and the wheel is built all the same.
+    with monkeypatch.context() as here:
+        here.setenv("CXX", "/nowhere/c++")
+        with pytest.raises(builder.shim.Unavailable, match="there is no C\\+\\+ compiler"):
+            builder.build_for_installed(tmp_path)
+    monkeypatch.setattr(builder.sysconfig, "get_path", lambda name: str(tmp_path / name))
+    monkeypatch.setattr(builder.site, "getusersitepackages", lambda: str(tmp_path))
+    with pytest.raises(builder.shim.Unavailable, match="there is no torch in .*purelib"):
+        builder.build_for_installed(tmp_path)
+
+
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 def test_there_is_one_for_each_version_that_is_served(builder, machine):
     listed = builder.listed(machine)

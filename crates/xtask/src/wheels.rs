@@ -103,7 +103,8 @@ fn made(root: &Path) -> Result<PathBuf, String> {
     Ok(root.join(OUT).join(name.ok_or("pip made no wheel")?))
 }
 
-/// The part that installs the newest torch as its users do, and the wheel beside it.
+/// The part that installs the newest torch as its users do, and the wheel beside it, and tests what
+/// this torch has and that of the other tests lacks.
 pub fn plain(root: &Path) -> Outcome {
     let try_it = || {
         // Made by the part "release", unless this part runs alone.
@@ -114,7 +115,8 @@ pub fn plain(root: &Path) -> Outcome {
     };
     with_torch(root, || match try_it() {
         Ok(wheel) => {
-            let mut script = command(root, root.join("tests/pytorch/plain"), &["--wheel"]);
+            let options = ["--tests", "--wheel"];
+            let mut script = command(root, root.join("tests/pytorch/plain"), &options);
             runner::command(script.arg(wheel).arg(shims::NEWEST))
         }
         Err(reason) => Outcome::Failed(Counts::default(), reason),
