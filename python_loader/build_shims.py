@@ -98,7 +98,7 @@ def build(folder: Path, out: Path, machine: str = platform.machine()) -> Path:
     more += [f"-ffile-prefix-map={path}=/" for path in (folder, HERE, HERE.parent)]
     with tempfile.TemporaryDirectory() as work:
         words = shim_compiler.command(compiler(machine), request, Path(work), tuple(more))
-        subprocess.run(words, check=True)
+        subprocess.run(words, check=True, timeout=shim_compiler.PATIENCE_SECONDS)
         content = Path(work, "shim.so").read_bytes()
     file = out / f"torch-{torch.__version__.partition('+')[0]}-{key}.so"
     file.write_bytes(content)
@@ -114,8 +114,11 @@ def build_for_installed(out: Path) -> Path:
         raise shim.Unavailable(f"there is no torch in {', '.join(folders)}")
     try:
         return build(found, out)
-    except (OSError, subprocess.CalledProcessError) as error:
-        raise shim.Unavailable(f"the shim for the torch in {found}: {error}") from error
+    except shim.Unavailable:
+        raise
+    except Exception as error:
+        # Whatever that torch is: the shim is an extra, and the rest of the wheel is not.
+        raise shim.Unavailable(f"the shim for the torch in {found}: {error!r}") from error
 
 
 def wants(file: Path) -> dict[str, tuple[int, ...]]:

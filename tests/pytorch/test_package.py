@@ -4,10 +4,12 @@ import json
 import sys
 import zipfile
 from email.parser import Parser
+from importlib.metadata import version as metadata_version
 from pathlib import Path
 
 import pytest
 
+import environment
 from package import LIBRARIES
 
 # What a program finds of itself: everything that python sets before it runs it.
@@ -86,6 +88,9 @@ def test_one_wheel_for_every_python_holds_library_command_and_types(wheel_instal
         f"gruyere/_native/cpp/{name}"
         for name in ("calls.h", "checkpoint.h", "context.h", "told.h", "shim.cpp", "gruyere.h")
     } <= names
+    # Ready-made for the torch of this environment, where the native door serves it.
+    built = [name for name in names if name.startswith("gruyere/_native/prebuilt/torch-")]
+    assert len(built) == (environment.door_of(metadata_version("torch")) == "native"), built
     assert f"gruyere-{version}.data/scripts/gruyere" in names
     assert {name.split("/")[0] for name in names} == {
         "gruyere", "gruyere_startup.pth", f"gruyere-{version}.data", f"gruyere-{version}.dist-info",

@@ -9,6 +9,8 @@ pub trait AddressProvider: Send {
     fn reserve(&mut self, bytes: u64, align: u64) -> Option<u64>;
     /// Returns a whole reservation.
     fn release(&mut self, address: u64, bytes: u64);
+    /// Memory has left a part of a reservation: its contents are lost.
+    fn vacated(&mut self, _address: u64, _bytes: u64) {}
 }
 
 /// Plain numbers, the same on every run: released space is reused, best fit, before fresh space is

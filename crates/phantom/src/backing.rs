@@ -32,7 +32,8 @@ pub struct Backing {
     pub bytes: u64,
     /// The number of its first physical byte.
     pub physical: u64,
-    /// The offset of its first byte in its physical handle, pool chunk or plain allocation.
+    /// The offset of its first byte in its physical handle or plain allocation; in a pool, the
+    /// number of that byte.
     pub offset: u64,
     /// The device that owns the memory.
     pub device: u32,

@@ -6,7 +6,8 @@
 //! Memory Allocator", part 1). Five programs of `bench --torch` hold 3.1% less to 3.1% more than in
 //! the pools of an H200, and one whose streams overlap 20% less (docs/bench-torch.md).
 //! It is conservative where the driver's behaviour is undocumented: freed memory goes to another
-//! stream only once the free has completed on the device (no internal or event dependencies).
+//! stream only once the free has completed on the device (no internal or event dependencies), with
+//! what the stream freed beside it.
 
 use std::collections::BTreeMap;
 
@@ -195,6 +196,17 @@ impl Pool {
         self.live.get(&address).copied()
     }
 
+    /// The block that holds `address`: its first byte and its length.
+    pub(crate) fn block_with(&self, address: u64) -> Option<(u64, u64)> {
+        let (&start, &bytes) = self.live.range(..=address).next_back()?;
+        (address - start < bytes).then_some((start, bytes))
+    }
+
+    /// Number of blocks handed out.
+    pub(crate) fn live(&self) -> usize {
+        self.live.len()
+    }
+
     /// Frees the block at `address` in the order of `stream`, whose work before the free ends at
     /// `time`.
     pub(crate) fn free(&mut self, address: u64, stream: StreamKey, time: u64, now: u64) {
@@ -234,18 +246,22 @@ impl Pool {
         self.unmapped.insert(address, bytes, 0, EVERYWHERE);
     }
 
-    /// Where chunks are missing for a block of `bytes`: behind the last chunk, together with what
-    /// is ready before its end; with no addresses left there, in the smallest gap.
+    /// Where chunks are missing for a block of `bytes`, together with what is ready before them,
+    /// and how many bytes of them: behind the last chunk; with no addresses left there, in the smallest
+    /// gap.
     pub(crate) fn room_for(&self, bytes: u64) -> Option<(u64, u64)> {
         let end = self.chunks.last_key_value().map(|(&last, _)| last + POOL_CHUNK);
         let end = end.or(self.arena.map(|(first, _)| first))?;
         let needed = bytes.checked_next_multiple_of(POOL_CHUNK)?;
-        let missing = (bytes - self.ready.ending_at(end).unwrap_or(0).min(bytes))
-            .next_multiple_of(POOL_CHUNK);
-        if self.unmapped.length_at(end).is_some_and(|length| missing <= length) {
-            return Some((end, missing));
+        let missing = |at| {
+            let before = self.ready.ending_at(at).unwrap_or(0).min(bytes);
+            (bytes - before).next_multiple_of(POOL_CHUNK)
+        };
+        if self.unmapped.length_at(end).is_some_and(|length| missing(end) <= length) {
+            return Some((end, missing(end)));
         }
-        self.unmapped.best_fit(needed, POOL_CHUNK).map(|fit| (fit.start, needed))
+        let fit = self.unmapped.best_fit(needed, POOL_CHUNK)?;
+        Some((fit.start, missing(fit.start)))
     }
 
     /// Maps chunks of `physical` memory at an address of [`Pool::room_for`].

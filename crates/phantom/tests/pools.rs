@@ -1,7 +1,10 @@
 //! Promises of stream-ordered pools.
 
 use gruyere_phantom::error::code;
-use gruyere_phantom::{Config, Costs, Gpu, PoolAttribute, StreamKind};
+use gruyere_phantom::{
+    AddressProvider, Config, Costs, CountingAddresses, Gpu, PoolAttribute, StreamKind,
+};
+use std::sync::{Arc, Mutex};
 
 const MIB: u64 = 1 << 20;
 
@@ -44,6 +47,9 @@ fn blocks_lie_across_chunks() {
     gpu.pool_alloc(0, pool, 50 * MIB, 0).unwrap();
     assert_eq!(gpu.books(0).physical, 96 * MIB, "what is free at the end is part of it");
     assert_eq!(gpu.backing(block, 40 * MIB).iter().map(|b| b.bytes).sum::<u64>(), 40 * MIB);
+    let whole = gpu.allocation(block + 35 * MIB).unwrap();
+    assert_eq!((whole.address, whole.bytes), (block, 40 * MIB));
+    assert_eq!(gpu.held().pool_allocations, 2);
 }
 
 #[test]
@@ -61,6 +67,46 @@ fn idle_chunks_move_to_where_a_block_has_no_room() {
     assert!(large > blocks[5] && gpu.is_backed(large, 90 * MIB));
     assert!(!gpu.is_backed(blocks[0], MIB));
     assert_eq!((gpu.faults(), gpu.misuses()), (vec![], vec![]));
+}
+
+/// Plain numbers, and the ranges that memory has left.
+#[derive(Default)]
+struct Told {
+    numbers: CountingAddresses,
+    vacated: Arc<Mutex<Vec<(u64, u64)>>>,
+}
+
+impl AddressProvider for Told {
+    fn reserve(&mut self, bytes: u64, align: u64) -> Option<u64> {
+        self.numbers.reserve(bytes, align)
+    }
+
+    fn release(&mut self, address: u64, bytes: u64) {
+        self.numbers.release(address, bytes);
+    }
+
+    fn vacated(&mut self, address: u64, bytes: u64) {
+        self.vacated.lock().unwrap().push((address, bytes));
+    }
+}
+
+#[test]
+fn what_lay_in_a_chunk_is_lost_when_it_moves_or_goes_back() {
+    let told = Told::default();
+    let vacated = Arc::clone(&told.vacated);
+    let config = Config { costs: Costs::zero(), ..Config::new(1024 * MIB) };
+    let gpu = Gpu::with_addresses(config, Box::new(told));
+    let pool = gpu.pool_create(0, 0).unwrap();
+    gpu.pool_set_attribute(0, pool, PoolAttribute::ReleaseThreshold, u64::MAX).unwrap();
+    let blocks = [0; 3].map(|_| gpu.pool_alloc(0, pool, 32 * MIB, 0).unwrap());
+    gpu.pool_free(0, blocks[0], 0).unwrap();
+    let large = gpu.pool_alloc(0, pool, 60 * MIB, 0).unwrap();
+    assert_eq!(*vacated.lock().unwrap(), [(blocks[0], 32 * MIB)]);
+    gpu.pool_free(0, large, 0).unwrap();
+    gpu.pool_trim(0, pool, 0).unwrap();
+    let mut gone = vacated.lock().unwrap().clone();
+    gone.sort_unstable();
+    assert_eq!(gone, [blocks[0], large, large + 32 * MIB].map(|at| (at, 32 * MIB)));
 }
 
 #[test]

@@ -166,13 +166,17 @@ impl AddressProvider for HostAddresses {
         Some(address)
     }
 
-    fn release(&mut self, address: u64, bytes: u64) {
+    fn vacated(&mut self, address: u64, bytes: u64) {
         // SAFETY: the range lies in our window and its owner has given it up; its touched pages go
         // back to the host.
         unsafe { libc::madvise(address as *mut libc::c_void, bytes as usize, libc::MADV_DONTNEED) };
         if let Some(values) = &self.values {
             values.lost(address, bytes);
         }
+    }
+
+    fn release(&mut self, address: u64, bytes: u64) {
+        self.vacated(address, bytes);
         self.numbers.release(address.wrapping_sub(self.offset), bytes);
     }
 }

@@ -35,8 +35,9 @@ impl State {
         let (device, devices) = (pool.device, u64::from(pool.access.count_ones()));
         if pool.arena.is_none() {
             // The pool paid for its address space at creation; this only picks the numbers. Chunks
-            // need somewhere to move, under a bound too.
-            let space = (2 * pool.address_space).next_multiple_of(POOL_CHUNK);
+            // need somewhere to move: twice what the pool may hold.
+            let space = if pool.max_size == 0 { pool.address_space } else { 2 * pool.max_size };
+            let space = space.next_multiple_of(POOL_CHUNK);
             let Some(address) = self.addresses.reserve(space, POOL_CHUNK) else { return false };
             pool.settle(address, space);
         }
@@ -57,7 +58,7 @@ impl State {
                 break;
             };
             self.time.spend(self.config.costs.unmap_of(piece.bytes, 1));
-            self.judge_returned("a pool's move", piece);
+            self.vacate("a pool's move", piece);
         }
         self.time.spend(self.config.costs.pool_growth_of(new, room, devices));
         let physical = self.number(room);
@@ -81,11 +82,12 @@ impl State {
         self.time.spend(self.config.costs.pool_shrink_of(piece.bytes));
         let now = self.time.now();
         self.devices[device as usize].books.give(piece.bytes, Part::Pools, now);
-        self.judge_returned(call, piece);
+        self.vacate(call, piece);
     }
 
-    /// The oracle's part of a chunk that leaves its address.
-    fn judge_returned(&mut self, call: &'static str, piece: Piece) {
+    /// A chunk leaves its address: what was there is lost, and no work may still touch it.
+    fn vacate(&mut self, call: &'static str, piece: Piece) {
+        self.addresses.vacated(piece.address, piece.bytes);
         let now = self.time.now();
         if let Some(oracle) = &mut self.oracle {
             let Piece { address, bytes, physical } = piece;

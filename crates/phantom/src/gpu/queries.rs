@@ -6,6 +6,7 @@ use crate::books::{AddressBooks, DeviceBooks};
 use crate::calls::{CallCounts, CallKind, Caller};
 use crate::config::DeviceConfig;
 use crate::error::SimResult;
+use crate::pool::Pool;
 
 /// Existing objects; without leaks, every count returns to its former value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -174,9 +175,14 @@ impl Gpu {
         self.lock().backings.pieces(address, bytes).collect()
     }
 
-    /// The whole allocation or mapping that holds `address`.
+    /// The whole allocation or mapping that holds `address`; of a pool's block that lies across
+    /// chunks, `physical` is that of its first byte.
     pub fn allocation(&self, address: u64) -> Option<Backing> {
-        self.lock().backings.holding(address).copied()
+        let state = self.lock();
+        let backing = *state.backings.holding(address)?;
+        let Source::Pool(pool) = backing.source else { return Some(backing) };
+        let (start, bytes) = state.pools.get(&pool)?.block_with(address)?;
+        Some(Backing { bytes, ..*state.backings.get(start)? })
     }
 
     /// True if every byte of the range is backed.
@@ -203,11 +209,12 @@ impl Gpu {
         };
         for backing in state.backings.iter() {
             match backing.source {
-                Source::Pool(_) => held.pool_allocations += 1,
+                Source::Pool(_) => {}
                 Source::Mapping(_) => held.mappings += 1,
                 Source::Plain | Source::Graph { .. } => held.plain += 1,
             }
         }
+        held.pool_allocations = state.pools.values().map(Pool::live).sum();
         held
     }
 
