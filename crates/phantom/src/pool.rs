@@ -247,8 +247,8 @@ impl Pool {
     }
 
     /// Where chunks are missing for a block of `bytes`, together with what is ready before them,
-    /// and how many bytes of them: behind the last chunk; with no addresses left there, in the smallest
-    /// gap.
+    /// and how many bytes of them: behind the last chunk; with no addresses left there, in the
+    /// smallest gap.
     pub(crate) fn room_for(&self, bytes: u64) -> Option<(u64, u64)> {
         let end = self.chunks.last_key_value().map(|(&last, _)| last + POOL_CHUNK);
         let end = end.or(self.arena.map(|(first, _)| first))?;
