@@ -167,9 +167,14 @@ def owned():
     return owner.environment()
 
 
+def minor(version):
+    """A version of torch without its patch, as numbers."""
+    return tuple(map(int, version.split(".")[:2]))
+
+
 def door_of(version):
     """The door that a version of torch is to get."""
-    return "native" if tuple(map(int, version.split(".")[:2])) >= (2, 11) else "pluggable"
+    return "native" if minor(version) >= (2, 11) else "pluggable"
 
 
 def prepare():

@@ -92,7 +92,7 @@ def test_a_wheel_of_a_clone_gets_the_one_for_the_torch_beside_it(
     builder, built, tmp_path, monkeypatch
 ):
     assert builder.build_for_installed(tmp_path).name == built.name
-    # Without a compiler, or without a torch, there is none, and the wheel is built all the same.
+    # Without a compiler, or without a torch, there is none, which the build of a wheel passes over.
     with monkeypatch.context() as here:
         here.setenv("CXX", "/nowhere/c++")
         with pytest.raises(builder.shim.Unavailable, match="there is no C\\+\\+ compiler"):

@@ -3,24 +3,14 @@ where to look next."""
 
 import json
 import os
-import pty
 import re
 import subprocess
 import sys
 
 import pytest
 
-from conftest import (
-    COMMAND,
-    GRUYERE,
-    LIBRARIES,
-    LIBRARIES_PRELOADED,
-    PHANTOM,
-    ROOT,
-    SHIM,
-    clean_environment,
-    without_the_phantoms_line,
-)
+from conftest import GRUYERE, ROOT
+from newcomer import Newcomer
 
 TRAIN = """
 import torch
@@ -34,77 +24,9 @@ for step in range(6):
 """
 
 
-class Newcomer:
-    """A folder with a script, and a shell in it."""
-
-    def __init__(self, folder):
-        self.folder = folder
-        (folder / "train.py").write_text(TRAIN)
-
-    def environment(self, **settings):
-        # Their records are their own.
-        records = self.folder / "records"
-        records.mkdir(exist_ok=True)
-        return (
-            clean_environment()
-            | {
-                "LD_PRELOAD": LIBRARIES_PRELOADED,
-                "LD_LIBRARY_PATH": str(LIBRARIES),
-                "PYTHONPATH": str(ROOT / "python_loader"),
-                "GRUYERE_LIBRARY": str(GRUYERE),
-                "GRUYERE_PHANTOM": str(PHANTOM),
-                "GRUYERE_RECORD_DIR": str(records),
-            }
-            | SHIM
-            | settings
-        )
-
-    def python(self, *words, **settings):
-        ran = subprocess.run(
-            [sys.executable, *words],
-            env=self.environment(**settings),
-            cwd=self.folder,
-            capture_output=True,
-            text=True,
-        )
-        ran.stderr = without_the_phantoms_line(ran.stderr)
-        return ran
-
-    def on_a_terminal(self, *words, **settings):
-        """What stderr said where it is a terminal."""
-        ours, theirs = pty.openpty()
-        process = subprocess.Popen(
-            [sys.executable, *words],
-            env=self.environment(**settings),
-            cwd=self.folder,
-            stdout=subprocess.DEVNULL,
-            stderr=theirs,
-        )
-        os.close(theirs)
-        said = b""
-        while True:
-            try:
-                part = os.read(ours, 4096)
-            except OSError:
-                break
-            if not part:
-                break
-            said += part
-        os.close(ours)
-        assert process.wait() == 0, said
-        return without_the_phantoms_line(said.decode().replace("\r\n", "\n"))
-
-    def command(self, *words, **settings):
-        kept = {key: value for key, value in self.environment(**settings).items()}
-        del kept["LD_PRELOAD"], kept["LD_LIBRARY_PATH"]
-        return subprocess.run(
-            [COMMAND, *map(str, words)], env=kept, cwd=self.folder, capture_output=True, text=True
-        )
-
-
 @pytest.fixture
 def newcomer(tmp_path):
-    return Newcomer(tmp_path)
+    return Newcomer(tmp_path, TRAIN)
 
 
 SUMMARY = r"gruyere: peak live [\d.]+ \wiB, held [\d.]+ \wiB \(\+[\d.]+%\); [\d.]+ s in "

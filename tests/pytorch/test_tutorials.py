@@ -2,12 +2,12 @@
 torch that is installed (`plain --tests` runs this with the newest)."""
 
 import re
-import subprocess
 import sys
 
 import pytest
 
-from conftest import COMMAND, GRUYERE, PHANTOM, ROOT, SHIM, clean_environment
+from conftest import ROOT
+from newcomer import Newcomer
 
 TUTORIALS = ROOT / "docs" / "tutorials"
 
@@ -18,41 +18,10 @@ def blocks(name, language):
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
 
 
-class Reader:
-    """Somebody with a tutorial, an empty folder and a shell in it."""
-
-    def __init__(self, folder):
-        self.folder = folder
-        (folder / "records").mkdir()
-
-    def run(self, *words, **settings):
-        environment = clean_environment() | {
-            "PYTHONPATH": str(ROOT / "python_loader"),
-            "GRUYERE_LIBRARY": str(GRUYERE),
-            "GRUYERE_PHANTOM": str(PHANTOM),
-            "GRUYERE_RECORD_DIR": str(self.folder / "records"),
-        }
-        return subprocess.run(
-            list(map(str, words)),
-            env=environment | SHIM | settings,
-            cwd=self.folder,
-            capture_output=True,
-            text=True,
-            stdin=subprocess.DEVNULL,
-        )
-
-    def python(self, *words, **settings):
-        return self.run(sys.executable, *words, **settings)
-
-
-@pytest.fixture
-def reader(tmp_path):
-    return Reader(tmp_path)
-
-
-def test_the_first_run_and_its_comparison(reader):
+def test_the_first_run_and_its_comparison(tmp_path):
     (printed,) = blocks("first-run.md", "python")
-    (reader.folder / "train.py").write_text(
+    reader = Newcomer(
+        tmp_path,
         "import sys, torch\n"
         "assert sys.argv[1:] == ['--epochs', '1']\n"
         "model = torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(4)]).cuda()\n"
@@ -60,15 +29,15 @@ def test_the_first_run_and_its_comparison(reader):
         "for step in range(20):\n"
         "    model(torch.randn(64, 512, device='cuda')).sum().backward()\n"
         "    optimizer.step()\n"
-        "    optimizer.zero_grad()\n" + printed
+        "    optimizer.zero_grad()\n" + printed,
     )
     program = ["train.py", "--epochs", "1"]
     options = ["--summary", "on", "--stand-in", "--steps", "all"]
-    ran = reader.python("-m", "gruyere", *options, *program)
+    ran = reader.run(sys.executable, "-m", "gruyere", *options, *program)
     assert ran.returncode == 0, ran.stderr
     assert re.search(r"^\d+ \d+ MiB$", ran.stdout, re.MULTILINE), ran.stdout
     assert re.search(r"^gruyere: peak live .*, held .* driver calls", ran.stderr, re.MULTILINE)
-    compared = reader.run(COMMAND, "compare", "--stand-in", "--", sys.executable, *program)
+    compared = reader.command("compare", "--stand-in", "--", sys.executable, *program)
     assert compared.returncode == 0, compared.stderr
     for name in ("torch default", "torch expandable", "**Gruyère**"):
         assert name in compared.stdout
@@ -77,12 +46,11 @@ def test_the_first_run_and_its_comparison(reader):
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory):
     """The program of the first leak, which has run out of memory: its reader, and what it said."""
-    reader = Reader(tmp_path_factory.mktemp("leak"))
     (program,) = blocks("first-leak.md", "python")
-    (reader.folder / "train.py").write_text(program)
+    reader = Newcomer(tmp_path_factory.mktemp("leak"), program)
     (reader.folder / "dumps").mkdir()
-    ran = reader.python(
-        *("-m", "gruyere", "--stand-in", "--steps", "all", "train.py"),
+    ran = reader.run(
+        *(sys.executable, "-m", "gruyere", "--stand-in", "--steps", "all", "train.py"),
         PHANTOM_MEMORY="1GiB",
         GRUYERE_CONF=f"dump_dir:{reader.folder / 'dumps'}",
     )
@@ -100,7 +68,7 @@ def test_the_first_leak_is_told_with_its_line(ended):
     reader, said = ended
     assert told() in said, said
     (record,) = (reader.folder / "records").glob("*.record")
-    post = reader.run(COMMAND, "post", record)
+    post = reader.command("post", record)
     assert post.returncode == 0, post.stderr
     assert told() in post.stdout, post.stdout
 
@@ -115,12 +83,12 @@ def test_the_first_out_of_memory_leaves_the_dump_that_is_asked_for(ended):
     assert told() in text and "The largest live blocks" in text, text
 
 
-def test_how_much_memory_is_missing_is_answered_without_a_gpu(reader):
+def test_how_much_memory_is_missing_is_answered_without_a_gpu(tmp_path):
     (program,) = blocks("first-leak.md", "python")
-    (reader.folder / "train.py").write_text(program)
+    reader = Newcomer(tmp_path, program)
     (line,) = [line for line in blocks("first-out-of-memory.md", "sh") if "dryrun" in line]
     *words, script = line.split()
-    ran = reader.run(COMMAND, *words[1:], "--", sys.executable, script)
+    ran = reader.command(*words[1:], "--", sys.executable, script)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     for name in ("gruyere", "torch", "expandable", "smallest GPU"):
         assert name in ran.stdout, ran.stdout
