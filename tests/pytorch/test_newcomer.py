@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from conftest import GRUYERE, ROOT
+from conftest import GRUYERE
 from newcomer import Newcomer
 
 TRAIN = """

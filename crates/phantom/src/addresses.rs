@@ -41,14 +41,14 @@ impl AddressProvider for CountingAddresses {
         let start = self.next.checked_next_multiple_of(align)?;
         let end = start.checked_add(bytes).filter(|&end| end <= LAST)?;
         if start > self.next {
-            self.free.insert(self.next, start - self.next, 0, (FIRST, LAST));
+            self.free.insert(self.next, start - self.next, 0);
         }
         self.next = end;
         Some(start)
     }
 
     fn release(&mut self, address: u64, bytes: u64) {
-        self.free.insert(address, bytes, 0, (FIRST, LAST));
+        self.free.insert(address, bytes, 0);
     }
 }
 

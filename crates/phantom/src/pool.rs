@@ -11,13 +11,11 @@
 
 use std::collections::BTreeMap;
 
-use crate::ranges::{Fit, FreeRanges};
+use crate::ranges::FreeRanges;
 use crate::streams::StreamKey;
 
 /// A pool grows and shrinks by multiples of this, bytes.
 pub const POOL_CHUNK: u64 = 32 << 20;
-/// Chunks join their neighbours.
-const EVERYWHERE: (u64, u64) = (0, u64::MAX);
 /// Allocations are rounded up to this, bytes.
 pub const POOL_ALIGNMENT: u64 = 512;
 /// Allocations in multiples of this are aligned to it if there is room, bytes.
@@ -165,30 +163,18 @@ impl Pool {
     }
 
     fn alloc_aligned(&mut self, bytes: u64, align: u64, stream: StreamKey) -> Option<u64> {
-        let own = self.pending.get(&stream).and_then(|ranges| ranges.best_fit(bytes, align));
-        let ready = self.ready.best_fit(bytes, align);
-        let fit = match (own, ready) {
-            (Some(own), Some(ready)) if ready.range.1 < own.range.1 => self.cut_ready(ready, bytes),
-            (Some(own), _) => self.cut_pending(own, bytes, stream),
-            (None, Some(ready)) => self.cut_ready(ready, bytes),
-            (None, None) => return None,
+        let own = self.pending.get_mut(&stream);
+        let own = own.and_then(|ranges| Some((ranges.best_fit(bytes, align)?, ranges)));
+        let ready = self.ready.best_fit(bytes, align).map(|fit| (fit, &mut self.ready));
+        let (fit, ranges) = match (own, ready) {
+            (Some(own), Some(ready)) if ready.0.range.1 < own.0.range.1 => ready,
+            (own, ready) => own.or(ready)?,
         };
+        ranges.cut(fit, bytes);
         self.used += bytes;
         self.used_high = self.used_high.max(self.used);
         self.live.insert(fit.start, bytes);
         Some(fit.start)
-    }
-
-    fn cut_ready(&mut self, fit: Fit, bytes: u64) -> Fit {
-        self.ready.cut(fit, bytes);
-        fit
-    }
-
-    fn cut_pending(&mut self, fit: Fit, bytes: u64, stream: StreamKey) -> Fit {
-        if let Some(ranges) = self.pending.get_mut(&stream) {
-            ranges.cut(fit, bytes);
-        }
-        fit
     }
 
     /// The length of the block at `address`.
@@ -216,7 +202,7 @@ impl Pool {
             self.make_ready(address, bytes);
         } else {
             let ranges = self.pending.entry(stream).or_insert_with(FreeRanges::timed);
-            ranges.insert(address, bytes, time, EVERYWHERE);
+            ranges.insert(address, bytes, time);
         }
     }
 
@@ -237,13 +223,13 @@ impl Pool {
     }
 
     fn make_ready(&mut self, address: u64, bytes: u64) {
-        self.ready.insert(address, bytes, 0, EVERYWHERE);
+        self.ready.insert(address, bytes, 0);
     }
 
     /// Gives the pool its addresses.
     pub(crate) fn settle(&mut self, address: u64, bytes: u64) {
         self.arena = Some((address, bytes));
-        self.unmapped.insert(address, bytes, 0, EVERYWHERE);
+        self.unmapped.insert(address, bytes, 0);
     }
 
     /// Where chunks are missing for a block of `bytes`, together with what is ready before them,
@@ -309,7 +295,7 @@ impl Pool {
     fn unmap(&mut self, address: u64) -> Option<Piece> {
         let physical = self.chunks.remove(&address)?;
         self.ready.take(address, POOL_CHUNK);
-        self.unmapped.insert(address, POOL_CHUNK, 0, EVERYWHERE);
+        self.unmapped.insert(address, POOL_CHUNK, 0);
         self.reserved -= POOL_CHUNK;
         Some(Piece { address, bytes: POOL_CHUNK, physical })
     }

@@ -49,26 +49,17 @@ impl FreeRanges {
         Some((length, time))
     }
 
-    /// Adds a range, joins it with its neighbours inside `bounds` and returns the joined range.
-    pub(crate) fn insert(
-        &mut self,
-        address: u64,
-        length: u64,
-        time: u64,
-        bounds: (u64, u64),
-    ) -> (u64, u64) {
+    /// Adds a range, joins it with its neighbours and returns the joined range.
+    pub(crate) fn insert(&mut self, address: u64, length: u64, time: u64) -> (u64, u64) {
         let (mut start, mut end, mut when) = (address, address + length, time);
         if let Some((&left, &(left_length, _))) = self.by_address.range(..address).next_back()
             && left + left_length == address
-            && left >= bounds.0
             && let Some((_, left_time)) = self.pull(left)
         {
             start = left;
             when = when.max(left_time);
         }
-        if end < bounds.1
-            && let Some((right_length, right_time)) = self.pull(end)
-        {
+        if let Some((right_length, right_time)) = self.pull(end) {
             end += right_length;
             when = when.max(right_time);
         }
@@ -152,21 +143,19 @@ impl FreeRanges {
 mod tests {
     use super::*;
 
-    const ALL: (u64, u64) = (0, u64::MAX);
-
     #[test]
-    fn neighbours_join_only_inside_bounds() {
+    fn neighbours_join() {
         let mut ranges = FreeRanges::default();
-        ranges.insert(0, 10, 0, (0, 10));
-        assert_eq!(ranges.insert(10, 10, 0, (10, 20)), (10, 10));
-        assert_eq!(ranges.insert(20, 5, 0, ALL), (10, 15));
+        ranges.insert(0, 10, 0);
+        assert_eq!(ranges.insert(20, 5, 0), (20, 5));
+        assert_eq!(ranges.insert(10, 10, 0), (0, 25));
     }
 
     #[test]
     fn the_smallest_range_with_an_aligned_start_wins() {
         let mut ranges = FreeRanges::default();
-        ranges.insert(3, 9, 0, ALL);
-        ranges.insert(101, 20, 0, ALL);
+        ranges.insert(3, 9, 0);
+        ranges.insert(101, 20, 0);
         assert_eq!(ranges.best_fit(8, 8), Some(Fit { range: (101, 20), start: 104 }));
         assert_eq!(ranges.best_fit(8, 1), Some(Fit { range: (3, 9), start: 3 }));
         assert_eq!(ranges.best_fit(21, 1), None);
@@ -175,8 +164,8 @@ mod tests {
     #[test]
     fn a_joined_range_is_ready_when_its_last_part_is() {
         let mut ranges = FreeRanges::timed();
-        ranges.insert(0, 10, 5, ALL);
-        ranges.insert(10, 10, 9, ALL);
+        ranges.insert(0, 10, 5);
+        ranges.insert(10, 10, 9);
         assert_eq!(ranges.take_ready(8), None);
         assert_eq!(ranges.take_ready(9), Some((0, 20)));
         assert!(ranges.is_empty());

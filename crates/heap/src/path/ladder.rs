@@ -27,7 +27,6 @@ use crate::request::{Eviction, Growth, Request, Want};
 use crate::runs::arena::{RunId, SpaceId};
 use crate::shared::Shared;
 use crate::small::size_class::round;
-use crate::supply::pages::remapped::KEPT;
 use crate::sync::{MutexGuard, lock};
 use crate::upkeep::alerts::AlertKind;
 use gruyere_record::EventKind;
@@ -155,13 +154,14 @@ impl Device {
         let guard = if moves { self.release_guard(shared) } else { None };
         if guard.is_some() {
             // Old mappings kept for debugging go when memory is given back.
-            let unmaps = !shared.settings.debug.mapped && self.supply.unmaps_before_growth(central);
-            if unmaps || self.supply.prefers_idle(central, shared.record, want.bytes) {
+            let kept = self.supply.unmaps_before_growth(central);
+            let kept = kept.filter(|_| !shared.settings.debug.mapped);
+            if kept.is_some() || self.supply.prefers_idle(central, shared.record, want.bytes) {
                 self.fence(shared, Some(want.stream));
                 self.streams.poll_some(&*shared.driver);
             }
-            if unmaps {
-                central.unmap_retired(&*shared.driver, &completed, KEPT);
+            if let Some(kept) = kept {
+                central.unmap_retired(&*shared.driver, &completed, kept);
             }
         }
         let growth = Growth {

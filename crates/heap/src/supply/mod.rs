@@ -108,9 +108,10 @@ pub(crate) trait Supply: Send + Sync {
         false
     }
 
-    /// Whether enough stale mappings have piled up for growth to unmap them first.
-    fn unmaps_before_growth(&self, _central: &Central) -> bool {
-        false
+    /// If enough stale mappings have piled up for growth to unmap the oldest first: how many of
+    /// them stay.
+    fn unmaps_before_growth(&self, _central: &Central) -> Option<usize> {
+        None
     }
 
     /// Whether growth by `bytes` would look for idle memory before taking fresh memory.

@@ -392,14 +392,13 @@ impl Pages {
         }
         view.pages &= !pages;
         self.book.set_pages(view.slot, view.pages);
-        let is_retired = view.pages == 0;
         if let Some((stream, epoch)) = used {
             match view.uses.iter_mut().find(|other| other.0 == stream) {
                 Some(other) => other.1 = other.1.max(epoch),
                 None => view.uses.push((stream, epoch)),
             }
         }
-        if is_retired {
+        if view.pages == 0 {
             self.retire(start);
         }
         if let Some(chunk) = self.chunk_mut(part.chunk) {

@@ -14,7 +14,7 @@ use crate::supply::{Idle, Supply, Way};
 use gruyere_record::Record;
 
 /// Retired views that stay mapped: work through those that retired last may still run.
-pub(crate) const KEPT: usize = 1024;
+const KEPT: usize = 1024;
 /// The others are unmapped in batches of this many.
 const BATCH: usize = 256;
 
@@ -57,8 +57,8 @@ impl Supply for Remapped {
         true
     }
 
-    fn unmaps_before_growth(&self, central: &Central) -> bool {
-        central.backing.pages.retired() >= KEPT + BATCH
+    fn unmaps_before_growth(&self, central: &Central) -> Option<usize> {
+        (central.backing.pages.retired() >= KEPT + BATCH).then_some(KEPT)
     }
 
     fn prefers_idle(&self, central: &Central, record: &Record, bytes: u64) -> bool {
