@@ -117,10 +117,10 @@ pub extern "C" fn cublasLtMatmul(
 
 succeeds! {
     cublasGetMatrixAsync cublasGetVectorAsync cublasLtMatmulDescDestroy
-    cublasLtMatmulDescSetAttribute
-    cublasLtMatmulPreferenceDestroy cublasLtMatmulPreferenceSetAttribute cublasLtMatrixLayoutDestroy
+    cublasLtMatmulDescSetAttribute cublasLtMatmulPreferenceDestroy
+    cublasLtMatmulPreferenceSetAttribute cublasLtMatrixLayoutDestroy
     cublasLtMatrixLayoutSetAttribute cublasSetMathMode cublasSetMatrixAsync cublasSetPointerMode_v2
-    cublasSetVectorAsync cublasSetWorkspace_v2
+    cublasSetSmCountTarget cublasSetVectorAsync cublasSetWorkspace_v2
 }
 
 kernels! { EXECUTION_FAILED =>

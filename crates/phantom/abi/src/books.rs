@@ -4,6 +4,7 @@ use crate::abi::call_counts;
 use crate::gpu::try_gpu;
 use crate::process::{self, Phase};
 use crate::reads;
+use crate::registrations;
 use crate::workspaces;
 use gruyere_phantom::{CallCounts, Caller};
 use serde::Serialize;
@@ -55,6 +56,9 @@ struct Report {
     forked_calls: u64,
     /// Calls refused for breaking the driver's rules.
     misuse: Vec<String>,
+    /// Registrations with NCCL so far, and those whose memory moved while they lasted.
+    registrations: usize,
+    stale_registrations: Vec<String>,
     /// The oracle's findings; `None`: it was off.
     hazards: Option<Vec<String>>,
 }
@@ -80,6 +84,7 @@ fn report() -> Option<Report> {
     let space = sim.address_books();
     let (vmm_handles, vmm_reservations) = sim.vmm_counts();
     let (count, bytes) = reads::all();
+    let (registrations, stale_registrations) = registrations::all();
     Some(Report {
         pid: std::process::id(),
         devices: devices.collect(),
@@ -95,6 +100,8 @@ fn report() -> Option<Report> {
         program: counts(&sim.counts(Caller::Program)),
         forked_calls: process::forked_calls(),
         misuse: sim.misuses().iter().map(ToString::to_string).collect(),
+        registrations,
+        stale_registrations,
         hazards: sim.has_oracle().then(|| sim.faults().iter().map(ToString::to_string).collect()),
     })
 }

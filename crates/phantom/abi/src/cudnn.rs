@@ -22,14 +22,14 @@ pub fn done(answer: Result<(), u32>) -> u32 {
     answer.map_or(NULL_POINTER, |()| 0)
 }
 
-/// The version: `PHANTOM_CUDNN`, or torch 2.11.0's. torch refuses one below that of its build.
+/// The version: `PHANTOM_CUDNN`, or torch 2.15.0's. torch refuses one below that of its build.
 fn version() -> [i32; 3] {
     static VERSION: OnceLock<[i32; 3]> = OnceLock::new();
     let parse = |text: String| {
         let parts: Vec<i32> = text.split('.').map_while(|part| part.parse().ok()).collect();
         parts.get(..3)?.try_into().ok()
     };
-    let found = || std::env::var("PHANTOM_CUDNN").ok().and_then(parse).unwrap_or([9, 19, 0]);
+    let found = || std::env::var("PHANTOM_CUDNN").ok().and_then(parse).unwrap_or([9, 26, 0]);
     *VERSION.get_or_init(found)
 }
 

@@ -9,7 +9,7 @@ use crate::properties::{self, attribute, pci_bus_id, put_text};
 use crate::{lookup, process};
 use std::ffi::{CStr, c_char};
 
-/// CUDA 13.0, the version of torch 2.11.0.
+/// CUDA 13.0: it runs what is built for any CUDA 13.
 pub const VERSION: i32 = 13_000;
 
 driver_early! {

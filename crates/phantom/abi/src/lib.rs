@@ -20,7 +20,7 @@
 //! | `PHANTOM_NAME` | their name, at most 244 bytes (255 with `PHANTOM_DRYRUN`), followed by " (stand-in)" | Phantom H100 |
 //! | `PHANTOM_CAPABILITY` | their compute capability, which sets shared memory, threads, blocks and the L2 cache; clocks and bus stay those of an H100 | 9.0 |
 //! | `PHANTOM_MULTIPROCESSORS` | multiprocessors of each | 132 |
-//! | `PHANTOM_CUDNN` | cuDNN's version (`9.26.0`). torch refuses one below that of its build | 9.19.0 |
+//! | `PHANTOM_CUDNN` | cuDNN's version (`9.30.0`). torch refuses one below that of its build | 9.26.0 |
 //! | `PHANTOM_WINDOW` | address space for device memory; valgrind needs it small | 16TiB |
 //! | `PHANTOM_COPY_LIMIT` | larger copies and fills are skipped | 64KiB |
 //! | `PHANTOM_CONTENTS` | `handles`: contents belong to the physical handle, at any size, are poison when new, and an access without a mapping or without access rights faults (takes host memory for all created memory); `addresses`: contents stay at their address | addresses |
@@ -91,6 +91,7 @@ mod owner;
 mod process;
 mod properties;
 mod reads;
+mod registrations;
 mod runtime_memory;
 mod runtime_order;
 mod sharing;

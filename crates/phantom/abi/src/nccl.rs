@@ -4,7 +4,7 @@
 use crate::abi::{Answer, Counter, In, Out};
 use crate::entry::{Face, entry};
 use crate::gpu::{failed, gpu};
-use crate::{context, workspaces};
+use crate::{context, registrations, workspaces};
 use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
 
@@ -127,6 +127,22 @@ pub extern "C" fn ncclCommGetAsyncError(_communicator: usize, out: Out<u32>) -> 
     out.put(0).map_or(INVALID_ARGUMENT, |()| 0)
 }
 
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclCommRegister(
+    _communicator: usize,
+    address: u64,
+    bytes: usize,
+    out: Out<usize>,
+) -> u32 {
+    let Some(handle) = registrations::add(address, bytes as u64) else { return INVALID_ARGUMENT };
+    out.put(handle).map_or(INVALID_ARGUMENT, |()| 0)
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclCommDeregister(_communicator: usize, handle: usize) -> u32 {
+    if registrations::remove(handle) { 0 } else { INVALID_ARGUMENT }
+}
+
 /// Returns any number that is not a built-in operation.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclRedOpCreatePreMulSum(
@@ -152,6 +168,8 @@ fn size(kind: u32) -> Result<usize, u32> {
 
 /// Copies the sender's memory to the receiver's, in the order of `stream`.
 fn passed(from: u64, to: u64, count: usize, kind: u32, stream: usize) -> Answer {
+    registrations::used(from);
+    registrations::used(to);
     if from == to || count == 0 {
         return gpu().launch(stream);
     }

@@ -106,6 +106,11 @@ unsupported! { 10 =>
     cusparseZcsrgeam2_bufferSizeExt
 }
 
+unsupported! { 15 =>
+    cublasLtMatmulAlgoCheck cublasLtMatmulAlgoConfigGetAttribute
+    cublasLtMatmulAlgoConfigSetAttribute cublasLtMatmulAlgoInit
+}
+
 unsupported! { 5030 =>
     cuFileBufDeregister cuFileBufRegister cuFileHandleDeregister cuFileHandleRegister cuFileRead
     cuFileWrite
@@ -120,26 +125,29 @@ unsupported! { 27 =>
     cuptiEnableCallback cuptiEnableDomain cuptiEventGetAttribute cuptiEventGetIdFromName
     cuptiEventGroupGetAttribute cuptiEventGroupReadEvent cuptiEventGroupSetAttribute
     cuptiEventGroupSetDisable cuptiEventGroupSetEnable cuptiEventGroupSetsCreate
-    cuptiEventGroupSetsDestroy cuptiFinalize cuptiGetDeviceId cuptiMetricEnumEvents
-    cuptiMetricGetAttribute cuptiMetricGetIdFromName cuptiMetricGetNumEvents cuptiMetricGetValue
-    cuptiSetEventCollectionMode cuptiSubscribe cuptiUnsubscribe
+    cuptiEventGroupSetsDestroy cuptiFinalize cuptiGetCallbackName cuptiGetDeviceId
+    cuptiMetricEnumEvents cuptiMetricGetAttribute cuptiMetricGetIdFromName cuptiMetricGetNumEvents
+    cuptiMetricGetValue cuptiSetEventCollectionMode cuptiSubscribe cuptiUnsubscribe
 }
 
 unsupported! { 5 =>
-    ncclCommDeregister ncclCommRegister ncclCommShrink ncclCommWindowDeregister
-    ncclCommWindowRegister ncclDevCommCreate ncclDevCommDestroy ncclGroupSimulateEnd
+    ncclCommGetUniqueId ncclCommGrow ncclCommMemStats ncclCommResume ncclCommRevoke ncclCommShrink
+    ncclCommSuspend ncclCommWindowDeregister ncclCommWindowRegister ncclDevCommCreate
+    ncclDevCommDestroy ncclGather ncclGetLsaMultimemDevicePointer ncclGetPeerDevicePointer
+    ncclGroupSimulateEnd ncclPutSignal ncclSignal ncclWaitSignal ncclWinGetUserPtr
 }
 
 unsupported! { 7 =>
-    nvshmem_free nvshmem_info_get_version nvshmem_malloc nvshmem_ptr nvshmem_team_n_pes
-    nvshmem_team_split_strided nvshmemid_hostlib_finalize nvshmemid_hostlib_init_attr
-    nvshmemx_alltoallmem_on_stream nvshmemx_broadcastmem_on_stream nvshmemx_cumodule_init
-    nvshmemx_get_uniqueid nvshmemx_getmem_on_stream nvshmemx_mc_ptr nvshmemx_putmem_on_stream
+    nvshmem_barrier_all nvshmem_free nvshmem_info_get_version nvshmem_init nvshmem_malloc
+    nvshmem_ptr nvshmem_selected_device_transport nvshmem_team_n_pes nvshmem_team_split_strided
+    nvshmemid_hostlib_finalize nvshmemid_hostlib_init_attr nvshmemx_alltoallmem_on_stream
+    nvshmemx_broadcastmem_on_stream nvshmemx_cumodule_init nvshmemx_get_uniqueid
+    nvshmemx_getmem_on_stream nvshmemx_mc_ptr nvshmemx_putmem_on_stream
     nvshmemx_putmem_signal_on_stream nvshmemx_set_attr_uniqueid_args
     nvshmemx_signal_wait_until_on_stream
 }
 
-// Driver calls that cudarc 0.19 or torch 2.11 may look up and that are not simulated.
+// Driver calls that cudarc 0.19 or torch may look up and that are not simulated.
 unsupported! { 801 =>
     cuArray3DCreate_v2 cuArray3DGetDescriptor_v2 cuArrayCreate_v2 cuArrayDestroy
     cuArrayGetDescriptor_v2
@@ -275,8 +283,14 @@ unsupported! { 6 =>
     __nvJitLinkGetLinkedCubinSize_12_4 __nvJitLinkGetLinkedCubin_12_4
 }
 
-// Runtime calls that torch 2.11 or a plain program links and that are not simulated. Managed memory
+// Runtime calls that torch or a plain program links and that are not simulated. Managed memory
 // is refused on purpose.
 unsupported! { 801 =>
-    cudaIpcGetEventHandle cudaIpcOpenEventHandle cudaMallocManaged cudaMemPrefetchAsync
+    cudaDeviceGetGraphMemAttribute cudaDeviceSetGraphMemAttribute cudaGraphAddNode
+    cudaGraphConditionalHandleCreate cudaGraphRetainUserObject cudaIpcGetEventHandle
+    cudaIpcOpenEventHandle cudaKernelSetAttributeForDevice cudaLibraryGetGlobal cudaLibraryGetKernel
+    cudaLibraryGetKernelCount cudaLibraryGetManaged cudaLibraryGetUnifiedFunction
+    cudaLibraryLoadData cudaLibraryLoadFromFile cudaLibraryUnload cudaMallocManaged
+    cudaMemPrefetchAsync cudaStreamUpdateCaptureDependencies cudaUserObjectCreate
+    cudaUserObjectRelease
 }
