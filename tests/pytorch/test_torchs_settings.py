@@ -6,7 +6,7 @@ import pytest
 from conftest import ROOT
 from door import through
 
-from gruyere._torch import alloc_conf
+from gruyere._torch import alloc_conf, nccl
 
 
 @pytest.fixture(autouse=True)
@@ -63,6 +63,25 @@ def test_of_two_variables_the_one_is_taken_that_torch_takes(monkeypatch):
     assert "backend:native: has no meaning here" in said
 
 
+@pytest.mark.parametrize(
+    "settings, wanted",
+    [
+        ("", "expandable_segments:True"),
+        ("expandable_segments:False", "expandable_segments:True"),
+        (
+            "expandable_segments : False, roundup_power2_divisions:[256:1,>:4]",
+            "roundup_power2_divisions:[256:1,>:4],expandable_segments:True",
+        ),
+        (
+            "expandable_segments_reserve:1,expandable_segments:False,pinned_reserve_segment_size_mb:4",
+            "expandable_segments_reserve:1,pinned_reserve_segment_size_mb:4,expandable_segments:True",
+        ),
+    ],
+)
+def test_of_torchs_settings_segments_that_expand_stay_on(settings, wanted):
+    assert nccl.expanding(settings) == wanted
+
+
 # How programs of others ask (their own expressions, shortened), what each does then, and what they
 # do under Gruyère. The names are those of the table in docs/pytorch.md.
 PROGRAMS = {
@@ -101,6 +120,8 @@ assert "{} : {}".format(torch.cuda.get_device_name(0), torch.cuda.get_allocator_
 )
 assert "cudaMallocAsync" not in torch.cuda.get_allocator_backend()
 assert tensor(3).data_ptr()
+# torch reads its settings for it.
+assert torch.cuda.memory._snapshot()["allocator_settings"]["expandable_segments"]
 """,
         "backend:cudaMallocAsync",
     ),

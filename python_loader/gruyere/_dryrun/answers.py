@@ -7,6 +7,7 @@ The report lists each question with its answer, so that users whose training dif
 from __future__ import annotations
 
 import functools
+import pickle
 from collections import Counter
 from types import ModuleType
 from typing import Any, Callable
@@ -19,6 +20,7 @@ LOSS = "transformers: no loss is infinite or NaN (logging_nan_inf_filter is off)
 PACKED = "transformers: no row has several sequences packed into it"
 FACTORED = "torch.linalg: every matrix could be factored"
 PADDED = "transformers: some row is padded, so that a mask is made (the larger of the two)"
+OBJECTS = "torch.distributed: one rank gathers its own object (some bytes)"
 PRINTED = "print: the digits of a tensor are found on the host, not on the device (some bytes)"
 
 
@@ -31,6 +33,7 @@ class Answers:
         when_imported("torch", self._linalg)
         when_imported("torch.amp.grad_scaler", self._scaler)
         when_imported("torch._tensor_str", self._words)
+        when_imported("torch.distributed.distributed_c10d", self._objects)
         when_imported("deepspeed.runtime.utils", self._overflows)
         for stage in ("stage_1_and_2", "stage3"):
             when_imported(f"deepspeed.runtime.zero.{stage}", self._overflows)
@@ -79,6 +82,20 @@ class Answers:
             return said
 
         vars(module)["_str"] = words
+
+    def _objects(self, module: ModuleType) -> None:
+        """all_gather_object: from torch 2.15 on a kernel finds the largest object's size."""
+        original: Any = vars(module)["all_gather_object"]
+
+        @functools.wraps(original)
+        def gather(objects: Any, obj: Any, group: Any = None, *more: Any, **options: Any) -> Any:
+            if vars(module)["get_world_size"](group) != 1:
+                return original(objects, obj, group, *more, **options)
+            self.answered[OBJECTS] += 1
+            # As the original does: the result is a copy.
+            objects[0] = pickle.loads(pickle.dumps(obj))
+
+        vars(module)["all_gather_object"] = gather
 
     def _overflows(self, module: ModuleType) -> None:
         """DeepSpeed: like a scaler, its optimisers check whether a gradient is infinite. Modules

@@ -117,7 +117,9 @@ class History:
         if block.phase == OPTIMIZER:
             return TEMPORARIES
         if block.phase == RECOMPUTING:
-            return RECOMPUTED
+            # Nothing keeps a block that goes before the next request: the workspace of a call of
+            # cuBLAS, which torch allocates for each call since 2.15.
+            return RECOMPUTED if block.end > block.begin + 1 else TEMPORARIES
         if block.phase == BACKWARD:
             return TEMPORARIES
         # A block that is live when the next backward begins was left by a forward.

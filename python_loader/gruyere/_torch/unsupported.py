@@ -47,6 +47,13 @@ NCCL = (
     "of torch's own allocator, and there are none. Collectives work without it"
 )
 
+GROUPS = (
+    "torch 2.15's process groups want a snapshot of the allocator, which a pluggable allocator "
+    "cannot give, and end the process without it. 'nccl' makes those of earlier versions here "
+    f"(TORCH_DIST_USE_NCCL2=0), and 'nccl2' and 'nccl-lazy' cannot be had; {_NATIVE}"
+)
+
+_NCCL2 = "TORCH_DIST_USE_NCCL2"
 _NCCL_HOOK = "TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK"
 
 
@@ -57,6 +64,7 @@ def install(torch: Any, native: bool = False) -> None:
         return
     _inductor(torch)
     _nccl_hook()
+    when_imported("torch.distributed.distributed_c10d", _earlier_groups)
     _cudnn(torch)
     # torch 2.4 requests the handle from CUDA itself, which refuses it for memory mapped by page.
     _explained(torch.UntypedStorage, "_share_cuda_", IPC, ("does not yet support", "CUDA error"))
@@ -68,6 +76,20 @@ def _nccl_hook() -> None:
     if os.environ.get(_NCCL_HOOK, "").strip().lower() in ("1", "true", "yes", "on", "y", "t"):
         warn_once(NCCL)
         os.environ[_NCCL_HOOK] = "0"
+
+
+def _earlier_groups(c10d: Any) -> None:
+    """torch reads the variable when the program makes its first group."""
+    if not hasattr(c10d, "_create_nccl2_process_group"):
+        return
+    if os.environ.get(_NCCL2, "") not in ("", "0"):
+        warn_once(GROUPS)
+    os.environ[_NCCL2] = "0"
+
+    def refuse(*arguments: Any, **keywords: Any) -> None:
+        raise GruyereError(GROUPS)
+
+    c10d._create_nccl2_process_group = c10d._create_nccl_lazy_process_group = refuse
 
 
 def _cudnn(torch: Any) -> None:

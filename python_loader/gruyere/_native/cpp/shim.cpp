@@ -279,6 +279,9 @@ public:
 
     // Called by destructors, so errors become warnings.
     void releasePool(DeviceIndex device, MempoolId_t id) override {
+        if (table->pool_uses(device, ours(id)) != 0) {
+            tell_of_release(device, id);
+        }
         // A forked child has no pools of its own, and releases its parent's silently.
         if (counted(table->pool_release(device, ours(id))) == 1) {
             TORCH_WARN_ONCE("Gruyère: releasePool: there is no such pool");
@@ -439,7 +442,7 @@ public:
     }
 
     void attachAllocatorTraceTracker(AllocatorTraceTracker tracker) override {
-        attach(std::move(tracker));
+        attach(std::move(tracker), devices_.load());
     }
 
     // Other devices, other processes.
