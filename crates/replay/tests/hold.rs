@@ -22,6 +22,14 @@ fn traces() -> Vec<Trace> {
     traces
 }
 
+/// The programs of `small` as torch 2.15 runs them.
+fn newer() -> Vec<Trace> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../traces/torch-2.15");
+    let traces = Trace::open_all(&folder).unwrap();
+    assert!(traces.len() >= 36, "{}", traces.len());
+    traces
+}
+
 fn drawn() -> Vec<Trace> {
     drawn::bar(MOST, 1..=4).iter().map(|program| program.trace().unwrap()).collect()
 }
@@ -34,7 +42,7 @@ fn check(tables: &[Table]) {
 
 #[test]
 fn no_trace_holds_more_than_under_torch_by_more_than_a_page() {
-    check(&[Table::of(&traces(), &[""], Bar::Trace).unwrap()]);
+    check(&[traces(), newer()].map(|traces| Table::of(&traces, &[""], Bar::Trace).unwrap()));
 }
 
 #[test]

@@ -9,19 +9,24 @@ use gruyere_replay::hold::{Bar, Table};
 use gruyere_replay::trace::Trace;
 use std::path::Path;
 
-/// The traces with several streams.
-fn traces() -> Vec<Trace> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../traces");
-    let mut traces = Trace::open_all(&folder.join("small")).unwrap();
-    traces.extend(Trace::open_all(&folder).unwrap());
+/// The traces of these folders of `traces` that have several streams.
+fn of(folders: &[&str]) -> Vec<Trace> {
+    let all = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../traces");
+    let open = |folder: &&str| Trace::open_all(&all.join(folder)).unwrap();
+    let mut traces: Vec<Trace> = folders.iter().flat_map(open).collect();
     traces.retain(|trace| trace.streams.len() > 1);
+    traces
+}
+
+fn traces() -> Vec<Trace> {
+    let traces = of(&["small", ""]);
     assert!(traces.len() >= 12, "{}", traces.len());
     traces
 }
 
 #[test]
 fn on_a_device_that_lags_no_trace_holds_more_than_under_torch_by_more_than_a_page() {
-    let traces = traces();
+    let traces = of(&["small", "", "torch-2.15"]);
     let mut breaches = Vec::new();
     for clock in Clock::LAGGING {
         let table = Table::on(clock, &traces, &[""], Bar::Lagging).unwrap();

@@ -1,11 +1,21 @@
 """What every program here begins with: `import recorder`. It puts an allocator of its own in place
 (recorder.c) that notes each request. `step()` marks the end of a step."""
 
+import atexit
 import ctypes
 import os
 import random
+import sys
+from pathlib import Path
 
 import torch
+
+# torch 2.15 may abort where a program ends close behind a backward (docs/pytorch.md).
+sys.path.append(str(Path(__file__).parents[3] / "python_loader" / "gruyere" / "_torch"))
+import backward_end  # noqa: E402
+
+sys.path.pop()
+atexit.register(backward_end.wait)
 
 torch.manual_seed(1)
 draw = random.Random(1)
