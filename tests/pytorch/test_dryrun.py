@@ -192,7 +192,10 @@ def test_what_is_live_at_the_peak_adds_up_and_is_whose_it_is(found):
     width = 2048
     sizes = [4 * width * width, 4 * width] * 2 + [4 * 8 * width, 4 * 8]
     weights = sum(live.whole(size) for size in sizes)
-    assert peak["kinds"]["weights"] == peak["kinds"]["gradients"] == weights
+    assert peak["kinds"]["weights"] == weights
+    # The peak is in cuBLAS's last call of the backward, whose workspace is allocated for the call;
+    # the gradient of that layer's bias comes after it.
+    assert peak["kinds"]["gradients"] == weights - live.whole(4 * width)
     # Adam's states, and its count of steps, which lies on the host.
     assert peak["kinds"]["optimizer states"] == 2 * weights
     assert peak["kinds"]["other"] == 0
@@ -521,7 +524,9 @@ def test_what_checkpointing_computes_again_is_told_as_that(phantom, way):
 
 SCALED = """
 import torch
+import torch.distributed as dist
 
+dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
 model = torch.nn.Linear(64, 64).cuda()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 scaler = torch.amp.GradScaler("cuda")
@@ -530,18 +535,22 @@ for _ in range(5):
         loss = model(torch.ones(8, 64, device="cuda")).sum()
     scaler.scale(loss).backward()
     print(loss)
+    objects = [None]
+    dist.all_gather_object(objects, {"loss": 1})
+    assert objects == [{"loss": 1}]
     scaler.step(optimizer)
     scaler.update()
     optimizer.zero_grad()
 """
 
 
-def test_what_a_scaler_and_a_print_ask_is_answered_and_told(tmp_path):
+def test_what_a_scaler_a_print_and_a_gathering_ask_is_answered_and_told(tmp_path):
     (tmp_path / "train.py").write_text(SCALED)
     document = told(dryrun(tmp_path, "--alloc", "torch", "--json", "train.py"))
     assert document["program"]["steps"] == 3
     assert document["trust"]["reasons"] == []
-    assert document["trust"]["answered"] == {answers.INFINITE: 3, answers.PRINTED: 3}
+    asked = (answers.INFINITE, answers.PRINTED, answers.OBJECTS)
+    assert document["trust"]["answered"] == dict.fromkeys(asked, 3)
 
 
 def test_deepspeed_is_told_that_no_gradient_is_infinite():

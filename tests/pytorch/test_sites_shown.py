@@ -74,7 +74,8 @@ for site in sites:
     named[site["name"]] = named.get(site["name"], 0) + site["live_bytes"]
 assert named[leaking] == 8 * 64 * MIB, named
 assert sum(named.values()) == held, (sum(named.values()), held)
-assert "Sequential[0].mlp" in {site["module"] for site in sites}, sites
+# The last step's outputs.
+assert "Sequential[3]" in {site["module"] for site in sites}, sites
 page = outside("map", pid, "--by", "site", "--width", "120")
 assert f"512.00 MiB" in next(line for line in page.splitlines() if leaking in line), page
 lines = json.loads(outside("top", pid, "--json"))["processes"][0]["devices"][0]["lines"]

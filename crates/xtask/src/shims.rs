@@ -10,9 +10,12 @@ use crate::parts::succeed;
 const OUT: &str = "target/shims-prebuilt";
 const WHEELS: &str = "target/torch-headers";
 
-/// The newest supported version: the one that `pip install torch` installs, and for which
-/// continuous integration builds a shim besides that of the tests' torch.
+/// The newest supported version: the one that `pip install torch` installs, and that of the tests.
 pub const NEWEST: &str = "2.15.0";
+
+/// The oldest version with a shim. Continuous integration builds its shim, too: of the differences
+/// between versions it has the most.
+pub const OLDEST: &str = "2.11.0";
 
 /// The shims to build.
 #[derive(Debug, Default, Clone)]
@@ -47,15 +50,17 @@ mod tests {
     use crate::parts::text;
 
     #[test]
-    fn the_newest_is_the_last_that_is_listed_and_what_a_plain_installation_is_tried_with() {
+    fn the_newest_is_the_last_that_is_listed_and_what_the_tests_run_with() {
         let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
         let list = text(&root.join("python_loader/shims.txt")).unwrap();
         let mut versions = list
             .lines()
             .filter_map(|line| line.strip_prefix("x86_64 "))
             .filter_map(|line| line.split(' ').next());
-        assert_eq!(versions.next_back(), Some(NEWEST));
+        assert_eq!((versions.next(), versions.next_back()), (Some(OLDEST), Some(NEWEST)));
         let plain = text(&root.join("tests/pytorch/plain")).unwrap();
         assert!(plain.contains(&format!("\"{NEWEST}\"")));
+        let tests = text(&root.join("tests/pytorch/requirements.txt")).unwrap();
+        assert!(tests.lines().any(|line| line == format!("torch=={NEWEST}")));
     }
 }

@@ -88,10 +88,10 @@ fn with_torch(root: &Path, then: impl FnOnce() -> Outcome) -> Outcome {
     }
 }
 
-/// Makes a wheel for this machine, with the shims for the newest torch and for that of the tests.
+/// Makes a wheel for this machine, with the shims for the oldest torch and for that of the tests.
 fn make_for_tests(root: &Path) -> Result<(), String> {
     let installed = vec![packages(&root.join(TORCH))?];
-    let which = Which { versions: vec![shims::NEWEST.into()], installed, ..Default::default() };
+    let which = Which { versions: vec![shims::OLDEST.into()], installed, ..Default::default() };
     make_with(root, Path::new(OUT), true, &which)?;
     MADE.store(true, Ordering::Relaxed);
     Ok(())
@@ -103,8 +103,8 @@ fn made(root: &Path) -> Result<PathBuf, String> {
     Ok(root.join(OUT).join(name.ok_or("pip made no wheel")?))
 }
 
-/// The part that installs the newest torch as its users do, and the wheel beside it, and tests what
-/// this torch has and that of the other tests lacks.
+/// The part that installs the newest torch, and the oldest one with a shim, as their users do, and
+/// the wheel beside it, and runs tests there.
 pub fn plain(root: &Path) -> Outcome {
     let try_it = || {
         // Made by the part "release", unless this part runs alone.
@@ -117,7 +117,7 @@ pub fn plain(root: &Path) -> Outcome {
         Ok(wheel) => {
             let options = ["--tests", "--wheel"];
             let mut script = command(root, root.join("tests/pytorch/plain"), &options);
-            runner::command(script.arg(wheel).arg(shims::NEWEST))
+            runner::command(script.arg(wheel).args([shims::NEWEST, shims::OLDEST]))
         }
         Err(reason) => Outcome::Failed(Counts::default(), reason),
     })

@@ -1,6 +1,7 @@
 """What every program needs: the allocator that the test asked for, and its books next to torch's
 and the phantom's."""
 
+import atexit
 import ctypes
 import gc
 import importlib.util
@@ -16,6 +17,14 @@ import torch
 ALLOCATOR = os.environ["GRUYERE_TEST_ALLOCATOR"]
 LIBRARY = os.environ["GRUYERE_TEST_LIBRARY"]
 ROUND = 512
+
+# torch 2.15 may abort where a program ends close behind a backward (docs/pytorch.md).
+_TORCH = Path(__file__).resolve().parents[3] / "python_loader" / "gruyere" / "_torch"
+sys.path.append(str(_TORCH))
+import backward_end  # noqa: E402
+
+sys.path.pop()
+atexit.register(backward_end.wait)
 
 # The phantom computes nothing, and it has no cuDNN.
 torch.backends.cudnn.enabled = False

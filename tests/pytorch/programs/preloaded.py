@@ -66,7 +66,8 @@ for step in range(6):
     del tokens, loss, copy
 # Values that went through device memory.
 numbers = torch.arange(100, dtype=torch.int32)
-arrived = torch.equal(numbers.cuda().cpu(), numbers)
+there = numbers.cuda()
+arrived = torch.equal(there.cpu(), numbers)
 high = state()
 top = outside("top", "--json")
 seen = (

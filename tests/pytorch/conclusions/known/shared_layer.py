@@ -1,7 +1,7 @@
 """One layer is called 24 times in a forward; the batch is too large.
 
 cause: too_large
-device: 5 GiB
+device: 4 GiB
 ends: oom
 never: no_grad|inference_mode|retain_graph|\.item\(\)
 """
