@@ -1,8 +1,9 @@
-"""Waiting at exit for the threads of a failed backward.
+"""Waiting at exit for the threads of a backward.
 
 torch 2.15 and newer keep a Python object (a copy of the caller's `contextvars`) with each backward.
-If a backward fails, the calling thread goes on while one of torch's threads (`pt_autograd_0`) still
-holds the backward and may be the last to release it. That thread needs the GIL to do so. If the
+Behind a backward, above all one that fails, the calling thread goes on while one of torch's threads
+(`pt_autograd_0`) still holds the backward and may be the last to release it. That thread needs the
+GIL to do so. If the
 interpreter exits while the thread waits for the GIL, Python up to 3.13 ends the thread inside C++
 code that does not allow it, and the process aborts. See docs/pytorch.md.
 """
