@@ -200,11 +200,10 @@ def _swap(torch: Any, settings: dict[str, object], automatic: bool) -> Enabled:
     limit = _limit(settings)
     whole = conf.checked({**({"limit": limit} if limit else {}), **settings})
     _check_cuda(torch)
-    nccl.settle(torch)
     chosen, why, allocator = _take(torch, whole)
     # The library reads it at the first request, child processes when they start.
     os.environ[conf.VARIABLE] = whole
-    nccl.install(torch, whole, native=chosen == "native")
+    nccl.install(torch, whole)
     waits.install(torch)
     blame.install(whole)
     backward_end.install(torch)

@@ -78,6 +78,7 @@ def test_llama_holds_little_more_than_is_live(phantom):
     # Pages stay up to the slack, a 128th of what is live, and growth is by steps. torch's own holds
     # less here since 2.15 (1.0004), which allocates no workspace of cuBLAS's to stay.
     assert ours["peak"] <= 1.011 * ours["live_peak"]
+    assert ours["peak"] <= 1.01 * torchs["peak"]
 
 
 def test_llama_through_the_bare_constructor(phantom):

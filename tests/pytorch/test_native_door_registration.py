@@ -9,35 +9,43 @@ from conftest import GRUYERE, ROOT
 PROGRAM = """
 import os, sys, torch
 import torch.distributed as dist
+from torch._C import _accelerator_setAllocatorSettings as change
 door, kind = sys.argv[1:]
 if door != "torch":
     import gruyere
     gruyere.enable(door=door)
 if kind == "settings":
-    torch.cuda.memory._set_allocator_settings("max_split_size_mb:64,expandable_segments:False")
+    change("max_split_size_mb:64,expandable_segments:False")
 MIB = 1 << 20
 def tensor(mib):
     return torch.empty(mib * MIB // 4, device="cuda")
 early = tensor(256)
 graph = torch.cuda.CUDAGraph()
-if kind == "graph":
+pool = torch.cuda.MemPool() if kind == "pool" else None
+if kind in ("graph", "released"):
     with torch.cuda.graph(graph):
         result = early * 2
     graph.replay()
+if kind == "released":
+    graph.reset()
 dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
 gradient = tensor(64)
 dist.all_reduce(gradient)
 torch.cuda.synchronize()
 if kind == "graph":
     graph.reset()
-    del result
+result = None
 if kind == "pool":
-    pool = torch.cuda.MemPool()
     with torch.cuda.use_mem_pool(pool):
         mine = tensor(30)
+    with torch.cuda.graph(graph, pool=pool.id):
+        captured = early * 2
+    group = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cuda"))
+    group.register_mem_pool(pool)
     dist.all_reduce(mine)
-    del mine, pool
-del early, graph
+    group.deregister_mem_pool(pool)
+    del mine, captured, group
+del early, graph, pool
 torch.cuda.empty_cache()
 for mib in range(12, 160, 12):
     many = [tensor(mib) for _ in range(6)]
@@ -66,20 +74,21 @@ def ran(phantom, door, kind="", **settings):
         ("", {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False"}),
         ("settings", {}),
         ("graph", {}),
+        ("released", {}),
     ],
 )
 def test_ordinary_memory_is_not_registered_or_not_when_it_moves(phantom, kind, settings):
     ended = ran(phantom, "native", kind, **settings).check()
     assert ended.out.strip() == "ended"
     # A graph's memory stays until the graph is gone.
-    assert ended.books["registrations"] <= (kind == "graph")
+    kept = kind == "graph" and has_newer_groups(phantom)
+    assert ended.books["registrations"] == kept
 
 
-def test_memory_of_a_mempool_is_registered(phantom):
-    ended = ran(phantom, "native", "pool", **EARLIER).check()
-    newer = ran(phantom, "native", "pool").check()
-    assert ended.out == newer.out
-    assert newer.books["registrations"] == (1 if has_newer_groups(phantom) else 0)
+@pytest.mark.parametrize("groups", [{}, {"TORCH_DIST_USE_NCCL2": "0"}])
+def test_of_a_mempool_its_own_segments_are_registered(phantom, groups):
+    ended = ran(phantom, "native", "pool", **groups).check()
+    assert ended.out.strip() == "ended" and ended.books["registrations"] >= 1
 
 
 def has_newer_groups(phantom):
@@ -87,8 +96,11 @@ def has_newer_groups(phantom):
     return phantom.run(None, code=code).out.strip() == "True"
 
 
-def test_torchs_own_segments_are_registered_and_stay(phantom):
-    assert ran(phantom, "torch", **EARLIER).check().books["registrations"] > 10
+@pytest.mark.parametrize("groups", [{}, EARLIER])
+def test_torchs_own_segments_are_registered_and_stay(phantom, groups):
+    ended = ran(phantom, "torch", **groups).check()
+    if groups or has_newer_groups(phantom):
+        assert ended.books["registrations"] > 10
 
 
 def test_the_stand_in_tells_of_registered_memory_that_moves(phantom):

@@ -6,7 +6,7 @@ import pytest
 from conftest import ROOT
 from door import through
 
-from gruyere._torch import alloc_conf, nccl
+from gruyere._torch import alloc_conf
 
 
 @pytest.fixture(autouse=True)
@@ -61,25 +61,6 @@ def test_of_two_variables_the_one_is_taken_that_torch_takes(monkeypatch):
     assert "per_process_memory_fraction:0.5: is honoured (limit:50%)" in said
     assert "per_process_memory_fraction:0.25: PYTORCH_CUDA_ALLOC_CONF takes precedence" in said
     assert "backend:native: has no meaning here" in said
-
-
-@pytest.mark.parametrize(
-    "settings, wanted",
-    [
-        ("", "expandable_segments:True"),
-        ("expandable_segments:False", "expandable_segments:True"),
-        (
-            "expandable_segments : False, roundup_power2_divisions:[256:1,>:4]",
-            "roundup_power2_divisions:[256:1,>:4],expandable_segments:True",
-        ),
-        (
-            "expandable_segments_reserve:1,expandable_segments:False,pinned_reserve_segment_size_mb:4",
-            "expandable_segments_reserve:1,pinned_reserve_segment_size_mb:4,expandable_segments:True",
-        ),
-    ],
-)
-def test_of_torchs_settings_segments_that_expand_stay_on(settings, wanted):
-    assert nccl.expanding(settings) == wanted
 
 
 # How programs of others ask (their own expressions, shortened), what each does then, and what they

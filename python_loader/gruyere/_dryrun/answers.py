@@ -85,11 +85,15 @@ class Answers:
 
     def _objects(self, module: ModuleType) -> None:
         """all_gather_object: from torch 2.15 on a kernel finds the largest object's size."""
+        if not hasattr(module, "all_gather_single"):
+            return
         original: Any = vars(module)["all_gather_object"]
 
         @functools.wraps(original)
         def gather(objects: Any, obj: Any, group: Any = None, *more: Any, **options: Any) -> Any:
-            if vars(module)["get_world_size"](group) != 1:
+            of = vars(module)
+            is_alone = of["get_world_size"](group) == 1
+            if not is_alone or of["_get_object_coll_device"](group) != "cuda":
                 return original(objects, obj, group, *more, **options)
             self.answered[OBJECTS] += 1
             # As the original does: the result is a copy.

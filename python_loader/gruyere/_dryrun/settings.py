@@ -8,6 +8,7 @@ settings (`max_split_size_mb` and the like), and the answer lists what was ignor
 from __future__ import annotations
 
 import os
+import re
 import sys
 from importlib.abc import MetaPathFinder
 from types import ModuleType
@@ -16,7 +17,9 @@ from typing import Any
 import gruyere
 
 from .._bench.runners import TORCH_CONF, VARIABLES
-from .._torch.alloc_conf import without_choice
+
+# The settings that choose the allocator.
+_CHOICE = re.compile(r"(?:^|,)\s*(?:backend|expandable_segments)\s*:[^,\]]*")
 
 
 class Settings(MetaPathFinder):
@@ -48,7 +51,7 @@ class Settings(MetaPathFinder):
 
     def kept(self, text: str) -> str:
         """The settings in `text` as they apply in this run."""
-        rest = without_choice(text)
+        rest = _CHOICE.sub("", text).strip(" ,")
         if rest != text.strip(" ,") and self.own not in text.split(","):
             self.left_out.add(text)
         return ",".join(filter(None, [self.own, rest]))

@@ -44,15 +44,6 @@ _BACKENDS = {
 }
 
 
-# The keys that choose the allocator.
-_CHOICE = re.compile(r"(?:^|,)\s*(?:backend|expandable_segments)\s*:[^,\]]*")
-
-
-def without_choice(text: str) -> str:
-    """The settings in `text` but for those that choose the allocator."""
-    return _CHOICE.sub("", text).strip(" ,")
-
-
 def entries(text: str) -> dict[str, str]:
     """The keys and values of one variable."""
     # A value may be a list in brackets, with commas of its own.

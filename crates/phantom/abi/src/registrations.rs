@@ -14,7 +14,7 @@ struct Registration {
 }
 
 impl Registration {
-    fn overlaps(&self, address: u64) -> bool {
+    fn contains(&self, address: u64) -> bool {
         address.wrapping_sub(self.address) < self.bytes
     }
 
@@ -78,7 +78,7 @@ pub fn remove(handle: usize) -> bool {
 /// A collective uses the memory at `address`.
 pub fn used(address: u64) {
     with(|all| {
-        for registration in all.live.values().filter(|one| one.overlaps(address)) {
+        for registration in all.live.values().filter(|one| one.contains(address)) {
             note(registration, &mut all.stale);
         }
     });

@@ -10,6 +10,7 @@
 #include "portable.h"
 
 #include <cstdio>
+#include <set>
 
 #include <c10/core/impl/GPUTrace.h>
 #include <c10/cuda/CUDAException.h>
@@ -243,8 +244,9 @@ public:
         if (include_traces) {
             add_annotations(info);
         }
+        const bool is_mempool = id != MempoolId_t{0, 0} && is_made(id);
         for (int device = 0; device < devices; ++device) {
-            add_segments(info.segments, static_cast<DeviceIndex>(device), id, origins);
+            add_segments(info.segments, static_cast<DeviceIndex>(device), id, is_mempool, origins);
         }
         {
             std::lock_guard<std::mutex> guard(recording().mutex);
@@ -279,7 +281,8 @@ public:
 
     // Called by destructors, so errors become warnings.
     void releasePool(DeviceIndex device, MempoolId_t id) override {
-        if (table->pool_uses(device, ours(id)) != 0) {
+        // The last of those that share it. 0: a forked child, whose NCCL is its parent's.
+        if (table->pool_uses(device, ours(id)) == 1) {
             tell_of_release(device, id);
         }
         // A forked child has no pools of its own, and releases its parent's silently.
@@ -295,6 +298,10 @@ public:
     void createOrIncrefPool(DeviceIndex device, MempoolId_t id,
                             std::shared_ptr<CUDAAllocator> allocator) override {
         has_pools_ = true;
+        {
+            std::lock_guard<std::mutex> guard(made_mutex_);
+            made_.insert(id);
+        }
         if (!allocator || allocator.get() == this) {
             check(table->pool_create(device, ours(id)));
             return;
@@ -599,6 +606,11 @@ private:
         return block;
     }
 
+    bool is_made(MempoolId_t id) {
+        std::lock_guard<std::mutex> guard(made_mutex_);
+        return made_.count(id) != 0;
+    }
+
     static void delete_uncached(void *block) {
         trace_free(block);
         C10_CUDA_CHECK(cudaFree(block));
@@ -609,6 +621,9 @@ private:
     // Whether a block was ever allocated without the library.
     std::atomic<bool> has_uncached_{false};
     std::atomic<bool> has_pools_{false};
+    // The MemPools that there were: an id is not used again.
+    std::mutex made_mutex_;
+    std::set<MempoolId_t> made_;
     // Guards changes of the history's recording, and the observers.
     std::mutex history_;
     std::vector<OutOfMemoryObserver> observers_;
@@ -642,6 +657,7 @@ int gruyere_shim_install(const GruyereNativeTable *(*find)(uint32_t), char *mess
         TORCH_CHECK(!before || before->name() != "pluggable",
                     "something has put another allocator in place before");
         gruyere::check_order("_ZTVN7gruyere7GruyereE");
+        gruyere::keep_expanding();
         // Never destroyed: memory is freed until the very end of the process.
         auto *chosen = new gruyere::Gruyere;
         gruyere::store(chosen);

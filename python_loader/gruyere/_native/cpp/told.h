@@ -223,12 +223,20 @@ void note_pools(c10::CachingDeviceAllocator::DeviceStats &to, DeviceIndex device
 #endif
 }
 
+// Those of a pool alone, if `only` is one; of a MemPool its own, without what graphs have captured
+// into it: torch registers with NCCL what this says of a MemPool.
 void add_segments(std::vector<SegmentInfo> &segments, DeviceIndex device, MempoolId_t only,
-                  const Origins &origins) {
+                  bool is_mempool, const Origins &origins) {
     const Snapshot taken(device);
     for (const GruyereSegment &from : taken.segments()) {
-        const MempoolId_t pool{from.pool_first, from.pool_second};
-        if (only != MempoolId_t{0, 0} && pool != only) {
+        MempoolId_t pool{from.pool_first, from.pool_second};
+        const int number = table->segment_number(device, from.address);
+        // Of a capture whose graph is gone: nobody will tell trackers of its end, so they must not
+        // take it for a pool's.
+        if (number < 0 && table->pool_uses(device, ours(pool)) == 0) {
+            pool = {0, 0};
+        }
+        if (only != MempoolId_t{0, 0} && (pool != only || (is_mempool && number < 0))) {
             continue;
         }
         SegmentInfo to;
@@ -238,7 +246,7 @@ void add_segments(std::vector<SegmentInfo> &segments, DeviceIndex device, Mempoo
         to.is_large = !from.small;
         to.is_expandable = from.stitched != 0;
         to.owner_private_pool_id = pool;
-        to.registration_counter = table->segment_number(device, from.address);
+        to.registration_counter = number;
         // Gruyère's memory belongs to no stream. A span whose blocks all belong to one stream is
         // reported with that stream; pages are reported without a stream, as in the history.
         bool is_of_one = !from.stitched;

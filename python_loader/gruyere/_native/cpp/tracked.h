@@ -2,6 +2,8 @@
 
 #pragma once
 
+#include <algorithm>
+#include <iterator>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -43,7 +45,7 @@ void tell_one(const AllocatorTraceTracker &tracker, TraceEntry::Action action, D
         entry.time_.t_ = c10::getTime() / 1000;
         tracker(entry);
     } catch (const std::exception &error) {
-        // The segment is usable without the tracker: only a registration is missing.
+        // The segment is usable without the tracker: what is missing is a registration, or its end.
         TORCH_WARN("Gruyère: a tracker of segments failed: ", error.what());
     } catch (...) {
         TORCH_WARN("Gruyère: a tracker of segments failed");
@@ -63,7 +65,7 @@ void tell_trackers(const GruyereSegmentEvent *event) {
     }
 }
 
-// A pool is no longer used: its memory may go to others, and must not stay registered.
+// The last graph of a pool goes: its memory may go to others, and must not stay registered.
 void tell_of_release(DeviceIndex device, MempoolId_t pool) {
     std::vector<Seen> gone;
     {
@@ -82,8 +84,8 @@ void tell_of_release(DeviceIndex device, MempoolId_t pool) {
 
 void attach(AllocatorTraceTracker tracker, int devices) {
     std::lock_guard<std::mutex> guard(tracking().mutex);
-    for (int of = 0; of < devices; ++of) {
-        const auto device = static_cast<DeviceIndex>(of);
+    for (int index = 0; index < devices; ++index) {
+        const auto device = static_cast<DeviceIndex>(index);
         const Snapshot taken(device);
         for (const GruyereSegment &segment : taken.segments()) {
             const MempoolId_t pool{segment.pool_first, segment.pool_second};
