@@ -38,13 +38,11 @@ result = None
 if kind == "pool":
     with torch.cuda.use_mem_pool(pool):
         mine = tensor(30)
-    with torch.cuda.graph(graph, pool=pool.id):
-        captured = early * 2
     group = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cuda"))
     group.register_mem_pool(pool)
     dist.all_reduce(mine)
     group.deregister_mem_pool(pool)
-    del mine, captured, group
+    del mine, group
 del early, graph, pool
 torch.cuda.empty_cache()
 for mib in range(12, 160, 12):

@@ -10,7 +10,6 @@
 #include "portable.h"
 
 #include <cstdio>
-#include <set>
 
 #include <c10/core/impl/GPUTrace.h>
 #include <c10/cuda/CUDAException.h>
@@ -244,9 +243,8 @@ public:
         if (include_traces) {
             add_annotations(info);
         }
-        const bool is_mempool = id != MempoolId_t{0, 0} && is_made(id);
         for (int device = 0; device < devices; ++device) {
-            add_segments(info.segments, static_cast<DeviceIndex>(device), id, is_mempool, origins);
+            add_segments(info.segments, static_cast<DeviceIndex>(device), id, origins);
         }
         {
             std::lock_guard<std::mutex> guard(recording().mutex);
@@ -298,10 +296,6 @@ public:
     void createOrIncrefPool(DeviceIndex device, MempoolId_t id,
                             std::shared_ptr<CUDAAllocator> allocator) override {
         has_pools_ = true;
-        {
-            std::lock_guard<std::mutex> guard(made_mutex_);
-            made_.insert(id);
-        }
         if (!allocator || allocator.get() == this) {
             check(table->pool_create(device, ours(id)));
             return;
@@ -606,11 +600,6 @@ private:
         return block;
     }
 
-    bool is_made(MempoolId_t id) {
-        std::lock_guard<std::mutex> guard(made_mutex_);
-        return made_.count(id) != 0;
-    }
-
     static void delete_uncached(void *block) {
         trace_free(block);
         C10_CUDA_CHECK(cudaFree(block));
@@ -621,9 +610,6 @@ private:
     // Whether a block was ever allocated without the library.
     std::atomic<bool> has_uncached_{false};
     std::atomic<bool> has_pools_{false};
-    // The MemPools that there were: an id is not used again.
-    std::mutex made_mutex_;
-    std::set<MempoolId_t> made_;
     // Guards changes of the history's recording, and the observers.
     std::mutex history_;
     std::vector<OutOfMemoryObserver> observers_;

@@ -223,10 +223,8 @@ void note_pools(c10::CachingDeviceAllocator::DeviceStats &to, DeviceIndex device
 #endif
 }
 
-// Those of a pool alone, if `only` is one; of a MemPool its own, without what graphs have captured
-// into it: torch registers with NCCL what this says of a MemPool.
 void add_segments(std::vector<SegmentInfo> &segments, DeviceIndex device, MempoolId_t only,
-                  bool is_mempool, const Origins &origins) {
+                  const Origins &origins) {
     const Snapshot taken(device);
     for (const GruyereSegment &from : taken.segments()) {
         MempoolId_t pool{from.pool_first, from.pool_second};
@@ -236,7 +234,7 @@ void add_segments(std::vector<SegmentInfo> &segments, DeviceIndex device, Mempoo
         if (number < 0 && table->pool_uses(device, ours(pool)) == 0) {
             pool = {0, 0};
         }
-        if (only != MempoolId_t{0, 0} && (pool != only || (is_mempool && number < 0))) {
+        if (only != MempoolId_t{0, 0} && pool != only) {
             continue;
         }
         SegmentInfo to;
