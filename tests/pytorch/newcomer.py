@@ -5,17 +5,7 @@ import pty
 import subprocess
 import sys
 
-from conftest import (
-    COMMAND,
-    GRUYERE,
-    LIBRARIES,
-    LIBRARIES_PRELOADED,
-    PHANTOM,
-    ROOT,
-    SHIM,
-    clean_environment,
-    without_the_phantoms_line,
-)
+from conftest import COMMAND, PHANTOM, launched_environment, without_the_phantoms_line
 
 
 class Newcomer:
@@ -29,19 +19,7 @@ class Newcomer:
         # Their records are their own.
         records = self.folder / "records"
         records.mkdir(exist_ok=True)
-        return (
-            clean_environment()
-            | {
-                "LD_PRELOAD": LIBRARIES_PRELOADED,
-                "LD_LIBRARY_PATH": str(LIBRARIES),
-                "PYTHONPATH": str(ROOT / "python_loader"),
-                "GRUYERE_LIBRARY": str(GRUYERE),
-                "GRUYERE_PHANTOM": str(PHANTOM),
-                "GRUYERE_RECORD_DIR": str(records),
-            }
-            | SHIM
-            | settings
-        )
+        return launched_environment(records, GRUYERE_PHANTOM=str(PHANTOM), **settings)
 
     def python(self, *words, **settings):
         ran = subprocess.run(

@@ -1,9 +1,14 @@
 """What is registered with NCCL stays where it is, for as long as it is registered: NCCL hands it to
 peers and network cards, which go on using those bytes of the device."""
 
+import importlib.metadata
+
 import pytest
 
 from conftest import GRUYERE, ROOT
+from environment import minor
+
+HAS_NEWER_GROUPS = minor(importlib.metadata.version("torch")) >= (2, 15)
 
 # Ordinary memory from before the process group and after, of which pages move.
 PROGRAM = """
@@ -79,7 +84,7 @@ def test_ordinary_memory_is_not_registered_or_not_when_it_moves(phantom, kind, s
     ended = ran(phantom, "native", kind, **settings).check()
     assert ended.out.strip() == "ended"
     # A graph's memory stays until the graph is gone.
-    kept = kind == "graph" and has_newer_groups(phantom)
+    kept = kind == "graph" and HAS_NEWER_GROUPS
     assert ended.books["registrations"] == kept
 
 
@@ -89,21 +94,16 @@ def test_of_a_mempool_its_own_segments_are_registered(phantom, groups):
     assert ended.out.strip() == "ended" and ended.books["registrations"] >= 1
 
 
-def has_newer_groups(phantom):
-    code = "import torch; print(hasattr(torch._C._distributed_c10d, 'ProcessGroupNCCL2'))"
-    return phantom.run(None, code=code).out.strip() == "True"
-
-
 @pytest.mark.parametrize("groups", [{}, EARLIER])
 def test_torchs_own_segments_are_registered_and_stay(phantom, groups):
     ended = ran(phantom, "torch", **groups).check()
-    if groups or has_newer_groups(phantom):
+    if groups or HAS_NEWER_GROUPS:
         assert ended.books["registrations"] > 10
 
 
 def test_the_stand_in_tells_of_registered_memory_that_moves(phantom):
     """torch's own, where segments expand: a graph's are registered, and unmapped with it."""
-    if not has_newer_groups(phantom):
+    if not HAS_NEWER_GROUPS:
         pytest.skip("torch before 2.15 registers no graph's memory")
     ended = ran(phantom, "torch", "graph", PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True")
     (stale,) = ended.books["stale_registrations"]
@@ -116,7 +116,7 @@ def test_through_the_pluggable_door_process_groups_are_those_of_earlier_versions
 
 
 def test_what_the_pluggable_door_cannot_have_is_an_error_and_not_the_end_of_the_process(phantom):
-    if not has_newer_groups(phantom):
+    if not HAS_NEWER_GROUPS:
         pytest.skip("torch before 2.15 has no such process groups")
     code = """
 import torch, gruyere

@@ -23,7 +23,6 @@ impl Registration {
     }
 }
 
-#[derive(Default)]
 struct Registrations {
     /// By handle.
     live: BTreeMap<usize, Registration>,
