@@ -149,6 +149,22 @@ def test_peaks_under_torch_are_those_of_the_same_program_without_dryrun(found, f
     assert theirs["margin"] == usable - theirs["peak_held"]
 
 
+def test_a_run_under_torchs_own_allocator_waits_for_the_threads_of_a_backward(tmp_path):
+    """torch 2.15 may abort where a program ends behind a backward: the run would have no figures."""
+    (tmp_path / "train.py").write_text(
+        "import atexit\n"
+        "registered, register = [], atexit.register\n"
+        "def noting(handler, *arguments, **options):\n"
+        "    registered.append(handler.__module__)\n"
+        "    return register(handler, *arguments, **options)\n"
+        "atexit.register = noting\n"
+        "import torch\n"
+        "torch.ones(8, device='cuda', requires_grad=True).sum().backward()\n"
+        "assert 'gruyere._torch.backward_end' in registered, registered\n"
+    )
+    told(dryrun(tmp_path, "--alloc", "torch", "--json", "train.py"))
+
+
 def test_what_nvidias_libraries_take_is_named_one_by_one(found, tmp_path):
     def costs(document):
         return {cost["name"]: cost for cost in document["fixed_costs"]}

@@ -18,6 +18,7 @@ from .._imports import when_imported
 from .._sandbox import remedy
 from .._sandbox.reach import Reach
 from .._steps import _Leader
+from .._torch import backward_end
 from . import measure
 from .measure import COMPLETED, FAILED, OUT_OF_MEMORY, Meter, Result
 from .parts import Sampler
@@ -83,6 +84,8 @@ class Watch:
     def imported(self, torch: ModuleType) -> None:
         self.torch = torch
         self.meter.prepare(torch, self.cudnn)
+        # Under torch's own allocator too: the process must not abort with its figures.
+        backward_end.install(torch)
         if self.wants_parts:
             self.sampler = Sampler(torch)
             self.sampler.start()
