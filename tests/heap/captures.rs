@@ -199,12 +199,15 @@ fn frees_of_ordinary_blocks_during_a_capture_wait_for_its_end() {
 fn the_begin_hook_turns_what_is_freed_into_events_before_the_stream_captures() {
     let world = World::new(256 * MIB, "headroom:0");
     let (capturing, one) = (world.rig.stream(), world.rig.stream());
-    let blocks = [capturing, one].map(|stream| {
-        let address = world.malloc(50 * MIB, stream);
-        world.launch(stream, 1);
-        address
+    let [large, small] = [50 * MIB, MIB / 2].map(|bytes| {
+        [capturing, one].map(|stream| {
+            let address = world.malloc(bytes, stream);
+            world.launch(stream, 1);
+            address
+        })
     });
-    blocks.into_iter().for_each(|address| world.free(address));
+    // The large ones have their events at once; the small ones are too few for a batch.
+    large.into_iter().chain(small).for_each(|address| world.free(address));
     let before = world.count(CallKind::EventRecord);
     world.open(1);
     assert_eq!(world.count(CallKind::EventRecord), before + 2);

@@ -376,11 +376,16 @@ fn cuda_free_async_names_its_stream() {
     let (passing, other) = (rig.passing_stream(), rig.stream());
     let freed = rig.malloc(100 * MIB, passing);
     assert!(vouching(passing.0, || rig.heap.free_on(freed, passing)));
-    rig.malloc(100 * MIB, other);
-    // The second such call finds that memory was needed.
-    let second = rig.malloc(600, other);
-    assert!(vouching(passing.0, || rig.heap.free_on(second, passing)));
-    rig.gpu.host_spend(1_000_000);
+    // That call recorded an event.
     assert_eq!(rig.malloc(100 * MIB, other), freed);
+    assert!(vouching(passing.0, || rig.heap.free_on(freed, passing)));
+    // Too little for a batch, and the next request needs it: the second such call finds that.
+    let [small, second] = [MIB, 600].map(|bytes| rig.malloc(bytes, passing));
+    assert!(vouching(passing.0, || rig.heap.free_on(small, passing)));
+    let large = rig.malloc(200 * MIB, other);
+    let recorded = count(&rig, CallKind::EventRecord);
+    assert!(vouching(passing.0, || rig.heap.free_on(second, passing)));
+    assert_eq!(count(&rig, CallKind::EventRecord), recorded + 1);
+    assert!(rig.heap.free_on(large, other));
     rig.check();
 }

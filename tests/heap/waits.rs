@@ -285,16 +285,14 @@ fn where_one_event_is_not_enough_a_stream_waits_for_those_that_it_need_not_stand
         let (gpu, heap, [first, second, third]) = alone();
         let blocks = [first, second, third]
             .map(|stream| (stream, heap.malloc(32 * MIB, 0, stream).unwrap()));
-        // The third stream has as much pending work as the others, or none.
+        // The third stream has more pending work than the others, or none. An event is recorded
+        // behind each free, the third's first.
         for block in blocks.into_iter().rev() {
-            if block.0 != third || is_busy {
+            if block.0 != third {
                 free_behind(&gpu, &heap, block, 100);
+            } else if is_busy {
+                free_behind(&gpu, &heap, block, 300);
             }
-        }
-        if is_busy {
-            // An event behind the work of each, the third's first.
-            let small = heap.malloc(2 * MIB, 0, third).unwrap();
-            free_behind(&gpu, &heap, (third, small), 1);
         }
         let before = waits(&gpu)[0];
         heap.malloc(64 * MIB, 0, third).unwrap();

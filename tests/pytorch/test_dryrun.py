@@ -150,7 +150,7 @@ def test_peaks_under_torch_are_those_of_the_same_program_without_dryrun(found, f
 
 
 def test_a_run_under_torchs_own_allocator_waits_for_the_threads_of_a_backward(tmp_path):
-    """torch 2.15 may abort where a program ends behind a backward: the run would have no figures."""
+    """torch 2.15 may abort a program that ends behind a backward; the run would have no figures."""
     (tmp_path / "train.py").write_text(
         "import atexit\n"
         "registered, register = [], atexit.register\n"

@@ -11,13 +11,16 @@ pytestmark = pytest.mark.thorough
 
 
 @pytest.mark.parametrize("allocator", ["native", "expandable"])
-@pytest.mark.parametrize("trace, operations", [("moe", 170_643), ("offload", 141_436)])
+@pytest.mark.parametrize(
+    "trace, operations, threads",
+    [("moe", 170_643, 1), ("offload", 141_436, 1), ("moe", 170_643, 2)],
+)
 def test_both_allocators_serve_every_call_in_one_process_and_keep_nothing(
-    phantom, trace, operations, allocator
+    phantom, trace, operations, threads, allocator
 ):
     path = ROOT / "traces" / f"{trace}.trace.zst"
     ran = phantom.run(
-        "pace", path, RELEASE / "libtorch_driver.so", 2,
+        "pace", path, RELEASE / "libtorch_driver.so", 2, threads,
         allocator=allocator, PHANTOM_MEMORY="200GiB", PHANTOM_COSTS="none",
     )  # fmt: skip
     facts = ran.check().report

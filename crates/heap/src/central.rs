@@ -56,8 +56,8 @@ pub(crate) struct Central {
     pub(crate) overflow: BTreeMap<u64, RunId>,
     /// Large blocks that wait for streams.
     pub(crate) pending: PendingFrees<RunId>,
-    /// Bytes that have begun to wait for streams since [`Central::fence_due`] was last true.
-    pub(crate) unfenced_bytes: u64,
+    /// The value of `freed` at which events are due behind the frees since the last ones.
+    pub(crate) fence_at: u64,
     pub(crate) direct: HashMap<u64, Direct>,
     /// Physical memory of the device.
     pub(crate) total_memory: u64,
@@ -116,7 +116,7 @@ impl Central {
             users: HashMap::new(),
             overflow: BTreeMap::new(),
             pending: PendingFrees::default(),
-            unfenced_bytes: 0,
+            fence_at: 0,
             direct: HashMap::new(),
             total_memory,
             peak_reserved: 0,

@@ -9,6 +9,7 @@ pub mod drawn;
 pub mod engine;
 pub mod fit;
 pub mod floor;
+pub mod held_floor;
 pub mod hold;
 pub mod many_streams;
 pub mod measure;

@@ -5,6 +5,7 @@
 
 use gruyere_replay::bench::{Contender, on_clock};
 use gruyere_replay::clock::Clock;
+use gruyere_replay::held_floor::held_floor;
 use gruyere_replay::hold::{Bar, Table};
 use gruyere_replay::trace::Trace;
 use std::path::Path;
@@ -36,24 +37,39 @@ fn on_a_device_that_lags_no_trace_holds_more_than_under_torch_by_more_than_a_pag
     assert!(breaches.is_empty(), "beyond the bar:\n  {}", breaches.join("\n  "));
 }
 
+/// The bound is an allocator that gives freed memory away the moment it may.
+#[test]
+fn without_waits_no_trace_is_held_in_less_than_the_least_that_stream_order_allows() {
+    for trace in &traces() {
+        for clock in Clock::LAGGING {
+            let least = held_floor(trace, clock).unwrap();
+            let ours = Contender::Gruyere("waits:off".to_owned());
+            let held = on_clock(trace, &ours, clock).unwrap().hold_ratio;
+            println!("{} on {clock}: {held:.3}, at least {least:.3}", trace.name);
+            assert!(held >= least, "{} on {clock}: {held:.4} of {least:.4}", trace.name);
+        }
+    }
+}
+
 /// Bars of peak held / peak live on every clock, by default. Ranks of a job of several (`fsdp`,
 /// `fsdp1`, `fsdp2_of_8`) keep `waits:oom`, so their streams do not wait for each other, and hold
-/// more than the aim, 1.04. So does `prefetch_events`, on the instant device too. The streams of
-/// `threads` work in parallel, and a wait between them would be long. Chunks of 16 MiB cost one to
-/// four per cent here and gain up to a quarter of a step on a GPU: docs/decisions/moving-pages.md.
+/// more than the aim, 1.04: without waits no allocator reaches it on `fsdp1` and `fsdp2_of_8`
+/// (`held_floor`). `prefetch_events` holds more on the instant device too. The streams of `threads`
+/// work in parallel, and a wait between them would be long. Chunks of 16 MiB cost one to four per
+/// cent here and gain up to a quarter of a step on a GPU: docs/decisions/moving-pages.md.
 const KEPT: [(&str, f64); 12] = [
     ("activations", 1.04),
     ("ddp", 1.01),
     ("fsdp", 1.05),
-    ("fsdp1", 1.17),
+    ("fsdp1", 1.18),
     ("fsdp2", 1.04),
-    ("fsdp2_of_8", 1.24),
+    ("fsdp2_of_8", 1.15),
     ("offload", 1.1),
     ("pipeline", 1.03),
-    ("prefetch", 1.06),
-    ("prefetch_events", 1.09),
-    ("threads", 1.13),
-    ("zero3", 1.06),
+    ("prefetch", 1.07),
+    ("prefetch_events", 1.1),
+    ("threads", 1.31),
+    ("zero3", 1.05),
 ];
 
 #[test]
@@ -83,16 +99,9 @@ fn a_step_takes_no_longer_on_the_device_for_the_waits() {
             };
             // A trace without steps has no later steps.
             let (Some(with), Some(without)) = (later(""), later("waits:off")) else { continue };
-            // A batch of `prefetch`, or of one of `threads`, waits once more than without, in a run
-            // of eight steps.
-            let bar = match trace.name.as_str() {
-                "prefetch" => 1.007,
-                "threads" => 1.009,
-                _ => 1.005,
-            };
             let ratio = with as f64 / without as f64;
             println!("{} on {clock}: {ratio:.4}", trace.name);
-            assert!(ratio <= bar, "{} on {clock}: {ratio:.4}", trace.name);
+            assert!(ratio <= 1.005, "{} on {clock}: {ratio:.4}", trace.name);
         }
     }
 }

@@ -18,7 +18,7 @@ const TRACE: &str = "traces/moe.trace.zst";
 const READ_TRACE: &str = "traces/llama7b_full.trace.zst";
 const READ_PACE: u32 = 75_000;
 /// The bar: instructions per malloc or free, on average over both.
-const BAR: u64 = 375;
+const BAR: u64 = 355;
 /// Streams of a random program, and the maximum ratio of instructions per operation with many
 /// streams to those with few.
 const FEW_STREAMS: u32 = 10;

@@ -1,20 +1,23 @@
 """Passes over a trace, in turn through torch's own allocator and through the library, in one
 process.
 
-    pace.py TRACE DRIVER PASSES
+    pace.py TRACE DRIVER PASSES THREADS
 
 Every pass frees what it allocates. The first pass of each allocator begins with nothing held and is
-reported by itself."""
+reported by itself. With several threads, each makes a pass on streams of its own at the same time;
+wall time is counted then, else the thread's."""
 
 import ctypes
 import os
 import sys
+import threading
+import time
 
 import torch
 
 import gpu
 
-path, driver_path, passes = sys.argv[1], sys.argv[2], int(sys.argv[3])
+path, driver_path, passes, count = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 TORCH, GRUYERE, NOBODY = range(3)
 FUNCTIONS = ("gruyere_malloc", "gruyere_free", "gruyere_record_stream", "gruyere_mark_step")
 
@@ -42,15 +45,37 @@ functions = (ctypes.c_void_p * len(FUNCTIONS))(
 )
 trace = driver.torch_driver_open(path.encode())
 assert trace
-streams = [torch.cuda.Stream() for _ in range(driver.torch_driver_streams(trace) - 1)]
-handles = (ctypes.c_size_t * (len(streams) + 1))(0, *(stream.cuda_stream for stream in streams))
+# One thread begins with the default stream, as the traced program did.
+first_ones = [0] if count == 1 else []
+more = driver.torch_driver_streams(trace) - len(first_ones)
+streams = [[torch.cuda.Stream() for _ in range(more)] for _ in range(count)]
+named = [[*first_ones, *(stream.cuda_stream for stream in own)] for own in streams]
+handles = [(ctypes.c_size_t * len(own))(*own) for own in named]
+
+
+def one(who, own):
+    measured = Pass()
+    assert driver.torch_driver_pass(trace, own, who, functions, ctypes.byref(measured)) == 0
+    return measured
 
 
 def once(who):
-    """Nanoseconds a malloc or free, and how many there were."""
-    measured = Pass()
-    assert driver.torch_driver_pass(trace, handles, who, functions, ctypes.byref(measured)) == 0
-    return measured.nanoseconds / measured.operations, measured.operations
+    """Nanoseconds a malloc or free of all threads together, and how many one thread made."""
+    if count == 1:
+        measured = one(who, handles[0])
+        return measured.nanoseconds / measured.operations, measured.operations
+    done = []
+    threads = [
+        threading.Thread(target=lambda own=own: done.append(one(who, own))) for own in handles
+    ]
+    start = time.perf_counter_ns()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    spent = time.perf_counter_ns() - start
+    assert len(done) == count
+    return spent / sum(measured.operations for measured in done), done[0].operations
 
 
 first = {who: once(who)[0] for who in (TORCH, GRUYERE)}

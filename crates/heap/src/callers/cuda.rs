@@ -82,12 +82,7 @@ impl Heap {
             {
                 return true;
             }
-            let known = device.record_stream(address, owner, user).is_some();
-            let freed = self.free(address);
-            if known && matches!(owner, Owner::Large { .. }) {
-                device.fence_batch(shared, Some(user));
-            }
-            return freed;
+            device.record_stream(address, owner, user);
         }
         self.free(address)
     }
@@ -276,8 +271,11 @@ impl Device {
                 self.freed_otherwise(shared, guard, outcome)?;
             }
             Owned::Large(_, page) => {
-                lock(&self.central).free_large(page, &self.streams, address, start, Some(user))?;
-                self.fence_batch(shared, Some(user));
+                let mut central = lock(&self.central);
+                central.free_large(page, &self.streams, address, start, Some(user))?;
+                if central.is_batch_freed() {
+                    self.fence_batch(shared, central, Some(user));
+                }
             }
         }
         Some(())

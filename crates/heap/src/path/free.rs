@@ -68,7 +68,7 @@ impl Heap {
     #[inline(always)]
     pub fn free_large(&self, device: &Device, page: Page<'_>, address: u64) -> bool {
         let start = clock::now();
-        let done = device.free_large(page, address, start);
+        let done = device.free_large(&self.shared, page, address, start);
         if done.is_none() && page.is_split() {
             // The page was split since it was looked up: its cells have its blocks now.
             return self.free(address);
@@ -176,9 +176,6 @@ impl Heap {
                     if let Some(trace) = &self.trace {
                         trace.record_stream(address, device.id, user);
                     }
-                    if matches!(owner, Owner::Large { .. }) {
-                        device.fence_batch(&self.shared, Some(user));
-                    }
                     let (kind, id) = (EventKind::RecordStream, device.id as u8);
                     self.shared.record.event(kind, id, 0, user, address, 0, clock::now());
                     Some(())
@@ -240,8 +237,19 @@ impl Device {
 
     /// Frees the large block at `address`, which starts in `page`. `None`: no block starts there.
     #[inline(always)]
-    pub(crate) fn free_large(&self, page: Page<'_>, address: u64, start: u64) -> Option<()> {
-        lock(&self.central).free_large(page, &self.streams, address, start, None)
+    pub(crate) fn free_large(
+        &self,
+        shared: &Shared,
+        page: Page<'_>,
+        address: u64,
+        start: u64,
+    ) -> Option<()> {
+        let mut central = lock(&self.central);
+        central.free_large(page, &self.streams, address, start, None)?;
+        if central.is_batch_freed() {
+            self.fence_batch(shared, central, None);
+        }
+        Some(())
     }
 
     /// Notes that stream `user` uses the block at `address`. `None`: no live block starts there.
@@ -307,13 +315,12 @@ impl Central {
     fn free_pending(&mut self, streams: &Streams, id: RunId, also: Option<u32>, frozen: bool) {
         let Some(run) = self.arenas.run_mut(id) else { return };
         run.state = RunState::Pending;
-        let Run { bytes, stream, shared, .. } = *run;
+        let Run { stream, shared, .. } = *run;
         // The owner "all streams" has no work of its own to wait for.
         let own = (stream, if stream == ALL_STREAMS { 0 } else { streams.note_free(stream) });
         let users = if shared { self.users.remove(&id).unwrap_or_default() } else { Vec::new() };
         if !frozen {
             self.pending.push(id, own, users, also, |user| streams.note_wait(user));
-            self.unfenced_bytes += bytes;
         }
     }
 

@@ -27,8 +27,8 @@ use gruyere_record::gauges::pool_of;
 use gruyere_record::{EventKind, clock};
 use std::collections::HashMap;
 
-/// Events are due once the blocks that wait for them make up one part in this of the memory held.
-const BATCH_SHARE: u64 = 32;
+/// Events are due once large blocks of one part in this of the memory held have been freed.
+const BATCH_SHARE: u64 = 64;
 
 impl Device {
     /// A run for `want` from memory whose last work is ordered before its stream's future work,
@@ -106,16 +106,24 @@ impl Device {
         central.fit_ordered(&self.streams, want)
     }
 
-    /// Records events behind the frees so far, once enough blocks have begun to wait for streams
-    /// ([`Central::fence_due`]). An event that is recorded late also covers work that has nothing
-    /// to do with the frees, and until that is done the program takes fresh memory. `named`: the
-    /// stream that this call names.
-    pub(crate) fn fence_batch(&self, shared: &Shared, named: Option<u32>) {
-        if !shared.shares() || !lock(&self.central).fence_due() {
-            return;
-        }
-        if let Some(_guard) = self.query_guard() {
-            self.fence(shared, named);
+    /// Records events behind the frees so far, where streams pass memory to each other. An event
+    /// that is recorded late also covers work that has nothing to do with the frees, and until that
+    /// is done the program takes fresh memory. Passing streams get theirs once a request needs
+    /// memory, but for `named`, which this call names.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn fence_batch(
+        &self,
+        shared: &Shared,
+        mut central: MutexGuard<'_, Central>,
+        named: Option<u32>,
+    ) {
+        central.fence_at = central.freed + central.backing.held / BATCH_SHARE;
+        drop(central);
+        if self.passes_memory(shared)
+            && let Some(_guard) = self.query_guard()
+        {
+            self.streams.fence_reachable(&*shared.driver, named);
         }
     }
 
@@ -347,14 +355,11 @@ impl Central {
         }
     }
 
-    /// Whether more than one part in [`BATCH_SHARE`] of the memory held has begun to wait for
-    /// streams without an event. Returns true once, then starts again.
-    pub(crate) fn fence_due(&mut self) -> bool {
-        let due = self.unfenced_bytes > self.backing.held / BATCH_SHARE;
-        if due {
-            self.unfenced_bytes = 0;
-        }
-        due
+    /// Whether enough has been freed since the last events for new ones
+    /// ([`Device::fence_batch`]).
+    #[inline(always)]
+    pub(crate) fn is_batch_freed(&self) -> bool {
+        self.freed >= self.fence_at
     }
 
     /// Bytes of large blocks that wait for other streams.

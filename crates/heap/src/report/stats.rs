@@ -214,7 +214,7 @@ impl Device {
             device.map_or(PAGE, |device| device.typical_request())
         };
         free.extend(central.arenas.free_rows());
-        free.sort_unstable();
+        free.sort_unstable_by_key(|&(address, _)| address);
         let idle = self.supply.idle(&central, free, &typical);
         stats.typical_request = idle.typical_request;
         stats.lost = stats.held().free().saturating_sub(idle.bytes);

@@ -139,9 +139,29 @@ impl Streams {
         self.lost.contains(named) && self.fence_one(driver, named, Some(named))
     }
 
+    /// Records an event behind the frees of every stream that has some and can be used here. Leaves
+    /// the others as they are.
+    ///
+    /// Never call it while an announced capture is open on the device.
+    pub(crate) fn fence_reachable(&self, driver: &dyn Driver, named: Option<u32>) {
+        for number in self.unfenced_streams() {
+            let reach = {
+                let _fences = lock(&self.fences);
+                self.reach(number, named)
+            };
+            if matches!(reach, Reach::Here(_)) {
+                self.fence_one(driver, number, named);
+            }
+        }
+    }
+
     fn fence_each(&self, driver: &dyn Driver, named: Option<u32>) -> bool {
-        let unfenced = self.unfenced.iter(self.count()).filter(|&number| number != ALL_STREAMS);
-        unfenced.fold(false, |any, number| self.fence_one(driver, number, named) | any)
+        self.unfenced_streams()
+            .fold(false, |any, number| self.fence_one(driver, number, named) | any)
+    }
+
+    fn unfenced_streams(&self) -> impl Iterator<Item = u32> {
+        self.unfenced.iter(self.count()).filter(|&number| number != ALL_STREAMS)
     }
 
     /// Where the handle of a stream may be used now, in a call that names stream `named`. Call it

@@ -11,7 +11,6 @@ use super::Arenas;
 use super::run::{NO_RUN, Region, RegionId, Run, RunId, RunState, SpaceId, UNOWNED};
 use crate::small::size_class::{ALIGNMENT, PAGE};
 use gruyere_record::SegmentSlot;
-use std::cmp::Reverse;
 use std::ops::Range;
 
 /// A row of pages that, once mapped, makes a request fit.
@@ -198,8 +197,8 @@ impl Arenas {
         self.set_free(row, stream, epoch);
     }
 
-    /// Whole pages of single free runs of `spaces`, the shortest runs first. `used` says for a
-    /// run's owner and epoch whether its pages may move, and whether work may still touch them.
+    /// Whole pages of single free runs of `spaces`, in no order. `used` says for a run's owner and
+    /// epoch whether its pages may move, and whether work may still touch them.
     pub(crate) fn movable_runs(
         &self,
         spaces: &[SpaceId],
@@ -229,7 +228,6 @@ impl Arenas {
         for (_, index) in indexes {
             index.each_from(&self.runs, PAGE, |id| found.extend(pages(id)));
         }
-        found.sort_unstable_by_key(|movable| (movable.bytes(), Reverse(movable.pages.start)));
         found
     }
 

@@ -131,6 +131,7 @@ impl Shard {
         }
     }
 
+    #[inline(always)]
     fn bin_mut(&mut self, stream: u32, lifetime: u8, class: u8) -> &mut Bin {
         let at = (stream >> self.shift) as usize;
         if at >= self.bins.len() {
@@ -240,12 +241,15 @@ impl Shard {
             Some(head) if head.base < base => (first, head.next),
             Some(_) => (NO_SLAB, first),
         };
+        self.set_links(id, previous, next);
         if previous == NO_SLAB {
             self.bin_mut(stream, lifetime, class).first = id;
+        } else {
+            self.with(previous, |slab| slab.next = id);
         }
-        self.set_links(id, previous, next);
-        self.with(previous, |slab| slab.next = id);
-        self.with(next, |slab| slab.previous = id);
+        if next != NO_SLAB {
+            self.with(next, |slab| slab.previous = id);
+        }
     }
 
     fn unlink(&mut self, id: u32) {
@@ -254,9 +258,12 @@ impl Shard {
             (slab.stream, slab.lifetime, slab.class, slab.previous, slab.next);
         if previous == NO_SLAB {
             self.bin_mut(stream, lifetime, class).first = next;
+        } else {
+            self.with(previous, |slab| slab.next = next);
         }
-        self.with(previous, |slab| slab.next = next);
-        self.with(next, |slab| slab.previous = previous);
+        if next != NO_SLAB {
+            self.with(next, |slab| slab.previous = previous);
+        }
         self.set_links(id, NO_SLAB, NO_SLAB);
     }
 

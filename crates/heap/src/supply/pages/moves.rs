@@ -142,9 +142,13 @@ impl Central {
             }
         };
         let mut movable = self.arenas.movable_runs(&spaces, &may_move);
-        for space in
-            spaces.into_iter().filter(|&space| space != want.space && self.reserve_of(space) > 0)
-        {
+        let reserves = |&space: &SpaceId| space != want.space && self.reserve_of(space) > 0;
+        if !spaces.iter().any(reserves) {
+            return movable;
+        }
+        // A reserve keeps its longest runs.
+        movable.sort_unstable_by_key(|movable| (movable.bytes(), Reverse(movable.pages.start)));
+        for space in spaces.into_iter().filter(reserves) {
             let mut spare = self.spare_of(space) / PAGE * PAGE;
             for movable in
                 movable.iter_mut().filter(|movable| self.space_of(movable.run) == Some(space))
@@ -169,7 +173,7 @@ impl Central {
         want: Want,
         mut plan: Plan,
         step: u64,
-        found: Gathered,
+        mut found: Gathered,
     ) -> Result<()> {
         let stale_aliases = found.stale_aliases();
         let (before, behind) = self.arenas.room_around(&plan);
@@ -178,7 +182,7 @@ impl Central {
             plan.address -= before - stale_aliases.0;
         }
         let missing = plan.bytes - found.pages * PAGE;
-        let mut pieces = found.pieces.clone();
+        let mut pieces = std::mem::take(&mut found.pieces);
         if missing > 0 {
             // A split chunk ends the row.
             let room = if stale_aliases.1 > 0 || plan.needs[1].is_some() { 0 } else { behind };

@@ -104,7 +104,8 @@ impl Supply for Remapped {
     fn evictable(&self, central: &Central) -> u64 {
         let spaces: Vec<_> = central.spaces.iter().collect();
         let movable = central.arenas.movable_runs(&spaces, &|_, _| Movable::Idle);
-        let parts = movable.iter().flat_map(|movable| central.backing.pages.parts(&movable.pages));
+        let parts =
+            movable.iter().flat_map(|movable| central.backing.pages.parts_back(&movable.pages));
         // Only whole handles go back; idle pages of other chunks stay and serve blocks to come.
         let whole: u64 = parts.filter(is_whole).map(|part| bytes(&part)).sum();
         whole + central.backing.pages.spare()
@@ -123,11 +124,10 @@ impl Supply for Remapped {
         let movable = central.arenas.movable_runs(&spaces, &|_, _| Movable::Idle);
         let (mut whole, mut tail, mut head) = (0, 0, 0);
         let (mut beside, mut beside_head) = (0, 0);
-        let last = movable.len().saturating_sub(1);
-        for (at, movable) in movable.iter().enumerate() {
-            // The longest run comes last.
-            let is_longest = at == last;
-            for part in central.backing.pages.parts(&movable.pages) {
+        let longest = movable.iter().max_by_key(|movable| movable.bytes());
+        for movable in &movable {
+            let is_longest = longest.is_some_and(|longest| longest.run == movable.run);
+            for part in central.backing.pages.parts_back(&movable.pages) {
                 let bytes = bytes(&part);
                 let (is_whole, is_head) = (is_whole(&part), part.first == 0);
                 whole += if is_whole { bytes } else { 0 };
