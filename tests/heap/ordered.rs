@@ -133,3 +133,25 @@ fn freed_blocks_have_events_behind_them_a_batch_at_a_time_before_anybody_needs_m
     assert!((80..=110).contains(&recorded), "{recorded}");
     program.check();
 }
+
+#[test]
+fn a_program_that_misses_no_more_keeps_few_events() {
+    let mut program = Program::new("");
+    let (compute, copy) = (program.rig.stream(), program.rig.stream());
+    let room = program.malloc(GIB, compute);
+    program.free(room);
+    let other = program.malloc(2 * MIB, copy);
+    program.free(other);
+    let created = program.calls(CallKind::EventCreate);
+    for _ in 0..2000 {
+        let block = program.malloc(2 * MIB, compute);
+        program.launch(compute, 1);
+        program.free(block);
+        program.rig.gpu.host_spend(1_000_000);
+    }
+    assert!(program.calls(CallKind::EventRecord) > 100);
+    // Each is asked by the next one of its stream, and used again.
+    let more = program.calls(CallKind::EventCreate) - created;
+    assert!(more <= 4, "{more}");
+    program.check();
+}

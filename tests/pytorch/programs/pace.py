@@ -83,8 +83,8 @@ times = {TORCH: [], GRUYERE: [], NOBODY: []}
 counts = set()
 for _ in range(passes):
     for who in times:
-        time, operations = once(who)
-        times[who].append(time)
+        spent, operations = once(who)
+        times[who].append(spent)
         counts.add(operations)
 held = gpu.phantom.phantom_physical(0)
 torch_held = torch.cuda.memory_reserved()

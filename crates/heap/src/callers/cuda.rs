@@ -83,6 +83,12 @@ impl Heap {
                 return true;
             }
             device.record_stream(address, owner, user);
+            let freed = self.free(address);
+            // That free names no stream; this call does.
+            if let Some(_guard) = device.query_guard() {
+                device.streams.fence_lost(&*shared.driver, user);
+            }
+            return freed;
         }
         self.free(address)
     }

@@ -108,8 +108,8 @@ impl Device {
 
     /// Records events behind the frees so far, where streams pass memory to each other. An event
     /// that is recorded late also covers work that has nothing to do with the frees, and until that
-    /// is done the program takes fresh memory. Passing streams get theirs once a request needs
-    /// memory, but for `named`, which this call names.
+    /// is done the program takes fresh memory. `named`: the stream that this call names (a free of
+    /// torch's names none); other passing streams get their event in their next call.
     #[cold]
     #[inline(never)]
     pub(crate) fn fence_batch(
@@ -120,10 +120,12 @@ impl Device {
     ) {
         central.fence_at = central.freed + central.backing.held / BATCH_SHARE;
         drop(central);
-        if self.passes_memory(shared)
-            && let Some(_guard) = self.query_guard()
-        {
-            self.streams.fence_reachable(&*shared.driver, named);
+        let passes = self.passes_memory(shared) || named.is_some() && shared.shares();
+        let Some(_guard) = passes.then(|| self.query_guard()).flatten() else { return };
+        if named.is_some() {
+            self.fence(shared, named);
+        } else {
+            self.streams.fence_each(&*shared.driver, None);
         }
     }
 

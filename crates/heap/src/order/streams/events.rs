@@ -139,29 +139,10 @@ impl Streams {
         self.lost.contains(named) && self.fence_one(driver, named, Some(named))
     }
 
-    /// Records an event behind the frees of every stream that has some and can be used here. Leaves
-    /// the others as they are.
-    ///
-    /// Never call it while an announced capture is open on the device.
-    pub(crate) fn fence_reachable(&self, driver: &dyn Driver, named: Option<u32>) {
-        for number in self.unfenced_streams() {
-            let reach = {
-                let _fences = lock(&self.fences);
-                self.reach(number, named)
-            };
-            if matches!(reach, Reach::Here(_)) {
-                self.fence_one(driver, number, named);
-            }
-        }
-    }
-
-    fn fence_each(&self, driver: &dyn Driver, named: Option<u32>) -> bool {
-        self.unfenced_streams()
-            .fold(false, |any, number| self.fence_one(driver, number, named) | any)
-    }
-
-    fn unfenced_streams(&self) -> impl Iterator<Item = u32> {
-        self.unfenced.iter(self.count()).filter(|&number| number != ALL_STREAMS)
+    /// [`Streams::fence`], without an event behind all work of the device.
+    pub(crate) fn fence_each(&self, driver: &dyn Driver, named: Option<u32>) -> bool {
+        let unfenced = self.unfenced.iter(self.count()).filter(|&number| number != ALL_STREAMS);
+        unfenced.fold(false, |any, number| self.fence_one(driver, number, named) | any)
     }
 
     /// Where the handle of a stream may be used now, in a call that names stream `named`. Call it
@@ -288,6 +269,9 @@ impl Streams {
         if !is_quiet(driver.capture_status(self.device, handle)) {
             return false;
         }
+        // A program that misses no more asks for none of its events; each new one asks for those
+        // before it, so that they don't gather.
+        self.poll_stream(driver, &mut fences, number);
         let Some(event) = fences.spare.pop().or_else(|| driver.event_create(self.device).ok())
         else {
             return false;

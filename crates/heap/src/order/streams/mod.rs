@@ -4,7 +4,7 @@
 //! Every stream has epochs. A free on a stream belongs to the epoch that is open at that moment. A
 //! fence closes the open epoch: it records one event behind it. Once the event is done, the stream
 //! is past every free of that epoch and of all before it. So one event stands for any number of
-//! frees, and is recorded only when a request needs memory.
+//! frees; it is recorded when a request needs memory, and behind each batch of frees.
 //!
 //! ```text
 //!   epoch       1 -> 2 -> 3 ...   the open one; raised by the recorder (under `fences`) BEFORE it

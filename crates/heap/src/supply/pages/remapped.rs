@@ -12,6 +12,7 @@ use crate::supply::backing::Backing;
 use crate::supply::pages::chunks::Part;
 use crate::supply::{Idle, Supply, Way};
 use gruyere_record::Record;
+use std::cmp::Reverse;
 
 /// Retired views that stay mapped: work through those that retired last may still run.
 const KEPT: usize = 1024;
@@ -124,7 +125,8 @@ impl Supply for Remapped {
         let movable = central.arenas.movable_runs(&spaces, &|_, _| Movable::Idle);
         let (mut whole, mut tail, mut head) = (0, 0, 0);
         let (mut beside, mut beside_head) = (0, 0);
-        let longest = movable.iter().max_by_key(|movable| movable.bytes());
+        let longest =
+            movable.iter().max_by_key(|movable| (movable.bytes(), Reverse(movable.pages.start)));
         for movable in &movable {
             let is_longest = longest.is_some_and(|longest| longest.run == movable.run);
             for part in central.backing.pages.parts_back(&movable.pages) {
