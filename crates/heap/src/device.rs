@@ -160,7 +160,7 @@ impl Device {
 
     /// The stream that `handle` names, in a call in which the program names it. Also does for a
     /// passing stream what has waited for such a call: records the event behind its frees, if a
-    /// request has needed it.
+    /// request has needed it or a batch of frees was complete.
     ///
     /// # Errors
     /// [`Error::TooManyStreams`] if all numbers are in use; the driver's error if it cannot be

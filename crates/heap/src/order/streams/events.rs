@@ -134,7 +134,7 @@ impl Streams {
     }
 
     /// Records the event owed since the stream's last call, in a call that names it. That is one
-    /// event for each time that a request needed memory.
+    /// event for each time that a request needed memory or a batch of frees was complete.
     pub(crate) fn fence_lost(&self, driver: &dyn Driver, named: u32) -> bool {
         self.lost.contains(named) && self.fence_one(driver, named, Some(named))
     }
