@@ -48,16 +48,20 @@ pub trait Allocator {
     fn is_alone(&mut self) {}
     /// Reports the end of a training step or request.
     fn step(&mut self) {}
-    /// Returns unused memory to the device (`torch.cuda.empty_cache`).
+    /// Returns unused memory to the device (`torch.cuda.empty_cache`). By default there is none.
     ///
     /// # Errors
     /// [`AllocError::Driver`] if a driver call fails.
-    fn release(&mut self) -> Result<(), AllocError>;
-    /// Checks the allocator's books.
+    fn release(&mut self) -> Result<(), AllocError> {
+        Ok(())
+    }
+    /// Checks the allocator's books. By default there are none.
     ///
     /// # Errors
     /// If an invariant is broken: which one.
-    fn validate(&self) -> Result<(), String>;
+    fn validate(&self) -> Result<(), String> {
+        Ok(())
+    }
 }
 
 /// Errors of an allocator under replay.

@@ -263,12 +263,4 @@ impl Allocator for Perfect {
     fn record_stream(&mut self, _: DevicePtr, _: StreamHandle) -> Result<(), AllocError> {
         Ok(())
     }
-
-    fn release(&mut self) -> Result<(), AllocError> {
-        Ok(())
-    }
-
-    fn validate(&self) -> Result<(), String> {
-        Ok(())
-    }
 }

@@ -187,14 +187,6 @@ impl Allocator for Least {
     fn record_stream(&mut self, _: DevicePtr, _: StreamHandle) -> Result<(), AllocError> {
         Ok(())
     }
-
-    fn release(&mut self) -> Result<(), AllocError> {
-        Ok(())
-    }
-
-    fn validate(&self) -> Result<(), String> {
-        Ok(())
-    }
 }
 
 #[cfg(test)]

@@ -149,14 +149,6 @@ impl Allocator for Least {
         }
         Ok(())
     }
-
-    fn release(&mut self) -> Result<(), AllocError> {
-        Ok(())
-    }
-
-    fn validate(&self) -> Result<(), String> {
-        Ok(())
-    }
 }
 
 #[cfg(test)]

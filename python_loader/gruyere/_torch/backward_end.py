@@ -26,10 +26,12 @@ _LOOKS = 2
 
 
 def install(torch: Any) -> None:
-    """Register the exit handler. Called by enable(), after torch is imported: exit handlers run in
+    """Register the exit handler, once. Call it after torch is imported: exit handlers run in
     reverse order, so torch's run later."""
     run = getattr(torch.autograd.graph, "_engine_run_backward", None)
     if "_stash_obj_in_tls" in getattr(getattr(run, "__code__", None), "co_names", ()):
+        # Once, though a measured run and enable() both ask for it.
+        atexit.unregister(wait)
         atexit.register(wait)
 
 

@@ -45,12 +45,14 @@ functions = (ctypes.c_void_p * len(FUNCTIONS))(
 )
 trace = driver.torch_driver_open(path.encode())
 assert trace
-# One thread begins with the default stream, as the traced program did.
-first_ones = [0] if count == 1 else []
-more = driver.torch_driver_streams(trace) - len(first_ones)
-streams = [[torch.cuda.Stream() for _ in range(more)] for _ in range(count)]
-named = [[*first_ones, *(stream.cuda_stream for stream in own)] for own in streams]
-handles = [(ctypes.c_size_t * len(own))(*own) for own in named]
+number = driver.torch_driver_streams(trace)
+streams = [[torch.cuda.Stream() for _ in range(number)] for _ in range(count)]
+handles = [
+    (ctypes.c_size_t * number)(*(stream.cuda_stream for stream in own)) for own in streams
+]
+if count == 1:
+    # Its first one is the default stream, as the traced program's was.
+    handles[0][0] = 0
 
 
 def one(who, own):

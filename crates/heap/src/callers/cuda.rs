@@ -277,11 +277,7 @@ impl Device {
                 self.freed_otherwise(shared, guard, outcome)?;
             }
             Owned::Large(_, page) => {
-                let mut central = lock(&self.central);
-                central.free_large(page, &self.streams, address, start, Some(user))?;
-                if central.is_batch_freed() {
-                    self.fence_batch(shared, central, Some(user));
-                }
+                self.free_large(shared, page, address, start, Some(user))?;
             }
         }
         Some(())

@@ -68,7 +68,7 @@ impl Heap {
     #[inline(always)]
     pub fn free_large(&self, device: &Device, page: Page<'_>, address: u64) -> bool {
         let start = clock::now();
-        let done = device.free_large(&self.shared, page, address, start);
+        let done = device.free_large(&self.shared, page, address, start, None);
         if done.is_none() && page.is_split() {
             // The page was split since it was looked up: its cells have its blocks now.
             return self.free(address);
@@ -235,7 +235,8 @@ impl Device {
         }
     }
 
-    /// Frees the large block at `address`, which starts in `page`. `None`: no block starts there.
+    /// Frees the large block at `address`, which starts in `page`: not reused before its users, and
+    /// the stream `named` by this call, are past this moment. `None`: no block starts there.
     #[inline(always)]
     pub(crate) fn free_large(
         &self,
@@ -243,11 +244,12 @@ impl Device {
         page: Page<'_>,
         address: u64,
         start: u64,
+        named: Option<u32>,
     ) -> Option<()> {
         let mut central = lock(&self.central);
-        central.free_large(page, &self.streams, address, start, None)?;
+        central.free_large(page, &self.streams, address, start, named)?;
         if central.is_batch_freed() {
-            self.fence_batch(shared, central, None);
+            self.fence_batch(shared, central, named);
         }
         Some(())
     }

@@ -206,8 +206,4 @@ impl Allocator for CachingAllocator {
     fn release(&mut self) -> Result<(), AllocError> {
         Err(AllocError::Setup("the replay gives nothing back".to_owned()))
     }
-
-    fn validate(&self) -> Result<(), String> {
-        Ok(())
-    }
 }
