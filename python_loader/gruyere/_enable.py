@@ -16,6 +16,7 @@ from ._torch import (
     alloc_conf,
     backward_end,
     blame,
+    fsdp,
     nccl,
     profiler,
     stats,
@@ -156,6 +157,7 @@ def _enable(settings: dict[str, object], automatic: bool) -> None:
         profiler.install()
     _steps.install()
     streams.install()
+    fsdp.install()
 
 
 def _check_again(before: Enabled, settings: dict[str, object]) -> None:
