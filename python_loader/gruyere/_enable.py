@@ -16,6 +16,7 @@ from ._torch import (
     alloc_conf,
     backward_end,
     blame,
+    events,
     fsdp,
     nccl,
     profiler,
@@ -157,6 +158,7 @@ def _enable(settings: dict[str, object], automatic: bool) -> None:
         profiler.install()
     _steps.install()
     streams.install()
+    events.install()
     fsdp.install()
 
 

@@ -11,7 +11,7 @@ use super::process::{allow_waits, announce, config, current, forbid_waits, guard
 use super::torch::{CudaStream, handle};
 use super::{fork, run_file};
 use crate::file;
-use crate::heap::{Error, Lifetime, Phase, lifetime};
+use crate::heap::{Error, Lifetime, Mark, Phase, lifetime};
 use std::ffi::{CStr, OsStr, c_char, c_int};
 use std::os::unix::ffi::OsStrExt;
 
@@ -95,6 +95,39 @@ pub extern "C" fn gruyere_stream_ends(device: c_int, stream: CudaStream) -> c_in
         // Nothing has been allocated or announced.
         None => GRUYERE_OK,
     })
+}
+
+/// Returns a mark of the work that `stream` of `device` has so far, for [`gruyere_stream_waits`].
+/// Call it just before the program records an event on the stream. The marks of a process differ
+/// from each other.
+///
+/// Returns 0 if the stream captures, was not announced as lasting ([`gruyere_stream_lasts`]), or
+/// nothing was allocated yet: such an event tells the library nothing.
+#[unsafe(no_mangle)]
+pub extern "C" fn gruyere_mark_work(device: c_int, stream: CudaStream) -> u64 {
+    if fork::is_forked_child() {
+        return 0;
+    }
+    guarded(0, || {
+        let mark = current().and_then(|heap| heap.mark_work(i64::from(device), handle(stream)));
+        mark.and_then(Mark::to_bits).unwrap_or(0)
+    })
+}
+
+/// Reports that the program has made `stream` of `device` wait for an event. `mark` is what
+/// [`gruyere_mark_work`] returned just before the event was recorded, for the stream on which it
+/// was; 0 is ignored. Call it after the wait was added, and only if the event was not recorded
+/// again in between. What the marked stream had freed by then may serve `stream` at once.
+#[unsafe(no_mangle)]
+pub extern "C" fn gruyere_stream_waits(device: c_int, stream: CudaStream, mark: u64) {
+    if fork::is_forked_child() {
+        return;
+    }
+    guarded((), || {
+        if let (Some(heap), Some(mark)) = (current(), Mark::from_bits(mark)) {
+            heap.stream_waits(i64::from(device), handle(stream), mark);
+        }
+    });
 }
 
 fn stream_answer(result: Result<(), Error>) -> c_int {

@@ -21,6 +21,29 @@ pub const BACKINGS: [&str; 4] = [
 /// Those of [`BACKINGS`] that keep memory.
 pub const KEEPING: [&str; 3] = [BACKINGS[0], BACKINGS[1], BACKINGS[2]];
 
+/// The program makes one stream of `device` wait for what another has now, and tells the heap.
+/// False: the driver refused a call, which the heap is then not told of.
+pub fn wait_and_tell(
+    gpu: &Gpu,
+    heap: &Heap,
+    device: u32,
+    [waiting, other]: [StreamHandle; 2],
+) -> bool {
+    let mark = vouching(other.0, || heap.mark_work(device.into(), other));
+    let waits = as_program(|| {
+        let event = gpu.event_create(device)?;
+        let waits = gpu
+            .event_record(device, event, other.0)
+            .and_then(|()| gpu.stream_wait_event(device, waiting.0, event));
+        gpu.event_destroy(device, event)?;
+        waits
+    });
+    if let (Ok(()), Some(mark)) = (&waits, mark) {
+        vouching(waiting.0, || heap.stream_waits(device.into(), waiting, mark));
+    }
+    waits.is_ok()
+}
+
 /// A heap and its device.
 pub struct Rig {
     pub gpu: Arc<Gpu>,

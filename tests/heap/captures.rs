@@ -1,7 +1,7 @@
 //! CUDA graphs: the source of a capture's blocks, the calls allowed during a capture, and the reuse
 //! of a graph's memory. Every test runs under the oracle, one test per promise.
 
-use crate::common::{BACKINGS, DEFAULT, GIB, MIB, Rig};
+use crate::common::{BACKINGS, DEFAULT, GIB, MIB, Rig, wait_and_tell};
 use crate::world::World;
 use gruyere::driver::StreamHandle;
 use gruyere::heap::{Error, PoolState, Restored, StateError};
@@ -1323,15 +1323,12 @@ impl Program {
             Action::HostWait { stream } => {
                 let _ = as_program(|| gpu.stream_synchronize(0, self.stream(stream).0));
             }
-            Action::Join { waiting, other } => as_program(|| {
-                let event = gpu.event_create(0).unwrap();
-                if gpu.event_record(0, event, self.stream(other).0).is_ok() {
-                    // The legacy stream cannot join a capture.
-                    let waiting = self.streams[1 + waiting % (self.streams.len() - 1)];
-                    let _ = gpu.stream_wait_event(0, waiting.0, event);
-                }
-                gpu.event_destroy(0, event).unwrap();
-            }),
+            Action::Join { waiting, other } => {
+                // The legacy stream cannot join a capture.
+                let waiting = self.streams[1 + waiting % (self.streams.len() - 1)];
+                let streams = [waiting, self.stream(other)];
+                let _ = wait_and_tell(&gpu, &self.world.rig.heap, 0, streams);
+            }
             Action::OpenScope { pool } => {
                 // The heap would take an unannounced capture for the one that a pool scope expects.
                 if self.scopes.len() < 3 && self.announces_all {

@@ -21,6 +21,7 @@ mod phases;
 mod pool_failures;
 mod pool_states;
 mod pools;
+mod program_waits;
 mod promises;
 mod ranks;
 mod sites;

@@ -2,7 +2,7 @@
 //! graphs, destroyed streams and failing driver calls. Two live blocks never overlap; nothing is
 //! reused before stream order allows it; nothing is lost when a driver call fails.
 
-use crate::common::{DEFAULT, MIB, Rig};
+use crate::common::{DEFAULT, MIB, Rig, wait_and_tell};
 use gruyere::driver::StreamHandle;
 use gruyere::heap::{Error, Lifetime, Phase, lifetime};
 use gruyere_phantom::{CallKind, Config as GpuConfig, Injection, as_program, vouching};
@@ -27,10 +27,11 @@ enum Action {
         stream: usize,
         kernels: u64,
     },
-    /// One stream waits for another.
+    /// One stream waits for another. `told`: the heap is told.
     Join {
         waiting: usize,
         other: usize,
+        told: bool,
     },
     HostWait {
         stream: usize,
@@ -69,7 +70,9 @@ fn action() -> impl Strategy<Value = Action> {
             |(block, stream)| Action::RecordStream { block, stream }
         ),
         8 => (n.clone(), 1..6u64).prop_map(|(stream, kernels)| Action::Launch { stream, kernels }),
-        1 => (n.clone(), n.clone()).prop_map(|(waiting, other)| Action::Join { waiting, other }),
+        2 => (n.clone(), n.clone(), any::<bool>()).prop_map(
+            |(waiting, other, told)| Action::Join { waiting, other, told }
+        ),
         1 => n.clone().prop_map(|stream| Action::HostWait { stream }),
         2 => (1..200u64).prop_map(|microseconds| Action::HostSpend { microseconds }),
         2 => (n, any::<[bool; 2]>()).prop_map(
@@ -153,7 +156,11 @@ impl Program {
             Action::Launch { stream, kernels } => {
                 as_program(|| gpu.launch(0, self.stream(stream).0, kernels, 20_000)).unwrap();
             }
-            Action::Join { waiting, other } => as_program(|| {
+            Action::Join { waiting, other, told: true } => {
+                let streams = [waiting, other].map(|number| self.stream(number));
+                assert!(wait_and_tell(&gpu, &self.rig.heap, 0, streams));
+            }
+            Action::Join { waiting, other, told: false } => as_program(|| {
                 let event = gpu.event_create(0).unwrap();
                 gpu.event_record(0, event, self.stream(other).0).unwrap();
                 gpu.stream_wait_event(0, self.stream(waiting).0, event).unwrap();

@@ -12,7 +12,7 @@
 //! `PROPTEST_CASES=1500 cargo test --test heap ranks` runs 1,500 programs of each kind, three
 //! times.
 
-use crate::common::{GIB, MIB, Rig};
+use crate::common::{GIB, MIB, Rig, wait_and_tell};
 use gruyere::driver::StreamHandle;
 use gruyere::heap::Heap;
 use gruyere_phantom::{
@@ -240,12 +240,10 @@ impl<'a> Job<'a> {
             Action::Launch { stream: on, kernels } => {
                 as_program(|| gpu.launch(device, stream(on), kernels, KERNEL)).unwrap();
             }
-            Action::Join { waiting, other } => as_program(|| {
-                let event = gpu.event_create(device).unwrap();
-                gpu.event_record(device, event, stream(other)).unwrap();
-                gpu.stream_wait_event(device, stream(waiting), event).unwrap();
-                gpu.event_destroy(device, event).unwrap();
-            }),
+            Action::Join { waiting, other } => {
+                let streams = [waiting, other].map(|on| rank.streams[on]);
+                assert!(wait_and_tell(&gpu, &rank.heap, device, streams));
+            }
             Action::HostWait { stream: on } => {
                 as_program(|| gpu.stream_synchronize(device, stream(on))).unwrap();
             }

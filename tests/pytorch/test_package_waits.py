@@ -102,3 +102,87 @@ def test_what_was_chosen_stays_whatever_the_program_does(installed):
     held, said = turns(installed, GROUP.format(ranks=2), GRUYERE_CONF="waits:budget")
     assert held <= 80
     assert FORBIDDEN not in said
+
+
+# A stream frees a block with its work still to come; another is made to wait in some way, and asks
+# for as much. Prints of each way whether it got that block, and did not grow the heap.
+PASSED_ON = """
+import gruyere, json, torch
+gruyere.enable()
+other, waiting, third = (torch.cuda.Stream() for _ in range(3))
+
+def after(wait):
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    with torch.cuda.stream(other):
+        block = torch.empty(64 << 20, dtype=torch.uint8, device="cuda")
+        for _ in range(20):
+            block.fill_(1)
+        early = other.record_event()
+        del block
+    wait(early)
+    before = torch.cuda.memory_reserved()
+    with torch.cuda.stream(waiting):
+        torch.empty(64 << 20, dtype=torch.uint8, device="cuda")
+        return torch.cuda.memory_reserved() == before
+
+def on_the_current_stream(_):
+    event = torch.cuda.Event()
+    with torch.cuda.stream(other):
+        event.record()
+    with torch.cuda.stream(waiting):
+        event.wait()
+
+def recorded_elsewhere(_):
+    event = other.record_event()
+    event.record(third)
+    waiting.wait_event(event)
+
+def given_out(_):
+    event = other.record_event()
+    event.cuda_event
+    waiting.wait_event(event)
+
+def shared(_):
+    event = torch.cuda.Event(interprocess=True)
+    event.record(other)
+    waiting.wait_event(event)
+
+ways = {
+    "wait_stream": lambda _: waiting.wait_stream(other),
+    "wait_event": lambda _: waiting.wait_event(other.record_event()),
+    "wait": on_the_current_stream,
+    "none": lambda _: None,
+    "before the free": waiting.wait_event,
+    "by another stream": lambda _: third.wait_stream(other),
+    "recorded elsewhere": recorded_elsewhere,
+    "handle given out": given_out,
+    "shared with processes": shared,
+}
+print(json.dumps({name: after(wait) for name, wait in ways.items()}))
+"""
+
+
+def test_a_rank_whose_program_makes_a_stream_wait_passes_memory_to_it_and_no_other(installed):
+    lags = {"PHANTOM_KERNEL_NS": "1000000", "WORLD_SIZE": "2"}
+    passed = installed.code(PASSED_ON, **lags).check().report
+    gave = {name for name, passed_on in passed.items() if passed_on}
+    assert gave == {"wait_stream", "wait_event", "wait"}
+
+
+def test_of_an_event_that_threads_record_at_once_nobody_knows_which_record_was_last():
+    from gruyere._torch.events import _Recorded
+
+    recorded = _Recorded()
+    recorded.begin()
+    recorded.end(1)
+    assert recorded.mark == 1
+    recorded.begin()
+    assert recorded.mark == 0
+    recorded.begin()
+    recorded.end(2)
+    recorded.end(3)
+    assert recorded.mark == 0
+    recorded.begin()
+    recorded.end(4)
+    assert recorded.mark == 4

@@ -42,6 +42,8 @@ calls = {
     "gruyere_allow_waits": lambda f: f(),
     "gruyere_forbid_waits": lambda f: f(b"a test"),
     "gruyere_stream_lasts": lambda f: f(0, ctypes.c_void_p(64)),
+    "gruyere_mark_work": lambda f: f(0, ctypes.c_void_p(64)),
+    "gruyere_stream_waits": lambda f: f(0, ctypes.c_void_p(64), ctypes.c_uint64(1)),
     "gruyere_stream_ends": lambda f: f(0, ctypes.c_void_p(64)),
     "gruyere_tell_profiler": lambda f: f(1),
     "gruyere_check_configuration": lambda f: f(b"bogus:1", buffer, ctypes.c_size_t(4096)),

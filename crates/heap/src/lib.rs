@@ -66,6 +66,7 @@ mod sync;
 mod upkeep;
 
 pub use callers::cuda::{OwnedBlock, SyncPoint};
+pub use callers::program_waits::Mark;
 pub use device::{Device, Owned, is_large};
 pub use error::Error;
 pub use heap::{Heap, POISON_FREED, POISON_FRESH};

@@ -46,6 +46,13 @@ pub trait Allocator {
     /// Reports that the traced process was the only rank of its job; called before the first
     /// allocation.
     fn is_alone(&mut self) {}
+    /// Reports that the program is about to record an event on `stream`. Returns a mark of the work
+    /// that the stream has so far, if the allocator keeps account of the program's waits.
+    fn mark_work(&mut self, _device: DeviceId, _stream: StreamHandle) -> Option<u64> {
+        None
+    }
+    /// Reports that the program has made `stream` wait for the event recorded after `mark`.
+    fn stream_waits(&mut self, _device: DeviceId, _stream: StreamHandle, _mark: u64) {}
     /// Reports the end of a training step or request.
     fn step(&mut self) {}
     /// Returns unused memory to the device (`torch.cuda.empty_cache`). By default there is none.

@@ -7,6 +7,7 @@ use crate::allocator::{AllocError, Allocator};
 use crate::stage::{NewBlock, Stage, StageError};
 use crate::trace::{Op, Trace, rounded};
 use gruyere::driver::{DeviceId, DevicePtr, StreamHandle};
+use std::collections::HashMap;
 use std::fmt;
 
 /// The end of a replay.
@@ -148,6 +149,7 @@ pub fn replay_into<A: Allocator + ?Sized, S: Stage>(
         allocator.is_alone();
     }
     let mut announced = Announced::new(trace);
+    let mut marks = HashMap::new();
     let mut live = 0;
     for (index, &op) in trace.ops.iter().enumerate() {
         let program = |error| ReplayError::Program(index, error);
@@ -195,10 +197,20 @@ pub fn replay_into<A: Allocator + ?Sized, S: Stage>(
                 stage.launch(homes[stream as usize], stream, count).map_err(program)?;
             }
             Op::EventRecord { event, stream } => {
-                stage.record(homes[stream as usize], stream, event).map_err(program)?;
+                let home = homes[stream as usize];
+                let handle = stage.stream(home, stream).map_err(program)?;
+                announced.announce(allocator, (home as u8, stream), handle);
+                marks.insert(event, allocator.mark_work(home, handle));
+                stage.record(home, stream, event).map_err(program)?;
             }
             Op::StreamWait { event, stream } => {
-                stage.wait(homes[stream as usize], stream, event).map_err(program)?;
+                let home = homes[stream as usize];
+                stage.wait(home, stream, event).map_err(program)?;
+                if let Some(&Some(mark)) = marks.get(&event) {
+                    let handle = stage.stream(home, stream).map_err(program)?;
+                    announced.announce(allocator, (home as u8, stream), handle);
+                    allocator.stream_waits(home, handle, mark);
+                }
             }
             Op::HostWaitEvent { event } => stage.host_wait_event(event).map_err(program)?,
             Op::HostWaitStream { stream } => {

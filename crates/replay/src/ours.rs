@@ -129,6 +129,14 @@ impl Allocator for Gruyere {
         control::gruyere_allow_waits();
     }
 
+    fn mark_work(&mut self, device: DeviceId, stream: StreamHandle) -> Option<u64> {
+        Some(control::gruyere_mark_work(device as c_int, pointer(stream)))
+    }
+
+    fn stream_waits(&mut self, device: DeviceId, stream: StreamHandle, mark: u64) {
+        control::gruyere_stream_waits(device as c_int, pointer(stream), mark);
+    }
+
     fn step(&mut self) {
         (self.mark_step)();
     }

@@ -39,7 +39,7 @@
 use crate::number_set::NumberSet;
 use crate::order::pending::Wait;
 use crate::order::streams::{ALL_STREAMS, Streams};
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU8, Ordering};
 
 const UNKNOWN: u8 = 0;
@@ -81,22 +81,37 @@ impl Permission {
     }
 }
 
-/// The waits that the allocator has added.
+/// The waits between streams that the allocator has added, and those of the program that it was
+/// told of.
 #[derive(Default)]
 pub(crate) struct Order {
-    /// By (waiter, stream): the last epoch of `stream` that is ordered before the waiter's work to
-    /// come.
-    epochs: HashMap<(u32, u32), u64>,
+    /// By waiter, by stream: what of the stream is ordered before the waiter's work to come.
+    behind: HashMap<u32, HashMap<u32, Behind>>,
 }
 
+/// What of a stream is ordered before the later work of one that waits for it.
+#[derive(Default)]
+struct Behind {
+    /// Its last epoch.
+    epoch: u64,
+    /// That epoch and earlier ones, each with the waiter's open epoch when the wait had been added:
+    /// also ordered before whatever waits for the waiter's work up to that epoch or a later one.
+    /// The latest [`KEPT`].
+    since: VecDeque<(u64, u64)>,
+}
+
+/// Waits of one stream for another that are kept for streams that wait for the first: it may have
+/// gone on waiting before they do.
+const KEPT: usize = 16;
+
 impl Order {
-    /// The last epoch of `stream` that comes before the later work of `waiter`, by the allocator's
-    /// waits.
+    /// The last epoch of `stream` that comes before the later work of `waiter`, by these waits.
     pub(crate) fn of(&self, waiter: u32, stream: u32) -> u64 {
         if waiter == stream && stream != ALL_STREAMS {
             u64::MAX
         } else {
-            self.epochs.get(&(waiter, stream)).copied().unwrap_or(0)
+            let known = self.behind.get(&waiter).and_then(|streams| streams.get(&stream));
+            known.map_or(0, |behind| behind.epoch)
         }
     }
 
@@ -106,20 +121,47 @@ impl Order {
         streams.completed(stream) >= epoch || self.of(waiter, stream) >= epoch
     }
 
+    /// Notes that the allocator has made `waiter` wait for `stream` up to `epoch`.
     pub(crate) fn add(&mut self, waiter: u32, stream: u32, epoch: u64) {
-        let known = self.epochs.entry((waiter, stream)).or_default();
-        *known = epoch.max(*known);
+        let behind = self.behind.entry(waiter).or_default().entry(stream).or_default();
+        behind.epoch = epoch.max(behind.epoch);
     }
 
-    /// Whether no stream has been made to wait.
+    /// Notes that the program has made `waiter`, whose open epoch is `open`, wait for `stream` up
+    /// to `epoch`, and so for what the program has made that work wait for.
+    pub(crate) fn add_of_program(&mut self, (waiter, open): (u32, u64), stream: u32, epoch: u64) {
+        let inherited = self.behind.get(&stream).into_iter().flatten();
+        let of_others = inherited.filter(|&(&other, _)| other != waiter);
+        let of_others = of_others.filter_map(|(&other, behind)| {
+            let known = behind.since.iter().rev().find(|(open, _)| *open <= epoch);
+            known.map(|&(_, epoch)| (other, epoch))
+        });
+        let orders: Vec<(u32, u64)> = of_others.chain([(stream, epoch)]).collect();
+        let streams = self.behind.entry(waiter).or_default();
+        for (stream, epoch) in orders {
+            let behind = streams.entry(stream).or_default();
+            if epoch > behind.epoch {
+                behind.epoch = epoch;
+                behind.since.push_back((open, epoch));
+                if behind.since.len() > KEPT {
+                    behind.since.pop_front();
+                }
+            }
+        }
+    }
+
+    /// Whether no wait is known.
     pub(crate) fn is_empty(&self) -> bool {
-        self.epochs.is_empty()
+        self.behind.is_empty()
     }
 
     /// Forgets streams whose numbers will pass to others.
     pub(crate) fn forget(&mut self, numbers: &[u32]) {
         let mut gone = NumberSet::default();
         numbers.iter().for_each(|&number| gone.insert(number));
-        self.epochs.retain(|&(waiter, stream), _| !gone.contains(waiter) && !gone.contains(stream));
+        self.behind.retain(|&waiter, streams| {
+            streams.retain(|&stream, _| !gone.contains(stream));
+            !gone.contains(waiter) && !streams.is_empty()
+        });
     }
 }

@@ -10,6 +10,8 @@
 //!   epoch       1 -> 2 -> 3 ...   the open one; raised by the recorder (under `fences`) BEFORE it
 //!                                 records the event. A free reads it after its stream's last use
 //!                                 was enqueued: if it reads e, the event of e is recorded later.
+//!                                 Raised likewise before the program records an event: that epoch
+//!                                 has no event of ours until that of a later one.
 //!   completed   0 -> ... < epoch  the stream is past all frees up to it; raised by the thread that
 //!                                 saw an event done or synchronised the device, never lowered.
 //!   unfenced    out <-> in        in the set: a free may belong to the open epoch. Put in by the
@@ -171,6 +173,16 @@ impl Streams {
         let epoch = known.epoch.load(Ordering::Acquire);
         self.unfenced.insert(stream);
         epoch
+    }
+
+    /// The open epoch of `stream`.
+    pub(crate) fn open_epoch(&self, stream: u32) -> u64 {
+        self.get(stream).map_or(u64::MAX, |stream| stream.epoch.load(Ordering::Acquire))
+    }
+
+    /// Closes and returns the open epoch of `stream`: later frees belong to the next.
+    pub(crate) fn close_epoch(&self, stream: u32) -> u64 {
+        self.get(stream).map_or(0, |stream| stream.epoch.fetch_add(1, Ordering::SeqCst))
     }
 
     /// [`Streams::note_free`] for a free that waits for `stream`.

@@ -80,6 +80,18 @@ impl Streams {
         is_quiet(driver.capture_status(self.device, handle)).then_some(number)
     }
 
+    /// [`Streams::resolve_lasting`] that gives a number to a stream that has none yet.
+    pub(crate) fn resolve_announced(
+        &self,
+        driver: &dyn Driver,
+        handle: StreamHandle,
+    ) -> Option<u32> {
+        if handle.0 > 1 {
+            self.announced(handle)?;
+        }
+        self.resolve_lasting(driver, handle)
+    }
+
     fn is_announced(&self, handle: StreamHandle) -> bool {
         lock(&self.numbers).lasting.contains(&handle.0)
     }

@@ -1,0 +1,107 @@
+//! The waits between streams that the program adds itself: `cudaStreamWaitEvent` after
+//! `cudaEventRecord`, torch's `Stream.wait_stream`, `wait_event`.
+//!
+//! Work that a stream gets after such a wait comes after all that the other stream had before the
+//! event. So what that stream had freed by then is ordered before the waiting stream's later work,
+//! as with a wait that the allocator adds ([`crate::order::waits`]), though no wait is added and
+//! none can close a cycle. Whoever sees the program's calls tells the heap in two steps:
+//!
+//! 1. Before the event is recorded, [`Heap::mark_work`] closes the open epoch of its stream. A free
+//!    of that epoch comes after its block's last use was enqueued and before the record, so the
+//!    event is behind that use.
+//! 2. After the wait is added, [`Heap::stream_waits`] notes the order. A request that sees it comes
+//!    after the wait, and so does the work on what it gets.
+//!
+//! The stream is then also behind what the marked one had waited for by its mark
+//! ([`crate::order::waits::Order::add_of_program`]).
+//!
+//! A stream that captures does not get its work in this order: a mark or a wait during a capture
+//! tells nothing, and is ignored.
+
+use crate::driver::StreamHandle;
+use crate::heap::Heap;
+use crate::order::streams::{MAX_STREAMS, NUMBERS};
+use crate::shared::MAX_DEVICES;
+use crate::sync::lock;
+
+const STREAM_BITS: u32 = NUMBERS.ilog2();
+const DEVICE_BITS: u32 = 8;
+const EPOCH_BITS: u32 = u64::BITS - STREAM_BITS - DEVICE_BITS;
+const _: () = assert!(NUMBERS.is_power_of_two() && MAX_STREAMS < NUMBERS as usize);
+const _: () = assert!(MAX_DEVICES <= 1 << DEVICE_BITS);
+
+/// The work that a stream had at one moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mark {
+    device: u32,
+    stream: u32,
+    epoch: u64,
+}
+
+impl Mark {
+    /// The mark as one number, never 0. `None`: its epoch has too many digits.
+    #[must_use]
+    pub fn to_bits(self) -> Option<u64> {
+        let Self { device, stream, epoch } = self;
+        let place = u64::from(device) << STREAM_BITS | u64::from(stream);
+        (epoch >> EPOCH_BITS == 0).then_some(place << EPOCH_BITS | epoch)
+    }
+
+    /// The inverse of [`Mark::to_bits`]; `None` for 0.
+    #[must_use]
+    pub fn from_bits(bits: u64) -> Option<Self> {
+        let (place, epoch) = (bits >> EPOCH_BITS, bits & ((1 << EPOCH_BITS) - 1));
+        let (device, stream) = (place >> STREAM_BITS, place & u64::from(NUMBERS - 1));
+        (epoch > 0).then_some(Self { device: device as u32, stream: stream as u32, epoch })
+    }
+}
+
+impl Heap {
+    /// The work that `stream` of `device` has so far: call it just before the program records an
+    /// event on the stream. `None`: the stream captures, it may end without notice, there is no
+    /// such device, or the mark would be of no use.
+    pub fn mark_work(&self, device: i64, stream: StreamHandle) -> Option<Mark> {
+        // The allocator adds the waits that it needs, and to know the program's gains nothing.
+        if self.shared.waits_to_hold_less() {
+            return None;
+        }
+        let device = self.device(device).ok()?;
+        let number = device.streams.resolve_announced(&*self.shared.questions, stream)?;
+        let epoch = device.streams.close_epoch(number);
+        Some(Mark { device: device.id, stream: number, epoch })
+    }
+
+    /// The program has made `stream` of `device` wait for an event that was recorded after `mark`
+    /// was made, on the same stream. A wait for a stream of another device is ignored.
+    pub fn stream_waits(&self, device: i64, stream: StreamHandle, mark: Mark) {
+        let Ok(device) = self.device(device) else { return };
+        let waiter = device.streams.resolve_announced(&*self.shared.questions, stream);
+        if let Some(waiter) = waiter.filter(|&waiter| waiter != mark.stream)
+            && device.id == mark.device
+        {
+            let mut central = lock(&device.central);
+            let open = device.streams.open_epoch(waiter);
+            central.order.add_of_program((waiter, open), mark.stream, mark.epoch);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mark_is_a_number_other_than_0_and_back() {
+        for device in [0, MAX_DEVICES - 1] {
+            for stream in [0, 1, MAX_STREAMS as u32] {
+                for epoch in [1, 77, (1 << EPOCH_BITS) - 1] {
+                    let mark = Mark { device, stream, epoch };
+                    let bits = mark.to_bits().unwrap();
+                    assert!(bits != 0 && Mark::from_bits(bits) == Some(mark));
+                }
+            }
+        }
+        assert_eq!(Mark::from_bits(0), None);
+        assert_eq!(Mark { device: 0, stream: 0, epoch: 1 << EPOCH_BITS }.to_bits(), None);
+    }
+}
