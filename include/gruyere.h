@@ -721,8 +721,10 @@ int gruyere_stream_ends(int device, GruyereStream stream);
 // Call it just before the program records an event on the stream. The marks of a process differ
 // from each other.
 //
-// Returns 0 if the stream captures, was not announced as lasting ([`gruyere_stream_lasts`]), or
-// nothing was allocated yet: such an event tells the library nothing.
+// Returns 0 where the event tells the library nothing: the stream captures, or is neither a
+// default stream nor announced as lasting ([`gruyere_stream_lasts`]); nothing was allocated on the
+// device yet; memory does not pass between streams; or streams wait for each other already to
+// hold less (`waits:budget`).
 uint64_t gruyere_mark_work(int device, GruyereStream stream);
 
 // Reports that the program has made `stream` of `device` wait for an event. `mark` is what

@@ -101,8 +101,10 @@ pub extern "C" fn gruyere_stream_ends(device: c_int, stream: CudaStream) -> c_in
 /// Call it just before the program records an event on the stream. The marks of a process differ
 /// from each other.
 ///
-/// Returns 0 if the stream captures, was not announced as lasting ([`gruyere_stream_lasts`]), or
-/// nothing was allocated yet: such an event tells the library nothing.
+/// Returns 0 where the event tells the library nothing: the stream captures, or is neither a
+/// default stream nor announced as lasting ([`gruyere_stream_lasts`]); nothing was allocated on the
+/// device yet; memory does not pass between streams; or streams wait for each other already to
+/// hold less (`waits:budget`).
 #[unsafe(no_mangle)]
 pub extern "C" fn gruyere_mark_work(device: c_int, stream: CudaStream) -> u64 {
     if fork::is_forked_child() {

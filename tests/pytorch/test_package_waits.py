@@ -138,13 +138,13 @@ def recorded_elsewhere(_):
     event.record(third)
     waiting.wait_event(event)
 
-def given_out(_):
+def given_out(_, name="cuda_event"):
     event = other.record_event()
-    event.cuda_event
+    getattr(event, name)
     waiting.wait_event(event)
 
-def shared(_):
-    event = torch.cuda.Event(interprocess=True)
+def of_its_own_kind(kind):
+    event = torch.cuda.Event(**{kind: True})
     event.record(other)
     waiting.wait_event(event)
 
@@ -157,7 +157,9 @@ ways = {
     "by another stream": lambda _: third.wait_stream(other),
     "recorded elsewhere": recorded_elsewhere,
     "handle given out": given_out,
-    "shared with processes": shared,
+    "handle given out as an id": lambda _: given_out(_, "event_id"),
+    "shared with processes": lambda _: of_its_own_kind("interprocess"),
+    "recorded by graphs": lambda _: of_its_own_kind("external"),
 }
 print(json.dumps({name: after(wait) for name, wait in ways.items()}))
 """
@@ -186,3 +188,9 @@ def test_of_an_event_that_threads_record_at_once_nobody_knows_which_record_was_l
     recorded.begin()
     recorded.end(4)
     assert recorded.mark == 4
+    recorded.begin()
+    recorded.give_up()
+    recorded.end(5)
+    recorded.begin()
+    recorded.end(6)
+    assert recorded.mark == 0

@@ -4,11 +4,11 @@ After such a wait, what the other stream had freed before its event may serve th
 once (crates/heap/src/callers/program_waits.rs). Ranks of a job gain by it: the library adds no
 waits of its own there.
 
-In torch's Python interface every wait goes through `torch.cuda.Event.record` and
-`torch.cuda.Event.wait`, those of `torch.cuda.Stream` too. What C++ code makes streams wait for
-(autograd, NCCL's process groups) is not seen, which costs memory at most. An event that others may
-record without being seen is not followed: one that is shared with other processes, and one whose
-handle the program has asked for.
+The waits of `torch.cuda.Stream` go through `torch.cuda.Event.record` and `torch.cuda.Event.wait`.
+What else makes streams wait (autograd and NCCL's process groups in C++, `torch.Event`) is not seen,
+which costs memory at most. An event that may be recorded without being seen is not followed: one
+that graphs record at each replay (`external`), one that is shared with other processes, and one
+whose handle the program has asked for.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from typing import Any, Callable, Optional
 
 from .._native import library
 
-_lock = threading.Lock()
+# Reentrant for signal handlers.
+_lock = threading.RLock()
 _installed = False
 # The attribute of an event with its `_Recorded`.
 _NAME = "_gruyere_recorded"
@@ -45,12 +46,19 @@ class _Recorded:
             self.under_way += 1
             self.mark = 0
 
+    def give_up(self) -> None:
+        with _lock:
+            self.mark = 0
+            # As if a call were never to end.
+            self.under_way += 1
+            self.clash = True
+
     def end(self, mark: int) -> None:
         with _lock:
-            self.under_way -= 1
             if not self.clash:
                 self.mark = mark
-            elif self.under_way == 0:
+            self.under_way -= 1
+            if self.under_way == 0:
                 self.clash = False
 
 
@@ -80,11 +88,12 @@ def install() -> None:
             enable_timing: bool = False,
             blocking: bool = False,
             interprocess: bool = False,
-            *arguments: Any,
+            *external: Any,
             **named: Any,
         ) -> Any:
-            made = make(cls, enable_timing, blocking, interprocess, *arguments, **named)
-            if not interprocess:
+            made = make(cls, enable_timing, blocking, interprocess, *external, **named)
+            # A new torch may have other kinds of events.
+            if not (interprocess or external or named):
                 setattr(made, _NAME, _Recorded())
             return made
 
@@ -98,8 +107,8 @@ def install() -> None:
                 return record(self, stream)
             if stream is None:
                 stream = current_stream()
-            recorded.begin()
             mark = 0
+            recorded.begin()
             try:
                 handle = getattr(stream, "cuda_stream", None)
                 mark = 0 if handle is None else mark_work(stream.device_index, handle)
@@ -129,12 +138,21 @@ def install() -> None:
 
         return told
 
-    def cuda_event(self: Any) -> int:
-        # Whoever has the handle may record the event.
-        self.__dict__.pop(_NAME, None)
-        return base.cuda_event.__get__(self)
+    def given_out(name: str) -> property:
+        handle = getattr(base, name)
+
+        def get(self: Any) -> int:
+            # Whoever has the handle may record the event.
+            recorded = self.__dict__.pop(_NAME, None)
+            if recorded is not None:
+                recorded.give_up()
+            return handle.__get__(self)
+
+        return property(get)
 
     event.__new__ = new(event.__new__)  # type: ignore[method-assign, assignment]
     event.record = record(event.record)  # type: ignore[method-assign, assignment]
     event.wait = wait(event.wait)  # type: ignore[method-assign, assignment]
-    event.cuda_event = property(cuda_event)  # type: ignore[assignment, misc]
+    for name in ("cuda_event", "event_id"):
+        if hasattr(base, name):
+            setattr(event, name, given_out(name))

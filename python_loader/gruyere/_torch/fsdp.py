@@ -3,9 +3,11 @@
 FSDP allocates a sharded gradient on the stream of its reduction; the optimizer reads it on the
 program's own stream, and `zero_grad` frees it, perhaps long before that is done. torch's allocator
 gives the block to the reduction's stream alone, which by then waits for the program's; so FSDP
-calls no `record_stream`. Gruyère may give it to any stream once the reduction's is past the free:
-a loader's could write into a gradient that the optimizer is still to read. From torch 2.15 on FSDP2
-says who reads it, to allocators that ask (`fsdp::record_grad_output_stream`).
+calls no `record_stream`. Gruyère may give it to any stream once the reduction's is past the free: a
+loader's could write into a gradient that the optimizer is still to read. From torch 2.15 on FSDP2
+says who reads it, to allocators that ask (`fsdp::record_grad_output_stream`). The buffers of an
+all-reduce (before torch 2.15) and of a gather that no further one follows are freed after the
+program's stream has waited for them, and not their own.
 """
 
 from __future__ import annotations
@@ -69,6 +71,11 @@ def _implement(collectives: ModuleType) -> None:
 
 
 def _wrap_fsdp2(group: ModuleType) -> None:
+    _wrap_reduce(group)
+    _wrap_release(group)
+
+
+def _wrap_reduce(group: ModuleType) -> None:
     """FSDP2 of earlier torch: record the caller's stream on what a reduction leaves."""
     import torch
 
@@ -80,14 +87,42 @@ def _wrap_fsdp2(group: ModuleType) -> None:
     @functools.wraps(reduce)
     def recorded(parameters: Any, *arguments: Any, **named: Any) -> Any:
         result = reduce(parameters, *arguments, **named)
-        for parameter in parameters:
-            gradient = getattr(parameter.sharded_param, "grad", None)
-            local = getattr(gradient, "_local_tensor", None)
-            if local is not None and local.is_cuda:
-                local.record_stream(torch.cuda.current_stream(local.device))
+        if torch.compiler.is_compiling():
+            return result
+        gradients = (getattr(parameter.sharded_param, "grad", None) for parameter in parameters)
+        for gradient in gradients:
+            _record_current(getattr(gradient, "_local_tensor", None))
+        # The buffer of an all-reduce among them.
+        for buffer in result if isinstance(result, tuple) else ():
+            _record_current(buffer)
         return result
 
     group.foreach_reduce = recorded  # type: ignore[attr-defined]
+
+
+def _wrap_release(group: ModuleType) -> None:
+    """FSDP2 of torch 2.15 and later: record the current stream on a gather's output, which may be
+    freed when that stream alone has waited for its last use."""
+    context = getattr(group, "FSDPCommContext", None)
+    release = getattr(context, "release_all_gather_state_on_current_stream", None)
+    if context is None or release is None:
+        return
+
+    @functools.wraps(release)
+    def recorded(self: Any) -> None:
+        gathered = getattr(self.all_gather_state, "all_gather_result", None)
+        _record_current(getattr(gathered, "all_gather_output", None))
+        release(self)
+
+    context.release_all_gather_state_on_current_stream = recorded
+
+
+def _record_current(buffer: Any) -> None:
+    """Record the calling thread's stream on `buffer`, if that is memory of a device."""
+    import torch
+
+    if isinstance(buffer, torch.Tensor) and buffer.is_cuda:
+        buffer.record_stream(torch.cuda.current_stream(buffer.device))
 
 
 def _wrap_fsdp1(runtime: ModuleType) -> None:

@@ -22,7 +22,6 @@ use crate::driver::StreamHandle;
 use crate::heap::Heap;
 use crate::order::streams::{MAX_STREAMS, NUMBERS};
 use crate::shared::MAX_DEVICES;
-use crate::sync::lock;
 
 const STREAM_BITS: u32 = NUMBERS.ilog2();
 const DEVICE_BITS: u32 = 8;
@@ -58,30 +57,32 @@ impl Mark {
 
 impl Heap {
     /// The work that `stream` of `device` has so far: call it just before the program records an
-    /// event on the stream. `None`: the stream captures, it may end without notice, there is no
-    /// such device, or the mark would be of no use.
+    /// event on the stream. `None`: the stream captures, it may end without notice, nothing was
+    /// allocated on the device, or the mark would be of no use.
     pub fn mark_work(&self, device: i64, stream: StreamHandle) -> Option<Mark> {
-        // The allocator adds the waits that it needs, and to know the program's gains nothing.
-        if self.shared.waits_to_hold_less() {
+        // Where the allocator adds the waits that it needs, to know the program's gains nothing.
+        if !self.shared.shares() || self.shared.waits_to_hold_less() {
             return None;
         }
-        let device = self.device(device).ok()?;
+        let device = self.device_in_use(device).ok()??;
         let number = device.streams.resolve_announced(&*self.shared.questions, stream)?;
         let epoch = device.streams.close_epoch(number);
         Some(Mark { device: device.id, stream: number, epoch })
     }
 
     /// The program has made `stream` of `device` wait for an event that was recorded after `mark`
-    /// was made, on the same stream. A wait for a stream of another device is ignored.
+    /// was made, on the same stream. Ignored are a wait for a stream of another device, and one
+    /// noted while another thread has the device's lock: it may hold it for long, and the program's
+    /// next work must not stand behind that.
     pub fn stream_waits(&self, device: i64, stream: StreamHandle, mark: Mark) {
-        let Ok(device) = self.device(device) else { return };
+        let Ok(Some(device)) = self.device_in_use(device) else { return };
+        // A number is forgotten under this lock, once its stream has ended.
+        let Some(mut central) = device.central.try_lock() else { return };
         let waiter = device.streams.resolve_announced(&*self.shared.questions, stream);
         if let Some(waiter) = waiter.filter(|&waiter| waiter != mark.stream)
             && device.id == mark.device
         {
-            let mut central = lock(&device.central);
-            let open = device.streams.open_epoch(waiter);
-            central.order.add_of_program((waiter, open), mark.stream, mark.epoch);
+            central.order.add_of_program(&device.streams, waiter, (mark.stream, mark.epoch));
         }
     }
 }

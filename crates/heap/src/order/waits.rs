@@ -127,9 +127,10 @@ impl Order {
         behind.epoch = epoch.max(behind.epoch);
     }
 
-    /// Notes that the program has made `waiter`, whose open epoch is `open`, wait for `stream` up
-    /// to `epoch`, and so for what the program has made that work wait for.
-    pub(crate) fn add_of_program(&mut self, (waiter, open): (u32, u64), stream: u32, epoch: u64) {
+    /// Notes that the program has made `waiter` wait for a stream up to an epoch, and so for what
+    /// the program has made that work wait for. Forgets what `waiter` need not wait for any more.
+    pub(crate) fn add_of_program(&mut self, streams: &Streams, waiter: u32, (stream, epoch): Wait) {
+        let open = streams.open_epoch(waiter);
         let inherited = self.behind.get(&stream).into_iter().flatten();
         let of_others = inherited.filter(|&(&other, _)| other != waiter);
         let of_others = of_others.filter_map(|(&other, behind)| {
@@ -137,9 +138,9 @@ impl Order {
             known.map(|&(_, epoch)| (other, epoch))
         });
         let orders: Vec<(u32, u64)> = of_others.chain([(stream, epoch)]).collect();
-        let streams = self.behind.entry(waiter).or_default();
+        let row = self.behind.entry(waiter).or_default();
         for (stream, epoch) in orders {
-            let behind = streams.entry(stream).or_default();
+            let behind = row.entry(stream).or_default();
             if epoch > behind.epoch {
                 behind.epoch = epoch;
                 behind.since.push_back((open, epoch));
@@ -147,6 +148,10 @@ impl Order {
                     behind.since.pop_front();
                 }
             }
+        }
+        row.retain(|&stream, behind| behind.epoch > streams.completed(stream));
+        if row.is_empty() {
+            self.behind.remove(&waiter);
         }
     }
 
