@@ -4,7 +4,7 @@
 use gruyere::config::Config;
 use gruyere::driver::{Driver, StreamHandle};
 use gruyere::heap::Heap;
-use gruyere_phantom::{Config as GpuConfig, Gpu, StreamKind, as_program, vouching};
+use gruyere_phantom::{Config as GpuConfig, Gpu, SimResult, StreamKind, as_program, vouching};
 use gruyere_phantom_driver::PhantomDriver;
 use std::sync::Arc;
 
@@ -21,8 +21,20 @@ pub const BACKINGS: [&str; 4] = [
 /// Those of [`BACKINGS`] that keep memory.
 pub const KEEPING: [&str; 3] = [BACKINGS[0], BACKINGS[1], BACKINGS[2]];
 
-/// The program makes one stream of `device` wait for what another has now, and tells the heap.
-/// False: the driver refused a call, which the heap is then not told of.
+/// The program makes one stream of `device` wait for what another has now.
+pub fn wait(gpu: &Gpu, device: u32, [waiting, other]: [StreamHandle; 2]) -> SimResult<()> {
+    as_program(|| {
+        let event = gpu.event_create(device)?;
+        let waits = gpu
+            .event_record(device, event, other.0)
+            .and_then(|()| gpu.stream_wait_event(device, waiting.0, event));
+        gpu.event_destroy(device, event)?;
+        waits
+    })
+}
+
+/// [`wait`], and the program tells the heap. False: the driver refused a call, which the heap is
+/// then not told of.
 pub fn wait_and_tell(
     gpu: &Gpu,
     heap: &Heap,
@@ -30,14 +42,7 @@ pub fn wait_and_tell(
     [waiting, other]: [StreamHandle; 2],
 ) -> bool {
     let mark = vouching(other.0, || heap.mark_work(device.into(), other));
-    let waits = as_program(|| {
-        let event = gpu.event_create(device)?;
-        let waits = gpu
-            .event_record(device, event, other.0)
-            .and_then(|()| gpu.stream_wait_event(device, waiting.0, event));
-        gpu.event_destroy(device, event)?;
-        waits
-    });
+    let waits = wait(gpu, device, [waiting, other]);
     if let (Ok(()), Some(mark)) = (&waits, mark) {
         vouching(waiting.0, || heap.stream_waits(device.into(), waiting, mark));
     }

@@ -1,7 +1,7 @@
 //! CUDA graphs: the source of a capture's blocks, the calls allowed during a capture, and the reuse
 //! of a graph's memory. Every test runs under the oracle, one test per promise.
 
-use crate::common::{BACKINGS, DEFAULT, GIB, MIB, Rig, wait_and_tell};
+use crate::common::{BACKINGS, DEFAULT, GIB, MIB, Rig, wait, wait_and_tell};
 use crate::world::World;
 use gruyere::driver::StreamHandle;
 use gruyere::heap::{Error, PoolState, Restored, StateError};
@@ -61,11 +61,7 @@ impl World {
 
     /// Another stream joins the capture of the first.
     fn fork(&self, from: StreamHandle, to: StreamHandle) {
-        as_program(|| {
-            let event = self.rig.gpu.event_create(0).unwrap();
-            self.rig.gpu.event_record(0, event, from.0).unwrap();
-            self.rig.gpu.stream_wait_event(0, to.0, event).unwrap();
-        });
+        wait(&self.rig.gpu, 0, [to, from]).unwrap();
     }
 
     fn captured(&self) -> u64 {

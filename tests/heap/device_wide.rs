@@ -2,7 +2,7 @@
 //! stream at once; `cudaFree` frees it once the whole device is past it, `cudaFreeAsync` once one
 //! stream is; whatever the program's streams, captures and synchronisations do meanwhile.
 
-use crate::common::{DEFAULT, GIB, MIB, Rig};
+use crate::common::{DEFAULT, GIB, MIB, Rig, wait};
 use gruyere::driver::StreamHandle;
 use gruyere::heap::Error;
 use gruyere_phantom::{
@@ -218,12 +218,7 @@ impl Program {
                     && self.blocks[at].is_streams
                 {
                     let (to, address) = (stream % count, self.blocks[at].address);
-                    as_program(|| {
-                        let event = gpu.event_create(0).unwrap();
-                        gpu.event_record(0, event, self.streams[of].0).unwrap();
-                        gpu.stream_wait_event(0, self.streams[to].0, event).unwrap();
-                        gpu.event_destroy(0, event).unwrap();
-                    });
+                    wait(&gpu, 0, [self.streams[to], self.streams[of]]).unwrap();
                     gpu.block_record_stream(address, 0, self.streams[to].0);
                     self.blocks[at].freed = Freed::On(to);
                     self.free(at, false);

@@ -2,7 +2,7 @@
 //! graphs, destroyed streams and failing driver calls. Two live blocks never overlap; nothing is
 //! reused before stream order allows it; nothing is lost when a driver call fails.
 
-use crate::common::{DEFAULT, MIB, Rig, wait_and_tell};
+use crate::common::{DEFAULT, MIB, Rig, wait, wait_and_tell};
 use gruyere::driver::StreamHandle;
 use gruyere::heap::{Error, Lifetime, Phase, lifetime};
 use gruyere_phantom::{CallKind, Config as GpuConfig, Injection, as_program, vouching};
@@ -156,16 +156,14 @@ impl Program {
             Action::Launch { stream, kernels } => {
                 as_program(|| gpu.launch(0, self.stream(stream).0, kernels, 20_000)).unwrap();
             }
-            Action::Join { waiting, other, told: true } => {
+            Action::Join { waiting, other, told } => {
                 let streams = [waiting, other].map(|number| self.stream(number));
-                assert!(wait_and_tell(&gpu, &self.rig.heap, 0, streams));
+                if told {
+                    assert!(wait_and_tell(&gpu, &self.rig.heap, 0, streams));
+                } else {
+                    wait(&gpu, 0, streams).unwrap();
+                }
             }
-            Action::Join { waiting, other, told: false } => as_program(|| {
-                let event = gpu.event_create(0).unwrap();
-                gpu.event_record(0, event, self.stream(other).0).unwrap();
-                gpu.stream_wait_event(0, self.stream(waiting).0, event).unwrap();
-                gpu.event_destroy(0, event).unwrap();
-            }),
             Action::HostWait { stream } => {
                 as_program(|| gpu.stream_synchronize(0, self.stream(stream).0)).unwrap();
             }

@@ -1,6 +1,6 @@
 //! Memory used by other streams: immediate reuse, waits, and records of events.
 
-use crate::common::{GIB, MIB, Rig};
+use crate::common::{GIB, MIB, Rig, wait};
 use gruyere::driver::StreamHandle;
 use gruyere_phantom::{CallKind, Caller, as_program};
 
@@ -31,12 +31,7 @@ impl Program {
     /// `user` uses the block after the work of `owner`.
     fn lend(&self, address: u64, owner: StreamHandle, user: StreamHandle) {
         let gpu = &self.rig.gpu;
-        as_program(|| {
-            let event = gpu.event_create(0)?;
-            gpu.event_record(0, event, owner.0)?;
-            gpu.stream_wait_event(0, user.0, event)
-        })
-        .unwrap();
+        wait(gpu, 0, [user, owner]).unwrap();
         gpu.block_record_stream(address, 0, user.0);
         assert!(self.rig.heap.record_stream(address, user));
     }

@@ -1,7 +1,7 @@
 //! States of a graph's pool (its live blocks), taken and restored. One test per promise, and every
 //! position of failure in a program of captures and restores.
 
-use crate::common::{BACKINGS, DEFAULT, GIB, MIB};
+use crate::common::{BACKINGS, DEFAULT, GIB, MIB, wait};
 use crate::flaky;
 use crate::world::World;
 use gruyere::driver::{ErrorKind, StreamHandle};
@@ -268,11 +268,7 @@ fn each_stream_of_a_pool_gets_its_own_blocks_back() {
     let world = World::new(GIB, "headroom:0");
     let (one, other) = (world.rig.passing_stream(), world.rig.passing_stream());
     world.begin(1, one);
-    as_program(|| {
-        let event = world.rig.gpu.event_create(0).unwrap();
-        world.rig.gpu.event_record(0, event, one.0).unwrap();
-        world.rig.gpu.stream_wait_event(0, other.0, event).unwrap();
-    });
+    wait(&world.rig.gpu, 0, [other, one]).unwrap();
     let blocks: Vec<u64> = SIZES
         .iter()
         .flat_map(|&size| [one, other].map(|stream| world.malloc(size, stream)))

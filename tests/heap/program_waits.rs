@@ -2,7 +2,7 @@
 //! several: the heap adds no waits of its own. (`order.rs`, `captures.rs` and `ranks.rs` tell it in
 //! random programs under the oracle.)
 
-use crate::common::{GIB, MIB, Rig, wait_and_tell};
+use crate::common::{GIB, MIB, Rig, wait, wait_and_tell};
 use gruyere::driver::StreamHandle;
 use gruyere::heap::Mark;
 use gruyere_phantom::{CallKind, Caller, CaptureMode, as_program};
@@ -49,15 +49,8 @@ fn what_a_stream_had_freed_serves_a_stream_that_waits_for_it_while_the_work_goes
 fn a_wait_that_the_heap_is_not_told_of_gives_nothing() {
     let (rig, [other, waiting]) = rig();
     use_and_free(&rig, other);
-    let untold = |mark| {
-        as_program(|| {
-            let event = rig.gpu.event_create(0).unwrap();
-            rig.gpu.event_record(0, event, other.0).unwrap();
-            rig.gpu.stream_wait_event(0, waiting.0, event).unwrap();
-        });
-        mark
-    };
-    assert!(untold(rig.heap.mark_work(0, other)).is_some());
+    assert!(rig.heap.mark_work(0, other).is_some());
+    wait(&rig.gpu, 0, [waiting, other]).unwrap();
     assert!(grows(&rig, waiting));
 }
 

@@ -6,7 +6,7 @@
 //! kernels do. The ranks launch them in opposite orders: allowed, since nothing orders the two
 //! streams of a rank. A wait of one stream for the other does.
 
-use crate::common::{GIB, MIB, Rig};
+use crate::common::{GIB, MIB, Rig, wait};
 use crate::world::World;
 use gruyere::driver::StreamHandle;
 use gruyere::heap::Heap;
@@ -45,10 +45,7 @@ fn step(gpu: &Gpu, rank: &Rank, bytes: u64, inject: bool) {
     let mut freed_on: Option<StreamHandle> = None;
     for (communicator, stream) in rank.order {
         if inject && let Some(first) = freed_on {
-            let event = gpu.event_create(device).unwrap();
-            gpu.event_record(device, event, first.0).unwrap();
-            gpu.stream_wait_event(device, stream.0, event).unwrap();
-            gpu.event_destroy(device, event).unwrap();
+            wait(gpu, device, [stream, first]).unwrap();
         }
         let address = rank.heap.malloc(bytes, i64::from(device), stream).unwrap();
         as_program(|| {

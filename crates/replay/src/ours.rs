@@ -23,6 +23,8 @@ pub struct Gruyere {
     free: Free,
     record_stream: RecordStream,
     mark_step: extern "C" fn(),
+    /// Whether it is told which streams the program makes wait.
+    told: bool,
     log_level: log::LevelFilter,
     _heap: MutexGuard<'static, ()>,
 }
@@ -57,9 +59,17 @@ impl Gruyere {
             free: black_box(torch::gruyere_free as Free),
             record_stream: black_box(torch::gruyere_record_stream as RecordStream),
             mark_step: black_box(control::gruyere_mark_step as extern "C" fn()),
+            told: true,
             log_level: log::max_level(),
             _heap: heap,
         }
+    }
+
+    /// Does not tell the library which streams the program makes wait.
+    #[must_use]
+    pub fn untold(mut self) -> Self {
+        self.told = false;
+        self
     }
 
     /// Suppresses messages for runs that exhaust memory on purpose.
@@ -130,7 +140,7 @@ impl Allocator for Gruyere {
     }
 
     fn mark_work(&mut self, device: DeviceId, stream: StreamHandle) -> Option<u64> {
-        Some(control::gruyere_mark_work(device as c_int, pointer(stream)))
+        self.told.then(|| control::gruyere_mark_work(device as c_int, pointer(stream)))
     }
 
     fn stream_waits(&mut self, device: DeviceId, stream: StreamHandle, mark: u64) {

@@ -3,8 +3,6 @@
 //! order without waits. `cargo run --profile quick -p gruyere-replay --example hold -- traces
 //! --clock 20us` prints the tables of all.
 
-use gruyere::driver::{DeviceId, DevicePtr, StreamHandle};
-use gruyere_replay::allocator::{AllocError, Allocator};
 use gruyere_replay::bench::{Contender, ample, on_clock};
 use gruyere_replay::clock::Clock;
 use gruyere_replay::engine::{Blind, replay};
@@ -42,50 +40,6 @@ fn on_a_device_that_lags_no_trace_holds_more_than_under_torch_by_more_than_a_pag
     assert!(breaches.is_empty(), "beyond the bar:\n  {}", breaches.join("\n  "));
 }
 
-/// An allocator that is not told which streams the program makes wait.
-struct Untold(Gruyere);
-
-impl Allocator for Untold {
-    fn name(&self) -> &str {
-        self.0.name()
-    }
-
-    fn malloc(
-        &mut self,
-        size: u64,
-        device: DeviceId,
-        stream: StreamHandle,
-    ) -> Result<DevicePtr, AllocError> {
-        self.0.malloc(size, device, stream)
-    }
-
-    fn free(
-        &mut self,
-        address: DevicePtr,
-        size: u64,
-        device: DeviceId,
-        stream: StreamHandle,
-    ) -> Result<(), AllocError> {
-        self.0.free(address, size, device, stream)
-    }
-
-    fn record_stream(
-        &mut self,
-        address: DevicePtr,
-        stream: StreamHandle,
-    ) -> Result<(), AllocError> {
-        self.0.record_stream(address, stream)
-    }
-
-    fn stream_lasts(&mut self, device: DeviceId, stream: StreamHandle) {
-        self.0.stream_lasts(device, stream);
-    }
-
-    fn step(&mut self) {
-        self.0.step();
-    }
-}
-
 /// The bound is an allocator that gives freed memory away the moment it may.
 #[test]
 fn without_waits_no_trace_is_held_in_less_than_the_least_that_stream_order_allows() {
@@ -93,7 +47,7 @@ fn without_waits_no_trace_is_held_in_less_than_the_least_that_stream_order_allow
         for clock in Clock::LAGGING {
             let least = held_floor(trace, clock).unwrap();
             let mut stage = PhantomStage::new(trace, Setup::at(clock, ample(trace)));
-            let mut ours = Untold(Gruyere::install(stage.driver(), "waits:off").unwrap());
+            let mut ours = Gruyere::install(stage.driver(), "waits:off").unwrap().untold();
             replay(trace, &mut stage, &mut ours, &mut Blind).unwrap();
             let held = stage.held_peak() as f64 / trace.peak_live as f64;
             println!("{} on {clock}: {held:.3}, at least {least:.3}", trace.name);

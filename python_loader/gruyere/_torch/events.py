@@ -107,17 +107,15 @@ def install() -> None:
                 return record(self, stream)
             if stream is None:
                 stream = current_stream()
-            mark = 0
+            done = 0
             recorded.begin()
             try:
                 handle = getattr(stream, "cuda_stream", None)
                 mark = 0 if handle is None else mark_work(stream.device_index, handle)
                 record(self, stream)
-            except BaseException:
-                mark = 0
-                raise
+                done = mark
             finally:
-                recorded.end(mark)
+                recorded.end(done)
 
         return marked
 
