@@ -1,14 +1,13 @@
 //! The evidence about a device at the end, for the causes.
 
+use std::ops::RangeInclusive;
+
 use crate::dump::state::{BlockKind, DeviceState, Event, State, Stretch, Training};
 use crate::sites::{Frame, SiteId, Sites};
 use crate::{BlockEntry, EventKind, LIFETIME_NAMES};
 
 use super::callers::Callers;
 use super::words::Names;
-
-/// Steps in a stretch that are few.
-const FEW_STEPS: u64 = 3;
 
 /// A refused request.
 pub struct Refused {
@@ -24,6 +23,13 @@ pub struct Refused {
     pub free: Option<u64>,
     /// The largest request that held memory could satisfy, if known.
     pub largest: Option<u64>,
+}
+
+/// Live memory between two steps.
+struct Low {
+    /// The one that ended.
+    step: u64,
+    bytes: u64,
 }
 
 /// The evidence.
@@ -110,41 +116,63 @@ impl<'a> Evidence<'a> {
         self.device.timeline.iter().filter(move |stretch| steps.contains(&stretch.step))
     }
 
-    /// The rise of live memory from step `since` to the end, by its lows, or by its highs if the
-    /// timeline is too coarse. `None`: unknown.
+    /// The rise of live memory from step `since` to the end, by its lows between steps, or by its
+    /// highs if the timeline is too coarse. `None`: unknown.
     pub fn rise(&self, since: u32) -> Option<u64> {
-        // Lows within a step must not be compared with lows between two.
-        let few = (self.now.saturating_sub(since) / 8).max(1);
-        let low = |first, last| self.stretches(first, last).map(|one| one.live_low_bytes).min();
-        // Steps shorter than a stretch are in that of a later step.
-        let nearest = |step| self.stretches(0, step).last();
-        let late = self.now.saturating_sub(few);
-        // A stretch of several steps has the low of the first.
-        let start = nearest(late.saturating_sub(1)).map_or(0, |one| one.step);
-        if start < u64::from(self.now.saturating_sub(2 * few)) {
-            // The last one may have begun a moment ago; but the running step may be larger than
-            // those before.
-            let high = |last| self.stretches(late, last).map(|one| one.live_high_bytes).max();
-            let before = nearest(since)?;
-            let rise = |end: u64| end.saturating_sub(before.live_high_bytes);
-            return match high(self.now.saturating_sub(1)) {
-                Some(end) => Some(rise(end)),
-                // What is kept is live at the lowest too, in the steps that share its stretch.
-                None => {
-                    let low = low(late, u32::MAX)?.saturating_sub(before.live_low_bytes);
-                    Some(rise(high(u32::MAX)?).min(low))
-                }
-            };
-        }
-        let before = low(since, since.saturating_add(few));
-        let before = before.or_else(|| nearest(since).map(|one| one.live_low_bytes))?;
-        // A last stretch of few steps may have begun within one. The stretch before it may reach
-        // into these steps, and have the low between them.
-        let just_before = nearest(late.saturating_sub(1))
-            .filter(|one| one.step + FEW_STEPS >= u64::from(self.now))
-            .map(|one| one.live_low_bytes);
-        let end = low(late, u32::MAX)?.min(just_before.unwrap_or(u64::MAX));
-        Some(end.saturating_sub(before))
+        let (since, now) = (u64::from(since), u64::from(self.now));
+        let steps = now.saturating_sub(since);
+        // Of several the lowest, as a look may have missed the moment between two steps.
+        let few = steps / 8;
+        let lows: Vec<_> = self.lows().filter(|low| low.step >= since).collect();
+        let lowest = |from: u64, to: u64| {
+            let within = lows.iter().filter(|low| (from..=to).contains(&low.step));
+            within.min_by_key(|low| low.bytes)
+        };
+        let ends = lows.first().zip(lows.last());
+        ends.and_then(|(first, last)| {
+            let early = lowest(first.step, first.step + few)?;
+            let late = lowest(last.step.saturating_sub(few), last.step)?;
+            // As fast in all steps as in these.
+            let seen = late.step.checked_sub(early.step).filter(|&seen| seen > steps / 4)?;
+            Some(late.bytes.saturating_sub(early.bytes).saturating_mul(steps) / seen)
+        })
+        .or_else(|| self.rise_of_highs(since, now.saturating_sub(few.max(1))))
+    }
+
+    /// The lows between steps, oldest first.
+    ///
+    /// A stretch may reach into the step after its own, and a part of a step has no such low. What
+    /// follows it, up to two steps on, contains the moment between two steps for certain.
+    fn lows(&self) -> impl Iterator<Item = Low> {
+        let timeline = &self.device.timeline;
+        let after = (1..).map(|next| timeline.get(next..).unwrap_or_default());
+        timeline.iter().zip(after).filter_map(|(ended, after)| {
+            let step = ended.step;
+            let until = after.iter().position(|one| one.step >= step + 2)?;
+            let bytes = after[..=until].iter().map(|one| one.live_low_bytes).min()?;
+            Some(Low { step, bytes })
+        })
+    }
+
+    /// The same by the highs of the steps, from `since` to those from `late` on.
+    fn rise_of_highs(&self, since: u64, late: u64) -> Option<u64> {
+        let timeline = &self.device.timeline;
+        let high = |steps: RangeInclusive<u64>| {
+            let within = timeline.iter().filter(|one| steps.contains(&one.step));
+            within.map(|one| one.live_high_bytes).max()
+        };
+        let start = timeline.iter().rfind(|one| one.step <= since)?;
+        // Of its last step it may have a part without the high.
+        let before = high(start.step.saturating_sub(1)..=start.step)?;
+        let whole = u64::from(self.now).saturating_sub(1);
+        high(late..=whole).map(|end| end.saturating_sub(before)).or_else(|| {
+            // The running step may be larger than those before. What is kept is live at the lowest
+            // too, in the steps that share its stretch.
+            let last = timeline.iter().filter(|one| one.step >= late);
+            let low = last.map(|one| one.live_low_bytes).min()?;
+            let end = high(late..=u64::MAX)?;
+            Some(end.saturating_sub(before).min(low.saturating_sub(start.live_low_bytes)))
+        })
     }
 
     /// The sentence about missing lines, if sites are off.

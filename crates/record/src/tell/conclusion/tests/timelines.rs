@@ -1,5 +1,9 @@
 //! Growth on timelines of any width.
 
+use proptest::collection::vec;
+use proptest::prelude::*;
+use proptest::sample::select;
+
 use super::*;
 
 #[test]
@@ -39,8 +43,35 @@ fn a_larger_step_is_no_growth(without_the_last: bool) {
     assert_eq!(made.concludes().cause, Cause::Nothing);
 }
 
-/// A program of equal steps: `kept` live at the end of a step, and within it up to `activations`
-/// more; `looks` per step. Cells of so many looks, the first of `first`. It ended so many looks
+/// The looks at a program of equal steps, `looks` per step: `kept` live at the end of a step, and
+/// within it up to `activations` more.
+fn looks_at(
+    steps: u64,
+    kept: impl Fn(u64) -> u64,
+    activations: u64,
+    looks: u64,
+) -> impl Iterator<Item = Sample> {
+    (0..steps * looks).map(move |look| {
+        let (step, within) = (look / looks, look % looks);
+        // Up through the forward, down through the backward; kept memory comes last.
+        let live = kept(step) + activations * within.min(looks - 1 - within) * 2 / looks;
+        Sample { step, live_low: live, live_high: live, ..Sample::default() }
+    })
+}
+
+/// Looks in cells of so many each.
+fn in_cells(
+    mut looks: impl Iterator<Item = Sample>,
+    widths: impl IntoIterator<Item = u64>,
+) -> Vec<Stretch> {
+    let cells = widths.into_iter().map_while(|wide| {
+        let sample = looks.by_ref().take(wide as usize).reduce(Sample::and)?;
+        Some(TimelineEntry { sample, ..TimelineEntry::default() })
+    });
+    timeline(&cells.collect::<Vec<_>>())
+}
+
+/// The same, in cells of so many looks, the first of `first`. The program ended so many looks
 /// before the end of the last step.
 fn seen_in_cells(
     steps: u64,
@@ -48,19 +79,8 @@ fn seen_in_cells(
     activations: u64,
     [looks, wide, first, missing]: [u64; 4],
 ) -> Vec<Stretch> {
-    let look = |look: u64| {
-        let (step, within) = (look / looks, look % looks);
-        // Up through the forward, down through the backward; kept memory comes last.
-        let live = kept(step) + activations * within.min(looks - 1 - within) * 2 / looks;
-        Sample { step, live_low: live, live_high: live, ..Sample::default() }
-    };
-    let samples: Vec<Sample> = (0..steps * looks - missing).map(look).collect();
-    let (head, rest) = samples.split_at(first as usize);
-    let cells = std::iter::once(head).chain(rest.chunks(wide as usize)).filter_map(|cell| {
-        let sample = cell.iter().copied().reduce(Sample::and)?;
-        Some(TimelineEntry { sample, ..TimelineEntry::default() })
-    });
-    timeline(&cells.collect::<Vec<_>>())
+    let seen = looks_at(steps, kept, activations, looks).take((steps * looks - missing) as usize);
+    in_cells(seen, std::iter::once(first).chain(std::iter::repeat(wide)))
 }
 
 /// Programs of so many steps, each with so many looks, in cells of so many looks: many steps in a
@@ -105,4 +125,78 @@ fn leaks_and_full_queues_are_told_apart_on_timelines_of_any_width() {
             assert_eq!(queue, Cause::Nothing, "a queue: {case}");
         }
     }
+}
+
+/// A program, and the cells in which it was seen.
+#[derive(Clone, Debug)]
+struct Uneven {
+    steps: u64,
+    looks: u64,
+    activations: u64,
+    /// Looks before the end of the last step at which it ended.
+    missing: u64,
+    /// Of cells, in looks.
+    widths: Vec<u64>,
+}
+
+fn uneven() -> impl Strategy<Value = Uneven> {
+    let steps = select(vec![16, 24, 40, 100]);
+    let looks = select(vec![1, 3, 10, 30]);
+    let activations = select(vec![0, 30 * MIB, 300 * MIB, 4 * GIB]);
+    let program = (steps, looks, activations, 1..=u64::MAX);
+    program.prop_flat_map(|(steps, looks, activations, widest)| {
+        let total = steps * looks;
+        let widest = 1 + widest % (total / 3);
+        let widths = vec(1..=widest, total as usize);
+        (0..looks, widths).prop_map(move |(missing, widths)| Uneven {
+            steps,
+            looks,
+            activations,
+            missing,
+            widths,
+        })
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(3000))]
+
+    /// A machine that halts a program now and then leaves cells of a moment beside cells of many
+    /// steps.
+    #[test]
+    fn leaks_and_full_queues_are_told_apart_on_timelines_of_uneven_cells(seen in uneven()) {
+        let Uneven { steps, looks, activations, missing, ref widths } = seen;
+        let concluded = |since: u64, kept: &dyn Fn(u64) -> u64| {
+            let mut made = with_weights(steps - 1);
+            let line = made.line(42, "step");
+            (since..steps - 1).for_each(|step| made.block(line, step as u32, 10 * MIB));
+            let seen = looks_at(steps, kept, activations, looks);
+            let seen = seen.take((steps * looks - missing) as usize);
+            made.device.timeline = in_cells(seen, widths.iter().copied());
+            made.concludes().cause
+        };
+        let leak = concluded(1, &|step| GIB + 10 * MIB * step);
+        prop_assert_eq!(leak, Cause::Leak);
+        let most = steps / 3;
+        let queue = concluded(steps - 1 - most, &|step| GIB + 10 * MIB * step.min(most));
+        prop_assert_eq!(queue, Cause::Nothing, "a queue");
+    }
+}
+
+/// What a run on a busy machine left: 64 MiB a step since the fourth, in five stretches.
+#[test]
+fn a_leak_is_told_where_the_last_stretch_but_one_began_many_steps_before() {
+    let mut made = Made::at(24);
+    let line = made.line(12, "remember");
+    (3..24).for_each(|step| made.block(line, step, 64 * MIB));
+    let kept = |step: u64| 48 * MIB + 64 * MIB * step.saturating_sub(2);
+    let steps = [(0, 0), (0, 1), (1, 11), (11, 21), (21, 23)];
+    let stretch = |(first, step)| Stretch {
+        step,
+        live_low_bytes: kept(first),
+        live_high_bytes: kept(step) + 64 * MIB,
+        ..Stretch::default()
+    };
+    made.device.timeline = steps.map(stretch).to_vec();
+    assert_eq!(made.concludes().cause, Cause::Leak);
 }
