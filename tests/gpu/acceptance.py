@@ -201,15 +201,21 @@ def started(command: List[str], allocator: str, stderr: TextIO, seconds: float) 
 
 
 def losses(report: Report) -> None:
+    for what, sharded in (("one seeded training", False), ("the same under FSDP2", True)):
+        with report.line(what):
+            compare_losses(report, what, sharded)
+
+
+def compare_losses(report: Report, what: str, sharded: bool) -> None:
     steps = 6 if report.quick else 30
     answers = {
-        allocator: report.run("losses", allocator, steps=steps)
+        allocator: report.run("losses", allocator, steps=steps, sharded=sharded)
         for allocator in ("native", "gruyere")
     }
-    report.details["losses"] = answers
+    report.details["losses_sharded" if sharded else "losses"] = answers
     native, ours = answers["native"], answers["gruyere"]
     same = sum(a == b for a, b in zip(native["losses"], ours["losses"]))
-    what = "one seeded training, native and Gruyère"
+    what = f"{what}, native and Gruyère"
     if not report.kernels:
         report.add(what, BOOKS, f"{steps} steps ran under both; losses need kernels")
     elif native["losses"] == ours["losses"] and native["weights"] == ours["weights"]:

@@ -40,13 +40,17 @@ PROGRAMS = next(
     HERE / "programs",
 )
 HELPERS = {"llama", "ranks", "recorder"}
-# They need more than one GPU, or ranks that meet.
-SEVERAL = {"data_parallel", "ddp", "fsdp2_of_8"}
+# They need more than one GPU, or another package.
+SEVERAL = {"data_parallel", "zero3"}
+# A rank of eight. The others are not there: a collective of the fake process group does nothing.
+RANKED = {"ddp", "fsdp1", "fsdp2_of_8"}
 COMPARED = ("native", "expandable", "gruyere")
 
 
 def measured(name: str, allocator: str) -> Dict[str, Any]:
     """Runs a program in this process; its numbers."""
+    if name in RANKED:
+        os.environ["WORLD_SIZE"] = "8"
     machine.install(allocator)
     import random
 
@@ -78,6 +82,8 @@ def measured(name: str, allocator: str) -> Dict[str, Any]:
     )
     torch.backends.cuda.enable_cudnn_sdp(False)
     sys.modules["recorder"] = recorder
+    if name in RANKED:
+        sys.modules["ranks"] = fake_ranks()
     sys.path.insert(0, str(PROGRAMS))
     sys.argv = [str(PROGRAMS / f"{name}.py")]
     ended = None
@@ -96,6 +102,19 @@ def measured(name: str, allocator: str) -> Dict[str, Any]:
         machine.books_are_sound()
         answer["stats"] = machine.gruyere_stats()
     return answer
+
+
+def fake_ranks() -> types.ModuleType:
+    """In place of the programs' module of ranks."""
+    from torch import distributed
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    def begin(ranks: int) -> None:
+        distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
+
+    module = types.ModuleType("ranks")
+    module.__dict__.update(begin=begin, end=distributed.destroy_process_group)
+    return module
 
 
 def run(name: str, allocator: str, limit: float, folder: Path) -> Dict[str, Any]:

@@ -122,9 +122,12 @@ part() {
     torch-canaries) acceptance b ;;
     torch-graphs) acceptance acd ;;
     torch-bench)
+        # GRUYERE_BENCH_TORCH has more options: a rehearsal's is --stand-in.
+        # shellcheck disable=SC2086
         PYTHONPATH="$here/python_loader" GRUYERE_LIBRARY="$here/libgruyere.so" "$here/gruyere" \
             bench --torch --python "$(command -v python3)" --program moe --program offload \
-            --runs 1 ${quick:+--no-fit --steps 3} --json "$folder/document.json"
+            --runs 1 ${quick:+--no-fit --steps 3} --json "$folder/document.json" \
+            ${GRUYERE_BENCH_TORCH:-}
         ;;
     esac
 }
