@@ -17,7 +17,6 @@ from ._torch import (
     backward_end,
     blame,
     events,
-    fsdp,
     nccl,
     profiler,
     stats,
@@ -159,7 +158,6 @@ def _enable(settings: dict[str, object], automatic: bool) -> None:
     _steps.install()
     streams.install()
     events.install()
-    fsdp.install()
 
 
 def _check_again(before: Enabled, settings: dict[str, object]) -> None:

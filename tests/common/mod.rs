@@ -49,6 +49,13 @@ pub fn wait_and_tell(
     waits.is_ok()
 }
 
+/// The next malloc on `stream`: others may have what the stream had freed once they are behind its
+/// work. The block stays. It takes a page of what is free unless the stream has a small block: call
+/// it first too.
+pub fn malloc_again(heap: &Heap, device: u32, stream: StreamHandle) {
+    heap.malloc(512, device.into(), stream).unwrap();
+}
+
 /// A heap and its device.
 pub struct Rig {
     pub gpu: Arc<Gpu>,

@@ -1,7 +1,7 @@
 //! CUDA graphs: the source of a capture's blocks, the calls allowed during a capture, and the reuse
 //! of a graph's memory. Every test runs under the oracle, one test per promise.
 
-use crate::common::{BACKINGS, DEFAULT, GIB, MIB, Rig, wait, wait_and_tell};
+use crate::common::{BACKINGS, DEFAULT, GIB, MIB, Rig, malloc_again, wait, wait_and_tell};
 use crate::world::World;
 use gruyere::driver::StreamHandle;
 use gruyere::heap::{Error, PoolState, Restored, StateError};
@@ -204,6 +204,9 @@ fn the_begin_hook_turns_what_is_freed_into_events_before_the_stream_captures() {
     });
     // The large ones have their events at once; the small ones are too few for a batch.
     large.into_iter().chain(small).for_each(|address| world.free(address));
+    for stream in [capturing, one] {
+        malloc_again(&world.rig.heap, 0, stream);
+    }
     let before = world.count(CallKind::EventRecord);
     world.open(1);
     assert_eq!(world.count(CallKind::EventRecord), before + 2);

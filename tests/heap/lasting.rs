@@ -142,7 +142,9 @@ fn a_stream_that_is_told_to_end_leaves_an_event_behind_its_frees() {
         let rig = old(16 * GIB, "");
         let other = rig.stream();
         let stream = if announced { rig.stream() } else { rig.passing_stream() };
+        use_and_free(&rig, 512, stream, 1000);
         let freed = use_and_free(&rig, 100 * MIB, stream, 1000);
+        use_and_free(&rig, 512, stream, 1000);
         rig.end(stream);
         rig.gpu.host_spend(1_000_000);
         assert_eq!(rig.malloc(100 * MIB, other), freed, "announced: {announced}");

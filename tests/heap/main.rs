@@ -32,6 +32,7 @@ mod tags;
 mod threads;
 mod thresholds;
 mod truth;
+mod untold_uses;
 mod waits;
 mod world;
 

@@ -3,7 +3,7 @@
 //! For the host's cost, see `cargo bench -p gruyere-replay --bench many_streams`, and a bar of
 //! `cargo xtask instructions`.
 
-use crate::common::{GIB, MIB, Rig};
+use crate::common::{GIB, MIB, Rig, malloc_again};
 use gruyere::driver::StreamHandle;
 use gruyere_phantom::{CallKind, Caller, Config as GpuConfig, as_program};
 
@@ -131,6 +131,7 @@ fn every_busy_stream_is_asked_before_long_however_many_there_are() {
     let kept = rig.malloc(40 * MIB, done);
     as_program(|| rig.gpu.launch(0, done.0, 1, 1)).unwrap();
     rig.heap.free(kept);
+    malloc_again(&rig.heap, 0, done);
     let before = rig.gpu.counts(Caller::Allocator).of(CallKind::EventQuery);
     let mut asked = 0;
     let served = (0..MANY).any(|round| {

@@ -23,6 +23,12 @@ enum Action {
         block: usize,
         stream: usize,
     },
+    /// A stream uses a block of a stream other than the default one, and the heap is not told, as
+    /// torch's allocator forgives: the block's stream waits for the user before its next malloc.
+    Lend {
+        block: usize,
+        stream: usize,
+    },
     Launch {
         stream: usize,
         kernels: u64,
@@ -69,6 +75,7 @@ fn action() -> impl Strategy<Value = Action> {
         3 => (0..4096usize, n.clone()).prop_map(
             |(block, stream)| Action::RecordStream { block, stream }
         ),
+        2 => (0..4096usize, n.clone()).prop_map(|(block, stream)| Action::Lend { block, stream }),
         8 => (n.clone(), 1..6u64).prop_map(|(stream, kernels)| Action::Launch { stream, kernels }),
         2 => (n.clone(), n.clone(), any::<bool>()).prop_map(
             |(waiting, other, told)| Action::Join { waiting, other, told }
@@ -83,14 +90,27 @@ fn action() -> impl Strategy<Value = Action> {
     ]
 }
 
+/// A block that another stream uses, of which the heap was not told.
+struct Lent {
+    address: u64,
+    owner: u64,
+    user: usize,
+    is_freed: bool,
+}
+
 /// A program on a rig: it reports its actions to the oracle.
 struct Program {
     rig: Rig,
     streams: Vec<StreamHandle>,
     /// Streams announced as lasting.
     announced: [bool; 4],
-    /// Live blocks: address, the stream's handle, and the streams recorded.
-    blocks: Vec<u64>,
+    /// Live blocks: address, and the name of the stream.
+    blocks: Vec<(u64, u64)>,
+    /// The name of each stream; a new one has a new name.
+    names: Vec<u64>,
+    lent: Vec<Lent>,
+    /// Whether blocks may be lent.
+    lends: bool,
     /// Blocks by their streams of allocation or record: those of a destroyed stream may still be
     /// freed.
     next: u64,
@@ -109,6 +129,10 @@ impl Program {
             streams,
             announced: [true, true, false, false],
             blocks: Vec::new(),
+            names: (0..4).collect(),
+            lent: Vec::new(),
+            // The driver would free in the order of the block's stream.
+            lends: !conf.contains("passthrough"),
             next: 1,
             failed: 0,
             steps: 0,
@@ -119,10 +143,21 @@ impl Program {
         self.streams[number % self.streams.len()]
     }
 
+    /// Makes a stream wait for those that were lent its blocks.
+    fn wait_for_users(&mut self, number: usize) {
+        let (owner, stream) = (self.names[number], self.streams[number]);
+        for lent in self.lent.iter().filter(|lent| lent.owner == owner && lent.user != number) {
+            wait(&self.rig.gpu, 0, [stream, self.streams[lent.user]]).unwrap();
+        }
+        self.lent.retain(|lent| lent.owner != owner || !lent.is_freed);
+    }
+
     fn run(&mut self, action: &Action) {
         let gpu = self.rig.gpu.clone();
         match *action {
             Action::Malloc { size, stream, tag } => {
+                let number = stream % self.streams.len();
+                self.wait_for_users(number);
                 let stream = self.stream(stream);
                 let tag = Lifetime::from_u8(tag).unwrap();
                 assert!(lifetime::push(tag));
@@ -132,7 +167,7 @@ impl Program {
                     Ok(address) => {
                         gpu.block_malloc(self.next, address, size, 0, stream.0);
                         self.next += 1;
-                        self.blocks.push(address);
+                        self.blocks.push((address, self.names[number]));
                     }
                     Err(Error::OutOfMemory(_) | Error::Driver(_)) => self.failed += 1,
                     Err(other) => panic!("{other}"),
@@ -140,17 +175,29 @@ impl Program {
             }
             Action::Free { block } => {
                 if !self.blocks.is_empty() {
-                    let address = self.blocks.swap_remove(block % self.blocks.len());
+                    let (address, _) = self.blocks.swap_remove(block % self.blocks.len());
+                    let lent = self.lent.iter_mut().filter(|lent| lent.address == address);
+                    lent.for_each(|lent| lent.is_freed = true);
                     gpu.block_free(address);
                     assert!(self.rig.heap.free(address));
                 }
             }
             Action::RecordStream { block, stream } => {
                 if !self.blocks.is_empty() {
-                    let (address, stream) =
+                    let ((address, _), stream) =
                         (self.blocks[block % self.blocks.len()], self.stream(stream));
                     gpu.block_record_stream(address, 0, stream.0);
                     assert!(vouching(stream.0, || self.rig.heap.record_stream(address, stream)));
+                }
+            }
+            Action::Lend { block, stream } => {
+                let user = stream % self.streams.len();
+                if self.lends && !self.blocks.is_empty() {
+                    let (address, owner) = self.blocks[block % self.blocks.len()];
+                    if owner != self.names[0] && self.names.contains(&owner) {
+                        gpu.block_record_stream(address, 0, self.streams[user].0);
+                        self.lent.push(Lent { address, owner, user, is_freed: false });
+                    }
                 }
             }
             Action::Launch { stream, kernels } => {
@@ -171,6 +218,10 @@ impl Program {
             Action::DestroyStream { stream, told, announced } => {
                 let number = stream % self.streams.len();
                 if number != 0 {
+                    (0..self.streams.len()).for_each(|number| self.wait_for_users(number));
+                    self.lent.retain(|lent| lent.user != number);
+                    self.names[number] = 1000 + self.next;
+                    self.next += 1;
                     let stream = self.streams[number];
                     if told || self.announced[number] {
                         self.rig.end(stream);
@@ -250,6 +301,8 @@ proptest! {
         pages in prop_oneof![Just(8192u64), 40..400u64],
     ) {
         let mut program = Program::new(pages * 2 * MIB, CONFS[conf]);
+        // Without waits of its own that fail.
+        program.lends = false;
         // Only calls of the allocator fail: with failures of its own calls the program would be
         // another.
         for kind in ALLOCATOR_CALLS {

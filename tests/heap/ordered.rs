@@ -1,6 +1,6 @@
 //! Memory used by other streams: immediate reuse, waits, and records of events.
 
-use crate::common::{GIB, MIB, Rig, wait};
+use crate::common::{GIB, MIB, Rig, malloc_again, wait};
 use gruyere::driver::StreamHandle;
 use gruyere_phantom::{CallKind, Caller, as_program};
 
@@ -84,6 +84,7 @@ fn a_block_that_waits_only_for_the_requesting_stream_is_had_at_once_and_without_
 fn beyond_the_slack_a_stream_waits_for_memory_that_fits_before_pages_move() {
     let mut program = Program::new("backing:stitch,slack:0.5%,waits:budget");
     let (requester, other) = (program.rig.stream(), program.rig.stream());
+    malloc_again(&program.rig.heap, 0, other);
     let split: Vec<u64> = (0..4).map(|_| program.malloc(64 * MIB, requester)).collect();
     let whole = program.malloc(128 * MIB, other);
     // Idle pages in two places, which could move, and a free run that is long enough, behind work
@@ -92,6 +93,7 @@ fn beyond_the_slack_a_stream_waits_for_memory_that_fits_before_pages_move() {
     program.free(split[2]);
     program.launch(other, 200);
     program.free(whole);
+    malloc_again(&program.rig.heap, 0, other);
     let (maps, creates) = (program.calls(CallKind::Map), program.calls(CallKind::Create));
     assert_eq!(program.malloc(128 * MIB, requester), whole);
     program.launch(requester, 1);

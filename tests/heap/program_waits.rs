@@ -2,7 +2,7 @@
 //! several: the heap adds no waits of its own. (`order.rs`, `captures.rs` and `ranks.rs` tell it in
 //! random programs under the oracle.)
 
-use crate::common::{GIB, MIB, Rig, wait, wait_and_tell};
+use crate::common::{GIB, MIB, Rig, malloc_again, wait, wait_and_tell};
 use gruyere::driver::StreamHandle;
 use gruyere::heap::Mark;
 use gruyere_phantom::{CallKind, Caller, CaptureMode, as_program};
@@ -13,6 +13,7 @@ const BLOCK: u64 = 64 * MIB;
 fn rig() -> (Rig, [StreamHandle; 2]) {
     let rig = Rig::new("slack:0");
     let streams = [rig.stream(), rig.stream()];
+    streams.iter().for_each(|&stream| malloc_again(&rig.heap, 0, stream));
     (rig, streams)
 }
 
@@ -21,6 +22,7 @@ fn use_and_free(rig: &Rig, stream: StreamHandle) {
     let address = rig.malloc(BLOCK, stream);
     launch(rig, stream);
     assert!(rig.heap.free(address));
+    malloc_again(&rig.heap, 0, stream);
 }
 
 fn launch(rig: &Rig, stream: StreamHandle) {
@@ -62,6 +64,7 @@ fn what_is_freed_after_the_mark_is_not_ordered() {
     let mark = rig.heap.mark_work(0, other).unwrap();
     // As by another thread, before the event is recorded.
     assert!(rig.heap.free(late));
+    malloc_again(&rig.heap, 0, other);
     rig.heap.stream_waits(0, waiting, mark);
     assert!(grows(&rig, waiting));
     assert!(wait_and_tell(&rig.gpu, &rig.heap, 0, [waiting, other]));
@@ -88,6 +91,7 @@ fn a_stream_is_behind_what_the_one_it_waits_for_had_waited_for_and_nothing_later
     let blocks = [rig.malloc(BLOCK, other), rig.malloc(BLOCK, other)];
     launch(&rig, other);
     assert!(blocks.iter().all(|&block| rig.heap.free(block)));
+    malloc_again(&rig.heap, 0, other);
     assert!(wait_and_tell(&rig.gpu, &rig.heap, 0, [between, other]));
     rig.heap.stream_waits(0, waiting, mark);
     assert!(grows(&rig, waiting));
@@ -103,6 +107,7 @@ fn a_block_that_a_third_stream_used_waits_for_it_too() {
     launch(&rig, user);
     assert!(rig.record_stream(address, user));
     assert!(rig.heap.free(address));
+    malloc_again(&rig.heap, 0, other);
     assert!(wait_and_tell(&rig.gpu, &rig.heap, 0, [waiting, other]));
     assert!(grows(&rig, waiting));
     assert!(wait_and_tell(&rig.gpu, &rig.heap, 0, [waiting, user]));

@@ -12,7 +12,7 @@
 //! `PROPTEST_CASES=1500 cargo test --test heap ranks` runs 1,500 programs of each kind, three
 //! times.
 
-use crate::common::{GIB, MIB, Rig, wait_and_tell};
+use crate::common::{GIB, MIB, Rig, malloc_again, wait_and_tell};
 use gruyere::driver::StreamHandle;
 use gruyere::heap::Heap;
 use gruyere_phantom::{
@@ -138,7 +138,7 @@ struct Rank {
     device: u32,
     streams: Vec<StreamHandle>,
     next: usize,
-    blocks: HashMap<u64, u64>,
+    blocks: HashMap<u64, (u64, StreamHandle)>,
     fault: Option<Injection>,
     /// Whether the loader has made its report to the heap.
     is_told: bool,
@@ -152,7 +152,8 @@ impl Rank {
         if !launched {
             rig.heap.allow_waits();
         }
-        let streams = (0..STREAMS).map(|_| rig.stream_of(device)).collect();
+        let streams: Vec<_> = (0..STREAMS).map(|_| rig.stream_of(device)).collect();
+        streams.iter().for_each(|&stream| malloc_again(&rig.heap, device, stream));
         let (heap, blocks, fault) = (rig.heap, HashMap::new(), None);
         Self { heap, device, streams, next: 0, blocks, fault, is_told: launched }
     }
@@ -225,15 +226,16 @@ impl<'a> Job<'a> {
                     self.faults += 1;
                 }
                 gpu.block_malloc(block, address, bytes, device, on.0);
-                rank.blocks.insert(block, address);
+                rank.blocks.insert(block, (address, on));
             }
             Action::Free { block } => {
-                let address = rank.blocks.remove(&block).unwrap();
+                let (address, on) = rank.blocks.remove(&block).unwrap();
                 gpu.block_free(address);
                 assert!(rank.heap.free(address));
+                malloc_again(&rank.heap, device, on);
             }
             Action::RecordStream { block, stream: on } => {
-                let address = rank.blocks[&block];
+                let (address, _) = rank.blocks[&block];
                 gpu.block_record_stream(address, device, stream(on));
                 assert!(rank.heap.record_stream(address, rank.streams[on]));
             }

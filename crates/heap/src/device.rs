@@ -19,6 +19,7 @@ use crate::upkeep::watching::Watching;
 use crossbeam_utils::{Backoff, CachePadded};
 use gruyere_record::size::Bytes;
 use gruyere_record::{EventKind, ShardWriter, clock};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// A shard and its part of the record, behind one lock.
@@ -121,7 +122,12 @@ impl Device {
         central.watch = Watch::new(gives_back && traits.gives_back_idle);
         Ok(Self {
             id,
-            streams: Streams::new(id, capabilities.stream_ids, capabilities.context_events),
+            streams: Streams::new(
+                id,
+                capabilities.stream_ids,
+                capabilities.context_events,
+                Arc::clone(&shared.hooks),
+            ),
             shards: shards
                 .collect::<Box<[_]>>()
                 .try_into()
@@ -179,6 +185,23 @@ impl Device {
             self.attend(shared, &found);
         }
         Ok(found)
+    }
+
+    /// Notes a malloc on stream `number`, which the call names.
+    #[inline]
+    pub(crate) fn note_malloc(&self, shared: &Shared, number: u32) {
+        if self.streams.is_unripe(number) {
+            self.ripen(shared, number);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn ripen(&self, shared: &Shared, number: u32) {
+        self.streams.ripen(number);
+        if let Some(_guard) = self.query_guard() {
+            self.streams.fence_wanted(&*shared.driver, number);
+        }
     }
 
     #[cold]

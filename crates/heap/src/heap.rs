@@ -118,7 +118,7 @@ impl Heap {
                 dedicated: false,
                 sites: None,
                 step: AtomicU32::new(0),
-                hooks: AtomicU32::new(0),
+                hooks: Arc::new(AtomicU32::new(0)),
                 permission: Permission::default(),
             },
             devices: [const { OnceBox::new() }; MAX_DEVICES as usize],

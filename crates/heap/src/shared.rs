@@ -1,6 +1,7 @@
 //! What the parts of a heap share.
 
 use crate::driver::Driver;
+use crate::hook_bits::{HOOK_CAPTURES, HOOK_RECORD_STREAM, ORDERED_CALLERS};
 use crate::order::waits::Permission;
 use crate::runs::page_table::PageTable;
 use crate::settings::{Settings, Waits};
@@ -12,12 +13,6 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Devices that a process may use.
 pub const MAX_DEVICES: u32 = 64;
-/// The loader has wired record_stream.
-pub const HOOK_RECORD_STREAM: u32 = 1;
-/// The loader has wired the capture hooks (begin, end, release).
-pub const HOOK_CAPTURES: u32 = 2;
-/// The callers keep CUDA's own rules of order ([`crate::heap::Heap::announce_ordered_callers`]).
-pub(super) const ORDERED_CALLERS: u32 = 4;
 
 /// What the parts of a heap share.
 pub(crate) struct Shared {
@@ -36,7 +31,7 @@ pub(crate) struct Shared {
     pub(super) step: AtomicU32,
     /// What the loader has announced. States: bits are only set; but ORDERED_CALLERS goes for ever
     /// when torch's hooks come unannounced.
-    pub(super) hooks: AtomicU32,
+    pub(super) hooks: Arc<AtomicU32>,
     /// Whether streams may wait for each other before memory is exhausted (`waits:auto`).
     pub(super) permission: Permission,
 }

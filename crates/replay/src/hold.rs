@@ -31,7 +31,7 @@ pub enum Bar {
     Drawn,
     /// Minimal programs: torch's default.
     Bottom,
-    /// In spans, which never move: torch's default and the larger of 7% and the smallest span of
+    /// In spans, which never move: torch's default and the larger of 10% and the smallest span of
     /// the driver's pools. The aim is 2% or a page per stream (docs/decisions/placement.md lists
     /// the programs that miss it).
     Span,
@@ -48,7 +48,7 @@ impl Bar {
             Self::Trace => (torch + PAGE).min(more(expandable, 2)),
             Self::Lagging => torch + PAGE,
             Self::Drawn => more(torch, streams),
-            Self::Span => (torch + torch / 100 * 7).next_multiple_of(PAGE).max(SPAN),
+            Self::Span => (torch + torch / 100 * 10).next_multiple_of(PAGE).max(SPAN),
             Self::Bottom => torch,
         }
     }

@@ -58,23 +58,25 @@ fn without_waits_no_trace_is_held_in_less_than_the_least_that_stream_order_allow
 
 /// Bars of peak held / peak live on every clock, by default. Ranks of a job of several (`fsdp1`,
 /// `fsdp2_of_8`) keep `waits:oom`, so their streams wait for each other only where the program says
-/// so, and hold more than the aim, 1.04. `prefetch_events` holds more on the instant device too.
-/// The streams of `threads` work in parallel, and a wait between them would be long. Chunks of 16
-/// MiB cost one to four per cent here and gain up to a quarter of a step on a GPU:
-/// docs/decisions/moving-pages.md.
+/// so, and hold more than the aim, 1.04. What streams other than the default one free passes on
+/// from their next malloc (docs/decisions/streams.md); that made the bars of `fsdp1`, `offload`,
+/// `threads` and `zero3` higher by 0.02, 0.01, 0.05 and 0.1. `prefetch_events` holds more on the
+/// instant device too. The streams of `threads` work in parallel, and a wait between them would be
+/// long. Chunks of 16 MiB cost one to four per cent here and gain up to a quarter of a step on a
+/// GPU: docs/decisions/moving-pages.md.
 const KEPT: [(&str, f64); 12] = [
     ("activations", 1.04),
     ("ddp", 1.01),
     ("fsdp", 1.01),
-    ("fsdp1", 1.15),
+    ("fsdp1", 1.17),
     ("fsdp2", 1.04),
     ("fsdp2_of_8", 1.12),
-    ("offload", 1.1),
+    ("offload", 1.11),
     ("pipeline", 1.03),
     ("prefetch", 1.07),
     ("prefetch_events", 1.1),
-    ("threads", 1.31),
-    ("zero3", 1.05),
+    ("threads", 1.36),
+    ("zero3", 1.15),
 ];
 
 #[test]
@@ -112,14 +114,14 @@ fn a_step_takes_no_longer_on_the_device_for_the_waits() {
 }
 
 /// Ranks of several give this up by default, since a wait could close a cycle with other ranks.
-/// `fsdp1` holds the most, 1.088 with kernels of 5 us.
+/// `fsdp1` holds the most, 1.131 with kernels of 20 us.
 #[test]
-fn with_waits_budget_a_rank_of_several_holds_at_most_9_per_cent_beyond_live() {
+fn with_waits_budget_a_rank_of_several_holds_at_most_14_per_cent_beyond_live() {
     for trace in traces().iter().filter(|trace| trace.ranks() > 1) {
         for clock in Clock::LAGGING {
             let budget = Contender::Gruyere("waits:budget".to_owned());
             let lag = on_clock(trace, &budget, clock).unwrap();
-            assert!(lag.completed && lag.hold_ratio <= 1.09, "{} on {clock}: {lag:?}", trace.name);
+            assert!(lag.completed && lag.hold_ratio <= 1.14, "{} on {clock}: {lag:?}", trace.name);
         }
     }
 }

@@ -218,7 +218,7 @@ impl Heap {
         device.return_empty_slabs(shared);
         let mut central = lock(&device.central);
         device.collect_completed(shared, &mut central);
-        let completed = |stream| device.streams.completed(stream);
+        let completed = |stream| device.streams.reusable(stream);
         central.pools.drop_reserves();
         central.headroom_is_open = false;
         let eviction = Eviction { completed: &completed, ..Eviction::of(shared, &device.streams) };

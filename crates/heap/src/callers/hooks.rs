@@ -4,7 +4,7 @@
 //! door for CUDA programs announces CUDA's rules instead ([`Heap::announce_ordered_callers`]).
 
 use crate::heap::{Heap, UNANNOUNCED, WATCH_CAPTURES};
-use crate::shared::{HOOK_CAPTURES, HOOK_RECORD_STREAM, ORDERED_CALLERS};
+use crate::hook_bits::{HOOK_CAPTURES, HOOK_RECORD_STREAM, ORDERED_CALLERS};
 use crate::sync::lock;
 use std::sync::atomic::Ordering;
 

@@ -20,12 +20,15 @@
 
 use crate::driver::StreamHandle;
 use crate::heap::Heap;
+use crate::order::pending::Work;
 use crate::order::streams::{MAX_STREAMS, NUMBERS};
 use crate::shared::MAX_DEVICES;
 
 const STREAM_BITS: u32 = NUMBERS.ilog2();
 const DEVICE_BITS: u32 = 8;
-const EPOCH_BITS: u32 = u64::BITS - STREAM_BITS - DEVICE_BITS;
+const BEHIND_BITS: u32 = 8;
+const EPOCH_BITS: u32 = u64::BITS - STREAM_BITS - DEVICE_BITS - BEHIND_BITS;
+const UNRIPE: u64 = (1 << BEHIND_BITS) - 1;
 const _: () = assert!(NUMBERS.is_power_of_two() && MAX_STREAMS < NUMBERS as usize);
 const _: () = assert!(MAX_DEVICES <= 1 << DEVICE_BITS);
 
@@ -35,14 +38,18 @@ pub struct Mark {
     device: u32,
     stream: u32,
     epoch: u64,
+    /// Epochs before it from the last one whose freed memory is ripe; [`UNRIPE`]: that many or
+    /// more.
+    behind: u64,
 }
 
 impl Mark {
     /// The mark as one number, never 0. `None`: its epoch has too many digits.
     #[must_use]
     pub fn to_bits(self) -> Option<u64> {
-        let Self { device, stream, epoch } = self;
+        let Self { device, stream, epoch, behind } = self;
         let place = u64::from(device) << STREAM_BITS | u64::from(stream);
+        let place = place << BEHIND_BITS | behind;
         (epoch >> EPOCH_BITS == 0).then_some(place << EPOCH_BITS | epoch)
     }
 
@@ -50,8 +57,9 @@ impl Mark {
     #[must_use]
     pub fn from_bits(bits: u64) -> Option<Self> {
         let (place, epoch) = (bits >> EPOCH_BITS, bits & ((1 << EPOCH_BITS) - 1));
+        let (place, behind) = (place >> BEHIND_BITS, place & UNRIPE);
         let (device, stream) = (place >> STREAM_BITS, place & u64::from(NUMBERS - 1));
-        (epoch > 0).then_some(Self { device: device as u32, stream: stream as u32, epoch })
+        (epoch > 0).then_some(Self { device: device as u32, stream: stream as u32, epoch, behind })
     }
 }
 
@@ -66,8 +74,11 @@ impl Heap {
         }
         let device = self.device_in_use(device).ok()??;
         let number = device.streams.resolve_announced(&*self.shared.questions, stream)?;
+        // Read before the epoch is closed.
+        let ripe = device.streams.ripe(number);
         let epoch = device.streams.close_epoch(number);
-        Some(Mark { device: device.id, stream: number, epoch })
+        let behind = epoch.saturating_sub(ripe.unwrap_or(epoch)).min(UNRIPE);
+        Some(Mark { device: device.id, stream: number, epoch, behind })
     }
 
     /// The program has made `stream` of `device` wait for an event that was recorded after `mark`
@@ -82,7 +93,9 @@ impl Heap {
         if let Some(waiter) = waiter.filter(|&waiter| waiter != mark.stream)
             && device.id == mark.device
         {
-            central.order.add_of_program(&device.streams, waiter, (mark.stream, mark.epoch));
+            let ripe = if mark.behind == UNRIPE { 0 } else { mark.epoch - mark.behind };
+            let work = Work { epoch: mark.epoch, ripe };
+            central.order.add_of_program(&device.streams, waiter, (mark.stream, work));
         }
     }
 }
@@ -96,13 +109,18 @@ mod tests {
         for device in [0, MAX_DEVICES - 1] {
             for stream in [0, 1, MAX_STREAMS as u32] {
                 for epoch in [1, 77, (1 << EPOCH_BITS) - 1] {
-                    let mark = Mark { device, stream, epoch };
-                    let bits = mark.to_bits().unwrap();
-                    assert!(bits != 0 && Mark::from_bits(bits) == Some(mark));
+                    for behind in [0, 3, UNRIPE] {
+                        let mark = Mark { device, stream, epoch, behind };
+                        let bits = mark.to_bits().unwrap();
+                        assert!(bits != 0 && Mark::from_bits(bits) == Some(mark));
+                    }
                 }
             }
         }
         assert_eq!(Mark::from_bits(0), None);
-        assert_eq!(Mark { device: 0, stream: 0, epoch: 1 << EPOCH_BITS }.to_bits(), None);
+        assert_eq!(
+            Mark { device: 0, stream: 0, epoch: 1 << EPOCH_BITS, behind: 0 }.to_bits(),
+            None
+        );
     }
 }

@@ -13,6 +13,23 @@
 /// A stream, and one of its epochs.
 pub(crate) type Wait = (u32, u64);
 
+/// Work of a stream.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Work {
+    /// Its last epoch.
+    pub(crate) epoch: u64,
+    /// The last epoch whose freed memory a stream may have that comes after the work
+    /// ([`crate::order::streams`]).
+    pub(crate) ripe: u64,
+}
+
+impl Work {
+    /// Both.
+    pub(crate) fn max(self, other: Self) -> Self {
+        Self { epoch: self.epoch.max(other.epoch), ripe: self.ripe.max(other.ripe) }
+    }
+}
+
 enum Waits {
     /// One stream, in nearly all cases: no memory of its own.
     One(Wait),
@@ -42,17 +59,28 @@ impl<B> PendingFree<B> {
 
     /// Whether the free on the block's own stream, and all that it waits for, come before the work
     /// to come of a requesting stream, which may then have the block.
-    pub(crate) fn is_ordered(&self, is_before: impl Fn(Wait) -> bool) -> bool {
-        is_before(self.own) && self.waits().iter().all(|&wait| is_before(wait))
+    pub(crate) fn is_ordered(
+        &self,
+        may_reuse: impl Fn(Wait) -> bool,
+        is_before: impl Fn(Wait) -> bool,
+    ) -> bool {
+        may_reuse(self.own) && self.waits().iter().all(|&wait| is_before(wait))
     }
 
-    /// The only stream still to wait for, and the latest of its epochs that matter. Waits of which
-    /// `is_before` holds need nothing. `None`: several streams are left, or none.
-    pub(crate) fn only_wait(&self, is_before: impl Fn(&Wait) -> bool) -> Option<Wait> {
-        let mut left = self.waits().iter().chain([&self.own]).filter(|wait| !is_before(wait));
-        let &first = left.next()?;
-        left.try_fold(first, |(stream, epoch), &(other, later)| {
-            (other == stream).then(|| (stream, epoch.max(later)))
+    /// The only stream still to wait for, the latest of its epochs that matter, and whether that is
+    /// for the block's own sake. Waits of which `is_before` holds, or `may_reuse` of the block's
+    /// own, need nothing. `None`: several streams are left, or none.
+    pub(crate) fn only_wait(
+        &self,
+        may_reuse: impl Fn(&Wait) -> bool,
+        is_before: impl Fn(&Wait) -> bool,
+    ) -> Option<(Wait, bool)> {
+        let own = Some(&self.own).filter(|own| !may_reuse(own)).map(|&own| (own, true));
+        let waits = self.waits().iter().filter(|wait| !is_before(wait)).map(|&wait| (wait, false));
+        let mut left = waits.chain(own);
+        let first = left.next()?;
+        left.try_fold(first, |((stream, epoch), _), ((other, later), of_own)| {
+            (other == stream).then(|| ((stream, epoch.max(later)), of_own))
         })
     }
 }
@@ -118,10 +146,13 @@ impl<B> PendingFrees<B> {
         self.looked_at == strides && self.frees.iter().any(|free| free.is_over(&completed))
     }
 
-    /// Whether passing `epoch` of `stream` would bring a free nearer to its end.
-    pub(crate) fn any_behind(&self, stream: u32, epoch: u64) -> bool {
-        let is_it = |&(other, of): &Wait| other == stream && of <= epoch;
-        self.frees.iter().any(|free| is_it(&free.own) || free.waits().iter().any(is_it))
+    /// Whether passing `work` of `stream` would bring a free nearer to its end.
+    pub(crate) fn any_behind(&self, stream: u32, work: Work) -> bool {
+        let is_it = |&(other, of): &Wait, passed: u64| other == stream && of <= passed;
+        let any = |free: &PendingFree<B>| {
+            is_it(&free.own, work.ripe) || free.waits().iter().any(|wait| is_it(wait, work.epoch))
+        };
+        self.frees.iter().any(any)
     }
 
     /// The streams that frees wait for; some more than once.
@@ -244,7 +275,8 @@ mod tests {
         let mut ordered = |before: &[u32]| {
             let mut gone = Vec::new();
             pending.complete_where(|free| {
-                let is_it = free.is_ordered(|(stream, _)| before.contains(&stream));
+                let is_before = |(stream, _): Wait| before.contains(&stream);
+                let is_it = free.is_ordered(is_before, is_before);
                 gone.extend(is_it.then_some((free.block, free.own)));
                 is_it
             });
@@ -264,7 +296,7 @@ mod tests {
             [(1, 6, false), (1, 7, true), (3, 4, false), (3, 5, true), (2, 9, false)]
         {
             assert_eq!(
-                pending.any_behind(stream, epoch),
+                pending.any_behind(stream, Work { epoch, ripe: epoch }),
                 gains,
                 "epoch {epoch} of stream {stream}"
             );

@@ -37,7 +37,7 @@
 //! only to avoid out of memory, as with `waits:oom`.
 
 use crate::number_set::NumberSet;
-use crate::order::pending::Wait;
+use crate::order::pending::{Wait, Work};
 use crate::order::streams::{ALL_STREAMS, Streams};
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -92,12 +92,12 @@ pub(crate) struct Order {
 /// What of a stream is ordered before the later work of one that waits for it.
 #[derive(Default)]
 struct Behind {
-    /// Its last epoch.
-    epoch: u64,
-    /// That epoch and earlier ones, each with the waiter's open epoch when the wait had been added:
-    /// also ordered before whatever waits for the waiter's work up to that epoch or a later one.
-    /// The latest [`KEPT`].
-    since: VecDeque<(u64, u64)>,
+    /// The last of its work.
+    work: Work,
+    /// That work and earlier, each with the waiter's open epoch when the wait had been added: also
+    /// ordered before whatever waits for the waiter's work up to that epoch or a later one. The
+    /// latest [`KEPT`].
+    since: VecDeque<(u64, Work)>,
 }
 
 /// Waits of one stream for another that are kept for streams that wait for the first: it may have
@@ -107,12 +107,20 @@ const KEPT: usize = 16;
 impl Order {
     /// The last epoch of `stream` that comes before the later work of `waiter`, by these waits.
     pub(crate) fn of(&self, waiter: u32, stream: u32) -> u64 {
+        self.before(waiter, stream).epoch
+    }
+
+    /// The last epoch of `stream` whose freed memory `waiter` may have, by these waits.
+    pub(crate) fn reusable(&self, waiter: u32, stream: u32) -> u64 {
+        self.before(waiter, stream).ripe
+    }
+
+    fn before(&self, waiter: u32, stream: u32) -> Work {
         if waiter == stream && stream != ALL_STREAMS {
-            u64::MAX
-        } else {
-            let known = self.behind.get(&waiter).and_then(|streams| streams.get(&stream));
-            known.map_or(0, |behind| behind.epoch)
+            return Work { epoch: u64::MAX, ripe: u64::MAX };
         }
+        let known = self.behind.get(&waiter).and_then(|streams| streams.get(&stream));
+        known.map_or(Work::default(), |behind| behind.work)
     }
 
     /// Whether the later work of `waiter` comes after that epoch of that stream: the stream is past
@@ -121,35 +129,45 @@ impl Order {
         streams.completed(stream) >= epoch || self.of(waiter, stream) >= epoch
     }
 
-    /// Notes that the allocator has made `waiter` wait for `stream` up to `epoch`.
-    pub(crate) fn add(&mut self, waiter: u32, stream: u32, epoch: u64) {
+    /// Whether `waiter` may have what that stream freed of its own in that epoch.
+    pub(crate) fn may_reuse(&self, streams: &Streams, waiter: u32, (stream, epoch): Wait) -> bool {
+        streams.reusable(stream) >= epoch || self.reusable(waiter, stream) >= epoch
+    }
+
+    /// Notes that the allocator has made `waiter` wait for `work` of `stream`.
+    pub(crate) fn add(&mut self, waiter: u32, stream: u32, work: Work) {
         let behind = self.behind.entry(waiter).or_default().entry(stream).or_default();
-        behind.epoch = epoch.max(behind.epoch);
+        behind.work = behind.work.max(work);
     }
 
     /// Notes that the program has made `waiter` wait for a stream up to an epoch, and so for what
     /// the program has made that work wait for. Forgets what `waiter` need not wait for any more.
-    pub(crate) fn add_of_program(&mut self, streams: &Streams, waiter: u32, (stream, epoch): Wait) {
+    pub(crate) fn add_of_program(
+        &mut self,
+        streams: &Streams,
+        waiter: u32,
+        (stream, work): (u32, Work),
+    ) {
         let open = streams.open_epoch(waiter);
         let inherited = self.behind.get(&stream).into_iter().flatten();
         let of_others = inherited.filter(|&(&other, _)| other != waiter);
         let of_others = of_others.filter_map(|(&other, behind)| {
-            let known = behind.since.iter().rev().find(|(open, _)| *open <= epoch);
-            known.map(|&(_, epoch)| (other, epoch))
+            let known = behind.since.iter().rev().find(|(open, _)| *open <= work.epoch);
+            known.map(|&(_, work)| (other, work))
         });
-        let orders: Vec<(u32, u64)> = of_others.chain([(stream, epoch)]).collect();
+        let orders: Vec<(u32, Work)> = of_others.chain([(stream, work)]).collect();
         let row = self.behind.entry(waiter).or_default();
-        for (stream, epoch) in orders {
+        for (stream, work) in orders {
             let behind = row.entry(stream).or_default();
-            if epoch > behind.epoch {
-                behind.epoch = epoch;
-                behind.since.push_back((open, epoch));
+            if work.epoch > behind.work.epoch {
+                behind.work = behind.work.max(work);
+                behind.since.push_back((open, behind.work));
                 if behind.since.len() > KEPT {
                     behind.since.pop_front();
                 }
             }
         }
-        row.retain(|&stream, behind| behind.epoch > streams.completed(stream));
+        row.retain(|&stream, behind| behind.work.epoch > streams.completed(stream));
         if row.is_empty() {
             self.behind.remove(&waiter);
         }

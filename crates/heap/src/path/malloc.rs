@@ -11,6 +11,7 @@ use crate::device::{Device, ShardCell, is_large};
 use crate::driver::StreamHandle;
 use crate::error::Error;
 use crate::heap::{ALL_SITES, HISTORY, Heap, POISON_FRESH, UNANNOUNCED, WATCH_CAPTURES};
+use crate::hook_bits::{HOOK_CAPTURES, HOOK_RECORD_STREAM, ORDERED_CALLERS};
 use crate::lifetime::{self, Lifetime};
 use crate::order::streams::{self, ALL_STREAMS, Resolved};
 use crate::pools::capture::PoolId;
@@ -18,7 +19,7 @@ use crate::pools::route;
 use crate::request::{Request, Want, is_absurd};
 use crate::runs::arena::{Label, RunId};
 use crate::runs::page_table::PageTable;
-use crate::shared::{HOOK_CAPTURES, HOOK_RECORD_STREAM, ORDERED_CALLERS, Shared};
+use crate::shared::Shared;
 use crate::small::size_class::{ALIGNMENT, PAGE, SIZE_CLASSES, SLAB, class_of, round, round_up};
 use crate::supply::Way;
 use crate::sync::lock;
@@ -48,6 +49,7 @@ impl Heap {
         let Some(number) = device.streams.resolve_lasting(&*self.shared.questions, stream) else {
             return 0;
         };
+        device.note_malloc(&self.shared, number);
         let tags = lifetime::tags();
         if tags.is_routed() {
             return 0;
@@ -80,6 +82,7 @@ impl Heap {
         let device = self.device(device)?;
         let shared = &self.shared;
         let found = device.named(shared, stream)?;
+        device.note_malloc(shared, found.number);
         let tags = lifetime::tags();
         let request = Request::new(size, found.number, tags.lifetime(), start);
         let plain = self.special.load(Ordering::Acquire) & !UNANNOUNCED == 0;
@@ -112,6 +115,7 @@ impl Heap {
         let start = clock::now();
         let device = self.device(device)?;
         let found = device.named(&self.shared, stream)?;
+        device.note_malloc(&self.shared, found.number);
         let lifetime = lifetime::tags().lifetime();
         let request = Request::new(size, found.number, lifetime, start);
         let address = self.malloc_special(device, request, stream, &found, Some(id))?;

@@ -3,7 +3,7 @@
 //! | freed memory | streams that may reuse it |
 //! |---|---|
 //! | free, owned by a stream | that stream, at once |
-//! | free, its stream's work on it done (`Streams::completed`) | every stream, if streams share |
+//! | free, its stream past its next malloc (`Streams::reusable`) | every stream, if streams share |
 //! | free or pending, ordered before a stream's future work (`Order`) | that stream |
 //! | pending: other streams used it | its own stream, once each user is past its use |
 //!
@@ -15,7 +15,7 @@
 use crate::central::Central;
 use crate::device::Device;
 use crate::heap::Heap;
-use crate::order::pending::Wait;
+use crate::order::pending::{Wait, Work};
 use crate::order::streams::{ALL_STREAMS, Streams, Unfinished};
 use crate::profiler::{self, What};
 use crate::request::{Growth, Request, Want};
@@ -66,7 +66,10 @@ impl Device {
         let events = self.streams.unfinished(want.stream);
         let waits = central.single_waits(&self.streams, want);
         let is_enough = |event: &&Unfinished| {
-            waits.get(&event.stream).is_some_and(|&epoch| epoch <= event.epoch)
+            let is_by = |of_own, epoch| {
+                waits.get(&(event.stream, of_own)).is_some_and(|&needed| needed <= epoch)
+            };
+            is_by(true, event.ripe) || is_by(false, event.epoch)
         };
         if let Some(run) = events
             .iter()
@@ -91,15 +94,16 @@ impl Device {
         shared: &Shared,
         central: &mut Central,
         want: Want,
-        &Unfinished { stream, epoch, .. }: &Unfinished,
+        &Unfinished { stream, epoch, ripe, .. }: &Unfinished,
     ) -> Option<RunId> {
+        let work = Work { epoch, ripe };
         if central.order.of(want.stream, stream) >= epoch
-            || !central.would_gain(stream, epoch)
+            || !central.would_gain(stream, work)
             || !self.streams.make_wait(&*shared.driver, want.stream, stream, epoch)
         {
             return None;
         }
-        central.order.add(want.stream, stream, epoch);
+        central.order.add(want.stream, stream, work);
         profiler::mark(What::StreamWait, want.bytes);
         shared.record.event(EventKind::Wait, self.id as u8, 0, want.stream, 0, 0, clock::now());
         central.complete_ordered_frees(&self.streams, want);
@@ -141,7 +145,7 @@ impl Device {
             return None;
         }
         let mut central = lock(&self.central);
-        let completed = |stream| self.streams.completed(stream);
+        let completed = |stream| self.streams.reusable(stream);
         let growth = Growth {
             completed: &completed,
             fresh: 0,
@@ -164,7 +168,7 @@ impl Device {
     /// The last epoch of `stream` past which every stream may have its memory. 0 if record_stream
     /// does not reach the allocator: an event then does not cover all uses.
     pub(crate) fn completed_for_all(&self, shared: &Shared, stream: u32) -> u64 {
-        if shared.shares() { self.streams.completed(stream) } else { 0 }
+        if shared.shares() { self.streams.reusable(stream) } else { 0 }
     }
 
     /// Whether streams may wait for each other to hold less. A single stream has no other to wait
@@ -287,9 +291,10 @@ impl Central {
         pending.complete_where(|free| {
             let Some(run) = self.arenas.run(free.block) else { return false };
             let space = self.arenas.region(run.region).space;
+            let may_reuse = |own| self.order.may_reuse(streams, waiter, own);
             let is_before = |wait| self.order.is_before(streams, waiter, wait);
             let is_wanted = space == want.space || self.spaces.is_ordinary(space);
-            let is_over = is_wanted && free.is_ordered(is_before);
+            let is_over = is_wanted && free.is_ordered(may_reuse, is_before);
             if is_over {
                 self.release_pending(free.block, (waiter, streams.note_free(waiter)));
             }
@@ -298,32 +303,35 @@ impl Central {
         self.pending = pending;
     }
 
-    /// Whether a wait for `epoch` of `stream` would order any free or pending memory.
-    pub(crate) fn would_gain(&self, stream: u32, epoch: u64) -> bool {
-        self.pending.any_behind(stream, epoch)
-            || self.spaces.iter().any(|space| self.arenas.has_freed(space, stream, epoch))
+    /// Whether a wait for `work` of `stream` would order any free or pending memory.
+    pub(crate) fn would_gain(&self, stream: u32, work: Work) -> bool {
+        self.pending.any_behind(stream, work)
+            || self.spaces.iter().any(|space| self.arenas.has_freed(space, stream, work.ripe))
     }
 
     /// The waits that would each, alone, yield a run for `want`: for the last work on a free run
     /// that is long enough, or for the one stream that a pending block of that length still waits
-    /// for. The earliest epoch by stream.
-    pub(crate) fn single_waits(&self, streams: &Streams, want: Want) -> HashMap<u32, u64> {
+    /// for. The earliest epoch by stream, and by whether memory that the stream freed is meant, or
+    /// a block that it used.
+    pub(crate) fn single_waits(&self, streams: &Streams, want: Want) -> HashMap<(u32, bool), u64> {
+        let may_reuse = |own: &Wait| self.order.may_reuse(streams, want.stream, *own);
         let is_before = |wait: &Wait| self.order.is_before(streams, want.stream, *wait);
         let of_free = self
             .arenas
             .fitting(want.space, want.bytes, want.align)
             .filter_map(|id| self.arenas.run(id))
             .map(|run| (run.stream, run.epoch))
-            .filter(|wait| !is_before(wait));
+            .filter(|own| !may_reuse(own))
+            .map(|own| (own, true));
         let of_pending = self.pending.frees().filter_map(|free| {
             let run = self.arenas.run(free.block)?;
             let fits = run.bytes >= want.bytes + run.askew(want.align)
                 && self.arenas.region(run.region).space == want.space;
-            fits.then(|| free.only_wait(is_before)).flatten()
+            fits.then(|| free.only_wait(may_reuse, is_before)).flatten()
         });
         let mut earliest = HashMap::new();
-        for (stream, epoch) in of_free.chain(of_pending) {
-            let known = earliest.entry(stream).or_insert(epoch);
+        for ((stream, epoch), of_own) in of_free.chain(of_pending) {
+            let known = earliest.entry((stream, of_own)).or_insert(epoch);
             *known = epoch.min(*known);
         }
         earliest
@@ -337,7 +345,7 @@ impl Central {
             return run;
         }
         let order = &self.order;
-        let is_ordered = |stream: u32, epoch: u64| order.of(want.stream, stream) >= epoch;
+        let is_ordered = |stream: u32, epoch: u64| order.reusable(want.stream, stream) >= epoch;
         let id = self.arenas.best_fit_ordered(want.space, want.bytes, want.align, &is_ordered)?;
         self.arenas.hand_over(id, want.stream, streams.note_free(want.stream));
         want.fit(&mut self.arenas)
@@ -346,7 +354,7 @@ impl Central {
     /// Makes free memory unowned once its stream is past its last use, in all pools that streams
     /// share.
     pub(crate) fn promote(&mut self, streams: &Streams) {
-        self.arenas.promote_ripe(self.pools.shared_spaces(), &|stream| streams.completed(stream));
+        self.arenas.promote_ripe(self.pools.shared_spaces(), &|stream| streams.reusable(stream));
     }
 
     /// As [`Central::promote`], for all free memory; `completed` returns the last epoch that a

@@ -59,7 +59,7 @@ impl Device {
         }
         if !shared.shares() {
             // Streams keep what they used, but an empty region returns to the device.
-            let completed = |stream| self.streams.completed(stream);
+            let completed = |stream| self.streams.reusable(stream);
             let eviction =
                 Eviction { completed: &completed, ..Eviction::of(shared, &self.streams) };
             self.supply.evict(&mut central, &eviction);

@@ -173,7 +173,7 @@ impl Device {
         central.backing.pages.validate()?;
         let is_further = |stream| self.streams.has_got_further(stream);
         if let Some(stream) =
-            central.arenas.overlooked(&|stream| self.streams.completed(stream), &is_further)
+            central.arenas.overlooked(&|stream| self.streams.reusable(stream), &is_further)
         {
             return Err(format!("the arenas overlook what stream {stream} has freed and is past"));
         }

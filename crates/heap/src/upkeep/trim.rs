@@ -63,7 +63,7 @@ impl Device {
         self.collect_completed(shared, &mut central);
         let Some(_guard) = self.release_guard(shared) else { return };
         let _range = profiler::range(What::LowMemoryTrim, central.backing.reserved);
-        let completed = |stream| self.streams.completed(stream);
+        let completed = |stream| self.streams.reusable(stream);
         let eviction = Eviction { completed: &completed, ..Eviction::of(shared, &self.streams) };
         let held = central.backing.held;
         let most = held.saturating_sub(drain.keep).min(drain.most);

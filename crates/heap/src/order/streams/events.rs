@@ -75,11 +75,11 @@ impl Streams {
         let mut polled = Polled::default();
         let Fences { pending, spare, dead, reached, .. } = fences;
         let Some(queue) = pending.get_mut(&number) else { return polled };
-        while let Some(&Fence { epoch, event, age, at }) = queue.front() {
+        while let Some(&Fence { epoch, ripe, event, age, at }) = queue.front() {
             self.queried.fetch_add(1, Ordering::Relaxed);
             match driver.event_query(self.device, event) {
                 Ok(true) => {
-                    self.raise(number, epoch);
+                    self.raise(number, epoch, ripe);
                     reached.insert(number, age);
                     self.pass(dead.remove(&age).unwrap_or_default());
                     polled.further = true;
@@ -142,7 +142,19 @@ impl Streams {
     /// [`Streams::fence`], without an event behind all work of the device.
     pub(crate) fn fence_each(&self, driver: &dyn Driver, named: Option<u32>) -> bool {
         let unfenced = self.unfenced.iter(self.count()).filter(|&number| number != ALL_STREAMS);
-        unfenced.fold(false, |any, number| self.fence_one(driver, number, named) | any)
+        let any = unfenced.fold(false, |any, number| self.fence_one(driver, number, named) | any);
+        // A passing stream gets its event in the malloc that makes it ripe.
+        let unripe = self.unripe.iter(self.count()).filter(|&number| !self.is_lasting(number));
+        unripe.for_each(|number| self.wanted.insert(number));
+        any
+    }
+
+    /// Records the event that a fence has wanted behind what stream `named` had freed before this
+    /// malloc on it.
+    pub(crate) fn fence_wanted(&self, driver: &dyn Driver, named: u32) {
+        if self.wanted.remove_seen(named) {
+            self.fence_one(driver, named, Some(named));
+        }
     }
 
     /// Where the handle of a stream may be used now, in a call that names stream `named`. Call it
@@ -195,7 +207,8 @@ impl Streams {
             0
         };
         let stranded = self.stranded.load(Ordering::Relaxed);
-        let worth = (waiting + others + stranded).saturating_mul(questions);
+        let unripe = self.unripe.iter(self.count()).count() as u64;
+        let worth = (waiting + others + stranded + unripe).saturating_mul(questions);
         if worth == 0 || worth < self.lasting.load(Ordering::Relaxed) || self.any_capturing(driver)
         {
             return false;
@@ -206,7 +219,11 @@ impl Streams {
             .unfenced
             .iter(self.count())
             .filter(|&number| self.is_dead(number) || is_others(number));
-        let mut numbers: Vec<u32> = reopened.chain(self.lost.iter(self.count())).collect();
+        let unripe = self.unripe.iter(self.count());
+        let mut numbers: Vec<u32> =
+            reopened.chain(self.lost.iter(self.count())).chain(unripe).collect();
+        numbers.sort_unstable();
+        numbers.dedup();
         // The fence belongs to an epoch of ALL_STREAMS.
         if !numbers.contains(&ALL_STREAMS) {
             numbers.push(ALL_STREAMS);
@@ -219,6 +236,7 @@ impl Streams {
         let close = |number| {
             let stream = self.get(number)?;
             self.unfenced.remove(number);
+            self.unripe.remove(number);
             self.lost.remove(number);
             Some((number, stream.epoch.fetch_add(1, Ordering::SeqCst)))
         };
@@ -232,14 +250,20 @@ impl Streams {
         let (age, at) = (self.recorded.fetch_add(1, Ordering::Relaxed), Instant::now());
         let own = epochs.iter().find(|&&(number, _)| number == ALL_STREAMS);
         let epoch = own.map_or(0, |&(_, epoch)| epoch);
-        fences.pending.entry(ALL_STREAMS).or_default().push_back(Fence { epoch, event, age, at });
+        let fence = Fence { epoch, ripe: epoch, event, age, at };
+        fences.pending.entry(ALL_STREAMS).or_default().push_back(fence);
         fences.dead.insert(age, epochs);
         true
     }
 
     /// Marks these streams unfenced: the frees of their epochs need another event.
     fn mark_unfenced(&self, epochs: &[(u32, u64)]) {
-        epochs.iter().for_each(|&(number, _)| self.unfenced.insert(number));
+        for &(number, _) in epochs {
+            self.unfenced.insert(number);
+            if !self.is_ripe_at_once(number) {
+                self.unripe.insert(number);
+            }
+        }
     }
 
     /// Moves an unfenced stream to `lost`, as it is dead or usable only in its own calls: until
@@ -278,10 +302,14 @@ impl Streams {
         };
         self.unfenced.remove(number);
         self.lost.remove(number);
+        // Read before the epoch is closed.
+        let ripe = self.ripe(number);
         let epoch = stream.epoch.fetch_add(1, Ordering::SeqCst);
+        let ripe = ripe.unwrap_or(epoch);
         if driver.event_record(self.device, event, handle).is_ok() {
             let (age, at) = (self.recorded.fetch_add(1, Ordering::Relaxed), Instant::now());
-            fences.pending.entry(number).or_default().push_back(Fence { epoch, event, age, at });
+            let fence = Fence { epoch, ripe, event, age, at };
+            fences.pending.entry(number).or_default().push_back(fence);
             return true;
         }
         // The epoch stays without an event of its own; the next one covers it.
@@ -307,7 +335,8 @@ impl Streams {
             found.extend(queue.iter().map(|fence| {
                 let ahead = fence.age + 1 - reached;
                 let is_near = ahead <= behind;
-                (fence.age, Unfinished { stream, epoch: fence.epoch, ahead, is_near })
+                let &Fence { epoch, ripe, age, .. } = fence;
+                (age, Unfinished { stream, epoch, ripe, ahead, is_near })
             }));
         }
         found.sort_unstable_by_key(|&(age, event)| (event.ahead, age));
@@ -380,7 +409,7 @@ impl Streams {
 
     fn pass(&self, epochs: impl IntoIterator<Item = (u32, u64)>) {
         for (number, epoch) in epochs {
-            self.raise(number, epoch);
+            self.raise(number, epoch, epoch);
         }
     }
 

@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 #[derive(Clone, Copy)]
 pub(crate) struct Fence {
     pub(crate) epoch: u64,
+    /// The last epoch whose freed memory every stream may have once the event is done.
+    pub(crate) ripe: u64,
     pub(crate) event: EventHandle,
     /// The lower of two was recorded first.
     pub(crate) age: u64,
@@ -22,6 +24,8 @@ pub(crate) struct Unfinished {
     pub(crate) stream: u32,
     /// The epoch that it closes.
     pub(crate) epoch: u64,
+    /// The last epoch whose freed memory a stream may have that waits for it.
+    pub(crate) ripe: u64,
     /// Work of its stream before it that is not known to be done, measured in the events that were
     /// recorded on the device meanwhile.
     pub(crate) ahead: u64,

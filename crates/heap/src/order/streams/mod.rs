@@ -14,10 +14,24 @@
 //!                                 has no event of ours until that of a later one.
 //!   completed   0 -> ... < epoch  the stream is past all frees up to it; raised by the thread that
 //!                                 saw an event done or synchronised the device, never lowered.
-//!   unfenced    out <-> in        in the set: a free may belong to the open epoch. Put in by the
-//!                                 freeing thread after it read `epoch`, taken out by the recorder
-//!                                 before it raises `epoch`: a free that slips between is covered
-//!                                 by the event.
+//!   unfenced    out <-> in        in the set: a free may belong to the open epoch, and an event
+//!                                 would do for it. Put in by the freeing thread after it read
+//!                                 `epoch`, taken out by the recorder before it raises `epoch`: a
+//!                                 free that slips between is covered by the event.
+//!   unripe      out <-> in        in the set: a block of the stream's may have been freed since
+//!                                 its last malloc. Put in by the freeing thread after it read
+//!                                 `epoch`; taken out by the next malloc on the stream, before it
+//!                                 raises `epoch`, and by the recorder of an event behind all work
+//!                                 of the device.
+//!   wanted      out <-> in        in the set: a recorder found a passing stream in `unripe`. The
+//!                                 next malloc on the stream takes it out, and records the event.
+//!   ripe        0 -> ... < epoch  the last epoch that a malloc on the stream has closed; raised
+//!                                 BEFORE the stream is put into `unfenced`. The recorder reads it
+//!                                 after it has taken the stream out.
+//!   reusable    0 -> ... <= completed
+//!                                 the last epoch whose freed memory every stream may have: what
+//!                                 was `ripe` when an event that is done was recorded. Raised with
+//!                                 `completed`.
 //!   lost        out <-> in        in the set: unfenced, but dead, or passing and not named by the
 //!                                 recorder's call. Moved there by the recorder, which would look
 //!                                 at each in vain for ever; taken out by an event behind all work
@@ -52,6 +66,7 @@ mod naming;
 mod stream;
 
 use crate::driver::{DeviceId, StreamHandle};
+use crate::hook_bits::{HOOK_RECORD_STREAM, ORDERED_CALLERS};
 pub(crate) use crate::number_set::NUMBERS;
 use crate::number_set::SharedSet;
 use crate::sync::Mutex;
@@ -59,8 +74,8 @@ use fences::Fences;
 pub(crate) use fences::{Lag, Unfinished};
 pub(crate) use names::Resolved;
 use names::{Cache, Numbers};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 pub(crate) use stream::Stream;
 use stream::{DEAD, LASTING};
 
@@ -90,6 +105,8 @@ pub(crate) struct FenceCounts {
 /// The streams of a device.
 pub(crate) struct Streams {
     device: DeviceId,
+    /// What the loader has announced ([`crate::hook_bits`]).
+    hooks: Arc<AtomicU32>,
     ids: bool,
     context_events: bool,
     streams: Box<[OnceLock<Stream>]>,
@@ -100,6 +117,8 @@ pub(crate) struct Streams {
     fences: Mutex<Fences>,
     recycling: Mutex<()>,
     unfenced: SharedSet,
+    unripe: SharedSet,
+    wanted: SharedSet,
     lost: SharedSet,
     further: SharedSet,
     /// Times that a stream got further.
@@ -122,13 +141,19 @@ pub(crate) struct Streams {
 
 impl Streams {
     /// The streams of `device`. `ids`: the driver has stream ids; `context_events`: it records
-    /// events behind all work of a context.
-    pub(crate) fn new(device: DeviceId, ids: bool, context_events: bool) -> Self {
+    /// events behind all work of a context; `hooks`: what the loader has announced.
+    pub(crate) fn new(
+        device: DeviceId,
+        ids: bool,
+        context_events: bool,
+        hooks: Arc<AtomicU32>,
+    ) -> Self {
         let streams: Box<[OnceLock<Stream>]> = (0..=MAX_STREAMS).map(|_| OnceLock::new()).collect();
         let _ = streams[DEFAULT_STREAM as usize].set(Stream::new(StreamHandle(0), 0, LASTING));
         let _ = streams[ALL_STREAMS as usize].set(Stream::new(StreamHandle(0), 0, DEAD));
         Self {
             device,
+            hooks,
             ids,
             context_events,
             streams,
@@ -138,6 +163,8 @@ impl Streams {
             fences: Mutex::default(),
             recycling: Mutex::default(),
             unfenced: SharedSet::default(),
+            unripe: SharedSet::default(),
+            wanted: SharedSet::default(),
             lost: SharedSet::default(),
             further: SharedSet::default(),
             strides: AtomicU64::new(0),
@@ -166,13 +193,52 @@ impl Streams {
         self.get(stream).map(Stream::handle)
     }
 
-    /// The open epoch of `stream`, to which a free of this moment belongs.
+    /// The open epoch of `stream`, to which the free of a block of its own belongs at this moment.
     #[inline]
     pub(crate) fn note_free(&self, stream: u32) -> u64 {
         let Some(known) = self.get(stream) else { return u64::MAX };
         let epoch = known.epoch.load(Ordering::Acquire);
-        self.unfenced.insert(stream);
+        let set = if self.is_ripe_at_once(stream) { &self.unfenced } else { &self.unripe };
+        set.insert(stream);
         epoch
+    }
+
+    /// Whether an event behind the free of a block on its own stream is behind all its uses.
+    ///
+    /// It need not be: torch's allocator gives the block back to that stream alone, at its next
+    /// malloc. A program may let another stream use it till then without `record_stream`, and have
+    /// the block's stream wait for that one before the malloc. FSDP's reductions do, and much else
+    /// (docs/decisions/streams.md). Of blocks of the default stream it is assumed: its mallocs are
+    /// the hot path.
+    #[inline]
+    fn is_ripe_at_once(&self, stream: u32) -> bool {
+        stream == DEFAULT_STREAM
+            || stream == ALL_STREAMS
+            || self.hooks.load(Ordering::Relaxed) & (ORDERED_CALLERS | HOOK_RECORD_STREAM)
+                == ORDERED_CALLERS
+    }
+
+    /// Whether a malloc on `stream` is to be noted ([`Streams::ripen`]).
+    #[inline]
+    pub(crate) fn is_unripe(&self, stream: u32) -> bool {
+        stream != DEFAULT_STREAM && self.unripe.contains(stream)
+    }
+
+    /// Notes a malloc on a stream: whoever used the blocks that it has freed, its work to come is
+    /// behind that.
+    pub(crate) fn ripen(&self, number: u32) {
+        let Some(stream) = self.get(number) else { return };
+        self.unripe.remove(number);
+        let closed = self.close_epoch(number);
+        stream.ripe.fetch_max(closed, Ordering::SeqCst);
+        self.unfenced.insert(number);
+    }
+
+    /// The last epoch of `stream` whose freed memory an event recorded now would cover; `None`: the
+    /// open one.
+    pub(crate) fn ripe(&self, stream: u32) -> Option<u64> {
+        let ripe = || self.get(stream).map_or(0, |stream| stream.ripe.load(Ordering::SeqCst));
+        (!self.is_ripe_at_once(stream)).then(ripe)
     }
 
     /// The open epoch of `stream`.
@@ -185,10 +251,13 @@ impl Streams {
         self.get(stream).map_or(0, |stream| stream.epoch.fetch_add(1, Ordering::SeqCst))
     }
 
-    /// [`Streams::note_free`] for a free that waits for `stream`.
+    /// The open epoch of `stream`, which a free of this moment waits for as the stream used the
+    /// block.
     #[inline]
     pub(crate) fn note_wait(&self, stream: u32) -> u64 {
-        let epoch = self.note_free(stream);
+        let Some(known) = self.get(stream) else { return u64::MAX };
+        let epoch = known.epoch.load(Ordering::Acquire);
+        self.unfenced.insert(stream);
         if stream == ALL_STREAMS {
             self.parked.fetch_max(epoch, Ordering::Relaxed);
             self.gathered.fetch_add(1, Ordering::Relaxed);
@@ -214,10 +283,18 @@ impl Streams {
         self.get(stream).map_or(0, |stream| stream.completed.load(Ordering::Acquire))
     }
 
-    /// Raises the epoch that a stream is past to `epoch` at least. True if that is news.
-    fn raise(&self, number: u32, epoch: u64) -> bool {
+    /// The last epoch of `stream` whose freed memory every stream may have.
+    #[inline]
+    pub(crate) fn reusable(&self, stream: u32) -> u64 {
+        self.get(stream).map_or(0, |stream| stream.reusable.load(Ordering::Acquire))
+    }
+
+    /// Raises the epoch that a stream is past to `epoch` at least, and the one whose memory is
+    /// reusable to `ripe`. True if that is news.
+    fn raise(&self, number: u32, epoch: u64, ripe: u64) -> bool {
         let Some(stream) = self.get(number) else { return false };
-        let further = stream.completed.fetch_max(epoch, Ordering::AcqRel) < epoch;
+        let passed = stream.completed.fetch_max(epoch, Ordering::AcqRel) < epoch;
+        let further = (stream.reusable.fetch_max(ripe, Ordering::AcqRel) < ripe) | passed;
         if further {
             self.further.insert(number);
             self.strides.fetch_add(1, Ordering::Release);

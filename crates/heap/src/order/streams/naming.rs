@@ -125,7 +125,7 @@ impl Streams {
         (!stream.is_dead() && stream.handle() == handle).then_some(number)
     }
 
-    fn is_lasting(&self, number: u32) -> bool {
+    pub(super) fn is_lasting(&self, number: u32) -> bool {
         self.get(number).is_some_and(Stream::is_lasting)
     }
 

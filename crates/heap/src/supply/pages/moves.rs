@@ -135,7 +135,7 @@ impl Central {
         let may_move = |stream, epoch| {
             if epoch <= (ctx.completed)(stream) {
                 Movable::Idle
-            } else if self.order.of(want.stream, stream) >= epoch {
+            } else if self.order.reusable(want.stream, stream) >= epoch {
                 Movable::Used
             } else {
                 Movable::No
@@ -360,7 +360,7 @@ impl Central {
                 self.arenas.evict(run, part.pages);
             }
         }
-        self.unmap_retired(ctx.driver, &|stream| ctx.streams.completed(stream), 0);
+        self.unmap_retired(ctx.driver, &|stream| ctx.streams.reusable(stream), 0);
     }
 }
 
