@@ -199,7 +199,9 @@ impl Device {
     #[inline(never)]
     fn ripen(&self, shared: &Shared, number: u32) {
         self.streams.ripen(number);
-        if let Some(_guard) = self.query_guard() {
+        if self.streams.is_wanted(number)
+            && let Some(_guard) = self.query_guard()
+        {
             self.streams.fence_wanted(&*shared.driver, number);
         }
     }

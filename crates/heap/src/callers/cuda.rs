@@ -118,7 +118,8 @@ impl Heap {
         Ok(())
     }
 
-    /// The program is about to destroy `stream`; its frees so far get their event now.
+    /// The program is about to destroy `stream`; its frees up to its last malloc get their event
+    /// now, later ones need one behind all work of the device.
     ///
     /// # Errors
     /// The error for an unknown device.

@@ -27,6 +27,7 @@ impl Heap {
         }
         if hooks & HOOK_RECORD_STREAM != 0 {
             self.special.fetch_and(!UNANNOUNCED, Ordering::AcqRel);
+            self.devices().for_each(|device| device.streams.doubt_all());
         }
     }
 

@@ -2,9 +2,10 @@
 //! `cudaEventRecord`, torch's `Stream.wait_stream`, `wait_event`.
 //!
 //! Work that a stream gets after such a wait comes after all that the other stream had before the
-//! event. So what that stream had freed by then is ordered before the waiting stream's later work,
-//! as with a wait that the allocator adds ([`crate::order::waits`]), though no wait is added and
-//! none can close a cycle. Whoever sees the program's calls tells the heap in two steps:
+//! event. So what that stream had freed by its last malloc before it is ordered before the waiting
+//! stream's later work, as are its uses of other streams' blocks, as with a wait that the allocator
+//! adds ([`crate::order::waits`]), though no wait is added and none can close a cycle. Whoever sees
+//! the program's calls tells the heap in two steps:
 //!
 //! 1. Before the event is recorded, [`Heap::mark_work`] closes the open epoch of its stream. A free
 //!    of that epoch comes after its block's last use was enqueued and before the record, so the
@@ -26,7 +27,7 @@ use crate::shared::MAX_DEVICES;
 
 const STREAM_BITS: u32 = NUMBERS.ilog2();
 const DEVICE_BITS: u32 = 8;
-const BEHIND_BITS: u32 = 8;
+const BEHIND_BITS: u32 = 4;
 const EPOCH_BITS: u32 = u64::BITS - STREAM_BITS - DEVICE_BITS - BEHIND_BITS;
 const UNRIPE: u64 = (1 << BEHIND_BITS) - 1;
 const _: () = assert!(NUMBERS.is_power_of_two() && MAX_STREAMS < NUMBERS as usize);

@@ -49,11 +49,11 @@ impl Heap {
         let Some(number) = device.streams.resolve_lasting(&*self.shared.questions, stream) else {
             return 0;
         };
-        device.note_malloc(&self.shared, number);
         let tags = lifetime::tags();
         if tags.is_routed() {
             return 0;
         }
+        device.note_malloc(&self.shared, number);
         let request = Request::new(size, number, tags.lifetime(), start);
         let address = if LARGE {
             device.serve_large(&self.shared, request)
@@ -82,8 +82,11 @@ impl Heap {
         let device = self.device(device)?;
         let shared = &self.shared;
         let found = device.named(shared, stream)?;
-        device.note_malloc(shared, found.number);
         let tags = lifetime::tags();
+        // torch would serve no other from what the stream has freed.
+        if !found.captures() && !tags.is_routed() {
+            device.note_malloc(shared, found.number);
+        }
         let request = Request::new(size, found.number, tags.lifetime(), start);
         let plain = self.special.load(Ordering::Acquire) & !UNANNOUNCED == 0;
         let address = if plain && !found.captures() && !tags.is_routed() {
@@ -115,7 +118,6 @@ impl Heap {
         let start = clock::now();
         let device = self.device(device)?;
         let found = device.named(&self.shared, stream)?;
-        device.note_malloc(&self.shared, found.number);
         let lifetime = lifetime::tags().lifetime();
         let request = Request::new(size, found.number, lifetime, start);
         let address = self.malloc_special(device, request, stream, &found, Some(id))?;

@@ -157,7 +157,6 @@ impl Heap {
         let device = self.device(device)?;
         let shared = &self.shared;
         let found = device.named(shared, stream)?;
-        device.note_malloc(shared, found.number);
         let request = Request::new(size, found.number, lifetime::tags().lifetime(), start);
         let capture = device.capture_of(shared, stream, &found)?;
         let served = device.malloc_at(shared, request, address, |central| {

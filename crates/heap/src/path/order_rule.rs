@@ -3,7 +3,7 @@
 //! | freed memory | streams that may reuse it |
 //! |---|---|
 //! | free, owned by a stream | that stream, at once |
-//! | free, its stream past its next malloc (`Streams::reusable`) | every stream, if streams share |
+//! | free, and `Streams::reusable` | every stream, if streams share |
 //! | free or pending, ordered before a stream's future work (`Order`) | that stream |
 //! | pending: other streams used it | its own stream, once each user is past its use |
 //!

@@ -6,7 +6,7 @@ use super::{ALL_STREAMS, FenceCounts, Streams};
 use crate::driver::{CaptureStatus, Driver, ErrorKind, StreamHandle};
 use crate::sync::lock;
 use std::collections::HashMap;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, fence};
 use std::time::Instant;
 
 /// Busy streams after which a poll stops, unless it is the last resort; and streams that are asked
@@ -111,7 +111,8 @@ impl Streams {
     /// Records an event behind the frees of every stream that has some and can be used here: not of
     /// a dead stream, a capturing one, another thread's per-thread stream, or a passing one other
     /// than `named`, which this call names. True if it recorded one. Frees that need an event
-    /// behind all work of the device wait until enough of them have gathered.
+    /// behind all work of the device (those of a stream that has not allocated since, too) wait
+    /// until enough of them have gathered.
     ///
     /// Never call it while an announced capture is open on the device.
     pub(crate) fn fence(
@@ -185,10 +186,10 @@ impl Streams {
     }
 
     /// Records an event behind all work of the device, if frees wait for all streams, or for a
-    /// stream that only its own thread, or a call that names it, could record on; the event covers
-    /// dead streams too. Never while a stream captures: the driver would refuse, and make the
-    /// capture fail. So it first asks every lasting stream; a free that waits is worth `questions`
-    /// of them.
+    /// stream that only its own thread, or a call that names it, could record on, or for one that
+    /// has not allocated since; the event covers dead streams too. Never while a stream captures:
+    /// the driver would refuse, and make the capture fail. So it first asks every lasting stream; a
+    /// free that waits is worth `questions` of them.
     fn fence_device(&self, driver: &dyn Driver, hears_of_captures: bool, questions: u64) -> bool {
         if !self.records_context_events(hears_of_captures) {
             return false;
@@ -302,6 +303,8 @@ impl Streams {
         };
         self.unfenced.remove(number);
         self.lost.remove(number);
+        // A malloc that still found the stream in the set has raised `ripe` before.
+        fence(Ordering::SeqCst);
         // Read before the epoch is closed.
         let ripe = self.ripe(number);
         let epoch = stream.epoch.fetch_add(1, Ordering::SeqCst);

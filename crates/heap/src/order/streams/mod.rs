@@ -30,7 +30,8 @@
 //!                                 after it has taken the stream out.
 //!   reusable    0 -> ... <= completed
 //!                                 the last epoch whose freed memory every stream may have: what
-//!                                 was `ripe` when an event that is done was recorded. Raised with
+//!                                 was `ripe` when an event that is done was recorded, or the epoch
+//!                                 itself if all work of the device was done. Raised with
 //!                                 `completed`.
 //!   lost        out <-> in        in the set: unfenced, but dead, or passing and not named by the
 //!                                 recorder's call. Moved there by the recorder, which would look
@@ -74,7 +75,7 @@ use fences::Fences;
 pub(crate) use fences::{Lag, Unfinished};
 pub(crate) use names::Resolved;
 use names::{Cache, Numbers};
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 pub(crate) use stream::Stream;
 use stream::{DEAD, LASTING};
@@ -231,7 +232,19 @@ impl Streams {
         self.unripe.remove(number);
         let closed = self.close_epoch(number);
         stream.ripe.fetch_max(closed, Ordering::SeqCst);
+        // Before the look whether it is in the set; the recorder has the other half.
+        fence(Ordering::SeqCst);
         self.unfenced.insert(number);
+    }
+
+    /// Whether the next malloc on a stream is to record its event.
+    pub(crate) fn is_wanted(&self, stream: u32) -> bool {
+        self.wanted.contains(stream)
+    }
+
+    /// What frees of other callers noted is not ripe for those of torch's hooks.
+    pub(crate) fn doubt_all(&self) {
+        (1..self.count()).for_each(|number| self.unripe.insert(number));
     }
 
     /// The last epoch of `stream` whose freed memory an event recorded now would cover; `None`: the
