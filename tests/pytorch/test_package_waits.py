@@ -7,19 +7,25 @@ from conftest import GRUYERE, PHANTOM
 ALLOWED = "waits:auto: a stream waits for another"
 FORBIDDEN = "waits:auto: streams wait for each other only where"
 
-# Two streams take turns: what one has used, with its work still to come, the other asks for. The
-# host never waits. Prints the most that was held, and whether a stream was made to wait.
+# Two streams take turns: what one has used, with its work still to come, the other asks for, once
+# the first has allocated again (a small tensor). The host never waits. Prints the most that was
+# held, and whether a stream was made to wait.
 TURNS = """
 import gruyere, torch
 gruyere.enable()
 {before}
 streams = [torch.cuda.current_stream(), torch.cuda.Stream()]
+small = []
+for stream in streams:
+    with torch.cuda.stream(stream):
+        small.append(torch.empty(1, device="cuda"))
 for turn in range(40):
     with torch.cuda.stream(streams[turn % 2]):
         block = torch.empty(64 << 20, dtype=torch.uint8, device="cuda")
         for _ in range(20):
             block.fill_(1)
         del block
+        small.append(torch.empty(1, device="cuda"))
 print(torch.cuda.max_memory_reserved() >> 20)
 """
 GROUP = """
@@ -104,12 +110,14 @@ def test_what_was_chosen_stays_whatever_the_program_does(installed):
     assert FORBIDDEN not in said
 
 
-# A stream frees a block with its work still to come; another is made to wait in some way, and asks
-# for as much. Prints of each way whether it got that block, and did not grow the heap.
+# A stream frees a block with its work still to come, and allocates again; another is made to wait in
+# some way, and asks for as much. Prints of each way whether it got that block, and did not grow the heap.
 PASSED_ON = """
 import gruyere, json, torch
 gruyere.enable()
 other, waiting, third = (torch.cuda.Stream() for _ in range(3))
+with torch.cuda.stream(other):
+    small = [torch.empty(1, device="cuda")]
 
 def after(wait):
     torch.cuda.synchronize()
@@ -120,6 +128,7 @@ def after(wait):
             block.fill_(1)
         early = other.record_event()
         del block
+        small.append(torch.empty(1, device="cuda"))
     wait(early)
     before = torch.cuda.memory_reserved()
     with torch.cuda.stream(waiting):
