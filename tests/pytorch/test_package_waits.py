@@ -110,8 +110,9 @@ def test_what_was_chosen_stays_whatever_the_program_does(installed):
     assert FORBIDDEN not in said
 
 
-# A stream frees a block with its work still to come, and allocates again; another is made to wait in
-# some way, and asks for as much. Prints of each way whether it got that block, and did not grow the heap.
+# A stream frees a block with its work still to come, and allocates again; another is made to wait
+# in some way, and asks for as much. Prints of each way whether it got that block, and did not grow
+# the heap.
 PASSED_ON = """
 import gruyere, json, torch
 gruyere.enable()
