@@ -13,7 +13,7 @@ use crate::error::Error;
 use crate::heap::{ALL_SITES, HISTORY, Heap, POISON_FRESH, UNANNOUNCED, WATCH_CAPTURES};
 use crate::hook_bits::{HOOK_CAPTURES, HOOK_RECORD_STREAM, ORDERED_CALLERS};
 use crate::lifetime::{self, Lifetime};
-use crate::order::streams::{self, ALL_STREAMS, Resolved};
+use crate::order::streams::{self, ALL_STREAMS, DEFAULT_STREAM, Resolved};
 use crate::pools::capture::PoolId;
 use crate::pools::route;
 use crate::request::{Request, Want, is_absurd};
@@ -46,14 +46,14 @@ impl Heap {
             return 0;
         };
         let start = clock::now();
-        let Some(number) = device.streams.resolve_lasting(&*self.shared.questions, stream) else {
-            return 0;
-        };
+        // The default stream's mallocs need not be noted.
+        let number =
+            if stream.0 <= 1 { Some(DEFAULT_STREAM) } else { self.noted_lasting(device, stream) };
+        let Some(number) = number else { return 0 };
         let tags = lifetime::tags();
         if tags.is_routed() {
             return 0;
         }
-        device.note_malloc(&self.shared, number);
         let request = Request::new(size, number, tags.lifetime(), start);
         let address = if LARGE {
             device.serve_large(&self.shared, request)
@@ -67,6 +67,17 @@ impl Heap {
             }
         }
         address
+    }
+
+    /// The number of a stream other than the default one, if it is known to last and captures
+    /// nothing; notes a malloc on it.
+    #[inline(never)]
+    fn noted_lasting(&self, device: &Device, stream: StreamHandle) -> Option<u32> {
+        let number = device.streams.resolve_lasting(&*self.shared.questions, stream)?;
+        if !lifetime::tags().is_routed() {
+            device.note_malloc(&self.shared, number);
+        }
+        Some(number)
     }
 
     /// `size` bytes on `device` in the order of `stream`, at a multiple of 512 B. Size 0 returns 0.

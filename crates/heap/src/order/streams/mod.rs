@@ -197,8 +197,18 @@ impl Streams {
     /// The open epoch of `stream`, to which the free of a block of its own belongs at this moment.
     #[inline]
     pub(crate) fn note_free(&self, stream: u32) -> u64 {
-        let Some(known) = self.get(stream) else { return u64::MAX };
-        let epoch = known.epoch.load(Ordering::Acquire);
+        // The hot path.
+        if stream == DEFAULT_STREAM {
+            let epoch = self.open_epoch(DEFAULT_STREAM);
+            self.unfenced.insert(DEFAULT_STREAM);
+            return epoch;
+        }
+        self.note_free_elsewhere(stream)
+    }
+
+    #[inline(never)]
+    fn note_free_elsewhere(&self, stream: u32) -> u64 {
+        let epoch = self.open_epoch(stream);
         let set = if self.is_ripe_at_once(stream) { &self.unfenced } else { &self.unripe };
         set.insert(stream);
         epoch
@@ -255,6 +265,7 @@ impl Streams {
     }
 
     /// The open epoch of `stream`.
+    #[inline]
     pub(crate) fn open_epoch(&self, stream: u32) -> u64 {
         self.get(stream).map_or(u64::MAX, |stream| stream.epoch.load(Ordering::Acquire))
     }
