@@ -75,10 +75,8 @@ impl Heap {
         }
         let device = self.device_in_use(device).ok()??;
         let number = device.streams.resolve_announced(&*self.shared.questions, stream)?;
-        // Read before the epoch is closed.
-        let ripe = device.streams.ripe(number);
-        let epoch = device.streams.close_epoch(number);
-        let behind = epoch.saturating_sub(ripe.unwrap_or(epoch)).min(UNRIPE);
+        let Work { epoch, ripe } = device.streams.close_work(number);
+        let behind = (epoch - ripe).min(UNRIPE);
         Some(Mark { device: device.id, stream: number, epoch, behind })
     }
 

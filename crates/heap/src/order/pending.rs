@@ -14,7 +14,7 @@
 pub(crate) type Wait = (u32, u64);
 
 /// Work of a stream.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Work {
     /// Its last epoch.
     pub(crate) epoch: u64,
@@ -24,6 +24,11 @@ pub(crate) struct Work {
 }
 
 impl Work {
+    /// All work of a stream up to `epoch`, and that of all who used its blocks.
+    pub(crate) fn of_all(epoch: u64) -> Self {
+        Self { epoch, ripe: epoch }
+    }
+
     /// Both.
     pub(crate) fn max(self, other: Self) -> Self {
         Self { epoch: self.epoch.max(other.epoch), ripe: self.ripe.max(other.ripe) }

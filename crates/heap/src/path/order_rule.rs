@@ -69,7 +69,7 @@ impl Device {
             let is_by = |of_own, epoch| {
                 waits.get(&(event.stream, of_own)).is_some_and(|&needed| needed <= epoch)
             };
-            is_by(true, event.ripe) || is_by(false, event.epoch)
+            is_by(true, event.work.ripe) || is_by(false, event.work.epoch)
         };
         if let Some(run) = events
             .iter()
@@ -94,12 +94,11 @@ impl Device {
         shared: &Shared,
         central: &mut Central,
         want: Want,
-        &Unfinished { stream, epoch, ripe, .. }: &Unfinished,
+        &Unfinished { stream, work, .. }: &Unfinished,
     ) -> Option<RunId> {
-        let work = Work { epoch, ripe };
-        if central.order.of(want.stream, stream) >= epoch
+        if central.order.of(want.stream, stream) >= work.epoch
             || !central.would_gain(stream, work)
-            || !self.streams.make_wait(&*shared.driver, want.stream, stream, epoch)
+            || !self.streams.make_wait(&*shared.driver, want.stream, stream, work.epoch)
         {
             return None;
         }

@@ -4,6 +4,7 @@ use super::fences::{Fence, Fences, Unfinished};
 use super::stream::{PER_THREAD, is_quiet, thread_token};
 use super::{ALL_STREAMS, FenceCounts, Streams};
 use crate::driver::{CaptureStatus, Driver, ErrorKind, StreamHandle};
+use crate::order::pending::Work;
 use crate::sync::lock;
 use std::collections::HashMap;
 use std::sync::atomic::{Ordering, fence};
@@ -75,11 +76,11 @@ impl Streams {
         let mut polled = Polled::default();
         let Fences { pending, spare, dead, reached, .. } = fences;
         let Some(queue) = pending.get_mut(&number) else { return polled };
-        while let Some(&Fence { epoch, ripe, event, age, at }) = queue.front() {
+        while let Some(&Fence { work, event, age, at }) = queue.front() {
             self.queried.fetch_add(1, Ordering::Relaxed);
             match driver.event_query(self.device, event) {
                 Ok(true) => {
-                    self.raise(number, epoch, ripe);
+                    self.raise(number, work);
                     reached.insert(number, age);
                     self.pass(dead.remove(&age).unwrap_or_default());
                     polled.further = true;
@@ -153,7 +154,7 @@ impl Streams {
     /// Records the event that a fence has wanted behind what stream `named` had freed before this
     /// malloc on it.
     pub(crate) fn fence_wanted(&self, driver: &dyn Driver, named: u32) {
-        if self.wanted.remove_seen(named) {
+        if self.wanted.remove(named) {
             self.fence_one(driver, named, Some(named));
         }
     }
@@ -251,7 +252,7 @@ impl Streams {
         let (age, at) = (self.recorded.fetch_add(1, Ordering::Relaxed), Instant::now());
         let own = epochs.iter().find(|&&(number, _)| number == ALL_STREAMS);
         let epoch = own.map_or(0, |&(_, epoch)| epoch);
-        let fence = Fence { epoch, ripe: epoch, event, age, at };
+        let fence = Fence { work: Work::of_all(epoch), event, age, at };
         fences.pending.entry(ALL_STREAMS).or_default().push_back(fence);
         fences.dead.insert(age, epochs);
         true
@@ -278,7 +279,6 @@ impl Streams {
     }
 
     fn fence_one(&self, driver: &dyn Driver, number: u32, named: Option<u32>) -> bool {
-        let Some(stream) = self.get(number) else { return false };
         // Under this lock no number passes to another stream, and the end of a lasting stream
         // waits.
         let mut fences = lock(&self.fences);
@@ -305,13 +305,10 @@ impl Streams {
         self.lost.remove(number);
         // A malloc that still found the stream in the set has raised `ripe` before.
         fence(Ordering::SeqCst);
-        // Read before the epoch is closed.
-        let ripe = self.ripe(number);
-        let epoch = stream.epoch.fetch_add(1, Ordering::SeqCst);
-        let ripe = ripe.unwrap_or(epoch);
+        let work = self.close_work(number);
         if driver.event_record(self.device, event, handle).is_ok() {
             let (age, at) = (self.recorded.fetch_add(1, Ordering::Relaxed), Instant::now());
-            let fence = Fence { epoch, ripe, event, age, at };
+            let fence = Fence { work, event, age, at };
             fences.pending.entry(number).or_default().push_back(fence);
             return true;
         }
@@ -338,8 +335,7 @@ impl Streams {
             found.extend(queue.iter().map(|fence| {
                 let ahead = fence.age + 1 - reached;
                 let is_near = ahead <= behind;
-                let &Fence { epoch, ripe, age, .. } = fence;
-                (age, Unfinished { stream, epoch, ripe, ahead, is_near })
+                (fence.age, Unfinished { stream, work: fence.work, ahead, is_near })
             }));
         }
         found.sort_unstable_by_key(|&(age, event)| (event.ahead, age));
@@ -364,7 +360,7 @@ impl Streams {
         let Some(fence) = fences
             .pending
             .get(&stream)
-            .and_then(|queue| queue.iter().find(|fence| fence.epoch >= epoch))
+            .and_then(|queue| queue.iter().find(|fence| fence.work.epoch >= epoch))
         else {
             return self.completed(stream) >= epoch;
         };
@@ -412,7 +408,7 @@ impl Streams {
 
     fn pass(&self, epochs: impl IntoIterator<Item = (u32, u64)>) {
         for (number, epoch) in epochs {
-            self.raise(number, epoch, epoch);
+            self.raise(number, Work::of_all(epoch));
         }
     }
 

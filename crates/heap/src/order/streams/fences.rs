@@ -1,6 +1,7 @@
 //! Events behind frees.
 
 use crate::driver::EventHandle;
+use crate::order::pending::Work;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -8,9 +9,7 @@ use std::time::{Duration, Instant};
 /// An event behind the frees of an epoch.
 #[derive(Clone, Copy)]
 pub(crate) struct Fence {
-    pub(crate) epoch: u64,
-    /// The last epoch whose freed memory every stream may have once the event is done.
-    pub(crate) ripe: u64,
+    pub(crate) work: Work,
     pub(crate) event: EventHandle,
     /// The lower of two was recorded first.
     pub(crate) age: u64,
@@ -22,10 +21,8 @@ pub(crate) struct Fence {
 pub(crate) struct Unfinished {
     /// Its stream.
     pub(crate) stream: u32,
-    /// The epoch that it closes.
-    pub(crate) epoch: u64,
-    /// The last epoch whose freed memory a stream may have that waits for it.
-    pub(crate) ripe: u64,
+    /// The work behind which it was recorded.
+    pub(crate) work: Work,
     /// Work of its stream before it that is not known to be done, measured in the events that were
     /// recorded on the device meanwhile.
     pub(crate) ahead: u64,

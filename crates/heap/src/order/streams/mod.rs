@@ -70,6 +70,7 @@ use crate::driver::{DeviceId, StreamHandle};
 use crate::hook_bits::{HOOK_RECORD_STREAM, ORDERED_CALLERS};
 pub(crate) use crate::number_set::NUMBERS;
 use crate::number_set::SharedSet;
+use crate::order::pending::Work;
 use crate::sync::Mutex;
 use fences::Fences;
 pub(crate) use fences::{Lag, Unfinished};
@@ -257,11 +258,13 @@ impl Streams {
         (1..self.count()).for_each(|number| self.unripe.insert(number));
     }
 
-    /// The last epoch of `stream` whose freed memory an event recorded now would cover; `None`: the
-    /// open one.
-    pub(crate) fn ripe(&self, stream: u32) -> Option<u64> {
-        let ripe = || self.get(stream).map_or(0, |stream| stream.ripe.load(Ordering::SeqCst));
-        (!self.is_ripe_at_once(stream)).then(ripe)
+    /// Closes the open epoch of a stream. Returns the work that an event recorded from now on is
+    /// behind.
+    pub(crate) fn close_work(&self, number: u32) -> Work {
+        // A malloc meanwhile comes too late.
+        let ripe = self.get(number).map_or(0, |stream| stream.ripe.load(Ordering::SeqCst));
+        let epoch = self.close_epoch(number);
+        if self.is_ripe_at_once(number) { Work::of_all(epoch) } else { Work { epoch, ripe } }
     }
 
     /// The open epoch of `stream`.
@@ -271,7 +274,7 @@ impl Streams {
     }
 
     /// Closes and returns the open epoch of `stream`: later frees belong to the next.
-    pub(crate) fn close_epoch(&self, stream: u32) -> u64 {
+    fn close_epoch(&self, stream: u32) -> u64 {
         self.get(stream).map_or(0, |stream| stream.epoch.fetch_add(1, Ordering::SeqCst))
     }
 
@@ -279,8 +282,7 @@ impl Streams {
     /// block.
     #[inline]
     pub(crate) fn note_wait(&self, stream: u32) -> u64 {
-        let Some(known) = self.get(stream) else { return u64::MAX };
-        let epoch = known.epoch.load(Ordering::Acquire);
+        let epoch = self.open_epoch(stream);
         self.unfenced.insert(stream);
         if stream == ALL_STREAMS {
             self.parked.fetch_max(epoch, Ordering::Relaxed);
@@ -313,9 +315,8 @@ impl Streams {
         self.get(stream).map_or(0, |stream| stream.reusable.load(Ordering::Acquire))
     }
 
-    /// Raises the epoch that a stream is past to `epoch` at least, and the one whose memory is
-    /// reusable to `ripe`. True if that is news.
-    fn raise(&self, number: u32, epoch: u64, ripe: u64) -> bool {
+    /// Notes that a stream is past `work`. True if that is news.
+    fn raise(&self, number: u32, Work { epoch, ripe }: Work) -> bool {
         let Some(stream) = self.get(number) else { return false };
         let passed = stream.completed.fetch_max(epoch, Ordering::AcqRel) < epoch;
         let further = (stream.reusable.fetch_max(ripe, Ordering::AcqRel) < ripe) | passed;

@@ -111,8 +111,7 @@ impl<'a> Evidence<'a> {
     }
 
     /// The stretches of the timeline with these steps.
-    pub fn stretches(&self, first: u32, last: u32) -> impl Iterator<Item = &'a Stretch> {
-        let steps = u64::from(first)..=u64::from(last);
+    pub fn stretches(&self, steps: RangeInclusive<u64>) -> impl Iterator<Item = &'a Stretch> {
         self.device.timeline.iter().filter(move |stretch| steps.contains(&stretch.step))
     }
 
@@ -156,20 +155,15 @@ impl<'a> Evidence<'a> {
 
     /// The same by the highs of the steps, from `since` to those from `late` on.
     fn rise_of_highs(&self, since: u64, late: u64) -> Option<u64> {
-        let timeline = &self.device.timeline;
-        let high = |steps: RangeInclusive<u64>| {
-            let within = timeline.iter().filter(|one| steps.contains(&one.step));
-            within.map(|one| one.live_high_bytes).max()
-        };
-        let start = timeline.iter().rfind(|one| one.step <= since)?;
+        let high = |steps| self.stretches(steps).map(|one| one.live_high_bytes).max();
+        let start = self.stretches(0..=since).last()?;
         // Of its last step it may have a part without the high.
         let before = high(start.step.saturating_sub(1)..=start.step)?;
         let whole = u64::from(self.now).saturating_sub(1);
         high(late..=whole).map(|end| end.saturating_sub(before)).or_else(|| {
             // The running step may be larger than those before. What is kept is live at the lowest
             // too, in the steps that share its stretch.
-            let last = timeline.iter().filter(|one| one.step >= late);
-            let low = last.map(|one| one.live_low_bytes).min()?;
+            let low = self.stretches(late..=u64::MAX).map(|one| one.live_low_bytes).min()?;
             let end = high(late..=u64::MAX)?;
             Some(end.saturating_sub(before).min(low.saturating_sub(start.live_low_bytes)))
         })

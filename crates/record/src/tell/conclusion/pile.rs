@@ -213,9 +213,9 @@ fn is_usual(evidence: &Evidence<'_>, pile: u64) -> bool {
     let timeline = &evidence.device.timeline;
     match evidence.now.checked_sub(2) {
         // A past step had as much.
-        Some(last) => {
-            evidence.stretches(1, last).any(|stretch| stretch.live_high_bytes >= live - live / 5)
-        }
+        Some(last) => evidence
+            .stretches(1..=u64::from(last))
+            .any(|stretch| stretch.live_high_bytes >= live - live / 5),
         None => timeline
             .get(timeline.len() / 2)
             .is_some_and(|half| half.live_low_bytes.saturating_add(pile / 4) > live),
