@@ -77,6 +77,7 @@ def measured(name: str, allocator: str) -> Dict[str, Any]:
         draw=random.Random(1),
         random=random,
         step=step,
+        steps=range,
         blank=blank,
         mark=lambda text: None,
     )

@@ -7,6 +7,7 @@ mod flaky;
 
 mod addresses;
 mod captures;
+mod compaction;
 mod device_wide;
 mod failures;
 mod gauges;

@@ -79,6 +79,8 @@ pub(crate) struct Central {
     pub(crate) freed: u64,
     /// The recent pace of growth.
     pub(crate) pace: Pace,
+    /// Chunks that moves have mapped since the last compaction.
+    pub(crate) moved_chunks: u64,
     /// Mallocs that had to try the reclaim ladder.
     pub(crate) retries: u64,
     pub(crate) out_of_memories: u64,
@@ -127,6 +129,7 @@ impl Central {
             order: Order::default(),
             freed: 0,
             pace: Pace::new(false),
+            moved_chunks: 0,
             retries: 0,
             out_of_memories: 0,
             usage,

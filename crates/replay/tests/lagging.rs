@@ -30,7 +30,7 @@ fn traces() -> Vec<Trace> {
 
 #[test]
 fn on_a_device_that_lags_no_trace_holds_more_than_under_torch_by_more_than_a_page() {
-    let traces = of(&["small", "", "torch-2.15"]);
+    let traces = of(&["small", "", "torch-2.15", "longer"]);
     let mut breaches = Vec::new();
     for clock in Clock::LAGGING {
         let table = Table::on(clock, &traces, &[""], Bar::Lagging).unwrap();

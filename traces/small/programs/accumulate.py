@@ -9,7 +9,7 @@ with torch.device("cuda"):
     model = GPT2LMHeadModel(GPT2Config(use_cache=False))
 model.gradient_checkpointing_enable()
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-for _ in range(2):
+for _ in recorder.steps(2):
     total = 0.0
     for _ in range(5):
         tokens = recorder.blank(recorder.draw.randint(1, 4), recorder.draw.randrange(100, 1000))

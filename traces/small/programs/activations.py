@@ -58,7 +58,7 @@ with torch.device("cuda"):
                 setattr(owner, name, Adapted(getattr(owner, name)))
 optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
 away = offloading().get_act_offloading_ctx_manager(model, True)
-for _ in range(4):
+for _ in recorder.steps(4):
     with away:
         loss = llama.loss_of(model, recorder.blank(2, recorder.draw.randrange(512, 1024, 64)))
     loss.backward()

@@ -67,7 +67,7 @@ def answer(tokens, adapter):
 
 
 loaded = collections.OrderedDict()
-for request in range(160):
+for request in recorder.steps(160):
     task = int(TASKS * recorder.draw.random() ** 1.5)
     if task not in loaded:
         if len(loaded) == ROOM:

@@ -16,7 +16,7 @@ def batch(count):
     return {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
 
 
-for index in range(6):
+for index in recorder.steps(6):
     model.train()
     texts, labels = batch(16), recorder.blank(16, high=3)
     with torch.autocast("cuda", torch.float16):

@@ -24,7 +24,7 @@ model.enable_input_require_grads()
 model.gradient_checkpointing_enable()
 trained = [weight for weight in model.parameters() if weight.requires_grad]
 optimizer = torch.optim.AdamW(trained, lr=1e-4)
-for _ in range(3):
+for _ in recorder.steps(3):
     tokens = recorder.blank(1, recorder.draw.randrange(1200, 2700))
     loss = model(input_ids=tokens, labels=tokens).loss
     loss.backward()

@@ -9,7 +9,7 @@ with torch.device("cuda"):
     model = GPT2LMHeadModel(GPT2Config(n_embd=1024, n_layer=24, n_head=16, use_cache=False))
 model.gradient_checkpointing_enable()
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-for _ in range(4):
+for _ in recorder.steps(4):
     tokens = recorder.blank(4, recorder.draw.randrange(750, 1060))
     with torch.autocast("cuda", torch.bfloat16):
         loss = model(tokens, labels=tokens).loss

@@ -14,7 +14,7 @@ last = nn.Linear(WIDTH, LETTERS).cuda()
 weights = [*embedding.parameters(), *cells.parameters(), *last.parameters()]
 optimizer = torch.optim.Adam(weights, lr=2e-3)
 states = [None, None]
-for _ in range(6):
+for _ in recorder.steps(6):
     text = recorder.blank(BATCH, recorder.draw.randrange(40, 90), high=LETTERS)
     losses = []
     for letter, following in zip(text.t()[:-1], text.t()[1:]):

@@ -17,7 +17,7 @@ config = Qwen2Config(
 )
 with torch.device("cuda"):
     model = Qwen2ForCausalLM(config).to(torch.bfloat16).eval()
-for _ in range(4):
+for _ in recorder.steps(4):
     cache = None
     for _ in range(recorder.draw.randint(1, 2)):
         tokens = recorder.blank(1, recorder.draw.randrange(30, 900))

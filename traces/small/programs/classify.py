@@ -36,7 +36,7 @@ for width, repeats, stride in ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)
         inside = 4 * width
 layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2048, 1000)]
 model = nn.Sequential(*layers).cuda().half().eval()
-for _ in range(25):
+for _ in recorder.steps(25):
     count = min(64, int(recorder.draw.paretovariate(0.7)))
     side = recorder.draw.choice((224, 224, 288, 384))
     with torch.inference_mode():

@@ -69,7 +69,7 @@ forth, back, judge_a, judge_b = generator(), generator(), judge(), judge()
 makers = torch.optim.Adam([*forth.parameters(), *back.parameters()], lr=2e-4, betas=(0.5, 0.999))
 judges = torch.optim.Adam([*judge_a.parameters(), *judge_b.parameters()], lr=2e-4)
 pool_a, pool_b = Pool(), Pool()
-for _ in range(6):
+for _ in recorder.steps(6):
     real_a, real_b = (recorder.blank(1, 3, 256, 256, dtype=torch.float) for _ in range(2))
     for model in (judge_a, judge_b):
         model.requires_grad_(False)

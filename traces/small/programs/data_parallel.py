@@ -72,7 +72,7 @@ model = nn.Sequential(
 ).cuda()
 parallel = nn.DataParallel(model, device_ids=[0, 1])
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-for _ in range(5):
+for _ in recorder.steps(5):
     pictures, labels = recorder.blank(64, 3, 224, 224, dtype=torch.float), recorder.blank(64)
     loss = F.cross_entropy(parallel(pictures), labels)
     optimizer.zero_grad()

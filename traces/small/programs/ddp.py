@@ -13,7 +13,7 @@ with torch.device("cuda"):
 # The other ranks, which are not there, have the same parameters.
 parallel = DistributedDataParallel(model, device_ids=[0], init_sync=False)
 optimizer = torch.optim.AdamW(parallel.parameters(), lr=1e-4)
-for _ in range(6):
+for _ in recorder.steps(6):
     with torch.autocast("cuda", torch.bfloat16):
         loss = llama.loss_of(parallel, recorder.blank(4, recorder.draw.randrange(256, 768, 64)))
     loss.backward()

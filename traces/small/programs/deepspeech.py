@@ -30,7 +30,7 @@ class DeepSpeech(nn.Module):
 
 model = DeepSpeech().cuda()
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9, nesterov=True)
-for _ in range(10):
+for _ in recorder.steps(10):
     frames = recorder.draw.randrange(200, 1500)
     count = max(2, 12000 // frames)
     sound = recorder.blank(count, 160, frames, dtype=torch.float)

@@ -71,7 +71,7 @@ def overlap(one, other):
 
 model = Detector().cuda()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-for _ in range(8):
+for _ in recorder.steps(8):
     sizes = [(recorder.draw.randrange(320, 544, 32), recorder.draw.randrange(320, 640, 32))
              for _ in range(4)]
     pictures = torch.zeros(4, 3, max(h for h, _ in sizes), max(w for _, w in sizes), device="cuda")

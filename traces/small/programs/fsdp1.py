@@ -21,7 +21,7 @@ model = FullyShardedDataParallel(
     use_orig_params=True,
 )
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-for _ in range(5):
+for _ in recorder.steps(5):
     loss = llama.loss_of(model, recorder.blank(2, recorder.draw.randrange(512, 1024, 64)))
     loss.backward()
     model.clip_grad_norm_(1.0)

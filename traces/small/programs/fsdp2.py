@@ -19,7 +19,7 @@ def train(ranks_of_the_job, model, batch, steps):
         fully_shard(layer, mp_policy=policy)
     fully_shard(model, mp_policy=policy)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    for _ in range(steps):
+    for _ in recorder.steps(steps):
         length = recorder.draw.randrange(768, 1280, 64)
         loss = llama.loss_of(model, recorder.blank(batch, length))
         loss.backward()

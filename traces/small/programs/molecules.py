@@ -41,7 +41,7 @@ class SchNet(nn.Module):
 
 model = SchNet().cuda()
 optimizer = torch.optim.AdamW(model.parameters(), lr=5e-4)
-for _ in range(8):
+for _ in recorder.steps(8):
     sizes = [recorder.draw.randint(9, 60) for _ in range(32)]
     atoms, bonds = sum(sizes), sum(size * min(size - 1, 20) for size in sizes)
     kinds = recorder.blank(atoms, high=90)

@@ -57,7 +57,7 @@ def both(start, direction):
 models = nn.ModuleList([Field(), Field()]).cuda()
 optimizer = torch.optim.Adam(models.parameters(), lr=5e-4)
 pictures = torch.zeros(40, 200, 200, 3, device="cuda")
-for index in range(8):
+for index in recorder.steps(8):
     chosen = recorder.blank(1024, high=40 * 200 * 200)
     start, direction = torch.zeros(1024, 3).cuda(), torch.zeros(1024, 3).cuda()
     coarse, fine = both(start, direction)

@@ -34,7 +34,7 @@ with torch.device("cuda"):
 stages = Stage(whole, slice(0, 4), False), Stage(whole, slice(4, 8), True)
 streams = torch.cuda.Stream(), torch.cuda.Stream()
 optimizer = torch.optim.AdamW(whole.parameters(), lr=1e-4)
-for _ in range(5):
+for _ in recorder.steps(5):
     tokens = recorder.blank(16, recorder.draw.randrange(256, 640, 64))
     for stream in streams:
         stream.wait_stream(torch.cuda.current_stream())

@@ -32,7 +32,7 @@ class Policy(nn.Module):
 
 policy = Policy().cuda()
 optimizer = torch.optim.Adam(policy.parameters(), lr=2.5e-4, eps=1e-5)
-for _ in range(6):
+for _ in recorder.steps(6):
     seen, actions, chances, values, rewards = [], [], [], [], []
     for _ in range(STEPS):
         picture = recorder.blank(GAMES, 4, 84, 84, dtype=torch.uint8)

@@ -71,7 +71,7 @@ class Network(nn.Module):
 
 
 def batches(count):
-    for _ in range(count):
+    for _ in recorder.steps(count):
         side, amount = recorder.draw.randrange(192, 321, 32), recorder.draw.randint(4, 8)
         yield (
             torch.zeros(amount, 3, side, side, dtype=torch.uint8),

@@ -44,6 +44,11 @@ def step():
     mark("step")
 
 
+def steps(count):
+    """The numbers of a program's steps: `count`, or as many times that as `--longer` says."""
+    return range(count * int(os.environ.get("GRUYERE_RECORDER_LONGER", "1")))
+
+
 def blank(*shape, high=1000, dtype=torch.long):
     """Tokens or pictures as a loader hands them over: made on the host, copied."""
     if dtype == torch.long:

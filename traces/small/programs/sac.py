@@ -52,7 +52,7 @@ def minimise(loss, optimizer):
     optimizer.step()
 
 
-for index in range(72):
+for index in recorder.steps(72):
     with torch.no_grad():
         act(torch.zeros(1, SEEN).cuda())[0].cpu()
     for name, kept in buffer.items():

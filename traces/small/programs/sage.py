@@ -26,7 +26,7 @@ layers = nn.ModuleList([Sage(FEATURES, 256), Sage(256, 256), Sage(256, CLASSES)]
 features = torch.zeros(NODES, FEATURES, device="cuda")
 labels = torch.zeros(NODES, dtype=torch.long, device="cuda")
 optimizer = torch.optim.Adam(layers.parameters(), lr=3e-3)
-for _ in range(10):
+for _ in recorder.steps(10):
     # Neighbours that two nodes share are taken once, so the layers of a sample are of any size.
     counts = [1024]
     for neighbours in (15, 10, 5):

@@ -14,7 +14,7 @@ layer = nn.TransformerEncoderLayer(WIDTH, 4, 4 * WIDTH, activation="gelu", batch
 body = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).cuda()
 dense = torch.optim.Adam([*body.parameters(), *places.parameters()], lr=1e-3)
 tables = torch.optim.Adagrad([*items.parameters(), *users.parameters()], lr=1e-2)
-for index in range(8):
+for index in recorder.steps(8):
     count, length = recorder.draw.randrange(128, 600), recorder.draw.randrange(20, 120)
     history, who = recorder.blank(count, length, high=ITEMS), recorder.blank(count, high=USERS)
     x = items(history) + places(torch.arange(length, device="cuda")) + users(who)[:, None]

@@ -69,7 +69,7 @@ def reply():
     return tokens
 
 
-for request in range(48):
+for request in recorder.steps(48):
     with torch.inference_mode():
         recorder.draw.choice((classify, classify, find, find, hear, reply))().cpu()
     if request % 4 == 3:

@@ -71,7 +71,7 @@ def turn(talks):
 
 
 talks = []
-for index in range(12):
+for index in recorder.steps(12):
     # Of a burst of requests each is read alone.
     for _ in range(min(24 - len(talks), recorder.draw.randint(0, 4))):
         talks.append(Talk())

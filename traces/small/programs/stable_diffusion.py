@@ -22,7 +22,7 @@ with torch.device("cuda"):
     ).eval()
     torch.set_default_dtype(torch.float)
 scheduler = DDIMScheduler()
-for _ in range(4):
+for _ in recorder.steps(4):
     count = recorder.draw.randint(1, 3)
     height, width = (recorder.draw.choice((384, 512, 640)) // 8 for _ in range(2))
     scheduler.set_timesteps(3)

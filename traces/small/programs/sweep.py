@@ -28,7 +28,7 @@ class Table(nn.Module):
 
 rows, wanted = torch.zeros(ROWS, COLUMNS).cuda(), torch.zeros(ROWS).cuda()
 best = None
-for _ in range(8):
+for _ in recorder.steps(8):
     width, depth = recorder.draw.choice((64, 96, 128, 192, 256)), recorder.draw.randint(1, 4)
     count = recorder.draw.choice((256, 512, 1024, 2048))
     model = Table(width, depth).cuda()

@@ -32,7 +32,7 @@ found, done = queue.Queue(), threading.Semaphore(0)
 
 def work(turn, draw):
     stream = torch.cuda.Stream()
-    for _ in range(ROUNDS):
+    for _ in recorder.steps(ROUNDS):
         turn.acquire()
         with torch.inference_mode(), torch.cuda.stream(stream):
             side = draw.choice((192, 224, 256, 320))
@@ -56,7 +56,7 @@ for thread in threads:
     thread.start()
 index = torch.zeros(60_000, 1024, device="cuda")
 waiting = []
-for _ in range(ROUNDS):
+for _ in recorder.steps(ROUNDS):
     order = list(turns)
     recorder.draw.shuffle(order)
     for turn in order:

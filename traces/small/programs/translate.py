@@ -9,7 +9,7 @@ BEAMS = 4
 config = T5Config(d_model=768, d_kv=64, d_ff=3072, num_layers=12, num_heads=12)
 with torch.device("cuda"):
     model = T5ForConditionalGeneration(config).half().eval()
-for _ in range(3):
+for _ in recorder.steps(3):
     count, length = recorder.draw.randint(1, 12), recorder.draw.randrange(10, 120)
     with torch.inference_mode():
         sentences = recorder.blank(count, length)

@@ -46,7 +46,7 @@ average = torch.optim.swa_utils.AveragedModel(
     model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.999)
 )
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-for _ in range(6):
+for _ in recorder.steps(6):
     pictures, labels = recorder.blank(48, 3, 224, 224, dtype=torch.float), recorder.blank(48)
     with torch.autocast("cuda", torch.bfloat16):
         loss = F.cross_entropy(model(pictures), labels, label_smoothing=0.1)

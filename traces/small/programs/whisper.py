@@ -17,7 +17,7 @@ config = WhisperConfig(
 with torch.device("cuda"):
     model = WhisperForConditionalGeneration(config)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
-for _ in range(5):
+for _ in recorder.steps(5):
     sound = recorder.blank(8, 80, 3000, dtype=torch.float)
     words = recorder.blank(8, recorder.draw.randrange(20, 200))
     with torch.autocast("cuda", torch.bfloat16):

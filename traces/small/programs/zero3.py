@@ -31,7 +31,7 @@ engine, *_ = deepspeed.initialize(
     config=settings,
     dist_init_required=False,
 )
-for _ in range(5):
+for _ in recorder.steps(5):
     loss = llama.loss_of(engine, recorder.blank(2, recorder.draw.randrange(512, 1024, 64)))
     engine.backward(loss)
     engine.step()

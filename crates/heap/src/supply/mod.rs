@@ -124,6 +124,19 @@ pub(crate) trait Supply: Send + Sync {
         false
     }
 
+    /// Between two steps: makes rows of idle memory longer where moves have left them short.
+    ///
+    /// # Errors
+    /// The driver's error. Nothing is lost then.
+    fn tidy(
+        &self,
+        _central: &mut Central,
+        _ctx: &Growth<'_>,
+        _may_release: MayRelease<'_>,
+    ) -> Result<()> {
+        Ok(())
+    }
+
     /// Takes idle memory of lifetimes and pools out of the arena and returns it, except for
     /// reserves; the bytes returned.
     fn evict(&self, central: &mut Central, ctx: &Eviction<'_>) -> u64;

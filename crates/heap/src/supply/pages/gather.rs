@@ -119,6 +119,16 @@ impl Gathered {
         (u64::from(self.split.0) * PAGE, u64::from(self.split.1) * PAGE)
     }
 
+    /// All chunks of `parts` ([`parts_of`]) that are idle as a whole, longest first.
+    pub(crate) fn whole(parts: &[(&MovablePages, Part)]) -> Self {
+        let mut whole = Idle::all(parts);
+        whole.retain(Idle::is_whole);
+        whole.sort_by_key(|idle| Reverse(idle.count));
+        let mut gathered = Self::default();
+        whole.iter().for_each(|idle| gathered.push(idle));
+        gathered
+    }
+
     /// Chooses up to `need` pages of `parts` ([`parts_of`]): one part of a chunk if long enough,
     /// else the tail of a chunk, whole chunks and the head of a chunk. The rest of a split chunk
     /// before and behind the row must fit into `room` (bytes).

@@ -5,6 +5,7 @@
 //! | `remapped` | the supply |
 //! | `growth` | the length of each growth and of its chunks |
 //! | `moves` | making a request fit, from fresh chunks and idle pages elsewhere |
+//! | `compact` | idle chunks in one row again, between two steps |
 //! | `gather` | the choice of idle pages for a row |
 //! | `chunks` | the books of chunks, pages and their mappings |
 //! | `access` | access of devices to mappings |
@@ -14,6 +15,7 @@
 pub(crate) mod access;
 pub(crate) mod addresses;
 pub(crate) mod chunks;
+pub(crate) mod compact;
 pub(crate) mod gather;
 pub(crate) mod growth;
 pub(crate) mod mapping_book;

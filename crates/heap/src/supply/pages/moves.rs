@@ -81,8 +81,13 @@ impl Central {
     fn soft_ceiling(&self, record: &Record, bytes: u64) -> u64 {
         let (live, peak) = record.live(self.device);
         let wanted = peak.max(live + bytes);
-        let slack = self.slack.map_or_else(|| usual_slack(wanted), |slack| slack.resolve(wanted));
-        wanted + slack
+        wanted + self.slack_above(wanted)
+    }
+
+    /// How far (bytes) held memory may exceed `wanted`, the peak of live bytes, before idle pages
+    /// move.
+    pub(crate) fn slack_above(&self, wanted: u64) -> u64 {
+        self.slack.map_or_else(|| usual_slack(wanted), |slack| slack.resolve(wanted))
     }
 
     /// Whether growth by `bytes` would move pages, if any are idle.
@@ -114,7 +119,12 @@ impl Central {
 
     /// Plans a row of `bytes` in an unmapped range by itself, with room beside it for the rest of
     /// split chunks.
-    fn plan_alone(&mut self, ctx: &Growth<'_>, space: SpaceId, bytes: u64) -> Option<Plan> {
+    pub(crate) fn plan_alone(
+        &mut self,
+        ctx: &Growth<'_>,
+        space: SpaceId,
+        bytes: u64,
+    ) -> Option<Plan> {
         let plan =
             |arenas: &Arenas| arenas.plan_alone(space, bytes, (LONGEST_CHUNK, LONGEST_CHUNK));
         if let Some(plan) = plan(&self.arenas) {
@@ -167,7 +177,7 @@ impl Central {
     }
 
     /// Maps the planned row: the gathered pages, fresh ones for the rest, and `step` bytes more.
-    fn grow_by(
+    pub(crate) fn grow_by(
         &mut self,
         ctx: &Growth<'_>,
         want: Want,
@@ -273,6 +283,9 @@ impl Central {
                 self.arenas.mark_stale(want.space, &view);
             }
             return Err(error);
+        }
+        if moved > 0 {
+            self.moved_chunks += pieces.len() as u64;
         }
         let mut epoch = 0;
         // From the end of each run: the part of the run before it stays as it is.

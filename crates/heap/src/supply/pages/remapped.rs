@@ -10,7 +10,7 @@ use crate::settings::Settings;
 use crate::small::size_class::PAGE;
 use crate::supply::backing::Backing;
 use crate::supply::pages::chunks::Part;
-use crate::supply::{Idle, Supply, Way};
+use crate::supply::{Idle, MayRelease, Supply, Way};
 use gruyere_record::Record;
 use std::cmp::Reverse;
 
@@ -68,6 +68,19 @@ impl Supply for Remapped {
 
     fn make_room(&self, central: &mut Central, ctx: &Growth<'_>, want: Want) -> bool {
         self.extend(central, &Growth { fresh: 0, ..*ctx }, want, false).is_ok()
+    }
+
+    fn tidy(
+        &self,
+        central: &mut Central,
+        ctx: &Growth<'_>,
+        may_release: MayRelease<'_>,
+    ) -> Result<()> {
+        if !central.has_crept(ctx.record) {
+            return Ok(());
+        }
+        let Some(_guard) = may_release() else { return Ok(()) };
+        central.compact(ctx)
     }
 
     fn evict(&self, central: &mut Central, ctx: &Eviction<'_>) -> u64 {
