@@ -14,6 +14,7 @@ use crate::runs::arena::{Arenas, RunId};
 use crate::runs::spaces::Spaces;
 use crate::small::size_class::PAGE;
 use crate::supply::backing::Backing;
+use crate::supply::pages::creep::Creep;
 use crate::supply::pages::growth::Pace;
 use crate::upkeep::phase::Watch;
 use gruyere_record::size::Size;
@@ -79,8 +80,7 @@ pub(crate) struct Central {
     pub(crate) freed: u64,
     /// The recent pace of growth.
     pub(crate) pace: Pace,
-    /// Chunks that moves have mapped since the last compaction.
-    pub(crate) moved_chunks: u64,
+    pub(crate) creep: Creep,
     /// Mallocs that had to try the reclaim ladder.
     pub(crate) retries: u64,
     pub(crate) out_of_memories: u64,
@@ -129,7 +129,7 @@ impl Central {
             order: Order::default(),
             freed: 0,
             pace: Pace::new(false),
-            moved_chunks: 0,
+            creep: Creep::default(),
             retries: 0,
             out_of_memories: 0,
             usage,

@@ -74,6 +74,11 @@ impl Spaces {
         self.iter().skip(lifetime as usize).step_by(LIFETIMES)
     }
 
+    /// The lifetime of an ordinary space.
+    pub(crate) fn lifetime_of(space: SpaceId) -> Lifetime {
+        Lifetime::ALL[space as usize % LIFETIMES]
+    }
+
     pub(crate) fn is_ordinary(&self, space: SpaceId) -> bool {
         space < self.count
     }

@@ -46,7 +46,6 @@ impl Heap {
                     device.fence_all(&self.shared, None);
                 }
             }
-            device.tidy(&self.shared);
             {
                 let central = &mut *lock(&device.central);
                 central.gauges.end_step(central.arenas.sample_busy_peak());
@@ -55,6 +54,7 @@ impl Heap {
             device.publish_gauges(&self.shared);
             device.event(&self.shared, EventKind::Step, 0, u64::from(step));
             device.watch(&self.shared, Occasion::Step);
+            device.tidy(&self.shared);
         }
     }
 

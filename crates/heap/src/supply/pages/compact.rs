@@ -10,62 +10,64 @@
 use crate::central::Central;
 use crate::driver::Result;
 use crate::request::{Growth, Want};
-use crate::runs::arena::{Movable, MovablePages, SpaceId, UNOWNED};
+use crate::runs::arena::{Movable, MovablePages, Plan, SpaceId, UNOWNED};
+use crate::runs::spaces::Spaces;
 use crate::small::size_class::PAGE;
 use crate::supply::pages::gather::{Gathered, parts_of};
 use gruyere_record::Record;
 use std::collections::BTreeMap;
 
-/// Held memory has crept up once it exceeds the peak of live bytes by this many times the slack.
-const CREPT: u64 = 2;
 /// A compaction maps at least one part in this of the memory held: less would win little.
 const LEAST: u64 = 3;
 
 impl Central {
-    /// Whether pages have moved and held memory is so far above the peak of live bytes that a
-    /// compaction may be worth its calls.
+    /// Whether held memory has crept up so far that a compaction may be worth its calls.
     pub(crate) fn has_crept(&self, record: &Record) -> bool {
         let (_, peak) = record.live(self.device);
-        let bound = peak + CREPT * self.slack_above(peak);
-        self.moved_chunks > 0 && self.backing.pages.held() > bound
+        let (held, slack) = (self.backing.pages.held(), self.slack_above(peak));
+        self.creep.is_due(held, peak, slack, self.arenas.changes())
     }
 
-    /// In each ordinary space, maps the idle chunks of the owner with most free memory (a stream,
-    /// or none) into one row, if they are many and moves have mapped as many. They stay that
-    /// owner's.
+    /// Maps the idle chunks of one owner (a stream, or none) in an ordinary space into one row: of
+    /// the owner with most free memory there, if those chunks are many and moves have mapped as
+    /// many. They stay that owner's.
     ///
     /// # Errors
     /// The driver's error. Every page is then where it was.
     pub(crate) fn compact(&mut self, ctx: &Growth<'_>) -> Result<()> {
-        for space in self.spaces.iter() {
-            self.compact_space(ctx, space)?;
-        }
-        Ok(())
+        let plan = self.spaces.iter().find_map(|space| self.plan_compaction(ctx, space));
+        let Some((want, row, found)) = plan else {
+            self.creep.note_fruitless_look(self.arenas.changes());
+            return Ok(());
+        };
+        let ctx = Growth { lifetime: Spaces::lifetime_of(want.space), ..*ctx };
+        let mapped = self.grow_by(&ctx, want, row, 0, found);
+        // Also where the driver refused: not again at each step.
+        self.creep.note_compaction();
+        mapped
     }
 
-    fn compact_space(&mut self, ctx: &Growth<'_>, space: SpaceId) -> Result<()> {
-        // They stay with their owner, which may use them at once: no event has to show anything.
-        let mut idle = self.arenas.movable_runs(&[space], &|_, _| Movable::Used);
+    fn plan_compaction(&self, ctx: &Growth<'_>, space: SpaceId) -> Option<(Want, Plan, Gathered)> {
+        // A row has one epoch: memory that passes on only behind a stream's next malloc would hold
+        // back what may pass on now.
+        let may_move = |stream, _| {
+            if ctx.streams.is_unripe(stream) { Movable::No } else { Movable::Used }
+        };
+        let mut idle = self.arenas.movable_runs(&[space], &may_move);
         let owner = |pages: &MovablePages| pages.used.map_or(UNOWNED, |(stream, _)| stream);
         let mut free = BTreeMap::<u32, u64>::new();
         for pages in &idle {
             *free.entry(owner(pages)).or_default() += pages.bytes();
         }
-        let Some((stream, _)) = free.into_iter().max_by_key(|&(_, bytes)| bytes) else {
-            return Ok(());
-        };
+        let (stream, _) = free.into_iter().max_by_key(|&(_, bytes)| bytes)?;
         idle.retain(|pages| owner(pages) == stream);
         let found = Gathered::whole(&parts_of(&self.backing.pages, &idle));
         let bytes = found.pages * PAGE;
-        let is_little = bytes < self.backing.pages.held() / LEAST;
-        if is_little || self.moved_chunks < found.pieces.len() as u64 {
-            return Ok(());
+        if bytes < self.backing.pages.held() / LEAST || !self.creep.pays(found.pieces.len()) {
+            return None;
         }
-        let Some(row) = self.plan_alone(ctx, space, bytes) else { return Ok(()) };
-        let want = Want { space, bytes, align: PAGE, stream };
-        let mapped = self.grow_by(ctx, want, row, 0, found);
-        // Also where the driver refused: not again at each step.
-        self.moved_chunks = 0;
-        mapped
+        // Address space that nobody needs: none is reserved for it.
+        let row = self.arenas.plan_alone(space, bytes, (0, 0))?;
+        Some((Want { space, bytes, align: PAGE, stream }, row, found))
     }
 }

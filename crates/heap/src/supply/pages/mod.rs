@@ -6,6 +6,7 @@
 //! | `growth` | the length of each growth and of its chunks |
 //! | `moves` | making a request fit, from fresh chunks and idle pages elsewhere |
 //! | `compact` | idle chunks in one row again, between two steps |
+//! | `creep` | whether that may be worth a look |
 //! | `gather` | the choice of idle pages for a row |
 //! | `chunks` | the books of chunks, pages and their mappings |
 //! | `access` | access of devices to mappings |
@@ -16,6 +17,7 @@ pub(crate) mod access;
 pub(crate) mod addresses;
 pub(crate) mod chunks;
 pub(crate) mod compact;
+pub(crate) mod creep;
 pub(crate) mod gather;
 pub(crate) mod growth;
 pub(crate) mod mapping_book;

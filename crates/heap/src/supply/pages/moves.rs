@@ -119,12 +119,7 @@ impl Central {
 
     /// Plans a row of `bytes` in an unmapped range by itself, with room beside it for the rest of
     /// split chunks.
-    pub(crate) fn plan_alone(
-        &mut self,
-        ctx: &Growth<'_>,
-        space: SpaceId,
-        bytes: u64,
-    ) -> Option<Plan> {
+    fn plan_alone(&mut self, ctx: &Growth<'_>, space: SpaceId, bytes: u64) -> Option<Plan> {
         let plan =
             |arenas: &Arenas| arenas.plan_alone(space, bytes, (LONGEST_CHUNK, LONGEST_CHUNK));
         if let Some(plan) = plan(&self.arenas) {
@@ -285,7 +280,7 @@ impl Central {
             return Err(error);
         }
         if moved > 0 {
-            self.moved_chunks += pieces.len() as u64;
+            self.creep.note_move(pieces.len());
         }
         let mut epoch = 0;
         // From the end of each run: the part of the run before it stays as it is.

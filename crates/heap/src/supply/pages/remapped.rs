@@ -80,7 +80,10 @@ impl Supply for Remapped {
             return Ok(());
         }
         let Some(_guard) = may_release() else { return Ok(()) };
-        central.compact(ctx)
+        let done = central.compact(ctx);
+        central.backing.refresh_pages();
+        central.publish_reserved();
+        done
     }
 
     fn evict(&self, central: &mut Central, ctx: &Eviction<'_>) -> u64 {
