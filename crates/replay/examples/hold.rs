@@ -5,6 +5,7 @@
 //!     ... --example hold -- --conf slack:0.1%            # with this configuration
 //!     ... --example hold -- --most 400000                # drawn: up to so many blocks (100,000)
 //!     ... --example hold -- traces --clock 100us         # where kernels take so long
+//!     ... --example hold -- longer                       # programs of 40 to 200 steps
 //!     ... --example hold -- --fit                        # and the smallest devices, of the traces
 //!     ... --example hold -- --write DIR                  # drawn, as traces: tests/pytorch/pace
 //!
@@ -44,8 +45,10 @@ impl Arguments {
                 "--write" => {
                     arguments.folder = Some(words.next().ok_or("--write: which folder?")?.into());
                 }
-                "traces" | "drawn" | "bottom" | "spans" => arguments.parts.push(word),
-                _ => return Err(format!("{word}: traces, drawn, bottom or spans").into()),
+                "traces" | "longer" | "drawn" | "bottom" | "spans" => {
+                    arguments.parts.push(word);
+                }
+                _ => return Err(format!("{word}: traces, longer, drawn, bottom or spans").into()),
             }
         }
         if arguments.parts.is_empty() {
@@ -61,6 +64,12 @@ fn traces() -> Outcome<Vec<Trace>> {
     let mut traces = Trace::open_all(&folder.join("small"))?;
     traces.extend(Trace::open_all(&folder)?);
     Ok(traces)
+}
+
+/// Small programs with eight times as many steps.
+fn longer() -> Outcome<Vec<Trace>> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../traces/longer");
+    Ok(Trace::open_all(&folder)?)
 }
 
 fn drawn(most: u64) -> Outcome<Vec<Trace>> {
@@ -97,12 +106,12 @@ fn main() -> Outcome<ExitCode> {
         println!("{table}");
         breaches.extend(table.breaches());
     };
+    let clock = arguments.clock;
+    let bar = if clock.lags() { Bar::Lagging } else { Bar::Trace };
     for part in &arguments.parts {
         match part.as_str() {
-            "traces" if arguments.clock.lags() => {
-                show(Table::on(arguments.clock, &traces()?, &conf, Bar::Lagging)?);
-            }
-            "traces" => show(Table::of(&traces()?, &conf, Bar::Trace)?),
+            "traces" => show(Table::on(clock, &traces()?, &conf, bar)?),
+            "longer" => show(Table::on(clock, &longer()?, &conf, bar)?),
             "drawn" => show(Table::of(&drawn(arguments.most)?, &conf, Bar::Drawn)?),
             "bottom" => show(Table::of(&drawn::bottom()?, &conf, Bar::Bottom)?),
             _ => {
