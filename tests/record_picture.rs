@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{BACKINGS, DEFAULT, GIB, MIB, Rig};
+use common::{BACKINGS, DEFAULT, GIB, MIB, Random, Rig};
 use gruyere::driver::StreamHandle;
 use gruyere::heap::snapshot::{BlockState as HeapState, Segment, Snapshot};
 use gruyere::record::picture::{MOST_PAGES, Misfits, PAGE, Picture, Piece, PieceKind, RangeKind};
@@ -160,7 +160,7 @@ struct Program {
     rig: Rig,
     streams: Vec<StreamHandle>,
     blocks: Vec<u64>,
-    random: u64,
+    random: Random,
 }
 
 impl Program {
@@ -168,45 +168,37 @@ impl Program {
         let rig = Rig::over(GpuConfig::new(GIB), conf);
         rig.heap.announce_hooks(3);
         let streams = vec![DEFAULT, rig.stream(), rig.stream()];
-        Self { rig, streams, blocks: Vec::new(), random: seed }
-    }
-
-    fn next(&mut self, most: u64) -> u64 {
-        self.random = self
-            .random
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
-        (self.random >> 33) % most
+        Self { rig, streams, blocks: Vec::new(), random: Random(seed) }
     }
 
     fn stream(&mut self) -> StreamHandle {
-        let at = self.next(self.streams.len() as u64) as usize;
+        let at = self.random.below(self.streams.len() as u64) as usize;
         self.streams[at]
     }
 
     fn act(&mut self) {
         let stream = self.stream();
-        match self.next(20) {
+        match self.random.below(20) {
             0..=5 => {
-                let size = 1 + self.next(200 << 10);
+                let size = 1 + self.random.below(200 << 10);
                 self.blocks.extend(self.rig.heap.malloc(size, 0, stream));
             }
             6..=10 => {
-                let most = [3 * MIB, 40 * MIB][self.next(2) as usize];
-                let size = 1 + self.next(most);
+                let most = [3 * MIB, 40 * MIB][self.random.below(2) as usize];
+                let size = 1 + self.random.below(most);
                 self.blocks.extend(self.rig.heap.malloc(size, 0, stream));
                 as_program(|| self.rig.gpu.launch(0, stream.0, 2, 200_000)).unwrap();
             }
             11..=17 if !self.blocks.is_empty() => {
-                let at = self.next(self.blocks.len() as u64) as usize;
+                let at = self.random.below(self.blocks.len() as u64) as usize;
                 let block = self.blocks.swap_remove(at);
-                if self.next(3) == 0 {
+                if self.random.below(3) == 0 {
                     self.rig.heap.record_stream(block, stream);
                 }
                 assert!(self.rig.heap.free(block));
             }
             18 => self.rig.heap.mark_step(),
-            19 if self.next(8) == 0 => {
+            19 if self.random.below(8) == 0 => {
                 self.rig.heap.trim();
             }
             _ => {}

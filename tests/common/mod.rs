@@ -11,6 +11,17 @@ use std::sync::Arc;
 pub const MIB: u64 = 1 << 20;
 pub const GIB: u64 = 1 << 30;
 
+/// Numbers drawn in an order that follows from the seed: Knuth's MMIX generator, its upper bits.
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn below(&mut self, below: u64) -> u64 {
+        self.0 =
+            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % below
+    }
+}
+
 /// Every way to get memory, each with the whole device.
 pub const BACKINGS: [&str; 4] = [
     "backing:stitch,headroom:0",

@@ -1,7 +1,7 @@
 //! Compaction between two steps (`supply/pages/compact.rs`): when it comes, what it leaves behind,
 //! whose memory it touches, and what a failing call loses.
 
-use crate::common::{DEFAULT, GIB, MIB};
+use crate::common::{DEFAULT, GIB, MIB, Random};
 use crate::flaky::Plan;
 use crate::world::World;
 use gruyere::driver::{ErrorKind, StreamHandle};
@@ -15,28 +15,20 @@ struct Training {
     streams: Vec<StreamHandle>,
     high: u64,
     kept: Vec<(u64, u64)>,
-    random: u64,
+    random: Random,
 }
 
 impl Training {
-    fn new(conf: &str, streams: usize, random: u64) -> Self {
+    fn new(conf: &str, streams: usize, seed: u64) -> Self {
         let world = World::new(16 * GIB, conf);
         let side = (1..streams).map(|_| world.rig.stream()).collect::<Vec<_>>();
         let streams = [DEFAULT].into_iter().chain(side).collect();
-        Self { world, streams, high: GIB, kept: Vec::new(), random }
-    }
-
-    fn pick(&mut self, below: u64) -> u64 {
-        self.random = self
-            .random
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
-        (self.random >> 33) % below
+        Self { world, streams, high: GIB, kept: Vec::new(), random: Random(seed) }
     }
 
     /// A stream; mostly the default one.
     fn stream(&mut self) -> StreamHandle {
-        let number = self.pick(4 * self.streams.len() as u64) as usize;
+        let number = self.random.below(4 * self.streams.len() as u64) as usize;
         self.streams.get(number).copied().unwrap_or(DEFAULT)
     }
 
@@ -45,22 +37,22 @@ impl Training {
         let mut blocks = std::mem::take(&mut self.kept);
         let mut live: u64 = blocks.iter().map(|&(_, size)| size).sum();
         while live < self.high {
-            let size = match self.pick(3) {
-                0 => 512 + self.pick(MIB),
-                1 => MIB + self.pick(10 * MIB),
-                _ => 10 * MIB + self.pick(60 * MIB),
+            let size = match self.random.below(3) {
+                0 => 512 + self.random.below(MIB),
+                1 => MIB + self.random.below(10 * MIB),
+                _ => 10 * MIB + self.random.below(60 * MIB),
             };
             let (stream, other) = (self.stream(), self.stream());
             let address = self.world.malloc(size, stream);
             self.world.launch(stream, 1);
-            if other.0 != stream.0 && self.pick(4) == 0 {
+            if other.0 != stream.0 && self.random.below(4) == 0 {
                 self.world.record_stream(address, other);
                 self.world.launch(other, 1);
             }
             blocks.push((address, size));
             live += size;
-            if self.pick(3) == 0 {
-                let at = self.pick(blocks.len() as u64) as usize;
+            if self.random.below(3) == 0 {
+                let at = self.random.below(blocks.len() as u64) as usize;
                 let (address, size) = blocks.swap_remove(at);
                 self.world.free(address);
                 live -= size;
@@ -68,7 +60,7 @@ impl Training {
         }
         let keep = 8.min(blocks.len());
         while blocks.len() > keep {
-            let at = self.pick(blocks.len() as u64) as usize;
+            let at = self.random.below(blocks.len() as u64) as usize;
             self.world.free(blocks.swap_remove(at).0);
         }
         self.kept = blocks;

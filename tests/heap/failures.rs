@@ -1,7 +1,7 @@
 //! Every position of failure: a fixed program, run once for each of the allocator's driver calls in
 //! it, with exactly that call failing.
 
-use crate::common::{DEFAULT, KEEPING, MIB};
+use crate::common::{DEFAULT, KEEPING, MIB, Random};
 use crate::flaky::{self, Plan};
 use crate::world::World;
 use gruyere::driver::{DriverError, ErrorKind, StreamHandle};
@@ -14,7 +14,7 @@ struct Program {
     world: World,
     streams: [StreamHandle; 3],
     blocks: Vec<u64>,
-    random: u64,
+    random: Random,
 }
 
 impl Program {
@@ -22,15 +22,7 @@ impl Program {
         // Small enough that the ladder is tried.
         let world = World::new(160 * MIB, conf);
         let streams = [DEFAULT, world.rig.passing_stream(), world.rig.passing_stream()];
-        Self { world, streams, blocks: Vec::new(), random: 7 }
-    }
-
-    fn pick(&mut self, below: u64) -> u64 {
-        self.random = self
-            .random
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
-        (self.random >> 33) % below
+        Self { world, streams, blocks: Vec::new(), random: Random(7) }
     }
 
     fn malloc(&mut self, size: u64, stream: StreamHandle) {
@@ -44,29 +36,29 @@ impl Program {
     /// Some hundred operations; the invariants are checked after each.
     fn program(&mut self, validated: bool) {
         for _ in 0..160 {
-            let stream = self.streams[self.pick(3) as usize];
-            match self.pick(16) {
+            let stream = self.streams[self.random.below(3) as usize];
+            match self.random.below(16) {
                 0..6 => {
-                    let size = match self.pick(6) {
-                        0..3 => 1 + self.pick(MIB),
-                        3..5 => MIB + self.pick(20 * MIB),
-                        _ => 30 * MIB + self.pick(40 * MIB),
+                    let size = match self.random.below(6) {
+                        0..3 => 1 + self.random.below(MIB),
+                        3..5 => MIB + self.random.below(20 * MIB),
+                        _ => 30 * MIB + self.random.below(40 * MIB),
                     };
                     self.malloc(size, stream);
                 }
                 6..11 if !self.blocks.is_empty() => {
-                    let at = self.pick(self.blocks.len() as u64) as usize;
+                    let at = self.random.below(self.blocks.len() as u64) as usize;
                     self.free(at);
                 }
                 11 if !self.blocks.is_empty() => {
-                    let at = self.pick(self.blocks.len() as u64) as usize;
+                    let at = self.random.below(self.blocks.len() as u64) as usize;
                     self.world.rig.gpu.block_record_stream(self.blocks[at], 0, stream.0);
                     assert!(self.world.rig.heap.record_stream(self.blocks[at], stream));
                 }
                 12 => as_program(|| self.world.rig.gpu.launch(0, stream.0, 1, 20_000)).unwrap(),
                 13 => self.world.rig.gpu.host_spend(30_000),
                 14 => self.world.rig.heap.mark_step(),
-                15 if self.pick(4) == 0 => {
+                15 if self.random.below(4) == 0 => {
                     self.world.rig.heap.trim();
                 }
                 15 => self.world.rig.heap.mark_phase(Phase::Validation),

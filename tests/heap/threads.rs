@@ -2,7 +2,7 @@
 //! statistics and captures in between. Live blocks never overlap, stream order holds, and nothing
 //! is lost.
 
-use crate::common::MIB;
+use crate::common::{MIB, Random};
 use crate::flaky::Plan;
 use crate::world::World;
 use gruyere::driver::StreamHandle;
@@ -180,16 +180,6 @@ impl Arena {
         assert_eq!(self.world.rig.heap.stats(0).unwrap().live, 0);
         self.world.check_all_comes_back();
         assert!(self.world.next_id() > 1000, "hardly anything was allocated");
-    }
-}
-
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, below: u64) -> u64 {
-        self.0 =
-            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % below
     }
 }
 

@@ -66,7 +66,7 @@ impl Central {
         if bytes < self.backing.pages.held() / LEAST || !self.creep.pays(found.pieces.len()) {
             return None;
         }
-        // Address space that nobody needs: none is reserved for it.
+        // No address space is reserved for a row that no request needs.
         let row = self.arenas.plan_alone(space, bytes, (0, 0))?;
         Some((Want { space, bytes, align: PAGE, stream }, row, found))
     }

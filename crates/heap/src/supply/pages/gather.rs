@@ -46,6 +46,13 @@ impl<'a> Idle<'a> {
         rows.collect()
     }
 
+    /// Those that are whole chunks, longest first.
+    fn whole_of(idle: &[Self]) -> Vec<&Self> {
+        let mut whole: Vec<_> = idle.iter().filter(|idle| idle.is_whole()).collect();
+        whole.sort_by_key(|idle| Reverse(idle.count));
+        whole
+    }
+
     fn is_whole(&self) -> bool {
         self.first == 0 && self.behind == 0
     }
@@ -121,11 +128,8 @@ impl Gathered {
 
     /// All chunks of `parts` ([`parts_of`]) that are idle as a whole, longest first.
     pub(crate) fn whole(parts: &[(&MovablePages, Part)]) -> Self {
-        let mut whole = Idle::all(parts);
-        whole.retain(Idle::is_whole);
-        whole.sort_by_key(|idle| Reverse(idle.count));
         let mut gathered = Self::default();
-        whole.iter().for_each(|idle| gathered.push(idle));
+        Idle::whole_of(&Idle::all(parts)).into_iter().for_each(|idle| gathered.push(idle));
         gathered
     }
 
@@ -171,10 +175,8 @@ impl Gathered {
         if let Some(tail) = &tail {
             gathered.push(tail);
         }
-        let mut whole: Vec<&Idle<'_>> = idle.iter().filter(|idle| idle.is_whole()).collect();
-        whole.sort_by_key(|idle| Reverse(idle.count));
         let mut longer = None;
-        for idle in whole {
+        for idle in Idle::whole_of(&idle) {
             if idle.count <= left {
                 left -= idle.count;
                 gathered.push(idle);
