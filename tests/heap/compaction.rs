@@ -1,5 +1,6 @@
-//! Compaction between two steps (`supply/pages/compact.rs`): when it comes, what it leaves behind,
-//! whose memory it touches, and what a failing call loses.
+//! Compaction (`supply/pages/compact.rs`): when it comes (between two steps, or at a look where the
+//! program marks none), what it leaves behind, whose memory it touches, and what a failing call
+//! loses.
 
 use crate::common::{DEFAULT, GIB, MIB, Random};
 use crate::flaky::Plan;
@@ -82,6 +83,28 @@ impl Training {
         })
     }
 
+    /// Frees as many runs as a look takes; the chunks that this mapped.
+    fn look(&self) -> u64 {
+        let (before, held) = (self.world.count(CallKind::Map), self.world.physical());
+        for _ in 0..256 {
+            let block = self.world.malloc(MIB, DEFAULT);
+            self.world.free(block);
+        }
+        assert_eq!(self.world.physical(), held);
+        self.world.count(CallKind::Map) - before
+    }
+
+    /// The first of 40 steps, none of which is marked, behind which a look maps chunks.
+    fn step_before_compaction(&mut self) -> Option<u64> {
+        (1..40).find(|_| {
+            self.work();
+            let before = self.largest_free();
+            let mapped = self.look();
+            assert!(mapped == 0 || self.largest_free() > before);
+            mapped > 0
+        })
+    }
+
     fn largest_free(&self) -> u64 {
         self.world.rig.heap.stats(0).unwrap().largest_free
     }
@@ -143,6 +166,17 @@ fn a_compaction_maps_at_most_as_many_chunks_as_growth_since_the_last_one() {
 }
 
 #[test]
+fn in_a_program_that_marks_no_steps_a_look_compacts_and_in_another_none_does() {
+    let mut unmarked = Training::new("", 1, 1);
+    assert!(unmarked.step_before_compaction().is_some());
+    unmarked.finish();
+    let mut marked = Training::new("", 1, 1);
+    marked.world.rig.heap.mark_step();
+    assert_eq!(marked.step_before_compaction(), None);
+    marked.finish();
+}
+
+#[test]
 fn while_little_more_is_held_than_was_live_a_steps_end_maps_nothing() {
     // With that much slack nothing creeps past it.
     assert_eq!(Training::step_with_compaction("slack:50%", 1), None);
@@ -196,19 +230,23 @@ fn nothing_is_lost_whichever_call_of_a_compaction_fails() {
 /// The device lags behind the host, and the oracle watches each block.
 #[test]
 fn no_step_gets_memory_whose_work_goes_on_whoever_compacts() {
-    let mut compactions = [0; 5];
+    let mut compactions = [[0; 2]; 5];
     for conf in ["", "slack:0B", "slack:0B,waits:budget", "waits:off"] {
         for seed in 0..16 {
             let streams = 1 + seed as usize % 4;
-            let mut training = Training::new(conf, streams, seed);
-            training.high = 256 * MIB;
-            for _ in 0..16 {
-                training.work();
-                compactions[streams] += u32::from(training.end() > 0);
-                training.world.check();
+            for marks in [true, false] {
+                let mut training = Training::new(conf, streams, seed);
+                training.high = 256 * MIB;
+                for _ in 0..if marks { 16 } else { 48 } {
+                    training.work();
+                    let mapped = if marks { training.end() } else { training.look() };
+                    compactions[streams][usize::from(marks)] += u32::from(mapped > 0);
+                    training.world.check();
+                }
+                training.finish();
             }
-            training.finish();
         }
     }
-    assert!(compactions[1..].iter().all(|&some| some > 3), "by streams: {compactions:?}");
+    let some = compactions[1..].iter().flatten().all(|&some| some > 1);
+    assert!(some, "by streams, at looks and between steps: {compactions:?}");
 }

@@ -6,6 +6,7 @@
 //!     ... --example hold -- --most 400000                # drawn: up to so many blocks (100,000)
 //!     ... --example hold -- traces --clock 100us         # where kernels take so long
 //!     ... --example hold -- longer                       # programs of 40 to 200 steps
+//!     ... --example hold -- longer --no-steps            # which do not mark them
 //!     ... --example hold -- --fit                        # and the smallest devices, of the traces
 //!     ... --example hold -- --write DIR                  # drawn, as traces: tests/pytorch/pace
 //!
@@ -26,6 +27,7 @@ struct Arguments {
     conf: String,
     most: u64,
     clock: Clock,
+    no_steps: bool,
     fit: bool,
     folder: Option<PathBuf>,
 }
@@ -33,14 +35,15 @@ struct Arguments {
 impl Arguments {
     fn read() -> Outcome<Self> {
         let (parts, conf) = (Vec::new(), String::new());
-        let clock = Clock::INSTANT;
-        let mut arguments = Self { parts, conf, most: 100_000, clock, fit: false, folder: None };
+        let (clock, no_steps, fit) = (Clock::INSTANT, false, false);
+        let mut arguments = Self { parts, conf, most: 100_000, clock, no_steps, fit, folder: None };
         let mut words = std::env::args().skip(1);
         while let Some(word) = words.next() {
             match word.as_str() {
                 "--conf" => arguments.conf = words.next().ok_or("--conf: which?")?,
                 "--most" => arguments.most = words.next().ok_or("--most: how many?")?.parse()?,
                 "--clock" => arguments.clock = words.next().ok_or("--clock: which?")?.parse()?,
+                "--no-steps" => arguments.no_steps = true,
                 "--fit" => arguments.fit = true,
                 "--write" => {
                     arguments.folder = Some(words.next().ok_or("--write: which folder?")?.into());
@@ -66,10 +69,11 @@ fn traces() -> Outcome<Vec<Trace>> {
     Ok(traces)
 }
 
-/// Small programs with eight times as many steps.
-fn longer() -> Outcome<Vec<Trace>> {
+/// Small programs with eight times as many steps, marked or not.
+fn longer(no_steps: bool) -> Outcome<Vec<Trace>> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../traces/longer");
-    Ok(Trace::open_all(&folder)?)
+    let traces = Trace::open_all(&folder)?;
+    Ok(if no_steps { traces.iter().map(Trace::without_steps).collect() } else { traces })
 }
 
 fn drawn(most: u64) -> Outcome<Vec<Trace>> {
@@ -111,7 +115,7 @@ fn main() -> Outcome<ExitCode> {
     for part in &arguments.parts {
         match part.as_str() {
             "traces" => show(Table::on(clock, &traces()?, &conf, bar)?),
-            "longer" => show(Table::on(clock, &longer()?, &conf, bar)?),
+            "longer" => show(Table::on(clock, &longer(arguments.no_steps)?, &conf, bar)?),
             "drawn" => show(Table::of(&drawn(arguments.most)?, &conf, Bar::Drawn)?),
             "bottom" => show(Table::of(&drawn::bottom()?, &conf, Bar::Bottom)?),
             _ => {

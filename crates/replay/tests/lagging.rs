@@ -40,6 +40,17 @@ fn on_a_device_that_lags_no_trace_holds_more_than_under_torch_by_more_than_a_pag
     assert!(breaches.is_empty(), "beyond the bar:\n  {}", breaches.join("\n  "));
 }
 
+/// Servers mark no steps, nor do programs under LD_PRELOAD without the package.
+#[test]
+fn without_marks_of_steps_no_program_of_many_holds_more_than_under_torch_on_any_clock() {
+    let traces: Vec<Trace> = of(&["longer"]).iter().map(Trace::without_steps).collect();
+    for clock in [Clock::INSTANT].into_iter().chain(Clock::LAGGING) {
+        let table = Table::on(clock, &traces, &[""], Bar::Lagging).unwrap();
+        println!("kernels of {clock}\n{table}");
+        assert!(table.breaches().is_empty(), "{clock}: {:?}", table.breaches());
+    }
+}
+
 /// The bound is an allocator that gives freed memory away the moment it may.
 #[test]
 fn without_waits_no_trace_is_held_in_less_than_the_least_that_stream_order_allows() {

@@ -6,5 +6,6 @@ pub(crate) mod phase;
 pub(crate) mod reserve;
 pub(crate) mod steps;
 pub(crate) mod thresholds;
+pub(crate) mod tidying;
 pub(crate) mod trim;
 pub(crate) mod watching;

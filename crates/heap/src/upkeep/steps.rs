@@ -1,33 +1,12 @@
 //! Calls of a program from time to time: the end of a step, a phase, a sample of the record, the
 //! end of the heap.
 
-use crate::device::Device;
 use crate::heap::Heap;
-use crate::lifetime::Lifetime;
 use crate::profiler::{self, What};
-use crate::request::Growth;
-use crate::shared::Shared;
 use crate::sync::lock;
 use crate::upkeep::phase::{Occasion, Phase};
 use gruyere_record::{DeviceGauge, EventKind};
 use std::sync::atomic::Ordering;
-
-impl Device {
-    /// Makes rows of idle memory longer where moves have left them short, if streams share memory:
-    /// else nothing moves.
-    fn tidy(&self, shared: &Shared) {
-        if !shared.shares() {
-            return;
-        }
-        let central = &mut *lock(&self.central);
-        let growth = Growth::of(shared, &self.streams, Lifetime::default());
-        let may_release = || self.release_guard(shared);
-        if let Err(error) = self.supply.tidy(central, &growth, &may_release) {
-            log::debug!("device {}: a compaction failed: {error}", self.id);
-            self.event(shared, EventKind::DriverError, 0, u64::from(error.code));
-        }
-    }
-}
 
 impl Heap {
     /// Notes the end of a training step (or of a server's request).
@@ -54,7 +33,6 @@ impl Heap {
             device.publish_gauges(&self.shared);
             device.event(&self.shared, EventKind::Step, 0, u64::from(step));
             device.watch(&self.shared, Occasion::Step);
-            device.tidy(&self.shared);
         }
     }
 

@@ -46,6 +46,7 @@ impl Device {
         {
             self.drain(shared, drain);
         }
+        self.tidy(shared, occasion);
         self.look_at_thresholds(shared, now);
     }
 

@@ -210,6 +210,13 @@ impl Trace {
         };
         Self { ops: self.ops.iter().filter(asked).copied().collect(), ..self.clone() }
     }
+
+    /// The trace of the program if it marked no steps, as a server does.
+    #[must_use]
+    pub fn without_steps(&self) -> Self {
+        let ops = self.ops.iter().filter(|op| !matches!(op, Op::Step)).copied();
+        Self { ops: ops.collect(), ..self.clone() }
+    }
 }
 
 #[cfg(test)]

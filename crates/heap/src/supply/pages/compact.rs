@@ -2,9 +2,10 @@
 //!
 //! A move serves one request and leaves a hole where its pages lay. Free memory ends up in many
 //! short rows, into which fewer requests fit; so moves bring more moves, and in the end growth.
-//! Between two steps most memory is free, and in one row all of it serves again. That takes a call
-//! or two for each chunk. It comes once the moves since the last compaction have mapped as many
-//! chunks, so it at most doubles the cost of moves (the ski-rental rule).
+//! Between two steps most memory is free, and in one row all of it serves again (`upkeep/tidying`
+//! says when, also without steps). That takes a call or two for each chunk. It comes once the moves
+//! since the last compaction have mapped as many chunks, so it at most doubles the cost of moves
+//! (the ski-rental rule).
 //! docs/decisions/moving-pages.md has the figures.
 
 use crate::central::Central;
