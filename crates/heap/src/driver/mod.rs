@@ -28,6 +28,12 @@ impl StreamHandle {
     /// may use what `cudaMalloc` gives, and `cudaFree` promises that all are done with it. Never
     /// handed to the driver.
     pub const ALL_STREAMS: Self = Self(usize::MAX);
+
+    /// Whether it names the legacy default stream.
+    #[inline(always)]
+    pub const fn is_default(self) -> bool {
+        self.0 <= 1
+    }
 }
 
 /// A raw `CUevent`.

@@ -33,7 +33,7 @@ impl Streams {
         driver: &dyn Driver,
         handle: StreamHandle,
     ) -> Option<Resolved<'_>> {
-        if handle.0 <= 1 {
+        if handle.is_default() {
             return Some(Resolved::lasting(DEFAULT_STREAM, None));
         }
         if handle == StreamHandle::ALL_STREAMS {
@@ -73,7 +73,7 @@ impl Streams {
     /// nothing. `None`: any other stream, though it may have a number.
     #[inline]
     pub(crate) fn resolve_lasting(&self, driver: &dyn Driver, handle: StreamHandle) -> Option<u32> {
-        if handle.0 <= 1 {
+        if handle.is_default() {
             return Some(DEFAULT_STREAM);
         }
         let number = self.cached(handle).filter(|&number| self.is_lasting(number))?;
@@ -86,7 +86,7 @@ impl Streams {
         driver: &dyn Driver,
         handle: StreamHandle,
     ) -> Option<u32> {
-        if handle.0 > 1 {
+        if !handle.is_default() {
             self.announced(handle)?;
         }
         self.resolve_lasting(driver, handle)
