@@ -47,8 +47,11 @@ impl Heap {
         };
         let start = clock::now();
         // The default stream's mallocs need not be noted.
-        let number =
-            if stream.is_default() { Some(DEFAULT_STREAM) } else { self.noted_lasting(device, stream) };
+        let number = if stream.is_default() {
+            Some(DEFAULT_STREAM)
+        } else {
+            self.noted_lasting(device, stream)
+        };
         let Some(number) = number else { return 0 };
         let tags = lifetime::tags();
         if tags.is_routed() {

@@ -18,11 +18,23 @@ pub fn caller<'a>(sites: &[&'a Site]) -> Option<&'a Frame> {
     shared.iter().rev().copied().find(|frame| !is_forward(frame)).or(shared.last().copied())
 }
 
+/// Whether a site lies in the call of a function in which `frame` called all of `sites`, as far as
+/// stacks show: the function's callers are the same.
+pub fn is_beside(site: &Site, frame: &Frame, sites: &[&Site]) -> bool {
+    let (own, shared) = (own(site), common(sites));
+    let Some(at) = shared.iter().rposition(|common| *common == frame) else { return false };
+    let is_of_function =
+        |other: &&Frame| other.file == frame.file && other.function == frame.function;
+    own.get(..at) == shared.get(..at) && own.get(at).is_some_and(is_of_function)
+}
+
+/// The program's own frames, outermost first.
+fn own(site: &Site) -> Vec<&Frame> {
+    site.frames.iter().rev().filter(|frame| frame.is_own()).collect()
+}
+
 /// The program's own frames common to all these stacks, outermost first.
 fn common<'a>(sites: &[&'a Site]) -> Vec<&'a Frame> {
-    let own = |site: &&'a Site| -> Vec<&'a Frame> {
-        site.frames.iter().rev().filter(|frame| frame.is_own()).collect()
-    };
     let Some((first, others)) = sites.split_first() else { return Vec::new() };
     let mut shared = own(first);
     for site in others {

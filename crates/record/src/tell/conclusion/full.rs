@@ -23,6 +23,8 @@ const SEVERAL: usize = 3;
 const BUFFERED: u64 = 4;
 /// Lines shown of the model's callers: the caller, and the caller of its function.
 const CALLERS: usize = 2;
+/// Share of live memory (one part in so many) from which on an untrained line is named.
+const UNTRAINED_SHARE: u64 = 4;
 const ACTIVATIONS: &str = "activations of the forward";
 
 /// Live memory by purpose.
@@ -86,6 +88,21 @@ impl<'a> Parts<'a> {
         (is_most && !lines.is_empty()).then(|| format!(", called from {}", lines.join(", ")))
     }
 
+    /// The line that called for much of the activations though no backward has run through it,
+    /// while others were trained: an evaluation, or the beginning of a training.
+    fn untrained(&self, evidence: &Evidence<'_>) -> Option<(&'a Frame, u64)> {
+        let mut by_line: HashMap<&Frame, u64> = HashMap::new();
+        for (lines, bytes) in &self.called {
+            let Some(line) = lines.first() else { continue };
+            *by_line.entry(line).or_default() += bytes;
+        }
+        by_line.retain(|line, _| evidence.is_untrained(line));
+        let (line, bytes) = by_line.into_iter().max_by_key(|&(line, bytes)| (bytes, line))?;
+        let trains = !evidence.state.training.backward_lines.is_empty();
+        let is_much = bytes >= evidence.live_bytes() / UNTRAINED_SHARE;
+        (trains && is_much).then_some((line, bytes))
+    }
+
     /// One sentence with each part's share of live memory. `None`: they are less than half of it.
     fn told(&self, evidence: &Evidence<'_>) -> Option<String> {
         let live = evidence.live_bytes();
@@ -134,7 +151,15 @@ pub fn find(evidence: &Evidence<'_>, refused: &Refused) -> Finding {
     if let Some(told) = parts.told(evidence) {
         says.push_str(&format!(". {told}"));
     }
-    let advice = advice(evidence, &parts, larger);
+    let untrained = parts.untrained(evidence);
+    if let Some((line, part)) = untrained {
+        let (line, part) = (evidence.names.frame(line), bytes(part));
+        says.push_str(&format!(". No backward has run through {line}, which keeps {part}"));
+    }
+    let advice = match untrained {
+        Some(_) if !is_buffer(evidence) => UNTRAINED,
+        _ => advice(evidence, &parts, larger),
+    };
     Finding { cause: Cause::Full, bytes: live, says, advice, ..Finding::default() }
 }
 
@@ -163,6 +188,10 @@ impl Before {
     }
 }
 
+const UNTRAINED: &[&str] =
+    &["To do: if the line without a backward only evaluates, run it in torch.no_grad() or \
+     torch.inference_mode(), and keep .item() of its results; if it trains, give it less (batch, \
+     length), or work on it in parts."];
 const BUFFER: &[&str] =
     &["To do: keep fewer of that line's blocks at once: give its queue or buffer a bound, fetch \
      fewer ahead, drop each before the next."];

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use super::callers::caller;
+use super::callers::{caller, is_beside};
 use super::evidence::Evidence;
 use super::pile::{self, NO_GRAD};
 use super::unmarked;
@@ -253,8 +253,25 @@ fn of_modules<'a>(evidence: &Evidence<'_>, stacks: &[Stack<'a>]) -> Option<Calle
         *blocks += stack.again();
         *bytes += stack.bytes();
     }
-    if by_module.len() < 2 || 2 * sum(&inside) < stacks.iter().map(Stack::bytes).sum() {
+    if 2 * sum(&inside) < stacks.iter().map(Stack::bytes).sum() {
         return None;
+    }
+    let sites: Vec<&'a Site> = inside.iter().map(|stack| stack.site).collect();
+    let called = caller(&sites);
+    let is_untrained = called.is_some_and(|frame| evidence.is_untrained(frame));
+    if by_module.len() < 2 {
+        // A model of functions keeps all in one module. With the forwards' inputs, and more of each
+        // than its output, it is taken for graphs where nothing trains on it: a training may keep
+        // as much without its graphs.
+        let is_input = |stack: &&Stack<'_>| {
+            stack.site.module.is_empty()
+                && called.is_some_and(|frame| is_beside(stack.site, frame, &sites))
+        };
+        let inputs = stacks.iter().filter(is_input).map(Stack::again).max().unwrap_or(0);
+        let kept: usize = by_module.values().map(|&(blocks, _)| blocks).sum();
+        if !is_untrained || inputs == 0 || kept < 2 * inputs {
+            return None;
+        }
     }
     let mut again: Vec<usize> = inside.iter().map(|stack| stack.again()).collect();
     again.sort_unstable();
@@ -272,9 +289,6 @@ fn of_modules<'a>(evidence: &Evidence<'_>, stacks: &[Stack<'a>]) -> Option<Calle
     if !is_graph && modules < 2 {
         return None;
     }
-    let sites: Vec<&'a Site> = inside.iter().map(|stack| stack.site).collect();
-    let called = caller(&sites);
-    let is_untrained = called.is_some_and(|frame| evidence.is_untrained(frame));
     let line = called.or(sites.first().and_then(|site| site.line()));
     let place = line.map_or("The program".to_owned(), |frame| evidence.names.frame(frame));
     let is_of_line = |block: &&&BlockEntry| evidence.sites.line(block.site) == called;

@@ -8,7 +8,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use super::callers::caller;
+use super::callers::{caller, is_beside};
 use super::evidence::{Evidence, is_persistent};
 use super::growth::place;
 use super::unmarked::UNMARKED;
@@ -89,16 +89,27 @@ fn forwards(evidence: &Evidence<'_>) -> Option<Finding> {
         main_sites(&stacks, whole).iter().filter_map(|&id| evidence.sites.get(id)).collect();
     let modules: BTreeSet<&str> = sites.iter().map(|site| &*site.module).collect();
     let frame = caller(&sites)?;
-    if modules.len() < 2 || !evidence.is_untrained(frame) {
+    if !evidence.is_untrained(frame) {
         return None;
     }
-    let count = match passes(stacks.values(), whole) {
+    let mut count = match passes(stacks.values(), whole) {
         count if count >= AGAIN => count,
         _ if is_under_way(evidence, frame) => {
             Some(passes(without_input(&stacks), whole)).filter(|&count| count >= MANY)?
         }
         _ => return None,
     };
+    if modules.len() < 2 {
+        // A model of functions (`F.relu(...)`) keeps all in one module, as a cache in a module
+        // does. A graph keeps inputs as well, and of each forward more than its output; the latest
+        // forward may have its input alone.
+        let inputs = inputs(evidence, frame, &sites);
+        let kept: usize = stacks.values().map(Vec::len).sum();
+        if inputs < AGAIN || kept < 2 * (inputs - 1) {
+            return None;
+        }
+        count = count.min(inputs);
+    }
     let line = stacks.keys().find(|id| evidence.sites.line(**id) == Some(frame));
     let place = evidence.names.frame(frame);
     let told = of(whole, evidence.live_bytes());
@@ -110,6 +121,13 @@ fn forwards(evidence: &Evidence<'_>) -> Option<Finding> {
         names: line.copied().unwrap_or(SiteId::NONE),
         accused: None,
     })
+}
+
+/// Blocks of the running step, of the line with most of them, that the function made which called
+/// the model in `frame`: inputs of forwards, if there are many.
+fn inputs(evidence: &Evidence<'_>, frame: &Frame, forwards: &[&Site]) -> usize {
+    let is_input = |site: &Site| site.module.is_empty() && is_beside(site, frame, forwards);
+    stacks(evidence, is_input).values().map(Vec::len).max().unwrap_or(0)
 }
 
 /// The sites of nearly all bytes: a remnant of another forward (the last scores of the training)

@@ -218,3 +218,107 @@ fn where_no_step_is_marked_blocks_of_one_line_are_kept_with_gradients_off_and_no
     );
     assert_eq!(server(false).0, Cause::Full);
 }
+
+/// A model of functions, called so often from line 20 of `evaluate`: all it keeps is of one module
+/// and one line. `inputs` were made in line `from` of `function`, which has the same caller.
+fn functions(passes: u32, a_pass: u32, (inputs, from, function): (u32, u32, &str)) -> Made {
+    let mut made = with_weights(10);
+    let main = frame("/home/me/train.py", 50, "<module>");
+    let called = frame("/home/me/train.py", 20, "evaluate");
+    let forward = frame("/home/me/train.py", 6, "Net.forward");
+    let layer = made.site(&[forward, called, main.clone()], "net", Phase::Forward);
+    let input = [frame("/home/me/train.py", from, function), main];
+    let input = made.site(&input, "", Phase::Unknown);
+    (0..passes * a_pass).for_each(|_| made.block(layer, 10, 32 * MIB));
+    (0..inputs).for_each(|_| made.block(input, 10, MIB));
+    made.lows(|_| GIB);
+    made.trains(&[("train", 12)]);
+    made
+}
+
+#[test]
+fn forwards_of_a_model_of_functions_pile_up_with_their_inputs() {
+    let (cause, first) = functions(20, 2, (20, 19, "evaluate")).first();
+    assert_eq!(cause, Cause::NoGrad);
+    assert!(
+        first.starts_with(
+            "train.py:20 in evaluate keeps the graphs of 20 forwards (no torch.no_grad()?)"
+        ),
+        "{first}"
+    );
+    // The latest has its input alone.
+    assert_eq!(functions(20, 2, (21, 19, "evaluate")).first().0, Cause::NoGrad);
+    let others = [
+        // A cache in a module keeps no inputs.
+        functions(40, 1, (0, 19, "evaluate")),
+        functions(40, 1, (1, 19, "evaluate")),
+        // Outputs without their graphs, and their inputs.
+        functions(40, 1, (40, 19, "evaluate")),
+        // What another function has made is no input of these.
+        functions(20, 2, (20, 19, "load")),
+    ];
+    for made in others {
+        assert_ne!(made.first().0, Cause::NoGrad);
+    }
+}
+
+#[test]
+fn losses_of_a_model_of_functions_that_no_backward_has_run_through_are_kept_graphs() {
+    let kept = |a_step: u32, inputs: u32, trained: u32| {
+        let mut made = with_weights(40);
+        let main = frame("/home/me/train.py", 50, "<module>");
+        let forward = frame("/home/me/train.py", 6, "Net.forward");
+        let layer = made.site(&[forward, main], "net", Phase::Forward);
+        let input = made.line(49, "<module>");
+        for step in 3..=40 {
+            (0..a_step).for_each(|_| made.block(layer, step, 16 * MIB));
+            (0..inputs).for_each(|_| made.block(input, step, MIB));
+        }
+        let a_step = u64::from(16 * a_step + inputs) * MIB;
+        made.lows(|step| GIB + a_step * step.saturating_sub(2));
+        made.trains(&[("<module>", trained)]);
+        made.first()
+    };
+    let (cause, first) = kept(2, 1, 60);
+    assert_eq!(cause, Cause::NoGrad, "{first}");
+    assert!(
+        first.starts_with("train.py:50 keeps graphs (no torch.no_grad()?), 33 MiB a step"),
+        "{first}"
+    );
+    // Without inputs; outputs without their graphs, and their inputs; a training.
+    for (a_step, inputs, trained) in [(2, 0, 60), (1, 1, 60), (2, 1, 50)] {
+        assert_eq!(kept(a_step, inputs, trained).0, Cause::Leak);
+    }
+}
+
+#[test]
+fn a_full_device_with_much_of_a_line_that_no_backward_has_run_through_is_advised_of_no_grad() {
+    let full = |trained: &[(&str, u32)]| {
+        let mut made = with_weights(10);
+        let evaluated = made.module("net", 1, "evaluate");
+        let trains = frame("/home/me/train.py", 30, "train");
+        let trained_on = made.site(&[trains], "net", Phase::Forward);
+        (0..2).for_each(|_| made.block(evaluated, 10, 3 * GIB));
+        (0..2).for_each(|_| made.block(trained_on, 10, 4 * GIB));
+        made.lows(|_| GIB);
+        made.trains(trained);
+        made.refused(2 * GIB, 0, trained_on);
+        made.concludes()
+    };
+    let conclusion = full(&[("train", 30)]);
+    let words = |lines: &[String]| lines.join(" ").split_whitespace().collect::<Vec<_>>().join(" ");
+    let text = words(&conclusion.lines);
+    assert_eq!(conclusion.cause, Cause::Full);
+    assert!(
+        text.contains("No backward has run through train.py:20 in evaluate, which keeps 6 GiB")
+            && text.contains(
+                "if the line without a backward only evaluates, run it in torch.no_grad()"
+            ),
+        "{text}"
+    );
+    // Both are trained, or nothing was trained so far.
+    for trained in [&[("train", 30), ("evaluate", 20)][..], &[]] {
+        let text = words(&full(trained).lines);
+        assert!(!text.contains("No backward") && !text.contains("no_grad"), "{text}");
+    }
+}
