@@ -211,7 +211,8 @@ class Comparison:
             machine = choose(self.request["stand_in"], self.request["beside"], folder)
             if self.request["module"] or set(self.request["program"]) - set(PROGRAMS):
                 self.box = sandbox(folder, self.request["sandbox"])
-                print(f"gruyere {self.command}: {self.box.said()}", file=sys.stderr, flush=True)
+                said = table.wrapped(f"gruyere {self.command}: {self.box.said()}")
+                print(said, file=sys.stderr, flush=True)
             # Servers run only built-in programs. Without any, one server reports torch's version.
             served = (
                 self.contenders

@@ -57,8 +57,8 @@ def markdown(report: Report) -> str:
     text = []
     for program in report.programs:
         words = " ".join([program.name, *program.arguments])
-        text += [_wrapped(_verdict(program)), ""]
-        text += [_wrapped(f"`{words}` on {_head(report)}"), ""]
+        text += [wrapped(_verdict(program)), ""]
+        text += [wrapped(f"`{words}` on {_head(report)}"), ""]
         default = next((row for row in program.rows if row.allocator == "default"), None)
         rows = [_posted(program, row, default, on_gpu) for row in program.rows]
         widths = [max(map(len, column)) for column in zip(heads, *rows)]
@@ -66,12 +66,12 @@ def markdown(report: Report) -> str:
         rules = ["-" * (widths[0] + 2), *("-" * (width + 1) + ":" for width in widths[1:])]
         text.append(f"|{'|'.join(rules)}|")
         text += [_barred(row, widths) for row in rows]
-        failed = [_wrapped(_failure(row)) for row in program.rows if row.outcome != COMPLETED]
-        beside = [_wrapped(line) for line in _beside(program.rows)] if on_gpu else []
+        failed = [wrapped(_failure(row)) for row in program.rows if row.outcome != COMPLETED]
+        beside = [wrapped(line) for line in _beside(program.rows)] if on_gpu else []
         text += ["", *failed, *beside] if failed or beside or not on_gpu else []
     if not on_gpu:
         text.append(
-            _wrapped(
+            wrapped(
                 f"On the {report.machine['device']}: memory figures are exact; times are those of "
                 "the host and do not predict a GPU's."
             )
@@ -94,7 +94,8 @@ def _barred(cells: list[str], widths: list[int]) -> str:
     return f"| {' | '.join(padded)} |"
 
 
-def _wrapped(text: str) -> str:
+def wrapped(text: str) -> str:
+    """Sentences in lines of 80 columns."""
     return textwrap.fill(text, _WIDTH, break_long_words=False, break_on_hyphens=False)
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import json
+import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Optional
@@ -67,10 +68,11 @@ def find(word: str) -> Gpu:
 
     found = [gpu for gpu in known() if fits(gpu)]
     if not found:
-        raise GruyereError(
-            f"--gpu {word}: unknown GPU; the known ones are {_ids(known())}; --gb N stands for any "
-            "other"
-        )
+        names = textwrap.fill(
+            _ids(known()), initial_indent="  ", subsequent_indent="  ", width=80,
+            break_long_words=False, break_on_hyphens=False,
+        )  # fmt: skip
+        raise GruyereError(f"--gpu {word}: unknown GPU; use --gb N or one of these:\n{names}")
     if len(found) > 1:
         raise GruyereError(f"--gpu {word}: sold in several sizes; name one of {_ids(found)}")
     return found[0]

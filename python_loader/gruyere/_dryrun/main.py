@@ -20,6 +20,7 @@ from .. import _launch
 from .._bench.compare import Row, fit
 from .._bench.machine import choose
 from .._bench.measure import FAILED, OUT_OF_MEMORY
+from .._bench.table import wrapped
 from .._errors import GruyereError
 from .._sandbox import Folder
 from .._sandbox import choose as sandbox
@@ -51,7 +52,7 @@ def main(request: str) -> None:
         with Folder("dryrun") as folder:
             machine = choose(True, asked["beside"], folder)
             box = sandbox(folder, asked["sandbox"])
-            print(f"gruyere dryrun: {box.said()}", file=sys.stderr, flush=True)
+            print(wrapped(f"gruyere dryrun: {box.said()}"), file=sys.stderr, flush=True)
             runner = Runner(asked, machine, folder, box)
             found = DryRun(asked, runner).all()
             found["sandbox"] = {"way": box.way, "said": box.said(), "runs": runner.count}

@@ -42,9 +42,9 @@ def draw(report: dict[str, Any], width: Optional[int] = None) -> str:
     width = max(60, min(width, 120))
     parts = [
         _head(report, width),
-        _devices(report),
+        _devices(report, width),
         _others(report, width),
-        _sweep(report),
+        _sweep(report, width),
         _kinds(report, width),
         _modules(report, width),
         _lines(report, width),
@@ -198,11 +198,11 @@ def _head(report: dict[str, Any], width: int) -> str:
     return "\n".join(lines)
 
 
-def _table(rows: list[list[str]], left: int = 1) -> list[str]:
-    """Lines of aligned columns; the first `left` columns are left-aligned."""
+def _table(rows: list[list[str]], left: int = 1, gap: int = 2) -> list[str]:
+    """Lines of aligned columns, `gap` blanks apart; the first `left` columns are left-aligned."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return [
-        "  ".join(
+        (" " * gap).join(
             cell.ljust(widths[column]) if column < left else cell.rjust(widths[column])
             for column, cell in enumerate(row)
         ).rstrip()
@@ -210,7 +210,27 @@ def _table(rows: list[list[str]], left: int = 1) -> list[str]:
     ]
 
 
-def _devices(report: dict[str, Any]) -> str:
+def _devices_table(rows: list[list[str]], width: int) -> list[str]:
+    """The lines of the table of GPUs, in the first form that fits the width: as it is; with each
+    GPU and its memory, the first two columns, on a line of its own; with less room between the
+    columns as well."""
+    whole = _table(rows, 3)
+    if max(map(len, whole)) <= width:
+        return whole
+    inner = [row[2:] for row in rows]
+    for gap in (2, 1):
+        lines = [f"  {line}" for line in _table(inner, 1, gap)]
+        if max(map(len, lines)) <= width:
+            break
+    parted = []
+    for row, line in zip(rows, lines):
+        if row is not rows[0] and row[0]:
+            parted.append(f"{row[0]}, {row[1]}")
+        parted.append(line)
+    return parted
+
+
+def _devices(report: dict[str, Any], width: int) -> str:
     rows = [["GPU", "memory", "allocator", "fits", "peak live", "peak held", "+ context", "left"]]
     if any(row["smallest_device"] for gpu in report["gpus"] for row in gpu["runs"]):
         rows[0].append("smallest GPU")
@@ -246,7 +266,7 @@ def _devices(report: dict[str, Any]) -> str:
     least = report["peak"]["bytes"] if report["peak"] else None
     if any(row["allocator"] == "torch" and row["peak_live"] != least for row in runs):
         notes.append("torch's default also counts remainders that it does not split off.")
-    return "\n".join([*_table(rows, 3), *notes])
+    return "\n".join([*_devices_table(rows, width), *(_wrapped(note, width) for note in notes)])
 
 
 def signed(margin: int) -> str:
@@ -271,7 +291,7 @@ def _others(report: dict[str, Any], width: int) -> str:
     return "\n".join(lines)
 
 
-def _sweep(report: dict[str, Any]) -> str:
+def _sweep(report: dict[str, Any], width: int) -> str:
     sweep = report["sweep"]
     if not sweep:
         return ""
@@ -283,7 +303,8 @@ def _sweep(report: dict[str, Any]) -> str:
             size(row["peak_live"]) if done else "-", size(row["peak_held"]) if done else "-",
         ])  # fmt: skip
     command = report["program"]["command"]
-    lines = [f"{sweep['name']}, values tried; the rest is for {command}", *_table(rows, 2)]
+    title = _wrapped(f"{sweep['name']}, values tried; the rest is for {command}", width)
+    lines = [title, *_table(rows, 2)]
     for row in sweep["largest"]:
         value = row["value"] or "none"
         lines.append(f"The largest that fits on {row['gpu']} with {row['allocator']}: {value}")
@@ -407,8 +428,12 @@ def _trust(report: dict[str, Any], width: int) -> str:
                 lines.append(_cut(f"  with {values + ':':<14} {told}".rstrip(), width))
     else:
         lines.append(
-            f"  Two runs, with zeros and with random values on the device, made the same "
-            f"{trust['requests']:,} requests."
+            _wrapped(
+                "  Two runs, with zeros and with random values on the device, made the same "
+                f"{trust['requests']:,} requests.",
+                width,
+                "  ",
+            )
         )
     lines += [_wrapped(f"  {said}", width, "  ") for said in scope(report)]
     for answer, count in trust["answered"].items():
