@@ -7,7 +7,9 @@ import importlib.util
 import io
 import os
 import pkgutil
+import re
 import runpy
+import shutil
 import sys
 from importlib.machinery import SourceFileLoader, SourcelessFileLoader
 from typing import NoReturn, Optional
@@ -147,17 +149,33 @@ def main() -> None:
         _refuse(error.with_ways(_what(options)))
     except Exception as error:
         _print_uncaught(error)
+        if options.stand_in:
+            _print_remedy_for_stdin(error)
         sys.exit(1)
 
 
+def _print_remedy_for_stdin(error: Exception) -> None:
+    from ._sandbox import remedy_for_stdin
+
+    remedy = remedy_for_stdin(error)
+    if remedy:
+        print(f"gruyere: --stand-in: {remedy}", file=sys.stderr)
+
+
 def _print_uncaught(error: Exception) -> None:
-    """Print an uncaught error as python does for a script: without the frames of the launcher."""
-    first = error.__traceback__
-    ours = (__file__, os.path.join(os.path.dirname(__file__), "__main__.py"), runpy.__file__)
-    while first is not None and first.tb_frame.f_code.co_filename in (*ours, "<frozen runpy>"):
-        first = first.tb_next
-    # An error of the launcher itself has no other frames; nor has a script that does not compile.
-    if first is not None or isinstance(error, SyntaxError):
+    """Print an uncaught error of the program as python does for a script: without our frames, which
+    come before the program's. An error of our own keeps all of its frames."""
+    launcher = (__file__, runpy.__file__, "<frozen runpy>")
+    package = os.path.join(os.path.dirname(__file__), "")
+    first, last = error.__traceback__, ""
+    while first is not None:
+        file = first.tb_frame.f_code.co_filename
+        if file not in launcher and not file.startswith(package):
+            break
+        first, last = first.tb_next, file
+    # The launcher calls the program; other code of ours calls the standard library at most. A
+    # script that does not compile has no frames.
+    if last in launcher and (first is not None or isinstance(error, SyntaxError)):
         error.__traceback__ = first
     # As the interpreter leaves it for a debugger.
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
@@ -222,6 +240,31 @@ def _run(script: Optional[str], module: Optional[str], arguments: list[str]) -> 
     else:
         assert script is not None
         _run_script([script, *arguments])
+
+
+def _check_script(name: str) -> None:
+    """Raise GruyereError if there is no such script, or if it is a program of another kind."""
+    is_other = _is_of_another_kind(name)
+    if is_other or (not os.path.exists(name) and shutil.which(name) is not None):
+        raise GruyereError(
+            f"{name}: not a Python program, and only those are run: name the script that it "
+            "starts (train.py --lr 3), or the module (-m package.train)"
+        )
+    if not os.path.exists(name):
+        raise GruyereError(f"{name}: no such file; give the path as for python")
+
+
+def _is_of_another_kind(file: str) -> bool:
+    """Whether a file is a binary or, by its first line, a shell's script."""
+    if not os.path.isfile(file) or file.endswith(".py"):
+        return False
+    try:
+        with open(file, "rb") as opened:
+            start = opened.read(128)
+    except OSError:
+        # Python gives the reason when it runs it.
+        return False
+    return start.startswith(b"\x7fELF") or re.match(rb"#![^\n]*\b\w*sh\b", start) is not None
 
 
 def _check_module(name: str) -> None:

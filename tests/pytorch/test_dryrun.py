@@ -1174,8 +1174,35 @@ def test_a_program_that_fails_shows_its_own_traceback(tmp_path):
     (tmp_path / "train.py").write_text("import torch\ntorch.cuda.init()\nraise KeyError('mine')\n")
     ran = dryrun(tmp_path, "train.py")
     assert ran.returncode == 1 and ran.stdout == ""
-    assert "Traceback (most recent call last)" in ran.stderr
-    assert "KeyError: 'mine'" in ran.stderr and "the program failed under torch" in ran.stderr
+    said = ran.stderr.splitlines()
+    first = said.index("Traceback (most recent call last):")
+    # As under plain python: no frame of ours before the program's.
+    traced = [line for line in said[first:] if line.startswith(("  File ", "Key"))]
+    assert traced == [f'  File "{tmp_path}/train.py", line 3, in <module>', "KeyError: 'mine'"]
+    assert said[-1].startswith("gruyere dryrun: the program failed under torch on h100-80: Key")
+
+
+def test_a_program_that_asks_its_empty_stdin_is_told_what_to_do(tmp_path):
+    (tmp_path / "train.py").write_text("import torch\nsize = int(input('size? '))\n")
+    ran = dryrun(tmp_path, "train.py")
+    assert ran.returncode == 1 and ran.stdout == ""
+    last = ran.stderr.splitlines()[-1]
+    assert "EOFError: EOF when reading a line. The program's stdin is empty here: pass " in last
+
+
+@pytest.mark.parametrize("command", ["dryrun", "compare"])
+def test_a_program_of_another_kind_is_refused_and_its_reason_says_what_to_name(tmp_path, command):
+    (tmp_path / "train.sh").write_text("#!/usr/bin/env bash\npython train.py\n")
+    (tmp_path / "train.sh").chmod(0o755)
+    environment = dry()[1] | {"VIRTUAL_ENV": sys.prefix}
+    for program in ("bash", "/bin/bash", "train.sh"):
+        ran = subprocess.run(
+            [COMMAND, command, "--", program, "x"],
+            env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+        assert (ran.returncode, ran.stdout) == (2, ""), ran.stderr
+        said = f"gruyere {command}: {program}: not a Python program, and only those are run: "
+        assert ran.stderr.startswith(said) and "-m package.train" in ran.stderr, ran.stderr
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ class User:
         (folder / "train.py").write_text(TRAIN)
         (folder / "model.pt").write_text("theirs")
 
-    def python(self, *words, flags=(), **settings):
+    def python(self, *words, flags=(), stdin=None, **settings):
         environment = clean_environment() | {
             "PYTHONPATH": str(ROOT / "python_loader"),
             "GRUYERE_LIBRARY": str(GRUYERE),
@@ -47,6 +47,7 @@ class User:
             capture_output=True,
             text=True,
             timeout=300,
+            input=stdin,
         )
 
 
@@ -91,6 +92,15 @@ def test_what_gruyere_writes_on_the_stand_in_is_kept(user, tmp_path_factory):
     pid = ran.stderr.partition("gruyere post ")[2].split("`")[0]
     (record,) = records.iterdir()
     assert f"-{pid}-" in record.name
+
+
+def test_a_program_that_asks_its_empty_stdin_is_told_what_to_do(user):
+    remedy = "gruyere: --stand-in: The program's stdin is empty here: pass what it asks for as "
+    ran = user.python("--stand-in", "-c", "input('which? ')", stdin="the first\n")
+    assert ran.returncode == 1 and "EOFError: EOF when reading a line\n" in ran.stderr
+    assert ran.stderr.splitlines()[-1].startswith(remedy), ran.stderr
+    other = user.python("--stand-in", "-c", "import pickle; pickle.loads(b'')")
+    assert other.returncode == 1 and "EOFError" in other.stderr and remedy not in other.stderr
 
 
 def test_stand_in_ends_as_the_program_ends(user):

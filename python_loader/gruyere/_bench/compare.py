@@ -154,8 +154,7 @@ def checked(request: dict[str, Any], command: str) -> list[Contender]:
     """The requested rows. Raises GruyereError if the request is invalid."""
     for program in request["program"]:
         if command == COMPARE:
-            if not Path(program).exists():
-                raise GruyereError(f"{program}: no such file; give the path as for python")
+            _launch._check_script(program)
         elif program not in PROGRAMS and not Path(program).is_file():
             raise GruyereError(
                 f"--program {program}: neither a built-in program ({', '.join(PROGRAMS)}) nor "

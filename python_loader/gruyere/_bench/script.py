@@ -15,7 +15,7 @@ from typing import Any, Optional
 
 from .. import _launch, _startup
 from .._imports import when_imported
-from .._sandbox import remedy
+from .._sandbox import remedy, remedy_for_stdin
 from .._sandbox.reach import Reach
 from .._steps import _Leader
 from .._torch import backward_end
@@ -34,7 +34,16 @@ def main(text: str) -> None:
 
 
 def run(watch: Watch, request: dict[str, Any]) -> None:
-    """Run and measure the program of the request. Writes the results to its file `answer`."""
+    """Run and measure the program of the request, and exit as python does if it ends by an error.
+    Writes the results to its file `answer`."""
+    try:
+        _measure(watch, request)
+    except Exception as error:
+        _launch._print_uncaught(error)
+        sys.exit(1)
+
+
+def _measure(watch: Watch, request: dict[str, Any]) -> None:
     # If a signal kills the program, the output names the line.
     faulthandler.enable()
     when_imported("torch", watch.imported)
@@ -145,6 +154,8 @@ class Watch:
             self.refused = self.reach.behind(error)
             if self.refused:
                 self.found.reason += f". {remedy(self.refused[-1])}"
+            elif remedy_for_stdin(error):
+                self.found.reason += f". {remedy_for_stdin(error)}"
 
     def result(self) -> Result:
         """The results, after the script has ended in any way."""

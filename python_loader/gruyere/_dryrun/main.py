@@ -98,8 +98,8 @@ def _read(asked: dict[str, Any]) -> None:
     asked["name"] = asked["name"] or asked["run_name"]
     if "module" in asked:
         _launch._check_module(asked["module"])
-    elif not Path(asked["script"]).exists():
-        raise GruyereError(f"{asked['script']}: no such file; give the path as for python")
+    else:
+        _launch._check_script(asked["script"])
     for option in ("json", "html"):
         name = asked[option]
         if name not in (None, "-"):

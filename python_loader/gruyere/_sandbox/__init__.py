@@ -31,3 +31,4 @@ from .box import Run as Run
 from .box import behind as behind
 from .box import choose as choose
 from .box import remedy as remedy
+from .box import remedy_for_stdin as remedy_for_stdin

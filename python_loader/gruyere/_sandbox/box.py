@@ -376,6 +376,17 @@ def remedy(refused: dict[str, str]) -> str:
     )
 
 
+def remedy_for_stdin(error: BaseException) -> str:
+    """What to do about an error of input(), since the program's stdin is empty; "" for others."""
+    # The words tell it from the end of another file, as pickle reports it.
+    if not isinstance(error, EOFError) or str(error) != "EOF when reading a line":
+        return ""
+    return (
+        "The program's stdin is empty here: pass what it asks for as arguments, or in a file that "
+        "it opens"
+    )
+
+
 def choose(folder: Path, asked: dict[str, Any]) -> Box:
     """The sandbox in the first way that works here. `asked`: the command's options
     (crates/cli/src/sandbox.rs).
