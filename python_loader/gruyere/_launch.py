@@ -11,7 +11,7 @@ import re
 import runpy
 import shutil
 import sys
-from importlib.machinery import SourceFileLoader, SourcelessFileLoader
+from importlib.machinery import BuiltinImporter, SourceFileLoader, SourcelessFileLoader
 from typing import NoReturn, Optional
 
 from ._errors import GruyereError
@@ -21,6 +21,7 @@ usage: python -m gruyere [options] script.py [arguments]
        python -m gruyere --stand-in [options] script.py [arguments]
        python -m gruyere [options] -m module [arguments]
        python -m gruyere [options] -c code [arguments]
+       python -m gruyere [options] - [arguments] < script.py
        python -m gruyere --doctor
        python -m gruyere --build-shim
 
@@ -33,6 +34,7 @@ options:
   -m module             runs a module, as python -m does:
                         -m torch.distributed.run --nproc-per-node 8 train.py
   -c code               runs a line of code, as python -c does
+  -                     runs the program that standard input holds, as python - does
   --stand-in            without a GPU: runs the program for 12 steps of its optimiser on the
                         stand-in GPU, which accounts for memory and computes nothing; discards the
                         files that the program writes
@@ -65,6 +67,7 @@ class Options:
         self.steps: Optional[str] = None
         self.is_module = False
         self.is_code = False
+        self.is_stdin = False
         self.program: list[str] = []
         rest = list(arguments)
         while rest:
@@ -108,6 +111,9 @@ class Options:
             raise UsageError(f"--steps {self.steps}: only valid together with --stand-in")
         if self.stand_in and self.action != "run":
             raise UsageError(f"--stand-in: runs a program, but --{self.action} does not run one")
+        # As for python: a program read from standard input.
+        by_name = not (self.is_module or self.is_code)
+        self.is_stdin = by_name and self.program[:1] == ["-"]
         if self.action == "run" and not self.program:
             missing = "-m: no module was named" if self.is_module else "no program was named"
             raise UsageError("-c: no code was given" if self.is_code else missing)
@@ -132,10 +138,14 @@ def main() -> None:
             from ._doctor import examine
 
             sys.exit(examine())
+        if options.is_stdin:
+            _check_stdin()
         if options.stand_in:
             from . import _trial
 
-            _trial.begin(_trial.steps(options.steps or str(_trial.STEPS)), _what(options))
+            steps = _trial.steps(options.steps or str(_trial.STEPS))
+            what = "standard input" if options.is_stdin else _what(options)
+            _trial.begin(steps, what, options.is_stdin)
     except UsageError as error:
         _refuse(f"{error}\n{USAGE}")
     except GruyereError as error:
@@ -146,7 +156,7 @@ def main() -> None:
         _go(options)
     except NoGpu as error:
         # The program is not at fault, so a traceback would not help.
-        _refuse(error.with_ways(_what(options)))
+        _refuse(error.with_ways("script.py" if options.is_stdin else _what(options)))
     except Exception as error:
         _print_uncaught(error)
         if options.stand_in:
@@ -194,6 +204,8 @@ def _go(options: Options) -> None:
         _run_module(options.program)
     elif options.is_code:
         _run_code(options.program)
+    elif options.is_stdin:
+        _run_stdin(options.program)
     else:
         _run_script(options.program)
 
@@ -294,12 +306,36 @@ def _run_module(program: list[str]) -> None:
 
 
 def _run_code(program: list[str]) -> None:
-    # As `python -c`: the current folder is searched as "" (with -I or -P it is not).
     sys.argv = ["-c", *program[1:]]
-    if not getattr(sys.flags, "safe_path", sys.flags.isolated) and sys.path:
-        sys.path[0] = ""
+    _search_current_folder()
     code = compile(program[0], "<string>", "exec", dont_inherit=True)
     exec(code, _become_main())
+
+
+def _check_stdin() -> None:
+    """Raise GruyereError if no program can be read from standard input."""
+    if sys.stdin is None or sys.stdin.isatty():
+        where = "closed" if sys.stdin is None else "a terminal"
+        raise GruyereError(
+            f"-: reads a program from standard input, which is {where}: name its file, or give it "
+            "as in `- < script.py`"
+        )
+
+
+def _run_stdin(program: list[str]) -> None:
+    sys.argv = program
+    _search_current_folder()
+    code = compile(sys.stdin.buffer.read(), "<stdin>", "exec", dont_inherit=True)
+    namespace = _become_main()
+    namespace.update(__file__="<stdin>", __cached__=None, __loader__=BuiltinImporter)
+    exec(code, namespace)
+
+
+def _search_current_folder() -> None:
+    """As `python -c` and `python -`: the current folder is searched as "" (with -I or -P it is
+    not)."""
+    if not getattr(sys.flags, "safe_path", sys.flags.isolated) and sys.path:
+        sys.path[0] = ""
 
 
 def _run_script(program: list[str]) -> None:

@@ -13,8 +13,10 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import nullcontext
+from pathlib import Path
 from types import ModuleType
-from typing import Any, NoReturn, Optional
+from typing import IO, Any, NoReturn, Optional
 
 from . import _stand_in
 from ._errors import GruyereError
@@ -43,18 +45,19 @@ def steps(text: str) -> Optional[int]:
     raise GruyereError(f"--steps {text}: expected a number of steps, or {ALL}")
 
 
-def begin(asked: Optional[int], what: str) -> None:
+def begin(asked: Optional[int], what: str, is_stdin: bool) -> None:
     """In the user's process: run the command in the sandbox and exit as it does. In the sandbox:
-    return, after arranging for the program to end after its steps."""
+    return, after arranging for the program to end after its steps. `is_stdin`: the program is on
+    standard input, which is empty otherwise."""
     given = os.environ.pop(VARIABLE, None)
     if given is None:
-        _run(asked, what)
+        _run(asked, what, is_stdin)
     limit = steps(given)
     if limit is not None:
         _Count(limit)
 
 
-def _run(asked: Optional[int], what: str) -> NoReturn:
+def _run(asked: Optional[int], what: str, is_stdin: bool) -> NoReturn:
     from ._bench.machine import check_alone, choose
     from ._sandbox import Folder
     from ._sandbox import choose as sandbox
@@ -80,7 +83,8 @@ def _run(asked: Optional[int], what: str) -> NoReturn:
                 flush=True,
             )
             environment = _environment(asked, machine.environment)
-            run = box.start(_command(), environment, None, records=_records())
+            with _program(folder) if is_stdin else nullcontext() as program:
+                run = box.start(_command(), environment, None, records=_records(), stdin=program)
             try:
                 code, why = box.wait(run, float("inf"))
             finally:
@@ -113,6 +117,14 @@ def _outputs() -> list[str]:
     asked = conf.entries(os.environ.get(conf.VARIABLE, ""))
     folders = [asked.get(key, "") for key in ("dump_dir", "history")]
     return [folder for folder in folders if os.path.isdir(folder)]
+
+
+def _program(folder: Path) -> IO[bytes]:
+    """The program on standard input, in a file of ours: the sandbox gets no file of the user's that
+    is open."""
+    file = folder / "program"
+    file.write_bytes(sys.stdin.buffer.read())
+    return file.open("rb")
 
 
 def _end(number: int, _frame: Any) -> NoReturn:

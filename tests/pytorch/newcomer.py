@@ -21,13 +21,14 @@ class Newcomer:
         records.mkdir(exist_ok=True)
         return launched_environment(records, GRUYERE_PHANTOM=str(PHANTOM), **settings)
 
-    def python(self, *words, **settings):
+    def python(self, *words, stdin=None, **settings):
         ran = subprocess.run(
             [sys.executable, *words],
             env=self.environment(**settings),
             cwd=self.folder,
             capture_output=True,
             text=True,
+            input=stdin,
         )
         ran.stderr = without_the_phantoms_line(ran.stderr)
         return ran

@@ -3,6 +3,7 @@ where to look next."""
 
 import json
 import os
+import pty
 import re
 import subprocess
 import sys
@@ -87,6 +88,41 @@ def test_a_line_of_code_runs_as_under_python(newcomer):
     assert newcomer.python("-m", "gruyere", "-c", served).returncode == 0
     missing = newcomer.python("-m", "gruyere", "-c")
     assert missing.returncode == 2 and "no code" in missing.stderr
+
+
+def test_a_program_on_standard_input_runs_as_under_python(newcomer):
+    code = (
+        "import json, sys\n"
+        "names = {key: str(value) for key, value in globals().items()}\n"
+        "print(json.dumps([sys.argv, sys.path[0], names, sys.stdin.read()]))\n"
+    )
+    words = ("-", "--limit", "-m")
+    ours = newcomer.python("-m", "gruyere", *words, stdin=code)
+    pythons = newcomer.python(*words, stdin=code)
+    assert ours.returncode == 0, ours.stderr
+    assert json.loads(ours.stdout) == json.loads(pythons.stdout)
+    failing = "import torch\nraise KeyError('mine')\n"
+    ours = newcomer.python("-m", "gruyere", "-", stdin=failing)
+    pythons = newcomer.python("-", stdin=failing)
+    assert ours.returncode == pythons.returncode == 1 and ours.stderr == pythons.stderr
+
+
+def test_a_terminal_is_no_program(newcomer):
+    ours, theirs = pty.openpty()
+    ran = subprocess.run(
+        [sys.executable, "-m", "gruyere", "-"],
+        env=newcomer.environment(),
+        cwd=newcomer.folder,
+        stdin=theirs,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    os.close(ours)
+    os.close(theirs)
+    assert ran.returncode == 2, ran.stderr
+    assert "gruyere: -: reads a program from standard input, which is a terminal" in ran.stderr
+    assert "`- < script.py`" in ran.stderr and "Traceback" not in ran.stderr
 
 
 def test_a_notebooks_cell_may_run_again(newcomer):

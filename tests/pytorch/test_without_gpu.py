@@ -94,6 +94,14 @@ def test_what_gruyere_writes_on_the_stand_in_is_kept(user, tmp_path_factory):
     assert f"-{pid}-" in record.name
 
 
+def test_a_program_on_standard_input_runs_on_the_stand_in_with_its_arguments(user):
+    code = "import sys, torch; print(sys.argv, torch.ones(2, device='cuda').device)"
+    ran = user.python("--stand-in", "--steps", "all", "-", "--lr", "3", stdin=code)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout == "['-', '--lr', '3'] cuda:0\n"
+    assert ran.stderr.startswith("gruyere: all steps of standard input on a stand-in GPU")
+
+
 def test_a_program_that_asks_its_empty_stdin_is_told_what_to_do(user):
     remedy = "gruyere: --stand-in: The program's stdin is empty here: pass what it asks for as "
     ran = user.python("--stand-in", "-c", "input('which? ')", stdin="the first\n")

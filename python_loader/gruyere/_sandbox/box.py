@@ -258,10 +258,11 @@ class Box:
         folder: Optional[Path] = None,
         cwd: Optional[str] = None,
         records: Optional[str] = None,
+        stdin: Optional[IO[bytes]] = None,
     ) -> Run:
-        """Start the command in its own session, with empty stdin. `output`: the file for its output
-        (None: ours). `folder`: an empty folder for this run (default: a new one). `records`: the
-        folder of Gruyère's records, if they are to be seen and kept."""
+        """Start the command in its own session. `output`: the file for its output (None: ours).
+        `folder`: an empty folder for this run (default: a new one). `records`: the folder of
+        Gruyère's records, if they are to be seen and kept. `stdin`: its stdin (None: empty)."""
         if folder is None:
             folder = self.new_folder()
         cwd = cwd or os.getcwd()
@@ -287,7 +288,7 @@ class Box:
         process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", _ENTER, str(_PACKAGES), str(written)],
             env={key: value for key, value in os.environ.items() if key != "LD_PRELOAD"},
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.DEVNULL if stdin is None else stdin,
             stdout=output,
             stderr=output,
             pass_fds=pass_fds,
