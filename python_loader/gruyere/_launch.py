@@ -237,7 +237,13 @@ def _prepare(options: Options) -> None:
 
     # An invalid GRUYERE_ENABLE stops the launch here.
     _enable.is_wanted()
-    os.environ[conf.VARIABLE] = conf.checked(options.settings)
+    settings = options.settings
+    if options.stand_in:
+        from . import _trial
+
+        # In the sandbox the environment has them, with the paths as they are outside.
+        settings = {} if _trial.VARIABLE in os.environ else settings
+    os.environ[conf.VARIABLE] = conf.checked(settings)
     os.environ[_enable.VARIABLE] = "1"
     if options.action == "run":
         _startup.required = True

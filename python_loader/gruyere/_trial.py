@@ -9,11 +9,12 @@ that the user typed.
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
 import sys
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import IO, Any, NoReturn, Optional
@@ -68,10 +69,10 @@ def _run(asked: Optional[int], what: str, is_stdin: bool) -> NoReturn:
     check_alone()
     _stand_in.check_torch()
     try:
-        with Folder("stand-in") as folder:
+        with Folder("stand-in") as folder, _Outputs() as outputs:
             machine = choose(True, None, folder)
             try:
-                box = sandbox(folder, {**_SANDBOX, "allow_writes": _outputs()})
+                box = sandbox(folder, {**_SANDBOX, "allow_writes": outputs})
             except GruyereError as error:
                 raise GruyereError(
                     f"--stand-in: {error} (an option of `gruyere compare --stand-in`)"
@@ -112,11 +113,54 @@ def _records() -> Optional[str]:
     return folder if is_usable else None
 
 
-def _outputs() -> list[str]:
-    """The folders of the user's that Gruyère is to write to."""
-    asked = conf.entries(os.environ.get(conf.VARIABLE, ""))
-    folders = [asked.get(key, "") for key in ("dump_dir", "history")]
-    return [folder for folder in folders if os.path.isdir(folder)]
+def _folders(settings: str) -> dict[str, str]:
+    """The folders in `settings`, by key."""
+    asked = conf.entries(settings)
+    named = {key: asked.get(key, "") for key in ("dump_dir", "history")}
+    return {key: folder for key, folder in named.items() if folder not in ("", "none")}
+
+
+class _Outputs:
+    """The folders of the user's that Gruyère is to write to. Makes those that are missing, as the
+    library would outside of the sandbox, and removes them at the end if nothing was written."""
+
+    def __init__(self) -> None:
+        self.made: list[str] = []
+
+    def __enter__(self) -> list[str]:
+        """Raises GruyereError if one cannot be made."""
+        folders = _folders(os.environ.get(conf.VARIABLE, ""))
+        for key, folder in folders.items():
+            try:
+                self._make(os.path.abspath(folder))
+            except OSError as error:
+                self._remove()
+                raise GruyereError(
+                    f"--stand-in: {key}:{folder}: the folder cannot be made ({error.filename}: "
+                    f"{error.strerror}); name one where you may write"
+                ) from error
+        return list(folders.values())
+
+    def __exit__(self, *_: object) -> None:
+        self._remove()
+
+    def _make(self, folder: str) -> None:
+        missing = []
+        while not os.path.isdir(folder):
+            missing.append(folder)
+            folder = os.path.dirname(folder)
+        for path in reversed(missing):
+            # With the rights that the umask leaves, as the library makes it.
+            with suppress(FileExistsError):
+                os.mkdir(path)
+                self.made.append(path)
+            if not os.path.isdir(path):
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
+
+    def _remove(self) -> None:
+        for path in reversed(self.made):
+            with suppress(OSError):
+                os.rmdir(path)
 
 
 def _program(folder: Path) -> IO[bytes]:
@@ -144,9 +188,14 @@ def _command() -> list[str]:
 def _environment(asked: Optional[int], machine: dict[str, str]) -> dict[str, str]:
     kept = {key: value for key, value in os.environ.items() if key not in _HIDING}
     settings = kept.get(conf.VARIABLE, "")
+    # Not relative: in a sandbox of links the working folder is another. The later value of a key
+    # counts, and a value cannot contain a comma.
+    absolute = {key: os.path.abspath(folder) for key, folder in _folders(settings).items()}
+    more = [f"{key}:{folder}" for key, folder in absolute.items() if "," not in folder]
     if "summary" not in conf.keys(settings):
         # The summary is the result of a trial.
-        kept[conf.VARIABLE] = ",".join(filter(None, [settings, "summary:on"]))
+        more.append("summary:on")
+    kept[conf.VARIABLE] = ",".join(filter(None, [settings, *more]))
     # DRYRUN silences the stand-in's own line: this command has printed one.
     kept |= {**machine, _stand_in.DRYRUN: "1", VARIABLE: ALL if asked is None else str(asked)}
     # What the stand-in compiles must not stay in torch's cache of kernels.

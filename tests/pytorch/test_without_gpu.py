@@ -7,7 +7,16 @@ import sys
 
 import pytest
 
-from conftest import GRUYERE, LIBRARIES, LIBRARIES_PRELOADED, PHANTOM, ROOT, SHIM, clean_environment
+from conftest import (
+    GRUYERE,
+    HERE,
+    LIBRARIES,
+    LIBRARIES_PRELOADED,
+    PHANTOM,
+    ROOT,
+    SHIM,
+    clean_environment,
+)
 
 TRAIN = """
 import sys, torch
@@ -32,7 +41,9 @@ class User:
         (folder / "train.py").write_text(TRAIN)
         (folder / "model.pt").write_text("theirs")
 
-    def python(self, *words, flags=(), stdin=None, **settings):
+    def python(self, *words, flags=(), stdin=None, without="", **settings):
+        """`without`: system calls that the kernel refuses (without_calls.py)."""
+        refusing = [sys.executable, HERE / "without_calls.py", without] if without else []
         environment = clean_environment() | {
             "PYTHONPATH": str(ROOT / "python_loader"),
             "GRUYERE_LIBRARY": str(GRUYERE),
@@ -41,7 +52,7 @@ class User:
             **settings,
         }
         return subprocess.run(
-            [sys.executable, *flags, "-m", "gruyere", *words],
+            [*refusing, sys.executable, *flags, "-m", "gruyere", *words],
             env=environment,
             cwd=self.folder,
             capture_output=True,
@@ -92,6 +103,62 @@ def test_what_gruyere_writes_on_the_stand_in_is_kept(user, tmp_path_factory):
     pid = ran.stderr.partition("gruyere post ")[2].split("`")[0]
     (record,) = records.iterdir()
     assert f"-{pid}-" in record.name
+
+
+@pytest.mark.parametrize("key", ["dump_dir", "history"])
+@pytest.mark.parametrize("is_relative", [False, True])
+def test_a_missing_folder_that_gruyere_is_to_write_to_is_made_and_kept(user, key, is_relative):
+    """As without the stand-in: with the rights that the umask leaves."""
+    before = sorted(os.listdir(user.folder))
+    code = """
+import os, torch
+kept = torch.ones(8 << 20, dtype=torch.uint8, device="cuda")
+for name in ("new", "model.pt"):
+    path = os.path.join(name, "theirs") if os.path.isdir(name) else name
+    open(path, "w").write("ours")
+torch.empty(100 << 20, dtype=torch.uint8, device="cuda")
+"""
+    folder = user.folder / "new" / "inner"
+    named = folder.relative_to(user.folder) if is_relative else folder
+    (user.folder / "program.py").write_text(code)
+    settings = {"PHANTOM_MEMORY": "64MiB", "GRUYERE_CONF": f"{key}:{named}"}
+    ran = user.python("--stand-in", "program.py", **settings)
+    assert ran.returncode == 1 and "OutOfMemoryError" in ran.stderr, ran.stderr
+    written = os.listdir(folder)
+    assert any(name.endswith(".html") for name in written) == (key == "dump_dir"), ran.stderr
+    assert written, ran.stderr
+    (user.folder / "plain").mkdir()
+    for made in (folder, folder.parent):
+        assert made.stat().st_mode == (user.folder / "plain").stat().st_mode
+    assert os.listdir(folder.parent) == ["inner"], "what the program writes beside it is not kept"
+    assert (user.folder / "model.pt").read_text() == "theirs"
+    assert sorted(os.listdir(user.folder)) == sorted([*before, "new", "plain", "program.py"])
+
+
+@pytest.mark.parametrize("forbidden", ["", "unshare"])
+def test_the_page_that_the_output_names_is_there_also_in_a_sandbox_of_links(user, forbidden):
+    code = "import torch; torch.empty(100 << 20, dtype=torch.uint8, device='cuda')"
+    words = ("--stand-in", "--dump-dir", "new/inner", "-c", code)
+    ran = user.python(*words, without=forbidden, PHANTOM_MEMORY="64MiB")
+    assert ran.returncode == 1, ran.stderr
+    (named,) = [line for line in ran.stderr.splitlines() if line.startswith("The page: ")]
+    (page,) = (user.folder / "new" / "inner").glob("*.html")
+    assert named == f"The page: {page}", ran.stderr
+
+
+def test_a_folder_in_which_nothing_was_written_is_not_left(user):
+    before = sorted(os.listdir(user.folder))
+    ran = user.python("--stand-in", "-c", "import torch", GRUYERE_CONF="dump_dir:new/inner")
+    assert ran.returncode == 0, ran.stderr
+    assert sorted(os.listdir(user.folder)) == before
+
+
+def test_a_folder_that_cannot_be_made_is_refused_before_anything_runs(user):
+    ran = user.python("--stand-in", "train.py", GRUYERE_CONF="dump_dir:model.pt/dumps")
+    assert (ran.returncode, ran.stdout) == (2, ""), ran.stderr
+    assert ran.stderr.startswith("gruyere: --stand-in: dump_dir:model.pt/dumps: the folder cannot")
+    assert f"({user.folder / 'model.pt'}: Not a directory)" in ran.stderr
+    assert (user.folder / "model.pt").read_text() == "theirs"
 
 
 def test_a_program_on_standard_input_runs_on_the_stand_in_with_its_arguments(user):
