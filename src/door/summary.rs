@@ -8,7 +8,8 @@ use super::process::config;
 use crate::config::{Config, Summary};
 use crate::heap::{Bytes, Heap};
 use crate::record::Reader;
-use crate::record::run::{Run, RunDevice, shown_command};
+use crate::record::quoted;
+use crate::record::run::{Run, RunDevice, typed_command};
 
 /// Set by the Python package, for this process and its children.
 const PACKAGE: &str = "GRUYERE_ENABLE";
@@ -20,7 +21,8 @@ pub(super) fn at_exit(heap: &Heap) {
     let Some(config) = config().filter(|config| is_wanted(config.summary)) else { return };
     let Some(reader) = Reader::own(heap.record()) else { return };
     let run = Run::of(&reader, config.name.as_deref());
-    if let Some(line) = line(&run, config, std::env::var_os(STAND_IN).is_some()) {
+    let typed = typed_command(&words());
+    if let Some(line) = line(&run, config, typed, std::env::var_os(STAND_IN).is_some()) {
         // A closed stderr is not an error.
         let _ = writeln!(io::stderr(), "{line}");
     }
@@ -37,8 +39,16 @@ fn is_wanted(summary: Summary) -> bool {
     }
 }
 
-/// `None`: no device was used.
-fn line(run: &Run, config: &Config, on_stand_in: bool) -> Option<String> {
+/// The command line of this process, word by word; empty where a word is no UTF-8.
+fn words() -> Vec<String> {
+    let line = std::fs::read("/proc/self/cmdline").unwrap_or_default();
+    let line = String::from_utf8(line).unwrap_or_default();
+    line.split_terminator('\0').map(str::to_owned).collect()
+}
+
+/// `typed`: the command that starts the program again, if there is one to type. `None`: no device
+/// was used.
+fn line(run: &Run, config: &Config, typed: Option<String>, on_stand_in: bool) -> Option<String> {
     let mut said = String::from("gruyere:");
     let used: Vec<(&RunDevice, f64)> =
         run.devices.iter().filter_map(|device| Some((device, device.peak_ratio()?))).collect();
@@ -67,19 +77,19 @@ fn line(run: &Run, config: &Config, on_stand_in: bool) -> Option<String> {
         }
     }
     let nanoseconds: u64 = run.driver_call_times.iter().map(|call| call.total_nanoseconds).sum();
-    let _ = write!(said, " {:.2} s in driver calls;", nanoseconds as f64 / 1e9);
-    let _ = match &config.history {
-        Some(folder) => {
-            write!(said, " more: gruyere report --history {} --name {}", folder.display(), run.name)
-        }
-        None => {
+    let _ = write!(said, " {:.2} s in driver calls", nanoseconds as f64 / 1e9);
+    let _ = match (&config.history, typed) {
+        (Some(folder), _) => write!(
+            said,
+            "; more: gruyere report --history {} --name {}",
+            quoted(&folder.display().to_string()),
+            quoted(&run.name)
+        ),
+        (None, Some(typed)) => {
             let option = if on_stand_in { "--stand-in " } else { "" };
-            write!(
-                said,
-                " compare with torch's: gruyere compare {option}-- {}",
-                shown_command(&run.command)
-            )
+            write!(said, "; compare with torch's: gruyere compare {option}-- {typed}")
         }
+        (None, None) => Ok(()),
     };
     Some(said)
 }
@@ -94,44 +104,51 @@ mod tests {
             reserved_peak_bytes: 102 << 20,
             ..RunDevice::default()
         };
-        Run {
-            command: "/usr/bin/python3 -m gruyere --limit 90% train.py --lr 3".into(),
-            devices: vec![device],
-            ..Run::default()
-        }
+        Run { devices: vec![device], ..Run::default() }
+    }
+
+    fn line_of(run: &Run, config: &Config, on_stand_in: bool) -> Option<String> {
+        line(run, config, Some("python3 train.py --lr 3".to_owned()), on_stand_in)
     }
 
     #[test]
     fn one_line_has_the_peaks_how_much_more_is_held_and_the_command_for_more() {
         assert_eq!(
-            line(&run(), &Config::default(), false).unwrap(),
+            line_of(&run(), &Config::default(), false).unwrap(),
             "gruyere: peak live 100.00 MiB, held 102.00 MiB (+2.0%); 0.00 s in driver calls; \
              compare with torch's: gruyere compare -- python3 train.py --lr 3"
         );
         // There, it says so.
-        let said = line(&run(), &Config::default(), true).unwrap();
+        let said = line_of(&run(), &Config::default(), true).unwrap();
         assert!(said.ends_with("gruyere compare --stand-in -- python3 train.py --lr 3"), "{said}");
-        let kept = Config::parse("history:runs").unwrap();
-        assert!(line(&run(), &kept, false).unwrap().contains("gruyere report --history runs"));
+        let kept = Config::parse("history:my runs").unwrap();
+        let said = line_of(&run(), &kept, false).unwrap();
+        assert!(said.contains("gruyere report --history 'my runs'"), "{said}");
+        // A program without a name that could be typed.
+        let said = line(&run(), &Config::default(), None, false).unwrap();
+        assert!(said.ends_with("; 0.00 s in driver calls"), "{said}");
     }
 
     #[test]
     fn a_device_that_was_opened_and_not_used_keeps_nobody_from_being_told() {
         let mut two = run();
         two.devices.insert(0, RunDevice::default());
-        assert_eq!(line(&two, &Config::default(), false), line(&run(), &Config::default(), false));
+        assert_eq!(
+            line_of(&two, &Config::default(), false),
+            line_of(&run(), &Config::default(), false)
+        );
     }
 
     #[test]
     fn a_program_of_one_small_block_is_told_no_thousands_of_per_cent() {
         let mut small = run();
         small.devices[0].live_peak_bytes = 512;
-        let said = line(&small, &Config::default(), false).unwrap();
+        let said = line_of(&small, &Config::default(), false).unwrap();
         assert!(said.starts_with("gruyere: peak live 512 bytes, held 102.00 MiB;"), "{said}");
     }
 
     #[test]
     fn a_program_that_used_no_device_says_nothing() {
-        assert_eq!(line(&Run::default(), &Config::default(), false), None);
+        assert_eq!(line_of(&Run::default(), &Config::default(), false), None);
     }
 }

@@ -14,14 +14,13 @@ use gruyere_record::dump::state::{Event, State};
 use gruyere_record::file;
 use gruyere_record::page;
 use gruyere_record::reader::DeviceSnapshot;
-use gruyere_record::{EventKind, Reader, brief, counted, facts, plain, record_dir, text};
+use gruyere_record::{EventKind, Reader, brief, counted, facts, plain, quoted, record_dir, text};
 use serde::Serialize;
 use serde_json::json;
 
 use crate::candidates::{self, By, Candidate, LAST_EVENTS, ran_out};
 use crate::ending::dump_folder;
 use crate::failure::{Ended, Exit, Failure};
-use crate::launch_line::quoted;
 use crate::output;
 use crate::target::{Folder, LastDead, Target};
 use crate::wrap::{self, unfold};

@@ -12,9 +12,12 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use gruyere::config::PreloadMode;
+use gruyere_record::quoted;
+use gruyere_record::run::program_at;
 
 use crate::failure::{Failure, say};
 use crate::target::Folder;
+use crate::wrap;
 use environment::{Environment, Wanted};
 use program::Finding;
 
@@ -115,7 +118,7 @@ fn run(arguments: &Arguments) -> Result<u8, Failure> {
         && environment.config().preload.mode != PreloadMode::Observe
         && let Some(note) = caches_above(&arguments.program)
     {
-        say("run", note);
+        wrap::say("run", note);
     }
     let ended = match child::run(program, words, environment.variables()) {
         Ok(ended) => ended,
@@ -139,13 +142,23 @@ fn caches_above(program: &[OsString]) -> Option<String> {
     let words: Vec<_> = program.iter().map(|word| word.to_string_lossy()).collect();
     let interpreter = words.first()?.rsplit('/').next()?.to_owned();
     let is_launched = words.windows(2).any(|pair| pair[0] == "-m" && pair[1] == "gruyere");
-    (interpreter.starts_with("python") && !is_launched).then(|| {
-        let rest = words[1..].join(" ");
-        format!(
-            "PyTorch keeps its own cache above cudaMalloc, so here Gruyère serves the cache, not \
-             the tensors; to serve the tensors: {interpreter} -m gruyere {rest}"
-        )
-    })
+    if !interpreter.starts_with("python") || is_launched {
+        return None;
+    }
+    let words: Vec<&str> = words.iter().map(|word| &**word).collect();
+    // Python's own options stay before it.
+    let command = program_at(&words).map_or_else(
+        || format!("{interpreter} -m gruyere"),
+        |at| {
+            let (options, program) = words[1..].split_at(at - 1);
+            let words = [&[&*interpreter], options, &["-m", "gruyere"], program].concat();
+            words.into_iter().map(quoted).collect::<Vec<_>>().join(" ")
+        },
+    );
+    Some(format!(
+        "PyTorch keeps its own cache above cudaMalloc, so here Gruyère serves the cache, not the \
+         tensors; to serve the tensors: {command}"
+    ))
 }
 
 #[cfg(test)]
@@ -158,6 +171,10 @@ mod tests {
             |line: &str| caches_above(&line.split(' ').map(OsString::from).collect::<Vec<_>>());
         let said = note("/usr/bin/python3 train.py --lr 3").unwrap();
         assert!(said.ends_with("python3 -m gruyere train.py --lr 3"), "{said}");
+        let said = note("python -u train.py $x;ls").unwrap();
+        assert!(said.ends_with(": python -u -m gruyere train.py '$x;ls'"), "{said}");
+        let said = note("python -c import_x").unwrap();
+        assert!(said.ends_with(": python -m gruyere"), "{said}");
         assert_eq!(note("python -m gruyere train.py"), None);
         assert_eq!(note("./simulation --grid 512"), None);
     }

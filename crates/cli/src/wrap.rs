@@ -1,6 +1,7 @@
 //! Wraps sentences to a terminal.
 
-use std::io::{self, IsTerminal as _};
+use std::fmt;
+use std::io::{self, IsTerminal as _, Write as _};
 
 use crate::candidates;
 
@@ -32,6 +33,29 @@ pub fn wrap(text: &str, columns: usize, indent: &str) -> Vec<String> {
     lines
 }
 
+/// Prints a sentence on stderr for the command `name`, as [`crate::failure::say`] does; wrapped if
+/// stderr is a terminal.
+pub fn say(name: &str, text: impl fmt::Display) {
+    eprint_lines(&format!("gruyere {name}: {text}"));
+}
+
+/// Prints lines on stderr, those that are too long for a terminal wrapped. A missing reader is no
+/// error.
+pub fn eprint_lines(text: &str) {
+    let stderr = io::stderr();
+    let columns = if stderr.is_terminal() { candidates::columns(&stderr) } else { usize::MAX };
+    let _ = stderr.lock().write_all(fitted(text, columns).as_bytes());
+}
+
+/// Each line that is longer than `columns`, wrapped.
+fn fitted(text: &str, columns: usize) -> String {
+    let fit = |line: &str| match line.chars().count() > columns {
+        true => wrap(line, columns, "  ").join("\n"),
+        false => line.to_owned(),
+    };
+    text.lines().map(|line| fit(line) + "\n").collect()
+}
+
 /// Joins indented lines to the line before, as sentences.
 pub fn unfold(lines: &[String]) -> Vec<String> {
     let mut sentences: Vec<String> = Vec::new();
@@ -59,6 +83,9 @@ mod tests {
             assert!(lines.iter().all(|line| line.chars().count() <= columns), "{lines:?}");
             assert_eq!(unfold(&lines), [text]);
         }
+        let table = "  GPU  LIVE\n    0     1\n";
+        assert_eq!(fitted(table, 80), table, "what fits stays as it is");
+        assert_eq!(fitted("  a table\nlong sentence", 9), "  a table\nlong\n  sentence\n");
         assert_eq!(wrap("a /very/long/path b", 6, " "), ["a", " /very/long/path", " b"]);
     }
 }

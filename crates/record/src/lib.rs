@@ -11,6 +11,7 @@
 //! them ([`size`]) and the folder of records ([`record_dir`]).
 
 pub mod held;
+pub mod near;
 mod plain;
 pub mod record_dir;
 pub mod size;
@@ -37,7 +38,7 @@ pub(crate) use write::{shard, slots, writer};
 pub use device_gauge::{DEVICE_GAUGES, DeviceGauge};
 pub use histogram::bucket_of;
 pub use open::{Owners, ReadError};
-pub use plain::{counted, cut, plain};
+pub use plain::{counted, cut, plain, quoted};
 pub use reader::Reader;
 pub use shard::{Block, ShardWriter};
 pub use sites::SiteId;

@@ -21,6 +21,15 @@ pub fn cut(text: &str, columns: usize) -> String {
     text.chars().take(columns.saturating_sub(1)).chain(['…']).collect()
 }
 
+/// A word for a POSIX shell, quoted if it needs to be: the shell gives it to a command as it is.
+pub fn quoted(word: &str) -> String {
+    let plain = |letter: char| letter.is_alphanumeric() || "-_./=:,+@%".contains(letter);
+    if !word.is_empty() && word.chars().all(plain) {
+        return word.to_owned();
+    }
+    format!("'{}'", word.replace('\'', "'\\''"))
+}
+
 /// A count with its noun: `1 block`, `2 blocks`.
 pub fn counted(count: impl Into<u64>, noun: &str) -> String {
     let count = count.into();
@@ -29,7 +38,17 @@ pub fn counted(count: impl Into<u64>, noun: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::plain;
+    use super::{plain, quoted};
+
+    #[test]
+    fn a_shell_takes_a_quoted_word_as_it_is() {
+        for word in ["plain", "", "a b", "$x;ls", "it's", "`id`", "~", "*.py", "a\nb", "-c", "!1"] {
+            let script = format!("printf %s {}", quoted(word));
+            let shell = std::process::Command::new("sh").args(["-c", &script]).output();
+            assert_eq!(shell.expect("sh runs").stdout, word.as_bytes(), "{word:?}");
+        }
+        assert_eq!(quoted("--lr=3e-4"), "--lr=3e-4");
+    }
 
     #[test]
     fn nothing_is_left_that_a_terminal_obeys() {

@@ -4,6 +4,8 @@
 //! We do not unwrap a launcher: only its own parser knows which words are values of its options,
 //! and a configuration file may add more. We only suggest a replacement.
 
+use gruyere_record::quoted;
+
 use super::{Main, Program};
 
 /// Settings that launchers like torch's give to the only process of a job. Port 0: each run gets a
@@ -107,15 +109,6 @@ fn launched(words: &[String]) -> (Vec<String>, &[String]) {
         }
     }
     (vec!["train.py".to_owned()], &[])
-}
-
-/// A word quoted for a shell.
-pub(crate) fn quoted(word: &str) -> String {
-    let plain = |letter: char| letter.is_alphanumeric() || "-_./=:,+@%".contains(letter);
-    if !word.is_empty() && word.chars().all(plain) {
-        return word.to_owned();
-    }
-    format!("'{}'", word.replace('\'', "'\\''"))
 }
 
 #[cfg(test)]

@@ -10,8 +10,6 @@ use std::path::PathBuf;
 use gruyere_record::run;
 use serde::Serialize;
 
-pub(crate) use launchers::quoted;
-
 /// Result of [`read`].
 #[derive(Debug, Default, PartialEq, Serialize)]
 pub struct Program {

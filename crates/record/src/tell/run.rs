@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::calls::CallTime;
 use crate::held::peak_ratio;
 use crate::histogram::bucket_floor;
+use crate::plain::quoted;
 use crate::sites::{LISTED, Line, read_lines};
 use crate::timeline::Sample;
 use crate::{DeviceGauge, Reader};
@@ -273,7 +274,43 @@ pub fn is_name(name: &str) -> bool {
 /// A command line as users know it: without `-m gruyere` and its options, and without the
 /// interpreter's path. As in `python -m gruyere`, every option except `--stand-in` takes a value.
 pub fn shown_command(command: &str) -> String {
-    let mut words: Vec<&str> = command.split(' ').filter(|word| !word.is_empty()).collect();
+    shown_words(command.split(' ').filter(|word| !word.is_empty()).collect()).join(" ")
+}
+
+/// A command line to type again in a shell for its program: [`shown_command`] of these words, which
+/// a record does not have (it joins them by blanks), each quoted. `None`: what python runs has no
+/// name that could be typed (`-c`, standard input, no program at all).
+pub fn typed_command(words: &[String]) -> Option<String> {
+    let words = shown_words(words.iter().map(String::as_str).collect());
+    if words.first()?.starts_with("python") {
+        program_at(&words)?;
+    }
+    Some(words.into_iter().map(quoted).collect::<Vec<_>>().join(" "))
+}
+
+/// The place, in python's words, of its program: of a script, or of the option `-m`. `None`: what
+/// it runs has no name that could be typed (`-c`, standard input, no program at all).
+pub fn program_at(words: &[&str]) -> Option<usize> {
+    let mut at = 1;
+    loop {
+        let word = *words.get(at)?;
+        let Some(letters) = word.strip_prefix('-') else { return Some(at) };
+        if letters.is_empty() {
+            return None;
+        }
+        // Letters may share a dash, and a value may be joined on.
+        let special = letters.find(['c', 'm', 'W', 'X']).filter(|_| !letters.starts_with('-'));
+        match special.map(|place| (&letters[place..=place], &letters[place + 1..])) {
+            Some(("c", _)) => return None,
+            Some(("m", "")) => return words.get(at + 1).map(|_| at),
+            Some(("m", _)) => return Some(at),
+            Some((_, "")) => at += 2,
+            _ => at += 1,
+        }
+    }
+}
+
+fn shown_words(mut words: Vec<&str>) -> Vec<&str> {
     if let Some(program) = words.first_mut() {
         *program = Path::new(*program).file_name().and_then(OsStr::to_str).unwrap_or(*program);
     }
@@ -289,7 +326,7 @@ pub fn shown_command(command: &str) -> String {
         }
         words.drain(at..end.min(words.len()));
     }
-    words.join(" ")
+    words
 }
 
 /// The name of a run with this command line: its script's or module's, else its program's.
@@ -370,6 +407,31 @@ mod tests {
         for (command, shown) in cases {
             assert_eq!(shown_command(command), shown, "{command:?}");
         }
+    }
+
+    #[test]
+    fn a_command_to_type_again_keeps_its_words_apart() {
+        let typed = |words: &[&str]| {
+            typed_command(&words.iter().map(|&word| word.to_owned()).collect::<Vec<_>>())
+        };
+        let python = ["/usr/bin/python3", "-m", "gruyere", "--limit", "90%"];
+        let of = |words: &[&str]| typed(&[&python[..], words].concat());
+        assert_eq!(
+            of(&["tiny.py", "a b", "$x;ls", "", "it's"]).as_deref(),
+            Some("python3 tiny.py 'a b' '$x;ls' '' 'it'\\''s'")
+        );
+        assert_eq!(of(&["-m", "my.train", "-c", "x"]).as_deref(), Some("python3 -m my.train -c x"));
+        assert_eq!(typed(&["./solve", "a b"]).as_deref(), Some("solve 'a b'"));
+        let plain = ["python", "-u", "-X", "dev", "train.py"];
+        assert_eq!(typed(&plain).as_deref(), Some("python -u -X dev train.py"));
+        // Nothing that could be named.
+        for words in [&["python", "-c", "import x"][..], &["python", "-uc", "x"], &["python", "-"]]
+        {
+            assert_eq!(typed(words), None, "{words:?}");
+        }
+        assert_eq!((of(&["-c", "x"]), typed(&["python", "-i"]), typed(&[])), (None, None, None));
+        assert_eq!(program_at(&["python", "-uX", "dev", "-Werror", "a.py", "-c"]), Some(4));
+        assert_eq!(program_at(&["python", "-um", "a"]), Some(1));
     }
 
     fn device(cells: &[(u64, u64)]) -> RunDevice {
