@@ -220,10 +220,10 @@ pub static KEYS: &[Key] = &[
     Key {
         name: "records_kept",
         default: "8",
-        meaning: "Number of records that a new process keeps in the folder for `gruyere post`, of \
-                  this user's processes that ended without a clean exit (killed, `_exit`): the \
-                  newest, and none if the folder is full. It removes older ones, but never the \
-                  record of a live process.",
+        meaning: "Number of processes whose records a new process keeps in the folder for \
+                  `gruyere post`, of this user's processes that ended without a clean exit \
+                  (killed, `_exit`): the newest, and none if the folder is full. It removes older \
+                  ones, but never the record of a live process.",
         kind: Kind::Count {
             least: 0,
             most: 1 << 20,

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use gruyere_record::reader::DeviceSnapshot;
 use gruyere_record::sweep;
 use gruyere_record::{DeviceGauge, Owners, Reader};
 
@@ -67,6 +68,37 @@ pub fn left_beside(path: &Path, owners: Owners) -> Option<Reader<'static>> {
     copies.retain(|copy| copy != path && of_process(copy).as_ref() == Some(&ours));
     let latest = copies.into_iter().max_by_key(|copy| sweep::number(copy))?;
     Reader::open_of(&latest, owners).ok()
+}
+
+/// Which of two records of a process that is gone stands for it: whether it is the copy that it
+/// left when an out-of-memory ended its program, rather than its own, which is left too if it was
+/// killed later. The copy has what was live then; but if the process went on, its own record tells
+/// how it really ended.
+pub fn is_told_by_copy(own: &Reader<'_>, copy: &Reader<'_>) -> bool {
+    !has_gone_on(&copy.device_snapshots(), &own.device_snapshots())
+}
+
+/// Whether a process has gone on since an out-of-memory: to another step, or it has been served
+/// more than was live then. What is served while it shuts down is little.
+pub fn has_gone_on(then: &[DeviceSnapshot], now: &[DeviceSnapshot]) -> bool {
+    let served = |device: &DeviceSnapshot| device.total().malloc_bytes;
+    then.iter().zip(now).any(|(then, now)| {
+        now.gauge(DeviceGauge::Step) > then.gauge(DeviceGauge::Step)
+            || served(now).saturating_sub(served(then)) > then.live
+    })
+}
+
+/// Of several records of the same process that is gone, the one that stands for it
+/// ([`is_told_by_copy`]): the place in `records` of its own or of the copy that it left last.
+pub fn telling(records: &[&Reader<'_>]) -> usize {
+    let places = || 0..records.len();
+    let number = |place: usize| sweep::number(records[place].path());
+    // Its own goes on when a copy is made, and was made first.
+    let own = |&place: &usize| (records[place].last_sign(), std::cmp::Reverse(number(place)));
+    match (places().max_by_key(own), places().max_by_key(|&place| number(place))) {
+        (Some(own), Some(copy)) if is_told_by_copy(records[own], records[copy]) => copy,
+        (own, _) => own.unwrap_or(0),
+    }
 }
 
 /// The folder of the dumps of a process with this configuration.

@@ -20,7 +20,7 @@ use gruyere_record::timeline::TimelineEntry;
 use gruyere_record::watch::{Facts, Forecast, Point, Rate, capacity, forecast};
 use gruyere_record::{DeviceGauge, Owners, ReadError, Reader};
 
-use crate::ending::{Ending, left_beside};
+use crate::ending::{Ending, has_gone_on, is_told_by_copy, left_beside};
 use crate::failure::Failure;
 use crate::recent;
 use crate::sites::is_due;
@@ -284,7 +284,7 @@ impl Followed {
     /// left a copy, of the moment before the exception freed the live blocks.
     fn end(&mut self, owners: Owners) {
         match (self.life, self.copy(owners)) {
-            (Life::Ended, Some(copy)) => {
+            (life, Some(copy)) if life == Life::Ended || is_told_by_copy(&self.reader, &copy) => {
                 self.ending = Some(Ending::of(&copy));
                 self.reader = copy;
             }
@@ -297,16 +297,6 @@ impl Followed {
     fn left(&self) -> Option<&PathBuf> {
         self.ending.as_ref()?.record.as_ref()
     }
-}
-
-/// Whether a process has gone on since an out-of-memory: to another step, or it has been served
-/// more than was live then. What is served while it shuts down is little.
-fn has_gone_on(then: &[DeviceSnapshot], now: &[DeviceSnapshot]) -> bool {
-    let served = |device: &DeviceSnapshot| device.total().malloc_bytes;
-    then.iter().zip(now).any(|(then, now)| {
-        now.gauge(DeviceGauge::Step) > then.gauge(DeviceGauge::Step)
-            || served(now).saturating_sub(served(then)) > then.live
-    })
 }
 
 fn life(reader: &Reader<'_>) -> Life {

@@ -14,12 +14,13 @@ use gruyere_record::dump::state::{Event, State};
 use gruyere_record::file;
 use gruyere_record::page;
 use gruyere_record::reader::DeviceSnapshot;
+use gruyere_record::sweep;
 use gruyere_record::{EventKind, Reader, brief, counted, facts, plain, quoted, record_dir, text};
 use serde::Serialize;
 use serde_json::json;
 
 use crate::candidates::{self, By, Candidate, LAST_EVENTS, ran_out};
-use crate::ending::dump_folder;
+use crate::ending::{dump_folder, left_beside};
 use crate::failure::{Ended, Exit, Failure};
 use crate::output;
 use crate::target::{Folder, LastDead, Target};
@@ -121,7 +122,9 @@ pub fn run(arguments: &Arguments) -> Ended {
     let conclusion = Conclusion::of(&state, &ranks(reader, &arguments.target));
     let ended = Ending { ran_out, ..ended(reader, &devices, &state) };
     let name = name(reader, &arguments.target);
-    let next = next(&ended, &state, if arguments.json { name.whole() } else { name.typed() });
+    let typed = if arguments.json { name.whole() } else { name.typed() };
+    let copy = left_copy(reader, &arguments.target.folder);
+    let next = next(&ended, &state, typed, copy.as_deref());
     if let Some(file) = &arguments.html {
         state.conclusion = Some(conclusion);
         let path = file.clone();
@@ -317,9 +320,25 @@ fn name(reader: &Reader<'_>, target: &Target) -> Name {
     }
 }
 
-/// What to look at next, as far as it applies; `name`: the record's.
-fn next(ended: &Ending, state: &State, name: &str) -> Vec<String> {
+/// The file of the copy that the process left at an out-of-memory, if this is its own record.
+fn left_copy(reader: &Reader<'_>, folder: &Folder) -> Option<PathBuf> {
+    let copy = left_beside(reader.path(), folder.owners())?;
+    let is_copy = copy.process().is_same(&reader.process())
+        && sweep::number(copy.path()) > sweep::number(reader.path());
+    is_copy.then(|| copy.path().to_owned())
+}
+
+/// What to look at next, as far as it applies; `name`: the record's; `copy`: that of an
+/// out-of-memory, which the process left.
+fn next(ended: &Ending, state: &State, name: &str, copy: Option<&Path>) -> Vec<String> {
     let mut next = Vec::new();
+    if let Some(copy) = copy {
+        next.push(format!(
+            "An out-of-memory error ended its program, and it went on. What was live then: \
+             `gruyere post {}`.",
+            quoted(&copy.display().to_string())
+        ));
+    }
     let pid = state.process.pid;
     match ended.how {
         End::Runs => {

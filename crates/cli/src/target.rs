@@ -7,12 +7,14 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use gruyere_record::claim::Claim;
+use gruyere_record::facts::Process;
 use gruyere_record::open::effective_user;
 use gruyere_record::record_dir::record_dir;
 use gruyere_record::sweep::{self, Found, Listing, Opened, State};
 use gruyere_record::{Owners, Reader, facts};
 
 use crate::candidates::{self, By, Candidate, Dead};
+use crate::ending;
 use crate::failure::Failure;
 
 /// Where the records are.
@@ -61,21 +63,28 @@ impl Folder {
         sweep::living(&self.directory, self.owners()).map_err(|error| self.failure(&error))
     }
 
-    /// The records of living processes, read, and those of dead ones, unread, latest death first.
+    /// The records of living processes, read, and one of each dead one, unread, latest death first.
     ///
     /// # Errors
     /// The folder can't be read.
     pub fn living_and_dead(&self) -> Result<(Listing, Vec<Dead>), Failure> {
-        let dead = RefCell::new(Vec::new());
+        let dead: RefCell<Vec<OfDead>> = RefCell::default();
         let listing = self.read(|opened| {
             if opened.state() != State::Stale {
                 return true;
             }
-            let (last_sign, path) = (opened.last_sign(), opened.path().to_owned());
-            dead.borrow_mut().push(Dead { last_sign, path });
+            let one = Dead { last_sign: opened.last_sign(), path: opened.path().to_owned() };
+            let process = opened.process().map(|process| (opened.owner(), process));
+            let mut dead = dead.borrow_mut();
+            match process.as_ref().and_then(|process| dead.iter_mut().find(|of| of.is(process))) {
+                Some(of) => of.records.push(one),
+                None => dead.push(OfDead { process, records: vec![one] }),
+            }
             false
         })?;
-        let mut dead = dead.into_inner();
+        let owners = self.owners();
+        let mut dead: Vec<Dead> =
+            dead.into_inner().into_iter().filter_map(|of| of.telling(owners)).collect();
         dead.sort_by_key(|dead| std::cmp::Reverse((dead.last_sign, dead.path.clone())));
         Ok((listing, dead))
     }
@@ -85,6 +94,33 @@ impl Folder {
         Failure::new(format_args!(
             "{folder}: {error}; name the folder of the records with --directory"
         ))
+    }
+}
+
+/// The records of a dead process: its own, or copies that it left, or both.
+struct OfDead {
+    /// The files' owner, and the process; `None` if unreadable.
+    process: Option<(u32, Process)>,
+    records: Vec<Dead>,
+}
+
+impl OfDead {
+    fn is(&self, (owner, process): &(u32, Process)) -> bool {
+        self.process.as_ref().is_some_and(|(of, other)| of == owner && process.is_same(other))
+    }
+
+    /// The record that stands for the process ([`ending::telling`]), with its last sign of life.
+    fn telling(mut self, owners: Owners) -> Option<Dead> {
+        let last_sign = self.records.iter().map(|record| record.last_sign).max()?;
+        if self.records.len() > 1 {
+            let open = |record: &Dead| Reader::open_of(&record.path, owners).ok();
+            let readers: Vec<Reader<'_>> = self.records.iter().filter_map(open).collect();
+            let readers: Vec<&Reader<'_>> = readers.iter().collect();
+            if let Some(chosen) = readers.get(ending::telling(&readers)) {
+                self.records.retain(|record| record.path == chosen.path());
+            }
+        }
+        Some(Dead { last_sign, ..self.records.into_iter().next()? })
     }
 }
 
@@ -127,7 +163,7 @@ pub struct Target {
 
 impl Target {
     /// Opens the record. For a process, prefers the living to the dead, and our own pid namespace
-    /// to others.
+    /// to others; for one that is gone, [`ending::telling`] of its records.
     ///
     /// # Errors
     /// No record or several match, or it can't be read.
@@ -266,6 +302,7 @@ fn of_process(pid: u64, folder: &Folder) -> Result<Reader<'static>, Failure> {
         (*state != State::Live, *claim != Claim::Seen, reader.process().pid_namespace != ours)
     };
     readers.sort_by_key(order);
+    let readers = one_of_each(readers);
     let best = readers.first().map(order);
     let same = readers.iter().filter(|reader| Some(order(reader)) == best).count();
     if same > 1 {
@@ -286,6 +323,30 @@ fn of_process(pid: u64, folder: &Folder) -> Result<Reader<'static>, Failure> {
              ones{others}; only its owner can read a record"
         ))
     })
+}
+
+/// Of the records of a process that is gone, only the one that stands for it.
+fn one_of_each(
+    readers: Vec<(State, Claim, Reader<'static>)>,
+) -> Vec<(State, Claim, Reader<'static>)> {
+    let is_same = |one: &(State, Claim, Reader<'_>), other: &(State, Claim, Reader<'_>)| {
+        (one.0, other.0) == (State::Stale, State::Stale)
+            && one.2.owner() == other.2.owner()
+            && one.2.process().is_same(&other.2.process())
+    };
+    let mut processes: Vec<Vec<(State, Claim, Reader<'static>)>> = Vec::new();
+    for one in readers {
+        match processes.iter_mut().find(|records| is_same(&records[0], &one)) {
+            Some(records) => records.push(one),
+            None => processes.push(vec![one]),
+        }
+    }
+    let telling = |mut records: Vec<(State, Claim, Reader<'static>)>| {
+        let readers: Vec<&Reader<'_>> = records.iter().map(|(_, _, reader)| reader).collect();
+        let place = ending::telling(&readers);
+        records.swap_remove(place)
+    };
+    processes.into_iter().map(telling).collect()
 }
 
 /// One of several records with the same pid.

@@ -28,6 +28,8 @@ fn main() -> ExitCode {
         [role, conf] if role == "threads" => return role_program(conf, 4),
         [role, conf] if role == "forever" => return role_forever(conf),
         [role, conf] if role == "refused" => return role_refused(conf),
+        [role, conf] if role == "left" => return role_left(conf, false),
+        [role, conf] if role == "went_on" => return role_left(conf, true),
         _ => {}
     }
     let tests: &[(&str, fn())] = &[
@@ -37,6 +39,8 @@ fn main() -> ExitCode {
         ("post_without_an_argument_takes_the_process_that_died_last", died_last),
         ("post_names_the_pid_keeps_to_columns_and_ends_with_what_is_seldom_needed", as_asked),
         ("the_dead_are_listed_one_a_line_the_newest_first", listed),
+        ("one_killed_after_its_out_of_memory_is_one_process_as_it_was_then", killed_after),
+        ("one_that_went_on_after_its_out_of_memory_is_told_as_it_ended", killed_later),
         ("a_trace_in_the_process_has_every_call", traced),
         ("a_trace_survives_the_death_of_its_process", traced_and_killed),
         ("a_trace_from_outside_has_the_programs_peak", recorded),
@@ -171,6 +175,28 @@ fn role_refused(conf: &str) -> ExitCode {
     // Like an exception that leaves frames behind.
     assert!(heap.free(block));
     println!("{}", heap.record().path().expect("a file").display());
+    std::thread::sleep(Duration::from_secs(60));
+    ExitCode::SUCCESS
+}
+
+/// Ends by an out-of-memory, as under the Python package, but a thread keeps the process alive
+/// until it is killed; `goes_on`: and it works.
+fn role_left(conf: &str, goes_on: bool) -> ExitCode {
+    let (_gpu, heap) = heap(conf);
+    let block = heap.malloc(64 << 20, 0, StreamHandle(0)).unwrap();
+    let refused = heap.malloc(1 << 40, 0, StreamHandle(0));
+    let Err(Error::OutOfMemory(mut report)) = refused else { panic!("{refused:?}") };
+    heap.note_out_of_memory(&mut report, StreamHandle(0));
+    heap.record().keep_moment().unwrap();
+    // The exception frees it on its way.
+    assert!(heap.free(block));
+    let copy = heap.record().leave_copy().unwrap().expect("a file");
+    if goes_on {
+        // A reader takes the last sign of life from the clock, which is read now and then.
+        std::thread::sleep(Duration::from_millis(100));
+        (0..8).for_each(|_| _ = work(heap, &[StreamHandle(0)], 3, 5000, 0));
+    }
+    println!("{}", copy.display());
     std::thread::sleep(Duration::from_secs(60));
     ExitCode::SUCCESS
 }
@@ -584,6 +610,82 @@ fn listed() {
     }
     let swept = text(&gruyere(&["ps", "--sweep", "--directory", directory]).stdout);
     assert!(swept.contains("removed 3 records"), "{swept}");
+}
+
+/// A process in this role, and the copy that it left.
+fn left(folder: &Path, role: &str) -> (Running, String) {
+    let mut program = Running::start_in(folder, role);
+    let copy = program.line();
+    (program, copy)
+}
+
+fn records(folder: &Path) -> usize {
+    std::fs::read_dir(folder).unwrap().count()
+}
+
+fn killed_after() {
+    let folder = tempfile::tempdir().unwrap();
+    let directory = folder.path().to_str().unwrap();
+    let (mut program, copy) = left(folder.path(), "left");
+    let pid = program.pid();
+    let by_pid = |arguments: &[&str]| {
+        let output = gruyere(&[arguments, &["--directory", directory]].concat());
+        assert!(output.status.success(), "{arguments:?}: {output:?}");
+        output
+    };
+    // While it lives, its own record has the state, and the copy is named.
+    let alive = text(&by_pid(&["post", &pid]).stdout);
+    let named = format!("What was live then: `gruyere post {copy}`");
+    assert!(alive.contains("It runs") && alive.contains(&named), "{alive}");
+    program.child.kill().unwrap();
+    program.child.wait().unwrap();
+    assert_eq!(records(folder.path()), 2);
+    let post = json(&by_pid(&["post", &pid, "--json"]));
+    assert_eq!(post["state"]["devices"][0]["held"]["live_bytes"], 64 * MIB, "as it was then");
+    assert_eq!(post["conclusion"]["cause"], "large_request", "{post}");
+    assert!(!post["next"].to_string().contains("What was live then"), "{post}");
+    let page = folder.path().join("page.html");
+    by_pid(&["post", &pid, "--html", page.to_str().unwrap()]);
+    let state = folder.path().join("state.json");
+    by_pid(&["snapshot", &pid, "--json", "-o", state.to_str().unwrap()]);
+    let state = state.to_str().unwrap();
+    for arguments in
+        [&["map", &pid][..], &["stat", &pid], &["address", &pid, "0x1000"], &["diff", state, &pid]]
+    {
+        by_pid(arguments);
+    }
+    // Listed and counted once.
+    let dead = json(&by_pid(&["ps", "--json"]));
+    let dead = dead["dead"].as_array().unwrap();
+    assert_eq!(dead.len(), 1, "{dead:?}");
+    assert_eq!((&dead[0]["record"], &dead[0]["exit"]), (&copy.into(), &"out_of_memory".into()));
+    let last = text(&by_pid(&["post"]).stdout);
+    assert!(last.contains("died last") && !last.contains("Died earlier"), "{last}");
+    std::fs::remove_file(page).unwrap();
+    std::fs::remove_file(state).unwrap();
+    // A new process that keeps the record of one other removes neither.
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.env("GRUYERE_RECORD_DIR", directory);
+    let mut other = Running::begin(command, "forever", "record:on,records_kept:1");
+    other.line();
+    assert_eq!(records(folder.path()), 3);
+}
+
+fn killed_later() {
+    let folder = tempfile::tempdir().unwrap();
+    let directory = folder.path().to_str().unwrap();
+    let (mut program, copy) = left(folder.path(), "went_on");
+    program.child.kill().unwrap();
+    program.child.wait().unwrap();
+    let output = gruyere(&["post", &program.pid(), "--directory", directory]);
+    let page = text(&output.stdout);
+    assert!(output.status.success() && page.contains("and went on"), "{output:?}");
+    assert!(page.contains(&format!("What was live then: `gruyere post {copy}`")), "{page}");
+    let then = text(&gruyere(&["post", &copy]).stdout);
+    assert!(then.contains("It ended with an out-of-memory error"), "{then}");
+    let dead = json(&gruyere(&["ps", "--json", "--directory", directory]));
+    let dead = dead["dead"].as_array().unwrap();
+    assert_eq!((dead.len(), &dead[0]["exit"]), (1, &"unclean".into()), "{dead:?}");
 }
 
 fn traced() {

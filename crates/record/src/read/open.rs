@@ -243,6 +243,11 @@ impl Opened {
         &self.path
     }
 
+    /// The file's owner.
+    pub fn owner(&self) -> u32 {
+        self.metadata.uid()
+    }
+
     fn magic(&self) -> Option<u64> {
         self.head.one::<Header>(0).map(|header| header.magic.load(Ordering::Acquire))
     }

@@ -1,13 +1,14 @@
 //! Finds the records in a folder, sorts them by whether their processes live, and sweeps the dead
 //! ones. A sweep maps no file: it reads headers and locks.
 
+use std::cmp::Reverse;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use crate::claim::Claim;
-use crate::facts::boot_id;
+use crate::facts::{Process, boot_id};
 use crate::mapping::{FILE_PREFIX, FILE_SUFFIX};
 use crate::reader::Reader;
 
@@ -163,9 +164,10 @@ pub fn sweep(directory: &Path, owners: Owners) -> Swept {
     remove_abandoned(directory, owners, 0, |_| true)
 }
 
-/// Sweeps this user's records, but keeps the `kept` with the latest signs of life; every new
-/// process does this. Since no user asked for it, it leaves alone records that another machine may
-/// have written: on a network folder locks are unreliable.
+/// Sweeps this user's records, but keeps those of the `kept` processes with the latest signs of
+/// life: of each its own record and the latest copy that it left. Every new process does this.
+/// Since no user asked for it, it leaves alone records that another machine may have written: on a
+/// network folder locks are unreliable.
 pub fn tidy(directory: &Path, kept: usize) -> Swept {
     let here = boot_id();
     let is_of_here = |opened: &Opened| opened.process().is_none_or(|process| process.boot == here);
@@ -178,25 +180,62 @@ fn remove_abandoned(
     kept: usize,
     chosen: impl Fn(&Opened) -> bool,
 ) -> Swept {
-    let mut abandoned: Vec<(SystemTime, PathBuf, (u64, u64))> = Vec::new();
+    let mut abandoned = Vec::new();
     for path in names(directory).unwrap_or_default() {
         let Ok(opened) = Opened::new(&path, owners) else { continue };
         if opened.state() == State::Stale && chosen(&opened) {
             let identity = (opened.metadata.dev(), opened.metadata.ino());
-            abandoned.push((opened.last_sign(), path, identity));
+            let (last_sign, process) = (opened.last_sign(), opened.process());
+            abandoned.push(Abandoned { last_sign, path, identity, process });
         }
     }
     // Newest first; equal times are ordered by name, so that two sweeps at once agree.
-    abandoned.sort_by(|one, other| other.cmp(one));
+    abandoned.sort_by(|one, other| (other.last_sign, &other.path).cmp(&(one.last_sign, &one.path)));
     let mut swept = Swept::default();
-    for (_, path, identity) in abandoned.into_iter().skip(kept) {
-        match remove(&path, identity) {
+    for one in beyond(abandoned, kept) {
+        match remove(&one.path, one.identity) {
             Ok(()) => swept.removed += 1,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(_) => swept.failed += 1,
         }
     }
     swept
+}
+
+/// A record of a dead process.
+struct Abandoned {
+    last_sign: SystemTime,
+    path: PathBuf,
+    /// Of the file that was judged.
+    identity: (u64, u64),
+    process: Option<Process>,
+}
+
+/// Those of `abandoned`, which are ordered newest first, that are not among the newest `kept`
+/// processes'. Of one process, its newest record and the copy that it left last are kept.
+fn beyond(abandoned: Vec<Abandoned>, kept: usize) -> Vec<Abandoned> {
+    let mut processes: Vec<Vec<Abandoned>> = Vec::new();
+    for one in abandoned {
+        let is_its = |records: &&mut Vec<Abandoned>| {
+            let other = records.first().and_then(|other| other.process.as_ref());
+            one.process.as_ref().zip(other).is_some_and(|(one, other)| one.is_same(other))
+        };
+        match processes.iter_mut().find(is_its) {
+            Some(records) => records.push(one),
+            None => processes.push(vec![one]),
+        }
+    }
+    let surplus = |(place, mut records): (usize, Vec<Abandoned>)| {
+        if place < kept {
+            let of = |record: &Abandoned| number(&record.path);
+            // Its own was made first, and goes on when a copy is made.
+            let own = records.iter().max_by_key(|one| (one.last_sign, Reverse(of(one)))).map(of);
+            let copy = records.iter().map(of).max();
+            records.retain(|record| ![own, copy].contains(&Some(of(record))));
+        }
+        records
+    };
+    processes.into_iter().enumerate().flat_map(surplus).collect()
 }
 
 /// Removes `path` if it still is the file judged before: names are never used twice, but a file can
@@ -207,4 +246,49 @@ fn remove(path: &Path, identity: (u64, u64)) -> io::Result<()> {
         return Err(io::ErrorKind::NotFound.into());
     }
     std::fs::remove_file(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    /// A record of the process with this pid, and its name's last number.
+    fn abandoned(pid: u64, number: u32, seconds: u64) -> Abandoned {
+        Abandoned {
+            last_sign: SystemTime::UNIX_EPOCH + Duration::from_secs(seconds),
+            path: PathBuf::from(format!("gruyere-1-{pid}-5-{number}.record")),
+            identity: (0, 0),
+            process: Some(Process { pid, created: 9, ..Process::default() }),
+        }
+    }
+
+    #[test]
+    fn a_process_takes_up_one_place_with_its_own_record_and_its_latest_copy() {
+        // The newest first. The process 7 left three copies, and was killed later.
+        let records = || {
+            vec![
+                abandoned(7, 0, 90),
+                abandoned(8, 0, 80),
+                abandoned(7, 3, 70),
+                abandoned(7, 2, 60),
+                abandoned(7, 1, 50),
+                abandoned(9, 0, 40),
+            ]
+        };
+        let removed = |kept: usize| -> Vec<String> {
+            let beyond = beyond(records(), kept).into_iter();
+            beyond.map(|one| one.path.display().to_string()).collect()
+        };
+        let copies = ["gruyere-1-7-5-2.record", "gruyere-1-7-5-1.record"];
+        assert_eq!(removed(3), copies);
+        assert_eq!(removed(2), [&copies[..], &["gruyere-1-9-5-0.record"]].concat());
+        assert_eq!(removed(0).len(), 6);
+        // It did nothing after the copy.
+        assert!(beyond(vec![abandoned(7, 1, 90), abandoned(7, 0, 90)], 1).is_empty());
+        // Unreadable ones belong to nobody known: each counts.
+        let unknown = |seconds| Abandoned { process: None, ..abandoned(7, 0, seconds) };
+        assert_eq!(beyond(vec![unknown(2), unknown(1)], 1).len(), 1);
+    }
 }

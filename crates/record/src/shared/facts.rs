@@ -102,6 +102,16 @@ pub struct Process {
 }
 
 impl Process {
+    /// Whether a record that says `self` and one that says `other` are the same process's: its own
+    /// record, and the copies that it left at an out-of-memory. (A process that replaces its
+    /// program by `exec` makes another record, at another time.)
+    pub fn is_same(&self, other: &Process) -> bool {
+        let of = |process: &Process| {
+            (process.pid, process.start_time, process.pid_namespace, process.created)
+        };
+        of(self) == of(other) && self.boot == other.boot
+    }
+
     /// When the record was made.
     pub fn created_at(&self) -> SystemTime {
         SystemTime::UNIX_EPOCH + Duration::from_nanos(self.created)
