@@ -419,7 +419,8 @@ impl OnPhantom {
 
 /// The cells of the summary's rows.
 fn rows(said: &str) -> Vec<Vec<String>> {
-    let rows = said.lines().filter_map(|line| line.strip_prefix("gruyere run: "));
+    // Sentences begin with the command's name, rows with blanks.
+    let rows = said.lines().filter(|line| line.starts_with("  "));
     let rows = rows.map(|row| row.split_whitespace().map(str::to_owned).collect::<Vec<_>>());
     rows.filter(|row| row[0].parse::<u32>().is_ok()).collect()
 }
@@ -431,6 +432,10 @@ fn each_process_is_summed_up() {
     let output = phantom.run(&[], &["3", "2", "again"]);
     let said = text(&output.stderr);
     assert_eq!(output.status.code(), Some(0), "{said}");
+    assert!(
+        said.lines().filter(|line| line.starts_with("  ")).all(|row| row.len() <= 80),
+        "{said}"
+    );
     let rows = rows(&said);
     assert_eq!(rows.len(), 2, "{said}");
     for row in rows {

@@ -1,8 +1,8 @@
 //! Summary of a finished run: the device memory of its processes.
 #![deny(unsafe_code)]
 
+use std::cell::RefCell;
 use std::fmt::Write as _;
-use std::io::{self, Write as _};
 
 use gruyere::config::{Config, PreloadMode};
 use gruyere_record::plain;
@@ -15,6 +15,7 @@ use crate::driver_calls;
 use crate::failure::say;
 use crate::report;
 use crate::target::Folder;
+use crate::wrap;
 
 /// How a process of the run ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,8 +61,7 @@ pub fn print(environment: &mut Environment, folder: &Folder) {
     };
     let processes = collect(environment, folder, &mut doubts);
     let text = text(&processes, environment.config(), doubts);
-    // A missing reader is not an error.
-    let _ = write!(io::stderr(), "{text}");
+    wrap::eprint_lines(&text);
     if processes.iter().any(|process| process.end == End::Runs)
         && let Some(kept) = environment.leave_history()
     {
@@ -99,17 +99,14 @@ fn collect(environment: &Environment, folder: &Folder, doubts: &mut Doubts) -> V
                     continue;
                 }
                 let end = if record.state == State::Stale { End::Killed } else { End::Runs };
-                processes.push(Process { run, end });
+                enter(&mut processes, Process { run, end });
             }
         }
         Err(failure) => say("run", failure),
     }
     if let Some(history) = environment.history() {
         for run in report::runs(history, "run").into_iter().filter(is_ours) {
-            let same = |other: &Process| {
-                (other.run.pid, other.run.started_nanoseconds) == (run.pid, run.started_nanoseconds)
-            };
-            if !processes.iter().any(same) {
+            if !processes.iter().any(|other| is_same(&other.run, &run)) {
                 processes.push(Process { run, end: End::Clean });
             }
         }
@@ -119,6 +116,25 @@ fn collect(environment: &Environment, folder: &Folder, doubts: &mut Doubts) -> V
         (process.run.rank, process.run.started_nanoseconds, process.run.pid)
     });
     processes
+}
+
+fn is_same(one: &Run, other: &Run) -> bool {
+    (one.pid, one.started_nanoseconds) == (other.pid, other.started_nanoseconds)
+}
+
+/// Adds a process by its record. A process that an out-of-memory ended may have left a copy beside
+/// its own record: the one with more calls is later, and has the whole run.
+fn enter(processes: &mut Vec<Process>, one: Process) {
+    let calls = |process: &Process| -> (bool, u64) {
+        let of = |device: &RunDevice| device.mallocs.saturating_add(device.frees);
+        let all = process.run.devices.iter().map(of).fold(0, u64::saturating_add);
+        (process.end == End::Runs, all)
+    };
+    match processes.iter_mut().find(|other| is_same(&other.run, &one.run)) {
+        Some(other) if calls(other) > calls(&one) => {}
+        Some(other) => *other = one,
+        None => processes.push(one),
+    }
 }
 
 /// A process's mode, by its settings.
@@ -133,14 +149,14 @@ fn mode(run: &Run) -> &'static str {
 }
 
 fn text(processes: &[Process], config: &Config, doubts: Doubts) -> String {
-    let mut out = String::new();
+    let out = RefCell::new(String::new());
     // Writing to a String cannot fail.
     let mut line = |arguments: std::fmt::Arguments<'_>| {
-        let _ = writeln!(out, "gruyere run: {arguments}");
+        let _ = writeln!(out.borrow_mut(), "gruyere run: {arguments}");
     };
     if processes.is_empty() {
         nothing_was_seen(&mut line, config, doubts);
-        return out;
+        return out.into_inner();
     }
     for Process { run, end } in processes {
         let command: String = plain(&run.command).chars().take(COMMAND).collect();
@@ -156,36 +172,7 @@ fn text(processes: &[Process], config: &Config, doubts: Doubts) -> String {
             End::Runs => "; it still runs".to_owned(),
         };
         line(format_args!("{command} (process {}{rank}), {}{how}", run.pid, mode(run)));
-        let head = [
-            "PEAK LIVE",
-            "PEAK HELD",
-            "RATIO",
-            "LARGEST",
-            "MALLOCS",
-            "FREES",
-            "DRIVER CALLS",
-            "OUT OF MEMORY",
-        ];
-        let [a, b, c, d, e, f, g, h] = head;
-        line(format_args!(
-            "{:>6} {a:>11} {b:>11} {c:>6} {d:>11} {e:>10} {f:>10} {g:>12} {h:>13}",
-            "DEVICE"
-        ));
-        for device in &run.devices {
-            let RunDevice { live_peak_bytes: live, reserved_peak_bytes: held, .. } = *device;
-            line(format_args!(
-                "{:>6} {:>11} {:>11} {:>6} {:>11} {:>10} {:>10} {:>12} {:>13}",
-                device.device,
-                bytes(live),
-                bytes(held),
-                device.peak_ratio().map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.3}")),
-                bytes(device.largest_block_bytes),
-                device.mallocs,
-                device.frees,
-                device.driver_calls,
-                device.out_of_memories
-            ));
-        }
+        out.borrow_mut().push_str(&table(&run.devices));
         if let Some(told) = driver_calls::line(&run.driver_call_times) {
             line(format_args!("{told}"));
         }
@@ -201,7 +188,44 @@ fn text(processes: &[Process], config: &Config, doubts: Doubts) -> String {
             "{MAPS_BY_ITSELF}: while torch's own allocator serves, this memory is not in the table"
         ));
     }
-    out
+    out.into_inner()
+}
+
+/// The table of a process's devices. Without the command's name before its rows, it fits 80
+/// columns.
+fn table(devices: &[RunDevice]) -> String {
+    let row = |[device, live, held, ratio, largest, mallocs, frees, calls, refusals]: [&str; 9]| {
+        format!(
+            "  {device:>3} {live:>11} {held:>11} {ratio:>6} {largest:>11} {mallocs:>9} \
+             {frees:>9} {calls:>7} {refusals:>3}\n"
+        )
+    };
+    let mut table = row([
+        "GPU",
+        "PEAK LIVE",
+        "PEAK HELD",
+        "RATIO",
+        "LARGEST",
+        "MALLOCS",
+        "FREES",
+        "CALLS",
+        "OOM",
+    ]);
+    for device in devices {
+        let cells = [
+            device.device.to_string(),
+            bytes(device.live_peak_bytes),
+            bytes(device.reserved_peak_bytes),
+            device.peak_ratio().map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.3}")),
+            bytes(device.largest_block_bytes),
+            device.mallocs.to_string(),
+            device.frees.to_string(),
+            device.driver_calls.to_string(),
+            device.out_of_memories.to_string(),
+        ];
+        table += &row(cells.each_ref().map(String::as_str));
+    }
+    table
 }
 
 /// Why there is nothing to report.
@@ -302,11 +326,12 @@ mod tests {
         );
         assert!(!told.contains('\u{1b}'), "{told}");
         let row: Vec<&str> = told.lines().nth(2).unwrap().split_whitespace().collect();
-        let expected = [
-            "gruyere", "run:", "1", "96.00", "MiB", "128.00", "MiB", "1.333", "64.00", "MiB", "12",
-            "11", "7", "3",
-        ];
+        let expected =
+            ["1", "96.00", "MiB", "128.00", "MiB", "1.333", "64.00", "MiB", "12", "11", "7", "3"];
         assert_eq!(row, expected, "{told}");
+        let table: Vec<&str> = told.lines().skip(1).take(2).collect();
+        assert_eq!(table[0].len(), table[1].len(), "{told}");
+        assert!(table.iter().all(|line| line.len() <= 80), "{told}");
         assert!(told.contains("counts as live"));
         assert!(
             told.contains("driver calls took 116 us (cuMemCreate 116 us in 4 calls)\n"),
@@ -317,6 +342,30 @@ mod tests {
             told.contains("managed; it still runs") && !told.contains("counts as live"),
             "{told}"
         );
+    }
+
+    #[test]
+    fn a_process_that_left_a_copy_beside_its_record_is_told_once_with_all_its_calls() {
+        let of = |mallocs: u64, end: End| {
+            let mut one = process("", end);
+            one.run.devices[0].mallocs = mallocs;
+            one
+        };
+        for [first, second] in [[12, 90], [90, 12]] {
+            let mut processes = Vec::new();
+            enter(&mut processes, of(first, End::Killed));
+            enter(&mut processes, of(second, End::Killed));
+            assert_eq!(processes.len(), 1);
+            assert_eq!(processes[0].run.devices[0].mallocs, 90);
+            enter(&mut processes, of(90, End::Runs));
+            enter(&mut processes, of(12, End::Killed));
+            assert_eq!((processes.len(), processes[0].end), (1, End::Runs));
+        }
+        let mut processes = vec![of(1, End::Killed)];
+        let mut other = of(1, End::Killed);
+        other.run.pid += 1;
+        enter(&mut processes, other);
+        assert_eq!(processes.len(), 2, "another process");
     }
 
     #[test]
