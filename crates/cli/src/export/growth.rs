@@ -33,13 +33,13 @@ pub fn of_device(
         let said = (
             "gruyere_out_of_memory_forecast_seconds",
             "seconds",
-            "Time until memory runs out at the current growth; absent if nothing grows.",
+            "Time until memory runs out at the current growth; absent without a forecast.",
         );
         families.number(said, of, growth.seconds);
         let said = (
             "gruyere_growth_bytes_per_second",
             "bytes_per_second",
-            "Growth of live memory; absent if nothing grows.",
+            "Growth of live memory; absent without a forecast.",
         );
         families.number(said, of, growth.bytes_per_second);
     }

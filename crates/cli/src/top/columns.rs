@@ -216,6 +216,7 @@ pub fn oom_in(forecast: Forecast) -> String {
     match forecast {
         Forecast::Unknown => "...".to_owned(),
         Forecast::NoGrowth => "-".to_owned(),
+        Forecast::Unsure => "?".to_owned(),
         Forecast::Growing(growth) if growth.seconds < 1.0 => "now".to_owned(),
         Forecast::Growing(growth) => Duration(growth.seconds).to_string(),
     }

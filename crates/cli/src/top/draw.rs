@@ -442,7 +442,7 @@ fn help(frame: &mut Frame, area: Rect, app: &App) {
         ("LOST", "the share of HELD that is free between live blocks"),
         ("LARGEST", "the largest request that would fit"),
         ("ALLOC/S", "bytes allocated per second"),
-        ("OOM IN", "at this growth; -: no growth; ...: too little data yet"),
+        ("OOM IN", "at this growth; -: none; ?: perhaps; ...: too little data yet"),
         ("waiting", "freed, but a stream may still use it"),
     ];
     let width = 70.min(area.width);

@@ -85,6 +85,7 @@ fn device(device: &Device) -> Value {
         "forecast": match device.forecast {
             Forecast::Unknown => "unknown",
             Forecast::NoGrowth => "no growth",
+            Forecast::Unsure => "unsure",
             Forecast::Growing(_) => "growing",
         },
         "oom_in_seconds": growth.map(|growth| growth.seconds),

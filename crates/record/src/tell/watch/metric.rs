@@ -3,6 +3,7 @@
 use super::amount::Unit;
 use super::forecast::Forecast;
 use crate::device_gauge::{self, DeviceGauge};
+use crate::near::near;
 use crate::reader::DeviceSnapshot;
 
 /// The source of the metrics' values.
@@ -75,11 +76,6 @@ const NAMED: [(&str, Metric); 12] = [
     ("oom-in", Metric::OomIn),
 ];
 
-/// Likeness at which a name is suggested ([`strsim::jaro_winkler`]).
-const NEAR: f64 = 0.8;
-/// Names suggested at most.
-const SUGGESTIONS: usize = 3;
-
 impl Metric {
     /// All of them.
     pub fn all() -> impl Iterator<Item = Metric> {
@@ -113,20 +109,7 @@ impl Metric {
 
     /// Names like `name`, likest first; may be empty.
     pub fn near(name: &str) -> Vec<&'static str> {
-        let wanted = name.to_ascii_lowercase().replace('_', "-");
-        let likeness = |metric: Metric| {
-            let name = metric.name().replace('_', "-");
-            let whole = strsim::jaro_winkler(&wanted, &name);
-            // `host-wait` is near `host_waits`, and `grow` near `grows`; but containment counts
-            // too, as in `driver` for `driver_calls`.
-            if wanted.len() >= 3 && name.contains(&wanted) { whole.max(0.9) } else { whole }
-        };
-        let mut found: Vec<(f64, &'static str)> = Self::all()
-            .map(|metric| (likeness(metric), metric.name()))
-            .filter(|(near, _)| *near >= NEAR)
-            .collect();
-        found.sort_by(|a, b| b.0.total_cmp(&a.0));
-        found.into_iter().take(SUGGESTIONS).map(|(_, name)| name).collect()
+        near(name, Self::all().map(Metric::name))
     }
 
     /// The unit of its value.
@@ -150,7 +133,7 @@ impl Metric {
     }
 
     /// Its value, in its unit. `None`: not known (yet), for instance before the device's first
-    /// allocation. `oom-in` is infinite if nothing grows.
+    /// allocation. `oom-in` is infinite without a forecast.
     pub fn value(self, facts: &Facts<'_>) -> Option<f64> {
         let device = facts.device;
         if facts.limit() == 0 {
@@ -175,7 +158,7 @@ impl Metric {
             Self::Rate => facts.rate?,
             Self::OomIn => match facts.forecast {
                 Forecast::Unknown => return None,
-                Forecast::NoGrowth => f64::INFINITY,
+                Forecast::NoGrowth | Forecast::Unsure => f64::INFINITY,
                 Forecast::Growing(growth) => growth.seconds,
             },
             Self::Gauge(gauge) => device.gauge(gauge) as f64 / gauge.unit().per_base() as f64,
