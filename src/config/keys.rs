@@ -6,6 +6,7 @@ use std::fmt::Write as _;
 use super::size::{FORMS, Size};
 use super::{Backing, Blame, Config, Door, PoolReuse, Preload, PreloadMode, Summary, Waits};
 use crate::driver::cuda::HandleType;
+use crate::record::near::near;
 use crate::record::run::{MAX_NAME, is_name};
 use crate::watch::{Rule, parse_rules};
 
@@ -368,13 +369,26 @@ pub static KEYS: &[Key] = &[
     },
 ];
 
-/// Looks a key up by name; the error lists them all.
+/// Looks a key up by name; the error suggests those like it, and lists them all.
 pub(super) fn find(name: &str) -> Result<&'static Key, String> {
     if let Some(key) = KEYS.iter().find(|key| key.name == name) {
         return Ok(key);
     }
     let names: Vec<_> = KEYS.iter().map(|key| key.name).collect();
-    Err(format!("unknown key; the keys are {}", names.join(", ")))
+    // `KEY=VALUE`, where the name ends with the `=`.
+    let (word, is_joined) = name.split_once('=').map_or((name, false), |(word, _)| (word, true));
+    let near = near(word, names.iter().copied());
+    let said = match (is_joined, near.as_slice()) {
+        (true, [key, ..]) if *key == word => {
+            format!("write `:` in place of `=`, as in {word}:VALUE")
+        }
+        (true, [key, ..]) => format!("unknown key; did you mean {key}:VALUE (with `:`, not `=`)?"),
+        (true, []) => "unknown key (and a value follows `:`, not `=`)".to_owned(),
+        (false, []) => "unknown key".to_owned(),
+        (false, near) => format!("unknown key; did you mean {}?", near.join(" or ")),
+    };
+    let end = if said.ends_with('?') { " The" } else { "; the" };
+    Err(format!("{said}{end} keys are {}", names.join(", ")))
 }
 
 impl Key {

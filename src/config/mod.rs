@@ -318,6 +318,31 @@ mod tests {
     }
 
     #[test]
+    fn a_mistyped_key_is_told_the_one_that_was_meant() {
+        for (text, named) in [
+            ("limt:2GiB", "unknown key; did you mean limit?"),
+            ("LIMIT:2GiB", "did you mean limit?"),
+            ("limit=2GiB", "write `:` in place of `=`, as in limit:VALUE"),
+            ("limt=2GiB", "did you mean limit:VALUE (with `:`, not `=`)?"),
+            ("xyzzy=2GiB", "a value follows `:`, not `=`"),
+            ("xyzzy:2GiB", "unknown key; the keys are backing, "),
+        ] {
+            let message = error(text);
+            assert!(message.contains(named) && message.contains(text), "{message}");
+            assert!(message.contains("keys are backing, handle_type, "), "{message}");
+        }
+    }
+
+    #[test]
+    fn a_share_out_of_range_is_refused_without_naming_what_it_is_no_share_of() {
+        for text in ["slack:200%", "limit:101%", "reserve:auto=1000%"] {
+            let message = error(text);
+            assert!(message.contains("a percentage lies in 0% to 100%"), "{message}");
+            assert!(!message.contains("the device's memory"), "{message}");
+        }
+    }
+
+    #[test]
     fn a_bad_alert_names_what_is_wrong_with_it() {
         for (value, named) in [
             ("fragmentaton>30%", "did you mean fragmentation?"),

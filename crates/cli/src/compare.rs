@@ -40,7 +40,8 @@ pub struct Arguments {
     #[arg(long)]
     stand_in: bool,
     /// Seconds after which a run counts as hung.
-    #[arg(long, value_name = "SECONDS", default_value_t = NonZeroU32::new(86_400).unwrap())]
+    #[arg(long, value_name = "SECONDS", value_parser = sandbox::count,
+          default_value_t = NonZeroU32::new(86_400).unwrap())]
     timeout: NonZeroU32,
     #[command(flatten)]
     sandbox: sandbox::Options,

@@ -67,7 +67,8 @@ pub struct Arguments {
     #[arg(long, value_name = "GIB", value_parser = gibibytes)]
     gb: Vec<f64>,
     /// End the program after this many optimiser steps.
-    #[arg(long, value_name = "COUNT", default_value_t = NonZeroU32::new(3).unwrap())]
+    #[arg(long, value_name = "COUNT", value_parser = sandbox::count,
+          default_value_t = NonZeroU32::new(3).unwrap())]
     steps: NonZeroU32,
     /// Allocators, separated by commas. A program fits if it fits with any of them.
     #[arg(long, value_enum, value_delimiter = ',', value_name = "NAMES",
@@ -107,12 +108,13 @@ pub struct Arguments {
     #[serde(skip)]
     python: Option<PathBuf>,
     /// Seconds after which a run counts as hung.
-    #[arg(long, value_name = "SECONDS", default_value_t = NonZeroU32::new(3600).unwrap())]
+    #[arg(long, value_name = "SECONDS", value_parser = sandbox::count,
+          default_value_t = NonZeroU32::new(3600).unwrap())]
     timeout: NonZeroU32,
     #[command(flatten)]
     sandbox: sandbox::Options,
     /// Parallel runs (default: one per core, as far as host memory allows).
-    #[arg(long, value_name = "COUNT")]
+    #[arg(long, value_name = "COUNT", value_parser = sandbox::count)]
     jobs: Option<NonZeroU32>,
     /// The script (or -m and the module) and its arguments, as you would run it (with python before
     /// it or not), without a launcher.

@@ -34,6 +34,14 @@ pub fn bytes(text: &str) -> Result<u64, String> {
     }
 }
 
+/// A count that is not 0.
+///
+/// # Errors
+/// Not such a number.
+pub fn count(text: &str) -> Result<NonZeroU32, String> {
+    text.parse().map_err(|_| format!("expected a whole number from 1 to {}", u32::MAX))
+}
+
 /// How far to run a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Steps {
@@ -50,7 +58,9 @@ impl FromStr for Steps {
         if text == "all" {
             return Ok(Self::All);
         }
-        text.parse().map(Self::Count).map_err(|_| "expected a number of steps, or all".to_owned())
+        text.parse()
+            .map(Self::Count)
+            .map_err(|_| "expected a number of steps from 1 on, or all".to_owned())
     }
 }
 
@@ -70,6 +80,9 @@ mod tests {
     #[test]
     fn steps_are_a_number_or_all() {
         assert_eq!("all".parse(), Ok(Steps::All));
+        for wrong in ["0", "-1", "x", "1.5", ""] {
+            assert!(count(wrong).unwrap_err().starts_with("expected a whole number from 1"));
+        }
         assert_eq!("3".parse(), Ok(Steps::Count(NonZeroU32::new(3).unwrap())));
         for wrong in ["0", "-1", "", "ALL", "3.5"] {
             assert!(wrong.parse::<Steps>().is_err(), "{wrong}");

@@ -68,6 +68,8 @@ pub struct Refused {
     pub device: u32,
     /// The lifetime that it was for.
     pub lifetime: Lifetime,
+    /// The size as the setting has it.
+    pub said: String,
     /// Bytes asked for.
     pub bytes: u64,
     /// Bytes that the device has free, if known.
@@ -78,16 +80,38 @@ pub struct Refused {
 
 impl std::fmt::Display for Refused {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { device, lifetime, bytes, free, error } = self;
+        let Self { device, lifetime, said, bytes, free, error } = self;
         let free =
             free.map_or_else(|| "an unknown amount".to_owned(), |free| Bytes(free).to_string());
         write!(
             f,
-            "gruyere: GRUYERE_CONF reserve:{}={bytes}: {} could not be mapped on device {device} \
+            "gruyere: GRUYERE_CONF reserve:{}={said}: {} could not be mapped on device {device} \
              ({error}), which has {free} free; reserve less, free memory of the device, or lower \
              headroom:",
             lifetime.name(),
             Bytes(*bytes)
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::driver::ErrorKind;
+
+    #[test]
+    fn a_refused_reserve_is_told_as_it_was_typed_and_by_no_code_of_success() {
+        let refused = |code| Refused {
+            device: 0,
+            lifetime: Lifetime::Auto,
+            said: "100GiB".to_owned(),
+            bytes: 100 << 30,
+            free: Some(80 << 30),
+            error: DriverError::new("headroom", ErrorKind::OutOfMemory, code),
+        };
+        let said = refused(0).to_string();
+        assert!(said.contains("reserve:auto=100GiB: 100.00 GiB could not be mapped"), "{said}");
+        assert!(said.contains("(headroom: out of memory), which has 80.00 GiB free"), "{said}");
+        assert!(refused(2).to_string().contains("(CUresult 2)"));
     }
 }

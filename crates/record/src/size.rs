@@ -10,7 +10,7 @@ use std::str::FromStr;
 pub enum Size {
     /// A number of bytes.
     Bytes(u64),
-    /// A share of the device's memory, 0 to 100.
+    /// A share, 0 to 100: of the device's memory, or of what the setting says.
     Percent(f64),
 }
 
@@ -38,7 +38,7 @@ impl FromStr for Size {
         if let Some(number) = text.strip_suffix('%') {
             let percent = decimal(number.trim_end()).ok_or_else(refuse)?;
             if percent > 100.0 {
-                return Err("a share of the device's memory lies in 0% to 100%".into());
+                return Err("a percentage lies in 0% to 100%".into());
             }
             return Ok(Self::Percent(percent));
         }

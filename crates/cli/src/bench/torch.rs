@@ -76,10 +76,12 @@ pub struct Args {
     #[arg(long)]
     no_fit: bool,
     /// Runs of each program under each allocator, in turn; host time is their median.
-    #[arg(long, value_name = "COUNT", default_value_t = NonZeroU32::new(3).unwrap())]
+    #[arg(long, value_name = "COUNT", value_parser = sandbox::count,
+          default_value_t = NonZeroU32::new(3).unwrap())]
     runs: NonZeroU32,
     /// Seconds after which a run counts as hung.
-    #[arg(long, value_name = "SECONDS", default_value_t = NonZeroU32::new(600).unwrap())]
+    #[arg(long, value_name = "SECONDS", value_parser = sandbox::count,
+          default_value_t = NonZeroU32::new(600).unwrap())]
     timeout: NonZeroU32,
     /// Write all numbers to FILE after each program; `-`: to stdout, in place of the table.
     #[arg(long, value_name = "FILE")]

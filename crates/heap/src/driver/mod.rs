@@ -353,7 +353,9 @@ impl fmt::Display for DriverError {
             ErrorKind::DeviceLost => "the context is lost",
             ErrorKind::Other => "failed",
         };
-        write!(f, "{}: {what} (CUresult {})", self.call, self.code)
+        write!(f, "{}: {what}", self.call)?;
+        // 0 is success: the error is not the driver's, but of a bound of ours.
+        if self.code == 0 { Ok(()) } else { write!(f, " (CUresult {})", self.code) }
     }
 }
 

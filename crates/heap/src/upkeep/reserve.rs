@@ -51,6 +51,7 @@ impl Device {
             return Err(Error::Reserve(Box::new(Refused {
                 device: self.id,
                 lifetime,
+                said: shared.settings.reserve[lifetime as usize].to_string(),
                 bytes,
                 free: shared.driver.memory_info(self.id).ok().map(|info| info.free),
                 error,

@@ -94,6 +94,20 @@ fn setting<T>(name: &str, default: T, parse: impl Fn(&str) -> Option<T>) -> Resu
     }
 }
 
+/// A setting in bytes.
+fn bytes(name: &str, default: u64) -> Result<u64, String> {
+    match std::env::var(name) {
+        Err(_) => Ok(default),
+        Ok(text) => sized(name, &text),
+    }
+}
+
+fn sized(name: &str, text: &str) -> Result<u64, String> {
+    parse_bytes(text).ok_or_else(|| {
+        format!("{name}={text}: not a size; write it as 24GiB, 512MiB, 64KiB or plain bytes")
+    })
+}
+
 fn switch(text: &str) -> Option<bool> {
     match text {
         "on" => Some(true),
@@ -196,14 +210,14 @@ impl Phantom {
         let devices: u32 = setting("PHANTOM_DEVICES", 1, |text| {
             text.parse().ok().filter(|n| (0..=64).contains(n))
         })?;
-        let memory = setting("PHANTOM_MEMORY", 80 << 30, parse_bytes)?;
-        let taken = setting("PHANTOM_TAKEN", 0, parse_bytes)?;
+        let memory = bytes("PHANTOM_MEMORY", 80 << 30)?;
+        let taken = bytes("PHANTOM_TAKEN", 0)?;
         if taken > memory {
             return Err(format!(
                 "PHANTOM_TAKEN={taken}: more than the devices have (PHANTOM_MEMORY={memory})"
             ));
         }
-        let copy_limit = setting("PHANTOM_COPY_LIMIT", 64 << 10, parse_bytes)?;
+        let copy_limit = bytes("PHANTOM_COPY_LIMIT", 64 << 10)?;
         let contents = setting("PHANTOM_CONTENTS", None, |text| match text {
             "handles" => Some(Some(Contents::default())),
             "addresses" => Some(None),
@@ -278,7 +292,7 @@ impl Phantom {
             oracle,
             ..Config::new(memory)
         };
-        let window = setting("PHANTOM_WINDOW", WINDOW, parse_bytes)?;
+        let window = bytes("PHANTOM_WINDOW", WINDOW)?;
         let (addresses, window) = HostAddresses::new(window, values.clone())?;
         let sim = Gpu::with_addresses(config, Box::new(addresses));
         sim.print_faults();
@@ -480,6 +494,13 @@ mod tests {
         for wrong in ["", "GiB", "80GB", "1e9", "-1", "1.2.3KiB"] {
             assert_eq!(parse_bytes(wrong), None, "{wrong}");
         }
+    }
+
+    #[test]
+    fn a_size_that_is_none_is_told_the_forms_of_one() {
+        assert_eq!(sized("PHANTOM_MEMORY", "24GiB"), Ok(24 << 30));
+        let said = sized("PHANTOM_MEMORY", "24G").unwrap_err();
+        assert!(said.starts_with("PHANTOM_MEMORY=24G: not a size; write it as 24GiB"), "{said}");
     }
 
     #[test]
