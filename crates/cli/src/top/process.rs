@@ -3,11 +3,12 @@
 use gruyere_record::device_gauge::RUNGS;
 use gruyere_record::plain;
 use gruyere_record::stream::StreamNumber;
-use gruyere_record::watch::{Duration, Metric, Unit};
+use gruyere_record::watch::{Duration, Forecast, Metric, Unit};
 use gruyere_record::{DeviceGauge, LIFETIME_NAMES};
 use ratatui::text::{Line, Span};
 
 use super::app::{App, Row};
+use super::columns::oom_in;
 use super::fit::wrap;
 use super::panels::{self, count};
 use super::sick;
@@ -84,9 +85,14 @@ pub fn lines(app: &App, row: &Row, width: usize) -> Vec<Line<'static>> {
         Metric::Rate,
         Metric::OomIn,
     ] {
-        let value = metric
-            .value(&row.facts())
-            .map_or_else(|| "-".to_owned(), |value| metric.unit().show(value));
+        let value = match metric.value(&row.facts()) {
+            // A threshold is never passed then, but memory may run out all the same.
+            _ if metric == Metric::OomIn && row.forecast == Forecast::Unsure => {
+                oom_in(row.forecast)
+            }
+            Some(value) => metric.unit().show(value),
+            None => "-".to_owned(),
+        };
         let name = if metric == Metric::Reserved { "held" } else { metric.name() };
         fact(name, value);
         if metric == Metric::Live {

@@ -298,6 +298,23 @@ fn the_rank_that_runs_out_soonest_comes_first_is_chosen_and_a_line_above_all_say
 }
 
 #[test]
+fn growth_that_is_not_forecast_is_not_shown_as_none() {
+    let mut app = app(Theme::new(false));
+    app.rows.retain(|row| row.process.pid == 4200);
+    app.rows[0].forecast = Forecast::Unsure;
+    let row = |screen: &str| -> Vec<String> {
+        let row = screen.lines().find(|line| line.contains("4200")).expect("the row");
+        row.split_whitespace().map(str::to_owned).collect()
+    };
+    let screen = shown(&mut app, 120, 40);
+    assert!(row(&screen).contains(&"?".to_owned()), "{screen}");
+    press(&mut app, KeyCode::Enter);
+    let process = shown(&mut app, 120, 60);
+    let said = process.lines().find(|line| line.contains("oom-in")).expect("the fact");
+    assert!(said.contains('?') && !process.contains("never"), "{process}");
+}
+
+#[test]
 fn at_eighty_by_twenty_four_what_grows_comes_before_the_facts_of_the_record() {
     let mut app = app(Theme::new(false));
     press(&mut app, KeyCode::Enter);
