@@ -88,15 +88,16 @@ impl<'a> Parts<'a> {
         (is_most && !lines.is_empty()).then(|| format!(", called from {}", lines.join(", ")))
     }
 
-    /// The line that called for much of the activations though no backward has run through it,
-    /// while others were trained: an evaluation, or the beginning of a training.
+    /// The line whose forwards are over and keep much of the activations, though no backward has
+    /// run through it, while others were trained: an evaluation, or the beginning of a training.
     fn untrained(&self, evidence: &Evidence<'_>) -> Option<(&'a Frame, u64)> {
         let mut by_line: HashMap<&Frame, u64> = HashMap::new();
         for (lines, bytes) in &self.called {
             let Some(line) = lines.first() else { continue };
             *by_line.entry(line).or_default() += bytes;
         }
-        by_line.retain(|line, _| evidence.is_untrained(line));
+        by_line
+            .retain(|line, _| evidence.is_untrained(line) && !pile::is_under_way(evidence, line));
         let (line, bytes) = by_line.into_iter().max_by_key(|&(line, bytes)| (bytes, line))?;
         let trains = !evidence.state.training.backward_lines.is_empty();
         let is_much = bytes >= evidence.live_bytes() / UNTRAINED_SHARE;

@@ -101,11 +101,11 @@ fn forwards(evidence: &Evidence<'_>) -> Option<Finding> {
     };
     if modules.len() < 2 {
         // A model of functions (`F.relu(...)`) keeps all in one module, as a cache in a module
-        // does. A graph keeps inputs as well, and of each forward more than its output; the latest
-        // forward may have its input alone.
+        // does. A graph keeps inputs as well, and of each forward more than its output; those of
+        // the latest forward may be missing.
         let inputs = inputs(evidence, frame, &sites);
         let kept: usize = stacks.values().map(Vec::len).sum();
-        if inputs < AGAIN || kept < 2 * (inputs - 1) {
+        if inputs < AGAIN || kept < inputs + (inputs / 2).max(AGAIN) {
             return None;
         }
         count = count.min(inputs);
@@ -146,7 +146,7 @@ fn main_sites(stacks: &Stacks<'_>, whole: u64) -> Vec<SiteId> {
 
 /// Whether a request was refused in a forward called from `frame`, by code that is no first step:
 /// other code was trained.
-fn is_under_way(evidence: &Evidence<'_>, frame: &Frame) -> bool {
+pub fn is_under_way(evidence: &Evidence<'_>, frame: &Frame) -> bool {
     let refused = evidence.refused.as_ref().and_then(|refused| evidence.sites.get(refused.site));
     let trains = !evidence.state.training.backward_lines.is_empty();
     trains && refused.is_some_and(|site| site.frames.contains(frame))
