@@ -59,13 +59,9 @@ impl Ending {
 /// The record that a process left beside its own, at `path`: a copy from the moment it ended by an
 /// out-of-memory. Only the last number of its name differs.
 pub fn left_beside(path: &Path, owners: Owners) -> Option<Reader<'static>> {
-    let of_process = |path: &Path| {
-        let name = path.file_name()?.to_string_lossy().into_owned();
-        name.rsplit_once('-').map(|(process, _)| process.to_owned())
-    };
-    let ours = of_process(path)?;
+    let ours = sweep::stem(path)?;
     let mut copies = sweep::names(path.parent()?).ok()?;
-    copies.retain(|copy| copy != path && of_process(copy).as_ref() == Some(&ours));
+    copies.retain(|copy| copy != path && sweep::stem(copy) == Some(ours));
     let latest = copies.into_iter().max_by_key(|copy| sweep::number(copy))?;
     Reader::open_of(&latest, owners).ok()
 }

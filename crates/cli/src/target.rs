@@ -84,7 +84,7 @@ impl Folder {
         })?;
         let owners = self.owners();
         let mut dead: Vec<Dead> =
-            dead.into_inner().into_iter().filter_map(|of| of.telling(owners)).collect();
+            dead.into_inner().into_iter().flat_map(|of| of.telling(owners)).collect();
         dead.sort_by_key(|dead| std::cmp::Reverse((dead.last_sign, dead.path.clone())));
         Ok((listing, dead))
     }
@@ -109,18 +109,25 @@ impl OfDead {
         self.process.as_ref().is_some_and(|(of, other)| of == owner && process.is_same(other))
     }
 
-    /// The record that stands for the process ([`ending::telling`]), with its last sign of life.
-    fn telling(mut self, owners: Owners) -> Option<Dead> {
-        let last_sign = self.records.iter().map(|record| record.last_sign).max()?;
-        if self.records.len() > 1 {
-            let open = |record: &Dead| Reader::open_of(&record.path, owners).ok();
-            let readers: Vec<Reader<'_>> = self.records.iter().filter_map(open).collect();
-            let readers: Vec<&Reader<'_>> = readers.iter().collect();
-            if let Some(chosen) = readers.get(ending::telling(&readers)) {
-                self.records.retain(|record| record.path == chosen.path());
+    /// The record that stands for the process ([`ending::telling`]), with its last sign of life;
+    /// each that can't be read stands for itself.
+    fn telling(self, owners: Owners) -> Vec<Dead> {
+        if self.records.len() == 1 {
+            return self.records;
+        }
+        let last_sign = self.records.iter().map(|record| record.last_sign).max();
+        let (mut readers, mut telling) = (Vec::new(), Vec::new());
+        for record in self.records {
+            match Reader::open_of(&record.path, owners) {
+                Ok(reader) => readers.push((reader, record)),
+                Err(_) => telling.push(record),
             }
         }
-        Some(Dead { last_sign, ..self.records.into_iter().next()? })
+        let opened: Vec<&Reader<'_>> = readers.iter().map(|(reader, _)| reader).collect();
+        let chosen = ending::telling(&opened);
+        let chosen = readers.into_iter().nth(chosen).map(|(_, record)| record);
+        telling.extend(chosen.zip(last_sign).map(|(one, last_sign)| Dead { last_sign, ..one }));
+        telling
     }
 }
 

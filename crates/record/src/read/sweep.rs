@@ -128,6 +128,11 @@ pub fn number(path: &Path) -> u32 {
     number.unwrap_or(0)
 }
 
+/// A record's name without its number, which all records of its process share.
+pub fn stem(path: &Path) -> Option<&str> {
+    path.file_name()?.to_str()?.rsplit_once('-').map(|(stem, _)| stem)
+}
+
 /// The pid in a record's name.
 pub fn pid(path: &Path) -> Option<u64> {
     path.file_name()?.to_str()?.split('-').nth(2)?.parse().ok()
@@ -218,7 +223,9 @@ fn beyond(abandoned: Vec<Abandoned>, kept: usize) -> Vec<Abandoned> {
     for one in abandoned {
         let is_its = |records: &&mut Vec<Abandoned>| {
             let other = records.first().and_then(|other| other.process.as_ref());
-            one.process.as_ref().zip(other).is_some_and(|(one, other)| one.is_same(other))
+            let is_named_alike = records.iter().any(|of| stem(&of.path) == stem(&one.path));
+            let is_same = one.process.as_ref().zip(other).is_some_and(|(one, of)| one.is_same(of));
+            is_named_alike && is_same
         };
         match processes.iter_mut().find(is_its) {
             Some(records) => records.push(one),
