@@ -267,7 +267,8 @@ fn of_modules<'a>(evidence: &Evidence<'_>, stacks: &[Stack<'a>]) -> Option<Calle
             stack.site.module.is_empty()
                 && called.is_some_and(|frame| is_beside(stack.site, frame, &sites))
         };
-        let inputs = stacks.iter().filter(is_input).map(Stack::again).max().unwrap_or(0);
+        let inputs = |stack: &Stack<'_>| pile::alike(&stack.blocks) / stack.steps().len().max(1);
+        let inputs = stacks.iter().filter(is_input).map(inputs).max().unwrap_or(0);
         let kept: usize = by_module.values().map(|&(blocks, _)| blocks).sum();
         if !is_untrained || inputs == 0 || kept < 2 * inputs {
             return None;

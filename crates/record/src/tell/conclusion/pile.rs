@@ -123,11 +123,20 @@ fn forwards(evidence: &Evidence<'_>) -> Option<Finding> {
     })
 }
 
-/// Blocks of the running step, of the line with most of them, that the function made which called
-/// the model in `frame`: inputs of forwards, if there are many.
+/// The most blocks of one site and size that the function which called the model in `frame` made in
+/// the running step: inputs of forwards, if there are many.
 fn inputs(evidence: &Evidence<'_>, frame: &Frame, forwards: &[&Site]) -> usize {
     let is_input = |site: &Site| site.module.is_empty() && is_beside(site, frame, forwards);
-    stacks(evidence, is_input).values().map(Vec::len).max().unwrap_or(0)
+    stacks(evidence, is_input).values().map(|blocks| alike(blocks)).max().unwrap_or(0)
+}
+
+/// The most of these blocks that have one size. One line may make a forward's input and its target.
+pub fn alike(blocks: &[&BlockEntry]) -> usize {
+    let mut counts: HashMap<u64, usize> = HashMap::new();
+    for block in blocks {
+        *counts.entry(block.requested).or_default() += 1;
+    }
+    counts.into_values().max().unwrap_or(0)
 }
 
 /// The sites of nearly all bytes: a remnant of another forward (the last scores of the training)

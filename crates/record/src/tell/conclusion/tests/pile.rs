@@ -230,7 +230,9 @@ fn functions(passes: u32, a_pass: u32, (inputs, from, function): (u32, u32, &str
     let input = [frame("/home/me/train.py", from, function), main];
     let input = made.site(&input, "", Phase::Unknown);
     (0..passes * a_pass).for_each(|_| made.block(layer, 10, 32 * MIB));
+    // The same line makes their targets.
     (0..inputs).for_each(|_| made.block(input, 10, MIB));
+    (0..inputs).for_each(|_| made.block(input, 10, 512));
     made.lows(|_| GIB);
     made.trains(&[("train", 12)]);
     made
@@ -273,6 +275,7 @@ fn losses_of_a_model_of_functions_that_no_backward_has_run_through_are_kept_grap
         for step in 3..=40 {
             (0..a_step).for_each(|_| made.block(layer, step, 16 * MIB));
             (0..inputs).for_each(|_| made.block(input, step, MIB));
+            (0..inputs).for_each(|_| made.block(input, step, 512));
         }
         let a_step = u64::from(16 * a_step + inputs) * MIB;
         made.lows(|step| GIB + a_step * step.saturating_sub(2));
