@@ -99,7 +99,9 @@ impl<'a> Parts<'a> {
         by_line
             .retain(|line, _| evidence.is_untrained(line) && !pile::is_under_way(evidence, line));
         let (line, bytes) = by_line.into_iter().max_by_key(|&(line, bytes)| (bytes, line))?;
-        let trains = !evidence.state.training.backward_lines.is_empty();
+        // In the first steps lines may be missing whose backward is still to come.
+        let trains =
+            !evidence.state.training.backward_lines.is_empty() && evidence.now >= LEAST_STEPS;
         let is_much = bytes >= evidence.live_bytes() / UNTRAINED_SHARE;
         (trains && is_much).then_some((line, bytes))
     }
