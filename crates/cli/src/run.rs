@@ -148,7 +148,12 @@ fn caches_above(program: &[OsString]) -> Option<String> {
     let words: Vec<&str> = words.iter().map(|word| &**word).collect();
     // Python's own options stay before it.
     let command = program_at(&words).map_or_else(
-        || format!("{interpreter} -m gruyere"),
+        || {
+            // The package runs a line of code as well.
+            let code = words[1..].iter().take_while(|_| words.get(1) == Some(&"-c"));
+            let words = [&*interpreter, "-m", "gruyere"].into_iter().chain(code.copied());
+            words.map(quoted).collect::<Vec<_>>().join(" ")
+        },
         |at| {
             let (options, program) = words[1..].split_at(at - 1);
             let words = [&[&*interpreter], options, &["-m", "gruyere"], program].concat();
