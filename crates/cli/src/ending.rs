@@ -87,13 +87,10 @@ pub fn has_gone_on(then: &[DeviceSnapshot], now: &[DeviceSnapshot]) -> bool {
 /// Of several records of the same process that is gone, the one that stands for it
 /// ([`is_told_by_copy`]): the place in `records` of its own or of the copy that it left last.
 pub fn telling(records: &[&Reader<'_>]) -> usize {
-    let places = || 0..records.len();
-    let number = |place: usize| sweep::number(records[place].path());
-    // Its own goes on when a copy is made, and was made first.
-    let own = |&place: &usize| (records[place].last_sign(), std::cmp::Reverse(number(place)));
-    match (places().max_by_key(own), places().max_by_key(|&place| number(place))) {
-        (Some(own), Some(copy)) if is_told_by_copy(records[own], records[copy]) => copy,
-        (own, _) => own.unwrap_or(0),
+    let of = |record: &&Reader<'_>| (record.last_sign(), sweep::number(record.path()));
+    match sweep::own_and_copy(&records.iter().map(of).collect::<Vec<_>>()) {
+        [Some(own), Some(copy)] if is_told_by_copy(records[own], records[copy]) => copy,
+        [own, _] => own.unwrap_or(0),
     }
 }
 

@@ -146,14 +146,10 @@ fn caches_above(program: &[OsString]) -> Option<String> {
         return None;
     }
     let words: Vec<&str> = words.iter().map(|word| &**word).collect();
-    // Python's own options stay before it.
-    let command = program_at(&words).map_or_else(
-        || {
-            // The package runs a line of code as well.
-            let code = words[1..].iter().take_while(|_| words.get(1) == Some(&"-c"));
-            let words = [&*interpreter, "-m", "gruyere"].into_iter().chain(code.copied());
-            words.map(quoted).collect::<Vec<_>>().join(" ")
-        },
+    // Python's own options stay before it. The package runs a line of code as well.
+    let code = || (words.get(1) == Some(&"-c")).then_some(1);
+    let command = program_at(&words).or_else(code).map_or_else(
+        || format!("{interpreter} -m gruyere"),
         |at| {
             let (options, program) = words[1..].split_at(at - 1);
             let words = [&[&*interpreter], options, &["-m", "gruyere"], program].concat();
@@ -179,6 +175,9 @@ mod tests {
         let said = note("python -u train.py $x;ls").unwrap();
         assert!(said.ends_with(": python -u -m gruyere train.py '$x;ls'"), "{said}");
         let said = note("python -c import_x").unwrap();
+        assert!(said.ends_with(": python -m gruyere -c import_x"), "{said}");
+        // It runs nothing that could be named.
+        let said = note("python -i").unwrap();
         assert!(said.ends_with(": python -m gruyere"), "{said}");
         assert_eq!(note("python -m gruyere train.py"), None);
         assert_eq!(note("./simulation --grid 512"), None);

@@ -18,19 +18,18 @@ impl Device {
     /// Makes rows of idle memory longer where moves have left them short, if streams share memory:
     /// else nothing moves. Between two steps most memory is free; a look may come at a step's peak.
     pub(crate) fn tidy(&self, shared: &Shared, occasion: Occasion) {
-        let marks_none = || {
-            shared.step.load(Ordering::Relaxed) == 0
-                && lock(&self.central).arenas.changes() >= UNMARKED
+        let least = match occasion {
+            Occasion::Step => 0,
+            Occasion::Due if shared.step.load(Ordering::Relaxed) == 0 => UNMARKED,
+            Occasion::Due | Occasion::Mark(_) => return,
         };
-        let is_time = match occasion {
-            Occasion::Step => true,
-            Occasion::Due => marks_none(),
-            Occasion::Mark(_) => false,
-        };
-        if !is_time || !shared.shares() {
+        if !shared.shares() {
             return;
         }
         let central = &mut *lock(&self.central);
+        if central.arenas.changes() < least {
+            return;
+        }
         let growth = Growth::of(shared, &self.streams, Lifetime::default());
         let may_release = || self.release_guard(shared);
         if let Err(error) = self.supply.tidy(central, &growth, &may_release) {

@@ -216,6 +216,15 @@ struct Abandoned {
     process: Option<Process>,
 }
 
+/// Of a process's records, by last sign of life and number: the places of its own, and of the copy
+/// that it left last, which may be the same. Its own was made first, and goes on when a copy is
+/// made.
+pub fn own_and_copy(records: &[(SystemTime, u32)]) -> [Option<usize>; 2] {
+    let places = || 0..records.len();
+    let own = |&place: &usize| (records[place].0, Reverse(records[place].1));
+    [places().max_by_key(own), places().max_by_key(|&place| records[place].1)]
+}
+
 /// Those of `abandoned`, which are ordered newest first, that are not among the newest `kept`
 /// processes'. Of one process, its newest record and the copy that it left last are kept.
 fn beyond(abandoned: Vec<Abandoned>, kept: usize) -> Vec<Abandoned> {
@@ -234,11 +243,10 @@ fn beyond(abandoned: Vec<Abandoned>, kept: usize) -> Vec<Abandoned> {
     }
     let surplus = |(place, mut records): (usize, Vec<Abandoned>)| {
         if place < kept {
-            let of = |record: &Abandoned| number(&record.path);
-            // Its own was made first, and goes on when a copy is made.
-            let own = records.iter().max_by_key(|one| (one.last_sign, Reverse(of(one)))).map(of);
-            let copy = records.iter().map(of).max();
-            records.retain(|record| ![own, copy].contains(&Some(of(record))));
+            let of: Vec<_> = records.iter().map(|one| (one.last_sign, number(&one.path))).collect();
+            let kept = own_and_copy(&of);
+            let mut place = 0..;
+            records.retain(|_| !place.next().is_some_and(|place| kept.contains(&Some(place))));
         }
         records
     };

@@ -18,10 +18,14 @@ pub fn caller<'a>(sites: &[&'a Site]) -> Option<&'a Frame> {
     shared.iter().rev().copied().find(|frame| !is_forward(frame)).or(shared.last().copied())
 }
 
-/// Whether a site lies in the call of a function in which `frame` called all of `sites`, as far as
-/// stacks show: the function's callers are the same.
-pub fn is_beside(site: &Site, frame: &Frame, sites: &[&Site]) -> bool {
-    let (own, shared) = (own(site), common(sites));
+/// Whether a site may make inputs of the forwards with these sites, which `frame` called: it lies
+/// outside of modules, in the same call of the function, as far as stacks show (the function's
+/// callers are the same).
+pub fn is_input(site: &Site, frame: &Frame, forwards: &[&Site]) -> bool {
+    if !site.module.is_empty() {
+        return false;
+    }
+    let (own, shared) = (own(site), common(forwards));
     let Some(at) = shared.iter().rposition(|common| *common == frame) else { return false };
     let is_of_function =
         |other: &&Frame| other.file == frame.file && other.function == frame.function;

@@ -91,19 +91,20 @@ impl<'a> Parts<'a> {
     /// The line whose forwards are over and keep much of the activations, though no backward has
     /// run through it, while others were trained: an evaluation, or the beginning of a training.
     fn untrained(&self, evidence: &Evidence<'_>) -> Option<(&'a Frame, u64)> {
+        // In the first steps lines may be missing whose backward is still to come.
+        if evidence.state.training.backward_lines.is_empty() || evidence.now < LEAST_STEPS {
+            return None;
+        }
         let mut by_line: HashMap<&Frame, u64> = HashMap::new();
         for (lines, bytes) in &self.called {
-            let Some(line) = lines.first() else { continue };
-            *by_line.entry(line).or_default() += bytes;
+            let is_it =
+                |line: &&&Frame| evidence.is_untrained(line) && !pile::is_under_way(evidence, line);
+            if let Some(line) = lines.first().filter(is_it) {
+                *by_line.entry(line).or_default() += bytes;
+            }
         }
-        by_line
-            .retain(|line, _| evidence.is_untrained(line) && !pile::is_under_way(evidence, line));
-        let (line, bytes) = by_line.into_iter().max_by_key(|&(line, bytes)| (bytes, line))?;
-        // In the first steps lines may be missing whose backward is still to come.
-        let trains =
-            !evidence.state.training.backward_lines.is_empty() && evidence.now >= LEAST_STEPS;
-        let is_much = bytes >= evidence.live_bytes() / UNTRAINED_SHARE;
-        (trains && is_much).then_some((line, bytes))
+        let most = by_line.into_iter().max_by_key(|&(line, bytes)| (bytes, line));
+        most.filter(|&(_, bytes)| bytes >= evidence.live_bytes() / UNTRAINED_SHARE)
     }
 
     /// One sentence with each part's share of live memory. `None`: they are less than half of it.
@@ -159,10 +160,7 @@ pub fn find(evidence: &Evidence<'_>, refused: &Refused) -> Finding {
         let (line, part) = (evidence.names.frame(line), bytes(part));
         says.push_str(&format!(". No backward has run through {line}, which keeps {part}"));
     }
-    let advice = match untrained {
-        Some(_) if !is_buffer(evidence) => UNTRAINED,
-        _ => advice(evidence, &parts, larger),
-    };
+    let advice = advice(evidence, &parts, larger, untrained.is_some());
     Finding { cause: Cause::Full, bytes: live, says, advice, ..Finding::default() }
 }
 
@@ -226,12 +224,16 @@ fn advice(
     evidence: &Evidence<'_>,
     parts: &Parts<'_>,
     larger: Option<&Before>,
+    has_untrained: bool,
 ) -> &'static [&'static str] {
     let live = evidence.live_bytes();
     let training = &evidence.state.training;
     let trains = training.has_optimizer || evidence.now > 0 || !training.backward_lines.is_empty();
     if is_buffer(evidence) {
         return BUFFER;
+    }
+    if has_untrained {
+        return UNTRAINED;
     }
     let is_several = parts.activations > live / 2 && pile::forwards_at_once(evidence) >= SEVERAL;
     match larger {

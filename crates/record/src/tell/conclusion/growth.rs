@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use super::callers::{caller, is_beside};
+use super::callers::{caller, is_input};
 use super::evidence::Evidence;
 use super::pile::{self, NO_GRAD};
 use super::unmarked;
@@ -263,10 +263,8 @@ fn of_modules<'a>(evidence: &Evidence<'_>, stacks: &[Stack<'a>]) -> Option<Calle
         // A model of functions keeps all in one module. With the forwards' inputs, and more of each
         // than its output, it is taken for graphs where nothing trains on it: a training may keep
         // as much without its graphs.
-        let is_input = |stack: &&Stack<'_>| {
-            stack.site.module.is_empty()
-                && called.is_some_and(|frame| is_beside(stack.site, frame, &sites))
-        };
+        let is_input =
+            |stack: &&Stack<'_>| called.is_some_and(|frame| is_input(stack.site, frame, &sites));
         let inputs = |stack: &Stack<'_>| pile::alike(&stack.blocks) / stack.steps().len().max(1);
         let inputs = stacks.iter().filter(is_input).map(inputs).max().unwrap_or(0);
         let kept: usize = by_module.values().map(|&(blocks, _)| blocks).sum();

@@ -8,7 +8,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use super::callers::{caller, is_beside};
+use super::callers::{caller, is_input};
 use super::evidence::{Evidence, is_persistent};
 use super::growth::place;
 use super::unmarked::UNMARKED;
@@ -126,8 +126,8 @@ fn forwards(evidence: &Evidence<'_>) -> Option<Finding> {
 /// The most blocks of one site and size that the function which called the model in `frame` made in
 /// the running step: inputs of forwards, if there are many.
 fn inputs(evidence: &Evidence<'_>, frame: &Frame, forwards: &[&Site]) -> usize {
-    let is_input = |site: &Site| site.module.is_empty() && is_beside(site, frame, forwards);
-    stacks(evidence, is_input).values().map(|blocks| alike(blocks)).max().unwrap_or(0)
+    let stacks = stacks(evidence, |site| is_input(site, frame, forwards));
+    stacks.values().map(|blocks| alike(blocks)).max().unwrap_or(0)
 }
 
 /// The most of these blocks that have one size. One line may make a forward's input and its target.
