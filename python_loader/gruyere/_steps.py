@@ -76,6 +76,7 @@ def install() -> None:
             return
         _installed = True
     optimizer.register_optimizer_step_post_hook(_after_step)
+    optimizer.Optimizer.load_state_dict = _resuming(optimizer.Optimizer.load_state_dict)
     # Recurrent layers for cuDNN move once more, into one flat block.
     for kind in (torch.nn.Module, torch.nn.RNNBase):
         kind._apply = _moving(kind._apply)
@@ -132,12 +133,30 @@ def _harmless(hook: Callable[[Any], None]) -> Callable[[Any, Any, Any], None]:
 
 
 @_harmless
+def _loaded(optimizer: torch.optim.Optimizer) -> None:
+    tag(optimizer.state)
+
+
+@_harmless
 def _after_step(optimizer: torch.optim.Optimizer) -> None:
     _tag_states(optimizer)
     global _automatic
     if _leader.stepped(optimizer) and not _explicit:
         _automatic = True
         _mark()
+
+
+def _resuming(load: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap `Optimizer.load_state_dict` so that the loaded states are tagged before the first step.
+    They may lie where a checkpoint was loaded, with tensors that are no states."""
+
+    @functools.wraps(load)
+    def wrapper(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        loaded = load(optimizer, *args, **kwargs)
+        _loaded(optimizer, args, kwargs)
+        return loaded
+
+    return wrapper
 
 
 def _tag_states(optimizer: torch.optim.Optimizer) -> None:

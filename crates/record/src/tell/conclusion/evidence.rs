@@ -100,6 +100,12 @@ impl<'a> Evidence<'a> {
         }
     }
 
+    /// Whether the program is known to train.
+    pub fn trains(&self) -> bool {
+        let Training { has_optimizer, backward_lines } = &self.state.training;
+        *has_optimizer || self.now > 0 || !backward_lines.is_empty()
+    }
+
     /// Whether code called from `frame` is no training: a backward has run through other lines and
     /// not through this one, or nothing was or will be trained at all.
     pub fn is_untrained(&self, frame: &Frame) -> bool {

@@ -1,129 +1,25 @@
 //! A device full of live blocks without a culprit: their purposes, and remedies for that state.
 
-use std::collections::HashMap;
-
-use super::callers::caller;
 use super::evidence::{Evidence, Refused, is_persistent};
+use super::parts::Parts;
 use super::pile;
-use super::words::{bytes, percent};
+use super::words::bytes;
 use super::{Cause, Finding};
 use crate::BlockEntry;
-use crate::sites::{By, Frame, Phase, Usage, usage};
+use crate::sites::{By, Phase, Usage, usage};
 
 /// Steps needed before they are compared.
-const LEAST_STEPS: u32 = 3;
+pub const LEAST_STEPS: u32 = 3;
 /// A step needs more than others from this percentage of their median on; steps vary if the highest
 /// reaches it.
 const MORE: u64 = 125;
-/// Parts of less than one part in so many of a step's live memory are left out.
-const LEAST_PART: u64 = 50;
+/// Share of live memory (one part in so many) from which on what was loaded from files is the first
+/// to go, if the request would then have fitted.
+const LOADED_SHARE: u64 = 20;
 /// From this number on, several forwards may wait for one backward.
 const SEVERAL: usize = 3;
 /// From this number of blocks on, a line fills a buffer.
 const BUFFERED: u64 = 4;
-/// Lines shown of the model's callers: the caller, and the caller of its function.
-const CALLERS: usize = 2;
-/// Share of live memory (one part in so many) from which on an untrained line is named.
-const UNTRAINED_SHARE: u64 = 4;
-const ACTIVATIONS: &str = "activations of the forward";
-
-/// Live memory by purpose.
-#[derive(Default)]
-struct Parts<'a> {
-    weights: u64,
-    gradients: u64,
-    states: u64,
-    activations: u64,
-    without_gradients: u64,
-    outside: u64,
-    /// The activations by the lines that called the model, innermost first.
-    called: HashMap<Vec<&'a Frame>, u64>,
-}
-
-impl<'a> Parts<'a> {
-    fn of(evidence: &Evidence<'a>) -> Self {
-        let mut parts = Parts::default();
-        for block in &evidence.live {
-            let Some(site) = evidence.sites.get(block.site) else { continue };
-            let part = match site.phase {
-                Phase::Optimizer => &mut parts.states,
-                _ if is_persistent(block) => &mut parts.weights,
-                Phase::Backward => &mut parts.gradients,
-                Phase::Forward if site.no_grad => &mut parts.without_gradients,
-                Phase::Forward => {
-                    let own = site.frames.iter().filter(|frame| frame.is_own());
-                    let called = caller(&[site]);
-                    let called = own.skip_while(|frame| Some(*frame) != called).take(CALLERS);
-                    let bytes = parts.called.entry(called.collect()).or_default();
-                    *bytes = bytes.saturating_add(block.size);
-                    &mut parts.activations
-                }
-                Phase::Unknown => &mut parts.outside,
-                _ => continue,
-            };
-            *part = part.saturating_add(block.size);
-        }
-        parts
-    }
-
-    /// The named parts, largest first.
-    fn named(&self) -> Vec<(&'static str, u64)> {
-        let mut named = vec![
-            (ACTIVATIONS, self.activations),
-            ("weights", self.weights),
-            ("made in the backward", self.gradients),
-            ("states of the optimiser", self.states),
-            ("made in forwards without gradients", self.without_gradients),
-            ("made outside of modules", self.outside),
-        ];
-        named.sort_by_key(|&(_, bytes)| std::cmp::Reverse(bytes));
-        named
-    }
-
-    /// The call of the model that made nearly all activations.
-    fn from(&self, evidence: &Evidence<'_>) -> Option<String> {
-        let (lines, &most) = self.called.iter().max_by_key(|&(lines, bytes)| (bytes, lines))?;
-        let is_most = most >= self.activations - self.activations / 10;
-        let lines: Vec<String> = lines.iter().map(|line| evidence.names.frame(line)).collect();
-        (is_most && !lines.is_empty()).then(|| format!(", called from {}", lines.join(", ")))
-    }
-
-    /// The line whose forwards are over and keep much of the activations, though no backward has
-    /// run through it, while others were trained: an evaluation, or the beginning of a training.
-    fn untrained(&self, evidence: &Evidence<'_>) -> Option<(&'a Frame, u64)> {
-        // In the first steps lines may be missing whose backward is still to come.
-        if evidence.state.training.backward_lines.is_empty() || evidence.now < LEAST_STEPS {
-            return None;
-        }
-        let mut by_line: HashMap<&Frame, u64> = HashMap::new();
-        for (lines, bytes) in &self.called {
-            let is_it =
-                |line: &&&Frame| evidence.is_untrained(line) && !pile::is_under_way(evidence, line);
-            if let Some(line) = lines.first().filter(is_it) {
-                *by_line.entry(line).or_default() += bytes;
-            }
-        }
-        let most = by_line.into_iter().max_by_key(|&(line, bytes)| (bytes, line));
-        most.filter(|&(_, bytes)| bytes >= evidence.live_bytes() / UNTRAINED_SHARE)
-    }
-
-    /// One sentence with each part's share of live memory. `None`: they are less than half of it.
-    fn told(&self, evidence: &Evidence<'_>) -> Option<String> {
-        let live = evidence.live_bytes();
-        let told = |(name, part): (&str, u64)| {
-            let from = self.from(evidence).filter(|_| name == ACTIVATIONS).unwrap_or_default();
-            format!("{}% {name} ({}){from}", percent(part, live), bytes(part))
-        };
-        let named = self.named();
-        let known = named.iter().map(|&(_, part)| part).sum::<u64>() - self.outside;
-        if known < live / 2 {
-            return None;
-        }
-        let named = named.into_iter().filter(|&(_, part)| part > 0 && part >= live / LEAST_PART);
-        let named: Vec<String> = named.map(told).collect();
-        (!named.is_empty()).then(|| format!("Of what is live: {}", named.join("; ")))
-    }
-}
 
 /// The device is full, and `refused` was one request too many.
 pub fn find(evidence: &Evidence<'_>, refused: &Refused) -> Finding {
@@ -160,7 +56,10 @@ pub fn find(evidence: &Evidence<'_>, refused: &Refused) -> Finding {
         let (line, part) = (evidence.names.frame(line), bytes(part));
         says.push_str(&format!(". No backward has run through {line}, which keeps {part}"));
     }
-    let advice = advice(evidence, &parts, larger, untrained.is_some());
+    let advice = match parts.loaded >= refused.asked.max(live / LOADED_SHARE) {
+        true => LOADED,
+        false => advice(evidence, &parts, larger, untrained.is_some()),
+    };
     Finding { cause: Cause::Full, bytes: live, says, advice, ..Finding::default() }
 }
 
@@ -193,6 +92,10 @@ const UNTRAINED: &[&str] =
     &["To do: if the line without a backward only evaluates, run it in torch.no_grad() or \
      torch.inference_mode(), and keep .item() of its results; if it trains, give it less (batch, \
      length), or work on it in parts."];
+const LOADED: &[&str] = &[
+    "To do: load to the host (map_location=\"cpu\"), and drop a checkpoint once load_state_dict() \
+     has copied it (del); of a dataset, move one batch at a time to the device.",
+];
 const BUFFER: &[&str] =
     &["To do: keep fewer of that line's blocks at once: give its queue or buffer a bound, fetch \
      fewer ahead, drop each before the next."];
@@ -227,8 +130,7 @@ fn advice(
     has_untrained: bool,
 ) -> &'static [&'static str] {
     let live = evidence.live_bytes();
-    let training = &evidence.state.training;
-    let trains = training.has_optimizer || evidence.now > 0 || !training.backward_lines.is_empty();
+    let trains = evidence.trains();
     if is_buffer(evidence) {
         return BUFFER;
     }

@@ -16,6 +16,7 @@ mod evidence;
 mod full;
 mod growth;
 mod optimizer;
+mod parts;
 mod pile;
 mod ranks;
 mod unmarked;

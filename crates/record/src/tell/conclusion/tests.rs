@@ -9,6 +9,7 @@ use crate::sites::{Frame, Phase, Site, SiteId, Sites};
 use crate::timeline::{Sample, TimelineEntry};
 
 mod cells;
+mod parts;
 mod pile;
 mod timelines;
 mod twice;

@@ -1,0 +1,140 @@
+//! Live memory by purpose.
+
+use std::collections::{HashMap, HashSet};
+
+use super::callers::caller;
+use super::evidence::{Evidence, is_persistent};
+use super::full::LEAST_STEPS;
+use super::pile;
+use super::words::{bytes, percent};
+use crate::BlockEntry;
+use crate::sites::{Frame, Phase, Site};
+
+/// Parts of less than one part in so many of a step's live memory are left out.
+const LEAST_PART: u64 = 50;
+/// Lines shown of the model's callers: the caller, and the caller of its function.
+const CALLERS: usize = 2;
+/// Share of live memory (one part in so many) from which on an untrained line is named.
+const UNTRAINED_SHARE: u64 = 4;
+const ACTIVATIONS: &str = "activations of the forward";
+/// Ends of the files of the functions that load tensors from files.
+const LOADERS: [&str; 2] = ["torch/serialization.py", "safetensors/torch.py"];
+
+/// Whether a site is within a function that loads tensors from a file.
+fn is_loaded(site: &Site) -> bool {
+    let is_loader = |frame: &Frame| LOADERS.iter().any(|loader| frame.file.ends_with(loader));
+    site.frames.iter().any(is_loader)
+}
+
+/// Live memory by purpose.
+#[derive(Default)]
+pub struct Parts<'a> {
+    pub weights: u64,
+    pub gradients: u64,
+    pub states: u64,
+    pub activations: u64,
+    without_gradients: u64,
+    outside: u64,
+    /// Loaded from files, neither weights nor states: checkpoints that are still there, datasets.
+    pub loaded: u64,
+    /// The activations by the lines that called the model, innermost first.
+    called: HashMap<Vec<&'a Frame>, u64>,
+}
+
+impl<'a> Parts<'a> {
+    pub fn of(evidence: &Evidence<'a>) -> Self {
+        let live = || {
+            let site = |block: &BlockEntry| evidence.sites.get(block.site);
+            evidence.live.iter().filter_map(move |block| Some((block, site(block)?)))
+        };
+        // A model copies the weights of a checkpoint; an optimiser keeps its states where they lie.
+        let weights = live().filter(|(block, site)| is_persistent(block) && !is_loaded(site));
+        let weights: HashSet<u64> = weights.map(|(block, _)| block.size).collect();
+        let trains = evidence.trains();
+        let is_state = |block: &BlockEntry, site| {
+            trains && is_loaded(site) && is_persistent(block) && weights.contains(&block.size)
+        };
+        let mut parts = Parts::default();
+        for (block, site) in live() {
+            let part = match site.phase {
+                Phase::Optimizer => &mut parts.states,
+                _ if is_state(block, site) => &mut parts.states,
+                _ if is_persistent(block) => &mut parts.weights,
+                _ if is_loaded(site) => &mut parts.loaded,
+                Phase::Backward => &mut parts.gradients,
+                Phase::Forward if site.no_grad => &mut parts.without_gradients,
+                Phase::Forward => {
+                    let own = site.frames.iter().filter(|frame| frame.is_own());
+                    let called = caller(&[site]);
+                    let called = own.skip_while(|frame| Some(*frame) != called).take(CALLERS);
+                    let bytes = parts.called.entry(called.collect()).or_default();
+                    *bytes = bytes.saturating_add(block.size);
+                    &mut parts.activations
+                }
+                Phase::Unknown => &mut parts.outside,
+                _ => continue,
+            };
+            *part = part.saturating_add(block.size);
+        }
+        parts
+    }
+
+    /// The named parts, largest first.
+    fn named(&self) -> Vec<(&'static str, u64)> {
+        let mut named = vec![
+            (ACTIVATIONS, self.activations),
+            ("weights", self.weights),
+            ("made in the backward", self.gradients),
+            ("states of the optimiser", self.states),
+            ("loaded from files, neither weights nor states", self.loaded),
+            ("made in forwards without gradients", self.without_gradients),
+            ("made outside of modules", self.outside),
+        ];
+        named.sort_by_key(|&(_, bytes)| std::cmp::Reverse(bytes));
+        named
+    }
+
+    /// The call of the model that made nearly all activations.
+    fn from(&self, evidence: &Evidence<'_>) -> Option<String> {
+        let (lines, &most) = self.called.iter().max_by_key(|&(lines, bytes)| (bytes, lines))?;
+        let is_most = most >= self.activations - self.activations / 10;
+        let lines: Vec<String> = lines.iter().map(|line| evidence.names.frame(line)).collect();
+        (is_most && !lines.is_empty()).then(|| format!(", called from {}", lines.join(", ")))
+    }
+
+    /// The line whose forwards are over and keep much of the activations, though no backward has
+    /// run through it, while others were trained: an evaluation, or the beginning of a training.
+    pub fn untrained(&self, evidence: &Evidence<'_>) -> Option<(&'a Frame, u64)> {
+        // In the first steps lines may be missing whose backward is still to come.
+        if evidence.state.training.backward_lines.is_empty() || evidence.now < LEAST_STEPS {
+            return None;
+        }
+        let mut by_line: HashMap<&Frame, u64> = HashMap::new();
+        for (lines, bytes) in &self.called {
+            let is_it =
+                |line: &&&Frame| evidence.is_untrained(line) && !pile::is_under_way(evidence, line);
+            if let Some(line) = lines.first().filter(is_it) {
+                *by_line.entry(line).or_default() += bytes;
+            }
+        }
+        let most = by_line.into_iter().max_by_key(|&(line, bytes)| (bytes, line));
+        most.filter(|&(_, bytes)| bytes >= evidence.live_bytes() / UNTRAINED_SHARE)
+    }
+
+    /// One sentence with each part's share of live memory. `None`: they are less than half of it.
+    pub fn told(&self, evidence: &Evidence<'_>) -> Option<String> {
+        let live = evidence.live_bytes();
+        let told = |(name, part): (&str, u64)| {
+            let from = self.from(evidence).filter(|_| name == ACTIVATIONS).unwrap_or_default();
+            format!("{}% {name} ({}){from}", percent(part, live), bytes(part))
+        };
+        let named = self.named();
+        let known = named.iter().map(|&(_, part)| part).sum::<u64>() - self.outside;
+        if known < live / 2 {
+            return None;
+        }
+        let named = named.into_iter().filter(|&(_, part)| part > 0 && part >= live / LEAST_PART);
+        let named: Vec<String> = named.map(told).collect();
+        (!named.is_empty()).then(|| format!("Of what is live: {}", named.join("; ")))
+    }
+}
