@@ -1,10 +1,10 @@
 //! The heap's beginning: from the configuration and the process's libcuda, at the first entry that
-//! needs it; and its end with the process.
+//! needs it.
 
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 use super::preload;
 use super::process::{self, HEAP, INIT, Installed, Waits, current, guarded};
-use super::{fork, oom, python, run_file, summary};
+use super::{end, fork, oom, python};
 use crate::config::{Blame, Config, logging};
 use crate::driver::Driver;
 use crate::driver::cuda::{CudaDriver, is_stand_in};
@@ -149,7 +149,7 @@ pub(super) fn is_only_watched() -> bool {
 
 fn publish(heap: Heap, config: Config) -> &'static Heap {
     fork::watch();
-    close_at_exit();
+    end::close_at_exit();
     oom::write_pages_at_thresholds(&config);
     let installed = Box::leak(Box::new(Installed { heap, config }));
     HEAP.store(installed, Ordering::Release);
@@ -172,37 +172,6 @@ pub fn install(driver: Arc<dyn Driver>, conf: &str) -> Result<&'static Heap, Str
         old.shut_down();
     }
     Ok(publish(heap, config))
-}
-
-/// Removes the record's file at a normal exit. Nothing else is torn down: static destructors and
-/// Python's last objects may still free blocks.
-fn close_at_exit() {
-    static ONCE: std::sync::Once = std::sync::Once::new();
-    extern "C" fn close() {
-        if !fork::is_forked_child() {
-            #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-            preload::mode::leave();
-            guarded((), || {
-                if let Some(heap) = current() {
-                    run_file::at_exit(heap);
-                    summary::at_exit(heap);
-                    heap.record().close();
-                    heap.flush_trace();
-                }
-            });
-        }
-    }
-    ONCE.call_once(|| {
-        // SAFETY: the handler is a function of this library, which is never unloaded
-        // (`-z nodelete`).
-        let code = unsafe { libc::atexit(close) };
-        if code != 0 {
-            log::warn!(
-                "atexit failed: the record will be left in /dev/shm at exit, for `gruyere ps \
-                 --sweep`"
-            );
-        }
-    });
 }
 
 /// Why torch gets no memory in a process that is only observed, and the remedy.

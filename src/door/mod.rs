@@ -5,6 +5,7 @@
 pub mod alert;
 mod begin;
 pub mod control;
+mod end;
 pub mod fork;
 pub mod history;
 pub mod loader;

@@ -45,14 +45,36 @@ import torch
 kept = torch.ones(64 << 20, dtype=torch.uint8, device="cuda")
 raise ValueError("not memory")
 """
+CHILDREN = """
+import multiprocessing, os, sys, torch
+
+def work(kind):
+    torch.ones((2 << 30) if kind == "fails" else (8 << 20), dtype=torch.uint8, device="cuda")
+
+def work_of_rank(rank, kind):
+    work(kind)
+
+if __name__ == "__main__":
+    method, kind = sys.argv[1:]
+    if method == "torch":
+        torch.multiprocessing.spawn(work_of_rank, (kind,), nprocs=2)
+    else:
+        context = multiprocessing.get_context(method)
+        children = [context.Process(target=work, args=(kind,)) for _ in range(2)]
+        for child in children:
+            child.start()
+        for child in children:
+            child.join()
+        print([child.exitcode for child in children])
+"""
 
 
-def run(folder, code, conf=""):
+def run(folder, code, conf="", arguments=()):
     (folder / "records").mkdir()
     (folder / "program.py").write_text(code)
     environment = launched_environment(folder / "records", GRUYERE_CONF=conf, PHANTOM_MEMORY="1GiB")
     ran = subprocess.run(
-        [sys.executable, "-m", "gruyere", "program.py"],
+        [sys.executable, "-m", "gruyere", "program.py", *arguments],
         env=environment,
         cwd=folder,
         capture_output=True,
@@ -107,3 +129,21 @@ def test_a_program_that_did_not_die_of_memory_leaves_no_record(tmp_path, code, e
 def test_with_records_kept_0_none_is_left(tmp_path):
     ran, left = run(tmp_path, LEAK, "records_kept:0")
     assert ran.returncode == 1 and not left and "gruyere post" not in ran.stderr, ran.stderr
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver", "torch"])
+def test_children_that_end_well_leave_no_record_and_those_that_die_of_memory_a_copy(
+    tmp_path, method
+):
+    for kind, exits, left_of in [("ends", "[0, 0]\n", 0), ("fails", "[1, 1]\n", 2)]:
+        folder = tmp_path / kind
+        folder.mkdir()
+        ran, left = run(folder, CHILDREN, arguments=[method, kind])
+        if method == "torch":
+            # It ends the others when one fails.
+            assert (ran.returncode == 0) == (kind == "ends"), ran.stderr
+            assert bool(left) == (kind == "fails"), (left, ran.stderr)
+        else:
+            assert ran.stdout == exits and len(left) == left_of, (left, ran.stderr)
+        if left:
+            assert "out of memory" in post(folder), ran.stderr

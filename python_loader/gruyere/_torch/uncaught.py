@@ -7,10 +7,11 @@ everything alive, and `gruyere post` finds the copy.
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from types import TracebackType
-from typing import Any, Optional
+from typing import Any, Callable, Optional, TypeVar
 
 from .._native import library
 
@@ -19,19 +20,43 @@ _SAYS = (
     "as a page"
 )
 
+_Result = TypeVar("_Result")
+# torch's class, once installed.
+_error: Any = ()
+
 
 def install(torch: Any) -> None:
     """Install the exception hook. Called by enable()."""
     if os.environ.get("GRUYERE_SANDBOX") == "1":
         return
-    error = torch.cuda.OutOfMemoryError
+    global _error
+    _error = torch.cuda.OutOfMemoryError
     before = sys.excepthook
 
     def hook(
         kind: type[BaseException], value: BaseException, traceback: Optional[TracebackType]
     ) -> None:
         before(kind, value, traceback)
-        if issubclass(kind, error) and library.load().gruyere_keep_record() == 0:
-            print(_SAYS.format(pid=os.getpid()), file=sys.stderr)
+        if issubclass(kind, _error):
+            _keep()
 
     sys.excepthook = hook
+
+
+def keeping(function: Callable[..., _Result]) -> Callable[..., _Result]:
+    """Wrap the main function of a process whose caller catches and prints its exceptions itself."""
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> _Result:
+        try:
+            return function(*args, **kwargs)
+        except _error:
+            _keep()
+            raise
+
+    return wrapper
+
+
+def _keep() -> None:
+    if library.load().gruyere_keep_record() == 0:
+        print(_SAYS.format(pid=os.getpid()), file=sys.stderr)

@@ -169,8 +169,10 @@ pub fn sweep(directory: &Path, owners: Owners) -> Swept {
     remove_abandoned(directory, owners, 0, |_| true)
 }
 
-/// Sweeps this user's records, but keeps those of the `kept` processes with the latest signs of
-/// life: of each its own record and the latest copy that it left. Every new process does this.
+/// Sweeps this user's records, but keeps those of `kept` processes: of each its own record and the
+/// latest copy that it left. Every new process does this. They are those with the latest signs of
+/// life, but half of the places are for processes that left a copy, which ran out of memory: workers
+/// that end by `_exit` must not drive those out.
 /// Since no user asked for it, it leaves alone records that another machine may have written: on a
 /// network folder locks are unreliable.
 pub fn tidy(directory: &Path, kept: usize) -> Swept {
@@ -225,8 +227,8 @@ pub fn own_and_copy(records: &[(SystemTime, u32)]) -> [Option<usize>; 2] {
     [places().max_by_key(own), places().max_by_key(|&place| records[place].1)]
 }
 
-/// Those of `abandoned`, which are ordered newest first, that are not among the newest `kept`
-/// processes'. Of one process, its newest record and the copy that it left last are kept.
+/// Those of `abandoned`, which are ordered newest first, that are not of the `kept` processes. Of
+/// one process, its newest record and the copy that it left last are kept.
 fn beyond(abandoned: Vec<Abandoned>, kept: usize) -> Vec<Abandoned> {
     let mut processes: Vec<Vec<Abandoned>> = Vec::new();
     for one in abandoned {
@@ -241,8 +243,17 @@ fn beyond(abandoned: Vec<Abandoned>, kept: usize) -> Vec<Abandoned> {
             None => processes.push(vec![one]),
         }
     }
-    let surplus = |(place, mut records): (usize, Vec<Abandoned>)| {
-        if place < kept {
+    let has_copy = |records: &[Abandoned]| records.iter().any(|one| number(&one.path) > 0);
+    let with_copy = processes.iter().filter(|records| has_copy(records)).count();
+    let (mut of_copies, mut of_any) = (with_copy.min(kept.div_ceil(2)), kept);
+    of_any -= of_copies;
+    let surplus = |mut records: Vec<Abandoned>| {
+        let places = match has_copy(&records) && of_copies > 0 {
+            true => &mut of_copies,
+            false => &mut of_any,
+        };
+        if *places > 0 {
+            *places -= 1;
             let of: Vec<_> = records.iter().map(|one| (one.last_sign, number(&one.path))).collect();
             let kept = own_and_copy(&of);
             let mut place = 0..;
@@ -250,7 +261,7 @@ fn beyond(abandoned: Vec<Abandoned>, kept: usize) -> Vec<Abandoned> {
         }
         records
     };
-    processes.into_iter().enumerate().flat_map(surplus).collect()
+    processes.into_iter().flat_map(surplus).collect()
 }
 
 /// Removes `path` if it still is the file judged before: names are never used twice, but a file can
@@ -300,6 +311,12 @@ mod tests {
         assert_eq!(removed(3), copies);
         assert_eq!(removed(2), [&copies[..], &["gruyere-1-9-5-0.record"]].concat());
         assert_eq!(removed(0).len(), 6);
+        // Workers that left no copy take half of the places.
+        let workers = || (0..4).map(|worker| abandoned(20 + worker, 0, 99));
+        let left = beyond(workers().chain(records()).collect(), 4);
+        let left: Vec<String> = left.iter().map(|one| one.path.display().to_string()).collect();
+        assert!(!left.iter().any(|path| path.contains("-7-5-0") || path.contains("-7-5-3")));
+        assert_eq!(left.len(), workers().count() - 3 + records().len() - 2, "{left:?}");
         // It did nothing after the copy.
         assert!(beyond(vec![abandoned(7, 1, 90), abandoned(7, 0, 90)], 1).is_empty());
         // Unreadable ones belong to nobody known: each counts.

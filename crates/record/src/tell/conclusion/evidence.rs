@@ -9,6 +9,9 @@ use crate::{BlockEntry, EventKind, LIFETIME_NAMES};
 use super::callers::Callers;
 use super::words::Names;
 
+/// Growth since one of so many first steps is no full queue: nothing has left it yet.
+const FIRST_STEPS: u64 = 2;
+
 /// A refused request.
 pub struct Refused {
     /// Bytes asked for.
@@ -163,6 +166,13 @@ impl<'a> Evidence<'a> {
     fn rise_of_highs(&self, since: u64, late: u64) -> Option<u64> {
         let high = |steps| self.stretches(steps).map(|one| one.live_high_bytes).max();
         let start = self.stretches(0..=since).last()?;
+        // Steps shorter than the timeline's looks: most are in the stretch that they began in, whose
+        // high is that of its end. Those of a full queue would not go back to the first.
+        let reached = self.device.timeline.iter().map(|one| one.step).find(|&s| s > start.step);
+        let (steps, now) = (reached.unwrap_or(u64::MAX) - since, u64::from(self.now));
+        if since < FIRST_STEPS && steps > now.saturating_sub(since) / 2 {
+            return None;
+        }
         // Of its last step it may have a part without the high.
         let before = high(start.step.saturating_sub(1)..=start.step)?;
         let whole = u64::from(self.now).saturating_sub(1);

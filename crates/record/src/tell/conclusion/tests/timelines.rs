@@ -43,6 +43,33 @@ fn a_larger_step_is_no_growth(without_the_last: bool) {
     assert_eq!(made.concludes().cause, Cause::Nothing);
 }
 
+#[test]
+fn growth_since_the_first_step_is_no_full_queue_where_steps_are_shorter_than_looks() {
+    let concludes = |first: u32, timeline: &[(u64, u64)]| {
+        let mut made = Made::at(16);
+        let kept = made.line(24, "remember");
+        (first..16).for_each(|step| made.block(kept, step, 64 * MIB));
+        let live = made.device.live.all.bytes;
+        let stretch = |&(step, low): &(u64, u64)| Stretch {
+            step,
+            live_low_bytes: low,
+            live_high_bytes: live,
+            ..Stretch::default()
+        };
+        made.device.timeline = timeline.iter().map(stretch).collect();
+        made.device.total_bytes = live;
+        made.refused(64 * MIB, 0, kept);
+        made.concludes().lines.join("\n")
+    };
+    for timeline in [&[(0, 0)][..], &[(0, 0), (14, 700 * MIB)]] {
+        let said = concludes(0, timeline);
+        assert!(said.contains("remember keeps 64 MiB a step since step 0"), "{said}");
+    }
+    // Those of the first steps have left it.
+    let said = concludes(4, &[(0, 0), (14, 700 * MIB)]);
+    assert!(said.contains("is level: a queue that is full"), "{said}");
+}
+
 /// The looks at a program of equal steps, `looks` per step: `kept` live at the end of a step, and
 /// within it up to `activations` more.
 fn looks_at(
