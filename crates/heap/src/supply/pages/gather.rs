@@ -196,3 +196,59 @@ impl Gathered {
         gathered
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Idle pages of chunk `chunk`: `first` to `first + count` of `pages`.
+    fn idle(chunk: ChunkId, pages: u32, first: u32, count: u32) -> (MovablePages, Part) {
+        let address = (u64::from(chunk) * 100 + u64::from(first)) * PAGE;
+        let range = address..address + u64::from(count) * PAGE;
+        let part = Part { pages: range.clone(), chunk, first, behind: pages - first - count };
+        (MovablePages { run: chunk, pages: range, used: None }, part)
+    }
+
+    fn choose(idle: &[(MovablePages, Part)], need: u32, room: (u64, u64)) -> Gathered {
+        let parts: Vec<_> = idle.iter().map(|(pages, part)| (pages, part.clone())).collect();
+        Gathered::choose(&parts, need, room)
+    }
+
+    #[test]
+    fn the_rest_of_a_head_that_is_cut_short_needs_room_too() {
+        // The tail of one chunk, and of the head of another two pages of three: two pages of that
+        // chunk lie behind the row, and there is room for one.
+        let parts = [idle(0, 4, 1, 3), idle(1, 4, 0, 3)];
+        let found = choose(&parts, 5, (PAGE, PAGE));
+        let (_, behind) = found.stale_aliases();
+        assert!(behind <= PAGE, "{} pages behind the row", behind / PAGE);
+    }
+
+    proptest! {
+        #[test]
+        fn a_row_of_whole_chunks_but_for_its_ends_fits_into_its_room(
+            chunks in proptest::collection::vec((1u32..9, 0u32..4, 1u32..9), 0..6),
+            need in 1u32..14,
+            room in (0u64..8, 0u64..8),
+        ) {
+            let some = (0..).zip(chunks).filter(|(_, (pages, first, _))| first < pages);
+            let parts: Vec<_> = some.map(|(chunk, (pages, first, count))| {
+                idle(chunk, pages, first, count.min(pages - first))
+            }).collect();
+            let found = choose(&parts, need, (room.0 * PAGE, room.1 * PAGE));
+            let pages: u32 = found.pieces.iter().map(|piece| piece.count).sum();
+            prop_assert_eq!(u64::from(pages), found.pages);
+            prop_assert!(pages <= need);
+            let (before, behind) = found.stale_aliases();
+            prop_assert!(before <= room.0 * PAGE && behind <= room.1 * PAGE);
+            let last = found.pieces.len().saturating_sub(1);
+            for (at, piece) in found.pieces.iter().enumerate() {
+                let part = &parts.iter().find(|(_, part)| part.chunk == piece.chunk).unwrap().1;
+                let whole = part.first + part.count() + part.behind;
+                prop_assert!(piece.first == 0 || at == 0);
+                prop_assert!(piece.first + piece.count == whole || at == last);
+            }
+        }
+    }
+}
