@@ -165,16 +165,16 @@ impl Gathered {
             idle.iter().filter(fits).max_by_key(|idle| idle.count)
         };
         let mut left = need;
-        let mut take = |idle: &Idle<'_>| {
-            let count = idle.count.min(left);
-            left -= count;
-            count
-        };
-        let tail = split(false).map(|idle| idle.back(take(idle)));
-        let head = split(true).map(|idle| idle.front(take(idle))).filter(|head| head.count > 0);
-        if let Some(tail) = &tail {
+        // All of it: each of the two is shorter than the need.
+        if let Some(tail) = split(false) {
+            left -= tail.count;
             gathered.push(tail);
         }
+        // Cut short, it leaves more of its chunk behind the row.
+        let head = split(true)
+            .map(|idle| idle.front(idle.count.min(left)))
+            .filter(|head| head.count > 0 && reaches(head).1);
+        left -= head.as_ref().map_or(0, |head| head.count);
         let mut longer = None;
         for idle in Idle::whole_of(&idle) {
             if idle.count <= left {
