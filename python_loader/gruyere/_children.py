@@ -17,20 +17,31 @@ from ._torch import uncaught
 
 def install() -> None:
     """Follow the ends of this process's children, and of this process if it is one."""
-    # multiprocessing keeps a weak reference only.
-    util.register_after_fork(_began, _began)
     if process.parent_process() is not None:
         _close_at_end()
+    child: Any = process.BaseProcess
+    child._bootstrap = _following(child._bootstrap)
     # The package has a function of the module's name.
     spawn: Any = importlib.import_module("torch.multiprocessing.spawn")
     spawn._wrap = _keeping(spawn._wrap)
 
 
-def _began(_: Any) -> None:
-    """Called in each child before it runs its function, also in spawned ones."""
-    child = process.current_process()
-    child.run = uncaught.keeping(child.run)  # type: ignore[method-assign]
-    _close_at_end()
+def _following(bootstrap: Callable[..., int]) -> Callable[..., int]:
+    """Wrap the main function of a child."""
+
+    @functools.wraps(bootstrap)
+    def wrapper(child: process.BaseProcess, *args: Any, **kwargs: Any) -> int:
+        run = uncaught.keeping(child.run)
+
+        def running() -> None:
+            # Not before: a child begins by forgetting its parent's finalisers.
+            _close_at_end()
+            run()
+
+        child.run = running  # type: ignore[method-assign]
+        return bootstrap(child, *args, **kwargs)
+
+    return wrapper
 
 
 def _close_at_end() -> None:

@@ -46,7 +46,10 @@ kept = torch.ones(64 << 20, dtype=torch.uint8, device="cuda")
 raise ValueError("not memory")
 """
 CHILDREN = """
-import multiprocessing, os, sys, torch
+import multiprocessing, sys, gruyere, torch
+
+# In spawned children too.
+gruyere.enable()
 
 def work(kind):
     torch.ones((2 << 30) if kind == "fails" else (8 << 20), dtype=torch.uint8, device="cuda")

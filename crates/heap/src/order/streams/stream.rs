@@ -125,7 +125,9 @@ impl Stream {
         // A call not seen here sees the state.
         let named = self.calls.load(Ordering::SeqCst) > 0;
         if named {
-            self.state.store(PASSING, Ordering::SeqCst);
+            // The stream may have been destroyed meanwhile.
+            let _ =
+                self.state.compare_exchange(WITHDRAWN, PASSING, Ordering::SeqCst, Ordering::SeqCst);
         }
         !named
     }

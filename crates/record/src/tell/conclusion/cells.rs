@@ -16,7 +16,8 @@ const LEAST_SHARE: u64 = 4;
 /// From this number on, cells pile up: weights, data and states are made in a few.
 const MANY: usize = 12;
 
-const KEPT: &[&str] = &[
+/// The remedy for results that a notebook keeps.
+pub const KEPT: &[&str] = &[
     "To do: end a cell's last line with a semicolon, or give its result a name that is used again; \
      `%reset -f out` empties Out, `del NAME` a variable.",
 ];
@@ -27,7 +28,7 @@ fn is_cell(frame: &Frame) -> bool {
 }
 
 /// The cell that made a site's blocks.
-fn cell(site: &Site) -> Option<&Frame> {
+pub fn cell(site: &Site) -> Option<&Frame> {
     site.frames.iter().rev().find(|frame| is_cell(frame))
 }
 

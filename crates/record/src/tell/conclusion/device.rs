@@ -6,7 +6,7 @@ use super::callers::caller;
 use super::evidence::{Evidence, Refused};
 use super::words::{bytes, of};
 use super::{Cause, Finding, full};
-use crate::sites::{By, SiteId, usage};
+use crate::sites::{By, Frame, Phase, SiteId, usage};
 use crate::stream::StreamNumber;
 use crate::{DeviceGauge, EventKind};
 
@@ -62,15 +62,36 @@ fn large_request(evidence: &Evidence<'_>, refused: &Refused) -> Option<Finding> 
         cause: Cause::LargeRequest,
         bytes: asked,
         says,
-        advice: LARGE,
+        advice: advice_on(evidence, refused.site),
         ..Finding::default()
     })
+}
+
+/// The remedy for one large tensor of this site.
+fn advice_on(evidence: &Evidence<'_>, site: SiteId) -> &'static [&'static str] {
+    let Some(site) = evidence.sites.get(site) else { return LARGE };
+    let is_gathered = |frame: &Frame| frame.file.ends_with("transformers/trainer_pt_utils.py");
+    let is_outside = site.phase == Phase::Unknown && site.module.is_empty();
+    match site.frames.iter().any(is_gathered) {
+        true => GATHERED,
+        false if is_outside && !evidence.trains() => DATA,
+        false => LARGE,
+    }
 }
 
 const LARGE: &[&str] = &[
     "To do: look at the shape of that one tensor: a smaller batch or shorter inputs there, or work \
      on it in pieces (chunks, attention that keeps no matrix of scores, logits of the last \
      position only).",
+];
+
+const DATA: &[&str] = &[
+    "To do: if that is a dataset, leave it on the host, or in fewer bits, and move one batch at a \
+     time to the device; else look at its shape, or work on it in pieces.",
+];
+const GATHERED: &[&str] = &[
+    "To do: that is all predictions of the evaluation, whatever its batch: eval_accumulation_steps \
+     moves them to the host as they come, preprocess_logits_for_metrics keeps less of each.",
 ];
 
 /// One block of the running step, large beside all else.
@@ -83,15 +104,15 @@ fn large_block(evidence: &Evidence<'_>) -> Option<Finding> {
     }
     let place = evidence.names.place(evidence.sites, largest.site);
     let who = place.map_or("One block".to_owned(), |place| format!("{place}: one block"));
+    let share = of(largest.size, evidence.live_bytes());
     Some(Finding {
         cause: Cause::LargeRequest,
         bytes: largest.size,
-        says: format!(
-            "{who} of step {} is large, {}",
-            evidence.now,
-            of(largest.size, evidence.live_bytes())
-        ),
-        advice: LARGE,
+        says: match evidence.now {
+            0 => format!("{who} is large, {share}"),
+            step => format!("{who} of step {step} is large, {share}"),
+        },
+        advice: advice_on(evidence, largest.site),
         names: largest.site,
         accused: None,
     })

@@ -109,6 +109,12 @@ impl<'a> Evidence<'a> {
         *has_optimizer || self.now > 0 || !backward_lines.is_empty()
     }
 
+    /// Whether activations are recomputed in the backward (torch.utils.checkpoint).
+    pub fn recomputes(&self) -> bool {
+        let is_checkpoint = |frame: &Frame| frame.file.ends_with("torch/utils/checkpoint.py");
+        self.sites.iter().any(|(_, site)| site.frames.iter().any(is_checkpoint))
+    }
+
     /// Whether code called from `frame` is no training: a backward has run through other lines and
     /// not through this one, or nothing was or will be trained at all.
     pub fn is_untrained(&self, frame: &Frame) -> bool {

@@ -1,5 +1,6 @@
 //! A device full of live blocks without a culprit: their purposes, and remedies for that state.
 
+use super::attempts;
 use super::evidence::{Evidence, Refused, is_persistent};
 use super::parts::Parts;
 use super::pile;
@@ -13,9 +14,9 @@ pub const LEAST_STEPS: u32 = 3;
 /// A step needs more than others from this percentage of their median on; steps vary if the highest
 /// reaches it.
 const MORE: u64 = 125;
-/// Share of live memory (one part in so many) from which on what was loaded from files is the first
-/// to go, if the request would then have fitted.
-const LOADED_SHARE: u64 = 20;
+/// Share of live memory (one part in so many) from which on what was loaded from files, or is left
+/// of a failed attempt, is the first to go, if the request would then have fitted.
+const LEAST_SHARE: u64 = 20;
 /// From this number on, several forwards may wait for one backward.
 const SEVERAL: usize = 3;
 /// From this number of blocks on, a line fills a buffer.
@@ -56,9 +57,18 @@ pub fn find(evidence: &Evidence<'_>, refused: &Refused) -> Finding {
         let (line, part) = (evidence.names.frame(line), bytes(part));
         says.push_str(&format!(". No backward has run through {line}, which keeps {part}"));
     }
-    let advice = match parts.loaded >= refused.asked.max(live / LOADED_SHARE) {
-        true => LOADED,
-        false => advice(evidence, &parts, larger, untrained.is_some()),
+    let would_fit = |bytes: u64| bytes >= refused.asked.max(live / LEAST_SHARE);
+    let left = attempts::left(evidence);
+    let advice = match (would_fit(left), would_fit(parts.loaded)) {
+        (true, _) => {
+            says.push_str(&format!(
+                ". {} is left of an attempt that ran out of memory before",
+                bytes(left)
+            ));
+            attempts::ADVICE
+        }
+        (_, true) => LOADED,
+        _ => advice(evidence, &parts, larger, untrained.is_some()),
     };
     Finding { cause: Cause::Full, bytes: live, says, advice, ..Finding::default() }
 }
@@ -88,6 +98,10 @@ impl Before {
     }
 }
 
+const RECOMPUTED: &[&str] =
+    &["To do: a smaller batch (gradients can be accumulated over several), or less of the lines \
+     above that no checkpoint recomputes (a loss over a large vocabulary can be computed in \
+     chunks)."];
 const UNTRAINED: &[&str] =
     &["To do: if the line without a backward only evaluates, run it in torch.no_grad() or \
      torch.inference_mode(), and keep .item() of its results; if it trains, give it less (batch, \
@@ -96,9 +110,11 @@ const LOADED: &[&str] = &[
     "To do: load to the host (map_location=\"cpu\"), and drop a checkpoint once load_state_dict() \
      has copied it (del); of a dataset, move one batch at a time to the device.",
 ];
-const BUFFER: &[&str] =
-    &["To do: keep fewer of that line's blocks at once: give its queue or buffer a bound, fetch \
-     fewer ahead, drop each before the next."];
+const BUFFER: &[&str] = &[
+    "To do: keep fewer of that line's blocks at once, or smaller ones: bound its queue or buffer, \
+     fetch fewer ahead, drop each before the next; of a cache of keys and values, reserve a shorter \
+     length or a smaller batch.",
+];
 
 /// Whether most of live memory is many blocks of one line outside of modules that is no part of the
 /// training: batches and weights fetched ahead, buffers.
@@ -152,17 +168,21 @@ fn advice(
                  budget of tokens a batch), or work on it in parts.",
             ];
         }
+        Some(_) if trains && parts.without_gradients > live / 4 => {
+            return &[
+                "To do: if the forwards without gradients are an evaluation, give it a smaller \
+                 batch, or shorter inputs, than now: the steps before fitted.",
+            ];
+        }
         Some(_) if trains && parts.activations > live / 2 => {
             return &[
-                "To do: give this step less (batch, length, model), since those before were alike \
-                 and fitted; or work on it in parts (gradients add up over several backwards), or \
+                "To do: give this step less (batch, length, model), since those before fitted; or work on it in parts (gradients add up over several backwards), or \
                  recompute activations in the backward (torch.utils.checkpoint).",
             ];
         }
         Some(_) => {
             return &[
-                "To do: give this step less (batch, length, model), since those before were alike \
-                 and fitted; or work on it in parts.",
+                "To do: give this step less (batch, length, model), since those before fitted; or work on it in parts.",
             ];
         }
         None => {}
@@ -179,8 +199,13 @@ fn advice(
     if !trains {
         return &["To do: look whether all blocks of these lines are needed at once."];
     }
-    &["To do: a smaller batch (gradients can be accumulated over several), activation \
-         checkpointing (torch.utils.checkpoint) or offloading."]
+    match evidence.recomputes() {
+        true => RECOMPUTED,
+        false => {
+            &["To do: a smaller batch (gradients can be accumulated over several), activation \
+             checkpointing (torch.utils.checkpoint) or offloading."]
+        }
+    }
 }
 
 /// The remedy where the model is the most, whatever the batch.

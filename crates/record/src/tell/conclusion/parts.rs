@@ -33,7 +33,7 @@ pub struct Parts<'a> {
     pub gradients: u64,
     pub states: u64,
     pub activations: u64,
-    without_gradients: u64,
+    pub without_gradients: u64,
     outside: u64,
     /// Loaded from files, neither weights nor states: checkpoints that are still there, datasets.
     pub loaded: u64,

@@ -11,7 +11,7 @@ use std::collections::{BTreeSet, HashMap};
 use super::callers::{caller, is_input};
 use super::evidence::{Evidence, is_persistent};
 use super::growth::place;
-use super::unmarked::UNMARKED;
+use super::unmarked;
 use super::words::of;
 use super::{Cause, Finding};
 use crate::BlockEntry;
@@ -219,7 +219,7 @@ fn collected(evidence: &Evidence<'_>) -> Option<Finding> {
             cause: Cause::Leak,
             bytes: whole,
             says: format!("{place} keeps {count} blocks (no step is marked): {told}"),
-            advice: UNMARKED,
+            advice: unmarked::advice(evidence, site),
             names: site,
             accused: None,
         });

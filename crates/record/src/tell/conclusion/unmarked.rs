@@ -7,12 +7,13 @@
 
 use std::collections::HashMap;
 
+use super::cells::{KEPT, cell};
 use super::evidence::Evidence;
 use super::growth::place;
 use super::words::of;
 use super::{Cause, Finding};
 use crate::dump::state::Stretch;
-use crate::sites::{By, usage};
+use crate::sites::{By, SiteId, usage};
 use crate::{BlockEntry, EventKind};
 
 /// Parts of the work in the events.
@@ -24,8 +25,16 @@ const LEAST_WORK: usize = 8 * PARTS;
 /// The least share of live memory (one part in so many).
 const LEAST_SHARE: u64 = 4;
 
-/// The remedy where no step shows what grows.
-pub const UNMARKED: &[&str] = &[
+/// The remedy where no step shows what grows, for the blocks of `site`.
+pub fn advice(evidence: &Evidence<'_>, site: SiteId) -> &'static [&'static str] {
+    match evidence.sites.get(site).and_then(cell) {
+        // A cell that is run again has the same name.
+        Some(_) => KEPT,
+        None => UNMARKED,
+    }
+}
+
+const UNMARKED: &[&str] = &[
     "To do: find what keeps them, and give a cache a bound, or move results to the host (.cpu()); \
      gruyere.step() after each request shows what grows.",
 ];
@@ -86,7 +95,7 @@ pub fn find(evidence: &Evidence<'_>) -> Option<Finding> {
             most.blocks,
             of(most.bytes, evidence.live_bytes())
         ),
-        advice: UNMARKED,
+        advice: advice(evidence, most.site),
         names: most.site,
         accused: None,
     })

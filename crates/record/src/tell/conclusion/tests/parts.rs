@@ -1,6 +1,7 @@
-//! Live memory by purpose.
+//! Live memory by purpose, and what is the first to go.
 
 use super::*;
+use crate::EventKind;
 
 /// A training of two weights of 1 GiB, with a gradient of each, that resumed from a checkpoint on
 /// the device: what it loaded lies beside them, of which `persistent` blocks were tagged. `asked`
@@ -27,7 +28,7 @@ fn resumed(persistent: usize, asked: u64) -> Made {
 #[test]
 fn states_of_a_checkpoint_on_the_device_are_states_and_the_rest_of_it_is_no_weight() {
     let conclusion = resumed(4, GIB).concludes();
-    let said = conclusion.lines.join(" ");
+    let said = conclusion.lines.join("\n").replace("\n  ", " ");
     assert_eq!(conclusion.cause, Cause::Full, "{said}");
     assert!(said.contains("40% states of the optimiser (4 GiB)"), "{said}");
     assert!(said.contains("20% weights (2 GiB)"), "{said}");
@@ -38,7 +39,56 @@ fn states_of_a_checkpoint_on_the_device_are_states_and_the_rest_of_it_is_no_weig
 #[test]
 fn a_loaded_checkpoint_is_not_blamed_where_the_request_would_not_fit_without_it() {
     for made in [resumed(6, GIB), resumed(4, 3 * GIB)] {
-        let said = made.concludes().lines.join(" ");
+        let said = made.concludes().lines.join("\n").replace("\n  ", " ");
         assert!(!said.contains("map_location"), "{said}");
     }
+}
+
+/// A training whose attempts `again` at a forward of two layers ran out of memory.
+fn attempts(again: &[usize]) -> Conclusion {
+    let mut made = Made::at(0);
+    let layers = [made.module("model.0", 9, "main"), made.module("model.1", 9, "main")];
+    let mut events = Vec::new();
+    for &blocks in again {
+        for layer in 0..blocks {
+            let address = made.blocks.iter().map(|block| block.0).sum();
+            made.block(layers[layer], 0, GIB);
+            events.push(event(EventKind::Malloc, address));
+        }
+        events.push(event(EventKind::OutOfMemory, 0));
+    }
+    made.trains(&[("main", 20)]);
+    made.state.events.entries = events;
+    made.refused(GIB, 0, layers[1]);
+    made.concludes()
+}
+
+fn event(kind: EventKind, address: u64) -> Event {
+    Event { kind: kind.name().into(), address, ..Event::default() }
+}
+
+#[test]
+fn what_an_attempt_that_ran_out_of_memory_has_left_is_the_first_to_go() {
+    let said = attempts(&[2, 1]).lines.join("\n").replace("\n  ", " ");
+    assert!(said.contains("2 GiB is left of an attempt that ran out of memory before"), "{said}");
+    assert!(said.contains("let go of the exception"), "{said}");
+    // One forward, in which cuDNN asked for a workspace that was refused; one attempt.
+    for attempt in [&[1][..], &[0, 2], &[2]] {
+        let said = attempts(attempt).lines.join("\n").replace("\n  ", " ");
+        assert!(!said.contains("ran out of memory before"), "{said}");
+    }
+}
+
+#[test]
+fn a_refused_workspace_within_a_forward_is_no_attempt() {
+    let mut made = Made::at(0);
+    let (first, second) = (made.module("model.0", 9, "main"), made.module("model.1", 9, "main"));
+    made.block(first, 0, GIB);
+    made.block(second, 0, GIB);
+    let refused = event(EventKind::OutOfMemory, 0);
+    made.state.events.entries =
+        vec![event(EventKind::Malloc, 0), refused.clone(), event(EventKind::Malloc, GIB), refused];
+    made.refused(GIB, 0, second);
+    let said = made.concludes().lines.join("\n").replace("\n  ", " ");
+    assert!(!said.contains("ran out of memory before"), "{said}");
 }

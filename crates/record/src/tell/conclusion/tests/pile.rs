@@ -166,7 +166,7 @@ fn a_step_that_is_larger_than_the_others_is_told_with_what_it_needs_and_who_call
         )),
         "{larger}"
     );
-    assert!(larger.contains("those before were alike") && !larger.contains("lengths,"), "{larger}");
+    assert!(larger.contains("those before fitted") && !larger.contains("lengths,"), "{larger}");
     // Some past steps had nearly as much, and one had more than now.
     let vary = full(&[6 * GIB, 6 * GIB, 11 * GIB]);
     assert!(vary.contains("steps differ") && vary.contains("bucket the lengths"), "{vary}");

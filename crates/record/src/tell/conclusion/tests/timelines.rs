@@ -61,12 +61,12 @@ fn growth_since_the_first_step_is_no_full_queue_where_steps_are_shorter_than_loo
         made.refused(64 * MIB, 0, kept);
         made.concludes().lines.join("\n")
     };
-    for timeline in [&[(0, 0)][..], &[(0, 0), (14, 700 * MIB)]] {
+    for timeline in [&[(0, 0)][..], &[(0, 0), (15, 700 * MIB)]] {
         let said = concludes(0, timeline);
         assert!(said.contains("remember keeps 64 MiB a step since step 0"), "{said}");
     }
     // Those of the first steps have left it.
-    let said = concludes(4, &[(0, 0), (14, 700 * MIB)]);
+    let said = concludes(4, &[(0, 0), (15, 700 * MIB)]);
     assert!(said.contains("is level: a queue that is full"), "{said}");
 }
 
