@@ -2,6 +2,8 @@
 
 import json
 import math
+import os
+import subprocess
 import sys
 
 import pytest
@@ -180,3 +182,28 @@ def test_wrong_arguments_end_with_2_before_anything_runs(tmp_path, capsys, chang
 def test_the_list_is_printed_and_nothing_runs(capsys):
     main.main(json.dumps({"gpu": ["list"]}))
     assert capsys.readouterr().out == gpus.table()
+
+
+@pytest.mark.parametrize(
+    ("package", "what", "request_of", "command"),
+    [
+        ("gruyere._dryrun", "main", {"gpu": ["list"]}, "dryrun"),
+        ("gruyere._bench", "bench", {"list": True}, "bench --torch"),
+    ],
+)
+def test_a_full_disk_is_told_of_and_a_closed_pipe_is_not(package, what, request_of, command):
+    line = [sys.executable, "-m", package, what, json.dumps(request_of)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "python_loader")}
+
+    def ended(out):
+        ran = subprocess.run(line, stdout=out, stderr=subprocess.PIPE, env=environment, text=True)
+        return ran.returncode, ran.stderr
+
+    with open("/dev/full", "w") as full:
+        code, said = ended(full)
+    assert code == 1 and said.startswith(f"gruyere {command}: standard output: No space"), said
+    assert said.count("\n") == 1, said
+    out, into = os.pipe()
+    os.close(out)
+    assert ended(into) == (0, "")
+    os.close(into)

@@ -39,6 +39,7 @@ mod watch;
 mod wrap;
 
 use clap::{Parser, Subcommand};
+use std::io::Write as _;
 use std::process::ExitCode;
 
 /// The commands by purpose; in each group the most common first.
@@ -137,7 +138,20 @@ fn main() -> ExitCode {
     if let Some(code) = doctor::run_as_asked(std::env::args_os()) {
         return code;
     }
-    let command = Cli::parse().command;
+    let command = match Cli::try_parse() {
+        Ok(cli) => cli.command,
+        // The help or the version: clap's own way to print them ignores a full disk.
+        Err(asked) if !asked.use_stderr() => {
+            return match output::told(asked.print().and_then(|()| std::io::stdout().flush())) {
+                Ok(_) => ExitCode::SUCCESS,
+                Err(failure) => {
+                    let _ = writeln!(std::io::stderr(), "gruyere: {failure}");
+                    failure::Exit::Failed.into()
+                }
+            };
+        }
+        Err(wrong) => wrong.exit(),
+    };
     // `run` forwards all signals to its program, which inherits their original dispositions.
     if !matches!(command, Command::Run(_)) {
         signals::listen();

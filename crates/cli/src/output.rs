@@ -1,8 +1,8 @@
 //! Standard output and its reader: a closed pipe (`| head`) ends a command quietly and is not its
-//! failure.
+//! failure; a full disk is. Every command prints this way, so that none loses its answer silently.
 
 use std::fmt;
-use std::io::{self, ErrorKind, Write as _};
+use std::io::{self, ErrorKind, Write};
 use std::os::fd::RawFd;
 use std::time::{Duration, Instant};
 
@@ -23,8 +23,27 @@ pub enum Audience {
 /// Writing fails: a full disk, for example.
 pub fn print(text: impl fmt::Display) -> Result<Audience, Failure> {
     let text = text.to_string();
-    let mut out = io::stdout().lock();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+    write(|out| out.write_all(text.as_bytes()))
+}
+
+/// As [`print`], for what is too large for a text: `form` writes it.
+///
+/// # Errors
+/// Writing fails: a full disk, for example.
+pub fn write(form: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<Audience, Failure> {
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    let written = form(&mut out).and_then(|()| out.flush());
+    // The rest after an error: dropping the writer would try once more.
+    drop(out.into_parts());
+    told(written)
+}
+
+/// The outcome of a write to standard output.
+///
+/// # Errors
+/// Writing failed, and not for lack of a reader.
+pub fn told(written: io::Result<()>) -> Result<Audience, Failure> {
+    match written {
         Ok(()) => Ok(Audience::There),
         Err(error) if is_of_a_reader(&error) => Ok(Audience::Gone),
         Err(error) => Err(Failure::new(format_args!(
@@ -34,7 +53,7 @@ pub fn print(text: impl fmt::Display) -> Result<Audience, Failure> {
 }
 
 /// Whether `error` only means that the reader is gone: a closed pipe, a closed terminal.
-pub fn is_of_a_reader(error: &io::Error) -> bool {
+fn is_of_a_reader(error: &io::Error) -> bool {
     error.kind() == ErrorKind::BrokenPipe || error.raw_os_error() == Some(libc::EIO)
 }
 

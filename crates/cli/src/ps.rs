@@ -1,6 +1,7 @@
 //! `gruyere ps`: the processes with a record.
 
-use std::io::{self, IsTerminal as _, Write};
+use std::fmt::Write as _;
+use std::io::{self, IsTerminal as _};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -15,6 +16,7 @@ use crate::amounts::bytes;
 use crate::candidates::{self, By, Candidate};
 use crate::command;
 use crate::failure::{Ended, Exit, Failure, say};
+use crate::output;
 use crate::recent;
 use crate::shares;
 use crate::target::{Folder, Whose};
@@ -125,12 +127,10 @@ pub fn run(arguments: &Arguments) -> Ended {
         );
         trouble = true;
     }
-    // A closed pipe (`| head`) is not an error.
-    let _ = if arguments.json {
-        print_json(&rows, &dead, swept.removed, foreign)
-    } else {
-        print_table(&rows, &dead, arguments.sweep.then_some(swept.removed), foreign)
-    };
+    output::print(match arguments.json {
+        true => json(&rows, &dead, swept.removed, foreign),
+        false => table(&rows, &dead, arguments.sweep.then_some(swept.removed), foreign),
+    })?;
     Ok(if trouble { Exit::Failed } else { Exit::Fine })
 }
 
@@ -148,7 +148,7 @@ fn failure(path: &Path, error: &ReadError) -> Failure {
     })
 }
 
-fn print_json(rows: &[Row], dead: &[Candidate], swept: usize, foreign: usize) -> io::Result<()> {
+fn json(rows: &[Row], dead: &[Candidate], swept: usize, foreign: usize) -> String {
     let device = |Device { now: device, peak }: &Device| {
         let value = json!({
             "device": device.device,
@@ -198,7 +198,7 @@ fn print_json(rows: &[Row], dead: &[Candidate], swept: usize, foreign: usize) ->
         "processes": processes, "dead": dead, "stale": stale, "swept": swept,
         "of_other_users": foreign
     });
-    writeln!(io::stdout(), "{all:#}")
+    format!("{all:#}\n")
 }
 
 /// Widths of the number columns; with the rest for the command, 80 columns.
@@ -225,19 +225,15 @@ fn note(whose: &Whose) -> String {
     if note.is_empty() { note } else { format!("{}: ", note.trim()) }
 }
 
-fn print_table(
-    rows: &[Row],
-    dead: &[Candidate],
-    swept: Option<usize>,
-    foreign: usize,
-) -> io::Result<()> {
-    let mut out = io::stdout().lock();
+fn table(rows: &[Row], dead: &[Candidate], swept: Option<usize>, foreign: usize) -> String {
+    // Writing to a String cannot fail, here and below.
+    let mut out = String::new();
     let room = room_for_commands();
     if rows.is_empty() {
-        writeln!(out, "no live process uses gruyere here")?;
+        let _ = writeln!(out, "no live process uses gruyere here");
     } else {
         let head = ["PID", "RANK", "GPU", "LIVE", "PEAK", "HELD", "IDLE", "LOST"];
-        writeln!(out, "{}  COMMAND", numbers(head.map(str::to_owned)))?;
+        let _ = writeln!(out, "{}  COMMAND", numbers(head.map(str::to_owned)));
     }
     let notes: Vec<String> = rows.iter().map(|row| note(&row.whose)).collect();
     let commands: Vec<&str> = rows.iter().map(|row| &*row.process.command).collect();
@@ -259,40 +255,45 @@ fn print_table(
                 bytes(held.idle()),
                 format!("{:.1}%", held.fragmentation() * 100.0),
             ];
-            writeln!(out, "{}  {command}", numbers(cells))?;
+            let _ = writeln!(out, "{}  {command}", numbers(cells));
         }
         if row.devices.is_empty() {
             let mut cells = std::array::from_fn(|_| "-".to_owned());
             (cells[0], cells[1]) = (pid.to_string(), rank);
-            writeln!(out, "{}  {command}", numbers(cells))?;
+            let _ = writeln!(out, "{}  {command}", numbers(cells));
         }
     }
     match swept {
-        Some(swept) => writeln!(out, "removed {swept} records of ended processes")?,
+        Some(swept) => {
+            let _ = writeln!(out, "removed {swept} records of ended processes");
+        }
         None if dead.is_empty() => {}
         None => {
             let columns = candidates::columns(io::stdout());
-            writeln!(
+            let _ = writeln!(
                 out,
                 "\nDied: `gruyere post PID` shows one, `gruyere ps --sweep` removes their \
                  records\n{}",
                 candidates::table(dead, By::Pid, columns).trim_end()
-            )?;
+            );
         }
     }
     let unseen =
         rows.iter().filter(|row| !row.whose.note().is_empty() && !row.whose.is_seen).count();
     if unseen > 0 {
-        writeln!(
+        let _ = writeln!(
             out,
             "{unseen} of other users can't be seen from here (in another container, or hidden): \
              only the file's owner vouches for them"
-        )?;
+        );
     }
     if foreign > 0 {
-        writeln!(out, "{foreign} records of other users: `gruyere ps --all-users` reads them too")?;
+        let _ = writeln!(
+            out,
+            "{foreign} records of other users: `gruyere ps --all-users` reads them too"
+        );
     }
-    Ok(())
+    out
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! `gruyere snapshot`: the state of a process's memory, in the format of PyTorch's viewers.
 
-use std::io::{self, Write};
+use std::io::Write;
 use std::path::PathBuf;
 
 use gruyere_record::dump::from_record;
@@ -69,19 +69,10 @@ fn write(state: &State, arguments: &Arguments) -> Result<(), Failure> {
         false => dump::write_snapshot(out, state),
     };
     let path = arguments.output.display();
-    let written = match arguments.output.as_os_str() == "-" {
-        true => {
-            let mut out = io::BufWriter::new(io::stdout().lock());
-            form(&mut out).and_then(|()| out.flush()).or_else(|error| match output::is_of_a_reader(
-                &error,
-            ) {
-                true => Ok(()),
-                false => Err(error),
-            })
-        }
-        false => file::replace(&arguments.output, u64::MAX, file::PRIVATE, form),
-    };
-    written.map_err(|error| {
+    if arguments.output.as_os_str() == "-" {
+        return output::write(form).map(drop);
+    }
+    file::replace(&arguments.output, u64::MAX, file::PRIVATE, form).map_err(|error| {
         Failure::new(format_args!(
             "{path} could not be written: {error}; name a file in a folder with free space, with -o"
         ))

@@ -120,7 +120,9 @@ def bench(text: str) -> None:
     """`gruyere bench --torch`."""
     asked = json.loads(text)
     if asked["list"]:
-        print("".join(f"{name:<12} {what}\n" for name, what in PROGRAMS.items()), end="")
+        names = "".join(f"{name:<12} {what}\n" for name, what in PROGRAMS.items())
+        if not table.show(BENCH, names):
+            sys.exit(_CODES[FAILED])
         return
     if not asked["module"]:
         asked["program"] = asked["program"] or list(PROGRAMS)
@@ -228,11 +230,7 @@ class Comparison:
         self._progress("")
         draw = table.markdown if self.command == COMPARE else table.draw
         said = report.to_json() if self.json == "-" else draw(report)
-        try:
-            print(said, end="", flush=True)
-        except BrokenPipeError:
-            # The reader has seen enough.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        is_shown = table.show(self.command, said)
         # The Markdown table already shows failures on a terminal, up to two lines each.
         are_shown = self.command == COMPARE and sys.stdout.isatty()
         for program in report.programs:
@@ -243,7 +241,7 @@ class Comparison:
                         f"{row.reason}",
                         file=sys.stderr,
                     )
-        return report.code()
+        return report.code() or (0 if is_shown else _CODES[FAILED])
 
     def _compare(self, machine: Machine, servers: list[Server], folder: Path) -> Report:
         report = Report(

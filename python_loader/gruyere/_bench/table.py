@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import textwrap
 from typing import TYPE_CHECKING, Optional
 
@@ -92,6 +94,25 @@ def _barred(cells: list[str], widths: list[int]) -> str:
         for column, (cell, width) in enumerate(zip(cells, widths))
     ]
     return f"| {' | '.join(padded)} |"
+
+
+def show(command: str, text: str) -> bool:
+    """Print the answer of `gruyere COMMAND`; returns whether it is printed, and reports why not. A
+    reader that has seen enough is no failure."""
+    try:
+        print(text, end="", flush=True)
+        return True
+    except OSError as error:
+        # Python would try once more at its end, and fail with a message of its own.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        if isinstance(error, BrokenPipeError):
+            return True
+        print(
+            f"gruyere {command}: standard output: {error.strerror}; send it to a file system with "
+            "free space, or to a pipe",
+            file=sys.stderr,
+        )
+        return False
 
 
 def wrapped(text: str) -> str:

@@ -20,7 +20,7 @@ from .. import _launch
 from .._bench.compare import Row, fit
 from .._bench.machine import choose
 from .._bench.measure import FAILED, OUT_OF_MEMORY
-from .._bench.table import wrapped
+from .._bench.table import show, wrapped
 from .._errors import GruyereError
 from .._sandbox import Folder
 from .._sandbox import choose as sandbox
@@ -30,13 +30,15 @@ from .runs import RANDOM, ROOM, ZEROS, Plan, Ran, Runner, at_once, called, named
 from .sweep import Sweep
 from .worker import NOTHING, REFUSED, UNUSABLE
 
+NOT_PRINTED = 1
 WRONG_ARGUMENTS = 2
 
 
 def main(request: str) -> None:
     asked = json.loads(request)
     if gpus.LIST in asked["gpu"]:
-        _print(gpus.table())
+        if not show("dryrun", gpus.table()):
+            sys.exit(NOT_PRINTED)
         return
     began, began_nanoseconds = time.monotonic(), time.time_ns()
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -66,8 +68,7 @@ def main(request: str) -> None:
         sys.exit(130)
     found["seconds"] = round(time.monotonic() - began, 1)
     found["run"] = report.identity(asked, began_nanoseconds)
-    all_written = _write(asked, found)
-    sys.exit(found["verdict"]["exit"] if all_written else WRONG_ARGUMENTS)
+    sys.exit(_write(asked, found) or found["verdict"]["exit"])
 
 
 def _end(number: int, _frame: Any) -> NoReturn:
@@ -119,16 +120,17 @@ def _read(asked: dict[str, Any]) -> None:
             raise GruyereError(f"--history {asked['history']}: {error.strerror}") from error
 
 
-def _write(asked: dict[str, Any], found: dict[str, Any]) -> bool:
-    """Print the answer and write the requested files. Returns whether all files were written."""
+def _write(asked: dict[str, Any], found: dict[str, Any]) -> int:
+    """Print the answer and write the requested files: all that can be, since an answer takes
+    minutes. Returns the exit code if something was not written, else 0."""
     whole = json.dumps(found, indent=1) + "\n"
-    _print(whole if asked["json"] == "-" else text.draw(found))
+    is_printed = show("dryrun", whole if asked["json"] == "-" else text.draw(found))
+    code = 0 if is_printed else NOT_PRINTED
     writings: dict[str, Callable[[str], object]] = {
         "json": lambda name: Path(name).write_text(whole, "utf-8"),
         "html": lambda name: Path(name).write_text(page.draw(found), "utf-8"),
         "history": lambda name: history.keep(name, found["run"], whole),
     }
-    all_written = True
     for option, write in writings.items():
         name = asked[option]
         if name is None or (option, name) == ("json", "-"):
@@ -137,16 +139,8 @@ def _write(asked: dict[str, Any], found: dict[str, Any]) -> bool:
             write(name)
         except OSError as error:
             print(f"gruyere dryrun: --{option} {name}: {error.strerror}", file=sys.stderr)
-            all_written = False
-    return all_written
-
-
-def _print(what: str) -> None:
-    try:
-        print(what, end="", flush=True)
-    except BrokenPipeError:
-        # The reader has seen enough.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            code = WRONG_ARGUMENTS
+    return code
 
 
 def _show(ran: Ran) -> None:

@@ -7,7 +7,6 @@ mod growth;
 mod serve;
 mod textfile;
 
-use std::io::{self, Write as _};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -15,6 +14,7 @@ use collect::Collector;
 use exposition::Format;
 
 use crate::failure::{Ended, Exit, say};
+use crate::output;
 use crate::target::Folder;
 
 /// Serves what all processes of this machine hold as Prometheus metrics.
@@ -43,7 +43,7 @@ In Prometheus, set `honor_labels: true`, so that `job` is the Slurm job or torch
 scrape job. Alert rules and a Grafana dashboard are in dashboards/ of the repository.
 
 Exit codes: 0 written or printed; 1 the folder can't be read, the address is not available, or the \
-file can't be written; 2 wrong usage. A signal ends serving.")]
+metrics can't be written; 2 wrong usage. A signal ends serving.")]
 pub struct Arguments {
     /// Address and port to listen on. Any address but loopback is open to every host that can reach
     /// it.
@@ -91,9 +91,7 @@ pub fn run(arguments: &Arguments) -> Ended {
     // Reports an unreadable folder at once, not at the first scrape.
     if arguments.print {
         let format = if arguments.openmetrics { Format::OpenMetrics } else { Format::Prometheus };
-        let text = exposition::write(&collector.look()?, format);
-        // A closed pipe (`| head`) is not an error.
-        let _ = io::stdout().write_all(text.as_bytes());
+        output::print(exposition::write(&collector.look()?, format))?;
         return Ok(Exit::Fine);
     }
     if let Some(path) = &arguments.textfile {
