@@ -353,6 +353,20 @@ fn silent_and_slow_clients_do_not_keep_the_scraper_waiting() {
 }
 
 #[test]
+fn an_address_without_a_port_or_a_port_without_an_address_is_wrong_usage() {
+    let folder = tempfile::tempdir().unwrap();
+    for wrong in ["9404", "127.0.0.1", ":9404", "127.0.0.1:", "127.0.0.1:94040"] {
+        let output = export(&["--listen", wrong], folder.path());
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{wrong}: {said}");
+        assert!(said.contains(wrong) && said.contains("as in 127.0.0.1:9404"), "{said}");
+    }
+    // A name is looked up, and may be missing.
+    let output = export(&["--listen", "no-such-host.invalid:9404"], folder.path());
+    assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
+}
+
+#[test]
 fn two_exporters_at_one_port_are_told_what_to_do() {
     let folder = tempfile::tempdir().unwrap();
     let exporter = Exporter::start(folder.path(), &[]);

@@ -49,7 +49,7 @@ pub struct Arguments {
     /// it.
     #[arg(
         long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:9404",
-        conflicts_with_all = ["textfile", "print"]
+        value_parser = serve::address, conflicts_with_all = ["textfile", "print"]
     )]
     listen: String,
     /// Write this file, at once and then every --interval, in place of serving.

@@ -30,10 +30,24 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Checks the form of an address with a port. Whether the name exists is known only when it is
+/// looked up.
+///
+/// # Errors
+/// No address, or no port.
+pub fn address(text: &str) -> Result<String, String> {
+    match text.rsplit_once(':') {
+        Some((address, port)) if !address.is_empty() && port.parse::<u16>().is_ok() => {
+            Ok(text.to_owned())
+        }
+        _ => Err("expected an address and a port, as in 127.0.0.1:9404".to_owned()),
+    }
+}
+
 /// Listens at `address`.
 ///
 /// # Errors
-/// `address` is invalid, or can't be bound.
+/// `address` is unknown, or can't be bound.
 pub fn listen(address: &str) -> Result<(TcpListener, SocketAddr), Failure> {
     let addresses: Vec<SocketAddr> = address
         .to_socket_addrs()
