@@ -134,14 +134,20 @@ pub struct ConfigError {
     pub reason: String,
 }
 
+impl ConfigError {
+    /// The text, for settings that came from `source` in place of the variable.
+    pub fn in_source(&self, source: &str) -> String {
+        let ConfigError { key, value, reason } = self;
+        match value.is_empty() {
+            true => format!("{source}: \"{key}\": {reason}"),
+            false => format!("{source}: \"{key}:{value}\": {reason}"),
+        }
+    }
+}
+
 impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{VARIABLE}: ")?;
-        if self.value.is_empty() {
-            write!(f, "\"{}\": {}", self.key, self.reason)
-        } else {
-            write!(f, "\"{}:{}\": {}", self.key, self.value, self.reason)
-        }
+        f.write_str(&self.in_source(VARIABLE))
     }
 }
 

@@ -158,11 +158,24 @@ fn a_bad_configuration_is_refused_before_the_program_starts() {
         let output = gruyere(&bad).args(["--", "echo", "started"]).output().unwrap();
         assert_eq!((output.status.code(), text(&output.stdout).as_str()), (Some(125), ""));
         let said = text(&output.stderr);
-        assert!(said.contains(bad[1]) && said.contains("GRUYERE_CONF"), "{said}");
+        assert!(said.contains(bad[1]), "{said}");
     }
     let output =
         gruyere(&["--", "echo", "started"]).env("GRUYERE_CONF", "share:maybe").output().unwrap();
     assert_eq!((output.status.code(), text(&output.stdout).as_str()), (Some(125), ""));
+}
+
+#[test]
+fn a_bad_setting_is_told_with_the_place_where_it_was_given() {
+    for (environment, option, place) in [
+        ("share:off", "bogus:1", "gruyere run: --conf: \"bogus:1\": "),
+        ("bogus:1", "share:off", "gruyere run: GRUYERE_CONF: \"bogus:1\": "),
+    ] {
+        let mut command = gruyere(&["--conf", option, "--", "echo", "started"]);
+        let output = command.env("GRUYERE_CONF", environment).output().unwrap();
+        let said = text(&output.stderr);
+        assert!(said.starts_with(place), "{said}");
+    }
 }
 
 /// The variable `name` in a program run with `arguments`, and `set` in the environment.

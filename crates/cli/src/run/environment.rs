@@ -49,6 +49,11 @@ impl Environment {
                 String::new()
             }
         };
+        // Each by itself, so that an error names the one to mend.
+        Config::parse(&inherited).map_err(Failure::new)?;
+        for given in wanted.conf {
+            Config::parse(given).map_err(|error| Failure::new(error.in_source("--conf")))?;
+        }
         let given =
             std::iter::once(inherited.as_str()).chain(wanted.conf.iter().map(String::as_str));
         let mut conf = given.filter(|text| !text.trim().is_empty()).collect::<Vec<_>>().join(",");
