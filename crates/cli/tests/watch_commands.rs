@@ -353,6 +353,14 @@ fn usage_lines_are_whole() {
 }
 
 #[test]
+fn a_number_of_samples_of_which_none_is_printed_is_wrong_usage() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = gruyere(&["top", "--json", "--count", "0"], folder.path());
+    assert_eq!(output.status.code(), Some(2), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("--count"), "{}", text(&output.stderr));
+}
+
+#[test]
 fn top_prints_samples_as_json() {
     let folder = tempfile::tempdir().unwrap();
     let record = record(folder.path());

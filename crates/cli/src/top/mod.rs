@@ -76,7 +76,10 @@ pub struct Arguments {
     #[arg(long, conflicts_with = "once")]
     json: bool,
     /// With --json: print this many samples, one per line, an interval apart.
-    #[arg(long, value_name = "N", requires = "json")]
+    #[arg(
+        long, value_name = "N", requires = "json",
+        value_parser = clap::value_parser!(u64).range(1..)
+    )]
     count: Option<u64>,
     /// Print the screen as text, once.
     #[arg(long)]
