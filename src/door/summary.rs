@@ -21,7 +21,9 @@ pub(super) fn at_exit(heap: &Heap) {
     let Some(config) = config().filter(|config| is_wanted(config.summary)) else { return };
     let Some(reader) = Reader::own(heap.record()) else { return };
     let run = Run::of(&reader, config.name.as_deref());
-    let typed = typed_command(&words());
+    // `gruyere compare` runs Python programs only.
+    let words = words();
+    let typed = runs_python(&words).then(|| typed_command(&words)).flatten();
     if let Some(line) = line(&run, config, typed, std::env::var_os(STAND_IN).is_some()) {
         // A closed stderr is not an error.
         let _ = writeln!(io::stderr(), "{line}");
@@ -44,6 +46,12 @@ fn words() -> Vec<String> {
     let line = std::fs::read("/proc/self/cmdline").unwrap_or_default();
     let line = String::from_utf8(line).unwrap_or_default();
     line.split_terminator('\0').map(str::to_owned).collect()
+}
+
+/// Whether this command line is that of a Python interpreter.
+fn runs_python(words: &[String]) -> bool {
+    let program = words.first().and_then(|word| word.rsplit('/').next());
+    program.is_some_and(|program| program.starts_with("python"))
 }
 
 /// `typed`: the command that starts the program again, if there is one to type. `None`: no device
@@ -127,6 +135,14 @@ mod tests {
         // A program without a name that could be typed.
         let said = line(&run(), &Config::default(), None, false).unwrap();
         assert!(said.ends_with("; 0.00 s in driver calls"), "{said}");
+    }
+
+    #[test]
+    fn only_a_python_program_is_told_of_the_comparison_with_torch() {
+        let runs =
+            |line: &str| runs_python(&line.split(' ').map(str::to_owned).collect::<Vec<_>>());
+        assert!(runs("/usr/bin/python3.11 train.py") && runs("python -m package.train"));
+        assert!(!runs("./simulation --grid 512") && !runs("/opt/bin/plain train.py"));
     }
 
     #[test]
