@@ -25,6 +25,8 @@ use crate::wrap::{unfold, wrap};
 
 /// Width if the terminal's is unknown.
 const COLUMNS: usize = 80;
+/// Before a conclusion that is below its process.
+const INDENT: &str = "    ";
 /// The fewest columns in which a conclusion is readable.
 const LEAST_CONCLUSION: usize = 20;
 /// The part of the line for a command, and the least that is worth showing.
@@ -235,7 +237,8 @@ pub fn columns(stream: impl AsFd) -> usize {
         .unwrap_or(COLUMNS)
 }
 
-/// `candidates` as a table of at most `columns` columns, in their order, each with its end.
+/// `candidates` as a table of at most `columns` columns, in their order, each with its end; where
+/// that leaves no room for a conclusion, it is below its process.
 pub fn table(candidates: &[Candidate], by: By, columns: usize) -> String {
     let has_ranks = candidates.iter().any(|one| one.process.as_ref().is_some_and(has_rank));
     let last = if by == By::File { "FILE" } else { "CONCLUSION" };
@@ -249,11 +252,26 @@ pub fn table(candidates: &[Candidate], by: By, columns: usize) -> String {
         [0, 1, 2, 3, 4].map(|column| width(column).unwrap_or(0));
     let of_command = of_command.min(most_command);
     let mut out = String::new();
+    let before_command =
+        of_pid + 2 + if has_ranks { of_rank + 2 } else { 0 } + of_age + 2 + of_exit + 2;
+    let is_stacked =
+        by == By::Pid && columns.saturating_sub(before_command + of_command + 2) < LEAST_CONCLUSION;
     let is_known = candidates.iter().map(|one| one.process.is_some() || by == By::File);
     for ([pid, rank, age, exit, command, last], is_known) in
         rows.iter().zip([true].into_iter().chain(is_known))
     {
         let rank = if has_ranks { format!("{rank:>of_rank$}  ") } else { String::new() };
+        if is_stacked {
+            let command = if is_known { command.as_str() } else { "-" };
+            let command = cut(command, columns.saturating_sub(before_command).max(1));
+            out.push_str(&format!(
+                "{pid:>of_pid$}  {rank}{age:>of_age$}  {exit:<of_exit$}  {command}\n"
+            ));
+            for line in wrap(last, columns.saturating_sub(INDENT.len()), "") {
+                out.push_str(&format!("{INDENT}{line}\n"));
+            }
+            continue;
+        }
         if !is_known {
             // In the command's place, the reason why there is none: in a single line.
             let line = format!("{pid:>of_pid$}  {rank}{age:>of_age$}  {exit:<of_exit$}  {last}");
@@ -268,8 +286,7 @@ pub fn table(candidates: &[Candidate], by: By, columns: usize) -> String {
         let room = columns.saturating_sub(head.chars().count());
         let lines = match by {
             // A conclusion wraps below, rather than being cut.
-            By::Pid if room >= LEAST_CONCLUSION => wrap(last, room, ""),
-            By::Pid => vec![cut(last, room)],
+            By::Pid => wrap(last, room, ""),
             By::File => vec![last.clone()],
         };
         let beside = " ".repeat(head.chars().count());
@@ -376,6 +393,20 @@ mod tests {
         assert!(table(&ranks, By::Pid, 80).contains("PID  RANK"));
         let files = table(&two, By::File, 60);
         assert!(files.lines().all(|line| line.ends_with("FILE") || line.ends_with("-3-0.record")));
+    }
+
+    #[test]
+    fn on_a_narrow_terminal_a_conclusion_is_whole_below_its_process() {
+        let says = "train.py:28 keeps 62.5 MiB a step since step 3, in blocks that nothing frees";
+        let path = PathBuf::from("/dev/shm/gruyere-4026531836-4242-99-0.record");
+        let says_unreadable = unreadable(&ReadError::Version { path, version: 3, locked: None });
+        let unknown =
+            Candidate { process: None, pid: Some(4242), ..candidate(1, None, 9, &says_unreadable) };
+        let table = table(&[candidate(7, None, 3 * 60, says), unknown], By::Pid, 40);
+        assert!(table.lines().all(|line| line.chars().count() <= 40), "{table}");
+        let words = table.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(words.contains("COMMAND CONCLUSION 7 3 min unclean"), "{table}");
+        assert!(words.contains(says) && words.contains(&says_unreadable), "{table}");
     }
 
     #[test]

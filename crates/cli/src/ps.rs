@@ -1,6 +1,5 @@
 //! `gruyere ps`: the processes with a record.
 
-use std::fmt::Write as _;
 use std::io::{self, IsTerminal as _};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -20,6 +19,7 @@ use crate::output;
 use crate::recent;
 use crate::shares;
 use crate::target::{Folder, Whose};
+use crate::wrap;
 
 /// Lists the processes that use gruyere, one line for each device they use, then the dead processes
 /// that left a record, one line each, the newest first.
@@ -204,19 +204,66 @@ fn json(rows: &[Row], dead: &[Candidate], swept: usize, foreign: usize) -> Strin
 /// Widths of the number columns; with the rest for the command, 80 columns.
 const WIDTHS: [usize; 8] = [7, 4, 3, 10, 10, 10, 10, 6];
 
-/// The number columns of a row.
-fn numbers(cells: [String; WIDTHS.len()]) -> String {
-    let cell = |(cell, width): (String, usize)| format!("{cell:>width$}");
-    let cells: Vec<String> = cells.into_iter().zip(WIDTHS).map(cell).collect();
-    cells.join(" ")
+/// The fewest columns that are worth having for a command beside the numbers.
+const LEAST_COMMAND: usize = 8;
+/// The width for commands if there is neither a terminal nor $COLUMNS.
+const PLENTY: usize = 80;
+/// Before the rest of a row that takes several lines.
+const INDENT: &str = "    ";
+
+/// The places of a row's parts.
+#[derive(Clone, Copy)]
+struct Layout {
+    /// Columns of a line; `None`: lines are not broken.
+    narrow: Option<usize>,
+    /// Columns for the command.
+    room: usize,
 }
 
-/// Columns for the command: the rest of the terminal, or plenty without a terminal.
-fn room_for_commands() -> usize {
-    // Plus 1, for a number such as 1023.99 MiB, which moves the row.
-    let used = WIDTHS.iter().sum::<usize>() + WIDTHS.len() - 1 + 2 + 1;
-    let size = io::stdout().is_terminal().then(terminal_size::terminal_size).flatten();
-    size.map_or(80, |(width, _)| usize::from(width.0).saturating_sub(used).max(1))
+impl Layout {
+    /// `columns`: of the terminal, or of $COLUMNS.
+    fn new(columns: Option<usize>) -> Layout {
+        // Plus 1, for a number such as 1023.99 MiB, which moves the row.
+        let used = WIDTHS.iter().sum::<usize>() + WIDTHS.len() - 1 + 2 + 1;
+        let room = columns.map_or(PLENTY, |columns| columns.saturating_sub(used));
+        match columns.filter(|_| room < LEAST_COMMAND) {
+            Some(columns) => {
+                let room = columns.saturating_sub(INDENT.len()).max(1);
+                Layout { narrow: Some(columns), room }
+            }
+            None => Layout { narrow: None, room },
+        }
+    }
+
+    /// A row; on a narrow terminal, on several lines, the last of which is the command's.
+    fn row(self, cells: [String; WIDTHS.len()], command: &str) -> String {
+        let most = self.narrow.unwrap_or(usize::MAX);
+        let (mut out, mut used) = (String::new(), 0);
+        for (cell, width) in cells.into_iter().zip(WIDTHS) {
+            let cell = format!("{cell:>width$}");
+            let wide = cell.chars().count();
+            if used > 0 && used + 1 + wide > most {
+                out.push('\n');
+                out.push_str(INDENT);
+                used = INDENT.len();
+            } else if used > 0 {
+                out.push(' ');
+                used += 1;
+            }
+            out.push_str(&cell);
+            used += wide;
+        }
+        let before = if self.narrow.is_some() { format!("\n{INDENT}") } else { "  ".to_owned() };
+        out + &before + command + "\n"
+    }
+
+    /// A sentence, with the end of its line.
+    fn sentence(self, text: &str) -> String {
+        match self.narrow {
+            Some(columns) => wrap::wrap(text, columns, "  ").join("\n") + "\n",
+            None => format!("{text}\n"),
+        }
+    }
 }
 
 /// Prefix of the command of another user's process.
@@ -226,14 +273,17 @@ fn note(whose: &Whose) -> String {
 }
 
 fn table(rows: &[Row], dead: &[Candidate], swept: Option<usize>, foreign: usize) -> String {
-    // Writing to a String cannot fail, here and below.
+    let stdout = io::stdout();
+    let has_width = stdout.is_terminal() || std::env::var_os("COLUMNS").is_some();
+    let columns = candidates::columns(stdout);
+    let layout = Layout::new(has_width.then_some(columns));
+    let Layout { room, .. } = layout;
     let mut out = String::new();
-    let room = room_for_commands();
     if rows.is_empty() {
-        let _ = writeln!(out, "no live process uses gruyere here");
+        out += "no live process uses gruyere here\n";
     } else {
         let head = ["PID", "RANK", "GPU", "LIVE", "PEAK", "HELD", "IDLE", "LOST"];
-        let _ = writeln!(out, "{}  COMMAND", numbers(head.map(str::to_owned)));
+        out += &layout.row(head.map(str::to_owned), "COMMAND");
     }
     let notes: Vec<String> = rows.iter().map(|row| note(&row.whose)).collect();
     let commands: Vec<&str> = rows.iter().map(|row| &*row.process.command).collect();
@@ -255,43 +305,37 @@ fn table(rows: &[Row], dead: &[Candidate], swept: Option<usize>, foreign: usize)
                 bytes(held.idle()),
                 format!("{:.1}%", held.fragmentation() * 100.0),
             ];
-            let _ = writeln!(out, "{}  {command}", numbers(cells));
+            out += &layout.row(cells, &command);
         }
         if row.devices.is_empty() {
             let mut cells = std::array::from_fn(|_| "-".to_owned());
             (cells[0], cells[1]) = (pid.to_string(), rank);
-            let _ = writeln!(out, "{}  {command}", numbers(cells));
+            out += &layout.row(cells, &command);
         }
     }
     match swept {
-        Some(swept) => {
-            let _ = writeln!(out, "removed {swept} records of ended processes");
-        }
+        Some(swept) => out += &format!("removed {swept} records of ended processes\n"),
         None if dead.is_empty() => {}
         None => {
-            let columns = candidates::columns(io::stdout());
-            let _ = writeln!(
-                out,
-                "\nDied: `gruyere post PID` shows one, `gruyere ps --sweep` removes their \
-                 records\n{}",
-                candidates::table(dead, By::Pid, columns).trim_end()
+            out.push('\n');
+            out += &layout.sentence(
+                "Died: `gruyere post PID` shows one, `gruyere ps --sweep` removes their records",
             );
+            out += &candidates::table(dead, By::Pid, columns);
         }
     }
     let unseen =
         rows.iter().filter(|row| !row.whose.note().is_empty() && !row.whose.is_seen).count();
     if unseen > 0 {
-        let _ = writeln!(
-            out,
+        out += &layout.sentence(&format!(
             "{unseen} of other users can't be seen from here (in another container, or hidden): \
              only the file's owner vouches for them"
-        );
+        ));
     }
     if foreign > 0 {
-        let _ = writeln!(
-            out,
+        out += &layout.sentence(&format!(
             "{foreign} records of other users: `gruyere ps --all-users` reads them too"
-        );
+        ));
     }
     out
 }
@@ -303,12 +347,27 @@ mod tests {
     #[test]
     fn a_row_fits_eighty_columns_and_a_cut_command_ends_in_an_ellipsis() {
         let cells = ["4194303", "1023", "15", "1023.99 MiB", "999.99 GiB", "1.00 TiB", "0 B"];
-        let mut row = numbers(std::array::from_fn(|at| {
-            cells.get(at).copied().unwrap_or("100.0%").to_owned()
-        }));
-        row.push_str("  ");
-        row.push_str(&cut("train.py --model llama-7b", 10));
+        let cells = std::array::from_fn(|at| cells.get(at).copied().unwrap_or("100.0%").to_owned());
+        let layout = Layout::new(Some(80));
+        let row = layout.row(cells, &cut("train.py --model llama-7b", layout.room));
+        let row = row.trim_end();
         assert!(row.chars().count() <= 80 && row.ends_with("train.py …"), "{row}");
         assert_eq!(cut("train.py", 8), "train.py");
+    }
+
+    #[test]
+    fn on_a_narrow_terminal_a_row_goes_on_below_and_the_command_is_the_last_line() {
+        let cells = ["4242", "-", "0", "1.50 GiB", "2.00 GiB", "2.50 GiB", "512.00 MiB", "1.2%"];
+        for columns in [40, 50, 60, 77] {
+            let layout = Layout::new(Some(columns));
+            let row = layout.row(cells.map(str::to_owned), &cut("train.py --model x", layout.room));
+            assert!(row.lines().all(|line| line.chars().count() <= columns), "{row}");
+            assert_eq!(row.lines().last(), Some("    train.py --model x"));
+            let told: Vec<&str> = row.split_whitespace().collect();
+            let cells: Vec<&str> = cells.iter().flat_map(|cell| cell.split(' ')).collect();
+            assert_eq!(told[..cells.len()], cells[..], "{row}");
+        }
+        assert_eq!(Layout::new(Some(80)).row(cells.map(str::to_owned), "x").lines().count(), 1);
+        assert_eq!(Layout::new(None).row(cells.map(str::to_owned), "x").lines().count(), 1);
     }
 }
