@@ -12,7 +12,6 @@ use gruyere_record::conclusion::{Cause, Conclusion};
 use gruyere_record::dump::from_record;
 use gruyere_record::dump::state::Event;
 use gruyere_record::facts::{self, Process};
-use gruyere_record::layout::VERSION;
 use gruyere_record::open::effective_user;
 use gruyere_record::reader::DeviceSnapshot;
 use gruyere_record::run::shown_command;
@@ -75,7 +74,7 @@ pub struct Candidate {
     pub path: PathBuf,
     /// Its pid; for an unreadable record, as in the file's name.
     pub pid: Option<u64>,
-    /// `None` if its record is unreadable.
+    /// `None` if its record can't be read.
     pub process: Option<Process>,
     /// The file's owner, if another user.
     pub user: Option<u32>,
@@ -146,7 +145,7 @@ impl Candidate {
         let told = Candidate::of(&reader, dead.last_sign);
         Some(match reader.expect_sound() {
             Ok(()) => told,
-            Err(error) => unknown(told.process, format!("can't be read: {error}")),
+            Err(error) => Candidate { pid: told.pid, ..unknown(None, unreadable(&error)) },
         })
     }
 
@@ -195,10 +194,8 @@ pub fn remedy(lines: &[String]) -> Option<String> {
 /// Why a record can't be read, in few words: the context names the file.
 pub fn unreadable(error: &ReadError) -> String {
     match error {
-        ReadError::Version { version, .. } => format!(
-            "written by another version of Gruyère (layout {version}; this command reads {VERSION})"
-        ),
-        error => format!("can't be read: {error}"),
+        ReadError::Version { .. } => error.reason(),
+        error => format!("can't be read: {}", error.reason()),
     }
 }
 
@@ -349,6 +346,8 @@ pub fn in_words(path: &Path, process: &Process) -> String {
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
+
+    use gruyere_record::layout::VERSION;
 
     use super::*;
 

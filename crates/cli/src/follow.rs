@@ -424,7 +424,7 @@ impl Follower {
         self.followed.retain(|path, followed| match followed.look(begin, now, owners) {
             Ok(()) => true,
             Err(error) => {
-                self.trouble.insert(path.clone(), error.to_string());
+                self.trouble.insert(path.clone(), error.in_folder());
                 self.given_up.insert(path.clone(), now);
                 false
             }
@@ -493,7 +493,7 @@ impl Follower {
                 }
             }
             (Err(error), _) => {
-                self.trouble.insert(path, error.to_string());
+                self.trouble.insert(path, error.in_folder());
             }
         }
     }

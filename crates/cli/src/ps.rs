@@ -127,6 +127,18 @@ pub fn run(arguments: &Arguments) -> Ended {
         );
         trouble = true;
     }
+    let unreadable = dead.iter().filter(|one| one.process.is_none()).count();
+    if unreadable > 0 {
+        let records = if unreadable == 1 { "record" } else { "records" };
+        say(
+            "ps",
+            format_args!(
+                "{unreadable} {records} of dead processes can't be read, as the list says of each; \
+                 `gruyere ps --sweep` removes the records of all dead processes"
+            ),
+        );
+        trouble = true;
+    }
     output::print(match arguments.json {
         true => json(&rows, &dead, swept.removed, foreign),
         false => table(&rows, &dead, arguments.sweep.then_some(swept.removed), foreign),
@@ -138,7 +150,7 @@ pub fn run(arguments: &Arguments) -> Ended {
 /// and the reason.
 fn failure(path: &Path, error: &ReadError) -> Failure {
     let (ReadError::Version { .. }, Some(pid)) = (error, sweep::pid(path)) else {
-        return Failure::new(error);
+        return Failure::new(error.in_folder());
     };
     let said = format!("process {pid}: {}", candidates::unreadable(error));
     let stderr = io::stderr();
@@ -182,7 +194,7 @@ fn json(rows: &[Row], dead: &[Candidate], swept: usize, foreign: usize) -> Strin
         let process = one.process.as_ref();
         let since = one.since.duration_since(SystemTime::UNIX_EPOCH);
         json!({
-            "pid": process.map(|process| process.pid),
+            "pid": one.pid,
             "rank": process.and_then(|process| process.rank),
             "command": process.map(|process| &process.command),
             "record": one.path.display().to_string(),

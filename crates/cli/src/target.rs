@@ -54,8 +54,8 @@ impl Folder {
         sweep::read(&self.directory, self.owners(), wanted).map_err(|error| self.failure(&error))
     }
 
-    /// The records of living processes, and the paths of dead ones' records: for commands that read
-    /// repeatedly.
+    /// The records of living processes, those that can't be read, and the paths of other dead ones'
+    /// records: for commands that read repeatedly.
     ///
     /// # Errors
     /// The folder can't be read.
@@ -192,7 +192,9 @@ fn only(folder: &Folder) -> Result<Reader<'static>, Failure> {
     let owners = folder.owners();
     match &dead[..] {
         [] => Err(none(folder)),
-        [dead] => Ok(Reader::open_of(&dead.path, owners)?),
+        [dead] => {
+            Reader::open_of(&dead.path, owners).map_err(|error| Failure::new(error.in_folder()))
+        }
         _ => {
             let candidates = dead.iter().filter_map(|dead| Candidate::dead(dead, owners));
             Err(several("no process runs, and several left a record", candidates, By::Pid))
@@ -275,7 +277,7 @@ impl Target {
         }
         match (one_of(listing)?, trouble) {
             (Some(living), _) => Ok(named(living)),
-            (None, Some(error)) => Err(error.into()),
+            (None, Some(error)) => Err(Failure::new(error.in_folder())),
             (None, None) => Err(nobody_died(&self.folder)),
         }
     }
@@ -298,7 +300,7 @@ fn of_process(pid: u64, folder: &Folder) -> Result<Reader<'static>, Failure> {
             },
             Ok(_) => {}
             Err(error) if is_named(error.path()) => {
-                let _ = write!(trouble, "; {error}");
+                let _ = write!(trouble, "; {}", error.in_folder());
             }
             Err(_) => {}
         }

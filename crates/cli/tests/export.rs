@@ -187,6 +187,36 @@ fn dead_damaged_and_doubled_records_are_counted_and_spoil_nothing() {
     record.close();
 }
 
+#[test]
+fn a_dead_processs_record_that_is_cut_or_of_another_version_is_unreadable_and_named_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let record = record(folder.path());
+    let file = |pid: u64| folder.path().join(format!("gruyere-1-{pid}-3-0.record"));
+    let change = |pid: u64| {
+        std::fs::copy(record.path().unwrap(), file(pid)).unwrap();
+        std::fs::File::options().write(true).open(file(pid)).unwrap()
+    };
+    change(2);
+    change(3).set_len(1 << 20).unwrap();
+    // The version follows the magic.
+    std::os::unix::fs::FileExt::write_all_at(&change(4), &99u32.to_le_bytes(), 8).unwrap();
+    let output = export(&["--print"], folder.path());
+    assert!(output.status.success(), "{output:?}");
+    for (state, count) in [("live", 1.0), ("stale", 1.0), ("unreadable", 2.0)] {
+        let label = format!("state=\"{state}\"");
+        let found = value(text(&output.stdout), "gruyere_exporter_records", &[&label]);
+        assert_eq!(found, count, "{state}");
+    }
+    let said = text(&output.stderr);
+    for (pid, reason) in [(3, "damaged"), (4, "layout 99")] {
+        let name = file(pid).display().to_string();
+        let lines: Vec<&str> = said.lines().filter(|line| line.contains(&name)).collect();
+        assert!(lines.len() == 1 && lines[0].contains(reason), "{said}");
+        assert!(!lines[0].contains("read another"), "{said}");
+    }
+    record.close();
+}
+
 /// A forged record like `record`'s, with other numbers and a later time of creation.
 fn newer_with_other_numbers(bytes: &mut [u8]) {
     // By the header's table, 32 bytes per section: process facts (their fourth word is the time of

@@ -84,9 +84,13 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).expect("text")
 }
 
+fn json_of(output: &Output) -> Value {
+    serde_json::from_slice(&output.stdout).expect("JSON")
+}
+
 fn json(output: &Output) -> Value {
     assert!(output.status.success(), "{output:?}");
-    serde_json::from_slice(&output.stdout).expect("JSON")
+    json_of(output)
 }
 
 #[test]
@@ -166,9 +170,19 @@ fn a_dead_record_that_can_not_be_read_has_its_row_and_post_takes_the_next() {
     record.close();
     let output = gruyere(&["ps"], folder.path());
     let table = text(&output.stdout);
-    assert!(output.status.success(), "what is left of the dead is no trouble: {output:?}");
-    let row = table.lines().find(|line| line.contains("can't be read")).expect("a row");
+    let row = table.lines().find(|line| line.contains("can't be read: damaged")).expect("a row");
     assert!(row.contains("  unknown  "), "{table}");
+    // As its help says, with a line for those who read the code alone.
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let said = text(&output.stderr);
+    assert!(said.contains("1 record of dead processes can't be read"), "{said}");
+    assert!(said.contains("`gruyere ps --sweep` removes"), "{said}");
+    let listed = gruyere(&["ps", "--json"], folder.path());
+    assert_eq!(listed.status.code(), Some(1), "{listed:?}");
+    let all = json_of(&listed);
+    let unread = all["dead"].as_array().unwrap().iter().find(|one| one["command"].is_null());
+    let unread = unread.expect("its entry");
+    assert_eq!((&unread["pid"], &unread["exit"]), (&2.into(), &"unknown".into()), "{all}");
     // This record's parts do not fit together: torn, exit code 3.
     let told = gruyere(&["post", "--json"], folder.path());
     let told: Value = serde_json::from_slice(&told.stdout).expect("JSON");
@@ -268,7 +282,15 @@ fn what_can_not_be_read_is_said_with_its_remedy_and_exit_code_1() {
         Some(1),
         "a record that can't be read is trouble, said on stderr: {listed:?}"
     );
-    assert!(text(&listed.stderr).contains("gruyere-1-2-3-0.record"));
+    let said = text(&listed.stderr);
+    assert!(said.contains("gruyere-1-2-3-0.record"), "{said}");
+    // Nobody named that file, so "name another" would not help.
+    assert!(said.contains("remove it, or move it") && !said.contains("name another"), "{said}");
+    let other = folder.path().join("gruyere-1-2-4-0.record");
+    std::fs::create_dir(&other).unwrap();
+    let said = text(&gruyere(&["ps"], folder.path()).stderr);
+    let line = said.lines().find(|line| line.contains("gruyere-1-2-4-0.record")).expect("named");
+    assert!(line.contains("remove it") && !line.contains("`gruyere ps`"), "{line}");
     let missing = gruyere(&["ps"], Path::new("/nowhere"));
     assert_eq!(missing.status.code(), Some(1));
     assert_eq!(gruyere(&["ps", "--nonsense"], folder.path()).status.code(), Some(2));

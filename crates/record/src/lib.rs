@@ -25,8 +25,8 @@ mod shared;
 mod tell;
 mod write;
 
-pub(crate) use read::guard;
 pub use read::{claim, open, picture, reader, source, sweep};
+pub(crate) use read::{guard, header};
 pub use shared::{
     block_map, calls, clock, device_gauge, facts, gauges, histogram, layout, mapping, ring,
     segments, seqlock, shard_ring, sites, sync, timeline, totals,

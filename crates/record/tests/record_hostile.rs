@@ -167,6 +167,10 @@ fn every_refusal_names_the_file_the_reason_and_the_remedy() {
         for part in [file_name(1, 2, 3, 0).as_str(), reason, remedy] {
             assert!(text.contains(part), "no {part:?} in {text:?}");
         }
+        // Where nobody named it, no other can be named either.
+        let found = refused(bytes).in_folder();
+        assert!(found.contains(reason) && found.contains("; "), "{found}");
+        assert!(!found.contains("another file") && !found.contains("read another"), "{found}");
     }
     let missing = Reader::open(Path::new("/nowhere/at/all")).map(|_| ()).unwrap_err();
     assert!(missing.is_missing() && missing.to_string().contains("gruyere ps"), "{missing}");

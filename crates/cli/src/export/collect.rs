@@ -147,7 +147,7 @@ impl Collector {
     fn unreadable(&mut self, error: &ReadError, states: &mut States) {
         states.unreadable += 1;
         self.read_errors += 1;
-        self.tell(error.path(), error);
+        self.tell(error.path(), error.in_folder());
     }
 
     fn about_us(&self, families: &mut Families, states: &States) {

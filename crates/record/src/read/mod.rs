@@ -2,6 +2,7 @@
 
 pub mod claim;
 pub(crate) mod guard;
+pub(crate) mod header;
 pub mod open;
 pub mod picture;
 pub mod reader;

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use crate::facts::{Process, ProcessFacts};
+use crate::header;
 use crate::layout::{Header, MAGIC, Section, VERSION};
 use crate::mapping::is_locked;
 use crate::source::Source;
@@ -117,60 +118,93 @@ impl ReadError {
     }
 }
 
-impl fmt::Display for ReadError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let path = self.path().display();
+impl ReadError {
+    /// The reason alone, where the context names the file.
+    pub fn reason(&self) -> String {
         match self {
-            ReadError::Open { error, .. } => {
-                write!(f, "{path}: {error}")?;
-                match error.raw_os_error() {
-                    Some(libc::ENOENT) => write!(f, "; `gruyere ps` lists the records there are"),
-                    Some(libc::EACCES | libc::EPERM) => {
-                        write!(
-                            f,
-                            "; records are readable by their owner only: run as the user of that \
-                             process"
-                        )
-                    }
-                    Some(libc::ELOOP) => write!(f, "; links are refused: name the file itself"),
-                    _ => Ok(()),
-                }
-            }
-            ReadError::Foreign { owner, .. } => write!(
-                f,
-                "{path}: belongs to user {owner}, and this is user {}: the records of others are \
-                 not read unless that is asked for; `--all-users` asks",
+            ReadError::Open { error, .. } => error.to_string(),
+            ReadError::Foreign { owner, .. } => format!(
+                "belongs to user {owner}, and this is user {}: the records of others are not read \
+                 unless that is asked for",
                 effective_user()
             ),
-            ReadError::NotAFile { .. } => {
-                write!(f, "{path}: not a regular file; name a record (`gruyere ps` lists them)")
-            }
+            ReadError::NotAFile { .. } => "not a regular file".to_owned(),
             ReadError::NotReady { locked: Some(true), .. } => {
-                write!(f, "{path}: its process is still writing the header; try again in a moment")
+                "its process is still writing the header".to_owned()
             }
             ReadError::NotReady { .. } => {
-                write!(
-                    f,
-                    "{path}: empty or unfinished, and no process writes it; `gruyere ps --sweep` \
-                     removes it"
-                )
+                "empty or unfinished, and no process writes it".to_owned()
             }
-            ReadError::NotARecord { .. } => {
-                write!(f, "{path}: not a record of gruyere (no magic); name another file")
-            }
-            ReadError::Version { version, .. } => write!(
-                f,
-                "{path}: written by another version of Gruyère (layout {version}; this command \
-                 reads {VERSION}); use the `gruyere` command of that version"
+            ReadError::NotARecord { .. } => "not a record of gruyere (no magic)".to_owned(),
+            ReadError::Version { version, .. } => format!(
+                "written by another version of Gruyère (layout {version}; this command reads \
+                 {VERSION})"
             ),
             ReadError::Damaged { what, .. } => {
-                write!(
-                    f,
-                    "{path}: damaged: {what}; the file was cut or overwritten: delete it, or read \
-                     another"
-                )
+                format!("damaged: {what}; the file was cut or overwritten")
             }
         }
+    }
+
+    /// What to do, if the user named the file.
+    fn remedy(&self) -> Option<&'static str> {
+        Some(match self {
+            ReadError::Open { error, .. } => match error.raw_os_error() {
+                Some(libc::ENOENT) => "`gruyere ps` lists the records there are",
+                Some(libc::EACCES | libc::EPERM) => {
+                    "records are readable by their owner only: run as the user of that process"
+                }
+                Some(libc::ELOOP) => "links are refused: name the file itself",
+                _ => return None,
+            },
+            ReadError::Foreign { .. } => "`--all-users` asks",
+            ReadError::NotAFile { .. } => "name a record (`gruyere ps` lists them)",
+            ReadError::NotReady { locked: Some(true), .. } => "try again in a moment",
+            ReadError::NotReady { .. } => "`gruyere ps --sweep` removes it",
+            ReadError::NotARecord { .. } => "name another file",
+            ReadError::Version { .. } => "use the `gruyere` command of that version",
+            ReadError::Damaged { .. } => "delete it, or read another",
+        })
+    }
+
+    /// The text for a file that nobody named: it was found in the folder of the records.
+    pub fn in_folder(&self) -> String {
+        let remedy = match self {
+            ReadError::NotAFile { .. } | ReadError::NotARecord { .. } => {
+                Some("its name is that of a record: remove it, or move it to another folder")
+            }
+            ReadError::Open { error, .. } if error.raw_os_error() == Some(libc::ELOOP) => {
+                Some("links are refused: remove it")
+            }
+            ReadError::Damaged { locked: Some(false), .. } => {
+                Some("`gruyere ps --sweep` removes it")
+            }
+            ReadError::Damaged { .. } => Some("delete it"),
+            _ => self.remedy(),
+        };
+        self.told(remedy)
+    }
+
+    fn told(&self, remedy: Option<&str>) -> String {
+        let (path, reason) = (self.path().display(), self.reason());
+        match remedy {
+            Some(remedy) => format!("{path}: {reason}; {remedy}"),
+            None => format!("{path}: {reason}"),
+        }
+    }
+
+    /// The same, with what is known of the file's lock.
+    pub(crate) fn with_lock(mut self, held: Option<bool>) -> ReadError {
+        if let ReadError::Version { locked, .. } | ReadError::Damaged { locked, .. } = &mut self {
+            *locked = held;
+        }
+        self
+    }
+}
+
+impl fmt::Display for ReadError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.told(self.remedy()))
     }
 }
 
@@ -299,6 +333,20 @@ impl Opened {
             }
             _ => Err(ReadError::NotARecord { path: self.path.clone() }),
         }
+    }
+
+    /// Checks the header, and that every table it names lies within the file.
+    ///
+    /// # Errors
+    /// The reason the record can't be read.
+    pub fn expect_whole(&self) -> Result<(), ReadError> {
+        self.expect_ready()?;
+        let length = self.metadata.len();
+        let checked = match self.head.one::<Header>(0) {
+            Some(header) => header::sections(header, length, &self.path).map(drop),
+            None => Err(header::too_short(length, &self.path)),
+        };
+        checked.map_err(|error| error.with_lock(self.is_locked()))
     }
 
     /// State of its process, even if the rest of the record is damaged or of another version.

@@ -14,18 +14,17 @@ use std::sync::atomic::{AtomicU32, Ordering as PrivateOrdering};
 use std::time::{Duration, Instant, SystemTime};
 
 use crate::block_map::{BlockCell, SlotRead};
-use crate::calls::{CallTime, CallTimes, Calls, DriverCall, RECORDED_CALLS};
+use crate::calls::{CallTime, CallTimes, Calls, DriverCall};
 use crate::clock::{COUNTER, Scale};
 use crate::facts::{Process, ProcessFacts, boot_id};
 use crate::gauges::{DeviceArea, Shard, ShardSizes, pool_of_shard};
+use crate::header;
 use crate::histogram::{Buckets, Counts};
-use crate::layout::{Header, MAGIC, PAGE, SECTIONS, Section, Shared, VERSION};
+use crate::layout::{Header, SECTIONS, Section, Shared};
 use crate::mapping::{Mapping, is_locked};
 use crate::open::{Opened, Owners, ReadError};
-use crate::ring::{RingCell, RingHead};
 use crate::segments::SegmentCell;
-use crate::shard_ring::ShardRingCell;
-use crate::sites::{FrameCell, MAX_FRAMES, MAX_SITES, MAX_TEXT, SiteCell, SiteReach, Sites};
+use crate::sites::{FrameCell, SiteCell, SiteReach, Sites};
 use crate::source::Source;
 use crate::sync::{AtomicU64, Ordering};
 use crate::timeline::{Sample, Timeline, TimelineEntry};
@@ -94,44 +93,6 @@ pub struct Reader<'a> {
     patience: AtomicU32,
 }
 
-/// Entry sizes of this version, by section.
-const ENTRY_BYTES: [usize; SECTIONS] = [
-    size_of::<ProcessFacts>(),
-    size_of::<DeviceArea>(),
-    size_of::<Shard>(),
-    size_of::<Buckets>(),
-    size_of::<RingHead>(),
-    size_of::<RingCell>(),
-    size_of::<Timeline>(),
-    size_of::<ShardSizes>(),
-    size_of::<CallTimes>(),
-    size_of::<ShardRingCell>(),
-    size_of::<SegmentCell>(),
-    size_of::<BlockCell>(),
-    size_of::<AtomicU64>(),
-    size_of::<SiteCell>(),
-    size_of::<FrameCell>(),
-    size_of::<AtomicU64>(),
-];
-const ALL_SECTIONS: [Section; SECTIONS] = [
-    Section::Process,
-    Section::Devices,
-    Section::Shards,
-    Section::Latency,
-    Section::RingHead,
-    Section::Ring,
-    Section::Timelines,
-    Section::Sizes,
-    Section::Calls,
-    Section::ShardRings,
-    Section::Segments,
-    Section::Blocks,
-    Section::BlockSites,
-    Section::Sites,
-    Section::Frames,
-    Section::Text,
-];
-
 impl Reader<'static> {
     /// Opens the record at `path` read-only, if this user owns it. Refuses links, pipes and
     /// devices.
@@ -161,8 +122,12 @@ impl Reader<'static> {
 
     /// Makes a reader of an opened file.
     pub(crate) fn over_opened(opened: Opened) -> Result<Reader<'static>, ReadError> {
-        opened.expect_ready()?;
         let held = opened.is_locked();
+        match held {
+            // Before the file is copied, which takes time.
+            Some(false) => opened.expect_whole()?,
+            _ => opened.expect_ready()?,
+        }
         let Opened { path, file, metadata, .. } = opened;
         let length = metadata.len();
         let source = match held {
@@ -170,14 +135,7 @@ impl Reader<'static> {
             _ => Source::shared(&file, length),
         };
         let source = source.map_err(|error| ReadError::Open { path: path.clone(), error })?;
-        Reader::over(source, path, Some(file)).map_err(|mut error| {
-            if let ReadError::Version { locked, .. } | ReadError::Damaged { locked, .. } =
-                &mut error
-            {
-                *locked = held;
-            }
-            error
-        })
+        Reader::over(source, path, Some(file)).map_err(|error| error.with_lock(held))
     }
 
     /// Reads a record from its bytes, for instance sent from another machine.
@@ -209,70 +167,11 @@ impl<'a> Reader<'a> {
         path: PathBuf,
         file: Option<File>,
     ) -> Result<Reader<'a>, ReadError> {
-        let damaged = |what: String| ReadError::Damaged { path: path.clone(), what, locked: None };
         let Some(header) = source.one::<Header>(0) else {
-            return Err(damaged(format!("{} bytes are less than a header", source.length())));
+            return Err(header::too_short(source.length(), &path));
         };
-        match header.magic.load(Ordering::Acquire) {
-            MAGIC => {}
-            0 => return Err(ReadError::NotReady { path, locked: None }),
-            _ => return Err(ReadError::NotARecord { path }),
-        }
-        let version = header.version.load(Ordering::Relaxed);
-        if version != VERSION {
-            return Err(ReadError::Version { path, version, locked: None });
-        }
-        let total = header.total_bytes.load(Ordering::Relaxed);
-        if total > source.length() {
-            return Err(damaged(format!("it says {total} bytes and has {}", source.length())));
-        }
-        let count = header.section_count.load(Ordering::Relaxed);
-        if u64::from(header.header_bytes.load(Ordering::Relaxed)) < PAGE
-            || (count as usize) < SECTIONS
-        {
-            return Err(damaged(format!("a header of {count} sections")));
-        }
-        let mut sections = [(0, 0); SECTIONS];
-        for section in ALL_SECTIONS {
-            let entry = &header.sections[section as usize];
-            let [offset, bytes, entries] = [&entry.offset, &entry.entry_bytes, &entry.entries]
-                .map(|word| word.load(Ordering::Relaxed));
-            let name = section.name();
-            if bytes != ENTRY_BYTES[section as usize] as u64 {
-                return Err(damaged(format!("entries of {bytes} bytes in {name}")));
-            }
-            let end = entries.checked_mul(bytes).and_then(|length| length.checked_add(offset));
-            if offset < PAGE || offset % PAGE != 0 || end.is_none_or(|end| end > total) {
-                return Err(damaged(format!(
-                    "{entries} entries of {name} at {offset} in {total} bytes"
-                )));
-            }
-            sections[section as usize] = (offset, entries);
-        }
-        let entries = |section: Section| sections[section as usize].1;
-        let devices = entries(Section::Devices);
-        let shards = devices.checked_mul(SHARDS as u64);
-        let sound = devices <= 256
-            && Some(entries(Section::Shards)) == shards
-            && Some(entries(Section::Sizes)) == shards
-            && entries(Section::Latency) == 2
-            && entries(Section::Process) == 1
-            && entries(Section::Calls) == RECORDED_CALLS as u64
-            && entries(Section::Timelines) == devices
-            && entries(Section::RingHead) == 1
-            && entries(Section::Ring).is_power_of_two()
-            && entries(Section::Ring) >= 2
-            && entries(Section::BlockSites) == entries(Section::Blocks)
-            && entries(Section::Sites) <= MAX_SITES
-            && entries(Section::Frames) <= MAX_FRAMES
-            && entries(Section::Text) <= MAX_TEXT
-            && shards.is_none_or(|shards| match shards {
-                0 => entries(Section::ShardRings) == 0,
-                shards => entries(Section::ShardRings) % shards == 0,
-            });
-        if !sound {
-            return Err(damaged("sections that don't fit each other".to_owned()));
-        }
+        let sections = header::sections(header, source.length(), &path)?;
+        let devices = sections[Section::Devices as usize].1;
         let patience = AtomicU32::new(PATIENCE);
         Ok(Reader { source, path, file, sections, devices: devices as u32, patience })
     }

@@ -46,13 +46,15 @@ pub fn list(directory: &Path, owners: Owners) -> io::Result<Listing> {
     read(directory, owners, |_| true)
 }
 
-/// The records of `owners` whose processes live; of dead ones only the paths. For repeated looks:
-/// reading a dead record copies it.
+/// The records of `owners` whose processes live, and those that can't be read; of other dead ones
+/// only the paths. For repeated looks: reading a dead record copies it.
 ///
 /// # Errors
 /// The system's error from reading the folder.
 pub fn living(directory: &Path, owners: Owners) -> io::Result<Listing> {
-    read(directory, owners, |opened| opened.state() != State::Stale)
+    read(directory, owners, |opened| {
+        opened.state() != State::Stale || opened.expect_whole().is_err()
+    })
 }
 
 /// The records that are `wanted`; the paths of the others count as stale.
