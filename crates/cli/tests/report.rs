@@ -186,8 +186,8 @@ fn bad_input_is_named_with_its_reason_and_remedy() {
     std::fs::create_dir(folder.path().join("folder.run.json")).unwrap();
     let cases: [(&[&str], &str); 7] = [
         (&["missing.run.json"], "name a file from `history:`"),
-        (&["cut.run.json"], "delete it, or name another"),
-        (&["other.run.json"], "delete it, or name another"),
+        (&["cut.run.json"], "); name a file from `history:`"),
+        (&["other.run.json"], "); name a file from `history:`"),
         (&["newer.run.json"], "use the command of the version that wrote it"),
         (&["folder.run.json"], "not the history of a run"),
         (&["--history", "nowhere"], "name the folder of `history:`"),
@@ -201,6 +201,7 @@ fn bad_input_is_named_with_its_reason_and_remedy() {
             error.starts_with("gruyere report: ") && error.contains(words),
             "{arguments:?}: {error}"
         );
+        assert!(!error.contains("delete"), "it may be a good file of another kind: {error}");
     }
     for arguments in
         [&[][..], &["x.run.json", "--max-growth", "much"], &["x.run.json", "--name", "y"]]
@@ -211,4 +212,26 @@ fn bad_input_is_named_with_its_reason_and_remedy() {
     let output = report(folder.path(), &["--history", "."]);
     assert_eq!(output.status.code(), Some(0));
     assert!(text(&output.stderr).contains("skipped: ./cut.run.json"), "{}", text(&output.stderr));
+}
+
+#[test]
+fn a_snapshot_in_place_of_a_run_is_told_with_the_command_that_takes_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let record = record_with_sites(folder.path());
+    let pid = std::process::id().to_string();
+    let directory = folder.path().to_str().unwrap();
+    let snapshot = folder.path().join("before.json");
+    let made = Command::new(env!("CARGO_BIN_EXE_gruyere"))
+        .args(["snapshot", &pid, "--json", "--directory", directory, "-o"])
+        .arg(&snapshot)
+        .output()
+        .unwrap();
+    assert!(made.status.success(), "{made:?}");
+    let output =
+        report(folder.path(), &[&pid, "--directory", directory, "--against", "before.json"]);
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("before.json: the state of a process's memory"), "{said}");
+    assert!(said.contains("`gruyere diff`") && !said.contains("delete"), "{said}");
+    record.close();
 }

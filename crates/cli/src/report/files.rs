@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use gruyere_record::dump::state;
 use gruyere_record::run::{self, Run};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -15,6 +16,8 @@ use crate::target::{Folder, Target};
 const MOST_BYTES: u64 = 64 << 20;
 const REMEDY: &str =
     "name a file from `history:`, or from `gruyere dryrun` with --history or --json";
+
+const NO_RUN: &str = "not the history of a run";
 
 /// A kept run.
 pub enum Kept {
@@ -39,7 +42,7 @@ impl Kept {
     /// Not found, or unreadable.
     pub fn load(name: &str, folder: &Folder) -> Result<Kept, Failure> {
         if name.ends_with(".json") {
-            return Kept::read(Path::new(name));
+            return Kept::read(Path::new(name)).map_err(|misfit| misfit.named());
         }
         let target = Target { target: Some(name.to_owned()), folder: folder.clone() };
         let reader = target.open()?;
@@ -48,33 +51,40 @@ impl Kept {
         Ok(Kept::Run(run))
     }
 
-    fn read(path: &Path) -> Result<Kept, Failure> {
+    fn read(path: &Path) -> Result<Kept, Misfit> {
+        /// The first words of all our files; each kind has some of them.
         #[derive(Deserialize)]
         struct Head {
-            schema: String,
+            schema: Option<String>,
+            format: Option<String>,
+            #[serde(default)]
             version: u32,
         }
         let text = text(path)?;
-        let head: Head = parsed(path, &text)?;
-        let expect = |version| {
-            if head.version == version {
-                return Ok(());
-            }
-            Err(Failure::new(format_args!(
-                "{}: {} of version {}, but this command reads version {version}; use the command \
-                 of the version that wrote it",
-                path.display(),
-                head.schema,
-                head.version
-            )))
+        let Head { schema, format, version: found } = parsed(path, &text)?;
+        if format.as_deref() == Some(state::FORMAT) {
+            return Err(Misfit::new(
+                path,
+                "the state of a process's memory, not the history of a run",
+            )
+            .with_remedy("`gruyere diff` compares it with another state"));
+        }
+        let schema = schema.unwrap_or_default();
+        let expect = |version| match found == version {
+            true => Ok(()),
+            false => Err(Misfit::new(
+                path,
+                format_args!(
+                    "{schema} of version {found}, but this command reads version {version}"
+                ),
+            )
+            .with_remedy("use the command of the version that wrote it")),
         };
-        match head.schema.as_str() {
+        match schema.as_str() {
             run::SCHEMA => expect(run::VERSION).and_then(|()| parsed(path, &text).map(Kept::Run)),
             dry::SCHEMA => expect(dry::VERSION).and_then(|()| parsed(path, &text).map(Kept::Dry)),
-            other => Err(Failure::new(format_args!(
-                "{}: {other:?} is not the history of a run; {REMEDY}",
-                path.display()
-            ))),
+            "" => Err(Misfit::new(path, NO_RUN)),
+            other => Err(Misfit::new(path, format_args!("{other:?} is {NO_RUN}"))),
         }
     }
 
@@ -111,24 +121,47 @@ impl Kept {
     }
 }
 
-fn text(path: &Path) -> Result<String, Failure> {
-    let name = path.display();
-    let fail =
-        |reason: &dyn std::fmt::Display| Failure::new(format_args!("{name}: {reason}; {REMEDY}"));
-    let file = fs::metadata(path).map_err(|error| fail(&error))?;
-    if !file.is_file() || file.len() > MOST_BYTES {
-        return Err(fail(&"not the history of a run"));
-    }
-    fs::read_to_string(path).map_err(|error| fail(&error))
+/// Why a file is no kept run.
+struct Misfit {
+    /// The file and the reason.
+    said: String,
+    /// What to do, where it does not depend on who named the file.
+    remedy: Option<&'static str>,
 }
 
-fn parsed<T: DeserializeOwned>(path: &Path, text: &str) -> Result<T, Failure> {
-    serde_json::from_str(text).map_err(|error| {
-        Failure::new(format_args!(
-            "{}: not the history of a run ({error}); delete it, or name another",
-            path.display()
-        ))
-    })
+impl Misfit {
+    fn new(path: &Path, reason: impl std::fmt::Display) -> Misfit {
+        Misfit { said: format!("{}: {reason}", path.display()), remedy: None }
+    }
+
+    fn with_remedy(self, remedy: &'static str) -> Misfit {
+        Misfit { remedy: Some(remedy), ..self }
+    }
+
+    /// Of a file that the user named, which may be anything and of use.
+    fn named(self) -> Failure {
+        Failure::new(format_args!("{}; {}", self.said, self.remedy.unwrap_or(REMEDY)))
+    }
+
+    /// Of a file that lies in the folder of the runs.
+    fn in_folder(self) -> Failure {
+        let remedy = self.remedy.unwrap_or("move it out of the folder");
+        Failure::new(format_args!("{}; {remedy}", self.said))
+    }
+}
+
+fn text(path: &Path) -> Result<String, Misfit> {
+    let fail = |error: std::io::Error| Misfit::new(path, error);
+    let file = fs::metadata(path).map_err(fail)?;
+    if !file.is_file() || file.len() > MOST_BYTES {
+        return Err(Misfit::new(path, NO_RUN));
+    }
+    fs::read_to_string(path).map_err(fail)
+}
+
+fn parsed<T: DeserializeOwned>(path: &Path, text: &str) -> Result<T, Misfit> {
+    serde_json::from_str(text)
+        .map_err(|error| Misfit::new(path, format_args!("{NO_RUN} ({error})")))
 }
 
 /// The latest selected run of the folder.
@@ -195,8 +228,8 @@ fn readable(
     };
     files.filter(is_kept).filter_map(move |file| match Kept::read(&file) {
         Ok(kept) => Some(kept),
-        Err(failure) => {
-            say(command, format_args!("skipped: {failure}"));
+        Err(misfit) => {
+            say(command, format_args!("skipped: {}", misfit.in_folder()));
             None
         }
     })
