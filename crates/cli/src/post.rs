@@ -60,8 +60,8 @@ pub struct Arguments {
     #[arg(long)]
     json: bool,
     /// Write a self-contained page for sharing to FILE (default: gruyere-post-PID.html): live
-    /// memory over time, by line with its source, the map. Since it contains source, only you can
-    /// read the file (mode 0600) until you share it.
+    /// memory over time, by line with its source, the map. Since it contains source and the whole
+    /// command line, only you can read the file (mode 0600) until you share it.
     #[arg(long, value_name = "FILE", num_args = 0..=1, conflicts_with_all = ["json", "full"])]
     html: Option<Option<PathBuf>>,
 }
