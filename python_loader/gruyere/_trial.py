@@ -20,6 +20,7 @@ from types import ModuleType
 from typing import IO, Any, NoReturn, Optional
 
 from . import _stand_in
+from ._dryrun.answers import Answers
 from ._errors import GruyereError
 from ._imports import when_imported
 from ._native import conf
@@ -52,10 +53,25 @@ def begin(asked: Optional[int], what: str, is_stdin: bool) -> None:
     standard input, which is empty otherwise."""
     given = os.environ.pop(VARIABLE, None)
     if given is None:
+        _check_no_rank(what)
         _run(asked, what, is_stdin)
     limit = steps(given)
     if limit is not None:
         _Count(limit)
+    # The stand-in invents what the program reads from the device.
+    Answers().watch()
+
+
+def _check_no_rank(what: str) -> None:
+    """Raises GruyereError in a rank that a launcher has started: each would have a sandbox and a
+    network of its own, and wait for the others for ever."""
+    ranks = os.environ.get("WORLD_SIZE", "")
+    if "RANK" in os.environ and ranks.isdigit() and int(ranks) > 1:
+        raise GruyereError(
+            f"--stand-in: this is one of {ranks} ranks, and each would be alone in a sandbox of "
+            "its own; start the launcher in one: python -m gruyere --stand-in -m "
+            f"torch.distributed.run --nproc-per-node {ranks} {what}"
+        )
 
 
 def _run(asked: Optional[int], what: str, is_stdin: bool) -> NoReturn:

@@ -586,6 +586,31 @@ def test_deepspeed_is_told_that_no_gradient_is_infinite():
     assert asks.answered == {answers.OVERFLOW: 3}
 
 
+def test_generation_ends_at_its_greatest_length_whatever_the_device_says():
+    class MaxLengthCriteria:
+        max_length = 8
+
+        def __call__(self, input_ids, scores):
+            return "on the device"
+
+    class GenerationMixin:
+        def _has_unfinished_sequences(self, this_peer_finished, synced_gpus, device):
+            return not this_peer_finished
+
+    asks = answers.Answers()
+    asks._lengths(types.SimpleNamespace(MaxLengthCriteria=MaxLengthCriteria))
+    asks._generation(types.SimpleNamespace(GenerationMixin=GenerationMixin))
+    for _ in range(2):
+        mixin, length, invented = GenerationMixin(), 3, False
+        while mixin._has_unfinished_sequences(invented, False, device="cuda"):
+            length += 1
+            tokens = types.SimpleNamespace(shape=(2, length))
+            assert MaxLengthCriteria()(tokens, None) == "on the device"
+            invented = length == 5
+        assert length == 8
+    assert asks.answered == {answers.GENERATED: 2}
+
+
 # A layer that convolves by Fourier transforms, and an optimiser that takes roots of matrices.
 FACTORS = """
 import torch

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import pickle
+import threading
 from collections import Counter
 from types import ModuleType
 from typing import Any, Callable
@@ -19,6 +20,7 @@ OVERFLOW = "DeepSpeed: no gradient and no norm of them is infinite or NaN"
 LOSS = "transformers: no loss is infinite or NaN (logging_nan_inf_filter is off)"
 PACKED = "transformers: no row has several sequences packed into it"
 FACTORED = "torch.linalg: every matrix could be factored"
+GENERATED = "transformers: generate() goes on to its greatest length (max_new_tokens, max_length)"
 PADDED = "transformers: some row is padded, so that a mask is made (the larger of the two)"
 OBJECTS = "torch.distributed: one rank gathers its own object (some bytes)"
 PRINTED = "print: the digits of a tensor are found on the host, not on the device (some bytes)"
@@ -27,6 +29,8 @@ PRINTED = "print: the digits of a tensor are found on the host, not on the devic
 class Answers:
     def __init__(self) -> None:
         self.answered: Counter[str] = Counter()
+        # Threads whose generate() has reached its greatest length.
+        self.full: set[int] = set()
 
     def watch(self) -> None:
         """Install the hooks. Call before the modules are imported."""
@@ -37,6 +41,8 @@ class Answers:
         when_imported("deepspeed.runtime.utils", self._overflows)
         for stage in ("stage_1_and_2", "stage3"):
             when_imported(f"deepspeed.runtime.zero.{stage}", self._overflows)
+        when_imported("transformers.generation.stopping_criteria", self._lengths)
+        when_imported("transformers.generation.utils", self._generation)
         when_imported("transformers.masking_utils", self._masks)
         when_imported("transformers.trainer", self._losses)
 
@@ -137,6 +143,37 @@ class Answers:
             return original(this, *arguments, **options)
 
         trainer.train = train
+
+    def _lengths(self, module: ModuleType) -> None:
+        """transformers' generate: the greatest length, which the host knows."""
+        criteria: Any = module.MaxLengthCriteria
+        original = criteria.__call__
+
+        @functools.wraps(original)
+        def call(this: Any, input_ids: Any, *more: Any, **options: Any) -> Any:
+            if input_ids.shape[1] >= this.max_length:
+                self.full.add(threading.get_ident())
+            return original(this, input_ids, *more, **options)
+
+        criteria.__call__ = call
+
+    def _generation(self, module: ModuleType) -> None:
+        """transformers' generate: whether all sequences have ended is read from the device."""
+        mixin: Any = module.GenerationMixin
+        original = getattr(mixin, "_has_unfinished_sequences", None)
+        if original is None:
+            return
+
+        @functools.wraps(original)
+        def has_unfinished(*arguments: Any, **options: Any) -> bool:
+            # Call it anyway: ranks may meet in it.
+            original(*arguments, **options)
+            is_full = threading.get_ident() in self.full
+            self.full.discard(threading.get_ident())
+            self.answered[GENERATED] += is_full
+            return not is_full
+
+        mixin._has_unfinished_sequences = has_unfinished
 
     def _masks(self, module: ModuleType) -> None:
         """transformers' masks: both checks read results of kernels, namely counted positions and

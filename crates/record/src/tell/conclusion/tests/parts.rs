@@ -14,7 +14,7 @@ fn resumed(persistent: usize, asked: u64) -> Made {
     ];
     let loaded = made.site(&loads, "", Phase::Unknown);
     let (weights, gradients) = (made.line(12, "main"), made.module("model", 9, "main"));
-    made.sites.last_mut().unwrap().phase = Phase::Backward;
+    made.sites.last_mut().expect("a site").phase = Phase::Backward;
     (0..6).for_each(|_| made.block(loaded, 0, GIB));
     (0..2).for_each(|_| made.block(weights, 0, GIB));
     (0..persistent).chain(6..8).for_each(|at| made.blocks[at].3 = 3);
