@@ -90,6 +90,13 @@ def test_stand_in_runs_some_steps_of_the_program_and_keeps_no_file(user):
     assert (user.folder / "model.pt").read_text() == "theirs"
 
 
+def test_a_rank_of_a_launcher_is_refused_with_the_line_that_starts_all_in_one_sandbox(user):
+    ran = user.python("--stand-in", "train.py", RANK="1", WORLD_SIZE="2")
+    assert ran.returncode == 2, ran.stderr
+    line = "python -m gruyere --stand-in -m torch.distributed.run --nproc-per-node 2 train.py"
+    assert ran.stderr.rstrip().endswith(line), ran.stderr
+
+
 def test_what_gruyere_writes_on_the_stand_in_is_kept(user, tmp_path_factory):
     records, dumps = (tmp_path_factory.mktemp(name) for name in ("records", "dumps"))
     code = "import torch; torch.empty(100 << 20, dtype=torch.uint8, device='cuda')"
