@@ -42,7 +42,7 @@ after the value has come back by a tenth of the bound, and no more often than --
 --command runs in `sh -c`. The event is in its environment, never in its text: GRUYERE_WATCH_ \
 followed by MESSAGE, THRESHOLD, METRIC, VALUE, VALUE_TEXT, UNIT, PID, RANK, LOCAL_RANK, HOST, \
 COMMAND, RECORD, DEVICE, DEVICE_NAME, LIVE_BYTES, RESERVED_BYTES, LIMIT_BYTES. The watch continues \
-meanwhile.
+meanwhile. At its end it waits for running commands for 2 seconds at most, and leaves them running.
 
 Exit codes: 0 the process ended, or --for is over; 1 no such process or record, or it can't be \
 read; 2 wrong usage; 4 with --exit: a threshold is passed."
@@ -163,7 +163,7 @@ pub fn run(arguments: &Arguments) -> Ended {
         alarms.retain(|(path, _), _| follower.followed().contains_key(path));
         runs.reap();
         if arguments.exit && passed_any {
-            runs.wait();
+            runs.leave();
             return Ok(Exit::Past);
         }
         if follower.is_over() {
@@ -190,7 +190,7 @@ pub fn run(arguments: &Arguments) -> Ended {
             break;
         }
     }
-    runs.wait();
+    runs.leave();
     Ok(Exit::Fine)
 }
 
@@ -298,6 +298,8 @@ fn finite(value: f64) -> Value {
 struct Runs(Vec<Child>);
 
 const MOST_RUNS: usize = 16;
+/// The longest time that the end of the watch waits for them.
+const LEAVE: Duration = Duration::from_secs(2);
 
 impl Runs {
     fn start(&mut self, command: &str, event: &Event<'_>) {
@@ -328,11 +330,24 @@ impl Runs {
         });
     }
 
-    fn wait(&mut self) {
-        for mut child in self.0.drain(..) {
-            if let Ok(status) = child.wait() {
-                report(status);
-            }
+    /// At the end of the watch: waits a moment, so that the failure of a short command is still
+    /// reported, then leaves the others running. A command that hangs must not hold up a script.
+    fn leave(mut self) {
+        let begin = Instant::now();
+        self.reap();
+        while !self.0.is_empty() && begin.elapsed() < LEAVE {
+            std::thread::sleep(Duration::from_millis(20));
+            self.reap();
+        }
+        if !self.0.is_empty() {
+            let pids: Vec<String> = self.0.iter().map(|child| child.id().to_string()).collect();
+            say(
+                "watch",
+                format_args!(
+                    "--command still runs and is left running (pid {}); its end is not reported",
+                    pids.join(", ")
+                ),
+            );
         }
     }
 }

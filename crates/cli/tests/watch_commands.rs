@@ -165,6 +165,37 @@ fn a_command_gets_the_facts_and_nothing_of_a_record_is_run() {
 }
 
 #[test]
+fn a_watch_does_not_wait_for_its_command_and_leaves_it_running() {
+    let folder = tempfile::tempdir().unwrap();
+    let record = record(folder.path());
+    // It goes on after the watch: the end of this file tells so.
+    let slow = "sleep 6; echo done > done";
+    for (end, code) in [(&["--for", "300ms"][..], 0), (&["--exit"], 4)] {
+        let done = folder.path().join("done");
+        let begin = Instant::now();
+        let child = command(
+            &[&["watch", &pid(), "live<2GiB", "--command", slow], end].concat(),
+            folder.path(),
+        )
+        .current_dir(folder.path())
+        .stdout(Stdio::null())
+        .stderr(std::fs::File::create(folder.path().join("said")).unwrap())
+        .spawn()
+        .expect("runs");
+        assert_eq!(wait(child).0, Some(code), "{end:?}");
+        assert!(!done.exists(), "{end:?}: the watch ends before its command");
+        let said = std::fs::read_to_string(folder.path().join("said")).unwrap();
+        assert!(said.contains("is left running (pid "), "{end:?}: {said}");
+        while !done.exists() {
+            assert!(begin.elapsed() < Duration::from_secs(30), "{end:?}: the command was lost");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        std::fs::remove_file(done).unwrap();
+    }
+    record.close();
+}
+
+#[test]
 fn a_watch_ends_when_its_process_does() {
     let folder = tempfile::tempdir().unwrap();
     let record = record(folder.path());
