@@ -150,6 +150,7 @@ fn device(
             .unwrap_or_default(),
         segments: segments(snapshot, id, origins),
         torn: 0,
+        unrecorded: state::Sum::default(),
     })
 }
 

@@ -42,7 +42,7 @@ and BOUND is a size, a count (for blocks) or a share. With a plus, a bound appli
 from A to B; without, to B. Each device is checked separately.
 
 Exit codes: 0 success; 1 A or B is missing or can't be read; 2 wrong usage; 3 some entries of a \
-record could not be read in full; 4 a bound is passed.")]
+record could not be read in full, or it had no room for some live blocks; 4 a bound is passed.")]
 pub struct Arguments {
     /// The earlier state.
     #[arg(value_name = "A")]
@@ -77,9 +77,16 @@ pub fn run(arguments: &Arguments) -> Ended {
     };
     output::print(text)?;
     passed.iter().for_each(|passed| say("diff", format_args!("{passed}")));
+    let mut unrecorded = false;
+    for (name, state) in [(&arguments.before, &before), (&arguments.after, &after)] {
+        if let Some(said) = state.unrecorded() {
+            say("diff", format_args!("{}: {said}", plain(name)));
+            unrecorded = true;
+        }
+    }
     let torn =
         [&before, &after].iter().any(|state| state.devices.iter().any(|device| device.torn > 0));
-    Ok(match (passed.is_empty(), torn) {
+    Ok(match (passed.is_empty(), torn || unrecorded) {
         (false, _) => Exit::Past,
         (true, true) => Exit::Torn,
         (true, false) => Exit::Fine,

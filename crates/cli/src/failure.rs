@@ -14,7 +14,8 @@ pub enum Exit {
     Fine = 0,
     /// Missing input, or failure to read, write or run.
     Failed = 1,
-    /// Read, but some values belong to different moments: the process was killed while it wrote.
+    /// Read, but some values belong to different moments (the process was killed while it wrote),
+    /// or the record had no room for some blocks.
     Torn = 3,
     /// A requested bound is passed.
     Past = 4,

@@ -45,7 +45,7 @@ leaves a copy of its record there. A process that ends by itself in any other wa
 
 Exit codes: 0 success; 1 no such process or record, or it can't be read; 2 wrong usage; 3 read, \
 but some values are marked torn: they are not from one moment, since the process was killed while \
-it wrote.")]
+it wrote, or the record had no room for some live blocks.")]
 pub struct Arguments {
     #[command(flatten)]
     target: Target,
@@ -102,6 +102,8 @@ struct Ending {
     torn_lanes: u32,
     torn_gauges: u32,
     torn_entries: u64,
+    /// Live blocks that the record had no room for.
+    unrecorded_blocks: u64,
 }
 
 pub fn run(arguments: &Arguments) -> Ended {
@@ -161,7 +163,7 @@ pub fn run(arguments: &Arguments) -> Ended {
 
 fn exit(ended: &Ending) -> Exit {
     let torn = ended.torn_lanes + ended.torn_gauges > 0 || ended.torn_entries > 0;
-    if torn { Exit::Torn } else { Exit::Fine }
+    if torn || ended.unrecorded_blocks > 0 { Exit::Torn } else { Exit::Fine }
 }
 
 fn write_page(state: &State, (said, ran_out): (&str, bool), path: &Path) -> Result<(), Failure> {
@@ -237,6 +239,7 @@ fn ended(reader: &Reader<'_>, devices: &[DeviceSnapshot], state: &State) -> Endi
         torn_lanes: devices.iter().map(|device| device.torn_shards).sum(),
         torn_gauges: devices.iter().map(|device| u32::from(device.torn_gauges)).sum(),
         torn_entries: state.devices.iter().map(|device| device.torn).sum(),
+        unrecorded_blocks: state.all_unrecorded().blocks,
     }
 }
 

@@ -31,7 +31,7 @@ of the latest events (`ring_events:`).
 
 Exit codes: 0 success; 1 no such process or record, or it can't be read, or the file can't be \
 written; 2 wrong usage; 3 written, but some entries of the record could not be read in full or are \
-inconsistent.")]
+inconsistent, or it had no room for some live blocks.")]
 pub struct Arguments {
     #[command(flatten)]
     target: Target,
@@ -60,7 +60,11 @@ pub fn run(arguments: &Arguments) -> Ended {
             ),
         );
     }
-    Ok(if torn > 0 { Exit::Torn } else { Exit::Fine })
+    let unrecorded = state.unrecorded();
+    if let Some(said) = &unrecorded {
+        say("snapshot", said);
+    }
+    Ok(if torn > 0 || unrecorded.is_some() { Exit::Torn } else { Exit::Fine })
 }
 
 fn write(state: &State, arguments: &Arguments) -> Result<(), Failure> {

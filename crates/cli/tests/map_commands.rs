@@ -402,7 +402,12 @@ fn blocks_that_the_record_has_no_room_for_are_told_of() {
         shard.block_insert(&BlockEntry { address, size, requested: 1, ..BlockEntry::default() });
     }
     let path = record.path().unwrap().to_str().unwrap();
-    let all: Value = serde_json::from_str(&drawn(&[path, "--json"], folder.path())).unwrap();
+    let drawn = |arguments: &[&str]| {
+        let output = map(&[&[path], arguments].concat(), folder.path());
+        assert_eq!(output.status.code(), Some(3), "{output:?}");
+        text(&output.stdout)
+    };
+    let all: Value = serde_json::from_str(&drawn(&["--json"])).unwrap();
     let (there, missing) = (&all["sums"]["live_blocks"], &all["not_in_the_record"]["blocks"]);
     assert_eq!(there.as_u64().unwrap() + missing.as_u64().unwrap(), 3000);
     assert_eq!(
@@ -410,10 +415,10 @@ fn blocks_that_the_record_has_no_room_for_are_told_of() {
         missing.as_u64().map(|blocks| blocks * 512)
     );
     let note = format!("{missing} live blocks");
-    let page = drawn(&[path, "--width", "200"], folder.path());
+    let page = drawn(&["--width", "200"]);
     assert!(page.contains(&note) && page.contains("record_blocks"), "{page}");
     let file = folder.path().join("page.html");
-    drawn(&[path, "--html", file.to_str().unwrap()], folder.path());
+    drawn(&["--html", file.to_str().unwrap()]);
     assert!(std::fs::read_to_string(file).unwrap().contains(&note));
     record.close();
 }

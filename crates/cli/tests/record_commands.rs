@@ -193,6 +193,62 @@ fn a_dead_record_that_can_not_be_read_has_its_row_and_post_takes_the_next() {
     assert!(text(&none.stderr).contains("damaged"), "{none:?}");
 }
 
+/// A record with room for 512 of the 600 blocks of a MiB that are live.
+fn record_without_room(directory: &Path) -> &'static Record {
+    let options =
+        RecordOptions { directory: directory.to_owned(), max_blocks: 512, ..Default::default() };
+    let facts = DeviceFacts { name: "Phantom".into(), uuid: [1; 16], total_memory: 80 << 30 };
+    let record: &'static Record = Box::leak(Box::new(Record::create(&options, &[facts])));
+    record.segment_insert(&SegmentEntry {
+        address: BASE,
+        bytes: 300 * PAGE,
+        ..SegmentEntry::default()
+    });
+    let mut shard = record.shard(0, 0);
+    for n in 0..600 {
+        let (address, size) = (BASE + (n << 20), 1 << 20);
+        shard.block_insert(&BlockEntry { address, size, requested: size, ..Default::default() });
+    }
+    record.device(0).set(&[(DeviceGauge::Reserved, 600 << 20)]);
+    record
+}
+
+#[test]
+fn a_part_of_the_memory_is_never_told_as_the_whole() {
+    let folder = tempfile::tempdir().unwrap();
+    let record = record_without_room(folder.path());
+    let pid = std::process::id().to_string();
+    let told = |arguments: &[&str]| {
+        let output = gruyere(arguments, folder.path());
+        assert_eq!(output.status.code(), Some(3), "{arguments:?}: {output:?}");
+        (text(&output.stdout), text(&output.stderr))
+    };
+    let missing = "88 live blocks (88.00 MiB)";
+    let (post, _) = told(&["post", &pid]);
+    assert!(post.lines().take(3).any(|line| line.contains(missing)), "{post}");
+    assert!(post.contains("600 MiB live"), "the sum is that of all blocks: {post}");
+    let (post, _) = told(&["post", &pid, "--json"]);
+    let post: Value = serde_json::from_str(&post).unwrap();
+    assert_eq!(post["ended"]["unrecorded_blocks"], 88);
+    let (snapshot, said) = told(&["snapshot", &pid, "--json", "-o", "-"]);
+    assert!(said.contains(missing), "{said}");
+    let state: Value = serde_json::from_str(&snapshot).unwrap();
+    assert_eq!(state["devices"][0]["unrecorded"]["bytes"], 88 << 20);
+    assert_eq!(state["devices"][0]["held"]["live_bytes"], 512 << 20);
+    let file = folder.path().join("before.json");
+    std::fs::write(&file, snapshot).unwrap();
+    let file = file.to_str().unwrap();
+    let (_, said) = told(&["diff", file, &pid]);
+    assert!(said.contains(&format!("{file}: Incomplete")) && said.contains(&pid), "{said}");
+    let (map, _) = told(&["map", &pid]);
+    let second = map.lines().nth(1).unwrap();
+    assert!(second.starts_with("incomplete: 88 live blocks"), "{map}");
+    let (map, _) = told(&["map", &pid, "--json"]);
+    let map: Value = serde_json::from_str(&map).unwrap();
+    assert_eq!(map["not_in_the_record"]["blocks"], 88);
+    record.close();
+}
+
 #[test]
 fn stat_prints_all_gauges_by_pid_and_by_file() {
     let folder = tempfile::tempdir().unwrap();

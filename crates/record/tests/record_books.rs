@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::os::unix::fs::MetadataExt as _;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use gruyere_record::reader::Cursor;
 use gruyere_record::{
@@ -241,8 +242,29 @@ fn a_record_that_is_off_keeps_exact_totals_and_writes_nothing() {
     record.close();
 }
 
+/// Counts the warnings of a full map.
+struct Warnings(AtomicU64);
+
+impl log::Log for Warnings {
+    fn enabled(&self, _: &log::Metadata<'_>) -> bool {
+        true
+    }
+
+    fn log(&self, record: &log::Record<'_>) {
+        if record.args().to_string().contains("no room for further blocks") {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn flush(&self) {}
+}
+
+static WARNINGS: Warnings = Warnings(AtomicU64::new(0));
+
 #[test]
-fn a_full_map_costs_entries_and_nothing_else() {
+fn a_full_map_costs_entries_and_a_line_of_the_log_and_nothing_else() {
+    log::set_logger(&WARNINGS).unwrap();
+    log::set_max_level(log::LevelFilter::Warn);
     let folder = tempfile::tempdir().unwrap();
     let record = record(&RecordOptions { max_blocks: 512, ..options(folder.path()) }, 1);
     let mut shard = record.shard(0, 0);
@@ -251,6 +273,7 @@ fn a_full_map_costs_entries_and_nothing_else() {
     assert_eq!(slots.iter().filter(|&&slot| slot == BlockSlot::NONE).count(), 88);
     let reader = Reader::own(record).unwrap();
     assert_eq!((reader.blocks().entries.len(), reader.health().blocks_unrecorded), (512, 88));
+    assert_eq!(WARNINGS.0.load(Ordering::Relaxed), 1, "once for all of them");
     assert_eq!(
         reader.device(0).unwrap().total().live_blocks(),
         600,

@@ -1,8 +1,12 @@
 //! Gaps of a picture: entries that do not fit together, and entries that the record's tables had no
 //! room for.
 
-use gruyere_record::Reader;
+use gruyere_record::dump::from_record::unrecorded;
+use gruyere_record::dump::state::Sum;
 use gruyere_record::picture::Picture;
+use gruyere_record::{Reader, counted};
+
+use crate::amounts::bytes;
 
 /// Entries missing from a picture.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -17,29 +21,37 @@ pub struct Missing {
 }
 
 impl Missing {
-    /// Compares `picture` with the gauges. The gauges are of another moment, so blocks count as
-    /// missing only if the map was ever full.
+    /// Compares `picture` with the gauges.
     pub fn of(reader: &Reader<'_>, picture: &Picture) -> Missing {
-        let health = reader.health();
-        let mut missing = Missing { segments: health.segments_unrecorded, ..Missing::default() };
-        if let (1.., Some(device)) = (health.blocks_unrecorded, reader.device(picture.device)) {
-            missing.blocks = device.total().live_blocks().saturating_sub(picture.sums.live_blocks);
-            missing.bytes = device.live.saturating_sub(picture.sums.live);
-        }
-        missing
+        let recorded = reader.device(picture.device);
+        let blocks = recorded.map(|device| unrecorded(reader, &device, picture));
+        let Sum { blocks, bytes, .. } = blocks.unwrap_or_default();
+        Missing { blocks, bytes, segments: reader.health().segments_unrecorded }
+    }
+
+    /// Whether the picture shows a part of the blocks only, so that its sums are too low.
+    pub fn is_any(&self) -> bool {
+        self.blocks > 0
+    }
+
+    /// A sentence about the missing blocks, for the head of the picture: below it all is a part.
+    pub fn note(&self, live: u64) -> Option<String> {
+        (self.blocks > 0).then(|| {
+            format!(
+                "incomplete: {} ({}) of {} live are drawn as free, and no sum here has them: the \
+                 record had no room for them. Its folder was full (GRUYERE_RECORD_DIR names \
+                 another), or record_blocks is too low",
+                counted(self.blocks, "live block"),
+                bytes(self.bytes),
+                bytes(live.saturating_add(self.bytes))
+            )
+        })
     }
 }
 
-/// Sentences for people; empty if the picture is complete.
+/// Sentences for people, besides [`Missing::note`]; empty if there is nothing to say.
 pub fn notes(picture: &Picture, missing: Missing) -> Vec<String> {
     let mut notes = Vec::new();
-    if missing.blocks > 0 {
-        notes.push(format!(
-            "{} live blocks ({} bytes) are drawn as free: the record has no room for them; raise \
-             record_blocks",
-            missing.blocks, missing.bytes
-        ));
-    }
     if missing.segments > 0 {
         notes.push(format!(
             "the record had no room for {} segments, so their contents may be missing here: raise \

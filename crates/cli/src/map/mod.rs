@@ -47,7 +47,7 @@ free between live blocks, until they are freed. docs/map.md has the details.
 
 Exit codes: 0 success; 1 no such process, record or device, or it can't be read or written; 2 \
 wrong usage; 3 drawn, but some entries could not be read in full (the process was killed while it \
-wrote them).")]
+wrote them), or the record had no room for some live blocks.")]
 pub struct Arguments {
     #[command(flatten)]
     target: Target,
@@ -119,7 +119,15 @@ pub fn run(arguments: &Arguments) -> Ended {
         };
         output::print(text)?;
     }
-    Ok(if picture.misfits.torn > 0 { Exit::Torn } else { Exit::Fine })
+    Ok(exit(&reader, &picture))
+}
+
+/// A picture that lacks something is not a whole success.
+fn exit(reader: &Reader<'_>, picture: &Picture) -> Exit {
+    match picture.misfits.torn > 0 || Missing::of(reader, picture).is_any() {
+        true => Exit::Torn,
+        false => Exit::Fine,
+    }
 }
 
 /// Number of the device to draw.
@@ -173,10 +181,12 @@ fn title(reader: &Reader<'_>, device: u32) -> String {
 /// The picture as text, in as many rows as fit the terminal.
 fn drawn(picture: &Picture, reader: &Reader<'_>, arguments: &Arguments) -> String {
     let title = title(reader, picture.device);
-    let notes = gaps::notes(picture, Missing::of(reader, picture));
+    let missing = Missing::of(reader, picture);
+    let notes = gaps::notes(picture, missing);
+    let head: Vec<String> = [title].into_iter().chain(missing.note(picture.sums.live)).collect();
     let (mut style, lines) = style(arguments);
     let sites = reader.sites();
-    let mut text = terminal::draw(picture, &sites, &title, &notes, style);
+    let mut text = terminal::draw(picture, &sites, &head, &notes, style);
     // The legend's height is known only after it is written. One line is the prompt's.
     for _ in 0..3 {
         let excess = lines.map_or(0, |lines| (text.lines().count() + 1).saturating_sub(lines));
@@ -184,7 +194,7 @@ fn drawn(picture: &Picture, reader: &Reader<'_>, arguments: &Arguments) -> Strin
             break;
         }
         style.rows = style.rows.saturating_sub(excess).max(LEAST_ROWS);
-        text = terminal::draw(picture, &sites, &title, &notes, style);
+        text = terminal::draw(picture, &sites, &head, &notes, style);
     }
     text
 }
@@ -229,7 +239,7 @@ fn watch(reader: &Reader<'_>, device: u32, arguments: &Arguments, pause: Duratio
             return Ok(Exit::Fine);
         }
         if reader.is_live() != Some(true) {
-            return Ok(if picture.misfits.torn > 0 { Exit::Torn } else { Exit::Fine });
+            return Ok(exit(reader, &picture));
         }
         if output::pause(pause) == Audience::Gone {
             return Ok(Exit::Fine);
@@ -249,6 +259,9 @@ fn write_page(
     let timeline = reader.timeline(picture.device);
     let snapshot = reader.device(picture.device);
     let gauge = |gauge| snapshot.as_ref().map_or(0, |snapshot| snapshot.gauge(gauge));
+    let missing = Missing::of(reader, picture);
+    let mut notes: Vec<String> = missing.note(picture.sums.live).into_iter().collect();
+    notes.extend(gaps::notes(picture, missing));
     let facts = json!({
         "process": json::process(reader),
         "device": picture.device,
@@ -257,7 +270,7 @@ fn write_page(
         "taken": Timestamp::now().to_string(),
         "limit": gauge(DeviceGauge::Limit),
         "sums": json::sums(picture),
-        "notes": gaps::notes(picture, Missing::of(reader, picture)),
+        "notes": notes,
         "by": by,
         "conclusion": Conclusion::of(&from_record::state(reader, EVENTS), &[]),
     });

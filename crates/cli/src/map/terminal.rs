@@ -122,16 +122,16 @@ impl Style {
     }
 }
 
-/// The whole picture as text; `notes` come last.
+/// The whole picture as text; `head` comes first, `notes` last.
 pub fn draw(
     picture: &Picture,
     sites: &Sites,
-    title: &str,
+    head: &[String],
     notes: &[String],
     style: Style,
 ) -> String {
     let mut out = String::new();
-    wrapped(&mut out, title, style.columns);
+    head.iter().for_each(|line| wrapped(&mut out, line, style.columns));
     let sums = picture.sums;
     if sums.held == 0 {
         let _ = writeln!(out, "nothing is held on device {}", picture.device);

@@ -669,7 +669,18 @@ impl Record {
     }
 
     pub(crate) fn unrecorded(&self) {
-        self.header().health.blocks_unrecorded.fetch_add(1, Ordering::Relaxed);
+        let health = &self.header().health;
+        // Said once: from then on, what readers list is a part of what is live.
+        if health.blocks_unrecorded.fetch_add(1, Ordering::Relaxed) == 0 {
+            let remedy = match health.no_room.load(Ordering::Relaxed) {
+                0 => "raise record_blocks",
+                _ => "free space in its folder, or name another with GRUYERE_RECORD_DIR",
+            };
+            log::warn!(
+                "record: no room for further blocks; the program is served as before, but `gruyere \
+                 post`, `snapshot` and `map` miss them: {remedy}"
+            );
+        }
     }
 }
 

@@ -90,9 +90,10 @@ impl<'a> Evidence<'a> {
         })
     }
 
-    /// All live bytes.
+    /// All live bytes, also of blocks that the record had no room for: a share of the others only
+    /// would take a part for the whole.
     pub fn live_bytes(&self) -> u64 {
-        self.device.live.all.bytes
+        self.device.live.all.bytes.saturating_add(self.device.unrecorded.bytes)
     }
 
     /// The bytes of the device available to the program.

@@ -78,6 +78,8 @@ impl Conclusion {
         let mut findings = findings.into_iter();
         let first = findings.next().unwrap_or_else(|| device::nothing(&evidence));
         let mut said = vec![first.says.clone()];
+        // Before all that counts blocks.
+        said.extend(state.unrecorded());
         let besides = findings.take(MOST_BESIDES);
         said.extend(besides.map(|finding| format!("Besides: {}", finding.says)));
         said.extend(grown.level);

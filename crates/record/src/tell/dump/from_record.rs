@@ -15,7 +15,8 @@ pub fn state(reader: &Reader<'_>, most_events: usize) -> State {
     let devices = (0..reader.devices()).filter_map(|number| {
         let (recorded, picture) = (reader.device(number)?, Picture::read(reader, number)?);
         let timeline = state::timeline(&reader.timeline(number).entries);
-        Some(DeviceState { timeline, ..device(&recorded, &picture, &mut origins) })
+        let unrecorded = unrecorded(reader, &recorded, &picture);
+        Some(DeviceState { timeline, unrecorded, ..device(&recorded, &picture, &mut origins) })
     });
     let devices = devices.collect();
     let events = state::events(reader, most_events, &mut origins);
@@ -78,6 +79,23 @@ pub fn device(recorded: &DeviceSnapshot, picture: &Picture, origins: &mut Origin
         segments: picture.ranges.iter().map(|range| segment(picture, range, origins)).collect(),
         merged_blocks: 0,
         torn: picture.misfits.total(),
+        unrecorded: Sum::default(),
+    }
+}
+
+/// The live blocks that `picture` lacks because the record had no room for them. The gauges count
+/// every block, but are of another moment than the picture, so a difference counts only if the
+/// block map was ever full.
+pub fn unrecorded(reader: &Reader<'_>, recorded: &DeviceSnapshot, picture: &Picture) -> Sum {
+    let most = reader.health().blocks_unrecorded;
+    let (total, sums) = (recorded.total(), &picture.sums);
+    match total.live_blocks().saturating_sub(sums.live_blocks).min(most) {
+        0 => Sum::default(),
+        blocks => Sum {
+            blocks,
+            bytes: recorded.live.saturating_sub(sums.live),
+            requested_bytes: total.live_requested().saturating_sub(sums.live_requested),
+        },
     }
 }
 

@@ -263,6 +263,10 @@ impl<'a> Snapshot<'a> {
         if merged > 0 {
             notes.insert("gruyere_merged_blocks", merged.to_string());
         }
+        let unrecorded = state.all_unrecorded().blocks;
+        if unrecorded > 0 {
+            notes.insert("gruyere_unrecorded_blocks", unrecorded.to_string());
+        }
         if state.events.earlier > 0 {
             notes.insert("gruyere_earlier_events", state.events.earlier.to_string());
         }

@@ -10,8 +10,9 @@ use super::origins::Origins;
 use crate::facts::Process;
 use crate::held::{IDLE, LOST, Shares};
 use crate::sites::{Frame, SiteId, Sites};
+use crate::size::Bytes;
 use crate::timeline::TimelineEntry;
-use crate::{EventKind, LIFETIME_NAMES, reader, ring};
+use crate::{EventKind, LIFETIME_NAMES, counted, reader, ring};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -48,6 +49,29 @@ pub struct State {
     pub devices: Vec<DeviceState>,
     /// The last events.
     pub events: Events,
+}
+
+impl State {
+    /// The live blocks that the record had no room for, of all devices.
+    pub fn all_unrecorded(&self) -> Sum {
+        let mut all = Sum::default();
+        self.devices.iter().for_each(|device| all.add(device.unrecorded));
+        all
+    }
+
+    /// What is missing because the record had no room for it, in a sentence.
+    pub fn unrecorded(&self) -> Option<String> {
+        let all = self.all_unrecorded();
+        (all.blocks > 0).then(|| {
+            format!(
+                "Incomplete: the record had no room for {} ({}). Lists and sums lack them, and may \
+                 lack their pages. Its folder was full (GRUYERE_RECORD_DIR names another), or \
+                 record_blocks is too low.",
+                counted(all.blocks, "live block"),
+                Bytes(all.bytes)
+            )
+        })
+    }
 }
 
 /// A program's training, as far as its sites show it.
@@ -211,6 +235,9 @@ pub struct DeviceState {
     pub merged_blocks: u64,
     /// Blocks and segments that could not be read whole.
     pub torn: u64,
+    /// Live blocks that the record had no room for: no other sum and no segment has them.
+    #[serde(default)]
+    pub unrecorded: Sum,
 }
 
 impl DeviceState {
