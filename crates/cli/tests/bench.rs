@@ -150,6 +150,28 @@ fn a_damaged_trace_is_refused_with_file_and_line() {
 }
 
 #[test]
+fn a_trace_that_ends_in_the_middle_is_replayed_and_said_to_be_cut() {
+    let folder = folder_with(SMALL);
+    let (first, last) = SMALL.split_at(SMALL.find("a 3").unwrap());
+    let pieces = [first, last].map(|text| zstd::bulk::compress(text.as_bytes(), 3).unwrap());
+    let whole = pieces.concat();
+    let replayed = |bytes: &[u8]| {
+        std::fs::write(folder.path().join("cut.trace.zst"), bytes).unwrap();
+        let output = bench(folder.path(), &["--trace", "cut.trace.zst", "--models-only"]);
+        (output.status.code(), text(&output.stderr))
+    };
+    let (code, said) = replayed(&whole[..pieces[0].len() + 12]);
+    assert_eq!(code, Some(0), "{said}");
+    assert!(said.contains("cut.trace.zst: ends in the middle"), "{said}");
+    assert!(said.contains("3 operations"), "{said}");
+    let (code, said) = replayed(&whole);
+    assert!(code == Some(0) && !said.contains("ends in the middle"), "{said}");
+    // Nothing is left of its only piece.
+    let (code, said) = replayed(&pieces[0][..pieces[0].len() - 4]);
+    assert!(code == Some(1) && said.contains("damaged or cut short"), "{said}");
+}
+
+#[test]
 fn a_bad_configuration_is_refused() {
     let folder = folder_with(SMALL);
     let output = bench(folder.path(), &["--trace", "small.trace", "--conf", "shrae:off"]);

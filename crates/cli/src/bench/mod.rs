@@ -254,7 +254,24 @@ fn contenders(args: &Args) -> Vec<Contender> {
 
 fn traces(args: &Args) -> Result<Vec<Trace>, Box<dyn std::error::Error>> {
     let paths = if args.trace.is_empty() { bundled()? } else { args.trace.clone() };
-    Ok(paths.iter().map(|path| Trace::open(path)).collect::<Result<_, _>>()?)
+    let mut traces = Vec::with_capacity(paths.len());
+    for path in &paths {
+        let trace = Trace::open(path)?;
+        if trace.is_cut() {
+            say(
+                "bench",
+                format_args!(
+                    "{}: ends in the middle of a compressed piece, so what follows its {} \
+                     operations is missing (its writer was killed, or the file was not copied \
+                     whole); these are replayed",
+                    path.display(),
+                    trace.operations
+                ),
+            );
+        }
+        traces.push(trace);
+    }
+    Ok(traces)
 }
 
 /// The traces of small programs, if they are there.

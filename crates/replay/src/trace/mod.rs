@@ -117,6 +117,9 @@ pub struct Trace {
     pub peak_live: u64,
 }
 
+/// The mark at the end of a trace whose last piece is cut.
+const CUT: &str = "cut short: its writer was killed while it wrote";
+
 impl Trace {
     /// Number of allocations, and so of blocks.
     pub fn blocks(&self) -> usize {
@@ -127,6 +130,11 @@ impl Trace {
     pub fn ranks(&self) -> u32 {
         let said = self.marks.iter().find_map(|mark| mark.strip_prefix("ranks ")?.parse().ok());
         said.unwrap_or(1)
+    }
+
+    /// Whether the end is missing: the last of its compressed pieces is cut.
+    pub fn is_cut(&self) -> bool {
+        self.marks.last().is_some_and(|mark| mark == CUT)
     }
 
     /// Reads the trace at `path`, zstd-compressed or plain (detected by content).

@@ -85,9 +85,7 @@ pub(super) fn read(name: &str, input: impl Read) -> Result<Trace, TraceError> {
             Damage::Compression(e.to_string())
         })?;
         if cut.get() {
-            reader
-                .mark("cut short: its writer was killed while it wrote")
-                .map_err(|damage| TraceError::new(reader.line, damage))?;
+            reader.mark(super::CUT).map_err(|damage| TraceError::new(reader.line, damage))?;
         }
     } else {
         reader.lines(input, |e| Damage::Unreadable(e.to_string()))?;
