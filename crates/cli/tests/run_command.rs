@@ -417,6 +417,10 @@ impl OnPhantom {
     fn run(&self, options: &[&str], words: &[&str]) -> Output {
         let mut command = gruyere(options);
         command.arg("--").arg(program("device_memory")).args(words);
+        self.output(command)
+    }
+
+    fn output(&self, mut command: Command) -> Output {
         command.env("LD_LIBRARY_PATH", self.at("libraries")).env("TMPDIR", self.at("temporary"));
         command.envs([phantom_owner::variable().unwrap()]);
         // A folder of its own: other processes of the machine sweep dead records from the usual
@@ -474,6 +478,28 @@ fn a_killed_process_is_summed_up_from_its_record() {
 }
 
 #[test]
+fn a_full_temporary_folder_is_told_as_the_cause_and_no_other_advice() {
+    let phantom = OnPhantom::new();
+    let small = "mount -t tmpfs -o size=64k none \"$TMPDIR\" || exit 77; \
+                 head -c 1M /dev/zero > \"$TMPDIR/fill\" 2> /dev/null; exec \"$@\"";
+    let mut unshared = command(Path::new("unshare"));
+    // Not with --user: there, the stand-in's owner would be another user's.
+    unshared.args(["--mount", "sh", "-c", small, "sh"]);
+    let program = program("device_memory");
+    unshared.args([env!("CARGO_BIN_EXE_gruyere"), "run", "--", &program, "3", "3"]);
+    let output = phantom.output(unshared);
+    if matches!(output.status.code(), Some(1 | 77)) {
+        println!("skipped: no file system can be mounted here: {}", text(&output.stderr));
+        return;
+    }
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{said}");
+    let summary: Vec<_> = said.lines().filter(|line| line.starts_with("gruyere run:")).collect();
+    assert!(summary.iter().any(|line| line.contains("No space left on device")), "{said}");
+    assert!(!said.contains("no CUDA call was seen") && !said.contains("statically"), "{said}");
+}
+
+#[test]
 fn runs_that_the_user_keeps_are_read_where_they_are() {
     let phantom = OnPhantom::new();
     let history = phantom.at("runs");
@@ -501,6 +527,11 @@ fn where_nothing_was_seen_the_remedy_is_named() {
         "{said}"
     );
     assert!(text(&ran(&["-q", "--", "true"]).stderr).is_empty());
+    let folder = tempfile::tempdir().unwrap();
+    let later = format!("history:{}/made/later", folder.path().display());
+    let said = text(&ran(&["--conf", &later, "--", "true"]).stderr);
+    assert!(said.contains("no CUDA call was seen"), "{said}");
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "nothing is left there");
     let mut expandable = gruyere(&["--", "true"]);
     expandable.env("PYTORCH_ALLOC_CONF", "expandable_segments:True");
     assert!(text(&expandable.output().unwrap().stderr).contains("expandable segments"));

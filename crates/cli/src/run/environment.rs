@@ -3,17 +3,21 @@
 
 use std::ffi::{OsStr, OsString};
 use std::hash::{BuildHasher as _, Hasher as _};
+use std::io;
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::{Path, PathBuf};
 
 use gruyere::config::{Config, VARIABLE};
 use gruyere::door::run_file::TEMPORARY;
 use gruyere_record::facts::{Process, RUN_VARIABLE};
+use gruyere_record::file;
 use tempfile::TempDir;
 
 use super::library::{DRIVER_NAME, Libraries, NAME};
 use crate::failure::{Failure, say};
 
+/// Bytes of the file that shows whether a run can be kept.
+const PROBE: usize = 64 << 10;
 /// The loader's variable.
 const PRELOAD: &str = "LD_PRELOAD";
 
@@ -131,6 +135,20 @@ impl Environment {
     /// Folder of their runs.
     pub fn history(&self) -> Option<&Path> {
         self.config.history.as_deref()
+    }
+
+    /// Why a process that ends cleanly can't leave its run: no file of its size can be written. A
+    /// run is of kilobytes.
+    pub fn history_fault(&self) -> Option<(PathBuf, io::Error)> {
+        // A process makes the user's folder only when it has a run to leave.
+        let folder = self.history()?.ancestors().find(|folder| folder.is_dir())?;
+        let probe = folder.join(format!("{TEMPORARY}probe-{}", std::process::id()));
+        let written = file::replace(&probe, u64::MAX, file::PRIVATE, |out| {
+            out.write_all(&[0; PROBE])?;
+            out.flush()
+        });
+        let _ = std::fs::remove_file(&probe);
+        written.err().map(|error| (folder.to_owned(), error))
     }
 
     /// Keeps our own folder, which processes may still write to; returns its path.

@@ -35,10 +35,12 @@ struct Process {
 }
 
 /// Reasons why a summary may be incomplete.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Doubts {
     /// No run is kept, so processes that ended well have left nothing.
     no_history: bool,
+    /// Nor can one be written: the folder, and the reason.
+    unwritable: Option<String>,
     /// Records that could not be read.
     unreadable: usize,
     /// The settings make torch map its memory itself.
@@ -60,7 +62,11 @@ pub fn print(environment: &mut Environment, folder: &Folder) {
         ..Doubts::default()
     };
     let processes = collect(environment, folder, &mut doubts);
-    let text = text(&processes, environment.config(), doubts);
+    if processes.is_empty() {
+        let fault = environment.history_fault();
+        doubts.unwritable = fault.map(|(folder, error)| format!("{}: {error}", folder.display()));
+    }
+    let text = text(&processes, environment.config(), &doubts);
     wrap::eprint_lines(&text);
     if processes.iter().any(|process| process.end == End::Runs)
         && let Some(kept) = environment.leave_history()
@@ -148,7 +154,7 @@ fn mode(run: &Run) -> &'static str {
     }
 }
 
-fn text(processes: &[Process], config: &Config, doubts: Doubts) -> String {
+fn text(processes: &[Process], config: &Config, doubts: &Doubts) -> String {
     let out = RefCell::new(String::new());
     // Writing to a String cannot fail.
     let mut line = |arguments: std::fmt::Arguments<'_>| {
@@ -232,7 +238,7 @@ fn table(devices: &[RunDevice]) -> String {
 fn nothing_was_seen(
     line: &mut impl FnMut(std::fmt::Arguments<'_>),
     config: &Config,
-    doubts: Doubts,
+    doubts: &Doubts,
 ) {
     if config.preload.mode == PreloadMode::Off {
         line(format_args!(
@@ -244,6 +250,12 @@ fn nothing_was_seen(
         line(format_args!(
             "no summary of processes that exited cleanly: there was no folder for their runs; set \
              TMPDIR, or name a folder with --conf history:FOLDER"
+        ));
+    } else if let Some(reason) = &doubts.unwritable {
+        line(format_args!(
+            "no summary: a process that ends cleanly leaves its figures in a file, and none could \
+             be written: {reason}; free space there, or set TMPDIR, or name a folder with --conf \
+             history:FOLDER"
         ));
     } else if doubts.unreadable > 0 {
         line(format_args!(
@@ -318,8 +330,11 @@ mod tests {
 
     #[test]
     fn a_process_has_its_mode_and_its_devices() {
-        let told =
-            text(&[process("preload:observe", End::Killed)], &Config::default(), Doubts::default());
+        let told = text(
+            &[process("preload:observe", End::Killed)],
+            &Config::default(),
+            &Doubts::default(),
+        );
         assert!(
             told.contains("(process 42, rank 5), observed; it ended without a clean exit"),
             "{told}"
@@ -337,7 +352,8 @@ mod tests {
             told.contains("driver calls took 116 us (cuMemCreate 116 us in 4 calls)\n"),
             "{told}"
         );
-        let told = text(&[process("limit:1GiB", End::Runs)], &Config::default(), Doubts::default());
+        let told =
+            text(&[process("limit:1GiB", End::Runs)], &Config::default(), &Doubts::default());
         assert!(
             told.contains("managed; it still runs") && !told.contains("counts as live"),
             "{told}"
@@ -370,7 +386,7 @@ mod tests {
 
     #[test]
     fn nothing_seen_names_the_remedy_that_fits() {
-        let of = |conf: &str| text(&[], &Config::parse(conf).unwrap(), Doubts::default());
+        let of = |conf: &str| text(&[], &Config::parse(conf).unwrap(), &Doubts::default());
         assert!(of("").contains("--conf preload:driver"));
         assert!(
             of("preload:observe+driver").contains("linked statically")
@@ -378,20 +394,23 @@ mod tests {
         );
         assert!(of("preload:off").contains("preload:off"));
         assert!(of("record:off").contains("record:off"));
-        let doubtful = |doubts| text(&[], &Config::default(), doubts);
+        let doubtful = |doubts: Doubts| text(&[], &Config::default(), &doubts);
         let no_history = Doubts { no_history: true, ..Doubts::default() };
         assert!(doubtful(no_history).contains("TMPDIR"));
         let unreadable = Doubts { unreadable: 2, ..Doubts::default() };
         assert!(doubtful(unreadable).contains("2 records"));
+        let reason = Some("/tmp/x: No space left on device".to_owned());
+        let told = doubtful(Doubts { unwritable: reason, unreadable: 2, ..Doubts::default() });
+        assert!(told.contains("No space left") && !told.contains("no CUDA call"), "{told}");
     }
 
     #[test]
     fn that_torch_maps_its_memory_itself_is_told_where_that_is_not_seen() {
         let doubts = Doubts { maps_by_itself: true, ..Doubts::default() };
         let of =
-            |conf: &str| text(&[process(conf, End::Clean)], &Config::parse(conf).unwrap(), doubts);
+            |conf: &str| text(&[process(conf, End::Clean)], &Config::parse(conf).unwrap(), &doubts);
         assert!(of("preload:manage").contains("is not in the table"));
         assert!(!of("preload:observe+driver").contains("is not in the table"));
-        assert!(text(&[], &Config::default(), doubts).contains("expandable segments"));
+        assert!(text(&[], &Config::default(), &doubts).contains("expandable segments"));
     }
 }
