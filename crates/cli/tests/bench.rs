@@ -172,11 +172,14 @@ fn a_trace_that_ends_in_the_middle_is_replayed_and_said_to_be_cut() {
 }
 
 #[test]
-fn a_bad_configuration_is_refused() {
+fn a_bad_configuration_is_refused_before_the_replays() {
     let folder = folder_with(SMALL);
-    let output = bench(folder.path(), &["--trace", "small.trace", "--conf", "shrae:off"]);
-    assert_eq!(output.status.code(), Some(1));
-    assert!(text(&output.stderr).contains("shrae"), "{}", text(&output.stderr));
+    for conf in ["shrae:off", "limit:1G"] {
+        let output = bench(folder.path(), &["--trace", "small.trace", "--conf", conf]);
+        assert_eq!(output.status.code(), Some(2));
+        let said = text(&output.stderr);
+        assert!(said.contains(conf) && !said.contains("done; small"), "{said}");
+    }
 }
 
 #[test]

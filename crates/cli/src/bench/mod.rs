@@ -11,6 +11,7 @@ pub mod torch;
 use crate::failure::say;
 use crate::output;
 use crate::wrap::wrap;
+use gruyere::config::Config;
 use gruyere_record::file;
 use gruyere_replay::Prices;
 use gruyere_replay::bench::{Contender, Wanted};
@@ -68,7 +69,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     trace: Vec<PathBuf>,
     /// Add a column for Gruyère configured with STRING, as in GRUYERE_CONF; may be repeated.
-    #[arg(long, value_name = "STRING", conflicts_with = "models_only")]
+    #[arg(long, value_name = "STRING", conflicts_with = "models_only", value_parser = settings)]
     conf: Vec<String>,
     /// Print all figures, in wider tables: ratios, areas, driver calls, host time.
     #[arg(long)]
@@ -240,6 +241,11 @@ fn verdict(report: &Report) -> u8 {
         status = FAULTS;
     }
     status
+}
+
+/// Settings of `--conf`, unchanged. A wrong one must fail before the replays, which take minutes.
+fn settings(text: &str) -> Result<String, String> {
+    Config::parse(text).map(|_| text.to_owned()).map_err(|error| error.in_source("--conf"))
 }
 
 fn confs(args: &Args) -> Vec<String> {
