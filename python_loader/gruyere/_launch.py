@@ -11,6 +11,7 @@ import re
 import runpy
 import shutil
 import sys
+import unicodedata
 from importlib.machinery import BuiltinImporter, SourceFileLoader, SourcelessFileLoader
 from typing import NoReturn, Optional
 
@@ -124,7 +125,7 @@ def main() -> None:
     try:
         options = Options(sys.argv[1:])
         if options.action == "help":
-            print(USAGE, end="")
+            print(_printable(USAGE), end="")
             return
         if options.action == "version":
             from ._native import library
@@ -162,6 +163,17 @@ def main() -> None:
         if options.stand_in:
             _print_remedy_for_stdin(error)
         sys.exit(1)
+
+
+def _printable(text: str) -> str:
+    """The text in letters that standard output has: under PYTHONIOENCODING=ascii or in the C
+    locale, Gruyère's name without its accent."""
+    encoding = getattr(sys.stdout, "encoding", None) or "ascii"
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        return unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
+    return text
 
 
 def _print_remedy_for_stdin(error: Exception) -> None:

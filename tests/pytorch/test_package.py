@@ -295,6 +295,12 @@ def test_help_and_version(installed):
     assert installed.python("-m", "gruyere", "--version").check().out.startswith("gruyere 0.")
 
 
+def test_the_help_is_printed_where_the_output_has_only_ascii(installed):
+    ascii_only = {"PYTHONIOENCODING": "ascii:strict"}
+    help_ = installed.python("-m", "gruyere", "--help", **ascii_only).check().out
+    assert "with Gruyere in place of" in help_ and "--build-shim" in help_
+
+
 CHILDREN = """
 import json, os, sys
 import torch
