@@ -37,7 +37,7 @@ from gruyere._dryrun.main import DryRun  # noqa: E402
 from gruyere._dryrun.runs import Plan, Ran  # noqa: E402
 from gruyere._dryrun.settings import Settings  # noqa: E402
 from gruyere._dryrun.sweep import Sweep  # noqa: E402
-from gruyere._dryrun.worker import Found, Worker  # noqa: E402
+from gruyere._dryrun.worker import UNUSABLE, Found, Worker  # noqa: E402
 from gruyere._sandbox.reach import Reach  # noqa: E402
 
 GIB, MIB = 1 << 30, 1 << 20
@@ -1528,6 +1528,20 @@ def test_how_a_program_ended_is_told_by_what_ended_it(first, then, outcome):
     worker.reach, worker.refused = Reach(["files", "network"]), []
     worker.stopped_by(then)
     assert worker.found.outcome == outcome
+
+
+def test_an_environment_without_torch_is_told_of_and_is_no_fault_of_the_programs():
+    def stopped_by(missing):
+        worker = object.__new__(Worker)
+        worker.torch, worker.found = None, Found(COMPLETED)
+        worker.reach, worker.refused = Reach(["files", "network"]), []
+        worker.stopped_by(ModuleNotFoundError(f"No module named {missing!r}", name=missing))
+        return worker.found
+
+    found = stopped_by("torch")
+    assert found.outcome == UNUSABLE
+    assert sys.executable in found.reason and "--python" in found.reason
+    assert stopped_by("flash_attn").outcome == FAILED
 
 
 def test_a_try_that_fails_where_memory_is_short_is_one_that_does_not_complete():

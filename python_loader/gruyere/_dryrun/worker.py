@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, Optional
@@ -52,6 +53,11 @@ def main(request: str) -> None:
             file.write(Found(UNUSABLE, away).to_json())
         return
     run(Worker(asked), asked)
+
+
+def is_for_want_of_torch(error: BaseException) -> bool:
+    """Whether the error is that of `import torch` where there is none."""
+    return isinstance(error, ModuleNotFoundError) and error.name == "torch"
 
 
 class Worker(Watch):
@@ -111,6 +117,15 @@ class Worker(Watch):
         if ended and not (self.torch is not None and is_out_of_memory(self.torch, error)):
             # A program that is stopped after its steps may fail at its end; its steps are done.
             return
+        if self.torch is None and any(is_for_want_of_torch(cause) for cause in causes(error)):
+            # The environment is at fault, and no setting of the program helps.
+            self.found.outcome = UNUSABLE
+            self.found.reason = (
+                f"{sys.executable} has no torch; install one that is built for CUDA "
+                "(https://pytorch.org/get-started), which does not require a GPU, or name the "
+                "Python that has it: --python PYTHON"
+            )
+            return
         super().stopped_by(error)
         if self.refused:
             self.found.outcome, self.found.refused = REFUSED, self.refused
@@ -135,7 +150,7 @@ class Worker(Watch):
                 "CUDA (https://pytorch.org/get-started), which does not require a GPU"
             )
             return found
-        if found.outcome == REFUSED:
+        if found.outcome in (REFUSED, UNUSABLE):
             return found
         if found.outcome == COMPLETED and not self._used_cuda():
             found.outcome = NOTHING
