@@ -22,7 +22,9 @@ pub fn examine(findings: &mut Findings, environment: Environment, records: &[Fou
             "configuration",
             error.to_string(),
             format!(
-                "correct {VARIABLE} in this environment: programs do not start with this value"
+                "correct {VARIABLE} in this environment: with this value, programs under `python \
+                 -m gruyere` or `gruyere run` do not start, and those under LD_PRELOAD run without \
+                 Gruyère, with an error in the log"
             ),
         ),
         Ok(config) => {
@@ -206,6 +208,13 @@ mod tests {
             odd.text()
         );
         assert_eq!(odd.count(Level::Note), 3, "{}", odd.text());
+    }
+
+    #[test]
+    fn a_bad_value_is_told_with_what_it_does_in_each_way_in() {
+        let told = found(&[("GRUYERE_CONF", "limit:1G")]).text();
+        assert!(told.contains("do not start"), "{told}");
+        assert!(told.contains("under LD_PRELOAD run without Gruyère"), "{told}");
     }
 
     #[test]
