@@ -69,15 +69,8 @@ pub fn examine(findings: &mut Findings, environment: Environment, records: &[Fou
 
 /// Consequences of settings that are valid in themselves.
 fn consequences(findings: &mut Findings, config: &Config, environment: Environment) {
-    if let Some(folder) = &config.dump_dir
-        && !std::fs::metadata(folder)
-            .is_ok_and(|metadata| metadata.is_dir() && !metadata.permissions().readonly())
-    {
-        findings.warning(
-            "configuration",
-            format!("dump_dir:{}: not a writable folder", folder.display()),
-            "create it; until then, dumps go only to the log",
-        );
+    if let Some(folder) = &config.dump_dir {
+        dump_dir(findings, folder);
     }
     if !config.heap.record {
         findings.note(
@@ -100,6 +93,36 @@ fn consequences(findings: &mut Findings, config: &Config, environment: Environme
             "headroom: leaves half of the device or more to others",
             "headroom:512MiB is the default",
         );
+    }
+}
+
+/// The folder of the dumps. A missing one is made, with its parents, by the first dump.
+fn dump_dir(findings: &mut Findings, folder: &Path) {
+    let named = folder.display();
+    let is_there = |folder: &&Path| folder.symlink_metadata().is_ok();
+    // A relative one ends in "", which is the current folder.
+    let deepest = folder.ancestors().find(is_there).unwrap_or(Path::new("."));
+    let fault = match std::fs::metadata(deepest) {
+        Err(error) => Some(error.to_string()),
+        Ok(found) if !found.is_dir() => Some("not a folder".to_owned()),
+        // A nameless file: permissions alone don't tell of a read-only file system, nor of root.
+        Ok(_) => tempfile::tempfile_in(deepest).err().map(|error| error.to_string()),
+    };
+    match fault {
+        Some(fault) => findings.warning(
+            "configuration",
+            format!(
+                "dump_dir:{named}: no dump can be written there: {}: {fault}",
+                deepest.display()
+            ),
+            "name a folder that the program may write to; until then, the causes of an \
+             out-of-memory are only in its error and the log",
+        ),
+        None if deepest != folder => findings.note(
+            "configuration",
+            format!("dump_dir:{named}: does not exist yet; the first dump makes it"),
+        ),
+        None => {}
     }
 }
 
@@ -198,7 +221,7 @@ mod tests {
             wrong.text().contains("limits:1GiB") && wrong.text().contains("/nowhere/libgruyere.so")
         );
         let odd = found(&[
-            ("GRUYERE_CONF", "dump_dir:/nowhere,record:off,nvtx:on"),
+            ("GRUYERE_CONF", "dump_dir:/dev/null/x,record:off,nvtx:on"),
             ("PYTORCH_ALLOC_CONF", "expandable_segments:True"),
         ]);
         assert_eq!(
@@ -208,6 +231,25 @@ mod tests {
             odd.text()
         );
         assert_eq!(odd.count(Level::Note), 3, "{}", odd.text());
+    }
+
+    #[test]
+    fn a_dump_dir_that_the_first_dump_makes_is_no_fault_and_one_that_can_not_be_made_is() {
+        let there = tempfile::tempdir().expect("a folder");
+        let there = there.path().to_str().expect("text");
+        let told = |folder: &str| found(&[("GRUYERE_CONF", &format!("dump_dir:{folder}"))]);
+        let missing = told(&format!("{there}/a/b"));
+        assert_eq!((missing.count(Level::Warning), missing.count(Level::Note)), (0, 1));
+        assert!(missing.text().contains("the first dump makes it"), "{}", missing.text());
+        assert!(!std::path::Path::new(there).join("a").exists(), "the doctor makes nothing");
+        let present = told(there);
+        assert_eq!((present.count(Level::Warning), present.count(Level::Note)), (0, 0));
+        std::fs::write(format!("{there}/file"), "").expect("written");
+        for bad in ["file", "file/below"] {
+            let bad = told(&format!("{there}/{bad}"));
+            assert!(bad.text().contains("not a folder"), "{}", bad.text());
+            assert_eq!(bad.count(Level::Warning), 1, "{}", bad.text());
+        }
     }
 
     #[test]
