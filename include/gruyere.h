@@ -792,6 +792,12 @@ int gruyere_validate(void);
 // Returns the library's version, a static string.
 const char *gruyere_version(void);
 
+// Removes the record's file, and writes what the end of a process writes (the summary, the run of
+// `history:`, the trace). `exit` does the same; this is for a process that leaves by `_exit`, and
+// would count as killed. Memory can still be allocated and freed afterwards. Does nothing the
+// second time, in a child made by fork, or if the library has not allocated in this process.
+void gruyere_close(void);
+
 // Starts the history of mallocs and frees. It keeps the latest `entries` entries, and the origin
 // of each live block; with 0 entries, only the origins. If `clear` is not 0, drops what was
 // recorded before.

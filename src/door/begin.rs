@@ -3,7 +3,7 @@
 
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 use super::preload;
-use super::process::{self, HEAP, INIT, Installed, Waits, current, guarded};
+use super::process::{self, HEAP, INIT, Installed, Waits, current};
 use super::{end, fork, oom, python};
 use crate::config::{Blame, Config, logging};
 use crate::driver::Driver;

@@ -173,10 +173,9 @@ pub fn sweep(directory: &Path, owners: Owners) -> Swept {
 
 /// Sweeps this user's records, but keeps those of `kept` processes: of each its own record and the
 /// latest copy that it left. Every new process does this. They are those with the latest signs of
-/// life, but half of the places are for processes that left a copy, which ran out of memory: workers
-/// that end by `_exit` must not drive those out.
-/// Since no user asked for it, it leaves alone records that another machine may have written: on a
-/// network folder locks are unreliable.
+/// life, but half of the places are for processes that left a copy, which ran out of memory:
+/// workers that end by `_exit` must not drive those out. Since no user asked for it, it leaves
+/// alone records that another machine may have written: on a network folder locks are unreliable.
 pub fn tidy(directory: &Path, kept: usize) -> Swept {
     let here = boot_id();
     let is_of_here = |opened: &Opened| opened.process().is_none_or(|process| process.boot == here);

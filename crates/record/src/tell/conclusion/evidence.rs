@@ -173,8 +173,8 @@ impl<'a> Evidence<'a> {
     fn rise_of_highs(&self, since: u64, late: u64) -> Option<u64> {
         let high = |steps| self.stretches(steps).map(|one| one.live_high_bytes).max();
         let start = self.stretches(0..=since).last()?;
-        // Steps shorter than the timeline's looks: most are in the stretch that they began in, whose
-        // high is that of its end. Those of a full queue would not go back to the first.
+        // Steps shorter than the timeline's looks: most are in the stretch that they began in,
+        // whose high is that of its end. Those of a full queue would not go back to the first.
         let reached = self.device.timeline.iter().map(|one| one.step).find(|&s| s > start.step);
         let (steps, now) = (reached.unwrap_or(u64::MAX) - since, u64::from(self.now));
         if since < FIRST_STEPS && steps > now.saturating_sub(since) / 2 {

@@ -112,8 +112,8 @@ const LOADED: &[&str] = &[
 ];
 const BUFFER: &[&str] = &[
     "To do: keep fewer of that line's blocks at once, or smaller ones: bound its queue or buffer, \
-     fetch fewer ahead, drop each before the next; of a cache of keys and values, reserve a shorter \
-     length or a smaller batch.",
+     fetch fewer ahead, drop each before the next; of a cache of keys and values, reserve a \
+     shorter length or a smaller batch.",
 ];
 
 /// Whether most of live memory is many blocks of one line outside of modules that is no part of the
@@ -176,13 +176,15 @@ fn advice(
         }
         Some(_) if trains && parts.activations > live / 2 => {
             return &[
-                "To do: give this step less (batch, length, model), since those before fitted; or work on it in parts (gradients add up over several backwards), or \
-                 recompute activations in the backward (torch.utils.checkpoint).",
+                "To do: give this step less (batch, length, model), since those before fitted; or \
+                 work on it in parts (gradients add up over several backwards), or recompute \
+                 activations in the backward (torch.utils.checkpoint).",
             ];
         }
         Some(_) => {
             return &[
-                "To do: give this step less (batch, length, model), since those before fitted; or work on it in parts.",
+                "To do: give this step less (batch, length, model), since those before fitted; or \
+                 work on it in parts.",
             ];
         }
         None => {}

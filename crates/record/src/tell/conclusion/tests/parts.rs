@@ -50,9 +50,9 @@ fn attempts(again: &[usize]) -> Conclusion {
     let layers = [made.module("model.0", 9, "main"), made.module("model.1", 9, "main")];
     let mut events = Vec::new();
     for &blocks in again {
-        for layer in 0..blocks {
+        for &layer in &layers[..blocks] {
             let address = made.blocks.iter().map(|block| block.0).sum();
-            made.block(layers[layer], 0, GIB);
+            made.block(layer, 0, GIB);
             events.push(event(EventKind::Malloc, address));
         }
         events.push(event(EventKind::OutOfMemory, 0));
