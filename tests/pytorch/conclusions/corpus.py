@@ -71,6 +71,7 @@ FIRST_SIGHT = {
     "third": (5, 0, 5),
     "fourth": (8, 1, 2),
     "fifth": (4, 1, 3),
+    "sixth": (12, 3, 7),
 }
 # A program that takes longer hangs.
 SECONDS = 300

@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 
+use super::callers::{caller, is_input};
 use super::evidence::{Evidence, is_persistent};
 use crate::sites::{Phase, Site, SiteId};
 use crate::{BlockEntry, EventKind};
@@ -16,7 +17,8 @@ pub const ADVICE: &[&str] = &[
 ];
 
 /// Bytes of activations and gradients that an attempt left: made before an earlier out-of-memory,
-/// after which the forward began anew, so that its first site has made another block.
+/// after which the forward began anew, so that its first site, or that of an input, has made another
+/// block.
 ///
 /// An out-of-memory alone is no evidence: cuDNN asks for workspaces until one fits.
 pub fn left(evidence: &Evidence<'_>) -> u64 {
@@ -33,18 +35,29 @@ pub fn left(evidence: &Evidence<'_>) -> u64 {
     }
     // The last is the one to be explained.
     refusals.pop();
-    let is_of_attempts =
+    let is_passed =
         |site: &Site| !site.no_grad && matches!(site.phase, Phase::Forward | Phase::Backward);
-    let made_at = |block: &BlockEntry| Some((*made.get(&block.address)?, block.site, block.size));
-    let blocks = evidence.live.iter().filter(|block| {
-        !is_persistent(block) && evidence.sites.get(block.site).is_some_and(is_of_attempts)
-    });
-    let mut blocks: Vec<(usize, SiteId, u64)> = blocks.filter_map(made_at).collect();
-    blocks.sort_unstable();
-    let Some(&(_, first, _)) = blocks.first() else { return 0 };
-    let begins_anew =
-        |refusal: &usize| blocks.iter().any(|&(at, site, _)| at > *refusal && site == first);
+    let made_at = |block: &BlockEntry| {
+        let at = *made.get(&block.address).filter(|_| !is_persistent(block))?;
+        Some((at, block.site, evidence.sites.get(block.site)?, block.size))
+    };
+    let mut blocks: Vec<(usize, SiteId, &Site, u64)> =
+        evidence.live.iter().filter_map(made_at).collect();
+    blocks.sort_unstable_by_key(|&(at, ..)| at);
+    let first = blocks.iter().find(|(_, _, site, _)| is_passed(site));
+    let Some((first, forward)) = first.map(|&(_, id, site, _)| (id, site)) else { return 0 };
+    // Later attempts may have had room for inputs only.
+    let called = caller(&[forward]);
+    let is_first = |id: SiteId, site: &Site| {
+        id == first || called.is_some_and(|line| is_input(site, line, &[forward]))
+    };
+    blocks.retain(|&(_, id, site, _)| is_passed(site) || is_first(id, site));
+    let begins_anew = |refusal: &usize| {
+        let (before, after) = blocks.split_at(blocks.partition_point(|(at, ..)| at < refusal));
+        let is_again = |id: SiteId| before.iter().any(|&(_, other, ..)| other == id);
+        after.iter().any(|&(_, id, site, _)| is_first(id, site) && is_again(id))
+    };
     let Some(refusal) = refusals.into_iter().rev().find(begins_anew) else { return 0 };
     let before = blocks.iter().take_while(|&&(at, ..)| at < refusal);
-    before.fold(0, |sum, &(_, _, size)| sum.saturating_add(size))
+    before.fold(0, |sum, &(_, _, _, size)| sum.saturating_add(size))
 }

@@ -113,7 +113,7 @@ const LOADED: &[&str] = &[
 const BUFFER: &[&str] = &[
     "To do: keep fewer of that line's blocks at once, or smaller ones: bound its queue or buffer, \
      fetch fewer ahead, drop each before the next; of a cache of keys and values, reserve a \
-     shorter length or a smaller batch.",
+     shorter length.",
 ];
 
 /// Whether most of live memory is many blocks of one line outside of modules that is no part of the

@@ -80,6 +80,21 @@ fn what_an_attempt_that_ran_out_of_memory_has_left_is_the_first_to_go() {
 }
 
 #[test]
+fn an_attempt_that_had_room_for_its_inputs_only_has_begun_anew_too() {
+    let mut made = Made::at(0);
+    let layer = made.module("model.0", 9, "main");
+    let input = made.line(19, "main");
+    let made_at = [(input, 0), (layer, GIB), (input, 2 * GIB)];
+    made_at.iter().for_each(|&(site, _)| made.block(site, 0, GIB));
+    let refused = event(EventKind::OutOfMemory, 0);
+    let [first, second, third] = made_at.map(|(_, address)| event(EventKind::Malloc, address));
+    made.state.events.entries = vec![first, second, refused.clone(), third, refused];
+    made.refused(GIB, 0, layer);
+    let said = made.concludes().lines.join("\n").replace("\n  ", " ");
+    assert!(said.contains("2 GiB is left of an attempt that ran out of memory before"), "{said}");
+}
+
+#[test]
 fn a_refused_workspace_within_a_forward_is_no_attempt() {
     let mut made = Made::at(0);
     let (first, second) = (made.module("model.0", 9, "main"), made.module("model.1", 9, "main"));
