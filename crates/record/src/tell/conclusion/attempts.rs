@@ -17,8 +17,8 @@ pub const ADVICE: &[&str] = &[
 ];
 
 /// Bytes of activations and gradients that an attempt left: made before an earlier out-of-memory,
-/// after which the forward began anew, so that its first site, or that of an input, has made another
-/// block.
+/// after which the forward began anew, so that its first site, or that of an input, has made
+/// another block.
 ///
 /// An out-of-memory alone is no evidence: cuDNN asks for workspaces until one fits.
 pub fn left(evidence: &Evidence<'_>) -> u64 {
