@@ -51,6 +51,7 @@ calls = {
     "gruyere_lifetime_pop": lambda f: f(),
     "gruyere_mark_phase": lambda f: f(1),
     "gruyere_mark_step": lambda f: f(),
+    "gruyere_close": lambda f: f(),
     "gruyere_trim": lambda f: f(),
     "gruyere_stats": lambda f: f(0, buffer),
     "gruyere_dump": lambda f: f(b"/dev/null"),
