@@ -8,6 +8,7 @@ pub mod config;
 pub mod door;
 pub mod driver;
 pub mod dump;
+mod log_pace;
 pub mod nvtx;
 
 pub use gruyere_heap as heap;

@@ -15,20 +15,19 @@ const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
 pub fn init() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        let mut builder =
-            env_logger::Builder::from_env(env_logger::Env::new().filter_or(VARIABLE, "warn"));
         let filter = std::env::var(VARIABLE).unwrap_or_default();
         let unknown = unknown(&filter);
-        if unknown.is_some() {
+        let mut builder = env_logger::Builder::new();
+        match unknown {
+            None => builder.parse_env(env_logger::Env::new().filter_or(VARIABLE, "warn")),
             // env_logger would take a level that is misspelt for a module, and be silent.
-            builder = env_logger::Builder::new();
-            builder.parse_filters("warn");
-        }
+            Some(_) => builder.parse_filters("warn"),
+        };
         // The only error is that a logger is set already, which is the host's choice.
         let _ = builder.try_init();
         if let Some(word) = unknown {
             log::warn!(
-                "{VARIABLE}={filter}: {word:?} is no level and no module of Gruy\u{e8}re's; \
+                "{VARIABLE}={filter}: {word:?} is no level and no module of Gruyère's; \
                  expected {}, or a module and a level (gruyere_heap=debug). The level is warn",
                 LEVELS.join(", ")
             );

@@ -18,7 +18,7 @@ pub(super) fn close_at_exit() {
         if !fork::is_forked_child() {
             preload::mode::leave();
         }
-        close();
+        gruyere_close();
     }
     ONCE.call_once(|| {
         // SAFETY: the handler is a function of this library, which is never unloaded
@@ -39,11 +39,6 @@ pub(super) fn close_at_exit() {
 /// second time, in a child made by fork, or if the library has not allocated in this process.
 #[unsafe(no_mangle)]
 pub extern "C" fn gruyere_close() {
-    close();
-}
-
-/// Nothing else is torn down: static destructors and Python's last objects may still free blocks.
-fn close() {
     if fork::is_forked_child() {
         return;
     }
@@ -52,6 +47,8 @@ fn close() {
         if !CLOSED.swap(true, Ordering::Relaxed) {
             run_file::at_exit(heap);
             summary::at_exit(heap);
+            // Nothing else is torn down: static destructors and Python's last objects may still
+            // free blocks.
             heap.record().close();
             heap.flush_trace();
         }

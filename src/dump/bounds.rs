@@ -4,6 +4,7 @@
 //! its batch. Which out-of-memory ends the program is not known when it happens, so the latest ones
 //! are kept, and none of them goes without an explanation for a mere count.
 
+use crate::log_pace::LogPace;
 use std::collections::{BTreeMap, VecDeque};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -15,21 +16,18 @@ const ALLOWANCE: Duration = Duration::from_secs(3);
 /// Beyond it: this part of the time since the first out-of-memory.
 const SHARE: u32 = 100;
 
-/// Between two lines of the log.
-const PAUSE: Duration = Duration::from_secs(60);
-
 /// The explanations so far.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Bounds {
     first: Option<Instant>,
-    told: Option<Instant>,
+    log: LogPace,
     spent: Duration,
     dumps: BTreeMap<(PathBuf, u32), VecDeque<String>>,
 }
 
 impl Bounds {
     pub const fn new() -> Self {
-        Self { first: None, told: None, spent: Duration::ZERO, dumps: BTreeMap::new() }
+        Self { first: None, log: LogPace::new(1), spent: Duration::ZERO, dumps: BTreeMap::new() }
     }
 
     /// Whether there is time for one more explanation.
@@ -44,11 +42,7 @@ impl Bounds {
 
     /// Whether the log has a line about a dump, at most one a minute.
     pub fn tells(&mut self, now: Instant) -> bool {
-        let tells = self.told.is_none_or(|told| now.saturating_duration_since(told) >= PAUSE);
-        if tells {
-            self.told = Some(now);
-        }
-        tells
+        self.log.tells(now).is_some()
     }
 
     /// Notes a dump; returns the one that has to go for it.
@@ -56,6 +50,12 @@ impl Bounds {
         let dumps = self.dumps.entry((folder.to_owned(), device)).or_default();
         dumps.push_back(name);
         if dumps.len() > MOST_DUMPS { dumps.pop_front() } else { None }
+    }
+}
+
+impl Default for Bounds {
+    fn default() -> Self {
+        Self::new()
     }
 }
 

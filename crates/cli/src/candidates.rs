@@ -258,12 +258,11 @@ pub fn table(candidates: &[Candidate], by: By, columns: usize) -> String {
         rows.iter().zip([true].into_iter().chain(is_known))
     {
         let rank = if has_ranks { format!("{rank:>of_rank$}  ") } else { String::new() };
+        let start = format!("{pid:>of_pid$}  {rank}{age:>of_age$}  {exit:<of_exit$}  ");
         if is_stacked {
             let command = if is_known { command.as_str() } else { "-" };
             let command = cut(command, columns.saturating_sub(before_command).max(1));
-            out.push_str(&format!(
-                "{pid:>of_pid$}  {rank}{age:>of_age$}  {exit:<of_exit$}  {command}\n"
-            ));
+            out.push_str(&format!("{start}{command}\n"));
             for line in wrap(last, columns.saturating_sub(INDENT.len()), "") {
                 out.push_str(&format!("{INDENT}{line}\n"));
             }
@@ -271,15 +270,12 @@ pub fn table(candidates: &[Candidate], by: By, columns: usize) -> String {
         }
         if !is_known {
             // In the command's place, the reason why there is none: in a single line.
-            let line = format!("{pid:>of_pid$}  {rank}{age:>of_age$}  {exit:<of_exit$}  {last}");
-            out.push_str(&cut(&line, columns));
+            out.push_str(&cut(&format!("{start}{last}"), columns));
             out.push('\n');
             continue;
         }
         let command = cut(command, of_command);
-        let head = format!(
-            "{pid:>of_pid$}  {rank}{age:>of_age$}  {exit:<of_exit$}  {command:<of_command$}  "
-        );
+        let head = format!("{start}{command:<of_command$}  ");
         let room = columns.saturating_sub(head.chars().count());
         let lines = match by {
             // A conclusion wraps below, rather than being cut.

@@ -5,10 +5,11 @@ use super::super::oom;
 use super::runtime::{CudaError, Runtime};
 use crate::driver::StreamHandle;
 use crate::heap::{Heap, Report};
+use crate::log_pace::LogPace;
 use std::ffi::c_uint;
 use std::ptr;
 use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// `cudaErrorInvalidValue`.
 pub(super) const INVALID_VALUE: CudaError = 1;
@@ -24,7 +25,7 @@ const RELAXED: c_uint = 2;
 pub fn tell_of_out_of_memory(heap: &Heap, report: &mut Report, stream: StreamHandle) {
     oom::note(heap, report, stream);
     // The program may handle it: torch frees its cache and tries again.
-    match OFTEN.lock().unwrap_or_else(PoisonError::into_inner).tells(Instant::now()) {
+    match PACE.lock().unwrap_or_else(PoisonError::into_inner).tells(Instant::now()) {
         Some(0) => log::warn!("{report}"),
         Some(untold) => log::warn!("{report}\n{untold} more since the last that the log told of."),
         None => log::debug!("{report}"),
@@ -32,32 +33,7 @@ pub fn tell_of_out_of_memory(heap: &Heap, report: &mut Report, stream: StreamHan
 }
 
 /// Out-of-memories in the log: the first ones, then one a minute. A program may meet thousands.
-static OFTEN: Mutex<Often> = Mutex::new(Often { told: 0, last: None, untold: 0 });
-
-struct Often {
-    told: u32,
-    last: Option<Instant>,
-    /// Since the last that was told.
-    untold: u64,
-}
-
-impl Often {
-    const FIRST: u32 = 8;
-    const PAUSE: Duration = Duration::from_secs(60);
-
-    /// Whether the log tells of one, and of how many it did not since the last.
-    fn tells(&mut self, now: Instant) -> Option<u64> {
-        let is_soon =
-            self.last.is_some_and(|last| now.saturating_duration_since(last) < Self::PAUSE);
-        if self.told >= Self::FIRST && is_soon {
-            self.untold += 1;
-            return None;
-        }
-        self.told = self.told.saturating_add(1);
-        self.last = Some(now);
-        Some(std::mem::take(&mut self.untold))
-    }
-}
+static PACE: Mutex<LogPace> = Mutex::new(LogPace::new(8));
 
 /// Returns `cudaErrorMemoryAllocation`.
 #[cold]
@@ -97,22 +73,4 @@ pub fn invalid_value(runtime: Runtime) -> CudaError {
     // SAFETY: the documented answer to NULL is this very error, and nothing is written.
     unsafe { runtime.cudaRuntimeGetVersion(ptr::null_mut()) };
     INVALID_VALUE
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_log_tells_of_the_first_out_of_memories_and_then_of_one_a_minute() {
-        let (mut often, began) = (Often { told: 0, last: None, untold: 0 }, Instant::now());
-        // Ten a second, for 150 s.
-        let told = (0..1500).filter_map(|tenth| {
-            let now = began + tenth * Duration::from_millis(100);
-            often.tells(now).map(|untold| (tenth, untold))
-        });
-        let told: Vec<_> = told.collect();
-        assert_eq!(told[..8], [0, 1, 2, 3, 4, 5, 6, 7].map(|tenth| (tenth, 0)));
-        assert_eq!(told[8..], [(607, 599), (1207, 599)]);
-    }
 }

@@ -36,7 +36,7 @@ impl Missing {
 
     /// A sentence about the missing blocks, for the head of the picture: below it all is a part.
     pub fn note(&self, live: u64) -> Option<String> {
-        (self.blocks > 0).then(|| {
+        self.is_any().then(|| {
             format!(
                 "incomplete: {} ({}) of {} live are drawn as free, and no sum here has them: the \
                  record had no room for them. Its folder was full (GRUYERE_RECORD_DIR names \

@@ -246,8 +246,8 @@ fn beyond(abandoned: Vec<Abandoned>, kept: usize) -> Vec<Abandoned> {
     }
     let has_copy = |records: &[Abandoned]| records.iter().any(|one| number(&one.path) > 0);
     let with_copy = processes.iter().filter(|records| has_copy(records)).count();
-    let (mut of_copies, mut of_any) = (with_copy.min(kept.div_ceil(2)), kept);
-    of_any -= of_copies;
+    let mut of_copies = with_copy.min(kept.div_ceil(2));
+    let mut of_any = kept - of_copies;
     let surplus = |mut records: Vec<Abandoned>| {
         let places = match has_copy(&records) && of_copies > 0 {
             true => &mut of_copies,

@@ -22,42 +22,43 @@ pub const ADVICE: &[&str] = &[
 ///
 /// An out-of-memory alone is no evidence: cuDNN asks for workspaces until one fits.
 pub fn left(evidence: &Evidence<'_>) -> u64 {
-    let entries = evidence.state.events.entries.iter().enumerate();
-    let entries = entries.filter(|(_, event)| u32::from(event.device) == evidence.device.device);
-    // An address may have had other blocks before.
-    let (mut made, mut refusals) = (HashMap::new(), Vec::new());
-    for (place, event) in entries {
-        if event.kind == EventKind::Malloc.name() {
-            made.insert(event.address, place);
-        } else if event.kind == EventKind::OutOfMemory.name() {
-            refusals.push(place);
-        }
-    }
+    let mut refusals: Vec<usize> =
+        evidence.events(EventKind::OutOfMemory).map(|(at, _)| at).collect();
     // The last is the one to be explained.
     refusals.pop();
+    if refusals.is_empty() {
+        return 0;
+    }
+    // An address may have had other blocks before.
+    let mallocs = evidence.events(EventKind::Malloc);
+    let made: HashMap<u64, usize> = mallocs.map(|(at, event)| (event.address, at)).collect();
     let is_passed =
         |site: &Site| !site.no_grad && matches!(site.phase, Phase::Forward | Phase::Backward);
     let made_at = |block: &BlockEntry| {
         let at = *made.get(&block.address).filter(|_| !is_persistent(block))?;
         Some((at, block.site, evidence.sites.get(block.site)?, block.size))
     };
-    let mut blocks: Vec<(usize, SiteId, &Site, u64)> =
+    let blocks: Vec<(usize, SiteId, &Site, u64)> =
         evidence.live.iter().filter_map(made_at).collect();
-    blocks.sort_unstable_by_key(|&(at, ..)| at);
-    let first = blocks.iter().find(|(_, _, site, _)| is_passed(site));
-    let Some((first, forward)) = first.map(|&(_, id, site, _)| (id, site)) else { return 0 };
-    // Later attempts may have had room for inputs only.
+    let passed = blocks.iter().filter(|(_, _, site, _)| is_passed(site));
+    let Some(&(_, first, forward, _)) = passed.min_by_key(|&&(at, ..)| at) else { return 0 };
     let called = caller(&[forward]);
+    // Later attempts may have had room for inputs only.
     let is_first = |id: SiteId, site: &Site| {
         id == first || called.is_some_and(|line| is_input(site, line, &[forward]))
     };
-    blocks.retain(|&(_, id, site, _)| is_passed(site) || is_first(id, site));
-    let begins_anew = |refusal: &usize| {
-        let (before, after) = blocks.split_at(blocks.partition_point(|(at, ..)| at < refusal));
-        let is_again = |id: SiteId| before.iter().any(|&(_, other, ..)| other == id);
-        after.iter().any(|&(_, id, site, _)| is_first(id, site) && is_again(id))
-    };
+    // The sites at which the forward begins: the places of their first and last block.
+    let mut begins: HashMap<SiteId, Option<(usize, usize)>> = HashMap::new();
+    for &(at, id, site, _) in &blocks {
+        let places = begins.entry(id).or_insert_with(|| is_first(id, site).then_some((at, at)));
+        *places = places.map(|(from, to)| (from.min(at), to.max(at)));
+    }
+    begins.retain(|_, places| places.is_some());
+    let begins_anew =
+        |refusal: &usize| begins.values().flatten().any(|(from, to)| (from..to).contains(&refusal));
     let Some(refusal) = refusals.into_iter().rev().find(begins_anew) else { return 0 };
-    let before = blocks.iter().take_while(|&&(at, ..)| at < refusal);
-    before.fold(0, |sum, &(_, _, _, size)| sum.saturating_add(size))
+    let is_left = |&&(at, id, site, _): &&(usize, SiteId, &Site, u64)| {
+        at < refusal && (is_passed(site) || begins.contains_key(&id))
+    };
+    blocks.iter().filter(is_left).fold(0, |sum, &(_, _, _, size)| sum.saturating_add(size))
 }

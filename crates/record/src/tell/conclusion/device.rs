@@ -133,11 +133,7 @@ fn large_once(evidence: &Evidence<'_>) -> Option<Finding> {
     if median == 0 || !is_alone || step >= u64::from(evidence.now) {
         return None;
     }
-    let is_malloc = |kind: &str| kind == EventKind::Malloc.name();
-    let events = evidence.state.events.entries.iter();
-    let sizes = events
-        .filter(|event| is_malloc(&event.kind) && u32::from(event.device) == evidence.device.device)
-        .map(|event| event.size);
+    let sizes = evidence.events(EventKind::Malloc).map(|(_, event)| event.size);
     let block = match sizes.max().filter(|&size| size >= (peak - median) / 2) {
         Some(size) => format!("; one block of {} came and went", bytes(size)),
         None => String::new(),

@@ -90,6 +90,15 @@ impl<'a> Evidence<'a> {
         })
     }
 
+    /// The device's events of a kind, each with its place among all events.
+    pub fn events(&self, kind: EventKind) -> impl DoubleEndedIterator<Item = (usize, &'a Event)> {
+        let device = self.device.device;
+        let is_meant =
+            move |event: &Event| event.kind == kind.name() && u32::from(event.device) == device;
+        let entries = self.state.events.entries.iter().enumerate();
+        entries.filter(move |(_, event)| is_meant(event))
+    }
+
     /// All live bytes, also of blocks that the record had no room for: a share of the others only
     /// would take a part for the whole.
     pub fn live_bytes(&self) -> u64 {

@@ -8,7 +8,7 @@ use super::full::LEAST_STEPS;
 use super::pile;
 use super::words::{bytes, percent};
 use crate::BlockEntry;
-use crate::sites::{Frame, Phase, Site};
+use crate::sites::{Frame, Phase, Site, SiteId};
 
 /// Parts of less than one part in so many of a step's live memory are left out.
 const LEAST_PART: u64 = 50;
@@ -47,20 +47,23 @@ impl<'a> Parts<'a> {
             let site = |block: &BlockEntry| evidence.sites.get(block.site);
             evidence.live.iter().filter_map(move |block| Some((block, site(block)?)))
         };
+        let loaded = evidence.sites.iter().filter(|(_, site)| is_loaded(site));
+        let loaded: HashSet<SiteId> = loaded.map(|(id, _)| id).collect();
+        let is_loaded = |block: &BlockEntry| loaded.contains(&block.site);
         // A model copies the weights of a checkpoint; an optimiser keeps its states where they lie.
-        let weights = live().filter(|(block, site)| is_persistent(block) && !is_loaded(site));
+        let weights = live().filter(|(block, _)| is_persistent(block) && !is_loaded(block));
         let weights: HashSet<u64> = weights.map(|(block, _)| block.size).collect();
         let trains = evidence.trains();
-        let is_state = |block: &BlockEntry, site| {
-            trains && is_loaded(site) && is_persistent(block) && weights.contains(&block.size)
+        let is_state = |block: &BlockEntry| {
+            trains && is_loaded(block) && is_persistent(block) && weights.contains(&block.size)
         };
         let mut parts = Parts::default();
         for (block, site) in live() {
             let part = match site.phase {
                 Phase::Optimizer => &mut parts.states,
-                _ if is_state(block, site) => &mut parts.states,
+                _ if is_state(block) => &mut parts.states,
                 _ if is_persistent(block) => &mut parts.weights,
-                _ if is_loaded(site) => &mut parts.loaded,
+                _ if is_loaded(block) => &mut parts.loaded,
                 Phase::Backward => &mut parts.gradients,
                 Phase::Forward if site.no_grad => &mut parts.without_gradients,
                 Phase::Forward => {

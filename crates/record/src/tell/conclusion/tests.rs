@@ -117,6 +117,11 @@ impl Made {
     }
 }
 
+/// The sentences of a conclusion, each in one line.
+fn unfolded(conclusion: &Conclusion) -> String {
+    conclusion.lines.join("\n").replace("\n  ", " ")
+}
+
 /// Weights of 1 GiB, which were made before the first step.
 fn with_weights(now: u64) -> Made {
     let mut made = Made::at(now);
@@ -426,7 +431,7 @@ fn pieces_are_told_with_the_request_that_found_no_room_and_the_line_between_them
     made.state.out_of_memory.as_mut().expect("set").cause.largest_request_bytes = 2 * MIB;
     let conclusion = made.concludes();
     assert_eq!(conclusion.cause, Cause::Pieces);
-    let said = conclusion.lines.join("\n").replace("\n  ", " ");
+    let said = unfolded(&conclusion);
     let (first, rest) = said.split_once('\n').expect("more");
     assert_eq!(
         first,

@@ -54,14 +54,7 @@ pub fn find(evidence: &Evidence<'_>) -> Option<Finding> {
     };
     let own: HashMap<u64, u64> =
         evidence.live.iter().filter(is_own).map(|block| (block.address, block.size)).collect();
-    let mallocs: Vec<_> = evidence
-        .state
-        .events
-        .entries
-        .iter()
-        .filter(|event| event.kind == EventKind::Malloc.name())
-        .filter(|event| u32::from(event.device) == evidence.device.device)
-        .collect();
+    let mallocs: Vec<_> = evidence.events(EventKind::Malloc).map(|(_, event)| event).collect();
     // An address may have had other blocks before.
     let mut made = HashMap::new();
     for (number, event) in mallocs.iter().enumerate() {

@@ -28,7 +28,7 @@ fn resumed(persistent: usize, asked: u64) -> Made {
 #[test]
 fn states_of_a_checkpoint_on_the_device_are_states_and_the_rest_of_it_is_no_weight() {
     let conclusion = resumed(4, GIB).concludes();
-    let said = conclusion.lines.join("\n").replace("\n  ", " ");
+    let said = unfolded(&conclusion);
     assert_eq!(conclusion.cause, Cause::Full, "{said}");
     assert!(said.contains("40% states of the optimiser (4 GiB)"), "{said}");
     assert!(said.contains("20% weights (2 GiB)"), "{said}");
@@ -39,7 +39,7 @@ fn states_of_a_checkpoint_on_the_device_are_states_and_the_rest_of_it_is_no_weig
 #[test]
 fn a_loaded_checkpoint_is_not_blamed_where_the_request_would_not_fit_without_it() {
     for made in [resumed(6, GIB), resumed(4, 3 * GIB)] {
-        let said = made.concludes().lines.join("\n").replace("\n  ", " ");
+        let said = unfolded(&made.concludes());
         assert!(!said.contains("map_location"), "{said}");
     }
 }
@@ -69,12 +69,12 @@ fn event(kind: EventKind, address: u64) -> Event {
 
 #[test]
 fn what_an_attempt_that_ran_out_of_memory_has_left_is_the_first_to_go() {
-    let said = attempts(&[2, 1]).lines.join("\n").replace("\n  ", " ");
+    let said = unfolded(&attempts(&[2, 1]));
     assert!(said.contains("2 GiB is left of an attempt that ran out of memory before"), "{said}");
     assert!(said.contains("let go of the exception"), "{said}");
     // One forward, in which cuDNN asked for a workspace that was refused; one attempt.
     for attempt in [&[1][..], &[0, 2], &[2]] {
-        let said = attempts(attempt).lines.join("\n").replace("\n  ", " ");
+        let said = unfolded(&attempts(attempt));
         assert!(!said.contains("ran out of memory before"), "{said}");
     }
 }
@@ -90,7 +90,7 @@ fn an_attempt_that_had_room_for_its_inputs_only_has_begun_anew_too() {
     let [first, second, third] = made_at.map(|(_, address)| event(EventKind::Malloc, address));
     made.state.events.entries = vec![first, second, refused.clone(), third, refused];
     made.refused(GIB, 0, layer);
-    let said = made.concludes().lines.join("\n").replace("\n  ", " ");
+    let said = unfolded(&made.concludes());
     assert!(said.contains("2 GiB is left of an attempt that ran out of memory before"), "{said}");
 }
 
@@ -104,6 +104,6 @@ fn a_refused_workspace_within_a_forward_is_no_attempt() {
     made.state.events.entries =
         vec![event(EventKind::Malloc, 0), refused.clone(), event(EventKind::Malloc, GIB), refused];
     made.refused(GIB, 0, second);
-    let said = made.concludes().lines.join("\n").replace("\n  ", " ");
+    let said = unfolded(&made.concludes());
     assert!(!said.contains("ran out of memory before"), "{said}");
 }

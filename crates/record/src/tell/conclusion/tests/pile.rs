@@ -154,7 +154,7 @@ fn a_step_that_is_larger_than_the_others_is_told_with_what_it_needs_and_who_call
         made.refused(GIB, 0, layer);
         let conclusion = made.concludes();
         assert_eq!(conclusion.cause, Cause::Full);
-        conclusion.lines.join("\n").replace("\n  ", " ")
+        unfolded(&conclusion)
     };
     let of_live = "Of what is live: 93% activations of the forward (14 GiB), called from \
                    train.py:37 in train, train.py:49";
