@@ -21,6 +21,14 @@ LAYER = ROOT / ".venv-frameworks"
 LAYER_REQUIREMENTS = HERE / "requirements-frameworks.txt"
 # CUDA's headers, which the tests' own C++ is compiled against.
 TOOLKIT = ["nvidia-cuda-runtime==13.5.37", "nvidia-cuda-crt==13.5.37"]
+# Tests of what a newcomer does (README's lines, the tutorials, a comparison), and of what torch's
+# interface has since 2.12: they run where users are, in a plain installation (`plain --tests`).
+PLAIN_TESTS = [
+    "test_native_door_versions.py",
+    "test_documented.py",
+    "test_newcomer.py",
+    "test_tutorials.py",
+]
 PURELIB = f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
 PACKAGE = ROOT / "python_loader"
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")).resolve()
@@ -165,6 +173,12 @@ def owned():
     owner = _stand_in().Owner(Path(folder))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return owner.environment()
+
+
+def at_once():
+    """pytest-xdist's arguments: a process a core; the tests of a file in one process, since they
+    share what it has made."""
+    return ["-n", str(len(os.sched_getaffinity(0))), "--dist", "loadfile"]
 
 
 def minor(version):

@@ -24,7 +24,7 @@ mod tools;
 mod wheels;
 
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 
 use clap::{Parser, Subcommand};
 use runner::Chosen;
@@ -43,6 +43,12 @@ enum Arguments {
         /// Run only the parts whose name contains this, of all that there are.
         #[arg(long, value_name = "PART")]
         only: Option<String>,
+    },
+    /// Run one part, as a run of several does with those that it runs side by side.
+    #[command(hide = true)]
+    Part {
+        /// Its name.
+        name: String,
     },
     /// Write something anew that is made from the code.
     #[command(flatten)]
@@ -136,13 +142,31 @@ fn test(root: &Path, all: bool, only: Option<&str>) -> Result<(), String> {
         None if all => Chosen::All,
         None => Chosen::Quick,
     };
-    runner::run(root, &parts::all(root), chosen, ("records", || records.end()))
+    let program = std::env::current_exe().map_err(|error| error.to_string())?;
+    let alone = |name: &str| {
+        let mut command = Command::new(&program);
+        command.args(["part", name]).current_dir(root);
+        command
+    };
+    runner::run(root, &parts::all(root), chosen, alone, ("records", || records.end()))
+}
+
+/// Runs one part in this process, for a run that has made the folder of its records.
+fn part(root: &Path, name: &str) -> Result<u8, String> {
+    deadline::hand_signals_on()?;
+    let parts = parts::all(root);
+    let part = parts.iter().find(|part| part.name == name).ok_or("no such part")?;
+    Ok(runner::end((part.run)()))
 }
 
 fn main() -> ExitCode {
     let root = root();
     let done = match Arguments::parse() {
         Arguments::Test { all, only } => test(&root, all, only.as_deref()),
+        Arguments::Part { name } => match part(&root, &name) {
+            Ok(code) => return ExitCode::from(code),
+            Err(reason) => Err(reason),
+        },
         Arguments::Write(Write::Header) => header::write(&root),
         Arguments::Write(Write::Docs) => parts::write_docs(&root),
         Arguments::Write(Write::Figures { torch }) => figures::write(&root, torch),

@@ -1,9 +1,12 @@
-//! The parts of the test run, in order: cheap and informative first.
+//! The parts of the test run, in order: cheap and informative first; parts that use one core stand
+//! together, and run side by side.
 
 use std::path::Path;
 use std::process::Command;
 
-use crate::runner::{self, Counts, Outcome, Part, When};
+use crate::runner::Uses::{AllCores, OneCore};
+use crate::runner::When::{Always, Named, WithAll};
+use crate::runner::{self, Counts, Outcome, Part};
 use crate::{
     cuda, deadline, exports, figures, gpu_bundle, header, instructions, rust_tests, site, tools,
     wheels,
@@ -27,40 +30,41 @@ pub fn all(root: &Path) -> Vec<Part> {
         let root = root.to_path_buf();
         Box::new(move || run(&root)) as Box<dyn Fn() -> Outcome>
     };
-    let part = |name, needs, run| Part { name, run: at(run), needs, when: When::Always };
-    let slow = |name, needs, run| Part { name, run: at(run), needs, when: When::WithAll };
-    let long = |name, needs, run| Part { name, run: at(run), needs, when: When::Named };
+    let part = |name, needs, when, uses, run| Part { name, run: at(run), needs, when, uses };
     vec![
-        part("house", &["python3-venv"], |root| {
+        part("house", &["python3-venv"], Always, OneCore, |root| {
             runner::command(&mut command(root, "python3", &["crates/xtask/house.py"]))
         }),
-        part("gpus", &["python3-venv"], |root| {
+        part("gpus", &["python3-venv"], Always, OneCore, |root| {
             runner::command(&mut command(root, "python3", &["crates/xtask/gpus.py", "--check"]))
         }),
-        part("links", &[], |root| check(site::check_links(root))),
-        slow("site", &["mdbook"], |root| check(site::build(root).map(|_| ()))),
-        part("header", &[], header::part),
-        part("cuda headers", &["python3-venv"], cuda::part),
-        part("rust tests", &[], rust_tests::part),
-        part("exports", &["binutils"], |root| check(exports::check(root))),
-        long("figures", &[], |root| check(figures::check(root))),
-        slow("starts", &[], starts),
-        part("memcheck", &["valgrind"], memcheck),
-        part("loom", &[], loom),
-        part("instructions", &["valgrind"], |root| check(instructions::check(root))),
-        slow("prometheus", &["prometheus"], prometheus),
-        long("gpu rehearsal", &["binutils"], |root| check(gpu_bundle::rehearse(root))),
-        slow("release", &["python3-venv"], wheels::part),
-        slow("pytorch", &["python3-venv", "c++"], |root| {
+        part("links", &[], Always, OneCore, |root| check(site::check_links(root))),
+        part("cuda headers", &["python3-venv"], Always, OneCore, cuda::part),
+        part("site", &["mdbook"], WithAll, OneCore, |root| check(site::build(root).map(|_| ()))),
+        part("header", &[], Always, OneCore, header::part),
+        part("rust tests", &[], Always, AllCores, rust_tests::part),
+        // The longest first.
+        part("release", &["python3-venv", "c++"], WithAll, OneCore, wheels::part),
+        part("instructions", &["valgrind"], Always, OneCore, |root| {
+            check(instructions::check(root))
+        }),
+        part("loom", &[], Always, OneCore, loom),
+        part("starts", &[], WithAll, OneCore, starts),
+        part("memcheck", &["valgrind"], Always, OneCore, memcheck),
+        part("exports", &["binutils"], Always, OneCore, |root| check(exports::check(root))),
+        part("prometheus", &["prometheus"], WithAll, OneCore, prometheus),
+        part("pytorch", &["python3-venv", "c++"], WithAll, AllCores, |root| {
             runner::command(&mut command(root, root.join("tests/pytorch/run"), &[]))
         }),
-        long("thorough", &["python3-venv", "c++"], |root| {
-            runner::command(&mut command(root, root.join("tests/pytorch/run"), &["--thorough"]))
-        }),
-        // After the part that builds the library.
-        slow("plain torch", &["python3-venv", "c++"], wheels::plain),
-        slow("torch suite", &["python3-venv", "c++"], |root| {
+        part("torch suite", &["python3-venv", "c++"], WithAll, AllCores, |root| {
             runner::command(&mut command(root, root.join("tests/pytorch/suite/run"), &[]))
+        }),
+        part("figures", &[], Named, AllCores, |root| check(figures::check(root))),
+        part("gpu rehearsal", &["binutils"], Named, AllCores, |root| {
+            check(gpu_bundle::rehearse(root))
+        }),
+        part("thorough", &["python3-venv", "c++"], Named, AllCores, |root| {
+            runner::command(&mut command(root, root.join("tests/pytorch/run"), &["--thorough"]))
         }),
     ]
 }

@@ -1,13 +1,16 @@
-//! Runs parts one after another, counts their tests and sums up.
+//! Runs parts, counts their tests and sums up. Parts that use one core run side by side.
 
+use std::collections::VecDeque;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::deadline::{self, Ended};
+use crate::deadline::{self, Ended, Stream};
 pub use crate::said::Counts;
 use crate::said::{Reason, Said};
 use crate::tools;
+use Uses::OneCore;
 
 /// Result of a part.
 pub enum Outcome {
@@ -51,6 +54,17 @@ pub struct Part {
     pub needs: &'static [&'static str],
     /// The runs that include it.
     pub when: When,
+    /// What it uses of the machine.
+    pub uses: Uses,
+}
+
+/// What a part uses of the machine.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Uses {
+    /// All cores: it runs alone.
+    AllCores,
+    /// One core for most of its time: it runs beside those like it that follow it in the list.
+    OneCore,
 }
 
 /// The runs that include a part.
@@ -87,13 +101,17 @@ impl Chosen<'_> {
 
 /// Exit code of a part that could not run; its last line has the reason (automake's convention).
 const SKIPPED: i32 = 77;
+/// Exit code of a part that failed, in a process of its own; its last line has the reason.
+const FAILED: i32 = 1;
 
 /// Runs the chosen parts, and then `last` in any case; fails at the end if one failed. If CI is
-/// set, skipping counts as failing.
+/// set, skipping counts as failing. `alone` makes the command that runs a part in a process of its
+/// own and ends as [`end`] says.
 pub fn run(
     root: &Path,
     parts: &[Part],
     choice: Chosen<'_>,
+    alone: impl Fn(&str) -> Command + Sync,
     last: (&'static str, impl FnOnce() -> Outcome),
 ) -> Result<(), String> {
     let (chosen, left): (Vec<_>, Vec<_>) = parts.iter().partition(|part| choice.has(part));
@@ -104,16 +122,28 @@ pub fn run(
     let missing = tools::missing(root);
     let needs: Vec<_> = chosen.iter().map(|part| (part.name, part.needs)).collect();
     print!("{}", tools::notice(&missing, &needs));
+    let begun = Instant::now();
     let mut results = Vec::new();
-    for (number, part) in chosen.iter().enumerate() {
-        println!("\n=== {}/{}: {} ===", number + 1, chosen.len(), part.name);
-        let start = Instant::now();
-        let lacks = missing.iter().find(|tool| part.needs.contains(&tool.name));
-        let outcome = match lacks {
-            Some(tool) => Outcome::Skipped(format!("lacks {}", tool.name)),
-            None => (part.run)(),
-        };
-        results.push((part.name, outcome, start.elapsed()));
+    for beside in chosen.chunk_by(|one, two| (one.uses, two.uses) == (OneCore, OneCore)) {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let mut ready = Vec::new();
+        for part in beside {
+            match missing.iter().find(|tool| part.needs.contains(&tool.name)) {
+                Some(tool) => {
+                    let outcome = Outcome::Skipped(format!("lacks {}", tool.name));
+                    results.push((part.name, outcome, Duration::ZERO));
+                }
+                None => ready.push(*part),
+            }
+        }
+        if let [part] = *ready {
+            println!("\n=== {} ===", part.name);
+            let start = Instant::now();
+            results.push((part.name, (part.run)(), start.elapsed()));
+        } else {
+            let names = ready.iter().map(|part| part.name).collect();
+            results.extend(side_by_side(names, cores, &alone));
+        }
     }
     let start = Instant::now();
     results.push((last.0, last.1(), start.elapsed()));
@@ -122,14 +152,80 @@ pub fn run(
         _ => Vec::new(),
     };
     let ci = std::env::var("CI").is_ok_and(|value| value == "true");
-    let (text, done) = sum_up(&results, &left, ci);
+    let (text, done) = sum_up(&results, begun.elapsed(), &left, ci);
     println!("\n=== summary ===\n{text}");
     done
 }
 
+/// A part that has ended, and the time that it took.
+type Done = (&'static str, Outcome, Duration);
+
+/// Runs parts in processes of their own, so that the output of each can be printed as a whole.
+fn side_by_side(
+    names: VecDeque<&'static str>,
+    cores: usize,
+    alone: &(impl Fn(&str) -> Command + Sync),
+) -> Vec<Done> {
+    let waiting = Mutex::new(names);
+    let done = Mutex::new(Vec::new());
+    let next = || waiting.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+    let work = || {
+        while let Some(name) = next() {
+            println!("--- {name} has begun");
+            let start = Instant::now();
+            let mut text = String::new();
+            let outcome = in_its_own_process(&mut alone(name), &mut text);
+            let took = start.elapsed();
+            // A single call, so that the output of two parts does not mix.
+            print!("\n=== {name} [{:.1} s] ===\n{text}", took.as_secs_f64());
+            done.lock().unwrap_or_else(PoisonError::into_inner).push((name, outcome, took));
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..cores {
+            scope.spawn(work);
+        }
+    });
+    done.into_inner().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn in_its_own_process(command: &mut Command, text: &mut String) -> Outcome {
+    let mut said = Said::default();
+    // A part may have several commands, each with its own limit.
+    let limit = deadline::stretched(2 * deadline::COMMAND);
+    let ended =
+        deadline::run(command.stderr(Stdio::piped()), limit, |stream, bytes| match stream {
+            Stream::Out => *text += &said.hear(bytes),
+            Stream::Err => *text += &String::from_utf8_lossy(bytes),
+        });
+    let running = said.running();
+    *text += &said.end();
+    match ended {
+        Ok(ended) => match outcome("the part", &ended, &said, &running, limit) {
+            Outcome::Failed(counts, _) if ended.status.code() == Some(FAILED) => {
+                Outcome::Failed(counts, said.last().to_owned())
+            }
+            other => other,
+        },
+        Err(error) => Outcome::Failed(said.counts(), error.to_string()),
+    }
+}
+
+/// The end of a process that has run one part: its exit code; the reason, if any, on the last line.
+pub fn end(outcome: Outcome) -> u8 {
+    let (reason, code) = match outcome {
+        Outcome::Passed(_) => return 0,
+        Outcome::Skipped(reason) => (reason, SKIPPED),
+        Outcome::Failed(_, reason) => (reason, FAILED),
+    };
+    println!("{}", reason.replace('\n', "; "));
+    code as u8
+}
+
 /// The summary; its last line is only the number of tests, for tools to read.
 fn sum_up(
-    results: &[(&str, Outcome, Duration)],
+    results: &[Done],
+    took: Duration,
     left: &[&str],
     ci: bool,
 ) -> (String, Result<(), String>) {
@@ -170,7 +266,6 @@ fn sum_up(
     if !left.is_empty() {
         lines.push(format!("left to cargo xtask test --all: {}", left.join(", ")));
     }
-    let took: Duration = results.iter().map(|(.., took)| took).sum();
     lines.push(format!("took {:.1} minutes", took.as_secs_f64() / 60.0));
     lines.push(format!(
         "{} passed, {} failed, {} skipped",
@@ -263,7 +358,7 @@ mod tests {
         let passed = || ("a", Outcome::Passed(Counts::default()), took);
         let skipped = || ("b", Outcome::Skipped("no registry".into()), took);
         let failed = || ("c", Outcome::Failed(Counts::default(), "why".into()), took);
-        let done = |results: &[_], ci| sum_up(results, &[], ci).1;
+        let done = |results: &[_], ci| sum_up(results, took, &[], ci).1;
         assert_eq!(done(&[passed(), skipped()], false), Ok(()));
         assert!(done(&[passed(), skipped()], true).unwrap_err().contains('b'));
         assert!(done(&[failed(), passed()], false).unwrap_err().contains('c'));
@@ -279,7 +374,7 @@ mod tests {
             ("a", Outcome::Passed(counts), took),
             ("b", Outcome::Skipped("lacks valgrind".into()), took),
         ];
-        let (text, done) = sum_up(&results, &["slow"], false);
+        let (text, done) = sum_up(&results, 2 * took, &["slow"], false);
         assert_eq!(done, Ok(()));
         assert_eq!(
             text.lines().collect::<Vec<_>>(),
@@ -294,7 +389,7 @@ mod tests {
             ]
         );
         // CI must have every installable tool; missing permissions are not CI's fault.
-        let reason = sum_up(&results[..1], &[], true).1.unwrap_err();
+        let reason = sum_up(&results[..1], took, &[], true).1.unwrap_err();
         assert!(reason.contains("chromium") && !reason.contains("root"), "{reason}");
     }
 
@@ -312,11 +407,14 @@ mod tests {
                 name,
                 run: Box::new(run),
                 needs: &[],
+                uses: Uses::AllCores,
                 when: if name == "slow" { When::WithAll } else { When::Always },
             }
         };
         let root = Path::new("/nowhere");
-        let run = |parts: &[Part], choice, last: (&'static str, _)| run(root, parts, choice, last);
+        let never = |_: &str| -> Command { unreachable!() };
+        let run =
+            |parts: &[Part], choice, last: (&'static str, _)| run(root, parts, choice, never, last);
         let last = |good| {
             ("last", move || if good { Outcome::Passed(Counts::default()) } else { failed() })
         };
@@ -334,5 +432,43 @@ mod tests {
         assert_eq!(ran.get(), 1);
         assert!(run(&[part("one", true), part("slow", false)], Chosen::All, last(true)).is_err());
         assert!(run(&[part("slow", true)], Chosen::Named("slow"), last(true)).is_ok());
+    }
+
+    #[test]
+    fn parts_side_by_side_have_their_own_outcomes_and_none_waits_for_another() {
+        // "first" ends once "second" has begun.
+        let folder = tempfile::tempdir().unwrap();
+        let begun = folder.path().join("begun");
+        let script = |name: &str| match name {
+            "first" => format!(
+                "until [ -e {} ]; do sleep 0.01; done; echo 'test result: ok. 2 passed; 0 failed'",
+                begun.display()
+            ),
+            "second" => format!("touch {}; echo it is broken; exit 1", begun.display()),
+            "third" => "echo no registry; exit 77".to_owned(),
+            _ => "kill -9 $$".to_owned(),
+        };
+        let alone = |name: &str| {
+            let mut command = Command::new("sh");
+            command.args(["-c", &script(name)]);
+            command
+        };
+        let names = ["first", "second", "third", "fourth"].into();
+        let mut done = side_by_side(names, 2, &alone);
+        done.sort_by_key(|(name, ..)| *name);
+        let outcomes: Vec<_> = done.into_iter().map(|(_, outcome, _)| outcome).collect();
+        let [first, fourth, second, third] = outcomes.as_slice() else { panic!("not four") };
+        assert!(matches!(first, Outcome::Passed(Counts { passed: 2, .. })));
+        assert!(matches!(second, Outcome::Failed(_, reason) if reason == "it is broken"));
+        assert!(matches!(third, Outcome::Skipped(reason) if reason == "no registry"));
+        assert!(matches!(fourth, Outcome::Failed(_, reason) if reason.contains("signal")));
+    }
+
+    #[test]
+    fn a_part_in_its_own_process_ends_with_its_outcome() {
+        let failed = Outcome::Failed(Counts::default(), "two\nlines".into());
+        assert_eq!(end(Outcome::Passed(Counts::default())), 0);
+        assert_eq!(end(Outcome::Skipped("no registry".into())), SKIPPED as u8);
+        assert_eq!(end(failed), FAILED as u8);
     }
 }

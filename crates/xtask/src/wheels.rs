@@ -3,7 +3,6 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::parts::{command, output, succeed, text};
 use crate::runner::{self, Counts, Outcome};
@@ -19,8 +18,6 @@ const MOST: u64 = 8_000_000;
 const OUT: &str = "target/dist";
 /// The Python with the tests' torch (tests/pytorch/run).
 const TORCH: &str = ".venv-torch/bin/python";
-/// Whether this run has made the tests' wheel.
-static MADE: AtomicBool = AtomicBool::new(false);
 
 /// Makes all files of a release under `out`: wheels for all machines, or for this one (`here`),
 /// which needs neither zig nor another machine's Rust or C++.
@@ -71,56 +68,31 @@ fn make_with(root: &Path, out: &Path, here: bool, which: &Which) -> Result<(), S
     Ok(())
 }
 
-/// The part of the test run.
+/// The part of the test run: the wheel without Rust; then the newest torch, and the oldest one with
+/// a shim, installed as their users do, and the wheel beside it, and tests there.
 pub fn part(root: &Path) -> Outcome {
-    with_torch(root, || match check(root) {
-        Ok(()) => Outcome::Passed(Counts::default()),
-        Err(reason) => Outcome::Failed(Counts::default(), reason),
-    })
-}
-
-/// Runs `then` with the tests' torch; if that is unavailable, the outcome has the reason.
-fn with_torch(root: &Path, then: impl FnOnce() -> Outcome) -> Outcome {
     let script = root.join("tests/pytorch/run");
     match runner::command(&mut command(root, script, &["--environment"])) {
-        Outcome::Passed(_) => then(),
-        other => other,
+        Outcome::Passed(_) => {}
+        other => return other,
     }
-}
-
-/// Makes a wheel for this machine, with the shims for the oldest torch and for that of the tests.
-fn make_for_tests(root: &Path) -> Result<(), String> {
-    let installed = vec![packages(&root.join(TORCH))?];
-    let which = Which { versions: vec![shims::OLDEST.into()], installed, ..Default::default() };
-    make_with(root, Path::new(OUT), true, &which)?;
-    MADE.store(true, Ordering::Relaxed);
-    Ok(())
-}
-
-/// The wheel that [`make_for_tests`] has made.
-fn made(root: &Path) -> Result<PathBuf, String> {
-    let name = files(&root.join(OUT))?.into_iter().find(|name| name.ends_with(".whl"));
-    Ok(root.join(OUT).join(name.ok_or("pip made no wheel")?))
-}
-
-/// The part that installs the newest torch, and the oldest one with a shim, as their users do, and
-/// the wheel beside it, and runs tests there.
-pub fn plain(root: &Path) -> Outcome {
-    let try_it = || {
-        // Made by the part "release", unless this part runs alone.
-        if !MADE.load(Ordering::Relaxed) {
-            make_for_tests(root)?;
-        }
-        made(root)
-    };
-    with_torch(root, || match try_it() {
+    match make_for_tests(root).and_then(|wheel| check(root, &wheel).map(|()| wheel)) {
         Ok(wheel) => {
             let options = ["--tests", "--wheel"];
             let mut script = command(root, root.join("tests/pytorch/plain"), &options);
             runner::command(script.arg(wheel).args([shims::NEWEST, shims::OLDEST]))
         }
         Err(reason) => Outcome::Failed(Counts::default(), reason),
-    })
+    }
+}
+
+/// Makes a wheel for this machine, with the shims for the oldest torch and for that of the tests.
+fn make_for_tests(root: &Path) -> Result<PathBuf, String> {
+    let installed = vec![packages(&root.join(TORCH))?];
+    let which = Which { versions: vec![shims::OLDEST.into()], installed, ..Default::default() };
+    make_with(root, Path::new(OUT), true, &which)?;
+    let name = files(&root.join(OUT))?.into_iter().find(|name| name.ends_with(".whl"));
+    Ok(root.join(OUT).join(name.ok_or("pip made no wheel")?))
 }
 
 /// The folder of a Python's packages.
@@ -130,9 +102,7 @@ fn packages(python: &Path) -> Result<PathBuf, String> {
 }
 
 /// Installs this machine's wheel without Rust, and runs it on the stand-in GPU.
-fn check(root: &Path) -> Result<(), String> {
-    make_for_tests(root)?;
-    let wheel = made(root)?;
+fn check(root: &Path, wheel: &Path) -> Result<(), String> {
     let python = environment(root, "target/dist-user")?;
     let path = "/usr/bin:/bin";
     // A user's environment: without our variables and without cargo.
@@ -144,7 +114,7 @@ fn check(root: &Path) -> Result<(), String> {
     };
     let mut pip = user(&python);
     pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-index"]);
-    succeed(pip.arg("--force-reinstall").arg(&wheel))?;
+    succeed(pip.arg("--force-reinstall").arg(wheel))?;
     let said = output(user(&python.with_file_name("gruyere")).arg("--version"))?;
     if !said.contains(env!("CARGO_PKG_VERSION")) {
         return Err(format!("the installed command says {said:?}"));
