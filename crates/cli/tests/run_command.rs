@@ -17,6 +17,7 @@ use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::sync::OnceLock;
+use std::time::{Duration, Instant};
 
 use gruyere_record::run::Run;
 use phantom_library::phantom_owner;
@@ -327,6 +328,28 @@ fn a_stop_and_a_wake_up_reach_the_program() {
     until("both stop", || state(pid) == Some('T') && state(ours) == Some('T'));
     running.send(libc::SIGCONT);
     until("both go on", || state(pid) == Some('S') && state(ours) == Some('S'));
+    running.send(libc::SIGUSR2);
+    assert_eq!(running.child.wait().unwrap().code(), Some(5));
+}
+
+#[test]
+fn a_stop_that_follows_a_wake_up_at_once_is_not_undone() {
+    let mut group = gruyere(&["--", &program("signals")]);
+    group.process_group(0);
+    let mut running = Running::start(group);
+    let (pid, ours) = (running.pid, running.child.id() as i32);
+    for round in 0..200 {
+        // The stop comes while the wake-up is handled, which takes some microseconds.
+        // SAFETY: no memory is involved.
+        unsafe { libc::kill(ours, libc::SIGCONT) };
+        let begun = Instant::now();
+        while begun.elapsed() < Duration::from_micros(round) {}
+        // SAFETY: as above.
+        unsafe { libc::kill(pid, libc::SIGTSTP) };
+        until("both stop", || state(pid) == Some('T') && state(ours) == Some('T'));
+        running.send(libc::SIGCONT);
+        until("both go on", || state(pid) == Some('S') && state(ours) == Some('S'));
+    }
     running.send(libc::SIGUSR2);
     assert_eq!(running.child.wait().unwrap().code(), Some(5));
 }

@@ -80,8 +80,8 @@ pub fn run(
             }
             Some(signal) if signal.number == libc::SIGCONT => {
                 // The waker may have meant both; a program that is already awake needs no second
-                // signal.
-                if is_stopped(pid) {
+                // signal, and one that has stopped since stays so.
+                if is_stopped(pid) && !has_stopped_since(pid) {
                     send(pid, libc::SIGCONT);
                 }
             }
@@ -247,6 +247,16 @@ fn news_of(pid: c_int) -> Option<ExitStatus> {
     // SAFETY: `status` may be written.
     let answer = unsafe { libc::waitpid(pid, &mut status, libc::WNOHANG | libc::WUNTRACED) };
     (answer == pid).then(|| ExitStatus::from_raw(status))
+}
+
+/// Whether the child has stopped since [`news_of`] told of its last stop.
+fn has_stopped_since(pid: c_int) -> bool {
+    let flags = libc::WSTOPPED | libc::WNOHANG | libc::WNOWAIT;
+    // SAFETY: the kernel writes `info`, zeroed if there is no news.
+    unsafe {
+        let mut info: libc::siginfo_t = zeroed();
+        libc::waitid(libc::P_PID, pid as libc::id_t, &mut info, flags) == 0 && info.si_pid() == pid
+    }
 }
 
 /// As the first process of a container, this one inherits the orphans, and must reap them.
