@@ -959,6 +959,15 @@ void gruyere_blame_optimizer(void);
 // `name` is NULL or a NUL-terminated string.
 int gruyere_blame_module(const void *module, const void *outer, const char *name);
 
+// Notes that a notebook runs a cell, whose code has the file name `file`, as `In[number]`: readers
+// then name its lines so.
+//
+// Returns 0, or -2 if `file` is NULL or not UTF-8.
+//
+// # Safety
+// `file` is NULL or a NUL-terminated string.
+int gruyere_blame_cell(const char *file, uint32_t number);
+
 // Forgets the module object at `module`.
 void gruyere_blame_forget(const void *module);
 

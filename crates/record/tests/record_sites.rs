@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use gruyere_record::sites::{
-    DEPTH, Frame, FrameId, MAX_SITES, NewSite, Phase, SiteId, fill_from_slabs,
+    DEPTH, Frame, FrameId, MAX_SITES, NewSite, Phase, Site, SiteId, fill_from_slabs,
 };
 use gruyere_record::{
     BlockEntry, DeviceFacts, Reader, Record, RecordOptions, SegmentEntry, SegmentKind,
@@ -219,4 +219,22 @@ fn small_blocks_have_the_site_of_their_slab() {
     fill_from_slabs(&mut blocks, &reader.segments().entries);
     assert_eq!(blocks[0].site, site);
     record.close();
+}
+
+#[test]
+fn a_notebooks_cell_is_named_by_the_number_of_its_last_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let record = record(folder.path(), 64);
+    let (jupyter, terminal) = ("/tmp/ipykernel_42/1234567.py", "<ipython-input-3-a1b2>");
+    record.cell(jupyter, 2);
+    let frames = [record.frame(jupyter, "step", 4), record.frame(terminal, "<module>", 1)];
+    let site = record.site(&NewSite { frames: &frames, ..NewSite::default() });
+    record.cell(terminal, 3);
+    let read = || Reader::own(record).unwrap().sites().get(site).unwrap().clone();
+    let words = |site: &Site| site.frames.iter().map(|frame| frame.to_string()).collect::<Vec<_>>();
+    assert_eq!(words(&read()), ["In[2]:4 in step", "In[3]:1"]);
+    assert!(read().frames.iter().all(Frame::is_own));
+    record.cell(jupyter, 17);
+    assert_eq!(words(&read()), ["In[17]:4 in step", "In[3]:1"]);
+    assert_eq!(read().frames[0].file, "/tmp/ipykernel_42/1234567.py/In[17]");
 }

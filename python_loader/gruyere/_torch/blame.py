@@ -2,7 +2,8 @@
 
 The library reads the frames of the allocating thread. This module reports the rest to it: that the
 package is in use (which turns `blame:auto` on), the code object that calls modules, the name of
-each module in its parent, that an optimiser was created, and that the interpreter exits.
+each module in its parent, that an optimiser was created, the numbers of a notebook's cells, and
+that the interpreter exits.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import functools
+import sys
 import weakref
 from typing import TYPE_CHECKING, Any, Callable
 
@@ -47,8 +49,32 @@ def install(settings: str) -> None:
     module.register_module_module_registration_hook(_registered)
     for kind in (torch.nn.Module, torch.nn.RNNBase):
         kind._apply = _moving(kind._apply)
+    cell = _holding_the_lock("gruyere_blame_cell", ctypes.c_char_p, ctypes.c_uint32)
+    _name_cells(lambda name, number: cell(name.encode(errors="replace"), number))
     made = library.load().gruyere_blame_optimizer
     torch.optim.Optimizer.__init__ = _telling(torch.optim.Optimizer.__init__, made)
+
+
+def _name_cells(tell: Callable[[str, int], object]) -> None:
+    """In a notebook: report the number of each cell that has run, and of those to come. IPython
+    compiles a cell under a file name of its own making, and keeps the cell's number beside it."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    compiler = getattr(shell, "compile", None)
+    numbers = getattr(compiler, "_filename_map", None)
+    cache = getattr(compiler, "cache", None)
+    if not isinstance(numbers, dict) or cache is None:
+        return
+    for name, number in numbers.items():
+        tell(name, number)
+
+    @functools.wraps(cache)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        name = cache(*args, **kwargs)
+        if isinstance(number := numbers.get(name), int):
+            tell(name, number)
+        return name
+
+    compiler.cache = wrapper
 
 
 def _telling(make: Callable[..., None], tell: Callable[[], object]) -> Callable[..., None]:

@@ -7,6 +7,7 @@
 //! that runs neither Python nor a backward has no site.
 
 pub mod autograd;
+mod cells;
 mod content;
 mod grad;
 mod interpreter;
@@ -18,7 +19,7 @@ mod stack;
 mod word;
 
 use super::fork;
-use super::process::{GRUYERE_INVALID, GRUYERE_OK, GRUYERE_UNAVAILABLE, guarded};
+use super::process::{self, GRUYERE_INVALID, GRUYERE_OK, GRUYERE_UNAVAILABLE, guarded};
 use crate::heap::Sites;
 use crate::record::Record;
 use crate::record::sites::{DEPTH, FrameId, NewSite, Phase, SiteId};
@@ -169,6 +170,7 @@ impl Program {
             // A site without blocks: its existence is the message.
             record.site(&NewSite { phase: Phase::Optimizer, ..NewSite::default() });
         }
+        cells::note(record);
         let stack: Vec<Frame> = match asked.stack {
             Some(_) => self.python.stack().into_iter().map(|at| self.python.frame(at)).collect(),
             None => Vec::new(),
@@ -305,6 +307,32 @@ pub unsafe extern "C" fn gruyere_blame_module(
             }
             Err(_) => GRUYERE_INVALID,
         }
+    })
+}
+
+/// Notes that a notebook runs a cell, whose code has the file name `file`, as `In[number]`: readers
+/// then name its lines so.
+///
+/// Returns 0, or -2 if `file` is NULL or not UTF-8.
+///
+/// # Safety
+/// `file` is NULL or a NUL-terminated string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gruyere_blame_cell(file: *const c_char, number: u32) -> c_int {
+    if fork::is_forked_child() {
+        return GRUYERE_UNAVAILABLE;
+    }
+    if file.is_null() {
+        return GRUYERE_INVALID;
+    }
+    guarded(GRUYERE_UNAVAILABLE, || {
+        // SAFETY: the caller's promise.
+        let Ok(file) = unsafe { CStr::from_ptr(file) }.to_str() else { return GRUYERE_INVALID };
+        cells::add(file, number);
+        if let Some(heap) = process::current() {
+            cells::note(heap.record());
+        }
+        GRUYERE_OK
     })
 }
 

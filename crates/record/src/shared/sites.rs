@@ -130,13 +130,20 @@ pub struct Frame {
 }
 
 impl Frame {
+    /// Whether the frame is of a notebook's cell, by the file names of IPython and its Jupyter
+    /// kernel.
+    pub fn is_cell(&self) -> bool {
+        self.file.starts_with("<ipython-input-") || self.file.contains("/ipykernel_")
+    }
+
     /// Whether the frame belongs to the program, not to an installed package or Python's library.
     pub fn is_own(&self) -> bool {
         // The last is this package's own, run from its source.
         let installed = ["/site-packages/", "/dist-packages/", "/lib/python3", "/gruyere/_"];
         // An autograd node has a name and no line.
         self.line > 0
-            && !self.file.starts_with('<')
+            // A cell with a name, or code of no file.
+            && (!self.file.starts_with('<') || self.file.contains("/In["))
             && !installed.iter().any(|part| self.file.contains(part))
     }
 }
@@ -442,7 +449,7 @@ impl Sites {
     /// Reads the tables as far as they make sense: another process wrote the words.
     pub(crate) fn read(sites: &[SiteCell], frames: &[FrameCell], text: &[AtomicU64]) -> Self {
         let text_at = |place: &AtomicU32| text_at(text, place.load(Ordering::Relaxed) as usize);
-        let frames: Vec<Frame> = frames
+        let mut frames: Vec<Frame> = frames
             .iter()
             .map(|cell| Frame {
                 file: text_at(&cell.file),
@@ -450,6 +457,7 @@ impl Sites {
                 line: cell.line.load(Ordering::Relaxed),
             })
             .collect();
+        name_cells(&mut frames);
         let site = |cell: &SiteCell| {
             let depth = (cell.depth.load(Ordering::Relaxed) as usize).min(DEPTH);
             let phase = cell.phase.load(Ordering::Relaxed);
@@ -466,6 +474,20 @@ impl Sites {
             }
         };
         Self(sites.iter().skip(1).map(site).collect())
+    }
+}
+
+/// Puts the name of a cell, `In[7]`, behind the name of its file, which is a number to its user. A
+/// frame without a line has it ([`crate::Record::cell`]); of a cell that has run again, the last.
+fn name_cells(frames: &mut [Frame]) {
+    let name = |frame: &Frame| frame.line == 0 && frame.function.starts_with("In[");
+    let named = frames.iter().filter(|frame| name(frame));
+    let names: HashMap<String, String> =
+        named.map(|frame| (frame.file.clone(), frame.function.clone())).collect();
+    for frame in frames.iter_mut().filter(|frame| frame.line > 0) {
+        if let Some(name) = names.get(&frame.file) {
+            frame.file = format!("{}/{name}", frame.file);
+        }
     }
 }
 

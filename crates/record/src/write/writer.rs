@@ -316,6 +316,12 @@ impl Record {
         self.sites.frame(self, file, function, line)
     }
 
+    /// Notes that a notebook runs a cell, whose code has this file name, as `In[number]`. Rare, as
+    /// above.
+    pub fn cell(&self, file: &str, number: u32) {
+        self.frame(file, &format!("In[{number}]"), 0);
+    }
+
     /// The number of a site; each site is kept once. Rare, as above.
     pub fn site(&self, site: &NewSite<'_>) -> SiteId {
         if !self.detail {

@@ -84,13 +84,10 @@ impl DeviceSnapshot {
     }
 
     /// 1 - largest satisfiable request / free bytes held, both as of the last write of the gauges:
-    /// what is free now may be a step's memory more.
+    /// what is free now may be a step's memory more. 0 before the first write: a process at rest
+    /// that has loaded its weights is not in pieces.
     pub fn external_fragmentation(&self) -> f64 {
-        let free = match self.gauge(DeviceGauge::FreeHeld) {
-            0 => self.held().free(),
-            then => then,
-        };
-        missing_share(self.gauge(DeviceGauge::LargestRequest), free)
+        missing_share(self.gauge(DeviceGauge::LargestRequest), self.gauge(DeviceGauge::FreeHeld))
     }
 
     /// 1 - requested / live.

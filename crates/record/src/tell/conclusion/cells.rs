@@ -17,19 +17,14 @@ const LEAST_SHARE: u64 = 4;
 const MANY: usize = 12;
 
 /// The remedy for results that a notebook keeps.
-pub const KEPT: &[&str] = &[
+const KEPT: &[&str] = &[
     "To do: end a cell's last line with a semicolon, or give its result a name that is used again; \
      `%reset -f out` empties Out, `del NAME` a variable.",
 ];
 
-/// Whether a frame is of a cell, by the file names of IPython and its Jupyter kernel.
-fn is_cell(frame: &Frame) -> bool {
-    frame.file.starts_with("<ipython-input-") || frame.file.contains("/ipykernel_")
-}
-
 /// The cell that made a site's blocks.
 pub fn cell(site: &Site) -> Option<&Frame> {
-    site.frames.iter().rev().find(|frame| is_cell(frame))
+    site.frames.iter().rev().find(|frame| frame.is_cell())
 }
 
 /// Results of many cells, if they are much of live memory.

@@ -7,12 +7,12 @@
 
 use std::collections::HashMap;
 
-use super::cells::{KEPT, cell};
+use super::cells::cell;
 use super::evidence::Evidence;
 use super::growth::place;
 use super::words::of;
 use super::{Cause, Finding};
-use crate::dump::state::Stretch;
+use crate::dump::state::Event;
 use crate::sites::{By, SiteId, usage};
 use crate::{BlockEntry, EventKind};
 
@@ -28,8 +28,7 @@ const LEAST_SHARE: u64 = 4;
 /// The remedy where no step shows what grows, for the blocks of `site`.
 pub fn advice(evidence: &Evidence<'_>, site: SiteId) -> &'static [&'static str] {
     match evidence.sites.get(site).and_then(cell) {
-        // A cell that is run again has the same name.
-        Some(_) => KEPT,
+        Some(_) => IN_A_CELL,
         None => UNMARKED,
     }
 }
@@ -37,6 +36,13 @@ pub fn advice(evidence: &Evidence<'_>, site: SiteId) -> &'static [&'static str] 
 const UNMARKED: &[&str] = &[
     "To do: find what keeps them, and give a cache a bound, or move results to the host (.cpu()); \
      gruyere.step() after each request shows what grows.",
+];
+
+/// A loop in a cell, or a cell that was run again and again, which has the same name.
+const IN_A_CELL: &[&str] = &[
+    "To do: find what keeps them, and give a list or a cache a bound, or move results to the host \
+     (.cpu()). Of a cell that was run again, `Out` may keep the results: `%reset -f out` empties \
+     it, `del NAME` a variable.",
 ];
 
 /// The line whose blocks stay, if there is one.
@@ -76,7 +82,7 @@ pub fn find(evidence: &Evidence<'_>) -> Option<Finding> {
         }
     }
     let first = mallocs.first()?.time_nanoseconds;
-    if parts.count_ones() < MOST_PARTS || rise(evidence, first)? < bytes / 2 {
+    if parts.count_ones() < MOST_PARTS || rise(evidence, first) < bytes / 2 {
         return None;
     }
     Some(Finding {
@@ -95,12 +101,35 @@ pub fn find(evidence: &Evidence<'_>) -> Option<Finding> {
 }
 
 /// The rise of live memory's lows since a time: from the first part of it to the last.
-fn rise(evidence: &Evidence<'_>, since_nanoseconds: u64) -> Option<u64> {
+fn rise(evidence: &Evidence<'_>, since_nanoseconds: u64) -> u64 {
     let timeline = &evidence.device.timeline;
     let before = timeline.partition_point(|one| one.time_nanoseconds < since_nanoseconds);
-    let (_, since) = timeline.split_at(before);
-    let few = since.len().div_ceil(PARTS);
-    let low = |part: &[Stretch]| part.iter().map(|one| one.live_low_bytes).min();
-    let (first, last) = (since.get(..few)?, since.get(since.len() - few..)?);
-    (since.len() > 1).then_some(low(last)?.saturating_sub(low(first)?))
+    match timeline.get(before..) {
+        Some(since) if since.len() >= PARTS => {
+            rise_of(since.iter().map(|one| one.live_low_bytes as i64))
+        }
+        // A loop of a hundred requests may take no longer than one stretch of the timeline.
+        _ => rise_of(live(evidence)),
+    }
+}
+
+/// Live memory after each event, less that before the first.
+fn live(evidence: &Evidence<'_>) -> impl Iterator<Item = i64> + Clone {
+    let of_device = |event: &&Event| u32::from(event.device) == evidence.device.device;
+    evidence.state.events.entries.iter().filter(of_device).scan(0i64, |live, event| {
+        match event.kind.as_str() {
+            kind if kind == EventKind::Malloc.name() => *live += event.size as i64,
+            kind if kind == EventKind::Free.name() => *live -= event.size as i64,
+            _ => {}
+        }
+        Some(*live)
+    })
+}
+
+fn rise_of(values: impl Iterator<Item = i64> + Clone) -> u64 {
+    let number = values.clone().count();
+    let few = number.div_ceil(PARTS);
+    let first = values.clone().take(few).min().unwrap_or(0);
+    let last = values.skip(number - few).min().unwrap_or(0);
+    u64::try_from(last - first).unwrap_or(0)
 }

@@ -52,6 +52,30 @@ fn a_server_that_goes_on_loading_is_told_its_line() {
 }
 
 #[test]
+fn a_loop_that_ends_within_a_stretch_of_the_timeline_is_told_its_line_too() {
+    let fast = |freed: bool| {
+        let mut made = server(20, true, 0);
+        made.device.timeline.drain(1..);
+        let malloc = std::mem::take(&mut made.state.events.entries);
+        let mut before = None;
+        for event in malloc {
+            // Each load takes the place of an earlier one, or none does.
+            let is_load = event.address < 1 << 50;
+            let size = if is_load { 64 * MIB } else { MIB };
+            let goes = if is_load { before.filter(|_| freed) } else { Some(MIB) };
+            let kind = EventKind::Free.name().into();
+            let free = goes.map(|size| Event { kind, size, address: 1 << 50, ..event.clone() });
+            made.state.events.entries.push(Event { size, ..event });
+            made.state.events.entries.extend(free);
+            before = Some(64 * MIB);
+        }
+        made.first()
+    };
+    assert_eq!(fast(false).0, Cause::Leak);
+    assert_eq!(fast(true).0, Cause::Nothing);
+}
+
+#[test]
 fn weights_loaded_before_the_work_are_no_growth() {
     let (cause, first) = server(20, false, 20 * 64 * MIB).first();
     assert_eq!(cause, Cause::Nothing, "{first}");
