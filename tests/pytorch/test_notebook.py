@@ -8,17 +8,32 @@ from conftest import HERE, launched_environment
 from framework_runs import PYTHON
 
 
-@pytest.mark.parametrize("kind", ["terminal", "jupyter"])
-def test_a_line_is_named_by_its_cell(kind, tmp_path):
+def ends(kind, what, folder):
+    """How the last cell ended, and what was live when its exception was let go of."""
     ran = subprocess.run(
-        [PYTHON, HERE / "frameworks" / "notebook.py", kind],
-        env=launched_environment(tmp_path, PHANTOM_MEMORY="1GiB", IPYTHONDIR=str(tmp_path)),
+        [PYTHON, HERE / "frameworks" / "notebook.py", kind, what],
+        env=launched_environment(folder, PHANTOM_MEMORY="1GiB", IPYTHONDIR=str(folder)),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         timeout=300,
     )
-    said = ran.stdout.partition("ENDS ")[2]
-    assert "In[2]:3 in batch keeps" in said, f"{ran.stdout}\n{ran.stderr}"
+    said, _, live = ran.stdout.partition("ENDS ")[2].partition("LIVE ")
+    assert live, f"{ran.stdout}\n{ran.stderr}"
+    return said, int(live.split()[0])
+
+
+@pytest.mark.parametrize("kind", ["terminal", "jupyter"])
+def test_a_line_is_named_by_its_cell(kind, tmp_path):
+    said, _ = ends(kind, "leak", tmp_path)
+    assert "In[2]:3 in batch keeps" in said
     assert "(no step is marked)" in said
     assert "ipykernel" not in said and "ipython-input" not in said
+
+
+def test_what_a_failed_cell_has_left_is_told_and_the_advice_frees_it(tmp_path):
+    said, live = ends("jupyter", "retry", tmp_path)
+    assert "is left of an attempt that ran out of memory before" in " ".join(said.split())
+    assert "run `1/0` in a cell of its own" in " ".join(said.split())
+    # The weights.
+    assert live < 40 << 20

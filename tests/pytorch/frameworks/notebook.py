@@ -1,5 +1,7 @@
-"""Cells in IPython, as its terminal and as Jupyter's kernel name their code: a cell that defines a
-function, one that is run twice, and one whose loop runs out of memory. Prints that exception."""
+"""Cells in IPython, as its terminal and as Jupyter's kernel name their code. `leak`: a cell that
+defines a function, one that is run twice, and one whose loop runs out of memory. `retry`: a
+training that runs out of memory, and a smaller one, which would fit. Prints the last exception, and
+what is live when the advice for the second was followed."""
 
 import sys
 
@@ -25,8 +27,17 @@ def cell(source):
 
 
 cell("import torch, gruyere\ngruyere.enable()\nhistory = []")
-cell("def batch(n):\n    x = torch.randn(n, 1024, device='cuda')\n    return x * 2")
-for _ in range(2):
-    cell("warm = batch(1024)")
-ran = cell("for i in range(1000):\n    history.append(batch(2048))")
+if sys.argv[2] == "leak":
+    cell("def batch(n):\n    x = torch.randn(n, 1024, device='cuda')\n    return x * 2")
+    for _ in range(2):
+        cell("warm = batch(1024)")
+    ran = cell("for i in range(1000):\n    history.append(batch(2048))")
+else:
+    cell("model = torch.nn.Sequential(*[torch.nn.Linear(1024, 1024) for _ in range(8)]).cuda()")
+    cell("def train(n):\n    return model(torch.randn(n, 1024, device='cuda')).sum().backward()")
+    assert cell("train(40000)").error_in_exec
+    ran = cell("train(20000)")
 print(f"ENDS {ran.error_in_exec}")
+del ran
+cell("1/0")
+cell("import gc; gc.collect(); print('LIVE', torch.cuda.memory_allocated())")

@@ -1,23 +1,50 @@
 //! What an attempt left that ran out of memory: the traceback of its exception has its frames, and
 //! they have its tensors.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
-use super::callers::{caller, is_input};
+use super::callers::caller;
 use super::evidence::{Evidence, is_persistent};
-use crate::sites::{Phase, Site, SiteId};
+use crate::sites::{Frame, Phase, Site};
 use crate::{BlockEntry, EventKind};
 
 /// The remedy.
 pub const ADVICE: &[&str] = &[
     "To do: let go of the exception of the earlier out-of-memory, whose traceback keeps what its \
-     frames had: retry after the `except` block, keep no exceptions (str(e) is enough), and in a \
-     notebook restart, or run `del sys.last_value, sys.last_traceback` (also sys.last_exc), \
-     `gc.collect()`.",
+     frames had: retry after the `except` block, and keep no exceptions (str(e) is enough). In a \
+     notebook, run `1/0` in a cell of its own, whose exception takes the place of the old one, and \
+     then `import gc; gc.collect()`.",
 ];
 
+/// A live block that the events know, with its place among them; or the refused request.
+struct Made<'a> {
+    at: usize,
+    bytes: u64,
+    site: &'a Site,
+}
+
+impl Made<'_> {
+    /// Whether a pass of autograd's made it.
+    fn is_passed(&self) -> bool {
+        !self.site.no_grad && matches!(self.site.phase, Phase::Forward | Phase::Backward)
+    }
+
+    /// Its place in the program, whoever called the function that calls the model: a notebook runs
+    /// the same function from another cell, a script from its `except` block.
+    fn place(&self) -> Option<(&str, &Frame, Option<&Frame>)> {
+        Some((&self.site.module, self.site.line()?, caller(&[self.site])))
+    }
+
+    /// Whether it may be an input of a forward that `line` calls: made outside of modules, in the
+    /// same function.
+    fn is_input(&self, line: &Frame) -> bool {
+        let function = |frame: &Frame| frame.file == line.file && frame.function == line.function;
+        self.site.module.is_empty() && self.site.line().is_some_and(function)
+    }
+}
+
 /// Bytes of activations and gradients that an attempt left: made before an earlier out-of-memory,
-/// after which the forward began anew, so that its first site, or that of an input, has made
+/// after which the forward began anew, so that its first line, or that of an input, has made
 /// another block.
 ///
 /// An out-of-memory alone is no evidence: cuDNN asks for workspaces until one fits.
@@ -31,34 +58,51 @@ pub fn left(evidence: &Evidence<'_>) -> u64 {
     }
     // An address may have had other blocks before.
     let mallocs = evidence.events(EventKind::Malloc);
-    let made: HashMap<u64, usize> = mallocs.map(|(at, event)| (event.address, at)).collect();
-    let is_passed =
-        |site: &Site| !site.no_grad && matches!(site.phase, Phase::Forward | Phase::Backward);
-    let made_at = |block: &BlockEntry| {
-        let at = *made.get(&block.address).filter(|_| !is_persistent(block))?;
-        Some((at, block.site, evidence.sites.get(block.site)?, block.size))
+    let last: HashMap<u64, usize> = mallocs.map(|(at, event)| (event.address, at)).collect();
+    let made = |block: &BlockEntry| {
+        let at = *last.get(&block.address).filter(|_| !is_persistent(block))?;
+        Some(Made { at, bytes: block.size, site: evidence.sites.get(block.site)? })
     };
-    let blocks: Vec<(usize, SiteId, &Site, u64)> =
-        evidence.live.iter().filter_map(made_at).collect();
-    let passed = blocks.iter().filter(|(_, _, site, _)| is_passed(site));
-    let Some(&(_, first, forward, _)) = passed.min_by_key(|&&(at, ..)| at) else { return 0 };
-    let called = caller(&[forward]);
+    let mut blocks: Vec<Made<'_>> = evidence.live.iter().filter_map(made).collect();
+    blocks.sort_by_key(|block| block.at);
+    // The last attempt may not even have had room for its first input. (In a forward, the refused
+    // request may be of the attempt that was refused before: a smaller workspace.)
+    let asked = evidence.refused.as_ref().and_then(|refused| evidence.sites.get(refused.site));
+    let asked = asked.filter(|site| site.phase == Phase::Unknown);
+    blocks.extend(asked.map(|site| Made { at: usize::MAX, bytes: 0, site }));
+    refusals
+        .into_iter()
+        .rev()
+        .map(|refusal| left_at(evidence, &blocks, refusal))
+        .find(|&bytes| bytes > 0)
+        .unwrap_or(0)
+}
+
+/// As [`left`], of the attempts since the last completed step that ended by this out-of-memory or
+/// before it; `blocks` are in the order in which they were made.
+fn left_at(evidence: &Evidence<'_>, blocks: &[Made<'_>], refusal: usize) -> u64 {
+    let steps = evidence.state.events.entries[..refusal].iter();
+    let step = steps.rev().position(|event| event.kind == EventKind::Step.name());
+    let begin = step.map_or(0, |back| refusal - back);
+    let from = |at: usize| blocks.partition_point(|block| block.at < at);
+    let (before, after) = (&blocks[from(begin)..from(refusal)], &blocks[from(refusal)..]);
+    let is_forward = |block: &&Made<'_>| block.is_passed() && block.site.phase == Phase::Forward;
+    let first =
+        before.iter().find(is_forward).or_else(|| before.iter().find(|block| block.is_passed()));
+    let Some(first) = first else { return 0 };
+    let called = caller(&[first.site]);
+    let is_input = |block: &Made<'_>| called.is_some_and(|line| block.is_input(line));
     // Later attempts may have had room for inputs only.
-    let is_first = |id: SiteId, site: &Site| {
-        id == first || called.is_some_and(|line| is_input(site, line, &[forward]))
-    };
-    // The sites at which the forward begins: the places of their first and last block.
-    let mut begins: HashMap<SiteId, Option<(usize, usize)>> = HashMap::new();
-    for &(at, id, site, _) in &blocks {
-        let places = begins.entry(id).or_insert_with(|| is_first(id, site).then_some((at, at)));
-        *places = places.map(|(from, to)| (from.min(at), to.max(at)));
+    let again: HashSet<_> = after
+        .iter()
+        .filter(|block| block.place() == first.place() && block.is_passed() || is_input(block))
+        .filter_map(Made::place)
+        .collect();
+    let is_again = |block: &Made<'_>| block.place().is_some_and(|place| again.contains(&place));
+    let opens = |block: &&Made<'_>| block.place() == first.place() || is_input(block);
+    if !before.iter().filter(opens).any(&is_again) {
+        return 0;
     }
-    begins.retain(|_, places| places.is_some());
-    let begins_anew =
-        |refusal: &usize| begins.values().flatten().any(|(from, to)| (from..to).contains(&refusal));
-    let Some(refusal) = refusals.into_iter().rev().find(begins_anew) else { return 0 };
-    let is_left = |&&(at, id, site, _): &&(usize, SiteId, &Site, u64)| {
-        at < refusal && (is_passed(site) || begins.contains_key(&id))
-    };
-    blocks.iter().filter(is_left).fold(0, |sum, &(_, _, _, size)| sum.saturating_add(size))
+    let is_left = |block: &&Made<'_>| block.is_passed() || is_input(block) && is_again(block);
+    before.iter().filter(is_left).fold(0, |sum, block| sum.saturating_add(block.bytes))
 }

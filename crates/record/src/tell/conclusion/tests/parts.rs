@@ -80,6 +80,46 @@ fn what_an_attempt_that_ran_out_of_memory_has_left_is_the_first_to_go() {
 }
 
 #[test]
+fn an_attempt_is_known_again_where_another_cell_began_it_and_after_whole_steps() {
+    let attempts = |steps: bool| {
+        let mut made = Made::at(1);
+        let forward = |made: &mut Made, cell: &str, line: u32, module: &str, phase| {
+            let inner = (!module.is_empty()).then(|| frame("/home/me/net.py", 9, "Net.forward"));
+            let outer = [frame("/home/me/train.py", line, "train"), frame(cell, 1, "<module>")];
+            let frames: Vec<Frame> = inner.into_iter().chain(outer).collect();
+            made.site(&frames, module, phase)
+        };
+        let cells = ["/tmp/ipykernel_1/4.py/In[4]", "/tmp/ipykernel_1/5.py/In[5]"];
+        let gradient = forward(&mut made, cells[0], 20, "net.0", Phase::Backward);
+        let mut events = Vec::new();
+        let malloc = |made: &mut Made, site, step| {
+            let address = made.blocks.iter().map(|block| block.0).sum();
+            made.block(site, step, GIB);
+            event(EventKind::Malloc, address)
+        };
+        events.push(malloc(&mut made, gradient, 0));
+        events.extend(steps.then(|| event(EventKind::Step, 0)));
+        for cell in cells {
+            for (line, module) in [(19, ""), (20, "net.0"), (20, "net.1")] {
+                let phase = if module.is_empty() { Phase::Unknown } else { Phase::Forward };
+                let site = forward(&mut made, cell, line, module, phase);
+                events.push(malloc(&mut made, site, 1));
+            }
+            events.push(event(EventKind::OutOfMemory, 0));
+        }
+        made.trains(&[("train", 20)]);
+        made.state.events.entries = events;
+        made.refused(GIB, 0, gradient);
+        unfolded(&made.concludes())
+    };
+    // The gradients of the last step that was complete are none of the attempt's.
+    let said = attempts(true);
+    assert!(said.contains("3 GiB is left of an attempt that ran out of memory before"), "{said}");
+    let said = attempts(false);
+    assert!(said.contains("4 GiB is left of an attempt that ran out of memory before"), "{said}");
+}
+
+#[test]
 fn an_attempt_that_had_room_for_its_inputs_only_has_begun_anew_too() {
     let mut made = Made::at(0);
     let layer = made.module("model.0", 9, "main");
@@ -92,6 +132,23 @@ fn an_attempt_that_had_room_for_its_inputs_only_has_begun_anew_too() {
     made.refused(GIB, 0, layer);
     let said = unfolded(&made.concludes());
     assert!(said.contains("2 GiB is left of an attempt that ran out of memory before"), "{said}");
+}
+
+#[test]
+fn an_attempt_that_had_no_room_for_its_first_input_has_begun_anew_too() {
+    let said = |asks_for_input: bool| {
+        let mut made = Made::at(0);
+        let (input, layer) = (made.line(19, "main"), made.module("model.0", 9, "main"));
+        made.block(input, 0, GIB);
+        made.block(layer, 0, GIB);
+        let refused = event(EventKind::OutOfMemory, 0);
+        let [first, second] = [0, GIB].map(|address| event(EventKind::Malloc, address));
+        made.state.events.entries = vec![first, second, refused.clone(), refused];
+        made.refused(GIB, 0, if asks_for_input { input } else { layer });
+        unfolded(&made.concludes())
+    };
+    assert!(said(true).contains("2 GiB is left of an attempt that ran out of memory before"));
+    assert!(!said(false).contains("ran out of memory before"));
 }
 
 #[test]
