@@ -53,6 +53,7 @@ fn record(directory: &Path) -> &'static Record {
         (DeviceGauge::Rung4Microseconds, 1500),
         (DeviceGauge::Lost, 14 << 20),
         (DeviceGauge::LargestRequest, 13 << 20),
+        (DeviceGauge::FreeHeld, 26 << 20),
         (DeviceGauge::LargestGrowing, 320 << 20),
     ]);
     let segment = |kind, bytes, chunk, pages| {
