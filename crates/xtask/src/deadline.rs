@@ -189,7 +189,11 @@ impl Drop for Group {
 /// Whether a process descends from this one, or is in the group of a running command: its parents
 /// may have ended.
 pub fn is_of_this_run(process: &Process) -> bool {
-    groups().contains(&process.group) || process.descends_from(std::process::id())
+    let is_below = |process: &Process| process.descends_from(std::process::id());
+    // A part in a process of its own has groups that only it knows.
+    groups().contains(&process.group)
+        || is_below(process)
+        || Process::read(process.group as u32).is_some_and(|leader| is_below(&leader))
 }
 
 /// From here on, forwards a signal that ends this process to the groups first. A signal ignored at

@@ -41,8 +41,11 @@ pub fn all(root: &Path) -> Vec<Part> {
         part("links", &[], Always, OneCore, |root| check(site::check_links(root))),
         part("cuda headers", &["python3-venv"], Always, OneCore, cuda::part),
         part("site", &["mdbook"], WithAll, OneCore, |root| check(site::build(root).map(|_| ()))),
-        part("header", &[], Always, OneCore, header::part),
+        // In this process: it counts what it skips.
+        part("header", &[], Always, AllCores, header::part),
         part("rust tests", &[], Always, AllCores, rust_tests::part),
+        // Alone: it builds the library that `starts` and `memcheck` preload, with other features.
+        part("exports", &["binutils"], Always, AllCores, |root| check(exports::check(root))),
         // The longest first.
         part("release", &["python3-venv", "c++"], WithAll, OneCore, wheels::part),
         part("instructions", &["valgrind"], Always, OneCore, |root| {
@@ -51,7 +54,6 @@ pub fn all(root: &Path) -> Vec<Part> {
         part("loom", &[], Always, OneCore, loom),
         part("starts", &[], WithAll, OneCore, starts),
         part("memcheck", &["valgrind"], Always, OneCore, memcheck),
-        part("exports", &["binutils"], Always, OneCore, |root| check(exports::check(root))),
         part("prometheus", &["prometheus"], WithAll, OneCore, prometheus),
         part("pytorch", &["python3-venv", "c++"], WithAll, AllCores, |root| {
             runner::command(&mut command(root, root.join("tests/pytorch/run"), &[]))
@@ -118,7 +120,7 @@ fn prometheus(root: &Path) -> Outcome {
     let Some(folder) = program.as_deref().and_then(Path::parent) else {
         return check(Err(format!("no prometheus: {}", tools::COMMAND)));
     };
-    let arguments = ["test", "--package", "gruyere-cli", "--test", "prometheus"];
+    let arguments = ["test", "--workspace", "--test", "prometheus"];
     runner::command(cargo(root, &arguments).env("GRUYERE_PROMETHEUS", folder))
 }
 

@@ -64,14 +64,19 @@ def _name_cells(tell: Callable[[str, int], object]) -> None:
     cache = getattr(compiler, "cache", None)
     if not isinstance(numbers, dict) or cache is None:
         return
-    for name, number in numbers.items():
-        tell(name, number)
+
+    def report(name: Any) -> None:
+        number = numbers.get(name)
+        if isinstance(name, str) and isinstance(number, int):
+            tell(name, number)
+
+    for name in list(numbers):
+        report(name)
 
     @functools.wraps(cache)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         name = cache(*args, **kwargs)
-        if isinstance(number := numbers.get(name), int):
-            tell(name, number)
+        report(name)
         return name
 
     compiler.cache = wrapper

@@ -130,10 +130,12 @@ pub struct Frame {
 }
 
 impl Frame {
-    /// Whether the frame is of a notebook's cell, by the file names of IPython and its Jupyter
-    /// kernel.
+    /// Whether the frame is of a notebook's cell, by the file names of IPython, its Jupyter kernel
+    /// and Colab. (`ipykernel_launcher.py` is the kernel's own.)
     pub fn is_cell(&self) -> bool {
-        self.file.starts_with("<ipython-input-") || self.file.contains("/ipykernel_")
+        let names = ["/ipykernel_", "/ipython-input-", "/In["];
+        self.file.starts_with("<ipython-input-")
+            || (self.is_own() && names.iter().any(|name| self.file.contains(name)))
     }
 
     /// Whether the frame belongs to the program, not to an installed package or Python's library.
@@ -478,7 +480,8 @@ impl Sites {
 }
 
 /// Puts the name of a cell, `In[7]`, behind the name of its file, which is a number to its user. A
-/// frame without a line has it ([`crate::Record::cell`]); of a cell that has run again, the last.
+/// frame without a line has it ([`crate::Record::cell`]); of a cell that has run again, the
+/// highest.
 fn name_cells(frames: &mut [Frame]) {
     let name = |frame: &Frame| frame.line == 0 && frame.function.starts_with("In[");
     let named = frames.iter().filter(|frame| name(frame));

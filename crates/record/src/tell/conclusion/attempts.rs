@@ -30,9 +30,15 @@ impl Made<'_> {
     }
 
     /// Its place in the program, whoever called the function that calls the model: a notebook runs
-    /// the same function from another cell, a script from its `except` block.
-    fn place(&self) -> Option<(&str, &Frame, Option<&Frame>)> {
-        Some((&self.site.module, self.site.line()?, caller(&[self.site])))
+    /// the same function from another cell, a script from its `except` block. Of a module that a
+    /// cell itself calls, the module alone: with another batch the cell is another file.
+    fn place(&self) -> Option<(&str, Option<&Frame>, Option<&Frame>)> {
+        let module = &self.site.module;
+        let is_told = |frame: &&Frame| {
+            module.is_empty() || !(frame.is_cell() && frame.function == "<module>")
+        };
+        let line = self.site.line()?;
+        Some((module, Some(line).filter(is_told), caller(&[self.site]).filter(is_told)))
     }
 
     /// Whether it may be an input of a forward that `line` calls: made outside of modules, in the
@@ -70,6 +76,8 @@ pub fn left(evidence: &Evidence<'_>) -> u64 {
     let asked = evidence.refused.as_ref().and_then(|refused| evidence.sites.get(refused.site));
     let asked = asked.filter(|site| site.phase == Phase::Unknown);
     blocks.extend(asked.map(|site| Made { at: usize::MAX, bytes: 0, site }));
+    // Requests that were refused one after another, as workspaces are, are one refusal.
+    refusals.dedup_by_key(|at| blocks.partition_point(|block| block.at < *at));
     refusals
         .into_iter()
         .rev()

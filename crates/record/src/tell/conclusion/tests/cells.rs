@@ -9,6 +9,7 @@ fn notebook(cells: u32, phase: Phase, file: impl Fn(u32) -> String) -> Made {
         let frames = [
             frame(&file(number), 1, "<module>"),
             frame("/venv/lib/python3.12/site-packages/IPython/core/run.py", 3, "run_code"),
+            frame("/venv/lib/python3.12/site-packages/ipykernel_launcher.py", 18, "<module>"),
         ];
         let site = made.site(&frames, "", phase);
         made.block(site, 0, 64 * MIB);
@@ -29,6 +30,8 @@ fn results_of_many_cells_that_live_on_are_told_of_with_a_cell() {
     assert!(first.ends_with(": 2.5 GiB of the 3.5 GiB live (71%)"), "{first}");
     let ipython = notebook(40, Phase::Unknown, |number| format!("<ipython-input-{number}-a1b2>"));
     assert!(ipython.first().1.contains("<ipython-input-"));
+    let colab = notebook(40, Phase::Unknown, |number| format!("/tmp/ipython-input-{number}-9.py"));
+    assert_eq!(colab.first().0, Cause::Collected);
 }
 
 #[test]

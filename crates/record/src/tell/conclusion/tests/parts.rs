@@ -120,6 +120,27 @@ fn an_attempt_is_known_again_where_another_cell_began_it_and_after_whole_steps()
 }
 
 #[test]
+fn an_attempt_in_the_text_of_a_cell_is_known_again_by_its_modules_alone() {
+    let said = |modules: [&str; 2]| {
+        let mut made = Made::at(0);
+        let mut events = Vec::new();
+        for (number, module) in modules.into_iter().enumerate() {
+            let cell = frame(&format!("/tmp/ipykernel_1/{number}.py/In[{number}]"), 3, "<module>");
+            let site = made.site(&[cell], module, Phase::Forward);
+            made.block(site, 0, GIB);
+            events.push(event(EventKind::Malloc, number as u64 * GIB));
+            events.push(event(EventKind::OutOfMemory, 0));
+        }
+        made.state.events.entries = events;
+        made.refused(GIB, 0, SiteId::NONE);
+        unfolded(&made.concludes())
+    };
+    let told = "1 GiB is left of an attempt that ran out of memory before";
+    assert!(said(["net.0", "net.0"]).contains(told));
+    assert!(!said(["net.0", "net.1"]).contains(told));
+}
+
+#[test]
 fn an_attempt_that_had_room_for_its_inputs_only_has_begun_anew_too() {
     let mut made = Made::at(0);
     let layer = made.module("model.0", 9, "main");
