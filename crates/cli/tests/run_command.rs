@@ -88,6 +88,13 @@ impl Running {
         running
     }
 
+    /// `gruyere run` with these words, in a process group of its own.
+    fn start_in_a_group(words: &[&str]) -> Running {
+        let mut command = gruyere(words);
+        command.process_group(0);
+        Running::start(command)
+    }
+
     /// The next line; empty at the end.
     fn line(&mut self) -> String {
         if self.lines.buffer().is_empty() {
@@ -299,9 +306,7 @@ fn signals_sent_to_it_reach_the_program_once() {
 #[test]
 fn a_signal_of_the_whole_group_is_not_sent_on() {
     // The program itself signals its group: then both have the signal.
-    let mut group = gruyere(&["--", &program("signals"), "group"]);
-    group.process_group(0);
-    let mut running = Running::start(group);
+    let mut running = Running::start_in_a_group(&["--", &program("signals"), "group"]);
     assert_eq!(running.line(), format!("got {}", libc::SIGUSR1));
     running.send(libc::SIGUSR2);
     assert_eq!(running.line(), "");
@@ -320,9 +325,7 @@ fn a_program_does_not_outlive_a_killed_run() {
 #[test]
 fn a_stop_and_a_wake_up_reach_the_program() {
     // In an orphaned process group, nothing stops.
-    let mut group = gruyere(&["--", &program("signals")]);
-    group.process_group(0);
-    let mut running = Running::start(group);
+    let mut running = Running::start_in_a_group(&["--", &program("signals")]);
     let (pid, ours) = (running.pid, running.child.id() as i32);
     running.send(libc::SIGTSTP);
     until("both stop", || state(pid) == Some('T') && state(ours) == Some('T'));
@@ -334,9 +337,7 @@ fn a_stop_and_a_wake_up_reach_the_program() {
 
 #[test]
 fn a_stop_that_follows_a_wake_up_at_once_is_not_undone() {
-    let mut group = gruyere(&["--", &program("signals")]);
-    group.process_group(0);
-    let mut running = Running::start(group);
+    let mut running = Running::start_in_a_group(&["--", &program("signals")]);
     let (pid, ours) = (running.pid, running.child.id() as i32);
     for round in 0..200 {
         // The stop comes while the wake-up is handled, which takes some microseconds.

@@ -152,21 +152,22 @@ fn test(root: &Path, all: bool, only: Option<&str>) -> Result<(), String> {
 }
 
 /// Runs one part in this process, for a run that has made the folder of its records.
-fn part(root: &Path, name: &str) -> Result<u8, String> {
-    deadline::hand_signals_on()?;
-    let parts = parts::all(root);
-    let part = parts.iter().find(|part| part.name == name).ok_or("no such part")?;
-    Ok(runner::end((part.run)()))
+fn part(root: &Path, name: &str) -> u8 {
+    let run = || {
+        deadline::hand_signals_on()?;
+        let parts = parts::all(root);
+        let part = parts.iter().find(|part| part.name == name).ok_or("no such part")?;
+        Ok((part.run)())
+    };
+    let failed = |reason| runner::Outcome::Failed(runner::Counts::default(), reason);
+    runner::end(run().unwrap_or_else(failed))
 }
 
 fn main() -> ExitCode {
     let root = root();
     let done = match Arguments::parse() {
         Arguments::Test { all, only } => test(&root, all, only.as_deref()),
-        Arguments::Part { name } => match part(&root, &name) {
-            Ok(code) => return ExitCode::from(code),
-            Err(reason) => Err(reason),
-        },
+        Arguments::Part { name } => return ExitCode::from(part(&root, &name)),
         Arguments::Write(Write::Header) => header::write(&root),
         Arguments::Write(Write::Docs) => parts::write_docs(&root),
         Arguments::Write(Write::Figures { torch }) => figures::write(&root, torch),

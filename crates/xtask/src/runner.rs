@@ -102,7 +102,7 @@ impl Chosen<'_> {
 /// Exit code of a part that could not run; its last line has the reason (automake's convention).
 const SKIPPED: i32 = 77;
 /// Exit code of a part that failed, in a process of its own; its last line has the reason.
-const FAILED: i32 = 1;
+const FAILED: i32 = 76;
 
 /// Runs the chosen parts, and then `last` in any case; fails at the end if one failed. If CI is
 /// set, skipping counts as failing. `alone` makes the command that runs a part in a process of its
@@ -190,25 +190,9 @@ fn side_by_side(
 }
 
 fn in_its_own_process(command: &mut Command, text: &mut String) -> Outcome {
-    let mut said = Said::default();
     // A part may have several commands, each with its own limit.
     let limit = deadline::stretched(2 * deadline::COMMAND);
-    let ended =
-        deadline::run(command.stderr(Stdio::piped()), limit, |stream, bytes| match stream {
-            Stream::Out => *text += &said.hear(bytes),
-            Stream::Err => *text += &String::from_utf8_lossy(bytes),
-        });
-    let running = said.running();
-    *text += &said.end();
-    match ended {
-        Ok(ended) => match outcome("the part", &ended, &said, &running, limit) {
-            Outcome::Failed(counts, _) if ended.status.code() == Some(FAILED) => {
-                Outcome::Failed(counts, said.last().to_owned())
-            }
-            other => other,
-        },
-        Err(error) => Outcome::Failed(said.counts(), error.to_string()),
-    }
+    listen("the part", command.stderr(Stdio::piped()), limit, |_, said| *text += said)
 }
 
 /// The end of a process that has run one part: its exit code; the reason, if any, on the last line.
@@ -218,7 +202,8 @@ pub fn end(outcome: Outcome) -> u8 {
         Outcome::Skipped(reason) => (reason, SKIPPED),
         Outcome::Failed(_, reason) => (reason, FAILED),
     };
-    println!("{}", reason.replace('\n', "; "));
+    // Behind a line that the part has not ended, too.
+    println!("\n{}", reason.replace('\n', "; "));
     code as u8
 }
 
@@ -282,28 +267,36 @@ pub fn command(command: &mut Command) -> Outcome {
 
 fn command_within(command: &mut Command, limit: Duration) -> Outcome {
     let name = command.get_program().to_string_lossy().into_owned();
+    listen(&name, command, limit, |_, said| print!("{said}"))
+}
+
+/// Runs a command without input, and calls `hear` with its output: whole lines of stdout, and
+/// stderr as it comes, if that is piped.
+pub fn listen(
+    name: &str,
+    command: &mut Command,
+    limit: Duration,
+    mut hear: impl FnMut(Stream, &str),
+) -> Outcome {
     let mut said = Said::default();
-    let ended = deadline::run(command, limit, |_, bytes| print!("{}", said.hear(bytes)));
+    let ended = deadline::run(command, limit, |stream, bytes| match stream {
+        Stream::Out => hear(stream, &said.hear(bytes)),
+        Stream::Err => hear(stream, &String::from_utf8_lossy(bytes)),
+    });
     // Before the last line counts as complete: it may name the running test.
     let running = said.running();
     let rest = said.end();
     if !rest.is_empty() {
-        println!("{rest}");
+        hear(Stream::Out, &(rest + "\n"));
     }
     match ended {
-        Ok(ended) => outcome(&name, &ended, &said, &running, limit),
+        Ok(ended) => outcome(name, &ended, &said, &running, limit),
         Err(error) => Outcome::Failed(said.counts(), format!("{name}: {error}")),
     }
 }
 
-/// Result of a test program that has ended.
-pub fn outcome(
-    name: &str,
-    ended: &Ended,
-    said: &Said,
-    running: &[String],
-    limit: Duration,
-) -> Outcome {
+/// Result of a command that has ended.
+fn outcome(name: &str, ended: &Ended, said: &Said, running: &[String], limit: Duration) -> Outcome {
     let counts = said.counts();
     if ended.overdue {
         let running = match running {
@@ -319,6 +312,7 @@ pub fn outcome(
     match ended.status {
         status if status.success() => Outcome::Passed(counts),
         status if status.code() == Some(SKIPPED) => Outcome::Skipped(said.last().to_owned()),
+        status if status.code() == Some(FAILED) => Outcome::Failed(counts, said.last().to_owned()),
         status => Outcome::Failed(counts, format!("{name} ended with {status}")),
     }
 }
@@ -444,7 +438,7 @@ mod tests {
                 "until [ -e {} ]; do sleep 0.01; done; echo 'test result: ok. 2 passed; 0 failed'",
                 begun.display()
             ),
-            "second" => format!("touch {}; echo it is broken; exit 1", begun.display()),
+            "second" => format!("touch {}; echo it is broken; exit {FAILED}", begun.display()),
             "third" => "echo no registry; exit 77".to_owned(),
             _ => "kill -9 $$".to_owned(),
         };

@@ -13,7 +13,6 @@ use serde_json::Value;
 use crate::deadline::{self, Stream};
 use crate::parts::{cargo, output};
 use crate::runner::{self, Counts, Outcome};
-use crate::said::Said;
 
 /// Programs that wait for more than half a minute; they begin first, so that the end of the run
 /// does not wait for them.
@@ -99,26 +98,16 @@ fn run_one(root: &Path, program: &Program, limit: Duration) -> Outcome {
         .env("CARGO_MANIFEST_DIR", &program.folder)
         .env("RUST_TEST_THREADS", "1")
         .stderr(Stdio::piped());
-    let (mut said, mut text, mut errors) = (Said::default(), String::new(), Vec::new());
-    let ended = deadline::run(&mut command, limit, |stream, bytes| match stream {
-        Stream::Out => text += &said.hear(bytes),
-        Stream::Err => errors.extend_from_slice(bytes),
+    let (mut text, mut errors) = (String::new(), String::new());
+    let outcome = runner::listen(&program.name, &mut command, limit, |stream, said| match stream {
+        Stream::Out => text += said,
+        Stream::Err => errors += said,
     });
-    let running = said.running();
-    text += &said.end();
-    let outcome = match ended {
-        Ok(ended) => runner::outcome(&program.name, &ended, &said, &running, limit),
-        Err(error) => {
-            let reason = format!("{}: {error}", program.executable.display());
-            Outcome::Failed(said.counts(), reason)
-        }
-    };
     // A single call, so that the output of two programs does not mix.
     print!(
-        "--- {} [{:.1} s]\n{text}{}{}",
+        "--- {} [{:.1} s]\n{text}{errors}{}",
         program.name,
         start.elapsed().as_secs_f64(),
-        String::from_utf8_lossy(&errors),
         match &outcome {
             Outcome::Failed(_, reason) => format!("--- FAILED: {reason}\n"),
             _ => String::new(),

@@ -292,22 +292,8 @@ pub unsafe extern "C" fn gruyere_blame_module(
     outer: *const c_void,
     name: *const c_char,
 ) -> c_int {
-    if fork::is_forked_child() {
-        return GRUYERE_UNAVAILABLE;
-    }
-    if name.is_null() {
-        return GRUYERE_INVALID;
-    }
-    guarded(GRUYERE_UNAVAILABLE, || {
-        // SAFETY: the caller's promise.
-        match unsafe { CStr::from_ptr(name) }.to_str() {
-            Ok(name) => {
-                modules::name(module as usize, outer as usize, name);
-                GRUYERE_OK
-            }
-            Err(_) => GRUYERE_INVALID,
-        }
-    })
+    // SAFETY: the caller's promise.
+    unsafe { with_text(name, |name| modules::name(module as usize, outer as usize, name)) }
 }
 
 /// Notes that a notebook runs a cell, whose code has the file name `file`, as `In[number]`: readers
@@ -319,20 +305,36 @@ pub unsafe extern "C" fn gruyere_blame_module(
 /// `file` is NULL or a NUL-terminated string.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gruyere_blame_cell(file: *const c_char, number: u32) -> c_int {
-    if fork::is_forked_child() {
-        return GRUYERE_UNAVAILABLE;
-    }
-    if file.is_null() {
-        return GRUYERE_INVALID;
-    }
-    guarded(GRUYERE_UNAVAILABLE, || {
-        // SAFETY: the caller's promise.
-        let Ok(file) = unsafe { CStr::from_ptr(file) }.to_str() else { return GRUYERE_INVALID };
+    let note = |file: &str| {
         cells::add(file, number);
         if let Some(heap) = process::current() {
             cells::note(heap.record());
         }
-        GRUYERE_OK
+    };
+    // SAFETY: the caller's promise.
+    unsafe { with_text(file, note) }
+}
+
+/// Calls `take` with a text of the package's; returns what the functions above do.
+///
+/// # Safety
+/// `text` is NULL or a NUL-terminated string.
+unsafe fn with_text(text: *const c_char, take: impl FnOnce(&str)) -> c_int {
+    if fork::is_forked_child() {
+        return GRUYERE_UNAVAILABLE;
+    }
+    if text.is_null() {
+        return GRUYERE_INVALID;
+    }
+    guarded(GRUYERE_UNAVAILABLE, || {
+        // SAFETY: the caller's promise.
+        match unsafe { CStr::from_ptr(text) }.to_str() {
+            Ok(text) => {
+                take(text);
+                GRUYERE_OK
+            }
+            Err(_) => GRUYERE_INVALID,
+        }
     })
 }
 

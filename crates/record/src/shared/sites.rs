@@ -118,6 +118,9 @@ pub struct NewSite<'a> {
     pub no_grad: bool,
 }
 
+/// What stands between the name of a cell's file and that of the cell, `In[7]`, with its beginning.
+const CELL: &str = "/In[";
+
 /// A frame, for a reader.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Frame {
@@ -133,9 +136,20 @@ impl Frame {
     /// Whether the frame is of a notebook's cell, by the file names of IPython, its Jupyter kernel
     /// and Colab. (`ipykernel_launcher.py` is the kernel's own.)
     pub fn is_cell(&self) -> bool {
-        let names = ["/ipykernel_", "/ipython-input-", "/In["];
+        let names = ["/ipykernel_", "/ipython-input-", CELL];
         self.file.starts_with("<ipython-input-")
             || (self.is_own() && names.iter().any(|name| self.file.contains(name)))
+    }
+
+    /// The file by the interpreter's name alone, without that of a cell: a cell that runs again has
+    /// another one.
+    pub fn path(&self) -> &str {
+        self.file.split_once(CELL).map_or(&self.file, |(path, _)| path)
+    }
+
+    /// Whether the two frames are of one function.
+    pub fn is_of_function_of(&self, other: &Frame) -> bool {
+        self.file == other.file && self.function == other.function
     }
 
     /// Whether the frame belongs to the program, not to an installed package or Python's library.
@@ -145,7 +159,7 @@ impl Frame {
         // An autograd node has a name and no line.
         self.line > 0
             // A cell with a name, or code of no file.
-            && (!self.file.starts_with('<') || self.file.contains("/In["))
+            && (!self.file.starts_with('<') || self.file.contains(CELL))
             && !installed.iter().any(|part| self.file.contains(part))
     }
 }
@@ -483,10 +497,13 @@ impl Sites {
 /// frame without a line has it ([`crate::Record::cell`]); of a cell that has run again, the
 /// highest.
 fn name_cells(frames: &mut [Frame]) {
-    let name = |frame: &Frame| frame.line == 0 && frame.function.starts_with("In[");
-    let named = frames.iter().filter(|frame| name(frame));
+    let is_name = |frame: &&Frame| frame.line == 0 && frame.function.starts_with("In[");
+    let named = frames.iter().filter(is_name);
     let names: HashMap<String, String> =
         named.map(|frame| (frame.file.clone(), frame.function.clone())).collect();
+    if names.is_empty() {
+        return;
+    }
     for frame in frames.iter_mut().filter(|frame| frame.line > 0) {
         if let Some(name) = names.get(&frame.file) {
             frame.file = format!("{}/{name}", frame.file);

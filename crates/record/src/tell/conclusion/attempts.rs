@@ -16,37 +16,44 @@ pub const ADVICE: &[&str] = &[
      then `import gc; gc.collect()`.",
 ];
 
-/// A live block that the events know, with its place among them; or the refused request.
+/// A place in the program: the module, its line, and the line that calls the model.
+type Place<'a> = (&'a str, Option<&'a Frame>, Option<&'a Frame>);
+
+/// A live block that the events know, with its number among them; or the refused request.
 struct Made<'a> {
     at: usize,
     bytes: u64,
     site: &'a Site,
+    place: Option<Place<'a>>,
 }
 
-impl Made<'_> {
+impl<'a> Made<'a> {
+    fn new(at: usize, bytes: u64, site: &'a Site) -> Self {
+        Self { at, bytes, site, place: place(site) }
+    }
+
     /// Whether a pass of autograd's made it.
     fn is_passed(&self) -> bool {
         !self.site.no_grad && matches!(self.site.phase, Phase::Forward | Phase::Backward)
     }
 
-    /// Its place in the program, whoever called the function that calls the model: a notebook runs
-    /// the same function from another cell, a script from its `except` block. Of a module that a
-    /// cell itself calls, the module alone: with another batch the cell is another file.
-    fn place(&self) -> Option<(&str, Option<&Frame>, Option<&Frame>)> {
-        let module = &self.site.module;
-        let is_told = |frame: &&Frame| {
-            module.is_empty() || !(frame.is_cell() && frame.function == "<module>")
-        };
-        let line = self.site.line()?;
-        Some((module, Some(line).filter(is_told), caller(&[self.site]).filter(is_told)))
-    }
-
     /// Whether it may be an input of a forward that `line` calls: made outside of modules, in the
     /// same function.
     fn is_input(&self, line: &Frame) -> bool {
-        let function = |frame: &Frame| frame.file == line.file && frame.function == line.function;
-        self.site.module.is_empty() && self.site.line().is_some_and(function)
+        self.site.module.is_empty()
+            && self.site.line().is_some_and(|own| own.is_of_function_of(line))
     }
+}
+
+/// A site's place, whoever called the function that calls the model: a notebook runs the same
+/// function from another cell, a script from its `except` block. Of a module that a cell itself
+/// calls, the module alone: with another batch the cell is another file.
+fn place(site: &Site) -> Option<Place<'_>> {
+    let is_told = |frame: &&Frame| {
+        site.module.is_empty() || !(frame.is_cell() && frame.function == "<module>")
+    };
+    let line = site.line()?;
+    Some((&site.module, Some(line).filter(is_told), caller(&[site]).filter(is_told)))
 }
 
 /// Bytes of activations and gradients that an attempt left: made before an earlier out-of-memory,
@@ -67,7 +74,7 @@ pub fn left(evidence: &Evidence<'_>) -> u64 {
     let last: HashMap<u64, usize> = mallocs.map(|(at, event)| (event.address, at)).collect();
     let made = |block: &BlockEntry| {
         let at = *last.get(&block.address).filter(|_| !is_persistent(block))?;
-        Some(Made { at, bytes: block.size, site: evidence.sites.get(block.site)? })
+        Some(Made::new(at, block.size, evidence.sites.get(block.site)?))
     };
     let mut blocks: Vec<Made<'_>> = evidence.live.iter().filter_map(made).collect();
     blocks.sort_by_key(|block| block.at);
@@ -75,7 +82,7 @@ pub fn left(evidence: &Evidence<'_>) -> u64 {
     // request may be of the attempt that was refused before: a smaller workspace.)
     let asked = evidence.refused.as_ref().and_then(|refused| evidence.sites.get(refused.site));
     let asked = asked.filter(|site| site.phase == Phase::Unknown);
-    blocks.extend(asked.map(|site| Made { at: usize::MAX, bytes: 0, site }));
+    blocks.extend(asked.map(|site| Made::new(usize::MAX, 0, site)));
     // Requests that were refused one after another, as workspaces are, are one refusal.
     refusals.dedup_by_key(|at| blocks.partition_point(|block| block.at < *at));
     refusals
@@ -101,13 +108,10 @@ fn left_at(evidence: &Evidence<'_>, blocks: &[Made<'_>], refusal: usize) -> u64 
     let called = caller(&[first.site]);
     let is_input = |block: &Made<'_>| called.is_some_and(|line| block.is_input(line));
     // Later attempts may have had room for inputs only.
-    let again: HashSet<_> = after
-        .iter()
-        .filter(|block| block.place() == first.place() && block.is_passed() || is_input(block))
-        .filter_map(Made::place)
-        .collect();
-    let is_again = |block: &Made<'_>| block.place().is_some_and(|place| again.contains(&place));
-    let opens = |block: &&Made<'_>| block.place() == first.place() || is_input(block);
+    let opens =
+        |block: &&Made<'_>| block.place == first.place && block.is_passed() || is_input(block);
+    let again: HashSet<_> = after.iter().filter(opens).filter_map(|block| block.place).collect();
+    let is_again = |block: &Made<'_>| block.place.is_some_and(|place| again.contains(&place));
     if !before.iter().filter(opens).any(&is_again) {
         return 0;
     }

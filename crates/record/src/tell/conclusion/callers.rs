@@ -27,9 +27,8 @@ pub fn is_input(site: &Site, frame: &Frame, forwards: &[&Site]) -> bool {
     }
     let (own, shared) = (own(site), common(forwards));
     let Some(at) = shared.iter().rposition(|common| *common == frame) else { return false };
-    let is_of_function =
-        |other: &&Frame| other.file == frame.file && other.function == frame.function;
-    own.get(..at) == shared.get(..at) && own.get(at).is_some_and(is_of_function)
+    own.get(..at) == shared.get(..at)
+        && own.get(at).is_some_and(|other| other.is_of_function_of(frame))
 }
 
 /// The program's own frames, outermost first.

@@ -125,11 +125,7 @@ pub fn holders(state: &State, device: &DeviceState, by: By) -> Vec<Holder> {
         let line = site.and_then(Site::line).filter(|line| line.line > 0);
         let key = match (site, line) {
             (Some(site), _) if by == By::Module && !site.module.is_empty() => site.module.clone(),
-            (_, Some(line)) => {
-                // A cell that runs again has another name.
-                let file = line.file.split("/In[").next().unwrap_or_default();
-                format!("{file}:{} in {}", line.line, line.function)
-            }
+            (_, Some(line)) => format!("{}:{} in {}", line.path(), line.line, line.function),
             _ => "not known".to_owned(),
         };
         let called = callers.of_site(&state.sites, usage.site);

@@ -104,13 +104,12 @@ pub fn find(evidence: &Evidence<'_>) -> Option<Finding> {
 fn rise(evidence: &Evidence<'_>, since_nanoseconds: u64) -> u64 {
     let timeline = &evidence.device.timeline;
     let before = timeline.partition_point(|one| one.time_nanoseconds < since_nanoseconds);
-    match timeline.get(before..) {
-        Some(since) if since.len() >= PARTS => {
-            rise_of(since.iter().map(|one| one.live_low_bytes as i64))
-        }
-        // A loop of a hundred requests may take no longer than one stretch of the timeline.
-        _ => rise_of(live(evidence)),
+    let (_, since) = timeline.split_at(before);
+    // A loop of a hundred requests may take no longer than one stretch of the timeline.
+    if since.len() < PARTS {
+        return rise_of(live(evidence));
     }
+    rise_of(since.iter().map(|one| one.live_low_bytes as i64))
 }
 
 /// Live memory after each event, less that before the first.
