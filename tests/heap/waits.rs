@@ -310,6 +310,26 @@ fn where_one_event_is_not_enough_a_stream_waits_for_those_that_it_need_not_stand
     }
 }
 
+/// What such a stream frees passes on behind all work of the device (`untold_uses.rs`).
+#[test]
+fn a_stream_waits_for_what_one_freed_that_allocates_no_more_but_not_for_the_work_of_others() {
+    for other_is_busy in [false, true] {
+        let (gpu, heap, [first, second, third]) = alone();
+        let [block, other] = [(first, 64 * MIB), (second, 16 * MIB)]
+            .map(|(stream, bytes)| (stream, heap.malloc(bytes, 0, stream).unwrap()));
+        if other_is_busy {
+            free_behind(&gpu, &heap, other, 300);
+        }
+        as_program(|| gpu.launch(0, first.0, 100, KERNEL)).unwrap();
+        assert!(heap.free(block.1));
+        let held = gpu.books(0).physical_peak;
+        heap.malloc(64 * MIB, 0, third).unwrap();
+        assert_eq!(waits(&gpu)[0], u64::from(!other_is_busy), "the other is busy: {other_is_busy}");
+        assert_eq!(gpu.books(0).physical_peak > held, other_is_busy);
+        heap.validate().unwrap();
+    }
+}
+
 #[test]
 fn who_forbids_waits_goes_on_only_when_none_is_being_added() {
     let World { rig, driver, .. } = World::new(4 * GIB, "slack:0B");

@@ -7,6 +7,7 @@
 //!     ... --example hold -- traces --clock 100us         # where kernels take so long
 //!     ... --example hold -- longer                       # programs of 40 to 200 steps
 //!     ... --example hold -- longer --no-steps            # which do not mark them
+//!     ... --example hold -- traces longer --draws 12     # and as often with other sizes
 //!     ... --example hold -- --fit                        # and the smallest devices, of the traces
 //!     ... --example hold -- --write DIR                  # drawn, as traces: tests/pytorch/pace
 //!
@@ -15,7 +16,7 @@
 use gruyere_replay::bench::{Contender, smallest_device};
 use gruyere_replay::clock::Clock;
 use gruyere_replay::drawn;
-use gruyere_replay::hold::{Bar, SPANS, Table};
+use gruyere_replay::hold::{Bar, Held, SPANS, Table};
 use gruyere_replay::trace::Trace;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -28,6 +29,7 @@ struct Arguments {
     most: u64,
     clock: Clock,
     no_steps: bool,
+    draws: u64,
     fit: bool,
     folder: Option<PathBuf>,
 }
@@ -36,7 +38,8 @@ impl Arguments {
     fn read() -> Outcome<Self> {
         let (parts, conf) = (Vec::new(), String::new());
         let (clock, no_steps, fit) = (Clock::INSTANT, false, false);
-        let mut arguments = Self { parts, conf, most: 100_000, clock, no_steps, fit, folder: None };
+        let (most, draws, folder) = (100_000, 0, None);
+        let mut arguments = Self { parts, conf, most, clock, no_steps, draws, fit, folder };
         let mut words = std::env::args().skip(1);
         while let Some(word) = words.next() {
             match word.as_str() {
@@ -44,6 +47,7 @@ impl Arguments {
                 "--most" => arguments.most = words.next().ok_or("--most: how many?")?.parse()?,
                 "--clock" => arguments.clock = words.next().ok_or("--clock: which?")?.parse()?,
                 "--no-steps" => arguments.no_steps = true,
+                "--draws" => arguments.draws = words.next().ok_or("--draws: how many?")?.parse()?,
                 "--fit" => arguments.fit = true,
                 "--write" => {
                     arguments.folder = Some(words.next().ok_or("--write: which folder?")?.into());
@@ -76,6 +80,39 @@ fn longer(no_steps: bool) -> Outcome<Vec<Trace>> {
     Ok(if no_steps { traces.iter().map(Trace::without_steps).collect() } else { traces })
 }
 
+/// Runs `traces`, and each with other sizes, `draws` times. Prints for each the mean and the worst
+/// hold over its runs; returns the breaches.
+fn show_draws(
+    traces: &[Trace],
+    draws: u64,
+    (clock, conf, bar): (Clock, &str, Bar),
+) -> Outcome<Vec<String>> {
+    let (mut breaches, mut ratios) = (Vec::new(), Vec::new());
+    println!("{:<28}{:>9}{:>9}", format!("held / live, {clock}"), "mean", "worst");
+    for trace in traces {
+        let other = |seed| {
+            let mut other = trace.jittered(seed);
+            other.name = format!("{} #{seed}", trace.name);
+            other
+        };
+        let runs: Vec<Trace> = [trace.clone()].into_iter().chain((1..=draws).map(other)).collect();
+        let table = Table::on(clock, &runs, &[conf], bar)?;
+        // One program's median says nothing.
+        breaches.extend(table.rows().iter().filter_map(Held::breach));
+        let hold = |row: &Held| row.ours[0].map(|held| held as f64 / row.live as f64);
+        let held: Vec<f64> = table.rows().iter().filter_map(hold).collect();
+        let worst = held.iter().copied().fold(0.0, f64::max);
+        println!("{:<28}{:>9.4}{worst:>9.4}", trace.name, mean(&held));
+        ratios.extend(held);
+    }
+    println!("{:<28}{:>9.4}", format!("{} runs", ratios.len()), mean(&ratios));
+    Ok(breaches)
+}
+
+fn mean(ratios: &[f64]) -> f64 {
+    ratios.iter().sum::<f64>() / ratios.len() as f64
+}
+
 fn drawn(most: u64) -> Outcome<Vec<Trace>> {
     let programs = drawn::bar(most, 1..=4);
     Ok(programs.iter().map(drawn::Program::trace).collect::<Result<_, _>>()?)
@@ -106,12 +143,23 @@ fn main() -> Outcome<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let (mut breaches, conf) = (Vec::new(), [arguments.conf.as_str()]);
+    let clock = arguments.clock;
+    let bar = if clock.lags() { Bar::Lagging } else { Bar::Trace };
+    if arguments.draws > 0 {
+        for part in &arguments.parts {
+            let traces = match part.as_str() {
+                "traces" => traces()?,
+                "longer" => longer(arguments.no_steps)?,
+                _ => return Err(format!("--draws: of traces and longer, not of {part}").into()),
+            };
+            breaches.extend(show_draws(&traces, arguments.draws, (clock, conf[0], bar))?);
+        }
+        return Ok(ended(&breaches));
+    }
     let mut show = |table: Table| {
         println!("{table}");
         breaches.extend(table.breaches());
     };
-    let clock = arguments.clock;
-    let bar = if clock.lags() { Bar::Lagging } else { Bar::Trace };
     for part in &arguments.parts {
         match part.as_str() {
             "traces" => show(Table::on(clock, &traces()?, &conf, bar)?),
@@ -128,8 +176,12 @@ fn main() -> Outcome<ExitCode> {
     if arguments.fit {
         show_fit(&arguments.conf)?;
     }
-    for breach in &breaches {
+    Ok(ended(&breaches))
+}
+
+fn ended(breaches: &[String]) -> ExitCode {
+    for breach in breaches {
         println!("beyond the bar: {breach}");
     }
-    Ok(ExitCode::from(u8::from(!breaches.is_empty())))
+    ExitCode::from(u8::from(!breaches.is_empty()))
 }

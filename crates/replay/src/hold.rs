@@ -96,6 +96,17 @@ impl Held {
         })
     }
 
+    /// Its breach of the bar, in a line; `None` if there is none.
+    pub fn breach(&self) -> Option<String> {
+        let excess = self.excess()?;
+        let Some(most) = self.ours.iter().copied().collect::<Option<Vec<_>>>() else {
+            return Some(format!("{}: out of memory with room to spare", self.program));
+        };
+        let most = most.into_iter().max().unwrap_or(0);
+        let [most, allowed, excess] = [most, self.allowed, excess].map(mib);
+        Some(format!("{}: {most} MiB held, {allowed} allowed, {excess} beyond", self.program))
+    }
+
     /// Bytes beyond the bar of the configuration that holds the most; `None` if all keep it.
     pub fn excess(&self) -> Option<u64> {
         let most = self.ours.iter().map(|held| held.unwrap_or(u64::MAX)).max()?;
@@ -149,16 +160,7 @@ impl Table {
 
     /// Breaches of the bar, one line each.
     pub fn breaches(&self) -> Vec<String> {
-        let excess = |row: &Held| {
-            let excess = row.excess()?;
-            let Some(most) = row.ours.iter().copied().collect::<Option<Vec<_>>>() else {
-                return Some(format!("{}: out of memory with room to spare", row.program));
-            };
-            let most = most.into_iter().max().unwrap_or(0);
-            let [most, allowed, excess] = [most, row.allowed, excess].map(mib);
-            Some(format!("{}: {most} MiB held, {allowed} allowed, {excess} beyond", row.program))
-        };
-        let mut told: Vec<String> = self.rows.iter().filter_map(excess).collect();
+        let mut told: Vec<String> = self.rows.iter().filter_map(Held::breach).collect();
         if self.bar == Bar::Trace
             && let Some(median) = self.median()
             && median > 1.0

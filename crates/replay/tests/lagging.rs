@@ -13,11 +13,16 @@ use gruyere_replay::stage::{PhantomStage, Setup, Stage};
 use gruyere_replay::trace::Trace;
 use std::path::Path;
 
-/// The traces of these folders of `traces` that have several streams.
-fn of(folders: &[&str]) -> Vec<Trace> {
+/// The traces of these folders of `traces`.
+fn all_of(folders: &[&str]) -> Vec<Trace> {
     let all = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../traces");
     let open = |folder: &&str| Trace::open_all(&all.join(folder)).unwrap();
-    let mut traces: Vec<Trace> = folders.iter().flat_map(open).collect();
+    folders.iter().flat_map(open).collect()
+}
+
+/// Those that have several streams.
+fn of(folders: &[&str]) -> Vec<Trace> {
+    let mut traces = all_of(folders);
     traces.retain(|trace| trace.streams.len() > 1);
     traces
 }
@@ -36,6 +41,24 @@ fn on_a_device_that_lags_no_trace_holds_more_than_under_torch_by_more_than_a_pag
         let table = Table::on(clock, &traces, &[""], Bar::Lagging).unwrap();
         println!("kernels of {clock}\n{table}");
         breaches.extend(table.breaches().into_iter().map(|breach| format!("{clock}: {breach}")));
+    }
+    assert!(breaches.is_empty(), "beyond the bar:\n  {}", breaches.join("\n  "));
+}
+
+/// The recorded sizes are one draw; `--example hold -- traces longer --draws 12` runs more.
+#[test]
+fn with_other_sizes_too_no_trace_holds_more_than_under_torch_on_any_clock() {
+    let clocks = [Clock::INSTANT].into_iter().chain(Clock::LAGGING);
+    let (clocks, mut breaches) = (clocks.collect::<Vec<_>>(), Vec::new());
+    for trace in all_of(&["small", "", "longer"]) {
+        // With one stream every clock is the instant one.
+        let clocks = if trace.streams.len() > 1 { &clocks[..] } else { &clocks[..1] };
+        let others = [1, 2].map(|seed| trace.jittered(seed));
+        for &clock in clocks {
+            let table = Table::on(clock, &others, &[""], Bar::Lagging).unwrap();
+            breaches
+                .extend(table.breaches().into_iter().map(|breach| format!("{clock}: {breach}")));
+        }
     }
     assert!(breaches.is_empty(), "beyond the bar:\n  {}", breaches.join("\n  "));
 }

@@ -115,6 +115,12 @@ impl Order {
         self.before(waiter, stream).ripe
     }
 
+    /// Whether a wait for `work` of `stream` would add nothing.
+    pub(crate) fn has(&self, waiter: u32, stream: u32, work: Work) -> bool {
+        let known = self.before(waiter, stream);
+        known.max(work) == known
+    }
+
     fn before(&self, waiter: u32, stream: u32) -> Work {
         if waiter == stream && stream != ALL_STREAMS {
             return Work { epoch: u64::MAX, ripe: u64::MAX };

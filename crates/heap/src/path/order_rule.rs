@@ -50,6 +50,10 @@ impl Device {
     /// alone yields a run, of several for the one with the least work before it. If no single event
     /// does, it waits for the `near` ones, or all, until it has a run; where that is not enough and
     /// pages can move, they move. `None`: nothing of this helps, or a capture is open.
+    ///
+    /// An event behind all work of the device may keep the stream waiting for streams that have
+    /// nothing to do with the run; one of these is waited for alone only if it is near, or no
+    /// stream but that of the run has work before it.
     pub(crate) fn wait_for_others(
         &self,
         shared: &Shared,
@@ -65,11 +69,14 @@ impl Device {
         self.fence_all(shared, Some(want.stream));
         let events = self.streams.unfinished(want.stream);
         let waits = central.single_waits(&self.streams, want);
+        let is_by = |stream, of_own, epoch| {
+            waits.get(&(stream, of_own)).is_some_and(|&needed| needed <= epoch)
+        };
         let is_enough = |event: &&Unfinished| {
-            let is_by = |of_own, epoch| {
-                waits.get(&(event.stream, of_own)).is_some_and(|&needed| needed <= epoch)
-            };
-            is_by(true, event.work.ripe) || is_by(false, event.work.epoch)
+            event.all_work().any(|(stream, work)| {
+                (is_by(stream, true, work.ripe) || is_by(stream, false, work.epoch))
+                    && (event.is_near || !near || event.busy.iter().all(|&busy| busy == stream))
+            })
         };
         if let Some(run) = events
             .iter()
@@ -94,15 +101,20 @@ impl Device {
         shared: &Shared,
         central: &mut Central,
         want: Want,
-        &Unfinished { stream, work, .. }: &Unfinished,
+        event: &Unfinished,
     ) -> Option<RunId> {
-        if central.order.of(want.stream, stream) >= work.epoch
-            || !central.would_gain(stream, work)
+        let would_gain = |(stream, work)| {
+            !central.order.has(want.stream, stream, work) && central.would_gain(stream, work)
+        };
+        let Unfinished { stream, work, .. } = *event;
+        if !event.all_work().any(would_gain)
             || !self.streams.make_wait(&*shared.driver, want.stream, stream, work.epoch)
         {
             return None;
         }
-        central.order.add(want.stream, stream, work);
+        for (stream, work) in event.all_work() {
+            central.order.add(want.stream, stream, work);
+        }
         profiler::mark(What::StreamWait, want.bytes);
         shared.record.event(EventKind::Wait, self.id as u8, 0, want.stream, 0, 0, clock::now());
         central.complete_ordered_frees(&self.streams, want);

@@ -74,7 +74,7 @@ impl Streams {
     /// Asks a stream's events until one is not done.
     fn poll_stream(&self, driver: &dyn Driver, fences: &mut Fences, number: u32) -> Polled {
         let mut polled = Polled::default();
-        let Fences { pending, spare, dead, reached, .. } = fences;
+        let Fences { pending, spare, covered, reached, .. } = fences;
         let Some(queue) = pending.get_mut(&number) else { return polled };
         while let Some(&Fence { work, event, age, at }) = queue.front() {
             self.queried.fetch_add(1, Ordering::Relaxed);
@@ -82,7 +82,7 @@ impl Streams {
                 Ok(true) => {
                     self.raise(number, work);
                     reached.insert(number, age);
-                    self.pass(dead.remove(&age).unwrap_or_default());
+                    self.pass(covered.remove(&age).unwrap_or_default());
                     polled.further = true;
                 }
                 Ok(false) => {
@@ -99,7 +99,7 @@ impl Streams {
                 // wait for it: the next one stands for its frees.
                 Err(_) => {
                     self.unfenced.insert(number);
-                    self.mark_unfenced(&dead.remove(&age).unwrap_or_default());
+                    self.mark_unfenced(&covered.remove(&age).unwrap_or_default());
                 }
             }
             queue.pop_front();
@@ -254,7 +254,7 @@ impl Streams {
         let epoch = own.map_or(0, |&(_, epoch)| epoch);
         let fence = Fence { work: Work::of_all(epoch), event, age, at };
         fences.pending.entry(ALL_STREAMS).or_default().push_back(fence);
-        fences.dead.insert(age, epochs);
+        fences.covered.insert(age, epochs);
         true
     }
 
@@ -335,10 +335,10 @@ impl Streams {
             found.extend(queue.iter().map(|fence| {
                 let ahead = fence.age + 1 - reached;
                 let is_near = ahead <= behind;
-                (fence.age, Unfinished { stream, work: fence.work, ahead, is_near })
+                (fence.age, fences.unfinished(waiter, (stream, fence), (ahead, is_near)))
             }));
         }
-        found.sort_unstable_by_key(|&(age, event)| (event.ahead, age));
+        found.sort_unstable_by_key(|(age, event)| (event.ahead, *age));
         found.into_iter().map(|(_, event)| event).collect()
     }
 
@@ -424,7 +424,7 @@ impl Streams {
     pub(crate) fn destroy_events(&self, driver: &dyn Driver) {
         let mut fences = lock(&self.fences);
         let pending = std::mem::take(&mut fences.pending);
-        fences.dead.clear();
+        fences.covered.clear();
         let events = pending.into_values().flatten().map(|fence| fence.event);
         for event in events.chain(std::mem::take(&mut fences.spare)) {
             let _ = driver.event_destroy(self.device, event);

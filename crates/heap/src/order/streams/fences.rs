@@ -2,6 +2,7 @@
 
 use crate::driver::EventHandle;
 use crate::order::pending::Work;
+use crate::order::streams::ALL_STREAMS;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -17,12 +18,18 @@ pub(crate) struct Fence {
 }
 
 /// An event not yet seen done, from the view of a stream that could wait for it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Unfinished {
     /// Its stream.
     pub(crate) stream: u32,
-    /// The work behind which it was recorded.
+    /// The work of its stream behind which it was recorded.
     pub(crate) work: Work,
+    /// Of one behind all work of the device: the streams whose frees need it, without the waiting
+    /// one, and the last epoch of each before it.
+    pub(crate) covers: Vec<(u32, u64)>,
+    /// Of one behind all work of the device: the streams other than the waiting one that are not
+    /// past it, as far as older events tell.
+    pub(crate) busy: Vec<u32>,
     /// Work of its stream before it that is not known to be done, measured in the events that were
     /// recorded on the device meanwhile.
     pub(crate) ahead: u64,
@@ -37,14 +44,43 @@ pub(crate) struct Fences {
     /// By stream, oldest first. Ordered by number, so that a replay asks its events in the same
     /// order each time.
     pub(crate) pending: BTreeMap<u32, VecDeque<Fence>>,
-    /// By the age of a fence of [`crate::order::streams::ALL_STREAMS`]: the epochs of dead streams
-    /// that it covers too.
-    pub(crate) dead: HashMap<u64, Vec<(u32, u64)>>,
+    /// By the age of a fence of [`ALL_STREAMS`]: the epochs that it covers, of streams whose frees
+    /// need it.
+    pub(crate) covered: HashMap<u64, Vec<(u32, u64)>>,
     pub(crate) spare: Vec<EventHandle>,
     /// By stream: the age of its last event seen done.
     pub(crate) reached: HashMap<u32, u64>,
     /// The number at which the next poll starts.
     pub(crate) next: u32,
+}
+
+impl Unfinished {
+    /// All work behind which it was recorded and that frees wait for, by stream.
+    pub(crate) fn all_work(&self) -> impl Iterator<Item = (u32, Work)> {
+        let covers = self.covers.iter().map(|&(stream, epoch)| (stream, Work::of_all(epoch)));
+        std::iter::once((self.stream, self.work)).chain(covers)
+    }
+}
+
+impl Fences {
+    /// A pending event of `stream`, from the view of `waiter`; `ahead` and `is_near` as in
+    /// [`Unfinished`].
+    pub(crate) fn unfinished(
+        &self,
+        waiter: u32,
+        (stream, fence): (u32, &Fence),
+        (ahead, is_near): (u64, bool),
+    ) -> Unfinished {
+        let is_other = |number: u32| number != waiter && number != ALL_STREAMS;
+        let covers = self.covered.get(&fence.age).into_iter().flatten();
+        let covers = covers.copied().filter(|&(number, _)| is_other(number)).collect();
+        let is_busy =
+            |queue: &VecDeque<Fence>| queue.front().is_some_and(|oldest| oldest.age < fence.age);
+        let others = self.pending.iter().filter(|_| stream == ALL_STREAMS);
+        let busy = others.filter(|&(&number, queue)| is_other(number) && is_busy(queue));
+        let busy = busy.map(|(&number, _)| number).collect();
+        Unfinished { stream, work: fence.work, covers, busy, ahead, is_near }
+    }
 }
 
 /// The longest that an event was seen unfinished, nanoseconds.
