@@ -9,11 +9,12 @@
 //! A wait costs little on the host, and time on the device if the stream would otherwise go on. So
 //! the allocator takes pages first, up to some slack above the peak of live bytes. Beyond, the
 //! stream waits for one event, if that alone brings a free run that is long enough: of several, the
-//! event with the least work of its stream before it. Else it waits for the *near* events: those
-//! with no more work before them than the stream itself has before the wait. How long that work
-//! takes is unknown; it is measured in the events that were recorded meanwhile
-//! ([`super::streams::Unfinished`]). Only then do pages move. Memory that is ordered before a
-//! stream's later work without any wait comes first, whatever `waits:` says
+//! event with the least work of its stream before it. An event behind all work of the device counts
+//! here only if it is near, or if no stream but that of the run has work before it. Else the stream
+//! waits for the *near* events: those with no more work before them than the stream itself has
+//! before the wait. How long that work takes is unknown; it is measured in the events that were
+//! recorded meanwhile ([`super::streams::Unfinished`]). Only then do pages move. Memory that is
+//! ordered before a stream's later work without any wait comes first, whatever `waits:` says
 //! ([`crate::device::Device::allocate_ordered`]). What each part buys is in
 //! docs/decisions/streams.md.
 //!
