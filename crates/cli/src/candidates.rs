@@ -61,7 +61,7 @@ impl Exit {
 /// The record left by a process, unopened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Dead {
-    /// Time of its last sign of life.
+    /// When it was last seen alive ([`gruyere_record::open::Opened::last_seen`]).
     pub last_sign: SystemTime,
     /// Its file.
     pub path: PathBuf,

@@ -193,7 +193,8 @@ fn chosen(last: &LastDead) -> String {
     let Some(time) = last.last_sign else { return String::new() };
     let (path, process) = (last.reader.path(), last.reader.process());
     let who = candidates::in_words(path, &process);
-    let who = format!("The process that died last, {} ago: {who}", candidates::age(time));
+    let who =
+        format!("The process that died last, seen alive {} ago: {who}", candidates::age(time));
     let mut out = String::new();
     tell(&mut out, &who, "  ");
     out + "\n"

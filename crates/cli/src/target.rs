@@ -73,7 +73,7 @@ impl Folder {
             if opened.state() != State::Stale {
                 return true;
             }
-            let one = Dead { last_sign: opened.last_sign(), path: opened.path().to_owned() };
+            let one = Dead { last_sign: opened.last_seen(), path: opened.path().to_owned() };
             let process = opened.process().map(|process| (opened.owner(), process));
             let mut dead = dead.borrow_mut();
             match process.as_ref().and_then(|process| dead.iter_mut().find(|of| of.is(process))) {
@@ -288,7 +288,15 @@ fn of_process(pid: u64, folder: &Folder) -> Result<Reader<'static>, Failure> {
     let mut readers: Vec<(State, Claim, Reader<'static>)> = Vec::new();
     // The name has the pid between the namespace and the start time; the others need not be opened.
     let is_named = |path: &Path| sweep::pid(path) == Some(pid);
-    let Listing { found, foreign, .. } = folder.read(|opened| is_named(opened.path()))?;
+    // Without the folder, the process keeps its record where only its pid leads to it.
+    let listing = match folder.directory.try_exists() {
+        Ok(false) => {
+            trouble.push_str(": there is no such folder");
+            Listing::default()
+        }
+        _ => folder.read(|opened| is_named(opened.path()))?,
+    };
+    let Listing { found, foreign, .. } = listing;
     for Found { state, reader, claim, .. } in found {
         match reader {
             // Writing to a String cannot fail, here and below.
@@ -314,6 +322,21 @@ fn of_process(pid: u64, folder: &Folder) -> Result<Reader<'static>, Failure> {
     let readers = one_of_each(readers);
     let best = readers.first().map(order);
     let same = readers.iter().filter(|reader| Some(order(reader)) == best).count();
+    let is_dead = readers.first().is_some_and(|(state, ..)| *state == State::Stale);
+    if same > 1 && is_dead {
+        // A container's program is process 1 each time that it is started again.
+        let of_pid = readers.into_iter().take(same).map(|(_, _, reader)| reader);
+        let mut of_pid: Vec<_> = of_pid.map(|reader| (last_seen(&reader), reader)).collect();
+        of_pid.sort_by_key(|&(seen, _)| std::cmp::Reverse(seen));
+        let (seen, reader) = of_pid.swap_remove(0);
+        eprintln!(
+            "gruyere: {same} dead processes had the pid {pid}: this is the one seen alive last, {} \
+             ago ({}); name the file of another",
+            candidates::age(seen),
+            reader.path().display()
+        );
+        return Ok(reader);
+    }
     if same > 1 {
         let what = format!("{same} records of a process {pid}");
         return Err(several(&what, readers.iter().take(same).map(alike), By::File));
@@ -332,6 +355,12 @@ fn of_process(pid: u64, folder: &Folder) -> Result<Reader<'static>, Failure> {
              ones{others}; only its owner can read a record"
         ))
     })
+}
+
+/// When the process of a record was last seen alive.
+fn last_seen(reader: &Reader<'_>) -> SystemTime {
+    let modified = std::fs::metadata(reader.path()).and_then(|file| file.modified());
+    reader.last_sign().max(modified.unwrap_or(SystemTime::UNIX_EPOCH))
 }
 
 /// Of the records of a process that is gone, only the one that stands for it.

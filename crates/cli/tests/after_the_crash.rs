@@ -8,7 +8,7 @@
 mod signals;
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Output, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,6 +18,8 @@ use gruyere::driver::StreamHandle;
 use gruyere::heap::{Error, Heap, Lifetime, lifetime};
 use gruyere_phantom::{Config as GpuConfig, Gpu, StreamKind, as_program};
 use gruyere_phantom_driver::PhantomDriver;
+use gruyere_record::Reader;
+use gruyere_record::facts::Process;
 use gruyere_replay::trace::{Op, Trace};
 use serde_json::Value;
 
@@ -532,6 +534,23 @@ fn as_asked() {
     assert_eq!(page.matches(directory).count(), 1, "{page}");
 }
 
+/// Makes the record of the dead process `pid` in `folder` again, as of a later process with its
+/// pid.
+fn of_another_start(folder: &Path, pid: &str) -> PathBuf {
+    let mut files = std::fs::read_dir(folder).unwrap().map(|file| file.unwrap().path());
+    let file = files.find(|file| file.to_string_lossy().contains(&format!("-{pid}-"))).unwrap();
+    let Process { created, start_time, .. } = Reader::open(&file).unwrap().process();
+    let mut bytes = std::fs::read(&file).unwrap();
+    let place = bytes.windows(8).position(|of| of == created.to_le_bytes()).unwrap();
+    bytes[place..place + 8].copy_from_slice(&(created + 1).to_le_bytes());
+    let name = file.file_name().unwrap().to_str().unwrap();
+    let [was, is] = [start_time, start_time + 1].map(|start| format!("-{start}-"));
+    let again = folder.join(name.replace(&was, &is));
+    assert_ne!(again, file);
+    std::fs::write(&again, bytes).unwrap();
+    again
+}
+
 fn died_last() {
     let folder = tempfile::tempdir().unwrap();
     let directory = folder.path().to_str().unwrap();
@@ -563,6 +582,17 @@ fn died_last() {
     // With a named process, the text does not repeat which it is.
     let named = text(&post(&[&first]).stdout);
     assert!(named.contains(&format!("pid {first},")) && !named.contains("died last"), "{named}");
+    // A container's program has the same pid each time that it is started again.
+    let again = of_another_start(folder.path(), &first);
+    let output = post(&[&first]);
+    let (page, told) = (text(&output.stdout), text(&output.stderr));
+    assert!(page.contains(&format!("pid {first},")), "{output:?}");
+    assert!(told.contains("2 dead processes had the pid"), "{told}");
+    assert!(told.contains(&*again.to_string_lossy()) && told.contains("name the file"), "{told}");
+    // Without the folder, only the pid can lead to a record.
+    let elsewhere = gruyere(&["post", "--directory", "/nonexistent", &first]);
+    let said = text(&elsewhere.stderr);
+    assert!(said.contains("no such folder") && said.contains("has no record"), "{said}");
     std::fs::read_dir(folder.path()).unwrap().flatten().for_each(|entry| {
         if !entry.file_name().to_string_lossy().contains(&*program.pid()) {
             std::fs::remove_file(entry.path()).unwrap();

@@ -363,25 +363,44 @@ fn a_new_process_leaves_the_newest_of_its_users_abandoned_records_and_every_livi
     let folder = tempfile::tempdir().unwrap();
     let (_file, living) = copy_of_a_living_one(folder.path(), 1);
     let now = std::time::SystemTime::now();
+    let minutes = |number: u64| std::time::Duration::from_secs(60 * number);
+    let modify = |path: &std::path::Path, at| {
+        std::fs::File::options().write(true).open(path).unwrap().set_modified(at).unwrap();
+    };
     let dead = |number: u64| folder.path().join(file_name(1, 100 + number, 3, 0));
+    let day_ago = now - minutes(24 * 60);
+    // Where the header has the writer's clock.
+    let last_sign = Reader::open(&living).unwrap().last_sign();
+    let nanoseconds = last_sign.duration_since(std::time::UNIX_EPOCH).unwrap().as_nanos() as u64;
+    let places = valid()[..4096].windows(8).enumerate();
+    let of_clock: Vec<usize> =
+        places.filter(|(_, of)| *of == nanoseconds.to_le_bytes()).map(|(place, _)| place).collect();
+    assert!(!of_clock.is_empty());
     for number in 0..20 {
         // The last sign of life that the header tells of. The file's own time says when the record
         // last grew: the other way round here, as of a training of days beside short workers.
         let mut bytes = valid().to_vec();
-        let minute = 60_000_000_000;
-        bytes[688..696]
-            .copy_from_slice(&(1_700_000_000_000_000_000u64 + number * minute).to_le_bytes());
+        let last_sign = now - minutes(20 - number);
+        let since = last_sign.duration_since(std::time::UNIX_EPOCH).unwrap().as_nanos() as u64;
+        for place in &of_clock {
+            bytes[*place..place + 8].copy_from_slice(&since.to_le_bytes());
+        }
         std::fs::write(dead(number), bytes).unwrap();
-        let file = std::fs::File::options().write(true).open(dead(number)).unwrap();
-        file.set_modified(now - std::time::Duration::from_nanos(number * minute)).unwrap();
+        modify(&dead(number), day_ago - minutes(number));
     }
+    // A server at rest gave no sign, but a process that started found it alive.
+    let at_rest = 3;
+    modify(&dead(at_rest), now - minutes(2));
+    modify(&living, day_ago);
     let unready = folder.path().join(file_name(1, 2, 4, 0));
     std::fs::write(&unready, []).unwrap();
     let foreign = dead(0);
     let is_foreign = std::os::unix::fs::chown(&foreign, Some(65534), Some(65534)).is_ok();
     let record = make(folder.path());
     let left: Vec<u64> = (1..20).filter(|&number| dead(number).exists()).collect();
-    assert_eq!(left, (12..20).collect::<Vec<_>>(), "eight, the newest");
+    let expected: Vec<u64> = [at_rest].into_iter().chain(13..20).collect();
+    assert_eq!(left, expected, "eight, those seen alive last");
+    assert!(living.metadata().unwrap().modified().unwrap() >= now, "found alive now");
     assert!(living.exists() && unready.exists() && record.path().unwrap().exists());
     assert_eq!(foreign.exists(), is_foreign, "another user's is left alone");
     record.close();

@@ -1,9 +1,11 @@
 //! Machine and container: shared memory, records, limits.
 
 use std::ffi::CString;
+use std::io;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 
+use gruyere_record::record_dir::DEFAULT;
 use gruyere_record::size::BinaryBytes;
 use gruyere_record::sweep::{Found, State};
 
@@ -42,11 +44,14 @@ fn room(folder: &Path) -> Option<Room> {
     })
 }
 
-/// Whether we may create files in `folder`.
-fn is_writable(folder: &Path) -> bool {
-    let Ok(name) = CString::new(folder.as_os_str().as_bytes()) else { return false };
+/// Why we may not create files in `folder`; `None` if we may.
+fn unwritable(folder: &Path) -> Option<io::Error> {
+    let Ok(name) = CString::new(folder.as_os_str().as_bytes()) else {
+        return Some(io::ErrorKind::InvalidInput.into());
+    };
     // SAFETY: the name is NUL-terminated.
-    unsafe { libc::access(name.as_ptr(), libc::W_OK | libc::X_OK) == 0 }
+    let is_writable = unsafe { libc::access(name.as_ptr(), libc::W_OK | libc::X_OK) == 0 };
+    (!is_writable).then(io::Error::last_os_error)
 }
 
 /// Examines the records' folder.
@@ -58,21 +63,36 @@ pub fn shared_memory(findings: &mut Findings, folder: &Path) {
             AREA,
             format!(
                 "{name}: {}; processes keep their record where `gruyere ps` does not see it",
-                std::io::Error::last_os_error()
+                io::Error::last_os_error()
             ),
-            "mount a tmpfs there; for a container, --ipc=private or --shm-size adds one",
+            match folder == Path::new(DEFAULT) {
+                true => {
+                    "mount a tmpfs there; for a container, --ipc=private or --shm-size adds one"
+                }
+                false => "make it, or name another folder in memory with GRUYERE_RECORD_DIR",
+            },
         );
         return;
     };
     let size = format!("{name}: {} free of {}", BinaryBytes(free), BinaryBytes(total));
-    if !is_writable(folder) {
+    if let Some(error) = unwritable(folder) {
+        let (why, remedy) = match error.kind() {
+            io::ErrorKind::ReadOnlyFilesystem => (
+                "it is read-only",
+                "mount it writable, or name a writable folder in memory with GRUYERE_RECORD_DIR"
+                    .to_owned(),
+            ),
+            _ => (
+                "this user cannot write there",
+                format!("chmod 1777 {name}, or run as another user"),
+            ),
+        };
         findings.warning(
             AREA,
             format!(
-                "{size}; this user cannot write there, so processes keep their record where \
-                 `gruyere ps` does not see it"
+                "{size}; {why}, so processes keep their record where `gruyere ps` does not see it"
             ),
-            format!("chmod 1777 {name}, or run as another user"),
+            remedy,
         );
     } else if free < LEAST {
         findings.warning(

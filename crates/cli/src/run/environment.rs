@@ -5,6 +5,7 @@ use std::ffi::{OsStr, OsString};
 use std::hash::{BuildHasher as _, Hasher as _};
 use std::io;
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 use gruyere::config::{Config, VARIABLE};
@@ -163,7 +164,8 @@ fn own_history() -> Option<TempDir> {
     // A comma ends an entry of the configuration.
     let folder =
         if usual.as_os_str().as_bytes().contains(&b',') { Path::new("/tmp") } else { &usual };
-    match tempfile::Builder::new().prefix(TEMPORARY).tempdir_in(folder) {
+    let private = std::fs::Permissions::from_mode(0o700);
+    match tempfile::Builder::new().prefix(TEMPORARY).permissions(private).tempdir_in(folder) {
         Ok(made) => Some(made),
         Err(error) => {
             let folder = folder.display();

@@ -312,6 +312,20 @@ impl Opened {
         latest.or_else(|| self.metadata.modified().ok()).unwrap_or(SystemTime::UNIX_EPOCH)
     }
 
+    /// The latest moment at which the process is known to have lived: its last sign of life, or when
+    /// a process that started found it alive ([`crate::sweep::tidy`]). A server at rest gives no
+    /// sign.
+    pub fn last_seen(&self) -> SystemTime {
+        let seen = self.metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
+        self.last_sign().max(seen)
+    }
+
+    /// Notes in the file's time of change that the process is alive now.
+    pub(crate) fn note_alive(&self) {
+        // Only ages are the worse if this fails.
+        let _ = self.file.set_modified(SystemTime::now());
+    }
+
     /// The process that the header names; `None` if unreadable.
     pub fn process(&self) -> Option<Process> {
         self.expect_ready().ok()?;

@@ -168,18 +168,24 @@ pub struct Swept {
 /// Removes the records of dead processes of `owners` from `directory`; never one whose lock is held
 /// or can't be checked.
 pub fn sweep(directory: &Path, owners: Owners) -> Swept {
-    remove_abandoned(directory, owners, 0, |_| true)
+    remove_abandoned(directory, owners, 0, |opened| opened.state() == State::Stale)
 }
 
 /// Sweeps this user's records, but keeps those of `kept` processes: of each its own record and the
-/// latest copy that it left. Every new process does this. They are those with the latest signs of
-/// life, but half of the places are for processes that left a copy, which ran out of memory:
-/// workers that end by `_exit` must not drive those out. Since no user asked for it, it leaves
-/// alone records that another machine may have written: on a network folder locks are unreliable.
+/// latest copy that it left. Every new process does this, and notes which others it finds alive.
+/// They are those that were seen alive last ([`Opened::last_seen`]), but half of the places are for
+/// processes that left a copy, which ran out of memory: workers that end by `_exit` must not drive
+/// those out. Since no user asked for it, it leaves alone records that another machine may have
+/// written: on a network folder locks are unreliable.
 pub fn tidy(directory: &Path, kept: usize) -> Swept {
     let here = boot_id();
     let is_of_here = |opened: &Opened| opened.process().is_none_or(|process| process.boot == here);
-    remove_abandoned(directory, Owners::Mine, kept, is_of_here)
+    remove_abandoned(directory, Owners::Mine, kept, |opened| {
+        if opened.state() == State::Live && is_of_here(opened) {
+            opened.note_alive();
+        }
+        opened.state() == State::Stale && is_of_here(opened)
+    })
 }
 
 fn remove_abandoned(
@@ -191,14 +197,15 @@ fn remove_abandoned(
     let mut abandoned = Vec::new();
     for path in names(directory).unwrap_or_default() {
         let Ok(opened) = Opened::new(&path, owners) else { continue };
-        if opened.state() == State::Stale && chosen(&opened) {
+        if chosen(&opened) {
             let identity = (opened.metadata.dev(), opened.metadata.ino());
-            let (last_sign, process) = (opened.last_sign(), opened.process());
-            abandoned.push(Abandoned { last_sign, path, identity, process });
+            let (last_seen, last_sign) = (opened.last_seen(), opened.last_sign());
+            let process = opened.process();
+            abandoned.push(Abandoned { last_seen, last_sign, path, identity, process });
         }
     }
     // Newest first; equal times are ordered by name, so that two sweeps at once agree.
-    abandoned.sort_by(|one, other| (other.last_sign, &other.path).cmp(&(one.last_sign, &one.path)));
+    abandoned.sort_by(|one, other| (other.last_seen, &other.path).cmp(&(one.last_seen, &one.path)));
     let mut swept = Swept::default();
     for one in beyond(abandoned, kept) {
         match remove(&one.path, one.identity) {
@@ -212,6 +219,7 @@ fn remove_abandoned(
 
 /// A record of a dead process.
 struct Abandoned {
+    last_seen: SystemTime,
     last_sign: SystemTime,
     path: PathBuf,
     /// Of the file that was judged.
@@ -283,8 +291,10 @@ mod tests {
 
     /// A record of the process with this pid, and its name's last number.
     fn abandoned(pid: u64, number: u32, seconds: u64) -> Abandoned {
+        let last_sign = SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
         Abandoned {
-            last_sign: SystemTime::UNIX_EPOCH + Duration::from_secs(seconds),
+            last_seen: last_sign,
+            last_sign,
             path: PathBuf::from(format!("gruyere-1-{pid}-5-{number}.record")),
             identity: (0, 0),
             process: Some(Process { pid, created: 9, ..Process::default() }),
