@@ -312,9 +312,9 @@ impl Opened {
         latest.or_else(|| self.metadata.modified().ok()).unwrap_or(SystemTime::UNIX_EPOCH)
     }
 
-    /// The latest moment at which the process is known to have lived: its last sign of life, or when
-    /// a process that started found it alive ([`crate::sweep::tidy`]). A server at rest gives no
-    /// sign.
+    /// The latest moment at which the process is known to have lived: its last sign of life, or
+    /// when a process that started found it alive ([`crate::sweep::tidy`]). A server at rest gives
+    /// no sign.
     pub fn last_seen(&self) -> SystemTime {
         let seen = self.metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
         self.last_sign().max(seen)
