@@ -62,7 +62,7 @@ impl Exit {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Dead {
     /// When it was last seen alive ([`gruyere_record::open::Opened::last_seen`]).
-    pub last_sign: SystemTime,
+    pub last_seen: SystemTime,
     /// Its file.
     pub path: PathBuf,
 }
@@ -126,7 +126,7 @@ impl Candidate {
             pid: process.as_ref().map(|process| process.pid),
             process,
             user: None,
-            since: dead.last_sign,
+            since: dead.last_seen,
             exit: Exit::Unknown,
             cause: None,
             says,
@@ -142,7 +142,7 @@ impl Candidate {
             }
             (Ok(reader), _) => reader,
         };
-        let told = Candidate::of(&reader, dead.last_sign);
+        let told = Candidate::of(&reader, dead.last_seen);
         Some(match reader.expect_sound() {
             Ok(()) => told,
             Err(error) => Candidate { pid: told.pid, ..unknown(None, unreadable(&error)) },

@@ -145,7 +145,7 @@ pub fn run(arguments: &Arguments) -> Ended {
                 "{:#}\n",
                 json!({
                     "conclusion": conclusion, "ended": ended, "ladder": ladder,
-                    "died_last": last.last_sign.is_some(),
+                    "died_last": last.last_seen.is_some(),
                     "timelines": timelines, "next": next,
                     "state": state
                 })
@@ -190,7 +190,7 @@ fn write_page(state: &State, (said, ran_out): (&str, bool), path: &Path) -> Resu
 
 /// Names the process, if the user named none.
 fn chosen(last: &LastDead) -> String {
-    let Some(time) = last.last_sign else { return String::new() };
+    let Some(time) = last.last_seen else { return String::new() };
     let (path, process) = (last.reader.path(), last.reader.process());
     let who = candidates::in_words(path, &process);
     let who =

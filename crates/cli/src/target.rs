@@ -73,7 +73,7 @@ impl Folder {
             if opened.state() != State::Stale {
                 return true;
             }
-            let one = Dead { last_sign: opened.last_seen(), path: opened.path().to_owned() };
+            let one = Dead { last_seen: opened.last_seen(), path: opened.path().to_owned() };
             let process = opened.process().map(|process| (opened.owner(), process));
             let mut dead = dead.borrow_mut();
             match process.as_ref().and_then(|process| dead.iter_mut().find(|of| of.is(process))) {
@@ -85,7 +85,7 @@ impl Folder {
         let owners = self.owners();
         let mut dead: Vec<Dead> =
             dead.into_inner().into_iter().flat_map(|of| of.telling(owners)).collect();
-        dead.sort_by_key(|dead| std::cmp::Reverse((dead.last_sign, dead.path.clone())));
+        dead.sort_by_key(|dead| std::cmp::Reverse((dead.last_seen, dead.path.clone())));
         Ok((listing, dead))
     }
 
@@ -109,13 +109,13 @@ impl OfDead {
         self.process.as_ref().is_some_and(|(of, other)| of == owner && process.is_same(other))
     }
 
-    /// The record that stands for the process ([`ending::telling`]), with its last sign of life;
+    /// The record that stands for the process ([`ending::telling`]), last seen alive as any of it;
     /// each that can't be read stands for itself.
     fn telling(self, owners: Owners) -> Vec<Dead> {
         if self.records.len() == 1 {
             return self.records;
         }
-        let last_sign = self.records.iter().map(|record| record.last_sign).max();
+        let last_seen = self.records.iter().map(|record| record.last_seen).max();
         let (mut readers, mut telling) = (Vec::new(), Vec::new());
         for record in self.records {
             match Reader::open_of(&record.path, owners) {
@@ -126,7 +126,7 @@ impl OfDead {
         let opened: Vec<&Reader<'_>> = readers.iter().map(|(reader, _)| reader).collect();
         let chosen = ending::telling(&opened);
         let chosen = readers.into_iter().nth(chosen).map(|(_, record)| record);
-        telling.extend(chosen.zip(last_sign).map(|(one, last_sign)| Dead { last_sign, ..one }));
+        telling.extend(chosen.zip(last_seen).map(|(one, last_seen)| Dead { last_seen, ..one }));
         telling
     }
 }
@@ -246,8 +246,8 @@ fn several(what: &str, candidates: impl Iterator<Item = Candidate>, by: By) -> F
 pub struct LastDead {
     /// The process's record.
     pub reader: Reader<'static>,
-    /// Time of its last sign of life; `None`: the user named it, or it runs.
-    pub last_sign: Option<SystemTime>,
+    /// When it was last seen alive; `None`: the user named it, or it runs.
+    pub last_seen: Option<SystemTime>,
     /// Processes that died before.
     pub others: Vec<Dead>,
 }
@@ -259,17 +259,17 @@ impl Target {
     /// # Errors
     /// No record, or it can't be read.
     pub fn open_or_last_dead(&self) -> Result<LastDead, Failure> {
-        let named = |reader| LastDead { reader, last_sign: None, others: Vec::new() };
+        let named = |reader| LastDead { reader, last_seen: None, others: Vec::new() };
         if self.target.is_some() {
             return self.open().map(named);
         }
         let (listing, mut dead) = self.folder.living_and_dead()?;
         let mut trouble = None;
         while !dead.is_empty() {
-            let Dead { last_sign, path } = dead.remove(0);
+            let Dead { last_seen, path } = dead.remove(0);
             match Reader::open_of(&path, self.folder.owners()) {
                 Ok(reader) if !matches!(Claim::of(&reader), Claim::False(_)) => {
-                    return Ok(LastDead { reader, last_sign: Some(last_sign), others: dead });
+                    return Ok(LastDead { reader, last_seen: Some(last_seen), others: dead });
                 }
                 Ok(_) => {}
                 Err(error) => trouble = trouble.or(Some(error)),
@@ -326,7 +326,7 @@ fn of_process(pid: u64, folder: &Folder) -> Result<Reader<'static>, Failure> {
     if same > 1 && is_dead {
         // A container's program is process 1 each time that it is started again.
         let of_pid = readers.into_iter().take(same).map(|(_, _, reader)| reader);
-        let mut of_pid: Vec<_> = of_pid.map(|reader| (last_seen(&reader), reader)).collect();
+        let mut of_pid: Vec<_> = of_pid.map(|reader| (reader.last_seen(), reader)).collect();
         of_pid.sort_by_key(|&(seen, _)| std::cmp::Reverse(seen));
         let (seen, reader) = of_pid.swap_remove(0);
         eprintln!(
@@ -339,7 +339,8 @@ fn of_process(pid: u64, folder: &Folder) -> Result<Reader<'static>, Failure> {
     }
     if same > 1 {
         let what = format!("{same} records of a process {pid}");
-        return Err(several(&what, readers.iter().take(same).map(alike), By::File));
+        let same_pid = readers.iter().take(same).map(|(_, _, reader)| Candidate::living(reader));
+        return Err(several(&what, same_pid, By::File));
     }
     if let Some((_, _, reader)) = readers.into_iter().next() {
         return Ok(reader);
@@ -355,12 +356,6 @@ fn of_process(pid: u64, folder: &Folder) -> Result<Reader<'static>, Failure> {
              ones{others}; only its owner can read a record"
         ))
     })
-}
-
-/// When the process of a record was last seen alive.
-fn last_seen(reader: &Reader<'_>) -> SystemTime {
-    let modified = std::fs::metadata(reader.path()).and_then(|file| file.modified());
-    reader.last_sign().max(modified.unwrap_or(SystemTime::UNIX_EPOCH))
 }
 
 /// Of the records of a process that is gone, only the one that stands for it.
@@ -385,14 +380,6 @@ fn one_of_each(
         records.swap_remove(place)
     };
     processes.into_iter().map(telling).collect()
-}
-
-/// One of several records with the same pid.
-fn alike((state, _, reader): &(State, Claim, Reader<'_>)) -> Candidate {
-    match state {
-        State::Stale => Candidate::of(reader, reader.last_sign()),
-        _ => Candidate::living(reader),
-    }
 }
 
 /// The record of a process that found no room in /dev/shm: a memfd among its descriptors.

@@ -233,6 +233,11 @@ pub struct Opened {
     head: Source<'static>,
 }
 
+/// The later of a record's last sign of life and its file's time of change.
+pub(crate) fn seen_alive(last_sign: SystemTime, file: &Metadata) -> SystemTime {
+    last_sign.max(file.modified().unwrap_or(SystemTime::UNIX_EPOCH))
+}
+
 impl Opened {
     /// Opens `path`. Refuses links; does not wait for a pipe.
     pub(crate) fn new(path: &Path, owners: Owners) -> Result<Opened, ReadError> {
@@ -316,8 +321,7 @@ impl Opened {
     /// when a process that started found it alive ([`crate::sweep::tidy`]). A server at rest gives
     /// no sign.
     pub fn last_seen(&self) -> SystemTime {
-        let seen = self.metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
-        self.last_sign().max(seen)
+        seen_alive(self.last_sign(), &self.metadata)
     }
 
     /// Notes in the file's time of change that the process is alive now.

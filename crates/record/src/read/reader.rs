@@ -22,7 +22,7 @@ use crate::header;
 use crate::histogram::{Buckets, Counts};
 use crate::layout::{Header, SECTIONS, Section, Shared};
 use crate::mapping::{Mapping, is_locked};
-use crate::open::{Opened, Owners, ReadError};
+use crate::open::{Opened, Owners, ReadError, seen_alive};
 use crate::segments::SegmentCell;
 use crate::sites::{FrameCell, SiteCell, SiteReach, Sites};
 use crate::source::Source;
@@ -456,6 +456,12 @@ impl<'a> Reader<'a> {
         let Some(header) = self.header() else { return SystemTime::UNIX_EPOCH };
         let (_, first, latest) = header.clock.read(1);
         SystemTime::UNIX_EPOCH + Duration::from_nanos(latest.unwrap_or(first).realtime)
+    }
+
+    /// As [`Opened::last_seen`].
+    pub fn last_seen(&self) -> SystemTime {
+        let file = std::fs::metadata(self.path());
+        file.map_or(self.last_sign(), |file| seen_alive(self.last_sign(), &file))
     }
 
     /// Converts ticks to time; `None` if the record holds too little for that and was written in

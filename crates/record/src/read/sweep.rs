@@ -180,11 +180,12 @@ pub fn sweep(directory: &Path, owners: Owners) -> Swept {
 pub fn tidy(directory: &Path, kept: usize) -> Swept {
     let here = boot_id();
     let is_of_here = |opened: &Opened| opened.process().is_none_or(|process| process.boot == here);
-    remove_abandoned(directory, Owners::Mine, kept, |opened| {
-        if opened.state() == State::Live && is_of_here(opened) {
+    remove_abandoned(directory, Owners::Mine, kept, |opened| match opened.state() {
+        State::Live if is_of_here(opened) => {
             opened.note_alive();
+            false
         }
-        opened.state() == State::Stale && is_of_here(opened)
+        state => state == State::Stale && is_of_here(opened),
     })
 }
 
