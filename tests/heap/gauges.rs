@@ -141,6 +141,21 @@ fn the_99th_percentile_request_is_told_beside_what_fits() {
 }
 
 #[test]
+fn what_a_program_that_loads_its_weights_and_rests_could_still_have_is_on_the_record() {
+    let size_of = [3 * MIB + 512, 4096, 700 * 1024];
+    for conf in ["backing:stitch", "backing:fixed", "backing:pool"] {
+        let rig = Rig::new(&format!("{conf},record:on"));
+        let _weights: Vec<u64> = (0..90).map(|i| rig.malloc(size_of[i % 3], DEFAULT)).collect();
+        let snapshot = &Reader::own(rig.heap.record()).unwrap().device_snapshots()[0];
+        let growing = snapshot.gauge(DeviceGauge::LargestGrowing);
+        let stats = rig.heap.stats(0).unwrap();
+        let error = growing.abs_diff(stats.largest_growing);
+        assert!(error <= stats.reserved / 8, "{conf}: {growing} for {}", stats.largest_growing);
+        assert!(snapshot.gauge(DeviceGauge::SlabBytes) > 0, "{conf}");
+    }
+}
+
+#[test]
 fn the_gauges_are_written_without_any_mark() {
     let rig = Rig::new("record:on");
     let largest = || {

@@ -37,6 +37,8 @@ pub(crate) const MOST: u64 = 1 << 20;
 const TRIES: u32 = 16;
 /// Looks between two updates of the gauges, at least.
 const PUBLISHING: u64 = 16;
+/// Growth by this part of what was held updates the gauges.
+const GROWTH: u64 = 8;
 /// Frees between two marks that return memory.
 const MARK_INTERVAL: u64 = 1 << 10;
 /// The least that goes back at a time (bytes).
@@ -135,6 +137,8 @@ pub(crate) struct Watch {
     pub(crate) given: (u64, u64),
     /// Looks until the next update of the gauges.
     until_publishing: u64,
+    /// Bytes held at the last update of the gauges for growth.
+    published_held: u64,
 }
 
 /// The memory to keep after a use of `bytes`.
@@ -164,6 +168,16 @@ impl Watch {
             false => self.until_publishing - 1,
         };
         now
+    }
+
+    /// Whether growth to `held` bytes updates the gauges: a program that loads its weights frees
+    /// too little for a look, and may then rest.
+    pub(crate) fn has_outgrown_gauges(&mut self, held: u64) -> bool {
+        let outgrown = held.abs_diff(self.published_held) > self.published_held / GROWTH;
+        if outgrown {
+            self.published_held = held;
+        }
+        outgrown
     }
 
     /// Returns of memory so far: their number and bytes.
