@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from conftest import COMMAND, Phantom
-from test_dryrun import dry, told
+from dry_runs import dry, told
 from test_sandbox import HERE, WAYS
 
 # An ordinary script: resumes from its checkpoint, trains, saves at the end or when it is stopped.

@@ -1,5 +1,6 @@
 //! `gruyere ps`: the processes with a record.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, IsTerminal as _};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -8,7 +9,7 @@ use gruyere_record::claim::Claim;
 use gruyere_record::facts::Process;
 use gruyere_record::reader::DeviceSnapshot;
 use gruyere_record::sweep::{self, Found, Listing, State};
-use gruyere_record::{DeviceGauge, ReadError, Reader, cut};
+use gruyere_record::{DeviceGauge, ReadError, Reader, cut, plain};
 use serde_json::{Value, json};
 
 use crate::amounts::bytes;
@@ -349,7 +350,27 @@ fn table(rows: &[Row], dead: &[Candidate], swept: Option<usize>, foreign: usize)
             "{foreign} records of other users: `gruyere ps --all-users` reads them too"
         ));
     }
+    for pid in ambiguous(rows.iter().map(|row| &row.process)) {
+        out += &layout.sentence(&format!(
+            "several processes have the pid {pid}, each in a container of its own; name the file \
+             of one:"
+        ));
+        for row in rows.iter().filter(|row| row.process.pid == pid) {
+            let (path, host) = (row.path.display(), plain(&row.process.host));
+            out += &format!("{INDENT}{path} (host {host})\n");
+        }
+    }
     out
+}
+
+/// The pids that processes of several namespaces have: a container's program is often process 1.
+fn ambiguous<'a>(processes: impl Iterator<Item = &'a Process>) -> Vec<u64> {
+    let mut namespaces: BTreeMap<u64, BTreeSet<u64>> = BTreeMap::new();
+    for process in processes {
+        namespaces.entry(process.pid).or_default().insert(process.pid_namespace);
+    }
+    namespaces.retain(|_, namespaces| namespaces.len() > 1);
+    namespaces.into_keys().collect()
 }
 
 #[cfg(test)]
@@ -365,6 +386,14 @@ mod tests {
         let row = row.trim_end();
         assert!(row.chars().count() <= 80 && row.ends_with("train.py …"), "{row}");
         assert_eq!(cut("train.py", 8), "train.py");
+    }
+
+    #[test]
+    fn one_pid_of_two_containers_is_ambiguous_and_two_records_of_a_process_are_not() {
+        let process = |pid, pid_namespace| Process { pid, pid_namespace, ..Process::default() };
+        let all = [process(1, 7), process(1, 8), process(2, 7), process(3, 7), process(3, 7)];
+        assert_eq!(ambiguous(all.iter()), [1]);
+        assert!(ambiguous(all[1..].iter()).is_empty());
     }
 
     #[test]
