@@ -27,7 +27,7 @@ use crate::target::{Folder, LastDead, Target};
 use crate::wrap::{self, unfold};
 
 /// Shows the last state of a process that died: the conclusion, how it ended, live memory, the last
-/// events. Default: your process that died last.
+/// events. Default: your process that died last; of a job's ranks, the one that ran out of memory.
 #[derive(clap::Args)]
 #[command(mut_arg("target", |target| target.help(WITHOUT_A_NAME)))]
 #[command(after_help = "\
@@ -193,14 +193,20 @@ fn chosen(last: &LastDead) -> String {
     let Some(time) = last.last_seen else { return String::new() };
     let (path, process) = (last.reader.path(), last.reader.process());
     let who = candidates::in_words(path, &process);
-    let who =
-        format!("The process that died last, seen alive {} ago: {who}", candidates::age(time));
+    let age = candidates::age(time);
+    let who = match last.ran_out {
+        true => format!(
+            "Of the job that died last, the rank that ran out of memory, seen alive {age} ago: \
+             {who}"
+        ),
+        false => format!("The process that died last, seen alive {age} ago: {who}"),
+    };
     let mut out = String::new();
     tell(&mut out, &who, "  ");
     out + "\n"
 }
 
-/// The most processes in the list of those that died before, latest first.
+/// The most processes in the list of others that died, latest first.
 const OTHERS: usize = 5;
 
 fn others(last: &LastDead, folder: &Folder) -> String {
@@ -209,7 +215,7 @@ fn others(last: &LastDead, folder: &Folder) -> String {
     if found.is_empty() {
         return String::new();
     }
-    let mut out = "\nDied earlier (`gruyere post PID`)\n".to_owned();
+    let mut out = "\nOthers that died (`gruyere post PID`)\n".to_owned();
     out += &candidates::table(&found, By::Pid, candidates::columns(std::io::stdout()));
     if last.others.len() > OTHERS {
         let _ = writeln!(out, "{} more: `gruyere ps`", last.others.len() - OTHERS);
@@ -264,13 +270,10 @@ fn ladder(device: &DeviceSnapshot) -> Vec<Rung> {
         .collect()
 }
 
-/// The longest time, nanoseconds, between the starts of two ranks of the same job.
-const TOGETHER: u64 = 600_000_000_000;
-
 /// The ranks of the process's job whose records exist.
 fn ranks(reader: &Reader<'_>, target: &Target) -> Vec<Rank> {
     let ours = reader.process();
-    if ours.world_size.is_none_or(|size| size < 2) {
+    if !ours.is_of_job(&ours) {
         return Vec::new();
     }
     let Ok(listing) = target.folder.list() else { return Vec::new() };
@@ -278,10 +281,7 @@ fn ranks(reader: &Reader<'_>, target: &Target) -> Vec<Rank> {
     let readers = listing.found.iter().filter_map(|found| found.reader.as_ref().ok());
     for reader in readers.chain([reader]) {
         let process = reader.process();
-        let is_ours = (process.world_size, &process.job, process.run, &process.boot)
-            == (ours.world_size, &ours.job, ours.run, &ours.boot)
-            && process.created.abs_diff(ours.created) < TOGETHER;
-        if let Some(rank) = process.rank.filter(|_| is_ours) {
+        if let Some(rank) = process.rank.filter(|_| ours.is_of_job(&process)) {
             let devices = reader.device_snapshots();
             let peaks = devices.iter().map(|device| device.live_peak);
             found.insert(rank, Rank { rank, live_peak_bytes: peaks.max().unwrap_or(0) });

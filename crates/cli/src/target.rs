@@ -13,7 +13,7 @@ use gruyere_record::record_dir::record_dir;
 use gruyere_record::sweep::{self, Found, Listing, Opened, State};
 use gruyere_record::{Owners, Reader, facts};
 
-use crate::candidates::{self, By, Candidate, Dead};
+use crate::candidates::{self, By, Candidate, Dead, Exit};
 use crate::ending;
 use crate::failure::Failure;
 
@@ -248,28 +248,31 @@ pub struct LastDead {
     pub reader: Reader<'static>,
     /// When it was last seen alive; `None`: the user named it, or it runs.
     pub last_seen: Option<SystemTime>,
-    /// Processes that died before.
+    /// Whether another rank of its job died last, and this one ran out of memory.
+    pub ran_out: bool,
+    /// Others that died, latest first.
     pub others: Vec<Dead>,
 }
 
 impl Target {
-    /// As [`Target::open`]; without a named process, the latest to die, and if none died, the
-    /// living one.
+    /// As [`Target::open`]; without a named process, the latest to die (of a job's ranks, the one
+    /// that ran out of memory), and if none died, the living one.
     ///
     /// # Errors
     /// No record, or it can't be read.
     pub fn open_or_last_dead(&self) -> Result<LastDead, Failure> {
-        let named = |reader| LastDead { reader, last_seen: None, others: Vec::new() };
+        let named =
+            |reader| LastDead { reader, last_seen: None, ran_out: false, others: Vec::new() };
         if self.target.is_some() {
             return self.open().map(named);
         }
         let (listing, mut dead) = self.folder.living_and_dead()?;
         let mut trouble = None;
         while !dead.is_empty() {
-            let Dead { last_seen, path } = dead.remove(0);
-            match Reader::open_of(&path, self.folder.owners()) {
+            let one = dead.remove(0);
+            match Reader::open_of(&one.path, self.folder.owners()) {
                 Ok(reader) if !matches!(Claim::of(&reader), Claim::False(_)) => {
-                    return Ok(LastDead { reader, last_seen: Some(last_seen), others: dead });
+                    return Ok(telling_rank(reader, one, dead, self.folder.owners()));
                 }
                 Ok(_) => {}
                 Err(error) => trouble = trouble.or(Some(error)),
@@ -280,6 +283,37 @@ impl Target {
             (None, Some(error)) => Err(Failure::new(error.in_folder())),
             (None, None) => Err(nobody_died(&self.folder)),
         }
+    }
+}
+
+/// `last`, which died last, or the first rank of its job that ran out of memory: the other ranks
+/// wait for that one until the launcher ends them, later.
+fn telling_rank(
+    reader: Reader<'static>,
+    last: Dead,
+    mut others: Vec<Dead>,
+    owners: Owners,
+) -> LastDead {
+    let job = reader.process();
+    let ran_out = |dead: &Dead| {
+        let found = Candidate::dead(dead, owners)?;
+        let is_it = found.exit == Exit::OutOfMemory && job.is_of_job(found.process.as_ref()?);
+        is_it.then_some(())
+    };
+    // Latest first.
+    let first = match job.is_of_job(&job) && ran_out(&last).is_none() {
+        true => others.iter().rposition(|dead| ran_out(dead).is_some()),
+        false => None,
+    };
+    let place =
+        first.and_then(|place| Some((place, Reader::open_of(&others[place].path, owners).ok()?)));
+    match place {
+        Some((place, reader)) => {
+            let chosen = std::mem::replace(&mut others[place], last);
+            others.sort_by_key(|dead| std::cmp::Reverse(dead.last_seen));
+            LastDead { reader, last_seen: Some(chosen.last_seen), ran_out: true, others }
+        }
+        None => LastDead { reader, last_seen: Some(last.last_seen), ran_out: false, others },
     }
 }
 

@@ -569,7 +569,7 @@ fn died_last() {
     assert!(said.starts_with("The process that died last, "), "{page}");
     assert!(said.contains(&format!(" s ago: {last} (")), "{page}");
     assert!(page.contains(&format!("pid {last},")), "{page}");
-    let others = rows(page.split("\nDied earlier").nth(1).expect("a list"));
+    let others = rows(page.split("\nOthers that died").nth(1).expect("a list"));
     assert!(others.len() == 2 && !page.contains(&format!("\n{} ", program.pid())), "{page}");
     for pid in [&first, &refused] {
         assert!(others.iter().any(|line| line.trim().starts_with(&**pid)), "{pid}: {others:?}");
@@ -690,7 +690,7 @@ fn killed_after() {
     assert_eq!(dead.len(), 1, "{dead:?}");
     assert_eq!((&dead[0]["record"], &dead[0]["exit"]), (&copy.into(), &"out_of_memory".into()));
     let last = text(&by_pid(&["post"]).stdout);
-    assert!(last.contains("died last") && !last.contains("Died earlier"), "{last}");
+    assert!(last.contains("died last") && !last.contains("Others that died"), "{last}");
     std::fs::remove_file(page).unwrap();
     std::fs::remove_file(state).unwrap();
     // A new process that keeps the record of one other removes neither.

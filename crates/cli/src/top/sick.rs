@@ -92,8 +92,9 @@ pub fn refused<'a>(rows: &'a [Row], grew: Option<&Grew>) -> Option<&'a Row> {
     (row.snapshot.gauge(DeviceGauge::OutOfMemories) > grew.out_of_memories).then_some(row)
 }
 
-/// The row of the process that died last, if there is more to say than that it ended. Once a
-/// process has started since, the screen is that one's.
+/// The row of the process that died last, if there is more to say than that it ended; of a job's
+/// ranks, the first that ran out of memory, since the others die of it. Once a process has started
+/// since, the screen is that one's.
 pub fn last_dead(rows: &[Row]) -> Option<&Row> {
     let running = rows.iter().filter(|row| row.runs());
     let latest = running.map(|row| row.process.created_at()).max();
@@ -103,7 +104,11 @@ pub fn last_dead(rows: &[Row]) -> Option<&Row> {
         })
     };
     let since = |row: &&Row| row.ending.as_ref().map(|ending| ending.since);
-    rows.iter().filter(told).max_by_key(since)
+    let last = rows.iter().filter(told).max_by_key(since)?;
+    let is_it = |row: &&Row| {
+        row.process.is_of_job(&last.process) && row.ending.as_ref().is_some_and(|end| end.ran_out)
+    };
+    Some(rows.iter().filter(told).filter(is_it).min_by_key(since).unwrap_or(last))
 }
 
 /// The sentence about a process that died: how it ended, and the verdict on its memory.

@@ -66,6 +66,9 @@ const _: () = assert!(size_of::<ProcessFacts>() == 4096);
 // SAFETY: repr(C), atomics throughout.
 unsafe impl Shared for ProcessFacts {}
 
+/// The longest time, nanoseconds, between the starts of two ranks of the same job.
+const TOGETHER: u64 = 600_000_000_000;
+
 /// The identity of a process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Process {
@@ -110,6 +113,16 @@ impl Process {
             (process.pid, process.start_time, process.pid_namespace, process.created)
         };
         of(self) == of(other) && self.boot == other.boot
+    }
+
+    /// Whether both are ranks of one run of a job, as far as they say: `torchrun` starts all of them
+    /// again where one fails, and without a job's name only the time tells two runs apart.
+    pub fn is_of_job(&self, other: &Process) -> bool {
+        let of = |process: &Process| (process.world_size, process.run);
+        self.world_size.is_some_and(|size| size > 1)
+            && of(self) == of(other)
+            && (&self.job, &self.boot) == (&other.job, &other.boot)
+            && self.created.abs_diff(other.created) < TOGETHER
     }
 
     /// When the record was made.

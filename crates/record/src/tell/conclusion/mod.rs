@@ -72,7 +72,8 @@ impl Conclusion {
         findings.extend(device::find(&evidence, is_steady));
         findings.extend(twice);
         findings.extend(cells::find(&evidence));
-        findings.extend(ranks::uneven(&evidence, ranks));
+        let explained = findings.iter().map(|finding| finding.bytes).max().unwrap_or(0);
+        findings.extend(ranks::uneven(&evidence, ranks, explained));
         // Stable: among equals, the first in order of search.
         findings.sort_by_key(|finding| std::cmp::Reverse(finding.bytes));
         let mut findings = findings.into_iter();

@@ -495,6 +495,30 @@ fn a_rank_that_holds_more_than_the_others_is_named() {
 }
 
 #[test]
+fn a_leak_that_makes_this_rank_the_larger_one_is_the_cause_and_the_ranks_stand_beside_it() {
+    let concludes = |this| {
+        let mut made = with_weights(40);
+        let site = made.site(&[frame("/src/train.py", 29, "main")], "", Phase::Unknown);
+        (3..=40).for_each(|step| made.block(site, step, 64 * MIB));
+        made.state.process.rank = Some(this);
+        let live_peak_bytes = [GIB, 4 * GIB];
+        let ranks =
+            [0, 1].map(|rank| Rank { rank, live_peak_bytes: live_peak_bytes[rank as usize] });
+        Conclusion::of(&made.state(), &ranks)
+    };
+    let leaks = concludes(1);
+    assert_eq!(leaks.cause, Cause::Leak);
+    assert!(
+        leaks.lines.iter().any(|line| line.starts_with("Besides: Rank 1 (this one)")),
+        "{leaks:?}"
+    );
+    // Of another rank's memory, the causes found here explain nothing.
+    let other = concludes(0);
+    assert_eq!(other.cause, Cause::UnevenRanks);
+    assert!(other.lines.iter().any(|line| line.contains("look at that rank")), "{other:?}");
+}
+
+#[test]
 fn lines_have_room_on_a_screen_whatever_names_a_program_has() {
     let mut made = with_weights(40);
     let long = "a_function_whose_name_says_everything_that_it_does_and_a_little_more".repeat(4);
