@@ -10,7 +10,7 @@ use gruyere::heap::Bytes;
 use gruyere_record::claim::Claim;
 use gruyere_record::conclusion::{Cause, Conclusion};
 use gruyere_record::dump::from_record;
-use gruyere_record::dump::state::Event;
+use gruyere_record::dump::state::{Event, MOST_EVENTS};
 use gruyere_record::facts::{self, Process};
 use gruyere_record::open::effective_user;
 use gruyere_record::reader::DeviceSnapshot;
@@ -151,7 +151,7 @@ impl Candidate {
 
     /// The process that left this record.
     pub fn of(reader: &Reader<'_>, last_sign: SystemTime) -> Candidate {
-        let state = from_record::state(reader, LAST_EVENTS);
+        let state = from_record::state(reader, MOST_EVENTS);
         let process = reader.process();
         // Without the other ranks of its job: `gruyere post` reads their records too.
         let Conclusion { cause, lines, .. } = Conclusion::of(&state, &[]);
@@ -203,9 +203,6 @@ pub fn unreadable(error: &ReadError) -> String {
 fn other_user(reader: &Reader<'_>) -> Option<u32> {
     reader.owner().filter(|&user| user != effective_user())
 }
-
-/// Events at the end to search for an out-of-memory: the frees of an unwinding exception follow it.
-pub const LAST_EVENTS: usize = 512;
 
 /// Whether the last request was refused.
 pub fn ran_out(events: &[Event]) -> bool {

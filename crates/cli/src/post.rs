@@ -19,7 +19,7 @@ use gruyere_record::{EventKind, Reader, brief, counted, facts, plain, quoted, re
 use serde::Serialize;
 use serde_json::json;
 
-use crate::candidates::{self, By, Candidate, LAST_EVENTS, ran_out};
+use crate::candidates::{self, By, Candidate, ran_out};
 use crate::ending::{dump_folder, left_beside};
 use crate::failure::{Ended, Exit, Failure};
 use crate::output;
@@ -53,7 +53,7 @@ pub struct Arguments {
     /// events.
     #[arg(long)]
     full: bool,
-    /// How many of the last events to read.
+    /// How many of the last events to show.
     #[arg(long, value_name = "COUNT", default_value_t = 64)]
     events: usize,
     /// Print JSON: `state` is as in docs/schema/oom-dump.json.
@@ -110,18 +110,16 @@ pub fn run(arguments: &Arguments) -> Ended {
     let last = arguments.target.open_or_last_dead()?;
     let reader = &last.reader;
     let devices = reader.device_snapshots();
-    // As many events as an out-of-memory's page draws.
-    let events = match arguments.html {
-        Some(_) => arguments.events.max(MOST_EVENTS),
-        None => arguments.events,
-    };
-    let mut state = from_record::state(reader, events.max(LAST_EVENTS));
+    // As many as the process itself would have: it tells growth by them, and its page draws them.
+    let mut state = from_record::state(reader, arguments.events.max(MOST_EVENTS));
     reader.expect_sound()?;
     let ran_out = ran_out(&state.events.entries);
-    let more = state.events.entries.len().saturating_sub(events);
-    state.events.entries.drain(..more);
-    state.events.earlier += more as u64;
     let conclusion = Conclusion::of(&state, &ranks(reader, &arguments.target));
+    if arguments.html.is_none() {
+        let more = state.events.entries.len().saturating_sub(arguments.events);
+        state.events.entries.drain(..more);
+        state.events.earlier += more as u64;
+    }
     let ended = Ending { ran_out, ..ended(reader, &devices, &state) };
     let name = name(reader, &arguments.target);
     let typed = if arguments.json { name.whole() } else { name.typed() };

@@ -3,10 +3,11 @@
 use gruyere_record::Reader;
 use gruyere_record::conclusion::{Accused, Cause, Conclusion};
 use gruyere_record::dump::from_record;
+use gruyere_record::dump::state::MOST_EVENTS;
 use gruyere_record::sites::{Line, Sites};
 
 use super::app::Row;
-use crate::candidates::{LAST_EVENTS, remedy};
+use crate::candidates::remedy;
 use crate::wrap::unfold;
 
 /// The part of a conclusion that fits on a screen.
@@ -25,7 +26,7 @@ pub struct Verdict {
 impl Verdict {
     /// Reads all blocks of a device for its verdict at this moment.
     pub fn read(reader: &Reader<'_>, device: u32) -> Verdict {
-        let mut state = from_record::state(reader, LAST_EVENTS);
+        let mut state = from_record::state(reader, MOST_EVENTS);
         state.devices.retain(|state| state.device == device);
         Conclusion::of(&state, &[]).into()
     }

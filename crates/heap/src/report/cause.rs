@@ -166,6 +166,11 @@ impl Report {
         })
     }
 
+    /// Whether the graphs captured before hold what was asked for.
+    fn graphs_have_it(&self) -> bool {
+        self.captured >= self.asked
+    }
+
     /// Remedies that apply, in sentences.
     pub fn advice(&self) -> Vec<String> {
         if let Some(alone) = self.of_the_request() {
@@ -183,16 +188,16 @@ impl Report {
                     .to_owned(),
             );
         }
-        if self.capturing {
+        if self.graphs_have_it() {
+            advice.push(
+                "CUDA graphs hold more memory than requested: drop those that are no longer \
+                 replayed, or let them share a pool."
+                    .to_owned(),
+            );
+        } else if self.capturing {
             advice.push(
                 "A CUDA graph is being captured, so the allocator could not wait for freed memory: \
                  run the same work once before the capture."
-                    .to_owned(),
-            );
-        } else if self.captured >= asked {
-            advice.push(
-                "CUDA graphs hold more memory than requested: drop those that are no longer \
-                 replayed."
                     .to_owned(),
             );
         }
@@ -237,7 +242,8 @@ impl Report {
     /// The remedy that holds whatever lines of the program hold the memory; `None`: it depends on
     /// them.
     fn overriding(&self) -> Option<String> {
-        let of_capture = || self.advice().into_iter().next().filter(|_| self.capturing);
+        let is_of_capture = self.capturing && !self.graphs_have_it();
+        let of_capture = || self.advice().into_iter().next().filter(|_| is_of_capture);
         // The conclusion has the line of a request that no device of this size could serve.
         let is_concluded = self.asked > self.total && !self.conclusion.is_empty();
         self.of_the_request().filter(|_| !is_concluded).or_else(of_capture)
@@ -369,8 +375,9 @@ mod tests {
             ("larger than the device", Report { asked: 81 * GIB, ..full() }),
             ("larger than the ceiling", Report { asked: 11 * GIB, ..capped.clone() }),
             ("nvidia-smi", Report { reserved: 10 * GIB, live: 10 * GIB, ..full() }),
-            ("is being captured", Report { capturing: true, captured: 5 * GIB, ..full() }),
+            ("is being captured", Report { capturing: true, captured: GIB / 2, ..full() }),
             ("CUDA graphs hold", Report { captured: 5 * GIB, ..full() }),
+            ("CUDA graphs hold", Report { capturing: true, captured: 5 * GIB, ..full() }),
             ("record_stream", Report { pending: 2 * GIB, ..full() }),
             ("one torch.cat", Report { arena_free: [0, 0, 2 * GIB, 0], ..full() }),
             ("address space", Report { addresses: Some(8 << 40), ..full() }),

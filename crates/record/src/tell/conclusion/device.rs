@@ -38,13 +38,14 @@ pub fn find(evidence: &Evidence<'_>, is_steady: bool) -> Vec<Finding> {
 
 fn large_request(evidence: &Evidence<'_>, refused: &Refused) -> Option<Finding> {
     let (asked, room) = (refused.asked, evidence.room());
+    let (live, now) = evidence.live_at_refusal(refused);
     // Beside more memory than that, it is one request of many.
-    if asked < room / CAUSE || asked / 2 < evidence.live_bytes() / 3 {
+    if asked < room / CAUSE || asked / 2 < live / 3 {
         return None;
     }
     let place = evidence.names.place(evidence.sites, refused.site);
     let who = place.map_or("One request asks".to_owned(), |place| format!("{place} asks"));
-    let live = bytes(evidence.live_bytes());
+    let live = bytes(live);
     let says = match asked > room {
         true if bytes(asked) == bytes(room) => format!(
             "{who} for {} at once: {} more than it may have",
@@ -56,7 +57,9 @@ fn large_request(evidence: &Evidence<'_>, refused: &Refused) -> Option<Finding> 
             bytes(asked),
             bytes(room)
         ),
-        false => format!("{who} for {} at once, with {live} live of {}", bytes(asked), bytes(room)),
+        false => {
+            format!("{who} for {} at once, with {live}{now} live of {}", bytes(asked), bytes(room))
+        }
     };
     Some(Finding {
         cause: Cause::LargeRequest,
@@ -331,10 +334,16 @@ pub fn nothing(evidence: &Evidence<'_>) -> Finding {
     if let Some(refused) = &evidence.refused {
         return full::find(evidence, refused);
     }
+    let refusals = evidence.device.gauges.get(DeviceGauge::OutOfMemories.name());
+    let refusals = match refusals.copied().unwrap_or(0) {
+        0 => String::new(),
+        1 => "; once it ran out of memory, and went on".to_owned(),
+        times => format!("; {times} times it ran out of memory, and went on"),
+    };
     Finding {
         cause: Cause::Nothing,
         bytes: 0,
-        says: format!("{finding}: {} live, {peak} at the peak", bytes(live)),
+        says: format!("{finding}: {} live, {peak} at the peak{refusals}", bytes(live)),
         ..Finding::default()
     }
 }

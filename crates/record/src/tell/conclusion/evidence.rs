@@ -7,7 +7,7 @@ use crate::sites::{Frame, SiteId, Sites};
 use crate::{BlockEntry, EventKind, LIFETIME_NAMES};
 
 use super::callers::Callers;
-use super::words::Names;
+use super::words::{Names, bytes};
 
 /// Growth since one of so many first steps is no full queue: nothing has left it yet.
 const FIRST_STEPS: u64 = 2;
@@ -26,6 +26,8 @@ pub struct Refused {
     pub free: Option<u64>,
     /// The largest request that held memory could satisfy, if known.
     pub largest: Option<u64>,
+    /// Bytes freed since: the process may have gone on, and other requests may have ended.
+    pub freed_since: u64,
 }
 
 /// Live memory between two steps.
@@ -66,6 +68,7 @@ impl<'a> Evidence<'a> {
                 others: refused.cause.others_bytes.unwrap_or(0),
                 free: refused.cause.free_bytes,
                 largest: Some(refused.cause.largest_request_bytes).filter(|&bytes| bytes > 0),
+                freed_since: 0,
             }),
             None => last_refused(state).map(|Event { size: asked, site, .. }| Refused {
                 asked: *asked,
@@ -74,6 +77,7 @@ impl<'a> Evidence<'a> {
                 others: others_at_least(device, *asked),
                 free: None,
                 largest: None,
+                freed_since: freed_at_the_end(state, device),
             }),
         };
         let (live, pending) = blocks(device);
@@ -103,6 +107,17 @@ impl<'a> Evidence<'a> {
     /// would take a part for the whole.
     pub fn live_bytes(&self) -> u64 {
         self.device.live.all.bytes.saturating_add(self.device.unrecorded.bytes)
+    }
+
+    /// The same when the request was refused, as far as the events know; and the difference, in
+    /// words.
+    pub fn live_at_refusal(&self, refused: &Refused) -> (u64, String) {
+        let live = self.live_bytes();
+        let since = match refused.freed_since {
+            0 => String::new(),
+            _ => format!(" ({} now)", bytes(live)),
+        };
+        (live.saturating_add(refused.freed_since), since)
     }
 
     /// The bytes of the device available to the program.
@@ -138,6 +153,18 @@ impl<'a> Evidence<'a> {
     /// The stretches of the timeline with these steps.
     pub fn stretches(&self, steps: RangeInclusive<u64>) -> impl Iterator<Item = &'a Stretch> {
         self.device.timeline.iter().filter(move |stretch| steps.contains(&stretch.step))
+    }
+
+    /// Whether about as much was live before and went, without a mark of a step: `pile` bytes of
+    /// what is live came since. What is kept never goes; what requests under way hold does.
+    pub fn came_and_went(&self, pile: u64) -> bool {
+        let live = self.live_bytes();
+        let mut has_been = false;
+        self.device.timeline.iter().any(|one| {
+            let has_gone = has_been && one.live_low_bytes.saturating_add(pile / 4 * 3) <= live;
+            has_been |= one.live_high_bytes >= live - live / 5;
+            has_gone
+        })
     }
 
     /// The rise of live memory from step `since` to the end, by its lows between steps, or by its
@@ -258,6 +285,18 @@ fn last_refused(state: &State) -> Option<&Event> {
     let kinds = [EventKind::OutOfMemory, EventKind::Malloc].map(EventKind::name);
     let last = state.events.entries.iter().rev().find(|event| kinds.contains(&&*event.kind))?;
     (last.kind == kinds[0]).then_some(last)
+}
+
+/// Bytes freed on a device since its last request.
+fn freed_at_the_end(state: &State, device: &DeviceState) -> u64 {
+    let events = state.events.entries.iter().rev();
+    let of_device = events.filter(|event| u32::from(event.device) == device.device);
+    let is_request = |event: &&Event| {
+        [EventKind::OutOfMemory, EventKind::Malloc].iter().any(|kind| event.kind == kind.name())
+    };
+    let since = of_device.take_while(|event| !is_request(event));
+    let frees = since.filter(|event| event.kind == EventKind::Free.name());
+    frees.fold(0, |sum, event| sum.saturating_add(event.size))
 }
 
 /// A lower bound of the bytes held by others when `asked` bytes were refused: the device had less

@@ -24,7 +24,7 @@ const BUFFERED: u64 = 4;
 
 /// The device is full, and `refused` was one request too many.
 pub fn find(evidence: &Evidence<'_>, refused: &Refused) -> Finding {
-    let live = evidence.live_bytes();
+    let (live, since) = evidence.live_at_refusal(refused);
     let parts = Parts::of(evidence);
     let needed = live.saturating_add(refused.asked);
     let before = Before::of(evidence);
@@ -37,7 +37,7 @@ pub fn find(evidence: &Evidence<'_>, refused: &Refused) -> Finding {
         false => bytes(evidence.room()),
     };
     // No sum: memory held and not live is missing in it, and it would look like the device's size.
-    let needs = format!("{} of {room} live, {asked} more asked for{by}", bytes(live));
+    let needs = format!("{}{since} of {room} live, {asked} more asked for{by}", bytes(live));
     let mut says = match larger {
         Some(before) => format!(
             "Step {now} of the run is larger than {} before: {needs}; typical peak {}",
@@ -116,25 +116,28 @@ const BUFFER: &[&str] = &[
      shorter length.",
 ];
 
-/// Whether most of live memory is many blocks of one line outside of modules that is no part of the
-/// training: batches and weights fetched ahead, buffers.
+/// Whether most of live memory, or in a program that trains nothing much of it, is many blocks of
+/// one line outside of modules that is no part of the training: batches and weights fetched ahead,
+/// queues, buffers.
 fn is_buffer(evidence: &Evidence<'_>) -> bool {
     let Evidence { live, sites, now, .. } = evidence;
-    let backward_lines = &evidence.state.training.backward_lines;
+    let (trains, backward_lines) = (evidence.trains(), &evidence.state.training.backward_lines);
     let is_buffered = |block: &&BlockEntry| {
         let (Some(site), Some(line)) = (sites.get(block.site), sites.line(block.site)) else {
             return false;
         };
-        // Before the first backward, only an operation without gradients is known to be none of it.
+        // Before the first backward of a training, only an operation without gradients is known to
+        // be none of it.
         let is_trained = match backward_lines.is_empty() {
-            true => !site.no_grad,
+            true => trains && !site.no_grad,
             false => backward_lines.contains(line),
         };
         let is_outside = site.phase == Phase::Unknown && site.module.is_empty();
         is_outside && !is_trained && !is_persistent(block) && block.capture == 0
     };
     let buffered: Vec<BlockEntry> = live.iter().filter(is_buffered).copied().collect();
-    let is_most = |line: &Usage| line.blocks >= BUFFERED && line.bytes > evidence.live_bytes() / 2;
+    let much = evidence.live_bytes() / if trains { 2 } else { 4 };
+    let is_most = |line: &Usage| line.blocks >= BUFFERED && line.bytes > much;
     usage(&buffered, sites, By::Line, *now).first().is_some_and(is_most)
 }
 
@@ -194,8 +197,8 @@ fn advice(
     }
     if evidence.sites.iter().any(|(_, site)| site.phase == Phase::Forward) && !trains {
         return &[
-            "To do: a smaller batch, shorter inputs or outputs (fewer beams, fewer new tokens), or \
-             weights of fewer bits.",
+            "To do: a smaller batch or fewer requests at a time, shorter inputs or outputs (fewer \
+             beams, fewer new tokens), or weights of fewer bits.",
         ];
     }
     if !trains {

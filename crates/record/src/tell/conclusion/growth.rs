@@ -155,7 +155,7 @@ fn grows(evidence: &Evidence<'_>, group: &Group) -> Finding {
             ),
             (false, _) => finding(
                 Cause::Hooks,
-                format!("{place} keeps outputs of {modules} modules (hooks?), {tail}"),
+                format!("{place} keeps outputs of {modules} modules (hooks, a cache?), {tail}"),
                 HOOKS,
             ),
         };
@@ -199,7 +199,8 @@ const GRAPHS: &[&str] = &[
      .detach() of the others; of a caught exception keep str(error).",
 ];
 const HOOKS: &[&str] =
-    &["To do: remove hooks when they are done (handle.remove()), empty what they fill, or keep \
+    &["To do: find what keeps them: a cache of keys and values (drop a session's with it), hooks \
+     (handle.remove(), and empty what they fill), a caught exception (keep str(error)). Or keep \
      copies on the host (.detach().cpu())."];
 
 /// The stacks of a group's lines, with the growing blocks.

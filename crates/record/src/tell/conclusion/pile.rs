@@ -201,7 +201,10 @@ fn collected(evidence: &Evidence<'_>) -> Option<Finding> {
     let place = place(evidence, site);
     let told = of(whole, evidence.live_bytes());
     if evidence.now == 0 {
-        // In a server, say, each request may have left one.
+        // In a server, say, each request may have left one, unless each is of a request under way.
+        if evidence.came_and_went(whole) {
+            return None;
+        }
         return Some(Finding {
             cause: Cause::Leak,
             bytes: whole,

@@ -252,7 +252,8 @@ fn graphs_of_past_steps_are_told_from_outputs_that_hooks_keep_and_both_are_named
     let conclusion = forwards(false, 1).concludes();
     assert_eq!(conclusion.cause, Cause::Hooks);
     assert!(
-        conclusion.lines[0].starts_with("train.py:20 in train keeps outputs of 2 modules (hooks?)"),
+        conclusion.lines[0]
+            .starts_with("train.py:20 in train keeps outputs of 2 modules (hooks, a cache?)"),
         "{conclusion:?}"
     );
     let rest = conclusion.lines[1..].iter();

@@ -34,8 +34,8 @@ pub fn advice(evidence: &Evidence<'_>, site: SiteId) -> &'static [&'static str] 
 }
 
 const UNMARKED: &[&str] = &[
-    "To do: find what keeps them, and give a cache a bound, or move results to the host (.cpu()); \
-     gruyere.step() after each request shows what grows.",
+    "To do: find what keeps them, and give a bound to a cache, or to the number of requests under \
+     way; move results to the host (.cpu()). gruyere.step() after each request shows what grows.",
 ];
 
 /// A loop in a cell, or a cell that was run again and again, which has the same name.
@@ -52,7 +52,7 @@ pub fn find(evidence: &Evidence<'_>) -> Option<Finding> {
         return None;
     }
     let most = usage(&evidence.live, evidence.sites, By::Line, 0).into_iter().next()?;
-    if most.bytes < evidence.live_bytes() / LEAST_SHARE {
+    if most.bytes < evidence.live_bytes() / LEAST_SHARE || evidence.came_and_went(most.bytes) {
         return None;
     }
     let is_own = |block: &&BlockEntry| {

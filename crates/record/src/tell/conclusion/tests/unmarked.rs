@@ -94,3 +94,52 @@ fn a_training_that_marks_no_step_yet_is_none() {
     made.trains(&[]);
     assert_eq!(made.first().0, Cause::Nothing);
 }
+
+#[test]
+fn requests_under_way_are_no_growth_once_as_much_has_come_and_gone() {
+    let bursts = |goes: bool| {
+        let mut made = server(20, true, 20 * 64 * MIB);
+        let stretches = &mut made.device.timeline;
+        for stretch in stretches.iter_mut() {
+            stretch.live_low_bytes -= GIB;
+            stretch.live_high_bytes = stretch.live_low_bytes + MIB;
+        }
+        if goes {
+            stretches[2].live_high_bytes = 20 * 64 * MIB;
+        }
+        made.first()
+    };
+    assert_eq!(bursts(false).0, Cause::Leak);
+    assert_eq!(bursts(true).0, Cause::Nothing);
+}
+
+#[test]
+fn what_was_freed_since_a_request_was_refused_is_added_to_what_is_live_now() {
+    let mut made = Made::at(0);
+    let (weights, scores) = (made.line(3, "load"), made.line(21, "attention"));
+    made.block(weights, 0, 128 * MIB);
+    let event = |kind: EventKind, size| Event {
+        kind: kind.name().into(),
+        size,
+        site: scores,
+        ..Event::default()
+    };
+    made.device.total_bytes = 2 * GIB;
+    made.state.events.entries =
+        vec![event(EventKind::OutOfMemory, 971 * MIB), event(EventKind::Free, 1100 * MIB)];
+    let (cause, first) = made.first();
+    assert_eq!(cause, Cause::LargeRequest);
+    assert!(
+        first.ends_with("971 MiB at once, with 1.2 GiB (128 MiB now) live of 2 GiB"),
+        "{first}"
+    );
+}
+
+#[test]
+fn a_server_that_ran_out_of_memory_and_went_on_says_so() {
+    let mut made = Made::at(0);
+    let weights = made.line(3, "load");
+    made.block(weights, 0, 64 * MIB);
+    made.device.gauges.insert("out_of_memories".to_owned(), 22);
+    assert!(made.first().1.ends_with("; 22 times it ran out of memory, and went on"));
+}
