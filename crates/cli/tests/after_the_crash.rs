@@ -40,6 +40,7 @@ fn main() -> ExitCode {
         ("post_reads_whatever_a_killed_process_leaves", killed),
         ("post_without_an_argument_takes_the_process_that_died_last", died_last),
         ("post_names_the_pid_keeps_to_columns_and_ends_with_what_is_seldom_needed", as_asked),
+        ("of_a_jobs_ranks_post_takes_the_one_that_ran_out_of_memory", rank_that_ran_out),
         ("the_dead_are_listed_one_a_line_the_newest_first", listed),
         ("one_killed_after_its_out_of_memory_is_one_process_as_it_was_then", killed_after),
         ("one_that_went_on_after_its_out_of_memory_is_told_as_it_ended", killed_later),
@@ -218,8 +219,13 @@ impl Running {
 
     /// Starts it with its record in `folder`.
     fn start_in(folder: &Path, role: &str) -> Running {
+        Running::start_with(folder, role, &[])
+    }
+
+    /// The same with more variables in its environment.
+    fn start_with(folder: &Path, role: &str, variables: &[(&str, &str)]) -> Running {
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.env("GRUYERE_RECORD_DIR", folder);
+        command.env("GRUYERE_RECORD_DIR", folder).envs(variables.iter().copied());
         Running::begin(command, role, "record:on")
     }
 
@@ -600,6 +606,37 @@ fn died_last() {
     });
     let living = text(&post(&[]).stdout);
     assert!(living.contains("It runs") && !living.contains("died last"), "{living}");
+}
+
+fn rank_that_ran_out() {
+    let folder = tempfile::tempdir().unwrap();
+    let directory = folder.path().to_str().unwrap();
+    let rank = |role, rank: &str, size| {
+        let job = [("RANK", rank), ("WORLD_SIZE", size), ("TORCHELASTIC_RUN_ID", "7")];
+        Running::start_with(folder.path(), role, &job)
+    };
+    let end = |mut program: Running| {
+        std::thread::sleep(Duration::from_millis(200));
+        program.child.kill().unwrap();
+        program.child.wait().unwrap();
+    };
+    let post = || text(&gruyere(&["post", "--directory", directory]).stdout);
+    let mut ranks =
+        [rank("forever", "0", "2"), rank("refused", "1", "2"), rank("refused", "0", "1")];
+    let pids = ranks.each_ref().map(Running::pid);
+    ranks.iter_mut().for_each(|program| drop(program.line()));
+    let [waits, refused, alone] = ranks;
+    // The launcher ends the others once one has failed.
+    end(alone);
+    end(refused);
+    end(waits);
+    let page = post();
+    let said = page.lines().next().unwrap();
+    assert!(said.starts_with("Of the job that died last, the rank that ran out"), "{page}");
+    assert!(said.contains(&format!(" {} (", pids[1])), "{page}");
+    let others = rows(page.split("\nOthers that died").nth(1).expect("a list"));
+    let listed: Vec<_> = others.iter().filter_map(|line| line.split_whitespace().next()).collect();
+    assert_eq!(listed, [&*pids[0], &*pids[2]], "latest first: {page}");
 }
 
 fn listed() {
