@@ -11,9 +11,10 @@ use gruyere_record::{
 use insta::assert_binary_snapshot;
 use ratatui::crossterm::event::KeyCode;
 
-use super::app::{App, View};
+use super::app::{App, Row, View};
 use super::columns::Sort;
 use super::picture::{DARK, LIGHT};
+use super::sick;
 use super::tests::{GIB, SIZES, app, buffer, press, row, shown};
 use super::theme::Theme;
 use crate::ending::Ending;
@@ -221,4 +222,29 @@ fn one_that_left_no_record_stays_as_it_was_seen_last() {
     let ended = look(&mut follower, &mut app);
     assert_eq!((share(&ended), app.rows[0].snapshot.live), (100, BLOCKS * GIB));
     assert!(ended.contains("It left no record; dump_dir:FOLDER"), "{ended}");
+}
+
+#[test]
+fn of_a_jobs_ranks_the_one_that_ran_out_of_memory_is_told_though_the_others_died_later() {
+    let dead = |rank, seconds, ran_out| {
+        let since = SystemTime::now() - Duration::from_secs(seconds);
+        let ending = Ending {
+            since,
+            ran_out,
+            says: "Nothing grows".to_owned(),
+            remedy: None,
+            record: None,
+            page: None,
+        };
+        let killed = row(rank, Life::Killed, Forecast::Unknown);
+        Row { ending: Some(ending), ..killed }
+    };
+    let told = |rows: &[Row]| sick::last_dead(rows).and_then(|row| row.process.rank);
+    let job = [dead(0, 2, false), dead(1, 8, true), dead(2, 7, true), dead(3, 2, false)];
+    assert_eq!(told(&job), Some(1));
+    assert_eq!(told(&job[..1]), Some(0));
+    // Of another job's out-of-memory, nobody died.
+    let mut other = dead(5, 30, true);
+    other.process.job = "another".to_owned();
+    assert_eq!(told(&[dead(0, 2, false), other]), Some(0));
 }
