@@ -28,6 +28,8 @@ const MANY: usize = 16;
 /// Share of the forwards' bytes (one part in so many) that may have other counts: the latest
 /// forward is still at work.
 const UNDER_WAY: u64 = 50;
+/// Share of the forwards' bytes (one part in so many) that may be of other forwards.
+const REMNANT: u64 = 100;
 /// From this number on, blocks of one site are collected.
 const COLLECTED: usize = 8;
 
@@ -87,7 +89,8 @@ fn forwards(evidence: &Evidence<'_>) -> Option<Finding> {
     };
     let stacks = stacks(evidence, |site| keeps_graph(site) && is_untrained(site));
     let whole = much(evidence, &stacks)?;
-    let sites: Vec<&Site> = stacks.keys().filter_map(|&id| evidence.sites.get(id)).collect();
+    let sites: Vec<&Site> =
+        main_sites(&stacks, whole).iter().filter_map(|&id| evidence.sites.get(id)).collect();
     let modules: BTreeSet<&str> = sites.iter().map(|site| &*site.module).collect();
     let frame = caller(&sites)?;
     if !evidence.is_untrained(frame) {
@@ -138,6 +141,20 @@ pub fn alike(blocks: &[&BlockEntry]) -> usize {
         *counts.entry(block.requested).or_default() += 1;
     }
     counts.into_values().max().unwrap_or(0)
+}
+
+/// The sites of nearly all bytes: a remnant of another forward, or of the one under way, must not
+/// hide the line that called them all, nor count as a module of the model.
+fn main_sites(stacks: &Stacks<'_>, whole: u64) -> Vec<SiteId> {
+    let mut sizes: Vec<(u64, SiteId)> =
+        stacks.iter().map(|(&id, blocks)| (size(blocks), id)).collect();
+    sizes.sort_unstable();
+    let mut left_out = 0;
+    let is_remnant = |&(bytes, _): &(u64, SiteId)| {
+        left_out += bytes;
+        left_out <= whole / REMNANT
+    };
+    sizes.into_iter().skip_while(is_remnant).map(|(_, id)| id).collect()
 }
 
 /// Whether a request was refused in a forward called from `frame`, by code that is no first step:
