@@ -15,8 +15,11 @@ use crate::driver_calls;
 
 /// Compares two runs, with the steps in `parts` parts.
 pub fn compare(now: &Run, before: Option<&Run>, parts: u64, bounds: Bounds) -> Compared {
-    let counterpart =
-        |device: &RunDevice| before?.devices.iter().find(|other| other.device == device.device);
+    let counterpart = |device: &RunDevice| match (&now.devices[..], &before?.devices[..]) {
+        // Two ranks, each on a GPU of its own.
+        ([_], [only]) => Some(only),
+        (_, devices) => devices.iter().find(|other| other.device == device.device),
+    };
     let comparisons: Vec<Comparison> = now
         .devices
         .iter()
@@ -53,6 +56,15 @@ impl<'a> Comparison<'a> {
         Self { now, before, steps }
     }
 
+    /// The device, and its counterpart if that has another number.
+    fn name(&self) -> String {
+        let number = self.now.device;
+        match self.before.map(|before| before.device).filter(|before| *before != number) {
+            Some(before) => format!("device {number} (against device {before})"),
+            None => format!("device {number}"),
+        }
+    }
+
     fn ratios(&self, of: impl Fn(&RunDevice) -> Option<f64>) -> Option<Pair<f64>> {
         Some(Pair { before: self.before.and_then(&of), now: of(self.now)? })
     }
@@ -63,7 +75,7 @@ impl<'a> Comparison<'a> {
 
     /// Regressions past the bounds, in words.
     fn worse(&self, bounds: Bounds) -> Vec<String> {
-        let device = format!("device {}", self.now.device);
+        let device = self.name();
         let growth = |what: &str, pair| bounds.growth_of(&device, what, pair);
         let rise = |what: &str, pair| bounds.rise_of(&device, what, pair);
         let mut worse = vec![
@@ -154,6 +166,7 @@ fn value(now: &Run, before: Option<&Run>, comparisons: &[Comparison], worse: &[S
             .collect();
         json!({
             "device": comparison.now.device,
+            "before_device": comparison.before.map(|before| before.device),
             "name": comparison.now.name,
             "now": device_value(comparison.now),
             "before": comparison.before.map(device_value),
@@ -223,7 +236,7 @@ fn text(now: &Run, before: Option<&Run>, comparisons: &[Comparison]) -> String {
     }
     for comparison in comparisons {
         let run = comparison.now;
-        line(format_args!("\ndevice {} {}", run.device, plain(&run.name)));
+        line(format_args!("\n{} {}", comparison.name(), plain(&run.name)));
         line(format_args!("  {:<26} {:>12} {:>12} {:>9}", "", "BEFORE", "NOW", "CHANGE"));
         let mut row = |name: &str, before: Option<String>, now: String, change: Option<String>| {
             let (before, change) =
