@@ -298,9 +298,8 @@ fn note(whose: &Whose) -> String {
 
 fn table(rows: &[Row], dead: &[Candidate], swept: Option<usize>, foreign: usize) -> String {
     let stdout = io::stdout();
-    let has_width = stdout.is_terminal() || std::env::var_os("COLUMNS").is_some();
     let columns = candidates::columns(stdout);
-    let layout = Layout::new(has_width.then_some(columns));
+    let layout = Layout::new(wrap::width());
     let Layout { room, .. } = layout;
     let mut out = String::new();
     if rows.is_empty() {

@@ -323,6 +323,25 @@ fn stat_prints_all_gauges_by_pid_and_by_file() {
 }
 
 #[test]
+fn stat_and_map_fit_the_columns_that_are_asked_for_in_a_pipe_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let record = record(folder.path());
+    let path = record.path().unwrap().to_str().unwrap();
+    let command = std::env::args().next().unwrap();
+    for (arguments, columns) in [(["stat", path], 80), (["map", path], 60), (["map", path], 140)] {
+        let mut gruyere = Command::new(env!("CARGO_BIN_EXE_gruyere"));
+        let output = gruyere.args(arguments).env("COLUMNS", columns.to_string()).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        let page = text(&output.stdout);
+        // A path is a word.
+        let lines = page.lines().filter(|line| !line.contains(path) && !line.contains(&command));
+        let widest = lines.map(|line| line.chars().count()).max().unwrap();
+        assert!((columns - 40..=columns).contains(&widest), "{widest} of {columns}\n{page}");
+    }
+    record.close();
+}
+
+#[test]
 fn what_can_not_be_read_is_said_with_its_remedy_and_exit_code_1() {
     let folder = tempfile::tempdir().unwrap();
     let nobody = gruyere(&["stat", "999999999"], folder.path());
