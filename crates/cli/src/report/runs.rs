@@ -9,9 +9,10 @@ use gruyere_record::sites::Line;
 use serde_json::{Value, json};
 
 use super::bounds::{Bounds, Pair, percent};
-use super::{Compared, when};
+use super::{Compared, unfinished, when};
 use crate::amounts::bytes;
 use crate::driver_calls;
+use crate::wrap::wrap;
 
 /// Compares two runs, with the steps in `parts` parts.
 pub fn compare(now: &Run, before: Option<&Run>, parts: u64, bounds: Bounds) -> Compared {
@@ -126,6 +127,7 @@ fn about(run: &Run) -> Value {
         "configuration": run.configuration,
         "gruyere": run.gruyere,
         "started_nanoseconds": run.started_nanoseconds,
+        "unfinished_at_nanoseconds": run.unfinished_at_nanoseconds,
         "driver_calls": run.driver_call_times,
     })
 }
@@ -213,6 +215,9 @@ fn lines_table(comparison: &Comparison) -> Vec<String> {
     table
 }
 
+/// Below the names of the runs.
+const INDENT: &str = "         ";
+
 fn text(now: &Run, before: Option<&Run>, comparisons: &[Comparison]) -> String {
     let mut out = String::new();
     let mut line = |text: std::fmt::Arguments| {
@@ -223,10 +228,21 @@ fn text(now: &Run, before: Option<&Run>, comparisons: &[Comparison]) -> String {
         let started = when(run.started_nanoseconds);
         format!("{} of {started} (pid {} on {}{rank})", plain(&run.name), run.pid, plain(&run.host))
     };
-    line(format_args!("run      {}", who(now)));
+    let so_far = |run: &Run| -> String {
+        let said = unfinished(run).map(|written| {
+            format!(
+                "{written}: it was killed, or still runs. What it did later is missing here; \
+                 `gruyere report {}` has it, while its record is there",
+                run.pid
+            )
+        });
+        let lines = said.iter().flat_map(|said| wrap(said, 80 - INDENT.len(), ""));
+        lines.map(|line| format!("\n{INDENT}{line}")).collect()
+    };
+    line(format_args!("run      {}{}", who(now), so_far(now)));
     match before {
         Some(before) => {
-            line(format_args!("against  {}", who(before)));
+            line(format_args!("against  {}{}", who(before), so_far(before)));
             if before.configuration != now.configuration {
                 let (before, now) = (plain(&before.configuration), plain(&now.configuration));
                 line(format_args!("         with another configuration: {before:?}, now {now:?}"));
@@ -271,7 +287,13 @@ fn text(now: &Run, before: Option<&Run>, comparisons: &[Comparison]) -> String {
             line(format_args!("{row}"));
         }
         if comparison.steps.is_empty() {
-            line(format_args!("  no step was marked, so there are no figures by step"));
+            let has_steps = |run: &RunDevice| run.steps > 0;
+            let why = match has_steps(run) && comparison.before.is_none_or(has_steps) {
+                true => "too few steps were marked",
+                false => "no step was marked",
+            };
+            let by_then = if now.unfinished_at_nanoseconds.is_some() { " by then" } else { "" };
+            line(format_args!("  {why}{by_then}, so there are no figures by step"));
             continue;
         }
         let head = ["IN USE", "HELD", "RATIO", "IN USE", "HELD", "RATIO"];
