@@ -45,11 +45,14 @@ fn program(folder: &Path) {
         gruyere_mark_step();
     }
     // Written at the first of them; the next is due in a minute.
-    assert_eq!(only(runs(folder)).devices[0].steps, 1);
+    let run = only(runs(folder));
+    assert_eq!(run.devices[0].steps, 1);
+    assert!(run.unfinished_at_nanoseconds.is_some_and(|at| at < 60_000_000_000), "if killed now");
     std::thread::sleep(std::time::Duration::from_millis(1100));
     assert!(gruyere_malloc(2 * GIB as isize, 0, null_mut()).is_null());
     let run = only(runs(folder));
     assert_eq!((run.devices[0].steps, run.devices[0].out_of_memories), (3, 1));
+    assert!(run.unfinished_at_nanoseconds.is_some_and(|at| at > 1_000_000_000));
     assert!(!gruyere_malloc(128 * MIB as isize, 0, null_mut()).is_null());
 }
 
@@ -68,6 +71,7 @@ fn a_run_is_kept_at_a_step_at_an_out_of_memory_and_at_the_end() {
         .unwrap();
     assert!(output.status.success(), "{output:?}");
     let [run] = runs(&runs_folder).try_into().expect("one run");
+    assert_eq!(run.unfinished_at_nanoseconds, None, "it was written at the end");
     let Run { name, rank, devices, .. } = run;
     assert_eq!((name.as_str(), rank, devices.len()), ("llama", Some(3), 1));
     let device = &devices[0];

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import os
-import sys
 import threading
 import traceback
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any, Callable, Optional, TypeVar
 
-from ._errors import GruyereError
+from ._errors import GruyereError, say
 from ._native import library
 
 
@@ -247,8 +246,8 @@ def _deliver(milliseconds: int) -> bool:
             try:
                 function(alert)
             except Exception:
-                print(f"gruyere: the alert listener {function!r} failed:", file=sys.stderr)
-                traceback.print_exc()
+                failed = traceback.format_exc().rstrip("\n")
+                say(f"gruyere: the alert listener {function!r} failed:\n{failed}")
     return True
 
 

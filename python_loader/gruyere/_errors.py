@@ -1,4 +1,4 @@
-"""The package's exceptions and warnings."""
+"""The package's exceptions, warnings and messages."""
 
 from __future__ import annotations
 
@@ -31,6 +31,14 @@ class NoGpu(NoCuda):
 
 class GruyereWarning(UserWarning):
     """Something will not work as the program may expect; the message says what to use instead."""
+
+
+def say(text: str) -> None:
+    """Print `text` to stderr, if it is open, in one write: print() writes the end of a line by
+    itself to an unbuffered stderr, so that the messages of a job's ranks would share lines."""
+    if sys.stderr is not None:
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
 
 
 _said: set[str] = set()

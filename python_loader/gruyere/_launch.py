@@ -15,7 +15,7 @@ import unicodedata
 from importlib.machinery import BuiltinImporter, SourceFileLoader, SourcelessFileLoader
 from typing import NoReturn, Optional
 
-from ._errors import GruyereError
+from ._errors import GruyereError, say
 
 USAGE = """\
 usage: python -m gruyere [options] script.py [arguments]
@@ -181,7 +181,7 @@ def _print_remedy_for_stdin(error: Exception) -> None:
 
     remedy = remedy_for_stdin(error)
     if remedy:
-        print(f"gruyere: --stand-in: {remedy}", file=sys.stderr)
+        say(f"gruyere: --stand-in: {remedy}")
 
 
 def _print_uncaught(error: Exception) -> None:
@@ -231,13 +231,13 @@ def _build_shim() -> int:
 
         print(shim.build(torch, anew=True))
     except (*_enable.BROKEN, shim.Unavailable) as error:
-        print(f"gruyere: no shim was built: {error}", file=sys.stderr)
+        say(f"gruyere: no shim was built: {error}")
         return 1
     return 0
 
 
 def _refuse(text: str) -> NoReturn:
-    print(f"gruyere: {text}", file=sys.stderr)
+    say(f"gruyere: {text}")
     sys.exit(2)
 
 
@@ -382,10 +382,7 @@ def _run_script(program: list[str]) -> None:
                 opened.seek(0)
                 source = opened.read()
     except OSError as error:
-        print(
-            f"{sys.executable}: can't open file {file!r}: [Errno {error.errno}] {error.strerror}",
-            file=sys.stderr,
-        )
+        say(f"{sys.executable}: can't open file {file!r}: [Errno {error.errno}] {error.strerror}")
         sys.exit(2)
     loader = SourceFileLoader if code is None else SourcelessFileLoader
     namespace = _become_main()

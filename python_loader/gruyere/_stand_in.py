@@ -27,7 +27,7 @@ import tempfile
 from pathlib import Path
 from typing import Optional
 
-from ._errors import GruyereError
+from ._errors import GruyereError, say
 
 VARIABLE = "GRUYERE_PHANTOM"
 LIBRARY = "libphantom_cuda.so"
@@ -305,17 +305,17 @@ that."""
 def main(words: list[str]) -> int:
     """Run a command on the stand-in, holding the lock. Returns its exit code."""
     if not words or words[0].startswith("-"):
-        print(_USAGE, file=sys.stderr)
+        say(_USAGE)
         return 0 if words[:1] in (["-h"], ["--help"]) else 2
     try:
         with tempfile.TemporaryDirectory(prefix="gruyere-stand-in.") as folder:
             with Owner(Path(folder)) as owner:
                 return _run(words, {**os.environ, **environment(owner)})
     except GruyereError as error:
-        print(f"gruyere: {error}", file=sys.stderr)
+        say(f"gruyere: {error}")
         return 2
     except OSError as error:
-        print(f"gruyere: {words[0]}: {error.strerror}", file=sys.stderr)
+        say(f"gruyere: {words[0]}: {error.strerror}")
         return 127
 
 

@@ -21,7 +21,7 @@ from typing import IO, Any, NoReturn, Optional
 
 from . import _stand_in
 from ._dryrun.answers import Answers
-from ._errors import GruyereError
+from ._errors import GruyereError, say
 from ._imports import when_imported
 from ._native import conf
 from ._steps import _Leader
@@ -94,11 +94,7 @@ def _run(asked: Optional[int], what: str, is_stdin: bool) -> NoReturn:
                     f"--stand-in: {error} (an option of `gruyere compare --stand-in`)"
                 ) from error
             far = f"{asked} steps" if asked is not None else "all steps"
-            print(
-                f"gruyere: {far} of {what} on a stand-in GPU; nothing is computed or saved",
-                file=sys.stderr,
-                flush=True,
-            )
+            say(f"gruyere: {far} of {what} on a stand-in GPU; nothing is computed or saved")
             environment = _environment(asked, machine.environment)
             with _program(folder) if is_stdin else nullcontext() as program:
                 run = box.start(_command(), environment, None, records=_records(), stdin=program)
@@ -113,10 +109,9 @@ def _run(asked: Optional[int], what: str, is_stdin: bool) -> NoReturn:
         raise GruyereError(f"--stand-in: {why.partition(': --scratch')[0]}")
     if code != 0 and refused:
         named = ", ".join(dict.fromkeys(one["name"] for one in refused[-3:]))
-        print(
+        say(
             f"gruyere: --stand-in: the sandbox denied the program access to {named}; `gruyere "
-            "compare --stand-in` has options that allow it",
-            file=sys.stderr,
+            "compare --stand-in` has options that allow it"
         )
     sys.exit(128 - code if code < 0 else code)
 

@@ -12,6 +12,7 @@ use super::process::{config, guarded};
 use crate::file;
 use crate::heap::Heap;
 use crate::record::Reader;
+use crate::record::clock::Moment;
 use crate::record::run::Run;
 
 /// Between two writes at steps. One takes about a millisecond.
@@ -25,25 +26,32 @@ const AT_EXIT: Duration = Duration::from_secs(1);
 /// Time of the last write; the writing thread holds the lock.
 static WRITTEN: Mutex<Option<Instant>> = Mutex::new(None);
 
+/// Why the file is written.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Occasion {
+    Step,
+    OutOfMemory,
+    Exit,
+}
+
 /// Writes at a step's end, if due. Never fails the program: errors are logged.
 pub(super) fn at_a_step(heap: &Heap) {
-    write_if_due(heap, STEPS);
+    write_if_due(heap, Occasion::Step, STEPS);
 }
 
 /// Writes at an out-of-memory, if due.
 pub(super) fn at_an_out_of_memory(heap: &Heap) {
-    write_if_due(heap, OUT_OF_MEMORIES);
+    write_if_due(heap, Occasion::OutOfMemory, OUT_OF_MEMORIES);
 }
 
-fn write_if_due(heap: &Heap, interval: Duration) {
+fn write_if_due(heap: &Heap, occasion: Occasion, interval: Duration) {
     let Some((folder, name)) = wanted() else { return };
     // Another thread is about to write.
     let Some(mut written) = WRITTEN.try_lock() else { return };
     if written.is_none_or(|at| at.elapsed() >= interval) {
         *written = Some(Instant::now());
         // A failure here leaves the program its out-of-memory.
-        let ends = interval < STEPS;
-        guarded((), || write(heap, folder, name, ends));
+        guarded((), || write(heap, folder, name, occasion));
     }
 }
 
@@ -52,7 +60,7 @@ pub(super) fn at_exit(heap: &Heap) {
     if let Some((folder, name)) = wanted()
         && let Some(_written) = WRITTEN.try_lock_for(AT_EXIT)
     {
-        write(heap, folder, name, true);
+        write(heap, folder, name, Occasion::Exit);
     }
 }
 
@@ -62,17 +70,22 @@ fn wanted() -> Option<(&'static Path, Option<&'static str>)> {
     Some((config.history.as_deref()?, config.name.as_deref()))
 }
 
-/// Writes the run's file; where the run may be over (`ends`), with the lines that hold memory: that
-/// takes longer.
-fn write(heap: &Heap, folder: &Path, name: Option<&str>, ends: bool) {
+/// Writes the run's file; where the run may be over, with the lines that hold memory: that takes
+/// longer.
+fn write(heap: &Heap, folder: &Path, name: Option<&str>, occasion: Occasion) {
     let Some(reader) = Reader::own(heap.record()) else {
         log::warn!("history: nothing is kept while the record is off; remove record:off");
         return;
     };
     heap.sample();
     let mut run = Run::of(&reader, name);
-    if ends {
+    if occasion != Occasion::Step {
         run = run.with_lines(&reader);
+    }
+    // A killed process writes no other.
+    if occasion != Occasion::Exit {
+        run.unfinished_at_nanoseconds =
+            Some(Moment::take().realtime.saturating_sub(run.started_nanoseconds));
     }
     // A process that only queried the device is not a run.
     if run.devices.is_empty() {

@@ -25,8 +25,8 @@ pub(super) fn at_exit(heap: &Heap) {
     let words = words();
     let typed = runs_python(&words).then(|| typed_command(&words)).flatten();
     if let Some(line) = line(&run, config, typed, std::env::var_os(STAND_IN).is_some()) {
-        // A closed stderr is not an error.
-        let _ = writeln!(io::stderr(), "{line}");
+        // In one write, since ranks may share stderr. A closed stderr is not an error.
+        let _ = io::stderr().write_all(format!("{line}\n").as_bytes());
     }
 }
 
@@ -58,6 +58,11 @@ fn runs_python(words: &[String]) -> bool {
 /// was used.
 fn line(run: &Run, config: &Config, typed: Option<String>, on_stand_in: bool) -> Option<String> {
     let mut said = String::from("gruyere:");
+    let is_of_several = run.world_size.is_some_and(|size| size > 1);
+    if let Some(rank) = run.rank.filter(|_| is_of_several) {
+        // Writing to a String cannot fail.
+        let _ = write!(said, " rank {rank}:");
+    }
     let used: Vec<(&RunDevice, f64)> =
         run.devices.iter().filter_map(|device| Some((device, device.peak_ratio()?))).collect();
     if used.is_empty() {
@@ -68,7 +73,6 @@ fn line(run: &Run, config: &Config, typed: Option<String>, on_stand_in: bool) ->
             1 => String::new(),
             _ => format!(" device {}", device.device),
         };
-        // Writing to a String cannot fail.
         let _ = write!(
             said,
             "{place} peak live {}, held {}",
@@ -89,15 +93,19 @@ fn line(run: &Run, config: &Config, typed: Option<String>, on_stand_in: bool) ->
     let _ = match (&config.history, typed) {
         (Some(folder), _) => write!(
             said,
-            "; more: gruyere report --history {} --name {}",
+            "; more: gruyere report --history {} --name {}{}",
             quoted(&folder.display().to_string()),
-            quoted(&run.name)
+            quoted(&run.name),
+            run.rank
+                .filter(|&rank| rank > 0)
+                .map_or_else(String::new, |it| format!(" --rank {it}"))
         ),
-        (None, Some(typed)) => {
+        // A rank does not start by itself.
+        (None, Some(typed)) if !is_of_several => {
             let option = if on_stand_in { "--stand-in " } else { "" };
             write!(said, "; compare with torch's: gruyere compare {option}-- {typed}")
         }
-        (None, None) => Ok(()),
+        (None, _) => Ok(()),
     };
     Some(said)
 }
@@ -135,6 +143,26 @@ mod tests {
         // A program without a name that could be typed.
         let said = line(&run(), &Config::default(), None, false).unwrap();
         assert!(said.ends_with("; 0.00 s in driver calls"), "{said}");
+    }
+
+    #[test]
+    fn a_rank_of_several_is_named_and_told_of_no_command_that_would_start_it_alone() {
+        let rank = Run { rank: Some(1), world_size: Some(2), ..run() };
+        assert_eq!(
+            line_of(&rank, &Config::default(), true).unwrap(),
+            "gruyere: rank 1: peak live 100.00 MiB, held 102.00 MiB (+2.0%); 0.00 s in driver calls"
+        );
+        let kept = Config::parse("history:runs").unwrap();
+        let said = line_of(&rank, &kept, false).unwrap();
+        assert!(
+            said.contains("gruyere report --history runs --name ") && said.ends_with(" --rank 1")
+        );
+        // A launcher of one process.
+        let single = Run { rank: Some(0), world_size: Some(1), ..run() };
+        assert_eq!(
+            line_of(&single, &Config::default(), false),
+            line_of(&run(), &Config::default(), false)
+        );
     }
 
     #[test]

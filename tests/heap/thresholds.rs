@@ -83,6 +83,28 @@ fn a_listener_hears_of_a_passed_threshold_once_with_no_lock_held() {
 }
 
 #[test]
+fn what_an_alert_says_is_of_one_reading_whatever_happens_meanwhile() {
+    for record in ["on", "off"] {
+        let rig = rig(&format!(
+            "record:{record},headroom:0,alert:live>1GiB=callback+live>1100MiB=callback"
+        ));
+        let inner = rig.clone();
+        // Between the alerts of one look, as another thread may.
+        let heard = Heard::listen(move || {
+            inner.malloc(GIB, DEFAULT);
+        });
+        rig.malloc(GIB + 500 * MIB, DEFAULT);
+        step(&rig);
+        let alerts = heard.alerts.lock().unwrap().clone();
+        assert_eq!(alerts.len(), 2, "record {record}: {alerts:?}");
+        for Alert { value, live, live_peak, reserved, .. } in alerts {
+            assert_eq!(value, live as f64, "record {record}");
+            assert!(live <= live_peak && live <= reserved, "record {record}");
+        }
+    }
+}
+
+#[test]
 fn without_a_step_mark_a_threshold_is_seen_all_the_same() {
     let rig = rig("record:on,headroom:0,auto_trim:off,alert:reserved>90%=callback");
     let heard = Heard::listen(|| {});

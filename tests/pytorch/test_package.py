@@ -1,6 +1,8 @@
 """The Python package: what the wheel has, the ways in, and what is said where there is no way."""
 
 import json
+import socket
+import subprocess
 import sys
 import zipfile
 from email.parser import Parser
@@ -10,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import environment
+from conftest import ROOT, clean_environment
 from package import LIBRARIES
 
 # What a program finds of itself: everything that python sets before it runs it.
@@ -279,6 +282,21 @@ def test_a_launch_line_that_is_wrong_stops_with_words_that_help(installed, line,
     ran = installed.python("-m", "gruyere", *line)
     assert ran.code == 2 and ran.out == ""
     assert named in ran.err and "Traceback" not in ran.err
+
+
+def test_a_message_of_several_lines_is_one_write_so_that_those_of_ranks_do_not_mix():
+    # Each write to such a socket is a packet.
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    line = [sys.executable, "-u", "-m", "gruyere", "--limit"]
+    path = str(ROOT / "python_loader")
+    with ours, theirs:
+        ended = subprocess.run(line, stderr=theirs, env={**clean_environment(), "PYTHONPATH": path})
+        theirs.close()
+        packets = list(iter(lambda: ours.recv(1 << 16).decode(), ""))
+    assert ended.returncode == 2, packets
+    (packet,) = packets
+    assert packet.startswith("gruyere: --limit: a value is missing\nusage: "), packet
+    assert packet.endswith("\n"), packet
 
 
 @pytest.mark.parametrize("variable", ["beside", "2"])

@@ -195,9 +195,8 @@ fn in_words(change: Change) -> String {
 
 /// Summary of a device: the growth of live and held memory, and the responsible line.
 fn verdict(change: &DeviceChange) -> String {
-    let number = change.device;
     let (live, held) = (in_words(change.live), in_words(change.reserved));
-    let mut said = format!("device {number}: live {live}, held {held}");
+    let mut said = format!("{}: live {live}, held {held}", change.name());
     let with = |(_, line): &&(String, Change)| match change.live.after > change.live.before {
         true => line.after > line.before,
         false => line.after < line.before,
@@ -228,12 +227,12 @@ fn text(before: &State, after: &State, changes: &[DeviceChange]) -> String {
     }
     for change in changes {
         line(format_args!(
-            "\ndevice {:<width$} {:>11} {:>11} {:>12}",
-            change.device,
+            "\n{:<width$} {:>11} {:>11} {:>12}",
+            change.name(),
             "A",
             "B",
             "change",
-            width = NAME - 5
+            width = NAME + 2
         ));
         let mut row = |name: &str, change: Change| {
             let [a, b] = [change.before, change.after].map(|bytes| BinaryBytes(bytes).to_string());

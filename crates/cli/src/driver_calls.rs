@@ -33,7 +33,7 @@ pub fn table(times: &[CallTime]) -> Vec<String> {
         return Vec::new();
     }
     let row = |[a, b, c, d, e, f, g]: [&str; 7]| {
-        format!("{a:<24} {b:<10} {c:>9} {d:>9} {e:>9} {f:>9} {g:>9}")
+        format!("{a:<24} {b:<10} {c:>8} {d:>7} {e:>7} {f:>7} {g:>7}")
     };
     let head = row(["DRIVER CALL", "SIZE", "COUNT", "TOTAL", "MEDIAN", "99%", "MAX"]);
     let lines = times.iter().map(|time| {

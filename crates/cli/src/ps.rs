@@ -65,6 +65,17 @@ struct Device {
     peak: u64,
 }
 
+impl Device {
+    /// Whether the process holds or held memory here. Each rank of a job sees the GPUs of all ranks
+    /// of its host.
+    fn is_used(&self) -> bool {
+        let gauge = |gauge| self.now.gauge(gauge);
+        gauge(DeviceGauge::Reserved) > 0
+            || gauge(DeviceGauge::ReservedPeak) > 0
+            || self.now.live_peak > 0
+    }
+}
+
 fn device(reader: &Reader, mut now: DeviceSnapshot, is_live: bool) -> Device {
     // The gauge of lost memory may be out of date.
     now.read_lost(reader);
@@ -287,9 +298,8 @@ fn note(whose: &Whose) -> String {
 
 fn table(rows: &[Row], dead: &[Candidate], swept: Option<usize>, foreign: usize) -> String {
     let stdout = io::stdout();
-    let has_width = stdout.is_terminal() || std::env::var_os("COLUMNS").is_some();
     let columns = candidates::columns(stdout);
-    let layout = Layout::new(has_width.then_some(columns));
+    let layout = Layout::new(wrap::width());
     let Layout { room, .. } = layout;
     let mut out = String::new();
     if rows.is_empty() {
@@ -306,7 +316,13 @@ fn table(rows: &[Row], dead: &[Candidate], swept: Option<usize>, foreign: usize)
         let rank = row.process.rank.map_or("-".to_owned(), |rank| rank.to_string());
         let pid = row.process.pid;
         let command = cut(&format!("{note}{command}"), room);
-        for Device { now: device, peak } in &row.devices {
+        let mut used = row.devices.iter().filter(|device| device.is_used()).peekable();
+        if used.peek().is_none() {
+            let mut cells = std::array::from_fn(|_| "-".to_owned());
+            (cells[0], cells[1]) = (pid.to_string(), rank.clone());
+            out += &layout.row(cells, &command);
+        }
+        for Device { now: device, peak } in used {
             let held = device.held();
             let cells = [
                 pid.to_string(),
@@ -318,11 +334,6 @@ fn table(rows: &[Row], dead: &[Candidate], swept: Option<usize>, foreign: usize)
                 bytes(held.idle()),
                 format!("{:.1}%", held.fragmentation() * 100.0),
             ];
-            out += &layout.row(cells, &command);
-        }
-        if row.devices.is_empty() {
-            let mut cells = std::array::from_fn(|_| "-".to_owned());
-            (cells[0], cells[1]) = (pid.to_string(), rank);
             out += &layout.row(cells, &command);
         }
     }
@@ -375,6 +386,8 @@ fn ambiguous<'a>(processes: impl Iterator<Item = &'a Process>) -> Vec<u64> {
 
 #[cfg(test)]
 mod tests {
+    use gruyere_record::DEVICE_GAUGES;
+
     use super::*;
 
     #[test]
@@ -386,6 +399,32 @@ mod tests {
         let row = row.trim_end();
         assert!(row.chars().count() <= 80 && row.ends_with("train.py …"), "{row}");
         assert_eq!(cut("train.py", 8), "train.py");
+    }
+
+    #[test]
+    fn a_rank_is_a_row_for_the_gpu_it_uses_of_the_eight_it_sees() {
+        let device = |device, held| {
+            let mut now = DeviceSnapshot {
+                device,
+                gauges: vec![0; DEVICE_GAUGES],
+                ..DeviceSnapshot::default()
+            };
+            now.gauges[DeviceGauge::ReservedPeak as usize] = held;
+            Device { now, peak: 0 }
+        };
+        let row = |pid, devices| Row {
+            process: Process { pid, command: "train.py".to_owned(), ..Process::default() },
+            devices,
+            path: PathBuf::new(),
+            state: State::Live,
+            whose: Whose { user: None, is_seen: true },
+        };
+        let rank = row(7, (0..8).map(|gpu| device(gpu, u64::from(gpu == 3))).collect());
+        let idle = row(8, vec![device(0, 0), device(1, 0)]);
+        let told = table(&[rank, idle], &[], None, 0);
+        let cells: Vec<Vec<&str>> =
+            told.lines().map(|line| line.split_whitespace().take(3).collect()).collect();
+        assert_eq!(cells[1..], [["7", "-", "3"], ["8", "-", "-"]], "{told}");
     }
 
     #[test]

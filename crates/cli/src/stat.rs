@@ -21,6 +21,7 @@ use crate::output;
 use crate::shares;
 use crate::sites::{auto_by_phase, shares_of_phases};
 use crate::target::Target;
+use crate::wrap;
 
 /// Prints all gauges of one process, living or killed.
 #[derive(clap::Args)]
@@ -249,15 +250,15 @@ fn text(reader: &Reader, devices: &[DeviceSnapshot], value: &Value) -> String {
     let mut line = |text: std::fmt::Arguments| {
         let _ = writeln!(out, "{text}");
     };
-    line(format_args!(
-        "process {} ({life}) on {}, gruyere {}",
-        process.pid, process.host, process.version
-    ));
-    line(format_args!("  command        {}", process.command));
+    let columns = wrap::width().unwrap_or(usize::MAX);
+    let words = |head: &str, text: &str| wrap::below(head, text.split(' '), " ", columns);
+    let about = format!("({life}) on {}, gruyere {}", process.host, process.version);
+    line(format_args!("{}", words(&format!("process {} ", process.pid), &about)));
+    line(format_args!("{}", words("  command        ", &process.command)));
     let (rank, local, world) =
         (number(process.rank), number(process.local_rank), number(process.world_size));
     line(format_args!("  rank           {rank} (local {local}, of {world})"));
-    line(format_args!("  configuration  {}", configuration(&process)));
+    line(format_args!("{}", words("  configuration  ", configuration(&process))));
     line(format_args!("  record         {}", reader.path().display()));
     for (at, snapshot) in devices.iter().enumerate() {
         let torn = if snapshot.torn_gauges || snapshot.torn_shards > 0 {
@@ -276,9 +277,10 @@ fn text(reader: &Reader, devices: &[DeviceSnapshot], value: &Value) -> String {
         }
         let by = match held.typical_request {
             0 => String::new(),
-            request => format!("  what a request of {} does not fit into", bytes(request)),
+            request => format!("what a request of {} does not fit into", bytes(request)),
         };
-        line(format_args!("{}{by}", fact(LOST, bytes(held.lost()))));
+        let lost = fact(LOST, bytes(held.lost()));
+        line(format_args!("{}", words(&format!("{lost}  "), &by).trim_end()));
         line(format_args!(
             "{}",
             fact("fragmentation (lost / held)", percent(held.fragmentation()))
@@ -313,13 +315,13 @@ fn text(reader: &Reader, devices: &[DeviceSnapshot], value: &Value) -> String {
         let head = ["BLOCKS", "LIVE", "REQUESTED", "PENDING", "MALLOCS", "FREES"];
         let [blocks, live, requested, pending, mallocs, frees] = head;
         line(format_args!(
-            "\n  {:<11} {blocks:>9} {live:>11} {requested:>11} {pending:>11} {mallocs:>12} \
-             {frees:>12}",
+            "\n  {:<11} {blocks:>8} {live:>11} {requested:>11} {pending:>11} {mallocs:>10} \
+             {frees:>10}",
             ""
         ));
         let row = |name: &str, counts: BlockCounts| {
             format!(
-                "  {name:<11} {:>9} {:>11} {:>11} {:>11} {:>12} {:>12}",
+                "  {name:<11} {:>8} {:>11} {:>11} {:>11} {:>10} {:>10}",
                 counts.live_blocks(),
                 bytes(counts.live_bytes()),
                 bytes(counts.live_requested()),
@@ -334,7 +336,7 @@ fn text(reader: &Reader, devices: &[DeviceSnapshot], value: &Value) -> String {
         for (number, name) in LIFETIME_NAMES.iter().enumerate() {
             line(format_args!("{}", row(name, snapshot.sum(|_, lifetime| lifetime == number))));
             if let (0, Some(of_auto)) = (number, &of_auto) {
-                line(format_args!("    {of_auto}"));
+                line(format_args!("{}", words("    ", of_auto)));
             }
         }
         line(format_args!("{}", row("small", snapshot.sum(|pool, _| pool == 0))));
@@ -353,12 +355,9 @@ fn text(reader: &Reader, devices: &[DeviceSnapshot], value: &Value) -> String {
                 })
             })
             .collect();
-        line(format_args!(
-            "  {:<20} count {:<12} {}",
-            name.replace('_', " "),
-            histogram["count"],
-            quantiles.join("  ")
-        ));
+        let head = format!("  {:<20} count {:<12} ", name.replace('_', " "), histogram["count"]);
+        let quantiles = quantiles.iter().map(String::as_str);
+        line(format_args!("{}", wrap::below(&head, quantiles, "  ", columns)));
     }
     for (at, row) in driver_calls::table(&reader.driver_call_times()).into_iter().enumerate() {
         line(format_args!("{}  {row}", if at == 0 { "\n" } else { "" }));
@@ -382,7 +381,9 @@ fn text(reader: &Reader, devices: &[DeviceSnapshot], value: &Value) -> String {
                 format!("{} {told}", name.replace('_', " "))
             })
             .collect();
-        line(format_args!("{title:<10} {}", facts.join("  ")));
+        let facts = facts.iter().map(String::as_str);
+        let text = wrap::below(&format!("{title:<10} "), facts, "  ", columns);
+        line(format_args!("{text}"));
     }
     out
 }

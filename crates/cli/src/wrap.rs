@@ -8,12 +8,44 @@ use crate::candidates;
 /// The widest line of a sentence, even on a wider terminal.
 const MOST: usize = 100;
 
-/// Columns for sentences on standard output; `None`: neither a terminal nor a width in $COLUMNS, so
-/// lines are not broken, for text searches.
-pub fn columns() -> Option<usize> {
+/// Columns of standard output; `None`: neither a terminal nor a width in $COLUMNS, so lines are not
+/// broken, for text searches.
+pub fn width() -> Option<usize> {
     let out = io::stdout();
     let is_wanted = out.is_terminal() || std::env::var_os("COLUMNS").is_some();
-    is_wanted.then(|| candidates::columns(&out).min(MOST))
+    is_wanted.then(|| candidates::columns(&out))
+}
+
+/// As [`width`], for sentences.
+pub fn columns() -> Option<usize> {
+    width().map(|columns| columns.min(MOST))
+}
+
+/// `head`, then `parts` with `gap` between, in lines of at most `columns` characters, which go on
+/// below the first part. A longer part has a line of its own.
+pub fn below<'a>(
+    head: &str,
+    parts: impl IntoIterator<Item = &'a str>,
+    gap: &str,
+    columns: usize,
+) -> String {
+    let start = head.chars().count();
+    let (mut out, mut used, mut is_first) = (head.to_owned(), start, true);
+    for part in parts {
+        let wide = part.chars().count();
+        if !is_first && used + gap.len() + wide > columns {
+            out.push('\n');
+            out.extend(std::iter::repeat_n(' ', start));
+            used = start;
+        } else if !is_first {
+            out.push_str(gap);
+            used += gap.len();
+        }
+        out.push_str(part);
+        used += wide;
+        is_first = false;
+    }
+    out
 }
 
 /// `text` in lines of at most `columns` characters, broken at spaces; all but the first begin with
@@ -83,6 +115,7 @@ mod tests {
             assert!(lines.iter().all(|line| line.chars().count() <= columns), "{lines:?}");
             assert_eq!(unfold(&lines), [text]);
         }
+        assert_eq!(below("a  ", ["1 2", "3 4", "5"], "  ", 9), "a  1 2\n   3 4  5");
         let table = "  GPU  LIVE\n    0     1\n";
         assert_eq!(fitted(table, 80), table, "what fits stays as it is");
         assert_eq!(fitted("  a table\nlong sentence", 9), "  a table\nlong\n  sentence\n");

@@ -95,7 +95,7 @@ fn json(output: &Output) -> Value {
 }
 
 #[test]
-fn ps_lists_a_line_a_device_of_each_live_process() {
+fn ps_lists_a_line_for_each_device_that_a_live_process_uses() {
     let folder = tempfile::tempdir().unwrap();
     let empty = gruyere(&["ps"], folder.path());
     assert!(empty.status.success() && text(&empty.stdout).contains("no live process"));
@@ -103,22 +103,22 @@ fn ps_lists_a_line_a_device_of_each_live_process() {
     let output = gruyere(&["ps"], folder.path());
     let table = text(&output.stdout);
     let lines: Vec<&str> = table.lines().collect();
-    assert_eq!(lines.len(), 3, "{table}");
+    assert_eq!(lines.len(), 2, "{table}");
     let pid = std::process::id().to_string();
     let head: Vec<&str> = lines[0].split_whitespace().collect();
     assert_eq!(head, ["PID", "RANK", "GPU", "LIVE", "PEAK", "HELD", "IDLE", "LOST", "COMMAND"]);
-    let words: Vec<&str> = lines[2].split_whitespace().collect();
+    let words: Vec<&str> = lines[1].split_whitespace().collect();
     assert_eq!((words[0], words[2]), (pid.as_str(), "1"), "{table}");
     // The timeline has no sample: the current live memory is the peak.
     assert_eq!((words[3], words[5]), ("28.00", "28.00"), "{table}");
     assert!(
-        lines[2].contains("28.00 MiB")
-            && lines[2].contains("56.00 MiB")
-            && lines[2].contains("12.00 MiB")
-            && lines[2].contains("25.0%"),
+        lines[1].contains("28.00 MiB")
+            && lines[1].contains("56.00 MiB")
+            && lines[1].contains("12.00 MiB")
+            && lines[1].contains("25.0%"),
         "{table}"
     );
-    assert!(lines[2].contains("record_commands"), "{table}");
+    assert!(lines[1].contains("record_commands"), "{table}");
     let all = json(&gruyere(&["ps", "--json"], folder.path()));
     let process = &all["processes"][0];
     assert_eq!(process["pid"], std::process::id());
@@ -318,6 +318,25 @@ fn stat_prints_all_gauges_by_pid_and_by_file() {
     }
     for part in ["_bytes", "_microseconds", "rung", "retired"] {
         assert!(!page.contains(part), "{part:?} is no word for people:\n{page}");
+    }
+    record.close();
+}
+
+#[test]
+fn stat_and_map_fit_the_columns_that_are_asked_for_in_a_pipe_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let record = record(folder.path());
+    let path = record.path().unwrap().to_str().unwrap();
+    let command = std::env::args().next().unwrap();
+    for (arguments, columns) in [(["stat", path], 80), (["map", path], 60), (["map", path], 140)] {
+        let mut gruyere = Command::new(env!("CARGO_BIN_EXE_gruyere"));
+        let output = gruyere.args(arguments).env("COLUMNS", columns.to_string()).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        let page = text(&output.stdout);
+        // A path is a word.
+        let lines = page.lines().filter(|line| !line.contains(path) && !line.contains(&command));
+        let widest = lines.map(|line| line.chars().count()).max().unwrap();
+        assert!((columns - 40..=columns).contains(&widest), "{widest} of {columns}\n{page}");
     }
     record.close();
 }

@@ -147,6 +147,51 @@ fn what_lines_held_at_the_end_is_compared_and_lines_that_are_only_in_one_are_tol
 }
 
 #[test]
+fn figures_of_a_run_that_was_killed_are_told_as_those_of_the_last_write() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = keep(folder.path(), 1, |_| 1000, 0);
+    let mut run: Run = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
+    run.unfinished_at_nanoseconds = Some(61_200_000_000);
+    run.devices[0].steps = 1;
+    run.devices[0].timeline.clear();
+    std::fs::write(&path, serde_json::to_string(&run).unwrap()).unwrap();
+    let path = path.to_str().unwrap();
+    let page = text(&report(folder.path(), &[path]).stdout);
+    let words = page.split_whitespace().collect::<Vec<_>>().join(" ");
+    for said in [
+        "last written 61 s into the run, before the end: it was killed, or still runs.",
+        "`gruyere report 7` has it",
+        "too few steps were marked by then",
+    ] {
+        assert!(words.contains(said), "{said} is missing in\n{page}");
+    }
+    assert!(page.lines().take(4).all(|line| line.len() <= 80), "{page}");
+    let value: Value =
+        serde_json::from_slice(&report(folder.path(), &[path, "--json"]).stdout).unwrap();
+    assert_eq!(value["run"]["unfinished_at_nanoseconds"], 61_200_000_000u64);
+}
+
+#[test]
+fn two_ranks_with_a_gpu_each_are_compared_although_the_numbers_differ() {
+    let folder = tempfile::tempdir().unwrap();
+    let first = keep(folder.path(), 1, |_| 1000, 0);
+    let second = keep(folder.path(), 2, |_| 1030, 0);
+    let mut run: Run = serde_json::from_str(&std::fs::read_to_string(&second).unwrap()).unwrap();
+    run.devices[0].device = 1;
+    std::fs::write(&second, serde_json::to_string(&run).unwrap()).unwrap();
+    let [first, second] = [&first, &second].map(|path| path.to_str().unwrap());
+    let output = report(folder.path(), &[second, "--against", first, "--max-growth", "2%"]);
+    let shown = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(4), "{shown}");
+    let grew = "device 1 (against device 0): live at the peak grew by 3.00%";
+    assert!(shown.contains(grew), "{shown}");
+    assert!(shown.contains("\ndevice 1 (against device 0) Phantom\n"), "{shown}");
+    let output = report(folder.path(), &[second, "--against", first, "--json"]);
+    let value: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(value["devices"][0]["before_device"], 0, "{value}");
+}
+
+#[test]
 fn a_process_that_runs_now_is_a_run() {
     let folder = tempfile::tempdir().unwrap();
     let options = RecordOptions {

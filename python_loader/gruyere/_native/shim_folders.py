@@ -7,12 +7,13 @@ import contextlib
 import os
 import shutil
 import stat
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Optional
+
+from .. import _errors
 
 # How long to wait for another process's build before going on without a shim. A build takes 12 s
 # of a core, and several times that on a node whose ranks all start at once.
@@ -123,7 +124,7 @@ def remember(failed: Path, why: str) -> None:
 def say(line: str) -> None:
     """Print a line to stderr, not as a warning: the process is waiting now."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
-        print(f"gruyere: {line}", file=sys.stderr, flush=True)
+        _errors.say(f"gruyere: {line}")
 
 
 @contextlib.contextmanager

@@ -67,10 +67,8 @@ impl Bound {
         };
         let value = if self.growth { after.saturating_sub(before) } else { after };
         (value > self.most.resolve(before)).then(|| {
-            format!(
-                "device {}: {} is passed: {before} before, {after} after",
-                change.device, self.text
-            )
+            let device = change.name();
+            format!("{device}: {} is passed: {before} before, {after} after", self.text)
         })
     }
 }

@@ -42,6 +42,8 @@ type Table = Vec<(String, Change)>;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct DeviceChange {
     pub device: u32,
+    /// Its counterpart in A: of another number if each is the only one that its process uses.
+    pub before_device: u32,
     pub reserved: Change,
     pub live: Change,
     pub pending: Change,
@@ -61,6 +63,14 @@ pub struct DeviceChange {
 }
 
 impl DeviceChange {
+    /// Which devices are compared, in words.
+    pub fn name(&self) -> String {
+        match (self.before_device, self.device) {
+            (before, after) if before == after => format!("device {after}"),
+            (before, after) => format!("device {before} of A with device {after} of B"),
+        }
+    }
+
     /// The short tables, each with the name of its classes.
     pub fn tables(&self) -> [(&'static str, &Table); 3] {
         [("lifetime", &self.lifetimes), ("size", &self.sizes), ("stream", &self.streams)]
@@ -98,20 +108,40 @@ impl DeviceChange {
     }
 }
 
-/// All devices of either state.
+/// The number of the only device on which a process holds or held memory.
+fn only_used(state: &State) -> Option<u32> {
+    let is_used = |device: &&DeviceState| {
+        let most = device.reserved_peak_bytes.max(device.live_peak_bytes);
+        most.max(device.held.reserved_bytes).max(device.live.all.bytes) > 0
+    };
+    let mut used = state.devices.iter().filter(is_used).map(|device| device.device);
+    used.next().filter(|_| used.next().is_none())
+}
+
+/// All devices of either state. Two ranks, each on a GPU of its own, are compared although the
+/// numbers differ.
 pub fn devices(before: &State, after: &State, largest: usize) -> Vec<DeviceChange> {
     let mut numbers: Vec<u32> =
         before.devices.iter().chain(&after.devices).map(|device| device.device).collect();
     numbers.sort_unstable();
     numbers.dedup();
+    let ranks = only_used(before).zip(only_used(after)).filter(|(one, other)| one != other);
+    if let Some((one, _)) = ranks {
+        numbers.retain(|number| *number != one);
+    }
     let nothing = DeviceState::default();
     let of = |state: &State, number: u32| {
         state.devices.iter().position(|device| device.device == number)
     };
     let pair = |number: u32| {
-        let one = of(before, number).map_or(&nothing, |at| &before.devices[at]);
+        let counterpart = match ranks {
+            Some((one, other)) if other == number => one,
+            _ => number,
+        };
+        let one = of(before, counterpart).map_or(&nothing, |at| &before.devices[at]);
         let other = of(after, number).map_or(&nothing, |at| &after.devices[at]);
         let mut change = device(number, one, other, largest);
+        change.before_device = counterpart;
         change.lines = sites((before, one), (after, other), By::Line);
         change.modules = sites((before, one), (after, other), By::Module);
         change
@@ -130,6 +160,7 @@ fn device(number: u32, before: &DeviceState, after: &DeviceState, largest: usize
     let (one, other) = (live(before), live(after));
     DeviceChange {
         device: number,
+        before_device: number,
         reserved: change(|device| device.held.reserved_bytes),
         live: change(|device| device.live.all.bytes),
         pending: change(|device| device.held.pending_bytes),
@@ -270,6 +301,36 @@ mod tests {
         assert_eq!(
             told(&change.modules),
             [(line(12), 0, 10), ("layers.30".into(), 5, 2), (line(10), 1, 1)]
+        );
+    }
+
+    #[test]
+    fn two_ranks_with_a_gpu_each_are_compared_although_the_numbers_differ() {
+        let rank = |used: &[u32], bytes| {
+            let device = |number| {
+                let mut device = DeviceState { device: number, ..DeviceState::default() };
+                let held = if used.contains(&number) { bytes } else { 0 };
+                device.held.reserved_bytes = held;
+                device.reserved_peak_bytes = held;
+                device
+            };
+            State { devices: (0..3).map(device).collect(), ..State::default() }
+        };
+        let told = |before: &State, after: &State| -> Vec<(String, Change)> {
+            let changes = devices(before, after, 0);
+            changes.iter().map(|change| (change.name(), change.reserved)).collect()
+        };
+        let nothing = |device: u32| (format!("device {device}"), Change::default());
+        let both = Change { before: MIB, after: 2 * MIB };
+        assert_eq!(
+            told(&rank(&[0], MIB), &rank(&[1], 2 * MIB)),
+            [("device 0 of A with device 1 of B".to_owned(), both), nothing(2)]
+        );
+        // Of a process with several devices, one may be missing in the other state.
+        let grew = Change { before: 0, after: 2 * MIB };
+        assert_eq!(
+            told(&rank(&[0], MIB), &rank(&[0, 1], 2 * MIB)),
+            [("device 0".to_owned(), both), ("device 1".to_owned(), grew), nothing(2)]
         );
     }
 

@@ -24,6 +24,7 @@ use serde_json::json;
 use crate::failure::{Ended, Exit, Failure};
 use crate::output::{self, Audience};
 use crate::target::Target;
+use crate::wrap;
 use gaps::Missing;
 use strokes::By;
 use terminal::Style;
@@ -67,7 +68,7 @@ pub struct Arguments {
     /// When to use colours; `auto`: if the output is a terminal and NO_COLOR is not set.
     #[arg(long, value_enum, default_value_t)]
     color: Colour,
-    /// Columns of text. Default: the terminal's, or 100.
+    /// Columns of text. Default: the terminal's, or $COLUMNS, or 100.
     #[arg(long, value_name = "COLUMNS", value_parser = clap::value_parser!(u16).range(40..))]
     width: Option<u16>,
     /// Rows of cells. Default: as many as fit the terminal, or 32.
@@ -100,6 +101,8 @@ enum Colour {
 const EVENTS: usize = 64;
 /// Lines around the rows of cells, roughly.
 const AROUND: usize = 12;
+/// Columns where the output is no terminal and $COLUMNS is not set.
+const WITHOUT_TERMINAL: usize = 100;
 /// The fewest rows of cells that make a picture.
 const LEAST_ROWS: usize = 6;
 
@@ -203,8 +206,8 @@ fn drawn(picture: &Picture, reader: &Reader<'_>, arguments: &Arguments) -> Strin
 fn style(arguments: &Arguments) -> (Style, Option<usize>) {
     let terminal = io::stdout().is_terminal();
     let size = terminal.then(terminal_size::terminal_size).flatten();
-    let (columns, lines) =
-        size.map_or((100, None), |(width, height)| (width.0, Some(usize::from(height.0))));
+    let lines = size.map(|(_, height)| usize::from(height.0));
+    let columns = arguments.width.map(usize::from).or_else(wrap::width).unwrap_or(WITHOUT_TERMINAL);
     let fitting = lines.map_or(32, |lines| lines.saturating_sub(AROUND).max(LEAST_ROWS));
     let colour = match arguments.color {
         Colour::Always => true,
@@ -215,7 +218,7 @@ fn style(arguments: &Arguments) -> (Style, Option<usize>) {
         }
     };
     let style = Style {
-        columns: usize::from(arguments.width.unwrap_or(columns)).max(40),
+        columns: columns.clamp(40, usize::from(u16::MAX)),
         rows: arguments.rows.map_or(fitting, usize::from),
         ascii: arguments.ascii,
         colour,

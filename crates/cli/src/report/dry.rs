@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use super::bounds::{Bounds, Pair, percent};
 use super::files::Kept;
-use super::{Compared, when};
+use super::{Compared, unfinished, when};
 use crate::amounts::bytes;
 
 /// Value of [`DryRun::schema`].
@@ -291,10 +291,14 @@ fn head(now: &Kept, before: Option<&Kept>) -> String {
                     plain(&dry.machine.torch)
                 ),
             ),
-            Kept::Run(run) => (
-                (&run.host, run.pid, run.started_nanoseconds),
-                format!("{}, {} steps", plain(&shown_command(&run.command)), steps(run)),
-            ),
+            Kept::Run(run) => {
+                let written = unfinished(run).map_or_else(String::new, |it| format!(", {it}"));
+                let command = plain(&shown_command(&run.command));
+                (
+                    (&run.host, run.pid, run.started_nanoseconds),
+                    format!("{command}, {} steps{written}", steps(run)),
+                )
+            }
         };
         let (host, pid, started) = who;
         let (name_of_run, host) = (plain(kept.name()), plain(host));

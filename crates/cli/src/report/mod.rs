@@ -8,6 +8,7 @@ mod runs;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
+use gruyere_record::run::Run;
 use serde_json::Value;
 
 use crate::failure::{Ended, Exit, Failure, say};
@@ -148,6 +149,12 @@ fn no_run(history: &Path, arguments: &Arguments) -> Failure {
         "{folder}: no run of {of}; history:{folder} in GRUYERE_CONF saves runs there, and so does \
          gruyere dryrun --history {folder}"
     ))
+}
+
+/// When the file of a run was last written, if that was before the end of the process.
+fn unfinished(run: &Run) -> Option<String> {
+    let seconds = run.unfinished_at_nanoseconds? as f64 / 1e9;
+    Some(format!("last written {seconds:.0} s into the run, before the end"))
 }
 
 /// A time (nanoseconds since 1970), for people.

@@ -9,14 +9,18 @@ use gruyere_record::sites::Line;
 use serde_json::{Value, json};
 
 use super::bounds::{Bounds, Pair, percent};
-use super::{Compared, when};
+use super::{Compared, unfinished, when};
 use crate::amounts::bytes;
 use crate::driver_calls;
+use crate::wrap::wrap;
 
 /// Compares two runs, with the steps in `parts` parts.
 pub fn compare(now: &Run, before: Option<&Run>, parts: u64, bounds: Bounds) -> Compared {
-    let counterpart =
-        |device: &RunDevice| before?.devices.iter().find(|other| other.device == device.device);
+    let counterpart = |device: &RunDevice| match (&now.devices[..], &before?.devices[..]) {
+        // Two ranks, each on a GPU of its own.
+        ([_], [only]) => Some(only),
+        (_, devices) => devices.iter().find(|other| other.device == device.device),
+    };
     let comparisons: Vec<Comparison> = now
         .devices
         .iter()
@@ -53,6 +57,15 @@ impl<'a> Comparison<'a> {
         Self { now, before, steps }
     }
 
+    /// The device, and its counterpart if that has another number.
+    fn name(&self) -> String {
+        let number = self.now.device;
+        match self.before.map(|before| before.device).filter(|before| *before != number) {
+            Some(before) => format!("device {number} (against device {before})"),
+            None => format!("device {number}"),
+        }
+    }
+
     fn ratios(&self, of: impl Fn(&RunDevice) -> Option<f64>) -> Option<Pair<f64>> {
         Some(Pair { before: self.before.and_then(&of), now: of(self.now)? })
     }
@@ -63,7 +76,7 @@ impl<'a> Comparison<'a> {
 
     /// Regressions past the bounds, in words.
     fn worse(&self, bounds: Bounds) -> Vec<String> {
-        let device = format!("device {}", self.now.device);
+        let device = self.name();
         let growth = |what: &str, pair| bounds.growth_of(&device, what, pair);
         let rise = |what: &str, pair| bounds.rise_of(&device, what, pair);
         let mut worse = vec![
@@ -114,6 +127,7 @@ fn about(run: &Run) -> Value {
         "configuration": run.configuration,
         "gruyere": run.gruyere,
         "started_nanoseconds": run.started_nanoseconds,
+        "unfinished_at_nanoseconds": run.unfinished_at_nanoseconds,
         "driver_calls": run.driver_call_times,
     })
 }
@@ -154,6 +168,7 @@ fn value(now: &Run, before: Option<&Run>, comparisons: &[Comparison], worse: &[S
             .collect();
         json!({
             "device": comparison.now.device,
+            "before_device": comparison.before.map(|before| before.device),
             "name": comparison.now.name,
             "now": device_value(comparison.now),
             "before": comparison.before.map(device_value),
@@ -200,6 +215,9 @@ fn lines_table(comparison: &Comparison) -> Vec<String> {
     table
 }
 
+/// Below the names of the runs.
+const INDENT: &str = "         ";
+
 fn text(now: &Run, before: Option<&Run>, comparisons: &[Comparison]) -> String {
     let mut out = String::new();
     let mut line = |text: std::fmt::Arguments| {
@@ -210,10 +228,21 @@ fn text(now: &Run, before: Option<&Run>, comparisons: &[Comparison]) -> String {
         let started = when(run.started_nanoseconds);
         format!("{} of {started} (pid {} on {}{rank})", plain(&run.name), run.pid, plain(&run.host))
     };
-    line(format_args!("run      {}", who(now)));
+    let so_far = |run: &Run| -> String {
+        let said = unfinished(run).map(|written| {
+            format!(
+                "{written}: it was killed, or still runs. What it did later is missing here; \
+                 `gruyere report {}` has it, while its record is there",
+                run.pid
+            )
+        });
+        let lines = said.iter().flat_map(|said| wrap(said, 80 - INDENT.len(), ""));
+        lines.map(|line| format!("\n{INDENT}{line}")).collect()
+    };
+    line(format_args!("run      {}{}", who(now), so_far(now)));
     match before {
         Some(before) => {
-            line(format_args!("against  {}", who(before)));
+            line(format_args!("against  {}{}", who(before), so_far(before)));
             if before.configuration != now.configuration {
                 let (before, now) = (plain(&before.configuration), plain(&now.configuration));
                 line(format_args!("         with another configuration: {before:?}, now {now:?}"));
@@ -223,7 +252,7 @@ fn text(now: &Run, before: Option<&Run>, comparisons: &[Comparison]) -> String {
     }
     for comparison in comparisons {
         let run = comparison.now;
-        line(format_args!("\ndevice {} {}", run.device, plain(&run.name)));
+        line(format_args!("\n{} {}", comparison.name(), plain(&run.name)));
         line(format_args!("  {:<26} {:>12} {:>12} {:>9}", "", "BEFORE", "NOW", "CHANGE"));
         let mut row = |name: &str, before: Option<String>, now: String, change: Option<String>| {
             let (before, change) =
@@ -258,7 +287,13 @@ fn text(now: &Run, before: Option<&Run>, comparisons: &[Comparison]) -> String {
             line(format_args!("{row}"));
         }
         if comparison.steps.is_empty() {
-            line(format_args!("  no step was marked, so there are no figures by step"));
+            let has_steps = |run: &RunDevice| run.steps > 0;
+            let why = match has_steps(run) && comparison.before.is_none_or(has_steps) {
+                true => "too few steps were marked",
+                false => "no step was marked",
+            };
+            let by_then = if now.unfinished_at_nanoseconds.is_some() { " by then" } else { "" };
+            line(format_args!("  {why}{by_then}, so there are no figures by step"));
             continue;
         }
         let head = ["IN USE", "HELD", "RATIO", "IN USE", "HELD", "RATIO"];

@@ -3,8 +3,9 @@
 
 use crate::device::Device;
 use crate::shared::Shared;
-use crate::sync::lock;
 use crate::upkeep::alerts::{ALERTS, Alert, AlertKind};
+use crate::upkeep::watching::Look;
+use gruyere_record::facts::Process;
 use gruyere_record::reader::DeviceSnapshot;
 use gruyere_record::watch::{Action, Passed, Rule};
 use gruyere_record::{DEVICE_GAUGES, DeviceGauge};
@@ -49,6 +50,12 @@ fn without_record(device: &Device, shared: &Shared) -> DeviceSnapshot {
     snapshot
 }
 
+/// Before a line of the log, where several ranks may share it.
+fn whose(process: &Process) -> String {
+    let rank = process.rank.filter(|_| process.world_size.is_some_and(|size| size > 1));
+    rank.map_or_else(String::new, |rank| format!("rank {rank}: "))
+}
+
 impl Device {
     /// Checks the thresholds of `alert:` and acts on those passed. Call with no lock held.
     pub(crate) fn look_at_thresholds(&self, shared: &Shared, now: Instant) {
@@ -58,21 +65,21 @@ impl Device {
         if now < state.next {
             return;
         }
-        let passed = state.look(shared.record, self.id, now, || without_record(self, shared));
+        let look = state.look(shared.record, self.id, now, || without_record(self, shared));
         // The listeners may allocate, and come by here again.
         drop(state);
-        for (number, passed) in passed {
+        for &(number, passed) in &look.passed {
             if let Some(rule) = shared.settings.alert.get(number) {
-                self.act(shared, number, rule, passed);
+                self.act(shared, number, rule, passed, &look);
             }
         }
     }
 
-    fn act(&self, shared: &Shared, number: usize, rule: &Rule, passed: Passed) {
+    fn act(&self, shared: &Shared, number: usize, rule: &Rule, passed: Passed, look: &Look) {
         // Before any memory goes back.
         ALERTS.passed(self.id, rule.threshold.text());
-        let (live, live_peak) = shared.record.live(self.id);
-        let reserved = lock(&self.central).backing.reserved;
+        // Not read again: other threads go on, and the figures would contradict the value.
+        let &Look { live, live_peak, reserved, .. } = look;
         match rule.action {
             Action::Callback => ALERTS.raise(&Alert {
                 kind: AlertKind::Threshold,
@@ -94,8 +101,9 @@ impl Device {
                     String::new()
                 };
                 log::warn!(
-                    "device {}: {} is passed: {} is {value} ({live} B live, {reserved} B \
+                    "{}device {}: {} is passed: {} is {value} ({live} B live, {reserved} B \
                      held){given}",
+                    whose(&Process::current()),
                     self.id,
                     rule.threshold,
                     metric.name()
@@ -128,5 +136,17 @@ impl Device {
                 value: 0.0,
             });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_log_names_the_rank_where_there_are_several() {
+        let of = |rank, world_size| whose(&Process { rank, world_size, ..Process::default() });
+        assert_eq!(of(Some(1), Some(2)), "rank 1: ");
+        assert_eq!((of(Some(0), Some(1)), of(None, None)), (String::new(), String::new()));
     }
 }

@@ -8,7 +8,7 @@ use gruyere_record::reader::DeviceSnapshot;
 use gruyere_record::watch::{
     Alarm, Facts, Forecast, Metric, Passed, Point, Rate, Rule, capacity, forecast,
 };
-use gruyere_record::{Reader, Record};
+use gruyere_record::{DeviceGauge, Reader, Record};
 use std::time::{Duration, Instant};
 
 /// Time between two checks. A check reads a hundred cache lines or so of the record.
@@ -52,8 +52,17 @@ impl Watching {
     }
 }
 
+/// The rules that are passed, and the memory in the same reading.
+pub(crate) struct Look {
+    /// By number.
+    pub(crate) passed: Vec<(usize, Passed)>,
+    pub(crate) live: u64,
+    pub(crate) live_peak: u64,
+    pub(crate) reserved: u64,
+}
+
 impl State {
-    /// The rules of `device` that are passed now, by number. `without_record`: the snapshot for a
+    /// Checks the rules of `device`. `without_record`: the snapshot for a
     /// heap without a record.
     pub(crate) fn look(
         &mut self,
@@ -61,7 +70,7 @@ impl State {
         device: DeviceId,
         now: Instant,
         without_record: impl FnOnce() -> DeviceSnapshot,
-    ) -> Vec<(usize, Passed)> {
+    ) -> Look {
         self.next = now + LOOKS;
         let reader = Reader::own(record);
         let snapshot = reader.as_ref().and_then(|reader| reader.device(device));
@@ -79,6 +88,11 @@ impl State {
         let rate = self.rate.look(seconds, snapshot.total().malloc_bytes);
         let facts = Facts { device: &snapshot, rate, forecast: self.forecast };
         let looks = self.alarms.iter_mut().map(|alarm| alarm.look(seconds, &facts)).enumerate();
-        looks.filter_map(|(number, passed)| Some((number, passed?))).collect()
+        Look {
+            passed: looks.filter_map(|(number, passed)| Some((number, passed?))).collect(),
+            live: snapshot.live,
+            live_peak: snapshot.live_peak,
+            reserved: snapshot.gauge(DeviceGauge::Reserved),
+        }
     }
 }

@@ -57,6 +57,10 @@ pub struct Run {
     /// The `gruyere run` it belongs to.
     #[serde(default)]
     pub gruyere_run: Option<u64>,
+    /// Where the process wrote this before its end: when, since its start. What it did later is
+    /// missing.
+    #[serde(default)]
+    pub unfinished_at_nanoseconds: Option<u64>,
     /// The devices that it used.
     pub devices: Vec<RunDevice>,
     /// Host times of the driver's calls, all devices together.
@@ -164,6 +168,7 @@ impl Run {
             gruyere: process.version,
             started_nanoseconds: process.created,
             gruyere_run: process.run,
+            unfinished_at_nanoseconds: None,
         }
     }
 
