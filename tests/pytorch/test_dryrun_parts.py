@@ -8,14 +8,18 @@ import pytest
 from conftest import ROOT  # noqa: F401 (the package's folder is on the path)
 from gruyere._bench.measure import COMPLETED, FAILED, OUT_OF_MEMORY
 from gruyere._bench.script import Enough
-from gruyere._dryrun import live, text, trust
+from gruyere._dryrun import gpus, live, report, text, trust
 from gruyere._dryrun.hooks import Seen
 from gruyere._dryrun.identity import ByIdentity, named_modules, named_tensors
+from gruyere._dryrun.lines import Lines
 from gruyere._dryrun.main import DryRun
+from gruyere._dryrun.optimizers import Optimizers, short
 from gruyere._dryrun.runs import Plan, Ran
 from gruyere._dryrun.settings import Settings
+from gruyere._dryrun.sizing import Sizing, limit, sizes_itself
 from gruyere._dryrun.sweep import Sweep
 from gruyere._dryrun.worker import UNUSABLE, Found, Worker
+from gruyere._errors import GruyereError
 from gruyere._sandbox.reach import Reach
 
 GIB, MIB = 1 << 30, 1 << 20
@@ -234,3 +238,205 @@ def test_a_moment_between_two_of_the_timeline_is_not_lost():
     sums = [sum(moment) for moment in zip(*found["timeline"]["kinds"].values())]
     assert len(sums) <= 600
     assert max(sums) == found["peak"]["bytes"] == 2 * MIB + 512
+
+
+# What a run must have done for its answer to count.
+
+
+@pytest.mark.parametrize(
+    "made, steps, caught, said",
+    [
+        # Of three steps. It stopped by a value before its optimiser stepped.
+        (1, 0, 0, "it made 0 of the 3 steps asked: it ended before its optimiser had stepped"),
+        # Each batch ran out of memory and was left out.
+        (1, 0, 8, "it made 0 of the 3 steps asked: it ran out of memory 8 times"),
+        (1, 2, 1, "it made 2 of the 3 steps asked: it ran out of memory 1 time,"),
+        # A short training; one that went on with a smaller batch; one without an optimiser.
+        (1, 2, 0, ""),
+        (1, 3, 1, ""),
+        (0, 0, 0, ""),
+        (0, 0, 4, ""),
+    ],
+)
+def test_a_program_that_ended_before_its_steps_does_not_fit(made, steps, caught, said):
+    found = short(made, steps, 3, caught)
+    assert found.startswith(said) and bool(found) == bool(said)
+    ran = Ran(None, Found(COMPLETED, facts={"short": found}))
+    assert ran.fits == (not said)
+
+
+def test_a_value_of_a_sweep_at_which_nothing_was_trained_does_not_count():
+    def run(value):
+        said = "" if int(value) <= 37 else "it made 0 of the 3 steps asked"
+        return Ran(None, Found(COMPLETED, facts={"short": said}))
+
+    sweep = Sweep("batch=--batch:1..64", ())
+    sweep.search({"id": "any"}, "default", run)
+    assert sweep.largest("any", "torch") == "37"
+    report = {"sweep": sweep.table(), "program": {"command": "train.py --batch 37"}}
+    said = text._sweep(report, 100)
+    assert "64  no steps" in said and "No steps: with 38, it made 0 of the 3 steps asked." in said
+
+
+class Stepper:
+    """An optimiser of one parameter, or of those of another one."""
+
+    def __init__(self, of=None):
+        value = SimpleNamespace(is_cuda=True, requires_grad=True, numel=lambda: 1)
+        self.param_groups = of.param_groups if of else [{"params": [value]}]
+
+
+def test_a_run_goes_on_until_each_optimiser_has_stepped():
+    known, critic, generator = Optimizers(), Stepper(), Stepper()
+    known.made(critic, "gan.py:5")
+    known.made(generator, "gan.py:6")
+    steps = 0
+    while True:
+        known.stepped(critic)
+        known.step_is_over()
+        steps += 1
+        if steps >= 3 and not known.goes_on(steps, 3):
+            break
+        if steps % 5 == 0:
+            known.stepped(generator)
+    # The generator's states are there from its second step on.
+    assert steps == 11 and known.never() == []
+
+
+def test_an_optimiser_that_never_stepped_is_told_and_does_not_keep_a_run_for_ever():
+    known, one, other = Optimizers(), Stepper(), Stepper()
+    known.made(one, "train.py:5")
+    known.made(other, "train.py:6")
+    known.stepped(one)
+    known.step_is_over()
+    assert known.goes_on(29, 3) and not known.goes_on(30, 3)
+    # It is gone at the end of the program.
+    del other
+    assert known.never() == ["Stepper made at train.py:6"]
+
+
+def test_an_optimiser_is_not_waited_for_if_another_steps_its_parameters_or_it_is_gone():
+    known, inner, dropped = Optimizers(), Stepper(), Stepper()
+    wrapper = Stepper(inner)
+    for number, optimizer in enumerate((inner, wrapper, dropped)):
+        known.made(optimizer, f"train.py:{number}")
+    frozen = Stepper()
+    frozen.param_groups[0]["params"][0].requires_grad = False
+    known.made(frozen, "train.py:9")
+    del dropped, optimizer
+    for _ in range(3):
+        known.stepped(inner)
+        known.step_is_over()
+    assert not known.goes_on(3, 3) and known.never() == []
+
+
+def test_a_retry_with_room_counts_only_if_it_begins_as_the_run_that_had_none():
+    def ran(*sizes):
+        made = sequence(*((size, "a") for size in sizes))
+        return Found(COMPLETED, analysis={"sequence": made})
+
+    assert trust.begins(ran(1, 2), ran(1, 2, 3))
+    assert not trust.begins(ran(1, 2), ran(1, 4, 3))
+    assert trust.begins(ran(1, 2), Found(FAILED))
+
+
+def test_a_program_that_sizes_itself_is_not_judged_on_gpus_where_it_did_not_run():
+    row = {"allocator": "torch", "failed": False, "peak_held": 1, "peak_live": 1}
+    other = {**gpus.find("t4-16")}
+    assert report._other(other, {"runs": [row]}, False)["runs"][0]["by_the_books"] == "fits"
+    assert report._other(other, {"runs": [row]}, True)["runs"][0]["by_the_books"] == "unknown"
+    told = {"asked": "train.py:4", "fraction": None, "limited": None}
+    sizing = sizes_itself(told, 0)
+    assert sizes_itself({"asked": None, "fraction": None}, 0) is None
+    assert sizes_itself({"asked": None, "fraction": None}, 1)["caught"] == 1
+    assert sizes_itself({"handles": "train.py:8"}, 0)["handles"] == "train.py:8"
+    said = " ".join(text._others({"others": [other], "sizing": sizing}, 100).split())
+    assert said.endswith(
+        "(it asks for the device's memory at train.py:4), so these figures tell nothing of "
+        "another; only a run does (--gpu NAME)."
+    )
+
+
+def test_the_programs_own_fraction_is_what_it_runs_into():
+    assert limit({"fraction": 0.5}, 16 * GIB, 15 * GIB) == 8 * GIB
+    assert limit({"fraction": 0.99}, 16 * GIB, 15 * GIB) is None
+    assert limit({"fraction": None}, 16 * GIB, 15 * GIB) is limit(None, 1, 1) is None
+    run = {"allocator": "torch", "fits": False, "failed": False, "margin": -GIB, "caught": 0,
+           "limit": 8 * GIB, "short": ""}  # fmt: skip
+    said = text.verdict({
+        "trust": {"reasons": []}, "growth": None, "verdict": {"max_bytes": None, "needs": None},
+        "gpus": [{"id": "t4-16", "runs": [run], "kernels": True}],
+        "program": {"steps": 3, "steps_asked": 3},
+        "sizing": {"asked": None, "fraction": 0.5, "limited": "train.py:2", "caught": 0},
+    })  # fmt: skip
+    assert said == (
+        "It does not fit on t4-16: it runs into its own limit, the fraction 0.5 of the memory set "
+        "at train.py:2 (8.00 GiB), at least 1.00 GiB too little."
+    )
+
+
+def test_an_answer_that_cannot_be_trusted_does_not_say_that_it_fits():
+    run = {"allocator": "torch", "fits": True, "failed": False, "margin": GIB, "caught": 0}
+    said = text.verdict({
+        "trust": {"reasons": ["a reason"]}, "growth": None,
+        "verdict": {"max_bytes": None, "needs": None},
+        "gpus": [{"id": "t4-16", "runs": [run], "kernels": True}],
+        "program": {"steps": 3, "steps_asked": 3},
+    })  # fmt: skip
+    assert said == (
+        "Not trustworthy: a reason. These runs had 1.00 GiB to spare with torch on t4-16."
+    )
+
+
+def test_a_context_that_the_gpu_has_no_room_for_is_refused():
+    with pytest.raises(GruyereError, match="--context 20.00 GiB: t4-16 has 14.56 GiB"):
+        gpus.chosen(["t4-16"], [], 20 * GIB)
+
+
+def completed(allocator, requested, analysis=None, **more):
+    gpu = GPU
+    plan = Plan(allocator, gpu, 8 * GIB, ())
+    return Ran(plan, Found(COMPLETED, requested_peak=requested, analysis=analysis, **more))
+
+
+GPU = {"id": "any", "memory": 8 * GIB, "context": 0}
+
+
+def test_a_program_that_took_another_path_under_another_allocator_is_not_trusted():
+    first = completed("default", 500 * MIB)
+    near, far = completed("gruyere", 501 * MIB), completed("gruyere", 900 * MIB)
+    uncounted = completed("async", 0)
+    assert report._trust(first, first, [near, uncounted], False)["reasons"] == []
+    (reason,) = report._trust(first, first, [near, far], False)["reasons"]
+    assert reason.startswith("the program requested other amounts with gruyere")
+
+
+def test_requests_that_differ_with_the_same_values_are_laid_to_the_hosts_random_numbers():
+    def analysed(size):
+        made = {"sequence": sequence((size, "a")), "requested_peak": 500 * MIB}
+        return completed("default", 500 * MIB, made)
+
+    for by_host, said in ((True, "with the same values"), (False, "with zeros and with random")):
+        trusted = report._trust(analysed(1), analysed(2), [], by_host)
+        assert len(trusted["reasons"]) == 1 and said in trusted["reasons"][0]
+        assert ("torch.manual_seed" in trusted["reasons"][0]) == by_host
+
+
+@pytest.mark.parametrize(
+    "line, is_told",
+    [
+        ("except torch.cuda.OutOfMemoryError:", True),
+        ('if "out of memory" in str(error):', True),
+        ("# OutOfMemoryError", False),
+        ("model.train()", False),
+    ],
+)
+def test_a_program_that_names_out_of_memory_errors_may_handle_them_elsewhere(
+    tmp_path, monkeypatch, line, is_told
+):
+    (tmp_path / "train.py").write_text(f"import torch\n{line}\n")
+    module = SimpleNamespace(__file__=str(tmp_path / "train.py"))
+    monkeypatch.setattr(sys, "modules", {"train": module})
+    sizing = Sizing()
+    sizing.lines = Lines(str(tmp_path))
+    assert sizing._handles() == ("train.py:2" if is_told else None)

@@ -111,6 +111,27 @@ def test_every_read_of_the_device_has_its_line_also_where_the_runs_part(tmp_path
     assert parted["line"] == parted["read"] == f"train.py:{line}"
 
 
+# Bytes that the host copies to the device, and whose memory other tensors get.
+REUSED = """
+import torch
+
+copied = [torch.full((100,), 7, dtype=torch.uint8).cuda() for _ in range(64)]
+del copied
+kept = []
+for _ in range(8):
+    drawn = torch.randint(0, 9, (64, 1), device="cuda")
+    kept.append(torch.empty(1 << 20, device="cuda"))
+    if drawn.float().mean().item() > 0:
+        break
+"""
+
+
+def test_what_was_copied_to_memory_is_not_read_from_the_tensor_that_has_it_next(tmp_path):
+    (tmp_path / "train.py").write_text(REUSED)
+    document = told(dryrun(tmp_path, "--alloc", "torch", "--json", "train.py"), 4)
+    assert document["trust"]["difference"]["read"] == "train.py:10"
+
+
 SCALED = """
 import torch
 import torch.distributed as dist

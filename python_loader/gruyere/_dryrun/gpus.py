@@ -95,6 +95,11 @@ def chosen(names: list[str], sizes: list[float], context: Optional[int]) -> list
     found = [find(name) for name in names] + [of_size(gib) for gib in sizes] or [find(USUAL)]
     if context is not None:
         for gpu in found:
+            if context >= gpu["memory"]:
+                raise GruyereError(
+                    f"--context {context / GIB:.2f} GiB: {gpu['id']} has {gpu['memory'] / GIB:.2f} "
+                    "GiB, which leaves the program none"
+                )
             gpu.update(context=context, context_known=True, context_source="--context")
     # `h100,h100-80` names a single GPU.
     return list({gpu["id"]: gpu for gpu in found}.values())

@@ -245,25 +245,39 @@ def collapsed(path: str) -> str:
 def _growth(history: History) -> Optional[dict[str, Any]]:
     """The memory that each step leaves behind at the end of the last one, at lines where every step
     but the last left some: the last step's may still be freed, and memory that only the first step
-    left is not growth. None if there are fewer than three steps, or if it is little."""
+    left is not growth. What a program makes after its optimiser's step counts to the next step, so
+    the first step need not have left any at a line that kept nothing then; then it is `unsure` and
+    a queue may hold it. None if there are fewer than three steps, or if it is little."""
     steps = history.seen.steps
     if len(steps) < 3 or not history.told:
         return None
     end = steps[-1]
     left: dict[str, Counter[int]] = defaultdict(Counter)
+    # Lines at which the first step made something that a later one freed: a queue.
+    let_go: set[str] = set()
     for block in history.blocks:
-        if block.kind in (ACTIVATIONS, OTHER) and block.mark < end <= block.end_mark:
-            left[block.line][bisect_right(steps, block.mark)] += block.bytes
-    earlier = range(len(steps) - 1)
-    grown = {
-        line: sum(of[step] for step in earlier) // len(earlier)
-        for line, of in left.items()
-        if all(of[step] for step in earlier)
-    }
+        if block.kind not in (ACTIVATIONS, OTHER) or block.mark >= end:
+            continue
+        made = bisect_right(steps, block.mark)
+        if block.end_mark >= end:
+            left[block.line][made] += block.bytes
+        elif not made and block.end_mark >= steps[1]:
+            let_go.add(block.line)
+    last = len(steps) - 1
+    grown, late = {}, {}
+    for line, of in left.items():
+        if all(of[step] for step in range(last)):
+            grown[line] = sum(of[step] for step in range(last)) // last
+        elif line not in let_go and not of[0] and all(of[step] for step in range(1, last + 1)):
+            late[line] = min(of[step] for step in range(1, last + 1))
+    is_unsure = sum(late.values()) >= _LITTLE
+    if is_unsure:
+        grown.update(late)
     total = sum(grown.values())
     if total < _LITTLE:
         return None
-    return {"bytes_a_step": total, "line": max(grown, key=lambda line: grown[line])}
+    most = max(grown, key=lambda line: grown[line])
+    return {"bytes_a_step": total, "line": most, "unsure": is_unsure}
 
 
 def _timeline(changes: list[tuple[int, int, Block]], events: int, seen: Seen) -> dict[str, Any]:

@@ -28,10 +28,13 @@ from . import gpus, history, page, report, text
 from .gpus import Gpu
 from .runs import RANDOM, ROOM, ZEROS, Plan, Ran, Runner, at_once, called, named
 from .sweep import Sweep
+from .trust import begins, difference
 from .worker import NOTHING, REFUSED, UNUSABLE
 
 NOT_PRINTED = 1
 WRONG_ARGUMENTS = 2
+# The further steps of a run that shows whether memory that two steps left behind stays.
+MORE = 2
 
 
 def main(request: str) -> None:
@@ -205,6 +208,10 @@ class DryRun:
         self.allocators: list[str] = asked["allocators"]
         self.known: dict[tuple[Any, ...], Ran] = {}
         self.jobs = 1
+        # Whether the program requests other amounts on a device with room; None: not known.
+        self.scales: Optional[bool] = None
+        # Whether it requests other amounts in each run, whatever the values on the device.
+        self.by_host = False
 
     def all(self) -> dict[str, Any]:
         """Do all runs and make the report. Raises Broken if the program fails."""
@@ -216,7 +223,9 @@ class DryRun:
         pairs = [(gpu, allocator) for gpu in self.gpus for allocator in self.allocators]
         plain = self.together((self.plain(*pair, arguments) for pair in pairs), may_fail=True)
         # Measure with room to spare what the programs need that ran out of memory.
-        short = [ran for ran in plain if ran.found.outcome == OUT_OF_MEMORY]
+        short = [
+            ran for ran in plain if ran.found.outcome == OUT_OF_MEMORY and self.may_have_room(ran)
+        ]
         room = self.together(
             (self.plain(ran.plan.gpu, ran.plan.allocator, arguments, ROOM) for ran in short),
             may_fail=True,
@@ -226,14 +235,20 @@ class DryRun:
         plain = self.standing([lame.get(id(ran), ran) for ran in plain])
         with_room = {(ran.plan.gpu["id"], ran.plan.allocator): ran for ran in room}
         smallest = (
-            self.smallest([ran for ran in (*plain, *room) if ran.completed])
+            self.smallest([ran for ran in (*plain, *room) if ran.fits])
             if self.asked["smallest"]
             else {}
         )
         return report.made(
             self.asked, arguments, first, second, plain, with_room, smallest,
-            sweep.table() if sweep else None,
+            sweep.table() if sweep else None, self.by_host,
         )  # fmt: skip
+
+    def may_have_room(self, ran: Ran) -> bool:
+        """Whether a run on a device with room shows what the program needs: not if it would then
+        size itself by that device."""
+        asks = (ran.found.facts.get("sizing") or {}).get("asked") is not None
+        return not self.scales and (self.scales is False or not asks)
 
     def standing(self, rows: list[Ran]) -> list[Ran]:
         """The rows, after printing the output of those that failed. Raises Broken if all failed;
@@ -258,8 +273,8 @@ class DryRun:
         """The two analysed runs: on the first GPU, or with room to spare if that is too small."""
         gpu = self.gpus[0]
 
-        def plan(memory: int, values: str) -> Plan:
-            return Plan("default", gpu, memory, arguments, values, analysed=True)
+        def plan(memory: int, values: str, more: int = 0, again: bool = False) -> Plan:
+            return Plan("default", gpu, memory, arguments, values, True, more, again)
 
         memory = self.usable(gpu)
         first = self.run(plan(memory, ZEROS))
@@ -268,13 +283,26 @@ class DryRun:
             self.known.clear()
             first = self.run(plan(memory, ZEROS))
         if first.found.outcome == OUT_OF_MEMORY:
-            memory = ROOM
-            first = self.run(plan(memory, ZEROS))
-        if first.found.outcome == OUT_OF_MEMORY:
-            raise Broken(first)
+            with_room = self.run(plan(ROOM, ZEROS), may_fail=True)
+            if with_room.failed and self.may_have_room(first):
+                raise Broken(with_room)
+            self.scales = with_room.failed or not begins(first.found, with_room.found)
+            if with_room.completed and not self.scales:
+                memory, first = ROOM, with_room
         self.jobs = at_once(self.asked["jobs"])
         # Other values may make the program fail; the report says so.
         second = self.run(plan(memory, RANDOM), may_fail=True)
+        ours, theirs = first.found.analysis, second.found.analysis
+        if ours and theirs and difference(ours["sequence"], theirs["sequence"]):
+            # The values are not to blame if the requests differ also with the same values.
+            third = self.run(plan(memory, ZEROS, again=True), may_fail=True).found.analysis
+            self.by_host = bool(third and difference(ours["sequence"], third["sequence"]))
+        growth = ours and ours["growth"]
+        if ours and growth and growth.pop("unsure"):
+            longer = self.run(plan(memory, ZEROS, MORE), may_fail=True).found.analysis
+            ours["growth"] = longer and longer["growth"]
+            if ours["growth"]:
+                ours["growth"].pop("unsure")
         return first, second
 
     def sweep(self, sweep: Sweep) -> tuple[str, ...]:
@@ -303,8 +331,9 @@ class DryRun:
 
             def attempt(memory: int) -> Any:
                 plan = self.plain(ran.plan.gpu, ran.plan.allocator, ran.plan.arguments, memory)
-                found = self.run(plan, may_fail=True).found
-                if found.outcome == FAILED:
+                tried = self.run(plan, may_fail=True)
+                found = tried.found
+                if found.outcome == FAILED or tried.short:
                     # A program that is short of memory may end with an error of its own.
                     found.outcome = OUT_OF_MEMORY
                 return found
@@ -337,7 +366,8 @@ class DryRun:
     def run(self, plan: Plan, may_fail: bool = False) -> Ran:
         """Do the run of a plan, or return its earlier result. Raises Unusable and Broken."""
         key = (
-            plan.allocator, plan.gpu["id"], plan.memory, plan.arguments, plan.values, plan.analysed
+            plan.allocator, plan.gpu["id"], plan.memory, plan.arguments, plan.values, plan.analysed,
+            plan.more, plan.again,
         )  # fmt: skip
         if key not in self.known:
             number = self.progress.begin(text.of_plan(plan, self.usable(plan.gpu)))

@@ -11,9 +11,9 @@ import socket
 from collections import Counter
 from typing import Any, Optional
 
-from .._bench.measure import COMPLETED
 from .gpus import GIB
 from .runs import ROOM, Ran, called
+from .sizing import limit, sizes_itself
 from .trust import difference
 
 SCHEMA, VERSION = "gruyere.dryrun", 1
@@ -32,8 +32,10 @@ _LIBRARIES = {
         "3.3 GB for an all-to-all between eight H100s (NVIDIA/nccl#1685)",
     ),
 }
+# What the requests of a program may differ by under two allocators: bytes, and share of the peak.
+_ROUNDING, _SHARE = 4 << 20, 0.03
 # Facts of a run that do not describe the machine.
-_TOLD = ("answered", "left_out")
+_TOLD = ("answered", "left_out", "sizing", "never_stepped", "short")
 _WORDS = {
     FITS: "fits", BROKEN: "failed", TOO_LARGE: "does not fit", UNTRUSTED: "not trustworthy",
 }  # fmt: skip
@@ -55,8 +57,10 @@ def made(
     with_room: dict[tuple[str, str], Ran],
     smallest: dict[tuple[str, str], int],
     sweep: Optional[dict[str, Any]],
+    by_host: bool = False,
 ) -> dict[str, Any]:
-    """The report. `first` and `second` are the two analysed runs."""
+    """The report. `first` and `second` are the two analysed runs. `by_host`: their requests differ
+    also with the same values on the device."""
     gpus = []
     for gpu in asked["gpus"]:
         rows = []
@@ -69,7 +73,9 @@ def made(
             "kernels": _kernels(gpu, first),
         })  # fmt: skip
     analysis = first.found.analysis or {}
-    trust = _trust(first, second, plain)
+    trust = _trust(first, second, plain, by_host)
+    caught = max((ran.found.caught for ran in (first, *plain) if ran.completed), default=0)
+    sizing = sizes_itself(first.found.facts.get("sizing"), caught)
     bound = None if asked["max_gb"] is None else int(asked["max_gb"] * GIB)
     held = [row["peak_held"] for row in gpus[0]["runs"] if not row["failed"]]
     needs = min(held) + gpus[0]["context"]["bytes"] if held else None
@@ -103,8 +109,12 @@ def made(
             "max_bytes": bound, "needs": needs,
         },
         "gpus": gpus,
-        "others": [_other(gpu, gpus[0]) for gpu in asked["others"]],
-        "analysed": {"gpu": first.plan.gpu["id"], "with_room": first.plan.memory == ROOM},
+        "others": [_other(gpu, gpus[0], sizing is not None) for gpu in asked["others"]],
+        "sizing": sizing,
+        "analysed": {
+            "gpu": first.plan.gpu["id"], "with_room": first.plan.memory == ROOM,
+            "outcome": first.found.outcome,
+        },
         "fixed_costs": _fixed(gpus[0], first),
         "peak": analysis.get("peak"),
         "growth": analysis.get("growth"),
@@ -140,7 +150,7 @@ def _row(
 ) -> dict[str, Any]:  # fmt: skip
     """The row of a GPU under one allocator. If the run ended early, the peaks are those of a run
     with room to spare; a run that failed has none."""
-    fits = ran.completed
+    fits = ran.fits
     if ran.failed:
         return {
             "allocator": called(ran.plan.allocator), "outcome": ran.found.outcome, "fits": False,
@@ -152,9 +162,13 @@ def _row(
             "at_size": ran.plan.memory != ROOM, "retries": 0, "caught": 0,
         }  # fmt: skip
     told = ran.found if fits or room is None else room.found
-    has = usable(gpu)
-    margin: Optional[int] = has - told.physical_peak
-    if not fits:
+    bound = limit(told.facts.get("sizing"), gpu["memory"], usable(gpu))
+    has = usable(gpu) if bound is None else bound
+    margin = has - told.physical_peak
+    if fits:
+        # Some pages beyond a limit of the program's own.
+        margin = max(0, margin)
+    else:
         # Held memory can be released, live memory cannot.
         margin = has - told.allocated_peak
     return {
@@ -167,13 +181,15 @@ def _row(
         "peak_live": told.allocated_peak,
         "peak_requested": told.requested_peak,
         "peak_held": told.physical_peak,
-        "at_size": fits,
+        "at_size": told is ran.found,
         "retries": ran.found.retries,
         "caught": ran.found.caught if fits else 0,
-        "margin": margin if fits or (margin or 0) < 0 else None,
+        "margin": margin if fits or margin < 0 else None,
         "smallest_device": smallest,
         "smallest_gpu": None if smallest is None else smallest + gpu["context"],
-    }
+        "limit": bound,
+        "short": ran.short,
+    }  # fmt: skip
 
 
 def _kernels(gpu: dict[str, Any], ran: Ran) -> Optional[bool]:
@@ -196,12 +212,15 @@ def _kernels(gpu: dict[str, Any], ran: Ran) -> Optional[bool]:
     return False
 
 
-def _other(gpu: dict[str, Any], measured: dict[str, Any]) -> dict[str, Any]:
-    """The row of a GPU on which nothing was run, judged by the figures of another."""
+def _other(
+    gpu: dict[str, Any], measured: dict[str, Any], sizes_itself: bool
+) -> dict[str, Any]:  # fmt: skip
+    """The row of a GPU on which nothing was run, judged by the figures of another. A program that
+    sizes itself would request other amounts there."""
     has = usable(gpu)
     rows = []
     for row in measured["runs"]:
-        if row["failed"]:
+        if row["failed"] or sizes_itself:
             rows.append({"allocator": row["allocator"], "by_the_books": "unknown"})
             continue
         word = "fits" if row["peak_held"] <= has else "close"
@@ -254,24 +273,44 @@ def _unknown(calls: Optional[dict[str, int]]) -> list[dict[str, Any]]:
     return rows
 
 
-def _trust(first: Ran, second: Ran, plain: list[Ran]) -> dict[str, Any]:
+def _trust(first: Ran, second: Ran, plain: list[Ran], by_host: bool) -> dict[str, Any]:
     reasons: list[str] = []
     analysis = first.found.analysis or {}
     parted = None
-    if second.found.outcome != COMPLETED:
+    for ran in (first, *plain):
+        if ran.short:
+            where = "" if ran is first else f" with {called(ran.plan.allocator)}"
+            reasons.append(ran.short + where)
+            break
+    never = first.found.facts.get("never_stepped")
+    if never and first.completed and not first.short:
+        steps = f"{first.found.steps} step{'s' * (first.found.steps != 1)}"
+        more = f" (nor had {len(never) - 1} others)" if len(never) > 1 else ""
+        reasons.append(
+            f"after {steps} the {never[0]} had not stepped{more}, and the figures have nothing of "
+            "its step"
+        )
+    if second.found.outcome != first.found.outcome:
         reasons.append(
             "with random values on the device the program did not complete its steps: "
             f"{second.found.reason or second.found.outcome}"
         )
-    elif second.found.analysis is not None:
+    elif analysis and second.found.analysis is not None:
         parted = difference(analysis["sequence"], second.found.analysis["sequence"])
-    if parted is not None:
+    if parted is not None and by_host:
+        reasons.append(
+            f"two runs with the same values on the device made different requests, first at "
+            f"{parted['line']}: they differ by the program's own random numbers, or the order of "
+            "its threads; seed what it draws on the host (torch.manual_seed; random.seed and "
+            "numpy.random.seed if it uses them)"
+        )
+    elif parted is not None:
         read = f", after a value was read at {parted['read']}" if parted["read"] else ""
         reasons.append(
             "two runs, with zeros and with random values on the device, made different requests, "
             f"first at {parted['line']}{read}"
         )
-    if analysis and analysis["requested_peak"] != first.found.requested_peak:
+    if analysis and first.completed and analysis["requested_peak"] != first.found.requested_peak:
         reasons.append(
             f"torch's history is incomplete: it has {analysis['requested_peak']} B requested at "
             f"the peak, torch's statistics have {first.found.requested_peak} B"
@@ -286,12 +325,17 @@ def _trust(first: Ran, second: Ran, plain: list[Ran]) -> dict[str, Any]:
         same = ran.plan.allocator == "default" and ran.plan.memory == first.plan.memory
         if same and ran.plan.gpu is first.plan.gpu and ran.completed:
             if ran.found.requested_peak != first.found.requested_peak:
-                reasons.append(
-                    "the peak differs from run to run: two runs with the same values requested "
-                    f"{ran.found.requested_peak} B and {first.found.requested_peak} B at it"
-                )
+                if not by_host:
+                    reasons.append(
+                        "the peak differs from run to run: two runs with the same values requested "
+                        f"{ran.found.requested_peak} B and {first.found.requested_peak} B at it"
+                    )
+    asks = (first.found.facts.get("sizing") or {}).get("asked") is not None
+    if not reasons and not asks:
+        reasons += _rows_differ(first, plain)
     return {
         "reasons": reasons,
+        "by_host": by_host,
         "difference": parted,
         "peaks": {"zeros": first.found.allocated_peak, "random": second.found.allocated_peak},
         "requests": len(analysis["sequence"]["sizes"]) if analysis else 0,
@@ -299,3 +343,23 @@ def _trust(first: Ran, second: Ran, plain: list[Ran]) -> dict[str, Any]:
         "reads": analysis.get("reads", []),
         "host_reads": first.host_reads,
     }
+
+
+def _rows_differ(first: Ran, plain: list[Ran]) -> list[str]:
+    """Whether the program requested other amounts under another allocator on the same GPU: then it
+    took another path. One that asks for free memory is told other amounts there."""
+    for ran in plain:
+        found = ran.found
+        if ran.plan.gpu is not first.plan.gpu or not ran.completed or not first.completed:
+            continue
+        if found.caught or first.found.caught or not found.requested_peak:
+            continue
+        two = sorted((found.requested_peak, first.found.requested_peak))
+        # Blocks that other streams use are freed a little later under one than under another.
+        if two[1] - two[0] > max(_ROUNDING, two[0] * _SHARE):
+            return [
+                f"the program requested other amounts with {called(ran.plan.allocator)}: "
+                f"{found.requested_peak} B at the peak, and {first.found.requested_peak} B where "
+                "it was analysed: a value that it read, or its own random numbers, led it elsewhere"
+            ]
+    return []

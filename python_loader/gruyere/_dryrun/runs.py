@@ -48,6 +48,10 @@ class Plan:
     values: str = ZEROS
     """The values of device memory that was never written to."""
     analysed: bool = False
+    more: int = 0
+    """Steps beyond those asked."""
+    again: bool = False
+    """The same run once more."""
 
 
 @dataclass
@@ -70,6 +74,15 @@ class Ran:
     @property
     def completed(self) -> bool:
         return self.found.outcome == COMPLETED
+
+    @property
+    def short(self) -> str:
+        """Why the run counts for nothing although it completed; "" if it counts."""
+        return str(self.found.facts.get("short", "")) if self.completed else ""
+
+    @property
+    def fits(self) -> bool:
+        return self.completed and not self.short
 
     @property
     def failed(self) -> bool:
@@ -140,7 +153,7 @@ class Runner:
         answer, books = own / "answer.json", own / "books"
         readable, writable = os.pipe()
         request = {
-            "allocator": plan.allocator, "steps": self.request["steps"],
+            "allocator": plan.allocator, "steps": self.request["steps"] + plan.more,
             "script": self.request.get("script"), "module": self.request.get("module"),
             "arguments": plan.arguments, "answer": str(answer), "progress": writable,
             "analysed": plan.analysed, "closed": self.box.closed,

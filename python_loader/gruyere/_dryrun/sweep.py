@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from typing import Any, Callable, Optional
 
-from .._bench.measure import COMPLETED
 from .._errors import GruyereError
 from .runs import Ran, called
 
@@ -69,13 +68,13 @@ class Sweep:
         that if a value fits, every smaller value fits."""
 
         def fits(value: str) -> bool:
-            found = run(value).found
+            ran = run(value)
             self.rows.append({
                 "value": value, "gpu": gpu["id"], "allocator": called(allocator),
-                "fits": found.outcome == COMPLETED, "peak_live": found.allocated_peak,
-                "peak_held": found.physical_peak,
+                "fits": ran.fits, "peak_live": ran.found.allocated_peak,
+                "peak_held": ran.found.physical_peak, "short": ran.short,
             })  # fmt: skip
-            return found.outcome == COMPLETED
+            return ran.fits
 
         if not self.range:
             for value in self.values:

@@ -9,6 +9,7 @@ import textwrap
 from typing import Any, Optional
 
 from .._bench import table
+from .._bench.measure import OUT_OF_MEMORY
 from .runs import RANDOM, ROOM, Plan, called
 from .scope import spread
 
@@ -63,10 +64,11 @@ def _wrapped(text: str, width: int, indent: str = "") -> str:
 def verdict(report: dict[str, Any]) -> str:
     """The answer in one or two sentences."""
     said = []
-    if report["trust"]["reasons"]:
+    is_trusted = not report["trust"]["reasons"]
+    if not is_trusted:
         said.append("Not trustworthy: " + "; ".join(report["trust"]["reasons"]) + ".")
     differ = spread(report)
-    these = f" these {report['program']['steps']} steps" if differ else ""
+    these = _these(report, differ is not None)
     for gpu in report["gpus"]:
         fitting = [row for row in gpu["runs"] if row["fits"]]
         if fitting:
@@ -75,15 +77,17 @@ def verdict(report: dict[str, Any]) -> str:
                 row["allocator"] for row in gpu["runs"] if not row["fits"] and not row["failed"]
             ]
             beside = f", not with {' or '.join(others)}" if others else ""
-            spare = f"{size(best['margin'])} to spare with {best['allocator']}"
-            said.append(f"It fits{these} on {gpu['id']}: {spare}{beside}.")
+            of = f" of its own limit of {size(best['limit'])}" if best.get("limit") else ""
+            spare = f"{size(best['margin'])} to spare{of} with {best['allocator']}"
+            if is_trusted:
+                said.append(f"It fits{these} on {gpu['id']}: {spare}{beside}.")
+            else:
+                said.append(f"These runs had {spare} on {gpu['id']}{beside}.")
             if best["caught"]:
                 times = f"{best['caught']} time{'s' * (best['caught'] != 1)}"
                 said.append(f"(It ran out of memory {times} there, caught the error and went on.)")
-        elif not all(row["failed"] for row in gpu["runs"]):
-            margins = [row["margin"] for row in gpu["runs"] if row["margin"] is not None]
-            by = f": at least {size(-max(margins))} too small" if margins else ""
-            said.append(f"It does not fit on {gpu['id']}{by}.")
+        elif any(not row["failed"] and not row.get("short") for row in gpu["runs"]):
+            said.append(_unfit(report, gpu, is_trusted))
         for row in gpu["runs"]:
             if row["failed"]:
                 why = row["reason"] or row["outcome"]
@@ -103,6 +107,38 @@ def verdict(report: dict[str, Any]) -> str:
         word = "within" if needs <= bound else "more than"
         said.append(f"It needs {size(needs)}, {word} the {size(bound)} of --max-gb.")
     return " ".join(said)
+
+
+def _these(report: dict[str, Any], differ: bool) -> str:
+    """What fits, if it is less than the program."""
+    steps, asked = report["program"]["steps"], report["program"]["steps_asked"]
+    if 0 < steps < asked:
+        made = f"{steps} step{'s' * (steps != 1)}"
+        return f" the {made} that it made ({asked} were asked)"
+    return f" these {steps} steps" if differ else ""
+
+
+def _unfit(report: dict[str, Any], gpu: dict[str, Any], is_trusted: bool) -> str:
+    """That the program does not fit on a GPU, and what it runs into."""
+    margins = [row["margin"] for row in gpu["runs"] if row["margin"] is not None]
+    sizing = report.get("sizing") or {}
+    limits = [row["limit"] for row in gpu["runs"] if row.get("limit") is not None]
+    missing = f"at least {size(-max(margins))}" if margins else ""
+    if not is_trusted:
+        return f"These runs did not fit on {gpu['id']}{missing and f': {missing} too small'}."
+    if limits:
+        less = missing and f", {missing} too little"
+        return (
+            f"It does not fit on {gpu['id']}: it runs into its own limit, the fraction "
+            f"{sizing['fraction']:g} of the memory set at {sizing['limited']} "
+            f"({size(min(limits))}){less}."
+        )
+    if sizing.get("asked") is not None and not missing:
+        return (
+            f"It does not fit on {gpu['id']}: it sizes itself by the device's memory, which it "
+            f"asks for at {sizing['asked']}, and runs out of it."
+        )
+    return f"It does not fit on {gpu['id']}{missing and f': {missing} too small'}."
 
 
 def _about(number: float) -> str:
@@ -180,7 +216,9 @@ def _growth(report: dict[str, Any]) -> str:
 def _head(report: dict[str, Any], width: int) -> str:
     steps = report["program"]["steps"]
     asked = report["program"]["steps_asked"]
-    ended = "" if steps >= asked else f" ({asked} requested; the program ended by itself)"
+    is_out = report.get("analysed", {}).get("outcome") == OUT_OF_MEMORY
+    why = "it ran out of memory" if is_out else "the program ended by itself"
+    ended = "" if steps >= asked else f" ({asked} requested; {why})"
     left_out = "; ".join(report["program"]["left_out"])
     lines = [
         _cut(_ran(report), width),
@@ -248,6 +286,8 @@ def _devices(report: dict[str, Any], width: int) -> str:
             needs = size(row["peak_held"] + gpu["context"]["bytes"]) + mark
             left = "-" if row["margin"] is None else signed(row["margin"])
             fits = ("tight" if row["retries"] else "yes") if row["fits"] else "NO"
+            if row.get("short"):
+                fits = "?"
             cells = [
                 gpu["id"] if first else "", size(gpu["memory"]) if first else "",
                 row["allocator"], fits, size(row["peak_live"]), held, needs, left,
@@ -261,6 +301,10 @@ def _devices(report: dict[str, Any], width: int) -> str:
         notes.append("? The context of this GPU is not known; it is assumed (see fixed costs).")
     if any(not row["at_size"] for row in runs):
         notes.append("* Measured on a larger device: at this size the program ran out of memory.")
+    if any(not row["fits"] and row["at_size"] and not row.get("short") for row in runs):
+        notes.append("NO with peaks of this size: those until the program ran out of memory.")
+    if any(row.get("short") for row in runs):
+        notes.append("fits ?: the program ended before its steps were made (see above).")
     if any(row["fits"] and row["retries"] for row in runs):
         notes.append("Tight: the program completed only after cached memory was released.")
     least = report["peak"]["bytes"] if report["peak"] else None
@@ -277,6 +321,8 @@ def signed(margin: int) -> str:
 def _others(report: dict[str, Any], width: int) -> str:
     if not report["others"]:
         return ""
+    if report.get("sizing"):
+        return _wrapped(f"Other GPUs: {_sizes_itself(report['sizing'])}.", width)
     said: dict[str, list[str]] = {"fits": [], "close": [], "too small": []}
     for gpu in report["others"]:
         words = {row["by_the_books"] for row in gpu["runs"]}
@@ -291,6 +337,23 @@ def _others(report: dict[str, Any], width: int) -> str:
     return "\n".join(lines)
 
 
+def _sizes_itself(sizing: dict[str, Any]) -> str:
+    """Why nothing is said of other GPUs."""
+    how = []
+    if sizing["asked"] is not None:
+        how.append(f"asks for the device's memory at {sizing['asked']}")
+    if sizing["fraction"] is not None:
+        how.append(f"limits itself to {sizing['fraction']:g} of the memory at {sizing['limited']}")
+    if sizing["caught"]:
+        how.append("caught an out-of-memory error and went on")
+    elif sizing.get("handles") is not None:
+        how.append(f"handles out-of-memory errors at {sizing['handles']}")
+    return (
+        f"the program may size itself by its GPU (it {', it '.join(how)}), so these figures tell "
+        "nothing of another; only a run does (--gpu NAME)"
+    )
+
+
 def _sweep(report: dict[str, Any], width: int) -> str:
     sweep = report["sweep"]
     if not sweep:
@@ -299,15 +362,20 @@ def _sweep(report: dict[str, Any], width: int) -> str:
     for row in sweep["rows"]:
         done = row["fits"]
         rows.append([
-            row["gpu"], row["allocator"], row["value"], "yes" if done else "NO",
+            row["gpu"], row["allocator"], row["value"],
+            "yes" if done else "no steps" if row.get("short") else "NO",
             size(row["peak_live"]) if done else "-", size(row["peak_held"]) if done else "-",
         ])  # fmt: skip
+    lost = [row for row in sweep["rows"] if row.get("short")]
     command = report["program"]["command"]
     title = _wrapped(f"{sweep['name']}, values tried; the rest is for {command}", width)
     lines = [title, *_table(rows, 2)]
     for row in sweep["largest"]:
         value = row["value"] or "none"
         lines.append(f"The largest that fits on {row['gpu']} with {row['allocator']}: {value}")
+    if lost:
+        value = min((row["value"] for row in lost), key=lambda word: (len(word), word))
+        lines.append(_wrapped(f"No steps: with {value}, {lost[0]['short']}.", width))
     return "\n".join(lines)
 
 
@@ -408,17 +476,21 @@ def _trust(report: dict[str, Any], width: int) -> str:
     trust = report["trust"]
     lines = ["Can it be trusted?"]
     if trust["reasons"]:
+        by_host = trust.get("by_host", False)
         for reason in trust["reasons"]:
             lines.append(_wrapped(f"  NO: {reason}", width, "      "))
         parted = trust["difference"]
         if parted is not None:
             peaks = trust["peaks"]
-            lines.append(
-                f"  peak live: {size(peaks['zeros'])} with zeros, {size(peaks['random'])} with "
-                "random values"
-            )
+            if not by_host:
+                lines.append(
+                    f"  peak live: {size(peaks['zeros'])} with zeros, {size(peaks['random'])} with "
+                    "random values"
+                )
             for values, key in (("zeros", "zeros"), ("random values", "random")):
                 request = parted[key]
+                values = "one run" if by_host and key == "zeros" else values
+                values = "another" if by_host and key == "random" else values
                 told = "no further request"
                 if request is not None:
                     line = request["line"]

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from operator import itemgetter
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional
+
+if TYPE_CHECKING:
+    from .worker import Found
 
 
 def difference(first: dict[str, Any], second: dict[str, Any]) -> Optional[dict[str, Any]]:
@@ -37,6 +40,22 @@ def difference(first: dict[str, Any], second: dict[str, Any]) -> Optional[dict[s
     # The run that made a further request has the line.
     at: dict[str, Any] = asked["random"] or asked["zeros"] or {}
     return {"request": number + 1, "line": at["line"], "read": at["read"], **asked}
+
+
+def begins(first: Found, second: Found) -> bool:
+    """Whether the second run began with the requests of the first, thread by thread, as far as both
+    were analysed."""
+    if not first.analysis or not second.analysis:
+        return True
+    ours, theirs = _sizes(first.analysis["sequence"]), _sizes(second.analysis["sequence"])
+    return all(theirs.get(thread, [])[: len(sizes)] == sizes for thread, sizes in ours.items())
+
+
+def _sizes(sequence: dict[str, Any]) -> dict[str, list[int]]:
+    return {
+        thread: [sequence["sizes"][index] for index in indices]
+        for thread, indices in _by_thread(sequence).items()
+    }
 
 
 def _request(sequence: dict[str, Any], index: int) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, Optional
 
-from .._bench.measure import COMPLETED, FAILED, Result, causes, is_out_of_memory
+from .._bench.measure import COMPLETED, FAILED, OUT_OF_MEMORY, Result, causes, is_out_of_memory
 from .._bench.script import Enough, Watch, run
 from .._sandbox.reach import Reach
 from .answers import Answers
@@ -18,7 +18,9 @@ from . import standing
 from .lines import Lines
 from .live import analyse
 from .hooks import Hooks
+from .optimizers import Optimizers, short
 from .settings import Settings
+from .sizing import Sizing
 from .stops import Stops
 
 # The run is not possible with this torch or environment.
@@ -83,6 +85,10 @@ class Worker(Watch):
         self.answers.watch()
         self.settings = Settings(request["allocator"])
         self.settings.watch()
+        self.optimizers = Optimizers()
+        self.sizing = Sizing()
+        # The number of steps after which the run is over.
+        self.last_step: Optional[int] = None
 
     def imported(self, torch: ModuleType) -> None:
         self.found.facts = {"torch": str(torch.__version__), "cuda": torch.version.cuda}
@@ -91,16 +97,24 @@ class Worker(Watch):
         if standing.away() is not None:
             # `result` gives the reason.
             raise Enough(0)
+        lines = Lines(os.getcwd(), self.module)
         if self.analysed:
-            self.hooks = Hooks(torch, Lines(os.getcwd(), self.module))
+            self.hooks = Hooks(torch, lines)
             self.hooks.install()
         self.settings.imported(torch)
+        self.optimizers.watch(torch, lines)
+        self.sizing.watch(torch, lines)
         super().imported(torch)
         self._tell("torch is imported")
 
     def stepped(self, optimizer: Any, *more: Any) -> None:
         if os.getpid() == self.pid:
+            self.optimizers.stepped(optimizer)
             super().stepped(optimizer, *more)
+
+    def _mark(self) -> None:
+        super()._mark()
+        self.optimizers.step_is_over()
 
     def _note_host_time(self) -> None:
         super()._note_host_time()
@@ -110,7 +124,11 @@ class Worker(Watch):
 
     def _enough(self) -> None:
         assert self.steps is not None
-        self.stops.reached(self.found.steps, self.steps)
+        if self.last_step is None:
+            if self.optimizers.goes_on(self.found.steps, self.steps):
+                return
+            self.last_step = self.found.steps
+        self.stops.reached(self.found.steps, self.last_step)
 
     def stopped_by(self, error: BaseException) -> None:
         ended = any(isinstance(cause, Enough) for cause in causes(error))
@@ -166,13 +184,20 @@ class Worker(Watch):
             found.facts["metadata"] = hasattr(self.torch._C, "_cuda_setMemoryMetadata")
             found.facts["answered"] = dict(self.answers.answered)
             found.facts["left_out"] = sorted(self.settings.left_out)
-        if self.hooks is not None and found.outcome == COMPLETED:
+            found.facts["sizing"] = self.sizing.facts(self.torch)
+            found.facts["never_stepped"] = self.optimizers.never()
+        if found.outcome == COMPLETED and self.steps is not None:
+            made = len(self.optimizers.all)
+            found.facts["short"] = short(made, found.steps, self.steps, found.caught)
+        if self.hooks is not None and found.outcome in (COMPLETED, OUT_OF_MEMORY):
             self._tell("reading the history")
             try:
                 found.analysis = self._analysis(self.hooks)
             except Exception as error:
-                found.outcome = FAILED
-                found.reason = f"the run cannot be analysed: {type(error).__name__}: {error}"
+                # A run that is out of memory is not needed for its analysis.
+                if found.outcome == COMPLETED:
+                    found.outcome = FAILED
+                    found.reason = f"the run cannot be analysed: {type(error).__name__}: {error}"
         return result
 
     def _used_cuda(self) -> bool:

@@ -95,6 +95,7 @@ mod registrations;
 mod runtime_memory;
 mod runtime_order;
 mod sharing;
+mod torch_blocks;
 mod unsupported;
 mod values;
 mod witness;

@@ -12,8 +12,9 @@
 //!   value depends on the seed and its place, so it is the same at every read, whichever kernel
 //!   would have changed it.
 //!
-//! A kernel's overwrites are unknown here: in reused memory, a read may return data copied there
-//! before, until the memory goes back to the driver.
+//! Copied data is known until its memory goes back to the driver, or torch gives it to another
+//! tensor (`torch_blocks.rs`). A kernel's overwrites of the same tensor are unknown here, and what
+//! another allocator than torch's reuses: a read may return what was copied there before.
 //!
 //! Zeros are written only over other values, so untouched memory stays untouched.
 
