@@ -72,6 +72,8 @@ FIRST_SIGHT = {
     "fourth": (8, 1, 2),
     "fifth": (4, 1, 3),
     "sixth": (12, 3, 7),
+    # Servers and a job of two ranks, as judged in the trial; here cut to what matters.
+    "seventh": (1, 0, 6),
 }
 # A program that takes longer hangs.
 SECONDS = 300
