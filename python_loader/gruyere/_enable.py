@@ -19,6 +19,7 @@ from ._torch import (
     events,
     nccl,
     profiler,
+    rank,
     stats,
     streams,
     uncaught,
@@ -208,6 +209,7 @@ def _swap(torch: Any, settings: dict[str, object], automatic: bool) -> Enabled:
     os.environ[conf.VARIABLE] = whole
     nccl.install(torch, whole)
     waits.install(torch)
+    rank.install(torch)
     blame.install(whole)
     backward_end.install(torch)
     uncaught.install(torch)
