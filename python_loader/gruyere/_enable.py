@@ -9,7 +9,7 @@ import threading
 from dataclasses import dataclass
 from typing import Any, Optional
 
-from . import _children, _stand_in, _steps
+from . import _children, _signals, _stand_in, _steps
 from ._errors import GruyereError, NoCuda, NoGpu, warn_once
 from ._native import conf, library, shim
 from ._torch import (
@@ -158,6 +158,7 @@ def _enable(settings: dict[str, object], automatic: bool) -> None:
         profiler.install()
     _steps.install()
     _children.install()
+    _signals.install()
     streams.install()
     events.install()
 
