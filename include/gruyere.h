@@ -697,6 +697,14 @@ void gruyere_allow_waits(void);
 // `why` is NULL or a NUL-terminated string.
 void gruyere_forbid_waits(const char *why);
 
+// Tells the process's rank and the number of ranks, for `gruyere ps`, `top` and `post`, where the
+// environment has no RANK or WORLD_SIZE: call it once the process group exists. A record keeps
+// what it was told first. Does not touch CUDA: an early call is kept until the first request.
+//
+// Returns 0; -1 in a child made by fork of a process that uses CUDA; -2 if `rank` is not one of
+// `world_size` ranks.
+int gruyere_announce_rank(int64_t rank, int64_t world_size);
+
 // Promises that `stream` of `device` is not destroyed before a call of [`gruyere_stream_ends`] for
 // it. The library may then query it and record events on it at any time. It uses any other created
 // stream only inside a call that names the stream, since a call on a destroyed stream is

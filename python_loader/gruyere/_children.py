@@ -50,9 +50,7 @@ def _close_at_end() -> None:
 
 
 def _close() -> None:
-    function = library.load().gruyere_close
-    function.restype = None
-    function()
+    library.load().gruyere_close()
 
 
 def _keeping(wrap: Callable[..., None]) -> Callable[..., None]:

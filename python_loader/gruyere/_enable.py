@@ -9,7 +9,7 @@ import threading
 from dataclasses import dataclass
 from typing import Any, Optional
 
-from . import _children, _stand_in, _steps
+from . import _children, _signals, _stand_in, _steps
 from ._errors import GruyereError, NoCuda, NoGpu, warn_once
 from ._native import conf, library, shim
 from ._torch import (
@@ -19,6 +19,7 @@ from ._torch import (
     events,
     nccl,
     profiler,
+    rank,
     stats,
     streams,
     uncaught,
@@ -157,6 +158,7 @@ def _enable(settings: dict[str, object], automatic: bool) -> None:
         profiler.install()
     _steps.install()
     _children.install()
+    _signals.install()
     streams.install()
     events.install()
 
@@ -208,6 +210,7 @@ def _swap(torch: Any, settings: dict[str, object], automatic: bool) -> Enabled:
     os.environ[conf.VARIABLE] = whole
     nccl.install(torch, whole)
     waits.install(torch)
+    rank.install(torch)
     blame.install(whole)
     backward_end.install(torch)
     uncaught.install(torch)

@@ -7,7 +7,9 @@ use super::begin::heap;
 pub use super::process::{
     GRUYERE_BROKEN, GRUYERE_INVALID, GRUYERE_IO, GRUYERE_OK, GRUYERE_UNAVAILABLE,
 };
-use super::process::{allow_waits, announce, config, current, forbid_waits, guarded};
+use super::process::{
+    allow_waits, announce, announce_rank, config, current, forbid_waits, guarded,
+};
 use super::torch::{CudaStream, handle};
 use super::{fork, run_file};
 use crate::file;
@@ -54,6 +56,29 @@ pub unsafe extern "C" fn gruyere_forbid_waits(why: *const c_char) {
     // SAFETY: the caller's promise; the text is read before this returns only.
     let why = (!why.is_null()).then(|| unsafe { CStr::from_ptr(why) }.to_string_lossy());
     guarded((), || forbid_waits(why.as_deref().unwrap_or("requested by the loader")));
+}
+
+/// Tells the process's rank and the number of ranks, for `gruyere ps`, `top` and `post`, where the
+/// environment has no RANK or WORLD_SIZE: call it once the process group exists. A record keeps
+/// what it was told first. Does not touch CUDA: an early call is kept until the first request.
+///
+/// Returns 0; -1 in a child made by fork of a process that uses CUDA; -2 if `rank` is not one of
+/// `world_size` ranks.
+#[unsafe(no_mangle)]
+pub extern "C" fn gruyere_announce_rank(rank: i64, world_size: i64) -> c_int {
+    let (Ok(rank), Ok(world_size)) = (u64::try_from(rank), u64::try_from(world_size)) else {
+        return GRUYERE_INVALID;
+    };
+    if rank >= world_size {
+        return GRUYERE_INVALID;
+    }
+    if fork::is_forked_child() {
+        return GRUYERE_UNAVAILABLE;
+    }
+    guarded(GRUYERE_UNAVAILABLE, || {
+        announce_rank(rank, world_size);
+        GRUYERE_OK
+    })
 }
 
 /// Promises that `stream` of `device` is not destroyed before a call of [`gruyere_stream_ends`] for

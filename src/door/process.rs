@@ -3,6 +3,7 @@
 
 use crate::config::Config;
 use crate::heap::Heap;
+use crate::record::facts;
 use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
@@ -127,6 +128,16 @@ pub(super) fn forbid_waits(why: &str) {
     match current() {
         Some(heap) => heap.forbid_waits(why),
         None => beginning.waits = Waits::Forbidden(why.to_owned()),
+    }
+}
+
+/// Notes the process's rank, in the record or for the future one.
+pub(super) fn announce_rank(rank: u64, world_size: u64) {
+    // The lock: a record that is being made has what was told before, or is there.
+    let _beginning = INIT.lock().unwrap_or_else(PoisonError::into_inner);
+    facts::tell_rank(rank, world_size);
+    if let Some(heap) = current() {
+        heap.record().tell_rank(rank, world_size);
     }
 }
 

@@ -18,8 +18,11 @@ const STAND_IN: &str = "PHANTOM_OWNER";
 
 /// Prints the line at the end of the process.
 pub(super) fn at_exit(heap: &Heap) {
-    let Some(config) = config().filter(|config| is_wanted(config.summary)) else { return };
+    let Some(config) = config() else { return };
     let Some(reader) = Reader::own(heap.record()) else { return };
+    if !is_wanted(config.summary, reader.process().rank) {
+        return;
+    }
     let run = Run::of(&reader, config.name.as_deref());
     // `gruyere compare` runs Python programs only.
     let words = words();
@@ -30,13 +33,14 @@ pub(super) fn at_exit(heap: &Heap) {
     }
 }
 
-fn is_wanted(summary: Summary) -> bool {
-    let is_first = || std::env::var("RANK").map_or(true, |rank| rank.trim() == "0");
+fn is_wanted(summary: Summary, rank: Option<u64>) -> bool {
     match summary {
         Summary::Off => false,
         Summary::On => true,
         Summary::Auto => {
-            std::env::var_os(PACKAGE).is_some() && io::stderr().is_terminal() && is_first()
+            std::env::var_os(PACKAGE).is_some()
+                && io::stderr().is_terminal()
+                && rank.unwrap_or(0) == 0
         }
     }
 }

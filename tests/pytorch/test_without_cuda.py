@@ -41,6 +41,7 @@ calls = {
     "gruyere_announce_hooks": lambda f: f(3),
     "gruyere_allow_waits": lambda f: f(),
     "gruyere_forbid_waits": lambda f: f(b"a test"),
+    "gruyere_announce_rank": lambda f: f(ctypes.c_int64(1), ctypes.c_int64(2)),
     "gruyere_stream_lasts": lambda f: f(0, ctypes.c_void_p(64)),
     "gruyere_mark_work": lambda f: f(0, ctypes.c_void_p(64)),
     "gruyere_stream_waits": lambda f: f(0, ctypes.c_void_p(64), ctypes.c_uint64(1)),

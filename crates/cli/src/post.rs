@@ -393,8 +393,9 @@ fn end_in_words(ended: &Ending) -> String {
         End::Clean => "It ended cleanly.".to_owned(),
         End::Killed if ended.ran_out => "It ended with an out-of-memory error.".to_owned(),
         End::Killed => {
-            "It ended without a clean exit: killed (SIGKILL, the host's memory, a scheduler), \
-             crashed, or exited through _exit."
+            "It ended without a clean exit: by a signal that it did not handle (SIGTERM or \
+             SIGKILL, from a user, a scheduler, or the kernel short of host memory), by a crash, \
+             or through _exit."
                 .to_owned()
         }
         End::Unknown => "Whether it still runs is not visible from here.".to_owned(),

@@ -108,6 +108,10 @@ def _declare(loaded: ctypes.CDLL) -> None:
     loaded.gruyere_allow_waits.restype = None
     loaded.gruyere_forbid_waits.argtypes = [ctypes.c_char_p]
     loaded.gruyere_forbid_waits.restype = None
+    loaded.gruyere_announce_rank.argtypes = [ctypes.c_int64, ctypes.c_int64]
+    loaded.gruyere_announce_rank.restype = ctypes.c_int
+    loaded.gruyere_close.argtypes = []
+    loaded.gruyere_close.restype = None
     loaded.gruyere_version.argtypes = []
     loaded.gruyere_version.restype = ctypes.c_char_p
     loaded.gruyere_check_configuration.argtypes = [

@@ -1,8 +1,10 @@
-//! Facts of the process that writes a record. Written once, before the record is published.
+//! Facts of the process that writes a record. Written before the record is published; only a rank
+//! that the environment does not give may follow.
 
 use crate::layout::Shared;
 use crate::plain;
 use crate::sync::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64 as PrivateAtomicU64;
 use std::time::{Duration, SystemTime};
 
 /// Writes `text`, cut to fit at a character.
@@ -39,7 +41,7 @@ pub struct ProcessFacts {
     /// Pid in its own namespace, start time (clock ticks since boot), inode of the pid namespace,
     /// creation (ns since 1970).
     numbers: [AtomicU64; 4],
-    /// RANK, LOCAL_RANK, WORLD_SIZE plus one each; 0 where unset.
+    /// RANK, LOCAL_RANK, WORLD_SIZE plus one each, or what [`tell_rank`] was told; 0 where unknown.
     ranks: [AtomicU64; 3],
     /// 1: the processor guarantees that its counter never stops or changes speed.
     steady_counter: AtomicU64,
@@ -80,11 +82,11 @@ pub struct Process {
     pub pid_namespace: u64,
     /// When the record was made, in nanoseconds since 1970.
     pub created: u64,
-    /// RANK.
+    /// RANK, else that of the process group ([`tell_rank`]).
     pub rank: Option<u64>,
     /// LOCAL_RANK.
     pub local_rank: Option<u64>,
-    /// WORLD_SIZE.
+    /// WORLD_SIZE, else that of the process group.
     pub world_size: Option<u64>,
     /// Whether the processor guarantees a steady tick counter.
     pub steady_counter: bool,
@@ -94,7 +96,7 @@ pub struct Process {
     pub version: String,
     /// The kernel's boot id.
     pub boot: String,
-    /// The command line, cut to 2 KiB.
+    /// The command line, cut to 2 KiB; of a child of `multiprocessing`, its program's.
     pub command: String,
     /// GRUYERE_CONF, cut to 1 KiB.
     pub configuration: String,
@@ -115,8 +117,8 @@ impl Process {
         of(self) == of(other) && self.boot == other.boot
     }
 
-    /// Whether both are ranks of one run of a job, as far as they say: `torchrun` starts all of them
-    /// again where one fails, and without a job's name only the time tells two runs apart.
+    /// Whether both are ranks of one run of a job, as far as they say: `torchrun` starts all of
+    /// them again where one fails, and without a job's name only the time tells two runs apart.
     pub fn is_of_job(&self, other: &Process) -> bool {
         let of = |process: &Process| (process.world_size, process.run);
         self.world_size.is_some_and(|size| size > 1)
@@ -135,26 +137,78 @@ impl Process {
         let number =
             |name: &str| std::env::var(name).ok().and_then(|text| text.trim().parse().ok());
         let line = |path: &str| std::fs::read_to_string(path).unwrap_or_default().trim().to_owned();
-        let command = std::fs::read("/proc/self/cmdline").unwrap_or_default();
-        let command = String::from_utf8_lossy(&command).trim_end_matches('\0').replace('\0', " ");
+        let told = |word: &PrivateAtomicU64| word.load(Ordering::Relaxed).checked_sub(1);
         Process {
             pid: u64::from(std::process::id()),
             start_time: start_time(),
             pid_namespace: pid_namespace(),
             created: crate::clock::Moment::take().realtime,
-            rank: number("RANK"),
+            rank: number("RANK").or_else(|| told(&TOLD_RANK)),
             local_rank: number("LOCAL_RANK"),
-            world_size: number("WORLD_SIZE"),
+            world_size: number("WORLD_SIZE").or_else(|| told(&TOLD_WORLD_SIZE)),
             steady_counter: steady_counter(),
             host: line("/proc/sys/kernel/hostname"),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             boot: line("/proc/sys/kernel/random/boot_id"),
-            command,
+            command: command(),
             configuration: std::env::var("GRUYERE_CONF").unwrap_or_default(),
             job: job(|name| std::env::var(name).ok()),
             run: number(RUN_VARIABLE),
         }
     }
+}
+
+/// What [`tell_rank`] was told last, plus one; 0: nothing.
+static TOLD_RANK: PrivateAtomicU64 = PrivateAtomicU64::new(0);
+static TOLD_WORLD_SIZE: PrivateAtomicU64 = PrivateAtomicU64::new(0);
+
+/// Tells the records that this process makes from now on its rank and the number of ranks, for what
+/// RANK and WORLD_SIZE do not give: a launcher may pass them to the process group alone. For the
+/// record that exists there is [`crate::Record::tell_rank`].
+pub fn tell_rank(rank: u64, world_size: u64) {
+    TOLD_RANK.store(rank.saturating_add(1), Ordering::Relaxed);
+    TOLD_WORLD_SIZE.store(world_size.saturating_add(1), Ordering::Relaxed);
+}
+
+/// The command line that started this process's program. The children of Python's `multiprocessing`
+/// (spawn, forkserver) all have the same, of `python -c`: theirs is that of the nearest ancestor
+/// that is none, as after a fork.
+fn command() -> String {
+    let interpreter_of = |process: &str| std::fs::read_link(format!("/proc/{process}/exe")).ok();
+    let (own, interpreter) = (words_of("self"), interpreter_of("self"));
+    let (mut process, mut words) = ("self".to_owned(), own.clone());
+    // A few: children of children, and the server of forkserver.
+    for _ in 0..8 {
+        if !is_child_of_multiprocessing(&words) {
+            return words.join(" ");
+        }
+        process = parent_of(&process);
+        // An orphan's parent is another program, such as init.
+        if interpreter_of(&process) != interpreter {
+            break;
+        }
+        words = words_of(&process);
+    }
+    own.join(" ")
+}
+
+/// Whether these words start a child of `multiprocessing`, its server, or one of the package
+/// `multiprocess`, which is made of it.
+fn is_child_of_multiprocessing(words: &[String]) -> bool {
+    let mut after = words.iter().skip_while(|word| *word != "-c");
+    after.nth(1).is_some_and(|code| code.starts_with("from multiprocess"))
+}
+
+/// The command line of a process in /proc, word by word; none if there is no such process.
+fn words_of(process: &str) -> Vec<String> {
+    let line = std::fs::read(format!("/proc/{process}/cmdline")).unwrap_or_default();
+    let line = String::from_utf8_lossy(&line);
+    line.split_terminator('\0').map(str::to_owned).collect()
+}
+
+/// The pid of a process's parent, as /proc has it; empty if there is no such process.
+fn parent_of(process: &str) -> String {
+    stat_field(&format!("/proc/{process}/stat"), 4).unwrap_or_default()
 }
 
 /// The job in an environment: Slurm's, else torchrun's run, except its default id `none`.
@@ -175,11 +229,15 @@ pub fn start_time() -> u64 {
 
 /// As [`start_time`], of the process whose `stat` file this is; 0 if there is none.
 pub(crate) fn start_time_of(stat: &str) -> u64 {
-    let stat = std::fs::read_to_string(stat).unwrap_or_default();
-    // Field 22. The second field is the command in brackets, with any content: count from the last
-    // bracket.
-    let rest = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
-    rest.split_whitespace().nth(19).and_then(|field| field.parse().ok()).unwrap_or(0)
+    stat_field(stat, 22).and_then(|field| field.parse().ok()).unwrap_or(0)
+}
+
+/// A field of a `stat` file, from the third on, numbered from 1 as in proc(5).
+fn stat_field(stat: &str, number: usize) -> Option<String> {
+    let stat = std::fs::read_to_string(stat).ok()?;
+    // The second field is the command in brackets, with any content: count from the last bracket.
+    let (_, rest) = stat.rsplit_once(')')?;
+    rest.split_whitespace().nth(number - 3).map(str::to_owned)
 }
 
 /// Whether /proc shows our own pid namespace.
@@ -241,6 +299,18 @@ impl ProcessFacts {
         self.run.store(process.run.map_or(0, |run| run.saturating_add(1)), Ordering::Relaxed);
     }
 
+    /// Writes the rank and the number of ranks, each where none is known. For the writer, at any
+    /// time.
+    pub(crate) fn tell_rank(&self, rank: u64, world_size: u64) {
+        let [known_rank, _, known_size] = &self.ranks;
+        // The number of ranks first: a reader may come in between, and compares no rank of one.
+        for (word, number) in [(known_size, world_size), (known_rank, rank)] {
+            if word.load(Ordering::Relaxed) == 0 {
+                word.store(number.saturating_add(1), Ordering::Relaxed);
+            }
+        }
+    }
+
     /// Reads them back.
     pub fn read(&self) -> Process {
         let number = |word: &AtomicU64| word.load(Ordering::Relaxed);
@@ -270,7 +340,21 @@ impl ProcessFacts {
 
 #[cfg(test)]
 mod tests {
-    use super::job;
+    use super::{is_child_of_multiprocessing, job};
+
+    #[test]
+    fn a_child_of_multiprocessing_is_told_by_the_code_that_python_gives_it() {
+        let is_child = |line: &str| {
+            let words: Vec<String> = line.split('|').map(str::to_owned).collect();
+            is_child_of_multiprocessing(&words)
+        };
+        let spawned = "from multiprocessing.spawn import spawn_main; spawn_main(pipe_handle=6)";
+        assert!(is_child(&format!("python|-X|dev|-c|{spawned}|--multiprocessing-fork")));
+        assert!(is_child("python|-c|from multiprocessing.forkserver import main; main(9, 10)"));
+        for other in ["python|-c|import torch", "python|train.py|-c", "python|-c", "solver", ""] {
+            assert!(!is_child(other), "{other}");
+        }
+    }
 
     #[test]
     fn a_job_is_slurms_or_torchruns_and_the_default_run_is_none() {

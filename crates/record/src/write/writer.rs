@@ -518,6 +518,13 @@ impl Record {
         }
     }
 
+    /// Notes the process's rank and the number of ranks, each where the record has none.
+    pub fn tell_rank(&self, rank: u64, world_size: u64) {
+        if self.detail && self.mapping.is_creator() {
+            self.at::<ProcessFacts>(Section::Process, 0).tell_rank(rank, world_size);
+        }
+    }
+
     /// A clean exit: unlinks the file. Called at most once, never in a forked child.
     pub fn close(&self) {
         if self.mapping.is_creator()
