@@ -54,7 +54,8 @@ class Adapters:
         if name not in self.loaded:
             while len(self.loaded) >= self.most:
                 self.loaded.popitem(last=False)
-            self.loaded[name] = {key: one.to("cuda") for key, one in load(name).items()}  # the cause
+            weights = load(name).items()
+            self.loaded[name] = {key: one.to("cuda") for key, one in weights}  # the cause
         self.loaded.move_to_end(name)
         return self.loaded[name]
 

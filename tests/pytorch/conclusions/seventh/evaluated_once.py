@@ -17,7 +17,8 @@ class Block(nn.Module):
         super().__init__()
         self.norm = nn.LayerNorm(D)
         self.attention = nn.MultiheadAttention(D, 8, batch_first=True)
-        self.mlp = nn.Sequential(nn.LayerNorm(D), nn.Linear(D, 4 * D), nn.GELU(), nn.Linear(4 * D, D))
+        up, down = nn.Linear(D, 4 * D), nn.Linear(4 * D, D)
+        self.mlp = nn.Sequential(nn.LayerNorm(D), up, nn.GELU(), down)
 
     def forward(self, x):
         h = self.norm(x)

@@ -14,8 +14,8 @@ pub struct Rank {
 }
 
 /// One rank's peak is far above the others'. `explained`: the most that another cause explains of
-/// this rank's memory. Where this rank is the one above, that cause has made it so: the ranks differ
-/// by what is left.
+/// this rank's memory. Where this rank is the one above, that cause has made it so: the ranks
+/// differ by what is left.
 pub fn uneven(evidence: &Evidence<'_>, ranks: &[Rank], explained: u64) -> Option<Finding> {
     let most = ranks.iter().max_by_key(|rank| rank.live_peak_bytes)?;
     let mut others: Vec<u64> = ranks
