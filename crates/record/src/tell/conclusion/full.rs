@@ -7,7 +7,7 @@ use super::pile;
 use super::words::bytes;
 use super::{Cause, Finding};
 use crate::BlockEntry;
-use crate::sites::{By, Phase, Usage, usage};
+use crate::sites::{By, Phase, SiteId, Usage, usage};
 
 /// Steps needed before they are compared.
 pub const LEAST_STEPS: u32 = 3;
@@ -57,6 +57,15 @@ pub fn find(evidence: &Evidence<'_>, refused: &Refused) -> Finding {
         let (line, part) = (evidence.names.frame(line), bytes(part));
         says.push_str(&format!(". No backward has run through {line}, which keeps {part}"));
     }
+    let buffer = buffer(evidence);
+    let line = buffer
+        .as_ref()
+        .and_then(|usage| Some((usage, evidence.names.place(evidence.sites, usage.site)?)));
+    if let Some((usage, place)) = &line {
+        let Usage { blocks, bytes: part, .. } = usage;
+        says.push_str(&format!(". {place} has {} in {blocks} blocks", bytes(*part)));
+    }
+    let names = line.map_or(SiteId::NONE, |(usage, _)| usage.site);
     let would_fit = |bytes: u64| bytes >= refused.asked.max(live / LEAST_SHARE);
     let left = attempts::left(evidence);
     let advice = match (would_fit(left), would_fit(parts.loaded)) {
@@ -68,9 +77,9 @@ pub fn find(evidence: &Evidence<'_>, refused: &Refused) -> Finding {
             attempts::ADVICE
         }
         (_, true) => LOADED,
-        _ => advice(evidence, &parts, larger, untrained.is_some()),
+        _ => advice(evidence, &parts, larger, (buffer.is_some(), untrained.is_some())),
     };
-    Finding { cause: Cause::Full, bytes: live, says, advice, ..Finding::default() }
+    Finding { cause: Cause::Full, bytes: live, says, advice, names, accused: None }
 }
 
 /// Live memory at the peaks of past steps.
@@ -116,10 +125,10 @@ const BUFFER: &[&str] = &[
      shorter length.",
 ];
 
-/// Whether most of live memory, or in a program that trains nothing much of it, is many blocks of
-/// one line outside of modules that is no part of the training: batches and weights fetched ahead,
-/// queues, buffers.
-fn is_buffer(evidence: &Evidence<'_>) -> bool {
+/// The line outside of modules, no part of the training, with most of live memory in many blocks,
+/// or in a program that trains nothing with much of it: batches and weights fetched ahead, queues,
+/// buffers.
+fn buffer(evidence: &Evidence<'_>) -> Option<Usage> {
     let Evidence { live, sites, now, .. } = evidence;
     let (trains, backward_lines) = (evidence.trains(), &evidence.state.training.backward_lines);
     let is_buffered = |block: &&BlockEntry| {
@@ -138,7 +147,7 @@ fn is_buffer(evidence: &Evidence<'_>) -> bool {
     let buffered: Vec<BlockEntry> = live.iter().filter(is_buffered).copied().collect();
     let much = evidence.live_bytes() / if trains { 2 } else { 4 };
     let is_most = |line: &Usage| line.blocks >= BUFFERED && line.bytes > much;
-    usage(&buffered, sites, By::Line, *now).first().is_some_and(is_most)
+    usage(&buffered, sites, By::Line, *now).into_iter().next().filter(is_most)
 }
 
 /// The remedy depends on what fills the device.
@@ -146,11 +155,11 @@ fn advice(
     evidence: &Evidence<'_>,
     parts: &Parts<'_>,
     larger: Option<&Before>,
-    has_untrained: bool,
+    (has_buffer, has_untrained): (bool, bool),
 ) -> &'static [&'static str] {
     let live = evidence.live_bytes();
     let trains = evidence.trains();
-    if is_buffer(evidence) {
+    if has_buffer {
         return BUFFER;
     }
     if has_untrained {
