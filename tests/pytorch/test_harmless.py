@@ -105,7 +105,7 @@ def test_the_first_line_of_the_answer_says_what_ran(folder):
     assert ran.returncode == 0, ran.stderr
     first, second = ran.stdout.splitlines()[:2]
     assert first == "train.py: 3 runs of 3 steps; your files are unchanged."
-    assert second.startswith("It fits on")
+    assert second.startswith("It fits these 3 steps on")
 
 
 @pytest.mark.thorough

@@ -68,7 +68,7 @@ def verdict(report: dict[str, Any]) -> str:
     if not is_trusted:
         said.append("Not trustworthy: " + "; ".join(report["trust"]["reasons"]) + ".")
     differ = spread(report)
-    these = _these(report, differ is not None)
+    these = _these(report)
     for gpu in report["gpus"]:
         fitting = [row for row in gpu["runs"] if row["fits"]]
         if fitting:
@@ -109,13 +109,15 @@ def verdict(report: dict[str, Any]) -> str:
     return " ".join(said)
 
 
-def _these(report: dict[str, Any], differ: bool) -> str:
-    """What fits, if it is less than the program."""
+def _these(report: dict[str, Any]) -> str:
+    """What fits: the steps that ran. A program without steps ran to its end."""
     steps, asked = report["program"]["steps"], report["program"]["steps_asked"]
-    if 0 < steps < asked:
+    if not steps:
+        return ""
+    if steps < asked:
         made = f"{steps} step{'s' * (steps != 1)}"
         return f" the {made} that it made ({asked} were asked)"
-    return f" these {steps} steps" if differ else ""
+    return " this step" if steps == 1 else f" these {steps} steps"
 
 
 def _unfit(report: dict[str, Any], gpu: dict[str, Any], is_trusted: bool) -> str:
