@@ -178,7 +178,7 @@ class Loop(Trace):
 
 
 @pytest.mark.parametrize("is_after", [False, True])
-def test_what_each_step_leaves_behind_is_told_also_if_it_is_made_after_the_optimisers_step(is_after):
+def test_what_each_step_leaves_behind_is_told_also_if_made_after_the_optimisers_step(is_after):
     found = Loop(3, 99, is_after).growth()
     assert found["bytes_a_step"] == 64 * MIB
     # After the step there are two blocks at most, which a queue may hold: more steps tell.
