@@ -9,7 +9,7 @@ use gruyere_record::claim::Claim;
 use gruyere_record::facts::Process;
 use gruyere_record::reader::DeviceSnapshot;
 use gruyere_record::sweep::{self, Found, Listing, State};
-use gruyere_record::{DeviceGauge, ReadError, Reader, cut, plain};
+use gruyere_record::{DeviceGauge, ReadError, Reader, counted, cut, plain};
 use serde_json::{Value, json};
 
 use crate::amounts::bytes;
@@ -141,12 +141,12 @@ pub fn run(arguments: &Arguments) -> Ended {
     }
     let unreadable = dead.iter().filter(|one| one.process.is_none()).count();
     if unreadable > 0 {
-        let records = if unreadable == 1 { "record" } else { "records" };
         say(
             "ps",
             format_args!(
-                "{unreadable} {records} of dead processes can't be read, as the list says of each; \
-                 `gruyere ps --sweep` removes the records of all dead processes"
+                "{} of dead processes can't be read, as the list says of each; `gruyere ps --sweep` \
+                 removes the records of all dead processes",
+                counted(unreadable as u64, "record")
             ),
         );
         trouble = true;
@@ -338,7 +338,9 @@ fn table(rows: &[Row], dead: &[Candidate], swept: Option<usize>, foreign: usize)
         }
     }
     match swept {
-        Some(swept) => out += &format!("removed {swept} records of ended processes\n"),
+        Some(swept) => {
+            out += &format!("removed {} of ended processes\n", counted(swept as u64, "record"));
+        }
         None if dead.is_empty() => {}
         None => {
             out.push('\n');
@@ -358,7 +360,8 @@ fn table(rows: &[Row], dead: &[Candidate], swept: Option<usize>, foreign: usize)
     }
     if foreign > 0 {
         out += &layout.sentence(&format!(
-            "{foreign} records of other users: `gruyere ps --all-users` reads them too"
+            "{} of other users: `gruyere ps --all-users` reads them too",
+            counted(foreign as u64, "record")
         ));
     }
     for pid in ambiguous(rows.iter().map(|row| &row.process)) {
