@@ -155,9 +155,10 @@ fn what_the_heap_does_shows_in_a_domain_of_its_own_with_counters() {
         log.lines().filter_map(|entry| entry.strip_prefix(&line)?.parse().ok()).collect()
     };
     let live = samples("live");
-    // At growth, at steps, and at the end.
-    assert!(live[0] <= 400 * MIB && live.contains(&(850 * MIB)), "{live:?}");
-    assert!(live.last() == Some(&0) && live.len() >= 5, "{live:?}");
+    assert!(
+        live.starts_with(&[850 * MIB]) && live.last() == Some(&0) && live.len() >= 4,
+        "{live:?}"
+    );
     let reserved = samples("reserved");
     assert!(
         reserved.contains(&(400 * MIB)) || reserved.iter().any(|&bytes| bytes >= 800 * MIB),

@@ -151,7 +151,6 @@ fn what_a_program_that_loads_its_weights_and_rests_could_still_have_is_on_the_re
         let stats = rig.heap.stats(0).unwrap();
         let error = growing.abs_diff(stats.largest_growing);
         assert!(error <= stats.reserved / 8, "{conf}: {growing} for {}", stats.largest_growing);
-        assert!(snapshot.gauge(DeviceGauge::SlabBytes) > 0, "{conf}");
     }
 }
 

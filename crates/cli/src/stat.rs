@@ -35,8 +35,7 @@ Examples:
 Live bytes are rounded up, as allocated; `requested` is what the program asked for. Lost memory, \
 from which fragmentation is computed, comes from the current map, as in `gruyere map`. If the \
 process is at work and the map is inconsistent, it is as of the last write of the gauges, as the \
-largest requests are: at a step's mark, every few thousand frees, and as the process grows. \
-Latencies are of sampled calls.
+largest requests are: at a step's mark, or every few thousand frees. Latencies are of sampled calls.
 
 Exit codes: 0 success; 1 no such process or record, or it can't be read; 2 wrong usage; 3 read, \
 but some values are marked torn: they are not from one moment, since the process was killed while \

@@ -308,20 +308,15 @@ impl Device {
         let class = class_of(request.size) as u8;
         let bytes = SIZE_CLASSES[usize::from(class)].slab_bytes();
         loop {
-            let (slab, outgrown) = {
+            let slab = {
                 let (mut central, run) = self.allocate_run(shared, request, None, bytes, SLAB)?;
-                let slab = self.make_slab(shared, &mut central, run, class, &request, 0);
-                (slab, central.has_outgrown_gauges())
+                self.publish_growth(shared, &mut central);
+                self.make_slab(shared, &mut central, run, class, &request, 0)
             };
             let Some(slab) = slab else { return Err(Error::Internal("a run vanished")) };
-            let address = {
-                let mut cell = self.shard(request.stream);
-                self.add_slab(shared, Self::shard_number(request.stream), &mut cell.shard, slab);
-                cell.take_slot(shared, request)
-            };
-            if outgrown {
-                self.publish_gauges(shared);
-            }
+            let mut cell = self.shard(request.stream);
+            self.add_slab(shared, Self::shard_number(request.stream), &mut cell.shard, slab);
+            let address = cell.take_slot(shared, request);
             if address != 0 {
                 return Ok(address);
             }
@@ -351,13 +346,8 @@ impl Device {
         let space = central.spaces.of_large(lifetime, bytes);
         let want = Want { space, bytes, align: ALIGNMENT, stream };
         let (mut central, run) = self.climb(shared, central, request, want)?;
-        let address = central.publish(&shared.table, run, &request, shared.step(), 0);
-        let outgrown = central.has_outgrown_gauges();
-        drop(central);
-        if outgrown {
-            self.publish_gauges(shared);
-        }
-        Ok(address)
+        self.publish_growth(shared, &mut central);
+        Ok(central.publish(&shared.table, run, &request, shared.step(), 0))
     }
 
     /// A block alone in its span, at the span's start.
@@ -434,11 +424,6 @@ impl Central {
         self.usage.block_taken(size);
         self.name(table, id, address);
         address
-    }
-
-    /// As [`Watch::has_outgrown_gauges`](crate::upkeep::phase::Watch), for what is held now.
-    fn has_outgrown_gauges(&mut self) -> bool {
-        self.watch.has_outgrown_gauges(self.backing.held)
     }
 
     /// Notes in the page table that block `id` starts at `address`.

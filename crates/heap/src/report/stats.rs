@@ -246,6 +246,16 @@ impl Device {
         ]);
     }
 
+    /// Updates the largest request that growth could serve, if the heap has grown by much. The other
+    /// gauges would read every slab, and each request of a program's beginning would pay for it.
+    pub(crate) fn publish_growth(&self, shared: &Shared, central: &mut Central) {
+        if central.watch.has_outgrown(central.backing.held) {
+            let largest = self.supply.largest(central, shared.shares());
+            let growing = self.supply.largest_growing(central, largest);
+            central.gauges.set(&[(DeviceGauge::LargestGrowing, growing)]);
+        }
+    }
+
     /// The figures for torch's `memory_stats`; takes one lock after the other.
     pub(crate) fn torch_stats(&self, shared: &Shared) -> TorchStats {
         let blocks = shared.record.block_stats(self.id);

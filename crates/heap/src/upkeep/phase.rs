@@ -37,7 +37,7 @@ pub(crate) const MOST: u64 = 1 << 20;
 const TRIES: u32 = 16;
 /// Looks between two updates of the gauges, at least.
 const PUBLISHING: u64 = 16;
-/// Growth by this part of what was held updates the gauges.
+/// Growth by this part of what was held updates a gauge.
 const GROWTH: u64 = 8;
 /// Frees between two marks that return memory.
 const MARK_INTERVAL: u64 = 1 << 10;
@@ -137,7 +137,7 @@ pub(crate) struct Watch {
     pub(crate) given: (u64, u64),
     /// Looks until the next update of the gauges.
     until_publishing: u64,
-    /// Bytes held at the last update of the gauges for growth.
+    /// Bytes held at the last update for growth.
     published_held: u64,
 }
 
@@ -170,9 +170,9 @@ impl Watch {
         now
     }
 
-    /// Whether growth to `held` bytes updates the gauges: a program that loads its weights frees
-    /// too little for a look, and may then rest.
-    pub(crate) fn has_outgrown_gauges(&mut self, held: u64) -> bool {
+    /// Whether growth to `held` bytes updates the largest request that can be served: a program that
+    /// loads its weights frees too little for a look, and may then rest.
+    pub(crate) fn has_outgrown(&mut self, held: u64) -> bool {
         let outgrown = held.abs_diff(self.published_held) > self.published_held / GROWTH;
         if outgrown {
             self.published_held = held;
