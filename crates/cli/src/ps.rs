@@ -144,8 +144,8 @@ pub fn run(arguments: &Arguments) -> Ended {
         say(
             "ps",
             format_args!(
-                "{} of dead processes can't be read, as the list says of each; `gruyere ps --sweep` \
-                 removes the records of all dead processes",
+                "{} of dead processes can't be read, as the list says of each; `gruyere ps \
+                 --sweep` removes the records of all dead processes",
                 counted(unreadable as u64, "record")
             ),
         );

@@ -246,8 +246,8 @@ impl Device {
         ]);
     }
 
-    /// Updates the largest request that growth could serve, if the heap has grown by much. The other
-    /// gauges would read every slab, and each request of a program's beginning would pay for it.
+    /// Updates the largest request that growth could serve, if the heap has grown by much. The
+    /// other gauges would read every slab, and the requests of a program's first step would pay.
     pub(crate) fn publish_growth(&self, shared: &Shared, central: &mut Central) {
         if central.watch.has_outgrown(central.backing.held) {
             let largest = self.supply.largest(central, shared.shares());

@@ -170,8 +170,8 @@ impl Watch {
         now
     }
 
-    /// Whether growth to `held` bytes updates the largest request that can be served: a program that
-    /// loads its weights frees too little for a look, and may then rest.
+    /// Whether growth to `held` bytes updates the largest request that can be served: a program
+    /// that loads its weights frees too little for a look, and may then rest.
     pub(crate) fn has_outgrown(&mut self, held: u64) -> bool {
         let outgrown = held.abs_diff(self.published_held) > self.published_held / GROWTH;
         if outgrown {
