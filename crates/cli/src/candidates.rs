@@ -10,13 +10,14 @@ use gruyere::heap::Bytes;
 use gruyere_record::claim::Claim;
 use gruyere_record::conclusion::{Cause, Conclusion};
 use gruyere_record::dump::from_record;
-use gruyere_record::dump::state::{Event, MOST_EVENTS};
+use gruyere_record::dump::origins::Origins;
+use gruyere_record::dump::state::{self, Event, MOST_EVENTS, last_refused};
 use gruyere_record::facts::{self, Process};
 use gruyere_record::open::effective_user;
 use gruyere_record::reader::DeviceSnapshot;
 use gruyere_record::run::shown_command;
 use gruyere_record::sweep::{self, Found, Look};
-use gruyere_record::{DeviceGauge, EventKind, Owners, ReadError, Reader, cut, plain};
+use gruyere_record::{DeviceGauge, Owners, ReadError, Reader, cut, plain};
 use serde::Serialize;
 
 use crate::command;
@@ -48,6 +49,24 @@ pub enum Exit {
 }
 
 impl Exit {
+    /// The end of a dead process with these last events.
+    fn of(process: &Process, events: &[Event]) -> Exit {
+        match process.boot == facts::boot_id() {
+            true if ran_out(events) => Exit::OutOfMemory,
+            true => Exit::Unclean,
+            false => Exit::Unknown,
+        }
+    }
+
+    /// As [`Exit::of`], of the process that left this record, whose blocks are not read.
+    pub fn of_record(reader: &Reader<'_>) -> Exit {
+        let events = state::events(reader, MOST_EVENTS, &mut Origins::of_sites(reader.sites()));
+        match reader.expect_sound() {
+            Ok(()) => Exit::of(&reader.process(), &events.entries),
+            Err(_) => Exit::Unknown,
+        }
+    }
+
     fn word(self) -> &'static str {
         match self {
             Exit::Runs => "runs",
@@ -155,11 +174,7 @@ impl Candidate {
         let process = reader.process();
         // Without the other ranks of its job: `gruyere post` reads their records too.
         let Conclusion { cause, lines, .. } = Conclusion::of(&state, &[]);
-        let exit = match process.boot == facts::boot_id() {
-            true if ran_out(&state.events.entries) => Exit::OutOfMemory,
-            true => Exit::Unclean,
-            false => Exit::Unknown,
-        };
+        let exit = Exit::of(&process, &state.events.entries);
         Candidate {
             path: reader.path().to_owned(),
             pid: Some(process.pid),
@@ -206,10 +221,7 @@ fn other_user(reader: &Reader<'_>) -> Option<u32> {
 
 /// Whether the last request was refused.
 pub fn ran_out(events: &[Event]) -> bool {
-    let of = |kind: EventKind| move |event: &&Event| event.kind == kind.name();
-    let is_request =
-        |event: &&Event| of(EventKind::Malloc)(event) || of(EventKind::OutOfMemory)(event);
-    events.iter().rev().find(is_request).is_some_and(|event| of(EventKind::OutOfMemory)(&event))
+    last_refused(events).is_some()
 }
 
 /// The name that the user types to choose.
@@ -340,6 +352,7 @@ pub fn in_words(path: &Path, process: &Process) -> String {
 mod tests {
     use std::time::Duration;
 
+    use gruyere_record::EventKind;
     use gruyere_record::layout::VERSION;
 
     use super::*;

@@ -295,19 +295,19 @@ fn telling_rank(
     owners: Owners,
 ) -> LastDead {
     let job = reader.process();
-    let ran_out = |dead: &Dead| {
-        let found = Candidate::dead(dead, owners)?;
-        let is_it = found.exit == Exit::OutOfMemory && job.is_of_job(found.process.as_ref()?);
-        is_it.then_some(())
+    let ran_out = |reader: &Reader<'_>| Exit::of_record(reader) == Exit::OutOfMemory;
+    let refused = |dead: &Dead| {
+        let found = Reader::open_of(&dead.path, owners).ok()?;
+        let is_of_job =
+            job.is_of_job(&found.process()) && !matches!(Claim::of(&found), Claim::False(_));
+        (is_of_job && ran_out(&found)).then_some(found)
     };
     // Latest first.
-    let first = match job.is_of_job(&job) && ran_out(&last).is_none() {
-        true => others.iter().rposition(|dead| ran_out(dead).is_some()),
+    let first = match job.is_of_job(&job) && !ran_out(&reader) {
+        true => others.iter().enumerate().rev().find_map(|(at, dead)| Some((at, refused(dead)?))),
         false => None,
     };
-    let place =
-        first.and_then(|place| Some((place, Reader::open_of(&others[place].path, owners).ok()?)));
-    match place {
+    match first {
         Some((place, reader)) => {
             let chosen = std::mem::replace(&mut others[place], last);
             others.sort_by_key(|dead| std::cmp::Reverse(dead.last_seen));

@@ -27,6 +27,7 @@ from .._sandbox import choose as sandbox
 from . import gpus, history, page, report, text
 from .gpus import Gpu
 from .runs import RANDOM, ROOM, ZEROS, Plan, Ran, Runner, at_once, called, named
+from .sizing import asks
 from .sweep import Sweep
 from .trust import begins, difference
 from .worker import NOTHING, REFUSED, UNUSABLE
@@ -247,8 +248,7 @@ class DryRun:
     def may_have_room(self, ran: Ran) -> bool:
         """Whether a run on a device with room shows what the program needs: not if it would then
         size itself by that device."""
-        asks = (ran.found.facts.get("sizing") or {}).get("asked") is not None
-        return not self.scales and (self.scales is False or not asks)
+        return not self.scales and (self.scales is False or not asks(ran.found.facts))
 
     def standing(self, rows: list[Ran]) -> list[Ran]:
         """The rows, after printing the output of those that failed. Raises Broken if all failed;

@@ -13,7 +13,7 @@ from typing import Any, Optional
 
 from .gpus import GIB
 from .runs import ROOM, Ran, called
-from .sizing import limit, sizes_itself
+from .sizing import asks, limit, sizes_itself
 from .trust import difference
 
 SCHEMA, VERSION = "gruyere.dryrun", 1
@@ -330,8 +330,7 @@ def _trust(first: Ran, second: Ran, plain: list[Ran], by_host: bool) -> dict[str
                         "the peak differs from run to run: two runs with the same values requested "
                         f"{ran.found.requested_peak} B and {first.found.requested_peak} B at it"
                     )
-    asks = (first.found.facts.get("sizing") or {}).get("asked") is not None
-    if not reasons and not asks:
+    if not reasons and not asks(first.found.facts):
         reasons += _rows_differ(first, plain)
     return {
         "reasons": reasons,

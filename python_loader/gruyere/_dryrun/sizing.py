@@ -120,6 +120,11 @@ class Sizing:
         return None
 
 
+def asks(facts: dict[str, Any]) -> bool:
+    """Whether the program of a run with these facts asked for the memory of its device."""
+    return (facts.get("sizing") or {}).get("asked") is not None
+
+
 def limit(facts: Optional[dict[str, Any]], memory: int, usable: int) -> Optional[int]:
     """The bytes to which the program limits itself on a device of this memory; None if it has
     more than the device leaves it."""

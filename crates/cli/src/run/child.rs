@@ -20,6 +20,7 @@ use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::process::{Command, ExitStatus};
 use std::ptr::null_mut;
 
+use gruyere_record::facts;
 use libc::c_int;
 
 use crate::signals::{self, deliver, die_of, disposition};
@@ -133,11 +134,8 @@ fn is_below(mut process: libc::pid_t, ancestor: libc::pid_t) -> bool {
         if process <= 1 {
             return false;
         }
-        let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
-        // Behind the command in brackets: the state and the parent.
-        let parent =
-            stat.rsplit_once(") ").and_then(|(_, rest)| rest.split(' ').nth(1)?.parse().ok());
-        match parent {
+        let parent = facts::stat_field(&format!("/proc/{process}/stat"), 4);
+        match parent.and_then(|parent| parent.parse().ok()) {
             Some(parent) if parent == ancestor => return true,
             Some(parent) => process = parent,
             None => return false,
@@ -283,8 +281,8 @@ fn reap_orphans(child: c_int) {
 
 /// Whether the process is stopped, by its state in /proc.
 fn is_stopped(pid: c_int) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
+    let state = facts::stat_field(&format!("/proc/{pid}/stat"), 3);
+    state.is_some_and(|state| state.starts_with('T'))
 }
 
 /// `signal` stopped the program: stops this process too, until a signal wakes it.

@@ -62,8 +62,7 @@ pub(crate) struct Look {
 }
 
 impl State {
-    /// Checks the rules of `device`. `without_record`: the snapshot for a
-    /// heap without a record.
+    /// Checks the rules of `device`. `without_record`: the snapshot for a heap without a record.
     pub(crate) fn look(
         &mut self,
         record: &Record,

@@ -233,7 +233,7 @@ pub(crate) fn start_time_of(stat: &str) -> u64 {
 }
 
 /// A field of a `stat` file, from the third on, numbered from 1 as in proc(5).
-fn stat_field(stat: &str, number: usize) -> Option<String> {
+pub fn stat_field(stat: &str, number: usize) -> Option<String> {
     let stat = std::fs::read_to_string(stat).ok()?;
     // The second field is the command in brackets, with any content: count from the last bracket.
     let (_, rest) = stat.rsplit_once(')')?;

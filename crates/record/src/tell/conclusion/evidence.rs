@@ -2,7 +2,7 @@
 
 use std::ops::RangeInclusive;
 
-use crate::dump::state::{BlockKind, DeviceState, Event, State, Stretch, Training};
+use crate::dump::state::{BlockKind, DeviceState, Event, State, Stretch, Training, last_refused};
 use crate::sites::{Frame, SiteId, Sites};
 use crate::{BlockEntry, EventKind, LIFETIME_NAMES};
 
@@ -70,15 +70,17 @@ impl<'a> Evidence<'a> {
                 largest: Some(refused.cause.largest_request_bytes).filter(|&bytes| bytes > 0),
                 freed_since: 0,
             }),
-            None => last_refused(state).map(|Event { size: asked, site, .. }| Refused {
-                asked: *asked,
-                site: *site,
-                limit_site: SiteId::NONE,
-                others: others_at_least(device, *asked),
-                free: None,
-                largest: None,
-                freed_since: freed_at_the_end(state, device),
-            }),
+            None => {
+                last_refused(&state.events.entries).map(|Event { size: asked, site, .. }| Refused {
+                    asked: *asked,
+                    site: *site,
+                    limit_site: SiteId::NONE,
+                    others: others_at_least(device, *asked),
+                    free: None,
+                    largest: None,
+                    freed_since: freed_at_the_end(state, device),
+                })
+            }
         };
         let (live, pending) = blocks(device);
         Some(Self {
@@ -242,7 +244,7 @@ impl<'a> Evidence<'a> {
 /// most held.
 pub fn device_of(state: &State, asked: Option<u32>) -> Option<&DeviceState> {
     let refused = || state.out_of_memory.as_ref().map(|refused| refused.device);
-    let last = || last_refused(state).map(|event| u32::from(event.device));
+    let last = || last_refused(&state.events.entries).map(|event| u32::from(event.device));
     let chosen = asked.or_else(refused).or_else(last);
     let found = state.devices.iter().find(|device| Some(device.device) == chosen);
     found.or_else(|| state.devices.iter().max_by_key(|device| device.held.reserved_bytes))
@@ -280,22 +282,12 @@ pub fn blocks(device: &DeviceState) -> (Vec<BlockEntry>, Vec<BlockEntry>) {
     (live, pending)
 }
 
-/// The last request, if refused: the end of a program that died of it.
-fn last_refused(state: &State) -> Option<&Event> {
-    let kinds = [EventKind::OutOfMemory, EventKind::Malloc].map(EventKind::name);
-    let last = state.events.entries.iter().rev().find(|event| kinds.contains(&&*event.kind))?;
-    (last.kind == kinds[0]).then_some(last)
-}
-
 /// Bytes freed on a device since its last request.
 fn freed_at_the_end(state: &State, device: &DeviceState) -> u64 {
     let events = state.events.entries.iter().rev();
     let of_device = events.filter(|event| u32::from(event.device) == device.device);
-    let is_request = |event: &&Event| {
-        [EventKind::OutOfMemory, EventKind::Malloc].iter().any(|kind| event.kind == kind.name())
-    };
-    let since = of_device.take_while(|event| !is_request(event));
-    let frees = since.filter(|event| event.kind == EventKind::Free.name());
+    let since = of_device.take_while(|event| !event.is_request());
+    let frees = since.filter(|event| event.is(EventKind::Free));
     frees.fold(0, |sum, event| sum.saturating_add(event.size))
 }
 

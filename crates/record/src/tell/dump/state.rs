@@ -515,6 +515,24 @@ pub struct Event {
     pub site: SiteId,
 }
 
+impl Event {
+    /// Whether it is of this kind.
+    pub fn is(&self, kind: EventKind) -> bool {
+        self.kind == kind.name()
+    }
+
+    /// Whether it is a request for memory, served or refused.
+    pub fn is_request(&self) -> bool {
+        self.is(EventKind::Malloc) || self.is(EventKind::OutOfMemory)
+    }
+}
+
+/// The last request, if refused: the end of a program that died of it.
+pub fn last_refused(events: &[Event]) -> Option<&Event> {
+    let last = events.iter().rev().find(|event| event.is_request());
+    last.filter(|event| event.is(EventKind::OutOfMemory))
+}
+
 /// The name of a lifetime's number, which may be out of range.
 pub fn lifetime_name(number: u8) -> String {
     LIFETIME_NAMES.get(number as usize).copied().unwrap_or("?").to_owned()
