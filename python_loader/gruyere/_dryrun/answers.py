@@ -14,6 +14,8 @@ from types import ModuleType
 from typing import Any, Callable
 
 from .._imports import when_imported
+from .finite import Finite, Known
+from .masks import Masks
 
 INFINITE = "GradScaler: no gradient is infinite or NaN"
 OVERFLOW = "DeepSpeed: no gradient and no norm of them is infinite or NaN"
@@ -34,7 +36,7 @@ class Answers:
 
     def watch(self) -> None:
         """Install the hooks. Call before the modules are imported."""
-        when_imported("torch", self._linalg)
+        when_imported("torch", self._operators)
         when_imported("torch.amp.grad_scaler", self._scaler)
         when_imported("torch._tensor_str", self._words)
         when_imported("torch.distributed.distributed_c10d", self._objects)
@@ -46,11 +48,18 @@ class Answers:
         when_imported("transformers.masking_utils", self._masks)
         when_imported("transformers.trainer", self._losses)
 
-    def _linalg(self, torch: ModuleType) -> None:
-        """torch.linalg: functions whose kernels may fail check whether they have."""
+    def _operators(self, torch: ModuleType) -> None:
         # None if torch is not built for CUDA, and in the tests' fake torch.
         if getattr(getattr(torch, "version", None), "cuda", None) is None:
             return
+        known = Known()
+        self.finite, self.masks = Finite(self.answered, known), Masks(self.answered, known)
+        self.finite.watch(torch)
+        self.masks.watch(torch)
+        self._linalg()
+
+    def _linalg(self) -> None:
+        """torch.linalg: functions whose kernels may fail check whether they have."""
         from torch.library import Library
 
         def check(info: Any, _name: str, *, is_matrix: bool) -> None:

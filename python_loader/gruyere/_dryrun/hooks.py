@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Callable
 
+from .floats import Floats
 from .identity import ByIdentity, named_modules, named_tensors
 from .lines import NOWHERE, Lines
 
@@ -30,6 +31,7 @@ from .lines import NOWHERE, Lines
 PROGRAM, BACKWARD, OPTIMIZER, RECOMPUTING = range(4)
 # The kinds of memory with an owner. If a block is of two kinds, the first counts.
 WEIGHTS, STATES, GRADIENTS = "weights", "optimizer states", "gradients"
+WORKSPACES = "workspaces"
 
 # The names that wrappers give the module inside.
 _WRAPPERS = frozenset(("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"))
@@ -93,8 +95,12 @@ class Hooks:
         self.is_child = False
         self.tell_torch: Callable[[str], None] = lambda _: None
         self.reader = _Reader()
+        # Where the stand-in invents other values than zeros.
+        invented = os.environ.get("PHANTOM_VALUES", "").startswith("random")
+        self.floats = Floats(torch) if invented else None
         # Called from C, so it must be kept alive.
         self.listener = ctypes.CFUNCTYPE(None)(self._read)
+        self.workspace_listener = ctypes.CFUNCTYPE(None, ctypes.c_size_t)(self._workspace)
 
     def install(self) -> None:
         """Install the hooks. Call once torch is imported, before it uses CUDA."""
@@ -122,9 +128,9 @@ class Hooks:
                 setattr(torch.Tensor, name, self._reading(name, original))
         # Operators also read by themselves: an index that is a mask must be counted. The stand-in
         # reports each copy to the host, on the thread that makes it.
-        self._listen(self.listener)
+        self._listen(self.listener, self.workspace_listener)
         # The interpreter exits before torch's threads end.
-        atexit.register(self._listen, None)
+        atexit.register(self._listen, None, None)
         clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
         if clear is not None:
             torch._C._cuda_clearCublasWorkspaces = self._clearing(clear)
@@ -405,10 +411,18 @@ class Hooks:
 
     # Reads.
 
-    def _listen(self, listener: Any) -> None:
-        tell = getattr(ctypes.CDLL(None), "phantom_on_host_read", None)
-        if tell is not None:
-            tell(listener)
+    def _listen(self, *listeners: Any) -> None:
+        library = ctypes.CDLL(None)
+        for name, listener in zip(("phantom_on_host_read", "phantom_on_workspace"), listeners):
+            tell = getattr(library, name, None)
+            if tell is not None:
+                tell(listener)
+
+    def _workspace(self, address: int) -> None:
+        """Called by the stand-in: the memory at `address` was given to cuBLAS. Since torch 2.15
+        each call has its own."""
+        if not self.is_child:
+            self.seen.sightings.append((self.next_mark(), address, WORKSPACES, ""))
 
     def _reading(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         shown = name.strip("_")
@@ -418,7 +432,10 @@ class Hooks:
                 return original(tensor, *arguments, **options)
             before, self.reader.name = self.reader.name, shown
             try:
-                return original(tensor, *arguments, **options)
+                found = original(tensor, *arguments, **options)
+                if self.floats is not None and tensor.is_floating_point():
+                    found = self.floats.ordinary(tensor, name, found)
+                return found
             finally:
                 self.reader.name = before
 

@@ -10,13 +10,15 @@ from dataclasses import dataclass
 from typing import Any, Optional
 
 from .lines import NOWHERE, Lines
-from .hooks import BACKWARD, GRADIENTS, OPTIMIZER, RECOMPUTING, STATES, WEIGHTS, Seen
+from .hooks import (
+    BACKWARD, GRADIENTS, OPTIMIZER, RECOMPUTING, STATES, WEIGHTS, WORKSPACES, Seen,
+)  # fmt: skip
 from .scope import scope
 
 ACTIVATIONS, RECOMPUTED, TEMPORARIES = "activations", "recomputed", "temporaries"
-WORKSPACES, OTHER = "workspaces", "other"
+OTHER = "other"
 KINDS = (WEIGHTS, GRADIENTS, STATES, ACTIVATIONS, RECOMPUTED, TEMPORARIES, WORKSPACES, OTHER)
-_PRECEDENCE = {WEIGHTS: 0, STATES: 1, GRADIENTS: 2}
+_PRECEDENCE = {WEIGHTS: 0, STATES: 1, GRADIENTS: 2, WORKSPACES: 3}
 _PHASES = ("the program", "backward", "the optimiser's step", "backward, computing again")
 # The functions in which torch.utils.checkpoint recomputes: the reentrant and the other kind.
 _AGAIN = ("backward", "unpack_hook")
@@ -117,8 +119,7 @@ class History:
         if block.phase == OPTIMIZER:
             return TEMPORARIES
         if block.phase == RECOMPUTING:
-            # Nothing keeps a block that goes before the next request: the workspace of a call of
-            # cuBLAS, which torch allocates for each call since 2.15.
+            # Nothing keeps a block that goes before the next request.
             return RECOMPUTED if block.end > block.begin + 1 else TEMPORARIES
         if block.phase == BACKWARD:
             return TEMPORARIES

@@ -12,6 +12,7 @@ from collections import Counter
 from typing import Any, Optional
 
 from .gpus import GIB
+from .masks import SELECTED
 from .runs import ROOM, Ran, called
 from .sizing import asks, limit, sizes_itself
 from .trust import difference
@@ -85,6 +86,11 @@ def made(
     is_more = bound is not None and needs is not None and needs > bound
     if not all(gpu["fits"] for gpu in gpus) or is_more:
         code = TOO_LARGE
+    if code == TOO_LARGE and SELECTED in trust["answered"]:
+        trust["reasons"].append(
+            "masks select every element in these runs, the most that they can, and with fewer it "
+            "may need less"
+        )
     if any(ran.failed for ran in plain):
         # The failed rows have no figures, and the failure may be the program's own.
         code = BROKEN
@@ -241,7 +247,7 @@ def _fixed(gpu: dict[str, Any], first: Ran) -> list[dict[str, Any]]:
             "name": "cuBLAS workspaces", "bytes": analysis.get("workspaces"),
             "known": analysis.get("workspaces") is not None, "held": True,
             "source": "torch's own code allocates them, one per thread and stream; size at the "
-            "peak. torch 2.15 and newer keep none: each call allocates one, counted as temporary "
+            "peak. torch 2.15 and newer keep none: each call allocates one "
             "(TORCH_CUBLAS_WORKSPACE_CACHE=1 keeps them)",
         },
         {

@@ -10,6 +10,7 @@ from typing import Any, Optional
 
 from .._bench import table
 from .._bench.measure import OUT_OF_MEMORY
+from .masks import SELECTED
 from .runs import RANDOM, ROOM, Plan, called
 from .scope import spread
 
@@ -97,6 +98,8 @@ def verdict(report: dict[str, Any]) -> str:
                 f"(This build of torch has no kernels for {gpu['name']}, capability "
                 f"{gpu['capability']}: the program would not run there.)"
             )
+    if is_trusted and SELECTED in report["trust"].get("answered", {}):
+        said.append("Masks select every element in these runs: with fewer it needs less.")
     if differ:
         said.append(_differing(report, *differ))
     if report["growth"]:
@@ -516,7 +519,10 @@ def _trust(report: dict[str, Any], width: int) -> str:
         )
     if trust["reads"]:
         counted = sum(read["count"] for read in trust["reads"])
-        lines.append(f"  Values read from the device, {counted} times (the stand-in invents them):")
+        but = " but for the answers above" if trust["answered"] else ""
+        lines.append(
+            f"  Values read from the device, {counted} times (the stand-in invents them{but}):"
+        )
         rows = trust["reads"][:5]
         for read in rows:
             within = f"  in {read['inside']}" if read["inside"] else ""

@@ -1,6 +1,7 @@
 //! cuBLAS and cuBLASLt: handles are real, products are empty launches.
 
 use crate::abi::{Counter, In, Out};
+use crate::blas_workspaces;
 use crate::entry::succeeds;
 use crate::handle::{HandlePtr, kernels, launched};
 
@@ -21,6 +22,16 @@ pub extern "C" fn cublasDestroy_v2(handle: HandlePtr) -> u32 {
 #[unsafe(no_mangle)]
 pub extern "C" fn cublasSetStream_v2(handle: HandlePtr, stream: usize) -> u32 {
     handle.set_stream(stream);
+    0
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cublasSetWorkspace_v2(
+    _handle: HandlePtr,
+    workspace: usize,
+    _bytes: usize,
+) -> u32 {
+    blas_workspaces::note(workspace);
     0
 }
 
@@ -107,11 +118,12 @@ pub extern "C" fn cublasLtMatmul(
     _d: usize,
     _d_layout: usize,
     _algorithm: usize,
-    _workspace: usize,
+    workspace: usize,
     _workspace_bytes: usize,
     stream: usize,
 ) -> u32 {
     static CALLS: Counter = Counter::new("cublasLtMatmul");
+    blas_workspaces::note(workspace);
     launched(&CALLS, stream, EXECUTION_FAILED)
 }
 
@@ -120,7 +132,7 @@ succeeds! {
     cublasLtMatmulDescSetAttribute cublasLtMatmulPreferenceDestroy
     cublasLtMatmulPreferenceSetAttribute cublasLtMatrixLayoutDestroy
     cublasLtMatrixLayoutSetAttribute cublasSetMathMode cublasSetMatrixAsync cublasSetPointerMode_v2
-    cublasSetSmCountTarget cublasSetVectorAsync cublasSetWorkspace_v2
+    cublasSetSmCountTarget cublasSetVectorAsync
 }
 
 kernels! { EXECUTION_FAILED =>

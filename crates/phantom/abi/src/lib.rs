@@ -57,6 +57,7 @@
 
 mod abi;
 mod blas;
+mod blas_workspaces;
 mod books;
 mod call_log;
 mod contents;

@@ -1,0 +1,213 @@
+"""Checks for values that are infinite or NaN: `if torch.isnan(loss): continue`, an assertion, a
+norm of gradients that must be finite. In a training that goes well every value is finite, so a
+check is answered as if they were, through whatever the program computes from its result."""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+import weakref
+from collections import Counter
+from types import BuiltinFunctionType, FunctionType, ModuleType
+from typing import Any, Callable, Optional
+
+FINITE = "torch.isnan, isinf, isfinite: every value is finite"
+
+# What a check finds in every element.
+_CHECKS = {
+    "isnan": False, "isinf": False, "isposinf": False, "isneginf": False, "isfinite": True,
+}  # fmt: skip
+# Functions whose result has the value of their operand in every element.
+_SAME = (
+    "cpu", "to", "cuda", "detach", "clone", "contiguous", "bool", "int", "long", "float", "double",
+    "flatten", "reshape", "view", "squeeze", "unsqueeze", "ravel", "stack", "cat",
+    "any", "all", "max", "min", "amax", "amin", "mean",
+)  # fmt: skip
+_NOT = ("logical_not", "bitwise_not", "__invert__")
+_SUMS = ("sum", "count_nonzero")
+# Functions of two operands.
+_TWO: dict[str, Callable[[Any, Any], Any]] = {
+    "logical_or": lambda a, b: bool(a) or bool(b), "logical_and": lambda a, b: bool(a) and bool(b),
+    "bitwise_or": operator.or_, "bitwise_and": operator.and_, "__or__": operator.or_,
+    "__and__": operator.and_, "__ror__": operator.or_, "__rand__": operator.and_,
+    "add": operator.add, "__add__": operator.add, "__radd__": operator.add,
+    "mul": operator.mul, "__mul__": operator.mul, "__rmul__": operator.mul,
+    **{
+        name: getattr(operator, name)
+        for short in ("gt", "ge", "lt", "le", "eq", "ne")
+        for name in (short, f"__{short}__")
+    },
+}  # fmt: skip
+# Comparisons of a value with itself or with an infinite one, which are checks too.
+_EQUAL = {"eq": True, "__eq__": True, "ne": False, "__ne__": False}
+# Functions that hand the value to the host.
+_READS: dict[str, Callable[[Any], Any]] = {
+    "__bool__": bool, "__int__": int, "__float__": float, "__index__": int,
+}  # fmt: skip
+
+
+class Known:
+    """Tensors of which every element has a value that is known."""
+
+    def __init__(self) -> None:
+        # By the tensor's id: the tensor, its version then, and the value.
+        self.values: dict[int, tuple[weakref.ref[Any], Optional[int], Any]] = {}
+
+    def note(self, tensor: Any, value: Any) -> None:
+        number, values = id(tensor), self.values
+
+        def gone(ref: weakref.ref[Any]) -> None:
+            # Another object may have the same id by now.
+            if number in values and values[number][0] is ref:
+                del values[number]
+
+        values[number] = weakref.ref(tensor, gone), _version(tensor), value
+
+    def get(self, tensor: Any) -> Any:
+        """The value of every element; None if it is not known, or was until something was written
+        to the tensor."""
+        entry = self.values.get(id(tensor))
+        if entry is None or entry[0]() is not tensor or entry[1] != _version(tensor):
+            return None
+        return entry[2]
+
+
+def _version(tensor: Any) -> Optional[int]:
+    try:
+        version: int = tensor._version
+        return version
+    except RuntimeError:
+        # Tensors made in inference mode have none.
+        return None
+
+
+class Finite:
+    def __init__(self, answered: Counter[str], known: Known) -> None:
+        self.answered = answered
+        self.known = known
+
+    def watch(self, torch: ModuleType) -> None:
+        """Install the hooks. Call once torch is imported."""
+        self.torch: Any = torch
+        for name, value in _CHECKS.items():
+            self._both(name, functools.partial(self._checked, value))
+        for name in _SAME:
+            self._both(name, functools.partial(self._derived, self._same))
+        for name in _NOT:
+            self._both(name, functools.partial(self._derived, self._inverse))
+        for name in _SUMS:
+            self._both(name, functools.partial(self._derived, self._total))
+        for name, of in _TWO.items():
+            self._both(name, functools.partial(self._joined, of, _EQUAL.get(name)))
+        for name in ("item", *_READS):
+            self._patch(torch.Tensor, name, functools.partial(self._read, _READS.get(name)))
+        # Anomaly detection checks each gradient in C++; the result is on the host there.
+        self.library = torch.library.Library("aten", "IMPL")
+        self.library.impl("_is_any_true", self._is_any_true, "CUDA")
+
+    def _both(self, name: str, wrap: Callable[..., Any]) -> None:
+        self._patch(self.torch.Tensor, name, wrap)
+        # Some of these names are types there (torch.float), or a module (torch.cuda).
+        if isinstance(getattr(self.torch, name, None), (BuiltinFunctionType, FunctionType)):
+            self._patch(self.torch, name, wrap)
+
+    def _patch(self, owner: Any, name: str, wrap: Callable[..., Any]) -> None:
+        original = getattr(owner, name, None)
+        if original is None:
+            return
+        compiling = self.torch.compiler.is_compiling
+
+        @functools.wraps(original)
+        def call(*arguments: Any, **options: Any) -> Any:
+            # What is compiled keeps torch's own function.
+            if compiling():
+                return original(*arguments, **options)
+            return wrap(original, *arguments, **options)
+
+        if owner is self.torch:
+            # Found by these names when it is pickled.
+            call.__module__, call.__qualname__ = "torch", name
+            self._script(original, call)
+        setattr(owner, name, call)
+
+    def _script(self, original: Any, call: Any) -> None:
+        """torch.jit.script finds its functions by identity."""
+        try:
+            builtins = self.torch.jit._builtins
+            of = builtins._find_builtin(original)
+            if of is not None:
+                builtins._register_builtin(call, of)
+        except (AttributeError, RuntimeError):
+            pass
+
+    def _checked(self, value: bool, original: Any, *arguments: Any, **options: Any) -> Any:
+        result = original(*arguments, **options)
+        operand = arguments[0] if arguments else options.get("input")
+        if getattr(operand, "is_cuda", False) and getattr(result, "is_cuda", False):
+            self.known.note(result, value)
+        return result
+
+    def _derived(self, of: Callable[..., Any], original: Any, *arguments: Any, **more: Any) -> Any:
+        result = original(*arguments, **more)
+        if self.known.values and arguments:
+            value = self._value(arguments[0])
+            if value is not None and isinstance(result, self.torch.Tensor):
+                derived = of(value, arguments[0], result)
+                if derived is not None:
+                    self.known.note(result, derived)
+        return result
+
+    def _value(self, operand: Any) -> Any:
+        """The value of an operand, a tensor or several; None if it is not known."""
+        if isinstance(operand, (list, tuple)):
+            values = {self.known.get(one) for one in operand}
+            return values.pop() if len(values) == 1 else None
+        return self.known.get(operand)
+
+    def _same(self, value: Any, _operand: Any, result: Any) -> Any:
+        return bool(value) if result.dtype is self.torch.bool else value
+
+    def _inverse(self, value: Any, _operand: Any, result: Any) -> Any:
+        return not value if result.dtype is self.torch.bool else None
+
+    def _total(self, value: Any, operand: Any, result: Any) -> Any:
+        return value * (operand.numel() // max(1, result.numel()))
+
+    def _joined(
+        self, of: Callable[..., Any], equal: Optional[bool], original: Any, *arguments: Any,
+        **options: Any,
+    ) -> Any:  # fmt: skip
+        result = original(*arguments, **options)
+        if len(arguments) != 2 or not isinstance(result, self.torch.Tensor):
+            return result
+        left, right = arguments
+        if equal is not None and getattr(left, "is_cuda", False):
+            if left is right:
+                self.known.note(result, equal)
+                return result
+            if isinstance(right, float) and not math.isfinite(right):
+                self.known.note(result, not equal)
+                return result
+        if self.known.values:
+            values = [
+                one if isinstance(one, (bool, int, float)) else self.known.get(one)
+                for one in arguments
+            ]
+            if None not in values:
+                self.known.note(result, of(*values))
+        return result
+
+    def _read(self, kind: Optional[Callable[[Any], Any]], original: Any, tensor: Any) -> Any:
+        read = original(tensor)
+        value = self.known.get(tensor) if self.known.values else None
+        if value is None:
+            return read
+        self.answered[FINITE] += 1
+        return (kind or type(read))(value)
+
+    def _is_any_true(self, tensor: Any) -> Any:
+        # Allocates what the check itself would.
+        tensor.any()
+        self.answered[FINITE] += 1
+        return self.torch.zeros((), dtype=self.torch.bool, device="cpu")
