@@ -67,7 +67,8 @@ impl Device {
             return None;
         }
         self.fence_all(shared, Some(want.stream));
-        let events = self.streams.unfinished(want.stream);
+        let gains = |stream, work| central.wait_would_gain(want.stream, stream, work);
+        let events = self.streams.unfinished(want.stream, gains);
         let waits = central.single_waits(&self.streams, want);
         let is_by = |stream, of_own, epoch| {
             waits.get(&(stream, of_own)).is_some_and(|&needed| needed <= epoch)
@@ -103,9 +104,7 @@ impl Device {
         want: Want,
         event: &Unfinished,
     ) -> Option<RunId> {
-        let would_gain = |(stream, work)| {
-            !central.order.has(want.stream, stream, work) && central.would_gain(stream, work)
-        };
+        let would_gain = |(stream, work)| central.wait_would_gain(want.stream, stream, work);
         let Unfinished { stream, work, .. } = *event;
         if !event.all_work().any(would_gain)
             || !self.streams.make_wait(&*shared.driver, want.stream, stream, work.epoch)
@@ -312,6 +311,12 @@ impl Central {
             is_over
         });
         self.pending = pending;
+    }
+
+    /// Whether a wait of `waiter` for `work` of `stream` would order any free or pending memory that
+    /// is not ordered yet. If so, one for later work of the stream would too.
+    fn wait_would_gain(&self, waiter: u32, stream: u32, work: Work) -> bool {
+        !self.order.has(waiter, stream, work) && self.would_gain(stream, work)
     }
 
     /// Whether a wait for `work` of `stream` would order any free or pending memory.

@@ -253,8 +253,7 @@ impl Streams {
         let own = epochs.iter().find(|&&(number, _)| number == ALL_STREAMS);
         let epoch = own.map_or(0, |&(_, epoch)| epoch);
         let fence = Fence { work: Work::of_all(epoch), event, age, at };
-        fences.pending.entry(ALL_STREAMS).or_default().push_back(fence);
-        fences.covered.insert(age, epochs);
+        fences.push(ALL_STREAMS, fence, epochs);
         true
     }
 
@@ -309,7 +308,7 @@ impl Streams {
         if driver.event_record(self.device, event, handle).is_ok() {
             let (age, at) = (self.recorded.fetch_add(1, Ordering::Relaxed), Instant::now());
             let fence = Fence { work, event, age, at };
-            fences.pending.entry(number).or_default().push_back(fence);
+            fences.push(number, fence, Vec::new());
             return true;
         }
         // The epoch stays without an event of its own; the next one covers it.
@@ -319,8 +318,13 @@ impl Streams {
     }
 
     /// Events of other streams recorded and not yet seen done, from the view of `waiter`: least
-    /// work before them first, then oldest first.
-    pub(crate) fn unfinished(&self, waiter: u32) -> Vec<Unfinished> {
+    /// work before them first, then oldest first. Without the events of a stream whose work `gains`
+    /// nothing: the oldest of its queue, and nearly all where the host is far ahead of the device.
+    pub(crate) fn unfinished(
+        &self,
+        waiter: u32,
+        gains: impl Fn(u32, Work) -> bool,
+    ) -> Vec<Unfinished> {
         let fences = lock(&self.fences);
         let now = self.recorded.load(Ordering::Relaxed);
         let behind = fences
@@ -332,7 +336,12 @@ impl Streams {
         for (&stream, queue) in fences.pending.iter().filter(|&(&stream, _)| stream != waiter) {
             // None done yet: all work before any event may lie before this one.
             let reached = fences.reached.get(&stream).map_or(0, |age| age + 1);
-            found.extend(queue.iter().map(|fence| {
+            // An event behind all work of the device covers other streams too.
+            let first = match stream {
+                ALL_STREAMS => 0,
+                _ => queue.partition_point(|fence| !gains(stream, fence.work)),
+            };
+            found.extend(queue.range(first..).map(|fence| {
                 let ahead = fence.age + 1 - reached;
                 let is_near = ahead <= behind;
                 (fence.age, fences.unfinished(waiter, (stream, fence), (ahead, is_near)))

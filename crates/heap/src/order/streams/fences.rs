@@ -7,6 +7,10 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+/// The most events of a stream that are kept apart until they are seen done. Where the host is
+/// further ahead, each request would look at more of them.
+const MOST: usize = 256;
+
 /// An event behind the frees of an epoch.
 #[derive(Clone, Copy)]
 pub(crate) struct Fence {
@@ -63,6 +67,28 @@ impl Unfinished {
 }
 
 impl Fences {
+    /// Adds an event of `stream` that is just recorded; `covers`: the epochs that it covers, if it
+    /// is one of [`ALL_STREAMS`]. Past [`MOST`] it takes the place of the one before it, behind
+    /// whose work it is too.
+    pub(crate) fn push(&mut self, stream: u32, fence: Fence, mut covers: Vec<(u32, u64)>) {
+        let queue = self.pending.entry(stream).or_default();
+        if queue.len() >= MOST
+            && let Some(before) = queue.pop_back()
+        {
+            self.spare.push(before.event);
+            for (number, epoch) in self.covered.remove(&before.age).unwrap_or_default() {
+                // An epoch that it covers too is a later one.
+                if covers.iter().all(|&(covered, _)| covered != number) {
+                    covers.push((number, epoch));
+                }
+            }
+        }
+        queue.push_back(fence);
+        if !covers.is_empty() {
+            self.covered.insert(fence.age, covers);
+        }
+    }
+
     /// A pending event of `stream`, from the view of `waiter`; `ahead` and `is_near` as in
     /// [`Unfinished`].
     pub(crate) fn unfinished(
