@@ -20,6 +20,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, Callable, Optional
 
 from ._errors import warn_once
+from ._imports import when_imported
 from ._lifetimes import tag
 from ._native import library
 
@@ -76,7 +77,16 @@ def install() -> None:
         if _installed:
             return
         _installed = True
-    optimizer.register_optimizer_step_post_hook(_after_step)
+    hook = optimizer.register_optimizer_step_post_hook(_after_step)
+
+    def untraced(_: Any) -> None:
+        # A compiled function that calls a step would compile the hook, too, frame by frame. In
+        # its place: hooks may be running now.
+        hooks = hook.hooks_dict_ref()
+        if hooks is not None and hook.id in hooks:
+            hooks[hook.id] = torch.compiler.disable(_after_step)
+
+    when_imported("torch._dynamo", untraced)
     optimizer.Optimizer.load_state_dict = _resuming(optimizer.Optimizer.load_state_dict)
     # Recurrent layers for cuDNN move once more, into one flat block.
     for kind in (torch.nn.Module, torch.nn.RNNBase):
