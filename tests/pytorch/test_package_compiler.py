@@ -1,5 +1,5 @@
-"""The package's hooks under a compiler: torch.compile and torch.export trace what they trace without
-Gruyère, and what they compile counts as before."""
+"""The package's hooks under a compiler: torch.compile and torch.export trace what they trace
+without Gruyère."""
 
 from conftest import GRUYERE, ROOT
 
