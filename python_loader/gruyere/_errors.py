@@ -78,7 +78,8 @@ def warn_once(text: str) -> None:
 def warning_afterwards() -> Iterator[None]:
     """Hold this thread's warnings back until the change inside is complete: a program that makes
     errors of them must not be left with half of it. A change that fails issues none."""
-    _waiting.lines = lines = []
+    lines: list[str] = []
+    _waiting.lines = lines
     try:
         yield
     finally:
