@@ -204,12 +204,14 @@ def on_alert(function: _Listener) -> _Listener:
     if not callable(function):
         raise GruyereError(f"on_alert({function!r}): expected a function that takes an Alert")
     global _thread
+    if _thread is None:
+        # The library keeps alerts from the first call on. Without the lock: a listener may be
+        # called, and may call this function.
+        _deliver(0)
     with _lock:
         if function not in _listeners:
             _listeners.append(function)
         if _thread is None:
-            # The library keeps alerts from the first call on.
-            _deliver(0)
             _thread = threading.Thread(target=_listen, name="gruyere-alerts", daemon=True)
             _thread.start()
     return function

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Optional
 
 from . import _children, _signals, _stand_in, _steps
-from ._errors import GruyereError, NoCuda, NoGpu, warn_once
+from ._errors import GruyereError, NoCuda, NoGpu, warn_once, warning_afterwards
 from ._native import conf, library, shim
 from ._torch import (
     alloc_conf,
@@ -138,9 +138,14 @@ def disable_reason() -> Optional[str]:
 
 
 def _enable(settings: dict[str, object], automatic: bool) -> None:
-    global _enabled, _reason
     # Before the lock: if the launch line asks for Gruyère, this import enables it.
     torch = _import_torch()
+    with warning_afterwards():
+        _put_in_place(torch, settings, automatic)
+
+
+def _put_in_place(torch: Any, settings: dict[str, object], automatic: bool) -> None:
+    global _enabled, _reason
     with _lock:
         if _enabled is not None:
             _check_again(_enabled, settings)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+import threading
 import warnings
+from collections.abc import Iterator
+from typing import Optional
 
 
 class GruyereError(RuntimeError):
@@ -43,16 +47,42 @@ def say(text: str) -> None:
 
 _said: set[str] = set()
 
+
+class _Waiting(threading.local):
+    """The warnings that this thread holds back, if it does."""
+
+    lines: Optional[list[str]] = None
+
+
+_waiting = _Waiting()
+
 # Frames to skip in search of the program's line.
-_INSIDE = ("gruyere", "torch", "importlib", "runpy")
+_INSIDE = ("gruyere", "torch", "importlib", "runpy", "contextlib")
 
 
 def warn_once(text: str) -> None:
     """Issue the warning `text`, once per process, at the line of the program that led to it."""
     if text in _said:
         return
+    if _waiting.lines is not None:
+        _waiting.lines.append(text)
+        return
     _said.add(text)
     frame = sys._getframe(1)
     while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in _INSIDE:
         frame = frame.f_back
     warnings.warn_explicit(text, GruyereWarning, frame.f_code.co_filename, frame.f_lineno)
+
+
+@contextlib.contextmanager
+def warning_afterwards() -> Iterator[None]:
+    """Hold this thread's warnings back until the change inside is complete: a program that makes
+    errors of them must not be left with half of it. A change that fails issues none."""
+    lines: list[str] = []
+    _waiting.lines = lines
+    try:
+        yield
+    finally:
+        _waiting.lines = None
+    for line in lines:
+        warn_once(line)

@@ -103,8 +103,10 @@ def _tensors(things: Any) -> Iterator[torch.Tensor]:
             flatten = getattr(thing, "__tensor_flatten__", None)
             if flatten is None:
                 yield thing
-            else:
-                waiting.extend(getattr(thing, name) for name in flatten()[0])
+                continue
+            # A wrapper that is not complete yet may raise anything.
+            with contextlib.suppress(Exception):
+                waiting.extend([getattr(thing, name) for name in flatten()[0]])
         elif isinstance(thing, (dict, list, tuple, set)) and id(thing) not in seen:
             seen.add(id(thing))
             waiting.extend(thing.values() if isinstance(thing, dict) else thing)
@@ -112,9 +114,13 @@ def _tensors(things: Any) -> Iterator[torch.Tensor]:
 
 def _address(tensor: torch.Tensor) -> int:
     """The address of a CUDA tensor's storage; 0 for other tensors and for those without memory."""
+    import torch
+
     try:
-        return int(tensor.untyped_storage().data_ptr()) if tensor.is_cuda else 0
-    except (RuntimeError, NotImplementedError, ValueError):
-        # Fake and functional tensors, uninitialised parameters, and other subclasses without
-        # memory.
+        # A subclass or a mode of the program's must not see these calls.
+        with torch._C.DisableTorchFunction():
+            # Not data_ptr(), which copies the memory of a lazy clone.
+            return int(torch._C._data_address(tensor)) if tensor.is_cuda else 0
+    except Exception:
+        # Sparse tensors, and subclasses without memory.
         return 0

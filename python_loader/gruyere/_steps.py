@@ -12,6 +12,7 @@ declares decide where memory lies.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import threading
@@ -19,6 +20,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, Callable, Optional
 
 from ._errors import warn_once
+from ._imports import when_imported
 from ._lifetimes import tag
 from ._native import library
 
@@ -75,15 +77,26 @@ def install() -> None:
         if _installed:
             return
         _installed = True
-    optimizer.register_optimizer_step_post_hook(_after_step)
+    hook = optimizer.register_optimizer_step_post_hook(_after_step)
+
+    def untraced(_: Any) -> None:
+        # A compiled function that calls a step would compile the hook, too, frame by frame. In
+        # its place: hooks may be running now.
+        hooks = hook.hooks_dict_ref()
+        if hooks is not None and hook.id in hooks:
+            hooks[hook.id] = torch.compiler.disable(_after_step)
+
+    when_imported("torch._dynamo", untraced)
     optimizer.Optimizer.load_state_dict = _resuming(optimizer.Optimizer.load_state_dict)
     # Recurrent layers for cuDNN move once more, into one flat block.
     for kind in (torch.nn.Module, torch.nn.RNNBase):
         kind._apply = _moving(kind._apply)
     module.register_module_parameter_registration_hook(_registered)
     module.register_module_buffer_registration_hook(_registered)
-    torch.save = _saving(torch.save)
-    torch.serialization.save = _saving(torch.serialization.save)
+    # One function under both names, which is pickled by the second one.
+    before, saving = torch.serialization.save, _saving(torch.serialization.save)
+    torch.save = saving if torch.save is before else _saving(torch.save)
+    torch.serialization.save = saving
 
 
 class _Leader:
@@ -185,7 +198,7 @@ def _moving(apply: Callable[..., Any]) -> Callable[..., Any]:
         moved = apply(module, *args, **kwargs)
         # A compiler that traces this must see the wrapped function only.
         if not _is_compiling():
-            tag([*module._parameters.values(), *module._buffers.values()])
+            _count([*module._parameters.values(), *module._buffers.values()])
         return moved
 
     return wrapper
@@ -199,10 +212,16 @@ def _is_compiling() -> bool:
 
 def _registered(owner: torch.nn.Module, name: str, value: Any) -> None:
     """Hook: a parameter or a buffer is registered with a module."""
-    import torch
+    # A compiler traces this too, where a forward assigns a buffer.
+    if not _is_compiling():
+        _count(value)
 
-    if isinstance(value, torch.Tensor):
-        tag(value)
+
+def _count(tensors: Any) -> None:
+    """Tag `tensors` as persistent, if that is possible: a tensor of an unusual class counts as
+    before, and the program goes on."""
+    with contextlib.suppress(Exception):
+        tag(tensors)
 
 
 def _saving(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -74,7 +74,7 @@ gpu.check_nothing_is_left()
 """)
 
 
-def test_pools_nest_route_by_stream_and_of_two_brackets_the_first_counts(phantom):
+def test_pools_nest_the_innermost_counts_and_a_scope_may_be_a_streams(phantom):
     through(phantom, code=POOL + """
 first, second = torch.cuda.MemPool(), torch.cuda.MemPool()
 with torch.cuda.use_mem_pool(first):
@@ -84,8 +84,12 @@ with torch.cuda.use_mem_pool(second):
     with torch.cuda.use_mem_pool(first):
         c = tensor(2)
     d = tensor(2)
-assert addresses(first) == {a.data_ptr()}
-assert addresses(second) == {b.data_ptr(), c.data_ptr(), d.data_ptr()}
+assert addresses(first) == {a.data_ptr(), c.data_ptr()}
+assert addresses(second) == {b.data_ptr(), d.data_ptr()}
+# Twice the same, which torch's own allocator refuses.
+with torch.cuda.use_mem_pool(first), torch.cuda.use_mem_pool(first):
+    g = tensor(2)
+assert addresses(first) == {a.data_ptr(), c.data_ptr(), g.data_ptr()}
 # By stream, as the graph trees warm up.
 stream = torch.cuda.Stream()
 with torch.cuda.stream(stream):
@@ -94,11 +98,11 @@ with torch.cuda.stream(stream):
 f = tensor(2)
 torch._C._cuda_endAllocateToPool(0, first.id)
 torch._C._cuda_releasePool(0, first.id)
-assert addresses(first) == {a.data_ptr(), e.data_ptr()}
+assert addresses(first) == {a.data_ptr(), c.data_ptr(), g.data_ptr(), e.data_ptr()}
 assert first.use_count() == second.use_count() == 1
 assert "not currently recording" in refused(torch._C._cuda_endAllocateToPool, 0, first.id)
 gpu.check_books()
-del a, b, c, d, e, f, first, second
+del a, b, c, d, e, f, g, first, second
 gpu.check_nothing_is_left()
 """)
 
@@ -309,6 +313,26 @@ def is_refused(mib):
     return False
 facts = {}
 
+# Of nested scopes the innermost counts, also where they are left in another order.
+def nested():
+    pools, kept = [torch.cuda.MemPool() for _ in range(3)], []
+    def enter(*depths):
+        for depth in depths:
+            inside = torch.cuda.use_mem_pool(pools[depth])
+            inside.__enter__()
+            scopes[depth] = inside
+            kept.append(tensor(30))
+    def leave(*depths):
+        for depth in depths:
+            scopes.pop(depth).__exit__(None, None, None)
+            kept.append(tensor(30))
+    scopes = {}
+    enter(0, 1, 2), leave(2, 1, 0), enter(0, 1), leave(0, 1)
+    return [held(pool) // MIB for pool in pools]
+facts["nested"] = nested()
+gc.collect()
+torch.cuda.empty_cache()
+
 # Pools that threads make and use at once.
 pools, kept = {}, {}
 def use(number):
@@ -386,3 +410,4 @@ def test_a_program_finds_pools_as_they_are_under_torchs_own_allocator(phantom):
         assert ours.pop(fact) and theirs.pop(fact) == (version >= (2, 13))
     assert ours == theirs
     assert ours["counts"] == [1, 1, 1, 1] and ours["live"] == 80
+    assert ours["nested"] == [90, 120, 30]

@@ -31,7 +31,12 @@ def check(settings: str) -> None:
     message = ctypes.create_string_buffer(8192)
     if "\0" in settings:
         raise GruyereError(f"{VARIABLE}: a value contains a NUL character: {settings!r}")
-    if library.load().gruyere_check_configuration(settings.encode(), message, len(message)) != 0:
+    try:
+        text = settings.encode()
+    except UnicodeEncodeError:
+        # How Python keeps what is not UTF-8 in the environment.
+        raise GruyereError(f"{VARIABLE}: not valid UTF-8: {settings!r}") from None
+    if library.load().gruyere_check_configuration(text, message, len(message)) != 0:
         raise GruyereError(message.value.decode(errors="replace"))
 
 

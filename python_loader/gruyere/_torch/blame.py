@@ -109,7 +109,10 @@ _forget: Callable[..., int] = _unset
 
 def _registered(outer: torch.nn.Module, name: str, inner: Any) -> None:
     """Hook: a module is registered as a submodule of another."""
-    if inner is not None:
+    import torch
+
+    # A compiler traces this too, where a function makes a module.
+    if inner is not None and not torch.compiler.is_compiling():
         _name(inner, outer, name)
 
 

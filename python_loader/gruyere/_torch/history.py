@@ -20,6 +20,7 @@ some hundred nanoseconds. With the history off, neither costs anything.
 from __future__ import annotations
 
 import ctypes
+import itertools
 import sys
 from dataclasses import dataclass
 from types import CodeType
@@ -99,13 +100,14 @@ class _OutOfMemory(ctypes.Structure):
 
 
 class _Stacks:
-    """Python stacks, numbered from 1."""
+    """Python stacks, numbered from 1. No number is given twice: a thread may use one that was
+    forgotten."""
 
     def __init__(self) -> None:
-        self._numbers: dict[tuple[int, ...], int] = {}
-        self._frames: list[Frames] = [[]]
-        # Keeps alive the code objects whose ids are in the keys of `_numbers`.
-        self._codes: dict[int, CodeType] = {}
+        self._next = itertools.count(1)
+        # With the code objects whose ids are in the key: they must stay alive.
+        self._numbers: dict[tuple[int, ...], tuple[int, tuple[CodeType, ...]]] = {}
+        self._frames: dict[int, Frames] = {}
 
     def number(self, frame: Any) -> int:
         """The number of the stack whose innermost frame is `frame`."""
@@ -117,26 +119,33 @@ class _Stacks:
             at = at.f_back
         whole = tuple(key)
         known = self._numbers.get(whole)
-        return known if known is not None else self._add(whole, frame)
+        return known[0] if known is not None else self._add(whole, frame)
 
     def _add(self, key: tuple[int, ...], frame: Any) -> int:
         frames: Frames = []
+        codes: list[CodeType] = []
         at = frame
         while at is not None:
             code = at.f_code
-            self._codes[id(code)] = code
+            codes.append(code)
             frames.append(
                 {"name": code.co_name, "filename": code.co_filename, "line": at.f_lineno or 0}
             )
             at = at.f_back
-        self._frames.append(frames)
-        number = len(self._frames) - 1
-        self._numbers[key] = number
+        number = next(self._next)
+        # In this order: if another thread calls `forget` meanwhile, no number lacks its frames.
+        self._numbers[key] = number, tuple(codes)
+        self._frames[number] = frames
         return number
 
     def frames(self, number: int) -> Frames:
         """The frames of a stack, innermost first; none for 0 and for unknown numbers."""
-        return self._frames[number] if number < len(self._frames) else []
+        return self._frames.get(number, [])
+
+    def forget(self) -> None:
+        """Drop all stacks."""
+        self._frames.clear()
+        self._numbers.clear()
 
 
 @dataclass
@@ -194,7 +203,10 @@ def record(
     lib = library.load()
     if enabled is None:
         lib.gruyere_history_stop()
+        _stacks.forget()
         return
+    if clear_history:
+        _stacks.forget()
     lib.gruyere_history_start.argtypes = [ctypes.c_uint64, ctypes.c_int]
     entries = min(max(int(max_entries), 0), _MOST) if enabled == "all" else 0
     if lib.gruyere_history_start(entries, int(clear_history)) != 0:
@@ -298,6 +310,9 @@ def _enter() -> Any:
         def __torch_function__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
+            if _on is None:
+                # Another thread has stopped the history.
+                return func(*args, **(kwargs or {}))
             before = tell(number(sys._getframe(1)))
             try:
                 return func(*args, **(kwargs or {}))

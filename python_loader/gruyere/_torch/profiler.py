@@ -12,13 +12,14 @@ import ctypes
 import functools
 import importlib
 import threading
+import weakref
 from typing import Any
 
 from .._native import library
 
 _lock = threading.Lock()
-# Running profilers of all threads.
-_running: set[int] = set()
+# Running profilers of all threads; one that is gone without its end counts no more.
+_running: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def install() -> None:
@@ -53,6 +54,6 @@ def _watch(profile: Any) -> None:
 def _tell(profile: Any, runs: bool) -> None:
     with _lock:
         before = bool(_running)
-        (_running.add if runs else _running.discard)(id(profile))
+        (_running.add if runs else _running.discard)(profile)
         if bool(_running) != before:
             library.load().gruyere_tell_profiler(ctypes.c_int(runs))

@@ -13,6 +13,7 @@ import sys
 from types import TracebackType
 from typing import Any, Callable, Optional, TypeVar
 
+from .._errors import say
 from .._native import library
 
 _SAYS = (
@@ -59,4 +60,4 @@ def keeping(function: Callable[..., _Result]) -> Callable[..., _Result]:
 
 def _keep() -> None:
     if library.load().gruyere_keep_record() == 0:
-        print(_SAYS.format(pid=os.getpid()), file=sys.stderr)
+        say(_SAYS.format(pid=os.getpid()))

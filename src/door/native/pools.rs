@@ -4,9 +4,9 @@
 //! request belongs to it. A capture's filter matches once its stream captures; the heap asks the
 //! driver about that anyway (`crates/heap/src/pools/capture.rs`), so such a scope is only announced
 //! to it. All other filters (this thread's requests, a stream's, all requests) match from the
-//! beginning. While open, they are asked here at each request, in the order of their opening and
-//! with no lock held. Their requests get memory from a named pool of the heap, which is fed with
-//! segments ([`super::segments`]).
+//! beginning. While open, they are asked here at each request, the latest first and with no lock
+//! held. Their requests get memory from a named pool of the heap, which is fed with segments
+//! ([`super::segments`]).
 //!
 //! One id may serve both: a MemPool that a graph is captured into, or a pool of graphs in which the
 //! graph trees warm up and copy inputs. While a graph uses it, all its requests go to the graphs'
@@ -133,7 +133,9 @@ impl Known {
 pub(super) fn route(device: i32, stream: CudaStream) -> Result<Option<Route>, FilterFailed> {
     let open: Vec<(Arc<Filter>, Option<Route>)> = {
         let books = books();
-        let here = books.pool_scopes.iter().filter(|pool_scope| pool_scope.device == device);
+        // The innermost of nested scopes counts, as in every torch with this door.
+        let latest_first = books.pool_scopes.iter().rev();
+        let here = latest_first.filter(|pool_scope| pool_scope.device == device);
         here.filter_map(|pool_scope| {
             let known = books.known.get(&(device, pool_scope.id));
             let route = known.and_then(|known| known.route(pool_scope.id));
