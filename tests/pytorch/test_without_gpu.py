@@ -143,6 +143,33 @@ torch.empty(100 << 20, dtype=torch.uint8, device="cuda")
 
 
 @pytest.mark.parametrize("forbidden", ["", "unshare"])
+@pytest.mark.parametrize("by_variable", [False, True])
+def test_a_trace_on_the_stand_in_is_kept_and_nothing_beside_it(user, forbidden, by_variable):
+    before = {"train.py", "model.pt", "run-0.trace.zst"}
+    (user.folder / "run-0.trace.zst").write_text("an earlier one")
+    option = [] if by_variable else ["--trace", "run-%r.trace.zst"]
+    settings = {"GRUYERE_CONF": "trace:run-%r.trace.zst"} if by_variable else {}
+    ran = user.python("--stand-in", *option, "train.py", without=forbidden, **settings)
+    assert ran.returncode == 0, ran.stderr
+    assert set(os.listdir(user.folder)) == before
+    assert (user.folder / "model.pt").read_text() == "theirs"
+    with open(user.folder / "run-0.trace.zst", "rb") as file:
+        assert file.read(4) == b"\x28\xb5\x2f\xfd", "zstd"
+
+
+def test_a_trace_that_could_not_be_kept_is_refused_before_anything_runs(user):
+    ran = user.python("--stand-in", "--trace", "no/run.zst", "train.py")
+    assert (ran.returncode, ran.stdout) == (2, ""), ran.stderr
+    assert f"there is no folder {user.folder / 'no'}; make it first" in ran.stderr
+
+
+def test_on_the_stand_in_each_setting_is_shown_once(user):
+    code = "import os, torch; print(os.environ['GRUYERE_CONF'])"
+    ran = user.python("--stand-in", "--dump-dir", "dumps", "-c", code, GRUYERE_CONF="dump_dir:d")
+    assert ran.stdout.strip() == f"summary:on,dump_dir:{user.folder / 'dumps'}", ran.stderr
+
+
+@pytest.mark.parametrize("forbidden", ["", "unshare"])
 def test_the_page_that_the_output_names_is_there_also_in_a_sandbox_of_links(user, forbidden):
     code = "import torch; torch.empty(100 << 20, dtype=torch.uint8, device='cuda')"
     words = ("--stand-in", "--dump-dir", "new/inner", "-c", code)
