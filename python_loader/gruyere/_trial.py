@@ -2,8 +2,8 @@
 stand-in GPU, on a machine without a real one.
 
 The program runs in the sandbox of dry runs, so what it writes is discarded; what Gruyère writes
-(its record, dumps, histories, traces) is kept, for `gruyere top` and `post`. Inside the sandbox the same
-command runs again, with VARIABLE in its environment, so that the program sees the command line
+(its record, dumps, histories, traces) is kept, for `gruyere top` and others. Inside the sandbox the
+same command runs again, with VARIABLE in its environment, so that the program sees the command line
 that the user typed.
 """
 

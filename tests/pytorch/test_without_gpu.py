@@ -163,6 +163,28 @@ def test_a_trace_that_could_not_be_kept_is_refused_before_anything_runs(user):
     assert f"there is no folder {user.folder / 'no'}; make it first" in ran.stderr
 
 
+def test_a_call_that_asks_for_more_than_the_launch_line_names_the_option_to_give_there(user):
+    words = ("-c", "import torch, gruyere; gruyere.enable(limit='90%')")
+    ran = user.python("--stand-in", *words)
+    assert ran.returncode == 1 and "python -m gruyere --limit 90% ..." in ran.stderr, ran.stderr
+    assert "summary" not in ran.stderr, "nobody has set it"
+    ran = user.python("--stand-in", "--limit", "90%", *words)
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_a_misspelt_option_is_named_as_it_was_typed(user):
+    ran = user.python("--limt", "90%", "train.py")
+    assert ran.returncode == 2, ran.stderr
+    assert ran.stderr.startswith("gruyere: --limt 90%: unknown key; did you mean limit?")
+    ran = user.python("--limit", "90%", "train.py", GRUYERE_CONF="limt:90%")
+    assert ran.stderr.startswith('gruyere: GRUYERE_CONF: "limt:90%": unknown key'), ran.stderr
+
+
+def test_the_help_fits_a_terminal(user):
+    ran = user.python("--help")
+    assert [line for line in ran.stdout.splitlines() if len(line) > 80] == []
+
+
 def test_on_the_stand_in_each_setting_is_shown_once(user):
     code = "import os, torch; print(os.environ['GRUYERE_CONF'])"
     ran = user.python("--stand-in", "--dump-dir", "dumps", "-c", code, GRUYERE_CONF="dump_dir:d")
