@@ -146,8 +146,7 @@ pub fn run(arguments: &Arguments) -> Ended {
 fn wrong_usage() -> ! {
     let mut command = crate::Cli::command();
     let command = command.find_subcommand_mut("report").cloned().unwrap_or_default();
-    let text = "no run is named: give a saved run, a process's pid or its record file, or \
-                --history FOLDER for the latest run there";
+    let text = "name a run, a pid or a record, or --history FOLDER (its latest run)";
     let kind = clap::error::ErrorKind::MissingRequiredArgument;
     command.bin_name("gruyere report").error(kind, text).exit()
 }
