@@ -269,16 +269,16 @@ mod tests {
         assert_eq!(missing.count(Level::Problem), 1, "{}", missing.text(None));
         let half = told("preload:driver", "libgruyere.so");
         assert!(
-            half.count(Level::Warning) == 1 && half.text().contains("libgruyere_driver.so"),
+            half.count(Level::Warning) == 1 && half.text(None).contains("libgruyere_driver.so"),
             "{}",
-            half.text()
+            half.text(None)
         );
         let whole = told("preload:driver", "libgruyere_driver.so libgruyere.so");
         assert_eq!(
             (whole.count(Level::Problem), whole.count(Level::Warning)),
             (0, 0),
             "{}",
-            whole.text()
+            whole.text(None)
         );
         assert_eq!(told("preload:off", "libgruyere.so").count(Level::Note), 1);
     }
