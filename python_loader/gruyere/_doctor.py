@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
 import subprocess
 import sys
+import textwrap
 import warnings
 from collections.abc import Iterator
 from typing import Any, Optional
@@ -16,12 +18,14 @@ from ._errors import GruyereError, NoGpu
 from ._native import conf, library, shim
 from ._torch import alloc_conf
 
-# What works without a GPU.
+# Where the findings begin.
+_BELOW = 22
+# What works without a GPU, in lines that fit behind that column.
 _WAYS = (
-    "without a GPU, records and traces can be read, and these commands work:",
-    "gruyere dryrun train.py                 does it fit?",
-    "gruyere compare --stand-in train.py     against torch's, on a stand-in GPU",
-    "python -m gruyere --stand-in train.py   runs some steps on a stand-in GPU",
+    "without a GPU, read records and traces, or run:",
+    "gruyere dryrun train.py                does it fit?",
+    "gruyere compare --stand-in train.py    beside torch's",
+    "python -m gruyere --stand-in train.py  some steps of it",
 )
 
 
@@ -33,14 +37,24 @@ def examine() -> int:
     for what, finding in _findings():
         _row(what, finding)
     reason, ways = _tried(limit_is_ours)
-    print(f"{'gruyere':<22}{'works here' if reason is None else 'does not work here: ' + reason}")
+    _row("gruyere", "works here" if reason is None else "does not work here: " + reason)
     for way in ways:
-        print(f"{'':<22}{way}")
+        print(f"{'':<{_BELOW}}{way}")
     return 0 if reason is None else 1
 
 
 def _row(what: str, finding: str) -> None:
-    print(f"{what:<22}{finding}")
+    head = f"{what:<{_BELOW}}"
+    if not sys.stdout.isatty():
+        print(head + finding)
+        return
+    columns = shutil.get_terminal_size().columns
+    print(
+        textwrap.fill(
+            finding, max(columns, 2 * _BELOW), initial_indent=head,
+            subsequent_indent=" " * _BELOW, break_long_words=False, break_on_hyphens=False,
+        )
+    )  # fmt: skip
 
 
 def _findings() -> Iterator[tuple[str, str]]:
@@ -138,17 +152,16 @@ def _trial(limit_is_ours: bool) -> Optional[str]:
                 "(docker run --gpus all)"
             )
         if _stand_in.is_device():
-            print(
-                f"{'device':<22}the stand-in GPU, which accounts for memory and computes "
-                "nothing; for a real GPU: unset LD_PRELOAD LD_LIBRARY_PATH"
+            _row(
+                "device",
+                "the stand-in GPU, which accounts for memory and computes nothing; for a real "
+                "GPU: unset LD_PRELOAD LD_LIBRARY_PATH",
             )
         for device in range(torch.cuda.device_count()):
             block = torch.empty(1 << 20, dtype=torch.uint8, device=f"cuda:{device}")
             block.record_stream(torch.cuda.current_stream(device))
-            print(
-                f"{f'cuda:{device}':<22}{torch.cuda.get_device_name(device)}, a tensor at "
-                f"{block.data_ptr():#x}"
-            )
+            name = torch.cuda.get_device_name(device)
+            _row(f"cuda:{device}", f"{name}, a tensor at {block.data_ptr():#x}")
             if not block.data_ptr():
                 return (
                     f"an allocation on cuda:{device} returned NULL; the log above says why"

@@ -184,10 +184,11 @@ def _check_again(before: Enabled, settings: dict[str, object]) -> None:
             )
         return
     if missing:
+        options = " ".join(f"--{entry.replace(':', ' ', 1)}" for entry in missing)
         raise GruyereError(
-            f"the launch line has already enabled Gruyère (settings {before.settings!r}), and the "
-            f"program asks for other settings ({', '.join(missing)}): put them into "
-            f"{conf.VARIABLE}, or launch without Gruyère and let the program enable it"
+            "the launch line has enabled Gruyère already, and this call asks for more: give it to "
+            f"the launch line (python -m gruyere {options} ..., or GRUYERE_CONF="
+            f"{','.join(missing)}), or start the program without Gruyère and let the call enable it"
         )
 
 

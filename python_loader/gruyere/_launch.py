@@ -26,23 +26,26 @@ usage: python -m gruyere [options] script.py [arguments]
        python -m gruyere --doctor
        python -m gruyere --build-shim
 
-Runs a program as python itself would, with Gruyère in place of torch's CUDA allocator, in the
-program and in the processes that it starts.
+Runs a program as python itself would, with Gruyère in place of torch's CUDA
+allocator, in the program and in the processes that it starts.
 
 options:
-  --KEY VALUE           sets any key of GRUYERE_CONF: --limit 90% --share off; the error for an
-                        unknown key lists all keys
+  --KEY VALUE           sets any key of GRUYERE_CONF: --limit 90% --share off;
+                        the error for an unknown key lists all keys
   -m module             runs a module, as python -m does:
                         -m torch.distributed.run --nproc-per-node 8 train.py
   -c code               runs a line of code, as python -c does
-  -                     runs the program that standard input holds, as python - does
-  --stand-in            without a GPU: runs the program for 12 steps of its optimiser on the
-                        stand-in GPU, which accounts for memory and computes nothing; discards the
-                        files that the program writes
-  --steps COUNT         with --stand-in: ends after COUNT steps; all: runs to the program's end
-  --doctor              checks whether Gruyère works here and prints the findings
-  --build-shim          builds the shim that `--door native` needs (once per torch, with the
-                        machine's C++ compiler), even if there is one already
+  -                     runs the program on standard input, as python - does
+  --stand-in            without a GPU: runs the program for 12 steps of its
+                        optimiser on the stand-in GPU, which accounts for memory
+                        and computes nothing; discards the files that the
+                        program writes
+  --steps COUNT         with --stand-in: ends after COUNT steps; all: runs to
+                        the program's end
+  --doctor              checks whether Gruyère works here, prints the findings
+  --build-shim          builds the shim that `--door native` needs (once per
+                        torch, with the machine's C++ compiler), even if there
+                        is one already
   --version             prints the version
   --help                prints this help
 
@@ -255,11 +258,27 @@ def _prepare(options: Options) -> None:
 
         # In the sandbox the environment has them, with the paths as they are outside.
         settings = {} if _trial.VARIABLE in os.environ else settings
-    os.environ[conf.VARIABLE] = conf.checked(settings)
+    os.environ[conf.VARIABLE] = _checked(settings)
     os.environ[_enable.VARIABLE] = "1"
     if options.action == "run":
         _startup.required = True
         _startup.watch()
+
+
+def _checked(settings: dict[str, object]) -> str:
+    """`conf.checked` for options of the command line: its error names the option as typed, not
+    GRUYERE_CONF, which the user may not have set."""
+    from ._native import conf
+
+    try:
+        return conf.checked(settings)
+    except GruyereError as error:
+        for key, value in settings.items():
+            about = f'{conf.VARIABLE}: "{key}:{value}": '
+            if str(error).startswith(about):
+                option = f"--{key.replace('_', '-')} {value}: "
+                raise GruyereError(option + str(error)[len(about) :]) from error
+        raise
 
 
 def _run(script: Optional[str], module: Optional[str], arguments: list[str]) -> None:

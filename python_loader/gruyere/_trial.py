@@ -2,8 +2,8 @@
 stand-in GPU, on a machine without a real one.
 
 The program runs in the sandbox of dry runs, so what it writes is discarded; what Gruyère writes
-(its record, dumps, histories) is kept, for `gruyere top` and `post`. Inside the sandbox the same
-command runs again, with VARIABLE in its environment, so that the program sees the command line
+(its record, dumps, histories, traces) is kept, for `gruyere top` and others. Inside the sandbox the
+same command runs again, with VARIABLE in its environment, so that the program sees the command line
 that the user typed.
 """
 
@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import ModuleType
@@ -85,17 +87,17 @@ def _run(asked: Optional[int], what: str, is_stdin: bool) -> NoReturn:
     check_alone()
     _stand_in.check_torch()
     try:
-        with Folder("stand-in") as folder, _Outputs() as outputs:
+        with Folder("stand-in") as folder, _Outputs(folder) as outputs:
             machine = choose(True, None, folder)
             try:
-                box = sandbox(folder, {**_SANDBOX, "allow_writes": outputs})
+                box = sandbox(folder, {**_SANDBOX, "allow_writes": outputs.folders})
             except GruyereError as error:
                 raise GruyereError(
                     f"--stand-in: {error} (an option of `gruyere compare --stand-in`)"
                 ) from error
             far = f"{asked} steps" if asked is not None else "all steps"
             say(f"gruyere: {far} of {what} on a stand-in GPU; nothing is computed or saved")
-            environment = _environment(asked, machine.environment)
+            environment = _environment(asked, machine.environment, outputs)
             with _program(folder) if is_stdin else nullcontext() as program:
                 run = box.start(_command(), environment, None, records=_records(), stdin=program)
             try:
@@ -132,16 +134,39 @@ def _folders(settings: str) -> dict[str, str]:
 
 
 class _Outputs:
-    """The folders of the user's that Gruyère is to write to. Makes those that are missing, as the
-    library would outside of the sandbox, and removes them at the end if nothing was written."""
+    """What Gruyère is to write for the user: into folders, and a trace. Makes the folders that are
+    missing, as the library would outside of the sandbox, and removes them at the end if nothing was
+    written. A trace has a folder of ours, and is moved to its place at the end: the folder that it
+    is for may be the program's, whose files are discarded."""
 
-    def __init__(self) -> None:
+    def __init__(self, ours: Path) -> None:
         self.made: list[str] = []
+        self.settings = os.environ.get(conf.VARIABLE, "")
+        self.traces = ours / "traces"
+        trace = conf.entries(self.settings).get("trace", "none")
+        self.trace = os.path.abspath(trace) if trace not in ("", "none") else None
 
-    def __enter__(self) -> list[str]:
+    @property
+    def folders(self) -> list[str]:
+        """Where Gruyère may write."""
+        ours = [str(self.traces)] if self.trace is not None else []
+        return [*_folders(self.settings).values(), *ours]
+
+    def named(self) -> dict[str, str]:
+        """The settings that name them, as they are in the sandbox."""
+        # Not relative: in a sandbox of links the working folder is another.
+        found = {key: os.path.abspath(folder) for key, folder in _folders(self.settings).items()}
+        if self.trace is not None:
+            found["trace"] = str(self.traces / os.path.basename(self.trace))
+        # A value cannot contain a comma.
+        return {key: value for key, value in found.items() if "," not in value}
+
+    def __enter__(self) -> _Outputs:
         """Raises GruyereError if one cannot be made."""
-        folders = _folders(os.environ.get(conf.VARIABLE, ""))
-        for key, folder in folders.items():
+        if self.trace is not None:
+            _check_trace(self.trace)
+            self.traces.mkdir()
+        for key, folder in _folders(self.settings).items():
             try:
                 self._make(os.path.abspath(folder))
             except OSError as error:
@@ -150,9 +175,12 @@ class _Outputs:
                     f"--stand-in: {key}:{folder}: the folder cannot be made ({error.filename}: "
                     f"{error.strerror}); name one where you may write"
                 ) from error
-        return list(folders.values())
+        return self
 
     def __exit__(self, *_: object) -> None:
+        if self.trace is not None:
+            for file in sorted(self.traces.iterdir()):
+                _place(file, os.path.join(os.path.dirname(self.trace), file.name))
         self._remove()
 
     def _make(self, folder: str) -> None:
@@ -172,6 +200,39 @@ class _Outputs:
         for path in reversed(self.made):
             with suppress(OSError):
                 os.rmdir(path)
+
+
+def _check_trace(path: str) -> None:
+    """Raises GruyereError if no trace can be written to `path`: at the end it would be too late."""
+    folder = os.path.dirname(path)
+    why = ""
+    if "%" in folder:
+        why = "%p and %r can only be in the file's name here"
+    elif not os.path.isdir(folder):
+        why = f"there is no folder {folder}; make it first"
+    elif not os.access(folder, os.W_OK):
+        why = f"you may not write in {folder}; name a file where you may"
+    if why:
+        raise GruyereError(f"--stand-in: trace:{path}: {why}")
+
+
+def _place(file: Path, to: str) -> None:
+    """Move a trace to its place, over a regular file at most, as the library writes it."""
+    try:
+        if os.path.lexists(to) and (os.path.islink(to) or not os.path.isfile(to)):
+            raise FileExistsError(errno.EEXIST, "not a regular file")
+        # Beside it first: the two may be on different disks.
+        handle, part = tempfile.mkstemp(prefix=f"{file.name}.", dir=os.path.dirname(to))
+        os.close(handle)
+        try:
+            shutil.copyfile(file, part)
+            shutil.copymode(file, part)
+            os.replace(part, to)
+        except OSError:
+            os.unlink(part)
+            raise
+    except OSError as error:
+        say(f"gruyere: --stand-in: the trace was not kept: {to}: {error.strerror}")
 
 
 def _program(folder: Path) -> IO[bytes]:
@@ -196,17 +257,14 @@ def _command() -> list[str]:
     return [sys.executable, *flags, "-m", "gruyere", *sys.argv[1:]]
 
 
-def _environment(asked: Optional[int], machine: dict[str, str]) -> dict[str, str]:
+def _environment(
+    asked: Optional[int], machine: dict[str, str], outputs: _Outputs
+) -> dict[str, str]:
     kept = {key: value for key, value in os.environ.items() if key not in _HIDING}
-    settings = kept.get(conf.VARIABLE, "")
-    # Not relative: in a sandbox of links the working folder is another. The later value of a key
-    # counts, and a value cannot contain a comma.
-    absolute = {key: os.path.abspath(folder) for key, folder in _folders(settings).items()}
-    more = [f"{key}:{folder}" for key, folder in absolute.items() if "," not in folder]
-    if "summary" not in conf.keys(settings):
-        # The summary is the result of a trial.
-        more.append("summary:on")
-    kept[conf.VARIABLE] = ",".join(filter(None, [settings, *more]))
+    # In the place of the user's, so that `gruyere stat` shows each once. The summary is the result
+    # of a trial.
+    settings = {"summary": "on", **conf.entries(outputs.settings), **outputs.named()}
+    kept[conf.VARIABLE] = ",".join(f"{key}:{value}" for key, value in settings.items())
     # DRYRUN silences the stand-in's own line: this command has printed one.
     kept |= {**machine, _stand_in.DRYRUN: "1", VARIABLE: ALL if asked is None else str(asked)}
     # What the stand-in compiles must not stay in torch's cache of kernels.

@@ -28,6 +28,7 @@ pub(super) fn at_exit(heap: &Heap) {
     let words = words();
     let typed = runs_python(&words).then(|| typed_command(&words)).flatten();
     if let Some(line) = line(&run, config, typed, std::env::var_os(STAND_IN).is_some()) {
+        let line = if io::stderr().is_terminal() { folded(&line) } else { line };
         // In one write, since ranks may share stderr. A closed stderr is not an error.
         let _ = io::stderr().write_all(format!("{line}\n").as_bytes());
     }
@@ -43,6 +44,27 @@ fn is_wanted(summary: Summary, rank: Option<u64>) -> bool {
                 && rank.unwrap_or(0) == 0
         }
     }
+}
+
+/// The width of a usual terminal.
+const COLUMNS: usize = 80;
+
+/// A line that is too long for a usual terminal, broken behind its parts: the command at its end is
+/// whole, to be copied.
+fn folded(line: &str) -> String {
+    let mut out = String::new();
+    let mut used = 0;
+    for part in line.split_inclusive("; ") {
+        let wide = part.trim_end().chars().count();
+        if used > 0 && used + wide > COLUMNS {
+            out.truncate(out.trim_end().len());
+            out.push_str("\n  ");
+            used = 2;
+        }
+        out.push_str(part);
+        used += part.chars().count();
+    }
+    out
 }
 
 /// The command line of this process, word by word; empty where a word is no UTF-8.
@@ -147,6 +169,19 @@ mod tests {
         // A program without a name that could be typed.
         let said = line(&run(), &Config::default(), None, false).unwrap();
         assert!(said.ends_with("; 0.00 s in driver calls"), "{said}");
+    }
+
+    #[test]
+    fn on_a_terminal_the_line_fits_and_its_command_is_whole() {
+        let said = folded(&line_of(&run(), &Config::default(), false).unwrap());
+        let lines: Vec<&str> = said.lines().collect();
+        assert!(lines.iter().all(|line| line.chars().count() <= COLUMNS), "{said}");
+        assert_eq!(
+            lines[1..],
+            ["  compare with torch's: gruyere compare -- python3 train.py --lr 3"]
+        );
+        let short = "gruyere: peak live 1 MiB; more: gruyere report";
+        assert_eq!(folded(short), short);
     }
 
     #[test]

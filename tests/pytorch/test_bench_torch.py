@@ -22,14 +22,15 @@ MIB, GIB = 1 << 20, 1 << 30
 BARE = sys._base_executable
 
 
-def bench(folder, *arguments, command=COMMAND, python=sys.executable, **settings):
+def bench(folder, *arguments, command=COMMAND, python=sys.executable, words=None, **settings):
     environment = clean_environment() | {
         "GRUYERE_LIBRARY": str(GRUYERE),
         "GRUYERE_PHANTOM": str(PHANTOM),
         "OMP_NUM_THREADS": "1",
     }
     environment |= {key: str(value) for key, value in settings.items()}
-    line = [command, "bench", "--torch", "--python", python, *arguments]
+    words = words or ["bench", "--torch", "--python", python]
+    line = [command, *words, *arguments]
     return subprocess.run(
         [str(word) for word in line],
         env=environment,
@@ -179,6 +180,33 @@ def test_a_script_is_run_as_it_is_and_ends_after_its_steps(tmp_path):
     assert (default["steps"], ours["steps"]) == (4, 4)
     assert 0 < default["requested_peak"] == ours["requested_peak"]
     assert default["fit_bytes"] is None
+
+
+CHOOSING = """
+import os, gruyere
+os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
+gruyere.enable(limit="90%")
+""" + SCRIPT
+
+
+@pytest.mark.parametrize("command", ["bench", "compare"])
+def test_a_script_that_chooses_an_allocator_has_that_of_its_row_and_is_told_once(
+    tmp_path, command
+):
+    (tmp_path / "train.py").write_text(CHOOSING)
+    if command == "compare":
+        line = [sys.executable, "train.py", "--width", 256]
+        ran = bench(tmp_path, "--", *line, words=["compare", "--stand-in"])
+    else:
+        options = "--stand-in --no-fit --runs 1 --allocators default,gruyere --program train.py"
+        ran = bench(tmp_path, *options.split(), "--", "--width", 256)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    ignored = "train.py: expandable_segments:True; gruyere.enable(limit='90%'). Each row has the"
+    assert " ".join(ran.stdout.split()).count(f"Ignored in {ignored}") == 1, ran.stdout
+    if command == "bench":
+        legend = ran.stdout[ran.stdout.index("peak live        of") :]
+        assert all(len(line) <= 80 for line in legend.splitlines()), legend
+        assert "Median of steps; of" in " ".join(legend.split()), "of one run"
 
 
 FAILING = {

@@ -143,6 +143,55 @@ torch.empty(100 << 20, dtype=torch.uint8, device="cuda")
 
 
 @pytest.mark.parametrize("forbidden", ["", "unshare"])
+@pytest.mark.parametrize("by_variable", [False, True])
+def test_a_trace_on_the_stand_in_is_kept_and_nothing_beside_it(user, forbidden, by_variable):
+    before = {"train.py", "model.pt", "run-0.trace.zst"}
+    (user.folder / "run-0.trace.zst").write_text("an earlier one")
+    option = [] if by_variable else ["--trace", "run-%r.trace.zst"]
+    settings = {"GRUYERE_CONF": "trace:run-%r.trace.zst"} if by_variable else {}
+    ran = user.python("--stand-in", *option, "train.py", without=forbidden, **settings)
+    assert ran.returncode == 0, ran.stderr
+    assert set(os.listdir(user.folder)) == before
+    assert (user.folder / "model.pt").read_text() == "theirs"
+    with open(user.folder / "run-0.trace.zst", "rb") as file:
+        assert file.read(4) == b"\x28\xb5\x2f\xfd", "zstd"
+
+
+def test_a_trace_that_could_not_be_kept_is_refused_before_anything_runs(user):
+    ran = user.python("--stand-in", "--trace", "no/run.zst", "train.py")
+    assert (ran.returncode, ran.stdout) == (2, ""), ran.stderr
+    assert f"there is no folder {user.folder / 'no'}; make it first" in ran.stderr
+
+
+def test_a_call_that_asks_for_more_than_the_launch_line_names_the_option_to_give_there(user):
+    words = ("-c", "import torch, gruyere; gruyere.enable(limit='90%')")
+    ran = user.python("--stand-in", *words)
+    assert ran.returncode == 1 and "python -m gruyere --limit 90% ..." in ran.stderr, ran.stderr
+    assert "summary" not in ran.stderr, "nobody has set it"
+    ran = user.python("--stand-in", "--limit", "90%", *words)
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_a_misspelt_option_is_named_as_it_was_typed(user):
+    ran = user.python("--limt", "90%", "train.py")
+    assert ran.returncode == 2, ran.stderr
+    assert ran.stderr.startswith("gruyere: --limt 90%: unknown key; did you mean limit?")
+    ran = user.python("--limit", "90%", "train.py", GRUYERE_CONF="limt:90%")
+    assert ran.stderr.startswith('gruyere: GRUYERE_CONF: "limt:90%": unknown key'), ran.stderr
+
+
+def test_the_help_fits_a_terminal(user):
+    ran = user.python("--help")
+    assert [line for line in ran.stdout.splitlines() if len(line) > 80] == []
+
+
+def test_on_the_stand_in_each_setting_is_shown_once(user):
+    code = "import os, torch; print(os.environ['GRUYERE_CONF'])"
+    ran = user.python("--stand-in", "--dump-dir", "dumps", "-c", code, GRUYERE_CONF="dump_dir:d")
+    assert ran.stdout.strip() == f"summary:on,dump_dir:{user.folder / 'dumps'}", ran.stderr
+
+
+@pytest.mark.parametrize("forbidden", ["", "unshare"])
 def test_the_page_that_the_output_names_is_there_also_in_a_sandbox_of_links(user, forbidden):
     code = "import torch; torch.empty(100 << 20, dtype=torch.uint8, device='cuda')"
     words = ("--stand-in", "--dump-dir", "new/inner", "-c", code)

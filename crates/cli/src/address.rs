@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use crate::driver_calls::span;
 use crate::failure::{Ended, Exit};
 use crate::target::Target;
-use crate::{output, sites};
+use crate::{output, sites, wrap};
 
 /// Shows what lies at a device address, and which blocks lay there before.
 #[derive(clap::Args)]
@@ -204,8 +204,10 @@ pub fn run(arguments: &Arguments) -> Ended {
         events: events.entries.len(),
         latest: events.entries.iter().map(|event| event.time).max(),
     };
-    let text =
-        if arguments.json { format!("{:#}\n", found.value(&reader)) } else { found.text(&reader) };
+    let text = match arguments.json {
+        true => format!("{:#}\n", found.value(&reader)),
+        false => wrap::fit(&found.text(&reader)),
+    };
     output::print(text)?;
     Ok(if blocks.torn + segments.torn > 0 { Exit::Torn } else { Exit::Fine })
 }

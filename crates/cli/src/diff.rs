@@ -166,8 +166,25 @@ fn end_of(line: &str) -> String {
     let excess = line.chars().count().saturating_sub(NAME);
     match excess {
         0 => line,
-        excess => ['…'].into_iter().chain(line.chars().skip(excess + 1)).collect(),
+        excess => {
+            let end: String = line.chars().skip(excess + 1).collect();
+            // No part of a folder's name.
+            let at = end.split_once(" in ").map_or(end.as_str(), |(path, _)| path).find('/');
+            format!("…{}", &end[at.unwrap_or(0)..])
+        }
     }
+}
+
+/// A line of the program in a sentence, as `gruyere post` names it: without folders.
+fn short(line: &str) -> String {
+    const BACKWARD: &str = "backward of ";
+    let (head, place) = match line.strip_prefix(BACKWARD) {
+        Some(place) => (BACKWARD, place),
+        None => ("", line),
+    };
+    let (path, function) = place.split_at(place.find(" in ").unwrap_or(place.len()));
+    let file = path.rsplit('/').next().unwrap_or(path);
+    format!("{head}{file}{}", if function == " in <module>" { "" } else { function })
 }
 
 /// A change of bytes, with its sign.
@@ -202,7 +219,7 @@ fn verdict(change: &DeviceChange) -> String {
         false => line.after < line.before,
     };
     if let Some((line, by)) = change.lines.iter().find(with) {
-        let _ = write!(said, "\n  most by {}: {}", end_of(&plain(line)), signed(*by));
+        let _ = write!(said, "\n  most by {}: {}", short(&plain(line)), signed(*by));
     }
     said
 }
@@ -260,7 +277,8 @@ fn text(before: &State, after: &State, changes: &[DeviceChange]) -> String {
         }
         for (title, blocks) in [("new", &change.new), ("gone", &change.gone)] {
             let bytes = BinaryBytes(blocks.bytes);
-            line(format_args!("  {title}: {} blocks, {bytes}", blocks.blocks));
+            let noun = if blocks.blocks == 1 { "block" } else { "blocks" };
+            line(format_args!("  {title}: {} {noun}, {bytes}", blocks.blocks));
             for block in &blocks.largest {
                 let step = block.step.map_or("?".to_owned(), |step| step.to_string());
                 line(format_args!(
@@ -273,4 +291,19 @@ fn text(before: &State, after: &State, changes: &[DeviceChange]) -> String {
         }
     }
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_is_named_without_folders_or_by_whole_ones() {
+        assert_eq!(short("/home/me/train.py:8 in step"), "train.py:8 in step");
+        assert_eq!(short("backward of /home/me/train.py:8 in <module>"), "backward of train.py:8");
+        assert_eq!(short("not known"), "not known");
+        let cut = end_of("/home/me/a/very/long/path/of/folders/train.py:8");
+        assert_eq!(cut, "…/long/path/of/folders/train.py:8");
+        assert_eq!(end_of("/a/train.py:8 in <module>"), "/a/train.py:8");
+    }
 }

@@ -32,9 +32,10 @@ Examples:
       --command 'logger -t gruyere \"$GRUYERE_WATCH_MESSAGE\"'
   gruyere watch 4242 'retries>=1' --json --for 1h
 
-Metrics: fragmentation, external, internal (per cent); largest, live, reserved, pending (a size, \
-or a share of the device's ceiling); rate (a size a second); oom-in (a duration); and every gauge \
-that `gruyere stat` prints. The operators are `<`, `<=`, `>` and `>=`; quote them for the shell.
+Metrics: fragmentation, unused, external, internal (per cent); live, held, lost, idle, largest, \
+pending (a size, or a share of the device's ceiling); rate (a size a second); oom-in (a duration); \
+and every gauge that `gruyere stat` prints. \
+The operators are `<`, `<=`, `>` and `>=`; quote them for the shell.
 
 For each process and device, a threshold reports once when it is passed. It reports again only \
 after the value has come back by a tenth of the bound, and no more often than --every.

@@ -79,6 +79,11 @@ pub fn eprint_lines(text: &str) {
     let _ = stderr.lock().write_all(fitted(text, columns).as_bytes());
 }
 
+/// `text` for standard output, with the lines that are too long for a terminal wrapped.
+pub fn fit(text: &str) -> String {
+    fitted(text, width().unwrap_or(usize::MAX))
+}
+
 /// Each line that is longer than `columns`, wrapped.
 fn fitted(text: &str, columns: usize) -> String {
     let fit = |line: &str| match line.chars().count() > columns {

@@ -78,6 +78,8 @@ class Program:
     rows: list[Row] = field(default_factory=list)
     module: bool = False
     """Whether `program` is the name of a module, not of a built-in program or a script."""
+    left_out: list[str] = field(default_factory=list)
+    """The program's own choices of an allocator, which were ignored."""
 
     @property
     def name(self) -> str:
@@ -297,6 +299,9 @@ class Comparison:
         program.rows = [
             _row(contender, results) for contender, results in zip(self.contenders, found)
         ]
+        program.left_out = sorted(
+            {words for results in found for result in results for words in result.left_out}
+        )
         program.peak_live = peak_live(program.rows)
         default = next(
             (results for row, results in zip(program.rows, found) if row.allocator == "default"),

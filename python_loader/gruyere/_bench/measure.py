@@ -46,6 +46,8 @@ class Result:
     """Time of each step on the device; empty on the stand-in."""
     parts: dict[str, int] = field(default_factory=dict)
     """For Gruyère, if requested: the memory held beyond live memory at the peak (`parts`)."""
+    left_out: list[str] = field(default_factory=list)
+    """The program's own choices of an allocator, which were ignored."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

@@ -15,6 +15,7 @@ from typing import Any, Optional
 
 from .. import _launch, _stand_in, _startup
 from .._dryrun.answers import Answers
+from .._dryrun.settings import Settings
 from .._imports import when_imported
 from .._sandbox import remedy, remedy_for_stdin
 from .._sandbox.reach import Reach
@@ -31,6 +32,8 @@ def main(text: str) -> None:
         request["allocator"], request["memory"], request["steps"], Reach(request["closed"])
     )
     watch.wants_parts = request["parts"]
+    watch.settings = Settings(request["allocator"])
+    watch.settings.watch()
     if _stand_in.OWNER in os.environ:
         # It invents what the program reads from the device.
         Answers().watch()
@@ -76,6 +79,8 @@ class Watch:
     cudnn = False
     # Whether to measure what Gruyère holds beyond live memory, which makes the times invalid.
     wants_parts = False
+    # Keeps the allocator that the row names. A dry run has its own.
+    settings: Optional[Settings] = None
 
     def __init__(
         self, allocator: str, memory: Optional[int], steps: Optional[int], reach: Reach
@@ -96,6 +101,8 @@ class Watch:
 
     def imported(self, torch: ModuleType) -> None:
         self.torch = torch
+        if self.settings is not None:
+            self.settings.imported(torch)
         self.meter.prepare(torch, self.cudnn)
         # Under torch's own allocator too: the process must not abort with its figures.
         backward_end.install(torch)
@@ -164,6 +171,8 @@ class Watch:
     def result(self) -> Result:
         """The results, after the script has ended in any way."""
         found = self.found
+        if self.settings is not None:
+            found.left_out = sorted(self.settings.left_out)
         if found.outcome == FAILED:
             return found
         if self.torch is None:

@@ -70,7 +70,9 @@ def markdown(report: Report) -> str:
         text += [_barred(row, widths) for row in rows]
         failed = [wrapped(_failure(row)) for row in program.rows if row.outcome != COMPLETED]
         beside = [wrapped(line) for line in _beside(program.rows)] if on_gpu else []
-        text += ["", *failed, *beside] if failed or beside or not on_gpu else []
+        ignored = [wrapped(line) for line in _ignored(program)]
+        below = [*failed, *beside, *ignored]
+        text += ["", *below] if below or not on_gpu else []
     if not on_gpu:
         text.append(
             wrapped(
@@ -259,11 +261,21 @@ def _beside(rows: list[Row]) -> list[str]:
     ]
 
 
+def _ignored(program: Program) -> list[str]:
+    """A line about the allocator that the program chooses itself, if it does."""
+    if not program.left_out:
+        return []
+    return [
+        f"Ignored in {program.name}: {'; '.join(program.left_out)}. Each row has the allocator and "
+        "the settings that it names."
+    ]
+
+
 def _notes(report: Report, on_gpu: bool) -> list[str]:
     held = "the most that the allocator held" if on_gpu else "by the stand-in's books"
     notes = [
-        "peak live        of the program, each block rounded up to 512 B",
-        f"peak physical    {held}; hold: peak physical / peak live",
+        _note("peak live", "of the program, each block rounded up to 512 B"),
+        _note("peak physical", f"{held}; hold: peak physical / peak live"),
     ]
     if report.settings["fit"]:
         least = (
@@ -272,8 +284,11 @@ def _notes(report: Report, on_gpu: bool) -> list[str]:
             else "least memory of the stand-in"
         )
         notes.append(
-            f"smallest device  {least} for the program to complete, to 0.5% of peak live; fit: "
-            "smallest device / peak live"
+            _note(
+                "smallest device",
+                f"{least} for the program to complete, to 0.5% of peak live; fit: smallest device "
+                "/ peak live",
+            )
         )
     host = (
         "time until the step is launched; a step: time until the device has finished it"
@@ -281,12 +296,28 @@ def _notes(report: Report, on_gpu: bool) -> list[str]:
         else "processor time of the real host code; driver calls cost almost nothing here"
     )
     runs = report.settings["runs"]
+    of_runs = f", then of {runs} runs" if runs > 1 else ""
     notes.append(
-        f"host a step      {host}. Median of steps, then of {runs} runs; of default: ratio to the "
-        "same step under default, median"
+        _note(
+            "host a step",
+            f"{host}. Median of steps{of_runs}; of default: ratio to the same step under default, "
+            "median",
+        )
     )
-    if on_gpu:
-        notes += _beside([row for program in report.programs for row in program.rows])
+    rows = [row for program in report.programs for row in program.rows]
+    lines = _beside(rows) if on_gpu else []
+    for program in report.programs:
+        lines += _ignored(program)
+    notes += [wrapped(line) for line in lines]
     builtin = [program.program for program in report.programs if program.built_in]
-    notes += [f"{name:<15}  {PROGRAMS[name]}" for name in builtin]
+    notes += [_note(name, PROGRAMS[name]) for name in builtin]
     return notes
+
+
+def _note(head: str, text: str) -> str:
+    """A line of the legend, wrapped below itself."""
+    below = " " * 17
+    return textwrap.fill(
+        text, _WIDTH, initial_indent=head.ljust(17), subsequent_indent=below,
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip

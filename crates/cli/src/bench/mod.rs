@@ -51,6 +51,9 @@ Examples:
   gruyere bench --device cuda --trace my.trace.zst
                                     the same on a real GPU
 
+The bundled traces are in the source tree (traces/) and not in the Python package: run the \
+command there, or name traces of your own with --trace. `--torch` needs none.
+
 Exit codes: 0 success; 1 something could not be read, written or run; 2 wrong arguments; 3 the \
 oracle, the driver's books or an invariant found a fault; 4 a trace did not complete.";
 

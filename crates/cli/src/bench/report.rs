@@ -5,7 +5,7 @@ use super::{Args, Device};
 use gruyere_replay::Prices;
 use gruyere_replay::bench::{Run, live_curve};
 use gruyere_replay::clock::Clock;
-use gruyere_replay::trace::Trace;
+use gruyere_replay::trace::{Op, Trace};
 use serde::Serialize;
 use std::path::Path;
 use std::process::Command;
@@ -69,6 +69,9 @@ pub struct Measured {
 pub struct TraceReport {
     /// Its name.
     pub trace: String,
+    /// Whether it has the program's kernels; without, the device is done at once on each clock.
+    #[serde(skip)]
+    pub has_kernels: bool,
     /// Allocations and frees.
     pub operations: u64,
     /// Streams, the default one included.
@@ -91,6 +94,7 @@ impl Report {
     ) -> Self {
         let each = |(trace, runs): (&Trace, Vec<Run>)| TraceReport {
             trace: trace.name.clone(),
+            has_kernels: trace.ops.iter().any(|op| matches!(op, Op::Kernels { .. })),
             operations: trace.operations,
             streams: trace.streams.len(),
             peak_live: trace.peak_live,

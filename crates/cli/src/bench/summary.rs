@@ -240,7 +240,8 @@ pub fn draw(report: &Report) -> String {
     let clocks = report.measured.clocks.iter().copied();
     for clock in clocks.filter(|_| report.device == "stand-in") {
         let [large, small] = [&report.traces, &report.small].map(|traces| on_clock(traces, clock));
-        text += &tables((&large, &small), &HELD, &format!("{}; {}", HELD.title, on(clock)));
+        let title = format!("{}; {}", HELD.title, on(clock, report));
+        text += &tables((&large, &small), &HELD, &title);
     }
     if text.is_empty() {
         text += &tables((&report.traces, &report.small), &HELD, HELD.title);
@@ -256,8 +257,11 @@ pub fn draw(report: &Report) -> String {
 }
 
 /// A clock in a heading.
-pub fn on(clock: Clock) -> String {
+pub fn on(clock: Clock, report: &Report) -> String {
+    let has_kernels = report.traces.iter().chain(&report.small).any(|trace| trace.has_kernels);
     match clock.kernel_ns() / 1000 {
+        // As `gruyere record` writes it.
+        _ if !has_kernels => "no kernels in the trace, a device that is done at once".to_owned(),
         0 => "a device that is done at once".to_owned(),
         us => format!("kernels take {us} us"),
     }
@@ -439,6 +443,7 @@ mod tests {
             });
             TraceReport {
                 trace: name.to_owned(),
+                has_kernels: true,
                 operations: 2,
                 streams: 1,
                 peak_live: 5 << 30,

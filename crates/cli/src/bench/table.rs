@@ -3,6 +3,7 @@
 use super::report::{Report, TraceReport};
 use super::summary;
 use crate::driver_calls;
+use crate::wrap::fit;
 use comfy_table::presets::UTF8_HORIZONTAL_ONLY;
 use comfy_table::{CellAlignment, ColumnConstraint, ContentArrangement, Table};
 use gruyere_replay::bench::Run;
@@ -135,12 +136,12 @@ pub fn draw(report: &Report) -> String {
     }
     let mut text = format!("\n{table}\n");
     for column in columns.iter().filter(|column| !column.note.is_empty()) {
-        let _ = writeln!(text, "  {}", column.note);
+        text += &fit(&format!("  {}", column.note));
     }
     if report.device == "stand-in"
         && let Some(clock) = report.measured.clocks.first()
     {
-        let _ = writeln!(text, "  {}", summary::on(*clock));
+        let _ = writeln!(text, "  {}", summary::on(*clock, report));
     }
     if report.measured.timeline {
         let _ = writeln!(text, "  prices of driver calls: {}", report.measured.prices);

@@ -211,14 +211,15 @@ mod tests {
     fn what_is_set_is_told_and_what_is_wrong_is_a_problem() {
         let plain = found(&[]);
         assert_eq!((plain.count(Level::Problem), plain.count(Level::Warning)), (0, 0));
-        assert!(plain.text().contains("the defaults apply"));
+        assert!(plain.text(None).contains("the defaults apply"));
         let wrong = found(&[
             ("GRUYERE_CONF", "slack:none,limits:1GiB"),
             ("GRUYERE_LIBRARY", "/nowhere/libgruyere.so"),
         ]);
-        assert_eq!(wrong.count(Level::Problem), 2, "{}", wrong.text());
+        assert_eq!(wrong.count(Level::Problem), 2, "{}", wrong.text(None));
         assert!(
-            wrong.text().contains("limits:1GiB") && wrong.text().contains("/nowhere/libgruyere.so")
+            wrong.text(None).contains("limits:1GiB")
+                && wrong.text(None).contains("/nowhere/libgruyere.so")
         );
         let odd = found(&[
             ("GRUYERE_CONF", "dump_dir:/dev/null/x,record:off,nvtx:on"),
@@ -228,9 +229,9 @@ mod tests {
             (odd.count(Level::Problem), odd.count(Level::Warning)),
             (0, 1),
             "{}",
-            odd.text()
+            odd.text(None)
         );
-        assert_eq!(odd.count(Level::Note), 3, "{}", odd.text());
+        assert_eq!(odd.count(Level::Note), 3, "{}", odd.text(None));
     }
 
     #[test]
@@ -240,21 +241,21 @@ mod tests {
         let told = |folder: &str| found(&[("GRUYERE_CONF", &format!("dump_dir:{folder}"))]);
         let missing = told(&format!("{there}/a/b"));
         assert_eq!((missing.count(Level::Warning), missing.count(Level::Note)), (0, 1));
-        assert!(missing.text().contains("the first dump makes it"), "{}", missing.text());
+        assert!(missing.text(None).contains("the first dump makes it"), "{}", missing.text(None));
         assert!(!std::path::Path::new(there).join("a").exists(), "the doctor makes nothing");
         let present = told(there);
         assert_eq!((present.count(Level::Warning), present.count(Level::Note)), (0, 0));
         std::fs::write(format!("{there}/file"), "").expect("written");
         for bad in ["file", "file/below"] {
             let bad = told(&format!("{there}/{bad}"));
-            assert!(bad.text().contains("not a folder"), "{}", bad.text());
-            assert_eq!(bad.count(Level::Warning), 1, "{}", bad.text());
+            assert!(bad.text(None).contains("not a folder"), "{}", bad.text(None));
+            assert_eq!(bad.count(Level::Warning), 1, "{}", bad.text(None));
         }
     }
 
     #[test]
     fn a_bad_value_is_told_with_what_it_does_in_each_way_in() {
-        let told = found(&[("GRUYERE_CONF", "limit:1G")]).text();
+        let told = found(&[("GRUYERE_CONF", "limit:1G")]).text(None);
         assert!(told.contains("do not start"), "{told}");
         assert!(told.contains("under LD_PRELOAD run without Gruyère"), "{told}");
     }
@@ -263,21 +264,21 @@ mod tests {
     fn what_preload_and_ld_preload_lack_of_each_other_is_told() {
         let told = |conf: &str, list: &str| found(&[("GRUYERE_CONF", conf), ("LD_PRELOAD", list)]);
         let alone = told("preload:observe", "");
-        assert_eq!(alone.count(Level::Note), 1, "{}", alone.text());
+        assert_eq!(alone.count(Level::Note), 1, "{}", alone.text(None));
         let missing = told("", "x.so:/nowhere/libgruyere.so");
-        assert_eq!(missing.count(Level::Problem), 1, "{}", missing.text());
+        assert_eq!(missing.count(Level::Problem), 1, "{}", missing.text(None));
         let half = told("preload:driver", "libgruyere.so");
         assert!(
-            half.count(Level::Warning) == 1 && half.text().contains("libgruyere_driver.so"),
+            half.count(Level::Warning) == 1 && half.text(None).contains("libgruyere_driver.so"),
             "{}",
-            half.text()
+            half.text(None)
         );
         let whole = told("preload:driver", "libgruyere_driver.so libgruyere.so");
         assert_eq!(
             (whole.count(Level::Problem), whole.count(Level::Warning)),
             (0, 0),
             "{}",
-            whole.text()
+            whole.text(None)
         );
         assert_eq!(told("preload:off", "libgruyere.so").count(Level::Note), 1);
     }

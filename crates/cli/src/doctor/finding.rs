@@ -6,6 +6,8 @@ use std::fmt::Write as _;
 use gruyere_record::plain;
 use serde::Serialize;
 
+use crate::wrap::wrap;
+
 /// Severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -45,6 +47,9 @@ pub struct Finding {
     pub remedy: Option<String>,
 }
 
+/// Columns of a level's word.
+const WORD: usize = 8;
+
 /// All findings, in order.
 #[derive(Debug, Default)]
 pub struct Findings(pub Vec<Finding>);
@@ -79,15 +84,21 @@ impl Findings {
         self.0.iter().filter(|finding| finding.level == level).count()
     }
 
-    /// The findings as text for people.
-    pub fn text(&self) -> String {
+    /// The findings as text for people, on a line each if `columns` is `None`.
+    pub fn text(&self, columns: Option<usize>) -> String {
         let mut out = String::new();
         let width = self.0.iter().map(|finding| finding.area.len()).max().unwrap_or(0);
+        let below = " ".repeat(WORD + 1 + width + 2);
+        let fitted = |text: &str, indent: &str| match columns {
+            Some(columns) => wrap(text, columns.saturating_sub(below.len()), indent),
+            None => vec![text.to_owned()],
+        };
         for Finding { area, level, text, remedy } in &self.0 {
-            // Writing to a String cannot fail.
-            let _ = writeln!(out, "{:<8} {area:<width$}  {text}", level.word());
-            if let Some(remedy) = remedy {
-                let _ = writeln!(out, "{:<8} {:<width$}  -> {remedy}", "", "");
+            let head = format!("{:<WORD$} {area:<width$}  ", level.word());
+            let remedy = remedy.iter().flat_map(|remedy| fitted(&format!("-> {remedy}"), "   "));
+            for (at, line) in fitted(text, "").into_iter().chain(remedy).enumerate() {
+                // Writing to a String cannot fail.
+                let _ = writeln!(out, "{}{line}", if at == 0 { &head } else { &below });
             }
         }
         let count = |level, one: &str, many: &str| match self.count(level) {
@@ -109,12 +120,22 @@ mod tests {
     fn control_characters_of_others_do_not_reach_the_terminal() {
         let mut findings = Findings::default();
         findings.problem("x", "a\u{1b}[2Jb\nc", "d\re");
-        let text = findings.text();
+        let text = findings.text(None);
         assert!(
             text.contains("a [2Jb c")
                 && text.contains("-> d e")
                 && text.ends_with("1 problem, no warnings\n")
         );
         assert!(text.chars().all(|character| character == '\n' || !character.is_control()));
+    }
+
+    #[test]
+    fn on_a_terminal_a_finding_fits_and_loses_no_word() {
+        let mut findings = Findings::default();
+        findings.warning("shared memory", "64 MiB ".repeat(20).trim(), "give it more ".repeat(9));
+        let (line, folded) = (findings.text(None), findings.text(Some(60)));
+        assert!(folded.lines().all(|line| line.chars().count() <= 60), "{folded}");
+        let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+        assert_eq!(words(&folded), words(&line));
     }
 }

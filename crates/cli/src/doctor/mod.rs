@@ -16,6 +16,7 @@ use serde_json::json;
 use crate::failure::{Ended, Exit, Failure};
 use crate::output;
 use crate::target::Folder;
+use crate::wrap;
 use finding::{Findings, Level};
 pub use gpu::program::run_as_asked;
 
@@ -105,7 +106,7 @@ pub fn run(arguments: &Arguments) -> Ended {
         }
         format!("{value:#}\n")
     } else {
-        findings.text()
+        findings.text(wrap::width())
     };
     output::print(text)?;
     Ok(if problems > 0 { Exit::Failed } else { Exit::Fine })

@@ -8,6 +8,7 @@ mod runs;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
+use clap::CommandFactory;
 use gruyere_record::run::Run;
 use serde_json::Value;
 
@@ -52,7 +53,7 @@ a bound.")]
 pub struct Arguments {
     /// The run: a history file, a process, or its record file. Default: the latest run of --name in
     /// --history.
-    #[arg(value_name = "RUN|PID|FILE", required_unless_present = "history")]
+    #[arg(value_name = "RUN|PID|FILE")]
     run: Option<String>,
     /// The run to compare with, in the form of RUN. Default: the latest earlier run of the same
     /// name and rank in --history, if given.
@@ -104,7 +105,7 @@ pub fn run(arguments: &Arguments) -> Ended {
         (None, Some(history)) => {
             files::latest(history, wanted)?.ok_or_else(|| no_run(history, arguments))?
         }
-        (None, None) => return Err(Failure::new("name a run, or a folder with --history")),
+        (None, None) => wrong_usage(),
     };
     let before = match (&arguments.against, &arguments.history) {
         (Some(run), _) => Some(Kept::load(run, &arguments.folder)?),
@@ -139,6 +140,15 @@ pub fn run(arguments: &Arguments) -> Ended {
     };
     output::print(format_args!("{}\n", text.trim_end()))?;
     Ok(if compared.worse.is_empty() { Exit::Fine } else { Exit::Past })
+}
+
+/// Ends the process with wrong usage, as clap does.
+fn wrong_usage() -> ! {
+    let mut command = crate::Cli::command();
+    let command = command.find_subcommand_mut("report").cloned().unwrap_or_default();
+    let text = "name a run, a pid or a record, or --history FOLDER (its latest run)";
+    let kind = clap::error::ErrorKind::MissingRequiredArgument;
+    command.bin_name("gruyere report").error(kind, text).exit()
 }
 
 fn no_run(history: &Path, arguments: &Arguments) -> Failure {

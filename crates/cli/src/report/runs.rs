@@ -298,20 +298,21 @@ fn text(now: &Run, before: Option<&Run>, comparisons: &[Comparison]) -> String {
         }
         let head = ["IN USE", "HELD", "RATIO", "IN USE", "HELD", "RATIO"];
         let [a, b, c, d, e, f] = head;
-        line(format_args!("\n  {:<18} {:>32}   {:>32}", "", "BEFORE", "NOW"));
-        line(format_args!("  {:<18} {a:>12} {b:>12} {c:>6}   {d:>12} {e:>12} {f:>6}", "STEPS"));
+        // 80 columns.
+        line(format_args!("\n  {:<16} {:>29}   {:>29}", "", "BEFORE", "NOW"));
+        line(format_args!("  {:<16} {a:>11} {b:>11} {c:>5}   {d:>11} {e:>11} {f:>5}", "STEPS"));
         for pair in &comparison.steps {
             let cells = |steps: Option<&Steps>| match steps {
                 Some(steps) => {
                     let ratio =
                         steps.ratio().map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.3}"));
-                    format!("{:>12} {:>12} {ratio:>6}", bytes(steps.in_use), bytes(steps.reserved))
+                    format!("{:>11} {:>11} {ratio:>5}", bytes(steps.in_use), bytes(steps.reserved))
                 }
-                None => format!("{:>12} {:>12} {:>6}", "-", "-", "-"),
+                None => format!("{:>11} {:>11} {:>5}", "-", "-", "-"),
             };
             let name = steps_text(&pair.now);
             line(format_args!(
-                "  {name:<18} {}   {}",
+                "  {name:<16} {}   {}",
                 cells(pair.before.as_ref()),
                 cells(Some(&pair.now))
             ));

@@ -8,7 +8,7 @@ use gruyere_record::{DeviceGauge, LIFETIME_NAMES};
 use ratatui::text::{Line, Span};
 
 use super::app::{App, Row};
-use super::columns::oom_in;
+use super::columns::{FAR, oom_in};
 use super::fit::wrap;
 use super::panels::{self, count};
 use super::sick;
@@ -90,6 +90,7 @@ pub fn lines(app: &App, row: &Row, width: usize) -> Vec<Line<'static>> {
             _ if metric == Metric::OomIn && row.forecast == Forecast::Unsure => {
                 oom_in(row.forecast)
             }
+            _ if metric == Metric::OomIn && row.is_far => FAR.to_owned(),
             Some(value) => metric.unit().show(value),
             None => "-".to_owned(),
         };

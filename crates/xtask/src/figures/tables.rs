@@ -32,6 +32,9 @@ pub fn figure(name: &str, traces: &[Trace]) -> Option<String> {
         ("median", allocator) if known(allocator) => {
             Some(signed(median(excesses(traces, allocator))))
         }
+        ("lag-median", allocator) if known(allocator) => {
+            Some(signed(median(beyond(traces, allocator, |run| run.lags[USUAL]))))
+        }
         ("summary", "") => Some(summary(traces)),
         ("spread", allocator) if known(allocator) => Some(spread(traces, allocator)),
         ("excess", allocator) if known(allocator) => Some(range(excesses(traces, allocator))),
@@ -332,6 +335,7 @@ mod tests {
         assert_eq!(of("excess torch"), "2.9% to 50%");
         assert_eq!(of("small count"), "3");
         assert_eq!(of("small median gruyere"), "+4.0%");
+        assert_eq!(of("small lag-median gruyere"), "+5.0%");
         assert_eq!(of("small held-more-than torch"), "`c`");
         assert_eq!(of("small held-more-than expandable"), "`c` and `d`");
         let table = of("small everything");

@@ -197,8 +197,8 @@ mod tests {
     fn told(judge: fn(&mut Findings, &Ran, &str), ran: &Ran) -> String {
         let mut findings = Findings::default();
         judge(&mut findings, ran, "/tmp/x");
-        assert_eq!(findings.count(Level::Problem), 1, "{}", findings.text());
-        findings.text()
+        assert_eq!(findings.count(Level::Problem), 1, "{}", findings.text(None));
+        findings.text(None)
     }
 
     #[test]

@@ -107,7 +107,7 @@ mod tests {
     #[test]
     fn what_is_well_is_ok_and_whatever_else_is_a_problem() {
         let well = told(&[]);
-        assert_eq!((well.0.len(), well.count(Level::Ok)), (1, 1), "{}", well.text());
+        assert_eq!((well.0.len(), well.count(Level::Ok)), (1, 1), "{}", well.text(None));
         assert_eq!(told(&[("\"kernels\": 1", "\"kernels\": 0")]).count(Level::Note), 1);
         for changes in [
             [("\"wrong\": 0", "\"wrong\": 7"), ("\"result\": 0", "\"result\": 3")],
@@ -117,7 +117,7 @@ mod tests {
         ] {
             let findings = told(&changes);
             assert_eq!(findings.count(Level::Problem), 1, "{changes:?}");
-            assert!(findings.text().contains("/tmp/x"), "{changes:?}");
+            assert!(findings.text(None).contains("/tmp/x"), "{changes:?}");
         }
     }
 }
