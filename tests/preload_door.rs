@@ -161,6 +161,13 @@ fn a_device_that_may_reach_another_s_memory_does_before_it_has_any_of_its_own() 
 }
 
 #[test]
+fn access_granted_on_a_default_pool_is_granted_to_what_is_served_in_its_place() {
+    for promise in ["pool_access", "own_pool_access"] {
+        workshop().preloaded("calls", &[promise], &[("PHANTOM_DEVICES", "2")]).kept();
+    }
+}
+
+#[test]
 fn per_thread_default_streams_are_served_and_observed() {
     for mode in ["manage", "observe"] {
         call("per_thread", &format!("preload:{mode}")).kept();
