@@ -21,6 +21,13 @@ use std::os::unix::ffi::OsStrExt;
 /// end, release), 3 both. Until then, memory never passes from stream to stream, and every request
 /// asks whether its stream captures.
 ///
+/// A program that calls `gruyere_malloc` itself makes this call with 3 if it keeps the rules behind
+/// the hooks: it frees a block once the only work that may still use it is on the stream of its
+/// request, or names the other streams by `gruyere_record_stream` first; and requests made while a
+/// stream captures lie between `gruyere_begin_allocate_to_pool` and
+/// `gruyere_end_allocate_to_pool`. Without the call it works as well, with memory kept apart by
+/// stream and a warning in the log.
+///
 /// Does not touch CUDA: an early announcement is kept until the first request, and the process may
 /// still fork children.
 #[unsafe(no_mangle)]

@@ -16,6 +16,7 @@ pub mod pool;
 pub mod preload;
 mod process;
 pub mod profiler;
+mod program;
 pub mod python;
 pub mod raise;
 pub mod run_file;
