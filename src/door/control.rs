@@ -203,18 +203,21 @@ pub extern "C" fn gruyere_keep_record() -> c_int {
     if fork::is_forked_child() {
         return GRUYERE_UNAVAILABLE;
     }
-    guarded(GRUYERE_UNAVAILABLE, || {
-        let is_wanted = config().is_some_and(|config| config.heap.records_kept > 0);
-        let Some(heap) = current().filter(|_| is_wanted) else { return GRUYERE_UNAVAILABLE };
-        match heap.record().leave_copy() {
-            Ok(Some(_)) => GRUYERE_OK,
-            Ok(None) => GRUYERE_UNAVAILABLE,
-            Err(error) => {
-                log::warn!("the record is not kept for `gruyere post`: {error}");
-                GRUYERE_IO
-            }
+    guarded(GRUYERE_UNAVAILABLE, || match keep_record() {
+        Ok(true) => GRUYERE_OK,
+        Ok(false) => GRUYERE_UNAVAILABLE,
+        Err(error) => {
+            log::warn!("the record is not kept for `gruyere post`: {error}");
+            GRUYERE_IO
         }
     })
+}
+
+/// As [`gruyere_keep_record`]: whether there is a record to keep, and one is wanted.
+pub(super) fn keep_record() -> std::io::Result<bool> {
+    let is_wanted = config().is_some_and(|config| config.heap.records_kept > 0);
+    let Some(heap) = current().filter(|_| is_wanted) else { return Ok(false) };
+    Ok(heap.record().leave_copy()?.is_some())
 }
 
 /// Marks the end of a training step, or of a request to a server.

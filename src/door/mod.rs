@@ -19,6 +19,7 @@ pub mod profiler;
 mod program;
 pub mod python;
 pub mod raise;
+mod refusal;
 pub mod run_file;
 mod summary;
 pub mod torch;

@@ -2,7 +2,7 @@
 #![deny(unsafe_code)]
 
 use super::process::{config, current, guarded};
-use super::{program, run_file};
+use super::{program, refusal, run_file};
 use crate::config::Config;
 use crate::driver::StreamHandle;
 use crate::dump::{Dumps, Explained};
@@ -17,6 +17,7 @@ pub(super) fn note(heap: &Heap, report: &mut Report, stream: StreamHandle) {
     heap.note_out_of_memory(report, stream);
     // First: meanwhile other threads go on, or are refused too and free what they held.
     keep_moment(heap);
+    guarded((), || refusal::note(heap));
     let explained = explain(heap, report);
     (report.conclusion, report.page) = (explained.conclusion, explained.page);
     run_file::at_an_out_of_memory(heap);

@@ -288,6 +288,30 @@ static void own_pool_access(void) {
     OK(cudaFreeAsync(block, NULL));
 }
 
+/* Runs out of memory, as a program does that checks each call and exits. */
+static void *fill(void) {
+    void *block, *last = NULL;
+    while (cudaMalloc(&block, 64 * MIB) == 0) last = block;
+    return last;
+}
+static void dies_of_it(void) {
+    OK(cudaFree(fill()));
+    puts("kept");
+    exit(1);
+}
+static void goes_on(void) {
+    void *block = fill();
+    for (int i = 0; i < 64; i++) {
+        OK(cudaFree(block));
+        OK(cudaMalloc(&block, 64 * MIB));
+    }
+    puts("kept");
+    exit(1);
+}
+static void ends_well(void) {
+    OK(cudaFree(fill()));
+}
+
 /* Programs for per-thread default streams. */
 static void per_thread(void) {
     void *block;
@@ -377,6 +401,9 @@ int main(int count, char **arguments) {
         {"peers", peers},
         {"pool_access", pool_access},
         {"own_pool_access", own_pool_access},
+        {"dies_of_it", dies_of_it},
+        {"goes_on", goes_on},
+        {"ends_well", ends_well},
         {"per_thread", per_thread},
         {"ipc_fixed", ipc_fixed},
         {"ipc_refused", ipc_refused},
