@@ -156,7 +156,7 @@ fn a_program_that_exits_with_a_failure_after_an_out_of_memory_leaves_its_record_
             let uses = record.process().uses.unwrap();
             assert!(!uses.torch && !uses.python);
             // As it was at the refusal, though memory was freed since.
-            assert_eq!(record.device_snapshots()[0].live, 960 << 20);
+            assert_eq!(record.device_snapshots()[0].live, 1 << 30);
         }
     }
 }

@@ -258,7 +258,7 @@ impl Report {
             } else if self.immovable {
                 "More memory than requested is free, but in pieces: `backing:auto` would move free \
                  pages together."
-            } else if self.slack_is_loose && self.idle() >= asked {
+            } else if self.slack_is_loose && self.idle() >= asked.max(self.reserved / MUCH) {
                 "More memory than requested is idle, but in pieces, in chunks shared with live \
                  blocks: `slack:0` in GRUYERE_CONF takes memory in shorter chunks, whose pages \
                  move together (with more driver calls as the heap grows)."
@@ -441,7 +441,7 @@ mod tests {
             ("address space", Report { addresses: Some(8 << 40), ..full() }),
             ("backing:auto", Report { slab_free: 2 * GIB, immovable: true, ..full() }),
             ("share:on", Report { slab_free: 2 * GIB, apart: true, ..full() }),
-            ("`slack:0`", Report { slab_free: 2 * GIB, slack_is_loose: true, ..full() }),
+            ("`slack:0`", Report { slab_free: 8 * GIB, slack_is_loose: true, ..full() }),
         ];
         for (words, report) in &cases {
             let text = report.to_string();
@@ -457,11 +457,12 @@ mod tests {
 
     #[test]
     fn chunks_of_less_slack_are_advised_only_where_whole_pages_would_suffice() {
-        let idle = Report { slab_free: 2 << 30, slack_is_loose: true, ..full() };
-        let lost = Report { partly: 2 << 30, ..idle.clone() };
+        let idle = Report { slab_free: 8 << 30, slack_is_loose: true, ..full() };
+        let lost = Report { partly: 8 << 30, ..idle.clone() };
+        let little = Report { slab_free: 2 << 30, ..idle.clone() };
         let tight = Report { slack_is_loose: false, ..idle.clone() };
         assert!(idle.to_string().contains("`slack:0`"));
-        for report in [lost, tight] {
+        for report in [lost, little, tight] {
             assert!(report.to_string().contains("one torch.cat"), "{report}");
         }
     }

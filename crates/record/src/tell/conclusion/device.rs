@@ -296,14 +296,15 @@ fn split_chunks(evidence: &Evidence<'_>, refused: &Refused) -> Option<Finding> {
     let idle = held.whole_pages_bytes.saturating_sub(refused.freed_since);
     let has_room = fits_but_for_pieces(evidence, refused);
     // Beside much live memory a little would not be the cause.
-    if !has_room || idle < refused.asked || idle < held.reserved_bytes / CAUSE / 2 {
+    if !has_room || idle < refused.asked || idle < held.reserved_bytes / CAUSE {
         return None;
     }
     let place = evidence.names.place(evidence.sites, refused.site);
     let by = place.map_or(String::new(), |place| format!(" by {place}"));
     Some(Finding {
         cause: Cause::Pieces,
-        bytes: idle,
+        // Whoever holds the rest, the request was refused for this alone.
+        bytes: held.reserved_bytes,
         says: format!(
             "{} of the {} held is idle, in pieces: whole free pages, in chunks of memory that live \
              blocks share; no room for the {} asked for{by}",
