@@ -1003,7 +1003,7 @@ void gruyere_init(int _device_count);
 void gruyere_reset(void);
 
 // `torch.cuda.set_per_process_memory_fraction()`: caps the memory held on `device` at `fraction`
-// of its total memory. Any `fraction` outside of 0 to 1, or NaN, changes nothing (the log says so).
+// of its total memory. A `fraction` outside of 0 to 1, or NaN, changes nothing (the log says so).
 void gruyere_memory_fraction(double fraction, int device);
 
 // Returns the start of the region (torch's segment) that contains `pointer`, and writes its length

@@ -163,8 +163,8 @@ fn caches_above(program: &[OsString]) -> Option<String> {
         },
     );
     Some(format!(
-        "If this is a PyTorch program: PyTorch keeps its own cache above cudaMalloc, so here Gruyère \
-         serves the cache, not the tensors; to serve the tensors: {command}"
+        "If this is a PyTorch program: PyTorch keeps its own cache above cudaMalloc, so here \
+         Gruyère serves the cache, not the tensors; to serve the tensors: {command}"
     ))
 }
 

@@ -391,8 +391,8 @@ pub fn enable_peer_access(
 }
 
 /// `cudaMemPoolSetAccess`: what is granted on a device's default pool holds for the heap's memory
-/// of that device, which stands in for the pool. Access is not taken back: a device that has lost it
-/// would fault, and none relies on a fault.
+/// of that device, which stands in for the pool. Access is not taken back: a device that has lost
+/// it would fault, and none relies on a fault.
 ///
 /// # Safety
 /// As cudaMemPoolSetAccess.

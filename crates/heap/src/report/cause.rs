@@ -76,7 +76,7 @@ pub struct Report {
     /// Whether free pages could not move although the device can map pages: another backing was
     /// chosen.
     pub immovable: bool,
-    /// Whether less `slack` would take memory in shorter chunks, whose pages can move by themselves.
+    /// Whether less `slack` would take memory in shorter chunks, whose pages move by themselves.
     pub slack_is_loose: bool,
     /// Whether the process is known to be without torch: advice names none of torch's functions. A
     /// component that knows the program fills it in.

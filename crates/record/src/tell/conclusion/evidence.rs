@@ -242,7 +242,8 @@ impl<'a> Evidence<'a> {
         };
         self.sites.is_empty().then(|| {
             format!(
-                "No lines of the program are known; `blame:large` in GRUYERE_CONF keeps them{under}."
+                "No lines of the program are known; `blame:large` in GRUYERE_CONF keeps \
+                 them{under}."
             )
         })
     }
