@@ -8,7 +8,6 @@ use std::ffi::{c_int, c_void};
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// cbindgen:ignore
 unsafe extern "C" {
     /// glibc's `atexit` with the status of the exit.
     fn on_exit(handler: extern "C" fn(c_int, *mut c_void), argument: *mut c_void) -> c_int;
