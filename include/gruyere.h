@@ -678,6 +678,13 @@ uint64_t gruyere_checkpoint(void);
 // end, release), 3 both. Until then, memory never passes from stream to stream, and every request
 // asks whether its stream captures.
 //
+// A program that calls `gruyere_malloc` itself makes this call with 3 if it keeps the rules behind
+// the hooks: it frees a block once the only work that may still use it is on the stream of its
+// request, or names the other streams by `gruyere_record_stream` first; and requests made while a
+// stream captures lie between `gruyere_begin_allocate_to_pool` and
+// `gruyere_end_allocate_to_pool`. Without the call it works as well, with memory kept apart by
+// stream and a warning in the log.
+//
 // Does not touch CUDA: an early announcement is kept until the first request, and the process may
 // still fork children.
 void gruyere_announce_hooks(uint32_t bits);
@@ -996,7 +1003,7 @@ void gruyere_init(int _device_count);
 void gruyere_reset(void);
 
 // `torch.cuda.set_per_process_memory_fraction()`: caps the memory held on `device` at `fraction`
-// of its total memory.
+// of its total memory. A `fraction` outside of 0 to 1, or NaN, changes nothing (the log says so).
 void gruyere_memory_fraction(double fraction, int device);
 
 // Returns the start of the region (torch's segment) that contains `pointer`, and writes its length

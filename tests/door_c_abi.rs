@@ -157,6 +157,20 @@ fn empty_cache_and_trim_give_memory_back_and_the_fraction_is_enforced() {
 }
 
 #[test]
+fn a_fraction_outside_of_0_to_1_changes_nothing() {
+    let (_turn, _gpu) = fresh("");
+    free(malloc(1 << 20));
+    gruyere_memory_fraction(0.25, 0);
+    let quarter = stats().limit;
+    for wrong in [f64::NAN, -1.0, 1.5, f64::INFINITY] {
+        gruyere_memory_fraction(wrong, 0);
+        assert_eq!(stats().limit, quarter, "{wrong}");
+    }
+    gruyere_memory_fraction(1.0, 0);
+    assert!(stats().limit > 3 * quarter);
+}
+
+#[test]
 fn the_base_of_a_foreign_pointer_is_itself() {
     let (_turn, _gpu) = fresh("");
     let block = malloc(4 * MIB as isize);

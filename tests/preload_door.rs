@@ -132,6 +132,36 @@ fn out_of_memory_is_the_runtime_s_error_and_its_last_one() {
 }
 
 #[test]
+fn a_program_that_exits_with_a_failure_after_an_out_of_memory_leaves_its_record_for_post() {
+    for (promise, conf, left) in [
+        ("dies_of_it", "", 1),
+        ("dies_of_it", "records_kept:0", 0),
+        ("goes_on", "", 0),
+        ("ends_well", "", 0),
+    ] {
+        let records = workshop().folder.join(format!("records-{promise}-{left}"));
+        std::fs::create_dir(&records).unwrap();
+        let settings = [
+            ("PHANTOM_MEMORY", "1GiB"),
+            ("GRUYERE_CONF", conf),
+            ("GRUYERE_RECORD_DIR", records.to_str().unwrap()),
+        ];
+        let run = workshop().preloaded("calls", &[promise], &settings);
+        assert!(run.stdout.contains("kept"), "{promise}: {}{}", run.stdout, run.stderr);
+        let files: Vec<_> = std::fs::read_dir(&records).unwrap().flatten().collect();
+        assert_eq!(files.len(), left, "{promise}, {conf}: {files:?}");
+        assert_eq!(run.stderr.contains("`gruyere post "), left == 1, "{}", run.stderr);
+        if let Some(file) = files.first() {
+            let record = gruyere::record::Reader::open(&file.path()).unwrap();
+            let uses = record.process().uses.unwrap();
+            assert!(!uses.torch && !uses.python);
+            // As it was at the refusal, though memory was freed since.
+            assert_eq!(record.device_snapshots()[0].live, 1 << 30);
+        }
+    }
+}
+
+#[test]
 fn idle_memory_counts_as_free() {
     for conf in ["", "backing:pool"] {
         call("memory_info", conf).kept();
@@ -158,6 +188,13 @@ fn each_device_has_its_memory_and_a_stream_s_is_its_device_s() {
 #[test]
 fn a_device_that_may_reach_another_s_memory_does_before_it_has_any_of_its_own() {
     workshop().preloaded("calls", &["peers"], &[("PHANTOM_DEVICES", "2")]).kept();
+}
+
+#[test]
+fn access_granted_on_a_default_pool_is_granted_to_what_is_served_in_its_place() {
+    for promise in ["pool_access", "own_pool_access"] {
+        workshop().preloaded("calls", &[promise], &[("PHANTOM_DEVICES", "2")]).kept();
+    }
 }
 
 #[test]

@@ -46,6 +46,9 @@ static void pool_failed(const char *what) {
 
 int main(void) {
     printf("gruyere %s\n", gruyere_version());
+    /* Every block here is freed on the stream that used it, and nothing is captured: memory may
+     * pass from stream to stream. */
+    gruyere_announce_hooks(3);
 
     /* Blocks of unlike lifetimes do not share pages: that is what keeps whole pages free. Tags
      * nest, and are the calling thread's. */

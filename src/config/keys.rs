@@ -157,8 +157,9 @@ pub static KEYS: &[Key] = &[
         meaning: "With pages that move (`stitch`): how far held memory may exceed the peak of live \
                   bytes, as a share of that peak or in bytes. Beyond it, Gruyère moves idle \
                   memory, and takes fresh memory only if none is idle. `none`: 0.8%, and in \
-                  a heap below 8 GiB up to 3.1% or 64 MiB. Less slack means less memory and more \
-                  driver calls.",
+                  a heap below 8 GiB up to 3.1% or 64 MiB. Less slack means less memory, shorter \
+                  chunks, whose free pages move by themselves (`0`: any free pages serve a large \
+                  request), and more driver calls.",
         kind: Kind::Bound { least: 0, unbounded: "none", field: |config| &mut config.heap.slack },
     },
     Key {

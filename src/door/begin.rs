@@ -4,7 +4,7 @@
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 use super::preload;
 use super::process::{self, HEAP, INIT, Installed, Waits, current};
-use super::{end, fork, oom, python};
+use super::{end, fork, oom, program, python};
 use crate::config::{Blame, Config, logging};
 use crate::driver::Driver;
 use crate::driver::cuda::{CudaDriver, is_stand_in};
@@ -151,6 +151,7 @@ fn publish(heap: Heap, config: Config) -> &'static Heap {
     fork::watch();
     end::close_at_exit();
     oom::write_pages_at_thresholds(&config);
+    program::tell(&heap);
     let installed = Box::leak(Box::new(Installed { heap, config }));
     HEAP.store(installed, Ordering::Release);
     &installed.heap

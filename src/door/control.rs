@@ -21,6 +21,13 @@ use std::os::unix::ffi::OsStrExt;
 /// end, release), 3 both. Until then, memory never passes from stream to stream, and every request
 /// asks whether its stream captures.
 ///
+/// A program that calls `gruyere_malloc` itself makes this call with 3 if it keeps the rules behind
+/// the hooks: it frees a block once the only work that may still use it is on the stream of its
+/// request, or names the other streams by `gruyere_record_stream` first; and requests made while a
+/// stream captures lie between `gruyere_begin_allocate_to_pool` and
+/// `gruyere_end_allocate_to_pool`. Without the call it works as well, with memory kept apart by
+/// stream and a warning in the log.
+///
 /// Does not touch CUDA: an early announcement is kept until the first request, and the process may
 /// still fork children.
 #[unsafe(no_mangle)]
@@ -196,18 +203,21 @@ pub extern "C" fn gruyere_keep_record() -> c_int {
     if fork::is_forked_child() {
         return GRUYERE_UNAVAILABLE;
     }
-    guarded(GRUYERE_UNAVAILABLE, || {
-        let is_wanted = config().is_some_and(|config| config.heap.records_kept > 0);
-        let Some(heap) = current().filter(|_| is_wanted) else { return GRUYERE_UNAVAILABLE };
-        match heap.record().leave_copy() {
-            Ok(Some(_)) => GRUYERE_OK,
-            Ok(None) => GRUYERE_UNAVAILABLE,
-            Err(error) => {
-                log::warn!("the record is not kept for `gruyere post`: {error}");
-                GRUYERE_IO
-            }
+    guarded(GRUYERE_UNAVAILABLE, || match keep_record() {
+        Ok(true) => GRUYERE_OK,
+        Ok(false) => GRUYERE_UNAVAILABLE,
+        Err(error) => {
+            log::warn!("the record is not kept for `gruyere post`: {error}");
+            GRUYERE_IO
         }
     })
+}
+
+/// As [`gruyere_keep_record`]: whether there is a record to keep, and one is wanted.
+pub(super) fn keep_record() -> std::io::Result<bool> {
+    let is_wanted = config().is_some_and(|config| config.heap.records_kept > 0);
+    let Some(heap) = current().filter(|_| is_wanted) else { return Ok(false) };
+    Ok(heap.record().leave_copy()?.is_some())
 }
 
 /// Marks the end of a training step, or of a request to a server.

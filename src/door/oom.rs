@@ -2,7 +2,7 @@
 #![deny(unsafe_code)]
 
 use super::process::{config, current, guarded};
-use super::run_file;
+use super::{program, refusal, run_file};
 use crate::config::Config;
 use crate::driver::StreamHandle;
 use crate::dump::{Dumps, Explained};
@@ -13,9 +13,11 @@ static DUMPS: Dumps = Dumps::new();
 /// Makes an out-of-memory the program's: counts it, dumps it, notes it in the run's file and in the
 /// history, and adds the program's lines that caused it to `report`.
 pub(super) fn note(heap: &Heap, report: &mut Report, stream: StreamHandle) {
+    report.no_torch = !program::tell(heap).torch;
     heap.note_out_of_memory(report, stream);
     // First: meanwhile other threads go on, or are refused too and free what they held.
     keep_moment(heap);
+    guarded((), || refusal::note(heap));
     let explained = explain(heap, report);
     (report.conclusion, report.page) = (explained.conclusion, explained.page);
     run_file::at_an_out_of_memory(heap);

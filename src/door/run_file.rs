@@ -91,7 +91,15 @@ fn write(heap: &Heap, folder: &Path, name: Option<&str>, occasion: Occasion) {
     if run.devices.is_empty() {
         return;
     }
-    if let Err(error) = keep(folder, &run) {
+    let Err(error) = keep(folder, &run) else { return };
+    if is_temporary(folder) {
+        // Not the user's folder: `gruyere run` made it for its summary.
+        log::warn!(
+            "the summary of `gruyere run` will lack how this process ended ({}: {error}): it can \
+             no longer write there, after setuid or chroot for example",
+            folder.display()
+        );
+    } else {
         log::error!("history: {}: {error}; the folder must be writable", folder.display());
     }
 }
@@ -99,7 +107,8 @@ fn write(heap: &Heap, folder: &Path, name: Option<&str>, occasion: Occasion) {
 /// Prefix of the folder that `gruyere run` makes for a run that it will not keep.
 pub const TEMPORARY: &str = "gruyere-run-";
 
-fn is_temporary(folder: &Path) -> bool {
+/// Whether `gruyere run` made the folder, for its summary.
+pub(super) fn is_temporary(folder: &Path) -> bool {
     folder
         .file_name()
         .and_then(|name| name.to_str())

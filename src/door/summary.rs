@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use std::io::{self, IsTerminal as _, Write as _};
 
 use super::process::config;
+use super::run_file::is_temporary;
 use crate::config::{Config, Summary};
 use crate::heap::{Bytes, Heap};
 use crate::record::Reader;
@@ -116,7 +117,9 @@ fn line(run: &Run, config: &Config, typed: Option<String>, on_stand_in: bool) ->
     }
     let nanoseconds: u64 = run.driver_call_times.iter().map(|call| call.total_nanoseconds).sum();
     let _ = write!(said, " {:.2} s in driver calls", nanoseconds as f64 / 1e9);
-    let _ = match (&config.history, typed) {
+    // A folder that `gruyere run` removes is nowhere to look.
+    let kept = config.history.as_deref().filter(|folder| !is_temporary(folder));
+    let _ = match (kept, typed) {
         (Some(folder), _) => write!(
             said,
             "; more: gruyere report --history {} --name {}{}",
@@ -182,6 +185,12 @@ mod tests {
         );
         let short = "gruyere: peak live 1 MiB; more: gruyere report";
         assert_eq!(folded(short), short);
+    }
+
+    #[test]
+    fn the_folder_of_gruyere_run_which_is_removed_is_not_named() {
+        let config = Config::parse("history:/tmp/gruyere-run-Ab12").unwrap();
+        assert_eq!(line_of(&run(), &config, false), line_of(&run(), &Config::default(), false));
     }
 
     #[test]

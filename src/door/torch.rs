@@ -265,7 +265,7 @@ pub extern "C" fn gruyere_reset() {
 }
 
 /// `torch.cuda.set_per_process_memory_fraction()`: caps the memory held on `device` at `fraction`
-/// of its total memory.
+/// of its total memory. A `fraction` outside of 0 to 1, or NaN, changes nothing (the log says so).
 #[unsafe(no_mangle)]
 pub extern "C" fn gruyere_memory_fraction(fraction: f64, device: c_int) {
     if fork::is_forked_child() {
@@ -276,6 +276,7 @@ pub extern "C" fn gruyere_memory_fraction(fraction: f64, device: c_int) {
         let Ok(heap) = heap() else { return };
         if let Err(error) = heap.set_memory_fraction(fraction, i64::from(device)) {
             log::error!("gruyere_memory_fraction({fraction}, {device}): {error}");
+            return;
         }
         note_who_capped(heap, fraction, device);
     });

@@ -245,6 +245,73 @@ static void peers(void) {
     OK(cudaFree(after));
 }
 
+/* Access granted on the default pool is granted to what is served in its place: before and after,
+ * and before the first allocation. */
+static void pool_access(void) {
+    struct cudaMemAccessDesc zero = {{1, 0}, 3}, one = {{1, 1}, 3};
+    unsigned long long access = 0;
+    cudaMemPool_t pool;
+    void *block, *after;
+    OK(cudaDeviceGetDefaultMemPool(&pool, 1));
+    OK(cudaMemPoolSetAccess(pool, &zero, 1));
+    OK(cudaSetDevice(1));
+    OK(cudaMallocAsync(&block, MIB, NULL));
+    OK(cuMemGetAccess(&access, &zero.location, (uint64_t)block));
+    CHECK(access == 3);
+    OK(cudaFreeAsync(block, NULL));
+    OK(cudaSetDevice(0));
+    OK(cudaDeviceGetDefaultMemPool(&pool, 0));
+    OK(cudaMallocAsync(&block, MIB, NULL));
+    OK(cudaMemPoolSetAccess(pool, &one, 1));
+    OK(cudaMallocAsync(&after, 30 * MIB, NULL));
+    OK(cuMemGetAccess(&access, &one.location, (uint64_t)block));
+    CHECK(access == 3);
+    OK(cuMemGetAccess(&access, &one.location, (uint64_t)after));
+    CHECK(access == 3);
+    OK(cudaFreeAsync(block, NULL));
+    OK(cudaFreeAsync(after, NULL));
+    CHECK(cudaMemPoolSetAccess(pool, NULL, 1) != 0);
+}
+
+/* Access to a pool of the program's own opens nothing of the heap's. */
+static void own_pool_access(void) {
+    struct cudaMemAccessDesc one = {{1, 1}, 3};
+    struct cudaMemPoolProps props = {.allocType = 1, .location = {1, 0}};
+    unsigned long long access = 0;
+    cudaMemPool_t own;
+    void *block;
+    OK(cudaMemPoolCreate(&own, &props));
+    OK(cudaMallocAsync(&block, MIB, NULL));
+    OK(cudaMemPoolSetAccess(own, &one, 1));
+    OK(cuMemGetAccess(&access, &one.location, (uint64_t)block));
+    CHECK(access == 0);
+    OK(cudaFreeAsync(block, NULL));
+}
+
+/* Runs out of memory, as a program does that checks each call and exits. */
+static void *fill(void) {
+    void *block, *last = NULL;
+    while (cudaMalloc(&block, 64 * MIB) == 0) last = block;
+    return last;
+}
+static void dies_of_it(void) {
+    OK(cudaFree(fill()));
+    puts("kept");
+    exit(1);
+}
+static void goes_on(void) {
+    void *block = fill();
+    for (int i = 0; i < 64; i++) {
+        OK(cudaFree(block));
+        OK(cudaMalloc(&block, 64 * MIB));
+    }
+    puts("kept");
+    exit(1);
+}
+static void ends_well(void) {
+    OK(cudaFree(fill()));
+}
+
 /* Programs for per-thread default streams. */
 static void per_thread(void) {
     void *block;
@@ -332,6 +399,11 @@ int main(int count, char **arguments) {
         {"reset", reset},
         {"devices", devices},
         {"peers", peers},
+        {"pool_access", pool_access},
+        {"own_pool_access", own_pool_access},
+        {"dies_of_it", dies_of_it},
+        {"goes_on", goes_on},
+        {"ends_well", ends_well},
         {"per_thread", per_thread},
         {"ipc_fixed", ipc_fixed},
         {"ipc_refused", ipc_refused},

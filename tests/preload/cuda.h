@@ -59,6 +59,13 @@ struct cudaMemPoolProps {
     size_t maxSize;
     unsigned char reserved[56];
 };
+struct cudaMemAccessDesc {
+    struct {
+        int type, id;
+    } location;
+    int flags;
+};
+cudaError_t cudaMemPoolSetAccess(cudaMemPool_t, const struct cudaMemAccessDesc *, size_t);
 cudaError_t cudaMemPoolCreate(cudaMemPool_t *, const struct cudaMemPoolProps *);
 
 /* The driver's, and the stand-in's own. */

@@ -6,6 +6,7 @@ mod environment;
 pub mod library;
 mod program;
 mod summary;
+mod torch;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -49,7 +50,7 @@ exit code, or the same signal. Killing this command with SIGKILL also kills the 
 that the program starts are covered too.
 
 At the end, this command prints to stderr a line for each process and device: peak live and held \
-memory, calls, and failures. If it saw no call, it says why that may be. `history:FOLDER` saves \
+memory, calls, and failures. If it saw no memory, it says why that may be. `history:FOLDER` saves \
 the runs there, for `gruyere report`.
 
 Exit codes: the program's; 125 this command failed before it started the program; 126 the program \
@@ -109,14 +110,19 @@ fn run(arguments: &Arguments) -> Result<u8, Failure> {
     let libraries =
         library::find(arguments.library.as_deref(), environment.needs_driver_library())?;
     environment.preload(&libraries);
+    let mut is_told = false;
     match program::examine(program) {
         Finding::Fine => {}
-        Finding::Doubtful(reason) => say("run", reason),
+        Finding::Doubtful(reason) => {
+            say("run", reason);
+            is_told = true;
+        }
         Finding::Impossible(reason) => return Err(Failure::new(reason)),
     }
     if !arguments.quiet
         && environment.config().preload.mode != PreloadMode::Observe
         && let Some(note) = caches_above(&arguments.program)
+        && torch::is_installed_for(program)
     {
         wrap::say("run", note);
     }
@@ -130,14 +136,14 @@ fn run(arguments: &Arguments) -> Result<u8, Failure> {
         }
     };
     if !arguments.quiet {
-        summary::print(&mut environment, &arguments.folder);
+        summary::print(&mut environment, &arguments.folder, is_told);
     }
     // Deletes temporary files before a signal ends us.
     drop(environment);
     Ok(ended.pass_on())
 }
 
-/// Note for a Python program: torch has a cache of its own above `cudaMalloc`.
+/// Note for a Python program, which may use torch: torch has a cache of its own above `cudaMalloc`.
 fn caches_above(program: &[OsString]) -> Option<String> {
     let words: Vec<_> = program.iter().map(|word| word.to_string_lossy()).collect();
     let interpreter = words.first()?.rsplit('/').next()?.to_owned();
@@ -157,8 +163,8 @@ fn caches_above(program: &[OsString]) -> Option<String> {
         },
     );
     Some(format!(
-        "PyTorch keeps its own cache above cudaMalloc, so here Gruyère serves the cache, not the \
-         tensors; to serve the tensors: {command}"
+        "If this is a PyTorch program: PyTorch keeps its own cache above cudaMalloc, so here \
+         Gruyère serves the cache, not the tensors; to serve the tensors: {command}"
     ))
 }
 

@@ -520,7 +520,10 @@ fn a_full_temporary_folder_is_told_as_the_cause_and_no_other_advice() {
     assert_eq!(output.status.code(), Some(0), "{said}");
     let summary: Vec<_> = said.lines().filter(|line| line.starts_with("gruyere run:")).collect();
     assert!(summary.iter().any(|line| line.contains("No space left on device")), "{said}");
-    assert!(!said.contains("no CUDA call was seen") && !said.contains("statically"), "{said}");
+    assert!(
+        !said.contains("no device memory was served") && !said.contains("statically"),
+        "{said}"
+    );
 }
 
 #[test]
@@ -547,14 +550,14 @@ fn runs_that_the_user_keeps_are_read_where_they_are() {
 fn where_nothing_was_seen_the_remedy_is_named() {
     let said = text(&ran(&["--", "true"]).stderr);
     assert!(
-        said.contains("no CUDA call was seen") && said.contains("--conf preload:driver"),
+        said.contains("no device memory was served") && said.contains("--conf preload:driver"),
         "{said}"
     );
     assert!(text(&ran(&["-q", "--", "true"]).stderr).is_empty());
     let folder = tempfile::tempdir().unwrap();
     let later = format!("history:{}/made/later", folder.path().display());
     let said = text(&ran(&["--conf", &later, "--", "true"]).stderr);
-    assert!(said.contains("no CUDA call was seen"), "{said}");
+    assert!(said.contains("no device memory was served"), "{said}");
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "nothing is left there");
     let mut expandable = gruyere(&["--", "true"]);
     expandable.env("PYTORCH_ALLOC_CONF", "expandable_segments:True");
@@ -594,7 +597,7 @@ fn calls_of_the_driver_are_seen_where_they_are_asked_for() {
     }
     let output = phantom.run(&["--library", library, "--observe"], &work);
     assert_eq!(output.status.code(), Some(0));
-    assert!(text(&output.stderr).contains("no CUDA call was seen"));
+    assert!(text(&output.stderr).contains("no device memory was served"));
 
     std::fs::remove_file(both.join("libgruyere_driver.so")).unwrap();
     let output = phantom.run(&["--library", library, "--conf", "preload:driver"], &work);

@@ -21,6 +21,8 @@ pub enum Error {
     /// The pool's memory comes from outside, and nothing in it fits: a segment of so many bytes
     /// would.
     NoSegment(u64),
+    /// A ceiling that is no share of a device's memory.
+    InvalidFraction(f64),
     /// The memory that `reserve:` asks for is not to be had.
     Reserve(Box<Refused>),
     /// An invariant of the heap is broken; the call did nothing.
@@ -53,6 +55,9 @@ impl fmt::Display for Error {
                 "gruyere: the pool needs a segment of {bytes} bytes, which only its creator can \
                  provide"
             ),
+            Self::InvalidFraction(fraction) => {
+                write!(f, "gruyere: invalid fraction {fraction}: it lies in 0 to 1")
+            }
             Self::Reserve(refused) => refused.fmt(f),
             Self::Internal(what) => write!(f, "gruyere: internal error: {what}; please report it"),
         }

@@ -48,7 +48,7 @@ const fn until(version: i32, older: Function) -> Function {
 }
 
 /// The number of functions.
-pub const COUNT: usize = 46;
+pub const COUNT: usize = 47;
 
 /// The index of `cuGetProcAddress` in [`FUNCTIONS`].
 pub const GET_PROC_ADDRESS: usize = 0;
@@ -94,6 +94,7 @@ pub static FUNCTIONS: [Function; COUNT] = [
     function(c"cuStreamEndCapture_ptsz", c"cuStreamEndCapture", 10000, Streams::PerThread),
     function(c"cuIpcGetMemHandle", c"cuIpcGetMemHandle", 4010, Streams::Any),
     function(c"cuDevicePrimaryCtxReset_v2", c"cuDevicePrimaryCtxReset", 11000, Streams::Any),
+    function(c"cuMemPoolSetAccess", c"cuMemPoolSetAccess", 11020, Streams::Any),
     // Watched: pages that a program maps itself, as torch's expandable segments do.
     function(c"cuMemCreate", c"cuMemCreate", 10020, Streams::Any),
     function(c"cuMemRelease", c"cuMemRelease", 10020, Streams::Any),

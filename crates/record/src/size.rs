@@ -107,7 +107,8 @@ pub fn binary(mut value: f64) -> String {
     if unit == 0 { format!("{value:.0} B") } else { format!("{value:.2} {}", units[unit]) }
 }
 
-/// Bytes as torch prints them in its out-of-memory messages: two digits, GiB the largest unit.
+/// Bytes as torch prints them in its out-of-memory messages: two digits, GiB the largest unit. What
+/// no device has is told in a unit that shows it.
 pub struct Bytes(pub u64);
 
 impl fmt::Display for Bytes {
@@ -117,7 +118,10 @@ impl fmt::Display for Bytes {
             0..1024 => write!(f, "{} bytes", self.0),
             1024..1_048_576 => write!(f, "{:.2} KiB", value / 1024.0),
             1_048_576..1_073_741_824 => write!(f, "{:.2} MiB", value / 1_048_576.0),
-            _ => write!(f, "{:.2} GiB", value / 1_073_741_824.0),
+            1_073_741_824..1_125_899_906_842_624 => {
+                write!(f, "{:.2} GiB", value / 1_073_741_824.0)
+            }
+            _ => BinaryBytes(self.0).fmt(f),
         }
     }
 }
@@ -181,6 +185,13 @@ mod tests {
             assert_eq!(BinaryBytes(bytes).to_string(), shown);
         }
         assert_eq!(binary(-1536.0), "-1.50 KiB");
+    }
+
+    #[test]
+    fn bytes_in_torchs_words_are_gib_at_most_unless_no_device_has_so_many() {
+        assert_eq!(Bytes(2048 << 30).to_string(), "2048.00 GiB");
+        assert_eq!(Bytes(1 << 50).to_string(), "1.00 PiB");
+        assert_eq!(Bytes(u64::MAX).to_string(), "16.00 EiB");
     }
 
     #[test]

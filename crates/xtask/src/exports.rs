@@ -8,7 +8,7 @@ use crate::parts::{cargo, output};
 
 /// The functions of the CUDA runtime and of NCCL that the LD_PRELOAD door interposes: exactly
 /// these, or programs are half served.
-const INTERPOSED: [&str; 35] = [
+const INTERPOSED: [&str; 36] = [
     "cudaDeviceEnablePeerAccess",
     "cudaDeviceReset",
     "cudaDeviceSynchronize",
@@ -29,6 +29,7 @@ const INTERPOSED: [&str; 35] = [
     "cudaMallocFromPoolAsync_ptsz",
     "cudaMallocPitch",
     "cudaMemGetInfo",
+    "cudaMemPoolSetAccess",
     "cudaStreamAddCallback",
     "cudaStreamAddCallback_ptsz",
     "cudaStreamBeginCapture",
@@ -48,7 +49,7 @@ const INTERPOSED: [&str; 35] = [
 
 /// The functions that libgruyere_driver.so interposes: the driver's lookup functions, and those
 /// that a program may link to. More would affect programs in ways unrelated to us.
-const OF_THE_DRIVER: [&str; 47] = [
+const OF_THE_DRIVER: [&str; 48] = [
     "cuCtxSynchronize",
     "cuDevicePrimaryCtxReset_v2",
     "cuGetProcAddress",
@@ -72,6 +73,7 @@ const OF_THE_DRIVER: [&str; 47] = [
     "cuMemFree_v2",
     "cuMemGetInfo_v2",
     "cuMemMap",
+    "cuMemPoolSetAccess",
     "cuMemRelease",
     "cuMemUnmap",
     "cuStreamAddCallback",

@@ -7,7 +7,9 @@
 use super::later::forbid_waits_before;
 use super::leave::saw_a_call;
 use super::mode;
-use super::runtime::{CudaError, Extent, IpcMemHandle, PitchedPtr, Runtime, Stream, effective};
+use super::runtime::{
+    AccessDesc, CudaError, Extent, IpcMemHandle, PitchedPtr, Runtime, Stream, effective,
+};
 use super::shim::export;
 use super::way::{Way, way};
 use super::whose::is_ours_at_exit;
@@ -35,6 +37,7 @@ export! {
     cudaThreadSynchronize after 0 => thread_synchronize;
     cudaDeviceReset after 0 => device_reset;
     cudaDeviceEnablePeerAccess after 2 => enable_peer_access;
+    cudaMemPoolSetAccess after 3 => pool_set_access;
     cudaThreadExit after 0 => thread_exit;
     cudaStreamBeginCapture after 2 => begin_capture;
     cudaStreamBeginCapture_ptsz after 2 => begin_capture_ptsz;
@@ -450,6 +453,22 @@ unsafe extern "C" fn enable_peer_access(peer: c_int, flags: c_uint, caller: Call
     match way() {
         Way::Manage(_inside) => manage::enable_peer_access(runtime, peer, real),
         _ => real(),
+    }
+}
+
+unsafe extern "C" fn pool_set_access(
+    pool: *mut c_void,
+    list: *const AccessDesc,
+    count: usize,
+    caller: Caller,
+) -> CudaError {
+    let runtime = Runtime::of(caller);
+    // SAFETY: as above.
+    unsafe {
+        match way() {
+            Way::Manage(_inside) => manage::pool_set_access(runtime, pool, list, count),
+            _ => runtime.cudaMemPoolSetAccess(pool, list, count),
+        }
     }
 }
 

@@ -8,7 +8,9 @@
 use super::current;
 use super::failure::{invalid_value, out_of_memory};
 use super::mode;
-use super::runtime::{CudaError, Extent, IpcMemHandle, PitchedPtr, Runtime, Stream, effective};
+use super::runtime::{
+    AccessDesc, CudaError, Extent, IpcMemHandle, PitchedPtr, Runtime, Stream, effective,
+};
 use super::whose::{PITCH, Whose, complain, whose};
 use crate::config::Backing;
 use crate::door::begin::heap;
@@ -386,6 +388,46 @@ pub fn enable_peer_access(
         }
     });
     error
+}
+
+/// `cudaMemPoolSetAccess`: what is granted on a device's default pool holds for the heap's memory
+/// of that device, which stands in for the pool. Access is not taken back: a device that has lost
+/// it would fault, and none relies on a fault.
+///
+/// # Safety
+/// As cudaMemPoolSetAccess.
+pub unsafe fn pool_set_access(
+    runtime: Runtime,
+    pool: *mut c_void,
+    list: *const AccessDesc,
+    count: usize,
+) -> CudaError {
+    // SAFETY: the caller's promise.
+    let error = unsafe { runtime.cudaMemPoolSetAccess(pool, list, count) };
+    if error == 0 && !list.is_null() {
+        // SAFETY: the real function has read as many.
+        let list = unsafe { std::slice::from_raw_parts(list, count) };
+        guarded((), || {
+            share_default_pool(list, |device| current::is_default_pool(runtime, pool, device));
+        });
+    }
+    error
+}
+
+/// Lets the devices that `list` names reach the heap's memory of the device whose default pool
+/// `is_default` knows.
+pub fn share_default_pool(list: &[AccessDesc], is_default: impl Fn(i64) -> bool) {
+    let peers: Vec<_> = list.iter().filter_map(AccessDesc::grants).collect();
+    if peers.is_empty() {
+        return;
+    }
+    if let Ok(heap) = heap()
+        && let Some(owner) = (0..i64::from(heap.device_count())).find(|&device| is_default(device))
+        && peers.iter().any(|&peer| peer != owner)
+    {
+        heap.use_devices(&[owner]);
+        heap.use_devices(&peers);
+    }
 }
 
 /// Begins a capture on `stream` by `real`.

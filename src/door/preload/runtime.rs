@@ -46,6 +46,25 @@ pub struct Extent {
     pub depth: usize,
 }
 
+/// `struct cudaMemAccessDesc`, and the driver's `CUmemAccessDesc`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct AccessDesc {
+    /// `cudaMemLocationType`: 1 is a device.
+    location_kind: c_int,
+    /// The device.
+    location: c_int,
+    /// 0: none; 1: read; 3: read and write.
+    flags: c_int,
+}
+
+impl AccessDesc {
+    /// The device that it lets in, if any.
+    pub fn grants(&self) -> Option<i64> {
+        (self.location_kind == 1 && self.flags != 0).then_some(i64::from(self.location))
+    }
+}
+
 /// `struct cudaIpcMemHandle_st`, opaque.
 #[repr(C)]
 pub struct IpcMemHandle([u8; 64]);
@@ -135,6 +154,7 @@ functions! {
     cudaStreamDestroy(stream: Stream);
     cudaStreamSynchronize(stream: Stream);
     cudaDeviceEnablePeerAccess(peer: c_int, flags: c_uint);
+    cudaMemPoolSetAccess(pool: *mut c_void, list: *const AccessDesc, count: usize);
     cudaDeviceSynchronize();
     cudaDeviceReset();
     cudaThreadExit();

@@ -102,6 +102,11 @@ fn symbol(name: &CStr) -> Option<*mut c_void> {
 }
 
 impl Interpreter {
+    /// Whether the process has one, of any version.
+    pub(super) fn is_there() -> bool {
+        symbol(c"Py_GetVersion").is_some()
+    }
+
     /// The interpreter loaded in this process.
     ///
     /// # Errors

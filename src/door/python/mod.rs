@@ -71,6 +71,11 @@ static OPTIMIZER: AtomicBool = AtomicBool::new(false);
 /// The package has begun: false, then true for good.
 static BEGUN: AtomicBool = AtomicBool::new(false);
 
+/// Whether the process has an interpreter, with readable frames or without.
+pub(super) fn is_there() -> bool {
+    Interpreter::is_there()
+}
+
 /// Whether the Python package serves this process.
 pub(super) fn is_begun() -> bool {
     BEGUN.load(Ordering::Relaxed)

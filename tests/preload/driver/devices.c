@@ -21,6 +21,18 @@ int main(void) {
     size_t before[2], after, total;
     driver_open();
     OK(cuInit(0));
+    /* Granted on device 1's default pool before anything is allocated: device 0 reaches it. */
+    CUmemoryPool pool;
+    CUmemAccessDesc zero = {1, 0, 3};
+    unsigned long long access = 0;
+    OK(cuDeviceGetDefaultMemPool(&pool, 1));
+    OK(cuMemPoolSetAccess(pool, &zero, 1));
+    OK(cuDevicePrimaryCtxRetain(&contexts[1], 1));
+    OK(cuCtxSetCurrent(contexts[1]));
+    OK(cuMemAlloc(&crossed, MIB));
+    OK(cuMemGetAccess(&access, &zero, crossed));
+    CHECK(access == 3);
+    OK(cuMemFree(crossed));
     for (int i = 0; i < 2; i++) {
         OK(cuDevicePrimaryCtxRetain(&contexts[i], i));
         OK(cuCtxSetCurrent(contexts[i]));

@@ -23,6 +23,10 @@ typedef struct {
     unsigned char flags[8];
 } CUmemAllocationProp;
 
+typedef struct {
+    int location_kind, location, flags;
+} CUmemAccessDesc;
+
 /* name as cuGetProcAddress has it, name as libcuda exports it, arguments */
 #define DRIVER(F)                                                                               \
     F(cuInit, cuInit, (unsigned))                                                               \
@@ -41,6 +45,8 @@ typedef struct {
       (CUdeviceptr *, size_t, CUmemoryPool, CUstream))                                          \
     F(cuDeviceGetDefaultMemPool, cuDeviceGetDefaultMemPool, (CUmemoryPool *, int))              \
     F(cuMemPoolCreate, cuMemPoolCreate, (CUmemoryPool *, const void *))                         \
+    F(cuMemPoolSetAccess, cuMemPoolSetAccess, (CUmemoryPool, const CUmemAccessDesc *, size_t))  \
+    F(cuMemGetAccess, cuMemGetAccess, (unsigned long long *, const void *, CUdeviceptr))        \
     F(cuMemcpyHtoD, cuMemcpyHtoD_v2, (CUdeviceptr, const void *, size_t))                       \
     F(cuMemcpyDtoH, cuMemcpyDtoH_v2, (void *, CUdeviceptr, size_t))                             \
     F(cuStreamCreate, cuStreamCreate, (CUstream *, unsigned))                                   \

@@ -63,7 +63,7 @@ fn of_file(path: &Path) -> Finding {
 }
 
 /// The file that execvp would execute.
-fn find(program: &OsStr) -> Option<PathBuf> {
+pub fn find(program: &OsStr) -> Option<PathBuf> {
     if program.as_bytes().contains(&b'/') {
         return Some(PathBuf::from(program));
     }

@@ -45,6 +45,8 @@ struct Doubts {
     unreadable: usize,
     /// The settings make torch map its memory itself.
     maps_by_itself: bool,
+    /// A warning before the start has said that the program does not load the library.
+    is_told: bool,
 }
 
 /// Message: why memory that torch maps itself is not seen.
@@ -55,10 +57,12 @@ const MAPS_BY_ITSELF: &str = "torch's expandable segments (PYTORCH_ALLOC_CONF) m
 const COMMAND: usize = 100;
 
 /// Prints the summary.
-pub fn print(environment: &mut Environment, folder: &Folder) {
+/// `is_told`: a warning before the start has said that the program does not load the library.
+pub fn print(environment: &mut Environment, folder: &Folder, is_told: bool) {
     let mut doubts = Doubts {
         no_history: environment.history().is_none(),
         maps_by_itself: uses_expandable_segments(),
+        is_told,
         ..Doubts::default()
     };
     let processes = collect(environment, folder, &mut doubts);
@@ -104,7 +108,12 @@ fn collect(environment: &Environment, folder: &Folder, doubts: &mut Doubts) -> V
                     doubts.unreadable += 1;
                     continue;
                 }
-                let end = if record.state == State::Stale { End::Killed } else { End::Runs };
+                // After setuid or chroot a process cannot remove its record, but marks it.
+                let end = match record.state {
+                    _ if reader.health().closed => End::Clean,
+                    State::Stale => End::Killed,
+                    _ => End::Runs,
+                };
                 enter(&mut processes, Process { run, end });
             }
         }
@@ -259,28 +268,34 @@ fn nothing_was_seen(
         ));
     } else if doubts.unreadable > 0 {
         line(format_args!(
-            "no CUDA call was seen, but {} records could not be read; `gruyere ps` says why",
+            "no device memory is known of, but {} records could not be read; `gruyere ps` says why",
             doubts.unreadable
         ));
+    } else if doubts.is_told {
+        line(format_args!("no device memory was served or recorded (the warning above)"));
     } else if config.preload.driver {
         line(format_args!(
-            "no CUDA call was seen, of the runtime or the driver: the program asked for no device \
-             memory, had no GPU, or is linked statically as a whole (`ldd` says so); `gruyere \
-             doctor` checks this machine"
+            "no device memory was served or recorded: the program asked for none, ended before \
+             it, had no GPU (`gruyere doctor` checks this machine), was refused (the log says \
+             why), bypasses the libraries (linked statically as a whole, RTLD_DEEPBIND), or, \
+             managed, has only memory that stays with the driver (contexts and pools of its own)"
         ));
     } else {
         if doubts.maps_by_itself {
             line(format_args!(
-                "no CUDA call was seen. {MAPS_BY_ITSELF}: --observe --conf preload:driver shows \
+                "no allocation was seen. {MAPS_BY_ITSELF}: --observe --conf preload:driver shows \
                  their mappings; to let Gruyère serve them, remove the setting, or use python -m \
                  gruyere"
             ));
             return;
         }
         line(format_args!(
-            "no CUDA call was seen. If the program uses the GPU, it links the CUDA runtime \
-             statically (nvcc's default, JAX, TensorFlow): --conf preload:driver sees it too; or \
-             link it with nvcc -cudart shared"
+            "no device memory was served or recorded. If the program used any, its calls bypass \
+             the library: it links the CUDA runtime statically (nvcc's default, JAX, TensorFlow; \
+             or link it with nvcc -cudart shared), looks it up (ctypes, dlsym), or calls the \
+             driver: --conf preload:driver sees those calls too. Else it asked for none, ended \
+             before it, had no GPU (`gruyere doctor` checks this machine), or was refused (the log \
+             says why)"
         ));
     }
 }
@@ -392,6 +407,17 @@ mod tests {
             of("preload:observe+driver").contains("linked statically")
                 && !of("preload:driver").contains("--conf")
         );
+        // What is not known is not claimed.
+        for conf in ["", "preload:driver"] {
+            let told = of(conf);
+            for reason in ["asked for none", "ended before", "no GPU", "refused"] {
+                assert!(told.contains(reason), "{told}");
+            }
+            let told = Doubts { is_told: true, ..Doubts::default() };
+            let told = text(&[], &Config::parse(conf).unwrap(), &told);
+            assert!(told.contains("warning above") && !told.contains("statically"), "{told}");
+        }
+        assert!(of("preload:driver").contains("contexts and pools of its own"));
         assert!(of("preload:off").contains("preload:off"));
         assert!(of("record:off").contains("record:off"));
         let doubtful = |doubts: Doubts| text(&[], &Config::default(), &doubts);
@@ -401,7 +427,7 @@ mod tests {
         assert!(doubtful(unreadable).contains("2 records"));
         let reason = Some("/tmp/x: No space left on device".to_owned());
         let told = doubtful(Doubts { unwritable: reason, unreadable: 2, ..Doubts::default() });
-        assert!(told.contains("No space left") && !told.contains("no CUDA call"), "{told}");
+        assert!(told.contains("No space left") && !told.contains("is known of"), "{told}");
     }
 
     #[test]

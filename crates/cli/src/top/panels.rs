@@ -1,5 +1,6 @@
 //! The panels below the table; each draws into its area.
 
+use gruyere_record::facts::Uses;
 use gruyere_record::histogram::bucket_floor;
 use gruyere_record::plain;
 use gruyere_record::ring::Event;
@@ -432,12 +433,17 @@ pub fn streams(frame: &mut Frame, area: Rect, app: &App) {
 }
 
 /// Message: why no line of the program is shown.
-pub const NO_LINES: &str = " by line: not kept; blame:large in GRUYERE_CONF keeps it";
+pub fn no_lines(app: &App) -> &'static str {
+    match app.chosen().and_then(|row| row.process.uses) {
+        Some(Uses { python: false, .. }) => " by line: kept of Python programs only",
+        _ => " by line: not kept; blame:large in GRUYERE_CONF keeps it",
+    }
+}
 
 /// Live memory by line of the program, with its growth.
 pub fn lines(frame: &mut Frame, area: Rect, app: &App) {
     let Some(found) = app.details.lines.clone() else {
-        let line = Line::styled(NO_LINES, app.theme.dim());
+        let line = Line::styled(no_lines(app), app.theme.dim());
         frame.render_widget(cut(line, usize::from(area.width)), area);
         return;
     };

@@ -54,7 +54,7 @@ pub fn lines(app: &App, row: &Row, width: usize) -> Vec<Line<'static>> {
     lines.push(head("by line of the program".to_owned()));
     match app.details.lines.clone() {
         Some(found) => lines.extend(panels::lines_of(app, found, width)),
-        None => lines.push(Line::styled(format!("  {}", panels::NO_LINES), theme.dim())),
+        None => lines.push(Line::styled(format!("  {}", panels::no_lines(app)), theme.dim())),
     }
     lines.push(Line::raw(""));
     lines.push(head("process and device".to_owned()));

@@ -7,7 +7,7 @@ use std::time::Duration;
 use gruyere_record::calls::CallTime;
 use gruyere_record::clock::{Moment, Scale};
 use gruyere_record::conclusion::Cause;
-use gruyere_record::facts::Process;
+use gruyere_record::facts::{Process, Uses};
 use gruyere_record::reader::DeviceSnapshot;
 use gruyere_record::ring::Event;
 use gruyere_record::sites::{self, Line};
@@ -448,6 +448,17 @@ fn where_no_lines_are_kept_one_line_says_how() {
         let told: Vec<&str> = screen.lines().filter(|line| line.contains("by line")).collect();
         assert!(told.len() == 1 && told[0].contains("blame:large"), "{screen}");
     }
+}
+
+#[test]
+fn of_a_program_without_python_no_setting_is_named_that_keeps_lines_of_python() {
+    let mut app = app(Theme::new(false));
+    (app.details.lines, app.details.auto) = (None, None);
+    for row in &mut app.rows {
+        row.process.uses = Some(Uses { torch: false, python: false });
+    }
+    let screen = shown(&mut app, 80, 40);
+    assert!(screen.contains("of Python programs only") && !screen.contains("blame"), "{screen}");
 }
 
 #[test]

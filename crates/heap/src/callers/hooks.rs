@@ -74,11 +74,12 @@ impl Heap {
         let effect = |hook: u32, text: &'static str| if hooks & hook == 0 { text } else { "" };
         ONCE.call_once(|| {
             log::warn!(
-                "hooks not wired: {}.{}{} Wire them and call gruyere_announce_hooks(3).",
+                "hooks not wired: {}.{}{} Wire them and call gruyere_announce_hooks(3) (a C \
+                 program without torch: its rules are in gruyere.h).",
                 missing.join(", "),
                 effect(
                     HOOK_RECORD_STREAM,
-                    " Memory stays with its stream, and Tensor.record_stream has no effect."
+                    " Memory stays with its stream, and torch's Tensor.record_stream has no effect."
                 ),
                 effect(HOOK_CAPTURES, " Memory of CUDA graphs is never reused.")
             );

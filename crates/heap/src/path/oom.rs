@@ -122,6 +122,10 @@ impl Device {
         report.ladder = central.ladder.clone();
         report.addresses = central.addresses_ran_out.then(|| central.arenas.all_reserved_bytes());
         report.immovable = self.supply.leaves_pieces(&self.capabilities);
+        let slack = shared.settings.slack;
+        report.slack_is_loose = self.capabilities.vmm
+            && !report.immovable
+            && slack.is_none_or(|slack| slack.resolve(report.live_peak) > 0);
         report
     }
 }

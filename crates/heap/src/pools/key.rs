@@ -10,6 +10,7 @@
 use crate::driver::DriverError;
 use crate::error::Error;
 use crate::pools::{FIRST_NAMED, PoolNumber};
+use gruyere_record::counted;
 use gruyere_record::size::Bytes;
 use std::fmt;
 
@@ -177,7 +178,9 @@ impl fmt::Display for PoolError {
                 )
             }
             Self::Live { count, bytes, largest } => {
-                write!(f, "{count} blocks of {} are live in it", Bytes(*bytes))?;
+                let (blocks, are) =
+                    (counted(*count, "block"), if *count == 1 { "is" } else { "are" });
+                write!(f, "{blocks} of {} {are} live in it", Bytes(*bytes))?;
                 for (at, block) in largest.iter().enumerate() {
                     write!(f, "{} {}", if at == 0 { ":" } else { "," }, Bytes(block.requested))?;
                     if let Some(step) = block.step {
@@ -189,8 +192,8 @@ impl fmt::Display for PoolError {
                 }
                 write!(
                     f,
-                    "; free them first (in Python: drop every tensor that was created inside the \
-                     pool)"
+                    "; free first what was allocated inside the pool (in Python: drop every tensor \
+                     of it)"
                 )
             }
             Self::Busy => {
@@ -244,6 +247,12 @@ mod tests {
         assert_eq!((key.device(), key.number()), (63, 2 * FIRST_NAMED - 1));
         assert_eq!(PoolKey::of(1, FIRST_NAMED + 2), PoolKey::new(1, 2));
         assert_eq!(PoolKey(u64::MAX).number(), u32::MAX, "a number that no pool has");
+    }
+
+    #[test]
+    fn a_refusal_for_one_block_counts_one() {
+        let error = PoolError::Live { count: 1, bytes: 1 << 20, largest: Vec::new() };
+        assert!(error.to_string().starts_with("1 block of 1.00 MiB is live in it"), "{error}");
     }
 
     #[test]

@@ -6,8 +6,9 @@ use gruyere_record::held::{IDLE, LOST};
 pub(crate) use gruyere_record::size::Bytes;
 use std::fmt;
 
-/// The way to raise a ceiling.
-const RAISE: &str = "raise `limit` in GRUYERE_CONF, or torch.cuda.set_per_process_memory_fraction";
+/// From this number of bytes on, a request is a mistake in its computation: no device has a
+/// thousandth of it.
+const ABSURD: u64 = 1 << 50;
 
 /// The exception leaves out parts of less than one in this.
 const MUCH: u64 = 20;
@@ -75,6 +76,11 @@ pub struct Report {
     /// Whether free pages could not move although the device can map pages: another backing was
     /// chosen.
     pub immovable: bool,
+    /// Whether less `slack` would take memory in shorter chunks, whose pages move by themselves.
+    pub slack_is_loose: bool,
+    /// Whether the process is known to be without torch: advice names none of torch's functions. A
+    /// component that knows the program fills it in.
+    pub no_torch: bool,
     /// The lines of the program that hold the memory or make it grow, and a remedy, in lines for
     /// people. A component that knows the program fills them in; else empty.
     pub conclusion: Vec<String>,
@@ -142,6 +148,24 @@ impl Report {
         self.partly.min(self.between())
     }
 
+    /// Free whole pages.
+    fn idle(&self) -> u64 {
+        self.between() - self.lost()
+    }
+
+    /// Advice for programs of torch's, or for others.
+    fn of_torch(&self, torch: &'static str, others: &'static str) -> &'static str {
+        if self.no_torch { others } else { torch }
+    }
+
+    /// The way to raise the ceiling.
+    fn raise(&self) -> &'static str {
+        self.of_torch(
+            "raise `limit` in GRUYERE_CONF, or torch.cuda.set_per_process_memory_fraction",
+            "raise `limit` in GRUYERE_CONF",
+        )
+    }
+
     /// The remedy if no state of the memory could serve the request, whatever else is true.
     fn of_the_request(&self) -> Option<String> {
         let asked = self.asked;
@@ -151,18 +175,25 @@ impl Report {
             return Some(format!("Pool {name:?} is full: raise its limit, or free blocks of it."));
         }
         if asked > self.total {
-            return Some(
-                "The request alone is larger than the device: check its shape.".to_owned(),
-            );
+            let check = match asked >= ABSURD {
+                true => "check its computation (a negative size, or one that overflowed?)",
+                false => self.of_torch("check its shape", "check its size"),
+            };
+            return Some(format!("The request alone is larger than the device: {check}."));
         }
         if asked > self.limit {
-            return Some(format!("The request alone is larger than the ceiling: {RAISE}."));
+            let raise = self.raise();
+            return Some(format!("The request alone is larger than the ceiling: {raise}."));
         }
         // No memory would cure it, so no advice on memory applies.
         self.addresses.is_some().then(|| {
-            "Use fewer CUDA graphs with pools of their own (let them share one, or drop them), and \
-             call torch.cuda.empty_cache() between phases: both save address space."
-                .to_owned()
+            self.of_torch(
+                "Use fewer CUDA graphs with pools of their own (let them share one, or drop \
+                 them), and call torch.cuda.empty_cache() between phases: both save address space.",
+                "Use fewer CUDA graphs with pools of their own (let them share one, or drop \
+                 them), and call gruyere_trim() between phases: both save address space.",
+            )
+            .to_owned()
         })
     }
 
@@ -179,12 +210,14 @@ impl Report {
         let asked = self.asked;
         let mut advice = Vec::new();
         if self.limit < self.total && self.free.is_none_or(|free| free >= asked) {
-            advice.push(format!("The ceiling is reached while the device has room: {RAISE}."));
+            let raise = self.raise();
+            advice.push(format!("The ceiling is reached while the device has room: {raise}."));
         }
         if self.others().is_some_and(|others| others > self.total / 4) {
             advice.push(
                 "Others hold more than a quarter of the device: `nvidia-smi` and `gruyere ps` list \
-                 the processes."
+                 the processes; this one may have allocated some of it outside Gruyère (a pool or \
+                 a context of its own, managed memory)."
                     .to_owned(),
             );
         }
@@ -203,35 +236,53 @@ impl Report {
         }
         if self.pending >= asked {
             advice.push(
-                "More memory than requested is freed but still used by other streams \
-                 (record_stream): let the host wait for them from time to time."
-                    .to_owned(),
+                self.of_torch(
+                    "More memory than requested is freed but still used by other streams \
+                     (record_stream): let the host wait for them from time to time.",
+                    "More memory than requested is freed but may still be used by streams: let \
+                     the host wait for them from time to time (cudaStreamSynchronize).",
+                )
+                .to_owned(),
             );
         }
         if self.between() >= asked {
-            let why = match (self.apart, self.immovable) {
-                (true, _) => {
+            let why = if self.apart {
+                self.of_torch(
                     "More memory than requested is free, but it stays with the stream that freed \
                      it: `share:on`, with all of torch's hooks wired (gruyere.enable() wires \
-                     them), shares it."
-                }
-                (false, true) => {
-                    "More memory than requested is free, but in pieces: `backing:auto` would move \
-                     free pages together."
-                }
-                (false, false) => {
+                     them), shares it.",
+                    "More memory than requested is free, but it stays with the stream that freed \
+                     it: `share:on` shares it (in a program that calls gruyere_malloc itself, \
+                     with gruyere_announce_hooks(3)).",
+                )
+            } else if self.immovable {
+                "More memory than requested is free, but in pieces: `backing:auto` would move free \
+                 pages together."
+            } else if self.slack_is_loose && self.idle() >= asked.max(self.reserved / MUCH) {
+                "More memory than requested is idle, but in pieces, in chunks shared with live \
+                 blocks: `slack:0` in GRUYERE_CONF takes memory in shorter chunks, whose pages \
+                 move together (with more driver calls as the heap grows)."
+            } else {
+                self.of_torch(
                     "More memory than requested is free, but in pieces between live blocks: copy \
                      those blocks (one torch.cat, or clone() of each) to free the pages between \
-                     them, or allocate in parts."
-                }
+                     them, or allocate in parts.",
+                    "More memory than requested is free, but in pieces between live blocks: move \
+                     those blocks together (copy them, and free the originals), or allocate in \
+                     parts.",
+                )
             };
             advice.push(why.to_owned());
         }
         if advice.is_empty() {
             advice.push(
-                "The device is full of live blocks: a smaller batch, activation checkpointing or \
-                 offloading would help."
-                    .to_owned(),
+                self.of_torch(
+                    "The device is full of live blocks: a smaller batch, activation checkpointing \
+                     or offloading would help.",
+                    "The device is full of live blocks: free what is not needed at once, or work \
+                     on less at a time.",
+                )
+                .to_owned(),
             );
         }
         advice
@@ -257,13 +308,20 @@ impl Report {
             (self.captured, "kept for CUDA graphs"),
             (self.pooled, "held by named pools"),
             (self.lost(), LOST),
-            (self.between() - self.lost(), IDLE),
+            (self.idle(), IDLE),
             (self.orphaned, "that the driver would not take back"),
         ];
         let much: Vec<_> =
             parts.into_iter().filter(|part| is_much(part.0, self.reserved)).collect();
-        let mut said = format!("Gruyère holds {}", Bytes(self.reserved));
-        if much.is_empty() && !is_much(self.reserved.saturating_sub(self.live), self.reserved) {
+        let mut said = match self.reserved {
+            0 => "Gruyère holds no memory of it".to_owned(),
+            reserved => format!("Gruyère holds {}", Bytes(reserved)),
+        };
+        if self.reserved == 0 {
+            // Nothing of it is live, or anything else.
+        } else if much.is_empty()
+            && !is_much(self.reserved.saturating_sub(self.live), self.reserved)
+        {
             said.push_str(", nearly all of it live");
         } else {
             said.push_str(&format!(": {} live", Bytes(self.live)));
@@ -383,6 +441,7 @@ mod tests {
             ("address space", Report { addresses: Some(8 << 40), ..full() }),
             ("backing:auto", Report { slab_free: 2 * GIB, immovable: true, ..full() }),
             ("share:on", Report { slab_free: 2 * GIB, apart: true, ..full() }),
+            ("`slack:0`", Report { slab_free: 8 * GIB, slack_is_loose: true, ..full() }),
         ];
         for (words, report) in &cases {
             let text = report.to_string();
@@ -394,6 +453,56 @@ mod tests {
         // A ceiling of no consequence: the device has no room either.
         let full_device = Report { free: Some(0), ..capped };
         assert!(!full_device.to_string().contains("The ceiling is reached"));
+    }
+
+    #[test]
+    fn chunks_of_less_slack_are_advised_only_where_whole_pages_would_suffice() {
+        let idle = Report { slab_free: 8 << 30, slack_is_loose: true, ..full() };
+        let lost = Report { partly: 8 << 30, ..idle.clone() };
+        let little = Report { slab_free: 2 << 30, ..idle.clone() };
+        let tight = Report { slack_is_loose: false, ..idle.clone() };
+        assert!(idle.to_string().contains("`slack:0`"));
+        for report in [lost, little, tight] {
+            assert!(report.to_string().contains("one torch.cat"), "{report}");
+        }
+    }
+
+    #[test]
+    fn a_program_without_torch_is_told_of_none_of_torch_s_functions() {
+        const GIB: u64 = 1 << 30;
+        let capped = Report { limit: 10 * GIB, free: Some(70 * GIB), ..full() };
+        let reports = [
+            full(),
+            capped.clone(),
+            Report { asked: 11 * GIB, ..capped },
+            Report { asked: 81 * GIB, ..full() },
+            Report { asked: u64::MAX, ..full() },
+            Report { pending: 2 * GIB, ..full() },
+            Report { arena_free: [0, 0, 2 * GIB, 0], ..full() },
+            Report { slab_free: 2 * GIB, apart: true, ..full() },
+            Report { addresses: Some(8 << 40), ..full() },
+        ];
+        for report in reports {
+            let text = Report { no_torch: true, ..report }.to_string();
+            let (_, said) = text.split_once('\n').unwrap();
+            for word in ["torch", "shape", "tensor", "batch", "checkpoint", "record_stream"] {
+                assert!(!said.contains(word), "{word}: {text}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_size_that_no_device_has_is_told_for_what_it_is() {
+        let text = Report { asked: u64::MAX - 4095, ..full() }.to_string();
+        assert!(text.starts_with("CUDA out of memory. Tried to allocate 16.00 EiB. GPU 0 has"));
+        assert!(text.contains("a negative size, or one that overflowed?"), "{text}");
+    }
+
+    #[test]
+    fn nothing_held_is_not_called_live() {
+        let text = Report { reserved: 0, live: 0, live_peak: 0, ..full() }.to_string();
+        assert!(text.contains("Gruyère holds no memory of it. Others hold 80.00 GiB."), "{text}");
+        assert!(text.contains("this one may have allocated some of it outside"), "{text}");
     }
 
     #[test]

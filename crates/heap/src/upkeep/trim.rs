@@ -115,12 +115,15 @@ impl Heap {
     /// less.
     ///
     /// # Errors
-    /// The error for an unknown device.
+    /// The errors for an unknown device, and for a fraction outside of 0 to 1.
     pub fn set_memory_fraction(&self, fraction: f64, device: i64) -> Result<(), Error> {
+        // NaN is in no range.
+        if !(0.0..=1.0).contains(&fraction) {
+            return Err(Error::InvalidFraction(fraction));
+        }
         let device = self.device(device)?;
         let total = device.capabilities.total_memory;
         let configured = ceiling(&self.shared.settings, &device.capabilities);
-        let fraction = if fraction.is_finite() { fraction.clamp(0.0, 1.0) } else { 1.0 };
         let mut central = lock(&device.central);
         central.limit = configured.min((total as f64 * fraction) as u64);
         let limit = central.limit;

@@ -133,8 +133,10 @@ driver! {
         let device = gpu().device(device)?;
         RETAINED[device as usize]
             .fetch_update(Relaxed, Relaxed, |n| n.checked_sub(1))
-            .map(|_| ())
-            .map_err(|_| code::INVALID_CONTEXT)
+            .map_err(|_| code::INVALID_CONTEXT)?;
+        // The last release ends the context, and its memory with it. Whose memory is another
+        // context's is not on the books: where there was one, all of it stays.
+        if is_active(device) || CREATED.load(Relaxed) > 0 { Ok(()) } else { gpu().reset(device) }
     }
 
     fn cuDevicePrimaryCtxReset_v2(device: i32) {

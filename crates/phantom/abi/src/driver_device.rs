@@ -140,7 +140,7 @@ driver! {
     }
 }
 
-/// Name and text of an error of driver or runtime.
+/// The driver's name of an error, and its text.
 pub fn error_texts(error: u32) -> (&'static CStr, &'static CStr) {
     match error {
         0 => (c"CUDA_SUCCESS", c"no error"),
@@ -179,5 +179,33 @@ pub fn error_texts(error: u32) -> (&'static CStr, &'static CStr) {
             c"operation not permitted on an event last recorded in a capturing stream",
         ),
         _ => (c"CUDA_ERROR_UNKNOWN", c"unknown error"),
+    }
+}
+
+/// The runtime's name of an error.
+pub fn runtime_error_name(error: u32) -> &'static CStr {
+    match error {
+        0 => c"cudaSuccess",
+        1 => c"cudaErrorInvalidValue",
+        2 => c"cudaErrorMemoryAllocation",
+        3 => c"cudaErrorInitializationError",
+        4 => c"cudaErrorCudartUnloading",
+        100 => c"cudaErrorNoDevice",
+        101 => c"cudaErrorInvalidDevice",
+        201 => c"cudaErrorDeviceUninitialized",
+        400 => c"cudaErrorInvalidResourceHandle",
+        500 => c"cudaErrorSymbolNotFound",
+        600 => c"cudaErrorNotReady",
+        700 => c"cudaErrorIllegalAddress",
+        704 => c"cudaErrorPeerAccessAlreadyEnabled",
+        719 => c"cudaErrorLaunchFailure",
+        801 => c"cudaErrorNotSupported",
+        900 => c"cudaErrorStreamCaptureUnsupported",
+        901 => c"cudaErrorStreamCaptureInvalidated",
+        903 => c"cudaErrorStreamCaptureUnmatched",
+        904 => c"cudaErrorStreamCaptureUnjoined",
+        905 => c"cudaErrorStreamCaptureIsolation",
+        907 => c"cudaErrorCapturedEvent",
+        _ => c"cudaErrorUnknown",
     }
 }

@@ -52,6 +52,14 @@ pub fn pool_create(out: Out<usize>, props: In<PoolProps>) -> Answer {
     out.put(pool)
 }
 
+/// A device's default pool cannot be destroyed.
+pub fn pool_destroy(pool: usize) -> Answer {
+    if gpu().is_default_pool(pool) {
+        return Err(code::INVALID_VALUE);
+    }
+    gpu().sim.pool_destroy(0, pool).map_err(failed)
+}
+
 pub fn pool_get_attribute(pool: usize, number: i32, out: Out<SomeResult>) -> Answer {
     let (attribute, is_int) = pool_attribute(number)?;
     let value = gpu().sim.pool_attribute(0, pool, attribute).map_err(failed)?;
@@ -154,7 +162,7 @@ driver! {
     }
 
     fn cuMemPoolDestroy(pool: usize) {
-        gpu().sim.pool_destroy(0, pool).map_err(failed)
+        pool_destroy(pool)
     }
 
     fn cuMemPoolTrimTo(pool: usize, keep: usize) {

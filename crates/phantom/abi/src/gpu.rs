@@ -385,6 +385,11 @@ impl Phantom {
         }
     }
 
+    /// Whether `pool` is a device's default pool.
+    pub fn is_default_pool(&self, pool: usize) -> bool {
+        self.default_pools.iter().any(|slot| slot.get() == Some(&pool))
+    }
+
     /// The pool of `cudaMallocAsync` on `device`.
     pub fn current_pool(&self, device: u32) -> Result<usize, u32> {
         match self.current_pools.get(device as usize).ok_or(code::INVALID_DEVICE)?.load(Relaxed) {

@@ -5,7 +5,7 @@ use crate::call_log::{by_value, large};
 use crate::context::runtime_device;
 use crate::driver_memory::{
     AccessDesc, PoolProps, alloc_from_current, alloc_from_pool, alloc_rows, pool_create,
-    pool_get_attribute, pool_set_access, pool_set_attribute,
+    pool_destroy, pool_get_attribute, pool_set_access, pool_set_attribute,
 };
 use crate::entry::runtime;
 use crate::gpu::{failed, gpu, own};
@@ -99,7 +99,7 @@ runtime! {
     }
 
     fn cudaMemPoolCreate(out: Out<usize>, props: In<PoolProps>) { pool_create(out, props) }
-    fn cudaMemPoolDestroy(pool: usize) { gpu().sim.pool_destroy(0, pool).map_err(failed) }
+    fn cudaMemPoolDestroy(pool: usize) { pool_destroy(pool) }
     fn cudaMemPoolTrimTo(pool: usize, keep: usize) {
         gpu().sim.pool_trim(0, pool, keep as u64).map_err(failed)
     }

@@ -2,7 +2,7 @@
 
 use crate::abi::{Out, Text};
 use crate::context::runtime_device;
-use crate::driver_device::{VERSION, error_texts};
+use crate::driver_device::{VERSION, error_texts, runtime_error_name};
 use crate::driver_order::{capture_info, elapsed, exchange_mode, ready, stream_create};
 use crate::entry::{last_error, runtime};
 use crate::gpu::{failed, gpu, own};
@@ -122,7 +122,7 @@ pub extern "C" fn cudaPeekAtLastError() -> u32 {
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaGetErrorName(error: u32) -> *const c_char {
-    error_texts(error).0.as_ptr()
+    runtime_error_name(error).as_ptr()
 }
 
 #[unsafe(no_mangle)]

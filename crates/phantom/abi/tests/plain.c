@@ -69,9 +69,41 @@ static void pools(void) {
     OK(cudaDeviceSetMemPool(0, usual));
     OK(cudaDeviceSynchronize());
     OK(cudaMemPoolDestroy(own));
+    CHECK(cudaMemPoolDestroy(usual) == cudaErrorInvalidValue); /* the device's own stays */
     CHECK(cudaDeviceSetMemPool(0, own) == cudaErrorInvalidValue);
     OK(cudaMallocAsync(&block, 0, 0));
     CHECK(block == NULL);
+}
+
+/* The last reference to a primary context ends it, and its memory with it. */
+int cuInit(unsigned flags);
+int cuDevicePrimaryCtxRetain(void **context, int device);
+int cuDevicePrimaryCtxRelease_v2(int device);
+int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active);
+int cuCtxSetCurrent(void *context);
+int cuMemAlloc_v2(CUdeviceptr *address, size_t bytes);
+static void primary(void) {
+    void *context;
+    CUdeviceptr address;
+    unsigned flags;
+    int active;
+    OK(cuInit(0));
+    for (int i = 0; i < 2; i++) OK(cuDevicePrimaryCtxRetain(&context, 0));
+    OK(cuCtxSetCurrent(context));
+    OK(cuMemAlloc_v2(&address, 3 * MIB));
+    OK(cuDevicePrimaryCtxRelease_v2(0));
+    CHECK(phantom_plain(0) == 4 * MIB);
+    OK(cuDevicePrimaryCtxRelease_v2(0));
+    OK(cuDevicePrimaryCtxGetState(0, &flags, &active));
+    CHECK(active == 0 && phantom_plain(0) == 0);
+    CHECK(cuDevicePrimaryCtxRelease_v2(0) != 0);
+}
+
+/* The runtime has names of its own for errors. */
+static void names(void) {
+    CHECK(strcmp(cudaGetErrorName(cudaSuccess), "cudaSuccess") == 0);
+    CHECK(strcmp(cudaGetErrorName(cudaErrorMemoryAllocation), "cudaErrorMemoryAllocation") == 0);
+    CHECK(strcmp(cudaGetErrorName(cudaErrorNotReady), "cudaErrorNotReady") == 0);
 }
 
 /* One process exports, another opens. */
@@ -540,7 +572,8 @@ int main(int count, char **arguments) {
         {"context", context}, {"old_driver", old_driver}, {"managed", managed},
         {"oracle", oracle},   {"contents", contents},     {"looks", looks},
         {"zeros", zeros},     {"small_numbers", small_numbers}, {"host_reads", host_reads},
-        {"contexts", contexts}, {"nvml", nvml},
+        {"contexts", contexts}, {"nvml", nvml},           {"primary", primary},
+        {"names", names},
     };
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
         if (count == 2 && strcmp(arguments[1], parts[i].name) == 0) {

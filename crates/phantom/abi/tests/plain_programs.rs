@@ -75,6 +75,16 @@ fn a_device_has_a_current_pool() {
 }
 
 #[test]
+fn the_last_release_of_a_primary_context_frees_its_memory() {
+    run("primary", &[]);
+}
+
+#[test]
+fn the_runtime_names_errors_as_the_runtime_does() {
+    run("names", &[]);
+}
+
+#[test]
 fn other_processes_open_plain_memory_only() {
     run("ipc", &[]);
 }

@@ -4,6 +4,7 @@
 use crate::layout::Shared;
 use crate::plain;
 use crate::sync::{AtomicU64, Ordering};
+use serde::{Deserialize, Serialize};
 use std::sync::atomic::AtomicU64 as PrivateAtomicU64;
 use std::time::{Duration, SystemTime};
 
@@ -59,7 +60,9 @@ pub struct ProcessFacts {
     job: [AtomicU64; 15],
     /// GRUYERE_RUN plus one; 0 where unset.
     run: AtomicU64,
-    _room: [AtomicU64; 55],
+    /// [`Uses`], as bits; 0 where unknown.
+    uses: AtomicU64,
+    _room: [AtomicU64; 54],
 }
 
 #[cfg(not(loom))]
@@ -70,6 +73,31 @@ unsafe impl Shared for ProcessFacts {}
 
 /// The longest time, nanoseconds, between the starts of two ranks of the same job.
 const TOGETHER: u64 = 600_000_000_000;
+
+/// What a program is made of, as far as advice depends on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Uses {
+    /// torch is in the process.
+    pub torch: bool,
+    /// A Python interpreter is.
+    pub python: bool,
+}
+
+impl Uses {
+    const KNOWN: u64 = 1;
+    const TORCH: u64 = 2;
+    const PYTHON: u64 = 4;
+
+    fn to_bits(self) -> u64 {
+        let bit = |is: bool, bit| if is { bit } else { 0 };
+        Self::KNOWN | bit(self.torch, Self::TORCH) | bit(self.python, Self::PYTHON)
+    }
+
+    fn of_bits(bits: u64) -> Option<Self> {
+        let (torch, python) = (bits & Self::TORCH != 0, bits & Self::PYTHON != 0);
+        (bits & Self::KNOWN != 0).then_some(Self { torch, python })
+    }
+}
 
 /// The identity of a process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -104,6 +132,8 @@ pub struct Process {
     pub job: String,
     /// GRUYERE_RUN: the `gruyere run` that started it or one of its ancestors.
     pub run: Option<u64>,
+    /// What the program is made of; `None`: the library has not told.
+    pub uses: Option<Uses>,
 }
 
 impl Process {
@@ -154,6 +184,7 @@ impl Process {
             configuration: std::env::var("GRUYERE_CONF").unwrap_or_default(),
             job: job(|name| std::env::var(name).ok()),
             run: number(RUN_VARIABLE),
+            uses: None,
         }
     }
 }
@@ -311,6 +342,11 @@ impl ProcessFacts {
         }
     }
 
+    /// Writes what the program is made of by now. For the writer, at any time.
+    pub(crate) fn tell_uses(&self, uses: Uses) {
+        self.uses.store(uses.to_bits(), Ordering::Relaxed);
+    }
+
     /// Reads them back.
     pub fn read(&self) -> Process {
         let number = |word: &AtomicU64| word.load(Ordering::Relaxed);
@@ -334,13 +370,23 @@ impl ProcessFacts {
             configuration: load_text(&self.configuration_bytes, &self.configuration),
             job: load_text(&self.job_bytes, &self.job),
             run: number(&self.run).checked_sub(1),
+            uses: Uses::of_bits(number(&self.uses)),
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{is_child_of_multiprocessing, job};
+    use super::{Uses, is_child_of_multiprocessing, job};
+
+    #[test]
+    fn a_record_of_a_library_that_did_not_tell_is_not_taken_for_a_program_without_torch() {
+        assert_eq!(Uses::of_bits(0), None);
+        for (torch, python) in [(false, false), (false, true), (true, false), (true, true)] {
+            let uses = Uses { torch, python };
+            assert_eq!(Uses::of_bits(uses.to_bits()), Some(uses));
+        }
+    }
 
     #[test]
     fn a_child_of_multiprocessing_is_told_by_the_code_that_python_gives_it() {

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use super::kept_copy::KeptCopy;
 use crate::calls::{CallTimes, DriverCall};
-use crate::facts::{Process, ProcessFacts};
+use crate::facts::{Process, ProcessFacts, Uses};
 use crate::gauges::{BlockCounts, DeviceArea, Shard, ShardSizes, pool_of_shard};
 use crate::histogram::Buckets;
 use crate::layout::{
@@ -522,6 +522,13 @@ impl Record {
     pub fn tell_rank(&self, rank: u64, world_size: u64) {
         if self.detail && self.mapping.is_creator() {
             self.at::<ProcessFacts>(Section::Process, 0).tell_rank(rank, world_size);
+        }
+    }
+
+    /// Notes what the program is made of by now.
+    pub fn tell_uses(&self, uses: Uses) {
+        if self.detail && self.mapping.is_creator() {
+            self.at::<ProcessFacts>(Section::Process, 0).tell_uses(uses);
         }
     }
 

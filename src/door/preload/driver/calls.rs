@@ -3,7 +3,7 @@
 
 use super::super::later::forbid_waits_before;
 use super::super::leave::saw_a_call;
-use super::super::runtime::effective;
+use super::super::runtime::{AccessDesc, effective};
 use super::super::way::{Way, way};
 use super::super::whose::is_ours_at_exit;
 use super::context::handle;
@@ -36,6 +36,7 @@ pub fn of(function: Function) -> Option<*const c_void> {
         Function::cuStreamEndCapture => end_capture::<false> as *const c_void,
         Function::cuStreamEndCapture_ptsz => end_capture::<true> as *const c_void,
         Function::cuIpcGetMemHandle => ipc_get_mem_handle as *const c_void,
+        Function::cuMemPoolSetAccess => pool_set_access as *const c_void,
         Function::cuDevicePrimaryCtxReset_v2 => primary_ctx_reset as *const c_void,
         Function::cuMemCreate => mem_create as *const c_void,
         Function::cuMemRelease => mem_release as *const c_void,
@@ -288,6 +289,20 @@ unsafe extern "C" fn ipc_get_mem_handle(out: *mut c_void, address: DevicePtr) ->
     let real = || unsafe { real::cuIpcGetMemHandle(out, address) };
     match way() {
         Way::Manage(_inside) => manage::ipc_get_mem_handle(address, real),
+        _ => real(),
+    }
+}
+
+unsafe extern "C" fn pool_set_access(
+    pool: *mut c_void,
+    list: *const AccessDesc,
+    count: usize,
+) -> CuResult {
+    // SAFETY: as above.
+    let real = || unsafe { real::cuMemPoolSetAccess(pool, list, count) };
+    match way() {
+        // SAFETY: as above.
+        Way::Manage(_inside) => unsafe { manage::pool_set_access(pool, list, count, real) },
         _ => real(),
     }
 }

@@ -7,6 +7,8 @@ use super::real::{self, CuResult, DevicePtr, INVALID_VALUE, OUT_OF_MEMORY, Strea
 use crate::config::Backing;
 use crate::door::begin::heap;
 use crate::door::preload::failure::tell_of_out_of_memory;
+use crate::door::preload::manage::share_default_pool;
+use crate::door::preload::runtime::AccessDesc;
 use crate::door::preload::whose::{PITCH, Whose, complain, whose};
 use crate::door::preload::{current, mode};
 use crate::door::process::{current as heap_in_use, guarded};
@@ -299,6 +301,27 @@ pub fn ipc_get_mem_handle(address: DevicePtr, real: impl FnOnce() -> CuResult) -
         true
     });
     if refused { INVALID_VALUE } else { real() }
+}
+
+/// `cuMemPoolSetAccess`, as the runtime's.
+///
+/// # Safety
+/// As cuMemPoolSetAccess, which `real` calls.
+pub unsafe fn pool_set_access(
+    pool: *mut c_void,
+    list: *const AccessDesc,
+    count: usize,
+    real: impl FnOnce() -> CuResult,
+) -> CuResult {
+    let code = real();
+    if code == 0 && !list.is_null() {
+        // SAFETY: the real function has read as many.
+        let list = unsafe { std::slice::from_raw_parts(list, count) };
+        guarded((), || {
+            share_default_pool(list, |device| context::is_default_pool(pool, device));
+        });
+    }
+    code
 }
 
 /// `cuDevicePrimaryCtxReset`: all blocks on the device are gone.

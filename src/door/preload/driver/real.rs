@@ -2,6 +2,7 @@
 //! up.
 #![allow(non_snake_case)]
 
+use super::super::runtime::AccessDesc;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -102,6 +103,7 @@ functions! {
     cuStreamEndCapture(stream: Stream, graph: *mut *mut c_void);
     cuStreamEndCapture_ptsz(stream: Stream, graph: *mut *mut c_void);
     cuIpcGetMemHandle(handle: *mut c_void, address: DevicePtr);
+    cuMemPoolSetAccess(pool: *mut c_void, list: *const AccessDesc, count: usize);
     cuDevicePrimaryCtxReset_v2(device: c_int);
     cuMemCreate(
         handle: *mut c_ulonglong, bytes: usize, properties: *const AllocationProp,

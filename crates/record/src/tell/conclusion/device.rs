@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashSet};
 use super::callers::caller;
 use super::evidence::{Evidence, Refused};
 use super::words::{bytes, of};
-use super::{Cause, Finding, full};
+use super::{Advice, Cause, Finding, full};
 use crate::sites::{By, Frame, Phase, SiteId, usage};
 use crate::stream::StreamNumber;
 use crate::{DeviceGauge, EventKind};
@@ -18,7 +18,10 @@ const MANY_POOLS: usize = 8;
 /// All findings. `is_steady`: nothing grows.
 pub fn find(evidence: &Evidence<'_>, is_steady: bool) -> Vec<Finding> {
     let (pieces, refused) = (pieces(evidence), evidence.refused.as_ref());
-    let is_told = |refused: &&Refused| pieces.is_some() && fits_but_for_pieces(evidence, refused);
+    let split = refused.and_then(|one| split_chunks(evidence, one));
+    let is_told = |refused: &&Refused| {
+        split.is_some() || pieces.is_some() && fits_but_for_pieces(evidence, refused)
+    };
     let large_request =
         refused.filter(|one| !is_told(one)).and_then(|one| large_request(evidence, one));
     // Its line has mostly made the large block too.
@@ -30,6 +33,7 @@ pub fn find(evidence: &Evidence<'_>, is_steady: bool) -> Vec<Finding> {
         cuda_graphs(evidence),
         streams(evidence),
         pieces,
+        split,
         large_block,
         large_once(evidence).filter(|_| is_steady),
     ];
@@ -71,8 +75,10 @@ fn large_request(evidence: &Evidence<'_>, refused: &Refused) -> Option<Finding> 
 }
 
 /// The remedy for one large tensor of this site.
-fn advice_on(evidence: &Evidence<'_>, site: SiteId) -> &'static [&'static str] {
-    let Some(site) = evidence.sites.get(site) else { return LARGE };
+fn advice_on(evidence: &Evidence<'_>, site: SiteId) -> Advice {
+    let Some(site) = evidence.sites.get(site) else {
+        return evidence.of_torch(LARGE, LARGE_BLOCK);
+    };
     let is_gathered = |frame: &Frame| frame.file.ends_with("transformers/trainer_pt_utils.py");
     let is_outside = site.phase == Phase::Unknown && site.module.is_empty();
     match site.frames.iter().any(is_gathered) {
@@ -87,6 +93,9 @@ const LARGE: &[&str] = &[
      on it in pieces (chunks, attention that keeps no matrix of scores, logits of the last \
      position only).",
 ];
+
+const LARGE_BLOCK: Advice =
+    &["To do: look at the size of that one request: make it smaller, or work on it in parts."];
 
 const DATA: &[&str] = &[
     "To do: if that is a dataset, leave it on the host, or in fewer bits, and move one batch at a \
@@ -172,8 +181,8 @@ fn others(evidence: &Evidence<'_>, refused: &Refused) -> Option<Finding> {
         ),
         advice: &[
             "To do: `nvidia-smi` names the processes, `gruyere ps` those that use Gruyère; another \
-             run that was not ended, a notebook, or libraries of this process that allocate for \
-             themselves.",
+             run that was not ended, a notebook, or what this process allocates outside Gruyère \
+             (libraries, a pool or a context of its own, managed memory).",
         ],
         ..Finding::default()
     })
@@ -193,9 +202,11 @@ fn ceiling(evidence: &Evidence<'_>, refused: &Refused) -> Option<Finding> {
             bytes(limit),
             bytes(total)
         ),
-        advice: &[
-            "To do: raise `limit` in GRUYERE_CONF, or torch.cuda.set_per_process_memory_fraction.",
-        ],
+        advice: evidence.of_torch(
+            &["To do: raise `limit` in GRUYERE_CONF, or \
+               torch.cuda.set_per_process_memory_fraction."],
+            &["To do: raise `limit` in GRUYERE_CONF."],
+        ),
         ..Finding::default()
     })
 }
@@ -225,9 +236,13 @@ fn cuda_graphs(evidence: &Evidence<'_>) -> Option<Finding> {
             pools.len(),
             bytes(free)
         ),
-        advice: &["To do: let graphs that are not replayed at once share a pool \
-             (torch.cuda.graph(g, pool=...)), pad shapes to a few sizes, drop graphs that are \
-             replayed no more."],
+        advice: evidence.of_torch(
+            &["To do: let graphs that are not replayed at once share a pool \
+               (torch.cuda.graph(g, pool=...)), pad shapes to a few sizes, drop graphs that are \
+               replayed no more."],
+            &["To do: let graphs that are not replayed at once share a pool, and drop graphs that \
+               are replayed no more."],
+        ),
         ..Finding::default()
     })
 }
@@ -263,14 +278,60 @@ fn streams(evidence: &Evidence<'_>) -> Option<Finding> {
             bytes(waits),
             bytes(held)
         ),
-        advice: &[
-            "To do: the host runs ahead of a stream that record_stream named: let it wait for that \
-             stream now and then (stream.synchronize() every few steps), or keep fewer batches \
-             under way (FSDP1: limit_all_gathers=True; FSDP2: prefetch fewer modules).",
-        ],
+        advice: evidence.of_torch(
+            &["To do: the host runs ahead of a stream that record_stream named: let it wait for \
+               that stream now and then (stream.synchronize() every few steps), or keep fewer \
+               batches under way (FSDP1: limit_all_gathers=True; FSDP2: prefetch fewer modules)."],
+            &["To do: the host runs ahead of its streams: let it wait for them now and then \
+               (cudaStreamSynchronize), or keep less under way."],
+        ),
         ..Finding::default()
     })
 }
+
+/// The request was refused while whole free pages would have sufficed: they lie in chunks that live
+/// blocks share. Small pieces beside them are the finding of [`pieces`].
+fn split_chunks(evidence: &Evidence<'_>, refused: &Refused) -> Option<Finding> {
+    let held = &evidence.device.held;
+    let idle = held.whole_pages_bytes.saturating_sub(refused.freed_since);
+    let has_room = fits_but_for_pieces(evidence, refused);
+    // Beside much live memory a little would not be the cause.
+    if !has_room || idle < refused.asked || idle < held.reserved_bytes / CAUSE {
+        return None;
+    }
+    let place = evidence.names.place(evidence.sites, refused.site);
+    let by = place.map_or(String::new(), |place| format!(" by {place}"));
+    Some(Finding {
+        cause: Cause::Pieces,
+        // Whoever holds the rest, the request was refused for this alone.
+        bytes: held.reserved_bytes,
+        says: format!(
+            "{} of the {} held is idle, in pieces: whole free pages, in chunks of memory that live \
+             blocks share; no room for the {} asked for{by}",
+            bytes(idle),
+            bytes(held.reserved_bytes),
+            bytes(refused.asked)
+        ),
+        advice: match evidence.slack_would_help(refused.asked) {
+            true => SHORTER_CHUNKS,
+            false => evidence.of_torch(COPIES, MOVED),
+        },
+        ..Finding::default()
+    })
+}
+
+const SHORTER_CHUNKS: Advice = &[
+    "To do: `slack:0` in GRUYERE_CONF takes memory in shorter chunks, whose pages move together \
+     (with more driver calls as the heap grows).",
+];
+const COPIES: Advice =
+    &["To do: after the code that drops most of them, replace those you keep by copies (x = \
+     x.clone(), or one torch.cat) and drop the originals; a clone() where they are made does not \
+     help. Or make the large request in parts."];
+const MOVED: Advice = &[
+    "To do: after most of them are freed, move those that stay together (copy them, and free the \
+     originals), or make the large request in parts.",
+];
 
 /// Whether the request would fit if no free memory lay in pieces.
 fn fits_but_for_pieces(evidence: &Evidence<'_>, refused: &Refused) -> bool {
@@ -313,11 +374,7 @@ fn pieces(evidence: &Evidence<'_>) -> Option<Finding> {
             bytes(held.reserved_bytes)
         ),
         names: site,
-        advice: &[
-            "To do: after the code that drops most of them, replace those you keep by copies (x = \
-             x.clone(), or one torch.cat) and drop the originals; a clone() where they are made \
-             does not help. Or make the large request in parts.",
-        ],
+        advice: evidence.of_torch(COPIES, MOVED),
         accused: None,
     })
 }

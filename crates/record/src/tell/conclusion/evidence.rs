@@ -3,9 +3,12 @@
 use std::ops::RangeInclusive;
 
 use crate::dump::state::{BlockKind, DeviceState, Event, State, Stretch, Training, last_refused};
+use crate::facts::Uses;
 use crate::sites::{Frame, SiteId, Sites};
+use crate::size::Size;
 use crate::{BlockEntry, EventKind, LIFETIME_NAMES};
 
+use super::Advice;
 use super::callers::Callers;
 use super::words::{Names, bytes};
 
@@ -230,13 +233,38 @@ impl<'a> Evidence<'a> {
         })
     }
 
-    /// The sentence about missing lines, if sites are off.
+    /// The sentence about missing lines, if sites are off and could be on.
     pub fn untold(&self) -> Option<String> {
+        let under = match self.state.process.uses {
+            Some(Uses { python: false, .. }) => return None,
+            Some(Uses { torch: false, .. }) => "",
+            _ => ", under python -m gruyere",
+        };
         self.sites.is_empty().then(|| {
-            "No lines of the program are known; `blame:large` in GRUYERE_CONF keeps them, under \
-             python -m gruyere."
-                .to_owned()
+            format!(
+                "No lines of the program are known; `blame:large` in GRUYERE_CONF keeps \
+                 them{under}."
+            )
         })
+    }
+
+    /// Advice for programs of torch's, or for those known to be without.
+    pub fn of_torch(&self, torch: Advice, others: Advice) -> Advice {
+        match self.state.process.uses {
+            Some(Uses { torch: false, .. }) => others,
+            _ => torch,
+        }
+    }
+
+    /// Whether free whole pages would suffice for `asked` bytes, and lie in chunks that less slack
+    /// would have taken shorter.
+    pub fn slack_would_help(&self, asked: u64) -> bool {
+        let is_stitched = self.device.segments.iter().any(|segment| segment.stitched);
+        let settings = self.state.process.configuration.split(',').rev();
+        let slack = settings.filter_map(|one| one.trim().strip_prefix("slack:")).next();
+        let slack = slack.and_then(|slack| slack.trim().parse::<Size>().ok());
+        let is_loose = slack.is_none_or(|slack| slack.resolve(self.device.live_peak_bytes) > 0);
+        is_stitched && is_loose && self.device.held.whole_pages_bytes >= asked
     }
 }
 

@@ -211,7 +211,10 @@ fn advice(
         ];
     }
     if !trains {
-        return &["To do: look whether all blocks of these lines are needed at once."];
+        return match evidence.sites.is_empty() {
+            true => &["To do: free what is not needed at once, or work on less at a time."],
+            false => &["To do: look whether all blocks of these lines are needed at once."],
+        };
     }
     match evidence.recomputes() {
         true => RECOMPUTED,

@@ -7,7 +7,7 @@ use super::evidence::Evidence;
 use super::pile::{self, NO_GRAD};
 use super::unmarked;
 use super::words::{bytes, of};
-use super::{Accused, Cause, Finding};
+use super::{Accused, Advice, Cause, Finding};
 use crate::BlockEntry;
 use crate::sites::{By, Frame, Growth, Phase, Site, SiteId, Usage, usage};
 
@@ -175,7 +175,7 @@ fn grows(evidence: &Evidence<'_>, group: &Group) -> Finding {
         true => {
             finding(Cause::Cache, format!("{place} fills a cache without bound, {tail}"), CACHE)
         }
-        false => finding(Cause::Leak, format!("{place} keeps {tail}"), LEAK),
+        false => finding(Cause::Leak, format!("{place} keeps {tail}"), leak(evidence)),
     };
     let line = evidence.sites.line(first.site);
     let accused = line.map(|line| accused(line, group, more));
@@ -184,6 +184,10 @@ fn grows(evidence: &Evidence<'_>, group: &Group) -> Finding {
 
 fn accused(line: &Frame, group: &Group, more: usize) -> Accused {
     Accused { line: line.clone(), bytes_a_step: group.bytes_a_step(), more }
+}
+
+fn leak(evidence: &Evidence<'_>) -> Advice {
+    evidence.of_torch(LEAK, unmarked::PLAIN)
 }
 
 const LEAK: &[&str] = &[

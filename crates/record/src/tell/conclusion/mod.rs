@@ -37,6 +37,9 @@ use words::{Names, bytes, percent};
 const MOST_HOLDERS: usize = 3;
 const MOST_BESIDES: usize = 2;
 
+/// Remedies, in sentences.
+type Advice = &'static [&'static str];
+
 /// The finding of one cause.
 #[derive(Clone, Debug, Default)]
 struct Finding {
@@ -45,8 +48,8 @@ struct Finding {
     bytes: u64,
     /// The sentence naming it.
     says: String,
-    /// Remedies, in sentences.
-    advice: &'static [&'static str],
+    /// Remedies.
+    advice: Advice,
     /// The site of the line in the sentence, if it holds memory.
     names: SiteId,
     /// The growth in the sentence.

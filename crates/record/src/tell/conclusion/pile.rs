@@ -235,7 +235,7 @@ fn collected(evidence: &Evidence<'_>) -> Option<Finding> {
         cause: Cause::Collected,
         bytes: whole,
         says: format!("{place} collects {count} blocks within step {step}: {told}"),
-        advice: COLLECT,
+        advice: evidence.of_torch(COLLECT, unmarked::PLAIN),
         names: site,
         accused: None,
     })

@@ -11,6 +11,7 @@ use crate::timeline::{Sample, TimelineEntry};
 mod cells;
 mod parts;
 mod pile;
+mod programs;
 mod timelines;
 mod twice;
 mod unmarked;
@@ -24,6 +25,8 @@ struct Made {
     sites: Vec<Site>,
     device: DeviceState,
     blocks: Vec<Block>,
+    /// Whether its pages can move.
+    stitched: bool,
 }
 
 fn frame(file: &str, line: u32, function: &str) -> Frame {
@@ -34,7 +37,8 @@ impl Made {
     /// A device of 16 GiB at the start of step `now`.
     fn at(now: u64) -> Self {
         let device = DeviceState { step: now, total_bytes: 16 * GIB, ..DeviceState::default() };
-        Self { state: State::default(), sites: Vec::new(), device, blocks: Vec::new() }
+        let state = State::default();
+        Self { state, sites: Vec::new(), device, blocks: Vec::new(), stitched: false }
     }
 
     fn site(&mut self, frames: &[Frame], module: &str, phase: Phase) -> SiteId {
@@ -91,9 +95,9 @@ impl Made {
     }
 
     fn state(self) -> State {
-        let Made { mut state, sites, mut device, blocks } = self;
+        let Made { mut state, sites, mut device, blocks, stitched } = self;
         let bytes = blocks.iter().map(|block| block.0).sum();
-        device.segments.push(Segment { bytes, blocks, ..Segment::default() });
+        device.segments.push(Segment { bytes, blocks, stitched, ..Segment::default() });
         state.devices = vec![device];
         state.sites = Sites::new(sites);
         state

@@ -11,7 +11,7 @@ use super::cells::cell;
 use super::evidence::Evidence;
 use super::growth::place;
 use super::words::of;
-use super::{Cause, Finding};
+use super::{Advice, Cause, Finding};
 use crate::dump::state::Event;
 use crate::sites::{By, SiteId, usage};
 use crate::{BlockEntry, EventKind};
@@ -26,12 +26,18 @@ const LEAST_WORK: usize = 8 * PARTS;
 const LEAST_SHARE: u64 = 4;
 
 /// The remedy where no step shows what grows, for the blocks of `site`.
-pub fn advice(evidence: &Evidence<'_>, site: SiteId) -> &'static [&'static str] {
+pub fn advice(evidence: &Evidence<'_>, site: SiteId) -> Advice {
     match evidence.sites.get(site).and_then(cell) {
         Some(_) => IN_A_CELL,
-        None => UNMARKED,
+        None => evidence.of_torch(UNMARKED, PLAIN),
     }
 }
+
+/// The remedy of a program without torch.
+pub const PLAIN: Advice = &[
+    "To do: find what keeps them, and give a bound to a cache, or to the number of requests under \
+     way.",
+];
 
 const UNMARKED: &[&str] = &[
     "To do: find what keeps them, and give a bound to a cache, or to the number of requests under \

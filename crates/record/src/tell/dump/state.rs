@@ -7,7 +7,7 @@
 
 use super::concluded::Conclusion;
 use super::origins::Origins;
-use crate::facts::Process;
+use crate::facts::{Process, Uses};
 use crate::held::{IDLE, LOST, Shares};
 use crate::sites::{Frame, SiteId, Sites};
 use crate::size::Bytes;
@@ -100,13 +100,17 @@ pub struct ProcessState {
     pub command: String,
     /// `GRUYERE_CONF`.
     pub configuration: String,
+    /// What the program is made of, if known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uses: Option<Uses>,
 }
 
 impl From<Process> for ProcessState {
     fn from(process: Process) -> Self {
-        let Process { pid, rank, local_rank, world_size, host, command, configuration, .. } =
-            process;
-        Self { pid, rank, local_rank, world_size, host, command, configuration }
+        let Process {
+            pid, rank, local_rank, world_size, host, command, configuration, uses, ..
+        } = process;
+        Self { pid, rank, local_rank, world_size, host, command, configuration, uses }
     }
 }
 

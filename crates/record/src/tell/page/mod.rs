@@ -97,6 +97,7 @@ pub fn write(out: &mut dyn Write, state: &State, about: &About) -> io::Result<()
         "lines": told,
         "other_lines": lines.others(),
         "knows_lines": !state.sites.is_empty(),
+        "has_lines": process.uses.is_none_or(|uses| uses.python),
         "course": course,
         "latest": latest,
         "map": map,

@@ -174,7 +174,8 @@ if (!facts.course && !facts.latest) put(section("Over the run"), "p",
 const held = section(`Live at the end, ${of}`);
 lines.forEach((line, number) => drawLine(held, line, number));
 if (rest.count) put(held, "p", `${classes[classes.length - 1].name}: ${size(rest.bytes)} in ${blocks(rest.blocks)}.`, "soft");
-if (!facts.knows_lines) put(held, "p", "No lines of the program are known; `blame:large` in GRUYERE_CONF keeps them, "
+if (!facts.has_lines) ; // Lines are those of Python.
+else if (!facts.knows_lines) put(held, "p", "No lines of the program are known; `blame:large` in GRUYERE_CONF keeps them, "
   + "under python -m gruyere.", "soft");
 else if (!lines.some(line => line.source)) put(held, "p", "No source is shown: its files are not here, or were changed "
   + "since the run began.", "soft");
