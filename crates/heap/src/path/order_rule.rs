@@ -313,8 +313,8 @@ impl Central {
         self.pending = pending;
     }
 
-    /// Whether a wait of `waiter` for `work` of `stream` would order any free or pending memory that
-    /// is not ordered yet. If so, one for later work of the stream would too.
+    /// Whether a wait of `waiter` for `work` of `stream` would order any free or pending memory,
+    /// which is not ordered yet. If so, one for later work of the stream would too.
     fn wait_would_gain(&self, waiter: u32, stream: u32, work: Work) -> bool {
         !self.order.has(waiter, stream, work) && self.would_gain(stream, work)
     }

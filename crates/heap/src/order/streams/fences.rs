@@ -134,3 +134,34 @@ impl Lag {
         self.of_this_step.load(Ordering::Relaxed).max(last)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fence(age: u64) -> Fence {
+        let (event, at) = (EventHandle(age as usize), Instant::now());
+        Fence { work: Work::of_all(age), event, age, at }
+    }
+
+    #[test]
+    fn past_the_most_an_event_stands_for_the_one_before_it_and_nothing_that_it_covers_is_lost() {
+        let mut fences = Fences::default();
+        let number = MOST as u64 + 3;
+        for age in 0..number {
+            // Each covers the stream of all, and two others in turn.
+            fences.push(ALL_STREAMS, fence(age), vec![(ALL_STREAMS, age), (age as u32 % 2, age)]);
+        }
+        let queue = &fences.pending[&ALL_STREAMS];
+        let ages: Vec<u64> = queue.iter().map(|fence| fence.age).collect();
+        let kept: Vec<u64> = (0..MOST as u64 - 1).chain([number - 1]).collect();
+        assert_eq!(ages, kept);
+        assert_eq!(fences.spare.len(), 3, "the events of the others are used again");
+        let mut last = fences.covered[&(number - 1)].clone();
+        last.sort_unstable();
+        let newest = |parity: u64| (0..number).filter(|age| age % 2 == parity).max().unwrap();
+        let all = [(0, newest(0)), (1, newest(1)), (ALL_STREAMS, number - 1)];
+        assert_eq!(last, all);
+        assert_eq!(fences.covered.len(), MOST);
+    }
+}
