@@ -33,12 +33,15 @@ def newcomer(tmp_path):
 SUMMARY = r"gruyere: peak live [\d.]+ \wiB, held [\d.]+ \wiB \(\+[\d.]+%\); [\d.]+ s in "
 
 
-def test_a_script_ends_with_one_line_of_what_it_did(newcomer):
+def test_a_script_ends_with_what_it_did_and_the_command_on_a_line_of_its_own(newcomer):
     lines = newcomer.on_a_terminal("-m", "gruyere", "train.py").splitlines()
     told = [line for line in lines if line.startswith("gruyere: peak")]
     assert len(told) == 1 and re.match(SUMMARY, told[0]), lines
     python = os.path.basename(sys.executable)
-    assert told[0].endswith(f"gruyere compare --stand-in -- {python} train.py"), "it is on one"
+    # It is on the stand-in.
+    command = f"gruyere compare --stand-in -- {python} train.py"
+    behind = lines[lines.index(told[0]) + 1]
+    assert behind.endswith(command) and max(map(len, (told[0], behind))) <= 80, lines
 
 
 @pytest.mark.thorough

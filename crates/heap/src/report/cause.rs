@@ -494,7 +494,7 @@ mod tests {
     #[test]
     fn a_size_that_no_device_has_is_told_for_what_it_is() {
         let text = Report { asked: u64::MAX - 4095, ..full() }.to_string();
-        assert!(text.starts_with("CUDA out of memory. Tried to allocate 16.00 EiB. GPU 0 has"));
+        assert!(text.starts_with("CUDA out of memory. Tried to allocate 17179869184.00 GiB."));
         assert!(text.contains("a negative size, or one that overflowed?"), "{text}");
     }
 
