@@ -15,7 +15,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import ModuleType
@@ -24,6 +23,7 @@ from typing import IO, Any, NoReturn, Optional
 from . import _stand_in
 from ._dryrun.answers import Answers
 from ._errors import GruyereError, say
+from ._files import replacing
 from ._imports import when_imported
 from ._native import conf
 from ._steps import _Leader
@@ -221,16 +221,10 @@ def _place(file: Path, to: str) -> None:
     try:
         if os.path.lexists(to) and (os.path.islink(to) or not os.path.isfile(to)):
             raise FileExistsError(errno.EEXIST, "not a regular file")
-        # Beside it first: the two may be on different disks.
-        handle, part = tempfile.mkstemp(prefix=f"{file.name}.", dir=os.path.dirname(to))
-        os.close(handle)
-        try:
-            shutil.copyfile(file, part)
-            shutil.copymode(file, part)
-            os.replace(part, to)
-        except OSError:
-            os.unlink(part)
-            raise
+        # The two may be on different disks.
+        with file.open("rb") as written, replacing(Path(to), f"{file.name}.") as part:
+            shutil.copyfileobj(written, part)
+            os.fchmod(part.fileno(), os.fstat(written.fileno()).st_mode & 0o7777)
     except OSError as error:
         say(f"gruyere: --stand-in: the trace was not kept: {to}: {error.strerror}")
 

@@ -10,6 +10,7 @@ pub mod fork;
 pub mod history;
 pub mod loader;
 pub mod native;
+mod objects;
 mod oom;
 pub mod pool;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]

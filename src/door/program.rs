@@ -1,9 +1,10 @@
 //! What the program in this process is made of, by the libraries that it has loaded.
+#![deny(unsafe_code)]
 
-use super::python;
+use super::{objects, python};
 use crate::heap::Heap;
 use crate::record::facts::Uses;
-use std::ffi::{CStr, c_int, c_void};
+use std::ffi::CStr;
 
 /// Tells the record what the program is made of by now, and returns it.
 pub(super) fn tell(heap: &Heap) -> Uses {
@@ -14,27 +15,7 @@ pub(super) fn tell(heap: &Heap) -> Uses {
 
 /// Whether the process has loaded a library, in any version.
 pub(super) fn is_loaded(library: &str) -> bool {
-    struct Search<'a> {
-        library: &'a str,
-        found: bool,
-    }
-    unsafe extern "C" fn visit(
-        info: *mut libc::dl_phdr_info,
-        _: usize,
-        data: *mut c_void,
-    ) -> c_int {
-        // SAFETY: the loader's own structure, and the search passed below, which nothing else
-        // refers to meanwhile.
-        let (name, search) = unsafe { ((*info).dlpi_name, &mut *data.cast::<Search<'_>>()) };
-        // SAFETY: where it is not null, the loader's string.
-        search.found |=
-            !name.is_null() && is_file_of(search.library, unsafe { CStr::from_ptr(name) });
-        c_int::from(search.found)
-    }
-    let mut search = Search { library, found: false };
-    // SAFETY: `visit` is called back with the pointer passed here, before this returns.
-    unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut search).cast()) };
-    search.found
+    objects::any(&mut |file| is_file_of(library, file))
 }
 
 fn is_file_of(library: &str, path: &CStr) -> bool {

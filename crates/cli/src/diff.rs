@@ -10,8 +10,8 @@ use std::path::Path;
 use gruyere_record::dump::from_record;
 use gruyere_record::dump::state::{self, State};
 use gruyere_record::held::LOST;
-use gruyere_record::plain;
 use gruyere_record::size::BinaryBytes;
+use gruyere_record::{counted, plain};
 use serde_json::{Value, json};
 
 use crate::amounts::growth;
@@ -277,8 +277,7 @@ fn text(before: &State, after: &State, changes: &[DeviceChange]) -> String {
         }
         for (title, blocks) in [("new", &change.new), ("gone", &change.gone)] {
             let bytes = BinaryBytes(blocks.bytes);
-            let noun = if blocks.blocks == 1 { "block" } else { "blocks" };
-            line(format_args!("  {title}: {} {noun}, {bytes}", blocks.blocks));
+            line(format_args!("  {title}: {}, {bytes}", counted(blocks.blocks, "block")));
             for block in &blocks.largest {
                 let step = block.step.map_or("?".to_owned(), |step| step.to_string());
                 line(format_args!(

@@ -4,6 +4,8 @@ use std::fmt;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
+use clap::CommandFactory;
+use clap::error::ErrorKind;
 use gruyere_record::ReadError;
 
 /// Exit code of a command; each command's help names those it uses.
@@ -52,6 +54,13 @@ impl fmt::Display for Failure {
 }
 
 impl std::error::Error for Failure {}
+
+/// Ends the process with wrong usage of the command `name`, as clap does.
+pub fn wrong_usage(name: &str, kind: ErrorKind, text: impl fmt::Display) -> ! {
+    let mut command = crate::Cli::command();
+    let command = command.find_subcommand_mut(name).cloned().unwrap_or_default();
+    command.bin_name(format!("gruyere {name}")).error(kind, text).exit()
+}
 
 /// Prints a line on stderr for the command `name`. A missing reader is not the command's error.
 pub fn say(name: &str, text: impl fmt::Display) {

@@ -77,8 +77,6 @@ pub struct Device {
     pub rate: Option<f64>,
     /// Forecast of out of memory.
     pub forecast: Forecast,
-    /// Whether memory grows without a forecast, because it would last too long.
-    pub is_far: bool,
     rates: Rate,
     map: Option<Map>,
     /// Whether memory has moved since the map was read.
@@ -219,7 +217,6 @@ impl Followed {
                     peak: 0,
                     rate: None,
                     forecast: Forecast::default(),
-                    is_far: false,
                     rates: Rate::default(),
                     map: None,
                     has_moved: false,
@@ -246,9 +243,6 @@ impl Followed {
                 device.timeline = self.reader.timeline(number as u32).entries;
                 let points: Vec<Point> = device.timeline.iter().map(Point::from).collect();
                 device.forecast = forecast(&points, capacity(&device.snapshot));
-                // On a device that is full by now, each steady growth has a forecast.
-                device.is_far = device.forecast == Forecast::NoGrowth
-                    && matches!(forecast(&points, 1), Forecast::Growing(_));
             }
             device.peak = recent::peak(&device.timeline, &device.snapshot, is_running);
         }

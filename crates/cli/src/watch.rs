@@ -5,14 +5,14 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use clap::CommandFactory;
+use clap::error::ErrorKind;
 use gruyere_record::DeviceGauge;
 use gruyere_record::watch::{self as thresholds, Alarm, Passed, Threshold, Unit};
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use crate::amounts::bytes;
-use crate::failure::{Ended, Exit, Failure, say};
+use crate::failure::{Ended, Exit, Failure, say, wrong_usage};
 use crate::follow::{Device, Followed, Follower, Life, Which};
 use crate::output::{self, Audience};
 use crate::target::{Folder, Target};
@@ -80,13 +80,6 @@ pub struct Arguments {
 /// The shortest time between two samples.
 const SHORTEST: Duration = Duration::from_millis(100);
 
-/// Ends the process with wrong usage, as clap does.
-fn wrong_usage(text: impl std::fmt::Display) -> ! {
-    let mut command = crate::Cli::command();
-    let command = command.find_subcommand_mut("watch").cloned().unwrap_or_default();
-    command.bin_name("gruyere watch").error(clap::error::ErrorKind::ValueValidation, text).exit()
-}
-
 impl Arguments {
     /// Parses the processes and the thresholds.
     fn read(&self) -> Result<(Which, Vec<Threshold>), String> {
@@ -121,7 +114,9 @@ impl Arguments {
 }
 
 pub fn run(arguments: &Arguments) -> Ended {
-    let (which, thresholds) = arguments.read().unwrap_or_else(|reason| wrong_usage(reason));
+    let (which, thresholds) = arguments
+        .read()
+        .unwrap_or_else(|reason| wrong_usage("watch", ErrorKind::ValueValidation, reason));
     let mut follower = Follower::new(which)?;
     let begin = Instant::now();
     let end = arguments.time.map(Duration::from);

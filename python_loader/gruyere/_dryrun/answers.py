@@ -52,24 +52,25 @@ class Answers:
         # None if torch is not built for CUDA, and in the tests' fake torch.
         if getattr(getattr(torch, "version", None), "cuda", None) is None:
             return
+        from torch.library import Library
+
+        # The registrations last as long as this object.
+        self.library = Library("aten", "IMPL")
         known = Known()
         self.finite, self.masks = Finite(self.answered, known), Masks(self.answered, known)
-        self.finite.watch(torch)
-        self.masks.watch(torch)
-        self._linalg()
+        self.finite.watch(torch, self.library)
+        self.masks.watch(torch, self.library)
+        self._linalg(self.library)
 
-    def _linalg(self) -> None:
+    def _linalg(self, library: Any) -> None:
         """torch.linalg: functions whose kernels may fail check whether they have."""
-        from torch.library import Library
 
         def check(info: Any, _name: str, *, is_matrix: bool) -> None:
             # Allocates what the check itself would.
             info.any()
             self.answered[FACTORED] += 1
 
-        # The registration lasts as long as this object.
-        self.library = Library("aten", "IMPL")
-        self.library.impl("_linalg_check_errors", check, "CUDA")
+        library.impl("_linalg_check_errors", check, "CUDA")
 
     def _scaler(self, module: ModuleType) -> None:
         """GradScaler: a skipped step takes less memory than a step that is done."""

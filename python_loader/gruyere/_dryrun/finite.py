@@ -7,10 +7,11 @@ from __future__ import annotations
 import functools
 import math
 import operator
-import weakref
 from collections import Counter
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, Callable, Optional
+
+from .identity import ByIdentity
 
 FINITE = "torch.isnan, isinf, isfinite: every value is finite"
 
@@ -51,26 +52,17 @@ class Known:
     """Tensors of which every element has a value that is known."""
 
     def __init__(self) -> None:
-        # By the tensor's id: the tensor, its version then, and the value.
-        self.values: dict[int, tuple[weakref.ref[Any], Optional[int], Any]] = {}
+        # The tensor's version then, and the value.
+        self.values: ByIdentity[tuple[Optional[int], Any]] = ByIdentity()
 
     def note(self, tensor: Any, value: Any) -> None:
-        number, values = id(tensor), self.values
-
-        def gone(ref: weakref.ref[Any]) -> None:
-            # Another object may have the same id by now.
-            if number in values and values[number][0] is ref:
-                del values[number]
-
-        values[number] = weakref.ref(tensor, gone), _version(tensor), value
+        self.values[tensor] = _version(tensor), value
 
     def get(self, tensor: Any) -> Any:
         """The value of every element; None if it is not known, or was until something was written
         to the tensor."""
-        entry = self.values.get(id(tensor))
-        if entry is None or entry[0]() is not tensor or entry[1] != _version(tensor):
-            return None
-        return entry[2]
+        version, value = self.values.get(tensor) or (None, None)
+        return value if value is None or version == _version(tensor) else None
 
 
 def _version(tensor: Any) -> Optional[int]:
@@ -87,8 +79,8 @@ class Finite:
         self.answered = answered
         self.known = known
 
-    def watch(self, torch: ModuleType) -> None:
-        """Install the hooks. Call once torch is imported."""
+    def watch(self, torch: ModuleType, library: Any) -> None:
+        """Install the hooks, and register operators in `library`. Call once torch is imported."""
         self.torch: Any = torch
         for name, value in _CHECKS.items():
             self._both(name, functools.partial(self._checked, value))
@@ -103,8 +95,7 @@ class Finite:
         for name in ("item", *_READS):
             self._patch(torch.Tensor, name, functools.partial(self._read, _READS.get(name)))
         # Anomaly detection checks each gradient in C++; the result is on the host there.
-        self.library = torch.library.Library("aten", "IMPL")
-        self.library.impl("_is_any_true", self._is_any_true, "CUDA")
+        library.impl("_is_any_true", self._is_any_true, "CUDA")
 
     def _both(self, name: str, wrap: Callable[..., Any]) -> None:
         self._patch(self.torch.Tensor, name, wrap)

@@ -18,8 +18,8 @@ class Floats:
     def ordinary(self, tensor: Any, name: str, found: Any) -> Any:
         """What the method `name` of a tensor on the device has `found`, with numbers of ordinary
         size for those that were invented."""
-        least = self.torch.finfo(tensor.dtype).smallest_normal
-        least *= self.torch.finfo(tensor.dtype).eps
+        about = self.torch.finfo(tensor.dtype)
+        least = about.smallest_normal * about.eps
         if name == "__int__":
             return int(self._of(tensor.item(), least))
         if isinstance(found, self.torch.Tensor):
@@ -36,8 +36,7 @@ class Floats:
         return found
 
     def _fill(self, found: Any, least: float) -> None:
-        torch = self.torch
-        with torch.no_grad():
+        with self.torch.no_grad():
             values = found.detach()
             for number, value in enumerate(_ORDINARY, 1):
                 values[values == number * least] = value

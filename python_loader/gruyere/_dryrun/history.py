@@ -7,6 +7,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from .._files import replacing
+
 # The file name suffix that `gruyere report` looks for (crates/cli/src/report/dry.rs).
 _SUFFIX = ".dryrun.json"
 
@@ -22,16 +24,10 @@ def keep(folder: str, run: dict[str, Any], text: str) -> Path:
     """Write an answer atomically: readers of the folder see all of it or nothing."""
     seconds = run["started_nanoseconds"] // 1_000_000_000
     file = Path(folder, f"{run['name']}.{seconds}-{run['pid']}{_SUFFIX}")
-    descriptor, name = tempfile.mkstemp(prefix=".keeping-", dir=folder)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as unfinished:
-            unfinished.write(text)
-        # Apply the umask, as for any other output file: mkstemp makes the file private.
+    with replacing(file, ".keeping-") as unfinished:
+        unfinished.write(text.encode())
+        # Apply the umask, as for any other output file.
         mask = os.umask(0)
         os.umask(mask)
-        os.chmod(name, 0o666 & ~mask)
-        os.rename(name, file)
-    except BaseException:
-        os.unlink(name)
-        raise
+        os.fchmod(unfinished.fileno(), 0o666 & ~mask)
     return file

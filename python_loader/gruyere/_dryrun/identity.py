@@ -20,6 +20,9 @@ class ByIdentity(Generic[Value]):
         entry = self.known.get(id(key))
         return entry[1] if entry is not None and entry[0]() is key else None
 
+    def __len__(self) -> int:
+        return len(self.known)
+
     def __contains__(self, key: Any) -> bool:
         entry = self.known.get(id(key))
         return entry is not None and entry[0]() is key

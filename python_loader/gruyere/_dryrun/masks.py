@@ -18,13 +18,11 @@ class Masks:
         self.answered = answered
         self.known = known
 
-    def watch(self, torch: ModuleType) -> None:
-        """Install the hook. Call once torch is imported."""
+    def watch(self, torch: ModuleType, library: Any) -> None:
+        """Register the operator in `library`. Call once torch is imported."""
         self.torch: Any = torch
-        # Operators, autograd's too, count a mask by this one. The registration lasts as long as
-        # this object.
-        self.library = self.torch.library.Library("aten", "IMPL")
-        self.library.impl("nonzero", self._nonzero, "CUDA")
+        # Operators, autograd's too, count a mask by this one.
+        library.impl("nonzero", self._nonzero, "CUDA")
 
     def _nonzero(self, mask: Any) -> Any:
         torch = self.torch

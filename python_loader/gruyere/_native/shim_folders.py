@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Optional
 
 from .. import _errors
+from .._files import replacing
 
 # How long to wait for another process's build before going on without a shim. A build takes 12 s
 # of a core, and several times that on a node whose ranks all start at once.
@@ -111,14 +112,8 @@ def sweep(folder: Path) -> None:
 
 def remember(failed: Path, why: str) -> None:
     """Record that building is futile, by writing `failed` atomically."""
-    with contextlib.suppress(OSError):
-        descriptor, name = tempfile.mkstemp(prefix=".failing-", dir=failed.parent)
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as to:
-                to.write(f"{why}\n")
-            os.rename(name, failed)
-        except OSError:
-            os.unlink(name)
+    with contextlib.suppress(OSError), replacing(failed, ".failing-") as unfinished:
+        unfinished.write(f"{why}\n".encode())
 
 
 def say(line: str) -> None:

@@ -404,30 +404,40 @@ pub unsafe fn pool_set_access(
 ) -> CudaError {
     // SAFETY: the caller's promise.
     let error = unsafe { runtime.cudaMemPoolSetAccess(pool, list, count) };
-    if error == 0 && !list.is_null() {
+    if error == 0 {
+        let is_default = |device| current::is_default_pool(runtime, pool, device);
         // SAFETY: the real function has read as many.
-        let list = unsafe { std::slice::from_raw_parts(list, count) };
-        guarded((), || {
-            share_default_pool(list, |device| current::is_default_pool(runtime, pool, device));
-        });
+        unsafe { share_default_pool(list, count, is_default) };
     }
     error
 }
 
 /// Lets the devices that `list` names reach the heap's memory of the device whose default pool
 /// `is_default` knows.
-pub fn share_default_pool(list: &[AccessDesc], is_default: impl Fn(i64) -> bool) {
-    let peers: Vec<_> = list.iter().filter_map(AccessDesc::grants).collect();
-    if peers.is_empty() {
+///
+/// # Safety
+/// `list` is null, or `count` descriptions can be read there.
+pub unsafe fn share_default_pool(
+    list: *const AccessDesc,
+    count: usize,
+    is_default: impl Fn(i64) -> bool,
+) {
+    if list.is_null() {
         return;
     }
-    if let Ok(heap) = heap()
-        && let Some(owner) = (0..i64::from(heap.device_count())).find(|&device| is_default(device))
-        && peers.iter().any(|&peer| peer != owner)
-    {
-        heap.use_devices(&[owner]);
-        heap.use_devices(&peers);
-    }
+    // SAFETY: the caller's promise.
+    let list = unsafe { std::slice::from_raw_parts(list, count) };
+    guarded((), || {
+        let peers: Vec<_> = list.iter().filter_map(AccessDesc::grants).collect();
+        if !peers.is_empty()
+            && let Ok(heap) = heap()
+            && let Some(owner) = (0..i64::from(heap.device_count())).find(|&one| is_default(one))
+            && peers.iter().any(|&peer| peer != owner)
+        {
+            heap.use_devices(&[owner]);
+            heap.use_devices(&peers);
+        }
+    });
 }
 
 /// Begins a capture on `stream` by `real`.

@@ -6,6 +6,7 @@
 //! process may have several runtimes. So a search of the caller's own libraries follows: the object
 //! around the return address, and its dependencies.
 
+use super::super::objects;
 use std::ffi::{CStr, OsStr, c_char, c_int, c_uint, c_void};
 use std::mem::MaybeUninit;
 use std::os::unix::ffi::OsStrExt;
@@ -426,31 +427,14 @@ fn runtime_version(function: *mut c_void) -> Option<&'static [u8]> {
 
 /// Searches every libcudart of the process, however loaded.
 fn in_any_runtime(symbol: &CStr) -> *mut c_void {
-    struct Search<'a> {
-        symbol: &'a CStr,
-        files: Vec<std::ffi::CString>,
-    }
-    unsafe extern "C" fn visit(
-        info: *mut libc::dl_phdr_info,
-        _: usize,
-        data: *mut c_void,
-    ) -> c_int {
-        // SAFETY: the loader's own structure, and the Search that was passed below; nothing else
-        // refers to it meanwhile.
-        let (name, search) = unsafe { ((*info).dlpi_name, &mut *data.cast::<Search<'_>>()) };
-        if !name.is_null() {
-            // SAFETY: the loader's string.
-            let name = unsafe { CStr::from_ptr(name) };
-            if version_in(name).is_some() {
-                search.files.push(name.to_owned());
-            }
+    let mut files = Vec::new();
+    objects::any(&mut |file| {
+        if version_in(file).is_some() {
+            files.push(file.to_owned());
         }
-        0
-    }
-    let mut search = Search { symbol, files: Vec::new() };
-    // SAFETY: `visit` is called back with the pointer that is passed here, before this returns.
-    unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut search).cast()) };
-    let found = search.files.iter().map(|file| in_loaded(file.as_ptr(), search.symbol));
+        false
+    });
+    let found = files.iter().map(|file| in_loaded(file.as_ptr(), symbol));
     found.into_iter().find(|address| !address.is_null()).unwrap_or(ptr::null_mut())
 }
 

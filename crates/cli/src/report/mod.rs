@@ -8,11 +8,11 @@ mod runs;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
-use clap::CommandFactory;
+use clap::error::ErrorKind;
 use gruyere_record::run::Run;
 use serde_json::Value;
 
-use crate::failure::{Ended, Exit, Failure, say};
+use crate::failure::{Ended, Exit, Failure, say, wrong_usage};
 use crate::output;
 use crate::target::Folder;
 use bounds::{Bounds, Share};
@@ -105,7 +105,11 @@ pub fn run(arguments: &Arguments) -> Ended {
         (None, Some(history)) => {
             files::latest(history, wanted)?.ok_or_else(|| no_run(history, arguments))?
         }
-        (None, None) => wrong_usage(),
+        (None, None) => wrong_usage(
+            "report",
+            ErrorKind::MissingRequiredArgument,
+            "name a run, a pid or a record, or --history FOLDER (its latest run)",
+        ),
     };
     let before = match (&arguments.against, &arguments.history) {
         (Some(run), _) => Some(Kept::load(run, &arguments.folder)?),
@@ -140,15 +144,6 @@ pub fn run(arguments: &Arguments) -> Ended {
     };
     output::print(format_args!("{}\n", text.trim_end()))?;
     Ok(if compared.worse.is_empty() { Exit::Fine } else { Exit::Past })
-}
-
-/// Ends the process with wrong usage, as clap does.
-fn wrong_usage() -> ! {
-    let mut command = crate::Cli::command();
-    let command = command.find_subcommand_mut("report").cloned().unwrap_or_default();
-    let text = "name a run, a pid or a record, or --history FOLDER (its latest run)";
-    let kind = clap::error::ErrorKind::MissingRequiredArgument;
-    command.bin_name("gruyere report").error(kind, text).exit()
 }
 
 fn no_run(history: &Path, arguments: &Arguments) -> Failure {

@@ -101,22 +101,32 @@ fn places() -> Vec<PathBuf> {
     places
 }
 
-/// The Python package's libraries under a prefix; of several interpreters, the newest first.
+/// The Python package's libraries under a prefix.
 fn packages(prefix: &Path) -> Vec<PathBuf> {
+    let folders = site_packages(prefix).into_iter();
+    folders.map(|folder| folder.join("gruyere").join(NAME)).filter(|file| file.is_file()).collect()
+}
+
+/// Where Python's packages may lie under a prefix; of several interpreters, the newest first.
+pub fn site_packages(prefix: &Path) -> Vec<PathBuf> {
     let mut interpreters: Vec<(u32, PathBuf)> = ["lib", "lib64"]
         .into_iter()
         .filter_map(|folder| std::fs::read_dir(prefix.join(folder)).ok())
         .flat_map(|entries| entries.flatten())
         .filter_map(|entry| {
-            let minor = entry.file_name().to_str()?.strip_prefix("python3.")?.parse().ok()?;
+            // Debian's own packages are those of every minor version.
+            let minor = match entry.file_name().to_str()?.strip_prefix("python3")? {
+                "" => 0,
+                minor => minor.strip_prefix('.')?.parse().ok()?,
+            };
             Some((minor, entry.path()))
         })
         .collect();
     interpreters.sort_by_key(|(minor, _)| std::cmp::Reverse(*minor));
     let in_one = |(_, folder): (u32, PathBuf)| {
-        ["site-packages", "dist-packages"].map(|kind| folder.join(kind).join("gruyere").join(NAME))
+        ["site-packages", "dist-packages"].map(|kind| folder.join(kind))
     };
-    interpreters.into_iter().flat_map(in_one).filter(|file| file.is_file()).collect()
+    interpreters.into_iter().flat_map(in_one).collect()
 }
 
 /// The absolute path, if a program can load the file.

@@ -4,6 +4,7 @@
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
+use super::library::site_packages;
 use super::program;
 
 /// Whether torch lies where `interpreter` (a command's first word) looks for packages. A package in
@@ -22,16 +23,7 @@ pub fn is_installed_for(interpreter: &OsStr) -> bool {
 
 /// Whether torch is installed for a Python of this prefix.
 fn has_torch(prefix: &Path) -> bool {
-    let versions = ["lib", "lib64"]
-        .into_iter()
-        .flat_map(|folder| std::fs::read_dir(prefix.join(folder)).into_iter().flatten().flatten());
-    versions
-        .filter(|entry| entry.file_name().to_str().is_some_and(|name| name.starts_with("python3")))
-        .any(|entry| {
-            ["site-packages", "dist-packages"]
-                .iter()
-                .any(|packages| entry.path().join(packages).join("torch").is_dir())
-        })
+    site_packages(prefix).iter().any(|folder| folder.join("torch").is_dir())
 }
 
 #[cfg(test)]

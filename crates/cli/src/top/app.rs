@@ -43,8 +43,6 @@ pub struct Row {
     pub rate: Option<f64>,
     /// Forecast of out of memory.
     pub forecast: Forecast,
-    /// Whether memory grows without a forecast, because it would last too long.
-    pub is_far: bool,
 }
 
 impl Row {
@@ -303,7 +301,6 @@ impl App {
                     peak: device.peak,
                     rate: device.rate.filter(|_| runs),
                     forecast: if runs { device.forecast } else { Forecast::Unknown },
-                    is_far: runs && device.is_far,
                 };
                 if runs {
                     let ticks = self.ticks.entry(key).or_default();

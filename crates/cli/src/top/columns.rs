@@ -168,7 +168,6 @@ columns! {
     /// Time to out of memory.
     OomIn "OOM IN" 8 0 |row| match row.life {
         _ if row.ending.as_ref().is_some_and(|ending| ending.ran_out) => "ran out".to_owned(),
-        Life::Live if row.is_far => FAR.to_owned(),
         Life::Live => oom_in(row.forecast),
         life => life.name().to_owned(),
     };
@@ -212,14 +211,12 @@ impl Column {
 /// Minimum width of the command.
 const COMMAND: u16 = 10;
 
-/// In the place of a forecast: memory grows, and lasts for very long.
-pub const FAR: &str = "far";
-
 /// A forecast in a few cells.
 pub fn oom_in(forecast: Forecast) -> String {
     match forecast {
         Forecast::Unknown => "...".to_owned(),
         Forecast::NoGrowth => "-".to_owned(),
+        Forecast::Far => "far".to_owned(),
         Forecast::Unsure => "?".to_owned(),
         Forecast::Growing(growth) if growth.seconds < 1.0 => "now".to_owned(),
         Forecast::Growing(growth) => Duration(growth.seconds).to_string(),

@@ -619,8 +619,7 @@ pub fn urgency(app: &App, row: &Row, column: super::columns::Column) -> Style {
         },
         Column::OomIn => match row.forecast {
             Forecast::Growing(growth) if growth.seconds < SOON => theme.bad(),
-            Forecast::Growing(_) | Forecast::Unsure => theme.warn(),
-            _ if row.is_far => theme.warn(),
+            Forecast::Growing(_) | Forecast::Unsure | Forecast::Far => theme.warn(),
             _ => theme.dim(),
         },
         Column::Live => theme.live(),

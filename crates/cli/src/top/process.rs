@@ -8,7 +8,7 @@ use gruyere_record::{DeviceGauge, LIFETIME_NAMES};
 use ratatui::text::{Line, Span};
 
 use super::app::{App, Row};
-use super::columns::{FAR, oom_in};
+use super::columns::oom_in;
 use super::fit::wrap;
 use super::panels::{self, count};
 use super::sick;
@@ -87,10 +87,11 @@ pub fn lines(app: &App, row: &Row, width: usize) -> Vec<Line<'static>> {
     ] {
         let value = match metric.value(&row.facts()) {
             // A threshold is never passed then, but memory may run out all the same.
-            _ if metric == Metric::OomIn && row.forecast == Forecast::Unsure => {
+            _ if metric == Metric::OomIn
+                && matches!(row.forecast, Forecast::Unsure | Forecast::Far) =>
+            {
                 oom_in(row.forecast)
             }
-            _ if metric == Metric::OomIn && row.is_far => FAR.to_owned(),
             Some(value) => metric.unit().show(value),
             None => "-".to_owned(),
         };

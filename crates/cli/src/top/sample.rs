@@ -7,7 +7,6 @@ use gruyere_record::{DeviceGauge, LIFETIME_NAMES};
 use jiff::Timestamp;
 use serde_json::{Map, Value, json};
 
-use super::columns::FAR;
 use crate::follow::{Device, Followed, Follower};
 use crate::shares;
 use crate::sites::SeldomRead;
@@ -85,8 +84,8 @@ fn device(device: &Device) -> Value {
         "allocated_bytes_per_second": device.rate,
         "forecast": match device.forecast {
             Forecast::Unknown => "unknown",
-            Forecast::NoGrowth if device.is_far => FAR,
             Forecast::NoGrowth => "no growth",
+            Forecast::Far => "far",
             Forecast::Unsure => "unsure",
             Forecast::Growing(_) => "growing",
         },

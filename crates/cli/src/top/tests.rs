@@ -83,17 +83,7 @@ pub fn row(rank: u64, life: Life, forecast: Forecast) -> Row {
     let key =
         (PathBuf::from(format!("/dev/shm/gruyere-1-{}-3-0.record", 4200 + rank)), snapshot.device);
     let peak = (40 + 2 * rank) * GIB;
-    Row {
-        key,
-        process,
-        life,
-        ending: None,
-        snapshot,
-        peak,
-        rate: Some(3.5e10),
-        forecast,
-        is_far: false,
-    }
+    Row { key, process, life, ending: None, snapshot, peak, rate: Some(3.5e10), forecast }
 }
 
 pub fn growing(seconds: f64) -> Forecast {
@@ -328,7 +318,7 @@ fn growth_that_is_not_forecast_is_not_shown_as_none() {
 fn growth_that_ends_too_far_away_for_a_forecast_is_not_shown_as_none() {
     let mut app = app(Theme::new(false));
     app.rows.retain(|row| row.process.pid == 4200);
-    (app.rows[0].forecast, app.rows[0].is_far) = (Forecast::NoGrowth, true);
+    app.rows[0].forecast = Forecast::Far;
     let screen = shown(&mut app, 120, 40);
     let row = screen.lines().find(|line| line.contains("4200")).expect("the row");
     assert!(row.split_whitespace().any(|word| word == "far"), "{screen}");

@@ -313,19 +313,16 @@ impl Report {
         ];
         let much: Vec<_> =
             parts.into_iter().filter(|part| is_much(part.0, self.reserved)).collect();
+        let is_full = !is_much(self.reserved.saturating_sub(self.live), self.reserved);
         let mut said = match self.reserved {
             0 => "Gruyère holds no memory of it".to_owned(),
-            reserved => format!("Gruyère holds {}", Bytes(reserved)),
+            reserved if much.is_empty() && is_full => {
+                format!("Gruyère holds {}, nearly all of it live", Bytes(reserved))
+            }
+            reserved => {
+                format!("Gruyère holds {}: {} live", Bytes(reserved), Bytes(self.live))
+            }
         };
-        if self.reserved == 0 {
-            // Nothing of it is live, or anything else.
-        } else if much.is_empty()
-            && !is_much(self.reserved.saturating_sub(self.live), self.reserved)
-        {
-            said.push_str(", nearly all of it live");
-        } else {
-            said.push_str(&format!(": {} live", Bytes(self.live)));
-        }
         for (bytes, what) in much {
             said.push_str(&format!(", {} {what}", Bytes(bytes)));
         }

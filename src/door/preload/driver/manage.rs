@@ -314,12 +314,10 @@ pub unsafe fn pool_set_access(
     real: impl FnOnce() -> CuResult,
 ) -> CuResult {
     let code = real();
-    if code == 0 && !list.is_null() {
+    if code == 0 {
+        let is_default = |device| context::is_default_pool(pool, device);
         // SAFETY: the real function has read as many.
-        let list = unsafe { std::slice::from_raw_parts(list, count) };
-        guarded((), || {
-            share_default_pool(list, |device| context::is_default_pool(pool, device));
-        });
+        unsafe { share_default_pool(list, count, is_default) };
     }
     code
 }

@@ -20,7 +20,7 @@
 //! look like growth, so more is required: each quarter of the span must exceed all earlier need;
 //! the span must have gone up and down several times by much more than it grew; and the run's first
 //! half must have needed most of the need now (or a model is just being loaded). Growth that would
-//! take far longer than it was seen for is none either.
+//! take far longer than it was seen for has no forecast: [`Forecast::Far`].
 //!
 //! **What is not known.** A leak that began with the program, without marks, looks like a model
 //! that is being loaded, or like a rhythm: [`Forecast::Unsure`], if the need exceeds all before it.
@@ -75,6 +75,8 @@ pub enum Forecast {
     Unknown,
     /// No steady growth in the points.
     NoGrowth,
+    /// Steady growth, which would take far longer than it was seen for: no forecast.
+    Far,
     /// Growth beyond all earlier need, but no steps are marked, and it may be the program's
     /// beginning or a rhythm: no forecast.
     Unsure,
@@ -134,7 +136,7 @@ pub fn forecast(points: &[Point], capacity: u64) -> Forecast {
     };
     let begin = run.first().map_or(last.seconds, |point| point.seconds);
     let age = last.seconds - begin;
-    let (mut seen, mut is_unsure) = (false, false);
+    let (mut seen, mut is_unsure, mut is_far) = (false, false, false);
     let mut share = 0.5;
     while share >= SHORTEST {
         let since = last.seconds - age * share;
@@ -143,11 +145,15 @@ pub fn forecast(points: &[Point], capacity: u64) -> Forecast {
         let windows = windows(span, is_marked);
         if windows.len() >= LEAST_WINDOWS {
             seen = true;
-            let growth = growth(before, &windows, last.seconds, usable(points, capacity))
-                .filter(|growth| growth.seconds <= HORIZON * age * share);
-            let is_new = || is_marked || is_no_beginning(before, span, begin + age / 2.0);
+            let growth = growth(before, &windows, last.seconds, usable(points, capacity));
+            let is_near = |growth: &Growth| growth.seconds <= HORIZON * age * share;
+            let is_new = || {
+                let middle = begin + age / 2.0;
+                is_marked || exceeds(before, span) && is_no_beginning(before, span, middle)
+            };
             match growth {
-                Some(growth) if (is_marked || exceeds(before, span)) && is_new() => {
+                Some(growth) if !is_near(&growth) => is_far |= is_new(),
+                Some(growth) if is_new() => {
                     let steps = span.last().zip(span.first()).map(|(last, first)| {
                         last.step.saturating_sub(first.step) as f64 / (last.seconds - first.seconds)
                             * growth.seconds
@@ -163,10 +169,11 @@ pub fn forecast(points: &[Point], capacity: u64) -> Forecast {
         }
         share /= 2.0;
     }
-    match (seen, is_unsure) {
-        (false, _) => Forecast::Unknown,
-        (true, false) => Forecast::NoGrowth,
-        (true, true) => Forecast::Unsure,
+    match (seen, is_unsure, is_far) {
+        (false, ..) => Forecast::Unknown,
+        (true, true, _) => Forecast::Unsure,
+        (true, false, true) => Forecast::Far,
+        (true, false, false) => Forecast::NoGrowth,
     }
 }
 

@@ -158,7 +158,7 @@ impl Metric {
             Self::Rate => facts.rate?,
             Self::OomIn => match facts.forecast {
                 Forecast::Unknown => return None,
-                Forecast::NoGrowth | Forecast::Unsure => f64::INFINITY,
+                Forecast::NoGrowth | Forecast::Far | Forecast::Unsure => f64::INFINITY,
                 Forecast::Growing(growth) => growth.seconds,
             },
             Self::Gauge(gauge) => device.gauge(gauge) as f64 / gauge.unit().per_base() as f64,
