@@ -118,13 +118,24 @@ class Overlay:
     def _mount(self, path: str) -> bool:
         if self.count >= _MOST:
             raise OSError(f"more than {_MOST} overlays would be needed")
+        try:
+            told = os.stat(path)
+            lower = os.open(path, os.O_PATH)
+        except FileNotFoundError:
+            # It has been removed since it was listed: another run's folder, beside ours.
+            return False
+        try:
+            return self._overlay(path, lower, told)
+        finally:
+            os.close(lower)
+
+    def _overlay(self, path: str, lower: int, told: os.stat_result) -> bool:
         layer = f"{self.layers}/{self.tried}"
         self.tried += 1
         upper, work = f"{layer}/files", f"{layer}/work"
         os.makedirs(upper)
         os.mkdir(work)
         # The mount's root has the upper folder's owner and mode.
-        told = os.stat(path)
         try:
             os.chown(upper, told.st_uid, told.st_gid)
         except OSError:
@@ -132,17 +143,13 @@ class Overlay:
             pass
         os.chmod(upper, told.st_mode & 0o7777)
         self._lead(path, upper)
-        lower = os.open(path, os.O_PATH)
         options = f"userxattr,lowerdir=/proc/self/fd/{lower},upperdir={upper},workdir={work}"
         try:
             kernel.mount("overlay", path, "overlay", options=options)
         except OSError:
             return False
-        finally:
-            os.close(lower)
         self.count += 1
         return True
-
 
     def _lead(self, path: str, upper: str) -> None:
         """Create the folders on the way to the homes. Otherwise the overlay would copy them up at
