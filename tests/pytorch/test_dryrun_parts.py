@@ -14,6 +14,7 @@ from gruyere._dryrun.identity import ByIdentity, named_modules, named_tensors
 from gruyere._dryrun.lines import Lines
 from gruyere._dryrun.main import DryRun
 from gruyere._dryrun.optimizers import Optimizers, short
+from gruyere._dryrun.rest import Rest
 from gruyere._dryrun.runs import Plan, Ran
 from gruyere._dryrun.settings import Settings
 from gruyere._dryrun.sizing import Sizing, limit, sizes_itself
@@ -136,7 +137,7 @@ def test_how_a_program_ended_is_told_by_what_ended_it(first, then, outcome):
     then.__context__ = first
     worker = object.__new__(Worker)
     worker.torch, worker.found = Torch, Found(COMPLETED)
-    worker.reach, worker.refused = Reach(["files", "network"]), []
+    worker.reach, worker.refused, worker.rest = Reach(["files", "network"]), [], Rest(False)
     worker.stopped_by(then)
     assert worker.found.outcome == outcome
 
@@ -145,7 +146,7 @@ def test_an_environment_without_torch_is_told_of_and_is_no_fault_of_the_programs
     def stopped_by(missing):
         worker = object.__new__(Worker)
         worker.torch, worker.found = None, Found(COMPLETED)
-        worker.reach, worker.refused = Reach(["files", "network"]), []
+        worker.reach, worker.refused, worker.rest = Reach(["files", "network"]), [], Rest(False)
         worker.stopped_by(ModuleNotFoundError(f"No module named {missing!r}", name=missing))
         return worker.found
 
@@ -364,7 +365,8 @@ def test_the_programs_own_fraction_is_what_it_runs_into():
     run = {"allocator": "torch", "fits": False, "failed": False, "margin": -GIB, "caught": 0,
            "limit": 8 * GIB, "short": ""}  # fmt: skip
     said = text.verdict({
-        "trust": {"reasons": []}, "growth": None, "verdict": {"max_bytes": None, "needs": None},
+        "trust": {"reasons": []}, "growth": None,
+        "verdict": {"max_bytes": None, "needs": None, "fits": False},
         "gpus": [{"id": "t4-16", "runs": [run], "kernels": True}],
         "program": {"steps": 3, "steps_asked": 3},
         "sizing": {"asked": None, "fraction": 0.5, "limited": "train.py:2", "caught": 0},

@@ -63,7 +63,8 @@ def report(*activations, asked=None, growth=None, fits=True):
         "trust": {"reasons": []},
         "gpus": [{"id": "t4-16", "runs": [run], "kernels": True}],
         "growth": growth,
-        "verdict": {"max_bytes": None, "needs": None},
+        "rest": None,
+        "verdict": {"max_bytes": None, "needs": None, "fits": fits},
         "program": {"steps": len(activations), "steps_asked": asked or len(activations)},
         "steps": Trace(*activations).steps(),
     }

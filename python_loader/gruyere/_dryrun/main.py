@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Callable, NoReturn, Optional
@@ -26,7 +27,7 @@ from .._sandbox import Folder
 from .._sandbox import choose as sandbox
 from . import gpus, history, page, report, text
 from .gpus import Gpu
-from .runs import RANDOM, ROOM, ZEROS, Plan, Ran, Runner, at_once, called, named
+from .runs import RANDOM, ROOM, ZEROS, Plan, Ran, Rest, Runner, at_once, called, named
 from .sizing import asks
 from .sweep import Sweep
 from .trust import begins, difference
@@ -234,16 +235,41 @@ class DryRun:
         # A program that fails even with room to spare does not fail for lack of memory.
         lame = {id(ran): with_room for ran, with_room in zip(short, room) if with_room.failed}
         plain = self.standing([lame.get(id(ran), ran) for ran in plain])
+        rest = self.rest(first, plain)
         with_room = {(ran.plan.gpu["id"], ran.plan.allocator): ran for ran in room}
         smallest = (
-            self.smallest([ran for ran in (*plain, *room) if ran.fits])
+            self.smallest([ran for ran in (*map(rest.after, plain), *room) if ran.fits])
             if self.asked["smallest"]
             else {}
         )
         return report.made(
             self.asked, arguments, first, second, plain, with_room, smallest,
-            sweep.table() if sweep else None, self.by_host,
+            sweep.table() if sweep else None, self.by_host, rest,
         )  # fmt: skip
+
+    def rest(self, first: Ran, plain: list[Ran]) -> Rest:
+        """The runs that go on after the steps of those that fit."""
+        fitting = [ran for ran in plain if ran.fits]
+        has_rest = first.fits and first.found.facts.get("has_rest") and fitting
+        # What the program does at its end, with invented weights, must not stay.
+        if not (has_rest and self.runner.box.keeps_all_in):
+            return Rest()
+        whole = self.run(replace(first.plan, rest=True), is_soft=True)
+        is_out = whole.found.outcome == OUT_OF_MEMORY
+        is_more = whole.found.allocated_peak > first.found.allocated_peak
+        rest = Rest(whole, is_out or (whole.completed and is_more))
+        if rest.needs_more:
+            gone_on = self.together((replace(ran.plan, rest=True) for ran in fitting), is_soft=True)
+            # Other values on the device must lead to an out-of-memory too.
+            out = [ran for ran in gone_on if ran.found.outcome == OUT_OF_MEMORY]
+            again = self.together((replace(ran.plan, values=RANDOM) for ran in out), is_soft=True)
+            sure = [ran for ran, same in zip(out, again) if same.found.outcome == OUT_OF_MEMORY]
+            rest.rows = {
+                (ran.plan.gpu["id"], ran.plan.allocator): ran
+                for ran in gone_on
+                if ran.completed or ran in sure
+            }
+        return rest
 
     def may_have_room(self, ran: Ran) -> bool:
         """Whether a run on a device with room shows what the program needs: not if it would then
@@ -330,7 +356,7 @@ class DryRun:
             row = Row(ran.plan.allocator, "", physical_peak=ran.found.physical_peak)
 
             def attempt(memory: int) -> Any:
-                plan = self.plain(ran.plan.gpu, ran.plan.allocator, ran.plan.arguments, memory)
+                plan = replace(ran.plan, memory=memory)
                 tried = self.run(plan, may_fail=True)
                 found = tried.found
                 if found.outcome == FAILED or tried.short:
@@ -349,9 +375,11 @@ class DryRun:
             if row.fit_bytes is not None
         }
 
-    def together(self, plans: Iterable[Plan], may_fail: bool = False) -> list[Ran]:
+    def together(
+        self, plans: Iterable[Plan], may_fail: bool = False, is_soft: bool = False
+    ) -> list[Ran]:
         with self.threads() as threads:
-            return list(threads.map(partial(self.run, may_fail=may_fail), plans))
+            return list(threads.map(partial(self.run, may_fail=may_fail, is_soft=is_soft), plans))
 
     @contextmanager
     def threads(self) -> Iterator[ThreadPoolExecutor]:
@@ -363,11 +391,12 @@ class DryRun:
                 self.runner.stop()
                 raise
 
-    def run(self, plan: Plan, may_fail: bool = False) -> Ran:
-        """Do the run of a plan, or return its earlier result. Raises Unusable and Broken."""
+    def run(self, plan: Plan, may_fail: bool = False, is_soft: bool = False) -> Ran:
+        """Do the run of a plan, or return its earlier result. Raises Unusable and Broken, unless
+        it `is_soft`: then the answer can do without it."""
         key = (
             plan.allocator, plan.gpu["id"], plan.memory, plan.arguments, plan.values, plan.analysed,
-            plan.more, plan.again,
+            plan.more, plan.again, plan.rest,
         )  # fmt: skip
         if key not in self.known:
             number = self.progress.begin(text.of_plan(plan, self.usable(plan.gpu)))
@@ -378,6 +407,8 @@ class DryRun:
             finally:
                 self.progress.end(number)
         ran = self.known[key]
+        if is_soft:
+            return ran
         if ran.found.outcome == UNUSABLE:
             raise Unusable(ran.found.reason)
         if ran.found.outcome == REFUSED or (ran.failed and not may_fail):

@@ -11,9 +11,11 @@ import socket
 from collections import Counter
 from typing import Any, Optional
 
+from .._bench.measure import COMPLETED, OUT_OF_MEMORY
 from .gpus import GIB
 from .masks import SELECTED
-from .runs import ROOM, Ran, called
+from .rest import BATCHES
+from .runs import ROOM, Ran, Rest, called
 from .sizing import asks, limit, sizes_itself
 from .trust import difference
 
@@ -36,7 +38,11 @@ _LIBRARIES = {
 # What the requests of a program may differ by under two allocators: bytes, and share of the peak.
 _ROUNDING, _SHARE = 4 << 20, 0.03
 # Facts of a run that do not describe the machine.
-_TOLD = ("answered", "left_out", "sizing", "never_stepped", "short")
+_TOLD = (
+    "answered", "left_out", "sizing", "never_stepped", "short", "has_rest", "rest",
+)  # fmt: skip
+# The phase of a peak that is none of the steps'.
+AFTER = "after the steps"
 _WORDS = {
     FITS: "fits", BROKEN: "failed", TOO_LARGE: "does not fit", UNTRUSTED: "not trustworthy",
 }  # fmt: skip
@@ -59,6 +65,7 @@ def made(
     smallest: dict[tuple[str, str], int],
     sweep: Optional[dict[str, Any]],
     by_host: bool = False,
+    rest: Rest = Rest(),
 ) -> dict[str, Any]:
     """The report. `first` and `second` are the two analysed runs. `by_host`: their requests differ
     also with the same values on the device."""
@@ -68,12 +75,16 @@ def made(
         for ran in plain:
             if ran.plan.gpu is gpu:
                 key = (gpu["id"], ran.plan.allocator)
-                rows.append(_row(ran, with_room.get(key), smallest.get(key), gpu))
+                rows.append(_row(rest.after(ran), with_room.get(key), smallest.get(key), gpu))
         gpus.append({
             **_gpu(gpu), "runs": rows, "fits": any(row["fits"] for row in rows),
             "kernels": _kernels(gpu, first),
         })  # fmt: skip
     analysis = first.found.analysis or {}
+    shown = analysis
+    if rest.whole is not None and rest.needs_more and rest.whole.found.analysis:
+        shown = rest.whole.found.analysis
+        shown["peak"] = {**shown["peak"], "step": 0, "phase": AFTER}
     trust = _trust(first, second, plain, by_host)
     caught = max((ran.found.caught for ran in (first, *plain) if ran.completed), default=0)
     sizing = sizes_itself(first.found.facts.get("sizing"), caught)
@@ -122,12 +133,29 @@ def made(
             "outcome": first.found.outcome,
         },
         "fixed_costs": _fixed(gpus[0], first),
-        "peak": analysis.get("peak"),
+        "peak": shown.get("peak"),
         "growth": analysis.get("growth"),
         "steps": analysis.get("steps"),
-        "timeline": analysis.get("timeline"),
+        "rest": _rest(rest),
+        "timeline": shown.get("timeline"),
         "trust": trust,
         "sweep": sweep,
+    }  # fmt: skip
+
+
+def _rest(rest: Rest) -> Optional[dict[str, Any]]:
+    """What was found after the steps; None if nothing was run there."""
+    if rest.whole is None:
+        return None
+    found = rest.whole.found
+    told = found.facts.get("rest")
+    if told is None or found.outcome not in (COMPLETED, OUT_OF_MEMORY):
+        reason = found.reason or "the program ended before its steps were made"
+        told = {"stopped": reason, "line": "", "inside": "", "growth": None}
+        return {**told, "batches": BATCHES, "peak_live": None, "needs_more": None}
+    return {
+        **told, "batches": BATCHES, "peak_live": found.allocated_peak,
+        "needs_more": rest.needs_more,
     }  # fmt: skip
 
 
@@ -165,9 +193,10 @@ def _row(
                 ("peak_live", "peak_requested", "peak_held", "margin", "smallest_device",
                  "smallest_gpu")
             ),
-            "at_size": ran.plan.memory != ROOM, "retries": 0, "caught": 0,
+            "at_size": ran.plan.memory != ROOM, "retries": 0, "caught": 0, "after": "",
         }  # fmt: skip
     told = ran.found if fits or room is None else room.found
+    after = ran.found.facts.get("rest") or {}
     bound = limit(told.facts.get("sizing"), gpu["memory"], usable(gpu))
     has = usable(gpu) if bound is None else bound
     margin = has - told.physical_peak
@@ -195,6 +224,7 @@ def _row(
         "smallest_gpu": None if smallest is None else smallest + gpu["context"],
         "limit": bound,
         "short": ran.short,
+        "after": "" if fits else after.get("line", ""),
     }  # fmt: skip
 
 

@@ -52,6 +52,8 @@ class Plan:
     """Steps beyond those asked."""
     again: bool = False
     """The same run once more."""
+    rest: bool = False
+    """Whether the run goes on after its steps (`rest`)."""
 
 
 @dataclass
@@ -88,6 +90,22 @@ class Ran:
     def failed(self) -> bool:
         """Whether the run has no figures: it neither completed nor ran out of memory."""
         return self.found.outcome in (FAILED, FAULTS, NOTHING)
+
+
+@dataclass
+class Rest:
+    """The runs that went on after their steps."""
+
+    whole: Optional[Ran] = None
+    """The analysed one; None if nothing is known to follow the steps."""
+    needs_more: bool = False
+    """Whether it had more live after its steps than in them, or ran out of memory there."""
+    rows: dict[tuple[str, str], Ran] = field(default_factory=dict)
+    """If so: the runs by GPU and allocator."""
+
+    def after(self, ran: Ran) -> Ran:
+        """The run that went on where `ran` ended and shows more than it, or `ran`."""
+        return self.rows.get((ran.plan.gpu["id"], ran.plan.allocator), ran)
 
 
 class Stopped(Exception):
@@ -156,7 +174,7 @@ class Runner:
             "allocator": plan.allocator, "steps": self.request["steps"] + plan.more,
             "script": self.request.get("script"), "module": self.request.get("module"),
             "arguments": plan.arguments, "answer": str(answer), "progress": writable,
-            "analysed": plan.analysed, "closed": self.box.closed,
+            "analysed": plan.analysed, "rest": plan.rest, "closed": self.box.closed,
         }  # fmt: skip
         environment = Contender(plan.allocator).environment(self.machine, of_users=True)
         environment.update(
@@ -218,9 +236,7 @@ class Runner:
             others,
         )  # fmt: skip
 
-    def _await(
-        self, run: Run, readable: int, progress: Callable[[str], None]
-    ) -> Union[int, Found]:
+    def _await(self, run: Run, readable: int, progress: Callable[[str], None]) -> Union[int, Found]:
         """Wait for the run. Returns its exit code, or the result if it had to be ended."""
         seconds = self.request["timeout"]
         deadline = time.monotonic() + seconds

@@ -13,13 +13,15 @@ from typing import Any, Callable
 
 from .._bench.script import Enough
 from .._imports import when_imported
+from .rest import Rest
 
 # The number of steps that a trainer may still take after the request to stop.
 PATIENCE = 2
 
 
 class Stops:
-    def __init__(self) -> None:
+    def __init__(self, rest: Rest) -> None:
+        self.rest = rest
         self.enough = False
         # The number of running trainings that can be requested to stop.
         self.trainings = 0
@@ -34,19 +36,24 @@ class Stops:
         trainer: Any = module.Trainer
         trainer.train = self._training(trainer.train)
         handler: Any = module.CallbackHandler
-        for name in ("on_step_end", "on_epoch_end"):
-            setattr(handler, name, self._asking(getattr(handler, name)))
+        handler.on_step_end = self._asking(handler.on_step_end, _evaluates)
+        handler.on_epoch_end = self._asking(handler.on_epoch_end, lambda *_: False)
 
-    def _asking(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a callback of transformers to request that the trainer stop, without a further
-        evaluation or save."""
+    def _asking(
+        self, call: Callable[..., Any], evaluates: Callable[[Any, Any], bool]
+    ) -> Callable[..., Any]:
+        """Wrap a callback of transformers to request that the trainer stop, without a save.
+        Where the run goes on, it evaluates as it would, and if `evaluates` says so of the trainer's
+        arguments and state."""
 
         @functools.wraps(call)
-        def calling(*arguments: Any, **options: Any) -> Any:
-            control = call(*arguments, **options)
+        def calling(handler: Any, arguments: Any, state: Any, *more: Any, **options: Any) -> Any:
+            control = call(handler, arguments, state, *more, **options)
             if self.enough:
+                asks = control.should_evaluate or evaluates(arguments, state)
                 control.should_training_stop = True
-                control.should_evaluate = control.should_save = False
+                control.should_evaluate = self.rest.has_begun and asks
+                control.should_save = False
             return control
 
         return calling
@@ -72,7 +79,7 @@ class Stops:
                 result = train(*arguments, **options)
             finally:
                 self.trainings -= 1
-            if self.enough:
+            if self.enough and not self.rest.has_begun:
                 raise Enough(0)
             return result
 
@@ -80,7 +87,15 @@ class Stops:
 
     def reached(self, steps: int, asked: int) -> None:
         """Called when the optimiser has done the steps of the run. Raises Enough, unless a running
-        trainer can be requested to stop."""
+        trainer can be requested to stop, or the run goes on."""
         self.enough = True
-        if not self.trainings or steps >= asked + PATIENCE:
+        goes_on = self.rest.begin(self.trainings > 0) or self.trainings > 0
+        if not goes_on or steps >= asked + PATIENCE:
             raise Enough(0)
+
+
+def _evaluates(arguments: Any, state: Any) -> bool:
+    """Whether a trainer of transformers evaluates after one of its steps."""
+    strategy = getattr(arguments, "eval_strategy", "no")
+    every = getattr(state, "eval_steps", 0) or 0
+    return getattr(strategy, "value", strategy) == "steps" and 0 < every <= state.max_steps

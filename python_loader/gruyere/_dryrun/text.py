@@ -100,6 +100,8 @@ def verdict(report: dict[str, Any]) -> str:
             )
     if is_trusted and SELECTED in report["trust"].get("answered", {}):
         said.append("Masks select every element in these runs: with fewer it needs less.")
+    if is_trusted and report["verdict"]["fits"]:
+        said += _after(report)
     if differ:
         said.append(_differing(report, *differ))
     if report["growth"]:
@@ -110,6 +112,38 @@ def verdict(report: dict[str, Any]) -> str:
         word = "within" if needs <= bound else "more than"
         said.append(f"It needs {size(needs)}, {word} the {size(bound)} of --max-gb.")
     return " ".join(said)
+
+
+def _after(report: dict[str, Any]) -> list[str]:
+    """Sentences on what comes after the steps, where they fit and it was run."""
+    rest = report["rest"]
+    if not rest or rest["needs_more"] is None:
+        return []
+    said = []
+    if rest["needs_more"]:
+        said.append(f"The peak is after the steps, at {report['peak']['line']}.")
+    elif not rest["stopped"]:
+        said.append(
+            f"The rest of the program, with {rest['batches']} batches of each DataLoader, needs no "
+            "more."
+        )
+    growth = rest["growth"]
+    if growth:
+        each, has = growth["bytes_a_batch"], growth["batches"]
+        runs = report["gpus"][0]["runs"]
+        left = max((row["margin"] for row in runs if row["fits"]), default=0)
+        if has is None or each * (has - rest["batches"]) > left:
+            of = "" if has is None else f" of its {has:,}"
+            said.append(
+                f"But each batch of the DataLoader at {growth['line']} leaves {size(each)} behind: "
+                f"if that goes on, {report['gpus'][0]['id']} is full after {left // each:,} "
+                f"more{of}."
+            )
+    return said
+
+
+def _inside(rest: dict[str, Any]) -> str:
+    return f", in {rest['inside']}" if rest["inside"] else ""
 
 
 def _these(report: dict[str, Any]) -> str:
@@ -129,6 +163,12 @@ def _unfit(report: dict[str, Any], gpu: dict[str, Any], is_trusted: bool) -> str
     sizing = report.get("sizing") or {}
     limits = [row["limit"] for row in gpu["runs"] if row.get("limit") is not None]
     missing = f"at least {size(-max(margins))}" if margins else ""
+    after = [row["after"] for row in gpu["runs"] if row.get("after")]
+    if after and is_trusted:
+        return (
+            f"It does not fit on {gpu['id']}: its steps do, and after them it runs out of memory "
+            f"at {after[0]}{_inside(report['rest'])}{missing and f': {missing} too small'}."
+        )
     if not is_trusted:
         return f"These runs did not fit on {gpu['id']}{missing and f': {missing} too small'}."
     if limits:
@@ -175,10 +215,20 @@ def scope(report: dict[str, Any]) -> list[str]:
     number = program["steps"]
     ran = f"{number} step{'s' * (number != 1)}"
     said = []
+    rest = report["rest"]
     if number >= program["steps_asked"]:
+        later = "longer input" if rest else "longer input, an evaluation, a checkpoint"
         said.append(
-            f"The dry run covers the first {ran}, not what comes later (longer input, an "
-            "evaluation, a checkpoint): --steps COUNT runs more."
+            f"The dry run covers the first {ran}, not what comes later ({later}): --steps COUNT "
+            "runs more."
+        )
+    if rest:
+        until = (
+            f", until it stopped at {rest['line']}: {rest['stopped']}" if rest["stopped"] else ""
+        )
+        said.append(
+            f"The rest of the program was run with {rest['batches']} batches of each DataLoader"
+            f"{until}."
         )
     if found:
         least, most = min(found["activations"]), max(found["activations"])
@@ -245,10 +295,12 @@ def _table(rows: list[list[str]], left: int = 1, gap: int = 2) -> list[str]:
     """Lines of aligned columns, `gap` blanks apart; the first `left` columns are left-aligned."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return [
-        (" " * gap).join(
+        (" " * gap)
+        .join(
             cell.ljust(widths[column]) if column < left else cell.rjust(widths[column])
             for column, cell in enumerate(row)
-        ).rstrip()
+        )
+        .rstrip()
         for row in rows
     ]
 
@@ -394,7 +446,9 @@ def _kinds(report: dict[str, Any], width: int) -> str:
         return ""
     if not peak["bytes"]:
         return "Nothing was ever live: the program requested no memory."
-    when = f"in step {peak['step']}, {peak['phase']}, " if peak["phase"] else ""
+    when = f"{peak['phase']}, " if peak["phase"] else ""
+    if peak["step"]:
+        when = f"in step {peak['step']}, {when}"
     where = f"{when}at {peak['line']}"
     lines = [_wrapped(f"Live at the peak: {size(peak['bytes'])}, {where}", width)]
     for kind, number in peak["kinds"].items():

@@ -19,6 +19,7 @@ from .lines import Lines
 from .live import analyse
 from .hooks import Hooks
 from .optimizers import Optimizers, short
+from .rest import Rest
 from .settings import Settings
 from .sizing import Sizing
 from .stops import Stops
@@ -68,9 +69,7 @@ class Worker(Watch):
     cudnn = True
 
     def __init__(self, request: dict[str, Any]) -> None:
-        super().__init__(
-            request["allocator"], None, request["steps"], Reach(request["closed"])
-        )
+        super().__init__(request["allocator"], None, request["steps"], Reach(request["closed"]))
         self.found = Found(COMPLETED, pid=os.getpid())
         self.progress: int = request["progress"]
         # Child processes of the program must not hold it open.
@@ -79,7 +78,8 @@ class Worker(Watch):
         self.analysed: bool = request["analysed"]
         self.module: Optional[str] = request["module"]
         self.hooks: Optional[Hooks] = None
-        self.stops = Stops()
+        self.rest = Rest(request["rest"])
+        self.stops = Stops(self.rest)
         self.stops.watch()
         self.answers = Answers()
         self.answers.watch()
@@ -104,6 +104,7 @@ class Worker(Watch):
         self.settings.imported(torch)
         self.optimizers.watch(torch, lines)
         self.sizing.watch(torch, lines)
+        self.rest.watch(torch, lines)
         super().imported(torch)
         self._tell("torch is imported")
 
@@ -115,6 +116,7 @@ class Worker(Watch):
     def _mark(self) -> None:
         super()._mark()
         self.optimizers.step_is_over()
+        self.rest.step_is_over()
 
     def _note_host_time(self) -> None:
         super()._note_host_time()
@@ -129,6 +131,7 @@ class Worker(Watch):
                 return
             self.last_step = self.found.steps
         self.stops.reached(self.found.steps, self.last_step)
+        self._tell("after its steps")
 
     def stopped_by(self, error: BaseException) -> None:
         ended = any(isinstance(cause, Enough) for cause in causes(error))
@@ -144,6 +147,12 @@ class Worker(Watch):
                 "Python that has it: --python PYTHON"
             )
             return
+        if self.rest.has_begun:
+            is_out = self.torch is not None and is_out_of_memory(self.torch, error)
+            self.rest.ended_by(error, is_out)
+            if not is_out:
+                # The steps are done, and what was found until then counts.
+                return
         super().stopped_by(error)
         if self.refused:
             self.found.outcome, self.found.refused = REFUSED, self.refused
@@ -186,6 +195,8 @@ class Worker(Watch):
             found.facts["left_out"] = sorted(self.settings.left_out)
             found.facts["sizing"] = self.sizing.facts(self.torch)
             found.facts["never_stepped"] = self.optimizers.never()
+            found.facts["has_rest"] = self.rest.feeding is not None
+            found.facts["rest"] = self.rest.facts()
         if found.outcome == COMPLETED and self.steps is not None:
             made = len(self.optimizers.all)
             found.facts["short"] = short(made, found.steps, self.steps, found.caught)

@@ -205,6 +205,11 @@ class Box:
             return []
         return ["files"] if self.allowed.network else ["files", "network"]
 
+    @property
+    def keeps_all_in(self) -> bool:
+        """Whether nothing that a program writes stays, and it reaches no network."""
+        return self.way != NONE and self.allowed == Allowed()
+
     def said(self) -> str:
         """The sandbox's guarantees, in a sentence."""
         if self.way == NONE:

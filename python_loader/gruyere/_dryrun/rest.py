@@ -1,0 +1,220 @@
+"""The rest of the program, after the steps of a dry run: an evaluation, a test, its end.
+
+A run of the rest goes on after its steps. The iteration of the DataLoader that fed them ends, as at
+the end of an epoch; every other DataLoader gives a few batches; and the run ends with the program,
+or where the program begins to train again. What the run finds are figures of fewer batches than the
+program's, so it shows what an evaluation needs, and not what a long one gathers: that is told by
+what each batch leaves behind.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import sys
+import threading
+import time
+import weakref
+from types import ModuleType, TracebackType
+from typing import Any, Callable, Optional
+
+from .._bench.measure import first_line
+from .._bench.script import Enough
+from .._imports import when_imported
+from .lines import Lines
+
+# The batches that a DataLoader gives once the steps are made: the first may leave more behind than
+# the others, and a batch may be let go in the next one.
+BATCHES = 4
+# Fewer bytes than this left behind by a batch are not reported.
+_LITTLE = 1 << 20
+# The rest may take this many seconds, or as long as the run until then.
+_SECONDS = 60
+# The seconds in which it ends once it is told to.
+_PATIENCE = 15
+
+
+class _Iteration:
+    """An iteration of a DataLoader."""
+
+    def __init__(self, loader: Any, line: str) -> None:
+        self.loader = weakref.ref(loader)
+        self.line = line
+        # The number of batches that the DataLoader has.
+        self.batches: Optional[int] = None
+        try:
+            self.batches = len(loader)
+        except Exception:
+            # Its dataset has no length, or the program's own code for it fails.
+            pass
+        # Live bytes each time that the program asked for a batch, once the steps are made.
+        self.live: list[int] = []
+
+    def growth(self) -> int:
+        """The bytes that each batch leaves behind; 0 if they leave none."""
+        changes = [after - before for before, after in zip(self.live, self.live[1:])]
+        return min(changes[1:], default=0)
+
+
+class Rest:
+    def __init__(self, is_asked: bool) -> None:
+        self.is_asked = is_asked
+        self.torch: Any = None
+        self.lines: Optional[Lines] = None
+        self.pid = os.getpid()
+        self.started = time.monotonic()
+        self.iterations: weakref.WeakKeyDictionary[Any, _Iteration] = weakref.WeakKeyDictionary()
+        # The iteration that gave the latest batch, and the one that had given the last before the
+        # latest step.
+        self.latest: Optional[_Iteration] = None
+        self.feeding: Optional[_Iteration] = None
+        self.has_begun = False
+        self.over = threading.Event()
+        # The iteration whose batches leave most behind.
+        self.growing: Optional[_Iteration] = None
+        # Why the rest could not be followed to its end.
+        self.stopped = ""
+        # The program's line where it ended by an error, and the library's below it.
+        self.line = self.inside = ""
+
+    def watch(self, torch: ModuleType, lines: Lines) -> None:
+        """Install the hooks. Call once torch is imported."""
+        self.torch, self.lines = torch, lines
+        when_imported("torch.utils.data.dataloader", self._loaders)
+
+    def _loaders(self, module: ModuleType) -> None:
+        kind: Any = module.DataLoader
+        iterator: Any = module._BaseDataLoaderIter
+        kind.__iter__ = self._beginning(kind.__iter__)
+        iterator.__next__ = self._giving(iterator.__next__)
+
+    def _beginning(self, begin: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(begin)
+        def beginning(loader: Any) -> Any:
+            if os.getpid() != self.pid or self.lines is None:
+                return begin(loader)
+            feeding = self.feeding
+            if self.has_begun and feeding is not None and feeding.loader() is loader:
+                # The next epoch.
+                raise Enough(0)
+            iterator = begin(loader)
+            line = self.lines.of_stack(sys._getframe(1))
+            self.iterations[iterator] = _Iteration(loader, line)
+            return iterator
+
+        return beginning
+
+    def _giving(self, give: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(give)
+        def giving(iterator: Any) -> Any:
+            of = self.iterations.get(iterator)
+            if of is None or os.getpid() != self.pid:
+                return give(iterator)
+            if self.has_begun:
+                self._sample(of)
+                if of is self.feeding or len(of.live) > BATCHES:
+                    raise StopIteration
+            batch = give(iterator)
+            self.latest = of
+            return batch
+
+        return giving
+
+    def _sample(self, of: _Iteration) -> None:
+        if not self.torch.cuda.is_initialized():
+            return
+        of.live.append(self.torch.cuda.memory_allocated())
+        if len(of.live) > BATCHES:
+            most = _LITTLE if self.growing is None else self.growing.growth() + 1
+            if of.growth() >= most:
+                self.growing = of
+
+    def step_is_over(self) -> None:
+        self.feeding = self.latest
+
+    def begin(self, is_training_by_itself: bool) -> bool:
+        """Called after the steps. Returns whether the run goes on. `is_training_by_itself`: a
+        trainer ends its training, so that its DataLoader need not end."""
+        if self.has_begun or not self.is_asked or self.feeding is None:
+            return self.has_begun
+        self.has_begun = True
+        if is_training_by_itself:
+            self.feeding = None
+        threading.Thread(target=self._guard, daemon=True, name="gruyere-rest").start()
+        return True
+
+    def _guard(self) -> None:
+        """Ends a rest that takes too long, or too much of the host's memory: a checkpoint of a
+        model that was made on the stand-in, which never has its memory, may not fit there."""
+        main = threading.main_thread().ident or 0
+        seconds = max(_SECONDS, round(time.monotonic() - self.started))
+        deadline = time.monotonic() + seconds
+        first, room = _resident(), _available() // 2
+        while not self.over.wait(0.05):
+            grown = _resident() - first
+            if grown > room * 3 // 2 or time.monotonic() > deadline + _PATIENCE:
+                # It does not end by itself: the call that it is in goes on.
+                os._exit(1)
+            if grown > room:
+                why = "it needs more than half of the host's free memory"
+            elif time.monotonic() > deadline:
+                why = f"it takes more than {seconds} s"
+            else:
+                continue
+            if not self.stopped:
+                self.stopped = why
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                    ctypes.c_ulong(main), ctypes.py_object(Enough)
+                )
+
+    def ended_by(self, error: BaseException, is_out_of_memory: bool) -> None:
+        """The rest ended by an error."""
+        if self.lines is not None:
+            frames = _frames(error.__traceback__)
+            self.line, self.inside = self.lines.of_frames(frames), self.lines.inside(frames)
+        if is_out_of_memory or self.stopped:
+            return
+        if isinstance(error, StopIteration):
+            self.stopped = "its DataLoader was ended there, as at the end of an epoch"
+        else:
+            self.stopped = first_line(error)
+
+    def facts(self) -> Optional[dict[str, Any]]:
+        """What the run of the rest found; None if there was none."""
+        self.over.set()
+        if not self.has_begun:
+            return None
+        growth = None
+        if self.growing is not None:
+            growth = {
+                "bytes_a_batch": self.growing.growth(),
+                "batches": self.growing.batches,
+                "line": self.growing.line,
+            }
+        return {
+            "stopped": self.stopped, "line": self.line, "inside": self.inside, "growth": growth,
+        }  # fmt: skip
+
+
+def _frames(traceback: Optional[TracebackType]) -> list[dict[str, Any]]:
+    """The frames of a traceback, innermost first, as torch's history has them."""
+    found = []
+    while traceback is not None:
+        code = traceback.tb_frame.f_code
+        found.append({"filename": code.co_filename, "line": traceback.tb_lineno})
+        traceback = traceback.tb_next
+    return found[::-1]
+
+
+def _resident() -> int:
+    """The host memory of this process, in bytes."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _available() -> int:
+    """The host memory that programs may still take, in bytes."""
+    with open("/proc/meminfo") as file:
+        facts = dict(line.split(":", 1) for line in file)
+    return int(facts["MemAvailable"].split()[0]) << 10

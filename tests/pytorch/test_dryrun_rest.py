@@ -1,0 +1,215 @@
+"""What a dry run says of the rest of the program: it goes on after the steps, with a few batches of
+each DataLoader, and never further than where the program trains again."""
+
+import time
+
+import pytest
+
+from conftest import ROOT
+from dry_runs import dryrun, row, told
+from gruyere._bench.script import Enough
+from gruyere._dryrun import rest
+from gruyere._dryrun.lines import Lines
+from gruyere._dryrun.rest import BATCHES, Rest
+
+FRAMEWORKS = ROOT / ".venv-frameworks" / "bin" / "python"
+MIB = 1 << 20
+
+# Weights of 4 MiB, batches of 64 KiB, and an evaluation of SIZE rows of 4 KiB a batch; the
+# optimiser's steps are counted.
+EPOCHS = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+model = torch.nn.Linear(1024, 1024).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+batches = DataLoader(TensorDataset(torch.zeros(6400, 1024)), batch_size=16)
+held_out = DataLoader(TensorDataset(torch.zeros(ROWS, 1024)), batch_size=SIZE)
+steps = 0
+for epoch in range(100):
+    for (x,) in batches:
+        optimizer.zero_grad()
+        model(x.cuda()).sum().backward()
+        optimizer.step()
+        steps += 1
+    with torch.no_grad():
+        kept = []
+        for (x,) in held_out:
+            kept.append(model(x.cuda()))
+            KEPT
+    torch.save(model.state_dict(), "last.pt")
+    END
+"""
+
+
+def program(folder, rows=4000, size=16, kept="kept.clear()", end=""):
+    text = EPOCHS.replace("ROWS", str(rows)).replace("SIZE", str(size))
+    (folder / "train.py").write_text(text.replace("KEPT", kept).replace("END", end))
+
+
+def answer(folder, *arguments, code=0):
+    return told(dryrun(folder, "--alloc", "torch", "--json", *arguments, "train.py"), code)
+
+
+def test_an_evaluation_that_needs_no_more_is_run_and_said_to_need_no_more(tmp_path):
+    program(tmp_path, end='assert len(kept) == 0 and steps == 3, "too far"')
+    ran = dryrun(tmp_path, "--alloc", "torch", "train.py")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    said = " ".join(ran.stdout.split())
+    assert "The rest of the program, with 4 batches of each DataLoader, needs no more." in said
+    assert "until it stopped" not in said
+    # Two analysed runs, one a row, and one of the rest.
+    assert said.startswith("train.py: 4 runs of 3 steps; your files are unchanged.")
+    assert [file.name for file in tmp_path.iterdir()] == ["train.py"]
+
+
+def test_an_evaluation_that_runs_out_of_memory_does_not_fit_and_its_line_is_named(tmp_path):
+    program(tmp_path, rows=400_000, size=100_000)
+    arguments = ("--gb", "0.5", "--context", "100MiB")
+    ran = dryrun(tmp_path, "--alloc", "gruyere,torch", *arguments, "train.py")
+    assert ran.returncode == 3, ran.stdout + ran.stderr
+    said = " ".join(ran.stdout.split())
+    assert "its steps do, and after them it runs out of memory at train.py:19." in said
+    document = answer(tmp_path, *arguments, code=3)
+    assert row(document, "torch")["after"] == "train.py:19"
+    assert document["rest"]["needs_more"] and not document["trust"]["reasons"]
+
+
+def test_a_peak_after_the_steps_is_the_answers_peak(tmp_path):
+    program(tmp_path, rows=40_000, size=10_000)
+    document = answer(tmp_path)
+    # A batch, and what the model makes of it.
+    assert row(document, "torch")["peak_live"] > 2 * 39 * MIB
+    assert document["peak"]["phase"] == "after the steps"
+    assert document["peak"]["line"] == "train.py:19"
+    assert document["rest"]["peak_live"] == row(document, "torch")["peak_live"]
+
+
+def test_what_each_batch_leaves_behind_is_told_with_the_number_of_batches(tmp_path):
+    program(tmp_path, rows=1000 * 1024, size=1024, kept="")
+    arguments = ("--gb", "1", "--context", "100MiB")
+    ran = dryrun(tmp_path, "--alloc", "torch", *arguments, "train.py")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    said = " ".join(ran.stdout.split())
+    assert "But each batch of the DataLoader at train.py:18 leaves 4 MiB behind" in said
+    assert "more of its 1,000." in said
+    growth = answer(tmp_path, *arguments)["rest"]["growth"]
+    assert growth == {"bytes_a_batch": 4 * MIB, "batches": 1000, "line": "train.py:18"}
+
+
+def test_few_batches_that_leave_something_behind_are_no_warning(tmp_path):
+    program(tmp_path, rows=10 * 1024, size=1024, kept="")
+    ran = dryrun(tmp_path, "--alloc", "torch", "train.py")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "But" not in ran.stdout
+
+
+@pytest.mark.thorough
+def test_an_error_after_the_steps_is_told_and_the_steps_count(tmp_path):
+    program(tmp_path, end='raise ValueError("no such metric")')
+    document = answer(tmp_path)
+    assert document["rest"]["stopped"] == "ValueError: no such metric"
+    assert document["rest"]["line"] == "train.py:22"
+    assert row(document, "torch")["fits"]
+
+
+@pytest.mark.thorough
+def test_what_a_program_may_keep_it_does_not_write_after_its_steps(tmp_path):
+    program(tmp_path)
+    assert answer(tmp_path, "--allow-writes=.")["rest"] is None
+    assert [file.name for file in tmp_path.iterdir()] == ["train.py"]
+
+
+@pytest.mark.thorough
+def test_a_loop_without_a_data_loader_is_not_run_further(tmp_path):
+    loop = EPOCHS.replace("for (x,) in batches", "for x in torch.zeros(400, 16, 1024)")
+    (tmp_path / "train.py").write_text(loop.replace("ROWS", "4000").replace("SIZE", "16"))
+    assert answer(tmp_path)["rest"] is None
+
+
+# transformers keeps the logits of a whole evaluation on the device.
+TRAINER = """
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+
+
+class Rows(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4000
+
+    def __getitem__(self, index):
+        row = torch.zeros(64, dtype=torch.long)
+        return {"input_ids": row, "labels": row}
+
+
+shape = LlamaConfig(hidden_size=64, intermediate_size=128, num_hidden_layers=2,
+                    num_attention_heads=2, vocab_size=4000)
+arguments = TrainingArguments("out", report_to=[], eval_strategy="steps", eval_steps=100)
+trainer = Trainer(model=LlamaForCausalLM(shape), args=arguments, train_dataset=Rows(),
+                  eval_dataset=Rows(), compute_metrics=lambda _: {})
+trainer.train()
+"""
+
+
+@pytest.mark.thorough
+def test_a_trainer_evaluates_and_what_it_gathers_is_told(tmp_path):
+    (tmp_path / "train.py").write_text(TRAINER)
+    ran = dryrun(tmp_path, "--alloc", "torch", "--json", "train.py", python=FRAMEWORKS)
+    found = told(ran)["rest"]
+    # Eight rows of 64 logits for each of 4,000 words, less what the batch before still had.
+    assert found["growth"]["bytes_a_batch"] >= 0.9 * 8 * 64 * 4000 * 4
+    assert found["growth"]["batches"] == 4000 // 8 and not found["stopped"]
+
+
+# Without a device.
+
+
+class Loader:
+    def __len__(self):
+        return 40
+
+
+def begun(monkeypatch, **settings):
+    for name, value in settings.items():
+        monkeypatch.setattr(rest, name, value)
+    found = Rest(True)
+    found.lines = Lines("/")
+    found.feeding = rest._Iteration(Loader(), "train.py:1")
+    assert found.begin(False)
+    return found
+
+
+def test_a_rest_that_does_not_end_is_ended(monkeypatch):
+    found = begun(monkeypatch, _SECONDS=0.2)
+    deadline = time.monotonic() + 30
+    with pytest.raises(Enough):
+        while time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert "takes more than" in found.facts()["stopped"]
+
+
+def test_a_rest_that_takes_the_hosts_memory_is_ended(monkeypatch):
+    taken = iter([100, *[170] * 1000])
+    found = begun(monkeypatch, _resident=lambda: next(taken), _available=lambda: 120)
+    deadline = time.monotonic() + 30
+    with pytest.raises(Enough):
+        while time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert found.facts()["stopped"] == "it needs more than half of the host's free memory"
+
+
+@pytest.mark.parametrize(
+    ("live", "grown"),
+    [
+        # The first batch may leave more behind, and one must leave nothing.
+        ((0, 90, 100, 110, 120), 10),
+        ((0, 90, 100, 100, 120), 0),
+        ((0, 90, 90, 90, 90), 0),
+        ((100, 90), 0),
+    ],
+)
+def test_batches_leave_behind_what_every_one_but_the_first_does(live, grown):
+    iteration = rest._Iteration(Loader(), "train.py:1")
+    iteration.live = list(live)
+    assert len(live) <= BATCHES + 1 and iteration.growth() == grown
+    assert iteration.batches == 40
