@@ -5,7 +5,7 @@ import pytest
 
 from conftest import ROOT
 from dry_runs import dryrun, told
-from gruyere._dryrun import finite, masks
+from gruyere._dryrun import answers, finite, masks
 
 BEGIN = """
 import math, sys
@@ -53,6 +53,36 @@ def test_a_check_for_nan_or_infinity_is_answered_as_in_a_training_that_goes_well
     assert document["trust"]["reasons"] == []
     assert document["program"]["steps"] == 3
     assert document["trust"]["answered"].keys() == {finite.FINITE}
+
+
+# torch's encoder compares its mask with a causal one, and takes another path if they are equal.
+ENCODER = """
+import torch
+from torch import nn
+
+layer = nn.TransformerEncoderLayer(64, 2, batch_first=True)
+encoder = nn.TransformerEncoder(layer, 2).cuda()
+opt = torch.optim.SGD(encoder.parameters(), lr=0.1)
+for _ in range(4):
+    mask = MASK
+    encoder(torch.zeros(4, 32, 64, device="cuda"), mask=mask).sum().backward()
+    opt.step()
+"""
+SQUARE = "nn.Transformer.generate_square_subsequent_mask(32"
+LOCAL = "torch.zeros(32, 32).masked_fill(torch.eye(32) > 0, float('-inf')).cuda()"
+
+
+@pytest.mark.parametrize(
+    ("mask", "is_answered"),
+    [(f"{SQUARE}, device='cuda')", True), (f"{SQUARE}).cuda()", False), (LOCAL, False)],
+)
+def test_a_mask_made_on_the_device_is_causal_and_one_from_the_host_is_looked_at(
+    tmp_path, mask, is_answered
+):
+    (tmp_path / "train.py").write_text(ENCODER.replace("MASK", mask))
+    trust = told(dryrun(tmp_path, "--alloc", "torch", "--json", "train.py"))["trust"]
+    assert trust["reasons"] == []
+    assert (answers.CAUSAL in trust["answered"]) == is_answered
 
 
 # A masked loss, whose backward counts the mask again; the place of true values; an assignment.

@@ -24,6 +24,7 @@ PACKED = "transformers: no row has several sequences packed into it"
 FACTORED = "torch.linalg: every matrix could be factored"
 GENERATED = "transformers: generate() goes on to its greatest length (max_new_tokens, max_length)"
 PADDED = "transformers: some row is padded, so that a mask is made (the larger of the two)"
+CAUSAL = "torch.nn.Transformer: a mask that was made on the device is causal"
 OBJECTS = "torch.distributed: one rank gathers its own object (some bytes)"
 PRINTED = "print: the digits of a tensor are found on the host, not on the device (some bytes)"
 
@@ -39,6 +40,7 @@ class Answers:
         when_imported("torch", self._operators)
         when_imported("torch.amp.grad_scaler", self._scaler)
         when_imported("torch._tensor_str", self._words)
+        when_imported("torch.nn.modules.transformer", self._causal)
         when_imported("torch.distributed.distributed_c10d", self._objects)
         when_imported("deepspeed.runtime.utils", self._overflows)
         for stage in ("stage_1_and_2", "stage3"):
@@ -98,6 +100,33 @@ class Answers:
             return said
 
         vars(module)["_str"] = words
+
+    def _causal(self, module: ModuleType) -> None:
+        """torch.nn.Transformer: its attention with a causal mask takes another path."""
+        of: Any = vars(module)
+        original = of.get("_detect_is_causal_mask")
+        if original is None:
+            return
+
+        @functools.wraps(original)
+        def causal(mask: Any, is_causal: Any = None, size: Any = None) -> bool:
+            # Call it anyway: the memory that it takes is part of the program.
+            found = bool(original(mask, is_causal, size))
+            if mask is None or is_causal is not None or not mask.is_cuda:
+                return found
+            length = mask.size(-2) if size is None else size
+            if tuple(mask.shape) != (length, length):
+                return found
+            # What was copied from the host is read back as it was; what was made on the device is
+            # invented, and has neither infinite values nor ones.
+            values = mask.detach().to("cpu")
+            if not bool((values if values.dtype == of["torch"].bool else values.isinf()).any()):
+                self.answered[CAUSAL] += 1
+                return True
+            made = of["_generate_square_subsequent_mask"](length, dtype=values.dtype)
+            return bool((values == made).all())
+
+        of["_detect_is_causal_mask"] = causal
 
     def _objects(self, module: ModuleType) -> None:
         """all_gather_object: from torch 2.15 on a kernel finds the largest object's size."""
