@@ -354,7 +354,7 @@ def test_memory_that_ran_out_and_was_caught_is_told(tmp_path):
     (tmp_path / "train.py").write_text(CAUGHT)
     ran = dryrun(tmp_path, "--gb", 2, "--alloc", "torch", "--json=all.json", "train.py")
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert "(It ran out of memory 1 time there, caught the error and went on.)" in " ".join(
+    assert "(It ran out of memory once there, caught the error and went on.)" in " ".join(
         ran.stdout.split()
     )
     row = json.loads((tmp_path / "all.json").read_text())["gpus"][0]["runs"][0]

@@ -1,11 +1,13 @@
 """What a dry run answers for the device where a check, a mask or a number decides how the program
 goes on."""
 
+import json
+
 import pytest
 
 from conftest import ROOT
 from dry_runs import dryrun, told
-from gruyere._dryrun import answers, finite, masks
+from gruyere._dryrun import answers, copied, finite, masks
 
 BEGIN = """
 import math, sys
@@ -83,6 +85,44 @@ def test_a_mask_made_on_the_device_is_causal_and_one_from_the_host_is_looked_at(
     trust = told(dryrun(tmp_path, "--alloc", "torch", "--json", "train.py"))["trust"]
     assert trust["reasons"] == []
     assert (answers.CAUSAL in trust["answered"]) == is_answered
+
+
+# What the host has copied is known, and what is computed from it alone; not once a kernel has
+# written to it.
+COPIED = """
+import torch
+
+model = torch.nn.Linear(64, 64).cuda()
+opt = torch.optim.SGD(model.parameters(), lr=0.1)
+ones, ids = torch.ones(4, 16, dtype=torch.long), torch.randint(3, 9, (4, 16))
+padded = ones.clone()
+padded[0, 0] = 0
+ones, ids, padded, made = ones.cuda(), ids.cuda(), padded.cuda(), torch.ones_like(ids.cuda())
+WRITTEN
+for _ in range(4):
+    if not (ones == 1).all() or not made.bool().all() or (padded == 1).all():
+        torch.empty(1 << 26, device="cuda")
+    if (ids < 3).any() or ids.max().item() >= 9 or (ids == 2).sum() > 0 or not ids.min():
+        torch.empty(1 << 26, device="cuda")
+    model(torch.zeros(8, 64, device="cuda")).sum().backward()
+    opt.step()
+"""
+
+
+def test_conditions_on_what_the_host_has_copied_are_computed(tmp_path):
+    (tmp_path / "train.py").write_text(COPIED.replace("WRITTEN", ""))
+    document = told(dryrun(tmp_path, "--alloc", "torch", "--json", "train.py"))
+    assert document["trust"]["answered"].keys() == {copied.COPIED}
+    # Nothing of 256 MiB.
+    assert document["peak"]["bytes"] < 128 << 20
+
+
+@pytest.mark.thorough
+def test_what_a_kernel_may_have_written_is_not_known(tmp_path):
+    (tmp_path / "train.py").write_text(COPIED.replace("WRITTEN", "ones[0, 0] = 1"))
+    ran = dryrun(tmp_path, "--alloc", "torch", "--json", "train.py")
+    document = json.loads(ran.stdout)
+    assert document["trust"]["requests"] and document["peak"]["bytes"] > 256 << 20
 
 
 # A masked loss, whose backward counts the mask again; the place of true values; an assignment.

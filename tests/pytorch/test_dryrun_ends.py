@@ -216,7 +216,8 @@ def test_a_program_that_fails_shows_its_own_traceback(tmp_path):
     # As under plain python: no frame of ours before the program's.
     traced = [line for line in said[first:] if line.startswith(("  File ", "Key"))]
     assert traced == [f'  File "{tmp_path}/train.py", line 3, in <module>', "KeyError: 'mine'"]
-    assert said[-1].startswith("gruyere dryrun: the program failed under torch on h100-80: Key")
+    assert said[-1].startswith("gruyere dryrun: the program failed while it was analysed, under "
+        "torch on h100-80: Key")
 
 
 def test_a_program_that_asks_its_empty_stdin_is_told_what_to_do(tmp_path):

@@ -17,8 +17,9 @@ from gruyere._dryrun.optimizers import Optimizers, short
 from gruyere._dryrun.rest import Rest
 from gruyere._dryrun.runs import Plan, Ran
 from gruyere._dryrun.settings import Settings
-from gruyere._dryrun.sizing import Sizing, limit, sizes_itself
+from gruyere._dryrun.sizing import _HANDLES, Sizing, limit, sizes_itself
 from gruyere._dryrun.sweep import Sweep
+from gruyere._dryrun.trust import parted
 from gruyere._dryrun.worker import UNUSABLE, Found, Worker
 from gruyere._errors import GruyereError
 from gruyere._sandbox.reach import Reach
@@ -138,6 +139,7 @@ def test_how_a_program_ended_is_told_by_what_ended_it(first, then, outcome):
     worker = object.__new__(Worker)
     worker.torch, worker.found = Torch, Found(COMPLETED)
     worker.reach, worker.refused, worker.rest = Reach(["files", "network"]), [], Rest(False)
+    worker.hooks = None
     worker.stopped_by(then)
     assert worker.found.outcome == outcome
 
@@ -147,6 +149,7 @@ def test_an_environment_without_torch_is_told_of_and_is_no_fault_of_the_programs
         worker = object.__new__(Worker)
         worker.torch, worker.found = None, Found(COMPLETED)
         worker.reach, worker.refused, worker.rest = Reach(["files", "network"]), [], Rest(False)
+        worker.hooks = None
         worker.stopped_by(ModuleNotFoundError(f"No module named {missing!r}", name=missing))
         return worker.found
 
@@ -415,7 +418,8 @@ def test_a_program_that_took_another_path_under_another_allocator_is_not_trusted
 
 def test_requests_that_differ_with_the_same_values_are_laid_to_the_hosts_random_numbers():
     def analysed(size):
-        made = {"sequence": sequence((size, "a")), "requested_peak": 500 * MIB}
+        made = {"sequence": sequence((size, "a")), "requested_peak": 500 * MIB,
+                "peak": {"bytes": size}}  # fmt: skip
         return completed("default", 500 * MIB, made)
 
     for by_host, said in ((True, "with the same values"), (False, "with zeros and with random")):
@@ -442,3 +446,55 @@ def test_a_program_that_names_out_of_memory_errors_may_handle_them_elsewhere(
     sizing = Sizing()
     sizing.lines = Lines(str(tmp_path))
     assert sizing._handles() == ("train.py:2" if is_told else None)
+
+
+POOL, MAIN = "/usr/lib/python3/threading.py:_bootstrap", "train.py:<module>"
+
+
+def requests(*pairs):
+    """An analysis of requests of (bytes, thread), at a peak of 1 GiB."""
+    threads = sorted({thread for _, thread in pairs})
+    count = len(pairs)
+    return {
+        "peak": {"bytes": GIB},
+        "sequence": {
+            "sizes": [size for size, _ in pairs], "threads": threads,
+            "groups": [threads.index(thread) for _, thread in pairs],
+            "at": [0] * count, "inside": [0] * count, "read": [-1] * count, "lines": ["train.py:1"],
+        },
+    }  # fmt: skip
+
+
+def test_threads_of_a_pool_may_request_in_any_order():
+    first = requests((1 * MIB, POOL), (2 * MIB, POOL), (3 * MIB, MAIN))
+    assert parted(first, requests((2 * MIB, POOL), (3 * MIB, MAIN), (1 * MIB, POOL))) is None
+    other = parted(first, requests((1 * MIB, POOL), (4 * MIB, POOL), (3 * MIB, MAIN)))
+    assert other["zeros"]["bytes"] == 2 * MIB and other["random"]["bytes"] == 4 * MIB
+    twice = requests((1 * MIB, MAIN), (2 * MIB, MAIN))
+    assert parted(twice, requests((2 * MIB, MAIN), (1 * MIB, MAIN))), "a thread has its order"
+
+
+def test_a_number_more_or_less_is_no_other_path_where_the_peaks_are_equal():
+    first = requests((3 * MIB, MAIN), (512, MAIN), (5 * MIB, MAIN))
+    second = requests((3 * MIB, MAIN), (5 * MIB, MAIN))
+    assert parted(first, second) is None
+    # At another peak it is one.
+    second["peak"]["bytes"] = GIB + 2 * MIB
+    assert parted(first, second)["zeros"]["bytes"] == 512
+    # And so is a request that counts.
+    assert parted(first, requests((3 * MIB, MAIN), (512, MAIN)))["zeros"]["bytes"] == 5 * MIB
+
+
+@pytest.mark.parametrize(
+    "line, is_told",
+    [("auto_find_batch_size=True,", True), ("auto_find_batch_size = False", False)],
+)
+def test_a_trainer_that_does_not_look_for_its_batch_handles_nothing(line, is_told):
+    assert bool(_HANDLES.search(line)) == is_told
+
+
+def test_what_torch_compile_generates_is_no_line_of_the_program(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "caches"))
+    lines = Lines(str(tmp_path))
+    assert lines.name(str(tmp_path / "caches" / "nl" / "cnl7.py")) is None
+    assert lines.name(str(tmp_path / "train.py")) == "train.py"

@@ -88,6 +88,19 @@ def test_a_larger_batch_takes_what_the_line_says():
         assert most <= said <= 1.1 * most
 
 
+def test_a_step_that_was_tried_in_vain_with_a_larger_batch_does_not_count():
+    trace = Trace(300, 300)
+    # In the first step, before the batch that fits: activations until there is no memory.
+    weights, rest = trace.entries[0], trace.entries[1:]
+    tried = [trace.alloc(2000), trace.alloc(500)]
+    tried = [{**entry, "user_metadata": "1 0 0 0"} for entry in tried]
+    refused = {**tried[0], "action": "oom"}
+    freed = [{**entry, "action": "free_requested"} for entry in tried]
+    entries = [weights, *tried, refused, *freed, *rest]
+    found = live.analyse(entries, trace.seen, Nowhere())["steps"]
+    assert found == Trace(300, 300).steps()
+
+
 @pytest.mark.parametrize(
     ("activations", "differ"),
     [((300, 300, 300), False), ((300, 310, 305), False), ((300, 900, 600), True)],

@@ -19,7 +19,7 @@ from .masks import Masks
 
 INFINITE = "GradScaler: no gradient is infinite or NaN"
 OVERFLOW = "DeepSpeed: no gradient and no norm of them is infinite or NaN"
-LOSS = "transformers: no loss is infinite or NaN (logging_nan_inf_filter is off)"
+LOSS = "transformers: no loss is infinite or NaN (the run sets logging_nan_inf_filter off)"
 PACKED = "transformers: no row has several sequences packed into it"
 FACTORED = "torch.linalg: every matrix could be factored"
 GENERATED = "transformers: generate() goes on to its greatest length (max_new_tokens, max_length)"

@@ -11,6 +11,7 @@ from collections import Counter
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, Callable, Optional
 
+from .copied import COPIED, Copied
 from .identity import ByIdentity
 
 FINITE = "torch.isnan, isinf, isfinite: every value is finite"
@@ -25,6 +26,10 @@ _SAME = (
     "flatten", "reshape", "view", "squeeze", "unsqueeze", "ravel", "stack", "cat",
     "any", "all", "max", "min", "amax", "amin", "mean",
 )  # fmt: skip
+# Of these, those that are computed on the host where the operand's values are there.
+_ON_HOST = frozenset(("bool", "int", "long", "any", "all", "max", "min", "amax", "amin", "cpu"))
+# Functions that make tensors of ones.
+_ONES = ("ones", "ones_like", "new_ones")
 _NOT = ("logical_not", "bitwise_not", "__invert__")
 _SUMS = ("sum", "count_nonzero")
 # Functions of two operands.
@@ -78,18 +83,23 @@ class Finite:
     def __init__(self, answered: Counter[str], known: Known) -> None:
         self.answered = answered
         self.known = known
+        self.copied = Copied()
 
     def watch(self, torch: ModuleType, library: Any) -> None:
         """Install the hooks, and register operators in `library`. Call once torch is imported."""
         self.torch: Any = torch
+        self.copied.torch = torch
         for name, value in _CHECKS.items():
             self._both(name, functools.partial(self._checked, value))
         for name in _SAME:
-            self._both(name, functools.partial(self._derived, self._same))
+            is_on_host = name in _ON_HOST
+            self._both(name, functools.partial(self._derived, self._same, is_on_host))
+        for name in _ONES:
+            self._both(name, self._ones)
         for name in _NOT:
-            self._both(name, functools.partial(self._derived, self._inverse))
+            self._both(name, functools.partial(self._derived, self._inverse, True))
         for name in _SUMS:
-            self._both(name, functools.partial(self._derived, self._total))
+            self._both(name, functools.partial(self._derived, self._total, True))
         for name, of in _TWO.items():
             self._both(name, functools.partial(self._joined, of, _EQUAL.get(name)))
         for name in ("item", *_READS):
@@ -139,8 +149,17 @@ class Finite:
             self.known.note(result, value)
         return result
 
-    def _derived(self, of: Callable[..., Any], original: Any, *arguments: Any, **more: Any) -> Any:
+    def _ones(self, original: Any, *arguments: Any, **options: Any) -> Any:
+        result = original(*arguments, **options)
+        self.copied.made_of_ones(result)
+        return result
+
+    def _derived(
+        self, of: Callable[..., Any], is_on_host: bool, original: Any, *arguments: Any, **more: Any
+    ) -> Any:
         result = original(*arguments, **more)
+        if is_on_host and arguments and isinstance(result, self.torch.Tensor):
+            self.copied.computed(result, arguments[0], original, arguments[1:], more)
         if self.known.values and arguments:
             value = self._value(arguments[0])
             if value is not None and isinstance(result, self.torch.Tensor):
@@ -173,6 +192,8 @@ class Finite:
         if len(arguments) != 2 or not isinstance(result, self.torch.Tensor):
             return result
         left, right = arguments
+        if isinstance(right, (bool, int, float)):
+            self.copied.computed(result, left, original, (right,), options)
         if equal is not None and getattr(left, "is_cuda", False):
             if left is right:
                 self.known.note(result, equal)
@@ -192,10 +213,14 @@ class Finite:
     def _read(self, kind: Optional[Callable[[Any], Any]], original: Any, tensor: Any) -> Any:
         read = original(tensor)
         value = self.known.get(tensor) if self.known.values else None
-        if value is None:
-            return read
-        self.answered[FINITE] += 1
-        return (kind or type(read))(value)
+        if value is not None:
+            self.answered[FINITE] += 1
+            return (kind or type(read))(value)
+        value = self.copied.value(tensor)
+        if value is not None:
+            self.answered[COPIED] += 1
+            return (kind or type(read))(value)
+        return read
 
     def _is_any_true(self, tensor: Any) -> Any:
         # Allocates what the check itself would.

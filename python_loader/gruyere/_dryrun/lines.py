@@ -26,6 +26,7 @@ class Lines:
                 paths["purelib"],
                 paths["platlib"],
                 str(Path(__file__).resolve().parent.parent),
+                *_caches(),
             }
         )
         self.own = () if module is None else _places(module)
@@ -91,6 +92,12 @@ class Lines:
                 return f"{name}:{frame.f_lineno}"
             frame = frame.f_back
         return NOWHERE
+
+
+def _caches() -> list[str]:
+    """The folders of code that torch.compile and Triton generate, which the sandbox names."""
+    names = (os.environ.get(name) for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"))
+    return [name for name in names if name]
 
 
 def _places(module: str) -> tuple[str, ...]:

@@ -65,6 +65,8 @@ class History:
         self.blocks: list[Block] = []
         self.groups: list[str] = []
         self.events = 0
+        # The marks of the requests that were refused for want of memory.
+        self.refused: list[int] = []
         # Whether torch's history contains our metadata.
         self.told = any(entry.get("user_metadata") for entry in trace)
         self._read(trace)
@@ -77,9 +79,12 @@ class History:
         sightings, at = self.seen.sightings, 0
         for entry in trace:
             action = entry["action"]
-            if action not in ("alloc", "free_requested"):
+            if action not in ("alloc", "free_requested", "oom"):
                 continue
             mark, phase, module, place = _metadata(entry)
+            if action == "oom":
+                self.refused.append(mark)
+                continue
             # Sightings before this event refer to the blocks that are live now.
             while at < len(sightings) and sightings[at][0] <= mark:
                 _sighted(live, *sightings[at][1:])

@@ -30,7 +30,7 @@ from .gpus import Gpu
 from .runs import RANDOM, ROOM, ZEROS, Plan, Ran, Rest, Runner, at_once, called, named
 from .sizing import asks
 from .sweep import Sweep
-from .trust import begins, difference
+from .trust import begins, parted
 from .worker import NOTHING, REFUSED, UNUSABLE
 
 NOT_PRINTED = 1
@@ -155,11 +155,13 @@ def _show(ran: Ran) -> None:
         return
     said = ran.said
     starts = [number for number, line in enumerate(said) if line.startswith("Traceback (most")]
+    where = f"under {called(ran.plan.allocator)} on {ran.plan.gpu['id']}"
+    if ran.plan.analysed:
+        where = f"while it was analysed, {where}"
     for line in said[starts[0] :] if starts else said[-20:]:
         print(line, file=sys.stderr)
     print(
-        f"gruyere dryrun: the program failed under {called(ran.plan.allocator)} on "
-        f"{ran.plan.gpu['id']}: {ran.found.reason}",
+        f"gruyere dryrun: the program failed {where}: {ran.found.reason}",
         file=sys.stderr,
     )
 
@@ -319,10 +321,10 @@ class DryRun:
         # Other values may make the program fail; the report says so.
         second = self.run(plan(memory, RANDOM), may_fail=True)
         ours, theirs = first.found.analysis, second.found.analysis
-        if ours and theirs and difference(ours["sequence"], theirs["sequence"]):
+        if ours and theirs and parted(ours, theirs):
             # The values are not to blame if the requests differ also with the same values.
             third = self.run(plan(memory, ZEROS, again=True), may_fail=True).found.analysis
-            self.by_host = bool(third and difference(ours["sequence"], third["sequence"]))
+            self.by_host = bool(third and parted(ours, third))
         growth = ours and ours["growth"]
         if ours and growth and growth.pop("unsure"):
             longer = self.run(plan(memory, ZEROS, MORE), may_fail=True).found.analysis

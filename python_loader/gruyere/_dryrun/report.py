@@ -17,7 +17,7 @@ from .masks import SELECTED
 from .rest import BATCHES
 from .runs import ROOM, Ran, Rest, called
 from .sizing import asks, limit, sizes_itself
-from .trust import difference
+from .trust import difference, little, parted
 
 SCHEMA, VERSION = "gruyere.dryrun", 1
 FITS, BROKEN, TOO_LARGE, UNTRUSTED = 0, 1, 3, 4
@@ -37,6 +37,8 @@ _LIBRARIES = {
 }
 # What the requests of a program may differ by under two allocators: bytes, and share of the peak.
 _ROUNDING, _SHARE = 4 << 20, 0.03
+# The share of the GPU's memory of which less is left where a program fits tightly.
+_TIGHT = 0.02
 # Facts of a run that do not describe the machine.
 _TOLD = (
     "answered", "left_out", "sizing", "never_stepped", "short", "has_rest", "rest",
@@ -193,7 +195,8 @@ def _row(
                 ("peak_live", "peak_requested", "peak_held", "margin", "smallest_device",
                  "smallest_gpu")
             ),
-            "at_size": ran.plan.memory != ROOM, "retries": 0, "caught": 0, "after": "",
+            "at_size": ran.plan.memory != ROOM, "retries": 0, "tight": False, "caught": 0,
+            "after": "",
         }  # fmt: skip
     told = ran.found if fits or room is None else room.found
     after = ran.found.facts.get("rest") or {}
@@ -218,6 +221,7 @@ def _row(
         "peak_held": told.physical_peak,
         "at_size": told is ran.found,
         "retries": ran.found.retries,
+        "tight": bool(fits and ran.found.retries and margin < has * _TIGHT),
         "caught": ran.found.caught if fits else 0,
         "margin": margin if fits or margin < 0 else None,
         "smallest_device": smallest,
@@ -312,7 +316,8 @@ def _unknown(calls: Optional[dict[str, int]]) -> list[dict[str, Any]]:
 def _trust(first: Ran, second: Ran, plain: list[Ran], by_host: bool) -> dict[str, Any]:
     reasons: list[str] = []
     analysis = first.found.analysis or {}
-    parted = None
+    apart = small = None
+    least = 0
     for ran in (first, *plain):
         if ran.short:
             where = "" if ran is first else f" with {called(ran.plan.allocator)}"
@@ -332,19 +337,22 @@ def _trust(first: Ran, second: Ran, plain: list[Ran], by_host: bool) -> dict[str
             f"{second.found.reason or second.found.outcome}"
         )
     elif analysis and second.found.analysis is not None:
-        parted = difference(analysis["sequence"], second.found.analysis["sequence"])
-    if parted is not None and by_host:
+        apart = parted(analysis, second.found.analysis)
+        if apart is None:
+            small = difference(analysis["sequence"], second.found.analysis["sequence"])
+            least = little(analysis, second.found.analysis)
+    if apart is not None and by_host:
         reasons.append(
             f"two runs with the same values on the device made different requests, first at "
-            f"{parted['line']}: they differ by the program's own random numbers, or the order of "
+            f"{apart['line']}: they differ by the program's own random numbers, or the order of "
             "its threads; seed what it draws on the host (torch.manual_seed; random.seed and "
             "numpy.random.seed if it uses them)"
         )
-    elif parted is not None:
-        read = f", after a value was read at {parted['read']}" if parted["read"] else ""
+    elif apart is not None:
+        read = f", after a value was read at {apart['read']}" if apart["read"] else ""
         reasons.append(
             "two runs, with zeros and with random values on the device, made different requests, "
-            f"first at {parted['line']}{read}"
+            f"first at {apart['line']}{read}"
         )
     if analysis and first.completed and analysis["requested_peak"] != first.found.requested_peak:
         reasons.append(
@@ -371,7 +379,8 @@ def _trust(first: Ran, second: Ran, plain: list[Ran], by_host: bool) -> dict[str
     return {
         "reasons": reasons,
         "by_host": by_host,
-        "difference": parted,
+        "difference": apart,
+        "small": small and {**small, "least": least},
         "peaks": {"zeros": first.found.allocated_peak, "random": second.found.allocated_peak},
         "requests": len(analysis["sequence"]["sizes"]) if analysis else 0,
         "answered": first.found.facts.get("answered", {}),

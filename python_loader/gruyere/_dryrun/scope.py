@@ -17,6 +17,9 @@ def scope(history: History, changes: list[tuple[int, int, Block]]) -> Optional[d
     """The estimates; None if torch did not record the step of each request, or no step had a
     backward.
 
+    What was requested before a request was refused in the same step does not count: the program
+    tried the step again, with less.
+
     - `activations`: for each step, the most memory at any moment that its forward left for its
       backward, or that was recomputed there. It depends on batch and length only, so the first
       step, which has no optimiser states yet, is comparable with later ones.
@@ -31,8 +34,15 @@ def scope(history: History, changes: list[tuple[int, int, Block]]) -> Optional[d
     if not history.told or not steps:
         return None
     most = [0] * len(steps)
+    # For each step, what does not grow and what does, at the moment that counts.
+    parts = [(0, 0)] * len(steps)
     total = forward = temporaries = 0
-    fixed = growing = 0
+    # Until when each step was tried in vain, with another batch perhaps.
+    tried = [0] * len(steps)
+    for mark in history.refused:
+        step = bisect_right(steps, mark)
+        if step < len(tried):
+            tried[step] = max(tried[step], mark)
     for _, change, block in changes:
         total += change
         if block.kind in (ACTIVATIONS, RECOMPUTED):
@@ -42,11 +52,14 @@ def scope(history: History, changes: list[tuple[int, int, Block]]) -> Optional[d
         if change < 0 or not forward:
             continue
         step = bisect_right(steps, block.mark)
-        if step < len(most):
-            most[step] = max(most[step], forward)
+        if step >= len(most) or block.mark <= tried[step]:
+            continue
+        most[step] = max(most[step], forward)
         varies = forward + temporaries
+        fixed, growing = parts[step]
         if total + varies > fixed + 2 * growing:
-            fixed, growing = total - varies, varies
+            parts[step] = total - varies, varies
+    fixed, growing = max(parts, key=lambda part: part[0] + 2 * part[1])
     if not growing:
         return None
     return {"activations": most, "fixed_bytes": fixed, "growing_bytes": growing}

@@ -15,7 +15,8 @@ from .lines import NOWHERE, Lines
 
 # In the program's source.
 _HANDLES = re.compile(
-    r"OutOfMemoryError|[\"'][^\"']*out of memory|find_executable_batch_size|auto_find_batch_size"
+    r"OutOfMemoryError|[\"'][^\"']*out of memory|find_executable_batch_size"
+    r"|auto_find_batch_size(?!\s*=\s*False)"
 )
 _SETTING = "PYTORCH_CUDA_ALLOC_CONF"
 

@@ -85,7 +85,7 @@ def verdict(report: dict[str, Any]) -> str:
             else:
                 said.append(f"These runs had {spare} on {gpu['id']}{beside}.")
             if best["caught"]:
-                times = f"{best['caught']} time{'s' * (best['caught'] != 1)}"
+                times = _times(best["caught"])
                 said.append(f"(It ran out of memory {times} there, caught the error and went on.)")
         elif any(not row["failed"] and not row.get("short") for row in gpu["runs"]):
             said.append(_unfit(report, gpu, is_trusted))
@@ -342,7 +342,7 @@ def _devices(report: dict[str, Any], width: int) -> str:
             held = size(row["peak_held"]) + ("" if row["at_size"] else "*")
             needs = size(row["peak_held"] + gpu["context"]["bytes"]) + mark
             left = "-" if row["margin"] is None else signed(row["margin"])
-            fits = ("tight" if row["retries"] else "yes") if row["fits"] else "NO"
+            fits = ("tight" if row["tight"] else "yes") if row["fits"] else "NO"
             if row.get("short"):
                 fits = "?"
             cells = [
@@ -362,8 +362,8 @@ def _devices(report: dict[str, Any], width: int) -> str:
         notes.append("NO with peaks of this size: those until the program ran out of memory.")
     if any(row.get("short") for row in runs):
         notes.append("fits ?: the program ended before its steps were made (see above).")
-    if any(row["fits"] and row["retries"] for row in runs):
-        notes.append("Tight: the program completed only after cached memory was released.")
+    if any(row["tight"] for row in runs):
+        notes.append("Tight: cached memory had to be released, and under 2% of the GPU was left.")
     least = report["peak"]["bytes"] if report["peak"] else None
     if any(row["allocator"] == "torch" and row["peak_live"] != least for row in runs):
         notes.append("torch's default also counts remainders that it does not split off.")
@@ -434,6 +434,10 @@ def _sweep(report: dict[str, Any], width: int) -> str:
         value = min((row["value"] for row in lost), key=lambda word: (len(word), word))
         lines.append(_wrapped(f"No steps: with {value}, {lost[0]['short']}.", width))
     return "\n".join(lines)
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count:,} times"
 
 
 def _bar(share: float, room: int) -> str:
@@ -531,6 +535,16 @@ def _fixed(report: dict[str, Any], width: int) -> str:
     return "\n".join(lines)
 
 
+def _but_small(small: Optional[dict[str, Any]]) -> str:
+    """That requests differ which are too small to count."""
+    if not small:
+        return ""
+    return (
+        f", but for some of less than {size(small['least'])}, first at {small['line']}; the peaks "
+        "are equal to 0.1%"
+    )
+
+
 def _trust(report: dict[str, Any], width: int) -> str:
     trust = report["trust"]
     lines = ["Can it be trusted?"]
@@ -561,7 +575,7 @@ def _trust(report: dict[str, Any], width: int) -> str:
         lines.append(
             _wrapped(
                 "  Two runs, with zeros and with random values on the device, made the same "
-                f"{trust['requests']:,} requests.",
+                f"{trust['requests']:,} requests{_but_small(trust.get('small'))}.",
                 width,
                 "  ",
             )
@@ -569,13 +583,13 @@ def _trust(report: dict[str, Any], width: int) -> str:
     lines += [_wrapped(f"  {said}", width, "  ") for said in scope(report)]
     for answer, count in trust["answered"].items():
         lines.append(
-            _wrapped(f"  Answered for the program, {count} times: {answer}.", width, "    ")
+            _wrapped(f"  Answered for the program, {_times(count)}: {answer}.", width, "    ")
         )
     if trust["reads"]:
         counted = sum(read["count"] for read in trust["reads"])
         but = " but for the answers above" if trust["answered"] else ""
         lines.append(
-            f"  Values read from the device, {counted} times (the stand-in invents them{but}):"
+            f"  Values read from the device, {_times(counted)} (the stand-in invents them{but}):"
         )
         rows = trust["reads"][:5]
         for read in rows:
@@ -584,13 +598,14 @@ def _trust(report: dict[str, Any], width: int) -> str:
                 _cut(f"    {read['line']}  {read['what']} x{read['count']}{within}", width)
             )
         if len(trust["reads"]) > len(rows):
-            lines.append(f"    and {len(trust['reads']) - len(rows)} more lines (--json)")
+            lines.append(f"    and of {len(trust['reads']) - len(rows)} more (--json)")
     else:
         lines.append("  No line of the program was seen reading values from the device.")
     if trust["host_reads"]:
         told = trust["host_reads"]
         lines.append(
-            f"  By the stand-in's books: {told['count']} copies to the host, {told['bytes']} B."
+            f"  By the stand-in's books: {told['count']} copies to the host, "
+            f"{size(told['bytes'])}."
         )
     lines.append(f"  {SILICON}")
     return "\n".join(lines)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Optional
 
@@ -10,17 +10,39 @@ if TYPE_CHECKING:
     from .worker import Found
 
 
-def difference(first: dict[str, Any], second: dict[str, Any]) -> Optional[dict[str, Any]]:
-    """The first difference between two sequences of requests (`live.analyse`); None if they are
-    equal.
+# The outermost frame of threads that Python starts.
+_POOLED = "threading.py:_bootstrap"
+# Where the peaks of two runs differ by less than this share, requests of less than the other share
+# of the peak decide nothing: the number behind a mean, a metric.
+_EQUAL, _LITTLE = 0.001, 0.0001
+
+
+def little(first: dict[str, Any], second: dict[str, Any]) -> int:
+    """The bytes of a request from which on it counts in a comparison of two analyses."""
+    two = sorted((first["peak"]["bytes"], second["peak"]["bytes"]))
+    return int(two[0] * _LITTLE) if two[1] - two[0] <= two[1] * _EQUAL else 0
+
+
+def difference(
+    first: dict[str, Any], second: dict[str, Any], least: int = 0
+) -> Optional[dict[str, Any]]:
+    """The first difference between two sequences of requests (`live.analyse`), of those of `least`
+    bytes or more; None if they are equal.
 
     Requests are compared thread by thread, since the requests of concurrent threads may come in any
-    order.
+    order. Python's own threads are compared together, as they may be of a pool, and each size by
+    its number.
     """
-    ours, theirs = _by_thread(first), _by_thread(second)
+    ours, theirs = _by_thread(first, least), _by_thread(second, least)
     parted: list[tuple[int, Optional[int], Optional[int]]] = []
     for thread in {*ours, *theirs}:
         mine, other = ours.get(thread, []), theirs.get(thread, [])
+        if thread.endswith(_POOLED):
+            more = _beyond(first, mine, _counted(second, other))
+            less = _beyond(second, other, _counted(first, mine))
+            if more is not None or less is not None:
+                parted.append((more if more is not None else len(first["sizes"]), more, less))
+            continue
         for left, right in zip(mine, other):
             if first["sizes"][left] != second["sizes"][right]:
                 parted.append((left, left, right))
@@ -42,13 +64,23 @@ def difference(first: dict[str, Any], second: dict[str, Any]) -> Optional[dict[s
     return {"request": number + 1, "line": at["line"], "read": at["read"], **asked}
 
 
+def parted(first: dict[str, Any], second: dict[str, Any]) -> Optional[dict[str, Any]]:
+    """The first difference that counts between two analyses."""
+    return difference(first["sequence"], second["sequence"], little(first, second))
+
+
 def begins(first: Found, second: Found) -> bool:
     """Whether the second run began with the requests of the first, thread by thread, as far as both
     were analysed."""
     if not first.analysis or not second.analysis:
         return True
     ours, theirs = _sizes(first.analysis["sequence"]), _sizes(second.analysis["sequence"])
-    return all(theirs.get(thread, [])[: len(sizes)] == sizes for thread, sizes in ours.items())
+    return all(
+        not Counter(sizes) - Counter(theirs.get(thread, []))
+        if thread.endswith(_POOLED)
+        else theirs.get(thread, [])[: len(sizes)] == sizes
+        for thread, sizes in ours.items()
+    )
 
 
 def _sizes(sequence: dict[str, Any]) -> dict[str, list[int]]:
@@ -68,8 +100,23 @@ def _request(sequence: dict[str, Any], index: int) -> dict[str, Any]:
     }
 
 
-def _by_thread(sequence: dict[str, Any]) -> dict[str, list[int]]:
+def _by_thread(sequence: dict[str, Any], least: int = 0) -> dict[str, list[int]]:
     found: dict[str, list[int]] = defaultdict(list)
     for index, group in enumerate(sequence["groups"]):
-        found[sequence["threads"][group]].append(index)
+        if sequence["sizes"][index] >= least:
+            found[sequence["threads"][group]].append(index)
     return found
+
+
+def _counted(sequence: dict[str, Any], indices: list[int]) -> Counter[int]:
+    return Counter(sequence["sizes"][index] for index in indices)
+
+
+def _beyond(sequence: dict[str, Any], indices: list[int], there: Counter[int]) -> Optional[int]:
+    """The first of these requests whose size comes more often than in `there`."""
+    for index in indices:
+        size = sequence["sizes"][index]
+        if not there[size]:
+            return index
+        there[size] -= 1
+    return None

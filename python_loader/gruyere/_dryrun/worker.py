@@ -154,8 +154,21 @@ class Worker(Watch):
                 # The steps are done, and what was found until then counts.
                 return
         super().stopped_by(error)
+        if self.found.outcome == FAILED and self.hooks is not None and not self.refused:
+            self.found.reason += self._invented(self.hooks)
         if self.refused:
             self.found.outcome, self.found.refused = REFUSED, self.refused
+
+    def _invented(self, hooks: Hooks) -> str:
+        """That values which the program has read may be behind its error."""
+        if not hooks.seen.reads:
+            return ""
+        _, line, _, inside = hooks.seen.reads[-1]
+        within = f" (in {inside})" if inside else ""
+        return (
+            ". The stand-in invents what a program reads from the device, which this one last did "
+            f"at {line}{within}: the error may come from such a value"
+        )
 
     def _tell(self, what: str) -> None:
         try:

@@ -28,6 +28,13 @@ pub extern "C" fn phantom_initialize() -> u32 {
     })
 }
 
+/// 1 if all `bytes` at `address` on a device are known by copies from the host (`PHANTOM_VALUES`).
+#[unsafe(no_mangle)]
+pub extern "C" fn phantom_is_known(address: u64, bytes: u64) -> u32 {
+    let values = try_gpu().and_then(|gpu| gpu.values.as_ref());
+    values.is_some_and(|values| values.are_known(address, bytes)).into()
+}
+
 /// Physical bytes held on `device` now.
 #[unsafe(no_mangle)]
 pub extern "C" fn phantom_physical(device: u32) -> u64 {

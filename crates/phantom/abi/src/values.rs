@@ -66,6 +66,19 @@ impl Values {
         forget(&mut self.known(), address, address + bytes);
     }
 
+    /// Whether the host reads what was copied to all of the range, and nothing that is made up.
+    pub fn are_known(&self, address: u64, bytes: u64) -> bool {
+        let end = address + bytes;
+        let mut at = address;
+        for (start, stop) in within(&self.known(), address, end) {
+            if start != at {
+                return false;
+            }
+            at = stop;
+        }
+        at == end
+    }
+
     /// A copy within device memory: the known parts carry over.
     pub fn moved(&self, to: u64, from: u64, bytes: u64) {
         let mut known = self.known();
@@ -179,6 +192,8 @@ mod tests {
         let ranges = |start, end| within(&values.known(), start, end).collect::<Vec<_>>();
         assert_eq!(ranges(0, 100), [(10, 15), (15, 17), (19, 25)]);
         assert_eq!(ranges(12, 20), [(12, 15), (15, 17), (19, 20)]);
+        assert!(values.are_known(10, 7) && values.are_known(20, 5));
+        assert!(!values.are_known(9, 2) && !values.are_known(16, 4) && !values.are_known(24, 2));
         values.moved(100, 12, 10);
         assert_eq!(ranges(50, 200), [(100, 103), (103, 105), (107, 110)]);
         values.moved(10, 60, 15);
