@@ -74,7 +74,8 @@ class Copied:
         """Whether all values of the tensor are known."""
         if not _is_unchanged(root) or not root.is_contiguous() or root.numel() > _MOST:
             return False
-        return root in self.ones or bool(self.is_known(root.data_ptr(), root.numel() * root.element_size()))
+        size = root.numel() * root.element_size()
+        return root in self.ones or bool(self.is_known(root.data_ptr(), size))
 
 
 def _is_unchanged(tensor: Any) -> bool:
