@@ -107,17 +107,27 @@ def files(tmp_path, user, kit):
     return project
 
 
-def sandboxed(way, user, files, code, forbid="", **asked):
+# Mounts each folder over the next, for what follows "--" alone.
+MOUNTING = 'while [ "$1" != -- ]; do mount --bind "$1" "$2"; shift 2; done; shift; exec "$@"'
+
+
+def sandboxed(way, user, files, code, forbid="", mounts=(), environment=(), **asked):
+    """`mounts`: of each mount, the folder that is mounted and the one that it is mounted over."""
     words = ",".join(filter(None, [WAYS.get(way, way), forbid, "no-root" * (user == "nobody")]))
     python = interpreter(user == "nobody")
     program = files.parent / "program.py"
     program.write_text(textwrap.dedent(code))
     program.chmod(0o644)
+    apart = []
+    if mounts:
+        alone = ["unshare", "-m"] if os.geteuid() == 0 else ["unshare", "-rm"]
+        flat = [folder for mount in mounts for folder in mount]
+        apart = [*alone, "sh", "-ec", MOUNTING, "sh", *flat, "--"]
     return subprocess.run(
-        [sys.executable, HERE / "without_calls.py", words, python,
+        [*apart, sys.executable, HERE / "without_calls.py", words, python,
          sandboxed.program, json.dumps(asked), python, program],
-        cwd=files, env={**os.environ, "HOME": str(files.parent)}, capture_output=True, text=True,
-        timeout=120,
+        cwd=files, env={**os.environ, "HOME": str(files.parent), **dict(environment)},
+        capture_output=True, text=True, timeout=120,
     )  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from typing import IO, Any, Optional
 from .._errors import GruyereError
 from . import landlock
 from .enter import LANDLOCK, NONE, OVERLAY
+from .mounts import mounts
 
 # Bytes that a run may write by default, and bytes that must stay free on the disk.
 ROOM = 10 << 30
@@ -106,14 +107,11 @@ def _bases() -> list[str]:
 def _in_memory(path: str) -> bool:
     """Whether the path is on a file system in memory, according to its mount."""
     real, kind, longest = os.path.realpath(path), "", -1
-    with open("/proc/self/mounts") as file:
-        for line in file:
-            _, point, found, *_ = line.split()
-            point = point.encode().decode("unicode_escape")
-            if (real == point or real.startswith(point.rstrip("/") + "/")) and len(
-                point
-            ) >= longest:
-                kind, longest = found, len(point)
+    for mount in mounts():
+        point = mount.path
+        # Of several at one point, the last one is on top.
+        if (real == point or real.startswith(point.rstrip("/") + "/")) and len(point) >= longest:
+            kind, longest = mount.kind, len(point)
     return kind in _IN_MEMORY
 
 
@@ -279,7 +277,8 @@ class Box:
             "way": self.way, "parent": os.getpid(), "command": command, "cwd": cwd,
             "homes": [home for home in homes if os.path.isdir(home)],
             "environment": self._environment(environment, own, str(mirror), cwd, records),
-            "hidden": str(folder), "layers": str(layers), "mirror": str(mirror),
+            "hidden": str(folder), "shown": str(self.folder), "layers": str(layers),
+            "mirror": str(mirror),
             "writable": [
                 str(own), str(self.caches), *([records] if records else []), *self.allowed.paths
             ],

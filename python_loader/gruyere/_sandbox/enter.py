@@ -106,10 +106,13 @@ def _overlaid(request: dict[str, Any], helper: socket.socket, privileged: bool) 
     else:
         overlay.map_self(uid, gid)
     os.chdir(request["layers"])
-    homes = [] if privileged else [request["cwd"], *request["homes"]]
-    overlay.Overlay(request["layers"], request["hidden"], homes).cover(
-        request["writable"], request["network"]
-    )
+    homes = [request["cwd"], *request["homes"]]
+    temporary = [request["environment"].get("TMPDIR") or "/tmp", "/tmp", "/var/tmp"]
+    mounted = overlay.Overlay(
+        request["layers"], request["hidden"], request["shown"], request["room"], request["cwd"],
+        [] if privileged else homes,
+    )  # fmt: skip
+    mounted.cover(request["writable"], request["network"], [*homes, *temporary])
     kernel.forbid_new_privileges()
     # Root would keep the power to remove the overlays.
     kernel.drop_from_bounding_set(kernel.CAP_SYS_ADMIN)

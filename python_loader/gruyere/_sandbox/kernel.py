@@ -14,12 +14,12 @@ from typing import Optional
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 # Call numbers that are the same on all architectures (include/uapi/asm-generic/unistd.h).
-_MOUNT_SETATTR = 442
+_OPEN_TREE, _MOVE_MOUNT, _MOUNT_SETATTR = 428, 429, 442
 _LANDLOCK_CREATE_RULESET, _LANDLOCK_ADD_RULE, _LANDLOCK_RESTRICT_SELF = 444, 445, 446
 _SECCOMP = {"x86_64": 317, "aarch64": 277}
 
 CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWNET = 0x00020000, 0x10000000, 0x40000000
-MS_BIND, MS_REC, MS_PRIVATE = 0x1000, 0x4000, 0x40000
+MS_RDONLY, MS_BIND, MS_REC, MS_PRIVATE = 0x1, 0x1000, 0x4000, 0x40000
 CAP_SYS_ADMIN = 21
 
 _PR_SET_PDEATHSIG, _PR_CAPBSET_DROP = 1, 24
@@ -37,8 +37,8 @@ def _checked(result: int, path: Optional[str] = None) -> int:
     return result
 
 
-def _syscall(number: int, *arguments: object) -> int:
-    return _checked(_LIBC.syscall(ctypes.c_long(number), *arguments))
+def _syscall(number: int, *arguments: object, path: Optional[str] = None) -> int:
+    return _checked(_LIBC.syscall(ctypes.c_long(number), *arguments), path)
 
 
 # Processes.
@@ -84,13 +84,34 @@ def mount(source: str, target: str, kind: str = "", flags: int = 0, options: str
     )  # fmt: skip
 
 
-def make_read_only(mounted: int) -> None:
-    """Make the mount of the descriptor read-only, without the mounts below it."""
-    read_only, empty_path = 1, 0x1000
-    attributes = struct.pack("=QQQQ", read_only, 0, 0, 0)
+# <linux/mount.h>, <linux/fcntl.h>.
+READ_ONLY, NO_DEVICES = 0x1, 0x4
+_HERE, _RECURSIVE = ctypes.c_int(-100), 0x8000
+
+
+def clone_mount(path: str) -> int:
+    """A copy of the tree of mounts at `path`, which is not mounted yet, as a descriptor."""
+    clone = 1
+    flags = ctypes.c_uint(clone | os.O_CLOEXEC | _RECURSIVE)
+    return _syscall(_OPEN_TREE, _HERE, os.fsencode(path), flags, path=path)
+
+
+def attach_mount(cloned: int, path: str) -> None:
+    """Mount the copy at `path`."""
+    from_descriptor, follow_links = 0x4, 0x10
     _syscall(
-        _MOUNT_SETATTR, mounted, b"", ctypes.c_uint(empty_path), attributes,
-        ctypes.c_size_t(len(attributes)),
+        _MOVE_MOUNT, ctypes.c_int(cloned), b"", _HERE, os.fsencode(path),
+        ctypes.c_uint(from_descriptor | follow_links), path=path,
+    )  # fmt: skip
+
+
+def change_mount(path: str, add: int = 0, remove: int = 0, below: bool = False) -> None:
+    """Change the attributes of the mount at `path`; with `below`, those of all mounts below it
+    too, or else of none."""
+    attributes = struct.pack("=QQQQ", add, remove, 0, 0)
+    _syscall(
+        _MOUNT_SETATTR, _HERE, os.fsencode(path), ctypes.c_uint(_RECURSIVE if below else 0),
+        attributes, ctypes.c_size_t(len(attributes)), path=path,
     )  # fmt: skip
 
 

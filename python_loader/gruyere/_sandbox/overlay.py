@@ -5,23 +5,23 @@ from __future__ import annotations
 
 import contextlib
 import os
-from dataclasses import dataclass
-from typing import Optional
+import shutil
+import stat
+from typing import Iterator, Optional
 
 from . import kernel
+from .mounts import mounts
 
 # Mounted anew for the program, so that its shared memory is private.
 _SHARED_MEMORY = "/dev/shm"
-# File systems of the kernel, which a program must write to (its terminal, devices, /proc/self).
-_LEFT = ("/proc", "/dev")
-# The limit on overlays. More would mean that the list of mounts is wrong.
+# Trees of the kernel, over which no overlay is mounted: a device does not work through one.
+_OF_KERNEL = ("/dev", "/proc", "/sys")
+# The limit on overlays, and on the entries of a folder that is made anew. More overlays would mean
+# that the list of mounts is wrong.
 _MOST = 4000
-
-
-@dataclass(frozen=True)
-class _Mount:
-    path: str
-    handle: int
+# The most bytes of files that are copied to the working folder if it is made anew, and to another
+# folder: at most these parts of what the run may write, and less for others, which may be /tmp.
+_COPIED, _PART, _LESS = 512 << 20, 8, 8
 
 
 def identities() -> Optional[tuple[str, str]]:
@@ -61,89 +61,129 @@ def map_self(uid: int, gid: int) -> None:
 
 
 class Overlay:
-    """The overlays over this process's files, once it has its own mount namespace."""
+    """The overlays over this process's files, once it has its own mount namespace.
 
-    def __init__(self, layers: str, hidden: str, homes: list[str]) -> None:
-        """`layers`: an empty folder of the run for what is written. `hidden`: the folder that it is
-        in, which must not be covered by an overlay. `homes`: folders in which the program is most
-        likely to write."""
+    At first all mounts that there are become read-only, whatever they are called and whether they
+    can be reached. So what no overlay can be mounted over cannot be changed.
+    """
+
+    def __init__(
+        self, layers: str, run: str, shown: str, room: int, cwd: str, homes: list[str]
+    ) -> None:
+        """`layers`: an empty folder for what is written, in the folder `run` of this run, which is
+        in the folder `shown`. The files of `shown` and `run` are not behind an overlay: a lock on
+        one would be another lock there. `room`: bytes that the run may write. `cwd`: the program's
+        working folder. `homes`: folders on the way to which the overlays' folders are created at
+        once (`_lead`)."""
         self.layers = layers
-        self.hidden = hidden
+        self.run = run
+        self.shown = shown
+        self.room = min(_COPIED, room // _PART)
+        self.cwd = os.path.realpath(cwd)
         self.homes = homes
         self.count = self.tried = 0
-        self.mounts = _mounts()
-        self.points = {mount.path for mount in self.mounts}
+        self.points = [mount.path for mount in mounts()]
+        self.renewed: set[str] = set()
+        self.scratch = ""
 
-    def cover(self, writable: list[str], network: bool) -> None:
-        """Mount the overlays. `writable`: paths without an overlay. Raises OSError if the kernel
-        refuses."""
+    def cover(self, writable: list[str], network: bool, likely: list[str]) -> None:
+        """Mount the overlays. `writable`: paths without an overlay. `likely`: folders in which the
+        program probably writes. Raises OSError if the kernel refuses."""
         kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
         if not network:
             kernel.raise_loopback()
-        kept = [_Mount(path, os.open(path, os.O_PATH)) for path in writable]
-        with os.scandir("/") as entries:
-            for entry in sorted(entries, key=lambda entry: entry.name):
-                if entry.is_dir(follow_symlinks=False) and entry.path not in _LEFT:
-                    self._cover(entry.path)
+        self.renewed = self._to_renew(likely)
+        layers = kernel.clone_mount(self.layers)
+        kept = [(path, kernel.clone_mount(path)) for path in writable]
+        kernel.change_mount("/", add=kernel.READ_ONLY, below=True)
+        shown = kernel.clone_mount(self.shown)
+        # Only an attached mount can hold the files of an overlay. As a descriptor it stays within
+        # reach when an overlay covers the folders above it.
+        kernel.attach_mount(layers, self.layers)
+        self.scratch = f"/proc/self/fd/{layers}"
+        for name in _folders("/"):
+            if f"/{name}" not in _OF_KERNEL:
+                with _opened(f"/{name}") as source:
+                    self._cover(f"/{name}", source)
         if not self.count:
             raise OSError("no overlay can be mounted here")
+        kernel.attach_mount(shown, self.shown)
+        for name in _folders(self.shown):
+            path = f"{self.shown}/{name}"
+            if path != self.run:
+                with _opened(path) as source:
+                    self._cover(path, source)
         if os.path.isdir(_SHARED_MEMORY):
             kernel.mount("tmpfs", _SHARED_MEMORY, "tmpfs", options="mode=1777")
-        for mount in kept:
-            if mount.path.startswith(_SHARED_MEMORY + "/"):
-                os.makedirs(mount.path, exist_ok=True)
-            kernel.mount(f"/proc/self/fd/{mount.handle}", mount.path, flags=kernel.MS_BIND)
-        for mount in self.mounts:
-            if not any(mount.path == left or mount.path.startswith(left + "/") for left in _LEFT):
-                kernel.make_read_only(mount.handle)
-        for mount in (*self.mounts, *kept):
-            os.close(mount.handle)
+        for path, clone in kept:
+            if path.startswith(_SHARED_MEMORY + "/"):
+                os.makedirs(path, exist_ok=True)
+            kernel.attach_mount(clone, path)
+        # Nothing to see: the same is where the overlays are.
+        kernel.mount("tmpfs", self.layers, "tmpfs", kernel.MS_RDONLY)
+        _close_disks()
+        _open_processes()
+        for handle in (layers, shown, *(clone for _, clone in kept)):
+            os.close(handle)
 
-    def _cover(self, path: str) -> None:
-        """Mount an overlay over a folder, or over the folders in it if there are mounts below it or
-        our own folder is."""
-        is_of_ours = path == self.hidden or self.hidden.startswith(path + "/")
-        if not is_of_ours and self._mount(path):
+    def _has_mounts_below(self, path: str) -> bool:
+        return any(point.startswith(path + "/") for point in self.points)
+
+    def _to_renew(self, likely: list[str]) -> set[str]:
+        """The folders above and below those of `likely` that the user may write to, and over which
+        no overlay can be mounted."""
+        near = [os.path.realpath(folder) for folder in likely]
+        above = {above for point in self.points for above in _above(point)}
+        return {
+            path
+            for path in above
+            if any(f"{path}/".startswith(f"{one}/") or one.startswith(f"{path}/") for one in near)
+            and os.access(path, os.W_OK)
+        }
+
+    def _cover(self, path: str, source: Optional[int], is_there: bool = True) -> None:
+        """Let the program write to the folder `path`, whose files are at `source`: mount an overlay
+        over it, or over the folders in it if there are mounts below it. `is_there`: whether `path`
+        shows these files now."""
+        if source is None or self._overlay(path, source):
             return
-        below = path + "/"
-        if is_of_ours or any(point.startswith(below) for point in self.points):
-            try:
-                entries = sorted(os.scandir(path), key=lambda entry: entry.name)
-            except OSError:
+        seen = f"/proc/self/fd/{source}"
+        if path in self.renewed:
+            names = self._renew(path, source)
+            if names is not None:
+                for name in names:
+                    with _opened(f"{seen}/{name}") as inner:
+                        self._cover(f"{path}/{name}", inner, is_there=False)
                 return
-            for entry in entries:
-                if entry.is_dir(follow_symlinks=False) and entry.path != self.layers:
-                    self._cover(entry.path)
+        if not is_there:
+            # As read-only as what it is a copy of.
+            kernel.mount(seen, path, flags=kernel.MS_BIND | kernel.MS_REC)
+        if self._has_mounts_below(path):
+            for name in _folders(seen):
+                with _opened(f"{seen}/{name}") as inner:
+                    self._cover(f"{path}/{name}", inner)
 
-    def _mount(self, path: str) -> bool:
+    def _layer(self, told: os.stat_result) -> str:
+        """An empty folder like the one that is described."""
+        layer = f"{self.scratch}/{self.tried}"
+        self.tried += 1
+        os.makedirs(f"{layer}/files")
+        os.mkdir(f"{layer}/work")
+        _make_alike(f"{layer}/files", told)
+        return layer
+
+    def _overlay(self, path: str, source: int) -> bool:
         if self.count >= _MOST:
             raise OSError(f"more than {_MOST} overlays would be needed")
         try:
-            told = os.stat(path)
-            lower = os.open(path, os.O_PATH)
-        except FileNotFoundError:
-            # It has been removed since it was listed: another run's folder, beside ours.
-            return False
-        try:
-            return self._overlay(path, lower, told)
-        finally:
-            os.close(lower)
-
-    def _overlay(self, path: str, lower: int, told: os.stat_result) -> bool:
-        layer = f"{self.layers}/{self.tried}"
-        self.tried += 1
-        upper, work = f"{layer}/files", f"{layer}/work"
-        os.makedirs(upper)
-        os.mkdir(work)
-        # The mount's root has the upper folder's owner and mode.
-        try:
-            os.chown(upper, told.st_uid, told.st_gid)
+            # The mount's root has the upper folder's owner and mode.
+            layer = self._layer(os.fstat(source))
         except OSError:
-            # It is another user's folder. Only its entries matter.
-            pass
-        os.chmod(upper, told.st_mode & 0o7777)
-        self._lead(path, upper)
-        options = f"userxattr,lowerdir=/proc/self/fd/{lower},upperdir={upper},workdir={work}"
+            # The folder is of a file system that does not answer.
+            return False
+        upper, work = f"{layer}/files", f"{layer}/work"
+        self._lead(path, source, upper)
+        options = f"userxattr,lowerdir=/proc/self/fd/{source},upperdir={upper},workdir={work}"
         try:
             kernel.mount("overlay", path, "overlay", options=options)
         except OSError:
@@ -151,12 +191,12 @@ class Overlay:
         self.count += 1
         return True
 
-    def _lead(self, path: str, upper: str) -> None:
+    def _lead(self, path: str, source: int, upper: str) -> None:
         """Create the folders on the way to the homes. Otherwise the overlay would copy them up at
         the first write, which fails if one of them belongs to a user that is not mapped."""
         for home in self.homes:
             real = os.path.realpath(home)
-            here, there = path, upper
+            here, there = f"/proc/self/fd/{source}", upper
             inside = os.path.relpath(real, path)
             if inside == "." or inside.startswith(".."):
                 continue
@@ -166,18 +206,132 @@ class Overlay:
                     os.mkdir(there)
                     os.chmod(there, os.stat(here).st_mode & 0o7777)
 
+    def _renew(self, path: str, source: int) -> Optional[list[str]]:
+        """Mount a new folder over `path`, with copies of the files in it; those that are too large
+        to copy are shown read-only. Returns the names of its folders, which are empty in it; None
+        if it has too many entries.
 
-def _mounts() -> list[_Mount]:
-    """The current mounts, as open descriptors: a later mount over one of them is another mount."""
-    found = []
-    with open("/proc/self/mountinfo") as file:
-        # proc_pid_mountinfo(5): the fifth field, with spaces and the like in octal.
-        paths = [line.split()[4].encode().decode("unicode_escape") for line in file]
-    for path in paths:
+        The kernel mounts no overlay over a folder with mounts below it, since the program could see
+        there what these mounts hide.
+        """
         try:
-            found.append(_Mount(path, os.open(path, os.O_PATH)))
+            with os.scandir(f"/proc/self/fd/{source}") as listed:
+                entries = [(entry, entry.stat(follow_symlinks=False)) for entry in listed]
+            files = self._layer(os.fstat(source)) + "/files"
         except OSError:
-            # Not accessible, so not writable.
-            continue
-    return found
+            return None
+        if len(entries) > _MOST:
+            return None
+        folders, left = [], []
+        room = self.room if path == self.cwd else self.room // _LESS
+        # The smallest first, so that most are copied.
+        for entry, told in sorted(entries, key=lambda one: one[1].st_size):
+            there = f"{files}/{entry.name}"
+            if stat.S_ISDIR(told.st_mode):
+                os.mkdir(there)
+                folders.append(entry.name)
+            elif stat.S_ISLNK(told.st_mode):
+                os.symlink(os.readlink(entry.path), there)
+            elif stat.S_ISFIFO(told.st_mode) or stat.S_ISSOCK(told.st_mode):
+                # As behind an overlay: the one outside cannot be reached.
+                os.mknod(there, told.st_mode)
+            elif told.st_size <= room and _copied(entry.path, there, told):
+                room -= told.st_size
+            else:
+                left.append(entry)
+        kernel.mount(files, path, flags=kernel.MS_BIND)
+        for entry in left:
+            there = f"{path}/{entry.name}"
+            with open(there, "w"):
+                pass
+            kernel.mount(entry.path, there, flags=kernel.MS_BIND)
+        return folders
 
+
+def _above(path: str) -> Iterator[str]:
+    """The folders that a path is in, but for the root."""
+    path = os.path.dirname(path)
+    while path != "/":
+        yield path
+        path = os.path.dirname(path)
+
+
+@contextlib.contextmanager
+def _opened(path: str) -> Iterator[Optional[int]]:
+    """The folder as a descriptor; None if it has been removed since it was listed (another run's
+    folder, beside ours) or cannot be reached."""
+    try:
+        handle = os.open(path, os.O_PATH | os.O_NOFOLLOW)
+    except OSError:
+        handle = None
+    try:
+        yield handle
+    finally:
+        if handle is not None:
+            os.close(handle)
+
+
+def _folders(path: str) -> list[str]:
+    """The names of the folders in a folder; empty if it cannot be listed."""
+    try:
+        with os.scandir(path) as entries:
+            return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+    except OSError:
+        return []
+
+
+def _make_alike(path: str, told: os.stat_result) -> None:
+    try:
+        os.chown(path, told.st_uid, told.st_gid)
+    except OSError:
+        # It is another user's. Only what is in it matters.
+        pass
+    os.chmod(path, told.st_mode & 0o7777)
+
+
+def _copied(path: str, there: str, told: os.stat_result) -> bool:
+    """Copy a regular file; false if it is none, or cannot be read."""
+    if not stat.S_ISREG(told.st_mode):
+        return False
+    try:
+        shutil.copyfile(path, there)
+    except OSError:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(there)
+        return False
+    _make_alike(there, told)
+    os.utime(there, ns=(told.st_atime_ns, told.st_mtime_ns))
+    return True
+
+
+def _close_disks() -> None:
+    """Keep root from writing to disks past their file systems: a mount that is read-only does not
+    keep anybody from writing to a device."""
+    for where, _, names in os.walk("/dev"):
+        for name in names:
+            path = f"{where}/{name}"
+            try:
+                is_open = stat.S_ISBLK(os.lstat(path).st_mode) and os.access(path, os.W_OK)
+            except OSError:
+                continue
+            if is_open:
+                kernel.mount(path, path, flags=kernel.MS_BIND)
+                kernel.change_mount(path, add=kernel.NO_DEVICES)
+
+
+def _open_processes() -> None:
+    """Let the program write to its /proc/self, but to nothing that is not a process's."""
+    with os.scandir("/proc") as entries:
+        others = [
+            entry.path
+            for entry in entries
+            if not entry.name.isdecimal()
+            and not entry.is_symlink()
+            and (entry.is_dir() or entry.stat().st_mode & 0o222)
+        ]
+    for path in others:
+        # Read-only, as /proc is until then.
+        kernel.mount(path, path, flags=kernel.MS_BIND | kernel.MS_REC)
+    # In a container /proc may have been read-only before, which nobody may change in here.
+    with contextlib.suppress(PermissionError):
+        kernel.change_mount("/proc", remove=kernel.READ_ONLY)

@@ -1,0 +1,199 @@
+"""The overlay of `dryrun` and `compare` where there are mounts: whatever they are called and
+wherever they are, what is in them stays as it is, and the program writes as it does without a
+sandbox.
+"""
+
+import os
+import stat
+
+import pytest
+from test_sandbox import MIB, answer, describe, files, kit, sandboxed, user  # noqa: F401
+
+# Each as a user may have it: a language's letters, what mountinfo writes in octal, and no UTF-8.
+NAMES = ["donn\u00e9es", "two words", "a\\134b", "line\nbreak", "x\udcff", "#1"]
+
+
+@pytest.fixture
+def stores(tmp_path, user):  # noqa: F811
+    """Folders to mount, each with a file."""
+    made = [tmp_path / f"store{number}" for number in range(len(NAMES))]
+    for store in made:
+        store.mkdir()
+        (store / "model.pt").write_text("precious")
+        give(user, store, store / "model.pt")
+    return made
+
+
+def give(user, *paths):  # noqa: F811
+    if user == "nobody":
+        for path in paths:
+            os.chown(path, 65534, 65534, follow_symlinks=False)
+
+
+@pytest.mark.parametrize("where", ["in the working folder", "elsewhere"])
+def test_what_is_in_a_mount_is_as_before_whatever_it_is_called(
+    where, user, files, stores, tmp_path  # noqa: F811
+):  # fmt: skip
+    at, names = files, NAMES
+    if where == "elsewhere":
+        # Alone: beside other mounts it gets an overlay of its own even if its name is misread.
+        at, names = tmp_path / "elsewhere", NAMES[:1]
+    points = [at / name for name in names]
+    for point in points:
+        point.mkdir(parents=True)
+        give(user, at, point)
+    before = [describe(store) for store in stores]
+    code = f"""
+    from pathlib import Path
+    for name in {names!r}:
+        folder = Path({str(at)!r}, name)
+        assert (folder / "model.pt").read_text() == "precious"
+        (folder / "model.pt").write_text("overwritten")
+        (folder / "new").mkdir()
+        assert (folder / "model.pt").read_text() == "overwritten"
+    """
+    ran = sandboxed("overlay", user, files, code, mounts=zip(stores, points))
+    told = answer(ran, "overlay")
+    assert told["code"] == 0, told["said"]
+    assert [describe(store) for store in stores] == before
+
+
+def test_a_folder_with_mounts_below_is_written_to_as_others_are(user, files, stores):  # noqa: F811
+    mounts = [(stores[0], files / "data"), (stores[1], files / "runs" / "old")]
+    before = describe(files), [describe(store) for store in stores]
+    code = """
+    import os, shutil
+    from pathlib import Path
+    assert sorted(os.listdir(".")) == [
+        "absolute", "data", "large.bin", "latest", "runs", "small.txt"], os.listdir(".")
+    assert os.listdir("data") == ["model.pt"] and os.readlink("latest") == "runs/old"
+    Path("new").write_text("new")
+    Path("small.txt").write_text("other")
+    os.replace("new", "small.txt")
+    assert Path("small.txt").read_text() == "new"
+    with open("large.bin", "r+b") as file:
+        file.write(b"l")
+    assert Path("large.bin").read_bytes()[:2] == b"lL"
+    os.rename("large.bin", "moved.bin")
+    os.remove("absolute")
+    os.makedirs("out/deep")
+    os.rename("out", "output")
+    Path("data/model.pt").write_text("overwritten")
+    Path("runs/old/model.pt").write_text("overwritten")
+    Path("runs/log.txt").write_text("overwritten")
+    Path("runs/new").mkdir()
+    Path("../up.txt").write_text("x")
+    """
+    told = answer(sandboxed("overlay", user, files, code, mounts=mounts), "overlay")
+    assert told["code"] == 0, told["said"]
+    assert (describe(files), [describe(store) for store in stores]) == before
+
+
+def test_files_too_large_to_copy_beside_a_mount_are_read(user, files, stores):  # noqa: F811
+    code = """
+    import errno
+    with open("large.bin", "rb") as file:
+        assert file.read() == b"L" * (1 << 20)
+    try:
+        open("large.bin", "wb")
+    except OSError as error:
+        assert error.errno == errno.EROFS, error
+    else:
+        raise SystemExit("it is written to")
+    open("new", "wb").write(b"x" * (1 << 20))
+    """
+    mounts = [(stores[0], files / "data")]
+    ran = sandboxed("overlay", user, files, code, mounts=mounts, scratch=6 * MIB)
+    told = answer(ran, "overlay")
+    assert told["code"] == 0, told["said"]
+    assert (files / "large.bin").read_bytes() == b"L" * MIB
+
+
+def test_a_folder_with_mounts_below_can_be_allowed(user, files, stores):  # noqa: F811
+    code = """
+    from pathlib import Path
+    Path("new").write_text("stays")
+    Path("data/model.pt").write_text("stays")
+    """
+    mounts = [(stores[0], files / "data")]
+    told = answer(
+        sandboxed("overlay", user, files, code, mounts=mounts, allow_writes=["."]), "overlay"
+    )
+    assert told["code"] == 0, told["said"]
+    assert (files / "new").read_text() == (stores[0] / "model.pt").read_text() == "stays"
+    assert (stores[1] / "model.pt").read_text() == "precious"
+
+
+@pytest.mark.parametrize("mounted", [False, True])
+def test_the_folder_of_the_scratch_is_written_to(
+    mounted, user, files, stores, tmp_path  # noqa: F811
+):  # fmt: skip
+    temporary = tmp_path / "job"
+    (temporary / "mount").mkdir(parents=True)
+    (temporary / "old").write_text("old")
+    give(user, temporary, temporary / "mount", temporary / "old")
+    before = describe(temporary)
+    code = """
+    import os, tempfile
+    temporary = os.environ["TMPDIR"]
+    assert tempfile.gettempdir() == temporary
+    for name in ("scratch.bin", "old"):
+        with open(os.path.join(temporary, name), "w") as file:
+            file.write("new")
+    os.mkdir(os.path.join(temporary, "folder"))
+    with open("small.txt", "w") as file:
+        file.write("new")
+    """
+    told = answer(
+        sandboxed(
+            "overlay", user, files, code, mounts=[(stores[0], temporary / "mount")] * mounted,
+            environment={"TMPDIR": str(temporary)},
+        ),
+        "overlay",
+    )  # fmt: skip
+    assert told["code"] == 0, told["said"]
+    assert describe(temporary) == before
+
+
+def test_devices_work_and_neither_they_nor_the_kernel_s_settings_are_changed(
+    user, files  # noqa: F811
+):  # fmt: skip
+    name = f"/dev/gruyere-test-{os.getpid()}"
+    settings = ["/proc/sys/vm/swappiness", "/proc/sysrq-trigger", "/proc/irq/default_smp_affinity",
+                "/sys/kernel/mm/transparent_hugepage/enabled"]  # fmt: skip
+    disks = [
+        entry.path for entry in os.scandir("/dev")
+        if not entry.is_symlink() and stat.S_ISBLK(entry.stat().st_mode)
+    ]  # fmt: skip
+    code = f"""
+    import os, pty
+    refused = []
+    for path in {[path for path in settings + disks if os.path.exists(path)]!r}:
+        try:
+            # Nothing is written.
+            os.close(os.open(path, os.O_WRONLY))
+        except OSError:
+            continue
+        raise SystemExit(f"{{path}} can be written to")
+    try:
+        os.close(os.open({name!r}, os.O_WRONLY | os.O_CREAT))
+    except OSError:
+        pass
+    else:
+        raise SystemExit("a file is made in /dev")
+    for path in ("/dev/null", "/dev/shm/test", "/proc/self/comm"):
+        with open(path, "w") as file:
+            file.write("x")
+    assert len(open("/dev/urandom", "rb").read(8)) == 8
+    ours, theirs = pty.openpty()
+    os.write(os.open(os.ttyname(theirs), os.O_RDWR | os.O_NOCTTY), b"here")
+    assert os.read(ours, 4) == b"here"
+    print(open("/proc/sys/vm/swappiness").read())
+    """
+    try:
+        told = answer(sandboxed("overlay", user, files, code), "overlay")
+        assert not os.path.exists(name)
+    finally:
+        if os.path.exists(name):
+            os.unlink(name)
+    assert told["code"] == 0, told["said"]
