@@ -5,6 +5,7 @@ sandbox.
 
 import os
 import stat
+import textwrap
 
 import pytest
 from test_sandbox import MIB, answer, describe, files, kit, sandboxed, user  # noqa: F401
@@ -197,3 +198,47 @@ def test_devices_work_and_neither_they_nor_the_kernel_s_settings_are_changed(
         if os.path.exists(name):
             os.unlink(name)
     assert told["code"] == 0, told["said"]
+
+
+# What `gruyere dryrun` says about the error with which a program ends.
+SAID = """
+import os, sys
+sys.path.insert(0, {package!r})
+from gruyere._sandbox import remedy
+from gruyere._sandbox.reach import Reach
+try:
+    {change}
+except OSError as error:
+    print(*map(remedy, Reach(["files", "network"]).behind(error)))
+"""
+
+
+def said_of(change, user, files, **asked):  # noqa: F811
+    package = sandboxed.program.parents[3] / "python_loader"
+    code = textwrap.dedent(SAID).format(package=str(package), change=change)
+    told = answer(sandboxed("overlay", user, files, code, **asked), "overlay")
+    assert told["code"] == 0, told["said"]
+    return told["said"].strip()
+
+
+def test_a_folder_that_cannot_be_renamed_is_named_with_what_allows_it(user, files):  # noqa: F811
+    change = "os.rename('runs', 'runs.bak')"
+    said = said_of(change, user, files)
+    assert f"cannot rename {files / 'runs'}" in said and f"--allow-writes={files}," in said
+    assert said_of(change, user, files, allow_writes=["."]) == ""
+    assert (files / "runs.bak" / "log.txt").read_text() == "kept"
+
+
+def test_a_file_that_is_allowed_and_is_replaced_is_named_with_its_folder(
+    user, files  # noqa: F811
+):  # fmt: skip
+    change = "open('part', 'w').close(); os.replace('part', 'small.txt')"
+    said = said_of(change, user, files, allow_writes=["small.txt"])
+    assert str(files / "small.txt") in said and f"--allow-writes={files}," in said
+    assert said_of(change, user, files, allow_writes=["."]) == ""
+    assert (files / "small.txt").read_text() == ""
+
+
+def test_a_rename_from_one_disk_to_another_is_not_the_sandbox_s_fault(user, files):  # noqa: F811
+    change = "open('/dev/shm/part', 'w').close(); os.replace('/dev/shm/part', 'small.txt')"
+    assert said_of(change, user, files) == ""

@@ -375,6 +375,17 @@ def remedy(refused: dict[str, str]) -> str:
         return f"The sandbox has no network, and the program needs {name}: use --allow-network"
     if kind == "space":
         return f"There is no room to copy {name}, to which the program writes: use --scratch SIZE"
+    if kind == "rename":
+        return (
+            f"The sandbox cannot rename {name}, a folder that was there before the run: use "
+            f"--allow-writes={refused['folder']}, which keeps what is written"
+        )
+    if kind == "replace":
+        return (
+            f"The sandbox has {name} as a mount, which cannot be replaced, renamed or removed: use "
+            f"--allow-writes={refused['folder']}, the folder that it is in, which keeps what is "
+            "written"
+        )
     return (
         f"The sandbox does not allow writes to {name}: use --allow-writes={name} (or a folder "
         "above it), which keeps what is written"

@@ -1,6 +1,6 @@
-"""Finds out from an exception what the sandbox denied: a file that cannot be written to, or a host
-that cannot be reached. The names of hosts, which the kernel's errors lack, come from Python's audit
-events.
+"""Finds out from an exception what the sandbox denied: a file that cannot be written to or
+replaced, a folder that cannot be renamed, or a host that cannot be reached. The names of hosts,
+which the kernel's errors lack, come from Python's audit events.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import sys
 from typing import Any
 
 from .._bench.measure import causes
+from .mounts import mounts
 
 # EOVERFLOW: an overlay cannot copy another user's group-writable file.
 _DENIED = (errno.EPERM, errno.EACCES, errno.EOVERFLOW)
@@ -56,7 +57,13 @@ class Reach:
             number = getattr(cause, "errno", None)
             is_os = isinstance(cause, OSError)
             name = _file_of(cause) if "files" in self.closed else ""
-            if name and (number == errno.EROFS or (number in _DENIED and _is_own(name))):
+            if name and number == errno.EXDEV and _is_renamed_folder(cause):
+                folder = os.path.commonpath([os.path.dirname(one) for one in _files_of(cause)])
+                found.append({"kind": "rename", "name": name, "folder": folder})
+            elif number == errno.EBUSY and (name := name and _mounted(cause)):
+                folder = os.path.dirname(name)
+                found.append({"kind": "replace", "name": name, "folder": folder})
+            elif name and (number == errno.EROFS or (number in _DENIED and _is_own(name))):
                 found.append({"kind": "write", "name": name})
             elif "network" in self.closed and (
                 names & _OF_NETWORK or (is_os and number in _UNREACHED)
@@ -68,10 +75,34 @@ class Reach:
         return self.hosts[-1] if self.hosts else f"another machine ({type(cause).__name__})"
 
 
+def _files_of(error: BaseException) -> list[str]:
+    """The files that an error names, both if it is of a rename."""
+    names = (error.filename, error.filename2) if isinstance(error, OSError) else ()
+    return [os.path.abspath(os.fsdecode(name)) for name in names if isinstance(name, (str, bytes))]
+
+
 def _file_of(error: BaseException) -> str:
-    """The file that an error names; empty if it names none."""
-    name = error.filename if isinstance(error, OSError) else None
-    return os.path.abspath(os.fsdecode(name)) if isinstance(name, (str, bytes)) else ""
+    """The first file that an error names; empty if it names none."""
+    return next(iter(_files_of(error)), "")
+
+
+def _is_renamed_folder(error: BaseException) -> bool:
+    """Whether a folder was to get another name on its own file system, which fails nowhere but
+    under an overlay: there only folders that the program made can get one."""
+    names = _files_of(error)
+    if len(names) < 2 or not os.path.isdir(names[0]) or os.path.islink(names[0]):
+        return False
+    try:
+        return os.stat(names[0]).st_dev == os.stat(os.path.dirname(names[1])).st_dev
+    except OSError:
+        return False
+
+
+def _mounted(error: BaseException) -> str:
+    """The file or folder of an error that is a mount point; empty if none is. The sandbox has a
+    mount at each path that it allows."""
+    points = {mount.path for mount in mounts()}
+    return next((name for name in _files_of(error) if os.path.realpath(name) in points), "")
 
 
 def _is_own(name: str) -> bool:
