@@ -111,8 +111,9 @@ def files(tmp_path, user, kit):
 MOUNTING = 'while [ "$1" != -- ]; do mount --bind "$1" "$2"; shift 2; done; shift; exec "$@"'
 
 
-def sandboxed(way, user, files, code, forbid="", mounts=(), environment=(), **asked):
-    """`mounts`: of each mount, the folder that is mounted and the one that it is mounted over."""
+def sandboxed(way, user, files, code, forbid="", mounts=(), environment=(), around=(), **asked):
+    """`mounts`: of each mount, the folder that is mounted and the one that it is mounted over.
+    `around`: a command that starts all the rest."""
     words = ",".join(filter(None, [WAYS.get(way, way), forbid, "no-root" * (user == "nobody")]))
     python = interpreter(user == "nobody")
     program = files.parent / "program.py"
@@ -124,7 +125,7 @@ def sandboxed(way, user, files, code, forbid="", mounts=(), environment=(), **as
         flat = [folder for mount in mounts for folder in mount]
         apart = [*alone, "sh", "-ec", MOUNTING, "sh", *flat, "--"]
     return subprocess.run(
-        [*apart, sys.executable, HERE / "without_calls.py", words, python,
+        [*around, *apart, sys.executable, HERE / "without_calls.py", words, python,
          sandboxed.program, json.dumps(asked), python, program],
         cwd=files, env={**os.environ, "HOME": str(files.parent), **dict(environment)},
         capture_output=True, text=True, timeout=120,

@@ -5,6 +5,7 @@ sandbox.
 
 import os
 import stat
+import sys
 import textwrap
 
 import pytest
@@ -125,6 +126,40 @@ def test_a_folder_with_mounts_below_can_be_allowed(user, files, stores):  # noqa
     assert (stores[1] / "model.pt").read_text() == "precious"
 
 
+# Mounts a file system that never answers over a folder, and goes on: no process serves it.
+DEAD = """
+import ctypes, os, sys
+handle = os.open("/dev/fuse", os.O_RDWR)
+options = f"fd={handle},rootmode=40000,user_id=0,group_id=0,allow_other".encode()
+if ctypes.CDLL(None).mount(b"dead", os.fsencode(sys.argv[1]), b"fuse", 0, options):
+    sys.exit("it is not mounted")
+os.close(handle)
+os.execvp(sys.argv[2], sys.argv[2:])
+"""
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or not os.path.exists("/dev/fuse"), reason="root alone mounts it, with FUSE"
+)
+def test_a_mount_that_does_not_answer_is_in_nobody_s_way(user, files):  # noqa: F811
+    (files / "dead").mkdir()
+    code = """
+    import os
+    try:
+        os.listdir("dead")
+    except OSError:
+        pass
+    else:
+        raise SystemExit("it answers")
+    open("new", "w").write("new")
+    open("runs/log.txt", "w").write("new")
+    """
+    around = ["unshare", "-m", sys.executable, "-c", DEAD, files / "dead"]
+    told = answer(sandboxed("overlay", user, files, code, around=around), "overlay")
+    assert told["code"] == 0, told["said"]
+    assert (files / "runs" / "log.txt").read_text() == "kept" and not (files / "new").exists()
+
+
 @pytest.mark.parametrize("mounted", [False, True])
 def test_the_folder_of_the_scratch_is_written_to(
     mounted, user, files, stores, tmp_path  # noqa: F811
@@ -237,6 +272,19 @@ def test_a_file_that_is_allowed_and_is_replaced_is_named_with_its_folder(
     assert str(files / "small.txt") in said and f"--allow-writes={files}," in said
     assert said_of(change, user, files, allow_writes=["."]) == ""
     assert (files / "small.txt").read_text() == ""
+
+
+def test_a_move_between_two_overlays_is_named_with_what_allows_it(
+    user, files, stores  # noqa: F811
+):  # fmt: skip
+    mounts = [(stores[0], files / "data")]
+    change = "open('part', 'w').close(); os.replace('part', 'runs/log.txt')"
+    said = said_of(change, user, files, mounts=mounts)
+    assert f"cannot rename {files / 'part'} to {files / 'runs' / 'log.txt'}" in said
+    assert f"--allow-writes={files}," in said
+    change = "open('part', 'w').close(); os.replace('part', 'data/model.pt')"
+    assert said_of(change, user, files, mounts=mounts) == ""
+    assert said_of("os.rename('data', 'other')", user, files, mounts=mounts) == ""
 
 
 def test_a_rename_from_one_disk_to_another_is_not_the_sandbox_s_fault(user, files):  # noqa: F811

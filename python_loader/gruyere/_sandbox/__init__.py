@@ -17,6 +17,7 @@ it.
 The modules:
 
 - `kernel`: system calls that Python has no function for.
+- `mounts`: the list of mounts.
 - `overlay`, `landlock`, `links`, `filter`, `guard`: the two ways.
 - `enter`: the process between us and the program. It starts the program in its sandbox, watches
   it, and ends with it.

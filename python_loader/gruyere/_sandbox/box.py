@@ -368,6 +368,14 @@ def behind(said: str, refused: list[dict[str, str]]) -> list[dict[str, str]]:
     ]
 
 
+# What an overlay cannot do; the folder of each would have to be without one.
+_OF_FOLDER = {
+    "rename": "The sandbox cannot rename {name}, a folder that was there before the run",
+    "move": "The sandbox cannot rename {name} to {to}, which is in another of its overlays",
+    "replace": "The sandbox cannot replace, rename or remove {name}, which is a mount in it",
+}
+
+
 def remedy(refused: dict[str, str]) -> str:
     """What was refused, and the option that allows it."""
     kind, name = refused["kind"], refused["name"]
@@ -375,17 +383,11 @@ def remedy(refused: dict[str, str]) -> str:
         return f"The sandbox has no network, and the program needs {name}: use --allow-network"
     if kind == "space":
         return f"There is no room to copy {name}, to which the program writes: use --scratch SIZE"
-    if kind == "rename":
-        return (
-            f"The sandbox cannot rename {name}, a folder that was there before the run: use "
-            f"--allow-writes={refused['folder']}, which keeps what is written"
-        )
-    if kind == "replace":
-        return (
-            f"The sandbox has {name} as a mount, which cannot be replaced, renamed or removed: use "
-            f"--allow-writes={refused['folder']}, the folder that it is in, which keeps what is "
-            "written"
-        )
+    if kind in _OF_FOLDER:
+        said = _OF_FOLDER[kind].format(**refused)
+        if refused["folder"] == "/":
+            return f"{said}: --allow-writes runs it without a sandbox"
+        return f"{said}: use --allow-writes={refused['folder']}, which keeps what is written"
     return (
         f"The sandbox does not allow writes to {name}: use --allow-writes={name} (or a folder "
         "above it), which keeps what is written"

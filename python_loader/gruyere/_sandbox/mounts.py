@@ -1,4 +1,4 @@
-"""The mounts that this process sees."""
+"""The mounts that a process sees."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Mount:
     """Its file system's name."""
 
 
-def mounts() -> list[Mount]:
+def mounts(process: str = "self") -> list[Mount]:
     # As bytes: a path may have any bytes but zero.
-    with open("/proc/self/mountinfo", "rb") as file:
+    with open(f"/proc/{process}/mountinfo", "rb") as file:
         return [_mount(line) for line in file]
 
 

@@ -216,7 +216,7 @@ class Overlay:
         """
         try:
             with os.scandir(f"/proc/self/fd/{source}") as listed:
-                entries = [(entry, entry.stat(follow_symlinks=False)) for entry in listed]
+                entries = list(listed)
             files = self._layer(os.fstat(source)) + "/files"
         except OSError:
             return None
@@ -225,13 +225,14 @@ class Overlay:
         folders, left = [], []
         room = self.room if path == self.cwd else self.room // _LESS
         # The smallest first, so that most are copied.
-        for entry, told in sorted(entries, key=lambda one: one[1].st_size):
+        for entry, told in sorted(map(_described, entries), key=lambda one: one[1].st_size):
             there = f"{files}/{entry.name}"
             if stat.S_ISDIR(told.st_mode):
                 os.mkdir(there)
                 folders.append(entry.name)
             elif stat.S_ISLNK(told.st_mode):
-                os.symlink(os.readlink(entry.path), there)
+                with contextlib.suppress(FileNotFoundError):
+                    os.symlink(os.readlink(entry.path), there)
             elif stat.S_ISFIFO(told.st_mode) or stat.S_ISSOCK(told.st_mode):
                 # As behind an overlay: the one outside cannot be reached.
                 os.mknod(there, told.st_mode)
@@ -244,7 +245,11 @@ class Overlay:
             there = f"{path}/{entry.name}"
             with open(there, "w"):
                 pass
-            kernel.mount(entry.path, there, flags=kernel.MS_BIND)
+            try:
+                kernel.mount(entry.path, there, flags=kernel.MS_BIND)
+            except FileNotFoundError:
+                # It has been removed meanwhile.
+                os.unlink(there)
         return folders
 
 
@@ -278,6 +283,15 @@ def _folders(path: str) -> list[str]:
             return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
     except OSError:
         return []
+
+
+def _described(entry: os.DirEntry[str]) -> tuple[os.DirEntry[str], os.stat_result]:
+    try:
+        return entry, entry.stat(follow_symlinks=False)
+    except OSError:
+        # A file system that does not answer is mounted there, as a folder.
+        kind = stat.S_IFDIR if entry.is_dir(follow_symlinks=False) else stat.S_IFREG
+        return entry, os.stat_result((kind, *[0] * 9))
 
 
 def _make_alike(path: str, told: os.stat_result) -> None:

@@ -57,9 +57,11 @@ class Reach:
             number = getattr(cause, "errno", None)
             is_os = isinstance(cause, OSError)
             name = _file_of(cause) if "files" in self.closed else ""
-            if name and number == errno.EXDEV and _is_renamed_folder(cause):
-                folder = os.path.commonpath([os.path.dirname(one) for one in _files_of(cause)])
-                found.append({"kind": "rename", "name": name, "folder": folder})
+            if name and number == errno.EXDEV and _is_one_disk(cause):
+                names = _files_of(cause)
+                folder = os.path.commonpath([os.path.dirname(one) for one in names])
+                what = "rename" if os.path.isdir(name) else "move"
+                found.append({"kind": what, "name": name, "to": names[-1], "folder": folder})
             elif number == errno.EBUSY and (name := name and _mounted(cause)):
                 folder = os.path.dirname(name)
                 found.append({"kind": "replace", "name": name, "folder": folder})
@@ -86,22 +88,32 @@ def _file_of(error: BaseException) -> str:
     return next(iter(_files_of(error)), "")
 
 
-def _is_renamed_folder(error: BaseException) -> bool:
-    """Whether a folder was to get another name on its own file system, which fails nowhere but
-    under an overlay: there only folders that the program made can get one."""
-    names = _files_of(error)
-    if len(names) < 2 or not os.path.isdir(names[0]) or os.path.islink(names[0]):
-        return False
+def _outside() -> set[str]:
+    """The mount points outside the sandbox, where this process's parent is (`enter`); empty if
+    they cannot be read."""
     try:
-        return os.stat(names[0]).st_dev == os.stat(os.path.dirname(names[1])).st_dev
+        return {mount.path for mount in mounts(str(os.getppid()))}
     except OSError:
-        return False
+        return set()
+
+
+def _is_one_disk(error: BaseException) -> bool:
+    """Whether an error names two files that are in one mount outside the sandbox, so that only an
+    overlay can be in the way from one to the other."""
+    points = _outside()
+    found = set()
+    for name in _files_of(error):
+        where = os.path.realpath(os.path.dirname(name))
+        while where not in points and where != "/":
+            where = os.path.dirname(where)
+        found.add(where)
+    return bool(points) and len(found) == 1
 
 
 def _mounted(error: BaseException) -> str:
-    """The file or folder of an error that is a mount point; empty if none is. The sandbox has a
-    mount at each path that it allows."""
-    points = {mount.path for mount in mounts()}
+    """The file or folder of an error that is a mount point in the sandbox alone; empty if none
+    is."""
+    points = {mount.path for mount in mounts()} - _outside()
     return next((name for name in _files_of(error) if os.path.realpath(name) in points), "")
 
 
