@@ -19,6 +19,7 @@ from typing import IO, Any, Optional
 from .._errors import GruyereError
 from . import landlock
 from .enter import LANDLOCK, NONE, OVERLAY
+from .folders import remove
 from .mounts import mounts
 
 # Bytes that a run may write by default, and bytes that must stay free on the disk.
@@ -113,23 +114,6 @@ def _in_memory(path: str) -> bool:
         if (real == point or real.startswith(point.rstrip("/") + "/")) and len(point) >= longest:
             kind, longest = mount.kind, len(point)
     return kind in _IN_MEMORY
-
-
-def remove(path: Path) -> None:
-    """Remove a folder, including folders without access permissions, as overlays leave behind."""
-
-    def again(call: Any, name: str, _: Any) -> None:
-        try:
-            os.chmod(os.path.dirname(name), 0o700)
-            os.chmod(name, 0o700)
-            if os.path.isdir(name) and not os.path.islink(name):
-                shutil.rmtree(name, ignore_errors=True)
-            else:
-                os.unlink(name)
-        except OSError:
-            pass
-
-    shutil.rmtree(path, onerror=again)
 
 
 @dataclass(eq=False)
