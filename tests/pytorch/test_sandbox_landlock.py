@@ -5,7 +5,7 @@ itself writes and removes, on kernels with an old Landlock, and outside the file
 import os
 import stat
 
-from test_sandbox import answer, files, kit, sandboxed, user, way
+from test_sandbox import MIB, answer, files, kit, sandboxed, user, way
 
 from gruyere._sandbox.folders import remove
 
@@ -26,7 +26,7 @@ def test_what_is_removed_at_the_end_leads_to_no_file_of_the_user_s(way, user, fi
     names += [files / "data" / "deep", files / "large.bin", files / "runs" / "old" / "model.pt"]
     before = [stat.S_IMODE(name.lstat().st_mode) for name in names]
     told = answer(sandboxed(way, user, files, code), way)
-    assert told["code"] == 0, told
+    assert told["code"] == 0, told["said"] + str(told)
     assert [stat.S_IMODE(name.lstat().st_mode) for name in names] == before
 
 
@@ -47,3 +47,69 @@ def test_a_folder_is_removed_however_deep_it_is(tmp_path):
     remove(top)
     assert os.listdir(tmp_path) == ["kept"]
     assert stat.S_IMODE(kept.stat().st_mode) == 0o400 and kept.read_text() == "kept"
+
+
+def test_the_sandbox_writes_through_no_link_of_the_program_s(user, files):
+    # What the sandbox wrote beside a file that it copied had a name that the program could guess.
+    code = f"""
+    import os, threading
+    beside = {str(files.parent.parent / "beside.bin")!r}
+    for name in ("large.bin", "data/deep/x.bin", "data/deep"):
+        os.symlink(beside, name + ".gruyere-part")
+    with open("large.bin", "r+b") as file:
+        file.write(b"EVIL")
+    with open("data/deep/x.bin", "r+b") as file:
+        file.write(b"EVIL")
+    # A folder that becomes a link to another one while files in it are copied.
+    os.makedirs("swapped/real")
+    os.symlink(os.path.dirname(beside), "swapped/link")
+    os.rename("swapped/real", "swapped/here")
+    ended = False
+
+    def swap():
+        while not ended:
+            os.rename("swapped/here", "swapped/real")
+            os.rename("swapped/link", "swapped/here")
+            os.rename("swapped/here", "swapped/link")
+            os.rename("swapped/real", "swapped/here")
+
+    thread = threading.Thread(target=swap)
+    thread.start()
+    for _ in range(200):
+        try:
+            open("swapped/here/beside.bin", "r+b").write(b"EVIL")
+        except OSError:
+            pass
+    ended = True
+    thread.join()
+    """
+    beside = files.parent.parent / "beside.bin"
+    told = answer(sandboxed("landlock", user, files, code), "landlock")
+    assert told["code"] == 0, told["said"] + str(told)
+    assert beside.read_bytes() == b"B" * MIB and os.listdir(files.parent.parent / "home")
+    assert (files / "large.bin").read_bytes() == b"L" * MIB
+
+
+def test_two_names_of_a_file_stay_one_file(user, files):
+    code = """
+    import os
+    os.link("large.bin", "hard.bin")
+    os.link("absolute", "absolute2")
+    assert os.path.islink("absolute2")
+    os.link("data/deep/x.bin", "runs/x.bin", follow_symlinks=True)
+    for one, other in (("large.bin", "hard.bin"), ("data/deep/x.bin", "runs/x.bin")):
+        assert os.path.samefile(one, other)
+        for number, name in enumerate((one, other, one)):
+            with open(name, "r+b") as file:
+                file.write(str(number).encode())
+            assert open(one, "rb").read(1) == open(other, "rb").read(1) == str(number).encode()
+        assert os.path.samefile(one, other) and os.stat(one).st_nlink == 2
+    # A link of the program's own, where one of the sandbox's was.
+    os.remove("small.txt")
+    os.symlink("runs/log.txt", "small.txt")
+    open("small.txt", "w").write("through")
+    assert os.path.islink("small.txt") and open("runs/log.txt").read() == "through"
+    """
+    told = answer(sandboxed("landlock", user, files, code), "landlock")
+    assert told["code"] == 0, told["said"] + str(told)
+    assert (files / "large.bin").read_bytes() == b"L" * MIB

@@ -42,10 +42,12 @@ def _plain(what: str, *, flags: Optional[int] = None) -> Kind:
     return Kind(what, (Named(0),), flags)
 
 
-_OPEN, _CREATE, _TRUNCATE, _ENTRY, _MOVE, _CHANGE, _CHANGE_LINK = (
-    "open", "create", "truncate", "entry", "move", "change", "change link",
+_OPEN, _CREATE, _TRUNCATE, _ENTRY, _MOVE, _LINK, _CHANGE, _CHANGE_LINK = (
+    "open", "create", "truncate", "entry", "move", "link", "change", "change link",
 )  # fmt: skip
 CONNECT, SEND = "connect", "send"
+# The call with two names that may follow a link, by a flag in its fifth argument.
+LINK_AT, FOLLOWS = "linkat", 0x400
 _TWO_AT = (Named(1, 0), Named(3, 2))
 _OF_DESCRIPTOR = Kind(_CHANGE, (Named(None, 0),))
 
@@ -59,7 +61,7 @@ KINDS: dict[str, Kind] = {
     "symlink": Kind(_ENTRY, (Named(1),)), "symlinkat": Kind(_ENTRY, (Named(2, 1),)),
     "rename": Kind(_MOVE, (Named(0), Named(1))), "renameat": Kind(_MOVE, _TWO_AT),
     "renameat2": Kind(_MOVE, _TWO_AT),
-    "link": Kind(_MOVE, (Named(0), Named(1))), "linkat": Kind(_MOVE, _TWO_AT),
+    "link": Kind(_LINK, (Named(0), Named(1))), "linkat": Kind(_LINK, _TWO_AT),
     "chmod": _plain(_CHANGE), "fchmodat": _at(_CHANGE), "fchmodat2": _at(_CHANGE),
     "chown": _plain(_CHANGE), "lchown": _plain(_CHANGE_LINK), "fchownat": _at(_CHANGE),
     "utime": _plain(_CHANGE), "utimes": _plain(_CHANGE), "futimesat": _at(_CHANGE),

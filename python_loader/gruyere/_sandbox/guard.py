@@ -68,9 +68,16 @@ class Guard:
         truncates = kind.what in ("create", "truncate")
         if kind.flags is not None:
             truncates = bool(call.arguments[kind.flags] & filter.TRUNCATES)
+        follows = (
+            call.number == filter.number(filter.LINK_AT) and call.arguments[4] & filter.FOLLOWS
+        )
         try:
-            for path in paths:
-                if path is not None:
+            for place, path in enumerate(paths):
+                if path is None or not self.mirror.has(path):
+                    continue
+                if kind.what == "link" and place == 0:
+                    self.mirror.ready_to_link(path, bool(follows))
+                else:
                     self._prepare(kind, path, truncates)
         except Full as full:
             self.refusals.add("space", str(full))
@@ -83,8 +90,6 @@ class Guard:
         return error
 
     def _prepare(self, kind: Kind, path: str, truncates: bool) -> None:
-        if not self.mirror.has(path):
-            return
         if kind.what in ("open", "create", "change"):
             self.mirror.ready_to_write(path, truncates)
         elif kind.what == "truncate":
@@ -95,7 +100,7 @@ class Guard:
 
     def _outside(self, kind: Kind, path: str) -> int:
         """Note what Landlock will refuse; refuse what Landlock does not cover."""
-        of_entry = kind.what in ("entry", "move", "change link")
+        of_entry = kind.what in ("entry", "move", "link", "change link")
         real = (
             os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
             if of_entry
