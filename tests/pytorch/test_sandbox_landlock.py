@@ -3,8 +3,10 @@ itself writes and removes, on kernels with an old Landlock, and outside the file
 # ruff: noqa: F401, F811 (fixtures are imported)
 
 import os
+import shutil
 import stat
 
+import pytest
 from test_sandbox import MIB, answer, files, kit, sandboxed, user, way
 
 from gruyere._sandbox.folders import remove
@@ -113,3 +115,58 @@ def test_two_names_of_a_file_stay_one_file(user, files):
     told = answer(sandboxed("landlock", user, files, code), "landlock")
     assert told["code"] == 0, told["said"] + str(told)
     assert (files / "large.bin").read_bytes() == b"L" * MIB
+
+
+def old_landlock(tmp_path, version):
+    """A package for which this kernel's Landlock has an earlier version."""
+    kit = tmp_path / "old"
+    shutil.copytree(sandboxed.program.parents[3], kit)
+    kernel = kit / "python_loader" / "gruyere" / "_sandbox" / "kernel.py"
+    text = kernel.read_text()
+    asks = "return _syscall(_LANDLOCK_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint(1))"
+    assert asks in text
+    kernel.write_text(text.replace(asks, f"return {version}"))
+    for path in (kit, *kit.rglob("*")):
+        path.chmod(0o755)
+    return kit / "tests" / "pytorch" / "programs" / "sandboxed.py"
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_an_old_landlock_lets_no_file_be_emptied(version, user, files, tmp_path, monkeypatch):
+    monkeypatch.setattr(sandboxed, "program", old_landlock(tmp_path, version))
+    secret = files / "secret.bin"
+    secret.write_bytes(b"S" * MIB)
+    # It can be written to and not read, so there is no copy of it.
+    secret.chmod(0o200)
+    if user == "nobody":
+        os.chown(secret, 65534, 65534)
+    code = f"""
+    import os
+    beside = {str(files.parent.parent / "beside.bin")!r}
+    os.chdir("runs")
+    names = [beside, {str(files / "large.bin")!r}]
+    if os.geteuid():
+        names.append("../secret.bin")
+    for name in names:
+        for change in (
+            lambda: os.truncate(name, 0),
+            lambda: os.truncate(name, 5),
+            lambda: os.open(name, os.O_RDONLY | os.O_TRUNC),
+            lambda: os.open(name, os.O_WRONLY | os.O_TRUNC),
+        ):
+            try:
+                change()
+            except PermissionError:
+                continue
+            raise SystemExit(f"{{name}} is changed")
+    # Its own are emptied as before.
+    os.truncate("../large.bin", 5)
+    os.close(os.open("log.txt", os.O_RDONLY | os.O_TRUNC))
+    assert os.stat("../large.bin").st_size == 5 and os.stat("log.txt").st_size == 0
+    """
+    told = answer(sandboxed("landlock", user, files, code), "landlock")
+    assert told["code"] == 0, told["said"] + str(told)
+    assert (files.parent.parent / "beside.bin").read_bytes() == b"B" * MIB
+    assert (files / "large.bin").read_bytes() == b"L" * MIB
+    assert secret.stat().st_size == MIB
+    assert {"kind": "write", "name": str(files.parent.parent / "beside.bin")} in told["refused"]

@@ -45,19 +45,29 @@ class Guard:
         self.mirror = mirror
         self.writable = [os.path.realpath(path) for path in writable]
         self.refusals = refusals
+        # Before it, Landlock lets a file be emptied that it does not let be written to.
+        self.lets_truncate = kernel.landlock_version() < 3
         self.kinds = filter.kinds()
         self.network = (filter.number(filter.CONNECT), filter.number(filter.SEND))
 
     def answer(self, call: kernel.Call) -> None:
         try:
             error = self._of_address(call) if call.number in self.network else self._of_file(call)
-        except OSError:
-            # The process is gone or its memory cannot be read: Landlock decides.
-            error = 0
+        except OSError as unknown:
+            # The process is gone, or its memory cannot be read. Landlock decides if it can.
+            error = (unknown.errno or errno.EACCES) if self._is_last(call) else 0
+            error = {errno.EIO: errno.EFAULT, errno.ENOENT: errno.EBADF}.get(error, error)
         if error:
             call.refuse(error)
         else:
             call.go_on()
+
+    def _is_last(self, call: kernel.Call) -> bool:
+        """Whether nothing but the guard refuses the call."""
+        if call.number in self.network:
+            return True
+        kind = self.kinds[call.number]
+        return _is_change(kind) or (self.lets_truncate and _truncates(call, kind))
 
     # Files.
 
@@ -65,9 +75,7 @@ class Guard:
         """The error number with which to refuse a call on files; 0 to let it go on."""
         kind = self.kinds[call.number]
         paths = [self._path(call, named) for named in kind.names]
-        truncates = kind.what in ("create", "truncate")
-        if kind.flags is not None:
-            truncates = bool(call.arguments[kind.flags] & filter.TRUNCATES)
+        truncates = _truncates(call, kind)
         follows = (
             call.number == filter.number(filter.LINK_AT) and call.arguments[4] & filter.FOLLOWS
         )
@@ -86,7 +94,7 @@ class Guard:
         error = 0
         for path in paths:
             if path is not None:
-                error = error or self._outside(kind, path)
+                error = error or self._outside(kind, path, truncates)
         return error
 
     def _prepare(self, kind: Kind, path: str, truncates: bool) -> None:
@@ -98,7 +106,7 @@ class Guard:
         else:
             self.mirror.ready_entry(path)
 
-    def _outside(self, kind: Kind, path: str) -> int:
+    def _outside(self, kind: Kind, path: str, truncates: bool) -> int:
         """Note what Landlock will refuse; refuse what Landlock does not cover."""
         of_entry = kind.what in ("entry", "move", "link", "change link")
         real = (
@@ -108,7 +116,7 @@ class Guard:
         )
         if self._is_writable(real):
             return 0
-        is_change = kind.what in ("change", "change link")
+        is_change = _is_change(kind)
         exists = os.path.lexists(real)
         if exists and not is_change and not of_entry:
             could = os.access(real, os.W_OK) and not os.path.isdir(real)
@@ -119,7 +127,7 @@ class Guard:
         if could:
             # Otherwise the call would fail without the sandbox too.
             self.refusals.add("write", real)
-        return errno.EACCES if is_change else 0
+        return errno.EACCES if is_change or (truncates and self.lets_truncate) else 0
 
     def _is_writable(self, real: str) -> bool:
         if any(real == path or real.startswith(path + "/") for path in self.writable):
@@ -181,6 +189,17 @@ def outside(address: bytes) -> Optional[str]:
     else:
         return None
     return None if ip.is_loopback or ip.is_unspecified else shown
+
+
+def _is_change(kind: Kind) -> bool:
+    """Whether the call changes what Landlock does not cover."""
+    return kind.what in ("change", "change link")
+
+
+def _truncates(call: kernel.Call, kind: Kind) -> bool:
+    if kind.flags is not None:
+        return bool(call.arguments[kind.flags] & filter.TRUNCATES)
+    return kind.what in ("create", "truncate")
 
 
 def _signed(argument: int) -> int:
