@@ -4,11 +4,13 @@ itself writes and removes, on kernels with an old Landlock, and outside the file
 
 import os
 import shutil
+import socket
 import stat
 
 import pytest
 from test_sandbox import MIB, answer, files, kit, sandboxed, user, way
 
+from gruyere._sandbox import kernel
 from gruyere._sandbox.folders import remove
 
 
@@ -170,3 +172,167 @@ def test_an_old_landlock_lets_no_file_be_emptied(version, user, files, tmp_path,
     assert (files / "large.bin").read_bytes() == b"L" * MIB
     assert secret.stat().st_size == MIB
     assert {"kind": "write", "name": str(files.parent.parent / "beside.bin")} in told["refused"]
+
+
+def test_no_way_of_sending_leaves_the_machine(user, files, tmp_path):
+    outer = tmp_path / "socket"
+    code = f"""
+    import array, ctypes, errno, os, socket, struct
+    away = ("192.0.2.1", 53)
+
+    def refused(number, call):
+        try:
+            call()
+        except OSError as error:
+            assert error.errno == number, error
+        else:
+            raise SystemExit("it is let through")
+
+    def made(family, kind):
+        return socket.socket(family, kind)
+
+    udp = made(socket.AF_INET, socket.SOCK_DGRAM)
+    refused(errno.ENETUNREACH, lambda: udp.sendmsg([b"x"], [], 0, away))
+    six = made(socket.AF_INET6, socket.SOCK_DGRAM)
+    refused(errno.ENETUNREACH, lambda: six.sendmsg([b"x"], [], 0, ("2001:db8::1", 53)))
+    refused(errno.ENETUNREACH, lambda: six.sendto(b"x", ("::ffff:192.0.2.1", 53)))
+    for send in (
+        lambda: made(socket.AF_INET, socket.SOCK_STREAM).sendmsg(
+            [b"x"], [], socket.MSG_FASTOPEN, away),
+        lambda: made(socket.AF_INET, socket.SOCK_STREAM).sendto(b"x", socket.MSG_FASTOPEN, away),
+    ):
+        refused(errno.EOPNOTSUPP, send)
+
+    # sendmmsg; and an address without a family, which is sent to as one of IPv4.
+    libc = ctypes.CDLL(None, use_errno=True)
+    buffer = ctypes.create_string_buffer(b"x")
+    vector = struct.pack("=QQ", ctypes.addressof(buffer), 1)
+    for family in (socket.AF_INET, socket.AF_UNSPEC):
+        address = struct.pack("=H", family) + struct.pack("!H4s8x", 53, bytes([192, 0, 2, 1]))
+        parts = [ctypes.create_string_buffer(part) for part in (address, vector)]
+        near = ctypes.create_string_buffer(
+            struct.pack("=H", socket.AF_INET) + struct.pack("!H4s8x", 53, bytes([127, 0, 0, 1])))
+
+        def message(name):
+            head = struct.pack("=Qi4xQQQQi4x", ctypes.addressof(name), 16,
+                               ctypes.addressof(parts[1]), 1, 0, 0, 0)
+            assert len(head) == 56
+            return head
+
+        both = [message(name) + bytes(8) for name in (near, parts[0])]
+        many = ctypes.create_string_buffer(b"".join(both))
+        for result in (
+            libc.sendmmsg(udp.fileno(), many, 2, 0),
+            libc.sendto(udp.fileno(), buffer, 1, 0, parts[0], 16),
+            libc.sendmsg(udp.fileno(), ctypes.create_string_buffer(message(parts[0])), 0),
+        ):
+            assert result == -1 and ctypes.get_errno() == errno.ENETUNREACH, result
+
+    # Whatever it does later, the socket is bound to loopback.
+    refused(errno.EPERM, lambda: udp.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b""))
+    refused(errno.EPERM, lambda: udp.setsockopt(socket.SOL_SOCKET, 62, 0))
+    assert udp.getsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, 16) == b"lo\\0"
+    refused(errno.EAFNOSUPPORT, lambda: made(socket.AF_PACKET, socket.SOCK_DGRAM))
+    refused(errno.EAFNOSUPPORT, lambda: made(40, socket.SOCK_STREAM))
+    refused(errno.EPERM, lambda: made(socket.AF_INET, socket.SOCK_RAW))
+
+    def unix(name, kind=socket.SOCK_STREAM):
+        with made(socket.AF_UNIX, kind) as client:
+            client.connect(name)
+
+    outer = {str(outer)!r}
+    os.symlink(outer, "away")
+    os.chdir("runs")
+    held = os.open(outer, os.O_PATH)
+    for name in (outer, "../away", f"/proc/self/fd/{{held}}", f"/proc//self/fd/{{held}}"):
+        refused(errno.EACCES, lambda: unix(name))
+    refused(errno.EACCES, lambda: made(socket.AF_UNIX, socket.SOCK_DGRAM).sendto(b"x", outer))
+    refused(errno.EACCES,
+            lambda: made(socket.AF_UNIX, socket.SOCK_DGRAM).sendmsg([b"x"], [], 0, outer))
+    refused(errno.ENOENT, lambda: unix(outer + "-not-there"))
+    if {new_kernel()}:
+        refused(errno.EPERM, lambda: unix("\\0" + outer))
+    """
+    server = socket.socket(socket.AF_UNIX)
+    server.bind(str(outer))
+    server.listen()
+    outer.chmod(0o777)
+    abstract = socket.socket(socket.AF_UNIX)
+    abstract.bind("\0" + str(outer))
+    abstract.listen()
+    told = answer(sandboxed("landlock", user, files, code), "landlock")
+    assert told["code"] == 0, told["said"] + str(told)
+    assert {"kind": "network", "name": "192.0.2.1:53"} in told["refused"]
+    assert {"kind": "socket", "name": str(outer)} in told["refused"]
+
+
+def new_kernel():
+    """Whether abstract sockets of others can be refused."""
+    return kernel.landlock_version() >= 6
+
+
+def test_what_a_program_connects_within_itself_goes_on_working(way, user, files):
+    code = """
+    import multiprocessing, os, socket, struct, threading
+    from multiprocessing import shared_memory
+
+    def through(server, client, address):
+        server.bind(address)
+        server.listen()
+        client.connect(server.getsockname())
+        with server.accept()[0] as there:
+            if server.family == socket.AF_UNIX:
+                socket.send_fds(client, [b"x"], [0])
+            else:
+                client.send(b"x")
+            assert there.recv(1) == b"x"
+
+    def twice(number):
+        return number * 2
+
+    def fill(name, lock, values):
+        with lock:
+            block = shared_memory.SharedMemory(name)
+            block.buf[0] = 7
+            block.close()
+            values.append(os.getpid())
+
+    if __name__ == "__main__":
+        for family, address in (
+            (socket.AF_INET, ("", 0)), (socket.AF_INET, ("127.0.0.1", 0)),
+            (socket.AF_INET6, ("::1", 0)), (socket.AF_UNIX, "\\0ours"),
+            (socket.AF_UNIX, "here.socket"),
+        ):
+            with socket.socket(family) as server, socket.socket(family) as client:
+                through(server, client, address)
+        one, two = (socket.socket(type=socket.SOCK_DGRAM) for _ in range(2))
+        with one, two:
+            one.bind(("127.0.0.1", 0))
+            two.sendto(b"to", one.getsockname())
+            two.sendmsg([b"message"], [], 0, one.getsockname())
+            two.connect(one.getsockname())
+            two.sendmsg([b"connected"])
+            assert [one.recv(9) for _ in range(3)] == [b"to", b"message", b"connected"]
+        one, two = socket.socketpair()
+        socket.send_fds(one, [b"x"], [0])
+        os.close(socket.recv_fds(two, 1, 1)[1][0])
+        assert ("lo" in [name for _, name in socket.if_nameindex()])
+        assert socket.getaddrinfo("localhost", 80)
+        for method in ("fork", "spawn", "forkserver"):
+            context = multiprocessing.get_context(method)
+            with context.Pool(2) as pool:
+                assert pool.map(twice, range(4)) == [0, 2, 4, 6]
+            with context.Manager() as manager:
+                values = manager.list()
+                block = shared_memory.SharedMemory(create=True, size=4096)
+                lock = context.Lock()
+                child = context.Process(target=fill, args=(block.name, lock, values))
+                child.start()
+                child.join()
+                assert child.exitcode == 0 and block.buf[0] == 7 and list(values) == [child.pid]
+                block.close()
+                block.unlink()
+    """
+    told = answer(sandboxed(way, user, files, code), way)
+    assert told["code"] == 0, told["said"] + str(told)
+    assert told["refused"] == []

@@ -129,7 +129,8 @@ class Run:
         return self.folder / "own"
 
     def refusals(self) -> list[dict[str, str]]:
-        """The refusals: for each its kind ("write", "network", "space") and name."""
+        """The refusals: for each its kind ("write", "network", "socket", "space") and
+        name."""
         try:
             lines = (self.folder / "refusals").read_text().splitlines()
         except OSError:
@@ -337,6 +338,7 @@ _WORDS = {
     "write": ("permission denied", "read-only file system", "operation not permitted",
               "cannot be opened", "can't open", "unable to open", "readonly database"),
     "space": ("no space left",),
+    "socket": ("permission denied",),
     "network": ("unreachable", "name resolution", "name or service", "connect", "resolve"),
 }  # fmt: skip
 
@@ -365,6 +367,8 @@ def remedy(refused: dict[str, str]) -> str:
     kind, name = refused["kind"], refused["name"]
     if kind == "network":
         return f"The sandbox has no network, and the program needs {name}: use --allow-network"
+    if kind == "socket":
+        return f"The sandbox does not allow connections to {name}: use --allow-network"
     if kind == "space":
         return f"There is no room to copy {name}, to which the program writes: use --scratch SIZE"
     if kind in _OF_FOLDER:

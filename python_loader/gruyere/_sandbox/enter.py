@@ -14,6 +14,7 @@ import select
 import signal
 import socket
 import sys
+import threading
 import traceback
 from typing import Any, NoReturn, Optional
 
@@ -120,10 +121,22 @@ def _overlaid(request: dict[str, Any], helper: socket.socket, privileged: bool) 
 
 def _restricted(request: dict[str, Any], helper: socket.socket) -> None:
     kernel.forbid_new_privileges()
-    landlock.restrict([*request["writable"], request["mirror"]])
-    listener = kernel.install_filter(filter.program(network=not request["network"]))
-    socket.send_fds(helper, [b"l"], [listener])
-    os.close(listener)
+    landlock.restrict([*request["writable"], request["mirror"]], request["network"])
+    listeners: list[int] = []
+    installed = threading.Event()
+
+    def send() -> None:
+        installed.wait()
+        socket.send_fds(helper, [b"l"], listeners)
+
+    # In a thread of its own, which the filter does not cover: it passes messages to the guard, who
+    # has no listener yet.
+    sender = threading.Thread(target=send, daemon=True)
+    sender.start()
+    listeners.append(kernel.install_filter(filter.program(network=not request["network"])))
+    installed.set()
+    sender.join()
+    os.close(listeners[0])
 
 
 # These run in our process.

@@ -8,7 +8,9 @@ network addresses. The guard does.
 from __future__ import annotations
 
 import errno
+import socket
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Optional
 
@@ -45,7 +47,10 @@ def _plain(what: str, *, flags: Optional[int] = None) -> Kind:
 _OPEN, _CREATE, _TRUNCATE, _ENTRY, _MOVE, _LINK, _CHANGE, _CHANGE_LINK = (
     "open", "create", "truncate", "entry", "move", "link", "change", "change link",
 )  # fmt: skip
-CONNECT, SEND = "connect", "send"
+# Calls that make sockets or have an address; what sets a socket's options.
+SOCKET, CONNECT, SEND, SEND_MESSAGE, SEND_MANY = "socket", "connect", "send", "sendmsg", "sendmmsg"
+OF_NETWORK = (SOCKET, CONNECT, SEND, SEND_MESSAGE, SEND_MANY)
+_OPTION = "setsockopt"
 # The call with two names that may follow a link, by a flag in its fifth argument.
 LINK_AT, FOLLOWS = "linkat", 0x400
 _TWO_AT = (Named(1, 0), Named(3, 2))
@@ -81,14 +86,16 @@ _NUMBERS = {
         "linkat": 265, "chmod": 90, "fchmodat": 268, "fchmodat2": 452, "chown": 92, "lchown": 94,
         "fchownat": 260, "utime": 132, "utimes": 235, "futimesat": 261, "utimensat": 280,
         "setxattr": 188, "lsetxattr": 189, "removexattr": 197, "lremovexattr": 198, "fchmod": 91,
-        "fchown": 93, "fsetxattr": 190, "fremovexattr": 199, CONNECT: 42, SEND: 44,
+        "fchown": 93, "fsetxattr": 190, "fremovexattr": 199, SOCKET: 41, CONNECT: 42, SEND: 44,
+        SEND_MESSAGE: 46, SEND_MANY: 307, _OPTION: 54,
     },
     "aarch64": {
         "openat": 56, "truncate": 45, "mkdirat": 34, "mknodat": 33, "unlinkat": 35,
         "symlinkat": 36, "renameat": 38, "renameat2": 276, "linkat": 37, "fchmodat": 53,
         "fchmodat2": 452, "fchownat": 54, "utimensat": 88, "setxattr": 5, "lsetxattr": 6,
         "removexattr": 14, "lremovexattr": 15, "fchmod": 52, "fchown": 55, "fsetxattr": 7,
-        "fremovexattr": 16, CONNECT: 203, SEND: 206,
+        "fremovexattr": 16, SOCKET: 198, CONNECT: 203, SEND: 206, SEND_MESSAGE: 211,
+        SEND_MANY: 269, _OPTION: 208,
     },
 }  # fmt: skip
 # Calls that would bypass the guard and that programs can do without: io_uring; openat2, whose flags
@@ -99,6 +106,10 @@ _ABSENT = {"io_uring_setup": 425, "openat2": 437, "setxattrat": 463, "removexatt
 _ARCHITECTURE = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _WRITES = 0o3 | 0o100 | 0o1000  # O_WRONLY, O_RDWR, O_CREAT, O_TRUNC
 TRUNCATES = 0o1000
+# A connection by the first data that is sent.
+_FAST_OPEN = 0x20000000
+# Options of SOL_SOCKET that choose the device: SO_BINDTODEVICE, SO_BINDTOIFINDEX.
+_SOL_SOCKET, _DEVICES = 1, (25, 62)
 
 _ALLOW, _NOTIFY, _ERROR = 0x7FFF0000, 0x7FC00000, 0x00050000
 # Classic BPF (include/uapi/linux/bpf_common.h).
@@ -166,19 +177,58 @@ def program(network: bool) -> bytes:
                 ],
             )
     if network:
-        when(known[CONNECT], [_return(_NOTIFY)])
-        # sendto with an address: a datagram.
-        low = _ARGUMENTS + 8 * 4
-        when(
-            known[SEND],
-            [
-                _instruction(_LOAD, low),
-                _instruction(_EQUAL, 0, 0, 2),
-                _instruction(_LOAD, low + 4),
-                _instruction(_EQUAL, 0, 1, 0),
-                _return(_NOTIFY),
-                _return(_ALLOW),
-            ],
-        )
+        for number, then in _of_network(known).items():
+            when(number, then)
     parts.append(_return(_ALLOW))
     return b"".join(parts)
+
+
+def _of_network(known: dict[str, int]) -> dict[int, list[bytes]]:
+    """What to do with each network call, by its number. Each list ends with what to return."""
+
+    def argument(place: int, high: bool = False) -> bytes:
+        return _instruction(_LOAD, _ARGUMENTS + 8 * place + 4 * high)
+
+    def is_one_of(values: Sequence[int], action: int) -> list[bytes]:
+        found = []
+        for value in values:
+            found += [_instruction(_EQUAL, value, 0, 1), _return(action)]
+        return found
+
+    def unless_fast(place: int) -> list[bytes]:
+        # Programs connect first then, as on a kernel without it.
+        refusal = _return(_ERROR | errno.EOPNOTSUPP)
+        return [argument(place), _instruction(_ANY_BIT, _FAST_OPEN, 0, 1), refusal]
+
+    families = [
+        argument(0),
+        *is_one_of((socket.AF_UNIX, socket.AF_NETLINK), _ALLOW),
+        *is_one_of((socket.AF_INET, socket.AF_INET6), _NOTIFY),
+        # Packets, virtual machines, Bluetooth and the like.
+        _return(_ERROR | errno.EAFNOSUPPORT),
+    ]
+    with_address = [
+        argument(4),
+        _instruction(_EQUAL, 0, 0, 2),
+        argument(4, high=True),
+        _instruction(_EQUAL, 0, 1, 0),
+        _return(_NOTIFY),
+        _return(_ALLOW),
+    ]
+    options = [
+        argument(1),
+        _instruction(_EQUAL, _SOL_SOCKET, 1, 0),
+        _return(_ALLOW),
+        argument(2),
+        *is_one_of(_DEVICES, _ERROR | errno.EPERM),
+        _return(_ALLOW),
+    ]
+    return {
+        known[SOCKET]: families,
+        known[CONNECT]: [_return(_NOTIFY)],
+        known[SEND]: [*unless_fast(3), *with_address],
+        # Their addresses are in memory, which a filter cannot see.
+        known[SEND_MESSAGE]: [*unless_fast(2), _return(_NOTIFY)],
+        known[SEND_MANY]: [*unless_fast(3), _return(_NOTIFY)],
+        known[_OPTION]: options,
+    }

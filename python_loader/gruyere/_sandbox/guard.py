@@ -10,14 +10,12 @@ finds the names for the error messages.
 from __future__ import annotations
 
 import errno
-import ipaddress
 import json
 import os
-import socket
-import struct
 from typing import Optional
 
 from . import filter, kernel
+from .addresses import Network
 from .filter import Kind, Named
 from .links import Full, Mirror
 
@@ -48,11 +46,14 @@ class Guard:
         # Before it, Landlock lets a file be emptied that it does not let be written to.
         self.lets_truncate = kernel.landlock_version() < 3
         self.kinds = filter.kinds()
-        self.network = (filter.number(filter.CONNECT), filter.number(filter.SEND))
+        self.network = Network(self._may_connect, refusals.add)
 
     def answer(self, call: kernel.Call) -> None:
         try:
-            error = self._of_address(call) if call.number in self.network else self._of_file(call)
+            if call.number in self.network.calls:
+                self.network.answer(call)
+                return
+            error = self._of_file(call)
         except OSError as unknown:
             # The process is gone, or its memory cannot be read. Landlock decides if it can.
             error = (unknown.errno or errno.EACCES) if self._is_last(call) else 0
@@ -64,7 +65,7 @@ class Guard:
 
     def _is_last(self, call: kernel.Call) -> bool:
         """Whether nothing but the guard refuses the call."""
-        if call.number in self.network:
+        if call.number in self.network.calls:
             return True
         kind = self.kinds[call.number]
         return _is_change(kind) or (self.lets_truncate and _truncates(call, kind))
@@ -144,7 +145,7 @@ class Guard:
             if not address and named.folder is None:
                 return None
         if text.startswith(b"/"):
-            return self._through_proc(call, os.fsdecode(text))
+            return call.seen(os.fsdecode(text))
         folder = -1 if named.folder is None else _signed(call.arguments[named.folder])
         at = f"{task}/cwd" if folder in (-1, _AT_FDCWD) else f"{task}/fd/{folder}"
         base = os.readlink(at)
@@ -153,42 +154,9 @@ class Guard:
             return None
         return os.path.join(base, os.fsdecode(text)) if text else base
 
-    def _through_proc(self, call: kernel.Call, path: str) -> str:
-        """Replace /proc/self in the program's path, which would mean our own process here."""
-        for own in ("/proc/self/", "/proc/thread-self/"):
-            if path.startswith(own):
-                return f"/proc/{call.thread}/{path[len(own) :]}"
-        return path
-
-    # Addresses.
-
-    def _of_address(self, call: kernel.Call) -> int:
-        place = 1 if call.number == self.network[0] else 4
-        length = min(call.arguments[place + 1] & 0xFFFFFFFF, 128)
-        where = outside(call.read(call.arguments[place], length))
-        if where is None:
-            return 0
-        self.refusals.add("network", where)
-        return errno.ENETUNREACH
-
-
-def outside(address: bytes) -> Optional[str]:
-    """The address in a sockaddr, as text; None if it is on this machine or of another family."""
-    if len(address) < 8:
-        return None
-    (family,) = struct.unpack_from("=H", address)
-    (port,) = struct.unpack_from("!H", address, 2)
-    ip: "ipaddress.IPv4Address | ipaddress.IPv6Address"
-    if family == socket.AF_INET:
-        ip = ipaddress.IPv4Address(address[4:8])
-        shown = f"{ip}:{port}"
-    elif family == socket.AF_INET6 and len(address) >= 24:
-        six = ipaddress.IPv6Address(address[8:24])
-        ip = six.ipv4_mapped or six
-        shown = f"[{ip}]:{port}"
-    else:
-        return None
-    return None if ip.is_loopback or ip.is_unspecified else shown
+    def _may_connect(self, real: str) -> bool:
+        """Whether the program may connect to the socket of this name: only the run's own."""
+        return any(real == path or real.startswith(path + "/") for path in self.writable)
 
 
 def _is_change(kind: Kind) -> bool:

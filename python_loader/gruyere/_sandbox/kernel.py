@@ -7,6 +7,7 @@ import errno
 import fcntl
 import os
 import platform
+import re
 import socket
 import struct
 from typing import Optional
@@ -131,6 +132,8 @@ _WRITE_FILE = 1 << 1
 # version 3 on, truncation.
 _CHANGES = sum(1 << bit for bit in range(4, 13))
 _REFER, _TRUNCATE = 1 << 13, 1 << 14
+# Connections to abstract sockets.
+SCOPE_ABSTRACT = 1
 
 
 def landlock_version() -> int:
@@ -148,11 +151,12 @@ def landlock_rights(version: int) -> int:
 
 
 class Ruleset:
-    """A Landlock ruleset: of `rights`, everything that is not allowed is refused."""
+    """A Landlock ruleset: of `rights`, everything that is not allowed is refused. `scoped`: what
+    only processes of the same sandbox may do to each other, from version 6 on."""
 
-    def __init__(self, rights: int) -> None:
+    def __init__(self, rights: int, scoped: int = 0) -> None:
         self.rights = rights
-        attributes = struct.pack("=Q", rights)
+        attributes = struct.pack("=QQQ", rights, 0, scoped) if scoped else struct.pack("=Q", rights)
         self.handle = _syscall(
             _LANDLOCK_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), ctypes.c_uint(0)
         )
@@ -193,11 +197,14 @@ def install_filter(instructions: bytes) -> int:
     )  # fmt: skip
 
 
+_OWN = re.compile(r"/+proc/+(?:\./+)*(?:thread-)?self(?:/+|$)")
+
+
 class Call:
     """A system call that waits for our decision."""
 
     _WHOLE = struct.Struct("=QIIiIQ6Q")
-    _RECEIVE, _SEND = 0xC0502100, 0xC0182101
+    _RECEIVE, _SEND, _ADD = 0xC0502100, 0xC0182101, 0x40182103
     # Lets the kernel go on with the call unchanged.
     _CONTINUE = 1
 
@@ -208,8 +215,8 @@ class Call:
         self.listener = listener
         self.id, self.thread, _, self.number, _, _, *self.arguments = self._WHOLE.unpack(taken)
 
-    def _answer(self, error: int, flags: int) -> None:
-        answer = struct.pack("=QqiI", self.id, 0, -error, flags)
+    def _answer(self, error: int, flags: int, value: int = 0) -> None:
+        answer = struct.pack("=QqiI", self.id, value, -error, flags)
         try:
             fcntl.ioctl(self.listener, self._SEND, answer)
         except OSError as gone:
@@ -222,11 +229,36 @@ class Call:
     def refuse(self, error: int) -> None:
         self._answer(error, 0)
 
+    def give(self, handle: int, closes: bool) -> None:
+        """Answer with a descriptor of the program's own for what our `handle` is open for.
+        `closes`: close it at an exec. Raises OSError if the program can have no more, or has given
+        the call up."""
+        at_once = 2
+
+        def added(flags: int) -> int:
+            new = os.O_CLOEXEC if closes else 0
+            return fcntl.ioctl(
+                self.listener, self._ADD, struct.pack("=QIIII", self.id, flags, handle, 0, new)
+            )
+
+        try:
+            added(at_once)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            # Before Linux 5.14.
+            self._answer(0, 0, added(0))
+
     def read(self, address: int, length: int) -> bytes:
         """Read memory of the process; returns less if less is readable."""
         with open(f"/proc/{self.thread}/mem", "rb", buffering=0) as memory:
             memory.seek(address)
             return memory.read(length)
+
+    def seen(self, path: str) -> str:
+        """An absolute path of the process for us, to whom /proc/self is our own process."""
+        own = _OWN.match(path)
+        return f"/proc/{self.thread}/{path[own.end() :]}" if own else path
 
     def text(self, address: int) -> bytes:
         """Read a null-terminated string from the memory of the process."""

@@ -19,10 +19,13 @@ def why_not() -> str:
     return ""
 
 
-def restrict(writable: list[str]) -> None:
-    """Restrict writes to `writable` and to devices. Call after `kernel.forbid_new_privileges`.
+def restrict(writable: list[str], network: bool) -> None:
+    """Restrict writes to `writable` and to devices, and, without `network`, connections to abstract
+    sockets to those of the program (from version 6 on). Call after `kernel.forbid_new_privileges`.
     Raises OSError if the kernel refuses."""
-    rules = kernel.Ruleset(kernel.landlock_rights(kernel.landlock_version()))
+    version = kernel.landlock_version()
+    scoped = 0 if network or version < 6 else kernel.SCOPE_ABSTRACT
+    rules = kernel.Ruleset(kernel.landlock_rights(version), scoped)
     for path in (*writable, *devices()):
         rules.allow(path)
     rules.restrict_self()
