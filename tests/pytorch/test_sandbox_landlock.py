@@ -6,6 +6,7 @@ import os
 import shutil
 import socket
 import stat
+from pathlib import Path
 
 import pytest
 from test_sandbox import MIB, answer, files, kit, sandboxed, user, way
@@ -336,3 +337,107 @@ def test_what_a_program_connects_within_itself_goes_on_working(way, user, files)
     told = answer(sandboxed(way, user, files, code), way)
     assert told["code"] == 0, told["said"] + str(told)
     assert told["refused"] == []
+
+
+@pytest.fixture
+def shared():
+    """What is in the machine's shared memory before the run, of whoever runs it."""
+    name = f"/dev/shm/gruyere-test-{os.getpid()}"
+    yield name
+    for path in (f"{name}-file", f"{name}-new", f"{name}-moved"):
+        if os.path.exists(path):
+            os.unlink(path)
+    shutil.rmtree(f"{name}-folder", ignore_errors=True)
+
+
+def test_shared_memory_of_others_stays_and_that_of_the_run_goes(user, files, shared):
+    owner = 65534 if user == "nobody" else 0
+    os.mkdir(f"{shared}-folder")
+    for path in (f"{shared}-file", f"{shared}-folder/inner"):
+        with open(path, "w") as file:
+            file.write("other's")
+    for path in (f"{shared}-file", f"{shared}-folder", f"{shared}-folder/inner"):
+        os.chown(path, owner, owner)
+    before = describe_shared(shared)
+    code = f"""
+    import ctypes, errno, os, shutil, stat
+    from multiprocessing import Lock, shared_memory
+    name = {shared!r}
+    os.symlink(name + "-file", "led")
+    for change in (
+        lambda: os.unlink(name + "-file"),
+        lambda: os.rename(name + "-file", name + "-moved"),
+        lambda: os.link(name + "-file", name + "-moved"),
+        lambda: open(name + "-file", "r+"),
+        lambda: open(name + "-file", "w"),
+        lambda: open("led", "a"),
+        lambda: os.truncate(name + "-file", 0),
+        lambda: os.chmod(name + "-file", 0o600),
+        lambda: os.utime(name + "-file", (1, 1)),
+        lambda: os.rmdir(name + "-folder"),
+        lambda: os.unlink(name + "-folder/inner"),
+        lambda: os.replace("small.txt", name + "-file"),
+        lambda: os.symlink("/tmp", name + "-link"),
+        lambda: os.mkfifo(name + "-pipe"),
+        lambda: os.mknod(name + "-node"),
+        lambda: os.chmod("/dev/null", 0o666),
+    ):
+        try:
+            change()
+        except PermissionError:
+            continue
+        raise SystemExit("it is changed")
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.mq_open(b"/gruyere-test", os.O_CREAT | os.O_RDWR, 0o600, None) == -1
+    try:
+        open(name + "-new", "x").close()
+        open(name + "-new", "x")
+    except FileExistsError:
+        pass
+    try:
+        open(name + "-none", "r+")
+    except FileNotFoundError:
+        pass
+    os.umask(0o027)
+    # What it makes is its own.
+    os.unlink(name + "-new")
+    handle = os.open(name + "-new", os.O_CREAT | os.O_RDWR, 0o666)
+    assert stat.S_IMODE(os.fstat(handle).st_mode) == 0o640
+    assert not os.get_inheritable(handle)
+    os.fchmod(handle, 0o600)
+    os.write(handle, b"ours")
+    os.rename(name + "-new", name + "-moved")
+    assert open(name + "-moved", "r+").read() == "ours"
+    os.makedirs(name + "-ours/inner", exist_ok=True)
+    open(name + "-ours/inner/file", "w").write("x")
+    assert stat.S_IMODE(os.stat(name + "-ours").st_mode) == 0o750
+    shutil.rmtree(name + "-ours")
+    os.makedirs(name + "-left/inner")
+    open(name + "-left/inner/file", "w").write("x")
+    open(name + "-folder/left", "w").write("x")
+    with Lock():
+        block = shared_memory.SharedMemory(create=True, size=1 << 20)
+        again = shared_memory.SharedMemory(block.name)
+        block.buf[:4] = b"here"
+        assert bytes(again.buf[:4]) == b"here"
+        again.close()
+        block.close()
+    print(block.name, flush=True)
+    os._exit(0)
+    """
+    told = answer(sandboxed("landlock", user, files, code), "landlock")
+    assert told["code"] == 0, told["said"] + str(told)
+    assert describe_shared(shared) == before
+    assert not os.path.exists(f"/dev/shm/{told['said'].strip()}")
+    assert {"kind": "write", "name": f"{shared}-file"} in told["refused"]
+
+
+def describe_shared(name):
+    found = {}
+    for path in sorted(Path("/dev/shm").glob(f"{os.path.basename(name)}-*")):
+        inner = sorted(path.iterdir()) if path.is_dir() else []
+        for one in (path, *inner):
+            told = one.lstat()
+            content = one.read_bytes() if one.is_file() else None
+            found[str(one)] = (told.st_mode, told.st_uid, told.st_nlink, content)
+    return found

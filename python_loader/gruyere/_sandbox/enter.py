@@ -60,6 +60,8 @@ def main(file: str) -> NoReturn:
         guard = Guard(mirror, writable, Refusals(request["refusals"]))
     status = _watch(child, listener, guard)
     _end_the_rest()
+    if guard is not None:
+        guard.shared.clear()
     _end_as(status)
 
 

@@ -34,19 +34,24 @@ class Kind:
     names: tuple[Named, ...]
     flags: Optional[int] = None
     """The argument with the flags of open."""
+    mode: Optional[int] = None
+    """The argument with the mode of a new file or folder."""
 
 
-def _at(what: str, *, flags: Optional[int] = None) -> Kind:
-    return Kind(what, (Named(1, 0),), flags)
+def _at(what: str, *, flags: Optional[int] = None, mode: Optional[int] = None) -> Kind:
+    return Kind(what, (Named(1, 0),), flags, mode)
 
 
-def _plain(what: str, *, flags: Optional[int] = None) -> Kind:
-    return Kind(what, (Named(0),), flags)
+def _plain(what: str, *, flags: Optional[int] = None, mode: Optional[int] = None) -> Kind:
+    return Kind(what, (Named(0),), flags, mode)
 
 
-_OPEN, _CREATE, _TRUNCATE, _ENTRY, _MOVE, _LINK, _CHANGE, _CHANGE_LINK = (
-    "open", "create", "truncate", "entry", "move", "link", "change", "change link",
+_OPEN, _CREATE, _TRUNCATE, _MOVE, _LINK, _CHANGE, _CHANGE_LINK = (
+    "open", "create", "truncate", "move", "link", "change", "change link",
 )  # fmt: skip
+# Calls on an entry of a folder: they make a file of another kind, make a folder, or remove either.
+_MAKE, _MAKE_FOLDER, _REMOVE = "make", "make folder", "remove"
+OF_ENTRY = (_MAKE, _MAKE_FOLDER, _REMOVE, _MOVE, _LINK, _CHANGE_LINK)
 # Calls that make sockets or have an address; what sets a socket's options.
 SOCKET, CONNECT, SEND, SEND_MESSAGE, SEND_MANY = "socket", "connect", "send", "sendmsg", "sendmmsg"
 OF_NETWORK = (SOCKET, CONNECT, SEND, SEND_MESSAGE, SEND_MANY)
@@ -58,12 +63,12 @@ _OF_DESCRIPTOR = Kind(_CHANGE, (Named(None, 0),))
 
 # Calls by name; their numbers are below.
 KINDS: dict[str, Kind] = {
-    "open": _plain(_OPEN, flags=1), "openat": _at(_OPEN, flags=2), "creat": _plain(_CREATE),
-    "truncate": _plain(_TRUNCATE),
-    "mkdir": _plain(_ENTRY), "mkdirat": _at(_ENTRY), "mknod": _plain(_ENTRY),
-    "mknodat": _at(_ENTRY), "rmdir": _plain(_ENTRY), "unlink": _plain(_ENTRY),
-    "unlinkat": _at(_ENTRY),
-    "symlink": Kind(_ENTRY, (Named(1),)), "symlinkat": Kind(_ENTRY, (Named(2, 1),)),
+    "open": _plain(_OPEN, flags=1, mode=2), "openat": _at(_OPEN, flags=2, mode=3),
+    "creat": _plain(_CREATE, mode=1), "truncate": _plain(_TRUNCATE),
+    "mkdir": _plain(_MAKE_FOLDER, mode=1), "mkdirat": _at(_MAKE_FOLDER, mode=2),
+    "mknod": _plain(_MAKE), "mknodat": _at(_MAKE),
+    "rmdir": _plain(_REMOVE), "unlink": _plain(_REMOVE), "unlinkat": _at(_REMOVE),
+    "symlink": Kind(_MAKE, (Named(1),)), "symlinkat": Kind(_MAKE, (Named(2, 1),)),
     "rename": Kind(_MOVE, (Named(0), Named(1))), "renameat": Kind(_MOVE, _TWO_AT),
     "renameat2": Kind(_MOVE, _TWO_AT),
     "link": Kind(_LINK, (Named(0), Named(1))), "linkat": Kind(_LINK, _TWO_AT),
@@ -102,10 +107,14 @@ _NUMBERS = {
 # a filter cannot see (programs fall back to openat); and newer calls that set attributes.
 _ABSENT = {"io_uring_setup": 425, "openat2": 437, "setxattrat": 463, "removexattrat": 466,
            "file_setattr": 469}  # fmt: skip
+# POSIX message queues, which are the machine's: mq_open, mq_unlink.
+_QUEUES = {"x86_64": (240, 241), "aarch64": (180, 181)}
 
 _ARCHITECTURE = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _WRITES = 0o3 | 0o100 | 0o1000  # O_WRONLY, O_RDWR, O_CREAT, O_TRUNC
 TRUNCATES = 0o1000
+# What creat opens with: O_WRONLY, O_CREAT, O_TRUNC.
+CREATES = 0o1 | 0o100 | 0o1000
 # A connection by the first data that is sent.
 _FAST_OPEN = 0x20000000
 # Options of SOL_SOCKET that choose the device: SO_BINDTODEVICE, SO_BINDTOIFINDEX.
@@ -158,7 +167,7 @@ def program(network: bool) -> bytes:
         parts.append(_instruction(_EQUAL, number, 0, len(then)))
         parts.extend(then)
 
-    for number in _ABSENT.values():
+    for number in (*_ABSENT.values(), *_QUEUES[kernel.machine()]):
         when(number, [absent])
     for name, kind in KINDS.items():
         if name not in known:

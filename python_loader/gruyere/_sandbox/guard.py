@@ -18,6 +18,7 @@ from . import filter, kernel
 from .addresses import Network
 from .filter import Kind, Named
 from .links import Full, Mirror
+from .shared import Shared
 
 _AT_FDCWD = -100
 _EMPTY_PATH = b""
@@ -46,7 +47,8 @@ class Guard:
         # Before it, Landlock lets a file be emptied that it does not let be written to.
         self.lets_truncate = kernel.landlock_version() < 3
         self.kinds = filter.kinds()
-        self.network = Network(self._may_connect, refusals.add)
+        self.shared = Shared()
+        self.network = Network(self._is_allowed, refusals.add)
 
     def answer(self, call: kernel.Call) -> None:
         try:
@@ -54,6 +56,8 @@ class Guard:
                 self.network.answer(call)
                 return
             error = self._of_file(call)
+            if error is None:
+                return
         except OSError as unknown:
             # The process is gone, or its memory cannot be read. Landlock decides if it can.
             error = (unknown.errno or errno.EACCES) if self._is_last(call) else 0
@@ -72,8 +76,9 @@ class Guard:
 
     # Files.
 
-    def _of_file(self, call: kernel.Call) -> int:
-        """The error number with which to refuse a call on files; 0 to let it go on."""
+    def _of_file(self, call: kernel.Call) -> Optional[int]:
+        """The error number with which to refuse a call on files; 0 to let it go on; None if it has
+        been answered."""
         kind = self.kinds[call.number]
         paths = [self._path(call, named) for named in kind.names]
         truncates = _truncates(call, kind)
@@ -93,9 +98,30 @@ class Guard:
             return errno.ENOSPC
         # The first error counts: a call with two names moves or links the first.
         error = 0
-        for path in paths:
-            if path is not None:
-                error = error or self._outside(kind, path, truncates)
+        for place, path in enumerate(paths):
+            if path is None:
+                continue
+            real = _real(kind, path)
+            if self.shared.has(real) and not self._is_allowed(real):
+                if self._makes_shared(call, kind, real):
+                    return None
+                found = self._of_shared(kind, real, place)
+            else:
+                found = self._outside(kind, real, truncates)
+            error = error or found
+        return error
+
+    def _makes_shared(self, call: kernel.Call, kind: Kind, real: str) -> bool:
+        try:
+            return self.shared.make(call, kind, real)
+        except OSError as error:
+            call.refuse(error.errno or errno.EACCES)
+            return True
+
+    def _of_shared(self, kind: Kind, real: str, place: int) -> int:
+        error = self.shared.refused(kind, real, place)
+        if error:
+            self.refusals.add("write", real)
         return error
 
     def _prepare(self, kind: Kind, path: str, truncates: bool) -> None:
@@ -107,17 +133,12 @@ class Guard:
         else:
             self.mirror.ready_entry(path)
 
-    def _outside(self, kind: Kind, path: str, truncates: bool) -> int:
+    def _outside(self, kind: Kind, real: str, truncates: bool) -> int:
         """Note what Landlock will refuse; refuse what Landlock does not cover."""
-        of_entry = kind.what in ("entry", "move", "link", "change link")
-        real = (
-            os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
-            if of_entry
-            else os.path.realpath(path)
-        )
-        if self._is_writable(real):
-            return 0
         is_change = _is_change(kind)
+        if self._is_writable(real, is_change):
+            return 0
+        of_entry = kind.what in filter.OF_ENTRY
         exists = os.path.lexists(real)
         if exists and not is_change and not of_entry:
             could = os.access(real, os.W_OK) and not os.path.isdir(real)
@@ -130,10 +151,16 @@ class Guard:
             self.refusals.add("write", real)
         return errno.EACCES if is_change or (truncates and self.lets_truncate) else 0
 
-    def _is_writable(self, real: str) -> bool:
-        if any(real == path or real.startswith(path + "/") for path in self.writable):
+    def _is_writable(self, real: str, is_change: bool) -> bool:
+        if self._is_allowed(real):
             return True
-        return real.startswith(("/dev/", "/proc/")) or not real.startswith("/")
+        # Devices may be written to, and stay as they are.
+        of_kernel = real.startswith(("/dev/", "/proc/")) and not is_change
+        return of_kernel or not real.startswith("/")
+
+    def _is_allowed(self, real: str) -> bool:
+        """Whether it is in a folder of the run, or that the user allows."""
+        return any(real == path or real.startswith(path + "/") for path in self.writable)
 
     def _path(self, call: kernel.Call, named: Named) -> Optional[str]:
         """The absolute path of the file in the call; None if the file has no name."""
@@ -154,9 +181,13 @@ class Guard:
             return None
         return os.path.join(base, os.fsdecode(text)) if text else base
 
-    def _may_connect(self, real: str) -> bool:
-        """Whether the program may connect to the socket of this name: only the run's own."""
-        return any(real == path or real.startswith(path + "/") for path in self.writable)
+
+def _real(kind: Kind, path: str) -> str:
+    """What the call is about, with the links resolved that the kernel would follow."""
+    if kind.what in filter.OF_ENTRY:
+        folder, name = os.path.split(path.rstrip("/") or "/")
+        return os.path.join(os.path.realpath(folder), name)
+    return os.path.realpath(path)
 
 
 def _is_change(kind: Kind) -> bool:

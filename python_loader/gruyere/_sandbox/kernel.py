@@ -131,6 +131,8 @@ _WRITE_FILE = 1 << 1
 # Changes of a folder: remove and make (each kind); from version 2 on, moves between folders; from
 # version 3 on, truncation.
 _CHANGES = sum(1 << bit for bit in range(4, 13))
+# To remove files and folders, and to make regular files and folders.
+_PLAIN_CHANGES = sum(1 << bit for bit in (4, 5, 7, 8))
 _REFER, _TRUNCATE = 1 << 13, 1 << 14
 # Connections to abstract sockets.
 SCOPE_ABSTRACT = 1
@@ -161,13 +163,16 @@ class Ruleset:
             _LANDLOCK_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), ctypes.c_uint(0)
         )
 
-    def allow(self, path: str) -> None:
-        """Allow all rights at and below `path`."""
+    def allow(self, path: str, plain: bool = False) -> None:
+        """Allow all rights at and below `path`. `plain`: but no links, pipes, sockets and
+        devices."""
         handle = os.open(path, os.O_PATH | os.O_CLOEXEC)
         try:
             # The other rights apply to folders only.
             of_files = _WRITE_FILE | _TRUNCATE
             rights = self.rights if os.path.isdir(path) else self.rights & of_files
+            if plain:
+                rights &= _WRITE_FILE | _PLAIN_CHANGES | _REFER | _TRUNCATE
             beneath = 1
             rule = struct.pack("=Qi", rights, handle)
             _syscall(_LANDLOCK_ADD_RULE, self.handle, beneath, rule, ctypes.c_uint(0))
@@ -225,6 +230,10 @@ class Call:
 
     def go_on(self) -> None:
         self._answer(0, self._CONTINUE)
+
+    def done(self) -> None:
+        """Answer a call that we have made in the program's place."""
+        self._answer(0, 0)
 
     def refuse(self, error: int) -> None:
         self._answer(error, 0)

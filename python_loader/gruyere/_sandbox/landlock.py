@@ -9,6 +9,8 @@ from collections.abc import Iterator
 
 from . import filter, kernel
 
+_SHARED_MEMORY = "/dev/shm"
+
 
 def why_not() -> str:
     """Why Landlock is not available; empty if it is."""
@@ -28,15 +30,17 @@ def restrict(writable: list[str], network: bool) -> None:
     rules = kernel.Ruleset(kernel.landlock_rights(version), scoped)
     for path in (*writable, *devices()):
         rules.allow(path)
+    if os.path.isdir(_SHARED_MEMORY):
+        # The guard tells what is the run's there (`shared`), and makes nothing but these.
+        rules.allow(_SHARED_MEMORY, plain=True)
     rules.restrict_self()
     os.close(rules.handle)
 
 
 def devices() -> Iterator[str]:
-    """Paths that a program writes to and that store nothing: terminals, /dev/null, GPUs, shared
-    memory, and a process's own files in /proc. No disks."""
-    yield from (path for path in ("/dev/shm", "/dev/mqueue", "/dev/pts", "/proc/self")
-                if os.path.isdir(path))  # fmt: skip
+    """Paths that a program writes to and that store nothing: terminals, /dev/null, GPUs, and a
+    process's own files in /proc. No disks."""
+    yield from (path for path in ("/dev/pts", "/proc/self") if os.path.isdir(path))
     for folder in ("/dev", "/dev/dri", "/dev/nvidia-caps"):
         try:
             entries = list(os.scandir(folder))
