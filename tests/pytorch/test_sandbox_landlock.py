@@ -229,6 +229,12 @@ def test_no_way_of_sending_leaves_the_machine(user, files, tmp_path):
         ):
             assert result == -1 and ctypes.get_errno() == errno.ENETUNREACH, result
 
+    # What is no address of memory is an error of the program's.
+    for nowhere in (ctypes.c_void_p(2**64 - 1), ctypes.c_void_p(8)):
+        for result in (libc.sendmsg(udp.fileno(), nowhere, 0), libc.chmod(nowhere, 0),
+                       libc.connect(udp.fileno(), nowhere, 16)):
+            assert result == -1 and ctypes.get_errno() == errno.EFAULT, ctypes.get_errno()
+
     # Whatever it does later, the socket is bound to loopback.
     refused(errno.EPERM, lambda: udp.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b""))
     refused(errno.EPERM, lambda: udp.setsockopt(socket.SOL_SOCKET, 62, 0))

@@ -18,7 +18,8 @@ The modules:
 
 - `kernel`: system calls that Python has no function for.
 - `mounts`: the list of mounts.
-- `overlay`, `landlock`, `links`, `filter`, `guard`: the two ways.
+- `overlay`; `landlock`, `links`, `filter`, `guard`, `addresses`, `shared`: the two ways.
+- `folders`: opens and removes folders without following the program's links.
 - `enter`: the process between us and the program. It starts the program in its sandbox, watches
   it, and ends with it.
 - `box`: the interface for callers.

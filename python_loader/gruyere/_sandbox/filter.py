@@ -2,7 +2,7 @@
 files or their attributes, or use the network. Calls that only read are never delayed.
 
 Landlock prevents writes. It does not cover modes, owners, times and extended attributes, nor
-network addresses. The guard does.
+network addresses, nor whose a file in /dev/shm is. The guard does.
 """
 
 from __future__ import annotations

@@ -3,8 +3,9 @@ copies files that the program is about to write to, and refuses what would reach
 folder, noting the name.
 
 The guard does not protect against a malicious program, since the memory that it reads from the
-program may change before the kernel reads it. Landlock does. The guard makes Landlock usable, and
-finds the names for the error messages.
+program may change before the kernel reads it. Landlock does, and what the guard does in the
+program's place (`addresses`, `shared`). The guard makes Landlock usable, and finds the names for
+the error messages.
 """
 
 from __future__ import annotations

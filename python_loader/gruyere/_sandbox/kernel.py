@@ -260,6 +260,8 @@ class Call:
 
     def read(self, address: int, length: int) -> bytes:
         """Read memory of the process; returns less if less is readable."""
+        if address >= 1 << 63:
+            raise OSError(errno.EFAULT, os.strerror(errno.EFAULT))
         with open(f"/proc/{self.thread}/mem", "rb", buffering=0) as memory:
             memory.seek(address)
             return memory.read(length)

@@ -58,7 +58,7 @@ class Shared:
             return True
         flags = filter.CREATES
         if kind.flags is not None:
-            flags = call.arguments[kind.flags] & 0xFFFFFFFF
+            flags = call.arguments[kind.flags] & 0x7FFFFFFF
         if not flags & os.O_CREAT:
             return False
         with folders.beneath(self.root, inside) as folder:
