@@ -175,6 +175,24 @@ def test_an_old_landlock_lets_no_file_be_emptied(version, user, files, tmp_path,
     assert {"kind": "write", "name": str(files.parent.parent / "beside.bin")} in told["refused"]
 
 
+def test_the_flags_of_a_file_stay(user, files):
+    code = f"""
+    import errno, fcntl, os
+    set_flags, set_attributes, no_dump = 0x40086602, 0x401C5820, 0x40
+    for name in ({str(files.parent.parent / "beside.bin")!r}, "large.bin"):
+        handle = os.open(name, os.O_RDONLY)
+        for request in (set_flags, set_attributes):
+            try:
+                fcntl.ioctl(handle, request, no_dump.to_bytes(8, "little").ljust(28, b"\\0"))
+            except OSError as error:
+                assert error.errno == errno.EPERM, error
+            else:
+                raise SystemExit("they are set")
+    """
+    told = answer(sandboxed("landlock", user, files, code), "landlock")
+    assert told["code"] == 0, told["said"] + str(told)
+
+
 def test_no_way_of_sending_leaves_the_machine(user, files, tmp_path):
     outer = tmp_path / "socket"
     code = f"""

@@ -56,6 +56,10 @@ OF_ENTRY = (_MAKE, _MAKE_FOLDER, _REMOVE, _MOVE, _LINK, _CHANGE_LINK)
 SOCKET, CONNECT, SEND, SEND_MESSAGE, SEND_MANY = "socket", "connect", "send", "sendmsg", "sendmmsg"
 OF_NETWORK = (SOCKET, CONNECT, SEND, SEND_MESSAGE, SEND_MANY)
 _OPTION = "setsockopt"
+_CONTROL = "ioctl"
+# What ioctl sets of a file that is open for reading alone: its flags (FS_IOC_SETFLAGS, also of 32
+# bits, FS_IOC_FSSETXATTR), FS_IOC_ENABLE_VERITY, FS_IOC_SET_ENCRYPTION_POLICY.
+_SETS = (0x40086602, 0x40046602, 0x401C5820, 0x40806685, 0x800C6613)
 # The call with two names that may follow a link, by a flag in its fifth argument.
 LINK_AT, FOLLOWS = "linkat", 0x400
 _TWO_AT = (Named(1, 0), Named(3, 2))
@@ -92,7 +96,7 @@ _NUMBERS = {
         "fchownat": 260, "utime": 132, "utimes": 235, "futimesat": 261, "utimensat": 280,
         "setxattr": 188, "lsetxattr": 189, "removexattr": 197, "lremovexattr": 198, "fchmod": 91,
         "fchown": 93, "fsetxattr": 190, "fremovexattr": 199, SOCKET: 41, CONNECT: 42, SEND: 44,
-        SEND_MESSAGE: 46, SEND_MANY: 307, _OPTION: 54,
+        SEND_MESSAGE: 46, SEND_MANY: 307, _OPTION: 54, _CONTROL: 16,
     },
     "aarch64": {
         "openat": 56, "truncate": 45, "mkdirat": 34, "mknodat": 33, "unlinkat": 35,
@@ -100,7 +104,7 @@ _NUMBERS = {
         "fchmodat2": 452, "fchownat": 54, "utimensat": 88, "setxattr": 5, "lsetxattr": 6,
         "removexattr": 14, "lremovexattr": 15, "fchmod": 52, "fchown": 55, "fsetxattr": 7,
         "fremovexattr": 16, SOCKET: 198, CONNECT: 203, SEND: 206, SEND_MESSAGE: 211,
-        SEND_MANY: 269, _OPTION: 208,
+        SEND_MANY: 269, _OPTION: 208, _CONTROL: 29,
     },
 }  # fmt: skip
 # Calls that would bypass the guard and that programs can do without: io_uring; openat2, whose flags
@@ -148,6 +152,19 @@ def _return(action: int) -> bytes:
     return _instruction(_RETURN, action)
 
 
+def _argument(place: int, high: bool = False) -> bytes:
+    """Load half an argument."""
+    return _instruction(_LOAD, _ARGUMENTS + 8 * place + 4 * high)
+
+
+def _is_one_of(values: Sequence[int], action: int) -> list[bytes]:
+    """Return `action` if what was loaded is one of the values."""
+    found = []
+    for value in values:
+        found += [_instruction(_EQUAL, value, 0, 1), _return(action)]
+    return found
+
+
 def program(network: bool) -> bytes:
     """The filter program. `network`: pass network calls to the guard too."""
     known = _NUMBERS[kernel.machine()]
@@ -185,6 +202,8 @@ def program(network: bool) -> bytes:
                     _return(_ALLOW),
                 ],
             )
+    sets = _is_one_of(_SETS, _ERROR | errno.EPERM)
+    when(known[_CONTROL], [_argument(1), *sets, _return(_ALLOW)])
     if network:
         for number, then in _of_network(known).items():
             when(number, then)
@@ -195,41 +214,32 @@ def program(network: bool) -> bytes:
 def _of_network(known: dict[str, int]) -> dict[int, list[bytes]]:
     """What to do with each network call, by its number. Each list ends with what to return."""
 
-    def argument(place: int, high: bool = False) -> bytes:
-        return _instruction(_LOAD, _ARGUMENTS + 8 * place + 4 * high)
-
-    def is_one_of(values: Sequence[int], action: int) -> list[bytes]:
-        found = []
-        for value in values:
-            found += [_instruction(_EQUAL, value, 0, 1), _return(action)]
-        return found
-
     def unless_fast(place: int) -> list[bytes]:
         # Programs connect first then, as on a kernel without it.
         refusal = _return(_ERROR | errno.EOPNOTSUPP)
-        return [argument(place), _instruction(_ANY_BIT, _FAST_OPEN, 0, 1), refusal]
+        return [_argument(place), _instruction(_ANY_BIT, _FAST_OPEN, 0, 1), refusal]
 
     families = [
-        argument(0),
-        *is_one_of((socket.AF_UNIX, socket.AF_NETLINK), _ALLOW),
-        *is_one_of((socket.AF_INET, socket.AF_INET6), _NOTIFY),
+        _argument(0),
+        *_is_one_of((socket.AF_UNIX, socket.AF_NETLINK), _ALLOW),
+        *_is_one_of((socket.AF_INET, socket.AF_INET6), _NOTIFY),
         # Packets, virtual machines, Bluetooth and the like.
         _return(_ERROR | errno.EAFNOSUPPORT),
     ]
     with_address = [
-        argument(4),
+        _argument(4),
         _instruction(_EQUAL, 0, 0, 2),
-        argument(4, high=True),
+        _argument(4, high=True),
         _instruction(_EQUAL, 0, 1, 0),
         _return(_NOTIFY),
         _return(_ALLOW),
     ]
     options = [
-        argument(1),
+        _argument(1),
         _instruction(_EQUAL, _SOL_SOCKET, 1, 0),
         _return(_ALLOW),
-        argument(2),
-        *is_one_of(_DEVICES, _ERROR | errno.EPERM),
+        _argument(2),
+        *_is_one_of(_DEVICES, _ERROR | errno.EPERM),
         _return(_ALLOW),
     ]
     return {
