@@ -209,6 +209,78 @@ def test_a_script_that_chooses_an_allocator_has_that_of_its_row_and_is_told_once
         assert "Median of steps; of" in " ".join(legend.split()), "of one run"
 
 
+# Under Gruyère it does other work than under torch's allocators.
+OTHER_WORK = """
+import os, torch
+ours = os.environ.get("GRUYERE_ENABLE") == "1"
+model = torch.nn.Linear(1024, 1024).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(3 if ours else 5):
+    model(torch.zeros(8192 if ours else 4096, 1024, device="cuda")).sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("command", ["bench", "compare"])
+def test_runs_of_different_work_have_no_winner(tmp_path, command):
+    (tmp_path / "train.py").write_text(OTHER_WORK)
+    if command == "compare":
+        words = ["compare", "--stand-in", "--json", "all.json"]
+        ran = bench(tmp_path, "--", sys.executable, "train.py", words=words)
+    else:
+        options = "--stand-in --runs 1 --allocators default,gruyere --json all.json --program"
+        ran = bench(tmp_path, *options.split(), "train.py")
+    assert ran.returncode == 1, ran.stdout + ran.stderr
+    (program,) = json.loads((tmp_path / "all.json").read_text())["programs"]
+    assert (program["comparable"], program["peak_live"]) == (False, None)
+    assert [said[:9] for said in program["differs"]] == ["peak live", "the steps"]
+    for row in program["rows"]:
+        assert row["outcome"] == COMPLETED
+        assert row["hold_ratio"] == row["physical_peak"] / row["allocated_peak"]
+        assert row["fit_bytes"] is row["host_ratio"] is None and not row["fit_tries"]
+    assert len({row["allocated_peak"] for row in program["rows"]}) == 2
+    said = " ".join(ran.stdout.split())
+    assert "The runs did different work, so their figures do not compare: peak live was " in said
+    assert "and 3 under Gruyère. Seed what" in said
+    assert "holds least" not in said and "different work" in ran.stderr
+
+
+RESETTING = """
+import torch
+model = torch.nn.Linear(256, 256).cuda()
+kept = torch.empty(400 << 20, dtype=torch.uint8, device="cuda")
+try:
+    torch.empty(1 << 40, dtype=torch.uint8, device="cuda")
+except torch.cuda.OutOfMemoryError:
+    pass
+del kept
+torch.cuda.empty_cache()
+RESET
+torch.empty(1, device="cuda")
+"""
+RESETS = {
+    "torch.cuda": "torch.cuda.reset_peak_memory_stats()\n"
+    "torch.cuda.reset_accumulated_memory_stats()",
+    "torch._C": "torch._C._cuda_resetPeakMemoryStats(0)\n"
+    "torch._C._cuda_resetAccumulatedMemoryStats(0)",
+}
+
+
+@pytest.mark.parametrize("name", RESETS)
+def test_a_program_that_resets_the_peaks_is_measured_whole(tmp_path, name):
+    (tmp_path / "train.py").write_text(RESETTING.replace("RESET", RESETS[name]))
+    options = "--stand-in --no-fit --runs 1 --json - --allocators default,gruyere --conf"
+    ran = bench(tmp_path, *options.split(), "door:pluggable", "--program", "train.py")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    found = rows(ran)
+    assert len(found) == 3
+    for row in found:
+        assert row["outcome"] == COMPLETED, row
+        for peak in ("allocated_peak", "requested_peak", "reserved_peak"):
+            assert 400 * MIB <= row[peak] < 500 * MIB, (peak, row)
+        assert row["caught"] == 1, row
+
+
 FAILING = {
     "exit": (
         "import torch\ntorch.zeros(1, device='cuda')\nraise SystemExit(3)",

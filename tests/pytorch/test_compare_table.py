@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from gruyere._bench import machine, parts, table
+from gruyere._bench import machine, parts, table, work
 from gruyere._bench.compare import Program, Report, Row
-from gruyere._bench.measure import COMPLETED, FAILED, OUT_OF_MEMORY
+from gruyere._bench.measure import COMPLETED, FAILED, OUT_OF_MEMORY, Result
 
-GIB = 1 << 30
+MIB, GIB = 1 << 20, 1 << 30
 # torch's sentence, as one line.
 LONG = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of " + "x" * 900
 
@@ -76,6 +76,108 @@ def said(default, expandable, gruyere, on_gpu=False, found=None):
 def test_the_first_line_says_who_holds_least_of_those_that_completed(rows, conclusion):
     text = said(*rows)
     assert text.split("\n\n")[0].replace("\n", " ") == conclusion
+
+
+def differing(*rows):
+    """What differs between rows, each a run or several: (live MiB, requested MiB, steps[, end])."""
+    names = ("torch default", "torch expandable", "Gruyère")
+
+    def run(live, requested, steps, end=COMPLETED, caught=0):
+        peaks = {"allocated_peak": int(live * MIB), "requested_peak": int(requested * MIB)}
+        return Result(end, steps=steps, caught=caught, **peaks)
+
+    runs = [row if isinstance(row, list) else [row] for row in rows]
+    return work.differences(
+        [(name, [run(*one) for one in several]) for name, several in zip(names, runs)]
+    )
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [(100, 100, 8)] * 3,
+        # Remainders that torch's default does not split off, in blocks of the same requests.
+        [(180, 100, 8), (100, 100, 8), (100, 100, 8)],
+        # Blocks that other streams use count as requested until these have gone on.
+        [(100, 140, 8), (100, 100, 8), (100, 120, 8)],
+        [(10, 10, 8), (13.9, 13.9, 8), (10, 10, 8)],
+        [(1000, 1000, 8), (1029, 1029, 8), (1000, 1000, 8)],
+        # cudaMallocAsync counts no requests, and does not round.
+        [(160, 100, 8), (102, 0, 8)],
+        # What ended before its end is no measure.
+        [(100, 100, 8), (40, 40, 2, OUT_OF_MEMORY), (100, 100, 8)],
+        [(100, 100, 8), (0, 0, 0, FAILED)],
+        [(0, 0, 0, FAILED)] * 3,
+    ],
+)
+def test_runs_of_the_same_work_are_compared(rows):
+    assert differing(*rows) == []
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        (
+            [(72, 72, 8), (772, 772, 8), (264, 264, 8)],
+            ["peak live was 72 MiB under torch default, 772 MiB under torch expandable and 264 MiB "
+             "under Gruyère"],
+        ),
+        (
+            [(100, 100, 8), (100, 100, 8), (100, 100, 3)],
+            ["the steps were 8 under torch default, 8 under torch expandable and 3 under Gruyère"],
+        ),
+        (
+            [(1000, 1000, 8), (1031, 1031, 8)],
+            ["peak live was 1000 MiB under torch default and 1.01 GiB under torch expandable"],
+        ),
+        # Runs of one row among themselves.
+        (
+            [[(72, 72, 8), (264, 264, 8)], [(264, 264, 8)] * 2],
+            ["peak live was 72 MiB to 264 MiB under torch default and 264 MiB under torch "
+             "expandable"],
+        ),
+        (
+            [(72, 72, 8, COMPLETED, 2), (264, 264, 8)],
+            ["peak live was 72 MiB under torch default and 264 MiB under torch expandable",
+             "the program caught out-of-memory errors and went on: 2 under torch default"],
+        ),
+    ],
+)  # fmt: skip
+def test_of_runs_of_different_work_it_says_what_differs(rows, said):
+    assert differing(*rows) == said
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_of_different_work_nobody_holds_least_and_each_row_has_its_own_peak(on_gpu):
+    lives = (72, 772, 264)
+    rows = [
+        Row(name, "", allocated_peak=live * MIB, physical_peak=2 * live * MIB, hold_ratio=2.0,
+            host_ns_a_step=1e6, step_ns=1e6)
+        for name, live in zip(("default", "expandable", "gruyere"), lives)
+    ]  # fmt: skip
+    differs = differing(*[(live, live, 8) for live in lives])
+    program = Program("train.py", [], None, rows, comparable=False, differs=differs)
+    facts = {"device": "NVIDIA H100 80GB HBM3", "stand_in": not on_gpu}
+    report = Report(facts, {"fit": True, "runs": 1}, [program], 1.0)
+    text = table.markdown(report)
+    first = text.split("\n\n")[0].replace("\n", " ")
+    assert first.startswith("The runs did different work, so their figures do not compare: peak ")
+    assert "264 MiB under Gruyère. Seed what the program draws at random (torch.manual_seed" in first
+    assert "free memory" in first
+    assert "holds" not in text and "least" not in text
+    cells = [
+        [cell.strip() for cell in line.split("|")[2:6]]
+        for line in text.splitlines() if line.startswith("|")
+    ][2:]  # fmt: skip
+    assert cells == [
+        [f"{live} MiB", table.size(2 * live * MIB), "+100.0%", "-"] for live in lives
+    ]
+    assert max(map(len, text.splitlines())) <= 80
+    # The wide table says the same above its rows.
+    wide = table.draw(report)
+    assert "different work" in wide.partition("─")[0]
+    assert [f" {live} MiB " in wide for live in lives] == [True] * 3
+    assert report.code() == 1
 
 
 @pytest.mark.parametrize(

@@ -30,8 +30,8 @@ Each run is a separate process with the allocator's real code, on this machine's
 --stand-in, on a stand-in GPU that keeps books of memory and computes nothing. `gruyere bench \
 --torch` does more: built-in programs, the smallest device, rows for settings.
 
-Exit codes: 0 success; 1 a run failed; 2 wrong usage, or no GPU; 3 the driver's books found a \
-fault; 4 out of memory.")]
+Exit codes: 0 success; 1 a run failed, or the runs did different work; 2 wrong usage, or no GPU; \
+3 the driver's books found a fault; 4 out of memory.")]
 pub struct Arguments {
     /// End the program after this many optimiser steps (default: 12); `all`: run it to its end.
     #[arg(long, value_name = "COUNT")]

@@ -23,6 +23,7 @@ from .catalog import PROGRAMS
 from .machine import Machine, check_alone, choose
 from .measure import COMPLETED, FAILED, FAULTS, OUT_OF_MEMORY, Result
 from .runners import TORCH_CONF, Contender, Launch, Server, run_launch
+from .work import differences
 
 # Exit codes, as in `gruyere bench`.
 _CODES = {COMPLETED: 0, FAILED: 1, FAULTS: 3, OUT_OF_MEMORY: 4}
@@ -54,6 +55,7 @@ class Row:
     beside_peak: int = 0
     hold_ratio: Optional[float] = None
     retries: int = 0
+    caught: int = 0
     fit_bytes: Optional[int] = None
     fit_ratio: Optional[float] = None
     fit_tries: list[dict[str, Any]] = field(default_factory=list)
@@ -74,12 +76,17 @@ class Program:
 
     program: str
     arguments: list[str]
-    peak_live: int = 0
+    peak_live: Optional[int] = 0
+    """None if the rows are not comparable: each has its own (`allocated_peak`)."""
     rows: list[Row] = field(default_factory=list)
     module: bool = False
     """Whether `program` is the name of a module, not of a built-in program or a script."""
     left_out: list[str] = field(default_factory=list)
     """The program's own choices of an allocator, which were ignored."""
+    comparable: bool = True
+    """Whether the completed rows did the same work."""
+    differs: list[str] = field(default_factory=list)
+    """What differs between the rows, if they are not comparable."""
 
     @property
     def name(self) -> str:
@@ -107,9 +114,10 @@ class Report:
         )
 
     def code(self) -> int:
-        return max(
-            (_CODES[row.outcome] for program in self.programs for row in program.rows), default=0
-        )
+        codes = [_CODES[row.outcome] for program in self.programs for row in program.rows]
+        # Figures of different work are none of a comparison.
+        codes += [_CODES[FAILED] for program in self.programs if not program.comparable]
+        return max(codes, default=0)
 
 
 # `gruyere compare` is a short form of `bench --torch`, with these arguments.
@@ -236,6 +244,9 @@ class Comparison:
         # The Markdown table already shows failures on a terminal, up to two lines each.
         are_shown = self.command == COMPARE and sys.stdout.isatty()
         for program in report.programs:
+            if not program.comparable and not are_shown:
+                different = table.different(program)
+                print(f"gruyere {self.command}: {program.name}: {different}", file=sys.stderr)
             for row in program.rows:
                 if row.outcome != COMPLETED and not are_shown:
                     print(
@@ -302,16 +313,23 @@ class Comparison:
         program.left_out = sorted(
             {words for results in found for result in results for words in result.left_out}
         )
-        program.peak_live = peak_live(program.rows)
+        program.differs = differences(
+            [(table.called(row), results) for row, results in zip(program.rows, found)]
+        )
+        program.comparable = not program.differs
+        program.peak_live = peak_live(program.rows) if program.comparable else None
         default = next(
             (results for row, results in zip(program.rows, found) if row.allocator == "default"),
             None,
         )
         for row, results in zip(program.rows, found):
             _relate(row, results, program, default)
-        self._ask_why(program, machine, servers, folder)
+        if program.comparable:
+            self._ask_why(program, machine, servers, folder)
         yield
-        if self.request["no_fit"]:
+        live = program.peak_live
+        # A search whose tries do different work finds nothing.
+        if self.request["no_fit"] or live is None:
             return
         # On a real GPU torch's limit for cudaMallocAsync counts live bytes, not held ones, so it
         # does not bound memory.
@@ -326,7 +344,7 @@ class Comparison:
                 threads.submit(
                     fit,
                     program.rows[index],
-                    program.peak_live,
+                    live,
                     lambda memory, index=index: run(index, memory),  # type: ignore[misc]
                 )
                 for index in wanted
@@ -347,7 +365,12 @@ class Comparison:
                 if least is not None and row.physical_peak > least.physical_peak:
                     self._progress(f"{program.name}, {row.name}, again: why it holds more")
                     again = self._run(program, machine, servers, index, folder, None, parts=True)
-                    row.parts = again.parts
+                    # The parts of other work explain nothing.
+                    once = Result(
+                        row.outcome, "", row.steps, row.allocated_peak, row.requested_peak
+                    )
+                    if not differences([(row.name, [once, again])]):
+                        row.parts = again.parts
 
     def _in_turn(self, program: Program, servers: list[Server], turn: int) -> list[Result]:
         """Run all servers at once, one step of each in turn, so that compared steps are measured
@@ -413,6 +436,7 @@ def _row(contender: Contender, results: list[Result]) -> Row:
         "physical_peak",
         "beside_peak",
         "retries",
+        "caught",
     ):
         setattr(row, name, max(getattr(result, name) for result in results))
     row.host_ns_of_runs = [
@@ -449,10 +473,14 @@ def peak_live(rows: list[Row]) -> int:
 def _relate(
     row: Row, results: list[Result], program: Program, default: Optional[list[Result]]
 ) -> None:
-    """Fill in the ratios to the program's peak and to torch's default (`default`: its runs)."""
-    if row.outcome != COMPLETED or not program.peak_live:
+    """Fill in the ratios to the program's peak and to torch's default (`default`: its runs). A row
+    that is not comparable has only that to its own peak."""
+    live = program.peak_live if program.comparable else row.allocated_peak
+    if row.outcome != COMPLETED or not live:
         return
-    row.hold_ratio = row.physical_peak / program.peak_live
+    row.hold_ratio = row.physical_peak / live
+    if not program.comparable:
+        return
     # The same step of the same round is the same work, measured at almost the same time.
     ratios = [
         ours / theirs

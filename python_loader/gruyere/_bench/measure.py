@@ -81,6 +81,8 @@ class Meter:
         self.beside_peak = 0
         # torch's peaks before the program reset them.
         self.peaks: dict[str, int] = {}
+        # The same for its counts of events.
+        self.counts: dict[str, int] = {}
         if memory is not None and self.stand_in is not None:
             os.environ["PHANTOM_MEMORY"] = str(memory)
 
@@ -93,26 +95,32 @@ class Meter:
             torch.backends.cuda.enable_cudnn_sdp(False)
         elif self.stand_in is None:
             torch.cuda._lazy_call(lambda: self._begin_on_gpu(torch))
-        # Peaks must cover the whole run, even if the program resets them at each step.
-        for module in (torch.cuda, torch.cuda.memory, getattr(torch, "accelerator", None)):
-            reset = getattr(module, "reset_peak_memory_stats", None)
+        # Only then is every function in place: Gruyère may replace torch's until CUDA starts.
+        torch.cuda._lazy_call(lambda: self._watch_resets(torch))
+
+    def _watch_resets(self, torch: Any) -> None:
+        """Have the figures cover the whole run, even if the program resets them at each step. All
+        of torch's functions that do so end in these, which a program may also call itself."""
+        for name, note in (
+            ("_cuda_resetPeakMemoryStats", self._note_peaks),
+            ("_accelerator_resetPeakStats", self._note_peaks),
+            ("_cuda_resetAccumulatedMemoryStats", self._note_counts),
+            ("_accelerator_resetAccumulatedStats", self._note_counts),
+        ):
+            reset = getattr(torch._C, name, None)
             if reset is not None:
-                module.reset_peak_memory_stats = self._noting_peaks(torch, reset)
-
-    def _noting_peaks(self, torch: Any, reset: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(reset)
-        def noting(*arguments: Any, **options: Any) -> Any:
-            if torch.cuda.is_initialized():
-                self._note_peaks(torch)
-            return reset(*arguments, **options)
-
-        return noting
+                setattr(torch._C, name, _after(note, torch, reset))
 
     def _note_peaks(self, torch: Any) -> None:
         statistics = torch.cuda.memory_stats(0)
         for name in ("allocated_bytes", "reserved_bytes", "requested_bytes"):
             peak = statistics.get(f"{name}.all.peak", 0)
             self.peaks[name] = max(peak, self.peaks.get(name, 0))
+
+    def _note_counts(self, torch: Any) -> None:
+        statistics = torch.cuda.memory_stats(0)
+        for name in ("num_alloc_retries", "num_ooms"):
+            self.counts[name] = self.counts.get(name, 0) + statistics.get(name, 0)
 
     def _begin_on_gpu(self, torch: Any) -> None:
         free, total = torch.cuda.mem_get_info(0)
@@ -139,9 +147,9 @@ class Meter:
         result.allocated_peak = self.peaks["allocated_bytes"]
         result.reserved_peak = self.peaks["reserved_bytes"]
         result.requested_peak = self.peaks["requested_bytes"]
-        statistics = torch.cuda.memory_stats(0)
-        result.retries = statistics.get("num_alloc_retries", 0)
-        result.caught = statistics.get("num_ooms", 0)
+        self._note_counts(torch)
+        result.retries = self.counts["num_alloc_retries"]
+        result.caught = self.counts["num_ooms"]
         if self.stand_in is not None:
             result.physical_peak = self.stand_in.phantom_physical_peak(0)
         else:
@@ -196,6 +204,19 @@ class Meter:
             if gruyere.stats().bad_frees:
                 found.append(f"{gruyere.stats().bad_frees} frees of addresses without a live block")
         return found
+
+
+def _after(note: Callable[[Any], None], torch: Any, reset: Callable[[int], Any]) -> Any:
+    """`reset`, after `note` of the figures that it resets."""
+
+    @functools.wraps(reset)
+    def noting(device: int) -> Any:
+        # The figures are those of device 0.
+        if device == 0:
+            note(torch)
+        return reset(device)
+
+    return noting
 
 
 def is_out_of_memory(torch: Any, error: BaseException) -> bool:

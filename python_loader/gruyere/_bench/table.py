@@ -37,7 +37,11 @@ def draw(report: Report) -> str:
         for column in range(len(heads))
     ]
     rule = "─" * (sum(widths) + 2 * len(widths) - 2)
-    text = [_head(report), "", _line(heads, widths), rule]
+    text = [_head(report), ""]
+    for program in report.programs:
+        if not program.comparable:
+            text += [wrapped(f"{program.name}: {different(program)}"), ""]
+    text += [_line(heads, widths), rule]
     for number, line in enumerate(lines):
         if line[0] and number:
             text.append("")
@@ -122,7 +126,7 @@ def wrapped(text: str) -> str:
     return textwrap.fill(text, _WIDTH, break_long_words=False, break_on_hyphens=False)
 
 
-def _called(row: Row) -> str:
+def called(row: Row) -> str:
     """The row's name in a sentence."""
     return _titled(row).strip("*")
 
@@ -134,7 +138,7 @@ def _titled(row: Row) -> str:
 
 def _failure(row: Row) -> str:
     """Why a row has no figures, cut to about two lines."""
-    said = f"{_called(row)}: {row.outcome}: {row.reason}"
+    said = f"{called(row)}: {row.outcome}: {row.reason}"
     return said if len(said) <= _REASON else f"{said[: _REASON - 1].rstrip()}…"
 
 
@@ -143,12 +147,13 @@ def _posted(program: Program, row: Row, default: Optional[Row], on_gpu: bool) ->
         # The outcome fits into a cell; the reason is printed below the table.
         return [_titled(row), "-", _SHORT.get(row.outcome, row.outcome), "-", "-", "-"]
     against = "-"
-    if default is not None and default.outcome == COMPLETED and default.physical_peak:
+    is_base = default is not None and default.outcome == COMPLETED and program.comparable
+    if default is not None and is_base and default.physical_peak:
         against = f"{100 * (row.physical_peak / default.physical_peak - 1):+.1f}%"
     over = "-" if row.hold_ratio is None else f"{100 * (row.hold_ratio - 1):+.1f}%"
     return [
         _titled(row),
-        size(program.peak_live),
+        size(_live(program, row)),
         size(row.physical_peak),
         over,
         against,
@@ -160,19 +165,38 @@ _SHORT = {OUT_OF_MEMORY: "ran out"}
 _TORCHS = ("default", "expandable")
 
 
+def _live(program: Program, row: Row) -> int:
+    """The peak of live bytes: the program's, or the row's if it did other work than another."""
+    return row.allocated_peak if program.peak_live is None else program.peak_live
+
+
+def different(program: Program) -> str:
+    """That the rows of a program did different work, in what, and what helps."""
+    what = "; ".join(program.differs)
+    return (
+        f"The runs did different work, so their figures do not compare: {what}. "
+        "Seed what the program draws at random (torch.manual_seed; random.seed and "
+        "numpy.random.seed if it uses them), and fix its batch and its steps. It may also size "
+        "itself by the free memory, or by an out-of-memory error that it catches: set the size."
+    )
+
+
 def _verdict(program: Program) -> str:
     """Which allocator holds least, and by how much; if it is not Gruyère, the reason and what to
-    set. Runs that did not complete are not compared, since what they would have held is unknown."""
+    set. Runs that did not complete are not compared, since what they would have held is unknown,
+    nor are runs that did different work."""
+    if not program.comparable:
+        return different(program)
     completed = [row for row in program.rows if row.outcome == COMPLETED]
     missing = [
-        f"{_called(row)} {'ran out of memory' if row.outcome == OUT_OF_MEMORY else 'failed'}"
+        f"{called(row)} {'ran out of memory' if row.outcome == OUT_OF_MEMORY else 'failed'}"
         for row in program.rows
         if row.outcome != COMPLETED and row.allocator in _TORCHS
     ]
     ours = next((row for row in completed if row.allocator == "gruyere"), None)
     others = [row for row in completed if row is not ours]
     if ours is None:
-        done = " and ".join(_called(row) for row in others)
+        done = " and ".join(called(row) for row in others)
         return (
             f"Gruyère did not complete{f': {done} did' if done else ', nor did torch'}. There is "
             "nothing to compare."
@@ -184,16 +208,16 @@ def _verdict(program: Program) -> str:
     held, difference = size(ours.physical_peak), ours.physical_peak - best.physical_peak
     by = f"{size(abs(difference))} ({abs(ours.physical_peak / best.physical_peak - 1):.1%})"
     if difference == 0:
-        return f"{of_these}Gruyère holds as little as {_called(best)}: {held}."
+        return f"{of_these}Gruyère holds as little as {called(best)}: {held}."
     if difference < 0:
         next_best = "less than" if missing else "less than the next,"
-        return f"{of_these}Gruyère holds least: {held}, {by} {next_best} {_called(best)}."
+        return f"{of_these}Gruyère holds least: {held}, {by} {next_best} {called(best)}."
     found = why(ours.parts, difference)
     reason = ""
     if found is not None:
         reason = f": {found[0].says.format(size(found[1]))}. {found[0].remedy.rstrip('.')}"
     return (
-        f"{of_these}{_called(best)} holds least: {size(best.physical_peak)}. Gruyère holds {by} "
+        f"{of_these}{called(best)} holds least: {size(best.physical_peak)}. Gruyère holds {by} "
         f"more{reason}."
     )
 
@@ -209,7 +233,7 @@ def _cells(program: Program, row: Row, fit: bool, on_gpu: bool) -> list[str]:
         ]
     cells = [
         *named,
-        size(program.peak_live) if first else "",
+        size(_live(program, row)) if first or not program.comparable else "",
         size(row.physical_peak),
         _ratio(row.hold_ratio, 3),
     ]

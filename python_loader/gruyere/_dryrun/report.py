@@ -12,6 +12,7 @@ from collections import Counter
 from typing import Any, Optional
 
 from .._bench.measure import COMPLETED, OUT_OF_MEMORY
+from .._bench.work import apart
 from .gpus import GIB
 from .masks import SELECTED
 from .rest import BATCHES
@@ -35,8 +36,6 @@ _LIBRARIES = {
         "3.3 GB for an all-to-all between eight H100s (NVIDIA/nccl#1685)",
     ),
 }
-# What the requests of a program may differ by under two allocators: bytes, and share of the peak.
-_ROUNDING, _SHARE = 4 << 20, 0.03
 # The share of the GPU's memory of which less is left where a program fits tightly.
 _TIGHT = 0.02
 # Facts of a run that do not describe the machine.
@@ -316,7 +315,7 @@ def _unknown(calls: Optional[dict[str, int]]) -> list[dict[str, Any]]:
 def _trust(first: Ran, second: Ran, plain: list[Ran], by_host: bool) -> dict[str, Any]:
     reasons: list[str] = []
     analysis = first.found.analysis or {}
-    apart = small = None
+    differ = small = None
     least = 0
     for ran in (first, *plain):
         if ran.short:
@@ -337,22 +336,22 @@ def _trust(first: Ran, second: Ran, plain: list[Ran], by_host: bool) -> dict[str
             f"{second.found.reason or second.found.outcome}"
         )
     elif analysis and second.found.analysis is not None:
-        apart = parted(analysis, second.found.analysis)
-        if apart is None:
+        differ = parted(analysis, second.found.analysis)
+        if differ is None:
             small = difference(analysis["sequence"], second.found.analysis["sequence"])
             least = little(analysis, second.found.analysis)
-    if apart is not None and by_host:
+    if differ is not None and by_host:
         reasons.append(
             f"two runs with the same values on the device made different requests, first at "
-            f"{apart['line']}: they differ by the program's own random numbers, or the order of "
+            f"{differ['line']}: they differ by the program's own random numbers, or the order of "
             "its threads; seed what it draws on the host (torch.manual_seed; random.seed and "
             "numpy.random.seed if it uses them)"
         )
-    elif apart is not None:
-        read = f", after a value was read at {apart['read']}" if apart["read"] else ""
+    elif differ is not None:
+        read = f", after a value was read at {differ['read']}" if differ["read"] else ""
         reasons.append(
             "two runs, with zeros and with random values on the device, made different requests, "
-            f"first at {apart['line']}{read}"
+            f"first at {differ['line']}{read}"
         )
     if analysis and first.completed and analysis["requested_peak"] != first.found.requested_peak:
         reasons.append(
@@ -379,7 +378,7 @@ def _trust(first: Ran, second: Ran, plain: list[Ran], by_host: bool) -> dict[str
     return {
         "reasons": reasons,
         "by_host": by_host,
-        "difference": apart,
+        "difference": differ,
         "small": small and {**small, "least": least},
         "peaks": {"zeros": first.found.allocated_peak, "random": second.found.allocated_peak},
         "requests": len(analysis["sequence"]["sizes"]) if analysis else 0,
@@ -398,9 +397,7 @@ def _rows_differ(first: Ran, plain: list[Ran]) -> list[str]:
             continue
         if found.caught or first.found.caught or not found.requested_peak:
             continue
-        two = sorted((found.requested_peak, first.found.requested_peak))
-        # Blocks that other streams use are freed a little later under one than under another.
-        if two[1] - two[0] > max(_ROUNDING, two[0] * _SHARE):
+        if apart(found.requested_peak, first.found.requested_peak):
             return [
                 f"the program requested other amounts with {called(ran.plan.allocator)}: "
                 f"{found.requested_peak} B at the peak, and {first.found.requested_peak} B where "

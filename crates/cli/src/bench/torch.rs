@@ -33,8 +33,9 @@ On the stand-in GPU, a kernel takes 20 us and a launch 8 us of its clock (PHANTO
 PHANTOM_COSTS change this), and the device has 80 GiB (PHANTOM_MEMORY=24GiB changes this). The \
 stand-in needs libphantom_cuda.so, beside this command or named by GRUYERE_PHANTOM.
 
-Exit codes: 0 success; 1 a run failed; 2 wrong arguments, or no GPU; 3 the driver's books or an \
-invariant found a fault; 4 a program ran out of memory with the whole device to itself.";
+Exit codes: 0 success; 1 a run failed, or the runs of a program did different work; 2 wrong \
+arguments, or no GPU; 3 the driver's books or an invariant found a fault; 4 a program ran out of \
+memory with the whole device to itself.";
 
 /// Run real PyTorch programs under torch's own allocators and under Gruyère, and compare.
 ///
