@@ -12,7 +12,6 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from contextlib import nullcontext, suppress
@@ -78,12 +77,10 @@ def _check_no_rank(what: str) -> None:
 
 def _run(asked: Optional[int], what: str, is_stdin: bool) -> NoReturn:
     from ._bench.machine import check_alone, choose
-    from ._sandbox import Folder
+    from ._sandbox import Folder, exit_on_signals
     from ._sandbox import choose as sandbox
 
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) == signal.SIG_DFL:
-            signal.signal(number, _end)
+    exit_on_signals()
     check_alone()
     _stand_in.check_torch()
     try:
@@ -235,10 +232,6 @@ def _program(folder: Path) -> IO[bytes]:
     file = folder / "program"
     file.write_bytes(sys.stdin.buffer.read())
     return file.open("rb")
-
-
-def _end(number: int, _frame: Any) -> NoReturn:
-    sys.exit(128 + number)
 
 
 def _command() -> list[str]:

@@ -16,13 +16,13 @@ from typing import Any, Callable, NoReturn, Optional
 
 from .. import _launch
 from .._errors import GruyereError
-from .._sandbox import Box, Folder
+from .._sandbox import Box, Folder, exit_on_signals
 from .._sandbox import choose as sandbox
 from . import table
 from .catalog import PROGRAMS
 from .machine import Machine, check_alone, choose
 from .measure import COMPLETED, FAILED, FAULTS, OUT_OF_MEMORY, Result
-from .runners import TORCH_CONF, Contender, Launch, Server, run_launch
+from .runners import TORCH_CONF, Contender, Going, Launch, Server, run_launch
 from .work import differences
 
 # Exit codes, as in `gruyere bench`.
@@ -153,6 +153,7 @@ def compare(text: str) -> None:
 
 def _end(request: dict[str, Any], command: str) -> NoReturn:
     """Make the comparison, and end with its exit code."""
+    exit_on_signals()
     try:
         sys.exit(Comparison(request, command).run())
     except GruyereError as error:
@@ -214,6 +215,7 @@ class Comparison:
         self.began = time.monotonic()
         # For the user's own programs.
         self.box: Optional[Box] = None
+        self.going = Going()
 
     def run(self) -> int:
         with Folder("bench") as folder:
@@ -233,6 +235,9 @@ class Comparison:
             servers = [Server(contender, machine, folder) for contender in served]
             try:
                 report = self._compare(machine, servers, folder)
+            except BaseException:
+                self._stop(servers)
+                raise
             finally:
                 for server in servers:
                     server.close()
@@ -340,18 +345,23 @@ class Comparison:
         ]
         # All runs share a real GPU, but each process has its own stand-in.
         with ThreadPoolExecutor((os.cpu_count() or 1) if machine.is_stand_in else 1) as threads:
-            jobs = [
-                threads.submit(
-                    fit,
-                    program.rows[index],
-                    live,
-                    lambda memory, index=index: run(index, memory),  # type: ignore[misc]
-                )
-                for index in wanted
-            ]
-            for job in jobs:
-                job.result()
-                yield
+            try:
+                jobs = [
+                    threads.submit(
+                        fit,
+                        program.rows[index],
+                        live,
+                        lambda memory, index=index: run(index, memory),  # type: ignore[misc]
+                    )
+                    for index in wanted
+                ]
+                for job in jobs:
+                    job.result()
+                    yield
+            except BaseException:
+                # The executor waits for its threads.
+                self._stop(servers)
+                raise
 
     def _ask_why(
         self, program: Program, machine: Machine, servers: list[Server], folder: Path
@@ -371,6 +381,12 @@ class Comparison:
                     )
                     if not differences([(row.name, [once, again])]):
                         row.parts = again.parts
+
+    def _stop(self, servers: list[Server]) -> None:
+        """End all current runs, of all threads."""
+        self.going.stop()
+        for server in servers:
+            server.process.kill()
 
     def _in_turn(self, program: Program, servers: list[Server], turn: int) -> list[Result]:
         """Run all servers at once, one step of each in turn, so that compared steps are measured
@@ -419,8 +435,9 @@ class Comparison:
             self.request["python_options"],
         )
         return run_launch(
-            self.contenders[index], machine, self.box, launch, steps, memory, seconds, parts
-        )
+            self.contenders[index], machine, self.box, self.going, launch, steps, memory, seconds,
+            parts,
+        )  # fmt: skip
 
 
 def _row(contender: Contender, results: list[Result]) -> Row:

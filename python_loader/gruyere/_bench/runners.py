@@ -11,11 +11,12 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional
 
-from .._sandbox import Box, behind, remedy
+from .._sandbox import Box, Run, behind, remedy
 from .machine import Machine
 from .measure import FAILED, Result
 from .server import ended
@@ -170,10 +171,44 @@ class Launch:
     python_options: list[str]
 
 
+class Going:
+    """The runs that go on, so that they can be ended from outside."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.runs: set[Run] = set()
+        self.is_stopped = False
+
+    def start(self, box: Box, *arguments: Any, **options: Any) -> Run:
+        """Start a run (`Box.start`). Raises Stopped if runs were stopped."""
+        with self.lock:
+            if self.is_stopped:
+                raise Stopped
+            run = box.start(*arguments, **options)
+            self.runs.add(run)
+            return run
+
+    def over(self, run: Run) -> None:
+        with self.lock:
+            self.runs.discard(run)
+
+    def stop(self) -> None:
+        """End the runs, and start no more."""
+        with self.lock:
+            self.is_stopped = True
+            for run in self.runs:
+                run.end()
+
+
+class Stopped(Exception):
+    """Runs were stopped."""
+
+
 def run_launch(
     contender: Contender,
     machine: Machine,
     box: Box,
+    going: Going,
     launch: Launch,
     steps: Optional[int],
     memory: Optional[int],
@@ -198,7 +233,7 @@ def run_launch(
         json.dumps(request),
     ]  # fmt: skip
     environment = contender.environment(machine, of_users=True)
-    run = box.start(command, environment, log.file, folder=folder)
+    run = going.start(box, command, environment, log.file, folder=folder)
     try:
         code, reason = box.wait(run, seconds)
         run.end()
@@ -217,6 +252,7 @@ def run_launch(
         return result
     finally:
         run.end()
+        going.over(run)
         log.file.close()
         run.close()
 

@@ -20,6 +20,7 @@ import traceback
 from collections.abc import Iterator
 from typing import Any, NoReturn, Optional
 
+from .._sandbox import kernel
 from . import measure
 from .measure import COMPLETED, FAILED, OUT_OF_MEMORY, Meter, Result
 
@@ -27,6 +28,7 @@ OLDEST = (2, 4)
 
 
 def main(text: str) -> None:
+    kernel.die_with_parent(signal.SIGKILL)
     setup = json.loads(text)
     allocator: str = setup["allocator"]
     turns = socket.socket(fileno=setup["turns"])
@@ -94,6 +96,8 @@ def _forked(torch: Any, allocator: str, request: dict[str, Any], turns: socket.s
     readable, writable = os.pipe()
     child = os.fork()
     if child == 0:
+        # A server that is ended ends the run too.
+        kernel.die_with_parent(signal.SIGKILL)
         os.close(readable)
         code = 1
         try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import signal
 import sys
 import threading
 import time
@@ -15,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Callable, NoReturn, Optional
+from typing import Any, Callable, Optional
 
 from .. import _launch
 from .._bench.compare import Row, fit
@@ -23,7 +22,7 @@ from .._bench.machine import choose
 from .._bench.measure import FAILED, OUT_OF_MEMORY
 from .._bench.table import show, wrapped
 from .._errors import GruyereError
-from .._sandbox import Folder
+from .._sandbox import Folder, exit_on_signals
 from .._sandbox import choose as sandbox
 from . import gpus, history, page, report, text
 from .gpus import Gpu
@@ -46,10 +45,7 @@ def main(request: str) -> None:
             sys.exit(NOT_PRINTED)
         return
     began, began_nanoseconds = time.monotonic(), time.time_ns()
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        # A signal that nohup made the process ignore stays ignored.
-        if signal.getsignal(number) == signal.SIG_DFL:
-            signal.signal(number, _end)
+    exit_on_signals()
     # A terminal that cannot show the bars still gets the rest of the answer.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -74,11 +70,6 @@ def main(request: str) -> None:
     found["seconds"] = round(time.monotonic() - began, 1)
     found["run"] = report.identity(asked, began_nanoseconds)
     sys.exit(_write(asked, found) or found["verdict"]["exit"])
-
-
-def _end(number: int, _frame: Any) -> NoReturn:
-    """Signal handler: exit, which also ends the running programs and removes our files."""
-    sys.exit(128 + number)
 
 
 class Unusable(Exception):

@@ -22,6 +22,8 @@ The modules:
 - `folders`: opens and removes folders without following the program's links.
 - `enter`: the process between us and the program. It starts the program in its sandbox, watches
   it, and ends with it.
+- `owned`: folders of runs that were killed, which a later run removes.
+- `signals`: the signals that end a command.
 - `box`: the interface for callers.
 """
 
@@ -34,3 +36,4 @@ from .box import behind as behind
 from .box import choose as choose
 from .box import remedy as remedy
 from .box import remedy_for_stdin as remedy_for_stdin
+from .signals import exit_on_signals as exit_on_signals

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import IO, Any, Optional
 
 from .._errors import GruyereError
-from . import landlock
+from . import landlock, owned
 from .enter import LANDLOCK, NONE, OVERLAY
 from .folders import remove
 from .mounts import mounts
@@ -74,9 +74,13 @@ class Folder:
                 continue
             try:
                 self.path = Path(tempfile.mkdtemp(prefix=f"gruyere-{name}-", dir=base)).resolve()
-                return
+                self._lock = owned.own(self.path)
             except OSError as error:
                 tried.append(f"{base} ({error.strerror})")
+                continue
+            # A run that was killed could not remove its own.
+            owned.sweep(_bases(), remove)
+            return
         raise GruyereError(
             "there is no folder on a disk for the files that the program writes; tried "
             f"{', '.join(tried)}: set TMPDIR to one"
@@ -92,6 +96,8 @@ class Folder:
         trace: Optional[TracebackType],
     ) -> None:
         remove(self.path)
+        if self._lock is not None:
+            os.close(self._lock)
 
 
 def _bases() -> list[str]:

@@ -2,7 +2,8 @@
 exits as the program did.
 
 It is the parent of the program, so that no process of the program outlives the run: it adopts
-orphaned processes and kills them. If our process is killed, the kernel kills both.
+orphaned processes and kills them. If our process is killed, the kernel tells it to end them; if it
+is killed itself, the kernel kills the program.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import socket
 import sys
 import threading
 import traceback
+from contextlib import suppress
 from typing import Any, NoReturn, Optional
 
 from . import filter, kernel, landlock, overlay
@@ -33,9 +35,9 @@ def main(file: str) -> NoReturn:
     with open(file) as opened:
         request = json.load(opened)
     os.unlink(file)
+    kernel.die_with_parent(signal.SIGTERM)
     if os.getppid() != request["parent"]:
         sys.exit(NO_SANDBOX)
-    kernel.die_with_parent(signal.SIGKILL)
     kernel.adopt_orphans()
     ours, theirs = socket.socketpair()
     mirror: Optional[Mirror] = None
@@ -49,8 +51,13 @@ def main(file: str) -> NoReturn:
     if child == 0:
         ours.close()
         _become(request, theirs, identities is not None)
+
+    def end(*_: Any) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+
     # SIGTERM ends the program; its other processes are killed below.
-    signal.signal(signal.SIGTERM, lambda *_: os.kill(child, signal.SIGKILL))
+    signal.signal(signal.SIGTERM, end)
     theirs.close()
     listener = _help(request, ours, child, identities)
     guard = None
@@ -59,6 +66,8 @@ def main(file: str) -> NoReturn:
         writable = [*request["writable"], request["mirror"]]
         guard = Guard(mirror, writable, Refusals(request["refusals"]))
     status = _watch(child, listener, guard)
+    # The program has ended, and its number may be another's soon.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     _end_the_rest()
     if guard is not None:
         guard.shared.clear()
