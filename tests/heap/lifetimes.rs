@@ -106,6 +106,42 @@ fn a_reserve_that_cannot_be_had_fails_the_first_request_with_what_to_do() {
 }
 
 #[test]
+fn settings_that_the_device_cannot_meet_are_named_with_the_reason() {
+    for (conf, parts) in [
+        (
+            "limit:0.00000001%",
+            [
+                "GRUYERE_CONF limit:0.00000001%: that is 0 bytes of the 1.00 GiB",
+                "2MiB is the least",
+            ],
+        ),
+        ("limit:0.1%", ["that is 1.02 MiB of the 1.00 GiB of device 0", "set a larger share"]),
+        (
+            "reserve:auto=90%+step=90%",
+            ["reserve:auto=90%+step=90%: 1.80 GiB in all, more than the 1.00 GiB", "reserve less"],
+        ),
+        (
+            "limit:100MiB,reserve:auto=200MiB",
+            ["reserve:auto=200MiB: 200.00 MiB in all, more than the 100.00 MiB", "or limit:"],
+        ),
+    ] {
+        let rig = rig(GIB, conf);
+        for _ in 0..2 {
+            let error = rig.heap.malloc(1, 0, DEFAULT).unwrap_err();
+            assert!(matches!(error, Error::Setting(_)), "{conf}: {error}");
+            let text = error.to_string();
+            assert!(parts.iter().all(|part| text.contains(part)), "{text}");
+            assert_eq!(rig.gpu.books(0).physical, 0, "{conf}");
+        }
+    }
+    for conf in ["limit:0.2%,headroom:0", "headroom:0,reserve:auto=50%+step=25%"] {
+        let rig = rig(GIB, conf);
+        rig.malloc(1, DEFAULT);
+        rig.check();
+    }
+}
+
+#[test]
 fn a_live_block_that_is_tagged_is_counted_under_its_new_lifetime_until_it_is_gone() {
     for conf in ["backing:stitch", "backing:pool", "backing:passthrough"] {
         let rig = rig(GIB, &format!("{conf},record:on"));

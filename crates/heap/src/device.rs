@@ -9,7 +9,7 @@ use crate::runs::page_table::Page;
 use crate::settings::Settings;
 use crate::shared::Shared;
 use crate::small::shard::{SHARDS, Shard};
-use crate::small::size_class::SMALL_MAX;
+use crate::small::size_class::{PAGE, SMALL_MAX};
 use crate::supply::pages::growth::Pace;
 use crate::supply::pages::mapping_book::MappingBook;
 use crate::supply::{self, Supply};
@@ -17,7 +17,7 @@ use crate::sync::{Mutex, MutexGuard, lock};
 use crate::upkeep::phase::Watch;
 use crate::upkeep::watching::Watching;
 use crossbeam_utils::{Backoff, CachePadded};
-use gruyere_record::size::Bytes;
+use gruyere_record::size::{Bytes, Size};
 use gruyere_record::{EventKind, ShardWriter, clock};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -67,6 +67,29 @@ pub(crate) fn ceiling(settings: &Settings, capabilities: &Capabilities) -> u64 {
     settings.limit.map_or(default, |limit| limit.resolve(total))
 }
 
+/// Refuses a share as `limit:` that is less than a page of this device, as the settings' parser
+/// refuses bytes: every request would be out of memory.
+///
+/// # Errors
+/// [`Error::Setting`].
+fn check_limit(settings: &Settings, id: DeviceId, total: u64) -> Result<(), Error> {
+    match settings.limit {
+        Some(limit @ Size::Percent(_)) if limit.resolve(total) < PAGE => {
+            let least = Size::Bytes(PAGE);
+            Err(Error::Setting(
+                format!(
+                    "limit:{limit}: that is {} of the {} of device {id}, and {least} is the least; \
+                     set a larger share, or a size such as 2GiB",
+                    Bytes(limit.resolve(total)),
+                    Bytes(total)
+                )
+                .into(),
+            ))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Whether the arena serves a request, not slabs.
 #[inline(always)]
 pub const fn is_large(size: u64) -> bool {
@@ -85,10 +108,11 @@ impl Device {
     /// Creates the heap of device `id`; takes no memory from the driver yet.
     ///
     /// # Errors
-    /// The driver's error, if the device cannot be used.
+    /// The driver's error, if the device cannot be used; [`Error::Setting`].
     pub(crate) fn new(shared: &Shared, id: DeviceId) -> Result<Self, Error> {
         let capabilities = shared.driver.capabilities(id)?;
         let total = capabilities.total_memory;
+        check_limit(&shared.settings, id, total)?;
         let supply = supply::choose(shared.settings.backing, &capabilities, shared.dedicated);
         let mut backing = supply.open(id, &shared.settings, total);
         backing.pages.book = MappingBook::new(shared.record, id);

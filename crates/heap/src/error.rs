@@ -25,6 +25,8 @@ pub enum Error {
     InvalidFraction(f64),
     /// The memory that `reserve:` asks for is not to be had.
     Reserve(Box<Refused>),
+    /// A setting that a device cannot meet: the setting, the reason and the remedy.
+    Setting(Box<str>),
     /// An invariant of the heap is broken; the call did nothing.
     Internal(&'static str),
 }
@@ -59,6 +61,7 @@ impl fmt::Display for Error {
                 write!(f, "gruyere: invalid fraction {fraction}: it lies in 0 to 1")
             }
             Self::Reserve(refused) => refused.fmt(f),
+            Self::Setting(said) => write!(f, "gruyere: GRUYERE_CONF {said}"),
             Self::Internal(what) => write!(f, "gruyere: internal error: {what}; please report it"),
         }
     }

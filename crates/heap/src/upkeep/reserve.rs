@@ -5,7 +5,7 @@
 //! given up as the last step before out of memory.
 
 use crate::central::Central;
-use crate::device::Device;
+use crate::device::{Device, ceiling};
 use crate::driver::{DriverError, ErrorKind};
 use crate::error::{Error, Refused};
 use crate::lifetime::Lifetime;
@@ -14,13 +14,13 @@ use crate::runs::arena::{SpaceId, UNOWNED};
 use crate::shared::Shared;
 use crate::small::size_class::{PAGE, round_up};
 use crate::sync::lock;
-use gruyere_record::size::Bytes;
+use gruyere_record::size::{Bytes, Size};
 
 impl Device {
     /// Maps the reserves of `reserve:`, at the device's start, before its first use.
     ///
     /// # Errors
-    /// [`Error::Reserve`]; nothing is held then.
+    /// [`Error::Reserve`] and [`Error::Setting`]; nothing is held then.
     pub(crate) fn map_reserves(&self, shared: &Shared) -> Result<(), Error> {
         let total = self.capabilities.total_memory;
         if shared.settings.reserve.iter().all(|reserve| reserve.resolve(total) == 0) {
@@ -30,9 +30,9 @@ impl Device {
             log::warn!("reserve: has no effect with {who}");
             return Ok(());
         }
+        self.check_reserves(shared)?;
         for lifetime in Lifetime::ALL {
-            let bytes = shared.settings.reserve[lifetime as usize].resolve(total);
-            let bytes = round_up(bytes, PAGE).unwrap_or(u64::MAX / PAGE * PAGE);
+            let bytes = whole_pages(shared.settings.reserve[lifetime as usize], total);
             let mut central = lock(&self.central);
             let space = central.spaces.of(lifetime);
             if let Some(pool) = central.pools.ordinary_mut(lifetime) {
@@ -58,6 +58,36 @@ impl Device {
             })));
         }
         Ok(())
+    }
+
+    /// Refuses reserves that are too much together, or beside `limit:`, before one of them fails
+    /// although the device has room for that one.
+    fn check_reserves(&self, shared: &Shared) -> Result<(), Error> {
+        let total = self.capabilities.total_memory;
+        let most = ceiling(&shared.settings, &self.capabilities).min(total);
+        let (mut sum, mut said) = (0_u64, Vec::new());
+        for lifetime in Lifetime::ALL {
+            let size = shared.settings.reserve[lifetime as usize];
+            let bytes = whole_pages(size, total);
+            if bytes > 0 {
+                sum = sum.saturating_add(bytes);
+                said.push(format!("{}={size}", lifetime.name()));
+            }
+        }
+        if sum <= most || (said.len() == 1 && most == total) {
+            return Ok(());
+        }
+        Err(Error::Setting(
+            format!(
+                "reserve:{}: {} in all, more than the {} that may be held on device {} (its \
+                 memory, or limit:); reserve less",
+                said.join("+"),
+                Bytes(sum),
+                Bytes(most),
+                self.id
+            )
+            .into(),
+        ))
     }
 
     /// Extends `space` to `bytes` with unowned memory; if memory is short, first trims the device.
@@ -129,6 +159,11 @@ impl Device {
         );
         bytes
     }
+}
+
+/// A reserve on a device of `total` bytes, in whole pages.
+fn whole_pages(reserve: Size, total: u64) -> u64 {
+    round_up(reserve.resolve(total), PAGE).unwrap_or(u64::MAX / PAGE * PAGE)
 }
 
 impl Central {
