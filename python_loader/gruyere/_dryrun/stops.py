@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from types import ModuleType
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
 from .._bench.script import Enough
 from .._imports import when_imported
@@ -20,8 +20,9 @@ PATIENCE = 2
 
 
 class Stops:
-    def __init__(self, rest: Rest) -> None:
-        self.rest = rest
+    def __init__(self, rest: Optional[Rest] = None) -> None:
+        # A run of the steps alone has none of its own.
+        self.rest = Rest(is_asked=False) if rest is None else rest
         self.enough = False
         # The number of running trainings that can be requested to stop.
         self.trainings = 0
