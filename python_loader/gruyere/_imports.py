@@ -13,7 +13,8 @@ from typing import Any, Callable, Optional
 
 def when_imported(name: str, action: Callable[[ModuleType], None]) -> None:
     """Call `action` with the module `name` once it is imported, or at once if it is imported
-    already. An exception from `action` propagates from the import."""
+    already. An exception from `action` propagates from the import, which fails by it; a later import
+    calls `action` again."""
     module = sys.modules.get(name)
     if module is not None:
         action(module)
@@ -52,7 +53,11 @@ class _Watch(MetaPathFinder):
             original(module)
             if self in sys.meta_path:
                 sys.meta_path.remove(self)
-                self.action(module)
+                try:
+                    self.action(module)
+                except BaseException:
+                    sys.meta_path.insert(0, self)
+                    raise
 
         loader.exec_module = exec_module
         return spec

@@ -3,6 +3,7 @@ torch's allocator."""
 
 from __future__ import annotations
 
+import dis
 import importlib.util
 import io
 import os
@@ -12,10 +13,13 @@ import runpy
 import shutil
 import sys
 import unicodedata
+from collections.abc import Iterator
 from importlib.machinery import BuiltinImporter, SourceFileLoader, SourcelessFileLoader
+from types import TracebackType
 from typing import NoReturn, Optional
 
-from ._errors import GruyereError, say
+from . import _imports
+from ._errors import GruyereError, NoCuda, say
 
 USAGE = """\
 usage: python -m gruyere [options] script.py [arguments]
@@ -154,18 +158,44 @@ def main() -> None:
         _refuse(f"{error}\n{USAGE}")
     except GruyereError as error:
         _refuse(str(error))
-    from ._errors import NoGpu
+    from . import _startup
 
+    refusal = _Refusal("script.py" if options.is_stdin else _what(options))
+    _startup.refuse = refusal.end
     try:
         _go(options)
-    except NoGpu as error:
-        # The program is not at fault, so a traceback would not help.
-        _refuse(error.with_ways("script.py" if options.is_stdin else _what(options)))
+        # The program has caught even the end that it was to come to.
+        refusal.check()
+    except NoCuda as error:
+        # Of a call in the program. That is not at fault, so a traceback would not help.
+        refusal.end(error)
     except Exception as error:
         _print_uncaught(error)
         if options.stand_in:
             _print_remedy_for_stdin(error)
         sys.exit(1)
+
+
+class _Refusal:
+    """Ends the program where it imports torch, if Gruyère cannot be enabled. It ends as by
+    sys.exit(): errors of an import are caught by many programs, which go on without torch, and by
+    transformers, which raises others in their place."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        self.said = False
+
+    def end(self, error: Exception) -> NoReturn:
+        if not self.said:
+            self.said = True
+            is_for_cuda = isinstance(error, NoCuda)
+            say(f"gruyere: {error.with_ways(self.what) if is_for_cuda else error}")
+        sys.exit(2)
+
+    def check(self) -> None:
+        """Exit if it has ended the program before."""
+        if self.said:
+            sys.exit(2)
 
 
 def _printable(text: str) -> str:
@@ -188,23 +218,83 @@ def _print_remedy_for_stdin(error: Exception) -> None:
 
 
 def _print_uncaught(error: Exception) -> None:
-    """Print an uncaught error of the program as python does for a script: without our frames, which
-    come before the program's. An error of our own keeps all of its frames."""
-    launcher = (__file__, runpy.__file__, "<frozen runpy>")
-    package = os.path.join(os.path.dirname(__file__), "")
-    first, last = error.__traceback__, ""
-    while first is not None:
-        file = first.tb_frame.f_code.co_filename
-        if file not in launcher and not file.startswith(package):
-            break
-        first, last = first.tb_next, file
-    # The launcher calls the program; other code of ours calls the standard library at most. A
-    # script that does not compile has no frames.
-    if last in launcher and (first is not None or isinstance(error, SyntaxError)):
-        error.__traceback__ = first
+    """Print an uncaught error of the program as python does for a script: without our frames, those
+    before the program's and those between them, where we wrap functions. An error of our own keeps
+    all of its frames."""
+    for one in _with_causes(error):
+        # The causes of an error of ours may be ours alone too.
+        one.__traceback__ = _without_ours(one)
     # As the interpreter leaves it for a debugger.
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
     sys.excepthook(type(error), error, error.__traceback__)
+
+
+def _with_causes(error: BaseException) -> Iterator[BaseException]:
+    """The error and all that is printed with it: what caused it, and the members of groups."""
+    seen = set()
+    waiting: list[Optional[BaseException]] = [error]
+    while waiting:
+        one = waiting.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        yield one
+        waiting += [one.__cause__, one.__context__]
+        # Python 3.10 has no groups.
+        members = getattr(one, "exceptions", ())
+        waiting += [each for each in members if isinstance(each, BaseException)]
+
+
+_LAUNCHER = (__file__, runpy.__file__, "<frozen runpy>")
+_PACKAGE = os.path.join(os.path.dirname(__file__), "")
+
+
+def _without_ours(error: BaseException) -> Optional[TracebackType]:
+    frames = []
+    traceback = error.__traceback__
+    while traceback is not None:
+        frames.append(traceback)
+        traceback = traceback.tb_next
+    begin = 0
+    while begin < len(frames) and (_is_ours(frames[begin]) or _file(frames[begin]) in _LAUNCHER):
+        begin += 1
+    if begin and _file(frames[begin - 1]) not in _LAUNCHER:
+        # The launcher calls the program; other code of ours calls the standard library at most.
+        return error.__traceback__
+    end = len(frames)
+    if begin == end:
+        # A script that does not compile has no frames.
+        return None if isinstance(error, SyntaxError) else error.__traceback__
+    if isinstance(error, GruyereError) or not _is_in_a_call(frames[-1]):
+        # Raised by a function of ours that the program called.
+        while _is_ours(frames[end - 1]):
+            end -= 1
+    kept: list[TracebackType] = []
+    for at, frame in enumerate(frames[begin:], begin):
+        if at >= end or not _is_ours(frame):
+            kept.append(frame)
+        elif _file(frame) == _imports.__file__:
+            # Python leaves its own frames of an import out, but not where ours follow.
+            while kept and _file(kept[-1]).startswith("<frozen importlib"):
+                kept.pop()
+    for frame, following in zip(kept, [*kept[1:], None]):
+        frame.tb_next = following
+    return kept[0]
+
+
+def _file(frame: TracebackType) -> str:
+    return frame.tb_frame.f_code.co_filename
+
+
+def _is_ours(frame: TracebackType) -> bool:
+    return _file(frame).startswith(_PACKAGE)
+
+
+def _is_in_a_call(frame: TracebackType) -> bool:
+    """Whether the error was raised by a function in C that the frame's line called."""
+    code = frame.tb_frame.f_code
+    named = (each.opname for each in dis.get_instructions(code) if each.offset == frame.tb_lasti)
+    return next(named, "").startswith("CALL")
 
 
 def _what(options: Options) -> str:

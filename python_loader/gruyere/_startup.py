@@ -10,11 +10,15 @@ from starting."""
 from __future__ import annotations
 
 from types import ModuleType
+from typing import Callable, Optional
 
 from ._imports import when_imported
 
 # Whether a torch without CUDA is an error (python -m gruyere) or is ignored (GRUYERE_ENABLE=1).
 required = False
+# Called with the error if Gruyère cannot be enabled, in place of raising it. python -m gruyere ends
+# the program there.
+refuse: Optional[Callable[[Exception], None]] = None
 _watching = False
 
 
@@ -31,7 +35,12 @@ def _enable(torch: ModuleType) -> None:
     from . import _enable as enabling
 
     if enabling.is_wanted():
-        enabling.enable_automatically(required)
+        try:
+            enabling.enable_automatically(required)
+        except enabling.GruyereError as error:
+            if refuse is not None:
+                refuse(error)
+            raise
     else:
         from ._torch import trace_warning
 

@@ -277,6 +277,95 @@ def test_without_a_gpu_three_lines_say_so_and_what_can_be_done(user):
         assert way in ran.stderr, said
 
 
+# A library that says something else where torch cannot be imported, as transformers does.
+LAZY = """
+try:
+    import torch
+except Exception as error:
+    raise ModuleNotFoundError("Could not import module 'Trainer'") from error
+"""
+# Programs that do without torch where it cannot be imported, and that try again.
+WITHOUT = """
+try:
+    import torch
+except Exception:
+    torch = None
+print("goes on")
+"""
+STUBBORN = """
+for _ in range(2):
+    try:
+        import torch
+        print("goes on with torch")
+    except:
+        pass
+"""
+IN_A_THREAD = """
+import threading
+def work():
+    import torch
+    print("goes on with torch")
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+"""
+
+
+@pytest.mark.parametrize(
+    "code", [LAZY, WITHOUT, STUBBORN, IN_A_THREAD], ids=["lazy", "without", "stubborn", "thread"]
+)
+def test_without_a_gpu_no_program_goes_on_with_an_import_that_it_catches(user, code):
+    (user.folder / "program.py").write_text(code)
+    ran = user.python("program.py", **NO_GPU)
+    assert (ran.returncode, ran.stdout) == (2, ""), ran.stderr
+    said = ran.stderr.splitlines()
+    assert len(said) == 3 and said[0].startswith("gruyere: CUDA_VISIBLE_DEVICES=''"), ran.stderr
+
+
+def test_without_the_library_the_import_ends_the_program_with_its_reason(user):
+    (user.folder / "program.py").write_text(LAZY)
+    missing = str(user.folder / "no.so")
+    ran = user.python("--stand-in", "program.py", GRUYERE_LIBRARY=missing)
+    assert (ran.returncode, ran.stdout) == (2, ""), ran.stderr
+    assert missing in ran.stderr and "Traceback" not in ran.stderr, ran.stderr
+
+
+@pytest.mark.parametrize("by_trainer", [False, True])
+def test_a_traceback_on_the_stand_in_is_the_programs_alone(user, by_trainer):
+    """Where Gruyère wraps functions of torch, and imports them, too; and in the causes."""
+    code = """
+import torch
+GIB = 1 << 30
+class Wanted(Exception):
+    pass
+def joined():
+    return torch.cat([torch.empty(GIB, device="cuda", dtype=torch.uint8)] * 2)
+def caught():
+    try:
+        joined()
+    except torch.OutOfMemoryError as error:
+        raise Wanted from error
+caught()
+"""
+    if by_trainer:
+        (user.folder / "outer.py").write_text("import inner\n")
+        (user.folder / "inner.py").write_text(code)
+        code = "import outer\n"
+    (user.folder / "program.py").write_text(code)
+    ran = user.python("--stand-in", "program.py", PHANTOM_MEMORY="2GiB")
+    assert ran.returncode == 1 and "OutOfMemoryError" in ran.stderr, ran.stderr
+    assert str(ROOT / "python_loader") not in ran.stderr, ran.stderr
+    assert "in joined" in ran.stderr and "in caught" in ran.stderr
+    assert "torch.cat" in ran.stderr
+
+
+def test_a_call_that_fails_shows_where_in_gruyere_it_does(user):
+    code = "import torch, gruyere\ngruyere.enable(limit='90%')\n"
+    ran = user.python("--stand-in", "-c", code)
+    assert ran.returncode == 1 and "in _check_again" in ran.stderr, ran.stderr
+    assert "_launch.py" not in ran.stderr, ran.stderr
+
+
 def test_without_a_driver_its_file_is_named(user):
     """As torch's import would ask, had this torch the libraries that it needs without a GPU."""
     code = "from gruyere import _enable; print(_enable._no_device(None))"
