@@ -246,10 +246,15 @@ torch.distributed.destroy_process_group()
 @pytest.mark.thorough
 def test_what_is_proposed_in_place_of_a_launcher_runs(tmp_path):
     (tmp_path / "train.py").write_text(RANK)
-    refused = dryrun(tmp_path, "--", "torchrun", "--nproc-per-node", 1, "train.py", "--x", 1)
+    options = ("--alloc", "torch,gruyere", "--json")
+    launch = ("torchrun", "--nproc-per-node", 1, "train.py", "--x", 1)
+    refused = dryrun(tmp_path, *options, *launch)
     assert refused.returncode == 2 and "torchrun: a launcher" in refused.stderr
     settings, found, line = refused.stderr.splitlines()[1].strip().partition("gruyere dryrun ")
-    assert (found, line) == ("gruyere dryrun ", "-- train.py --x 1")
+    # `dryrun` names the Python.
+    python, _, line = line.partition(f"{sys.executable} ")
+    assert (found, python) == ("gruyere dryrun ", "--python "), refused.stderr
+    assert line == f"{' '.join(options)} -- train.py --x 1"
     settings = dict(word.split("=") for word in settings.split())
-    ran = dryrun(tmp_path, "--alloc", "torch,gruyere", "--json", *line.split(), **settings)
+    ran = dryrun(tmp_path, *line.split(), **settings)
     assert told(ran)["program"]["arguments"] == ["--x", "1"]

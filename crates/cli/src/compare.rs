@@ -70,7 +70,8 @@ impl Arguments {
 
 /// Runs the command. Returns only if nothing could start.
 pub fn main(arguments: &Arguments) -> ExitCode {
-    let reason = match launch_line::read(&arguments.command, "compare") {
+    let options = launch_line::options(&arguments.command);
+    let reason = match launch_line::read(&arguments.command, "compare", &options) {
         Ok(program) => {
             house::turn_into("gruyere._bench", "compare", arguments, None, Some(&program))
         }

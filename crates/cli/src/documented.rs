@@ -107,7 +107,7 @@ fn fault(command: &Shown) -> Option<String> {
     {
         return None;
     }
-    let read = |command: &[OsString], name| launch_line::read(command, name).err();
+    let read = |command: &[OsString], name| launch_line::read(command, name, &[]).err();
     match Cli::try_parse_from(&words) {
         Ok(cli) => match cli.command {
             Command::Compare(arguments) => read(arguments.command(), "compare"),

@@ -171,7 +171,8 @@ impl Arguments {
         if self.gpu.iter().any(|word| word == "list") {
             return Ok(None);
         }
-        launch_line::read(&self.program, "dryrun").map(Some)
+        let options = launch_line::options(&self.program);
+        launch_line::read(&self.program, "dryrun", &options).map(Some)
     }
 
     /// The error of an invalid launch line.

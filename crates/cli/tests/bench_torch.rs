@@ -121,13 +121,14 @@ fn compare_and_dryrun_hand_on_a_module_and_options_of_python() {
 
 #[test]
 fn a_launcher_is_refused_with_the_line_to_write() {
-    for command in ["compare", "dryrun"] {
+    for ours in ["compare", "dryrun", "compare --stand-in", "dryrun --gpu a100-40 --alloc torch"] {
         let mut line = Command::new(env!("CARGO_BIN_EXE_gruyere"));
-        line.args([command, "--", "torchrun", "--nproc-per-node", "1", "train.py", "--x", "1"]);
+        line.args(ours.split(' '));
+        line.args(["--", "torchrun", "--nproc-per-node", "1", "train.py", "--x", "1"]);
         let output = line.output().unwrap();
         assert_eq!(output.status.code(), Some(2));
         let text = String::from_utf8(output.stderr).unwrap();
-        let remedy = format!(" MASTER_PORT=0 gruyere {command} -- train.py --x 1\n");
+        let remedy = format!(" MASTER_PORT=0 gruyere {ours} -- train.py --x 1\n");
         assert!(text.contains("torchrun: a launcher;") && text.contains(&remedy), "{text}");
     }
 }

@@ -20,12 +20,19 @@ struct Launcher {
     argument: Option<&'static str>,
     /// If one of these words is present, the launcher omits that argument.
     without: &'static [&'static str],
-    /// A note for the user.
-    note: &'static str,
+    /// Its options that become variables of the program's environment.
+    settings: &'static [Setting],
+}
+
+/// An option of a launcher, with `_` in its name, and the variable that its value becomes.
+struct Setting {
+    option: &'static str,
+    variable: &'static str,
+    value: fn(&str) -> String,
 }
 
 const TORCHRUN: Launcher =
-    Launcher { environment: ONE_RANK, argument: None, without: &[], note: "" };
+    Launcher { environment: ONE_RANK, argument: None, without: &[], settings: &[] };
 
 const TORCH_LAUNCH: Launcher = Launcher {
     argument: Some("--local-rank=0"),
@@ -39,8 +46,18 @@ const DEEPSPEED: Launcher =
 /// It gives a single process no ranks.
 const ACCELERATE: Launcher = Launcher {
     environment: "",
-    note: "\nPut the settings of accelerate's options and configuration (`accelerate env`) before \
-           it, as in ACCELERATE_MIXED_PRECISION=bf16",
+    settings: &[
+        Setting {
+            option: "--mixed_precision",
+            variable: "ACCELERATE_MIXED_PRECISION",
+            value: str::to_lowercase,
+        },
+        Setting {
+            option: "--dynamo_backend",
+            variable: "ACCELERATE_DYNAMO_BACKEND",
+            value: str::to_uppercase,
+        },
+    ],
     ..TORCHRUN
 };
 
@@ -66,8 +83,8 @@ fn known(program: &Program) -> Option<Launcher> {
     })
 }
 
-/// Why `gruyere NAME` cannot run the program, if it is a launcher, with a suggestion.
-pub fn reason(program: &Program, name: &str) -> Option<String> {
+/// Why Gruyère's command `ours` cannot run the program, if it is a launcher, with a suggestion.
+pub fn reason(program: &Program, ours: &str) -> Option<String> {
     let launcher = known(program)?;
     let said = match &program.main {
         Main::Script(file) => file.clone(),
@@ -82,13 +99,43 @@ pub fn reason(program: &Program, name: &str) -> Option<String> {
     line.extend(launched);
     line.extend(argument.map(str::to_owned));
     line.extend_from_slice(arguments);
+    let own = &program.arguments[..program.arguments.len() - arguments.len()];
+    let given: Vec<_> = launcher.settings.iter().filter_map(|each| each.given(own)).collect();
+    let note = match given.first() {
+        _ if launcher.settings.is_empty() => "",
+        None => {
+            "\nPut the settings of accelerate's options and configuration (`accelerate env`) \
+             before it, as in ACCELERATE_MIXED_PRECISION=bf16"
+        }
+        Some(_) => {
+            "\nPut the settings of accelerate's other options and of its configuration \
+             (`accelerate env`) before it too"
+        }
+    };
     Some(format!(
         "{said}: a launcher; Gruyère cannot watch the processes that it starts. Name the program \
-         itself; it then runs as one process on one device:\n    {}gruyere {name} -- {}{}",
+         itself; it then runs as one process on one device:\n    {}{}{ours} -- {}{note}",
         launcher.environment,
+        given.concat(),
         line.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" "),
-        launcher.note,
     ))
+}
+
+impl Setting {
+    /// The variable as a shell reads it before a command, with a space, if the option is among the
+    /// launcher's `words`; of several, the last counts.
+    fn given(&self, words: &[String]) -> Option<String> {
+        let value = words.iter().enumerate().rev().find_map(|(at, word)| {
+            let (name, joined) = match word.split_once('=') {
+                Some((name, joined)) => (name, Some(joined)),
+                None => (word.as_str(), None),
+            };
+            let is_this = name.starts_with("--") && name[2..].replace('-', "_") == self.option[2..];
+            let next = || words.get(at + 1).map(String::as_str);
+            if is_this { joined.or_else(next) } else { None }
+        })?;
+        Some(format!("{}={} ", self.variable, quoted(&(self.value)(value))))
+    }
 }
 
 /// The program that the launcher's words appear to start, as python's words, and its arguments: the
@@ -118,8 +165,13 @@ mod tests {
 
     /// The suggestion for a launch line.
     fn proposed(line: &[&str]) -> String {
+        with_options(&[], line)
+    }
+
+    fn with_options(options: &[&str], line: &[&str]) -> String {
         let words: Vec<_> = line.iter().map(OsString::from).collect();
-        let reason = read(&words, "dryrun").unwrap_err();
+        let options: Vec<_> = options.iter().map(|&word| word.to_owned()).collect();
+        let reason = read(&words, "dryrun", &options).unwrap_err();
         assert!(reason.contains(": a launcher; "), "{reason}");
         reason.lines().nth(1).unwrap().trim().to_owned()
     }
@@ -169,6 +221,32 @@ mod tests {
     }
 
     #[test]
+    fn what_accelerate_makes_of_its_options_is_told() {
+        let plain = "gruyere dryrun -- train.py --x 1";
+        for option in ["--mixed_precision bf16", "--mixed-precision=BF16"] {
+            let line = of(&format!("accelerate launch {option} --num_processes 1 train.py --x 1"));
+            assert_eq!(line, format!("ACCELERATE_MIXED_PRECISION=bf16 {plain}"));
+        }
+        assert_eq!(
+            of("accelerate launch --dynamo_backend inductor --mixed_precision fp16 -m pkg --x 1"),
+            "ACCELERATE_MIXED_PRECISION=fp16 ACCELERATE_DYNAMO_BACKEND=INDUCTOR gruyere dryrun -- \
+             -m pkg --x 1"
+        );
+        // The program's own.
+        let line = of("accelerate launch train.py --mixed_precision bf16");
+        assert_eq!(line, "gruyere dryrun -- train.py --mixed_precision bf16");
+    }
+
+    #[test]
+    fn the_users_own_options_are_proposed_again() {
+        let options = ["--gpu", "a100-40", "--sweep", "batch=--bs:1..64", "--html", "a page.html"];
+        assert_eq!(
+            with_options(&options, &["accelerate", "launch", "train.py"]),
+            "gruyere dryrun --gpu a100-40 --sweep batch=--bs:1..64 --html 'a page.html' -- train.py"
+        );
+    }
+
+    #[test]
     fn words_are_proposed_as_a_shell_reads_them() {
         let line = ["torchrun", "train.py", "--name", "it's a run", "--pattern=*.txt"];
         let wanted = format!(r"{RANK} train.py --name 'it'\''s a run' '--pattern=*.txt'");
@@ -181,7 +259,7 @@ mod tests {
             ["accelerate estimate-memory", "torchrun.py", "-m torchrun", "python deepspeed.py"]
         {
             let words: Vec<_> = line.split(' ').map(OsString::from).collect();
-            assert!(read(&words, "dryrun").is_ok(), "{line}");
+            assert!(read(&words, "dryrun", &[]).is_ok(), "{line}");
         }
     }
 }

@@ -56,11 +56,29 @@ impl Main {
 const FLAGS: &str = "bBdOPqRsuv";
 const WITH_VALUE: &str = "WX";
 
-/// Parses the words after `gruyere NAME`. The interpreter is optional, and `-m gruyere` is skipped.
+/// The options of `gruyere NAME` as the user typed them, before the words of `command`.
+pub fn options(command: &[OsString]) -> Vec<String> {
+    options_in(std::env::args_os().skip(2), command)
+}
+
+fn options_in(words: impl Iterator<Item = OsString>, command: &[OsString]) -> Vec<String> {
+    let mut words: Vec<_> = words.map(|word| word.to_string_lossy().into_owned()).collect();
+    words.truncate(words.len().saturating_sub(command.len()));
+    if words.last().is_some_and(|word| word == "--") {
+        words.pop();
+    }
+    words
+}
+
+/// Parses the words after `gruyere NAME` and its `options`, which a suggestion repeats. The
+/// interpreter is optional, and `-m gruyere` is skipped.
 ///
 /// # Errors
 /// Not a Python program, or a launcher: the text has the reason and a suggestion.
-pub fn read(command: &[OsString], name: &str) -> Result<Program, String> {
+pub fn read(command: &[OsString], name: &str, options: &[String]) -> Result<Program, String> {
+    let ours = options.iter().fold(format!("gruyere {name}"), |line, word| {
+        format!("{line} {}", gruyere_record::quoted(word))
+    });
     let mut words = VecDeque::new();
     for word in command {
         let text = word.to_str().ok_or_else(|| {
@@ -70,8 +88,7 @@ pub fn read(command: &[OsString], name: &str) -> Result<Program, String> {
     }
     if let Some(setting) = words.front().filter(|word| is_setting(word)) {
         return Err(format!(
-            "{setting}: put environment settings before the command: {setting} gruyere {name} -- \
-             ..."
+            "{setting}: put environment settings before the command: {setting} {ours} -- ..."
         ));
     }
     let mut program = Program::default();
@@ -92,7 +109,7 @@ pub fn read(command: &[OsString], name: &str) -> Result<Program, String> {
         })?),
     };
     program.arguments = words.into();
-    match launchers::reason(&program, name) {
+    match launchers::reason(&program, &ours) {
         Some(reason) => Err(reason),
         None => Ok(program),
     }
@@ -177,7 +194,7 @@ mod tests {
 
     fn of(line: &str) -> Result<Program, String> {
         let words: Vec<_> = line.split_whitespace().map(OsString::from).collect();
-        read(&words, "compare")
+        read(&words, "compare", &[])
     }
 
     fn words(line: &str) -> Vec<String> {
@@ -236,6 +253,20 @@ mod tests {
     }
 
     #[test]
+    fn the_options_of_the_command_are_the_words_before_the_program() {
+        let of = |line: &str, command: &str| {
+            let of = |text: &str| text.split_whitespace().map(OsString::from).collect::<Vec<_>>();
+            options_in(of(line).into_iter(), &of(command)).join(" ")
+        };
+        assert_eq!(
+            of("--stand-in --steps 3 -- python x.py", "python x.py"),
+            "--stand-in --steps 3"
+        );
+        assert_eq!(of("--gpu a100-40 torchrun -- x.py", "torchrun -- x.py"), "--gpu a100-40");
+        assert_eq!(of("x.py", "x.py"), "");
+    }
+
+    #[test]
     fn options_of_python_go_to_the_runs() {
         assert_eq!(of("python -u train.py"), program("python", "-u", script("train.py"), ""));
         let wanted = program("python", "-B -O -X utf8 -W ignore", module("package"), "-u");
@@ -258,5 +289,8 @@ mod tests {
         assert!(of("python -").unwrap_err().contains("name a file"));
         let reason = of("RANK=0 python train.py").unwrap_err();
         assert!(reason.contains("RANK=0 gruyere compare -- "), "{reason}");
+        let words = ["RANK=0".into(), "train.py".into()];
+        let reason = read(&words, "compare", &["--stand-in".to_owned()]).unwrap_err();
+        assert!(reason.contains("RANK=0 gruyere compare --stand-in -- "), "{reason}");
     }
 }
