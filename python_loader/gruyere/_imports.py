@@ -13,8 +13,8 @@ from typing import Any, Callable, Optional
 
 def when_imported(name: str, action: Callable[[ModuleType], None]) -> None:
     """Call `action` with the module `name` once it is imported, or at once if it is imported
-    already. An exception from `action` propagates from the import, which fails by it; a later import
-    calls `action` again."""
+    already. An exception from `action` propagates from the import, which then fails; a later
+    import calls `action` again."""
     module = sys.modules.get(name)
     if module is not None:
         action(module)

@@ -70,8 +70,9 @@ def _check_no_rank(what: str) -> None:
     if "RANK" in os.environ and ranks.isdigit() and int(ranks) > 1:
         raise GruyereError(
             f"--stand-in: this is one of {ranks} ranks, and each would be alone in a sandbox of "
-            "its own; start the launcher in one: python -m gruyere --stand-in -m "
-            f"torch.distributed.run --nproc-per-node {ranks} {what}"
+            "its own; start the launcher in one, with a device for each rank, and let them use "
+            f"gloo, since NCCL has one rank only here: PHANTOM_DEVICES={ranks} python -m gruyere "
+            f"--stand-in --steps all -m torch.distributed.run --nproc-per-node {ranks} {what}"
         )
 
 
@@ -92,8 +93,9 @@ def _run(asked: Optional[int], what: str, is_stdin: bool) -> NoReturn:
                 raise GruyereError(
                     f"--stand-in: {error} (an option of `gruyere compare --stand-in`)"
                 ) from error
-            far = f"{asked} steps" if asked is not None else "all steps"
-            say(f"gruyere: {far} of {what} on a stand-in GPU; nothing is computed or saved")
+            # A program may make fewer, or have no optimiser.
+            far = f"up to {asked} steps" if asked is not None else "all steps"
+            say(f"gruyere: {far} of {what} on a stand-in GPU; nothing computed or saved")
             environment = _environment(asked, machine.environment, outputs)
             with _program(folder) if is_stdin else nullcontext() as program:
                 run = box.start(_command(), environment, None, records=_records(), stdin=program)

@@ -274,10 +274,13 @@ def test_nccl_on_one_rank_hands_on_what_was_sent(phantom):
     assert ran.books["unknown_workspaces"]["ncclCommInitRankConfig"] == 1
 
 
-def test_nccl_on_more_ranks_is_refused_by_name(phantom):
+def test_nccl_on_more_ranks_is_refused_with_what_to_do(phantom):
     ran = phantom.run(None, 2, code=RANKS, TORCH_NCCL_ASYNC_ERROR_HANDLING=0)
     assert ran.code != 0
-    assert "2 ranks are not simulated, only one is" in ran.err
+    (said,) = {line for line in ran.err.splitlines() if "NCCL for one rank only" in line}
+    assert said.startswith("the stand-in GPU ") and "asks for 2" in said, ran.err
+    assert 'init_process_group("gloo")' in said and "WORLD_SIZE=1" in said, ran.err
+    assert "phantom" not in ran.err, ran.err
 
 
 # What is written by kernels, fills, copies and optimizers, 62 GiB at the peak; and what of it is

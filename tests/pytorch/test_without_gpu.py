@@ -82,7 +82,7 @@ def test_stand_in_runs_some_steps_of_the_program_and_keeps_no_file(user):
     assert ran.stdout.splitlines()[-1] == "stepped 11 --lr 3", "the 12th step ends it"
     said = ran.stderr.splitlines()
     assert [line for line in said if "stand-in GPU" in line] == said[:1], ran.stderr
-    assert said[0].startswith("gruyere: 12 steps of train.py") and len(said[0]) <= 80
+    assert said[0].startswith("gruyere: up to 12 steps of train.py") and len(said[0]) <= 80
     assert said[-1].startswith("gruyere: peak live "), "what it took is what one runs it for"
     shown = f"{os.path.basename(sys.executable)} train.py --lr 3"
     assert said[-1].endswith(f"gruyere compare --stand-in -- {shown}"), said[-1]
@@ -93,8 +93,35 @@ def test_stand_in_runs_some_steps_of_the_program_and_keeps_no_file(user):
 def test_a_rank_of_a_launcher_is_refused_with_the_line_that_starts_all_in_one_sandbox(user):
     ran = user.python("--stand-in", "train.py", RANK="1", WORLD_SIZE="2")
     assert ran.returncode == 2, ran.stderr
-    line = "python -m gruyere --stand-in -m torch.distributed.run --nproc-per-node 2 train.py"
+    line = (
+        "PHANTOM_DEVICES=2 python -m gruyere --stand-in --steps all -m torch.distributed.run "
+        "--nproc-per-node 2 train.py"
+    )
     assert ran.stderr.rstrip().endswith(line), ran.stderr
+
+
+RANKS = """
+import os, torch
+rank = int(os.environ["LOCAL_RANK"])
+torch.cuda.set_device(rank)
+torch.distributed.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64).cuda())
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(3):
+    model(torch.randn(8, 64, device="cuda")).sum().backward()
+    optimizer.step()
+torch.distributed.destroy_process_group()
+print(f"rank {rank} is done\\n", end="")
+"""
+
+
+def test_several_ranks_run_in_one_sandbox_with_gloo_and_a_device_each(user):
+    """The line of docs/pytorch.md."""
+    (user.folder / "train.py").write_text(RANKS)
+    launch = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "train.py")
+    ran = user.python("--stand-in", "--steps", "all", *launch, PHANTOM_DEVICES="2")
+    assert ran.returncode == 0, ran.stderr
+    assert sorted(ran.stdout.split("\n")) == ["", "rank 0 is done", "rank 1 is done"]
 
 
 def test_what_gruyere_writes_on_the_stand_in_is_kept(user, tmp_path_factory):

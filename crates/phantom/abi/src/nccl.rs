@@ -22,7 +22,12 @@ pub struct UniqueId([u8; 128]);
 fn communicator(out: Out<usize>, name: &'static str, ranks: i32) -> u32 {
     static COMMUNICATOR: u64 = 0;
     if ranks != 1 {
-        eprintln!("phantom: {name}: {ranks} ranks are not simulated, only one is");
+        eprintln!(
+            "the stand-in GPU has NCCL for one rank only, and this program asks for {ranks} \
+             ({name}): let them use gloo (torch.distributed.init_process_group(\"gloo\"), \
+             ddp_backend=\"gloo\" in TrainingArguments), or start one rank (--nproc-per-node \
+             1, WORLD_SIZE=1)"
+        );
         return INVALID_USAGE;
     }
     workspaces::unknown(name);

@@ -9,7 +9,9 @@ use std::ffi::c_char;
 
 fn refuse(calls: &'static Counter, name: &str, status: u64) -> u64 {
     if calls.hit() && std::env::var_os("PHANTOM_QUIET").is_none() {
-        eprintln!("phantom: {name} is not simulated; it answers \"not supported\" ({status})");
+        eprintln!(
+            "the stand-in GPU: {name} is not simulated; it answers \"not supported\" ({status})"
+        );
     }
     status
 }
@@ -29,7 +31,7 @@ macro_rules! texts {
     ($($name:ident)*) => {$(
         #[unsafe(no_mangle)]
         pub extern "C" fn $name() -> *const c_char {
-            c"not supported by the phantom".as_ptr()
+            c"not supported by the stand-in GPU".as_ptr()
         }
     )*};
 }
@@ -61,14 +63,14 @@ pub extern "C" fn cudnnGetLastErrorString(text: Out<u8>, length: usize) {
     let _ = crate::properties::put_text(
         text,
         i32::try_from(length).unwrap_or(i32::MAX),
-        "not supported by the phantom",
+        "not supported by the stand-in GPU",
     );
 }
 
 /// Writes a string through its second argument.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuptiGetResultString(_result: u32, out: Out<*const c_char>) -> u32 {
-    out.put(c"not supported by the phantom".as_ptr()).err().unwrap_or(0)
+    out.put(c"not supported by the stand-in GPU".as_ptr()).err().unwrap_or(0)
 }
 
 /// 0: NVSHMEM is not initialised.
