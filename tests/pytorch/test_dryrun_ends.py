@@ -220,6 +220,27 @@ def test_a_program_that_fails_shows_its_own_traceback(tmp_path):
         "torch on h100-80: Key")
 
 
+def test_a_traceback_has_no_frames_of_the_functions_that_a_dry_run_wraps(tmp_path):
+    code = """
+import torch
+def joined():
+    return torch.cat([torch.ones(2, 3, device="cuda"), torch.ones(4, 5, device="cuda")])
+class Layer(torch.autograd.Function):
+    @staticmethod
+    def forward(context, x):
+        return joined()
+try:
+    Layer.apply(torch.ones(2, device="cuda"))
+except RuntimeError as error:
+    raise KeyError("mine") from error
+"""
+    (tmp_path / "train.py").write_text(code)
+    ran = dryrun(tmp_path, "train.py")
+    assert ran.returncode == 1 and "in joined" in ran.stderr, ran.stderr
+    traced = [line for line in ran.stderr.splitlines() if line.startswith('  File "')]
+    assert [line for line in traced if "/gruyere/" in line] == [], ran.stderr
+
+
 def test_a_program_that_asks_its_empty_stdin_is_told_what_to_do(tmp_path):
     (tmp_path / "train.py").write_text("import torch\nsize = int(input('size? '))\n")
     ran = dryrun(tmp_path, "train.py")

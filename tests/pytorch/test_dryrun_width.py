@@ -1,5 +1,8 @@
 """What `gruyere dryrun` prints fits a terminal of 80 columns, whatever the GPUs are called."""
 
+import io
+import sys
+
 import pytest
 
 from conftest import ROOT  # noqa: F401 (the package's folder is on the path)
@@ -59,6 +62,17 @@ def test_the_answer_fits_80_columns_on_every_gpu(name, with_smallest):
             found = answer(names, with_smallest=with_smallest, held=held)
             lines = text.draw(found, 80).splitlines()
             assert max(map(len, lines)) <= 80, "\n".join(lines)
+
+
+@pytest.mark.parametrize("columns, most", [("80", 80), ("", 100)])
+def test_in_a_file_the_answer_is_as_wide_as_columns_says(monkeypatch, columns, most):
+    monkeypatch.setenv("COLUMNS", columns)
+    with io.StringIO() as file:
+        monkeypatch.setattr(sys, "stdout", file)
+        # As where standard output is no terminal.
+        monkeypatch.setattr(sys, "__stdout__", file)
+        widest = max(map(len, text.draw(answer(["a100-40", LONGEST])).splitlines()))
+        assert most - 10 < widest <= most
 
 
 def test_no_figure_is_lost_where_the_table_is_narrow():

@@ -40,7 +40,9 @@ def of_plan(plan: Plan, usable: int) -> str:
 
 def draw(report: dict[str, Any], width: Optional[int] = None) -> str:
     if width is None:
-        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 100
+        # COLUMNS counts for a file too.
+        unknown = 80 if sys.stdout.isatty() else 100
+        width = shutil.get_terminal_size((unknown, 24)).columns
     width = max(60, min(width, 120))
     parts = [
         _head(report, width),
