@@ -34,14 +34,15 @@ def watch() -> None:
 def _enable(torch: ModuleType) -> None:
     from . import _enable as enabling
 
-    if enabling.is_wanted():
-        try:
+    try:
+        is_wanted = enabling.is_wanted()
+        if is_wanted:
             enabling.enable_automatically(required)
-        except enabling.GruyereError as error:
-            if refuse is not None:
-                refuse(error)
-            raise
-    else:
+    except enabling.GruyereError as error:
+        if refuse is not None:
+            refuse(error)
+        raise
+    if not is_wanted:
         from ._torch import trace_warning
 
         trace_warning.watch(torch)

@@ -349,12 +349,19 @@ def test_without_a_gpu_no_program_goes_on_with_an_import_that_it_catches(user, c
     assert len(said) == 3 and said[0].startswith("gruyere: CUDA_VISIBLE_DEVICES=''"), ran.stderr
 
 
-def test_without_the_library_the_import_ends_the_program_with_its_reason(user):
-    (user.folder / "program.py").write_text(LAZY)
-    missing = str(user.folder / "no.so")
-    ran = user.python("--stand-in", "program.py", GRUYERE_LIBRARY=missing)
+@pytest.mark.parametrize(
+    "setting, said",
+    [
+        (("GRUYERE_CONF", "limt:9"), '"limt:9": unknown key'),
+        (("GRUYERE_ENABLE", "maybe"), "gruyere: GRUYERE_ENABLE=maybe: expected 1 or 0"),
+    ],
+)
+def test_a_wrong_setting_of_the_programs_ends_it_at_the_import_with_the_reason(user, setting, said):
+    code = f"import os\nos.environ[{setting[0]!r}] = {setting[1]!r}\n{LAZY}"
+    (user.folder / "program.py").write_text(code)
+    ran = user.python("--stand-in", "program.py")
     assert (ran.returncode, ran.stdout) == (2, ""), ran.stderr
-    assert missing in ran.stderr and "Traceback" not in ran.stderr, ran.stderr
+    assert said in ran.stderr and "Traceback" not in ran.stderr, ran.stderr
 
 
 @pytest.mark.parametrize("by_trainer", [False, True])
