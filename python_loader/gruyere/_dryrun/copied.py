@@ -50,11 +50,19 @@ class Copied:
         """`result` was computed from `operand` by `call`, and from nothing else on the device."""
         if self.is_known is None or not getattr(operand, "is_cuda", False):
             return
+        if not all(map(self._is_plain, (*more, *options.values()))):
+            # Another tensor, which would live as long as what is kept here.
+            return
         before = self.trails.get(operand)
         if before is None and not _is_unchanged(operand):
             return
         trail = before or _Trail(weakref.ref(operand), ())
         self.trails[result] = _Trail(trail.root, (*trail.steps, (call, more, options)))
+
+    def _is_plain(self, value: Any) -> bool:
+        if isinstance(value, (tuple, list)):
+            return all(map(self._is_plain, value))
+        return value is None or isinstance(value, (bool, int, float, self.torch.dtype))
 
     def value(self, tensor: Any) -> Optional[Any]:
         """The value of a tensor of one element; None if it is not known."""

@@ -22,6 +22,7 @@ from typing import Any, Callable, Optional
 from .._bench.measure import first_line
 from .._bench.script import Enough
 from .._imports import when_imported
+from .identity import ByIdentity
 from .lines import Lines
 
 # The batches that a DataLoader gives once the steps are made: the first may leave more behind than
@@ -64,7 +65,7 @@ class Rest:
         self.lines: Optional[Lines] = None
         self.pid = os.getpid()
         self.started = time.monotonic()
-        self.iterations: weakref.WeakKeyDictionary[Any, _Iteration] = weakref.WeakKeyDictionary()
+        self.iterations: ByIdentity[_Iteration] = ByIdentity()
         # The iteration that gave the latest batch, and the one that had given the last before the
         # latest step.
         self.latest: Optional[_Iteration] = None
