@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -98,6 +99,9 @@ class Folder:
         remove(self.path)
         if self._lock is not None:
             os.close(self._lock)
+            # NFS keeps a removed file under another name until it is closed.
+            with contextlib.suppress(OSError):
+                os.rmdir(self.path)
 
 
 def _bases() -> list[str]:
