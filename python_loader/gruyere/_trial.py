@@ -14,7 +14,7 @@ import os
 import shutil
 import subprocess
 import sys
-from contextlib import nullcontext, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import IO, Any, NoReturn, Optional
@@ -26,6 +26,7 @@ from ._files import replacing
 from ._imports import when_imported
 from ._native import conf
 from ._steps import _Leader
+from ._trial_records import Records
 
 # The number of steps that the process in the sandbox runs.
 VARIABLE = "GRUYERE_STAND_IN_STEPS"
@@ -97,13 +98,17 @@ def _run(asked: Optional[int], what: str, is_stdin: bool) -> NoReturn:
             far = f"up to {asked} steps" if asked is not None else "all steps"
             say(f"gruyere: {far} of {what} on a stand-in GPU; nothing computed or saved")
             environment = _environment(asked, machine.environment, outputs)
-            with _program(folder) if is_stdin else nullcontext() as program:
-                run = box.start(_command(), environment, None, records=_records(), stdin=program)
-            try:
-                code, why = box.wait(run, float("inf"))
-            finally:
-                run.end()
-            refused = run.refusals()
+            with ExitStack() as during:
+                program = during.enter_context(_program(folder)) if is_stdin else None
+                shown = _records()
+                records = during.enter_context(Records(shown)) if shown is not None else None
+                kept = str(records.folder) if records is not None else None
+                run = box.start(_command(), environment, None, records=kept, stdin=program)
+                try:
+                    code, why = box.wait(run, float("inf"))
+                finally:
+                    run.end()
+                refused = run.refusals()
     except KeyboardInterrupt:
         sys.exit(130)
     if code is None:
@@ -118,7 +123,7 @@ def _run(asked: Optional[int], what: str, is_stdin: bool) -> NoReturn:
 
 
 def _records() -> Optional[str]:
-    """The folder in which `gruyere top` and `post` look for records."""
+    """The folder in which `gruyere top` and `post` look for records; None if it is of no use."""
     folder = os.environ.get("GRUYERE_RECORD_DIR") or "/dev/shm"
     # The library takes no relative one.
     is_usable = os.path.isabs(folder) and os.path.isdir(folder) and os.access(folder, os.W_OK)

@@ -384,7 +384,7 @@ def test_shared_memory_of_others_stays_and_that_of_the_run_goes(user, files, sha
         os.chown(path, owner, owner)
     before = describe_shared(shared)
     code = f"""
-    import ctypes, errno, os, shutil, stat
+    import ctypes, errno, os, shutil, stat, tempfile
     from multiprocessing import Lock, shared_memory
     name = {shared!r}
     os.symlink(name + "-file", "led")
@@ -422,6 +422,13 @@ def test_shared_memory_of_others_stays_and_that_of_the_run_goes(user, files, sha
         open(name + "-none", "r+")
     except FileNotFoundError:
         pass
+    # One without a name could get a name that nobody would know of.
+    try:
+        os.open("/dev/shm", os.O_TMPFILE | os.O_RDWR)
+    except OSError as error:
+        assert error.errno == errno.EOPNOTSUPP, error
+    with tempfile.TemporaryFile(dir="/dev/shm") as file:
+        file.write(b"x")
     os.umask(0o027)
     # What it makes is its own.
     os.unlink(name + "-new")

@@ -4,9 +4,13 @@ sandbox.
 """
 
 import os
+import shutil
+import socket
 import stat
 import sys
+import tempfile
 import textwrap
+from pathlib import Path
 
 import pytest
 from test_sandbox import MIB, answer, describe, files, kit, sandboxed, user  # noqa: F401
@@ -124,6 +128,84 @@ def test_a_folder_with_mounts_below_can_be_allowed(user, files, stores):  # noqa
     assert told["code"] == 0, told["said"]
     assert (files / "new").read_text() == (stores[0] / "model.pt").read_text() == "stays"
     assert (stores[1] / "model.pt").read_text() == "precious"
+
+
+def test_a_working_folder_below_one_that_cannot_be_listed_is_written_to(
+    user, files, stores, tmp_path  # noqa: F811
+):  # fmt: skip
+    tmp_path.chmod(0o711)
+    code = """
+    from pathlib import Path
+    Path("new").write_text("new")
+    Path("data/model.pt").write_text("overwritten")
+    """
+    mounts = [(stores[0], files / "data")]
+    told = answer(sandboxed("overlay", user, files, code, mounts=mounts), "overlay")
+    assert told["code"] == 0, told["said"]
+    assert not (files / "new").exists()
+    assert (stores[0] / "model.pt").read_text() == "precious"
+
+
+@pytest.fixture
+def elsewhere(tmp_path):
+    """A folder that is near no folder in which a program writes, and read-only there."""
+    if os.geteuid() != 0:
+        folder = tmp_path / "run"
+        folder.mkdir()
+    else:
+        folder = Path(tempfile.mkdtemp(dir="/run"))
+    yield folder
+    folder.chmod(0o755)
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("network", [False, True])
+def test_what_listens_in_a_folder_with_mounts_below_is_reached_with_the_network_alone(
+    user, files, stores, elsewhere, network  # noqa: F811
+):  # fmt: skip
+    (elsewhere / "below").mkdir()
+    os.mkfifo(elsewhere / "pipe")
+    reader = os.open(elsewhere / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(elsewhere / "listener"))
+        listener.listen()
+        for name in ("listener", "pipe"):
+            (elsewhere / name).chmod(0o666)
+        elsewhere.chmod(0o555)
+        code = f"""
+        import errno, os, socket
+        errors = []
+        with socket.socket(socket.AF_UNIX) as mine:
+            errors.append(mine.connect_ex({str(elsewhere / "listener")!r}))
+        try:
+            os.write(os.open({str(elsewhere / "pipe")!r}, os.O_WRONLY | os.O_NONBLOCK), b"x")
+            errors.append(0)
+        except OSError as error:
+            errors.append(error.errno)
+        expected = [0, 0] if {network} else [errno.ECONNREFUSED, errno.ENXIO]
+        assert errors == expected, errors
+        """
+        mounts = [(stores[0], elsewhere / "below")]
+        ran = sandboxed("overlay", user, files, code, mounts=mounts, allow_network=network)
+    os.close(reader)
+    told = answer(ran, "overlay")
+    assert told["code"] == 0, told["said"]
+
+
+def test_a_file_in_shared_memory_can_be_allowed(user, files):  # noqa: F811
+    with tempfile.NamedTemporaryFile(dir="/dev/shm") as file:
+        give(user, Path(file.name))
+        code = f"""
+        import os
+        with open({file.name!r}, "w") as file:
+            file.write("stays")
+        assert os.listdir("/dev/shm") == [os.path.basename({file.name!r})]
+        """
+        told = answer(
+            sandboxed("overlay", user, files, code, allow_writes=[file.name]), "overlay"
+        )
+        assert told["code"] == 0, told["said"]
+        assert Path(file.name).read_text() == "stays"
 
 
 # Mounts a file system that never answers over a folder, and goes on: no process serves it.

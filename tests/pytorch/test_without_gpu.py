@@ -1,13 +1,19 @@
 """What Gruyère does for somebody who has no GPU: it says so in few words, names what can be done,
 and runs the program on the stand-in without harm."""
 
+import json
 import os
+import signal
 import subprocess
 import sys
+import tempfile
+import textwrap
+import time
 
 import pytest
 
 from conftest import (
+    COMMAND,
     GRUYERE,
     HERE,
     LIBRARIES,
@@ -44,22 +50,34 @@ class User:
     def python(self, *words, flags=(), stdin=None, without="", **settings):
         """`without`: system calls that the kernel refuses (without_calls.py)."""
         refusing = [sys.executable, HERE / "without_calls.py", without] if without else []
-        environment = clean_environment() | {
-            "PYTHONPATH": str(ROOT / "python_loader"),
-            "GRUYERE_LIBRARY": str(GRUYERE),
-            "GRUYERE_PHANTOM": str(PHANTOM),
-            **SHIM,
-            **settings,
-        }
         return subprocess.run(
             [*refusing, sys.executable, *flags, "-m", "gruyere", *words],
-            env=environment,
+            env=self.environment(**settings),
             cwd=self.folder,
             capture_output=True,
             text=True,
             timeout=300,
             input=stdin,
         )
+
+    def start(self, *words, **settings):
+        return subprocess.Popen(
+            [sys.executable, "-m", "gruyere", *words],
+            env=self.environment(**settings),
+            cwd=self.folder,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+    @staticmethod
+    def environment(**settings):
+        return clean_environment() | {
+            "PYTHONPATH": str(ROOT / "python_loader"),
+            "GRUYERE_LIBRARY": str(GRUYERE),
+            "GRUYERE_PHANTOM": str(PHANTOM),
+            **SHIM,
+            **settings,
+        }
 
 
 @pytest.fixture
@@ -127,6 +145,49 @@ def test_several_ranks_run_in_one_sandbox_with_gloo_and_a_device_each(user):
     ran = user.python("--stand-in", "--steps", "all", *launch, PHANTOM_DEVICES="2")
     assert ran.returncode == 0, ran.stderr
     assert sorted(ran.stdout.split("\n")) == ["", "rank 0 is done", "rank 1 is done"]
+
+
+def test_a_program_on_the_stand_in_shares_no_memory_with_others(user):
+    with tempfile.NamedTemporaryFile(dir="/dev/shm", prefix="gruyere-test-") as theirs:
+        code = f"""
+        import os, torch
+        torch.empty(1, device="cuda")
+        assert not os.path.exists({theirs.name!r})
+        open({theirs.name!r} + "-new", "w").close()
+        """
+        ran = user.python(
+            "--stand-in", "-c", textwrap.dedent(code), GRUYERE_RECORD_DIR="/dev/shm"
+        )
+        assert ran.returncode == 0, ran.stderr
+        name = os.path.basename(theirs.name)
+        assert [each for each in os.listdir("/dev/shm") if each.startswith(name)] == [name]
+
+
+def test_a_record_on_the_stand_in_is_seen_while_the_program_runs_and_its_folder_goes(
+    user, tmp_path_factory
+):
+    records = tmp_path_factory.mktemp("records")
+    code = "import time, torch; torch.empty(1, device='cuda'); time.sleep(300)"
+    with user.start("--stand-in", "-c", code, GRUYERE_RECORD_DIR=str(records)) as process:
+        deadline = time.monotonic() + 200
+        while not listed(records)["processes"]:
+            assert time.monotonic() < deadline and process.poll() is None
+            time.sleep(0.1)
+        process.terminate()
+        assert process.wait(60) == 128 + signal.SIGTERM
+    # Its program was killed.
+    (record,) = records.iterdir()
+    assert record.suffix == ".record"
+    told = listed(records)
+    assert told["processes"] == [] and len(told["dead"]) == 1
+
+
+def listed(records):
+    """What `gruyere ps` finds there."""
+    words = [COMMAND, "ps", "--json", "--directory", records]
+    ran = subprocess.run(words, env=clean_environment(), capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    return json.loads(ran.stdout)
 
 
 def test_what_gruyere_writes_on_the_stand_in_is_kept(user, tmp_path_factory):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -68,6 +67,8 @@ class Folder:
     """A folder on a disk, removed at the end with everything that runs wrote."""
 
     def __init__(self, name: str) -> None:
+        # A run that was killed could not remove its own.
+        owned.sweep(_bases())
         tried = []
         for base in _bases():
             if _in_memory(base):
@@ -75,12 +76,10 @@ class Folder:
                 continue
             try:
                 self.path = Path(tempfile.mkdtemp(prefix=f"gruyere-{name}-", dir=base)).resolve()
-                self._lock = owned.own(self.path)
             except OSError as error:
                 tried.append(f"{base} ({error.strerror})")
                 continue
-            # A run that was killed could not remove its own.
-            owned.sweep(_bases(), remove)
+            owned.own(self.path)
             return
         raise GruyereError(
             "there is no folder on a disk for the files that the program writes; tried "
@@ -96,12 +95,7 @@ class Folder:
         error: Optional[BaseException],
         trace: Optional[TracebackType],
     ) -> None:
-        remove(self.path)
-        if self._lock is not None:
-            os.close(self._lock)
-            # NFS keeps a removed file under another name until it is closed.
-            with contextlib.suppress(OSError):
-                os.rmdir(self.path)
+        owned.release(self.path)
 
 
 def _bases() -> list[str]:
@@ -281,6 +275,8 @@ class Box:
             "room": self.room,
         }  # fmt: skip
         # Not as an argument: the environment may be too long for one, and may contain secrets.
+        locks = owned.locks(self.folder)
+        request["locks"] = locks
         written = folder / "request"
         written.touch(mode=0o600)
         written.write_text(json.dumps(request))
@@ -290,7 +286,7 @@ class Box:
             stdin=subprocess.DEVNULL if stdin is None else stdin,
             stdout=output,
             stderr=output,
-            pass_fds=pass_fds,
+            pass_fds=(*pass_fds, *locks),
             start_new_session=True,
         )
         return Run(folder, process)

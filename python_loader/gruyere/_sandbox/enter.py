@@ -38,6 +38,8 @@ def main(file: str) -> NoReturn:
     kernel.die_with_parent(signal.SIGTERM)
     if os.getppid() != request["parent"]:
         sys.exit(NO_SANDBOX)
+    # Until it can end the program.
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     kernel.adopt_orphans()
     ours, theirs = socket.socketpair()
     mirror: Optional[Mirror] = None
@@ -58,6 +60,7 @@ def main(file: str) -> NoReturn:
 
     # SIGTERM ends the program; its other processes are killed below.
     signal.signal(signal.SIGTERM, end)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
     theirs.close()
     listener = _help(request, ours, child, identities)
     guard = None
@@ -81,6 +84,9 @@ def _become(request: dict[str, Any], helper: socket.socket, privileged: bool) ->
     code = NO_SANDBOX
     try:
         kernel.die_with_parent(signal.SIGKILL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+        for lock in request["locks"]:
+            os.close(lock)
         limit = resource.getrlimit(resource.RLIMIT_CORE)[1]
         # The kernel would write a core file outside the sandbox.
         resource.setrlimit(resource.RLIMIT_CORE, (0, limit))

@@ -46,6 +46,18 @@ def remove(path: Path) -> None:
         os.close(parent)
 
 
+def empty(path: Path, but: str) -> None:
+    """Remove all that is in a folder, but for the entry `but`. What cannot be removed is left."""
+    try:
+        top = os.open(path, os.O_RDONLY | _FOLDER)
+    except OSError:
+        return
+    try:
+        _clear(top, but)
+    finally:
+        os.close(top)
+
+
 def remove_in(folder: int, name: str) -> None:
     """Remove an entry of the folder of the descriptor, and all that is in it."""
     top = _opened(folder, name)
@@ -54,28 +66,33 @@ def remove_in(folder: int, name: str) -> None:
             os.unlink(name, dir_fd=folder)
         return
     try:
-        # Folders further down are moved up here before they are emptied: a program may nest them
-        # deeper than we can have descriptors, or calls.
-        waiting = _empty(top, top)
-        while waiting:
-            inner = waiting.pop()
-            here = _opened(top, inner)
-            if here is None:
-                continue
-            try:
-                waiting += _empty(here, top)
-            finally:
-                os.close(here)
-            with contextlib.suppress(OSError):
-                os.rmdir(inner, dir_fd=top)
+        _clear(top)
     finally:
         os.close(top)
     with contextlib.suppress(OSError):
         os.rmdir(name, dir_fd=folder)
 
 
-def _empty(here: int, top: int) -> list[str]:
-    """Remove the files in the folder `here` and move its folders to `top`. Returns their names."""
+def _clear(top: int, but: str = "") -> None:
+    # Folders further down are moved up here before they are emptied: a program may nest them deeper
+    # than we can have descriptors, or calls.
+    waiting = _empty(top, top, but)
+    while waiting:
+        inner = waiting.pop()
+        here = _opened(top, inner)
+        if here is None:
+            continue
+        try:
+            waiting += _empty(here, top)
+        finally:
+            os.close(here)
+        with contextlib.suppress(OSError):
+            os.rmdir(inner, dir_fd=top)
+
+
+def _empty(here: int, top: int, but: str = "") -> list[str]:
+    """Remove the files in the folder `here`, except `but`, and move its folders to `top`. Returns
+    their names."""
     found = []
     try:
         with os.scandir(here) as entries:
@@ -83,6 +100,8 @@ def _empty(here: int, top: int) -> list[str]:
     except OSError:
         return []
     for name, is_folder in known:
+        if name == but:
+            continue
         with contextlib.suppress(OSError):
             if not is_folder:
                 os.unlink(name, dir_fd=here)

@@ -83,16 +83,19 @@ class Overlay:
         self.homes = homes
         self.count = self.tried = 0
         self.points = [mount.path for mount in mounts()]
+        self.near: list[str] = []
         self.renewed: set[str] = set()
         self.scratch = ""
+        self.dead = ""
 
     def cover(self, writable: list[str], network: bool, likely: list[str]) -> None:
         """Mount the overlays. `writable`: paths without an overlay. `likely`: folders in which the
         program probably writes. Raises OSError if the kernel refuses."""
         kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
+        self.near = [os.path.realpath(folder) for folder in likely]
         if not network:
             kernel.raise_loopback()
-        self.renewed = self._to_renew(likely)
+        self.renewed = self._to_renew()
         layers = kernel.clone_mount(self.layers)
         kept = [(path, kernel.clone_mount(path)) for path in writable]
         kernel.change_mount("/", add=kernel.READ_ONLY, below=True)
@@ -101,14 +104,18 @@ class Overlay:
         # reach when an overlay covers the folders above it.
         kernel.attach_mount(layers, self.layers)
         self.scratch = f"/proc/self/fd/{layers}"
-        for name in _folders("/"):
+        if not network:
+            self.dead = f"{self.scratch}/socket"
+            os.mknod(self.dead, stat.S_IFSOCK | 0o600)
+            self._close_sockets("/dev", "/dev")
+        for name in self._folders("/", "/"):
             if f"/{name}" not in _OF_KERNEL:
                 with _opened(f"/{name}") as source:
                     self._cover(f"/{name}", source)
         if not self.count:
             raise OSError("no overlay can be mounted here")
         kernel.attach_mount(shown, self.shown)
-        for name in _folders(self.shown):
+        for name in _listed(self.shown):
             path = f"{self.shown}/{name}"
             if path != self.run:
                 with _opened(path) as source:
@@ -117,7 +124,7 @@ class Overlay:
             kernel.mount("tmpfs", _SHARED_MEMORY, "tmpfs", options="mode=1777")
         for path, clone in kept:
             if path.startswith(_SHARED_MEMORY + "/"):
-                os.makedirs(path, exist_ok=True)
+                _make_place(path, os.fstat(clone))
             kernel.attach_mount(clone, path)
         # Nothing to see: the same is where the overlays are.
         kernel.mount("tmpfs", self.layers, "tmpfs", kernel.MS_RDONLY)
@@ -129,17 +136,16 @@ class Overlay:
     def _has_mounts_below(self, path: str) -> bool:
         return any(point.startswith(path + "/") for point in self.points)
 
-    def _to_renew(self, likely: list[str]) -> set[str]:
-        """The folders above and below those of `likely` that the user may write to, and over which
-        no overlay can be mounted."""
-        near = [os.path.realpath(folder) for folder in likely]
+    def _to_renew(self) -> set[str]:
+        """The folders above and below those in which the program probably writes that the user may
+        write to, and over which no overlay can be mounted."""
         above = {above for point in self.points for above in _above(point)}
-        return {
-            path
-            for path in above
-            if any(f"{path}/".startswith(f"{one}/") or one.startswith(f"{path}/") for one in near)
-            and os.access(path, os.W_OK)
-        }
+        return {path for path in above if self._is_near(path) and os.access(path, os.W_OK)}
+
+    def _is_near(self, path: str) -> bool:
+        return any(
+            f"{path}/".startswith(f"{one}/") or one.startswith(f"{path}/") for one in self.near
+        )
 
     def _cover(self, path: str, source: Optional[int], is_there: bool = True) -> None:
         """Let the program write to the folder `path`, whose files are at `source`: mount an overlay
@@ -158,10 +164,36 @@ class Overlay:
         if not is_there:
             # As read-only as what it is a copy of.
             kernel.mount(seen, path, flags=kernel.MS_BIND | kernel.MS_REC)
+        if self.dead:
+            self._close_sockets(path, seen)
         if self._has_mounts_below(path):
-            for name in _folders(seen):
+            for name in self._folders(path, seen):
                 with _opened(f"{seen}/{name}") as inner:
                     self._cover(f"{path}/{name}", inner)
+
+    def _folders(self, path: str, seen: str) -> list[str]:
+        """The names of the folders in the folder `path`, whose files are at `seen`: of those on the
+        way to a mount or a home at least, if it may be entered but not listed."""
+        names = set(_listed(seen))
+        start = path.rstrip("/") + "/"
+        for known in (*self.points, *self.near):
+            if known.startswith(start):
+                names.add(known[len(start) :].partition("/")[0])
+        names.discard("")
+        return sorted(names)
+
+    def _close_sockets(self, path: str, seen: str) -> None:
+        """Let nobody use the socket files and named pipes in a folder without an overlay. That it
+        is read-only keeps nobody from them."""
+        try:
+            with os.scandir(seen) as entries:
+                names = [entry.name for entry in entries if _leads_out(entry)]
+        except OSError:
+            return
+        for name in names:
+            # It may have gone meanwhile.
+            with contextlib.suppress(FileNotFoundError):
+                kernel.mount(self.dead, f"{path}/{name}", flags=kernel.MS_BIND)
 
     def _layer(self, told: os.stat_result) -> str:
         """An empty folder like the one that is described."""
@@ -202,9 +234,16 @@ class Overlay:
                 continue
             for part in inside.split("/"):
                 here, there = f"{here}/{part}", f"{there}/{part}"
-                with contextlib.suppress(FileExistsError):
+                try:
+                    mode = stat.S_IMODE(os.stat(here).st_mode)
                     os.mkdir(there)
-                    os.chmod(there, os.stat(here).st_mode & 0o7777)
+                    os.chmod(there, mode)
+                except FileExistsError:
+                    # On the way to another home.
+                    continue
+                except OSError:
+                    # The home has been removed, or cannot be reached.
+                    break
 
     def _renew(self, path: str, source: int) -> Optional[list[str]]:
         """Mount a new folder over `path`, with copies of the files in it; those that are too large
@@ -247,8 +286,8 @@ class Overlay:
                 pass
             try:
                 kernel.mount(entry.path, there, flags=kernel.MS_BIND)
-            except FileNotFoundError:
-                # It has been removed meanwhile.
+            except OSError:
+                # It has been removed meanwhile, or cannot be reached.
                 os.unlink(there)
         return folders
 
@@ -276,13 +315,31 @@ def _opened(path: str) -> Iterator[Optional[int]]:
             os.close(handle)
 
 
-def _folders(path: str) -> list[str]:
+def _listed(path: str) -> list[str]:
     """The names of the folders in a folder; empty if it cannot be listed."""
     try:
         with os.scandir(path) as entries:
             return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
     except OSError:
         return []
+
+
+def _leads_out(entry: os.DirEntry[str]) -> bool:
+    """Whether it is a socket file or a named pipe, behind which there may be other programs."""
+    try:
+        mode = entry.stat(follow_symlinks=False).st_mode
+    except OSError:
+        return False
+    return stat.S_ISSOCK(mode) or stat.S_ISFIFO(mode)
+
+
+def _make_place(path: str, told: os.stat_result) -> None:
+    """Make an empty file or folder over which a mount of what is described can be attached."""
+    is_folder = stat.S_ISDIR(told.st_mode)
+    os.makedirs(path if is_folder else os.path.dirname(path), exist_ok=True)
+    if not is_folder:
+        with open(path, "a"):
+            pass
 
 
 def _described(entry: os.DirEntry[str]) -> tuple[os.DirEntry[str], os.stat_result]:

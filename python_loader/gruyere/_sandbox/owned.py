@@ -1,7 +1,9 @@
-"""Whose a run's folder is: that of the process which holds the lock of a file in it. The kernel
-releases the lock however the process ends, so a later run can remove what a killed one has left.
+"""Whose a run's folder is: that of the processes which hold the lock of a file in it: ours, and
+those between us and the programs (`enter`). The kernel releases the lock however they end, so a
+later run can remove what a killed one has left.
 
-The file has the host's name in it, since not every network file system knows of other hosts' locks.
+The file has the number of the kernel's boot in it, since not every network file system knows of
+other hosts' locks. So what was left before a boot stays.
 """
 
 from __future__ import annotations
@@ -9,40 +11,64 @@ from __future__ import annotations
 import fcntl
 import os
 import re
-import socket
 import stat
-import time
 from collections.abc import Iterable
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Callable, Iterator, Optional
+from typing import Iterator, Optional
+
+from .folders import empty
 
 _LOCK = "lock-of-gruyere"
 # The names that `Folder` gives.
 _NAME = re.compile(r"gruyere-(?:bench|dryrun|stand-in|test)-[a-z0-9_]{8}")
-# Seconds for which a folder stays after its last change: processes of its run may still be ending.
-_STAYS = 60.0
+# The locks of this process's folders, by their paths.
+_held: dict[Path, int] = {}
 
 
-def own(folder: Path) -> Optional[int]:
-    """Own the folder as long as this process lives. Returns the lock's descriptor, or None where
-    there are no locks: nobody then removes the folder in our place."""
+def own(folder: Path) -> None:
+    """Own the folder until `release`. Where there are no locks, nobody removes it in our place."""
     new = folder / f"{_LOCK}.new"
     handle = None
     try:
         handle = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        os.write(handle, _host())
+        os.write(handle, _boot())
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         # It has its name only now, so that nobody sees it unlocked.
         os.rename(new, folder / _LOCK)
-        return handle
+        _held[folder] = handle
     except OSError:
         if handle is not None:
             os.close(handle)
-        return None
 
 
-def sweep(bases: Iterable[str], remove: Callable[[Path], None]) -> None:
+def locks(folder: Path) -> tuple[int, ...]:
+    """The descriptors with which a process shares in owning the folder."""
+    return (_held[folder],) if folder in _held else ()
+
+
+def release(folder: Path) -> None:
+    """Remove the folder, and own it no more."""
+    _remove(folder)
+    handle = _held.pop(folder, None)
+    if handle is not None:
+        os.close(handle)
+        # NFS keeps a removed file under another name until it is closed.
+        with suppress(OSError):
+            os.rmdir(folder)
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder. The lock goes last, and only if nothing else is left: until then a later run
+    may go on with a removal that was interrupted."""
+    empty(folder, _LOCK)
+    with suppress(OSError):
+        if os.listdir(folder) == [_LOCK]:
+            os.unlink(folder / _LOCK)
+        os.rmdir(folder)
+
+
+def sweep(bases: Iterable[str]) -> None:
     """Remove this user's folders in `bases` whose owners are gone."""
     for base in bases:
         try:
@@ -55,9 +81,10 @@ def sweep(bases: Iterable[str], remove: Callable[[Path], None]) -> None:
             path = Path(base, name)
             try:
                 with _left_behind(path):
-                    remove(path)
+                    _remove(path)
+                os.rmdir(path)
             except OSError:
-                # Another's, still owned, or just removed by somebody else.
+                # Another's, still owned, or gone.
                 continue
 
 
@@ -72,10 +99,8 @@ def _is_ours_to_sweep(base: os.stat_result) -> bool:
 def _left_behind(path: Path) -> Iterator[None]:
     """Hold the lock of a folder whose owner is gone. Raises OSError if there is no such folder."""
     with _opened(str(path), os.O_DIRECTORY) as folder:
-        if time.time() - os.fstat(folder).st_mtime < _STAYS:
-            raise BlockingIOError
         with _opened(_LOCK, os.O_NONBLOCK, folder) as lock:
-            if not stat.S_ISREG(os.fstat(lock).st_mode) or os.read(lock, 1024) != _host():
+            if not stat.S_ISREG(os.fstat(lock).st_mode) or os.read(lock, 1024) != _boot():
                 raise PermissionError
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield
@@ -94,5 +119,5 @@ def _opened(name: str, flags: int, folder: Optional[int] = None) -> Iterator[int
         os.close(handle)
 
 
-def _host() -> bytes:
-    return os.fsencode(socket.gethostname())
+def _boot() -> bytes:
+    return Path("/proc/sys/kernel/random/boot_id").read_bytes()

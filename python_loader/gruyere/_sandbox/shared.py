@@ -43,6 +43,10 @@ class Shared:
     def make(self, call: kernel.Call, kind: Kind, real: str) -> bool:
         """Make the file or folder that the call makes, and answer the call. Returns False if it
         makes none. Raises OSError if it cannot be made."""
+        if kind.flags is not None and _is_nameless(call.arguments[kind.flags]):
+            # It could get a name later, which we would not know. As on a file system without such
+            # files, after which Python and others make one with a name.
+            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
         if os.path.lexists(real) or kind.mode is None:
             return False
         mode = call.arguments[kind.mode] & 0o7777 & ~_mask(call)
@@ -94,6 +98,10 @@ class Shared:
                     folders.remove_in(folder, name)
                     if name in inner:
                         inner.remove(name)
+
+
+def _is_nameless(flags: int) -> bool:
+    return flags & os.O_TMPFILE == os.O_TMPFILE
 
 
 def _mask(call: kernel.Call) -> int:

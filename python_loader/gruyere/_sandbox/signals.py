@@ -20,6 +20,6 @@ def exit_on_signals() -> None:
 
 def _exit(number: int, _frame: Any) -> NoReturn:
     # A second one would interrupt the removal.
-    for ending in _ENDING:
+    for ending in (*_ENDING, signal.SIGINT):
         signal.signal(ending, signal.SIG_IGN)
     sys.exit(128 + number)
