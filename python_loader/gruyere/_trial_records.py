@@ -55,7 +55,8 @@ class Records:
     def _show(self) -> None:
         """Link the records that are new, and unlink those that the program has removed."""
         found = {}
-        with os.scandir(self.folder) as entries:
+        # The program may remove any of it meanwhile.
+        with suppress(OSError), os.scandir(self.folder) as entries:
             for entry in entries:
                 with suppress(FileNotFoundError):
                     told = entry.stat(follow_symlinks=False)
