@@ -546,6 +546,16 @@ def test_a_home_that_cannot_be_written_and_folders_of_others_are_refused(shim, m
     file.chmod(0o666)
     with pytest.raises(shim.Unavailable, match="only this user can write"):
         shim.install(machine.torch())
+    file.chmod(0o700)
+    # A link, as the sandbox of links has, leads to a file that only the user can replace.
+    apart = machine.folder / "apart"
+    apart.mkdir(mode=0o700)
+    file.rename(apart / file.name)
+    file.symlink_to(apart / file.name)
+    shim.shim_folders.check_owner(file)
+    apart.chmod(0o777)
+    with pytest.raises(shim.Unavailable, match="only this user can write"):
+        shim.install(machine.torch())
 
 
 def test_what_is_no_shim_of_this_build_is_not_used(phantom, tmp_path):
