@@ -104,6 +104,51 @@ def test_few_batches_that_leave_something_behind_are_no_warning(tmp_path):
     assert "But" not in ran.stdout
 
 
+def test_what_all_batches_leave_is_told_if_it_cannot_be_joined_and_a_loader_that_was_not_read(
+    tmp_path,
+):
+    # 600 MiB of 870 MiB.
+    program(tmp_path, rows=150 * 1024, size=1024, kept="")
+    with open(tmp_path / "train.py", "a") as file:
+        file.write("    if epoch == 9:\n        list(now_and_then)\n")
+    text = (tmp_path / "train.py").read_text()
+    more = 'now_and_then = DataLoader(["some"])\n# Its data is read by another one.\n'
+    more += "first = DataLoader(held_out.dataset)\nsteps = 0\n"
+    (tmp_path / "train.py").write_text(text.replace("steps = 0\n", more))
+    arguments = ("--gb", "1", "--context", "100MiB")
+    ran = dryrun(tmp_path, "--alloc", "torch", *arguments, "train.py")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    said = " ".join(ran.stdout.split())
+    assert "needs no more" not in said
+    assert "But no batch was read of the DataLoader made at train.py:9: what it feeds" in said
+    assert (
+        "But each batch of the DataLoader at train.py:21 leaves 4 MiB behind, 600 MiB with all "
+        "150: if they are joined (torch.cat), 1gb has no room for both."
+    ) in said
+
+
+@pytest.mark.thorough
+def test_the_rest_is_not_known_where_a_value_of_the_device_may_end_the_loop_that_fills_it(tmp_path):
+    loop = """count = torch.zeros((), device="cuda")
+    while count.item() < 8:
+        kept.append(torch.empty(4 << 20, device="cuda"))
+        count += 1
+    """
+    program(tmp_path, end=loop)
+    document = answer(tmp_path, "--gb", "1", "--context", "100MiB")
+    assert row(document, "torch")["fits"] and not document["rest"]["needs_more"]
+    assert document["rest"]["stopped"].startswith("it ran out of memory in a loop")
+    # What was read after the steps.
+    assert document["trust"]["reads"][0]["line"] == "train.py:23"
+
+
+@pytest.mark.thorough
+def test_an_evaluation_does_not_fit_for_certain_only_if_it_does_without_masks(tmp_path):
+    program(tmp_path, end="[kept.append(w[w > 3].repeat(400)) for w in model.parameters()]")
+    document = answer(tmp_path, "--gb", "1", "--context", "100MiB", code=4)
+    assert document["trust"]["reasons"][0].startswith("masks select every element")
+
+
 @pytest.mark.thorough
 def test_an_error_after_the_steps_is_told_and_the_steps_count(tmp_path):
     program(tmp_path, end='raise ValueError("no such metric")')

@@ -49,6 +49,46 @@ def test_a_program_that_asks_by_values_of_the_device_is_not_trusted(tmp_path, co
         assert document["trust"]["host_reads"]["count"] == 3
 
 
+# Takes 64 MiB in each turn before the first step.
+TURNS = """
+import torch
+
+model = torch.nn.Linear(64, 64).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+count, kept, data = torch.zeros((), device="cuda"), [], [0] * 40
+{loop}
+    kept.append(torch.empty(16 << 20, device="cuda"))
+    count += 1
+    {read}
+model(torch.empty(8, 64, device="cuda")).sum().backward()
+optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("loop", "read", "code"),
+    [
+        ("while count.item() < 8:", "", 4),
+        ("for _ in torch.utils.data.DataLoader(data):", "print(count.item())", 3),
+    ],
+)
+def test_out_of_memory_is_certain_only_if_no_value_of_the_device_may_end_its_loop(
+    tmp_path, loop, read, code
+):
+    (tmp_path / "train.py").write_text(TURNS.format(loop=loop, read=read))
+    arguments = ("--alloc", "torch", "--gb", "1", "--context", "100MiB")
+    ran = dryrun(tmp_path, *arguments, "train.py")
+    assert ran.returncode == code, ran.stdout + ran.stderr
+    said = " ".join(ran.stdout.split())
+    if code == 4:
+        assert (
+            "Not trustworthy: it ran out of memory in a loop that has read from the GPU 15 times, "
+            "at train.py:7, and whose end may be a value that the stand-in only invents."
+        ) in said
+    else:
+        assert "It does not fit on 1gb: at least 1.63 GiB too small." in said
+
+
 # Each line that reads from the device ends with the name under which that is told, and how often.
 READS = """
 import torch

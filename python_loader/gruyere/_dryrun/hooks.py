@@ -60,6 +60,8 @@ class Seen:
     """Marks at which a backward pass began."""
     steps: list[int] = field(default_factory=list)
     """Marks at which a step ended."""
+    batches: list[int] = field(default_factory=list)
+    """Marks at which a DataLoader gave a batch."""
     cleared: set[int] = field(default_factory=set)
     """Marks at which torch freed its workspaces and nothing else."""
     reads: list[tuple[int, str, str, str]] = field(default_factory=list)
@@ -183,6 +185,9 @@ class Hooks:
         self._sight_modules()
         self.seen.steps.append(self.next_mark())
         self.fresh.clear()
+
+    def batch_is_given(self) -> None:
+        self.seen.batches.append(self.next_mark())
 
     # Modules.
 

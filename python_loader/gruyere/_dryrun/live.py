@@ -4,9 +4,10 @@ kind, module and line, its course over time, and the sequence of requests. Pure 
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Optional
 
 from .lines import NOWHERE, Lines
@@ -24,6 +25,9 @@ _PHASES = ("the program", "backward", "the optimiser's step", "backward, computi
 _AGAIN = ("backward", "unpack_hook")
 # Fewer bytes than this left behind by a step are not reported.
 _LITTLE = 1 << 20
+# Turns of a loop that reads from the device and keeps more in each, from which on its end may be
+# what it reads.
+_TURNS = 4
 # The most moments in the timeline.
 _MOMENTS = 600
 NEVER = 1 << 62
@@ -196,6 +200,7 @@ def analyse(trace: list[dict[str, Any]], seen: Seen, lines: Lines) -> dict[str, 
         "timeline": _timeline(changes, history.events, seen),
         "sequence": _sequence(history),
         "workspaces": workspaces if history.told else None,
+        "loop": _loop(history),
         "reads": [
             {"line": line, "what": what, "inside": inside, "count": count}
             for (line, what, inside), count in Counter(
@@ -284,6 +289,32 @@ def _growth(history: History) -> Optional[dict[str, Any]]:
         return None
     most = max(grown, key=lambda line: grown[line])
     return {"bytes_a_step": total, "line": most, "unsure": is_unsure}
+
+
+def _loop(history: History) -> Optional[dict[str, Any]]:
+    """The loop in which the last request was refused: one line of the program has read from the
+    device again and again, with more live each time, and neither a step nor a batch of a DataLoader
+    in between. What it reads is invented, and may be what ends it. None if there is none."""
+    if not history.refused or not history.told:
+        return None
+    refused, seen = history.refused[-1], history.seen
+    began = max((mark for mark in (*seen.steps, *seen.batches) if mark <= refused), default=0)
+    turns: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for mark, line, _, inside in seen.reads:
+        if began < mark <= refused:
+            turns[line, inside].append(mark)
+    changes = sorted(
+        [(block.mark, block.bytes) for block in history.blocks]
+        + [(block.end_mark, -block.bytes) for block in history.blocks if block.end != NEVER]
+    )
+    marks = [mark for mark, _ in changes]
+    live = [0, *accumulate(change for _, change in changes)]
+    for (line, inside), of in turns.items():
+        last = sorted(of)[-_TURNS:]
+        amounts = [live[bisect_left(marks, mark)] for mark in last]
+        if len(last) == _TURNS and all(one < other for one, other in zip(amounts, amounts[1:])):
+            return {"line": line, "inside": inside, "turns": len(of)}
+    return None
 
 
 def _timeline(changes: list[tuple[int, int, Block]], events: int, seen: Seen) -> dict[str, Any]:

@@ -248,7 +248,7 @@ class DryRun:
         if not (has_rest and self.runner.box.keeps_all_in):
             return Rest()
         whole = self.run(replace(first.plan, rest=True), is_soft=True)
-        is_out = whole.found.outcome == OUT_OF_MEMORY
+        is_out = whole.found.outcome == OUT_OF_MEMORY and whole.loop is None
         is_more = whole.found.allocated_peak > first.found.allocated_peak
         rest = Rest(whole, is_out or (whole.completed and is_more))
         if rest.needs_more:

@@ -86,7 +86,7 @@ def made(
     if rest.whole is not None and rest.needs_more and rest.whole.found.analysis:
         shown = rest.whole.found.analysis
         shown["peak"] = {**shown["peak"], "step": 0, "phase": AFTER}
-    trust = _trust(first, second, plain, by_host)
+    trust = _trust(first, second, plain, by_host, rest)
     caught = max((ran.found.caught for ran in (first, *plain) if ran.completed), default=0)
     sizing = sizes_itself(first.found.facts.get("sizing"), caught)
     bound = None if asked["max_gb"] is None else int(asked["max_gb"] * GIB)
@@ -152,12 +152,23 @@ def _rest(rest: Rest) -> Optional[dict[str, Any]]:
     told = found.facts.get("rest")
     if told is None or found.outcome not in (COMPLETED, OUT_OF_MEMORY):
         reason = found.reason or "the program ended before its steps were made"
-        told = {"stopped": reason, "line": "", "inside": "", "growth": None}
+        told = {"stopped": reason, "line": "", "inside": "", "growth": None, "unread": []}
         return {**told, "batches": BATCHES, "peak_live": None, "needs_more": None}
+    if rest.whole.loop is not None:
+        told = {**told, "stopped": f"it ran out of memory {in_a_loop(rest.whole.loop)}"}
     return {
         **told, "batches": BATCHES, "peak_live": found.allocated_peak,
         "needs_more": rest.needs_more,
     }  # fmt: skip
+
+
+def in_a_loop(loop: dict[str, Any]) -> str:
+    """Where a run is out of memory that another value might have ended before."""
+    inside = f" (in {loop['inside']})" if loop["inside"] else ""
+    return (
+        f"in a loop that has read from the GPU {loop['turns']} times, at {loop['line']}{inside}, "
+        "and whose end may be a value that the stand-in only invents"
+    )
 
 
 def identity(asked: dict[str, Any], started_nanoseconds: int) -> dict[str, Any]:
@@ -312,9 +323,15 @@ def _unknown(calls: Optional[dict[str, int]]) -> list[dict[str, Any]]:
     return rows
 
 
-def _trust(first: Ran, second: Ran, plain: list[Ran], by_host: bool) -> dict[str, Any]:
+def _trust(
+    first: Ran, second: Ran, plain: list[Ran], by_host: bool, rest: Rest = Rest()
+) -> dict[str, Any]:
     reasons: list[str] = []
     analysis = first.found.analysis or {}
+    # It made the steps as well.
+    longest = rest.whole if rest.whole is not None and rest.whole.found.analysis else first
+    if first.loop is not None:
+        reasons.append(f"it ran out of memory {in_a_loop(first.loop)}")
     differ = small = None
     least = 0
     for ran in (first, *plain):
@@ -382,9 +399,9 @@ def _trust(first: Ran, second: Ran, plain: list[Ran], by_host: bool) -> dict[str
         "small": small and {**small, "least": least},
         "peaks": {"zeros": first.found.allocated_peak, "random": second.found.allocated_peak},
         "requests": len(analysis["sequence"]["sizes"]) if analysis else 0,
-        "answered": first.found.facts.get("answered", {}),
-        "reads": analysis.get("reads", []),
-        "host_reads": first.host_reads,
+        "answered": longest.found.facts.get("answered", {}),
+        "reads": (longest.found.analysis or {}).get("reads", []),
+        "host_reads": longest.host_reads,
     }
 
 

@@ -23,7 +23,7 @@ from .._bench.measure import first_line
 from .._bench.script import Enough
 from .._imports import when_imported
 from .identity import ByIdentity
-from .lines import Lines
+from .lines import NOWHERE, Lines
 
 # The batches that a DataLoader gives once the steps are made: the first may leave more behind than
 # the others, and a batch may be let go in the next one.
@@ -66,6 +66,12 @@ class Rest:
         self.pid = os.getpid()
         self.started = time.monotonic()
         self.iterations: ByIdentity[_Iteration] = ByIdentity()
+        # Called with each batch.
+        self.given: Callable[[], None] = lambda: None
+        # The DataLoaders, each with the line where it was made, and the ids of the data of those
+        # that were iterated.
+        self.made: list[tuple[weakref.ref[Any], str]] = []
+        self.iterated: set[int] = set()
         # The iteration that gave the latest batch, and the one that had given the last before the
         # latest step.
         self.latest: Optional[_Iteration] = None
@@ -87,8 +93,31 @@ class Rest:
     def _loaders(self, module: ModuleType) -> None:
         kind: Any = module.DataLoader
         iterator: Any = module._BaseDataLoaderIter
+        kind.__init__ = self._making(kind.__init__)
         kind.__iter__ = self._beginning(kind.__iter__)
         iterator.__next__ = self._giving(iterator.__next__)
+
+    def _making(self, make: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(make)
+        def making(loader: Any, *arguments: Any, **options: Any) -> None:
+            make(loader, *arguments, **options)
+            if os.getpid() == self.pid and self.lines is not None:
+                line = self.lines.of_stack(sys._getframe(1))
+                self.made.append((weakref.ref(loader), line))
+
+        return making
+
+    def _unread(self) -> list[str]:
+        """The lines of the DataLoaders that gave no batch, nor did another with their data: a
+        framework may have made one in their place."""
+        found = []
+        for known, line in self.made:
+            loader = known()
+            if loader is None or line == NOWHERE:
+                continue
+            if id(getattr(loader, "dataset", loader)) not in self.iterated:
+                found.append(line)
+        return list(dict.fromkeys(found))
 
     def _beginning(self, begin: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(begin)
@@ -100,6 +129,7 @@ class Rest:
                 # The next epoch.
                 raise Enough(0)
             iterator = begin(loader)
+            self.iterated.add(id(getattr(loader, "dataset", loader)))
             line = self.lines.of_stack(sys._getframe(1))
             self.iterations[iterator] = _Iteration(loader, line)
             return iterator
@@ -117,6 +147,7 @@ class Rest:
                 if of is self.feeding or len(of.live) > BATCHES:
                     raise StopIteration
             batch = give(iterator)
+            self.given()
             self.latest = of
             return batch
 
@@ -195,6 +226,7 @@ class Rest:
             }
         return {
             "stopped": self.stopped, "line": self.line, "inside": self.inside, "growth": growth,
+            "unread": self._unread(),
         }  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Callable, Optional, Union
 
 from .._bench.machine import Machine
-from .._bench.measure import COMPLETED, FAILED, FAULTS
+from .._bench.measure import COMPLETED, FAILED, FAULTS, OUT_OF_MEMORY
 from .._bench.runners import Contender, Log, blame
 from .._bench.server import ended
 from .._sandbox import LOOKS, Box, Run, behind, remedy
@@ -81,6 +81,14 @@ class Ran:
     def short(self) -> str:
         """Why the run counts for nothing although it completed; "" if it counts."""
         return str(self.found.facts.get("short", "")) if self.completed else ""
+
+    @property
+    def loop(self) -> Optional[dict[str, Any]]:
+        """The loop in which the run is out of memory, and which invented values may end
+        (`live`)."""
+        if self.found.outcome != OUT_OF_MEMORY:
+            return None
+        return (self.found.analysis or {}).get("loop")
 
     @property
     def fits(self) -> bool:

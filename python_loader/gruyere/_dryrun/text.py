@@ -124,10 +124,16 @@ def _after(report: dict[str, Any]) -> list[str]:
     said = []
     if rest["needs_more"]:
         said.append(f"The peak is after the steps, at {report['peak']['line']}.")
-    elif not rest["stopped"]:
+    elif not rest["stopped"] and not rest["unread"]:
         said.append(
             f"The rest of the program, with {rest['batches']} batches of each DataLoader, needs no "
             "more."
+        )
+    if rest["unread"]:
+        at = " and ".join(rest["unread"][:2])
+        said.append(
+            f"But no batch was read of the DataLoader made at {at}: what it feeds, an evaluation "
+            "now and then, is not counted."
         )
     growth = rest["growth"]
     if growth:
@@ -140,6 +146,12 @@ def _after(report: dict[str, Any]) -> list[str]:
                 f"But each batch of the DataLoader at {growth['line']} leaves {size(each)} behind: "
                 f"if that goes on, {report['gpus'][0]['id']} is full after {left // each:,} "
                 f"more{of}."
+            )
+        elif 2 * each * (has - rest["batches"]) > left:
+            said.append(
+                f"But each batch of the DataLoader at {growth['line']} leaves {size(each)} behind, "
+                f"{size(each * has)} with all {has:,}: if they are joined (torch.cat), "
+                f"{report['gpus'][0]['id']} has no room for both."
             )
     return said
 

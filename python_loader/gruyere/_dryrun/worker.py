@@ -101,6 +101,7 @@ class Worker(Watch):
         if self.analysed:
             self.hooks = Hooks(torch, lines)
             self.hooks.install()
+            self.rest.given = self.hooks.batch_is_given
         self.settings.imported(torch)
         self.optimizers.watch(torch, lines)
         self.sizing.watch(torch, lines)
