@@ -1,5 +1,5 @@
 """What a dry run says of the rest of the program: it goes on after the steps, with a few batches of
-each DataLoader, and never further than where the program trains again."""
+each DataLoader, and some epochs without steps."""
 
 import time
 
@@ -26,7 +26,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 batches = DataLoader(TensorDataset(torch.zeros(6400, 1024)), batch_size=16)
 held_out = DataLoader(TensorDataset(torch.zeros(ROWS, 1024)), batch_size=SIZE)
 steps = 0
-for epoch in range(100):
+for epoch in range(LAST):
     for (x,) in batches:
         optimizer.zero_grad()
         model(x.cuda()).sum().backward()
@@ -42,8 +42,9 @@ for epoch in range(100):
 """
 
 
-def program(folder, rows=4000, size=16, kept="kept.clear()", end=""):
+def program(folder, rows=4000, size=16, kept="kept.clear()", end="", epochs=100):
     text = EPOCHS.replace("ROWS", str(rows)).replace("SIZE", str(size))
+    text = text.replace("LAST", str(epochs))
     (folder / "train.py").write_text(text.replace("KEPT", kept).replace("END", end))
 
 
@@ -56,7 +57,10 @@ def test_an_evaluation_that_needs_no_more_is_run_and_said_to_need_no_more(tmp_pa
     ran = dryrun(tmp_path, "--alloc", "torch", "train.py")
     assert ran.returncode == 0, ran.stdout + ran.stderr
     said = " ".join(ran.stdout.split())
-    assert "The rest of the program, with 4 batches of each DataLoader, needs no more." in said
+    assert (
+        "What follows, up to train.py:11 where it trains again, with 4 batches of each DataLoader, "
+        "needs no more."
+    ) in said
     assert "until it stopped" not in said
     # Two analysed runs, one a row, and one of the rest.
     assert said.startswith("train.py: 4 runs of 3 steps; your files are unchanged.")
@@ -104,13 +108,51 @@ def test_few_batches_that_leave_something_behind_are_no_warning(tmp_path):
     assert "But" not in ran.stdout
 
 
+def test_what_comes_after_all_epochs_is_run_too(tmp_path):
+    test = """if epoch == 2:
+        assert steps == 3
+        last = DataLoader(held_out.dataset, batch_size=100_000)
+        [model(x.cuda()) for (x,) in last]
+"""
+    program(tmp_path, rows=200_000, end=test, epochs=3)
+    document = answer(tmp_path, "--gb", "0.5", "--context", "100MiB", code=3)
+    assert row(document, "torch")["after"] == "train.py:25"
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("end", ["sys.exit(0)", "steps = 1 / len(seen)", "try_much()"])
+def test_the_programs_own_end_is_none_of_an_error(tmp_path, end):
+    program(tmp_path, epochs=3)
+    text = (tmp_path / "train.py").read_text()
+    more = """
+import sys
+seen, much = [], 0
+def try_much():
+    try:
+        torch.empty(1 << 40, device="cuda")
+    except RuntimeError:
+        pass
+"""
+    begin = text.replace("    for (x,) in batches:", "    seen.clear()\n    for (x,) in batches:")
+    begin = begin.replace("steps += 1", "steps += 1\n        seen.append(x)")
+    at = 4 if "seen" in end else 0
+    (tmp_path / "train.py").write_text(
+        more + begin.replace("    with torch.no_grad", f"    {end if at else ''}\n    with torch.no_grad")
+        + ("" if at else end + "\n")
+    )
+    found = answer(tmp_path)
+    assert found["rest"]["stopped"] == ""
+    assert bool(found["rest"]["again"]) == bool(at)
+    assert row(found, "torch")["caught"] == (end == "try_much()")
+
+
 def test_what_all_batches_leave_is_told_if_it_cannot_be_joined_and_a_loader_that_was_not_read(
     tmp_path,
 ):
     # 600 MiB of 870 MiB.
     program(tmp_path, rows=150 * 1024, size=1024, kept="")
     with open(tmp_path / "train.py", "a") as file:
-        file.write("    if epoch == 9:\n        list(now_and_then)\n")
+        file.write("    if epoch == 90:\n        list(now_and_then)\n")
     text = (tmp_path / "train.py").read_text()
     more = 'now_and_then = DataLoader(["some"])\n# Its data is read by another one.\n'
     more += "first = DataLoader(held_out.dataset)\nsteps = 0\n"
@@ -168,7 +210,9 @@ def test_what_a_program_may_keep_it_does_not_write_after_its_steps(tmp_path):
 @pytest.mark.thorough
 def test_a_loop_without_a_data_loader_is_not_run_further(tmp_path):
     loop = EPOCHS.replace("for (x,) in batches", "for x in torch.zeros(400, 16, 1024)")
-    (tmp_path / "train.py").write_text(loop.replace("ROWS", "4000").replace("SIZE", "16"))
+    for name, number in (("ROWS", "4000"), ("SIZE", "16"), ("LAST", "3")):
+        loop = loop.replace(name, number)
+    (tmp_path / "train.py").write_text(loop)
     assert answer(tmp_path)["rest"] is None
 
 

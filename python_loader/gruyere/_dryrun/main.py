@@ -244,19 +244,30 @@ class DryRun:
         """The runs that go on after the steps of those that fit."""
         fitting = [ran for ran in plain if ran.fits]
         has_rest = first.fits and first.found.facts.get("has_rest") and fitting
+        # One that ended before its steps were made has no more.
+        has_rest = has_rest and first.found.steps >= self.asked["steps"]
         # What the program does at its end, with invented weights, must not stay.
         if not (has_rest and self.runner.box.keeps_all_in):
             return Rest()
         whole = self.run(replace(first.plan, rest=True), is_soft=True)
         is_out = whole.found.outcome == OUT_OF_MEMORY and whole.loop is None
-        is_more = whole.found.allocated_peak > first.found.allocated_peak
+        is_more = (
+            whole.found.allocated_peak > first.found.allocated_peak
+            or whole.found.caught > first.found.caught
+        )
         rest = Rest(whole, is_out or (whole.completed and is_more))
         if rest.needs_more:
             gone_on = self.together((replace(ran.plan, rest=True) for ran in fitting), is_soft=True)
             # Other values on the device must lead to an out-of-memory too.
             out = [ran for ran in gone_on if ran.found.outcome == OUT_OF_MEMORY]
-            again = self.together((replace(ran.plan, values=RANDOM) for ran in out), is_soft=True)
+            # Analysed where that is possible: only then are the floats not next to zero.
+            other = (
+                replace(ran.plan, values=RANDOM, analysed=ran.plan.allocator == "default")
+                for ran in out
+            )
+            again = self.together(other, is_soft=True)
             sure = [ran for ran, same in zip(out, again) if same.found.outcome == OUT_OF_MEMORY]
+            rest.is_unsure = len(sure) < len(out)
             rest.rows = {
                 (ran.plan.gpu["id"], ran.plan.allocator): ran
                 for ran in gone_on

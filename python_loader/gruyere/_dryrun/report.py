@@ -85,7 +85,8 @@ def made(
     shown = analysis
     if rest.whole is not None and rest.needs_more and rest.whole.found.analysis:
         shown = rest.whole.found.analysis
-        shown["peak"] = {**shown["peak"], "step": 0, "phase": AFTER}
+        if rest.whole.found.allocated_peak > first.found.allocated_peak or not rest.whole.completed:
+            shown["peak"] = {**shown["peak"], "step": 0, "phase": AFTER}
     trust = _trust(first, second, plain, by_host, rest)
     caught = max((ran.found.caught for ran in (first, *plain) if ran.completed), default=0)
     sizing = sizes_itself(first.found.facts.get("sizing"), caught)
@@ -153,6 +154,7 @@ def _rest(rest: Rest) -> Optional[dict[str, Any]]:
     if told is None or found.outcome not in (COMPLETED, OUT_OF_MEMORY):
         reason = found.reason or "the program ended before its steps were made"
         told = {"stopped": reason, "line": "", "inside": "", "growth": None, "unread": []}
+        told["again"] = ""
         return {**told, "batches": BATCHES, "peak_live": None, "needs_more": None}
     if rest.whole.loop is not None:
         told = {**told, "stopped": f"it ran out of memory {in_a_loop(rest.whole.loop)}"}
@@ -375,7 +377,13 @@ def _trust(
             f"torch's history is incomplete: it has {analysis['requested_peak']} B requested at "
             f"the peak, torch's statistics have {first.found.requested_peak} B"
         )
-    others = max(ran.others for ran in (first, second, *plain))
+    if rest.is_unsure:
+        reasons.append(
+            "after the steps it ran out of memory with zeros on the device, and not with random "
+            "values"
+        )
+    gone_on = [rest.whole] if rest.whole is not None else []
+    others = max(ran.others for ran in (first, second, *plain, *gone_on))
     if others:
         reasons.append(
             f"{others} other process{'es' * (others != 1)} of the program used the device, and no "

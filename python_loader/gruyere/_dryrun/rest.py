@@ -1,10 +1,11 @@
 """The rest of the program, after the steps of a dry run: an evaluation, a test, its end.
 
 A run of the rest goes on after its steps. The iteration of the DataLoader that fed them ends, as at
-the end of an epoch; every other DataLoader gives a few batches; and the run ends with the program,
-or where the program begins to train again. What the run finds are figures of fewer batches than the
-program's, so it shows what an evaluation needs, and not what a long one gathers: that is told by
-what each batch leaves behind.
+the end of an epoch, and further ones give nothing: some epochs without steps, after which the
+program may come to its end. Every other DataLoader gives a few batches. The run ends with the
+program, or where it has trained again too often. What the run finds are figures of fewer batches
+than the program's, so it shows what an evaluation needs, and not what a long one gathers: that is
+told by what each batch leaves behind.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from .lines import NOWHERE, Lines
 # The batches that a DataLoader gives once the steps are made: the first may leave more behind than
 # the others, and a batch may be let go in the next one.
 BATCHES = 4
+# The epochs without steps, and the seconds of them, for which a program is followed.
+EPOCHS, _EPOCHS_SECONDS = 20, 10
 # Fewer bytes than this left behind by a batch are not reported.
 _LITTLE = 1 << 20
 # The rest may take this many seconds, or as long as the run until then.
@@ -57,6 +60,10 @@ class _Iteration:
         changes = [after - before for before, after in zip(self.live, self.live[1:])]
         return min(changes[1:], default=0)
 
+    def sum(self) -> float:
+        """The bytes that all batches leave behind."""
+        return self.growth() * (float("inf") if self.batches is None else self.batches)
+
 
 class Rest:
     def __init__(self, is_asked: bool) -> None:
@@ -77,6 +84,12 @@ class Rest:
         self.latest: Optional[_Iteration] = None
         self.feeding: Optional[_Iteration] = None
         self.has_begun = False
+        self.begun = 0.0
+        # The number of epochs without steps, and the line at which the latest began.
+        self.epochs = 0
+        self.epoch = ""
+        # Where the program trains for longer than it is followed.
+        self.again = ""
         self.over = threading.Event()
         # The iteration whose batches leave most behind.
         self.growing: Optional[_Iteration] = None
@@ -126,8 +139,13 @@ class Rest:
                 return begin(loader)
             feeding = self.feeding
             if self.has_begun and feeding is not None and feeding.loader() is loader:
-                # The next epoch.
-                raise Enough(0)
+                self.epochs += 1
+                self.epoch = self.lines.of_stack(sys._getframe(1))
+                is_long = time.monotonic() - self.begun > _EPOCHS_SECONDS
+                if is_long or self.epochs > EPOCHS:
+                    self.again = self.epoch
+                    raise Enough(0)
+                return iter(())
             iterator = begin(loader)
             self.iterated.add(id(getattr(loader, "dataset", loader)))
             line = self.lines.of_stack(sys._getframe(1))
@@ -158,19 +176,24 @@ class Rest:
             return
         of.live.append(self.torch.cuda.memory_allocated())
         if len(of.live) > BATCHES:
-            most = _LITTLE if self.growing is None else self.growing.growth() + 1
-            if of.growth() >= most:
+            is_much = of.growth() >= _LITTLE
+            if is_much and (self.growing is None or of.sum() > self.growing.sum()):
                 self.growing = of
 
     def step_is_over(self) -> None:
         self.feeding = self.latest
+
+    def trains_again(self) -> None:
+        """The program makes further steps, with another DataLoader, after which the run ends."""
+        if self.has_begun and self.lines is not None:
+            self.again = self.lines.of_stack(sys._getframe(1))
 
     def begin(self, is_training_by_itself: bool) -> bool:
         """Called after the steps. Returns whether the run goes on. `is_training_by_itself`: a
         trainer ends its training, so that its DataLoader need not end."""
         if self.has_begun or not self.is_asked or self.feeding is None:
             return self.has_begun
-        self.has_begun = True
+        self.has_begun, self.begun = True, time.monotonic()
         if is_training_by_itself:
             self.feeding = None
         threading.Thread(target=self._guard, daemon=True, name="gruyere-rest").start()
@@ -202,6 +225,10 @@ class Rest:
 
     def ended_by(self, error: BaseException, is_out_of_memory: bool) -> None:
         """The rest ended by an error."""
+        if not is_out_of_memory and self.epochs and not self.stopped:
+            # An epoch without steps is not the program's: what it has done until then counts.
+            self.again = self.epoch
+            return
         if self.lines is not None:
             frames = _frames(error.__traceback__)
             self.line, self.inside = self.lines.of_frames(frames), self.lines.inside(frames)
@@ -226,7 +253,7 @@ class Rest:
             }
         return {
             "stopped": self.stopped, "line": self.line, "inside": self.inside, "growth": growth,
-            "unread": self._unread(),
+            "unread": self._unread(), "again": self.again,
         }  # fmt: skip
 
 

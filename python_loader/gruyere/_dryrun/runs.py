@@ -110,6 +110,8 @@ class Rest:
     """Whether it had more live after its steps than in them, or ran out of memory there."""
     rows: dict[tuple[str, str], Ran] = field(default_factory=dict)
     """If so: the runs by GPU and allocator."""
+    is_unsure: bool = False
+    """Whether one of them ran out of memory with zeros on the device and not with random values."""
 
     def after(self, ran: Ran) -> Ran:
         """The run that went on where `ran` ended and shows more than it, or `ran`."""

@@ -92,6 +92,7 @@ class Stops:
         self.enough = True
         goes_on = self.rest.begin(self.trainings > 0) or self.trainings > 0
         if not goes_on or steps >= asked + PATIENCE:
+            self.rest.trains_again()
             raise Enough(0)
 
 

@@ -11,6 +11,7 @@ from typing import Any, Optional
 from .._bench import table
 from .._bench.measure import OUT_OF_MEMORY
 from .masks import SELECTED
+from .report import AFTER
 from .runs import RANDOM, ROOM, Plan, called
 from .scope import spread
 
@@ -123,11 +124,14 @@ def _after(report: dict[str, Any]) -> list[str]:
         return []
     said = []
     if rest["needs_more"]:
-        said.append(f"The peak is after the steps, at {report['peak']['line']}.")
+        if report["peak"]["phase"] == AFTER:
+            said.append(f"The peak is after the steps, at {report['peak']['line']}.")
     elif not rest["stopped"] and not rest["unread"]:
+        what = "The rest of the program"
+        if rest["again"]:
+            what = f"What follows, up to {rest['again']} where it trains again"
         said.append(
-            f"The rest of the program, with {rest['batches']} batches of each DataLoader, needs no "
-            "more."
+            f"{what}, with {rest['batches']} batches of each DataLoader, needs no more."
         )
     if rest["unread"]:
         at = " and ".join(rest["unread"][:2])
@@ -138,20 +142,21 @@ def _after(report: dict[str, Any]) -> list[str]:
     growth = rest["growth"]
     if growth:
         each, has = growth["bytes_a_batch"], growth["batches"]
-        runs = report["gpus"][0]["runs"]
-        left = max((row["margin"] for row in runs if row["fits"]), default=0)
+        left, on = min(
+            (max((row["margin"] for row in gpu["runs"] if row["fits"]), default=0), gpu["id"])
+            for gpu in report["gpus"]
+        )
         if has is None or each * (has - rest["batches"]) > left:
             of = "" if has is None else f" of its {has:,}"
             said.append(
                 f"But each batch of the DataLoader at {growth['line']} leaves {size(each)} behind: "
-                f"if that goes on, {report['gpus'][0]['id']} is full after {left // each:,} "
-                f"more{of}."
+                f"if that goes on, {on} is full after {left // each:,} more{of}."
             )
         elif 2 * each * (has - rest["batches"]) > left:
             said.append(
                 f"But each batch of the DataLoader at {growth['line']} leaves {size(each)} behind, "
                 f"{size(each * has)} with all {has:,}: if they are joined (torch.cat), "
-                f"{report['gpus'][0]['id']} has no room for both."
+                f"{on} has no room for both."
             )
     return said
 
@@ -237,9 +242,10 @@ def scope(report: dict[str, Any]) -> list[str]:
             "runs more."
         )
     if rest:
-        until = (
-            f", until it stopped at {rest['line']}: {rest['stopped']}" if rest["stopped"] else ""
-        )
+        at = f" at {rest['line']}" if rest["line"] else ""
+        until = f", until it stopped{at}: {rest['stopped']}" if rest["stopped"] else ""
+        if rest["again"]:
+            until = f", up to {rest['again']} where it trains again"
         said.append(
             f"The rest of the program was run with {rest['batches']} batches of each DataLoader"
             f"{until}."

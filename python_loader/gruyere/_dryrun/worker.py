@@ -150,7 +150,10 @@ class Worker(Watch):
             return
         if self.rest.has_begun:
             is_out = self.torch is not None and is_out_of_memory(self.torch, error)
-            self.rest.ended_by(error, is_out)
+            if isinstance(error, SystemExit) and error.code in (None, 0) and not is_out:
+                # The program's own end.
+                return
+            self.rest.ended_by(self._first(error) if is_out else error, is_out)
             if not is_out:
                 # The steps are done, and what was found until then counts.
                 return
@@ -159,6 +162,13 @@ class Worker(Watch):
             self.found.reason += self._invented(self.hooks)
         if self.refused:
             self.found.outcome, self.found.refused = REFUSED, self.refused
+
+    def _first(self, error: BaseException) -> BaseException:
+        """The out-of-memory behind an error that the program has made of it."""
+        for cause in causes(error):
+            if isinstance(cause, self.torch.cuda.OutOfMemoryError):
+                return cause
+        return error
 
     def _invented(self, hooks: Hooks) -> str:
         """That values which the program has read may be behind its error."""
