@@ -136,10 +136,11 @@ def try_much():
     begin = text.replace("    for (x,) in batches:", "    seen.clear()\n    for (x,) in batches:")
     begin = begin.replace("steps += 1", "steps += 1\n        seen.append(x)")
     at = 4 if "seen" in end else 0
-    (tmp_path / "train.py").write_text(
-        more + begin.replace("    with torch.no_grad", f"    {end if at else ''}\n    with torch.no_grad")
-        + ("" if at else end + "\n")
-    )
+    if at:
+        begin = begin.replace("    with torch.no_grad", f"    {end}\n    with torch.no_grad")
+    else:
+        begin += f"{end}\n"
+    (tmp_path / "train.py").write_text(more + begin)
     found = answer(tmp_path)
     assert found["rest"]["stopped"] == ""
     assert bool(found["rest"]["again"]) == bool(at)
