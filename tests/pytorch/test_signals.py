@@ -5,21 +5,22 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
 from conftest import COMMAND, clean_environment, launched_environment
 
+# They sleep in a loop where they wait: a signal just before a pause() would be slept through.
 HOLDS = """
-import os, signal, sys, threading
+import os, signal, sys, threading, time
 import torch
 kept = torch.ones(8 << 20, dtype=torch.uint8, device="cuda")
 """
 INTERRUPTED = """
 sys.excepthook = lambda *what: print("interrupted by", what[0].__name__, file=sys.stderr)
 print("ready", flush=True)
-signal.pause()
+while True:
+    time.sleep(0.05)
 """
 # As uvicorn does.
 SHUTS_DOWN = """
@@ -27,7 +28,7 @@ caught = []
 before = signal.signal(signal.SIGTERM, lambda number, frame: caught.append(number))
 print("ready", flush=True)
 while not caught:
-    signal.pause()
+    time.sleep(0.05)
 signal.signal(signal.SIGTERM, before)
 print("has shut down", flush=True)
 """
@@ -77,8 +78,6 @@ def run(folder, code, sent=None, launch=("-m", "gruyere")):
     out = ""
     if sent is not None:
         out = process.stdout.readline()
-        # It may be about to wait.
-        time.sleep(0.2)
         os.kill(process.pid, sent)
     rest, err = process.communicate(timeout=120)
     return process.returncode, out + rest, err, list(records.glob("*.record"))
