@@ -89,6 +89,30 @@ def test_out_of_memory_is_certain_only_if_no_value_of_the_device_may_end_its_loo
         assert "It does not fit on 1gb: at least 1.63 GiB too small." in said
 
 
+COUNTED = """
+import torch
+
+model = torch.nn.Linear(64, 64).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+count = torch.tensor({zero}, device="cuda")
+for _ in range(5):
+    out = model(torch.empty(8, 64, device="cuda")).sum()
+    count += 1
+    if count.item() > 0:
+        more = torch.empty(1 << 20, device="cuda")
+    out.backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("zero", ["0.0", pytest.param("0", marks=pytest.mark.thorough)])
+def test_a_number_that_the_host_copied_is_not_known_once_a_kernel_has_written_to_it(tmp_path, zero):
+    (tmp_path / "train.py").write_text(COUNTED.format(zero=zero))
+    ran = dryrun(tmp_path, "--alloc", "torch", "train.py")
+    assert ran.returncode == 4, ran.stdout + ran.stderr
+    assert "after a value was read at train.py:10" in " ".join(ran.stdout.split())
+
+
 # Each line that reads from the device ends with the name under which that is told, and how often.
 READS = """
 import torch

@@ -7,6 +7,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
+import os
 from collections import Counter
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, Callable, Optional
@@ -79,10 +80,23 @@ def _version(tensor: Any) -> Optional[int]:
         return None
 
 
+def _is_written_to(tensor: Any) -> bool:
+    """Whether a kernel may have written to the tensor since it was made. The stand-in's memory then
+    still has what the host has copied there, with zeros and with random values alike."""
+    return bool(getattr(tensor, "is_cuda", False) and _version(tensor))
+
+
+def _other(read: Any) -> Any:
+    """Another value, of ordinary size."""
+    return not read if isinstance(read, bool) else read + type(read)(1.531)
+
+
 class Finite:
     def __init__(self, answered: Counter[str], known: Known) -> None:
         self.answered = answered
         self.known = known
+        # Whether the stand-in invents other values than zeros.
+        self.are_random = os.environ.get("PHANTOM_VALUES", "").startswith("random")
         self.copied = Copied()
 
     def watch(self, torch: ModuleType, library: Any) -> None:
@@ -220,7 +234,7 @@ class Finite:
         if value is not None:
             self.answered[COPIED] += 1
             return (kind or type(read))(value)
-        return read
+        return _other(read) if self.are_random and _is_written_to(tensor) else read
 
     def _is_any_true(self, tensor: Any) -> Any:
         # Allocates what the check itself would.
