@@ -74,6 +74,8 @@ def run(folder, code, sent=None, launch=("-m", "gruyere")):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        # A shell starts what it runs in the background with Ctrl-C ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     out = ""
     if sent is not None:
