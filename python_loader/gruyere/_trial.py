@@ -102,8 +102,7 @@ def _run(asked: Optional[int], what: str, is_stdin: bool) -> NoReturn:
                 program = during.enter_context(_program(folder)) if is_stdin else None
                 shown = _records()
                 records = during.enter_context(Records(shown)) if shown is not None else None
-                kept = str(records.folder) if records is not None else None
-                run = box.start(_command(), environment, None, records=kept, stdin=program)
+                run = box.start(_command(), environment, None, records=records, stdin=program)
                 try:
                     code, why = box.wait(run, float("inf"))
                 finally:

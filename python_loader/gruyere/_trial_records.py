@@ -25,7 +25,7 @@ _LOOKS = 0.1
 
 
 class Records:
-    """The context of a run: `folder` is the program's."""
+    """The context of a run, which gives the program's folder."""
 
     def __init__(self, shown: str) -> None:
         """`shown`: the folder in which the records are to be seen."""
@@ -35,12 +35,12 @@ class Records:
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._follow, daemon=True)
 
-    def __enter__(self) -> Records:
+    def __enter__(self) -> str:
         owned.sweep([self.shown])
         self.folder = Path(tempfile.mkdtemp(prefix="gruyere-stand-in-", dir=self.shown)).resolve()
         owned.own(self.folder)
         self._thread.start()
-        return self
+        return str(self.folder)
 
     def __exit__(self, *_: object) -> None:
         self._ended.set()

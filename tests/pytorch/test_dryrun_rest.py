@@ -126,7 +126,7 @@ def test_the_programs_own_end_is_none_of_an_error(tmp_path, end):
     text = (tmp_path / "train.py").read_text()
     more = """
 import sys
-seen, much = [], 0
+seen = []
 def try_much():
     try:
         torch.empty(1 << 40, device="cuda")
@@ -135,15 +135,15 @@ def try_much():
 """
     begin = text.replace("    for (x,) in batches:", "    seen.clear()\n    for (x,) in batches:")
     begin = begin.replace("steps += 1", "steps += 1\n        seen.append(x)")
-    at = 4 if "seen" in end else 0
-    if at:
+    fails = "seen" in end
+    if fails:
         begin = begin.replace("    with torch.no_grad", f"    {end}\n    with torch.no_grad")
     else:
         begin += f"{end}\n"
     (tmp_path / "train.py").write_text(more + begin)
     found = answer(tmp_path)
     assert found["rest"]["stopped"] == ""
-    assert bool(found["rest"]["again"]) == bool(at)
+    assert bool(found["rest"]["again"]) == fails
     assert row(found, "torch")["caught"] == (end == "try_much()")
 
 

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Callable
 
-from .floats import Floats
+from .floats import Floats, are_random
 from .identity import ByIdentity, named_modules, named_tensors
 from .lines import NOWHERE, Lines
 
@@ -97,9 +97,7 @@ class Hooks:
         self.is_child = False
         self.tell_torch: Callable[[str], None] = lambda _: None
         self.reader = _Reader()
-        # Where the stand-in invents other values than zeros.
-        invented = os.environ.get("PHANTOM_VALUES", "").startswith("random")
-        self.floats = Floats(torch) if invented else None
+        self.floats = Floats(torch) if are_random() else None
         # Called from C, so it must be kept alive.
         self.listener = ctypes.CFUNCTYPE(None)(self._read)
         self.workspace_listener = ctypes.CFUNCTYPE(None, ctypes.c_size_t)(self._workspace)

@@ -153,9 +153,10 @@ def _rest(rest: Rest) -> Optional[dict[str, Any]]:
     told = found.facts.get("rest")
     if told is None or found.outcome not in (COMPLETED, OUT_OF_MEMORY):
         reason = found.reason or "the program ended before its steps were made"
-        told = {"stopped": reason, "line": "", "inside": "", "growth": None, "unread": []}
-        told["again"] = ""
-        return {**told, "batches": BATCHES, "peak_live": None, "needs_more": None}
+        return {
+            "stopped": reason, "line": "", "inside": "", "growth": None, "unread": [], "again": "",
+            "batches": BATCHES, "peak_live": None, "needs_more": None,
+        }  # fmt: skip
     if rest.whole.loop is not None:
         told = {**told, "stopped": f"it ran out of memory {in_a_loop(rest.whole.loop)}"}
     return {

@@ -187,13 +187,14 @@ class Overlay:
         is read-only keeps nobody from them."""
         try:
             with os.scandir(seen) as entries:
-                names = [entry.name for entry in entries if _leads_out(entry)]
+                described = list(map(_described, entries))
         except OSError:
             return
-        for name in names:
+        for entry, told in described:
             # It may have gone meanwhile.
             with contextlib.suppress(FileNotFoundError):
-                kernel.mount(self.dead, f"{path}/{name}", flags=kernel.MS_BIND)
+                if _leads_out(told.st_mode):
+                    kernel.mount(self.dead, f"{path}/{entry.name}", flags=kernel.MS_BIND)
 
     def _layer(self, told: os.stat_result) -> str:
         """An empty folder like the one that is described."""
@@ -272,7 +273,7 @@ class Overlay:
             elif stat.S_ISLNK(told.st_mode):
                 with contextlib.suppress(FileNotFoundError):
                     os.symlink(os.readlink(entry.path), there)
-            elif stat.S_ISFIFO(told.st_mode) or stat.S_ISSOCK(told.st_mode):
+            elif _leads_out(told.st_mode):
                 # As behind an overlay: the one outside cannot be reached.
                 os.mknod(there, told.st_mode)
             elif told.st_size <= room and _copied(entry.path, there, told):
@@ -324,12 +325,8 @@ def _listed(path: str) -> list[str]:
         return []
 
 
-def _leads_out(entry: os.DirEntry[str]) -> bool:
+def _leads_out(mode: int) -> bool:
     """Whether it is a socket file or a named pipe, behind which there may be other programs."""
-    try:
-        mode = entry.stat(follow_symlinks=False).st_mode
-    except OSError:
-        return False
     return stat.S_ISSOCK(mode) or stat.S_ISFIFO(mode)
 
 
