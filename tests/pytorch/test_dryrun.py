@@ -10,7 +10,7 @@ import pytest
 
 from conftest import COMMAND, ROOT
 from dry_runs import CLOCK, TRAIN, dryrun, row, told
-from gruyere._dryrun import live, text
+from gruyere._dryrun import live, sentences
 
 MIB = 1 << 20
 
@@ -233,7 +233,7 @@ def test_a_leak_that_fits_three_steps_is_told_and_a_queue_is_not(tmp_path):
             f"But each step leaves 4 MiB behind, most of it at train.py:{line}: if that goes on, "
             f"2gb is full after {left} more steps."
         )
-        assert said in text.verdict(document)
+        assert said in sentences.verdict(document)
 
 
 @pytest.mark.thorough

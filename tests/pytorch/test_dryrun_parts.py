@@ -8,7 +8,7 @@ import pytest
 from conftest import ROOT  # noqa: F401 (the package's folder is on the path)
 from gruyere._bench.measure import COMPLETED, FAILED, OUT_OF_MEMORY
 from gruyere._bench.script import Enough
-from gruyere._dryrun import gpus, live, report, text, trust
+from gruyere._dryrun import gpus, live, report, sentences, text, trust
 from gruyere._dryrun.copied import Copied
 from gruyere._dryrun.hooks import Seen
 from gruyere._dryrun.identity import ByIdentity, named_modules, named_tensors
@@ -368,7 +368,7 @@ def test_the_programs_own_fraction_is_what_it_runs_into():
     assert limit({"fraction": None}, 16 * GIB, 15 * GIB) is limit(None, 1, 1) is None
     run = {"allocator": "torch", "fits": False, "failed": False, "margin": -GIB, "caught": 0,
            "limit": 8 * GIB, "short": ""}  # fmt: skip
-    said = text.verdict({
+    said = sentences.verdict({
         "trust": {"reasons": []}, "growth": None,
         "verdict": {"max_bytes": None, "needs": None, "fits": False},
         "gpus": [{"id": "t4-16", "runs": [run], "kernels": True}],
@@ -383,7 +383,7 @@ def test_the_programs_own_fraction_is_what_it_runs_into():
 
 def test_an_answer_that_cannot_be_trusted_does_not_say_that_it_fits():
     run = {"allocator": "torch", "fits": True, "failed": False, "margin": GIB, "caught": 0}
-    said = text.verdict({
+    said = sentences.verdict({
         "trust": {"reasons": ["a reason"]}, "growth": None,
         "verdict": {"max_bytes": None, "needs": None},
         "gpus": [{"id": "t4-16", "runs": [run], "kernels": True}],

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from gruyere._dryrun import live, page, text
+from gruyere._dryrun import amounts, live, page, sentences
 from gruyere._dryrun.hooks import OPTIMIZER, Seen
 from gruyere._dryrun.scope import spread
 
@@ -107,9 +107,9 @@ def test_a_step_that_was_tried_in_vain_with_a_larger_batch_does_not_count():
 )
 def test_it_fits_these_steps_and_is_told_what_more_take_where_they_differ(activations, differ):
     found = report(*activations)
-    said = text.verdict(found)
+    said = sentences.verdict(found)
     assert said.startswith("It fits these 3 steps on t4-16: 1.00 GiB to spare")
-    scope = " ".join(text.scope(found))
+    scope = " ".join(sentences.scope(found))
     assert "--steps" in scope and "n times as large" in scope
     if differ:
         assert "But steps differ: their activations take 300 MiB to 900 MiB." in said
@@ -122,8 +122,8 @@ def test_it_fits_these_steps_and_is_told_what_more_take_where_they_differ(activa
 def test_what_ended_by_itself_has_no_other_steps():
     found = report(300, 900, asked=3)
     fits = "It fits the 2 steps that it made (3 were asked) on t4-16"
-    assert spread(found) is None and text.verdict(found).startswith(fits)
-    assert not any("The dry run covers" in said for said in text.scope(found))
+    assert spread(found) is None and sentences.verdict(found).startswith(fits)
+    assert not any("The dry run covers" in said for said in sentences.scope(found))
 
 
 def test_what_steps_leave_behind_is_no_difference_between_them():
@@ -137,8 +137,8 @@ def test_where_torch_does_not_say_which_step_asks_nothing_is_made_up():
     entries = [{**entry, "user_metadata": ""} for entry in trace.entries]
     assert live.analyse(entries, trace.seen, Nowhere())["steps"] is None
     found = {**report(300, 900), "steps": None}
-    assert text.verdict(found).startswith("It fits these 2 steps on t4-16")
-    assert len(text.scope(found)) == 1
+    assert sentences.verdict(found).startswith("It fits these 2 steps on t4-16")
+    assert len(sentences.scope(found)) == 1
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_where_torch_does_not_say_which_step_asks_nothing_is_made_up():
      (1023 * MIB, "1000 MiB"), (347 * GIB, "350 GiB"), (4 << 10, "4 KiB")],
 )  # fmt: skip
 def test_no_more_digits_are_told_than_are_known(number, said):
-    assert text._about(number) == said
+    assert amounts.about(number) == said
 
 
 def test_the_page_has_the_same_words():
@@ -156,7 +156,7 @@ def test_the_page_has_the_same_words():
         "program": {"steps": 3, "steps_asked": 3, "command": "train.py", "left_out": []},
     }  # fmt: skip
     drawn = page.draw(whole)
-    for said in text.scope(whole):
+    for said in sentences.scope(whole):
         assert json.dumps(said)[1:-1] in drawn
 
 

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from . import text
+from . import sentences, text
 
 _HERE = Path(__file__).parent
 
@@ -20,7 +20,7 @@ def draw(report: dict[str, Any]) -> str:
     facts = {
         "report": report,
         "command": report["program"]["command"],
-        "verdict": text.verdict(report),
+        "verdict": sentences.verdict(report),
         "said": (
             f"{steps} step{'s' * (steps != 1)} with torch {report['machine'].get('torch', '?')} on "
             f"a stand-in GPU, {report.get('seconds', 0):.0f} s. {text.SILICON}{left_out}"
@@ -33,7 +33,7 @@ def draw(report: dict[str, Any]) -> str:
         ),
         "modules": [text.named(row) for row in peak["modules"]],
         "sources": [text.source(row["line"]) for row in peak["lines"]],
-        "scope": text.scope(report),
+        "scope": sentences.scope(report),
         "silicon": text.SILICON,
     }
     # `<` is the only character that could end the element.

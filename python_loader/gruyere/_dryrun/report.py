@@ -13,6 +13,7 @@ from typing import Any, Optional
 
 from .._bench.measure import COMPLETED, OUT_OF_MEMORY
 from .._bench.work import apart
+from .amounts import size
 from .gpus import GIB
 from .masks import SELECTED
 from .rest import BATCHES
@@ -99,6 +100,11 @@ def made(
     is_more = bound is not None and needs is not None and needs > bound
     if not all(gpu["fits"] for gpu in gpus) or is_more:
         code = TOO_LARGE
+    elif rest.growth is not None:
+        spare = [(_spare(gpu), gpu["id"]) for gpu in gpus]
+        if bound is not None and needs is not None:
+            spare.append((bound - needs, f"{asked['max_gb']:g} GiB of --max-gb"))
+        trust["reasons"] += _gathered(rest.growth, *min(spare))
     if code == TOO_LARGE and SELECTED in trust["answered"]:
         trust["reasons"].append(
             "masks select every element in these runs, the most that they can, and with fewer it "
@@ -163,6 +169,26 @@ def _rest(rest: Rest) -> Optional[dict[str, Any]]:
         **told, "batches": BATCHES, "peak_live": found.allocated_peak,
         "needs_more": rest.needs_more,
     }  # fmt: skip
+
+
+def _spare(gpu: dict[str, Any]) -> int:
+    """The most that an allocator leaves of a GPU on which the program fits."""
+    return max(row["margin"] for row in gpu["runs"] if row["fits"])
+
+
+def _gathered(growth: dict[str, Any], spare: int, of: str) -> list[str]:
+    """That the evaluation may run out of memory later than it was run, if it may. `spare`: the
+    bytes that are left of `of`."""
+    each, has, given = growth["bytes_a_batch"], growth["batches"], growth["given"]
+    said = (
+        f"each batch of the DataLoader at {growth['line']} leaves {size(each)} behind, and "
+        f"{given:,}{'' if has is None else f' of {has:,}'} were run in the time that there is"
+    )
+    if has is None or each * (has - given) > spare:
+        return [f"{said}: after {spare // each:,} more {of} is full"]
+    if each * (has - given + has) > spare:
+        return [f"{said}: if all are joined (torch.cat), {of} has no room for both"]
+    return []
 
 
 def in_a_loop(loop: dict[str, Any]) -> str:

@@ -2,10 +2,10 @@
 
 A run of the rest goes on after its steps. The iteration of the DataLoader that fed them ends, as at
 the end of an epoch, and further ones give nothing: some epochs without steps, after which the
-program may come to its end. Every other DataLoader gives a few batches. The run ends with the
-program, or where it has trained again too often. What the run finds are figures of fewer batches
-than the program's, so it shows what an evaluation needs, and not what a long one gathers: that is
-told by what each batch leaves behind.
+program may come to its end. Every other DataLoader gives a few batches, or all if each of the few
+leaves memory behind: only then does the run show what an evaluation gathers. Where that takes too
+long, what each batch leaves behind tells. The run ends with the program, or where it has trained
+again too often.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from .lines import NOWHERE, Lines
 BATCHES = 4
 # The epochs without steps, and the seconds of them, for which a program is followed.
 EPOCHS, _EPOCHS_SECONDS = 20, 10
-# Fewer bytes than this left behind by a batch are not reported.
-_LITTLE = 1 << 20
+# Batches that leave less than this part of what is live behind, all together, are little.
+_PART = 100
 # The rest may take this many seconds, or as long as the run until then.
 _SECONDS = 60
 # The seconds in which it ends once it is told to.
@@ -56,13 +56,20 @@ class _Iteration:
         self.live: list[int] = []
 
     def growth(self) -> int:
-        """The bytes that each batch leaves behind; 0 if they leave none."""
-        changes = [after - before for before, after in zip(self.live, self.live[1:])]
-        return min(changes[1:], default=0)
+        """The bytes that a batch leaves behind, on average; 0 if not each of the first does."""
+        changes = [after - before for before, after in zip(self.live, self.live[1:])][1:]
+        if min(changes[: BATCHES - 1], default=0) <= 0:
+            return 0
+        return max(0, sum(changes) // len(changes))
 
-    def sum(self) -> float:
-        """The bytes that all batches leave behind."""
-        return self.growth() * (float("inf") if self.batches is None else self.batches)
+    def left(self) -> float:
+        """The bytes that the batches which it has not given would leave behind."""
+        given = len(self.live) - 1
+        return self.growth() * (float("inf") if self.batches is None else self.batches - given)
+
+    def gathers(self) -> bool:
+        """Whether what those would leave behind is not little."""
+        return self.left() >= max(1, self.live[-1] // _PART)
 
 
 class Rest:
@@ -85,13 +92,18 @@ class Rest:
         self.feeding: Optional[_Iteration] = None
         self.has_begun = False
         self.begun = 0.0
+        # The seconds that it may take.
+        self.seconds: float = 0
         # The number of epochs without steps, and the line at which the latest began.
         self.epochs = 0
         self.epoch = ""
         # Where the program trains for longer than it is followed.
         self.again = ""
         self.over = threading.Event()
-        # The iteration whose batches leave most behind.
+        # Until when batches are given that leave memory behind.
+        self.patience = 0.0
+        # Of the iterations that were ended before their last batch: the one whose others would
+        # leave most behind.
         self.growing: Optional[_Iteration] = None
         # Why the rest could not be followed to its end.
         self.stopped = ""
@@ -162,7 +174,7 @@ class Rest:
                 return give(iterator)
             if self.has_begun:
                 self._sample(of)
-                if of is self.feeding or len(of.live) > BATCHES:
+                if of is self.feeding or self._has_enough(of):
                     raise StopIteration
             batch = give(iterator)
             self.given()
@@ -172,13 +184,20 @@ class Rest:
         return giving
 
     def _sample(self, of: _Iteration) -> None:
-        if not self.torch.cuda.is_initialized():
-            return
-        of.live.append(self.torch.cuda.memory_allocated())
-        if len(of.live) > BATCHES:
-            is_much = of.growth() >= _LITTLE
-            if is_much and (self.growing is None or of.sum() > self.growing.sum()):
-                self.growing = of
+        is_used = self.torch.cuda.is_initialized()
+        of.live.append(self.torch.cuda.memory_allocated() if is_used else 0)
+
+    def _has_enough(self, of: _Iteration) -> bool:
+        """Whether an iteration has given the batches that the run needs."""
+        if len(of.live) <= BATCHES:
+            return False
+        if not of.gathers():
+            return True
+        if time.monotonic() < self.patience:
+            return False
+        if self.growing is None or of.left() > self.growing.left():
+            self.growing = of
+        return True
 
     def step_is_over(self) -> None:
         self.feeding = self.latest
@@ -194,6 +213,8 @@ class Rest:
         if self.has_begun or not self.is_asked or self.feeding is None:
             return self.has_begun
         self.has_begun, self.begun = True, time.monotonic()
+        self.seconds = max(_SECONDS, self.begun - self.started)
+        self.patience = self.begun + self.seconds / 2
         if is_training_by_itself:
             self.feeding = None
         threading.Thread(target=self._guard, daemon=True, name="gruyere-rest").start()
@@ -203,8 +224,7 @@ class Rest:
         """Ends a rest that takes too long, or too much of the host's memory: a checkpoint of a
         model that was made on the stand-in, which never has its memory, may not fit there."""
         main = threading.main_thread().ident or 0
-        seconds = max(_SECONDS, round(time.monotonic() - self.started))
-        deadline = time.monotonic() + seconds
+        deadline = self.begun + self.seconds
         first, room = _resident(), _available() // 2
         while not self.over.wait(0.05):
             grown = _resident() - first
@@ -214,7 +234,7 @@ class Rest:
             if grown > room:
                 why = "it needs more than half of the host's free memory"
             elif time.monotonic() > deadline:
-                why = f"it takes more than {seconds} s"
+                why = f"it takes more than {self.seconds:.0f} s"
             else:
                 continue
             if not self.stopped:
@@ -249,6 +269,7 @@ class Rest:
             growth = {
                 "bytes_a_batch": self.growing.growth(),
                 "batches": self.growing.batches,
+                "given": len(self.growing.live) - 1,
                 "line": self.growing.line,
             }
         return {

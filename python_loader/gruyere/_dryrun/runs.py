@@ -113,6 +113,13 @@ class Rest:
     is_unsure: bool = False
     """Whether one of them ran out of memory with zeros on the device and not with random values."""
 
+    @property
+    def growth(self) -> Optional[dict[str, Any]]:
+        """What the batches of a DataLoader leave behind that was not run to its end, if any."""
+        runs = [self.whole, *self.rows.values()] if self.whole is not None else []
+        told = [(ran.found.facts.get("rest") or {}).get("growth") for ran in runs]
+        return next(filter(None, told), None)
+
     def after(self, ran: Ran) -> Ran:
         """The run that went on where `ran` ended and shows more than it, or `ran`."""
         return self.rows.get((ran.plan.gpu["id"], ran.plan.allocator), ran)

@@ -1,4 +1,4 @@
-"""The answer as text for a terminal."""
+"""The answer as tables and lists for a terminal, below its sentences."""
 
 from __future__ import annotations
 
@@ -8,24 +8,15 @@ import sys
 import textwrap
 from typing import Any, Optional
 
-from .._bench import table
 from .._bench.measure import OUT_OF_MEMORY
-from .masks import SELECTED
-from .report import AFTER
+from .amounts import signed, size, times
 from .runs import RANDOM, ROOM, Plan, called
-from .scope import spread
+from .sentences import runs, scope, sizes_itself, verdict
 
 SILICON = "Not checked against silicon: no GPU has run the program."
 LEFT_OUT = "Each row uses the allocator that it names."
 # The number of rows shown of each list.
 _ROWS = 10
-
-
-def size(number: int) -> str:
-    """A number of bytes as text, down to single bytes."""
-    if number >= 1 << 20:
-        return table.size(number)
-    return f"{number >> 10} KiB" if number >= 1 << 10 else f"{number} B"
 
 
 def of_plan(plan: Plan, usable: int) -> str:
@@ -65,229 +56,6 @@ def _wrapped(text: str, width: int, indent: str = "") -> str:
     )
 
 
-def verdict(report: dict[str, Any]) -> str:
-    """The answer in one or two sentences."""
-    said = []
-    is_trusted = not report["trust"]["reasons"]
-    if not is_trusted:
-        said.append("Not trustworthy: " + "; ".join(report["trust"]["reasons"]) + ".")
-    differ = spread(report)
-    these = _these(report)
-    for gpu in report["gpus"]:
-        fitting = [row for row in gpu["runs"] if row["fits"]]
-        if fitting:
-            best = max(fitting, key=lambda row: row["margin"])
-            others = [
-                row["allocator"] for row in gpu["runs"] if not row["fits"] and not row["failed"]
-            ]
-            beside = f", not with {' or '.join(others)}" if others else ""
-            of = f" of its own limit of {size(best['limit'])}" if best.get("limit") else ""
-            spare = f"{size(best['margin'])} to spare{of} with {best['allocator']}"
-            if is_trusted:
-                said.append(f"It fits{these} on {gpu['id']}: {spare}{beside}.")
-            else:
-                said.append(f"These runs had {spare} on {gpu['id']}{beside}.")
-            if best["caught"]:
-                times = _times(best["caught"])
-                said.append(f"(It ran out of memory {times} there, caught the error and went on.)")
-        elif any(not row["failed"] and not row.get("short") for row in gpu["runs"]):
-            said.append(_unfit(report, gpu, is_trusted))
-        for row in gpu["runs"]:
-            if row["failed"]:
-                why = row["reason"] or row["outcome"]
-                said.append(f"On {gpu['id']} it failed with {row['allocator']}: {why}.")
-        if gpu["kernels"] is False:
-            said.append(
-                f"(This build of torch has no kernels for {gpu['name']}, capability "
-                f"{gpu['capability']}: the program would not run there.)"
-            )
-    if is_trusted and SELECTED in report["trust"].get("answered", {}):
-        said.append("Masks select every element in these runs: with fewer it needs less.")
-    if is_trusted and report["verdict"]["fits"]:
-        said += _after(report)
-    if differ:
-        said.append(_differing(report, *differ))
-    if report["growth"]:
-        said.append(_growth(report))
-    bound = report["verdict"]["max_bytes"]
-    needs = report["verdict"]["needs"]
-    if bound is not None and needs is not None:
-        word = "within" if needs <= bound else "more than"
-        said.append(f"It needs {size(needs)}, {word} the {size(bound)} of --max-gb.")
-    return " ".join(said)
-
-
-def _after(report: dict[str, Any]) -> list[str]:
-    """Sentences on what comes after the steps, where they fit and it was run."""
-    rest = report["rest"]
-    if not rest or rest["needs_more"] is None:
-        return []
-    said = []
-    if rest["needs_more"]:
-        if report["peak"]["phase"] == AFTER:
-            said.append(f"The peak is after the steps, at {report['peak']['line']}.")
-    elif not rest["stopped"] and not rest["unread"]:
-        what = "The rest of the program"
-        if rest["again"]:
-            what = f"What follows, up to {rest['again']} where it trains again"
-        said.append(
-            f"{what}, with {rest['batches']} batches of each DataLoader, needs no more."
-        )
-    if rest["unread"]:
-        at = " and ".join(rest["unread"][:2])
-        said.append(
-            f"But no batch was read of the DataLoader made at {at}: what it feeds, an evaluation "
-            "now and then, is not counted."
-        )
-    growth = rest["growth"]
-    if growth:
-        each, has = growth["bytes_a_batch"], growth["batches"]
-        left, on = min(
-            (max((row["margin"] for row in gpu["runs"] if row["fits"]), default=0), gpu["id"])
-            for gpu in report["gpus"]
-        )
-        if has is None or each * (has - rest["batches"]) > left:
-            of = "" if has is None else f" of its {has:,}"
-            said.append(
-                f"But each batch of the DataLoader at {growth['line']} leaves {size(each)} behind: "
-                f"if that goes on, {on} is full after {left // each:,} more{of}."
-            )
-        elif 2 * each * (has - rest["batches"]) > left:
-            said.append(
-                f"But each batch of the DataLoader at {growth['line']} leaves {size(each)} behind, "
-                f"{size(each * has)} with all {has:,}: if they are joined (torch.cat), "
-                f"{on} has no room for both."
-            )
-    return said
-
-
-def _inside(rest: dict[str, Any]) -> str:
-    return f", in {rest['inside']}" if rest["inside"] else ""
-
-
-def _these(report: dict[str, Any]) -> str:
-    """What fits: the steps that ran. A program without steps ran to its end."""
-    steps, asked = report["program"]["steps"], report["program"]["steps_asked"]
-    if not steps:
-        return ""
-    if steps < asked:
-        made = f"{steps} step{'s' * (steps != 1)}"
-        return f" the {made} that it made ({asked} were asked)"
-    return " this step" if steps == 1 else f" these {steps} steps"
-
-
-def _unfit(report: dict[str, Any], gpu: dict[str, Any], is_trusted: bool) -> str:
-    """That the program does not fit on a GPU, and what it runs into."""
-    margins = [row["margin"] for row in gpu["runs"] if row["margin"] is not None]
-    sizing = report.get("sizing") or {}
-    limits = [row["limit"] for row in gpu["runs"] if row.get("limit") is not None]
-    missing = f"at least {size(-max(margins))}" if margins else ""
-    after = [row["after"] for row in gpu["runs"] if row.get("after")]
-    if after and is_trusted:
-        return (
-            f"It does not fit on {gpu['id']}: its steps do, and after them it runs out of memory "
-            f"at {after[0]}{_inside(report['rest'])}{missing and f': {missing} too small'}."
-        )
-    if not is_trusted:
-        return f"These runs did not fit on {gpu['id']}{missing and f': {missing} too small'}."
-    if limits:
-        less = missing and f", {missing} too little"
-        return (
-            f"It does not fit on {gpu['id']}: it runs into its own limit, the fraction "
-            f"{sizing['fraction']:g} of the memory set at {sizing['limited']} "
-            f"({size(min(limits))}){less}."
-        )
-    if sizing.get("asked") is not None and not missing:
-        return (
-            f"It does not fit on {gpu['id']}: it sizes itself by the device's memory, which it "
-            f"asks for at {sizing['asked']}, and runs out of it."
-        )
-    return f"It does not fit on {gpu['id']}{missing and f': {missing} too small'}."
-
-
-def _about(number: float) -> str:
-    """A number of bytes to two digits, the precision of the estimate."""
-    for unit, word in ((1 << 30, "GiB"), (1 << 20, "MiB")):
-        if number >= unit:
-            found = number / unit
-            return f"{found:.1f} {word}" if found < 9.95 else f"{float(f'{found:.2g}'):.0f} {word}"
-    return size(int(number))
-
-
-def _larger(report: dict[str, Any]) -> str:
-    """The memory that a larger step would need, as a formula."""
-    steps = report["steps"]
-    return f"about {_about(steps['fixed_bytes'])} + n x {_about(steps['growing_bytes'])} live"
-
-
-def _differing(report: dict[str, Any], least: int, most: int) -> str:
-    """A warning that other steps may need more memory: how much, and how to run more steps."""
-    return (
-        f"But steps differ: their activations take {_about(least)} to {_about(most)}. A larger "
-        f"step needs more: one n times the largest, {_larger(report)}. --steps runs more steps."
-    )
-
-
-def scope(report: dict[str, Any]) -> list[str]:
-    """Sentences on what the steps that were run do not cover."""
-    program, found = report["program"], report.get("steps")
-    number = program["steps"]
-    ran = f"{number} step{'s' * (number != 1)}"
-    said = []
-    rest = report["rest"]
-    if number >= program["steps_asked"]:
-        later = "longer input" if rest else "longer input, an evaluation, a checkpoint"
-        said.append(
-            f"The dry run covers the first {ran}, not what comes later ({later}): --steps COUNT "
-            "runs more."
-        )
-    if rest:
-        at = f" at {rest['line']}" if rest["line"] else ""
-        until = f", until it stopped{at}: {rest['stopped']}" if rest["stopped"] else ""
-        if rest["again"]:
-            until = f", up to {rest['again']} where it trains again"
-        said.append(
-            f"The rest of the program was run with {rest['batches']} batches of each DataLoader"
-            f"{until}."
-        )
-    if found:
-        least, most = min(found["activations"]), max(found["activations"])
-        if spread(report):
-            said.append(f"Steps differ: their activations take {_about(least)} to {_about(most)}.")
-        elif number > 1:
-            said.append(f"Steps are alike: the activations of each take {_about(most)}.")
-        than = " as the largest of these" if spread(report) else ""
-        said.append(
-            f"A batch n times as large, or a step n times as long{than}, would need "
-            f"{_larger(report)}; more if something grows with the square of the length."
-        )
-    return said
-
-
-def _ran(report: dict[str, Any]) -> str:
-    """How often the program ran, and what became of its files."""
-    program = report["program"]
-    name = program["script"] or f"-m {program['module']}"
-    runs = report["sandbox"]["runs"]
-    is_kept = report["sandbox"]["way"] == "none"
-    harm = "what they wrote stays" if is_kept else "your files are unchanged"
-    return f"{name}: {runs} runs of {program['steps']} steps; {harm}."
-
-
-def _growth(report: dict[str, Any]) -> str:
-    """The memory that steps leave behind, and how long the GPU has room for it."""
-    grown = report["growth"]["bytes_a_step"]
-    said = f"But each step leaves {size(grown)} behind, most of it at {report['growth']['line']}"
-    runs = report["gpus"][0]["runs"]
-    left = max((row["margin"] for row in runs if row["fits"]), default=0)
-    if not left:
-        return f"{said}."
-    return (
-        f"{said}: if that goes on, {report['gpus'][0]['id']} is full after {left // grown} more "
-        "steps."
-    )
-
-
 def _head(report: dict[str, Any], width: int) -> str:
     steps = report["program"]["steps"]
     asked = report["program"]["steps_asked"]
@@ -296,7 +64,7 @@ def _head(report: dict[str, Any], width: int) -> str:
     ended = "" if steps >= asked else f" ({asked} requested; {why})"
     left_out = "; ".join(report["program"]["left_out"])
     lines = [
-        _cut(_ran(report), width),
+        _cut(runs(report), width),
         _wrapped(verdict(report), width),
         "",
         _wrapped(
@@ -390,16 +158,11 @@ def _devices(report: dict[str, Any], width: int) -> str:
     return "\n".join([*_devices_table(rows, width), *(_wrapped(note, width) for note in notes)])
 
 
-def signed(margin: int) -> str:
-    """A margin as text, negative if memory is missing."""
-    return size(margin) if margin >= 0 else f"-{size(-margin)}"
-
-
 def _others(report: dict[str, Any], width: int) -> str:
     if not report["others"]:
         return ""
     if report.get("sizing"):
-        return _wrapped(f"Other GPUs: {_sizes_itself(report['sizing'])}.", width)
+        return _wrapped(f"Other GPUs: {sizes_itself(report['sizing'])}.", width)
     said: dict[str, list[str]] = {"fits": [], "close": [], "too small": []}
     for gpu in report["others"]:
         words = {row["by_the_books"] for row in gpu["runs"]}
@@ -412,23 +175,6 @@ def _others(report: dict[str, Any], width: int) -> str:
         if names:
             lines.append(_wrapped(f"  {shown[word]:<13} {', '.join(names)}", width, " " * 16))
     return "\n".join(lines)
-
-
-def _sizes_itself(sizing: dict[str, Any]) -> str:
-    """Why nothing is said of other GPUs."""
-    how = []
-    if sizing["asked"] is not None:
-        how.append(f"asks for the device's memory at {sizing['asked']}")
-    if sizing["fraction"] is not None:
-        how.append(f"limits itself to {sizing['fraction']:g} of the memory at {sizing['limited']}")
-    if sizing["caught"]:
-        how.append("caught an out-of-memory error and went on")
-    elif sizing.get("handles") is not None:
-        how.append(f"handles out-of-memory errors at {sizing['handles']}")
-    return (
-        f"the program may size itself by its GPU (it {', it '.join(how)}), so these figures tell "
-        "nothing of another; only a run does (--gpu NAME)"
-    )
 
 
 def _sweep(report: dict[str, Any], width: int) -> str:
@@ -454,10 +200,6 @@ def _sweep(report: dict[str, Any], width: int) -> str:
         value = min((row["value"] for row in lost), key=lambda word: (len(word), word))
         lines.append(_wrapped(f"No steps: with {value}, {lost[0]['short']}.", width))
     return "\n".join(lines)
-
-
-def _times(count: int) -> str:
-    return "once" if count == 1 else f"{count:,} times"
 
 
 def _bar(share: float, room: int) -> str:
@@ -603,13 +345,13 @@ def _trust(report: dict[str, Any], width: int) -> str:
     lines += [_wrapped(f"  {said}", width, "  ") for said in scope(report)]
     for answer, count in trust["answered"].items():
         lines.append(
-            _wrapped(f"  Answered for the program, {_times(count)}: {answer}.", width, "    ")
+            _wrapped(f"  Answered for the program, {times(count)}: {answer}.", width, "    ")
         )
     if trust["reads"]:
         counted = sum(read["count"] for read in trust["reads"])
         but = " but for the answers above" if trust["answered"] else ""
         lines.append(
-            f"  Values read from the device, {_times(counted)} (the stand-in invents them{but}):"
+            f"  Values read from the device, {times(counted)} (the stand-in invents them{but}):"
         )
         rows = trust["reads"][:5]
         for read in rows:

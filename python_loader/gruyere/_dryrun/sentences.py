@@ -1,0 +1,222 @@
+"""The answer in sentences: the verdict, and what it does not cover."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .amounts import about, size, times
+from .masks import SELECTED
+from .report import AFTER
+from .scope import spread
+
+
+def verdict(report: dict[str, Any]) -> str:
+    """The answer in one or two sentences."""
+    said = []
+    is_trusted = not report["trust"]["reasons"]
+    if not is_trusted:
+        said.append("Not trustworthy: " + "; ".join(report["trust"]["reasons"]) + ".")
+    differ = spread(report)
+    these = _these(report)
+    for gpu in report["gpus"]:
+        fitting = [row for row in gpu["runs"] if row["fits"]]
+        if fitting:
+            best = max(fitting, key=lambda row: row["margin"])
+            others = [
+                row["allocator"] for row in gpu["runs"] if not row["fits"] and not row["failed"]
+            ]
+            beside = f", not with {' or '.join(others)}" if others else ""
+            of = f" of its own limit of {size(best['limit'])}" if best.get("limit") else ""
+            spare = f"{size(best['margin'])} to spare{of} with {best['allocator']}"
+            if is_trusted:
+                said.append(f"It fits{these} on {gpu['id']}: {spare}{beside}.")
+            else:
+                said.append(f"These runs had {spare} on {gpu['id']}{beside}.")
+            if best["caught"]:
+                often = times(best["caught"])
+                said.append(f"(It ran out of memory {often} there, caught the error and went on.)")
+        elif any(not row["failed"] and not row.get("short") for row in gpu["runs"]):
+            said.append(_unfit(report, gpu, is_trusted))
+        for row in gpu["runs"]:
+            if row["failed"]:
+                why = row["reason"] or row["outcome"]
+                said.append(f"On {gpu['id']} it failed with {row['allocator']}: {why}.")
+        if gpu["kernels"] is False:
+            said.append(
+                f"(This build of torch has no kernels for {gpu['name']}, capability "
+                f"{gpu['capability']}: the program would not run there.)"
+            )
+    if is_trusted and SELECTED in report["trust"].get("answered", {}):
+        said.append("Masks select every element in these runs: with fewer it needs less.")
+    if is_trusted and report["verdict"]["fits"]:
+        said += _after(report)
+    if differ:
+        said.append(_differing(report, *differ))
+    if report["growth"]:
+        said.append(_growth(report))
+    bound = report["verdict"]["max_bytes"]
+    needs = report["verdict"]["needs"]
+    if bound is not None and needs is not None:
+        word = "within" if needs <= bound else "more than"
+        said.append(f"It needs {size(needs)}, {word} the {size(bound)} of --max-gb.")
+    return " ".join(said)
+
+
+def _after(report: dict[str, Any]) -> list[str]:
+    """Sentences on what comes after the steps, where they fit and it was run."""
+    rest = report["rest"]
+    if not rest or rest["needs_more"] is None:
+        return []
+    said = []
+    if rest["needs_more"]:
+        if report["peak"]["phase"] == AFTER:
+            said.append(f"The peak is after the steps, at {report['peak']['line']}.")
+    elif not rest["stopped"] and not rest["unread"]:
+        what = "The rest of the program"
+        if rest["again"]:
+            what = f"What follows, up to {rest['again']} where it trains again"
+        said.append(
+            f"{what}, with {rest['batches']} batches of each DataLoader, needs no more."
+        )
+    if rest["unread"]:
+        at = " and ".join(rest["unread"][:2])
+        said.append(
+            f"But no batch was read of the DataLoader made at {at}: what it feeds, an evaluation "
+            "now and then, is not counted."
+        )
+    return said
+
+
+def _inside(rest: dict[str, Any]) -> str:
+    return f", in {rest['inside']}" if rest["inside"] else ""
+
+
+def _these(report: dict[str, Any]) -> str:
+    """What fits: the steps that ran. A program without steps ran to its end."""
+    steps, asked = report["program"]["steps"], report["program"]["steps_asked"]
+    if not steps:
+        return ""
+    if steps < asked:
+        made = f"{steps} step{'s' * (steps != 1)}"
+        return f" the {made} that it made ({asked} were asked)"
+    return " this step" if steps == 1 else f" these {steps} steps"
+
+
+def _unfit(report: dict[str, Any], gpu: dict[str, Any], is_trusted: bool) -> str:
+    """That the program does not fit on a GPU, and what it runs into."""
+    margins = [row["margin"] for row in gpu["runs"] if row["margin"] is not None]
+    sizing = report.get("sizing") or {}
+    limits = [row["limit"] for row in gpu["runs"] if row.get("limit") is not None]
+    missing = f"at least {size(-max(margins))}" if margins else ""
+    after = [row["after"] for row in gpu["runs"] if row.get("after")]
+    if after and is_trusted:
+        return (
+            f"It does not fit on {gpu['id']}: its steps do, and after them it runs out of memory "
+            f"at {after[0]}{_inside(report['rest'])}{missing and f': {missing} too small'}."
+        )
+    if not is_trusted:
+        return f"These runs did not fit on {gpu['id']}{missing and f': {missing} too small'}."
+    if limits:
+        less = missing and f", {missing} too little"
+        return (
+            f"It does not fit on {gpu['id']}: it runs into its own limit, the fraction "
+            f"{sizing['fraction']:g} of the memory set at {sizing['limited']} "
+            f"({size(min(limits))}){less}."
+        )
+    if sizing.get("asked") is not None and not missing:
+        return (
+            f"It does not fit on {gpu['id']}: it sizes itself by the device's memory, which it "
+            f"asks for at {sizing['asked']}, and runs out of it."
+        )
+    return f"It does not fit on {gpu['id']}{missing and f': {missing} too small'}."
+
+
+def _differing(report: dict[str, Any], least: int, most: int) -> str:
+    """A warning that other steps may need more memory: how much, and how to run more steps."""
+    return (
+        f"But steps differ: their activations take {about(least)} to {about(most)}. A larger "
+        f"step needs more: one n times the largest, {_larger(report)}. --steps runs more steps."
+    )
+
+
+def _growth(report: dict[str, Any]) -> str:
+    """The memory that steps leave behind, and how long the GPU has room for it."""
+    grown = report["growth"]["bytes_a_step"]
+    said = f"But each step leaves {size(grown)} behind, most of it at {report['growth']['line']}"
+    runs = report["gpus"][0]["runs"]
+    left = max((row["margin"] for row in runs if row["fits"]), default=0)
+    if not left:
+        return f"{said}."
+    return (
+        f"{said}: if that goes on, {report['gpus'][0]['id']} is full after {left // grown} more "
+        "steps."
+    )
+
+
+def scope(report: dict[str, Any]) -> list[str]:
+    """Sentences on what the steps that were run do not cover."""
+    program, found = report["program"], report.get("steps")
+    number = program["steps"]
+    ran = f"{number} step{'s' * (number != 1)}"
+    said = []
+    rest = report["rest"]
+    if number >= program["steps_asked"]:
+        later = "longer input" if rest else "longer input, an evaluation, a checkpoint"
+        said.append(
+            f"The dry run covers the first {ran}, not what comes later ({later}): --steps COUNT "
+            "runs more."
+        )
+    if rest:
+        at = f" at {rest['line']}" if rest["line"] else ""
+        until = f", until it stopped{at}: {rest['stopped']}" if rest["stopped"] else ""
+        if rest["again"]:
+            until = f", up to {rest['again']} where it trains again"
+        said.append(
+            f"The rest of the program was run with {rest['batches']} batches of each DataLoader"
+            f"{until}."
+        )
+    if found:
+        least, most = min(found["activations"]), max(found["activations"])
+        if spread(report):
+            said.append(f"Steps differ: their activations take {about(least)} to {about(most)}.")
+        elif number > 1:
+            said.append(f"Steps are alike: the activations of each take {about(most)}.")
+        than = " as the largest of these" if spread(report) else ""
+        said.append(
+            f"A batch n times as large, or a step n times as long{than}, would need "
+            f"{_larger(report)}; more if something grows with the square of the length."
+        )
+    return said
+
+
+def _larger(report: dict[str, Any]) -> str:
+    """The memory that a larger step would need, as a formula."""
+    steps = report["steps"]
+    return f"about {about(steps['fixed_bytes'])} + n x {about(steps['growing_bytes'])} live"
+
+
+def runs(report: dict[str, Any]) -> str:
+    """How often the program ran, and what became of its files."""
+    program = report["program"]
+    name = program["script"] or f"-m {program['module']}"
+    runs = report["sandbox"]["runs"]
+    is_kept = report["sandbox"]["way"] == "none"
+    harm = "what they wrote stays" if is_kept else "your files are unchanged"
+    return f"{name}: {runs} runs of {program['steps']} steps; {harm}."
+
+
+def sizes_itself(sizing: dict[str, Any]) -> str:
+    """Why nothing is said of other GPUs."""
+    how = []
+    if sizing["asked"] is not None:
+        how.append(f"asks for the device's memory at {sizing['asked']}")
+    if sizing["fraction"] is not None:
+        how.append(f"limits itself to {sizing['fraction']:g} of the memory at {sizing['limited']}")
+    if sizing["caught"]:
+        how.append("caught an out-of-memory error and went on")
+    elif sizing.get("handles") is not None:
+        how.append(f"handles out-of-memory errors at {sizing['handles']}")
+    return (
+        f"the program may size itself by its GPU (it {', it '.join(how)}), so these figures tell "
+        "nothing of another; only a run does (--gpu NAME)"
+    )
