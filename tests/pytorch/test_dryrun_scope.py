@@ -132,6 +132,13 @@ def test_what_steps_leave_behind_is_no_difference_between_them():
     assert spread(report(300, 350, 900, growth=growth)) is not None
 
 
+@pytest.mark.parametrize(("left", "steps"), [(MIB, "1,024"), (64 << 10, "16,384"), (8 << 10, "")])
+def test_what_steps_leave_behind_is_said_where_it_fills_the_gpu_some_day(left, steps):
+    said = sentences.verdict(report(300, 300, growth={"bytes_a_step": left, "line": "train.py:3"}))
+    assert ("But each step leaves" in said) == bool(steps)
+    assert f"t4-16 is full after {steps} more steps." in said or not steps
+
+
 def test_where_torch_does_not_say_which_step_asks_nothing_is_made_up():
     trace = Trace(300, 900)
     entries = [{**entry, "user_metadata": ""} for entry in trace.entries]

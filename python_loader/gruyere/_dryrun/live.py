@@ -24,7 +24,7 @@ _PHASES = ("the program", "backward", "the optimiser's step", "backward, computi
 # The functions in which torch.utils.checkpoint recomputes: the reentrant and the other kind.
 _AGAIN = ("backward", "unpack_hook")
 # Fewer bytes than this left behind by a step are not reported.
-_LITTLE = 1 << 20
+_LITTLE = 64 << 10
 # Turns of a loop that reads from the device and keeps more in each, from which on its end may be
 # what it reads.
 _TURNS = 4

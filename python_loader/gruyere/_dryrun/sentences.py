@@ -9,6 +9,9 @@ from .masks import SELECTED
 from .report import AFTER
 from .scope import spread
 
+# What would fill the GPU after more steps than this is not worth a sentence.
+_MANY = 100_000
+
 
 def verdict(report: dict[str, Any]) -> str:
     """The answer in one or two sentences."""
@@ -53,7 +56,7 @@ def verdict(report: dict[str, Any]) -> str:
     if differ:
         said.append(_differing(report, *differ))
     if report["growth"]:
-        said.append(_growth(report))
+        said += _growth(report)
     bound = report["verdict"]["max_bytes"]
     needs = report["verdict"]["needs"]
     if bound is not None and needs is not None:
@@ -139,18 +142,19 @@ def _differing(report: dict[str, Any], least: int, most: int) -> str:
     )
 
 
-def _growth(report: dict[str, Any]) -> str:
+def _growth(report: dict[str, Any]) -> list[str]:
     """The memory that steps leave behind, and how long the GPU has room for it."""
     grown = report["growth"]["bytes_a_step"]
     said = f"But each step leaves {size(grown)} behind, most of it at {report['growth']['line']}"
     runs = report["gpus"][0]["runs"]
     left = max((row["margin"] for row in runs if row["fits"]), default=0)
     if not left:
-        return f"{said}."
-    return (
-        f"{said}: if that goes on, {report['gpus'][0]['id']} is full after {left // grown} more "
-        "steps."
-    )
+        return [f"{said}."]
+    more = left // grown
+    if more > _MANY:
+        return []
+    on = report["gpus"][0]["id"]
+    return [f"{said}: if that goes on, {on} is full after {more:,} more steps."]
 
 
 def scope(report: dict[str, Any]) -> list[str]:
