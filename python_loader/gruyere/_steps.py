@@ -5,7 +5,7 @@ A detected lifetime is only counted (`tag`) and places nothing: only lifetimes t
 declares decide where memory lies.
 - When a module has moved to the device (`Module._apply`, called by `to`, `cuda`, `half`), its
   parameters and buffers are persistent; so is one that was made on the device, once a module gets
-  it.
+  it, or is copied or unpickled with it (`Module.__setstate__`).
 - When an optimiser has stepped, its parameters and the tensors in `optimizer.state` are persistent.
 - A step ends when an optimiser has stepped. If several take turns, one of them marks the step.
 """
@@ -91,6 +91,7 @@ def install() -> None:
     # Recurrent layers for cuDNN move once more, into one flat block.
     for kind in (torch.nn.Module, torch.nn.RNNBase):
         kind._apply = _moving(kind._apply)
+    torch.nn.Module.__setstate__ = _restoring(torch.nn.Module.__setstate__)
     module.register_module_parameter_registration_hook(_registered)
     module.register_module_buffer_registration_hook(_registered)
     # One function under both names, which is pickled by the second one.
@@ -200,6 +201,18 @@ def _moving(apply: Callable[..., Any]) -> Callable[..., Any]:
         if not _is_compiling():
             _count([*module._parameters.values(), *module._buffers.values()])
         return moved
+
+    return wrapper
+
+
+def _restoring(restore: Callable[..., None]) -> Callable[..., None]:
+    """Wrap `Module.__setstate__`, which fills a module that was copied (deepcopy) or unpickled
+    (torch.load), and registers nothing."""
+
+    @functools.wraps(restore)
+    def wrapper(module: torch.nn.Module, state: Any) -> None:
+        restore(module, state)
+        _count([vars(module).get(kind) for kind in ("_parameters", "_buffers")])
 
     return wrapper
 

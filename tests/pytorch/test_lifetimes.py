@@ -9,7 +9,7 @@ PACKAGE = ROOT / "python_loader"
 STEPS = 5
 
 KINDS = """adamw foreach fused scaler wrapped construct loaded explicit compiled sharded nested
-    several each momentum plain lbfgs""".split()
+    several each momentum plain lbfgs copied unpickled""".split()
 
 
 def run(phantom, program, *arguments, **settings):

@@ -74,6 +74,8 @@ FIRST_SIGHT = {
     "sixth": (12, 3, 7),
     # Servers and a job of two ranks, as judged in the trial; here cut to what matters.
     "seventh": (1, 0, 6),
+    # Of a trial with 97 programs (44 right, 16 silent, 37 wrong), mostly those that went wrong.
+    "eighth": (3, 2, 20),
 }
 # A program that takes longer hangs.
 SECONDS = 300

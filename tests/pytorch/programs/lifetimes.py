@@ -5,6 +5,8 @@ Reports the bytes of parameters and of optimiser states; what is live by lifetim
 on the device, and at the end; what lies at the end in memory of which lifetime; and the steps
 counted."""
 
+import copy
+import io
 import sys
 
 import torch
@@ -79,6 +81,8 @@ def optimisers(kind, model):
         "sharded": lambda: [adamw(parameters)],
         "loaded": lambda: [adamw(parameters)],
         "explicit": lambda: [adamw(parameters)],
+        "copied": lambda: [adamw(parameters)],
+        "unpickled": lambda: [adamw(parameters)],
     }[kind]()
 
 
@@ -154,6 +158,14 @@ def main(kind):
     if kind == "construct":
         with torch.device("cuda"):
             model = transformer()
+    elif kind == "copied":
+        # The original is not trained, and goes.
+        model = copy.deepcopy(transformer().cuda())
+    elif kind == "unpickled":
+        file = io.BytesIO()
+        torch.save(transformer(), file)
+        file.seek(0)
+        model = torch.load(file, map_location="cuda", weights_only=False)
     else:
         model = transformer().cuda()
     if kind == "sharded":

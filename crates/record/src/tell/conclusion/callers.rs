@@ -32,7 +32,7 @@ pub fn is_input(site: &Site, frame: &Frame, forwards: &[&Site]) -> bool {
 }
 
 /// The program's own frames, outermost first.
-fn own(site: &Site) -> Vec<&Frame> {
+pub fn own(site: &Site) -> Vec<&Frame> {
     site.frames.iter().rev().filter(|frame| frame.is_own()).collect()
 }
 

@@ -58,6 +58,6 @@ pub fn find(evidence: &Evidence<'_>) -> Option<Finding> {
         ),
         advice: KEPT,
         names,
-        accused: None,
+        ..Finding::default()
     })
 }

@@ -6,9 +6,10 @@ use super::callers::caller;
 use super::evidence::{Evidence, Refused};
 use super::words::{bytes, of};
 use super::{Advice, Cause, Finding, full};
+use crate::dump::state::Event;
 use crate::sites::{By, Frame, Phase, SiteId, usage};
 use crate::stream::StreamNumber;
-use crate::{DeviceGauge, EventKind};
+use crate::{BlockEntry, DeviceGauge, EventKind};
 
 /// Share of held memory (or of the device) that makes a cause: one part in so many.
 const CAUSE: u64 = 4;
@@ -69,13 +70,26 @@ fn large_request(evidence: &Evidence<'_>, refused: &Refused) -> Option<Finding> 
         cause: Cause::LargeRequest,
         bytes: asked,
         says,
-        advice: advice_on(evidence, refused.site),
+        advice: advice_on(evidence, refused.site, false),
         ..Finding::default()
     })
 }
 
-/// The remedy for one large tensor of this site.
-fn advice_on(evidence: &Evidence<'_>, site: SiteId) -> Advice {
+/// Whether a block was there before the first forward, as a dataset is.
+fn is_before_forwards(evidence: &Evidence<'_>, block: &BlockEntry) -> bool {
+    let is_forward = |event: &Event| {
+        evidence.sites.get(event.site).is_some_and(|site| site.phase == Phase::Forward)
+    };
+    let mut mallocs = evidence.events(EventKind::Malloc).map(|(_, event)| event);
+    // An address may have had another block before, which is no matter: that was smaller.
+    mallocs
+        .find(|event| is_forward(event) || event.address == block.address)
+        .is_some_and(|event| !is_forward(event))
+}
+
+/// The remedy for one large tensor of this site. `is_early`: it was there before the first
+/// forward.
+fn advice_on(evidence: &Evidence<'_>, site: SiteId, is_early: bool) -> Advice {
     let Some(site) = evidence.sites.get(site) else {
         return evidence.of_torch(LARGE, LARGE_BLOCK);
     };
@@ -83,7 +97,7 @@ fn advice_on(evidence: &Evidence<'_>, site: SiteId) -> Advice {
     let is_outside = site.phase == Phase::Unknown && site.module.is_empty();
     match site.frames.iter().any(is_gathered) {
         true => GATHERED,
-        false if is_outside && !evidence.trains() => DATA,
+        false if is_outside && (is_early || !evidence.trains()) => DATA,
         false => LARGE,
     }
 }
@@ -124,9 +138,9 @@ fn large_block(evidence: &Evidence<'_>) -> Option<Finding> {
             0 => format!("{who} is large, {share}"),
             step => format!("{who} of step {step} is large, {share}"),
         },
-        advice: advice_on(evidence, largest.site),
+        advice: advice_on(evidence, largest.site, is_before_forwards(evidence, largest)),
         names: largest.site,
-        accused: None,
+        ..Finding::default()
     })
 }
 
@@ -219,21 +233,30 @@ fn cuda_graphs(evidence: &Evidence<'_>) -> Option<Finding> {
         held = held.saturating_add(segment.bytes);
         sites.extend(segment.blocks.iter().filter_map(|block| evidence.sites.get(block.6)));
     }
-    if pools.len() < 2 || held < evidence.device.held.reserved_bytes / CAUSE {
+    // One graph has its memory for its replays: too much of it, if it is the most.
+    let least = evidence.device.held.reserved_bytes / if pools.len() < 2 { 2 } else { CAUSE };
+    if pools.is_empty() || held < least {
         return None;
     }
     let free = evidence.device.held.captured_free_bytes;
-    let graphs = if pools.len() < MANY_POOLS { "CUDA graphs" } else { "Many CUDA graphs" };
+    let graphs = match pools.len() {
+        1 => "A CUDA graph has",
+        2..MANY_POOLS => "CUDA graphs have",
+        _ => "Many CUDA graphs have",
+    };
+    let own = match pools.len() {
+        1 => "a pool of its own".to_owned(),
+        count => format!("{count} pools of their own"),
+    };
     let line = caller(&sites).filter(|frame| frame.is_own());
     let made = line.map_or(String::new(), |line| format!(", from {}", evidence.names.frame(line)));
     Some(Finding {
         cause: Cause::CudaGraphs,
         bytes: held,
         says: format!(
-            "{graphs} have {} of the {} held, in {} pools of their own, {} of it free{made}",
+            "{graphs} {} of the {} held, in {own}, {} of it free{made}",
             bytes(held),
             bytes(evidence.device.held.reserved_bytes),
-            pools.len(),
             bytes(free)
         ),
         advice: evidence.of_torch(
@@ -375,7 +398,7 @@ fn pieces(evidence: &Evidence<'_>) -> Option<Finding> {
         ),
         names: site,
         advice: evidence.of_torch(COPIES, MOVED),
-        accused: None,
+        ..Finding::default()
     })
 }
 
@@ -384,6 +407,9 @@ pub fn nothing(evidence: &Evidence<'_>) -> Finding {
     let live = evidence.live_bytes();
     let peak = bytes(evidence.device.live_peak_bytes.max(live));
     let finding = match evidence.now {
+        now if now > 0 && evidence.device.unrecorded.bytes > 0 => {
+            format!("Growth of a line is not known ({now} steps)")
+        }
         0 => "No step is marked, so growth of a line is not known".to_owned(),
         1 => "Nothing grows (1 step)".to_owned(),
         now => format!("Nothing grows ({now} steps)"),

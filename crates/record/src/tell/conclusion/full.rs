@@ -79,7 +79,16 @@ pub fn find(evidence: &Evidence<'_>, refused: &Refused) -> Finding {
         (_, true) => LOADED,
         _ => advice(evidence, &parts, larger, (buffer.is_some(), untrained.is_some())),
     };
-    Finding { cause: Cause::Full, bytes: live, says, advice, names, accused: None }
+    Finding { cause: Cause::Full, bytes: live, says, advice, names, ..Finding::default() }
+}
+
+/// Whether the step in which a request was refused needs more than those before by more than
+/// `bytes`, which earlier steps have left: then the step matters more. (Of what they left, those
+/// before had all but the last step's part.)
+pub fn is_larger_by(evidence: &Evidence<'_>, refused: &Refused, bytes: u64) -> bool {
+    let (live, _) = evidence.live_at_refusal(refused);
+    let needed = live.saturating_add(refused.asked);
+    Before::of(evidence).is_some_and(|before| needed.saturating_sub(before.surely) > bytes)
 }
 
 /// Live memory at the peaks of past steps.
@@ -87,6 +96,10 @@ struct Before {
     /// The median. The first step makes what the others find, and is left out.
     typical: u64,
     highest: u64,
+    /// The highest without the last look, which may have reached into the running step.
+    surely: u64,
+    /// The highest of each third of the steps, in order.
+    thirds: Vec<u64>,
 }
 
 impl Before {
@@ -95,10 +108,19 @@ impl Before {
         let now = u64::from(evidence.now);
         let peaks = evidence.device.peaks_by_step();
         let highest = peaks.range(..now).map(|(_, &peak)| peak).max()?;
+        let surely = peaks.range(..now).rev().skip(1).map(|(_, &peak)| peak).max()?;
         let mut peaks: Vec<u64> = peaks.range(1..now.max(1)).map(|(_, &peak)| peak).collect();
+        let third = |number| &peaks[number * peaks.len() / 3..(number + 1) * peaks.len() / 3];
+        let thirds = (0..3).filter_map(|number| third(number).iter().max().copied()).collect();
         peaks.sort_unstable();
         let typical = *peaks.get(peaks.len() / 2)?;
-        (evidence.now >= LEAST_STEPS).then_some(Self { typical, highest })
+        (evidence.now >= LEAST_STEPS).then_some(Self { typical, highest, surely, thirds })
+    }
+
+    /// Whether each third of the steps needed clearly more than the one before.
+    fn rise(&self) -> bool {
+        let is_more = |pair: &[u64]| pair[1] >= pair[0] + pair[0] / 20;
+        self.thirds.len() == 3 && self.thirds.windows(2).all(is_more)
     }
 
     /// Whether the steps differ, as steps of random lengths do.
@@ -174,6 +196,12 @@ fn advice(
                  shorter.",
             ];
         }
+        Some(before) if before.rise() => {
+            return &[
+                "To do: steps need more and more: bound what grows with them (points or tokens \
+                 that are added, a history that is joined to), or work on it in parts.",
+            ];
+        }
         Some(before) if before.vary() => {
             return &[
                 "To do: bound the largest step, since steps differ (cap or bucket the lengths, a \
@@ -201,8 +229,19 @@ fn advice(
         }
         None => {}
     }
+    if trains && parts.gradients > live / 2 && parts.gradients / 2 > parts.weights {
+        return &[
+            "To do: gradients are the most, of several backwards at once (tasks, samples, a list \
+             of .grad): add them up as they come, or keep them on the host.",
+        ];
+    }
     if let Some(told) = of_the_model(parts, live, trains) {
         return told;
+    }
+    if !trains && parts.activations > live / 2 {
+        return &["To do: gradients are on, so that the forward keeps all its activations: if no \
+             backward follows, run it in torch.no_grad() or torch.inference_mode(); else a \
+             smaller batch, or shorter inputs."];
     }
     if evidence.sites.iter().any(|(_, site)| site.phase == Phase::Forward) && !trains {
         return &[

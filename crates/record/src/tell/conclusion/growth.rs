@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::callers::{caller, is_input};
-use super::evidence::Evidence;
+use super::evidence::{Evidence, is_persistent};
 use super::pile::{self, NO_GRAD};
 use super::unmarked;
 use super::words::{bytes, of};
@@ -22,9 +22,16 @@ pub struct Grown {
 
 /// Growth below this share of live memory (one part in so many) is no cause.
 const LEAST_SHARE: u64 = 50;
+/// A queue below this share (one part in so many) is not worth a sentence, and other memory may
+/// hide whether it is level.
+const LEVEL_SHARE: u64 = 10;
 /// A module with a smaller share of the growth (one part in so many) is no evidence of hooks: a
 /// single tensor that a loss keeps brings remnants of others along.
 const NOTABLE: u64 = 32;
+/// Models have at least this share of their memory in weights (one part in so many), beside
+/// gradients and states; and at most this share of other memory.
+const WEIGHTS: u64 = 8;
+const REMNANT: u64 = 10;
 /// Lines that grow together differ in their first step by at most this.
 const TOGETHER: u32 = 2;
 
@@ -43,6 +50,17 @@ impl Group {
     fn bytes_a_step(&self) -> u64 {
         self.lines.iter().map(|(_, growth)| growth.bytes_a_step).sum()
     }
+    /// Its blocks of the line of a site.
+    fn blocks_of<'a>(
+        &self,
+        evidence: &'a Evidence<'_>,
+        site: SiteId,
+    ) -> impl Iterator<Item = &'a BlockEntry> {
+        let since = self.since();
+        let is_of_line =
+            move |block: &&BlockEntry| evidence.sites.are_of_one_line(site, block.site);
+        evidence.live.iter().filter(move |block| block.step >= since).filter(is_of_line)
+    }
 }
 
 /// All growth.
@@ -58,15 +76,92 @@ pub fn find(evidence: &Evidence<'_>, are_states_told: bool) -> Grown {
         let rise = evidence.rise(group.since());
         if rise.is_none_or(|rise| rise.saturating_sub(known) >= group.bytes() / 2) {
             explained.push(group);
-        } else if is_much(evidence, group.bytes()) {
+        } else if group.bytes() >= evidence.live_bytes() / LEVEL_SHARE {
             grown.level.push(level(evidence, &group));
         }
     }
     grown.level.truncate(1);
+    join_models(evidence, &mut explained);
     let much = explained.iter().filter(|group| is_much(evidence, group.bytes()));
     grown.findings = much.map(|group| grows(evidence, group)).collect();
     grown.findings.extend(pile::find(evidence).or_else(|| unmarked::find(evidence)));
     grown
+}
+
+/// Joins the gradients and states of models that are kept with the models' weights: they begin with
+/// a model's first step, and other lines make them.
+fn join_models(evidence: &Evidence<'_>, groups: &mut Vec<Group>) {
+    let Some(at) = groups.iter().position(|group| Uses::of(evidence, group).are_models()) else {
+        return;
+    };
+    let mut models = groups.remove(at);
+    let of_models = groups
+        .extract_if(.., |group| Uses::of(evidence, group).are_of_models())
+        .collect::<Vec<_>>();
+    models.lines.extend(of_models.into_iter().flat_map(|group| group.lines));
+    groups.push(models);
+}
+
+/// The growing bytes of a group, by use.
+#[derive(Default)]
+struct Uses {
+    weights: u64,
+    states: u64,
+    gradients: u64,
+    others: u64,
+    /// The site of the line with most weights.
+    line: SiteId,
+}
+
+impl Uses {
+    fn of(evidence: &Evidence<'_>, group: &Group) -> Self {
+        let mut uses = Self::default();
+        let mut most = 0;
+        for (usage, _) in &group.lines {
+            let mut weights = 0;
+            for block in group.blocks_of(evidence, usage.site) {
+                let site = evidence.sites.get(block.site);
+                let part = match site {
+                    Some(site) if site.phase == Phase::Optimizer => &mut uses.states,
+                    _ if is_persistent(block) => &mut weights,
+                    Some(site) if is_of_autograd(site) => &mut uses.gradients,
+                    _ => &mut uses.others,
+                };
+                *part += block.size;
+            }
+            if weights > most {
+                (most, uses.line) = (weights, usage.site);
+            }
+            uses.weights += weights;
+        }
+        uses
+    }
+
+    fn whole(&self) -> u64 {
+        self.weights + self.states + self.gradients + self.others
+    }
+
+    /// Weights, maybe with their gradients and states, and hardly anything else.
+    fn are_models(&self) -> bool {
+        self.are_of_models() && self.weights >= self.whole() / WEIGHTS
+    }
+
+    fn are_of_models(&self) -> bool {
+        self.others <= self.whole() / REMNANT
+    }
+
+    fn are_states(&self) -> bool {
+        self.states >= self.whole() - self.whole() / REMNANT
+    }
+
+    fn are_gradients(&self) -> bool {
+        self.gradients >= self.whole() - self.whole() / REMNANT
+    }
+}
+
+/// Whether autograd itself made a site's blocks in a backward, and no hook of the program's.
+fn is_of_autograd(site: &Site) -> bool {
+    site.phase == Phase::Backward && !site.frames.iter().any(Frame::is_own)
 }
 
 fn is_much(evidence: &Evidence<'_>, bytes: u64) -> bool {
@@ -137,11 +232,26 @@ fn grows(evidence: &Evidence<'_>, group: &Group) -> Finding {
         bytes: group.bytes(),
         says,
         advice,
+        is_of_past_steps: true,
+        counts: group.lines.iter().map(|(usage, _)| usage.site).collect(),
         ..Finding::default()
     };
+    let uses = Uses::of(evidence, group);
+    if uses.are_models() {
+        let place = place(evidence, uses.line);
+        let with = match (uses.gradients > 0, uses.states > 0) {
+            (true, true) => " with their gradients and states",
+            (true, false) => " with their gradients",
+            (false, true) => " with their states",
+            (false, false) => "",
+        };
+        let says = format!("The weights made by {place} are kept{with}, {tail}");
+        let accused = evidence.sites.line(uses.line).map(|line| accused(line, group, 0));
+        return Finding { names: uses.line, accused, ..finding(Cause::Leak, says, MODELS) };
+    }
     let stacks = stacks(evidence, group);
     if let Some(called) = of_modules(evidence, &stacks) {
-        let Called { place, modules, is_graph, is_untrained, site, line } = called;
+        let Called { place, modules, is_graph, has_gradients, is_untrained, site, line } = called;
         let found = match (is_graph, is_untrained) {
             (true, true) => finding(
                 Cause::NoGrad,
@@ -152,6 +262,14 @@ fn grows(evidence: &Evidence<'_>, group: &Group) -> Finding {
                 Cause::AutogradGraphs,
                 format!("{place} keeps graphs of past steps, {tail}"),
                 GRAPHS,
+            ),
+            (false, _) if has_gradients => finding(
+                Cause::Hooks,
+                format!(
+                    "{place} keeps outputs of {modules} modules (hooks, a cache, a sum with its \
+                     graph?), {tail}"
+                ),
+                HOOKS_OR_GRAPHS,
             ),
             (false, _) => finding(
                 Cause::Hooks,
@@ -165,17 +283,31 @@ fn grows(evidence: &Evidence<'_>, group: &Group) -> Finding {
     let (first, growth) = &group.lines[0];
     let mut place = place(evidence, first.site);
     // A line that grows beside it by a quarter as much has a part in it.
-    let more = group.lines[1..].iter().filter(|(_, other)| other.bytes >= growth.bytes / 4).count();
-    match more {
-        0 => {}
-        1 => place.push_str(" and 1 line more"),
-        more => place.push_str(&format!(" and {more} lines more")),
-    }
-    let found = match is_like_a_cache(&stacks) {
-        true => {
-            finding(Cause::Cache, format!("{place} fills a cache without bound, {tail}"), CACHE)
+    let others = || group.lines[1..].iter().filter(|(_, other)| other.bytes >= growth.bytes / 4);
+    let more = others().count();
+    let other =
+        others().next().and_then(|(usage, _)| evidence.names.place(evidence.sites, usage.site));
+    let keeps = match (more, other) {
+        (0, _) => "keeps",
+        (1, Some(other)) => {
+            place.push_str(&format!(" and {other}"));
+            "keep"
         }
-        false => finding(Cause::Leak, format!("{place} keeps {tail}"), leak(evidence)),
+        (more, _) => {
+            place.push_str(&format!(" and {more} lines more"));
+            "keep"
+        }
+    };
+    let found = if uses.are_gradients() {
+        let says = format!("Gradients made in the backward of {place} are kept, {tail}");
+        finding(Cause::Leak, says, GRADIENTS)
+    } else if uses.are_states() {
+        let says = format!("The optimiser keeps more states with each step ({place}), {tail}");
+        finding(Cause::Leak, says, STATES)
+    } else if is_like_a_cache(&stacks) {
+        finding(Cause::Cache, format!("{place} fills a cache without bound, {tail}"), CACHE)
+    } else {
+        finding(Cause::Leak, format!("{place} {keeps} {tail}"), leak(evidence))
     };
     let line = evidence.sites.line(first.site);
     let accused = line.map(|line| accused(line, group, more));
@@ -191,8 +323,9 @@ fn leak(evidence: &Evidence<'_>) -> Advice {
 }
 
 const LEAK: &[&str] = &[
-    "To do: find what keeps that line's result, or a view of it (a list, an attribute, a closure), \
-     and bound it; of a loss or a metric store .item(), or a copy on the host (.detach().cpu()).",
+    "To do: find what keeps that line's result, or a view of it (a list, an attribute, a closure, \
+     a reference cycle: gc.collect()), and bound it; of a loss or a metric store .item(), or a \
+     copy on the host (.detach().cpu()).",
 ];
 const CACHE: &[&str] = &[
     "To do: give it a bound (functools.lru_cache(maxsize=...)), or keys that recur (lengths padded \
@@ -201,6 +334,22 @@ const CACHE: &[&str] = &[
 const GRAPHS: &[&str] = &[
     "To do: find what keeps a loss, an output or a state with its graph: add up loss.item(), keep \
      .detach() of the others; of a caught exception keep str(error).",
+];
+const MODELS: &[&str] =
+    &["To do: let go of models that are used no more, and of what refers to them (a list, an \
+     optimiser, a scheduler), or move those that you keep to the host (.cpu())."];
+const STATES: &[&str] = &[
+    "To do: bound what the optimiser keeps of past steps (of LBFGS, history_size), or let go of \
+     optimisers that are used no more; if it only comes to weights that were not trained before, \
+     that ends with the last of them.",
+];
+const GRADIENTS: &[&str] =
+    &["To do: find what keeps gradients of past steps (a list of .grad, a hook that stores its \
+     argument): keep their norms (.item()), or copies on the host (.detach().cpu())."];
+const HOOKS_OR_GRAPHS: &[&str] = &[
+    "To do: find what keeps them: a loss or a sum with its graph (add up .item() or .detach()), \
+     hooks (handle.remove(), and empty what they fill), a cache of keys and values, a caught \
+     exception (keep str(error)). Or keep copies on the host (.detach().cpu()).",
 ];
 const HOOKS: &[&str] =
     &["To do: find what keeps them: a cache of keys and values (drop a session's with it), hooks \
@@ -236,6 +385,8 @@ struct Called<'a> {
     modules: usize,
     /// Whether more is kept than the return value of each module.
     is_graph: bool,
+    /// Gradients were on in some, so that a loss or a sum may keep them.
+    has_gradients: bool,
     /// Other code was trained, but no backward has run through this.
     is_untrained: bool,
     /// A site of the line itself, if it makes growing blocks too.
@@ -299,7 +450,7 @@ fn of_modules<'a>(evidence: &Evidence<'_>, stacks: &[Stack<'a>]) -> Option<Calle
     let mut blocks = stacks.iter().flat_map(|stack| &stack.blocks);
     let site = called.and_then(|_| blocks.find(is_of_line));
     let site = site.map_or(SiteId::NONE, |block| block.site);
-    Some(Called { place, modules, is_graph, is_untrained, site, line })
+    Some(Called { place, modules, is_graph, has_gradients: has_graph, is_untrained, site, line })
 }
 
 /// Blocks of ever new sizes.

@@ -52,6 +52,10 @@ struct Finding {
     advice: Advice,
     /// The site of the line in the sentence, if it holds memory.
     names: SiteId,
+    /// Whether past steps have left the memory.
+    is_of_past_steps: bool,
+    /// Sites of other lines whose memory the sentence counts.
+    counts: Vec<SiteId>,
     /// The growth in the sentence.
     accused: Option<Accused>,
 }
@@ -79,6 +83,12 @@ impl Conclusion {
         findings.extend(ranks::uneven(&evidence, ranks, explained));
         // Stable: among equals, the first in order of search.
         findings.sort_by_key(|finding| std::cmp::Reverse(finding.bytes));
+        if let (Some(refused), Some(most)) = (&evidence.refused, findings.first())
+            && most.is_of_past_steps
+            && full::is_larger_by(&evidence, refused, most.bytes)
+        {
+            findings.insert(0, full::find(&evidence, refused));
+        }
         let mut findings = findings.into_iter();
         let first = findings.next().unwrap_or_else(|| device::nothing(&evidence));
         let mut said = vec![first.says.clone()];
@@ -87,7 +97,7 @@ impl Conclusion {
         let besides = findings.take(MOST_BESIDES);
         said.extend(besides.map(|finding| format!("Besides: {}", finding.says)));
         said.extend(grown.level);
-        holders_told(&evidence, first.names, &mut said);
+        holders_told(&evidence, &first, &mut said);
         said.extend(evidence.untold());
         let advice: Vec<String> = first.advice.iter().flat_map(|said| words::wrap(said)).collect();
         let room = MOST_LINES.saturating_sub(advice.len());
@@ -139,12 +149,27 @@ pub fn holders(state: &State, device: &DeviceState, by: By) -> Vec<Holder> {
     found.map(holder).collect()
 }
 
-/// Adds the largest holders of live memory, a sentence each. Skips the line of the site `named`; a
-/// line that calls others is named once.
-fn holders_told(evidence: &Evidence<'_>, named: SiteId, said: &mut Vec<String>) {
+/// Whether nearly all memory of a line is of one module and phase.
+fn is_of_one_kind(evidence: &Evidence<'_>, of: &Usage) -> bool {
+    let Evidence { live, sites, .. } = evidence;
+    let Some(one) = sites.get(of.site) else { return true };
+    let is_other = |site: &Site| (site.phase, &site.module) != (one.phase, &one.module);
+    let of_line = live.iter().filter(|block| sites.are_of_one_line(block.site, of.site));
+    let others = of_line.filter(|block| sites.get(block.site).is_some_and(is_other));
+    others.map(|block| block.size).sum::<u64>() <= of.bytes / 10
+}
+
+/// Adds the largest holders of live memory, a sentence each. Skips the lines whose memory the first
+/// finding counts; a line that calls others is named once.
+fn holders_told(evidence: &Evidence<'_>, first: &Finding, said: &mut Vec<String>) {
     let Evidence { live, sites, names, now, .. } = evidence;
-    let is_told_of =
-        |usage: &&Usage| named != SiteId::NONE && sites.are_of_one_line(named, usage.site);
+    let named = first.names;
+    let counted = [&[named], &first.counts[..]].concat();
+    let is_told_of = |usage: &&Usage| {
+        let is_it =
+            |&site: &SiteId| site != SiteId::NONE && sites.are_of_one_line(site, usage.site);
+        counted.iter().any(is_it)
+    };
     let found = usage(live, sites, By::Line, *now);
     let has_told = found.iter().any(|usage| is_told_of(&usage));
     // A remnant says nothing.
@@ -173,7 +198,12 @@ fn holders_told(evidence: &Evidence<'_>, named: SiteId, said: &mut Vec<String>) 
         };
         let share = percent(usage.bytes, evidence.live_bytes());
         let amount = format!("{} ({share}%{base}), {blocks}", bytes(usage.bytes));
-        let whole = format!("{what} {}: {amount}", names.holder(sites, usage.site));
+        let about = if is_of_one_kind(evidence, usage) {
+            names.holder(sites, usage.site)
+        } else {
+            names.place(sites, usage.site).unwrap_or_default()
+        };
+        let whole = format!("{what} {about}: {amount}");
         let called = called(usage.site, said);
         // The line matters more than the module, and its caller too.
         let place = names.place(sites, usage.site);

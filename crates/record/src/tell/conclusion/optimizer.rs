@@ -17,9 +17,16 @@ const MOST_STEPS: usize = 4;
 /// The time of the states' making: the step, and the calling line of the program.
 type When<'a> = (u32, Option<&'a Frame>);
 
-/// An optimiser makes one state per weight, in one line of its own. So if one line made blocks at
-/// several times, some are in excess: of a weight's size, those beyond the number of such weights;
-/// of a size that no weight has, those beyond the most of one time, if every time made some.
+/// Whether a line of an optimiser makes one state per weight. LBFGS keeps a history.
+fn makes_one_state(frame: &Frame) -> bool {
+    let (_, name) = frame.file.rsplit_once("/torch/optim/").unwrap_or_default();
+    !name.is_empty() && name != "lbfgs.py"
+}
+
+/// An optimiser of torch's makes one state per weight, of its size, in one line of its own. So if
+/// one line made blocks at several times, those beyond the number of weights of their size are in
+/// excess. Of other optimisers nothing is known: they may keep many states of a weight (a
+/// history, two in one line), or states of another type.
 pub fn twice(evidence: &Evidence<'_>) -> Option<Finding> {
     let mut weights: BTreeMap<u64, u64> = BTreeMap::new();
     // By the innermost frame: the sizes by time.
@@ -29,7 +36,7 @@ pub fn twice(evidence: &Evidence<'_>) -> Option<Finding> {
         let site = evidence.sites.get(site);
         let optimizers = site.filter(|site| site.phase == Phase::Optimizer);
         if let Some(site) = optimizers
-            && let Some(frame) = site.frames.first()
+            && let Some(frame) = site.frames.first().filter(|frame| makes_one_state(frame))
         {
             let caller = site.line().filter(|line| line.is_own());
             let made = lines.entry(frame).or_default().entry((step, caller)).or_default();
@@ -40,18 +47,13 @@ pub fn twice(evidence: &Evidence<'_>) -> Option<Finding> {
     }
     let (mut excess, mut steps, mut line) = (0u64, BTreeSet::new(), None);
     for made in lines.values().filter(|made| made.len() > 1) {
-        let mut sizes: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
+        let mut sizes: BTreeMap<u64, u64> = BTreeMap::new();
         for (size, count) in made.values().flatten() {
-            sizes.entry(*size).or_default().push(*count);
+            *sizes.entry(*size).or_default() += count;
         }
         let mut of_line = 0u64;
-        for (size, counts) in &sizes {
-            let all: u64 = counts.iter().sum();
-            let once = match weights.get(size) {
-                Some(&weights) => weights,
-                None if counts.len() == made.len() => counts.iter().copied().max().unwrap_or(0),
-                None => all,
-            };
+        for (size, all) in sizes {
+            let once = weights.get(&size).copied().unwrap_or(all);
             of_line = of_line.saturating_add(size.saturating_mul(all.saturating_sub(once)));
         }
         if of_line > 0 {
@@ -89,6 +91,7 @@ pub fn twice(evidence: &Evidence<'_>) -> Option<Finding> {
             "To do: let go of the first optimiser (and of its scheduler, which keeps it) before \
              the second is made.",
         ],
+        is_of_past_steps: true,
         ..Finding::default()
     })
 }

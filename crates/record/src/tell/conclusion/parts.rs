@@ -26,6 +26,13 @@ fn is_loaded(site: &Site) -> bool {
     site.frames.iter().any(is_loader)
 }
 
+/// Whether a site is within DistributedDataParallel itself, and no module that it calls.
+fn is_of_buckets(site: &Site) -> bool {
+    site.frames
+        .first()
+        .is_some_and(|frame| frame.file.ends_with("torch/nn/parallel/distributed.py"))
+}
+
 /// Live memory by purpose.
 #[derive(Default)]
 pub struct Parts<'a> {
@@ -35,6 +42,8 @@ pub struct Parts<'a> {
     pub activations: u64,
     pub without_gradients: u64,
     outside: u64,
+    /// Copies of the gradients that DistributedDataParallel reduces.
+    buckets: u64,
     /// Loaded from files, neither weights nor states: checkpoints that are still there, datasets.
     pub loaded: u64,
     /// The activations by the lines that called the model, innermost first.
@@ -65,6 +74,7 @@ impl<'a> Parts<'a> {
                 _ if is_persistent(block) => &mut parts.weights,
                 _ if is_loaded(block) => &mut parts.loaded,
                 Phase::Backward => &mut parts.gradients,
+                _ if is_of_buckets(site) => &mut parts.buckets,
                 Phase::Forward if site.no_grad => &mut parts.without_gradients,
                 Phase::Forward => {
                     let own = site.frames.iter().filter(|frame| frame.is_own());
@@ -79,6 +89,10 @@ impl<'a> Parts<'a> {
             };
             *part = part.saturating_add(block.size);
         }
+        if parts.weights == 0 {
+            // Not of modules that the package knows: functions of a dictionary, TorchScript.
+            parts.weights = std::mem::take(&mut parts.loaded);
+        }
         parts
     }
 
@@ -89,6 +103,10 @@ impl<'a> Parts<'a> {
             ("weights", self.weights),
             ("made in the backward", self.gradients),
             ("states of the optimiser", self.states),
+            (
+                "buckets of DistributedDataParallel (gradient_as_bucket_view=True saves them)",
+                self.buckets,
+            ),
             ("loaded from files, neither weights nor states", self.loaded),
             ("made in forwards without gradients", self.without_gradients),
             ("made outside of modules", self.outside),

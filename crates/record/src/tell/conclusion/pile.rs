@@ -6,22 +6,25 @@
 //! facts: whether gradients were on, whether there is an optimiser, which lines a backward has run
 //! through.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
-use super::callers::{caller, is_input};
+use super::callers::{caller, is_input, own};
 use super::evidence::{Evidence, is_persistent};
 use super::growth::place;
 use super::unmarked;
 use super::words::of;
 use super::{Cause, Finding};
-use crate::BlockEntry;
+use crate::dump::state::Event;
 use crate::sites::{By, Frame, Phase, Site, SiteId, Usage, usage};
+use crate::{BlockEntry, EventKind};
 
 /// A pile below this share of live memory (one part in so many) is no cause: a step may well hold
 /// much of its own.
 const LEAST_SHARE: u64 = 4;
 /// From this number on, forwards pile up.
 const AGAIN: usize = 3;
+/// The same of a program that trains: one step may begin with some (views of a contrastive loss).
+const AGAIN_IN_A_TRAINING: usize = 6;
 /// From this number on, they do even beside a large block that is there once. More than the calls
 /// of a layer that a model shares (12 in ALBERT).
 const MANY: usize = 16;
@@ -40,7 +43,7 @@ pub const NO_GRAD: &[&str] = &[
 ];
 const COLLECT: &[&str] = &[
     "To do: move what is collected to the host as it comes (.cpu()), or keep its sum in place of \
-     each.",
+     each; if all of it is needed at once, a smaller batch there, or shorter inputs.",
 ];
 
 /// The blocks of the running step, by site.
@@ -96,8 +99,9 @@ fn forwards(evidence: &Evidence<'_>) -> Option<Finding> {
     if !evidence.is_untrained(frame) {
         return None;
     }
+    let again = if evidence.trains() { AGAIN_IN_A_TRAINING } else { AGAIN };
     let mut count = match passes(stacks.values(), whole) {
-        count if count >= AGAIN => count,
+        count if count >= again => count,
         _ if is_under_way(evidence, frame) => {
             Some(passes(without_input(&stacks), whole)).filter(|&count| count >= MANY)?
         }
@@ -123,7 +127,7 @@ fn forwards(evidence: &Evidence<'_>) -> Option<Finding> {
         says: format!("{place} keeps the graphs of {count} forwards (no torch.no_grad()?): {told}"),
         advice: NO_GRAD,
         names: line.copied().unwrap_or(SiteId::NONE),
-        accused: None,
+        ..Finding::default()
     })
 }
 
@@ -215,6 +219,10 @@ fn collected(evidence: &Evidence<'_>) -> Option<Finding> {
     if is_made_before || whole < evidence.live_bytes() / LEAST_SHARE {
         return None;
     }
+    let collected: Vec<&BlockEntry> = results.iter().filter(is_of_line).collect();
+    if is_of_one_forward(evidence, &collected) {
+        return None;
+    }
     let place = place(evidence, site);
     let told = of(whole, evidence.live_bytes());
     if evidence.now == 0 {
@@ -228,7 +236,7 @@ fn collected(evidence: &Evidence<'_>) -> Option<Finding> {
             says: format!("{place} keeps {count} blocks (no step is marked): {told}"),
             advice: unmarked::advice(evidence, site),
             names: site,
-            accused: None,
+            ..Finding::default()
         });
     }
     Some(Finding {
@@ -237,8 +245,46 @@ fn collected(evidence: &Evidence<'_>) -> Option<Finding> {
         says: format!("{place} collects {count} blocks within step {step}: {told}"),
         advice: evidence.of_torch(COLLECT, unmarked::PLAIN),
         names: site,
-        accused: None,
+        ..Finding::default()
     })
+}
+
+/// Whether blocks were made in one call of a `forward`: hidden states of a recurrent net, features
+/// of its layers. The forward needs them, and nobody collects them. Between the blocks of several
+/// calls there are requests from outside of them: inputs, or what was made of the results.
+fn is_of_one_forward(evidence: &Evidence<'_>, blocks: &[&BlockEntry]) -> bool {
+    let Some(site) = blocks.first().and_then(|block| evidence.sites.get(block.site)) else {
+        return false;
+    };
+    let call = own(site);
+    let Some((last, callers)) = call.split_last() else { return false };
+    if !last.function.ends_with("forward") {
+        return false;
+    }
+    let is_inside = |site: &Site| {
+        let own = own(site);
+        own.starts_with(callers)
+            && own.get(callers.len()).is_some_and(|frame| frame.is_of_function_of(last))
+    };
+    let addresses: HashSet<u64> = blocks.iter().map(|block| block.address).collect();
+    let mallocs: Vec<_> = evidence.events(EventKind::Malloc).map(|(_, event)| event).collect();
+    let is_one = |event: &&Event| addresses.contains(&event.address);
+    // An address may have had other blocks before, so they begin where the last of them do.
+    let (mut seen, mut first) = (HashSet::new(), None);
+    for (at, event) in mallocs.iter().enumerate().rev() {
+        if is_one(event) && seen.insert(event.address) {
+            first = Some(at);
+        }
+    }
+    // Half of them, at least: the events may have no room for the others.
+    let Some(first) = first.filter(|_| seen.len() >= COLLECTED.max(blocks.len() / 2)) else {
+        return false;
+    };
+    let last = mallocs.iter().rposition(is_one).unwrap_or(first);
+    mallocs[first..=last]
+        .iter()
+        .filter_map(|event| evidence.sites.get(event.site))
+        .all(|site| own(site).is_empty() || is_inside(site))
 }
 
 /// Whether earlier steps had as much, or all of it is old.

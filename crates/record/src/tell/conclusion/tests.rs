@@ -9,6 +9,8 @@ use crate::sites::{Frame, Phase, Site, SiteId, Sites};
 use crate::timeline::{Sample, TimelineEntry};
 
 mod cells;
+mod kept;
+mod larger;
 mod parts;
 mod pile;
 mod programs;
@@ -255,11 +257,9 @@ fn graphs_of_past_steps_are_told_from_outputs_that_hooks_keep_and_both_are_named
     );
     let conclusion = forwards(false, 1).concludes();
     assert_eq!(conclusion.cause, Cause::Hooks);
-    assert!(
-        conclusion.lines[0]
-            .starts_with("train.py:20 in train keeps outputs of 2 modules (hooks, a cache?)"),
-        "{conclusion:?}"
-    );
+    let said = "train.py:20 in train keeps outputs of 2 modules (hooks, a cache, a sum with its \
+                graph?)";
+    assert!(conclusion.lines[0].starts_with(said), "{conclusion:?}");
     let rest = conclusion.lines[1..].iter();
     assert!(!rest.clone().any(|line| line.contains("train.py:20")), "it is named: {conclusion:?}");
 }

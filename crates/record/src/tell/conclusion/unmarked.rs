@@ -102,7 +102,7 @@ pub fn find(evidence: &Evidence<'_>) -> Option<Finding> {
         ),
         advice: advice(evidence, most.site),
         names: most.site,
-        accused: None,
+        ..Finding::default()
     })
 }
 

@@ -11,7 +11,7 @@ const MOST_PLACE: usize = 60;
 
 /// Bytes in few digits.
 pub fn bytes(bytes: u64) -> String {
-    let units = [(60, "EiB"), (50, "PiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")];
+    let units = [(60, "EiB"), (50, "PiB"), (40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")];
     let Some((shift, unit)) = units.into_iter().find(|&(shift, _)| bytes >= 1 << shift) else {
         return format!("{bytes} B");
     };

@@ -1,0 +1,102 @@
+//! What past steps have left: models, gradients, states, results of several lines.
+
+use super::*;
+
+/// Line 12 of `build` makes 32 MiB of weights every five steps, and line 20 of `train` leaves
+/// `gradients` and `states` of as much in the next step.
+fn folds(gradients: bool, states: bool) -> Made {
+    let mut made = Made::at(40);
+    let weights = made.line(12, "build");
+    let forward = made.module("net.0", 9, "train");
+    let gradient = made.site(&[frame("AddmmBackward0", 0, "")], "", Phase::Backward);
+    made.sites.last_mut().expect("a site").forward = forward;
+    let adam = "/venv/lib/python3.12/site-packages/torch/optim/adam.py";
+    let state = [frame(adam, 1, "_init_group"), frame("/home/me/train.py", 23, "train")];
+    let state = made.site(&state, "", Phase::Optimizer);
+    for step in (0..40).step_by(5) {
+        made.block(weights, step, 32 * MIB);
+        made.blocks.last_mut().expect("a block").3 = 3;
+        for (site, is_there) in [(gradient, gradients), (state, states)] {
+            (0..u32::from(is_there)).for_each(|_| made.block(site, step + 4, 32 * MIB));
+        }
+    }
+    let rate = 32 * (1 + u64::from(gradients) + u64::from(states)) * MIB / 5;
+    made.lows(|step| rate * step);
+    made
+}
+
+#[test]
+fn models_that_are_kept_are_told_with_the_line_of_their_weights_and_all_that_they_have() {
+    for (gradients, states, with) in [
+        (true, true, " with their gradients and states"),
+        (true, false, " with their gradients"),
+        (false, true, " with their states"),
+        (false, false, ""),
+    ] {
+        let conclusion = folds(gradients, states).concludes();
+        let said = unfolded(&conclusion);
+        assert_eq!(conclusion.cause, Cause::Leak, "{said}");
+        let first = format!("The weights made by train.py:12 in build are kept{with}, ");
+        assert!(said.starts_with(&first) && said.contains("let go of models"), "{said}");
+        // All of it is in the first sentence.
+        assert!(!said.contains("ext most is from") && !said.contains("Besides"), "{said}");
+    }
+}
+
+#[test]
+fn gradients_that_are_kept_are_no_result_of_their_line() {
+    let mut made = with_weights(40);
+    let forward = made.module("net.0", 9, "train");
+    let gradient = made.site(&[frame("AddmmBackward0", 0, "")], "", Phase::Backward);
+    made.sites.last_mut().expect("a site").forward = forward;
+    (1..=40).for_each(|step| made.block(gradient, step, 64 * MIB));
+    made.lows(|step| GIB + 64 * MIB * step);
+    let said = unfolded(&made.concludes());
+    let first = "Gradients made in the backward of train.py:20 in train are kept, 64 MiB a step";
+    assert!(said.starts_with(first) && said.contains("keeps gradients of past steps"), "{said}");
+    assert!(!said.contains("of a loss or a metric"), "{said}");
+}
+
+#[test]
+fn an_optimiser_that_keeps_a_history_is_told_so() {
+    let mut made = with_weights(40);
+    let lbfgs = "/venv/lib/python3.12/site-packages/torch/optim/lbfgs.py";
+    let state = [frame(lbfgs, 1, "step"), frame("/home/me/train.py", 23, "train")];
+    let state = made.site(&state, "", Phase::Optimizer);
+    (1..=40).for_each(|step| made.block(state, step, 64 * MIB));
+    made.lows(|step| GIB + 64 * MIB * step);
+    let said = unfolded(&made.concludes());
+    let first = "The optimiser keeps more states with each step (train.py:23 in train), 64 MiB a";
+    assert!(said.starts_with(first) && said.contains("history_size"), "{said}");
+}
+
+#[test]
+fn lines_that_grow_together_are_named_and_not_counted_again() {
+    let mut made = with_weights(40);
+    let lines = [made.line(42, "step"), made.line(43, "step")];
+    for step in 1..=40 {
+        lines.iter().for_each(|&line| made.block(line, step, 64 * MIB));
+    }
+    made.lows(|step| GIB + 128 * MIB * step);
+    let said = unfolded(&made.concludes());
+    assert!(said.contains("train.py:42 in step") && said.contains("train.py:43 in step"), "{said}");
+    assert!(said.lines().next().is_some_and(|first| first.contains(" keep 128 MiB")), "{said}");
+    assert!(said.contains("\nNext most is from train.py:5: 1 GiB"), "{said}");
+    assert_eq!(said.matches("train.py:43").count(), 1, "{said}");
+}
+
+#[test]
+fn a_line_of_several_phases_is_told_without_one() {
+    let about = |part: u64| {
+        let mut made = with_weights(5);
+        let own = [frame("/home/me/train.py", 20, "train")];
+        let forward = made.site(&own, "", Phase::Forward);
+        let optimizer = made.site(&own, "", Phase::Optimizer);
+        made.block(optimizer, 5, 512 * MIB);
+        made.block(forward, 5, part);
+        made.lows(|_| GIB);
+        unfolded(&made.concludes())
+    };
+    assert!(about(MIB).contains("train.py:20 in train (optimizer): 513 MiB"));
+    assert!(about(400 * MIB).contains("train.py:20 in train: 912 MiB"));
+}
