@@ -215,6 +215,24 @@ fn record_without_room(directory: &Path) -> &'static Record {
 }
 
 #[test]
+fn what_is_held_is_told_by_the_gauge_where_the_record_had_no_room() {
+    let folder = tempfile::tempdir().unwrap();
+    let record = record_without_room(folder.path());
+    record.device(0).set(&[(DeviceGauge::Reserved, 700 << 20)]);
+    let pid = std::process::id().to_string();
+    let page = text(&gruyere(&["post", &pid], folder.path()).stdout);
+    assert!(page.contains("700.00 MiB held"), "{page}");
+    let post = gruyere(&["post", &pid, "--json"], folder.path());
+    let post: Value = serde_json::from_str(&text(&post.stdout)).unwrap();
+    let held = &post["state"]["devices"][0]["held"];
+    assert_eq!(
+        (&held["reserved_bytes"], &held["rest_bytes"]),
+        (&(700 << 20).into(), &(100 << 20).into())
+    );
+    record.close();
+}
+
+#[test]
 fn a_part_of_the_memory_is_never_told_as_the_whole() {
     let folder = tempfile::tempdir().unwrap();
     let record = record_without_room(folder.path());
