@@ -295,7 +295,7 @@ fn telling_rank(
     owners: Owners,
 ) -> LastDead {
     let job = reader.process();
-    let ran_out = |reader: &Reader<'_>| Exit::of_record(reader) == Exit::OutOfMemory;
+    let ran_out = |reader: &Reader<'_>| Exit::of_record(reader).ran_out();
     let refused = |dead: &Dead| {
         let found = Reader::open_of(&dead.path, owners).ok()?;
         let is_of_job =

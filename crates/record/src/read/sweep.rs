@@ -130,6 +130,12 @@ pub fn number(path: &Path) -> u32 {
     number.unwrap_or(0)
 }
 
+/// Whether this is a copy that a process left when an out-of-memory error that nothing caught ended
+/// its program. Its own record has the first number.
+pub fn is_copy(path: &Path) -> bool {
+    number(path) > 0
+}
+
 /// A record's name without its number, which all records of its process share.
 pub fn stem(path: &Path) -> Option<&str> {
     path.file_name()?.to_str()?.rsplit_once('-').map(|(stem, _)| stem)
@@ -253,7 +259,7 @@ fn beyond(abandoned: Vec<Abandoned>, kept: usize) -> Vec<Abandoned> {
             None => processes.push(vec![one]),
         }
     }
-    let has_copy = |records: &[Abandoned]| records.iter().any(|one| number(&one.path) > 0);
+    let has_copy = |records: &[Abandoned]| records.iter().any(|one| is_copy(&one.path));
     let with_copy = processes.iter().filter(|records| has_copy(records)).count();
     let mut of_copies = with_copy.min(kept.div_ceil(2));
     let mut of_any = kept - of_copies;
