@@ -415,6 +415,12 @@ fn an_address_is_told_what_lies_there_and_what_lay_there_before() {
     assert_eq!(told["block"]["address"], place);
     assert_eq!(told["block"]["bytes"], 4 << 20);
     assert_eq!(told["backed"], "unmapped", "the record says so: nothing is mapped there");
+    let empty = folder.path().join("gruyere-1-2-5-0.record");
+    std::fs::write(&empty, "").unwrap();
+    let swept = gruyere(&["ps", "--sweep"], folder.path());
+    assert!(empty.exists(), "it may still be made: {swept:?}");
+    let said = text(&swept.stderr);
+    assert!(said.contains("removes it once its last write is a minute ago"), "{said}");
     assert_eq!(told["before"][0]["bytes"], 1 << 20);
     assert_eq!(told["before"][0]["stream"], 7);
     assert!(
