@@ -360,7 +360,7 @@ fn table(rows: &[Row], dead: &[Candidate], swept: Option<usize>, foreign: usize)
     }
     if foreign > 0 {
         out += &layout.sentence(&format!(
-            "{} of other users: `gruyere ps --all-users` reads them too",
+            "{} of other users: as root, `gruyere ps --all-users` reads them too",
             counted(foreign as u64, "record")
         ));
     }

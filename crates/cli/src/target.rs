@@ -383,7 +383,9 @@ fn of_process(pid: u64, folder: &Folder) -> Result<Reader<'static>, Failure> {
         let directory = folder.directory.display();
         let others = match foreign {
             0 => String::new(),
-            _ => format!(" ({foreign} of other users were skipped: `--all-users` reads them)"),
+            _ => format!(
+                " ({foreign} of other users were skipped: as root, `--all-users` reads them)"
+            ),
         };
         Failure::new(format_args!(
             "process {pid} has no record in {directory}{trouble}; `gruyere ps` lists the existing \

@@ -157,7 +157,7 @@ impl ReadError {
                 Some(libc::ELOOP) => "links are refused: name the file itself",
                 _ => return None,
             },
-            ReadError::Foreign { .. } => "`--all-users` asks",
+            ReadError::Foreign { .. } => "as root, `--all-users` asks",
             ReadError::NotAFile { .. } => "name a record (`gruyere ps` lists them)",
             ReadError::NotReady { locked: Some(true), .. } => "try again in a moment",
             ReadError::NotReady { .. } => {
