@@ -1,8 +1,10 @@
 //! `gruyere ps` and `gruyere stat` from another process.
 
+use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::process::{Command, Output};
 
+use gruyere_record::layout::VERSION;
 use gruyere_record::{
     BlockEntry, DeviceFacts, DeviceGauge, EventKind, Record, RecordOptions, SHARDS, SegmentEntry,
     SegmentKind, clock,
@@ -192,6 +194,34 @@ fn a_dead_record_that_can_not_be_read_has_its_row_and_post_takes_the_next() {
     let none = gruyere(&["post"], folder.path());
     assert_eq!(none.status.code(), Some(1));
     assert!(text(&none.stderr).contains("damaged"), "{none:?}");
+}
+
+#[test]
+fn a_living_process_whose_record_can_not_be_read_is_told_as_one_that_runs() {
+    let folder = tempfile::tempdir().unwrap();
+    let record = record(folder.path());
+    // As of another version: the lock is held, and the header's version is not ours.
+    let path = record.path().unwrap();
+    let file = std::fs::File::options().write(true).open(path).unwrap();
+    file.write_all_at(&(VERSION + 1).to_le_bytes(), 8).unwrap();
+    let pid = std::process::id().to_string();
+    let said = |arguments: &[&str]| {
+        let output = gruyere(arguments, folder.path());
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}: {output:?}");
+        text(&output.stderr)
+    };
+    for arguments in [&["post"][..], &["stat"]] {
+        let said = said(arguments);
+        assert!(said.contains(&format!("process {pid} runs, but its record can't")), "{said}");
+        assert!(said.contains("another version") && !said.contains("none runs"), "{said}");
+    }
+    let named = said(&["stat", &pid]);
+    assert!(named.contains(&format!("the record of process {pid} can't be read")), "{named}");
+    assert!(!named.contains("has no record"), "{named}");
+    let table = text(&gruyere(&["ps"], folder.path()).stdout);
+    assert!(table.contains("no live process is listed: 1 record can't be read"), "{table}");
+    assert_eq!(json_of(&gruyere(&["ps", "--json"], folder.path()))["unread"], 1);
+    record.close();
 }
 
 /// A record with room for 512 of the 600 blocks of a MiB that are live.
@@ -385,6 +415,12 @@ fn what_can_not_be_read_is_said_with_its_remedy_and_exit_code_1() {
     let said = text(&gruyere(&["ps"], folder.path()).stderr);
     let line = said.lines().find(|line| line.contains("gruyere-1-2-4-0.record")).expect("named");
     assert!(line.contains("remove it") && !line.contains("`gruyere ps`"), "{line}");
+    let empty = folder.path().join("gruyere-1-2-5-0.record");
+    std::fs::write(&empty, "").unwrap();
+    let swept = gruyere(&["ps", "--sweep"], folder.path());
+    assert!(empty.exists(), "it may still be made: {swept:?}");
+    let said = text(&swept.stderr);
+    assert!(said.contains("removes it once its last write is a minute ago"), "{said}");
     let missing = gruyere(&["ps"], Path::new("/nowhere"));
     assert_eq!(missing.status.code(), Some(1));
     assert_eq!(gruyere(&["ps", "--nonsense"], folder.path()).status.code(), Some(2));
@@ -415,12 +451,6 @@ fn an_address_is_told_what_lies_there_and_what_lay_there_before() {
     assert_eq!(told["block"]["address"], place);
     assert_eq!(told["block"]["bytes"], 4 << 20);
     assert_eq!(told["backed"], "unmapped", "the record says so: nothing is mapped there");
-    let empty = folder.path().join("gruyere-1-2-5-0.record");
-    std::fs::write(&empty, "").unwrap();
-    let swept = gruyere(&["ps", "--sweep"], folder.path());
-    assert!(empty.exists(), "it may still be made: {swept:?}");
-    let said = text(&swept.stderr);
-    assert!(said.contains("removes it once its last write is a minute ago"), "{said}");
     assert_eq!(told["before"][0]["bytes"], 1 << 20);
     assert_eq!(told["before"][0]["stream"], 7);
     assert!(

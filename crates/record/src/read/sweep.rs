@@ -27,6 +27,18 @@ pub struct Found {
     pub claim: Claim,
 }
 
+impl Found {
+    /// Why the record can't be read, if its process lives, or may.
+    pub fn unread(&self) -> Option<&ReadError> {
+        let error = self.reader.as_ref().err()?;
+        let may_live = match error {
+            ReadError::Open { .. } | ReadError::NotReady { locked: Some(true), .. } => true,
+            _ => self.state == State::Live,
+        };
+        may_live.then_some(error)
+    }
+}
+
 /// The records in a folder.
 #[derive(Debug, Default)]
 pub struct Listing {
