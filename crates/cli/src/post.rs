@@ -63,8 +63,9 @@ pub struct Arguments {
     #[arg(long)]
     json: bool,
     /// Write a self-contained page for sharing to FILE (default: gruyere-post-PID.html): live
-    /// memory over time, by line with its source, the map. Since it contains source and the whole
-    /// command line, only you can read the file (mode 0600) until you share it.
+    /// memory over time, by line with its source, the map; `-`: to standard output. Since it
+    /// contains source and the whole command line, only you can read the file (mode 0600) until you
+    /// share it.
     #[arg(long, value_name = "FILE", num_args = 0..=1, conflicts_with_all = ["json", "full"])]
     html: Option<Option<PathBuf>>,
 }
@@ -99,7 +100,9 @@ pub fn run(arguments: &Arguments) -> Ended {
         let pid = state.process.pid;
         let path = path.unwrap_or_else(|| PathBuf::from(format!("gruyere-post-{pid}.html")));
         write_page(&state, (&ended.in_words(), ended.ran_out), &path)?;
-        output::print(format!("{}\n", plain(&path.display().to_string())))?;
+        if !output::is_stdout(&path) {
+            output::print(format!("{}\n", plain(&path.display().to_string())))?;
+        }
         return Ok(exit(&ended));
     }
     let text = match arguments.json {
@@ -145,6 +148,9 @@ fn write_page(state: &State, (said, ran_out): (&str, bool), path: &Path) -> Resu
         return Err(Failure::new("its process has no device, so there is no page to draw"));
     }
     let about = page::About { said: said.to_owned(), ran_out, ..page::About::default() };
+    if output::is_stdout(path) {
+        return output::write(|out| page::write(out, state, &about)).map(drop);
+    }
     file::replace(path, page::MOST_BYTES, file::PRIVATE, |out| page::write(out, state, &about))
         .map_err(|error: io::Error| {
             Failure::new(format_args!(

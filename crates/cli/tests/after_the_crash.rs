@@ -891,6 +891,7 @@ fn refused() {
     failed(&["snapshot", &pid, "-o", "/no/such/folder/x"], 1, "-o");
     failed(&["record", &pid, "-o", "/dev/full"], 1, "-o");
     failed(&["record", &pid, "-o", out, "--for", "long"], 2, "30s");
+    failed(&["record", &pid, "-o", "-"], 2, "as in run.trace.zst");
     failed(&["diff", &pid, &pid, "--fail-if", "heat>1"], 2, "held");
     let pickle = folder.path().join("now.pickle");
     let pickle = pickle.to_str().unwrap();
