@@ -2,8 +2,9 @@
 //!
 //! Any client that can reach the address may connect, so requests have a deadline, a maximum length
 //! and a limit of connections: of too many, the server closes the one that has waited longest for
-//! its client, never a scraper, which sends its request and reads its answer at once. The parser is hyper's (`httparse`); a server with keep-alive,
-//! chunks and upgrades would offer more to attack and nothing that a scraper needs.
+//! its client, never a scraper, which sends its request and reads its answer at once. The parser is
+//! hyper's (`httparse`); a server with keep-alive, chunks and upgrades would offer more to attack
+//! and nothing that a scraper needs.
 #![deny(unsafe_code, clippy::unwrap_used)]
 
 use std::collections::VecDeque;
