@@ -201,6 +201,8 @@ fn a_tool_that_declines_or_is_not_there_is_told_and_changes_nothing() {
     assert!(log.is_empty() && said.contains("declined"), "{said}");
     let Some((_, said)) = run(Path::new("/nowhere/tool.so"), &[]) else { return };
     assert!(said.contains("/nowhere/tool.so") && said.contains("cannot be used"), "{said}");
+    let Some((_, said)) = run(Path::new(""), &[("GRUYERE_LOG", "info")]) else { return };
+    assert!(said.contains("is not set") && !said.contains("cannot be used"), "{said}");
     // A library that is no tool.
     let Some((_, said)) = run(Path::new("libc.so.6"), &[]) else { return };
     assert!(said.contains("it is not an NVTX tool"), "{said}");

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 import threading
 import warnings
@@ -35,6 +36,16 @@ class NoGpu(NoCuda):
 
 class GruyereWarning(UserWarning):
     """Something will not work as the program may expect; the message says what to use instead."""
+
+
+# Control characters, and those that hide text or turn the direction of writing: as in
+# crates/record/src/plain.rs.
+_OBEYED = re.compile("[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069]")
+
+
+def plain(text: str) -> str:
+    """`text` of somebody else, such as a file's name, safe for a line of a terminal."""
+    return _OBEYED.sub(" ", text)
 
 
 def say(text: str) -> None:

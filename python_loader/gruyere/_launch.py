@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import NoReturn, Optional
 
 from . import _imports
-from ._errors import GruyereError, NoCuda, say
+from ._errors import GruyereError, NoCuda, plain, say
 
 USAGE = """\
 usage: python -m gruyere [options] script.py [arguments]
@@ -298,10 +298,11 @@ def _is_in_a_call(frame: TracebackType) -> bool:
 
 
 def _what(options: Options) -> str:
-    """The program as the user typed it."""
+    """The program as the user typed it, for a message."""
     if options.is_code:
         return "-c CODE"
-    return f"-m {options.program[0]}" if options.is_module else options.program[0]
+    name = plain(options.program[0])
+    return f"-m {name}" if options.is_module else name
 
 
 def _go(options: Options) -> None:

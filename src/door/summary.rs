@@ -9,8 +9,8 @@ use super::run_file::is_temporary;
 use crate::config::{Config, Summary};
 use crate::heap::{Bytes, Heap};
 use crate::record::Reader;
-use crate::record::quoted;
 use crate::record::run::{Run, RunDevice, typed_command};
+use crate::record::{plain, quoted};
 
 /// Set by the Python package, for this process and its children.
 const PACKAGE: &str = "GRUYERE_ENABLE";
@@ -136,7 +136,8 @@ fn line(run: &Run, config: &Config, typed: Option<String>, on_stand_in: bool) ->
         }
         (None, _) => Ok(()),
     };
-    Some(said)
+    // Names in it may be anybody's.
+    Some(plain(&said))
 }
 
 #[cfg(test)]
@@ -219,6 +220,13 @@ mod tests {
             |line: &str| runs_python(&line.split(' ').map(str::to_owned).collect::<Vec<_>>());
         assert!(runs("/usr/bin/python3.11 train.py") && runs("python -m package.train"));
         assert!(!runs("./simulation --grid 512") && !runs("/opt/bin/plain train.py"));
+    }
+
+    #[test]
+    fn the_line_is_one_line_without_commands_to_the_terminal() {
+        let typed = Some("python3 'a\x1b[31m\nb.py'".to_owned());
+        let line = line(&run(), &Config::default(), typed, false).expect("used");
+        assert!(line.ends_with("-- python3 'a [31m b.py'"), "{line:?}");
     }
 
     #[test]

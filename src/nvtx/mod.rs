@@ -62,7 +62,8 @@ pub fn attach() {
     if profiler::is_attached() {
         return;
     }
-    let Some(path) = std::env::var_os(VARIABLE).map(PathBuf::from) else {
+    let set = std::env::var_os(VARIABLE).filter(|path| !path.is_empty());
+    let Some(path) = set.map(PathBuf::from) else {
         log::info!("nvtx:on has no effect: {VARIABLE} is not set (`nsys profile` sets it)");
         return;
     };

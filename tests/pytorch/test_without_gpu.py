@@ -108,6 +108,15 @@ def test_stand_in_runs_some_steps_of_the_program_and_keeps_no_file(user):
     assert (user.folder / "model.pt").read_text() == "theirs"
 
 
+def test_a_name_that_a_terminal_would_obey_is_shown_without_its_commands(user):
+    name = "a\x1b[31m\nb.py"
+    (user.folder / name).write_text("import torch\n")
+    ran = user.python("--stand-in", name, CUDA_VISIBLE_DEVICES="")
+    assert ran.returncode == 0, ran.stderr
+    assert "\x1b" not in ran.stderr, ran.stderr
+    assert ran.stderr.startswith("gruyere: up to 12 steps of a [31m b.py on a stand-in GPU")
+
+
 def test_a_rank_of_a_launcher_is_refused_with_the_line_that_starts_all_in_one_sandbox(user):
     ran = user.python("--stand-in", "train.py", RANK="1", WORLD_SIZE="2")
     assert ran.returncode == 2, ran.stderr

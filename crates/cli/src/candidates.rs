@@ -39,8 +39,10 @@ const LEAST_COMMAND: usize = 12;
 pub enum Exit {
     /// Still running.
     Runs,
-    /// Its last event was an out-of-memory.
+    /// By an out-of-memory error that nothing caught.
     OutOfMemory,
+    /// Without a clean exit, and its last request was refused: it may have caught the error.
+    Refused,
     /// Without a clean exit: killed, crashed, or left by `_exit`.
     Unclean,
     /// Undecidable: the process ran before the machine was restarted, or on another one, or its
@@ -49,11 +51,12 @@ pub enum Exit {
 }
 
 impl Exit {
-    /// The end of a dead process with these last events.
-    fn of(process: &Process, events: &[Event]) -> Exit {
-        match process.boot == facts::boot_id() {
-            true if ran_out(events) => Exit::OutOfMemory,
-            true => Exit::Unclean,
+    /// The end of the dead process that left this record, with these last events.
+    fn of(reader: &Reader<'_>, events: &[Event]) -> Exit {
+        match reader.process().boot == facts::boot_id() {
+            true if !ran_out(events) => Exit::Unclean,
+            true if sweep::is_copy(reader.path()) => Exit::OutOfMemory,
+            true => Exit::Refused,
             false => Exit::Unknown,
         }
     }
@@ -62,15 +65,21 @@ impl Exit {
     pub fn of_record(reader: &Reader<'_>) -> Exit {
         let events = state::events(reader, MOST_EVENTS, &mut Origins::of_sites(reader.sites()));
         match reader.expect_sound() {
-            Ok(()) => Exit::of(&reader.process(), &events.entries),
+            Ok(()) => Exit::of(reader, &events.entries),
             Err(_) => Exit::Unknown,
         }
+    }
+
+    /// Whether no request was served after a refusal.
+    pub fn ran_out(self) -> bool {
+        matches!(self, Exit::OutOfMemory | Exit::Refused)
     }
 
     fn word(self) -> &'static str {
         match self {
             Exit::Runs => "runs",
             Exit::OutOfMemory => "out of memory",
+            Exit::Refused => "refused",
             Exit::Unclean => "unclean",
             Exit::Unknown => "unknown",
         }
@@ -174,7 +183,7 @@ impl Candidate {
         let process = reader.process();
         // Without the other ranks of its job: `gruyere post` reads their records too.
         let Conclusion { cause, lines, .. } = Conclusion::of(&state, &[]);
-        let exit = Exit::of(&process, &state.events.entries);
+        let exit = Exit::of(reader, &state.events.entries);
         Candidate {
             path: reader.path().to_owned(),
             pid: Some(process.pid),

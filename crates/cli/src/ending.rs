@@ -7,7 +7,7 @@ use gruyere_record::reader::DeviceSnapshot;
 use gruyere_record::sweep;
 use gruyere_record::{DeviceGauge, Owners, Reader};
 
-use crate::candidates::{Candidate, Exit};
+use crate::candidates::Candidate;
 
 /// The end of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,7 +32,7 @@ impl Ending {
         let candidate = Candidate::of(reader, reader.last_sign());
         Ending {
             since: candidate.since,
-            ran_out: candidate.exit == Exit::OutOfMemory,
+            ran_out: candidate.exit.ran_out(),
             says: candidate.says,
             remedy: candidate.remedy,
             record: Some(candidate.path),

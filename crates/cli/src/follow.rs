@@ -17,7 +17,7 @@ use gruyere_record::facts::Process;
 use gruyere_record::reader::DeviceSnapshot;
 use gruyere_record::sweep::{self, Found, Look, State};
 use gruyere_record::timeline::TimelineEntry;
-use gruyere_record::watch::{Facts, Forecast, Point, Rate, capacity, forecast};
+use gruyere_record::watch::{self, Facts, Forecast, Point, Rate, capacity, forecast};
 use gruyere_record::{DeviceGauge, Owners, ReadError, Reader};
 
 use crate::ending::{Ending, has_gone_on, is_told_by_copy, left_beside};
@@ -28,10 +28,24 @@ use crate::target::{Folder, Target, Whose};
 
 /// Time between two searches for new processes, and between two reads of a device's timeline.
 const SECOND: Duration = Duration::from_secs(1);
+/// The shortest time between two samples: more would show no more, and cost.
+pub const SHORTEST: Duration = Duration::from_millis(100);
 /// Time until a damaged record is tried again.
 const AGAIN: Duration = Duration::from_secs(30);
 /// Time to follow a process after a clean exit.
 const FAREWELL: Duration = Duration::from_secs(10);
+
+/// Parses the time between two samples.
+///
+/// # Errors
+/// No duration, or one that is too short.
+pub fn interval(text: &str) -> Result<Duration, String> {
+    let interval = Duration::from(text.parse::<watch::Duration>()?);
+    match interval < SHORTEST {
+        true => Err("expected 100ms or more".to_owned()),
+        false => Ok(interval),
+    }
+}
 
 /// The followed processes.
 #[derive(Clone, Debug)]

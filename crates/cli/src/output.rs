@@ -4,6 +4,7 @@
 use std::fmt;
 use std::io::{self, ErrorKind, Write};
 use std::os::fd::RawFd;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::failure::Failure;
@@ -36,6 +37,11 @@ pub fn write(form: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<Audi
     // The rest after an error: dropping the writer would try once more.
     drop(out.into_parts());
     told(written)
+}
+
+/// Whether this name of a file means standard output.
+pub fn is_stdout(path: &Path) -> bool {
+    path.as_os_str() == "-"
 }
 
 /// The outcome of a write to standard output.

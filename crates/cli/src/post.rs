@@ -1,5 +1,7 @@
 //! `gruyere post`: the last state of a dead process: the named process, or the latest to die.
 
+mod end;
+
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io;
@@ -10,15 +12,16 @@ use gruyere_record::conclusion::{Conclusion, Rank};
 use gruyere_record::device_gauge::RUNGS;
 use gruyere_record::dump::from_record;
 use gruyere_record::dump::state::MOST_EVENTS;
-use gruyere_record::dump::state::{Event, State};
+use gruyere_record::dump::state::State;
 use gruyere_record::file;
 use gruyere_record::page;
 use gruyere_record::reader::DeviceSnapshot;
 use gruyere_record::sweep;
-use gruyere_record::{EventKind, Reader, brief, counted, facts, plain, quoted, record_dir, text};
+use gruyere_record::{Reader, brief, counted, plain, quoted, record_dir, text};
 use serde::Serialize;
 use serde_json::json;
 
+use self::end::{End, Ending};
 use crate::candidates::{self, By, Candidate, ran_out};
 use crate::ending::{dump_folder, left_beside};
 use crate::failure::{Ended, Exit, Failure};
@@ -44,8 +47,8 @@ machine. A program under the Python package that ends with an uncaught torch.Out
 leaves a copy of its record there. A process that ends by itself in any other way leaves no record.
 
 Exit codes: 0 success; 1 no such process or record, or it can't be read; 2 wrong usage; 3 read, \
-but some values are marked torn: they are not from one moment, since the process was killed while \
-it wrote, or the record had no room for some live blocks.")]
+but some values are marked torn: they are not from one moment, since the process writes or was \
+killed while it wrote, or the record had no room for some live blocks.")]
 pub struct Arguments {
     #[command(flatten)]
     target: Target,
@@ -60,8 +63,9 @@ pub struct Arguments {
     #[arg(long)]
     json: bool,
     /// Write a self-contained page for sharing to FILE (default: gruyere-post-PID.html): live
-    /// memory over time, by line with its source, the map. Since it contains source and the whole
-    /// command line, only you can read the file (mode 0600) until you share it.
+    /// memory over time, by line with its source, the map; `-`: to standard output. Since it
+    /// contains source and the whole command line, only you can read the file (mode 0600) until you
+    /// share it.
     #[arg(long, value_name = "FILE", num_args = 0..=1, conflicts_with_all = ["json", "full"])]
     html: Option<Option<PathBuf>>,
 }
@@ -70,41 +74,6 @@ pub struct Arguments {
 const WITHOUT_A_NAME: &str = "The process (its pid; in a container, the pid there) or its record \
                               file. Default: your process that died last or, if none left a \
                               record, the one that runs";
-
-/// How a process ended, as far as its record shows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-enum End {
-    /// The process holds the lock of its record.
-    Runs,
-    /// The process closed its record.
-    Clean,
-    /// Lock gone, record not closed: killed.
-    Killed,
-    /// Undecidable, for example for a copy on another machine.
-    Unknown,
-}
-
-/// The record's facts about the end.
-#[derive(Clone, Debug, Serialize)]
-struct Ending {
-    how: End,
-    /// The latest time in the record (nanoseconds since 1970).
-    last_sign_of_life_nanoseconds: Option<u64>,
-    /// Whether the machine has not been restarted since.
-    same_boot: bool,
-    out_of_memories: u64,
-    /// Whether the last event is an out-of-memory.
-    last_event_is_out_of_memory: bool,
-    /// Whether the last request was refused.
-    ran_out: bool,
-    /// Counters of shards, gauges of devices, and entries that mix several moments.
-    torn_lanes: u32,
-    torn_gauges: u32,
-    torn_entries: u64,
-    /// Live blocks that the record had no room for.
-    unrecorded_blocks: u64,
-}
 
 pub fn run(arguments: &Arguments) -> Ended {
     let last = arguments.target.open_or_last_dead()?;
@@ -120,7 +89,7 @@ pub fn run(arguments: &Arguments) -> Ended {
         state.events.entries.drain(..more);
         state.events.earlier += more as u64;
     }
-    let ended = Ending { ran_out, ..ended(reader, &devices, &state) };
+    let ended = Ending::of(reader, &devices, &state, ran_out);
     let name = name(reader, &arguments.target);
     let typed = if arguments.json { name.whole() } else { name.typed() };
     let copy = left_copy(reader, &arguments.target.folder);
@@ -130,8 +99,10 @@ pub fn run(arguments: &Arguments) -> Ended {
         let path = file.clone();
         let pid = state.process.pid;
         let path = path.unwrap_or_else(|| PathBuf::from(format!("gruyere-post-{pid}.html")));
-        write_page(&state, (&end_in_words(&ended), ended.ran_out), &path)?;
-        output::print(format!("{}\n", plain(&path.display().to_string())))?;
+        write_page(&state, (&ended.in_words(), ended.ran_out), &path)?;
+        if !output::is_stdout(&path) {
+            output::print(format!("{}\n", plain(&path.display().to_string())))?;
+        }
         return Ok(exit(&ended));
     }
     let text = match arguments.json {
@@ -177,6 +148,9 @@ fn write_page(state: &State, (said, ran_out): (&str, bool), path: &Path) -> Resu
         return Err(Failure::new("its process has no device, so there is no page to draw"));
     }
     let about = page::About { said: said.to_owned(), ran_out, ..page::About::default() };
+    if output::is_stdout(path) {
+        return output::write(|out| page::write(out, state, &about)).map(drop);
+    }
     file::replace(path, page::MOST_BYTES, file::PRIVATE, |out| page::write(out, state, &about))
         .map_err(|error: io::Error| {
             Failure::new(format_args!(
@@ -219,33 +193,6 @@ fn others(last: &LastDead, folder: &Folder) -> String {
         let _ = writeln!(out, "{} more: `gruyere ps`", last.others.len() - OTHERS);
     }
     out
-}
-
-fn ended(reader: &Reader<'_>, devices: &[DeviceSnapshot], state: &State) -> Ending {
-    let how = match (reader.health().closed, reader.is_live()) {
-        (true, _) => End::Clean,
-        (_, Some(true)) => End::Runs,
-        (_, Some(false)) => End::Killed,
-        (_, None) => End::Unknown,
-    };
-    let last: Option<&Event> = state.events.entries.last();
-    let process = reader.process();
-    Ending {
-        how,
-        last_sign_of_life_nanoseconds: last.map(|event| event.time_nanoseconds),
-        same_boot: process.boot == facts::boot_id(),
-        out_of_memories: devices
-            .iter()
-            .map(|device| device.gauge(gruyere_record::DeviceGauge::OutOfMemories))
-            .sum(),
-        last_event_is_out_of_memory: last
-            .is_some_and(|event| event.kind == EventKind::OutOfMemory.name()),
-        ran_out: false,
-        torn_lanes: devices.iter().map(|device| device.torn_shards).sum(),
-        torn_gauges: devices.iter().map(|device| u32::from(device.torn_gauges)).sum(),
-        torn_entries: state.devices.iter().map(|device| device.torn).sum(),
-        unrecorded_blocks: state.all_unrecorded().blocks,
-    }
 }
 
 #[derive(Serialize)]
@@ -348,7 +295,7 @@ fn next(ended: &Ending, state: &State, name: &str, copy: Option<&Path>) -> Vec<S
         }
         End::Clean => {}
         End::Killed | End::Unknown => {
-            if ended.same_boot && !ended.ran_out {
+            if ended.same_boot && !ended.uncaught {
                 next.push(
                     "What killed it: `dmesg | grep -i -e oom -e 'killed process'` (the kernel, out \
                      of host memory), the scheduler's log (a time limit, a cgroup's limit), `dmesg \
@@ -384,55 +331,6 @@ fn next(ended: &Ending, state: &State, name: &str, copy: Option<&Path>) -> Vec<S
         );
     }
     next
-}
-
-/// The end in words.
-fn end_in_words(ended: &Ending) -> String {
-    let mut words = match ended.how {
-        End::Runs => "It is running: this is its state now.".to_owned(),
-        End::Clean => "It ended cleanly.".to_owned(),
-        End::Killed if ended.ran_out => "It ended with an out-of-memory error.".to_owned(),
-        End::Killed => {
-            "It ended without a clean exit: by a signal that it did not handle (SIGTERM or \
-             SIGKILL, from a user, a scheduler, or the kernel short of host memory), by a crash, \
-             or through _exit."
-                .to_owned()
-        }
-        End::Unknown => "Whether it still runs is not visible from here.".to_owned(),
-    };
-    if let Some(time) = ended.last_sign_of_life_nanoseconds {
-        let time = i128::from(time);
-        if let Ok(time) = jiff::Timestamp::from_nanosecond(time) {
-            let _ = write!(words, " Its last event was at {time:.3}.");
-        }
-    }
-    if !ended.same_boot {
-        words.push_str(" The machine has restarted since, or this is another machine.");
-    }
-    if ended.out_of_memories > 0 {
-        let times = match ended.out_of_memories {
-            1 => "once".to_owned(),
-            times => format!("{times} times"),
-        };
-        let _ = write!(words, " It ran out of device memory {times}");
-        words.push_str(match ended.ran_out {
-            true => "; no request succeeded after the last refusal.",
-            false => ", and went on.",
-        });
-    }
-    if ended.torn_lanes + ended.torn_gauges > 0 || ended.torn_entries > 0 {
-        let _ = write!(
-            words,
-            " Torn (it was killed while it wrote): counters of {}, gauges of {}, {}.",
-            counted(ended.torn_lanes, "lane"),
-            counted(ended.torn_gauges, "device"),
-            match ended.torn_entries {
-                1 => "1 entry".to_owned(),
-                entries => format!("{entries} entries"),
-            }
-        );
-    }
-    words
 }
 
 /// The end of a device's timeline.
@@ -504,7 +402,7 @@ fn page(
         (None, _) => {}
     }
     out.push('\n');
-    tell(&mut out, &end_in_words(ended), "");
+    tell(&mut out, &ended.in_words(), "");
     out.push('\n');
     let columns = wrap::columns().unwrap_or(usize::MAX);
     let told = match full {

@@ -103,6 +103,7 @@ pub fn run(arguments: &Arguments) -> Ended {
     let directory = &arguments.folder.directory;
     let (Listing { found, foreign, .. }, left) = arguments.folder.living_and_dead()?;
     let owners = arguments.folder.owners();
+    let unread = found.iter().filter(|found| found.unread().is_some()).count();
     let (mut rows, mut trouble) = (Vec::new(), false);
     for Found { path, state, reader, claim } in found {
         let row = match claim {
@@ -152,8 +153,8 @@ pub fn run(arguments: &Arguments) -> Ended {
         trouble = true;
     }
     output::print(match arguments.json {
-        true => json(&rows, &dead, swept.removed, foreign),
-        false => table(&rows, &dead, arguments.sweep.then_some(swept.removed), foreign),
+        true => json(&rows, &dead, swept.removed, [unread, foreign]),
+        false => table(&rows, &dead, arguments.sweep.then_some(swept.removed), [unread, foreign]),
     })?;
     Ok(if trouble { Exit::Failed } else { Exit::Fine })
 }
@@ -172,7 +173,7 @@ fn failure(path: &Path, error: &ReadError) -> Failure {
     })
 }
 
-fn json(rows: &[Row], dead: &[Candidate], swept: usize, foreign: usize) -> String {
+fn json(rows: &[Row], dead: &[Candidate], swept: usize, [unread, foreign]: [usize; 2]) -> String {
     let device = |Device { now: device, peak }: &Device| {
         let value = json!({
             "device": device.device,
@@ -220,7 +221,7 @@ fn json(rows: &[Row], dead: &[Candidate], swept: usize, foreign: usize) -> Strin
     let processes: Vec<Value> = rows.iter().map(process).collect();
     let all = json!({
         "processes": processes, "dead": dead, "stale": stale, "swept": swept,
-        "of_other_users": foreign
+        "unread": unread, "of_other_users": foreign
     });
     format!("{all:#}\n")
 }
@@ -296,13 +297,24 @@ fn note(whose: &Whose) -> String {
     if note.is_empty() { note } else { format!("{}: ", note.trim()) }
 }
 
-fn table(rows: &[Row], dead: &[Candidate], swept: Option<usize>, foreign: usize) -> String {
+/// `unread`: records of processes that live, or may, and can't be read; `foreign`: of other users.
+fn table(
+    rows: &[Row],
+    dead: &[Candidate],
+    swept: Option<usize>,
+    [unread, foreign]: [usize; 2],
+) -> String {
     let stdout = io::stdout();
     let columns = candidates::columns(stdout);
     let layout = Layout::new(wrap::width());
     let Layout { room, .. } = layout;
     let mut out = String::new();
-    if rows.is_empty() {
+    if rows.is_empty() && unread > 0 {
+        out += &layout.sentence(&format!(
+            "no live process is listed: {} can't be read",
+            counted(unread as u64, "record")
+        ));
+    } else if rows.is_empty() {
         out += "no live process uses gruyere here\n";
     } else {
         let head = ["PID", "RANK", "GPU", "LIVE", "PEAK", "HELD", "IDLE", "LOST"];
@@ -360,7 +372,7 @@ fn table(rows: &[Row], dead: &[Candidate], swept: Option<usize>, foreign: usize)
     }
     if foreign > 0 {
         out += &layout.sentence(&format!(
-            "{} of other users: `gruyere ps --all-users` reads them too",
+            "{} of other users: as root, `gruyere ps --all-users` reads them too",
             counted(foreign as u64, "record")
         ));
     }
@@ -424,7 +436,7 @@ mod tests {
         };
         let rank = row(7, (0..8).map(|gpu| device(gpu, u64::from(gpu == 3))).collect());
         let idle = row(8, vec![device(0, 0), device(1, 0)]);
-        let told = table(&[rank, idle], &[], None, 0);
+        let told = table(&[rank, idle], &[], None, [0, 0]);
         let cells: Vec<Vec<&str>> =
             told.lines().map(|line| line.split_whitespace().take(3).collect()).collect();
         assert_eq!(cells[1..], [["7", "-", "3"], ["8", "-", "-"]], "{told}");

@@ -6,6 +6,7 @@ use std::io;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use clap::builder::{PathBufValueParser, TypedValueParser as _};
 use gruyere_record::Reader;
 use gruyere_record::reader::{Cursor, Events};
 use gruyere_record::{BlockState, EventKind, clock, trace::TraceFile};
@@ -43,7 +44,7 @@ pub struct Arguments {
     #[command(flatten)]
     target: Target,
     /// The trace to write.
-    #[arg(short, long, value_name = "FILE")]
+    #[arg(short, long, value_name = "FILE", value_parser = PathBufValueParser::new().try_map(file))]
     output: PathBuf,
     /// End after this long, as in 30s or 5min.
     #[arg(long = "for", value_name = "DURATION", value_parser = duration)]
@@ -51,6 +52,13 @@ pub struct Arguments {
     /// Print the summary as JSON.
     #[arg(long)]
     json: bool,
+}
+
+fn file(path: PathBuf) -> Result<PathBuf, &'static str> {
+    match output::is_stdout(&path) {
+        true => Err("a trace is written in pieces, to a file: name one, as in run.trace.zst"),
+        false => Ok(path),
+    }
 }
 
 fn duration(text: &str) -> Result<Duration, String> {

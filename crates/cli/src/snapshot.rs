@@ -73,7 +73,7 @@ fn write(state: &State, arguments: &Arguments) -> Result<(), Failure> {
         false => dump::write_snapshot(out, state),
     };
     let path = arguments.output.display();
-    if arguments.output.as_os_str() == "-" {
+    if output::is_stdout(&arguments.output) {
         return output::write(form).map(drop);
     }
     file::replace(&arguments.output, u64::MAX, file::PRIVATE, form).map_err(|error| {

@@ -186,12 +186,13 @@ impl Target {
 /// The record of the only living process; if none lives, of the only dead one.
 fn only(folder: &Folder) -> Result<Reader<'static>, Failure> {
     let (listing, dead) = folder.living_and_dead()?;
+    let unread = unread(&listing);
     if let Some(living) = one_of(listing)? {
         return Ok(living);
     }
     let owners = folder.owners();
     match &dead[..] {
-        [] => Err(none(folder)),
+        [] => Err(unread.unwrap_or_else(|| none(folder))),
         [dead] => {
             Reader::open_of(&dead.path, owners).map_err(|error| Failure::new(error.in_folder()))
         }
@@ -214,6 +215,22 @@ fn one_of(listing: Listing) -> Result<Option<Reader<'static>>, Failure> {
         return Err(several(&what, found.iter().map(Candidate::living), By::Pid));
     }
     Ok(found.pop())
+}
+
+/// Error: of the processes of `listing` that live, or may, the first whose record can't be read.
+fn unread(listing: &Listing) -> Option<Failure> {
+    let mut unread =
+        listing.found.iter().filter_map(|found| Some((found, found.unread()?.in_folder())));
+    let (first, reason) = unread.next()?;
+    let whose = match (first.state, sweep::pid(&first.path)) {
+        (State::Live, Some(pid)) => format!("process {pid} runs, but its record can't be read"),
+        _ => "the record of a process that may run can't be read".to_owned(),
+    };
+    let more = match unread.count() {
+        0 => String::new(),
+        more => format!(" (and {more} more, which `gruyere ps` names)"),
+    };
+    Some(Failure::new(format_args!("{whose}: {reason}{more}")))
 }
 
 fn none(folder: &Folder) -> Failure {
@@ -278,10 +295,11 @@ impl Target {
                 Err(error) => trouble = trouble.or(Some(error)),
             }
         }
+        let unread = unread(&listing);
         match (one_of(listing)?, trouble) {
             (Some(living), _) => Ok(named(living)),
             (None, Some(error)) => Err(Failure::new(error.in_folder())),
-            (None, None) => Err(nobody_died(&self.folder)),
+            (None, None) => Err(unread.unwrap_or_else(|| nobody_died(&self.folder))),
         }
     }
 }
@@ -295,7 +313,7 @@ fn telling_rank(
     owners: Owners,
 ) -> LastDead {
     let job = reader.process();
-    let ran_out = |reader: &Reader<'_>| Exit::of_record(reader) == Exit::OutOfMemory;
+    let ran_out = |reader: &Reader<'_>| Exit::of_record(reader).ran_out();
     let refused = |dead: &Dead| {
         let found = Reader::open_of(&dead.path, owners).ok()?;
         let is_of_job =
@@ -318,7 +336,7 @@ fn telling_rank(
 }
 
 fn of_process(pid: u64, folder: &Folder) -> Result<Reader<'static>, Failure> {
-    let mut trouble = String::new();
+    let (mut trouble, mut unread) = (String::new(), Vec::new());
     let mut readers: Vec<(State, Claim, Reader<'static>)> = Vec::new();
     // The name has the pid between the namespace and the start time; the others need not be opened.
     let is_named = |path: &Path| sweep::pid(path) == Some(pid);
@@ -341,9 +359,7 @@ fn of_process(pid: u64, folder: &Folder) -> Result<Reader<'static>, Failure> {
                 claim => readers.push((state, claim, reader)),
             },
             Ok(_) => {}
-            Err(error) if is_named(error.path()) => {
-                let _ = write!(trouble, "; {}", error.in_folder());
-            }
+            Err(error) if is_named(error.path()) => unread.push(error.in_folder()),
             Err(_) => {}
         }
     }
@@ -380,10 +396,18 @@ fn of_process(pid: u64, folder: &Folder) -> Result<Reader<'static>, Failure> {
         return Ok(reader);
     }
     descriptor(pid, folder.owners()).ok_or_else(|| {
+        if !unread.is_empty() {
+            let reasons = unread.join("; ");
+            return Failure::new(format_args!(
+                "the record of process {pid} can't be read: {reasons}{trouble}"
+            ));
+        }
         let directory = folder.directory.display();
         let others = match foreign {
             0 => String::new(),
-            _ => format!(" ({foreign} of other users were skipped: `--all-users` reads them)"),
+            _ => format!(
+                " ({foreign} of other users were skipped: as root, `--all-users` reads them)"
+            ),
         };
         Failure::new(format_args!(
             "process {pid} has no record in {directory}{trouble}; `gruyere ps` lists the existing \

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use crate::amounts::bytes;
 use crate::failure::{Ended, Exit, Failure, say, wrong_usage};
-use crate::follow::{Device, Followed, Follower, Life, Which};
+use crate::follow::{self, Device, Followed, Follower, Life, Which};
 use crate::output::{self, Audience};
 use crate::target::{Folder, Target};
 
@@ -71,14 +71,11 @@ pub struct Arguments {
     #[arg(long = "for", value_name = "DURATION")]
     time: Option<thresholds::Duration>,
     /// Time between two samples, at least 100ms.
-    #[arg(long, value_name = "DURATION", default_value = "1s")]
-    interval: thresholds::Duration,
+    #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = follow::interval)]
+    interval: Duration,
     #[command(flatten)]
     folder: Folder,
 }
-
-/// The shortest time between two samples.
-const SHORTEST: Duration = Duration::from_millis(100);
 
 impl Arguments {
     /// Parses the processes and the thresholds.
@@ -120,7 +117,7 @@ pub fn run(arguments: &Arguments) -> Ended {
     let mut follower = Follower::new(which)?;
     let begin = Instant::now();
     let end = arguments.time.map(Duration::from);
-    let interval = Duration::from(arguments.interval).max(SHORTEST);
+    let interval = arguments.interval;
     let mut alarms: BTreeMap<(PathBuf, u32), Vec<Alarm>> = BTreeMap::new();
     let (mut runs, mut told) = (Runs::default(), BTreeSet::new());
     let mut passed_any = false;

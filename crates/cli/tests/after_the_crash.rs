@@ -651,7 +651,7 @@ fn listed() {
     assert!(signs.is_sorted_by(|newer, older| newer >= older), "{told}");
     assert!(pids.len() == 3 && pids[0] == last && pids.contains(&first), "{told}");
     for (pid, one) in pids.iter().zip(dead) {
-        let exit = if *pid == refused { "out_of_memory" } else { "unclean" };
+        let exit = if *pid == refused { "refused" } else { "unclean" };
         assert_eq!(one["exit"], exit, "{one}");
         assert!(*pid != refused || one["cause"] == "large_request", "{one}");
     }
@@ -669,7 +669,7 @@ fn listed() {
         assert_eq!(begin, pids, "{text}");
         let row = rows[pids.iter().position(|pid| *pid == refused).unwrap()];
         // The part in common with the others is left out.
-        assert!(row.contains(" s  out of memory  …refused "), "{text}");
+        assert!(row.contains(" s  refused  …refused "), "{text}");
         // The conclusion is whole, over lines.
         let said = text.replace(|c: char| c.is_whitespace(), "");
         assert!(said.contains("1024GiBatonce:morethanthe32GiBthatitmayhave"), "{text}");
@@ -891,6 +891,7 @@ fn refused() {
     failed(&["snapshot", &pid, "-o", "/no/such/folder/x"], 1, "-o");
     failed(&["record", &pid, "-o", "/dev/full"], 1, "-o");
     failed(&["record", &pid, "-o", out, "--for", "long"], 2, "30s");
+    failed(&["record", &pid, "-o", "-"], 2, "as in run.trace.zst");
     failed(&["diff", &pid, &pid, "--fail-if", "heat>1"], 2, "held");
     let pickle = folder.path().join("now.pickle");
     let pickle = pickle.to_str().unwrap();

@@ -162,6 +162,9 @@ fn the_page_has_the_conclusion_and_the_leak_over_the_run_and_is_its_owners_alone
     assert_eq!(said, format!("{}\n", file.display()));
     assert_eq!(std::fs::metadata(&file).expect("a file").permissions().mode() & 0o777, 0o600);
     let page = std::fs::read_to_string(&file).expect("text");
+    let printed = post(&path, &["--html", "-"]);
+    assert!(printed.contains("id=\"facts\">") && printed.ends_with("</html>\n"), "on stdout");
+    assert!(!Path::new("-").exists(), "no file of that name");
     let (_, facts) = page.split_once("id=\"facts\">").expect("facts");
     let (facts, _) = facts.split_once("</script>").expect("their end");
     let facts: Value = serde_json::from_str(facts).expect("JSON");

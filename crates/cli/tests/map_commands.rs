@@ -327,6 +327,8 @@ fn names_of_the_record_reach_neither_the_terminal_nor_the_page_as_commands() {
     let file = known.folder.path().join("page.html");
     assert_eq!(drawn(&[known.path(), "--html", file.to_str().unwrap()], known.folder.path()), "");
     let html = std::fs::read_to_string(&file).unwrap();
+    assert_eq!(drawn(&[known.path(), "--html", "-"], known.folder.path()).len(), html.len());
+    assert!(!Path::new("-").exists(), "standard output");
     assert!(!html.contains("<script>x") && html.contains("\\u003c/script>"), "escaped");
     serde_json::from_str::<Value>(&drawn(&[known.path(), "--json"], known.folder.path())).unwrap();
 }

@@ -1,8 +1,10 @@
 //! `gruyere ps` and `gruyere stat` from another process.
 
+use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::process::{Command, Output};
 
+use gruyere_record::layout::VERSION;
 use gruyere_record::{
     BlockEntry, DeviceFacts, DeviceGauge, EventKind, Record, RecordOptions, SHARDS, SegmentEntry,
     SegmentKind, clock,
@@ -194,6 +196,34 @@ fn a_dead_record_that_can_not_be_read_has_its_row_and_post_takes_the_next() {
     assert!(text(&none.stderr).contains("damaged"), "{none:?}");
 }
 
+#[test]
+fn a_living_process_whose_record_can_not_be_read_is_told_as_one_that_runs() {
+    let folder = tempfile::tempdir().unwrap();
+    let record = record(folder.path());
+    // As of another version: the lock is held, and the header's version is not ours.
+    let path = record.path().unwrap();
+    let file = std::fs::File::options().write(true).open(path).unwrap();
+    file.write_all_at(&(VERSION + 1).to_le_bytes(), 8).unwrap();
+    let pid = std::process::id().to_string();
+    let said = |arguments: &[&str]| {
+        let output = gruyere(arguments, folder.path());
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}: {output:?}");
+        text(&output.stderr)
+    };
+    for arguments in [&["post"][..], &["stat"]] {
+        let said = said(arguments);
+        assert!(said.contains(&format!("process {pid} runs, but its record can't")), "{said}");
+        assert!(said.contains("another version") && !said.contains("none runs"), "{said}");
+    }
+    let named = said(&["stat", &pid]);
+    assert!(named.contains(&format!("the record of process {pid} can't be read")), "{named}");
+    assert!(!named.contains("has no record"), "{named}");
+    let table = text(&gruyere(&["ps"], folder.path()).stdout);
+    assert!(table.contains("no live process is listed: 1 record can't be read"), "{table}");
+    assert_eq!(json_of(&gruyere(&["ps", "--json"], folder.path()))["unread"], 1);
+    record.close();
+}
+
 /// A record with room for 512 of the 600 blocks of a MiB that are live.
 fn record_without_room(directory: &Path) -> &'static Record {
     let options =
@@ -212,6 +242,24 @@ fn record_without_room(directory: &Path) -> &'static Record {
     }
     record.device(0).set(&[(DeviceGauge::Reserved, 600 << 20)]);
     record
+}
+
+#[test]
+fn what_is_held_is_told_by_the_gauge_where_the_record_had_no_room() {
+    let folder = tempfile::tempdir().unwrap();
+    let record = record_without_room(folder.path());
+    record.device(0).set(&[(DeviceGauge::Reserved, 700 << 20)]);
+    let pid = std::process::id().to_string();
+    let page = text(&gruyere(&["post", &pid], folder.path()).stdout);
+    assert!(page.contains("700.00 MiB held"), "{page}");
+    let post = gruyere(&["post", &pid, "--json"], folder.path());
+    let post: Value = serde_json::from_str(&text(&post.stdout)).unwrap();
+    let held = &post["state"]["devices"][0]["held"];
+    assert_eq!(
+        (&held["reserved_bytes"], &held["rest_bytes"]),
+        (&(700 << 20).into(), &(100 << 20).into())
+    );
+    record.close();
 }
 
 #[test]
@@ -367,6 +415,12 @@ fn what_can_not_be_read_is_said_with_its_remedy_and_exit_code_1() {
     let said = text(&gruyere(&["ps"], folder.path()).stderr);
     let line = said.lines().find(|line| line.contains("gruyere-1-2-4-0.record")).expect("named");
     assert!(line.contains("remove it") && !line.contains("`gruyere ps`"), "{line}");
+    let empty = folder.path().join("gruyere-1-2-5-0.record");
+    std::fs::write(&empty, "").unwrap();
+    let swept = gruyere(&["ps", "--sweep"], folder.path());
+    assert!(empty.exists(), "it may still be made: {swept:?}");
+    let said = text(&swept.stderr);
+    assert!(said.contains("removes it once its last write is a minute ago"), "{said}");
     let missing = gruyere(&["ps"], Path::new("/nowhere"));
     assert_eq!(missing.status.code(), Some(1));
     assert_eq!(gruyere(&["ps", "--nonsense"], folder.path()).status.code(), Some(2));

@@ -117,6 +117,19 @@ fn a_passed_threshold_is_said_once_and_exit_ends_with_4() {
 }
 
 #[test]
+fn an_interval_is_100_ms_at_least() {
+    let folder = tempfile::tempdir().unwrap();
+    for arguments in [
+        &["watch", "all", "live>1GiB", "--interval", "1ms"][..],
+        &["top", "--json", "--interval", "99ms"],
+    ] {
+        let output = gruyere(arguments, folder.path());
+        assert_eq!(output.status.code(), Some(2), "{output:?}");
+        assert!(text(&output.stderr).contains("expected 100ms or more"), "{output:?}");
+    }
+}
+
+#[test]
 fn json_has_a_line_each_with_the_facts() {
     let folder = tempfile::tempdir().unwrap();
     let record = record(folder.path());

@@ -210,6 +210,21 @@ fn events_that_the_rings_could_not_keep_are_counted_as_lost() {
 }
 
 #[test]
+fn a_refused_request_of_any_size_is_told_as_a_large_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let record = record(&options(folder.path()), 1);
+    for asked in [1 << 30, 1 << 48, 1 << 50, 1 << 62, u64::MAX] {
+        record.event(EventKind::OutOfMemory, 0, 0, 0, 0, asked, clock::now());
+    }
+    let reader = Reader::own(record).unwrap();
+    let events = reader.events(&mut Cursor::default()).entries;
+    let sizes: Vec<u64> = events.iter().map(|event| event.size).collect();
+    let most = gruyere_record::ring::MAX_EVENT_SIZE;
+    assert_eq!(sizes, [1 << 30, most, most, most, most]);
+    record.close();
+}
+
+#[test]
 fn a_record_that_is_off_keeps_exact_totals_and_writes_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let record = record(&RecordOptions { enabled: false, ..options(folder.path()) }, 1);

@@ -3,6 +3,7 @@
 
 use std::str::FromStr;
 
+use gruyere::heap::Bytes;
 use gruyere_record::size::Size;
 
 use super::compare::{Change, DeviceChange};
@@ -67,9 +68,17 @@ impl Bound {
         };
         let value = if self.growth { after.saturating_sub(before) } else { after };
         (value > self.most.resolve(before)).then(|| {
-            let device = change.name();
+            let (device, [before, after]) =
+                (change.name(), [before, after].map(|of| self.told(of)));
             format!("{device}: {} is passed: {before} before, {after} after", self.text)
         })
+    }
+
+    fn told(&self, amount: u64) -> String {
+        match self.metric {
+            Metric::Blocks => amount.to_string(),
+            Metric::Live | Metric::Reserved | Metric::Pending => Bytes(amount).to_string(),
+        }
     }
 }
 
@@ -91,6 +100,20 @@ mod tests {
         assert!(passed("live > 1KiB", 2000, 1025) && !passed("live>1KiB", 2000, 10));
         assert!(passed("live>+5%", 100, 106) && !passed("live>+5%", 100, 105));
         assert!(!passed("held>+0", 0, 9) && !passed("reserved>+0", 0, 9));
+    }
+
+    #[test]
+    fn a_passed_bound_is_told_in_units_and_blocks_in_numbers() {
+        let change = DeviceChange {
+            live: Change { before: 64 << 20, after: 80 << 30 },
+            blocks: Change { before: 7, after: 1024 },
+            ..DeviceChange::default()
+        };
+        let told = |text: &str| text.parse::<Bound>().unwrap().passed_by(&change).expect("passed");
+        let live = told("live>+1GiB");
+        assert!(live.ends_with("is passed: 64.00 MiB before, 80.00 GiB after"), "{live}");
+        let blocks = told("blocks>9");
+        assert!(blocks.ends_with("is passed: 7 before, 1024 after"), "{blocks}");
     }
 
     #[test]

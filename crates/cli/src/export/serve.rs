@@ -1,9 +1,10 @@
 //! The HTTP server: two pages, GET and HEAD, one request a connection.
 //!
 //! Any client that can reach the address may connect, so requests have a deadline, a maximum length
-//! and a limit of connections: of too many, the server closes the longest silent, never a scraper,
-//! which sends its request at once. The parser is hyper's (`httparse`); a server with keep-alive,
-//! chunks and upgrades would offer more to attack and nothing that a scraper needs.
+//! and a limit of connections: of too many, the server closes the one that has waited longest for
+//! its client, never a scraper, which sends its request and reads its answer at once. The parser is
+//! hyper's (`httparse`); a server with keep-alive, chunks and upgrades would offer more to attack
+//! and nothing that a scraper needs.
 #![deny(unsafe_code, clippy::unwrap_used)]
 
 use std::collections::VecDeque;
@@ -82,8 +83,9 @@ pub fn listen(address: &str) -> Result<(TcpListener, SocketAddr), Failure> {
 /// Open connections.
 #[derive(Default)]
 struct Guests {
-    /// Connections with an incomplete request, oldest first.
-    silent: VecDeque<(u64, TcpStream)>,
+    /// Connections that wait for their client, to send a whole request or to read its answer:
+    /// longest first.
+    waiting: VecDeque<(u64, TcpStream)>,
     /// Number of connections.
     all: usize,
     next: u64,
@@ -138,25 +140,33 @@ fn admit(guests: &Mutex<Guests>, stream: &TcpStream) -> Option<u64> {
     let copy = stream.try_clone().ok()?;
     let mut guests = lock(guests);
     if guests.all >= MOST_CONNECTIONS {
-        // Its thread wakes up and leaves. If all are being answered, this connection is the only
+        // Its thread wakes up and leaves. If no client is waited for, this connection is the only
         // one to refuse.
-        let (_, oldest) = guests.silent.pop_front()?;
+        let (_, oldest) = guests.waiting.pop_front()?;
         let _ = oldest.shutdown(Shutdown::Both);
     }
     guests.next += 1;
     let number = guests.next;
-    guests.silent.push_back((number, copy));
+    guests.waiting.push_back((number, copy));
     guests.all += 1;
     Some(number)
 }
 
-fn heard(guests: &Mutex<Guests>, number: u64) {
-    lock(guests).silent.retain(|(other, _)| *other != number);
+/// Its request is whole: it is not closed while the server works. `None`: closed to make room.
+fn heard(guests: &Mutex<Guests>, number: u64) -> Option<TcpStream> {
+    let waiting = &mut lock(guests).waiting;
+    let place = waiting.iter().position(|(other, _)| *other == number)?;
+    waiting.remove(place).map(|(_, stream)| stream)
+}
+
+/// Its client has to read the answer.
+fn answered(guests: &Mutex<Guests>, number: u64, stream: TcpStream) {
+    lock(guests).waiting.push_back((number, stream));
 }
 
 fn leave(guests: &Mutex<Guests>, number: u64) {
     let mut guests = lock(guests);
-    guests.silent.retain(|(other, _)| *other != number);
+    guests.waiting.retain(|(other, _)| *other != number);
     guests.all -= 1;
 }
 
@@ -249,7 +259,7 @@ fn answer(
     looks: &Mutex<Looks>,
 ) -> io::Result<()> {
     let asked = read(&mut stream, Instant::now() + PATIENCE);
-    heard(guests, number);
+    let Some(copy) = heard(guests, number) else { return Ok(()) };
     let (status, kind, body, head) = match asked? {
         Err(status) => (status, PLAIN, format!("{status}\n"), false),
         Ok(Asked { method, path, accept }) => {
@@ -272,6 +282,7 @@ fn answer(
     if !head {
         out.push_str(&body);
     }
+    answered(guests, number, copy);
     write(&mut stream, out.as_bytes(), Instant::now() + PATIENCE)?;
     stream.shutdown(Shutdown::Write)
 }
@@ -318,5 +329,33 @@ mod tests {
         assert_eq!((asked.method.as_str(), asked.path.as_str()), ("GET", "/metrics?x=1"));
         assert_eq!(asked.accept, "text/plain;q=0.5,a/b");
         assert!(parse(b"\x00\x01\x02 nonsense\r\n\r\n").is_err());
+    }
+
+    #[test]
+    fn a_client_that_does_not_read_its_answer_makes_room_for_the_next() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let connect = || {
+            let client = TcpStream::connect(address).expect("it listens");
+            (client, listener.accept().expect("a connection").0)
+        };
+        let guests = Mutex::new(Guests::default());
+        let mut pairs: Vec<_> = (0..MOST_CONNECTIONS).map(|_| connect()).collect();
+        for (_, stream) in &pairs {
+            let number = admit(&guests, stream).expect("room");
+            let copy = heard(&guests, number).expect("open");
+            answered(&guests, number, copy);
+        }
+        let oldest = &mut pairs[0].1;
+        std::thread::scope(|scope| {
+            let began = Instant::now();
+            // More than the kernel buffers for a client that does not read.
+            let writing =
+                scope.spawn(move || write(oldest, &vec![b'x'; 64 << 20], began + PATIENCE));
+            let (_scraper, stream) = connect();
+            assert!(admit(&guests, &stream).is_some(), "the scraper is let in");
+            assert!(writing.join().expect("no panic").is_err(), "the slow one is closed");
+            assert!(began.elapsed() < PATIENCE, "{:?}", began.elapsed());
+        });
     }
 }

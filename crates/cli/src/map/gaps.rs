@@ -54,9 +54,9 @@ pub fn notes(picture: &Picture, missing: Missing) -> Vec<String> {
     let mut notes = Vec::new();
     if missing.segments > 0 {
         notes.push(format!(
-            "the record had no room for {} segments, so their contents may be missing here: raise \
-             record_blocks",
-            missing.segments
+            "the record had no room for {}, so their contents may be missing here: its folder was \
+             full (GRUYERE_RECORD_DIR names another), or record_blocks is too low",
+            counted(missing.segments, "segment")
         ));
     }
     if picture.misfits.total() > 0 {
@@ -68,4 +68,18 @@ pub fn notes(picture: &Picture, missing: Missing) -> Vec<String> {
         ));
     }
     notes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn missing_segments_are_told_with_both_causes() {
+        let missing = Missing { segments: 2, ..Missing::default() };
+        let notes = notes(&Picture::default(), missing);
+        let [note] = &notes[..] else { panic!("{notes:?}") };
+        assert!(note.contains("room for 2 segments"), "{note}");
+        assert!(note.contains("GRUYERE_RECORD_DIR") && note.contains("record_blocks"), "{note}");
+    }
 }

@@ -83,7 +83,7 @@ pub struct Arguments {
     /// Print the sums and ranges as JSON. Sizes are in bytes.
     #[arg(long, conflicts_with = "html")]
     json: bool,
-    /// Write a self-contained page to FILE.
+    /// Write a self-contained page to FILE; `-`: standard output.
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
 }
@@ -284,6 +284,9 @@ fn write_page(
         ))
     };
     let page = html::html(picture, &sites, &timeline.entries, facts).map_err(failed)?;
+    if output::is_stdout(path) {
+        return output::print(page).map(drop);
+    }
     // A command line may hold secrets, so the file is for its owner only, as records are.
     file::replace(path, u64::MAX, file::PRIVATE, |out| out.write_all(page.as_bytes()))
         .map_err(failed)

@@ -18,7 +18,7 @@ use super::sick::{self, Grew};
 use super::theme::Theme;
 use super::verdict::Verdict;
 use crate::ending::Ending;
-use crate::follow::{Follower, Life};
+use crate::follow::{Follower, Life, SHORTEST};
 use crate::sites::{Order, SeldomRead};
 
 /// A device of a process: the path of the record, and the device's number in it.
@@ -444,7 +444,7 @@ impl App {
             }
             (KeyCode::Char('t'), _) => self.span = self.span.next(),
             (KeyCode::Char('x'), _) => return Flow::ForgetDead,
-            (KeyCode::Char('+'), _) => self.interval = (self.interval / 2).max(super::SHORTEST),
+            (KeyCode::Char('+'), _) => self.interval = (self.interval / 2).max(SHORTEST),
             (KeyCode::Char('-'), _) => self.interval = (self.interval * 2).min(LONGEST),
             _ => {}
         }

@@ -25,14 +25,13 @@ mod verdict;
 use std::io::{self, IsTerminal};
 use std::time::{Duration, Instant};
 
-use gruyere_record::watch;
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::buffer::Buffer;
 use ratatui::crossterm::event::{self, Event, KeyEventKind};
 
 use crate::failure::{Ended, Exit, Failure};
-use crate::follow::{Follower, Which};
+use crate::follow::{self, Follower, Which};
 use crate::output::{self, Audience};
 use crate::signals;
 use crate::sites::SeldomRead;
@@ -67,8 +66,8 @@ pub struct Arguments {
     #[arg(value_name = "PID|FILE|all", default_value = "all")]
     target: String,
     /// Time between two samples, at least 100ms.
-    #[arg(long, value_name = "DURATION", default_value = "500ms")]
-    interval: watch::Duration,
+    #[arg(long, value_name = "DURATION", default_value = "500ms", value_parser = follow::interval)]
+    interval: Duration,
     /// Sort by this column.
     #[arg(long, value_enum, default_value_t = Sort::Sick)]
     sort: Sort,
@@ -88,9 +87,8 @@ pub struct Arguments {
     folder: Folder,
 }
 
-/// The shortest time between two samples: more would show no more, and cost.
-const SHORTEST: Duration = Duration::from_millis(100);
-/// The first sample's rates need two reads, further apart than [`watch::Rate`] requires.
+/// The first sample's rates need two reads, further apart than [`gruyere_record::watch::Rate`]
+/// requires.
 const RATE: Duration = Duration::from_millis(450);
 /// Size of the screen if there is no terminal to ask.
 const SCREEN: (u16, u16) = (120, 40);
@@ -103,7 +101,7 @@ pub fn run(arguments: &Arguments) -> Ended {
         }
     };
     let mut follower = Follower::new(which)?;
-    let interval = Duration::from(arguments.interval).max(SHORTEST);
+    let interval = arguments.interval;
     if arguments.json {
         return print_samples(&mut follower, arguments.count, interval);
     }

@@ -157,10 +157,12 @@ impl ReadError {
                 Some(libc::ELOOP) => "links are refused: name the file itself",
                 _ => return None,
             },
-            ReadError::Foreign { .. } => "`--all-users` asks",
+            ReadError::Foreign { .. } => "as root, `--all-users` asks",
             ReadError::NotAFile { .. } => "name a record (`gruyere ps` lists them)",
             ReadError::NotReady { locked: Some(true), .. } => "try again in a moment",
-            ReadError::NotReady { .. } => "`gruyere ps --sweep` removes it",
+            ReadError::NotReady { .. } => {
+                "`gruyere ps --sweep` removes it once its last write is a minute ago"
+            }
             ReadError::NotARecord { .. } => "name another file",
             ReadError::Version { .. } => "use the `gruyere` command of that version",
             ReadError::Damaged { .. } => "delete it, or read another",

@@ -27,6 +27,18 @@ pub struct Found {
     pub claim: Claim,
 }
 
+impl Found {
+    /// Why the record can't be read, if its process lives, or may.
+    pub fn unread(&self) -> Option<&ReadError> {
+        let error = self.reader.as_ref().err()?;
+        let may_live = match error {
+            ReadError::Open { .. } | ReadError::NotReady { locked: Some(true), .. } => true,
+            _ => self.state == State::Live,
+        };
+        may_live.then_some(error)
+    }
+}
+
 /// The records in a folder.
 #[derive(Debug, Default)]
 pub struct Listing {
@@ -128,6 +140,12 @@ pub fn number(path: &Path) -> u32 {
     let number =
         name.strip_suffix(FILE_SUFFIX).and_then(|name| name.rsplit('-').next()?.parse().ok());
     number.unwrap_or(0)
+}
+
+/// Whether this is a copy that a process left when an out-of-memory error that nothing caught ended
+/// its program. Its own record has the first number.
+pub fn is_copy(path: &Path) -> bool {
+    number(path) > 0
 }
 
 /// A record's name without its number, which all records of its process share.
@@ -253,7 +271,7 @@ fn beyond(abandoned: Vec<Abandoned>, kept: usize) -> Vec<Abandoned> {
             None => processes.push(vec![one]),
         }
     }
-    let has_copy = |records: &[Abandoned]| records.iter().any(|one| number(&one.path) > 0);
+    let has_copy = |records: &[Abandoned]| records.iter().any(|one| is_copy(&one.path));
     let with_copy = processes.iter().filter(|records| has_copy(records)).count();
     let mut of_copies = with_copy.min(kept.div_ceil(2));
     let mut of_any = kept - of_copies;

@@ -62,7 +62,7 @@ unsafe impl Shared for RingCell {}
 unsafe impl Shared for RingHead {}
 
 const BUSY: u64 = 1 << 32;
-/// Sizes in the ring are cut to 48 bits.
+/// The largest size in the ring, which stands for all larger ones too.
 pub const MAX_EVENT_SIZE: u64 = (1 << 48) - 1;
 
 /// One event, for a reader.
@@ -80,7 +80,8 @@ pub struct Event {
     pub stream: u32,
     /// Address of the block or segment.
     pub address: u64,
-    /// Bytes (for a wait: nanoseconds; for a step: its number), cut to 48 bits.
+    /// Bytes (for a wait: nanoseconds; for a step: its number); in the shared ring
+    /// [`MAX_EVENT_SIZE`] at most.
     pub size: u64,
     /// Ticks ([`crate::clock::now`]) when the call began.
     pub time: u64,
@@ -177,7 +178,7 @@ impl Ring {
         unsafe { &*self.cells.add((position & self.mask) as usize) }
     }
 
-    /// Adds an event; about 25 instructions, two of them locked. `has_room` returns whether the
+    /// Adds an event; about 27 instructions, two of them locked. `has_room` returns whether the
     /// cell of a position may be touched; if not, the event is dropped and counted.
     #[inline(always)]
     #[allow(clippy::too_many_arguments)]
@@ -207,6 +208,8 @@ impl Ring {
         fence(Ordering::Release);
         let meta = ((kind as u64) << 10) | (u64::from(lifetime & 3) << 8) | u64::from(device);
         cell.address.store(address, Ordering::Relaxed);
+        // A refused request may be of any size: cut bits would make it a small one.
+        let size = size.min(MAX_EVENT_SIZE);
         cell.packed.store((size << 16) | meta, Ordering::Relaxed);
         cell.time.store(time, Ordering::Relaxed);
         cell.tag.store(done, Ordering::Release);

@@ -16,7 +16,11 @@ pub fn state(reader: &Reader<'_>, most_events: usize) -> State {
         let (recorded, picture) = (reader.device(number)?, Picture::read(reader, number)?);
         let timeline = state::timeline(&reader.timeline(number).entries);
         let unrecorded = unrecorded(reader, &recorded, &picture);
-        Some(DeviceState { timeline, unrecorded, ..device(&recorded, &picture, &mut origins) })
+        let mut told = device(&recorded, &picture, &mut origins);
+        if unrecorded.blocks > 0 || reader.health().segments_unrecorded > 0 {
+            hold_what_the_gauge_says(&mut told.held, recorded.gauge(DeviceGauge::Reserved));
+        }
+        Some(DeviceState { timeline, unrecorded, ..told })
     });
     let devices = devices.collect();
     let events = state::events(reader, most_events, &mut origins);
@@ -81,6 +85,13 @@ pub fn device(recorded: &DeviceSnapshot, picture: &Picture, origins: &mut Origin
         torn: picture.misfits.total(),
         unrecorded: Sum::default(),
     }
+}
+
+/// The pages that a picture lacks because the record had no room for them are part of the rest.
+fn hold_what_the_gauge_says(held: &mut Held, reserved: u64) {
+    let lacks = reserved.saturating_sub(held.reserved_bytes);
+    held.reserved_bytes = held.reserved_bytes.saturating_add(lacks);
+    held.rest_bytes = held.rest_bytes.saturating_add(lacks);
 }
 
 /// The live blocks that `picture` lacks because the record had no room for them. The gauges count
