@@ -67,6 +67,19 @@ fn after_many_steps_no_trace_holds_more_than_under_torch_by_more_than_a_page() {
     assert!(beyond.is_empty(), "bytes beyond the bar: {beyond:?}");
 }
 
+/// Bytes beyond the bar that a recurrent net holds which is evaluated without gradients
+/// (docs/measured.md): its hidden states lie one by one between pages that move.
+const RECURRENT: u64 = 482 << 20;
+
+#[test]
+fn what_is_known_to_hold_more_than_under_torch_holds_no_more_than_is_known() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../traces/beyond");
+    let table = Table::of(&Trace::open_all(&folder).unwrap(), &[""], Bar::Trace).unwrap();
+    println!("{table}");
+    let beyond: Vec<_> = table.rows().iter().map(|row| (&row.program[..], row.excess())).collect();
+    assert!(matches!(beyond[..], [("rnn_eval", Some(1..=RECURRENT))]), "{beyond:?}");
+}
+
 #[test]
 fn blocks_drawn_by_chance_hold_no_more_than_under_torch_but_a_page_a_stream_or_2_per_cent() {
     check(&[Table::of(&drawn(), &[""], Bar::Drawn).unwrap()]);
