@@ -234,10 +234,15 @@ def test_each_part_is_what_the_heap_says_where_most_was_live():
     after = {**peak, "live": 20, "slab_free": 38}
     found = looked_at([low, peak, after], 50, 100)
     # Of 100 held, 50 are live, 5 wait, 25 lie in the arena and 8 in slabs: 12 are with the graphs.
-    assert found == {"start": 0, "small": 8, "streams": 5, "graphs": 12, "idle": 20}
+    assert found == {"start": 0, "small": 8, "pieces": 5, "streams": 5, "graphs": 12, "idle": 20}
     # Where nothing was taken after the first growth, what lies idle is of the start.
     first = looked_at([peak], 50, 100)
     assert (first["start"], first["idle"]) == (20, 0)
+    # A second peak of about as much finds idle what the first one had to take.
+    again = {**peak, "live": 51, "idle": 24}
+    assert looked_at([low, peak, low, again], 51, 100)["pieces"] == 5
+    grown = {**again, "reserved": 110, "reserved_peak": 110, "live": 49}
+    assert looked_at([low, peak, grown], 50, 110)["pieces"] == 1
     # A look far from the peaks says nothing of them.
     assert looked_at([low, peak], 60, 100) == looked_at([peak], 50, 110) == {}
     assert looked_at([], 1, 1) == {}

@@ -34,6 +34,9 @@ REASONS = {
         "The amount is the same for every program, and small for larger ones.",
     ),
     "small": Reason("{} lay free in slabs of small blocks", "No setting changes that."),
+    "pieces": Reason(
+        "{} lay free between live blocks, in pieces of less than a page", "No setting changes that."
+    ),
     "streams": Reason(
         "{} was freed and waited for other streams",
         "GRUYERE_CONF=waits:budget lets streams wait for each other, and may hold less.",
@@ -59,6 +62,7 @@ def of(stats: Any, first: int) -> dict[str, int]:
     return {
         "start": idle if stats.reserved_peak <= first else 0,
         "small": stats.slab_free,
+        "pieces": stats.arena_free - idle,
         "streams": stats.pending,
         "graphs": min(stats.captured, rest),
         "idle": idle if stats.reserved_peak > first else 0,
@@ -120,7 +124,11 @@ class Sampler:
     def note(self, stats: Any) -> None:
         """Take a sample into account."""
         self.first = self.first or stats.reserved
-        if self.best is None or stats.live > self.best.live:
+        best = self.best
+        # Of samples alike, the first: there the memory was taken, and later peaks find it idle.
+        if best is None or stats.live * OF_LIVE > best.live:
+            self.best = stats
+        elif stats.live >= best.live * OF_LIVE and stats.reserved * OF_HELD > best.reserved:
             self.best = stats
 
     def parts(self, live_peak: int, held_peak: int) -> dict[str, int]:
