@@ -90,8 +90,8 @@ def test_a_cache_without_bound(planted):
 def test_activations_that_hooks_keep(planted):
     cause, (first, *_) = planted.conclusion("hooks")
     assert cause == "hooks"
-    said = f"{suspect('hooks')} in train keeps outputs of 8 modules (hooks, a cache?)"
-    assert first.startswith(said)
+    said = f"{suspect('hooks')} in train keeps outputs of 8 modules (hooks, a cache, "
+    assert first.startswith(said), first
 
 
 def test_an_evaluation_that_forgot_no_grad(planted):

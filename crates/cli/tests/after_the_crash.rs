@@ -672,7 +672,7 @@ fn listed() {
         assert!(row.contains(" s  refused  …refused "), "{text}");
         // The conclusion is whole, over lines.
         let said = text.replace(|c: char| c.is_whitespace(), "");
-        assert!(said.contains("1024GiBatonce:morethanthe32GiBthatitmayhave"), "{text}");
+        assert!(said.contains("1TiBatonce:morethanthe32GiBthatitmayhave"), "{text}");
         assert!(row.contains("  One request asks for "), "{text}");
     }
     let swept = text(&gruyere(&["ps", "--sweep", "--directory", directory]).stdout);

@@ -7,6 +7,8 @@ ends: oom
 never: let go of the first
 """
 
+import time
+
 import torch
 from torch import nn
 
@@ -38,3 +40,5 @@ for step in range(30):
     e(x).square().mean().backward()
     opt.step()
     opt.zero_grad()
+    # As long as a step takes.
+    time.sleep(0.01)

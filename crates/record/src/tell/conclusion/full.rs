@@ -83,12 +83,19 @@ pub fn find(evidence: &Evidence<'_>, refused: &Refused) -> Finding {
 }
 
 /// Whether the step in which a request was refused needs more than those before by more than
-/// `bytes`, which earlier steps have left: then the step matters more. (Of what they left, those
-/// before had all but the last step's part.)
-pub fn is_larger_by(evidence: &Evidence<'_>, refused: &Refused, bytes: u64) -> bool {
+/// `bytes`, which earlier steps have left, `bytes_a_step` each: then the step matters more.
+pub fn is_larger_by(
+    evidence: &Evidence<'_>,
+    refused: &Refused,
+    bytes: u64,
+    bytes_a_step: u64,
+) -> bool {
     let (live, _) = evidence.live_at_refusal(refused);
     let needed = live.saturating_add(refused.asked);
-    Before::of(evidence).is_some_and(|before| needed.saturating_sub(before.surely) > bytes)
+    let Some(Before { surely: (step, peak), .. }) = Before::of(evidence) else { return false };
+    let since = u64::from(evidence.now).saturating_sub(step);
+    let expected = peak.saturating_add(bytes_a_step.saturating_mul(since));
+    needed.saturating_sub(expected) > bytes
 }
 
 /// Live memory at the peaks of past steps.
@@ -96,8 +103,9 @@ struct Before {
     /// The median. The first step makes what the others find, and is left out.
     typical: u64,
     highest: u64,
-    /// The highest without the last look, which may have reached into the running step.
-    surely: u64,
+    /// The highest without the last look, which may have reached into the running step; and the
+    /// step of that.
+    surely: (u64, u64),
     /// The highest of each third of the steps, in order.
     thirds: Vec<u64>,
 }
@@ -108,7 +116,8 @@ impl Before {
         let now = u64::from(evidence.now);
         let peaks = evidence.device.peaks_by_step();
         let highest = peaks.range(..now).map(|(_, &peak)| peak).max()?;
-        let surely = peaks.range(..now).rev().skip(1).map(|(_, &peak)| peak).max()?;
+        let looks = peaks.range(..now).rev().skip(1).map(|(&step, &peak)| (step, peak));
+        let surely = looks.max_by_key(|&(_, peak)| peak)?;
         let mut peaks: Vec<u64> = peaks.range(1..now.max(1)).map(|(_, &peak)| peak).collect();
         let third = |number| &peaks[number * peaks.len() / 3..(number + 1) * peaks.len() / 3];
         let thirds = (0..3).filter_map(|number| third(number).iter().max().copied()).collect();

@@ -60,6 +60,13 @@ struct Finding {
     accused: Option<Accused>,
 }
 
+impl Finding {
+    /// Bytes of it that each step has left; 0 if it does not grow, or the line is not known.
+    fn bytes_a_step(&self) -> u64 {
+        self.accused.as_ref().map_or(0, |accused| accused.bytes_a_step)
+    }
+}
+
 impl Conclusion {
     /// The conclusion about `state`; `ranks` are those of the same job, this one included, if
     /// others are known.
@@ -85,7 +92,7 @@ impl Conclusion {
         findings.sort_by_key(|finding| std::cmp::Reverse(finding.bytes));
         if let (Some(refused), Some(most)) = (&evidence.refused, findings.first())
             && most.is_of_past_steps
-            && full::is_larger_by(&evidence, refused, most.bytes)
+            && full::is_larger_by(&evidence, refused, most.bytes, most.bytes_a_step())
         {
             findings.insert(0, full::find(&evidence, refused));
         }

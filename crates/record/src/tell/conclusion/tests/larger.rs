@@ -25,6 +25,11 @@ fn a_step_that_is_larger_by_more_than_what_is_kept_comes_first() {
     assert!(said.contains("\nBesides: train.py:42 in train keeps 8 MiB a step"), "{said}");
     // No larger than the others: what is kept has filled the device.
     assert_eq!(larger(64 * MIB).concludes().cause, Cause::Leak);
+    // Nor where the steps are so short that the timeline has only a few of them.
+    let mut short = leaking();
+    short.device.timeline.retain(|stretch| [0, 5, 20].contains(&stretch.step));
+    short.refused(64 * MIB, 0, SiteId::NONE);
+    assert_eq!(short.concludes().cause, Cause::Leak);
 }
 
 #[test]
