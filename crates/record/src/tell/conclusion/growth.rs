@@ -50,16 +50,21 @@ impl Group {
     fn bytes_a_step(&self) -> u64 {
         self.lines.iter().map(|(_, growth)| growth.bytes_a_step).sum()
     }
-    /// Its blocks of the line of a site.
-    fn blocks_of<'a>(
+    /// Its blocks, each with the number of its line. Lines are compared once a site: there may be a
+    /// million blocks.
+    fn blocks<'a>(
         &self,
         evidence: &'a Evidence<'_>,
-        site: SiteId,
-    ) -> impl Iterator<Item = &'a BlockEntry> {
+    ) -> impl Iterator<Item = (usize, &'a BlockEntry)> {
+        let sites = evidence.sites;
+        let number = |id| self.lines.iter().position(|(of, _)| sites.are_of_one_line(of.site, id));
+        // The site of a line may be one that is not known.
+        let known = sites.iter().map(|(id, _)| id).chain(self.lines.iter().map(|(of, _)| of.site));
+        let numbers: HashMap<SiteId, usize> =
+            known.filter_map(|id| Some((id, number(id)?))).collect();
         let since = self.since();
-        let is_of_line =
-            move |block: &&BlockEntry| evidence.sites.are_of_one_line(site, block.site);
-        evidence.live.iter().filter(move |block| block.step >= since).filter(is_of_line)
+        let blocks = evidence.live.iter().filter(move |block| block.step >= since);
+        blocks.filter_map(move |block| Some((*numbers.get(&block.site)?, block)))
     }
 }
 
@@ -116,24 +121,20 @@ struct Uses {
 impl Uses {
     fn of(evidence: &Evidence<'_>, group: &Group) -> Self {
         let mut uses = Self::default();
-        let mut most = 0;
-        for (usage, _) in &group.lines {
-            let mut weights = 0;
-            for block in group.blocks_of(evidence, usage.site) {
-                let site = evidence.sites.get(block.site);
-                let part = match site {
-                    Some(site) if site.phase == Phase::Optimizer => &mut uses.states,
-                    _ if is_persistent(block) => &mut weights,
-                    Some(site) if is_of_autograd(site) => &mut uses.gradients,
-                    _ => &mut uses.others,
-                };
-                *part += block.size;
-            }
-            if weights > most {
-                (most, uses.line) = (weights, usage.site);
-            }
-            uses.weights += weights;
+        let mut weights = vec![0; group.lines.len()];
+        for (line, block) in group.blocks(evidence) {
+            let part = match evidence.sites.get(block.site) {
+                Some(site) if site.phase == Phase::Optimizer => &mut uses.states,
+                _ if is_persistent(block) => &mut weights[line],
+                Some(site) if is_of_autograd(site) => &mut uses.gradients,
+                _ => &mut uses.others,
+            };
+            *part += block.size;
         }
+        uses.weights = weights.iter().sum();
+        let most = (0..weights.len()).rev().max_by_key(|&line| weights[line]);
+        uses.line =
+            most.filter(|_| uses.weights > 0).map_or(SiteId::NONE, |line| group.lines[line].0.site);
         uses
     }
 

@@ -23,6 +23,8 @@ mod ranks;
 mod unmarked;
 mod words;
 
+use std::collections::HashSet;
+
 pub use crate::dump::concluded::{Accused, Cause, Conclusion};
 pub use crate::dump::concluded::{MOST_COLUMNS, MOST_LINES};
 use crate::dump::state::{DeviceState, State};
@@ -160,9 +162,11 @@ pub fn holders(state: &State, device: &DeviceState, by: By) -> Vec<Holder> {
 fn is_of_one_kind(evidence: &Evidence<'_>, of: &Usage) -> bool {
     let Evidence { live, sites, .. } = evidence;
     let Some(one) = sites.get(of.site) else { return true };
-    let is_other = |site: &Site| (site.phase, &site.module) != (one.phase, &one.module);
-    let of_line = live.iter().filter(|block| sites.are_of_one_line(block.site, of.site));
-    let others = of_line.filter(|block| sites.get(block.site).is_some_and(is_other));
+    let is_other = |&(id, site): &(SiteId, &Site)| {
+        (site.phase, &site.module) != (one.phase, &one.module) && sites.are_of_one_line(id, of.site)
+    };
+    let others: HashSet<SiteId> = sites.iter().filter(is_other).map(|(id, _)| id).collect();
+    let others = live.iter().filter(|block| others.contains(&block.site));
     others.map(|block| block.size).sum::<u64>() <= of.bytes / 10
 }
 
