@@ -9,6 +9,7 @@
 //!     ... --example hold -- longer --no-steps            # which do not mark them
 //!     ... --example hold -- traces longer --draws 12     # and as often with other sizes
 //!     ... --example hold -- --fit                        # and the smallest devices, of the traces
+//!     ... --example hold -- traces --from DIR            # of the traces of this folder
 //!     ... --example hold -- --write DIR                  # drawn, as traces: tests/pytorch/pace
 //!
 //! Exits with 1 if the bar is not kept; lists the breaches at the end.
@@ -31,6 +32,7 @@ struct Arguments {
     no_steps: bool,
     draws: u64,
     fit: bool,
+    from: Option<PathBuf>,
     folder: Option<PathBuf>,
 }
 
@@ -38,8 +40,8 @@ impl Arguments {
     fn read() -> Outcome<Self> {
         let (parts, conf) = (Vec::new(), String::new());
         let (clock, no_steps, fit) = (Clock::INSTANT, false, false);
-        let (most, draws, folder) = (100_000, 0, None);
-        let mut arguments = Self { parts, conf, most, clock, no_steps, draws, fit, folder };
+        let (most, draws, from, folder) = (100_000, 0, None, None);
+        let mut arguments = Self { parts, conf, most, clock, no_steps, draws, fit, from, folder };
         let mut words = std::env::args().skip(1);
         while let Some(word) = words.next() {
             match word.as_str() {
@@ -49,6 +51,9 @@ impl Arguments {
                 "--no-steps" => arguments.no_steps = true,
                 "--draws" => arguments.draws = words.next().ok_or("--draws: how many?")?.parse()?,
                 "--fit" => arguments.fit = true,
+                "--from" => {
+                    arguments.from = Some(words.next().ok_or("--from: which folder?")?.into());
+                }
                 "--write" => {
                     arguments.folder = Some(words.next().ok_or("--write: which folder?")?.into());
                 }
@@ -65,8 +70,11 @@ impl Arguments {
     }
 }
 
-/// The small traces and the seven large ones.
-fn traces() -> Outcome<Vec<Trace>> {
+/// The traces of folder `from`; without it, the small traces and the seven large ones.
+fn traces(from: Option<&Path>) -> Outcome<Vec<Trace>> {
+    if let Some(folder) = from {
+        return Ok(Trace::open_all(folder)?);
+    }
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../traces");
     let mut traces = Trace::open_all(&folder.join("small"))?;
     traces.extend(Trace::open_all(&folder)?);
@@ -119,10 +127,10 @@ fn drawn(most: u64) -> Outcome<Vec<Trace>> {
 }
 
 /// Prints the smallest devices that complete, over the peak of live.
-fn show_fit(conf: &str) -> Outcome<()> {
+fn show_fit(from: Option<&Path>, conf: &str) -> Outcome<()> {
     let ours = Contender::Gruyere(conf.to_owned());
     println!("{:<28}{:>9}{:>9}{:>9}", "smallest device / live", "torch", "expand.", "ours");
-    for trace in traces()? {
+    for trace in traces(from)? {
         print!("{:<28}", trace.name);
         for contender in [&Contender::Torch, &Contender::Expandable, &ours] {
             let bytes = smallest_device(&trace, contender)?;
@@ -143,12 +151,12 @@ fn main() -> Outcome<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let (mut breaches, conf) = (Vec::new(), [arguments.conf.as_str()]);
-    let clock = arguments.clock;
+    let (clock, from) = (arguments.clock, arguments.from.as_deref());
     let bar = if clock.lags() { Bar::Lagging } else { Bar::Trace };
     if arguments.draws > 0 {
         for part in &arguments.parts {
             let traces = match part.as_str() {
-                "traces" => traces()?,
+                "traces" => traces(arguments.from.as_deref())?,
                 "longer" => longer(arguments.no_steps)?,
                 _ => return Err(format!("--draws: of traces and longer, not of {part}").into()),
             };
@@ -162,19 +170,19 @@ fn main() -> Outcome<ExitCode> {
     };
     for part in &arguments.parts {
         match part.as_str() {
-            "traces" => show(Table::on(clock, &traces()?, &conf, bar)?),
+            "traces" => show(Table::on(clock, &traces(from)?, &conf, bar)?),
             "longer" => show(Table::on(clock, &longer(arguments.no_steps)?, &conf, bar)?),
             "drawn" => show(Table::of(&drawn(arguments.most)?, &conf, Bar::Drawn)?),
             "bottom" => show(Table::of(&drawn::bottom()?, &conf, Bar::Bottom)?),
             _ => {
-                show(Table::of(&traces()?, &SPANS, Bar::Span)?);
+                show(Table::of(&traces(from)?, &SPANS, Bar::Span)?);
                 show(Table::of(&drawn(arguments.most)?, &SPANS, Bar::Span)?);
                 show(Table::of(&drawn::bottom()?, &SPANS, Bar::Span)?);
             }
         }
     }
     if arguments.fit {
-        show_fit(&arguments.conf)?;
+        show_fit(from, &arguments.conf)?;
     }
     Ok(ended(&breaches))
 }

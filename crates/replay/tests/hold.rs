@@ -53,6 +53,19 @@ fn no_trace_holds_more_than_under_torch_by_more_than_a_page() {
     check(&[traces(), newer()].map(|traces| Table::of(&traces, &[""], Bar::Trace).unwrap()));
 }
 
+/// Programs that keep a tensor of each step between temporaries that come and go.
+fn kept() -> Vec<Trace> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../traces/kept");
+    let traces = Trace::open_all(&folder).unwrap();
+    assert!(traces.len() >= 14, "{}", traces.len());
+    traces
+}
+
+#[test]
+fn a_program_that_keeps_a_tensor_of_each_step_holds_no_more_than_under_torch() {
+    check(&[Table::of(&kept(), &[""], Bar::Trace).unwrap()]);
+}
+
 /// Bytes beyond the bar that programs of many steps are known to hold: `prefetch_events` 2.1% above
 /// expandable segments and `pipeline` 3.1%, of 2% (docs/decisions/moving-pages.md).
 const LONGER: [(&str, u64); 2] = [("pipeline", 56 << 20), ("prefetch_events", 4 << 20)];
@@ -67,9 +80,17 @@ fn after_many_steps_no_trace_holds_more_than_under_torch_by_more_than_a_page() {
     assert!(beyond.is_empty(), "bytes beyond the bar: {beyond:?}");
 }
 
-/// Bytes beyond the bar that a recurrent net holds which is evaluated without gradients
-/// (docs/measured.md): its hidden states lie one by one between pages that move.
-const RECURRENT: u64 = 482 << 20;
+/// Bytes beyond the bar that programs are known to hold which keep a tensor of each step
+/// (docs/measured.md): each block splits a chunk, or moves leave fractions of pages beside it.
+const BEYOND: [(&str, u64); 7] = [
+    ("big_particle", 1233 << 20),
+    ("big_sliding", 756 << 20),
+    ("lngru_eval_b", 519 << 20),
+    ("lstm", 35 << 20),
+    ("rnn_eval", 85 << 20),
+    ("sgld_snapshots_b", 126 << 20),
+    ("video_frames_a", 43 << 20),
+];
 
 #[test]
 fn what_is_known_to_hold_more_than_under_torch_holds_no_more_than_is_known() {
@@ -77,7 +98,12 @@ fn what_is_known_to_hold_more_than_under_torch_holds_no_more_than_is_known() {
     let table = Table::of(&Trace::open_all(&folder).unwrap(), &[""], Bar::Trace).unwrap();
     println!("{table}");
     let beyond: Vec<_> = table.rows().iter().map(|row| (&row.program[..], row.excess())).collect();
-    assert!(matches!(beyond[..], [("rnn_eval", Some(1..=RECURRENT))]), "{beyond:?}");
+    assert_eq!(beyond.len(), BEYOND.len());
+    for ((name, excess), (known, most)) in beyond.into_iter().zip(BEYOND) {
+        assert_eq!(name, known);
+        // One that keeps the bar belongs into `kept`.
+        assert!(excess.is_some_and(|excess| excess <= most), "{name}: {excess:?} of {most}");
+    }
 }
 
 #[test]

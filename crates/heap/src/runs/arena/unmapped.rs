@@ -9,6 +9,7 @@
 
 use super::Arenas;
 use super::run::{NO_RUN, Region, RegionId, Run, RunId, RunState, SpaceId, UNOWNED};
+use super::space::owner_at;
 use crate::small::size_class::{ALIGNMENT, PAGE};
 use gruyere_record::SegmentSlot;
 use std::ops::Range;
@@ -31,6 +32,8 @@ pub(crate) struct MovablePages {
     /// The free run around them; the first of a row of runs.
     pub(crate) run: RunId,
     pub(crate) pages: Range<u64>,
+    /// Free bytes before and behind them, in pages that blocks lie in too: they stay behind.
+    pub(crate) stranded: u64,
     /// The stream and epoch of the last work on them, if that work may still run.
     pub(crate) used: Option<(u32, u64)>,
 }
@@ -69,6 +72,13 @@ impl Arenas {
             region.stitched && run.state == RunState::Unmapped && run.bytes == region.bytes
         };
         self.spaces[space as usize].regions.iter().copied().filter(is_idle).collect()
+    }
+
+    /// Whether one stream at most has ever freed memory in a space.
+    pub(crate) fn is_of_one_stream(&self, space: SpaceId) -> bool {
+        let owners = self.spaces[space as usize].owners.iter().enumerate();
+        let streams = owners.filter(|(place, index)| *place > owner_at(UNOWNED) && index.is_some());
+        streams.count() <= 1
     }
 
     /// Address space reserved for a space, bytes.
@@ -222,7 +232,8 @@ impl Arenas {
                 Movable::Used => Some((run.stream, run.epoch)),
             };
             let pages = whole_pages(run.address..run.address + run.bytes)?;
-            Some(MovablePages { run: id, pages, used })
+            let stranded = run.bytes - (pages.end - pages.start);
+            Some(MovablePages { run: id, pages, stranded, used })
         };
         let mut found = Vec::new();
         for (_, index) in indexes {
@@ -240,7 +251,9 @@ impl Arenas {
     ) -> Vec<MovablePages> {
         let mut found = Vec::new();
         let pages = |(run, start, end)| {
-            Some(MovablePages { run, pages: whole_pages(start..end)?, used: None })
+            let pages = whole_pages(start..end)?;
+            let stranded = end - start - (pages.end - pages.start);
+            Some(MovablePages { run, pages, stranded, used: None })
         };
         let regions = spaces.iter().flat_map(|&space| self.spaces[space as usize].regions.iter());
         for region in regions.map(|&id| &self.regions[id as usize]).filter(|region| region.stitched)

@@ -3,8 +3,8 @@
 //! A move serves one request and leaves a hole where its pages lay. Free memory ends up in many
 //! short rows, into which fewer requests fit; so moves bring more moves, and in the end growth.
 //! Between two steps most memory is free, and in one row all of it serves again (`upkeep/tidying`
-//! says when, also without steps). That takes a call or two for each chunk. It comes once the moves
-//! since the last compaction have mapped as many chunks, so it at most doubles the cost of moves
+//! says when, also without steps). That takes a call or two for each chunk. It comes once moves and
+//! growth since the last compaction have mapped as many chunks, so it at most doubles their cost
 //! (the ski-rental rule).
 //! docs/decisions/moving-pages.md has the figures.
 
@@ -30,8 +30,8 @@ impl Central {
     }
 
     /// Maps the idle chunks of one owner (a stream, or none) in an ordinary space into one row: of
-    /// the owner with most free memory there, if those chunks are many and moves have mapped as
-    /// many. They stay that owner's.
+    /// the owner with most free memory there, if those chunks are many and as many have been
+    /// mapped since the last time. They stay that owner's.
     ///
     /// # Errors
     /// The driver's error. Every page is then where it was.

@@ -207,7 +207,7 @@ mod tests {
         let address = (u64::from(chunk) * 100 + u64::from(first)) * PAGE;
         let range = address..address + u64::from(count) * PAGE;
         let part = Part { pages: range.clone(), chunk, first, behind: pages - first - count };
-        (MovablePages { run: chunk, pages: range, used: None }, part)
+        (MovablePages { run: chunk, pages: range, stranded: 0, used: None }, part)
     }
 
     fn choose(idle: &[(MovablePages, Part)], need: u32, room: (u64, u64)) -> Gathered {

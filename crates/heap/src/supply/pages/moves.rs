@@ -1,9 +1,10 @@
 //! Moves: `backing:stitch` makes a request fit, and returns memory.
 //!
 //! The arena plans the row of fewest pages. While little is held the pages are new; past that, idle
-//! pages move from elsewhere. The row is mapped, and becomes free memory. Pages move in stream
-//! order: those of the requesting stream's own free runs, unowned ones, and those that other
-//! streams are known to be past. A move that fails half-way leaves every page in place (`chunks`).
+//! pages move from elsewhere, if they leave little behind ([`STRANDED`]). The row is mapped, and
+//! becomes free memory. Pages move in stream order: those of the requesting stream's own free runs,
+//! unowned ones, and those that other streams are known to be past. A move that fails half-way
+//! leaves every page in place (`chunks`).
 
 use crate::central::Central;
 use crate::driver::{Driver, DriverError, ErrorKind, Result};
@@ -19,9 +20,20 @@ use gruyere_record::{DeviceGauge, EventKind, Record, clock};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
+/// In a program of one stream, near the peak of live bytes, pages move only if the free bytes that
+/// they strand, in pages at the ends of their run, are at most one part in this of them.
+const STRANDED: u64 = 8;
+/// Live bytes are near their peak if they lack less than one part in this of it.
+const NEAR_PEAK: u64 = 8;
+/// Where more is stranded than one part in the first of what is held, or than the second (bytes),
+/// the heap grows by up to [`GROWTH_PER_STRANDED`] times the excess before pages move.
+const USUALLY_STRANDED: (u64, u64) = (32, 8 * PAGE);
+const GROWTH_PER_STRANDED: u64 = 2;
+
 impl Central {
     /// Maps pages to make `want` fit: fresh ones up to the slack above the peak of live bytes; past
-    /// that, idle whole pages from elsewhere first.
+    /// that, idle whole pages from elsewhere first, if they leave little behind. Where not even
+    /// fresh memory suffices, any idle pages.
     pub(crate) fn stitch(&mut self, ctx: &Growth<'_>, want: Want) -> Result<()> {
         self.pace.begin(self.freed);
         self.addresses_ran_out = false;
@@ -44,17 +56,24 @@ impl Central {
             plan = self.plan_row(ctx, want)?;
         }
         let mut gathered = Gathered::default();
-        if ctx.moves && self.spaces.is_ordinary(want.space) {
-            // A separate row has room at both ends for the rest of split chunks, so every idle page
-            // can be mapped into it.
-            let bytes = want.bytes.next_multiple_of(PAGE);
-            let row = self.plan_alone(ctx, want.space, bytes).unwrap_or(plan);
-            let mut movable = self.movable_pages(ctx, want);
-            // Free memory beside the row, needed by the request, stays.
-            movable.retain(|movable| !row.needs.contains(&Some(movable.run)));
-            let parts = parts_of(&self.backing.pages, &movable);
-            let found =
-                Gathered::choose(&parts, (row.bytes / PAGE) as u32, self.arenas.room_around(&row));
+        let moves = ctx.moves && self.spaces.is_ordinary(want.space);
+        let one_stream = self.arenas.is_of_one_stream(want.space);
+        if moves && ctx.past_slack && one_stream {
+            let room =
+                (soft + self.growth_for_stranded()).saturating_sub(self.backing.pages.held());
+            if plan.bytes <= room.min(self.room(ctx)) {
+                match self.grow_by(ctx, want, plan, 0, Gathered::default()) {
+                    Err(error) if error.is_out_of_memory() => {}
+                    done => return done,
+                }
+                plan = self.plan_row(ctx, want)?;
+            }
+        }
+        if moves {
+            let row = self.plan_alone(ctx, want).unwrap_or(plan);
+            let careful = one_stream && self.is_near_peak(ctx.record, want.bytes);
+            let may_move = |pages: &MovablePages| !careful || strands_little(pages);
+            let found = self.gather(ctx, want, &row, may_move);
             let missing = row.bytes - found.pages * PAGE;
             if missing == 0 {
                 return self.grow_by(ctx, want, row, 0, found);
@@ -66,14 +85,51 @@ impl Central {
         if !ctx.past_slack {
             return Err(failure);
         }
-        // Idle pages do not suffice: the heap grows.
-        let room = (self.limit.saturating_sub(self.backing.pages.held())).min(ctx.fresh) + spare;
+        // Those idle pages do not suffice: the heap grows.
         let missing = plan.bytes - gathered.pages * PAGE;
-        if missing > room {
+        let room = self.room(ctx);
+        if missing <= room {
+            let held = self.backing.pages.held();
+            let step = self.pace.step(held, room - missing, gathered.pages > 0);
+            match self.grow_by(ctx, want, plan, step.min(longest_step), gathered) {
+                Err(error) if error.is_out_of_memory() => failure = error,
+                done => return done,
+            }
+        }
+        // Memory is short: any idle pages move.
+        if !moves {
             return Err(failure);
         }
-        let step = self.pace.step(self.backing.pages.held(), room - missing, gathered.pages > 0);
-        self.grow_by(ctx, want, plan, step.min(longest_step), gathered)
+        let row = match self.plan_alone(ctx, want) {
+            Some(row) => row,
+            None => self.plan_row(ctx, want)?,
+        };
+        let found = self.gather(ctx, want, &row, |_| true);
+        if row.bytes - found.pages * PAGE > self.room(ctx) {
+            return Err(failure);
+        }
+        self.grow_by(ctx, want, row, 0, found)
+    }
+
+    /// Fresh and spare memory that a growth may take, bytes.
+    fn room(&self, ctx: &Growth<'_>) -> u64 {
+        let pages = &self.backing.pages;
+        self.limit.saturating_sub(pages.held()).min(ctx.fresh) + pages.spare()
+    }
+
+    /// Chooses idle pages for `row`, among those for which `may_move` is true.
+    fn gather(
+        &self,
+        ctx: &Growth<'_>,
+        want: Want,
+        row: &Plan,
+        may_move: impl Fn(&MovablePages) -> bool,
+    ) -> Gathered {
+        let mut movable = self.movable_pages(ctx, want);
+        // Free memory beside the row, needed by the request, stays.
+        movable.retain(|pages| !row.needs.contains(&Some(pages.run)) && may_move(pages));
+        let parts = parts_of(&self.backing.pages, &movable);
+        Gathered::choose(&parts, (row.bytes / PAGE) as u32, self.arenas.room_around(row))
     }
 
     /// The limit below which fresh pages come before idle ones: the peak of live bytes, with
@@ -82,6 +138,22 @@ impl Central {
         let (live, peak) = record.live(self.device);
         let wanted = peak.max(live + bytes);
         wanted + self.slack_above(wanted)
+    }
+
+    /// Bytes by which the heap may grow beyond its slack since moves have stranded much.
+    fn growth_for_stranded(&self) -> u64 {
+        let held = self.backing.pages.held();
+        let movable = self.arenas.movable_runs(&self.movable_spaces(), &|_, _| Movable::Idle);
+        let idle: u64 = movable.iter().map(MovablePages::bytes).sum();
+        let stranded = held.saturating_sub(self.arenas.busy() + idle);
+        let (share, least) = USUALLY_STRANDED;
+        GROWTH_PER_STRANDED * stranded.saturating_sub((held / share).max(least))
+    }
+
+    /// Whether `bytes` more than now would be near the peak of live bytes.
+    fn is_near_peak(&self, record: &Record, bytes: u64) -> bool {
+        let (live, peak) = record.live(self.device);
+        live + bytes > peak - peak / NEAR_PEAK
     }
 
     /// How far (bytes) held memory may exceed `wanted`, the peak of live bytes, before idle pages
@@ -117,9 +189,10 @@ impl Central {
         plan(&self.arenas).ok_or(DriverError::new("cuMemAddressReserve", ErrorKind::OutOfMemory, 0))
     }
 
-    /// Plans a row of `bytes` in an unmapped range by itself, with room beside it for the rest of
-    /// split chunks.
-    fn plan_alone(&mut self, ctx: &Growth<'_>, space: SpaceId, bytes: u64) -> Option<Plan> {
+    /// Plans a row for `want` in an unmapped range by itself, with room beside it for the rest of
+    /// split chunks, so that every idle page can be mapped into it.
+    fn plan_alone(&mut self, ctx: &Growth<'_>, want: Want) -> Option<Plan> {
+        let (space, bytes) = (want.space, want.bytes.next_multiple_of(PAGE));
         let plan =
             |arenas: &Arenas| arenas.plan_alone(space, bytes, (LONGEST_CHUNK, LONGEST_CHUNK));
         if let Some(plan) = plan(&self.arenas) {
@@ -279,9 +352,7 @@ impl Central {
             }
             return Err(error);
         }
-        if moved > 0 {
-            self.creep.note_move(pieces.len());
-        }
+        self.creep.note_row(pieces.len());
         let mut epoch = 0;
         // From the end of each run: the part of the run before it stays as it is.
         gathered.sources.sort_unstable_by_key(|source| Reverse(source.part.pages.start));
@@ -370,6 +441,13 @@ impl Central {
         }
         self.unmap_retired(ctx.driver, &|stream| ctx.streams.reusable(stream), 0);
     }
+}
+
+/// Whether `pages` leave little behind. Blocks that stay between temporaries cut their memory into
+/// short runs; if whole pages moved out of each, the fractions of pages at their ends would serve
+/// no later block, and the heap would hold ever more of them.
+fn strands_little(pages: &MovablePages) -> bool {
+    pages.stranded * STRANDED <= pages.bytes()
 }
 
 impl Central {
