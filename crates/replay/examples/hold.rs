@@ -156,7 +156,7 @@ fn main() -> Outcome<ExitCode> {
     if arguments.draws > 0 {
         for part in &arguments.parts {
             let traces = match part.as_str() {
-                "traces" => traces(arguments.from.as_deref())?,
+                "traces" => traces(from)?,
                 "longer" => longer(arguments.no_steps)?,
                 _ => return Err(format!("--draws: of traces and longer, not of {part}").into()),
             };

@@ -14,28 +14,31 @@ use std::path::Path;
 /// Drawn blocks in this test. `--most 400000` of the example has them all.
 const MOST: u64 = 100_000;
 
-fn traces() -> Vec<Trace> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../traces");
-    let mut traces = Trace::open_all(&folder.join("small")).unwrap();
-    assert!(traces.len() >= 24, "{}", traces.len());
-    traces.extend(Trace::open_all(&folder).unwrap());
+/// The traces of this folder of `traces`, `least` of them or more.
+fn all_of(folder: &str, least: usize) -> Vec<Trace> {
+    let all = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../traces");
+    let traces = Trace::open_all(&all.join(folder)).unwrap();
+    assert!(traces.len() >= least, "{folder}: {}", traces.len());
     traces
+}
+
+fn traces() -> Vec<Trace> {
+    [all_of("small", 24), all_of("", 7)].concat()
 }
 
 /// The programs of `small` as torch 2.15 runs them.
 fn newer() -> Vec<Trace> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../traces/torch-2.15");
-    let traces = Trace::open_all(&folder).unwrap();
-    assert!(traces.len() >= 36, "{}", traces.len());
-    traces
+    all_of("torch-2.15", 36)
 }
 
 /// Programs of `small` with eight times as many steps: what is held may creep up from step to step.
 fn longer() -> Vec<Trace> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../traces/longer");
-    let traces = Trace::open_all(&folder).unwrap();
-    assert!(traces.len() >= 11, "{}", traces.len());
-    traces
+    all_of("longer", 11)
+}
+
+/// Programs that keep a tensor of each step between temporaries that come and go.
+fn kept() -> Vec<Trace> {
+    all_of("kept", 14)
 }
 
 fn drawn() -> Vec<Trace> {
@@ -51,14 +54,6 @@ fn check(tables: &[Table]) {
 #[test]
 fn no_trace_holds_more_than_under_torch_by_more_than_a_page() {
     check(&[traces(), newer()].map(|traces| Table::of(&traces, &[""], Bar::Trace).unwrap()));
-}
-
-/// Programs that keep a tensor of each step between temporaries that come and go.
-fn kept() -> Vec<Trace> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../traces/kept");
-    let traces = Trace::open_all(&folder).unwrap();
-    assert!(traces.len() >= 14, "{}", traces.len());
-    traces
 }
 
 #[test]
@@ -94,8 +89,7 @@ const BEYOND: [(&str, u64); 7] = [
 
 #[test]
 fn what_is_known_to_hold_more_than_under_torch_holds_no_more_than_is_known() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../traces/beyond");
-    let table = Table::of(&Trace::open_all(&folder).unwrap(), &[""], Bar::Trace).unwrap();
+    let table = Table::of(&all_of("beyond", BEYOND.len()), &[""], Bar::Trace).unwrap();
     println!("{table}");
     let beyond: Vec<_> = table.rows().iter().map(|row| (&row.program[..], row.excess())).collect();
     assert_eq!(beyond.len(), BEYOND.len());

@@ -57,6 +57,12 @@ pub(crate) const fn owner_in(place: usize) -> u32 {
 }
 
 impl Arenas {
+    /// Whether one stream at most has ever freed memory in a space.
+    pub(crate) fn is_of_one_stream(&self, space: SpaceId) -> bool {
+        let owners = &self.spaces[space as usize].owners;
+        owners.iter().skip(owner_at(0)).flatten().count() <= 1
+    }
+
     /// Notes that the stream is past more than before: [`Arenas::promote_ripe`] looks at what it
     /// freed.
     pub(crate) fn note_further(&mut self, stream: u32) {

@@ -9,7 +9,6 @@
 
 use super::Arenas;
 use super::run::{NO_RUN, Region, RegionId, Run, RunId, RunState, SpaceId, UNOWNED};
-use super::space::owner_at;
 use crate::small::size_class::{ALIGNMENT, PAGE};
 use gruyere_record::SegmentSlot;
 use std::ops::Range;
@@ -39,6 +38,13 @@ pub(crate) struct MovablePages {
 }
 
 impl MovablePages {
+    /// Those of free memory `range` from run `run` on; `None`: it has no whole page.
+    fn of(run: RunId, range: Range<u64>, used: Option<(u32, u64)>) -> Option<Self> {
+        let pages = range.start.next_multiple_of(PAGE)..range.end / PAGE * PAGE;
+        let bytes = pages.end.checked_sub(pages.start).filter(|&bytes| bytes > 0)?;
+        Some(Self { run, pages, stranded: range.end - range.start - bytes, used })
+    }
+
     pub(crate) fn bytes(&self) -> u64 {
         self.pages.end - self.pages.start
     }
@@ -72,13 +78,6 @@ impl Arenas {
             region.stitched && run.state == RunState::Unmapped && run.bytes == region.bytes
         };
         self.spaces[space as usize].regions.iter().copied().filter(is_idle).collect()
-    }
-
-    /// Whether one stream at most has ever freed memory in a space.
-    pub(crate) fn is_of_one_stream(&self, space: SpaceId) -> bool {
-        let owners = self.spaces[space as usize].owners.iter().enumerate();
-        let streams = owners.filter(|(place, index)| *place > owner_at(UNOWNED) && index.is_some());
-        streams.count() <= 1
     }
 
     /// Address space reserved for a space, bytes.
@@ -231,9 +230,7 @@ impl Arenas {
                 Movable::Idle => None,
                 Movable::Used => Some((run.stream, run.epoch)),
             };
-            let pages = whole_pages(run.address..run.address + run.bytes)?;
-            let stranded = run.bytes - (pages.end - pages.start);
-            Some(MovablePages { run: id, pages, stranded, used })
+            MovablePages::of(id, run.address..run.address + run.bytes, used)
         };
         let mut found = Vec::new();
         for (_, index) in indexes {
@@ -250,11 +247,7 @@ impl Arenas {
         completed: &dyn Fn(u32) -> u64,
     ) -> Vec<MovablePages> {
         let mut found = Vec::new();
-        let pages = |(run, start, end)| {
-            let pages = whole_pages(start..end)?;
-            let stranded = end - start - (pages.end - pages.start);
-            Some(MovablePages { run, pages, stranded, used: None })
-        };
+        let pages = |(run, start, end)| MovablePages::of(run, start..end, None);
         let regions = spaces.iter().flat_map(|&space| self.spaces[space as usize].regions.iter());
         for region in regions.map(|&id| &self.regions[id as usize]).filter(|region| region.stitched)
         {
@@ -402,12 +395,6 @@ pub(crate) enum Movable {
     Idle,
     /// Work ahead of the requesting stream's may still touch them.
     Used,
-}
-
-/// The whole pages of a range.
-fn whole_pages(range: Range<u64>) -> Option<Range<u64>> {
-    let pages = range.start.next_multiple_of(PAGE)..range.end / PAGE * PAGE;
-    (pages.end > pages.start).then_some(pages)
 }
 
 const _: () = assert!(PAGE.is_multiple_of(ALIGNMENT));
